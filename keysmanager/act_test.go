@@ -27,6 +27,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -91,6 +92,15 @@ func actDaemon(images, ort, folder string, do func(*Manager) error) error {
 }
 
 var withoutModel = node.Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"wait_mean": "1ms"}}
+
+// unixConn returns a connection with a descriptor of its own for the same socket.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
+}
 
 // hand starts eight replicas and hands their stage sockets to the test, over descriptor 3.
 func hand(m *Manager) error {
@@ -296,7 +306,7 @@ func actParked() error {
 
 // receiveFiles reads a message with what rides along.
 func receiveFiles(conn *net.UnixConn) (wire.Order, []*os.File, error) {
-	buf, oob := make([]byte, maxOrder), make([]byte, unix.CmsgSpace(4*8))
+	buf, oob := make([]byte, zygote.MaxOrder), make([]byte, unix.CmsgSpace(4*8))
 	n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
 	if err == nil && n == 0 {
 		err = io.EOF

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -13,22 +12,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
-	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // mourned reports the end of a process of the warden's own once it has come, unless it is left to the warden.
 func (m *Manager) mourned(p *process, ended <-chan warden.Exit) {
 	select {
 	case e := <-ended:
-		p.end(resources.Describe(e), resources.EndOf(e))
+		p.End(resources.Describe(e), resources.EndOf(e))
 	case <-m.detached:
 		p.output.Abandon()
 	}
 }
-
-// away says when what cannot be told any more has happened.
-const away = "while no KeysManager ran"
 
 // listTimeout is how long zygotes may take, all together, to say which children they have.
 const listTimeout = 5 * time.Second
@@ -42,9 +38,9 @@ func (m *Manager) adopt() error {
 		return err
 	}
 	m.exits.Left(kept)
-	zygotes := map[string]*zygote{} // by entry
+	zygotes := map[string]*zygote.Zygote{} // by entry
 	var replicas []leftReplica
-	var order []*zygote
+	var order []*zygote.Zygote
 	var loading []<-chan struct{} // closed when they have ended
 	for _, k := range kept {
 		held := m.pool.Adopt(k)
@@ -66,7 +62,7 @@ func (m *Manager) adopt() error {
 		}
 	}
 	m.adoptReplicas(replicas, zygotes)
-	slices.SortFunc(order, func(a, b *zygote) int { return a.loaded.Compare(b.loaded) })
+	slices.SortFunc(order, func(a, b *zygote.Zygote) int { return a.Loaded.Compare(b.Loaded) })
 	for _, z := range order { // the latest comes last: it is the present one of its function
 		m.install(z)
 	}
@@ -87,7 +83,7 @@ type leftReplica struct {
 }
 
 // adoptReplicas adopts replicas, whose zygotes were, by entry.
-func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygote) {
+func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygote.Zygote) {
 	slices.SortFunc(replicas, func(a, b leftReplica) int { return a.d.Started.Compare(b.d.Started) })
 	for i, r := range replicas {
 		// Of one name, the latest is it.
@@ -105,43 +101,16 @@ func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygo
 var errSucceeded = errors.New("another replica has its name since")
 
 // adoptZygote makes a zygote of what was kept of it. Nothing is read from it yet.
-func (m *Manager) adoptZygote(k warden.Kept, held *resources.Reservation, d zygoteMeta) (*zygote, error) {
-	if d.Form == formMap && len(k.Files) == 2 {
-		z := m.newZygote(d.key(), k.Name, d.Function)
-		z.held, z.memory, z.bytes, z.loaded, z.load, z.replaced = held, k.Files, d.Bytes, d.Loaded, d.Load, d.Replaced
-		return z, nil
+func (m *Manager) adoptZygote(k warden.Kept, held *resources.Reservation, d zygote.Description) (*zygote.Zygote, error) {
+	z, err := zygote.Adopt(m.host, k, held, d)
+	if err == nil && z.Memory() == nil {
+		m.missed(k, d.Function, z.Key.What())
 	}
-	if len(k.Files) != 3 || k.PID == 0 {
-		return nil, fmt.Errorf("zygote of %q: process %d and %d descriptors, want 3: control socket, stdout, stderr", d.Function, k.PID, len(k.Files))
-	}
-	conn, err := unixConn(k.Files[0])
-	if err != nil {
-		return nil, fmt.Errorf("zygote of %q: %w", d.Function, err)
-	}
-	_ = k.Files[0].Close() // conn has its own
-	z := m.newZygote(d.key(), k.Name, d.Function)
-	z.held = held
-	z.conn, z.pid, z.prepacked, z.bytes, z.loaded, z.load, z.replaced = conn, k.PID, d.Prepacked, d.Bytes, d.Loaded, d.Load, d.Replaced
-	z.nextID = rand.Uint32() // answers to an earlier daemon's orders may still come
-	z.ended = m.exits.Await(k.Name)
-	z.unlisted, z.listed = map[uint32]bool{}, make(chan struct{})
-	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], m.zygoteOutput(z.key, d.Function))
-	z.measureShared()
-	z.limits = d.Limits
-	z.held.AdoptGroup(k.Name, d.Function, "", m.zygoteLimits(), 0, d.Loaded.Add(-d.Load))
-	m.missed(k, d.Function, z.key.what())
-	return z, nil
-}
-
-func (d zygoteMeta) key() zygoteKey {
-	return zygoteKey{
-		namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form, engineName: d.Runtime, environment: d.Seen,
-		generation: d.Generation, worker: d.Worker, device: d.Device, network: cmp.Or(d.Network, resources.NetworkHost), secrets: d.Secrets,
-	}
+	return z, err
 }
 
 // adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is unknown has ended with that.
-func (m *Manager) adoptReplica(r leftReplica, z *zygote) error {
+func (m *Manager) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 	k, d := r.k, r.d
 	if own := d.Zygote == ""; len(k.Files) != 2 || own != (k.PID != 0) || !own && d.PID == 0 {
 		return fmt.Errorf("replica %q: process %d and %d descriptors, want 2: stdout, stderr", d.Replica, max(k.PID, d.PID), len(k.Files))
@@ -162,12 +131,10 @@ func (m *Manager) adoptReplica(r leftReplica, z *zygote) error {
 	}
 	m.missed(k, d.Function, d.Replica)
 	if z != nil {
-		z.mu.Lock()
-		z.children[uint32(p.task)] = p
 		if p.mapped = z; d.Zygote != "" {
-			p.zygote, p.mapped, z.unlisted[uint32(p.task)] = z, nil, true
+			p.zygote, p.mapped = z, nil
 		}
-		z.mu.Unlock()
+		z.Family.Adopt(p.task, p)
 	}
 	m.mu.Lock()
 	m.processes[d.Replica] = p
@@ -181,94 +148,64 @@ func (m *Manager) adoptReplica(r leftReplica, z *zygote) error {
 		if d.Task != 0 {
 			how = task.EndUnclear // what a replica does ends its whole worker
 		}
-		p.end("its zygote or worker ended "+away, how)
+		p.End("its zygote or worker ended "+zygote.Away, how)
 	}
 	return nil
 }
 
 // install puts an adopted zygote into its place and begins to read from it.
-func (m *Manager) install(z *zygote) {
+func (m *Manager) install(z *zygote.Zygote) {
 	m.mu.Lock()
-	s, ok := m.slots.Get(z.key)
+	s, ok := m.slots.Get(z.Key)
 	if !ok {
 		s = &slot{}
-		m.slots.Add(z.key, s)
+		m.slots.Add(z.Key, s)
 	}
 	before := s.zygote
 	s.zygote = z
-	variant, next := z.key.variant(), z.key.generation
-	if z.replaced {
+	variant, next := z.Key.Variant(), z.Key.Generation
+	if z.Replaced() {
 		next++ // its own is not wanted any more
 		m.retiring(s)
 	} else {
-		its := func(function string) { m.uses[function] = z.key }
-		if z.works() {
-			its = func(function string) { m.visit(z.key, function) }
+		its := func(function string) { m.uses[function] = z.Key }
+		if z.Works() {
+			its = func(function string) { m.visit(z.Key, function) }
 		}
-		its(z.function)
-		z.mu.Lock()
-		for _, p := range z.children {
-			its(p.function)
+		its(z.Function)
+		for _, p := range m.processes {
+			if p.zygote == z || p.mapped == z {
+				its(p.function)
+			}
 		}
-		z.mu.Unlock()
 	}
 	if next > 0 {
 		m.generations[variant] = max(m.generations[variant], next)
 	}
-	if z.key.form == formMap {
-		m.instead[variant] = formMap
+	if z.Key.Form == zygote.Map {
+		m.instead[variant] = zygote.Map
 	}
 	m.mu.Unlock()
 	if before != nil {
-		before.kill() // it had been given up
+		before.Kill() // it had been given up
 	}
-	if z.memory == nil {
-		list := wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: z.nextID}
-		go z.read()                                  // ends with the process, or with Detach; gone says so
-		_ = z.send(wire.AppendOrder(nil, list), nil) // fails when the zygote has ended; it may first have much to tell
-	}
-	m.watchers.Go(func() { m.watch(z.key, s, z) })
-}
-
-// lives takes the answers to an adoption's question: one a child that lives, and then the list's end.
-func (z *zygote) lives(o wire.Order) {
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	if z.listed == nil {
-		return // nobody has asked
-	}
-	if o.Kind == wire.ChildLives {
-		delete(z.unlisted, o.PID)
-		if z.children[o.PID] == nil { // forked in the daemon's last instant
-			z.disown(o.PID)
-		}
-		return
-	}
-	for pid := range z.unlisted {
-		if p := z.children[pid]; p != nil {
-			delete(z.children, pid)
-			p.end("ended "+away, task.EndUnclear)
-		}
-	}
-	close(z.listed)
-	z.listed, z.unlisted = nil, nil
+	z.Resume()
+	m.watchers.Go(func() { m.watch(z.Key, s, z) })
 }
 
 // awaitLists waits until it is known which replicas live.
-func (m *Manager) awaitLists(all []*zygote) {
+func (m *Manager) awaitLists(all []*zygote.Zygote) {
 	timeout := time.After(listTimeout)
 	for _, z := range all {
-		z.mu.Lock()
-		listed := z.listed
-		z.mu.Unlock()
+		listed := z.Family.Listed()
 		if listed == nil {
 			continue
 		}
 		select {
 		case <-listed:
-		case <-z.gone:
+		case <-z.Gone():
 		case <-timeout:
-			m.cfg.Log.Warn("zygote does not say which children it has", "model", z.key.model, "pid", z.pid, "waited", listTimeout)
+			m.cfg.Log.Warn("zygote does not say which children it has", "model", z.Key.Model, "pid", z.PID, "waited", listTimeout)
 			return
 		}
 	}
@@ -277,7 +214,7 @@ func (m *Manager) awaitLists(all []*zygote) {
 // missed says that output was lost.
 func (m *Manager) missed(k warden.Kept, function, replica string) {
 	if k.Lost > 0 {
-		m.cfg.Output(function, replica, "stderr", fmt.Sprintf("%d bytes of output were lost %s", k.Lost, away))
+		m.cfg.Output(function, replica, "stderr", fmt.Sprintf("%d bytes of output were lost %s", k.Lost, zygote.Away))
 	}
 }
 
@@ -320,7 +257,7 @@ func (m *Manager) detach() {
 	m.mu.Lock()
 	for _, s := range m.slots.Values() {
 		if s.zygote != nil {
-			s.zygote.leave()
+			s.zygote.Leave()
 		}
 	}
 	m.mu.Unlock()

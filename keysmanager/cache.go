@@ -12,6 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // loadTimeout bounds the load of a zygote, also when nobody waits for it any more, unless who began it would have waited for longer.
@@ -36,11 +37,11 @@ func inImage(s node.Spec, image sandbox.Image) node.Spec {
 
 // borrow returns the zygote of a key, loaded if it was not there, and keeps it from eviction until release is called; of
 // parameters that are invalidated meanwhile it is that of the next generation. warm says that it was there.
-func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec node.Spec, image sandbox.Image) (z *zygote, warm bool, release func(), err error) {
+func (m *Manager) borrow(ctx context.Context, key zygote.Key, spec node.Spec, image sandbox.Image) (z *zygote.Zygote, warm bool, release func(), err error) {
 	m.mu.Lock()
 	key = m.newest(key) // what is settled is held by nobody any more
 	s := m.hold(key)
-	warm = s.zygote != nil && s.zygote.alive()
+	warm = s.zygote != nil && s.zygote.Alive()
 	m.mu.Unlock()
 	release = func() {
 		m.mu.Lock()
@@ -55,7 +56,7 @@ func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec node.Spec, ima
 			key = m.newest(key)
 			s = m.hold(key)
 		}
-		if s.zygote != nil && s.zygote.alive() {
+		if s.zygote != nil && s.zygote.Alive() {
 			z = s.zygote
 			m.mu.Unlock()
 			return z, warm, release, nil
@@ -83,11 +84,11 @@ func (m *Manager) borrow(ctx context.Context, key zygoteKey, spec node.Spec, ima
 // loads of the slot before this one. An order whose load failed does not wait for the next load, so
 // that its caller gets the error. If the zygote loaded and ended before the order could use it,
 // this is no failed load.
-func (m *Manager) awaitLoad(ctx context.Context, key zygoteKey, s *slot, done <-chan struct{}, failed uint64) error {
+func (m *Manager) awaitLoad(ctx context.Context, key zygote.Key, s *slot, done <-chan struct{}, failed uint64) error {
 	select {
 	case <-done:
 	case <-ctx.Done():
-		return fmt.Errorf("its %s still loads: %w", key.what(), context.Cause(ctx))
+		return fmt.Errorf("its %s still loads: %w", key.What(), context.Cause(ctx))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -95,9 +96,9 @@ func (m *Manager) awaitLoad(ctx context.Context, key zygoteKey, s *slot, done <-
 	case s.failed == failed:
 		return nil
 	case s.fails > 1:
-		return fmt.Errorf("its %s has not loaded %d times in a row: %w", key.what(), s.fails, s.err)
+		return fmt.Errorf("its %s has not loaded %d times in a row: %w", key.What(), s.fails, s.err)
 	default:
-		return fmt.Errorf("its %s has not loaded: %w", key.what(), s.err)
+		return fmt.Errorf("its %s has not loaded: %w", key.What(), s.err)
 	}
 }
 
@@ -127,7 +128,7 @@ func sleep(ctx context.Context, p errPause) error {
 }
 
 // hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction until letGo, with m.mu held.
-func (m *Manager) hold(key zygoteKey) *slot {
+func (m *Manager) hold(key zygote.Key) *slot {
 	s, ok := m.slots.Get(key)
 	if !ok {
 		s = &slot{}
@@ -145,14 +146,14 @@ func (m *Manager) letGo(s *slot) {
 }
 
 // mayLoad says why a zygote is not loaded now, with m.mu held.
-func (m *Manager) mayLoad(key zygoteKey, s *slot) error {
-	switch left, err := time.Until(s.retry), m.loadable(key.engine()); {
+func (m *Manager) mayLoad(key zygote.Key, s *slot) error {
+	switch left, err := time.Until(s.retry), m.loadable(engineByKey(key)); {
 	case m.closed:
 		return ErrClosed
 	case err != nil:
 		return err
 	case s.loading == nil && s.err != nil && left > 0:
-		return errPause{left, fmt.Errorf("its %s is not loaded again for %v: %w", key.what(), left.Round(time.Millisecond), s.err)}
+		return errPause{left, fmt.Errorf("its %s is not loaded again for %v: %w", key.What(), left.Round(time.Millisecond), s.err)}
 	}
 	return nil
 }
@@ -166,7 +167,7 @@ func nothing() chan struct{} {
 
 // beginLoad makes room for a slot's zygote and begins to load it, and returns what is closed when that has ended. What does not fit is
 // refused, which is no failure of the zygote's.
-func (m *Manager) beginLoad(ctx context.Context, key zygoteKey, s *slot, spec node.Spec, image sandbox.Image) (done chan struct{}, err error) {
+func (m *Manager) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image) (done chan struct{}, err error) {
 	n, err := m.need(key, image)
 	now := m.lockWeighed(0)
 	defer m.mu.Unlock()
@@ -213,8 +214,8 @@ func (m *Manager) refuse(function string, n need, now resources.Sample) error {
 		switch s, _ := m.slots.Peek(k); {
 		case s.loading != nil:
 			loading = append(loading, keeper{s.function, s.need.bytes})
-		case s.zygote != nil && (s.users > 0 || s.zygote.replicas() > 0):
-			busy = append(busy, keeper{m.nameOf(k, s), s.zygote.bytes})
+		case s.zygote != nil && (s.users > 0 || s.zygote.Family.Replicas() > 0):
+			busy = append(busy, keeper{m.nameOf(k, s), s.zygote.Bytes})
 		}
 	}
 	return refusal(function, n, m.memory(now), now.Own, busy, loading)
@@ -224,12 +225,12 @@ func (m *Manager) refuse(function string, n need, now resources.Sample) error {
 func (m *Manager) loadFailed(s *slot, err error) {
 	s.fails++
 	s.failed++
-	s.err, s.retry = err, time.Now().Add(backoff(s.fails))
+	s.err, s.retry = err, time.Now().Add(zygote.Backoff(s.fails))
 }
 
 // load starts a slot's zygote, once those that give way to it have gone, and tells those who wait. It goes on when they have given up:
 // what is loaded is cached.
-func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, s *slot, spec node.Spec, image sandbox.Image, gone []<-chan struct{}) {
+func (m *Manager) load(ctx context.Context, limit time.Duration, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image, gone []<-chan struct{}) {
 	defer m.starts.Done()
 	defer s.cancel(nil)
 	ctx, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("it has not loaded after %v", limit))
@@ -254,8 +255,8 @@ func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, 
 			m.loadFailed(s, err)
 		} else {
 			s.fails = 0
-			key.generation = 0
-			m.sizes[key] = z.bytes
+			key.Generation = 0
+			m.sizes[key] = z.Bytes
 			m.epoch++
 		}
 	}
@@ -263,23 +264,23 @@ func (m *Manager) load(ctx context.Context, limit time.Duration, key zygoteKey, 
 	s.loading, s.cancel, s.pid = nil, nil, 0
 	m.mu.Unlock()
 	switch {
-	case err != nil && (stale || choosesPath(spec) && errors.As(err, new(impossible))): // fallBack says so
+	case err != nil && (stale || choosesPath(spec) && errors.As(err, new(zygote.Impossible))): // fallBack says so
 	case err != nil:
-		m.cfg.Log.Warn(key.what()+" does not load", "function", spec.Function, "error", err)
+		m.cfg.Log.Warn(key.What()+" does not load", "function", spec.Function, "error", err)
 	case stale:
-		z.stop()
+		z.Stop()
 	default:
-		m.cfg.Log.Info(key.what()+" loaded", "function", spec.Function, "took", z.load.Round(time.Millisecond), "bytes", z.bytes)
-		m.provide(z, "")
-		m.watchers.Go(func() { m.watch(z.key, s, z) })
+		m.cfg.Log.Info(key.What()+" loaded", "function", spec.Function, "took", z.Load.Round(time.Millisecond), "bytes", z.Bytes)
+		z.Family.Provide("")
+		m.watchers.Go(func() { m.watch(z.Key, s, z) })
 	}
 	m.tidy()
 	m.changed()
 }
 
 // watch notices the end of a zygote.
-func (m *Manager) watch(key zygoteKey, s *slot, z *zygote) {
-	<-z.gone
+func (m *Manager) watch(key zygote.Key, s *slot, z *zygote.Zygote) {
+	<-z.Gone()
 	m.mu.Lock()
 	m.mourn(key, s)
 	m.mu.Unlock()
@@ -290,18 +291,23 @@ func (m *Manager) watch(key zygoteKey, s *slot, z *zygote) {
 // mourn empties the slot of a zygote that ended without an order to; m.mu is held. The zygote had
 // loaded, so this is no failed load. It is loaded again at once, or after a back-off if earlier
 // ones ended soon, too.
-func (m *Manager) mourn(key zygoteKey, s *slot) {
-	if s.zygote == nil || s.zygote.alive() || m.closed {
+func (m *Manager) mourn(key zygote.Key, s *slot) {
+	if s.zygote == nil || s.zygote.Alive() || m.closed {
 		return
 	}
-	if time.Since(s.zygote.loaded) > longLife {
+	s.ended(time.Since(s.zygote.Loaded), s.zygote.Died())
+	m.cfg.Log.Warn(key.What()+" ended", "function", s.zygote.Function, "model", key.Model, "cause", s.zygote.Died())
+	s.zygote = nil
+	m.epoch++
+}
+
+// ended counts the end of a zygote that had loaded and lived so long.
+func (s *slot) ended(lived time.Duration, cause string) {
+	if lived > longLife {
 		s.ends = 0
 	}
 	s.ends++
-	s.err, s.retry = errors.New(s.zygote.died), time.Now().Add(min(backoff(s.ends-1), lastBackoffOfEnds))
-	m.cfg.Log.Warn(key.what()+" ended", "function", s.zygote.function, "model", key.model, "cause", s.zygote.died)
-	s.zygote = nil
-	m.epoch++
+	s.err, s.retry = errors.New(cause), time.Now().Add(min(zygote.Backoff(s.ends-1), lastBackoffOfEnds))
 }
 
 // cached returns the zygotes that are there, least recently used first, with m.mu held.
@@ -309,7 +315,7 @@ func (m *Manager) cached() []cached {
 	var all []cached
 	for _, k := range m.slots.Keys() {
 		if s, _ := m.slots.Peek(k); s.zygote != nil {
-			all = append(all, cached{key: k, bytes: s.zygote.bytes, busy: s.users > 0 || s.zygote.replicas() > 0, keep: s.keep})
+			all = append(all, cached{key: k, bytes: s.zygote.Bytes, busy: s.users > 0 || s.zygote.Family.Replicas() > 0, keep: s.keep})
 		}
 	}
 	return all
@@ -352,20 +358,20 @@ const calmFor = 10 * time.Second
 
 // dropUnused ends idle zygotes that nobody's present spec uses, and forgets what belongs to them, with m.mu held.
 func (m *Manager) dropUnused() (ended bool) {
-	current, variants := map[zygoteKey]bool{}, map[zygoteKey]bool{}
+	current, variants := map[zygote.Key]bool{}, map[zygote.Key]bool{}
 	for _, k := range m.uses {
-		current[k], variants[k.variant()] = true, true
+		current[k], variants[k.Variant()] = true, true
 	}
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
 		switch {
-		case k.form == formWorker:
+		case k.Form == zygote.Worker:
 			if !m.rest(k, s) {
 				continue
 			}
 		case current[k]:
 			s.since = time.Time{}
-		case s.users > 0 || s.loading != nil || s.zygote != nil && s.zygote.replicas() > 0:
+		case s.users > 0 || s.loading != nil || s.zygote != nil && s.zygote.Family.Replicas() > 0:
 			if s.since.IsZero() {
 				s.since = time.Now()
 			}
@@ -378,17 +384,17 @@ func (m *Manager) dropUnused() (ended bool) {
 			ended = true
 			continue
 		}
-		variants[k.variant()] = true
+		variants[k.Variant()] = true
 	}
-	maps.DeleteFunc(m.sizes, func(k zygoteKey, _ int64) bool { return !variants[k.variant()] })
-	maps.DeleteFunc(m.generations, func(k zygoteKey, _ uint64) bool { return !variants[k] })
-	maps.DeleteFunc(m.instead, func(k zygoteKey, _ form) bool { return !variants[k] })
+	maps.DeleteFunc(m.sizes, func(k zygote.Key, _ int64) bool { return !variants[k.Variant()] })
+	maps.DeleteFunc(m.generations, func(k zygote.Key, _ uint64) bool { return !variants[k] })
+	maps.DeleteFunc(m.instead, func(k zygote.Key, _ zygote.Form) bool { return !variants[k] })
 	return ended
 }
 
 // nameOf is the function that uses a zygote, the first by name when several do, or else the one that it was loaded for, with
 // m.mu held.
-func (m *Manager) nameOf(k zygoteKey, s *slot) string {
+func (m *Manager) nameOf(k zygote.Key, s *slot) string {
 	first := ""
 	for f, used := range m.uses {
 		if used == k && (first == "" || f < first) {
@@ -396,30 +402,30 @@ func (m *Manager) nameOf(k zygoteKey, s *slot) string {
 		}
 	}
 	if s.zygote != nil {
-		return cmp.Or(first, s.zygote.function)
+		return cmp.Or(first, s.zygote.Function)
 	}
 	return cmp.Or(first, s.function)
 }
 
 // evictOne ends a zygote for want of memory, with m.mu held.
-func (m *Manager) evictOne(k zygoteKey, counter *uint64) (gone <-chan struct{}) {
+func (m *Manager) evictOne(k zygote.Key, counter *uint64) (gone <-chan struct{}) {
 	s, _ := m.slots.Peek(k)
 	*counter++
 	m.counts.Evictions++
 	if m.cfg.OnEvict != nil {
-		m.cfg.OnEvict(m.nameOf(k, s), s.zygote.bytes)
+		m.cfg.OnEvict(m.nameOf(k, s), s.zygote.Bytes)
 	}
 	return m.retire(k)
 }
 
 // retire takes a zygote out of the cache and ends it, with m.mu held.
-func (m *Manager) retire(k zygoteKey) (gone <-chan struct{}) {
+func (m *Manager) retire(k zygote.Key) (gone <-chan struct{}) {
 	s, _ := m.slots.Peek(k)
 	z := s.zygote
 	m.going[z] = true
 	m.epoch++
 	m.ends.Go(func() {
-		z.stop()
+		z.Stop()
 		m.mu.Lock()
 		delete(m.going, z)
 		m.mu.Unlock()
@@ -430,7 +436,7 @@ func (m *Manager) retire(k zygoteKey) (gone <-chan struct{}) {
 	})
 	s.zygote = nil
 	m.slots.Remove(k)
-	return z.gone
+	return z.Gone()
 }
 
 // changed tells that the inventory is another; it must be called without m.mu.

@@ -12,27 +12,29 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// folder returns the name of the folder for what zygotes make of an image's model. An image may
+// folderOf returns the name of the folder for what zygotes make of an image's model. An image may
 // have several models, also of one name in its folders. What the author's code makes depends on the
 // interpreter and the environment, too.
-func (k zygoteKey) folder() string {
-	of := filepath.Clean(k.model)
-	if k.engine().author {
-		of += "\x00" + k.process + "\x00" + k.environment
+func folderOf(k zygote.Key) string {
+	of := filepath.Clean(k.Model)
+	if engineByKey(k).author {
+		of += "\x00" + k.Process + "\x00" + k.Environment
 	}
 	sum := sha256.Sum256([]byte(of))
-	return k.digest + "-" + hex.EncodeToString(sum[:8])
+	return k.Digest + "-" + hex.EncodeToString(sum[:8])
 }
 
 // prepacked returns the folder for what zygotes make of an image's model, such as its pre-packed
 // parameters; empty when nothing can be kept.
-func (m *Manager) prepacked(key zygoteKey) string {
+func (m *Manager) prepacked(key zygote.Key) string {
 	if m.cfg.Cache == "" {
 		return ""
 	}
-	folder, err := filepath.Abs(filepath.Join(m.cfg.Cache, key.folder()))
+	folder, err := filepath.Abs(filepath.Join(m.cfg.Cache, folderOf(key)))
 	if err == nil {
 		err = os.MkdirAll(folder, 0o700)
 	}
@@ -137,12 +139,12 @@ func (m *Manager) takeAway(name string) (path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, k := range m.uses {
-		if k.folder() == name {
+		if folderOf(k) == name {
 			return ""
 		}
 	}
 	for _, k := range m.slots.Keys() {
-		if k.folder() == name {
+		if folderOf(k) == name {
 			return ""
 		}
 	}

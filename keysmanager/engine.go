@@ -11,35 +11,36 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // engine is what a stage's processes compute with, as its wire.EnvRuntime says: all in which the Manager tells functions of
 // one from those of another (docs/adr/0031).
 type engine struct {
-	name    string        // of a variant's key; empty: ONNX Runtime
-	always  bool          // functions without a model have zygotes, too: a fork saves them their imports
-	library bool          // its processes load Config.ORT
-	author  bool          // its zygotes run the author's code, and so have the function's environment
-	makes   bool          // its zygotes make files that later zygotes of the image use: pre-packed parameters, compiled code
-	base    int64         // bytes that a zygote takes beside its parameters and a needShare of these
-	starts  map[form]form // by what the annotation stagecoach.dev/start asks for: in which form parameters are kept then
-	next    map[form]form // that takes the place of one that is impossible, when the function leaves the choice to us
+	name    string                      // of a variant's key; empty: ONNX Runtime
+	always  bool                        // functions without a model have zygotes, too: a fork saves them their imports
+	library bool                        // its processes load Config.ORT
+	author  bool                        // its zygotes run the author's code, and so have the function's environment
+	makes   bool                        // its zygotes make files that later zygotes of the image use: pre-packed parameters, compiled code
+	base    int64                       // bytes that a zygote takes beside its parameters and a needShare of these
+	starts  map[zygote.Form]zygote.Form // by what the annotation stagecoach.dev/start asks for: in which form parameters are kept then
+	next    map[zygote.Form]zygote.Form // that takes the place of one that is impossible, when the function leaves the choice to us
 }
 
 var (
 	// onnxRuntime: a Go program over package stage. It has a graph, which grows with the model, in its heap.
 	onnxRuntime = engine{
 		library: true, makes: true, base: 32 << 20,
-		starts: map[form]form{formFork: formFork, formHeap: formHeap, formMap: formMap, formNone: formNone},
-		next:   map[form]form{formFork: formMap, formMap: formNone},
+		starts: map[zygote.Form]zygote.Form{zygote.Forks: zygote.Forks, zygote.Heap: zygote.Heap, zygote.Map: zygote.Map, zygote.None: zygote.None},
+		next:   map[zygote.Form]zygote.Form{zygote.Forks: zygote.Map, zygote.Map: zygote.None},
 	}
 	// python: the template python3-stage. What its zygote's replicas share is the hooks' to decide. base is the interpreter with
 	// PyTorch.
 	python = engine{
 		name: "python", always: true, author: true, makes: true, base: 256 << 20,
-		starts: map[form]form{formFork: formFork, formHeap: formFork, formNone: formNone},
-		next:   map[form]form{formFork: formNone},
+		starts: map[zygote.Form]zygote.Form{zygote.Forks: zygote.Forks, zygote.Heap: zygote.Forks, zygote.None: zygote.None},
+		next:   map[zygote.Form]zygote.Form{zygote.Forks: zygote.None},
 	}
 )
 
@@ -55,9 +56,9 @@ func engineOf(s node.Spec, image sandbox.Image) (engine, error) {
 	}
 }
 
-// engine returns what a variant computes with.
-func (k zygoteKey) engine() engine {
-	if k.engineName == python.name {
+// engineByKey returns what a variant computes with.
+func engineByKey(k zygote.Key) engine {
+	if k.Engine == python.name {
 		return python
 	}
 	return onnxRuntime
@@ -75,11 +76,11 @@ func (e engine) can(s node.Spec) error {
 }
 
 // form is what a function asks for.
-func formOf(s node.Spec) form {
+func formOf(s node.Spec) zygote.Form {
 	if choosesPath(s) || s.Start == "fork" {
-		return formFork
+		return zygote.Forks
 	}
-	return form(s.Start)
+	return zygote.Form(s.Start)
 }
 
 // environment is the function's, without what is not its own to say.
@@ -122,16 +123,16 @@ func (m *Manager) loads(e engine, env map[string]string, threads int) map[string
 }
 
 // zygoteEnvironment is that of a zygote, or of the process that packs in its place.
-func (m *Manager) zygoteEnvironment(key zygoteKey, s node.Spec) map[string]string {
-	e, env := key.engine(), map[string]string{wire.EnvModel: key.model}
-	if key.form == formWorker {
-		env = map[string]string{wire.EnvRuntime: e.name, wire.EnvWorker: "1", resources.EnvDevices: key.device}
+func (m *Manager) zygoteEnvironment(key zygote.Key, s node.Spec) map[string]string {
+	e, env := engineByKey(key), map[string]string{wire.EnvModel: key.Model}
+	if key.Form == zygote.Worker {
+		env = map[string]string{wire.EnvRuntime: e.name, wire.EnvWorker: "1", resources.EnvDevices: key.Device}
 	} else if e.author {
 		env = environmentOf(s)
 		env[resources.EnvDevices] = "" // no zygote has a device: it could not be forked
 		env[wire.EnvFunction] = s.Function
 	}
-	if e.makes && key.form == formFork {
+	if e.makes && key.Form == zygote.Forks {
 		if folder := m.prepacked(key); folder != "" {
 			env[wire.EnvPrepacked] = folder
 		}

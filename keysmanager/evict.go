@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // memory is what eviction may know of a node's memory. One without bounds has no end.
@@ -35,7 +36,7 @@ func (m memory) free() int64 {
 
 // cached is what eviction may know of a zygote.
 type cached struct {
-	key   zygoteKey
+	key   zygote.Key
 	bytes int64
 	busy  bool // it loads, forks or has replicas
 	keep  bool // a key stage: evicted last
@@ -44,7 +45,7 @@ type cached struct {
 // evict returns which zygotes to end: none until more than [Threshold] of a bound is in use, and then as many as it takes to come
 // down to resources.CalmBelow of every bound. Key stages go when nothing else is idle, of others the first in the given order (least recently
 // used first); what is busy stays, also when that is too much. pressed says that memory is still short then.
-func evict(all []cached, m memory) (out []zygoteKey, pressed bool) {
+func evict(all []cached, m memory) (out []zygote.Key, pressed bool) {
 	if _, room := m.tightest(Threshold); room >= 0 && !m.pressed {
 		return nil, false
 	}
@@ -55,7 +56,7 @@ func evict(all []cached, m memory) (out []zygoteKey, pressed bool) {
 
 // fit returns which idle zygotes have to go, in the same order, so that one of so many bytes can be loaded, and how many bytes
 // are missing even then; when any are, none has to go.
-func fit(all []cached, m memory, bytes int64) (out []zygoteKey, missing int64) {
+func fit(all []cached, m memory, bytes int64) (out []zygote.Key, missing int64) {
 	if out, missing = takeIdle(all, bytes-m.free(), true); missing > 0 {
 		return nil, missing
 	}
@@ -75,7 +76,7 @@ func room(all []cached, m memory, bytes int64, keep bool) bool {
 
 // takeIdle returns the first idle zygotes whose sizes make up the given number of bytes, those of key stages only if they may be taken,
 // and how many bytes are missing then.
-func takeIdle(all []cached, bytes int64, keyToo bool) (out []zygoteKey, missing int64) {
+func takeIdle(all []cached, bytes int64, keyToo bool) (out []zygote.Key, missing int64) {
 	for _, keyStages := range []bool{false, true} {
 		for _, c := range all {
 			if bytes <= 0 {
@@ -90,22 +91,11 @@ func takeIdle(all []cached, bytes int64, keyToo bool) (out []zygoteKey, missing 
 	return out, max(bytes, 0)
 }
 
-// The back-off of zygotes that fail.
+// The counts of zygotes that load and soon end.
 const (
-	firstBackoff = 500 * time.Millisecond
-	lastBackoff  = 30 * time.Second
 	// lastBackoffOfEnds is the longest back-off for zygotes that load and soon end. It is short
 	// because requests wait for the zygote.
 	lastBackoffOfEnds = 4 * time.Second
 	// longLife is how long a zygote must live to reset the count of early ends.
 	longLife = 10 * time.Second
 )
-
-// backoff is how long a zygote that failed count times in a row is not loaded again: half a second, doubled each time, at
-// most half a minute.
-func backoff(count int) time.Duration {
-	if count < 1 {
-		return 0
-	}
-	return min(firstBackoff<<min(count-1, 10), lastBackoff)
-}

@@ -42,8 +42,8 @@ func (m *Manager) SetCPU(_ context.Context, replica string, milli int) error {
 	switch {
 	case !runs:
 		return fmt.Errorf("replica %q: %w", replica, ErrUnknown)
-	case p.zygote.works():
-		return fmt.Errorf("replica %q: its processor cannot be bounded, it is a part of worker %q: %w", replica, p.zygote.key.worker, errors.ErrUnsupported)
+	case p.zygote.Works():
+		return fmt.Errorf("replica %q: its processor cannot be bounded, it is a part of worker %q: %w", replica, p.zygote.Key.Worker, errors.ErrUnsupported)
 	case p.held.Group() == nil:
 		return fmt.Errorf("replica %q: its processor cannot be bounded without cgroups: %w", replica, errors.ErrUnsupported)
 	case milli < 0:

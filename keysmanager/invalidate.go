@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // Invalidation is what Invalidate has done.
@@ -102,11 +103,11 @@ func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) 
 	}
 	var z ZygoteInfo
 	there := false
-	if err := m.loaded(ctx, a, spec, e, image, func(of *zygote) {
+	if err := m.loaded(ctx, a, spec, e, image, func(of *zygote.Zygote) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if s, ok := m.slots.Peek(of.key); ok && s.zygote == of {
-			z, there = m.info(of.key, s), true
+		if s, ok := m.slots.Peek(of.Key); ok && s.zygote == of {
+			z, there = m.info(of.Key, s), true
 		}
 	}); err != nil {
 		return ZygoteInfo{}, fmt.Errorf("load %q: %w", spec.Function, err)
@@ -125,11 +126,11 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 		m.mu.Unlock()
 		return 0, ErrClosed
 	}
-	var idle []zygoteKey
+	var idle []zygote.Key
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
 		used, ok := m.uses[what]
-		if its := k.digest == what || ok && used == k || s.guests[what]; !its || s.zygote == nil && s.loading == nil {
+		if its := k.Digest == what || ok && used == k || s.guests[what]; !its || s.zygote == nil && s.loading == nil {
 			continue
 		}
 		if why := m.busyWith(s); why != "" {
@@ -145,9 +146,9 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	var ends []<-chan struct{}
 	for _, k := range idle {
 		s, _ := m.slots.Peek(k)
-		bytes += s.zygote.bytes
+		bytes += s.zygote.Bytes
 		m.counts.Evicted.Asked++
-		ends = append(ends, s.zygote.gone)
+		ends = append(ends, s.zygote.Gone())
 		m.retire(k)
 	}
 	m.mu.Unlock()
@@ -170,14 +171,14 @@ func (m *Manager) busyWith(s *slot) string {
 	if names := m.replicasOf(s.zygote); len(names) > 0 {
 		return fmt.Sprintf("%d replicas run from it (%s); scale the function down first", len(names), strings.Join(names, ", "))
 	}
-	if s.users > 0 || s.zygote.replicas() > 0 {
+	if s.users > 0 || s.zygote.Family.Replicas() > 0 {
 		return "replicas are being forked from it; try again"
 	}
 	return ""
 }
 
 // replicasOf returns the names of the replicas that a zygote has, sorted, with m.mu held.
-func (m *Manager) replicasOf(z *zygote) []string {
+func (m *Manager) replicasOf(z *zygote.Zygote) []string {
 	var names []string
 	for name, p := range m.processes {
 		if (p.zygote == z || p.mapped == z) && p.running {
@@ -200,13 +201,13 @@ func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation
 		return Invalidation{Took: time.Since(begin)}, nil
 	}
 	next := key
-	next.generation = m.renew(key)
+	next.Generation = m.renew(key)
 	for f, used := range m.uses {
 		if used == key {
 			m.uses[f] = next
 		}
 	}
-	out := Invalidation{Digest: key.digest, Generation: next.generation}
+	out := Invalidation{Digest: key.Digest, Generation: next.Generation}
 	s, ok := m.slots.Peek(key)
 	if !ok {
 		m.mu.Unlock()
@@ -215,11 +216,11 @@ func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation
 	}
 	z, settled := s.zygote, m.retiring(s)
 	if z != nil {
-		z.replaced = true
+		z.Replace()
 	}
 	m.mu.Unlock()
 	if z != nil {
-		if err := m.warden.Put(z.entry, z.meta()); err != nil && z.alive() {
+		if err := z.Put(); err != nil && z.Alive() {
 			m.cfg.Log.Warn("another daemon would not know that parameters were invalidated", "function", function, "error", err)
 		}
 	}
@@ -237,11 +238,11 @@ func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation
 	m.mu.Lock()
 	out.Replicas = m.replicasOf(z)
 	m.mu.Unlock()
-	if m.tidy(); z.replicas() == 0 {
+	if m.tidy(); z.Family.Replicas() == 0 {
 		select {
-		case <-z.gone:
+		case <-z.Gone():
 		case <-ctx.Done():
-			return out, fmt.Errorf("invalidate %q: its old zygote, process of %s, still ends: %w", function, plan.Size(z.bytes), context.Cause(ctx))
+			return out, fmt.Errorf("invalidate %q: its old zygote, process of %s, still ends: %w", function, plan.Size(z.Bytes), context.Cause(ctx))
 		}
 	}
 	out.Took = time.Since(begin)
@@ -249,16 +250,16 @@ func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation
 }
 
 // renew makes a new generation of a variant's parameters, which may be kept in another form, and returns its number, with m.mu held.
-func (m *Manager) renew(key zygoteKey) uint64 {
-	key = key.variant()
+func (m *Manager) renew(key zygote.Key) uint64 {
+	key = key.Variant()
 	delete(m.instead, key)
 	m.generations[key]++
 	return m.generations[key]
 }
 
 // newest is a key of the present generation, with m.mu held.
-func (m *Manager) newest(key zygoteKey) zygoteKey {
-	key.generation = m.generations[key.variant()]
+func (m *Manager) newest(key zygote.Key) zygote.Key {
+	key.Generation = m.generations[key.Variant()]
 	return key
 }
 

@@ -108,8 +108,8 @@ func TestAnInvalidationOvertakesAStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release()
-	if z.key.generation != seen.generation+1 {
-		t.Errorf("it got generation %d, want %d", z.key.generation, seen.generation+1)
+	if z.Key.Generation != seen.Generation+1 {
+		t.Errorf("it got generation %d, want %d", z.Key.Generation, seen.Generation+1)
 	}
 }
 
@@ -135,7 +135,7 @@ func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 					return
 				}
 				n.mu.Lock()
-				from := n.processes[name].zygote.key.generation
+				from := n.processes[name].zygote.Key.Generation
 				n.mu.Unlock()
 				if from < least {
 					t.Errorf("%s forked from generation %d after %d had begun", name, from, least)

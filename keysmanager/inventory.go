@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // Inventory is what a node is and has. Slices are sorted by function, then digest or name.
@@ -108,10 +109,10 @@ func (m *Manager) Inventory() Inventory {
 	}
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
-		if s.loading != nil || s.zygote != nil && s.zygote.alive() {
+		if s.loading != nil || s.zygote != nil && s.zygote.Alive() {
 			inv.Zygotes = append(inv.Zygotes, m.info(k, s))
 		} else if s.err != nil {
-			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.digest, cmp.Or(s.fails, s.ends), s.retry, s.err.Error()})
+			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.Digest, cmp.Or(s.fails, s.ends), s.retry, s.err.Error()})
 		}
 	}
 	for _, p := range m.processes {
@@ -132,9 +133,9 @@ func (m *Manager) Inventory() Inventory {
 }
 
 // info describes a slot whose zygote is there or loads, with m.mu held.
-func (m *Manager) info(k zygoteKey, s *slot) ZygoteInfo {
+func (m *Manager) info(k zygote.Key, s *slot) ZygoteInfo {
 	z := ZygoteInfo{
-		Function: m.nameOf(k, s), Digest: k.digest, Namespace: k.namespace, Worker: k.worker, Device: k.device, Model: k.model, Generation: k.generation,
+		Function: m.nameOf(k, s), Digest: k.Digest, Namespace: k.Namespace, Worker: k.Worker, Device: k.Device, Model: k.Model, Generation: k.Generation,
 		State: Ready, Key: s.keep, LastUsed: s.used,
 	}
 	switch {
@@ -143,12 +144,12 @@ func (m *Manager) info(k zygoteKey, s *slot) ZygoteInfo {
 	case !s.since.IsZero():
 		z.State = Retiring
 	}
-	if k.form == formWorker {
+	if k.Form == zygote.Worker {
 		z.Function = ""
 	}
 	if s.zygote != nil {
-		z.Usage = s.zygote.held.Group().Info()
-		z.PID, z.Bytes, z.Replicas, z.Load, z.Path = s.zygote.pid, s.zygote.bytes, s.zygote.replicas(), s.zygote.load, s.zygote.path()
+		z.Usage = s.zygote.Held().Group().Info()
+		z.PID, z.Bytes, z.Replicas, z.Load, z.Path = s.zygote.PID, s.zygote.Bytes, s.zygote.Family.Replicas(), s.zygote.Load, s.zygote.Path()
 	}
 	return z
 }

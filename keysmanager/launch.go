@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // maxLaunches is how many replicas of one function are launched at a time. The others wait for their turn, in the order in
@@ -56,7 +57,7 @@ func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func
 		return nil, err
 	}
 	defer leave()
-	conn, theirs, err := socketpair(unix.SOCK_STREAM)
+	conn, theirs, err := zygote.Socketpair(unix.SOCK_STREAM)
 	if err != nil {
 		return nil, err
 	}
@@ -71,36 +72,6 @@ func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func
 		_ = conn.Close()
 		p.output.Abandon()
 		return nil, err
-	}
-	return conn, nil
-}
-
-// socketpair makes a stage socket or a gate: our end of it, and the process's.
-func socketpair(kind int) (ours *net.UnixConn, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("socket: %w", err)
-	}
-	theirs = os.NewFile(uintptr(fds[1]), "process's end")
-	file := os.NewFile(uintptr(fds[0]), "our end")
-	defer file.Close() // ours has its own
-	if ours, err = unixConn(file); err != nil {
-		_ = theirs.Close()
-		return nil, nil, err
-	}
-	return ours, theirs, nil
-}
-
-// unixConn returns a connection with a descriptor of its own for the same socket.
-func unixConn(f *os.File) (*net.UnixConn, error) {
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	conn, ok := c.(*net.UnixConn)
-	if !ok {
-		_ = c.Close()
-		return nil, fmt.Errorf("socket: got a %T, want a unix socket", c)
 	}
 	return conn, nil
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -91,24 +92,25 @@ type Manager struct {
 	pool  *resources.Pool  // what processes hold of the node
 	scale *resources.Scale // what they take of its memory
 	exits resources.Ends   // of the warden's processes
+	host  *zygote.Host     // of its zygotes
 
 	mu        sync.Mutex
 	closed    bool
 	processes map[string]*process
-	slots     *simplelru.LRU[zygoteKey, *slot] // least recently used first
-	uses      map[string]zygoteKey             // by function: the zygote of its present spec
-	sizes     map[zygoteKey]int64              // bytes that zygotes took, by key without generation
-	gates     map[string]*gate                 // by function, of those that are launched
-	instead   map[zygoteKey]form               // of variants whose zygote, of formFork, is impossible
+	slots     *simplelru.LRU[zygote.Key, *slot] // least recently used first
+	uses      map[string]zygote.Key             // by function: the zygote of its present spec
+	sizes     map[zygote.Key]int64              // bytes that zygotes took, by key without generation
+	gates     map[string]*gate                  // by function, of those that are launched
+	instead   map[zygote.Key]zygote.Form        // of variants whose zygote, of zygote.Forks, is impossible
 	counts    Counts
 	looked    map[string]looked // by image, as the latest Warm saw it
 
-	asks        map[string]*asking   // by function: what is under way for it
-	generations map[zygoteKey]uint64 // how often parameters have been invalidated, by key without generation
-	going       map[*zygote]bool     // that are being ended
-	epoch       uint64               // grows when a zygote comes or goes: a sample from before does not count it
-	pressed     bool                 // as evict has it
-	calm        time.Time            // until then nothing is loaded ahead of need
+	asks        map[string]*asking      // by function: what is under way for it
+	generations map[zygote.Key]uint64   // how often parameters have been invalidated, by key without generation
+	going       map[*zygote.Zygote]bool // that are being ended
+	epoch       uint64                  // grows when a zygote comes or goes: a sample from before does not count it
+	pressed     bool                    // as evict has it
+	calm        time.Time               // until then nothing is loaded ahead of need
 
 	retired prometheus.Histogram // seconds that replaced parameters have stayed
 
@@ -128,7 +130,7 @@ type slot struct {
 	need     need                    // of that load
 	pid      int                     // of its process; 0: it has not begun
 	function string                  // that it was loaded for
-	zygote   *zygote                 // nil: none
+	zygote   *zygote.Zygote          // nil: none
 	users    int                     // orders that will fork from it
 	used     time.Time               // by a start, the latest
 	keeping                          // of a key stage
@@ -169,14 +171,14 @@ func New(cfg Config) (*Manager, error) {
 		}
 		cfg.ORT = abs
 	}
-	slots, err := simplelru.NewLRU[zygoteKey, *slot](1<<20, nil) // bounded by memory, not by number
+	slots, err := simplelru.NewLRU[zygote.Key, *slot](1<<20, nil) // bounded by memory, not by number
 	if err != nil {
 		return nil, err
 	}
 	m := &Manager{
 		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots,
-		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
-		instead: map[zygoteKey]form{}, asks: map[string]*asking{}, generations: map[zygoteKey]uint64{}, gates: map[string]*gate{}, going: map[*zygote]bool{},
+		detached: make(chan struct{}), uses: map[string]zygote.Key{}, sizes: map[zygote.Key]int64{},
+		instead: map[zygote.Key]zygote.Form{}, asks: map[string]*asking{}, generations: map[zygote.Key]uint64{}, gates: map[string]*gate{}, going: map[*zygote.Zygote]bool{},
 	}
 	if err = m.newMetrics(cfg.Metrics); err != nil {
 		return nil, err
@@ -189,6 +191,10 @@ func New(cfg Config) (*Manager, error) {
 		Warden: m.warden, Accounts: cfg.Accounts, Networks: cfg.Networks, HostNetwork: cfg.HostNetwork, Groups: cfg.Groups, Devices: cfg.Devices, Log: cfg.Log, Output: cfg.Output,
 	})
 	m.scale = resources.NewScale(cfg.meter, cfg.Memory)
+	m.host = &zygote.Host{
+		Warden: m.warden, Pool: m.pool, Exits: &m.exits, Meter: cfg.meter, Limits: m.zygoteLimits(), Context: m.ctx, Detached: m.detached, Tasks: &m.ends,
+		Describe: func(d zygote.Description) []byte { return encode(meta{Zygote: &d}) }, Output: cfg.Output, Log: cfg.Log,
+	}
 	if err := m.adopt(); err != nil {
 		m.cancel(err)
 		return nil, fmt.Errorf("keysmanager: %w", err)
@@ -197,7 +203,7 @@ func New(cfg Config) (*Manager, error) {
 	m.mu.Lock()
 	for _, s := range m.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
 		if s.zygote != nil && s.settled == nil {
-			m.provide(s.zygote, "")
+			s.zygote.Family.Provide("")
 		}
 	}
 	m.mu.Unlock()
@@ -208,12 +214,12 @@ func New(cfg Config) (*Manager, error) {
 // exited forgets a process and reports it.
 func (m *Manager) exited(p *process, cause string, end task.End) {
 	p.held.Release() // before another may have its name
-	if p.zygote.works() {
+	if p.zygote.Works() {
 		m.pool.Left(p.function)
 	}
 	m.remove(p)
 	if p.mapped != nil {
-		p.mapped.unmap(p)
+		p.mapped.Family.Unmap(p.pid)
 	}
 	if m.cfg.OnExit != nil {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause, End: end})
@@ -257,12 +263,12 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	case <-ctx.Done():
 	}
 	p.signal(syscall.SIGKILL)
-	if p.zygote.works() { // which alone can end its threads, and may not even hear of it
+	if p.zygote.Works() { // which alone can end its threads, and may not even hear of it
 		err := p.awaitEnd(cmp.Or(m.cfg.workerEnds, workerEnds))
 		if err == nil || errors.Is(err, ErrClosed) {
 			return err
 		}
-		_ = p.zygote.lied(err)
+		_ = p.zygote.Lied(err)
 	}
 	return p.awaitEnd(endTimeout)
 }
@@ -289,7 +295,7 @@ func (m *Manager) endAll() {
 	m.starts.Wait() // each ends with m.ctx
 	m.mu.Lock()
 	processes := slices.Collect(maps.Values(m.processes))
-	var zygotes []*zygote
+	var zygotes []*zygote.Zygote
 	for _, s := range m.slots.Values() {
 		if s.zygote != nil {
 			zygotes = append(zygotes, s.zygote)
@@ -300,10 +306,10 @@ func (m *Manager) endAll() {
 		p.signal(syscall.SIGKILL)
 	}
 	for _, z := range zygotes {
-		z.kill()
+		z.Kill()
 	}
 	for _, z := range zygotes {
-		<-z.gone
+		<-z.Gone()
 	}
 	m.watchers.Wait()
 	m.ends.Wait()

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // sampleEvery is how often the watcher looks at the memory.
@@ -15,19 +16,19 @@ func (m *Manager) census() resources.Census {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := resources.Census{Coming: map[int]int64{}, Epoch: m.epoch}
-	byZygote := map[*zygote]int{}
+	byZygote := map[*zygote.Zygote]int{}
 	for _, s := range m.slots.Values() {
 		switch {
 		case s.zygote != nil:
 			byZygote[s.zygote] = len(c.Families)
-			c.Families = append(c.Families, resources.Family{Of: s.zygote.parent(), Replicas: s.zygote.spares()})
+			c.Families = append(c.Families, resources.Family{Of: s.zygote.Parent(), Replicas: s.zygote.Family.Spares()})
 		case s.pid != 0:
 			c.Coming[s.pid] = s.need.bytes
 		}
 	}
 	var alone resources.Family
 	for _, p := range m.processes {
-		if !p.running || p.zygote.works() { // a worker's replicas are counted with it
+		if !p.running || p.zygote.Works() { // a worker's replicas are counted with it
 			continue
 		}
 		copied := resources.Copied{PID: p.pid, Bytes: -1}
@@ -45,7 +46,7 @@ func (m *Manager) census() resources.Census {
 		}
 	}
 	for z := range m.going {
-		c.Going = append(c.Going, z.pid)
+		c.Going = append(c.Going, z.PID)
 	}
 	c.Families = append(c.Families, alone)
 	return c

@@ -10,6 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // ErrNoRoom says that parameters do not fit into a node's memory, now or ever.
@@ -26,19 +27,19 @@ const needShare = 32
 
 // need returns what the zygote of an image is going to take: what it took before, or else by the sizes of its model's files. A model that
 // is not there, or not all of it, is an error here already.
-func (m *Manager) need(key zygoteKey, image sandbox.Image) (need, error) {
-	key.generation = 0
+func (m *Manager) need(key zygote.Key, image sandbox.Image) (need, error) {
+	key.Generation = 0
 	m.mu.Lock()
 	known, ok := m.sizes[key]
 	m.mu.Unlock()
 	if ok {
 		return need{known, "as it took before"}, nil
 	}
-	base := key.engine().base
-	if key.model == "" {
+	base := engineByKey(key).base
+	if key.Model == "" {
 		return need{base, "no model"}, nil
 	}
-	bytes, of, err := resources.Parameters(image.Root, key.model)
+	bytes, of, err := resources.Parameters(image.Root, key.Model)
 	if err != nil {
 		return need{}, fmt.Errorf("image %q: %w", image.Name, err)
 	}

@@ -76,12 +76,8 @@ func TestPythonChildrenPark(t *testing.T) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		for _, s := range n.slots.Values() {
-			if s.zygote != nil && s.zygote.function == none.Function {
-				s.zygote.mu.Lock()
-				b := s.zygote.berths["GPU-a"]
-				failed := b != nil && b.failed.count > 0
-				s.zygote.mu.Unlock()
-				return failed
+			if s.zygote != nil && s.zygote.Function == none.Function {
+				return s.zygote.Family.Waiting()["GPU-a"].Failures > 0
 			}
 		}
 		return false

@@ -1,18 +1,13 @@
 package keysmanager
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/hashicorp/golang-lru/v2/simplelru"
-	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
@@ -78,13 +73,11 @@ func (n *rig) parkedOn(devices ...string) (pids map[string]int) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		for _, z := range n.parkedZygotes() {
-			z.mu.Lock()
-			for device, b := range z.berths {
-				if device != "" && b.child != nil && !b.coming {
-					pids[device] = b.child.pid
+			for device, child := range z.Family.Parked() {
+				if !child.Coming {
+					pids[device] = child.PID
 				}
 			}
-			z.mu.Unlock()
 		}
 		return len(pids) == len(devices) && !slices.ContainsFunc(devices, func(id string) bool { return pids[id] == 0 })
 	})
@@ -160,10 +153,7 @@ func TestParkedChildrenOfOrders(t *testing.T) {
 		t.Fatal(err)
 	}
 	proctest.Until(t, "its end to be heard of", func() bool {
-		z := n.only()
-		z.mu.Lock()
-		defer z.mu.Unlock()
-		return z.waiting[uint32(pids["GPU-a"])] == nil
+		return !waits(n.only(), pids["GPU-a"])
 	})
 	next := n.parkedOn("GPU-a", "GPU-b")
 	if next["GPU-a"] == pids["GPU-a"] || next["GPU-b"] != pids["GPU-b"] {
@@ -184,10 +174,8 @@ func TestADeviceWithoutRoomForAContext(t *testing.T) {
 	n.parkedOn("GPU-good")
 	z := n.only()
 	proctest.Until(t, "it to have failed twice", func() bool {
-		z.mu.Lock()
-		defer z.mu.Unlock()
-		b := z.berths["GPU-bad"]
-		return b != nil && b.failed.count >= 2 && !b.coming && time.Until(b.failed.retry) > 0
+		child := z.Family.Waiting()["GPU-bad"]
+		return child.Failures >= 2 && !child.Coming
 	})
 	if r := n.on("r", "GPU-bad", s); r.Path != PathFork {
 		t.Errorf("path %s", r.Path)
@@ -200,7 +188,7 @@ func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 	n.keyStages(s)
 	proctest.Until(t, "a child that makes itself ready", func() bool {
 		z := n.only()
-		return z != nil && z.parked()["GPU-slow"].pid() != 0
+		return z != nil && z.Family.Parked()["GPU-slow"].PID != 0
 	})
 	if d := n.Inventory().Devices[0]; d.Parked != resources.ContextOverhead || len(d.ParkedFor) > 0 {
 		t.Errorf("device %+v, want %d kept for a child that is not there yet", d, resources.ContextOverhead)
@@ -227,32 +215,25 @@ func TestParkedChildrenGoFirst(t *testing.T) {
 	}
 }
 
-// TestWhatParkedChildrenGiveBack is what they have beyond their zygote, and nothing for one that is not there yet.
+// TestWhatParkedChildrenGiveBack is what they have beyond their zygote.
 func TestWhatParkedChildrenGiveBack(t *testing.T) {
-	const zygotePID, pid = 1 << 28, 1<<28 + 1 // of nobody
-	slots, err := simplelru.NewLRU[zygoteKey, *slot](1, nil)
-	if err != nil {
-		t.Fatal(err)
+	f := &faker{Meter: resources.NewKernel("")}
+	n, _, s := parking(t, func(c *Config) { c.meter = f }, "GPU-a")
+	n.keyStages(s)
+	pid, z := n.parkedOn("GPU-a")["GPU-a"], n.only()
+	f.set(map[int]int64{z.PID: 5 * gb, pid: 6 * gb})
+	give := func() (int, int64) {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n.unparkAll()
 	}
-	m := &Manager{slots: slots, pool: resources.NewPool(resources.Config{}), cfg: Config{meter: &faker{own: map[int]int64{zygotePID: 5 * gb, pid: 6 * gb}}}}
-	z := m.newZygote(zygoteKey{}, "z", "f.ns")
-	ours, theirs, err := socketpair(unix.SOCK_STREAM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer theirs.Close()
-	z.pid, z.berths["GPU-a"], z.berths["GPU-b"] = zygotePID, &berth{child: &child{pid: pid, gate: ours, held: m.pool.New()}}, &berth{coming: true}
-	slots.Add(z.key, &slot{zygote: z})
-	if n, bytes := m.unparkAll(); n != 1 || bytes != gb {
+	if n, bytes := give(); n != 1 || bytes != gb {
 		t.Errorf("%d children give back %d bytes, want 1 and %d", n, bytes, gb)
 	}
-	if n, bytes := m.unparkAll(); n != 0 || bytes != 0 {
+	if n, bytes := give(); n != 0 || bytes != 0 {
 		t.Errorf("%d more give back %d bytes, want none", n, bytes)
 	}
-	m.ends.Wait()
-	if n, err := theirs.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
-		t.Errorf("its gate: %d bytes, %v, want its end", n, err)
-	}
+	proctest.Gone(t, pid)
 }
 
 // TestParkedChildrenAreNotAdopted: they end with their manager, and the next has others once it knows what it is to keep.

@@ -14,6 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 const gb = 1 << 30
@@ -217,7 +218,7 @@ func TestALoadCountsOnce(t *testing.T) {
 	g.Meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
 	n.mu.Lock()
 	for pid, bytes := range map[int]int64{7: 4 * gb, 8: 2 * gb, 0: gb} {
-		n.slots.Add(zygoteKey{model: fmt.Sprint(pid)}, &slot{pid: pid, loading: make(chan struct{}), need: need{bytes: bytes}})
+		n.slots.Add(zygote.Key{Model: fmt.Sprint(pid)}, &slot{pid: pid, loading: make(chan struct{}), need: need{bytes: bytes}})
 	}
 	n.mu.Unlock()
 	if inv := n.press(g, 20*gb); inv.Free != (85-20+3+2-4-2-1)*gb || inv.MemoryUsed != (20-3-2)*gb {
@@ -228,12 +229,22 @@ func TestALoadCountsOnce(t *testing.T) {
 	n.mu.Unlock()
 }
 
-// faker is a resources.Meter of processes that are not.
+// faker is a resources.Meter of processes that take what a test says.
 type faker struct {
 	resources.Meter
-	own, files, all map[int]int64
+	mu  sync.Mutex
+	own map[int]int64
 }
 
-func (f *faker) Resident(pid int) (anonymous, files int64) { return f.own[pid], f.files[pid] }
+func (f *faker) set(own map[int]int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.own = own
+}
 
-func (f *faker) Exact(pid int) (int64, error) { return f.all[pid], nil }
+// Resident implements resources.Meter.
+func (f *faker) Resident(pid int) (anonymous, files int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.own[pid], 0
+}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // plain is memory with one bound, of which 85 % are limit.
@@ -15,15 +16,15 @@ func plain(limit, used int64) memory {
 	return memory{bounds: []resources.Bound{{resources.BoundOwn, limit * 100 / 85, used}}}
 }
 
-func keysOf(digests ...string) (out []zygoteKey) {
+func keysOf(digests ...string) (out []zygote.Key) {
 	for _, d := range digests {
-		out = append(out, zygoteKey{digest: d})
+		out = append(out, zygote.Key{Digest: d})
 	}
 	return out
 }
 
 func TestEvict(t *testing.T) {
-	k := func(s string) zygoteKey { return zygoteKey{digest: s} }
+	k := func(s string) zygote.Key { return zygote.Key{Digest: s} }
 	all := []cached{
 		{k("old key"), 400, false, true}, {k("busy"), 400, true, false}, {k("older"), 100, false, false}, {k("newer"), 300, false, false},
 	}
@@ -53,7 +54,7 @@ func TestEvict(t *testing.T) {
 }
 
 func TestFit(t *testing.T) {
-	k := func(s string) zygoteKey { return zygoteKey{digest: s} }
+	k := func(s string) zygote.Key { return zygote.Key{Digest: s} }
 	all := []cached{{k("key"), 30, false, true}, {k("busy"), 40, true, false}, {k("idle"), 20, false, false}}
 	for name, tc := range map[string]struct {
 		m       memory
@@ -118,10 +119,10 @@ func TestEvictChurn(t *testing.T) {
 			checkVictims(t, where, all, out, max(0, bytes-m.free()), missing == 0)
 			if missing == 0 {
 				all = without(all, out)
-				all = append(all, cached{key: zygoteKey{digest: fmt.Sprint(step)}, bytes: bytes})
+				all = append(all, cached{key: zygote.Key{Digest: fmt.Sprint(step)}, bytes: bytes})
 			}
 			m.bounds[0].Used = sizeOf(all)
-			var victims []zygoteKey
+			var victims []zygote.Key
 			again, _ := evict(all, m)
 			victims, pressed = evict(all, m)
 			if !slices.Equal(again, victims) {
@@ -147,13 +148,13 @@ func sizeOf(all []cached) (sum int64) {
 	return sum
 }
 
-func without(all []cached, gone []zygoteKey) []cached {
+func without(all []cached, gone []zygote.Key) []cached {
 	return slices.DeleteFunc(slices.Clone(all), func(c cached) bool { return slices.Contains(gone, c.key) })
 }
 
 // checkVictims: none is busy; without the last they do not suffice; each is the first idle one of its rank, key stages after all others; if
 // they suffice, so it is said.
-func checkVictims(t *testing.T, where string, all []cached, out []zygoteKey, bytes int64, enough bool) {
+func checkVictims(t *testing.T, where string, all []cached, out []zygote.Key, bytes int64, enough bool) {
 	t.Helper()
 	idle := slices.DeleteFunc(slices.Clone(all), func(c cached) bool { return c.busy })
 	slices.SortStableFunc(idle, func(a, b cached) int {

@@ -1,18 +1,16 @@
 package keysmanager
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -22,6 +20,7 @@ type process struct {
 	pid               int
 	task              int // by which its zygote knows it: its pid, or in a worker its thread's id
 	path              string
+	milli             int    // as node.Order.CPUMilli
 	device            string // as node.Order has it
 	held              *resources.Reservation
 	phases            []node.Phase
@@ -31,10 +30,10 @@ type process struct {
 	running           bool        // its Start has returned; guarded by the manager's mutex
 	signaled          atomic.Bool // the Manager has signaled it
 
-	entry  string  // of the warden
-	zygote *zygote // its parent; nil: the warden
-	mapped *zygote // whose memory it maps; nil: none
-	asking *asking // by its Start
+	entry  string         // of the warden
+	zygote *zygote.Zygote // its parent; nil: the warden
+	mapped *zygote.Zygote // whose memory it maps; nil: none
+	asking *asking        // by its Start
 
 	once   sync.Once
 	placed chan struct{} // closed when its Start is done with it
@@ -42,16 +41,22 @@ type process struct {
 	owner  *Manager
 }
 
-// What is done about lines that an ended process has left: its end is reported after a moment, also if something still holds
-// its output, and after a while nobody listens any more.
-const (
-	linesMoment = 100 * time.Millisecond
-	linesWhile  = 2 * time.Second
-)
+// linesWhile is how long somebody listens to what has been started by a process that has ended. The
+// end of the process is reported earlier, after resources.LinesMoment at most.
+const linesWhile = 2 * time.Second
 
-// end reports once why and how the process has ended. It first waits a moment for the process's
+// Take takes over the cgroup of the child that is about to become p; see zygote.Replica.
+func (p *process) Take(child *resources.Reservation) { p.held.Take(child, p.milli) }
+
+// Began says which process p is; see zygote.Replica.
+func (p *process) Began(pid, id int) { p.pid, p.task = pid, id }
+
+// Abandon leaves what p prints to the warden.
+func (p *process) Abandon() { p.output.Abandon() }
+
+// End reports once why and how the process has ended. It first waits a moment for the process's
 // last output.
-func (p *process) end(cause string, how task.End) {
+func (p *process) End(cause string, how task.End) {
 	p.once.Do(func() {
 		finished := make(chan struct{})
 		p.owner.ends.Go(func() { <-p.placed; p.output.Finish(linesWhile); close(finished) })
@@ -60,7 +65,7 @@ func (p *process) end(cause string, how task.End) {
 			<-p.placed
 			select {
 			case <-finished:
-			case <-time.After(linesMoment):
+			case <-time.After(resources.LinesMoment):
 			}
 			switch {
 			case p.signaled.Load():
@@ -68,23 +73,15 @@ func (p *process) end(cause string, how task.End) {
 			case how == task.EndUnclear && p.held.Group().PassedItsLimit():
 				how = task.EndItself
 			}
-			p.owner.exited(p, because(p.held.Group().Cause(cause), p.output), how)
+			p.owner.exited(p, resources.Because(p.held.Group().Cause(cause), p.output), how)
 		})
 	})
-}
-
-// because adds the last line on stderr to the cause of an end that was not a wanted one.
-func because(cause string, o *sandbox.Output) string {
-	if last := o.LastError(); last != "" && cause != resources.ExitedWell {
-		return cause + ": " + last
-	}
-	return cause
 }
 
 func (p *process) signal(s syscall.Signal) {
 	p.signaled.Store(true)
 	if p.zygote != nil {
-		p.zygote.signal(p.task, s)
+		p.zygote.Family.Signal(p.task, s)
 		return
 	}
 	_ = p.owner.warden.Signal(p.entry, s) // fails when the warden is gone, and the process with it
@@ -100,15 +97,4 @@ func (p *process) awaitEnd(most time.Duration) error {
 	case <-time.After(most):
 		return fmt.Errorf("replica %q: process %d is still there %v after SIGKILL", p.replica, p.pid, most)
 	}
-}
-
-// hasEnded tells whether a process has ended, reaped or not.
-func hasEnded(pid int) bool {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return errors.Is(err, unix.ESRCH)
-	}
-	defer unix.Close(fd)
-	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) // fails: it is not known to have
-	return n > 0
 }

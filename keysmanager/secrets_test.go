@@ -15,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // secretStore is a folder for secrets as package secret makes it, below sandbox.RunFolder.
@@ -147,13 +148,14 @@ func TestSecretsDivideZygotes(t *testing.T) {
 // TestDescriptionsOfAnEarlierRelease: its zygotes are in the machine's network, and are no zygotes
 // of functions with secrets.
 func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
-	z := new(Manager).newZygote(zygoteKey{namespace: "ns", digest: "d", network: resources.NetworkDefault, secrets: "/s"}, "e", "f.ns")
-	m, err := decode(z.meta())
-	if err != nil || m.Zygote.key() != z.key {
-		t.Fatalf("%+v, %v, want key %+v", m.Zygote, err, z.key)
+	d := zygote.Description{Namespace: "ns", Digest: "d", Network: resources.NetworkDefault, Secrets: "/s", Function: "f.ns"}
+	key, now := zygote.Key{Namespace: "ns", Digest: "d", Network: resources.NetworkDefault, Secrets: "/s"}, encode(meta{Zygote: &d})
+	m, err := decode(now)
+	if err != nil || m.Zygote.Key() != key {
+		t.Fatalf("%+v, %v, want key %+v", m.Zygote, err, key)
 	}
 	var fields map[string]any
-	if err := json.Unmarshal(z.meta(), &fields); err != nil {
+	if err := json.Unmarshal(now, &fields); err != nil {
 		t.Fatal(err)
 	}
 	delete(fields["zygote"].(map[string]any), "secrets")
@@ -162,7 +164,7 @@ func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m, err = decode(b); err != nil || m.Zygote.key() != (zygoteKey{namespace: "ns", digest: "d", network: resources.NetworkHost}) {
+	if m, err = decode(b); err != nil || m.Zygote.Key() != (zygote.Key{Namespace: "ns", Digest: "d", Network: resources.NetworkHost}) {
 		t.Errorf("%+v, %v, want one in the machine's network without secrets", m.Zygote, err)
 	}
 }

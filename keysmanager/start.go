@@ -12,6 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -31,8 +32,8 @@ func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Ph
 		return node.Started{}, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
 	p := &process{
-		replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), told: progress, owner: m,
-		entry: newEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{}),
+		replica: o.Replica, function: o.Spec.Function, device: o.Device, milli: o.CPUMilli, started: time.Now(), told: progress, owner: m,
+		entry: zygote.NewEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{}),
 	}
 	var err error
 	if p.held, err = m.pool.Reserve(o.Replica, o.Spec.Function, o.Device, o.Spec.DeviceMemory, m.holders()); err != nil {
@@ -117,7 +118,7 @@ func (m *Manager) keep(p *process, files ...*os.File) {
 }
 
 // count counts a start that needed a zygote.
-func (m *Manager) count(key zygoteKey, hit bool) {
+func (m *Manager) count(key zygote.Key, hit bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if s, ok := m.slots.Peek(key); ok {

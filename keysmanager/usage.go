@@ -20,8 +20,8 @@ func (m *Manager) guests() map[*resources.Cgroup][]string {
 	defer m.mu.Unlock()
 	all := map[*resources.Cgroup][]string{}
 	for _, p := range m.processes {
-		if p.running && p.zygote.works() && p.zygote.held.Group() != nil {
-			all[p.zygote.held.Group()] = append(all[p.zygote.held.Group()], p.function)
+		if p.running && p.zygote.Works() && p.zygote.Held().Group() != nil {
+			all[p.zygote.Held().Group()] = append(all[p.zygote.Held().Group()], p.function)
 		}
 	}
 	return all
@@ -38,8 +38,8 @@ func (m *Manager) groups() []*resources.Cgroup {
 		}
 	}
 	for _, s := range m.slots.Values() {
-		if s.zygote != nil && s.zygote.held.Group() != nil {
-			all = append(all, s.zygote.held.Group())
+		if s.zygote != nil && s.zygote.Held().Group() != nil {
+			all = append(all, s.zygote.Held().Group())
 		}
 	}
 	return all

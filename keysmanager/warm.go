@@ -11,6 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // lookEvery is how often Warm looks at an image. What is told every second need not be read from the disk as often; each start
@@ -56,7 +57,7 @@ func (m *Manager) Warm(ctx context.Context, wanted []node.Wanted) error {
 		}
 	}()
 	wishes, err := m.wishes(wanted, asks)
-	keep := map[zygoteKey]keeping{}
+	keep := map[zygote.Key]keeping{}
 	for _, w := range wishes {
 		keep[w.key] = w.keeping
 	}
@@ -66,7 +67,7 @@ func (m *Manager) Warm(ctx context.Context, wanted []node.Wanted) error {
 
 // wish is a zygote that is wanted, for one of the functions that want it.
 type wish struct {
-	key    zygoteKey
+	key    zygote.Key
 	spec   node.Spec
 	engine engine
 	image  sandbox.Image
@@ -76,7 +77,7 @@ type wish struct {
 
 // wishes returns what zygotes are wanted, each once, and what cannot be told of which functions.
 func (m *Manager) wishes(wanted []node.Wanted, asks []*asking) (out []*wish, err error) {
-	now, seen, byKey := time.Now(), map[string]looked{}, map[zygoteKey]*wish{}
+	now, seen, byKey := time.Now(), map[string]looked{}, map[zygote.Key]*wish{}
 	for i, w := range wanted {
 		l, ok := seen[w.Spec.Image]
 		if !ok {
@@ -98,7 +99,7 @@ func (m *Manager) wishes(wanted []node.Wanted, asks []*asking) (out []*wish, err
 		m.mu.Lock()
 		key := m.key(s, e, l.image)
 		m.mu.Unlock()
-		if key.form == formNone {
+		if key.Form == zygote.None {
 			continue
 		}
 		if byKey[key] == nil {
@@ -151,8 +152,8 @@ func (m *Manager) loadAhead(ctx context.Context, wishes []*wish, loaded func()) 
 // wanted any more, is no error.
 func (m *Manager) fulfil(ctx context.Context, w *wish, begun func()) error {
 	defer begun()
-	err := m.possibly(w.asking, w.spec, w.engine, w.image, func(key zygoteKey) error {
-		if key.form == formNone {
+	err := m.possibly(w.asking, w.spec, w.engine, w.image, func(key zygote.Key) error {
+		if key.Form == zygote.None {
 			return nil
 		}
 		m.mu.Lock()
@@ -181,13 +182,13 @@ func (m *Manager) fulfil(ctx context.Context, w *wish, begun func()) error {
 }
 
 // mark says which zygotes are of key stages, and that no others are.
-func (m *Manager) mark(keep map[zygoteKey]keeping) {
+func (m *Manager) mark(keep map[zygote.Key]keeping) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
 		newest := k == m.newest(k)
-		k.generation = 0
+		k.Generation = 0
 		if s.keeping = keep[k]; !newest {
 			s.keeping = keeping{}
 		}
@@ -195,10 +196,10 @@ func (m *Manager) mark(keep map[zygoteKey]keeping) {
 }
 
 // worthLoading says whether a zygote is neither there nor, loaded now, one that would be evicted again.
-func (m *Manager) worthLoading(key zygoteKey, image sandbox.Image, keep bool) bool {
+func (m *Manager) worthLoading(key zygote.Key, image sandbox.Image, keep bool) bool {
 	there := func() bool {
 		s, ok := m.slots.Peek(m.newest(key))
-		return ok && s.zygote != nil && s.zygote.alive()
+		return ok && s.zygote != nil && s.zygote.Alive()
 	}
 	m.mu.Lock()
 	ready := there()

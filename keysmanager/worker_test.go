@@ -21,6 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -272,7 +273,7 @@ func TestResidences(t *testing.T) {
 	s := node.Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
 	m := &Manager{pool: resources.NewPool(resources.Config{Networks: new(bareNetworks)})}
 	base, err := m.residence(node.Order{Spec: s, Device: "d"}, python)
-	if err != nil || base.what() != "worker" || base.engine().name != python.name {
+	if err != nil || base.What() != "worker" || engineByKey(base).name != python.name {
 		t.Fatal(base, err)
 	}
 	for name, change := range map[string]func(*node.Order){
@@ -293,10 +294,10 @@ func TestResidences(t *testing.T) {
 	}
 	start := s
 	start.Start = "cold"
-	for want, refused := range map[string]func() (zygoteKey, error){
-		"a process each": func() (zygoteKey, error) { return m.residence(same, onnxRuntime) },
-		"want auto":      func() (zygoteKey, error) { return m.residence(node.Order{Spec: start}, python) },
-		"want one":       func() (zygoteKey, error) { return m.residence(node.Order{Spec: s, Device: "a,b"}, python) },
+	for want, refused := range map[string]func() (zygote.Key, error){
+		"a process each": func() (zygote.Key, error) { return m.residence(same, onnxRuntime) },
+		"want auto":      func() (zygote.Key, error) { return m.residence(node.Order{Spec: start}, python) },
+		"want one":       func() (zygote.Key, error) { return m.residence(node.Order{Spec: s, Device: "a,b"}, python) },
 	} {
 		if _, err := refused(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "stagecoach.dev/process is w") {
 			t.Errorf("%v, want %q", err, want)
@@ -324,7 +325,7 @@ func TestAWorkerThatLies(t *testing.T) {
 	if err := n.Stop(t.Context(), "a", 0); err != nil {
 		t.Fatal(err)
 	}
-	if hasEnded(victim.Process.Pid) {
+	if ended, err := syscall.Wait4(victim.Process.Pid, nil, syscall.WNOHANG, nil); ended != 0 || err != nil {
 		t.Error("somebody else's process has ended")
 	}
 	after, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", victim.Process.Pid))
@@ -350,7 +351,7 @@ func TestWhatAWorkerUses(t *testing.T) {
 		all = n.used()
 		return all["f.ns"].CPU > 0
 	})
-	f, g, worker := all["f.ns"], all["g.ns"], z.held.Group().Usage() // not measured again meanwhile
+	f, g, worker := all["f.ns"], all["g.ns"], z.Held().Group().Usage() // not measured again meanwhile
 	if f != g || len(all) != 2 || f.Memory != worker.Memory/2 || f.Memory == 0 || 2*f.CPU > worker.CPU {
 		t.Errorf("used %+v, want halves of %+v", all, worker)
 	}
@@ -372,29 +373,24 @@ func TestWhatAWorkerUses(t *testing.T) {
 // TestAWorkerIsCountedOnce whatever its replicas are.
 func TestAWorkerIsCountedOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
-	z := n.newZygote(zygoteKey{form: formWorker}, "e", "f.ns")
-	z.pid, z.bytes, z.shared = os.Getpid(), 0, 0
+	z := &zygote.Zygote{Key: zygote.Key{Form: zygote.Worker}, Entry: "e", Facts: zygote.Facts{PID: os.Getpid()}, Family: new(zygote.Family)}
 	weighed := resources.NewScale(g, 0).Weigh(0, func() resources.Census {
-		return resources.Census{Families: []resources.Family{{Of: z.parent()}}}
+		return resources.Census{Families: []resources.Family{{Of: z.Parent()}}}
 	})
 	anonymous, files := g.Resident(os.Getpid())
 	if got, want := weighed.Own, anonymous+files; got < want/2 || got > 2*want {
 		t.Errorf("it seems to take %d, want about %d", got, want)
 	}
-	z.measureShared()
-	if z.shared <= 0 || z.shared >= anonymous+files {
-		t.Errorf("%d of %d bytes are others'", z.shared, anonymous+files)
-	}
 	n.mu.Lock()
-	n.slots.Add(z.key, &slot{zygote: z})
-	n.processes["a"] = &process{replica: "a", zygote: z, pid: z.pid, running: true}
+	n.slots.Add(z.Key, &slot{zygote: z})
+	n.processes["a"] = &process{replica: "a", zygote: z, pid: z.PID, running: true}
 	n.mu.Unlock()
 	all := n.census().Families
 	n.mu.Lock()
 	delete(n.processes, "a")
-	n.slots.Remove(z.key)
+	n.slots.Remove(z.Key)
 	n.mu.Unlock()
-	if len(all) != 2 || all[0].Of != z.parent() {
+	if len(all) != 2 || all[0].Of != z.Parent() {
 		t.Errorf("%d families, want the worker's and those without", len(all))
 	}
 	for _, f := range all {
