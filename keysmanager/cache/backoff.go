@@ -13,8 +13,9 @@ const (
 	longLife = 10 * time.Second
 )
 
-// backoff returns how long parameters are not loaded after so many failures in a row.
-func backoff(failures int) time.Duration {
+// Backoff returns how long something is not tried again after so many failures in a row: 0.5 s,
+// doubled with each further failure, and 30 s at most.
+func Backoff(failures int) time.Duration {
 	if failures < 1 {
 		return 0
 	}

@@ -213,7 +213,7 @@ func (c *Core[K]) failed(now time.Time, e *entry[K]) {
 		return
 	}
 	e.fails++
-	e.retry = now.Add(backoff(e.fails))
+	e.retry = now.Add(Backoff(e.fails))
 }
 
 func (c *Core[K]) ended(now time.Time, e *entry[K], lived time.Duration) {
@@ -221,7 +221,7 @@ func (c *Core[K]) ended(now time.Time, e *entry[K], lived time.Duration) {
 		e.ends = 0
 	}
 	e.ends++
-	e.retry = now.Add(min(backoff(e.ends-1), lastBackoffOfEnds))
+	e.retry = now.Add(min(Backoff(e.ends-1), lastBackoffOfEnds))
 	e.state, e.bytes, e.parked = empty, 0, 0
 }
 

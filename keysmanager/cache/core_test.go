@@ -178,8 +178,8 @@ func TestRoomAheadOfNeed(t *testing.T) {
 func TestBackoff(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]time.Duration{0: 0, 1: 500 * time.Millisecond, 3: 2 * time.Second, 100: 30 * time.Second} {
-		if got := backoff(n); got != want {
-			t.Errorf("backoff(%d) = %v, want %v", n, got, want)
+		if got := Backoff(n); got != want {
+			t.Errorf("Backoff(%d) = %v, want %v", n, got, want)
 		}
 	}
 }
