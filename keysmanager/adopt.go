@@ -16,63 +16,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// mourned reports the end of a process of the warden's own once it has come, unless it is left to the warden.
-func (m *Manager) mourned(p *process, ended <-chan warden.Exit) {
-	select {
-	case e := <-ended:
-		p.End(resources.Describe(e), resources.EndOf(e))
-	case <-m.detached:
-		p.output.Abandon()
-	}
-}
-
 // listTimeout is how long zygotes may take, all together, to say which children they have.
 const listTimeout = 5 * time.Second
 
-// adopt takes over what an earlier daemon has left to the warden: zygotes, replicas, and ends that nobody has heard of. What
-// was half made is ended.
-func (m *Manager) adopt() error {
-	m.exits.BeginAdoption()
-	kept, err := m.warden.Attach(m.exits.Tell)
-	if err != nil {
-		return err
-	}
-	m.exits.Left(kept)
-	zygotes := map[string]*zygote.Zygote{} // by entry
-	var replicas []leftReplica
-	var order []*zygote.Zygote
-	var loading []<-chan struct{} // closed when they have ended
-	for _, k := range kept {
-		held := m.pool.Adopt(k)
-		switch d, err := decode(k.Meta); {
-		case err != nil:
-			m.discard(k, held, err)
-		case d.Replica != nil:
-			replicas = append(replicas, leftReplica{k, held, *d.Replica})
-		case d.Zygote.Loaded.IsZero():
-			loading = append(loading, m.discard(k, held, fmt.Errorf("zygote of %q had not loaded", d.Zygote.Function)))
-		default:
-			z, err := m.adoptZygote(k, held, *d.Zygote)
-			if err != nil {
-				m.discard(k, held, err)
-				continue
-			}
-			zygotes[k.Name] = z
-			order = append(order, z)
-		}
-	}
-	m.adoptReplicas(replicas, zygotes)
-	slices.SortFunc(order, func(a, b *zygote.Zygote) int { return a.Loaded.Compare(b.Loaded) })
-	for _, z := range order { // the latest comes last: it is the present one of its function
-		m.install(z)
-	}
-	m.exits.EndAdoption()
-	m.awaitLists(order)
-	m.sweepHalfPacked(loading)
-	if len(kept) > 0 {
-		m.cfg.Log.Info("adopted what an earlier KeysManager has left", "zygotes", len(order), "replicas", len(replicas))
-	}
-	return nil
+// adoption takes over what an earlier daemon has left to the warden. New makes it, and nothing else
+// runs yet, so it has no lock; it takes Manager.mu where it adds to what the Manager knows.
+type adoption struct {
+	m        *Manager
+	byEntry  map[string]*zygote.Zygote
+	zygotes  []*zygote.Zygote
+	replicas []leftReplica
+	loading  []<-chan struct{} // closed when loads of the earlier daemon have ended
 }
 
 // leftReplica is what was kept of a replica.
@@ -82,17 +36,68 @@ type leftReplica struct {
 	d    replicaMeta
 }
 
-// adoptReplicas adopts replicas, whose zygotes were, by entry.
-func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygote.Zygote) {
-	slices.SortFunc(replicas, func(a, b leftReplica) int { return a.d.Started.Compare(b.d.Started) })
-	for i, r := range replicas {
+// adopt takes over what an earlier daemon has left: zygotes, replicas, and ends that nobody has heard
+// of. What was half made is ended.
+func (m *Manager) adopt() error {
+	a := adoption{m: m, byEntry: map[string]*zygote.Zygote{}}
+	m.exits.BeginAdoption()
+	kept, err := m.warden.Attach(m.exits.Tell)
+	if err != nil {
+		return err
+	}
+	m.exits.Left(kept)
+	for _, k := range kept {
+		a.sort(k)
+	}
+	a.adoptReplicas()
+	slices.SortFunc(a.zygotes, func(x, y *zygote.Zygote) int { return x.Loaded.Compare(y.Loaded) })
+	for _, z := range a.zygotes { // the latest comes last: it is the present one of its function
+		a.install(z)
+	}
+	m.exits.EndAdoption()
+	a.awaitLists()
+	m.disk.sweepHalfPacked(a.loading)
+	if len(kept) > 0 {
+		m.cfg.Log.Info("adopted what an earlier KeysManager has left", "zygotes", len(a.zygotes), "replicas", len(a.replicas))
+	}
+	return nil
+}
+
+// sort makes a zygote of an entry of the warden, notes a replica for later, or ends what is neither.
+func (a *adoption) sort(k warden.Kept) {
+	held := a.m.pool.Adopt(k)
+	switch d, err := decode(k.Meta); {
+	case err != nil:
+		a.discard(k, held, err)
+	case d.Replica != nil:
+		a.replicas = append(a.replicas, leftReplica{k, held, *d.Replica})
+	case d.Zygote.Loaded.IsZero():
+		a.loading = append(a.loading, a.discard(k, held, fmt.Errorf("zygote of %q had not loaded", d.Zygote.Function)))
+	default:
+		z, err := zygote.Adopt(a.m.host, k, held, *d.Zygote)
+		if err != nil {
+			a.discard(k, held, err)
+			return
+		}
+		if z.Memory() == nil {
+			a.missed(k, d.Zygote.Function, z.Key.What())
+		}
+		a.byEntry[k.Name] = z
+		a.zygotes = append(a.zygotes, z)
+	}
+}
+
+// adoptReplicas adopts replicas, whose zygotes were.
+func (a *adoption) adoptReplicas() {
+	slices.SortFunc(a.replicas, func(x, y leftReplica) int { return x.d.Started.Compare(y.d.Started) })
+	for i, r := range a.replicas {
 		// Of one name, the latest is it.
-		if slices.ContainsFunc(replicas[i+1:], func(next leftReplica) bool { return next.d.Replica == r.d.Replica }) {
-			m.discard(r.k, r.held, errSucceeded)
+		if slices.ContainsFunc(a.replicas[i+1:], func(next leftReplica) bool { return next.d.Replica == r.d.Replica }) {
+			a.discard(r.k, r.held, errSucceeded)
 			continue
 		}
-		if err := m.adoptReplica(r, zygotes[cmp.Or(r.d.Zygote, r.d.Mapped)]); err != nil {
-			m.discard(r.k, r.held, err)
+		if err := a.adoptReplica(r, a.byEntry[cmp.Or(r.d.Zygote, r.d.Mapped)]); err != nil {
+			a.discard(r.k, r.held, err)
 		}
 	}
 }
@@ -100,17 +105,9 @@ func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygo
 // errSucceeded says that an entry's replica has ended, and was reported.
 var errSucceeded = errors.New("another replica has its name since")
 
-// adoptZygote makes a zygote of what was kept of it. Nothing is read from it yet.
-func (m *Manager) adoptZygote(k warden.Kept, held *resources.Reservation, d zygote.Description) (*zygote.Zygote, error) {
-	z, err := zygote.Adopt(m.host, k, held, d)
-	if err == nil && z.Memory() == nil {
-		m.missed(k, d.Function, z.Key.What())
-	}
-	return z, err
-}
-
 // adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is unknown has ended with that.
-func (m *Manager) adoptReplica(r leftReplica, z *zygote.Zygote) error {
+func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
+	m := a.m
 	k, d := r.k, r.d
 	if own := d.Zygote == ""; len(k.Files) != 2 || own != (k.PID != 0) || !own && d.PID == 0 {
 		return fmt.Errorf("replica %q: process %d and %d descriptors, want 2: stdout, stderr", d.Replica, max(k.PID, d.PID), len(k.Files))
@@ -129,7 +126,7 @@ func (m *Manager) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 	} else if z != nil { // a worker's replicas are in its group
 		m.pool.Began(d.Function)
 	}
-	m.missed(k, d.Function, d.Replica)
+	a.missed(k, d.Function, d.Replica)
 	if z != nil {
 		if p.mapped = z; d.Zygote != "" {
 			p.zygote, p.mapped = z, nil
@@ -142,7 +139,7 @@ func (m *Manager) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 	switch {
 	case d.Zygote == "":
 		ended := m.exits.Await(k.Name)
-		m.ends.Go(func() { m.mourned(p, ended) })
+		m.ends.Go(func() { p.reportEnd(ended) })
 	case z == nil:
 		how := task.EndShared
 		if d.Task != 0 {
@@ -154,7 +151,8 @@ func (m *Manager) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 }
 
 // install puts an adopted zygote into its place and begins to read from it.
-func (m *Manager) install(z *zygote.Zygote) {
+func (a *adoption) install(z *zygote.Zygote) {
+	m := a.m
 	m.mu.Lock()
 	s := m.hold(z.Key)
 	before := s.zygote
@@ -169,10 +167,8 @@ func (m *Manager) install(z *zygote.Zygote) {
 			its = func(function string) { m.visit(z.Key, function) }
 		}
 		its(z.Function)
-		for _, p := range m.processes {
-			if p.zygote == z || p.mapped == z {
-				its(p.function)
-			}
+		for _, function := range m.processes.functionsOf(z) {
+			its(function)
 		}
 	}
 	if next > 0 {
@@ -191,9 +187,10 @@ func (m *Manager) install(z *zygote.Zygote) {
 }
 
 // awaitLists waits until it is known which replicas live.
-func (m *Manager) awaitLists(all []*zygote.Zygote) {
+func (a *adoption) awaitLists() {
+	m := a.m
 	timeout := time.After(listTimeout)
-	for _, z := range all {
+	for _, z := range a.zygotes {
 		listed := z.Family.Listed()
 		if listed == nil {
 			continue
@@ -209,14 +206,16 @@ func (m *Manager) awaitLists(all []*zygote.Zygote) {
 }
 
 // missed says that output was lost.
-func (m *Manager) missed(k warden.Kept, function, replica string) {
+func (a *adoption) missed(k warden.Kept, function, replica string) {
+	m := a.m
 	if k.Lost > 0 {
 		m.cfg.Output(function, replica, "stderr", fmt.Sprintf("%d bytes of output were lost %s", k.Lost, zygote.Away))
 	}
 }
 
 // discard ends what cannot be adopted. What it returns is closed when it has ended.
-func (m *Manager) discard(k warden.Kept, held *resources.Reservation, why error) <-chan struct{} {
+func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error) <-chan struct{} {
+	m := a.m
 	m.cfg.Log.Warn("left by an earlier KeysManager and not adopted", "entry", k.Name, "pid", k.PID, "why", why)
 	for _, f := range k.Files {
 		_ = f.Close() // nothing was written through it

@@ -131,7 +131,7 @@ func sleep(ctx context.Context, p errPause) error {
 
 // mayLoad says why a zygote is not loaded now, with m.mu held.
 func (m *Manager) mayLoad(key zygote.Key, s *slot) error {
-	switch left, err := time.Until(m.slots.Entry(key).Retry), m.loadable(engineByKey(key)); {
+	switch left, err := time.Until(m.slots.Entry(key).Retry), m.cfg.loadable(engineByKey(key)); {
 	case m.closed:
 		return ErrClosed
 	case err != nil:
@@ -306,6 +306,38 @@ func (m *Manager) nameOf(k zygote.Key, s *slot) string {
 		return cmp.Or(first, s.zygote.Function)
 	}
 	return cmp.Or(first, s.function)
+}
+
+// unlessUsed calls take unless a function or a zygote uses what is in the folder of this name, with
+// m.mu held.
+func (m *Manager) unlessUsed(name string, take func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, k := range m.uses {
+		if folderOf(k) == name {
+			return
+		}
+	}
+	for _, k := range m.slots.Keys() {
+		if folderOf(k) == name {
+			return
+		}
+	}
+	take()
+}
+
+// count counts a start that needed a zygote.
+func (m *Manager) count(key zygote.Key, hit bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s, ok := m.slots.Peek(key); ok {
+		s.used = time.Now()
+	}
+	if hit {
+		m.counts.Hits++
+	} else {
+		m.counts.Misses++
+	}
 }
 
 // changed tells that the inventory is another; it must be called without m.mu.

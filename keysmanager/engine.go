@@ -110,12 +110,12 @@ func (e engine) seen(s node.Spec) string {
 
 // loads is the environment of a process that loads its model: a zygote's, whose own is empty or, of the author's code, the
 // function's; a replica's. threads is how many it computes with at first; 0: as its replicas are told.
-func (m *Manager) loads(e engine, env map[string]string, threads int) map[string]string {
+func (c *Config) loads(e engine, env map[string]string, threads int) map[string]string {
 	env = maps.Clone(env)
 	if e.library {
-		env[wire.EnvORT], env["ORT_DISABLE_TELEMETRY"] = m.cfg.ORT, "1"
+		env[wire.EnvORT], env["ORT_DISABLE_TELEMETRY"] = c.ORT, "1"
 	}
-	env[wire.EnvPoolThreads] = strconv.Itoa(m.cfg.Threads)
+	env[wire.EnvPoolThreads] = strconv.Itoa(c.Threads)
 	if threads > 0 {
 		env[wire.EnvThreads] = strconv.Itoa(threads)
 	}
@@ -133,21 +133,33 @@ func (m *Manager) zygoteEnvironment(key zygote.Key, s node.Spec) map[string]stri
 		env[wire.EnvFunction] = s.Function
 	}
 	if e.makes && key.Form == zygote.Forks {
-		if folder := m.prepacked(key); folder != "" {
+		if folder := m.disk.prepacked(key); folder != "" {
 			env[wire.EnvPrepacked] = folder
 		}
 	}
 	threads := 0
 	if e.author { // what it compiles is for as many threads as its replicas have
-		threads = m.threads(node.Order{Spec: s})
+		threads = m.cfg.threads(node.Order{Spec: s})
 	}
-	return m.loads(e, env, threads)
+	return m.cfg.loads(e, env, threads)
 }
 
 // loadable says why no process can load a variant's parameters; nil: one can.
-func (m *Manager) loadable(e engine) error {
-	if e.library && m.cfg.ORT == "" {
+func (c *Config) loadable(e engine) error {
+	if e.library && c.ORT == "" {
 		return errNoORT
 	}
 	return nil
+}
+
+// threads returns how many threads a replica computes with at first: as many as its share of the processor has use for.
+func (c *Config) threads(o node.Order) int {
+	milli := o.CPUMilli
+	if milli == 0 {
+		milli = o.Spec.CPUMilli
+	}
+	if milli <= 0 {
+		return c.Threads
+	}
+	return min((milli+999)/1000, c.Threads)
 }

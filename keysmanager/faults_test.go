@@ -235,12 +235,12 @@ func TestADiskThatFillsUpIsTrimmed(t *testing.T) {
 	n.mu.Lock()
 	n.uses["f.ns"] = used
 	n.mu.Unlock()
-	if n.trim(); len(left()) != 3 {
+	if n.disk.trim(); len(left()) != 3 {
 		t.Errorf("left are %v, want all while there is room", left())
 	}
 	put(removed+"half", 1<<20, 0)
 	put("newest", 49<<20/10, 0)
-	if n.trim(); strings.Join(left(), " ") != folderOf(used)+" newer newest" {
+	if n.disk.trim(); strings.Join(left(), " ") != folderOf(used)+" newer newest" {
 		t.Errorf("left are %v, want what is used and the newer ones", left())
 	}
 	n.Close()

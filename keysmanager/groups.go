@@ -36,11 +36,10 @@ var ErrUnknown = errors.New("no replica of this name runs here")
 // as its function says. On a node without cgroups the error is errors.ErrUnsupported.
 func (m *Manager) SetCPU(_ context.Context, replica string, milli int) error {
 	m.mu.Lock()
-	p := m.processes[replica]
-	runs := p != nil && p.running
+	p := m.processes.running(replica)
 	m.mu.Unlock()
 	switch {
-	case !runs:
+	case p == nil:
 		return fmt.Errorf("replica %q: %w", replica, ErrUnknown)
 	case p.zygote.Works():
 		return fmt.Errorf("replica %q: its processor cannot be bounded, it is a part of worker %q: %w", replica, p.zygote.Key.Worker, errors.ErrUnsupported)
@@ -52,6 +51,6 @@ func (m *Manager) SetCPU(_ context.Context, replica string, milli int) error {
 	if err := p.held.Group().Bound(milli); err != nil {
 		return err
 	}
-	m.keep(p)
+	m.starter.keep(p)
 	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -168,25 +167,13 @@ func (m *Manager) busyWith(k zygote.Key, s *slot) string {
 	if s.loading != nil {
 		return "it loads; wait for it"
 	}
-	if names := m.replicasOf(s.zygote); len(names) > 0 {
+	if names := m.processes.of(s.zygote); len(names) > 0 {
 		return fmt.Sprintf("%d replicas run from it (%s); scale the function down first", len(names), strings.Join(names, ", "))
 	}
 	if m.slots.Entry(k).Busy() {
 		return "replicas are being forked from it; try again"
 	}
 	return ""
-}
-
-// replicasOf returns the names of the replicas that a zygote has, sorted, with m.mu held.
-func (m *Manager) replicasOf(z *zygote.Zygote) []string {
-	var names []string
-	for name, p := range m.processes {
-		if (p.zygote == z || p.mapped == z) && p.running {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
 }
 
 // Invalidate says that a function's parameters are not what they were, though its image is: when it has returned, nothing
@@ -236,7 +223,7 @@ func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation
 		return out, nil
 	}
 	m.mu.Lock()
-	out.Replicas = m.replicasOf(z)
+	out.Replicas = m.processes.of(z)
 	m.mu.Unlock()
 	if m.tidy(); z.Family.Replicas() == 0 {
 		select {

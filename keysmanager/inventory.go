@@ -116,11 +116,7 @@ func (m *Manager) Inventory() Inventory {
 			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.Digest, cmp.Or(e.Fails, e.Ends), e.Retry, s.err.Error()})
 		}
 	}
-	for _, p := range m.processes {
-		if p.running {
-			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases, p.held.Group().Milli(), p.usage()})
-		}
-	}
+	inv.Replicas = m.processes.infos()
 	slices.SortFunc(inv.Zygotes, func(a, b ZygoteInfo) int {
 		return cmp.Or(cmp.Compare(a.Function, b.Function), cmp.Compare(a.Digest, b.Digest), cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Device, b.Device))
 	})

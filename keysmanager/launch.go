@@ -21,24 +21,24 @@ const maxLaunches = 16
 // gate lets maxLaunches launches of a function through.
 type gate struct {
 	turns chan struct{}
-	users int // who have asked for it; guarded by the manager's mutex
+	users int // starts that have asked for it; guarded by starter.mu
 }
 
 // enter waits for a turn of a function, which ends with leave.
-func (m *Manager) enter(ctx context.Context, function string) (leave func(), err error) {
-	m.mu.Lock()
-	g := m.gates[function]
+func (l *starter) enter(ctx context.Context, function string) (leave func(), err error) {
+	l.mu.Lock()
+	g := l.gates[function]
 	if g == nil {
 		g = &gate{turns: make(chan struct{}, maxLaunches)}
-		m.gates[function] = g
+		l.gates[function] = g
 	}
 	g.users++
-	m.mu.Unlock()
+	l.mu.Unlock()
 	gone := func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		if g.users--; g.users == 0 {
-			delete(m.gates, function)
+			delete(l.gates, function)
 		}
 	}
 	select {
@@ -51,8 +51,8 @@ func (m *Manager) enter(ctx context.Context, function string) (leave func(), err
 }
 
 // launch makes what a replica's process gets, has run start it in its cgroup, and returns the dispatcher's end of its stage socket.
-func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (*net.UnixConn, error) {
-	leave, err := m.enter(ctx, o.Spec.Function)
+func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (*net.UnixConn, error) {
+	leave, err := l.enter(ctx, o.Spec.Function)
 	if err != nil {
 		return nil, err
 	}
@@ -62,7 +62,7 @@ func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func
 		return nil, err
 	}
 	defer theirs.Close()
-	if p.output, err = sandbox.NewOutput(func(stream, line string) { m.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
+	if p.output, err = sandbox.NewOutput(func(stream, line string) { l.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}

@@ -88,18 +88,19 @@ type Manager struct {
 	cfg    Config
 	warden *warden.Client
 
-	pool  *resources.Pool  // what processes hold of the node
-	scale *resources.Scale // what they take of its memory
-	exits resources.Ends   // of the warden's processes
-	host  *zygote.Host     // of its zygotes
+	pool    *resources.Pool  // what processes hold of the node
+	scale   *resources.Scale // what they take of its memory
+	exits   resources.Ends   // of the warden's processes
+	host    *zygote.Host     // of its zygotes
+	disk    *packedFolders   // what they keep across restarts
+	starter *starter
 
 	mu        sync.Mutex
 	closed    bool
-	processes map[string]*process
+	processes replicas
 	slots     *slots
 	uses      map[string]zygote.Key      // by function: the zygote of its present spec
 	sizes     map[zygote.Key]int64       // bytes that zygotes took, by key without generation
-	gates     map[string]*gate           // by function, of those that are launched
 	instead   map[zygote.Key]zygote.Form // of variants whose zygote, of zygote.Forks, is impossible
 	counts    Counts
 	looked    map[string]looked // by image, as the latest Warm saw it
@@ -145,9 +146,9 @@ func New(cfg Config) (*Manager, error) {
 		cfg.ORT = abs
 	}
 	m := &Manager{
-		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: newSlots(),
+		cfg: cfg, warden: cfg.Warden, processes: replicas{}, slots: newSlots(),
 		detached: make(chan struct{}), uses: map[string]zygote.Key{}, sizes: map[zygote.Key]int64{},
-		instead: map[zygote.Key]zygote.Form{}, asks: map[string]*asking{}, generations: map[zygote.Key]uint64{}, gates: map[string]*gate{}, going: map[*zygote.Zygote]bool{},
+		instead: map[zygote.Key]zygote.Form{}, asks: map[string]*asking{}, generations: map[zygote.Key]uint64{}, going: map[*zygote.Zygote]bool{},
 	}
 	if err := m.newMetrics(cfg.Metrics); err != nil {
 		return nil, err
@@ -164,11 +165,14 @@ func New(cfg Config) (*Manager, error) {
 		Warden: m.warden, Pool: m.pool, Exits: &m.exits, Meter: cfg.meter, Limits: m.zygoteLimits(), Context: m.ctx, Detached: m.detached, Tasks: &m.ends,
 		Describe: func(d zygote.Description) []byte { return encode(meta{Zygote: &d}) }, Output: cfg.Output, Log: cfg.Log,
 	}
+	m.starter = &starter{cfg: &m.cfg, pool: m.pool, exits: &m.exits, warden: m.warden, ends: &m.ends, parameters: m, gates: map[string]*gate{}}
+	m.disk = &packedFolders{folder: cfg.Cache, log: cfg.Log, unlessUsed: m.unlessUsed}
 	if err := m.adopt(); err != nil {
 		m.cancel(err)
 		return nil, fmt.Errorf("keysmanager: %w", err)
 	}
-	m.pool.RetainGroups(m.groups())
+	live, _ := m.seen()
+	m.pool.RetainGroups(live)
 	m.mu.Lock()
 	for _, s := range m.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
 		if s.zygote != nil && s.settled == nil {
@@ -186,7 +190,9 @@ func (m *Manager) exited(p *process, cause string, end task.End) {
 	if p.zygote.Works() {
 		m.pool.Left(p.function)
 	}
-	m.remove(p)
+	m.mu.Lock()
+	m.processes.remove(p)
+	m.mu.Unlock()
 	if p.mapped != nil {
 		p.mapped.Family.Unmap(p.pid)
 	}
@@ -198,15 +204,6 @@ func (m *Manager) exited(p *process, cause string, end task.End) {
 	m.changed()
 }
 
-// remove frees the name of a process.
-func (m *Manager) remove(p *process) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.processes[p.replica] == p {
-		delete(m.processes, p.replica)
-	}
-}
-
 // endTimeout is how long the end of what has got SIGKILL is waited for, and longer than that its cgroup may take to be removed.
 const endTimeout = 30 * time.Second
 
@@ -214,10 +211,9 @@ const endTimeout = 30 * time.Second
 // process has ended and was reported. Stopping what does not run is no error.
 func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration) error {
 	m.mu.Lock()
-	p := m.processes[replica]
-	runs := p != nil && p.running
+	p := m.processes.running(replica)
 	m.mu.Unlock()
-	if !runs {
+	if p == nil {
 		return nil
 	}
 	p.signal(syscall.SIGTERM)

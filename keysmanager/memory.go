@@ -27,25 +27,7 @@ func (m *Manager) census() resources.Census {
 			c.Coming[s.pid] = s.need.bytes
 		}
 	}
-	var alone resources.Family
-	for _, p := range m.processes {
-		if !p.running || p.zygote.Works() { // a worker's replicas are counted with it
-			continue
-		}
-		copied := resources.Copied{PID: p.pid, Bytes: -1}
-		if u := p.held.Group().Info(); u != nil {
-			copied.Bytes = u.Memory
-		}
-		of := p.zygote
-		if of == nil {
-			of = p.mapped
-		}
-		if i, ok := byZygote[of]; ok && of != nil {
-			c.Families[i].Replicas = append(c.Families[i].Replicas, copied)
-		} else if of == nil {
-			alone.Replicas = append(alone.Replicas, copied)
-		}
-	}
+	alone := m.processes.count(c.Families, byZygote)
 	for z := range m.going {
 		c.Going = append(c.Going, z.PID)
 	}

@@ -44,18 +44,6 @@ func (m *Manager) key(s node.Spec, e engine, image sandbox.Image) zygote.Key {
 	return k
 }
 
-// threads is how many threads a replica computes with at first: as many as its share of the processor has use for.
-func (m *Manager) threads(o node.Order) int {
-	milli := o.CPUMilli
-	if milli == 0 {
-		milli = o.Spec.CPUMilli
-	}
-	if milli <= 0 {
-		return m.cfg.Threads
-	}
-	return min((milli+999)/1000, m.cfg.Threads)
-}
-
 // possibly does something with a function's parameters in the first form that is possible.
 func (m *Manager) possibly(a *asking, s node.Spec, e engine, image sandbox.Image, do func(zygote.Key) error) error {
 	if err := e.can(s); err != nil {
@@ -83,25 +71,25 @@ func (m *Manager) possibly(a *asking, s node.Spec, e engine, image sandbox.Image
 }
 
 // place starts p from its function's parameters.
-func (m *Manager) place(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
-	err = m.possibly(p.asking, o.Spec, e, image, func(key zygote.Key) (err error) {
+func (l *starter) place(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
+	err = l.parameters.possibly(p.asking, o.Spec, e, image, func(key zygote.Key) (err error) {
 		if key.Form == zygote.None {
-			conn, err = m.cold(ctx, o, p, e, image, env)
+			conn, err = l.cold(ctx, o, p, e, image, env)
 			return err
 		}
-		return m.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
+		return l.parameters.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
 			if p.path = z.Path(); o.Spec.Start == "fork" && p.path != PathFork && e.library {
 				return errNotPacked
 			}
-			conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
+			conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
 				p.ordered(load)
 				if z.Memory() != nil {
-					return m.mapMemory(z, o, p, e, image, env, socket)
+					return l.mapMemory(z, o, p, e, image, env, socket)
 				}
 				if err := z.Held().ShowSecrets(z.PID, o.Spec.Secrets); err != nil {
 					return err
 				}
-				return m.fork(ctx, z, o, p, image.Root, env, socket)
+				return l.fork(ctx, z, o, p, image.Root, env, socket)
 			})
 			return err
 		})
@@ -168,7 +156,7 @@ func (m *Manager) fallBack(function string, key zygote.Key, why zygote.Impossibl
 }
 
 // fork starts p, of an image with this root, as a child of a zygote.
-func (m *Manager) fork(ctx context.Context, z *zygote.Zygote, o node.Order, p *process, root string, env map[string]string, socket *os.File) error {
+func (l *starter) fork(ctx context.Context, z *zygote.Zygote, o node.Order, p *process, root string, env map[string]string, socket *os.File) error {
 	begin := time.Now()
 	p.zygote = z
 	if ctx.Err() != nil { // a spare child needs no waiting for
@@ -177,7 +165,7 @@ func (m *Manager) fork(ctx context.Context, z *zygote.Zygote, o node.Order, p *p
 	if z.Works() {
 		env[wire.EnvStageRoot] = root
 	}
-	message, err := zygote.Beginning(m.threads(o), env)
+	message, err := zygote.Beginning(l.cfg.threads(o), env)
 	if err != nil {
 		return err
 	}
@@ -192,32 +180,32 @@ func (m *Manager) fork(ctx context.Context, z *zygote.Zygote, o node.Order, p *p
 		p.path = PathParked
 	}
 	if z.Works() {
-		m.pool.Began(p.function)
+		l.pool.Began(p.function)
 	}
-	m.keep(p, p.output.Readers()...)
+	l.keep(p, p.output.Readers()...)
 	z.Family.Provide("")
 	return nil
 }
 
 // cold starts p as a process that loads the parameters by itself.
-func (m *Manager) cold(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
-	if err := m.loadable(e); err != nil {
+func (l *starter) cold(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+	if err := l.cfg.loadable(e); err != nil {
 		return nil, err
 	}
-	m.count(zygote.Key{}, false)
+	l.parameters.count(zygote.Key{}, false)
 	p.path = PathCold
-	return m.launch(ctx, o, p, func(socket *os.File) error {
+	return l.launch(ctx, o, p, func(socket *os.File) error {
 		p.ordered(0)
-		return m.spawn(o, p, image, m.loads(e, env, m.threads(o)), []*os.File{socket})
+		return l.spawn(o, p, image, l.cfg.loads(e, env, l.cfg.threads(o)), []*os.File{socket})
 	})
 }
 
 // mapMemory starts p as a process that maps the parameters.
-func (m *Manager) mapMemory(z *zygote.Zygote, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string, socket *os.File) error {
-	env = m.loads(e, env, m.threads(o))
+func (l *starter) mapMemory(z *zygote.Zygote, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string, socket *os.File) error {
+	env = l.cfg.loads(e, env, l.cfg.threads(o))
 	env[wire.EnvMapped] = "1"
 	p.mapped = z
-	if err := m.spawn(o, p, image, env, slices.Concat([]*os.File{socket}, z.Memory())); err != nil {
+	if err := l.spawn(o, p, image, env, slices.Concat([]*os.File{socket}, z.Memory())); err != nil {
 		return err
 	}
 	z.Family.Map(p.pid, p) // its end comes later: it waits for this start
@@ -231,7 +219,7 @@ func (m *Manager) bring(ctx context.Context, cmd sandbox.Command, key zygote.Key
 	if key.Form != zygote.Map {
 		z, err := zygote.Load(ctx, m.host, cmd, key, tenantOf(s), limitsOf(s), tell)
 		if err != nil && pid != 0 {
-			m.removeHalfPacked(cmd.Env[wire.EnvPrepacked], pid)
+			m.disk.removeHalfPacked(cmd.Env[wire.EnvPrepacked], pid)
 		}
 		return z, err
 	}

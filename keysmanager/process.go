@@ -10,6 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -96,5 +97,16 @@ func (p *process) awaitEnd(most time.Duration) error {
 		return ErrClosed
 	case <-time.After(most):
 		return fmt.Errorf("replica %q: process %d is still there %v after SIGKILL", p.replica, p.pid, most)
+	}
+}
+
+// reportEnd waits for the end of a process of the warden's own and reports it, unless the process is
+// left to the warden.
+func (p *process) reportEnd(ended <-chan warden.Exit) {
+	select {
+	case e := <-ended:
+		p.End(resources.Describe(e), resources.EndOf(e))
+	case <-p.owner.detached:
+		p.output.Abandon()
 	}
 }

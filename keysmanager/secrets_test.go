@@ -209,7 +209,7 @@ func TestSecretsInAWorker(t *testing.T) {
 // TestASecretsFolderIsNobodysToName: the environment of a function says nothing to its watchdog,
 // which may be root.
 func TestASecretsFolderIsNobodysToName(t *testing.T) {
-	m := &Manager{cfg: Config{Watchdog: []string{"stagecoach", "watchdog"}}}
+	m := &starter{cfg: &Config{Watchdog: []string{"stagecoach", "watchdog"}}}
 	s := node.Spec{Process: "cat", Env: map[string]string{"STAGECOACH_SECRETS": "/root", "secret_mount_path": "/root"}}
 	for folder, want := range map[string]string{"": "", "/run/stagecoach/secrets-x/ns/f/set": "/run/stagecoach/secrets-x/ns/f/set"} {
 		s.Secrets = folder

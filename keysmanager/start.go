@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
@@ -52,10 +53,12 @@ func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Ph
 	defer cancel(nil)
 	defer context.AfterFunc(m.ctx, func() { cancel(ErrClosed) })()
 
-	started, err := m.start(ctx, o, p)
+	started, err := m.starter.start(ctx, o, p)
 	if err != nil {
 		p.held.Release()
-		m.remove(p)
+		m.mu.Lock()
+		m.processes.remove(p)
+		m.mu.Unlock()
 		return node.Started{}, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
 	m.mu.Lock()
@@ -72,11 +75,25 @@ var notTheirs = []string{
 	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
 }
 
-func (m *Manager) start(ctx context.Context, o node.Order, p *process) (node.Started, error) {
-	if err := m.pool.CheckNetwork(o.Spec.Network); err != nil { // also if it would fork from a zygote that is there
+// starter starts the processes of replicas, on the path that their function asks for. It has no part
+// in what is kept in memory: it asks parameters for a zygote to start from.
+type starter struct {
+	cfg        *Config
+	pool       *resources.Pool
+	exits      *resources.Ends
+	warden     *warden.Client
+	ends       *sync.WaitGroup // of the processes that it starts
+	parameters *Manager
+
+	mu    sync.Mutex       // guards gates; nothing is called under it
+	gates map[string]*gate // by function, of those that are launched
+}
+
+func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Started, error) {
+	if err := l.pool.CheckNetwork(o.Spec.Network); err != nil { // also if it would fork from a zygote that is there
 		return node.Started{}, err
 	}
-	image, err := m.cfg.Images.Resolve(o.Spec.Image)
+	image, err := l.cfg.Images.Resolve(o.Spec.Image)
 	if err != nil {
 		return node.Started{}, err
 	}
@@ -90,49 +107,35 @@ func (m *Manager) start(ctx context.Context, o node.Order, p *process) (node.Sta
 	var conn *net.UnixConn
 	switch {
 	case o.Spec.Worker != "":
-		conn, err = m.reside(ctx, o, p, e, image, env)
+		conn, err = l.reside(ctx, o, p, e, image, env)
 	case e.keeps(o.Spec):
-		conn, err = m.place(ctx, o, p, e, image, env)
+		conn, err = l.place(ctx, o, p, e, image, env)
 	default:
-		m.unuse(p.asking)
+		l.parameters.unuse(p.asking)
 		p.path = PathProcess
-		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
+		conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(0)
-			return m.spawn(o, p, image, env, []*os.File{socket})
+			return l.spawn(o, p, image, env, []*os.File{socket})
 		})
 	}
 	if err != nil {
 		return node.Started{}, err
 	}
 	if err := p.held.Group().Bound(o.CPUMilli); err != nil {
-		m.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
+		l.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
 	}
 	return node.Started{PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
 }
 
 // keep describes p to the warden.
-func (m *Manager) keep(p *process, files ...*os.File) {
-	if err := m.warden.Put(p.entry, p.meta(), files...); err != nil {
-		m.cfg.Log.Warn("replica would not be adopted as it is by another daemon", "replica", p.replica, "error", err)
-	}
-}
-
-// count counts a start that needed a zygote.
-func (m *Manager) count(key zygote.Key, hit bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s, ok := m.slots.Peek(key); ok {
-		s.used = time.Now()
-	}
-	if hit {
-		m.counts.Hits++
-	} else {
-		m.counts.Misses++
+func (l *starter) keep(p *process, files ...*os.File) {
+	if err := l.warden.Put(p.entry, p.meta(), files...); err != nil {
+		l.cfg.Log.Warn("replica would not be adopted as it is by another daemon", "replica", p.replica, "error", err)
 	}
 }
 
 // spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage socket.
-func (m *Manager) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
+func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
 	limits := limitsOf(o.Spec)
 	if Watched(image, env) {
@@ -154,21 +157,21 @@ func (m *Manager) spawn(o node.Order, p *process, image sandbox.Image, env map[s
 		if who = resources.ItsPrograms; image.Rootfs {
 			who = resources.Nobody
 		}
-		if err := m.shim(&command, o.Spec, image); err != nil {
+		if err := l.shim(&command, o.Spec, image); err != nil {
 			return err
 		}
 		command.Env[wire.EnvOutOfMemory] = p.held.Group().TellsOutOfMemory(groups)
 	}
-	ended := m.exits.Await(p.entry)
+	ended := l.exits.Await(p.entry)
 	pid, err := p.held.Start(tenantOf(o.Spec), who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
 	if err != nil {
-		m.exits.Cancel(p.entry)
+		l.exits.Cancel(p.entry)
 		return err
 	}
 	p.pid = pid
 	p.phase("spawn", time.Since(begin))
-	m.keep(p)
-	m.ends.Go(func() { m.mourned(p, ended) })
+	l.keep(p)
+	l.ends.Go(func() { p.reportEnd(ended) })
 	return nil
 }
 
@@ -183,8 +186,8 @@ func Watched(image sandbox.Image, env map[string]string) bool {
 }
 
 // shim makes the command of a function that of its watchdog.
-func (m *Manager) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) error {
-	if len(m.cfg.Watchdog) == 0 {
+func (l *starter) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) error {
+	if len(l.cfg.Watchdog) == 0 {
 		return fmt.Errorf("image %q has no executable ./%s, and this node runs no functions of other kinds", image.Name, sandbox.Executable)
 	}
 	image.ReadOnly = s.ReadOnly
@@ -207,6 +210,6 @@ func (m *Manager) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) err
 			own[wire.EnvProgram+name] = value
 		}
 	}
-	c.Env, c.Argv = own, m.cfg.Watchdog
+	c.Env, c.Argv = own, l.cfg.Watchdog
 	return nil
 }

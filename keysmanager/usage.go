@@ -8,41 +8,24 @@ import (
 
 // measure looks at what the processes of the node use.
 func (m *Manager) measure() {
-	m.pool.Measure(func() ([]*resources.Cgroup, map[*resources.Cgroup][]string) { return m.groups(), m.guests() })
+	m.pool.Measure(m.seen)
 }
 
 // used returns what has been used by function, as of the latest measurement.
-func (m *Manager) used() map[string]resources.Used { return m.pool.Used(m.groups(), m.guests()) }
+func (m *Manager) used() map[string]resources.Used { return m.pool.Used(m.seen()) }
 
-// guests returns the functions of the replicas of each worker, by its group.
-func (m *Manager) guests() map[*resources.Cgroup][]string {
+// seen returns the cgroups of what runs, and the functions of the replicas of each worker, by its
+// cgroup.
+func (m *Manager) seen() (live []*resources.Cgroup, guests map[*resources.Cgroup][]string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	all := map[*resources.Cgroup][]string{}
-	for _, p := range m.processes {
-		if p.running && p.zygote.Works() && p.zygote.Held().Group() != nil {
-			all[p.zygote.Held().Group()] = append(all[p.zygote.Held().Group()], p.function)
-		}
-	}
-	return all
-}
-
-// groups returns the cgroups of what runs.
-func (m *Manager) groups() []*resources.Cgroup {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	var all []*resources.Cgroup
-	for _, p := range m.processes {
-		if p.running && p.held.Group() != nil {
-			all = append(all, p.held.Group())
-		}
-	}
+	live = m.processes.groups()
 	for _, s := range m.slots.Values() {
 		if s.zygote != nil && s.zygote.Held().Group() != nil {
-			all = append(all, s.zygote.Held().Group())
+			live = append(live, s.zygote.Held().Group())
 		}
 	}
-	return all
+	return live, m.processes.guests()
 }
 
 // usageMetrics exports what the replicas of each function have used.

@@ -29,7 +29,7 @@ const workerRests = 5 * time.Minute
 const workerEnds = 10 * time.Second
 
 // residence returns the worker that an order's replica belongs to.
-func (m *Manager) residence(o node.Order, e engine) (zygote.Key, error) {
+func (l *starter) residence(o node.Order, e engine) (zygote.Key, error) {
 	s := o.Spec
 	switch what := "annotation stagecoach.dev/process is " + s.Worker; {
 	case e.name != python.name:
@@ -39,7 +39,7 @@ func (m *Manager) residence(o node.Order, e engine) (zygote.Key, error) {
 	case strings.Contains(o.Device, ","):
 		return zygote.Key{}, fmt.Errorf("%s and its replica gets the devices %s, want one: that process has one", what, o.Device)
 	}
-	return zygote.Key{Namespace: s.Namespace, Process: s.Process, Form: zygote.Worker, Engine: e.name, Worker: s.Worker, Device: o.Device, Network: m.pool.NetworkOf(s.Network), Secrets: secretSet(s)}, nil
+	return zygote.Key{Namespace: s.Namespace, Process: s.Process, Form: zygote.Worker, Engine: e.name, Worker: s.Worker, Device: o.Device, Network: l.pool.NetworkOf(s.Network), Secrets: secretSet(s)}, nil
 }
 
 // secretSet tells sets of secrets apart; empty: no secrets.
@@ -51,19 +51,19 @@ func secretSet(s node.Spec) string {
 }
 
 // reside starts p in the worker that its function names, and that first, unless it is there.
-func (m *Manager) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
-	key, err := m.residence(o, e)
+func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+	key, err := l.residence(o, e)
 	if err != nil {
 		return nil, err
 	}
-	m.unuse(p.asking)
+	l.parameters.unuse(p.asking)
 	var conn *net.UnixConn
-	if err := m.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
-		m.mu.Lock()
-		m.visit(z.Key, o.Spec.Function)
-		m.mu.Unlock()
+	if err := l.parameters.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
+		l.parameters.mu.Lock()
+		l.parameters.visit(z.Key, o.Spec.Function)
+		l.parameters.mu.Unlock()
 		p.path = z.Path()
-		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
+		conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(load)
 			if err := z.Held().AdmitTo(z.PID, image.Root); err != nil {
 				return err
@@ -71,7 +71,7 @@ func (m *Manager) reside(ctx context.Context, o node.Order, p *process, e engine
 			if err := z.Held().ShowSecrets(z.PID, o.Spec.Secrets); err != nil {
 				return err
 			}
-			return m.fork(ctx, z, o, p, image.Root, env, socket)
+			return l.fork(ctx, z, o, p, image.Root, env, socket)
 		})
 		return err
 	}); err != nil {

@@ -271,7 +271,7 @@ func configOf(c, other Config) Config {
 // TestResidences: who may share a process, and who has none.
 func TestResidences(t *testing.T) {
 	s := node.Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
-	m := &Manager{pool: resources.NewPool(resources.Config{Networks: new(bareNetworks)})}
+	m := &starter{pool: resources.NewPool(resources.Config{Networks: new(bareNetworks)})}
 	base, err := m.residence(node.Order{Spec: s, Device: "d"}, python)
 	if err != nil || base.What() != "worker" || engineByKey(base).name != python.name {
 		t.Fatal(base, err)
