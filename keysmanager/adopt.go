@@ -154,17 +154,13 @@ func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 func (a *adoption) install(z *zygote.Zygote) {
 	m := a.m
 	m.mu.Lock()
-	s, ok := m.slots.Get(z.Key)
-	if !ok {
-		s = &slot{}
-		m.slots.Add(z.Key, s)
-	}
+	s := m.hold(z.Key)
 	before := s.zygote
-	s.zygote = z
+	m.fill(z.Key, s, z)
 	variant, next := z.Key.Variant(), z.Key.Generation
 	if z.Replaced() {
 		next++ // its own is not wanted any more
-		m.retiring(s)
+		m.retiring(z.Key, s)
 	} else {
 		its := func(function string) { m.uses[function] = z.Key }
 		if z.Works() {
@@ -181,6 +177,7 @@ func (a *adoption) install(z *zygote.Zygote) {
 	if z.Key.Form == zygote.Map {
 		m.instead[variant] = zygote.Map
 	}
+	m.letGo(z.Key)
 	m.mu.Unlock()
 	if before != nil {
 		before.Kill() // it had been given up

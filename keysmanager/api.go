@@ -1,6 +1,9 @@
 package keysmanager
 
-import "github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+import (
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+)
 
 // What a Config has and an Inventory shows of package resources.
 type (
@@ -25,7 +28,7 @@ type (
 )
 
 // Threshold is the share of the node's memory that may be in use before idle zygotes are evicted.
-const Threshold = resources.Threshold
+const Threshold = cache.Threshold
 
 // Errors of package resources that callers may want to tell apart.
 var (

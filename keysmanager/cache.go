@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -45,14 +46,14 @@ func (m *Manager) borrow(ctx context.Context, key zygote.Key, spec node.Spec, im
 	m.mu.Unlock()
 	release = func() {
 		m.mu.Lock()
-		m.letGo(s)
+		m.letGo(key)
 		m.mu.Unlock()
 		m.tidy()
 	}
 	for {
 		m.mu.Lock()
 		if s.settled != nil { // invalidated meanwhile: what comes after it is another
-			m.letGo(s)
+			m.letGo(key)
 			key = m.newest(key)
 			s = m.hold(key)
 		}
@@ -92,11 +93,12 @@ func (m *Manager) awaitLoad(ctx context.Context, key zygote.Key, s *slot, done <
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	fails := m.slots.Entry(key).Fails
 	switch {
 	case s.failed == failed:
 		return nil
-	case s.fails > 1:
-		return fmt.Errorf("its %s has not loaded %d times in a row: %w", key.What(), s.fails, s.err)
+	case fails > 1:
+		return fmt.Errorf("its %s has not loaded %d times in a row: %w", key.What(), fails, s.err)
 	default:
 		return fmt.Errorf("its %s has not loaded: %w", key.What(), s.err)
 	}
@@ -127,27 +129,9 @@ func sleep(ctx context.Context, p errPause) error {
 	}
 }
 
-// hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction until letGo, with m.mu held.
-func (m *Manager) hold(key zygote.Key) *slot {
-	s, ok := m.slots.Get(key)
-	if !ok {
-		s = &slot{}
-		m.slots.Add(key, s)
-	}
-	s.users++
-	return s
-}
-
-// letGo undoes one hold, with m.mu held.
-func (m *Manager) letGo(s *slot) {
-	if s.users--; s.users == 0 && s.settled != nil {
-		close(s.settled)
-	}
-}
-
 // mayLoad says why a zygote is not loaded now, with m.mu held.
 func (m *Manager) mayLoad(key zygote.Key, s *slot) error {
-	switch left, err := time.Until(s.retry), m.cfg.loadable(engineByKey(key)); {
+	switch left, err := time.Until(m.slots.Entry(key).Retry), m.cfg.loadable(engineByKey(key)); {
 	case m.closed:
 		return ErrClosed
 	case err != nil:
@@ -178,23 +162,19 @@ func (m *Manager) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec n
 		return nil, err
 	}
 	if err != nil {
-		m.loadFailed(s, err)
+		m.loadFailed(key, s, err)
 		return nil, err
 	}
-	mem := m.memory(now)
-	victims, missing := fit(m.cached(), mem, n.bytes)
-	if len(victims) > 0 || missing > 0 {
-		_, bytes := m.unparkAll()
-		mem.coming -= bytes
-		victims, missing = fit(m.cached(), mem, n.bytes)
+	m.tell()
+	want := cache.Want[zygote.Key]{Key: key, Bytes: n.bytes, Bounds: now.Bounds}
+	d := m.step(want)
+	if d.unpark {
+		want.Freed = d.freed
+		d = m.step(want)
 	}
-	if missing > 0 {
+	if !d.load {
 		m.counts.Refused++
 		return nil, m.refuse(spec.Function, n, now)
-	}
-	var gone []<-chan struct{}
-	for _, k := range victims {
-		gone = append(gone, m.evictOne(k, &m.counts.Evicted.Memory))
 	}
 	limit := cmp.Or(m.cfg.loadTimeout, loadTimeout)
 	if until, ok := ctx.Deadline(); ok {
@@ -203,7 +183,7 @@ func (m *Manager) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec n
 	ctx, cancel := context.WithCancelCause(m.ctx)
 	s.loading, s.need, s.cancel, s.function = make(chan struct{}), n, cancel, spec.Function
 	m.starts.Add(1)
-	go m.load(ctx, limit, key, s, spec, image, gone) // Close waits for it through m.starts
+	go m.load(ctx, limit, key, s, spec, image, d.gone) // Close waits for it through m.starts
 	return s.loading, nil
 }
 
@@ -214,7 +194,7 @@ func (m *Manager) refuse(function string, n need, now resources.Sample) error {
 		switch s, _ := m.slots.Peek(k); {
 		case s.loading != nil:
 			loading = append(loading, keeper{s.function, s.need.bytes})
-		case s.zygote != nil && (s.users > 0 || s.zygote.Family.Replicas() > 0):
+		case s.zygote != nil && m.slots.Entry(k).Busy():
 			busy = append(busy, keeper{m.nameOf(k, s), s.zygote.Bytes})
 		}
 	}
@@ -222,10 +202,10 @@ func (m *Manager) refuse(function string, n need, now resources.Sample) error {
 }
 
 // loadFailed counts a failed load of a slot's zygote; m.mu is held.
-func (m *Manager) loadFailed(s *slot, err error) {
-	s.fails++
+func (m *Manager) loadFailed(key zygote.Key, s *slot, err error) {
 	s.failed++
-	s.err, s.retry = err, time.Now().Add(zygote.Backoff(s.fails))
+	s.err = err
+	m.step(cache.Failed[zygote.Key]{Key: key})
 }
 
 // load starts a slot's zygote, once those that give way to it have gone, and tells those who wait. It goes on when they have given up:
@@ -250,15 +230,15 @@ func (m *Manager) load(ctx context.Context, limit time.Duration, key zygote.Key,
 	})
 	m.mu.Lock()
 	stale := m.closed || s.settled != nil
-	if !stale {
-		if s.zygote = z; err != nil {
-			m.loadFailed(s, err)
-		} else {
-			s.fails = 0
-			key.Generation = 0
-			m.sizes[key] = z.Bytes
-			m.epoch++
-		}
+	switch {
+	case err != nil && !stale:
+		m.loadFailed(key, s, err)
+	case err != nil || m.closed:
+		m.step(cache.Failed[zygote.Key]{Key: key}) // nobody waits for it
+	case m.fill(key, s, z):
+		variant := key
+		variant.Generation = 0
+		m.sizes[variant] = z.Bytes
 	}
 	close(s.loading)
 	s.loading, s.cancel, s.pid = nil, nil, 0
@@ -295,101 +275,22 @@ func (m *Manager) mourn(key zygote.Key, s *slot) {
 	if s.zygote == nil || s.zygote.Alive() || m.closed {
 		return
 	}
-	s.ended(time.Since(s.zygote.Loaded), s.zygote.Died())
+	s.err = errors.New(s.zygote.Died())
+	m.step(cache.Ended[zygote.Key]{Key: key, Lived: time.Since(s.zygote.Loaded)})
 	m.cfg.Log.Warn(key.What()+" ended", "function", s.zygote.Function, "model", key.Model, "cause", s.zygote.Died())
 	s.zygote = nil
 	m.epoch++
 }
 
-// ended counts the end of a zygote that had loaded and lived so long.
-func (s *slot) ended(lived time.Duration, cause string) {
-	if lived > longLife {
-		s.ends = 0
+// fill puts a zygote that has loaded into its slot, with m.mu held. It reports false if the slot was
+// invalidated while the zygote loaded. Then the caller ends the zygote.
+func (m *Manager) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
+	if m.step(cache.Loaded[zygote.Key]{Key: key, Bytes: z.Bytes}).discard {
+		return false
 	}
-	s.ends++
-	s.err, s.retry = errors.New(cause), time.Now().Add(min(zygote.Backoff(s.ends-1), lastBackoffOfEnds))
-}
-
-// cached returns the zygotes that are there, least recently used first, with m.mu held.
-func (m *Manager) cached() []cached {
-	var all []cached
-	for _, k := range m.slots.Keys() {
-		if s, _ := m.slots.Peek(k); s.zygote != nil {
-			all = append(all, cached{key: k, bytes: s.zygote.Bytes, busy: s.users > 0 || s.zygote.Family.Replicas() > 0, keep: s.keep})
-		}
-	}
-	return all
-}
-
-// tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their ends are not waited for.
-func (m *Manager) tidy() {
-	now := m.lockWeighed(resources.SampleFresh)
-	if m.closed {
-		m.mu.Unlock()
-		return
-	}
-	ended := m.dropUnused()
-	all, mem := m.cached(), m.memory(now)
-	victims, pressed := evict(all, mem)
-	short := pressed || len(victims) > 0
-	if short {
-		if n, _ := m.unparkAll(); n > 0 { // they go first
-			victims = nil
-		}
-	}
-	counter := &m.counts.Evicted.Pressure
-	if b, _ := mem.tightest(resources.CalmBelow); b.Name == resources.BoundOwn {
-		counter = &m.counts.Evicted.Memory
-	}
-	for _, k := range victims {
-		m.evictOne(k, counter)
-	}
-	if m.pressed = pressed; short {
-		m.calm = time.Now().Add(calmFor)
-	}
-	m.mu.Unlock()
-	if ended || len(victims) > 0 {
-		m.changed()
-	}
-}
-
-// calmFor is how long after memory was short nothing is loaded ahead of need.
-const calmFor = 10 * time.Second
-
-// dropUnused ends idle zygotes that nobody's present spec uses, and forgets what belongs to them, with m.mu held.
-func (m *Manager) dropUnused() (ended bool) {
-	current, variants := map[zygote.Key]bool{}, map[zygote.Key]bool{}
-	for _, k := range m.uses {
-		current[k], variants[k.Variant()] = true, true
-	}
-	for _, k := range m.slots.Keys() {
-		s, _ := m.slots.Peek(k)
-		switch {
-		case k.Form == zygote.Worker:
-			if !m.rest(k, s) {
-				continue
-			}
-		case current[k]:
-			s.since = time.Time{}
-		case s.users > 0 || s.loading != nil || s.zygote != nil && s.zygote.Family.Replicas() > 0:
-			if s.since.IsZero() {
-				s.since = time.Now()
-			}
-		case s.zygote == nil:
-			m.slots.Remove(k)
-			continue
-		default:
-			m.counts.Evicted.Invalidated++
-			m.retire(k)
-			ended = true
-			continue
-		}
-		variants[k.Variant()] = true
-	}
-	maps.DeleteFunc(m.sizes, func(k zygote.Key, _ int64) bool { return !variants[k.Variant()] })
-	maps.DeleteFunc(m.generations, func(k zygote.Key, _ uint64) bool { return !variants[k] })
-	maps.DeleteFunc(m.instead, func(k zygote.Key, _ zygote.Form) bool { return !variants[k] })
-	return ended
+	s.zygote = z
+	m.epoch++
+	return true
 }
 
 // nameOf is the function that uses a zygote, the first by name when several do, or else the one that it was loaded for, with
@@ -405,38 +306,6 @@ func (m *Manager) nameOf(k zygote.Key, s *slot) string {
 		return cmp.Or(first, s.zygote.Function)
 	}
 	return cmp.Or(first, s.function)
-}
-
-// evictOne ends a zygote for want of memory, with m.mu held.
-func (m *Manager) evictOne(k zygote.Key, counter *uint64) (gone <-chan struct{}) {
-	s, _ := m.slots.Peek(k)
-	*counter++
-	m.counts.Evictions++
-	if m.cfg.OnEvict != nil {
-		m.cfg.OnEvict(m.nameOf(k, s), s.zygote.Bytes)
-	}
-	return m.retire(k)
-}
-
-// retire takes a zygote out of the cache and ends it, with m.mu held.
-func (m *Manager) retire(k zygote.Key) (gone <-chan struct{}) {
-	s, _ := m.slots.Peek(k)
-	z := s.zygote
-	m.going[z] = true
-	m.epoch++
-	m.ends.Go(func() {
-		z.Stop()
-		m.mu.Lock()
-		delete(m.going, z)
-		m.mu.Unlock()
-		if !s.since.IsZero() {
-			m.retired.Observe(time.Since(s.since).Seconds())
-		}
-		m.changed()
-	})
-	s.zygote = nil
-	m.slots.Remove(k)
-	return z.Gone()
 }
 
 // unlessUsed calls take unless a function or a zygote uses what is in the folder of this name, with

@@ -13,8 +13,10 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -105,8 +107,11 @@ func TestAStartWaitsForABackOff(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("first", withModel)
 	n.mu.Lock()
-	for _, s := range n.slots.Values() {
-		s.ends = 100
+	for _, key := range n.slots.Keys() {
+		for range 10 { // it has ended soon, again and again
+			n.step(cache.Ended[zygote.Key]{Key: key})
+			n.step(cache.Loaded[zygote.Key]{Key: key, Bytes: 1})
+		}
 	}
 	n.mu.Unlock()
 	if err := syscall.Kill(n.zygote(), syscall.SIGKILL); err != nil {
@@ -122,12 +127,10 @@ func TestAStartWaitsForABackOff(t *testing.T) {
 	proctest.Until(t, "the start to wait", func() bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		for _, s := range n.slots.Values() {
-			if s.users > 0 && s.zygote == nil {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(n.slots.Keys(), func(key zygote.Key) bool {
+			e := n.slots.Entry(key)
+			return e.Holds > 0 && !e.Ready
+		})
 	})
 	cancel(errors.New("nobody waits any more"))
 	if err := <-waits; err == nil || !strings.Contains(err.Error(), "nobody waits any more") || !strings.Contains(err.Error(), "its zygote is not loaded again for ") ||

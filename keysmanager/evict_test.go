@@ -8,35 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
-
-func TestBackoff(t *testing.T) {
-	for n, want := range map[int]time.Duration{0: 0, 1: 500 * time.Millisecond, 3: 2 * time.Second, 100: 30 * time.Second} {
-		if got := zygote.Backoff(n); got != want {
-			t.Errorf("zygote.Backoff(%d) = %v, want %v", n, got, want)
-		}
-	}
-}
-
-// TestZygotesThatLoadWellAndEnd has zygotes that end after five others did: none of them is a
-// failed load.
-func TestZygotesThatLoadWellAndEnd(t *testing.T) {
-	for name, tc := range map[string]struct {
-		life time.Duration
-		want int
-		wait time.Duration
-	}{
-		"soon after it was loaded": {time.Second, 6, lastBackoffOfEnds},
-		"after a long life":        {time.Hour, 1, 0},
-	} {
-		s := &slot{ends: 5}
-		s.ended(tc.life, "killed")
-		if s.ends != tc.want || s.fails != 0 || s.failed != 0 || time.Until(s.retry) > tc.wait || tc.wait > 0 && time.Until(s.retry) <= 0 {
-			t.Errorf("%s: %d ends and %d failed loads, the next load in %v; want %d and none, and %v", name, s.ends, s.fails, time.Until(s.retry), tc.want, tc.wait)
-		}
-	}
-}
 
 func TestWarmLoadsAhead(t *testing.T) {
 	n := newNode(t, nil)
@@ -104,7 +76,7 @@ func TestWarmIsNoUse(t *testing.T) {
 	if err := n.Warm(t.Context(), both); err != nil {
 		t.Fatal(err)
 	}
-	if oldest, _, _ := n.slots.GetOldest(); oldest.Namespace != "other" {
+	if oldest := n.slots.Keys()[0]; oldest.Namespace != "other" {
 		t.Errorf("least recently used is %q's, want other's", oldest.Namespace)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
@@ -125,6 +126,7 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 		m.mu.Unlock()
 		return 0, ErrClosed
 	}
+	m.tell()
 	var idle []zygote.Key
 	for _, k := range m.slots.Keys() {
 		s, _ := m.slots.Peek(k)
@@ -132,7 +134,7 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 		if its := k.Digest == what || ok && used == k || s.guests[what]; !its || s.zygote == nil && s.loading == nil {
 			continue
 		}
-		if why := m.busyWith(s); why != "" {
+		if why := m.busyWith(k, s); why != "" {
 			m.mu.Unlock()
 			return 0, fmt.Errorf("evict %q: %w: %s", what, ErrBusy, why)
 		}
@@ -146,9 +148,7 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	for _, k := range idle {
 		s, _ := m.slots.Peek(k)
 		bytes += s.zygote.Bytes
-		m.counts.Evicted.Asked++
-		ends = append(ends, s.zygote.Gone())
-		m.retire(k)
+		ends = append(ends, m.step(cache.Drop[zygote.Key]{Key: k}).gone...)
 	}
 	m.mu.Unlock()
 	m.changed()
@@ -163,14 +163,14 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 }
 
 // busyWith says what keeps a slot's zygote from being ended, with m.mu held; empty: nothing.
-func (m *Manager) busyWith(s *slot) string {
+func (m *Manager) busyWith(k zygote.Key, s *slot) string {
 	if s.loading != nil {
 		return "it loads; wait for it"
 	}
 	if names := m.processes.of(s.zygote); len(names) > 0 {
 		return fmt.Sprintf("%d replicas run from it (%s); scale the function down first", len(names), strings.Join(names, ", "))
 	}
-	if s.users > 0 || s.zygote.Family.Replicas() > 0 {
+	if m.slots.Entry(k).Busy() {
 		return "replicas are being forked from it; try again"
 	}
 	return ""
@@ -201,10 +201,13 @@ func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation
 		out.Took = time.Since(begin)
 		return out, nil
 	}
-	z, settled := s.zygote, m.retiring(s)
+	z, settled := s.zygote, m.retiring(key, s)
+	if z != nil {
+		z.Replace()
+	}
 	m.mu.Unlock()
 	if z != nil {
-		if err := z.Replace(); err != nil && z.Alive() {
+		if err := z.Put(); err != nil && z.Alive() {
 			m.cfg.Log.Warn("another daemon would not know that parameters were invalidated", "function", function, "error", err)
 		}
 	}
@@ -249,15 +252,10 @@ func (m *Manager) newest(key zygote.Key) zygote.Key {
 
 // retiring keeps everything from starting from a slot's zygote, with m.mu held, and returns what is closed when the starts
 // that had already begun to have forked or gone elsewhere. A load under way is given up.
-func (m *Manager) retiring(s *slot) <-chan struct{} {
+func (m *Manager) retiring(key zygote.Key, s *slot) <-chan struct{} {
 	if s.settled == nil {
-		s.settled, s.since = make(chan struct{}), time.Now()
-		if s.cancel != nil {
-			s.cancel(errInvalid)
-		}
-		if s.users == 0 {
-			close(s.settled)
-		}
+		s.settled = make(chan struct{})
+		m.step(cache.Invalidate[zygote.Key]{Key: key})
 	}
 	return s.settled
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
@@ -100,11 +101,10 @@ func (m *Manager) Inventory() Inventory {
 	now := m.weigh(resources.SampleFresh)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	mem := m.memory(now)
-	b, _ := mem.tightest(Threshold)
+	b, _ := cache.Tightest(now.Bounds, Threshold)
 	inv := Inventory{
 		Node: m.cfg.Node, Memory: b.Total, MemoryUsed: b.Used, Threshold: int64(float64(b.Total) * Threshold), Bound: b.Name,
-		Free: max(0, mem.free()), CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.devices(),
+		Free: max(0, m.slots.cache.Free(now.Bounds)), CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.devices(),
 		Counts: m.counts,
 	}
 	for _, k := range m.slots.Keys() {
@@ -112,7 +112,8 @@ func (m *Manager) Inventory() Inventory {
 		if s.loading != nil || s.zygote != nil && s.zygote.Alive() {
 			inv.Zygotes = append(inv.Zygotes, m.info(k, s))
 		} else if s.err != nil {
-			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.Digest, cmp.Or(s.fails, s.ends), s.retry, s.err.Error()})
+			e := m.slots.Entry(k)
+			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.Digest, cmp.Or(e.Fails, e.Ends), e.Retry, s.err.Error()})
 		}
 	}
 	inv.Replicas = m.processes.infos()
@@ -130,14 +131,15 @@ func (m *Manager) Inventory() Inventory {
 
 // info describes a slot whose zygote is there or loads, with m.mu held.
 func (m *Manager) info(k zygote.Key, s *slot) ZygoteInfo {
+	e := m.slots.Entry(k)
 	z := ZygoteInfo{
 		Function: m.nameOf(k, s), Digest: k.Digest, Namespace: k.Namespace, Worker: k.Worker, Device: k.Device, Model: k.Model, Generation: k.Generation,
-		State: Ready, Key: s.keep, LastUsed: s.used,
+		State: Ready, Key: e.KeyStage, LastUsed: s.used,
 	}
 	switch {
 	case s.loading != nil:
 		z.State, z.Bytes = Loading, s.need.bytes
-	case !s.since.IsZero():
+	case !e.Since.IsZero():
 		z.State = Retiring
 	}
 	if k.Form == zygote.Worker {

@@ -14,7 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
@@ -104,10 +103,10 @@ type Manager struct {
 	mu        sync.Mutex
 	closed    bool
 	processes replicas
-	slots     *simplelru.LRU[zygote.Key, *slot] // least recently used first
-	uses      map[string]zygote.Key             // by function: the zygote of its present spec
-	sizes     map[zygote.Key]int64              // bytes that zygotes took, by key without generation
-	instead   map[zygote.Key]zygote.Form        // of variants whose zygote, of zygote.Forks, is impossible
+	slots     *slots
+	uses      map[string]zygote.Key      // by function: the zygote of its present spec
+	sizes     map[zygote.Key]int64       // bytes that zygotes took, by key without generation
+	instead   map[zygote.Key]zygote.Form // of variants whose zygote, of zygote.Forks, is impossible
 	counts    Counts
 	looked    map[string]looked // by image, as the latest Warm saw it
 
@@ -115,8 +114,6 @@ type Manager struct {
 	generations map[zygote.Key]uint64   // how often parameters have been invalidated, by key without generation
 	going       map[*zygote.Zygote]bool // that are being ended
 	epoch       uint64                  // grows when a zygote comes or goes: a sample from before does not count it
-	pressed     bool                    // as evict has it
-	calm        time.Time               // until then nothing is loaded ahead of need
 
 	retired prometheus.Histogram // seconds that replaced parameters have stayed
 
@@ -127,30 +124,6 @@ type Manager struct {
 	starts   sync.WaitGroup // Starts and loads under way
 	watchers sync.WaitGroup // one a zygote
 	ends     sync.WaitGroup // one a process of our own; reports and evictions under way
-}
-
-// slot is the place of a zygote: it loads, is there, or has failed.
-type slot struct {
-	loading  chan struct{}           // closed when the load has ended; nil: none is under way
-	cancel   context.CancelCauseFunc // gives that load up
-	need     need                    // of that load
-	pid      int                     // of its process; 0: it has not begun
-	function string                  // that it was loaded for
-	zygote   *zygote.Zygote          // nil: none
-	users    int                     // orders that will fork from it
-	used     time.Time               // by a start, the latest
-	keeping                          // of a key stage
-	fails    int                     // loads that failed, in a row
-	failed   uint64                  // loads that failed, ever
-	ends     int                     // zygotes that loaded and ended soon, in a row
-	retry    time.Time
-	err      error // of the latest failed load, or why the latest zygote ended
-
-	settled chan struct{} // invalidated: closed when no order will fork from it any more; nil: it is not
-	since   time.Time     // when it was replaced; zero: it was not
-
-	idle   time.Time       // since when a worker has had no replicas; zero: it has some
-	guests map[string]bool // functions that a worker has had replicas of
 }
 
 // Errors of Start that callers may want to tell apart.
@@ -177,16 +150,12 @@ func New(cfg Config) (*Manager, error) {
 		}
 		cfg.ORT = abs
 	}
-	slots, err := simplelru.NewLRU[zygote.Key, *slot](1<<20, nil) // bounded by memory, not by number
-	if err != nil {
-		return nil, err
-	}
 	m := &Manager{
-		cfg: cfg, warden: cfg.Warden, processes: replicas{}, slots: slots,
+		cfg: cfg, warden: cfg.Warden, processes: replicas{}, slots: newSlots(),
 		detached: make(chan struct{}), uses: map[string]zygote.Key{}, sizes: map[zygote.Key]int64{},
 		instead: map[zygote.Key]zygote.Form{}, asks: map[string]*asking{}, generations: map[zygote.Key]uint64{}, going: map[*zygote.Zygote]bool{},
 	}
-	if err = m.newMetrics(cfg.Metrics); err != nil {
+	if err := m.newMetrics(cfg.Metrics); err != nil {
 		return nil, err
 	}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
@@ -53,15 +54,10 @@ func (m *Manager) lockWeighed(fresh time.Duration) resources.Sample {
 // maxWeighed bounds how often memory is measured again because zygotes come and go meanwhile.
 const maxWeighed = 10
 
-// memory is the sample as eviction sees it, with m.mu held.
+// memory is the sample as a refusal reports it, with m.mu held.
 func (m *Manager) memory(s resources.Sample) memory {
-	out := memory{bounds: s.Bounds, pressed: m.pressed, short: time.Now().Before(m.calm)}
-	for _, k := range m.slots.Keys() {
-		if s, _ := m.slots.Peek(k); s.loading != nil {
-			out.coming += s.need.bytes
-		}
-	}
-	return out
+	_, room := cache.Tightest(s.Bounds, Threshold)
+	return memory{bounds: s.Bounds, coming: room - m.slots.cache.Free(s.Bounds)}
 }
 
 // watchMemory evicts as soon as memory is short, until ctx ends.

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
@@ -46,6 +47,12 @@ func (m *Manager) need(key zygote.Key, image sandbox.Image) (need, error) {
 	return need{bytes + bytes/needShare + base, of}, nil
 }
 
+// memory is how much of a node's memory is in use.
+type memory struct {
+	bounds []resources.Bound
+	coming int64 // bytes that loads under way are expected to take
+}
+
 // keeper is who has memory.
 type keeper struct {
 	name  string
@@ -54,7 +61,7 @@ type keeper struct {
 
 // refusal says why a zygote is not loaded: what it needs, what is there, and who has it.
 func refusal(function string, n need, m memory, own int64, busy, loading []keeper) error {
-	b, room := m.tightest(Threshold)
+	b, room := cache.Tightest(m.bounds, Threshold)
 	limit := int64(float64(b.Total) * Threshold)
 	var s strings.Builder
 	fmt.Fprintf(&s, "zygote of %q needs about %s (%s), ", function, plan.Size(n.bytes), n.of)

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
@@ -25,9 +26,6 @@ type keeping struct {
 func keepingOf(s node.Spec, e engine) keeping {
 	return keeping{keep: true, parks: s.Devices == 1 && e.name == python.name, bytes: s.DeviceMemory}
 }
-
-// parkedHost is what a parked child is expected to take of the node's memory, in bytes.
-const parkedHost = 512 << 20
 
 // holdersOf returns what a slot has of devices beside its replicas: a worker's context, parked children; with m.mu held.
 func (m *Manager) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
@@ -131,19 +129,16 @@ func (m *Manager) parkAhead() {
 		}
 	}
 	m.unparkBeyond(ids, func(*zygote.Zygote) bool { return false })
-	room := m.memory(now).free()
-	if m.pressed || time.Now().Before(m.calm) {
-		return
-	}
+	room := m.slots.cache.Ahead(time.Now(), now.Bounds)
 	for _, s := range slices.Backward(m.slots.Values()) {
 		if s.zygote == nil || !s.parks || s.settled != nil {
 			continue
 		}
 		for _, id := range ids {
 			i := slices.IndexFunc(all, func(d DeviceInfo) bool { return d.ID == id })
-			if _, there := s.zygote.Family.Parked()[id]; !there && i >= 0 && room >= parkedHost && all[i].Takes(s.bytes) {
+			if _, there := s.zygote.Family.Parked()[id]; !there && i >= 0 && room >= cache.ParkedHost && all[i].Takes(s.bytes) {
 				s.zygote.Family.Provide(id)
-				room -= parkedHost
+				room -= cache.ParkedHost
 				all = m.devices()
 			}
 		}

@@ -201,7 +201,7 @@ func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 // TestParkedChildrenGoFirst when memory is short, and before anybody's zygote.
 func TestParkedChildrenGoFirst(t *testing.T) {
 	g := &gauge{Meter: resources.NewKernel("")}
-	g.set(resources.Bound{resources.BoundMachine, 100 * gb, gb})
+	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: gb})
 	n, _, s := parking(t, func(c *Config) { c.meter = g }, "GPU-a")
 	n.keyStages(s)
 	pid := n.parkedOn("GPU-a")["GPU-a"]

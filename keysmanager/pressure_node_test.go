@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -42,7 +43,7 @@ func (g *gauge) Bounds() []resources.Bound {
 func newGauged(t *testing.T, change func(*Config)) (*rig, *gauge) {
 	t.Helper()
 	g := &gauge{Meter: resources.NewKernel("")}
-	g.set(resources.Bound{resources.BoundMachine, 100 * gb, gb})
+	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: gb})
 	return newNode(t, func(c *Config) {
 		if c.meter = g; change != nil {
 			change(c)
@@ -52,7 +53,7 @@ func newGauged(t *testing.T, change func(*Config)) (*rig, *gauge) {
 
 // press sets what the machine uses and has the node see it.
 func (n *rig) press(g *gauge, used int64) Inventory {
-	g.set(resources.Bound{resources.BoundMachine, 100 * gb, used})
+	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: used})
 	n.weigh(0)
 	n.tidy()
 	return n.Inventory()
@@ -87,7 +88,7 @@ func TestPressureFromOutside(t *testing.T) {
 		}
 	}
 	n.mu.Lock()
-	n.calm = time.Time{} // a while later
+	n.slots.cache.Step(time.Now().Add(time.Minute), nil) // a while later
 	n.mu.Unlock()
 	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other}}); err != nil || len(n.Inventory().Zygotes) != 2 {
 		t.Errorf("%v, %+v, want it loaded again", err, n.Inventory().Zygotes)
@@ -218,14 +219,17 @@ func TestALoadCountsOnce(t *testing.T) {
 	g.Meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
 	n.mu.Lock()
 	for pid, bytes := range map[int]int64{7: 4 * gb, 8: 2 * gb, 0: gb} {
-		n.slots.Add(zygote.Key{Model: fmt.Sprint(pid)}, &slot{pid: pid, loading: make(chan struct{}), need: need{bytes: bytes}})
+		key := zygote.Key{Model: fmt.Sprint(pid)}
+		s := n.hold(key)
+		s.pid, s.loading, s.need = pid, make(chan struct{}), need{bytes: bytes}
+		n.step(cache.Want[zygote.Key]{Key: key, Bytes: bytes})
 	}
 	n.mu.Unlock()
 	if inv := n.press(g, 20*gb); inv.Free != (85-20+3+2-4-2-1)*gb || inv.MemoryUsed != (20-3-2)*gb {
 		t.Errorf("%d bytes are free and %d used, want %d and %d", inv.Free, inv.MemoryUsed, 63*gb, 15*gb)
 	}
 	n.mu.Lock()
-	n.slots.Purge()
+	n.slots = newSlots()
 	n.mu.Unlock()
 }
 

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -162,7 +163,7 @@ func (m *Manager) fulfil(ctx context.Context, w *wish, begun func()) error {
 		m.mu.Unlock()
 		_, err := m.beginLoad(ctx, key, s, w.spec, w.image)
 		m.mu.Lock()
-		m.letGo(s) // what loads is not let go of, nor what its function uses
+		m.letGo(key) // what loads is not let go of, nor what its function uses
 		m.mu.Unlock()
 		if err != nil {
 			return err
@@ -185,14 +186,18 @@ func (m *Manager) fulfil(ctx context.Context, w *wish, begun func()) error {
 func (m *Manager) mark(keep map[zygote.Key]keeping) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, k := range m.slots.Keys() {
-		s, _ := m.slots.Peek(k)
-		newest := k == m.newest(k)
-		k.Generation = 0
-		if s.keeping = keep[k]; !newest {
+	var keyStages []zygote.Key
+	for k, s := range m.slots.all {
+		variant := k
+		variant.Generation = 0
+		if s.keeping = keep[variant]; k != m.newest(k) {
 			s.keeping = keeping{}
 		}
+		if s.keep {
+			keyStages = append(keyStages, k)
+		}
 	}
+	m.step(cache.Mark[zygote.Key]{Keys: keyStages})
 }
 
 // worthLoading says whether a zygote is neither there nor, loaded now, one that would be evicted again.
@@ -213,5 +218,6 @@ func (m *Manager) worthLoading(key zygote.Key, image sandbox.Image, keep bool) b
 	}
 	now := m.lockWeighed(resources.SampleFresh)
 	defer m.mu.Unlock()
-	return !there() && room(m.cached(), m.memory(now), n.bytes, keep)
+	m.tell()
+	return !there() && m.slots.cache.Room(time.Now(), now.Bounds, n.bytes, keep)
 }

@@ -102,23 +102,3 @@ func (p *process) usage() *Usage {
 	}
 	return u
 }
-
-// rest ends a worker that has had no replicas for a while, with m.mu held. It returns whether the slot is still there.
-func (m *Manager) rest(k zygote.Key, s *slot) bool {
-	switch {
-	case s.users > 0 || s.loading != nil || s.zygote != nil && s.zygote.Family.Replicas() > 0:
-		s.idle = time.Time{}
-		return true
-	case s.idle.IsZero():
-		s.idle = time.Now()
-		return true
-	case time.Since(s.idle) < cmp.Or(m.cfg.workerRests, workerRests):
-		return true
-	case s.zygote != nil:
-		m.cfg.Log.Info("worker ends: it has had no replicas for a while", "worker", k.Worker, "device", k.Device)
-		m.retire(k)
-	default:
-		m.slots.Remove(k)
-	}
-	return false
-}

@@ -382,13 +382,13 @@ func TestAWorkerIsCountedOnce(t *testing.T) {
 		t.Errorf("it seems to take %d, want about %d", got, want)
 	}
 	n.mu.Lock()
-	n.slots.Add(z.Key, &slot{zygote: z})
+	n.fill(z.Key, n.hold(z.Key), z)
 	n.processes["a"] = &process{replica: "a", zygote: z, pid: z.PID, running: true}
 	n.mu.Unlock()
 	all := n.census().Families
 	n.mu.Lock()
 	delete(n.processes, "a")
-	n.slots.Remove(z.Key)
+	n.slots = newSlots()
 	n.mu.Unlock()
 	if len(all) != 2 || all[0].Of != z.Parent() {
 		t.Errorf("%d families, want the worker's and those without", len(all))

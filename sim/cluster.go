@@ -27,7 +27,8 @@ type replica struct {
 	gone    bool
 }
 
-// starts are what it took to bring up replicas, as package cluster keeps it: means that follow the latest eight of a path.
+// starts are how long starts took, as package cluster keeps it: means that follow the latest eight
+// of a path.
 type starts struct {
 	list   []plan.Start // sorted by path
 	latest time.Duration
@@ -48,7 +49,8 @@ func (s *starts) add(path string, took time.Duration) {
 	x.Mean += (took - x.Mean) / time.Duration(x.N)
 }
 
-// apply brings the cluster to p, as package cluster does; at once says that starts take no time, because they were before the run.
+// apply makes the cluster what p wants, as package cluster does. With atOnce, starts take no time,
+// because they were before the run.
 func (w *world) apply(p *plan.Plan, atOnce bool) {
 	for i := range p.Wants {
 		want := &p.Wants[i]
@@ -67,17 +69,33 @@ func (w *world) apply(p *plan.Plan, atOnce bool) {
 			}
 		}
 	}
+	w.warm(p, atOnce)
 	for _, n := range w.nodes {
-		n.unkey()
+		n.tidy(w)
+	}
+}
+
+// warm marks key stages and loads parameters ahead of need, as KeysManagers do.
+func (w *world) warm(p *plan.Plan, atOnce bool) {
+	for _, n := range w.nodes {
+		n.keys = n.keys[:0]
 	}
 	for i := range p.Warm {
-		want := &p.Warm[i]
-		if want.Warmth >= plan.Host {
+		if want := &p.Warm[i]; want.Warmth >= plan.Host && want.Key {
+			n := w.node(want.Node)
+			n.keys = append(n.keys, w.byKey[want.Function].i)
+		}
+	}
+	for _, n := range w.nodes {
+		n.mark(w)
+	}
+	for i := range p.Warm {
+		if want := &p.Warm[i]; want.Warmth >= plan.Host {
 			w.node(want.Node).warm(w, w.byKey[want.Function], want.Key, atOnce)
 		}
 	}
 	for _, n := range w.nodes {
-		n.evict(w)
+		n.mark(w) // those that are loaded now
 	}
 }
 
@@ -96,19 +114,23 @@ func (w *world) release(l *line, want *plan.Want) {
 	}
 }
 
-// order starts a replica, of a key stage or another.
+// order starts a replica, of a key stage or another. If the node has no room for its parameters,
+// none is started; the next plan may order another.
 func (w *world) order(l *line, slot plan.Slot, key, atOnce bool) {
-	w.started++
 	n := w.node(slot.Node)
+	path, took, ok := n.start(w, l, atOnce)
+	if !ok {
+		w.rec.stages[l.i].short(w, "no room for its parameters on "+slot.Node)
+		return
+	}
+	w.started++
 	r := &replica{
 		name: fmt.Sprintf("%s-%06d", l.spec.Name, w.started), line: l, node: n, device: slot.Device, state: plan.Starting, since: w.clock,
-		ordered: w.now, key: key,
+		ordered: w.now, key: key, path: path,
 	}
-	path, took := n.start(w, l, atOnce)
-	r.path = path
 	l.replicas = append(l.replicas, r)
 	l.byName[r.name] = r
-	n.take(r, 1)
+	n.take(w, r, 1)
 	w.rec.stages[l.i].count(w)
 	if atOnce {
 		w.becomeReady(r)
@@ -156,8 +178,8 @@ func (w *world) gone(r *replica) {
 	l := r.line
 	l.replicas = slices.DeleteFunc(l.replicas, func(x *replica) bool { return x == r })
 	delete(l.byName, r.name)
-	r.node.take(r, -1)
-	r.node.evict(w)
+	r.node.take(w, r, -1)
+	r.node.tidy(w)
 	w.rec.stages[l.i].count(w)
 }
 

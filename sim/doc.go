@@ -1,9 +1,15 @@
-// Package sim replays days of load in seconds: a discrete-event simulator that runs the code of production over virtual time.
+// Package sim replays days of load in seconds: a discrete-event simulator that runs the code of
+// production over virtual time.
 //
-// What decides is what decides in production: [policy.Set.Decide] on a snapshot of the virtual cluster, and the Step cores of
-// packages flow and dispatch, which walk requests through graphs, keep the lines, batch, retry, expire and drain. What is
-// modelled is the rest: when requests arrive (package load/arrivals), how long a batch keeps its slot ([Service]), what a start
-// costs on which path with which parameters warm on which node ([Start]), and replicas that die.
+// The code that decides is that of production:
+//
+//   - [policy.Set.Decide] on a snapshot of the virtual cluster;
+//   - the cores of packages flow and dispatch, which walk requests through graphs, keep the lines,
+//     batch, retry, expire and drain;
+//   - the core of package cache, which says what parameters each node keeps.
+//
+// The rest is modelled: when requests arrive (package load/arrivals), how long a batch keeps its
+// slot ([Service]), how long a start takes on which path ([Start]), and replicas that die.
 //
 //	s, err := sim.Parse(file)               // strict; errors name the field's path
 //	m, err := s.Model(open)                 // reads traces, checks the graph

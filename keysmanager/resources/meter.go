@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -45,12 +46,12 @@ func (k Kernel) Bounds() []Bound {
 	total, known := field(info, "MemTotal:")
 	available, ok := field(info, "MemAvailable:")
 	if known && ok {
-		all = append(all, Bound{BoundMachine, total << 10, (total - available) << 10})
+		all = append(all, Bound{Name: BoundMachine, Total: total << 10, Used: (total - available) << 10})
 	}
 	// Each cgroup around this process bounds it. The tightest one counts.
 	var inner *Bound
 	for _, dir := range k.groups {
-		if b, ok := k.group(dir); ok && (inner == nil || b.Below(Threshold) < inner.Below(Threshold)) {
+		if b, ok := k.group(dir); ok && (inner == nil || b.Below(cache.Threshold) < inner.Below(cache.Threshold)) {
 			inner = &b
 		}
 	}
@@ -79,7 +80,7 @@ func (k Kernel) group(dir string) (Bound, bool) {
 		n, _ := field(stat, name)
 		used -= n
 	}
-	return Bound{BoundCgroup, total, max(used, 0)}, true
+	return Bound{Name: BoundCgroup, Total: total, Used: max(used, 0)}, true
 }
 
 func (k Kernel) Resident(pid int) (anonymous, files int64) {

@@ -15,7 +15,7 @@ func TestKernelReads(t *testing.T) {
 	const mounts2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
 	const info = "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    400 kB\n"
 	const none = "9223372036854771712\n"
-	machine := Bound{BoundMachine, 1000 << 10, 600 << 10}
+	machine := Bound{Name: BoundMachine, Total: 1000 << 10, Used: 600 << 10}
 	for name, tc := range map[string]struct {
 		files map[string]string
 		want  []Bound
@@ -27,21 +27,21 @@ func TestKernelReads(t *testing.T) {
 			"sys/fs/cgroup/memory/a/b/memory.stat":         "cache 5\nactive_file 1\ntotal_active_file 50000\ntotal_inactive_file 30000\n",
 			"sys/fs/cgroup/memory/a/memory.limit_in_bytes": none, "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "900000\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": none,
-		}, []Bound{machine, {BoundCgroup, 500000, 220000}}},
+		}, []Bound{machine, {Name: BoundCgroup, Total: 500000, Used: 220000}}},
 		"version 2, the outer one leaves less": {map[string]string{
 			"proc/meminfo": info, "proc/self/cgroup": "0::/a/b\n", "proc/self/mountinfo": mounts2,
 			"sys/fs/cgroup/a/b/memory.max": "500000\n", "sys/fs/cgroup/a/b/memory.current": "300000\n", "sys/fs/cgroup/a/b/memory.stat": "anon 1\n",
 			"sys/fs/cgroup/a/memory.max": "600000\n", "sys/fs/cgroup/a/memory.current": "599000\n",
 			"sys/fs/cgroup/a/memory.stat": "active_file 1000\ninactive_file 3000\n", "sys/fs/cgroup/memory.stat": "anon 1\n",
-		}, []Bound{machine, {BoundCgroup, 600000, 595000}}},
+		}, []Bound{machine, {Name: BoundCgroup, Total: 600000, Used: 595000}}},
 		"version 1 in a container, which sees its own alone": {map[string]string{
 			"proc/self/cgroup": "3:memory:/docker/x\n", "proc/self/mountinfo": "33 32 0:30 /docker/x /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "7000\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "5000\n",
-		}, []Bound{{BoundCgroup, 7000, 5000}}},
+		}, []Bound{{Name: BoundCgroup, Total: 7000, Used: 5000}}},
 		"version 2 in a namespace": {map[string]string{
 			"proc/self/cgroup": "0::/../other\n", "proc/self/mountinfo": "30 23 0:26 /../x /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
 			"sys/fs/cgroup/memory.max": "7000\n", "sys/fs/cgroup/memory.current": "5000\n",
-		}, []Bound{{BoundCgroup, 7000, 5000}}},
+		}, []Bound{{Name: BoundCgroup, Total: 7000, Used: 5000}}},
 		"nothing is readable": {map[string]string{"proc/self/cgroup": "x\n0::\n:::\n", "proc/self/mountinfo": "x\n - cgroup2\n"}, nil},
 	} {
 		root := t.TempDir()

@@ -5,6 +5,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 )
 
 // Bounds of how often memory is looked at.
@@ -86,7 +88,7 @@ func (s *Scale) Weigh(fresh time.Duration, look func() Census) Sample {
 		out.Own += f.seems
 		most += f.most
 	}
-	if s.own > 0 && (Bound{Total: s.own, Used: most}).Below(CalmBelow) < 0 {
+	if s.own > 0 && (Bound{Total: s.own, Used: most}).Below(cache.CalmBelow) < 0 {
 		out.Own += s.beyond(c.Families)
 	}
 	twice := int64(0) // what leaves, and what is counted as coming already
@@ -102,7 +104,7 @@ func (s *Scale) Weigh(fresh time.Duration, look func() Census) Sample {
 		out.Bounds[i].Used += mapped - twice
 	}
 	if s.own > 0 {
-		out.Bounds = append([]Bound{{BoundOwn, s.own, out.Own}}, out.Bounds...)
+		out.Bounds = append([]Bound{{Name: BoundOwn, Total: s.own, Used: out.Own}}, out.Bounds...)
 	}
 	out.at = time.Now()
 	s.latest = out

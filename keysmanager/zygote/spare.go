@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -30,7 +31,7 @@ type berth struct {
 
 func (b *berth) fail() {
 	b.failures++
-	b.retry = time.Now().Add(Backoff(b.failures))
+	b.retry = time.Now().Add(cache.Backoff(b.failures))
 }
 
 // remove takes a child from its berth and returns it; nil: it is at none.
@@ -235,19 +236,4 @@ func (f *Family) Spares() (all []resources.Copied) {
 		all = append(all, resources.Copied{PID: int(id), Bytes: -1})
 	}
 	return all
-}
-
-// The back-off after failures.
-const (
-	firstBackoff = 500 * time.Millisecond
-	lastBackoff  = 30 * time.Second
-)
-
-// Backoff returns how long what failed count times in a row is not tried again: half a second,
-// doubled each time, at most half a minute.
-func Backoff(count int) time.Duration {
-	if count < 1 {
-		return 0
-	}
-	return min(firstBackoff<<min(count-1, 10), lastBackoff)
 }
