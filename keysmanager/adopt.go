@@ -114,7 +114,7 @@ func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 	}
 	p := &process{
 		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), task: cmp.Or(d.Task, k.PID, d.PID), path: d.Path, device: d.Device, held: r.held,
-		phases: d.Phases, started: d.Started, running: true, owner: m, entry: k.Name,
+		timing: timing{phases: d.Phases, started: d.Started}, running: true, owner: m, entry: k.Name,
 		placed: make(chan struct{}), gone: make(chan struct{}),
 	}
 	close(p.placed)
@@ -131,7 +131,7 @@ func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 		if p.mapped = z; d.Zygote != "" {
 			p.zygote, p.mapped = z, nil
 		}
-		z.Family.Adopt(p.task, p)
+		z.Family.Add(p.task, p)
 	}
 	m.mu.Lock()
 	m.processes[d.Replica] = p

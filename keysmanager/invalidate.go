@@ -202,12 +202,9 @@ func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation
 		return out, nil
 	}
 	z, settled := s.zygote, m.retiring(key, s)
-	if z != nil {
-		z.Replace()
-	}
 	m.mu.Unlock()
 	if z != nil {
-		if err := z.Put(); err != nil && z.Alive() {
+		if err := z.Replace(); err != nil && z.Alive() {
 			m.cfg.Log.Warn("another daemon would not know that parameters were invalidated", "function", function, "error", err)
 		}
 	}

@@ -76,19 +76,28 @@ func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func
 	return conn, nil
 }
 
-// ordered notes how long it took until p's process was ordered, less what its parameters took to load; 0: they were there.
-func (p *process) ordered(load time.Duration) {
-	p.phases = nil // an attempt on another path may have had some
-	p.phase("order", time.Since(p.started)-load)
+// timing is when a replica's start began and how long its parts took. The goroutine of the start owns
+// it. Others read it once the replica runs.
+type timing struct {
+	started time.Time
+	phases  []node.Phase
+	told    func(node.Phase) // gets the phases as they end; nil: nobody
+}
+
+// ordered notes how long it took until the process was ordered, less the time in which its parameters
+// loaded; 0: they were there.
+func (t *timing) ordered(load time.Duration) {
+	t.phases = nil // an attempt on another path may have had some
+	t.phase("order", time.Since(t.started)-load)
 	if load > 0 {
-		p.phase("load", load)
+		t.phase("load", load)
 	}
 }
 
-// phase notes a part of p's start, and tells it to who has asked for that.
-func (p *process) phase(name string, took time.Duration) {
-	p.phases = append(p.phases, node.Phase{Name: name, Took: took})
-	if p.told != nil {
-		p.told(node.Phase{Name: name, Took: took})
+// phase notes a part of the start, and tells it to whoever has asked for that.
+func (t *timing) phase(name string, took time.Duration) {
+	t.phases = append(t.phases, node.Phase{Name: name, Took: took})
+	if t.told != nil {
+		t.told(node.Phase{Name: name, Took: took})
 	}
 }

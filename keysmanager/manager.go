@@ -62,11 +62,16 @@ type Config struct {
 	// for long: who prints is held up.
 	Output func(function, replica, stream, line string)
 
+	tuning
+}
+
+// tuning is what only tests change. The zero value is that of the product.
+type tuning struct {
 	meter       resources.Meter // nil: this machine's
-	loadTimeout time.Duration   // 0: as the constant
-	workerRests time.Duration   // 0: as the constant
-	workerEnds  time.Duration   // 0: as the constant
-	sampleEvery time.Duration   // 0: as the constant
+	loadTimeout time.Duration   // 0: as the constant; so are the others
+	workerRests time.Duration
+	workerEnds  time.Duration
+	sampleEvery time.Duration
 }
 
 // Images knows where images can be run from; sandbox.Images does.

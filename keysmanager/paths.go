@@ -208,7 +208,7 @@ func (l *starter) mapMemory(z *zygote.Zygote, o node.Order, p *process, e engine
 	if err := l.spawn(o, p, image, env, slices.Concat([]*os.File{socket}, z.Memory())); err != nil {
 		return err
 	}
-	z.Family.Map(p.pid, p) // its end comes later: it waits for this start
+	z.Family.Add(p.pid, p) // its end comes later: it waits for this start
 	return nil
 }
 

@@ -7,7 +7,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
@@ -24,12 +23,10 @@ type process struct {
 	milli             int    // as node.Order.CPUMilli
 	device            string // as node.Order has it
 	held              *resources.Reservation
-	phases            []node.Phase
-	told              func(node.Phase) // gets the phases as they end; nil: nobody
-	started           time.Time
-	output            *sandbox.Output
-	running           bool        // its Start has returned; guarded by the manager's mutex
-	signaled          atomic.Bool // the Manager has signaled it
+	timing
+	output   *sandbox.Output
+	running  bool        // its Start has returned; guarded by the manager's mutex
+	signaled atomic.Bool // the Manager has signaled it
 
 	entry  string         // of the warden
 	zygote *zygote.Zygote // its parent; nil: the warden

@@ -33,7 +33,7 @@ func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Ph
 		return node.Started{}, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
 	p := &process{
-		replica: o.Replica, function: o.Spec.Function, device: o.Device, milli: o.CPUMilli, started: time.Now(), told: progress, owner: m,
+		replica: o.Replica, function: o.Spec.Function, device: o.Device, milli: o.CPUMilli, timing: timing{started: time.Now(), told: progress}, owner: m,
 		entry: zygote.NewEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{}),
 	}
 	var err error

@@ -60,9 +60,9 @@ func (z *Zygote) Resume() {
 	_ = z.control.send(list, nil) // fails when the zygote has ended; it may first have much to tell
 }
 
-// Adopt makes a replica of an earlier daemon a child, by its process or thread: one that the zygote
-// has forked, or of memory one that maps it. Resume is called later.
-func (f *Family) Adopt(id int, r Replica) {
+// Add makes a replica a child by its process or thread: one that maps memory, or one that the zygote
+// has forked for an earlier daemon. In the latter case, Resume is called later.
+func (f *Family) Add(id int, r Replica) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.replicas[uint32(id)] = r

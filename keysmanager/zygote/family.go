@@ -267,13 +267,6 @@ func (f *Family) Replicas() int {
 	return n
 }
 
-// Map notes that a replica maps the memory.
-func (f *Family) Map(pid int, r Replica) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.replicas[uint32(pid)] = r
-}
-
 // Unmap notes that a replica that maps the memory has ended.
 func (f *Family) Unmap(pid int) {
 	f.mu.Lock()

@@ -34,7 +34,7 @@ func Load(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resource
 	z.held.KeepPacked()
 	z.Bytes, _ = sandbox.PSS(z.PID) // of one that has ended: 0
 	z.measureShared()
-	if err := z.Put(); err != nil {
+	if err := h.Warden.Put(z.Entry, h.Describe(z.Describe())); err != nil {
 		h.Log.Warn("zygote would not be adopted by another daemon", "function", t.Function, "error", err)
 	}
 	go z.read() // ends with the process, or with Leave; gone says so

@@ -172,14 +172,12 @@ func (z *Zygote) Died() string {
 }
 
 // Replace notes that the zygote's parameters have been invalidated, for this daemon and the next.
-func (z *Zygote) Replace() {
+func (z *Zygote) Replace() error {
 	z.Family.mu.Lock()
 	z.Family.replaced = true
 	z.Family.mu.Unlock()
+	return z.host.Warden.Put(z.Entry, z.host.Describe(z.Describe()))
 }
-
-// Put has the warden keep what another daemon has to know to adopt the zygote as it is.
-func (z *Zygote) Put() error { return z.host.Warden.Put(z.Entry, z.host.Describe(z.Describe())) }
 
 // Leave stops to listen to a zygote, or closes memory, that the warden keeps. The daemon has closed
 // Host.Detached before.
