@@ -8,50 +8,14 @@ import (
 // Core is the cache of one node, without clock, goroutines or I/O. K names entries. It is not safe
 // for concurrent use. New makes one.
 type Core[K comparable] struct {
-	entries     map[K]*entry[K]
-	first, last *entry[K] // in the order of their use: least recently used first
-	coming      int64     // expected sizes of loads under way
-	pressed     bool      // an eviction has begun and has not reached CalmBelow
-	calm        time.Time // until then, nothing is done ahead of need
-	now         time.Time // latest time of a step
-	fx          []Effect
+	entries map[K]*entry[K]
+	order   order[K]
+	coming  int64     // expected sizes of loads under way
+	pressed bool      // an eviction has begun and has not reached CalmBelow
+	calm    time.Time // until then, nothing is done ahead of need
+	now     time.Time // latest time of a step
+	fx      []Effect
 }
-
-// state is what an entry has in memory.
-type state uint8
-
-const (
-	empty state = iota
-	loading
-	ready
-)
-
-// entry is one set of parameters; see the package comment.
-type entry[K comparable] struct {
-	name       K
-	prev, next *entry[K] // in the order of their use
-
-	state    state
-	bytes    int64 // expected if it loads, measured if it is ready
-	holds    int
-	replicas int
-	parked   int
-	keyStage bool // of a key stage
-
-	wanted bool
-	stale  bool
-	since  time.Time // when functions stopped to use it; zero: they did not
-
-	rests time.Duration // of a worker; 0: it is none
-	idle  time.Time     // since when a worker has been idle; zero: it was busy at the latest sample
-
-	fails int       // failed loads in a row
-	ends  int       // times in a row that its process ended soon after it had loaded
-	retry time.Time // it is not loaded before
-}
-
-// busy reports whether an entry must not be evicted.
-func (e *entry[K]) busy() bool { return e.state == loading || e.holds > 0 || e.replicas > 0 }
 
 // New returns a Core without entries.
 func New[K comparable]() *Core[K] { return &Core[K]{entries: map[K]*entry[K]{}} }
@@ -61,7 +25,7 @@ func New[K comparable]() *Core[K] { return &Core[K]{entries: map[K]*entry[K]{}} 
 func (c *Core[K]) Step(now time.Time, ev Event) []Effect {
 	clear(c.fx)
 	c.fx = c.fx[:0]
-	c.now = c.later(now)
+	c.now = latest(now, c.now)
 	switch ev := ev.(type) {
 	case Hold[K]:
 		c.hold(ev.Key)
@@ -75,7 +39,7 @@ func (c *Core[K]) Step(now time.Time, ev Event) []Effect {
 		c.expire(c.now)
 		c.press(c.now, ev.Bounds)
 	case Mark[K]:
-		c.mark(ev.Keys)
+		c.order.mark(c.entries, ev.Keys)
 	default:
 		c.change(ev)
 	}
@@ -87,11 +51,12 @@ func (c *Core[K]) change(ev Event) {
 	switch ev := ev.(type) {
 	case Failed[K]:
 		if e := c.entries[ev.Key]; e != nil && e.state != ready {
-			c.failed(c.now, e)
+			c.arrive(e)
+			e.failed(c.now)
 		}
 	case Ended[K]:
 		if e := c.entries[ev.Key]; e != nil && e.state == ready {
-			c.ended(c.now, e, ev.Lived)
+			e.ended(c.now, ev.Lived)
 		}
 	case Using[K]:
 		if e := c.entries[ev.Key]; e != nil {
@@ -110,52 +75,20 @@ func (c *Core[K]) change(ev Event) {
 
 func (c *Core[K]) do(e Effect) { c.fx = append(c.fx, e) }
 
-// later returns the later of now and the latest step's time.
-func (c *Core[K]) later(now time.Time) time.Time {
-	if now.Before(c.now) {
-		return c.now
-	}
-	return now
-}
-
 // add returns the entry of a name. A new one is the most recently used.
 func (c *Core[K]) add(name K) *entry[K] {
 	e := c.entries[name]
 	if e == nil {
 		e = &entry[K]{name: name}
 		c.entries[name] = e
-		c.append(e)
+		c.order.append(e)
 	}
 	return e
 }
 
-// append makes an entry, which is not in the order, the most recently used.
-func (c *Core[K]) append(e *entry[K]) {
-	if e.prev, e.next = c.last, nil; c.last == nil {
-		c.first = e
-	} else {
-		c.last.next = e
-	}
-	c.last = e
-}
-
-// take takes an entry out of the order.
-func (c *Core[K]) take(e *entry[K]) {
-	if e.prev == nil {
-		c.first = e.next
-	} else {
-		e.prev.next = e.next
-	}
-	if e.next == nil {
-		c.last = e.prev
-	} else {
-		e.next.prev = e.prev
-	}
-}
-
 // remove forgets an entry. Its next stays valid for a loop over the order.
 func (c *Core[K]) remove(e *entry[K]) {
-	c.take(e)
+	c.order.take(e)
 	delete(c.entries, e.name)
 }
 
@@ -169,8 +102,8 @@ func (c *Core[K]) end(e *entry[K], effect Evict[K]) {
 func (c *Core[K]) hold(name K) {
 	e := c.add(name)
 	e.holds++
-	c.take(e)
-	c.append(e)
+	c.order.take(e)
+	c.order.append(e)
 }
 
 func (c *Core[K]) release(name K) {
@@ -208,34 +141,6 @@ func (c *Core[K]) loaded(l Loaded[K]) {
 	e.state, e.bytes, e.fails = ready, l.Bytes, 0
 }
 
-func (c *Core[K]) failed(now time.Time, e *entry[K]) {
-	if c.arrive(e); e.stale {
-		return
-	}
-	e.fails++
-	e.retry = now.Add(Backoff(e.fails))
-}
-
-func (c *Core[K]) ended(now time.Time, e *entry[K], lived time.Duration) {
-	if lived > longLife {
-		e.ends = 0
-	}
-	e.ends++
-	e.retry = now.Add(min(Backoff(e.ends-1), lastBackoffOfEnds))
-	e.state, e.bytes, e.parked = empty, 0, 0
-}
-
-func (c *Core[K]) mark(names []K) {
-	for e := c.first; e != nil; e = e.next {
-		e.keyStage = false
-	}
-	for _, name := range names {
-		if e := c.entries[name]; e != nil {
-			e.keyStage = true
-		}
-	}
-}
-
 func (c *Core[K]) invalidate(now time.Time, e *entry[K]) {
 	e.stale, e.since = true, now
 	if e.state == loading {
@@ -248,9 +153,9 @@ func (c *Core[K]) invalidate(now time.Time, e *entry[K]) {
 
 // expire ends and forgets idle entries that nothing wants any more.
 func (c *Core[K]) expire(now time.Time) {
-	for e := c.first; e != nil; e = e.next {
+	for e := c.order.first; e != nil; e = e.next {
 		switch {
-		case e.rests > 0 && c.mayRest(now, e):
+		case e.rests > 0 && e.mayRest(now):
 		case e.rests > 0:
 			c.drop(e, Rested)
 		case e.wanted:
@@ -261,18 +166,6 @@ func (c *Core[K]) expire(now time.Time) {
 			e.since = now
 		}
 	}
-}
-
-// mayRest reports whether a worker stays.
-func (c *Core[K]) mayRest(now time.Time, e *entry[K]) bool {
-	if e.busy() {
-		e.idle = time.Time{}
-		return true
-	}
-	if e.idle.IsZero() {
-		e.idle = now
-	}
-	return now.Sub(e.idle) < e.rests
 }
 
 // drop evicts an idle entry that nothing wants, or forgets it if it is empty.
@@ -318,7 +211,7 @@ func (c *Core[K]) Get(name K) (Entry, bool) {
 // core.
 func (c *Core[K]) Keys() iter.Seq[K] {
 	return func(yield func(K) bool) {
-		for e := c.first; e != nil && yield(e.name); e = e.next {
+		for e := c.order.first; e != nil && yield(e.name); e = e.next {
 		}
 	}
 }

@@ -59,7 +59,7 @@ func (c *Core[K]) Ahead(now time.Time, bounds []Bound) int64 {
 }
 
 // short reports whether memory is short, or was so a moment ago.
-func (c *Core[K]) short(now time.Time) bool { return c.pressed || c.later(now).Before(c.calm) }
+func (c *Core[K]) short(now time.Time) bool { return c.pressed || latest(now, c.now).Before(c.calm) }
 
 // Room reports whether parameters of the given size may be loaded ahead of need: into free memory,
 // and for a key stage also into that of idle entries of others. Nothing else gives way to them, or
@@ -67,26 +67,9 @@ func (c *Core[K]) short(now time.Time) bool { return c.pressed || c.later(now).B
 func (c *Core[K]) Room(now time.Time, bounds []Bound, bytes int64, keyStage bool) bool {
 	missing := bytes - c.Free(bounds)
 	if keyStage {
-		_, missing = c.idle(missing, false)
+		_, missing = c.order.idle(missing, false)
 	}
 	return !c.short(now) && missing <= 0
-}
-
-// idle returns the idle entries to evict for a number of bytes, in order, and how many bytes are
-// missing even then. Those of key stages come last, and only if keyStages is set.
-func (c *Core[K]) idle(bytes int64, keyStages bool) (victims []*entry[K], missing int64) {
-	for _, key := range [...]bool{false, true} {
-		if key && !keyStages {
-			break
-		}
-		for e := c.first; e != nil && bytes > 0; e = e.next {
-			if e.state == ready && !e.busy() && e.keyStage == key {
-				victims = append(victims, e)
-				bytes -= e.bytes
-			}
-		}
-	}
-	return victims, max(bytes, 0)
 }
 
 // want decides about a load.
@@ -99,7 +82,7 @@ func (c *Core[K]) want(now time.Time, w Want[K]) {
 		c.do(Wait[K]{w.Key, e.retry})
 		return
 	}
-	victims, missing := c.idle(w.Bytes-c.Free(w.Bounds)-w.Freed, true)
+	victims, missing := c.order.idle(w.Bytes-c.Free(w.Bounds)-w.Freed, true)
 	switch {
 	case len(victims) == 0 && missing == 0:
 	case c.unpark():
@@ -120,7 +103,7 @@ func (c *Core[K]) press(now time.Time, bounds []Bound) {
 		return
 	}
 	b, room := Tightest(bounds, CalmBelow)
-	victims, missing := c.idle(-room, true)
+	victims, missing := c.order.idle(-room, true)
 	if c.pressed = missing > 0; !c.pressed && len(victims) == 0 {
 		return
 	}
@@ -134,13 +117,10 @@ func (c *Core[K]) press(now time.Time, bounds []Bound) {
 }
 
 // unpark ends all parked children and reports whether there were any.
-func (c *Core[K]) unpark() (any bool) {
-	for e := c.first; e != nil; e = e.next {
-		any = any || e.parked > 0
-		e.parked = 0
-	}
-	if any {
+func (c *Core[K]) unpark() bool {
+	found := c.order.unpark()
+	if found {
 		c.do(Unpark{})
 	}
-	return any
+	return found
 }
