@@ -20,7 +20,7 @@ import (
 const listTimeout = 5 * time.Second
 
 // adoption takes over what an earlier daemon has left to the warden. New makes it, and nothing else
-// runs yet, so it has no lock; it takes Manager.mu where it adds to what the Manager knows.
+// runs yet, so it has no lock; it takes the store's mutex where it adds to what the store has.
 type adoption struct {
 	m        *Manager
 	byEntry  map[string]*zygote.Zygote
@@ -56,7 +56,7 @@ func (m *Manager) adopt() error {
 	}
 	m.exits.EndAdoption()
 	a.awaitLists()
-	m.disk.sweepHalfPacked(a.loading)
+	m.loader.disk.sweepHalfPacked(a.loading)
 	if len(kept) > 0 {
 		m.cfg.Log.Info("adopted what an earlier KeysManager has left", "zygotes", len(a.zygotes), "replicas", len(a.replicas))
 	}
@@ -133,9 +133,9 @@ func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 		}
 		z.Family.Add(p.task, p)
 	}
-	m.mu.Lock()
-	m.processes[d.Replica] = p
-	m.mu.Unlock()
+	m.store.mu.Lock()
+	m.store.processes[d.Replica] = p
+	m.store.mu.Unlock()
 	switch {
 	case d.Zygote == "":
 		ended := m.exits.Await(k.Name)
@@ -153,37 +153,37 @@ func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 // install puts an adopted zygote into its place and begins to read from it.
 func (a *adoption) install(z *zygote.Zygote) {
 	m := a.m
-	m.mu.Lock()
-	s := m.hold(z.Key)
+	m.store.mu.Lock()
+	s := m.store.hold(z.Key)
 	before := s.zygote
-	m.fill(z.Key, s, z)
+	m.store.fill(z.Key, s, z)
 	variant, next := z.Key.Variant(), z.Key.Generation
 	if z.Replaced() {
 		next++ // its own is not wanted any more
-		m.retiring(z.Key, s)
+		m.store.retiring(z.Key, s)
 	} else {
-		its := func(function string) { m.uses[function] = z.Key }
+		its := func(function string) { m.store.uses[function] = z.Key }
 		if z.Works() {
-			its = func(function string) { m.visit(z.Key, function) }
+			its = func(function string) { m.store.slots.visit(z.Key, function) }
 		}
 		its(z.Function)
-		for _, function := range m.processes.functionsOf(z) {
+		for _, function := range m.store.processes.functionsOf(z) {
 			its(function)
 		}
 	}
 	if next > 0 {
-		m.generations[variant] = max(m.generations[variant], next)
+		m.store.generations[variant] = max(m.store.generations[variant], next)
 	}
 	if z.Key.Form == zygote.Map {
-		m.instead[variant] = zygote.Map
+		m.store.instead[variant] = zygote.Map
 	}
-	m.letGo(z.Key)
-	m.mu.Unlock()
+	m.store.release(z.Key)
+	m.store.mu.Unlock()
 	if before != nil {
 		before.Kill() // it had been given up
 	}
 	z.Resume()
-	m.watchers.Go(func() { m.watch(z.Key, s, z) })
+	m.watchers.Go(func() { m.loader.watch(z.Key, s, z) })
 }
 
 // awaitLists waits until it is known which replicas live.
@@ -244,19 +244,19 @@ func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error
 func (m *Manager) Detach() { m.over.Do(m.detach) }
 
 func (m *Manager) detach() {
-	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
+	m.store.mu.Lock()
+	m.store.closed = true
+	m.store.mu.Unlock()
 	m.cancel(ErrClosed)
 	m.starts.Wait()
 	close(m.detached)
-	m.mu.Lock()
-	for _, s := range m.slots.Values() {
+	m.store.mu.Lock()
+	for _, s := range m.store.slots.Values() {
 		if s.zygote != nil {
 			s.zygote.Leave()
 		}
 	}
-	m.mu.Unlock()
+	m.store.mu.Unlock()
 	m.watchers.Wait()
 	m.ends.Wait()
 	m.release()

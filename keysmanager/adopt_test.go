@@ -100,11 +100,11 @@ func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
 	if inv := n.Inventory(); len(inv.Zygotes) != 1 || inv.Zygotes[0].PID != z || inv.Zygotes[0].State != Retiring || inv.Zygotes[0].Replicas != 1 {
 		t.Fatalf("adopted %+v, want the old zygote to retire", inv.Zygotes)
 	}
-	n.mu.Lock()
-	if len(n.slots.Values()[0].zygote.Family.Waiting()) > 0 { // which New has made, if any
+	n.store.mu.Lock()
+	if len(n.store.slots.Values()[0].zygote.Family.Waiting()) > 0 { // which New has made, if any
 		t.Error("it has a spare child, which nobody will ever want")
 	}
-	n.mu.Unlock()
+	n.store.mu.Unlock()
 	n.answers(old)
 	r := n.start("new", withModel)
 	i := slices.IndexFunc(n.Inventory().Zygotes, func(i ZygoteInfo) bool { return i.State == Ready })
@@ -205,9 +205,9 @@ func TestHalfMadeThingsAreEnded(t *testing.T) {
 	a, untold := old.start("a", withModel), old.start("untold", withModel)
 	old.answers(a)
 	born := old.zygote()
-	old.mu.Lock()
-	entry, half := old.processes["untold"].entry, old.slots.Values()[0].zygote
-	old.mu.Unlock()
+	old.store.mu.Lock()
+	entry, half := old.store.processes["untold"].entry, old.store.slots.Values()[0].zygote
+	old.store.mu.Unlock()
 	old.Detach()
 	kept, err := w.Attach(func(warden.Exit) {})
 	if err != nil {
@@ -314,9 +314,9 @@ func TestDetachEndsALoad(t *testing.T) {
 		failed <- err
 	}()
 	proctest.Until(t, "the load to begin", func() bool {
-		old.mu.Lock()
-		defer old.mu.Unlock()
-		return old.slots.Len() == 1
+		old.store.mu.Lock()
+		defer old.store.mu.Unlock()
+		return old.store.slots.Len() == 1
 	})
 	old.Detach()
 	if err := <-failed; !errors.Is(err, ErrClosed) {

@@ -21,9 +21,9 @@ import (
 func (n *rig) only() *zygote.Zygote {
 	n.t.Helper()
 	n.zygote()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.slots.Values()[0].zygote
+	n.store.mu.Lock()
+	defer n.store.mu.Unlock()
+	return n.store.slots.Values()[0].zygote
 }
 
 // waits reports whether a process is a child of a zygote that waits at its gate.

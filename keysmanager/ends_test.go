@@ -106,14 +106,14 @@ func TestNoStartFailsForKilledZygotes(t *testing.T) {
 func TestAStartWaitsForABackOff(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("first", withModel)
-	n.mu.Lock()
-	for _, key := range n.slots.Keys() {
+	n.store.mu.Lock()
+	for _, key := range n.store.slots.Keys() {
 		for range 10 { // it has ended soon, again and again
-			n.step(cache.Ended[zygote.Key]{Key: key})
-			n.step(cache.Loaded[zygote.Key]{Key: key, Bytes: 1})
+			n.store.step(cache.Ended[zygote.Key]{Key: key})
+			n.store.step(cache.Loaded[zygote.Key]{Key: key, Bytes: 1})
 		}
 	}
-	n.mu.Unlock()
+	n.store.mu.Unlock()
 	if err := syscall.Kill(n.zygote(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -125,10 +125,10 @@ func TestAStartWaitsForABackOff(t *testing.T) {
 		waits <- err
 	}()
 	proctest.Until(t, "the start to wait", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return slices.ContainsFunc(n.slots.Keys(), func(key zygote.Key) bool {
-			e := n.slots.Entry(key)
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		return slices.ContainsFunc(n.store.slots.Keys(), func(key zygote.Key) bool {
+			e := n.store.slots.Entry(key)
 			return e.Holds > 0 && !e.Ready
 		})
 	})
@@ -288,9 +288,9 @@ func TestCloseEndsALoad(t *testing.T) {
 		failed <- err
 	}()
 	proctest.Until(t, "the load to begin", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.slots.Len() == 1
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		return n.store.slots.Len() == 1
 	})
 	n.Close()
 	if err := <-failed; !errors.Is(err, ErrClosed) {

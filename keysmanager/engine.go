@@ -123,7 +123,7 @@ func (c *Config) loads(e engine, env map[string]string, threads int) map[string]
 }
 
 // zygoteEnvironment is that of a zygote, or of the process that packs in its place.
-func (m *Manager) zygoteEnvironment(key zygote.Key, s node.Spec) map[string]string {
+func (l *loader) zygoteEnvironment(key zygote.Key, s node.Spec) map[string]string {
 	e, env := engineByKey(key), map[string]string{wire.EnvModel: key.Model}
 	if key.Form == zygote.Worker {
 		env = map[string]string{wire.EnvRuntime: e.name, wire.EnvWorker: "1", resources.EnvDevices: key.Device}
@@ -133,15 +133,15 @@ func (m *Manager) zygoteEnvironment(key zygote.Key, s node.Spec) map[string]stri
 		env[wire.EnvFunction] = s.Function
 	}
 	if e.makes && key.Form == zygote.Forks {
-		if folder := m.disk.prepacked(key); folder != "" {
+		if folder := l.disk.prepacked(key); folder != "" {
 			env[wire.EnvPrepacked] = folder
 		}
 	}
 	threads := 0
 	if e.author { // what it compiles is for as many threads as its replicas have
-		threads = m.cfg.threads(node.Order{Spec: s})
+		threads = l.cfg.threads(node.Order{Spec: s})
 	}
-	return m.cfg.loads(e, env, threads)
+	return l.cfg.loads(e, env, threads)
 }
 
 // loadable says why no process can load a variant's parameters; nil: one can.
@@ -162,4 +162,16 @@ func (c *Config) threads(o node.Order) int {
 		return c.Threads
 	}
 	return min((milli+999)/1000, c.Threads)
+}
+
+// zygoteLimits returns the limits of a zygote: what all zygotes may take.
+func (c *Config) zygoteLimits() GroupLimits {
+	return GroupLimits{Memory: c.Memory, PIDs: resources.MaxProcesses}
+}
+
+// changed tells that the inventory is another; it must be called without the store's mutex.
+func (c *Config) changed() {
+	if c.OnChange != nil {
+		c.OnChange()
+	}
 }

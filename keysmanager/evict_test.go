@@ -59,8 +59,8 @@ func TestWarmLooksSeldom(t *testing.T) {
 	if looks[withModel.Image] != 1 || looks[gone.Image] != 3 {
 		t.Errorf("looked %v, want once at what is there and each time at what is not", looks)
 	}
-	if _ = n.Warm(t.Context(), nil); len(n.looked) != 0 {
-		t.Errorf("%v are remembered, want none that nobody wants", n.looked)
+	if _ = n.Warm(t.Context(), nil); len(n.ahead.looked) != 0 {
+		t.Errorf("%v are remembered, want none that nobody wants", n.ahead.looked)
 	}
 }
 
@@ -76,7 +76,7 @@ func TestWarmIsNoUse(t *testing.T) {
 	if err := n.Warm(t.Context(), both); err != nil {
 		t.Fatal(err)
 	}
-	if oldest := n.slots.Keys()[0]; oldest.Namespace != "other" {
+	if oldest := n.store.slots.Keys()[0]; oldest.Namespace != "other" {
 		t.Errorf("least recently used is %q's, want other's", oldest.Namespace)
 	}
 }

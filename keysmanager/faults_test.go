@@ -232,15 +232,15 @@ func TestADiskThatFillsUpIsTrimmed(t *testing.T) {
 	put(folderOf(used), 2<<20, 9*time.Hour)
 	put("older", 2<<20, 3*time.Hour)
 	put("newer", 2<<20, time.Hour)
-	n.mu.Lock()
-	n.uses["f.ns"] = used
-	n.mu.Unlock()
-	if n.disk.trim(); len(left()) != 3 {
+	n.store.mu.Lock()
+	n.store.uses["f.ns"] = used
+	n.store.mu.Unlock()
+	if n.loader.disk.trim(); len(left()) != 3 {
 		t.Errorf("left are %v, want all while there is room", left())
 	}
 	put(removed+"half", 1<<20, 0)
 	put("newest", 49<<20/10, 0)
-	if n.disk.trim(); strings.Join(left(), " ") != folderOf(used)+" newer newest" {
+	if n.loader.disk.trim(); strings.Join(left(), " ") != folderOf(used)+" newer newest" {
 		t.Errorf("left are %v, want what is used and the newer ones", left())
 	}
 	n.Close()

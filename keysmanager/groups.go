@@ -9,11 +9,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-// zygoteLimits returns the limits of a zygote: what all zygotes may take.
-func (m *Manager) zygoteLimits() GroupLimits {
-	return GroupLimits{Memory: m.cfg.Memory, PIDs: resources.MaxProcesses}
-}
-
 // watchdogMemory is the memory that a replica has beside its function's limit if a watchdog runs
 // its program, in bytes: twice what a watchdog takes after thousands of requests on 16 connections
 // (docs/adr/0062).
@@ -35,9 +30,9 @@ var ErrUnknown = errors.New("no replica of this name runs here")
 // SetCPU sets how much of the processor a replica may use from now on, in thousandths of a core; 0:
 // as its function says. On a node without cgroups the error is errors.ErrUnsupported.
 func (m *Manager) SetCPU(_ context.Context, replica string, milli int) error {
-	m.mu.Lock()
-	p := m.processes.running(replica)
-	m.mu.Unlock()
+	m.store.mu.Lock()
+	p := m.store.processes.running(replica)
+	m.store.mu.Unlock()
 	switch {
 	case p == nil:
 		return fmt.Errorf("replica %q: %w", replica, ErrUnknown)

@@ -190,9 +190,9 @@ func TestGroupsOfAnEarlierLife(t *testing.T) {
 	if err := first.SetCPU(t.Context(), "kept", 250); err != nil {
 		t.Fatal(err)
 	}
-	first.mu.Lock()
-	kept := first.processes["kept"].entry
-	first.mu.Unlock()
+	first.store.mu.Lock()
+	kept := first.store.processes["kept"].entry
+	first.store.mu.Unlock()
 	first.Detach()
 	if _, err := g.Create("left", GroupLimits{}); err != nil {
 		t.Fatal(err)

@@ -98,25 +98,25 @@ type ReplicaInfo struct {
 // Inventory returns what the node has now.
 func (m *Manager) Inventory() Inventory {
 	m.measure()
-	now := m.weigh(resources.SampleFresh)
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	now := m.loader.weigh(resources.SampleFresh)
+	m.store.mu.Lock()
+	defer m.store.mu.Unlock()
 	b, _ := cache.Tightest(now.Bounds, Threshold)
 	inv := Inventory{
 		Node: m.cfg.Node, Memory: b.Total, MemoryUsed: b.Used, Threshold: int64(float64(b.Total) * Threshold), Bound: b.Name,
-		Free: max(0, m.slots.cache.Free(now.Bounds)), CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.devices(),
-		Counts: m.counts,
+		Free: max(0, m.store.slots.cache.Free(now.Bounds)), CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.parker.devices(),
+		Counts: m.store.counts,
 	}
-	for _, k := range m.slots.Keys() {
-		s, _ := m.slots.Peek(k)
+	for _, k := range m.store.slots.Keys() {
+		s, _ := m.store.slots.Peek(k)
 		if s.loading != nil || s.zygote != nil && s.zygote.Alive() {
-			inv.Zygotes = append(inv.Zygotes, m.info(k, s))
+			inv.Zygotes = append(inv.Zygotes, m.store.info(k, s))
 		} else if s.err != nil {
-			e := m.slots.Entry(k)
-			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.Digest, cmp.Or(e.Fails, e.Ends), e.Retry, s.err.Error()})
+			e := m.store.slots.Entry(k)
+			inv.Failures = append(inv.Failures, Failure{m.store.nameOf(k, s), k.Digest, cmp.Or(e.Fails, e.Ends), e.Retry, s.err.Error()})
 		}
 	}
-	inv.Replicas = m.processes.infos()
+	inv.Replicas = m.store.processes.infos()
 	slices.SortFunc(inv.Zygotes, func(a, b ZygoteInfo) int {
 		return cmp.Or(cmp.Compare(a.Function, b.Function), cmp.Compare(a.Digest, b.Digest), cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Device, b.Device))
 	})
@@ -129,11 +129,11 @@ func (m *Manager) Inventory() Inventory {
 	return inv
 }
 
-// info describes a slot whose zygote is there or loads, with m.mu held.
-func (m *Manager) info(k zygote.Key, s *slot) ZygoteInfo {
-	e := m.slots.Entry(k)
+// info describes a slot whose zygote is there or loads, with the store's mutex held.
+func (st *store) info(k zygote.Key, s *slot) ZygoteInfo {
+	e := st.slots.Entry(k)
 	z := ZygoteInfo{
-		Function: m.nameOf(k, s), Digest: k.Digest, Namespace: k.Namespace, Worker: k.Worker, Device: k.Device, Model: k.Model, Generation: k.Generation,
+		Function: st.nameOf(k, s), Digest: k.Digest, Namespace: k.Namespace, Worker: k.Worker, Device: k.Device, Model: k.Model, Generation: k.Generation,
 		State: Ready, Key: e.KeyStage, LastUsed: s.used,
 	}
 	switch {
@@ -154,11 +154,11 @@ func (m *Manager) info(k zygote.Key, s *slot) ZygoteInfo {
 
 // newMetrics registers what the node's inventory does not say.
 func (m *Manager) newMetrics(r prometheus.Registerer) error {
-	m.retired = prometheus.NewHistogram(prometheus.HistogramOpts{
+	m.store.retired = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Namespace: "stagecoach", Subsystem: "cache", Name: "retire_seconds",
 		Help: "How long replaced parameters stayed in memory, for their last replicas, until they were gone.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 12),
 	})
-	all := []prometheus.Collector{m.retired}
+	all := []prometheus.Collector{m.store.retired}
 	if m.cfg.Groups != nil {
 		all = append(all, newUsageMetrics(m))
 	}

@@ -88,34 +88,24 @@ type Exit struct {
 	End               task.End
 }
 
-// Manager is a node's KeysManager. Its methods are safe for concurrent use.
+// Manager is a node's KeysManager: orders come in, and ends and changes are told. Its methods are safe
+// for concurrent use.
+//
+// Its parts have the state. The store's mutex guards what is in memory and which replicas there are;
+// each other part says what guards it. The Manager's own fields are set by New, and do not change.
 type Manager struct {
-	cfg    Config
+	cfg    *Config
 	warden *warden.Client
 
-	pool    *resources.Pool  // what processes hold of the node
-	scale   *resources.Scale // what they take of its memory
-	exits   resources.Ends   // of the warden's processes
-	host    *zygote.Host     // of its zygotes
-	disk    *packedFolders   // what they keep across restarts
+	pool    *resources.Pool // what processes hold of the node
+	exits   resources.Ends  // of the warden's processes
+	host    *zygote.Host    // of its zygotes
 	starter *starter
 
-	mu        sync.Mutex
-	closed    bool
-	processes replicas
-	slots     *slots
-	uses      map[string]zygote.Key      // by function: the zygote of its present spec
-	sizes     map[zygote.Key]int64       // bytes that zygotes took, by key without generation
-	instead   map[zygote.Key]zygote.Form // of variants whose zygote, of zygote.Forks, is impossible
-	counts    Counts
-	looked    map[string]looked // by image, as the latest Warm saw it
-
-	asks        map[string]*asking      // by function: what is under way for it
-	generations map[zygote.Key]uint64   // how often parameters have been invalidated, by key without generation
-	going       map[*zygote.Zygote]bool // that are being ended
-	epoch       uint64                  // grows when a zygote comes or goes: a sample from before does not count it
-
-	retired prometheus.Histogram // seconds that replaced parameters have stayed
+	store  *store
+	loader *loader
+	parker *parker
+	ahead  *ahead
 
 	over     sync.Once       // Close or Detach
 	detached chan struct{}   // closed by Detach: what runs is left to the warden
@@ -150,43 +140,51 @@ func New(cfg Config) (*Manager, error) {
 		}
 		cfg.ORT = abs
 	}
-	m := &Manager{
-		cfg: cfg, warden: cfg.Warden, processes: replicas{}, slots: newSlots(),
-		detached: make(chan struct{}), uses: map[string]zygote.Key{}, sizes: map[zygote.Key]int64{},
-		instead: map[zygote.Key]zygote.Form{}, asks: map[string]*asking{}, generations: map[zygote.Key]uint64{}, going: map[*zygote.Zygote]bool{},
-	}
-	if err := m.newMetrics(cfg.Metrics); err != nil {
-		return nil, err
-	}
+	m := &Manager{cfg: &cfg, warden: cfg.Warden, detached: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	if m.warden == nil {
 		m.warden = warden.InProcess()
 	}
-	m.pool = resources.NewPool(resources.Config{
-		Warden: m.warden, Accounts: cfg.Accounts, Networks: cfg.Networks, HostNetwork: cfg.HostNetwork, Groups: cfg.Groups, Devices: cfg.Devices, Log: cfg.Log, Output: cfg.Output,
-	})
-	m.scale = resources.NewScale(cfg.meter, cfg.Memory)
-	m.host = &zygote.Host{
-		Warden: m.warden, Pool: m.pool, Exits: &m.exits, Meter: cfg.meter, Limits: m.zygoteLimits(), Context: m.ctx, Detached: m.detached, Tasks: &m.ends,
-		Describe: func(d zygote.Description) []byte { return encode(meta{Zygote: &d}) }, Output: cfg.Output, Log: cfg.Log,
+	m.wire()
+	if err := m.newMetrics(cfg.Metrics); err != nil {
+		m.cancel(err)
+		return nil, err
 	}
-	m.starter = &starter{cfg: &m.cfg, pool: m.pool, exits: &m.exits, warden: m.warden, ends: &m.ends, parameters: m, gates: map[string]*gate{}}
-	m.disk = &packedFolders{folder: cfg.Cache, log: cfg.Log, unlessUsed: m.unlessUsed}
 	if err := m.adopt(); err != nil {
 		m.cancel(err)
 		return nil, fmt.Errorf("keysmanager: %w", err)
 	}
-	live, _ := m.seen()
+	live, _ := m.store.seen()
 	m.pool.RetainGroups(live)
-	m.mu.Lock()
-	for _, s := range m.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
+	m.store.mu.Lock()
+	for _, s := range m.store.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
 		if s.zygote != nil && s.settled == nil {
 			s.zygote.Family.Provide("")
 		}
 	}
-	m.mu.Unlock()
+	m.store.mu.Unlock()
 	m.watchers.Go(m.watchMemory)
 	return m, nil
+}
+
+// wire makes the parts of a Manager.
+func (m *Manager) wire() {
+	cfg := m.cfg
+	m.pool = resources.NewPool(resources.Config{
+		Warden: m.warden, Accounts: cfg.Accounts, Networks: cfg.Networks, HostNetwork: cfg.HostNetwork, Groups: cfg.Groups, Devices: cfg.Devices, Log: cfg.Log, Output: cfg.Output,
+	})
+	m.host = &zygote.Host{
+		Warden: m.warden, Pool: m.pool, Exits: &m.exits, Meter: cfg.meter, Limits: cfg.zygoteLimits(), Context: m.ctx, Detached: m.detached, Tasks: &m.ends,
+		Describe: func(d zygote.Description) []byte { return encode(meta{Zygote: &d}) }, Output: cfg.Output, Log: cfg.Log,
+	}
+	m.store = newStore(cfg, m.pool, &m.ends)
+	m.loader = &loader{
+		cfg: cfg, store: m.store, scale: resources.NewScale(cfg.meter, cfg.Memory), host: m.host, ctx: m.ctx, starts: &m.starts, watchers: &m.watchers,
+		disk: &packedFolders{folder: cfg.Cache, log: cfg.Log, unlessUsed: m.store.unlessUsed},
+	}
+	m.starter = &starter{cfg: cfg, pool: m.pool, exits: &m.exits, warden: m.warden, ends: &m.ends, loader: m.loader, gates: map[string]*gate{}}
+	m.parker = &parker{cfg: cfg, store: m.store, pool: m.pool, loader: m.loader}
+	m.ahead = &ahead{loader: m.loader}
 }
 
 // exited forgets a process and reports it.
@@ -195,9 +193,9 @@ func (m *Manager) exited(p *process, cause string, end task.End) {
 	if p.zygote.Works() {
 		m.pool.Left(p.function)
 	}
-	m.mu.Lock()
-	m.processes.remove(p)
-	m.mu.Unlock()
+	m.store.mu.Lock()
+	m.store.processes.remove(p)
+	m.store.mu.Unlock()
 	if p.mapped != nil {
 		p.mapped.Family.Unmap(p.pid)
 	}
@@ -205,8 +203,8 @@ func (m *Manager) exited(p *process, cause string, end task.End) {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause, End: end})
 	}
 	m.pool.Drop(p.entry) // now that it has been heard of
-	m.tidy()
-	m.changed()
+	m.loader.tidy()
+	m.cfg.changed()
 }
 
 // endTimeout is how long the end of what has got SIGKILL is waited for, and longer than that its cgroup may take to be removed.
@@ -215,9 +213,9 @@ const endTimeout = 30 * time.Second
 // Stop ends a replica whose Start has returned: SIGTERM, and after grace, or when ctx ends, SIGKILL. It returns when the
 // process has ended and was reported. Stopping what does not run is no error.
 func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration) error {
-	m.mu.Lock()
-	p := m.processes.running(replica)
-	m.mu.Unlock()
+	m.store.mu.Lock()
+	p := m.store.processes.running(replica)
+	m.store.mu.Unlock()
 	if p == nil {
 		return nil
 	}
@@ -248,9 +246,9 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 func (m *Manager) Close() { m.over.Do(m.close) }
 
 func (m *Manager) close() {
-	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
+	m.store.mu.Lock()
+	m.store.closed = true
+	m.store.mu.Unlock()
 	m.cancel(ErrClosed)
 	gone := make(chan struct{})
 	go func() { defer close(gone); m.endAll() }()
@@ -263,15 +261,15 @@ func (m *Manager) close() {
 
 func (m *Manager) endAll() {
 	m.starts.Wait() // each ends with m.ctx
-	m.mu.Lock()
-	processes := slices.Collect(maps.Values(m.processes))
+	m.store.mu.Lock()
+	processes := slices.Collect(maps.Values(m.store.processes))
 	var zygotes []*zygote.Zygote
-	for _, s := range m.slots.Values() {
+	for _, s := range m.store.slots.Values() {
 		if s.zygote != nil {
 			zygotes = append(zygotes, s.zygote)
 		}
 	}
-	m.mu.Unlock()
+	m.store.mu.Unlock()
 	for _, p := range processes {
 		p.signal(syscall.SIGKILL)
 	}

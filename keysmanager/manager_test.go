@@ -218,9 +218,9 @@ func (n *rig) zygote() int {
 func (n *rig) spare(of int) (pid int) {
 	n.t.Helper()
 	proctest.Until(n.t, "a spare child", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		for _, s := range n.slots.Values() {
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		for _, s := range n.store.slots.Values() {
 			if z := s.zygote; z != nil && z.PID == of {
 				pid = z.Family.Waiting()[""].PID
 			}

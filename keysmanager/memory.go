@@ -13,12 +13,12 @@ import (
 const sampleEvery = 500 * time.Millisecond
 
 // census returns what runs and has to be counted.
-func (m *Manager) census() resources.Census {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	c := resources.Census{Coming: map[int]int64{}, Epoch: m.epoch}
+func (st *store) census() resources.Census {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	c := resources.Census{Coming: map[int]int64{}, Epoch: st.epoch}
 	byZygote := map[*zygote.Zygote]int{}
-	for _, s := range m.slots.Values() {
+	for _, s := range st.slots.Values() {
 		switch {
 		case s.zygote != nil:
 			byZygote[s.zygote] = len(c.Families)
@@ -27,38 +27,34 @@ func (m *Manager) census() resources.Census {
 			c.Coming[s.pid] = s.need.bytes
 		}
 	}
-	alone := m.processes.count(c.Families, byZygote)
-	for z := range m.going {
+	alone := st.processes.count(c.Families, byZygote)
+	for z := range st.going {
 		c.Going = append(c.Going, z.PID)
 	}
 	c.Families = append(c.Families, alone)
 	return c
 }
 
-// weigh samples the memory, unless that was done a moment ago. It must be called without m.mu.
-func (m *Manager) weigh(fresh time.Duration) resources.Sample { return m.scale.Weigh(fresh, m.census) }
+// weigh samples the memory, unless that was done a moment ago. It must be called without the store's mutex.
+func (l *loader) weigh(fresh time.Duration) resources.Sample {
+	return l.scale.Weigh(fresh, l.store.census)
+}
 
-// lockWeighed locks m.mu and returns a sample that counts the zygotes that there are now.
-func (m *Manager) lockWeighed(fresh time.Duration) resources.Sample {
+// lockWeighed locks the store's mutex and returns a sample that counts the zygotes that there are now.
+func (l *loader) lockWeighed(fresh time.Duration) resources.Sample {
 	for tries := 0; ; tries++ {
-		s := m.weigh(fresh)
-		m.mu.Lock()
-		if s.Epoch == m.epoch || tries == maxWeighed {
+		s := l.weigh(fresh)
+		l.store.mu.Lock()
+		if s.Epoch == l.store.epoch || tries == maxWeighed {
 			return s
 		}
-		m.mu.Unlock()
+		l.store.mu.Unlock()
 		fresh = 0
 	}
 }
 
 // maxWeighed bounds how often memory is measured again because zygotes come and go meanwhile.
 const maxWeighed = 10
-
-// memory is the sample as a refusal reports it, with m.mu held.
-func (m *Manager) memory(s resources.Sample) memory {
-	_, room := cache.Tightest(s.Bounds, Threshold)
-	return memory{bounds: s.Bounds, coming: room - m.slots.cache.Free(s.Bounds)}
-}
 
 // watchMemory evicts as soon as memory is short, until ctx ends.
 func (m *Manager) watchMemory() {
@@ -69,8 +65,24 @@ func (m *Manager) watchMemory() {
 		case <-m.ctx.Done():
 			return
 		case <-t.C:
-			m.tidy()
-			m.parkAhead()
+			m.loader.tidy()
+			m.parker.parkAhead()
 		}
+	}
+}
+
+// tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their ends are not waited for.
+func (l *loader) tidy() {
+	now := l.lockWeighed(resources.SampleFresh)
+	if l.store.closed {
+		l.store.mu.Unlock()
+		return
+	}
+	l.store.tell()
+	d := l.store.step(cache.Weighed{Bounds: now.Bounds})
+	l.store.forgetVariants()
+	l.store.mu.Unlock()
+	if len(d.gone) > 0 {
+		l.cfg.changed()
 	}
 }

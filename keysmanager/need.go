@@ -28,11 +28,11 @@ const needShare = 32
 
 // need returns what the zygote of an image is going to take: what it took before, or else by the sizes of its model's files. A model that
 // is not there, or not all of it, is an error here already.
-func (m *Manager) need(key zygote.Key, image sandbox.Image) (need, error) {
+func (l *loader) need(key zygote.Key, image sandbox.Image) (need, error) {
 	key.Generation = 0
-	m.mu.Lock()
-	known, ok := m.sizes[key]
-	m.mu.Unlock()
+	l.store.mu.Lock()
+	known, ok := l.store.sizes[key]
+	l.store.mu.Unlock()
 	if ok {
 		return need{known, "as it took before"}, nil
 	}

@@ -15,6 +15,15 @@ import (
 // anything else of a start. Key stages in Python that use one device have one on each device that would take a replica of theirs. It
 // gives way to whatever is wanted in earnest (docs/adr/0033).
 
+// parker says what is free of devices, and has children parked on them. It has no lock of its own:
+// the store's mutex is held when a method is called that is not said to take it.
+type parker struct {
+	cfg    *Config
+	store  *store
+	pool   *resources.Pool
+	loader *loader // whose samples say what memory is free
+}
+
 // keeping is what is known of a slot because of a key stage. The zero value is that of others.
 type keeping struct {
 	keep  bool
@@ -27,8 +36,8 @@ func keepingOf(s node.Spec, e engine) keeping {
 	return keeping{keep: true, parks: s.Devices == 1 && e.name == python.name, bytes: s.DeviceMemory}
 }
 
-// holdersOf returns what a slot has of devices beside its replicas: a worker's context, parked children; with m.mu held.
-func (m *Manager) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
+// holdersOf returns what a slot has of devices beside its replicas: a worker's context, parked children; with the store's mutex held.
+func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	if k.Form == zygote.Worker && k.Device != "" {
 		h := resources.Holder{PID: s.pid, Reserved: map[string]int64{k.Device: resources.ContextOverhead}}
 		if s.zygote != nil {
@@ -39,7 +48,7 @@ func (m *Manager) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	if s.zygote == nil {
 		return nil
 	}
-	name := m.nameOf(k, s)
+	name := p.store.nameOf(k, s)
 	for device, b := range s.zygote.Family.Parked() {
 		h := resources.Holder{Reserved: map[string]int64{device: resources.ContextOverhead}, Parks: true}
 		if h.PID = b.PID; !b.Coming {
@@ -50,23 +59,13 @@ func (m *Manager) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	return all
 }
 
-// parkedZygotes returns the zygotes that have parked children, least recently used first, with m.mu held.
-func (m *Manager) parkedZygotes() (all []*zygote.Zygote) {
-	for _, s := range m.slots.Values() {
-		if s.zygote != nil && len(s.zygote.Family.Parked()) > 0 {
-			all = append(all, s.zygote)
-		}
-	}
-	return all
-}
-
-// unparkAll dismisses all parked children because memory is short, with m.mu held. It returns how many, and how many bytes of that
+// unparkAll dismisses all parked children because memory is short, with the store's mutex held. It returns how many, and how many bytes of that
 // they have beyond what they share with their zygotes.
-func (m *Manager) unparkAll() (n int, bytes int64) {
-	for _, z := range m.parkedZygotes() {
-		shared, _ := m.cfg.meter.Resident(z.PID)
+func (st *store) unparkAll() (n int, bytes int64) {
+	for _, z := range st.slots.parkedZygotes() {
+		shared, _ := st.cfg.meter.Resident(z.PID)
 		for device, b := range z.Family.Parked() {
-			own, _ := m.cfg.meter.Resident(b.PID)
+			own, _ := st.cfg.meter.Resident(b.PID)
 			if z.Family.Unpark(device) {
 				n++
 				bytes += max(0, own-shared)
@@ -76,24 +75,24 @@ func (m *Manager) unparkAll() (n int, bytes int64) {
 	return n, bytes
 }
 
-// yield dismisses parked children whose memory an order has reserved now, those of its own function's last: it may become one of these;
-// with m.mu held.
-func (m *Manager) yield(o node.Order) {
+// unparkFor dismisses parked children whose memory an order has reserved now, those of its own function's last: it may become one of these;
+// with the store's mutex held.
+func (p *parker) unparkFor(o node.Order) {
 	if o.Device == "" {
 		return
 	}
-	own, ok := m.uses[o.Spec.Function]
-	m.unparkBeyond(strings.Split(o.Device, ","), func(z *zygote.Zygote) bool { return ok && z.Key == own })
+	own, ok := p.store.uses[o.Spec.Function]
+	p.unparkBeyond(strings.Split(o.Device, ","), func(z *zygote.Zygote) bool { return ok && z.Key == own })
 }
 
-// unparkBeyond dismisses parked children of devices whose memory is wanted, but for those that stay, with m.mu held.
-func (m *Manager) unparkBeyond(devices []string, stays func(*zygote.Zygote) bool) {
-	for _, d := range m.devices() {
+// unparkBeyond dismisses parked children of devices whose memory is wanted, but for those that stay, with the store's mutex held.
+func (p *parker) unparkBeyond(devices []string, stays func(*zygote.Zygote) bool) {
+	for _, d := range p.devices() {
 		if !slices.Contains(devices, d.ID) {
 			continue
 		}
 		over := d.Parked - d.Free
-		for _, z := range m.parkedZygotes() {
+		for _, z := range p.store.slots.parkedZygotes() {
 			if b, there := z.Family.Parked()[d.ID]; there && over > 0 && !stays(z) {
 				z.Family.Unpark(d.ID)
 				over -= max(resources.ContextOverhead, d.Processes[b.PID])
@@ -103,21 +102,21 @@ func (m *Manager) unparkBeyond(devices []string, stays func(*zygote.Zygote) bool
 }
 
 // parkAhead has children parked where they should be, and ends those that should not be.
-func (m *Manager) parkAhead() {
-	if m.cfg.Devices == nil {
+func (p *parker) parkAhead() {
+	if p.cfg.Devices == nil {
 		return
 	}
-	now := m.lockWeighed(resources.SampleFresh)
-	defer m.mu.Unlock()
-	if m.closed {
+	now := p.loader.lockWeighed(resources.SampleFresh)
+	defer p.store.mu.Unlock()
+	if p.store.closed {
 		return
 	}
-	all := m.devices()
+	all := p.devices()
 	var ids []string
 	for _, d := range all {
 		ids = append(ids, d.ID)
 	}
-	for _, s := range m.slots.Values() {
+	for _, s := range p.store.slots.Values() {
 		if s.zygote == nil {
 			continue
 		}
@@ -128,9 +127,9 @@ func (m *Manager) parkAhead() {
 			}
 		}
 	}
-	m.unparkBeyond(ids, func(*zygote.Zygote) bool { return false })
-	room := m.slots.cache.Ahead(time.Now(), now.Bounds)
-	for _, s := range slices.Backward(m.slots.Values()) {
+	p.unparkBeyond(ids, func(*zygote.Zygote) bool { return false })
+	room := p.store.slots.cache.Ahead(time.Now(), now.Bounds)
+	for _, s := range slices.Backward(p.store.slots.Values()) {
 		if s.zygote == nil || !s.parks || s.settled != nil {
 			continue
 		}
@@ -139,8 +138,26 @@ func (m *Manager) parkAhead() {
 			if _, there := s.zygote.Family.Parked()[id]; !there && i >= 0 && room >= cache.ParkedHost && all[i].Takes(s.bytes) {
 				s.zygote.Family.Provide(id)
 				room -= cache.ParkedHost
-				all = m.devices()
+				all = p.devices()
 			}
 		}
 	}
+}
+
+// devices returns the node's devices and what is free of them, with the store's mutex held.
+func (p *parker) devices() []DeviceInfo {
+	if !p.pool.HasDevices() {
+		return nil
+	}
+	return p.pool.Devices(p.holders())
+}
+
+// holders returns what zygotes and workers hold of devices beside replicas, with the store's mutex held.
+func (p *parker) holders() (all []resources.Holder) {
+	for _, k := range p.store.slots.Keys() {
+		if s, _ := p.store.slots.Peek(k); s.zygote != nil || s.loading != nil {
+			all = append(all, p.holdersOf(k, s)...)
+		}
+	}
+	return all
 }

@@ -73,9 +73,9 @@ func TestPythonChildrenPark(t *testing.T) {
 	none.Devices, none.DeviceMemory = 1, gib
 	n.keyStages(none)
 	proctest.Until(t, "a child that cannot be parked", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		for _, s := range n.slots.Values() {
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		for _, s := range n.store.slots.Values() {
 			if s.zygote != nil && s.zygote.Function == none.Function {
 				return s.zygote.Family.Waiting()["GPU-a"].Failures > 0
 			}

@@ -70,9 +70,9 @@ func (n *rig) parkedOn(devices ...string) (pids map[string]int) {
 	n.t.Helper()
 	proctest.Until(n.t, fmt.Sprintf("children to be parked on %q", devices), func() bool {
 		pids = map[string]int{}
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		for _, z := range n.parkedZygotes() {
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		for _, z := range n.store.slots.parkedZygotes() {
 			for device, child := range z.Family.Parked() {
 				if !child.Coming {
 					pids[device] = child.PID
@@ -223,9 +223,9 @@ func TestWhatParkedChildrenGiveBack(t *testing.T) {
 	pid, z := n.parkedOn("GPU-a")["GPU-a"], n.only()
 	f.set(map[int]int64{z.PID: 5 * gb, pid: 6 * gb})
 	give := func() (int, int64) {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.unparkAll()
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		return n.store.unparkAll()
 	}
 	if n, bytes := give(); n != 1 || bytes != gb {
 		t.Errorf("%d children give back %d bytes, want 1 and %d", n, bytes, gb)

@@ -31,53 +31,40 @@ const (
 // choice tells whether a function leaves its path to us.
 func choosesPath(s node.Spec) bool { return s.Start == "" || s.Start == "auto" }
 
-// key says where the parameters of a spec are kept now, with m.mu held.
-func (m *Manager) key(s node.Spec, e engine, image sandbox.Image) zygote.Key {
-	k := zygote.Key{
-		Namespace: s.Namespace, Digest: image.Digest, Model: s.Env[wire.EnvModel], Process: s.Process, Engine: e.name, Environment: e.seen(s), Network: m.pool.NetworkOf(s.Network),
-		Secrets: s.Secrets,
-	}
-	k.Form = e.starts[formOf(s)]
-	if choosesPath(s) {
-		k.Form = m.instead[k]
-	}
-	return k
-}
-
 // possibly does something with a function's parameters in the first form that is possible.
-func (m *Manager) possibly(a *asking, s node.Spec, e engine, image sandbox.Image, do func(zygote.Key) error) error {
+func (l *loader) possibly(a *asking, s node.Spec, e engine, image sandbox.Image, do func(zygote.Key) error) error {
 	if err := e.can(s); err != nil {
 		return err
 	}
 	for again := false; ; again = true {
-		m.mu.Lock()
+		l.store.mu.Lock()
 		if a.forgotten {
-			m.mu.Unlock()
+			l.store.mu.Unlock()
 			return errForgotten
 		}
-		key := m.newest(m.key(s, e, image))
-		m.uses[s.Function] = key
-		m.mu.Unlock()
+		key := l.store.newest(l.store.key(s, e, image))
+		l.store.uses[s.Function] = key
+		l.store.mu.Unlock()
 		if again {
-			m.tidy() // what failed
+			l.tidy() // what failed
 		}
 		err := do(key)
 		var no zygote.Impossible
 		if !errors.As(err, &no) || !choosesPath(s) {
 			return err
 		}
-		m.fallBack(s.Function, key, no)
+		l.store.fallBack(s.Function, key, no)
 	}
 }
 
 // place starts p from its function's parameters.
 func (l *starter) place(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
-	err = l.parameters.possibly(p.asking, o.Spec, e, image, func(key zygote.Key) (err error) {
+	err = l.loader.possibly(p.asking, o.Spec, e, image, func(key zygote.Key) (err error) {
 		if key.Form == zygote.None {
 			conn, err = l.cold(ctx, o, p, e, image, env)
 			return err
 		}
-		return l.parameters.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
+		return l.loader.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
 			if p.path = z.Path(); o.Spec.Start == "fork" && p.path != PathFork && e.library {
 				return errNotPacked
 			}
@@ -103,14 +90,14 @@ const mostZygotes = 3
 
 // withZygote calls start with the zygote of a key, and with another one if that zygote ends
 // meanwhile. load is how long the start waited for the zygote; 0: it was ready.
-func (m *Manager) withZygote(ctx context.Context, key zygote.Key, s node.Spec, image sandbox.Image, start func(z *zygote.Zygote, load time.Duration) error) error {
+func (l *loader) withZygote(ctx context.Context, key zygote.Key, s node.Spec, image sandbox.Image, start func(z *zygote.Zygote, load time.Duration) error) error {
 	begin := time.Now()
 	for n := 1; ; n++ {
-		z, warm, release, err := m.borrow(ctx, key, s, image)
+		z, warm, release, err := l.borrow(ctx, key, s, image)
 		if err != nil {
 			return err
 		}
-		m.count(z.Key, warm)
+		l.store.count(z.Key, warm)
 		load := time.Duration(0)
 		if !warm || n > 1 {
 			load = time.Since(begin)
@@ -120,18 +107,18 @@ func (m *Manager) withZygote(ctx context.Context, key zygote.Key, s node.Spec, i
 		if err == nil || n == mostZygotes || ctx.Err() != nil || z.Memory() != nil || z.Alive() || errors.As(err, new(zygote.ErrLied)) {
 			return err
 		}
-		m.cfg.Log.Info("a start uses another "+key.What()+": the one before has ended", "function", s.Function, "error", err)
+		l.cfg.Log.Info("a start uses another "+key.What()+": the one before has ended", "function", s.Function, "error", err)
 	}
 }
 
 // loaded brings a function's parameters into memory, unless they are there or its replicas share none, and calls do, if not
 // nil, before they may be evicted again.
-func (m *Manager) loaded(ctx context.Context, a *asking, s node.Spec, e engine, image sandbox.Image, do func(*zygote.Zygote)) error {
-	return m.possibly(a, s, e, image, func(key zygote.Key) error {
+func (l *loader) loaded(ctx context.Context, a *asking, s node.Spec, e engine, image sandbox.Image, do func(*zygote.Zygote)) error {
+	return l.possibly(a, s, e, image, func(key zygote.Key) error {
 		if key.Form == zygote.None {
 			return nil
 		}
-		z, _, release, err := m.borrow(ctx, key, s, image)
+		z, _, release, err := l.borrow(ctx, key, s, image)
 		if err != nil {
 			return err
 		}
@@ -141,18 +128,6 @@ func (m *Manager) loaded(ctx context.Context, a *asking, s node.Spec, e engine, 
 		}
 		return nil
 	})
-}
-
-// fallBack has a variant's replicas start on another path from now on, until its parameters are invalidated.
-func (m *Manager) fallBack(function string, key zygote.Key, why zygote.Impossible) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	to := engineByKey(key).next[key.Form]
-	if m.instead[key.Variant()] != key.Form {
-		return // another start was faster
-	}
-	m.instead[key.Variant()] = to
-	m.cfg.Log.Warn("replicas of a function start on another path", "function", function, "path", string(to), "why", why.Why)
 }
 
 // fork starts p, of an image with this root, as a child of a zygote.
@@ -192,7 +167,7 @@ func (l *starter) cold(ctx context.Context, o node.Order, p *process, e engine, 
 	if err := l.cfg.loadable(e); err != nil {
 		return nil, err
 	}
-	l.parameters.count(zygote.Key{}, false)
+	l.loader.store.count(zygote.Key{}, false)
 	p.path = PathCold
 	return l.launch(ctx, o, p, func(socket *os.File) error {
 		p.ordered(0)
@@ -213,17 +188,17 @@ func (l *starter) mapMemory(z *zygote.Zygote, o node.Order, p *process, e engine
 }
 
 // bring brings a function's parameters into memory, in the form of the key. began is told of the process that does it.
-func (m *Manager) bring(ctx context.Context, cmd sandbox.Command, key zygote.Key, s node.Spec, began func(pid int)) (*zygote.Zygote, error) {
+func (l *loader) bring(ctx context.Context, cmd sandbox.Command, key zygote.Key, s node.Spec, began func(pid int)) (*zygote.Zygote, error) {
 	pid := 0
 	tell := func(is int) { pid = is; began(is) }
 	if key.Form != zygote.Map {
-		z, err := zygote.Load(ctx, m.host, cmd, key, tenantOf(s), limitsOf(s), tell)
+		z, err := zygote.Load(ctx, l.host, cmd, key, tenantOf(s), limitsOf(s), tell)
 		if err != nil && pid != 0 {
-			m.disk.removeHalfPacked(cmd.Env[wire.EnvPrepacked], pid)
+			l.disk.removeHalfPacked(cmd.Env[wire.EnvPrepacked], pid)
 		}
 		return z, err
 	}
-	z, err := zygote.Pack(ctx, m.host, cmd, key, tenantOf(s), tell)
+	z, err := zygote.Pack(ctx, l.host, cmd, key, tenantOf(s), tell)
 	if err != nil && ctx.Err() == nil {
 		return nil, zygote.Impossible{Why: err.Error()}
 	}

@@ -154,7 +154,7 @@ func TestWhatCannotForkMaps(t *testing.T) {
 			t.Errorf("%s maps no memory: %v", r.Name, err)
 		}
 	}
-	for _, f := range n.slots.Values()[0].zygote.Memory() {
+	for _, f := range n.store.slots.Values()[0].zygote.Memory() {
 		if _, err := f.WriteAt([]byte("x"), 0); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("%s can be written to: %v", f.Name(), err)
 		}

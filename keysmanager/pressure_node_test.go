@@ -54,8 +54,8 @@ func newGauged(t *testing.T, change func(*Config)) (*rig, *gauge) {
 // press sets what the machine uses and has the node see it.
 func (n *rig) press(g *gauge, used int64) Inventory {
 	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: used})
-	n.weigh(0)
-	n.tidy()
+	n.loader.weigh(0)
+	n.loader.tidy()
 	return n.Inventory()
 }
 
@@ -87,9 +87,9 @@ func TestPressureFromOutside(t *testing.T) {
 			t.Errorf("at %d bytes it was loaded ahead of need: %+v", used, inv.Zygotes)
 		}
 	}
-	n.mu.Lock()
-	n.slots.cache.Step(time.Now().Add(time.Minute), nil) // a while later
-	n.mu.Unlock()
+	n.store.mu.Lock()
+	n.store.slots.cache.Step(time.Now().Add(time.Minute), nil) // a while later
+	n.store.mu.Unlock()
 	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other}}); err != nil || len(n.Inventory().Zygotes) != 2 {
 		t.Errorf("%v, %+v, want it loaded again", err, n.Inventory().Zygotes)
 	}
@@ -140,14 +140,14 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"
 	large := func() { // more than half of the memory, whatever they are found to be
-		n.mu.Lock()
-		defer n.mu.Unlock()
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
 		image, err := n.cfg.Images.Resolve(withModel.Image)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range []node.Spec{withModel, other} {
-			n.sizes[n.key(s, onnxRuntime, image)] = 45 << 20
+			n.store.sizes[n.store.key(s, onnxRuntime, image)] = 45 << 20
 		}
 	}
 	warm := func(key bool) Inventory {
@@ -217,20 +217,20 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 func TestALoadCountsOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
 	g.Meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
-	n.mu.Lock()
+	n.store.mu.Lock()
 	for pid, bytes := range map[int]int64{7: 4 * gb, 8: 2 * gb, 0: gb} {
 		key := zygote.Key{Model: fmt.Sprint(pid)}
-		s := n.hold(key)
+		s := n.store.hold(key)
 		s.pid, s.loading, s.need = pid, make(chan struct{}), need{bytes: bytes}
-		n.step(cache.Want[zygote.Key]{Key: key, Bytes: bytes})
+		n.store.step(cache.Want[zygote.Key]{Key: key, Bytes: bytes})
 	}
-	n.mu.Unlock()
+	n.store.mu.Unlock()
 	if inv := n.press(g, 20*gb); inv.Free != (85-20+3+2-4-2-1)*gb || inv.MemoryUsed != (20-3-2)*gb {
 		t.Errorf("%d bytes are free and %d used, want %d and %d", inv.Free, inv.MemoryUsed, 63*gb, 15*gb)
 	}
-	n.mu.Lock()
-	n.slots = newSlots()
-	n.mu.Unlock()
+	n.store.mu.Lock()
+	n.store.slots = newSlots()
+	n.store.mu.Unlock()
 }
 
 // faker is a resources.Meter of processes that take what a test says.

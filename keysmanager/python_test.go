@@ -270,7 +270,7 @@ def infer(state, calls):
 
 // TestPythonNeeds: what a zygote is going to take is known by its files.
 func TestPythonNeeds(t *testing.T) {
-	m := &Manager{sizes: map[zygote.Key]int64{}}
+	m := &loader{store: newStore(new(Config), nil, nil)}
 	root := t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(root, "model"), 0o755), weights(filepath.Join(root, "model", "a.safetensors"), 8<<20),
 		os.Mkdir(filepath.Join(root, "other"), 0o755), os.WriteFile(filepath.Join(root, "other", "model.onnx"), make([]byte, 1<<20), 0o644),

@@ -1,9 +1,7 @@
 package keysmanager
 
 import (
-	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"time"
 
@@ -30,6 +28,7 @@ type slot struct {
 }
 
 // slots are a node's slots and the cache that decides about them. Each entry of the cache has a slot.
+// They are a part of the store, whose mutex is held when a method is called.
 type slots struct {
 	cache *cache.Core[zygote.Key]
 	all   map[zygote.Key]*slot
@@ -65,143 +64,28 @@ func (s *slots) Entry(k zygote.Key) cache.Entry {
 	return e
 }
 
-// decided is what a step has decided, as far as its caller has to know.
-type decided struct {
-	load    bool              // a load begins
-	discard bool              // what has loaded is not wanted any more
-	unpark  bool              // parked children end
-	freed   int64             // bytes that they give back
-	gone    []<-chan struct{} // closed when the evicted zygotes have ended
-}
-
-// step steps the cache and carries out what it decides, with m.mu held.
-func (m *Manager) step(ev cache.Event) (d decided) {
-	for _, e := range m.slots.cache.Step(time.Now(), ev) {
-		switch e := e.(type) {
-		case cache.Load[zygote.Key]:
-			d.load = true
-		case cache.Discard[zygote.Key]:
-			d.discard = true
-		case cache.Unpark:
-			d.unpark = true
-			_, d.freed = m.unparkAll()
-		case cache.Evict[zygote.Key]:
-			d.gone = append(d.gone, m.retire(e))
-		case cache.Forget[zygote.Key]:
-			delete(m.slots.all, e.Key)
-		case cache.Cancel[zygote.Key]:
-			m.slots.all[e.Key].cancel(errInvalid)
-		case cache.Settled[zygote.Key]:
-			close(m.slots.all[e.Key].settled)
+// visit notes that a worker has, or had, a replica of a function.
+func (s *slots) visit(k zygote.Key, function string) {
+	if worker, ok := s.Peek(k); ok {
+		if worker.guests == nil {
+			worker.guests = map[string]bool{}
 		}
-	}
-	return d
-}
-
-// tell tells the cache what its entries have, with m.mu held. A step that may evict comes after it.
-func (m *Manager) tell() {
-	wanted := map[zygote.Key]bool{}
-	for _, k := range m.uses {
-		wanted[k] = true
-	}
-	for k, s := range m.slots.all {
-		u := cache.Using[zygote.Key]{Key: k, Wanted: wanted[k]}
-		if k.Form == zygote.Worker {
-			u.Rests = cmp.Or(m.cfg.workerRests, workerRests)
-		}
-		if s.zygote != nil {
-			u.Replicas = s.zygote.Family.Replicas()
-			for _, child := range s.zygote.Family.Parked() {
-				if child.PID != 0 { // one that is not there yet cannot give way
-					u.Parked++
-				}
-			}
-		}
-		m.step(u)
+		worker.guests[function] = true
 	}
 }
 
-// hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction until letGo, with m.mu held.
-func (m *Manager) hold(key zygote.Key) *slot {
-	s := m.slots.all[key]
-	if s == nil {
-		s = &slot{}
-		m.slots.all[key] = s
+// parkedZygotes returns the zygotes that have parked children, least recently used first.
+func (s *slots) parkedZygotes() (all []*zygote.Zygote) {
+	for _, is := range s.Values() {
+		if is.zygote != nil && len(is.zygote.Family.Parked()) > 0 {
+			all = append(all, is.zygote)
+		}
 	}
-	m.step(cache.Hold[zygote.Key]{Key: key})
-	return s
+	return all
 }
 
-// letGo undoes one hold, with m.mu held.
-func (m *Manager) letGo(key zygote.Key) { m.step(cache.Release[zygote.Key]{Key: key}) }
-
-// tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their ends are not waited for.
-func (m *Manager) tidy() {
-	now := m.lockWeighed(resources.SampleFresh)
-	if m.closed {
-		m.mu.Unlock()
-		return
-	}
-	m.tell()
-	d := m.step(cache.Weighed{Bounds: now.Bounds})
-	m.forgetVariants()
-	m.mu.Unlock()
-	if len(d.gone) > 0 {
-		m.changed()
-	}
-}
-
-// forgetVariants forgets what belongs to variants of parameters that nobody uses and that are not
-// kept, with m.mu held.
-func (m *Manager) forgetVariants() {
-	variants := map[zygote.Key]bool{}
-	for _, k := range m.uses {
-		variants[k.Variant()] = true
-	}
-	for k := range m.slots.all {
-		variants[k.Variant()] = true
-	}
-	maps.DeleteFunc(m.sizes, func(k zygote.Key, _ int64) bool { return !variants[k.Variant()] })
-	maps.DeleteFunc(m.generations, func(k zygote.Key, _ uint64) bool { return !variants[k] })
-	maps.DeleteFunc(m.instead, func(k zygote.Key, _ zygote.Form) bool { return !variants[k] })
-}
-
-// retire ends a zygote that the cache evicts, with m.mu held. What it returns is closed when the
-// zygote has ended.
-func (m *Manager) retire(e cache.Evict[zygote.Key]) (gone <-chan struct{}) {
-	s := m.slots.all[e.Key]
-	z := s.zygote
-	switch e.Why {
-	case cache.Room, cache.Pressure:
-		m.counts.Evictions++
-		if e.Why == cache.Room || e.Bound == resources.BoundOwn {
-			m.counts.Evicted.Memory++
-		} else {
-			m.counts.Evicted.Pressure++
-		}
-		if m.cfg.OnEvict != nil {
-			m.cfg.OnEvict(m.nameOf(e.Key, s), z.Bytes)
-		}
-	case cache.Unused:
-		m.counts.Evicted.Invalidated++
-	case cache.Asked:
-		m.counts.Evicted.Asked++
-	case cache.Rested:
-		m.cfg.Log.Info("worker ends: it has had no replicas for a while", "worker", e.Key.Worker, "device", e.Key.Device)
-	}
-	m.going[z] = true
-	m.epoch++
-	m.ends.Go(func() {
-		z.Stop()
-		m.mu.Lock()
-		delete(m.going, z)
-		m.mu.Unlock()
-		if !e.Since.IsZero() {
-			m.retired.Observe(time.Since(e.Since).Seconds())
-		}
-		m.changed()
-	})
-	s.zygote = nil
-	delete(m.slots.all, e.Key)
-	return z.Gone()
+// memory is the sample as a refusal reports it.
+func (s *slots) memory(now resources.Sample) memory {
+	_, room := cache.Tightest(now.Bounds, Threshold)
+	return memory{bounds: now.Bounds, coming: room - s.cache.Free(now.Bounds)}
 }

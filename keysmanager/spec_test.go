@@ -20,7 +20,7 @@ func TestSpecInImage(t *testing.T) {
 	if want := map[string]string{"STAGECOACH_MODEL": "model/model.onnx", "A": "function"}; !maps.Equal(got.Env, want) {
 		t.Errorf("environment %v, want %v", got.Env, want)
 	}
-	if key := (&Manager{pool: resources.NewPool(resources.Config{})}).key(got, onnxRuntime, image); len(spec.Env) != 1 || key.Model != "model/model.onnx" {
+	if key := (&functions{pool: resources.NewPool(resources.Config{})}).key(got, onnxRuntime, image); len(spec.Env) != 1 || key.Model != "model/model.onnx" {
 		t.Errorf("the function's own environment is %v now, the zygote's model %q", spec.Env, key.Model)
 	}
 	image.Stage = false

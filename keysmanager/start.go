@@ -23,13 +23,13 @@ import (
 //
 // progress is called for each phase that has ended, and must not block; it may be nil.
 func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
-	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
+	m.store.mu.Lock()
+	if m.store.closed {
+		m.store.mu.Unlock()
 		return node.Started{}, ErrClosed
 	}
-	if _, twice := m.processes[o.Replica]; twice {
-		m.mu.Unlock()
+	if _, twice := m.store.processes[o.Replica]; twice {
+		m.store.mu.Unlock()
 		return node.Started{}, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
 	p := &process{
@@ -37,17 +37,17 @@ func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Ph
 		entry: zygote.NewEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{}),
 	}
 	var err error
-	if p.held, err = m.pool.Reserve(o.Replica, o.Spec.Function, o.Device, o.Spec.DeviceMemory, m.holders()); err != nil {
-		m.mu.Unlock()
+	if p.held, err = m.pool.Reserve(o.Replica, o.Spec.Function, o.Device, o.Spec.DeviceMemory, m.parker.holders()); err != nil {
+		m.store.mu.Unlock()
 		return node.Started{}, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
-	m.processes[o.Replica] = p
-	m.yield(o)
+	m.store.processes[o.Replica] = p
+	m.parker.unparkFor(o)
 	m.starts.Add(1)
-	p.asking = m.ask(o.Spec.Function)
-	m.mu.Unlock()
+	p.asking = m.store.ask(o.Spec.Function)
+	m.store.mu.Unlock()
 	defer m.starts.Done()
-	defer m.asked(p.asking)
+	defer m.store.asked(p.asking)
 	defer close(p.placed)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -56,16 +56,16 @@ func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Ph
 	started, err := m.starter.start(ctx, o, p)
 	if err != nil {
 		p.held.Release()
-		m.mu.Lock()
-		m.processes.remove(p)
-		m.mu.Unlock()
+		m.store.mu.Lock()
+		m.store.processes.remove(p)
+		m.store.mu.Unlock()
 		return node.Started{}, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
-	m.mu.Lock()
+	m.store.mu.Lock()
 	p.running = true
 	p.held.Runs(p.pid)
-	m.mu.Unlock()
-	m.changed()
+	m.store.mu.Unlock()
+	m.cfg.changed()
 	return started, nil
 }
 
@@ -76,14 +76,14 @@ var notTheirs = []string{
 }
 
 // starter starts the processes of replicas, on the path that their function asks for. It has no part
-// in what is kept in memory: it asks parameters for a zygote to start from.
+// in what is kept in memory: it asks the loader for a zygote to start from.
 type starter struct {
-	cfg        *Config
-	pool       *resources.Pool
-	exits      *resources.Ends
-	warden     *warden.Client
-	ends       *sync.WaitGroup // of the processes that it starts
-	parameters *Manager
+	cfg    *Config
+	pool   *resources.Pool
+	exits  *resources.Ends
+	warden *warden.Client
+	ends   *sync.WaitGroup // of the processes that it starts
+	loader *loader
 
 	mu    sync.Mutex       // guards gates; nothing is called under it
 	gates map[string]*gate // by function, of those that are launched
@@ -111,7 +111,7 @@ func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Sta
 	case e.keeps(o.Spec):
 		conn, err = l.place(ctx, o, p, e, image, env)
 	default:
-		l.parameters.unuse(p.asking)
+		l.loader.store.unuse(p.asking)
 		p.path = PathProcess
 		conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(0)

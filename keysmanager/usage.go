@@ -8,24 +8,24 @@ import (
 
 // measure looks at what the processes of the node use.
 func (m *Manager) measure() {
-	m.pool.Measure(m.seen)
+	m.pool.Measure(m.store.seen)
 }
 
 // used returns what has been used by function, as of the latest measurement.
-func (m *Manager) used() map[string]resources.Used { return m.pool.Used(m.seen()) }
+func (m *Manager) used() map[string]resources.Used { return m.pool.Used(m.store.seen()) }
 
 // seen returns the cgroups of what runs, and the functions of the replicas of each worker, by its
 // cgroup.
-func (m *Manager) seen() (live []*resources.Cgroup, guests map[*resources.Cgroup][]string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	live = m.processes.groups()
-	for _, s := range m.slots.Values() {
+func (st *store) seen() (live []*resources.Cgroup, guests map[*resources.Cgroup][]string) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	live = st.processes.groups()
+	for _, s := range st.slots.Values() {
 		if s.zygote != nil && s.zygote.Held().Group() != nil {
 			live = append(live, s.zygote.Held().Group())
 		}
 	}
-	return live, m.processes.guests()
+	return live, st.processes.guests()
 }
 
 // usageMetrics exports what the replicas of each function have used.

@@ -56,12 +56,12 @@ func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine
 	if err != nil {
 		return nil, err
 	}
-	l.parameters.unuse(p.asking)
+	l.loader.store.unuse(p.asking)
 	var conn *net.UnixConn
-	if err := l.parameters.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
-		l.parameters.mu.Lock()
-		l.parameters.visit(z.Key, o.Spec.Function)
-		l.parameters.mu.Unlock()
+	if err := l.loader.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
+		l.loader.store.mu.Lock()
+		l.loader.store.slots.visit(z.Key, o.Spec.Function)
+		l.loader.store.mu.Unlock()
 		p.path = z.Path()
 		conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(load)
@@ -78,16 +78,6 @@ func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine
 		return nil, fmt.Errorf("annotation stagecoach.dev/process is %s: %w", o.Spec.Worker, err)
 	}
 	return conn, nil
-}
-
-// visit notes that a worker has, or had, a replica of a function, with m.mu held.
-func (m *Manager) visit(k zygote.Key, function string) {
-	if s, ok := m.slots.Peek(k); ok {
-		if s.guests == nil {
-			s.guests = map[string]bool{}
-		}
-		s.guests[function] = true
-	}
 }
 
 // usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as nobody can tell more.

@@ -177,8 +177,8 @@ func TestResidents(t *testing.T) {
 func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 	n, _, s := workers(t, func(c *Config) { c.workerRests = time.Nanosecond })
 	r := n.on("a", "GPU-a", s)
-	n.tidy()
-	n.tidy()
+	n.loader.tidy()
+	n.loader.tidy()
 	if n.worker("GPU-a").PID != r.PID {
 		t.Error("a worker with replicas has ended")
 	}
@@ -193,12 +193,12 @@ func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 	if n.Inventory().Counts != (Counts{Misses: 1}) {
 		t.Errorf("counts %+v", n.Inventory().Counts)
 	}
-	lasting, g := newGauged(t, func(c *Config) { *c = configOf(*c, n.cfg) })
+	lasting, g := newGauged(t, func(c *Config) { *c = configOf(*c, *n.cfg) })
 	lasting.on("b", "", s)
 	if err := lasting.Stop(t.Context(), "b", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	lasting.tidy()
+	lasting.loader.tidy()
 	lasting.worker("")
 	if inv := lasting.press(g, 90*gb); len(inv.Zygotes) != 0 || inv.Evicted.Pressure != 1 {
 		t.Errorf("memory is short: %+v", inv)
@@ -381,15 +381,15 @@ func TestAWorkerIsCountedOnce(t *testing.T) {
 	if got, want := weighed.Own, anonymous+files; got < want/2 || got > 2*want {
 		t.Errorf("it seems to take %d, want about %d", got, want)
 	}
-	n.mu.Lock()
-	n.fill(z.Key, n.hold(z.Key), z)
-	n.processes["a"] = &process{replica: "a", zygote: z, pid: z.PID, running: true}
-	n.mu.Unlock()
-	all := n.census().Families
-	n.mu.Lock()
-	delete(n.processes, "a")
-	n.slots = newSlots()
-	n.mu.Unlock()
+	n.store.mu.Lock()
+	n.store.fill(z.Key, n.store.hold(z.Key), z)
+	n.store.processes["a"] = &process{replica: "a", zygote: z, pid: z.PID, running: true}
+	n.store.mu.Unlock()
+	all := n.store.census().Families
+	n.store.mu.Lock()
+	delete(n.store.processes, "a")
+	n.store.slots = newSlots()
+	n.store.mu.Unlock()
 	if len(all) != 2 || all[0].Of != z.Parent() {
 		t.Errorf("%d families, want the worker's and those without", len(all))
 	}

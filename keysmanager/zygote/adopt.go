@@ -89,7 +89,7 @@ func (f *Family) lives(o wire.Order) {
 	if o.Kind == wire.ChildLives {
 		delete(f.unlisted, o.PID)
 		if f.replicas[o.PID] == nil { // forked in the daemon's last instant
-			f.disown(o.PID)
+			f.killUnwanted(o.PID)
 		}
 		return
 	}

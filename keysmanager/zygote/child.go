@@ -44,7 +44,7 @@ func (f *Family) dismiss(c *child) {
 	}
 	f.mu.Unlock()
 	if waits {
-		f.disown(uint32(c.id))
+		f.killUnwanted(uint32(c.id))
 	}
 	c.dispose()
 }
@@ -92,7 +92,7 @@ func (f *Family) begin(c *child, o ForkOrder) error {
 	if !awaited { // its end has been told meanwhile
 		return nil
 	}
-	f.disown(id)
+	f.killUnwanted(id)
 	return fmt.Errorf("process %d could not be told which replica it is: %w", c.id, err)
 }
 
@@ -171,8 +171,8 @@ func signalChild(parent, pid int, s syscall.Signal) error {
 	return unix.ESRCH
 }
 
-// disown ends a child that nobody wants. It does not wait: what reads from a zygote must never wait
+// killUnwanted ends a child that nobody wants. It does not wait: what reads from a zygote must never wait
 // for it.
-func (f *Family) disown(id uint32) {
+func (f *Family) killUnwanted(id uint32) {
 	f.of.host.Tasks.Go(func() { f.Signal(int(id), syscall.SIGKILL) })
 }

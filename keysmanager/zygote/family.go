@@ -202,7 +202,7 @@ func (f *Family) forked(o wire.Order) {
 	f.mu.Unlock()
 	switch {
 	case order == nil: // it was given up
-		f.disown(o.PID)
+		f.killUnwanted(o.PID)
 	case twice:
 		order.reply <- f.of.Lied(fmt.Errorf("it says that process %d is its child, and said so before", o.PID))
 	default:

@@ -90,7 +90,7 @@ func (f *Family) Provide(device string) {
 		defer cancel()
 		c, err := f.order(ctx, limits, true)
 		if err == nil {
-			err = f.moor(ctx, c, b, device)
+			err = f.keepSpare(ctx, c, b, device)
 		}
 		f.mu.Lock()
 		if err != nil || device != "" { // else it may be another by now that is on its way
@@ -106,9 +106,9 @@ func (f *Family) Provide(device string) {
 	})
 }
 
-// moor lets a child wait at a berth, on a device unless that is empty. A child that does not is
+// keepSpare lets a child wait at a berth, on a device unless that is empty. A child that does not is
 // dismissed.
-func (f *Family) moor(ctx context.Context, c *child, b *berth, device string) error {
+func (f *Family) keepSpare(ctx context.Context, c *child, b *berth, device string) error {
 	f.mu.Lock()
 	there := f.waiting[uint32(c.id)] == c
 	if there {
