@@ -29,7 +29,7 @@ var largeTypes = map[string]size{
 	"control/cluster.Local":         {68, 17},
 	"control/cluster.replica":       {3, 35},
 	"image.Store":                   {40, 4},
-	"keysmanager.Manager":           {79, 31},
+	"keysmanager.Manager":           {79, 29},
 	"keysmanager/network.Networks":  {31, 17},
 	"keysmanager/node.Server":       {26, 17},
 	"keysmanager/sandbox.Command":   {8, 23},

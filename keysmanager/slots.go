@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// slot is the manager's side of an entry of the cache. The cache knows who holds it, whether it may
-// be loaded or evicted, and when; the slot has its process, and what those that wait for it wait for.
+// slot is the manager's side of an entry of the cache. The cache knows who holds the entry, and
+// when it may be loaded or evicted. The slot has the process, and what orders wait for.
 type slot struct {
 	loading  chan struct{}           // closed when the load has ended; nil: none is under way
 	cancel   context.CancelCauseFunc // gives that load up
@@ -25,11 +25,13 @@ type slot struct {
 	keeping                          // of a key stage
 	failed   uint64                  // loads that failed, ever
 	err      error                   // of the latest failed load, or why the latest zygote ended
-	settled  chan struct{}           // invalidated: closed when no order will fork from it any more; nil: it is not
 	guests   map[string]bool         // functions that a worker has had replicas of
+	// Closed when no order forks from it any more; nil: it was not invalidated.
+	settled chan struct{}
 }
 
-// slots are a node's slots and the cache that decides about them. Each entry of the cache has a slot.
+// slots are a node's slots and the cache that decides about them. Each entry of the cache has a
+// slot.
 type slots struct {
 	cache *cache.Core[zygote.Key]
 	all   map[zygote.Key]*slot
@@ -121,7 +123,8 @@ func (m *Manager) tell() {
 	}
 }
 
-// hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction until letGo, with m.mu held.
+// hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction
+// until letGo. The caller holds m.mu.
 func (m *Manager) hold(key zygote.Key) *slot {
 	s := m.slots.all[key]
 	if s == nil {
@@ -135,7 +138,8 @@ func (m *Manager) hold(key zygote.Key) *slot {
 // letGo undoes one hold, with m.mu held.
 func (m *Manager) letGo(key zygote.Key) { m.step(cache.Release[zygote.Key]{Key: key}) }
 
-// tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their ends are not waited for.
+// tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. It does
+// not wait for their ends. The caller must not hold m.mu.
 func (m *Manager) tidy() {
 	now := m.lockWeighed(resources.SampleFresh)
 	if m.closed {
