@@ -244,7 +244,7 @@ func TestOwnedModules(t *testing.T) {
 		"github.com/openfaas/":                    {"provider"},
 		"github.com/containerd/cgroups/":          {"keysmanager/cgroup"},
 		"github.com/opencontainers/runtime-spec/": {"keysmanager/cgroup"},
-		"github.com/hashicorp/golang-lru/":        {"keysmanager", "keysmanager/node", "provider"},
+		"github.com/hashicorp/golang-lru/":        {"keysmanager/node", "provider"},
 		"github.com/google/go-containerregistry/": {"image"},
 		"github.com/docker/cli/":                  {"image"},
 		"github.com/NVIDIA/":                      {"keysmanager/device"},

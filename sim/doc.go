@@ -18,14 +18,21 @@
 //
 // # Events
 //
-// Virtual time is a heap of events ordered by time and, within one instant, by the order in which they were scheduled. An event is
-// one pop of that heap: a request arrives, a task reaches its line, a replica ends a batch, a reply reaches its coordinator, a
-// replica is ready or dies, parameters are loaded, a line or a coordinator asked to be woken, control ticks, a sample is taken.
+// Virtual time is a heap of events, ordered by time and, within one instant, by the order in which
+// they were scheduled. An event is one pop of that heap:
+//
+//   - a request arrives, a task reaches its line, a reply reaches its coordinator;
+//   - a replica ends a batch, is ready, or dies;
+//   - parameters are loaded;
+//   - a line or a coordinator asked to be woken;
+//   - control ticks, or a sample is taken.
+//
 // Each handler steps a core once for each call that the event is about.
 //
 // # Chance
 //
-// A run is a function of its scenario and seed: nothing depends on the wall clock, on goroutines or on the order of maps. How long a
-// call takes is drawn from its request's number, so that policies that are compared on a seed have the same arrivals and the same
-// work, and differences between them are those of the policies (common random numbers; Law 2015, §11.2).
+// A run is a function of its scenario and seed: nothing depends on the wall clock, on goroutines or
+// on the order of maps. How long a call takes is drawn from its request's number. So policies that
+// are compared on a seed have the same arrivals and the same work, and the differences between them
+// are those of the policies (common random numbers; Law 2015, §11.2).
 package sim

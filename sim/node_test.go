@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// TestDisk: a node reads one stage's parameters after another's from its disk, another node at the same time.
+// TestDisk: a node reads one stage's parameters after another's from its disk, and another node at
+// the same time.
 func TestDisk(t *testing.T) {
 	w, err := model(t, `
 nodes: [{name: n, count: 2, memory: 16Gi, cpu: 100}]
@@ -34,8 +35,8 @@ stages:
 	}
 }
 
-// TestAStartWithoutRoomIsNone: parameters that do not fit below the threshold are not loaded, and no
-// replica starts.
+// TestAStartWithoutRoomIsNone: parameters that do not fit below the threshold are not loaded, and
+// no replica starts.
 func TestAStartWithoutRoomIsNone(t *testing.T) {
 	t.Parallel()
 	r := simulate(t, `
