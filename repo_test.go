@@ -146,7 +146,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"keysmanager/device"}, []string{module}, "what a machine has, anybody may ask"},
 		{[]string{"keysmanager/network"}, []string{module}, "network knows the kernel's links and filters and nothing of what runs behind them"},
 		{[]string{"keysmanager/warden"}, []string{module + "keysmanager", module + "request/queue", "net/http", "github.com/prometheus"}, "what outlives all else knows nothing of it"},
-		{[]string{"keysmanager/node"}, []string{module, "github.com/nats-io"}, "the node protocol is of both sides, and of neither"},
+		{[]string{"keysmanager/node"}, []string{module + "keysmanager", module + "keysmanager/sandbox", module + "keysmanager/warden", module + "request/queue", module + "autoscaler/plan", module + "control/cluster", "github.com/nats-io"}, "the node protocol is of both sides, and of neither"},
 		{[]string{"image/stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
 		{[]string{"image/builder"}, []string{module + "request/gateway", module + "provider", module + "request/queue", module + "keysmanager", module + "request/flow", module + "request/dispatch"}, "images are built without a running stagecoach"},
 		{[]string{"stage"}, []string{module + "request/dispatch", module + "request/flow", module + "keysmanager", "github.com/prometheus"}, "a stage binary is small"},
@@ -165,6 +165,26 @@ func TestArrowsPointOneWay(t *testing.T) {
 						t.Errorf("%s reaches %s through %s: %s", room, dep, by, rule.why)
 					}
 				}
+			}
+		}
+	}
+}
+
+// TestOnlyNodesHaveUnixSockets checks that the rooms above wire take a replica's connection as a
+// wire.Socket, because a replica may run on another machine one day.
+func TestOnlyNodesHaveUnixSockets(t *testing.T) {
+	for name, p := range packages(t) {
+		switch group, _, _ := strings.Cut(name, "/"); {
+		case group == "stage", group == "internal", group == "keysmanager", name == "request/wire":
+			continue // in the replica's process or on its machine, and what hides the socket
+		}
+		for _, file := range append(p.GoFiles, p.CgoFiles...) {
+			b, err := os.ReadFile(filepath.Join(p.Dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.Contains(string(b), "net.UnixConn") {
+				t.Errorf("%s/%s has a net.UnixConn, want a wire.Socket", name, file)
 			}
 		}
 	}

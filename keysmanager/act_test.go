@@ -122,7 +122,7 @@ func hand(m *Manager) error {
 		if err != nil {
 			return err
 		}
-		conn, err := r.Conn.File()
+		conn, err := r.Conn.(interface{ File() (*os.File, error) }).File()
 		if err != nil {
 			return err
 		}
@@ -212,7 +212,7 @@ func daemon(t *testing.T, folder string) (cmd *exec.Cmd, replicas []*startedRepl
 			t.Fatal(err)
 		}
 		f := os.NewFile(uintptr(got[0]), "stage")
-		if r.Conn, err = unixConn(f); err != nil {
+		if r.Conn, err = wire.OpenSocket(f); err != nil {
 			t.Fatal(err)
 		}
 		_ = f.Close()

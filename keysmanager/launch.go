@@ -3,7 +3,6 @@ package keysmanager
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // maxLaunches is how many replicas of one function are launched at a time. The others wait for their turn, in the order in
@@ -51,7 +51,7 @@ func (l *starter) enter(ctx context.Context, function string) (leave func(), err
 }
 
 // launch makes what a replica's process gets, has run start it in its cgroup, and returns the dispatcher's end of its stage socket.
-func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (*net.UnixConn, error) {
+func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (wire.Socket, error) {
 	leave, err := l.enter(ctx, o.Spec.Function)
 	if err != nil {
 		return nil, err
@@ -73,7 +73,7 @@ func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func
 		p.output.Abandon()
 		return nil, err
 	}
-	return conn, nil
+	return wire.NewSocket(conn), nil
 }
 
 // timing is when a replica's start began and how long its parts took. The goroutine of the start owns

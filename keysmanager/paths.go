@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"time"
@@ -58,7 +57,7 @@ func (l *loader) possibly(a *asking, s node.Spec, e engine, image sandbox.Image,
 }
 
 // place starts p from its function's parameters.
-func (l *starter) place(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn *net.UnixConn, err error) {
+func (l *starter) place(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn wire.Socket, err error) {
 	err = l.loader.possibly(p.asking, o.Spec, e, image, func(key zygote.Key) (err error) {
 		if key.Form == zygote.None {
 			conn, err = l.cold(ctx, o, p, e, image, env)
@@ -163,7 +162,7 @@ func (l *starter) fork(ctx context.Context, z *zygote.Zygote, o node.Order, p *p
 }
 
 // cold starts p as a process that loads the parameters by itself.
-func (l *starter) cold(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+func (l *starter) cold(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
 	if err := l.cfg.loadable(e); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,9 @@
 package keysmanager
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"slices"
 	"time"
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"sync"
 	"time"
@@ -104,7 +103,7 @@ func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Sta
 	}
 	env := environmentOf(o.Spec)
 	env[wire.EnvReplica], env[wire.EnvFunction], env[resources.EnvDevices] = o.Replica, o.Spec.Function, o.Device
-	var conn *net.UnixConn
+	var conn wire.Socket
 	switch {
 	case o.Spec.Worker != "":
 		conn, err = l.reside(ctx, o, p, e, image, env)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,13 +50,13 @@ func secretSet(s node.Spec) string {
 }
 
 // reside starts p in the worker that its function names, and that first, unless it is there.
-func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (*net.UnixConn, error) {
+func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
 	key, err := l.residence(o, e)
 	if err != nil {
 		return nil, err
 	}
 	l.loader.store.unuse(p.asking)
-	var conn *net.UnixConn
+	var conn wire.Socket
 	if err := l.loader.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
 		l.loader.store.mu.Lock()
 		l.loader.store.slots.visit(z.Key, o.Spec.Function)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/signal"
 	"runtime"
@@ -115,19 +114,14 @@ func stageSocket() (int, error) {
 }
 
 // connection takes the stage socket over.
-func connection(fd int) (*net.UnixConn, error) {
+func connection(fd int) (wire.Socket, error) {
 	f := os.NewFile(uintptr(fd), "stage")
-	c, err := net.FileConn(f)
-	_ = f.Close() // FileConn has its own
+	defer f.Close() // the socket has its own descriptor
+	c, err := wire.OpenSocket(f)
 	if err != nil {
 		return nil, fmt.Errorf("stage socket %d: %w", fd, err)
 	}
-	u, ok := c.(*net.UnixConn)
-	if !ok {
-		_ = c.Close()
-		return nil, fmt.Errorf("stage socket %d is a %T, want a unix socket", fd, c)
-	}
-	return u, nil
+	return c, nil
 }
 
 // limits returns slots and largest batch: the hooks' or 1, slots overridden by the environment.

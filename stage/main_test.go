@@ -73,7 +73,7 @@ type replica struct {
 func start(t *testing.T, program string, env ...string) *replica {
 	t.Helper()
 	x, y := ends(t)
-	theirs, err := y.File()
+	theirs, err := y.(interface{ File() (*os.File, error) }).File()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -36,7 +36,7 @@ type dispatcher struct {
 }
 
 // ends returns both ends of a stage socket.
-func ends(t *testing.T) (x, y *net.UnixConn) {
+func ends(t *testing.T) (x, y wire.Socket) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -340,7 +340,7 @@ func TestQuickResultsLeaveTogether(t *testing.T) {
 	if err := s.flush(true); err != nil {
 		t.Fatal(err)
 	}
-	raw, err := y.SyscallConn()
+	raw, err := y.(syscall.Conn).SyscallConn()
 	if err != nil {
 		t.Fatal(err)
 	}

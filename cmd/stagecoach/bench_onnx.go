@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -135,15 +134,10 @@ func (b *benchStage) spawn(prepacked string) (launched, error) {
 		return launched{}, err
 	}
 	end := func() { endProcess(cmd) }
-	c, err := net.FileConn(ours)
+	conn, err := wire.OpenSocket(ours)
 	if err != nil {
 		end()
 		return launched{}, err
-	}
-	conn, ok := c.(*net.UnixConn)
-	if !ok {
-		end()
-		return launched{}, fmt.Errorf("stage socket is a %T", c)
 	}
 	return launched{conn, cmd.Process.Pid, "", nil, end}, nil
 }

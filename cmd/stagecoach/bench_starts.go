@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -146,7 +145,7 @@ func roomFor(dir string, bytes int64) error {
 
 // launched is a replica whose process runs.
 type launched struct {
-	conn   *net.UnixConn // nil: it speaks no stage protocol
+	conn   wire.Socket // nil: it speaks no stage protocol
 	pid    int
 	path   string // of the KeysManager
 	phases []node.Phase

@@ -88,7 +88,7 @@ func (n *fakeNode) Start(ctx context.Context, o node.Order, _ func(node.Phase)) 
 		n.w.t.Errorf("replica %q started twice", o.Replica)
 	}
 	n.running[o.Replica] = true
-	return node.Started{PID: n.starts, Conn: new(net.UnixConn), Path: "fork", Phases: []node.Phase{{Name: "fork", Took: time.Millisecond}}}, nil
+	return node.Started{PID: n.starts, Conn: wire.NewSocket(new(net.UnixConn)), Path: "fork", Phases: []node.Phase{{Name: "fork", Took: time.Millisecond}}}, nil
 }
 
 func (n *fakeNode) Stop(ctx context.Context, replica string, _ time.Duration) error {
@@ -172,7 +172,7 @@ func (w *world) Fail(function pipeline.Key, _ uint64, cause string) {
 	w.waiting[function.String()] = 0
 }
 
-func (w *world) Attach(ctx context.Context, _ pipeline.Key, replica string, _ uint64, conn *net.UnixConn) (wire.Hello, error) {
+func (w *world) Attach(ctx context.Context, _ pipeline.Key, replica string, _ uint64, conn wire.Socket) (wire.Hello, error) {
 	w.mu.Lock()
 	attach := w.attach
 	w.mu.Unlock()

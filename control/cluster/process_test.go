@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"strings"
@@ -69,7 +68,7 @@ func (n *processNode) Start(_ context.Context, o node.Order, _ func(node.Phase))
 	near, far := os.NewFile(uintptr(fds[0]), "near"), os.NewFile(uintptr(fds[1]), "far")
 	defer near.Close()
 	defer far.Close()
-	conn, err := net.FileConn(near)
+	conn, err := wire.OpenSocket(near)
 	if err != nil {
 		return node.Started{}, err
 	}
@@ -88,7 +87,7 @@ func (n *processNode) Start(_ context.Context, o node.Order, _ func(node.Phase))
 		n.lost(o.Replica, p.cmd.ProcessState.String())
 		close(p.ended)
 	}()
-	return node.Started{PID: p.cmd.Process.Pid, Conn: conn.(*net.UnixConn), Path: "cold"}, nil
+	return node.Started{PID: p.cmd.Process.Pid, Conn: conn, Path: "cold"}, nil
 }
 
 func (n *processNode) Stop(ctx context.Context, replica string, grace time.Duration) error {

@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"net"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -51,7 +50,7 @@ type Lines interface {
 type Replicas interface {
 	// Attach takes ownership of conn, even if it fails. It returns when the replica is ready.
 	// revision is the one of the spec that the replica was started from.
-	Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, conn *net.UnixConn) (wire.Hello, error)
+	Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, conn wire.Socket) (wire.Hello, error)
 	// Drain gives a replica no new tasks, and returns when it has no tasks left or was lost.
 	Drain(ctx context.Context, function pipeline.Key, replica string) error
 	// Due returns the latest deadline of the requests that still need the replica. It returns the

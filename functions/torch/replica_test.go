@@ -46,7 +46,7 @@ func launch(t *testing.T, handler, model string) *replica {
 		t.Fatal(err)
 	}
 	ours, theirs := sockets(t)
-	r := &replica{t: t, conn: wire.NewConn(ours)}
+	r := &replica{t: t, conn: wire.NewConn(wire.NewSocket(ours))}
 	ctx, kill := context.WithTimeout(context.WithoutCancel(t.Context()), limit) // the test's own ends before its cleanup
 	r.cmd = exec.CommandContext(ctx, python, "./stage")
 	r.cmd.Dir, r.cmd.ExtraFiles, r.cmd.Stderr = root, []*os.File{theirs}, &r.stderr

@@ -90,7 +90,7 @@ func (k *keeper) serves(r resident, name, word, root string) {
 	k.t.Helper()
 	k.line(r.stdout, "load "+word+" part of "+word+" True "+root+"/model\n", "place "+name+" cpu "+name+" None "+word+"\n")
 	k.line(r.stderr, "to stderr "+word+"\n", "INFO logged by "+word+"\n")
-	c := wire.NewConn(r.stage)
+	c := wire.NewConn(wire.NewSocket(r.stage))
 	if f, err := c.Read(); err != nil || f.Type != wire.FrameHello {
 		k.t.Errorf("no hello of %s: %v, %v", name, f.Type, err)
 	}

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // dialSocket sends a request to a daemon. It returns the connection after the answer, and what the
@@ -105,7 +107,7 @@ func (r *rightsReader) drop() {
 }
 
 // claim takes the stage socket of a replica that an order has started.
-func claim(ctx context.Context, path, replica, order string) (*net.UnixConn, error) {
+func claim(ctx context.Context, path, replica, order string) (wire.Socket, error) {
 	c, _, fd, err := dialSocket(ctx, path, socketRequest{Want: wantSocket, Replica: replica, Order: order})
 	if err != nil {
 		return nil, err
@@ -115,15 +117,10 @@ func claim(ctx context.Context, path, replica, order string) (*net.UnixConn, err
 		return nil, fmt.Errorf("node's socket %s: no descriptor came with the answer", path)
 	}
 	f := os.NewFile(uintptr(fd), "stage")
-	defer f.Close() // FileConn has its own
-	conn, err := net.FileConn(f)
+	defer f.Close() // the socket has its own descriptor
+	stage, err := wire.OpenSocket(f)
 	if err != nil {
 		return nil, fmt.Errorf("stage socket: %w", err)
-	}
-	stage, ok := conn.(*net.UnixConn)
-	if !ok {
-		_ = conn.Close()
-		return nil, fmt.Errorf("stage socket: got a %T", conn)
 	}
 	return stage, nil
 }

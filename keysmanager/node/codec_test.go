@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 var validOrder = Order{V: Version, ID: "A1", To: "B2", Kind: OrderStart, Within: time.Second, Replica: "r-1", Spec: Spec{Function: "f.ns", Namespace: "ns", Image: "i"}}
@@ -187,7 +189,7 @@ func TestHandOverOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.kept["r-1"] = &kept{order: "A", replica: "r-1", conn: near.(*net.UnixConn), timer: time.AfterFunc(time.Hour, func() {})}
+	s.kept["r-1"] = &kept{order: "A", replica: "r-1", conn: wire.NewSocket(near.(*net.UnixConn)), timer: time.AfterFunc(time.Hour, func() {})}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if _, err := claim(ctx, s.socket.path, "r-1", "B"); err == nil {

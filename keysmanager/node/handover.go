@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // serveConn answers a connection's one request.
@@ -67,12 +70,16 @@ func decodeRequest(line []byte) (socketRequest, error) {
 }
 
 // handOver sends a reply with a descriptor of conn beside it.
-func handOver(c *net.UnixConn, reply socketReply, conn *net.UnixConn) error {
+func handOver(c *net.UnixConn, reply socketReply, conn wire.Socket) error {
 	b, err := json.Marshal(reply)
 	if err != nil {
 		return err
 	}
-	raw, err := conn.SyscallConn()
+	local, ok := conn.(syscall.Conn)
+	if !ok {
+		return fmt.Errorf("stage socket is a %T, want one with a descriptor, which another process of this machine can get", conn)
+	}
+	raw, err := local.SyscallConn()
 	if err != nil {
 		return err
 	}

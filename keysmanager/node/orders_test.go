@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // stubborn is a worker whose starts end only when released, whatever their context says, and
@@ -58,7 +60,7 @@ func (w *stubborn) Start(_ context.Context, o Order, _ func(Phase)) (Started, er
 	w.mu.Lock()
 	w.fars = append(w.fars, os.NewFile(uintptr(fds[1]), "far"))
 	w.mu.Unlock()
-	return Started{PID: len(w.done()), Conn: conn.(*net.UnixConn)}, nil
+	return Started{PID: len(w.done()), Conn: wire.NewSocket(conn.(*net.UnixConn))}, nil
 }
 
 func (w *stubborn) Do(_ context.Context, o Order) (int64, error) {

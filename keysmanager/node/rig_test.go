@@ -20,6 +20,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -102,12 +103,12 @@ func (w *worker) Start(ctx context.Context, o node.Order, progress func(node.Pha
 	}
 	f := os.NewFile(uintptr(fds[0]), "near")
 	defer f.Close()
-	conn, err := net.FileConn(f)
+	conn, err := wire.OpenSocket(f)
 	if err != nil {
 		return node.Started{}, err
 	}
 	w.change(func() { w.running[o.Replica] = os.NewFile(uintptr(fds[1]), "far") })
-	return node.Started{PID: 42, Path: "cold", Phases: []node.Phase{load}, Conn: conn.(*net.UnixConn)}, nil
+	return node.Started{PID: 42, Path: "cold", Phases: []node.Phase{load}, Conn: conn}, nil
 }
 
 func (w *worker) Do(_ context.Context, o node.Order) (int64, error) {
@@ -339,7 +340,7 @@ func (c *cluster) node(name string) *node.Client {
 }
 
 // alive checks that data passes between both ends of a stage socket.
-func alive(t *testing.T, near *net.UnixConn, far *os.File) {
+func alive(t *testing.T, near net.Conn, far *os.File) {
 	t.Helper()
 	if _, err := far.WriteString("hello"); err != nil {
 		t.Errorf("write from the replica: %v", err)

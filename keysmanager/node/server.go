@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/hashicorp/golang-lru/v2/simplelru"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // Worker is the KeysManager that a [Server] serves.
@@ -33,7 +35,7 @@ type Started struct {
 	// constants of package keysmanager have it.
 	Path   string
 	Phases []Phase // in order
-	Conn   *net.UnixConn
+	Conn   wire.Socket
 }
 
 // ServerConfig configures a Server.
@@ -97,7 +99,7 @@ type task struct {
 // kept is a started replica's socket that waits for who ordered it.
 type kept struct {
 	order, replica string
-	conn           *net.UnixConn
+	conn           wire.Socket
 	timer          *time.Timer
 }
 

@@ -42,7 +42,7 @@ var (
 )
 
 // attach makes c a replica of the function.
-func (f *function) attach(ctx context.Context, name string, revision uint64, c *net.UnixConn) (wire.Hello, error) {
+func (f *function) attach(ctx context.Context, name string, revision uint64, c wire.Socket) (wire.Hello, error) {
 	l := &link{
 		f: f, name: name, conn: wire.NewConn(c), cause: make(chan task.Death, 1),
 		idle: make(chan struct{}), gone: make(chan struct{}),

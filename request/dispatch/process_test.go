@@ -43,7 +43,7 @@ func infer(c *stage.Call) (tensor.Activation, error) {
 func process(t *testing.T, s *Shell, name string) *os.Process {
 	t.Helper()
 	near, far := pair(t)
-	file, err := far.File()
+	file, err := far.(interface{ File() (*os.File, error) }).File()
 	if err != nil {
 		t.Fatal(err)
 	}

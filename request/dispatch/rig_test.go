@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"strings"
 	"sync"
@@ -176,21 +175,20 @@ type actor struct {
 	conn *wire.Conn
 }
 
-func pair(t testing.TB) (near, far *net.UnixConn) {
+func pair(t testing.TB) (near, far wire.Socket) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var ends [2]*net.UnixConn
+	var ends [2]wire.Socket
 	for i, fd := range fds {
 		f := os.NewFile(uintptr(fd), "pair")
-		c, err := net.FileConn(f)
+		ends[i], err = wire.OpenSocket(f)
 		_ = f.Close()
 		if err != nil {
 			t.Fatal(err)
 		}
-		ends[i] = c.(*net.UnixConn)
 	}
 	t.Cleanup(func() { _ = ends[1].Close() })
 	return ends[0], ends[1]

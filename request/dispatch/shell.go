@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -192,7 +191,7 @@ func (s *Shell) remove(key pipeline.Key, cause string) {
 // Attach makes c, the near end of a new replica's socket, a replica of the function. It waits for
 // the replica's Hello, until ctx ends or a minute has passed. revision is the one of the spec that
 // the replica was started from. If Attach fails, it closes c.
-func (s *Shell) Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, c *net.UnixConn) (wire.Hello, error) {
+func (s *Shell) Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, c wire.Socket) (wire.Hello, error) {
 	f := s.function(function)
 	if f == nil {
 		_ = c.Close() // nothing was sent

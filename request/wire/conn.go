@@ -4,18 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
-// Conn sends and receives frames over a unix stream socket. Any number of goroutines may call
+// Conn sends and receives frames over a [Socket]. Any number of goroutines may call
 // Write, Gather and Flush. Only one at a time may call Read.
 type Conn struct {
-	c *net.UnixConn
+	c Socket
 
 	wmu  sync.Mutex
 	wbuf []byte // gathered and not sent yet
@@ -26,14 +23,11 @@ type Conn struct {
 	rbuf  []byte // read and not consumed yet: rbuf[roff:rend]
 	roff  int
 	rend  int
-	oob   []byte
 	files []*os.File // received and not claimed by a frame yet
 }
 
 // NewConn returns a Conn over c. The Conn owns c from now on.
-func NewConn(c *net.UnixConn) *Conn {
-	return &Conn{c: c, rbuf: make([]byte, 32<<10), oob: make([]byte, unix.CmsgSpace(4*MaxFiles))}
-}
+func NewConn(c Socket) *Conn { return &Conn{c: c, rbuf: make([]byte, 32<<10)} }
 
 // copyLimit is the size in bytes up to which headers and payloads are joined for one system call.
 const copyLimit = 64 << 10
@@ -109,11 +103,7 @@ func (c *Conn) send(files []*os.File, rest []byte) error {
 	b := c.wbuf
 	c.wbuf = c.wbuf[:0]
 	if len(files) > 0 {
-		fds := make([]int, len(files))
-		for i, file := range files {
-			fds[i] = int(file.Fd())
-		}
-		n, _, err := c.c.WriteMsgUnix(b, unix.UnixRights(fds...), nil)
+		n, err := c.c.SendFiles(b, files)
 		if err != nil {
 			return err
 		}
@@ -207,46 +197,19 @@ func (c *Conn) fill() error {
 	return err
 }
 
-// receive makes one recvmsg call. It returns at least one byte or an error, and keeps the received
-// descriptors.
+// receive returns at least one byte or an error, and keeps the received files.
 func (c *Conn) receive(p []byte) (int, error) {
-	n, oobn, flags, _, err := c.c.ReadMsgUnix(p, c.oob)
-	if oobn > 0 {
-		if kerr := c.keep(c.oob[:oobn]); kerr != nil && err == nil {
-			err = kerr
-		}
-	}
+	n, files, err := c.c.ReceiveFiles(p)
+	c.files = append(c.files, files...)
 	switch {
 	case err != nil:
 		return n, err
-	case flags&unix.MSG_CTRUNC != 0:
-		return n, fmt.Errorf("more than %d descriptors at a time", MaxFiles)
+	case len(c.files) > 2*MaxFiles:
+		return n, fmt.Errorf("%d descriptors that no frame has claimed, want at most %d", len(c.files), 2*MaxFiles)
 	case n == 0:
 		return 0, io.EOF
 	}
 	return n, nil
-}
-
-// keep takes the descriptors from a control message. Go's net package has set close-on-exec on
-// them.
-func (c *Conn) keep(oob []byte) error {
-	msgs, err := unix.ParseSocketControlMessage(oob)
-	if err != nil {
-		return fmt.Errorf("control message: %w", err)
-	}
-	for _, m := range msgs {
-		fds, err := unix.ParseUnixRights(&m)
-		if err != nil {
-			return fmt.Errorf("control message: %w", err)
-		}
-		for _, fd := range fds {
-			c.files = append(c.files, os.NewFile(uintptr(fd), "received"))
-		}
-	}
-	if len(c.files) > 2*MaxFiles {
-		return fmt.Errorf("%d descriptors that no frame has claimed, want at most %d", len(c.files), 2*MaxFiles)
-	}
-	return nil
 }
 
 // SetWriteDeadline sets the deadline of Writes.

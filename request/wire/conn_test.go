@@ -41,7 +41,7 @@ func pair(t testing.TB) (*net.UnixConn, *net.UnixConn) {
 
 func TestFramesKeepOrderAndFiles(t *testing.T) {
 	a, b := pair(t)
-	tx, rx := NewConn(a), NewConn(b)
+	tx, rx := NewConn(NewSocket(a)), NewConn(NewSocket(b))
 	file, err := sealed([]byte("in a file"))
 	if err != nil {
 		t.Fatal(err)
@@ -107,7 +107,7 @@ func TestHostileHeadersAreNamed(t *testing.T) {
 			if _, err := a.Write(h); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := NewConn(b).Read(); err == nil || !strings.Contains(err.Error(), tc.want) {
+			if _, err := NewConn(NewSocket(b)).Read(); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want an error with %q", err, tc.want)
 			}
 		})
@@ -122,7 +122,7 @@ func TestLaterTypesAreSkipped(t *testing.T) {
 	if _, err := a.Write(appendHeader(h, Frame{Type: FrameDrain})); err != nil {
 		t.Fatal(err)
 	}
-	if f, err := NewConn(b).Read(); err != nil || f.Type != FrameDrain {
+	if f, err := NewConn(NewSocket(b)).Read(); err != nil || f.Type != FrameDrain {
 		t.Errorf("got %v, %v, want Drain", f.Type, err)
 	}
 }
@@ -196,7 +196,7 @@ func TestHostileFilesAreRefused(t *testing.T) {
 
 func TestReceivedFilesAreClosedOnExecAndByRelease(t *testing.T) {
 	a, b := pair(t)
-	rx := NewConn(b)
+	rx := NewConn(NewSocket(b))
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -227,7 +227,7 @@ func TestReceivedFilesAreClosedOnExecAndByRelease(t *testing.T) {
 
 func TestGatheredFramesGoTogetherAndInOrder(t *testing.T) {
 	a, b := pair(t)
-	tx, rx := NewConn(a), NewConn(b)
+	tx, rx := NewConn(NewSocket(a)), NewConn(NewSocket(b))
 	file, err := sealed([]byte("in a file"))
 	if err != nil {
 		t.Fatal(err)
@@ -294,7 +294,7 @@ func TestGatheredFramesGoTogetherAndInOrder(t *testing.T) {
 
 func TestWritersDoNotMixTheirFrames(t *testing.T) {
 	a, b := pair(t)
-	tx, rx := NewConn(a), NewConn(b)
+	tx, rx := NewConn(NewSocket(a)), NewConn(NewSocket(b))
 	const writers, each = 8, 50
 	var wg sync.WaitGroup
 	for i := range writers {
@@ -324,7 +324,7 @@ func TestWritersDoNotMixTheirFrames(t *testing.T) {
 
 func TestNothingFollowsATornFrame(t *testing.T) {
 	a, b := pair(t)
-	tx := NewConn(a)
+	tx := NewConn(NewSocket(a))
 	if err := tx.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {
 		t.Fatal(err)
 	}
@@ -356,7 +356,7 @@ func FuzzRead(f *testing.F) {
 			t.Fatal(err)
 		}
 		_ = x.Close()
-		rx := NewConn(y)
+		rx := NewConn(NewSocket(y))
 		for {
 			f, err := rx.Read()
 			if err != nil {
@@ -377,7 +377,7 @@ func BenchmarkFrames(b *testing.B) {
 	for _, size := range []int{200, 1 << 20} {
 		b.Run(fmt.Sprintf("one way/%d", size), func(b *testing.B) {
 			x, y := pair(b)
-			tx, rx := NewConn(x), NewConn(y)
+			tx, rx := NewConn(NewSocket(x)), NewConn(NewSocket(y))
 			read := make(chan struct{})
 			go func() {
 				defer close(read)
@@ -401,7 +401,7 @@ func BenchmarkFrames(b *testing.B) {
 	}
 	b.Run("round trip/200", func(b *testing.B) {
 		x, y := pair(b)
-		tx, rx := NewConn(x), NewConn(y)
+		tx, rx := NewConn(NewSocket(x)), NewConn(NewSocket(y))
 		f := Frame{Type: FrameBatch, Batch: 1, Payload: make([]byte, 200)}
 		b.ReportAllocs()
 		for b.Loop() {
@@ -413,4 +413,58 @@ func BenchmarkFrames(b *testing.B) {
 			}
 		}
 	})
+}
+
+// pipeSocket is a Socket that is no unix socket. Its files go beside its bytes.
+type pipeSocket struct {
+	net.Conn
+	files chan []*os.File
+}
+
+// SendFiles implements Socket.
+func (s pipeSocket) SendFiles(b []byte, files []*os.File) (int, error) {
+	s.files <- files
+	return s.Write(b)
+}
+
+// ReceiveFiles implements Socket.
+func (s pipeSocket) ReceiveFiles(b []byte) (int, []*os.File, error) {
+	n, err := s.Read(b)
+	select {
+	case files := <-s.files:
+		return n, files, err
+	default:
+		return n, nil, err
+	}
+}
+
+// TestFramesNeedNoUnixSocket sends frames with and without files over another kind of Socket.
+func TestFramesNeedNoUnixSocket(t *testing.T) {
+	t.Parallel()
+	a, b := net.Pipe()
+	files := make(chan []*os.File, 1)
+	tx, rx := NewConn(pipeSocket{a, files}), NewConn(pipeSocket{b, files})
+	file, err := sealed([]byte("in a file"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := []Frame{{Type: FrameBatch, Batch: 1, Payload: []byte("small")}, {Type: FrameResult, Batch: 2, Payload: []byte("x"), Files: []*os.File{file}}}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for _, f := range sent {
+			if err := tx.Write(f); err != nil {
+				t.Error(err)
+			}
+		}
+		_ = tx.Close()
+	})
+	defer wg.Wait()
+	for _, want := range sent {
+		if got, err := rx.Read(); err != nil || got.Batch != want.Batch || !bytes.Equal(got.Payload, want.Payload) || len(got.Files) != len(want.Files) {
+			t.Errorf("got %+v and %v, want %+v", got, err, want)
+		}
+	}
+	closeAll(sent[1].Files)
+	_ = rx.Close()
+	rx.Release()
 }

@@ -145,7 +145,7 @@ func launch(t testing.TB, cmd *exec.Cmd, env ...string) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &replica{t: t, conn: wire.NewConn(c.(*net.UnixConn)), raw: c.(*net.UnixConn), cmd: cmd, ended: make(chan error, 1)}
+	r := &replica{t: t, conn: wire.NewConn(wire.NewSocket(c.(*net.UnixConn))), raw: c.(*net.UnixConn), cmd: cmd, ended: make(chan error, 1)}
 	r.cmd.Env = append(r.cmd.Env, wire.EnvStageFD+"=3", wire.EnvFunction+"=f.ns", wire.EnvReplica+"=f-1")
 	r.cmd.Env = append(r.cmd.Env, env...)
 	r.cmd.ExtraFiles, r.cmd.Stdout, r.cmd.Stderr = []*os.File{theirs}, &r.stdout, &r.stderr
