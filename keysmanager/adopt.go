@@ -36,8 +36,8 @@ type leftReplica struct {
 	d    replicaMeta
 }
 
-// adopt takes over what an earlier daemon has left: zygotes, replicas, and ends that nobody has heard
-// of. What was half made is ended.
+// adopt takes over what an earlier daemon has left: zygotes, replicas, and ends that nobody has
+// heard of. What was half made is ended.
 func (m *Manager) adopt() error {
 	a := adoption{m: m, byEntry: map[string]*zygote.Zygote{}}
 	m.exits.BeginAdoption()
@@ -63,7 +63,8 @@ func (m *Manager) adopt() error {
 	return nil
 }
 
-// sort makes a zygote of an entry of the warden, notes a replica for later, or ends what is neither.
+// sort makes a zygote of an entry of the warden, notes a replica for later, or ends what is
+// neither.
 func (a *adoption) sort(k warden.Kept) {
 	held := a.m.pool.Adopt(k)
 	switch d, err := decode(k.Meta); {
@@ -105,7 +106,8 @@ func (a *adoption) adoptReplicas() {
 // errSucceeded says that an entry's replica has ended, and was reported.
 var errSucceeded = errors.New("another replica has its name since")
 
-// adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is unknown has ended with that.
+// adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is
+// unknown has ended with that.
 func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 	m := a.m
 	k, d := r.k, r.d
@@ -228,7 +230,8 @@ func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error
 	ended, gone := m.exits.Await(k.Name), make(chan struct{})
 	m.ends.Go(func() {
 		defer close(gone)
-		_ = m.warden.Signal(k.Name, unix.SIGKILL) // fails when the warden is gone, and the process with it
+		// Fails when the warden is gone, and the process with it.
+		_ = m.warden.Signal(k.Name, unix.SIGKILL)
 		select {
 		case <-ended:
 			held.Release()
@@ -239,8 +242,9 @@ func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error
 	return gone
 }
 
-// Detach leaves all processes to the warden, for the next Manager to adopt, and returns when nothing of this one runs any
-// more. What is being started or loaded is ended. After Close it does nothing.
+// Detach leaves all processes to the warden, for the next Manager to adopt, and returns when
+// nothing of this one runs any more. What is being started or loaded is ended. After Close it does
+// nothing.
 func (m *Manager) Detach() { m.over.Do(m.detach) }
 
 func (m *Manager) detach() {

@@ -36,5 +36,6 @@ var (
 	ErrModelMissing = resources.ErrModelMissing
 )
 
-// CheckModel checks the files of a model below an image's root as a start does before it loads them.
+// CheckModel checks the files of a model below an image's root as a start does before it loads
+// them.
 func CheckModel(root, model string) error { return resources.CheckModel(root, model) }

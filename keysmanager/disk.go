@@ -29,13 +29,14 @@ func folderOf(k zygote.Key) string {
 	return k.Digest + "-" + hex.EncodeToString(sum[:8])
 }
 
-// packedFolders is the folder for what zygotes make of models, kept across restarts: one folder per image and
-// model. Its methods are safe for concurrent use. It has no lock: the file system is its state.
+// packedFolders is the folder for what zygotes make of models, kept across restarts: one folder per
+// image and model. Its methods are safe for concurrent use. It has no lock: the file system is its
+// state.
 type packedFolders struct {
 	folder string // empty: nothing is kept
 	log    *slog.Logger
-	// unlessUsed calls take unless somebody uses what is in the folder of this name. Nobody begins to
-	// use it meanwhile.
+	// unlessUsed calls take unless somebody uses what is in the folder of this name. Nobody begins
+	// to use it meanwhile.
 	unlessUsed func(name string, take func())
 }
 

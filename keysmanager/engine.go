@@ -15,28 +15,36 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// engine is what a stage's processes compute with, as its wire.EnvRuntime says: all in which the Manager tells functions of
-// one from those of another (docs/adr/0031).
+// engine is what a stage's processes compute with, as its wire.EnvRuntime says: all in which the
+// Manager tells functions of one from those of another (docs/adr/0031).
 type engine struct {
-	name    string                      // of a variant's key; empty: ONNX Runtime
-	always  bool                        // functions without a model have zygotes, too: a fork saves them their imports
-	library bool                        // its processes load Config.ORT
-	author  bool                        // its zygotes run the author's code, and so have the function's environment
-	makes   bool                        // its zygotes make files that later zygotes of the image use: pre-packed parameters, compiled code
-	base    int64                       // bytes that a zygote takes beside its parameters and a needShare of these
-	starts  map[zygote.Form]zygote.Form // by what the annotation stagecoach.dev/start asks for: in which form parameters are kept then
-	next    map[zygote.Form]zygote.Form // that takes the place of one that is impossible, when the function leaves the choice to us
+	name string // of a variant's key; empty: ONNX Runtime
+	// Functions without a model have zygotes, too: a fork saves them their imports.
+	always  bool
+	library bool // its processes load Config.ORT
+	// Its zygotes run the author's code, and so have the function's environment.
+	author bool
+	// Its zygotes make files that later zygotes of the image use: pre-packed parameters, compiled
+	// code.
+	makes bool
+	// Bytes that a zygote takes beside its parameters and a needShare of these.
+	base int64
+	// By what the annotation stagecoach.dev/start asks for: in which form parameters are kept then.
+	starts map[zygote.Form]zygote.Form
+	// That takes the place of one that is impossible, when the function leaves the choice to us.
+	next map[zygote.Form]zygote.Form
 }
 
 var (
-	// onnxRuntime: a Go program over package stage. It has a graph, which grows with the model, in its heap.
+	// onnxRuntime: a Go program over package stage. It has a graph, which grows with the model, in
+	// its heap.
 	onnxRuntime = engine{
 		library: true, makes: true, base: 32 << 20,
 		starts: map[zygote.Form]zygote.Form{zygote.Forks: zygote.Forks, zygote.Heap: zygote.Heap, zygote.Map: zygote.Map, zygote.None: zygote.None},
 		next:   map[zygote.Form]zygote.Form{zygote.Forks: zygote.Map, zygote.Map: zygote.None},
 	}
-	// python: the template python3-stage. What its zygote's replicas share is the hooks' to decide. base is the interpreter with
-	// PyTorch.
+	// python: the template python3-stage. What its zygote's replicas share is the hooks' to decide.
+	// base is the interpreter with PyTorch.
 	python = engine{
 		name: "python", always: true, author: true, makes: true, base: 256 << 20,
 		starts: map[zygote.Form]zygote.Form{zygote.Forks: zygote.Forks, zygote.Heap: zygote.Forks, zygote.None: zygote.None},
@@ -95,7 +103,8 @@ func environmentOf(s node.Spec) map[string]string {
 	return env
 }
 
-// seen is what a zygote of the engine knows of a function's environment, as text that tells two that differ apart; empty: nothing.
+// seen is what a zygote of the engine knows of a function's environment, as text that tells two
+// that differ apart; empty: nothing.
 func (e engine) seen(s node.Spec) string {
 	if !e.author {
 		return ""
@@ -108,8 +117,9 @@ func (e engine) seen(s node.Spec) string {
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
-// loads is the environment of a process that loads its model: a zygote's, whose own is empty or, of the author's code, the
-// function's; a replica's. threads is how many it computes with at first; 0: as its replicas are told.
+// loads is the environment of a process that loads its model: a zygote's, whose own is empty or, of
+// the author's code, the function's; a replica's. threads is how many it computes with at first; 0:
+// as its replicas are told.
 func (c *Config) loads(e engine, env map[string]string, threads int) map[string]string {
 	env = maps.Clone(env)
 	if e.library {
@@ -152,7 +162,8 @@ func (c *Config) loadable(e engine) error {
 	return nil
 }
 
-// threads returns how many threads a replica computes with at first: as many as its share of the processor has use for.
+// threads returns how many threads a replica computes with at first: as many as its share of the
+// processor has use for.
 func (c *Config) threads(o node.Order) int {
 	milli := o.CPUMilli
 	if milli == 0 {

@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// functions are the parameters of the functions that a node knows, and where they are kept. They are
-// a part of the store, whose mutex guards them: it is held when a method is called.
+// functions are the parameters of the functions that a node knows, and where they are kept. They
+// are a part of the store, whose mutex guards them: it is held when a method is called.
 type functions struct {
 	pool        *resources.Pool
 	uses        map[string]zygote.Key      // by function: the zygote of its present spec
@@ -41,7 +41,8 @@ func (f *functions) newest(key zygote.Key) zygote.Key {
 	return key
 }
 
-// renew makes a new generation of a variant's parameters, which may be kept in another form, and returns its number, with the store's mutex held.
+// renew makes a new generation of a variant's parameters, which may be kept in another form, and
+// returns its number, with the store's mutex held.
 func (f *functions) renew(key zygote.Key) uint64 {
 	key = key.Variant()
 	delete(f.instead, key)
@@ -56,8 +57,8 @@ type asking struct {
 	forgotten bool // Forget came after it had begun
 }
 
-// ask says that something begins for a function, with the store's mutex held; its owner calls asked when it has ended. What Forget has
-// meanwhile taken away it does not bring back.
+// ask says that something begins for a function. Its owner calls asked when it has ended. If Forget
+// comes meanwhile, what has begun does not make the function known again. st.mu is held.
 func (st *store) ask(function string) *asking {
 	a := st.asks[function]
 	if a == nil {
@@ -76,7 +77,8 @@ func (st *store) asked(a *asking) {
 	}
 }
 
-// unuse says that a function has no model now; what an earlier deploy of it had goes with its replicas.
+// unuse says that a function has no model now; what an earlier deploy of it had goes with its
+// replicas.
 func (st *store) unuse(a *asking) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -85,7 +87,8 @@ func (st *store) unuse(a *asking) {
 	}
 }
 
-// fallBack has a variant's replicas start on another path from now on, until its parameters are invalidated.
+// fallBack has a variant's replicas start on another path from now on, until its parameters are
+// invalidated.
 func (st *store) fallBack(function string, key zygote.Key, why zygote.Impossible) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -112,8 +115,8 @@ func (st *store) forgetVariants() {
 	maps.DeleteFunc(st.instead, func(k zygote.Key, _ zygote.Form) bool { return !variants[k] })
 }
 
-// nameOf is the function that uses a zygote, the first by name when several do, or else the one that it was loaded for, with
-// the store's mutex held.
+// nameOf is the function that uses a zygote, the first by name when several do, or else the one
+// that it was loaded for, with the store's mutex held.
 func (st *store) nameOf(k zygote.Key, s *slot) string {
 	first := ""
 	for f, used := range st.uses {

@@ -14,10 +14,14 @@ import (
 
 // Invalidation is what Invalidate has done.
 type Invalidation struct {
-	Digest     string        // of the image whose parameters are not used any more; empty: none were there
-	Generation uint64        // of the parameters that starts load from now on
-	Replicas   []string      // that still run with the old ones, sorted; the old zygote ends with the last of them
-	Took       time.Duration // until nothing could start from the old ones any more and, when no replicas are left, their memory was free
+	// Of the image whose parameters are not used any more; empty: none were there.
+	Digest     string
+	Generation uint64 // of the parameters that starts load from now on
+	// That still run with the old ones, sorted; the old zygote ends with the last of them.
+	Replicas []string
+	// Until nothing could start from the old ones any more and, when no replicas are left, their
+	// memory was free.
+	Took time.Duration
 }
 
 // Errors of Load and Evict that callers may want to tell apart.
@@ -43,7 +47,7 @@ func (m *Manager) Forget(function string) {
 	m.cfg.changed()
 }
 
-// Load brings the parameters of a function into memory, unless they are there, and returns what is there.
+// Load loads the parameters of a function, unless they are in memory, and returns what is there.
 func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) {
 	m.store.mu.Lock()
 	a := m.store.ask(spec.Function)
@@ -81,8 +85,9 @@ func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) 
 	return z, nil
 }
 
-// Evict ends the idle zygotes of a function, and workers that have had replicas of it, or the zygotes of an image's digest, and returns
-// how many bytes they took, when they are gone. When one of them is busy it ends none, and the error says what it is busy with.
+// Evict ends the idle zygotes of a function, and workers that have had replicas of it, or the
+// zygotes of an image's digest, and returns how many bytes they took, when they are gone. When one
+// of them is busy it ends none, and the error says what it is busy with.
 func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err error) {
 	m.store.mu.Lock()
 	if m.store.closed {
@@ -125,9 +130,10 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	return bytes, nil
 }
 
-// Invalidate says that a function's parameters are not what they were, though its image is: when it has returned, nothing
-// starts from them any more, and the next start loads them afresh. Their zygote ends with the last of its replicas, which
-// the caller ends. Functions that share the parameters are meant too.
+// Invalidate says that a function's parameters are not what they were, though its image is: when it
+// has returned, nothing starts from them any more, and the next start loads them again. Their
+// zygote ends with the last of its replicas, which the caller ends. Functions that share the
+// parameters are meant too.
 func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation, error) {
 	begin := time.Now()
 	m.store.mu.Lock()

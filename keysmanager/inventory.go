@@ -41,7 +41,8 @@ type Counts struct {
 
 // Evicted counts zygotes that were ended, by reason.
 type Evicted struct {
-	Memory      uint64 // to make room for another, or because this node's processes passed the threshold of --memory
+	// To make room for another, or because this node's processes passed the threshold of --memory.
+	Memory      uint64
 	Pressure    uint64 // because the machine or the cgroup passed its threshold
 	Invalidated uint64 // by Invalidate, a redeploy with other parameters, or Forget
 	Asked       uint64 // by Evict
@@ -56,8 +57,10 @@ const (
 
 // ZygoteInfo is a parameter set in memory.
 type ZygoteInfo struct {
-	PID        int    // 0 while it loads
-	Function   string // that uses it, the first by name when several do; of one that retires, the one that it was loaded for. A worker's is empty
+	PID int // 0 while it loads
+	// That uses it, the first by name when several do; of one that retires, the one that it was
+	// loaded for. A worker's is empty.
+	Function   string
 	Digest     string // of the image
 	Bytes      int64  // proportional set size once loaded; while it loads, what it is expected to take
 	Replicas   int
@@ -74,7 +77,8 @@ type ZygoteInfo struct {
 	Usage      *Usage    // nil: not measured
 }
 
-// Failure is a zygote that did not load or that ended, and is loaded again at the next order after Retry.
+// Failure is a zygote that did not load or that ended, and is loaded again at the next order after
+// Retry.
 type Failure struct {
 	Function string // as ZygoteInfo has it
 	Digest   string

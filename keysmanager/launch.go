@@ -14,8 +14,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// maxLaunches is how many replicas of one function are launched at a time. The others wait for their turn, in the order in
-// which they came and without descriptors; other functions do not wait for them.
+// maxLaunches is how many replicas of one function are launched at a time. The others wait for
+// their turn, in the order in which they came and without descriptors; other functions do not wait
+// for them.
 const maxLaunches = 16
 
 // gate lets maxLaunches launches of a function through.
@@ -50,7 +51,8 @@ func (l *starter) enter(ctx context.Context, function string) (leave func(), err
 	}
 }
 
-// launch makes what a replica's process gets, has run start it in its cgroup, and returns the dispatcher's end of its stage socket.
+// launch makes what a replica's process gets, has run start it in its cgroup, and returns the
+// dispatcher's end of its stage socket.
 func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (wire.Socket, error) {
 	leave, err := l.enter(ctx, o.Spec.Function)
 	if err != nil {
@@ -76,16 +78,16 @@ func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func
 	return wire.NewSocket(conn), nil
 }
 
-// timing is when a replica's start began and how long its parts took. The goroutine of the start owns
-// it. Others read it once the replica runs.
+// timing is when a replica's start began and how long its parts took. The goroutine of the start
+// owns it. Others read it once the replica runs.
 type timing struct {
 	started time.Time
 	phases  []node.Phase
 	told    func(node.Phase) // gets the phases as they end; nil: nobody
 }
 
-// ordered notes how long it took until the process was ordered, less the time in which its parameters
-// loaded; 0: they were there.
+// ordered notes how long it took until the process was ordered, less the time in which its
+// parameters loaded; 0: they were there.
 func (t *timing) ordered(load time.Duration) {
 	t.phases = nil // an attempt on another path may have had some
 	t.phase("order", time.Since(t.started)-load)

@@ -17,31 +17,35 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// loader brings parameters into memory and lends them to starts. It has no lock of its own: what
+// loader loads parameters and lends them to starts. It has no lock of its own: what
 // changes is the store's.
 type loader struct {
 	cfg   *Config
 	store *store
 	scale *resources.Scale // what the node's processes take of its memory
 	host  *zygote.Host
-	disk  *packedFolders  // what zygotes keep across restarts
-	ctx   context.Context //nolint:containedctx // of loads, which outlive the orders that began them; ends with the Manager
+	disk  *packedFolders // what zygotes keep across restarts
+	// Of loads, which outlive the orders that began them; ends with the Manager.
+	ctx context.Context //nolint:containedctx
 
 	starts, watchers *sync.WaitGroup // loads under way; one goroutine per zygote
 }
 
-// loadTimeout bounds the load of a zygote, also when nobody waits for it any more, unless who began it would have waited for longer.
+// loadTimeout bounds the load of a zygote, also when nobody waits for it any more, unless who began
+// it would have waited for longer.
 const loadTimeout = 5 * time.Minute
 
-// in returns the spec with what an image that speaks the stage protocol says of its environment, under the function's own:
-// which file is the model, above all. What other images say is their watchdog's business.
+// in returns the spec with what an image that speaks the stage protocol says of its environment,
+// under the function's own: which file is the model, above all. What other images say is their
+// watchdog's business.
 func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	if !image.Stage || len(image.Env) == 0 {
 		return s
 	}
 	env := map[string]string{}
 	for _, kv := range image.Env {
-		if name, value, ok := strings.Cut(kv, "="); ok && name != "PATH" { // the images of stages share this machine's root
+		// The images of stages share this machine's root.
+		if name, value, ok := strings.Cut(kv, "="); ok && name != "PATH" {
 			env[name] = value
 		}
 	}
@@ -50,8 +54,9 @@ func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	return s
 }
 
-// borrow returns the zygote of a key, loaded if it was not there, and keeps it from eviction until release is called; of
-// parameters that are invalidated meanwhile it is that of the next generation. warm says that it was there.
+// borrow returns the zygote of a key, loaded if it was not there, and keeps it from eviction until
+// release is called; of parameters that are invalidated meanwhile it is that of the next
+// generation. warm says that it was there.
 func (l *loader) borrow(ctx context.Context, key zygote.Key, spec node.Spec, image sandbox.Image) (z *zygote.Zygote, warm bool, release func(), err error) {
 	l.store.mu.Lock()
 	key = l.store.newest(key) // what is settled is held by nobody any more
@@ -150,8 +155,8 @@ func nothing() chan struct{} {
 	return c
 }
 
-// beginLoad makes room for a slot's zygote and begins to load it, and returns what is closed when that has ended. What does not fit is
-// refused, which is no failure of the zygote's.
+// beginLoad makes room for a slot's zygote and begins to load it, and returns what is closed when
+// that has ended. What does not fit is refused, which is no failure of the zygote's.
 func (l *loader) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image) (done chan struct{}, err error) {
 	n, err := l.need(key, image)
 	now := l.lockWeighed(0)
@@ -188,8 +193,8 @@ func (l *loader) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec no
 	return s.loading, nil
 }
 
-// load starts a slot's zygote, once those that give way to it have gone, and tells those who wait. It goes on when they have given up:
-// what is loaded is cached.
+// load starts a slot's zygote, once those that give way to it have gone, and tells those who wait.
+// It goes on when they have given up: what is loaded is cached.
 func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image, gone []<-chan struct{}) {
 	defer l.starts.Done()
 	defer s.cancel(nil)
@@ -203,7 +208,7 @@ func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, 
 		}
 	}
 	command := sandbox.Command{Dir: image.Root, Process: spec.Process, Env: l.zygoteEnvironment(key, spec)}
-	z, err := l.bring(ctx, command, key, spec, func(pid int) {
+	z, err := l.loadForm(ctx, command, key, spec, func(pid int) {
 		l.store.mu.Lock()
 		defer l.store.mu.Unlock()
 		s.pid = pid
@@ -224,14 +229,15 @@ func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, 
 	s.loading, s.cancel, s.pid = nil, nil, 0
 	l.store.mu.Unlock()
 	switch {
-	case err != nil && (stale || choosesPath(spec) && errors.As(err, new(zygote.Impossible))): // fallBack says so
+	// fallBack says so.
+	case err != nil && (stale || choosesPath(spec) && errors.As(err, new(zygote.Impossible))):
 	case err != nil:
 		l.cfg.Log.Warn(key.What()+" does not load", "function", spec.Function, "error", err)
 	case stale:
 		z.Stop()
 	default:
 		l.cfg.Log.Info(key.What()+" loaded", "function", spec.Function, "took", z.Load.Round(time.Millisecond), "bytes", z.Bytes)
-		z.Family.Provide("")
+		z.Family.EnsureSpare("")
 		l.watchers.Go(func() { l.watch(z.Key, s, z) })
 	}
 	l.tidy()

@@ -25,41 +25,48 @@ import (
 
 // Config is what a Manager is made of.
 type Config struct {
-	Node    string
-	Images  Images
-	ORT     string // ONNX Runtime's shared library; empty: functions with a model cannot start
-	Cache   string // folder for pre-packed parameters, kept across restarts; empty: none are made
-	Memory  int64  // bytes of the node for zygotes and replicas, in all; the machine's and the cgroup's memory bound it anyway. 0: they alone
-	Threads int    // that a replica computes with; 0: as many as this process may run
-	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak the stage protocol.
+	Node   string
+	Images Images
+	ORT    string // ONNX Runtime's shared library; empty: functions with a model cannot start
+	Cache  string // folder for pre-packed parameters, kept across restarts; empty: none are made
+	// Bytes of the node for zygotes and replicas, in all; the machine's and the cgroup's memory
+	// bound it anyway. 0: they alone.
+	Memory  int64
+	Threads int // that a replica computes with; 0: as many as this process may run
+	// Watchdog is the command of a program that runs package watchdog, for functions that do not
+	// speak the stage protocol.
 	Watchdog []string
-	// Warden is the parent of the node's processes, and has what an earlier Manager has left to it; it stays the caller's to
-	// close. nil: one inside this process.
+	// Warden is the parent of the node's processes, and has what an earlier Manager has left to it;
+	// it stays the caller's to close. nil: one inside this process.
 	Warden *warden.Client
-	// Accounts are who processes run as that have no root of their own; nil: as this one. They stay the caller's to close.
+	// Accounts are who processes run as that have no root of their own; nil: as this one. They stay
+	// the caller's to close.
 	Accounts Accounts
-	// Networks makes the networks of replicas and zygotes; nil: they share the machine's. HostNetwork
-	// allows functions to ask for the machine's.
+	// Networks makes the networks of replicas and zygotes; nil: they share the machine's.
+	// HostNetwork allows functions to ask for the machine's.
 	Networks    Networks
 	HostNetwork bool
-	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of functions.
+	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of
+	// functions.
 	Groups Groups
-	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there are none.
+	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there
+	// are none.
 	Devices func() []Device
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
-	// OnExit is called once for each replica that Start has started, possibly before Start has returned, and for each that
-	// was adopted, possibly before New has; nil: nobody is told.
+	// OnExit is called once for each replica that Start has started, possibly before Start has
+	// returned, and for each that was adopted, possibly before New has; nil: nobody is told.
 	OnExit func(Exit)
-	// OnEvict is called for each zygote that is ended for want of memory, with its function and its size in bytes. It must
-	// not block or call back; nil: nobody is told.
+	// OnEvict is called for each zygote that is ended for want of memory, with its function and its
+	// size in bytes. It must not block or call back; nil: nobody is told.
 	OnEvict func(function string, bytes int64)
 	// OnChange is called when the inventory has changed; it must not block. nil: nobody is told.
 	OnChange func()
-	// Output gets each line that a replica or zygote prints to stdout or stderr, at most sandbox.MaxLine bytes of it, with the
-	// key of its function; a zygote's is the one that it was loaded for. It may be called by many goroutines and must not block
-	// for long: who prints is held up.
+	// Output gets each line that a replica or zygote prints to stdout or stderr, at most
+	// sandbox.MaxLine bytes of it, with the key of its function; a zygote's is the one that it was
+	// loaded for. It may be called by many goroutines and must not block for long: who prints is
+	// held up.
 	Output func(function, replica, stream, line string)
 
 	tuning
@@ -79,8 +86,8 @@ type Images interface {
 	Resolve(image string) (sandbox.Image, error)
 }
 
-// Exit says that a replica's process has ended, and why: "exited", "killed by SIGKILL", "exit status 1: " and its last line on
-// stderr, "its zygote ended: " and why.
+// Exit says that a replica's process has ended, and why: "exited", "killed by SIGKILL", "exit
+// status 1: " and its last line on stderr, "its zygote ended: " and why.
 type Exit struct {
 	Replica, Function string
 	PID               int
@@ -88,11 +95,12 @@ type Exit struct {
 	End               task.End
 }
 
-// Manager is a node's KeysManager: orders come in, and ends and changes are told. Its methods are safe
-// for concurrent use.
+// Manager is a node's KeysManager: orders come in, and ends and changes are told. Its methods are
+// safe for concurrent use.
 //
-// Its parts have the state. The store's mutex guards what is in memory and which replicas there are;
-// each other part says what guards it. The Manager's own fields are set by New, and do not change.
+// Its parts have the state. The store's mutex guards what is in memory and which replicas there
+// are; each other part says what guards it. The Manager's own fields are set by New, and do not
+// change.
 type Manager struct {
 	cfg    *Config
 	warden *warden.Client
@@ -112,20 +120,23 @@ type Manager struct {
 	ctx      context.Context // of starts and loads; ends with Close
 	cancel   context.CancelCauseFunc
 	starts   sync.WaitGroup // Starts and loads under way
-	watchers sync.WaitGroup // one a zygote
-	ends     sync.WaitGroup // one a process of our own; reports and evictions under way
+	watchers sync.WaitGroup // one goroutine per zygote
+	ends     sync.WaitGroup // one goroutine per process of our own; reports and evictions under way
 }
 
 // Errors of Start that callers may want to tell apart.
 var (
-	ErrClosed  = errors.New("keysmanager: closed")                           // nothing is started any more
-	ErrRunning = errors.New("a replica of this name starts or runs already") // so an order that comes twice is carried out once
+	// Nothing is started any more.
+	ErrClosed = errors.New("keysmanager: closed")
+	// So an order that comes twice is carried out once.
+	ErrRunning = errors.New("a replica of this name starts or runs already")
 )
 
 // maxThreads is the most threads that a zygote can be made for.
 const maxThreads = 256
 
-// New returns a Manager with what runs under its warden, which is nothing when it has none. The caller closes or detaches it.
+// New returns a Manager with what runs under its warden, which is nothing when it has none. The
+// caller closes or detaches it.
 func New(cfg Config) (*Manager, error) {
 	if cfg.meter == nil {
 		cfg.meter = resources.NewKernel("")
@@ -157,9 +168,10 @@ func New(cfg Config) (*Manager, error) {
 	live, _ := m.store.seen()
 	m.pool.RetainGroups(live)
 	m.store.mu.Lock()
-	for _, s := range m.store.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
+	// What was adopted, now that groups of its children are no more taken for left ones.
+	for _, s := range m.store.slots.Values() {
 		if s.zygote != nil && s.settled == nil {
-			s.zygote.Family.Provide("")
+			s.zygote.Family.EnsureSpare("")
 		}
 	}
 	m.store.mu.Unlock()
@@ -207,11 +219,13 @@ func (m *Manager) exited(p *process, cause string, end task.End) {
 	m.cfg.changed()
 }
 
-// endTimeout is how long the end of what has got SIGKILL is waited for, and longer than that its cgroup may take to be removed.
+// endTimeout is how long the end of what has got SIGKILL is waited for, and longer than that its
+// cgroup may take to be removed.
 const endTimeout = 30 * time.Second
 
-// Stop ends a replica whose Start has returned: SIGTERM, and after grace, or when ctx ends, SIGKILL. It returns when the
-// process has ended and was reported. Stopping what does not run is no error.
+// Stop ends a replica whose Start has returned: SIGTERM, and after grace, or when ctx ends,
+// SIGKILL. It returns when the process has ended and was reported. Stopping what does not run is no
+// error.
 func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration) error {
 	m.store.mu.Lock()
 	p := m.store.processes.running(replica)
@@ -241,8 +255,8 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	return p.awaitEnd(endTimeout)
 }
 
-// Close ends all processes and returns when they are gone and reported. What is still there long after SIGKILL is logged. After
-// Detach it does nothing.
+// Close ends all processes and returns when they are gone and reported. What is still there long
+// after SIGKILL is logged. After Detach it does nothing.
 func (m *Manager) Close() { m.over.Do(m.close) }
 
 func (m *Manager) close() {

@@ -35,12 +35,14 @@ func (st *store) census() resources.Census {
 	return c
 }
 
-// weigh samples the memory, unless that was done a moment ago. It must be called without the store's mutex.
+// weigh samples the memory, unless that was done a moment ago. It must be called without the
+// store's mutex.
 func (l *loader) weigh(fresh time.Duration) resources.Sample {
 	return l.scale.Weigh(fresh, l.store.census)
 }
 
-// lockWeighed locks the store's mutex and returns a sample that counts the zygotes that there are now.
+// lockWeighed locks the store's mutex and returns a sample that counts the zygotes that there are
+// now.
 func (l *loader) lockWeighed(fresh time.Duration) resources.Sample {
 	for tries := 0; ; tries++ {
 		s := l.weigh(fresh)
@@ -71,7 +73,8 @@ func (m *Manager) watchMemory() {
 	}
 }
 
-// tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their ends are not waited for.
+// tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their
+// ends are not waited for.
 func (l *loader) tidy() {
 	now := l.lockWeighed(resources.SampleFresh)
 	if l.store.closed {

@@ -20,7 +20,8 @@ type meta struct {
 	Replica *replicaMeta        `json:"replica,omitempty"`
 }
 
-// replicaMeta is what a daemon has to know to go on with a replica. Its descriptors are its stdout and stderr.
+// replicaMeta is what a daemon has to know to go on with a replica. Its descriptors are its stdout
+// and stderr.
 type replicaMeta struct {
 	Replica  string           `json:"replica"`
 	Function string           `json:"function"`
@@ -29,13 +30,15 @@ type replicaMeta struct {
 	Reserved map[string]int64 `json:"reserved,omitempty"` // bytes by device
 	Phases   []node.Phase     `json:"phases,omitempty"`
 	Started  time.Time        `json:"started"`
-	Zygote   string           `json:"zygote,omitempty"`   // its parent's entry; empty: its parent is the warden
-	Mapped   string           `json:"mapped,omitempty"`   // the entry of the memory that it maps
-	PID      int              `json:"pid,omitempty"`      // of a zygote's child
-	Task     int              `json:"task,omitempty"`     // of a worker's thread, its id
-	Group    string           `json:"group,omitempty"`    // its cgroup
-	Limits   GroupLimits      `json:"limits,omitzero"`    // of that
-	CPUMilli int              `json:"cpuMilli,omitempty"` // of the processor that it may use now; 0: not bounded
+	// Its parent's entry; empty: its parent is the warden.
+	Zygote string      `json:"zygote,omitempty"`
+	Mapped string      `json:"mapped,omitempty"` // the entry of the memory that it maps
+	PID    int         `json:"pid,omitempty"`    // of a zygote's child
+	Task   int         `json:"task,omitempty"`   // of a worker's thread, its id
+	Group  string      `json:"group,omitempty"`  // its cgroup
+	Limits GroupLimits `json:"limits,omitzero"`  // of that
+	// Of the processor that it may use now; 0: not bounded.
+	CPUMilli int `json:"cpuMilli,omitempty"`
 }
 
 func (p *process) meta() []byte {

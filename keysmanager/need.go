@@ -23,11 +23,13 @@ type need struct {
 	of    string // where the number comes from
 }
 
-// needShare is what a zygote takes with its parameters and its engine's base: one part in so many of the former.
+// needShare is what a zygote takes with its parameters and its engine's base: one part in so many
+// of the former.
 const needShare = 32
 
-// need returns what the zygote of an image is going to take: what it took before, or else by the sizes of its model's files. A model that
-// is not there, or not all of it, is an error here already.
+// need returns what the zygote of an image is going to take: what it took before, or else by the
+// sizes of its model's files. A model that is not there, or not all of it, is an error here
+// already.
 func (l *loader) need(key zygote.Key, image sandbox.Image) (need, error) {
 	key.Generation = 0
 	l.store.mu.Lock()

@@ -11,9 +11,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// A child that is parked was told its device ahead of need, and has made itself ready there but for parameters, which takes longer than
-// anything else of a start. Key stages in Python that use one device have one on each device that would take a replica of theirs. It
-// gives way to whatever is wanted in earnest (docs/adr/0033).
+// A child that is parked was told its device ahead of need, and has made itself ready there but for
+// parameters, which takes longer than anything else of a start. Key stages in Python that use one
+// device have one on each device that would take a replica of theirs. It gives way to whatever is
+// wanted in earnest (docs/adr/0033).
 
 // parker says what is free of devices, and has children parked on them. It has no lock of its own:
 // the store's mutex is held when a method is called that is not said to take it.
@@ -36,7 +37,8 @@ func keepingOf(s node.Spec, e engine) keeping {
 	return keeping{keep: true, parks: s.Devices == 1 && e.name == python.name, bytes: s.DeviceMemory}
 }
 
-// holdersOf returns what a slot has of devices beside its replicas: a worker's context, parked children; with the store's mutex held.
+// holdersOf returns what a slot has of devices beside its replicas: a worker's context, parked
+// children; with the store's mutex held.
 func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	if k.Form == zygote.Worker && k.Device != "" {
 		h := resources.Holder{PID: s.pid, Reserved: map[string]int64{k.Device: resources.ContextOverhead}}
@@ -59,8 +61,8 @@ func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	return all
 }
 
-// unparkAll dismisses all parked children because memory is short, with the store's mutex held. It returns how many, and how many bytes of that
-// they have beyond what they share with their zygotes.
+// unparkAll dismisses all parked children because memory is short, with the store's mutex held. It
+// returns how many, and how many bytes of that they have beyond what they share with their zygotes.
 func (st *store) unparkAll() (n int, bytes int64) {
 	for _, z := range st.slots.parkedZygotes() {
 		shared, _ := st.cfg.meter.Resident(z.PID)
@@ -75,8 +77,8 @@ func (st *store) unparkAll() (n int, bytes int64) {
 	return n, bytes
 }
 
-// unparkFor dismisses parked children whose memory an order has reserved now, those of its own function's last: it may become one of these;
-// with the store's mutex held.
+// unparkFor dismisses parked children whose memory an order has reserved now, those of its own
+// function's last: it may become one of these; with the store's mutex held.
 func (p *parker) unparkFor(o node.Order) {
 	if o.Device == "" {
 		return
@@ -85,7 +87,8 @@ func (p *parker) unparkFor(o node.Order) {
 	p.unparkBeyond(strings.Split(o.Device, ","), func(z *zygote.Zygote) bool { return ok && z.Key == own })
 }
 
-// unparkBeyond dismisses parked children of devices whose memory is wanted, but for those that stay, with the store's mutex held.
+// unparkBeyond dismisses parked children of devices whose memory is wanted, but for those that
+// stay, with the store's mutex held.
 func (p *parker) unparkBeyond(devices []string, stays func(*zygote.Zygote) bool) {
 	for _, d := range p.devices() {
 		if !slices.Contains(devices, d.ID) {
@@ -136,7 +139,7 @@ func (p *parker) parkAhead() {
 		for _, id := range ids {
 			i := slices.IndexFunc(all, func(d DeviceInfo) bool { return d.ID == id })
 			if _, there := s.zygote.Family.Parked()[id]; !there && i >= 0 && room >= cache.ParkedHost && all[i].Takes(s.bytes) {
-				s.zygote.Family.Provide(id)
+				s.zygote.Family.EnsureSpare(id)
 				room -= cache.ParkedHost
 				all = p.devices()
 			}
@@ -152,7 +155,8 @@ func (p *parker) devices() []DeviceInfo {
 	return p.pool.Devices(p.holders())
 }
 
-// holders returns what zygotes and workers hold of devices beside replicas, with the store's mutex held.
+// holders returns what zygotes and workers hold of devices beside replicas, with the store's mutex
+// held.
 func (p *parker) holders() (all []resources.Holder) {
 	for _, k := range p.store.slots.Keys() {
 		if s, _ := p.store.slots.Peek(k); s.zygote != nil || s.loading != nil {

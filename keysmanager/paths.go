@@ -14,14 +14,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// The paths on which a replica comes up, those of functions with a model in order of preference (docs/adr/0023).
+// The paths on which a replica comes up, those of functions with a model in order of preference
+// (docs/adr/0023).
 const (
-	PathFork    = zygote.PathFork // forked by a zygote whose weights are mapped from their pre-packed file
+	// Forked by a zygote whose weights are mapped from their pre-packed file.
+	PathFork    = zygote.PathFork
 	PathHeap    = zygote.PathHeap // forked by a zygote that has them in its heap
 	PathMap     = zygote.PathMap  // a process that maps them from sealed memory
 	PathCold    = "cold"          // a process that loads them by itself
 	PathProcess = "process"       // a process of a function without a model
-	// Told who it is when it was ready on its device, but for its parameters: a fork that was parked there (docs/adr/0033).
+	// Told who it is when it was ready on its device, but for its parameters: a fork that was
+	// parked there (docs/adr/0033).
 	PathParked = zygote.PathParked
 	// A thread of a worker, a process that stages of one name share on a device (docs/adr/0033).
 	PathResident = zygote.PathResident
@@ -110,8 +113,8 @@ func (l *loader) withZygote(ctx context.Context, key zygote.Key, s node.Spec, im
 	}
 }
 
-// loaded brings a function's parameters into memory, unless they are there or its replicas share none, and calls do, if not
-// nil, before they may be evicted again.
+// loaded loads a function's parameters, unless they are in memory or its replicas share none, and
+// calls do, if not nil, before they may be evicted again.
 func (l *loader) loaded(ctx context.Context, a *asking, s node.Spec, e engine, image sandbox.Image, do func(*zygote.Zygote)) error {
 	return l.possibly(a, s, e, image, func(key zygote.Key) error {
 		if key.Form == zygote.None {
@@ -157,7 +160,7 @@ func (l *starter) fork(ctx context.Context, z *zygote.Zygote, o node.Order, p *p
 		l.pool.Began(p.function)
 	}
 	l.keep(p, p.output.Readers()...)
-	z.Family.Provide("")
+	z.Family.EnsureSpare("")
 	return nil
 }
 
@@ -186,8 +189,9 @@ func (l *starter) mapMemory(z *zygote.Zygote, o node.Order, p *process, e engine
 	return nil
 }
 
-// bring brings a function's parameters into memory, in the form of the key. began is told of the process that does it.
-func (l *loader) bring(ctx context.Context, cmd sandbox.Command, key zygote.Key, s node.Spec, began func(pid int)) (*zygote.Zygote, error) {
+// loadForm loads a function's parameters in the form of the key. began is told the process that
+// does it.
+func (l *loader) loadForm(ctx context.Context, cmd sandbox.Command, key zygote.Key, s node.Spec, began func(pid int)) (*zygote.Zygote, error) {
 	pid := 0
 	tell := func(is int) { pid = is; began(is) }
 	if key.Form != zygote.Map {

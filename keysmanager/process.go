@@ -97,8 +97,8 @@ func (p *process) awaitEnd(most time.Duration) error {
 	}
 }
 
-// reportEnd waits for the end of a process of the warden's own and reports it, unless the process is
-// left to the warden.
+// reportEnd waits for the end of a process of the warden's own and reports it, unless the process
+// is left to the warden.
 func (p *process) reportEnd(ended <-chan warden.Exit) {
 	select {
 	case e := <-ended:

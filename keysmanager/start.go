@@ -74,8 +74,8 @@ var notTheirs = []string{
 	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
 }
 
-// starter starts the processes of replicas, on the path that their function asks for. It has no part
-// in what is kept in memory: it asks the loader for a zygote to start from.
+// starter starts the processes of replicas, on the path that their function asks for. It has no
+// part in what is kept in memory: it asks the loader for a zygote to start from.
 type starter struct {
 	cfg    *Config
 	pool   *resources.Pool
@@ -89,7 +89,8 @@ type starter struct {
 }
 
 func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Started, error) {
-	if err := l.pool.CheckNetwork(o.Spec.Network); err != nil { // also if it would fork from a zygote that is there
+	// Also if it would fork from a zygote that is there.
+	if err := l.pool.CheckNetwork(o.Spec.Network); err != nil {
 		return node.Started{}, err
 	}
 	image, err := l.cfg.Images.Resolve(o.Spec.Image)
@@ -133,7 +134,8 @@ func (l *starter) keep(p *process, files ...*os.File) {
 	}
 }
 
-// spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage socket.
+// spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage
+// socket.
 func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
 	limits := limitsOf(o.Spec)
@@ -174,8 +176,9 @@ func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[s
 	return nil
 }
 
-// Watched tells whether replicas of a function of this image and environment are run by a watchdog, because they do not speak
-// the stage protocol: the image does not, or the environment asks for one of of-watchdog's modes.
+// Watched tells whether replicas of a function of this image and environment are run by a watchdog,
+// because they do not speak the stage protocol: the image does not, or the environment asks for one
+// of of-watchdog's modes.
 func Watched(image sandbox.Image, env map[string]string) bool {
 	switch env["mode"] {
 	case "http", "streaming", "serializing", "static":

@@ -17,8 +17,8 @@ import (
 
 // store is what a node has in memory, and which replicas run from it: the executor of the cache's
 // decisions. mu guards all of it. A method says if it is called with mu held. Other locks are taken
-// after mu: a zygote's, the pool's. The warden is not called with mu held: its answer may have to wait
-// for an end to be told.
+// after mu: a zygote's, the pool's. The warden is not called with mu held: its answer may have to
+// wait for an end to be told.
 type store struct {
 	cfg  *Config
 	ends *sync.WaitGroup // evictions under way
@@ -28,10 +28,11 @@ type store struct {
 	processes replicas
 	slots     *slots
 	functions
-	counts  Counts
-	going   map[*zygote.Zygote]bool // that are being ended
-	epoch   uint64                  // grows when a zygote comes or goes: a sample from before does not count it
-	retired prometheus.Histogram    // seconds that replaced parameters have stayed
+	counts Counts
+	going  map[*zygote.Zygote]bool // that are being ended
+	// Grows when a zygote comes or goes: a sample from before does not count it.
+	epoch   uint64
+	retired prometheus.Histogram // seconds that replaced parameters have stayed
 }
 
 func newStore(cfg *Config, pool *resources.Pool, ends *sync.WaitGroup) *store {
@@ -77,7 +78,8 @@ func (st *store) step(ev cache.Event) (d decided) {
 	return d
 }
 
-// tell tells the cache what its entries have, with the store's mutex held. A step that may evict comes after it.
+// tell tells the cache what its entries have, with the store's mutex held. A step that may evict
+// comes after it.
 func (st *store) tell() {
 	wanted := map[zygote.Key]bool{}
 	for _, k := range st.uses {
@@ -100,7 +102,8 @@ func (st *store) tell() {
 	}
 }
 
-// hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction until release, with the store's mutex held.
+// hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction
+// until release, with the store's mutex held.
 func (st *store) hold(key zygote.Key) *slot {
 	s := st.slots.all[key]
 	if s == nil {
@@ -114,8 +117,8 @@ func (st *store) hold(key zygote.Key) *slot {
 // release undoes one hold, with the store's mutex held.
 func (st *store) release(key zygote.Key) { st.step(cache.Release[zygote.Key]{Key: key}) }
 
-// retire ends a zygote that the cache evicts, with the store's mutex held. What it returns is closed when the
-// zygote has ended.
+// retire ends a zygote that the cache evicts, with the store's mutex held. What it returns is
+// closed when the zygote has ended.
 func (st *store) retire(e cache.Evict[zygote.Key]) (gone <-chan struct{}) {
 	s := st.slots.all[e.Key]
 	z := s.zygote
@@ -154,8 +157,8 @@ func (st *store) retire(e cache.Evict[zygote.Key]) (gone <-chan struct{}) {
 	return z.Gone()
 }
 
-// fill puts a zygote that has loaded into its slot, with the store's mutex held. It reports false if the slot was
-// invalidated while the zygote loaded. Then the caller ends the zygote.
+// fill puts a zygote that has loaded into its slot, with the store's mutex held. It reports false
+// if the slot was invalidated while the zygote loaded. Then the caller ends the zygote.
 func (st *store) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
 	if st.step(cache.Loaded[zygote.Key]{Key: key, Bytes: z.Bytes}).discard {
 		return false
@@ -165,9 +168,9 @@ func (st *store) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
 	return true
 }
 
-// recordEnd empties the slot of a zygote that ended without an order to; the store's mutex is held. The zygote had
-// loaded, so this is no failed load. It is loaded again at once, or after a back-off if earlier
-// ones ended soon, too.
+// recordEnd empties the slot of a zygote that ended without an order to; the store's mutex is held.
+// The zygote had loaded, so this is no failed load. It is loaded again at once, or after a back-off
+// if earlier ones ended soon, too.
 func (st *store) recordEnd(key zygote.Key, s *slot) {
 	if s.zygote == nil || s.zygote.Alive() || st.closed {
 		return
@@ -245,8 +248,9 @@ func (st *store) count(key zygote.Key, hit bool) {
 	}
 }
 
-// retiring keeps everything from starting from a slot's zygote, with the store's mutex held, and returns what is closed when the starts
-// that had already begun to have forked or gone elsewhere. A load under way is given up.
+// retiring keeps everything from starting from a slot's zygote, with the store's mutex held, and
+// returns what is closed when the starts that had already begun to have forked or gone elsewhere. A
+// load under way is given up.
 func (st *store) retiring(key zygote.Key, s *slot) <-chan struct{} {
 	if s.settled == nil {
 		s.settled = make(chan struct{})
@@ -255,7 +259,8 @@ func (st *store) retiring(key zygote.Key, s *slot) <-chan struct{} {
 	return s.settled
 }
 
-// busyWith says what keeps a slot's zygote from being ended, with the store's mutex held; empty: nothing.
+// busyWith says what keeps a slot's zygote from being ended, with the store's mutex held; empty:
+// nothing.
 func (st *store) busyWith(k zygote.Key, s *slot) string {
 	if s.loading != nil {
 		return "it loads; wait for it"

@@ -23,8 +23,8 @@ type ahead struct {
 	looked map[string]looked // by image, as the latest Warm saw it
 }
 
-// lookEvery is how often Warm looks at an image. What is told every second need not be read from the disk as often; each start
-// looks for itself.
+// lookEvery is how often Warm looks at an image. What is told every second need not be read from
+// the disk as often; each start looks for itself.
 const lookEvery = 15 * time.Second
 
 // looked is what an image was.
@@ -46,13 +46,16 @@ func (h *ahead) look(image string, now time.Time) looked {
 	return l
 }
 
-// warmAtOnce is how many zygotes Warm loads at a time, and so how many that hang it takes to hold up the others.
+// warmAtOnce is how many zygotes Warm loads at a time, and so how many that hang it takes to hold
+// up the others.
 const warmAtOnce = 4
 
-// Warm loads the zygotes that are wanted and not there, a few at a time, and marks key stages. The list is complete: what
-// is not in it may be evicted when memory is short, and is no key stage. What there is no room for (see Threshold) is left to
-// the first order, in silence; functions without a model are passed over. One that does not load, as the error says, keeps
-// none of the others from it. When ctx ends nothing more is begun, and nothing waited for; what has begun goes on.
+// Warm loads the zygotes that are wanted and not there, a few at a time, and marks key stages. The
+// list is complete: what is not in it may be evicted when memory is short, and is no key stage.
+// What there is no room for (see Threshold) is left to the first order, in silence; functions
+// without a model are passed over. One that does not load, as the error says, keeps none of the
+// others from it. When ctx ends nothing more is begun, and nothing waited for; what has begun goes
+// on.
 func (m *Manager) Warm(ctx context.Context, wanted []node.Wanted) error {
 	return m.ahead.load(ctx, wanted)
 }
@@ -162,8 +165,8 @@ func (h *ahead) loadAhead(ctx context.Context, wishes []*wish, loaded func()) er
 	return errors.Join(errs...)
 }
 
-// fulfil loads a zygote, and calls begun when that has begun or does not. One that there is no room for any more, or that is not
-// wanted any more, is no error.
+// fulfil loads a zygote, and calls begun when that has begun or does not. One that there is no room
+// for any more, or that is not wanted any more, is no error.
 func (h *ahead) fulfil(ctx context.Context, w *wish, begun func()) error {
 	defer begun()
 	err := h.loader.possibly(w.asking, w.spec, w.engine, w.image, func(key zygote.Key) error {
@@ -213,7 +216,8 @@ func (h *ahead) mark(keep map[zygote.Key]keeping) {
 	h.loader.store.step(cache.Mark[zygote.Key]{Keys: keyStages})
 }
 
-// worthLoading says whether a zygote is neither there nor, loaded now, one that would be evicted again.
+// worthLoading says whether a zygote is neither there nor, loaded now, one that would be evicted
+// again.
 func (h *ahead) worthLoading(key zygote.Key, image sandbox.Image, keep bool) bool {
 	there := func() bool {
 		s, ok := h.loader.store.slots.Peek(h.loader.store.newest(key))

@@ -16,15 +16,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// A worker is a process whose children are threads, and they are the replicas of functions with one name in their annotation
-// stagecoach.dev/process: what a device's context takes in time and memory, it takes once (docs/adr/0033). It is a zygote in all
-// but what follows from that.
+// A worker is a process whose children are threads, and they are the replicas of functions with one
+// name in their annotation stagecoach.dev/process: what a device's context takes in time and
+// memory, it takes once (docs/adr/0033). It is a zygote in all but what follows from that.
 
 // workerRests is how long a worker without replicas waits for others.
 const workerRests = 5 * time.Minute
 
-// workerEnds is how long a worker may take to end a replica that has got SIGKILL, before it is ended as a whole. It does that by itself
-// after two seconds, unless one of its threads does not let the others run.
+// workerEnds is how long a worker may take to end a replica that has got SIGKILL, before it is
+// ended as a whole. It does that by itself after two seconds, unless one of its threads does not
+// let the others run.
 const workerEnds = 10 * time.Second
 
 // residence returns the worker that an order's replica belongs to.
@@ -79,7 +80,8 @@ func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine
 	return conn, nil
 }
 
-// usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as nobody can tell more.
+// usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as
+// nobody can tell more.
 func (p *process) usage() *Usage {
 	if !p.zygote.Works() {
 		return p.held.Group().Info()

@@ -30,7 +30,7 @@ type Lodger int
 // The lodgers.
 const (
 	Itself      Lodger = iota // the process
-	ItsPrograms               // the programs of a watchdog, which starts each of them anew
+	ItsPrograms               // the programs of a watchdog, which starts each of them
 	Nobody                    // a watchdog whose programs have a root of their own
 )
 
@@ -98,9 +98,10 @@ func (r *Reservation) AdmitTo(pid int, root string) error {
 	return sandbox.Reach(pid, &r.account.lease.Account, root)
 }
 
-// ShowSecrets makes a function's folder of secrets appear to a zygote of this pid, if the zygote has
-// an account. A zygote sees the folder that it was started with. A worker also needs the folders of
-// its other functions, and every zygote needs a folder that was removed and made anew since.
+// ShowSecrets makes a function's folder of secrets appear to a zygote of this pid, if the zygote
+// has an account. A zygote sees the folder that it was started with. A worker also needs the
+// folders of its other functions, and every zygote needs a folder that was removed and made again
+// since.
 func (r *Reservation) ShowSecrets(pid int, folder string) error {
 	if r.account == nil || folder == "" {
 		return nil

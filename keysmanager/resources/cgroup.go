@@ -33,7 +33,9 @@ type Cgroup struct {
 	setting sync.Mutex   // held while cpu is set
 	cpu     atomic.Int64 // the limit on the processor, in thousandths of a core; 0: none
 
-	shared GroupUsage // of a worker: what its replicas' functions have been given of its use; guarded by the mutex of totals
+	// Of a worker: what its replicas' functions have been given of its use; guarded by the mutex of
+	// totals.
+	shared GroupUsage
 
 	mu     sync.Mutex
 	latest Usage // At is zero: none yet
@@ -54,7 +56,8 @@ func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 		first.Memory += first.Platform
 	}
 	first.Platform = 0
-	first.CPUMilli = 0 // the processor is not bounded while it is started, by threads that others wait for as well
+	// The processor is not bounded while it is started, by threads that others wait for as well.
+	first.CPUMilli = 0
 	g, err := r.pool.cfg.Groups.Create(id, first)
 	if err != nil {
 		return nil, err

@@ -35,11 +35,14 @@ type DeviceInfo struct {
 	Free     int64    // bytes that may still be reserved: what is neither reserved nor used by others
 	Replicas []string // for which some of it is reserved, sorted
 
-	Parked    int64    // bytes of Free that children take who wait on it or are about to, and give back when they are wanted
+	// Bytes of Free that children take who wait on it or are about to, and give back when they are
+	// wanted.
+	Parked    int64
 	ParkedFor []string // whose children wait on it, by function, sorted
 }
 
-// ContextOverhead is what a process takes of a device's memory beside parameters, in bytes, until that is measured.
+// ContextOverhead is what a process takes of a device's memory beside parameters, in bytes, until
+// that is measured.
 const ContextOverhead = 512 << 20
 
 // Holder is a process and what is reserved for it: a replica's, or a part of a worker's. Several
@@ -52,9 +55,10 @@ type Holder struct {
 	Parked   string           // the function whose child is parked; empty: it is not yet, or none
 }
 
-// survey says what is free of each device. What a replica uses beyond what is reserved for it is not free either, and use that
-// cannot be told to be a replica's counts as somebody else's: too much is taken for used then, never too little. parent returns
-// the parent of a process, so that a replica's children are its own.
+// survey says what is free of each device. What a replica uses beyond what is reserved for it is
+// not free either, and use that cannot be told to be a replica's counts as somebody else's: too
+// much is taken for used then, never too little. parent returns the parent of a process, so that a
+// replica's children are its own.
 func survey(seen []Device, holders []Holder, parent func(pid int) int) []DeviceInfo {
 	out := make([]DeviceInfo, 0, len(seen))
 	for _, d := range seen {
@@ -107,7 +111,9 @@ func usage(d Device, holders []Holder, parent func(pid int) int) []int64 {
 			}
 		}
 	}
-	for i, h := range holders { // of a process's use each of its holders has as much as is reserved for it, and the first the rest
+	// Of a process's use each of its holders has as much as is reserved for it, and the first the
+	// rest.
+	for i, h := range holders {
 		if first, ok := owner[h.PID]; ok && first != i {
 			used[i] = min(h.Reserved[d.ID], max(0, used[first]-holders[first].Reserved[d.ID]))
 			used[first] -= used[i]
@@ -116,8 +122,8 @@ func usage(d Device, holders []Holder, parent func(pid int) int) []int64 {
 	return used
 }
 
-// reserve returns what a replica is to get of each of the devices: bytes of each, or when that is 0 all that is free of devices
-// that no other replica has.
+// reserve returns what a replica is to get of each of the devices: bytes of each, or when that is 0
+// all that is free of devices that no other replica has.
 func reserve(all []DeviceInfo, ids []string, bytes int64) (map[string]int64, error) {
 	got := map[string]int64{}
 	for _, id := range ids {

@@ -67,7 +67,8 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestChildrenOfReplicas: what a replica's child uses is the replica's, as when a watchdog runs a program on a device.
+// TestChildrenOfReplicas: what a replica's child uses is the replica's, as when a watchdog runs a
+// program on a device.
 func TestChildrenOfReplicas(t *testing.T) {
 	parents := map[int]int{30: 20, 20: 7, 99: 1}
 	seen := []Device{{ID: "GPU-a", Memory: 40 * gib, Used: 12 * gib, Processes: map[int]int64{30: 10 * gib, 99: 2 * gib}}}
@@ -80,8 +81,9 @@ func TestChildrenOfReplicas(t *testing.T) {
 	}
 }
 
-// TestNeverOverbooked lets replicas come, grow as far as they may and go at random, beside programs of others that do as they like: as
-// long as those leave the reservations alone, all that is used fits, whoever uses it.
+// TestNeverOverbooked lets replicas come, grow as far as they may and go at random, beside programs
+// of others that do as they like: as long as those leave the reservations alone, all that is used
+// fits, whoever uses it.
 func TestNeverOverbooked(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -149,7 +151,8 @@ func TestNeverOverbooked(t *testing.T) {
 	}
 }
 
-// TestWhoHasADevice: parked children give way, and a worker's context and replicas share what their process uses.
+// TestWhoHasADevice: parked children give way, and a worker's context and replicas share what their
+// process uses.
 func TestWhoHasADevice(t *testing.T) {
 	reserved := func(bytes int64) map[string]int64 { return map[string]int64{"GPU-a": bytes} }
 	for name, tc := range map[string]struct {

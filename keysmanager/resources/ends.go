@@ -13,8 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// Ends passes each end of a process of the warden to the goroutine that awaits it. The zero value is
-// ready, and adopts nothing.
+// Ends passes each end of a process of the warden to the goroutine that awaits it. The zero value
+// is ready, and adopts nothing.
 type Ends struct {
 	mu      sync.Mutex                    // guards what follows; nothing is called under it
 	awaited map[string]chan<- warden.Exit // by name of the warden's entry

@@ -24,8 +24,8 @@ type Group interface {
 	// Files opens what a process enters the group with, by writing "0" to each; the caller closes
 	// them. See sandbox.Command.Groups.
 	Files() ([]*os.File, error)
-	// SetCPU sets how much of the processor its processes may use together, in thousandths of a core;
-	// 0: all there is.
+	// SetCPU sets how much of the processor its processes may use together, in thousandths of a
+	// core; 0: all there is.
 	SetCPU(milli int) error
 	// Usage returns what they have used, also when they have ended, until Remove.
 	Usage() (GroupUsage, error)
@@ -35,8 +35,9 @@ type Group interface {
 
 // Limits bound a group's processes together; 0: not at all.
 type Limits struct {
-	Memory   int64 `json:"memory,omitempty"`   // bytes, without swap, of the function's own processes
-	Platform int64 `json:"platform,omitempty"` // bytes beside Memory, for a process of the platform in the group
+	Memory int64 `json:"memory,omitempty"` // bytes, without swap, of the function's own processes
+	// Bytes beside Memory, for a process of the platform in the group.
+	Platform int64 `json:"platform,omitempty"`
 	CPUMilli int   `json:"cpuMilli,omitempty"` // thousandths of a core
 	PIDs     int   `json:"pids,omitempty"`     // processes and threads
 }
@@ -55,6 +56,8 @@ type GroupUsage struct {
 // Usage is what a replica or zygote uses, all that it has started included.
 type Usage struct {
 	GroupUsage
-	At       time.Time // of the measurement
-	CPUMilli float64   // thousandths of a core: since the measurement before, a second earlier at least, or since the start
+	At time.Time // of the measurement
+	// Thousandths of a core: since the measurement before, a second earlier at least, or since the
+	// start.
+	CPUMilli float64
 }

@@ -13,7 +13,8 @@ import (
 
 // Meter reads what memory there is and what processes take of it. Sizes are in bytes.
 type Meter interface {
-	// Bounds returns the machine's and the cgroup's memory; used is without what the Kernel can give back, as far as that is a file's.
+	// Bounds returns the machine's and the cgroup's memory; used is without what the Kernel can
+	// give back, as far as that is a file's.
 	Bounds() []Bound
 	// Resident returns what a process has in memory: of its own, and of files.
 	Resident(pid int) (anonymous, files int64)
@@ -28,7 +29,8 @@ type Kernel struct {
 	groups []string // folders of the cgroups around this process, innermost first
 }
 
-// NewKernel looks where this process is. That stays so: who moves a process to another cgroup does it before it has much memory.
+// NewKernel looks where this process is. That stays so: who moves a process to another cgroup does
+// it before it has much memory.
 func NewKernel(root string) Kernel {
 	k := Kernel{root: root, page: int64(os.Getpagesize())}
 	k.groups = groupFolders(string(k.read("proc/self/cgroup")), string(k.read("proc/self/mountinfo")))
@@ -36,7 +38,8 @@ func NewKernel(root string) Kernel {
 }
 
 func (k Kernel) read(path ...string) []byte {
-	b, _ := os.ReadFile(filepath.Join(append([]string{k.root, "/"}, path...)...)) // what cannot be read bounds nothing
+	// What cannot be read bounds nothing.
+	b, _ := os.ReadFile(filepath.Join(append([]string{k.root, "/"}, path...)...))
 	return b
 }
 
@@ -106,8 +109,9 @@ func field(text []byte, name string) (int64, bool) {
 	return 0, false
 }
 
-// groupFolders returns the folders of the cgroups that Bound the memory of a process, innermost first: its own and those around
-// it, of version 1 and 2, as its /proc/self/cgroup and mountinfo say.
+// groupFolders returns the folders of the cgroups that Bound the memory of a process, innermost
+// first: its own and those around it, of version 1 and 2, as its /proc/self/cgroup and mountinfo
+// say.
 func groupFolders(cgroup, mountinfo string) []string {
 	var out []string
 	for line := range strings.Lines(cgroup) {
@@ -143,7 +147,8 @@ func groupFolders(cgroup, mountinfo string) []string {
 	return out
 }
 
-// cgroupMount takes a line of mountinfo apart when it is the mount of a kind of cgroup, of version 1 the memory controller's.
+// cgroupMount takes a line of mountinfo apart when it is the mount of a kind of cgroup, of version
+// 1 the memory controller's.
 func cgroupMount(line, kind string) (root, at string, ok bool) {
 	before, after, found := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
 	f, tail := strings.Fields(before), strings.Fields(after)

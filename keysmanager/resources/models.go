@@ -29,8 +29,8 @@ func CheckModel(root, model string) error {
 }
 
 // Parameters returns how many bytes the files of a model below an image's root have, and says which
-// files they are. If the model is by its name neither an ONNX model nor safetensors, it is the size of
-// the file or of a folder's files.
+// files they are. If the model is by its name neither an ONNX model nor safetensors, it is the size
+// of the file or of a folder's files.
 func Parameters(root, model string) (bytes int64, of string, err error) {
 	path := model
 	if !filepath.IsAbs(path) {
@@ -44,7 +44,8 @@ func Parameters(root, model string) (bytes int64, of string, err error) {
 		return 0, "", fmt.Errorf("model %s: %w", model, err)
 	}
 	bytes, of = info.Size(), "model file "+plan.Size(info.Size())
-	if !info.IsDir() && !info.Mode().IsRegular() { // a function names it: opening a pipe would wait, a device may do anything
+	// A function names it: opening a pipe would wait, a device may do anything.
+	if !info.IsDir() && !info.Mode().IsRegular() {
 		return 0, "", fmt.Errorf("model %s: %v, want a file or folder", model, info.Mode())
 	}
 	if info.IsDir() || filepath.Ext(path) != ".onnx" {

@@ -20,8 +20,8 @@ type Networks interface {
 	Lonely() (*os.File, error)
 	// Admit lets processes in namespaces of Create reach an address of the machine: the gateway's.
 	Admit(gateway netip.AddrPort) error
-	// Files returns the paths of what these processes see as /etc/hosts and /etc/resolv.conf. In hosts
-	// the gateway has its names; the zero gateway is one where nobody listens.
+	// Files returns the paths of what these processes see as /etc/hosts and /etc/resolv.conf. In
+	// hosts the gateway has its names; the zero gateway is one where nobody listens.
 	Files(gateway netip.AddrPort) (hosts, resolv string, err error)
 }
 
@@ -37,8 +37,9 @@ var ErrHostNetwork = errors.New("annotation stagecoach.dev/network is host, and 
 	"want default or none, or start the node with --allow-host-network")
 
 // NetworkOf returns the network in which a process is started that asks for this one: what it asks
-// for, or the machine's if this node makes no networks. It is part of the keys of zygotes. So a node
-// that makes networks forks nothing from a zygote that an earlier daemon has started without one.
+// for, or the machine's if this node makes no networks. It is part of the keys of zygotes. So a
+// node that makes networks forks nothing from a zygote that an earlier daemon has started without
+// one.
 func (p *Pool) NetworkOf(asked string) string {
 	if p.cfg.Networks == nil {
 		return NetworkHost

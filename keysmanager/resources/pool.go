@@ -37,8 +37,8 @@ type Pool struct {
 	measuring sync.Mutex // held while usage is measured
 	totals    totals     // of usage, with a lock of its own
 
-	// Guards replicas, and pid and devices of each reservation. The owner of a Pool may call it with
-	// its own locks held; the Pool calls nobody back under mu.
+	// Guards replicas, and pid and devices of each reservation. The owner of a Pool may call it
+	// with its own locks held; the Pool calls nobody back under mu.
 	mu       sync.Mutex
 	replicas map[*Reservation]bool // that have not been released
 }
@@ -70,8 +70,8 @@ type Reservation struct {
 func (p *Pool) New() *Reservation { return &Reservation{pool: p} }
 
 // Reserve returns the reservation of a replica that gets the devices with these ids, by commas, and
-// so many bytes of each of them, or all that is free if bytes is 0. others are the holders of device
-// memory that are no replicas. The error is ErrDevice if a device has not enough.
+// so many bytes of each of them, or all that is free if bytes is 0. others are the holders of
+// device memory that are no replicas. The error is ErrDevice if a device has not enough.
 func (p *Pool) Reserve(replica, function, ids string, bytes int64, others []Holder) (*Reservation, error) {
 	r := &Reservation{pool: p, replica: replica, function: function}
 	p.mu.Lock()

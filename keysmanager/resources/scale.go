@@ -12,7 +12,8 @@ import (
 // Bounds of how often memory is looked at.
 const (
 	SampleFresh = 100 * time.Millisecond // a sample that is not older is not taken again
-	exactShare  = 100                    // exact measurements take at most one part in so many of the time
+	// Exact measurements take at most one part in so many of the time.
+	exactShare = 100
 )
 
 // Sample is what memory looked like at some time.
@@ -134,7 +135,8 @@ func (f *Family) weigh(m Meter) (mapped int64) {
 		}
 		own, _ := m.Resident(r.PID)
 		f.seems += max(0, own-anonymous) // what a fork has not changed is its zygote's
-		f.most += own                    // unless it has changed all of it, which only an exact look tells
+		// Unless it has changed all of it, which only an exact look tells.
+		f.most += own
 	}
 	return mapped
 }
@@ -152,7 +154,8 @@ func (s *Scale) beyond(all []Family) (bytes int64) {
 		s.exact.next = time.Now().Add(exactShare * time.Since(begin))
 	}
 	for _, f := range all {
-		bytes += min(s.exact.beyond[f.Of.Entry], f.most-f.seems) // of replicas that have ended meanwhile nothing
+		// Of replicas that have ended meanwhile nothing.
+		bytes += min(s.exact.beyond[f.Of.Entry], f.most-f.seems)
 	}
 	return bytes
 }
@@ -160,7 +163,8 @@ func (s *Scale) beyond(all []Family) (bytes int64) {
 // exactly measures a zygote's family; 0: it cannot be done.
 func (f *Family) exactly(m Meter) int64 {
 	n, changed := int64(0), int64(0)
-	for _, r := range append([]Copied{{f.Of.PID, -1}}, f.Replicas...) { // the zygote has its part of what it shares with them
+	// The zygote has its part of what it shares with them.
+	for _, r := range append([]Copied{{f.Of.PID, -1}}, f.Replicas...) {
 		if r.Bytes >= 0 {
 			changed += r.Bytes
 			continue

@@ -176,7 +176,8 @@ func (t *totals) end(function string, u GroupUsage) {
 	}
 }
 
-// share takes over what a worker has used since it was last asked, in equal parts for each of its replicas, by function.
+// share takes over what a worker has used since it was last asked, in equal parts for each of its
+// replicas, by function.
 func (t *totals) share(e *Cgroup, functions []string) {
 	u, n := e.Usage().GroupUsage, time.Duration(len(functions))
 	t.mu.Lock()

@@ -60,8 +60,8 @@ func (z *Zygote) Resume() {
 	_ = z.control.send(list, nil) // fails when the zygote has ended; it may first have much to tell
 }
 
-// Add makes a replica a child by its process or thread: one that maps memory, or one that the zygote
-// has forked for an earlier daemon. In the latter case, Resume is called later.
+// Add makes a replica a child by its process or thread: one that maps memory, or one that the
+// zygote has forked for an earlier daemon. In the latter case, Resume is called later.
 func (f *Family) Add(id int, r Replica) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

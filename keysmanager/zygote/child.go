@@ -17,8 +17,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// child is a process that a zygote has forked and that waits at its gate to be told which replica it
-// is. It is in its cgroup.
+// child is a process that a zygote has forked and that waits at its gate to be told which replica
+// it is. It is in its cgroup.
 //
 // A zygote has one that is spare, ahead of need: to enter a cgroup takes longer than to fork and to
 // become a replica together (docs/adr/0029). It may have others that are parked, each on a device
@@ -137,13 +137,14 @@ func hasEnded(pid int) bool {
 		return errors.Is(err, unix.ESRCH)
 	}
 	defer unix.Close(fd)
-	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) // fails: it is not known to have
+	// Fails: it is not known to have.
+	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 	return n > 0
 }
 
 // Signal sends a child a signal, unless it has been reaped. It does so directly, because a zygote
-// may be slow to hear, or even held up by what it has to tell. Only if that is not possible, it asks
-// the zygote to.
+// may be slow to hear, or even held up by what it has to tell. Only if that is not possible, it
+// asks the zygote to.
 func (f *Family) Signal(id int, s syscall.Signal) {
 	if !f.of.Works() {
 		if err := signalChild(f.of.PID, id, s); err == nil || errors.Is(err, unix.ESRCH) {
@@ -162,7 +163,8 @@ func signalChild(parent, pid int, s syscall.Signal) error {
 		return err
 	}
 	defer unix.Close(fd)
-	switch resources.ParentOf(pid) { // asked only now: if it is, the descriptor is of this child, or of one that has ended
+	// Asked only now: if it is, the descriptor is of this child, or of one that has ended.
+	switch resources.ParentOf(pid) {
 	case parent:
 		return unix.PidfdSendSignal(fd, s, nil, 0)
 	case 0:
@@ -171,8 +173,8 @@ func signalChild(parent, pid int, s syscall.Signal) error {
 	return unix.ESRCH
 }
 
-// killUnwanted ends a child that nobody wants. It does not wait: what reads from a zygote must never wait
-// for it.
+// killUnwanted ends a child that nobody wants. It does not wait: what reads from a zygote must
+// never wait for it.
 func (f *Family) killUnwanted(id uint32) {
 	f.of.host.Tasks.Go(func() { f.Signal(int(id), syscall.SIGKILL) })
 }

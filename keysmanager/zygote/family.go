@@ -20,8 +20,8 @@ import (
 type Replica interface {
 	// Take takes over the cgroup of the child that is about to become the replica.
 	Take(child *resources.Reservation)
-	// Began says which process the replica is, and by which id its zygote knows it: the same, or of a
-	// worker the id of a thread.
+	// Began says which process the replica is, and by which id its zygote knows it: the same, or of
+	// a worker the id of a thread.
 	Began(pid, id int)
 	// End reports why and how the replica has ended. Only the first call counts.
 	End(cause string, how task.End)
@@ -45,8 +45,9 @@ type Family struct {
 	lie      error              // for which the zygote was ended; nil: none
 	died     string             // why the zygote ended; empty: it lives
 	replaced bool               // its parameters have been invalidated
-	listed   chan struct{}      // closed when an adopted one has said which children it has; nil: it has, or is not
-	unlisted map[uint32]bool    // children of an adopted one that it has not yet said to live
+	// Closed when an adopted one has said which children it has; nil: it has, or is not.
+	listed   chan struct{}
+	unlisted map[uint32]bool // children of an adopted one that it has not yet said to live
 }
 
 func newFamily(z *Zygote) *Family {
@@ -57,7 +58,8 @@ func newFamily(z *Zygote) *Family {
 type forkOrder struct {
 	child *child
 	spare bool
-	reply chan error // has room for the one that comes when the order leaves pending by the other side's doing
+	// Has room for the one that comes when the order leaves pending by the other side's doing.
+	reply chan error
 }
 
 // ForkOrder is what a replica gets that is forked.

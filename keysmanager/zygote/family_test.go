@@ -123,7 +123,8 @@ func (r *rig) forks(ctx context.Context, to *replica) <-chan error {
 	return done
 }
 
-// TestForkTakesAnotherChildIfTheSpareHasEnded has the spare child end after an order has claimed it.
+// TestForkTakesAnotherChildIfTheSpareHasEnded has the spare child end after an order has claimed
+// it.
 func TestForkTakesAnotherChildIfTheSpareHasEnded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -133,7 +134,8 @@ func TestForkTakesAnotherChildIfTheSpareHasEnded(t *testing.T) {
 	}
 	defer theirs.Close()
 	r.Family.mu.Lock()
-	r.Family.berths[""] = &berth{child: &child{id: 7, gate: gate, held: r.host.Pool.New()}} // it waits no more
+	// It waits no more.
+	r.Family.berths[""] = &berth{child: &child{id: 7, gate: gate, held: r.host.Pool.New()}}
 	r.Family.mu.Unlock()
 	to := newReplica()
 	done := r.forks(t.Context(), to)

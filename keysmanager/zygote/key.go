@@ -2,8 +2,8 @@ package zygote
 
 import "crypto/rand"
 
-// Key says which replicas may share a zygote. Namespaces never do: all children of a zygote have its
-// address layout.
+// Key says which replicas may share a zygote. Namespaces never do: all children of a zygote have
+// its address layout.
 type Key struct {
 	Namespace string
 	Digest    string // of the image
@@ -11,8 +11,9 @@ type Key struct {
 	Process   string
 	Form      Form
 
-	Engine      string // the name of what its processes compute with; empty: ONNX Runtime
-	Environment string // what the zygote knows of the function's environment, as a hash; empty: nothing
+	Engine string // the name of what its processes compute with; empty: ONNX Runtime
+	// What the zygote knows of the function's environment, as a hash; empty: nothing.
+	Environment string
 
 	// Secrets is the folder that its replicas read, or of a worker the set of secrets that all its
 	// functions name; empty: none.

@@ -17,8 +17,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// Load starts a zygote process for a function and waits until it has loaded. limits are those of its
-// first spare child; began is told the process.
+// Load starts a zygote process for a function and waits until it has loaded. limits are those of
+// its first spare child; began is told the process.
 func Load(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resources.Tenant, limits resources.Limits, began func(pid int)) (*Zygote, error) {
 	z := newZygote(h, key, NewEntry("zygote"), t.Function)
 	z.Family.limits = limits

@@ -66,9 +66,9 @@ func (all berths) clear() (out []*child) {
 	return out
 }
 
-// Provide has a zygote have a spare child soon, parked on a device unless that is empty, if it has
+// EnsureSpare gives a zygote a spare child soon, parked on a device unless that is empty, if it has
 // none there. The caller holds off the end of Host.Tasks meanwhile.
-func (f *Family) Provide(device string) {
+func (f *Family) EnsureSpare(device string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	b := f.berths[device]
@@ -101,13 +101,14 @@ func (f *Family) Provide(device string) {
 		}
 		f.mu.Unlock()
 		if err != nil && h.Context.Err() == nil {
-			h.Log.Debug("no spare child", "function", f.of.Function, "device", device, "error", err) // the next start has one forked, and says why not
+			// The next start has one forked, and says why not.
+			h.Log.Debug("no spare child", "function", f.of.Function, "device", device, "error", err)
 		}
 	})
 }
 
-// keepSpare lets a child wait at a berth, on a device unless that is empty. A child that does not is
-// dismissed.
+// keepSpare lets a child wait at a berth, on a device unless that is empty. A child that does not
+// is dismissed.
 func (f *Family) keepSpare(ctx context.Context, c *child, b *berth, device string) error {
 	f.mu.Lock()
 	there := f.waiting[uint32(c.id)] == c
@@ -209,8 +210,8 @@ func (f *Family) Parked() map[string]Waiting {
 	return all
 }
 
-// Unpark dismisses the child that is parked on a device; false: it is not there yet, and goes when it
-// is found to be too much. The caller holds off the end of Host.Tasks meanwhile.
+// Unpark dismisses the child that is parked on a device; false: it is not there yet, and goes when
+// it is found to be too much. The caller holds off the end of Host.Tasks meanwhile.
 func (f *Family) Unpark(device string) bool {
 	f.mu.Lock()
 	var c *child

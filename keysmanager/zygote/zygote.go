@@ -22,7 +22,8 @@ type Host struct {
 	Meter  resources.Meter
 	Limits resources.Limits // of a zygote's cgroup
 	// Context ends with the daemon. Children ahead of need are given up then.
-	Context context.Context //nolint:containedctx // of goroutines that outlive the call that began them
+	// Of goroutines that outlive the call that began them.
+	Context context.Context //nolint:containedctx
 	// Detached is closed once what runs is left to the warden.
 	Detached <-chan struct{}
 	// Tasks are goroutines that the daemon waits for before it ends.
@@ -36,12 +37,13 @@ type Host struct {
 
 // Facts are what is known of a zygote once it has loaded. They do not change.
 type Facts struct {
-	PID       int           // 0: it is no process but memory
-	Loaded    time.Time     // when it was
-	Load      time.Duration // how long that took
-	Bytes     int64         // proportional set size once loaded
-	Shared    int64         // of a worker: bytes resident in it that are other processes' part of what it shares
-	Prepacked bool          // its weights are mapped from a file
+	PID    int           // 0: it is no process but memory
+	Loaded time.Time     // when it was
+	Load   time.Duration // how long that took
+	Bytes  int64         // proportional set size once loaded
+	// Of a worker: bytes resident in it that are other processes' part of what it shares.
+	Shared    int64
+	Prepacked bool // its weights are mapped from a file
 }
 
 // Zygote is a zygote process, a worker, or memory that replicas map in place of a zygote. Its
@@ -203,8 +205,8 @@ func (z *Zygote) free(kept bool) {
 
 // Errors of Load that the daemon tells apart.
 var (
-	// errNotLoaded says that a zygote ended early. Its status says why: it was set before the socket
-	// closed.
+	// errNotLoaded says that a zygote ended early. Its status says why: it was set before the
+	// socket closed.
 	errNotLoaded = errors.New("zygote ended before it had loaded its parameters")
 	// errChildEnded says that a child ended at its gate.
 	errChildEnded = errors.New("its process ended before it was told which replica it is")
