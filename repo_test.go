@@ -142,6 +142,8 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"request/flow", "request/dispatch", "request/gateway", "keysmanager", "control", "control/cluster", "stage", "request/queue"}, []string{"github.com/openfaas"}, "package provider is the only importer of faas-provider"},
 		{[]string{"request/flow", "request/dispatch", "request/queue", "keysmanager", "keysmanager/sandbox", "provider/secret", "provider/logbook", "control", "request/wire", "tensor", "control/events", "control/telemetry"}, []string{module + "request/gateway", module + "provider", module + "control/cluster"}, "shells meet in cmd"},
 		{[]string{"keysmanager/cache"}, []string{module, "os", "net", "net/http", "log/slog", "math/rand/v2"}, "what a node caches is decided by a pure core, which simulators run too"},
+		{[]string{"keysmanager/resources"}, []string{module + "keysmanager", module + "keysmanager/node", module + "keysmanager/zygote", module + "keysmanager/cgroup", module + "keysmanager/device", module + "keysmanager/network", "github.com/prometheus"}, "what a process holds does not depend on what it is"},
+		{[]string{"keysmanager/zygote"}, []string{module + "keysmanager", module + "keysmanager/node", module + "stage/zygote", "github.com/prometheus"}, "the protocol with a zygote knows no orders, and not the other side's code"},
 		{[]string{"keysmanager/cgroup"}, []string{module}, "cgroup knows the kernel's files and nothing of who uses them"},
 		{[]string{"keysmanager/device"}, []string{module}, "what a machine has, anybody may ask"},
 		{[]string{"keysmanager/network"}, []string{module}, "network knows the kernel's links and filters and nothing of what runs behind them"},

@@ -4,7 +4,7 @@
 // A function with a model has a zygote, one for each (namespace, image digest, model): a process of
 // the function's own binary that has loaded the parameters and forks replicas of itself, which
 // share them copy-on-write. [Manager.Start] forks from it, and loads it first when it is not there.
-// A function without a model is an ordinary process a replica. A stage in Python has a zygote in
+// A function without a model has an ordinary process per replica. A stage in Python has a zygote in
 // any case: its imports are what a fork saves (docs/adr/0031).
 //
 // Functions in Python may also share a worker, a process whose threads are their replicas, on a
@@ -22,4 +22,10 @@
 // When that is in a process of its own, they outlive the Manager: [Manager.Detach] leaves them, as
 // its death does, and the next Manager adopts them in [New]. A warden inside this process ends with
 // it, and all its processes.
+//
+// The [Manager] has parts, each with a comment that says what guards it (docs/adr/0077): the store
+// has what is in memory and which replicas there are; the loader loads parameters; the starter
+// starts processes; the parker has children parked on devices; ahead loads ahead of need. Package
+// cache decides what stays in memory, package zygote speaks with zygotes, and package resources has
+// what processes hold.
 package keysmanager

@@ -126,9 +126,10 @@ type Manager struct {
 
 // Errors of Start that callers may want to tell apart.
 var (
-	// Nothing is started any more.
+	// ErrClosed means that nothing is started any more.
 	ErrClosed = errors.New("keysmanager: closed")
-	// So an order that comes twice is carried out once.
+	// ErrRunning refuses an order whose replica is there: an order that comes twice is carried out
+	// once.
 	ErrRunning = errors.New("a replica of this name starts or runs already")
 )
 

@@ -8,8 +8,8 @@
 //   - Load starts the process and waits until it has loaded; Pack makes sealed memory in its place.
 //     Adopt takes over a zygote that an earlier daemon has left to the warden.
 //   - Fork makes a child a replica. The child waits at its gate, a socket of its own, until it is
-//     told which replica it is. EnsureSpare has a child wait there ahead of need, if wanted parked on a
-//     device.
+//     told which replica it is. EnsureSpare has a child wait there ahead of need, if wanted parked
+//     on a device.
 //   - Kill or Stop ends it; Leave leaves it to the warden for the next daemon. Gone says that it
 //     has
 //     ended and that the ends of all its children were reported.
