@@ -26,7 +26,7 @@ type loader struct {
 	host  *zygote.Host
 	disk  *packedFolders // what zygotes keep across restarts
 	// Of loads, which outlive the orders that began them; ends with the Manager.
-	ctx context.Context //nolint:containedctx
+	ctx context.Context
 
 	starts, watchers *sync.WaitGroup // loads under way; one goroutine per zygote
 }

@@ -43,6 +43,7 @@ func (k Kernel) read(path ...string) []byte {
 	return b
 }
 
+// Bounds implements Meter.
 func (k Kernel) Bounds() []Bound {
 	var all []Bound
 	info := k.read("proc/meminfo")
@@ -86,6 +87,7 @@ func (k Kernel) group(dir string) (Bound, bool) {
 	return Bound{Name: BoundCgroup, Total: total, Used: max(used, 0)}, true
 }
 
+// Resident implements Meter.
 func (k Kernel) Resident(pid int) (anonymous, files int64) {
 	f := strings.Fields(string(k.read("proc", strconv.Itoa(pid), "statm")))
 	if len(f) < 3 {
@@ -96,6 +98,7 @@ func (k Kernel) Resident(pid int) (anonymous, files int64) {
 	return (all - shared) * k.page, shared * k.page
 }
 
+// Exact implements Meter.
 func (k Kernel) Exact(pid int) (int64, error) { return sandbox.PSS(pid) }
 
 // field finds the number that follows a name at the start of a line.

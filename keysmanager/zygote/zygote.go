@@ -23,7 +23,7 @@ type Host struct {
 	Limits resources.Limits // of a zygote's cgroup
 	// Context ends with the daemon. Children ahead of need are given up then.
 	// Of goroutines that outlive the call that began them.
-	Context context.Context //nolint:containedctx
+	Context context.Context
 	// Detached is closed once what runs is left to the warden.
 	Detached <-chan struct{}
 	// Tasks are goroutines that the daemon waits for before it ends.
