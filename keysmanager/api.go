@@ -5,7 +5,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-// What a Config has and an Inventory shows of package resources.
+// Types of package resources that a Config has or an Inventory shows, under the names that callers
+// of this package know.
 type (
 	// Accounts gives out the users that processes run as.
 	Accounts = resources.Accounts

@@ -19,8 +19,10 @@ const MaxProcesses = 1024
 // measureEvery is the least time between two measurements of a group, whoever asks.
 const measureEvery = time.Second
 
-// Cgroup is the group of a replica or zygote, and what was seen of it. That of a node without
-// groups is nil.
+// Cgroup is the group of a replica or zygote, and what was measured of it. A node without cgroups
+// has nil in its place; those methods that others call for any process work then, too.
+//
+// The fields up to began are set before the process is known to others.
 type Cgroup struct {
 	group          Group
 	id             string // of the group, unlike any other
@@ -37,9 +39,9 @@ type Cgroup struct {
 	// totals.
 	shared GroupUsage
 
-	mu     sync.Mutex
-	latest Usage // At is zero: none yet
-	told   GroupUsage
+	mu     sync.Mutex // guards what follows
+	latest Usage      // At is zero: none yet
+	told   GroupUsage // of which the function's log was told what the limits have prevented
 }
 
 // Enter makes the cgroup of a process, in place of an earlier one of the reservation. The caller

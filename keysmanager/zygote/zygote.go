@@ -21,8 +21,8 @@ type Host struct {
 	Exits  *resources.Ends
 	Meter  resources.Meter
 	Limits resources.Limits // of a zygote's cgroup
-	// Context ends with the daemon. Children ahead of need are given up then.
-	// Of goroutines that outlive the call that began them.
+	// Context ends with the daemon. Children that are forked ahead of need are given up then: they
+	// outlive the call that began them.
 	Context context.Context
 	// Detached is closed once what runs is left to the warden.
 	Detached <-chan struct{}
@@ -49,8 +49,8 @@ type Facts struct {
 // Zygote is a zygote process, a worker, or memory that replicas map in place of a zygote. Its
 // methods are safe for concurrent use.
 //
-// One goroutine, read, receives what the process says. Everything below family is set before the
-// Zygote is returned, and does not change.
+// One goroutine, read, receives what the process says. The Family has a lock for what changes; the
+// other fields are set before Load, Pack or Adopt returns the Zygote, and do not change.
 type Zygote struct {
 	Family *Family // its children
 
@@ -75,7 +75,7 @@ func newZygote(h *Host, key Key, entry, function string) *Zygote {
 	return z
 }
 
-// prints returns the taker of what the zygote prints.
+// prints takes a line that the zygote has printed.
 func (z *Zygote) prints(stream, line string) {
 	z.host.Output(z.Function, z.Key.What(), stream, line)
 }
