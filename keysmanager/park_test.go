@@ -236,6 +236,35 @@ func TestWhatParkedChildrenGiveBack(t *testing.T) {
 	proctest.Gone(t, pid)
 }
 
+// TestALoadTakesTheMemoryOfParkedChildren, and no zygote is evicted for it if that is enough.
+func TestALoadTakesTheMemoryOfParkedChildren(t *testing.T) {
+	g := &gauge{Meter: resources.NewKernel("")}
+	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: gb})
+	f := &faker{Meter: g}
+	n, _, s := parking(t, func(c *Config) { c.meter = f }, "GPU-a")
+	n.keyStages(s)
+	pid, z := n.parkedOn("GPU-a")["GPU-a"], n.only()
+	f.set(map[int]int64{z.PID: 5 * gb, pid: 6 * gb})
+	other := s
+	other.Function, other.Namespace, other.Devices, other.DeviceMemory = "f.other", "other", 0, 0
+	image, err := n.cfg.Images.Resolve(other.Image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.store.mu.Lock()
+	key := n.store.key(other, python, image)
+	n.store.uses[other.Function], n.store.sizes[key] = key, 10*gb
+	n.store.mu.Unlock()
+	n.press(g, 75*gb+gb/2) // half a gigabyte too much for the load, which the child gives back
+	if _, err := n.Load(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	proctest.Gone(t, pid)
+	if inv := n.Inventory(); inv.Evictions != 0 || inv.Refused != 0 || len(inv.Zygotes) != 2 {
+		t.Errorf("%d evictions, %d refused, %d zygotes; want both zygotes", inv.Evictions, inv.Refused, len(inv.Zygotes))
+	}
+}
+
 // TestParkedChildrenAreNotAdopted: they end with their manager, and the next has others once it knows what it is to keep.
 func TestParkedChildrenAreNotAdopted(t *testing.T) {
 	g, w := groups(t), wardenOf(t)
