@@ -175,7 +175,7 @@ func TestModelsOfOneName(t *testing.T) {
 
 // TestAWatchdogHasNothingOfTheFunction in its environment: it may be root.
 func TestAWatchdogHasNothingOfTheFunction(t *testing.T) {
-	m := &Manager{cfg: Config{Watchdog: []string{"stagecoach", "watchdog"}}}
+	m := &starter{cfg: &Config{Watchdog: []string{"stagecoach", "watchdog"}}}
 	c := sandbox.Command{Env: map[string]string{"LD_PRELOAD": "/x.so", "PATH": "/x", "STAGECOACH_STAGE_FD": "3", "mode": "http"}}
 	if err := m.shim(&c, node.Spec{Process: "cat"}, sandbox.Image{Name: "x"}); err != nil {
 		t.Fatal(err)

@@ -24,8 +24,10 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -90,6 +92,15 @@ func actDaemon(images, ort, folder string, do func(*Manager) error) error {
 }
 
 var withoutModel = node.Spec{Function: "g.ns", Namespace: "ns", Image: "test/wait:1", Env: map[string]string{"wait_mean": "1ms"}}
+
+// unixConn returns a connection with a descriptor of its own for the same socket.
+func unixConn(f *os.File) (*net.UnixConn, error) {
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.UnixConn), nil
+}
 
 // hand starts eight replicas and hands their stage sockets to the test, over descriptor 3.
 func hand(m *Manager) error {
@@ -246,7 +257,7 @@ func actParks() error {
 			if err := c.Start(); err != nil {
 				return err
 			}
-			closeFiles(files)
+			resources.CloseFiles(files)
 			pid := c.Process.Pid
 			children[pid] = true
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(pid)})
@@ -276,15 +287,15 @@ func actParked() error {
 		case err != nil:
 			return err
 		case o.Kind == wire.OrderBegin:
-			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, envDevices+"=") }))
+			fmt.Fprintln(files[1], slices.DeleteFunc(o.Env, func(kv string) bool { return !strings.HasPrefix(kv, resources.EnvDevices+"=") }))
 			_, _ = io.Copy(io.Discard, files[0])
 			return nil
 		}
-		if slices.Contains(o.Env, envDevices+"=GPU-slow") {
+		if slices.Contains(o.Env, resources.EnvDevices+"=GPU-slow") {
 			continue
 		}
 		answer := wire.Order{Kind: wire.ChildParked, Version: wire.OrderVersion, Nanos: 1}
-		if slices.Contains(o.Env, envDevices+"=GPU-bad") {
+		if slices.Contains(o.Env, resources.EnvDevices+"=GPU-bad") {
 			answer = wire.Order{Kind: wire.ZygoteError, Version: wire.OrderVersion, Text: "out of memory on device GPU-bad"}
 		}
 		if _, err := gate.Write(wire.AppendOrder(nil, answer)); err != nil || answer.Kind == wire.ZygoteError {
@@ -295,7 +306,7 @@ func actParked() error {
 
 // receiveFiles reads a message with what rides along.
 func receiveFiles(conn *net.UnixConn) (wire.Order, []*os.File, error) {
-	buf, oob := make([]byte, maxOrder), make([]byte, unix.CmsgSpace(4*8))
+	buf, oob := make([]byte, zygote.MaxOrder), make([]byte, unix.CmsgSpace(4*8))
 	n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
 	if err == nil && n == 0 {
 		err = io.EOF

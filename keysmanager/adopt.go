@@ -4,147 +4,101 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
-	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
-
-// await returns where the end of a process will be told.
-func (m *Manager) await(entry string) <-chan warden.Exit {
-	ch := make(chan warden.Exit, 1)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if e, ok := m.early[entry]; ok {
-		ch <- e
-	} else {
-		m.awaited[entry] = ch
-	}
-	return ch
-}
-
-// forgo says that nobody awaits the end of a process any more.
-func (m *Manager) forgo(entry string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.awaited, entry)
-}
-
-// ended takes the end of a process from the warden, which must not be called with m.mu held: it may wait for this.
-func (m *Manager) ended(e warden.Exit) {
-	m.mu.Lock()
-	ch := m.awaited[e.Name]
-	delete(m.awaited, e.Name)
-	if ch == nil && m.early != nil {
-		m.early[e.Name] = e
-	}
-	m.mu.Unlock()
-	if ch != nil {
-		ch <- e // has room for the only one
-	}
-}
-
-// mourned reports the end of a process of the warden's own once it has come, unless it is left to the warden.
-func (m *Manager) mourned(p *process, ended <-chan warden.Exit) {
-	select {
-	case e := <-ended:
-		p.end(describe(e), endOf(e))
-	case <-m.detached:
-		p.output.Abandon()
-	}
-}
-
-// drop has the warden forget an entry.
-func (m *Manager) drop(entry string) {
-	m.vacate(entry)
-	if err := m.warden.Drop(entry); err != nil {
-		m.cfg.Log.Warn("warden keeps what has ended", "error", err)
-	}
-}
-
-// away says when what cannot be told any more has happened.
-const away = "while no KeysManager ran"
 
 // listTimeout is how long zygotes may take, all together, to say which children they have.
 const listTimeout = 5 * time.Second
 
-// adopt takes over what an earlier daemon has left to the warden: zygotes, replicas, and ends that nobody has heard of. What
-// was half made is ended.
-func (m *Manager) adopt() error {
-	m.early = map[string]warden.Exit{}
-	kept, err := m.warden.Attach(m.ended)
-	if err != nil {
-		return err
-	}
-	for _, k := range kept {
-		if k.Ended {
-			m.mu.Lock()
-			m.early[k.Name] = warden.Exit{Name: k.Name, PID: k.PID, Status: k.Status}
-			m.mu.Unlock()
-		}
-	}
-	zygotes := map[string]*zygote{} // by entry
-	var replicas []leftReplica
-	var order []*zygote
-	var loading []<-chan struct{} // closed when they have ended
-	for _, k := range kept {
-		m.adoptAccount(k)
-		switch d, err := decode(k.Meta); {
-		case err != nil:
-			m.discard(k, err)
-		case d.Replica != nil:
-			replicas = append(replicas, leftReplica{k, *d.Replica})
-		case d.Zygote.Loaded.IsZero():
-			loading = append(loading, m.discard(k, fmt.Errorf("zygote of %q had not loaded", d.Zygote.Function)))
-		default:
-			z, err := m.adoptZygote(k, *d.Zygote)
-			if err != nil {
-				m.discard(k, err)
-				continue
-			}
-			zygotes[k.Name] = z
-			order = append(order, z)
-		}
-	}
-	m.adoptReplicas(replicas, zygotes)
-	slices.SortFunc(order, func(a, b *zygote) int { return a.loaded.Compare(b.loaded) })
-	for _, z := range order { // the latest comes last: it is the present one of its function
-		m.install(z)
-	}
-	m.mu.Lock()
-	m.early = nil
-	m.mu.Unlock()
-	m.awaitLists(order)
-	m.sweepHalfPacked(loading)
-	if len(kept) > 0 {
-		m.cfg.Log.Info("adopted what an earlier KeysManager has left", "zygotes", len(order), "replicas", len(replicas))
-	}
-	return nil
+// adoption takes over what an earlier daemon has left to the warden. New makes it, and nothing else
+// runs yet, so it has no lock; it takes the store's mutex where it adds to what the store has.
+type adoption struct {
+	m        *Manager
+	byEntry  map[string]*zygote.Zygote
+	zygotes  []*zygote.Zygote
+	replicas []leftReplica
+	loading  []<-chan struct{} // closed when loads of the earlier daemon have ended
 }
 
 // leftReplica is what was kept of a replica.
 type leftReplica struct {
-	k warden.Kept
-	d replicaMeta
+	k    warden.Kept
+	held *resources.Reservation
+	d    replicaMeta
 }
 
-// adoptReplicas adopts replicas, whose zygotes were, by entry.
-func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygote) {
-	slices.SortFunc(replicas, func(a, b leftReplica) int { return a.d.Started.Compare(b.d.Started) })
-	for i, r := range replicas {
+// adopt takes over what an earlier daemon has left: zygotes, replicas, and ends that nobody has
+// heard of. What was half made is ended.
+func (m *Manager) adopt() error {
+	a := adoption{m: m, byEntry: map[string]*zygote.Zygote{}}
+	m.exits.BeginAdoption()
+	kept, err := m.warden.Attach(m.exits.Tell)
+	if err != nil {
+		return err
+	}
+	m.exits.Left(kept)
+	for _, k := range kept {
+		a.sort(k)
+	}
+	a.adoptReplicas()
+	slices.SortFunc(a.zygotes, func(x, y *zygote.Zygote) int { return x.Loaded.Compare(y.Loaded) })
+	for _, z := range a.zygotes { // the latest comes last: it is the present one of its function
+		a.install(z)
+	}
+	m.exits.EndAdoption()
+	a.awaitLists()
+	m.loader.disk.sweepHalfPacked(a.loading)
+	if len(kept) > 0 {
+		m.cfg.Log.Info("adopted what an earlier KeysManager has left", "zygotes", len(a.zygotes), "replicas", len(a.replicas))
+	}
+	return nil
+}
+
+// sort makes a zygote of an entry of the warden, notes a replica for later, or ends what is
+// neither.
+func (a *adoption) sort(k warden.Kept) {
+	held := a.m.pool.Adopt(k)
+	switch d, err := decode(k.Meta); {
+	case err != nil:
+		a.discard(k, held, err)
+	case d.Replica != nil:
+		a.replicas = append(a.replicas, leftReplica{k, held, *d.Replica})
+	case d.Zygote.Loaded.IsZero():
+		a.loading = append(a.loading, a.discard(k, held, fmt.Errorf("zygote of %q had not loaded", d.Zygote.Function)))
+	default:
+		z, err := zygote.Adopt(a.m.host, k, held, *d.Zygote)
+		if err != nil {
+			a.discard(k, held, err)
+			return
+		}
+		if z.Memory() == nil {
+			a.missed(k, d.Zygote.Function, z.Key.What())
+		}
+		a.byEntry[k.Name] = z
+		a.zygotes = append(a.zygotes, z)
+	}
+}
+
+// adoptReplicas adopts replicas, whose zygotes were.
+func (a *adoption) adoptReplicas() {
+	slices.SortFunc(a.replicas, func(x, y leftReplica) int { return x.d.Started.Compare(y.d.Started) })
+	for i, r := range a.replicas {
 		// Of one name, the latest is it.
-		if slices.ContainsFunc(replicas[i+1:], func(next leftReplica) bool { return next.d.Replica == r.d.Replica }) {
-			m.discard(r.k, errSucceeded)
+		if slices.ContainsFunc(a.replicas[i+1:], func(next leftReplica) bool { return next.d.Replica == r.d.Replica }) {
+			a.discard(r.k, r.held, errSucceeded)
 			continue
 		}
-		if err := m.adoptReplica(r.k, r.d, zygotes[cmp.Or(r.d.Zygote, r.d.Mapped)]); err != nil {
-			m.discard(r.k, err)
+		if err := a.adoptReplica(r, a.byEntry[cmp.Or(r.d.Zygote, r.d.Mapped)]); err != nil {
+			a.discard(r.k, r.held, err)
 		}
 	}
 }
@@ -152,220 +106,161 @@ func (m *Manager) adoptReplicas(replicas []leftReplica, zygotes map[string]*zygo
 // errSucceeded says that an entry's replica has ended, and was reported.
 var errSucceeded = errors.New("another replica has its name since")
 
-// adoptZygote makes a zygote of what was kept of it. Nothing is read from it yet.
-func (m *Manager) adoptZygote(k warden.Kept, d zygoteMeta) (*zygote, error) {
-	if d.Form == formMap && len(k.Files) == 2 {
-		z := m.newZygote(d.key(), k.Name, d.Function)
-		z.memory, z.bytes, z.loaded, z.load, z.replaced = k.Files, d.Bytes, d.Loaded, d.Load, d.Replaced
-		return z, nil
-	}
-	if len(k.Files) != 3 || k.PID == 0 {
-		return nil, fmt.Errorf("zygote of %q: process %d and %d descriptors, want 3: control socket, stdout, stderr", d.Function, k.PID, len(k.Files))
-	}
-	conn, err := unixConn(k.Files[0])
-	if err != nil {
-		return nil, fmt.Errorf("zygote of %q: %w", d.Function, err)
-	}
-	_ = k.Files[0].Close() // conn has its own
-	z := m.newZygote(d.key(), k.Name, d.Function)
-	z.conn, z.pid, z.prepacked, z.bytes, z.loaded, z.load, z.replaced = conn, k.PID, d.Prepacked, d.Bytes, d.Loaded, d.Load, d.Replaced
-	z.nextID = rand.Uint32() // answers to an earlier daemon's orders may still come
-	z.ended = m.await(k.Name)
-	z.unlisted, z.listed = map[uint32]bool{}, make(chan struct{})
-	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], m.zygoteOutput(z.key, d.Function))
-	z.measureShared()
-	z.limits = d.Limits
-	z.group = m.adoptGroup(k.Name, d.Function, "", m.zygoteLimits(), 0, d.Loaded.Add(-d.Load))
-	m.missed(k, d.Function, z.key.what())
-	return z, nil
-}
-
-func (d zygoteMeta) key() zygoteKey {
-	return zygoteKey{
-		namespace: d.Namespace, digest: d.Digest, model: d.Model, process: d.Process, form: d.Form, engineName: d.Runtime, environment: d.Seen,
-		generation: d.Generation, worker: d.Worker, device: d.Device, network: cmp.Or(d.Network, networkHost), secrets: d.Secrets,
-	}
-}
-
-// adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is unknown has ended with that.
-func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
+// adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is
+// unknown has ended with that.
+func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
+	m := a.m
+	k, d := r.k, r.d
 	if own := d.Zygote == ""; len(k.Files) != 2 || own != (k.PID != 0) || !own && d.PID == 0 {
 		return fmt.Errorf("replica %q: process %d and %d descriptors, want 2: stdout, stderr", d.Replica, max(k.PID, d.PID), len(k.Files))
 	}
 	p := &process{
-		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), task: cmp.Or(d.Task, k.PID, d.PID), path: d.Path, device: d.Device, reserved: d.Reserved,
-		phases: d.Phases, started: d.Started, running: true, owner: m, entry: k.Name,
+		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), task: cmp.Or(d.Task, k.PID, d.PID), path: d.Path, device: d.Device, held: r.held,
+		timing: timing{phases: d.Phases, started: d.Started}, running: true, owner: m, entry: k.Name,
 		placed: make(chan struct{}), gone: make(chan struct{}),
 	}
 	close(p.placed)
 	p.output = sandbox.ResumeOutput(k.Files[0], k.Files[1], func(stream, line string) { m.cfg.Output(d.Function, d.Replica, stream, line) })
+	p.held.AdoptDevices(d.Replica, d.Function, d.Reserved)
+	p.held.Runs(p.pid)
 	if d.Task == 0 {
-		p.group = m.adoptGroup(d.Group, d.Function, d.Replica, d.Limits, d.CPUMilli, d.Started)
+		p.held.AdoptGroup(d.Group, d.Function, d.Replica, d.Limits, d.CPUMilli, d.Started)
 	} else if z != nil { // a worker's replicas are in its group
-		m.totals.began(d.Function)
+		m.pool.Began(d.Function)
 	}
-	m.missed(k, d.Function, d.Replica)
+	a.missed(k, d.Function, d.Replica)
 	if z != nil {
-		z.mu.Lock()
-		z.children[uint32(p.task)] = p
 		if p.mapped = z; d.Zygote != "" {
-			p.zygote, p.mapped, z.unlisted[uint32(p.task)] = z, nil, true
+			p.zygote, p.mapped = z, nil
 		}
-		z.mu.Unlock()
+		z.Family.Add(p.task, p)
 	}
-	m.mu.Lock()
-	m.processes[d.Replica] = p
-	m.mu.Unlock()
+	m.store.mu.Lock()
+	m.store.processes[d.Replica] = p
+	m.store.mu.Unlock()
 	switch {
 	case d.Zygote == "":
-		ended := m.await(k.Name)
-		m.ends.Go(func() { m.mourned(p, ended) })
+		ended := m.exits.Await(k.Name)
+		m.ends.Go(func() { p.reportEnd(ended) })
 	case z == nil:
 		how := task.EndShared
 		if d.Task != 0 {
 			how = task.EndUnclear // what a replica does ends its whole worker
 		}
-		p.end("its zygote or worker ended "+away, how)
+		p.End("its zygote or worker ended "+zygote.Away, how)
 	}
 	return nil
 }
 
 // install puts an adopted zygote into its place and begins to read from it.
-func (m *Manager) install(z *zygote) {
-	m.mu.Lock()
-	s, ok := m.slots.Get(z.key)
-	if !ok {
-		s = &slot{}
-		m.slots.Add(z.key, s)
-	}
+func (a *adoption) install(z *zygote.Zygote) {
+	m := a.m
+	m.store.mu.Lock()
+	s := m.store.hold(z.Key)
 	before := s.zygote
-	s.zygote = z
-	variant, next := z.key.variant(), z.key.generation
-	if z.replaced {
+	m.store.fill(z.Key, s, z)
+	variant, next := z.Key.Variant(), z.Key.Generation
+	if z.Replaced() {
 		next++ // its own is not wanted any more
-		m.retiring(s)
+		m.store.retiring(z.Key, s)
 	} else {
-		its := func(function string) { m.uses[function] = z.key }
-		if z.works() {
-			its = func(function string) { m.visit(z.key, function) }
+		its := func(function string) { m.store.uses[function] = z.Key }
+		if z.Works() {
+			its = func(function string) { m.store.slots.visit(z.Key, function) }
 		}
-		its(z.function)
-		z.mu.Lock()
-		for _, p := range z.children {
-			its(p.function)
+		its(z.Function)
+		for _, function := range m.store.processes.functionsOf(z) {
+			its(function)
 		}
-		z.mu.Unlock()
 	}
 	if next > 0 {
-		m.generations[variant] = max(m.generations[variant], next)
+		m.store.generations[variant] = max(m.store.generations[variant], next)
 	}
-	if z.key.form == formMap {
-		m.instead[variant] = formMap
+	if z.Key.Form == zygote.Map {
+		m.store.instead[variant] = zygote.Map
 	}
-	m.mu.Unlock()
+	m.store.release(z.Key)
+	m.store.mu.Unlock()
 	if before != nil {
-		before.kill() // it had been given up
+		before.Kill() // it had been given up
 	}
-	if z.memory == nil {
-		list := wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: z.nextID}
-		go z.read()                                  // ends with the process, or with Detach; gone says so
-		_ = z.send(wire.AppendOrder(nil, list), nil) // fails when the zygote has ended; it may first have much to tell
-	}
-	m.watchers.Go(func() { m.watch(z.key, s, z) })
-}
-
-// lives takes the answers to an adoption's question: one a child that lives, and then the list's end.
-func (z *zygote) lives(o wire.Order) {
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	if z.listed == nil {
-		return // nobody has asked
-	}
-	if o.Kind == wire.ChildLives {
-		delete(z.unlisted, o.PID)
-		if z.children[o.PID] == nil { // forked in the daemon's last instant
-			z.disown(o.PID)
-		}
-		return
-	}
-	for pid := range z.unlisted {
-		if p := z.children[pid]; p != nil {
-			delete(z.children, pid)
-			p.end("ended "+away, task.EndUnclear)
-		}
-	}
-	close(z.listed)
-	z.listed, z.unlisted = nil, nil
+	z.Resume()
+	m.watchers.Go(func() { m.loader.watch(z.Key, s, z) })
 }
 
 // awaitLists waits until it is known which replicas live.
-func (m *Manager) awaitLists(all []*zygote) {
+func (a *adoption) awaitLists() {
+	m := a.m
 	timeout := time.After(listTimeout)
-	for _, z := range all {
-		z.mu.Lock()
-		listed := z.listed
-		z.mu.Unlock()
+	for _, z := range a.zygotes {
+		listed := z.Family.Listed()
 		if listed == nil {
 			continue
 		}
 		select {
 		case <-listed:
-		case <-z.gone:
+		case <-z.Gone():
 		case <-timeout:
-			m.cfg.Log.Warn("zygote does not say which children it has", "model", z.key.model, "pid", z.pid, "waited", listTimeout)
+			m.cfg.Log.Warn("zygote does not say which children it has", "model", z.Key.Model, "pid", z.PID, "waited", listTimeout)
 			return
 		}
 	}
 }
 
 // missed says that output was lost.
-func (m *Manager) missed(k warden.Kept, function, replica string) {
+func (a *adoption) missed(k warden.Kept, function, replica string) {
+	m := a.m
 	if k.Lost > 0 {
-		m.cfg.Output(function, replica, "stderr", fmt.Sprintf("%d bytes of output were lost %s", k.Lost, away))
+		m.cfg.Output(function, replica, "stderr", fmt.Sprintf("%d bytes of output were lost %s", k.Lost, zygote.Away))
 	}
 }
 
 // discard ends what cannot be adopted. What it returns is closed when it has ended.
-func (m *Manager) discard(k warden.Kept, why error) <-chan struct{} {
+func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error) <-chan struct{} {
+	m := a.m
 	m.cfg.Log.Warn("left by an earlier KeysManager and not adopted", "entry", k.Name, "pid", k.PID, "why", why)
 	for _, f := range k.Files {
 		_ = f.Close() // nothing was written through it
 	}
 	if k.PID == 0 {
-		m.drop(k.Name)
+		held.Release()
+		m.pool.Drop(k.Name)
 		return nothing()
 	}
-	ended, gone := m.await(k.Name), make(chan struct{})
+	ended, gone := m.exits.Await(k.Name), make(chan struct{})
 	m.ends.Go(func() {
 		defer close(gone)
-		_ = m.warden.Signal(k.Name, unix.SIGKILL) // fails when the warden is gone, and the process with it
+		// Fails when the warden is gone, and the process with it.
+		_ = m.warden.Signal(k.Name, unix.SIGKILL)
 		select {
 		case <-ended:
-			m.drop(k.Name)
+			held.Release()
+			m.pool.Drop(k.Name)
 		case <-m.detached:
 		}
 	})
 	return gone
 }
 
-// Detach leaves all processes to the warden, for the next Manager to adopt, and returns when nothing of this one runs any
-// more. What is being started or loaded is ended. After Close it does nothing.
+// Detach leaves all processes to the warden, for the next Manager to adopt, and returns when
+// nothing of this one runs any more. What is being started or loaded is ended. After Close it does
+// nothing.
 func (m *Manager) Detach() { m.over.Do(m.detach) }
 
 func (m *Manager) detach() {
-	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
+	m.store.mu.Lock()
+	m.store.closed = true
+	m.store.mu.Unlock()
 	m.cancel(ErrClosed)
 	m.starts.Wait()
 	close(m.detached)
-	m.mu.Lock()
-	for _, s := range m.slots.Values() {
+	m.store.mu.Lock()
+	for _, s := range m.store.slots.Values() {
 		if s.zygote != nil {
-			s.zygote.leave()
+			s.zygote.Leave()
 		}
 	}
-	m.mu.Unlock()
+	m.store.mu.Unlock()
 	m.watchers.Wait()
 	m.ends.Wait()
 	m.release()

@@ -14,7 +14,9 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // after makes a Manager of the same warden.
@@ -98,11 +100,11 @@ func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
 	if inv := n.Inventory(); len(inv.Zygotes) != 1 || inv.Zygotes[0].PID != z || inv.Zygotes[0].State != Retiring || inv.Zygotes[0].Replicas != 1 {
 		t.Fatalf("adopted %+v, want the old zygote to retire", inv.Zygotes)
 	}
-	n.mu.Lock()
-	if len(n.slots.Values()[0].zygote.berths) > 0 { // which New has made, if any
+	n.store.mu.Lock()
+	if len(n.store.slots.Values()[0].zygote.Family.Waiting()) > 0 { // which New has made, if any
 		t.Error("it has a spare child, which nobody will ever want")
 	}
-	n.mu.Unlock()
+	n.store.mu.Unlock()
 	n.answers(old)
 	r := n.start("new", withModel)
 	i := slices.IndexFunc(n.Inventory().Zygotes, func(i ZygoteInfo) bool { return i.State == Ready })
@@ -143,7 +145,7 @@ func TestEndsThatNobodyHasHeardOf(t *testing.T) {
 		e := n.exit()
 		causes[e.Replica] = e.Cause
 	}
-	for name, want := range map[string]string{"killed": "killed by SIGKILL", "plain": "killed by SIGKILL", "quits": exitedWell} {
+	for name, want := range map[string]string{"killed": "killed by SIGKILL", "plain": "killed by SIGKILL", "quits": resources.ExitedWell} {
 		if !strings.HasPrefix(causes[name], want) {
 			t.Errorf("%s ended: %q, want %q", name, causes[name], want)
 		}
@@ -202,10 +204,10 @@ func TestHalfMadeThingsAreEnded(t *testing.T) {
 	old := after(t, w)
 	a, untold := old.start("a", withModel), old.start("untold", withModel)
 	old.answers(a)
-	zygote := old.zygote()
-	old.mu.Lock()
-	entry, half := old.processes["untold"].entry, old.slots.Values()[0].zygote
-	old.mu.Unlock()
+	born := old.zygote()
+	old.store.mu.Lock()
+	entry, half := old.store.processes["untold"].entry, old.store.slots.Values()[0].zygote
+	old.store.mu.Unlock()
 	old.Detach()
 	kept, err := w.Attach(func(warden.Exit) {})
 	if err != nil {
@@ -221,7 +223,7 @@ func TestHalfMadeThingsAreEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer nobody.Close()
-	loading := warden.Process{Name: "zygote-loading", Meta: encode(meta{Zygote: &zygoteMeta{Function: "l.ns"}})}
+	loading := warden.Process{Name: "zygote-loading", Meta: encode(meta{Zygote: &zygote.Description{Function: "l.ns"}})}
 	loading.Command.Argv = []string{"/bin/sleep", "600"}
 	strange := loading
 	strange.Name, strange.Meta = "zygote-strange", []byte(`{"version":99}`)
@@ -233,8 +235,8 @@ func TestHalfMadeThingsAreEnded(t *testing.T) {
 		}
 		pids = append(pids, pid)
 	}
-	gone := &replicaMeta{Replica: "gone", Function: "f.ns", Started: time.Now(), Zygote: half.entry, PID: 1 << 22}
-	told := &replicaMeta{Replica: "a", Function: "f.ns", Started: time.Unix(1, 0), Zygote: half.entry, PID: 1<<22 + 1} // or another would not have its name
+	gone := &replicaMeta{Replica: "gone", Function: "f.ns", Started: time.Now(), Zygote: half.Entry, PID: 1 << 22}
+	told := &replicaMeta{Replica: "a", Function: "f.ns", Started: time.Unix(1, 0), Zygote: half.Entry, PID: 1<<22 + 1} // or another would not have its name
 	for _, err := range []error{
 		w.Drop(entry), // as if it had not yet been put
 		w.Put("replica-gone", encode(meta{Replica: gone}), nobody, nobody),
@@ -248,20 +250,20 @@ func TestHalfMadeThingsAreEnded(t *testing.T) {
 		}
 	}
 	n := after(t, w)
-	if e := n.exit(); e.Replica != "gone" || e.Cause != "ended "+away {
+	if e := n.exit(); e.Replica != "gone" || e.Cause != "ended "+zygote.Away {
 		t.Errorf("exit %+v, want that of gone", e)
 	}
 	for _, pid := range append(pids, untold.PID) {
 		proctest.Gone(t, pid)
 	}
-	if got := n.names(); !slices.Equal(got, []string{"a"}) || n.zygote() != zygote {
+	if got := n.names(); !slices.Equal(got, []string{"a"}) || n.zygote() != born {
 		t.Errorf("%v run, want a", got)
 	}
 	if len(n.exits) != 0 {
 		t.Errorf("exit %+v, want no more", <-n.exits)
 	}
 	n.Close()
-	proctest.Gone(t, zygote)
+	proctest.Gone(t, born)
 	kept, err = w.Attach(func(warden.Exit) {})
 	if err != nil || len(kept) != 0 {
 		t.Errorf("kept after the end of all: %+v, %v", kept, err)
@@ -298,7 +300,7 @@ func TestOutputWhileNoManagerRuns(t *testing.T) {
 	}
 	proctest.Until(t, "what it prints now", func() bool { return lines("stdout: after") != "" })
 	var lost int
-	if _, err := fmt.Sscanf(lines("stderr: "), "stderr: %d bytes of output were lost "+away, &lost); err != nil || lost < 100_000 || lost > 200_001 {
+	if _, err := fmt.Sscanf(lines("stderr: "), "stderr: %d bytes of output were lost "+zygote.Away, &lost); err != nil || lost < 100_000 || lost > 200_001 {
 		t.Errorf("it is said that %q: %v", lines("stderr: "), err)
 	}
 }
@@ -312,9 +314,9 @@ func TestDetachEndsALoad(t *testing.T) {
 		failed <- err
 	}()
 	proctest.Until(t, "the load to begin", func() bool {
-		old.mu.Lock()
-		defer old.mu.Unlock()
-		return old.slots.Len() == 1
+		old.store.mu.Lock()
+		defer old.store.mu.Unlock()
+		return old.store.slots.Len() == 1
 	})
 	old.Detach()
 	if err := <-failed; !errors.Is(err, ErrClosed) {

@@ -13,15 +13,22 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // only returns the only zygote of a node.
-func (n *rig) only() *zygote {
+func (n *rig) only() *zygote.Zygote {
 	n.t.Helper()
 	n.zygote()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return n.slots.Values()[0].zygote
+	n.store.mu.Lock()
+	defer n.store.mu.Unlock()
+	return n.store.slots.Values()[0].zygote
+}
+
+// waits reports whether a process is a child of a zygote that waits at its gate.
+func waits(z *zygote.Zygote, pid int) bool {
+	return slices.ContainsFunc(z.Family.Spares(), func(c resources.Copied) bool { return c.PID == pid })
 }
 
 // TestAStartTakesTheSpareChild which is in its cgroup already, and another takes its place.
@@ -57,26 +64,15 @@ func TestASpareChildThatEnds(t *testing.T) {
 	n := grouped(t)
 	n.answers(n.start("first", withModel))
 	z := n.only()
-	for _, known := range []bool{true, false} {
-		spare := n.spare(z.pid)
-		var claimed *child
-		if !known { // its end comes between the claim and the beginning
-			claimed = z.claim(limitsOf(withModel), "")
-		}
+	for i := range 2 {
+		spare := n.spare(z.PID)
 		if err := syscall.Kill(spare, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 		proctest.Until(t, "its end to be heard of", func() bool {
-			z.mu.Lock()
-			defer z.mu.Unlock()
-			return z.waiting[uint32(spare)] == nil
+			return !waits(z, spare)
 		})
-		if claimed != nil {
-			z.mu.Lock()
-			z.berths[""].child = claimed
-			z.mu.Unlock()
-		}
-		r := n.start(fmt.Sprint("known ", known), withModel)
+		r := n.start(fmt.Sprint("next ", i), withModel)
 		if r.PID == spare {
 			t.Errorf("the replica is process %d, which has ended", spare)
 		}
@@ -87,7 +83,7 @@ func TestASpareChildThatEnds(t *testing.T) {
 		t.Errorf("exit %+v, want none", e)
 	default:
 	}
-	n.spare(z.pid)
+	n.spare(z.PID)
 	proctest.Until(t, "no group of those that ended", func() bool {
 		names, err := n.cfg.Groups.(realGroups).Names()
 		return err == nil && len(names) == 5 // a zygote, three replicas, a spare child
@@ -101,7 +97,7 @@ func TestASpareChildHasTheLimits(t *testing.T) {
 	s.Memory = 64 << 20
 	n.answers(n.start("first", s))
 	z := n.only()
-	spare := n.spare(z.pid)
+	spare := n.spare(z.PID)
 	s.Memory = 96 << 20
 	r := n.start("second", s)
 	n.answers(r)
@@ -109,11 +105,8 @@ func TestASpareChildHasTheLimits(t *testing.T) {
 		t.Error("a spare child with other limits became the replica")
 	}
 	proctest.Gone(t, spare)
-	n.spare(z.pid)
-	z.mu.Lock()
-	got := z.berths[""].child.group.limits
-	z.mu.Unlock()
-	if want := limitsOf(s); got != want {
+	n.spare(z.PID)
+	if got, want := z.Describe().Limits, limitsOf(s); got != want {
 		t.Errorf("the next spare child is limited to %+v, want %+v as the latest replica", got, want)
 	}
 }
@@ -145,7 +138,7 @@ func TestSpareChildrenAreNotAdopted(t *testing.T) {
 func TestAnEnvironmentThatIsTooLong(t *testing.T) {
 	n := newNode(t, nil)
 	s := withModel
-	s.Env = map[string]string{"LONG": strings.Repeat("x", maxOrder)}
+	s.Env = map[string]string{"LONG": strings.Repeat("x", zygote.MaxOrder)}
 	for k, v := range withModel.Env {
 		s.Env[k] = v
 	}

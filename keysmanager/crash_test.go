@@ -19,6 +19,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -108,7 +109,7 @@ func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
 		e := n.exit()
 		causes[e.Replica] = e.Cause
 	}
-	for name, want := range map[string]string{"r1": "killed by SIGKILL", "r7": "killed by SIGKILL", "r2": exitedWell} {
+	for name, want := range map[string]string{"r1": "killed by SIGKILL", "r7": "killed by SIGKILL", "r2": resources.ExitedWell} {
 		if !strings.HasPrefix(causes[name], want) {
 			t.Errorf("%s ended: %q, want %q", name, causes[name], want)
 		}
@@ -137,7 +138,7 @@ func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
 			t.Errorf("%s: %v", name, l.err)
 		}
 	}
-	parent := parentOf(pids[0])
+	parent := resources.ParentOf(pids[0])
 	n.Close()
 	if left := proctest.Children(t, parent); len(left) != 0 {
 		t.Errorf("the warden has children %v after the end of all", left)
@@ -166,7 +167,7 @@ func TestAWardenThatDies(t *testing.T) {
 	forked, own := n.start("forked", withModel), n.start("own", node.Spec{Function: "g.ns", Image: "test/wait:1"})
 	n.answers(forked)
 	z := n.zygote()
-	if err := syscall.Kill(parentOf(z), syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(resources.ParentOf(z), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
 	causes := map[string]string{}
@@ -192,7 +193,7 @@ func TestAWardenThatDies(t *testing.T) {
 		n.answers(r)
 		return true
 	})
-	next := parentOf(n.zygote())
+	next := resources.ParentOf(n.zygote())
 	n.Close()
 	c.Close()
 	proctest.Gone(t, next)
@@ -237,7 +238,7 @@ func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
 	n := after(t, c)
 	proctest.Until(t, "all replicas to be gone", func() bool { return len(n.Inventory().Replicas) == 0 })
 	z := n.zygote()
-	for pid, want := range map[int]int{z: n.spare(z), parentOf(z): z} {
+	for pid, want := range map[int]int{z: n.spare(z), resources.ParentOf(z): z} {
 		proctest.Until(t, "its children to be those of the inventory", func() bool {
 			return slices.Equal(proctest.Children(t, pid), []int{want})
 		})

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,37 +13,50 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// folder returns the name of the folder for what zygotes make of an image's model. An image may
+// folderOf returns the name of the folder for what zygotes make of an image's model. An image may
 // have several models, also of one name in its folders. What the author's code makes depends on the
 // interpreter and the environment, too.
-func (k zygoteKey) folder() string {
-	of := filepath.Clean(k.model)
-	if k.engine().author {
-		of += "\x00" + k.process + "\x00" + k.environment
+func folderOf(k zygote.Key) string {
+	of := filepath.Clean(k.Model)
+	if engineByKey(k).author {
+		of += "\x00" + k.Process + "\x00" + k.Environment
 	}
 	sum := sha256.Sum256([]byte(of))
-	return k.digest + "-" + hex.EncodeToString(sum[:8])
+	return k.Digest + "-" + hex.EncodeToString(sum[:8])
+}
+
+// packedFolders is the folder for what zygotes make of models, kept across restarts: one folder per
+// image and model. Its methods are safe for concurrent use. It has no lock: the file system is its
+// state.
+type packedFolders struct {
+	folder string // empty: nothing is kept
+	log    *slog.Logger
+	// unlessUsed calls take unless somebody uses what is in the folder of this name. Nobody begins
+	// to use it meanwhile.
+	unlessUsed func(name string, take func())
 }
 
 // prepacked returns the folder for what zygotes make of an image's model, such as its pre-packed
-// parameters; empty when nothing can be kept.
-func (m *Manager) prepacked(key zygoteKey) string {
-	if m.cfg.Cache == "" {
+// parameters; empty if nothing can be kept.
+func (d *packedFolders) prepacked(key zygote.Key) string {
+	if d.folder == "" {
 		return ""
 	}
-	folder, err := filepath.Abs(filepath.Join(m.cfg.Cache, key.folder()))
+	folder, err := filepath.Abs(filepath.Join(d.folder, folderOf(key)))
 	if err == nil {
 		err = os.MkdirAll(folder, 0o700)
 	}
 	if err != nil {
-		m.cfg.Log.Warn("what zygotes make of a model is not kept", "error", err)
+		d.log.Warn("what zygotes make of a model is not kept", "error", err)
 		return ""
 	}
 	now := time.Now()
 	_ = os.Chtimes(folder, now, now) // the order in which folders go; of a used one it does not matter
-	m.trim()
+	d.trim()
 	return folder
 }
 
@@ -55,24 +69,24 @@ const removed = ".removed-"
 
 // trim removes the pre-packed parameters that no function uses, least recently used first, while
 // the disk is nearly full.
-func (m *Manager) trim() {
-	for _, folder := range m.packed() {
-		if full, err := nearlyFull(m.cfg.Cache); err != nil || !full {
+func (d *packedFolders) trim() {
+	for _, folder := range d.packed() {
+		if full, err := nearlyFull(d.folder); err != nil || !full {
 			return
 		}
-		if gone := m.takeAway(folder); gone != "" {
+		if gone := d.takeAway(folder); gone != "" {
 			if err := os.RemoveAll(gone); err != nil {
-				m.cfg.Log.Warn("pre-packed parameters that nobody uses stay", "error", err)
+				d.log.Warn("pre-packed parameters that nobody uses stay", "error", err)
 				return
 			}
-			m.cfg.Log.Info("pre-packed parameters removed: the disk is nearly full", "folder", folder)
+			d.log.Info("pre-packed parameters removed: the disk is nearly full", "folder", folder)
 		}
 	}
 }
 
 // sweepHalfPacked removes what the loads of an earlier daemon have left half packed, once they have
 // ended.
-func (m *Manager) sweepHalfPacked(loading []<-chan struct{}) {
+func (d *packedFolders) sweepHalfPacked(loading []<-chan struct{}) {
 	timeout := time.After(endTimeout)
 	for _, gone := range loading {
 		select {
@@ -81,15 +95,15 @@ func (m *Manager) sweepHalfPacked(loading []<-chan struct{}) {
 			return // the next daemon does it
 		}
 	}
-	for _, digest := range m.packed() {
-		m.removeHalfPacked(filepath.Join(m.cfg.Cache, digest), 0)
+	for _, digest := range d.packed() {
+		d.removeHalfPacked(filepath.Join(d.folder, digest), 0)
 	}
 }
 
 // removeHalfPacked removes, from a folder of an image's parameters, what a process has left half
 // packed that was killed, or 0: all of them have. Its name ends with the number of the process, or
 // of its user.
-func (m *Manager) removeHalfPacked(folder string, pid int) {
+func (d *packedFolders) removeHalfPacked(folder string, pid int) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return // there is none
@@ -100,15 +114,15 @@ func (m *Manager) removeHalfPacked(folder string, pid int) {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(folder, e.Name())); err != nil {
-			m.cfg.Log.Warn("half packed parameters stay", "error", err)
+			d.log.Warn("half packed parameters stay", "error", err)
 		}
 	}
 }
 
 // packed returns the names of the folders with parameters, least recently used first; what an
 // earlier removal has left comes first.
-func (m *Manager) packed() []string {
-	entries, err := os.ReadDir(m.cfg.Cache)
+func (d *packedFolders) packed() []string {
+	entries, err := os.ReadDir(d.folder)
 	if err != nil {
 		return nil // it is not there yet
 	}
@@ -129,28 +143,18 @@ func (m *Manager) packed() []string {
 }
 
 // takeAway gives a folder a name by which nobody finds it, and returns its path; empty: it is used.
-func (m *Manager) takeAway(name string) (path string) {
-	path = filepath.Join(m.cfg.Cache, name)
+func (d *packedFolders) takeAway(name string) (moved string) {
+	path := filepath.Join(d.folder, name)
 	if strings.HasPrefix(name, removed) {
 		return path
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for _, k := range m.uses {
-		if k.folder() == name {
-			return ""
+	d.unlessUsed(name, func() {
+		gone := filepath.Join(d.folder, removed+name)
+		if os.Rename(path, gone) == nil {
+			moved = gone
 		}
-	}
-	for _, k := range m.slots.Keys() {
-		if k.folder() == name {
-			return ""
-		}
-	}
-	gone := filepath.Join(m.cfg.Cache, removed+name)
-	if os.Rename(path, gone) != nil {
-		return ""
-	}
-	return gone
+	})
+	return moved
 }
 
 func nearlyFull(folder string) (bool, error) {

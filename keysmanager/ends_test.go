@@ -13,7 +13,10 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -103,11 +106,14 @@ func TestNoStartFailsForKilledZygotes(t *testing.T) {
 func TestAStartWaitsForABackOff(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("first", withModel)
-	n.mu.Lock()
-	for _, s := range n.slots.Values() {
-		s.ends = 100
+	n.store.mu.Lock()
+	for _, key := range n.store.slots.Keys() {
+		for range 10 { // it has ended soon, again and again
+			n.store.step(cache.Ended[zygote.Key]{Key: key})
+			n.store.step(cache.Loaded[zygote.Key]{Key: key, Bytes: 1})
+		}
 	}
-	n.mu.Unlock()
+	n.store.mu.Unlock()
 	if err := syscall.Kill(n.zygote(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -119,14 +125,12 @@ func TestAStartWaitsForABackOff(t *testing.T) {
 		waits <- err
 	}()
 	proctest.Until(t, "the start to wait", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		for _, s := range n.slots.Values() {
-			if s.users > 0 && s.zygote == nil {
-				return true
-			}
-		}
-		return false
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		return slices.ContainsFunc(n.store.slots.Keys(), func(key zygote.Key) bool {
+			e := n.store.slots.Entry(key)
+			return e.Holds > 0 && !e.Ready
+		})
 	})
 	cancel(errors.New("nobody waits any more"))
 	if err := <-waits; err == nil || !strings.Contains(err.Error(), "nobody waits any more") || !strings.Contains(err.Error(), "its zygote is not loaded again for ") ||
@@ -191,9 +195,9 @@ func TestStopIsPoliteFirst(t *testing.T) {
 	n.printed("stubborn") // from now on it does not hear SIGTERM
 	r := n.start("forked", withModel)
 	n.answers(r)
-	for name, want := range map[string]string{"stubborn": "killed by SIGKILL", "forked": exitedWell} {
+	for name, want := range map[string]string{"stubborn": "killed by SIGKILL", "forked": resources.ExitedWell} {
 		grace := 20 * time.Millisecond
-		if want == exitedWell {
+		if want == resources.ExitedWell {
 			grace = time.Minute
 		}
 		if err := n.Stop(t.Context(), name, grace); err != nil {
@@ -222,7 +226,7 @@ func TestWhatAReplicaLeavesBehindEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Cause != exitedWell {
+	if e := n.exit(); e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
 	proctest.Gone(t, pid)
@@ -284,9 +288,9 @@ func TestCloseEndsALoad(t *testing.T) {
 		failed <- err
 	}()
 	proctest.Until(t, "the load to begin", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.slots.Len() == 1
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		return n.store.slots.Len() == 1
 	})
 	n.Close()
 	if err := <-failed; !errors.Is(err, ErrClosed) {
@@ -318,7 +322,7 @@ func TestAZygoteThatDoesNotListen(t *testing.T) {
 		if err := <-stopped; err != nil {
 			t.Error(err)
 		}
-		if e := n.exit(); e.Cause != exitedWell && e.Cause != "killed by SIGKILL" {
+		if e := n.exit(); e.Cause != resources.ExitedWell && e.Cause != "killed by SIGKILL" {
 			t.Errorf("exit %+v", e)
 		}
 	}

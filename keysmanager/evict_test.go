@@ -1,7 +1,6 @@
 package keysmanager
 
 import (
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -10,34 +9,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
-
-func TestBackoff(t *testing.T) {
-	for n, want := range map[int]time.Duration{0: 0, 1: 500 * time.Millisecond, 3: 2 * time.Second, 100: 30 * time.Second} {
-		if got := backoff(n); got != want {
-			t.Errorf("backoff(%d) = %v, want %v", n, got, want)
-		}
-	}
-}
-
-// TestZygotesThatLoadWellAndEnd has zygotes that end after five others did: none of them is a
-// failed load.
-func TestZygotesThatLoadWellAndEnd(t *testing.T) {
-	m := &Manager{cfg: Config{Log: slog.New(slog.DiscardHandler)}}
-	for name, tc := range map[string]struct {
-		life time.Duration
-		want int
-		wait time.Duration
-	}{
-		"soon after it was loaded": {time.Second, 6, lastBackoffOfEnds},
-		"after a long life":        {time.Hour, 1, 0},
-	} {
-		s := &slot{ends: 5, zygote: &zygote{loaded: time.Now().Add(-tc.life), died: "killed"}}
-		m.mourn(zygoteKey{}, s)
-		if s.ends != tc.want || s.fails != 0 || s.failed != 0 || s.zygote != nil || time.Until(s.retry) > tc.wait || tc.wait > 0 && time.Until(s.retry) <= 0 {
-			t.Errorf("%s: %d ends and %d failed loads, the next load in %v; want %d and none, and %v", name, s.ends, s.fails, time.Until(s.retry), tc.want, tc.wait)
-		}
-	}
-}
 
 func TestWarmLoadsAhead(t *testing.T) {
 	n := newNode(t, nil)
@@ -88,8 +59,8 @@ func TestWarmLooksSeldom(t *testing.T) {
 	if looks[withModel.Image] != 1 || looks[gone.Image] != 3 {
 		t.Errorf("looked %v, want once at what is there and each time at what is not", looks)
 	}
-	if _ = n.Warm(t.Context(), nil); len(n.looked) != 0 {
-		t.Errorf("%v are remembered, want none that nobody wants", n.looked)
+	if _ = n.Warm(t.Context(), nil); len(n.ahead.looked) != 0 {
+		t.Errorf("%v are remembered, want none that nobody wants", n.ahead.looked)
 	}
 }
 
@@ -105,8 +76,8 @@ func TestWarmIsNoUse(t *testing.T) {
 	if err := n.Warm(t.Context(), both); err != nil {
 		t.Fatal(err)
 	}
-	if oldest, _, _ := n.slots.GetOldest(); oldest.namespace != "other" {
-		t.Errorf("least recently used is %q's, want other's", oldest.namespace)
+	if oldest := n.store.slots.Keys()[0]; oldest.Namespace != "other" {
+		t.Errorf("least recently used is %q's, want other's", oldest.Namespace)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
@@ -227,19 +228,19 @@ func TestADiskThatFillsUpIsTrimmed(t *testing.T) {
 		}
 		return names
 	}
-	used := zygoteKey{digest: "in-use", model: "model.onnx"}
-	put(used.folder(), 2<<20, 9*time.Hour)
+	used := zygote.Key{Digest: "in-use", Model: "model.onnx"}
+	put(folderOf(used), 2<<20, 9*time.Hour)
 	put("older", 2<<20, 3*time.Hour)
 	put("newer", 2<<20, time.Hour)
-	n.mu.Lock()
-	n.uses["f.ns"] = used
-	n.mu.Unlock()
-	if n.trim(); len(left()) != 3 {
+	n.store.mu.Lock()
+	n.store.uses["f.ns"] = used
+	n.store.mu.Unlock()
+	if n.loader.disk.trim(); len(left()) != 3 {
 		t.Errorf("left are %v, want all while there is room", left())
 	}
 	put(removed+"half", 1<<20, 0)
 	put("newest", 49<<20/10, 0)
-	if n.trim(); strings.Join(left(), " ") != used.folder()+" newer newest" {
+	if n.loader.disk.trim(); strings.Join(left(), " ") != folderOf(used)+" newer newest" {
 		t.Errorf("left are %v, want what is used and the newer ones", left())
 	}
 	n.Close()

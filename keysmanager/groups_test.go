@@ -164,7 +164,7 @@ func TestSetCPU(t *testing.T) {
 	if err := n.Stop(t.Context(), "spins", 0); err != nil {
 		t.Error(err)
 	}
-	if u := n.used()["s.ns"]; u.cpu == 0 || u.throttled == 0 || u.memory != 0 {
+	if u := n.used()["s.ns"]; u.CPU == 0 || u.Throttled == 0 || u.Memory != 0 {
 		t.Errorf("after its end %+v, want what it has used, and no memory", u)
 	}
 	n.Forget("s.ns")
@@ -190,9 +190,9 @@ func TestGroupsOfAnEarlierLife(t *testing.T) {
 	if err := first.SetCPU(t.Context(), "kept", 250); err != nil {
 		t.Fatal(err)
 	}
-	first.mu.Lock()
-	kept := first.processes["kept"].entry
-	first.mu.Unlock()
+	first.store.mu.Lock()
+	kept := first.store.processes["kept"].entry
+	first.store.mu.Unlock()
 	first.Detach()
 	if _, err := g.Create("left", GroupLimits{}); err != nil {
 		t.Fatal(err)

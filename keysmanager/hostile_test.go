@@ -17,6 +17,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -39,7 +40,7 @@ func actZygote(how string) error {
 	}
 	say(wire.Order{Kind: wire.ZygoteReady, PID: uint32(os.Getpid())})
 	var own *exec.Cmd
-	buf, oob := make([]byte, maxOrder), make([]byte, unix.CmsgSpace(4*32))
+	buf, oob := make([]byte, zygote.MaxOrder), make([]byte, unix.CmsgSpace(4*32))
 	for {
 		n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
 		if err != nil {

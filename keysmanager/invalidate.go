@@ -4,20 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // Invalidation is what Invalidate has done.
 type Invalidation struct {
-	Digest     string        // of the image whose parameters are not used any more; empty: none were there
-	Generation uint64        // of the parameters that starts load from now on
-	Replicas   []string      // that still run with the old ones, sorted; the old zygote ends with the last of them
-	Took       time.Duration // until nothing could start from the old ones any more and, when no replicas are left, their memory was free
+	// Of the image whose parameters are not used any more; empty: none were there.
+	Digest     string
+	Generation uint64 // of the parameters that starts load from now on
+	// That still run with the old ones, sorted; the old zygote ends with the last of them.
+	Replicas []string
+	// Until nothing could start from the old ones any more and, when no replicas are left, their
+	// memory was free.
+	Took time.Duration
 }
 
 // Errors of Load and Evict that callers may want to tell apart.
@@ -29,62 +33,26 @@ var (
 
 var errForgotten = errors.New("the function was removed meanwhile")
 
-// asking is a function that something is under way for: a start, a load.
-type asking struct {
-	function  string
-	count     int
-	forgotten bool // Forget came after it had begun
-}
-
-// ask says that something begins for a function, with m.mu held; its owner calls asked when it has ended. What Forget has
-// meanwhile taken away it does not bring back.
-func (m *Manager) ask(function string) *asking {
-	a := m.asks[function]
-	if a == nil {
-		a = &asking{function: function}
-		m.asks[function] = a
-	}
-	a.count++
-	return a
-}
-
-func (m *Manager) asked(a *asking) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if a.count--; a.count == 0 && m.asks[a.function] == a {
-		delete(m.asks, a.function)
-	}
-}
-
-// unuse says that a function has no model now; what an earlier deploy of it had goes with its replicas.
-func (m *Manager) unuse(a *asking) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !a.forgotten {
-		delete(m.uses, a.function)
-	}
-}
-
 // Forget says that a function is no longer deployed: its zygote goes once it has no replicas.
 func (m *Manager) Forget(function string) {
-	m.mu.Lock()
-	if a := m.asks[function]; a != nil {
+	m.store.mu.Lock()
+	if a := m.store.asks[function]; a != nil {
 		a.forgotten = true
-		delete(m.asks, function)
+		delete(m.store.asks, function)
 	}
-	delete(m.uses, function)
-	m.mu.Unlock()
-	m.totals.forget(function)
-	m.tidy()
-	m.changed()
+	delete(m.store.uses, function)
+	m.store.mu.Unlock()
+	m.pool.Forget(function)
+	m.loader.tidy()
+	m.cfg.changed()
 }
 
-// Load brings the parameters of a function into memory, unless they are there, and returns what is there.
+// Load loads the parameters of a function, unless they are in memory, and returns what is there.
 func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) {
-	m.mu.Lock()
-	a := m.ask(spec.Function)
-	m.mu.Unlock()
-	defer m.asked(a)
+	m.store.mu.Lock()
+	a := m.store.ask(spec.Function)
+	m.store.mu.Unlock()
+	defer m.store.asked(a)
 	image, err := m.cfg.Images.Resolve(spec.Image)
 	if err != nil {
 		return ZygoteInfo{}, err
@@ -102,11 +70,11 @@ func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) 
 	}
 	var z ZygoteInfo
 	there := false
-	if err := m.loaded(ctx, a, spec, e, image, func(of *zygote) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if s, ok := m.slots.Peek(of.key); ok && s.zygote == of {
-			z, there = m.info(of.key, s), true
+	if err := m.loader.loaded(ctx, a, spec, e, image, func(of *zygote.Zygote) {
+		m.store.mu.Lock()
+		defer m.store.mu.Unlock()
+		if s, ok := m.store.slots.Peek(of.Key); ok && s.zygote == of {
+			z, there = m.store.info(of.Key, s), true
 		}
 	}); err != nil {
 		return ZygoteInfo{}, fmt.Errorf("load %q: %w", spec.Function, err)
@@ -117,41 +85,41 @@ func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) 
 	return z, nil
 }
 
-// Evict ends the idle zygotes of a function, and workers that have had replicas of it, or the zygotes of an image's digest, and returns
-// how many bytes they took, when they are gone. When one of them is busy it ends none, and the error says what it is busy with.
+// Evict ends the idle zygotes of a function, and workers that have had replicas of it, or the
+// zygotes of an image's digest, and returns how many bytes they took, when they are gone. When one
+// of them is busy it ends none, and the error says what it is busy with.
 func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err error) {
-	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
+	m.store.mu.Lock()
+	if m.store.closed {
+		m.store.mu.Unlock()
 		return 0, ErrClosed
 	}
-	var idle []zygoteKey
-	for _, k := range m.slots.Keys() {
-		s, _ := m.slots.Peek(k)
-		used, ok := m.uses[what]
-		if its := k.digest == what || ok && used == k || s.guests[what]; !its || s.zygote == nil && s.loading == nil {
+	m.store.tell()
+	var idle []zygote.Key
+	for _, k := range m.store.slots.Keys() {
+		s, _ := m.store.slots.Peek(k)
+		used, ok := m.store.uses[what]
+		if its := k.Digest == what || ok && used == k || s.guests[what]; !its || s.zygote == nil && s.loading == nil {
 			continue
 		}
-		if why := m.busyWith(s); why != "" {
-			m.mu.Unlock()
+		if why := m.store.busyWith(k, s); why != "" {
+			m.store.mu.Unlock()
 			return 0, fmt.Errorf("evict %q: %w: %s", what, ErrBusy, why)
 		}
 		idle = append(idle, k)
 	}
 	if len(idle) == 0 {
-		m.mu.Unlock()
+		m.store.mu.Unlock()
 		return 0, fmt.Errorf("evict %q: %w; the node's inventory lists what is", what, ErrNotCached)
 	}
 	var ends []<-chan struct{}
 	for _, k := range idle {
-		s, _ := m.slots.Peek(k)
-		bytes += s.zygote.bytes
-		m.counts.Evicted.Asked++
-		ends = append(ends, s.zygote.gone)
-		m.retire(k)
+		s, _ := m.store.slots.Peek(k)
+		bytes += s.zygote.Bytes
+		ends = append(ends, m.store.step(cache.Drop[zygote.Key]{Key: k}).gone...)
 	}
-	m.mu.Unlock()
-	m.changed()
+	m.store.mu.Unlock()
+	m.cfg.changed()
 	for _, gone := range ends {
 		select {
 		case <-gone:
@@ -162,69 +130,41 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	return bytes, nil
 }
 
-// busyWith says what keeps a slot's zygote from being ended, with m.mu held; empty: nothing.
-func (m *Manager) busyWith(s *slot) string {
-	if s.loading != nil {
-		return "it loads; wait for it"
-	}
-	if names := m.replicasOf(s.zygote); len(names) > 0 {
-		return fmt.Sprintf("%d replicas run from it (%s); scale the function down first", len(names), strings.Join(names, ", "))
-	}
-	if s.users > 0 || s.zygote.replicas() > 0 {
-		return "replicas are being forked from it; try again"
-	}
-	return ""
-}
-
-// replicasOf returns the names of the replicas that a zygote has, sorted, with m.mu held.
-func (m *Manager) replicasOf(z *zygote) []string {
-	var names []string
-	for name, p := range m.processes {
-		if (p.zygote == z || p.mapped == z) && p.running {
-			names = append(names, name)
-		}
-	}
-	slices.Sort(names)
-	return names
-}
-
-// Invalidate says that a function's parameters are not what they were, though its image is: when it has returned, nothing
-// starts from them any more, and the next start loads them afresh. Their zygote ends with the last of its replicas, which
-// the caller ends. Functions that share the parameters are meant too.
+// Invalidate says that a function's parameters are not what they were, though its image is: when it
+// has returned, nothing starts from them any more, and the next start loads them again. Their
+// zygote ends with the last of its replicas, which the caller ends. Functions that share the
+// parameters are meant too.
 func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation, error) {
 	begin := time.Now()
-	m.mu.Lock()
-	key, ok := m.uses[function]
+	m.store.mu.Lock()
+	key, ok := m.store.uses[function]
 	if !ok {
-		m.mu.Unlock()
+		m.store.mu.Unlock()
 		return Invalidation{Took: time.Since(begin)}, nil
 	}
 	next := key
-	next.generation = m.renew(key)
-	for f, used := range m.uses {
+	next.Generation = m.store.renew(key)
+	for f, used := range m.store.uses {
 		if used == key {
-			m.uses[f] = next
+			m.store.uses[f] = next
 		}
 	}
-	out := Invalidation{Digest: key.digest, Generation: next.generation}
-	s, ok := m.slots.Peek(key)
+	out := Invalidation{Digest: key.Digest, Generation: next.Generation}
+	s, ok := m.store.slots.Peek(key)
 	if !ok {
-		m.mu.Unlock()
+		m.store.mu.Unlock()
 		out.Took = time.Since(begin)
 		return out, nil
 	}
-	z, settled := s.zygote, m.retiring(s)
+	z, settled := s.zygote, m.store.retiring(key, s)
+	m.store.mu.Unlock()
 	if z != nil {
-		z.replaced = true
-	}
-	m.mu.Unlock()
-	if z != nil {
-		if err := m.warden.Put(z.entry, z.meta()); err != nil && z.alive() {
+		if err := z.Replace(); err != nil && z.Alive() {
 			m.cfg.Log.Warn("another daemon would not know that parameters were invalidated", "function", function, "error", err)
 		}
 	}
-	m.tidy()
-	m.changed()
+	m.loader.tidy()
+	m.cfg.changed()
 	select {
 	case <-settled:
 	case <-ctx.Done():
@@ -234,47 +174,18 @@ func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation
 		out.Took = time.Since(begin)
 		return out, nil
 	}
-	m.mu.Lock()
-	out.Replicas = m.replicasOf(z)
-	m.mu.Unlock()
-	if m.tidy(); z.replicas() == 0 {
+	m.store.mu.Lock()
+	out.Replicas = m.store.processes.of(z)
+	m.store.mu.Unlock()
+	if m.loader.tidy(); z.Family.Replicas() == 0 {
 		select {
-		case <-z.gone:
+		case <-z.Gone():
 		case <-ctx.Done():
-			return out, fmt.Errorf("invalidate %q: its old zygote, process of %s, still ends: %w", function, plan.Size(z.bytes), context.Cause(ctx))
+			return out, fmt.Errorf("invalidate %q: its old zygote, process of %s, still ends: %w", function, plan.Size(z.Bytes), context.Cause(ctx))
 		}
 	}
 	out.Took = time.Since(begin)
 	return out, nil
-}
-
-// renew makes a new generation of a variant's parameters, which may be kept in another form, and returns its number, with m.mu held.
-func (m *Manager) renew(key zygoteKey) uint64 {
-	key = key.variant()
-	delete(m.instead, key)
-	m.generations[key]++
-	return m.generations[key]
-}
-
-// newest is a key of the present generation, with m.mu held.
-func (m *Manager) newest(key zygoteKey) zygoteKey {
-	key.generation = m.generations[key.variant()]
-	return key
-}
-
-// retiring keeps everything from starting from a slot's zygote, with m.mu held, and returns what is closed when the starts
-// that had already begun to have forked or gone elsewhere. A load under way is given up.
-func (m *Manager) retiring(s *slot) <-chan struct{} {
-	if s.settled == nil {
-		s.settled, s.since = make(chan struct{}), time.Now()
-		if s.cancel != nil {
-			s.cancel(errInvalid)
-		}
-		if s.users == 0 {
-			close(s.settled)
-		}
-	}
-	return s.settled
 }
 
 var errInvalid = errors.New("the parameters were invalidated meanwhile")

@@ -93,9 +93,9 @@ func TestInvalidateDuringALoad(t *testing.T) {
 func TestAnInvalidationOvertakesAStart(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("old", withModel)
-	n.mu.Lock()
-	seen := n.uses["f.ns"]
-	n.mu.Unlock()
+	n.store.mu.Lock()
+	seen := n.store.uses["f.ns"]
+	n.store.mu.Unlock()
 	if _, err := n.Invalidate(t.Context(), "f.ns"); err != nil {
 		t.Fatal(err)
 	}
@@ -103,13 +103,13 @@ func TestAnInvalidationOvertakesAStart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	z, _, release, err := n.borrow(t.Context(), seen, withModel, image)
+	z, _, release, err := n.loader.borrow(t.Context(), seen, withModel, image)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer release()
-	if z.key.generation != seen.generation+1 {
-		t.Errorf("it got generation %d, want %d", z.key.generation, seen.generation+1)
+	if z.Key.Generation != seen.Generation+1 {
+		t.Errorf("it got generation %d, want %d", z.Key.Generation, seen.Generation+1)
 	}
 }
 
@@ -134,9 +134,9 @@ func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				n.mu.Lock()
-				from := n.processes[name].zygote.key.generation
-				n.mu.Unlock()
+				n.store.mu.Lock()
+				from := n.store.processes[name].zygote.Key.Generation
+				n.store.mu.Unlock()
 				if from < least {
 					t.Errorf("%s forked from generation %d after %d had begun", name, from, least)
 				}
@@ -166,10 +166,10 @@ func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	proctest.Until(t, "nothing to be left", func() bool {
-		n.tidy()
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		return n.slots.Len()+len(n.generations)+len(n.asks)+len(n.uses)+len(n.sizes)+len(n.going) == 0
+		n.loader.tidy()
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		return n.store.slots.Len()+len(n.store.generations)+len(n.store.asks)+len(n.store.uses)+len(n.store.sizes)+len(n.store.going) == 0
 	})
 }
 
@@ -196,8 +196,8 @@ func TestWhatIsForgottenDuringAStartDoesNotComeBack(t *testing.T) {
 	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}}); err != nil {
 		t.Errorf("warm: %v", err)
 	}
-	if inv := n.Inventory(); len(inv.Zygotes) != 0 || len(n.uses) != 0 || len(n.asks) != 0 {
-		t.Errorf("left are %+v, %v, %v", inv.Zygotes, n.uses, n.asks)
+	if inv := n.Inventory(); len(inv.Zygotes) != 0 || len(n.store.uses) != 0 || len(n.store.asks) != 0 {
+		t.Errorf("left are %+v, %v, %v", inv.Zygotes, n.store.uses, n.store.asks)
 	}
 }
 

@@ -9,7 +9,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // Inventory is what a node is and has. Slices are sorted by function, then digest or name.
@@ -38,7 +41,8 @@ type Counts struct {
 
 // Evicted counts zygotes that were ended, by reason.
 type Evicted struct {
-	Memory      uint64 // to make room for another, or because this node's processes passed the threshold of --memory
+	// To make room for another, or because this node's processes passed the threshold of --memory.
+	Memory      uint64
 	Pressure    uint64 // because the machine or the cgroup passed its threshold
 	Invalidated uint64 // by Invalidate, a redeploy with other parameters, or Forget
 	Asked       uint64 // by Evict
@@ -53,8 +57,10 @@ const (
 
 // ZygoteInfo is a parameter set in memory.
 type ZygoteInfo struct {
-	PID        int    // 0 while it loads
-	Function   string // that uses it, the first by name when several do; of one that retires, the one that it was loaded for. A worker's is empty
+	PID int // 0 while it loads
+	// That uses it, the first by name when several do; of one that retires, the one that it was
+	// loaded for. A worker's is empty.
+	Function   string
 	Digest     string // of the image
 	Bytes      int64  // proportional set size once loaded; while it loads, what it is expected to take
 	Replicas   int
@@ -71,7 +77,8 @@ type ZygoteInfo struct {
 	Usage      *Usage    // nil: not measured
 }
 
-// Failure is a zygote that did not load or that ended, and is loaded again at the next order after Retry.
+// Failure is a zygote that did not load or that ended, and is loaded again at the next order after
+// Retry.
 type Failure struct {
 	Function string // as ZygoteInfo has it
 	Digest   string
@@ -95,29 +102,25 @@ type ReplicaInfo struct {
 // Inventory returns what the node has now.
 func (m *Manager) Inventory() Inventory {
 	m.measure()
-	now := m.weigh(sampleFresh)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	mem := m.memory(now)
-	b, _ := mem.tightest(Threshold)
+	now := m.loader.weigh(resources.SampleFresh)
+	m.store.mu.Lock()
+	defer m.store.mu.Unlock()
+	b, _ := cache.Tightest(now.Bounds, Threshold)
 	inv := Inventory{
-		Node: m.cfg.Node, Memory: b.total, MemoryUsed: b.used, Threshold: int64(float64(b.total) * Threshold), Bound: b.name,
-		Free: max(0, mem.free()), CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.devices(),
-		Counts: m.counts,
+		Node: m.cfg.Node, Memory: b.Total, MemoryUsed: b.Used, Threshold: int64(float64(b.Total) * Threshold), Bound: b.Name,
+		Free: max(0, m.store.slots.cache.Free(now.Bounds)), CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.parker.devices(),
+		Counts: m.store.counts,
 	}
-	for _, k := range m.slots.Keys() {
-		s, _ := m.slots.Peek(k)
-		if s.loading != nil || s.zygote != nil && s.zygote.alive() {
-			inv.Zygotes = append(inv.Zygotes, m.info(k, s))
+	for _, k := range m.store.slots.Keys() {
+		s, _ := m.store.slots.Peek(k)
+		if s.loading != nil || s.zygote != nil && s.zygote.Alive() {
+			inv.Zygotes = append(inv.Zygotes, m.store.info(k, s))
 		} else if s.err != nil {
-			inv.Failures = append(inv.Failures, Failure{m.nameOf(k, s), k.digest, cmp.Or(s.fails, s.ends), s.retry, s.err.Error()})
+			e := m.store.slots.Entry(k)
+			inv.Failures = append(inv.Failures, Failure{m.store.nameOf(k, s), k.Digest, cmp.Or(e.Fails, e.Ends), e.Retry, s.err.Error()})
 		}
 	}
-	for _, p := range m.processes {
-		if p.running {
-			inv.Replicas = append(inv.Replicas, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases, p.group.milli(), p.usage()})
-		}
-	}
+	inv.Replicas = m.store.processes.infos()
 	slices.SortFunc(inv.Zygotes, func(a, b ZygoteInfo) int {
 		return cmp.Or(cmp.Compare(a.Function, b.Function), cmp.Compare(a.Digest, b.Digest), cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Device, b.Device))
 	})
@@ -130,35 +133,36 @@ func (m *Manager) Inventory() Inventory {
 	return inv
 }
 
-// info describes a slot whose zygote is there or loads, with m.mu held.
-func (m *Manager) info(k zygoteKey, s *slot) ZygoteInfo {
+// info describes a slot whose zygote is there or loads, with the store's mutex held.
+func (st *store) info(k zygote.Key, s *slot) ZygoteInfo {
+	e := st.slots.Entry(k)
 	z := ZygoteInfo{
-		Function: m.nameOf(k, s), Digest: k.digest, Namespace: k.namespace, Worker: k.worker, Device: k.device, Model: k.model, Generation: k.generation,
-		State: Ready, Key: s.keep, LastUsed: s.used,
+		Function: st.nameOf(k, s), Digest: k.Digest, Namespace: k.Namespace, Worker: k.Worker, Device: k.Device, Model: k.Model, Generation: k.Generation,
+		State: Ready, Key: e.KeyStage, LastUsed: s.used,
 	}
 	switch {
 	case s.loading != nil:
 		z.State, z.Bytes = Loading, s.need.bytes
-	case !s.since.IsZero():
+	case !e.Since.IsZero():
 		z.State = Retiring
 	}
-	if k.form == formWorker {
+	if k.Form == zygote.Worker {
 		z.Function = ""
 	}
 	if s.zygote != nil {
-		z.Usage = s.zygote.group.info()
-		z.PID, z.Bytes, z.Replicas, z.Load, z.Path = s.zygote.pid, s.zygote.bytes, s.zygote.replicas(), s.zygote.load, s.zygote.path()
+		z.Usage = s.zygote.Held().Group().Info()
+		z.PID, z.Bytes, z.Replicas, z.Load, z.Path = s.zygote.PID, s.zygote.Bytes, s.zygote.Family.Replicas(), s.zygote.Load, s.zygote.Path()
 	}
 	return z
 }
 
 // newMetrics registers what the node's inventory does not say.
 func (m *Manager) newMetrics(r prometheus.Registerer) error {
-	m.retired = prometheus.NewHistogram(prometheus.HistogramOpts{
+	m.store.retired = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Namespace: "stagecoach", Subsystem: "cache", Name: "retire_seconds",
 		Help: "How long replaced parameters stayed in memory, for their last replicas, until they were gone.", Buckets: prometheus.ExponentialBuckets(0.001, 4, 12),
 	})
-	all := []prometheus.Collector{m.retired}
+	all := []prometheus.Collector{m.store.retired}
 	if m.cfg.Groups != nil {
 		all = append(all, newUsageMetrics(m))
 	}

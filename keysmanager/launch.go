@@ -3,7 +3,6 @@ package keysmanager
 import (
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -11,34 +10,36 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// maxLaunches is how many replicas of one function are launched at a time. The others wait for their turn, in the order in
-// which they came and without descriptors; other functions do not wait for them.
+// maxLaunches is how many replicas of one function are launched at a time. The others wait for
+// their turn, in the order in which they came and without descriptors; other functions do not wait
+// for them.
 const maxLaunches = 16
 
 // gate lets maxLaunches launches of a function through.
 type gate struct {
 	turns chan struct{}
-	users int // who have asked for it; guarded by the manager's mutex
+	users int // starts that have asked for it; guarded by starter.mu
 }
 
 // enter waits for a turn of a function, which ends with leave.
-func (m *Manager) enter(ctx context.Context, function string) (leave func(), err error) {
-	m.mu.Lock()
-	g := m.gates[function]
+func (l *starter) enter(ctx context.Context, function string) (leave func(), err error) {
+	l.mu.Lock()
+	g := l.gates[function]
 	if g == nil {
 		g = &gate{turns: make(chan struct{}, maxLaunches)}
-		m.gates[function] = g
+		l.gates[function] = g
 	}
 	g.users++
-	m.mu.Unlock()
+	l.mu.Unlock()
 	gone := func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		if g.users--; g.users == 0 {
-			delete(m.gates, function)
+			delete(l.gates, function)
 		}
 	}
 	select {
@@ -50,19 +51,20 @@ func (m *Manager) enter(ctx context.Context, function string) (leave func(), err
 	}
 }
 
-// launch makes what a replica's process gets, has run start it in its cgroup, and returns the dispatcher's end of its stage socket.
-func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (wire.Socket, error) {
-	leave, err := m.enter(ctx, o.Spec.Function)
+// launch makes what a replica's process gets, has run start it in its cgroup, and returns the
+// dispatcher's end of its stage socket.
+func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (wire.Socket, error) {
+	leave, err := l.enter(ctx, o.Spec.Function)
 	if err != nil {
 		return nil, err
 	}
 	defer leave()
-	conn, theirs, err := socketpair(unix.SOCK_STREAM)
+	conn, theirs, err := zygote.Socketpair(unix.SOCK_STREAM)
 	if err != nil {
 		return nil, err
 	}
 	defer theirs.Close()
-	if p.output, err = sandbox.NewOutput(func(stream, line string) { m.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
+	if p.output, err = sandbox.NewOutput(func(stream, line string) { l.cfg.Output(o.Spec.Function, o.Replica, stream, line) }); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
@@ -76,49 +78,28 @@ func (m *Manager) launch(ctx context.Context, o node.Order, p *process, run func
 	return wire.NewSocket(conn), nil
 }
 
-// socketpair makes a stage socket or a gate: our end of it, and the process's.
-func socketpair(kind int) (ours *net.UnixConn, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, nil, fmt.Errorf("socket: %w", err)
-	}
-	theirs = os.NewFile(uintptr(fds[1]), "process's end")
-	file := os.NewFile(uintptr(fds[0]), "our end")
-	defer file.Close() // ours has its own
-	if ours, err = unixConn(file); err != nil {
-		_ = theirs.Close()
-		return nil, nil, err
-	}
-	return ours, theirs, nil
+// timing is when a replica's start began and how long its parts took. The goroutine of the start
+// owns it. Others read it once the replica runs.
+type timing struct {
+	started time.Time
+	phases  []node.Phase
+	told    func(node.Phase) // gets the phases as they end; nil: nobody
 }
 
-// unixConn returns a connection with a descriptor of its own for the same socket.
-func unixConn(f *os.File) (*net.UnixConn, error) {
-	c, err := net.FileConn(f)
-	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	conn, ok := c.(*net.UnixConn)
-	if !ok {
-		_ = c.Close()
-		return nil, fmt.Errorf("socket: got a %T, want a unix socket", c)
-	}
-	return conn, nil
-}
-
-// ordered notes how long it took until p's process was ordered, less what its parameters took to load; 0: they were there.
-func (p *process) ordered(load time.Duration) {
-	p.phases = nil // an attempt on another path may have had some
-	p.phase("order", time.Since(p.started)-load)
+// ordered notes how long it took until the process was ordered, less the time in which its
+// parameters loaded; 0: they were there.
+func (t *timing) ordered(load time.Duration) {
+	t.phases = nil // an attempt on another path may have had some
+	t.phase("order", time.Since(t.started)-load)
 	if load > 0 {
-		p.phase("load", load)
+		t.phase("load", load)
 	}
 }
 
-// phase notes a part of p's start, and tells it to who has asked for that.
-func (p *process) phase(name string, took time.Duration) {
-	p.phases = append(p.phases, node.Phase{Name: name, Took: took})
-	if p.told != nil {
-		p.told(node.Phase{Name: name, Took: took})
+// phase notes a part of the start, and tells it to whoever has asked for that.
+func (t *timing) phase(name string, took time.Duration) {
+	t.phases = append(t.phases, node.Phase{Name: name, Took: took})
+	if t.told != nil {
+		t.told(node.Phase{Name: name, Took: took})
 	}
 }

@@ -14,58 +14,71 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // Config is what a Manager is made of.
 type Config struct {
-	Node    string
-	Images  Images
-	ORT     string // ONNX Runtime's shared library; empty: functions with a model cannot start
-	Cache   string // folder for pre-packed parameters, kept across restarts; empty: none are made
-	Memory  int64  // bytes of the node for zygotes and replicas, in all; the machine's and the cgroup's memory bound it anyway. 0: they alone
-	Threads int    // that a replica computes with; 0: as many as this process may run
-	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak the stage protocol.
+	Node   string
+	Images Images
+	ORT    string // ONNX Runtime's shared library; empty: functions with a model cannot start
+	Cache  string // folder for pre-packed parameters, kept across restarts; empty: none are made
+	// Bytes of the node for zygotes and replicas, in all; the machine's and the cgroup's memory
+	// bound it anyway. 0: they alone.
+	Memory  int64
+	Threads int // that a replica computes with; 0: as many as this process may run
+	// Watchdog is the command of a program that runs package watchdog, for functions that do not
+	// speak the stage protocol.
 	Watchdog []string
-	// Warden is the parent of the node's processes, and has what an earlier Manager has left to it; it stays the caller's to
-	// close. nil: one inside this process.
+	// Warden is the parent of the node's processes, and has what an earlier Manager has left to it;
+	// it stays the caller's to close. nil: one inside this process.
 	Warden *warden.Client
-	// Accounts are who processes run as that have no root of their own; nil: as this one. They stay the caller's to close.
+	// Accounts are who processes run as that have no root of their own; nil: as this one. They stay
+	// the caller's to close.
 	Accounts Accounts
-	// Networks makes the networks of replicas and zygotes; nil: they share the machine's. HostNetwork
-	// allows functions to ask for the machine's.
+	// Networks makes the networks of replicas and zygotes; nil: they share the machine's.
+	// HostNetwork allows functions to ask for the machine's.
 	Networks    Networks
 	HostNetwork bool
-	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of functions.
+	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of
+	// functions.
 	Groups Groups
-	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there are none.
+	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there
+	// are none.
 	Devices func() []Device
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
-	// OnExit is called once for each replica that Start has started, possibly before Start has returned, and for each that
-	// was adopted, possibly before New has; nil: nobody is told.
+	// OnExit is called once for each replica that Start has started, possibly before Start has
+	// returned, and for each that was adopted, possibly before New has; nil: nobody is told.
 	OnExit func(Exit)
-	// OnEvict is called for each zygote that is ended for want of memory, with its function and its size in bytes. It must
-	// not block or call back; nil: nobody is told.
+	// OnEvict is called for each zygote that is ended for want of memory, with its function and its
+	// size in bytes. It must not block or call back; nil: nobody is told.
 	OnEvict func(function string, bytes int64)
 	// OnChange is called when the inventory has changed; it must not block. nil: nobody is told.
 	OnChange func()
-	// Output gets each line that a replica or zygote prints to stdout or stderr, at most sandbox.MaxLine bytes of it, with the
-	// key of its function; a zygote's is the one that it was loaded for. It may be called by many goroutines and must not block
-	// for long: who prints is held up.
+	// Output gets each line that a replica or zygote prints to stdout or stderr, at most
+	// sandbox.MaxLine bytes of it, with the key of its function; a zygote's is the one that it was
+	// loaded for. It may be called by many goroutines and must not block for long: who prints is
+	// held up.
 	Output func(function, replica, stream, line string)
 
-	meter       meter         // nil: this machine's
-	loadTimeout time.Duration // 0: as the constant
-	workerRests time.Duration // 0: as the constant
-	workerEnds  time.Duration // 0: as the constant
-	sampleEvery time.Duration // 0: as the constant
+	tuning
+}
+
+// tuning is what only tests change. The zero value is that of the product.
+type tuning struct {
+	meter       resources.Meter // nil: this machine's
+	loadTimeout time.Duration   // 0: as the constant; so are the others
+	workerRests time.Duration
+	workerEnds  time.Duration
+	sampleEvery time.Duration
 }
 
 // Images knows where images can be run from; sandbox.Images does.
@@ -73,8 +86,8 @@ type Images interface {
 	Resolve(image string) (sandbox.Image, error)
 }
 
-// Exit says that a replica's process has ended, and why: "exited", "killed by SIGKILL", "exit status 1: " and its last line on
-// stderr, "its zygote ended: " and why.
+// Exit says that a replica's process has ended, and why: "exited", "killed by SIGKILL", "exit
+// status 1: " and its last line on stderr, "its zygote ended: " and why.
 type Exit struct {
 	Replica, Function string
 	PID               int
@@ -82,89 +95,52 @@ type Exit struct {
 	End               task.End
 }
 
-// Manager is a node's KeysManager. Its methods are safe for concurrent use.
+// Manager is a node's KeysManager: orders come in, and ends and changes are told. Its methods are
+// safe for concurrent use.
+//
+// Its parts have the state. The store's mutex guards what is in memory and which replicas there
+// are; each other part says what guards it. The Manager's own fields are set by New, and do not
+// change.
 type Manager struct {
-	cfg    Config
+	cfg    *Config
 	warden *warden.Client
 
-	measuring sync.Mutex // held while usage is measured
-	totals    totals     // of usage
+	pool    *resources.Pool // what processes hold of the node
+	exits   resources.Ends  // of the warden's processes
+	host    *zygote.Host    // of its zygotes
+	starter *starter
 
-	mu        sync.Mutex
-	closed    bool
-	processes map[string]*process
-	slots     *simplelru.LRU[zygoteKey, *slot] // least recently used first
-	uses      map[string]zygoteKey             // by function: the zygote of its present spec
-	sizes     map[zygoteKey]int64              // bytes that zygotes took, by key without generation
-	gates     map[string]*gate                 // by function, of those that are launched
-	instead   map[zygoteKey]form               // of variants whose zygote, of formFork, is impossible
-	counts    Counts
-	awaited   map[string]chan<- warden.Exit // by name of the warden's entry: who waits for the end of a process
-	early     map[string]warden.Exit        // ends that were told during an adoption; nil: there is none
-	lodgings  map[string]*lodging           // by entry of the warden, of processes with an account
-	looked    map[string]looked             // by image, as the latest Warm saw it
-
-	asks        map[string]*asking   // by function: what is under way for it
-	generations map[zygoteKey]uint64 // how often parameters have been invalidated, by key without generation
-	going       map[*zygote]bool     // that are being ended
-	epoch       uint64               // grows when a zygote comes or goes: a sample from before does not count it
-	pressed     bool                 // as evict has it
-	calm        time.Time            // until then nothing is loaded ahead of need
-
-	sampling sync.Mutex // guards what follows; taken before mu
-	sample   sample     // the latest
-	exact    struct {   // the latest exact measurement
-		beyond map[*zygote]int64 // bytes that families take beyond what it seemed
-		next   time.Time         // not before
-	}
-	retired prometheus.Histogram // seconds that replaced parameters have stayed
+	store  *store
+	loader *loader
+	parker *parker
+	ahead  *ahead
 
 	over     sync.Once       // Close or Detach
 	detached chan struct{}   // closed by Detach: what runs is left to the warden
 	ctx      context.Context // of starts and loads; ends with Close
 	cancel   context.CancelCauseFunc
 	starts   sync.WaitGroup // Starts and loads under way
-	watchers sync.WaitGroup // one a zygote
-	ends     sync.WaitGroup // one a process of our own; reports and evictions under way
-}
-
-// slot is the place of a zygote: it loads, is there, or has failed.
-type slot struct {
-	loading  chan struct{}           // closed when the load has ended; nil: none is under way
-	cancel   context.CancelCauseFunc // gives that load up
-	need     need                    // of that load
-	pid      int                     // of its process; 0: it has not begun
-	function string                  // that it was loaded for
-	zygote   *zygote                 // nil: none
-	users    int                     // orders that will fork from it
-	used     time.Time               // by a start, the latest
-	keeping                          // of a key stage
-	fails    int                     // loads that failed, in a row
-	failed   uint64                  // loads that failed, ever
-	ends     int                     // zygotes that loaded and ended soon, in a row
-	retry    time.Time
-	err      error // of the latest failed load, or why the latest zygote ended
-
-	settled chan struct{} // invalidated: closed when no order will fork from it any more; nil: it is not
-	since   time.Time     // when it was replaced; zero: it was not
-
-	idle   time.Time       // since when a worker has had no replicas; zero: it has some
-	guests map[string]bool // functions that a worker has had replicas of
+	watchers sync.WaitGroup // one goroutine per zygote
+	ends     sync.WaitGroup // one goroutine per process of our own; reports and evictions under way
 }
 
 // Errors of Start that callers may want to tell apart.
 var (
-	ErrClosed  = errors.New("keysmanager: closed")                           // nothing is started any more
-	ErrRunning = errors.New("a replica of this name starts or runs already") // so an order that comes twice is carried out once
+	// ErrClosed means that nothing is started any more.
+	ErrClosed = errors.New("keysmanager: closed")
+	// ErrRunning refuses an order whose replica is there: an order that comes twice is carried out
+	// once.
+	ErrRunning = errors.New("a replica of this name starts or runs already")
 )
 
 // maxThreads is the most threads that a zygote can be made for.
 const maxThreads = 256
 
-// New returns a Manager with what runs under its warden, which is nothing when it has none. The caller closes or detaches it.
+// New returns a Manager with what runs under its warden, which is nothing when it has none. The
+// caller closes or detaches it.
 func New(cfg Config) (*Manager, error) {
 	if cfg.meter == nil {
-		cfg.meter = newKernel("")
+		cfg.meter = resources.NewKernel("")
 	}
 	if cfg.Threads == 0 {
 		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // which knows the cgroup's limit
@@ -176,76 +152,86 @@ func New(cfg Config) (*Manager, error) {
 		}
 		cfg.ORT = abs
 	}
-	slots, err := simplelru.NewLRU[zygoteKey, *slot](1<<20, nil) // bounded by memory, not by number
-	if err != nil {
-		return nil, err
-	}
-	m := &Manager{
-		cfg: cfg, warden: cfg.Warden, processes: map[string]*process{}, slots: slots, awaited: map[string]chan<- warden.Exit{},
-		detached: make(chan struct{}), uses: map[string]zygoteKey{}, sizes: map[zygoteKey]int64{},
-		instead: map[zygoteKey]form{}, asks: map[string]*asking{}, generations: map[zygoteKey]uint64{}, gates: map[string]*gate{}, going: map[*zygote]bool{},
-	}
-	if err = m.newMetrics(cfg.Metrics); err != nil {
-		return nil, err
-	}
+	m := &Manager{cfg: &cfg, warden: cfg.Warden, detached: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	if m.warden == nil {
 		m.warden = warden.InProcess()
+	}
+	m.wire()
+	if err := m.newMetrics(cfg.Metrics); err != nil {
+		m.cancel(err)
+		return nil, err
 	}
 	if err := m.adopt(); err != nil {
 		m.cancel(err)
 		return nil, fmt.Errorf("keysmanager: %w", err)
 	}
-	m.retainGroups()
-	m.mu.Lock()
-	for _, s := range m.slots.Values() { // what was adopted, now that groups of its children are no more taken for left ones
+	live, _ := m.store.seen()
+	m.pool.RetainGroups(live)
+	m.store.mu.Lock()
+	// What was adopted, now that groups of its children are no more taken for left ones.
+	for _, s := range m.store.slots.Values() {
 		if s.zygote != nil && s.settled == nil {
-			m.provide(s.zygote, "")
+			s.zygote.Family.EnsureSpare("")
 		}
 	}
-	m.mu.Unlock()
+	m.store.mu.Unlock()
 	m.watchers.Go(m.watchMemory)
 	return m, nil
 }
 
+// wire makes the parts of a Manager.
+func (m *Manager) wire() {
+	cfg := m.cfg
+	m.pool = resources.NewPool(resources.Config{
+		Warden: m.warden, Accounts: cfg.Accounts, Networks: cfg.Networks, HostNetwork: cfg.HostNetwork, Groups: cfg.Groups, Devices: cfg.Devices, Log: cfg.Log, Output: cfg.Output,
+	})
+	m.host = &zygote.Host{
+		Warden: m.warden, Pool: m.pool, Exits: &m.exits, Meter: cfg.meter, Limits: cfg.zygoteLimits(), Context: m.ctx, Detached: m.detached, Tasks: &m.ends,
+		Describe: func(d zygote.Description) []byte { return encode(meta{Zygote: &d}) }, Output: cfg.Output, Log: cfg.Log,
+	}
+	m.store = newStore(cfg, m.pool, &m.ends)
+	m.loader = &loader{
+		cfg: cfg, store: m.store, scale: resources.NewScale(cfg.meter, cfg.Memory), host: m.host, ctx: m.ctx, starts: &m.starts, watchers: &m.watchers,
+		disk: &packedFolders{folder: cfg.Cache, log: cfg.Log, unlessUsed: m.store.unlessUsed},
+	}
+	m.starter = &starter{cfg: cfg, pool: m.pool, exits: &m.exits, warden: m.warden, ends: &m.ends, loader: m.loader, gates: map[string]*gate{}}
+	m.parker = &parker{cfg: cfg, store: m.store, pool: m.pool, loader: m.loader}
+	m.ahead = &ahead{loader: m.loader}
+}
+
 // exited forgets a process and reports it.
 func (m *Manager) exited(p *process, cause string, end task.End) {
-	m.disclose(p.group) // before another may have its name
-	if p.zygote.works() {
-		m.totals.left(p.function)
+	p.held.Release() // before another may have its name
+	if p.zygote.Works() {
+		m.pool.Left(p.function)
 	}
-	m.remove(p)
+	m.store.mu.Lock()
+	m.store.processes.remove(p)
+	m.store.mu.Unlock()
 	if p.mapped != nil {
-		p.mapped.unmap(p)
+		p.mapped.Family.Unmap(p.pid)
 	}
 	if m.cfg.OnExit != nil {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause, End: end})
 	}
-	m.drop(p.entry) // now that it has been heard of
-	m.tidy()
-	m.changed()
+	m.pool.Drop(p.entry) // now that it has been heard of
+	m.loader.tidy()
+	m.cfg.changed()
 }
 
-// remove frees the name of a process.
-func (m *Manager) remove(p *process) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.processes[p.replica] == p {
-		delete(m.processes, p.replica)
-	}
-}
-
-// endTimeout is how long the end of what has got SIGKILL is waited for, and longer than that its cgroup may take to be removed.
+// endTimeout is how long the end of what has got SIGKILL is waited for, and longer than that its
+// cgroup may take to be removed.
 const endTimeout = 30 * time.Second
 
-// Stop ends a replica whose Start has returned: SIGTERM, and after grace, or when ctx ends, SIGKILL. It returns when the
-// process has ended and was reported. Stopping what does not run is no error.
+// Stop ends a replica whose Start has returned: SIGTERM, and after grace, or when ctx ends,
+// SIGKILL. It returns when the process has ended and was reported. Stopping what does not run is no
+// error.
 func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration) error {
-	m.mu.Lock()
-	p := m.processes[replica]
-	runs := p != nil && p.running
-	m.mu.Unlock()
-	if !runs {
+	m.store.mu.Lock()
+	p := m.store.processes.running(replica)
+	m.store.mu.Unlock()
+	if p == nil {
 		return nil
 	}
 	p.signal(syscall.SIGTERM)
@@ -260,24 +246,24 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	case <-ctx.Done():
 	}
 	p.signal(syscall.SIGKILL)
-	if p.zygote.works() { // which alone can end its threads, and may not even hear of it
+	if p.zygote.Works() { // which alone can end its threads, and may not even hear of it
 		err := p.awaitEnd(cmp.Or(m.cfg.workerEnds, workerEnds))
 		if err == nil || errors.Is(err, ErrClosed) {
 			return err
 		}
-		_ = p.zygote.lied(err)
+		_ = p.zygote.Lied(err)
 	}
 	return p.awaitEnd(endTimeout)
 }
 
-// Close ends all processes and returns when they are gone and reported. What is still there long after SIGKILL is logged. After
-// Detach it does nothing.
+// Close ends all processes and returns when they are gone and reported. What is still there long
+// after SIGKILL is logged. After Detach it does nothing.
 func (m *Manager) Close() { m.over.Do(m.close) }
 
 func (m *Manager) close() {
-	m.mu.Lock()
-	m.closed = true
-	m.mu.Unlock()
+	m.store.mu.Lock()
+	m.store.closed = true
+	m.store.mu.Unlock()
 	m.cancel(ErrClosed)
 	gone := make(chan struct{})
 	go func() { defer close(gone); m.endAll() }()
@@ -290,23 +276,23 @@ func (m *Manager) close() {
 
 func (m *Manager) endAll() {
 	m.starts.Wait() // each ends with m.ctx
-	m.mu.Lock()
-	processes := slices.Collect(maps.Values(m.processes))
-	var zygotes []*zygote
-	for _, s := range m.slots.Values() {
+	m.store.mu.Lock()
+	processes := slices.Collect(maps.Values(m.store.processes))
+	var zygotes []*zygote.Zygote
+	for _, s := range m.store.slots.Values() {
 		if s.zygote != nil {
 			zygotes = append(zygotes, s.zygote)
 		}
 	}
-	m.mu.Unlock()
+	m.store.mu.Unlock()
 	for _, p := range processes {
 		p.signal(syscall.SIGKILL)
 	}
 	for _, z := range zygotes {
-		z.kill()
+		z.Kill()
 	}
 	for _, z := range zygotes {
-		<-z.gone
+		<-z.Gone()
 	}
 	m.watchers.Wait()
 	m.ends.Wait()

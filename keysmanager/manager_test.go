@@ -215,18 +215,14 @@ func (n *rig) zygote() int {
 }
 
 // spare waits until a zygote has a spare child, and returns its process.
-func (n *rig) spare(zygote int) (pid int) {
+func (n *rig) spare(of int) (pid int) {
 	n.t.Helper()
 	proctest.Until(n.t, "a spare child", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		for _, s := range n.slots.Values() {
-			if z := s.zygote; z != nil && z.pid == zygote {
-				z.mu.Lock()
-				if b := z.berths[""]; b != nil && b.child != nil {
-					pid = b.child.pid
-				}
-				z.mu.Unlock()
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		for _, s := range n.store.slots.Values() {
+			if z := s.zygote; z != nil && z.PID == of {
+				pid = z.Family.Waiting()[""].PID
 			}
 		}
 		return pid != 0

@@ -4,19 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
-	"github.com/stagecoach-serving/stagecoach/request/wire"
-	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
-	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // ErrNoRoom says that parameters do not fit into a node's memory, now or ever.
@@ -28,100 +23,36 @@ type need struct {
 	of    string // where the number comes from
 }
 
-// needShare is what a zygote takes with its parameters and its engine's base: one part in so many of the former.
+// needShare is what a zygote takes with its parameters and its engine's base: one part in so many
+// of the former.
 const needShare = 32
 
-// need returns what the zygote of an image is going to take: what it took before, or else by the sizes of its model's files. A model that
-// is not there, or not all of it, is an error here already.
-func (m *Manager) need(key zygoteKey, image sandbox.Image) (need, error) {
-	key.generation = 0
-	m.mu.Lock()
-	known, ok := m.sizes[key]
-	m.mu.Unlock()
+// need returns what the zygote of an image is going to take: what it took before, or else by the
+// sizes of its model's files. A model that is not there, or not all of it, is an error here
+// already.
+func (l *loader) need(key zygote.Key, image sandbox.Image) (need, error) {
+	key.Generation = 0
+	l.store.mu.Lock()
+	known, ok := l.store.sizes[key]
+	l.store.mu.Unlock()
 	if ok {
 		return need{known, "as it took before"}, nil
 	}
-	base := key.engine().base
-	if key.model == "" {
+	base := engineByKey(key).base
+	if key.Model == "" {
 		return need{base, "no model"}, nil
 	}
-	bytes, of, err := parameters(image.Root, key.model)
+	bytes, of, err := resources.Parameters(image.Root, key.Model)
 	if err != nil {
 		return need{}, fmt.Errorf("image %q: %w", image.Name, err)
 	}
 	return need{bytes + bytes/needShare + base, of}, nil
 }
 
-// ErrModelMissing says that an image lacks the file or folder that its model should be.
-var ErrModelMissing = errors.New("there is no")
-
-// CheckModel checks the files of a model below an image's root as a start does before it loads
-// them. It reads headers only. Without a model there is nothing to check.
-func CheckModel(root, model string) error {
-	if model == "" {
-		return nil
-	}
-	_, _, err := parameters(root, model)
-	return err
-}
-
-// parameters returns how many bytes the files of a model have, and says which ones they are. Of what is by its name neither an
-// ONNX model nor safetensors, it is the size of the file or of a folder's files.
-func parameters(root, model string) (bytes int64, of string, err error) {
-	path := model
-	if !filepath.IsAbs(path) {
-		path = filepath.Join(root, path)
-	}
-	info, err := os.Stat(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, "", fmt.Errorf("model %s: %w %s, want %s to be the path of a file or folder in the image, from its root", model, ErrModelMissing, path, wire.EnvModel)
-	}
-	if err != nil {
-		return 0, "", fmt.Errorf("model %s: %w", model, err)
-	}
-	bytes, of = info.Size(), "model file "+plan.Size(info.Size())
-	if !info.IsDir() && !info.Mode().IsRegular() { // a function names it: opening a pipe would wait, a device may do anything
-		return 0, "", fmt.Errorf("model %s: %v, want a file or folder", model, info.Mode())
-	}
-	if info.IsDir() || filepath.Ext(path) != ".onnx" {
-		switch m, err := safetensors.Inspect(path); {
-		case err == nil:
-			return m.Bytes, fmt.Sprintf("%d model files %s", len(m.Parts), plan.Size(m.Bytes)), nil
-		case !errors.Is(err, safetensors.ErrNone):
-			return 0, "", fmt.Errorf("model %s: %w; build the image again", model, err)
-		case info.IsDir():
-			bytes = inFolder(path)
-		}
-		return bytes, "model " + plan.Size(bytes), nil
-	}
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return 0, "", fmt.Errorf("model %s: %w", model, err)
-	}
-	defer f.Close()
-	files, err := onnx.External(f, info.Size())
-	if err != nil {
-		return 0, "", fmt.Errorf("model %s: %w; build the image again", model, err)
-	}
-	outside, err := onnx.CheckExternal(filepath.Dir(path), files)
-	if err != nil {
-		return 0, "", fmt.Errorf("model %s: %w; build the image again", model, err)
-	}
-	if outside > 0 {
-		of += fmt.Sprintf(" and %s of external data", plan.Size(outside))
-	}
-	return bytes + outside, of, nil
-}
-
-// inFolder returns how many bytes the files of a folder have.
-func inFolder(path string) (bytes int64) {
-	entries, _ := os.ReadDir(path) // what cannot be read is found when it is loaded
-	for _, e := range entries {
-		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
-			bytes += info.Size()
-		}
-	}
-	return bytes
+// memory is how much of a node's memory is in use.
+type memory struct {
+	bounds []resources.Bound
+	coming int64 // bytes that loads under way are expected to take
 }
 
 // keeper is who has memory.
@@ -132,12 +63,12 @@ type keeper struct {
 
 // refusal says why a zygote is not loaded: what it needs, what is there, and who has it.
 func refusal(function string, n need, m memory, own int64, busy, loading []keeper) error {
-	b, room := m.tightest(Threshold)
-	limit := int64(float64(b.total) * Threshold)
+	b, room := cache.Tightest(m.bounds, Threshold)
+	limit := int64(float64(b.Total) * Threshold)
 	var s strings.Builder
 	fmt.Fprintf(&s, "zygote of %q needs about %s (%s), ", function, plan.Size(n.bytes), n.of)
 	free := max(0, room-m.coming)
-	fmt.Fprintf(&s, "%s are free of %s (%.0f %% of %s, %s)", plan.Size(free), plan.Size(limit), 100*Threshold, plan.Size(b.total), b.name)
+	fmt.Fprintf(&s, "%s are free of %s (%.0f %% of %s, %s)", plan.Size(free), plan.Size(limit), 100*Threshold, plan.Size(b.Total), b.Name)
 	held := func(what string, by []keeper) {
 		slices.SortFunc(by, func(x, y keeper) int { return cmp.Or(cmp.Compare(y.bytes, x.bytes), cmp.Compare(x.name, y.name)) })
 		sum, names := int64(0), []string{}
@@ -155,13 +86,13 @@ func refusal(function string, n need, m memory, own int64, busy, loading []keepe
 	}
 	held("held by zygotes with replicas", busy)
 	held("kept for loads under way", loading)
-	if others := b.used - own; b.name != boundOwn && others > 0 {
+	if others := b.Used - own; b.Name != resources.BoundOwn && others > 0 {
 		fmt.Fprintf(&s, "; %s are used by other processes", plan.Size(others))
 	}
 	switch {
 	case n.bytes > limit:
 		fmt.Fprintf(&s, "; it can never fit here: use a node with more memory")
-	case b.name == boundOwn:
+	case b.Name == resources.BoundOwn:
 		s.WriteString("; scale other functions down, or raise --memory")
 	default:
 		s.WriteString("; scale other functions down, or use a node with more memory")

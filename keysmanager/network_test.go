@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/network"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
 // bareNetworks makes real namespaces with nothing in them, and notes what it was asked for.
@@ -158,7 +159,7 @@ func TestZygotesOfTheMachinesNetwork(t *testing.T) {
 	old := after(t, w)
 	before := old.start("a", withModel)
 	asks := withModel
-	asks.Function, asks.Network = "h.ns", networkHost
+	asks.Function, asks.Network = "h.ns", resources.NetworkHost
 	old.Detach()
 	nets := &bareNetworks{}
 	n := newNode(t, func(c *Config) { c.Warden, c.Networks = w, nets })
@@ -172,7 +173,7 @@ func TestZygotesOfTheMachinesNetwork(t *testing.T) {
 	if got := networkOf(t, b.PID); got == ours {
 		t.Error("it is in the machine's network, as its function's zygote was before, want one of its own")
 	}
-	if _, err := n.Start(t.Context(), node.Order{Replica: "c", Spec: asks}); !errors.Is(err, errHostNetwork) {
-		t.Errorf("a fork from a zygote in the machine's network: %v, want %v", err, errHostNetwork)
+	if _, err := n.Start(t.Context(), node.Order{Replica: "c", Spec: asks}); !errors.Is(err, resources.ErrHostNetwork) {
+		t.Errorf("a fork from a zygote in the machine's network: %v, want %v", err, resources.ErrHostNetwork)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
 // pyPlaced has parameters that are placed without a hook, and says which device it thinks to have.
@@ -72,15 +73,11 @@ func TestPythonChildrenPark(t *testing.T) {
 	none.Devices, none.DeviceMemory = 1, gib
 	n.keyStages(none)
 	proctest.Until(t, "a child that cannot be parked", func() bool {
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		for _, s := range n.slots.Values() {
-			if s.zygote != nil && s.zygote.function == none.Function {
-				s.zygote.mu.Lock()
-				b := s.zygote.berths["GPU-a"]
-				failed := b != nil && b.failed.count > 0
-				s.zygote.mu.Unlock()
-				return failed
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		for _, s := range n.store.slots.Values() {
+			if s.zygote != nil && s.zygote.Function == none.Function {
+				return s.zygote.Family.Waiting()["GPU-a"].Failures > 0
 			}
 		}
 		return false
@@ -110,7 +107,7 @@ func TestPythonStagesShareADevice(t *testing.T) {
 			return slices.ContainsFunc(n.printedBy(name), func(line string) bool { return strings.Contains(line, "device GPU-a has its parameters") })
 		})
 	}
-	if d := n.Inventory().Devices[0]; pids[0] != pids[1] || d.Reserved != 2*gib+contextOverhead {
+	if d := n.Inventory().Devices[0]; pids[0] != pids[1] || d.Reserved != 2*gib+resources.ContextOverhead {
 		t.Errorf("processes %d, device %+v", pids, d)
 	}
 }

@@ -1,9 +1,7 @@
 package keysmanager
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"sync"
@@ -11,12 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/hashicorp/golang-lru/v2/simplelru"
-	"golang.org/x/sys/unix"
-
-	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -75,16 +70,14 @@ func (n *rig) parkedOn(devices ...string) (pids map[string]int) {
 	n.t.Helper()
 	proctest.Until(n.t, fmt.Sprintf("children to be parked on %q", devices), func() bool {
 		pids = map[string]int{}
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		for _, z := range n.parkedZygotes() {
-			z.mu.Lock()
-			for device, b := range z.berths {
-				if device != "" && b.child != nil && !b.coming {
-					pids[device] = b.child.pid
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		for _, z := range n.store.slots.parkedZygotes() {
+			for device, child := range z.Family.Parked() {
+				if !child.Coming {
+					pids[device] = child.PID
 				}
 			}
-			z.mu.Unlock()
 		}
 		return len(pids) == len(devices) && !slices.ContainsFunc(devices, func(id string) bool { return pids[id] == 0 })
 	})
@@ -107,8 +100,8 @@ func TestParkedChildren(t *testing.T) {
 	n.keyStages(s)
 	pids := n.parkedOn("GPU-a", "GPU-b")
 	for _, d := range n.Inventory().Devices {
-		if d.Parked != contextOverhead || !slices.Equal(d.ParkedFor, []string{"f.ns"}) || d.Reserved != 0 || d.Free != 10*gib {
-			t.Errorf("device %+v, want a parked child's %d of all that is free", d, contextOverhead)
+		if d.Parked != resources.ContextOverhead || !slices.Equal(d.ParkedFor, []string{"f.ns"}) || d.Reserved != 0 || d.Free != 10*gib {
+			t.Errorf("device %+v, want a parked child's %d of all that is free", d, resources.ContextOverhead)
 		}
 	}
 	first := n.on("first", "GPU-a", s)
@@ -160,10 +153,7 @@ func TestParkedChildrenOfOrders(t *testing.T) {
 		t.Fatal(err)
 	}
 	proctest.Until(t, "its end to be heard of", func() bool {
-		z := n.only()
-		z.mu.Lock()
-		defer z.mu.Unlock()
-		return z.waiting[uint32(pids["GPU-a"])] == nil
+		return !waits(n.only(), pids["GPU-a"])
 	})
 	next := n.parkedOn("GPU-a", "GPU-b")
 	if next["GPU-a"] == pids["GPU-a"] || next["GPU-b"] != pids["GPU-b"] {
@@ -184,10 +174,8 @@ func TestADeviceWithoutRoomForAContext(t *testing.T) {
 	n.parkedOn("GPU-good")
 	z := n.only()
 	proctest.Until(t, "it to have failed twice", func() bool {
-		z.mu.Lock()
-		defer z.mu.Unlock()
-		b := z.berths["GPU-bad"]
-		return b != nil && b.failed.count >= 2 && !b.coming && time.Until(b.failed.retry) > 0
+		child := z.Family.Waiting()["GPU-bad"]
+		return child.Failures >= 2 && !child.Coming
 	})
 	if r := n.on("r", "GPU-bad", s); r.Path != PathFork {
 		t.Errorf("path %s", r.Path)
@@ -200,10 +188,10 @@ func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 	n.keyStages(s)
 	proctest.Until(t, "a child that makes itself ready", func() bool {
 		z := n.only()
-		return z != nil && z.parked()["GPU-slow"].pid() != 0
+		return z != nil && z.Family.Parked()["GPU-slow"].PID != 0
 	})
-	if d := n.Inventory().Devices[0]; d.Parked != contextOverhead || len(d.ParkedFor) > 0 {
-		t.Errorf("device %+v, want %d kept for a child that is not there yet", d, contextOverhead)
+	if d := n.Inventory().Devices[0]; d.Parked != resources.ContextOverhead || len(d.ParkedFor) > 0 {
+		t.Errorf("device %+v, want %d kept for a child that is not there yet", d, resources.ContextOverhead)
 	}
 	if r := n.on("r", "GPU-slow", s); r.Path != PathFork {
 		t.Errorf("path %s", r.Path)
@@ -212,8 +200,8 @@ func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 
 // TestParkedChildrenGoFirst when memory is short, and before anybody's zygote.
 func TestParkedChildrenGoFirst(t *testing.T) {
-	g := &gauge{meter: newKernel("")}
-	g.set(bound{boundMachine, 100 * gb, gb})
+	g := &gauge{Meter: resources.NewKernel("")}
+	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: gb})
 	n, _, s := parking(t, func(c *Config) { c.meter = g }, "GPU-a")
 	n.keyStages(s)
 	pid := n.parkedOn("GPU-a")["GPU-a"]
@@ -227,31 +215,53 @@ func TestParkedChildrenGoFirst(t *testing.T) {
 	}
 }
 
-// TestWhatParkedChildrenGiveBack is what they have beyond their zygote, and nothing for one that is not there yet.
+// TestWhatParkedChildrenGiveBack is what they have beyond their zygote.
 func TestWhatParkedChildrenGiveBack(t *testing.T) {
-	const zygotePID, pid = 1 << 28, 1<<28 + 1 // of nobody
-	slots, err := simplelru.NewLRU[zygoteKey, *slot](1, nil)
-	if err != nil {
-		t.Fatal(err)
+	f := &faker{Meter: resources.NewKernel("")}
+	n, _, s := parking(t, func(c *Config) { c.meter = f }, "GPU-a")
+	n.keyStages(s)
+	pid, z := n.parkedOn("GPU-a")["GPU-a"], n.only()
+	f.set(map[int]int64{z.PID: 5 * gb, pid: 6 * gb})
+	give := func() (int, int64) {
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
+		return n.store.unparkAll()
 	}
-	m := &Manager{slots: slots, cfg: Config{meter: &faker{own: map[int]int64{zygotePID: 5 * gb, pid: 6 * gb}}}}
-	z := m.newZygote(zygoteKey{}, "z", "f.ns")
-	ours, theirs, err := socketpair(unix.SOCK_STREAM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer theirs.Close()
-	z.pid, z.berths["GPU-a"], z.berths["GPU-b"] = zygotePID, &berth{child: &child{pid: pid, gate: ours}}, &berth{coming: true}
-	slots.Add(z.key, &slot{zygote: z})
-	if n, bytes := m.unparkAll(); n != 1 || bytes != gb {
+	if n, bytes := give(); n != 1 || bytes != gb {
 		t.Errorf("%d children give back %d bytes, want 1 and %d", n, bytes, gb)
 	}
-	if n, bytes := m.unparkAll(); n != 0 || bytes != 0 {
+	if n, bytes := give(); n != 0 || bytes != 0 {
 		t.Errorf("%d more give back %d bytes, want none", n, bytes)
 	}
-	m.ends.Wait()
-	if n, err := theirs.Read(make([]byte, 1)); n > 0 || !errors.Is(err, io.EOF) {
-		t.Errorf("its gate: %d bytes, %v, want its end", n, err)
+	proctest.Gone(t, pid)
+}
+
+// TestALoadTakesTheMemoryOfParkedChildren, and no zygote is evicted for it if that is enough.
+func TestALoadTakesTheMemoryOfParkedChildren(t *testing.T) {
+	g := &gauge{Meter: resources.NewKernel("")}
+	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: gb})
+	f := &faker{Meter: g}
+	n, _, s := parking(t, func(c *Config) { c.meter = f }, "GPU-a")
+	n.keyStages(s)
+	pid, z := n.parkedOn("GPU-a")["GPU-a"], n.only()
+	f.set(map[int]int64{z.PID: 5 * gb, pid: 6 * gb})
+	other := s
+	other.Function, other.Namespace, other.Devices, other.DeviceMemory = "f.other", "other", 0, 0
+	image, err := n.cfg.Images.Resolve(other.Image)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.store.mu.Lock()
+	key := n.store.key(other, python, image)
+	n.store.uses[other.Function], n.store.sizes[key] = key, 10*gb
+	n.store.mu.Unlock()
+	n.press(g, 75*gb+gb/2) // half a gigabyte too much for the load, which the child gives back
+	if _, err := n.Load(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	proctest.Gone(t, pid)
+	if inv := n.Inventory(); inv.Evictions != 0 || inv.Refused != 0 || len(inv.Zygotes) != 2 {
+		t.Errorf("%d evictions, %d refused, %d zygotes; want both zygotes", inv.Evictions, inv.Refused, len(inv.Zygotes))
 	}
 }
 
@@ -278,67 +288,4 @@ func TestParkedChildrenAreNotAdopted(t *testing.T) {
 		names, err := g.Names()
 		return err == nil && len(names) == 4
 	})
-}
-
-// TestWhoHasADevice: parked children give way, and a worker's context and replicas share what their process uses.
-func TestWhoHasADevice(t *testing.T) {
-	reserved := func(bytes int64) map[string]int64 { return map[string]int64{"GPU-a": bytes} }
-	for name, tc := range map[string]struct {
-		used                   map[int]int64
-		holders                []holder
-		reserved, free, parked int64
-		names                  []string
-	}{
-		"a parked child":                   {nil, []holder{{pid: 7, reserved: reserved(gib), parks: true, parked: "f"}}, 0, 40 * gib, gib, nil},
-		"one that uses more":               {map[int]int64{7: 2 * gib}, []holder{{pid: 7, reserved: reserved(gib), parks: true, parked: "f"}}, 0, 40 * gib, 2 * gib, nil},
-		"one that is about to be":          {map[int]int64{7: gib / 2}, []holder{{pid: 7, reserved: reserved(gib), parks: true}}, 0, 40 * gib, gib, nil},
-		"beside a stranger":                {map[int]int64{7: 2 * gib, 9: gib}, []holder{{pid: 7, reserved: reserved(gib), parks: true, parked: "f"}}, 0, 39 * gib, 2 * gib, nil},
-		"a worker":                         {nil, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 5 * gib, 35 * gib, 0, []string{"r"}},
-		"a worker that uses what it may":   {map[int]int64{7: 9 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
-		"a worker that uses more":          {map[int]int64{7: 12 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", pid: 7, reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 28 * gib, 0, []string{"r", "s"}},
-		"a worker without replicas":        {map[int]int64{7: gib / 2}, []holder{{pid: 7, reserved: reserved(gib)}}, gib, 39 * gib, 0, nil},
-		"a worker one of whose is to come": {map[int]int64{7: 5 * gib}, []holder{{replica: "r", pid: 7, reserved: reserved(4 * gib)}, {replica: "s", reserved: reserved(4 * gib)}, {pid: 7, reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
-	} {
-		d := Device{ID: "GPU-a", Memory: 40 * gib, Processes: tc.used}
-		for _, bytes := range tc.used {
-			d.Used += bytes
-		}
-		got := survey([]Device{d}, tc.holders, orphan)[0]
-		var there []string
-		for _, h := range tc.holders {
-			if h.parked != "" {
-				there = append(there, h.parked)
-			}
-		}
-		if !slices.Equal(got.ParkedFor, there) {
-			t.Errorf("%s: parked for %q, want %q", name, got.ParkedFor, there)
-		}
-		if got.Reserved != tc.reserved || got.Free != tc.free || got.Parked != tc.parked || !slices.Equal(got.Replicas, tc.names) {
-			t.Errorf("%s: reserved %s, free %s, parked %s, replicas %q; want %s, %s, %s, %q", name, plan.Size(got.Reserved), plan.Size(got.Free), plan.Size(got.Parked), got.Replicas,
-				plan.Size(tc.reserved), plan.Size(tc.free), plan.Size(tc.parked), tc.names)
-		}
-	}
-}
-
-// TestWhereChildrenMayPark: on devices that are well, where a replica fits beside what is there.
-func TestWhereChildrenMayPark(t *testing.T) {
-	for name, tc := range map[string]struct {
-		d     DeviceInfo
-		bytes int64
-		want  bool
-	}{
-		"free":                     {DeviceInfo{Free: 40 * gib}, 30 * gib, true},
-		"too little":               {DeviceInfo{Free: 20 * gib}, 30 * gib, false},
-		"beside others":            {DeviceInfo{Free: 20 * gib, Replicas: []string{"r"}}, 20 * gib, true},
-		"whole":                    {DeviceInfo{Free: 40 * gib}, 0, true},
-		"whole, and somebody's":    {DeviceInfo{Free: 39 * gib, Replicas: []string{"r"}}, 0, false},
-		"ill":                      {DeviceInfo{Device: Device{Unhealthy: "lost"}, Free: 40 * gib}, gib, false},
-		"full of those who parked": {DeviceInfo{Free: gib, Parked: gib - 1}, 1, false},
-		"room for one more":        {DeviceInfo{Free: 2 * gib, Parked: gib}, gib, true},
-	} {
-		tc.d.Memory = 40 * gib
-		if got := tc.d.takes(tc.bytes); got != tc.want {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
 }

@@ -154,7 +154,7 @@ func TestWhatCannotForkMaps(t *testing.T) {
 			t.Errorf("%s maps no memory: %v", r.Name, err)
 		}
 	}
-	for _, f := range n.slots.Values()[0].zygote.memory {
+	for _, f := range n.store.slots.Values()[0].zygote.Memory() {
 		if _, err := f.WriteAt([]byte("x"), 0); !errors.Is(err, syscall.EPERM) {
 			t.Errorf("%s can be written to: %v", f.Name(), err)
 		}
@@ -296,8 +296,8 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 		t.Error(err)
 	}
 	proctest.Until(t, "all ends to be reported", func() bool { return ended.Load() == orders+2 })
-	if got := n.Inventory(); len(got.Replicas) != 1 || len(n.gates) != 0 {
-		t.Errorf("%d replicas and %d gates are left, want the other function's and none", len(got.Replicas), len(n.gates))
+	if got := n.Inventory(); len(got.Replicas) != 1 || len(n.starter.gates) != 0 {
+		t.Errorf("%d replicas and %d gates are left, want the other function's and none", len(got.Replicas), len(n.starter.gates))
 	}
 	proctest.Until(t, "descriptors and children to be gone", func() bool {
 		spare := n.spare(zygote)

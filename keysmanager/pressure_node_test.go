@@ -11,36 +11,39 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 const gb = 1 << 30
 
-// gauge is a meter that says what a test wants.
+// gauge is a resources.Meter that says what a test wants.
 type gauge struct {
-	meter
+	resources.Meter
 	mu  sync.Mutex
-	all []bound
+	all []resources.Bound
 }
 
-func (g *gauge) set(all ...bound) {
+func (g *gauge) set(all ...resources.Bound) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.all = all
 }
 
-func (g *gauge) bounds() []bound {
+func (g *gauge) Bounds() []resources.Bound {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return append([]bound(nil), g.all...)
+	return append([]resources.Bound(nil), g.all...)
 }
 
 // newGauged is a node whose machine has 100 GB, and uses what the test says.
 func newGauged(t *testing.T, change func(*Config)) (*rig, *gauge) {
 	t.Helper()
-	g := &gauge{meter: newKernel("")}
-	g.set(bound{boundMachine, 100 * gb, gb})
+	g := &gauge{Meter: resources.NewKernel("")}
+	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: gb})
 	return newNode(t, func(c *Config) {
 		if c.meter = g; change != nil {
 			change(c)
@@ -50,9 +53,9 @@ func newGauged(t *testing.T, change func(*Config)) (*rig, *gauge) {
 
 // press sets what the machine uses and has the node see it.
 func (n *rig) press(g *gauge, used int64) Inventory {
-	g.set(bound{boundMachine, 100 * gb, used})
-	n.weigh(0)
-	n.tidy()
+	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: used})
+	n.loader.weigh(0)
+	n.loader.tidy()
 	return n.Inventory()
 }
 
@@ -65,7 +68,7 @@ func TestPressureFromOutside(t *testing.T) {
 	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other, Key: true}}); err != nil {
 		t.Fatal(err)
 	}
-	if inv := n.press(g, 84*gb); len(inv.Zygotes) != 2 || inv.Bound != boundMachine || inv.Threshold != 85*gb || inv.Free <= 0 || inv.Free > gb {
+	if inv := n.press(g, 84*gb); len(inv.Zygotes) != 2 || inv.Bound != resources.BoundMachine || inv.Threshold != 85*gb || inv.Free <= 0 || inv.Free > gb {
 		t.Errorf("below the threshold: %+v", inv)
 	}
 	inv := n.press(g, 90*gb)
@@ -84,9 +87,9 @@ func TestPressureFromOutside(t *testing.T) {
 			t.Errorf("at %d bytes it was loaded ahead of need: %+v", used, inv.Zygotes)
 		}
 	}
-	n.mu.Lock()
-	n.calm = time.Time{} // a while later
-	n.mu.Unlock()
+	n.store.mu.Lock()
+	n.store.slots.cache.Step(time.Now().Add(time.Minute), nil) // a while later
+	n.store.mu.Unlock()
 	if err := n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: other}}); err != nil || len(n.Inventory().Zygotes) != 2 {
 		t.Errorf("%v, %+v, want it loaded again", err, n.Inventory().Zygotes)
 	}
@@ -137,14 +140,14 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"
 	large := func() { // more than half of the memory, whatever they are found to be
-		n.mu.Lock()
-		defer n.mu.Unlock()
+		n.store.mu.Lock()
+		defer n.store.mu.Unlock()
 		image, err := n.cfg.Images.Resolve(withModel.Image)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, s := range []node.Spec{withModel, other} {
-			n.sizes[n.key(s, onnxRuntime, image)] = 45 << 20
+			n.store.sizes[n.store.key(s, onnxRuntime, image)] = 45 << 20
 		}
 	}
 	warm := func(key bool) Inventory {
@@ -156,7 +159,7 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 		return n.Inventory()
 	}
 	first := warm(false)
-	if len(first.Zygotes) != 1 || first.Evictions != 0 || first.Bound != boundOwn || first.Memory != 60<<20 {
+	if len(first.Zygotes) != 1 || first.Evictions != 0 || first.Bound != resources.BoundOwn || first.Memory != 60<<20 {
 		t.Fatalf("%+v, want one zygote and no eviction", first)
 	}
 	for range 3 {
@@ -210,72 +213,42 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 	}
 }
 
-// TestForksThatChangeAllCount has replicas that look as if they had changed all of their zygote's memory, and then do.
-func TestForksThatChangeAllCount(t *testing.T) {
-	f := &faker{own: map[int]int64{1: 900, 2: 900, 3: 900, 5: 600}, all: map[int]int64{1: 300, 2: 300, 3: 320}}
-	m := &Manager{cfg: Config{Memory: 2000, meter: f}}
-	z, idle := &zygote{pid: 1, bytes: 1000}, &zygote{pid: 5, bytes: 700}
-	both, one := []copied{{2, -1}, {3, -1}}, []copied{{2, -1}}
-	check := func(what string, forks []copied, want int64, beside ...family) {
-		t.Helper()
-		all := append(beside, family{of: z, replicas: forks}, family{replicas: []copied{{4, 50}}})
-		got := int64(0)
-		for i := range all {
-			all[i].weigh(f)
-			got += all[i].seems
-		}
-		if got += m.beyond(all); got != want {
-			t.Errorf("%s: %d bytes, want %d", what, got, want)
-		}
-	}
-	check("nothing changed", both, 1050)
-	if m.exact.next.IsZero() {
-		t.Error("the next exact look may be at once")
-	}
-	m.exact.next = time.Now().Add(time.Hour)
-	f.all = map[int]int64{1: 900, 2: 900, 3: 900, 5: 700}
-	check("a moment later", both, 1050)
-	m.exact.next = time.Time{}
-	check("all changed", both, 3450, family{of: idle})
-	m.exact.next = time.Now().Add(time.Hour)
-	check("another one was evicted a moment ago", both, 2750)
-	check("and a replica has ended", one, 1950)
-	check("and the other one", nil, 1050)
-}
-
 // TestALoadCountsOnce: what it has already taken of the machine is not kept for it as well.
 func TestALoadCountsOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
-	g.meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
-	n.mu.Lock()
+	g.Meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
+	n.store.mu.Lock()
 	for pid, bytes := range map[int]int64{7: 4 * gb, 8: 2 * gb, 0: gb} {
-		n.slots.Add(zygoteKey{model: fmt.Sprint(pid)}, &slot{pid: pid, loading: make(chan struct{}), need: need{bytes: bytes}})
+		key := zygote.Key{Model: fmt.Sprint(pid)}
+		s := n.store.hold(key)
+		s.pid, s.loading, s.need = pid, make(chan struct{}), need{bytes: bytes}
+		n.store.step(cache.Want[zygote.Key]{Key: key, Bytes: bytes})
 	}
-	n.mu.Unlock()
+	n.store.mu.Unlock()
 	if inv := n.press(g, 20*gb); inv.Free != (85-20+3+2-4-2-1)*gb || inv.MemoryUsed != (20-3-2)*gb {
 		t.Errorf("%d bytes are free and %d used, want %d and %d", inv.Free, inv.MemoryUsed, 63*gb, 15*gb)
 	}
-	n.mu.Lock()
-	n.slots.Purge()
-	n.mu.Unlock()
+	n.store.mu.Lock()
+	n.store.slots = newSlots()
+	n.store.mu.Unlock()
 }
 
-// TestLibrariesAreNotParameters: of the files that a zygote maps, only its parameters are taken for memory that is not to give way.
-func TestLibrariesAreNotParameters(t *testing.T) {
-	f := &faker{own: map[int]int64{1: 100}, files: map[int]int64{1: 500}}
-	for bytes, want := range map[int64]int64{90: 0, 430: 330, 900: 500} {
-		if got := (&family{of: &zygote{pid: 1, bytes: bytes}}).weigh(f); got != want {
-			t.Errorf("of %d bytes %d are mapped, want %d", bytes, got, want)
-		}
-	}
-}
-
-// faker is a meter of processes that are not.
+// faker is a resources.Meter of processes that take what a test says.
 type faker struct {
-	meter
-	own, files, all map[int]int64
+	resources.Meter
+	mu  sync.Mutex
+	own map[int]int64
 }
 
-func (f *faker) resident(pid int) (anonymous, files int64) { return f.own[pid], f.files[pid] }
+func (f *faker) set(own map[int]int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.own = own
+}
 
-func (f *faker) exact(pid int) (int64, error) { return f.all[pid], nil }
+// Resident implements resources.Meter.
+func (f *faker) Resident(pid int) (anonymous, files int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.own[pid], 0
+}

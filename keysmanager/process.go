@@ -1,20 +1,16 @@
 package keysmanager
 
 import (
-	"errors"
 	"fmt"
-	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -24,20 +20,18 @@ type process struct {
 	pid               int
 	task              int // by which its zygote knows it: its pid, or in a worker its thread's id
 	path              string
-	device            string           // as node.Order has it
-	reserved          map[string]int64 // bytes by device, see devices.go
-	phases            []node.Phase
-	told              func(node.Phase) // gets the phases as they end; nil: nobody
-	started           time.Time
-	output            *sandbox.Output
-	running           bool        // its Start has returned; guarded by the manager's mutex
-	signaled          atomic.Bool // the Manager has signaled it
+	milli             int    // as node.Order.CPUMilli
+	device            string // as node.Order has it
+	held              *resources.Reservation
+	timing
+	output   *sandbox.Output
+	running  bool        // its Start has returned; guarded by the manager's mutex
+	signaled atomic.Bool // the Manager has signaled it
 
-	group  *enclosure // nil: none
-	entry  string     // of the warden
-	zygote *zygote    // its parent; nil: the warden
-	mapped *zygote    // whose memory it maps; nil: none
-	asking *asking    // by its Start
+	entry  string         // of the warden
+	zygote *zygote.Zygote // its parent; nil: the warden
+	mapped *zygote.Zygote // whose memory it maps; nil: none
+	asking *asking        // by its Start
 
 	once   sync.Once
 	placed chan struct{} // closed when its Start is done with it
@@ -45,16 +39,22 @@ type process struct {
 	owner  *Manager
 }
 
-// What is done about lines that an ended process has left: its end is reported after a moment, also if something still holds
-// its output, and after a while nobody listens any more.
-const (
-	linesMoment = 100 * time.Millisecond
-	linesWhile  = 2 * time.Second
-)
+// linesWhile is how long somebody listens to what has been started by a process that has ended. The
+// end of the process is reported earlier, after resources.LinesMoment at most.
+const linesWhile = 2 * time.Second
 
-// end reports once why and how the process has ended. It first waits a moment for the process's
+// Take takes over the cgroup of the child that is about to become p; see zygote.Replica.
+func (p *process) Take(child *resources.Reservation) { p.held.Take(child, p.milli) }
+
+// Began says which process p is; see zygote.Replica.
+func (p *process) Began(pid, id int) { p.pid, p.task = pid, id }
+
+// Abandon leaves what p prints to the warden.
+func (p *process) Abandon() { p.output.Abandon() }
+
+// End reports once why and how the process has ended. It first waits a moment for the process's
 // last output.
-func (p *process) end(cause string, how task.End) {
+func (p *process) End(cause string, how task.End) {
 	p.once.Do(func() {
 		finished := make(chan struct{})
 		p.owner.ends.Go(func() { <-p.placed; p.output.Finish(linesWhile); close(finished) })
@@ -63,31 +63,23 @@ func (p *process) end(cause string, how task.End) {
 			<-p.placed
 			select {
 			case <-finished:
-			case <-time.After(linesMoment):
+			case <-time.After(resources.LinesMoment):
 			}
 			switch {
 			case p.signaled.Load():
 				how = task.EndShared
-			case how == task.EndUnclear && p.group.passedItsLimit():
+			case how == task.EndUnclear && p.held.Group().PassedItsLimit():
 				how = task.EndItself
 			}
-			p.owner.exited(p, because(p.group.cause(cause), p.output), how)
+			p.owner.exited(p, resources.Because(p.held.Group().Cause(cause), p.output), how)
 		})
 	})
-}
-
-// because adds the last line on stderr to the cause of an end that was not a wanted one.
-func because(cause string, o *sandbox.Output) string {
-	if last := o.LastError(); last != "" && cause != exitedWell {
-		return cause + ": " + last
-	}
-	return cause
 }
 
 func (p *process) signal(s syscall.Signal) {
 	p.signaled.Store(true)
 	if p.zygote != nil {
-		p.zygote.signal(p.task, s)
+		p.zygote.Family.Signal(p.task, s)
 		return
 	}
 	_ = p.owner.warden.Signal(p.entry, s) // fails when the warden is gone, and the process with it
@@ -105,43 +97,13 @@ func (p *process) awaitEnd(most time.Duration) error {
 	}
 }
 
-// endOf returns how a process ended, as far as its status shows. SIGKILL and the signals that ask a
-// process to end come from outside, or from the kernel when memory is short. Only the cgroup knows
-// the latter.
-func endOf(e warden.Exit) task.End {
-	switch {
-	case e.Err != nil: // its warden has ended
-		return task.EndShared
-	case e.Status.Signaled() && slices.Contains([]unix.Signal{unix.SIGKILL, unix.SIGTERM, unix.SIGINT, unix.SIGHUP}, e.Status.Signal()):
-		return task.EndUnclear
-	default:
-		return task.EndItself
-	}
-}
-
-// hasEnded tells whether a process has ended, reaped or not.
-func hasEnded(pid int) bool {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return errors.Is(err, unix.ESRCH)
-	}
-	defer unix.Close(fd)
-	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) // fails: it is not known to have
-	return n > 0
-}
-
-// exitedWell is the cause of an end with status 0.
-const exitedWell = "exited"
-
-func describe(e warden.Exit) string {
-	switch s := e.Status; {
-	case e.Err != nil:
-		return e.Err.Error()
-	case s.Signaled():
-		return "killed by " + unix.SignalName(s.Signal())
-	case s.ExitStatus() == 0:
-		return exitedWell
-	default:
-		return "exit status " + strconv.Itoa(s.ExitStatus())
+// reportEnd waits for the end of a process of the warden's own and reports it, unless the process
+// is left to the warden.
+func (p *process) reportEnd(ended <-chan warden.Exit) {
+	select {
+	case e := <-ended:
+		p.End(resources.Describe(e), resources.EndOf(e))
+	case <-p.owner.detached:
+		p.output.Abandon()
 	}
 }

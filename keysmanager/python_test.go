@@ -16,7 +16,9 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -148,15 +150,13 @@ func TestPythonEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	proctest.Until(t, "the spare child's end to be heard of", func() bool {
-		of.mu.Lock()
-		defer of.mu.Unlock()
-		return of.waiting[uint32(spare)] == nil
+		return !waits(of, spare)
 	})
 	n.probe(n.start("c", s))
 	if err := n.Stop(t.Context(), "c", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Replica != "c" || e.Cause != exitedWell {
+	if e := n.exit(); e.Replica != "c" || e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
 
@@ -217,7 +217,7 @@ func TestPythonIsKeptWarm(t *testing.T) {
 	}
 	starts.Wait()
 	for range 20 {
-		if e := n.exit(); e.Cause != exitedWell {
+		if e := n.exit(); e.Cause != resources.ExitedWell {
 			t.Errorf("exit %+v", e)
 		}
 	}
@@ -270,7 +270,7 @@ def infer(state, calls):
 
 // TestPythonNeeds: what a zygote is going to take is known by its files.
 func TestPythonNeeds(t *testing.T) {
-	m := &Manager{sizes: map[zygoteKey]int64{}}
+	m := &loader{store: newStore(new(Config), nil, nil)}
 	root := t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(root, "model"), 0o755), weights(filepath.Join(root, "model", "a.safetensors"), 8<<20),
 		os.Mkdir(filepath.Join(root, "other"), 0o755), os.WriteFile(filepath.Join(root, "other", "model.onnx"), make([]byte, 1<<20), 0o644),
@@ -278,13 +278,13 @@ func TestPythonNeeds(t *testing.T) {
 		t.Fatal(err)
 	}
 	for model, want := range map[string]int64{"": python.base, "other": python.base + 1<<20 + 1<<20/needShare, "model": python.base + 8<<20 + 8<<20/needShare} {
-		got, err := m.need(zygoteKey{model: model, engineName: python.name}, sandbox.Image{Root: root})
+		got, err := m.need(zygote.Key{Model: model, Engine: python.name}, sandbox.Image{Root: root})
 		if err != nil || got.bytes < want || got.bytes > want+4096 {
 			t.Errorf("%q: %+v, %v, want about %d", model, got, err, want)
 		}
 	}
 	for _, model := range []string{"bad.safetensors", "none"} {
-		if _, err := m.need(zygoteKey{model: model, engineName: python.name}, sandbox.Image{Root: root}); err == nil || !strings.Contains(err.Error(), model) {
+		if _, err := m.need(zygote.Key{Model: model, Engine: python.name}, sandbox.Image{Root: root}); err == nil || !strings.Contains(err.Error(), model) {
 			t.Errorf("%s: %v", model, err)
 		}
 	}

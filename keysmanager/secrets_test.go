@@ -13,7 +13,9 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
 // secretStore is a folder for secrets as package secret makes it, below sandbox.RunFolder.
@@ -146,13 +148,14 @@ func TestSecretsDivideZygotes(t *testing.T) {
 // TestDescriptionsOfAnEarlierRelease: its zygotes are in the machine's network, and are no zygotes
 // of functions with secrets.
 func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
-	z := new(Manager).newZygote(zygoteKey{namespace: "ns", digest: "d", network: networkDefault, secrets: "/s"}, "e", "f.ns")
-	m, err := decode(z.meta())
-	if err != nil || m.Zygote.key() != z.key {
-		t.Fatalf("%+v, %v, want key %+v", m.Zygote, err, z.key)
+	d := zygote.Description{Namespace: "ns", Digest: "d", Network: resources.NetworkDefault, Secrets: "/s", Function: "f.ns"}
+	key, now := zygote.Key{Namespace: "ns", Digest: "d", Network: resources.NetworkDefault, Secrets: "/s"}, encode(meta{Zygote: &d})
+	m, err := decode(now)
+	if err != nil || m.Zygote.Key() != key {
+		t.Fatalf("%+v, %v, want key %+v", m.Zygote, err, key)
 	}
 	var fields map[string]any
-	if err := json.Unmarshal(z.meta(), &fields); err != nil {
+	if err := json.Unmarshal(now, &fields); err != nil {
 		t.Fatal(err)
 	}
 	delete(fields["zygote"].(map[string]any), "secrets")
@@ -161,7 +164,7 @@ func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if m, err = decode(b); err != nil || m.Zygote.key() != (zygoteKey{namespace: "ns", digest: "d", network: networkHost}) {
+	if m, err = decode(b); err != nil || m.Zygote.Key() != (zygote.Key{Namespace: "ns", Digest: "d", Network: resources.NetworkHost}) {
 		t.Errorf("%+v, %v, want one in the machine's network without secrets", m.Zygote, err)
 	}
 }
@@ -206,7 +209,7 @@ func TestSecretsInAWorker(t *testing.T) {
 // TestASecretsFolderIsNobodysToName: the environment of a function says nothing to its watchdog,
 // which may be root.
 func TestASecretsFolderIsNobodysToName(t *testing.T) {
-	m := &Manager{cfg: Config{Watchdog: []string{"stagecoach", "watchdog"}}}
+	m := &starter{cfg: &Config{Watchdog: []string{"stagecoach", "watchdog"}}}
 	s := node.Spec{Process: "cat", Env: map[string]string{"STAGECOACH_SECRETS": "/root", "secret_mount_path": "/root"}}
 	for folder, want := range map[string]string{"": "", "/run/stagecoach/secrets-x/ns/f/set": "/run/stagecoach/secrets-x/ns/f/set"} {
 		s.Secrets = folder

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -19,8 +20,8 @@ func TestSpecInImage(t *testing.T) {
 	if want := map[string]string{"STAGECOACH_MODEL": "model/model.onnx", "A": "function"}; !maps.Equal(got.Env, want) {
 		t.Errorf("environment %v, want %v", got.Env, want)
 	}
-	if key := new(Manager).key(got, onnxRuntime, image); len(spec.Env) != 1 || key.model != "model/model.onnx" {
-		t.Errorf("the function's own environment is %v now, the zygote's model %q", spec.Env, key.model)
+	if key := (&functions{pool: resources.NewPool(resources.Config{})}).key(got, onnxRuntime, image); len(spec.Env) != 1 || key.Model != "model/model.onnx" {
+		t.Errorf("the function's own environment is %v now, the zygote's model %q", spec.Env, key.Model)
 	}
 	image.Stage = false
 	if got := inImage(spec, image); !maps.Equal(got.Env, spec.Env) {

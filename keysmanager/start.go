@@ -5,11 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -19,44 +22,49 @@ import (
 //
 // progress is called for each phase that has ended, and must not block; it may be nil.
 func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
-	m.mu.Lock()
-	if m.closed {
-		m.mu.Unlock()
+	m.store.mu.Lock()
+	if m.store.closed {
+		m.store.mu.Unlock()
 		return node.Started{}, ErrClosed
 	}
-	if _, twice := m.processes[o.Replica]; twice {
-		m.mu.Unlock()
+	if _, twice := m.store.processes[o.Replica]; twice {
+		m.store.mu.Unlock()
 		return node.Started{}, fmt.Errorf("replica %q: %w", o.Replica, ErrRunning)
 	}
 	p := &process{
-		replica: o.Replica, function: o.Spec.Function, device: o.Device, started: time.Now(), told: progress, owner: m,
-		entry: newEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{}),
+		replica: o.Replica, function: o.Spec.Function, device: o.Device, milli: o.CPUMilli, timing: timing{started: time.Now(), told: progress}, owner: m,
+		entry: zygote.NewEntry("replica"), placed: make(chan struct{}), gone: make(chan struct{}),
 	}
-	if err := m.equip(p, o); err != nil {
-		m.mu.Unlock()
+	var err error
+	if p.held, err = m.pool.Reserve(o.Replica, o.Spec.Function, o.Device, o.Spec.DeviceMemory, m.parker.holders()); err != nil {
+		m.store.mu.Unlock()
 		return node.Started{}, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
-	m.processes[o.Replica] = p
-	m.yield(o)
+	m.store.processes[o.Replica] = p
+	m.parker.unparkFor(o)
 	m.starts.Add(1)
-	p.asking = m.ask(o.Spec.Function)
-	m.mu.Unlock()
+	p.asking = m.store.ask(o.Spec.Function)
+	m.store.mu.Unlock()
 	defer m.starts.Done()
-	defer m.asked(p.asking)
+	defer m.store.asked(p.asking)
 	defer close(p.placed)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(m.ctx, func() { cancel(ErrClosed) })()
 
-	started, err := m.start(ctx, o, p)
+	started, err := m.starter.start(ctx, o, p)
 	if err != nil {
-		m.remove(p)
+		p.held.Release()
+		m.store.mu.Lock()
+		m.store.processes.remove(p)
+		m.store.mu.Unlock()
 		return node.Started{}, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
-	m.mu.Lock()
+	m.store.mu.Lock()
 	p.running = true
-	m.mu.Unlock()
-	m.changed()
+	p.held.Runs(p.pid)
+	m.store.mu.Unlock()
+	m.cfg.changed()
 	return started, nil
 }
 
@@ -66,11 +74,26 @@ var notTheirs = []string{
 	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
 }
 
-func (m *Manager) start(ctx context.Context, o node.Order, p *process) (node.Started, error) {
-	if err := m.checkNetwork(o.Spec); err != nil { // also if it would fork from a zygote that is there
+// starter starts the processes of replicas, on the path that their function asks for. It has no
+// part in what is kept in memory: it asks the loader for a zygote to start from.
+type starter struct {
+	cfg    *Config
+	pool   *resources.Pool
+	exits  *resources.Ends
+	warden *warden.Client
+	ends   *sync.WaitGroup // of the processes that it starts
+	loader *loader
+
+	mu    sync.Mutex       // guards gates; nothing is called under it
+	gates map[string]*gate // by function, of those that are launched
+}
+
+func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Started, error) {
+	// Also if it would fork from a zygote that is there.
+	if err := l.pool.CheckNetwork(o.Spec.Network); err != nil {
 		return node.Started{}, err
 	}
-	image, err := m.cfg.Images.Resolve(o.Spec.Image)
+	image, err := l.cfg.Images.Resolve(o.Spec.Image)
 	if err != nil {
 		return node.Started{}, err
 	}
@@ -80,100 +103,82 @@ func (m *Manager) start(ctx context.Context, o node.Order, p *process) (node.Sta
 		return node.Started{}, err
 	}
 	env := environmentOf(o.Spec)
-	env[wire.EnvReplica], env[wire.EnvFunction], env[envDevices] = o.Replica, o.Spec.Function, o.Device
+	env[wire.EnvReplica], env[wire.EnvFunction], env[resources.EnvDevices] = o.Replica, o.Spec.Function, o.Device
 	var conn wire.Socket
 	switch {
 	case o.Spec.Worker != "":
-		conn, err = m.reside(ctx, o, p, e, image, env)
+		conn, err = l.reside(ctx, o, p, e, image, env)
 	case e.keeps(o.Spec):
-		conn, err = m.place(ctx, o, p, e, image, env)
+		conn, err = l.place(ctx, o, p, e, image, env)
 	default:
-		m.unuse(p.asking)
+		l.loader.store.unuse(p.asking)
 		p.path = PathProcess
-		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
+		conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(0)
-			return m.spawn(o, p, image, env, []*os.File{socket})
+			return l.spawn(o, p, image, env, []*os.File{socket})
 		})
 	}
 	if err != nil {
 		return node.Started{}, err
 	}
-	if err := p.group.bound(o.CPUMilli); err != nil {
-		m.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
+	if err := p.held.Group().Bound(o.CPUMilli); err != nil {
+		l.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
 	}
 	return node.Started{PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
 }
 
 // keep describes p to the warden.
-func (m *Manager) keep(p *process, files ...*os.File) {
-	if err := m.warden.Put(p.entry, p.meta(), files...); err != nil {
-		m.cfg.Log.Warn("replica would not be adopted as it is by another daemon", "replica", p.replica, "error", err)
+func (l *starter) keep(p *process, files ...*os.File) {
+	if err := l.warden.Put(p.entry, p.meta(), files...); err != nil {
+		l.cfg.Log.Warn("replica would not be adopted as it is by another daemon", "replica", p.replica, "error", err)
 	}
 }
 
-// count counts a start that needed a zygote.
-func (m *Manager) count(key zygoteKey, hit bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s, ok := m.slots.Peek(key); ok {
-		s.used = time.Now()
-	}
-	if hit {
-		m.counts.Hits++
-	} else {
-		m.counts.Misses++
-	}
-}
-
-// spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage socket.
-func (m *Manager) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) (err error) {
+// spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage
+// socket.
+func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
 	limits := limitsOf(o.Spec)
 	if Watched(image, env) {
 		limits.Platform = watchdogMemory
 	}
-	group, groups, err := m.enclose(p.entry, o.Spec.Function, limits)
+	groups, err := p.held.Enter(p.entry, o.Spec.Function, limits)
 	if err != nil {
 		return err
 	}
-	defer closeFiles(groups)
-	defer func() {
-		if err != nil {
-			m.disclose(group)
-		}
-	}()
-	group.become(m, o)
-	p.group = group
+	defer resources.CloseFiles(groups)
+	p.held.Become(o.CPUMilli)
 	env[wire.EnvStageFD] = "3"
 	command := sandbox.Command{
 		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: files, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
 		Groups: groups,
 	}
-	who := itself
+	who := resources.Itself
 	if Watched(image, env) {
-		if who = itsPrograms; image.Rootfs {
-			who = nobody
+		if who = resources.ItsPrograms; image.Rootfs {
+			who = resources.Nobody
 		}
-		if err := m.shim(&command, o.Spec, image); err != nil {
+		if err := l.shim(&command, o.Spec, image); err != nil {
 			return err
 		}
-		command.Env[wire.EnvOutOfMemory] = group.tellsOutOfMemory(groups)
+		command.Env[wire.EnvOutOfMemory] = p.held.Group().TellsOutOfMemory(groups)
 	}
-	ended := m.await(p.entry)
-	pid, err := m.begin(o.Spec, who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
+	ended := l.exits.Await(p.entry)
+	pid, err := p.held.Start(tenantOf(o.Spec), who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
 	if err != nil {
-		m.forgo(p.entry)
+		l.exits.Cancel(p.entry)
 		return err
 	}
 	p.pid = pid
 	p.phase("spawn", time.Since(begin))
-	m.keep(p)
-	m.ends.Go(func() { m.mourned(p, ended) })
+	l.keep(p)
+	l.ends.Go(func() { p.reportEnd(ended) })
 	return nil
 }
 
-// Watched tells whether replicas of a function of this image and environment are run by a watchdog, because they do not speak
-// the stage protocol: the image does not, or the environment asks for one of of-watchdog's modes.
+// Watched tells whether replicas of a function of this image and environment are run by a watchdog,
+// because they do not speak the stage protocol: the image does not, or the environment asks for one
+// of of-watchdog's modes.
 func Watched(image sandbox.Image, env map[string]string) bool {
 	switch env["mode"] {
 	case "http", "streaming", "serializing", "static":
@@ -183,8 +188,8 @@ func Watched(image sandbox.Image, env map[string]string) bool {
 }
 
 // shim makes the command of a function that of its watchdog.
-func (m *Manager) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) error {
-	if len(m.cfg.Watchdog) == 0 {
+func (l *starter) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) error {
+	if len(l.cfg.Watchdog) == 0 {
 		return fmt.Errorf("image %q has no executable ./%s, and this node runs no functions of other kinds", image.Name, sandbox.Executable)
 	}
 	image.ReadOnly = s.ReadOnly
@@ -207,6 +212,6 @@ func (m *Manager) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) err
 			own[wire.EnvProgram+name] = value
 		}
 	}
-	c.Env, c.Argv = own, m.cfg.Watchdog
+	c.Env, c.Argv = own, l.cfg.Watchdog
 	return nil
 }

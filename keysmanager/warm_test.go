@@ -26,10 +26,10 @@ func (n *rig) wish(s node.Spec, bytes int64) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	key := n.key(s, onnxRuntime, image)
-	n.uses[s.Function], n.sizes[key] = key, bytes // what nobody uses is forgotten at any time
+	n.store.mu.Lock()
+	defer n.store.mu.Unlock()
+	key := n.store.key(s, onnxRuntime, image)
+	n.store.uses[s.Function], n.store.sizes[key] = key, bytes // what nobody uses is forgotten at any time
 }
 
 // states returns the states of the zygotes by function, "" for one that is not there.

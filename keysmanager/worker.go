@@ -12,43 +12,34 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// A worker is a process whose children are threads, and they are the replicas of functions with one name in their annotation
-// stagecoach.dev/process: what a device's context takes in time and memory, it takes once (docs/adr/0033). It is a zygote in all
-// but what follows from that.
+// A worker is a process whose children are threads, and they are the replicas of functions with one
+// name in their annotation stagecoach.dev/process: what a device's context takes in time and
+// memory, it takes once (docs/adr/0033). It is a zygote in all but what follows from that.
 
 // workerRests is how long a worker without replicas waits for others.
 const workerRests = 5 * time.Minute
 
-// workerEnds is how long a worker may take to end a replica that has got SIGKILL, before it is ended as a whole. It does that by itself
-// after two seconds, unless one of its threads does not let the others run.
+// workerEnds is how long a worker may take to end a replica that has got SIGKILL, before it is
+// ended as a whole. It does that by itself after two seconds, unless one of its threads does not
+// let the others run.
 const workerEnds = 10 * time.Second
 
-// what is kept under a key, as text.
-func (k zygoteKey) what() string {
-	if k.form == formWorker {
-		return "worker"
-	}
-	return "zygote"
-}
-
-// works tells whether a zygote, which may be nil, is a worker.
-func (z *zygote) works() bool { return z != nil && z.key.form == formWorker }
-
 // residence returns the worker that an order's replica belongs to.
-func (m *Manager) residence(o node.Order, e engine) (zygoteKey, error) {
+func (l *starter) residence(o node.Order, e engine) (zygote.Key, error) {
 	s := o.Spec
 	switch what := "annotation stagecoach.dev/process is " + s.Worker; {
 	case e.name != python.name:
-		return zygoteKey{}, fmt.Errorf("%s: %w: stages of %s=%s have a process each, want none", what, errors.ErrUnsupported, wire.EnvRuntime, cmp.Or(e.name, "onnx"))
+		return zygote.Key{}, fmt.Errorf("%s: %w: stages of %s=%s have a process each, want none", what, errors.ErrUnsupported, wire.EnvRuntime, cmp.Or(e.name, "onnx"))
 	case !choosesPath(s):
-		return zygoteKey{}, fmt.Errorf("%s and stagecoach.dev/start is %s, want auto: its stages start in that process", what, s.Start)
+		return zygote.Key{}, fmt.Errorf("%s and stagecoach.dev/start is %s, want auto: its stages start in that process", what, s.Start)
 	case strings.Contains(o.Device, ","):
-		return zygoteKey{}, fmt.Errorf("%s and its replica gets the devices %s, want one: that process has one", what, o.Device)
+		return zygote.Key{}, fmt.Errorf("%s and its replica gets the devices %s, want one: that process has one", what, o.Device)
 	}
-	return zygoteKey{namespace: s.Namespace, process: s.Process, form: formWorker, engineName: e.name, worker: s.Worker, device: o.Device, network: m.networkOf(s), secrets: secretSet(s)}, nil
+	return zygote.Key{Namespace: s.Namespace, Process: s.Process, Form: zygote.Worker, Engine: e.name, Worker: s.Worker, Device: o.Device, Network: l.pool.NetworkOf(s.Network), Secrets: secretSet(s)}, nil
 }
 
 // secretSet tells sets of secrets apart; empty: no secrets.
@@ -60,27 +51,27 @@ func secretSet(s node.Spec) string {
 }
 
 // reside starts p in the worker that its function names, and that first, unless it is there.
-func (m *Manager) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
-	key, err := m.residence(o, e)
+func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
+	key, err := l.residence(o, e)
 	if err != nil {
 		return nil, err
 	}
-	m.unuse(p.asking)
+	l.loader.store.unuse(p.asking)
 	var conn wire.Socket
-	if err := m.withZygote(ctx, key, o.Spec, image, func(z *zygote, load time.Duration) (err error) {
-		m.mu.Lock()
-		m.visit(z.key, o.Spec.Function)
-		m.mu.Unlock()
-		p.path = z.path()
-		conn, err = m.launch(ctx, o, p, func(socket *os.File) error {
+	if err := l.loader.withZygote(ctx, key, o.Spec, image, func(z *zygote.Zygote, load time.Duration) (err error) {
+		l.loader.store.mu.Lock()
+		l.loader.store.slots.visit(z.Key, o.Spec.Function)
+		l.loader.store.mu.Unlock()
+		p.path = z.Path()
+		conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(load)
-			if err := m.admitTo(z, image.Root); err != nil {
+			if err := z.Held().AdmitTo(z.PID, image.Root); err != nil {
 				return err
 			}
-			if err := m.showSecrets(z, o.Spec.Secrets); err != nil {
+			if err := z.Held().ShowSecrets(z.PID, o.Spec.Secrets); err != nil {
 				return err
 			}
-			return m.fork(ctx, z, o, p, image.Root, env, socket)
+			return l.fork(ctx, z, o, p, image.Root, env, socket)
 		})
 		return err
 	}); err != nil {
@@ -89,56 +80,16 @@ func (m *Manager) reside(ctx context.Context, o node.Order, p *process, e engine
 	return conn, nil
 }
 
-// visit notes that a worker has, or had, a replica of a function, with m.mu held.
-func (m *Manager) visit(k zygoteKey, function string) {
-	if s, ok := m.slots.Peek(k); ok {
-		if s.guests == nil {
-			s.guests = map[string]bool{}
-		}
-		s.guests[function] = true
-	}
-}
-
-// usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as nobody can tell more.
+// usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as
+// nobody can tell more.
 func (p *process) usage() *Usage {
-	if !p.zygote.works() {
-		return p.group.info()
+	if !p.zygote.Works() {
+		return p.held.Group().Info()
 	}
-	u, n := p.zygote.group.info(), max(1, p.zygote.replicas())
+	u, n := p.zygote.Held().Group().Info(), max(1, p.zygote.Family.Replicas())
 	if u != nil {
 		u.CPU, u.Throttled = u.CPU/time.Duration(n), u.Throttled/time.Duration(n)
 		u.CPUMilli, u.Memory = u.CPUMilli/float64(n), u.Memory/int64(n)
 	}
 	return u
-}
-
-// rest ends a worker that has had no replicas for a while, with m.mu held. It returns whether the slot is still there.
-func (m *Manager) rest(k zygoteKey, s *slot) bool {
-	switch {
-	case s.users > 0 || s.loading != nil || s.zygote != nil && s.zygote.replicas() > 0:
-		s.idle = time.Time{}
-		return true
-	case s.idle.IsZero():
-		s.idle = time.Now()
-		return true
-	case time.Since(s.idle) < cmp.Or(m.cfg.workerRests, workerRests):
-		return true
-	case s.zygote != nil:
-		m.cfg.Log.Info("worker ends: it has had no replicas for a while", "worker", k.worker, "device", k.device)
-		m.retire(k)
-	default:
-		m.slots.Remove(k)
-	}
-	return false
-}
-
-// measureShared notes how much of what seems to be a worker's is others': only what it grows by is its own.
-func (z *zygote) measureShared() {
-	if !z.works() {
-		return
-	}
-	anonymous, files := z.owner.cfg.meter.resident(z.pid)
-	if bytes, err := sandbox.PSS(z.pid); err == nil {
-		z.shared = max(0, anonymous+files-bytes)
-	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -96,7 +97,7 @@ func TestPythonStagesInAWorker(t *testing.T) {
 	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Replica != "a" || e.Cause != exitedWell {
+	if e := n.exit(); e.Replica != "a" || e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
 	if again := n.start("a", left); again.PID != b.PID || n.probe(again).Env["name"] != "left" {
@@ -187,7 +188,7 @@ func TestAWorkerIsAdopted(t *testing.T) {
 		if err := n.Stop(t.Context(), name, time.Minute); err != nil {
 			t.Fatal(err)
 		}
-		if e := n.exit(); e.Replica != name || e.Cause != exitedWell {
+		if e := n.exit(); e.Replica != name || e.Cause != resources.ExitedWell {
 			t.Errorf("exit %+v", e)
 		}
 	}

@@ -20,6 +20,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -53,7 +55,7 @@ func actWorks(first string) error {
 			if err != nil {
 				panic(err)
 			}
-			closeFiles(files)
+			resources.CloseFiles(files)
 			mu.Lock()
 			if stages[id] = stage; killed[id] {
 				_ = stage.Close()
@@ -83,7 +85,7 @@ func actWorks(first string) error {
 			if err != nil {
 				return err
 			}
-			closeFiles(files)
+			resources.CloseFiles(files)
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(id)})
 			go serve(uint32(id), gate) // ends with the worker at the latest
 			id++
@@ -133,7 +135,7 @@ func TestResidents(t *testing.T) {
 		t.Errorf("worker %+v", z)
 	}
 	d := n.Inventory().Devices[0]
-	if want := 8*gib + int64(contextOverhead); d.Reserved != want || d.Free != 10*gib-want || !slices.Equal(d.Replicas, []string{"a", "b"}) {
+	if want := 8*gib + int64(resources.ContextOverhead); d.Reserved != want || d.Free != 10*gib-want || !slices.Equal(d.Replicas, []string{"a", "b"}) {
 		t.Errorf("device %+v, want %s reserved: two replicas and one context", d, plan.Size(want))
 	}
 	if _, err := n.Start(t.Context(), node.Order{Replica: "d", Spec: s, Device: "GPU-a"}); !errors.Is(err, ErrDevice) {
@@ -154,10 +156,10 @@ func TestResidents(t *testing.T) {
 	if err := b.Conn.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if e := n.exit(); e.Replica != "b" || e.Cause != exitedWell {
+	if e := n.exit(); e.Replica != "b" || e.Cause != resources.ExitedWell {
 		t.Errorf("exit %+v", e)
 	}
-	if d := n.Inventory().Devices[0]; d.Reserved != contextOverhead || len(d.Replicas) != 0 {
+	if d := n.Inventory().Devices[0]; d.Reserved != resources.ContextOverhead || len(d.Replicas) != 0 {
 		t.Errorf("device %+v, want its context reserved", d)
 	}
 	if err := syscall.Kill(c.PID, syscall.SIGKILL); err != nil {
@@ -175,8 +177,8 @@ func TestResidents(t *testing.T) {
 func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 	n, _, s := workers(t, func(c *Config) { c.workerRests = time.Nanosecond })
 	r := n.on("a", "GPU-a", s)
-	n.tidy()
-	n.tidy()
+	n.loader.tidy()
+	n.loader.tidy()
 	if n.worker("GPU-a").PID != r.PID {
 		t.Error("a worker with replicas has ended")
 	}
@@ -191,12 +193,12 @@ func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 	if n.Inventory().Counts != (Counts{Misses: 1}) {
 		t.Errorf("counts %+v", n.Inventory().Counts)
 	}
-	lasting, g := newGauged(t, func(c *Config) { *c = configOf(*c, n.cfg) })
+	lasting, g := newGauged(t, func(c *Config) { *c = configOf(*c, *n.cfg) })
 	lasting.on("b", "", s)
 	if err := lasting.Stop(t.Context(), "b", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	lasting.tidy()
+	lasting.loader.tidy()
 	lasting.worker("")
 	if inv := lasting.press(g, 90*gb); len(inv.Zygotes) != 0 || inv.Evicted.Pressure != 1 {
 		t.Errorf("memory is short: %+v", inv)
@@ -269,9 +271,9 @@ func configOf(c, other Config) Config {
 // TestResidences: who may share a process, and who has none.
 func TestResidences(t *testing.T) {
 	s := node.Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
-	m := &Manager{cfg: Config{Networks: new(bareNetworks)}}
+	m := &starter{pool: resources.NewPool(resources.Config{Networks: new(bareNetworks)})}
 	base, err := m.residence(node.Order{Spec: s, Device: "d"}, python)
-	if err != nil || base.what() != "worker" || base.engine().name != python.name {
+	if err != nil || base.What() != "worker" || engineByKey(base).name != python.name {
 		t.Fatal(base, err)
 	}
 	for name, change := range map[string]func(*node.Order){
@@ -292,10 +294,10 @@ func TestResidences(t *testing.T) {
 	}
 	start := s
 	start.Start = "cold"
-	for want, refused := range map[string]func() (zygoteKey, error){
-		"a process each": func() (zygoteKey, error) { return m.residence(same, onnxRuntime) },
-		"want auto":      func() (zygoteKey, error) { return m.residence(node.Order{Spec: start}, python) },
-		"want one":       func() (zygoteKey, error) { return m.residence(node.Order{Spec: s, Device: "a,b"}, python) },
+	for want, refused := range map[string]func() (zygote.Key, error){
+		"a process each": func() (zygote.Key, error) { return m.residence(same, onnxRuntime) },
+		"want auto":      func() (zygote.Key, error) { return m.residence(node.Order{Spec: start}, python) },
+		"want one":       func() (zygote.Key, error) { return m.residence(node.Order{Spec: s, Device: "a,b"}, python) },
 	} {
 		if _, err := refused(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "stagecoach.dev/process is w") {
 			t.Errorf("%v, want %q", err, want)
@@ -323,7 +325,7 @@ func TestAWorkerThatLies(t *testing.T) {
 	if err := n.Stop(t.Context(), "a", 0); err != nil {
 		t.Fatal(err)
 	}
-	if hasEnded(victim.Process.Pid) {
+	if ended, err := syscall.Wait4(victim.Process.Pid, nil, syscall.WNOHANG, nil); ended != 0 || err != nil {
 		t.Error("somebody else's process has ended")
 	}
 	after, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", victim.Process.Pid))
@@ -343,14 +345,14 @@ func TestWhatAWorkerUses(t *testing.T) {
 	n.on("a", "", s)
 	n.on("b", "", other)
 	z := n.only()
-	var all map[string]used
+	var all map[string]resources.Used
 	proctest.Until(t, "what it uses to be measured", func() bool {
 		n.measure()
 		all = n.used()
-		return all["f.ns"].cpu > 0
+		return all["f.ns"].CPU > 0
 	})
-	f, g, worker := all["f.ns"], all["g.ns"], z.group.usage() // not measured again meanwhile
-	if f != g || len(all) != 2 || f.memory != worker.Memory/2 || f.memory == 0 || 2*f.cpu > worker.CPU {
+	f, g, worker := all["f.ns"], all["g.ns"], z.Held().Group().Usage() // not measured again meanwhile
+	if f != g || len(all) != 2 || f.Memory != worker.Memory/2 || f.Memory == 0 || 2*f.CPU > worker.CPU {
 		t.Errorf("used %+v, want halves of %+v", all, worker)
 	}
 	for _, name := range []string{"a", "b"} {
@@ -358,7 +360,7 @@ func TestWhatAWorkerUses(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if left := n.used()["f.ns"]; left.memory != 0 || left.cpu < f.cpu {
+	if left := n.used()["f.ns"]; left.Memory != 0 || left.CPU < f.CPU {
 		t.Errorf("used %+v after %+v, want its time alone", left, f)
 	}
 	n.Forget("f.ns")
@@ -371,31 +373,27 @@ func TestWhatAWorkerUses(t *testing.T) {
 // TestAWorkerIsCountedOnce whatever its replicas are.
 func TestAWorkerIsCountedOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
-	z := n.newZygote(zygoteKey{form: formWorker}, "e", "f.ns")
-	z.pid, z.bytes, z.shared = os.Getpid(), 0, 0
-	f := family{of: z}
-	f.weigh(g)
-	anonymous, files := g.resident(os.Getpid())
-	if got, want := f.seems, anonymous+files; got < want/2 || got > 2*want {
+	z := &zygote.Zygote{Key: zygote.Key{Form: zygote.Worker}, Entry: "e", Facts: zygote.Facts{PID: os.Getpid()}, Family: new(zygote.Family)}
+	weighed := resources.NewScale(g, 0).Weigh(0, func() resources.Census {
+		return resources.Census{Families: []resources.Family{{Of: z.Parent()}}}
+	})
+	anonymous, files := g.Resident(os.Getpid())
+	if got, want := weighed.Own, anonymous+files; got < want/2 || got > 2*want {
 		t.Errorf("it seems to take %d, want about %d", got, want)
 	}
-	z.measureShared()
-	if z.shared <= 0 || z.shared >= anonymous+files {
-		t.Errorf("%d of %d bytes are others'", z.shared, anonymous+files)
-	}
-	n.mu.Lock()
-	n.slots.Add(z.key, &slot{zygote: z})
-	n.processes["a"] = &process{replica: "a", zygote: z, pid: z.pid, running: true}
-	all, _, _ := n.families()
-	delete(n.processes, "a")
-	n.slots.Remove(z.key)
-	n.mu.Unlock()
-	if len(all) != 2 || all[0].of != z {
+	n.store.mu.Lock()
+	n.store.fill(z.Key, n.store.hold(z.Key), z)
+	n.store.processes["a"] = &process{replica: "a", zygote: z, pid: z.PID, running: true}
+	n.store.mu.Unlock()
+	all := n.store.census().Families
+	n.store.mu.Lock()
+	delete(n.store.processes, "a")
+	n.store.slots = newSlots()
+	n.store.mu.Unlock()
+	if len(all) != 2 || all[0].Of != z.Parent() {
 		t.Errorf("%d families, want the worker's and those without", len(all))
 	}
-	for _, f := range all {
-		if len(f.replicas) > 0 {
-			t.Errorf("a family of %d replicas, want the worker's counted with it", len(f.replicas))
-		}
+	if slices.ContainsFunc(all, func(f resources.Family) bool { return len(f.Replicas) > 0 }) {
+		t.Errorf("families %+v, want the replicas counted with the worker", all)
 	}
 }

@@ -69,17 +69,33 @@ func (w *world) apply(p *plan.Plan, atOnce bool) {
 			}
 		}
 	}
+	w.warm(p, atOnce)
 	for _, n := range w.nodes {
-		n.unkey()
+		n.tidy(w)
+	}
+}
+
+// warm marks key stages and loads parameters ahead of need, as KeysManagers do.
+func (w *world) warm(p *plan.Plan, atOnce bool) {
+	for _, n := range w.nodes {
+		n.keys = n.keys[:0]
 	}
 	for i := range p.Warm {
-		want := &p.Warm[i]
-		if want.Warmth >= plan.Host {
+		if want := &p.Warm[i]; want.Warmth >= plan.Host && want.Key {
+			n := w.node(want.Node)
+			n.keys = append(n.keys, w.byKey[want.Function].i)
+		}
+	}
+	for _, n := range w.nodes {
+		n.mark(w)
+	}
+	for i := range p.Warm {
+		if want := &p.Warm[i]; want.Warmth >= plan.Host {
 			w.node(want.Node).warm(w, w.byKey[want.Function], want.Key, atOnce)
 		}
 	}
 	for _, n := range w.nodes {
-		n.evict(w)
+		n.mark(w) // those that are loaded now
 	}
 }
 
@@ -98,19 +114,23 @@ func (w *world) release(l *line, want *plan.Want) {
 	}
 }
 
-// order starts a replica. key says whether its stage is a key stage.
+// order starts a replica. key says whether its stage is a key stage. If the node has no room for
+// the parameters, no replica is started, and the next plan may order another.
 func (w *world) order(l *line, slot plan.Slot, key, atOnce bool) {
-	w.started++
 	n := w.node(slot.Node)
+	path, took, ok := n.start(w, l, atOnce)
+	if !ok {
+		w.rec.stages[l.i].short(w, "no room for its parameters on "+slot.Node)
+		return
+	}
+	w.started++
 	r := &replica{
 		name: fmt.Sprintf("%s-%06d", l.spec.Name, w.started), line: l, node: n, device: slot.Device, state: plan.Starting, since: w.clock,
-		ordered: w.now, key: key,
+		ordered: w.now, key: key, path: path,
 	}
-	path, took := n.start(w, l, atOnce)
-	r.path = path
 	l.replicas = append(l.replicas, r)
 	l.byName[r.name] = r
-	n.take(r, 1)
+	n.take(w, r, 1)
 	w.rec.stages[l.i].count(w)
 	if atOnce {
 		w.becomeReady(r)
@@ -158,8 +178,8 @@ func (w *world) gone(r *replica) {
 	l := r.line
 	l.replicas = slices.DeleteFunc(l.replicas, func(x *replica) bool { return x == r })
 	delete(l.byName, r.name)
-	r.node.take(r, -1)
-	r.node.evict(w)
+	r.node.take(w, r, -1)
+	r.node.tidy(w)
 	w.rec.stages[l.i].count(w)
 }
 

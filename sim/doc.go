@@ -3,7 +3,8 @@
 //
 // The code that decides is the production code: [policy.Set.Decide] on a snapshot of the virtual
 // cluster, and the Step cores of packages flow and dispatch. The cores walk requests through
-// graphs, keep the lines, batch, retry, expire and drain. The simulator models the rest:
+// graphs, keep the lines, batch, retry, expire and drain. The core of package cache decides which
+// parameters each node keeps. The simulator models the rest:
 //
 //   - when requests arrive (package arrivals)
 //   - how long a batch keeps its slot ([Service])

@@ -163,3 +163,13 @@ func (s *stageRecorder) figures(seconds float64) StageFigures {
 	slices.SortFunc(out.Starts, func(a, b StartFigures) int { return cmp.Or(cmp.Compare(a.Path, b.Path), compareBool(a.Key, b.Key)) })
 	return out
 }
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}

@@ -10,6 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -164,7 +165,7 @@ func (m *Model) addNodes(p *problems) {
 			continue
 		}
 		for k := range n.Count {
-			node := plan.Node{Name: n.Name, Memory: int64(n.Memory), Threshold: int64(float64(n.Memory) * threshold), CPUMilli: int(n.CPU)}
+			node := plan.Node{Name: n.Name, Memory: int64(n.Memory), Threshold: int64(float64(n.Memory) * cache.Threshold), CPUMilli: int(n.CPU)}
 			if n.Count > 1 {
 				node.Name = fmt.Sprintf("%s-%d", n.Name, k+1)
 			}

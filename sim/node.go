@@ -1,115 +1,194 @@
 package sim
 
 import (
-	"cmp"
+	"math"
 	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 )
 
-// Shares of a node's memory, from package keysmanager. If more than threshold is in use, idle
-// zygotes are evicted until calmBelow is in use.
-const (
-	threshold = 0.85
-	calmBelow = 0.80
-)
-
-// node is a machine, and what its KeysManager keeps.
+// node is a machine. Its cache decides which parameters it keeps, as that of a KeysManager does.
+// What the node models is how long their loads take, and how much memory is in use.
 type node struct {
 	spec    *plan.Node
-	used    int64         // by replicas and zygotes
-	devices []plan.Device // with what is reserved of them
-	zygotes []*zygote     // by stage; nil: none
-	disk    int64         // when it has finished all its reads
-	view    []plan.Zygote // scratch memory for a snapshot, like the next
-	seen    []plan.Device
+	used    int64            // by replicas and zygotes
+	loading int64            // of used, by zygotes that load
+	devices []plan.Device    // with what is reserved
+	cache   *cache.Core[int] // entries are stages, by index
+	zygotes []*zygote        // by stage; nil: none
+	disk    int64            // when it has read all that it has to read
+	// Scratch: the key stages of a plan, the bounds of memory, parts of a snapshot.
+	keys   []int
+	bounds [1]cache.Bound
+	view   []plan.Zygote
+	seen   []plan.Device
 }
 
 // zygote holds a stage's parameters.
 type zygote struct {
 	line    *line
-	loaded  bool
+	node    *node
 	at      int64 // when it is loaded, or was
-	users   int   // replicas forked from it
-	last    int64 // when it was last used
-	key     bool  // its stage is a key stage
-	was     bool  // key in the previous plan
-	parking int64 // when its next child is parked; only key stages have parked children
+	users   int   // replicas that come from it
+	parking int64 // when its child is parked; never: it has none. Only key stages have one
 }
+
+// never is when a child is parked that there is not.
+const never = math.MaxInt64
 
 func newNode(spec *plan.Node, stages int) *node {
-	return &node{spec: spec, devices: slices.Clone(spec.Devices), zygotes: make([]*zygote, stages)}
+	return &node{spec: spec, devices: slices.Clone(spec.Devices), cache: cache.New[int](), zygotes: make([]*zygote, stages)}
 }
 
-// start returns the path of a new replica's start, and how long the start takes.
-func (n *node) start(w *world, l *line, atOnce bool) (path string, took time.Duration) {
+// start returns how a new replica comes up, and how long that takes. It reports false if its
+// parameters have no room.
+func (n *node) start(w *world, l *line, atOnce bool) (path string, took time.Duration, ok bool) {
 	is := l.spec.Start
 	if l.spec.Parameters == 0 {
-		return "cold", is.Cold
+		return "cold", is.Cold, true
+	}
+	n.step(w, cache.Hold[int]{Key: l.i})
+	defer n.step(w, cache.Release[int]{Key: l.i})
+	if n.zygotes[l.i] == nil && !n.load(w, l, atOnce) {
+		return "", 0, false
 	}
 	z := n.zygotes[l.i]
-	if z == nil {
-		n.fit(w, int64(l.spec.Parameters))
-		z = n.load(w, l, atOnce)
-	}
-	z.last = w.now
 	switch {
-	case !z.loaded:
-		return "cold", time.Duration(z.at-w.now) + is.Fork
-	case is.Parked > 0 && z.key && z.parking <= w.now:
-		z.parking = w.now + int64(is.Fork) // another child is forked and parked meanwhile
-		return "parked", is.Parked
+	case !z.ready():
+		return "cold", time.Duration(z.at-w.now) + is.Fork, true
+	case z.parked(w):
+		z.park(w) // another is forked and parked meanwhile
+		return "parked", is.Parked, true
 	}
-	return "fork", is.Fork
+	return "fork", is.Fork, true
 }
 
-// load begins to load a stage's parameters. A disk reads them for one stage after another: together
-// they would take as long.
-func (n *node) load(w *world, l *line, atOnce bool) *zygote {
-	z := &zygote{line: l, at: w.now, last: w.now, loaded: atOnce}
-	if !atOnce {
-		z.at = max(w.now, n.disk) + int64(l.spec.Start.Cold-l.spec.Start.Fork)
-		n.disk = z.at
-		w.events.push(z.at, loaded, l.i, z)
+// step steps the cache and carries out what it decides. again reports that a load has to be asked
+// for once more.
+func (n *node) step(w *world, ev cache.Event) (again bool) {
+	for _, e := range n.cache.Step(w.clock, ev) {
+		switch e := e.(type) {
+		case cache.Evict[int]:
+			n.used -= int64(n.zygotes[e.Key].line.spec.Parameters)
+			n.zygotes[e.Key] = nil
+			w.rec.stages[e.Key].evicted(w)
+		case cache.Unpark:
+			again = true
+			for _, z := range n.zygotes {
+				if z != nil && z.parked(w) {
+					z.parking = never
+				}
+			}
+		}
 	}
+	return again
+}
+
+// load begins to load a stage's parameters, unless they have no room. A disk reads one stage's
+// after another's: together they would take as long.
+func (n *node) load(w *world, l *line, atOnce bool) bool {
+	bytes := int64(l.spec.Parameters)
+	want := cache.Want[int]{Key: l.i, Bytes: bytes, Bounds: n.weigh(w)}
+	if n.step(w, want) {
+		n.step(w, want) // parked children take no memory here
+	}
+	if e, _ := n.cache.Get(l.i); !e.Loading {
+		return false
+	}
+	z := &zygote{line: l, node: n, at: w.now, parking: never}
 	n.zygotes[l.i] = z
-	n.used += int64(l.spec.Parameters)
-	return z
+	n.used += bytes
+	n.loading += bytes
+	z.using(w)
+	if atOnce {
+		z.arrive(w)
+		return true
+	}
+	z.at = max(w.now, n.disk) + int64(l.spec.Start.Cold-l.spec.Start.Fork)
+	n.disk = z.at
+	w.events.push(z.at, loaded, l.i, z)
+	return true
 }
 
-// warm keeps a stage's parameters. It loads them ahead of need if they have room. For a key stage
-// it also evicts idle parameters of other stages.
+// arrive ends the load of a zygote.
+func (z *zygote) arrive(w *world) {
+	bytes := int64(z.line.spec.Parameters)
+	z.node.loading -= bytes
+	z.node.step(w, cache.Loaded[int]{Key: z.line.i, Bytes: bytes})
+}
+
+// ready reports whether the zygote has loaded.
+func (z *zygote) ready() bool {
+	e, _ := z.node.cache.Get(z.line.i)
+	return e.Ready
+}
+
+// parked reports whether a child of the zygote waits on a device.
+func (z *zygote) parked(w *world) bool { return z.line.spec.Start.Parked > 0 && z.parking <= w.now }
+
+// park begins to park a child of the zygote, once it has loaded, unless memory is short.
+func (z *zygote) park(w *world) {
+	n := z.node
+	if z.parking = never; n.cache.Ahead(w.clock, n.weigh(w)) >= cache.ParkedHost {
+		z.parking = max(w.now, z.at) + int64(z.line.spec.Start.Fork)
+	}
+}
+
+// using tells the cache what a zygote has.
+func (z *zygote) using(w *world) {
+	u := cache.Using[int]{Key: z.line.i, Replicas: z.users, Wanted: true}
+	if z.parked(w) {
+		u.Parked = 1
+	}
+	z.node.step(w, u)
+}
+
+// weigh returns the memory in use, and tells the cache which children are parked by now.
+func (n *node) weigh(w *world) []cache.Bound {
+	for _, z := range n.zygotes {
+		if z != nil && z.parked(w) {
+			z.using(w)
+		}
+	}
+	n.bounds[0] = cache.Bound{Name: "memory", Total: n.spec.Memory, Used: n.used - n.loading}
+	return n.bounds[:]
+}
+
+// mark tells the cache the key stages that a plan wants to be warm. Only they have parked children.
+func (n *node) mark(w *world) {
+	n.step(w, cache.Mark[int]{Keys: n.keys})
+	for i, z := range n.zygotes {
+		if z != nil && !slices.Contains(n.keys, i) {
+			z.parking = never
+		}
+	}
+}
+
+// warm loads a stage's parameters ahead of need, and parks a child of a key stage, if there is
+// room.
 func (n *node) warm(w *world, l *line, key, atOnce bool) {
 	if l.spec.Parameters == 0 {
 		return
 	}
-	bytes := int64(l.spec.Parameters)
 	if n.zygotes[l.i] == nil {
-		if n.used+bytes > n.spec.Threshold && key {
-			n.fit(w, bytes)
-		}
-		if n.used+bytes > n.spec.Threshold {
+		if !n.cache.Room(w.clock, n.weigh(w), int64(l.spec.Parameters), key) {
 			return
 		}
-		n.load(w, l, atOnce)
-	}
-	z := n.zygotes[l.i]
-	if z.key = key; key && !z.was {
-		z.parking = max(w.now, z.at) + int64(l.spec.Start.Fork)
-	}
-}
-
-func (n *node) unkey() {
-	for _, z := range n.zygotes {
-		if z != nil {
-			z.key, z.was = false, z.key
+		n.step(w, cache.Hold[int]{Key: l.i})
+		defer n.step(w, cache.Release[int]{Key: l.i})
+		if !n.load(w, l, atOnce) {
+			return
 		}
 	}
+	if z := n.zygotes[l.i]; key && z.parking == never {
+		z.park(w)
+	}
 }
 
-// take adds a replica's resources to those in use, with sign 1, or gives them back, with sign -1.
-func (n *node) take(r *replica, sign int64) {
+// take counts what a replica has of the node, or gives it back.
+func (n *node) take(w *world, r *replica, sign int64) {
 	n.used += sign * int64(r.line.spec.Memory)
 	for i := range n.devices {
 		if d := &n.devices[i]; (plan.Slot{Device: r.device}).On(d.ID) {
@@ -118,53 +197,12 @@ func (n *node) take(r *replica, sign int64) {
 	}
 	if z := n.zygotes[r.line.i]; z != nil {
 		z.users += int(sign)
+		z.using(w)
 	}
 }
 
-// fit evicts idle zygotes to make room for bytes below the threshold.
-func (n *node) fit(w *world, bytes int64) { n.shrink(w, n.spec.Threshold-bytes) }
-
-// evict ends idle zygotes if more than the threshold is in use.
-func (n *node) evict(w *world) {
-	if n.used > n.spec.Threshold {
-		n.shrink(w, int64(float64(n.spec.Memory)*calmBelow))
-	}
-}
-
-// shrink ends idle zygotes until at most bytes are in use. The least recently used ones go first,
-// and key stages last.
-func (n *node) shrink(w *world, bytes int64) {
-	if n.used <= bytes {
-		return
-	}
-	var idle []*zygote
-	for _, z := range n.zygotes {
-		if z != nil && z.users == 0 && z.loaded {
-			idle = append(idle, z)
-		}
-	}
-	slices.SortFunc(idle, func(a, b *zygote) int {
-		return cmp.Or(compareBool(a.key, b.key), cmp.Compare(a.last, b.last), cmp.Compare(a.line.i, b.line.i))
-	})
-	for _, z := range idle {
-		if n.used <= bytes {
-			return
-		}
-		n.zygotes[z.line.i] = nil
-		n.used -= int64(z.line.spec.Parameters)
-		w.rec.stages[z.line.i].evicted(w)
-	}
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
-}
+// tidy ends idle zygotes if more memory is in use than its threshold.
+func (n *node) tidy(w *world) { n.step(w, cache.Weighed{Bounds: n.weigh(w)}) }
 
 // observe returns the node as a snapshot shows it.
 func (n *node) observe() plan.Node {
@@ -175,7 +213,7 @@ func (n *node) observe() plan.Node {
 	n.view = n.view[:0]
 	for _, z := range n.zygotes {
 		if z != nil {
-			n.view = append(n.view, plan.Zygote{Function: z.line.key, Digest: z.line.key, Bytes: int64(z.line.spec.Parameters), Idle: z.users == 0 && z.loaded})
+			n.view = append(n.view, plan.Zygote{Function: z.line.key, Digest: z.line.key, Bytes: int64(z.line.spec.Parameters), Idle: z.users == 0 && z.ready()})
 		}
 	}
 	out.Zygotes = n.view

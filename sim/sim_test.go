@@ -179,14 +179,20 @@ stages: [{name: s, service: {mean: 10ms}, gpu: 1, start: {cold: 2s, fork: 500ms,
 	n, l := w.nodes[0], w.lines[0]
 	start := func(at time.Duration, key bool, want string) {
 		t.Helper()
-		w.now = int64(at)
-		n.unkey()
+		w.now, w.clock = int64(at), epoch.Add(at)
+		if n.keys = nil; key {
+			n.keys = []int{0}
+		}
+		n.mark(w)
 		n.warm(w, l, key, false)
-		if n.zygotes[0].loaded = at >= 1500*time.Millisecond; !n.zygotes[0].loaded {
+		if at < 1500*time.Millisecond {
 			return
 		}
-		if path, _ := n.start(w, l, false); path != want {
-			t.Errorf("at %v: %s, want %s", at, path, want)
+		if z := n.zygotes[0]; !z.ready() {
+			z.arrive(w)
+		}
+		if path, _, ok := n.start(w, l, false); path != want || !ok {
+			t.Errorf("at %v: %s, %v, want %s", at, path, ok, want)
 		}
 	}
 	start(0, false, "")

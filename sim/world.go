@@ -181,7 +181,9 @@ func (w *world) handle(e *event) {
 	case dies:
 		w.die(e.data.(*replica))
 	case loaded:
-		e.data.(*zygote).loaded = true
+		z := e.data.(*zygote)
+		z.arrive(w)
+		z.node.tidy(w)
 	case ticks:
 		if w.control.next == e.at {
 			w.tick(false)

@@ -1,8 +1,7 @@
-package keysmanager
+package resources
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -10,11 +9,10 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
-// envDevices says to CUDA which devices a process may see, by UUID; empty: none.
-const envDevices = "CUDA_VISIBLE_DEVICES"
+// EnvDevices says to CUDA which devices a process may see, by UUID; empty: none.
+const EnvDevices = "CUDA_VISIBLE_DEVICES"
 
 // Device is an accelerator as it was seen last: a whole GPU, or a part of one (MIG).
 type Device struct {
@@ -37,29 +35,31 @@ type DeviceInfo struct {
 	Free     int64    // bytes that may still be reserved: what is neither reserved nor used by others
 	Replicas []string // for which some of it is reserved, sorted
 
-	Parked    int64    // bytes of Free that children take who wait on it or are about to, and give back when they are wanted
+	// Bytes of Free that children take who wait on it or are about to, and give back when they are
+	// wanted.
+	Parked    int64
 	ParkedFor []string // whose children wait on it, by function, sorted
 }
 
-// ErrDevice is the error of a replica for which there is no device, or too little memory on it.
-var ErrDevice = errors.New("cannot be reserved")
+// ContextOverhead is what a process takes of a device's memory beside parameters, in bytes, until
+// that is measured.
+const ContextOverhead = 512 << 20
 
-// contextOverhead is what a process takes of a device's memory beside parameters, in bytes, until that is measured.
-const contextOverhead = 512 << 20
-
-// holder is a process and what is reserved for it: a replica's, or a part of a worker's. Holders may have a process together.
-type holder struct {
-	replica  string           // empty: a worker's context, or a parked child
-	pid      int              // 0: not yet known
-	reserved map[string]int64 // bytes by device
-	parks    bool             // it is a child that is parked, or about to be
-	parked   string           // the function whose child is parked; empty: it is not yet, or none
+// Holder is a process and what is reserved for it: a replica's, or a part of a worker's. Several
+// holders may have one process.
+type Holder struct {
+	Replica  string           // empty: a worker's context, or a parked child
+	PID      int              // 0: not yet known
+	Reserved map[string]int64 // bytes by device
+	Parks    bool             // it is a child that is parked, or about to be
+	Parked   string           // the function whose child is parked; empty: it is not yet, or none
 }
 
-// survey says what is free of each device. What a replica uses beyond what is reserved for it is not free either, and use that
-// cannot be told to be a replica's counts as somebody else's: too much is taken for used then, never too little. parent returns
-// the parent of a process, so that a replica's children are its own.
-func survey(seen []Device, holders []holder, parent func(pid int) int) []DeviceInfo {
+// survey says what is free of each device. What a replica uses beyond what is reserved for it is
+// not free either, and use that cannot be told to be a replica's counts as somebody else's: too
+// much is taken for used then, never too little. parent returns the parent of a process, so that a
+// replica's children are its own.
+func survey(seen []Device, holders []Holder, parent func(pid int) int) []DeviceInfo {
 	out := make([]DeviceInfo, 0, len(seen))
 	for _, d := range seen {
 		info := DeviceInfo{Device: d}
@@ -67,16 +67,16 @@ func survey(seen []Device, holders []holder, parent func(pid int) int) []DeviceI
 		taken, ours := int64(0), int64(0)
 		for i, h := range holders {
 			ours += used[i]
-			bytes, ok := h.reserved[d.ID]
+			bytes, ok := h.Reserved[d.ID]
 			switch {
-			case ok && h.parks:
-				if h.parked != "" {
-					info.ParkedFor = append(info.ParkedFor, h.parked)
+			case ok && h.Parks:
+				if h.Parked != "" {
+					info.ParkedFor = append(info.ParkedFor, h.Parked)
 				}
 				info.Parked += max(bytes, used[i])
 				continue
-			case ok && h.replica != "":
-				info.Replicas = append(info.Replicas, h.replica)
+			case ok && h.Replica != "":
+				info.Replicas = append(info.Replicas, h.Replica)
 			}
 			info.Reserved += bytes
 			taken += max(bytes, used[i])
@@ -90,12 +90,12 @@ func survey(seen []Device, holders []holder, parent func(pid int) int) []DeviceI
 	return out
 }
 
-// usage returns how many bytes of a device the processes of each holder use.
-func usage(d Device, holders []holder, parent func(pid int) int) []int64 {
+// usage returns how many bytes of a device the processes of each Holder use.
+func usage(d Device, holders []Holder, parent func(pid int) int) []int64 {
 	owner := map[int]int{}
 	for i, h := range slices.Backward(holders) {
-		if h.pid > 0 {
-			owner[h.pid] = i
+		if h.PID > 0 {
+			owner[h.PID] = i
 		}
 	}
 	const generations = 16
@@ -111,17 +111,19 @@ func usage(d Device, holders []holder, parent func(pid int) int) []int64 {
 			}
 		}
 	}
-	for i, h := range holders { // of a process's use each of its holders has as much as is reserved for it, and the first the rest
-		if first, ok := owner[h.pid]; ok && first != i {
-			used[i] = min(h.reserved[d.ID], max(0, used[first]-holders[first].reserved[d.ID]))
+	// Of a process's use each of its holders has as much as is reserved for it, and the first the
+	// rest.
+	for i, h := range holders {
+		if first, ok := owner[h.PID]; ok && first != i {
+			used[i] = min(h.Reserved[d.ID], max(0, used[first]-holders[first].Reserved[d.ID]))
 			used[first] -= used[i]
 		}
 	}
 	return used
 }
 
-// reserve returns what a replica is to get of each of the devices: bytes of each, or when that is 0 all that is free of devices
-// that no other replica has.
+// reserve returns what a replica is to get of each of the devices: bytes of each, or when that is 0
+// all that is free of devices that no other replica has.
 func reserve(all []DeviceInfo, ids []string, bytes int64) (map[string]int64, error) {
 	got := map[string]int64{}
 	for _, id := range ids {
@@ -148,37 +150,15 @@ func reserve(all []DeviceInfo, ids []string, bytes int64) (map[string]int64, err
 	return got, nil
 }
 
-// devices returns the node's devices and what is free of them, with m.mu held.
-func (m *Manager) devices() []DeviceInfo {
-	if m.cfg.Devices == nil {
-		return nil
-	}
-	var holders []holder
-	for _, p := range m.processes {
-		h := holder{replica: p.replica, reserved: p.reserved}
-		if p.running {
-			h.pid = p.pid
-		}
-		holders = append(holders, h)
-	}
-	for _, k := range m.slots.Keys() {
-		if s, _ := m.slots.Peek(k); s.zygote != nil || s.loading != nil {
-			holders = append(holders, m.holders(k, s)...)
-		}
-	}
-	return survey(m.cfg.Devices(), holders, parentOf)
+// Takes tells whether a child may be parked on a device for replicas that take so many bytes of it;
+// 0: all.
+func (d DeviceInfo) Takes(bytes int64) bool {
+	need := plan.DeviceNeed(bytes, d.Memory)
+	return d.Unhealthy == "" && (bytes > 0 || len(d.Replicas) == 0) && d.Free >= max(need, d.Parked+ContextOverhead)
 }
 
-// equip reserves for p what its order wants of devices, with m.mu held. It is given back when p is forgotten.
-func (m *Manager) equip(p *process, o node.Order) (err error) {
-	if o.Device != "" {
-		p.reserved, err = reserve(m.devices(), strings.Split(o.Device, ","), o.Spec.DeviceMemory)
-	}
-	return err
-}
-
-// parentOf returns the parent of a process; 0: it has ended.
-func parentOf(pid int) int {
+// ParentOf returns the parent of a process; 0: it has ended.
+func ParentOf(pid int) int {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return 0

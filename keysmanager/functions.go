@@ -1,0 +1,131 @@
+package keysmanager
+
+import (
+	"cmp"
+	"maps"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+)
+
+// functions are the parameters of the functions that a node knows, and where they are kept. They
+// are a part of the store, whose mutex guards them: it is held when a method is called.
+type functions struct {
+	pool        *resources.Pool
+	uses        map[string]zygote.Key      // by function: the zygote of its present spec
+	asks        map[string]*asking         // by function: what is under way for it
+	sizes       map[zygote.Key]int64       // bytes that zygotes took, by key without generation
+	generations map[zygote.Key]uint64      // how often parameters have been invalidated, by variant
+	instead     map[zygote.Key]zygote.Form // of variants whose zygote, of zygote.Forks, is impossible
+}
+
+// key says where the parameters of a spec are kept now, with the store's mutex held.
+func (f *functions) key(s node.Spec, e engine, image sandbox.Image) zygote.Key {
+	k := zygote.Key{
+		Namespace: s.Namespace, Digest: image.Digest, Model: s.Env[wire.EnvModel], Process: s.Process, Engine: e.name, Environment: e.seen(s), Network: f.pool.NetworkOf(s.Network),
+		Secrets: s.Secrets,
+	}
+	k.Form = e.starts[formOf(s)]
+	if choosesPath(s) {
+		k.Form = f.instead[k]
+	}
+	return k
+}
+
+// newest is a key of the present generation, with the store's mutex held.
+func (f *functions) newest(key zygote.Key) zygote.Key {
+	key.Generation = f.generations[key.Variant()]
+	return key
+}
+
+// renew makes a new generation of a variant's parameters, which may be kept in another form, and
+// returns its number, with the store's mutex held.
+func (f *functions) renew(key zygote.Key) uint64 {
+	key = key.Variant()
+	delete(f.instead, key)
+	f.generations[key]++
+	return f.generations[key]
+}
+
+// asking is a function that something is under way for: a start, a load.
+type asking struct {
+	function  string
+	count     int
+	forgotten bool // Forget came after it had begun
+}
+
+// ask says that something begins for a function. Its owner calls asked when it has ended. If Forget
+// comes meanwhile, what has begun does not make the function known again. st.mu is held.
+func (st *store) ask(function string) *asking {
+	a := st.asks[function]
+	if a == nil {
+		a = &asking{function: function}
+		st.asks[function] = a
+	}
+	a.count++
+	return a
+}
+
+func (st *store) asked(a *asking) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if a.count--; a.count == 0 && st.asks[a.function] == a {
+		delete(st.asks, a.function)
+	}
+}
+
+// unuse says that a function has no model now; what an earlier deploy of it had goes with its
+// replicas.
+func (st *store) unuse(a *asking) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if !a.forgotten {
+		delete(st.uses, a.function)
+	}
+}
+
+// fallBack has a variant's replicas start on another path from now on, until its parameters are
+// invalidated.
+func (st *store) fallBack(function string, key zygote.Key, why zygote.Impossible) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	to := engineByKey(key).next[key.Form]
+	if st.instead[key.Variant()] != key.Form {
+		return // another start was faster
+	}
+	st.instead[key.Variant()] = to
+	st.cfg.Log.Warn("replicas of a function start on another path", "function", function, "path", string(to), "why", why.Why)
+}
+
+// forgetVariants forgets what belongs to variants of parameters that nobody uses and that are not
+// kept, with the store's mutex held.
+func (st *store) forgetVariants() {
+	variants := map[zygote.Key]bool{}
+	for _, k := range st.uses {
+		variants[k.Variant()] = true
+	}
+	for k := range st.slots.all {
+		variants[k.Variant()] = true
+	}
+	maps.DeleteFunc(st.sizes, func(k zygote.Key, _ int64) bool { return !variants[k.Variant()] })
+	maps.DeleteFunc(st.generations, func(k zygote.Key, _ uint64) bool { return !variants[k] })
+	maps.DeleteFunc(st.instead, func(k zygote.Key, _ zygote.Form) bool { return !variants[k] })
+}
+
+// nameOf is the function that uses a zygote, the first by name when several do, or else the one
+// that it was loaded for, with the store's mutex held.
+func (st *store) nameOf(k zygote.Key, s *slot) string {
+	first := ""
+	for f, used := range st.uses {
+		if used == k && (first == "" || f < first) {
+			first = f
+		}
+	}
+	if s.zygote != nil {
+		return cmp.Or(first, s.zygote.Function)
+	}
+	return cmp.Or(first, s.function)
+}

@@ -1,0 +1,189 @@
+package resources
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+)
+
+// Accounts gives out the users that processes run as; sandbox.Accounts does.
+type Accounts interface {
+	// Take returns an account that nobody has, in the group that may read its secrets; 0: in one of
+	// its own.
+	Take(gid int) (*sandbox.Lease, error)
+	// Adopt returns the account of a process that an earlier daemon has started; nil: it has none.
+	Adopt(pid int) (*sandbox.Lease, error)
+	// Resume returns that of a user whom an earlier daemon had taken.
+	Resume(uid, gid int) (*sandbox.Lease, error)
+}
+
+// Lodger says which processes use the account that a process is started with.
+type Lodger int
+
+// The lodgers.
+const (
+	Itself      Lodger = iota // the process
+	ItsPrograms               // the programs of a watchdog, which starts each of them
+	Nobody                    // a watchdog whose programs have a root of their own
+)
+
+// maxFamily bounds the processes and threads of a zygote and all its replicas together.
+const maxFamily = 8192
+
+// lodging is an account in use.
+type lodging struct {
+	lease    *sandbox.Lease
+	function string
+	entry    string // of the warden
+	most     int    // processes and threads
+	packing  string // folder that its zygote packs its model into; empty: it does not
+	packed   string // folder that this becomes
+}
+
+func newLodging(lease *sandbox.Lease, function, entry string) *lodging {
+	return &lodging{lease: lease, function: function, entry: entry, most: sandbox.MaxProcesses}
+}
+
+// furnish makes a command run with the account, and lets it read what it needs beside its image.
+func (l *lodging) furnish(c *sandbox.Command, who Lodger, t Tenant) error {
+	if who == ItsPrograms {
+		b, err := json.Marshal(l.lease.Account)
+		c.Env[wire.EnvAccount] = string(b)
+		return err
+	}
+	c.As, c.Secrets, c.Env[wire.EnvSealed] = &l.lease.Account, t.Secrets, "1"
+	if c.Env[wire.EnvZygoteFD] != "" {
+		l.most = maxFamily
+		c.Processes = maxFamily
+	}
+	if library := c.Env[wire.EnvORT]; library != "" {
+		c.Reads = append(c.Reads, library)
+	}
+	folder := c.Env[wire.EnvPrepacked]
+	if folder == "" {
+		return nil
+	}
+	l.packed = filepath.Join(folder, t.Namespace) // what one namespace has written, no other one maps
+	if _, err := os.Stat(l.packed); err == nil {
+		c.Env[wire.EnvPrepacked] = l.packed
+		c.Reads = append(c.Reads, l.packed)
+		return nil
+	}
+	l.packing = l.packed + "." + strconv.Itoa(l.lease.UID) // a name that no namespace has
+	if err := os.RemoveAll(l.packing); err != nil {
+		return err
+	}
+	if err := os.Mkdir(l.packing, 0o700); err != nil {
+		return err
+	}
+	c.Env[wire.EnvPrepacked] = l.packing
+	c.Writes = append(c.Writes, l.packing)
+	return os.Chown(l.packing, l.lease.UID, l.lease.GID)
+}
+
+// AdmitTo lets a worker of this pid, if it has an account, read an image's files.
+func (r *Reservation) AdmitTo(pid int, root string) error {
+	if r.account == nil {
+		return nil
+	}
+	r.admitting.Lock()
+	defer r.admitting.Unlock()
+	return sandbox.Reach(pid, &r.account.lease.Account, root)
+}
+
+// ShowSecrets makes a function's folder of secrets appear to a zygote of this pid, if the zygote
+// has an account. A zygote sees the folder that it was started with. A worker also needs the
+// folders of its other functions, and every zygote needs a folder that was removed and made again
+// since.
+func (r *Reservation) ShowSecrets(pid int, folder string) error {
+	if r.account == nil || folder == "" {
+		return nil
+	}
+	r.admitting.Lock()
+	defer r.admitting.Unlock()
+	return sandbox.ReachSecrets(pid, &r.account.lease.Account, folder)
+}
+
+// KeepPacked keeps what a zygote that has loaded has packed, for the next ones of its namespace.
+func (r *Reservation) KeepPacked() {
+	l := r.account
+	if l == nil || l.packing == "" {
+		return
+	}
+	if os.Remove(l.packing) == nil {
+		return // empty: there was nothing to make, or it could not and has said why
+	}
+	err := sandbox.Seize(l.packing, sandbox.MaxFileSize)
+	if err == nil {
+		err = os.Rename(l.packing, l.packed)
+	}
+	if _, there := os.Stat(l.packed); err != nil && there != nil { // else another one was faster
+		r.pool.cfg.Log.Warn("pre-packed parameters are not kept", "function", l.function, "error", err)
+	}
+}
+
+// vacate gives the account of an ended process back, if it had one. What it has left running is
+// killed.
+func (r *Reservation) vacate() {
+	l, log := r.account, r.pool.cfg.Log
+	if l == nil {
+		return
+	}
+	n, err := l.lease.Kill()
+	if err != nil {
+		log.Error("processes may be left", "function", l.function, "error", err)
+	}
+	if n >= l.most*9/10 {
+		log.Warn("it had as many processes as it may", "function", l.function, "entry", l.entry, "killed", n, "most", l.most)
+		r.pool.cfg.Output(l.function, l.entry, "stderr", fmt.Sprintf("stagecoach: it left %d processes and threads of at most %d; they were killed", n, l.most))
+	}
+	if err := l.lease.Release(); err != nil {
+		log.Warn("an account is not given back whole", "function", l.function, "error", err)
+	}
+	if l.packing != "" {
+		_ = os.RemoveAll(l.packing) // what was half made; otherwise it is gone already
+	}
+}
+
+// adoptAccount takes over the account of a process that an earlier daemon has started.
+func (r *Reservation) adoptAccount(k warden.Kept) {
+	accounts := r.pool.cfg.Accounts
+	if accounts == nil || k.PID == 0 || k.Ended {
+		return
+	}
+	lease, err := accounts.Adopt(k.PID)
+	if program := programAccount(k.PID); err == nil && lease == nil && program != nil {
+		lease, err = accounts.Resume(program.UID, program.GID)
+	}
+	if err != nil {
+		r.pool.cfg.Log.Warn("what runs has a user that is not its own", "entry", k.Name, "pid", k.PID, "error", err)
+		return
+	}
+	if lease != nil {
+		r.account = newLodging(lease, "", k.Name)
+		r.account.most = maxFamily
+	}
+}
+
+// programAccount returns the account of the programs of a watchdog, as its environment has it; nil:
+// it has none.
+func programAccount(pid int) *sandbox.Account {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return nil // it has ended
+	}
+	for kv := range strings.SplitSeq(string(b), "\x00") {
+		var a sandbox.Account
+		if text, ok := strings.CutPrefix(kv, wire.EnvAccount+"="); ok && json.Unmarshal([]byte(text), &a) == nil {
+			return &a
+		}
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package resources
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+)
+
+// Config says what a Pool has to give.
+type Config struct {
+	Warden *warden.Client // starts the processes
+	// Accounts are the users that processes run as if they have no root of their own; nil: the user
+	// of this process.
+	Accounts Accounts
+	// Networks makes the networks of processes; nil: they share the machine's. HostNetwork allows
+	// functions to ask for the machine's.
+	Networks    Networks
+	HostNetwork bool
+	// Groups makes the cgroups; nil: there are none, and so no limits of functions.
+	Groups Groups
+	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there
+	// are none.
+	Devices func() []Device
+	Log     *slog.Logger
+	// Output gets lines for the log of a function, as in keysmanager's Config.
+	Output func(function, replica, stream, line string)
+}
+
+// Pool is what a node has for its processes. Its methods are safe for concurrent use.
+type Pool struct {
+	cfg Config
+
+	measuring sync.Mutex // held while usage is measured
+	totals    totals     // of usage, with a lock of its own
+
+	// Guards replicas, and pid and devices of each reservation. The owner of a Pool may call it
+	// with its own locks held; the Pool calls nobody back under mu.
+	mu       sync.Mutex
+	replicas map[*Reservation]bool // that have not been released
+}
+
+// NewPool returns a Pool of which nothing is reserved.
+func NewPool(cfg Config) *Pool {
+	return &Pool{cfg: cfg, replicas: map[*Reservation]bool{}}
+}
+
+// Reservation is what a process holds of a node. The process need not run yet, and may never do.
+//
+// group and account belong to the goroutine that starts the process. Others may read them once the
+// process is known to run.
+type Reservation struct {
+	pool              *Pool
+	replica, function string // empty: of a zygote, or of a child that is no replica yet
+
+	pid     int              // of a replica that runs; guarded by pool.mu
+	devices map[string]int64 // bytes by device; guarded by pool.mu, and its content does not change
+
+	group     *Cgroup    // nil: none
+	account   *lodging   // nil: none
+	admitting sync.Mutex // held while the process gets another folder to read
+
+	once sync.Once // of Release
+}
+
+// New returns the reservation of a process that is no replica. It holds nothing yet.
+func (p *Pool) New() *Reservation { return &Reservation{pool: p} }
+
+// Reserve returns the reservation of a replica that gets the devices with these ids, by commas, and
+// so many bytes of each of them, or all that is free if bytes is 0. others are the holders of
+// device memory that are no replicas. The error is ErrDevice if a device has not enough.
+func (p *Pool) Reserve(replica, function, ids string, bytes int64, others []Holder) (*Reservation, error) {
+	r := &Reservation{pool: p, replica: replica, function: function}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if ids != "" {
+		var err error
+		if r.devices, err = reserve(p.survey(others), strings.Split(ids, ","), bytes); err != nil {
+			return nil, err
+		}
+	}
+	p.replicas[r] = true
+	return r, nil
+}
+
+// Adopt returns the reservation of what an earlier daemon has left to the warden: its account. Its
+// cgroup and devices are adopted with AdoptGroup and AdoptDevices.
+func (p *Pool) Adopt(k warden.Kept) *Reservation {
+	r := p.New()
+	r.adoptAccount(k)
+	return r
+}
+
+// AdoptDevices makes the reservation that of a replica which has these bytes of devices.
+func (r *Reservation) AdoptDevices(replica, function string, devices map[string]int64) {
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	r.replica, r.function, r.devices = replica, function, devices
+	r.pool.replicas[r] = true
+}
+
+// Runs says that the replica is this process from now on: what the process uses of a device counts
+// as the reservation's.
+func (r *Reservation) Runs(pid int) {
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	r.pid = pid
+}
+
+// Devices returns what is reserved, in bytes by device; it must not be changed.
+func (r *Reservation) Devices() map[string]int64 {
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	return r.devices
+}
+
+// Group returns the cgroup; nil: it has none. The methods of a nil Cgroup work.
+func (r *Reservation) Group() *Cgroup {
+	if r == nil {
+		return nil
+	}
+	return r.group
+}
+
+// Release gives back all that is held, once the process has ended or will not start. What the
+// process has left running is killed. A second call does nothing.
+func (r *Reservation) Release() {
+	r.once.Do(func() {
+		r.pool.leave(r.group)
+		r.pool.mu.Lock()
+		delete(r.pool.replicas, r)
+		r.pool.mu.Unlock()
+		r.vacate()
+	})
+}
+
+// survey returns the devices and what is free of them, with p.mu held.
+func (p *Pool) survey(others []Holder) []DeviceInfo {
+	if p.cfg.Devices == nil {
+		return nil
+	}
+	all := make([]Holder, 0, len(p.replicas)+len(others))
+	for r := range p.replicas {
+		all = append(all, Holder{Replica: r.replica, PID: r.pid, Reserved: r.devices})
+	}
+	return survey(p.cfg.Devices(), append(all, others...), ParentOf)
+}
+
+// Devices returns the node's devices and what is free of them, sorted by ID; others as for Reserve.
+func (p *Pool) Devices(others []Holder) []DeviceInfo {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.survey(others)
+}
+
+// HasDevices reports whether the node is told of devices.
+func (p *Pool) HasDevices() bool { return p.cfg.Devices != nil }
+
+// Tenant is what the Pool has to know of the function whose process starts.
+type Tenant struct {
+	Function  string // pipeline.Key
+	Namespace string
+	Group     int    // gid that may read its secrets; 0 gives each process a group of its own
+	Secrets   string // absolute path of the folder with its secrets; empty: it has none
+	Network   string // default, host or none; empty: default
+	Gateway   string // address and port of the gateway on this machine; empty: unreachable
+}
+
+// Start has the warden start a process of a function, in the network that the function asks for,
+// and with an account of its own if the node has accounts. A process that does not start leaves its
+// account to Release.
+func (r *Reservation) Start(t Tenant, who Lodger, p warden.Process) (pid int, err error) {
+	closeNetwork, err := r.pool.connect(&p.Command, t, who)
+	if err != nil {
+		return 0, err
+	}
+	defer closeNetwork()
+	if r.pool.cfg.Accounts == nil || who == Nobody {
+		return r.pool.cfg.Warden.Start(p)
+	}
+	lease, err := r.pool.cfg.Accounts.Take(t.Group)
+	if err != nil {
+		return 0, err
+	}
+	r.account = newLodging(lease, t.Function, p.Name)
+	if err := r.account.furnish(&p.Command, who, t); err != nil {
+		return 0, err
+	}
+	return r.pool.cfg.Warden.Start(p)
+}
+
+// Drop has the warden forget an entry whose process has ended.
+func (p *Pool) Drop(entry string) {
+	if err := p.cfg.Warden.Drop(entry); err != nil {
+		p.cfg.Log.Warn("warden keeps what has ended", "error", err)
+	}
+}
+
+// CloseFiles closes files that were only passed on.
+func CloseFiles(files []*os.File) {
+	for _, f := range files {
+		_ = f.Close() // nothing was written through it
+	}
+}
+
+// ErrDevice is the error of a replica for which there is no device, or too little memory on it.
+var ErrDevice = errors.New("cannot be reserved")

@@ -1,0 +1,92 @@
+package keysmanager
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
+)
+
+// slot is the manager's side of an entry of the cache. The cache knows who holds the entry, and
+// when it may be loaded or evicted. The slot has the process, and what orders wait for.
+type slot struct {
+	loading  chan struct{}           // closed when the load has ended; nil: none is under way
+	cancel   context.CancelCauseFunc // gives that load up
+	need     need                    // of that load
+	pid      int                     // of its process; 0: it has not begun
+	function string                  // that it was loaded for
+	zygote   *zygote.Zygote          // nil: none
+	used     time.Time               // by a start, the latest
+	keeping                          // of a key stage
+	failed   uint64                  // loads that failed, ever
+	err      error                   // of the latest failed load, or why the latest zygote ended
+	guests   map[string]bool         // functions that a worker has had replicas of
+	// Closed when no order forks from it any more; nil: it was not invalidated.
+	settled chan struct{}
+}
+
+// slots are a node's slots and the cache that decides about them. Each entry of the cache has a
+// slot. They are a part of the store, whose mutex is held when a method is called.
+type slots struct {
+	cache *cache.Core[zygote.Key]
+	all   map[zygote.Key]*slot
+}
+
+func newSlots() *slots {
+	return &slots{cache: cache.New[zygote.Key](), all: map[zygote.Key]*slot{}}
+}
+
+// Peek returns the slot of a key, if there is one.
+func (s *slots) Peek(k zygote.Key) (*slot, bool) {
+	is, ok := s.all[k]
+	return is, ok
+}
+
+// Keys returns the keys of all slots, least recently used first.
+func (s *slots) Keys() []zygote.Key { return slices.Collect(s.cache.Keys()) }
+
+// Values returns all slots, least recently used first.
+func (s *slots) Values() (all []*slot) {
+	for k := range s.cache.Keys() {
+		all = append(all, s.all[k])
+	}
+	return all
+}
+
+// Len returns the number of slots.
+func (s *slots) Len() int { return s.cache.Len() }
+
+// Entry returns what the cache knows of a slot.
+func (s *slots) Entry(k zygote.Key) cache.Entry {
+	e, _ := s.cache.Get(k)
+	return e
+}
+
+// visit notes that a worker has, or had, a replica of a function.
+func (s *slots) visit(k zygote.Key, function string) {
+	if worker, ok := s.Peek(k); ok {
+		if worker.guests == nil {
+			worker.guests = map[string]bool{}
+		}
+		worker.guests[function] = true
+	}
+}
+
+// parkedZygotes returns the zygotes that have parked children, least recently used first.
+func (s *slots) parkedZygotes() (all []*zygote.Zygote) {
+	for _, is := range s.Values() {
+		if is.zygote != nil && len(is.zygote.Family.Parked()) > 0 {
+			all = append(all, is.zygote)
+		}
+	}
+	return all
+}
+
+// memory is the sample as a refusal reports it.
+func (s *slots) memory(now resources.Sample) memory {
+	_, room := cache.Tightest(now.Bounds, Threshold)
+	return memory{bounds: now.Bounds, coming: room - s.cache.Free(now.Bounds)}
+}

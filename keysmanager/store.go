@@ -1,0 +1,275 @@
+package keysmanager
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
+)
+
+// store is what a node has in memory, and which replicas run from it: the executor of the cache's
+// decisions. mu guards all of it. A method says if it is called with mu held. Other locks are taken
+// after mu: a zygote's, the pool's. The warden is not called with mu held: its answer may have to
+// wait for an end to be told.
+type store struct {
+	cfg  *Config
+	ends *sync.WaitGroup // evictions under way
+
+	mu        sync.Mutex
+	closed    bool // nothing begins any more
+	processes replicas
+	slots     *slots
+	functions
+	counts Counts
+	going  map[*zygote.Zygote]bool // that are being ended
+	// Grows when a zygote comes or goes: a sample from before does not count it.
+	epoch   uint64
+	retired prometheus.Histogram // seconds that replaced parameters have stayed
+}
+
+func newStore(cfg *Config, pool *resources.Pool, ends *sync.WaitGroup) *store {
+	return &store{
+		cfg: cfg, ends: ends, processes: replicas{}, slots: newSlots(), going: map[*zygote.Zygote]bool{},
+		functions: functions{
+			pool: pool, uses: map[string]zygote.Key{}, sizes: map[zygote.Key]int64{}, instead: map[zygote.Key]zygote.Form{},
+			asks: map[string]*asking{}, generations: map[zygote.Key]uint64{},
+		},
+	}
+}
+
+// decided is what a step has decided, as far as its caller has to know.
+type decided struct {
+	load    bool              // a load begins
+	discard bool              // what has loaded is not wanted any more
+	unpark  bool              // parked children end
+	freed   int64             // bytes that they give back
+	gone    []<-chan struct{} // closed when the evicted zygotes have ended
+}
+
+// step steps the cache and carries out what it decides, with the store's mutex held.
+func (st *store) step(ev cache.Event) (d decided) {
+	for _, e := range st.slots.cache.Step(time.Now(), ev) {
+		switch e := e.(type) {
+		case cache.Load[zygote.Key]:
+			d.load = true
+		case cache.Discard[zygote.Key]:
+			d.discard = true
+		case cache.Unpark:
+			d.unpark = true
+			_, d.freed = st.unparkAll()
+		case cache.Evict[zygote.Key]:
+			d.gone = append(d.gone, st.retire(e))
+		case cache.Forget[zygote.Key]:
+			delete(st.slots.all, e.Key)
+		case cache.Cancel[zygote.Key]:
+			st.slots.all[e.Key].cancel(errInvalid)
+		case cache.Settled[zygote.Key]:
+			close(st.slots.all[e.Key].settled)
+		}
+	}
+	return d
+}
+
+// tell tells the cache what its entries have, with the store's mutex held. A step that may evict
+// comes after it.
+func (st *store) tell() {
+	wanted := map[zygote.Key]bool{}
+	for _, k := range st.uses {
+		wanted[k] = true
+	}
+	for k, s := range st.slots.all {
+		u := cache.Using[zygote.Key]{Key: k, Wanted: wanted[k]}
+		if k.Form == zygote.Worker {
+			u.Rests = cmp.Or(st.cfg.workerRests, workerRests)
+		}
+		if s.zygote != nil {
+			u.Replicas = s.zygote.Family.Replicas()
+			for _, child := range s.zygote.Family.Parked() {
+				if child.PID != 0 { // one that is not there yet cannot give way
+					u.Parked++
+				}
+			}
+		}
+		st.step(u)
+	}
+}
+
+// hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction
+// until release, with the store's mutex held.
+func (st *store) hold(key zygote.Key) *slot {
+	s := st.slots.all[key]
+	if s == nil {
+		s = &slot{}
+		st.slots.all[key] = s
+	}
+	st.step(cache.Hold[zygote.Key]{Key: key})
+	return s
+}
+
+// release undoes one hold, with the store's mutex held.
+func (st *store) release(key zygote.Key) { st.step(cache.Release[zygote.Key]{Key: key}) }
+
+// retire ends a zygote that the cache evicts, with the store's mutex held. What it returns is
+// closed when the zygote has ended.
+func (st *store) retire(e cache.Evict[zygote.Key]) (gone <-chan struct{}) {
+	s := st.slots.all[e.Key]
+	z := s.zygote
+	switch e.Why {
+	case cache.Room, cache.Pressure:
+		st.counts.Evictions++
+		if e.Why == cache.Room || e.Bound == resources.BoundOwn {
+			st.counts.Evicted.Memory++
+		} else {
+			st.counts.Evicted.Pressure++
+		}
+		if st.cfg.OnEvict != nil {
+			st.cfg.OnEvict(st.nameOf(e.Key, s), z.Bytes)
+		}
+	case cache.Unused:
+		st.counts.Evicted.Invalidated++
+	case cache.Asked:
+		st.counts.Evicted.Asked++
+	case cache.Rested:
+		st.cfg.Log.Info("worker ends: it has had no replicas for a while", "worker", e.Key.Worker, "device", e.Key.Device)
+	}
+	st.going[z] = true
+	st.epoch++
+	st.ends.Go(func() {
+		z.Stop()
+		st.mu.Lock()
+		delete(st.going, z)
+		st.mu.Unlock()
+		if !e.Since.IsZero() {
+			st.retired.Observe(time.Since(e.Since).Seconds())
+		}
+		st.cfg.changed()
+	})
+	s.zygote = nil
+	delete(st.slots.all, e.Key)
+	return z.Gone()
+}
+
+// fill puts a zygote that has loaded into its slot, with the store's mutex held. It reports false
+// if the slot was invalidated while the zygote loaded. Then the caller ends the zygote.
+func (st *store) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
+	if st.step(cache.Loaded[zygote.Key]{Key: key, Bytes: z.Bytes}).discard {
+		return false
+	}
+	s.zygote = z
+	st.epoch++
+	return true
+}
+
+// recordEnd empties the slot of a zygote that ended without an order to; the store's mutex is held.
+// The zygote had loaded, so this is no failed load. It is loaded again at once, or after a back-off
+// if earlier ones ended soon, too.
+func (st *store) recordEnd(key zygote.Key, s *slot) {
+	if s.zygote == nil || s.zygote.Alive() || st.closed {
+		return
+	}
+	s.err = errors.New(s.zygote.Died())
+	st.step(cache.Ended[zygote.Key]{Key: key, Lived: time.Since(s.zygote.Loaded)})
+	st.cfg.Log.Warn(key.What()+" ended", "function", s.zygote.Function, "model", key.Model, "cause", s.zygote.Died())
+	s.zygote = nil
+	st.epoch++
+}
+
+// mayLoad says why a zygote is not loaded now, with the store's mutex held.
+func (st *store) mayLoad(key zygote.Key, s *slot) error {
+	switch left, err := time.Until(st.slots.Entry(key).Retry), st.cfg.loadable(engineByKey(key)); {
+	case st.closed:
+		return ErrClosed
+	case err != nil:
+		return err
+	case s.loading == nil && s.err != nil && left > 0:
+		return errPause{left, fmt.Errorf("its %s is not loaded again for %v: %w", key.What(), left.Round(time.Millisecond), s.err)}
+	}
+	return nil
+}
+
+// loadFailed counts a failed load of a slot's zygote; the store's mutex is held.
+func (st *store) loadFailed(key zygote.Key, s *slot, err error) {
+	s.failed++
+	s.err = err
+	st.step(cache.Failed[zygote.Key]{Key: key})
+}
+
+// refuse says why parameters do not fit, with the store's mutex held.
+func (st *store) refuse(function string, n need, now resources.Sample) error {
+	var busy, loading []keeper
+	for _, k := range st.slots.Keys() {
+		switch s, _ := st.slots.Peek(k); {
+		case s.loading != nil:
+			loading = append(loading, keeper{s.function, s.need.bytes})
+		case s.zygote != nil && st.slots.Entry(k).Busy():
+			busy = append(busy, keeper{st.nameOf(k, s), s.zygote.Bytes})
+		}
+	}
+	return refusal(function, n, st.slots.memory(now), now.Own, busy, loading)
+}
+
+// unlessUsed calls take unless a function or a zygote uses what is in the folder of this name, with
+// the store's mutex held.
+func (st *store) unlessUsed(name string, take func()) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for _, k := range st.uses {
+		if folderOf(k) == name {
+			return
+		}
+	}
+	for _, k := range st.slots.Keys() {
+		if folderOf(k) == name {
+			return
+		}
+	}
+	take()
+}
+
+// count counts a start that needed a zygote.
+func (st *store) count(key zygote.Key, hit bool) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if s, ok := st.slots.Peek(key); ok {
+		s.used = time.Now()
+	}
+	if hit {
+		st.counts.Hits++
+	} else {
+		st.counts.Misses++
+	}
+}
+
+// retiring keeps everything from starting from a slot's zygote, with the store's mutex held, and
+// returns what is closed when the starts that had already begun to have forked or gone elsewhere. A
+// load under way is given up.
+func (st *store) retiring(key zygote.Key, s *slot) <-chan struct{} {
+	if s.settled == nil {
+		s.settled = make(chan struct{})
+		st.step(cache.Invalidate[zygote.Key]{Key: key})
+	}
+	return s.settled
+}
+
+// busyWith says what keeps a slot's zygote from being ended, with the store's mutex held; empty:
+// nothing.
+func (st *store) busyWith(k zygote.Key, s *slot) string {
+	if s.loading != nil {
+		return "it loads; wait for it"
+	}
+	if names := st.processes.of(s.zygote); len(names) > 0 {
+		return fmt.Sprintf("%d replicas run from it (%s); scale the function down first", len(names), strings.Join(names, ", "))
+	}
+	if st.slots.Entry(k).Busy() {
+		return "replicas are being forked from it; try again"
+	}
+	return ""
+}

@@ -1,0 +1,59 @@
+package zygote
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+)
+
+// Description is what a daemon has to know to go on with a zygote. The warden keeps it beside the
+// zygote's descriptors: its control socket, stdout, stderr; of memory in its place, graph and
+// weights.
+type Description struct {
+	Namespace string        `json:"namespace"`
+	Digest    string        `json:"digest"`
+	Model     string        `json:"model"`
+	Process   string        `json:"process,omitempty"`
+	Form      Form          `json:"form,omitempty"`
+	Runtime   string        `json:"runtime,omitempty"`
+	Seen      string        `json:"seen,omitempty"` // of the function's environment
+	Prepacked bool          `json:"prepacked,omitempty"`
+	Function  string        `json:"function"` // that it was loaded for
+	Bytes     int64         `json:"bytes,omitempty"`
+	Loaded    time.Time     `json:"loaded,omitzero"` // zero: not yet
+	Load      time.Duration `json:"load,omitempty"`
+
+	Generation uint64 `json:"generation,omitempty"` // of the parameters
+	Replaced   bool   `json:"replaced,omitempty"`   // they have been invalidated
+
+	Worker string `json:"worker,omitempty"` // its name, if it is one
+	Device string `json:"device,omitempty"` // of that
+
+	// Network that it is in, as its key has it; empty: the machine's, in which earlier releases
+	// started all.
+	Network string `json:"network,omitempty"`
+	Secrets string `json:"secrets,omitempty"` // as its key has it
+
+	Limits resources.Limits `json:"limits,omitzero"` // of its next replica's cgroup
+}
+
+// Key returns the key of the zygote.
+func (d Description) Key() Key {
+	return Key{
+		Namespace: d.Namespace, Digest: d.Digest, Model: d.Model, Process: d.Process, Form: d.Form, Engine: d.Runtime, Environment: d.Seen,
+		Generation: d.Generation, Worker: d.Worker, Device: d.Device, Network: cmp.Or(d.Network, resources.NetworkHost), Secrets: d.Secrets,
+	}
+}
+
+// Describe returns the zygote as it is now.
+func (z *Zygote) Describe() Description {
+	z.Family.mu.Lock()
+	defer z.Family.mu.Unlock()
+	k := z.Key
+	return Description{
+		Namespace: k.Namespace, Digest: k.Digest, Model: k.Model, Process: k.Process, Form: k.Form, Prepacked: z.Prepacked, Function: z.Function,
+		Runtime: k.Engine, Seen: k.Environment, Worker: k.Worker, Device: k.Device, Network: k.Network, Secrets: k.Secrets,
+		Bytes: z.Bytes, Loaded: z.Loaded, Load: z.Load, Generation: k.Generation, Replaced: z.Family.replaced, Limits: z.Family.limits,
+	}
+}

@@ -1,0 +1,19 @@
+// Package zygote is a daemon's side of the protocol with a zygote: a process that has loaded
+// parameters and forks replicas of itself. Package stage/zygote is the other side: it runs in the
+// zygote, in C and Go, and knows nothing of daemons. Both speak wire.Order over one SOCK_SEQPACKET
+// socket.
+//
+// A [Zygote] goes through these steps:
+//
+//   - Load starts the process and waits until it has loaded; Pack makes sealed memory in its place.
+//     Adopt takes over a zygote that an earlier daemon has left to the warden.
+//   - Fork makes a child a replica. The child waits at its gate, a socket of its own, until it is
+//     told which replica it is. EnsureSpare has a child wait there ahead of need, if wanted parked
+//     on a device.
+//   - Kill or Stop ends it; Leave leaves it to the warden for the next daemon. Gone says that it
+//     has
+//     ended and that the ends of all its children were reported.
+//
+// A Zygote owns its descriptors: its control socket, the gates of its children, its sealed memory.
+// Nobody else reads, writes or closes them.
+package zygote

@@ -1,0 +1,170 @@
+package zygote
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+)
+
+// Load starts a zygote process for a function and waits until it has loaded. limits are those of
+// its first spare child; began is told the process.
+func Load(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resources.Tenant, limits resources.Limits, began func(pid int)) (*Zygote, error) {
+	z := newZygote(h, key, NewEntry("zygote"), t.Function)
+	z.Family.limits = limits
+	begin := time.Now()
+	if err := z.start(cmd, t); err != nil {
+		return nil, err
+	}
+	began(z.PID)
+	if err := z.awaitReady(ctx); err != nil {
+		return nil, z.failed(err)
+	}
+	z.Loaded, z.Load = time.Now(), time.Since(begin)
+	z.held.KeepPacked()
+	z.Bytes, _ = sandbox.PSS(z.PID) // of one that has ended: 0
+	z.measureShared()
+	if err := h.Warden.Put(z.Entry, h.Describe(z.Describe())); err != nil {
+		h.Log.Warn("zygote would not be adopted by another daemon", "function", t.Function, "error", err)
+	}
+	go z.read() // ends with the process, or with Leave; gone says so
+	return z, nil
+}
+
+// start starts the process of a zygote that is not known to others yet. After an error nothing is
+// left of it.
+func (z *Zygote) start(cmd sandbox.Command, t resources.Tenant) (err error) {
+	ours, theirs, err := pair(unix.SOCK_SEQPACKET)
+	if err != nil {
+		return fmt.Errorf("zygote's %w", err)
+	}
+	defer theirs.Close()
+	defer ours.Close() // the warden and conn have their own
+	conn, err := unixConn(ours)
+	if err != nil {
+		return err
+	}
+	z.control.conn = conn
+	if z.output, err = sandbox.NewOutput(z.prints); err != nil {
+		_ = conn.Close()
+		return err
+	}
+	groups, err := z.held.Enter(z.Entry, z.Function, z.host.Limits)
+	defer resources.CloseFiles(groups)
+	if err == nil {
+		cmd.Groups = groups
+		cmd.Env[wire.EnvZygoteFD] = "3"
+		cmd.Files, cmd.Stdout, cmd.Stderr = []*os.File{theirs}, z.output.Stdout, z.output.Stderr
+		z.ended = z.host.Exits.Await(z.Entry)
+		if z.PID, err = z.held.Start(t, resources.Itself, warden.Process{
+			Name: z.Entry, Meta: z.host.Describe(z.Describe()), Command: cmd, Keep: append([]*os.File{ours}, z.output.Readers()...), Idle: true,
+		}); err != nil {
+			z.host.Exits.Cancel(z.Entry)
+		}
+	}
+	z.output.Started()
+	if err != nil {
+		_ = conn.Close()
+		z.output.Abandon()
+		z.held.Release()
+	}
+	return err // theirs is closed, so that the zygote's end is heard
+}
+
+// failed ends a zygote that does not load, and says why.
+func (z *Zygote) failed(err error) error {
+	z.Kill()
+	status := <-z.ended
+	_ = z.control.conn.Close()
+	z.output.Finish(resources.LinesMoment)
+	if errors.Is(err, errNotLoaded) {
+		err = fmt.Errorf("%w: %s", err, z.held.Group().Cause(resources.Describe(status)))
+	}
+	z.held.Release()
+	z.host.Pool.Drop(z.Entry)
+	if last := z.output.LastError(); last != "" && !errors.As(err, new(said)) && !errors.As(err, new(Impossible)) {
+		err = fmt.Errorf("%w: %s", err, last)
+	}
+	return err
+}
+
+func (z *Zygote) awaitReady(ctx context.Context) error {
+	conn := z.control.conn
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetReadDeadline(time.Now()) })
+	defer stop()
+	o, err := receive(conn, make([]byte, MaxOrder))
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return fmt.Errorf("%s was ended: %w", z.Key.What(), context.Cause(ctx))
+	case errors.Is(err, wire.ErrVersion):
+		return fmt.Errorf("%s: %w; build its image again", z.Key.What(), err)
+	case err != nil:
+		return errNotLoaded
+	case o.Kind == wire.ZygoteError && o.Unforkable:
+		return Impossible{o.Text}
+	case o.Kind == wire.ZygoteError:
+		return said{z.Key.What(), o.Text}
+	case o.Kind != wire.ZygoteReady:
+		return fmt.Errorf("zygote's first message is %c, want %c", o.Kind, wire.ZygoteReady)
+	}
+	if !stop() {
+		return ctx.Err()
+	}
+	z.Prepacked = o.Prepacked
+	return conn.SetReadDeadline(time.Time{})
+}
+
+// read handles the zygote's messages until it ends, and then reports the children that ended with
+// it, or until it is left to the warden.
+func (z *Zygote) read() {
+	defer close(z.gone)
+	buf := make([]byte, MaxOrder)
+	var fault error
+	for fault == nil {
+		o, err := receive(z.control.conn, buf)
+		if z.control.chatty() && err == nil {
+			err = errors.New("it says more than it was asked")
+		}
+		if fault = err; err == nil {
+			z.Family.handle(o)
+		}
+	}
+	if z.leftBehind() {
+		return
+	}
+	z.Kill() // it has ended, or speaks what we do not understand
+	_ = z.control.conn.Close()
+	status := <-z.ended
+	z.output.Finish(resources.LinesMoment)
+	cause := resources.Because("its "+z.Key.What()+" ended: "+z.held.Group().Cause(resources.Describe(status)), z.output)
+	if op := (*net.OpError)(nil); errors.As(fault, &op) || errors.Is(fault, io.EOF) {
+		fault = nil
+	}
+	z.Family.end(cause, fault)
+	z.held.Release()
+	z.host.Pool.Drop(z.Entry)
+}
+
+// leftBehind tells whether the zygote is left to the warden, and then stops to listen to it and its
+// children.
+func (z *Zygote) leftBehind() bool {
+	select {
+	case <-z.host.Detached:
+	default:
+		return false
+	}
+	_ = z.control.conn.Close() // nobody reads it any more
+	z.output.Abandon()
+	z.Family.leave()
+	return true
+}

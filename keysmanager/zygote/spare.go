@@ -1,0 +1,240 @@
+package zygote
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+)
+
+// The most that a spare child may take to be there, and one that makes itself ready on a device.
+const (
+	spareTimeout = 10 * time.Second
+	parkTimeout  = time.Minute
+)
+
+// berths are the places where spare children wait, by the device that they wait on; empty: none.
+// They are guarded by Family.mu.
+type berths map[string]*berth
+
+// berth is where a spare child waits.
+type berth struct {
+	child  *child // nil: none
+	coming bool   // one is on its way: it is not there, or not yet parked
+
+	failures int       // to park a child, or to keep it, in a row
+	retry    time.Time // not before
+}
+
+func (b *berth) fail() {
+	b.failures++
+	b.retry = time.Now().Add(cache.Backoff(b.failures))
+}
+
+// remove takes a child from its berth and returns it; nil: it is at none.
+func (all berths) remove(c *child) *child {
+	for _, b := range all {
+		if c != nil && b.child == c {
+			b.child = nil
+			return c
+		}
+	}
+	return nil
+}
+
+// lost removes a child that has ended by itself. One that was parked is not tried again at once.
+func (all berths) lost(c *child) *child {
+	for device, b := range all {
+		if c != nil && b.child == c && device != "" {
+			b.fail()
+		}
+	}
+	return all.remove(c)
+}
+
+// clear takes all children from their berths.
+func (all berths) clear() (out []*child) {
+	for _, b := range all {
+		if b.child != nil {
+			out = append(out, b.child)
+			b.child = nil
+		}
+	}
+	return out
+}
+
+// EnsureSpare gives a zygote a spare child soon, parked on a device unless that is empty, if it has
+// none there. The caller holds off the end of Host.Tasks meanwhile.
+func (f *Family) EnsureSpare(device string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	b := f.berths[device]
+	if b == nil {
+		b = &berth{}
+		f.berths[device] = b
+	}
+	if b.child != nil || b.coming || f.waiting == nil || f.of.memory != nil || f.of.Works() || time.Now().Before(b.retry) {
+		return
+	}
+	b.coming = true
+	limits, most := f.limits, spareTimeout
+	if device != "" {
+		most = parkTimeout
+	}
+	h := f.of.host
+	h.Tasks.Go(func() {
+		ctx, cancel := context.WithTimeoutCause(h.Context, most, fmt.Errorf("no spare child after %v", most))
+		defer cancel()
+		c, err := f.order(ctx, limits, true)
+		if err == nil {
+			err = f.keepSpare(ctx, c, b, device)
+		}
+		f.mu.Lock()
+		if err != nil || device != "" { // else it may be another by now that is on its way
+			b.coming = false
+		}
+		if err != nil && device != "" {
+			b.fail()
+		}
+		f.mu.Unlock()
+		if err != nil && h.Context.Err() == nil {
+			// The next start has one forked, and says why not.
+			h.Log.Debug("no spare child", "function", f.of.Function, "device", device, "error", err)
+		}
+	})
+}
+
+// keepSpare lets a child wait at a berth, on a device unless that is empty. A child that does not
+// is dismissed.
+func (f *Family) keepSpare(ctx context.Context, c *child, b *berth, device string) error {
+	f.mu.Lock()
+	there := f.waiting[uint32(c.id)] == c
+	if there {
+		b.child, b.coming = c, device != ""
+	}
+	f.mu.Unlock()
+	err := errChildEnded
+	if there {
+		if device == "" {
+			return nil
+		}
+		if err = c.park(ctx, device); err == nil {
+			return nil
+		}
+		f.mu.Lock()
+		there = f.berths.remove(c) == c
+		f.mu.Unlock()
+		if !there { // it was dismissed meanwhile
+			return err
+		}
+	}
+	f.dismiss(c)
+	return err
+}
+
+// park tells a child at its gate to make itself ready on a device, and waits until it is.
+func (c *child) park(ctx context.Context, device string) error {
+	stop := context.AfterFunc(ctx, func() { _ = c.gate.SetDeadline(time.Now()) })
+	defer stop()
+	o := wire.Order{Kind: wire.OrderPark, Version: wire.OrderVersion, Env: []string{resources.EnvDevices + "=" + device}}
+	_ = c.gate.SetWriteDeadline(time.Now().Add(sendTimeout)) // fails as the write does
+	_, err := c.gate.Write(wire.AppendOrder(nil, o))
+	if err == nil {
+		o, err = receive(c.gate, make([]byte, MaxOrder))
+	}
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return fmt.Errorf("child on device %s: %w", device, context.Cause(ctx))
+	case err != nil:
+		return fmt.Errorf("child on device %s: %w", device, err)
+	case o.Kind == wire.ZygoteError:
+		return fmt.Errorf("child on device %s: %s", device, o.Text)
+	case o.Kind != wire.ChildParked:
+		return fmt.Errorf("child on device %s answers %c, want %c", device, o.Kind, wire.ChildParked)
+	case !stop():
+		return context.Cause(ctx)
+	}
+	return c.gate.SetDeadline(time.Time{})
+}
+
+// claim returns the spare child that waits on a device, or on none, if there is one with these
+// limits. It is no spare any more. One with other limits is dismissed.
+func (f *Family) claim(limits resources.Limits, device string) *child {
+	var c *child
+	f.mu.Lock()
+	f.limits = limits
+	if b := f.berths[device]; b != nil && !b.coming {
+		c, b.child, b.failures, b.retry = b.child, nil, 0, time.Time{}
+	}
+	f.mu.Unlock()
+	if c == nil || c.held.Group() == nil || c.held.Group().Limits() == limits {
+		return c
+	}
+	f.of.host.Tasks.Go(func() { f.dismiss(c) }) // the start need not wait for it
+	return nil
+}
+
+// Waiting is a spare child, or a place where one is about to wait.
+type Waiting struct {
+	PID      int  // 0: the child is not there yet, or has gone
+	Coming   bool // it is not there, or not yet parked
+	Failures int  // of the latest attempts to have one there
+}
+
+// Waiting returns the spare children by the device that they wait on; empty: none.
+func (f *Family) Waiting() map[string]Waiting {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all := map[string]Waiting{}
+	for device, b := range f.berths {
+		w := Waiting{Coming: b.coming, Failures: b.failures}
+		if b.child != nil {
+			w.PID = b.child.id
+		}
+		all[device] = w
+	}
+	return all
+}
+
+// Parked returns the children that are parked, or about to be, by device.
+func (f *Family) Parked() map[string]Waiting {
+	all := f.Waiting()
+	for device, w := range all {
+		if device == "" || w.PID == 0 && !w.Coming {
+			delete(all, device)
+		}
+	}
+	return all
+}
+
+// Unpark dismisses the child that is parked on a device; false: it is not there yet, and goes when
+// it is found to be too much. The caller holds off the end of Host.Tasks meanwhile.
+func (f *Family) Unpark(device string) bool {
+	f.mu.Lock()
+	var c *child
+	if b := f.berths[device]; b != nil {
+		c = f.berths.remove(b.child)
+	}
+	f.mu.Unlock()
+	if c != nil {
+		f.of.host.Tasks.Go(func() { f.dismiss(c) })
+	}
+	return c != nil
+}
+
+// Spares returns the children without a replica, as memory is counted. A worker's threads are
+// counted with it.
+func (f *Family) Spares() (all []resources.Copied) {
+	if f.of.Works() {
+		return nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id := range f.waiting {
+		all = append(all, resources.Copied{PID: int(id), Bytes: -1})
+	}
+	return all
+}
