@@ -63,7 +63,7 @@ type turn struct {
 // replica of the slowest stage can do, and back.
 func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench autoscaler", flag.ContinueOnError)
-	asJSON, images := reportFlags(fs)
+	asJSON, images := bench.Flags(fs)
 	b := autoscalerBench{}
 	fs.StringVar(&b.model, "model", "opt-66b", "of QUART's Table 1, split evenly into eight stages that wait; or minilm, which computes")
 	fs.StringVar(&b.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's library")
@@ -105,7 +105,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 			turns[c.name] = append(turns[c.name], t)
 			l := t.result.Total.Latency
 			console.Progress("bench autoscaler: round %d of %d: %s: mean %.0f ms, p99 %.0f ms, %.1f %% within %v, %.0f replica-seconds",
-				round+1, b.rounds, c.name, l.Mean*1e3, orNaN(l.P99)*1e3, 100*t.result.Total.Attainment, b.slo, t.replicaTime)
+				round+1, b.rounds, c.name, l.Mean*1e3, bench.OrNaN(l.P99)*1e3, 100*t.result.Total.Attainment, b.slo, t.replicaTime)
 		}
 	}
 	for _, c := range all {
@@ -116,7 +116,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 	}
-	return printReport(report, *asJSON, out)
+	return bench.Print(report, *asJSON, out)
 }
 
 // prepare makes the stages and the load.
@@ -221,8 +221,8 @@ func (b *autoscalerBench) report(r *bench.Report, name string, turns []turn) {
 		of     func(turn) float64
 	}{
 		{"mean_ms", func(t turn) float64 { return 1e3 * t.result.Total.Latency.Mean }},
-		{"p50_ms", func(t turn) float64 { return 1e3 * orNaN(t.result.Total.Latency.P50) }},
-		{"p99_ms", func(t turn) float64 { return 1e3 * orNaN(t.result.Total.Latency.P99) }},
+		{"p50_ms", func(t turn) float64 { return 1e3 * bench.OrNaN(t.result.Total.Latency.P50) }},
+		{"p99_ms", func(t turn) float64 { return 1e3 * bench.OrNaN(t.result.Total.Latency.P99) }},
 		{"slo_percent", func(t turn) float64 { return 100 * t.result.Total.Attainment }},
 		{"replica_seconds", func(t turn) float64 { return t.replicaTime }},
 		{"peak_replicas", func(t turn) float64 { return float64(t.peak) }},
@@ -239,7 +239,7 @@ func (b *autoscalerBench) report(r *bench.Report, name string, turns []turn) {
 		if len(all) == 0 {
 			continue
 		}
-		r.Add(b.model+", "+name, f.metric, median(all), len(all))
+		r.Add(b.model+", "+name, f.metric, bench.Median(all), len(all))
 	}
 }
 

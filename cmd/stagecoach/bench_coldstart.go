@@ -63,7 +63,7 @@ type coldstart struct {
 func benchColdstart(ctx context.Context, m machine, args []string, out io.Writer) error {
 	c := coldstart{machine: m}
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
-	asJSON, images := reportFlags(fs)
+	asJSON, images := bench.Flags(fs)
 	fs.StringVar(&c.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	fs.StringVar(&c.python, "python", "", "interpreter with PyTorch; default: python3, or else /usr/bin/python3")
 	fs.StringVar(&c.match, "match", "", "only stages whose name begins so, such as http, torch or onnx_1GB")
@@ -84,7 +84,7 @@ func benchColdstart(ctx context.Context, m machine, args []string, out io.Writer
 			break
 		}
 	}
-	return errors.Join(failed, printReport(report, *asJSON, out)) // what was measured is not lost
+	return errors.Join(failed, bench.Print(report, *asJSON, out)) // what was measured is not lost
 }
 
 // sizes are the stages to be measured. Those in PyTorch are passed over where no interpreter has it, unless one was named.

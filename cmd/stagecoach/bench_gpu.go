@@ -90,7 +90,7 @@ func benchGPU(ctx context.Context, m machine, args []string, out io.Writer) erro
 	}
 	defer g.at.close()
 	g.measure(ctx)
-	return errors.Join(g.cells.err(), printReport(g.report, *asJSON, out)) // the report is printed even if cells failed
+	return errors.Join(g.cells.err(), bench.Print(g.report, *asJSON, out)) // the report is printed even if cells failed
 }
 
 // choose reads the flags that choose cells.

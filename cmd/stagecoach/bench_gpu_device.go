@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
 )
 
 //go:embed device.py
@@ -54,7 +56,7 @@ func (g *gpuBench) contexts(ctx context.Context) error {
 		g.report.AddMillis("device", what+"_p50_ms", durations(made[what+"_s"]), 0.5)
 		start += slices.Max(made[what+"_s"])
 		if bytes := made[what+"_bytes"]; g.at.onGPU() && len(bytes) > 0 {
-			g.report.Add("device", what+"_device_mb", median(bytes)/1e6, len(bytes))
+			g.report.Add("device", what+"_device_mb", bench.Median(bytes)/1e6, len(bytes))
 		}
 	}
 	g.times.start = 2 * seconds(start) // the KeysManager and the handler take time, too
@@ -72,7 +74,7 @@ func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
 		if len(took[streams]) == 0 {
 			continue // the CPU has no pinned copies
 		}
-		name, half := s.name+"_pinned_"+streams+"_streams", median(took[streams])
+		name, half := s.name+"_pinned_"+streams+"_streams", bench.Median(took[streams])
 		g.report.Add(name, "copy_p50_ms", half*1e3, len(took[streams]))
 		rate := float64(s.bytes) / 1e9 / half
 		g.report.Add(name, "copy_gb_per_s", rate, len(took[streams]))
@@ -92,7 +94,7 @@ func (g *gpuBench) ring(ctx context.Context, b *benchStage, s gpuSize) error {
 	if err := g.ask(ctx, &took, "ring", g.at.name, b.root, model); err != nil {
 		return err
 	}
-	g.copied(s, s.name+"_ring", float64(info.Size()), median(took.Seconds), len(took.Seconds))
+	g.copied(s, s.name+"_ring", float64(info.Size()), bench.Median(took.Seconds), len(took.Seconds))
 	return nil
 }
 

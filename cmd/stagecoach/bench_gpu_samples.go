@@ -133,7 +133,7 @@ func (s *gpuSamples) report() {
 			g.copied(size, name, float64(size.bytes)*float64(len(copied)), slices.Max(copied), len(copied))
 		}
 	} else if len(copied) > 0 {
-		g.copied(size, name, float64(size.bytes), median(copied), len(copied))
+		g.copied(size, name, float64(size.bytes), bench.Median(copied), len(copied))
 	}
 	if s.paths[s.way.path] < len(s.first) {
 		var took []string

@@ -39,7 +39,7 @@ type hopCase struct {
 // a process of its own; the cases take turns, so that what disturbs the machine disturbs them alike.
 func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench hop", flag.ContinueOnError)
-	asJSON, images := reportFlags(fs)
+	asJSON, images := bench.Flags(fs)
 	rounds := fs.Int("rounds", 5, "turns of every case")
 	window := fs.Duration("window", 1500*time.Millisecond, "of load in a turn")
 	sender := fs.String("client", string(bench.NetHTTP), "that sends the load: net/http, or lean, which costs less and shows more of the servers' difference")
@@ -107,7 +107,7 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 		i := slices.IndexFunc(cases, func(d *hopCase) bool { return d.name == c.of })
 		report.Add(c.name, "share_of_direct", c.rate[len(c.rate)/2]/cases[i].rate[len(c.rate)/2], *rounds)
 	}
-	return printReport(report, *asJSON, out)
+	return bench.Print(report, *asJSON, out)
 }
 
 // deployHop deploys a function of its own and a pipeline of three stages, all of the same no-op program.

@@ -19,7 +19,7 @@ import (
 // memory and processor while nothing happens.
 func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench idle", flag.ContinueOnError)
-	asJSON, images := reportFlags(fs)
+	asJSON, images := bench.Flags(fs)
 	functions := fs.Int("functions", 1000, "that are deployed, at zero replicas")
 	window := fs.Duration("window", 20*time.Second, "of idleness that is measured")
 	if err := console.ParseFlags(fs, args); err != nil {
@@ -49,7 +49,7 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 	}
-	return printReport(report, *asJSON, out)
+	return bench.Print(report, *asJSON, out)
 }
 
 // deployIdle deploys n functions and lists them.

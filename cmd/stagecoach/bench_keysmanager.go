@@ -26,7 +26,7 @@ type keysBench struct{ *benchStage }
 // replica that is there.
 func benchKeysManager(ctx context.Context, m machine, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench keysmanager", flag.ContinueOnError)
-	asJSON, images := reportFlags(fs)
+	asJSON, images := bench.Flags(fs)
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	window := fs.Duration("window", 20*time.Second, "of idleness that is measured")
 	wakes := fs.Int("wakes", 20, "requests to a function at zero")
@@ -50,7 +50,7 @@ func benchKeysManager(ctx context.Context, m machine, args []string, out io.Writ
 			return err
 		}
 	}
-	return printReport(report, *asJSON, out)
+	return bench.Print(report, *asJSON, out)
 }
 
 // orders measures a KeysManager in this process.

@@ -62,7 +62,7 @@ func simCases(length time.Duration) []simCase {
 // and a start cost is measured beside it, on other stages.
 func benchSim(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench sim", flag.ContinueOnError)
-	asJSON, images := reportFlags(fs)
+	asJSON, images := bench.Flags(fs)
 	rounds := fs.Int("rounds", 5, "of each case, interleaved; each has its own arrivals")
 	length := fs.Duration("length", time.Minute, "of a load")
 	only := fs.String("only", "", "one case alone")
@@ -103,7 +103,7 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 		reportPairs(report, cases[i].name, pairs[i])
 	}
 	reportCosts(report, all)
-	return printReport(report, *asJSON, out)
+	return bench.Print(report, *asJSON, out)
 }
 
 // compare runs a case on an `up` of its own, and simulates it.
@@ -196,13 +196,13 @@ func reportPairs(r *bench.Report, name string, pairs [][2]outcome) {
 			continue
 		}
 		line := name + " " + f.metric
-		r.Add(line, "real", median(is), len(is))
-		r.Add(line, "simulated", median(simulated), len(simulated))
+		r.Add(line, "real", bench.Median(is), len(is))
+		r.Add(line, "simulated", bench.Median(simulated), len(simulated))
 		if len(apart) > 0 {
-			r.Add(line, "difference_percent", 100*median(apart), len(apart))
+			r.Add(line, "difference_percent", 100*bench.Median(apart), len(apart))
 		}
 		if f.bound > 0 && len(apart) > 0 {
-			d := median(apart)
+			d := bench.Median(apart)
 			r.Goals = append(r.Goals, bench.Goal{
 				Goal: fmt.Sprintf("%s: percent that simulated differs from real: at most %g", line, 100*f.bound), Figure: 100 * d, Met: math.Abs(d) <= f.bound,
 			})
@@ -224,6 +224,6 @@ func reportCosts(r *bench.Report, all []costs) {
 		for _, c := range all {
 			values = append(values, f.of(c).Seconds()*1e3)
 		}
-		r.Add("costs "+f.name, "real", median(values), len(values))
+		r.Add("costs "+f.name, "real", bench.Median(values), len(values))
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
@@ -113,5 +114,5 @@ func measureStarts(ctx context.Context, api *client.Client) (time.Duration, erro
 	if len(took) == 0 {
 		return 0, fmt.Errorf("no replica of %d more a function became ready", probeStarts-1)
 	}
-	return time.Duration(median(took) * float64(time.Second)), nil
+	return time.Duration(bench.Median(took) * float64(time.Second)), nil
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/bench"
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
@@ -147,7 +148,7 @@ func (c *simCase) load(ctx context.Context, api *client.Client, seed uint64) (ou
 		console.Progress("bench sim: %s: %d requests failed: %s: %s", c.name, k.Count, k.Kind, k.Example)
 	}
 	l := r.Total.Latency
-	out := outcome{requests: float64(r.Total.Offered), failed: float64(r.Total.Failed + r.Total.NotSent), mean: l.Mean, p50: orNaN(l.P50), p99: orNaN(l.P99)}
+	out := outcome{requests: float64(r.Total.Offered), failed: float64(r.Total.Failed + r.Total.NotSent), mean: l.Mean, p50: bench.OrNaN(l.P50), p99: bench.OrNaN(l.P99)}
 	for _, s := range c.stages {
 		line, err := api.Timeline(ctx, s.name)
 		if err != nil {

@@ -49,7 +49,7 @@ type wakeBench struct {
 // the report has the median of each round's ratio.
 func benchWake(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench wake", flag.ContinueOnError)
-	asJSON, images := reportFlags(fs)
+	asJSON, images := bench.Flags(fs)
 	rounds := fs.Int("rounds", 20, "calls per case")
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	file := fs.String("stack", "stack.yml", "the stack file with the OCR pipeline")
@@ -117,7 +117,7 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 			report.Add(c.name, "ratio", ratios[len(ratios)/2], len(ratios))
 		}
 	}
-	return printReport(report, *asJSON, out)
+	return bench.Print(report, *asJSON, out)
 }
 
 // deploy deploys the pipelines, whose stages sleep after a second, and draws a page.
