@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // told is what a callback brought.
@@ -106,13 +108,13 @@ func (r *rig) dead(args ...string) string {
 	r.t.Helper()
 	var out bytes.Buffer
 	args = slices.Insert(args, 1, "--gateway", r.Base)
-	if err := runDead(r.t.Context(), args, &out); err != nil {
+	if err := run(r.t.Context(), append([]string{"dead"}, args...), &out); err != nil {
 		r.t.Errorf("dead %q: %v", args, err)
 	}
 	return out.String()
 }
 
-func (r *rig) letters(args ...string) (all []deadLetter) {
+func (r *rig) letters(args ...string) (all []schema.DeadLetter) {
 	r.t.Helper()
 	if err := json.Unmarshal([]byte(r.dead(append([]string{"list", "--json"}, args...)...)), &all); err != nil {
 		r.t.Fatal(err)

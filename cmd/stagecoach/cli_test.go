@@ -19,13 +19,13 @@ import (
 )
 
 // cli runs the program as a user does, in a folder and with a home of its own.
-type cli struct {
+type operator struct {
 	t       *testing.T
 	dir     string
 	gateway string
 }
 
-func (c *cli) try(in string, args ...string) (string, error) {
+func (c *operator) try(in string, args ...string) (string, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		c.t.Fatal(err)
@@ -40,7 +40,7 @@ func (c *cli) try(in string, args ...string) (string, error) {
 }
 
 // run is a command that has to work and print what matches want.
-func (c *cli) run(want, in string, args ...string) string {
+func (c *operator) run(want, in string, args ...string) string {
 	c.t.Helper()
 	out, err := c.try(in, args...)
 	if err != nil || !regexp.MustCompile(want).MatchString(out) {
@@ -50,7 +50,7 @@ func (c *cli) run(want, in string, args ...string) string {
 }
 
 // refuse is a command that has to fail and print what matches want.
-func (c *cli) refuse(want, in string, args ...string) {
+func (c *operator) refuse(want, in string, args ...string) {
 	c.t.Helper()
 	if out, err := c.try(in, args...); err == nil || !regexp.MustCompile(want).MatchString(out) {
 		c.t.Errorf("stagecoach %q: %v, printed %q, want an error with %q", args, err, out, want)
@@ -58,7 +58,7 @@ func (c *cli) refuse(want, in string, args ...string) {
 }
 
 // handler makes the folder that `faas-cli new` makes.
-func (c *cli) handler(name, lang string) {
+func (c *operator) handler(name, lang string) {
 	c.t.Helper()
 	f, err := fs.Sub(stagecoach.Templates(), lang+"/function")
 	if err != nil {
@@ -69,7 +69,7 @@ func (c *cli) handler(name, lang string) {
 	}
 }
 
-func (c *cli) write(file, text string) {
+func (c *operator) write(file, text string) {
 	c.t.Helper()
 	if err := os.WriteFile(filepath.Join(c.dir, file), []byte(text), 0o600); err != nil {
 		c.t.Fatal(err)
@@ -112,7 +112,7 @@ func TestTemplates(t *testing.T) {
 	}
 	images := t.TempDir()
 	r := start(t, "--images", images, "--basic-auth-dir", auth)
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	c.handler("shout", "go-stage")
 	c.handler("double", "onnx-stage")
 	c.handler("lines", "onnx-stage")
@@ -171,7 +171,7 @@ func TestTemplates(t *testing.T) {
 func TestCLILogs(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	r.deployAll(fn{"fails", "wait", nil, nil, map[string]string{"wait_mean": "never"}})
 	proctest.Until(t, "a line of the function that cannot start", func() bool {
 		out, err := c.try("", "logs", "fails", "--tail", "1", "--since", "1h")
@@ -187,7 +187,7 @@ func TestBuildsThisRepository(t *testing.T) {
 	t.Parallel()
 	proctest.Built(t, "models") // links in the handlers lead there
 	images := t.TempDir()
-	c := &cli{t: t, dir: "../.."}
+	c := &operator{t: t, dir: "../.."}
 	c.run(`ocr-text +stagecoach/ocr-text:0\.1\.0`, "", "build", "--images", images, "--folder", "--filter", "ocr-*")
 	for _, file := range []string{"ocr-detect/0.1.0/stage", "ocr-detect/0.1.0/model/det.onnx", "ocr-recognise/0.1.0/model/keys.txt", "ocr-text/0.1.0/stage"} {
 		if info, err := os.Stat(filepath.Join(images, "stagecoach", file)); err != nil || info.Size() == 0 {
@@ -197,7 +197,7 @@ func TestBuildsThisRepository(t *testing.T) {
 }
 
 func TestCommandsRefuse(t *testing.T) {
-	c := &cli{t, t.TempDir(), "http://127.0.0.1:1"}
+	c := &operator{t, t.TempDir(), "http://127.0.0.1:1"}
 	c.write("stack.yml", "version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  a: {lang: dockerfile, handler: ., image: a}\n")
 	for want, args := range map[string][]string{
 		"stack file: open none.yml":                 {"deploy", "-f", "none.yml"},

@@ -266,7 +266,7 @@ func systemRoutes(t *testing.T) []string {
 	t.Helper()
 	pattern := regexp.MustCompile(`^([A-Z]+ )?/system/[^?%]*$`)
 	var out []string
-	for _, dir := range []string{".", "../../provider"} {
+	for _, dir := range []string{".", "../../provider", "../../provider/admin"} {
 		files, err := filepath.Glob(dir + "/*.go")
 		if err != nil {
 			t.Fatal(err)

@@ -38,7 +38,7 @@ func twoGPUs(t *testing.T) (lost string) {
 func TestDevices(t *testing.T) {
 	lost := twoGPUs(t)
 	r := start(t)
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
@@ -131,7 +131,7 @@ func TestOutOfMemory(t *testing.T) {
 }
 
 func testOutOfMemory(t *testing.T, r *rig, host string) {
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	small := map[string]string{"gpu": "1", "gpu-memory": "1Gi"}
 	deploy := func(name, kind, devices string) {
 		t.Helper()

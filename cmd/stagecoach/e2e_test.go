@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
@@ -37,9 +38,9 @@ func TestOCR(t *testing.T) {
 	if cer := ocr.CER(string(a.Body), p.Text()); cer > 0.02 {
 		t.Errorf("character error rate %.4f, want at most 0.02: got\n%s\nwant\n%s", cer, a.Body, p.Text())
 	}
-	timing := serverTiming(a.Header.Get("Server-Timing"))
+	timing := openloop.ServerTiming(a.Header.Get("Server-Timing"))
 	for i, stage := range []string{"ocr-detect", "ocr-recognise", "ocr-text"} {
-		if len(timing) != 3 || timing[i].Stage != stage || timing[i].ServiceMS <= 0 {
+		if len(timing) != 3 || timing[i].Stage != stage || timing[i].Service <= 0 {
 			t.Fatalf("Server-Timing %q, want three stages in order, each with a time", a.Header.Get("Server-Timing"))
 		}
 	}

@@ -34,7 +34,7 @@ func stackOf(functions ...string) string {
 func TestDeployLooksAtGraphsFirst(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	names := func() string {
 		var all []client.FunctionStatus
 		if err := r.Get(t.Context(), "/system/functions", &all); err != nil {

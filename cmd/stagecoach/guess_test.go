@@ -18,7 +18,7 @@ func TestGuessedProcesses(t *testing.T) {
 	proctest.Python(t)
 	images := t.TempDir()
 	r := start(t, "--images", images)
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	put := func(image, file, text string, mode os.FileMode) {
 		t.Helper()
 		folder := filepath.Join(images, "example", image, "1")

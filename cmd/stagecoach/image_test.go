@@ -38,7 +38,7 @@ func main() {
 `
 
 // throughAFile saves what was built, removes it, and loads it again, beside an up on the same store.
-func (c *cli) throughAFile(images string) {
+func (c *operator) throughAFile(images string) {
 	c.t.Helper()
 	const name = "example/double:latest"
 	c.run(`IMAGE +SIZE +DIGEST +ADDED\n`+name+` +2\.\d MiB +sha256:[0-9a-f]{12} +20\S+Z\n`, "", "image", "list", "--images", images)
@@ -70,11 +70,11 @@ func stored(t *testing.T, name string) {
 	t.Helper()
 	images := t.TempDir()
 	var out strings.Builder
-	if err := runImage(t.Context(), []string{"pull", name, "--images", images}, &out); err != nil || !strings.Contains(out.String(), name+": pulled, sha256:") {
+	if err := run(t.Context(), []string{"image", "pull", name, "--images", images}, &out); err != nil || !strings.Contains(out.String(), name+": pulled, sha256:") {
 		t.Errorf("pull: %v, %q", err, out.String())
 	}
 	out.Reset()
-	if err := runImage(t.Context(), []string{"list", "--json", "--images", images}, &out); err != nil || !strings.Contains(out.String(), `[{"image":"`+name+`","digest":"sha256:`) {
+	if err := run(t.Context(), []string{"image", "list", "--json", "--images", images}, &out); err != nil || !strings.Contains(out.String(), `[{"image":"`+name+`","digest":"sha256:`) {
 		t.Errorf("list: %v, %q", err, out.String())
 	}
 }
@@ -168,42 +168,5 @@ func TestADigestThatIsNotThere(t *testing.T) {
 		if _, err := i.Resolve(name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
-	}
-}
-
-func TestRetag(t *testing.T) {
-	for _, tc := range [][3]string{
-		{"example/a:1", "", "example/a:1"},
-		{"example/a:1", "2", "example/a:2"},
-		{"", "2", ""},
-		{"10.0.0.7:5000/a", "2", "10.0.0.7:5000/a:2"},
-		{"10.0.0.7:5000/a:1", "2", "10.0.0.7:5000/a:2"},
-		{"example/a@sha256:0123", "2", "example/a:2"},
-		{"example/a:1@sha256:0123", "2", "example/a:2"},
-	} {
-		if got := retag(tc[0], tc[1]); got != tc[2] {
-			t.Errorf("retag(%q, %q) = %q, want %q", tc[0], tc[1], got, tc[2])
-		}
-	}
-}
-
-func TestASaveThatFailsLeavesTheFile(t *testing.T) {
-	store, err := image.OpenStore(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
-	file := filepath.Join(t.TempDir(), "images.tar")
-	if err := os.WriteFile(file, []byte("of before"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d := destination{store: store}
-	if err := d.save(t.Context(), file, []built{{Image: "example/none:1"}}); err == nil {
-		t.Error("an image that is not there was saved")
-	}
-	b, err := os.ReadFile(file)
-	entries, err2 := os.ReadDir(filepath.Dir(file))
-	if err != nil || err2 != nil || string(b) != "of before" || len(entries) != 1 {
-		t.Errorf("%q, %v, %v, %v", b, entries, err, err2)
 	}
 }

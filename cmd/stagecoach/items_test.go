@@ -77,7 +77,7 @@ func TestArrays(t *testing.T) {
 	if want := `annotations["stagecoach.dev/items"]: got "all", want many or one`; !strings.Contains(string(a.Body), want) {
 		t.Errorf("deploy: %s, want %q", a.Body, want)
 	}
-	c := &cli{t, t.TempDir(), r.Base} // which only has to say it
+	c := &operator{t, t.TempDir(), r.Base} // which only has to say it
 	if out := c.run(`"two"`, array, "invoke", "list", "--header", "Content-Type=application/json", "--header", "X-Items=one"); strings.TrimSpace(out) != strings.TrimSpace(array) {
 		t.Errorf("stagecoach invoke: %q, want %q", out, array)
 	}
@@ -230,7 +230,7 @@ func TestUnknownNamespacesGet404(t *testing.T) {
 			t.Errorf("%s %s: %s, want %s", q[0], q[1], a.Body, nowhere)
 		}
 	}
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	for _, args := range []string{"list -n team-z", "describe f -n team-z", "remove f -n team-z", "logs f -n team-z", "scale f 1 -n team-z", "secret list -n team-z", "pipeline list -n team-z", "invoke f -n team-z"} {
 		c.refuse("404: "+nowhere, "x", strings.Fields(args)...)
 	}
@@ -249,7 +249,7 @@ func TestNamesOfDockerHub(t *testing.T) {
 	t.Parallel()
 	images := withDouble(t)
 	r := start(t, "--images", images)
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	forms := []string{"stagecoach/noop:0.1.0", "docker.io/stagecoach/noop:0.1.0", "index.docker.io/stagecoach/noop:0.1.0"}
 	for i, name := range forms {
 		service := fmt.Sprint("folder-", i)

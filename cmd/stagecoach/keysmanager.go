@@ -30,6 +30,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -189,7 +190,7 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	worker.Manager = d.keys
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if err := registerNodeMetrics(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
+	if err := nodemetrics.Register(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
 		return err
 	}
 	return d.openMetrics()

@@ -119,7 +119,7 @@ func TestLoadExitStatus(t *testing.T) {
 	r.deployAll(waitFn("full", "10s", map[string]string{"min": "1", "max": "1"}, map[string]string{"queue-limit": "1"}),
 		fn{"quick", "wait", nil, nil, map[string]string{"wait_mean": "1ms"}})
 	r.until(late, "both functions to be up", func() bool { return r.line("full").Ready == 1 && r.line("quick").Ready >= 1 })
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	c.run(`nobody +\d+ +0 +\d+ +0 +(?s:.*)`, "", "load", "nobody", "--rate", "10", "--duration", "1s", "--quiet", "--allow-errors")
 	c.refuse(`(?s)target +offered.*stagecoach: load: (\d+) of (\d+) requests failed, \d+ of them with "status 404" \(.*nobody.*\); want no failures except refusals \(429\), or --allow-errors`,
 		"", "load", "nobody", "--rate", "10", "--duration", "1s", "--quiet")

@@ -123,7 +123,7 @@ func TestLoopingPythonHandlerIsReplaced(t *testing.T) {
 	py := proctest.Pip(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	if err := os.MkdirAll(filepath.Join(c.dir, "loops"), 0o755); err != nil {
 		t.Fatal(err)
 	}

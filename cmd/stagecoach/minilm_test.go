@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
@@ -81,13 +82,13 @@ func checkMinilmTiming(t *testing.T, a client.Answer) {
 		stages = append(stages, fmt.Sprintf("minilm-layer-%d", l+1))
 	}
 	stages = append(stages, "minilm-pool")
-	timing := serverTiming(a.Header.Get("Server-Timing"))
+	timing := openloop.ServerTiming(a.Header.Get("Server-Timing"))
 	if len(timing) != len(stages) {
 		t.Fatalf("Server-Timing %q, want %v", a.Header.Get("Server-Timing"), stages)
 	}
 	for i, s := range timing {
 		once := i == 0 || i == len(stages)-1
-		if s.Stage != stages[i] || s.ServiceMS <= 0 || once != (s.Calls == 1) {
+		if s.Stage != stages[i] || s.Service <= 0 || once != (s.Calls == 1) {
 			t.Errorf("stage %d: %+v, want %s with a time, called once if it is the first or last, else once a batch", i, s, stages[i])
 		}
 	}

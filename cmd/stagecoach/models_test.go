@@ -98,7 +98,7 @@ func TestModelsThatNobodyCanRead(t *testing.T) {
 	py := proctest.Python(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	c.write("stack.yml", fmt.Sprintf(linearStack, py))
 	handler, made := filepath.Join(c.dir, "linear"), filepath.Join(images, "example/linear/latest")
 	replace(t, handler, map[string]string{"handler.py": linearHandler})
@@ -146,7 +146,7 @@ func TestModelsThatDoNotFit(t *testing.T) {
 	py := proctest.Torch(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	c.write("stack.yml", fmt.Sprintf(linearStack, py))
 	handler := filepath.Join(c.dir, "linear")
 	release := func(file string) {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -69,7 +70,7 @@ func TestOneMeaningPerName(t *testing.T) {
 		{"a of b", "a.b", "", "a.b", `{"functionName":"a.b"}`},
 		{"a.b of openfaas-fn", "a.b", "?namespace=openfaas-fn", "a.b.openfaas-fn", `{"functionName":"a.b","namespace":"openfaas-fn"}`},
 	}
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	for i, k := range kinds {
 		name, namespace, _ := strings.Cut(k.who, " of ")
 		for _, path := range []string{k.path + k.query, k.url} {
@@ -148,7 +149,7 @@ func TestAnEntryOfThePipelinesName(t *testing.T) {
 	r.deployAll(second, first)
 	a := r.must(http.StatusOK, http.MethodPost, "/function/both/echo", "x")
 	var stages []string
-	for _, s := range serverTiming(a.Header.Get("Server-Timing")) {
+	for _, s := range openloop.ServerTiming(a.Header.Get("Server-Timing")) {
 		stages = append(stages, s.Stage)
 	}
 	if string(a.Body) != "x" || strings.Join(stages, " ") != "both second" {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/otlptest"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // three is a pipeline of three stages, of which the second holds a slot for a while.
@@ -226,7 +227,7 @@ func TestEvents(t *testing.T) {
 	if err := run(t.Context(), []string{"top", "--json", "--gateway", r.Base}, &out); err != nil {
 		t.Fatal(err)
 	}
-	var v topView
+	var v schema.Top
 	if err := json.Unmarshal([]byte(out.String()), &v); err != nil || len(v.Functions) != 1 || len(v.Nodes) != 1 || len(v.Pipelines) == 0 || v.Pipelines[0].Rate == 0 {
 		t.Logf("the answers may have left the window: %v, %+v", err, v)
 		if err != nil || len(v.Functions) != 1 || len(v.Nodes) != 1 {

@@ -57,7 +57,7 @@ print(*[m for m in "transformers torchvision sentence_transformers timm sklearn 
 	}
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	models := makePopular(t, python, c.dir)
 	c.write("stack.yml", popularStack(python, models))
 	c.run("", "", "build", "--images", images, "--check-imports=false")
@@ -112,7 +112,7 @@ func popularStack(python string, models []popular) string {
 
 // measure runs a model with some replicas, compares their answers, and returns its row of the
 // table.
-func (r *rig) measure(t *testing.T, c *cli, m popular) string {
+func (r *rig) measure(t *testing.T, c *operator, m popular) string {
 	t.Helper()
 	c.run(m.Name+": created", "", "deploy", "--filter", m.Name)
 	r.infer(t, m)

@@ -14,9 +14,11 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
+	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/cli"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // profiled is an up with the function spin, which burns 10 ms of a core a call, in one replica that may use a core.
@@ -75,7 +77,7 @@ func (p *profiled) has(n, milli int) bool {
 // run is the command in this process, for it to be interrupted.
 func (p *profiled) run(ctx context.Context, args ...string) (string, error) {
 	var out bytes.Buffer
-	err := runProfile(ctx, append([]string{"--gateway", p.url}, args...), &out)
+	err := run(ctx, append([]string{"profile", "--gateway", p.url}, args...), &out)
 	return out.String(), err
 }
 
@@ -91,14 +93,9 @@ func TestItemsOfAProfile(t *testing.T) {
 		fn{"alone", "noop", nil, nil, nil},
 	)
 	for name, want := range map[string]string{"first": "many", "second": "", "alone": ""} {
-		f := profileFlags{api: &apiFlags{}}
-		if got, err := f.items(t.Context(), r.Client, "/system/function/"+name); err != nil || got != want {
+		if got, err := cli.ProfileItems(t.Context(), r.Client, "/system/function/"+name); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
 		}
-	}
-	m := meter{c: r.Client, url: "/function/first", items: "sent"}
-	if _, err := m.call(t.Context(), probe{contentType: "application/json", body: []byte(`["a","b"]`)}); err == nil || !strings.Contains(err.Error(), `header X-Items: got "sent"`) {
-		t.Errorf("a call: %v, want it to have the header", err)
 	}
 }
 
@@ -186,7 +183,7 @@ func TestProfileLetsGo(t *testing.T) {
 		t.Errorf("a second one: %v, want that the first has it", err)
 	}
 	var s struct{ Annotations map[string]string }
-	var x explanation
+	var x schema.Explanation
 	if err := p.Get(t.Context(), "/system/pipelines/spin/explain", &x); err != nil || !slices.ContainsFunc(x.Notes, func(n string) bool {
 		return strings.HasPrefix(n, "spin: held at one replica to be measured")
 	}) {
@@ -215,16 +212,4 @@ func TestProfileLetsGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.replicas(2, 1000)
-}
-
-// TestRoundsFitTheLine: a round has as many batches in a row as the function's line has room for, and one at least.
-func TestRoundsFitTheLine(t *testing.T) {
-	for _, tc := range []struct{ size, largest, queue, want int }{
-		{4, 4, 1000, 2 + 8*4}, {256, 256, 1000, 2 + 3*256}, {4, 4, 5, 2 + 4}, {2, 4, 1000, 2 + 2}, {1, 4, 1000, 1}, {1, 1, 3, 2 + 3},
-	} {
-		m := meter{slots: 2, largest: tc.largest, queue: tc.queue}
-		if got := m.calls(tc.size); got != tc.want {
-			t.Errorf("%d calls for batches of %d of %d at most, %d of which may wait; want %d", got, tc.size, tc.largest, tc.queue, tc.want)
-		}
-	}
 }

@@ -67,7 +67,7 @@ func TestPythonStage(t *testing.T) {
 	py := proctest.Pip(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	for name, text := range map[string]string{
 		"greet/handler.py": pythonHandler, "greet/requirements.txt": "./greetings-1.0-py3-none-any.whl\n",
 		"misses/handler.py": "import no_such_module\n\ninfer = no_such_module.infer\n",
@@ -158,7 +158,7 @@ func TestPythonFromDocker(t *testing.T) {
 	t.Parallel()
 	py := proctest.Python(t)
 	images := t.TempDir()
-	c := &cli{t: t, dir: t.TempDir()}
+	c := &operator{t: t, dir: t.TempDir()}
 	c.handler("starter", "python3-stage")
 	c.write("stack.yml", fmt.Sprintf(pythonStack, py))
 	c.run("starter", "", "build", "--images", images, "--folder", "--filter", "starter")

@@ -14,6 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // envRecord names the file that `make record` makes anew: autoscaler/testdata/record.jsonl.
@@ -40,16 +41,16 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 		wait("print", "40ms", map[string]string{"pipeline": "film"}),
 		wait("broken", "9h", nil), // which it refuses
 	)
-	why := func(name string) (x explanation) {
+	why := func(name string) (x schema.Explanation) {
 		a := r.must(http.StatusOK, http.MethodGet, "/system/pipelines/"+name+"/explain", "")
 		if err := json.Unmarshal(a.Body, &x); err != nil {
 			t.Fatal(err)
 		}
 		return x
 	}
-	stage := func(name string) explainedStage {
+	stage := func(name string) schema.ExplainedStage {
 		all := why("film").Stages
-		i := slices.IndexFunc(all, func(s explainedStage) bool { return s.Name == name })
+		i := slices.IndexFunc(all, func(s schema.ExplainedStage) bool { return s.Name == name })
 		if i < 0 {
 			t.Fatalf("no stage %q in %+v", name, all)
 		}
@@ -64,13 +65,13 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	ok := func(_ string, a client.Answer) error { return nil } // under a burst some are refused
 
 	r.until(late, "every stage to have a replica", func() bool {
-		return !slices.ContainsFunc(why("film").Stages, func(s explainedStage) bool { return s.Ready == 0 })
+		return !slices.ContainsFunc(why("film").Stages, func(s schema.ExplainedStage) bool { return s.Ready == 0 })
 	})
 	calm := r.load(1, "/function/film", ok)
 	calm.turn()
 	lasting(5 * time.Second)
 	burst := r.load(12, "/function/film", ok)
-	var grade explainedStage
+	var grade schema.ExplainedStage
 	r.until(late, "the slowest stage to have more replicas, and to be known", func() bool {
 		grade = stage("grade")
 		return grade.Ready > 1 && grade.Service != "" && grade.Rate != nil

@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
@@ -86,7 +87,7 @@ func simModel(name string, seeds int) (*sim.Model, error) {
 
 // simOpener opens traces: where their paths say, from here, then in a folder, then among the recorded data.
 func simOpener(folder string) sim.Opener {
-	data := cmp.Or(os.Getenv("STAGECOACH_DATA"), defaultData)
+	data := cmp.Or(os.Getenv("STAGECOACH_DATA"), openloop.DefaultData)
 	return func(trace string) (io.ReadCloser, error) {
 		f, err := os.Open(trace)
 		for _, folder := range []string{folder, data} {

@@ -1,11 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -14,6 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 )
 
@@ -38,9 +36,9 @@ func (s *status) State(key pipeline.Key) provider.State {
 	state, detail := stands(is)
 	if detail == "" {
 		if until, ok := s.local.PinnedUntil(key); ok {
-			detail = measuredUntil(until)
+			detail = admin.MeasuredUntil(until)
 		} else {
-			detail = barred(s.local.Bars(key))
+			detail = admin.Barred(s.local.Bars(key))
 		}
 	}
 	if detail != "" {
@@ -59,7 +57,7 @@ func stands(is cluster.Standing) (state, detail string) {
 	switch missing := is.Ready < max(is.Wanted, 1); {
 	case is.Failing.Count > 0 && missing:
 		return provider.StatusFailing, fmt.Sprintf("%s (%s failed, next try %s)", is.Failing.Cause,
-			counted(is.Failing.Count, "start", "starts in a row"), is.Failing.Until.UTC().Format(time.TimeOnly))
+			admin.Counted(is.Failing.Count, "start", "starts in a row"), is.Failing.Until.UTC().Format(time.TimeOnly))
 	case is.Nowhere != "" && missing:
 		return provider.StatusFailing, is.Nowhere
 	case is.Wanted == 0:
@@ -69,7 +67,7 @@ func stands(is cluster.Standing) (state, detail string) {
 	case is.Short != "":
 		return provider.StatusUpdating, is.Short
 	case is.Older > 0:
-		return provider.StatusUpdating, counted(is.Older, "replica of an older revision serves", "replicas of older revisions serve")
+		return provider.StatusUpdating, admin.Counted(is.Older, "replica of an older revision serves", "replicas of older revisions serve")
 	}
 	return provider.StatusUpdating, ""
 }
@@ -83,31 +81,6 @@ func (r room) Lacking(n provider.Needs) (lacks []provider.Lack) {
 		lacks = append(lacks, provider.Lack{Of: string(l.Of), Need: l.Need, Most: l.Most})
 	}
 	return lacks
-}
-
-// measuredUntil returns the detail of a function that is pinned to be measured.
-func measuredUntil(until time.Time) string {
-	return "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)
-}
-
-// barred lists the devices that are barred for a function which runs on others. If it runs on none,
-// its Short says so.
-func barred(bars []plan.Bar) string {
-	var out []string
-	for _, b := range bars {
-		out = append(out, fmt.Sprintf("device %s of node %s is not tried until %s: %s", b.Device, b.Node, b.Until.UTC().Format(time.TimeOnly), b.Cause))
-	}
-	return strings.Join(out, "; ")
-}
-
-// want returns the last decision on a function.
-func (s *status) want(key pipeline.Key) (plan.Want, bool) {
-	_, p := s.loop.Last()
-	i, ok := slices.BinarySearchFunc(p.Wants, key.String(), func(w plan.Want, key string) int { return cmp.Compare(w.Function, key) })
-	if !ok {
-		return plan.Want{}, false
-	}
-	return p.Wants[i], true
 }
 
 // Replicas implements provider.Status.

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
@@ -56,14 +57,17 @@ func TestStagesShareTheRealPyTorch(t *testing.T) {
 		var all strings.Builder
 		cmd.Stderr = &all
 		out, err := cmd.Output()
-		var made []built
+		var made []struct {
+			Size    int64
+			Seconds float64
+		}
 		if err == nil {
 			err = json.Unmarshal(out, &made)
 		}
 		if err != nil || len(made) != 1 {
 			t.Fatalf("%s: %v, %s\n%s", name, err, out, &all)
 		}
-		t.Logf("%s: %s in %.1f s", name, sizeText(made[0].Size), made[0].Seconds)
+		t.Logf("%s: %s in %.1f s", name, plan.Size(made[0].Size), made[0].Seconds)
 		return all.String()
 	}
 	if said := build("one"); !strings.Contains(said, "Successfully installed torch-"+version) {
@@ -82,7 +86,7 @@ func TestStagesShareTheRealPyTorch(t *testing.T) {
 		}
 	}
 	after := diskOf(t, images)
-	t.Logf("on the disk: %s after the first build, %s with two stages that run", sizeText(before), sizeText(after))
+	t.Logf("on the disk: %s after the first build, %s with two stages that run", plan.Size(before), plan.Size(after))
 	if after > before+before/20 {
 		t.Errorf("%d bytes on the disk with two stages, %d with one: want PyTorch once", after, before)
 	}

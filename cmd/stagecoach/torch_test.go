@@ -71,7 +71,7 @@ func TestPyTorchCachesItsKernels(t *testing.T) {
 	python := proctest.Torch(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	if err := os.Mkdir(filepath.Join(c.dir, "caches"), 0o755); err != nil {
 		t.Fatal(err)
 	}

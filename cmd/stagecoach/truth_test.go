@@ -28,7 +28,7 @@ func configFile(t *testing.T, text string) []string {
 }
 
 // fails is a command that has to end with exit status 1 and print what matches want.
-func (c *cli) fails(want string, args ...string) string {
+func (c *operator) fails(want string, args ...string) string {
 	c.t.Helper()
 	out, err := c.try("", args...)
 	var exit *exec.ExitError
@@ -44,7 +44,7 @@ func (c *cli) fails(want string, args ...string) string {
 func TestDeployWaitTellsWhyARevisionFails(t *testing.T) {
 	t.Parallel()
 	r := start(t, configFile(t, "control: {startTimeout: 15s}\n")...)
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	release := func(process, upstream string, labels string) {
 		c.write("stack.yml", fmt.Sprintf(`version: 1.0
 provider: {name: openfaas, gateway: "http://127.0.0.1:8080"}

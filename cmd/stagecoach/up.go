@@ -25,6 +25,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/provider/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
 	"github.com/stagecoach-serving/stagecoach/request/dispatch"
@@ -123,7 +124,7 @@ type up struct {
 	flow      *flow.Coordinator
 	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts before flow
 	journal   *queue.Journal
-	calls     *callBook
+	calls     *admin.Calls
 	callbacks *gateway.Callbacks
 	gateway   *gateway.Gateway
 	kinds     *kinds
@@ -137,7 +138,7 @@ type up struct {
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
-	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), calls: newCallBook(), book: logbook.New(logsPerFunction, logsInAll)}
+	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), calls: admin.NewCalls(), book: logbook.New(logsPerFunction, logsInAll)}
 	for _, step := range []func(context.Context) error{
 		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes,
 	} {

@@ -54,7 +54,7 @@ func TestVirtualEnvironments(t *testing.T) {
 		return filepath.Join(folder, "bin/python")
 	}
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.Base}
+	c := &operator{t, t.TempDir(), r.Base}
 	if err := os.Mkdir(filepath.Join(c.dir, "who"), 0o755); err != nil {
 		t.Fatal(err)
 	}

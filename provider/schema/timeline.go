@@ -1,4 +1,3 @@
-// Package schema has the words of the admin API, for those who serve it and those who call it.
 package schema
 
 import "time"
