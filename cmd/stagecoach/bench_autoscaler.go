@@ -1,3 +1,4 @@
+// Package autoscaler compares policies on a running product under a load that steps up and down.
 package main
 
 import (

@@ -1,3 +1,4 @@
+// Package coldstart measures the time from an order to the first output on each start path.
 package main
 
 import (

@@ -1,3 +1,4 @@
+// Package gpu measures how fast stages in PyTorch start on a device.
 package main
 
 import (

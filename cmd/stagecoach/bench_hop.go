@@ -1,3 +1,4 @@
+// Package hop measures the way of a request to a replica and back, beside a bare echo.
 package main
 
 import (

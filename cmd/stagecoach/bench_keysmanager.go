@@ -1,3 +1,4 @@
+// Package keysmanager measures the daemon of a node.
 package main
 
 import (

@@ -1,3 +1,4 @@
+// Package sim holds the simulator against a running product: the same arrivals and stages.
 package main
 
 import (

@@ -1,3 +1,4 @@
+// Package starts starts replicas of synthetic stages on each start path, and times them.
 package main
 
 import (

@@ -1,3 +1,5 @@
+// Package running has what benches do with a running product: deploy, wait, send load, count
+// replicas.
 package main
 
 import (

@@ -1,3 +1,4 @@
+// Package wake measures the first answer of pipelines that sleep.
 package main
 
 import (

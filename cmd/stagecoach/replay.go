@@ -1,3 +1,4 @@
+// Package replay is `stagecoach replay`: it makes recorded decisions again.
 package main
 
 import (
@@ -13,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
-// runReplay decides again what `up --record` has recorded.
+// runReplay is `stagecoach replay`. It decides again what `stagecoach up --record` has recorded.
 func runReplay(_ context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("replay", flag.ContinueOnError)
 	asJSON := console.JSONFlag(fs)

@@ -1,3 +1,4 @@
+// Package command is `stagecoach sim`.
 package main
 
 import (
@@ -17,15 +18,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// simGC is the percentage by which the heap of a simulation may grow between collections: it makes much that is soon forgotten, and
-// holds little.
+// simGC is the percentage by which the heap of a simulation may grow between collections. A
+// simulation allocates much for a short time, and holds little.
 const simGC = 800
 
-// evaluate runs `stagecoach sim paper`; nil: this build has no evaluation.
-var evaluate func(ctx context.Context, args []string, out io.Writer) error
+// evaluation runs `stagecoach sim paper`; nil: this build has no evaluation.
+type evaluation func(ctx context.Context, args []string, out io.Writer) error
 
-// runSim simulates a scenario: its result as Markdown to out, how far it is to standard error.
-func runSim(ctx context.Context, args []string, out io.Writer) error {
+// runSim is `stagecoach sim`. It simulates a scenario, and writes the result as Markdown to out and
+// its progress to standard error.
+func runSim(ctx context.Context, args []string, out io.Writer, evaluate evaluation) error {
 	if len(args) > 0 && args[0] == "paper" {
 		if evaluate == nil {
 			return errors.New("sim paper: this build has no evaluation, want one without `-tags noevaluation`")
@@ -85,7 +87,8 @@ func simModel(name string, seeds int) (*sim.Model, error) {
 	return s.Model(simOpener(filepath.Dir(name)))
 }
 
-// simOpener opens traces: where their paths say, from here, then in a folder, then among the recorded data.
+// simOpener returns a function that opens traces. It looks for a trace where its path says, then in
+// the folder, then among the recorded data.
 func simOpener(folder string) sim.Opener {
 	data := cmp.Or(os.Getenv("STAGECOACH_DATA"), openloop.DefaultData)
 	return func(trace string) (io.ReadCloser, error) {

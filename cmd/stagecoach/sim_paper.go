@@ -1,5 +1,4 @@
-//go:build !noevaluation
-
+// Package paper is `stagecoach sim paper`: it evaluates the design of a paper on the simulator.
 package main
 
 import (

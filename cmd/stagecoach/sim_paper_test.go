@@ -1,5 +1,3 @@
-//go:build !noevaluation
-
 package main
 
 import (
@@ -129,13 +127,13 @@ func TestSimPaperErrors(t *testing.T) {
 		`sim paper quart: "planet" matches none, want some of`:      {"quart", "--quick", "--only", "planet"},
 		"sim paper quart: seeds for the test: -3 from 1 on":         {"quart", "--quick", "--seeds", "-3"},
 	} {
-		if err := runSim(t.Context(), append([]string{"paper"}, args...), nil); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if err := simPaper(t.Context(), args, nil); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", args, err, want)
 		}
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if err := runSim(ctx, []string{"paper", "quart", "--quick"}, nil); !errors.Is(err, context.Canceled) {
+	if err := simPaper(ctx, []string{"quart", "--quick"}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
