@@ -16,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
+	"github.com/stagecoach-serving/stagecoach/bench/running"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
@@ -68,7 +69,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 	b := autoscalerBench{}
 	fs.StringVar(&b.model, "model", "opt-66b", "of QUART's Table 1, split evenly into eight stages that wait; or minilm, which computes")
 	fs.StringVar(&b.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's library")
-	fs.IntVar(&b.budget, "budget", benchBudget, "replicas that all stages together may have")
+	fs.IntVar(&b.budget, "budget", running.Budget, "replicas that all stages together may have")
 	fs.IntVar(&b.rounds, "rounds", 3, "of each contender, interleaved")
 	fs.DurationVar(&b.step, "step", 20*time.Second, "length of each of the load's three parts: low, high, low")
 	fs.Float64Var(&b.cv, "cv", 4, "coefficient of variation of the gaps between arrivals")
@@ -125,13 +126,13 @@ func (b *autoscalerBench) prepare(ctx context.Context) error {
 	if b.model == "minilm" {
 		return b.prepareMiniLM(ctx)
 	}
-	exec, ok := execTimes[b.model]
+	exec, ok := running.ExecTimes[b.model]
 	if !ok {
 		return fmt.Errorf("--model %q, want one of whisper-9b, bert-21b, llama-7b, opt-66b, wideresnet, minilm", b.model)
 	}
-	c := simCase{name: "quart", stages: splitEvenly(exec, b.seventh), budget: b.budget, slo: 3 * exec}
-	b.stages, b.pipeline, b.slo = c.deployments(), c.pipeline(), c.slo
-	one := benchStages / exec.Seconds() // requests a second of one replica of a stage
+	c := running.Case{Name: "quart", Stages: running.SplitEvenly(exec, b.seventh), Budget: b.budget, Slo: 3 * exec}
+	b.stages, b.pipeline, b.slo = c.Deployments(), c.Pipeline(), c.Slo
+	one := running.Stages / exec.Seconds() // requests a second of one replica of a stage
 	b.low, b.high, b.body = 0.2*one, 1.5*one, "x"
 	return nil
 }
@@ -139,12 +140,12 @@ func (b *autoscalerBench) prepare(ctx context.Context) error {
 // turn runs the load once against an `up` of its own.
 func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t turn, err error) {
 	flags := append([]string{"--images", b.images, "--ort", b.ort, "--budget", fmt.Sprint(b.budget)}, c.flags...)
-	return t, onUp(ctx, flags, func(api *client.Client) error {
+	return t, running.OnUp(ctx, flags, func(api *client.Client) error {
 		if err := b.begin(ctx, api); err != nil {
 			return err
 		}
 		cfg, err := openloop.Scenario{
-			Gateway: api.URL(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv, Rate: stepRate(b.low, b.high, b.step),
+			Gateway: api.URL(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv, Rate: running.StepRate(b.low, b.high, b.step),
 			Targets: []openloop.TargetSpec{{Function: b.pipeline, Body: openloop.Body{Text: b.body}, Headers: map[string]string{"Content-Type": jsonType}}},
 		}.Config("")
 		if err != nil {
@@ -162,7 +163,7 @@ func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t
 
 // begin deploys the stages, and has their service times known and all that was ordered ready before the load begins.
 func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
-	if err := deployAll(ctx, api, b.stages); err != nil {
+	if err := running.DeployAll(ctx, api, b.stages); err != nil {
 		return err
 	}
 	for range 5 {
@@ -171,7 +172,7 @@ func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 		}
 	}
 	for _, d := range b.stages {
-		if err := waitSettled(ctx, api, d.Service); err != nil {
+		if err := running.Settled(ctx, api, d.Service); err != nil {
 			return err
 		}
 	}
@@ -190,8 +191,8 @@ func (b *autoscalerBench) replicas(ctx context.Context, api *client.Client, t *t
 		if err != nil {
 			return err
 		}
-		t.replicaTime += replicaSeconds(line.Events, begun, begun.Add(3*b.step))
-		if at := firstAnswer(line.Events, step, back); !at.IsZero() && (t.first == 0 || at.Sub(step) < t.first) {
+		t.replicaTime += running.ReplicaSeconds(line.Events, begun, begun.Add(3*b.step))
+		if at := running.FirstAnswer(line.Events, step, back); !at.IsZero() && (t.first == 0 || at.Sub(step) < t.first) {
 			t.first = at.Sub(step)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
+	"github.com/stagecoach-serving/stagecoach/bench/running"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
@@ -64,15 +65,15 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 // request's time is that of its stages, from the Server-Timing of these answers. Their slowest one alone would tell too large a rate: a
 // process whose quota is used up stands still between its calls, too.
 func (b *autoscalerBench) miniLMRate(ctx context.Context) (one float64, whole time.Duration, err error) {
-	err = onUp(ctx, []string{"--images", b.images, "--ort", b.ort}, func(api *client.Client) error {
-		if err := deployAll(ctx, api, b.stages); err != nil {
+	err = running.OnUp(ctx, []string{"--images", b.images, "--ort", b.ort}, func(api *client.Client) error {
+		if err := running.DeployAll(ctx, api, b.stages); err != nil {
 			return err
 		}
-		if _, err := saturate(ctx, api, b.pipeline, jsonType, b.body, miniLMClients, miniLMWarm, nil); err != nil {
+		if _, err := running.Saturate(ctx, api, b.pipeline, jsonType, b.body, miniLMClients, miniLMWarm, nil); err != nil {
 			return err
 		}
 		calls := 0
-		took, err := saturate(ctx, api, b.pipeline, jsonType, b.body, miniLMClients, miniLMCalls, func(a client.Answer) {
+		took, err := running.Saturate(ctx, api, b.pipeline, jsonType, b.body, miniLMClients, miniLMCalls, func(a client.Answer) {
 			calls++
 			for _, s := range openloop.ServerTiming(a.Header.Get("Server-Timing")) {
 				whole += s.Service

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/running"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
@@ -152,7 +153,7 @@ func (b keysBench) wakes(ctx context.Context, report *bench.Report, wakes int) e
 			evict          bool
 		}{{"warm", "warm", &warm, false}, {"cold cache", "zero", &cold, true}, {"warm cache", "zero", &cached, false}} {
 			if c.function == "zero" {
-				if err := asleep(ctx, api, "zero", c.evict && i > 0); err != nil {
+				if err := running.Asleep(ctx, api, "zero", c.evict && i > 0); err != nil {
 					return err
 				}
 			}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/running"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/sim"
@@ -34,28 +35,28 @@ type costs struct {
 
 // simCases are those that are compared, of so long a load. Under bursts service times vary little: a queue would multiply their chance, which
 // is not the same in both.
-func simCases(length time.Duration) []simCase {
-	chain := func(cv float64) []simStage {
-		var out []simStage
+func simCases(length time.Duration) []running.Case {
+	chain := func(cv float64) []running.Stage {
+		var out []running.Stage
 		for i := range 3 {
-			out = append(out, simStage{name: fmt.Sprintf("chain-%d", i+1), mean: 40 * time.Millisecond, cv: cv, replicas: 1})
+			out = append(out, running.Stage{Name: fmt.Sprintf("chain-%d", i+1), Mean: 40 * time.Millisecond, Cv: cv, Replicas: 1})
 		}
-		return link(out)
+		return running.Link(out)
 	}
 	constant := func(rate float64) string { return fmt.Sprintf("%.4g:%v", rate, length) }
 	const busy = 0.7
-	fan := []simStage{ // four calls a request, on three replicas
-		{name: "fan-1", next: "fan-2", each: true, mean: 30 * time.Millisecond, cv: 0.3, replicas: 3},
-		{name: "fan-2", next: "fan-3", each: true, mean: 30 * time.Millisecond, cv: 0.3, replicas: 3},
-		{name: "fan-3", mean: 40 * time.Millisecond, cv: 0.3, replicas: 1},
+	fan := []running.Stage{ // four calls a request, on three replicas
+		{Name: "fan-1", Next: "fan-2", Each: true, Mean: 30 * time.Millisecond, Cv: 0.3, Replicas: 3},
+		{Name: "fan-2", Next: "fan-3", Each: true, Mean: 30 * time.Millisecond, Cv: 0.3, Replicas: 3},
+		{Name: "fan-3", Mean: 40 * time.Millisecond, Cv: 0.3, Replicas: 1},
 	}
-	exec := execTimes["opt-66b"]
-	one := benchStages / exec.Seconds()
-	return []simCase{
-		{name: "chain_poisson", stages: chain(0.3), rate: constant(busy / 0.04), cv: 1},
-		{name: "chain_cv4", stages: chain(benchStageCV), rate: constant(busy / 0.04), cv: 4},
-		{name: "fan_out", stages: fan, rate: constant(busy / 0.04), cv: 1, items: 4},
-		{name: "step_cv4", stages: splitEvenly(exec, 1), rate: stepRate(0.2*one, 1.5*one, length/3), cv: 4, budget: benchBudget, slo: 3 * exec},
+	exec := running.ExecTimes["opt-66b"]
+	one := running.Stages / exec.Seconds()
+	return []running.Case{
+		{Name: "chain_poisson", Stages: chain(0.3), Rate: constant(busy / 0.04), Cv: 1},
+		{Name: "chain_cv4", Stages: chain(running.StageCV), Rate: constant(busy / 0.04), Cv: 4},
+		{Name: "fan_out", Stages: fan, Rate: constant(busy / 0.04), Cv: 1, Items: 4},
+		{Name: "step_cv4", Stages: running.SplitEvenly(exec, 1), Rate: running.StepRate(0.2*one, 1.5*one, length/3), Cv: 4, Budget: running.Budget, Slo: 3 * exec},
 	}
 }
 
@@ -72,7 +73,7 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 	}
 	cases := simCases(*length)
 	if *only != "" {
-		if cases = slices.DeleteFunc(cases, func(c simCase) bool { return c.name != *only }); len(cases) == 0 {
+		if cases = slices.DeleteFunc(cases, func(c running.Case) bool { return c.Name != *only }); len(cases) == 0 {
 			return fmt.Errorf("--only %q, want one of chain_poisson, chain_cv4, fan_out, step_cv4", *only)
 		}
 	}
@@ -80,7 +81,7 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("--rounds %d, --length %v, want at least 1 and 3s", *rounds, *length)
 	}
 	report := bench.NewReport("sim", os.Stderr)
-	pairs := make([][][2]outcome, len(cases)) // by case, then round: real, simulated
+	pairs := make([][][2]running.Outcome, len(cases)) // by case, then round: real, simulated
 	var all []costs
 	for round := range *rounds {
 		for i := range cases {
@@ -93,28 +94,28 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 			all = append(all, cost)
 			pair, err := compare(ctx, c, *images, cost, uint64(round+1))
 			if err != nil {
-				return fmt.Errorf("%s, round %d: %w", c.name, round+1, err)
+				return fmt.Errorf("%s, round %d: %w", c.Name, round+1, err)
 			}
 			pairs[at] = append(pairs[at], pair)
 			console.Progress("bench sim: round %d of %d: %s: %.0f requests, mean %.1f ms and simulated %.1f ms, p99 %.0f ms and %.0f ms; hop %v, slot %v, start %v",
-				round+1, *rounds, c.name, pair[0].requests, pair[0].mean*1e3, pair[1].mean*1e3, pair[0].p99*1e3, pair[1].p99*1e3, cost.hop, cost.slot, cost.start)
+				round+1, *rounds, c.Name, pair[0].Requests, pair[0].Mean*1e3, pair[1].Mean*1e3, pair[0].P99*1e3, pair[1].P99*1e3, cost.hop, cost.slot, cost.start)
 		}
 	}
 	for i := range cases {
-		reportPairs(report, cases[i].name, pairs[i])
+		reportPairs(report, cases[i].Name, pairs[i])
 	}
 	reportCosts(report, all)
 	return bench.Print(report, *asJSON, out)
 }
 
 // compare runs a case on an `up` of its own, and simulates it.
-func compare(ctx context.Context, c *simCase, images string, cost costs, seed uint64) (pair [2]outcome, err error) {
+func compare(ctx context.Context, c *running.Case, images string, cost costs, seed uint64) (pair [2]running.Outcome, err error) {
 	flags := []string{"--images", images}
-	if c.budget > 0 {
-		flags = append(flags, "--budget", fmt.Sprint(c.budget))
+	if c.Budget > 0 {
+		flags = append(flags, "--budget", fmt.Sprint(c.Budget))
 	}
-	err = onUp(ctx, flags, func(api *client.Client) (err error) {
-		pair[0], err = c.real(ctx, api, seed)
+	err = running.OnUp(ctx, flags, func(api *client.Client) (err error) {
+		pair[0], err = c.Real(ctx, api, seed)
 		return err
 	})
 	if err != nil {
@@ -123,63 +124,63 @@ func compare(ctx context.Context, c *simCase, images string, cost costs, seed ui
 	if pair[1], err = simulate(ctx, c, cost, seed); err != nil {
 		return pair, err
 	}
-	if pair[0].requests != pair[1].requests {
-		return pair, fmt.Errorf("%.0f requests were sent and %.0f simulated, want the same", pair[0].requests, pair[1].requests)
+	if pair[0].Requests != pair[1].Requests {
+		return pair, fmt.Errorf("%.0f requests were sent and %.0f simulated, want the same", pair[0].Requests, pair[1].Requests)
 	}
 	return pair, nil
 }
 
 // simulate is the case in virtual time.
-func simulate(ctx context.Context, c *simCase, cost costs, seed uint64) (outcome, error) {
+func simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (running.Outcome, error) {
 	s, err := sim.Parse(strings.NewReader(scenario(c, cost, seed)))
 	if err != nil {
-		return outcome{}, err
+		return running.Outcome{}, err
 	}
 	model, err := s.Model(nil)
 	if err != nil {
-		return outcome{}, err
+		return running.Outcome{}, err
 	}
 	r, err := model.Run(ctx, nil)
 	if err != nil {
-		return outcome{}, err
+		return running.Outcome{}, err
 	}
 	of, p := r.Policies[0], r.Policies[0].Pipelines[0]
-	return outcome{
-		requests: p.Offered.Mean, failed: math.Round(p.Failed.Mean * p.Offered.Mean), mean: p.Mean.Mean, p50: p.P50.Mean, p99: p.P99.Mean,
-		replicaSeconds: of.ReplicaSeconds.Mean,
+	return running.Outcome{
+		Requests: p.Offered.Mean, Failed: math.Round(p.Failed.Mean * p.Offered.Mean), Mean: p.Mean.Mean, P50: p.P50.Mean, P99: p.P99.Mean,
+		ReplicaSeconds: of.ReplicaSeconds.Mean,
 	}, nil
 }
 
 // scenario is the case as the simulator takes it. What a slot costs lengthens each call and leaves its spread.
-func scenario(c *simCase, cost costs, seed uint64) string {
+func scenario(c *running.Case, cost costs, seed uint64) string {
 	host := bench.NewReport("", io.Discard).Host
 	var b strings.Builder
-	fmt.Fprintf(&b, "name: %s\nseed: %d\nseeds: 1\nhop: %v\nbudget: %d\nnodes: [{memory: %d, cpu: %d}]\n", c.name, seed, cost.hop, c.budget, host.Memory, host.Cores)
-	fmt.Fprintf(&b, "pipelines: [{name: p, slo: %v, timeout: %v, items: %d, arrivals: {rate: %q, cv: %g}}]\nstages:\n", c.slo, simTimeout, cmp.Or(c.items, 1), c.rate, c.cv)
-	for _, s := range c.stages {
-		mean := s.mean + cost.slot
-		low, high := s.bounds(c.budget)
+	fmt.Fprintf(&b, "name: %s\nseed: %d\nseeds: 1\nhop: %v\nbudget: %d\nnodes: [{memory: %d, cpu: %d}]\n", c.Name, seed, cost.hop, c.Budget, host.Memory, host.Cores)
+	fmt.Fprintf(&b, "pipelines: [{name: p, slo: %v, timeout: %v, items: %d, arrivals: {rate: %q, cv: %g}}]\nstages:\n", c.Slo, running.SimTimeout, cmp.Or(c.Items, 1), c.Rate, c.Cv)
+	for _, s := range c.Stages {
+		mean := s.Mean + cost.slot
+		low, high := s.Bounds(c.Budget)
 		fmt.Fprintf(&b, "- {name: %s, next: [%s], each: %t, service: {dist: lognormal, mean: %v, cv: %g}, start: {cold: %v}, memory: 16Mi, min: %d, max: %d}\n",
-			s.name, s.next, s.each, mean, s.cv*s.mean.Seconds()/mean.Seconds(), cost.start, low, high)
+			s.Name, s.Next, s.Each, mean, s.Cv*s.Mean.Seconds()/mean.Seconds(), cost.start, low, high)
 	}
 	return b.String()
 }
 
 // reportPairs adds what a case came to: medians over the rounds. The difference is the median of the rounds' own: in a round both had the
 // same arrivals.
-func reportPairs(r *bench.Report, name string, pairs [][2]outcome) {
+func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
 	figures := []struct {
 		metric string
 		scale  float64
 		bound  float64 // 0: none
-		of     func(o outcome) float64
+		of     func(o running.Outcome) float64
 	}{
-		{"mean_ms", 1e3, simMean, func(o outcome) float64 { return o.mean }},
-		{"p50_ms", 1e3, 0, func(o outcome) float64 { return o.p50 }},
-		{"p99_ms", 1e3, simP99, func(o outcome) float64 { return o.p99 }},
-		{"replica_seconds", 1, 0, func(o outcome) float64 { return o.replicaSeconds }},
-		{"requests", 1, 0, func(o outcome) float64 { return o.requests }},
-		{"failed", 1, 0, func(o outcome) float64 { return o.failed }},
+		{"mean_ms", 1e3, simMean, func(o running.Outcome) float64 { return o.Mean }},
+		{"p50_ms", 1e3, 0, func(o running.Outcome) float64 { return o.P50 }},
+		{"p99_ms", 1e3, simP99, func(o running.Outcome) float64 { return o.P99 }},
+		{"replica_seconds", 1, 0, func(o running.Outcome) float64 { return o.ReplicaSeconds }},
+		{"requests", 1, 0, func(o running.Outcome) float64 { return o.Requests }},
+		{"failed", 1, 0, func(o running.Outcome) float64 { return o.Failed }},
 	}
 	for _, f := range figures {
 		var is, simulated, apart []float64

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/running"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
@@ -22,18 +23,18 @@ const (
 )
 
 // probeChain is a chain of stages that wait for exactly so long.
-func probeChain() *simCase {
-	c := &simCase{name: "probe"}
+func probeChain() *running.Case {
+	c := &running.Case{Name: "probe"}
 	for i := range probeStages {
-		c.stages = append(c.stages, simStage{name: fmt.Sprintf("probe-%d", i+1), mean: probeWait, replicas: 1})
+		c.Stages = append(c.Stages, running.Stage{Name: fmt.Sprintf("probe-%d", i+1), Mean: probeWait, Replicas: 1})
 	}
-	link(c.stages)
+	running.Link(c.Stages)
 	return c
 }
 
 // freshCosts measures on an `up` of its own.
 func freshCosts(ctx context.Context, images string) (out costs, err error) {
-	err = onUp(ctx, []string{"--images", images}, func(api *client.Client) error {
+	err = running.OnUp(ctx, []string{"--images", images}, func(api *client.Client) error {
 		if out, err = measureCosts(ctx, api, 8*time.Second); err != nil {
 			return err
 		}
@@ -48,14 +49,14 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 // that the machine is the same for them.
 func measureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
 	c := probeChain()
-	c.rate, c.cv = fmt.Sprintf("8:%v", length), 0
-	alone := c.deployments()[0]
+	c.Rate, c.Cv = fmt.Sprintf("8:%v", length), 0
+	alone := c.Deployments()[0]
 	alone.Service, alone.Annotations = "probe-alone", nil
-	if err := deployAll(ctx, api, append(c.deployments(), alone)); err != nil {
+	if err := running.DeployAll(ctx, api, append(c.Deployments(), alone)); err != nil {
 		return costs{}, err
 	}
 	for range 5 { // connections, and pages
-		for _, name := range []string{alone.Service, c.pipeline()} {
+		for _, name := range []string{alone.Service, c.Pipeline()} {
 			if _, err := api.Invoke(ctx, name, "text/plain", []byte("x")); err != nil {
 				return costs{}, err
 			}
@@ -65,28 +66,30 @@ func measureCosts(ctx context.Context, api *client.Client, length time.Duration)
 	var failed error
 	calls := int(length / (probeWait * 6 / 5))
 	var group sync.WaitGroup
-	group.Go(func() { took, failed = saturate(ctx, api, alone.Service, "text/plain", "x", probeClients, calls, nil) })
-	one, err := c.load(ctx, api, 1)
+	group.Go(func() {
+		took, failed = running.Saturate(ctx, api, alone.Service, "text/plain", "x", probeClients, calls, nil)
+	})
+	one, err := c.Load(ctx, api, 1)
 	group.Wait()
 	switch {
 	case err != nil || failed != nil:
 		return costs{}, errors.Join(err, failed)
-	case one.failed > 0:
-		return costs{}, fmt.Errorf("%.0f of %.0f requests to stages that wait for %v failed", one.failed, one.requests, probeWait)
+	case one.Failed > 0:
+		return costs{}, fmt.Errorf("%.0f of %.0f requests to stages that wait for %v failed", one.Failed, one.Requests, probeWait)
 	}
 	slot := max(took/time.Duration(calls)-probeWait, 0)
-	mean := time.Duration(one.mean * float64(time.Second))
+	mean := time.Duration(one.Mean * float64(time.Second))
 	return costs{slot: slot, hop: max((mean-probeStages*(probeWait+slot))/(2*probeStages), 0)}, nil
 }
 
 // measureStarts is the median time from an order of a replica to its being ready, of nine that are ordered at once, as at a step.
 func measureStarts(ctx context.Context, api *client.Client) (time.Duration, error) {
-	all := probeChain().deployments()
+	all := probeChain().Deployments()
 	for i := range all {
 		all[i].Service, all[i].Annotations = fmt.Sprintf("start-%d", i+1), nil
 		all[i].Labels["com.openfaas.scale.max"] = fmt.Sprint(probeStarts)
 	}
-	if err := deployAll(ctx, api, all); err != nil {
+	if err := running.DeployAll(ctx, api, all); err != nil {
 		return 0, err
 	}
 	for i := range all {

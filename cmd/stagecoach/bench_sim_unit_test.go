@@ -7,23 +7,26 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/running"
 )
 
 // TestSimCases: each case is one that the simulator takes.
 func TestSimCases(t *testing.T) {
 	for _, c := range simCases(6 * time.Second) {
 		got, err := simulate(t.Context(), &c, costs{time.Millisecond, time.Millisecond, 20 * time.Millisecond}, 1)
-		if err != nil || got.requests < 20 || got.failed > 0 || got.mean <= 0 {
-			t.Errorf("%s: %+v, %v", c.name, got, err)
+		if err != nil || got.Requests < 20 || got.Failed > 0 || got.Mean <= 0 {
+			t.Errorf("%s: %+v, %v", c.Name, got, err)
 		}
 	}
 }
 
 // TestReportPairs: medians, differences round by round, verdicts.
 func TestReportPairs(t *testing.T) {
-	is := func(mean, p99 float64) outcome { return outcome{requests: 9, mean: mean, p50: math.NaN(), p99: p99} }
+	is := func(mean, p99 float64) running.Outcome {
+		return running.Outcome{Requests: 9, Mean: mean, P50: math.NaN(), P99: p99}
+	}
 	var r bench.Report
-	reportPairs(&r, "x", [][2]outcome{{is(1, 1), is(1.04, 1)}, {is(2, 1), is(1.8, 1.2)}, {is(4, 1), is(4.24, 1.2)}})
+	reportPairs(&r, "x", [][2]running.Outcome{{is(1, 1), is(1.04, 1)}, {is(2, 1), is(1.8, 1.2)}, {is(4, 1), is(4.24, 1.2)}})
 	of := func(name, metric string) float64 {
 		i := slices.IndexFunc(r.Results, func(f bench.Result) bool { return f.Case == name && f.Metric == metric })
 		if i < 0 {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
+	"github.com/stagecoach-serving/stagecoach/bench/running"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
@@ -169,7 +170,7 @@ func (w *wakeBench) turn(ctx context.Context, c wakeCase) (took, wait time.Durat
 			if !c.asleep || evict && !(c.evict && w.models[stage]) {
 				continue
 			}
-			if err := asleep(ctx, w.api, stage, evict); err != nil {
+			if err := running.Asleep(ctx, w.api, stage, evict); err != nil {
 				return 0, 0, err
 			}
 		}

@@ -1,4 +1,4 @@
-package main
+package running
 
 import (
 	"testing"
@@ -19,15 +19,15 @@ func TestReplicaSeconds(t *testing.T) {
 		at(8, "broken", "ordered"), at(9, "broken", "failed"), at(9, "late", "ordered"), at(11, "late", "ready"), at(12, "late", "first answer"),
 		at(12, "later", "ordered"),
 	}
-	if got := replicaSeconds(events, zero, zero.Add(10*time.Second)); got != 10+4+1+1 {
+	if got := ReplicaSeconds(events, zero, zero.Add(10*time.Second)); got != 10+4+1+1 {
 		t.Errorf("%g replica-seconds, want 10 of one that was there before, 4, 1 of one that failed, 1 of one that starts", got)
 	}
 	forgotten := []schema.Event{at(3, "old", "stopped")} // its order is no longer in the timeline
-	if got := replicaSeconds(forgotten, zero, zero.Add(10*time.Second)); got != 3 {
+	if got := ReplicaSeconds(forgotten, zero, zero.Add(10*time.Second)); got != 3 {
 		t.Errorf("%g replica-seconds, want 3", got)
 	}
 	for _, tc := range []struct{ from, to, want int }{{0, 10, 6}, {5, 10, 12}, {10, 20, 0}, {-10, 3, 0}} {
-		got := firstAnswer(events, zero.Add(time.Duration(tc.from)*time.Second), zero.Add(time.Duration(tc.to)*time.Second))
+		got := FirstAnswer(events, zero.Add(time.Duration(tc.from)*time.Second), zero.Add(time.Duration(tc.to)*time.Second))
 		if tc.want == 0 && !got.IsZero() || tc.want > 0 && !got.Equal(at(tc.want, "", "").At) {
 			t.Errorf("of those ordered from %d to %d the first answered at %v, want %d", tc.from, tc.to, got, tc.want)
 		}

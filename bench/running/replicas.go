@@ -1,4 +1,4 @@
-package main
+package running
 
 import (
 	"time"
@@ -7,9 +7,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// replicaSeconds is for how long there were replicas between two instants, from their orders until they had stopped: those that start
+// ReplicaSeconds is for how long there were replicas between two instants, from their orders until they had stopped: those that start
 // and those that drain occupy the machine, too.
-func replicaSeconds(events []schema.Event, from, to time.Time) float64 {
+func ReplicaSeconds(events []schema.Event, from, to time.Time) float64 {
 	begun, sum := map[string]time.Time{}, 0.0
 	add := func(since, until time.Time) {
 		if since.Before(from) {
@@ -35,8 +35,8 @@ func replicaSeconds(events []schema.Event, from, to time.Time) float64 {
 	return sum
 }
 
-// firstAnswer is when the first replica answered that was ordered between two instants; zero: none did.
-func firstAnswer(events []schema.Event, from, to time.Time) (at time.Time) {
+// FirstAnswer is when the first replica answered that was ordered between two instants; zero: none did.
+func FirstAnswer(events []schema.Event, from, to time.Time) (at time.Time) {
 	ordered := map[string]bool{}
 	for _, e := range events {
 		switch {

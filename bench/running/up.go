@@ -1,4 +1,4 @@
-package main
+package running
 
 import (
 	"cmp"
@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// onUp runs f against an `up` of its own, on a state folder of its own, which it ends.
-func onUp(ctx context.Context, flags []string, f func(api *client.Client) error) error {
+// OnUp runs f against an `up` of its own, on a state folder of its own, which it ends.
+func OnUp(ctx context.Context, flags []string, f func(api *client.Client) error) error {
 	state, err := os.MkdirTemp("", "stagecoach-bench-")
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package main
+package running
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// deployAll deploys functions and waits for the replicas that they have without a load.
-func deployAll(ctx context.Context, api *client.Client, all []client.Deployment) error {
+// DeployAll deploys functions and waits for the replicas that they have without a load.
+func DeployAll(ctx context.Context, api *client.Client, all []client.Deployment) error {
 	for _, d := range all {
 		if err := api.Deploy(ctx, d); err != nil {
 			return err
@@ -28,8 +28,8 @@ func deployAll(ctx context.Context, api *client.Client, all []client.Deployment)
 	return nil
 }
 
-// waitSettled waits until no replica of a function is starting.
-func waitSettled(ctx context.Context, api *client.Client, name string) error {
+// Settled waits until no replica of a function is starting.
+func Settled(ctx context.Context, api *client.Client, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, client.ReadyPatience)
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
@@ -50,9 +50,9 @@ func waitSettled(ctx context.Context, api *client.Client, name string) error {
 	}
 }
 
-// asleep waits until a function has no replicas, and evicts its parameters if that is wanted: once their processes have ended,
+// Asleep waits until a function has no replicas, and evicts its parameters if that is wanted: once their processes have ended,
 // they can be.
-func asleep(ctx context.Context, api *client.Client, name string, evict bool) error {
+func Asleep(ctx context.Context, api *client.Client, name string, evict bool) error {
 	deadline := time.Now().Add(time.Minute)
 	for {
 		s, err := api.Status(ctx, name)
@@ -81,9 +81,9 @@ func asleep(ctx context.Context, api *client.Client, name string, evict bool) er
 	}
 }
 
-// saturate sends so many requests, of some clients one after another, and returns how long all of them took. Each gets the answers, one at
+// Saturate sends so many requests, of some clients one after another, and returns how long all of them took. Each gets the answers, one at
 // a time; nil: nobody does.
-func saturate(ctx context.Context, api *client.Client, function, contentType, body string, clients, calls int, each func(client.Answer)) (time.Duration, error) {
+func Saturate(ctx context.Context, api *client.Client, function, contentType, body string, clients, calls int, each func(client.Answer)) (time.Duration, error) {
 	var sent atomic.Int64
 	var mu sync.Mutex
 	var group sync.WaitGroup
