@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -23,7 +24,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"gpu":         on(benchGPU),
 		"keysmanager": on(benchKeysManager),
 		"hop":         benchHop,
-		"idle":        benchIdle,
+		"idle":        idle.Run,
 		"wake":        benchWake,
 		"sim":         benchSim,
 		"echo":        benchEcho, // a server that hop compares with

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	"github.com/stagecoach-serving/stagecoach/bench/running"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
@@ -113,7 +114,7 @@ func (b keysBench) daemon(ctx context.Context, report *bench.Report, window time
 	}
 	defer func() { _ = daemon.Stop() }()
 	console.Progress("bench keysmanager: %v of a daemon's idleness", window)
-	return measureIdle(ctx, report, "daemon_idle", daemon.Cmd.Process.Pid, window)
+	return idle.Measure(ctx, report, "daemon_idle", daemon.Cmd.Process.Pid, window)
 }
 
 // wakes measures requests to a function at zero, whose parameters are in memory or not, against a warm one.

@@ -1,5 +1,5 @@
 // Package idle measures what functions cost that nobody calls.
-package main
+package idle
 
 import (
 	"context"
@@ -16,9 +16,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// benchIdle measures what functions cost that nobody calls: how long they take to deploy and to list, and what `up` uses of
+// Run measures what functions cost that nobody calls: how long they take to deploy and to list, and what `up` uses of
 // memory and processor while nothing happens.
-func benchIdle(ctx context.Context, args []string, out io.Writer) error {
+func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench idle", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
 	functions := fs.Int("functions", 1000, "that are deployed, at zero replicas")
@@ -46,7 +46,7 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 			}
 		}
 		console.Progress("bench idle: %s: %v of idleness", name, *window)
-		if err := measureIdle(ctx, report, name, up.Cmd.Process.Pid, *window); err != nil {
+		if err := Measure(ctx, report, name, up.Cmd.Process.Pid, *window); err != nil {
 			return err
 		}
 	}
@@ -79,8 +79,8 @@ func deployIdle(ctx context.Context, api *client.Client, report *bench.Report, n
 	return nil
 }
 
-// measureIdle lets a process be for a moment, then watches it for a while.
-func measureIdle(ctx context.Context, report *bench.Report, name string, pid int, window time.Duration) error {
+// Measure lets a process be for a moment, then watches it for a while.
+func Measure(ctx context.Context, report *bench.Report, name string, pid int, window time.Duration) error {
 	const settle = 5 * time.Second
 	var meter sandbox.Meter
 	for _, wait := range []time.Duration{settle, window} {
