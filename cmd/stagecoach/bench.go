@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -23,12 +24,12 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"autoscaler":  benchAutoscaler,
 		"gpu":         on(benchGPU),
 		"keysmanager": on(benchKeysManager),
-		"hop":         benchHop,
+		"hop":         hop.Run,
 		"idle":        idle.Run,
 		"wake":        benchWake,
 		"sim":         benchSim,
-		"echo":        benchEcho, // a server that hop compares with
-		"load":        benchLoad, // a process that hop takes its load from
+		"echo":        hop.Echo, // a server that hop compares with
+		"load":        hop.Load, // a process that hop takes its load from
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return fmt.Errorf("bench: got %q, want one of: autoscaler, coldstart, gpu, hop, idle, keysmanager, sim, wake", args)

@@ -1,4 +1,4 @@
-package main
+package hop
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
-// benchEcho is `bench echo`: a bare server that other cases are compared with.
-func benchEcho(ctx context.Context, args []string, out io.Writer) error {
+// Echo is `bench echo`: a bare server that other cases are compared with.
+func Echo(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench echo", flag.ContinueOnError)
 	listen := fs.String("listen", "127.0.0.1:0", "host:port")
 	if err := console.ParseFlags(fs, args); err != nil {
@@ -29,8 +29,8 @@ func benchEcho(ctx context.Context, args []string, out io.Writer) error {
 	return bench.Echo(ctx, l)
 }
 
-// benchLoad is `bench load`: a process that sends the load of a case.
-func benchLoad(ctx context.Context, args []string, out io.Writer) error {
+// Load is `bench load`: a process that sends the load of a case.
+func Load(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench load", flag.ContinueOnError)
 	addr := fs.String("addr", "", "host:port")
 	path := fs.String("path", "/function/noop", "")

@@ -1,5 +1,5 @@
 // Package hop measures the way of a request to a replica and back, beside a bare echo.
-package main
+package hop
 
 import (
 	"bytes"
@@ -35,10 +35,10 @@ type hopCase struct {
 	messages float64 // NATS messages a request
 }
 
-// benchHop measures HTTP → provider → queue → a no-op replica process → back, and HTTP → rendezvous → a function that speaks
+// Run measures HTTP → provider → queue → a no-op replica process → back, and HTTP → rendezvous → a function that speaks
 // HTTP → back, with bodies of several sizes, beside a bare net/http echo with the same body. Load comes from
 // a process of its own; the cases take turns, so that what disturbs the machine disturbs them alike.
-func benchHop(ctx context.Context, args []string, out io.Writer) error {
+func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench hop", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
 	rounds := fs.Int("rounds", 5, "turns of every case")
