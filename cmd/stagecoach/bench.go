@@ -9,6 +9,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
+	"github.com/stagecoach-serving/stagecoach/bench/wake"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -26,7 +27,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"keysmanager": on(benchKeysManager),
 		"hop":         hop.Run,
 		"idle":        idle.Run,
-		"wake":        benchWake,
+		"wake":        wake.Run,
 		"sim":         benchSim,
 		"echo":        hop.Echo, // a server that hop compares with
 		"load":        hop.Load, // a process that hop takes its load from

@@ -1,5 +1,5 @@
 // Package wake measures the first answer of pipelines that sleep.
-package main
+package wake
 
 import (
 	"context"
@@ -46,10 +46,10 @@ type wakeBench struct {
 	waits  map[string][]time.Duration // of the last stage's call for a replica, by case
 }
 
-// benchWake measures the first answer of two pipelines of three stages that sleep: OCR, and one of
+// Run measures the first answer of two pipelines of three stages that sleep: OCR, and one of
 // ordinary processes. With --against, another build of this program takes turns with this one, and
 // the report has the median of each round's ratio.
-func benchWake(ctx context.Context, args []string, out io.Writer) error {
+func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench wake", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
 	rounds := fs.Int("rounds", 20, "calls per case")
