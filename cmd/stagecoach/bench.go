@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/stagecoach-serving/stagecoach/bench/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	"github.com/stagecoach-serving/stagecoach/bench/wake"
@@ -22,7 +23,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 	}
 	benches := map[string]func(context.Context, []string, io.Writer) error{
 		"coldstart":   on(benchColdstart),
-		"autoscaler":  benchAutoscaler,
+		"autoscaler":  autoscaler.Run,
 		"gpu":         on(benchGPU),
 		"keysmanager": on(benchKeysManager),
 		"hop":         hop.Run,

@@ -1,5 +1,5 @@
 // Package autoscaler compares policies on a running product under a load that steps up and down.
-package main
+package autoscaler
 
 import (
 	"context"
@@ -61,9 +61,9 @@ type turn struct {
 	first       time.Duration // from the step to the first answer of a replica ordered after it; 0: there was none
 }
 
-// benchAutoscaler compares policies on a running `up`: gamma arrivals whose rate steps from a fifth to one and a half times what one
+// Run compares policies on a running `up`: gamma arrivals whose rate steps from a fifth to one and a half times what one
 // replica of the slowest stage can do, and back.
-func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
+func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench autoscaler", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
 	b := autoscalerBench{}
