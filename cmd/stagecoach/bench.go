@@ -10,6 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
+	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
 	"github.com/stagecoach-serving/stagecoach/bench/wake"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -29,7 +30,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"hop":         hop.Run,
 		"idle":        idle.Run,
 		"wake":        wake.Run,
-		"sim":         benchSim,
+		"sim":         simbench.Run,
 		"echo":        hop.Echo, // a server that hop compares with
 		"load":        hop.Load, // a process that hop takes its load from
 	}

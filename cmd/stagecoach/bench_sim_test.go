@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench/running"
+	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
 )
 
 // TestBenchSim runs a short load on a real `up` and simulates it: as many requests, and about the same mean. What `up` costs on this
 // machine now is measured before. The bound is wide, because machines that test do other things meanwhile; `make bench-sim` has the real one.
 func TestBenchSim(t *testing.T) {
 	r := start(t)
-	cost, err := measureCosts(t.Context(), r.Client, 3*time.Second)
+	cost, err := simbench.MeasureCosts(t.Context(), r.Client, 3*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +31,7 @@ func TestBenchSim(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, err := simulate(t.Context(), &c, cost, seed)
+		want, err := simbench.Simulate(t.Context(), &c, cost, seed)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package main
+package sim
 
 import (
 	"math"
@@ -13,7 +13,7 @@ import (
 // TestSimCases: each case is one that the simulator takes.
 func TestSimCases(t *testing.T) {
 	for _, c := range simCases(6 * time.Second) {
-		got, err := simulate(t.Context(), &c, costs{time.Millisecond, time.Millisecond, 20 * time.Millisecond}, 1)
+		got, err := Simulate(t.Context(), &c, costs{time.Millisecond, time.Millisecond, 20 * time.Millisecond}, 1)
 		if err != nil || got.Requests < 20 || got.Failed > 0 || got.Mean <= 0 {
 			t.Errorf("%s: %+v, %v", c.Name, got, err)
 		}

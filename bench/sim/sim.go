@@ -1,5 +1,5 @@
 // Package sim holds the simulator against a running product: the same arrivals and stages.
-package main
+package sim
 
 import (
 	"cmp"
@@ -60,9 +60,9 @@ func simCases(length time.Duration) []running.Case {
 	}
 }
 
-// benchSim holds the simulator against a running `up`: the same arrivals, distributions of service times and policies. What a hop, a slot
+// Run holds the simulator against a running `up`: the same arrivals, distributions of service times and policies. What a hop, a slot
 // and a start cost is measured beside it, on other stages.
-func benchSim(ctx context.Context, args []string, out io.Writer) error {
+func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench sim", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
 	rounds := fs.Int("rounds", 5, "of each case, interleaved; each has its own arrivals")
@@ -121,7 +121,7 @@ func compare(ctx context.Context, c *running.Case, images string, cost costs, se
 	if err != nil {
 		return pair, err
 	}
-	if pair[1], err = simulate(ctx, c, cost, seed); err != nil {
+	if pair[1], err = Simulate(ctx, c, cost, seed); err != nil {
 		return pair, err
 	}
 	if pair[0].Requests != pair[1].Requests {
@@ -130,8 +130,8 @@ func compare(ctx context.Context, c *running.Case, images string, cost costs, se
 	return pair, nil
 }
 
-// simulate is the case in virtual time.
-func simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (running.Outcome, error) {
+// Simulate is the case in virtual time.
+func Simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (running.Outcome, error) {
 	s, err := sim.Parse(strings.NewReader(scenario(c, cost, seed)))
 	if err != nil {
 		return running.Outcome{}, err

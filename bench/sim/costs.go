@@ -1,4 +1,4 @@
-package main
+package sim
 
 import (
 	"context"
@@ -35,7 +35,7 @@ func probeChain() *running.Case {
 // freshCosts measures on an `up` of its own.
 func freshCosts(ctx context.Context, images string) (out costs, err error) {
 	err = running.OnUp(ctx, []string{"--images", images}, func(api *client.Client) error {
-		if out, err = measureCosts(ctx, api, 8*time.Second); err != nil {
+		if out, err = MeasureCosts(ctx, api, 8*time.Second); err != nil {
 			return err
 		}
 		out.start, err = measureStarts(ctx, api)
@@ -44,10 +44,10 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 	return out, err
 }
 
-// measureCosts measures for so long what a slot and a hop cost, on stages of its own that wait for exactly 10 ms. A slot whose line is never
+// MeasureCosts measures for so long what a slot and a hop cost, on stages of its own that wait for exactly 10 ms. A slot whose line is never
 // empty tells by the rate of its answers; requests that come one by one to a chain take its slots, and two hops each. Both run at once, so
 // that the machine is the same for them.
-func measureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
+func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
 	c := probeChain()
 	c.Rate, c.Cv = fmt.Sprintf("8:%v", length), 0
 	alone := c.Deployments()[0]
