@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/sim"
+	"github.com/stagecoach-serving/stagecoach/sim/simulate"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 	"github.com/stagecoach-serving/stagecoach/sim/study/quart"
 )
@@ -81,7 +82,7 @@ func evaluateOne(ctx context.Context, args []string, all []paper, out io.Writer)
 
 // run makes the evaluation.
 func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
-	open := simOpener(".")
+	open := simulate.Opener(".")
 	s, err := p.study(f, open)
 	if err != nil {
 		return err
@@ -89,7 +90,7 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 	for _, l := range s.LeftOut {
 		console.Progress("left out: %s: %s", l.Setting, l.Why)
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(simGC))
+	defer debug.SetGCPercent(debug.SetGCPercent(simulate.GC))
 	tuned, err := p.configurations(ctx, &s, f, open)
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package main
+package simulate
 
 import (
 	"bytes"
@@ -31,7 +31,7 @@ stages: [{name: s, service: {mean: 10ms}}]
 `
 	run := func(args ...string) (string, error) {
 		var out bytes.Buffer
-		err := runSim(t.Context(), append(args, "--quiet"), &out, nil)
+		err := Run(t.Context(), append(args, "--quiet"), &out, nil)
 		return out.String(), err
 	}
 	out, err := run(write("good.yml", scenario), "--json", "-", "--seeds", "2")

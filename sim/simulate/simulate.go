@@ -1,5 +1,5 @@
-// Package command is `stagecoach sim`.
-package main
+// Package simulate is `stagecoach sim`: it runs a scenario on the simulator.
+package simulate
 
 import (
 	"cmp"
@@ -18,16 +18,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// simGC is the percentage by which the heap of a simulation may grow between collections. A
+// GC is the percentage by which the heap of a simulation may grow between collections. A
 // simulation allocates much for a short time, and holds little.
-const simGC = 800
+const GC = 800
 
-// evaluation runs `stagecoach sim paper`; nil: this build has no evaluation.
-type evaluation func(ctx context.Context, args []string, out io.Writer) error
+// Evaluation runs `stagecoach sim paper`; nil: this build has no evaluation.
+type Evaluation func(ctx context.Context, args []string, out io.Writer) error
 
-// runSim is `stagecoach sim`. It simulates a scenario, and writes the result as Markdown to out and
+// Run is `stagecoach sim`. It simulates a scenario, and writes the result as Markdown to out and
 // its progress to standard error.
-func runSim(ctx context.Context, args []string, out io.Writer, evaluate evaluation) error {
+func Run(ctx context.Context, args []string, out io.Writer, evaluate Evaluation) error {
 	if len(args) > 0 && args[0] == "paper" {
 		if evaluate == nil {
 			return errors.New("sim paper: this build has no evaluation, want one without `-tags noevaluation`")
@@ -50,7 +50,7 @@ func runSim(ctx context.Context, args []string, out io.Writer, evaluate evaluati
 	if err != nil {
 		return fmt.Errorf("sim: %s: %w", rest[0], err)
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(simGC))
+	defer debug.SetGCPercent(debug.SetGCPercent(GC))
 	report := simProgress(*quiet)
 	result, err := model.Run(ctx, report)
 	if err != nil {
@@ -84,12 +84,12 @@ func simModel(name string, seeds int) (*sim.Model, error) {
 		return nil, err
 	}
 	s.Seeds = cmp.Or(seeds, s.Seeds)
-	return s.Model(simOpener(filepath.Dir(name)))
+	return s.Model(Opener(filepath.Dir(name)))
 }
 
-// simOpener returns a function that opens traces. It looks for a trace where its path says, then in
+// Opener returns a function that opens traces. It looks for a trace where its path says, then in
 // the folder, then among the recorded data.
-func simOpener(folder string) sim.Opener {
+func Opener(folder string) sim.Opener {
 	data := cmp.Or(os.Getenv("STAGECOACH_DATA"), openloop.DefaultData)
 	return func(trace string) (io.ReadCloser, error) {
 		f, err := os.Open(trace)
