@@ -1,5 +1,5 @@
 // Package paper is `stagecoach sim paper`: it evaluates the design of a paper on the simulator.
-package main
+package paper
 
 import (
 	"bytes"
@@ -47,8 +47,8 @@ type paperFlags struct {
 	seeds                  int
 }
 
-// simPaper evaluates one of the papers.
-func simPaper(ctx context.Context, args []string, out io.Writer) error {
+// Run evaluates one of the papers.
+func Run(ctx context.Context, args []string, out io.Writer) error {
 	return evaluateOne(ctx, args, papers(), out)
 }
 

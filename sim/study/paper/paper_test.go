@@ -1,4 +1,4 @@
-package main
+package paper
 
 import (
 	"bytes"
@@ -127,13 +127,13 @@ func TestSimPaperErrors(t *testing.T) {
 		`sim paper quart: "planet" matches none, want some of`:      {"quart", "--quick", "--only", "planet"},
 		"sim paper quart: seeds for the test: -3 from 1 on":         {"quart", "--quick", "--seeds", "-3"},
 	} {
-		if err := simPaper(t.Context(), args, nil); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if err := Run(t.Context(), args, nil); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", args, err, want)
 		}
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	stop()
-	if err := simPaper(ctx, []string{"quart", "--quick"}, nil); !errors.Is(err, context.Canceled) {
+	if err := Run(ctx, []string{"quart", "--quick"}, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
 }
