@@ -1,5 +1,5 @@
 // Package replay is `stagecoach replay`: it makes recorded decisions again.
-package main
+package replay
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
-// runReplay is `stagecoach replay`. It decides again what `stagecoach up --record` has recorded.
-func runReplay(_ context.Context, args []string, out io.Writer) error {
+// Run is `stagecoach replay`. It decides again what `stagecoach up --record` has recorded.
+func Run(_ context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("replay", flag.ContinueOnError)
 	asJSON := console.JSONFlag(fs)
 	rest, err := console.ParseMixed(fs, args)
