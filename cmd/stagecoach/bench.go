@@ -11,6 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/bench/wake"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -18,8 +19,8 @@ import (
 
 // runBench runs one of the benches.
 func runBench(ctx context.Context, args []string, out io.Writer) error {
-	m := machine{isolate: isolateBench, devices: devicesOf}
-	on := func(bench func(context.Context, machine, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
+	m := starts.Machine{Isolate: isolateBench, Devices: devicesOf}
+	on := func(bench func(context.Context, starts.Machine, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
 		return func(ctx context.Context, args []string, out io.Writer) error { return bench(ctx, m, args, out) }
 	}
 	benches := map[string]func(context.Context, []string, io.Writer) error{

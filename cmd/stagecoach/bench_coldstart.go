@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
@@ -28,32 +29,32 @@ type startSize struct {
 // startKind is what stages compute with.
 type startKind struct {
 	name  string
-	stage func(ctx context.Context, bytes int64) (*benchStage, error)
-	cases []startCase
+	stage func(ctx context.Context, bytes int64) (*starts.Stage, error)
+	cases []starts.Case
 }
 
-func onnxCases() []startCase {
-	return []startCase{
-		{name: "fork", path: "fork", shares: true},
-		{name: "forkheap", path: "heap", shares: true},
-		{name: "map", path: "map", shares: true, slow: true},
-		{name: "cold", path: "cold", slow: true},
-		{name: "coldprepacked", slow: true, full: true},
-		{name: "colddisk", slow: true, full: true},
+func onnxCases() []starts.Case {
+	return []starts.Case{
+		{Name: "fork", Path: "fork", Shares: true},
+		{Name: "forkheap", Path: "heap", Shares: true},
+		{Name: "map", Path: "map", Shares: true, Slow: true},
+		{Name: "cold", Path: "cold", Slow: true},
+		{Name: "coldprepacked", Slow: true, Full: true},
+		{Name: "colddisk", Slow: true, Full: true},
 	}
 }
 
-func torchCases() []startCase {
-	return []startCase{
-		{name: "fork", path: "fork", shares: true},
-		{name: "cold", path: "cold", slow: true},
-		{name: "plain", slow: true}, // torch.load by hand, without Stagecoach
+func torchCases() []starts.Case {
+	return []starts.Case{
+		{Name: "fork", Path: "fork", Shares: true},
+		{Name: "cold", Path: "cold", Slow: true},
+		{Name: "plain", Slow: true}, // torch.load by hand, without Stagecoach
 	}
 }
 
 // coldstart is what the flags say.
 type coldstart struct {
-	machine                    machine
+	machine                    starts.Machine
 	images, ort, python, match string
 	full                       bool
 }
@@ -61,7 +62,7 @@ type coldstart struct {
 // benchColdstart measures order → hello and → first output of replicas of synthetic stages in ONNX and PyTorch, on each
 // start path, and of a program that speaks HTTP, in each kind of network. It also measures what each of several live ones
 // adds to the memory, and how often one zygote forks.
-func benchColdstart(ctx context.Context, m machine, args []string, out io.Writer) error {
+func benchColdstart(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	c := coldstart{machine: m}
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -90,11 +91,11 @@ func benchColdstart(ctx context.Context, m machine, args []string, out io.Writer
 
 // sizes are the stages to be measured. Those in PyTorch are passed over where no interpreter has it, unless one was named.
 func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []startSize, err error) {
-	ofONNX := &startKind{"onnx", func(_ context.Context, bytes int64) (*benchStage, error) {
-		return newONNXStage(c.machine, bytes, c.images, c.ort)
+	ofONNX := &startKind{"onnx", func(_ context.Context, bytes int64) (*starts.Stage, error) {
+		return starts.NewONNXStage(c.machine, bytes, c.images, c.ort)
 	}, onnxCases()}
 	ofTorch := &startKind{"torch", nil, torchCases()}
-	ofHTTP := &startKind{"http", func(context.Context, int64) (*benchStage, error) { return newHTTPStage(c.machine, c.images) }, httpCases()}
+	ofHTTP := &startKind{"http", func(context.Context, int64) (*starts.Stage, error) { return starts.NewHTTPStage(c.machine, c.images) }, starts.HttpCases()}
 	out = []startSize{
 		{ofHTTP, "echo", 0, 40, nil},
 		{ofONNX, "100MB", 100 << 20, 20, []int{8}},
@@ -114,7 +115,7 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []start
 		}
 	}
 	for _, k := range []*startKind{ofONNX, ofTorch} {
-		k.cases = slices.DeleteFunc(k.cases, func(s startCase) bool { return s.full && !c.full })
+		k.cases = slices.DeleteFunc(k.cases, func(s starts.Case) bool { return s.Full && !c.full })
 	}
 	out = slices.DeleteFunc(out, func(s startSize) bool { return !strings.HasPrefix(s.name(), c.match) })
 	if len(out) == 0 {
@@ -123,16 +124,16 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []start
 	if !slices.ContainsFunc(out, func(s startSize) bool { return s.kind == ofTorch }) {
 		return out, nil
 	}
-	py, err := findTorch(ctx, c.python, false)
+	py, err := starts.FindTorch(ctx, c.python, false)
 	if err != nil && c.python == "" && c.match == "" {
 		console.Progress("bench coldstart: no stages in PyTorch: %v", err)
 		return slices.DeleteFunc(out, func(s startSize) bool { return s.kind == ofTorch }), nil
 	}
 	if err == nil {
-		py.tell(report)
+		py.Tell(report)
 	}
-	ofTorch.stage = func(ctx context.Context, bytes int64) (*benchStage, error) {
-		return newTorchStage(ctx, c.machine, py, bytes, onCPU)
+	ofTorch.stage = func(ctx context.Context, bytes int64) (*starts.Stage, error) {
+		return starts.NewTorchStage(ctx, c.machine, py, bytes, starts.OnCPU)
 	}
 	return out, err
 }
@@ -146,22 +147,22 @@ func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 	if err != nil {
 		return err
 	}
-	defer b.close()
-	if err := b.manage(); err != nil {
+	defer b.Close()
+	if err := b.Manage(); err != nil {
 		return err
 	}
 	// What all paths keep in memory at once is about nine times the weights; with less, they are measured one after the other.
-	groups := [][]startCase{cases}
-	if available := memAvailable(); 10*s.bytes > available {
+	groups := [][]starts.Case{cases}
+	if available := starts.MemAvailable(); 10*s.bytes > available {
 		console.Progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
 		groups = nil
 		for _, c := range cases {
-			groups = append(groups, []startCase{c})
+			groups = append(groups, []starts.Case{c})
 		}
 	}
-	samples := map[string]*startSamples{}
+	samples := map[string]*starts.Samples{}
 	for _, c := range cases {
-		samples[c.name] = &startSamples{}
+		samples[c.Name] = &starts.Samples{}
 	}
 	for _, g := range groups {
 		if err := s.group(ctx, report, b, g, samples); err != nil {
@@ -169,62 +170,62 @@ func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 		}
 	}
 	for _, c := range cases {
-		samples[c.name].report(report, s.name()+"_"+c.name)
+		samples[c.Name].Report(report, s.name()+"_"+c.Name)
 	}
 	for _, c := range cases {
-		if other := samples[c.name].unlike(samples[cases[0].name]); len(other) > 0 {
-			return fmt.Errorf("%s answers %q, and %s %q", c.name, other, cases[0].name, samples[cases[0].name].said)
+		if other := samples[c.Name].Unlike(samples[cases[0].Name]); len(other) > 0 {
+			return fmt.Errorf("%s answers %q, and %s %q", c.Name, other, cases[0].Name, samples[cases[0].Name].Said)
 		}
 	}
 	slow := samples["cold"]
 	if slow == nil {
 		return nil
 	}
-	cold, ok := bench.Quantile(slow.first, 0.5)
+	cold, ok := bench.Quantile(slow.First, 0.5)
 	for _, c := range cases {
-		if p50, has := bench.Quantile(samples[c.name].first, 0.5); ok && has && c.name != "cold" {
-			report.Add(s.name()+"_"+c.name, "speedup_over_cold", float64(cold)/float64(p50), len(slow.first))
+		if p50, has := bench.Quantile(samples[c.Name].First, 0.5); ok && has && c.Name != "cold" {
+			report.Add(s.name()+"_"+c.Name, "speedup_over_cold", float64(cold)/float64(p50), len(slow.First))
 		}
 	}
 	return nil
 }
 
 // group measures cases in turns, then their memory, and frees it.
-func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStage, cases []startCase, samples map[string]*startSamples) error {
+func (s startSize) group(ctx context.Context, report *bench.Report, b *starts.Stage, cases []starts.Case, samples map[string]*starts.Samples) error {
 	for _, c := range cases {
-		console.Progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.name)
-		r, err := b.way(c)(ctx) // colddisk included: the disk's own cache is as warm for the first as for the others
+		console.Progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.Name)
+		r, err := b.Way(c)(ctx) // colddisk included: the disk's own cache is as warm for the first as for the others
 		if err != nil {
-			return fmt.Errorf("%s: %w", c.name, err)
+			return fmt.Errorf("%s: %w", c.Name, err)
 		}
-		r.end()
+		r.End()
 	}
 	for i := range s.often {
 		for _, c := range cases {
-			if c.slow && i%5 != 0 {
+			if c.Slow && i%5 != 0 {
 				continue
 			}
-			r, err := b.way(c)(ctx)
+			r, err := b.Way(c)(ctx)
 			if err != nil {
-				return fmt.Errorf("%s: %w", c.name, err)
+				return fmt.Errorf("%s: %w", c.Name, err)
 			}
-			samples[c.name].add(r)
-			r.end()
+			samples[c.Name].Add(r)
+			r.End()
 		}
 		if (i+1)%10 == 0 {
 			console.Progress("bench coldstart: %s: %d of %d rounds", s.name(), i+1, s.often)
 		}
 	}
 	for _, c := range cases {
-		if !c.shares {
+		if !c.Shares {
 			continue
 		}
 		if err := s.memory(ctx, report, b, c); err != nil {
-			return fmt.Errorf("%s: memory: %w", c.name, err)
+			return fmt.Errorf("%s: memory: %w", c.Name, err)
 		}
-		if c.path == "fork" {
+		if c.Path == "fork" {
 			forks := min(200, 10*s.often)
-			rate, err := b.forksPerSecond(ctx, forks)
+			rate, err := b.ForksPerSecond(ctx, forks)
 			if err != nil {
 				return err
 			}
@@ -232,8 +233,8 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStag
 		}
 	}
 	for _, c := range cases {
-		if c.shares {
-			if _, err := b.keys.Evict(ctx, b.spec(c.path).Function); err != nil {
+		if c.Shares {
+			if _, err := b.Keys.Evict(ctx, b.Spec(c.Path).Function); err != nil {
 				return err
 			}
 		}
@@ -243,42 +244,42 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStag
 
 // memory measures what each of several live replicas adds: (ΣPSS of what they share and they − PSS of what they share alone) /
 // replicas, and what it is all together.
-func (s startSize) memory(ctx context.Context, report *bench.Report, b *benchStage, c startCase) error {
-	all := b.keys.Inventory().Zygotes
-	i := slices.IndexFunc(all, func(z keysmanager.ZygoteInfo) bool { return z.Function == b.spec(c.path).Function })
+func (s startSize) memory(ctx context.Context, report *bench.Report, b *starts.Stage, c starts.Case) error {
+	all := b.Keys.Inventory().Zygotes
+	i := slices.IndexFunc(all, func(z keysmanager.ZygoteInfo) bool { return z.Function == b.Spec(c.Path).Function })
 	if i < 0 {
 		return fmt.Errorf("nothing is kept for it: %+v", all)
 	}
 	alone, pids := all[i].Bytes, []int(nil)
 	if pid := all[i].PID; pid != 0 {
 		var err error
-		if alone, _, err = sharedMemory(family(pid)); err != nil {
+		if alone, _, err = starts.SharedMemory(starts.Family(pid)); err != nil {
 			return err
 		}
 	}
 	live := 0
 	for _, n := range s.alive {
 		for ; live < n; live++ {
-			r, err := b.way(c)(ctx)
+			r, err := b.Way(c)(ctx)
 			if err != nil {
 				return err
 			}
-			defer r.end()
-			pids = append(pids, r.pid)
+			defer r.End()
+			pids = append(pids, r.Pid)
 		}
-		console.Progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.name, n)
+		console.Progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.Name, n)
 		if pid := all[i].PID; pid != 0 {
-			pids = family(pid)
+			pids = starts.Family(pid)
 		}
-		pss, memfds, err := sharedMemory(pids)
+		pss, memfds, err := starts.SharedMemory(pids)
 		if err != nil {
 			return err
 		}
 		if all[i].PID == 0 {
 			pss += alone - memfds // all of it, also what nobody maps
 		}
-		report.Add(s.name()+"_"+c.name, fmt.Sprintf("extra_per_replica_at_%d_mb", n), float64(pss-alone)/float64(n)/1e6, n)
-		report.Add(s.name()+"_"+c.name, fmt.Sprintf("all_at_%d_mb", n), float64(pss)/1e6, n)
+		report.Add(s.name()+"_"+c.Name, fmt.Sprintf("extra_per_replica_at_%d_mb", n), float64(pss-alone)/float64(n)/1e6, n)
+		report.Add(s.name()+"_"+c.Name, fmt.Sprintf("all_at_%d_mb", n), float64(pss)/1e6, n)
 	}
 	return nil
 }

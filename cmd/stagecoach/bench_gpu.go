@@ -13,14 +13,15 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // gpuBench measures how fast stages in PyTorch start on a device.
 type gpuBench struct {
-	machine machine
-	py      torchPython
+	machine starts.Machine
+	py      starts.Python
 	at      gpuDevice
 	report  *bench.Report
 	cells   *gpuCells
@@ -48,7 +49,7 @@ var gpuPaths = []string{"plain", "fork", "parked", "resident", "heap", "cold"}
 // pinned memory, the speed of copies of a stage's parameters, and the time from order to first
 // output on each start path, beside torch.load by hand. It needs this program, an interpreter with
 // PyTorch, and no network.
-func benchGPU(ctx context.Context, m machine, args []string, out io.Writer) error {
+func benchGPU(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	g := gpuBench{machine: m, times: gpuTimes{start: guessed}, pinned: map[string]float64{}, plain: map[string]time.Duration{}, answers: map[string]string{}}
 	fs := flag.NewFlagSet("bench gpu", flag.ContinueOnError)
 	asJSON := fs.Bool("json", false, "print JSON instead of a table")
@@ -86,7 +87,7 @@ func benchGPU(ctx context.Context, m machine, args []string, out io.Writer) erro
 		g.cells.lines = file
 	}
 	var err error
-	if g.at, g.py, err = openGPU(ctx, m.devices, *device, *python, g.report); err != nil {
+	if g.at, g.py, err = openGPU(ctx, m.Devices, *device, *python, g.report); err != nil {
 		return fmt.Errorf("bench gpu: %w", err)
 	}
 	defer g.at.close()

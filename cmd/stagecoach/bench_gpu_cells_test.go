@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
 // TestGPUCells runs cells that end in different ways: each has its note and its line.
@@ -76,7 +77,7 @@ func testGPUCells(t *testing.T) {
 
 func TestGPUGoals(t *testing.T) {
 	t.Parallel()
-	g := &gpuBench{at: gpuDevice{torchDevice: torchDevice{name: "cuda:0"}}, report: &bench.Report{}}
+	g := &gpuBench{at: gpuDevice{Device: starts.Device{Name: "cuda:0"}}, report: &bench.Report{}}
 	small, large := gpuSize{"1GB", 1e9}, gpuSize{"5400MB", 54e8}
 	for _, f := range []struct {
 		name, metric string
@@ -102,7 +103,7 @@ func TestGPUGoals(t *testing.T) {
 	if want := []string{"0.79 false", "49 true", "4.9 false", "0.8 true", "999 true", "301 false", "51 false", "30 true"}; !slices.Equal(got, want) {
 		t.Errorf("goals %q, want %q", got, want)
 	}
-	if g.at.torchDevice = onCPU; len(g.goals(large)) > 0 {
+	if g.at.Device = starts.OnCPU; len(g.goals(large)) > 0 {
 		t.Error("there are goals of the CPU")
 	}
 }
@@ -111,9 +112,9 @@ func TestGPUGoals(t *testing.T) {
 func TestDeviceLine(t *testing.T) {
 	t.Parallel()
 	const head = "2026-11-23 10:00:00,000 INFO device GPU-5f has its parameters: "
-	for line, want := range map[string]deviceParts{
-		head + "context 0.250 s, 5.400 GB copied in 0.1234 s (43.8 GB/s), first kernels 0.010 s": {context: 250 * time.Millisecond, copied: 123400 * time.Microsecond, kernels: 10 * time.Millisecond},
-		head + "5.400 GB copied in 0.1000 s (54.0 GB/s)":                                         {copied: 100 * time.Millisecond},
+	for line, want := range map[string]starts.DeviceParts{
+		head + "context 0.250 s, 5.400 GB copied in 0.1234 s (43.8 GB/s), first kernels 0.010 s": {Context: 250 * time.Millisecond, Copied: 123400 * time.Microsecond, Kernels: 10 * time.Millisecond},
+		head + "5.400 GB copied in 0.1000 s (54.0 GB/s)":                                         {Copied: 100 * time.Millisecond},
 		head + "context": {},
 	} {
 		if got, ok := deviceLine(line); !ok || got != want {
@@ -142,7 +143,7 @@ func TestFindPythonAndNVML(t *testing.T) {
 	t.Setenv("CONDA_PREFIX", "")
 	t.Setenv("PATH", path+":"+path)
 	t.Setenv("HOME", home)
-	got := slices.DeleteFunc(interpreters(), func(p string) bool { return !slices.Contains(want, p) })
+	got := slices.DeleteFunc(starts.Interpreters(), func(p string) bool { return !slices.Contains(want, p) })
 	if !slices.Equal(got, want) {
 		t.Errorf("interpreters %q, want %q", got, want)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 )
 
 //go:embed device.py
@@ -32,7 +33,7 @@ func (g *gpuBench) ask(ctx context.Context, out any, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, g.py.Program, append([]string{script}, args...)...)
-	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+g.at.id, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+g.at.Id, "PYTHONDONTWRITEBYTECODE=1")
 	cmd.Stderr, cmd.WaitDelay = os.Stderr, 5*time.Second
 	said, err := cmd.Output()
 	if err == nil {
@@ -48,7 +49,7 @@ func (g *gpuBench) ask(ctx context.Context, out any, args ...string) error {
 // estimates are based on that time.
 func (g *gpuBench) contexts(ctx context.Context) error {
 	var made map[string][]float64
-	if err := g.ask(ctx, &made, "context", g.at.name); err != nil {
+	if err := g.ask(ctx, &made, "context", g.at.Name); err != nil {
 		return err
 	}
 	start := 0.0
@@ -59,7 +60,7 @@ func (g *gpuBench) contexts(ctx context.Context) error {
 			g.report.Add("device", what+"_device_mb", bench.Median(bytes)/1e6, len(bytes))
 		}
 	}
-	g.times.start = 2 * seconds(start) // the KeysManager and the handler take time, too
+	g.times.start = 2 * starts.Seconds(start) // the KeysManager and the handler take time, too
 	return nil
 }
 
@@ -67,7 +68,7 @@ func (g *gpuBench) contexts(ctx context.Context) error {
 // memory.
 func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
 	var took map[string][]float64
-	if err := g.ask(ctx, &took, "copies", g.at.name, strconv.FormatInt(s.bytes, 10)); err != nil {
+	if err := g.ask(ctx, &took, "copies", g.at.Name, strconv.FormatInt(s.bytes, 10)); err != nil {
 		return err
 	}
 	for _, streams := range []string{"1", "2", "4"} {
@@ -84,14 +85,14 @@ func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
 }
 
 // ring measures how fast a stage's parameters are copied from the mapped file to the device.
-func (g *gpuBench) ring(ctx context.Context, b *benchStage, s gpuSize) error {
-	model := filepath.Join(b.root, modelFile)
+func (g *gpuBench) ring(ctx context.Context, b *starts.Stage, s gpuSize) error {
+	model := filepath.Join(b.Root, modelFile)
 	info, err := os.Stat(model)
 	if err != nil {
 		return err
 	}
 	var took struct{ Seconds []float64 }
-	if err := g.ask(ctx, &took, "ring", g.at.name, b.root, model); err != nil {
+	if err := g.ask(ctx, &took, "ring", g.at.Name, b.Root, model); err != nil {
 		return err
 	}
 	g.copied(s, s.name+"_ring", float64(info.Size()), bench.Median(took.Seconds), len(took.Seconds))
@@ -113,12 +114,12 @@ func (g *gpuBench) copied(s gpuSize, name string, bytes, took float64, n int) {
 
 // onGPU reports whether the device is a GPU: parameters are copied to it, and it has memory of its
 // own.
-func (d gpuDevice) onGPU() bool { return d.torchDevice != onCPU }
+func (d gpuDevice) onGPU() bool { return d.Device != starts.OnCPU }
 
 func durations(all []float64) []time.Duration {
 	var out []time.Duration
 	for _, s := range all {
-		out = append(out, seconds(s))
+		out = append(out, starts.Seconds(s))
 	}
 	return out
 }

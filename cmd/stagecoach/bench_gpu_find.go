@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
@@ -44,7 +45,7 @@ func findNVML(folders []string) string {
 
 // gpuDevice is the device that is measured.
 type gpuDevice struct {
-	torchDevice
+	starts.Device
 	look  func(ctx context.Context) (keysmanager.Device, error) // as it is now
 	all   func() []keysmanager.Device                           // for a KeysManager: this one alone, as it was seen last
 	close func()
@@ -52,12 +53,12 @@ type gpuDevice struct {
 
 // openGPU finds the device that share names, and an interpreter for it. It reports both as progress
 // and in the report.
-func openGPU(ctx context.Context, devices func(*device.Watch) []keysmanager.Device, share, python string, report *bench.Report) (d gpuDevice, py torchPython, err error) {
+func openGPU(ctx context.Context, devices func(*device.Watch) []keysmanager.Device, share, python string, report *bench.Report) (d gpuDevice, py starts.Python, err error) {
 	if share == "cpu" {
-		if py, err = findTorch(ctx, python, false); err != nil {
+		if py, err = starts.FindTorch(ctx, python, false); err != nil {
 			return d, py, err
 		}
-		py.tell(report)
+		py.Tell(report)
 		console.Progress("bench gpu: python %s (%s), torch %s; stages compute on the CPU", py.Python, py.Program, py.Torch)
 		return fixedDevice(standIn()), py, nil
 	}
@@ -80,13 +81,13 @@ func openGPU(ctx context.Context, devices func(*device.Watch) []keysmanager.Devi
 	if ill != nil && share != "all" {
 		return d, py, console.ExitError{Status: noDevice, Err: fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU", share, ill)}
 	}
-	if py, err = findTorch(ctx, python, true); err != nil {
+	if py, err = starts.FindTorch(ctx, python, true); err != nil {
 		if ill != nil { // there is no device, so PyTorch finds none
 			err = console.ExitError{Status: noDevice, Err: fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU (%w)", share, ill, err)}
 		}
 		return d, py, err
 	}
-	py.tell(report)
+	py.Tell(report)
 	console.Progress("bench gpu: python %s (%s), torch %s", py.Python, py.Program, py.Torch)
 	if d = watchedDevice(watch, devices, seen); ill != nil {
 		if seen, err = cudaDevice(ctx, py); err != nil {
@@ -94,7 +95,7 @@ func openGPU(ctx context.Context, devices func(*device.Watch) []keysmanager.Devi
 		}
 		watch.Close()
 		d = fixedDevice(seen)
-		d.torchDevice = torchDevice{name: "cuda:0", id: seen.ID, dtype: "BF16"}
+		d.Device = starts.Device{Name: "cuda:0", Id: seen.ID, Dtype: "BF16"}
 		report.Note("device", ill.Error()+": it is PyTorch's first, and nobody knows how much memory of it is used")
 	}
 	report.With("device", fmt.Sprintf("%s, %d MB", seen.Name, seen.Memory/1e6))
@@ -114,16 +115,16 @@ func watchedDevice(watch *device.Watch, devices func(*device.Watch) []keysmanage
 		}
 		return firstWell(all())
 	}
-	return gpuDevice{torchDevice{name: "cuda:0", id: seen.ID, dtype: "BF16"}, look, all, watch.Close}
+	return gpuDevice{starts.Device{Name: "cuda:0", Id: seen.ID, Dtype: "BF16"}, look, all, watch.Close}
 }
 
 // fixedDevice returns a device whose used memory is unknown.
 func fixedDevice(d keysmanager.Device) gpuDevice {
-	return gpuDevice{onCPU, func(context.Context) (keysmanager.Device, error) { return d, nil }, func() []keysmanager.Device { return []keysmanager.Device{d} }, func() {}}
+	return gpuDevice{starts.OnCPU, func(context.Context) (keysmanager.Device, error) { return d, nil }, func() []keysmanager.Device { return []keysmanager.Device{d} }, func() {}}
 }
 
 // cudaDevice asks PyTorch for its first device, for machines where NVML shows none.
-func cudaDevice(ctx context.Context, py torchPython) (keysmanager.Device, error) {
+func cudaDevice(ctx context.Context, py starts.Python) (keysmanager.Device, error) {
 	const code = `import json, torch
 p = torch.cuda.get_device_properties(0)
 print(json.dumps({"Name": p.name, "Memory": p.total_memory}))`
@@ -131,7 +132,7 @@ print(json.dumps({"Name": p.name, "Memory": p.total_memory}))`
 	if first, _, _ := strings.Cut(os.Getenv("CUDA_VISIBLE_DEVICES"), ","); first != "" {
 		d.ID = first
 	}
-	out, err := output(ctx, py.Program, "-c", code)
+	out, err := starts.Output(ctx, py.Program, "-c", code)
 	if err == nil {
 		err = json.Unmarshal(out, &d)
 	}
@@ -153,7 +154,7 @@ func firstWell(all []keysmanager.Device) (keysmanager.Device, error) {
 // standIn is the device that a KeysManager uses if stages compute on the CPU. Its ID tells CUDA and
 // the stages that there is no GPU.
 func standIn() keysmanager.Device {
-	return keysmanager.Device{ID: onCPU.id, Name: "CPU", Memory: memAvailable(), Utilisation: -1}
+	return keysmanager.Device{ID: starts.OnCPU.Id, Name: "CPU", Memory: starts.MemAvailable(), Utilisation: -1}
 }
 
 // only chooses one of the devices.

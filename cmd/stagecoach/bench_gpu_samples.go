@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
@@ -17,15 +18,15 @@ import (
 // gpuSaid collects what replicas print about the parts of their start on a device.
 type gpuSaid struct {
 	mu    sync.Mutex
-	parts map[string]chan deviceParts // by replica
+	parts map[string]chan starts.DeviceParts // by replica
 }
 
 // expect returns a channel that gets the parts of a replica. It is called before the replica is
 // ordered.
-func (s *gpuSaid) expect(replica string) <-chan deviceParts {
+func (s *gpuSaid) expect(replica string) <-chan starts.DeviceParts {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := make(chan deviceParts, 1)
+	c := make(chan starts.DeviceParts, 1)
 	s.parts[replica] = c
 	return c
 }
@@ -52,7 +53,7 @@ type footprint struct {
 }
 
 // memory measures the memory in use while replicas live.
-func (w *gpuWay) memory(ctx context.Context, live []started) (f footprint, err error) {
+func (w *gpuWay) memory(ctx context.Context, live []starts.Started) (f footprint, err error) {
 	d, err := w.g.at.look(ctx)
 	if err != nil {
 		return f, err
@@ -60,21 +61,21 @@ func (w *gpuWay) memory(ctx context.Context, live []started) (f footprint, err e
 	f.device = d.Used
 	pids := map[int]bool{}
 	if w.path != "" {
-		for _, z := range w.b.keys.Inventory().Zygotes {
+		for _, z := range w.b.Keys.Inventory().Zygotes {
 			if z.PID == 0 {
 				continue
 			}
-			for _, pid := range family(z.PID) {
+			for _, pid := range starts.Family(z.PID) {
 				pids[pid] = true
 			}
 		}
 	}
 	for _, r := range live {
 		if w.path != keysmanager.PathResident { // a resident replica is a thread
-			pids[r.pid] = true
+			pids[r.Pid] = true
 		}
 	}
-	f.host, _, err = sharedMemory(slices.Sorted(maps.Keys(pids)))
+	f.host, _, err = starts.SharedMemory(slices.Sorted(maps.Keys(pids)))
 	if err != nil {
 		console.Progress("bench gpu: %s: memory of processes: %v", w.cell, err)
 		f.host, err = -1, nil // a replica has ended, or the kernel does not tell: the figure is left out
@@ -84,20 +85,20 @@ func (w *gpuWay) memory(ctx context.Context, live []started) (f footprint, err e
 
 // gpuSamples has the figures of several starts on a path.
 type gpuSamples struct {
-	startSamples
+	starts.Samples
 	way    *gpuWay
 	suffix string // of the case
-	parts  []deviceParts
+	parts  []starts.DeviceParts
 	paths  map[string]int // number of starts by path
 }
 
-func (s *gpuSamples) add(r started) {
-	s.startSamples.add(r)
-	s.parts = append(s.parts, r.parts)
+func (s *gpuSamples) add(r starts.Started) {
+	s.Samples.Add(r)
+	s.parts = append(s.parts, r.Parts)
 	if s.paths == nil {
 		s.paths = map[string]int{}
 	}
-	s.paths[r.path]++
+	s.paths[r.Path]++
 }
 
 // memory reports the memory that each of n replicas takes.
@@ -114,28 +115,28 @@ func (s *gpuSamples) memory(before, after footprint, n int) {
 // report adds the figures of the starts to the report.
 func (s *gpuSamples) report() {
 	g, size, name := s.way.g, s.way.s, s.way.cell+s.suffix
-	p50, ok := bench.Quantile(s.first, 0.5)
+	p50, ok := bench.Quantile(s.First, 0.5)
 	if !ok {
 		return
 	}
-	s.startSamples.report(g.report, name)
-	g.report.AddMillis(name, "load_p50_ms", s.load, 0.5)
-	g.report.AddMillis(name, "place_p50_ms", s.place, 0.5)
+	s.Samples.Report(g.report, name)
+	g.report.AddMillis(name, "load_p50_ms", s.Load, 0.5)
+	g.report.AddMillis(name, "place_p50_ms", s.Place, 0.5)
 	var after []time.Duration // from hello to the first output
-	for i := range s.hello {
-		after = append(after, s.first[i]-s.hello[i])
+	for i := range s.Hello {
+		after = append(after, s.First[i]-s.Hello[i])
 	}
 	g.report.AddMillis(name, "first_call_p50_ms", after, 0.5)
 	copied := s.partsReport(g.report, name)
 	if together := s.suffix != ""; together {
-		g.report.Add(name, "first_output_last_ms", float64(slices.Max(s.first))/1e6, len(s.first))
+		g.report.Add(name, "first_output_last_ms", float64(slices.Max(s.First))/1e6, len(s.First))
 		if len(copied) > 0 { // all bytes in the time of the slowest copy
 			g.copied(size, name, float64(size.bytes)*float64(len(copied)), slices.Max(copied), len(copied))
 		}
 	} else if len(copied) > 0 {
 		g.copied(size, name, float64(size.bytes), bench.Median(copied), len(copied))
 	}
-	if s.paths[s.way.path] < len(s.first) {
+	if s.paths[s.way.path] < len(s.First) {
 		var took []string
 		for _, path := range slices.Sorted(maps.Keys(s.paths)) {
 			took = append(took, fmt.Sprintf("%d %s", s.paths[path], path))
@@ -144,18 +145,18 @@ func (s *gpuSamples) report() {
 	}
 	if s.way.name == "plain" {
 		if s.suffix == "" {
-			g.plain[size.name], g.answers[size.name] = p50, s.said[0]
+			g.plain[size.name], g.answers[size.name] = p50, s.Said[0]
 		}
 		return
 	}
 	if pinned := g.pinned[size.name]; pinned > 0 && g.at.onGPU() && s.suffix == "" {
-		g.report.Add(name, "beyond_pinned_p50_ms", float64(p50)/1e6-float64(size.bytes)/1e6/pinned, len(s.first))
+		g.report.Add(name, "beyond_pinned_p50_ms", float64(p50)/1e6-float64(size.bytes)/1e6/pinned, len(s.First))
 	}
 	if plain := g.plain[size.name]; plain > 0 && s.suffix == "" {
-		g.report.Add(name, "speedup_over_plain", float64(plain)/float64(p50), len(s.first))
-		by := &startSamples{said: []string{g.answers[size.name]}}
-		if other := s.unlike(by); len(other) > 0 { // kernels may add numbers in another order
-			g.report.Note(name, fmt.Sprintf("%d of %d answers are %q, and by hand %q", len(other), len(s.said), other, by.said))
+		g.report.Add(name, "speedup_over_plain", float64(plain)/float64(p50), len(s.First))
+		by := &starts.Samples{Said: []string{g.answers[size.name]}}
+		if other := s.Unlike(by); len(other) > 0 { // kernels may add numbers in another order
+			g.report.Note(name, fmt.Sprintf("%d of %d answers are %q, and by hand %q", len(other), len(s.Said), other, by.Said))
 		}
 	}
 }
@@ -165,12 +166,12 @@ func (s *gpuSamples) report() {
 func (s *gpuSamples) partsReport(r *bench.Report, name string) (copied []float64) {
 	for _, part := range []struct {
 		metric string
-		of     func(deviceParts) time.Duration
+		of     func(starts.DeviceParts) time.Duration
 	}{
-		{"import", func(p deviceParts) time.Duration { return p.imports }},
-		{"context", func(p deviceParts) time.Duration { return p.context }},
-		{"copy", func(p deviceParts) time.Duration { return p.copied }},
-		{"kernels", func(p deviceParts) time.Duration { return p.kernels }},
+		{"import", func(p starts.DeviceParts) time.Duration { return p.Imports }},
+		{"context", func(p starts.DeviceParts) time.Duration { return p.Context }},
+		{"copy", func(p starts.DeviceParts) time.Duration { return p.Copied }},
+		{"kernels", func(p starts.DeviceParts) time.Duration { return p.Kernels }},
 	} {
 		var took []time.Duration
 		for _, p := range s.parts {

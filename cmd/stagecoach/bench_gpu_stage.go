@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/functions/torch"
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
@@ -35,7 +36,7 @@ const (
 func (g *gpuBench) size(ctx context.Context, s gpuSize) {
 	g.cells.run(ctx, gpuCell{name: s.name + "_pinned", takes: g.times.of(1, 1, 3, s.bytes), device: s.bytes + gpuContext, host: hostBase,
 		measure: func(ctx context.Context) error { return g.pinnedCopy(ctx, s) }})
-	var b *benchStage
+	var b *starts.Stage
 	weights := gpuCell{name: s.name + "_weights", takes: g.times.of(2, 1, 6, s.bytes), host: s.bytes + hostBase}
 	weights.device = s.bytes + gpuContext // none are made that the device cannot hold
 	weights.measure = func(ctx context.Context) (err error) {
@@ -49,7 +50,7 @@ func (g *gpuBench) size(ctx context.Context, s gpuSize) {
 		}
 		return
 	}
-	defer b.close()
+	defer b.Close()
 	g.cells.run(ctx, gpuCell{name: s.name + "_ring", takes: g.times.of(1, 1, 3, s.bytes), device: gpuNeed(s), host: s.bytes + hostBase,
 		measure: func(ctx context.Context) error { return g.ring(ctx, b, s) }})
 	g.starts(ctx, b, s)
@@ -58,8 +59,8 @@ func (g *gpuBench) size(ctx context.Context, s gpuSize) {
 // stage makes the images of a transformer with parameters of about the size's bytes. If plain
 // starts are measured, it also saves the model with torch.save. With --weights, existing files are
 // used.
-func (g *gpuBench) stage(ctx context.Context, s gpuSize) (*benchStage, error) {
-	shape, err := synthetic.Of(1, s.bytes, g.at.dtype)
+func (g *gpuBench) stage(ctx context.Context, s gpuSize) (*starts.Stage, error) {
+	shape, err := synthetic.Of(1, s.bytes, g.at.Dtype)
 	if err != nil {
 		return nil, err
 	}
@@ -68,35 +69,35 @@ func (g *gpuBench) stage(ctx context.Context, s gpuSize) (*benchStage, error) {
 			return nil, err
 		}
 	}
-	return newBenchStageIn(g.machine, g.weights, func(b *benchStage) error {
-		b.process = g.py.process()
-		b.env = map[string]string{wire.EnvRuntime: "python", wire.EnvModel: modelFile}
-		b.input, b.reads = tensor.Item{ContentType: "text/plain", Bytes: []byte(torchText)}, nextByte
+	return starts.NewStageIn(g.machine, g.weights, func(b *starts.Stage) error {
+		b.Process = g.py.Process()
+		b.Env = map[string]string{wire.EnvRuntime: "python", wire.EnvModel: modelFile}
+		b.Input, b.Reads = tensor.Item{ContentType: "text/plain", Bytes: []byte(starts.TorchText)}, starts.NextByte
 		handler := map[string][]byte{"handler.py": torch.TransformerHandler}
-		if err := buildTorch(ctx, b, benchImage, handler); err != nil {
+		if err := starts.BuildTorch(ctx, b, starts.Image, handler); err != nil {
 			return err
 		}
-		if err := buildTorch(ctx, b, heapImage, map[string][]byte{"handler.py": heapPython, "transformer.py": torch.TransformerHandler}); err != nil {
+		if err := starts.BuildTorch(ctx, b, heapImage, map[string][]byte{"handler.py": heapPython, "transformer.py": torch.TransformerHandler}); err != nil {
 			return err
 		}
-		files := filepath.Join(b.dir, "weights")
+		files := filepath.Join(b.Dir, "weights")
 		if g.weights != "" {
-			files = filepath.Join(g.weights, fmt.Sprintf("%s-%s", s.name, g.at.dtype))
+			files = filepath.Join(g.weights, fmt.Sprintf("%s-%s", s.name, g.at.Dtype))
 		}
-		p := &plain{py: g.py, dir: b.dir, root: b.root, at: g.at.torchDevice}
-		b.others = map[string]starter{"plain": p.start}
+		p := &starts.Plain{Py: g.py, Dir: b.Dir, Root: b.Root, At: g.at.Device}
+		b.Others = map[string]starts.Starter{"plain": p.Start}
 		return g.generate(ctx, b, p, shape, files)
 	})
 }
 
 // generate writes the weights into a folder, unless the folder has them, and links them into the
 // images.
-func (g *gpuBench) generate(ctx context.Context, b *benchStage, p *plain, shape synthetic.Transformer, files string) error {
+func (g *gpuBench) generate(ctx context.Context, b *starts.Stage, p *starts.Plain, shape synthetic.Transformer, files string) error {
 	if err := os.MkdirAll(files, 0o755); err != nil { //nolint:gosec // stages are users of their own
 		return err
 	}
 	weights, saved := filepath.Join(files, "1.safetensors"), filepath.Join(files, "model.pt")
-	copies := map[string]string{filepath.Join(b.root, modelFile): weights, filepath.Join(b.images.Dir, "bench", "heap", "1", modelFile): weights}
+	copies := map[string]string{filepath.Join(b.Root, modelFile): weights, filepath.Join(b.Images.Dir, "bench", "heap", "1", modelFile): weights}
 	byHand := slices.Contains(g.paths, "plain")
 	want := shape.Bytes(0)
 	missing := int64(0)
@@ -105,7 +106,7 @@ func (g *gpuBench) generate(ctx context.Context, b *benchStage, p *plain, shape 
 			missing += want + want/50
 		}
 	}
-	if err := roomFor(files, missing); err != nil {
+	if err := starts.RoomFor(files, missing); err != nil {
 		return err
 	}
 	if err := shape.Write(ctx, files, 1, func(string, int64) {}); err != nil {
@@ -120,27 +121,27 @@ func (g *gpuBench) generate(ctx context.Context, b *benchStage, p *plain, shape 
 		return nil
 	}
 	if _, err := os.Stat(saved); err != nil {
-		if err := p.pack(ctx); err != nil {
+		if err := p.Pack(ctx); err != nil {
 			return err
 		}
-		return os.Link(p.model(), saved)
+		return os.Link(p.Model(), saved)
 	}
-	if err := p.write(); err != nil {
+	if err := p.Write(); err != nil {
 		return err
 	}
-	return os.Link(saved, p.model())
+	return os.Link(saved, p.Model())
 }
 
 // manage makes a KeysManager for the stage: as in the product, or bare, which means without users,
 // networks and cgroups. lacks names those of the three that the machine does not have.
-func (g *gpuBench) manage(b *benchStage, bare bool) (lacks string, err error) {
+func (g *gpuBench) manage(b *starts.Stage, bare bool) (lacks string, err error) {
 	var cfg keysmanager.Config
 	if !bare {
 		var said bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&said, nil))
-		if cfg, err = b.isolate(log); err != nil {
+		if cfg, err = b.Isolate(log); err != nil {
 			console.Progress("bench gpu: %s", strings.TrimSpace(said.String()))
-			b.shut()
+			b.Shut()
 			return "", err
 		}
 		var without []string
@@ -155,12 +156,12 @@ func (g *gpuBench) manage(b *benchStage, bare bool) (lacks string, err error) {
 		}
 	}
 	cfg.Devices = g.at.all
-	return lacks, b.open(cfg)
+	return lacks, b.Open(cfg)
 }
 
 // deviceLine parses a replica's log line about the copy of its parameters to its device. ok is
 // false for all other lines.
-func deviceLine(line string) (p deviceParts, ok bool) {
+func deviceLine(line string) (p starts.DeviceParts, ok bool) {
 	_, said, ok := strings.Cut(line, " has its parameters: ")
 	if !ok {
 		return p, false
@@ -172,15 +173,15 @@ func deviceLine(line string) (p deviceParts, ok bool) {
 				return 0
 			}
 			v, _ := strconv.ParseFloat(words[i], 64) // 0 if the line has another form
-			return seconds(v)
+			return starts.Seconds(v)
 		}
 		switch {
 		case strings.HasPrefix(part, "context "):
-			p.context = number(1)
+			p.Context = number(1)
 		case strings.Contains(part, " copied in "):
-			p.copied = number(4)
+			p.Copied = number(4)
 		case strings.HasPrefix(part, "first kernels "):
-			p.kernels = number(2)
+			p.Kernels = number(2)
 		}
 	}
 	return p, true

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
@@ -27,7 +28,7 @@ func gpuNeed(s gpuSize) int64 { return s.bytes + s.bytes/8 + gpuContext }
 // gpuWay starts a stage on one path.
 type gpuWay struct {
 	g     *gpuBench
-	b     *benchStage
+	b     *starts.Stage
 	s     gpuSize
 	name  string           // of gpuPaths
 	cell  string           // its case
@@ -42,7 +43,7 @@ type gpuWay struct {
 }
 
 // starts measures all paths, first as in the product, then bare.
-func (g *gpuBench) starts(ctx context.Context, b *benchStage, s gpuSize) {
+func (g *gpuBench) starts(ctx context.Context, b *starts.Stage, s gpuSize) {
 	managed := g.paths
 	if g.paths[0] == "plain" {
 		managed = g.paths[1:]
@@ -58,8 +59,8 @@ func (g *gpuBench) starts(ctx context.Context, b *benchStage, s gpuSize) {
 		if bare {
 			suffix = "_bare"
 		}
-		said := &gpuSaid{parts: map[string]chan deviceParts{}}
-		b.told = said.told
+		said := &gpuSaid{parts: map[string]chan starts.DeviceParts{}}
+		b.Told = said.told
 		lacks, err := g.manage(b, bare)
 		for _, name := range managed {
 			w := g.way(b, s, name)
@@ -73,7 +74,7 @@ func (g *gpuBench) starts(ctx context.Context, b *benchStage, s gpuSize) {
 			}
 			w.cells(ctx, !bare)
 		}
-		b.shut()
+		b.Shut()
 		if lacks == "without accounts, cgroups, networks" {
 			return // the bare starts would be the same
 		}
@@ -81,8 +82,8 @@ func (g *gpuBench) starts(ctx context.Context, b *benchStage, s gpuSize) {
 }
 
 // way returns the gpuWay for a path of the KeysManager. Each path has a function of its own.
-func (g *gpuBench) way(b *benchStage, s gpuSize, name string) *gpuWay {
-	w := &gpuWay{g: g, b: b, s: s, name: name, path: name, spec: b.spec(name)}
+func (g *gpuBench) way(b *starts.Stage, s gpuSize, name string) *gpuWay {
+	w := &gpuWay{g: g, b: b, s: s, name: name, path: name, spec: b.Spec(name)}
 	switch name {
 	case "cold":
 		w.slow = true
@@ -91,7 +92,7 @@ func (g *gpuBench) way(b *benchStage, s gpuSize, name string) *gpuWay {
 	case "parked":
 		w.spec.Start, w.parks = "auto", true
 	case "resident":
-		w.spec.Start, w.spec.Worker = "auto", benchNamespace
+		w.spec.Start, w.spec.Worker = "auto", starts.Namespace
 	}
 	w.spec.Devices, w.spec.DeviceMemory = 1, gpuNeed(s)
 	return w
@@ -138,7 +139,7 @@ func (w *gpuWay) cells(ctx context.Context, atOnce bool) {
 	if begun && (w.name == "heap" || w.name == "parked" || w.name == "resident") { // what it keeps would slow the next cells
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
-		if _, err := w.b.keys.Evict(ctx, w.spec.Function); err != nil {
+		if _, err := w.b.Keys.Evict(ctx, w.spec.Function); err != nil {
 			console.Progress("bench gpu: %s: %v", w.cell, err)
 		}
 	}
@@ -161,23 +162,23 @@ func (w *gpuWay) estimates() (one, four time.Duration) {
 }
 
 // start starts a replica, or the process that replicas are compared with.
-func (w *gpuWay) start(ctx context.Context) (started, error) {
+func (w *gpuWay) start(ctx context.Context) (starts.Started, error) {
 	if w.path == "" {
-		return w.b.others[w.name](ctx)
+		return w.b.Others[w.name](ctx)
 	}
 	w.mu.Lock()
 	w.n++
 	name := fmt.Sprintf("%s-%d", w.name, w.n)
 	w.mu.Unlock()
 	parts := w.said.expect(name)
-	r, err := w.b.start(ctx, func(ctx context.Context) (launched, error) {
-		return w.b.order(ctx, keysmanager.Order{Replica: name, Spec: w.spec, Device: w.g.at.id})
+	r, err := w.b.Start(ctx, func(ctx context.Context) (starts.Launched, error) {
+		return w.b.Order(ctx, keysmanager.Order{Replica: name, Spec: w.spec, Device: w.g.at.Id})
 	})
 	if err != nil || !w.g.at.onGPU() { // on the CPU there are no parts
 		return r, err
 	}
 	select {
-	case r.parts = <-parts:
+	case r.Parts = <-parts:
 	case <-time.After(10 * time.Second): // the figures of this start lack the parts
 		console.Progress("bench gpu: %s: replica %s does not say how it got onto its device", w.cell, name)
 	case <-ctx.Done():
@@ -191,10 +192,10 @@ func (w *gpuWay) park(ctx context.Context) error {
 		return nil
 	}
 	for {
-		if err := w.b.keys.Warm(ctx, []keysmanager.Wanted{{Spec: w.spec, Key: true}}); err != nil {
+		if err := w.b.Keys.Warm(ctx, []keysmanager.Wanted{{Spec: w.spec, Key: true}}); err != nil {
 			return err
 		}
-		for _, d := range w.b.keys.Inventory().Devices {
+		for _, d := range w.b.Keys.Inventory().Devices {
 			if len(d.ParkedFor) > 0 {
 				return nil
 			}
@@ -231,16 +232,16 @@ func (w *gpuWay) oneByOne(ctx context.Context) error {
 			return fmt.Errorf("start %d: %w", i+1, err)
 		}
 		if i == w.often() {
-			after, err := w.memory(ctx, []started{r})
+			after, err := w.memory(ctx, []starts.Started{r})
 			if err != nil {
-				r.end()
+				r.End()
 				return err
 			}
 			samples.memory(footprint{none.device, before.host}, after, 1)
 		}
-		r.end()
-		if r.path != w.path && !w.unmapped(r.path) {
-			return fmt.Errorf("start %d took path %q, want %q", i+1, r.path, w.path)
+		r.End()
+		if r.Path != w.path && !w.unmapped(r.Path) {
+			return fmt.Errorf("start %d took path %q, want %q", i+1, r.Path, w.path)
 		}
 		if i > 0 {
 			samples.add(r)
@@ -265,17 +266,17 @@ func (w *gpuWay) atOnce(ctx context.Context) error {
 	if err := w.park(ctx); err != nil {
 		return err
 	}
-	var all [together]started
+	var all [together]starts.Started
 	var failed [together]error
 	var wg sync.WaitGroup
 	for i := range all {
 		wg.Go(func() { all[i], failed[i] = w.start(ctx) })
 	}
 	wg.Wait()
-	up := slices.DeleteFunc(slices.Clone(all[:]), func(r started) bool { return r.end == nil })
+	up := slices.DeleteFunc(slices.Clone(all[:]), func(r starts.Started) bool { return r.End == nil })
 	defer func() {
 		for _, r := range up {
-			wg.Go(r.end)
+			wg.Go(r.End)
 		}
 		wg.Wait()
 	}()

@@ -16,18 +16,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	"github.com/stagecoach-serving/stagecoach/bench/running"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // keysBench measures with a stage.
-type keysBench struct{ *benchStage }
+type keysBench struct{ *starts.Stage }
 
 // benchKeysManager measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation, what it uses
 // while nothing happens, and, through the whole product, what a request to a function at zero takes longer than one to a
 // replica that is there.
-func benchKeysManager(ctx context.Context, m machine, args []string, out io.Writer) error {
+func benchKeysManager(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench keysmanager", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
@@ -38,11 +39,11 @@ func benchKeysManager(ctx context.Context, m machine, args []string, out io.Writ
 	}
 	report := bench.NewReport("keysmanager", os.Stderr)
 	console.Progress("bench keysmanager: generating a stage of 100 MB")
-	stage, err := newONNXStage(m, 100<<20, *images, *ort)
+	stage, err := starts.NewONNXStage(m, 100<<20, *images, *ort)
 	if err != nil {
 		return err
 	}
-	defer stage.close()
+	defer stage.Close()
 	b := keysBench{stage}
 	for _, part := range []func() error{
 		func() error { return b.orders(ctx, report) },
@@ -58,21 +59,21 @@ func benchKeysManager(ctx context.Context, m machine, args []string, out io.Writ
 
 // orders measures a KeysManager in this process.
 func (b keysBench) orders(ctx context.Context, report *bench.Report) error {
-	if err := b.manage(); err != nil {
+	if err := b.Manage(); err != nil {
 		return err
 	}
-	defer func() { b.keys.Close(); b.keys = nil }()
-	if _, err := b.keys.Load(ctx, b.spec("fork")); err != nil {
+	defer func() { b.Keys.Close(); b.Keys = nil }()
+	if _, err := b.Keys.Load(ctx, b.Spec("fork")); err != nil {
 		return err
 	}
 	const forks, orders, invalidations = 500, 1000, 10
 	console.Progress("bench keysmanager: %d forks, then %d orders at once", forks, orders)
-	rate, err := b.forksPerSecond(ctx, forks)
+	rate, err := b.ForksPerSecond(ctx, forks)
 	if err != nil {
 		return err
 	}
 	report.Add("zygote_100MB", "forks_per_second", rate, forks)
-	took, err := b.atOnce(ctx, orders, orders)
+	took, err := b.AtOnce(ctx, orders, orders)
 	if err != nil {
 		return err
 	}
@@ -80,11 +81,11 @@ func (b keysBench) orders(ctx context.Context, report *bench.Report) error {
 	report.AddMillis("orders_1000_at_once", "p99_ms", took, 0.99)
 	took = nil
 	for range invalidations {
-		if _, err := b.keys.Load(ctx, b.spec("fork")); err != nil {
+		if _, err := b.Keys.Load(ctx, b.Spec("fork")); err != nil {
 			return err
 		}
 		begin := time.Now()
-		if _, err := b.keys.Invalidate(ctx, b.spec("fork").Function); err != nil {
+		if _, err := b.Keys.Invalidate(ctx, b.Spec("fork").Function); err != nil {
 			return err
 		}
 		took = append(took, time.Since(begin))
@@ -101,14 +102,14 @@ func (b keysBench) daemon(ctx context.Context, report *bench.Report, window time
 	}
 	addr := l.Addr().String()
 	_ = l.Close()
-	state := filepath.Join(b.dir, "up")
-	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--no-node", "--nats-listen", addr, "--state", state, "--images", b.images.Dir, "--log", "error")
+	state := filepath.Join(b.Dir, "up")
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--no-node", "--nats-listen", addr, "--state", state, "--images", b.Images.Dir, "--log", "error")
 	if err != nil {
 		return err
 	}
 	defer func() { _ = up.Stop() }()
 	daemon, err := child.Start(ctx, os.Stderr, "keysmanager", "--node", "bench", "--nats", "nats://"+addr, "--nats-token", filepath.Join(state, "nats-token"),
-		"--state", filepath.Join(b.dir, "node"), "--images", b.images.Dir, "--ort", b.ort, "--log", "error")
+		"--state", filepath.Join(b.Dir, "node"), "--images", b.Images.Dir, "--ort", b.Ort, "--log", "error")
 	if err != nil {
 		return err
 	}
@@ -119,7 +120,7 @@ func (b keysBench) daemon(ctx context.Context, report *bench.Report, window time
 
 // wakes measures requests to a function at zero, whose parameters are in memory or not, against a warm one.
 func (b keysBench) wakes(ctx context.Context, report *bench.Report, wakes int) error {
-	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.dir, "wakes"), "--images", b.images.Dir, "--ort", b.ort, "--log", "error")
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.Dir, "wakes"), "--images", b.Images.Dir, "--ort", b.Ort, "--log", "error")
 	if err != nil {
 		return err
 	}
@@ -128,8 +129,8 @@ func (b keysBench) wakes(ctx context.Context, report *bench.Report, wakes int) e
 	model := map[string]string{"STAGECOACH_MODEL": "model.onnx"}
 	zero := map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
 	for _, d := range []client.Deployment{
-		{Service: "warm", EnvVars: model, Image: benchImage},
-		{Service: "zero", EnvVars: model, Image: benchImage, Labels: zero, EnvProcess: "./stage"}, // so that it has a zygote of its own
+		{Service: "warm", EnvVars: model, Image: starts.Image},
+		{Service: "zero", EnvVars: model, Image: starts.Image, Labels: zero, EnvProcess: "./stage"}, // so that it has a zygote of its own
 	} {
 		if err := api.Deploy(ctx, d); err != nil {
 			return err
@@ -187,7 +188,7 @@ func (b keysBench) body() ([]byte, error) {
 		Shape    []int     `json:"shape"`
 		Data     []float32 `json:"data"`
 	}
-	width := int(b.input.Tensors[0].Shape[2])
+	width := int(b.Input.Tensors[0].Shape[2])
 	data := make([]float32, width)
 	for i := range data {
 		data[i] = float32(i%7)/7 - 0.5

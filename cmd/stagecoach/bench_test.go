@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
@@ -26,16 +27,16 @@ func figures(r *bench.Report) []string {
 // TestBenchColdstartTorch measures a small stage with real PyTorch: each case answers the same and has its figures.
 func TestBenchColdstartTorch(t *testing.T) {
 	t.Parallel()
-	py, err := findTorch(t.Context(), proctest.Torch(t), false)
+	py, err := starts.FindTorch(t.Context(), proctest.Torch(t), false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cases := torchCases()
 	for i := range cases {
-		cases[i].slow = false // each as often
+		cases[i].Slow = false // each as often
 	}
-	kind := &startKind{name: "torch", stage: func(ctx context.Context, bytes int64) (*benchStage, error) {
-		return newTorchStage(ctx, machine{isolate: isolateBench}, py, bytes, onCPU)
+	kind := &startKind{name: "torch", stage: func(ctx context.Context, bytes int64) (*starts.Stage, error) {
+		return starts.NewTorchStage(ctx, starts.Machine{Isolate: isolateBench}, py, bytes, starts.OnCPU)
 	}, cases: cases}
 	var warnings bytes.Buffer
 	report := bench.NewReport("coldstart", &warnings)

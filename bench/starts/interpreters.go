@@ -1,4 +1,4 @@
-package main
+package starts
 
 import (
 	"cmp"
@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// interpreters returns the Python interpreters of the machine, each once, in the order in which
+// Interpreters returns the Python interpreters of the machine, each once, in the order in which
 // they are tried: in the active virtual environment, in PATH, in conda's folders, below the working
 // directory, in /opt and /usr/local, and the system's.
-func interpreters() (all []string) {
+func Interpreters() (all []string) {
 	var patterns []string
 	for _, root := range []string{os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX")} {
 		if root != "" {
@@ -46,9 +46,9 @@ func interpreters() (all []string) {
 	return all
 }
 
-// output runs a program and returns what it prints. The first import of PyTorch on a machine reads
+// Output runs a program and returns what it prints. The first import of PyTorch on a machine reads
 // gigabytes of libraries from its disk.
-func output(ctx context.Context, name string, args ...string) ([]byte, error) {
+func Output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)

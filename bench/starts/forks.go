@@ -1,4 +1,4 @@
-package main
+package starts
 
 import (
 	"context"
@@ -14,8 +14,8 @@ import (
 const atOnce = "at-once"
 
 // forksPerSecond has one zygote fork n replicas, as fast as their orders come, and returns how many it forked in a second.
-func (b *benchStage) forksPerSecond(ctx context.Context, n int) (float64, error) {
-	took, err := b.atOnce(ctx, n, 8)
+func (b *Stage) ForksPerSecond(ctx context.Context, n int) (float64, error) {
+	took, err := b.AtOnce(ctx, n, 8)
 	var all time.Duration
 	for _, t := range took {
 		all = max(all, t)
@@ -25,7 +25,7 @@ func (b *benchStage) forksPerSecond(ctx context.Context, n int) (float64, error)
 
 // atOnce orders n replicas of the stage from so many goroutines and tells when each was there, since the beginning. They end at
 // once, and it returns when they have.
-func (b *benchStage) atOnce(ctx context.Context, n, goroutines int) ([]time.Duration, error) {
+func (b *Stage) AtOnce(ctx context.Context, n, goroutines int) ([]time.Duration, error) {
 	took := make([]time.Duration, n)
 	next := make(chan int, n)
 	for i := range n {
@@ -41,7 +41,7 @@ func (b *benchStage) atOnce(ctx context.Context, n, goroutines int) ([]time.Dura
 	for range goroutines {
 		wg.Go(func() {
 			for i := range next {
-				r, err := b.keys.Start(ctx, keysmanager.Order{Replica: name(i), Spec: b.spec("fork")})
+				r, err := b.Keys.Start(ctx, keysmanager.Order{Replica: name(i), Spec: b.Spec("fork")})
 				if err != nil {
 					once.Do(func() { failed = err })
 					return
@@ -53,7 +53,7 @@ func (b *benchStage) atOnce(ctx context.Context, n, goroutines int) ([]time.Dura
 	}
 	wg.Wait()
 	for i := range n {
-		if err := b.keys.Stop(ctx, name(i), time.Minute); err != nil {
+		if err := b.Keys.Stop(ctx, name(i), time.Minute); err != nil {
 			return took, errors.Join(failed, err)
 		}
 	}

@@ -1,4 +1,4 @@
-package main
+package starts
 
 import (
 	"context"
@@ -18,17 +18,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
-// newONNXStage writes a model of about so many bytes, and its image. The caller closes it.
-func newONNXStage(m machine, bytes int64, images, ort string) (*benchStage, error) {
-	return newBenchStage(m, func(b *benchStage) error {
-		if err := roomFor(b.dir, 4*bytes); err != nil {
+// NewONNXStage writes a model of about so many bytes, and its image. The caller closes it.
+func NewONNXStage(m Machine, bytes int64, images, ort string) (*Stage, error) {
+	return newStage(m, func(b *Stage) error {
+		if err := RoomFor(b.Dir, 4*bytes); err != nil {
 			return err
 		}
-		if err := os.MkdirAll(b.root, 0o755); err != nil {
+		if err := os.MkdirAll(b.Root, 0o755); err != nil {
 			return err
 		}
 		shape := onnx.EncoderOf(bytes)
-		if _, _, err := onnx.Synthetic(b.root, shape, 1); err != nil {
+		if _, _, err := onnx.Synthetic(b.Root, shape, 1); err != nil {
 			return err
 		}
 		stage, err := filepath.Abs(filepath.Join(images, "stagecoach", "onnx", "0.1.0", sandbox.Executable))
@@ -39,16 +39,16 @@ func newONNXStage(m machine, bytes int64, images, ort string) (*benchStage, erro
 		if err != nil {
 			return fmt.Errorf("%w: run make images", err)
 		}
-		if err := os.WriteFile(filepath.Join(b.root, sandbox.Executable), program, 0o755); err != nil { //nolint:gosec // a program
+		if err := os.WriteFile(filepath.Join(b.Root, sandbox.Executable), program, 0o755); err != nil { //nolint:gosec // a program
 			return err
 		}
-		b.env = map[string]string{wire.EnvModel: "model.onnx"}
-		b.input = tensor.Item{Tensors: []tensor.Tensor{positions(shape.Width)}}
-		b.others = map[string]starter{
-			"coldprepacked": func(ctx context.Context) (started, error) { return b.start(ctx, b.prepacked) },
-			"colddisk":      func(ctx context.Context) (started, error) { return b.start(ctx, b.fromDisk) },
+		b.Env = map[string]string{wire.EnvModel: "model.onnx"}
+		b.Input = tensor.Item{Tensors: []tensor.Tensor{positions(shape.Width)}}
+		b.Others = map[string]Starter{
+			"coldprepacked": func(ctx context.Context) (Started, error) { return b.Start(ctx, b.prepacked) },
+			"colddisk":      func(ctx context.Context) (Started, error) { return b.Start(ctx, b.fromDisk) },
 		}
-		b.ort, err = filepath.Abs(ort)
+		b.Ort, err = filepath.Abs(ort)
 		return err
 	})
 }
@@ -67,29 +67,29 @@ func positions(width int) tensor.Tensor {
 }
 
 // prepacked starts a process of its own over the weights that a zygote has pre-packed.
-func (b *benchStage) prepacked(context.Context) (launched, error) {
-	image, err := b.images.Resolve(benchImage)
+func (b *Stage) prepacked(context.Context) (Launched, error) {
+	image, err := b.Images.Resolve(Image)
 	if err != nil {
-		return launched{}, err
+		return Launched{}, err
 	}
 	folder := filepath.Join(b.cache(), image.Digest+"-*") // of its only model
 	if b.users {
-		folder = filepath.Join(folder, benchNamespace) // which has its own
+		folder = filepath.Join(folder, Namespace) // which has its own
 	}
 	found, err := filepath.Glob(folder)
 	if err == nil && len(found) != 1 {
 		err = fmt.Errorf("folders %q of packed parameters %q, want one", folder, found)
 	}
 	if err != nil {
-		return launched{}, err
+		return Launched{}, err
 	}
 	return b.spawn(found[0])
 }
 
 // fromDisk starts a process of its own whose files are not in memory.
-func (b *benchStage) fromDisk(context.Context) (launched, error) {
-	if err := forget(b.root); err != nil {
-		return launched{}, err
+func (b *Stage) fromDisk(context.Context) (Launched, error) {
+	if err := forget(b.Root); err != nil {
+		return Launched{}, err
 	}
 	return b.spawn("")
 }
@@ -117,35 +117,35 @@ func forget(dir string) error {
 }
 
 // spawn starts a process of its own.
-func (b *benchStage) spawn(prepacked string) (launched, error) {
+func (b *Stage) spawn(prepacked string) (Launched, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return launched{}, err
+		return Launched{}, err
 	}
 	ours, theirs := os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs")
 	defer ours.Close()
 	defer theirs.Close()
 	cmd, err := b.own.Start(sandbox.Command{
-		Dir: b.root, Files: []*os.File{theirs}, Stdout: os.Stderr, Stderr: os.Stderr,
+		Dir: b.Root, Files: []*os.File{theirs}, Stdout: os.Stderr, Stderr: os.Stderr,
 		Env: map[string]string{
-			wire.EnvStageFD: "3", wire.EnvModel: "model.onnx", wire.EnvORT: b.ort, wire.EnvPrepacked: prepacked, "ORT_DISABLE_TELEMETRY": "1",
+			wire.EnvStageFD: "3", wire.EnvModel: "model.onnx", wire.EnvORT: b.Ort, wire.EnvPrepacked: prepacked, "ORT_DISABLE_TELEMETRY": "1",
 		},
 	})
 	if err != nil {
-		return launched{}, err
+		return Launched{}, err
 	}
 	end := func() { endProcess(cmd) }
 	c, err := net.FileConn(ours)
 	if err != nil {
 		end()
-		return launched{}, err
+		return Launched{}, err
 	}
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
 		end()
-		return launched{}, fmt.Errorf("stage socket is a %T", c)
+		return Launched{}, fmt.Errorf("stage socket is a %T", c)
 	}
-	return launched{conn, cmd.Process.Pid, "", nil, end}, nil
+	return Launched{conn, cmd.Process.Pid, "", nil, end}, nil
 }
 
 func endProcess(cmd *exec.Cmd) {
