@@ -8,6 +8,7 @@ import (
 	"log/slog"
 
 	"github.com/stagecoach-serving/stagecoach/bench/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/bench/coldstart"
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
@@ -24,7 +25,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		return func(ctx context.Context, args []string, out io.Writer) error { return bench(ctx, m, args, out) }
 	}
 	benches := map[string]func(context.Context, []string, io.Writer) error{
-		"coldstart":   on(benchColdstart),
+		"coldstart":   on(coldstart.Run),
 		"autoscaler":  autoscaler.Run,
 		"gpu":         on(benchGPU),
 		"keysmanager": on(benchKeysManager),

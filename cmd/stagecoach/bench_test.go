@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/coldstart"
 	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
@@ -31,16 +32,16 @@ func TestBenchColdstartTorch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cases := torchCases()
+	cases := coldstart.TorchCases()
 	for i := range cases {
 		cases[i].Slow = false // each as often
 	}
-	kind := &startKind{name: "torch", stage: func(ctx context.Context, bytes int64) (*starts.Stage, error) {
+	kind := &coldstart.Kind{Name: "torch", Stage: func(ctx context.Context, bytes int64) (*starts.Stage, error) {
 		return starts.NewTorchStage(ctx, starts.Machine{Isolate: isolateBench}, py, bytes, starts.OnCPU)
-	}, cases: cases}
+	}, Cases: cases}
 	var warnings bytes.Buffer
 	report := bench.NewReport("coldstart", &warnings)
-	if err := (startSize{kind: kind, size: "2MB", bytes: 2e6, often: 2, alive: []int{2}}).measure(t.Context(), report); err != nil {
+	if err := (coldstart.Size{Kind: kind, Size: "2MB", Bytes: 2e6, Often: 2, Alive: []int{2}}).Measure(t.Context(), report); err != nil {
 		t.Fatal(err)
 	}
 	got := figures(report)

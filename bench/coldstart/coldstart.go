@@ -1,5 +1,5 @@
 // Package coldstart measures the time from an order to the first output on each start path.
-package main
+package coldstart
 
 import (
 	"context"
@@ -17,20 +17,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
-// startSize is a synthetic stage to be started. How often is that of the fast paths; a slow one is started a fifth as often.
-type startSize struct {
-	kind  *startKind
-	size  string
-	bytes int64
-	often int
-	alive []int // how many replicas are alive when their memory is measured
+// Size is a synthetic stage to be started. How often is that of the fast paths; a slow one is started a fifth as often.
+type Size struct {
+	Kind  *Kind
+	Size  string
+	Bytes int64
+	Often int
+	Alive []int // how many replicas are alive when their memory is measured
 }
 
-// startKind is what stages compute with.
-type startKind struct {
-	name  string
-	stage func(ctx context.Context, bytes int64) (*starts.Stage, error)
-	cases []starts.Case
+// Kind is what stages compute with.
+type Kind struct {
+	Name  string
+	Stage func(ctx context.Context, bytes int64) (*starts.Stage, error)
+	Cases []starts.Case
 }
 
 func onnxCases() []starts.Case {
@@ -44,7 +44,7 @@ func onnxCases() []starts.Case {
 	}
 }
 
-func torchCases() []starts.Case {
+func TorchCases() []starts.Case {
 	return []starts.Case{
 		{Name: "fork", Path: "fork", Shares: true},
 		{Name: "cold", Path: "cold", Slow: true},
@@ -59,10 +59,10 @@ type coldstart struct {
 	full                       bool
 }
 
-// benchColdstart measures order → hello and → first output of replicas of synthetic stages in ONNX and PyTorch, on each
+// Run measures order → hello and → first output of replicas of synthetic stages in ONNX and PyTorch, on each
 // start path, and of a program that speaks HTTP, in each kind of network. It also measures what each of several live ones
 // adds to the memory, and how often one zygote forks.
-func benchColdstart(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
+func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	c := coldstart{machine: m}
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -81,7 +81,7 @@ func benchColdstart(ctx context.Context, m starts.Machine, args []string, out io
 	}
 	var failed error
 	for _, size := range sizes {
-		if err := size.measure(ctx, report); err != nil {
+		if err := size.Measure(ctx, report); err != nil {
 			failed = fmt.Errorf("%s: %w", size.name(), err)
 			break
 		}
@@ -90,13 +90,13 @@ func benchColdstart(ctx context.Context, m starts.Machine, args []string, out io
 }
 
 // sizes are the stages to be measured. Those in PyTorch are passed over where no interpreter has it, unless one was named.
-func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []startSize, err error) {
-	ofONNX := &startKind{"onnx", func(_ context.Context, bytes int64) (*starts.Stage, error) {
+func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []Size, err error) {
+	ofONNX := &Kind{"onnx", func(_ context.Context, bytes int64) (*starts.Stage, error) {
 		return starts.NewONNXStage(c.machine, bytes, c.images, c.ort)
 	}, onnxCases()}
-	ofTorch := &startKind{"torch", nil, torchCases()}
-	ofHTTP := &startKind{"http", func(context.Context, int64) (*starts.Stage, error) { return starts.NewHTTPStage(c.machine, c.images) }, starts.HttpCases()}
-	out = []startSize{
+	ofTorch := &Kind{"torch", nil, TorchCases()}
+	ofHTTP := &Kind{"http", func(context.Context, int64) (*starts.Stage, error) { return starts.NewHTTPStage(c.machine, c.images) }, starts.HttpCases()}
+	out = []Size{
 		{ofHTTP, "echo", 0, 40, nil},
 		{ofONNX, "100MB", 100 << 20, 20, []int{8}},
 		{ofONNX, "1GB", 1 << 30, 20, []int{8}},
@@ -105,7 +105,7 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []start
 	}
 	if c.full {
 		some := []int{1, 8, 32}
-		out = []startSize{
+		out = []Size{
 			{ofHTTP, "echo", 0, 200, nil},
 			{ofONNX, "100MB", 100 << 20, 200, some},
 			{ofONNX, "1GB", 1 << 30, 100, some},
@@ -114,36 +114,36 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []start
 			{ofTorch, "1GB", 1e9, 50, some},
 		}
 	}
-	for _, k := range []*startKind{ofONNX, ofTorch} {
-		k.cases = slices.DeleteFunc(k.cases, func(s starts.Case) bool { return s.Full && !c.full })
+	for _, k := range []*Kind{ofONNX, ofTorch} {
+		k.Cases = slices.DeleteFunc(k.Cases, func(s starts.Case) bool { return s.Full && !c.full })
 	}
-	out = slices.DeleteFunc(out, func(s startSize) bool { return !strings.HasPrefix(s.name(), c.match) })
+	out = slices.DeleteFunc(out, func(s Size) bool { return !strings.HasPrefix(s.name(), c.match) })
 	if len(out) == 0 {
 		return nil, fmt.Errorf("bench coldstart: --match %q: no stage's name begins so, want http, torch, onnx_1GB, …", c.match)
 	}
-	if !slices.ContainsFunc(out, func(s startSize) bool { return s.kind == ofTorch }) {
+	if !slices.ContainsFunc(out, func(s Size) bool { return s.Kind == ofTorch }) {
 		return out, nil
 	}
 	py, err := starts.FindTorch(ctx, c.python, false)
 	if err != nil && c.python == "" && c.match == "" {
 		console.Progress("bench coldstart: no stages in PyTorch: %v", err)
-		return slices.DeleteFunc(out, func(s startSize) bool { return s.kind == ofTorch }), nil
+		return slices.DeleteFunc(out, func(s Size) bool { return s.Kind == ofTorch }), nil
 	}
 	if err == nil {
 		py.Tell(report)
 	}
-	ofTorch.stage = func(ctx context.Context, bytes int64) (*starts.Stage, error) {
+	ofTorch.Stage = func(ctx context.Context, bytes int64) (*starts.Stage, error) {
 		return starts.NewTorchStage(ctx, c.machine, py, bytes, starts.OnCPU)
 	}
 	return out, err
 }
 
-func (s startSize) name() string { return s.kind.name + "_" + s.size }
+func (s Size) name() string { return s.Kind.Name + "_" + s.Size }
 
-func (s startSize) measure(ctx context.Context, report *bench.Report) error {
-	cases := s.kind.cases
+func (s Size) Measure(ctx context.Context, report *bench.Report) error {
+	cases := s.Kind.Cases
 	console.Progress("bench coldstart: %s: generating weights", s.name())
-	b, err := s.kind.stage(ctx, s.bytes)
+	b, err := s.Kind.Stage(ctx, s.Bytes)
 	if err != nil {
 		return err
 	}
@@ -153,7 +153,7 @@ func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 	}
 	// What all paths keep in memory at once is about nine times the weights; with less, they are measured one after the other.
 	groups := [][]starts.Case{cases}
-	if available := starts.MemAvailable(); 10*s.bytes > available {
+	if available := starts.MemAvailable(); 10*s.Bytes > available {
 		console.Progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
 		groups = nil
 		for _, c := range cases {
@@ -191,7 +191,7 @@ func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 }
 
 // group measures cases in turns, then their memory, and frees it.
-func (s startSize) group(ctx context.Context, report *bench.Report, b *starts.Stage, cases []starts.Case, samples map[string]*starts.Samples) error {
+func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, cases []starts.Case, samples map[string]*starts.Samples) error {
 	for _, c := range cases {
 		console.Progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.Name)
 		r, err := b.Way(c)(ctx) // colddisk included: the disk's own cache is as warm for the first as for the others
@@ -200,7 +200,7 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *starts.St
 		}
 		r.End()
 	}
-	for i := range s.often {
+	for i := range s.Often {
 		for _, c := range cases {
 			if c.Slow && i%5 != 0 {
 				continue
@@ -213,7 +213,7 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *starts.St
 			r.End()
 		}
 		if (i+1)%10 == 0 {
-			console.Progress("bench coldstart: %s: %d of %d rounds", s.name(), i+1, s.often)
+			console.Progress("bench coldstart: %s: %d of %d rounds", s.name(), i+1, s.Often)
 		}
 	}
 	for _, c := range cases {
@@ -224,7 +224,7 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *starts.St
 			return fmt.Errorf("%s: memory: %w", c.Name, err)
 		}
 		if c.Path == "fork" {
-			forks := min(200, 10*s.often)
+			forks := min(200, 10*s.Often)
 			rate, err := b.ForksPerSecond(ctx, forks)
 			if err != nil {
 				return err
@@ -244,7 +244,7 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *starts.St
 
 // memory measures what each of several live replicas adds: (ΣPSS of what they share and they − PSS of what they share alone) /
 // replicas, and what it is all together.
-func (s startSize) memory(ctx context.Context, report *bench.Report, b *starts.Stage, c starts.Case) error {
+func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage, c starts.Case) error {
 	all := b.Keys.Inventory().Zygotes
 	i := slices.IndexFunc(all, func(z keysmanager.ZygoteInfo) bool { return z.Function == b.Spec(c.Path).Function })
 	if i < 0 {
@@ -258,7 +258,7 @@ func (s startSize) memory(ctx context.Context, report *bench.Report, b *starts.S
 		}
 	}
 	live := 0
-	for _, n := range s.alive {
+	for _, n := range s.Alive {
 		for ; live < n; live++ {
 			r, err := b.Way(c)(ctx)
 			if err != nil {
