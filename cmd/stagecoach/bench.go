@@ -11,6 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/coldstart"
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
+	keysbench "github.com/stagecoach-serving/stagecoach/bench/keysmanager"
 	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
 	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/bench/wake"
@@ -28,7 +29,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"coldstart":   on(coldstart.Run),
 		"autoscaler":  autoscaler.Run,
 		"gpu":         on(benchGPU),
-		"keysmanager": on(benchKeysManager),
+		"keysmanager": on(keysbench.Run),
 		"hop":         hop.Run,
 		"idle":        idle.Run,
 		"wake":        wake.Run,

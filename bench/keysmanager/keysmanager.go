@@ -1,5 +1,5 @@
 // Package keysmanager measures the daemon of a node.
-package main
+package keysmanager
 
 import (
 	"context"
@@ -25,10 +25,10 @@ import (
 // keysBench measures with a stage.
 type keysBench struct{ *starts.Stage }
 
-// benchKeysManager measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation, what it uses
+// Run measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation, what it uses
 // while nothing happens, and, through the whole product, what a request to a function at zero takes longer than one to a
 // replica that is there.
-func benchKeysManager(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
+func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench keysmanager", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
