@@ -9,6 +9,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/bench/coldstart"
+	"github.com/stagecoach-serving/stagecoach/bench/gpu"
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	keysbench "github.com/stagecoach-serving/stagecoach/bench/keysmanager"
@@ -28,7 +29,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 	benches := map[string]func(context.Context, []string, io.Writer) error{
 		"coldstart":   on(coldstart.Run),
 		"autoscaler":  autoscaler.Run,
-		"gpu":         on(benchGPU),
+		"gpu":         on(gpu.Run),
 		"keysmanager": on(keysbench.Run),
 		"hop":         hop.Run,
 		"idle":        idle.Run,

@@ -1,4 +1,4 @@
-package main
+package gpu
 
 import (
 	"cmp"
@@ -25,12 +25,12 @@ type gpuCell struct {
 // Statuses of a cell.
 const (
 	cellMeasured = "measured"
-	cellFailed   = "failed"
-	cellNotRun   = "not run"
+	Failed       = "failed"
+	NotRun       = "not run"
 )
 
-// gpuLine is a line of the file that --json-lines names. Each line has some of these fields.
-type gpuLine struct {
+// Line is a line of the file that --json-lines names. Each line has some of these fields.
+type Line struct {
 	Cell    string         `json:"cell,omitempty"`
 	Status  string         `json:"status,omitempty"` // measured, failed or not run
 	Cause   string         `json:"cause,omitempty"`  // why it failed or was not run
@@ -57,11 +57,11 @@ type gpuCells struct {
 func (c *gpuCells) begin() {
 	run := *c.report
 	run.Results = []bench.Result{} // there are none yet
-	c.tell(gpuLine{Run: &run})
+	c.tell(Line{Run: &run})
 }
 
 // tell writes a line.
-func (c *gpuCells) tell(line gpuLine) {
+func (c *gpuCells) tell(line Line) {
 	if c.lines == nil || c.broken != nil {
 		return
 	}
@@ -140,15 +140,15 @@ func (c *gpuCells) run(ctx context.Context, cell gpuCell) bool {
 
 // skip reports that a cell is not run.
 func (c *gpuCells) skip(name, why string) {
-	c.report.Note(name, cellNotRun+": "+why)
-	c.news(gpuLine{Cell: name, Status: cellNotRun, Cause: why})
+	c.report.Note(name, NotRun+": "+why)
+	c.news(Line{Cell: name, Status: NotRun, Cause: why})
 }
 
 // ended reports how a cell has ended. A failed cell keeps the figures that it had measured before.
 func (c *gpuCells) ended(name string, took time.Duration, err error) {
-	line := gpuLine{Cell: name, Status: cellMeasured, Seconds: took.Seconds()}
+	line := Line{Cell: name, Status: cellMeasured, Seconds: took.Seconds()}
 	if err != nil {
-		line.Status, line.Cause = cellFailed, strings.Join(strings.Fields(err.Error()), " ")
+		line.Status, line.Cause = Failed, strings.Join(strings.Fields(err.Error()), " ")
 		c.failed = append(c.failed, name)
 		c.report.Note(name, line.Status+": "+line.Cause)
 	}
@@ -158,11 +158,11 @@ func (c *gpuCells) ended(name string, took time.Duration, err error) {
 // goals adds goals to the report, and writes a line with them.
 func (c *gpuCells) goals(all []bench.Goal) {
 	c.report.Goals = append(c.report.Goals, all...)
-	c.news(gpuLine{})
+	c.news(Line{})
 }
 
 // news writes all rows of the report that are new since the last call, as a line and as progress.
-func (c *gpuCells) news(line gpuLine) {
+func (c *gpuCells) news(line Line) {
 	line.Results, line.Notes, line.Goals = c.report.Results[c.told.results:], c.report.Notes[c.told.notes:], c.report.Goals[c.told.goals:]
 	c.told.results, c.told.notes, c.told.goals = len(c.report.Results), len(c.report.Notes), len(c.report.Goals)
 	words := []string{}

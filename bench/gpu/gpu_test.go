@@ -1,4 +1,4 @@
-package main
+package gpu
 
 import (
 	"bytes"
@@ -60,7 +60,7 @@ func testGPUCells(t *testing.T) {
 	}
 	var got []string
 	for line := range strings.Lines(lines.String()) {
-		var l gpuLine
+		var l Line
 		if err := json.Unmarshal([]byte(line), &l); err != nil {
 			t.Fatal(err)
 		}

@@ -1,5 +1,5 @@
 // Package gpu measures how fast stages in PyTorch start on a device.
-package main
+package gpu
 
 import (
 	"context"
@@ -45,11 +45,11 @@ type gpuSize struct {
 // compared with the first.
 var gpuPaths = []string{"plain", "fork", "parked", "resident", "heap", "cold"}
 
-// benchGPU measures four things on one device: the cost of a context, the speed of copies from
+// Run measures four things on one device: the cost of a context, the speed of copies from
 // pinned memory, the speed of copies of a stage's parameters, and the time from order to first
 // output on each start path, beside torch.load by hand. It needs this program, an interpreter with
 // PyTorch, and no network.
-func benchGPU(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
+func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	g := gpuBench{machine: m, times: gpuTimes{start: guessed}, pinned: map[string]float64{}, plain: map[string]time.Duration{}, answers: map[string]string{}}
 	fs := flag.NewFlagSet("bench gpu", flag.ContinueOnError)
 	asJSON := fs.Bool("json", false, "print JSON instead of a table")
