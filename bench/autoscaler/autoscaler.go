@@ -61,8 +61,8 @@ type turn struct {
 	first       time.Duration // from the step to the first answer of a replica ordered after it; 0: there was none
 }
 
-// Run compares policies on a running `up`: gamma arrivals whose rate steps from a fifth to one and a half times what one
-// replica of the slowest stage can do, and back.
+// Run compares policies on a running `up`: gamma arrivals whose rate steps from a fifth to one and
+// a half times what one replica of the slowest stage can do, and back.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench autoscaler", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -161,7 +161,8 @@ func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t
 	})
 }
 
-// begin deploys the stages, and has their service times known and all that was ordered ready before the load begins.
+// begin deploys the stages, and has their service times known and all that was ordered ready before
+// the load begins.
 func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 	if err := running.DeployAll(ctx, api, b.stages); err != nil {
 		return err
@@ -179,7 +180,8 @@ func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 	return nil
 }
 
-// replicas adds what the stages' replicas did. The load begins when the generator says so, and steps after the first of its parts.
+// replicas adds what the stages' replicas did. The load begins when the generator says so, and
+// steps after the first of its parts.
 func (b *autoscalerBench) replicas(ctx context.Context, api *client.Client, t *turn) error {
 	begun := t.result.Started
 	step, back := begun.Add(b.step), begun.Add(2*b.step)

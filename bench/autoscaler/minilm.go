@@ -13,8 +13,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// What the pipeline that computes is deployed with. A replica may use a tenth of a core, so that it is a slow server and several fit on
-// one machine: at 1.5 times the rate of the slowest stage's one replica, eight stages use at most 1.5 × 8 × 0.1 = 1.2 cores.
+// What the pipeline that computes is deployed with. A replica may use a tenth of a core, so that it
+// is a slow server and several fit on one machine: at 1.5 times the rate of the slowest stage's one
+// replica, eight stages use at most 1.5 × 8 × 0.1 = 1.2 cores.
 const (
 	jsonType      = "application/json"
 	miniLMLimit   = "100m"
@@ -25,8 +26,8 @@ const (
 	miniLMCalls   = 3 * miniLMClients
 )
 
-// prepareMiniLM takes the real pipeline of eight stages, and measures what one replica of each can do: the load goes from 20 % to 150 % of
-// the slowest one's rate.
+// prepareMiniLM takes the real pipeline of eight stages, and measures what one replica of each can
+// do: the load goes from 20 % to 150 % of the slowest one's rate.
 func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 	file, err := stack.Read("functions/minilm/stack.yml")
 	if err != nil {
@@ -61,9 +62,10 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 	return nil
 }
 
-// miniLMRate is how many requests a second one replica of the slowest stage answers: what the chain does when every line is full. A
-// request's time is that of its stages, from the Server-Timing of these answers. Their slowest one alone would tell too large a rate: a
-// process whose quota is used up stands still between its calls, too.
+// miniLMRate is how many requests a second one replica of the slowest stage answers: what the chain
+// does when every line is full. A request's time is that of its stages, from the Server-Timing of
+// these answers. Their slowest one alone would tell too large a rate: a process whose quota is used
+// up stands still between its calls, too.
 func (b *autoscalerBench) miniLMRate(ctx context.Context) (one float64, whole time.Duration, err error) {
 	err = running.OnUp(ctx, []string{"--images", b.images, "--ort", b.ort}, func(api *client.Client) error {
 		if err := running.DeployAll(ctx, api, b.stages); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
-// Size is a synthetic stage to be started. How often is that of the fast paths; a slow one is started a fifth as often.
+// Size is a synthetic stage to be started. Slow paths are started a fifth as often as the others.
 type Size struct {
 	Kind  *Kind
 	Size  string
@@ -26,7 +26,7 @@ type Size struct {
 	Alive []int // how many replicas are alive when their memory is measured
 }
 
-// Kind is what stages compute with.
+// Kind is a kind of stages: what they compute with, and the ways to start them.
 type Kind struct {
 	Name  string
 	Stage func(ctx context.Context, bytes int64) (*starts.Stage, error)
@@ -44,6 +44,7 @@ func onnxCases() []starts.Case {
 	}
 }
 
+// TorchCases returns the ways to start a stage in PyTorch.
 func TorchCases() []starts.Case {
 	return []starts.Case{
 		{Name: "fork", Path: "fork", Shares: true},
@@ -59,9 +60,9 @@ type coldstart struct {
 	full                       bool
 }
 
-// Run measures order → hello and → first output of replicas of synthetic stages in ONNX and PyTorch, on each
-// start path, and of a program that speaks HTTP, in each kind of network. It also measures what each of several live ones
-// adds to the memory, and how often one zygote forks.
+// Run measures order → hello and → first output of replicas of synthetic stages in ONNX and
+// PyTorch, on each start path, and of a program that speaks HTTP, in each kind of network. It also
+// measures what each of several live ones adds to the memory, and how often one zygote forks.
 func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	c := coldstart{machine: m}
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
@@ -89,13 +90,14 @@ func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) er
 	return errors.Join(failed, bench.Print(report, *asJSON, out)) // what was measured is not lost
 }
 
-// sizes are the stages to be measured. Those in PyTorch are passed over where no interpreter has it, unless one was named.
+// sizes are the stages to be measured. Those in PyTorch are passed over where no interpreter has
+// it, unless one was named.
 func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []Size, err error) {
 	ofONNX := &Kind{"onnx", func(_ context.Context, bytes int64) (*starts.Stage, error) {
 		return starts.NewONNXStage(c.machine, bytes, c.images, c.ort)
 	}, onnxCases()}
 	ofTorch := &Kind{"torch", nil, TorchCases()}
-	ofHTTP := &Kind{"http", func(context.Context, int64) (*starts.Stage, error) { return starts.NewHTTPStage(c.machine, c.images) }, starts.HttpCases()}
+	ofHTTP := &Kind{"http", func(context.Context, int64) (*starts.Stage, error) { return starts.NewHTTPStage(c.machine, c.images) }, starts.HTTPCases()}
 	out = []Size{
 		{ofHTTP, "echo", 0, 40, nil},
 		{ofONNX, "100MB", 100 << 20, 20, []int{8}},
@@ -140,6 +142,7 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []Size,
 
 func (s Size) name() string { return s.Kind.Name + "_" + s.Size }
 
+// Measure measures all cases of a size, and adds their figures to the report.
 func (s Size) Measure(ctx context.Context, report *bench.Report) error {
 	cases := s.Kind.Cases
 	console.Progress("bench coldstart: %s: generating weights", s.name())
@@ -151,7 +154,8 @@ func (s Size) Measure(ctx context.Context, report *bench.Report) error {
 	if err := b.Manage(); err != nil {
 		return err
 	}
-	// What all paths keep in memory at once is about nine times the weights; with less, they are measured one after the other.
+	// What all paths keep in memory at once is about nine times the weights; with less, they are
+	// measured one after the other.
 	groups := [][]starts.Case{cases}
 	if available := starts.MemAvailable(); 10*s.Bytes > available {
 		console.Progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
@@ -242,8 +246,8 @@ func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, 
 	return nil
 }
 
-// memory measures what each of several live replicas adds: (ΣPSS of what they share and they − PSS of what they share alone) /
-// replicas, and what it is all together.
+// memory measures what each of several live replicas adds: (ΣPSS of what they share and they − PSS
+// of what they share alone) / replicas, and what it is all together.
 func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage, c starts.Case) error {
 	all := b.Keys.Inventory().Zygotes
 	i := slices.IndexFunc(all, func(z keysmanager.ZygoteInfo) bool { return z.Function == b.Spec(c.Path).Function })

@@ -33,7 +33,7 @@ func (g *gpuBench) ask(ctx context.Context, out any, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, g.py.Program, append([]string{script}, args...)...)
-	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+g.at.Id, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+g.at.ID, "PYTHONDONTWRITEBYTECODE=1")
 	cmd.Stderr, cmd.WaitDelay = os.Stderr, 5*time.Second
 	said, err := cmd.Output()
 	if err == nil {

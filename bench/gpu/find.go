@@ -95,7 +95,7 @@ func openGPU(ctx context.Context, devices func(*device.Watch) []keysmanager.Devi
 		}
 		watch.Close()
 		d = fixedDevice(seen)
-		d.Device = starts.Device{Name: "cuda:0", Id: seen.ID, Dtype: "BF16"}
+		d.Device = starts.Device{Name: "cuda:0", ID: seen.ID, Dtype: "BF16"}
 		report.Note("device", ill.Error()+": it is PyTorch's first, and nobody knows how much memory of it is used")
 	}
 	report.With("device", fmt.Sprintf("%s, %d MB", seen.Name, seen.Memory/1e6))
@@ -115,7 +115,7 @@ func watchedDevice(watch *device.Watch, devices func(*device.Watch) []keysmanage
 		}
 		return firstWell(all())
 	}
-	return gpuDevice{starts.Device{Name: "cuda:0", Id: seen.ID, Dtype: "BF16"}, look, all, watch.Close}
+	return gpuDevice{starts.Device{Name: "cuda:0", ID: seen.ID, Dtype: "BF16"}, look, all, watch.Close}
 }
 
 // fixedDevice returns a device whose used memory is unknown.
@@ -154,7 +154,7 @@ func firstWell(all []keysmanager.Device) (keysmanager.Device, error) {
 // standIn is the device that a KeysManager uses if stages compute on the CPU. Its ID tells CUDA and
 // the stages that there is no GPU.
 func standIn() keysmanager.Device {
-	return keysmanager.Device{ID: starts.OnCPU.Id, Name: "CPU", Memory: starts.MemAvailable(), Utilisation: -1}
+	return keysmanager.Device{ID: starts.OnCPU.ID, Name: "CPU", Memory: starts.MemAvailable(), Utilisation: -1}
 }
 
 // only chooses one of the devices.

@@ -172,7 +172,7 @@ func (w *gpuWay) start(ctx context.Context) (starts.Started, error) {
 	w.mu.Unlock()
 	parts := w.said.expect(name)
 	r, err := w.b.Start(ctx, func(ctx context.Context) (starts.Launched, error) {
-		return w.b.Order(ctx, keysmanager.Order{Replica: name, Spec: w.spec, Device: w.g.at.Id})
+		return w.b.Order(ctx, keysmanager.Order{Replica: name, Spec: w.spec, Device: w.g.at.ID})
 	})
 	if err != nil || !w.g.at.onGPU() { // on the CPU there are no parts
 		return r, err

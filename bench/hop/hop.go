@@ -35,9 +35,10 @@ type hopCase struct {
 	messages float64 // NATS messages a request
 }
 
-// Run measures HTTP → provider → queue → a no-op replica process → back, and HTTP → rendezvous → a function that speaks
-// HTTP → back, with bodies of several sizes, beside a bare net/http echo with the same body. Load comes from
-// a process of its own; the cases take turns, so that what disturbs the machine disturbs them alike.
+// Run measures HTTP → provider → queue → a no-op replica process → back, and HTTP → rendezvous → a
+// function that speaks HTTP → back, with bodies of several sizes, beside a bare net/http echo with
+// the same body. Load comes from a process of its own; the cases take turns, so that what disturbs
+// the machine disturbs them alike.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench hop", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -111,7 +112,8 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	return bench.Print(report, *asJSON, out)
 }
 
-// deployHop deploys a function of its own and a pipeline of three stages, all of the same no-op program.
+// deployHop deploys a function of its own and a pipeline of three stages, all of the same no-op
+// program.
 func deployHop(ctx context.Context, api *client.Client) error {
 	const image = "stagecoach/noop:0.1.0"
 	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"}

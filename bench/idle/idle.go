@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// Run measures what functions cost that nobody calls: how long they take to deploy and to list, and what `up` uses of
-// memory and processor while nothing happens.
+// Run measures what functions cost that nobody calls: how long they take to deploy and to list, and
+// what `up` uses of memory and processor while nothing happens.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench idle", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)

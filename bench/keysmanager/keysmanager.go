@@ -25,9 +25,9 @@ import (
 // keysBench measures with a stage.
 type keysBench struct{ *starts.Stage }
 
-// Run measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation, what it uses
-// while nothing happens, and, through the whole product, what a request to a function at zero takes longer than one to a
-// replica that is there.
+// Run measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation,
+// what it uses while nothing happens, and, through the whole product, what a request to a function
+// at zero takes longer than one to a replica that is there.
 func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench keysmanager", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -118,7 +118,8 @@ func (b keysBench) daemon(ctx context.Context, report *bench.Report, window time
 	return idle.Measure(ctx, report, "daemon_idle", daemon.Cmd.Process.Pid, window)
 }
 
-// wakes measures requests to a function at zero, whose parameters are in memory or not, against a warm one.
+// wakes measures requests to a function at zero, whose parameters are in memory or not, against a
+// warm one.
 func (b keysBench) wakes(ctx context.Context, report *bench.Report, wakes int) error {
 	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.Dir, "wakes"), "--images", b.Images.Dir, "--ort", b.Ort, "--log", "error")
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// DeployAll deploys functions and waits for the replicas that they have without a load.
+// DeployAll deploys functions, and waits until they have the replicas that they have without a
+// load.
 func DeployAll(ctx context.Context, api *client.Client, all []client.Deployment) error {
 	for _, d := range all {
 		if err := api.Deploy(ctx, d); err != nil {
@@ -50,8 +51,8 @@ func Settled(ctx context.Context, api *client.Client, name string) error {
 	}
 }
 
-// Asleep waits until a function has no replicas, and evicts its parameters if that is wanted: once their processes have ended,
-// they can be.
+// Asleep waits until a function has no replicas. If evict is set, it then has the function's
+// parameters evicted, which is possible once their processes have ended.
 func Asleep(ctx context.Context, api *client.Client, name string, evict bool) error {
 	deadline := time.Now().Add(time.Minute)
 	for {
@@ -81,8 +82,8 @@ func Asleep(ctx context.Context, api *client.Client, name string, evict bool) er
 	}
 }
 
-// Saturate sends so many requests, of some clients one after another, and returns how long all of them took. Each gets the answers, one at
-// a time; nil: nobody does.
+// Saturate sends calls from several clients, each of which sends one after another, and returns how
+// long all of them took. each gets the answers, one at a time; nil: nobody does.
 func Saturate(ctx context.Context, api *client.Client, function, contentType, body string, clients, calls int, each func(client.Answer)) (time.Duration, error) {
 	var sent atomic.Int64
 	var mu sync.Mutex

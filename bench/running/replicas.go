@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// ReplicaSeconds is for how long there were replicas between two instants, from their orders until they had stopped: those that start
-// and those that drain occupy the machine, too.
+// ReplicaSeconds returns the sum of the times that replicas were there between two instants, from
+// their orders until they had stopped. Replicas that start or drain occupy the machine, too.
 func ReplicaSeconds(events []schema.Event, from, to time.Time) float64 {
 	begun, sum := map[string]time.Time{}, 0.0
 	add := func(since, until time.Time) {
@@ -35,7 +35,8 @@ func ReplicaSeconds(events []schema.Event, from, to time.Time) float64 {
 	return sum
 }
 
-// FirstAnswer is when the first replica answered that was ordered between two instants; zero: none did.
+// FirstAnswer returns when the first of the replicas answered that were ordered between two
+// instants; zero: none did.
 func FirstAnswer(events []schema.Event, from, to time.Time) (at time.Time) {
 	ordered := map[string]bool{}
 	for _, e := range events {

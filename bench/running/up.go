@@ -9,7 +9,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// OnUp runs f against an `up` of its own, on a state folder of its own, which it ends.
+// OnUp starts `stagecoach up` on a state folder of its own, runs f against it, and ends it.
 func OnUp(ctx context.Context, flags []string, f func(api *client.Client) error) error {
 	state, err := os.MkdirTemp("", "stagecoach-bench-")
 	if err != nil {

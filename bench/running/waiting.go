@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// Case is a load on a pipeline, to be run and to be simulated.
+// Case is a load on a pipeline of stages that wait. It can be run and simulated.
 type Case struct {
 	Name   string
 	Stages []Stage
@@ -35,7 +35,8 @@ type Stage struct {
 	Replicas int // fixed; 0: policies choose
 }
 
-// ExecTimes are the times of standalone inference in QUART's Table 1, which `wait` stages stand in for.
+// ExecTimes has the times of standalone inference in QUART's Table 1. Stages that wait stand in for
+// these models.
 var ExecTimes = map[string]time.Duration{
 	"whisper-9b": 74 * time.Millisecond, "bert-21b": 137 * time.Millisecond, "llama-7b": 243 * time.Millisecond,
 	"opt-66b": 278 * time.Millisecond, "wideresnet": 646 * time.Millisecond,
@@ -48,12 +49,13 @@ const (
 	Budget  = 24  // replicas
 )
 
-// StepRate is a load of three parts: low, high, low.
+// StepRate returns the rate of a load of three parts: low, high, low.
 func StepRate(low, high float64, each time.Duration) string {
 	return fmt.Sprintf("%.4g:%v,%.4g:%v,%.4g:%v", low, each, high, each, low, each)
 }
 
-// SplitEvenly is a model that takes so long, split evenly into a chain of stages that wait, of which the seventh takes so many times as long.
+// SplitEvenly splits a model's time evenly into a chain of stages that wait. The seventh stage
+// takes seventh times as long as the others.
 func SplitEvenly(exec time.Duration, seventh float64) []Stage {
 	out := make([]Stage, Stages)
 	for i := range out {
@@ -63,7 +65,7 @@ func SplitEvenly(exec time.Duration, seventh float64) []Stage {
 	return Link(out)
 }
 
-// Link makes a chain of stages.
+// Link makes a chain of stages, and returns it.
 func Link(stages []Stage) []Stage {
 	for i := range len(stages) - 1 {
 		stages[i].Next = stages[i+1].Name
@@ -71,7 +73,7 @@ func Link(stages []Stage) []Stage {
 	return stages
 }
 
-// Bounds are the least and the largest number of replicas.
+// Bounds returns the least and the largest number of replicas.
 func (s *Stage) Bounds(budget int) (low, high int) {
 	if s.Replicas > 0 {
 		return s.Replicas, s.Replicas
@@ -79,17 +81,17 @@ func (s *Stage) Bounds(budget int) (low, high int) {
 	return 1, budget
 }
 
-// Outcome is what came of a case, once.
+// Outcome has the figures of one run of a case.
 type Outcome struct {
 	Requests, Failed float64
 	Mean, P50, P99   float64 // seconds; NaN: too few requests
 	ReplicaSeconds   float64
 }
 
-// SimTimeout is that of a request.
-const SimTimeout = time.Minute
+// Timeout is the timeout of each request.
+const Timeout = time.Minute
 
-// Deployments are the case's stages, of the pipeline with the name of the case.
+// Deployments returns the case's stages as one pipeline.
 func (c *Case) Deployments() []client.Deployment {
 	var out []client.Deployment
 	for i, s := range c.Stages {
@@ -114,9 +116,11 @@ func (c *Case) Deployments() []client.Deployment {
 	return out
 }
 
+// Pipeline returns the name of the case's pipeline.
 func (c *Case) Pipeline() string { return strings.ReplaceAll(c.Name, "_", "-") }
 
-// Real runs the case: all replicas are ready and idle when its load begins, as in the simulator.
+// Real deploys the case's stages and sends its load. All replicas are ready and idle when the load
+// begins, as in the simulator.
 func (c *Case) Real(ctx context.Context, api *client.Client, seed uint64) (Outcome, error) {
 	if err := DeployAll(ctx, api, c.Deployments()); err != nil {
 		return Outcome{}, err
@@ -127,13 +131,13 @@ func (c *Case) Real(ctx context.Context, api *client.Client, seed uint64) (Outco
 // Load sends the case's requests to its stages, which are deployed.
 func (c *Case) Load(ctx context.Context, api *client.Client, seed uint64) (Outcome, error) {
 	body := openloop.Body{Text: "x"}
-	header := map[string]string{"X-Timeout": SimTimeout.String(), "Content-Type": "text/plain"}
+	header := map[string]string{"X-Timeout": Timeout.String(), "Content-Type": "text/plain"}
 	if c.Items > 1 { // a list has an item a member
 		body.Text = "[1" + strings.Repeat(",1", c.Items-1) + "]"
 		header["Content-Type"] = "application/json"
 	}
 	cfg, err := openloop.Scenario{
-		Gateway: api.URL(), Seed: seed, Timeout: 2 * SimTimeout, MaxInFlight: 4000, CV: &c.Cv, Rate: c.Rate, SLO: c.Slo,
+		Gateway: api.URL(), Seed: seed, Timeout: 2 * Timeout, MaxInFlight: 4000, CV: &c.Cv, Rate: c.Rate, SLO: c.Slo,
 		Targets: []openloop.TargetSpec{{Function: c.Pipeline(), Body: body, Headers: header}},
 	}.Config("")
 	if err != nil {

@@ -44,9 +44,10 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 	return out, err
 }
 
-// MeasureCosts measures for so long what a slot and a hop cost, on stages of its own that wait for exactly 10 ms. A slot whose line is never
-// empty tells by the rate of its answers; requests that come one by one to a chain take its slots, and two hops each. Both run at once, so
-// that the machine is the same for them.
+// MeasureCosts measures for so long what a slot and a hop cost, on stages of its own that wait for
+// exactly 10 ms. A slot whose line is never empty tells by the rate of its answers; requests that
+// come one by one to a chain take its slots, and two hops each. Both run at once, so that the
+// machine is the same for them.
 func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
 	c := probeChain()
 	c.Rate, c.Cv = fmt.Sprintf("8:%v", length), 0
@@ -82,7 +83,8 @@ func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration)
 	return costs{slot: slot, hop: max((mean-probeStages*(probeWait+slot))/(2*probeStages), 0)}, nil
 }
 
-// measureStarts is the median time from an order of a replica to its being ready, of nine that are ordered at once, as at a step.
+// measureStarts is the median time from an order of a replica to its being ready, of nine that are
+// ordered at once, as at a step.
 func measureStarts(ctx context.Context, api *client.Client) (time.Duration, error) {
 	all := probeChain().Deployments()
 	for i := range all {

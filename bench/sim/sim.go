@@ -33,8 +33,8 @@ type costs struct {
 	start time.Duration // from the order of a replica until it is ready
 }
 
-// simCases are those that are compared, of so long a load. Under bursts service times vary little: a queue would multiply their chance, which
-// is not the same in both.
+// simCases are those that are compared, of so long a load. Under bursts service times vary little:
+// a queue would multiply their chance, which is not the same in both.
 func simCases(length time.Duration) []running.Case {
 	chain := func(cv float64) []running.Stage {
 		var out []running.Stage
@@ -60,8 +60,8 @@ func simCases(length time.Duration) []running.Case {
 	}
 }
 
-// Run holds the simulator against a running `up`: the same arrivals, distributions of service times and policies. What a hop, a slot
-// and a start cost is measured beside it, on other stages.
+// Run holds the simulator against a running `up`: the same arrivals, distributions of service times
+// and policies. What a hop, a slot and a start cost is measured beside it, on other stages.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench sim", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -151,12 +151,13 @@ func Simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (ru
 	}, nil
 }
 
-// scenario is the case as the simulator takes it. What a slot costs lengthens each call and leaves its spread.
+// scenario is the case as the simulator takes it. What a slot costs lengthens each call and leaves
+// its spread.
 func scenario(c *running.Case, cost costs, seed uint64) string {
 	host := bench.NewReport("", io.Discard).Host
 	var b strings.Builder
 	fmt.Fprintf(&b, "name: %s\nseed: %d\nseeds: 1\nhop: %v\nbudget: %d\nnodes: [{memory: %d, cpu: %d}]\n", c.Name, seed, cost.hop, c.Budget, host.Memory, host.Cores)
-	fmt.Fprintf(&b, "pipelines: [{name: p, slo: %v, timeout: %v, items: %d, arrivals: {rate: %q, cv: %g}}]\nstages:\n", c.Slo, running.SimTimeout, cmp.Or(c.Items, 1), c.Rate, c.Cv)
+	fmt.Fprintf(&b, "pipelines: [{name: p, slo: %v, timeout: %v, items: %d, arrivals: {rate: %q, cv: %g}}]\nstages:\n", c.Slo, running.Timeout, cmp.Or(c.Items, 1), c.Rate, c.Cv)
 	for _, s := range c.Stages {
 		mean := s.Mean + cost.slot
 		low, high := s.Bounds(c.Budget)
@@ -166,8 +167,8 @@ func scenario(c *running.Case, cost costs, seed uint64) string {
 	return b.String()
 }
 
-// reportPairs adds what a case came to: medians over the rounds. The difference is the median of the rounds' own: in a round both had the
-// same arrivals.
+// reportPairs adds what a case came to: medians over the rounds. The difference is the median of
+// the rounds' own: in a round both had the same arrivals.
 func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
 	figures := []struct {
 		metric string

@@ -13,7 +13,8 @@ import (
 // atOnce is in the names of replicas that are ordered by many at a time.
 const atOnce = "at-once"
 
-// forksPerSecond has one zygote fork n replicas, as fast as their orders come, and returns how many it forked in a second.
+// ForksPerSecond has one zygote fork n replicas, as fast as their orders come. It returns how many
+// it forked per second.
 func (b *Stage) ForksPerSecond(ctx context.Context, n int) (float64, error) {
 	took, err := b.AtOnce(ctx, n, 8)
 	var all time.Duration
@@ -23,8 +24,8 @@ func (b *Stage) ForksPerSecond(ctx context.Context, n int) (float64, error) {
 	return float64(n) / all.Seconds(), err
 }
 
-// atOnce orders n replicas of the stage from so many goroutines and tells when each was there, since the beginning. They end at
-// once, and it returns when they have.
+// AtOnce orders n replicas of the stage from several goroutines. It returns after how long each
+// replica was there, once all of them have ended again.
 func (b *Stage) AtOnce(ctx context.Context, n, goroutines int) ([]time.Duration, error) {
 	took := make([]time.Duration, n)
 	next := make(chan int, n)

@@ -16,7 +16,7 @@ type Case struct {
 	Full   bool // only with --full
 }
 
-// Way returns what starts replicas in a case.
+// Way returns the Starter of a case.
 func (b *Stage) Way(c Case) Starter {
 	if c.Path == "" {
 		return b.Others[c.Name]
@@ -24,7 +24,7 @@ func (b *Stage) Way(c Case) Starter {
 	return b.on(c.Path)
 }
 
-// Samples is what several starts took.
+// Samples has the figures of several starts.
 type Samples struct {
 	Hello, Load, Place, First, again []time.Duration
 	phases                           map[string][]time.Duration
@@ -46,11 +46,12 @@ func (s *Samples) Add(r Started) {
 	}
 }
 
-// Unlike returns the answers that are not as the first of others.
+// Unlike returns the answers that differ from the first answer of others.
 func (s *Samples) Unlike(others *Samples) []string {
 	return slices.DeleteFunc(slices.Clone(s.Said), func(said string) bool { return said == others.Said[0] })
 }
 
+// Report adds the figures of a case to a report.
 func (s *Samples) Report(r *bench.Report, name string) {
 	r.AddMillis(name, "first_output_p50_ms", s.First, 0.5)
 	r.AddMillis(name, "first_output_p99_ms", s.First, 0.99)

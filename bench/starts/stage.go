@@ -24,7 +24,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Stage is a synthetic stage, weights generated, and a KeysManager that starts replicas of it.
+// Stage is a synthetic stage with generated weights, and a KeysManager that starts replicas of it.
 type Stage struct {
 	Dir     string // all of it
 	Root    string // of its image
@@ -37,7 +37,7 @@ type Stage struct {
 	Keys    *keysmanager.Manager
 	machine Machine
 	users   bool   // stages have accounts of their own
-	done    func() // with what isolate has opened; nil: nothing is open
+	done    func() // with what Isolate has opened; nil: nothing is open
 	own     *sandbox.Spawner
 	n       int                        // replicas so far, of those that order names
 	Told    func(replica, line string) // of each line that a replica prints; nil: it goes to standard error
@@ -55,20 +55,21 @@ const (
 
 // Machine is how the product uses the machine that it runs on.
 type Machine struct {
-	// isolate returns the configuration of a KeysManager with users, networks and cgroups. What the
+	// Isolate returns the configuration of a KeysManager with users, networks and cgroups. What the
 	// machine does not have is left out, and told to log. dir tells the KeysManager from others. done
 	// gives all of it back.
 	Isolate func(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error)
-	// devices returns the devices of a watch as a KeysManager takes them.
+	// Devices returns the devices of a watch as a KeysManager takes them.
 	Devices func(*device.Watch) []keysmanager.Device
 }
 
-// newStage makes a stage in a folder of its own, whose image prepare fills. The caller closes it.
+// newStage does the same as NewStageIn in the folder for temporary files.
 func newStage(m Machine, prepare func(*Stage) error) (*Stage, error) {
 	return NewStageIn(m, "", prepare)
 }
 
-// NewStageIn does the same in a folder below parent; empty: the one for temporary files.
+// NewStageIn makes a stage in a folder of its own below parent, and has prepare fill its image. An
+// empty parent is the folder for temporary files. The caller closes the stage.
 func NewStageIn(m Machine, parent string, prepare func(*Stage) error) (*Stage, error) {
 	dir, err := os.MkdirTemp(parent, "stagecoach-bench-")
 	if err != nil {
@@ -86,7 +87,7 @@ func NewStageIn(m Machine, parent string, prepare func(*Stage) error) (*Stage, e
 	return b, nil
 }
 
-// Manage makes the KeysManager, with users, networks and cgroups as the product has them, once the page cache is as it should be.
+// Manage makes the KeysManager, with users, networks and cgroups as the product has them.
 func (b *Stage) Manage() error {
 	cfg, err := b.Isolate(slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -95,8 +96,9 @@ func (b *Stage) Manage() error {
 	return b.Open(cfg)
 }
 
-// Isolate returns the configuration of a KeysManager with users, networks and cgroups as the product
-// has them. What the machine does not have is left out, and told to log. shut gives all of it back.
+// Isolate returns the configuration of a KeysManager with users, networks and cgroups as the
+// product has them. What the machine does not have is left out, and told to log. Shut gives all of
+// it back.
 func (b *Stage) Isolate(log *slog.Logger) (cfg keysmanager.Config, err error) {
 	cfg, b.done, err = b.machine.Isolate(b.Dir, log)
 	b.users = cfg.Accounts != nil
@@ -121,7 +123,7 @@ func (b *Stage) Open(cfg keysmanager.Config) (err error) {
 
 func (b *Stage) cache() string { return filepath.Join(b.Dir, "cache") }
 
-// Shut closes the KeysManager, if there is one, and gives back what isolate has opened.
+// Shut closes the KeysManager, if there is one, and gives back what Isolate has opened.
 func (b *Stage) Shut() {
 	if b.Keys != nil {
 		b.Keys.Close()
@@ -132,12 +134,14 @@ func (b *Stage) Shut() {
 	b.Keys, b.done, b.users = nil, nil, false
 }
 
+// Close ends all that the stage has started, and removes its folder.
 func (b *Stage) Close() {
 	b.Shut()
 	b.own.Close()
 	_ = os.RemoveAll(b.Dir) // a temporary folder
 }
 
+// RoomFor returns an error unless the disk of a folder has so many free bytes.
 func RoomFor(dir string, bytes int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -158,15 +162,15 @@ type Launched struct {
 	End    func() // ends it and waits
 }
 
-// Spec is what the KeysManager knows of the stage, on a start path.
+// Spec returns what the KeysManager knows of the stage's function on a start path.
 func (b *Stage) Spec(path string) keysmanager.Spec {
 	return keysmanager.Spec{
 		Function: path + "." + Namespace, Namespace: Namespace, Image: Image, Process: b.Process, Env: b.Env, Start: path,
 	}
 }
 
-// Order orders a replica from the KeysManager, which it names unless it has a name. Replicas that it
-// names are ordered by one goroutine at a time.
+// Order orders a replica from the KeysManager, which it names unless it has a name. Replicas that
+// it names are ordered by one goroutine at a time.
 func (b *Stage) Order(ctx context.Context, o keysmanager.Order) (Launched, error) {
 	if o.Replica == "" {
 		b.n++
@@ -189,8 +193,8 @@ type Started struct {
 	Parts        DeviceParts   // of its way onto a device
 }
 
-// DeviceParts is how long the parts of a process's way onto a device took; 0: it had no such part, or
-// did not say.
+// DeviceParts is how long the parts of a process's way onto a device took; 0: it had no such part,
+// or did not say.
 type DeviceParts struct {
 	Imports time.Duration // of PyTorch
 	Context time.Duration // until the process has a context on the device
@@ -292,7 +296,7 @@ func expect(conn *wire.Conn, want wire.FrameType) ([]byte, error) {
 	return f.Payload, nil
 }
 
-// MemAvailable is how many bytes this machine can give to processes.
+// MemAvailable returns how many bytes of memory this machine has.
 func MemAvailable() int64 {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) != nil {
@@ -301,7 +305,7 @@ func MemAvailable() int64 {
 	return int64(info.Totalram) * int64(info.Unit)
 }
 
-// Family is a zygote and its children: its replicas and a spare one.
+// Family returns the processes of a zygote and its children: its replicas and a spare one.
 func Family(zygote int) []int {
 	pids := []int{zygote}
 	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", zygote, zygote)) // of one that has ended there are none
@@ -313,8 +317,8 @@ func Family(zygote int) []int {
 	return pids
 }
 
-// SharedMemory returns the proportional set sizes of processes in bytes, added up, and the part of it that is memory without a
-// file, which of replicas on the map path is their parameters.
+// SharedMemory returns the proportional set sizes of processes in bytes, added up, and the part of
+// it that is memory without a file, which of replicas on the map path is their parameters.
 func SharedMemory(pids []int) (pss, memfds int64, err error) {
 	for _, pid := range pids {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

@@ -36,7 +36,8 @@ type Python struct {
 	CUDA    string `json:"cuda"` // that PyTorch is made for; empty: for none
 }
 
-// FindTorch finds an interpreter with PyTorch, and with CUDA if that is wanted: the one that was named, else the first that has it.
+// FindTorch finds an interpreter with PyTorch, and with CUDA if that is wanted. It tries the named
+// one alone, or all of the machine if none is named.
 func FindTorch(ctx context.Context, named string, cuda bool) (Python, error) {
 	candidates := Interpreters()
 	if named != "" {
@@ -72,10 +73,11 @@ print(json.dumps({"program": sys.executable, "python": platform.python_version()
 		what, strings.Join(faults, "; "))
 }
 
-// Tell has a report say what was measured with.
+// Tell adds the versions of Python and PyTorch to a report.
 func (p Python) Tell(r *bench.Report) { r.With("python", p.Python); r.With("torch", p.Torch) }
 
-// Process is the env fprocess of stages that it runs, with what of our environment it may find its modules and libraries by.
+// Process returns the env fprocess of stages that the interpreter runs. It includes the variables
+// of our environment by which the interpreter may find its modules and libraries.
 func (p Python) Process() string {
 	words := []string{}
 	for _, name := range []string{"PYTHONPATH", "LD_LIBRARY_PATH"} {
@@ -89,20 +91,22 @@ func (p Python) Process() string {
 	return strings.Join(append(words, p.Program, "./stage"), " ")
 }
 
-// TorchText is what a call of a stage in PyTorch brings: as many positions as one of an ONNX stage.
+// TorchText is the input of a call of a stage in PyTorch. It has as many positions as the input of
+// an ONNX stage.
 const TorchText = "to be, or not to"
 
 // Device is where stages compute.
 type Device struct {
 	Name  string            // as PyTorch has it: cpu or cuda:0
-	Id    string            // UUID, for CUDA_VISIBLE_DEVICES
+	ID    string            // UUID, for CUDA_VISIBLE_DEVICES
 	Dtype safetensors.Dtype // of parameters
 }
 
-var OnCPU = Device{Name: "cpu", Id: "none", Dtype: "F32"}
+// OnCPU is the device of stages that compute on the CPU.
+var OnCPU = Device{Name: "cpu", ID: "none", Dtype: "F32"}
 
-// NewTorchStage builds the image of a transformer with parameters of about so many bytes, and saves the same model as torch.save
-// does, for those who load it by hand. The caller closes it.
+// NewTorchStage builds the image of a transformer with parameters of about so many bytes, and saves
+// the same model as torch.save does, for those who load it by hand. The caller closes it.
 func NewTorchStage(ctx context.Context, m Machine, py Python, bytes int64, at Device) (*Stage, error) {
 	shape, err := synthetic.Of(1, bytes, at.Dtype)
 	if err != nil {
@@ -131,7 +135,7 @@ func NewTorchStage(ctx context.Context, m Machine, py Python, bytes int64, at De
 	})
 }
 
-// NextByte reads which byte a transformer says is the most likely to come next.
+// NextByte reads from a transformer's answer which byte is the most likely to come next.
 func NextByte(answer []byte) string {
 	var said struct{ Next []struct{ Byte int } }
 	if err := json.Unmarshal(answer, &said); err != nil || len(said.Next) == 0 {
@@ -140,8 +144,8 @@ func NextByte(answer []byte) string {
 	return strconv.Itoa(said.Next[0].Byte)
 }
 
-// BuildTorch makes an image of a stage, named ref, with these files beside its handler, without its parameters,
-// as `stagecoach build -folder` does.
+// BuildTorch makes an image of a stage, named ref, with these files beside its handler, without its
+// parameters, as `stagecoach build -folder` does.
 func BuildTorch(ctx context.Context, b *Stage, ref string, files map[string][]byte) error {
 	handler, err := os.MkdirTemp(b.Dir, "handler-")
 	if err != nil {
@@ -181,16 +185,19 @@ type Plain struct {
 }
 
 func (p *Plain) script() string { return filepath.Join(p.Dir, "plain.py") }
-func (p *Plain) Model() string  { return filepath.Join(p.Dir, "model.pt") }
+
+// Model returns the file that Pack writes.
+func (p *Plain) Model() string { return filepath.Join(p.Dir, "model.pt") }
 
 func (p *Plain) command(ctx context.Context, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, p.Py.Program, append([]string{p.script()}, args...)...)
-	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+p.At.Id, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+p.At.ID, "PYTHONDONTWRITEBYTECODE=1")
 	cmd.Stderr = os.Stderr
 	cmd.WaitDelay = 5 * time.Second
 	return cmd
 }
 
+// Write writes the script.
 func (p *Plain) Write() error { return os.WriteFile(p.script(), plainPython, 0o600) }
 
 // Pack saves the model as torch.save does.
@@ -256,4 +263,5 @@ func (p *Plain) Start(ctx context.Context) (Started, error) {
 	return s, nil
 }
 
+// Seconds returns a duration of so many seconds.
 func Seconds(s float64) time.Duration { return time.Duration(s * 1e9) }

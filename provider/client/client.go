@@ -91,7 +91,7 @@ type FunctionStatus struct {
 // Status returns the status of the deployed revision: a state, then details after a colon.
 func (s *FunctionStatus) Status() string { return s.Annotations[provider.StatusAnnotation] }
 
-// lastFailure returns when and why a replica last failed, and its last lines; "" if none has
+// LastFailure returns when and why a replica last failed, and its last lines; "" if none has
 // failed.
 func (s *FunctionStatus) LastFailure() string { return s.Annotations[provider.FailureAnnotation] }
 

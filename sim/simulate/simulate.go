@@ -71,8 +71,8 @@ func Run(ctx context.Context, args []string, out io.Writer, evaluate Evaluation)
 	return errors.Join(errs...)
 }
 
-// simModel reads a scenario. Traces are looked for where their paths say, from here, then beside the scenario, then among the
-// recorded data.
+// simModel reads a scenario. Traces are looked for where their paths say, from here, then beside
+// the scenario, then among the recorded data.
 func simModel(name string, seeds int) (*sim.Model, error) {
 	file, err := os.Open(name)
 	if err != nil {

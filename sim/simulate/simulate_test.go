@@ -11,7 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// TestSim: traces are found beside the scenario, JSON goes to standard output, and what is wrong names file and field.
+// TestSim: traces are found beside the scenario, JSON goes to standard output, and what is wrong
+// names file and field.
 func TestSim(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

@@ -130,7 +130,8 @@ func (p *paper) study(f paperFlags, open sim.Opener) (study.Study, error) {
 	return s, s.Only(f.only)
 }
 
-// configurations are those of the file, or else those that come with the study; or new ones, which are put into the file.
+// configurations are those of the file, or else those that come with the study; or new ones, which
+// are put into the file.
 func (p *paper) configurations(ctx context.Context, s *study.Study, f paperFlags, open sim.Opener) (study.Tuned, error) {
 	tuned, err := p.stored(f.tuned)
 	missing := errors.Is(err, fs.ErrNotExist)
@@ -206,7 +207,8 @@ func linkFigures(w io.Writer, figures []study.Figure) error {
 	return err
 }
 
-// studyProgress says once a second, and at the end, how far the runs are and how much longer it takes if they go on like that.
+// studyProgress says once a second, and at the end, how far the runs are and how much longer it
+// takes if they go on like that.
 func studyProgress() func(study.Progress) {
 	begun := time.Now()
 	last := begun

@@ -50,7 +50,8 @@ func toyStudy() study.Study {
 	}
 }
 
-// TestSimPaper: the report goes to standard output, everything to a folder; what is chosen goes to a file and is used from there.
+// TestSimPaper: the report goes to standard output, everything to a folder; what is chosen goes to
+// a file and is used from there.
 func TestSimPaper(t *testing.T) {
 	t.Parallel()
 	toy := paper{
