@@ -130,8 +130,8 @@ func (b *autoscalerBench) prepare(ctx context.Context) error {
 	if !ok {
 		return fmt.Errorf("--model %q, want one of whisper-9b, bert-21b, llama-7b, opt-66b, wideresnet, minilm", b.model)
 	}
-	c := running.Case{Name: "quart", Stages: running.SplitEvenly(exec, b.seventh), Budget: b.budget, Slo: 3 * exec}
-	b.stages, b.pipeline, b.slo = c.Deployments(), c.Pipeline(), c.Slo
+	c := running.Case{Name: "quart", Stages: running.SplitEvenly(exec, b.seventh), Budget: b.budget, SLO: 3 * exec}
+	b.stages, b.pipeline, b.slo = c.Deployments(), c.Pipeline(), c.SLO
 	one := running.Stages / exec.Seconds() // requests a second of one replica of a stage
 	b.low, b.high, b.body = 0.2*one, 1.5*one, "x"
 	return nil

@@ -269,7 +269,7 @@ func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage,
 				return err
 			}
 			defer r.End()
-			pids = append(pids, r.Pid)
+			pids = append(pids, r.PID)
 		}
 		console.Progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.Name, n)
 		if pid := all[i].PID; pid != 0 {

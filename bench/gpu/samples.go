@@ -72,7 +72,7 @@ func (w *gpuWay) memory(ctx context.Context, live []starts.Started) (f footprint
 	}
 	for _, r := range live {
 		if w.path != keysmanager.PathResident { // a resident replica is a thread
-			pids[r.Pid] = true
+			pids[r.PID] = true
 		}
 	}
 	f.host, _, err = starts.SharedMemory(slices.Sorted(maps.Keys(pids)))

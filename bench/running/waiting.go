@@ -19,10 +19,10 @@ type Case struct {
 	Name   string
 	Stages []Stage
 	Rate   string // as arrivals.ParseProfile has it
-	Cv     float64
+	CV     float64
 	Items  int // that a request has; 0: one
 	Budget int // replicas that all stages together may have; 0: any number
-	Slo    time.Duration
+	SLO    time.Duration
 }
 
 // Stage is a stage that waits for a lognormal time.
@@ -31,7 +31,7 @@ type Stage struct {
 	Next     string // empty: none
 	Each     bool
 	Mean     time.Duration
-	Cv       float64
+	CV       float64
 	Replicas int // fixed; 0: policies choose
 }
 
@@ -59,7 +59,7 @@ func StepRate(low, high float64, each time.Duration) string {
 func SplitEvenly(exec time.Duration, seventh float64) []Stage {
 	out := make([]Stage, Stages)
 	for i := range out {
-		out[i] = Stage{Name: fmt.Sprintf("step-%d", i+1), Mean: exec / Stages, Cv: StageCV}
+		out[i] = Stage{Name: fmt.Sprintf("step-%d", i+1), Mean: exec / Stages, CV: StageCV}
 	}
 	out[6].Mean = time.Duration(seventh * float64(out[6].Mean))
 	return Link(out)
@@ -99,7 +99,7 @@ func (c *Case) Deployments() []client.Deployment {
 		d := client.Deployment{
 			Service: s.Name, Image: "stagecoach/wait:0.1.0",
 			Labels:      map[string]string{"com.openfaas.scale.min": fmt.Sprint(low), "com.openfaas.scale.max": fmt.Sprint(high)},
-			EnvVars:     map[string]string{"wait_mean": s.Mean.String(), "wait_cv": fmt.Sprint(s.Cv)},
+			EnvVars:     map[string]string{"wait_mean": s.Mean.String(), "wait_cv": fmt.Sprint(s.CV)},
 			Annotations: map[string]string{"stagecoach.dev/pipeline": c.Pipeline()},
 		}
 		if s.Next != "" {
@@ -108,8 +108,8 @@ func (c *Case) Deployments() []client.Deployment {
 		if s.Each {
 			d.Annotations["stagecoach.dev/each"] = "true"
 		}
-		if i == 0 && c.Slo > 0 {
-			d.Annotations["stagecoach.dev/slo"] = c.Slo.String()
+		if i == 0 && c.SLO > 0 {
+			d.Annotations["stagecoach.dev/slo"] = c.SLO.String()
 		}
 		out = append(out, d)
 	}
@@ -137,7 +137,7 @@ func (c *Case) Load(ctx context.Context, api *client.Client, seed uint64) (Outco
 		header["Content-Type"] = "application/json"
 	}
 	cfg, err := openloop.Scenario{
-		Gateway: api.URL(), Seed: seed, Timeout: 2 * Timeout, MaxInFlight: 4000, CV: &c.Cv, Rate: c.Rate, SLO: c.Slo,
+		Gateway: api.URL(), Seed: seed, Timeout: 2 * Timeout, MaxInFlight: 4000, CV: &c.CV, Rate: c.Rate, SLO: c.SLO,
 		Targets: []openloop.TargetSpec{{Function: c.Pipeline(), Body: body, Headers: header}},
 	}.Config("")
 	if err != nil {

@@ -50,7 +50,7 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 // machine is the same for them.
 func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
 	c := probeChain()
-	c.Rate, c.Cv = fmt.Sprintf("8:%v", length), 0
+	c.Rate, c.CV = fmt.Sprintf("8:%v", length), 0
 	alone := c.Deployments()[0]
 	alone.Service, alone.Annotations = "probe-alone", nil
 	if err := running.DeployAll(ctx, api, append(c.Deployments(), alone)); err != nil {

@@ -39,24 +39,24 @@ func simCases(length time.Duration) []running.Case {
 	chain := func(cv float64) []running.Stage {
 		var out []running.Stage
 		for i := range 3 {
-			out = append(out, running.Stage{Name: fmt.Sprintf("chain-%d", i+1), Mean: 40 * time.Millisecond, Cv: cv, Replicas: 1})
+			out = append(out, running.Stage{Name: fmt.Sprintf("chain-%d", i+1), Mean: 40 * time.Millisecond, CV: cv, Replicas: 1})
 		}
 		return running.Link(out)
 	}
 	constant := func(rate float64) string { return fmt.Sprintf("%.4g:%v", rate, length) }
 	const busy = 0.7
 	fan := []running.Stage{ // four calls a request, on three replicas
-		{Name: "fan-1", Next: "fan-2", Each: true, Mean: 30 * time.Millisecond, Cv: 0.3, Replicas: 3},
-		{Name: "fan-2", Next: "fan-3", Each: true, Mean: 30 * time.Millisecond, Cv: 0.3, Replicas: 3},
-		{Name: "fan-3", Mean: 40 * time.Millisecond, Cv: 0.3, Replicas: 1},
+		{Name: "fan-1", Next: "fan-2", Each: true, Mean: 30 * time.Millisecond, CV: 0.3, Replicas: 3},
+		{Name: "fan-2", Next: "fan-3", Each: true, Mean: 30 * time.Millisecond, CV: 0.3, Replicas: 3},
+		{Name: "fan-3", Mean: 40 * time.Millisecond, CV: 0.3, Replicas: 1},
 	}
 	exec := running.ExecTimes["opt-66b"]
 	one := running.Stages / exec.Seconds()
 	return []running.Case{
-		{Name: "chain_poisson", Stages: chain(0.3), Rate: constant(busy / 0.04), Cv: 1},
-		{Name: "chain_cv4", Stages: chain(running.StageCV), Rate: constant(busy / 0.04), Cv: 4},
-		{Name: "fan_out", Stages: fan, Rate: constant(busy / 0.04), Cv: 1, Items: 4},
-		{Name: "step_cv4", Stages: running.SplitEvenly(exec, 1), Rate: running.StepRate(0.2*one, 1.5*one, length/3), Cv: 4, Budget: running.Budget, Slo: 3 * exec},
+		{Name: "chain_poisson", Stages: chain(0.3), Rate: constant(busy / 0.04), CV: 1},
+		{Name: "chain_cv4", Stages: chain(running.StageCV), Rate: constant(busy / 0.04), CV: 4},
+		{Name: "fan_out", Stages: fan, Rate: constant(busy / 0.04), CV: 1, Items: 4},
+		{Name: "step_cv4", Stages: running.SplitEvenly(exec, 1), Rate: running.StepRate(0.2*one, 1.5*one, length/3), CV: 4, Budget: running.Budget, SLO: 3 * exec},
 	}
 }
 
@@ -157,12 +157,12 @@ func scenario(c *running.Case, cost costs, seed uint64) string {
 	host := bench.NewReport("", io.Discard).Host
 	var b strings.Builder
 	fmt.Fprintf(&b, "name: %s\nseed: %d\nseeds: 1\nhop: %v\nbudget: %d\nnodes: [{memory: %d, cpu: %d}]\n", c.Name, seed, cost.hop, c.Budget, host.Memory, host.Cores)
-	fmt.Fprintf(&b, "pipelines: [{name: p, slo: %v, timeout: %v, items: %d, arrivals: {rate: %q, cv: %g}}]\nstages:\n", c.Slo, running.Timeout, cmp.Or(c.Items, 1), c.Rate, c.Cv)
+	fmt.Fprintf(&b, "pipelines: [{name: p, slo: %v, timeout: %v, items: %d, arrivals: {rate: %q, cv: %g}}]\nstages:\n", c.SLO, running.Timeout, cmp.Or(c.Items, 1), c.Rate, c.CV)
 	for _, s := range c.Stages {
 		mean := s.Mean + cost.slot
 		low, high := s.Bounds(c.Budget)
 		fmt.Fprintf(&b, "- {name: %s, next: [%s], each: %t, service: {dist: lognormal, mean: %v, cv: %g}, start: {cold: %v}, memory: 16Mi, min: %d, max: %d}\n",
-			s.Name, s.Next, s.Each, mean, s.Cv*s.Mean.Seconds()/mean.Seconds(), cost.start, low, high)
+			s.Name, s.Next, s.Each, mean, s.CV*s.Mean.Seconds()/mean.Seconds(), cost.start, low, high)
 	}
 	return b.String()
 }

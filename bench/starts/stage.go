@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -156,7 +157,7 @@ func RoomFor(dir string, bytes int64) error {
 // Launched is a replica whose process runs.
 type Launched struct {
 	conn   *net.UnixConn // nil: it speaks no stage protocol
-	Pid    int
+	PID    int
 	Path   string // of the KeysManager
 	phases []keysmanager.Phase
 	End    func() // ends it and waits
@@ -165,7 +166,7 @@ type Launched struct {
 // Spec returns what the KeysManager knows of the stage's function on a start path.
 func (b *Stage) Spec(path string) keysmanager.Spec {
 	return keysmanager.Spec{
-		Function: path + "." + Namespace, Namespace: Namespace, Image: Image, Process: b.Process, Env: b.Env, Start: path,
+		Function: pipeline.Key{Name: path, Namespace: Namespace}.String(), Namespace: Namespace, Image: Image, Process: b.Process, Env: b.Env, Start: path,
 	}
 }
 
@@ -174,7 +175,7 @@ func (b *Stage) Spec(path string) keysmanager.Spec {
 func (b *Stage) Order(ctx context.Context, o keysmanager.Order) (Launched, error) {
 	if o.Replica == "" {
 		b.n++
-		o.Replica = fmt.Sprintf("%s-%d", strings.TrimSuffix(o.Spec.Function, "."+Namespace), b.n)
+		o.Replica = fmt.Sprintf("%s-%d", pipeline.ParseKey(o.Spec.Function).Name, b.n)
 	}
 	r, err := b.Keys.Start(ctx, o)
 	if err != nil {

@@ -233,7 +233,7 @@ func (p *Plain) Start(ctx context.Context) (Started, error) {
 	}
 	lines := bufio.NewReader(stdout)
 	line, err := lines.ReadString('\n')
-	s := Started{first: time.Since(begin), Launched: Launched{Pid: cmd.Process.Pid}}
+	s := Started{first: time.Since(begin), Launched: Launched{PID: cmd.Process.Pid}}
 	end := sync.OnceValue(func() error {
 		defer cancel()
 		_ = stdin.Close() // it may have ended

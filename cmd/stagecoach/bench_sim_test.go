@@ -17,10 +17,10 @@ func TestBenchSim(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := running.Case{Name: "short", Rate: "8:6s", Items: 6, Cv: 1, Slo: time.Second, Stages: running.Link([]running.Stage{
-		{Name: "short-1", Mean: 30 * time.Millisecond, Cv: 0.1, Each: true, Replicas: 2},
-		{Name: "short-2", Mean: 60 * time.Millisecond, Cv: 0.1, Replicas: 1},
-		{Name: "short-3", Mean: 60 * time.Millisecond, Cv: 0.1, Replicas: 1},
+	c := running.Case{Name: "short", Rate: "8:6s", Items: 6, CV: 1, SLO: time.Second, Stages: running.Link([]running.Stage{
+		{Name: "short-1", Mean: 30 * time.Millisecond, CV: 0.1, Each: true, Replicas: 2},
+		{Name: "short-2", Mean: 60 * time.Millisecond, CV: 0.1, Replicas: 1},
+		{Name: "short-3", Mean: 60 * time.Millisecond, CV: 0.1, Replicas: 1},
 	})}
 	if err := running.DeployAll(t.Context(), r.Client, c.Deployments()); err != nil {
 		t.Fatal(err)

@@ -2,8 +2,8 @@
 // then what each is worth to the smoother. With --train it first makes the weights of attention
 // anew, and shows what they are worth without neighbours and with Eq. 4 as QUART prints it.
 //
-//	go run ./bench/cv                                  # make bench-cv
-//	go run ./bench/cv --train sim/study/cv/weights.go    # make train-cv
+//	go run ./sim/study/cv/compare                                    # make bench-cv
+//	go run ./sim/study/cv/compare --train sim/study/cv/weights.go    # make train-cv
 package main
 
 import (
