@@ -46,19 +46,21 @@ type autoscalerBench struct {
 	budget      int
 	rounds      int
 	step        time.Duration // of each of the load's three parts
-	low, high   float64       // requests a second
+	low, high   float64       // requests per second
 	cv          float64
 	slo         time.Duration
 	body        string
-	seventh     float64 // how many times as long the seventh of the stages that wait takes as the others
+	// seventh is how many times as long the seventh of the stages that wait takes as the others.
+	seventh float64
 }
 
 // turn is what one contender did in one round.
 type turn struct {
 	result      openloop.Result
-	replicaTime float64       // replica-seconds, from orders to ends
-	peak        int           // replicas at a time
-	first       time.Duration // from the step to the first answer of a replica ordered after it; 0: there was none
+	replicaTime float64 // replica-seconds, from orders to ends
+	peak        int     // replicas at a time
+	// first is the time from the step to the first answer of a replica ordered after it; 0: none.
+	first time.Duration
 }
 
 // Run compares policies on a running `up`: gamma arrivals whose rate steps from a fifth to one and
@@ -132,7 +134,7 @@ func (b *autoscalerBench) prepare(ctx context.Context) error {
 	}
 	c := running.Case{Name: "quart", Stages: running.SplitEvenly(exec, b.seventh), Budget: b.budget, SLO: 3 * exec}
 	b.stages, b.pipeline, b.slo = c.Deployments(), c.Pipeline(), c.SLO
-	one := running.Stages / exec.Seconds() // requests a second of one replica of a stage
+	one := running.Stages / exec.Seconds() // requests per second of one replica of a stage
 	b.low, b.high, b.body = 0.2*one, 1.5*one, "x"
 	return nil
 }
@@ -281,7 +283,8 @@ func (b *autoscalerBench) draw(file string, all []contender, turns map[string][]
 	if err := chart.WriteColumn(&text, plots...); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // a chart is for everybody
+	err := os.MkdirAll(filepath.Dir(file), 0o755) //nolint:gosec // a chart is for everybody
+	if err != nil {
 		return err
 	}
 	return os.WriteFile(file, []byte(text.String()), 0o644) //nolint:gosec // likewise

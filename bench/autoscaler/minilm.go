@@ -14,8 +14,8 @@ import (
 )
 
 // What the pipeline that computes is deployed with. A replica may use a tenth of a core, so that it
-// is a slow server and several fit on one machine: at 1.5 times the rate of the slowest stage's one
-// replica, eight stages use at most 1.5 × 8 × 0.1 = 1.2 cores.
+// is a slow server and several fit on one machine. At 1.5 times the rate of one replica of the
+// slowest stage, eight stages use at most 1.5 × 8 × 0.1 = 1.2 cores.
 const (
 	jsonType      = "application/json"
 	miniLMLimit   = "100m"

@@ -198,7 +198,8 @@ func (s Size) Measure(ctx context.Context, report *bench.Report) error {
 func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, cases []starts.Case, samples map[string]*starts.Samples) error {
 	for _, c := range cases {
 		console.Progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.Name)
-		r, err := b.Way(c)(ctx) // colddisk included: the disk's own cache is as warm for the first as for the others
+		// This holds for colddisk, too: the disk's cache is as warm for the first start as for others.
+		r, err := b.Way(c)(ctx)
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.Name, err)
 		}

@@ -1,11 +1,21 @@
-"""Measures a device by PyTorch alone, and the SDK's way to it: what `stagecoach bench gpu` compares starts with. Prints JSON.
+"""Measures a device by PyTorch alone, and the SDK's way to it. Prints JSON.
 
-    device.py context DEVICE            what another process takes to make a context, of time and of the device's memory
-    device.py copies DEVICE BYTES       seconds of copies of as many bytes from a pinned buffer, over 1, 2 and 4 streams
-    device.py ring DEVICE IMAGE MODEL   seconds that the SDK's device module takes for the model's parameters
-    device.py hold DEVICE               makes a context and keeps it until its stdin ends: for context
+`stagecoach bench gpu` compares starts with these figures.
 
-DEVICE is cuda:0, or cpu: that has no context, no pinned memory and no streams, and runs the same lines otherwise.
+device.py context DEVICE:
+    the time and the device's memory that another process takes to make a context.
+
+device.py copies DEVICE BYTES:
+    seconds of copies of so many bytes from a pinned buffer, over 1, 2 and 4 streams.
+
+device.py ring DEVICE IMAGE MODEL:
+    seconds that the SDK's device module takes for the model's parameters.
+
+device.py hold DEVICE:
+    makes a context and keeps it until its stdin ends. The verb context uses it.
+
+DEVICE is cuda:0 or cpu. The CPU has no context, no pinned memory and no streams. Otherwise it runs
+the same lines.
 """
 from __future__ import annotations
 
@@ -17,7 +27,8 @@ from contextlib import nullcontext
 from typing import Any, Callable
 
 PROCESSES, COPIES, PLACES = 3, 5, 5
-BUFFER = 1 << 30  # bytes of pinned memory, at most: to pin as many as a large model has would take longer than all copies
+# Bytes of pinned memory, at most. To pin those of a large model would take longer than all copies.
+BUFFER = 1 << 30
 
 
 def clock(device: str, work: Callable[[], Any]) -> float:
@@ -41,7 +52,7 @@ def free(device: str) -> int:
 
 
 def hold(device: str) -> None:
-    """Import PyTorch, make a context, then have the libraries of kernels loaded, and tell how long each took when it is there."""
+    """Import PyTorch, make a context, load libraries of kernels, and print how long each took."""
     begin = time.monotonic()
     import torch
 
@@ -75,7 +86,7 @@ def context(device: str) -> dict[str, list[float]]:
 
 
 def copies(device: str, size: str) -> dict[str, list[float]]:
-    """Seconds of copies of as many bytes, from one pinned buffer again and again, by the number of streams that share them."""
+    """Seconds of copies of so many bytes from one pinned buffer, by the number of streams."""
     import torch
 
     total, on_device = int(size), device != "cpu"
@@ -99,8 +110,10 @@ def copies(device: str, size: str) -> dict[str, list[float]]:
 
 
 def ring(device: str, image: str, path: str) -> dict[str, list[float]]:
-    """Seconds that a stage's parameters take from the mapped file to the device, as in a replica that is ready there; the first time,
-    which allocates, is not counted."""
+    """Seconds that a stage's parameters take from the mapped file to the device, as in a replica.
+
+    The first time, which allocates, is not counted.
+    """
     sys.path.insert(0, image)
     import handler
     import stagecoach

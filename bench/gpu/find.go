@@ -46,8 +46,9 @@ func findNVML(folders []string) string {
 // gpuDevice is the device that is measured.
 type gpuDevice struct {
 	starts.Device
-	look  func(ctx context.Context) (keysmanager.Device, error) // as it is now
-	all   func() []keysmanager.Device                           // for a KeysManager: this one alone, as it was seen last
+	look func(ctx context.Context) (keysmanager.Device, error) // as it is now
+	// all returns this device alone, as it was seen last, for a KeysManager.
+	all   func() []keysmanager.Device
 	close func()
 }
 
@@ -69,7 +70,8 @@ func openGPU(ctx context.Context, devices func(*device.Watch) []keysmanager.Devi
 	path := findNVML(nvmlFolders)
 	if dir := filepath.Dir(path); path != "" && !slices.Contains(filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")), dir) && !strings.HasPrefix(dir, "/usr/lib") {
 		// Stages then find NVML, too, and the driver's other libraries beside it.
-		_ = os.Setenv("LD_LIBRARY_PATH", strings.Trim(os.Getenv("LD_LIBRARY_PATH")+":"+dir, ":")) // fails for names with = alone
+		// Setenv fails for names with = alone.
+		_ = os.Setenv("LD_LIBRARY_PATH", strings.Trim(os.Getenv("LD_LIBRARY_PATH")+":"+dir, ":"))
 	}
 	watch := device.Open(device.Config{Share: s, Path: path, Log: slog.New(slog.DiscardHandler)})
 	defer func() {

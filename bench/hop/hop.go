@@ -29,10 +29,10 @@ type hopCase struct {
 	size int    // bytes of the body
 	of   string // name of the direct case to compare with
 
-	rate     []float64       // requests per second, one a round
-	p50      []time.Duration // one a round
+	rate     []float64       // requests per second, one per round
+	p50      []time.Duration // one per round
 	requests int
-	messages float64 // NATS messages a request
+	messages float64 // NATS messages per request
 }
 
 // Run measures HTTP → provider → queue → a no-op replica process → back, and HTTP → rendezvous → a
@@ -77,7 +77,8 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		{name: "function_c16", addr: up.Addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
 		{name: "stages3_c16", addr: up.Addr, path: "/function/three", c: 16, size: usual, of: "direct_c16"},
 		{name: "http_c16", addr: up.Addr, path: "/function/web/echo", c: 16, size: usual, of: "direct_c16"},
-		{name: "function_async_c16", addr: up.Addr, path: "/async-function/noop", c: 16, size: usual, of: "direct_c16"}, // accepted: on disk, not yet run
+		// These requests are accepted: on disk, and not yet run.
+		{name: "function_async_c16", addr: up.Addr, path: "/async-function/noop", c: 16, size: usual, of: "direct_c16"},
 	}
 	for _, b := range []struct {
 		name string

@@ -26,8 +26,8 @@ import (
 type keysBench struct{ *starts.Stage }
 
 // Run measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation,
-// what it uses while nothing happens, and, through the whole product, what a request to a function
-// at zero takes longer than one to a replica that is there.
+// and what it uses while nothing happens. Through the whole product, it measures how much longer a
+// request to a function at zero takes than a request to a replica that is there.
 func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench keysmanager", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -131,7 +131,8 @@ func (b keysBench) wakes(ctx context.Context, report *bench.Report, wakes int) e
 	zero := map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
 	for _, d := range []client.Deployment{
 		{Service: "warm", EnvVars: model, Image: starts.Image},
-		{Service: "zero", EnvVars: model, Image: starts.Image, Labels: zero, EnvProcess: "./stage"}, // so that it has a zygote of its own
+		// Its process differs, so that it has a zygote of its own.
+		{Service: "zero", EnvVars: model, Image: starts.Image, Labels: zero, EnvProcess: "./stage"},
 	} {
 		if err := api.Deploy(ctx, d); err != nil {
 			return err

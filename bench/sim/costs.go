@@ -19,7 +19,7 @@ const (
 	probeWait    = 10 * time.Millisecond
 	probeStages  = 3
 	probeClients = 4
-	probeStarts  = 4 // replicas a stage
+	probeStarts  = 4 // replicas per stage
 )
 
 // probeChain is a chain of stages that wait for exactly so long.

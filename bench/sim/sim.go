@@ -28,8 +28,10 @@ const (
 
 // costs are what a running `up` adds to what a case says.
 type costs struct {
-	hop   time.Duration // of a task to its line, and of a reply back; the gateway's part is shared out among them
-	slot  time.Duration // that a call keeps its slot beyond its service time: the stage protocol, and timers that come late
+	// hop is that of a task to its line, and of a reply back. They share the gateway's part.
+	hop time.Duration
+	// slot is how long a call keeps its slot beyond its service time.
+	slot  time.Duration
 	start time.Duration // from the order of a replica until it is ready
 }
 
@@ -45,7 +47,7 @@ func simCases(length time.Duration) []running.Case {
 	}
 	constant := func(rate float64) string { return fmt.Sprintf("%.4g:%v", rate, length) }
 	const busy = 0.7
-	fan := []running.Stage{ // four calls a request, on three replicas
+	fan := []running.Stage{ // four calls per request, on three replicas
 		{Name: "fan-1", Next: "fan-2", Each: true, Mean: 30 * time.Millisecond, CV: 0.3, Replicas: 3},
 		{Name: "fan-2", Next: "fan-3", Each: true, Mean: 30 * time.Millisecond, CV: 0.3, Replicas: 3},
 		{Name: "fan-3", Mean: 40 * time.Millisecond, CV: 0.3, Replicas: 1},
@@ -87,7 +89,8 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		for i := range cases {
 			at := (i + round) % len(cases)
 			c := &cases[at]
-			cost, err := freshCosts(ctx, *images) // near in time: what they are depends on what else the machine does
+			// Costs depend on what else the machine does, so they are measured near in time.
+			cost, err := freshCosts(ctx, *images)
 			if err != nil {
 				return fmt.Errorf("costs, round %d: %w", round+1, err)
 			}

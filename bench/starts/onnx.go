@@ -39,7 +39,8 @@ func NewONNXStage(m Machine, bytes int64, images, ort string) (*Stage, error) {
 		if err != nil {
 			return fmt.Errorf("%w: run make images", err)
 		}
-		if err := os.WriteFile(filepath.Join(b.Root, sandbox.Executable), program, 0o755); err != nil { //nolint:gosec // a program
+		stage = filepath.Join(b.Root, sandbox.Executable)
+		if err := os.WriteFile(stage, program, 0o755); err != nil { //nolint:gosec // a program
 			return err
 		}
 		b.Env = map[string]string{wire.EnvModel: "model.onnx"}
@@ -56,7 +57,7 @@ func NewONNXStage(m Machine, bytes int64, images, ort string) (*Stage, error) {
 // sequence is how many positions the input of a call has.
 const sequence = 16
 
-// positions are what a call brings.
+// positions returns the input of a call.
 func positions(width int) tensor.Tensor {
 	n := sequence * width
 	data := make([]byte, 0, 4*n)

@@ -1,9 +1,13 @@
-"""A process that loads a model with torch.load and runs it, without Stagecoach: what `stagecoach bench` compares with.
+"""Loads a model with torch.load and runs it, without Stagecoach. Benches compare with it.
 
-    plain.py pack IMAGE MODEL.safetensors MODEL.pt     torch.save of the module that the image's handler makes
-    plain.py run IMAGE MODEL.pt DEVICE TEXT            a line of JSON after the first answer, and one after the second
+plain.py pack IMAGE MODEL.safetensors MODEL.pt:
+    torch.save of the module that the image's handler makes.
 
-IMAGE is only asked for the module's class. After the second answer, run keeps the process until its stdin ends.
+plain.py run IMAGE MODEL.pt DEVICE TEXT:
+    prints a line of JSON after the first answer, and one after the second.
+
+Only the module's class is taken from IMAGE. After the second answer, run keeps the process until
+its stdin ends.
 """
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ def pack(root: str, model: str, out: str) -> None:
 
 
 def run(root: str, model: str, device: str, text: str) -> None:
-    """Load it onto the device and make it answer twice. Each step ends when the device has done its part."""
+    """Load it onto the device and make it answer twice. A step ends when the device has ended."""
     took: dict[str, float] = {}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:

@@ -32,17 +32,20 @@ type Stage struct {
 	Ort     string // empty: it needs none
 	Process string // of its functions, as their env fprocess has it
 	Env     map[string]string
-	Input   tensor.Item                // of a call
-	Reads   func(answer []byte) string // takes out of an answer what is the same in all; nil: nobody looks
+	Input   tensor.Item // of a call
+	// reads takes out of an answer what is the same in all; nil: nobody looks.
+	Reads   func(answer []byte) string
 	Images  sandbox.Images
 	Keys    *keysmanager.Manager
 	machine Machine
 	users   bool   // stages have accounts of their own
 	done    func() // with what Isolate has opened; nil: nothing is open
 	own     *sandbox.Spawner
-	n       int                        // replicas so far, of those that order names
-	Told    func(replica, line string) // of each line that a replica prints; nil: it goes to standard error
-	Others  map[string]Starter         // ways to start that are not the KeysManager's, by name of the case
+	n       int // replicas so far, of those that order names
+	// told gets each line that a replica prints; nil: they go to standard error.
+	Told func(replica, line string)
+	// others are ways to start that are not the KeysManager's, by name of the case.
+	Others map[string]Starter
 }
 
 // Starter starts a replica, or what is compared with one, and returns when it has answered.
@@ -114,7 +117,7 @@ func (b *Stage) Open(cfg keysmanager.Config) (err error) {
 		switch {
 		case b.Told != nil:
 			b.Told(replica, line)
-		case !strings.Contains(replica, atOnce): // those are given up as soon as they are there, and say so
+		case !strings.Contains(replica, atOnce): // those are given up at once, and say so
 			console.Progress("%s: %s", replica, line)
 		}
 	}
@@ -187,11 +190,13 @@ func (b *Stage) Order(ctx context.Context, o keysmanager.Order) (Launched, error
 // Started is a replica that has answered.
 type Started struct {
 	Launched
-	hello, first time.Duration // since its order; a process that speaks no stage protocol says no hello: 0
+	// Both are counted from its order. A process that speaks no stage protocol says no hello: 0.
+	hello, first time.Duration
 	load, place  time.Duration // of the parameters in its process, as it says itself
 	again        time.Duration // its second call, warm
-	said         string        // what it has answered, which is the same however it was started; empty: nobody looks
-	Parts        DeviceParts   // of its way onto a device
+	// said is its answer, which is the same however it was started; empty: nobody looks.
+	said  string
+	Parts DeviceParts // of its way onto a device
 }
 
 // DeviceParts is how long the parts of a process's way onto a device took; 0: it had no such part,
@@ -227,7 +232,8 @@ func (b *Stage) Start(ctx context.Context, how func(context.Context) (Launched, 
 		if err := conn.SetReadDeadline(time.Now().Add(2 * time.Minute)); err != nil {
 			return err
 		}
-		stop := context.AfterFunc(ctx, func() { _ = l.conn.SetReadDeadline(time.Now()) }) // fails as the reads do
+		// An error shows in the reads, too.
+		stop := context.AfterFunc(ctx, func() { _ = l.conn.SetReadDeadline(time.Now()) })
 		defer stop()
 		f, err := expect(conn, wire.FrameHello)
 		if err != nil {
@@ -309,7 +315,8 @@ func MemAvailable() int64 {
 // Family returns the processes of a zygote and its children: its replicas and a spare one.
 func Family(zygote int) []int {
 	pids := []int{zygote}
-	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", zygote, zygote)) // of one that has ended there are none
+	// A process that has ended has no children.
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", zygote, zygote))
 	for _, f := range strings.Fields(string(b)) {
 		if pid, err := strconv.Atoi(f); err == nil {
 			pids = append(pids, pid)

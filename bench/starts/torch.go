@@ -152,7 +152,8 @@ func BuildTorch(ctx context.Context, b *Stage, ref string, files map[string][]by
 		return err
 	}
 	for file, content := range files {
-		if err := os.WriteFile(filepath.Join(handler, file), content, 0o644); err != nil { //nolint:gosec // stages are users of their own
+		name := filepath.Join(handler, file)
+		if err := os.WriteFile(name, content, 0o644); err != nil { //nolint:gosec // for stages' users
 			return err
 		}
 	}

@@ -157,7 +157,7 @@ func (w *wakeBench) deploy(ctx context.Context, file string) error {
 	return err
 }
 
-// turn brings a pipeline into the state of the case and calls it. It returns how long the answer
+// turn puts a pipeline into the state of the case and calls it. It returns how long the answer
 // took, and how long the call of the last stage waited for a replica.
 func (w *wakeBench) turn(ctx context.Context, c wakeCase) (took, wait time.Duration, err error) {
 	if !c.asleep {
@@ -165,7 +165,8 @@ func (w *wakeBench) turn(ctx context.Context, c wakeCase) (took, wait time.Durat
 			return 0, 0, err
 		}
 	}
-	for _, evict := range []bool{false, true} { // evicted parameters are soon loaded again, so all stages must sleep first
+	// Evicted parameters are soon loaded again, so all stages must sleep first.
+	for _, evict := range []bool{false, true} {
 		for _, stage := range w.stages[c.pipeline] {
 			if !c.asleep || evict && !(c.evict && w.models[stage]) {
 				continue

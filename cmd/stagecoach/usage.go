@@ -9,10 +9,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
-// used is what the replicas of a function take, as far as their cgroups tell; pids are the processes of the others.
+// used is what the replicas of a function use, as far as their cgroups tell.
 type used struct {
+	replicas         int // that the inventories have
 	cpuMilli, memory float64
-	pids             []int
+	pids             []int // processes of replicas whose cgroups do not tell
 }
 
 // usedBy adds up what inventories, all of this machine, say of the functions that are keys of by.
@@ -23,8 +24,12 @@ func usedBy(inventories []node.Inventory, by map[string]*used) {
 			first := !counted[r.PID]
 			counted[r.PID] = true
 			u := by[r.Function]
+			if u == nil {
+				continue
+			}
+			u.replicas++
 			switch {
-			case u == nil || r.Usage == nil && !first:
+			case r.Usage == nil && !first:
 			case r.Usage != nil:
 				u.cpuMilli += float64(r.Usage.CPUMilli)
 				u.memory += float64(r.Usage.Memory)
@@ -35,10 +40,14 @@ func usedBy(inventories []node.Inventory, by map[string]*used) {
 	}
 }
 
-// Usage implements provider.Status.
+// Usage implements provider.Status. The usage of replicas that no inventory has yet is unknown, not 0.
 func (s *status) Usage(key pipeline.Key) (provider.Usage, bool) {
 	var u used
+	available := s.State(key).Available
 	usedBy(s.nodes.Inventories(), map[string]*used{key.String(): &u})
+	if u.replicas == 0 && available > 0 {
+		return provider.Usage{}, false
+	}
 	cpu, memory, err := s.meter.Measure(key.String(), u.pids)
 	if err != nil {
 		s.log.Warn("usage cannot be measured", "function", key, "error", err)

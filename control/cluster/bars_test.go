@@ -83,7 +83,7 @@ func TestBars(t *testing.T) {
 	}
 }
 
-func TestBlamed(t *testing.T) {
+func TestOutOfMemoryBarsTheNamedDevice(t *testing.T) {
 	both := []string{"GPU-1", "GPU-2"}
 	if got := blamed(both, "out of memory on device GPU-2: want 2 GiB"); !slices.Equal(got, both[1:]) {
 		t.Errorf("got %q", got)

@@ -14,28 +14,30 @@ type Mapped struct {
 	all []byte
 }
 
-// Open maps a file, read-only, and reads its header. A process that shortens the file while it is mapped ends who looks at what was
-// cut off, as with any mapping: files of somebody who may be hostile are for [Inspect], which maps nothing.
+// Open maps a file, read-only, and reads its header. If another process shortens the file later,
+// reading the missing part kills this process, as with any mapping. So use [Inspect], which maps
+// nothing, for files of users that may be hostile.
 func Open(path string) (*Mapped, error) {
 	f, size, err := regular(path)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	file, err := Read(f, size) // not from the mapping, which would end us if the file has shrunk by now
+	file, err := Read(f, size) // not from the mapping, because the file may have shrunk by now
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	all, err := unix.Mmap(int(f.Fd()), 0, int(size), unix.PROT_READ, unix.MAP_SHARED)
 	if err != nil {
-		return nil, fmt.Errorf("%s: mapping its %d bytes: %w", path, size, err)
+		return nil, fmt.Errorf("%s: map its %d bytes: %w", path, size, err)
 	}
 	m := &Mapped{File: file, all: all}
 	file.r = m
 	return m, nil
 }
 
-// View returns a tensor's bytes without a copy. They must not be written to, and not be read after Close.
+// View returns a tensor's bytes without a copy. The caller must not write to them, nor read them
+// after Close.
 func (m *Mapped) View(name string) ([]byte, error) {
 	i, err := m.Info(name)
 	if err != nil {
@@ -57,10 +59,11 @@ func (m *Mapped) ReadAt(p []byte, off int64) (int, error) {
 	return n, nil
 }
 
-// Close takes the file out of memory.
+// Close unmaps the file.
 func (m *Mapped) Close() error { return unix.Munmap(m.all) }
 
-// regular opens a regular file; of anything else, opening would wait or do anything.
+// regular opens a regular file. It refuses all other files, because opening one could block or have
+// effects.
 func regular(path string) (*os.File, int64, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {

@@ -18,40 +18,41 @@ import (
 	"strings"
 )
 
-// ErrNone says that a path is neither a file of this format by its name, nor a folder with one.
+// ErrNone means that a path has no name of this format, and is no folder with such a file.
 var ErrNone = errors.New("no *.safetensors")
 
 // Part is a file of a model.
 type Part struct {
 	Name    string // in its folder
 	Bytes   int64
-	Tensors []Info // in the order in which they lie in the file
+	Tensors []Info // in the order of their places in the file
 }
 
-// Model is what a model's files have, without their data.
+// Model describes a model's files, without their data.
 type Model struct {
 	Folder  string
 	Parts   []Part // sorted by name
 	Tensors int
-	Bytes   int64 // of the files: what the model takes in memory once it is mapped and read
-	Data    int64 // of the tensors alone: what it takes on a device
+	Bytes   int64 // total size of the files: the memory that the mapped model needs
+	Data    int64 // total size of the tensors: the memory that the model needs on a device
 }
 
-// The names of a model's files, by their ends.
+// The ends of the names of a model's files.
 const (
 	fileName  = ".safetensors"
 	indexName = ".safetensors.index.json"
 )
 
-// Bounds of what a model's files may be, beyond those of each.
+// Further limits of a model's files.
 const (
-	maxParts = 1000     // files, more than any model has
+	maxParts = 1000     // files; no model has more
 	maxIndex = 32 << 20 // bytes of an index
-	maxName  = 255      // bytes of a file's name
+	maxName  = 255      // bytes per file name
 )
 
-// Inspect reads and checks the headers of a model's files, which the package's comment says how to find. It maps nothing and reads no
-// data, so that it takes milliseconds also for gigabytes. A path without such files is an ErrNone.
+// Inspect reads and checks the headers of a model's files. The package comment says which files a
+// model has. Inspect maps nothing and reads no data, so it takes milliseconds even for gigabytes.
+// For a path without such files, the error is ErrNone.
 func Inspect(path string) (Model, error) {
 	folder, names, index, err := files(path)
 	if err != nil {
@@ -103,7 +104,8 @@ func inspect(path string) (Part, error) {
 	return Part{Name: filepath.Base(path), Bytes: size, Tensors: file.tensors}, nil
 }
 
-// files returns the folder and names of a model's files, and which tensor its index says is where, if it has one.
+// files returns the folder and the names of a model's files, and the index's file by tensor, if
+// there is an index.
 func files(path string) (folder string, names []string, index map[string]string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -148,7 +150,7 @@ func files(path string) (folder string, names []string, index map[string]string,
 	return path, names, nil, nil
 }
 
-// readIndex reads which file has which tensor.
+// readIndex reads an index; see parseIndex.
 func readIndex(path string) (names []string, index map[string]string, err error) {
 	f, size, err := regular(path)
 	if err != nil {
@@ -169,9 +171,9 @@ func readIndex(path string) (names []string, index map[string]string, err error)
 	return names, index, nil
 }
 
-// parseIndex returns the files that an index names, sorted, and which of them has which tensor.
+// parseIndex returns the files that an index names, sorted, and the file of each tensor.
 func parseIndex(b []byte) (names []string, index map[string]string, err error) {
-	var all map[string]json.RawMessage // a struct's fields would be found in any case
+	var all map[string]json.RawMessage // a struct would match field names in any case
 	if err := json.Unmarshal(b, &all); err != nil {
 		return nil, nil, err
 	}
@@ -190,7 +192,7 @@ func parseIndex(b []byte) (names []string, index map[string]string, err error) {
 	return names, index, nil
 }
 
-// difference says how an index and what the files have are not the same.
+// difference describes a difference between an index and the tensors in the files.
 func difference(index, owner map[string]string) string {
 	for _, name := range slices.Sorted(maps.Keys(index)) {
 		if owner[name] != index[name] {
@@ -205,7 +207,8 @@ func difference(index, owner map[string]string) string {
 	return ""
 }
 
-// Digest returns a sha256 of the names and contents of a model's files. It reads them whole, until ctx ends.
+// Digest returns a SHA-256 of the names and contents of a model's files. It reads all files, until
+// ctx ends.
 func (m Model) Digest(ctx context.Context) (string, error) {
 	h := sha256.New()
 	for _, p := range m.Parts {
@@ -220,7 +223,7 @@ func (m Model) Digest(ctx context.Context) (string, error) {
 	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
 }
 
-// hash adds a file's content.
+// hash hashes a file's content.
 func (m Model) hash(ctx context.Context, to hash.Hash, p Part) error {
 	f, _, err := regular(filepath.Join(m.Folder, p.Name))
 	if err != nil {
@@ -235,13 +238,13 @@ func (m Model) hash(ctx context.Context, to hash.Hash, p Part) error {
 		}
 		n, err := io.ReadFull(f, buf[:min(left, step)])
 		if err != nil {
-			return fmt.Errorf("%d bytes less than before: %w", left-int64(n), err)
+			return fmt.Errorf("%d bytes less than before; the file has changed: %w", left-int64(n), err)
 		}
 		to.Write(buf[:n])
 		left -= int64(n)
 	}
 	if n, err := f.Read(buf[:1]); n > 0 || !errors.Is(err, io.EOF) {
-		return fmt.Errorf("more than the %d bytes it had before", p.Bytes)
+		return fmt.Errorf("more than the %d bytes it had before; the file has changed", p.Bytes)
 	}
 	return nil
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-// folder has files with these contents.
+// folder returns a folder with these files.
 func folder(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -27,7 +27,7 @@ func folder(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// shard is a file with a tensor of three bytes.
+// shard returns a file with a tensor of three bytes.
 func shard(name, data string) string {
 	return string(file(`{"`+name+`":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}`, data))
 }
@@ -98,7 +98,7 @@ func TestInspectRefuses(t *testing.T) {
 	}
 	for name, path := range map[string]string{"an empty folder": t.TempDir(), "another file": filepath.Join(folder(t, map[string]string{"model.onnx": "x"}), "model.onnx")} {
 		if _, err := safetensors.Inspect(path); !errors.Is(err, safetensors.ErrNone) {
-			t.Errorf("%s: error %v, want that there is none", name, err)
+			t.Errorf("%s: error %v, want ErrNone", name, err)
 		}
 	}
 	if _, err := safetensors.Inspect(filepath.Join(t.TempDir(), "model")); !errors.Is(err, os.ErrNotExist) {
@@ -116,7 +116,7 @@ func TestInspectRefuses(t *testing.T) {
 			t.Errorf("a pipe: error %v", err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("a pipe: it waits for somebody to write")
+		t.Error("a pipe: Inspect waits for a writer")
 	}
 }
 
@@ -195,8 +195,8 @@ func TestMapped(t *testing.T) {
 	}
 }
 
-// TestOpenIsWithoutACopy: the size of a file does not matter.
-func TestOpenIsWithoutACopy(t *testing.T) {
+// TestOpenDoesNotCopy checks that Open takes no memory for the data, whatever the file's size is.
+func TestOpenDoesNotCopy(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "large.safetensors")
 	const size = 1 << 30
 	f, err := os.Create(path)
@@ -207,7 +207,8 @@ func TestOpenIsWithoutACopy(t *testing.T) {
 	if _, err := f.Write(header); err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(f.Truncate(int64(len(header))+size), f.Close()); err != nil { // a hole, not data
+	// A hole takes no space on disk.
+	if err := errors.Join(f.Truncate(int64(len(header))+size), f.Close()); err != nil {
 		t.Fatal(err)
 	}
 	allocated := testing.AllocsPerRun(1, func() {

@@ -235,7 +235,7 @@ class Ring(unittest.TestCase):
         self.assertEqual(backend.pinned_now, [])
 
     def test_remembered_files(self) -> None:
-        """A zygote looks once; what the author's code may have written to since is looked at again."""
+        """A zygote looks once, and again at files that the author's code may have changed."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "m.safetensors")
             n = 2 << 20
@@ -243,8 +243,8 @@ class Ring(unittest.TestCase):
             with open(path, "wb") as f:
                 f.write(len(header).to_bytes(8, "little") + header + bytes(n))
             tensors = Model(path).torch()
-            self.addCleanup(_ring.forget)
-            _ring.remember()
+            self.addCleanup(_ring.forget_mappings)
+            _ring.remember_mappings()
             with unittest.mock.patch.object(_ring, "_unchanged", side_effect=AssertionError("it walks again")):
                 placed(dict(tensors))
 
@@ -371,7 +371,7 @@ class Told(unittest.TestCase):
 
 
 class FakeCuda:
-    """What torch.cuda does for the ring, with the names and arguments that it has there, in host memory."""
+    """The part of torch.cuda that the ring uses, with its names and arguments, in host memory."""
 
     class Event:
         def __init__(self, blocking: bool = False) -> None:
@@ -526,7 +526,7 @@ class OnCuda(unittest.TestCase):
     def test_sizes(self) -> None:
         os.environ[device.VISIBLE] = GPU
         with unittest.mock.patch.object(torch, "cuda", FakeCuda()):
-            got = device.lack(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; ...)"))
+            got = device.memory_error(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; ...)"))
         self.assertEqual(str(got), "out of memory on device GPU-0: want 2.00 GiB, 3.00 of 80.00 GB free")
 
 

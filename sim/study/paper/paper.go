@@ -28,7 +28,9 @@ type paper struct {
 	name  string
 	full  func(sim.Opener) (study.Study, error)
 	quick func() study.Study
-	tuned func() (study.Tuned, error)          // fs.ErrNotExist: none come with it, and each evaluation chooses its own
+	// tuned returns fs.ErrNotExist if no configurations come with the paper; then each evaluation
+	// chooses its own.
+	tuned func() (study.Tuned, error)
 	write func(*study.Result, io.Writer) error // the report
 }
 

@@ -40,7 +40,7 @@ func holdsOf(t *testing.T, program string) *heldServer {
 }
 
 // begin sends a request in a new call. cut makes the call's caller leave. let is closed when the
-// program has ended the request.
+// call is no longer held.
 func (s *heldServer) begin(path string) (cut func(), let <-chan struct{}) {
 	ctx, cut := context.WithCancel(s.t.Context())
 	call := &stage.Call{}
@@ -54,7 +54,7 @@ func (s *heldServer) begin(path string) (cut func(), let <-chan struct{}) {
 	return cut, done
 }
 
-func (s *heldServer) lets(let <-chan struct{}, what string) {
+func (s *heldServer) mustEnd(let <-chan struct{}, what string) {
 	s.t.Helper()
 	late := time.After(soon)
 	for {
@@ -68,8 +68,8 @@ func (s *heldServer) lets(let <-chan struct{}, what string) {
 	}
 }
 
-// keeps waits for a few checks. After that, the call must still be held.
-func (s *heldServer) keeps(let <-chan struct{}, what string) {
+// mustHold waits for a few checks. After that, the call must still be held.
+func (s *heldServer) mustHold(let <-chan struct{}, what string) {
 	s.t.Helper()
 	for range 4 {
 		select {
@@ -113,21 +113,21 @@ func TestCallEndsWhenTheProgramEndsIt(t *testing.T) {
 	s := holdsOf(t, program.URL)
 
 	_, let := s.begin("/answers")
-	s.lets(let, "a call that was answered")
+	s.mustEnd(let, "a call that was answered")
 	for _, path := range []string{"/heeds", "/writes"} {
 		cut, let := s.begin(path)
 		<-begun
 		cut()
-		s.lets(let, path)
+		s.mustEnd(let, path)
 	}
 	cut, let := s.begin("/ignores")
 	<-begun
 	cut()
 	_, other := s.begin("/answers")
-	s.lets(other, "a call beside it")
-	s.keeps(let, "a handler that goes on")
+	s.mustEnd(other, "a call beside it")
+	s.mustHold(let, "a handler that goes on")
 	free()
-	s.lets(let, "a handler that has ended")
+	s.mustEnd(let, "a handler that has ended")
 }
 
 // TestUnreadRequestsDoNotHoldCalls checks that a request that the program has not read does not
@@ -152,7 +152,7 @@ func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 		}
 	}
 	cut()
-	s.keeps(let, "a program that answers nobody")
+	s.mustHold(let, "a program that answers nobody")
 	_, other := s.begin("/answered")
 	second, err := l.Accept()
 	if err != nil {
@@ -163,13 +163,13 @@ func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 		t.Fatal(err)
 	}
 	fmt.Fprint(second, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-	s.lets(other, "a call that was answered")
-	s.lets(let, "a call that waits in the line of a program that answers others")
+	s.mustEnd(other, "a call that was answered")
+	s.mustEnd(let, "a call that waits in the line of a program that answers others")
 }
 
-// TestWholeAnswerLetsGo checks that a complete answer ends the hold, even if the program says that
-// it closes the connection and does not.
-func TestWholeAnswerLetsGo(t *testing.T) {
+// TestWholeAnswerEndsTheHold checks that a complete answer ends the hold, even if the program says
+// that it closes the connection and does not.
+func TestWholeAnswerEndsTheHold(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -187,7 +187,7 @@ func TestWholeAnswerLetsGo(t *testing.T) {
 		t.Fatal(err)
 	}
 	fmt.Fprint(conn, "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
-	s.lets(let, "a call that was answered")
+	s.mustEnd(let, "a call that was answered")
 }
 
 // TestConnectionClosedTwiceAtOnce checks that if several goroutines close a call's connection, the
@@ -221,19 +221,19 @@ func TestConnectionClosedTwiceAtOnce(t *testing.T) {
 		h.end()
 		select {
 		case <-h.done:
-			t.Error("the program has not let go")
+			t.Error("the call is still held")
 		default:
 		}
 		_ = far.Close()
 		select {
 		case <-h.done:
 		case <-time.After(soon):
-			t.Fatal("the program has let go")
+			t.Fatal("the call is no longer held")
 		}
 	}
 }
 
-// waiting returns how many unread bytes a connection has.
+// waiting returns how many bytes of a connection have not been read yet.
 func waiting(c net.Conn) (int, error) {
 	other := swapped{c}
 	return unread(other)

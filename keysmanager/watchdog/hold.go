@@ -40,7 +40,7 @@ func newHolds(ending <-chan struct{}) *holds {
 	return &holds{ending: ending, all: map[*stage.Call]*hold{}}
 }
 
-// hold is a request that the program may still work on.
+// hold is a request that the program may still be working on.
 type hold struct {
 	all   *holds
 	begun time.Time
@@ -117,9 +117,9 @@ func (s *holds) begin(call *stage.Call) *hold {
 	return h
 }
 
-// letGo records that the answer was read. The request is not on its connection any more, whether or
-// not the connection is closed. h may be nil.
-func (h *hold) letGo() {
+// releaseAnswered records that the answer was read. The request is then no longer on its
+// connection, whether or not the connection is closed. h may be nil.
+func (h *hold) releaseAnswered() {
 	if h == nil {
 		return
 	}
@@ -227,7 +227,7 @@ func (c *programConn) share() (*net.TCPConn, error) {
 	return t, nil
 }
 
-// watch returns when the program has closed the connection or written to it.
+// watch waits until the program has closed the connection or written to it.
 func (h *hold) watch(rest net.Conn, c *programConn) {
 	var b [1]byte
 	until := time.Now().Add(h.maxWait())
