@@ -310,3 +310,9 @@ func (u *up) follow(context.Context) error {
 	u.background(u.async)
 	return nil
 }
+
+// hidePaths returns a function that removes the operator's folders from texts that clients of
+// functions read.
+func (u *up) hidePaths() func(string) string {
+	return gateway.HidePaths(u.cfg.State, u.cfg.imagesDir(), u.meets)
+}

@@ -7,15 +7,13 @@ import (
 	"unicode"
 )
 
-// NewTable returns a table. Its cells do nothing to a terminal, whatever a server has put into
-// them.
+// NewTable returns a table. Control characters of a server's text do not reach the terminal.
 func NewTable(w io.Writer) *tabwriter.Writer {
 	return tabwriter.NewWriter(harmlessWriter{w}, 0, 0, 2, ' ', 0)
 }
 
 type harmlessWriter struct{ io.Writer }
 
-// Write implements io.Writer.
 func (w harmlessWriter) Write(p []byte) (int, error) {
 	if _, err := io.WriteString(w.Writer, Harmless(string(p))); err != nil {
 		return 0, err

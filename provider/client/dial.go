@@ -17,8 +17,8 @@ import (
 // DefaultGateway is the address of a gateway that nobody has named.
 const DefaultGateway = "http://127.0.0.1:8080"
 
-// Dial returns a client for a gateway, by default that of the environment. Its credentials are
-// those in the URL, or else those of `faas-cli login`.
+// Dial returns a client for a gateway, by default the one that the environment names. It uses the
+// credentials in the URL, or else those of `faas-cli login`.
 func Dial(gateway string) (*Client, error) {
 	gateway = cmp.Or(gateway, os.Getenv("OPENFAAS_URL"), DefaultGateway)
 	if !strings.Contains(gateway, "://") { // as faas-cli takes it

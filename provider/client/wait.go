@@ -107,7 +107,7 @@ func (a *awaited) look(ctx context.Context, c *Client, begin time.Time) (ready s
 
 // least returns how many replicas the function must have while it is awake.
 func (a *awaited) least() int {
-	// The label is a number or absent, because the deploy was accepted.
+	// A number or absent, because the deploy was accepted.
 	n, _ := strconv.Atoi(a.Labels["com.openfaas.scale.min"])
 	return max(n, 1)
 }

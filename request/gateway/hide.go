@@ -1,4 +1,4 @@
-package main
+package gateway
 
 import (
 	"path/filepath"
@@ -7,19 +7,13 @@ import (
 	"strings"
 )
 
-// hidePaths returns a function that removes the operator's folders from texts that clients of
-// functions read.
-func (u *up) hidePaths() func(string) string {
-	return pathHider(u.cfg.State, u.cfg.imagesDir(), u.meets)
-}
-
 // imageRoot matches the root of an unpacked image, below the folder of images.
 const imageRoot = `/\.oci/roots/[0-9a-f]+/fs`
 
-// pathHider returns a function that replaces paths in a text. A file of an image with a root of its
+// HidePaths returns a function that replaces paths in a text. A file of an image with a root of its
 // own gets the path that the function sees. The other folders get the names STATE, IMAGES and
 // RENDEZVOUS, which is where replicas meet the gateway.
-func pathHider(state, images, rendezvous string) func(string) string {
+func HidePaths(state, images, rendezvous string) func(string) string {
 	type folder struct{ path, name string }
 	var all []folder
 	for _, f := range []folder{{rendezvous, "RENDEZVOUS"}, {images, "IMAGES"}, {state, "STATE"}} {
@@ -32,7 +26,8 @@ func pathHider(state, images, rendezvous string) func(string) string {
 			all = append(all, folder{real, f.name})
 		}
 	}
-	slices.SortStableFunc(all, func(a, b folder) int { return len(b.path) - len(a.path) }) // one may be in another
+	// The longest go first, because one folder may be in another.
+	slices.SortStableFunc(all, func(a, b folder) int { return len(b.path) - len(a.path) })
 	var roots []*regexp.Regexp
 	for _, f := range all {
 		if f.name == "IMAGES" {

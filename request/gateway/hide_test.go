@@ -1,4 +1,4 @@
-package main
+package gateway
 
 import (
 	"os"
@@ -19,7 +19,7 @@ func TestHidePaths(t *testing.T) {
 	if err := os.Symlink(filepath.Join(dir, "state"), link); err != nil {
 		t.Fatal(err)
 	}
-	hide := pathHider(link, dir+"/images", dir+"/state/rendezvous")
+	hide := HidePaths(link, dir+"/images", dir+"/state/rendezvous")
 	for text, want := range map[string]string{
 		"no path": "no path",
 		"open " + dir + "/images/.oci/roots/0123abcd/fs/bin/x: no such file": "open /bin/x: no such file",
