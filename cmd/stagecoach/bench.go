@@ -7,27 +7,36 @@ import (
 	"io"
 	"log/slog"
 
+	"github.com/stagecoach-serving/stagecoach/bench/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/bench/coldstart"
+	"github.com/stagecoach-serving/stagecoach/bench/gpu"
+	"github.com/stagecoach-serving/stagecoach/bench/hop"
+	"github.com/stagecoach-serving/stagecoach/bench/idle"
+	keysbench "github.com/stagecoach-serving/stagecoach/bench/keysmanager"
+	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
+	"github.com/stagecoach-serving/stagecoach/bench/wake"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // runBench runs one of the benches.
 func runBench(ctx context.Context, args []string, out io.Writer) error {
-	m := machine{isolate: isolateBench, devices: devicesOf}
-	on := func(bench func(context.Context, machine, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
+	m := starts.Machine{Isolate: isolateBench, Devices: devicesOf}
+	on := func(bench func(context.Context, starts.Machine, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
 		return func(ctx context.Context, args []string, out io.Writer) error { return bench(ctx, m, args, out) }
 	}
 	benches := map[string]func(context.Context, []string, io.Writer) error{
-		"coldstart":   on(benchColdstart),
-		"autoscaler":  benchAutoscaler,
-		"gpu":         on(benchGPU),
-		"keysmanager": on(benchKeysManager),
-		"hop":         benchHop,
-		"idle":        benchIdle,
-		"wake":        benchWake,
-		"sim":         benchSim,
-		"echo":        benchEcho, // a server that hop compares with
-		"load":        benchLoad, // a process that hop takes its load from
+		"coldstart":   on(coldstart.Run),
+		"autoscaler":  autoscaler.Run,
+		"gpu":         on(gpu.Run),
+		"keysmanager": on(keysbench.Run),
+		"hop":         hop.Run,
+		"idle":        idle.Run,
+		"wake":        wake.Run,
+		"sim":         simbench.Run,
+		"echo":        hop.Echo, // a server that hop compares with
+		"load":        hop.Load, // a process that hop takes its load from
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return fmt.Errorf("bench: got %q, want one of: autoscaler, coldstart, gpu, hop, idle, keysmanager, sim, wake", args)

@@ -14,13 +14,14 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/gpu"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // gpuBenchmark runs `bench gpu` in a process of its own, and returns its report, the lines of the
 // file and its status.
-func gpuBenchmark(t *testing.T, program, file string, change func(*exec.Cmd), args ...string) (report bench.Report, lines []gpuLine, status int) {
+func gpuBenchmark(t *testing.T, program, file string, change func(*exec.Cmd), args ...string) (report bench.Report, lines []gpu.Line, status int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), program, append([]string{"bench", "gpu", "--json", "--json-lines", file, "--python", proctest.Torch(t), "--rounds", "2"}, args...)...)
 	var out, said bytes.Buffer
@@ -41,7 +42,7 @@ func gpuBenchmark(t *testing.T, program, file string, change func(*exec.Cmd), ar
 		t.Fatal(err)
 	}
 	for line := range bytes.Lines(b) {
-		var l gpuLine
+		var l gpu.Line
 		if err := json.Unmarshal(line, &l); err != nil {
 			t.Fatalf("%v: %q", err, line)
 		}
@@ -130,7 +131,7 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 	}
 	// The device has 10 GiB, so 20 GB fit no cell.
 	for _, name := range []string{"20GB_pinned", "20GB_weights", "20GB_ring", "20GB_fork"} {
-		if !slices.ContainsFunc(r.Notes, func(n bench.Note) bool { return n.Case == name && strings.HasPrefix(n.Text, cellNotRun+": ") }) {
+		if !slices.ContainsFunc(r.Notes, func(n bench.Note) bool { return n.Case == name && strings.HasPrefix(n.Text, gpu.NotRun+": ") }) {
 			t.Errorf("no note that %s was not run in %v", name, r.Notes)
 		}
 	}
@@ -167,7 +168,7 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 	wantFigures(t, &again, map[string]string{"2MB_fork": "first_output_p50_ms", "2MB_resident": "first_output_p50_ms speedup_over_plain share_of_pinned"})
 	count := map[string]int{}
 	for _, l := range lines {
-		if l.Status == cellMeasured {
+		if l.Status == gpu.Measured {
 			count[l.Cell]++
 		}
 	}
@@ -230,8 +231,8 @@ func TestBenchGPUWithoutAccounts(t *testing.T) {
 	if !slices.Contains(r.Notes, bench.Note{Case: "2MB_fork", Text: "without accounts, cgroups, networks"}) || len(r.Goals) > 0 {
 		t.Errorf("notes %v, goals %v; want what the machine lacks, and goals of GPUs alone", r.Notes, r.Goals)
 	}
-	i := slices.IndexFunc(lines, func(l gpuLine) bool { return l.Cell == "2MB_plain" })
-	if i < 0 || lines[i].Status != cellFailed || !strings.Contains(lines[i].Cause, "torch.load by hand") {
+	i := slices.IndexFunc(lines, func(l gpu.Line) bool { return l.Cell == "2MB_plain" })
+	if i < 0 || lines[i].Status != gpu.Failed || !strings.Contains(lines[i].Cause, "torch.load by hand") {
 		t.Errorf("lines %+v, want one of plain that failed", lines)
 	}
 	if _, err := os.Stat(filepath.Join(filepath.Dir(saved), "1.safetensors")); err != nil {

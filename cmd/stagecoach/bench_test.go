@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/coldstart"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
@@ -26,20 +28,20 @@ func figures(r *bench.Report) []string {
 // TestBenchColdstartTorch measures a small stage with real PyTorch: each case answers the same and has its figures.
 func TestBenchColdstartTorch(t *testing.T) {
 	t.Parallel()
-	py, err := findTorch(t.Context(), proctest.Torch(t), false)
+	py, err := starts.FindTorch(t.Context(), proctest.Torch(t), false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cases := torchCases()
+	cases := coldstart.TorchCases()
 	for i := range cases {
-		cases[i].slow = false // each as often
+		cases[i].Slow = false // each as often
 	}
-	kind := &startKind{name: "torch", stage: func(ctx context.Context, bytes int64) (*benchStage, error) {
-		return newTorchStage(ctx, machine{isolate: isolateBench}, py, bytes, onCPU)
-	}, cases: cases}
+	kind := &coldstart.Kind{Name: "torch", Stage: func(ctx context.Context, bytes int64) (*starts.Stage, error) {
+		return starts.NewTorchStage(ctx, starts.Machine{Isolate: isolateBench}, py, bytes, starts.OnCPU)
+	}, Cases: cases}
 	var warnings bytes.Buffer
 	report := bench.NewReport("coldstart", &warnings)
-	if err := (startSize{kind: kind, size: "2MB", bytes: 2e6, often: 2, alive: []int{2}}).measure(t.Context(), report); err != nil {
+	if err := (coldstart.Size{Kind: kind, Size: "2MB", Bytes: 2e6, Often: 2, Alive: []int{2}}).Measure(t.Context(), report); err != nil {
 		t.Fatal(err)
 	}
 	got := figures(report)

@@ -5,13 +5,14 @@ package main
 import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/sim/study/paper"
 )
 
-// Only this file and sim_paper.go join the product to its evaluation: they have `stagecoach sim
-// paper`, and the allocators of other systems by name. A build with `-tags noevaluation` has
-// neither, and needs none of the folders sim/study, autoscaler/baseline and bench/cv.
+// Only this file joins the product to its evaluation: it has `stagecoach sim paper`, and the
+// allocators of other systems by name. A build with `-tags noevaluation` has neither, and needs none
+// of the folders sim/study and autoscaler/baseline.
 func init() {
-	evaluate = simPaper
+	evaluate = paper.Run
 	policy.AddAllocator("hpa", baseline.NewHPA(baseline.HPAConfig{}))
 	policy.AddAllocator("kpa", baseline.NewKPA(baseline.KPAConfig{}))
 	policy.AddAllocator("infless", baseline.NewINFless(baseline.INFlessConfig{}))

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/cli"
 	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/demo"
+	"github.com/stagecoach-serving/stagecoach/control/replay"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -51,7 +52,7 @@ func commands() []command {
 		{"namespace", "where functions and secrets are apart from those of others", cli.Namespace, []string{"create NAME", "list", "remove NAME"}},
 		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", cli.Pipeline, []string{"list", "describe NAME"}},
 		{"explain", "PIPELINE: why its stages are as large as they are: which term, from what to what, why not more", cli.Explain, nil},
-		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", runReplay, nil},
+		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", replay.Run, nil},
 		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", cli.Node, []string{"list", "describe NAME"}},
 		{"cache", "parameters that nodes hold in memory", cli.Cache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
 		{"call", "ID: show the state and the result of an async call", cli.Call, nil},
@@ -60,7 +61,7 @@ func commands() []command {
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},
 		{"demo", "the main job end to end, on real input, with its result shown", demo.Run, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", cli.Load, nil},
-		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSim, []string{"SCENARIO.yml", "paper quart"}},
+		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSimulator, []string{"SCENARIO.yml", "paper quart"}},
 		{"bench", "measure", runBench, []string{"autoscaler", "coldstart", "gpu", "hop", "idle", "keysmanager", "sim", "wake"}},
 		{"version", "print the version", runVersion, nil},
 	}

@@ -1,0 +1,290 @@
+// Package coldstart measures the time from an order to the first output on each start path.
+package coldstart
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/starts"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+)
+
+// Size is a synthetic stage to be started. Slow paths are started a fifth as often as the others.
+type Size struct {
+	Kind  *Kind
+	Size  string
+	Bytes int64
+	Often int
+	Alive []int // how many replicas are alive when their memory is measured
+}
+
+// Kind is a kind of stages: what they compute with, and the ways to start them.
+type Kind struct {
+	Name  string
+	Stage func(ctx context.Context, bytes int64) (*starts.Stage, error)
+	Cases []starts.Case
+}
+
+func onnxCases() []starts.Case {
+	return []starts.Case{
+		{Name: "fork", Path: "fork", Shares: true},
+		{Name: "forkheap", Path: "heap", Shares: true},
+		{Name: "map", Path: "map", Shares: true, Slow: true},
+		{Name: "cold", Path: "cold", Slow: true},
+		{Name: "coldprepacked", Slow: true, Full: true},
+		{Name: "colddisk", Slow: true, Full: true},
+	}
+}
+
+// TorchCases returns the ways to start a stage in PyTorch.
+func TorchCases() []starts.Case {
+	return []starts.Case{
+		{Name: "fork", Path: "fork", Shares: true},
+		{Name: "cold", Path: "cold", Slow: true},
+		{Name: "plain", Slow: true}, // torch.load by hand, without Stagecoach
+	}
+}
+
+// coldstart is what the flags say.
+type coldstart struct {
+	machine                    starts.Machine
+	images, ort, python, match string
+	full                       bool
+}
+
+// Run measures order → hello and → first output of replicas of synthetic stages in ONNX and
+// PyTorch, on each start path, and of a program that speaks HTTP, in each kind of network. It also
+// measures what each of several live ones adds to the memory, and how often one zygote forks.
+func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
+	c := coldstart{machine: m}
+	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
+	asJSON, images := bench.Flags(fs)
+	fs.StringVar(&c.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
+	fs.StringVar(&c.python, "python", "", "interpreter with PyTorch; default: python3, or else /usr/bin/python3")
+	fs.StringVar(&c.match, "match", "", "only stages whose name begins so, such as http, torch or onnx_1GB")
+	fs.BoolVar(&c.full, "full", false, "4 GB too, more cases and more starts; takes about half an hour, 20 GB of memory and 16 GB of disk")
+	if err := console.ParseFlags(fs, args); err != nil {
+		return err
+	}
+	c.images = *images
+	report := bench.NewReport("coldstart", os.Stderr)
+	sizes, err := c.sizes(ctx, report)
+	if err != nil {
+		return err
+	}
+	var failed error
+	for _, size := range sizes {
+		if err := size.Measure(ctx, report); err != nil {
+			failed = fmt.Errorf("%s: %w", size.name(), err)
+			break
+		}
+	}
+	return errors.Join(failed, bench.Print(report, *asJSON, out)) // what was measured is not lost
+}
+
+// sizes are the stages to be measured. Those in PyTorch are passed over where no interpreter has
+// it, unless one was named.
+func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []Size, err error) {
+	ofONNX := &Kind{"onnx", func(_ context.Context, bytes int64) (*starts.Stage, error) {
+		return starts.NewONNXStage(c.machine, bytes, c.images, c.ort)
+	}, onnxCases()}
+	ofTorch := &Kind{"torch", nil, TorchCases()}
+	ofHTTP := &Kind{"http", func(context.Context, int64) (*starts.Stage, error) { return starts.NewHTTPStage(c.machine, c.images) }, starts.HTTPCases()}
+	out = []Size{
+		{ofHTTP, "echo", 0, 40, nil},
+		{ofONNX, "100MB", 100 << 20, 20, []int{8}},
+		{ofONNX, "1GB", 1 << 30, 20, []int{8}},
+		{ofTorch, "100MB", 100e6, 20, []int{8}},
+		{ofTorch, "1GB", 1e9, 20, []int{8}},
+	}
+	if c.full {
+		some := []int{1, 8, 32}
+		out = []Size{
+			{ofHTTP, "echo", 0, 200, nil},
+			{ofONNX, "100MB", 100 << 20, 200, some},
+			{ofONNX, "1GB", 1 << 30, 100, some},
+			{ofONNX, "4GB", 4 << 30, 30, some},
+			{ofTorch, "100MB", 100e6, 100, some},
+			{ofTorch, "1GB", 1e9, 50, some},
+		}
+	}
+	for _, k := range []*Kind{ofONNX, ofTorch} {
+		k.Cases = slices.DeleteFunc(k.Cases, func(s starts.Case) bool { return s.Full && !c.full })
+	}
+	out = slices.DeleteFunc(out, func(s Size) bool { return !strings.HasPrefix(s.name(), c.match) })
+	if len(out) == 0 {
+		return nil, fmt.Errorf("bench coldstart: --match %q: no stage's name begins so, want http, torch, onnx_1GB, …", c.match)
+	}
+	if !slices.ContainsFunc(out, func(s Size) bool { return s.Kind == ofTorch }) {
+		return out, nil
+	}
+	py, err := starts.FindTorch(ctx, c.python, false)
+	if err != nil && c.python == "" && c.match == "" {
+		console.Progress("bench coldstart: no stages in PyTorch: %v", err)
+		return slices.DeleteFunc(out, func(s Size) bool { return s.Kind == ofTorch }), nil
+	}
+	if err == nil {
+		py.Tell(report)
+	}
+	ofTorch.Stage = func(ctx context.Context, bytes int64) (*starts.Stage, error) {
+		return starts.NewTorchStage(ctx, c.machine, py, bytes, starts.OnCPU)
+	}
+	return out, err
+}
+
+func (s Size) name() string { return s.Kind.Name + "_" + s.Size }
+
+// Measure measures all cases of a size, and adds their figures to the report.
+func (s Size) Measure(ctx context.Context, report *bench.Report) error {
+	cases := s.Kind.Cases
+	console.Progress("bench coldstart: %s: generating weights", s.name())
+	b, err := s.Kind.Stage(ctx, s.Bytes)
+	if err != nil {
+		return err
+	}
+	defer b.Close()
+	if err := b.Manage(); err != nil {
+		return err
+	}
+	// What all paths keep in memory at once is about nine times the weights; with less, they are
+	// measured one after the other.
+	groups := [][]starts.Case{cases}
+	if available := starts.MemAvailable(); 10*s.Bytes > available {
+		console.Progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
+		groups = nil
+		for _, c := range cases {
+			groups = append(groups, []starts.Case{c})
+		}
+	}
+	samples := map[string]*starts.Samples{}
+	for _, c := range cases {
+		samples[c.Name] = &starts.Samples{}
+	}
+	for _, g := range groups {
+		if err := s.group(ctx, report, b, g, samples); err != nil {
+			return err
+		}
+	}
+	for _, c := range cases {
+		samples[c.Name].Report(report, s.name()+"_"+c.Name)
+	}
+	for _, c := range cases {
+		if other := samples[c.Name].Unlike(samples[cases[0].Name]); len(other) > 0 {
+			return fmt.Errorf("%s answers %q, and %s %q", c.Name, other, cases[0].Name, samples[cases[0].Name].Said)
+		}
+	}
+	slow := samples["cold"]
+	if slow == nil {
+		return nil
+	}
+	cold, ok := bench.Quantile(slow.First, 0.5)
+	for _, c := range cases {
+		if p50, has := bench.Quantile(samples[c.Name].First, 0.5); ok && has && c.Name != "cold" {
+			report.Add(s.name()+"_"+c.Name, "speedup_over_cold", float64(cold)/float64(p50), len(slow.First))
+		}
+	}
+	return nil
+}
+
+// group measures cases in turns, then their memory, and frees it.
+func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, cases []starts.Case, samples map[string]*starts.Samples) error {
+	for _, c := range cases {
+		console.Progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.Name)
+		// This holds for colddisk, too: the disk's cache is as warm for the first start as for others.
+		r, err := b.Way(c)(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", c.Name, err)
+		}
+		r.End()
+	}
+	for i := range s.Often {
+		for _, c := range cases {
+			if c.Slow && i%5 != 0 {
+				continue
+			}
+			r, err := b.Way(c)(ctx)
+			if err != nil {
+				return fmt.Errorf("%s: %w", c.Name, err)
+			}
+			samples[c.Name].Add(r)
+			r.End()
+		}
+		if (i+1)%10 == 0 {
+			console.Progress("bench coldstart: %s: %d of %d rounds", s.name(), i+1, s.Often)
+		}
+	}
+	for _, c := range cases {
+		if !c.Shares {
+			continue
+		}
+		if err := s.memory(ctx, report, b, c); err != nil {
+			return fmt.Errorf("%s: memory: %w", c.Name, err)
+		}
+		if c.Path == "fork" {
+			forks := min(200, 10*s.Often)
+			rate, err := b.ForksPerSecond(ctx, forks)
+			if err != nil {
+				return err
+			}
+			report.Add(s.name()+"_fork", "forks_per_second", rate, forks)
+		}
+	}
+	for _, c := range cases {
+		if c.Shares {
+			if _, err := b.Keys.Evict(ctx, b.Spec(c.Path).Function); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// memory measures what each of several live replicas adds: (ΣPSS of what they share and they − PSS
+// of what they share alone) / replicas, and what it is all together.
+func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage, c starts.Case) error {
+	all := b.Keys.Inventory().Zygotes
+	i := slices.IndexFunc(all, func(z keysmanager.ZygoteInfo) bool { return z.Function == b.Spec(c.Path).Function })
+	if i < 0 {
+		return fmt.Errorf("nothing is kept for it: %+v", all)
+	}
+	alone, pids := all[i].Bytes, []int(nil)
+	if pid := all[i].PID; pid != 0 {
+		var err error
+		if alone, _, err = starts.SharedMemory(starts.Family(pid)); err != nil {
+			return err
+		}
+	}
+	live := 0
+	for _, n := range s.Alive {
+		for ; live < n; live++ {
+			r, err := b.Way(c)(ctx)
+			if err != nil {
+				return err
+			}
+			defer r.End()
+			pids = append(pids, r.PID)
+		}
+		console.Progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.Name, n)
+		if pid := all[i].PID; pid != 0 {
+			pids = starts.Family(pid)
+		}
+		pss, memfds, err := starts.SharedMemory(pids)
+		if err != nil {
+			return err
+		}
+		if all[i].PID == 0 {
+			pss += alone - memfds // all of it, also what nobody maps
+		}
+		report.Add(s.name()+"_"+c.Name, fmt.Sprintf("extra_per_replica_at_%d_mb", n), float64(pss-alone)/float64(n)/1e6, n)
+		report.Add(s.name()+"_"+c.Name, fmt.Sprintf("all_at_%d_mb", n), float64(pss)/1e6, n)
+	}
+	return nil
+}

@@ -1,0 +1,36 @@
+package bench
+
+import (
+	"flag"
+	"io"
+	"math"
+	"slices"
+)
+
+// Flags adds the flags that every bench takes.
+func Flags(fs *flag.FlagSet) (asJSON *bool, images *string) {
+	return fs.Bool("json", false, "print JSON instead of a table"), fs.String("images", "build/images", "the functions' images")
+}
+
+// Print prints a report as a table or as JSON.
+func Print(r *Report, asJSON bool, out io.Writer) error {
+	if asJSON {
+		return r.WriteJSON(out)
+	}
+	return r.WriteTable(out)
+}
+
+// Median returns the median of at least one figure. For an even number of figures, it is the mean
+// of the two in the middle.
+func Median(of []float64) float64 {
+	sorted := slices.Sorted(slices.Values(of))
+	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+}
+
+// OrNaN returns a quantile, or NaN if the sample is too small to have it.
+func OrNaN(q *float64) float64 {
+	if q == nil {
+		return math.NaN()
+	}
+	return *q
+}

@@ -1,0 +1,235 @@
+// Package sim holds the simulator against a running product: the same arrivals and stages.
+package sim
+
+import (
+	"cmp"
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/bench/running"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/sim"
+)
+
+// The simulator's goals: by how much its figures may differ from those of a running `up`.
+const (
+	simMean = 0.05
+	simP99  = 0.10
+)
+
+// costs are what a running `up` adds to what a case says.
+type costs struct {
+	// hop is that of a task to its line, and of a reply back. They share the gateway's part.
+	hop time.Duration
+	// slot is how long a call keeps its slot beyond its service time.
+	slot  time.Duration
+	start time.Duration // from the order of a replica until it is ready
+}
+
+// simCases are those that are compared, of so long a load. Under bursts service times vary little:
+// a queue would multiply their chance, which is not the same in both.
+func simCases(length time.Duration) []running.Case {
+	chain := func(cv float64) []running.Stage {
+		var out []running.Stage
+		for i := range 3 {
+			out = append(out, running.Stage{Name: fmt.Sprintf("chain-%d", i+1), Mean: 40 * time.Millisecond, CV: cv, Replicas: 1})
+		}
+		return running.Link(out)
+	}
+	constant := func(rate float64) string { return fmt.Sprintf("%.4g:%v", rate, length) }
+	const busy = 0.7
+	fan := []running.Stage{ // four calls per request, on three replicas
+		{Name: "fan-1", Next: "fan-2", Each: true, Mean: 30 * time.Millisecond, CV: 0.3, Replicas: 3},
+		{Name: "fan-2", Next: "fan-3", Each: true, Mean: 30 * time.Millisecond, CV: 0.3, Replicas: 3},
+		{Name: "fan-3", Mean: 40 * time.Millisecond, CV: 0.3, Replicas: 1},
+	}
+	exec := running.ExecTimes["opt-66b"]
+	one := running.Stages / exec.Seconds()
+	return []running.Case{
+		{Name: "chain_poisson", Stages: chain(0.3), Rate: constant(busy / 0.04), CV: 1},
+		{Name: "chain_cv4", Stages: chain(running.StageCV), Rate: constant(busy / 0.04), CV: 4},
+		{Name: "fan_out", Stages: fan, Rate: constant(busy / 0.04), CV: 1, Items: 4},
+		{Name: "step_cv4", Stages: running.SplitEvenly(exec, 1), Rate: running.StepRate(0.2*one, 1.5*one, length/3), CV: 4, Budget: running.Budget, SLO: 3 * exec},
+	}
+}
+
+// Run holds the simulator against a running `up`: the same arrivals, distributions of service times
+// and policies. What a hop, a slot and a start cost is measured beside it, on other stages.
+func Run(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("bench sim", flag.ContinueOnError)
+	asJSON, images := bench.Flags(fs)
+	rounds := fs.Int("rounds", 5, "of each case, interleaved; each has its own arrivals")
+	length := fs.Duration("length", time.Minute, "of a load")
+	only := fs.String("only", "", "one case alone")
+	if err := console.ParseFlags(fs, args); err != nil {
+		return err
+	}
+	cases := simCases(*length)
+	if *only != "" {
+		if cases = slices.DeleteFunc(cases, func(c running.Case) bool { return c.Name != *only }); len(cases) == 0 {
+			return fmt.Errorf("--only %q, want one of chain_poisson, chain_cv4, fan_out, step_cv4", *only)
+		}
+	}
+	if *rounds < 1 || *length < 3*time.Second {
+		return fmt.Errorf("--rounds %d, --length %v, want at least 1 and 3s", *rounds, *length)
+	}
+	report := bench.NewReport("sim", os.Stderr)
+	pairs := make([][][2]running.Outcome, len(cases)) // by case, then round: real, simulated
+	var all []costs
+	for round := range *rounds {
+		for i := range cases {
+			at := (i + round) % len(cases)
+			c := &cases[at]
+			// Costs depend on what else the machine does, so they are measured near in time.
+			cost, err := freshCosts(ctx, *images)
+			if err != nil {
+				return fmt.Errorf("costs, round %d: %w", round+1, err)
+			}
+			all = append(all, cost)
+			pair, err := compare(ctx, c, *images, cost, uint64(round+1))
+			if err != nil {
+				return fmt.Errorf("%s, round %d: %w", c.Name, round+1, err)
+			}
+			pairs[at] = append(pairs[at], pair)
+			console.Progress("bench sim: round %d of %d: %s: %.0f requests, mean %.1f ms and simulated %.1f ms, p99 %.0f ms and %.0f ms; hop %v, slot %v, start %v",
+				round+1, *rounds, c.Name, pair[0].Requests, pair[0].Mean*1e3, pair[1].Mean*1e3, pair[0].P99*1e3, pair[1].P99*1e3, cost.hop, cost.slot, cost.start)
+		}
+	}
+	for i := range cases {
+		reportPairs(report, cases[i].Name, pairs[i])
+	}
+	reportCosts(report, all)
+	return bench.Print(report, *asJSON, out)
+}
+
+// compare runs a case on an `up` of its own, and simulates it.
+func compare(ctx context.Context, c *running.Case, images string, cost costs, seed uint64) (pair [2]running.Outcome, err error) {
+	flags := []string{"--images", images}
+	if c.Budget > 0 {
+		flags = append(flags, "--budget", fmt.Sprint(c.Budget))
+	}
+	err = running.OnUp(ctx, flags, func(api *client.Client) (err error) {
+		pair[0], err = c.Real(ctx, api, seed)
+		return err
+	})
+	if err != nil {
+		return pair, err
+	}
+	if pair[1], err = Simulate(ctx, c, cost, seed); err != nil {
+		return pair, err
+	}
+	if pair[0].Requests != pair[1].Requests {
+		return pair, fmt.Errorf("%.0f requests were sent and %.0f simulated, want the same", pair[0].Requests, pair[1].Requests)
+	}
+	return pair, nil
+}
+
+// Simulate is the case in virtual time.
+func Simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (running.Outcome, error) {
+	s, err := sim.Parse(strings.NewReader(scenario(c, cost, seed)))
+	if err != nil {
+		return running.Outcome{}, err
+	}
+	model, err := s.Model(nil)
+	if err != nil {
+		return running.Outcome{}, err
+	}
+	r, err := model.Run(ctx, nil)
+	if err != nil {
+		return running.Outcome{}, err
+	}
+	of, p := r.Policies[0], r.Policies[0].Pipelines[0]
+	return running.Outcome{
+		Requests: p.Offered.Mean, Failed: math.Round(p.Failed.Mean * p.Offered.Mean), Mean: p.Mean.Mean, P50: p.P50.Mean, P99: p.P99.Mean,
+		ReplicaSeconds: of.ReplicaSeconds.Mean,
+	}, nil
+}
+
+// scenario is the case as the simulator takes it. What a slot costs lengthens each call and leaves
+// its spread.
+func scenario(c *running.Case, cost costs, seed uint64) string {
+	host := bench.NewReport("", io.Discard).Host
+	var b strings.Builder
+	fmt.Fprintf(&b, "name: %s\nseed: %d\nseeds: 1\nhop: %v\nbudget: %d\nnodes: [{memory: %d, cpu: %d}]\n", c.Name, seed, cost.hop, c.Budget, host.Memory, host.Cores)
+	fmt.Fprintf(&b, "pipelines: [{name: p, slo: %v, timeout: %v, items: %d, arrivals: {rate: %q, cv: %g}}]\nstages:\n", c.SLO, running.Timeout, cmp.Or(c.Items, 1), c.Rate, c.CV)
+	for _, s := range c.Stages {
+		mean := s.Mean + cost.slot
+		low, high := s.Bounds(c.Budget)
+		fmt.Fprintf(&b, "- {name: %s, next: [%s], each: %t, service: {dist: lognormal, mean: %v, cv: %g}, start: {cold: %v}, memory: 16Mi, min: %d, max: %d}\n",
+			s.Name, s.Next, s.Each, mean, s.CV*s.Mean.Seconds()/mean.Seconds(), cost.start, low, high)
+	}
+	return b.String()
+}
+
+// reportPairs adds what a case came to: medians over the rounds. The difference is the median of
+// the rounds' own: in a round both had the same arrivals.
+func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
+	figures := []struct {
+		metric string
+		scale  float64
+		bound  float64 // 0: none
+		of     func(o running.Outcome) float64
+	}{
+		{"mean_ms", 1e3, simMean, func(o running.Outcome) float64 { return o.Mean }},
+		{"p50_ms", 1e3, 0, func(o running.Outcome) float64 { return o.P50 }},
+		{"p99_ms", 1e3, simP99, func(o running.Outcome) float64 { return o.P99 }},
+		{"replica_seconds", 1, 0, func(o running.Outcome) float64 { return o.ReplicaSeconds }},
+		{"requests", 1, 0, func(o running.Outcome) float64 { return o.Requests }},
+		{"failed", 1, 0, func(o running.Outcome) float64 { return o.Failed }},
+	}
+	for _, f := range figures {
+		var is, simulated, apart []float64
+		for _, p := range pairs {
+			a, b := f.of(p[0]), f.of(p[1])
+			if math.IsNaN(a) || math.IsNaN(b) {
+				continue
+			}
+			is, simulated = append(is, a*f.scale), append(simulated, b*f.scale)
+			if a != 0 {
+				apart = append(apart, b/a-1)
+			}
+		}
+		if len(is) == 0 {
+			continue
+		}
+		line := name + " " + f.metric
+		r.Add(line, "real", bench.Median(is), len(is))
+		r.Add(line, "simulated", bench.Median(simulated), len(simulated))
+		if len(apart) > 0 {
+			r.Add(line, "difference_percent", 100*bench.Median(apart), len(apart))
+		}
+		if f.bound > 0 && len(apart) > 0 {
+			d := bench.Median(apart)
+			r.Goals = append(r.Goals, bench.Goal{
+				Goal: fmt.Sprintf("%s: percent that simulated differs from real: at most %g", line, 100*f.bound), Figure: 100 * d, Met: math.Abs(d) <= f.bound,
+			})
+		}
+	}
+}
+
+// reportCosts adds what was measured for the simulator.
+func reportCosts(r *bench.Report, all []costs) {
+	for _, f := range []struct {
+		name string
+		of   func(c costs) time.Duration
+	}{
+		{"hop_ms", func(c costs) time.Duration { return c.hop }},
+		{"slot_ms", func(c costs) time.Duration { return c.slot }},
+		{"start_ms", func(c costs) time.Duration { return c.start }},
+	} {
+		var values []float64
+		for _, c := range all {
+			values = append(values, f.of(c).Seconds()*1e3)
+		}
+		r.Add("costs "+f.name, "real", bench.Median(values), len(values))
+	}
+}
