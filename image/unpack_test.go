@@ -235,15 +235,6 @@ func TestBigFilesAreShared(t *testing.T) {
 }
 
 // TestNothingHalfMade has a disk that is full, blobs that are not what they should be, and a store that is closed.
-// cannot skips a test, but fails it where all have to run.
-func cannot(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") != "" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
-}
-
 func TestNothingHalfMade(t *testing.T) {
 	t.Run("disk full", func(t *testing.T) {
 		small := proctest.Disk(t, "6m")

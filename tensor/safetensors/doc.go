@@ -7,8 +7,8 @@
 // readers could understand differently is refused: keys that come twice, unknown fields, text that is no Unicode, numbers that are
 // no plain integers. [File.Tensor] reads one tensor.
 //
-// [Open] maps a file instead, [Inspect] says what a model of one or many files takes before anything loads it, [Model.Digest]
-// what is in it, and [Write] writes a file without having it in memory.
+// [Inspect] says what a model of one or many files takes before anything loads it. [Write] writes a
+// file without having it in memory.
 //
 // # Which files a model has
 //

@@ -24,14 +24,6 @@ func (d Dtype) Bits() int {
 	return 0
 }
 
-// align is what an element's address is a multiple of where it is used without a copy, in bytes.
-func (d Dtype) align() int64 {
-	if d == "C64" { // two F32
-		return 4
-	}
-	return int64(max(1, d.Bits()/8))
-}
-
 // Datatype returns the name that the rest of the program has for it; false: it has none, as those of less than 16 bits and
 // a point.
 func (d Dtype) Datatype() (tensor.Datatype, bool) {

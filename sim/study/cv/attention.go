@@ -44,9 +44,6 @@ func NewAttention() Attention { return Attention{trainedWeights()} }
 // with the version that the weights have.
 const AttentionRecipe = 1
 
-// WithWeights returns an Attention with other weights.
-func WithWeights(w AttentionWeights) Attention { return Attention{w} }
-
 // The shape of an Attention.
 const (
 	AttentionFeatures = 10 // of a station
@@ -65,9 +62,6 @@ type AttentionWeights struct {
 	Own   [AttentionFeatures]float64 // of x_i, added to the layer's output
 	Bias  float64
 }
-
-// Weights returns the weights of a.
-func (a Attention) Weights() AttentionWeights { return a.w }
 
 // leakySlope is the slope of LReLU below zero (Veličković et al., Graph Attention Networks, ICLR
 // 2018).

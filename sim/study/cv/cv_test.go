@@ -104,7 +104,7 @@ func TestTrain(t *testing.T) {
 
 // TestWeightsFile: the source of weights is what training writes.
 func TestWeightsFile(t *testing.T) {
-	got, err := Go(NewAttention().Weights())
+	got, err := Go(NewAttention().w)
 	if err != nil {
 		t.Fatal(err)
 	}

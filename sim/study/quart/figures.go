@@ -290,29 +290,3 @@ func (d *drawing) inTime(title string, s study.SettingInfo) chart.Scatter {
 	}
 	return p
 }
-
-// Matrix is ratios by two properties of a load or of a model: of what one way takes to what another one does.
-type Matrix struct {
-	Title   string      `json:"title"`
-	Row     string      `json:"row"` // what rows are, with unit
-	Column  string      `json:"column"`
-	Rows    []string    `json:"rows"`
-	Columns []string    `json:"columns"`
-	Ratios  [][]float64 `json:"ratios"` // a row each; above 0, or NaN for what is not known
-	Seeds   study.Seeds `json:"seeds"`
-}
-
-// DrawBounds draws where stages that are sized one by one pay: mean latency by stages over that by whole pipelines or whole models.
-func DrawBounds(name, title string, notes []string, ms ...Matrix) (study.Figure, error) {
-	f := figure{name, chart.Figure{Title: title, Notes: notes}}
-	for _, m := range ms {
-		f.Panels = append(f.Panels, chart.Heat{
-			Title: m.Title, XTitle: m.Column, YTitle: m.Row, Rows: m.Rows, Columns: m.Columns, Values: m.Ratios,
-			Below: "stages sized one by one are faster", Above: "they are slower",
-		})
-	}
-	if len(ms) > 0 {
-		f.Notes = append(f.Notes, "Numbers are ratios of mean latencies over "+seeds(ms[0].Seeds)+"; 1 is break-even.")
-	}
-	return f.write()
-}
