@@ -54,7 +54,7 @@ func (m *Manager) ended(e warden.Exit) {
 func (m *Manager) mourned(p *process, ended <-chan warden.Exit) {
 	select {
 	case e := <-ended:
-		p.end(describe(e), endOf(e))
+		p.end(endingOf(e))
 	case <-m.detached:
 		p.output.Abandon()
 	}
@@ -225,7 +225,7 @@ func (m *Manager) adoptReplica(k warden.Kept, d replicaMeta, z *zygote) error {
 		if d.Task != 0 {
 			how = task.EndUnclear // what a replica does ends its whole worker
 		}
-		p.end("its zygote or worker ended "+away, how)
+		p.end(ending{cause: "its zygote or worker ended " + away, end: how})
 	}
 	return nil
 }
@@ -291,7 +291,7 @@ func (z *zygote) lives(o wire.Order) {
 	for pid := range z.unlisted {
 		if p := z.children[pid]; p != nil {
 			delete(z.children, pid)
-			p.end("ended "+away, task.EndUnclear)
+			p.end(ending{cause: "ended " + away, end: task.EndUnclear})
 		}
 	}
 	close(z.listed)

@@ -296,7 +296,7 @@ func (m *Manager) mourn(key zygoteKey, s *slot) {
 		s.ends = 0
 	}
 	s.ends++
-	s.err, s.retry = errors.New(s.zygote.died), time.Now().Add(min(backoff(s.ends-1), lastBackoffOfEnds))
+	s.err, s.retry = s.zygote.died, time.Now().Add(min(backoff(s.ends-1), lastBackoffOfEnds))
 	m.cfg.Log.Warn(key.what()+" ended", "function", s.zygote.function, "model", key.model, "cause", s.zygote.died)
 	s.zygote = nil
 	m.epoch++

@@ -206,7 +206,7 @@ func (z *zygote) fork(ctx context.Context, c *child, gate *os.File, spare bool) 
 	z.mu.Lock()
 	if z.pending == nil {
 		defer z.mu.Unlock()
-		return errors.New(z.died)
+		return z.died
 	}
 	z.nextID++
 	o.ID = z.nextID
@@ -272,9 +272,9 @@ var errChildEnded = errors.New("its process ended before it was told which repli
 func (z *zygote) begin(c *child, p *process, message []byte, files []*os.File) error {
 	z.mu.Lock()
 	switch {
-	case z.died != "":
+	case z.died != nil:
 		defer z.mu.Unlock()
-		return errors.New(z.died)
+		return z.died
 	case z.lie != nil:
 		defer z.mu.Unlock()
 		return errLied{z.lie}

@@ -30,7 +30,7 @@ func TestZygotesThatLoadWellAndEnd(t *testing.T) {
 		"soon after it was loaded": {time.Second, 6, lastBackoffOfEnds},
 		"after a long life":        {time.Hour, 1, 0},
 	} {
-		s := &slot{ends: 5, zygote: &zygote{loaded: time.Now().Add(-tc.life), died: "killed"}}
+		s := &slot{ends: 5, zygote: &zygote{loaded: time.Now().Add(-tc.life), died: ending{cause: "killed"}}}
 		m.mourn(zygoteKey{}, s)
 		if s.ends != tc.want || s.fails != 0 || s.failed != 0 || s.zygote != nil || time.Until(s.retry) > tc.wait || tc.wait > 0 && time.Until(s.retry) <= 0 {
 			t.Errorf("%s: %d ends and %d failed loads, the next load in %v; want %d and none, and %v", name, s.ends, s.fails, time.Until(s.retry), tc.want, tc.wait)

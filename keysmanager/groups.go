@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -206,28 +205,6 @@ func (e *enclosure) milli() int {
 		return 0
 	}
 	return int(e.cpu.Load())
-}
-
-// cause adds to the cause of an end which limit it has to do with, if any.
-func (e *enclosure) cause(cause string) string {
-	if e == nil || cause == exitedWell {
-		return cause
-	}
-	u, err := e.group.Usage()
-	if err != nil {
-		return cause
-	}
-	switch reason := e.outOfMemory(); {
-	case u.OOMKills == 0:
-	case strings.HasSuffix(cause, "killed by SIGKILL"):
-		cause = strings.TrimSuffix(cause, "killed by SIGKILL") + "killed: " + reason
-	default:
-		cause += fmt.Sprintf(", %d of its processes killed: %s", u.OOMKills, reason)
-	}
-	if u.ForksRefused > 0 {
-		cause += fmt.Sprintf(", %d starts of processes refused: its limit is %d processes and threads", u.ForksRefused, e.limits.PIDs)
-	}
-	return cause
 }
 
 // passedItsLimit reports whether the kernel killed processes of the group because the replica

@@ -131,6 +131,7 @@ type Exit struct {
 	PID               int
 	Cause             string
 	End               task.End
+	Memory            *task.MemoryError // nil: its devices had enough memory
 }
 
 // Manager is a node's KeysManager. Its methods are safe for concurrent use.
@@ -260,7 +261,7 @@ func New(cfg Config) (*Manager, error) {
 }
 
 // exited forgets a process and reports it.
-func (m *Manager) exited(p *process, cause string, end task.End) {
+func (m *Manager) exited(p *process, e ending) {
 	m.disclose(p.group) // before another may have its name
 	if p.zygote.works() {
 		m.totals.left(p.function)
@@ -270,7 +271,7 @@ func (m *Manager) exited(p *process, cause string, end task.End) {
 		p.mapped.unmap(p)
 	}
 	if m.cfg.OnExit != nil {
-		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause, End: end})
+		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: e.cause, End: e.end, Memory: e.memory})
 	}
 	m.drop(p.entry) // now that it has been heard of
 	m.tidy()

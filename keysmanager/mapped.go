@@ -100,11 +100,11 @@ func (m *Manager) runPacker(ctx context.Context, z *zygote, s Spec, cmd sandbox.
 	stop()
 	output.Finish(linesMoment)
 	m.drop(z.entry)
-	switch cause := describe(end); {
+	switch e := endingOf(end); {
 	case ctx.Err() != nil:
 		return fmt.Errorf("its parameters were not packed in time: %w", context.Cause(ctx))
-	case cause != exitedWell:
-		return fmt.Errorf("its parameters cannot be packed: %s", because(group.cause(cause), output))
+	case !e.well:
+		return fmt.Errorf("its parameters cannot be packed: %w", group.explain(e).saying(output))
 	}
 	return nil
 }

@@ -3,8 +3,6 @@ package keysmanager
 import (
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -13,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
@@ -51,9 +48,9 @@ const (
 	linesWhile  = 2 * time.Second
 )
 
-// end reports once why and how the process has ended. It first waits a moment for the process's
-// last output.
-func (p *process) end(cause string, how task.End) {
+// end reports once how the process has ended. It first waits a moment for the process's last
+// output.
+func (p *process) end(e ending) {
 	p.once.Do(func() {
 		finished := make(chan struct{})
 		p.owner.ends.Go(func() { <-p.placed; p.output.Finish(linesWhile); close(finished) })
@@ -66,21 +63,13 @@ func (p *process) end(cause string, how task.End) {
 			}
 			switch {
 			case p.signaled.Load():
-				how = task.EndShared
-			case how == task.EndUnclear && p.group.passedItsLimit():
-				how = task.EndItself
+				e.end = task.EndShared
+			case e.end == task.EndUnclear && p.group.passedItsLimit():
+				e.end = task.EndItself
 			}
-			p.owner.exited(p, because(p.group.cause(cause), p.output), how)
+			p.owner.exited(p, p.group.explain(e).saying(p.output))
 		})
 	})
-}
-
-// because adds the last line on stderr to the cause of an end that was not a wanted one.
-func because(cause string, o *sandbox.Output) string {
-	if last := o.LastError(); last != "" && cause != exitedWell {
-		return cause + ": " + last
-	}
-	return cause
 }
 
 func (p *process) signal(s syscall.Signal) {
@@ -104,20 +93,6 @@ func (p *process) awaitEnd(most time.Duration) error {
 	}
 }
 
-// endOf returns how a process ended, as far as its status shows. SIGKILL and the signals that ask a
-// process to end come from outside, or from the kernel when memory is short. Only the cgroup knows
-// the latter.
-func endOf(e warden.Exit) task.End {
-	switch {
-	case e.Err != nil: // its warden has ended
-		return task.EndShared
-	case e.Status.Signaled() && slices.Contains([]unix.Signal{unix.SIGKILL, unix.SIGTERM, unix.SIGINT, unix.SIGHUP}, e.Status.Signal()):
-		return task.EndUnclear
-	default:
-		return task.EndItself
-	}
-}
-
 // hasEnded tells whether a process has ended, reaped or not.
 func hasEnded(pid int) bool {
 	fd, err := unix.PidfdOpen(pid, 0)
@@ -127,20 +102,4 @@ func hasEnded(pid int) bool {
 	defer unix.Close(fd)
 	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0) // fails: it is not known to have
 	return n > 0
-}
-
-// exitedWell is the cause of an end with status 0.
-const exitedWell = "exited"
-
-func describe(e warden.Exit) string {
-	switch s := e.Status; {
-	case e.Err != nil:
-		return e.Err.Error()
-	case s.Signaled():
-		return "killed by " + unix.SignalName(s.Signal())
-	case s.ExitStatus() == 0:
-		return exitedWell
-	default:
-		return "exit status " + strconv.Itoa(s.ExitStatus())
-	}
 }

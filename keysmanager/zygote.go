@@ -70,7 +70,7 @@ type zygote struct {
 	limits   GroupLimits         // of the next spare's cgroup: those of the latest replica
 	children map[uint32]*process // by pid; of memory, who maps it
 	lie      error               // for which it was ended; nil: none
-	died     string              // why; empty: it lives
+	died     error               // why; nil: it lives
 	listed   chan struct{}       // closed when an adopted one has said which children it has; nil: it has, or is not
 	unlisted map[uint32]bool     // children of an adopted one that it has not yet said to live
 
@@ -147,11 +147,11 @@ func (z *zygote) failed(err error) error {
 	z.output.Finish(linesMoment)
 	z.owner.drop(z.entry)
 	if errors.Is(err, errNotLoaded) {
-		err = fmt.Errorf("%w: %s", err, z.group.cause(describe(status)))
+		err = fmt.Errorf("%w: %w", err, z.group.explain(endingOf(status)))
 	}
 	z.owner.disclose(z.group)
 	if last := z.output.LastError(); last != "" && !errors.As(err, new(said)) && !errors.As(err, new(impossible)) {
-		err = fmt.Errorf("%w: %s", err, last)
+		err = fmt.Errorf("%w: %w", err, printed(last))
 	}
 	return err
 }
@@ -184,6 +184,9 @@ var errNotLoaded = errors.New("zygote ended before it had loaded its parameters"
 type said struct{ who, text string }
 
 func (e said) Error() string { return e.who + ": " + e.text }
+
+// Unwrap returns the words.
+func (e said) Unwrap() error { return printed(e.text) }
 
 func (z *zygote) awaitReady(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { _ = z.conn.SetReadDeadline(time.Now()) })
@@ -241,27 +244,27 @@ func (z *zygote) read() {
 	_ = z.conn.Close()
 	status := <-z.ended
 	z.output.Finish(linesMoment)
-	cause := because("its "+z.key.what()+" ended: "+z.group.cause(describe(status)), z.output)
+	how := task.EndShared
+	if z.works() {
+		how = task.EndUnclear // what a replica does ends its whole worker
+	}
+	e := z.group.explain(endingOf(status)).of("its "+z.key.what(), how).saying(z.output)
 	z.owner.disclose(z.group)
 	z.mu.Lock()
 	if op := (*net.OpError)(nil); z.lie != nil {
-		cause = "its " + z.key.what() + " was ended: " + z.lie.Error()
+		e = ending{cause: "its " + z.key.what() + " was ended: " + z.lie.Error(), end: task.EndShared}
 	} else if !errors.As(fault, &op) && !errors.Is(fault, io.EOF) {
-		cause = "its " + z.key.what() + " was ended: " + fault.Error()
+		e = ending{cause: "its " + z.key.what() + " was ended: " + fault.Error(), end: how}
 	}
-	z.died = cause
-	how := task.EndShared
-	if z.works() && z.lie == nil {
-		how = task.EndUnclear // what a replica does ends its whole worker
-	}
+	z.died = e
 	children, pending, spares := z.children, z.pending, z.unberthed()
 	z.children, z.pending, z.waiting = nil, nil, nil
 	z.mu.Unlock()
 	for _, f := range pending {
-		f.reply <- errors.New(cause)
+		f.reply <- e
 	}
 	for _, p := range children {
-		p.end(cause, how)
+		p.end(e)
 	}
 	for _, c := range spares {
 		z.owner.dispose(c)
@@ -316,7 +319,7 @@ func (z *zygote) handle(o wire.Order) {
 		f := z.take(o.ID)
 		z.mu.Unlock()
 		if f != nil {
-			f.reply <- fmt.Errorf("zygote refused to fork: %s", o.Text)
+			f.reply <- fmt.Errorf("zygote refused to fork: %w", printed(o.Text))
 		}
 	case wire.ChildExited:
 		z.mu.Lock()
@@ -329,7 +332,7 @@ func (z *zygote) handle(o wire.Order) {
 		}
 		if p != nil {
 			e := warden.Exit{Status: unix.WaitStatus(o.Status)}
-			p.end(describe(e), endOf(e))
+			p.end(endingOf(e))
 		}
 	}
 }
@@ -385,6 +388,6 @@ func (z *zygote) alive() bool {
 	default:
 		z.mu.Lock()
 		defer z.mu.Unlock()
-		return z.died == ""
+		return z.died == nil
 	}
 }

@@ -86,7 +86,7 @@ func Run(ctx context.Context, h Hooks) error {
 
 // onDevice names the devices of an error of Place that is marked as OutOfMemory, so that the platform sees which they are.
 func onDevice(err error) error {
-	if code(err) != task.OutOfMemory || strings.Contains(err.Error(), wire.OutOfMemoryOn) {
+	if code(err) != task.OutOfMemory {
 		return err
 	}
 	return fmt.Errorf("%s%s: %w", wire.OutOfMemoryOn, os.Getenv(envDevices), err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // keysWorker is a KeysManager as a node's server has it.
@@ -39,6 +40,10 @@ func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node
 		Phase: func(p keysmanager.Phase) { progress(node.Phase(p)) },
 	})
 	if err != nil {
+		var short *task.MemoryError
+		if errors.As(err, &short) {
+			err = detailed{err, (*node.MemoryError)(short)}
+		}
 		return node.Started{}, err
 	}
 	return node.Started{PID: r.PID, Path: r.Path, Phases: phasesOf(r.Phases), Conn: r.Conn}, nil

@@ -15,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // nodeList is the nodes of a running stagecoach: its own KeysManager, if it has one, and daemons that have joined.
@@ -104,7 +105,7 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 			}
 		}
 	}
-	return 0, fmt.Errorf("node %q: %w now", name, errNoNode)
+	return 0, &node.Error{Node: name, Err: fmt.Errorf("%w now", errNoNode)}
 }
 
 // forget tells our own node that a function is no longer deployed. Daemons are told when they announce that they have it.
@@ -149,7 +150,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	for _, z := range inv.Zygotes {
 		out.Zygotes = append(out.Zygotes, node.Zygote{
 			Function: z.Function, Namespace: z.Namespace, Digest: z.Digest, Model: z.Model, PID: z.PID, Bytes: z.Bytes, Path: z.Path,
-			Replicas: z.Replicas, Key: z.Key, State: z.State, Load: z.Load, LastUsed: z.LastUsed, Usage: usageOf(z.Usage), Generation: z.Generation,
+			Replicas: z.Replicas, Key: z.Key, State: node.ZygoteState(z.State), Load: z.Load, LastUsed: z.LastUsed, Usage: usageOf(z.Usage), Generation: z.Generation,
 			Worker: z.Worker, Device: z.Device,
 		})
 	}
@@ -199,6 +200,16 @@ func specJSON(f cluster.FunctionSpec) (json.RawMessage, error) {
 	return json.Marshal(s)
 }
 
+// detailed is an error with a part of it in the type that the receiver knows. The text already
+// tells of that part.
+type detailed struct {
+	error
+	part error
+}
+
+// Unwrap returns the error and the part.
+func (d detailed) Unwrap() []error { return []error{d.error, d.part} }
+
 // Start implements cluster.Node.
 func (n remoteNode) Start(ctx context.Context, o cluster.Order) (cluster.Started, error) {
 	s, err := specJSON(o.Function)
@@ -207,6 +218,10 @@ func (n remoteNode) Start(ctx context.Context, o cluster.Order) (cluster.Started
 	}
 	r, err := n.Client.Start(ctx, node.Order{Replica: o.Replica, Spec: s, CPUMilli: o.CPUMilli, Device: o.Device}, nil)
 	if err != nil {
+		var short *node.MemoryError
+		if errors.As(err, &short) {
+			err = detailed{err, (*task.MemoryError)(short)}
+		}
 		return cluster.Started{}, err
 	}
 	out := cluster.Started{PID: r.PID, Conn: r.Conn, Path: r.Path}

@@ -287,12 +287,12 @@ func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]cach
 }
 
 // on says where an error is from, unless it says so itself, as those of daemons do.
-func on(node string, err error) error {
-	prefix := fmt.Sprintf("node %q: ", node)
-	if strings.HasPrefix(err.Error(), prefix) {
+func on(name string, err error) error {
+	var of *node.Error
+	if errors.As(err, &of) {
 		return err
 	}
-	return fmt.Errorf("%s%w", prefix, err)
+	return &node.Error{Node: name, Err: err}
 }
 
 // fail answers with an error: text, or JSON for who asks for it with Accept.
