@@ -121,8 +121,14 @@ func TestLetterOfACall(t *testing.T) {
 	t.Parallel()
 	all := []queue.DeadLetter{{ID: "mine.a"}, {ID: "mine.b.callback", Kind: queue.Callback}, {ID: "other.c"}}
 	for _, tc := range []struct{ id, record, want string }{
-		{"mine", "mine.a", "mine.a"}, {"mine", "mine.b", "mine.b.callback"}, {"mine", "mine.z", ""},
-		{"mine", "", "mine.b.callback"}, {"mine.a", "", "mine.a"}, {"mine.b", "", "mine.b.callback"}, {"mine.b.callback", "", "mine.b.callback"}, {"nobody", "", ""},
+		{"mine", "mine.a", "mine.a"},
+		{"mine", "mine.b", "mine.b.callback"},
+		{"mine", "mine.z", ""},
+		{"mine", "", "mine.b.callback"},
+		{"mine.a", "", "mine.a"},
+		{"mine.b", "", "mine.b.callback"},
+		{"mine.b.callback", "", "mine.b.callback"},
+		{"nobody", "", ""},
 	} {
 		if l, there := letterOf(all, tc.id, tc.record); l.ID != tc.want || there != (tc.want != "") {
 			t.Errorf("%s, record %q: letter %q, want %q", tc.id, tc.record, l.ID, tc.want)

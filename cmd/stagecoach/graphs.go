@@ -95,7 +95,7 @@ func (g *graphCheck) fields() error {
 // located adds to each error of a function's fields where the field is in the stack file.
 func (g *graphCheck) located(name string, err error) (out []error) {
 	all := []error{err}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // what package pipeline returns
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { // what package pipeline returns
 		all = joined.Unwrap()
 	}
 	for _, err := range all {
