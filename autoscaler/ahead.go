@@ -7,22 +7,23 @@ import (
 	"time"
 )
 
-// Learned is what the past has taught of one function's rate. It is updated once per decision, and
-// takes effect in the next.
+// Learned is what Sizer has learned about one function's arrival rate. It is updated once per
+// decision, and the update takes effect in the next decision.
 type Learned struct {
 	At    time.Time `json:",omitzero"` // of the last update
 	Ratio float64   `json:",omitzero"` // arrivals here per arrival at the stages before it; 0: unknown
 }
 
 const (
-	// ratioTime is the time constant with which a measured ratio of rates moves the learned one.
+	// ratioTime is the time constant with which the learned ratio follows the measured one.
 	ratioTime = time.Minute
-	// mostRatio bounds the ratio, both ways.
+	// mostRatio bounds the ratio: it is between 1/mostRatio and mostRatio.
 	mostRatio = 64
 )
 
-// update learns from stage i's rate and the rates of the stages before it, while each of them
-// serves what arrives. Behind a stage that does not, rates only tell how much gets through.
+// update learns the ratio of stage i's rate to the sum of the rates of the stages before it. It
+// learns only while each of those stages serves all that arrives. Behind an overloaded stage, rates
+// only show how much the overloaded stage lets through.
 func (l Learned) update(m *model, i int, at time.Time) Learned {
 	dt := 0.0
 	if !l.At.IsZero() {
@@ -43,19 +44,19 @@ func (l Learned) update(m *model, i int, at time.Time) Learned {
 	return l
 }
 
-// steady reports whether what arrives is known, and served by replicas that are ready.
+// steady reports whether the arrival rate is known, and the ready replicas can serve it.
 func (g *stage) steady() bool {
 	ready, starting := g.f.Current()
 	return g.known && g.measured > 0 && starting == 0 && g.measured <= saturated*float64(g.servers(ready))*g.mu
 }
 
-// connect tells each stage which stages' answers arrive at it in pipelines with an objective, and
-// sorts the stages so that those come first. A stage at which requests enter is told of none,
-// because what arrives there is not only their answers.
+// connect sets for each stage the stages whose answers arrive at it in pipelines with an objective.
+// It sorts the stages so that each comes after the stages before it. An entry stage gets none,
+// because requests from outside arrive there too.
 func (m *model) connect() {
 	named := 0
 	m.order = make([]int, 0, len(m.stages))
-	places := make([]int, len(m.stages)) // most stages have one before them
+	places := make([]int, len(m.stages)) // memory for before: most stages have one stage before them
 	for i := range m.stages {
 		m.stages[i].before = places[i : i : i+1]
 	}
@@ -78,7 +79,7 @@ func (m *model) connect() {
 			}
 		}
 	}
-	if named > 1 { // of one pipeline, the steps are in order
+	if named > 1 { // the steps of a single pipeline are sorted already
 		m.order = m.sorted()
 	}
 	for k := range m.pipes {
@@ -91,8 +92,8 @@ func (m *model) connect() {
 	}
 }
 
-// sorted returns the stages in topological order. Stages on cycles, which pipelines in opposite
-// directions make, and the stages behind them come last.
+// sorted returns the stages in topological order. Stages on cycles, and the stages behind them,
+// come last. Pipelines that call two stages in opposite orders make a cycle.
 func (m *model) sorted() []int {
 	before, after := make([]int, len(m.stages)), make([][]int, len(m.stages))
 	order := make([]int, 0, len(m.stages))
@@ -119,10 +120,10 @@ func (m *model) sorted() []int {
 	return order
 }
 
-// follow raises the rate of each stage to what the stages before it are about to ask of it, by the
-// learned ratio of their rates. So a change that shows where requests enter shows at all stages at
-// once, and not when it stands out from chance at each. Behind a stage that does not serve what
-// arrives, see ahead.
+// follow raises the rate of each stage to the rate that the stages before it are about to send, by
+// the learned ratio of their rates. So all stages react as soon as the entry stage sees a change.
+// Otherwise each stage would wait until the change stands out from chance in its own rate. Method
+// ahead handles stages behind an overloaded one.
 func (m *model) follow(past Memory) {
 	for _, i := range m.order {
 		g, arriving, served := &m.stages[i], 0.0, true
@@ -138,11 +139,11 @@ func (m *model) follow(past Memory) {
 	}
 }
 
-// ahead returns, for each stage behind one that does not serve what arrives at it, how many
-// replicas the stage needs once the other does: as many as keep it within its own share of the
-// budget at the rate that it will have. So its replicas start at the same time, and not after those
-// before it. 0 means that there is no such stage before it. What a stage needs rises with its own
-// rate, and whether it is asked for does not depend on that rate.
+// ahead returns how many replicas to start now for each stage behind an overloaded one. The stage's
+// rate will rise once the overloaded stage has its replicas. The result is the count that then
+// keeps the stage's waits within its share of the budget. So its replicas start at the same time as
+// those of the overloaded stage. 0 means that no stage before it is overloaded. The result rises
+// with the stage's own rate, but whether it is above 0 does not depend on that rate.
 func (m *model) ahead(needs []need, within float64) []int {
 	out, rate, late := make([]int, len(m.stages)), make([]float64, len(m.stages)), make([]bool, len(m.stages))
 	for i := range m.stages {
@@ -155,7 +156,8 @@ func (m *model) ahead(needs []need, within float64) []int {
 			late[i] = late[i] || late[j]
 		}
 		if late[i] {
-			ratio := cmp.Or(needs[i].past.Learned.Ratio, 1/float64(len(g.before))) // a join, if nothing is learned yet
+			// a join, if nothing is learned yet
+			ratio := cmp.Or(needs[i].past.Learned.Ratio, 1/float64(len(g.before)))
 			rate[i] = max(rate[i], arriving*ratio)
 			if !needs[i].idle {
 				out[i] = g.alone(rate[i], m, needs[i].most)
@@ -165,7 +167,7 @@ func (m *model) ahead(needs []need, within float64) []int {
 		if !g.known {
 			continue
 		}
-		// The line arrives as well, and no more than the stage's replicas will let through.
+		// The waiting line arrives here as well, but not faster than the stage's replicas let it through.
 		ready, _ := g.f.Current()
 		asked := rate[i] + float64(g.waiting)/within
 		if late[i] = late[i] || asked > float64(g.servers(ready))*g.mu; late[i] {
@@ -175,8 +177,8 @@ func (m *model) ahead(needs []need, within float64) []int {
 	return out
 }
 
-// alone returns the least count, up to limit, that keeps the waits of so many tasks per second
-// within g's share of each pipeline, and bursts within their patience.
+// alone returns the smallest count, up to limit, for lambda tasks per second. With that count, mean
+// waits are within g's share of each pipeline, and waits for bursts are within their patience.
 func (g *stage) alone(lambda float64, m *model, limit int) int {
 	wait := math.Inf(1)
 	for _, at := range g.in {

@@ -9,7 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// behind is a pipeline a, b, c of 100 ms a stage, in which four times as much arrives at a as it serves.
+// behind returns a pipeline a, b, c whose stages take 100 ms each. Tasks arrive at a four times as
+// fast as it serves them.
 func behind() (plan.Snapshot, plan.Domain) {
 	s := plan.Snapshot{
 		At: t0,
@@ -36,15 +37,17 @@ func counts(t *testing.T, s plan.Snapshot, d plan.Domain, m Memory) (out [3]int,
 	return out, a, next
 }
 
-// TestAhead: what is behind a stage that does not serve what arrives starts with it, at the rate that gets through once it has what it is given.
-func TestAhead(t *testing.T) {
+// TestStagesBehindAnOverloadStartWithIt checks that the stages behind an overloaded stage start
+// together with it. They are sized for the rate that will get through once the overloaded stage has
+// its replicas.
+func TestStagesBehindAnOverloadStartWithIt(t *testing.T) {
 	ratio := func(b, c float64) Memory {
 		return Memory{"b": {Learned: Learned{At: t0, Ratio: b}}, "c": {Learned: Learned{At: t0, Ratio: c}}}
 	}
 	for name, tc := range map[string]struct {
 		memory Memory
 		change func(*plan.Snapshot)
-		want   [3]int // at least
+		want   [3]int // least counts
 		most   [3]int
 	}{
 		"all at once":               {nil, func(*plan.Snapshot) {}, [3]int{5, 5, 5}, [3]int{7, 7, 7}},
@@ -76,8 +79,9 @@ func TestAhead(t *testing.T) {
 	}
 }
 
-// TestRatio: ratios are learned while all that arrives is served, slowly, and within bounds.
-func TestRatio(t *testing.T) {
+// TestRatiosAreLearnedWhileAllArrivalsAreServed checks that ratios are learned slowly, within
+// bounds, and only while all arrivals are served.
+func TestRatiosAreLearnedWhileAllArrivalsAreServed(t *testing.T) {
 	s, d := behind()
 	_, _, m := counts(t, s, d, nil)
 	if got := m["b"].Learned; got.Ratio != 0 || !got.At.Equal(t0) {
@@ -88,11 +92,11 @@ func TestRatio(t *testing.T) {
 		t.Errorf("%+v, want 3 calls for each", m)
 	}
 	s.Functions[1].Demand.Rate = 6
-	s.At = t0.Add(time.Hour) // counts as a few seconds
+	s.At = t0.Add(time.Hour) // an update counts a few seconds at most
 	if _, _, m = counts(t, s, d, m); !(m["b"].Learned.Ratio < 3 && m["b"].Learned.Ratio > 2.9) {
 		t.Errorf("%+v, want a little less than 3", m["b"].Learned)
 	}
-	s.At = t0 // set back: nothing to learn from
+	s.At = t0 // the clock was set back: nothing to learn
 	before := m["b"].Learned.Ratio
 	if _, _, m = counts(t, s, d, m); m["b"].Learned.Ratio != before {
 		t.Errorf("%v, want %v", m["b"].Learned.Ratio, before)
@@ -107,8 +111,9 @@ func TestRatio(t *testing.T) {
 	}
 }
 
-// TestMeanPart: mean waits may take what is left to wait, over the logarithm of one in how many may be late.
-func TestMeanPart(t *testing.T) {
+// TestMeanWaitsGetAPartOfTheTimeLeft checks that mean waits get the time left to wait divided by
+// -ln(1 - Attainment).
+func TestMeanWaitsGetAPartOfTheTimeLeft(t *testing.T) {
 	for attainment, want := range map[float64]float64{0: 1 / math.Log(100), 0.9: 1 / math.Log(10), 0.999: 1 / math.Log(1000), 0.1: -1 / math.Log(0.9), 1e-6: mostPart, 1: 1 / math.Log(100), math.NaN(): 1 / math.Log(100)} {
 		if got := NewSizer(Config{Attainment: attainment}).cfg.meanPart(); math.Abs(got-want) > 1e-12 {
 			t.Errorf("%v in time: %v, want %v", attainment, got, want)
@@ -116,7 +121,8 @@ func TestMeanPart(t *testing.T) {
 	}
 }
 
-// TestAheadOfAFunctionTwice: a function that a pipeline calls twice is one queue, which is not behind itself.
+// TestAheadOfAFunctionTwice checks a pipeline that calls a function twice. The function is one
+// queue, and is not behind itself.
 func TestAheadOfAFunctionTwice(t *testing.T) {
 	s, d := behind()
 	s.Pipelines[0].Stages = []string{"a", "b", "c", "a"}

@@ -4,23 +4,25 @@ import (
 	"container/heap"
 )
 
-// negligible is the part of a stage's share of a pipeline's budget, by service time, below which
-// the stage's wait does not hold the pipeline up. Where the objective is out of reach, it says when
-// best effort ends.
+// negligible is a part of a stage's share of a pipeline's budget. A wait below that part does not
+// count as the cause of a missed objective. If the objective is out of reach, a stage gets no more
+// replicas once its wait is below that part.
 const negligible = 0.05
 
-// allocate returns a count of replicas for each stage, between least and most: the fewest with
-// which the mean waits of every pipeline fit its budget. by is, for each stage, the pipeline that
-// asked for its last replica, as an index into pipes; -1: none did. wait is the mean wait of each
-// stage with its count.
+// allocate returns a count of replicas for each stage, between least and most. It is the smallest
+// allocation in which the mean waits on every path fit the budget of its pipeline. by holds, for
+// each stage, the index in pipes of the pipeline that asked for its last replica; -1: none did.
+// wait is the mean wait of each stage with its count, in seconds.
 //
-// It is the greedy of Fox (Discrete Optimization via Marginal Analysis, Management Science 13,
-// 1966). Mean waits are convex in the number of servers (Dyer and Proll, On the Validity of
-// Marginal Analysis for Allocating Servers in M/M/c Queues, 1977). So replicas are given one by one
-// to the stage whose wait falls most by it, and the first allocation within the budget has the
-// least total. A stage takes part while any path through it, of any pipeline, is too long. With
-// several paths, each stage gets the most that any of its paths alone would give it, so a stage
-// never loses a replica because it has more to do.
+// The method is Fox's greedy (Discrete Optimization via Marginal Analysis, Management Science 13,
+// 1966). Replicas are given one by one, each to the stage whose wait falls most. Mean waits are
+// convex in the number of servers (Dyer and Proll, On the Validity of Marginal Analysis for
+// Allocating Servers in M/M/c Queues, 1977). So the first allocation within the budget has the
+// least total.
+//
+// A stage takes part while any path through it, of any pipeline, is too long. If there are several
+// paths, each stage gets the most that any of its paths alone would give it. So a stage never loses
+// a replica because its load rises.
 func (m *model) allocate(least, most []int) (counts, by []int, wait []float64) {
 	n := len(m.stages)
 	ints := make([]int, 3*n)
@@ -70,18 +72,18 @@ func (m *model) allocate(least, most []int) (counts, by []int, wait []float64) {
 	return a.counts, a.by, a.wait
 }
 
-// allocation is one under way: a heap of the stages that may get more, by how much the next replica
-// takes off their wait.
+// allocation is an allocation under way. It is a heap of the stages that may get more replicas. The
+// first stage is the one whose wait falls most with its next replica.
 type allocation struct {
 	*model
 	counts, by, most []int
-	wait, next       []float64 // with counts, and with one more
+	wait, next       []float64 // seconds: with counts, and with one replica more
 	paths            [][]float64
 	heap             []int
 }
 
-// look predicts stage i's wait with one replica more. It returns false if the stage cannot have
-// one, or if one more is of no use.
+// look predicts stage i's wait with one more replica. It returns false if the stage cannot have
+// one, or if one more would not shorten the wait.
 func (a *allocation) look(i int) bool {
 	if a.counts[i] >= a.most[i] {
 		return false
@@ -90,7 +92,8 @@ func (a *allocation) look(i int) bool {
 	return a.wait[i] > a.next[i]
 }
 
-// asks returns the pipeline that wants one more replica of stage i; -1: none does, and none will.
+// asks returns the pipeline that needs one more replica of stage i. It returns -1 if no pipeline
+// needs one, now or later.
 func (a *allocation) asks(i int) int {
 	for _, at := range a.stages[i].in {
 		p := &a.pipes[at.pipe]

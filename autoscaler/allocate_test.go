@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// chain is a pipeline of n random stages in a row, in a domain of its own.
+// chain returns a pipeline of n random stages in a row, in a domain of its own.
 func chain(rng *rand.Rand, n int) (plan.Snapshot, plan.Domain) {
 	s := plan.Snapshot{Rev: 1, At: t0}
 	p := plan.Pipeline{Name: "p.ns"}
@@ -43,7 +43,7 @@ func modelOf(t *testing.T, s plan.Snapshot, d plan.Domain) *model {
 	return m
 }
 
-// bounds are the counts between which each stage of m may be.
+// bounds returns the smallest and the largest count of each stage of m.
 func bounds(m *model) (least, most []int) {
 	for i := range m.stages {
 		_, limit := m.stages[i].f.Bounds()
@@ -53,7 +53,8 @@ func bounds(m *model) (least, most []int) {
 	return least, most
 }
 
-// fits says whether every path of every pipeline is within its limit, bursts as long as they may wait.
+// fits reports whether every path of every pipeline is within its limit, and waits for bursts are
+// within their patience.
 func fits(m *model, counts []int) bool {
 	wait := m.waits(counts)
 	for k := range m.pipes {
@@ -77,7 +78,7 @@ func total(counts []int) (n int) {
 	return n
 }
 
-// fewest tries all allocations: the least total that fits; ok is false where none does.
+// fewest tries all allocations and returns the smallest total that fits. ok is false if none fits.
 func fewest(m *model, least, most []int) (best int, ok bool) {
 	counts := slices.Clone(least)
 	for {
@@ -95,8 +96,10 @@ func fewest(m *model, least, most []int) (best int, ok bool) {
 	}
 }
 
-// TestAllocateAgainstBruteForce: for pipelines of two to four stages, up to six replicas each, no total is smaller, and what can be met
-// is, but for those few that can only be met by waits that are negligible beside that of a stage at its maximum.
+// TestAllocateAgainstBruteForce compares allocations with all possible ones, for pipelines of two
+// to four stages with up to six replicas each. No total may be smaller. Every objective that can be
+// met must be met. The few exceptions need waits that are negligible beside the wait of a stage at
+// its maximum.
 func TestAllocateAgainstBruteForce(t *testing.T) {
 	met, missed := 0, 0
 	for seed := range uint64(3000) {
@@ -127,7 +130,8 @@ func TestAllocateAgainstBruteForce(t *testing.T) {
 	}
 }
 
-// given says that no stage is to have more: it is at its maximum, or its wait is negligible.
+// given reports whether no stage should get more: each is at its maximum, or its wait is
+// negligible.
 func given(m *model, counts, most []int) bool {
 	for i, w := range m.waits(counts) {
 		for _, at := range m.stages[i].in {
@@ -140,7 +144,7 @@ func given(m *model, counts, most []int) bool {
 	return true
 }
 
-// shared is a domain of several pipelines: graphs with branches, whose stages they share.
+// shared returns a domain of several pipelines. They are graphs with branches, and share stages.
 func shared(rng *rand.Rand) (plan.Snapshot, plan.Domain) {
 	s, _ := chain(rng, 6)
 	s.Pipelines = nil
@@ -163,8 +167,8 @@ func shared(rng *rand.Rand) (plan.Snapshot, plan.Domain) {
 	return s, plan.Domains(s)[0]
 }
 
-// TestAllocateMeetsEveryPath: whatever can be met is, and each stage gets what the most demanding path through it would give it if
-// that were alone.
+// TestAllocateMeetsEveryPath checks that each objective is met if it can be. Each stage must get
+// what its most demanding path alone would give it.
 func TestAllocateMeetsEveryPath(t *testing.T) {
 	for seed := range uint64(400) {
 		s, d := shared(rand.New(rand.NewPCG(seed, 8)))
@@ -185,7 +189,8 @@ func TestAllocateMeetsEveryPath(t *testing.T) {
 	}
 }
 
-// pathByPath allocates to each path of each pipeline alone and returns the most that each stage got.
+// pathByPath allocates to each path of each pipeline alone, and returns the largest count of each
+// stage.
 func pathByPath(m *model, least, most []int) []int {
 	want := slices.Clone(least)
 	for k := range m.pipes {
@@ -220,8 +225,9 @@ func pathByPath(m *model, least, most []int) []int {
 	return want
 }
 
-// TestMoreLoadNeverFewer: a stage that has more to do never gets fewer, in any graph; a pipeline in a row never fewer in total.
-func TestMoreLoadNeverFewer(t *testing.T) {
+// TestMoreLoadNeverGivesFewerReplicas checks that a stage with more load never gets fewer replicas,
+// in any graph. In a pipeline without branches, the total does not fall either.
+func TestMoreLoadNeverGivesFewerReplicas(t *testing.T) {
 	for seed := range uint64(2000) {
 		rng := rand.New(rand.NewPCG(seed, 9))
 		world := shared
@@ -258,20 +264,21 @@ func TestMoreLoadNeverFewer(t *testing.T) {
 	}
 }
 
-// held says that a stage has more than its pipelines ask for, because of what is held up before it: what others then need less, it
-// keeps.
+// held reports whether a stage has more than its pipelines ask for because a stage before it is
+// overloaded. Such a stage keeps its count when others need less.
 func held(a plan.Alloc) bool {
 	return slices.ContainsFunc(a, func(l plan.Line) bool { return strings.Contains(l.Why, "held up before it") })
 }
 
-// TestBestEffort: an objective that nothing can meet does not cost all there is.
-func TestBestEffort(t *testing.T) {
+// TestObjectiveOutOfReachLeavesBudget checks that an objective that cannot be met does not take the
+// whole budget.
+func TestObjectiveOutOfReachLeavesBudget(t *testing.T) {
 	s, d := chain(rand.New(rand.NewPCG(1, 1)), 3)
 	for i := range s.Functions {
 		f := &s.Functions[i]
 		f.Max, f.Slots, f.Demand.Rate, f.Demand.CV, f.Service.Mean, f.Service.CV = 1000, 1, 10, 1, 100*time.Millisecond, 1
 	}
-	s.Functions[1].Max = 1 // and needs two
+	s.Functions[1].Max = 1 // but it needs two
 	for _, slo := range []time.Duration{time.Millisecond, 500 * time.Millisecond} {
 		s.Pipelines[0].SLO = slo
 		m := modelOf(t, s, d)

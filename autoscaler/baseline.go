@@ -8,7 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Fixed is a plan.Allocator for comparison that never changes a count. Each function has an equal
+// Fixed is a plan.Allocator for comparison that never changes a count. Each function gets an equal
 // part of the cluster's budget, or its minimum if there is no budget.
 type Fixed struct{}
 
@@ -35,9 +35,9 @@ func (Fixed) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc, s
 	return out, m, nil
 }
 
-// Uniform is a plan.Allocator for comparison that scales pipelines as a whole. Each stage has as
-// many replicas as the stage that needs the most by the [Sizer], but at most its equal part of the
-// cluster's budget.
+// Uniform is a plan.Allocator for comparison that scales pipelines as a whole. Every stage of a
+// pipeline gets the count of the stage that needs the most replicas by the [Sizer]. A stage gets at
+// most its equal part of the cluster's budget.
 type Uniform struct{ sizer Sizer }
 
 // NewUniform returns a Uniform.

@@ -2,27 +2,29 @@ package autoscaler
 
 import "math"
 
-// Bursts are waited for once. The tasks of a burst leave a stage no faster than the stage serves.
-// So the next stage, if it serves as fast, has no line of them: the wait for a burst on a path is
-// the wait at the path's slowest stage, and not a sum. For deterministic tandem queues that is a
-// theorem (Friedman, Reduction Methods for Tandem Queuing Systems, Operations Research 13, 1965).
-// Network calculus calls it "pay bursts only once" (Le Boudec and Thiran, Network Calculus, 2001,
-// §1.4.3). Waits by chance, of arrivals one by one and of services, add up.
+// A path waits for a burst only once. The tasks of a burst leave a stage no faster than the stage
+// serves. So the next stage, if it serves as fast, has no line of them. The wait for a burst on a
+// path is the wait at the path's slowest stage, not a sum over stages. For deterministic tandem
+// queues that is a theorem (Friedman, Reduction Methods for Tandem Queuing Systems, Operations
+// Research 13, 1965). Network calculus calls it "pay bursts only once" (Le Boudec and Thiran,
+// Network Calculus, 2001, §1.4.3). Waits by chance, caused by single arrivals and by service times,
+// do add up.
 //
-// So Allen and Cunneen's factor (Ca²+Cs²)/2 is taken apart. Of Ca², up to 1 makes waits by chance
-// at each stage. The rest is bursts. With λ arrivals per second and capacity C, their wait is
-// (Ca²−1)/2·λ/(C(C−λ)), Kingman's for heavy traffic. A burst that several servers serve is no
-// shorter, so Erlang's C has no part in it. Ca² is that of what enters the pipeline: the stages
-// behind see bursts that the stages before have flattened, and those would flatten less with more
-// replicas.
+// So the model splits Allen and Cunneen's factor (Ca²+Cs²)/2. The part of Ca² up to 1 causes waits
+// by chance at each stage. The rest is bursts. With λ arrivals per second and capacity C, the wait
+// for bursts is (Ca²−1)/2·λ/(C(C−λ)), Kingman's formula for heavy traffic. A burst is as long for
+// several servers as for one fast server, so Erlang's C is not a factor of it. Ca² is measured
+// where requests enter the pipeline. The stages behind see bursts that the stages before have
+// flattened, and more replicas would flatten them less.
 
-// bursty returns the part of a squared coefficient of variation that is bursts, as a part of Allen
-// and Cunneen's factor.
+// bursty returns the burst part of Allen and Cunneen's factor for a squared coefficient of
+// variation of arrivals.
 func bursty(ca2 float64) float64 { return max(ca2-1, 0) / 2 }
 
-// payOnce tells each stage what bursts come to it, and how long they may wait. A pipeline's budget
-// is divided as the factor is. A stage that has one call per item sees larger bursts than what
-// enters the pipeline.
+// payOnce sets for each stage its bursts and its patience: how long they may wait. It splits a
+// pipeline's budget between bursts and waits by chance, in the proportion of their parts of Allen
+// and Cunneen's factor. A stage with one call per item gets larger bursts than those that enter the
+// pipeline.
 func (m *model) payOnce() {
 	for i := range m.stages {
 		g := &m.stages[i]
@@ -64,7 +66,7 @@ func (m *model) entering(p *pipe) float64 {
 	return out
 }
 
-// burstWait returns the predicted mean wait for bursts, in seconds, with so many replicas.
+// burstWait returns the predicted mean wait for bursts, in seconds, with this many replicas.
 func (g *stage) burstWait(replicas int) float64 {
 	if !g.known || replicas <= 0 || !(g.lambda > 0) {
 		return 0
@@ -74,7 +76,7 @@ func (g *stage) burstWait(replicas int) float64 {
 	return min(g.bursts*rho/(capacity*(1-rho)), longest.Seconds())
 }
 
-// forBursts returns the least count with which bursts wait no longer than they may.
+// forBursts returns the smallest count with which waits for bursts are within the stage's patience.
 func (g *stage) forBursts() int {
 	if !g.known || g.patient < 0 {
 		return 0

@@ -9,7 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// row is a pipeline of eight stages that are alike, into which bursts come; each measures their CV as it may.
+// row returns a pipeline of eight equal stages with bursty arrivals. Each stage measures another
+// CV.
 func row() (plan.Snapshot, plan.Domain) {
 	s, d := plan.Snapshot{At: t0}, plan.Domain{Pipelines: []string{"p"}}
 	p := plan.Pipeline{Name: "p", SLO: 800 * time.Millisecond}
@@ -24,11 +25,13 @@ func row() (plan.Snapshot, plan.Domain) {
 	return s, d
 }
 
-// TestBurstsOnce: stages that are alike get the same for bursts, whatever CV each measures, and of a budget, too; it is far less than waits at each
-// of them would take.
-func TestBurstsOnce(t *testing.T) {
+// TestEqualStagesPayForABurstOnce checks that equal stages get equal counts for bursts, whatever CV
+// each measures, also under a budget. The counts must be far smaller than if each stage had to wait
+// for the burst.
+func TestEqualStagesPayForABurstOnce(t *testing.T) {
 	s, d := row()
-	// λ=40/s, e=7.5, patience 400 ms/ln(10)·7.5/8.5 = 153 ms: C=(40+√(1600+4·7.5·40/0.153))/2=68.5/s of 20/s each.
+	// λ=40/s, e=7.5, patience 400 ms/ln(10)·7.5/8.5 = 153 ms. So
+	// C=(40+√(1600+4·7.5·40/0.153))/2=68.5/s, at 20/s per replica.
 	m, err := newModel(&s, d, Config{Attainment: 0.9}.meanPart())
 	if err != nil {
 		t.Fatal(err)

@@ -11,17 +11,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 )
 
-// cpuFit is a service time as a function of the CPU that a replica may use.
+// cpuFit is a service time as a function of a replica's CPU quota.
 type cpuFit struct {
 	profile.Line
-	most int // the largest quota that was measured: nothing is known of larger ones
+	most int // largest measured quota; larger ones are unknown
 }
 
-// fitCPU returns the regression of f's service time on 1/quota. ok is false while fewer than three
-// quotas were measured, or if more CPU is of no use. Of several batches and lengths it takes the
-// one that was measured with the most quotas, and of those the batch next to f's own.
+// fitCPU returns the regression of f's service time on 1/quota. ok is false if fewer than three
+// quotas were measured, or if more CPU makes f no faster. If several batches and lengths were
+// measured, it takes those with the most quotas, and among them the batch size closest to f's own.
 //
-// QUART measures its response times offline as well and adds "a specific number of CPUs" (§5.3). It
+// QUART also measures its response times offline, and adds "a specific number of CPUs" (§5.3). It
 // does not print how many.
 func fitCPU(f *plan.Function) (fit cpuFit, ok bool) {
 	points := likePoints(f)
@@ -66,10 +66,10 @@ func likePoints(f *plan.Function) []plan.Point {
 
 func abs(v int) int { return max(v, -v) }
 
-// asDeclared returns the fits of the functions of d that may be given more CPU. It sets their
-// service times in s to what they would be with the declared CPU: extra CPU that was given must not
-// become the reason to give it, or to need it less. Functions that hold devices are left as
-// measured: see exchange.
+// asDeclared returns the fits of the functions of d that may get more CPU. It sets their service
+// times in s to those with the declared CPU. Otherwise extra CPU would change the service times by
+// which the next decision gives or takes extra CPU. Functions that hold devices keep their measured
+// service times: see exchange.
 func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 	var fits map[string]*cpuFit
 	copied := false
@@ -93,40 +93,40 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 		if !copied {
 			s.Functions, copied = slices.Clone(s.Functions), true
 		}
-		f, _ = s.Function(name) // the copy: finder has the original
+		f, _ = s.Function(name) // the copy in s; finder has the original
 		f.Service.Mean = toDuration(fit.scaled(f.Service.Mean.Seconds(), f.CPUNow, f.CPULimit))
 	}
 	return fits
 }
 
-// scaled returns what a service time that was measured with one quota will be with another, in
+// scaled converts a service time that was measured with one quota to another quota. Times are in
 // seconds.
 func (c cpuFit) scaled(mean float64, from, to int) float64 { return mean * c.At(to) / c.At(from) }
 
 const (
-	// near is the part of its target above which a function is helped with CPU, and that it is
-	// brought down to. Below far it does not need the CPU any more.
+	// near and far are parts of a function's target. A function whose tasks take longer than near gets
+	// CPU until they take no longer than near. Below far it does not need the extra CPU.
 	near, far = 0.8, 0.6
-	// cpuHold is how long CPU must be unneeded before it is taken back. cpuEvery is how long it
-	// takes to see what CPU did.
+	// cpuHold is how long extra CPU must be unneeded before it is taken back. cpuEvery is how long it
+	// takes until the effect of a change shows.
 	cpuHold  = time.Minute
 	cpuEvery = 10 * time.Second
 )
 
-// compensate gives replicas more CPU where the smoother took others away and tasks come near to
-// taking too long: the least quota with which they do not, as far as the nodes have it. Where there
-// is none to give, or it is unknown what it would do, a replica stays instead. The same bridges the
-// time in which tasks take too long and the replicas that were asked for are not there. Functions
-// that hold devices are given more than that: see exchange.
+// compensate gives more CPU to the replicas of a function whose other replicas the smoother has
+// taken, if tasks nearly take too long. It gives the smallest quota with which they do not, as far
+// as the nodes have CPU. If no node has any, or its effect is unknown, the replica stays instead.
+// CPU also helps while tasks take too long and the requested replicas have not started. Functions
+// that hold devices may get more: see exchange.
 //
-// QUART's Alg. 1 has its Smooth test C' ≤ max and then C' > max, give the CPU for a count that is
-// not the new one, and go back to Correct when there is none. This is one pass: CPU first, else the
-// replica.
+// QUART's Alg. 1 tests C' ≤ max and then C' > max in Smooth. It gives CPU for a count that is not
+// the new one, and goes back to Correct if there is no CPU. This implementation is one pass: CPU
+// first, else the replica.
 func compensate(s *plan.Snapshot, all []correction) {
 	var free map[string]int
 	for i := range all {
 		c := &all[i]
-		if c.line.CPUMilli != 0 || c.dear() || c.next.Taken == 0 && c.past.CPU == 0 && !c.short() {
+		if c.line.CPUMilli != 0 || c.wantsIdleCPU() || c.next.Taken == 0 && c.past.CPU == 0 && !c.short() {
 			continue
 		}
 		if free == nil && c.fit != nil {
@@ -162,18 +162,18 @@ func compensate(s *plan.Snapshot, all []correction) {
 	}
 }
 
-// short reports whether tasks take too long with the replicas that are ready while others were
-// asked for.
+// short reports whether tasks take too long with the ready replicas, while more replicas have been
+// requested.
 func (c *correction) short() bool {
 	ready, _ := c.f.Current()
 	return c.fit != nil && c.threatened() && 0 < ready && ready < c.line.Count
 }
 
-// quota returns what a replica may use now.
+// quota returns the CPU that a replica may use now, in thousandths of a core.
 func (c *correction) quota() int { return cmp.Or(max(c.f.CPUNow, 0), c.f.CPULimit) }
 
-// leastCPU returns the least quota with which so many replicas keep well within the target. ok is
-// false if most is not enough. It halves, because the prediction falls with the quota.
+// leastCPU returns the smallest quota with which this many replicas stay well within the target. ok
+// is false if most is not enough. It bisects, because the predicted time falls as the quota rises.
 func (c *correction) leastCPU(replicas, most int) (quota int, ok bool) {
 	declared := c.f.CPULimit
 	if c.expects(replicas, declared) <= near*c.target {
@@ -187,8 +187,8 @@ func (c *correction) leastCPU(replicas, most int) (quota int, ok bool) {
 	return min(declared+steps*grain, most), true
 }
 
-// expects returns how long tasks will take with so many replicas of this quota, in seconds: the
-// larger of the predicted and the measured time.
+// expects returns how long tasks will take with this many replicas of this quota, in seconds. It is
+// the larger of the predicted and the measured time.
 func (c *correction) expects(replicas, quota int) float64 {
 	mu, measured := c.mu, c.measured
 	if c.fit != nil && c.known {
@@ -202,8 +202,8 @@ func (c *correction) expects(replicas, quota int) float64 {
 	return max(c.sojournAt(mu, replicas).Seconds(), measured)
 }
 
-// give sets the quota: up to what is wanted, at most once per cpuEvery, and back to what was
-// declared when more was not needed for a while.
+// give sets the quota. It raises the quota towards wants at most once per cpuEvery. It lowers the
+// quota to the declared one when extra CPU was not needed for cpuHold.
 func (c *correction) give(wants, most int, at time.Time) {
 	has := min(c.past.CPU, most)
 	ago := at.Sub(c.past.CPUAt)
@@ -217,7 +217,7 @@ func (c *correction) give(wants, most int, at time.Time) {
 		c.next.CPU = 0
 		return
 	case ago < 0 || wants > c.f.CPULimit || c.expects(c.line.Count-c.next.Taken, c.f.CPULimit) > far*c.target:
-		c.next.CPUAt = at // or the clock was set back
+		c.next.CPUAt = at // also if the clock was set back
 	case ago >= cpuHold:
 		c.next.CPU = 0
 		c.why += fmt.Sprintf("; cpu back to %dm", c.f.CPULimit)
@@ -227,8 +227,8 @@ func (c *correction) give(wants, most int, at time.Time) {
 	c.why += fmt.Sprintf("; cpu %dm", has)
 }
 
-// anywhere returns the largest quota for which service times were measured, and that every node has
-// to which a new replica may come.
+// anywhere returns the largest quota that was measured and that every node has on which a new
+// replica may start.
 func (c *correction) anywhere(s *plan.Snapshot) int {
 	most := c.fit.most
 	for i := range s.Nodes {
@@ -239,9 +239,9 @@ func (c *correction) anywhere(s *plan.Snapshot) int {
 	return most
 }
 
-// mostCPU returns the most that a replica may be given: as far as service times were measured, and
-// half of what is free where replicas are, because other domains decide at the same time. 0:
-// nothing.
+// mostCPU returns the largest quota that a replica may get: at most the largest that was measured,
+// and at most half of the free CPU of the replicas' nodes, because other domains decide at the same
+// time. 0 means that there is none.
 func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	if c.fit == nil {
 		return 0
@@ -264,8 +264,8 @@ func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	return most
 }
 
-// freeCPU returns what each node has of CPU that its replicas may not use, in thousandths of a
-// core. A node whose CPU is unknown has none to give.
+// freeCPU returns per node the CPU that no replica may use, in thousandths of a core. A node whose
+// CPU is unknown has none.
 func freeCPU(s *plan.Snapshot) map[string]int {
 	free := make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

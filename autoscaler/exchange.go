@@ -9,26 +9,28 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// serviceFade is the time constant with which measured service times follow, the same as package
-// dispatch has.
+// serviceFade is the time constant with which measured service times follow the true ones. Package
+// dispatch uses the same constant.
 const serviceFade = 30 * time.Second
 
-// exchange gives idle CPU to replicas that hold devices, for as long as it is worth a replica: a
-// replica of such a stage is expensive because of its device, and the cores beside it are idle. CPU
-// comes first, and the replica goes after. The allocator counts with measured service times, so it
-// asks for fewer replicas once they are shorter, by pipeline, and not before that.
+// exchange gives idle CPU to replicas that hold devices, if that saves a replica. A replica of such
+// a stage is expensive because of its device, while cores beside it are idle. CPU is given first,
+// and the replica is removed later. The allocator uses measured service times, so it asks for fewer
+// replicas only when the service times have become shorter.
 //
-// QUART takes the replica and gives the CPU afterwards ("compensates"), from whatever a server has.
-// Here a replica may have its declared CPU and an even share of what its node has beyond all
-// declared CPU, as far as service times were measured. So domains that decide at the same time do
-// not take the same cores. CPU is taken back when, for a while, one replica less would be too few
-// even with it and tasks would be in time without it. Where the node has it no more it is taken
-// back at once, and the count rises to what is needed without it.
+// QUART removes the replica first and gives the CPU afterwards ("compensates"), from whatever a
+// server has. Here a replica may have its declared CPU and an even share of the CPU that its node
+// has beyond all declared CPU. It never gets more than the largest quota that was measured. So
+// domains that decide at the same time do not take the same cores.
+//
+// CPU is taken back if it is of no use for a while: it saves no replica, and tasks would be in time
+// without it. If the node no longer has the CPU, it is taken back at once, and the count rises to
+// what is needed without it.
 func exchange(s *plan.Snapshot, all []correction) {
 	var share map[string]int
 	for i := range all {
 		c := &all[i]
-		if !c.dear() || c.line.CPUMilli != 0 {
+		if !c.wantsIdleCPU() || c.line.CPUMilli != 0 {
 			continue
 		}
 		if share == nil {
@@ -43,10 +45,10 @@ func exchange(s *plan.Snapshot, all []correction) {
 	}
 }
 
-// dear reports whether replicas hold devices, and serve faster with more CPU.
-func (c *correction) dear() bool { return c.fit != nil && c.known && c.f.GPU > 0 }
+// wantsIdleCPU reports whether replicas hold devices, and serve faster with more CPU.
+func (c *correction) wantsIdleCPU() bool { return c.fit != nil && c.known && c.f.GPU > 0 }
 
-// fits sets what is known of the function's CPU.
+// fits records what is known about the function's use of CPU.
 func (c *correction) fits(fit *cpuFit, at time.Time) {
 	c.fit, c.next.Inverse = fit, 0
 	if fit == nil || !c.known {
@@ -60,13 +62,16 @@ func (c *correction) fits(fit *cpuFit, at time.Time) {
 	dt := clamp(at.Sub(c.past.At).Seconds(), 0, longestStep.Seconds())
 	v += (now - v) * (1 - math.Exp(-dt/serviceFade.Seconds()))
 	c.next.Inverse, c.seen = v, max(int(math.Round(1/v)), 1)
-	if c.base = c.f.CPULimit; c.dear() {
+	if c.base = c.f.CPULimit; c.wantsIdleCPU() {
 		c.base = c.seen
 	}
 }
 
-// worthCPU reports whether a replica could go, or tasks take too long, or would take too long
-// without the CPU that was given.
+// worthCPU reports whether extra CPU is useful. It is if one of these is true:
+//
+//   - A replica could be removed with it.
+//   - Tasks take too long.
+//   - Tasks would take too long without the CPU that was given.
 func (c *correction) worthCPU() bool {
 	least, _ := c.f.Bounds()
 	switch n := c.line.Count; {
@@ -79,13 +84,13 @@ func (c *correction) worthCPU() bool {
 	}
 }
 
-// waitsWithin reports whether tasks wait no longer than a part of what they may, with so many
+// waitsWithin reports whether tasks wait at most this part of their allowed wait, with this many
 // replicas of this quota.
 func (c *correction) waitsWithin(part float64, replicas, quota int) bool {
 	return c.expects(replicas, quota)-c.fit.scaled(c.service, c.base, quota) <= part*(c.target-c.service)
 }
 
-// exchanged returns the quota that replicas are to have; 0: as declared.
+// exchanged returns the quota for the replicas, in thousandths of a core; 0: as declared.
 func (c *correction) exchanged(most int, at time.Time) int {
 	declared := c.f.CPULimit
 	has := max(min(c.past.CPU, most), declared)
@@ -93,7 +98,7 @@ func (c *correction) exchanged(most int, at time.Time) int {
 	switch ago := at.Sub(c.past.CPUAt); {
 	case c.worthCPU():
 		wants, c.next.CPUAt = has, at
-		if 10*most >= 11*has { // less is not worth a change
+		if 10*most >= 11*has { // a smaller gain is not worth a change
 			wants = most
 		}
 	case has > declared && ago < 0: // the clock was set back
@@ -117,8 +122,8 @@ func (c *correction) exchanged(most int, at time.Time) int {
 	return wants
 }
 
-// makeUp adds the replicas that are needed if there is less CPU than service times were measured
-// with. The allocator does not see that yet.
+// makeUp adds the replicas that are needed if replicas have less CPU than when service times were
+// measured. The allocator does not see the change yet.
 func (c *correction) makeUp() {
 	quota := cmp.Or(c.next.CPU, c.f.CPULimit)
 	ratio := c.fit.scaled(1, c.seen, quota)
@@ -136,7 +141,7 @@ func (c *correction) makeUp() {
 	}
 }
 
-// evenMost returns the largest quota that a replica may have.
+// evenMost returns the largest quota that a replica may have, in thousandths of a core.
 func (c *correction) evenMost(s *plan.Snapshot, share map[string]int) int {
 	most := c.anywhere(s)
 	for _, r := range c.f.Replicas {
@@ -148,8 +153,8 @@ func (c *correction) evenMost(s *plan.Snapshot, share map[string]int) int {
 	return most
 }
 
-// evenCPU returns for each node what it has of CPU beyond what was declared for its replicas, in
-// thousandths of a core per replica. A node whose CPU is unknown has none.
+// evenCPU returns for each node the CPU that is not declared for its replicas, in thousandths of a
+// core per replica. A node whose CPU is unknown has none.
 func evenCPU(s *plan.Snapshot) map[string]int {
 	left, on := make(map[string]int, len(s.Nodes)), make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

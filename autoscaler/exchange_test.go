@@ -9,7 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// onDevices is calm on devices: 100 ms with 500m, 60 ms with 1000m, 40 ms with 2000m.
+// onDevices returns calm with devices. It takes 100 ms with 500m, 60 ms with 1000m and 40 ms with
+// 2000m.
 func onDevices() plan.Function {
 	f := calm()
 	f.GPU, f.Demand.Rate, f.Replicas = 1, 13, replicas(3, plan.Ready)
@@ -19,7 +20,8 @@ func onDevices() plan.Function {
 	return f
 }
 
-// TestExchange: a function on devices has the CPU that nobody was promised while a replica is worth it.
+// TestExchange checks that a function on devices gets CPU that no other replica declares, as long
+// as that saves a replica.
 func TestExchange(t *testing.T) {
 	before := Course{At: t0.Add(-time.Second), Asked: 3}
 	given := before
@@ -35,7 +37,7 @@ func TestExchange(t *testing.T) {
 		cpu    int
 		why    string
 	}{
-		// 4000m, of which 1500m are declared, are 833m more for each of three.
+		// 4000m less 1500m declared leaves 833m more for each of three replicas.
 		"an even share":          {func(*plan.Function) {}, before, 3, 3, 1333, "cpu 500m to 1333m"},
 		"as far as measured":     {func(f *plan.Function) { f.Replicas = f.Replicas[:1] }, before, 3, 3, 2000, "cpu 500m to 2000m"},
 		"kept":                   {fast, given, 3, 3, 1333, "cpu 1333m"},
@@ -53,7 +55,7 @@ func TestExchange(t *testing.T) {
 		"given back in a while":  {func(f *plan.Function) { fast(f); f.Demand.Rate = 1 }, given, 1, 1, 1333, "cpu 1333m"},
 		"given back":             {func(f *plan.Function) { fast(f); f.Demand.Rate = 1 }, long, 1, 1, 0, "cpu back to 500m"},
 		"one is too few without": {func(f *plan.Function) { fast(f); f.Demand.Rate = 8 }, long, 1, 1, 1333, "cpu 1333m"},
-		// 1333m serve in 50 ms, so that two would do; 700m take 77 ms.
+		// With 1333m a task takes 50 ms, so two replicas would do. With 700m it takes 77 ms.
 		"taken back by the node": {func(f *plan.Function) {
 			fast(f)
 			f.CPULimit, f.Demand.Rate, f.Replicas = 700, 25, replicas(6, plan.Ready)
@@ -73,7 +75,7 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// TestExchangeOverlaps: what domains that decide at the same time are given is there for all of them.
+// TestExchangeOverlaps checks that domains that decide at the same time do not get the same CPU.
 func TestExchangeOverlaps(t *testing.T) {
 	s := plan.Snapshot{At: t0, Nodes: []plan.Node{{Name: "n", CPUMilli: 7000}}}
 	for i := range 4 {
@@ -97,7 +99,8 @@ func TestExchangeOverlaps(t *testing.T) {
 	}
 }
 
-// TestExchangeBesideSmallNodes: a node without devices, where no replica of it can come, is no reason to give it less.
+// TestExchangeBesideSmallNodes checks that a node without devices, where no replica can start, does
+// not limit the CPU.
 func TestExchangeBesideSmallNodes(t *testing.T) {
 	for devices, want := range map[int]int{0: 1333, 1: 700} {
 		f := onDevices()

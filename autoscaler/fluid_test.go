@@ -11,8 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 )
 
-// fluid is a pipeline whose requests are a fluid: what arrives beyond what replicas serve stands in line and flows on later. On top of
-// that, tasks wait as they do in a queue of the true burstiness, of which the snapshot tells nothing.
+// fluid is a pipeline whose requests are a fluid: arrivals that replicas cannot serve stand in line
+// and flow on later. In addition, tasks wait as in a queue with the true burstiness, which the
+// snapshot does not show.
 type fluid struct {
 	s      plan.Snapshot
 	stages []*fluidStage
@@ -28,14 +29,14 @@ type fluid struct {
 	share  plan.Sharer
 }
 
-// fluidStage is one of its stages.
+// fluidStage is a stage of a fluid.
 type fluidStage struct {
-	service float64 // seconds, with quota's worth of CPU; see speed
-	fixed   float64 // the part of it that CPU does not change
+	service float64 // seconds, with quota's CPU; see speed
+	fixed   float64 // the part of service that CPU does not change
 	line    float64
-	demand  float64 // a second, faded over 5 s
+	demand  float64 // per second, faded over 5 s
 	wait    float64 // seconds, faded over 15 s
-	served  float64 // seconds, faded as package dispatch does
+	served  float64 // seconds, faded as in package dispatch
 	seen    bool
 	line0   plan.Line
 }
@@ -65,7 +66,8 @@ func (w *fluid) add(f *plan.Function, state plan.State) {
 	f.Replicas = append(f.Replicas, plan.Replica{Name: fmt.Sprint(w.named), Revision: 1, Node: "node", State: state, Since: w.s.At})
 }
 
-// profile gives a stage a quota, of which a fifth of its service time does not depend, and what was measured with others.
+// profile gives a stage a quota, and service times measured with other quotas. A fifth of the
+// service time does not depend on the quota.
 func (w *fluid) profile(i int) {
 	g, f := w.stages[i], &w.s.Functions[i]
 	g.fixed, f.CPULimit = g.service/5, 500
@@ -75,7 +77,7 @@ func (w *fluid) profile(i int) {
 	}
 }
 
-// speed is a stage's service time with the quota it has now.
+// speed returns a stage's service time in seconds with its present quota.
 func (w *fluid) speed(i int) float64 {
 	g, f := w.stages[i], &w.s.Functions[i]
 	if f.CPUNow == 0 {
@@ -84,7 +86,7 @@ func (w *fluid) speed(i int) float64 {
 	return g.fixed + (g.service-g.fixed)*float64(f.CPULimit)/float64(f.CPUNow)
 }
 
-// flow lets a step of time pass.
+// flow advances the fluid by one step.
 func (w *fluid) flow() {
 	in := w.rate(w.now)
 	for i, g := range w.stages {
@@ -105,7 +107,7 @@ func (w *fluid) flow() {
 	w.s.At = t0.Add(time.Duration(math.Round(w.now*10)) * 100 * time.Millisecond)
 }
 
-// decide observes, decides and applies.
+// decide observes the fluid, decides and applies the decision.
 func (w *fluid) decide(t *testing.T) {
 	t.Helper()
 	w.s.Rev++
@@ -149,7 +151,8 @@ func (w *fluid) decide(t *testing.T) {
 	}
 }
 
-// run writes what happened: each second in which a count or quota changed, and every tenth.
+// run returns what happened as text: each second in which a count or quota changed, and every tenth
+// second.
 func (w *fluid) run(t *testing.T, seconds int) string {
 	t.Helper()
 	var out strings.Builder
@@ -210,15 +213,17 @@ func TestSeries(t *testing.T) {
 			w.rate = func(s float64) float64 { return 40 * math.Exp(-s/60) }
 			return w, 240
 		},
-		// What a burst leaves over is taken back while it is still held; where that brings b near its target, it gets CPU for a while.
+		// The replicas that a burst leaves over are taken back while the count is still held. If b then
+		// comes near its target, it gets CPU for a while.
 		"cpu.txt": func() (*fluid, int) {
 			w := newFluid(500*time.Millisecond, 40*time.Millisecond, 100*time.Millisecond)
 			w.profile(1)
 			w.rate = func(s float64) float64 { return pick(s < 20, 60, pick(s < 150, 26, 4)) }
 			return w, 260
 		},
-		// On devices idle CPU comes first, and replicas go after. At 60 s the node's cores are gone: there are as many replicas as before, and a
-		// little later as many as that takes. At 150 s they are back.
+		// On devices idle CPU is given first, and replicas are removed later. At 60 s the node's cores
+		// are gone: the count returns to what it was, and a little later to what is needed without the
+		// CPU. At 150 s the cores are back.
 		"devices.txt": func() (*fluid, int) {
 			w := newFluid(500*time.Millisecond, 40*time.Millisecond, 100*time.Millisecond)
 			for i := range w.stages {
@@ -231,7 +236,7 @@ func TestSeries(t *testing.T) {
 			}
 			return w, 300
 		},
-		// The same step with a budget that is too small for it.
+		// The same step, with a budget that is too small for it.
 		"budget.txt": func() (*fluid, int) {
 			w := newFluid(600*time.Millisecond, 50*time.Millisecond, 150*time.Millisecond, 80*time.Millisecond)
 			w.s.Budget, w.share = 9, Gain{}

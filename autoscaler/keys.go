@@ -5,25 +5,25 @@ import (
 	"time"
 )
 
-// Key is how much of a key stage a function is, in the sense of QUART (§6.1): a stage that had to
+// Key records how much a function is a key stage in the sense of QUART (§6.1): a stage that had to
 // be scaled up, and may have to be again.
 type Key struct {
 	Weight float64
 	At     time.Time // of Weight
-	Raised time.Time // when its count was raised last
+	Raised time.Time // when its count was last raised
 }
 
-// The list of key stages. One raise makes a function a key stage for two half-lives. A function
-// that is raised again and again stays one for a while longer.
+// Constants of the list of key stages. One raise makes a function a key stage for two half-lives. A
+// function that is raised often stays one somewhat longer.
 const (
 	keyHalfLife  = 3 * time.Minute
 	keyThreshold = 0.25
 	keyMost      = 4
-	// burst is how long after a raise a key stage gives nothing back.
+	// burst is how long after a raise a key stage keeps all its replicas.
 	burst = 10 * time.Second
 )
 
-// step lets time pass, and counts a raise.
+// step fades the weight up to now, and counts a raise.
 func (k Key) step(at time.Time, raised bool) Key {
 	if dt := at.Sub(k.At); dt > 0 && !k.At.IsZero() {
 		k.Weight *= math.Exp2(-dt.Seconds() / keyHalfLife.Seconds())
@@ -41,8 +41,8 @@ func (k Key) step(at time.Time, raised bool) Key {
 // is reports whether the function is a key stage now.
 func (k Key) is() bool { return k.Weight >= keyThreshold }
 
-// bursts reports whether the function was raised so lately that it may be raised again. A clock
-// that was set back does not make that longer.
+// bursts reports whether the function was raised within burst, so that it may soon be raised again.
+// A clock that was set back does not make that time longer.
 func (k Key) bursts(at time.Time) bool {
 	ago := at.Sub(k.Raised)
 	return k.is() && ago < burst && ago > -burst

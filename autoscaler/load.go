@@ -7,14 +7,14 @@ import (
 )
 
 // load is the load of a function's pipelines. rate is in requests per second. burst is the sum over
-// pipelines of the rate times the burstiness, per second of the pipeline's service.
+// pipelines of rate times burstiness, per second of the pipeline's service time.
 type load struct {
 	rate, burst float64
-	before      float64 // calls that wait at stages before it, on the way with the most calls
+	before      float64 // calls that wait at earlier stages, on the path with the most calls
 	effort      float64 // see contender
 }
 
-// pipelineLoads returns for each function the load of the pipelines that it is in.
+// pipelineLoads returns for each function the load of its pipelines.
 func pipelineLoads(s *plan.Snapshot) map[string]load {
 	loads := map[string]load{}
 	finder := s.Finder()

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// erlangB is B(c) for an offered load of a.
+// erlangB returns B(c) for an offered load of a.
 func erlangB(c int, a float64) float64 {
 	b := 1.0
 	for k := 1; k <= c; k++ {
@@ -14,7 +14,8 @@ func erlangB(c int, a float64) float64 {
 	return b
 }
 
-// TestErlangBAgainstTheSum compares the recursion with the definition, a^c/c! over the sum of a^k/k!.
+// TestErlangBAgainstTheSum compares the recursion with the definition: a^c/c! over the sum of
+// a^k/k!.
 func TestErlangBAgainstTheSum(t *testing.T) {
 	for c := range 20 {
 		for _, a := range []float64{0, 0.3, 1, 5, 17} {

@@ -10,25 +10,25 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// model is a domain as queues: the load and the speed of each function, and how long tasks may wait
-// on each pipeline. It is made once per decision with [newModel]. Indices of stages are those of
-// the domain's functions.
+// model describes a domain as queues: the load and the speed of each function, and how long tasks
+// may wait on each pipeline. [newModel] makes it once per decision. Stages have the indices of the
+// domain's functions.
 type model struct {
 	stages []stage
-	order  []int     // of stages, each after those before it; see connect
+	order  []int     // stages, each after the stages before it; see connect
 	pipes  []pipe    // pipelines with an objective and a known service time, and each function in none
-	buf    []float64 // see through
+	buf    []float64 // scratch memory of through
 }
 
-// stage is a function as a queue: replicas·slots servers of rate mu each.
+// stage is a function as a queue with replicas·slots servers of rate mu each.
 type stage struct {
 	f          *plan.Function
-	known      bool    // the service time is known; else there is neither mu nor a prediction
+	known      bool    // the service time is known; else mu is 0 and there is no prediction
 	lambda, mu float64 // per second
 	measured   float64 // lambda as measured; lambda may be larger: see follow
 	slots      int     // servers per replica
 	ca2, cs2   float64 // squared coefficients of variation, within bounds; 1 where nothing is measured
-	bursts     float64 // of what enters the stage's pipelines, or arrives here: see payOnce
+	bursts     float64 // burst part of the arrivals at the pipelines' entries, or here: see payOnce
 	patience   float64 // seconds that a burst may wait, by the pipeline patient
 	patient    int     // index of that pipeline; -1: none
 	waiting    int
@@ -42,37 +42,37 @@ type place struct{ pipe, step int }
 
 // pipe is a pipeline as a graph of waits.
 type pipe struct {
-	name     string // empty: of a function that is in no pipeline with an objective
+	name     string // empty for a function that is in no pipeline with an objective
 	slo      time.Duration
 	steps    []visit // in topological order
 	edges    []plan.Edge
 	service  float64 // seconds on the critical path
 	limit    float64 // seconds that service and mean waits on each path may take together
 	budget   float64 // of limit for waits
-	bursts   float64 // the part of the arrivals that enter which is bursts
-	patience float64 // of budget for bursts, which wait once; the rest is for waits by chance
+	bursts   float64 // burst part of the arrivals that enter
+	patience float64 // the part of budget for bursts, which wait once; the rest is for waits by chance
 	reached  bool    // the objective leaves time to wait; else budget is best effort
-	text     string  // see objective
+	text     string  // as objective returns it
 }
 
 // visit is a stage's place in a pipeline.
 type visit struct {
 	at      int     // index in stages; -1: not deployed
 	inner   bool    // a stage of the pipeline is before it
-	service float64 // seconds; the mean of the known ones where this one is unknown
-	share   float64 // of the budget, in seconds, by service time on the longest path through the visit
-	wait    float64 // seconds: the share where nothing can be predicted
+	service float64 // seconds; if unknown, the mean of the known ones
+	share   float64 // seconds of the budget, by service time on the longest path through the visit
+	wait    float64 // seconds; share if no prediction is possible
 }
 
-// leastBudget is the part of a pipeline's service time that it may wait when its objective leaves
-// less.
+// leastBudget is the smallest part of a pipeline's service time that the pipeline may wait, even if
+// its objective leaves less.
 const leastBudget = 0.1
 
-// newModel makes the model of a domain of s. Mean waits may take a part of the time that an
-// objective leaves to wait.
+// newModel makes the model of a domain of s. part is the part of the time left to wait that mean
+// waits may take.
 func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 	m := &model{stages: make([]stage, len(d.Functions)), pipes: make([]pipe, 0, max(len(d.Pipelines), 1))}
-	places := make([]place, len(m.stages)) // most stages are in one pipeline
+	places := make([]place, len(m.stages)) // memory for in: most stages are in one pipeline
 	finder := s.Finder()
 	for i, name := range d.Functions {
 		f, ok := finder.Function(name)
@@ -115,7 +115,7 @@ func newStage(f *plan.Function) stage {
 	return g
 }
 
-// addPipe adds a pipeline, unless none of its service times is known.
+// addPipe adds a pipeline, unless all of its service times are unknown.
 func (m *model) addPipe(p *plan.Pipeline, functions []string, part float64) {
 	out := pipe{name: p.Name, slo: p.SLO, steps: make([]visit, len(p.Stages))}
 	known, sum := 0, 0.0
@@ -160,8 +160,8 @@ func (m *model) addPipe(p *plan.Pipeline, functions []string, part float64) {
 	m.pipes = append(m.pipes, out)
 }
 
-// forward returns the edges of p that lead onwards, sorted by From. If there are none, the stages
-// count as a row. The result may be p's own: read only.
+// forward returns the edges of p that lead to later stages, sorted by From. If there are none, it
+// connects the stages in a row. The caller must not change the result, which may be p's own slice.
 func forward(p *plan.Pipeline) []plan.Edge {
 	sorted := func(a, b plan.Edge) int { return cmp.Or(a.From-b.From, a.To-b.To) }
 	onwards := func(e plan.Edge) bool { return 0 <= e.From && e.From < e.To && e.To < len(p.Stages) }
@@ -183,23 +183,24 @@ func forward(p *plan.Pipeline) []plan.Edge {
 	return out
 }
 
-// through returns for each step of p the length of the longest path that the step is on, with steps
-// of the given lengths. The next call overwrites the result.
+// through returns for each step of p the length of the longest path through the step, for the given
+// lengths of steps. The next call overwrites the result.
 func (m *model) through(p *pipe, length func(*visit) float64) []float64 {
 	n := 3 * len(p.steps)
 	m.buf = slices.Grow(m.buf[:0], n)[:n]
 	return p.throughIn(m.buf, length)
 }
 
-// throughIn is through, in a buffer for three numbers per step.
+// throughIn works like through. buf must have room for three numbers per step.
 func (p *pipe) throughIn(buf []float64, length func(*visit) float64) []float64 {
 	n := len(p.steps)
 	clear(buf)
-	own, head, tail := buf[:n], buf[n:2*n], buf[2*n:] // own length; longest way to it, and from it
+	// length of the step, of the longest way to it, and from it
+	own, head, tail := buf[:n], buf[n:2*n], buf[2*n:]
 	for k := range p.steps {
 		own[k] = length(&p.steps[k])
 	}
-	for _, e := range p.edges { // by From: the way to it is known by then
+	for _, e := range p.edges { // sorted by From, so the way to the step is complete
 		head[e.To] = max(head[e.To], head[e.From]+own[e.From])
 	}
 	for _, e := range slices.Backward(p.edges) {
@@ -211,8 +212,8 @@ func (p *pipe) throughIn(buf []float64, length func(*visit) float64) []float64 {
 	return own
 }
 
-// waitsIn returns for each step of p the longest path that the step is on, in seconds of service
-// and mean waits, in a buffer as throughIn's. wait is the mean wait of each stage.
+// waitsIn returns for each step of p the longest path through the step, in seconds of service and
+// mean waits. buf must have room for three numbers per step. wait is the mean wait of each stage.
 func (p *pipe) waitsIn(buf, wait []float64) []float64 {
 	return p.throughIn(buf, func(st *visit) float64 {
 		if st.at < 0 || st.wait > 0 {
@@ -222,8 +223,8 @@ func (p *pipe) waitsIn(buf, wait []float64) []float64 {
 	})
 }
 
-// wait returns the predicted mean wait by chance in seconds with so many replicas while no line
-// stands. Waits for bursts are not in it. It returns 0 if the service time is unknown.
+// wait returns the predicted mean wait by chance, in seconds, with this many replicas and no line.
+// It does not include waits for bursts. It returns 0 if the service time is unknown.
 func (g *stage) wait(replicas int) float64 {
 	if !g.known {
 		return 0
@@ -231,11 +232,11 @@ func (g *stage) wait(replicas int) float64 {
 	return meanWait(g.lambda, g.mu, g.servers(replicas), variability(min(g.ca2, 1), g.cs2))
 }
 
-// sojourn predicts how long tasks are with this stage, when it has so many replicas: see [Sojourn].
-// It returns 0 if the service time is unknown.
+// sojourn predicts how long tasks stay at this stage with this many replicas: see [Sojourn]. It
+// returns 0 if the service time is unknown.
 func (g *stage) sojourn(replicas int) time.Duration { return g.sojournAt(g.mu, replicas) }
 
-// sojournAt is sojourn with servers of another rate.
+// sojournAt works like sojourn, with servers of rate mu.
 func (g *stage) sojournAt(mu float64, replicas int) time.Duration {
 	if !g.known {
 		return 0
@@ -243,12 +244,12 @@ func (g *stage) sojournAt(mu float64, replicas int) time.Duration {
 	return Sojourn(g.lambda, mu, g.servers(replicas), g.ca2, g.cs2, g.waiting)
 }
 
-// servers returns how many servers so many replicas have.
+// servers returns the number of servers of this many replicas.
 func (g *stage) servers(replicas int) int {
 	return min(max(replicas, 0), math.MaxInt32/g.slots) * g.slots
 }
 
-// replicas returns the least count of replicas with so many servers.
+// replicas returns the smallest count of replicas with at least this many servers.
 func (g *stage) replicas(servers float64) int {
 	if !(servers < math.MaxInt32) {
 		return math.MaxInt32
@@ -256,8 +257,8 @@ func (g *stage) replicas(servers float64) int {
 	return int(math.Ceil(math.Ceil(servers) / float64(g.slots)))
 }
 
-// stable returns the least count of replicas that serve what arrives, with a margin of two percent.
-// It returns 0 if nothing arrives or the service time is unknown.
+// stable returns the smallest count of replicas that serves all arrivals with a margin of two
+// percent. It returns 0 if nothing arrives or the service time is unknown.
 func (g *stage) stable() int {
 	if !g.known {
 		return 0
@@ -265,7 +266,7 @@ func (g *stage) stable() int {
 	return g.replicas(g.lambda / (saturated * g.mu))
 }
 
-// least returns the least count of replicas, from the stable one on, whose predicted
+// least returns the smallest count of replicas, from the stable one on, whose predicted
 // [stage.sojourn] without a line is at most target. It returns limit if no count up to limit is
 // enough.
 func (g *stage) least(target time.Duration, limit int) int {
@@ -276,8 +277,8 @@ func (g *stage) least(target time.Duration, limit int) int {
 	return min(g.replicas(float64(servers)), limit)
 }
 
-// waits returns the predicted mean wait of each stage with these counts. A stage without replicas
-// sleeps, although its measured demand may not have faded: nothing waits for it.
+// waits returns the predicted mean wait of each stage with these counts, in seconds. A stage
+// without replicas sleeps: no task waits for it, even if its measured demand has not faded.
 func (m *model) waits(counts []int) []float64 {
 	wait := make([]float64, len(m.stages))
 	for i := range m.stages {
@@ -288,8 +289,8 @@ func (m *model) waits(counts []int) []float64 {
 	return wait
 }
 
-// unmet returns for each stage which pipeline's objective is missed on a path through it with these
-// counts; empty: none. wait is the mean wait of each stage with them.
+// unmet returns for each stage the pipeline whose objective is missed on a path through the stage
+// with these counts; empty: none. wait is the mean wait of each stage with them, in seconds.
 func (m *model) unmet(counts []int, wait []float64) []string {
 	out := make([]string, len(m.stages))
 	for k := range m.pipes {
@@ -314,7 +315,7 @@ func (m *model) unmet(counts []int, wait []float64) []string {
 	return out
 }
 
-// objective returns the text of what p asks for.
+// objective returns a description of p's objective.
 func (p *pipe) objective() string {
 	switch {
 	case p.text != "":

@@ -9,7 +9,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// timed is a function with this service time, unknown if 0, and ten requests a second.
+// timed returns a function with this service time (0: unknown) and ten requests per second.
 func timed(name string, mean time.Duration) plan.Function {
 	return plan.Function{
 		Name: name, Revision: 1, Min: 1, Max: 20, Batch: 1, Slots: 1,
@@ -52,7 +52,8 @@ func TestBudgets(t *testing.T) {
 	}
 }
 
-// TestNoObjective: what no pipeline gives a time to wait may wait as long as it serves; what is not known has no pipeline at all.
+// TestNoObjective checks that a function in no pipeline with an objective may wait as long as it
+// serves. A function whose service time is unknown is in no pipe.
 func TestNoObjective(t *testing.T) {
 	s := plan.Snapshot{
 		Functions: []plan.Function{timed("a", 100*time.Millisecond), timed("u", 0)},
@@ -75,10 +76,12 @@ func TestStage(t *testing.T) {
 	if got := g[0].stable(); got != 2 { // 3.6 of 4 servers
 		t.Errorf("%d replicas are stable, want 2", got)
 	}
-	if got, want := g[0].wait(2), 0.3939; math.Abs(got-want) > 1e-3 { // as the textbook has it: what more there is of Ca² is bursts
+	// from the textbook; Ca² beyond 1 is bursts
+	if got, want := g[0].wait(2), 0.3939; math.Abs(got-want) > 1e-3 {
 		t.Errorf("wait %g s, want %g", got, want)
 	}
-	if got, want := g[0].sojourn(2), 5200*time.Millisecond; got != want { // 100 before it, at 20 a second
+	// 100 wait before it, at 20 per second
+	if got, want := g[0].sojourn(2), 5200*time.Millisecond; got != want {
 		t.Errorf("sojourn %v, want %v", got, want)
 	}
 	for target, want := range map[time.Duration]int{2 * time.Second: 2, 300 * time.Millisecond: 3, 200 * time.Millisecond: 9, 0: 9} {

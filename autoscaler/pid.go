@@ -5,53 +5,54 @@ import (
 	"time"
 )
 
-// PID is a positional controller whose memory goes in and comes out. Its output is how much to add
-// to a feed-forward count, never negative.
+// PID is a positional controller. Its state is an argument and a result. Its output is a count to
+// add to a feed-forward count, and is never negative.
 //
 // QUART's Eq. 2–3 add the three terms to the count in each period, which integrates twice. Its Alg.
-// 1 takes the error as target less measured, so positive gains remove replicas under overload. Here
-// the error is (measured − target)/target, and the output is the whole correction and not a step of
-// it (Åström and Murray, Feedback Systems (2008), ch. 10: set-point and measurement apart,
-// derivative filtered, conditional integration).
+// 1 uses target − measured as the error, so positive gains remove replicas under overload. Here the
+// error is (measured − target)/target, and the output is the whole correction, not a step of it
+// (Åström and Murray, Feedback Systems (2008), ch. 10: set-point and measurement apart, derivative
+// filtered, conditional integration).
 type PID struct {
-	Kp     float64       // per error of 1
-	Ki     float64       // per error of 1 and second; larger ones count as 1, as there are none below −1
-	Kd     float64       // seconds, of the measurement's slope in targets a second
+	Kp float64 // per error of 1
+	// per second and error of 1; larger errors count as 1, because none is below −1
+	Ki     float64
+	Kd     float64       // seconds; factor of the measurement's slope in targets per second
 	Filter time.Duration // time constant of the measurement's low pass
 	Unwind float64       // how much faster the integral falls than it rises
-	Band   float64       // errors up to this count as none
-	Limit  float64       // errors beyond this count as this
-	Up     float64       // the most that the output rises in a second
-	Down   float64       // the most that it falls in a second
+	Band   float64       // smaller errors count as 0
+	Limit  float64       // larger errors count as this
+	Up     float64       // the largest rise of the output per second
+	Down   float64       // the largest fall of the output per second
 	Most   float64       // the largest output
-	Leak   time.Duration // time constant with which the integral fades where nothing is measured
+	Leak   time.Duration // time constant with which the integral fades while nothing is measured
 }
 
-// defaultPID is for waits that are means over a window of about 15 s. The integral takes longer
-// than that to make up for an error of 1; the rest acts at once. The output is in square roots of
+// defaultPID is for waits that are means over a window of about 15 s. Its integral takes longer
+// than 15 s to correct an error of 1; the other terms act at once. Its output is in square roots of
 // the feed-forward count.
 var defaultPID = PID{
 	Kp: 0.4, Ki: 0.04, Kd: 1, Unwind: 2, Filter: 3 * time.Second, Band: 0.1, Limit: 3, Up: 0.5, Down: 0.2, Most: 20, Leak: time.Minute,
 }
 
-// longestStep is the most time that is believed to have passed between two steps, because clocks
-// jump.
+// longestStep is the longest time between two steps that counts, because clocks jump.
 const longestStep = 5 * time.Second
 
 // PIDState is what a PID remembers.
 type PIDState struct {
-	At       time.Time `json:",omitzero"` // of the last step
-	Sum      float64   `json:",omitzero"` // the integral's part of the output
-	Measured float64   `json:",omitzero"` // the measurement, filtered; 0: none
+	At       time.Time `json:",omitzero"` // time of the last step
+	Sum      float64   `json:",omitzero"` // integral term of the output
+	Measured float64   `json:",omitzero"` // filtered measurement; 0: none
 	Out      float64   `json:",omitzero"` // the last output
 }
 
-// Step takes a measurement and its target in the same unit; both are positive. held says that the
-// last output is not in effect yet, or cannot be. Then the integral does not grow. Nor does it grow
-// while the measurement falls.
+// Step returns the state after a measurement. measured and target are positive and have the same
+// unit. held means that the last output is not in effect yet, or cannot take effect. The integral
+// does not grow while held is set or the measurement falls.
 func (c PID) Step(s PIDState, at time.Time, measured, target float64, held bool) PIDState {
 	dt := s.elapsed(at)
-	next := PIDState{At: at, Sum: s.Sum, Measured: min(measured, (1+c.Limit)*target)} // what is farther off says no more
+	// larger values say no more
+	next := PIDState{At: at, Sum: s.Sum, Measured: min(measured, (1+c.Limit)*target)}
 	slope := 0.0
 	if s.Measured > 0 {
 		keep := math.Exp(-dt / max(c.Filter.Seconds(), 1e-9))
@@ -71,20 +72,20 @@ func (c PID) Step(s PIDState, at time.Time, measured, target float64, held bool)
 	return next
 }
 
-// Blind takes a step without a measurement: what was learned fades.
+// Blind returns the state after a step without a measurement: the learned correction fades.
 func (c PID) Blind(s PIDState, at time.Time) PIDState {
 	dt := s.elapsed(at)
 	sum := s.Sum * math.Exp(-dt/max(c.Leak.Seconds(), 1e-9))
 	return PIDState{At: at, Sum: sum, Out: c.slew(s.Out, sum, dt)}
 }
 
-// slew moves an output towards where it should be, as fast as it may.
+// slew moves an output from from towards to, within the bounds of its slope.
 func (c PID) slew(from, to, dt float64) float64 {
 	return clamp(clamp(to, from-c.Down*dt, from+c.Up*dt), 0, c.Most)
 }
 
-// elapsed returns the time since the last step in seconds, between 0 and longestStep; 0 at the
-// first.
+// elapsed returns the time since the last step in seconds, between 0 and longestStep. It returns 0
+// for the first step.
 func (s PIDState) elapsed(at time.Time) float64 {
 	if s.At.IsZero() {
 		return 0
@@ -92,7 +93,7 @@ func (s PIDState) elapsed(at time.Time) float64 {
 	return clamp(at.Sub(s.At).Seconds(), 0, longestStep.Seconds())
 }
 
-// beyond returns how far v is outside of ±band. It is continuous, unlike a step at the band's edge.
+// beyond returns how far v is outside ±band. It is continuous at the band's edges.
 func beyond(v, band float64) float64 {
 	switch {
 	case v > band:
@@ -103,7 +104,7 @@ func beyond(v, band float64) float64 {
 	return 0
 }
 
-// clamp returns v within low and high, and low where v is not a number.
+// clamp returns v within low and high, or low if v is not a number.
 func clamp(v, low, high float64) float64 {
 	if !(v >= low) {
 		return low

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// follow runs a controller on measurements, one a second, against a target of 1.
+// follow runs a controller on measurements, one per second, against a target of 1.
 func follow(c PID, held bool, measured ...float64) (states []PIDState) {
 	var s PIDState
 	for i, m := range measured {
@@ -27,7 +27,7 @@ func constant(n int, v float64) []float64 {
 func last(s []PIDState) PIDState { return s[len(s)-1] }
 
 func TestPIDHasTheRightSign(t *testing.T) {
-	// What the paper's Alg. 1 does to 0.9 s against 0.3 s is to remove replicas.
+	// The paper's Alg. 1 would remove replicas for 0.9 s against 0.3 s.
 	over := follow(defaultPID, false, constant(20, 3)...)
 	for i := 1; i < len(over); i++ {
 		if over[i].Out < over[i-1].Out {
@@ -61,7 +61,8 @@ func TestPIDDoesNotWindUp(t *testing.T) {
 	if free.Sum <= 1 || free.Out > defaultPID.Most {
 		t.Errorf("not held back: %+v, want an integral, and %v at most", free, defaultPID.Most)
 	}
-	// An overload that has been seen to end is forgotten in seconds, not in as long as it lasted.
+	// After an overload has ended, it is forgotten in seconds. That does not take as long as the
+	// overload lasted.
 	if s := last(follow(defaultPID, false, append(constant(30, 4), constant(30, 0.5)...)...)); s.Out > 0.5 {
 		t.Errorf("%+v half a minute after an overload of half a minute, want most of it gone", s)
 	}

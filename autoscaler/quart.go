@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// QuartConfig leaves parts of [Quart] out, to see what each is worth. The zero value has all parts.
+// QuartConfig switches parts of [Quart] off, to measure what each part is worth. The zero value has
+// all parts on.
 type QuartConfig struct {
 	NoPID, NoSmooth, NoCPU bool
 	Attainment             float64 // as the allocator's: see Config
@@ -18,55 +19,58 @@ type QuartConfig struct {
 
 // Quart is a plan.Corrector after QUART (ICDCS'24), §5 and Alg. 1. It has four parts:
 //
-//   - The corrector, a [PID], steers the counts of an allocator by what is measured.
-//   - The smoother takes back replicas that are left over.
-//   - The compensator makes up for these with CPU.
-//   - The list of key stages tells which functions had to be scaled up.
+//   - The corrector, a [PID], adjusts the counts of an allocator by what is measured.
+//   - The smoother takes back replicas that are not needed.
+//   - The compensator replaces those replicas with CPU.
+//   - The list of key stages records which functions had to be scaled up.
 //
-// Before that, replicas on devices get CPU that is idle, which is not in the paper: see exchange.
-// Build it with [NewQuart].
+// Before these parts, replicas on devices get idle CPU. That is not in the paper: see exchange.
+// Build a Quart with [NewQuart].
 //
 // Quart differs from the paper where the paper's text is wrong; each part says where. The parts run
-// in a row, once, while the paper's Smooth and Correct call each other. With more load a function
-// never gets fewer replicas: its target depends on what other functions measure and on the past,
-// not on its own rate and line.
+// once, one after another, while the paper's Smooth and Correct call each other. More load never
+// reduces a function's replicas: its target depends on what other functions measure and on the
+// past, not on its own rate and line.
 type Quart struct{ cfg QuartConfig }
 
 // NewQuart returns a Quart.
 func NewQuart(cfg QuartConfig) Quart { return Quart{cfg} }
 
-// steered is the part of the time to wait that Quart steers mean waits to. Measured waits include
-// the tail that the Sizer leaves room for: with the Sizer's smaller part, Quart would add replicas
-// whenever chance makes waits longer.
+// steered is the part of the time to wait to which Quart steers mean waits. Measured waits include
+// the tail that the Sizer leaves room for. With the Sizer's smaller part, Quart would add replicas
+// whenever waits are longer by chance.
 const steered = 0.5
 
-// steered returns that part. It is larger if fewer requests have to be in time than the constant
-// would keep in time, so that the Sizer's counts are not undone.
+// steered returns the part of the time to wait to which c steers mean waits. It is larger than the
+// constant if Attainment allows that, so that Quart does not undo the Sizer's counts.
 func (c QuartConfig) steered() float64 {
 	return max(steered, NewSizer(Config{Attainment: c.Attainment}).cfg.meanPart())
 }
 
-// QuartMemory is what Quart remembers, by function. Courses are never changed.
+// QuartMemory is what Quart remembers, by function. A Course is never changed.
 type QuartMemory map[string]*Course
 
 // Course is what Quart remembers of one function.
 type Course struct {
-	At    time.Time `json:",omitzero"` // of the last decision
+	At    time.Time `json:",omitzero"` // time of the last decision
 	Asked int       `json:",omitzero"` // the last count
 	Key   Key       `json:",omitzero"`
 
 	PID   PIDState `json:",omitzero"`
 	Extra int      `json:",omitzero"` // replicas that the PID adds
 
-	CA2     float64       `json:",omitzero"` // of arrivals, as measured at the last decision; 0: not yet
-	Taken   int           `json:",omitzero"` // replicas that the smoother has taken
-	Surplus time.Time     `json:",omitzero"` // since when it could take another; zero: it cannot
-	Hold    time.Duration `json:",omitzero"` // how long that has to last; 0: the least
+	// of arrivals, as measured at the last decision; 0: unknown
+	CA2   float64 `json:",omitzero"`
+	Taken int     `json:",omitzero"` // replicas that the smoother has taken
+	// since when the smoother could take another; zero: it cannot
+	Surplus time.Time     `json:",omitzero"`
+	Hold    time.Duration `json:",omitzero"` // how long Surplus must last; 0: smoothHold
 
-	CPU   int       `json:",omitzero"` // thousandths of a core that a replica is given; 0: as declared
+	// CPU limit that a replica gets, in thousandths of a core; 0: as declared
+	CPU   int       `json:",omitzero"`
 	CPUAt time.Time `json:",omitzero"` // when CPU was changed, or last needed
-	// Inverse is the mean of one over the CPU, in thousandths of a core, that the measured service
-	// times are of; 0: unknown.
+	// Inverse is the mean of 1/CPU behind the measured service times, with CPU in thousandths of a
+	// core; 0: unknown.
 	Inverse float64 `json:",omitzero"`
 }
 
@@ -78,22 +82,23 @@ func (Quart) Merge(a, b QuartMemory) QuartMemory {
 	return m
 }
 
-// correction is a function while its domain is corrected.
+// correction is the state of one function while its domain is corrected.
 type correction struct {
 	*stage
 	line       *plan.Line
 	past, next *Course
-	fresh      bool // there is no past
+	fresh      bool // the function has no past
 	most       int
-	target     float64 // seconds that tasks may be with the function; 0: unknown
-	measured   float64 // seconds that they are; 0: unknown
+	target     float64 // seconds that a task may stay at the function; 0: unknown
+	measured   float64 // seconds that tasks stay; 0: unknown
 	why        string
 	fit        *cpuFit // nil: unknown
-	base, seen int     // CPU, in thousandths of a core, of service and of what was measured; set with fit
-	neighbours []int   // both ways
+	// CPU in thousandths of a core, of service and of the measurements; set with fit
+	base, seen int
+	neighbours []int // the stages right before and right behind
 }
 
-// noCourse is the past of a function that is new.
+// noCourse is the past of a new function.
 var noCourse Course
 
 // Correct implements plan.Corrector.
@@ -155,17 +160,19 @@ func (c *correction) begin(g *stage, l *plan.Line, past, next *Course, at time.T
 	}
 }
 
-// targets says how long tasks may be with each function. A function has the larger of two parts of
-// its pipeline's time to wait: its share by service time, and what the other functions on its
-// longest path leave of that time as measured. So slack goes where it is needed, and no stage is
-// corrected while its pipelines are in time. QUART takes T_target from "the SLO setting for each
-// stage" and says no more.
+// targets sets how long tasks may stay at each function, as the larger of two times:
+//
+//   - the function's share of its pipeline's time to wait, by service time
+//   - the part of that time that the other functions on its longest path leave, as measured
+//
+// So slack goes where it is needed, and no stage is corrected while its pipelines are in time.
+// QUART takes T_target from "the SLO setting for each stage" and says no more.
 func targets(m *model, all []correction) {
 	for k := range m.pipes {
 		p := &m.pipes[k]
 		path := m.through(p, func(st *visit) float64 {
 			if st.at < 0 || all[st.at].measured == 0 {
-				return st.service + p.budget*st.service/p.service // what is unknown counts as on target
+				return st.service + p.budget*st.service/p.service // an unknown function counts as on target
 			}
 			return all[st.at].measured
 		})
@@ -189,7 +196,7 @@ func targets(m *model, all []correction) {
 	}
 }
 
-// steer adds what the PID says. A function without a count sleeps, and is left asleep.
+// steer adds the PID's output. A function without a count sleeps, and is left asleep.
 func (c *correction) steer(at time.Time) {
 	if c.line.Count <= 0 {
 		c.next.PID, c.next.Extra = PIDState{}, 0
@@ -203,8 +210,8 @@ func (c *correction) steer(at time.Time) {
 	default:
 		c.next.PID = defaultPID.Blind(c.past.PID, at)
 	}
-	// Square-root staffing (Halfin and Whitt, Operations Research 29(3), 1981): what a queue needs
-	// beyond its load grows with the root of the load.
+	// Square-root staffing (Halfin and Whitt, Operations Research 29(3), 1981): the servers that a
+	// queue needs beyond its load grow with the square root of the load.
 	replicas := c.next.PID.Out * math.Sqrt(float64(c.line.Count))
 	c.next.Extra = stay(c.past.Extra, replicas)
 	before := c.line.Count
@@ -223,7 +230,7 @@ func (c *correction) steer(at time.Time) {
 
 func (c *correction) secs(v float64) time.Duration { return short(toDuration(v)) }
 
-// stay rounds v to a whole number. It returns n while v is within three quarters of n.
+// stay rounds v to a whole number. It returns n if v differs from n by less than three quarters.
 func stay(n int, v float64) int {
 	switch {
 	case v >= float64(n)+0.75:
@@ -234,12 +241,12 @@ func stay(n int, v float64) int {
 	return n
 }
 
-// threatened reports whether tasks take longer than they may, by what is measured now.
+// threatened reports whether tasks take longer than they may, as measured now.
 func (c *correction) threatened() bool {
 	return c.measured > 0 && c.target > 0 && c.measured > c.target
 }
 
-// end completes the line, and counts a raise.
+// end completes the line, and records a raise.
 func (c *correction) end(at time.Time) {
 	before := c.past.Asked
 	if c.fresh {

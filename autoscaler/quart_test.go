@@ -21,7 +21,8 @@ func TestQuartIsACorrector(t *testing.T) {
 	}
 }
 
-// calm is a function that needs 2 replicas for 10 requests/s of 100 ms, which may take 200 ms.
+// calm returns a function that needs 2 replicas for 10 requests/s. A task takes 100 ms, and may
+// take 200 ms.
 func calm() plan.Function {
 	return plan.Function{
 		Name: "f.ns", Revision: 1, Min: 1, Max: 20, Batch: 1, Slots: 1, CPULimit: 500, Replicas: replicas(6, plan.Ready),
@@ -31,7 +32,8 @@ func calm() plan.Function {
 	}
 }
 
-// correct runs a Quart on one function alone, whose allocator says count; nodes have 4 cores.
+// correct runs a Quart on a single function, whose allocator asks for count replicas. Nodes have 4
+// cores.
 func correct(t *testing.T, cfg QuartConfig, f plan.Function, count int, past Course) (plan.Line, Course) {
 	t.Helper()
 	for i := range f.Replicas {
@@ -92,7 +94,8 @@ func TestSmoother(t *testing.T) {
 	}
 }
 
-// TestSmootherLooksAtNeighbours: of equal work, a stage that needs more than those beside it keeps more, as in Eq. 7.
+// TestSmootherLooksAtNeighbours compares stages with equal work. A stage that needs more replicas
+// than its neighbours keeps more, as in Eq. 7.
 func TestSmootherLooksAtNeighbours(t *testing.T) {
 	left := func(beside float64) int {
 		s := plan.Snapshot{At: t0, Pipelines: []plan.Pipeline{{Name: "p", SLO: 10 * time.Second, Stages: []string{"a", "b"}, Edges: []plan.Edge{{From: 0, To: 1}}}}}
@@ -137,7 +140,7 @@ func TestCompensator(t *testing.T) {
 		cpu    int
 		why    string
 	}{
-		// 13/s on two replicas of 100 ms take 173 ms, nearly the 200 ms that they may.
+		// At 13/s on two replicas of 100 ms, tasks take 173 ms, nearly the 200 ms that they may take.
 		"the least that helps": {func(*plan.Function) {}, past, 2, 530, "cpu 500m to 530m, as 173ms is near the target"},
 		"not near":             {func(f *plan.Function) { f.Demand.Rate = 9 }, past, 2, 0, "smoother -1"},
 		"as measured":          {func(f *plan.Function) { f.Demand.Rate, f.Wait.Mean = 9, 75*time.Millisecond }, past, 2, 560, "as 175ms is near"},
@@ -175,7 +178,8 @@ func TestCompensator(t *testing.T) {
 	}
 }
 
-// TestCPUOfAClockSetBack: CPU that was needed at a time to come is given back after the usual hold.
+// TestCPUOfAClockSetBack checks that CPU that was last needed at a future time is taken back after
+// the usual hold.
 func TestCPUOfAClockSetBack(t *testing.T) {
 	f := calm()
 	f.CPUNow, f.Demand.Rate, f.Replicas = 700, 2, replicas(2, plan.Ready)
@@ -194,8 +198,8 @@ func TestFitCPU(t *testing.T) {
 	}
 	f := plan.Function{Batch: 2, Profile: []plan.Point{
 		point(500, 1, 0, 120), point(1000, 1, 0, 70), point(2000, 1, 0, 45), // 20 + 50000/q
-		point(500, 4, 0, 400), point(1000, 4, 0, 400), // two quotas say nothing
-		point(-1, 1, 0, 1), point(4000, 1, 0, -1), // nor do these
+		point(500, 4, 0, 400), point(1000, 4, 0, 400), // two quotas are too few
+		point(-1, 1, 0, 1), point(4000, 1, 0, -1), // invalid points
 	}}
 	fit, ok := fitCPU(&f)
 	if !ok || math.Abs(fit.A-0.02) > 1e-9 || math.Abs(fit.B-0.050) > 1e-9 || fit.most != 2000 {
@@ -206,8 +210,9 @@ func TestFitCPU(t *testing.T) {
 	}
 }
 
-// TestQuartKnowsItsArguments: what does not belong together is an error, and not an index out of range.
-func TestQuartKnowsItsArguments(t *testing.T) {
+// TestQuartRefusesLinesOfOtherFunctions checks that arguments that do not belong together are an
+// error, not an index out of range.
+func TestQuartRefusesLinesOfOtherFunctions(t *testing.T) {
 	s := plan.Snapshot{At: t0, Functions: []plan.Function{calm()}}
 	for name, tc := range map[string]struct {
 		d plan.Domain

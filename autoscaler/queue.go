@@ -7,28 +7,30 @@ import (
 )
 
 const (
-	// saturated is the utilisation above which a queue's steady state says nothing: it is reached
-	// only after hours, and a rate that is measured over seconds is not known to two percent.
+	// saturated is the utilisation above which a queue's steady state says nothing. The steady state
+	// is reached only after hours, and a rate that is measured over seconds has an error of more than
+	// two percent.
 	saturated = 0.98
-	// horizon is how long a growing line grows in a prediction. By then there is another decision.
+	// horizon is how long a line is assumed to grow. By then there is another decision.
 	horizon = 10 * time.Second
 	// longest is the longest prediction.
 	longest = 24 * time.Hour
-	// mostServers bounds the work. For more servers, C is that of mostServers at the same
-	// utilisation, which is a little larger.
+	// mostServers bounds the work. For more servers, C is taken from mostServers at the same
+	// utilisation. That is slightly larger.
 	mostServers = 1 << 14
 )
 
 // meanWait returns the predicted mean time in seconds that a task waits for one of c servers of
-// rate mu each, when lambda tasks arrive per second. k is (Ca²+Cs²)/2. Up to a utilisation of
-// saturated it is k·C(c)/(cμ−λ): Erlang's C for M/M/c (Kleinrock 1975, §3.5), times the correction
-// of Allen and Cunneen for other arrivals and services (Allen, Probability, Statistics and Queueing
-// Theory, 1990, §5.4). Above, it is the wait at saturated plus what the line grows by within
-// horizon. So it is always finite, has no step, falls in c and rises in lambda. mu must be
-// positive.
+// rate mu each, while lambda tasks arrive per second. k is (Ca²+Cs²)/2. mu must be positive. The
+// result is finite, has no step, falls in c and rises in lambda.
 //
-// QUART's Eq. 1 has P0, the probability of an empty system, in the place of C(c), and another
-// denominator: see the package's comment.
+// Up to a utilisation of saturated it is k·C(c)/(cμ−λ). That is Erlang's C for M/M/c (Kleinrock
+// 1975, §3.5), times the correction of Allen and Cunneen for other arrivals and services (Allen,
+// Probability, Statistics and Queueing Theory, 1990, §5.4). Above, it is the wait at saturated plus
+// the time to serve what the line grows by within horizon.
+//
+// QUART's Eq. 1 has P0, the probability of an empty system, instead of C(c), and another
+// denominator: see the package comment.
 func meanWait(lambda, mu float64, c int, k float64) float64 {
 	if !(lambda > 0) {
 		return 0
@@ -48,11 +50,11 @@ func meanWait(lambda, mu float64, c int, k float64) float64 {
 	return wait
 }
 
-// Sojourn predicts the mean time that a task waits and is served, by c servers that serve mu tasks
+// Sojourn predicts the mean time from a task's arrival to its end, at c servers that serve mu tasks
 // per second each while lambda tasks arrive per second. ca2 and cs2 are the squared coefficients of
-// variation of the times between arrivals and of services; 1 if they are unknown. waiting tasks
-// stand in line already: a task that comes now waits no less than they take. Past saturation the
-// line's growth within ten seconds is added. The prediction is a day at most.
+// variation of the times between arrivals and of service times; 1 if unknown. waiting is the number
+// of tasks in line. A new task waits at least until those have been taken. Past saturation, the
+// line's growth within ten seconds is added. The prediction is at most a day.
 //
 // The wait is that of M/M/c by Erlang's C, times (ca2+cs2)/2 (Allen-Cunneen). It falls in c, and
 // rises in lambda and in waiting.
@@ -62,15 +64,15 @@ func Sojourn(lambda, mu float64, c int, ca2, cs2 float64, waiting int) time.Dura
 	}
 	wait := meanWait(lambda, mu, c, variability(ca2, cs2))
 	if waiting > 0 {
-		// The line instead of the steady wait; what grows comes on top of either.
+		// The wait for the line replaces a shorter steady wait. The growth of the line adds to either.
 		steady := meanWait(min(lambda, saturated*float64(c)*mu), mu, c, variability(ca2, cs2))
 		wait += max(float64(waiting)/(float64(c)*mu)-steady, 0)
 	}
 	return toDuration(wait + 1/mu)
 }
 
-// Servers returns the least c whose predicted mean wait without a line, see [Sojourn], is at most
-// wait. It returns limit if no c up to limit does, and 0 if nothing arrives.
+// Servers returns the smallest c whose predicted mean wait without a line is at most wait (see
+// [Sojourn]). It returns limit if no c up to limit is enough, and 0 if nothing arrives.
 func Servers(lambda, mu, ca2, cs2 float64, wait time.Duration, limit int) int {
 	if lambda <= 0 {
 		return 0
@@ -87,12 +89,12 @@ func Servers(lambda, mu, ca2, cs2 float64, wait time.Duration, limit int) int {
 	})
 }
 
-// The bounds of a squared coefficient of variation that is believed. Over a window of seconds, a
-// measurement outside of them says more about the window than about the load.
+// leastCV2 and mostCV2 bound a measured squared coefficient of variation. Over a window of seconds,
+// a value outside the bounds says more about the window than about the load.
 const leastCV2, mostCV2 = 0.1, 36
 
-// squared returns the square of a measured coefficient of variation, within bounds. It returns 1,
-// that of a Poisson process, if nothing was measured.
+// squared returns the square of a measured coefficient of variation, within bounds. If nothing was
+// measured, it returns 1, the value of a Poisson process.
 func squared(cv float64) float64 {
 	if !(cv > 0) {
 		return 1
@@ -100,7 +102,7 @@ func squared(cv float64) float64 {
 	return min(max(cv*cv, leastCV2), mostCV2)
 }
 
-// variability returns the factor of Allen and Cunneen.
+// variability returns the factor of Allen and Cunneen, (ca2+cs2)/2.
 func variability(ca2, cs2 float64) float64 {
 	for _, v := range []*float64{&ca2, &cs2} {
 		if !(*v >= 0) {

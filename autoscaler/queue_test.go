@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// steadyWait is the textbook's M/M/c: the mean wait in seconds; infinite when the queue is not stable.
+// steadyWait returns the mean wait of M/M/c in seconds, from the textbook. It is infinite if the
+// queue is unstable.
 func steadyWait(lambda, mu float64, c int) float64 {
 	if !(lambda < float64(c)*mu) {
 		return math.Inf(1)
@@ -21,7 +22,8 @@ func steadyWait(lambda, mu float64, c int) float64 {
 	return last / (sum + last) / (float64(c)*mu - lambda)
 }
 
-// TestSojournAgainstTheTextbook has figures of published tables, where QUART's Eq. 1 gives others: 0.201 s for the last one.
+// TestSojournAgainstTheTextbook compares predictions with published tables. QUART's Eq. 1 gives
+// other figures, for example 0.201 s for the last one.
 func TestSojournAgainstTheTextbook(t *testing.T) {
 	for _, tc := range []struct {
 		lambda, mu float64
@@ -52,17 +54,19 @@ func TestSojournOfOtherQueues(t *testing.T) {
 		waiting    int
 		want       time.Duration
 	}{
-		"M/M/1":                       {8, 10, 1, 1, 1, 0, 500 * time.Millisecond},
-		"M/D/1 waits half":            {8, 10, 1, 1, 0, 0, 300 * time.Millisecond},
-		"bursts":                      {8, 10, 1, 16, 1, 0, 3500 * time.Millisecond},
-		"unknown counts as 1":         {8, 10, 1, math.NaN(), -1, 0, 500 * time.Millisecond},
-		"nothing arrives":             {0, 10, 1, 1, 1, 0, 100 * time.Millisecond},
-		"a line stands":               {0, 10, 2, 1, 1, 20, 1100 * time.Millisecond},
-		"a line as is usual":          {8, 10, 1, 1, 1, 4, 500 * time.Millisecond},
-		"a longer one":                {8, 10, 1, 1, 1, 10, 1100 * time.Millisecond},
-		"saturated, one server":       {10, 10, 1, 1, 1, 0, 5200 * time.Millisecond}, // 4.9 at 98 %, 2 % of 10 s, and 0.1
-		"twice too much":              {20, 10, 1, 1, 1, 0, 15200 * time.Millisecond},
-		"twice too much, and a line":  {20, 10, 1, 1, 1, 100, 20300 * time.Millisecond}, // 10 for the line, 10.2 of growth, 0.1
+		"M/M/1":               {8, 10, 1, 1, 1, 0, 500 * time.Millisecond},
+		"M/D/1 waits half":    {8, 10, 1, 1, 0, 0, 300 * time.Millisecond},
+		"bursts":              {8, 10, 1, 16, 1, 0, 3500 * time.Millisecond},
+		"unknown counts as 1": {8, 10, 1, math.NaN(), -1, 0, 500 * time.Millisecond},
+		"nothing arrives":     {0, 10, 1, 1, 1, 0, 100 * time.Millisecond},
+		"a line stands":       {0, 10, 2, 1, 1, 20, 1100 * time.Millisecond},
+		"a line as is usual":  {8, 10, 1, 1, 1, 4, 500 * time.Millisecond},
+		"a longer one":        {8, 10, 1, 1, 1, 10, 1100 * time.Millisecond},
+		// 4.9 at 98 %, 2 % of 10 s, and 0.1
+		"saturated, one server": {10, 10, 1, 1, 1, 0, 5200 * time.Millisecond},
+		"twice too much":        {20, 10, 1, 1, 1, 0, 15200 * time.Millisecond},
+		// 10 for the line, 10.2 of growth, 0.1
+		"twice too much, and a line":  {20, 10, 1, 1, 1, 100, 20300 * time.Millisecond},
 		"no server":                   {1, 10, 0, 1, 1, 0, longest},
 		"no service":                  {1, 0, 1, 1, 1, 0, longest},
 		"never ending service":        {1, 1e-300, 1, 1, 1, 0, longest},
@@ -82,8 +86,9 @@ func TestSojournOfOtherQueues(t *testing.T) {
 	}
 }
 
-// TestWaitFallsConvexlyInServers: without that, marginal gain finds no optimum. Nor does a stage keep its replicas when more arrives
-// unless what one takes off rises with the rate.
+// TestWaitFallsConvexlyInServers checks what marginal gain needs to find the optimum. It also
+// checks that the time saved by one more server rises with the rate. Otherwise a stage could lose
+// replicas when its load rises.
 func TestWaitFallsConvexlyInServers(t *testing.T) {
 	for _, mu := range []float64{0.1, 1, 7} {
 		for _, a := range []float64{0.01, 0.3, 0.97, 1, 2.4, 9.7, 40, 300} {
@@ -106,8 +111,8 @@ func TestWaitFallsConvexlyInServers(t *testing.T) {
 	}
 }
 
-// TestNoStepInTheWait goes through saturation in small steps.
-func TestNoStepInTheWait(t *testing.T) {
+// TestWaitRisesWithoutAStep checks that the wait rises without a step through saturation.
+func TestWaitRisesWithoutAStep(t *testing.T) {
 	for _, c := range []int{1, 3, 40} {
 		for _, waiting := range []int{0, 5, 500} {
 			mu, last := 10.0, time.Duration(0)
@@ -151,7 +156,8 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// FuzzServers holds Servers to its words: the least c whose wait is within the target, and no fewer for more.
+// FuzzServers checks that Servers returns the smallest c whose wait is within the target, and that
+// more load never gives a smaller c.
 func FuzzServers(f *testing.F) {
 	f.Add(38.2, 5.0, 1.0, 1.0, int64(200), 20)
 	f.Add(38.2, 5.0, 16.0, 0.0, int64(200), 20)
@@ -180,7 +186,8 @@ func FuzzServers(f *testing.F) {
 	})
 }
 
-// FuzzSojourn: whatever comes, the prediction is a time, and more to do or fewer to do it never makes it shorter.
+// FuzzSojourn checks that any arguments give a valid time. More load or fewer servers must never
+// make it shorter.
 func FuzzSojourn(f *testing.F) {
 	f.Add(38.2, 5.0, 8, 1.0, 1.0, 0)
 	f.Add(40.0, 5.0, 8, 16.0, 0.2, 100)

@@ -10,34 +10,36 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Gain is a plan.Sharer. When the cluster has less than all functions ask for, it gives the budget
-// of replicas, or the memory, CPU and devices that are free, replica by replica to where requests
-// wait less by it, until nothing is left (Fox 1966). A function's gain is how much a replica more
-// shortens the predicted wait, times the requests of the pipelines that the function is in.
+// Gain is a plan.Sharer for a cluster that has less than all functions ask for. It gives replicas
+// one by one to the function that gains most, until nothing is left (Fox 1966). It shares the
+// budget of replicas, or the free memory, CPU and devices. A function's gain is how much one more
+// replica shortens its predicted wait, times the requests of the function's pipelines.
 //
-// The order of giving does not depend on how much there is, so no function has less of a larger
-// budget. A gain rises with the load, so no function has less for more to do. The order is:
+// The order does not depend on the size of the budget, so a larger budget never gives a function
+// less. A gain rises with the load, so more load never gives a function less. The order is:
 //
 //  1. Functions without any replica.
-//  2. Functions that are behind what arrives, here or before them. A stage's place is by how long
-//     it needs for all that has to go through it, not by where the pipeline's line stands.
+//  2. Functions that are behind what arrives, here or at an earlier stage. They are ordered by the
+//     time each needs for all calls that have to go through it, not by where the pipeline's line
+//     stands.
 //  3. The other functions.
-//  4. What starts ahead of need. It takes what nobody else asks for.
+//  4. Replicas that start ahead of need. They take what nobody else asks for.
 //
-// Of equal gain, replicas that are there go before replicas that would have to be started. If all
-// functions that use a resource need as much of it, a replica's part of it goes to the function
-// that gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
+// Of equal gains, existing replicas go before new ones. If all functions that use a resource need
+// the same amount of it, one function's replica can be replaced by a replica of a function that
+// gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
 type Gain struct{}
 
-// keeping is how many times more a replica gains that is there than one that is not. Without it,
-// shares that swing by chance would cost a start each.
+// keeping is the factor by which an existing replica's gain counts more than a new one's. Without
+// it, shares that swing by chance would each cost a start.
 const keeping = 1.5
 
-// moving is the same for pipelines that are behind. All of their stages see the same arrivals, so
-// what they need is less by chance.
+// moving is the same factor for pipelines that are behind. It is smaller, because all of their
+// stages see the same arrivals, so their needs vary less by chance.
 const moving = 1.2
 
-// The resources of nodes, as sums. What fits in a sum may fit on no node, as the placer then says.
+// The resources of nodes, as sums over nodes. A replica that fits into the sum may fit on no single
+// node; the placer reports that.
 const (
 	memory = iota
 	cpu
@@ -47,23 +49,23 @@ const (
 
 var resourceNames = [resources]string{"memory", "CPU", "device memory"}
 
-// contender is a function that is given replicas.
+// contender is a function to which replicas are given.
 type contender struct {
-	*stage  // set if something is short
+	*stage  // set if a resource is short
 	f       *plan.Function
-	at      int     // its line
-	load    float64 // requests per second of its pipelines, with what waits
-	rate    float64 // calls per second, also those that stages before it will let through
-	lines   float64 // calls that wait here, and before it on the way with the most
-	effort  float64 // server-seconds of a request of its pipeline; the least of its pipelines
+	at      int     // index of its line
+	load    float64 // requests per second of its pipelines, with waiting ones
+	rate    float64 // calls per second, with those that earlier stages will let through
+	lines   float64 // calls that wait here, and at earlier stages on the path with the most
+	effort  float64 // server-seconds per request of its pipeline; the smallest of its pipelines
 	burst   float64 // see load
-	count   int     // given so far
-	there   int     // replicas it has
-	most    int     // replicas it asks for
+	count   int     // replicas given so far
+	there   int     // replicas that exist
+	most    int     // replicas that it asks for
 	needs   [resources]int64
 	short   int  // the resource that has run out; -1: none
-	ahead   bool // it would start ahead of need, see plan.Function.Ahead
-	urgency int  // of its next replica: see Gain
+	ahead   bool // its replica would start ahead of need: see plan.Function.Ahead
+	urgency int  // class of its next replica: see Gain
 	gain    float64
 }
 
@@ -132,8 +134,8 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 	return out, nil
 }
 
-// oneAhead returns a with at most one replica for each function that would start ahead of need.
-// When the function's task comes, it is sure to get only this one. After the first start, the
+// oneAhead returns a with at most one replica for each function that would start ahead of need. One
+// replica is all that the function is sure to need when its task comes. After its first start, the
 // function is like any other and may get more.
 func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	out := a
@@ -151,8 +153,8 @@ func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	return out
 }
 
-// wholeDevice returns what a replica needs that takes a whole device, in bytes. It may get any
-// device, so they count with their mean.
+// wholeDevice returns the bytes that a replica with a whole device needs. It may get any
+// device, so it is the mean of the devices' sizes.
 func wholeDevice(s *plan.Snapshot) int64 {
 	sum, n := int64(0), int64(0)
 	for i := range s.Nodes {
@@ -163,8 +165,8 @@ func wholeDevice(s *plan.Snapshot) int64 {
 	return plan.DeviceNeed(0, max(sum, 0)/max(n, 1))
 }
 
-// give hands out replicas until the budget or what is scarce is spent, or all functions have what
-// they ask for.
+// give gives out replicas until the budget or a scarce resource is spent, or all functions have
+// what they ask for.
 func give(all []contender, budget int, free [resources]int64, scarce [resources]bool) {
 	var q queue
 	left := math.MaxInt
@@ -176,7 +178,7 @@ func give(all []contender, budget int, free [resources]int64, scarce [resources]
 		c := &all[i]
 		left -= c.count
 		for r, n := range c.needs {
-			if moves[r] { // all are given out anew
+			if moves[r] { // all replicas are given out again
 				free[r] += n * int64(c.there-c.count)
 			} else {
 				free[r] -= n * int64(max(c.count-c.there, 0))
@@ -224,7 +226,8 @@ func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
 	return moves
 }
 
-// take takes what a replica needs. A replica that is here already has what cannot move.
+// take subtracts what a replica needs. here says that the replica exists; then it already has what
+// cannot move.
 func (c *contender) take(free *[resources]int64, moves [resources]bool, here bool) {
 	for r, n := range c.needs {
 		if moves[r] || !here {
@@ -233,9 +236,9 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 	}
 }
 
-// lacks returns the resource of which there is not enough for one more replica; -1: none. A
-// function's first replica is left to the placer, which says where it looked, unless it would start
-// ahead of need.
+// lacks returns the resource of which too little is free for one more replica; -1: none. A
+// function's first replica is left to the placer, which reports where it looked, unless it would
+// start ahead of need.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {
@@ -245,7 +248,7 @@ func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, 
 	return -1
 }
 
-// mean returns a task's service time in seconds, and 1 if it is unknown.
+// mean returns a task's service time in seconds, or 1 if it is unknown.
 func (c *contender) mean() float64 {
 	if c.known {
 		return c.service
@@ -253,11 +256,13 @@ func (c *contender) mean() float64 {
 	return 1
 }
 
-// look sets what the next replica gains. A pipeline that is behind is a fluid: what waits at a
-// stage and before it, and what enters within the horizon, together W, has to go through the stage,
-// and the slowest stage says when the last of it is through. So replicas go to where D = W/C is
-// longest, with capacity C. One replica more, as a part of those that raise all stages together
-// from that C, takes D²/(W·effort) off D for W requests: so pipelines compare.
+// look sets what the next replica gains. A pipeline that is behind is treated as a fluid. W is the
+// number of calls that wait at the stage or before it, or that enter within the horizon. All of
+// them go through the stage, so the slowest stage decides when the last one is through. With
+// capacity C, that takes D = W/C. So replicas go to the stage with the longest D. Raising all
+// stages together from C costs effort. One replica, as a part of that effort, takes D²/(W·effort)
+// off D for each of the W requests. Their product, D²/effort, is the gain, so pipelines can be
+// compared.
 func (c *contender) look() {
 	n := float64(c.count)
 	capacity := n * float64(c.slots) / c.mean()
@@ -290,9 +295,9 @@ func (c *contender) look() {
 	}
 }
 
-// capacity returns what nodes have free for new replicas, in sum, and which of it is scarce: less
-// than what more than one function together ask for. What one function alone asks for in vain, the
-// placer says.
+// capacity returns the free resources of all nodes for new replicas, and which of them are scarce.
+// A resource is scarce if several functions together ask for more of it than is free. If a single
+// function asks for too much, the placer reports that.
 func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce [resources]bool) {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
@@ -334,7 +339,7 @@ func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce 
 	return free, scarce
 }
 
-// queue is a heap of contenders; the one that gains most is first.
+// queue is a heap of contenders. The first one gains most.
 type queue []*contender
 
 func (q queue) Len() int { return len(q) }

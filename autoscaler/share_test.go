@@ -19,20 +19,21 @@ func TestUniformIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewUniform(Config{}))
 }
 
-// served is a function with a rate of requests of 100 ms, as many replicas as are ready, and an allocator that asks for more.
+// served returns a function with a rate of requests of 100 ms and this many ready replicas. Its
+// allocator asks for more.
 func served(name string, rate float64, ready int) plan.Function {
 	f := calm()
 	f.Name, f.Demand.Rate, f.Replicas, f.Memory = name, rate, replicas(ready, plan.Ready), 1<<30
 	return f
 }
 
-// slow gives a function a second's work.
+// slow sets a function's service time to one second.
 func slow(f plan.Function) plan.Function {
 	f.Service.Mean = time.Second
 	return f
 }
 
-// sleeper is a function without replicas that may have none.
+// sleeper returns a function without replicas that may have none.
 func sleeper(name string) plan.Function {
 	f := served(name, 1, 0)
 	f.Min, f.Zero = 0, true
@@ -46,7 +47,8 @@ func expected(name string) plan.Function {
 	return f
 }
 
-// TestGainDenies says what to do of a function that gets nothing, and of no other.
+// TestGainDenies checks that a function that gets nothing says why and what to do, and that no
+// other function does.
 func TestGainDenies(t *testing.T) {
 	s := plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 1), sleeper("b")}}
 	for budget, want := range map[int]string{1: "the budget of 1 replicas is used up by the fewest that other functions may have: raise it (--budget)", 2: ""} {
@@ -70,7 +72,7 @@ func TestGain(t *testing.T) {
 		s    plan.Snapshot
 		ask  plan.Alloc
 		want string
-		why  string // of the first that was trimmed
+		why  string // of the first line that was trimmed
 	}{
 		"no budget":                       {plan.Snapshot{Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "4 4", ""},
 		"budget for all":                  {plan.Snapshot{Budget: 8, Functions: []plan.Function{served("a", 10, 0), served("b", 10, 0)}, Nodes: room(64)}, ask(4, 4), "4 4", ""},
@@ -113,7 +115,8 @@ func TestGain(t *testing.T) {
 	}
 }
 
-// TestGainWeighsPipelines: a stage of a pipeline counts with what the pipeline is asked for, not with its own rate alone.
+// TestGainWeighsPipelines checks that a stage counts with the requests of its pipeline, not only
+// with its own rate.
 func TestGainWeighsPipelines(t *testing.T) {
 	s := plan.Snapshot{Budget: 6, Nodes: []plan.Node{{Name: "n", Memory: 64 << 30}}, Functions: []plan.Function{served("a", 2, 0), served("b", 10, 0), served("c", 10, 0)}}
 	s.Functions[0].Max, s.Functions[0].Service.Mean = 1, time.Millisecond
@@ -153,7 +156,8 @@ func TestBaselines(t *testing.T) {
 	}
 }
 
-// TestGainRisesWithLoad: by predicted waits alone a replica gains less of a queue that stays behind with it than of one that does not.
+// TestGainRisesWithLoad checks a queue that stays behind even with one more replica. By predicted
+// waits alone it would gain less than a queue that does not stay behind.
 func TestGainRisesWithLoad(t *testing.T) {
 	for budget := 4; budget < 16; budget++ {
 		had := 0
@@ -168,7 +172,8 @@ func TestGainRisesWithLoad(t *testing.T) {
 	}
 }
 
-// TestGainCountsWholeDevices: who declares no memory of a device has all of it.
+// TestGainCountsWholeDevices checks that a function that declares no device memory takes a whole
+// device.
 func TestGainCountsWholeDevices(t *testing.T) {
 	s := plan.Snapshot{Functions: []plan.Function{served("a", 10, 1), served("b", 10, 1)}, Nodes: []plan.Node{{Name: "n", Memory: 64 << 30, CPUMilli: 64000}}}
 	for i := range s.Functions {
@@ -183,7 +188,8 @@ func TestGainCountsWholeDevices(t *testing.T) {
 	}
 }
 
-// TestGainCountsDevicesOfAnySize: who takes a whole device may have a small one, too, where there is a large one.
+// TestGainCountsDevicesOfAnySize checks that a function that takes whole devices may also get small
+// ones where there are large ones.
 func TestGainCountsDevicesOfAnySize(t *testing.T) {
 	s := plan.Snapshot{Functions: []plan.Function{served("a", 100, 0), served("b", 100, 0)}, Nodes: []plan.Node{{Name: "n", Memory: 64 << 30, CPUMilli: 64000}}}
 	for i := range s.Functions {
@@ -202,9 +208,11 @@ func TestGainCountsDevicesOfAnySize(t *testing.T) {
 	}
 }
 
-// TestGainLevelsWhatIsBehind: all that waits goes through all stages, so that a pipeline that is behind has equal capacities, and not as many replicas
-// as there are at its line; and what one has too many goes to another, also when what is short is the devices and not the budget.
-func TestGainLevelsWhatIsBehind(t *testing.T) {
+// TestGainLevelsCapacitiesOfAPipelineBehind checks a pipeline that is behind. All waiting requests
+// go through all stages, so the stages must get equal capacities, wherever the line stands. A
+// replica that one stage has too many must go to another. The same holds if devices are short and
+// not the budget.
+func TestGainLevelsCapacitiesOfAPipelineBehind(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mean  [3]time.Duration
 		ready [3]int
@@ -221,7 +229,7 @@ func TestGainLevelsWhatIsBehind(t *testing.T) {
 			}
 			var ask plan.Alloc
 			for i, stage := range s.Pipelines[0].Stages {
-				f := served(stage, 40, tc.ready[i]) // no more than the first lets through
+				f := served(stage, 40, tc.ready[i]) // no more than the first stage lets through
 				f.Service.Mean, f.GPU = tc.mean[i]*time.Millisecond, 1
 				s.Functions = append(s.Functions, f)
 				ask = append(ask, plan.Line{Function: stage, Count: 20})

@@ -16,32 +16,32 @@ import (
 const (
 	DrainWithin = 2 * time.Second
 	Hold        = 10 * time.Second
-	Panic       = time.Minute // as Knative's stable window
+	Panic       = time.Minute // Knative's stable window
 	Attainment  = 0.99
 )
 
 const (
 	// growEvery is how often a function with an unknown service time may double.
 	growEvery = time.Second
-	// panicAt is how many times what is ready arrivals must need to count as a burst, as in
+	// panicAt is how many times the ready replicas arrivals must need to count as a burst, as in
 	// Knative.
 	panicAt = 2
-	// mostPart bounds the part of the time to wait that mean waits may take, where few requests
-	// have to be in time.
+	// mostPart bounds the part of the time to wait that mean waits may take. It matters if few
+	// requests have to be in time.
 	mostPart = 100
 )
 
-// Config is what an operator may set. A zero field means its default.
+// Config holds the operator's settings. A zero field means its default.
 type Config struct {
-	DrainWithin time.Duration // a standing line should be gone after this long
-	Hold        time.Duration // a count is not lowered before it was too high for this long
-	Panic       time.Duration // nor for this long after a sudden burst
-	Attainment  float64       // the part of requests that should be in time, below 1
+	DrainWithin time.Duration // a waiting line should be gone after this time
+	Hold        time.Duration // a count is lowered only after it was too high for this long
+	Panic       time.Duration // a count is not lowered for this long after a sudden burst
+	Attainment  float64       // the share of requests that should be in time, below 1
 }
 
-// Sizer is a plan.Allocator. It gives a domain the least number of replicas that keeps the mean
-// waits of its pipelines within what their objectives leave at the measured load, and that drains
-// what already waits. Build it with [NewSizer].
+// Sizer is a plan.Allocator. It gives a domain the fewest replicas that serve the measured load and
+// drain what already waits. With them, the mean waits of its pipelines stay within what their
+// objectives leave to wait. Build it with [NewSizer].
 type Sizer struct{ cfg Config }
 
 // NewSizer returns a Sizer.
@@ -55,23 +55,26 @@ func NewSizer(cfg Config) Sizer {
 	return Sizer{cfg}
 }
 
-// meanPart returns the part of the time to wait that mean waits may take, so that at most
-// 1 − Attainment of the tasks wait longer than all of it. An exponential wait with mean W is longer
-// than slack with probability exp(−slack/W).
+// meanPart returns the part of the time to wait that mean waits may take. Then at most a share 1 −
+// Attainment of the tasks waits longer than that time. An exponential wait with mean W exceeds a
+// time t with probability exp(−t/W).
 func (c Config) meanPart() float64 { return min(-1/math.Log1p(-c.Attainment), mostPart) }
 
-// Memory is what the Sizer remembers, by function. Pasts are never changed.
+// Memory is what the Sizer remembers, by function. A Past is never changed.
 type Memory map[string]*Past
 
 // Past is what the Sizer remembers of one function.
 type Past struct {
-	Seen    time.Time // first seen: a function that was never asked is idle since then
-	Checked time.Time // when Line was looked at to decide on growth without a known service time
-	Line    int       // tasks that waited then
-	Peaks   []Peak    // the counts that may still hold, newer and lower to the end; the first holds
-	Learned Learned   `json:",omitzero"`
-	Burst   Peak      `json:",omitzero"` // when a burst was last seen, and the largest count since it began
-	// Expected is the last time when requests were on their way here. It counts as use, see floor.
+	Seen    time.Time // when the function was first seen; if it was never used, it is idle since then
+	Checked time.Time // when Line was measured, to decide on growth without a known service time
+	Line    int       // tasks that waited at Checked
+	// counts that may still hold, sorted: later ones are newer and lower; the first one holds
+	Peaks   []Peak
+	Learned Learned `json:",omitzero"`
+	// when a burst was last seen, and the largest count since it began
+	Burst Peak `json:",omitzero"`
+	// Expected is the last time when requests were on their way to the function. It counts as use: see
+	// floor.
 	Expected time.Time `json:",omitzero"`
 }
 
@@ -81,7 +84,7 @@ type Peak struct {
 	Count int
 }
 
-// within reports whether p is of the last d before now. A peak in the future means that the clock
+// within reports whether p is at most d older than now. A peak in the future means that the clock
 // was set back; it does not hold.
 func (p Peak) within(d time.Duration, now time.Time) bool {
 	age := now.Sub(p.At)
@@ -153,17 +156,18 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	return alloc, next, nil
 }
 
-// need is what one function needs whatever its pipelines say.
+// need is what one function needs apart from its pipelines.
 type need struct {
-	count, most, max int // most: that pipelines may give it; max: its bound
-	was              int // replicas that serve or start
+	count, most, max int // most: the largest count that pipelines may give it; max: its bound
+	was              int // replicas that are ready or starting
 	idle             bool
-	burst            bool // what arrives needs panicAt times what is ready
+	burst            bool // arrivals need panicAt times the ready replicas
 	why              text
-	past             *Past // as it was, then to be remembered
+	past             *Past // the previous one, later the one to remember
 }
 
-// alone sets what a function needs by itself: for its load, for its line, and for its owner.
+// alone sets what a function needs by itself: for its load, for its line, and by its owner's
+// settings.
 func (z Sizer) alone(n *need, g *stage, now time.Time) {
 	f, past := g.f, n.past
 	if past.Seen.IsZero() || past.Seen.After(now) {
@@ -201,8 +205,8 @@ func (z Sizer) alone(n *need, g *stage, now time.Time) {
 	n.count = min(n.count, n.max)
 }
 
-// keep returns the count with what the past asks for, and puts count into the past. room is memory
-// for one more peak than the past has.
+// keep returns count, or a larger count that the past still holds, and records count in the past.
+// room is memory for one more peak than the past has.
 func (z Sizer) keep(n *need, now time.Time, count int, room []Peak) int {
 	if n.idle {
 		return count
@@ -254,10 +258,10 @@ func floor(f *plan.Function, now time.Time, past *Past) (least int, idle bool) {
 	return min(max(f.Min, 1), max(f.Max, 1)), false
 }
 
-// byLoad returns the replicas that serve what arrives and, if those are more, that drain what
-// waits: c servers take c·μ − λ tasks per second off the line. A slot is a server. The service time
-// is a task's share of its batch's, so a batch that pays shows as a faster server. What the line
-// grows by until a replica has started counts as well, and the line need not be gone before that.
+// byLoad returns the replicas that serve all arrivals, or the replicas that drain what waits, if
+// those are more. c servers take c·μ − λ tasks per second off the line. A slot is a server. The
+// service time is a task's share of its batch's time, so larger batches show as faster servers. The
+// line includes its growth until a replica has started, and need not be gone before that.
 func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 	why.add("λ=").float(g.lambda).add("/s μ=").float(g.mu).add("/s")
 	if g.f.Demand.CV > 0 {
@@ -269,7 +273,7 @@ func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 		start := startTime(g.f.Starts)
 		within := max(z.cfg.DrainWithin.Seconds(), start)
 		line := float64(g.waiting) + max(g.lambda-float64(g.servers(ready))*g.mu, 0)*start
-		// More servers than tasks would not make the line shorter.
+		// More servers than tasks do not make the line shorter.
 		servers := min((g.lambda+line/within)*g.service, line+float64(max(g.f.Running, 0)))
 		if drain := g.replicas(servers); drain > count {
 			count = drain
@@ -279,7 +283,7 @@ func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 	return count
 }
 
-// startTime returns the mean time in seconds that replicas took to start; 0: unknown.
+// startTime returns the mean start time of replicas in seconds; 0: unknown.
 func startTime(starts []plan.Start) float64 {
 	var n, sum float64
 	for _, s := range starts {
@@ -305,9 +309,9 @@ func (g *stage) byTarget() int {
 	return math.MaxInt32
 }
 
-// grow sizes a function whose service time is unknown. It returns one replica when anything waits.
-// A second later it returns twice as many if all that were asked for are ready and the line has
-// grown nevertheless.
+// grow sizes a function whose service time is unknown. It returns one replica if anything waits. It
+// doubles the count, at most once per second, if all requested replicas are ready and the line has
+// still grown.
 func grow(f *plan.Function, now time.Time, past *Past, ready, starting int, why *text) int {
 	if f.Waiting == 0 && f.Running == 0 {
 		why.add("service time unknown, nothing waits")
@@ -327,8 +331,8 @@ func grow(f *plan.Function, now time.Time, past *Past, ready, starting int, why 
 	return count
 }
 
-// hold returns the peaks that still hold, and p after them. The input is left as it was. The result
-// is in room if it fits. There are never more peaks than different counts.
+// hold returns the peaks that still hold, followed by p. It does not change peaks. The result uses
+// room if it fits. It never has more peaks than there are different counts.
 func (z Sizer) hold(peaks []Peak, p Peak, room []Peak) []Peak {
 	for _, old := range peaks {
 		if old.within(z.cfg.Hold, p.At) && old.Count > p.Count {
@@ -338,7 +342,7 @@ func (z Sizer) hold(peaks []Peak, p Peak, room []Peak) []Peak {
 	return append(room, p)
 }
 
-// short rounds a duration to three digits or so.
+// short rounds a duration to about three digits.
 func short(d time.Duration) time.Duration {
 	for unit := time.Second; unit > time.Microsecond; unit /= 10 {
 		if d >= unit {
@@ -348,11 +352,11 @@ func short(d time.Duration) time.Duration {
 	return d
 }
 
-// text is a line for the operator while it is written. A decision writes thousands of them, so the
-// parts that every line has are written without package fmt.
+// text builds a line for the operator. A decision writes thousands of lines, so the parts that
+// every line has are written without package fmt.
 type text []byte
 
-// joined returns the texts of all needs, one after the other, in one string.
+// joined returns the texts of all needs in one string, one after the other.
 func joined(needs []need) string {
 	var b strings.Builder
 	length := 0

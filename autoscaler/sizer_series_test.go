@@ -11,17 +11,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 )
 
-// sizing is a domain under a load that changes by the second.
+// sizing is a domain under a load that changes each second.
 type sizing struct {
 	about     string
 	functions []plan.Function
 	pipelines []plan.Pipeline
 	start     int                          // seconds until a replica is ready
-	load      func(second int) (r float64) // requests a second, of every entry
+	load      func(second int) (r float64) // requests per second, at every entry
 	seconds   int
 }
 
-// TestSizerSeries compares what the Sizer decides from second to second with golden files.
+// TestSizerSeries compares the Sizer's decisions, second by second, with golden files.
 func TestSizerSeries(t *testing.T) {
 	step := func(at, until int, low, high float64) func(int) float64 {
 		return func(second int) float64 {
@@ -71,8 +71,8 @@ func TestSizerSeries(t *testing.T) {
 	}
 }
 
-// run decides once a second and does as it was told; lines are fluid: what a second brings and replicas do not take stands. It writes
-// down each line whose count is another.
+// run decides once per second and applies the decision. Lines are fluid: arrivals that the replicas
+// cannot serve within the second wait. It returns each line whose count changed.
 func (x sizing) run(t *testing.T) string {
 	t.Helper()
 	s := plan.Snapshot{Rev: 1, Functions: x.functions, Pipelines: x.pipelines}

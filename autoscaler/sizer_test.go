@@ -18,7 +18,7 @@ func TestPolicy(t *testing.T) {
 
 var t0 = time.Date(2025, 6, 1, 12, 0, 0, 0, time.UTC)
 
-// loaded is a function with 38.2 requests/s of 200 ms.
+// loaded returns a function with 38.2 requests/s of 200 ms.
 func loaded() plan.Function {
 	return plan.Function{
 		Name: "f.ns", Revision: 1, Min: 1, Max: 20, Batch: 1, Slots: 1, Running: 4,
@@ -34,7 +34,7 @@ func replicas(n int, state plan.State) (out []plan.Replica) {
 	return out
 }
 
-// sizeOne runs the sizer on one function alone.
+// sizeOne runs the Sizer on a single function.
 func sizeOne(t *testing.T, f plan.Function, at time.Duration, m Memory) (plan.Line, Memory) {
 	t.Helper()
 	s := plan.Snapshot{At: t0.Add(at), Functions: []plan.Function{f}}
@@ -63,7 +63,7 @@ func TestSizer(t *testing.T) {
 		"no load":       {func(f *plan.Function) { f.Demand.Rate = 0 }, 1, "at least 1"},
 		"bursts":        {func(f *plan.Function) { f.Demand.CV = 4 }, 13, "μ=5.0/s Ca²=16.0: 8 for stability, 13 for a wait of 200ms"},
 		"an absurd CV":  {func(f *plan.Function) { f.Demand.CV = math.Inf(1) }, 17, "Ca²=36.0"},
-		"grows while a replica starts": {func(f *plan.Function) { // 38.2 + (40 + 18.2·4)/4 a second
+		"grows while a replica starts": {func(f *plan.Function) { // (38.2 + (40 + 18.2·4)/4)/s
 			f.Waiting, f.Replicas, f.Starts = 40, replicas(4, plan.Ready), []plan.Start{{Path: "cold", Mean: 5 * time.Second, N: 3}, {Path: "fork", Mean: time.Second, N: 1}, {Path: "odd", Mean: -1, N: 1}}
 		}, 14, "14 to drain 40 waiting in 4s"},
 		"OpenFaaS's target":            {func(f *plan.Function) { f.Target = plan.Target{Type: "rps", Value: 3, Load: 38.2, Known: true} }, 13, "8 for stability, 13 for 38.2 rps at 3 a replica; was"},
@@ -91,7 +91,8 @@ func TestSizer(t *testing.T) {
 	}
 }
 
-// TestUnknownServiceDoublesOncePerSecond: ticks come every 20 ms when poked; a slow first answer must not cost the maximum.
+// TestUnknownServiceDoublesOncePerSecond checks ticks that come every 20 ms. A slow first answer
+// must not raise the count to the maximum.
 func TestUnknownServiceDoublesOncePerSecond(t *testing.T) {
 	f := loaded()
 	f.Service, f.Waiting = plan.Service{}, 10
@@ -111,13 +112,13 @@ func TestUnknownServiceDoublesOncePerSecond(t *testing.T) {
 			t.Errorf("%d replicas first after %v, %v, want %v", count, got, ok, at)
 		}
 	}
-	// While some are starting, the line says nothing yet.
+	// While replicas start, the line is no reason for more.
 	busy := f
 	busy.Waiting, busy.Replicas = 1000, append(replicas(4, plan.Ready), replicas(1, plan.Starting)...)
 	if l, _ := sizeOne(t, busy, 5*time.Second, Memory{"f.ns": {}}); l.Count != 5 {
 		t.Errorf("%d (%s), want 5", l.Count, l.Why)
 	}
-	// A line that does not grow wants no more.
+	// A line that does not grow needs no more.
 	f.Replicas = replicas(4, plan.Ready)
 	if l, _ := sizeOne(t, f, 5*time.Second, Memory{"f.ns": {Line: f.Waiting}}); l.Count != 4 {
 		t.Errorf("%d (%s), want 4", l.Count, l.Why)
@@ -166,8 +167,8 @@ func TestZero(t *testing.T) {
 	}
 }
 
-// TestExpectedFunctionsCountAsUsed: a function that was expected, and never called, sleeps ZeroAge
-// after that.
+// TestExpectedFunctionsCountAsUsed checks a function that was expected and never called. It sleeps
+// ZeroAge after it was last expected.
 func TestExpectedFunctionsCountAsUsed(t *testing.T) {
 	f := loaded()
 	f.Zero, f.Min, f.ZeroAge, f.Running, f.Demand, f.Service = true, 0, 30*time.Second, 0, plan.Demand{}, plan.Service{}
@@ -193,8 +194,9 @@ func TestExpectedFunctionsCountAsUsed(t *testing.T) {
 	}
 }
 
-// TestASleeperHoldsNothingUp: what sleeps while its rate fades takes no replicas for others in its pipeline.
-func TestASleeperHoldsNothingUp(t *testing.T) {
+// TestSleepingFunctionTakesNoReplicasFromOthers checks that a function that sleeps while its rate
+// fades takes no replicas from others in its pipeline.
+func TestSleepingFunctionTakesNoReplicasFromOthers(t *testing.T) {
 	a, b := timed("a", 100*time.Millisecond), timed("b", 100*time.Millisecond)
 	a.Zero, a.ZeroAge, a.Demand.Last = true, time.Second, t0.Add(-time.Second)
 	s := plan.Snapshot{At: t0, Functions: []plan.Function{a, b}, Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}, SLO: time.Second}}}
@@ -204,10 +206,11 @@ func TestASleeperHoldsNothingUp(t *testing.T) {
 	}
 }
 
-// TestHold: up at once, down only when the lower count was enough for ten seconds.
-func TestHold(t *testing.T) {
+// TestCountFallsAfterTheHold checks that a count rises at once, and falls only after the lower
+// count was enough for ten seconds.
+func TestCountFallsAfterTheHold(t *testing.T) {
 	f := loaded()
-	f.Replicas = replicas(5, plan.Ready) // nothing here is a burst
+	f.Replicas = replicas(5, plan.Ready) // no load here is a burst
 	var m Memory
 	var got []int
 	for i, rate := range []float64{5, 38.2, 5, 5, 20, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5} {
@@ -227,8 +230,9 @@ func TestHold(t *testing.T) {
 	}
 }
 
-// TestBurst: when twice of what is ready is needed, the count stays up for a minute after that was last so.
-func TestBurst(t *testing.T) {
+// TestBurstKeepsTheCountUp checks a load that needs twice the ready replicas. The count must stay
+// up for a minute after that was last so.
+func TestBurstKeepsTheCountUp(t *testing.T) {
 	f := loaded()
 	f.Demand.Rate, f.Replicas = 5, replicas(2, plan.Ready)
 	var m Memory
@@ -240,7 +244,7 @@ func TestBurst(t *testing.T) {
 	if l := count(0); l.Count != 2 {
 		t.Fatalf("%d (%s), want 2", l.Count, l.Why)
 	}
-	f.Demand.Rate = 19 // four servers' work: a burst
+	f.Demand.Rate = 19 // needs four servers: a burst
 	if l := count(time.Second); l.Count != 5 {
 		t.Fatalf("%d (%s), want 5", l.Count, l.Why)
 	}
@@ -254,7 +258,7 @@ func TestBurst(t *testing.T) {
 		}
 		m = before
 	}
-	f.Demand.Rate = 26 // more, but no burst: 5 are ready
+	f.Demand.Rate = 26 // more load, but no burst: 5 are ready
 	if l := count(2 * time.Second); l.Count != 6 {
 		t.Errorf("%d (%s), want 6", l.Count, l.Why)
 	}
@@ -267,7 +271,8 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// TestClockJumps: an hour forth or back neither freezes a count nor loses what is needed.
+// TestClockJumps checks that an hour forward or back neither freezes a count nor loses what is
+// needed.
 func TestClockJumps(t *testing.T) {
 	for _, jump := range []time.Duration{-time.Hour, time.Hour} {
 		f := loaded()

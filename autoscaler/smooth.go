@@ -11,16 +11,15 @@ import (
 )
 
 const (
-	// smoothHold is how long a function must have too many replicas before one is taken, and the
-	// least time between two.
+	// smoothHold is how long a function must have too many replicas before one is taken. It is also
+	// the least time between two.
 	smoothHold = 3 * time.Second
-	// smoothPatience is the longest that the hold becomes. The hold doubles each time that a
-	// replica had to be given back.
+	// smoothPatience is the longest hold. The hold doubles each time a replica has to be given back.
 	smoothPatience = 5 * time.Minute
 )
 
-// neighbours finds each function's neighbours on the domain's pipelines: the functions right before
-// it and right behind it.
+// neighbours sets each function's neighbours on the domain's pipelines: the functions right before
+// and right behind it.
 func neighbours(s *plan.Snapshot, d plan.Domain, all []correction) {
 	if len(d.Pipelines) == 0 {
 		return
@@ -49,9 +48,9 @@ func neighbours(s *plan.Snapshot, d plan.Domain, all []correction) {
 	}
 }
 
-// recall has the smoother and the compensator take arrivals for as bursty as they were measured at
-// the decision before, and remembers the measurement of now. That is persistence: no predictor of
-// burstiness is measurably better (docs/adr/0045, docs/adr/0076).
+// recall makes the smoother and the compensator use the burstiness measured at the last decision,
+// and records the present measurement for the next. That is persistence: no predictor of burstiness
+// is measurably better (docs/adr/0045, docs/adr/0076).
 func (c *correction) recall() {
 	c.next.CA2 = 1
 	if c.f.Demand.Known && c.f.Demand.CV > 0 {
@@ -62,7 +61,7 @@ func (c *correction) recall() {
 	}
 }
 
-// need returns the least count that keeps the function's tasks in time, its line included.
+// need returns the smallest count that keeps the function's tasks in time, with its line.
 func (c *correction) need() int {
 	count := c.line.Count
 	if !c.known {
@@ -73,16 +72,16 @@ func (c *correction) need() int {
 	return n + sort.Search(count-n, func(k int) bool { return c.sojourn(n+k) <= target })
 }
 
-// smooth takes back replicas that are left over, one at a time, down to
-// y' = ⌈β·y + (1−β)·mean⌉ and never below what is needed. y is the count that earlier steps have
-// left. The mean is of what the neighbours need for as much work. β = Ca²/(1+Ca²): arrivals by
-// chance make a stage like its neighbours, and bursty arrivals let it keep what it has.
+// smooth takes back replicas that are not needed, one at a time, down to y' = ⌈β·y + (1−β)·mean⌉
+// and never below what is needed. y is the count after the earlier steps. mean is the mean count
+// that the neighbours need for an equal amount of work. β = Ca²/(1+Ca²): with arrivals by chance a
+// stage becomes like its neighbours; with bursty arrivals it keeps its count.
 //
-// QUART's Eq. 7 calls that Laplace smoothing, which it is not. It leaves β open, and its result is
-// a fraction that may be more than y or too little for the load. Its Alg. 1 releases replicas at
-// once. Here a replica is taken after it was left over for a while. It comes back as soon as tasks
-// take too long, and is then not taken again for twice as long. Key stages keep theirs while they
-// burst.
+// QUART's Eq. 7 calls that Laplace smoothing, which it is not. It leaves β open. Its result is a
+// fraction that may be more than y or too little for the load. Its Alg. 1 releases replicas at
+// once. Here a replica is taken only after it was not needed for a while. The replica is given back
+// as soon as tasks take too long, and then the hold doubles. Key stages keep their replicas during
+// a burst.
 func smooth(all []correction, at time.Time) {
 	need := make([]int, len(all))
 	for i := range all {
@@ -129,18 +128,18 @@ func smooth(all []correction, at time.Time) {
 // keep sets how many replicas are taken.
 func (c *correction) keep(taken int) {
 	if taken == 0 && c.past.Taken > 0 && !c.threatened() {
-		c.next.Hold = 0 // the count that replicas were taken from is not asked for any more
+		c.next.Hold = 0 // the count from which replicas were taken is no longer asked for
 	}
 	c.next.Taken, c.next.Surplus = taken, time.Time{}
 }
 
-// goal returns Eq. 7's y' for the count that is left.
+// goal returns Eq. 7's y' for the count left.
 func (c *correction) goal(all []correction, need []int, i, left int) int {
 	beta := c.ca2 / (1 + c.ca2)
 	sum, n := 0.0, 0
 	for _, j := range c.neighbours {
-		// A neighbour's need per server's worth of its work. With less work than one server's, a
-		// neighbour is no guide.
+		// A neighbour's need per server of work. With less than one server of work, a neighbour is no
+		// guide.
 		if work := all[j].lambda * all[j].service; all[j].known && work >= 1 {
 			sum += float64(need[j]*all[j].slots) / work
 			n++
@@ -153,7 +152,7 @@ func (c *correction) goal(all []correction, need []int, i, left int) int {
 	return int(math.Ceil(clamp(beta*float64(left)+(1-beta)*mean, 0, float64(left))))
 }
 
-// reclaim takes the smoother's replicas off the line, after the compensator has put some back.
+// reclaim subtracts the smoother's replicas from the line, after the compensator has put some back.
 func (c *correction) reclaim() {
 	if c.next.Taken == 0 {
 		return

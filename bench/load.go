@@ -15,29 +15,30 @@ import (
 	"time"
 )
 
-// LoadResult is what one window of load saw.
+// LoadResult is the result of one window of load.
 type LoadResult struct {
 	Requests int           `json:"requests"`
 	Elapsed  time.Duration `json:"elapsed"`
 	P50      time.Duration `json:"p50"`
-	Failed   int           `json:"failed"` // other status than 200, or another body than was sent
+	Failed   int           `json:"failed"` // another status than 200, or another body than was sent
 	Cause    string        `json:"cause"`  // of the first failure
 }
 
-// Client is how Load sends requests.
+// Client is a way to send requests.
 type Client string
 
-// The clients.
+// The clients of Load.
 const (
-	// NetHTTP is Go's own client, as load generators and callers in Go use it.
+	// NetHTTP is Go's own client, as load generators and Go programs use it.
 	NetHTTP Client = "net/http"
-	// Lean writes and reads HTTP/1.1 by itself and costs about a fifth of that: what the client saves goes to the servers, and
-	// their difference shows more.
+	// Lean writes and reads HTTP/1.1 by itself, and costs about a fifth of NetHTTP. The processor time
+	// that it saves goes to the servers, so their difference shows more.
 	Lean Client = "lean"
 )
 
-// Load posts body to http://addr/path over c connections, each one request at a time, for the given time. Each answer
-// must be 200 and echo the body; of /async-function/, 202 and empty.
+// Load posts body to http://addr/path over c connections for the given time. Each connection has
+// one request at a time. Each answer must be 200 and echo the body; an answer of /async-function/
+// must be 202 and empty.
 func Load(ctx context.Context, client Client, addr, path string, c int, d time.Duration, body []byte) (LoadResult, error) {
 	one := loadLean
 	if client == NetHTTP {
@@ -111,7 +112,8 @@ func loadNetHTTP(ctx context.Context, addr, path string, body []byte) (lat []tim
 	client := &http.Client{Transport: transport, Timeout: 30 * time.Second}
 	for ctx.Err() == nil {
 		t := time.Now()
-		resp, err := client.Post("http://"+addr+path, "application/octet-stream", bytes.NewReader(body)) //nolint:noctx // the window ends between requests
+		//nolint:noctx // the window ends between requests
+		resp, err := client.Post("http://"+addr+path, "application/octet-stream", bytes.NewReader(body))
 		if err != nil {
 			return nil, 0, "", err
 		}
@@ -129,7 +131,7 @@ func loadNetHTTP(ctx context.Context, addr, path string, body []byte) (lat []tim
 	return lat, failed, cause, nil
 }
 
-// answered says whether this is the answer that Load wants.
+// answered reports whether an answer is the one that Load wants.
 func answered(path string, status int, got, body []byte) bool {
 	if strings.HasPrefix(path, "/async-function/") {
 		return status == http.StatusAccepted && len(got) == 0
@@ -137,7 +139,8 @@ func answered(path string, status int, got, body []byte) bool {
 	return status == http.StatusOK && bytes.Equal(got, body)
 }
 
-// readResponse reads one response with a Content-Length, which is all that the servers compared here send.
+// readResponse reads one response with a Content-Length. The compared servers send no other
+// responses.
 func readResponse(r *bufio.Reader) (status int, body []byte, err error) {
 	length := -1
 	for first := true; ; first = false {
@@ -169,7 +172,7 @@ func readResponse(r *bufio.Reader) (status int, body []byte, err error) {
 	}
 }
 
-// Echo serves a bare net/http echo on l until ctx ends: what Hop's figures are a share of.
+// Echo serves a bare net/http echo on l until ctx ends. The figures of Hop are relative to it.
 func Echo(ctx context.Context, l net.Listener) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/function/", func(w http.ResponseWriter, r *http.Request) {

@@ -1,8 +1,7 @@
-// Package bench measures the product: how long a replica takes from an order to its first output ([Coldstart]), and what
-// the way from HTTP through a queue to a replica and back costs ([Hop]).
+// Package bench has what the product's benchmarks share: [Load] sends requests to a server and
+// counts the answers, and a [Report] prints figures as an aligned table or as JSON.
 //
-// Each benchmark ends in a [Report], printed as an aligned table or as JSON. A figure that the sample is too small to
-// carry is left out, never extrapolated.
+// If a sample is too small for a figure, the figure is left out, never extrapolated.
 package bench
 
 import (
@@ -20,26 +19,28 @@ import (
 	"time"
 )
 
-// Report is what a benchmark prints.
+// Report is the result of a benchmark.
 type Report struct {
-	Bench    string            `json:"bench"`
-	Host     Host              `json:"host"`
-	Load     float64           `json:"load_average"`       // over a minute, when the benchmark began
-	Versions map[string]string `json:"versions,omitempty"` // of what was measured with, by name
+	Bench string  `json:"bench"`
+	Host  Host    `json:"host"`
+	Load  float64 `json:"load_average"` // over a minute, when the benchmark began
+	// versions of the tools and libraries, by name
+	Versions map[string]string `json:"versions,omitempty"`
 	Results  []Result          `json:"results"`
 	Notes    []Note            `json:"notes,omitempty"`
 	Goals    []Goal            `json:"goals,omitempty"`
 }
 
-// Note is what is to be known of a case beside its figures, such as why it has none.
+// Note is a remark on a case, for example why it has no figures.
 type Note struct {
 	Case string `json:"case"`
 	Text string `json:"text"`
 }
 
-// Goal is what was wanted of a figure of the report.
+// Goal is a goal for a figure of the report.
 type Goal struct {
-	Goal   string  `json:"goal"` // such as "5.4G fork: ms from order to first output: at most 1000"
+	// for example "5.4G fork: ms from order to first output: at most 1000"
+	Goal   string  `json:"goal"`
 	Figure float64 `json:"figure"`
 	Met    bool    `json:"met"`
 }
@@ -71,7 +72,7 @@ type Result struct {
 	N      int     `json:"n"`
 }
 
-// NewReport reads the host and its load. A machine busy before the benchmark begins is named on warn.
+// NewReport reads the host and its load. If the machine is busy, it writes a warning to warn.
 func NewReport(name string, warn io.Writer) *Report {
 	r := &Report{Bench: name, Host: Host{
 		CPU: procField("/proc/cpuinfo", "model name"), Cores: runtime.NumCPU(), Memory: memory(),
@@ -94,7 +95,7 @@ func (r *Report) Add(c, metric string, value float64, n int) {
 // Note appends a note.
 func (r *Report) Note(c, text string) { r.Notes = append(r.Notes, Note{c, text}) }
 
-// With says which version of something was measured with.
+// With records the version of a tool or library.
 func (r *Report) With(name, version string) {
 	if r.Versions == nil {
 		r.Versions = map[string]string{}
@@ -102,7 +103,8 @@ func (r *Report) With(name, version string) {
 	r.Versions[name] = version
 }
 
-// AddMillis appends the q-quantile of sample in milliseconds, unless the sample is too small to carry it.
+// AddMillis appends the q-quantile of sample in milliseconds, unless the sample is too small for
+// it.
 func (r *Report) AddMillis(c, metric string, sample []time.Duration, q float64) {
 	if v, ok := Quantile(sample, q); ok {
 		r.Add(c, metric, float64(v)/float64(time.Millisecond), len(sample))
@@ -155,8 +157,8 @@ func (r *Report) WriteTable(w io.Writer) error {
 	return nil
 }
 
-// Quantile returns the q-quantile (0 < q < 1) of sample by the nearest rank. ok is false when fewer than one observation
-// is expected beyond it: a median needs 2, a p99 needs 100.
+// Quantile returns the q-quantile (0 < q < 1) of sample by the nearest rank. ok is false if fewer
+// than one observation is expected beyond it: a median needs 2, and a p99 needs 100.
 func Quantile(sample []time.Duration, q float64) (v time.Duration, ok bool) {
 	if float64(len(sample))*(1-q) < 1-1e-9 {
 		return 0, false
@@ -167,7 +169,7 @@ func Quantile(sample []time.Duration, q float64) (v time.Duration, ok bool) {
 
 func memory() int64 {
 	var kb int64
-	_, _ = fmt.Sscan(procField("/proc/meminfo", "MemTotal"), &kb) // 0 where there is no such file
+	_, _ = fmt.Sscan(procField("/proc/meminfo", "MemTotal"), &kb) // 0 if there is no such file
 	return kb << 10
 }
 

@@ -26,7 +26,7 @@ func TestQuantileIsLeftOutWhenTheSampleIsTooSmall(t *testing.T) {
 	}
 }
 
-func TestTableHasALineACase(t *testing.T) {
+func TestTableHasOneLinePerCase(t *testing.T) {
 	r := &Report{Bench: "x"}
 	r.Add("a", "m1", 1, 3)
 	r.Add("b", "m2", 2.5, 4)

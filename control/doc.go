@@ -5,7 +5,8 @@
 // wakes from zero. Its decision is a function of the plan.Snapshot and of the memory of the last
 // applied plan. The policies are chosen by name and run by package policy.
 //
-//	Observer ──Snapshot──▶ allocate, correct (per domain) ─▶ share ─▶ place ─▶ warm ─▶ Plan ─▶ Validate ──▶ Applier
+//	Observer ──Snapshot──▶ allocate, correct (per domain) ─▶ share ─▶ place ─▶ warm
+//	                                       Applier ◀── Validate ◀──Plan──────────┘
 //
 // A [Recorder] writes each decision to a file. [ReplayRecord] makes the recorded decisions again.
 //

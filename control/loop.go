@@ -153,7 +153,7 @@ func (l *Loop) complain(err error) {
 	l.trouble = text
 	l.mu.Unlock()
 	if err == nil {
-		l.log.Info("control goes on as planned")
+		l.log.Info("control works again")
 		return
 	}
 	l.log.Warn("the control loop keeps its last plan", "error", err)

@@ -256,7 +256,7 @@ func TestOnlyAnAppliedPlanIsRemembered(t *testing.T) {
 		if n := strings.Count(log.String(), "the node is away"); n != 1 {
 			t.Errorf("said %d times, want once: %s", n, log)
 		}
-		if !strings.Contains(log.String(), "as planned") {
+		if !strings.Contains(log.String(), "works again") {
 			t.Errorf("no word that it is over: %s", log)
 		}
 	})

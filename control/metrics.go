@@ -19,8 +19,8 @@ func newPlanned(l *Loop) *planned {
 	}
 	return &planned{
 		loop:   l,
-		wanted: desc("wanted_replicas", "Replicas that the plan has places for.", "function"),
-		short:  desc("short", "1: fewer replicas have a place than the function should have.", "function"),
+		wanted: desc("wanted_replicas", "Replicas that the plan places on nodes.", "function"),
+		short:  desc("short", "1: the plan places fewer replicas than the function should have.", "function"),
 		cpu:    desc("cpu_limit_cores", "Cores that each replica may use by the plan; 0: as declared.", "function"),
 		key:    desc("key_stage", "1: a key stage: its parameters are evicted last, its replicas are dispersed.", "function"),
 		kl:     desc("key_stage_kl", "Divergence (Kullback-Leibler, in nats) of the key stages' replicas over the nodes from an even distribution; 0: even."),

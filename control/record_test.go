@@ -56,9 +56,9 @@ func recorder(t *testing.T, path string, limit int64) (r *RecordFile, logged *li
 	return r, logged
 }
 
-// TestWhatIsRecordedIsDecidedAgain records random histories under several policies and replays
+// TestRecordedDecisionsAreReplayed records random histories under several policies and replays
 // them. A later process appends to the same file.
-func TestWhatIsRecordedIsDecidedAgain(t *testing.T) {
+func TestRecordedDecisionsAreReplayed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record.jsonl")
 	n := 0
 	for seed, names := range []policy.Names{{}, {Placer: "first-fit"}, {Corrector: "none", Sharer: "none"}} {
@@ -138,9 +138,9 @@ func TestARecordGoesOnAfterACrash(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBeWrittenIsToldOnce checks a full disk, a decision that JSON cannot encode, and one
+// TestFailedWritesAreLoggedOnce checks a full disk, a decision that JSON cannot encode, and one
 // that is too large.
-func TestWhatCannotBeWrittenIsToldOnce(t *testing.T) {
+func TestFailedWritesAreLoggedOnce(t *testing.T) {
 	good := history(t, 1, policy.Names{}, 1)[0]
 	absurd := good
 	absurd.Snapshot.Functions = append([]plan.Function{}, good.Snapshot.Functions...)
@@ -193,9 +193,9 @@ func TestARecordHasOneWriter(t *testing.T) {
 	recorder(t, path, 1<<20) // afterwards there is room
 }
 
-// TestARecordThatIsTakenAwayGoesOn checks that recording continues with a new file once the removed
-// one would be full.
-func TestARecordThatIsTakenAwayGoesOn(t *testing.T) {
+// TestRecordGoesOnAfterItsFileIsRemoved checks that recording continues with a new file once the
+// removed one would be full.
+func TestRecordGoesOnAfterItsFileIsRemoved(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "r")
 	d := history(t, 1, policy.Names{}, 1)[0]
 	line, err := d.line()

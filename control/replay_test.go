@@ -29,7 +29,7 @@ func replayed(t *testing.T, path string) Replay {
 	return r
 }
 
-func TestReplayTellsWhatIsDifferent(t *testing.T) {
+func TestReplayListsDifferences(t *testing.T) {
 	d := history(t, 1, policy.Names{}, 12)[11]
 	line, err := d.line()
 	if err != nil {

@@ -80,7 +80,7 @@ func (p *Provider) fail(w http.ResponseWriter, r *http.Request, err error) {
 
 // fieldErrors returns the field errors in a tree of joined and wrapped errors, in order.
 func fieldErrors(err error) []*pipeline.FieldError {
-	switch e := err.(type) { //nolint:errorlint // walks the tree itself, errors.As would stop at the first
+	switch e := err.(type) { //nolint:errorlint // errors.As would stop at the first one
 	case nil:
 		return nil
 	case *pipeline.FieldError:

@@ -464,8 +464,9 @@ func TestSDKLogs(t *testing.T) {
 	}
 }
 
-// TestSlowReaderIsTold checks that a line reports how many lines a slow reader has missed.
-func TestSlowReaderIsTold(t *testing.T) {
+// TestSlowReaderIsToldOfLostLines checks that a line reports how many lines a slow reader has
+// missed.
+func TestSlowReaderIsToldOfLostLines(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"fn","image":"stagecoach/f:1"}`)
 	a.Logs = lossy{}

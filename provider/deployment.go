@@ -57,8 +57,8 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	return out, err
 }
 
-// checkProgram refuses a program that replicas do not see, such as an interpreter below /tmp. Without
-// it, each start would fail.
+// checkProgram refuses a program that replicas do not see, such as an interpreter below /tmp.
+// Without it, each start would fail.
 func (p *Provider) checkProgram(d *Deployed) error {
 	env := d.Environment()
 	if d.Deployment.Image == "" || env["mode"] == "static" {

@@ -30,8 +30,8 @@ func TestModesOfTheWatchdog(t *testing.T) {
 	}
 }
 
-// TestDeployRefusesProgramsThatReplicasDoNotSee: the refusal names the field that names the program,
-// and nothing is stored.
+// TestDeployRefusesProgramsThatReplicasDoNotSee: the refusal names the field that names the
+// program, and nothing is stored.
 func TestDeployRefusesProgramsThatReplicasDoNotSee(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	const why = `/tmp/venv/bin/python: functions have a /tmp of their own`

@@ -38,12 +38,12 @@ func (p *Provider) put(w http.ResponseWriter, r *http.Request, isNew bool) {
 func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 	// waits for a change whose request gave up.
 	if err := p.Registry.wait(ctx, p.stored); err != nil {
-		return fmt.Errorf("function %q is not deployed, try again: of the deploy before it, %w", d.Key, err)
+		return fmt.Errorf("function %q is not deployed, try again: the deploy before it: %w", d.Key, err)
 	}
 	old, there := p.Registry.Function(d.Key)
 	switch {
 	case isNew && there:
-		return refuse(http.StatusConflict, fmt.Errorf("function %q is there already, want a PUT to change it (faas-cli deploy without --update=false)", d.Key))
+		return refuse(http.StatusConflict, fmt.Errorf("function %q exists already, want a PUT to change it (faas-cli deploy without --update=false)", d.Key))
 	case !isNew && !there:
 		return refuse(http.StatusNotFound, fmt.Errorf("no function %q, want a POST to create it", d.Key))
 	case there:

@@ -94,9 +94,9 @@ func TestGuessesAreSlow(t *testing.T) {
 	})
 }
 
-// TestGuessesAtATime checks that few answers are delayed at a time, and that a client that leaves
-// is not waited for.
-func TestGuessesAtATime(t *testing.T) {
+// TestConcurrentGuessesAreBounded checks that few answers are delayed at a time, and that a client
+// that leaves is not waited for.
+func TestConcurrentGuessesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuard(t)
 		for range guessesFree {

@@ -82,7 +82,7 @@ func (p *Provider) logs(w http.ResponseWriter, r *http.Request) {
 		}
 		_ = c.SetWriteDeadline(time.Now().Add(logPatience)) // a test's recorder has no deadline
 		if lost > 0 {
-			message.Timestamp, message.Instance, message.Text = time.Now().UTC(), "", fmt.Sprintf("stagecoach: %d lines are lost, they came faster than they were read", lost)
+			message.Timestamp, message.Instance, message.Text = time.Now().UTC(), "", fmt.Sprintf("stagecoach: %d lines are lost, because they came faster than they were read", lost)
 			_ = out.Encode(message) // the flush reports a broken connection
 		}
 		for _, l := range lines {

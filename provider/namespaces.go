@@ -51,7 +51,7 @@ func (p *Provider) queried(r *http.Request) (string, error) {
 func (p *Provider) createNamespace(w http.ResponseWriter, r *http.Request) {
 	p.changeNamespace(w, r, http.StatusCreated, func(ctx context.Context, n types.FunctionNamespace) error {
 		if p.Registry.HasNamespace(n.Name) {
-			return refuse(http.StatusConflict, fmt.Errorf("namespace %q is there already, want a PUT to change it", n.Name))
+			return refuse(http.StatusConflict, fmt.Errorf("namespace %q exists already, want a PUT to change it", n.Name))
 		}
 		return p.declare(ctx, n.Name, Namespace{Labels: n.Labels, Annotations: n.Annotations})
 	})
@@ -77,7 +77,7 @@ func (p *Provider) deleteNamespace(w http.ResponseWriter, r *http.Request) {
 		functions := p.functionsOf(n.Name)
 		switch {
 		case n.Name == pipeline.DefaultNamespace:
-			return refuse(http.StatusForbidden, fmt.Errorf("namespace %q is the default one and stays", n.Name))
+			return refuse(http.StatusForbidden, fmt.Errorf("namespace %q is the default namespace, which cannot be deleted", n.Name))
 		case !p.Registry.HasNamespace(n.Name):
 			return p.Registry.noNamespace(n.Name)
 		case len(functions)+len(secrets) > 0:

@@ -25,7 +25,7 @@ type Pinner interface {
 }
 
 // ErrPinned means that a function cannot be pinned now: 409.
-var ErrPinned = errors.New("not to be pinned now")
+var ErrPinned = errors.New("cannot be pinned now")
 
 // Pin is a lease on a function.
 type Pin struct {
@@ -190,7 +190,7 @@ func (o pinOrder) check() error {
 		errs = append(errs, &pipeline.FieldError{Path: path, Got: got, Want: want})
 	}
 	if o.Holder == "" || len(o.Holder) > 64 {
-		bad("holder", quote(o.Holder), "a word that is yours alone, of 1 to 64 bytes")
+		bad("holder", quote(o.Holder), "an identifier of the caller, of 1 to 64 bytes")
 	}
 	if o.CPUMilli != 0 && (o.CPUMilli < profile.MinCPU || o.CPUMilli > maxCPU) {
 		bad("cpuMilli", strconv.Itoa(o.CPUMilli), fmt.Sprintf("0, for as declared, or %d to %d", profile.MinCPU, maxCPU))

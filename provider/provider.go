@@ -196,7 +196,7 @@ type Provider struct {
 func New(c Config) (*Provider, error) {
 	if c.Store == nil || c.Registry == nil || c.Images == nil || c.Status == nil || c.Scaler == nil || c.Room == nil || c.Pinner == nil || c.Log == nil ||
 		c.Secrets == nil || c.Mounts == nil || c.Logs == nil || c.Ready == nil {
-		return nil, errors.New("provider: a field of Config is nil, want all but Credentials and Proxies")
+		return nil, errors.New("provider: a field of Config is nil, want all fields but Credentials and Proxies set")
 	}
 	if c.Credentials != nil && (c.Credentials.User == "" || c.Credentials.Password == "") {
 		return nil, errors.New("provider: credentials with an empty user or password, want both")
@@ -312,7 +312,7 @@ func (p *Provider) changing(ctx context.Context, f func(context.Context) error) 
 	select {
 	case p.change <- struct{}{}:
 	case <-ctx.Done():
-		return fmt.Errorf("another change takes its time: %w", ctx.Err())
+		return fmt.Errorf("another change is still running, try again: %w", ctx.Err())
 	}
 	defer func() { <-p.change }()
 	return f(ctx)

@@ -376,7 +376,7 @@ func TestOtherOrigins(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotThere(t *testing.T) {
+func TestUnknownNamesAreRefused(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusNotFound, get, "/system/nosuch", "")
 	a.must(http.StatusNotFound, get, "/", "")
@@ -729,9 +729,9 @@ func TestOneOfTwoDeploysGetsTheName(t *testing.T) {
 	}
 }
 
-// TestADeployWaitsForTheOneBefore checks that a deploy whose request gave up before the registry
+// TestDeployWaitsForTheEarlierDeploy checks that a deploy whose request gave up before the registry
 // showed it is stored nevertheless.
-func TestADeployWaitsForTheOneBefore(t *testing.T) {
+func TestDeployWaitsForTheEarlierDeploy(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := newMemoryStore()
 		a := newAPI(t, store, nil)
@@ -806,7 +806,7 @@ func TestStoreTrouble(t *testing.T) {
 		if text := a.must(http.StatusServiceUnavailable, post, functions, echo); !strings.Contains(text, "not yet seen") {
 			t.Errorf("unseen: %q", text)
 		}
-		if text := a.must(http.StatusServiceUnavailable, post, functions, echo); !strings.Contains(text, `"echo.openfaas-fn" is not deployed, try again: of the deploy before it`) {
+		if text := a.must(http.StatusServiceUnavailable, post, functions, echo); !strings.Contains(text, `"echo.openfaas-fn" is not deployed, try again: the deploy before it`) {
 			t.Errorf("after one that is unseen: %q", text)
 		}
 	})

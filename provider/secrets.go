@@ -65,7 +65,7 @@ func (p *Provider) listSecrets(w http.ResponseWriter, r *http.Request) {
 func (p *Provider) createSecret(w http.ResponseWriter, r *http.Request) {
 	p.changeSecret(w, r, http.StatusCreated, func(ctx context.Context, s types.Secret, there bool) error {
 		if there {
-			return refuse(http.StatusConflict, fmt.Errorf("secret %q is there already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
+			return refuse(http.StatusConflict, fmt.Errorf("secret %q exists already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
 		}
 		// Declares the namespace, so that it is listed, and deleted when it is empty again.
 		if !p.Registry.HasNamespace(s.Namespace) {
@@ -98,7 +98,7 @@ func (p *Provider) deleteSecret(w http.ResponseWriter, r *http.Request) {
 			users = append(users, d.Declared.Name)
 		}
 		if len(users) > 0 {
-			return refuse(http.StatusConflict, fmt.Errorf("secret %q of namespace %q is used by functions (%s), want them deployed without it, or removed, first",
+			return refuse(http.StatusConflict, fmt.Errorf("secret %q of namespace %q is used by functions (%s): deploy them without it, or remove them, first",
 				s.Name, s.Namespace, some(users)))
 		}
 		return p.Secrets.Delete(s.Namespace, s.Name)

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// BenchmarkEvents is a chain of eight stages at so many requests a second, on one goroutine, with a decision a second.
+// BenchmarkEvents simulates a chain of eight stages on one goroutine, with one decision per second.
 //
 //	go test -run '^$' -bench Events -benchtime 3x -cpuprofile cpu.out ./sim
 func BenchmarkEvents(b *testing.B) {
@@ -27,12 +27,13 @@ func BenchmarkEvents(b *testing.B) {
 				events += r.Policies[0].Events.Mean
 			}
 			b.ReportMetric(events/b.Elapsed().Seconds(), "events/s")
-			b.ReportMetric(events/(processor(b)-before).Seconds(), "events/cpu-s") // that of collecting garbage included
+			// includes the time of garbage collection
+			b.ReportMetric(events/(processor(b)-before).Seconds(), "events/cpu-s")
 		})
 	}
 }
 
-// chain is a scenario of so many stages in a row, for 400,000 calls.
+// chain returns a scenario of stages in a row, for 400,000 calls.
 func chain(stages, rate int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `
@@ -52,7 +53,7 @@ stages:
 	return b.String()
 }
 
-// processor is the time that the process has used of processors.
+// processor returns the processor time that the process has used.
 func processor(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {

@@ -10,15 +10,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 )
 
-// revision is that of every function: none is redeployed.
+// revision is the revision of every function. No function is redeployed.
 const revision = 1
 
-// replica is one on a node.
+// replica is a replica on a node.
 type replica struct {
 	name    string
 	line    *line
 	node    *node
-	device  string // as plan.Slot has it
+	device  string // in the form of plan.Slot.Device
 	state   plan.State
 	since   time.Time
 	ordered int64
@@ -27,7 +27,8 @@ type replica struct {
 	gone    bool
 }
 
-// starts are what it took to bring up replicas, as package cluster keeps it: means that follow the latest eight of a path.
+// starts records how long replicas took to start, as package cluster does. Each mean follows the
+// latest eight starts of its path.
 type starts struct {
 	list   []plan.Start // sorted by path
 	latest time.Duration
@@ -48,7 +49,8 @@ func (s *starts) add(path string, took time.Duration) {
 	x.Mean += (took - x.Mean) / time.Duration(x.N)
 }
 
-// apply brings the cluster to p, as package cluster does; at once says that starts take no time, because they were before the run.
+// apply carries out p, as package cluster does. atOnce says that starts take no time, because they
+// were before the run.
 func (w *world) apply(p *plan.Plan, atOnce bool) {
 	for i := range p.Wants {
 		want := &p.Wants[i]
@@ -81,7 +83,7 @@ func (w *world) apply(p *plan.Plan, atOnce bool) {
 	}
 }
 
-// release lets go what want does not list.
+// release drains the replicas that want does not list.
 func (w *world) release(l *line, want *plan.Want) {
 	for _, r := range slices.Clone(l.replicas) {
 		if r.state == plan.Draining || slices.ContainsFunc(want.Slots, func(s plan.Slot) bool { return s.Replica == r.name }) {
@@ -96,7 +98,7 @@ func (w *world) release(l *line, want *plan.Want) {
 	}
 }
 
-// order starts a replica, of a key stage or another.
+// order starts a replica. key says whether its stage is a key stage.
 func (w *world) order(l *line, slot plan.Slot, key, atOnce bool) {
 	w.started++
 	n := w.node(slot.Node)
@@ -147,7 +149,7 @@ func (w *world) die(r *replica) {
 	w.poke()
 }
 
-// gone forgets a replica.
+// gone removes a replica that has ended.
 func (w *world) gone(r *replica) {
 	if r.gone {
 		return

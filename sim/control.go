@@ -8,25 +8,25 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// The pace of control, as packages control and dispatch have it.
+// The pace of control, from packages control and dispatch.
 const (
-	gap         = int64(20 * time.Millisecond)  // least time between a tick and one that was asked for
-	wantedEvery = int64(100 * time.Millisecond) // a line asks no more often
+	gap         = int64(20 * time.Millisecond)  // least time between a tick and a requested one
+	wantedEvery = int64(100 * time.Millisecond) // least time between two requests of a line
 )
 
-// control is the loop that decides.
+// control is the state of the control loop.
 type control struct {
-	next   int64 // when it ticks
-	last   int64 // when it did
+	next   int64 // time of the next tick
+	last   int64 // time of the last tick
 	rev    uint64
 	memory policy.Memory
-	snap   plan.Snapshot // its slices are used again
+	snap   plan.Snapshot // its slices are reused
 
 	ticks, held, refused int
-	complaint            string // why the first tick was refused, or held a domain
+	complaint            string // why a tick first had its plan refused, or held a domain
 }
 
-// poke asks for an early tick.
+// poke requests an early tick.
 func (w *world) poke() {
 	c := &w.control
 	if at := max(w.now, c.last+gap); at < c.next {
@@ -35,7 +35,7 @@ func (w *world) poke() {
 	}
 }
 
-// tick observes, decides and applies. A plan that is refused leaves no trace in the memory.
+// tick observes, decides and applies. A refused plan leaves the memory as it was.
 func (w *world) tick(first bool) {
 	c := &w.control
 	c.ticks++
@@ -56,7 +56,7 @@ func (w *world) tick(first bool) {
 	w.events.push(c.next, ticks, 0, nil)
 }
 
-// observe makes a snapshot of the virtual cluster, as package cluster makes one of the real one.
+// observe makes a snapshot of the virtual cluster, as package cluster does of the real one.
 func (w *world) observe() {
 	c := &w.control
 	c.rev++
@@ -92,7 +92,7 @@ func (w *world) observe() {
 	}
 }
 
-// expected returns how many requests have yet to reach each stage.
+// expected returns how many requests will still reach each stage.
 func (w *world) expected() map[string]int {
 	counts := map[string]int{}
 	for _, c := range w.coordinators {
@@ -101,7 +101,7 @@ func (w *world) expected() map[string]int {
 	return counts
 }
 
-// declared is what a snapshot has of the stage that does not change.
+// declared returns the part of a stage's snapshot that does not change.
 func (l *line) declared() plan.Function {
 	s := &l.spec
 	return plan.Function{

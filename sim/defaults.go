@@ -9,17 +9,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// The defaults of a scenario. Those of stages are OpenFaaS's and Stagecoach's own.
+// The defaults of a scenario. Those of stages are the defaults of OpenFaaS and Stagecoach.
 const (
-	defaultSeeds    = 5
-	defaultTick     = time.Second
-	defaultHop      = 50 * time.Microsecond // docs/RESULTS.md: a function behind `up` takes 150 µs more than a bare echo, there and back
+	defaultSeeds = 5
+	defaultTick  = time.Second
+	// docs/RESULTS.md: a function behind `up` takes 150 µs more than a bare echo, both ways together
+	defaultHop      = 50 * time.Microsecond
 	defaultDuration = 10 * time.Minute
 	defaultTimeout  = 30 * time.Second
 	defaultQueue    = 1000
 )
 
-// complete fills in the defaults, in lists of its own: those that it was given may be of several scenarios.
+// complete fills in the defaults. It copies the lists that it changes, because several scenarios
+// may share them.
 func (s *Scenario) complete() {
 	s.Policies, s.Nodes, s.Pipelines, s.Stages = slices.Clone(s.Policies), slices.Clone(s.Nodes), slices.Clone(s.Pipelines), slices.Clone(s.Stages)
 	s.Seed, s.Seeds = cmp.Or(s.Seed, 1), cmp.Or(s.Seeds, defaultSeeds)

@@ -1,9 +1,16 @@
-// Package sim replays days of load in seconds: a discrete-event simulator that runs the code of production over virtual time.
+// Package sim replays days of load in seconds. It is a discrete-event simulator that runs the
+// production code over virtual time.
 //
-// What decides is what decides in production: [policy.Set.Decide] on a snapshot of the virtual cluster, and the Step cores of
-// packages flow and dispatch, which walk requests through graphs, keep the lines, batch, retry, expire and drain. What is
-// modelled is the rest: when requests arrive (package load/arrivals), how long a batch keeps its slot ([Service]), what a start
-// costs on which path with which parameters warm on which node ([Start]), and replicas that die.
+// The code that decides is the production code: [policy.Set.Decide] on a snapshot of the virtual
+// cluster, and the Step cores of packages flow and dispatch. The cores walk requests through
+// graphs, keep the lines, batch, retry, expire and drain. The simulator models the rest:
+//
+//   - when requests arrive (package arrivals)
+//   - how long a batch keeps its slot ([Service])
+//   - how long a start takes, by path and by the parameters that a node keeps warm ([Start])
+//   - replicas that die
+//
+// This code simulates a scenario:
 //
 //	s, err := sim.Parse(file)               // strict; errors name the field's path
 //	m, err := s.Model(open)                 // reads traces, checks the graph
@@ -12,14 +19,19 @@
 //
 // # Events
 //
-// Virtual time is a heap of events ordered by time and, within one instant, by the order in which they were scheduled. An event is
-// one pop of that heap: a request arrives, a task reaches its line, a replica ends a batch, a reply reaches its coordinator, a
-// replica is ready or dies, parameters are loaded, a line or a coordinator asked to be woken, control ticks, a sample is taken.
-// Each handler steps a core once for each call that the event is about.
+// Virtual time is a heap of events. They are ordered by time and, within one instant, by the order
+// in which they were scheduled. An event is one pop of that heap:
+//
+//   - A request arrives, a task reaches its line, or a reply reaches its coordinator.
+//   - A replica is ready, ends a batch, or dies, or parameters are loaded.
+//   - A line or a coordinator wakes, control ticks, or a sample is taken.
+//
+// The handler steps a core once per call of the event.
 //
 // # Chance
 //
-// A run is a function of its scenario and seed: nothing depends on the wall clock, on goroutines or on the order of maps. How long a
-// call takes is drawn from its request's number, so that policies that are compared on a seed have the same arrivals and the same
-// work, and differences between them are those of the policies (common random numbers; Law 2015, §11.2).
+// A run is a function of its scenario and seed. It does not depend on the wall clock, on goroutines
+// or on the order of maps. A call's service time is drawn from its request's number. So policies
+// that are compared on a seed have the same arrivals and the same work, and only the policies make
+// them differ (common random numbers; Law 2015, §11.2).
 package sim

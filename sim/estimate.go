@@ -5,13 +5,14 @@ import (
 	"strconv"
 )
 
-// Estimate is a mean over seeds and half the width of its 95 % confidence interval (Student's t); 0 of one seed.
+// Estimate is a mean over seeds, and half the width of its 95 % confidence interval (Student's t).
+// With one seed, the half width is 0.
 type Estimate struct {
 	Mean float64 `json:"mean"`
 	CI   float64 `json:"ci95"`
 }
 
-// NewEstimate is that of values of a seed each, to six digits: see [Round].
+// NewEstimate returns the Estimate of values, one per seed, to six digits: see [Round].
 func NewEstimate(values []float64) Estimate {
 	n := float64(len(values))
 	sum := 0.0
@@ -29,7 +30,7 @@ func NewEstimate(values []float64) Estimate {
 	return Estimate{Round(mean), Round(student(len(values)-1) * math.Sqrt(squares/(n-1)/n))}
 }
 
-// student returns the 97.5 % quantile of Student's t with so many degrees of freedom.
+// student returns the 97.5 % quantile of Student's t with df degrees of freedom.
 func student(df int) float64 {
 	table := []float64{
 		12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
@@ -41,11 +42,13 @@ func student(df int) float64 {
 	return 1.95996 + 2.3722/float64(df) // Cornish and Fisher 1938: z + (z³+z)/4ν
 }
 
-// Round keeps six digits: the last ones of sums depend on how a processor multiplies and adds. What is no number is 0.
+// Round keeps six digits, because the last digits of sums depend on how a processor multiplies and
+// adds. It returns 0 if v is not a number.
 func Round(v float64) float64 {
 	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 		return 0
 	}
-	out, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 6, 64), 64) // what was just written
+	// cannot fail: the text was just written
+	out, _ := strconv.ParseFloat(strconv.FormatFloat(v, 'g', 6, 64), 64)
 	return out
 }

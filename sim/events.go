@@ -1,37 +1,38 @@
 package sim
 
-// kind says what an event is about, and whose i is the index.
+// kind is the kind of an event. i is the index of the pipeline or stage that the event is about.
 type kind uint8
 
 // The kinds of events.
 const (
-	arrives  kind = iota // a request, of pipeline i
+	arrives  kind = iota // a request of pipeline i
 	submits              // data is the *task.Task that reaches the line of stage i
 	expects              // a request that has begun reaches stage i later
 	cancels              // data is the *cancel that reaches the line of stage i
-	leaves               // data is the request that sends no more tasks for stage i
-	ends                 // data is the *running batch of stage i that is over
+	leaves               // data is the request that sends no more tasks to stage i
+	ends                 // data is the *running batch of stage i that has ended
 	replies              // data is the *task.Reply that reaches the coordinator of pipeline i
-	deadline             // of requests, which pipeline i's coordinator asked to be woken for
-	wakes                // the line of stage i asked for it
+	deadline             // of requests; the coordinator of pipeline i asked to wake then
+	wakes                // the line of stage i asked to wake then
 	ready                // data is the *replica that has started
 	dies                 // data is the *replica whose process ends
-	loaded               // data is the *zygote whose parameters are there
-	ticks                // control
-	samples              // of the series over time
+	loaded               // data is the *zygote whose parameters are loaded
+	ticks                // control ticks
+	samples              // a sample of the series over time
 )
 
-// event is something that will happen at an instant, in ns since the beginning.
+// event is something that will happen at an instant, in ns since the run began.
 type event struct {
 	at   int64
-	seq  uint64 // of its scheduling
+	seq  uint64 // order of scheduling
 	data any    // a pointer, or nil
 	i    int32
 	kind kind
 }
 
-// events is a heap by time and, within one instant, by order of scheduling, with four children a node: it is half as deep as a binary
-// one, and siblings share lines of the processor's cache.
+// events is a heap by time and, within one instant, by order of scheduling. Each node has four
+// children. So it is half as deep as a binary heap, and siblings share lines of the processor's
+// cache.
 type events struct {
 	heap []event
 	seq  uint64
@@ -44,7 +45,7 @@ func (h *events) push(at int64, k kind, i int, data any) {
 	place := len(h.heap) - 1
 	for place > 0 {
 		up := (place - 1) / 4
-		if p := &h.heap[up]; p.at <= at { // an equal one was scheduled before
+		if p := &h.heap[up]; p.at <= at { // an event at the same time was scheduled before
 			break
 		}
 		h.heap[place] = h.heap[up]
@@ -53,7 +54,7 @@ func (h *events) push(at int64, k kind, i int, data any) {
 	h.heap[place] = e
 }
 
-// pop takes the first event; the heap must not be empty.
+// pop removes and returns the first event. The heap must not be empty.
 func (h *events) pop() event {
 	first := h.heap[0]
 	last := len(h.heap) - 1

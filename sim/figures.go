@@ -11,50 +11,51 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// Figures are what came of one run: a policy on a seed. Counts are of requests that arrived after the warm-up and of what their calls
-// went through; amounts over time are from there to the end of the arrivals. Times are in seconds; what there is none of is 0.
+// Figures are the results of one run: one policy on one seed. Counts are of requests that arrived
+// after the warm-up, and of their calls. Amounts over time are from the end of the warm-up to the
+// end of the arrivals. Times are in seconds. A mean of nothing is 0.
 type Figures struct {
 	Policy    string       // its name in the scenario
-	Policies  policy.Names // of its levels
+	Policies  policy.Names // one per level
 	Seed      uint64
-	Seconds   float64           // that count
-	Pipelines []PipelineFigures // in the order of the scenario
+	Seconds   float64           // seconds that count
+	Pipelines []PipelineFigures // in the scenario's order
 	Stages    []StageFigures    // sorted by name
 
-	ReplicaSeconds float64 // of all stages, from order to end, as are the next two
-	DeviceSeconds  float64 // times the devices that a replica has
-	CoreSeconds    float64 // times the quota of CPU that a replica has, in cores
+	ReplicaSeconds float64 // of all stages, from order to end; the next two also
+	DeviceSeconds  float64 // times the replica's devices
+	CoreSeconds    float64 // times the replica's CPU quota, in cores
 
-	Ticks     float64 // of control
-	Held      float64 // domains that stayed as they were because a policy had no answer
-	Refused   float64 // plans that were none
-	Complaint string  // why the first of them was
+	Ticks     float64 // control ticks
+	Held      float64 // domains that kept their replicas because a policy failed
+	Refused   float64 // refused plans
+	Complaint string  // why the first plan was refused
 	Events    float64
 	QNAError  float64 // see PolicyResult
 	SameError float64 // see PolicyResult
 	Series    Series
 }
 
-// PipelineFigures are what the requests of a pipeline went through. Latencies are of those that were answered.
+// PipelineFigures are the results of a pipeline's requests. Latencies are of answered requests.
 type PipelineFigures struct {
 	Name                      string
 	Offered, Answered, Failed float64
-	Attainment                float64 // part of Offered that was answered within the objective
-	Goodput                   float64 // those, per second
+	Attainment                float64 // share of Offered that was answered within the objective
+	Goodput                   float64 // requests answered within the objective, per second
 	Mean, P50, P75, P95, P99  float64
 	Failures                  map[int]int // by HTTP status
 
 	latency []bucket
 }
 
-// bucket counts latencies up to that of the next one, which is 0.1 % more.
+// bucket counts latencies up to that of the next bucket, which is 0.1 % larger.
 type bucket struct {
 	from  time.Duration
-	count int64 // with those of all before
+	count int64 // includes all buckets before
 }
 
-// Attained returns the part of the offered requests that were answered within d, as far as latencies that differ by less than 0.1 %
-// can be told apart. Attainment is exact.
+// Attained returns the share of the offered requests that were answered within d. It cannot tell
+// latencies apart that differ by less than 0.1 %. Attainment is exact.
 func (p *PipelineFigures) Attained(d time.Duration) float64 {
 	i := sort.Search(len(p.latency), func(i int) bool { return p.latency[i].from > d })
 	if i == 0 {
@@ -63,7 +64,8 @@ func (p *PipelineFigures) Attained(d time.Duration) float64 {
 	return ratio(float64(p.latency[i-1].count), p.Offered)
 }
 
-// Quantile returns the latency within which a part q of the offered requests was answered, or up to 0.1 % less; false if fewer were answered.
+// Quantile returns the latency within which a share q of the offered requests was answered. It is
+// up to 0.1 % too small. It returns false if fewer were answered.
 func (p *PipelineFigures) Quantile(q float64) (time.Duration, bool) {
 	i := sort.Search(len(p.latency), func(i int) bool { return float64(p.latency[i].count) >= q*p.Offered })
 	if i == len(p.latency) {
@@ -72,37 +74,38 @@ func (p *PipelineFigures) Quantile(q float64) (time.Duration, bool) {
 	return p.latency[i].from, true
 }
 
-// StageFigures are what the calls of a stage went through.
+// StageFigures are the results of a stage's calls.
 type StageFigures struct {
-	Name           string
-	Rate           float64 // of calls, per second
-	CV             float64 // of the times between them
-	Predicted      float64 // the same by Whitt's QNA from what enters; of an entry: as measured
-	Queue          float64 // calls that wait, on average over time
+	Name string
+	Rate float64 // of calls, per second
+	CV   float64 // of the times between arrivals
+	// CV by Whitt's QNA from the entering requests; of an entry stage: as measured
+	Predicted      float64
+	Queue          float64 // waiting calls, on average over time
 	Wait, WaitP99  float64
 	Service        float64
 	ServiceCV      float64
-	Utilisation    float64 // of the slots of ready replicas
-	ReplicaSeconds float64 // as of Figures, and so the next two
+	Utilisation    float64 // share of time that the slots of ready replicas were taken
+	ReplicaSeconds float64 // as in Figures; the next two also
 	DeviceSeconds  float64
 	CoreSeconds    float64
-	Most           int            // replicas at a time
-	Starts         []StartFigures // sorted by path, those of key stages after others
+	Most           int            // largest number of replicas at a time
+	Starts         []StartFigures // sorted by path, key stages last
 	Deaths         int
 	Evictions      int    // of its parameters
-	Short          int    // plans in which not all of its replicas had a place
-	ShortWhy       string // the first time
+	Short          int    // plans in which a replica had no place
+	ShortWhy       string // reason in the first such plan
 }
 
-// StartFigures are what it took to bring up replicas on one path, from the order to ready.
+// StartFigures are the starts on one path, from the order to ready.
 type StartFigures struct {
 	Path string
-	Key  bool // it was a key stage in the plan that ordered them
+	Key  bool // the stage was a key stage in the plan that ordered them
 	N    int
 	Mean float64
 }
 
-// figures takes a run's figures from what was recorded. The recorder can be used no longer.
+// figures returns a run's figures. The recorder must not be used afterwards.
 func (w *world) figures(p int) Figures {
 	c, r := &w.control, w.rec
 	out := Figures{
@@ -133,7 +136,7 @@ func (p *pipeRecorder) figures(name string, seconds float64) PipelineFigures {
 	}
 }
 
-// buckets are those of h that are not empty.
+// buckets returns the buckets of h that are not empty.
 func buckets(h *hdr.Histogram) []bucket {
 	var out []bucket
 	sum := int64(0)

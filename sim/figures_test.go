@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// near wants a figure at a value, give or take a part of it.
+// near checks that a figure is at a value, within a part of it.
 func near(t *testing.T, what string, got, want, part float64) {
 	t.Helper()
 	if !(math.Abs(got-want) <= part*math.Abs(want)) {
@@ -18,7 +18,7 @@ func near(t *testing.T, what string, got, want, part float64) {
 	}
 }
 
-// boosting is an allocator of a replica a stage, which has half a core more from 40 s on.
+// boosting is an allocator of one replica per stage. It gives each half a core more from 40 s on.
 type boosting struct{ autoscaler.Fixed }
 
 func (a boosting) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc, struct{}, error) {
@@ -31,7 +31,8 @@ func (a boosting) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.All
 	return out, m, err
 }
 
-// TestAmounts: what replicas hold is counted over the time that counts, with the CPU that plans gave them.
+// TestAmounts checks that the resources of replicas are counted over the time that counts, with the
+// CPU that plans gave them.
 func TestAmounts(t *testing.T) {
 	f := runs(t, Scenario{
 		Duration: time.Minute, Warmup: 10 * time.Second, Seeds: 1,
@@ -52,12 +53,14 @@ func TestAmounts(t *testing.T) {
 	near(t, "core-seconds", f.CoreSeconds, 2*(30*1+20*1.5), 0.01) // a decision is up to a second late
 	near(t, "GPU-seconds of b", f.Stages[1].DeviceSeconds, 0, 0)
 	near(t, "utilisation of a", f.Stages[0].Utilisation, 0.5, 0.1)
-	// Pollaczek and Khinchine: a's line at half of its capacity has λ·E[W] = ρ²/2/(1 − ρ) calls; and Little: the mean wait times λ.
+	// By Pollaczek and Khinchine, a's line at half of its capacity has λ·E[W] = ρ²/2/(1 − ρ) calls. By
+	// Little, that is the mean wait times λ.
 	near(t, "queue of a", f.Stages[0].Queue, 0.25, 0.4)
 	near(t, "queue of a by Little", f.Stages[0].Queue, f.Stages[0].Rate*f.Stages[0].Wait, 0.02)
 }
 
-// TestLatencies: quantiles ascend, and attainment at any time is that of the requests, those that failed included.
+// TestLatencies checks that quantiles ascend. Attainment must count all requests, also those that
+// failed.
 func TestLatencies(t *testing.T) {
 	s := coded()
 	s.Stages[1].Max, s.Pipelines[0].Timeout, s.Pipelines[0].Arrivals.Rate = 1, 600*time.Millisecond, "30"
@@ -82,7 +85,7 @@ func TestLatencies(t *testing.T) {
 	}
 }
 
-// TestAttained: what took as long as is asked for is in time.
+// TestAttained checks that a request that took exactly the time asked for is in time.
 func TestAttained(t *testing.T) {
 	p := PipelineFigures{Offered: 10, latency: []bucket{{time.Millisecond, 4}, {2 * time.Millisecond, 8}}}
 	for d, want := range map[time.Duration]float64{0: 0, 999 * time.Microsecond: 0, time.Millisecond: 0.4, 1999 * time.Microsecond: 0.4, 2 * time.Millisecond: 0.8, time.Hour: 0.8} {
@@ -96,7 +99,8 @@ func TestAttained(t *testing.T) {
 	}
 }
 
-// TestStartsByKey: starts are told apart by path and by whether the stage was a key stage when they were ordered.
+// TestStartsByKey checks that starts are counted by path, and by whether the stage was a key stage
+// when they were ordered.
 func TestStartsByKey(t *testing.T) {
 	m := model(t, burst)
 	all, err := m.Runs(t.Context(), nil)

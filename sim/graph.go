@@ -15,7 +15,7 @@ import (
 
 func compare(a, b string) int { return cmp.Compare(a, b) }
 
-// connect makes the pipelines' graphs, as deployed functions make them.
+// connect makes the pipelines' graphs, in the same way as for deployed functions.
 func (m *Model) connect(p *problems) {
 	var functions []pipeline.Function
 	where := map[string]string{} // path of each stage
@@ -56,7 +56,7 @@ func (m *Model) connect(p *problems) {
 	slices.SortFunc(m.snapshot, func(a, b plan.Pipeline) int { return compare(a.Name, b.Name) })
 }
 
-// edges are the graph's, as a snapshot has them.
+// edges returns the graph's edges in the form of a snapshot.
 func edges(g pipeline.Pipeline) []plan.Edge {
 	var out []plan.Edge
 	for from, st := range g.Stages {
@@ -69,7 +69,8 @@ func edges(g pipeline.Pipeline) []plan.Edge {
 	return slices.Compact(out)
 }
 
-// addArrivals makes the source of a pipeline's requests, and lengthens the run to its length if nobody said how long it is.
+// addArrivals makes the source of a pipeline's requests. If the scenario has no duration, it makes
+// the run at least as long as the source.
 func (m *Model) addArrivals(i int, open Opener, p *problems) {
 	pipe, path := &m.pipelines[i], fmt.Sprintf("pipelines[%d].arrivals", i)
 	a := pipe.spec.Arrivals

@@ -22,7 +22,7 @@ func (m *Model) policy(p int, seed uint64) (policy.Set, error) {
 	return set, nil
 }
 
-// arrivals returns when the requests of a pipeline come.
+// arrivals returns when the requests of a pipeline arrive.
 func (m *Model) arrivals(name string, seed uint64) ([]time.Duration, error) {
 	i := slices.IndexFunc(m.pipelines, func(p pipe) bool { return p.spec.Name == name })
 	if i < 0 {

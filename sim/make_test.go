@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
-// coded is a scenario as studies have it, with nothing but what must be said.
+// coded returns a scenario as studies build it, with required fields only.
 func coded(policies ...Policy) Scenario {
 	return Scenario{
 		Duration: time.Minute, Seeds: 3, Policies: policies,
@@ -25,7 +25,8 @@ func coded(policies ...Policy) Scenario {
 	}
 }
 
-// TestScenarioInCode: one that is filled in by a program has the same defaults as one that was parsed, and stays as it was.
+// TestScenarioInCode checks that a scenario built by a program gets the same defaults as a parsed
+// one. The original must not change.
 func TestScenarioInCode(t *testing.T) {
 	s := coded()
 	m, err := s.Model(nil)
@@ -51,7 +52,7 @@ stages: [{name: a, next: b, service: {mean: 20ms}}, {name: b, service: {mean: 30
 	}
 }
 
-// timely is an allocator that notes the snapshots' instants at which it was asked.
+// timely is an allocator that records the instants of its snapshots.
 type timely struct {
 	autoscaler.Fixed
 	last *time.Time
@@ -62,7 +63,8 @@ func (a timely) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc
 	return a.Fixed.Allocate(s, d, m)
 }
 
-// TestMadePolicy: a policy that is made in code is asked in its run, has its names in the result, and knows the run's arrivals.
+// TestMadePolicy checks a policy that is made in code. Its run must call it, the result must have
+// its names, and it must know the run's arrivals.
 func TestMadePolicy(t *testing.T) {
 	var mu sync.Mutex
 	known := map[uint64][]time.Duration{}
@@ -104,7 +106,7 @@ func TestMadePolicy(t *testing.T) {
 	}
 }
 
-// TestMadeArrivals: requests come when the source says that the study made for the seed.
+// TestMadeArrivals checks that requests arrive as the study's source for the seed says.
 func TestMadeArrivals(t *testing.T) {
 	s := coded()
 	s.Pipelines[0].Arrivals = Arrivals{Make: func(seed uint64) (arrivals.Source, error) {
@@ -125,7 +127,7 @@ func TestMadeArrivals(t *testing.T) {
 	}
 }
 
-// TestMakeFails: errors of what studies make say whose they are.
+// TestMakeFails checks that errors from a study's functions name the policy or pipeline.
 func TestMakeFails(t *testing.T) {
 	none := errors.New("none today")
 	s := coded(Policy{Name: "mine", Make: func(Run) (policy.Set, error) { return policy.Set{}, none }})

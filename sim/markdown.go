@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// WriteMarkdown writes the result for people: a table of all policies, how they differ from the first, and a table of stages each.
+// WriteMarkdown writes the result for people: a table of all policies, their differences from the
+// first, and one table of stages per policy.
 func (r Result) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n", text(r.Scenario))
@@ -137,7 +138,7 @@ func counts(m map[string]int) string {
 	return strings.Join(out, ", ")
 }
 
-// with writes the mean with the digits that its interval leaves, and the interval.
+// with formats the mean and its interval, with as many digits as the interval justifies.
 func (e Estimate) with(scale float64, unit string) string {
 	mean, ci := e.Mean*scale, e.CI*scale
 	if ci == 0 {
@@ -147,7 +148,7 @@ func (e Estimate) with(scale float64, unit string) string {
 	return fmt.Sprintf("%.*f ± %.*f%s", digits, mean, digits, ci, unit)
 }
 
-// Trim writes v with so many digits and no exponent, for tables.
+// Trim formats v with this many significant digits and no exponent, for tables.
 func Trim(v float64, digits int) string {
 	if v == 0 {
 		return "0"

@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Model is a scenario that has been checked, with its traces read. Its runs share it and do not change it.
+// Model is a checked scenario with its traces. Its runs share it and do not change it.
 type Model struct {
 	scenario  Scenario
 	duration  time.Duration
@@ -30,10 +30,10 @@ type pipe struct {
 	spec   Pipeline
 	key    string
 	graph  pipeline.Pipeline
-	stages []int // of the graph's, in its order: index into the model's
+	stages []int // stages of the graph, in its order, as indices into the model's
 	input  tensor.Activation
 	source func(seed uint64) (arrivals.Source, error)
-	about  string // of its arrivals
+	about  string // description of its arrivals
 }
 
 // stage is a function of the model.
@@ -44,7 +44,7 @@ type stage struct {
 	output  tensor.Activation
 }
 
-// namespace is where simulated functions are.
+// namespace is the namespace of simulated functions.
 const namespace = "sim"
 
 // Opener opens a file that a scenario names.
@@ -63,8 +63,8 @@ const (
 	minTick     = 10 * time.Millisecond
 )
 
-// Model fills in the defaults of a scenario, checks it, and opens what it names; open may be nil if it names nothing. Errors have the
-// field's path.
+// Model fills in the defaults of a scenario, checks it, and opens the files that it names. open may
+// be nil if it names none. Errors have the field's path.
 func (s Scenario) Model(open Opener) (*Model, error) {
 	s.complete()
 	m := &Model{scenario: s, duration: s.Duration}
@@ -93,16 +93,16 @@ func (s Scenario) Model(open Opener) (*Model, error) {
 	return m, errors.Join(errs...)
 }
 
-// problems are errors with the paths of fields.
+// problems is a list of errors with the paths of fields.
 type problems []error
 
 func (p *problems) add(path, format string, args ...any) {
 	*p = append(*p, fmt.Errorf("%s: %s", path, fmt.Sprintf(format, args...)))
 }
 
-// within wants low <= v <= high.
+// within records a problem unless low <= v <= high.
 func within[T int | int64 | float64 | time.Duration | Bytes | Milli](p *problems, path string, v, low, high T) {
-	if v >= low && v <= high { // NaN is not
+	if v >= low && v <= high { // false for NaN
 		return
 	}
 	p.add(path, "%v, want %v to %v", v, low, high)

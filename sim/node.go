@@ -8,20 +8,21 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// The shares of a node's memory above which idle zygotes are evicted, and down to which; those of package keysmanager.
+// Shares of a node's memory, from package keysmanager. If more than threshold is in use, idle
+// zygotes are evicted until calmBelow is in use.
 const (
 	threshold = 0.85
 	calmBelow = 0.80
 )
 
-// node is a machine and what its KeysManager keeps.
+// node is a machine, and what its KeysManager keeps.
 type node struct {
 	spec    *plan.Node
 	used    int64         // by replicas and zygotes
-	devices []plan.Device // what of them is reserved
+	devices []plan.Device // with what is reserved of them
 	zygotes []*zygote     // by stage; nil: none
-	disk    int64         // when it has read all that it is to read
-	view    []plan.Zygote // scratch of a snapshot, as is the next
+	disk    int64         // when it has finished all its reads
+	view    []plan.Zygote // scratch memory for a snapshot, like the next
 	seen    []plan.Device
 }
 
@@ -29,19 +30,19 @@ type node struct {
 type zygote struct {
 	line    *line
 	loaded  bool
-	at      int64 // when it is, or was
-	users   int   // replicas that come from it
-	last    int64 // when it was used
-	key     bool  // of a key stage
-	was     bool  // key, in the plan before
-	parking int64 // when its next child is parked, if it is of a key stage: others have none
+	at      int64 // when it is loaded, or was
+	users   int   // replicas forked from it
+	last    int64 // when it was last used
+	key     bool  // its stage is a key stage
+	was     bool  // key in the previous plan
+	parking int64 // when its next child is parked; only key stages have parked children
 }
 
 func newNode(spec *plan.Node, stages int) *node {
 	return &node{spec: spec, devices: slices.Clone(spec.Devices), zygotes: make([]*zygote, stages)}
 }
 
-// start returns how a new replica comes up, and how long that takes.
+// start returns the path of a new replica's start, and how long the start takes.
 func (n *node) start(w *world, l *line, atOnce bool) (path string, took time.Duration) {
 	is := l.spec.Start
 	if l.spec.Parameters == 0 {
@@ -57,13 +58,14 @@ func (n *node) start(w *world, l *line, atOnce bool) (path string, took time.Dur
 	case !z.loaded:
 		return "cold", time.Duration(z.at-w.now) + is.Fork
 	case is.Parked > 0 && z.key && z.parking <= w.now:
-		z.parking = w.now + int64(is.Fork) // another is forked and parked meanwhile
+		z.parking = w.now + int64(is.Fork) // another child is forked and parked meanwhile
 		return "parked", is.Parked
 	}
 	return "fork", is.Fork
 }
 
-// load begins to load a stage's parameters. A disk reads one stage's after another's: together they would take as long.
+// load begins to load a stage's parameters. A disk reads them for one stage after another: together
+// they would take as long.
 func (n *node) load(w *world, l *line, atOnce bool) *zygote {
 	z := &zygote{line: l, at: w.now, last: w.now, loaded: atOnce}
 	if !atOnce {
@@ -76,8 +78,8 @@ func (n *node) load(w *world, l *line, atOnce bool) *zygote {
 	return z
 }
 
-// warm keeps a stage's parameters, and loads them ahead of need where they have room: a key stage's also in the place of idle ones of
-// other stages.
+// warm keeps a stage's parameters. It loads them ahead of need if they have room. For a key stage
+// it also evicts idle parameters of other stages.
 func (n *node) warm(w *world, l *line, key, atOnce bool) {
 	if l.spec.Parameters == 0 {
 		return
@@ -106,7 +108,7 @@ func (n *node) unkey() {
 	}
 }
 
-// take counts what a replica has of the node, or gives it back.
+// take adds a replica's resources to those in use, with sign 1, or gives them back, with sign -1.
 func (n *node) take(r *replica, sign int64) {
 	n.used += sign * int64(r.line.spec.Memory)
 	for i := range n.devices {
@@ -119,17 +121,18 @@ func (n *node) take(r *replica, sign int64) {
 	}
 }
 
-// fit makes room for so many bytes below the threshold, as far as idle zygotes go.
+// fit evicts idle zygotes to make room for bytes below the threshold.
 func (n *node) fit(w *world, bytes int64) { n.shrink(w, n.spec.Threshold-bytes) }
 
-// evict ends idle zygotes when more than the threshold is in use.
+// evict ends idle zygotes if more than the threshold is in use.
 func (n *node) evict(w *world) {
 	if n.used > n.spec.Threshold {
 		n.shrink(w, int64(float64(n.spec.Memory)*calmBelow))
 	}
 }
 
-// shrink ends idle zygotes, least recently used first and key stages last, until no more than so many bytes are in use.
+// shrink ends idle zygotes until at most bytes are in use. The least recently used ones go first,
+// and key stages last.
 func (n *node) shrink(w *world, bytes int64) {
 	if n.used <= bytes {
 		return
@@ -163,7 +166,7 @@ func compareBool(a, b bool) int {
 	return 1
 }
 
-// observe fills in what a snapshot has of the node.
+// observe returns the node as a snapshot shows it.
 func (n *node) observe() plan.Node {
 	out := *n.spec
 	out.MemoryUsed = n.used

@@ -5,7 +5,8 @@ import (
 	"time"
 )
 
-// TestDisk: a node reads one stage's parameters after another's from its disk, another node at the same time.
+// TestDisk checks that a node's disk reads parameters for one stage after another, while another
+// node reads at the same time.
 func TestDisk(t *testing.T) {
 	w, err := model(t, `
 nodes: [{name: n, count: 2, memory: 16Gi, cpu: 100}]

@@ -16,11 +16,11 @@ import (
 const (
 	maxFile  = 1 << 20
 	maxList  = 1000
-	maxMerge = 8 // mappings merged into one another
+	maxMerge = 8 // mappings merged within one another
 )
 
-// Parse reads YAML. A field that there is not, or whose value is none of its kind, is an error with the
-// field's path, such as stages[2].service.mean; [Scenario.Model] checks the rest.
+// Parse reads YAML. It returns an error with the field's path, for example stages[2].service.mean,
+// if a field is unknown or its value has the wrong type. [Scenario.Model] checks the rest.
 func Parse(r io.Reader) (Scenario, error) {
 	var s Scenario
 	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
@@ -43,7 +43,7 @@ func Parse(r io.Reader) (Scenario, error) {
 	return s, nil
 }
 
-// decode fills v from n; errors have the path of what is wrong.
+// decode sets v from n. Errors have the path of the faulty field.
 func decode(path string, n *yaml.Node, v reflect.Value) error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -91,7 +91,8 @@ func leaf(path string, n *yaml.Node, v reflect.Value) error {
 		v.SetInt(int64(d))
 		return nil
 	}
-	whole := v.Kind() != reflect.Int && v.Kind() != reflect.Uint64 || n.ShortTag() == "!!int" // YAML's decoder cuts fractions off
+	// YAML's decoder truncates fractions
+	whole := v.Kind() != reflect.Int && v.Kind() != reflect.Uint64 || n.ShortTag() == "!!int"
 	if err := n.Decode(v.Addr().Interface()); err != nil || !whole {
 		return fmt.Errorf("%s: line %d: got %q, want %s", path, n.Line, n.Value, want)
 	}
@@ -99,7 +100,8 @@ func leaf(path string, n *yaml.Node, v reflect.Value) error {
 }
 
 func decodeSlice(path string, n *yaml.Node, v reflect.Value) error {
-	if n.Kind == yaml.ScalarNode && v.Type().Elem().Kind() == reflect.String { // one may be written without brackets
+	// a single one may be written without brackets
+	if n.Kind == yaml.ScalarNode && v.Type().Elem().Kind() == reflect.String {
 		n = &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{n}}
 	}
 	if n.Kind != yaml.SequenceNode {
@@ -116,7 +118,8 @@ func decodeSlice(path string, n *yaml.Node, v reflect.Value) error {
 	return errors.Join(errs...)
 }
 
-// decodeStruct fills the fields of v. Merged mappings (<<: *name) come first: what the mapping itself says wins.
+// decodeStruct sets the fields of v. Merged mappings (<<: *name) come first, so the mapping's own
+// fields win.
 func decodeStruct(path string, n *yaml.Node, v reflect.Value, depth int) error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -149,14 +152,14 @@ func decodeStruct(path string, n *yaml.Node, v reflect.Value, depth int) error {
 			errs = append(errs, fmt.Errorf("%s: line %d: given twice", join(path, key.Value), key.Line))
 		default:
 			seen[key.Value] = true
-			field.SetZero() // of a merged mapping
+			field.SetZero() // from a merged mapping
 			errs = append(errs, decode(join(path, key.Value), n.Content[i+1], field))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// field finds a struct's field by its name in YAML.
+// field returns a struct's field by its YAML name.
 func field(v reflect.Value, name string) (reflect.Value, bool) {
 	for i := range v.NumField() {
 		tag, inline := strings.CutSuffix(v.Type().Field(i).Tag.Get("yaml"), ",inline")

@@ -7,14 +7,14 @@ import (
 	"testing"
 )
 
-// good is a scenario with nothing wrong.
+// good is a scenario without faults.
 const good = `
 nodes: [{memory: 16Gi, cpu: 8}]
 pipelines: [{name: p, arrivals: {rate: "5"}}]
 stages: [{name: s, service: {mean: 10ms}}]
 `
 
-// TestErrorsNameTheField: each says where it is, what was got and what is wanted.
+// TestErrorsNameTheField checks that each error has the path, what was got and what was wanted.
 func TestErrorsNameTheField(t *testing.T) {
 	for name, tc := range map[string]struct{ from, to, want string }{
 		"unknown field":        {"mean: 10ms", "meen: 10ms", `stages[0].service.meen: line 4: no such field, want one of batchCost, cpuShare, cv, dist, length, mean, profile, profileFile`},
@@ -77,7 +77,8 @@ func TestErrorsNameTheField(t *testing.T) {
 	model(t, good)
 }
 
-// TestMergedMappings: what a mapping says itself wins over what it is merged with, and replaces lists and mappings as a whole.
+// TestMergedMappings checks that a mapping's own fields win over merged ones, and replace lists and
+// mappings as a whole.
 func TestMergedMappings(t *testing.T) {
 	s, err := Parse(strings.NewReader(`
 nodes: [{memory: 16Gi, cpu: 8}]
@@ -95,7 +96,8 @@ stages:
 	}
 }
 
-// TestShippedScenarios: those in bench/scenarios are good, and run; traces are of data that is not everywhere.
+// TestShippedScenarios checks and runs the scenarios in bench/scenarios, except those with traces
+// that may be missing.
 func TestShippedScenarios(t *testing.T) {
 	files, err := filepath.Glob("../bench/scenarios/*.yml")
 	if err != nil || len(files) < 3 {
@@ -121,7 +123,7 @@ func TestShippedScenarios(t *testing.T) {
 	}
 }
 
-// FuzzParse: no text makes it panic, or gives a model that is out of bounds.
+// FuzzParse checks that no text causes a panic or a model outside the bounds.
 func FuzzParse(f *testing.F) {
 	f.Add(good)
 	f.Add(burst)

@@ -12,7 +12,7 @@ import (
 // maxProfile bounds the file of a profile, in bytes.
 const maxProfile = 4 << 20
 
-// readProfiles reads the files that stages have in place of profiles.
+// readProfiles reads the profile files that stages name.
 func (m *Model) readProfiles(open Opener, p *problems) {
 	for i := range m.scenario.Stages {
 		v := &m.scenario.Stages[i].Service
@@ -32,7 +32,7 @@ func (m *Model) readProfiles(open Opener, p *problems) {
 	}
 }
 
-// read fills in the profile from its file.
+// read sets the profile from its file.
 func (s *Service) read(open Opener) error {
 	f, err := open(s.ProfileFile)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// recorder sees what happens in a run. It counts requests that arrive after the warm-up, and what their calls went through; what is an
-// amount over time it counts from there to the end of the arrivals.
+// recorder records what happens in a run. It counts requests that arrive after the warm-up, and
+// their calls. It counts amounts over time from the end of the warm-up to the end of the arrivals.
 type recorder struct {
 	from, to  int64 // ns
 	every     int64 // between samples
@@ -22,7 +22,7 @@ type recorder struct {
 	series    Series
 }
 
-// samplesWanted is about how many samples the series over time have.
+// samplesWanted is the approximate number of samples in the series over time.
 const samplesWanted = 300
 
 func newRecorder(w *world) *recorder {
@@ -38,24 +38,24 @@ func newRecorder(w *world) *recorder {
 	return rec
 }
 
-// newHistogram holds times in µs.
+// newHistogram returns a histogram of times in µs.
 func newHistogram(digits int) *hdr.Histogram { return hdr.New(1, maxService.Microseconds(), digits) }
 
 func record(h *hdr.Histogram, d time.Duration) {
 	_ = h.RecordValue(min(max(d, 0), maxService).Microseconds()) // always in range
 }
 
-// counts says whether something at an instant counts.
+// counts reports whether an instant is within the time that counts.
 func (r *recorder) counts(at int64) bool { return at >= r.from && at < r.to }
 
-// moments are sums of values and of their squares.
+// moments holds the number of values, their sum and the sum of their squares.
 type moments struct{ n, sum, squares float64 }
 
 func (m *moments) add(v float64) { m.n, m.sum, m.squares = m.n+1, m.sum+v, m.squares+v*v }
 
 func (m *moments) mean() float64 { return ratio(m.sum, m.n) }
 
-// cv is the coefficient of variation; 0 of fewer than two values.
+// cv returns the coefficient of variation, or 0 for fewer than two values.
 func (m *moments) cv() float64 {
 	if m.n < 2 || m.sum <= 0 {
 		return 0
@@ -64,7 +64,7 @@ func (m *moments) cv() float64 {
 	return math.Sqrt(max(m.squares/m.n-mean*mean, 0)) / mean
 }
 
-// ratio is a/b; 0 of nothing.
+// ratio returns a/b, or 0 if b is 0.
 func ratio(a, b float64) float64 {
 	if b == 0 {
 		return 0
@@ -72,7 +72,7 @@ func ratio(a, b float64) float64 {
 	return a / b
 }
 
-// pipeRecorder is for one pipeline.
+// pipeRecorder records one pipeline.
 type pipeRecorder struct {
 	slo               time.Duration
 	offered, good     int64
@@ -80,7 +80,7 @@ type pipeRecorder struct {
 	latency           *hdr.Histogram
 	sum               moments
 	arrived, answered int64   // since the last sample
-	waited            float64 // seconds, of those that were answered since
+	waited            float64 // total latency in seconds of those answered since
 }
 
 func (p *pipeRecorder) offer(w *world) {
@@ -127,20 +127,20 @@ func (r *recorder) finish(w *world, pipeline int, f *flow.Finish) {
 	p.sum.add(latency.Seconds())
 }
 
-// stageRecorder is for one stage.
+// stageRecorder records one stage.
 type stageRecorder struct {
 	line     *line
-	gaps     moments // between arrivals, seconds
-	last     int64   // arrival; below 0: none
+	gaps     moments // seconds between arrivals
+	last     int64   // time of the last arrival; below 0: none
 	arrivals int64
 	wait     *hdr.Histogram
 	waits    moments // seconds
 	service  moments
 	worked   int64 // ns that slots were busy
 
-	since              int64 // of the counts below
+	since              int64 // start of the counts below
 	replicas, ready    int
-	milli              float64 // thousandths of a core that all replicas have
+	milli              float64 // CPU of all replicas, in thousandths of a core
 	replicaNs, readyNs float64
 	milliNs            float64
 	most               int
@@ -149,11 +149,11 @@ type stageRecorder struct {
 	waitingNs          float64
 	starts             map[startKind]*moments // seconds
 	deaths, evictions  int64
-	shorts             int64  // plans in which not all of its replicas had a place
-	why                string // the first time
+	shorts             int64  // plans in which a replica had no place
+	why                string // reason in the first such plan
 }
 
-// startKind says which starts are counted together.
+// startKind identifies starts that are counted together.
 type startKind struct {
 	path string
 	key  bool
@@ -178,12 +178,12 @@ func (s *stageRecorder) served(t *task.Timing) {
 	s.service.add(t.Service.Seconds())
 }
 
-// busy counts what a slot has done until now.
+// busy counts the work of a slot until now.
 func (s *stageRecorder) busy(w *world, took int64) {
 	s.worked += max(min(w.now, w.rec.to)-max(w.now-took, w.rec.from), 0)
 }
 
-// count notes that replicas came, went or changed.
+// count records that replicas were added, removed or changed.
 func (s *stageRecorder) count(w *world) {
 	s.integrate(w)
 	s.replicas, s.ready = len(s.line.replicas), 0
@@ -198,12 +198,12 @@ func (s *stageRecorder) count(w *world) {
 	}
 }
 
-// passed is how much of the time since then counts, in ns.
+// passed returns how much of the time from since to now counts, in ns.
 func (r *recorder) passed(since, now int64) float64 {
 	return float64(max(min(now, r.to)-max(since, r.from), 0))
 }
 
-// integrate counts replicas over the time that has passed.
+// integrate adds the replicas times the time that has passed.
 func (s *stageRecorder) integrate(w *world) {
 	passed := w.rec.passed(s.since, w.now)
 	s.replicaNs += float64(s.replicas) * passed
@@ -212,7 +212,7 @@ func (s *stageRecorder) integrate(w *world) {
 	s.since = w.now
 }
 
-// queue notes how many calls wait.
+// queue records the number of waiting calls.
 func (s *stageRecorder) queue(w *world, waiting int) {
 	if waiting == s.waiting {
 		return
@@ -255,16 +255,17 @@ func (s *stageRecorder) evicted(w *world) {
 	}
 }
 
-// Series are quantities over time, of a run's every so many seconds: of all pipelines together, but for the stages.
+// Series are quantities over time, with one sample every few seconds. All but Replicas are sums
+// over the pipelines.
 type Series struct {
 	T        []float64 `json:"t_s"`
 	Offered  []float64 `json:"offered_per_s"`
-	Latency  []float64 `json:"latency_mean_s"` // of what was answered since the one before; 0: nothing was
+	Latency  []float64 `json:"latency_mean_s"` // of requests answered since the last sample; 0: none
 	Waiting  []int     `json:"waiting"`
 	Replicas [][]int   `json:"replicas"` // by stage, in the order of Result.Stages
 }
 
-// sample takes one of the series over time.
+// sample adds one sample to the series.
 func (r *recorder) sample(w *world) {
 	if w.now > r.to {
 		return
@@ -287,7 +288,7 @@ func (r *recorder) sample(w *world) {
 	r.series.Waiting = append(r.series.Waiting, waiting)
 }
 
-// close counts what was open.
+// close counts what is still open at the end.
 func (r *recorder) close(w *world) {
 	for _, s := range r.stages {
 		s.integrate(w)

@@ -11,12 +11,12 @@ import (
 // Schema is the version of the JSON of a Result.
 const Schema = "stagecoach-sim/1"
 
-// Result is what came of a scenario.
+// Result is the result of a scenario.
 type Result struct {
 	Schema    string         `json:"schema"`
 	Scenario  string         `json:"scenario"`
 	Duration  float64        `json:"duration_s"` // of the arrivals
-	Warmup    float64        `json:"warmup_s"`   // of it, not counted
+	Warmup    float64        `json:"warmup_s"`   // part of it that is not counted
 	Seed      uint64         `json:"seed"`       // the first one
 	Seeds     int            `json:"seeds"`
 	Pipelines []Offer        `json:"pipelines"`
@@ -24,14 +24,14 @@ type Result struct {
 	Policies  []PolicyResult `json:"policies"`
 }
 
-// Offer is what a pipeline was asked.
+// Offer is the load of a pipeline.
 type Offer struct {
 	Name     string  `json:"name"`
 	SLO      float64 `json:"slo_s,omitempty"`
 	Arrivals string  `json:"arrivals"`
 }
 
-// PolicyResult is what came of a scenario under one policy.
+// PolicyResult is the result of a scenario under one policy.
 type PolicyResult struct {
 	Name      string           `json:"name"`
 	Policies  policy.Names     `json:"policies"`
@@ -41,52 +41,58 @@ type PolicyResult struct {
 	ReplicaSeconds Estimate `json:"replica_s"` // of all stages, from order to end
 	Replicas       Estimate `json:"replicas"`  // on average over time
 	Ticks          Estimate `json:"ticks"`
-	Held           Estimate `json:"held"`    // domains that stayed as they were because a policy had no answer
-	Refused        Estimate `json:"refused"` // plans that were none
-	Complaint      string   `json:"complaint,omitempty"`
-	Events         Estimate `json:"events"`        // of a run
-	QNAError       Estimate `json:"qna_cv_error"`  // mean of |predicted − measured| / measured CV, of stages that are no entries
-	SameError      Estimate `json:"same_cv_error"` // the same, had each stage the CV of its entry
+	// domains that kept their replicas because a policy failed
+	Held      Estimate `json:"held"`
+	Refused   Estimate `json:"refused"` // refused plans
+	Complaint string   `json:"complaint,omitempty"`
+	Events    Estimate `json:"events"` // per run
+	// mean of |predicted − measured| / measured CV over stages that are not entries
+	QNAError Estimate `json:"qna_cv_error"`
+	// the same error for the guess that each stage has the CV of its entry
+	SameError Estimate `json:"same_cv_error"`
 
-	Versus []Versus `json:"versus_first,omitempty"` // a pipeline each; absent of the first policy
+	Versus []Versus `json:"versus_first,omitempty"` // one per pipeline; absent for the first policy
 	Series Series   `json:"series"`                 // of the first seed
 }
 
-// PipelineResult is what requests of a pipeline went through.
+// PipelineResult is the result of a pipeline's requests.
 type PipelineResult struct {
-	Name       string         `json:"name"`
-	Offered    Estimate       `json:"offered"`
-	Attainment Estimate       `json:"slo_attainment"` // answered in time, of those that were offered
+	Name    string   `json:"name"`
+	Offered Estimate `json:"offered"`
+	// share of the offered requests that were answered in time
+	Attainment Estimate       `json:"slo_attainment"`
 	Goodput    Estimate       `json:"goodput_per_s"`
 	Mean       Estimate       `json:"mean_s"`
 	P50        Estimate       `json:"p50_s"`
 	P95        Estimate       `json:"p95_s"`
 	P99        Estimate       `json:"p99_s"`
-	Failed     Estimate       `json:"failed"`             // of those that were offered
-	Failures   map[string]int `json:"failures,omitempty"` // by HTTP status, of all seeds
+	Failed     Estimate       `json:"failed"`             // share of the offered requests
+	Failures   map[string]int `json:"failures,omitempty"` // by HTTP status, over all seeds
 }
 
-// StageResult is what calls of a stage went through.
+// StageResult is the result of a stage's calls.
 type StageResult struct {
-	Name        string         `json:"name"`
-	Rate        Estimate       `json:"rate_per_s"`
-	CV          Estimate       `json:"arrival_cv"`
-	Predicted   Estimate       `json:"predicted_cv"` // by Whitt's QNA from what enters; of an entry: as measured
-	Wait        Estimate       `json:"wait_mean_s"`
-	WaitP99     Estimate       `json:"wait_p99_s"`
-	Service     Estimate       `json:"service_mean_s"`
-	ServiceCV   Estimate       `json:"service_cv"`
-	Utilisation Estimate       `json:"utilisation"` // of the slots of ready replicas
+	Name string   `json:"name"`
+	Rate Estimate `json:"rate_per_s"`
+	CV   Estimate `json:"arrival_cv"`
+	// by Whitt's QNA from the entering requests; of an entry stage: as measured
+	Predicted Estimate `json:"predicted_cv"`
+	Wait      Estimate `json:"wait_mean_s"`
+	WaitP99   Estimate `json:"wait_p99_s"`
+	Service   Estimate `json:"service_mean_s"`
+	ServiceCV Estimate `json:"service_cv"`
+	// share of time that the slots of ready replicas were taken
+	Utilisation Estimate       `json:"utilisation"`
 	Replicas    Estimate       `json:"replicas"`
 	Most        int            `json:"most_replicas"`
-	Starts      map[string]int `json:"starts,omitempty"` // by path, of all seeds
+	Starts      map[string]int `json:"starts,omitempty"` // by path, over all seeds
 	Deaths      int            `json:"deaths"`
 	Evictions   int            `json:"evictions"`           // of its parameters
-	Short       Estimate       `json:"short"`               // plans in which not all of its replicas had a place
-	ShortWhy    string         `json:"short_why,omitempty"` // the first time
+	Short       Estimate       `json:"short"`               // plans in which a replica had no place
+	ShortWhy    string         `json:"short_why,omitempty"` // reason in the first such plan
 }
 
-// Versus is the change to the first policy in parts of its value, seed by seed.
+// Versus is the change from the first policy as a part of its value, seed by seed.
 type Versus struct {
 	Pipeline       string   `json:"pipeline"`
 	Mean           Estimate `json:"mean"`
@@ -95,7 +101,7 @@ type Versus struct {
 	ReplicaSeconds Estimate `json:"replica_s"`
 }
 
-// of estimates a figure of each run.
+// of returns the estimate of a figure over runs.
 func of(runs []Figures, figure func(*Figures) float64) Estimate {
 	values := make([]float64, len(runs))
 	for i := range runs {
@@ -104,7 +110,7 @@ func of(runs []Figures, figure func(*Figures) float64) Estimate {
 	return NewEstimate(values)
 }
 
-// Result puts runs of all policies on all seeds together, as [Model.Runs] returns them.
+// Result summarizes the runs of all policies on all seeds, as [Model.Runs] returns them.
 func (m *Model) Result(runs [][]Figures) Result {
 	s := &m.scenario
 	out := Result{
@@ -127,7 +133,7 @@ func (m *Model) Result(runs [][]Figures) Result {
 	return out
 }
 
-// summary puts the runs of a policy together.
+// summary summarizes the runs of one policy.
 func (m *Model) summary(runs []Figures) PolicyResult {
 	out := PolicyResult{
 		Name: runs[0].Policy, Policies: runs[0].Policies,
@@ -208,7 +214,7 @@ func stageResult(i int, runs []Figures) StageResult {
 	return out
 }
 
-// versus compares runs of a policy with those of the first one on the same seeds.
+// versus compares runs of a policy with those of the first policy on the same seeds.
 func (m *Model) versus(first, runs []Figures) []Versus {
 	pair := func(change func(a, b *Figures) float64) Estimate {
 		values := make([]float64, len(runs))

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// nothing is an Opener of scenarios without traces.
+// nothing is an Opener for scenarios without traces.
 func nothing(name string) (io.ReadCloser, error) { return nil, errors.New("no file " + name) }
 
 func model(t testing.TB, scenario string) *Model {
@@ -44,12 +44,12 @@ func simulate(t testing.TB, scenario string) Result {
 	return r
 }
 
-// fill puts what is given, by name and value in turns, into a scenario's text.
+// fill replaces placeholders in a scenario's text. with has names and values in turn.
 func fill(scenario string, with ...string) string {
 	return strings.NewReplacer(with...).Replace(scenario)
 }
 
-// want wants a figure at a value, give or take its interval and a part of the value.
+// want checks that a figure is at a value, within its interval and a part of the value.
 func (e Estimate) want(t *testing.T, what string, value, part float64) {
 	t.Helper()
 	line := fmt.Sprintf("%s: %.5g ± %.2g, theory %.5g, %+.2f %%", what, e.Mean, e.CI, value, 100*(e.Mean/value-1))

@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// Progress is how far the runs are.
+// Progress says how far the runs are.
 type Progress struct {
 	Runs, Done int
 	Events     uint64
-	Simulated  time.Duration // of all runs together
+	Simulated  time.Duration // sum over all runs
 	Of         time.Duration
 }
 
-// String is a line for people.
+// String returns a line for people.
 func (p Progress) String() string {
 	return fmt.Sprintf("%d of %d runs, %.0f %%, %.1f million events", p.Done, p.Runs, 100*min(p.Simulated.Seconds()/p.Of.Seconds(), 1), float64(p.Events)/1e6)
 }
 
-// Run simulates each policy on each seed and puts the figures together: see [Model.Runs].
+// Run simulates each policy on each seed and summarizes the figures: see [Model.Runs].
 func (m *Model) Run(ctx context.Context, report func(Progress)) (Result, error) {
 	runs, err := m.Runs(ctx, report)
 	if err != nil {
@@ -31,9 +31,10 @@ func (m *Model) Run(ctx context.Context, report func(Progress)) (Result, error) 
 	return m.Result(runs), nil
 }
 
-// Runs simulates each policy on each seed, as many runs at a time as there are processors, and returns their figures by policy, then
-// seed. report, if it is not nil, is called now and then, one call at a time. The figures depend on the scenario alone. Ctx ends the
-// runs early, with its error.
+// Runs simulates each policy on each seed and returns the figures by policy, then seed. It makes as
+// many runs at a time as there are processors. It calls report, unless nil, now and then, one call
+// at a time. The figures depend only on the scenario. If ctx ends, the runs end early with its
+// error.
 func (m *Model) Runs(ctx context.Context, report func(Progress)) ([][]Figures, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -69,8 +70,8 @@ func (m *Model) Runs(ctx context.Context, report func(Progress)) ([][]Figures, e
 	return runs, nil
 }
 
-// One simulates one policy, by its index in the scenario, on one seed, on the caller's goroutine: for studies that have many models
-// and an order of their own.
+// One simulates one policy, by its index in the scenario, on one seed, on the caller's goroutine.
+// It is for studies that have many models and choose the order of runs themselves.
 func (m *Model) One(ctx context.Context, policy int, seed uint64) (Figures, error) {
 	f, err := m.one(ctx, policy, seed, &meter{})
 	if err != nil {
@@ -79,7 +80,7 @@ func (m *Model) One(ctx context.Context, policy int, seed uint64) (Figures, erro
 	return f, nil
 }
 
-// meter adds up how far the runs are.
+// meter sums up how far the runs are.
 type meter struct {
 	mu     sync.Mutex
 	report func(Progress)

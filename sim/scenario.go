@@ -7,41 +7,45 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
-// Scenario is a simulation as users write it, or as a study fills it in. docs/howto-simulate.md has all fields with their defaults,
-// which stand for what is zero.
+// Scenario is a simulation as a user or a study writes it. docs/howto-simulate.md has all fields
+// with their defaults. Zero fields mean their defaults.
 type Scenario struct {
-	Name      string         `yaml:"name"`
-	Duration  time.Duration  `yaml:"duration"` // of the arrivals; 0: the longest of the rates' segments and traces
-	Warmup    time.Duration  `yaml:"warmup"`   // requests that arrive before it are not counted
-	Seed      uint64         `yaml:"seed"`     // the first one
-	Seeds     int            `yaml:"seeds"`    // how many, one after another
-	Tick      time.Duration  `yaml:"tick"`     // of control
-	Hop       *time.Duration `yaml:"hop"`      // of a task to its line, and of a reply back; nil: 50 µs
-	Budget    int            `yaml:"budget"`   // replicas that all functions together may have; 0: as many as the nodes hold
-	Policies  []Policy       `yaml:"policies"`
-	Nodes     []Node         `yaml:"nodes"`
-	Pipelines []Pipeline     `yaml:"pipelines"`
-	Stages    []Stage        `yaml:"stages"`
+	Name     string        `yaml:"name"`
+	Duration time.Duration `yaml:"duration"` // of the arrivals; 0: of the longest rate or trace
+	Warmup   time.Duration `yaml:"warmup"`   // requests that arrive before its end are not counted
+	Seed     uint64        `yaml:"seed"`     // first seed
+	Seeds    int           `yaml:"seeds"`    // number of seeds, which are consecutive
+	Tick     time.Duration `yaml:"tick"`     // time between ticks of control
+	// time of a task to its line, or of a reply back; nil: 50 µs
+	Hop *time.Duration `yaml:"hop"`
+	// largest number of replicas of all functions together; 0: what the nodes hold
+	Budget    int        `yaml:"budget"`
+	Policies  []Policy   `yaml:"policies"`
+	Nodes     []Node     `yaml:"nodes"`
+	Pipelines []Pipeline `yaml:"pipelines"`
+	Stages    []Stage    `yaml:"stages"`
 }
 
-// Policy is what is compared: a policy of each level, under a name.
+// Policy is a named set of policies, one per level, to compare with others.
 type Policy struct {
 	Name         string `yaml:"name"`
 	policy.Names `yaml:",inline"`
 
-	// Make, if it is not nil, makes the policies of each run in place of Names: those of studies, that have no name, or that must know
-	// the run. It is called before the run begins, by several goroutines at a time.
+	// Make, if not nil, makes the policies of each run instead of Names. Studies use it for policies
+	// without a name, and for policies that must know the run. It is called before the run begins, by
+	// several goroutines at a time.
 	Make func(Run) (policy.Set, error) `yaml:"-"`
 }
 
-// Run is what a policy may know of its run before it begins.
+// Run is what a policy may know about its run before it begins.
 type Run struct {
 	Seed uint64
-	// Arrivals returns when all requests of a pipeline will come, ascending, counted from the beginning: what only an oracle knows.
+	// Arrivals returns when all requests of a pipeline will arrive, ascending, since the run began.
+	// Only an oracle may use it.
 	Arrivals func(pipeline string) ([]time.Duration, error)
 }
 
-// Node is a machine, or Count alike.
+// Node is a machine, or Count equal ones.
 type Node struct {
 	Name      string `yaml:"name"`
 	Count     int    `yaml:"count"`
@@ -51,27 +55,28 @@ type Node struct {
 	GPUMemory Bytes  `yaml:"gpuMemory"`
 }
 
-// Pipeline is what requests are for.
+// Pipeline is a pipeline and its load.
 type Pipeline struct {
 	Name     string        `yaml:"name"`
 	SLO      time.Duration `yaml:"slo"`
 	Timeout  time.Duration `yaml:"timeout"` // of a request
-	Items    int           `yaml:"items"`   // that a request has
+	Items    int           `yaml:"items"`   // items per request
 	Arrivals Arrivals      `yaml:"arrivals"`
 }
 
-// Arrivals say when requests come: one of Rate, MMPP, Trace and Make.
+// Arrivals say when requests arrive. One of Rate, MMPP, Trace and Make is set.
 type Arrivals struct {
 	Rate  string   `yaml:"rate"` // see arrivals.ParseProfile
-	CV    *float64 `yaml:"cv"`   // of the gaps at a constant rate; nil: 1, Poisson
+	CV    *float64 `yaml:"cv"`   // of the gaps at a constant rate; nil: 1, a Poisson process
 	MMPP  string   `yaml:"mmpp"` // see arrivals.ParseStates
 	Trace Trace    `yaml:"trace"`
 
-	// Make makes the source of a run's requests from its seed, in studies. It is called by several goroutines at a time.
+	// Make makes the source of a run's requests from its seed, in studies. It is called by several
+	// goroutines at a time.
 	Make func(seed uint64) (arrivals.Source, error) `yaml:"-"`
 }
 
-// Trace says which part of which recorded load is played, and how.
+// Trace selects the part of a recorded load to play, and how to play it.
 type Trace struct {
 	File   string          `yaml:"file"`
 	Format arrivals.Format `yaml:"format"`
@@ -87,42 +92,46 @@ type Trace struct {
 // Stage is a function of one or more pipelines.
 type Stage struct {
 	Name       string        `yaml:"name"`
-	Pipelines  []string      `yaml:"pipelines"` // none: all there are
+	Pipelines  []string      `yaml:"pipelines"` // empty: all pipelines
 	Next       []string      `yaml:"next"`
-	Each       bool          `yaml:"each"`  // a call an item
-	Join       int           `yaml:"join"`  // predecessors that it waits for; 0: all
-	Items      int           `yaml:"items"` // that an answer has
+	Each       bool          `yaml:"each"`  // one call per item
+	Join       int           `yaml:"join"`  // number of predecessors that it waits for; 0: all
+	Items      int           `yaml:"items"` // items per answer
 	Service    Service       `yaml:"service"`
 	Start      Start         `yaml:"start"`
-	Batch      int           `yaml:"batch"` // largest
-	Slots      int           `yaml:"slots"` // batches a replica takes at a time
+	Batch      int           `yaml:"batch"` // largest batch
+	Slots      int           `yaml:"slots"` // concurrent batches per replica
 	QueueLimit int           `yaml:"queueLimit"`
 	Min        int           `yaml:"min"`
 	Max        int           `yaml:"max"`
-	Zero       bool          `yaml:"zero"` // may sleep
+	Zero       bool          `yaml:"zero"` // may scale to zero
 	ZeroAge    time.Duration `yaml:"zeroAge"`
-	CPU        Milli         `yaml:"cpu"`        // that a replica is promised
-	CPULimit   Milli         `yaml:"cpuLimit"`   // that it may use; 0: what its profile or Service.Mean was measured with
-	Memory     Bytes         `yaml:"memory"`     // that a replica adds
-	Parameters Bytes         `yaml:"parameters"` // that its zygote holds; 0: it has none, and no parameters to load
-	GPU        int           `yaml:"gpu"`        // devices a replica needs
-	GPUMemory  Bytes         `yaml:"gpuMemory"`  // of each; 0: all of it
-	DiesEvery  time.Duration `yaml:"diesEvery"`  // mean life of a replica, exponential; 0: it does not die
+	CPU        Milli         `yaml:"cpu"` // CPU request per replica
+	// CPU limit per replica; 0: the one with which its profile or Service.Mean was measured
+	CPULimit Milli `yaml:"cpuLimit"`
+	Memory   Bytes `yaml:"memory"` // memory per replica
+	// memory of its zygote; 0: no zygote, and no parameters to load
+	Parameters Bytes         `yaml:"parameters"`
+	GPU        int           `yaml:"gpu"`       // devices per replica
+	GPUMemory  Bytes         `yaml:"gpuMemory"` // device memory per device; 0: all of it
+	DiesEvery  time.Duration `yaml:"diesEvery"` // mean life of a replica, exponential; 0: unlimited
 }
 
 // Service is how long a batch keeps its slot.
 //
-// A batch of b calls on a quota of q takes the draw of its first call, times 1 + BatchCost·(b − 1), times (1 − CPUShare) +
-// CPUShare·q₀/q, where q₀ is the quota that Mean was measured with. With a Profile both factors are read from its points instead:
-// linear in the batch, and in 1/q.
+// A batch of b calls on a CPU quota q takes the draw of its first call, times 1 + BatchCost·(b −
+// 1), times (1 − CPUShare) + CPUShare·q₀/q. q₀ is the quota with which Mean was measured. With a
+// Profile, both factors come from its points instead: linear in the batch, and in 1/q.
 type Service struct {
-	Dist      Dist          `yaml:"dist"`
-	Mean      time.Duration `yaml:"mean"`
-	CV        *float64      `yaml:"cv"`        // of gamma and lognormal; nil: 1
-	BatchCost *float64      `yaml:"batchCost"` // what each further call adds, in parts of the first; nil: 1, batches save nothing
-	CPUShare  float64       `yaml:"cpuShare"`  // the part that a processor's share speeds up
-	Profile   []Point       `yaml:"profile"`   // as measured; policies see it, too
-	// ProfileFile is what `stagecoach profile FUNCTION --show --json` prints, in place of Profile: its points with inputs of Length.
+	Dist Dist          `yaml:"dist"`
+	Mean time.Duration `yaml:"mean"`
+	CV   *float64      `yaml:"cv"` // of gamma and lognormal; nil: 1
+	// what each further call adds, as a part of the first; nil: 1, so batches save nothing
+	BatchCost *float64 `yaml:"batchCost"`
+	CPUShare  float64  `yaml:"cpuShare"` // the part of the time that depends on the CPU quota
+	Profile   []Point  `yaml:"profile"`  // measured times; policies see them, too
+	// ProfileFile names a file with the output of `stagecoach profile FUNCTION --show --json`, instead
+	// of Profile. Only its points with inputs of Length are used.
 	ProfileFile string `yaml:"profileFile"`
 	Length      int    `yaml:"length"`
 }
@@ -138,7 +147,7 @@ const (
 	Lognormal     Dist = "lognormal"
 )
 
-// Point is a measured service time of a batch.
+// Point is the measured service time of a batch.
 type Point struct {
 	CPU   Milli         `yaml:"cpu"`
 	Batch int           `yaml:"batch"`
@@ -146,10 +155,12 @@ type Point struct {
 	CV    float64       `yaml:"cv"`
 }
 
-// Start is what it takes from the order of a replica until it is ready, by path. A cold start loads the parameters; they stay on the
-// node as a zygote's, from which later ones fork, until it is evicted.
+// Start is how long a replica takes from its order until it is ready, by path. A cold start loads
+// the parameters. They stay on the node in a zygote, from which later replicas fork, until they are
+// evicted.
 type Start struct {
-	Cold   time.Duration `yaml:"cold"`
-	Fork   time.Duration `yaml:"fork"`   // 0: as Cold, and nothing forks
-	Parked time.Duration `yaml:"parked"` // of a child that waits on the device; 0: none does
+	Cold time.Duration `yaml:"cold"`
+	Fork time.Duration `yaml:"fork"` // 0: as Cold, and no replica forks
+	// start in a child that waits on the device; 0: no child waits
+	Parked time.Duration `yaml:"parked"`
 }

@@ -49,12 +49,12 @@ func (s *Service) check(path string, p *problems) {
 // service draws service times.
 type service struct {
 	dist      Dist
-	mean      float64 // ns; of a call by itself, with a quota of usual
+	mean      float64 // ns of a single call with the usual quota
 	batchCost float64
 	cpuShare  float64
-	usual     float64 // quota in thousandths of a core
-	shape     float64 // of gamma: 1/CV²; 0: it is even
-	mu, sigma float64 // of lognormal: of the logarithm
+	usual     float64 // quota of mean, in thousandths of a core
+	shape     float64 // of gamma: 1/CV²; 0: the time is constant
+	mu, sigma float64 // of the logarithm of a lognormal time
 	profile   []Point // sorted by CPU, then batch
 }
 
@@ -75,7 +75,7 @@ func newService(s Stage) *service {
 	return out
 }
 
-// draw has the mean 1.
+// draw returns a random factor with mean 1.
 func (s *service) draw(r *rand.Rand) float64 {
 	switch s.dist {
 	case Exponential:
@@ -90,7 +90,8 @@ func (s *service) draw(r *rand.Rand) float64 {
 	return 1
 }
 
-// base is the mean time of a batch on a quota in thousandths of a core, in ns; 0: the usual one.
+// base returns the mean time of a batch in ns, with a quota in thousandths of a core; 0: the usual
+// one.
 func (s *service) base(batch, cpu int) float64 {
 	q := cmp.Or(float64(cpu), s.usual)
 	if len(s.profile) > 0 {
@@ -106,7 +107,7 @@ func (s *service) base(batch, cpu int) float64 {
 	return t
 }
 
-// measured reads the profile, linear in 1/quota between and beyond its quotas.
+// measured returns the profile's time, linear in 1/quota between and beyond its quotas.
 func (s *service) measured(batch, q float64) float64 {
 	var x, y []float64
 	for from := 0; from < len(s.profile); {
@@ -114,13 +115,15 @@ func (s *service) measured(batch, q float64) float64 {
 		for to < len(s.profile) && s.profile[to].CPU == s.profile[from].CPU {
 			to++
 		}
-		x, y = append(x, -1/float64(s.profile[from].CPU)), append(y, s.batched(s.profile[from:to], batch)) // ascending
+		// x ascends
+		x, y = append(x, -1/float64(s.profile[from].CPU)), append(y, s.batched(s.profile[from:to], batch))
 		from = to
 	}
 	return max(interpolate(x, y, -1/q), float64(time.Microsecond))
 }
 
-// batched reads the points of one quota, linear in the batch between and beyond them.
+// batched returns the time from the points of one quota, linear in the batch between and beyond
+// them.
 func (s *service) batched(points []Point, batch float64) float64 {
 	if len(points) == 1 {
 		p := points[0]
@@ -133,7 +136,7 @@ func (s *service) batched(points []Point, batch float64) float64 {
 	return interpolate(x, y, batch)
 }
 
-// interpolate reads a polygon at v; x ascends.
+// interpolate returns a polygon's value at v. x ascends.
 func interpolate(x, y []float64, v float64) float64 {
 	if len(x) == 1 {
 		return y[0]
@@ -143,7 +146,7 @@ func interpolate(x, y []float64, v float64) float64 {
 	return y[i-1] + (y[i]-y[i-1])*(v-x[i-1])/(x[i]-x[i-1])
 }
 
-// points are the profile as policies see it.
+// points returns the profile as policies see it.
 func (s *service) points() []plan.Point {
 	var out []plan.Point
 	for _, p := range s.profile {

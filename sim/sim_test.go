@@ -17,8 +17,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// burst is a chain with everything in it: parameters that are loaded, forked from and parked, batches, calls an item, a join, replicas
-// that die, sleepers, several policies and kinds of arrivals.
+// burst is a chain that uses every feature: parameters that are loaded, forked from and parked,
+// batches, one call per item, a join, replicas that die, functions that sleep, several policies and
+// kinds of arrivals.
 const burst = `
 name: everything
 duration: 60s
@@ -42,7 +43,8 @@ stages:
 - {name: e, pipelines: q, next: d, zero: true, zeroAge: 3s, service: {mean: 50ms}, start: {cold: 1s, fork: 100ms}, parameters: 3Gi}
 `
 
-// TestSameSeedSameBytes: a result depends on its scenario alone, however many runs go on side by side.
+// TestSameSeedSameBytes checks that a result depends only on its scenario, not on how many runs go
+// on at a time.
 func TestSameSeedSameBytes(t *testing.T) {
 	var r Result
 	outputs := func() (all [3]string) {
@@ -67,8 +69,8 @@ func TestSameSeedSameBytes(t *testing.T) {
 	}
 }
 
-// TestEverything looks at what a busy scenario must show.
-func TestEverything(t *testing.T) {
+// TestBusyScenarioShowsEveryFeature checks the figures of a busy scenario.
+func TestBusyScenarioShowsEveryFeature(t *testing.T) {
 	r := simulate(t, burst)
 	for _, p := range r.Policies {
 		for _, x := range p.Pipelines {
@@ -104,7 +106,8 @@ func TestEverything(t *testing.T) {
 	}
 }
 
-// TestStarts: a replica's start takes what its path takes, and paths are those of what the node keeps.
+// TestStarts checks that a replica's start takes the time of its path, and that the path depends on
+// what the node keeps.
 func TestStarts(t *testing.T) {
 	const scenario = `
 duration: 60s
@@ -119,7 +122,8 @@ stages: [{name: s, zero: true, zeroAge: 1s, service: {dist: deterministic, mean:
 	}{
 		"no parameters": {"16Gi", "{cold: 2s}", "cold", 2},
 		"fork":          {"16Gi", "{cold: 2s, fork: 500ms}, parameters: 8Gi, gpu: 1", "fork", 0.5},
-		"not parked":    {"16Gi", "{cold: 2s, fork: 500ms, parked: 100ms}, parameters: 8Gi, gpu: 1", "fork", 0.5}, // it is no key stage
+		// not a key stage
+		"not parked": {"16Gi", "{cold: 2s, fork: 500ms, parked: 100ms}, parameters: 8Gi, gpu: 1", "fork", 0.5},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := simulate(t, fill(scenario, "MEMORY", tc.memory, "START", tc.start))
@@ -131,8 +135,8 @@ stages: [{name: s, zero: true, zeroAge: 1s, service: {dist: deterministic, mean:
 	}
 }
 
-// TestSleepingStagesStartTogether: a request waits for one start, not for one per stage. All starts
-// begin with the request, even if its first stage is awake.
+// TestSleepingStagesStartTogether checks that a request waits for one start, not for one per stage.
+// All starts begin with the request, even if its first stage is awake.
 func TestSleepingStagesStartTogether(t *testing.T) {
 	const scenario = `
 duration: 300s
@@ -161,7 +165,8 @@ stages:
 	}
 }
 
-// TestParked: a key stage has a child parked on the device, another one a while after it was taken; others have none.
+// TestParked checks that a key stage has a child parked on the device, and another one a while
+// after the first was used. Other stages have none.
 func TestParked(t *testing.T) {
 	w, err := model(t, `
 nodes: [{memory: 16Gi, cpu: 100, gpus: 1, gpuMemory: 80Gi}]
@@ -186,15 +191,15 @@ stages: [{name: s, service: {mean: 10ms}, gpu: 1, start: {cold: 2s, fork: 500ms,
 	}
 	start(0, false, "")
 	start(2*time.Second, false, "fork")
-	start(3*time.Second, true, "fork") // it is being parked
+	start(3*time.Second, true, "fork") // the child is not parked yet
 	start(4*time.Second, true, "parked")
 	start(4100*time.Millisecond, true, "fork")
 	start(4500*time.Millisecond, true, "parked")
 	start(6*time.Second, false, "fork")
 }
 
-// TestEviction: parameters give way, least recently used first, when a node has no room for those of a replica; then the next start of
-// theirs is a cold one.
+// TestEviction checks that a node without room for a replica's parameters evicts others, least
+// recently used first. The next start of an evicted stage must be cold.
 func TestEviction(t *testing.T) {
 	r := simulate(t, `
 duration: 120s
@@ -212,7 +217,8 @@ stages:
 	}
 }
 
-// TestTimeouts: what takes too long ends at its deadline, and what cannot be done in time is refused.
+// TestTimeouts checks that a request that takes too long ends at its deadline, and that a request
+// that cannot be done in time is refused.
 func TestTimeouts(t *testing.T) {
 	r := simulate(t, `
 duration: 60s
@@ -227,7 +233,7 @@ stages: [{name: s, max: 1, service: {mean: 100ms}}]
 	}
 }
 
-// TestProfile reads service times off a profile.
+// TestProfile checks service times that come from a profile.
 func TestProfile(t *testing.T) {
 	s := newService(Stage{Service: Service{Dist: Deterministic, BatchCost: pointer(1.0), Profile: []Point{
 		{CPU: 1000, Batch: 1, Mean: 100 * time.Millisecond}, {CPU: 2000, Batch: 1, Mean: 60 * time.Millisecond}, {CPU: 2000, Batch: 4, Mean: 120 * time.Millisecond},
@@ -253,8 +259,8 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// TestIdleCores: with CPU that is idle a pipeline on devices gets along with fewer of them, and is sooner done; what is declared for all is
-// not given.
+// TestIdleCores checks that a pipeline on devices needs fewer of them, and is faster, if it gets
+// idle CPU. CPU that others declare must not be given.
 func TestIdleCores(t *testing.T) {
 	const scenario = `
 {name: idle, duration: 2m, warmup: 40s, seeds: 2, policies: [{name: whole}, {name: without, corrector: quart-no-cpu}],
@@ -281,7 +287,7 @@ func TestIdleCores(t *testing.T) {
 	}
 }
 
-// TestProfileFile takes service times from what stagecoach profile has measured.
+// TestProfileFile checks service times that come from the output of stagecoach profile.
 func TestProfileFile(t *testing.T) {
 	const measured = `{"version": 1, "function": "f.openfaas-fn", "image": "x", "at": "2026-01-01T00:00:00Z", "relative": 0.05, "points": [
 		{"cpuMilli": 500, "batch": 1, "length": 64, "meanSeconds": 0.08, "errSeconds": 0.001, "cv": 0.1, "n": 50},
@@ -320,7 +326,8 @@ stages: [{name: s, service: {profileFile: f.json, length: LENGTH}}]
 	}
 }
 
-// TestDraws: a call's service time is that of its seed, request, stage, task and attempt, whatever was drawn before.
+// TestDraws checks that a call's service time depends only on its seed, request, stage, task and
+// attempt, not on earlier draws.
 func TestDraws(t *testing.T) {
 	w, err := model(t, burst).newWorld(0, 1)
 	if err != nil {
@@ -338,7 +345,7 @@ func TestDraws(t *testing.T) {
 	}
 }
 
-// TestHops: what nothing delays takes its service times and two hops a stage.
+// TestHops checks that a request without any wait takes its service times and two hops per stage.
 func TestHops(t *testing.T) {
 	r := simulate(t, `
 duration: 60s
@@ -353,7 +360,8 @@ stages: [{name: a, next: b, service: {dist: deterministic, mean: 10ms}}, {name: 
 	}
 }
 
-// TestCanceled: a context ends the runs, and leaves no goroutine (TestMain looks).
+// TestCanceled checks that a cancelled context ends the runs and leaves no goroutine (TestMain
+// looks).
 func TestCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := model(t, strings.Replace(burst, "60s", "9000h", 1)).Run(ctx, func(p Progress) {
@@ -366,7 +374,7 @@ func TestCanceled(t *testing.T) {
 	}
 }
 
-// TestTrace plays a file.
+// TestTrace plays a trace from a file.
 func TestTrace(t *testing.T) {
 	s, err := Parse(strings.NewReader(`
 seeds: 1
@@ -396,7 +404,7 @@ stages: [{name: s, service: {mean: 10ms}}]
 	}
 }
 
-// TestEventsInOrder: by time, and within one instant by scheduling.
+// TestEventsInOrder checks the order of events: by time, and within one instant by scheduling.
 func TestEventsInOrder(t *testing.T) {
 	var h events
 	for i := range 1000 {
@@ -409,7 +417,7 @@ func TestEventsInOrder(t *testing.T) {
 			t.Fatalf("%+v after %+v", e, last)
 		}
 		last = e
-		if len(h.heap) > 900 { // and while more come
+		if len(h.heap) > 900 { // also while more are scheduled
 			h.push(e.at, ticks, 0, nil)
 		}
 	}

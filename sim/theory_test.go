@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
 )
 
-// station is one stage with a fixed number of replicas, and nothing but its line.
+// station is one stage with a fixed number of replicas and a line.
 const station = `
 name: a queue
 duration: DURATION
@@ -24,7 +24,8 @@ pipelines: [{name: p, timeout: 9000h, arrivals: {rate: "RATE", cv: CV}}]
 stages: [{name: s, service: {SERVICE}, min: SERVERS, max: SERVERS, queueLimit: 1000000}]
 `
 
-// sojourn simulates a station with a mean service time of 100 ms. SIM_LONG=1 has it see twenty times as many requests.
+// sojourn simulates a station with a mean service time of 100 ms. SIM_LONG=1 simulates twenty times
+// as many requests.
 func sojourn(t *testing.T, servers int, rho, cv float64, service string) Estimate {
 	t.Helper()
 	return stationary(t, servers, rho, cv, service).Mean
@@ -37,7 +38,8 @@ func stationary(t *testing.T, servers int, rho, cv float64, service string) Pipe
 		requests *= 20
 	}
 	rate := 10 * rho * float64(servers)
-	// At a utilisation of 0.9 M/M/c forgets how it began with a time constant of 1/cμ(1−√ρ)² (Abate and Whitt 1987): this is seven or more.
+	// At a utilisation of 0.9, M/M/c forgets its start with a time constant of 1/cμ(1−√ρ)² (Abate and
+	// Whitt 1987). This is at least seven of them.
 	warmup := time.Duration(min(2700/rate, 300) * float64(time.Second))
 	duration := time.Duration(requests/rate*float64(time.Second)) + warmup
 	r := simulate(t, fill(station, "DURATION", duration.String(), "WARMUP", warmup.String(), "RATE", fmt.Sprint(rate), "CV", fmt.Sprint(cv), "SERVICE", "mean: 100ms, "+service,
@@ -49,7 +51,8 @@ func stationary(t *testing.T, servers int, rho, cv float64, service string) Pipe
 	return p.Pipelines[0]
 }
 
-// TestErlangC holds the simulated sojourn of M/M/c queues against theory: the wait is C(c, a)/(cμ−λ).
+// TestErlangC compares the simulated sojourn of M/M/c queues with theory: the wait is C(c,
+// a)/(cμ−λ).
 func TestErlangC(t *testing.T) {
 	for _, tc := range []struct {
 		servers int
@@ -61,11 +64,11 @@ func TestErlangC(t *testing.T) {
 			wait := tc.want / (10 * float64(tc.servers) * (1 - tc.rho))
 			got := stationary(t, tc.servers, tc.rho, 1, "dist: exponential")
 			got.Mean.want(t, "sojourn", wait+0.1, 0.005)
-			if tc.servers == 1 { // first come, first served: it is exponential itself
+			if tc.servers == 1 { // first come, first served: the sojourn is exponential
 				got.P50.want(t, "median", (wait+0.1)*math.Ln2, 0.01)
 				got.P99.want(t, "p99", (wait+0.1)*math.Log(100), 0.01)
 			}
-			// The policies' own formula is the same.
+			// The policies' formula must agree.
 			mean := autoscaler.Sojourn(10*tc.rho*float64(tc.servers), 10, tc.servers, 1, 1, 0)
 			if math.Abs(mean.Seconds()-wait-0.1) > 1e-4 {
 				t.Errorf("autoscaler.Sojourn is %v, want %v", mean, time.Duration((wait+0.1)*float64(time.Second)))
@@ -74,7 +77,8 @@ func TestErlangC(t *testing.T) {
 	}
 }
 
-// TestPollaczekKhinchine holds M/G/1 queues against the exact wait, ρ/(1−ρ)·(1+Cs²)/2 service times.
+// TestPollaczekKhinchine compares M/G/1 queues with the exact wait: ρ/(1−ρ)·(1+Cs²)/2 service
+// times.
 func TestPollaczekKhinchine(t *testing.T) {
 	for service, cs2 := range map[string]float64{
 		"dist: deterministic": 0, "dist: lognormal, cv: 1.5": 2.25,
@@ -87,8 +91,9 @@ func TestPollaczekKhinchine(t *testing.T) {
 	}
 }
 
-// TestKingman holds G/G/c queues in heavy traffic against Kingman's formula for one server and Allen and Cunneen's for several,
-// (Ca²+Cs²)/2 of the wait of M/M/c; and G/M/1 against what is exact. Kingman's is an upper bound for one server, within a few percent
+// TestKingman compares G/G/c queues in heavy traffic with approximations: Kingman's for one server,
+// and Allen and Cunneen's for several, (Ca²+Cs²)/2 times the wait of M/M/c. It also compares G/M/1
+// with the exact wait. Kingman's formula is an upper bound for one server, within a few percent
 // here.
 func TestKingman(t *testing.T) {
 	erlang := map[int]float64{1: 0.9, 4: 0.787776}
@@ -97,7 +102,7 @@ func TestKingman(t *testing.T) {
 		ca      float64
 		service string
 		cs2     float64
-		part    float64 // that the approximation may be off
+		part    float64 // accepted relative error of the approximation
 	}{
 		{1, 0.5, "dist: gamma, cv: 0.5", 0.25, 0.12},
 		{1, 2, "dist: exponential", 1, 0.05},
@@ -118,8 +123,9 @@ func TestKingman(t *testing.T) {
 	}
 }
 
-// root is σ of a G/M/1 queue with gamma arrivals: the one below 1 of σ = A*(μ(1−σ)), where A* is the Laplace transform of the times
-// between arrivals, (1 + sθ)^−k (Kleinrock 1975, §6.4).
+// root returns σ of a G/M/1 queue with gamma arrivals. It is the solution below 1 of σ =
+// A*(μ(1−σ)), where A* is the Laplace transform of the times between arrivals, (1 + sθ)^−k
+// (Kleinrock 1975, §6.4).
 func root(rho, ca float64) float64 {
 	k := 1 / (ca * ca)
 	sigma := rho
@@ -129,8 +135,8 @@ func root(rho, ca float64) float64 {
 	return sigma
 }
 
-// TestJackson: two stages in a row are two independent M/M/1 queues (Jackson 1957; Burke 1956), if a request's service times do not
-// depend on each other.
+// TestJackson checks that two stages in a row are two independent M/M/1 queues (Jackson 1957; Burke
+// 1956). That holds if a request's service times are independent.
 func TestJackson(t *testing.T) {
 	t.Parallel()
 	r := simulate(t, `
@@ -150,7 +156,8 @@ stages: [{name: a, next: b, service: {mean: 100ms}, min: 1, max: 1, queueLimit: 
 	}
 }
 
-// TestLittle: what is in the system on average is what arrives times how long it stays, through stages, batches and slots.
+// TestLittle checks Little's law through stages, batches and slots: the mean number of requests in
+// the system is their rate times their mean latency.
 func TestLittle(t *testing.T) {
 	r := simulate(t, `
 duration: 300s

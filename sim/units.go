@@ -10,10 +10,10 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Bytes is a size, written as Kubernetes does: 512Mi, 16Gi, or a number of bytes.
+// Bytes is a size. It is written as in Kubernetes (512Mi, 16Gi) or as a number of bytes.
 type Bytes int64
 
-// maxBytes bounds sizes, so that sums of many stay whole numbers.
+// maxBytes bounds sizes, so that their sums do not overflow.
 const maxBytes = 1 << 50
 
 // UnmarshalYAML reads a size.
@@ -32,12 +32,13 @@ func (b *Bytes) UnmarshalYAML(n *yaml.Node) error {
 	return nil
 }
 
-// Milli is a share of a machine's processors in thousandths of a core, written as Kubernetes does: 500m, or cores: 0.5.
+// Milli is an amount of CPU in thousandths of a core. It is written as in Kubernetes (500m) or in
+// cores (0.5).
 type Milli int
 
 const maxMilli = 1 << 30
 
-// UnmarshalYAML reads a share.
+// UnmarshalYAML reads an amount of CPU.
 func (m *Milli) UnmarshalYAML(n *yaml.Node) error {
 	text, thousandths := strings.CutSuffix(n.Value, "m")
 	v, err := strconv.ParseFloat(text, 64)

@@ -14,59 +14,59 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// world is one run: a policy on a seed.
+// world is the state of one run: one policy on one seed.
 type world struct {
 	m      *Model
 	set    policy.Set
 	seed   uint64
 	events events
-	now    int64     // ns since the beginning
-	clock  time.Time // the same as cores and policies see it
-	end    int64     // of the arrivals
+	now    int64     // ns since the run began
+	clock  time.Time // now, as cores and policies see it
+	end    int64     // end of the arrivals
 	hop    int64
 	flying int // requests that have begun and not ended
 
 	coordinators []*coordinator
-	lines        []*line // beside the model's stages
+	lines        []*line // parallel to the model's stages
 	byKey        map[string]*line
 	nodes        []*node
 	control      control
 	rec          *recorder
 	popped       uint64
-	started      int // replicas, ever
+	started      int // replicas started so far
 
 	pcg   *rand.PCG
 	rand  *rand.Rand
-	spare []*task.Reply // to be used again
-	idle  []*running    // the same
+	spare []*task.Reply // to be reused
+	idle  []*running    // to be reused
 }
 
 // epoch is when virtual time begins.
 var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// coordinator walks the requests of one pipeline.
+// coordinator holds the flow core of one pipeline.
 type coordinator struct {
 	*pipe
 	i      int
 	core   *flow.Core
 	source arrivals.Source
 	number uint64 // of the latest request
-	armed  int64  // when it is woken; 0: never
+	armed  int64  // time of its next wake; 0: none
 	loads  []task.Load
 	inbox  string // i in digits
 }
 
-// line is the dispatcher of one stage and its replicas.
+// line is the dispatcher of one stage, with its replicas.
 type line struct {
 	*stage
 	i        int
 	core     *dispatch.Core
-	replicas []*replica // in the order of their starts, which is that of their names
+	replicas []*replica // in the order of their starts and names
 	byName   map[string]*replica
 	starts   starts
-	armed    int64 // when it is woken; 0: never
-	poked    int64 // when it asked control for more latest
-	cpu      int   // what a plan gave its replicas; 0: as declared
+	armed    int64 // time of its next wake; 0: none
+	poked    int64 // when it last asked control for more
+	cpu      int   // CPU limit that a plan gave its replicas; 0: as declared
 }
 
 // running is a batch on a replica.
@@ -77,7 +77,7 @@ type running struct {
 	took    int64
 }
 
-// cancel is on its way to a line.
+// cancel is a cancellation on its way to a line.
 type cancel struct{ key task.Key }
 
 // newWorld returns a run that has not begun.
@@ -95,7 +95,7 @@ func (m *Model) newWorld(p int, seed uint64) (*world, error) {
 		s := &m.stages[i]
 		l := &line{
 			stage: s, i: i, byName: map[string]*replica{}, poked: -int64(time.Hour),
-			// No task comes twice here, so that none has to be remembered.
+			// No task arrives twice here, so none has to be remembered.
 			core: dispatch.NewCore(dispatch.CoreConfig{Function: s.key, Revision: revision, QueueLimit: s.spec.QueueLimit, Remember: 1}),
 		}
 		w.lines = append(w.lines, l)
@@ -117,12 +117,12 @@ func (m *Model) newWorld(p int, seed uint64) (*world, error) {
 	return w, nil
 }
 
-// steps is how many events are handled between looks at the context.
+// steps is how many events are handled between checks of the context.
 const steps = 1 << 14
 
-// run lets time pass until all requests have ended. report is called now and then.
+// run simulates until all requests have ended. It calls report now and then.
 func (w *world) run(ctx context.Context, report func()) error {
-	w.tick(true) // what is deployed has its first replicas before requests come
+	w.tick(true) // deployed functions have their first replicas before requests arrive
 	for _, c := range w.coordinators {
 		w.next(c)
 	}
@@ -204,7 +204,8 @@ func (w *world) arrive(c *coordinator) {
 	w.flying++
 	c.number++
 	w.rec.pipelines[c.i].offer(w)
-	id := strconv.FormatUint(c.number*uint64(len(w.coordinators))+uint64(c.i), 36) // no two of all pipelines are alike
+	// unique over all pipelines
+	id := strconv.FormatUint(c.number*uint64(len(w.coordinators))+uint64(c.i), 36)
 	c.loads = c.loads[:0]
 	for _, i := range c.stages {
 		c.loads = append(c.loads, w.lines[i].load())
@@ -216,7 +217,7 @@ func (w *world) arrive(c *coordinator) {
 	w.next(c)
 }
 
-// load is what admission knows of the stage.
+// load returns what admission knows about the stage.
 func (l *line) load() task.Load {
 	return task.Load{
 		Waiting: l.core.Waiting(), Running: l.core.Running(), Servers: l.core.Servers(), Max: l.spec.Max * l.spec.Slots * l.spec.Batch,
@@ -224,7 +225,7 @@ func (l *line) load() task.Load {
 	}
 }
 
-// walk steps a coordinator and carries out what it wants.
+// walk steps a coordinator and carries out its effects.
 func (w *world) walk(c *coordinator, ev flow.Event) {
 	for _, e := range c.core.Step(w.clock, ev) {
 		switch e := e.(type) {
@@ -250,14 +251,14 @@ func (w *world) walk(c *coordinator, ev flow.Event) {
 	}
 }
 
-// step steps a line and carries out what it wants.
+// step steps a line and carries out its effects.
 func (w *world) step(l *line, ev dispatch.Event) {
 	for _, e := range l.core.Step(w.clock, ev) {
 		switch e := e.(type) {
 		case dispatch.Send:
 			w.begin(l, &e)
 		case dispatch.Reply:
-			i, _ := strconv.Atoi(e.To) // it is an inbox
+			i, _ := strconv.Atoi(e.To) // To is an inbox
 			w.events.push(w.now+w.hop, replies, i, e.Reply)
 		case dispatch.Wake:
 			l.armed = int64(e.At.Sub(epoch))
@@ -276,7 +277,7 @@ func (w *world) step(l *line, ev dispatch.Event) {
 	w.rec.stages[l.i].queue(w, l.core.Waiting())
 }
 
-// begin has a replica run a batch.
+// begin runs a batch on a replica.
 func (w *world) begin(l *line, s *dispatch.Send) {
 	r := l.byName[s.Replica]
 	w.reseed(s.Tasks[0], l.i)
@@ -291,7 +292,8 @@ func (w *world) begin(l *line, s *dispatch.Send) {
 	w.events.push(w.now+took, ends, l.i, b)
 }
 
-// reseed makes the next draw one of the task alone: other policies draw the same for it.
+// reseed makes the next draw depend only on the task and the stage, so that it is equal under all
+// policies.
 func (w *world) reseed(t *task.Task, stage int) {
 	h := w.seed*0x9E3779B97F4A7C15 + uint64(stage)<<40 + uint64(t.Task)<<8 + uint64(t.Attempt)
 	for i := range len(t.Request) {
@@ -310,7 +312,7 @@ func mix(h uint64) uint64 {
 // ended answers the calls of a batch.
 func (w *world) ended(l *line, b *running) {
 	if b.replica.gone {
-		return // it died, and its tasks were answered
+		return // the replica died, and its tasks were answered
 	}
 	w.rec.stages[l.i].busy(w, b.took)
 	for call := range b.tasks {

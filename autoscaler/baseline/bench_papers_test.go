@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// BenchmarkPlanInferLine plans a row of eight stages for four minutes of bursts.
+// BenchmarkPlanInferLine plans a row of eight stages for four minutes of bursty arrivals.
 func BenchmarkPlanInferLine(b *testing.B) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	var at time.Duration

@@ -8,10 +8,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// What the papers' policies take from a snapshot alike. They know service times from a profile that they make beforehand: ours is
-// Function.Profile, or, where there is none, what was measured.
+// This file reads snapshots for the policies of papers. Their authors measure service times in a
+// profile before a run. Here the profile is Function.Profile or, if there is none, the recent
+// measurements.
 
-// functions finds the functions of a domain.
+// functions returns the functions of a domain.
 func functions(s *plan.Snapshot, d plan.Domain) ([]*plan.Function, error) {
 	out := make([]*plan.Function, len(d.Functions))
 	finder := s.Finder()
@@ -25,7 +26,8 @@ func functions(s *plan.Snapshot, d plan.Domain) ([]*plan.Function, error) {
 	return out, nil
 }
 
-// arriving is how many tasks arrive at f a second; 0: none, or it is not known.
+// arriving returns how many tasks arrive at f per second. It returns 0 if there are none, or if the
+// rate is unknown.
 func arriving(f *plan.Function) float64 {
 	if f.Demand.Known && f.Demand.Rate > 0 { // not NaN
 		return min(f.Demand.Rate, math.MaxInt32)
@@ -33,8 +35,9 @@ func arriving(f *plan.Function) float64 {
 	return 0
 }
 
-// batchTime is the mean time in seconds that a batch of so many calls takes, with the CPU that f declares; 0: nothing is known. Between
-// sizes that were measured it is a straight line, beyond them a call takes as long as in the nearest.
+// batchTime returns the mean time in seconds of a batch of this size, with the CPU that f declares.
+// It returns 0 if nothing is known. It interpolates between measured sizes. Beyond them, a call
+// takes as long as in the nearest size.
 func batchTime(f *plan.Function, size int) float64 {
 	known := measured(f)
 	if len(known) == 0 {
@@ -52,8 +55,9 @@ func batchTime(f *plan.Function, size int) float64 {
 	return a.Mean.Seconds() + (b.Mean-a.Mean).Seconds()*float64(size-a.Size)/float64(b.Size-a.Size)
 }
 
-// measured are the times of batches by size: of the profile with the quota nearest to the declared one, the largest where none is
-// declared, else as they were lately.
+// measured returns the times of batches by size. They come from the profile's quota nearest to the
+// declared one, or from its largest quota if none is declared. Without a profile they are the
+// recent measurements.
 func measured(f *plan.Function) []plan.Batched {
 	quota, off := 0, math.Inf(1)
 	for _, p := range f.Profile {
@@ -81,8 +85,10 @@ func measured(f *plan.Function) []plan.Batched {
 	return out
 }
 
-// objectives are the seconds that each function of a domain has for a task, its wait included: its part of a pipeline's objective, by
-// service time, the least of all pipelines it is in; twice its service time where there is no objective; 0: its time is not known.
+// objectives returns for each function of a domain the seconds that a task may take, its wait
+// included. That is the function's part of its pipeline's objective, by service time. If the
+// function is in several pipelines, it is the smallest part. Without an objective it is twice the
+// service time. 0 means that the service time is unknown.
 func objectives(s *plan.Snapshot, d plan.Domain, functions []*plan.Function) []float64 {
 	out := make([]float64, len(functions))
 	for _, name := range d.Pipelines {
@@ -112,13 +118,14 @@ func objectives(s *plan.Snapshot, d plan.Domain, functions []*plan.Function) []f
 	return out
 }
 
-// entry is a function whose tasks are a pipeline's requests: what arrives there arrives, in time, at the others.
+// entry is a function whose tasks are a pipeline's requests. They arrive at the pipeline's other
+// stages later.
 type entry struct {
-	of     int   // in the domain's functions
-	stages []int // the others of its pipeline, itself included, each once
+	of     int   // index in the domain's functions
+	stages []int // all stages of its pipeline, each once
 }
 
-// entries are those of a domain's pipelines, and of functions that are in none.
+// entries returns the entries of a domain's pipelines, and the functions that are in no pipeline.
 func entries(s *plan.Snapshot, d plan.Domain) (out []entry) {
 	in := make([]bool, len(d.Functions))
 	for _, name := range d.Pipelines {
@@ -149,7 +156,7 @@ func entries(s *plan.Snapshot, d plan.Domain) (out []entry) {
 	return out
 }
 
-// ceil is n rounded up, but for what arithmetic adds.
+// ceil rounds n up, except for a rounding error of arithmetic.
 func ceil(n float64) int {
 	if !(n < math.MaxInt32) {
 		return math.MaxInt32
@@ -157,7 +164,8 @@ func ceil(n float64) int {
 	return int(math.Ceil(max(n, 0) - 1e-9))
 }
 
-// bounded keeps a count within f's bounds. A function that may sleep does so only when nothing waits or runs, and its time has come.
+// bounded keeps a count within f's bounds. A function may sleep only if nothing waits or runs and
+// its idle time has passed.
 func bounded(s *plan.Snapshot, f *plan.Function, count int) int {
 	least, most := f.Bounds()
 	if busy := f.Waiting > 0 || f.Running > 0; busy || s.At.Sub(f.Demand.Last) < f.ZeroAge {

@@ -11,8 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// FuzzClusters gives the autoscalers of clusters, the oracle and a level any signals, settings and clocks, and memories that went through JSON:
-// counts are within bounds, with a reason, the same again, and not less with more to do.
+// FuzzClusters gives the autoscalers of clusters, the oracle and Static any signals, settings and
+// clocks. Their memories go through JSON. Counts must be within bounds, with a reason, the same for
+// the same arguments, and never lower with more load.
 func FuzzClusters(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"))
@@ -63,7 +64,7 @@ func FuzzClusters(f *testing.F) {
 	})
 }
 
-// stored is a memory after it went through JSON.
+// stored returns a memory after it went through JSON.
 func stored[M any](t *testing.T, m M) (out M) {
 	t.Helper()
 	b, err := json.Marshal(m)
@@ -76,7 +77,7 @@ func stored[M any](t *testing.T, m M) (out M) {
 	return out
 }
 
-// more wants no fewer replicas with more tasks.
+// more checks that more tasks never give fewer replicas.
 func more[M any](t *testing.T, a plan.Allocator[M], s plan.Snapshot, m M) {
 	t.Helper()
 	d := plan.Domains(s)[0]

@@ -18,7 +18,7 @@ func init() { // as cmd/stagecoach does
 	policy.AddAllocator("kpa", baseline.NewKPA(baseline.KPAConfig{}))
 }
 
-// twoLevels is a pipeline under 3, then 15 for two minutes, then 3 requests per second.
+// twoLevels is a pipeline at 3 requests per second, then 15 for two minutes, then 3 again.
 const twoLevels = `
 duration: 10m
 seeds: 1
@@ -30,7 +30,7 @@ stages:
 - {name: c, max: 20, start: {cold: 4s}, service: {dist: gamma, cv: 0.2, mean: 100ms}}
 `
 
-// foreseeing is a set of policies with an oracle of the run.
+// foreseeing returns policies with an oracle of the run.
 func foreseeing(base policy.Set, wait float64) func(sim.Run) (policy.Set, error) {
 	return func(r sim.Run) (policy.Set, error) {
 		at, err := r.Arrivals("p")
@@ -46,8 +46,9 @@ func foreseeing(base policy.Set, wait float64) func(sim.Run) (policy.Set, error)
 	}
 }
 
-// TestClustersScaleUpAndDown runs each in the simulator under a step: more replicas during it than before, and as few as before long after it.
-// The oracle is better than as many replicas all the time, and than who has to see the step first.
+// TestClustersScaleUpAndDown runs each allocator in the simulator under a step. It must have more
+// replicas during the step than before it, and as few as before long after it. The oracle must do
+// better than a fixed count, and better than an allocator that has to see the step first.
 func TestClustersScaleUpAndDown(t *testing.T) {
 	scenario, err := sim.Parse(strings.NewReader(twoLevels))
 	if err != nil {

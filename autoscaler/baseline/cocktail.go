@@ -9,50 +9,57 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// The defaults of CocktailConfig: those of the authors' code, modules/constants.py and modules/scheduler.py, but for Smooth.
+// The defaults of CocktailConfig. They are those of the authors' code, modules/constants.py and
+// modules/scheduler.py, except Smooth.
 const (
 	CocktailPeriod   = time.Minute // PREDICTOR_PARAM
 	CocktailHeadroom = 1.2         // Times
-	CocktailKeep     = 6           // results that a scheduler's round goes by
+	CocktailKeep     = 6           // results that the authors' scheduler takes into account
 	CocktailSmooth   = 0.5
 	cocktailWindow   = 5 * time.Second // PREDICTOR_WINDOW
 	cocktailReact    = 5 * time.Second // ReactiveController's interval
 	cocktailTrend    = 0.1
-	cocktailForget   = 0.5 // of what is known of visits, a round
+	cocktailForget   = 0.5 // factor per round for what is known of visits
 )
 
-// CocktailConfig is what Cocktail leaves to be set. A zero field means its default.
+// CocktailConfig has the settings that Cocktail leaves open. A zero field means its default.
 //
 //	knob       default  searched     what it is
-//	Period     1 min    5 s to 1 min from forecast to forecast
-//	Headroom   1.2      1 to 2       what a forecast is multiplied by
-//	Keep       6        1 to 6       periods: a count is the largest that so many of them asked for
-//	Smooth     0.5      0.1 to 1     the weight of the latest period in the forecast's level
+//	Period     1 min    5 s to 1 min time between forecasts
+//	Headroom   1.2      1 to 2       factor of a forecast
+//	Keep       6        1 to 6       periods: a count is the largest that any of them asked for
+//	Smooth     0.5      0.1 to 1     weight of the latest period in the forecast's level
 type CocktailConfig struct {
 	Period           time.Duration
 	Headroom, Smooth float64
 	Keep             int
 }
 
-// Cocktail is a plan.Allocator after the resource management of Cocktail (Gunasekaran et al., Cocktail: A Multidimensional Optimization for
-// Model Serving in Cloud, NSDI'22; github.com/jashwantraj92/cocktail), with a pipeline's stages in the place of an ensemble's
-// models, as QUART's authors have it ("we integrate it with the pipeline").
+// Cocktail is a plan.Allocator after the resource management of Cocktail (Gunasekaran et al.,
+// Cocktail: A Multidimensional Optimization for Model Serving in Cloud, NSDI'22;
+// github.com/jashwantraj92/cocktail). The stages of a pipeline take the place of the models of an
+// ensemble, as for QUART's authors ("we integrate it with the pipeline").
 //
-// Forecast: requests are counted in windows of 5 s; each period the largest of its windows is the sample, and the load of the next one
-// is forecast, times a headroom.
+// Forecast: requests are counted in windows of 5 s. The largest window of a period is its sample.
+// The load of the next period is forecast from the samples, and multiplied by a headroom.
 //
-// Weighted: each pool gets instances in proportion to its weight. There it is the part of requests that a model serves, by
-// how many an instance packs; here the visits that a request pays a stage, by its service time and slots. A count is the largest of the
-// latest results, as what the authors' scheduler would end; the call that ends it is commented out in their code, and nothing ever is.
+// Weighted: each pool gets instances in proportion to its weight. In the paper that is the share of
+// requests that a model serves, divided by how many an instance packs. Here it is the visits per
+// request to a stage, with its service time and slots. A count is the largest of the latest
+// results. The authors' scheduler would end the instances beyond that, but the call is commented
+// out in their code, so it ends none.
 //
-// Reactive: when more than SLA_BOUND, 2 %, of the answers of a pool are late, instances on standby are added until the next forecast: as
-// many as serve what comes, and what waits until it looks again, 5 s later; one more at least while a late one waits.
+// Reactive: if more than SLA_BOUND, 2 %, of a pool's answers are late, standby instances are added
+// until the next forecast. There are enough of them for the arrivals, and for the waiting tasks
+// before the next look, 5 s later. At least one is added while a late task waits.
 //
-// Where it differs: DeepAR is trained on weeks of a trace with hours to learn from; in its place is Holt's linear smoothing (double
-// exponential: Holt 1957, Hyndman and Athanasopoulos, Forecasting) of the same samples, with a trend's weight of 0.1, and until
-// there is a period's sample nothing but reaction. (The authors' scheduler goes by the largest sample ever, times 1.2.) Late is when the
-// 99th percentile of waits passes what a stage's part of the objective leaves to wait, as there is no 98th. Selection of models, kinds
-// of machines and their prices are not about a pipeline. A window's rate is the largest that Demand had in it. Build it with [NewCocktail].
+// Differences: DeepAR is trained on weeks of a trace, with hours to learn. Here Holt's linear
+// smoothing (double exponential: Holt 1957, Hyndman and Athanasopoulos, Forecasting) forecasts the
+// same samples, with a trend weight of 0.1. Before the first sample there is only reaction. (The
+// authors' scheduler uses the largest sample ever, times 1.2.) Late means that the 99th percentile
+// of waits exceeds what a stage's part of the objective leaves to wait, because there is no 98th
+// percentile. Selection of models, kinds of machines and their prices do not apply to a pipeline. A
+// window's rate is the largest Demand in it. Build it with [NewCocktail].
 type Cocktail struct{ cfg CocktailConfig }
 
 // NewCocktail returns a Cocktail.
@@ -78,14 +85,14 @@ type CocktailMemory map[string]CocktailPast
 
 // CocktailPast is what Cocktail remembers of one function.
 type CocktailPast struct {
-	At, Began    time.Time // latest decision; of the period
-	Peak         float64   // the largest rate of the period
-	Level, Trend float64   // of the forecast, as of the period's beginning
-	Periods      int       // that are in it
-	Seen         float64   // sum of rates, faded, for visits
-	Results      []int     // what the latest periods' forecasts asked for, this one's first
-	Standby      int       // count that waits asked for since the period began
-	Reacted      time.Time // when they did
+	At, Began    time.Time // latest decision; start of the period
+	Peak         float64   // largest rate of the period
+	Level, Trend float64   // of the forecast, at the start of the period
+	Periods      int       // number of periods in the forecast
+	Seen         float64   // faded sum of rates, for visits
+	Results      []int     // what the forecasts of the latest periods asked for, the newest first
+	Standby      int       // count that waits have asked for since the period began
+	Reacted      time.Time // when Standby was set
 }
 
 // Merge joins the memories of two domains that have become one.
@@ -115,10 +122,10 @@ func (c Cocktail) Allocate(s plan.Snapshot, d plan.Domain, m CocktailMemory) (pl
 	return out, next, nil
 }
 
-// sample takes f's rate into the period, and says whether that is a new one.
+// sample takes f's rate into the period, and reports whether a new period has begun.
 func (c Cocktail) sample(past CocktailPast, f *plan.Function, now time.Time) (CocktailPast, bool) {
 	ready, starting := f.Current()
-	if past.At.IsZero() || past.At.After(now) { // a clock that was set back begins anew
+	if past.At.IsZero() || past.At.After(now) { // a clock that was set back starts over
 		past = CocktailPast{Began: now, Results: []int{max(ready+starting, 1)}}
 	}
 	rate, since := arriving(f), min(now.Sub(past.At), cocktailWindow)
@@ -142,7 +149,7 @@ func (c Cocktail) sample(past CocktailPast, f *plan.Function, now time.Time) (Co
 	return past, turned
 }
 
-// forecast is what is expected a second, 0 while nothing is.
+// forecast returns the expected rate per second. It returns 0 before the first sample.
 func (c Cocktail) forecast(past *CocktailPast) float64 {
 	if past.Periods == 0 {
 		return 0
@@ -150,7 +157,7 @@ func (c Cocktail) forecast(past *CocktailPast) float64 {
 	return max(past.Level+past.Trend, 0) * c.cfg.Headroom
 }
 
-// visits are how often a request comes to a stage.
+// visits returns how many tasks of a stage there are per request.
 func visits(stage, first *CocktailPast) float64 {
 	if stage == first || !(first.Seen > 0) || !(stage.Seen > 0) {
 		return 1
@@ -162,7 +169,8 @@ func (c Cocktail) decide(s *plan.Snapshot, f *plan.Function, past CocktailPast, 
 	ready, starting := f.Current()
 	_, most := f.Bounds()
 	line := plan.Line{Function: f.Name, Batch: max(f.Batch, 1)}
-	t := batchTime(f, line.Batch) / (float64(line.Batch) * float64(max(f.Slots, 1))) // of a replica, a call
+	// of a replica, per call
+	t := batchTime(f, line.Batch) / (float64(line.Batch) * float64(max(f.Slots, 1)))
 	if t == 0 {
 		line.Count = bounded(s, f, max(ready+starting, 1))
 		line.Why = fmt.Sprintf("service time unknown: %d, as there are", line.Count)

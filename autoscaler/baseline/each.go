@@ -7,8 +7,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// each asks decide of every function of d, with what is remembered of it; known says that there is such. Counts are held to a function's
-// bounds: decide knows them, and should do so itself where it remembers a count.
+// each calls decide for every function of d with what is remembered about it. known is false if
+// nothing is. each holds the counts to the function's bounds. If decide remembers a count, it
+// should hold that count to the bounds itself.
 func each[P any](s *plan.Snapshot, d plan.Domain, m map[string]P, decide func(f *plan.Function, past P, known bool) (count int, next P, why string)) (plan.Alloc, map[string]P, error) {
 	out, next := make(plan.Alloc, len(d.Functions)), make(map[string]P, len(d.Functions))
 	finder := s.Finder()

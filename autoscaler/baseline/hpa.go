@@ -11,37 +11,46 @@ import (
 
 // The defaults of HPAConfig.
 const (
-	HPATarget    = 0.8             // what autoscaling/v2 sets where no metric is named: 80 % of what pods request
+	// default of autoscaling/v2 if no metric is named: 80 % of the pods' requests
+	HPATarget    = 0.8
 	HPAStabilize = 5 * time.Minute // --horizontal-pod-autoscaler-downscale-stabilization
 )
 
 const (
-	hpaSync      = 15 * time.Second // --horizontal-pod-autoscaler-sync-period; scaling policies are of the same period
-	hpaTolerance = 0.1              // --horizontal-pod-autoscaler-tolerance
-	hpaPods      = 4                // that may be added a period, or as many as there are, if that is more
-	hpaWindow    = 15 * time.Second // that a pod's usage is measured over: metrics-server's resolution, and that of plan.Busy
+	// --horizontal-pod-autoscaler-sync-period; scaling policies have the same period
+	hpaSync      = 15 * time.Second
+	hpaTolerance = 0.1 // --horizontal-pod-autoscaler-tolerance
+	// pods that may be added per period; if the present count is larger, that many
+	hpaPods = 4
+	// window of a pod's usage: metrics-server's resolution, and that of plan.Busy
+	hpaWindow = 15 * time.Second
 )
 
-// HPAConfig is what a HorizontalPodAutoscaler may set. A zero field means Kubernetes' default.
+// HPAConfig has the settings of a HorizontalPodAutoscaler. A zero field means Kubernetes' default.
 type HPAConfig struct {
-	Target    float64       // the part of the time that a slot should be taken, 0 to 1
-	Stabilize time.Duration // counts are lowered to the most that was recommended within
+	Target    float64       // wanted share of time that a slot is taken, 0 to 1
+	Stabilize time.Duration // counts fall to the largest recommendation within this time
 }
 
-// HPA is a plan.Allocator after the HorizontalPodAutoscaler of Kubernetes (autoscaling/v2; "Horizontal Pod Autoscaling", section
-// "Algorithm details", kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale, and pkg/controller/podautoscaler): every 15 s
+// HPA is a plan.Allocator after the HorizontalPodAutoscaler of Kubernetes (autoscaling/v2;
+// "Horizontal Pod Autoscaling", section "Algorithm details",
+// kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale, and
+// pkg/controller/podautoscaler). Every 15 s it computes
 //
 //	desired = ceil(current · usage/target)
 //
-// unless usage is within a tenth of the target. Not yet ready pods are set aside: when there is need for more, they count as pods
-// without usage, and a change of direction by that is no change. A count at most doubles in 15 s, or grows by four, if that is more; it falls to
-// the highest recommendation of the last five minutes.
+// unless usage is within a tenth of the target. Pods that are not ready are set aside. If more pods
+// are needed, they count as pods without usage; if that would reverse the direction, the count
+// stays. A count at most doubles in 15 s, or grows by four if that is more. It falls to the highest
+// recommendation of the last five minutes.
 //
-// Its usage of a CPU is here the part of the time that slots of replicas are taken, plan.Busy: where a stage has its device for itself, this
-// is the device's. It is not more than 1, so that counts grow by at most 1/target at a time, as with a limit on the CPU at its request. It is
-// measured for all replicas together, so that there are none whose usage is missing (Kubernetes takes it for 0 to scale up, and for all of
-// what is requested to scale down); while it is not known, counts stay. A function keeps a replica, as with minReplicas' least value.
-// Build it with [NewHPA].
+// Instead of CPU usage, it uses the share of time that the slots of replicas are taken, plan.Busy.
+// If a stage has its device for itself, that is the device's usage. It is at most 1, so a count
+// grows by at most 1/target per step. That also holds for pods whose CPU limit equals their
+// request. Busy is measured for all replicas together, so no replica's usage is missing.
+// (Kubernetes takes missing usage as 0 to scale up, and as 100 % of the request to scale down.)
+// While Busy is unknown, counts stay. A function keeps at least one replica, the smallest value of
+// minReplicas. Build it with [NewHPA].
 type HPA struct{ cfg HPAConfig }
 
 // NewHPA returns an HPA.
@@ -60,12 +69,12 @@ type HPAMemory map[string]HPAPast
 
 // HPAPast is what the HPA remembers of one function.
 type HPAPast struct {
-	Checked     time.Time // when it decided
-	Count       int       // what it decided
+	Checked     time.Time // time of its last decision
+	Count       int       // count of its last decision
 	Recommended []HPARecommendation
 }
 
-// HPARecommendation is what the metric asked for, and when.
+// HPARecommendation is a count that the metric asked for, and when.
 type HPARecommendation struct {
 	At    time.Time
 	Count int
@@ -84,7 +93,7 @@ func (h HPA) Allocate(s plan.Snapshot, d plan.Domain, m HPAMemory) (plan.Alloc, 
 func (h HPA) decide(f *plan.Function, now time.Time, past HPAPast, known bool) (int, HPAPast, string) {
 	least, most := f.Bounds()
 	least = max(least, 1)
-	if !known { // what there is counts as recommended
+	if !known { // the present count counts as recommended
 		ready, starting := f.Current()
 		count := min(max(ready+starting, least), most)
 		past = HPAPast{Count: count, Recommended: []HPARecommendation{{now, count}}}
@@ -124,9 +133,9 @@ func current(f *plan.Function) int {
 	return ready + starting
 }
 
-// desired returns what usage asks for; -1: it is not known.
+// desired returns the count that usage asks for; -1: usage is unknown.
 func (h HPA) desired(f *plan.Function, now time.Time, count int) (int, string) {
-	measured := 0 // replicas that were ready for all of the window
+	measured := 0 // replicas that were ready for the whole window
 	for i := range f.Replicas {
 		if r := &f.Replicas[i]; r.Revision == f.Revision && r.State == plan.Ready && now.Sub(r.Since) >= hpaWindow {
 			measured++
@@ -151,7 +160,8 @@ func (h HPA) desired(f *plan.Function, now time.Time, count int) (int, string) {
 		return count, why + ": close enough"
 	}
 	desired := int(math.Ceil(ratio * float64(of)))
-	if cmp.Compare(ratio, 1) != cmp.Compare(desired, count) { // pods that are not ready count for nothing when there are to be fewer
+	// pods that are not ready do not count when the count falls
+	if cmp.Compare(ratio, 1) != cmp.Compare(desired, count) {
 		return count, why
 	}
 	return desired, why + fmt.Sprintf(": %d", desired)

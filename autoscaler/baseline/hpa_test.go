@@ -14,8 +14,8 @@ func TestHPAIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewHPA(HPAConfig{}))
 }
 
-// TestHPARecommends has the examples of Kubernetes' documentation, blog (configurable tolerance, v1.33) and tests of its replica
-// calculator (TestReplicaCalcScaleUp and so on).
+// TestHPARecommends has the examples of Kubernetes' documentation, its blog (configurable
+// tolerance, v1.33) and the tests of its replica calculator (TestReplicaCalcScaleUp and so on).
 func TestHPARecommends(t *testing.T) {
 	for name, tc := range map[string]struct {
 		ready, starting, young int
@@ -35,7 +35,7 @@ func TestHPARecommends(t *testing.T) {
 		"within the tolerance, below":      {10, 0, 0, 0.451, 0.50, 10},
 		"beyond the tolerance":             {10, 0, 0, 0.56, 0.50, 12},
 		"no pod has been measured":         {0, 1, 2, 0.90, 0.50, -1},
-		"close enough with the unready":    {10, 1, 0, 0.58, 0.50, 11}, // 1.16 of ten are 1.05 of eleven
+		"close enough with the unready":    {10, 1, 0, 0.58, 0.50, 11}, // 1.16 of ten is 1.05 of eleven
 		"nothing to do":                    {7, 0, 0, 0, 0.50, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -52,7 +52,8 @@ func TestHPARecommends(t *testing.T) {
 	}
 }
 
-// TestHPAPace: a decision each 15 s, at most twice as many or four more, and down to the most that was recommended within five minutes.
+// TestHPAPace checks a decision every 15 s. A count grows at most twofold or by four, and falls to
+// the largest recommendation within five minutes.
 func TestHPAPace(t *testing.T) {
 	h, m := NewHPA(HPAConfig{Target: 0.5}), HPAMemory{}
 	f := plan.Function{Name: "f", Revision: 1, Min: 1, Max: 30, Replicas: copies(1, plan.Ready)}
@@ -62,7 +63,7 @@ func TestHPAPace(t *testing.T) {
 		switch {
 		case second >= 120:
 			f.Busy.Share = 0.05
-		case second == 60: // one look is of little
+		case second == 60: // the usage drops for one decision
 			f.Busy.Share = 0.1
 		}
 		s := plan.Snapshot{At: began.Add(time.Duration(second) * time.Second), Functions: []plan.Function{f}}
@@ -75,15 +76,16 @@ func TestHPAPace(t *testing.T) {
 		} else if second%15 == 0 {
 			got = append(got, a[0].Count)
 		}
-		f.Replicas = copies(a[0].Count, plan.Ready) // they have been there for ever
+		f.Replicas = copies(a[0].Count, plan.Ready) // they have always been ready
 		if m["f"].Recommended == nil || len(m["f"].Recommended) > 21 {
 			t.Fatalf("%d s: %d recommendations, want those of 5 minutes", second, len(m["f"].Recommended))
 		}
 	}
-	// At 0 s no replica has been ready for 15 s. 30 is held until 300 s after 105 s.
+	// At 0 s no replica has been ready for 15 s. 30 is held until 300 s after it was last recommended,
+	// at 105 s.
 	want := []int{1, 2, 4, 8, 8, 16, 30, 30}
 	want = append(want, slices.Repeat([]int{30}, 19)...)
-	want = append(want, slices.Repeat([]int{3}, 14)...) // as recommended while there were 30
+	want = append(want, slices.Repeat([]int{3}, 14)...) // recommended while there were 30
 	if !slices.Equal(got, want) {
 		t.Errorf("got %d, want %d", got, want)
 	}

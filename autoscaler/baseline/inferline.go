@@ -9,49 +9,55 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// The defaults of InferLineConfig, as the paper has them.
+// The defaults of InferLineConfig, from the paper.
 const (
 	InferLineStable  = 15 * time.Second
 	InferLineLook    = 30 * time.Second
-	inferLineWindow  = 5 * time.Second // that Look is made of
-	inferLineLongest = time.Minute     // of the envelope's stretches
-	inferLineWindows = 60              // Look has at most as many
+	inferLineWindow  = 5 * time.Second // window of the rates within Look
+	inferLineLongest = time.Minute     // longest stretch of the envelope
+	inferLineWindows = 60              // largest number of windows within Look
 )
 
-// InferLineConfig is what InferLine's tuner goes by.
+// InferLineConfig has the settings of InferLine's tuner.
 //
 //	knob       default   searched        what it is
-//	Stable     15 s      2 s to 60 s     nothing is scaled down so long after a change
-//	Look       30 s      5 s to 60 s     scaling down is for the most of so long
-//	Shortest   1         1 to 64         the envelope's shortest window, in parts of the pipeline's service time
-//	(planner)  1         1 to 8          the planner's objective, in parts of the pipeline's
-//	(planner)  0.99      0.9 to 0.99     the quantile of latencies that it is for
+//	Stable     15 s      2 s to 60 s     time after a change without scaling down
+//	Look       30 s      5 s to 60 s     scaling down uses the largest rate of this time
+//	Shortest   1         1 to 64         shortest window of the envelope, in service times
+//	(planner)  1         1 to 8          the planner's objective, as a part of the pipeline's
+//	(planner)  0.99      0.9 to 0.99     quantile of latencies that the planner keeps to
 //
-// Zeros mean their defaults. The last two are given to [PlanInferLine].
+// Zero fields mean their defaults. The last two are arguments of [PlanInferLine].
 type InferLineConfig struct {
 	Plan         InferLinePlan
 	Stable, Look time.Duration
 	Shortest     float64
 }
 
-// InferLine is a plan.Allocator after InferLine (Crankshaw et al., InferLine: Latency-Aware Provisioning and Scaling for Prediction Serving
-// Pipelines, SoCC'20, arXiv 1812.01776): a tuner that holds a pipeline to what a planner made beforehand for a sample of its load, see
-// [PlanInferLine].
+// InferLine is a plan.Allocator after InferLine (Crankshaw et al., InferLine: Latency-Aware
+// Provisioning and Scaling for Prediction Serving Pipelines, SoCC'20, arXiv 1812.01776). It is a
+// tuner that keeps a pipeline at the provision that a planner made beforehand for a sample of its
+// load: see [PlanInferLine].
 //
-// Up: a traffic envelope has the most requests in any window of ΔT, for windows from the pipeline's service time, doubling, to 60 s. Where a
-// rate passes the sample's, r_max is the largest that does, and each stage m gets k_m = ⌈r_max·s_m/(μ_m·ρ_m)⌉ replicas: ρ_m is the part
-// of its throughput that the sample took, so that its slack stays what the planner found necessary.
+// Up: a traffic envelope has the largest number of requests in any window of ΔT, for windows from
+// the pipeline's service time, doubling, to 60 s. If rates exceed those of the sample, r_max is the
+// largest of them. Each stage m then gets k_m = ⌈r_max·s_m/(μ_m·ρ_m)⌉ replicas. ρ_m is the share of
+// the stage's throughput that the sample took. So the stage keeps the slack that the planner found
+// necessary.
 //
-// Down: 15 s after the latest change, λ is the largest rate of windows of 5 s over 30 s, and k_m = ⌈λ·s_m/(μ_m·ρ_p)⌉, where ρ_p is the
-// least ρ of the pipeline.
+// Down: 15 s after the latest change, λ is the largest rate of windows of 5 s over 30 s, and k_m =
+// ⌈λ·s_m/(μ_m·ρ_p)⌉. ρ_p is the smallest ρ of the pipeline.
 //
-// Up again: the tuner compares the load with the sample's, and what it compares a provision with that was scaled down since is not said.
-// By the letter a load within the sample's envelope would find it as small as it is for ever. Here a stage that has fewer replicas than
-// planned gets what the rule for scaling down asks for, at once, up to the planned ones: these are enough for loads within the sample's.
+// Up again: the tuner compares the load with the sample. The paper does not say what it compares
+// with after it has scaled down. By its text, a load within the sample's envelope would never scale
+// the provision up again. Here a stage with fewer replicas than planned gets what the rule for
+// scaling down asks for, at once, up to the planned count. That count is enough for loads within
+// the sample's envelope.
 //
-// The envelope is plan.Demand's, of the last minute, of a pipeline's first stage; a burst is in it for as long. Rates of 5 s are the
-// Demand's, faded over 5 s, at their largest since the window began. Each request visits each stage once (s_m = 1). Functions that the
-// plan has not stay as they are. Build it with [NewInferLine].
+// The envelope is plan.Demand's, over the last minute, at a pipeline's first stage. A burst stays
+// in it for a minute. Rates of 5 s are the Demand's, faded over 5 s, at their largest since the
+// window began. Each request visits each stage once (s_m = 1). Functions that are not in the plan
+// keep their counts. Build it with [NewInferLine].
 type InferLine struct{ cfg InferLineConfig }
 
 // NewInferLine returns an InferLine.
@@ -69,13 +75,13 @@ type InferLineMemory map[string]InferLinePast
 type InferLinePast struct {
 	At      time.Time
 	Count   int
-	Changed time.Time       // Count
-	Rates   []InferLineRate // of windows, the oldest first
+	Changed time.Time       // when Count changed
+	Rates   []InferLineRate // rates of windows, the oldest first
 }
 
-// InferLineRate is the largest rate of a window.
+// InferLineRate is the largest rate in a window.
 type InferLineRate struct {
-	Window int64 // 5 s each, since 1970
+	Window int64 // number of the window of 5 s, since 1970
 	Rate   float64
 }
 
@@ -89,14 +95,15 @@ func (p InferLine) Allocate(s plan.Snapshot, d plan.Domain, m InferLineMemory) (
 		return nil, m, err
 	}
 	out, next := make(plan.Alloc, len(all)), make(InferLineMemory, len(all))
-	up, down := make([]float64, len(all)), make([]float64, len(all)) // replicas, by all pipelines together
+	// replicas that all pipelines together need
+	up, down := make([]float64, len(all)), make([]float64, len(all))
 	whys := make([]string, len(all))
 	for _, e := range entries(&s, d) {
 		p.tune(&s, all, e, m, up, down, whys)
 	}
 	for i, f := range all {
 		past := m[f.Name]
-		if past.At.After(s.At) { // a clock that was set back begins anew
+		if past.At.After(s.At) { // a clock that was set back starts over
 			past = InferLinePast{}
 		}
 		past.Rates = p.look(past.Rates, f, s.At)
@@ -105,10 +112,10 @@ func (p InferLine) Allocate(s plan.Snapshot, d plan.Domain, m InferLineMemory) (
 	return out, next, nil
 }
 
-// tune adds what a pipeline asks of each of its stages.
+// tune adds what a pipeline needs of each of its stages.
 func (p InferLine) tune(s *plan.Snapshot, all []*plan.Function, e entry, m InferLineMemory, up, down []float64, whys []string) {
 	first := all[e.of]
-	var most float64 // of the rates that pass the plan's
+	var most float64 // largest rate that exceeds the plan's
 	var within time.Duration
 	for i, n := range first.Demand.Envelope {
 		length := first.Demand.Envelope.Stretch(i)
@@ -162,7 +169,7 @@ func (p InferLine) decide(s *plan.Snapshot, f *plan.Function, past InferLinePast
 	switch {
 	case up > count:
 		count = up
-	case down > count && count < q.Count: // within the plan, of which it was scaled down
+	case down > count && count < q.Count: // was scaled down, and rises within the plan
 		count = min(down, q.Count)
 	case target < count && s.At.Sub(past.Changed) >= p.cfg.Stable:
 		count = target
@@ -176,7 +183,7 @@ func (p InferLine) decide(s *plan.Snapshot, f *plan.Function, past InferLinePast
 	return line, past
 }
 
-// look adds f's rate to the windows that Look is of.
+// look adds f's rate to the windows within Look.
 func (p InferLine) look(rates []InferLineRate, f *plan.Function, now time.Time) []InferLineRate {
 	window, rate := now.UnixNano()/int64(inferLineWindow), arriving(f)
 	out := make([]InferLineRate, 0, len(rates)+1)

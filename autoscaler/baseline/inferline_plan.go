@@ -11,41 +11,47 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// InferLineStage is what the planner knows of a stage of a row: a profile, of one kind of hardware.
+// InferLineStage is what the planner knows about a stage of a row: its profile, for one kind of
+// hardware.
 type InferLineStage struct {
 	Function string          // pipeline.Key
-	Batches  []time.Duration // how long a batch of i+1 calls takes; as many as its largest batch
-	Slots    int             // batches that a replica takes at a time; 0: 1
-	Devices  int             // of a replica, its cost; 0: 1
-	Max      int             // replicas
+	Batches  []time.Duration // times of batches of i+1 calls, up to the largest batch
+	Slots    int             // concurrent batches per replica; 0: 1
+	Devices  int             // devices per replica, which are its cost; 0: 1
+	Max      int             // largest number of replicas
 }
 
-// InferLinePlan is what the planner provisioned, and for what. It can be encoded.
+// InferLinePlan is a provision, and the load that it is for. It can be encoded.
 type InferLinePlan struct {
-	Stages   map[string]InferLineProvision // by function
-	Envelope []float64                     // the most requests a second of the sample, within each plan.Envelope's stretch
-	Service  time.Duration                 // of all stages, one after another
-	Rate     float64                       // of the sample, a second
-	Quantile time.Duration                 // of the sample's latencies, as estimated
-	Feasible bool                          // that is within the objective
+	Stages map[string]InferLineProvision // by function
+	// largest number of requests of the sample within each stretch of plan.Envelope, per second
+	Envelope []float64
+	Service  time.Duration // sum over the stages
+	Rate     float64       // of the sample, per second
+	Quantile time.Duration // estimated quantile of the sample's latencies
+	Feasible bool          // Quantile is within the objective
 }
 
-// InferLineProvision is what a stage was given.
+// InferLineProvision is the provision of one stage.
 type InferLineProvision struct {
 	Count, Batch int
-	Throughput   float64 // μ: what a replica serves a second in full batches
-	Ratio        float64 // ρ: the part of all its replicas' throughput that the sample took
+	Throughput   float64 // μ: requests that a replica serves per second in full batches
+	Ratio        float64 // ρ: share of the throughput of all its replicas that the sample took
 }
 
-// PlanInferLine is InferLine's planner (Crankshaw et al., InferLine: Latency-Aware Provisioning and Scaling for Prediction Serving Pipelines,
-// SoCC'20): the cheapest provision of a row of stages with which a quantile of a sample's latencies, estimated by simulation, is
-// within an objective. Arrivals ascend. Limit is how many devices there are; 0: as many as it takes.
+// PlanInferLine is InferLine's planner (Crankshaw et al., InferLine: Latency-Aware Provisioning and
+// Scaling for Prediction Serving Pipelines, SoCC'20). It returns the cheapest provision of a row of
+// stages that keeps a quantile of the sample's latencies within an objective. It estimates
+// latencies by simulation. Arrivals must ascend. limit is the number of devices; 0: no limit.
 //
-// It begins with a replica a stage and batches of one, and gives the stage with the least throughput another until the objective is met.
-// Then it takes, as long as there is one, the step that saves the most and keeps to the objective: a replica less, or a
-// batch twice as large and as many replicas less as that allows. There is one kind of hardware, and no branch.
+// It begins with one replica per stage and batches of one. It gives another replica to the stage
+// with the least throughput until the objective is met. Then it repeats the step that saves the
+// most devices within the objective, while there is one. A step takes one replica away. Or it
+// doubles a batch, and takes away as many replicas as that allows. There is one kind of hardware,
+// and no branch.
 //
-// Where no provision is good enough, it is what there is, and Feasible is false.
+// If no provision meets the objective, the result has Feasible false and as many replicas as the
+// bounds allow.
 func PlanInferLine(stages []InferLineStage, arrivals []time.Duration, slo time.Duration, quantile float64, limit int) (InferLinePlan, error) {
 	out := InferLinePlan{Stages: map[string]InferLineProvision{}}
 	if len(stages) == 0 || len(arrivals) < 2 || arrivals[len(arrivals)-1] <= arrivals[0] || slo <= 0 || !(quantile > 0 && quantile < 1) {
@@ -73,7 +79,7 @@ func PlanInferLine(stages []InferLineStage, arrivals []time.Duration, slo time.D
 	return out, nil
 }
 
-// envelopeOf are the rates of the fullest stretch of each length.
+// envelopeOf returns the rate of the fullest stretch of each length, per second.
 func envelopeOf(arrivals []time.Duration) []float64 {
 	out := make([]float64, len(plan.Envelope{}))
 	for i := range out {
@@ -90,7 +96,7 @@ func envelopeOf(arrivals []time.Duration) []float64 {
 	return out
 }
 
-// planner is a provision that is being made.
+// planner is a provision in the making.
 type planner struct {
 	stages       []InferLineStage
 	arrivals     []time.Duration
@@ -99,7 +105,7 @@ type planner struct {
 	batch, count []int
 }
 
-// throughput is what a replica of a stage serves a second in batches of b.
+// throughput returns the requests per second that one replica of a stage serves in batches of b.
 func (p *planner) throughput(i, b int) float64 {
 	return float64(max(p.stages[i].Slots, 1)*b) / p.stages[i].Batches[b-1].Seconds()
 }
@@ -113,7 +119,8 @@ func (p *planner) cost() (devices int) {
 
 func (p *planner) feasible() bool { return p.estimate(p.count, p.batch) <= p.slo }
 
-// grow gives the stage with the least throughput another replica until the objective is met, or there is none to give.
+// grow gives the stage with the least throughput another replica until the objective is met or no
+// stage may have another one.
 func (p *planner) grow(limit int) {
 	for !p.feasible() {
 		least := -1
@@ -166,8 +173,9 @@ func (p *planner) shrink() {
 	}
 }
 
-// estimate is the quantile of the sample's latencies with a provision: the paper's estimator, stage after stage. Tasks are taken in
-// the order of their coming, by the first slot that is free, as many as wait then and fit a batch.
+// estimate returns the quantile of the sample's latencies with a provision. It is the paper's
+// estimator, and computes one stage after another. Tasks go in order of arrival to the slot that is
+// free first. A batch takes as many waiting tasks as fit.
 func (p *planner) estimate(counts, sizes []int) time.Duration {
 	at := slices.Clone(p.arrivals)
 	done := make([]task, len(at))
@@ -205,13 +213,13 @@ func (p *planner) estimate(counts, sizes []int) time.Duration {
 	return latencies[min(int(math.Ceil(p.quantile*float64(len(latencies))))-1, len(latencies)-1)]
 }
 
-// task is a request on its way: when it left the latest stage, and which it is.
+// task is a request under way: when it left the latest stage, and its index.
 type task struct {
 	at time.Duration
 	of int
 }
 
-// slots are when each is free, the first of all first.
+// slots holds when each slot becomes free. It is a heap with the earliest first.
 type slots []time.Duration
 
 func (s slots) Len() int           { return len(s) }

@@ -7,8 +7,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// TestInferLineScalesUpAgain: a load within the sample's envelope that comes back after a calm finds as much as was planned, and no more.
-// Planned at 4/s, four replicas of 5/s, ρ 0.2.
+// TestInferLineScalesUpAgain checks a load within the sample's envelope that returns after a calm.
+// It must get as many replicas as planned, and no more. The plan is for 4/s, with four replicas of
+// 5/s and ρ 0.2.
 func TestInferLineScalesUpAgain(t *testing.T) {
 	p := InferLinePlan{Stages: map[string]InferLineProvision{"a": {Count: 4, Batch: 1, Throughput: 5, Ratio: 0.2}}, Service: time.Second, Rate: 4}
 	for range len(plan.Envelope{}) {
@@ -21,10 +22,10 @@ func TestInferLineScalesUpAgain(t *testing.T) {
 		want  int
 	}{
 		{0, 4, 4},
-		{30 * time.Second, 1, 1}, // 4/s were 30 s ago
+		{30 * time.Second, 1, 1}, // 4/s is 30 s ago
 		{time.Second, 2, 2},      // at once
-		{time.Second, 1, 2},      // 2/s were a second ago
-		{time.Second, 100, 4},    // 100 by the rule, but within the sample's
+		{time.Second, 1, 2},      // 2/s was a second ago
+		{time.Second, 100, 4},    // 100 by the rule, but the load is within the sample's
 		{30 * time.Second, 0, 1},
 	} {
 		at = at.Add(tc.after)
@@ -40,7 +41,7 @@ func TestInferLineScalesUpAgain(t *testing.T) {
 	}
 }
 
-// TestInferLineShortest: windows of less than so many service times do not count.
+// TestInferLineShortest checks that windows of fewer service times than Shortest do not count.
 func TestInferLineShortest(t *testing.T) {
 	p := InferLinePlan{Stages: map[string]InferLineProvision{"a": {Count: 2, Batch: 1, Throughput: 5, Ratio: 0.4}}, Service: time.Second, Rate: 4}
 	for range len(plan.Envelope{}) {
@@ -51,7 +52,8 @@ func TestInferLineShortest(t *testing.T) {
 	for _, tc := range []struct {
 		shortest float64
 		want     int
-	}{{0, 10}, {1, 10}, {2, 5}, {4, 5}, {5, 2}, {1e9, 2}} { // 20/s within 1 s, 10/s within 2 s, 9/s within 4 s; then 8/s at most
+	}{{0, 10}, {1, 10}, {2, 5}, {4, 5}, {5, 2}, {1e9, 2}} {
+		// 20/s within 1 s, 10/s within 2 s, 9/s within 4 s; then at most 8/s
 		out, _, err := NewInferLine(InferLineConfig{Plan: p, Shortest: tc.shortest}).Allocate(s, plan.Domains(s)[0], nil)
 		if err != nil {
 			t.Fatal(err)

@@ -10,57 +10,67 @@ import (
 
 // The defaults of INFlessConfig.
 const (
-	INFlessAlpha     = 0.8         // PodLoadRate in the authors' code, gpu/aside/dispatcher.go
-	INFlessGamma     = 0.5         // the same weight to both
-	INFlessTail      = 0.99        // as the hybrid histogram has it (Shahrad et al., Serverless in the Wild, USENIX ATC'20)
+	INFlessAlpha = 0.8 // PodLoadRate in the authors' code, gpu/aside/dispatcher.go
+	INFlessGamma = 0.5 // equal weights
+	// from the hybrid histogram (Shahrad et al., Serverless in the Wild, USENIX ATC'20)
+	INFlessTail      = 0.99
 	INFlessKeepAlive = time.Minute // a bin of that histogram
 	INFlessLoad      = 1
 )
 
 const (
-	inflessHead   = 0.05                 // of the hybrid histogram
-	inflessRange  = 4 * time.Hour        // the same: a longer idle time is out of its bounds
-	inflessShort  = time.Hour            // what LSTH's short-term histogram is of
-	inflessLong   = 24 * time.Hour       // and its long-term one
-	inflessMost   = 1024                 // calls of a batch
-	inflessFewest = 5                    // idle times to go by a histogram
-	inflessFirst  = float64(time.Second) // the end of the first bin; each other is twice as long as those before it
+	inflessHead   = 0.05           // from the hybrid histogram
+	inflessRange  = 4 * time.Hour  // also from there: a longer idle time is out of bounds
+	inflessShort  = time.Hour      // range of LSTH's short-term histogram
+	inflessLong   = 24 * time.Hour // range of LSTH's long-term histogram
+	inflessMost   = 1024           // largest batch, in calls
+	inflessFewest = 5              // smallest number of idle times for which a histogram is used
+	// end of the first bin; each bin ends at twice the end of the one before
+	inflessFirst = float64(time.Second)
 )
 
-// INFlessConfig is what INFless leaves to be set. A zero field means its default.
+// INFlessConfig has the settings that INFless leaves open. A zero field means its default.
 //
 //	knob       default  searched       what it is
-//	Alpha      0.8      0.2 to 1       how much of the way from R_min to R_max the load has to be, or instances are let go
-//	Load       1        0.5 to 1       the part of r_up that an instance is counted on for; the paper has all of it
+//	Alpha      0.8      0.2 to 1       below this part of the way from R_min to R_max, instances go
+//	Load       1        0.5 to 1       the part of r_up that an instance gets; the paper: all
 //	Tail       0.99     0.5 to 0.99    the part of idle times that keep-alive covers
-//	KeepAlive  1 min    5 s to 5 min   of an idle instance while fewer than five idle times are known
+//	KeepAlive  1 min    5 s to 5 min   keep-alive while fewer than five idle times are known
 //
-// Gamma is the weight of the long-term histogram. Of scenarios of minutes both histograms have the same, and it changes nothing.
+// Gamma is the weight of the long-term histogram. In scenarios of minutes both histograms have the
+// same times, so Gamma changes nothing.
 type INFlessConfig struct {
 	Alpha, Gamma, Tail, Load float64
 	KeepAlive                time.Duration
 }
 
-// INFless is a plan.Allocator after INFless (Yang et al., INFless: A Native Serverless System for Low-Latency, High-Throughput Inference,
-// ASPLOS'22; github.com/TankLabTJU/INFless). It scales a function, a whole model there, by itself.
+// INFless is a plan.Allocator after INFless (Yang et al., INFless: A Native Serverless System for
+// Low-Latency, High-Throughput Inference, ASPLOS'22; github.com/TankLabTJU/INFless). It scales each
+// function by itself; in the paper, a function is a whole model.
 //
-// Batches: with an objective of t_slo, a batch of b that takes t_exec(b) needs t_wait + t_exec ≤ t_slo, and as the next one fills
-// while it runs, t_exec ≤ t_slo/2; a batch of one does not wait to fill, and needs t_exec ≤ t_slo. An instance then takes up to
-// r_up = b/t_exec requests a second, and no fewer than r_low = b/(t_slo − t_exec), or the first would wait too long for the last.
+// Batches: t_slo is the objective. A batch of b takes t_exec(b) and needs t_wait + t_exec ≤ t_slo.
+// The next batch fills while it runs, so t_exec ≤ t_slo/2. A batch of one does not wait to fill,
+// and needs t_exec ≤ t_slo. An instance then serves up to r_up = b/t_exec requests per second. It
+// needs at least r_low = b/(t_slo − t_exec), because otherwise a batch's first request would wait
+// too long for its last.
 //
-// Instances: R_max and R_min are the sums of r_up and r_low. A load R above R_max gets as many more as serve R − R_max. One below
-// R_min + α(R_max − R_min), as the authors' code has it, is given to as many as it needs, and the others are idle. R is what arrives, there as here: what waits is not in it, so that with Load
-// at 1 a line drains by what rounding up leaves.
+// Instances: R_max and R_min are the sums of r_up and r_low over instances. R is the rate of
+// arrivals, in the paper and here. If R is above R_max, enough instances for R − R_max are added.
+// If R is below R_min + α(R_max − R_min), as in the authors' code, only as many instances as R
+// needs get load, and the others are idle. R does not include what waits. So if Load is 1, a line
+// drains only by what rounding up adds.
 //
-// Idle instances (LSTH): an instance that was idle for less than a pre-warm window is let go, after it started again and kept
-// until a keep-alive window ends. They are the head, the 5th percentile, and the tail of the times that instances of the function
-// were idle, γ of those of a long time and 1 − γ of those of a short one.
+// Idle instances (LSTH): an idle instance is let go, started again after a pre-warm window, and
+// kept until a keep-alive window ends. The pre-warm window is the head of the function's idle
+// times, the 5th percentile, and the keep-alive window is their tail. Each is a weighted mean of a
+// long-term histogram, with weight γ, and a short-term one, with weight 1 − γ.
 //
-// Where it differs: all replicas of a function have one batch here, so that the choice among non-uniform ⟨batch, CPU, GPU⟩ is that of
-// the batch with the most throughput, with CPU and GPU as they are declared. No batch is waited for to fill, so that r_low excludes
-// none, and that of a batch of one is 0. Histograms have bins that double from a second, of faded counts, in place of a minute's, that
-// a load of minutes tells nothing of; both let instances go sooner. Times are of the profile, or as measured while there is none. Build
-// it with [NewINFless].
+// Differences: all replicas of a function have the same batch here. So the choice among non-uniform
+// ⟨batch, CPU, GPU⟩ becomes the choice of the batch with the most throughput, with the declared CPU
+// and GPU. No batch waits to fill. So r_low excludes no batch, and is 0 for a batch of one.
+// Histograms have faded counts, and bins that double from one second. The paper has bins of a
+// minute, which show nothing in a load of minutes. Both changes let instances go sooner. Times come
+// from the profile, or from measurements if there is none. Build it with [NewINFless].
 type INFless struct{ cfg INFlessConfig }
 
 // NewINFless returns an INFless.
@@ -86,13 +96,13 @@ type INFlessMemory map[string]INFlessPast
 // INFlessPast is what INFless remembers of one function.
 type INFlessPast struct {
 	At    time.Time
-	Count int         // instances that the load is given to
-	Idle  []time.Time // since when those after are idle, in their order; let go or not
-	Short IdleTimes   // how long instances were idle, lately
-	Long  IdleTimes   // the same, over a day
+	Count int         // instances that get load
+	Idle  []time.Time // since when the other instances are idle, in their order; let go or not
+	Short IdleTimes   // recent idle times of instances
+	Long  IdleTimes   // idle times over a day
 }
 
-// IdleTimes is a histogram of faded counts. Bin i is of times up to 2^i seconds.
+// IdleTimes is a histogram of faded counts. Bin i counts times up to 2^i seconds.
 type IdleTimes [16]float64
 
 // Merge joins the memories of two domains that have become one.
@@ -115,7 +125,7 @@ func (p INFless) Allocate(s plan.Snapshot, d plan.Domain, m INFlessMemory) (plan
 func (p INFless) decide(s *plan.Snapshot, f *plan.Function, slo float64, past INFlessPast) (plan.Line, INFlessPast) {
 	ready, starting := f.Current()
 	line := plan.Line{Function: f.Name, Batch: max(f.Batch, 1)}
-	if past.At.IsZero() || past.At.After(s.At) { // a clock that was set back begins anew
+	if past.At.IsZero() || past.At.After(s.At) { // a clock that was set back starts over
 		past = INFlessPast{At: s.At, Count: max(ready+starting, 1)}
 	}
 	batch, up, low := p.instance(f, slo)
@@ -156,7 +166,8 @@ func (p INFless) decide(s *plan.Snapshot, f *plan.Function, slo float64, past IN
 	return line, next
 }
 
-// instance is the batch that an instance serves the most with, and what it takes a second, at most and at least; 0: nothing is known.
+// instance returns the batch size with the largest throughput, and the most and the fewest requests
+// per second that an instance takes with it; 0: nothing is known.
 func (p INFless) instance(f *plan.Function, slo float64) (batch int, up, low float64) {
 	slots := float64(max(f.Slots, 1))
 	for b := 1; b <= min(max(f.Batch, 1), inflessMost); b++ {
@@ -174,7 +185,8 @@ func (p INFless) instance(f *plan.Function, slo float64) (batch int, up, low flo
 	return batch, up, low
 }
 
-// windows are how long an idle instance is let go for, and when it is let go for good.
+// windows returns when an idle instance starts again after it was let go, and when it is let go for
+// good. Both are idle times.
 func (p INFless) windows(past *INFlessPast) (head, tail time.Duration) {
 	if past.Short.count() < inflessFewest {
 		return 0, p.cfg.KeepAlive
@@ -187,7 +199,8 @@ func (p INFless) windows(past *INFlessPast) (head, tail time.Duration) {
 	return time.Duration(long*headLong + short*headShort), time.Duration(long*tailLong + short*tailShort)
 }
 
-// turn gives the load to another number of instances: those that take it again were idle until now.
+// turn gives the load to another number of instances. Instances that get load again were idle until
+// now.
 func (p INFlessPast) turn(need int, now time.Time) INFlessPast {
 	next := INFlessPast{At: now, Count: need, Short: p.Short.faded(now.Sub(p.At), inflessShort), Long: p.Long.faded(now.Sub(p.At), inflessLong)}
 	again := min(max(need-p.Count, 0), len(p.Idle))
@@ -221,7 +234,7 @@ func (h IdleTimes) count() (n float64) {
 	return n
 }
 
-// faded returns h so much later.
+// faded returns h after a time by, with over as the time constant.
 func (h IdleTimes) faded(by, over time.Duration) IdleTimes {
 	f := math.Exp(-by.Seconds() / over.Seconds())
 	for i := range h {

@@ -9,7 +9,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// The defaults of KPAConfig, as Knative's config-autoscaler has them.
+// The defaults of KPAConfig, from Knative's config-autoscaler.
 const (
 	KPATarget    = 0.7              // container-concurrency-target-percentage
 	KPAStable    = 60 * time.Second // stable-window
@@ -21,32 +21,38 @@ const (
 
 const (
 	kpaTick    = 2 * time.Second // tick-interval
-	kpaBucket  = time.Second     // that averages are made of
-	kpaBuckets = 3600            // the longest stable window has as many
+	kpaBucket  = time.Second     // resolution of averages
+	kpaBuckets = 3600            // number of buckets in the longest stable window
 )
 
-// KPAConfig is what Knative's config-autoscaler may set. A zero field means its default.
+// KPAConfig has the settings of Knative's config-autoscaler. A zero field means its default.
 type KPAConfig struct {
-	Target    float64       // the part of what a replica can take at a time that it should have on average, 0 to 1
-	Stable    time.Duration // that tasks are averaged over, 6 s to 1 h
-	Panic     float64       // the part of Stable that they are averaged over to see bursts, rounded to seconds
-	Threshold float64       // panic begins when a burst asks for so many times what is ready
-	Up, Down  float64       // a decision asks for at most so many times what is ready, and at least the so manieth part
+	Target float64       // wanted share of a replica's concurrency, 0 to 1
+	Stable time.Duration // window over which tasks are averaged, 6 s to 1 h
+	// the part of Stable over which they are averaged to detect bursts, rounded to seconds
+	Panic     float64
+	Threshold float64 // panic begins when a burst needs this many times the ready replicas
+	// per decision, a count is at most Up times the ready replicas, and at least their Down-th part
+	Up, Down float64
 }
 
-// KPA is a plan.Allocator after Knative's Pod Autoscaler (knative/serving: pkg/autoscaler/scaling, docs/scaling/SYSTEM.md and
-// config/core/configmaps/autoscaler.yaml; "Additional autoscaling configuration for Knative Pod Autoscaler", knative.dev): every two
-// seconds
+// KPA is a plan.Allocator after Knative's Pod Autoscaler (knative/serving: pkg/autoscaler/scaling,
+// docs/scaling/SYSTEM.md and config/core/configmaps/autoscaler.yaml; "Additional autoscaling
+// configuration for Knative Pod Autoscaler", knative.dev). Every two seconds it computes
 //
 //	desired = ceil(average concurrency / (concurrency a replica can take · target utilisation))
 //
-// averaged over a stable window and over a panic window. When the latter asks for twice what is ready, it panics: counts follow the
-// larger of the two and never fall, until a stable window after that was last so. A count falls to no less than half of what is ready at a time.
+// over a stable window and over a panic window. If the panic window asks for twice the ready
+// replicas, it panics: counts follow the larger of the two results and never fall. Panic ends when
+// the panic window has not asked for that during a stable window. A decision never goes below half
+// of the ready replicas.
 //
-// Concurrency is what waits and what runs, and a replica takes its slots times its batch at a time. It is measured at each decision and
-// taken as changing evenly in between, where Knative's proxies report each second's average. The line of a stage is in one place, as it
-// is in Knative while its activator is in the path; what waits for a function without replicas is seen at once, as the activator has it.
-// One that may sleep does so after a stable window without tasks, or its own ZeroAge, if that is more. scale-down-delay is 0 and
+// Concurrency is the number of tasks that wait or run. A replica can take its slots times its
+// batch. Concurrency is measured at each decision, and is assumed to change evenly in between;
+// Knative's proxies report the average of each second. The line of a stage is in one place, as in
+// Knative while its activator is in the path. Tasks that wait for a function without replicas are
+// seen at once, as by the activator. A function that may sleep does so after a stable window
+// without tasks, or after its own ZeroAge, if that is longer. scale-down-delay is 0 and
 // initial-scale 1, the defaults. Build it with [NewKPA].
 type KPA struct{ cfg KPAConfig }
 
@@ -74,7 +80,7 @@ func NewKPA(cfg KPAConfig) KPA {
 	return KPA{cfg}
 }
 
-// panicWindow is rounded to whole seconds, one at least.
+// panicWindow returns the panic window, rounded to whole seconds and at least one.
 func (c KPAConfig) panicWindow() time.Duration {
 	return max(time.Duration(c.Panic*float64(c.Stable)).Round(kpaBucket), kpaBucket)
 }
@@ -84,22 +90,22 @@ type KPAMemory map[string]KPAPast
 
 // KPAPast is what the KPA remembers of one function.
 type KPAPast struct {
-	At      time.Time // when it looked
-	Tasks   float64   // that there were then
+	At      time.Time // time of the last measurement
+	Tasks   float64   // number of tasks at that time
 	Buckets []KPABucket
-	Active  time.Time // when there were tasks, or it was first seen
+	Active  time.Time // when there last were tasks, or when it was first seen
 
-	Checked time.Time // when it decided
-	Count   int       // what it decided
-	Panic   time.Time `json:",omitzero"` // when a burst was last seen; zero: it does not panic
-	Most    int       `json:",omitzero"` // the largest count since the panic began
+	Checked time.Time // time of the last decision
+	Count   int       // count of the last decision
+	Panic   time.Time `json:",omitzero"` // when a burst was last seen; zero: no panic
+	Most    int       `json:",omitzero"` // largest count since the panic began
 }
 
-// KPABucket is a second of which something was seen.
+// KPABucket holds the measurements of one second.
 type KPABucket struct {
 	Second int64   // since 1970
 	Area   float64 // tasks times seconds
-	Time   float64 // seconds
+	Time   float64 // measured seconds
 }
 
 // Merge joins the memories of two domains that have become one.
@@ -118,7 +124,7 @@ func (k KPA) decide(f *plan.Function, now time.Time, past KPAPast, known bool) (
 	tasks := float64(max(f.Waiting, 0)) + float64(max(f.Running, 0))
 	if !known {
 		past = KPAPast{Active: now, Count: max(ready+starting, least, 1)}
-		if ready > 1 { // what was before is not known: keep what there is until it is
+		if ready > 1 { // the past is unknown: keep the present count until it is known
 			past.Panic, past.Most = now, ready
 		}
 	}
@@ -148,7 +154,7 @@ func (k KPA) decide(f *plan.Function, now time.Time, past KPAPast, known bool) (
 	return past.Count, past, fmt.Sprintf("%s: %d, was %d", why, past.Count, ready+starting)
 }
 
-// scale decides on averages of concurrency, of which a replica should have target.
+// scale decides by averages of concurrency. target is the concurrency that a replica should have.
 func (k KPA) scale(past KPAPast, now time.Time, stable, panicked, target float64, ready int) KPAPast {
 	serving := float64(max(ready, 1))
 	highest, lowest := math.Ceil(k.cfg.Up*serving), math.Floor(serving/k.cfg.Down)
@@ -169,7 +175,8 @@ func (k KPA) scale(past KPAPast, now time.Time, stable, panicked, target float64
 	return past
 }
 
-// look adds to the buckets what was since the last look, and forgets those older than the window. A clock that was set back begins anew.
+// look adds the time since the last look to the buckets, and drops buckets older than the window. A
+// clock that was set back starts over.
 func (p *KPAPast) look(now time.Time, tasks float64, window time.Duration) {
 	since, before := now.Sub(p.At).Seconds(), p.Tasks
 	first := p.At.IsZero() || since < 0
@@ -197,7 +204,8 @@ func (p *KPAPast) look(now time.Time, tasks float64, window time.Duration) {
 	b.Time += since
 }
 
-// average is how many tasks there were over the last seconds, or what was seen of them. What lies in the middle of a second is of all of it.
+// average returns the mean number of tasks over the measured part of the window. The first second
+// counts in full.
 func (p *KPAPast) average(now time.Time, window time.Duration) float64 {
 	oldest := now.Unix() - int64(window/kpaBucket)
 	var area, seconds float64

@@ -14,8 +14,9 @@ func TestKPAIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewKPA(KPAConfig{}))
 }
 
-// TestKPAScales has the examples of Knative's own tests (pkg/autoscaler/scaling, TestAutoscaler…), of a maximal rate of 10 either way unless
-// they say otherwise; times are seconds since it was first asked.
+// TestKPAScales has the examples of Knative's own tests (pkg/autoscaler/scaling, TestAutoscaler…).
+// The maximal rate is 10 both ways unless an example says otherwise. Times are seconds since the
+// first decision.
 func TestKPAScales(t *testing.T) {
 	type step struct {
 		at, stable, panicked float64
@@ -53,14 +54,14 @@ func TestKPAScales(t *testing.T) {
 	}
 }
 
-// TestKPAWindows holds averages over windows against the whole history.
+// TestKPAWindows compares averages over windows with the whole history.
 func TestKPAWindows(t *testing.T) {
 	k := NewKPA(KPAConfig{Panic: 0.125})
-	if w := k.cfg.panicWindow(); w != 8*time.Second { // 7.5
+	if w := k.cfg.panicWindow(); w != 8*time.Second { // 7.5 rounded
 		t.Errorf("panic window of %v", w)
 	}
 	var p KPAPast
-	var area [200]float64 // of the seconds
+	var area [200]float64 // per second
 	tasks, at := 0.0, began
 	for i := range 700 {
 		next := float64(i % 17)
@@ -94,7 +95,8 @@ func TestKPAWindows(t *testing.T) {
 	}
 }
 
-// TestKPASleeps: a function that may sleep does so after a stable window without tasks, and wakes at once.
+// TestKPASleeps checks that a function that may sleep does so after a stable window without tasks,
+// and wakes at once.
 func TestKPASleeps(t *testing.T) {
 	k, m := NewKPA(KPAConfig{}), KPAMemory{}
 	f := plan.Function{Name: "f", Revision: 1, Zero: true, Max: 10}
@@ -114,7 +116,7 @@ func TestKPASleeps(t *testing.T) {
 			waiting = 1
 		}
 		want := 1         // initial-scale
-		if second >= 72 { // the task is seen in the seconds 10 and 11, and a decision is every other second
+		if second >= 72 { // the task counts in seconds 10 and 11, and every other second has a decision
 			want = 0
 		}
 		if got := at(float64(second), waiting); got != want {
@@ -135,7 +137,7 @@ func TestKPASleeps(t *testing.T) {
 	}
 }
 
-// TestKPAStartsInPanic: what there is stays until enough is known.
+// TestKPAStartsInPanic checks that the present count stays until enough is known.
 func TestKPAStartsInPanic(t *testing.T) {
 	for there, want := range map[int]int{1: 1, 6: 6} {
 		k, m := NewKPA(KPAConfig{}), KPAMemory(nil)
@@ -145,7 +147,7 @@ func TestKPAStartsInPanic(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if second >= 62 { // a stable window later; by half at most
+			if second >= 62 { // a stable window later; at most by half
 				want = max(there/2, 1)
 			}
 			if m = next; a[0].Count != want {

@@ -12,56 +12,65 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// OracleConfig is what an [Oracle] knows, and its knobs, Wait and Floor.
+// OracleConfig is what an [Oracle] knows about the run, and its knobs, Wait and Floor.
 type OracleConfig struct {
-	Arrivals []time.Duration // of all requests, from the run's beginning, ascending
-	Stages   []OracleStage   // of the pipeline: a row, every request asks each once
-	Wait     float64         // how long a request may wait in all, in parts of its service time in all; 0: none waits
-	Floor    float64         // replicas that a stage always has, on average over stages, as [Static]'s level
-	Tick     time.Duration   // between decisions, 0: 1 s
+	Arrivals []time.Duration // of all requests, since the run began, ascending
+	Stages   []OracleStage   // of the pipeline: a row; every request visits each once
+	Wait     float64         // longest total wait of a request, per total service time; 0: none waits
+	// replicas that a stage always has, on average over stages, like [Static]'s Level
+	Floor float64
+	Tick  time.Duration // between decisions, 0: 1 s
 }
 
-// OracleStage is what an Oracle knows of a stage.
+// OracleStage is what an Oracle knows about a stage.
 type OracleStage struct {
-	Function  string        // as a Snapshot names it
-	Service   time.Duration // mean of a call by itself
+	Function  string        // name in a Snapshot
+	Service   time.Duration // mean of a single call
 	Start     time.Duration // of a replica, from its order until it is ready
-	Batch     int           // the largest; 0: 1
-	BatchCost float64       // what each further call of a batch adds, in parts of Service
-	Slots     int           // of a replica; 0: 1
-	Most      int           // replicas; 0: any number
+	Batch     int           // largest batch; 0: 1
+	BatchCost float64       // what each further call of a batch adds, per Service
+	Slots     int           // per replica; 0: 1
+	Most      int           // largest number of replicas; 0: unbounded
 }
 
-// Oracle is a plan.Allocator that knows the run: when every request will come, and how long services and starts take on average. Before it
-// begins, it plans how many replicas each stage has at each instant, so that no request waits longer than it may, for as little replica time as
-// it finds: see [NewOracle]. It is not an opponent but a mark: what better knowledge of the load could be worth.
+// Oracle is a plan.Allocator that knows the run: when every request will come, and how long
+// services and starts take on average. Before the run, it plans how many replicas each stage has at
+// each instant. It keeps the wait of each request within a bound, for as little replica time as it
+// finds: see [NewOracle]. It is a reference, not an opponent: it shows what better knowledge of the
+// load could be worth.
 //
-// It is not a bound. What makes it good is that replicas are ready when their request comes, one start ahead, which nobody does who has not
-// seen the future, and that a burst is let through one stage no faster than the others are to serve it. But
+// It is not a bound. It is good for two reasons. Its replicas are ready when their request comes,
+// because it orders them one start ahead, which needs knowledge of the future. And it lets a burst
+// through one stage no faster than the other stages will serve it. But it has limits:
 //
-//   - it packs requests greedily, first fit, and one stage after another: there may be plans that take less;
-//   - it bounds the wait of each request: plans that let some wait longer, and many less, may have a better mean for the same time;
-//   - it knows the means of services, not what each will take, and does not look at the lines that come of that: it never reacts;
-//   - it plans for the cluster it is given, and does not know that a sharer may take some of it away, or that replicas die;
-//   - a start is as long as it was told, wherever it happens.
+//   - It packs requests greedily, first fit, one stage after another. Cheaper plans may exist.
+//   - It bounds the wait of each request. A plan in which some requests wait longer and many wait
+//     less may have a better mean for the same time.
+//   - It knows the means of service times, not single ones. It does not look at the lines that
+//     these cause: it never reacts.
+//   - It plans for the whole cluster. It does not know that a sharer may take some of it away, or
+//     that replicas die.
+//   - A start takes the configured time on every node.
 //
-// So it has to be tuned as others are. Where a load changes and stays so, it is far ahead of who has to see that first. Where bursts are
-// shorter than a start, foresight alone is worth less than a Floor that is always there: with eight stages of 500 ms, starts of 4.5 s and gaps
-// of CV 4 it had a mean latency of 7.47 s for 23 replicas without one, and [Static] 6.71 s for 24; with a Floor of 3 it had 6.33 s for 25.
+// So it has to be tuned like the others. If a load changes and stays, it is far ahead of an
+// allocator that has to see the change first. If bursts are shorter than a start, foresight alone
+// is worth less than a Floor. With eight stages of 500 ms, starts of 4.5 s and gaps of CV 4, it had
+// a mean latency of 7.47 s for 23 replicas without a Floor. [Static] had 6.71 s for 24, and the
+// Oracle with a Floor of 3 had 6.33 s for 25.
 type Oracle struct {
 	stages map[string]stretches
 }
 
-// stretches is when replicas of a stage are wanted: when one more is, and when one less, ascending.
+// stretches holds when one more replica of a stage is wanted, and when one less. Both are sorted.
 type stretches struct{ from, until []time.Duration }
 
-// at returns how many are wanted.
+// at returns how many replicas are wanted at t.
 func (z stretches) at(t time.Duration) int {
 	upTo := func(x []time.Duration) int { return sort.Search(len(x), func(i int) bool { return x[i] > t }) }
 	return upTo(z.from) - upTo(z.until)
 }
 
-// next returns the first tick after t that may see another number.
+// next returns the first tick after t at which the number may change.
 func (z stretches) next(t, tick time.Duration) time.Duration {
 	event := time.Duration(math.MaxInt64 / 2)
 	for _, x := range [][]time.Duration{z.from, z.until} {
@@ -72,13 +81,18 @@ func (z stretches) next(t, tick time.Duration) time.Duration {
 	return (event + tick - 1) / tick * tick
 }
 
-// NewOracle plans.
+// NewOracle makes the plan.
 //
-// Stage by stage, requests are given to servers (slots) in the order they come, each to the first of them that can begin it in time: while
-// what it has waited in all is at most Wait. So the first servers are always busy, and the last ones only at the height of a burst. A
-// replica is kept from one request to the next, if ending and starting it anew would take longer than the gap; else it is ordered a start and a
-// tick before it is needed. How requests reach the next stage is that of a queue with the replicas so planned, first come first served. With
-// equal services its k-th start is no later than in any other schedule, so that no request of a batch of one is late.
+// It plans one stage after another. It gives requests, in order of arrival, to servers (slots). A
+// request gets the first server that can begin it in time, so that its total wait is at most Wait.
+// So the first servers are always busy, and the last ones only at the height of a burst.
+//
+// A replica is kept from one request to the next if the gap is shorter than a start and a tick.
+// Otherwise it ends, and is ordered again a start and a tick before it is needed.
+//
+// Requests reach the next stage as from a queue with the planned replicas, first come first served.
+// If all services are equal, its k-th start is no later than in any other schedule, so no request
+// in a batch of one is late.
 func NewOracle(cfg OracleConfig) (Oracle, error) {
 	cfg.Tick = cmp.Or(cfg.Tick, time.Second)
 	if err := cfg.check(); err != nil {
@@ -108,7 +122,7 @@ func NewOracle(cfg OracleConfig) (Oracle, error) {
 	return o, nil
 }
 
-// latest is the end of the longest run.
+// latest is the end of the longest possible run.
 const latest = 400 * 24 * time.Hour
 
 func (c *OracleConfig) check() error {
@@ -130,21 +144,21 @@ func (c *OracleConfig) check() error {
 	return errors.Join(errs...)
 }
 
-// visit is a request at a stage.
-type visit struct{ at, due time.Duration } // when it comes, and when it should begin at the latest
+// visit is a request at a stage: when it arrives, and when it should begin at the latest.
+type visit struct{ at, due time.Duration }
 
-// server is a slot while requests are packed: its last batch.
+// server is a slot while requests are packed. It holds the slot's last batch.
 type server struct {
 	begin, end time.Duration
 	calls      int
 }
 
-// takes is how long a batch does.
+// takes returns the time of a batch of this many calls.
 func (st *OracleStage) takes(calls int) time.Duration {
 	return time.Duration(float64(st.Service) * (1 + st.BatchCost*float64(calls-1)))
 }
 
-// pack gives requests to servers and returns when replicas are wanted for them.
+// pack gives requests to servers, and returns when replicas are wanted for them.
 func (st *OracleStage) pack(requests []visit, least int, tick time.Duration) stretches {
 	servers := make([]server, least*st.Slots)
 	replicas := make([][]span, least)
@@ -186,7 +200,8 @@ func (st *OracleStage) pack(requests []visit, least int, tick time.Duration) str
 	return out
 }
 
-// next is when the server could begin a request that comes at some time: with its last batch, if that has room and waits for the one before.
+// next returns when the server could begin a request that arrives at some time. The request joins
+// the last batch if that has room and has not begun.
 func (sv *server) next(at time.Duration, batch int) time.Duration {
 	if sv.calls < batch && sv.begin > at && sv.calls > 0 {
 		return sv.begin
@@ -207,7 +222,7 @@ func soonest(servers []server, at time.Duration, batch int) int {
 // span is a stretch of time.
 type span struct{ from, until time.Duration }
 
-// join adds a span to those of a replica, and makes one of those that are no further apart than gap.
+// join adds a span to a replica's spans, and joins spans that are at most gap apart.
 func join(spans []span, s span, gap time.Duration) []span {
 	for n := len(spans); n > 0 && s.from <= spans[n-1].until+gap; n-- {
 		last := spans[n-1]
@@ -217,10 +232,11 @@ func join(spans []span, s span, gap time.Duration) []span {
 	return append(spans, s)
 }
 
-// pass sets when requests come to the next stage, and are due there: they leave a queue whose replicas are decided on each tick.
+// pass sets when requests arrive at the next stage, and when they are due there. They leave a queue
+// whose replicas change at each tick.
 func (st *OracleStage) pass(requests []visit, wanted stretches, tick time.Duration) {
 	have := max(wanted.at(0), 1)
-	free := make(times, have*st.Slots) // when servers are
+	free := make(times, have*st.Slots) // when each server is free
 	next := wanted.next(0, tick)
 	for i := 0; i < len(requests); {
 		begin := max(requests[i].at, free[0])
@@ -240,7 +256,8 @@ func (st *OracleStage) pass(requests []visit, wanted stretches, tick time.Durati
 			continue
 		}
 		k := i + 1
-		for k < len(requests) && k-i < st.Batch && requests[k].at < begin { // who finds a free server does not wait for company
+		// a request that finds a free server does not wait for others
+		for k < len(requests) && k-i < st.Batch && requests[k].at < begin {
 			k++
 		}
 		free.pop()
@@ -264,7 +281,8 @@ func (Oracle) Merge(a, b OracleMemory) OracleMemory {
 	return a
 }
 
-// Allocate implements plan.Allocator. The run begins with the first decision; functions that the Oracle has no plan for have their minimum.
+// Allocate implements plan.Allocator. The run begins with the first decision. Functions that are
+// not in the Oracle's plan get their minimum.
 func (o Oracle) Allocate(s plan.Snapshot, d plan.Domain, m OracleMemory) (plan.Alloc, OracleMemory, error) {
 	if m.Begin.IsZero() {
 		m.Begin = s.At

@@ -18,7 +18,7 @@ func sec(v ...float64) (out []time.Duration) {
 	return out
 }
 
-// foresee is an oracle of stages that serve for so many seconds each.
+// foresee returns an oracle of stages with these service times in seconds.
 func foresee(t testing.TB, cfg OracleConfig, start float64, services ...float64) Oracle {
 	t.Helper()
 	for i, s := range services {
@@ -46,7 +46,7 @@ func TestOracleIsAnAllocator(t *testing.T) {
 	plantest.Run(t, o)
 }
 
-// TestOraclePlans has plans that can be made by hand: how many replicas are wanted in which second.
+// TestOraclePlans has plans that can be made by hand: how many replicas are wanted in each second.
 func TestOraclePlans(t *testing.T) {
 	for name, tc := range map[string]struct {
 		arrivals []time.Duration
@@ -54,22 +54,25 @@ func TestOraclePlans(t *testing.T) {
 		floor    float64
 		start    float64
 		services []float64
-		want     []string // a stage's counts, a second each; one is always there
+		want     []string // a stage's counts, one per second; one replica always exists
 	}{
 		"one at a time": {sec(0, 2, 4, 6), 0, 0, 3, []float64{1}, []string{"11111111"}},
-		// Three at 10 s, for a second; two more are ordered a start and a tick before.
-		"three at once":             {sec(10, 10, 10), 0, 0, 3, []float64{1}, []string{"1111113333311"}},
-		"three at once, one waits":  {sec(10, 10, 10), 1, 0, 3, []float64{1}, []string{"1111112222211"}},
-		"three at once, both wait":  {sec(10, 10, 10), 2, 0, 3, []float64{1}, []string{"1111111111111"}},
-		"a floor of two":            {sec(10, 10, 10), 0, 2, 3, []float64{1}, []string{"2222223333322"}},
-		"a gap of a start is kept":  {sec(10, 10, 14, 14), 0, 0, 3, []float64{1}, []string{"11111122222222211"}}, // 11 to 14
-		"a longer gap is not":       {sec(10, 10, 17, 17), 0, 0, 3, []float64{1}, []string{"11111122222112222211"}},
-		"from the beginning":        {sec(1, 1), 0, 0, 3, []float64{1}, []string{"221"}},
-		"it travels":                {sec(10, 10), 0, 0, 2, []float64{1, 3}, []string{"111111122221111", "11111111222222111"}},
-		"the first smooths":         {sec(10, 10, 10, 10), 3.0 / 2, 0, 2, []float64{1, 1}, []string{"11111111111111", "11111111111111"}},
-		"what is left of the wait":  {sec(10, 10), 1.0 / 3, 0, 2, []float64{1, 2}, []string{"1111111111111", "111111111222221111"}}, // the second came a second late, and may wait no more
-		"a slow second needs more":  {sec(10, 11, 12), 0, 0, 2, []float64{1, 3}, []string{"111111111111111", "111111111233333211"}},
-		"slack for the slow second": {sec(10, 11, 12), 0.5, 0, 2, []float64{1, 3}, []string{"111111111111111", "11111111112222221"}}, // the third, at 13 s
+		// Three requests at 10 s, for a second. Two more replicas are ordered a start and a tick before.
+		"three at once":            {sec(10, 10, 10), 0, 0, 3, []float64{1}, []string{"1111113333311"}},
+		"three at once, one waits": {sec(10, 10, 10), 1, 0, 3, []float64{1}, []string{"1111112222211"}},
+		"three at once, both wait": {sec(10, 10, 10), 2, 0, 3, []float64{1}, []string{"1111111111111"}},
+		"a floor of two":           {sec(10, 10, 10), 0, 2, 3, []float64{1}, []string{"2222223333322"}},
+		// 11 to 14
+		"a gap of a start is kept": {sec(10, 10, 14, 14), 0, 0, 3, []float64{1}, []string{"11111122222222211"}},
+		"a longer gap is not":      {sec(10, 10, 17, 17), 0, 0, 3, []float64{1}, []string{"11111122222112222211"}},
+		"from the beginning":       {sec(1, 1), 0, 0, 3, []float64{1}, []string{"221"}},
+		"it travels":               {sec(10, 10), 0, 0, 2, []float64{1, 3}, []string{"111111122221111", "11111111222222111"}},
+		"the first smooths":        {sec(10, 10, 10, 10), 3.0 / 2, 0, 2, []float64{1, 1}, []string{"11111111111111", "11111111111111"}},
+		// the second request came a second late, and may not wait again
+		"what is left of the wait": {sec(10, 10), 1.0 / 3, 0, 2, []float64{1, 2}, []string{"1111111111111", "111111111222221111"}},
+		"a slow second needs more": {sec(10, 11, 12), 0, 0, 2, []float64{1, 3}, []string{"111111111111111", "111111111233333211"}},
+		// the third, at 13 s
+		"slack for the slow second": {sec(10, 11, 12), 0.5, 0, 2, []float64{1, 3}, []string{"111111111111111", "11111111112222221"}},
 		"nobody comes":              {nil, 0, 1.5, 2, []float64{1, 1}, []string{"222", "111"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -87,8 +90,9 @@ func TestOraclePlans(t *testing.T) {
 	}
 }
 
-// TestOracleInTime: in the queues that the plan is for, no request waits longer than it may.
-func TestOracleInTime(t *testing.T) {
+// TestOraclePlansKeepRequestsInTime checks that no request waits longer than it may in the queues
+// of the plan.
+func TestOraclePlansKeepRequestsInTime(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		wait := time.Duration(rng.IntN(4)) * 300 * time.Millisecond
@@ -103,7 +107,7 @@ func TestOracleInTime(t *testing.T) {
 			st := OracleStage{Service: time.Duration(100+rng.IntN(900)) * time.Millisecond, Start: time.Duration(rng.IntN(8000)) * time.Millisecond, Batch: 1, Slots: 1 + rng.IntN(2)}
 			st.pass(requests, st.pack(requests, 1+rng.IntN(2), time.Second), time.Second)
 			for i, r := range requests {
-				if r.at > r.due { // its due is that of the next stage: it should have ended by then
+				if r.at > r.due { // due is that of the next stage: it should have ended by then
 					t.Fatalf("seed %d, stage %d, request %d: ended at %v, want %v at the latest", seed, stage, i, r.at, r.due)
 				}
 			}
@@ -111,7 +115,8 @@ func TestOracleInTime(t *testing.T) {
 	}
 }
 
-// TestOraclePacks: of servers that are there all the time, first fit takes no more than the fewest with which a queue is in time, but for two.
+// TestOraclePacks checks servers that exist all the time. First fit may take at most two more than
+// the fewest with which a queue is in time.
 func TestOraclePacks(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 0))
@@ -119,7 +124,7 @@ func TestOraclePacks(t *testing.T) {
 		for at := time.Duration(0); len(requests) < 300; at += time.Duration(rng.ExpFloat64() * 3e8) {
 			requests = append(requests, visit{at, at + time.Second})
 		}
-		st := OracleStage{Service: time.Second, Batch: 1, Slots: 1, Start: time.Hour} // nothing is given back
+		st := OracleStage{Service: time.Second, Batch: 1, Slots: 1, Start: time.Hour} // no replica ends
 		got := st.pack(requests, 1, time.Second).at(0)
 		fewest := 1
 		for late := true; late; {
@@ -140,10 +145,11 @@ func TestOraclePacks(t *testing.T) {
 	}
 }
 
-// TestOracleBatches: what may wait joins a batch, if that takes less.
+// TestOracleBatches checks that a request that may wait joins a batch if that needs fewer servers.
 func TestOracleBatches(t *testing.T) {
 	st := OracleStage{Function: "a", Service: time.Second, Batch: 4, BatchCost: 0.1}
-	for wait, want := range map[float64]int{0: 9, 1: 2, 2.5: 1} { // nine at once: each by itself; on two, one and then four; on one, one, four, four
+	// nine at once: each alone; on two servers, one and then four; on one server, one, four, four
+	for wait, want := range map[float64]int{0: 9, 1: 2, 2.5: 1} {
 		o, err := NewOracle(OracleConfig{Arrivals: sec(0, 0, 0, 0, 0, 0, 0, 0, 0), Wait: wait, Stages: []OracleStage{st}})
 		if err != nil {
 			t.Fatal(err)
@@ -152,7 +158,7 @@ func TestOracleBatches(t *testing.T) {
 			t.Errorf("wait %g: %d replicas, want %d", wait, got, want)
 		}
 	}
-	// A queue of one replica begins the first at once, for nobody else was there.
+	// A queue with one replica begins the first at once, because no other request is there.
 	requests := []visit{{0, 0}, {1, 1}, {2, 2}, {3, 3}, {4, 4}, {5, 5}}
 	st.Slots = 1
 	st.pass(requests, stretches{}, time.Second)
@@ -165,7 +171,8 @@ func TestOracleBatches(t *testing.T) {
 	}
 }
 
-// TestOracleMost: with a bound the rest waits for who is free first.
+// TestOracleMost checks that with a bound, the other requests wait for the server that is free
+// first.
 func TestOracleMost(t *testing.T) {
 	st := OracleStage{Function: "a", Service: time.Second, Most: 3}
 	o, err := NewOracle(OracleConfig{Arrivals: slices.Repeat(sec(1), 10), Stages: []OracleStage{st}})
@@ -194,7 +201,7 @@ func TestOracleErrors(t *testing.T) {
 	}
 }
 
-// TestTimes: the earliest is out first.
+// TestTimes checks that the earliest time comes out first.
 func TestTimes(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	var h times

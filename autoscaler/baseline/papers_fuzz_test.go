@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// FuzzPapers gives the policies of papers a row of two stages whose signals are any: counts are within bounds, with a reason, and the same
-// again.
+// FuzzPapers gives the policies of papers a row of two stages with any signals. Counts must be
+// within bounds, with a reason, and the same for the same arguments.
 func FuzzPapers(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"))

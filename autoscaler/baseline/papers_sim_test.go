@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// stepped is a pipeline under 3, then 12 for two minutes, then 3 requests a second.
+// stepped is a pipeline at 3 requests per second, then 12 for two minutes, then 3 again.
 const stepped = `
 duration: 6m
 nodes: [{count: 4, memory: 64Gi, cpu: 32}]
@@ -25,7 +25,7 @@ stages:
 - {name: c, max: 20, start: {cold: 3s}, service: {dist: gamma, cv: 0.2, mean: 100ms}}
 `
 
-// seen is an allocator that has the counts of its decisions, and the first time, seen.
+// seen is an allocator that records the counts of its decisions and the time of the first.
 type seen[M any] struct {
 	plan.Allocator[M]
 	see func(at time.Time, count int)
@@ -41,7 +41,7 @@ func (s *seen[M]) Allocate(snap plan.Snapshot, d plan.Domain, m M) (plan.Alloc, 
 	return a, next, err
 }
 
-// TestPapersScaleUpAndDown runs each in the simulator under a step.
+// TestPapersScaleUpAndDown runs each policy in the simulator under a step.
 func TestPapersScaleUpAndDown(t *testing.T) {
 	planned := func(t *testing.T) baseline.InferLinePlan {
 		profile, err := arrivals.ParseProfile("3")
@@ -118,7 +118,7 @@ func TestPapersScaleUpAndDown(t *testing.T) {
 				t.Errorf("%g held, %g refused: %s", p.Held.Mean, p.Refused.Mean, p.Complaint)
 			}
 			t.Logf("%d, %d, %d replicas", before, during, after)
-			// What arrives at 12/s keeps 8 replicas busy, at 3/s 2.
+			// 12/s keep 8 replicas busy, and 3/s keep 2 busy.
 			if during < 8 || during <= before || after >= during {
 				t.Errorf("%d replicas before the step, %d during it, %d after, want more than before, 8 at least, and fewer after", before, during, after)
 			}

@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 )
 
-// anyPlan is a plan for the functions that plantest's worlds have, not all of them.
+// anyPlan returns a plan for some of the functions of plantest's worlds.
 func anyPlan() InferLinePlan {
 	p := InferLinePlan{Stages: map[string]InferLineProvision{}, Service: 500 * time.Millisecond, Rate: 10}
 	for i := range 8 {
@@ -35,18 +35,20 @@ func TestInferLineIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewInferLine(InferLineConfig{Plan: anyPlan()}))
 }
 
-// TestCocktailIsAnAllocator has forecasts in the suite's short histories.
+// TestCocktailIsAnAllocator uses a period that is short enough for forecasts in the suite's
+// histories.
 func TestCocktailIsAnAllocator(t *testing.T) {
 	t.Parallel()
 	plantest.Run(t, NewCocktail(CocktailConfig{Period: 2 * time.Second, Keep: 2}))
 }
 
-// fluidRow is a row of stages whose tasks are a fluid: what comes beyond what ready replicas serve waits, and comes to the next stage later.
+// fluidRow is a row of stages whose tasks are a fluid. Arrivals that ready replicas cannot serve
+// wait, and reach the next stage later.
 type fluidRow[M any] struct {
 	policy plan.Allocator[M]
 	slo    time.Duration
 	times  []time.Duration
-	batch  []time.Duration // of the first stage's batches; nil: each stage has one
+	batch  []time.Duration // times of the first stage's batches; nil: each stage has one
 	zero   bool
 	start  time.Duration
 	load   func(second int) float64
@@ -55,7 +57,7 @@ type fluidRow[M any] struct {
 
 var began = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// run writes down each line whose count or batch is another, and what the replicas cost.
+// run returns each line whose count or batch changed, and what the replicas cost.
 func (x fluidRow[M]) run(t *testing.T, about string) string {
 	t.Helper()
 	s := plan.Snapshot{Nodes: []plan.Node{{Name: "node"}}, Pipelines: []plan.Pipeline{{Name: "p", SLO: x.slo}}}
@@ -120,7 +122,8 @@ func (x fluidRow[M]) run(t *testing.T, about string) string {
 	return out.String()
 }
 
-// signals are what is measured of a stage: its rate faded over five seconds, its envelope of whole seconds, its line.
+// signals sets what is measured of a stage: its rate faded over five seconds, its envelope of whole
+// seconds, and its line.
 func (x fluidRow[M]) signals(f *plan.Function, rates []float64, line, serves float64, now time.Time) {
 	d := &f.Demand
 	d.Known, d.Rate = true, d.Rate+(rates[len(rates)-1]-d.Rate)*(1-math.Exp(-0.2))
@@ -162,7 +165,8 @@ func between(from, to int, low, high float64) func(int) float64 {
 	}
 }
 
-// TestPapersSeries compares what the policies of papers decide, from second to second, with golden files.
+// TestPapersSeries compares the decisions of the papers' policies, second by second, with golden
+// files.
 func TestPapersSeries(t *testing.T) {
 	row := []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 100 * time.Millisecond}
 	for name, x := range map[string]struct {
@@ -174,7 +178,7 @@ func TestPapersSeries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			sample := make([]time.Duration, 0, 360)
-			for i := range 360 { // 6 a second, each second's half a second apart by threes
+			for i := range 360 { // 6 per second; the two groups of three are half a second apart
 				sample = append(sample, time.Duration(i/3)*500*time.Millisecond+time.Duration(i%3)*20*time.Millisecond)
 			}
 			var stages []InferLineStage
@@ -198,7 +202,8 @@ func TestPapersSeries(t *testing.T) {
 	}
 }
 
-// TestBatchTime reads profiles and measurements: between sizes on a line, beyond them by the call.
+// TestBatchTime reads profiles and measurements. It interpolates between sizes. Beyond them, the
+// time per call stays the same.
 func TestBatchTime(t *testing.T) {
 	at := func(cpu, batch, ms int) plan.Point {
 		return plan.Point{CPUMilli: cpu, Batch: batch, Mean: time.Duration(ms) * time.Millisecond}
@@ -227,7 +232,7 @@ func TestBatchTime(t *testing.T) {
 	}
 }
 
-// TestINFlessBatches is by hand: batches take 100, 120, 150 and 190 ms, in two slots.
+// TestINFlessBatches is computed by hand: batches take 100, 120, 150 and 190 ms, in two slots.
 func TestINFlessBatches(t *testing.T) {
 	f := plan.Function{Name: "f", Batch: 4, Slots: 2}
 	for i, ms := range []int{100, 120, 150, 190} {
@@ -252,7 +257,8 @@ func TestINFlessBatches(t *testing.T) {
 	}
 }
 
-// TestINFlessScales is by hand: r_up 10/s, r_low 0; α of 0.8 leaves instances below eight tenths of what they could.
+// TestINFlessScales is computed by hand: r_up 10/s, r_low 0. With an α of 0.8, instances are let go
+// below 80 % of their capacity.
 func TestINFlessScales(t *testing.T) {
 	p := NewINFless(INFlessConfig{})
 	m := INFlessMemory{}
@@ -264,12 +270,12 @@ func TestINFlessScales(t *testing.T) {
 		{0, 9, 1, 1},
 		{time.Second, 31, 4, 4},      // 21/s too many: three more
 		{time.Second, 33, 4, 4},      // more than 0.8·40
-		{time.Second, 31, 4, 4},      // less than that, but three would not do
-		{time.Second, 20, 2, 4},      // two do; the others are idle for less than a minute
-		{59 * time.Second, 29, 3, 4}, // one of them takes it again, after 59 s
+		{time.Second, 31, 4, 4},      // less than that, but three are too few
+		{time.Second, 20, 2, 4},      // two are enough; the others are idle for less than a minute
+		{59 * time.Second, 29, 3, 4}, // one of the idle ones gets load again, after 59 s
 		{time.Second, 29, 3, 3},      // the other was idle for a minute
 		{INFlessKeepAlive, 10, 1, 3},
-		{time.Minute, 0, 0, 1}, // kept for a minute, then for its own
+		{time.Minute, 0, 0, 1}, // kept for a minute, then for its own time
 		{time.Minute, 0, 0, 1}, // it may not sleep
 	} {
 		f := plan.Function{Name: "f", Revision: 1, Max: 20, Batch: 1, Slots: 1, Service: plan.Service{Known: true, Mean: 100 * time.Millisecond}}
@@ -289,7 +295,8 @@ func TestINFlessScales(t *testing.T) {
 	}
 }
 
-// TestINFlessKeepsWithinAlpha: ten instances of 10/s are left as they are down to eight tenths of what they could.
+// TestINFlessKeepsWithinAlpha checks that ten instances of 10/s all keep their load down to 80 % of
+// their capacity.
 func TestINFlessKeepsWithinAlpha(t *testing.T) {
 	f := plan.Function{Name: "f", Max: 20, Service: plan.Service{Known: true, Mean: 100 * time.Millisecond}}
 	f.Demand.Known = true
@@ -306,8 +313,8 @@ func TestINFlessKeepsWithinAlpha(t *testing.T) {
 	}
 }
 
-// TestINFlessWindows: with nine idle times of 3 s, in the bin from 2 to 4 s, and one of 100 s, in that to 128 s, all but the tail is let go
-// before, and nothing earlier than in the first one's bin.
+// TestINFlessWindows has nine idle times of 3 s, in the bin from 2 to 4 s, and one of 100 s, in the
+// bin up to 128 s. The head must be the start of the first bin, and the tail the end of the second.
 func TestINFlessWindows(t *testing.T) {
 	p := NewINFless(INFlessConfig{})
 	var past INFlessPast
@@ -337,8 +344,10 @@ func TestINFlessWindows(t *testing.T) {
 	}
 }
 
-// TestInferLinePlans is by hand. Three at once a second, stages of 100 and 200 ms, one slot each. One replica each: the third is done
-// after 700 ms. The slower has less throughput: two of them, 500 ms; then the other: three and two (…).
+// TestInferLinePlans is computed by hand. Three requests come at once, each second. The stages take
+// 100 and 200 ms, with one slot each. With one replica each, the third request ends after 700 ms.
+// The slower stage has less throughput. With two replicas of it, the third request ends after 500
+// ms. Then the other stage gets one, and so on.
 func TestInferLinePlans(t *testing.T) {
 	var arrivals []time.Duration
 	for i := range 300 {
@@ -356,10 +365,11 @@ func TestInferLinePlans(t *testing.T) {
 	}{
 		// a ends at 100, 200, 300; b alone at 300, 500, 700.
 		{"one each", 700 * ms, 0, InferLineProvision{1, 1, 10, 0}, InferLineProvision{1, 1, 5, 0}, 700 * ms, true},
-		// Two of b end at 300, 400, 500. With batches of two, one ends at 300 and, of both others, 550.
+		// Two of b end at 300, 400, 500. With batches of two, the first ends at 300 and the other two at
+		// 550.
 		{"two of b for 500 ms", 500 * ms, 0, InferLineProvision{1, 1, 10, 0}, InferLineProvision{2, 1, 5, 0}, 500 * ms, true},
 		{"a batch instead of a replica for 550 ms", 550 * ms, 0, InferLineProvision{1, 1, 10, 0}, InferLineProvision{1, 2, 8, 0}, 550 * ms, true},
-		// a is to be done at once for 300 ms: three, and as many of b.
+		// For 300 ms, a must run all three at once, so three of a, and three of b.
 		{"three each for 300 ms", 300 * ms, 0, InferLineProvision{3, 1, 10, 0}, InferLineProvision{3, 1, 5, 0}, 300 * ms, true},
 		{"all that there is", 300 * ms, 3, InferLineProvision{1, 1, 10, 0}, InferLineProvision{2, 1, 5, 0}, 500 * ms, false},
 	} {
@@ -387,7 +397,8 @@ func TestInferLinePlans(t *testing.T) {
 	}
 }
 
-// TestInferLineTunes is by hand: planned at 4/s, two replicas of 5/s, ρ 0.4; the envelope allows 8/s within 1 s and 4/s within 64 s.
+// TestInferLineTunes is computed by hand. The plan is for 4/s, with two replicas of 5/s and ρ 0.4.
+// The envelope allows 8/s within 1 s and 4/s within 64 s.
 func TestInferLineTunes(t *testing.T) {
 	p := InferLinePlan{Stages: map[string]InferLineProvision{
 		"a": {Count: 2, Batch: 1, Throughput: 5, Ratio: 0.4}, "b": {Count: 4, Batch: 1, Throughput: 5, Ratio: 0.2},
@@ -400,13 +411,19 @@ func TestInferLineTunes(t *testing.T) {
 		envelope plan.Envelope
 		a, b     int
 	}{
-		{0, 4, plan.Envelope{50, 50, 50, 8, 14, 24, 40, 64, 128, 256}, 2, 4},              // nothing passes: those below 1 s are not looked at
-		{time.Second, 4, plan.Envelope{0, 0, 0, 10, 14, 24, 40, 64, 128, 256}, 5, 10},     // 10/s within 1 s: 10/(5·0.4), 10/(5·0.2)
-		{time.Second, 5, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 80, 128, 256}, 5, 10},      // 5/s within 16 s are less
-		{13 * time.Second, 3, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 64, 128, 256}, 5, 10}, // 14 s after the change
-		{time.Second, 3, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 64, 128, 256}, 5, 5},       // 15 s: 5/s lately, by the least ρ
-		{29 * time.Second, 3, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 64, 128, 256}, 3, 3},  // 3/s over 30 s
-		{time.Second, 3, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 64, 128, 320}, 3, 5},       // 5/s within 64 s
+		// no rate exceeds the plan's: stretches below 1 s do not count
+		{0, 4, plan.Envelope{50, 50, 50, 8, 14, 24, 40, 64, 128, 256}, 2, 4},
+		// 10/s within 1 s: 10/(5·0.4), 10/(5·0.2)
+		{time.Second, 4, plan.Envelope{0, 0, 0, 10, 14, 24, 40, 64, 128, 256}, 5, 10},
+		// 5/s within 16 s need fewer
+		{time.Second, 5, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 80, 128, 256}, 5, 10},
+		// 14 s after the change
+		{13 * time.Second, 3, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 64, 128, 256}, 5, 10},
+		// 15 s: 5/s lately, by the smallest ρ
+		{time.Second, 3, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 64, 128, 256}, 5, 5},
+		{29 * time.Second, 3, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 64, 128, 256}, 3, 3}, // 3/s over 30 s
+		// 5/s within 64 s
+		{time.Second, 3, plan.Envelope{0, 0, 0, 8, 14, 24, 40, 64, 128, 320}, 3, 5},
 	} {
 		at = at.Add(tc.after)
 		s := plan.Snapshot{At: at, Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a", "b"}, SLO: time.Second}}}
@@ -424,12 +441,13 @@ func TestInferLineTunes(t *testing.T) {
 	}
 }
 
-// TestCocktailForecasts is by hand: samples of 10, 20 and 20/s, a minute each, with weights of 0.5 and 0.1.
+// TestCocktailForecasts is computed by hand: samples of 10, 20 and 20/s, one per minute, with
+// weights of 0.5 and 0.1.
 func TestCocktailForecasts(t *testing.T) {
 	c := NewCocktail(CocktailConfig{Keep: 1})
 	m := CocktailMemory{}
 	for i, tc := range []struct {
-		rate float64 // over the minute before
+		rate float64 // in the minute before
 		load float64 // forecast
 	}{
 		{0, 0},
@@ -441,9 +459,9 @@ func TestCocktailForecasts(t *testing.T) {
 		for step := range 3 {
 			s := plan.Snapshot{At: began.Add(time.Duration(i)*time.Minute - time.Duration(2-step)*10*time.Second)}
 			f := plan.Function{Name: "f", Max: 100, Service: plan.Service{Known: true, Mean: 100 * time.Millisecond}}
-			f.Demand = plan.Demand{Known: true, Rate: tc.rate / float64(3-step)} // the largest counts
+			f.Demand = plan.Demand{Known: true, Rate: tc.rate / float64(3-step)} // the largest rate counts
 			if step == 2 {
-				f.Demand.Rate = 0 // of the next period
+				f.Demand.Rate = 0 // in the next period
 				if i == 0 {
 					s.At = began
 				}
@@ -467,7 +485,8 @@ func TestCocktailForecasts(t *testing.T) {
 	}
 }
 
-// TestCocktailReacts: when waits pass what is left, as many as what comes and the line take are added, and not again within five seconds.
+// TestCocktailReacts checks waits above the time left. Enough replicas for the arrivals and the
+// line are added, and none for the next five seconds.
 func TestCocktailReacts(t *testing.T) {
 	c := NewCocktail(CocktailConfig{})
 	m := CocktailMemory{}
@@ -477,7 +496,7 @@ func TestCocktailReacts(t *testing.T) {
 		count   int
 	}{
 		{50 * time.Millisecond, 10, 1},   // 100 ms are left
-		{150 * time.Millisecond, 10, 2},  // 10/s, and 10 within 5 s, at 10/s a replica
+		{150 * time.Millisecond, 10, 2},  // 10/s, and 10 waiting within 5 s, at 10/s per replica
 		{150 * time.Millisecond, 300, 2}, // a second later
 		{150 * time.Millisecond, 300, 2},
 		{150 * time.Millisecond, 300, 2},

@@ -7,7 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 )
 
-// TestSeries compares what the autoscalers of clusters and the oracle decide, from second to second, with golden files.
+// TestSeries compares the decisions of the clusters' autoscalers and the oracle, second by second,
+// with golden files.
 func TestSeries(t *testing.T) {
 	row := []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 100 * time.Millisecond}
 	for name, x := range map[string]struct {

@@ -8,17 +8,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Proportional is a plan.Sharer: where more replicas are asked for than the budget has, every function gets the same part of what it asks
-// for beyond its fewest. What is left by rounding goes to those who lose the most by it, of equals to the first.
+// Proportional is a plan.Sharer. If more replicas are asked for than the budget has, every function
+// gets the same part of what it asks for beyond its minimum. What rounding leaves goes to the
+// functions that lose the most by it, in order among equals.
 //
-// The papers' systems have a cloud to take from, and do not say what goes without. In proportion a pipeline stays as balanced as its policy
-// wants it to be.
+// The papers' systems run in a cloud, and do not say which function gets less. In proportion, a
+// pipeline keeps the balance between stages that its policy wants.
 type Proportional struct{}
 
 // Share implements plan.Sharer.
 func (Proportional) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 	fewest := make([]int, len(a))
-	left, asked := s.Budget, 0 // beyond the fewest
+	left, asked := s.Budget, 0 // beyond the minimums
 	finder := s.Finder()
 	for i, l := range a {
 		f, ok := finder.Function(l.Function)

@@ -8,7 +8,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// TestProportional is by hand: of what is asked for beyond one each, everybody has the same part.
+// TestProportional is computed by hand: everybody gets the same part of what is asked for beyond
+// one each.
 func TestProportional(t *testing.T) {
 	for _, tc := range []struct {
 		about             string

@@ -8,11 +8,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Static is a plan.Allocator that gives each stage the same fixed count, whatever comes: provisioning for a peak that was known
-// beforehand, as serverful systems have it (QUART, ICDCS'24, §2.2, sets itself against it).
+// Static is a plan.Allocator that gives each stage a fixed count. That is how serverful systems
+// provision for a peak that is known beforehand. QUART argues against it (ICDCS'24, §2.2).
 type Static struct {
-	// Level is how many replicas a stage has, on average over the domain's. Of a level that is not whole, as 3.5, the first stages have one
-	// more, so that every budget can be spent. 0: each stage's minimum.
+	// Level is the number of replicas per stage, on average over the domain. If it is not whole, for
+	// example 3.5, the first stages have one more, so that every budget can be spent. 0: each stage's
+	// minimum.
 	Level float64
 }
 
@@ -30,7 +31,8 @@ func (z Static) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc
 	return out, m, err
 }
 
-// level splits a level of replicas a stage: each of n stages has so many, and the first few one more.
+// level splits a level of replicas per stage: each of n stages has each replicas, and the first
+// more stages have one extra.
 func level(v float64, n int) (each, more int) {
 	if !(v > 0) {
 		return 0, 0
@@ -40,7 +42,8 @@ func level(v float64, n int) (each, more int) {
 	return int(whole), int(math.Round((v - whole) * float64(n)))
 }
 
-// topological sorts the functions of d as they are in its pipelines, one pipeline after another; those of none come last.
+// topological sorts the functions of d in the order of its pipelines, one pipeline after another.
+// Functions in no pipeline come last.
 func topological(s *plan.Snapshot, d plan.Domain) []string {
 	order := make([]string, 0, len(d.Functions))
 	add := func(names []string) {

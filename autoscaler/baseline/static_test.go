@@ -11,13 +11,15 @@ import (
 
 func TestStaticIsAnAllocator(t *testing.T) { plantest.Run(t, Static{Level: 2.6}) }
 
-// TestStaticLevels: what a level that is not whole leaves over goes to the first stages, as the pipeline has them.
+// TestStaticLevels checks that the extra replicas of a fractional level go to the first stages in
+// the pipeline's order.
 func TestStaticLevels(t *testing.T) {
 	s := plan.Snapshot{Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"d", "gone", "b", "a"}}, {Name: "q", Stages: []string{"a", "e"}}}}
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		s.Functions = append(s.Functions, plan.Function{Name: name, Min: 1, Max: 6})
 	}
-	d := plan.Domain{Pipelines: []string{"p", "q"}, Functions: []string{"a", "b", "c", "d", "e"}} // in the order d, b, a, e, c
+	// in the order d, b, a, e, c
+	d := plan.Domain{Pipelines: []string{"p", "q"}, Functions: []string{"a", "b", "c", "d", "e"}}
 	for level, want := range map[float64][5]int{
 		0:           {1, 1, 1, 1, 1},
 		3:           {3, 3, 3, 3, 3},
@@ -45,7 +47,7 @@ func TestStaticLevels(t *testing.T) {
 	}
 }
 
-// copies are replicas in a state, ready since began.
+// copies returns n replicas in a state, since began.
 func copies(n int, state plan.State) (out []plan.Replica) {
 	for i := range n {
 		out = append(out, plan.Replica{Name: fmt.Sprintf("%v-%d", state, i), Revision: 1, State: state, Since: began})

@@ -12,7 +12,7 @@ import (
 // TestParametersAreLoadedWhereReplicasGoNext checks clusters with plenty of memory. All functions
 // must find their parameters for as many further replicas as they have, and for four at least,
 // loaded where the placer puts the replicas. Until then, no node may load two at a time. At the
-// end, nothing may be loaded any more.
+// end, no node may load anything.
 func TestParametersAreLoadedWhereReplicasGoNext(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -149,9 +149,9 @@ func BenchmarkWarm(b *testing.B) {
 	}
 }
 
-// TestWhatStartsAheadIsPlacedLast checks that a replica that starts ahead of need never takes the
-// place of a first or second replica of a function with tasks, whatever their names are.
-func TestWhatStartsAheadIsPlacedLast(t *testing.T) {
+// TestReplicasAheadOfNeedArePlacedLast checks that a replica that starts ahead of need never takes
+// the place of a first or second replica of a function with tasks, whatever their names are.
+func TestReplicasAheadOfNeedArePlacedLast(t *testing.T) {
 	for name, placer := range map[string]plan.Placer{"spread": Spread{}, "first fit": FirstFit{}, "dispersed": Dispersed{}} {
 		t.Run(name, func(t *testing.T) {
 			s := world()

@@ -97,11 +97,11 @@ func warmer(f *function, x, y *node) int {
 // would take all of f.
 func (n *node) hasAll(f *function) bool { return f.replicas > 0 && n.of[f.i].replicas == f.replicas }
 
-// pressing reports whether f's next replica, if it has has of them, should start where its
-// parameters are. That is so if there are tasks, and if such a start saves more time than one task
-// takes or the saving is unknown. At the start of a step no task waits yet, so running tasks count.
-// Up to its minimum, a function's replicas stay apart, because that is the purpose of a minimum of
-// two.
+// pressing reports whether f's next replica should start where its parameters are. has is the
+// number of replicas that f has. That is so if there are tasks, and if such a start saves more time
+// than one task takes or the saving is unknown. At the start of a step no task waits yet, so
+// running tasks count. Up to its minimum, a function's replicas stay apart, because that is the
+// purpose of a minimum of two.
 func pressing(f *plan.Function, has int) bool {
 	if f.Waiting+f.Running == 0 || has > 0 && has < f.Min {
 		return false

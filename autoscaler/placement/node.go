@@ -250,8 +250,8 @@ func (n *node) find(f *function, most int) []int {
 	return n.able
 }
 
-// well is how many devices take something new.
-func (n *node) well() (count int) {
+// usableDevices returns how many devices take new replicas.
+func (n *node) usableDevices() (count int) {
 	for k := range n.devices {
 		if n.devices[k].Unavailable == "" {
 			count++

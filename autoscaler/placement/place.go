@@ -225,7 +225,7 @@ func (c *cluster) shortage(f *function, want, placed int) string {
 		}
 		devices, well := 0, 0
 		for _, n := range c.nodes {
-			devices, well = devices+len(n.Devices), well+n.well()
+			devices, well = devices+len(n.Devices), well+n.usableDevices()
 		}
 		need += fmt.Sprintf(", of %d that are there, %d of them well", devices, well)
 	}

@@ -48,7 +48,7 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 		if !ok || !f.Zero || len(w.Slots) > 0 || len(f.Replicas) > 0 {
 			continue
 		}
-		if n := c.bed(f); n != nil {
+		if n := c.sleepNode(f); n != nil {
 			if !n.of[f.i].zygote {
 				n.free -= n.cost(f)
 			}
@@ -106,9 +106,10 @@ func (l *list) warm() []plan.Warm {
 	return warm
 }
 
-// bed returns the node that keeps a sleeping function's zygote, or nil. That is a node that has it,
-// else the one with the most free memory that has room for it and a replica without evictions.
-func (c *cluster) bed(f *function) *node {
+// sleepNode returns the node that keeps a sleeping function's zygote, or nil. That is a node that
+// has it, else the one with the most free memory that has room for it and a replica without
+// evictions.
+func (c *cluster) sleepNode(f *function) *node {
 	var best *node
 	for _, n := range c.nodes {
 		if n.Unavailable != "" || !n.of[f.i].zygote && !n.hasRoomToLoad(f) {

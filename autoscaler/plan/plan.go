@@ -56,7 +56,7 @@ type Function struct {
 	CPUMilli int           // CPU request per replica in thousandths of a core; 0: none
 	CPULimit int           // CPU limit per replica in thousandths of a core, as declared; 0: none
 	CPUNow   int           // current CPU limit, if a plan has changed it; 0: as declared
-	// DeviceMemory is how many bytes a replica takes of each of its devices; 0: all of it,
+	// DeviceMemory is what a replica takes of each of its devices, in bytes; 0: all of it,
 	// exclusively.
 	DeviceMemory int64
 	Batch        int // largest batch; at least 1

@@ -82,8 +82,8 @@ func AddAllocator[M any](name string, a plan.Allocator[M]) {
 	added[name] = allocating[M]{a}
 }
 
-// gone has for each name of an earlier version what to use in its place.
-var gone = map[string]string{
+// renamed has, for each name of an earlier version, the name to use instead.
+var renamed = map[string]string{
 	"quart-persistence": `"quart", which is the same`,
 	"quart-qna":         `"quart"; its predictor of burstiness is compared by "make bench-cv"`,
 	"quart-attention":   `"quart"; its predictor of burstiness is compared by "make bench-cv"`,
@@ -110,7 +110,7 @@ func pick[P any](kind string, from map[string]P, name *string, fallback string) 
 		*name = fallback
 	}
 	p, ok := from[*name]
-	if instead := gone[*name]; !ok && instead != "" {
+	if instead := renamed[*name]; !ok && instead != "" {
 		return p, &NameError{Level: kind, Name: *name, Want: instead, Gone: true}
 	}
 	if !ok {

@@ -6,18 +6,21 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Line is service time as a line in the inverse of the quota: a + b/q with q in cores (Amdahl). A is what no quota makes shorter, B is
-// the CPU time that a batch takes; neither is below 0. QUART's compensator inverts it.
+// Line is service time as a line in the inverse of the quota: A + B/q, with q in cores (Amdahl). A
+// is the time that no quota makes shorter. B is the CPU time of a batch. Neither is below 0.
+// QUART's compensator inverts it.
 type Line struct {
 	A, B float64 // seconds, core seconds
-	R2   float64 // share of the variance that the line explains; 1 where all times are the same
+	R2   float64 // share of the variance that the line explains; 1 if all times are equal
 }
 
-// fewestQuotas is how many distinct quotas a line needs that is more than the two points it goes through.
+// fewestQuotas is the number of distinct quotas that a line needs. Any two points have a line
+// through them.
 const fewestQuotas = 3
 
-// Fit returns the line through points that differ in their quota alone, by least squares weighted with the points' batches; false for
-// fewer than three quotas. Points without a quota or a time do not count.
+// Fit returns the line through points that differ only in their quota. It uses least squares,
+// weighted with the points' numbers of batches. It returns false for fewer than three quotas.
+// Points without a quota or a time do not count.
 func Fit(points []plan.Point) (Line, bool) {
 	var quotas []int
 	var x, y, weight []float64
@@ -46,7 +49,7 @@ func Fit(points []plan.Point) (Line, bool) {
 		return Line{}, false
 	}
 	l := Line{B: max(xy/xx, 0), R2: 1}
-	if l.A = my - l.B*mx; l.A < 0 { // the best line that does not begin below 0 goes through it
+	if l.A = my - l.B*mx; l.A < 0 { // the best line among those through 0
 		l.A, l.B = 0, (xy+n*mx*my)/(xx+n*mx*mx)
 	}
 	var left, all float64
@@ -60,10 +63,10 @@ func Fit(points []plan.Point) (Line, bool) {
 	return l, true
 }
 
-// At is the service time with a quota in thousandths of a core, in seconds.
+// At returns the service time in seconds with a quota in thousandths of a core.
 func (l Line) At(quota int) float64 { return l.A + 1000*l.B/float64(max(quota, 1)) }
 
-// Group is the points of a batch size and a length, in the order of their quotas.
+// Group is the points of one batch size and length, sorted by quota.
 type Group struct {
 	Batch, Length int
 	Points        []Point

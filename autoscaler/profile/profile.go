@@ -14,36 +14,39 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Version is that of the stored and sent form of a [Profile].
+// Version is the version of the stored and sent form of a [Profile].
 const Version = 1
 
-// Profile is what was measured of a function. Image and Digest say of which one.
+// Profile holds the measurements of a function. Image and Digest identify what was measured.
 type Profile struct {
 	Version  int       `json:"version"`
 	Function string    `json:"function,omitempty"` // pipeline.Key
 	Image    string    `json:"image,omitempty"`
-	Digest   string    `json:"digest,omitempty"` // that the image was pinned to; empty: its name says what was run
-	Node     string    `json:"node,omitempty"`   // that it was measured on
+	Digest   string    `json:"digest,omitempty"` // digest of the image; empty: Image identifies it
+	Node     string    `json:"node,omitempty"`   // where it was measured
 	At       time.Time `json:"at"`               // the measurement's end
-	Relative float64   `json:"relative"`         // half width of the mean's 95 % confidence interval that was asked for, of the mean
-	Stale    bool      `json:"stale,omitempty"`  // the function's image is another one now: policies do not use it; of answers, not stored
-	Points   []Point   `json:"points"`           // sorted by CPU, batch, length
+	// requested half width of the mean's 95 % confidence interval, per mean
+	Relative float64 `json:"relative"`
+	// the function has another image now, so policies do not use it; in answers, not stored
+	Stale  bool    `json:"stale,omitempty"`
+	Points []Point `json:"points"` // sorted by CPU, batch, length
 }
 
-// Point is a cell's result. Times are of a batch, in seconds.
+// Point is the result of a cell. Times are per batch, in seconds.
 type Point struct {
 	Cell
-	Mean  float64 `json:"meanSeconds"`
-	Err   float64 `json:"errSeconds"` // half the width of the mean's 95 % confidence interval
-	CV    float64 `json:"cv"`
-	N     int     `json:"n"`               // batches
-	Loose bool    `json:"loose,omitempty"` // the interval is wider than asked for: the bound of batches came first
+	Mean float64 `json:"meanSeconds"`
+	Err  float64 `json:"errSeconds"` // half the width of the mean's 95 % confidence interval
+	CV   float64 `json:"cv"`
+	N    int     `json:"n"` // number of batches
+	// the interval is wider than requested, because the bound of batches was reached
+	Loose bool `json:"loose,omitempty"`
 }
 
-// Cell is what a point is measured with.
+// Cell is the setting of a point.
 type Cell struct {
-	CPUMilli int `json:"cpuMilli"` // that the replica might use, in thousandths of a core
-	Batch    int `json:"batch"`    // calls that ran together
+	CPUMilli int `json:"cpuMilli"` // CPU quota in thousandths of a core
+	Batch    int `json:"batch"`    // calls per batch
 	Length   int `json:"length"`   // of the input, in what the profile's author counts; 0: as it comes
 }
 
@@ -51,8 +54,8 @@ func (c Cell) compare(d Cell) int {
 	return cmp.Or(cmp.Compare(c.CPUMilli, d.CPUMilli), cmp.Compare(c.Batch, d.Batch), cmp.Compare(c.Length, d.Length))
 }
 
-// Cells is the sampling plan: each quota with each batch and each length. The largest quota comes first, so that what cannot be
-// measured at all is known soonest. Doubles are left out.
+// Cells returns the sampling plan: each quota with each batch and each length, without duplicates.
+// The largest quota comes first, so that cells that cannot be measured at all are known soonest.
 func Cells(cpu, batch, length []int) []Cell {
 	var out []Cell
 	cpu = slices.Compact(slices.Sorted(slices.Values(cpu)))
@@ -67,8 +70,9 @@ func Cells(cpu, batch, length []int) []Cell {
 	return out
 }
 
-// Quotas are those to measure when nobody says which: a quarter, half, once and twice what a replica may use, or a core where it
-// has no limit, as far as the node has that; all in thousandths of a core. Three of them are the least that a regression needs.
+// Quotas returns the default quotas, in thousandths of a core: a quarter, half, once and twice the
+// limit, without those that the node does not have. Without a limit, one core takes its place. A
+// regression needs at least three quotas.
 func Quotas(limit, node int) []int {
 	base := cmp.Or(limit, 1000)
 	var out []int
@@ -83,19 +87,19 @@ func Quotas(limit, node int) []int {
 	return out
 }
 
-// Bounds of what a profile may say.
+// Bounds of a profile's values.
 const (
 	MinCPU    = 10      // thousandths of a core, the least that a kernel enforces
 	maxCPU    = 1 << 20 // thousandths of a core
 	maxBatch  = 4096
 	maxLength = 1 << 30
 	maxPoints = 1024
-	longest   = 3600.0 // seconds of a batch
+	longest   = 3600.0 // seconds per batch
 	maxCV     = 100
 	maxN      = 1 << 30
 )
 
-// Validate reports everything that is wrong with p, each a [pipeline.FieldError] with its path.
+// Validate reports all faults of p, each as a [pipeline.FieldError] with its path.
 func (p Profile) Validate() error {
 	var errs []error
 	bad := func(path, got, want string) {
@@ -142,12 +146,12 @@ func (p Profile) Validate() error {
 
 func number(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 
-// Sort brings the points into their order.
+// Sort sorts the points by CPU, batch and length.
 func (p *Profile) Sort() {
 	slices.SortFunc(p.Points, func(a, b Point) int { return a.compare(b.Cell) })
 }
 
-// Plan returns the points in the words of policies; they are in order.
+// Plan returns the points as plan.Points, in the same order.
 func (p Profile) Plan() []plan.Point {
 	out := make([]plan.Point, 0, len(p.Points))
 	for _, pt := range p.Points {
@@ -158,17 +162,19 @@ func (p Profile) Plan() []plan.Point {
 	return out
 }
 
-// duration rounds up, so that no time that was measured is nothing.
+// duration converts seconds. It rounds up, so that no measured time becomes 0.
 func duration(seconds float64) time.Duration {
 	return time.Duration(math.Ceil(seconds * float64(time.Second)))
 }
 
-// Of tells whether p is of the image that a function has: by digest, or by name where there is none.
+// Of reports whether p was measured with a function's image: by digest, or by name if there is no
+// digest.
 func (p Profile) Of(image, digest string) bool {
 	return p.Digest == digest && (digest != "" || p.Image == image)
 }
 
-// Decode reads a stored profile. One of another version, or with points that cannot be, is an error.
+// Decode reads a stored profile. It returns an error if the version is unknown or a point is
+// invalid.
 func Decode(b []byte) (Profile, error) {
 	var p Profile
 	if err := json.Unmarshal(b, &p); err != nil {

@@ -44,11 +44,12 @@ func TestQuotas(t *testing.T) {
 	}
 }
 
-// TestIntervalsHoldTheMean measures series whose mean is known, stops as a measurement does, and counts how often the interval has the
-// mean in it.
+// TestIntervalsHoldTheMean measures series whose mean is known, and stops as a measurement does. It
+// counts how often the interval contains the mean.
 func TestIntervalsHoldTheMean(t *testing.T) {
 	rule := Rule{Relative: 0.1, For: 2 * time.Second, Most: 3000}
-	const each = 20 * time.Millisecond // that a batch takes, waits included: what correlates does for a tenth of a second
+	// time of a batch with its waits, so that correlates covers a tenth of a second
+	const each = 20 * time.Millisecond
 	for name, next := range map[string]func(r *rand.Rand, last float64) float64{
 		"even":         func(r *rand.Rand, _ float64) float64 { return 0.9 + 0.2*r.Float64() },
 		"exponential":  func(r *rand.Rand, _ float64) float64 { return r.ExpFloat64() },
@@ -140,7 +141,8 @@ func TestFit(t *testing.T) {
 		ms   [3]int // with 2, 1 and half a core
 		want Line
 	}{
-		"as if it began below 0": {[3]int{9, 20, 41}, Line{A: 0, B: (9*0.5 + 20*1 + 41*2) / 5.25 / 1000}}, // the best of those through 0
+		// the best line through 0
+		"as if it began below 0": {[3]int{9, 20, 41}, Line{A: 0, B: (9*0.5 + 20*1 + 41*2) / 5.25 / 1000}},
 		"slower with more CPU":   {[3]int{30, 20, 10}, Line{A: 0.020, B: 0}},
 	} {
 		var pts []plan.Point
@@ -220,7 +222,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// FuzzDecode: whatever is stored, what policies get is positive and in order, or nothing.
+// FuzzDecode checks that policies get positive points in order, or none, from any stored bytes.
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"version":1,"relative":0.05,"points":[{"cpuMilli":250,"batch":1,"length":0,"meanSeconds":0.04,"errSeconds":0.001,"cv":0.3,"n":60}]}`))
 	f.Add([]byte(`{"version":1,"relative":0.5,"points":[{"cpuMilli":10,"batch":4096,"meanSeconds":5e-324,"n":2},{"cpuMilli":1000,"batch":1,"meanSeconds":3600,"errSeconds":3600,"cv":100,"n":2}]}`))

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Head is the heads of the columns of [Profile.Rows].
+// Head returns the column heads of [Profile.Rows].
 func Head() []string {
 	return []string{"CPU", "BATCH", "LENGTH", "MEAN", "± 95 %", "CV", "BATCHES", "NOTE"}
 }
 
-// Rows is the points as a table shows them.
+// Rows returns the points as the rows of a table.
 func (p Profile) Rows() [][]string {
 	var out [][]string
 	for _, g := range p.Groups() {
@@ -36,7 +36,7 @@ func length(n int) string {
 	return strconv.Itoa(n)
 }
 
-// short is a duration with about three digits.
+// short formats a duration with about three digits.
 func short(seconds float64) string {
 	d := duration(seconds)
 	unit := time.Nanosecond
@@ -46,7 +46,7 @@ func short(seconds float64) string {
 	return d.Round(unit).String()
 }
 
-// Name says which group it is.
+// Name describes the group.
 func (g Group) Name() string {
 	name := fmt.Sprintf("batch %d", g.Batch)
 	if g.Length > 0 {
@@ -55,7 +55,7 @@ func (g Group) Name() string {
 	return name
 }
 
-// Say says what the line means; "" where there is none.
+// Say describes the line; "" if there is none.
 func (g Group) Say() string {
 	l, ok := g.Line()
 	if !ok {

@@ -6,25 +6,28 @@ import (
 	"slices"
 )
 
-// axis is the scale of values that are drawn, with round ends; vertical ones have from below to.
+// axis returns the scale for values from lo to hi, with round ends. On a vertical scale, from is
+// below to.
 func axis(lo, hi float64, log bool, from, to float64) scale {
 	if !log {
 		return fit(lo, hi, false, true, from, to)
 	}
-	if lo > hi { // nothing to show
+	if lo > hi { // no values
 		lo, hi = 1, 10
 	}
 	lo, hi = niceFloor(lo), niceCeil(hi)
-	for hi < 4.9*lo { // a factor of 5 at least
+	for hi < 4.9*lo { // at least a factor of 5
 		hi = niceCeil(hi * 1.01)
 	}
 	return scale{math.Log10(lo), math.Log10(hi), true, from, to}
 }
 
-// niceFloor is the greatest of 1, 2, 5 times a power of ten that is at most v > 0.
+// niceFloor returns the largest of 1, 2 or 5 times a power of ten that is at most v. v must be
+// positive.
 func niceFloor(v float64) float64 { return 1 / niceCeil(1/v) }
 
-// marks are round values in the scale; those of a logarithmic one are 1, 2 and 5 times a power of ten up to three and a bit of them.
+// marks returns about this many round values in the scale. On a logarithmic scale of up to about
+// three powers of ten, they are 1, 2 and 5 times each power.
 func (s scale) marks(about int) []float64 {
 	if !s.log || s.hi-s.lo <= 2 || s.hi-s.lo > 3.2 {
 		return s.ticks(about)
@@ -40,7 +43,7 @@ func (s scale) marks(about int) []float64 {
 	return out
 }
 
-// greatest is the value at the scale's end.
+// greatest returns the value at the scale's end.
 func (s scale) greatest() float64 {
 	if s.log {
 		return math.Pow(10, s.hi) * (1 + 1e-9)
@@ -48,12 +51,12 @@ func (s scale) greatest() float64 {
 	return s.hi
 }
 
-// shown says whether v has a place on the scale.
+// shown reports whether v has a place on the scale.
 func (s scale) shown(v float64) bool { return known(v) && (v > 0 || !s.log) }
 
 func known(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }
 
-// span is the least and the greatest of the values that have a place.
+// span holds the smallest and the largest of the values that have a place.
 type span struct{ lo, hi float64 }
 
 func (s *span) see(v float64, log bool) {
@@ -62,7 +65,7 @@ func (s *span) see(v float64, log bool) {
 	}
 }
 
-// grid draws the lines of a vertical scale, and labels to the left of them: labelWidth is what they need.
+// grid draws the lines of a vertical scale, and labels to the left of them. Labels need labelWidth.
 func (c *canvas) grid(y scale, left, right float64) {
 	for _, v := range y.marks(5) {
 		c.line("g", left, y.at(v), right, y.at(v))
@@ -70,7 +73,7 @@ func (c *canvas) grid(y scale, left, right float64) {
 	}
 }
 
-// labelWidth is what the labels of a vertical scale need.
+// labelWidth returns the width that the labels of a vertical scale need.
 func (s scale) labelWidth() float64 {
 	w := 0.0
 	for _, v := range s.marks(5) {
@@ -79,7 +82,7 @@ func (s scale) labelWidth() float64 {
 	return w + 8
 }
 
-// head draws a panel's title and what its values are, and returns where they end.
+// head draws a panel's title and its unit, and returns the y below them.
 func (c *canvas) head(title, unit string, at box) float64 {
 	y := at.y
 	for _, l := range wrap(title, at.w/1.1, 13) {
@@ -97,7 +100,8 @@ func headHeight(title, unit string, width float64) float64 {
 	return 17*float64(len(wrap(title, width/1.1, 13))) + 15*float64(len(wrap(unit, width, 11))) + 8
 }
 
-// across draws horizontal marks from left to right, with their names to the right of it: none on another.
+// across draws horizontal marks from left to right, with their names at the right end. Names do not
+// overlap.
 func (c *canvas) across(marks []Mark, y scale, left, right float64) {
 	below := math.Inf(-1)
 	sorted := slices.Clone(marks)

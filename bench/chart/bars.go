@@ -6,33 +6,34 @@ import (
 	"strings"
 )
 
-// Bars is a panel of bars in groups: a bar of each series in every group. Values are at least 0; what is not known is NaN and shown as n/a.
+// Bars is a panel of grouped bars, with one bar of each series per group. Values are at least 0.
+// NaN means unknown, and is shown as n/a.
 type Bars struct {
 	Title  string
-	Unit   string // what the values are: "mean latency, s"
+	Unit   string // of the values: "mean latency, s"
 	Groups []string
 	Series []BarSeries
 	Log    bool
-	Top    float64 // the axis reaches up to it at least
-	Guides []Mark  // across the panel; Vertical is not used
+	Top    float64 // the axis ends here or above
+	Guides []Mark  // lines across the panel; Vertical is not used
 }
 
-// BarSeries has a value a group.
+// BarSeries is a series with one value per group.
 type BarSeries struct {
 	Name   string
 	Style  int
 	Values []float64
-	Ends   []Ends   // of whiskers; nil: none. One that goes on beyond the axis has no end there
-	Notes  []string // put behind each value: "†"; nil: none
+	Ends   []Ends   // of whiskers; nil: none. A whisker beyond the axis is drawn without its end
+	Notes  []string // text after each value: "†"; nil: none
 }
 
-// Ends are those of an interval around a value; NaN: there is none.
+// Ends are the ends of an interval around a value. NaN means that there is none.
 type Ends struct{ Low, High float64 }
 
 const (
 	barsPlotH = 185
 	barShare  = .86 // of a group's width
-	leastTurn = 11  // pixels that a label needs to stand on its end
+	leastTurn = 11  // width in pixels that a turned label needs
 )
 
 func (p Bars) check() error {
@@ -70,21 +71,21 @@ func (p Bars) keys() []key {
 	return out
 }
 
-// height has room for the names of groups at their highest.
+// height leaves room for the highest possible names of groups.
 func (p Bars) height(width float64) float64 {
 	g := p.geometry(box{w: width})
 	return headHeight(p.Title, p.Unit, width) + barsPlotH + g.namesH
 }
 
-// barGeometry is where things are in a panel of bars.
+// barGeometry holds the positions in a panel of bars.
 type barGeometry struct {
-	plot         box // of the bars, labels above them included
+	plot         box // of the bars, with the labels above them
 	y            scale
 	group, bar   float64 // widths
-	turned       bool    // labels of bars stand on their ends
+	turned       bool    // labels of bars are turned
 	labels       bool
-	names        [][]string // of groups, in lines; nil: turned
-	namesH, room float64    // for names below the plot; for labels above the highest bar
+	names        [][]string // of groups, by line; nil: turned
+	namesH, room float64    // height for names below the plot, and for labels above the highest bar
 }
 
 func (p Bars) geometry(at box) barGeometry {
@@ -97,14 +98,15 @@ func (p Bars) geometry(at box) barGeometry {
 			}
 		}
 	}
-	s.hi = max(s.hi, min(ends, 2*s.hi)) // intervals of few values may be many times as long as bars
+	// an interval of few values may be many times as long as its bar
+	s.hi = max(s.hi, min(ends, 2*s.hi))
 	for _, g := range p.Guides {
 		s.see(g.At, p.Log)
 	}
 	s.see(p.Top, p.Log)
 	low := 0.0
 	if p.Log {
-		low = s.lo / 1.3 // the least bar is seen, too
+		low = s.lo / 1.3 // so that the smallest bar is visible
 	}
 	var g barGeometry
 	y := axis(low, s.hi, p.Log, 1, 0)
@@ -137,7 +139,8 @@ func (p Bars) geometry(at box) barGeometry {
 	return g
 }
 
-// groupNames breaks names into lines that fit below their groups; where a word does not, all are turned, and names is nil.
+// groupNames breaks names into lines that fit below their groups. If a word does not fit, all names
+// are turned, and names is nil.
 func groupNames(groups []string, width float64) (names [][]string, height float64) {
 	lines := 1
 	for _, n := range groups {
@@ -151,10 +154,10 @@ func groupNames(groups []string, width float64) (names [][]string, height float6
 	return names, 15*float64(lines) + 8
 }
 
-// everyNth of turned names has space, a group being so wide.
+// everyNth returns n if every n-th turned name has space, for groups of this width in pixels.
 func everyNth(width float64) int { return max(int(math.Ceil(13/width)), 1) }
 
-// label is what is written at bar i.
+// label returns the text at bar i.
 func (s BarSeries) label(i int) string {
 	text := "n/a"
 	if known(s.Values[i]) {
@@ -182,13 +185,13 @@ func (p Bars) draw(c *canvas, at box) {
 	each(p.bar)
 	c.line("a", g.plot.x, g.y.from, right, g.y.from)
 	c.across(p.Guides, g.y, g.plot.x, right)
-	each(p.label) // over all else
+	each(p.label) // above everything else
 	for i := range p.Groups {
 		p.name(c, g, i)
 	}
 }
 
-// bar draws bar i of a series at x, and its whisker.
+// bar draws bar i of a series at x, with its whisker.
 func (p Bars) bar(c *canvas, g barGeometry, s BarSeries, i int, x float64) {
 	v := s.Values[i]
 	if !g.y.shown(v) {
@@ -204,7 +207,7 @@ func (p Bars) bar(c *canvas, g barGeometry, s BarSeries, i int, x float64) {
 	}
 }
 
-// label writes the value of bar i of a series above it, in as far as there is space.
+// label writes the value of bar i of a series above it, if there is space.
 func (p Bars) label(c *canvas, g barGeometry, s BarSeries, i int, x float64) {
 	v, middle, end := s.Values[i], x+g.bar/2, g.y.from
 	if g.y.shown(v) {
@@ -236,7 +239,7 @@ func (c *canvas) whisker(x, tick float64, y scale, e Ends) {
 		low = y.at(e.Low)
 	}
 	c.line("w", x, low, x, high)
-	if e.High <= y.greatest() { // else it goes on
+	if e.High <= y.greatest() { // otherwise the whisker continues beyond the axis
 		c.line("w", x-tick, high, x+tick, high)
 	}
 	if low < y.from {
@@ -244,7 +247,8 @@ func (c *canvas) whisker(x, tick float64, y scale, e Ends) {
 	}
 }
 
-// name writes the name of group i below it; of groups that are narrower than a line, as many as fit.
+// name writes the name of group i below it. If groups are narrower than a line, it writes as many
+// names as fit.
 func (p Bars) name(c *canvas, g barGeometry, i int) {
 	x := g.plot.x + (float64(i)+.5)*g.group
 	if g.names == nil {

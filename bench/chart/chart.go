@@ -1,6 +1,7 @@
-// Package chart draws measurements as SVG, readable on light and dark backgrounds. A [Figure] has panels of bars, points and matrices of
-// ratios; a [Plot] has lines; a [Chart] has time series one above the other on a shared axis, because queue lengths and replica counts do
-// not share a scale.
+// Package chart draws measurements as SVG that is readable on light and dark backgrounds. A
+// [Figure] has panels of bars, points and matrices of ratios. A [Plot] has lines. A [Chart] has
+// time series, one above the other on a shared time axis, because queue lengths and replica counts
+// do not share a scale.
 package chart
 
 import (
@@ -14,14 +15,14 @@ import (
 // Series is one quantity over time.
 type Series struct {
 	Name   string
-	Values []float64 // at the X of the chart
+	Values []float64 // one per X of the chart
 }
 
-// Chart is a drawing's content.
+// Chart is a drawing of time series.
 type Chart struct {
 	Title string
 	X     []float64 // seconds, ascending
-	Steps bool      // values hold until the next one, instead of being joined by lines
+	Steps bool      // values hold until the next one; otherwise lines join them
 	Rows  []Series
 }
 
@@ -41,7 +42,7 @@ text{font:12px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:6
 @media (prefers-color-scheme:dark){text{fill:#e6edf3}.a{stroke:#8b949e}.g{stroke:#30363d}.m{fill:#8b949e}}
 </style>`
 
-// WriteSVG draws c. It returns an error when a row has not as many values as X.
+// WriteSVG draws c. It returns an error if a row does not have one value per X.
 func (c Chart) WriteSVG(w io.Writer) error {
 	for _, r := range c.Rows {
 		if len(r.Values) != len(c.X) {
@@ -102,7 +103,8 @@ func (c Chart) axis(b *strings.Builder, y int) {
 	}
 }
 
-// niceCeil is the least of 1, 2, 5 times a power of ten that is at least v; 1 for what is not positive.
+// niceCeil returns the smallest of 1, 2 or 5 times a power of ten that is at least v. It returns 1
+// if v is not positive.
 func niceCeil(v float64) float64 {
 	if v <= 0 {
 		return 1

@@ -9,21 +9,22 @@ import (
 	"strings"
 )
 
-// Figure is panels that belong together, in a file of its own: a title, one legend for all of them, and notes.
+// Figure is a file with several panels: a title, one legend for all panels, and notes.
 //
-// Series that have a Name and a Style in several panels are one in the legend. A style is a number from 0: a colour, a shape of points
-// and a hatching of bars that together differ from those of the next 49 styles, so that nobody needs the colour alone.
+// Series with equal Name and Style in several panels have one entry in the legend. A style is a
+// number from 0. It stands for a colour, a shape of points and a hatching of bars. 50 consecutive
+// styles all look different, and nobody needs the colour alone to tell neighbours apart.
 type Figure struct {
 	Title   string
-	Notes   []string // below the panels: where the numbers are from
-	Columns int      // panels in a row; 0: 1
+	Notes   []string // below the panels: the source of the numbers
+	Columns int      // panels per row; 0: 1
 	Panels  []Panel
 }
 
 // Panel is a drawing in a Figure: [Bars], [Scatter] or [Heat].
 type Panel interface {
-	check() error // that its lengths match
-	keys() []key  // what the legend says of it
+	check() error // checks that lengths match
+	keys() []key  // its entries in the legend
 	height(width float64) float64
 	draw(c *canvas, at box)
 }
@@ -52,7 +53,7 @@ const (
 	panelGap  = 16
 )
 
-// WriteSVG draws f. It returns an error when lengths in a panel do not match.
+// WriteSVG draws f. It returns an error if lengths in a panel do not match.
 func (f Figure) WriteSVG(w io.Writer) error {
 	var errs []error
 	for i, p := range f.Panels {
@@ -81,7 +82,7 @@ func (f Figure) WriteSVG(w io.Writer) error {
 	return err
 }
 
-// keys are those of all panels, each once.
+// keys returns the entries of all panels, each once.
 func (f Figure) keys() []key {
 	var out []key
 	for _, p := range f.Panels {
@@ -97,7 +98,7 @@ func (f Figure) keys() []key {
 	return out
 }
 
-// panels draws the rows of panels below y and returns where they end.
+// panels draws the rows of panels below y, and returns the y below them.
 func (f Figure) panels(c *canvas, y float64) float64 {
 	columns := max(f.Columns, 1)
 	w := (figureW - 2*figurePad - float64(columns-1)*panelGap) / float64(columns)
@@ -114,17 +115,17 @@ func (f Figure) panels(c *canvas, y float64) float64 {
 	return y
 }
 
-// title draws the title at the top and returns where it ends.
+// title draws the title at the top, and returns the y below it.
 func (c *canvas) title(s string) float64 {
 	y := 8.0
-	for _, l := range wrap(s, (figureW-2*figurePad)/1.1, 15) { // 1.1: it is bold
+	for _, l := range wrap(s, (figureW-2*figurePad)/1.1, 15) { // 1.1 because it is bold
 		y += 18
 		c.text("t", figurePad, y-4, "start", l)
 	}
 	return y + 4
 }
 
-// legend draws entries in as many lines as they need and returns where they end.
+// legend draws entries in as many lines as they need, and returns the y below them.
 func (c *canvas) legend(keys []key, y float64) float64 {
 	if len(keys) == 0 {
 		return y + 4
@@ -142,7 +143,7 @@ func (c *canvas) legend(keys []key, y float64) float64 {
 	return y + 28
 }
 
-// symbol draws what stands for a series in the legend, in a field of 18 by 14.
+// symbol draws a series' symbol in the legend, in a field of 18 by 14 pixels.
 func (c *canvas) symbol(k key, x, y float64) {
 	switch k.kind {
 	case ofBars:

@@ -18,7 +18,7 @@ var contenders = []string{"ours", "Knative KPA", "Kubernetes HPA", "INFless", "I
 
 var models = []string{"BERT-21B", "LLAMA-7B", "Whisper-9B", "OPT-66B", "WideResNet-3B"}
 
-// value is some figure of contender k on i: the same in all runs.
+// value returns a made-up figure of contender k on i. It is equal in all runs.
 func value(k, i int) float64 { return math.Exp(math.Sin(float64(7*k+3*i))) * (1 + float64(k)/4) }
 
 func barsOf(title string, log bool, groups []string) Bars {
@@ -84,7 +84,7 @@ func heatOf(title string, rows, columns int) Heat {
 	return p
 }
 
-// drawings are golden, and looked at.
+// drawings returns the figures of the golden files. Look at the files after a change.
 func drawings() map[string]Figure {
 	notes := []string{"Seeds 1 to 10; whiskers are 95 % confidence intervals (Student's t). † more than 0.1 % of the requests failed. n/a: not measured, because the load of this trace needs more than what the cluster of this study has."}
 	narrow := Bars{Title: "Three", Unit: "ratio", Groups: []string{"no corrector", "no PID controller", "none"}, Series: []BarSeries{{Name: "BERT-21B", Values: []float64{1.25, .5, 1}}}}
@@ -111,7 +111,8 @@ func TestFigures(t *testing.T) {
 
 var noNumber = regexp.MustCompile(`[ ",](NaN|[+-]?Inf)[ ",]`)
 
-// legible fails if the drawing is not well-formed, has what is no number, or has texts on one another or beyond its edges.
+// legible fails if the drawing is not well-formed or has NaN or infinite numbers. It also fails if
+// texts overlap or leave the drawing.
 func legible(t *testing.T, svg string) {
 	t.Helper()
 	if noNumber.MatchString(svg) {
@@ -168,13 +169,14 @@ func number(s string) float64 {
 	return v
 }
 
-// place is the box of a text: its letters from a third of its size below to two thirds above what it stands on.
+// place returns the box of a text. Letters reach from a third of the size below the baseline to two
+// thirds above it.
 func place(a map[string]string, text string) box {
 	size := 12.0
 	for _, class := range strings.Fields(a["class"]) {
 		size = map[string]float64{"t": 15 * 1.1, "p": 13 * 1.1, "n": 11, "s": 10, "m": size, "o": size}[class]
 		if size == 0 {
-			size = 11 // e0 ... of heat maps
+			size = 11 // e0 and so on, in heat maps
 		}
 	}
 	w, before := textWidth(text, size), map[string]float64{"start": 0, "middle": .5, "end": 1}[a["text-anchor"]]
@@ -214,7 +216,7 @@ func TestTextsKeepApartInPanelsOfAnySize(t *testing.T) {
 	}
 }
 
-func TestFigureSaysWhatDoesNotMatch(t *testing.T) {
+func TestFigureRefusesLengthsThatDoNotMatch(t *testing.T) {
 	one, two := []float64{1}, []float64{1, 2}
 	for want, p := range map[string]Panel{
 		`bars "t": series "s" has 1 values, want one for each of 2 groups`: Bars{Title: "t", Groups: []string{"a", "b"}, Series: []BarSeries{{Name: "s", Values: one}}},
@@ -241,7 +243,8 @@ func TestFigureSaysWhatDoesNotMatch(t *testing.T) {
 func TestFront(t *testing.T) {
 	x, y := axis(1, 10, false, 0, 1), axis(1, 10, false, 0, 1)
 	p := Points{X: []float64{3, 1, 2, 2, 4, math.NaN(), 5}, Y: []float64{3, 9, 5, 4, 3, 0, 2.5}}
-	if got := fmt.Sprint(p.front(x, y)); got != "[1 3 0 6]" { // 2 and 4 are beaten, 5 is nowhere
+	// 2 and 4 are worse than others, 5 has no place
+	if got := fmt.Sprint(p.front(x, y)); got != "[1 3 0 6]" {
 		t.Errorf("front %s", got)
 	}
 }
@@ -273,7 +276,8 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// Machado, Oliveira, Fernandes 2009, severity 1, in linear RGB: what eyes without one kind of cones see.
+// Machado, Oliveira, Fernandes 2009, severity 1, in linear RGB: how people without one kind of
+// cones see colours.
 var eyes = map[string][9]float64{
 	"all cones": {1, 0, 0, 0, 1, 0, 0, 0, 1},
 	"no long":   {.152286, 1.052583, -.204868, .114503, .786281, .099216, -.003882, -.048116, 1.051998},
@@ -281,7 +285,7 @@ var eyes = map[string][9]float64{
 	"no short":  {1.255528, -.076749, -.178779, -.078411, .930809, .147602, .004733, .691367, .3039},
 }
 
-// oklab is a colour as seen, where distances are differences that are seen (Ottosson 2020).
+// oklab converts a colour to a space in which distances are perceived differences (Ottosson 2020).
 func oklab(color string, eye [9]float64) [3]float64 {
 	var in [3]uint8
 	_, _ = fmt.Sscanf(color, "#%02x%02x%02x", &in[0], &in[1], &in[2])
@@ -302,7 +306,7 @@ func oklab(color string, eye [9]float64) [3]float64 {
 	return [3]float64{.2104542553*l + .793617785*m - .0040720468*s, 1.9779984951*l - 2.428592205*m + .4505937099*s, .0259040371*l + .7827717662*m - .808675766*s}
 }
 
-func TestStylesAreToldApart(t *testing.T) {
+func TestStylesDifferForAnyColourVision(t *testing.T) {
 	seen := map[string]int{}
 	for i := range 50 {
 		look := fmt.Sprint(styleColor(i), hatch(i))
@@ -331,7 +335,7 @@ func TestStylesAreToldApart(t *testing.T) {
 	}
 }
 
-func TestHeatTextsAreRead(t *testing.T) {
+func TestHeatTextsHaveContrast(t *testing.T) {
 	for _, colors := range [][heatSteps]string{heatLight, heatDark} {
 		for _, c := range colors {
 			if got := max(contrast(c, "#111111"), contrast(c, "#ffffff")); got < 4.5 {

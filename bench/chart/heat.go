@@ -7,27 +7,29 @@ import (
 	"strings"
 )
 
-// Heat is a panel with a matrix of ratios: numbers in cells whose colours say how far, in factors, they are from Even, and to which side.
+// Heat is a panel with a matrix of ratios. The colour of a cell shows how far its number is from
+// Even, as a factor, and on which side.
 type Heat struct {
 	Title          string
-	XTitle, YTitle string // what columns and rows are
+	XTitle, YTitle string // titles of columns and rows
 	Rows, Columns  []string
-	Values         [][]float64 // a row each; above 0, or NaN: n/a
-	Notes          [][]string  // put behind each value; nil: none
-	Even           float64     // neither good nor bad; 0: 1
-	Below, Above   string      // what it means to be below or above Even, for the key
+	Values         [][]float64 // one slice per row; above 0, or NaN for n/a
+	Notes          [][]string  // text after each value; nil: none
+	Even           float64     // the neutral ratio; 0: 1
+	Below, Above   string      // meaning of ratios below and above Even, for the key
 }
 
-// heatSteps are the colours: as many to either side of the middle one.
+// heatSteps is the number of colours: one in the middle, and equally many on both sides.
 const heatSteps = 9
 
-// The colours of cells and of the texts on them, from far below to far above: blue to orange, which all eyes tell apart.
+// The colours of cells and of their texts, from far below to far above. Blue and orange are told
+// apart with any kind of colour vision.
 var (
 	heatLight = [heatSteps]string{"#2166ac", "#4a90c9", "#8fbfe0", "#cfe3f1", "#f0f0f0", "#fbdcb8", "#f5b469", "#dd8326", "#b35806"}
 	heatDark  = [heatSteps]string{"#5fb0f5", "#3f86c6", "#2c5f91", "#22405f", "#2a2f36", "#573a1b", "#875419", "#c0761c", "#f0a040"}
 )
 
-// heatStyle gives each cell the text that is read best on it.
+// heatStyle gives each cell the text colour with the best contrast.
 func heatStyle(colors [heatSteps]string) string {
 	var b strings.Builder
 	for i, c := range colors {
@@ -40,16 +42,16 @@ func heatStyle(colors [heatSteps]string) string {
 	return b.String() + ".dn{fill:none}.en{fill:#808890}"
 }
 
-// contrast is that of two colours (WCAG 2.1, contrast ratio): 1 to 21.
+// contrast returns the contrast of two colours, 1 to 21 (WCAG 2.1, contrast ratio).
 func contrast(a, b string) float64 {
 	x, y := luminance(a), luminance(b)
 	return (max(x, y) + .05) / (min(x, y) + .05)
 }
 
-// luminance of #rrggbb is 0 to 1 (WCAG 2.1, relative luminance).
+// luminance returns the luminance of #rrggbb, 0 to 1 (WCAG 2.1, relative luminance).
 func luminance(color string) float64 {
 	var rgb [3]uint8
-	_, _ = fmt.Sscanf(color, "#%02x%02x%02x", &rgb[0], &rgb[1], &rgb[2]) // of this package's own colours
+	_, _ = fmt.Sscanf(color, "#%02x%02x%02x", &rgb[0], &rgb[1], &rgb[2]) // a colour of this package
 	sum := 0.0
 	for i, part := range []float64{.2126, .7152, .0722} {
 		v := float64(rgb[i]) / 255
@@ -101,7 +103,7 @@ func (p Heat) height(width float64) float64 {
 	return headHeight(p.Title, "", width) + p.titleHeight() + p.namesHeight(width) + float64(len(p.Rows))*cellH + heatKeyH
 }
 
-// geometry is where cells begin, and how wide each is.
+// geometry returns where cells begin, and how wide each is.
 func (p Heat) geometry(width float64) (left, cell float64) {
 	left = max(widest(p.Rows, 12), textWidth(p.YTitle, 11)) + 10
 	return left, min(max((width-left)/float64(max(len(p.Columns), 1)), 4), mostCell)
@@ -127,7 +129,8 @@ func (p Heat) even() float64 {
 	return p.Even
 }
 
-// reach is the factor from Even that has the last colour: of the farthest value, rounded up, at least 1.25.
+// reach returns the factor from Even for the last colour. It is that of the farthest value, rounded
+// up, and at least 1.25.
 func (p Heat) reach() float64 {
 	far := 0.0
 	for _, row := range p.Values {
@@ -145,7 +148,7 @@ func (p Heat) reach() float64 {
 	return 100
 }
 
-// step is the colour of v: the middle one within 2.5 % of Even.
+// step returns the colour of v. Within 2.5 % of Even, it is the middle one.
 func (p Heat) step(v, reach float64) string {
 	if !known(v) {
 		return "n"
@@ -210,7 +213,7 @@ func (p Heat) cell(c *canvas, at box, v, reach float64, note string) {
 	}
 }
 
-// scale draws what the colours mean.
+// scale draws the key of the colours.
 func (p Heat) scale(c *canvas, x, y float64, at box, reach float64) {
 	const w = 26
 	x = max(min(x, at.x+at.w-heatSteps*w-20), at.x+20)

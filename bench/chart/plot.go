@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// Line is a quantity over another; NaN in Y is a gap.
+// Line is a quantity over another. NaN in Y is a gap.
 type Line struct {
 	Name  string
-	Color int // of Palette; below 0: grey
+	Color int // index in Palette; below 0: grey
 	X, Y  []float64
 	Steps bool // values hold until the next one
 	Area  bool // filled down to 0
@@ -25,25 +25,27 @@ type Mark struct {
 	Vertical bool
 }
 
-// Plot draws several lines over common axes, with a legend, to be put into a page as it is. Styled by [PlotStyle].
+// Plot draws several lines over common axes, with a legend. It is put into a page as it is, with
+// the style [PlotStyle].
 type Plot struct {
 	Title      string
 	Unit       func(float64) string // of Y; nil: plain numbers
 	XUnit      func(float64) string
 	LogX, LogY bool
-	TopY       float64 // the largest Y of the axis; 0: of the values
+	TopY       float64 // largest Y of the axis; 0: that of the values
 	Lines      []Line
 	Marks      []Mark
 	Tips       []Tip
 }
 
-// Tip is shown where the pointer is over [From, To) of X.
+// Tip is a text that appears while the pointer is over [From, To) of X.
 type Tip struct {
 	From, To float64
 	Text     string
 }
 
-// Palette are the colours of lines, told apart on light and dark backgrounds and by those who see fewer of them.
+// Palette has the colours of lines. They differ on light and dark backgrounds, and for people with
+// any kind of colour vision.
 var Palette = [...]string{"#3b82f6", "#e08a1e", "#20a46b", "#c0508f", "#8a6fe0", "#159aa8", "#d6544a", "#8a8f2a", "#7d8590", "#a0622d"}
 
 // PlotStyle is the style sheet of plots.
@@ -57,9 +59,9 @@ const (
 	plotL, plotR, plotTop, plotBottom = 58, 16, 56, 32
 )
 
-// scale maps values of an axis to places.
+// scale maps values of an axis to positions.
 type scale struct {
-	lo, hi   float64 // their logarithms, on a logarithmic axis
+	lo, hi   float64 // on a logarithmic axis, their logarithms
 	log      bool
 	from, to float64
 }
@@ -72,13 +74,13 @@ func (s scale) at(v float64) float64 {
 	return s.from + (v-s.lo)/(s.hi-s.lo)*(s.to-s.from)
 }
 
-// ticks are round values in the scale.
+// ticks returns about this many round values in the scale.
 func (s scale) ticks(about int) []float64 {
 	var out []float64
 	if !s.log {
 		step := niceCeil((s.hi - s.lo) / float64(about))
 		for i := math.Ceil(s.lo/step - 1e-9); i*step <= s.hi*(1+1e-9); i++ {
-			out = append(out, i*step+0) // never -0
+			out = append(out, i*step+0) // +0 avoids -0
 		}
 		return out
 	}
@@ -123,7 +125,7 @@ func (p Plot) scales() (x, y scale) {
 }
 
 func fit(lo, hi float64, log, round bool, from, to float64) scale {
-	if lo > hi { // nothing to show
+	if lo > hi { // no values
 		lo, hi = 1, 10
 	}
 	if log {
@@ -147,15 +149,15 @@ func fit(lo, hi float64, log, round bool, from, to float64) scale {
 	return scale{lo, hi, false, from, to}
 }
 
-// plotColors are what PlotStyle refers to, in a file of its own.
+// plotColors sets the colours to which PlotStyle refers, in a separate file.
 const plotColors = `svg{--text:#24292f;--muted:#57606a;--line:#d0d7de}@media (prefers-color-scheme:dark){svg{--text:#e6edf3;--muted:#8b949e;--line:#30363d}}`
 
-// WriteFile draws p as a file of its own, on any background.
+// WriteFile draws p as a separate file, for any background.
 func (p Plot) WriteFile(w io.Writer) error {
 	return p.draw(w, "<style>"+plotColors+PlotStyle+"</style>")
 }
 
-// WriteColumn draws plots one above the other as a picture of their own.
+// WriteColumn draws plots one above the other as a separate file.
 func WriteColumn(w io.Writer, plots ...Plot) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d"><style>%s</style>`,
@@ -228,7 +230,7 @@ func color(i int) string {
 	return Palette[i%len(Palette)]
 }
 
-// draw draws the line in as many pieces as its gaps make of it.
+// draw draws the line, in one piece between each two gaps.
 func (l Line) draw(b *strings.Builder, x, y scale) {
 	var points []string
 	last, begin := 0.0, 0.0

@@ -31,8 +31,10 @@ func TestPlot(t *testing.T) {
 	p := Plot{
 		Title: "a < b", LogX: true, LogY: true,
 		Lines: []Line{
-			{Name: "one", X: []float64{1, 2, 3, 4, 5}, Y: []float64{1, 10, math.NaN(), 5, 50}},   // two pieces
-			{Name: "two", X: []float64{0, 2, 3}, Y: []float64{1, 0, 7}, Area: true, Steps: true}, // what has no logarithm is a gap: a dot is left
+			// two pieces
+			{Name: "one", X: []float64{1, 2, 3, 4, 5}, Y: []float64{1, 10, math.NaN(), 5, 50}},
+			// 0 has no logarithm: a gap, and a dot before it
+			{Name: "two", X: []float64{0, 2, 3}, Y: []float64{1, 0, 7}, Area: true, Steps: true},
 		},
 		Marks: []Mark{{Name: "objective", At: 2}, {Name: "limit", At: 4, Vertical: true}},
 		Tips:  []Tip{{1, 2, "tip"}},

@@ -13,31 +13,33 @@ type Scatter struct {
 	Title          string
 	XTitle, YTitle string // with units
 	LogX, LogY     bool
-	XMarks         []float64 // where the horizontal axis has labels; nil: at round values
-	TopY           float64   // the vertical axis reaches up to it at least
+	XMarks         []float64 // labels of the horizontal axis; nil: at round values
+	TopY           float64   // the vertical axis ends here or above
 	Series         []Points
 	Guides         []Mark
 }
 
-// Points are those of one series. One with a NaN, or with what has no logarithm on such an axis, is not drawn.
+// Points are the points of one series. Points with a NaN are not drawn, nor are points without a
+// logarithm on a logarithmic axis.
 type Points struct {
 	Name   string
 	Style  int
 	X, Y   []float64
-	Ends   []Ends   // of whiskers, around each Y; nil: none
-	Strong []int    // points that stand out: larger, with an edge; the others are pale when there is one
-	Tips   []string // shown where the pointer is on a point; nil: none
+	Ends   []Ends   // of whiskers around each Y; nil: none
+	Strong []int    // points that stand out, larger and with an edge; then the others are pale
+	Tips   []string // text while the pointer is on a point; nil: none
 	Join   Join
 }
 
-// Join says which line goes through points.
+// Join selects the line through points.
 type Join int
 
-// The joins.
+// The values of Join.
 const (
 	Loose  Join = iota // none
-	Joined             // from each to the next one
-	// Front is the Pareto front of points where less is better on both axes, as stairs: what lies on it or above can be had.
+	Joined             // from each to the next
+	// Front is the Pareto front as stairs, with less being better on both axes. All points are on it
+	// or above.
 	Front
 )
 
@@ -79,7 +81,7 @@ func (p Scatter) height(width float64) float64 {
 	return headHeight(p.Title, p.YTitle, width) + 14*float64(len(p.upright())) + scatterPlotH + 40
 }
 
-// upright are the vertical guides.
+// upright returns the vertical guides.
 func (p Scatter) upright() []Mark {
 	return slices.DeleteFunc(slices.Clone(p.Guides), func(m Mark) bool { return !m.Vertical })
 }
@@ -107,7 +109,7 @@ func (p Scatter) draw(c *canvas, at box) {
 	for _, s := range p.Series {
 		s.points(c, x, y, false)
 	}
-	for _, s := range p.Series { // on top of all others
+	for _, s := range p.Series { // above everything else
 		s.points(c, x, y, true)
 	}
 }
@@ -146,7 +148,7 @@ func (p Scatter) axes(at box, top float64) (x, y scale) {
 	if p.XMarks == nil {
 		return axis(sx.lo, sx.hi, p.LogX, left, at.x+at.w-right), y
 	}
-	const edge = 14 // no point sits on the vertical axis
+	const edge = 14 // keeps points off the vertical axis
 	x = fit(sx.lo, sx.hi, false, false, left+edge, at.x+at.w-right-edge)
 	if p.LogX {
 		x = scale{math.Log10(sx.lo), max(math.Log10(sx.hi), math.Log10(sx.lo)+.1), true, x.from, x.to}
@@ -156,7 +158,7 @@ func (p Scatter) axes(at box, top float64) (x, y scale) {
 	return x, y
 }
 
-// below draws the labels of the horizontal axis, as many as fit, and its title.
+// below draws the title of the horizontal axis, and as many of its labels as fit.
 func (p Scatter) below(c *canvas, x, y scale) {
 	ticks := p.XMarks
 	if ticks == nil {
@@ -174,7 +176,7 @@ func (p Scatter) below(c *canvas, x, y scale) {
 	c.text("m n", (x.from+x.to)/2, y.from+33, "middle", p.XTitle)
 }
 
-// lines draws the line through the points and their whiskers.
+// lines draws the line through the points, and their whiskers.
 func (s Points) lines(c *canvas, x, y scale) {
 	var at []string
 	flush := func() {
@@ -215,7 +217,7 @@ func (s Points) lines(c *canvas, x, y scale) {
 	flush()
 }
 
-// front are the points that no other one is below and left of, from left to right.
+// front returns the points that have no other point below and left of them, from left to right.
 func (s Points) front(x, y scale) []int {
 	var order, out []int
 	for i := range s.X {
@@ -234,7 +236,7 @@ func (s Points) front(x, y scale) []int {
 	return out
 }
 
-// points draws those that stand out, or the others.
+// points draws the points that stand out, or the others.
 func (s Points) points(c *canvas, x, y scale, strong bool) {
 	for i := range s.X {
 		if slices.Contains(s.Strong, i) != strong || !x.shown(s.X[i]) || !y.shown(s.Y[i]) {

@@ -9,7 +9,8 @@ import (
 	"strings"
 )
 
-// figureStyle has the colours of all but the series: both of a light and of a dark background.
+// figureStyle returns the colours of everything except the series, for a light and a dark
+// background.
 func figureStyle() string {
 	return `<style>
 text{font:12px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:600}.p{font-size:13px;font-weight:600}.n{font-size:11px}.s{font-size:10px}.m{fill:#57606a}
@@ -23,18 +24,20 @@ text{font:12px system-ui,sans-serif;fill:#24292f}.t{font-size:15px;font-weight:6
 `
 }
 
-// styleOrder are the colours of styles in Palette: those that are five apart have the same hatching, and are told apart by all eyes.
+// styleOrder has the colours of styles as indices into Palette. Styles that are five apart have
+// equal hatchings, so their colours differ for any kind of colour vision.
 var styleOrder = [...]int{0, 1, 2, 3, 4, 8, 5, 9, 7, 6}
 
 func styleColor(style int) string { return Palette[styleOrder[style%len(styleOrder)]] }
 
-// hatch is 0 (none) to 4; a tenth style has the colour of the first one, so it has the next hatching.
+// hatch returns the hatching of a style, 0 (none) to 4. The tenth style after another has the same
+// colour, so it gets the next hatching.
 func hatch(style int) int { return (style + style/len(styleOrder)) % 5 }
 
-// shape is one of 10.
+// shape returns the index of a style's shape in shapes.
 func shape(style int) int { return (style + style/len(styleOrder)) % len(shapes) }
 
-// patterns defines the hatchings of keys.
+// patterns returns the definitions of the keys' hatchings.
 func patterns(keys []key) string {
 	var b strings.Builder
 	var done []int
@@ -63,7 +66,7 @@ func patterns(keys []key) string {
 	return "<defs>\n" + b.String() + "</defs>\n"
 }
 
-// shapes are points of radius 1, as corners; none: a circle.
+// shapes has the corners of points of radius 1. No corners mean a circle.
 var shapes = [...][][2]float64{
 	nil,
 	{{-.9, -.9}, {.9, -.9}, {.9, .9}, {-.9, .9}}, // square
@@ -71,11 +74,11 @@ var shapes = [...][][2]float64{
 	{{0, -1.3}, {1.1, 0}, {0, 1.3}, {-1.1, 0}},   // diamond
 	{{0, 1.15}, {1.1, -.85}, {-1.1, -.85}},       // triangle on its tip
 	plus(0), plus(math.Pi / 4),                   // plus, cross
-	star(5, .45), star(3, .3), // star, of three
+	star(5, .45), star(3, .3), // stars with five and three points
 	{{-1.2, -.5}, {1.2, -.5}, {1.2, .5}, {-1.2, .5}}, // flat
 }
 
-// plus is a plus of thick arms, turned by an angle.
+// plus returns a plus with thick arms, turned by an angle.
 func plus(turn float64) [][2]float64 {
 	const a, b = 1.2, .4
 	out := [][2]float64{{-b, -a}, {b, -a}, {b, -b}, {a, -b}, {a, b}, {b, b}, {b, a}, {-b, a}, {-b, b}, {-a, b}, {-a, -b}, {-b, -b}}
@@ -97,7 +100,7 @@ func star(points int, inner float64) [][2]float64 {
 	return out
 }
 
-// canvas is what is drawn so far.
+// canvas collects what is drawn.
 type canvas struct{ strings.Builder }
 
 func (c *canvas) text(class string, x, y float64, anchor, s string) {
@@ -107,7 +110,7 @@ func (c *canvas) text(class string, x, y float64, anchor, s string) {
 	fmt.Fprintf(c, `<text class="%s" x="%.1f" y="%.1f" text-anchor="%s">%s</text>`+"\n", class, x, y, anchor, html.EscapeString(s))
 }
 
-// turned is text that reads upwards, from (x, y) or, of anchor end, to it.
+// turned writes text that reads upwards. It starts at (x, y) or, with anchor end, ends there.
 func (c *canvas) turned(class string, x, y float64, anchor, s string) {
 	fmt.Fprintf(c, `<text class="%s" transform="translate(%.1f %.1f) rotate(-90)" text-anchor="%s">%s</text>`+"\n", class, x, y, anchor, html.EscapeString(s))
 }
@@ -116,12 +119,12 @@ func (c *canvas) line(class string, x1, y1, x2, y2 float64) {
 	fmt.Fprintf(c, `<line class="%s" x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f"/>`+"\n", class, x1, y1, x2, y2)
 }
 
-// stroke is a line in the colour of a style.
+// stroke draws a line in the colour of a style.
 func (c *canvas) stroke(style int, x1, y1, x2, y2 float64) {
 	fmt.Fprintf(c, `<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s" stroke-width="1.5"/>`+"\n", x1, y1, x2, y2, styleColor(style))
 }
 
-// bar is a filled rectangle; tip is shown where the pointer is on it.
+// bar draws a filled rectangle. tip appears while the pointer is on it.
 func (c *canvas) bar(style int, at box, tip string) {
 	fill := styleColor(style)
 	if hatch(style) != 0 {
@@ -130,7 +133,7 @@ func (c *canvas) bar(style int, at box, tip string) {
 	fmt.Fprintf(c, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s" stroke="%s">%s</rect>`+"\n", at.x, at.y, at.w, at.h, fill, styleColor(style), tipOf(tip))
 }
 
-// point is the shape of a style; class says how its edge looks.
+// point draws the shape of a style. class sets the look of its edge.
 func (c *canvas) point(style int, x, y, r float64, class, tip string) {
 	corners := shapes[shape(style)]
 	if corners == nil {
@@ -144,7 +147,7 @@ func (c *canvas) point(style int, x, y, r float64, class, tip string) {
 	fmt.Fprintf(c, `<polygon class="%s" points="%s" fill="%s">%s</polygon>`+"\n", class, strings.Join(at, " "), styleColor(style), tipOf(tip))
 }
 
-// cross marks what has no value where there is no space to say so.
+// cross marks an unknown value where there is no space for a text.
 func (c *canvas) cross(x, y float64) {
 	c.line("a", x-3, y-3, x+3, y+3)
 	c.line("a", x-3, y+3, x+3, y-3)
@@ -157,7 +160,8 @@ func tipOf(s string) string {
 	return "<title>" + html.EscapeString(s) + "</title>"
 }
 
-// textWidth is how wide s is at most, in pixels: that of DejaVu Sans, which is wider than what most systems have.
+// textWidth returns the largest width of s in pixels. It uses DejaVu Sans, which is wider than the
+// fonts of most systems.
 func textWidth(s string, size float64) float64 {
 	w := 0.0
 	for _, r := range s {
@@ -177,7 +181,7 @@ func textWidth(s string, size float64) float64 {
 	return w * size
 }
 
-// wrap breaks s at spaces into lines that fit into width, where its words do.
+// wrap breaks s at spaces into lines that fit into width. Longer words stay whole.
 func wrap(s string, width, size float64) []string {
 	var out []string
 	for _, word := range strings.Fields(s) {
@@ -198,7 +202,7 @@ func widest(texts []string, size float64) float64 {
 	return w
 }
 
-// short writes v with three digits: 0.0123, 1.26, 126, 1.26k.
+// short formats v with three digits: 0.0123, 1.26, 126, 1.26k.
 func short(v float64) string {
 	sign := ""
 	for _, next := range []string{"k", "M", "G"} {
@@ -207,6 +211,7 @@ func short(v float64) string {
 		}
 		v, sign = v/1000, next
 	}
-	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64) // what was just written
+	// cannot fail: the text was just written
+	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 3, 64), 64)
 	return strconv.FormatFloat(v, 'g', -1, 64) + sign
 }

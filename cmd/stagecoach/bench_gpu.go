@@ -25,10 +25,10 @@ type gpuBench struct {
 	often   int
 	sizes   []gpuSize
 	paths   []string
-	weights string                   // folder; empty: a temporary one per size
-	pinned  map[string]float64       // best GB/s of copies from pinned memory, by name of the size
-	plain   map[string]time.Duration // time to first output by hand, by name of the size
-	answers map[string]string        // answer by hand, by name of the size
+	weights string                 // folder; empty: a temporary one per size
+	stages  map[string]*benchStage // by name of the size; nil: it has no weights
+	lacks   string                 // what the product's path goes without on this machine
+	answers map[string]string      // answer by hand, by name of the size
 }
 
 // gpuSize is a stage's size.
@@ -46,16 +46,16 @@ var gpuPaths = []string{"plain", "fork", "parked", "resident", "heap", "cold"}
 // output on each start path, beside torch.load by hand. It needs this program, an interpreter with
 // PyTorch, and no network.
 func benchGPU(ctx context.Context, args []string, out io.Writer) error {
-	g := gpuBench{times: gpuTimes{start: guessed}, pinned: map[string]float64{}, plain: map[string]time.Duration{}, answers: map[string]string{}}
+	g := gpuBench{times: gpuTimes{start: guessed}, stages: map[string]*benchStage{}, answers: map[string]string{}}
 	fs := flag.NewFlagSet("bench gpu", flag.ContinueOnError)
 	asJSON := fs.Bool("json", false, "print JSON instead of a table")
 	python := fs.String("python", "", "interpreter with PyTorch; default: the first one of the machine that has it")
 	device := fs.String("device", "all", "the first of these is measured: all, or UUIDs and indices by commas; cpu: without a GPU, to try all of it")
-	sizes := fs.String("size", "100MB,1GB,5.4GB,14GB", "of stages' parameters, by commas")
+	sizes := fs.String("size", "5.4GB,1GB,100MB,14GB", "of stages' parameters, by commas, the most important first")
 	paths := fs.String("paths", strings.Join(gpuPaths, ","), "ways to start a stage, by commas")
 	fs.IntVar(&g.often, "rounds", 5, "starts on each path; by hand, and cold, it is half of them")
 	fs.StringVar(&g.weights, "weights", "", "folder that keeps generated weights for later runs; default: a temporary one")
-	lines := fs.String("json-lines", "", "file to which each result is appended as soon as it is there, as a line of JSON")
+	lines := fs.String("json-lines", "", "file to which each result is appended as soon as it is there, as a line of JSON; what it has already is not measured again")
 	budget := fs.Duration("budget", 0, "time for all of it: what does not fit is not run, and said so; 0: as long as it takes")
 	if i := slices.IndexFunc(args, func(a string) bool {
 		name, _, _ := strings.Cut(strings.TrimLeft(a, "-"), "=")
@@ -74,19 +74,25 @@ func benchGPU(ctx context.Context, args []string, out io.Writer) error {
 	if *budget > 0 {
 		g.cells.end = time.Now().Add(*budget)
 	}
+	var file *os.File
 	if *lines != "" {
-		file, err := os.OpenFile(*lines, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644) //nolint:gosec // results are for everybody
+		var err error
+		file, err = os.OpenFile(*lines, os.O_CREATE|os.O_APPEND|os.O_RDWR, 0o644) //nolint:gosec // results are for everybody
 		if err != nil {
 			return fmt.Errorf("bench gpu: --json-lines: %w", err)
 		}
 		defer file.Close() // all lines have been written by then
-		g.cells.lines = file
 	}
 	var err error
 	if g.at, g.py, err = openGPU(ctx, *device, *python, g.report); err != nil {
 		return fmt.Errorf("bench gpu: %w", err)
 	}
 	defer g.at.close()
+	if file != nil {
+		if err := g.cells.resume(file); err != nil {
+			return fmt.Errorf("bench gpu: %w", err)
+		}
+	}
 	g.measure(ctx)
 	return errors.Join(g.cells.err(), printReport(g.report, *asJSON, out)) // the report is printed even if cells failed
 }
@@ -113,17 +119,56 @@ func (g *gpuBench) choose(sizes, paths string) error {
 	return nil
 }
 
-// measure measures all sizes. It continues after failures, because a machine with a GPU may not be
-// available again soon.
+// Turns of a run, from what the goals need to what explains it. All sizes take the first turn
+// before any takes the second, so a run that is too short leaves out the least important figures.
+const (
+	turnGoals  = iota // pinned, ring, plain, fork, parked, resident, four forks at once
+	turnOthers        // heap, cold
+	turnAtOnce        // four at once on the other paths
+	turnBare          // fork without accounts, cgroups and networks
+	turns
+)
+
+// measure measures all sizes, turn by turn. It continues after failures, because a machine with a
+// GPU may not be available again soon.
 func (g *gpuBench) measure(ctx context.Context) {
 	g.cells.look = func(ctx context.Context) (int64, error) {
 		d, err := g.at.look(ctx)
 		return d.Memory - d.Used, err
 	}
 	g.cells.begin()
-	g.cells.run(ctx, gpuCell{name: "device", takes: 4 * g.times.start, measure: g.contexts})
+	g.cells.run(ctx, gpuCell{name: deviceCell, takes: 4 * g.times.start, measure: g.contexts})
+	defer func() {
+		for _, b := range g.stages {
+			if b != nil {
+				b.close()
+			}
+		}
+	}()
+	for turn := range turns {
+		for _, s := range g.sizes {
+			g.size(ctx, s, turn)
+		}
+	}
 	for _, s := range g.sizes {
-		g.size(ctx, s)
 		g.cells.goals(g.goals(s))
 	}
+}
+
+// figure returns a figure of the report, or 0 if there is none.
+func (g *gpuBench) figure(name, metric string) float64 {
+	for _, r := range g.report.Results {
+		if r.Case == name && r.Metric == metric {
+			return r.Value
+		}
+	}
+	return 0
+}
+
+// pinned returns the best GB/s of copies from pinned memory; 0: they were not measured.
+func (g *gpuBench) pinned(s gpuSize) (best float64) {
+	for _, streams := range pinnedStreams {
+		best = max(best, g.figure(s.name+"_pinned_"+streams+"_streams", "copy_gb_per_s"))
+	}
+	return best
 }

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -20,6 +22,12 @@ type gpuCell struct {
 	device, host int64         // bytes of memory that have to be free
 	measure      func(ctx context.Context) error
 }
+
+// Cells that every run measures, because others need them: a name, and the end of a name.
+const (
+	deviceCell  = "device"
+	weightsCell = "_weights"
+)
 
 // Statuses of a cell.
 const (
@@ -48,8 +56,59 @@ type gpuCells struct {
 	lines  io.Writer                                         // takes gpuLines as JSON; nil: none are written
 	end    time.Time                                         // of the budget; zero: no budget
 	told   struct{ results, notes, goals int }               // rows of the report that were written
+	before map[string]bool                                   // cells that an earlier run has measured
+	pace   map[string]float64                                // by kind of cell: how long the latest one took, as a share of its estimate
 	failed []string                                          // names of failed cells
 	broken error                                             // set when lines cannot be written
+}
+
+// resume reads the lines of earlier runs. The cells that they have measured are not measured again,
+// and their figures are in the report. Cells that others need are measured by every run: what the
+// device does, and weights.
+func (c *gpuCells) resume(file *os.File) error {
+	b, err := io.ReadAll(file)
+	whole := b[:bytes.LastIndexByte(b, '\n')+1]
+	if err == nil && len(whole) < len(b) { // a run was cut off in the middle of a line
+		err = file.Truncate(int64(len(whole)))
+	}
+	if err != nil {
+		return fmt.Errorf("--json-lines: %w", err)
+	}
+	c.lines, c.before = file, map[string]bool{}
+	for line := range bytes.Lines(whole) {
+		var l gpuLine
+		if err := json.Unmarshal(line, &l); err != nil {
+			return fmt.Errorf("--json-lines: %s: %w: got %.100q, want lines of an earlier run", file.Name(), err, line)
+		}
+		if l.Run != nil && (l.Run.Host.CPU != c.report.Host.CPU || l.Run.Versions["device"] != c.report.Versions["device"]) {
+			return fmt.Errorf("--json-lines: %s has lines of a machine with %s and %q, this one has %s and %q: name another file",
+				file.Name(), l.Run.Host.CPU, l.Run.Versions["device"], c.report.Host.CPU, c.report.Versions["device"])
+		}
+		if l.Status != cellMeasured || c.before[l.Cell] || l.Cell == deviceCell || strings.HasSuffix(l.Cell, weightsCell) {
+			continue
+		}
+		c.before[l.Cell] = true
+		c.report.Results, c.report.Notes = append(c.report.Results, l.Results...), append(c.report.Notes, l.Notes...)
+	}
+	c.told.results, c.told.notes = len(c.report.Results), len(c.report.Notes)
+	if len(c.before) > 0 {
+		progress("bench gpu: %d cells were measured by earlier runs", len(c.before))
+	}
+	return nil
+}
+
+// estimate returns how long a cell takes, judged by the latest one of its kind, of another size.
+func (c *gpuCells) estimate(cell gpuCell) time.Duration {
+	if pace, ok := c.pace[kindOf(cell.name)]; ok {
+		return time.Duration(float64(cell.takes) * min(1.5, 1.25*pace))
+	}
+	return cell.takes
+}
+
+// kindOf returns a cell's name without the size, such as fork_x4.
+func kindOf(name string) string {
+	_, kind, _ := strings.Cut(name, "_")
+	return kind
 }
 
 // begin reports the machine and the planned measurements.
@@ -83,7 +142,7 @@ func (c *gpuCells) left(ctx context.Context, takes time.Duration) string {
 
 // fits returns why a cell cannot be run, or an empty string if it can.
 func (c *gpuCells) fits(ctx context.Context, cell gpuCell) (why string, err error) {
-	if why := c.left(ctx, cell.takes); why != "" {
+	if why := c.left(ctx, c.estimate(cell)); why != "" {
 		return why, nil
 	}
 	free, err := c.look(ctx)
@@ -119,12 +178,15 @@ func (c *gpuCells) deadline(ctx context.Context, takes time.Duration) (context.C
 
 // run runs a cell, or reports why it does not. It returns whether the cell was begun.
 func (c *gpuCells) run(ctx context.Context, cell gpuCell) bool {
+	if c.before[cell.name] {
+		return false
+	}
 	why, err := c.fits(ctx, cell)
 	if err == nil && why != "" {
 		c.skip(cell.name, why)
 		return false
 	}
-	progress("bench gpu: %s: takes about %v", cell.name, cell.takes.Round(time.Second))
+	progress("bench gpu: %s: takes about %v", cell.name, c.estimate(cell).Round(time.Second))
 	began := time.Now()
 	if err == nil {
 		limited, cancel := c.deadline(ctx, cell.takes)
@@ -133,7 +195,14 @@ func (c *gpuCells) run(ctx context.Context, cell gpuCell) bool {
 		}
 		cancel()
 	}
-	c.ended(cell.name, time.Since(began), err)
+	took := time.Since(began)
+	if err == nil && cell.takes > 0 {
+		if c.pace == nil {
+			c.pace = map[string]float64{}
+		}
+		c.pace[kindOf(cell.name)] = took.Seconds() / cell.takes.Seconds()
+	}
+	c.ended(cell.name, took, err)
 	return true
 }
 

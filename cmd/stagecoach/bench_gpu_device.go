@@ -61,6 +61,9 @@ func (g *gpuBench) contexts(ctx context.Context) error {
 	return nil
 }
 
+// pinnedStreams are the numbers of streams that pinned copies are measured with.
+var pinnedStreams = []string{"1", "2", "4"}
+
 // pinnedCopy measures what the bus can do, with copies of the size's number of bytes from pinned
 // memory.
 func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
@@ -68,15 +71,13 @@ func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
 	if err := g.ask(ctx, &took, "copies", g.at.name, strconv.FormatInt(s.bytes, 10)); err != nil {
 		return err
 	}
-	for _, streams := range []string{"1", "2", "4"} {
+	for _, streams := range pinnedStreams {
 		if len(took[streams]) == 0 {
 			continue // the CPU has no pinned copies
 		}
 		name, half := s.name+"_pinned_"+streams+"_streams", median(took[streams])
 		g.report.Add(name, "copy_p50_ms", half*1e3, len(took[streams]))
-		rate := float64(s.bytes) / 1e9 / half
-		g.report.Add(name, "copy_gb_per_s", rate, len(took[streams]))
-		g.pinned[s.name] = max(g.pinned[s.name], rate)
+		g.report.Add(name, "copy_gb_per_s", float64(s.bytes)/1e9/half, len(took[streams]))
 	}
 	return nil
 }
@@ -104,7 +105,7 @@ func (g *gpuBench) copied(s gpuSize, name string, bytes, took float64, n int) {
 	}
 	rate := bytes / 1e9 / took
 	g.report.Add(name, "copy_gb_per_s", rate, n)
-	if pinned := g.pinned[s.name]; pinned > 0 {
+	if pinned := g.pinned(s); pinned > 0 {
 		g.report.Add(name, "share_of_pinned", rate/pinned, n)
 	}
 }

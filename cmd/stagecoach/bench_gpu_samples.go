@@ -143,16 +143,18 @@ func (s *gpuSamples) report() {
 	}
 	if s.way.name == "plain" {
 		if s.suffix == "" {
-			g.plain[size.name], g.answers[size.name] = p50, s.said[0]
+			g.answers[size.name] = s.said[0]
 		}
 		return
 	}
-	if pinned := g.pinned[size.name]; pinned > 0 && g.at.onGPU() && s.suffix == "" {
+	if pinned := g.pinned(size); pinned > 0 && g.at.onGPU() && s.suffix == "" {
 		g.report.Add(name, "beyond_pinned_p50_ms", float64(p50)/1e6-float64(size.bytes)/1e6/pinned, len(s.first))
 	}
-	if plain := g.plain[size.name]; plain > 0 && s.suffix == "" {
-		g.report.Add(name, "speedup_over_plain", float64(plain)/float64(p50), len(s.first))
-		by := &startSamples{said: []string{g.answers[size.name]}}
+	if plain := g.figure(size.name+"_plain", "first_output_p50_ms"); plain > 0 && s.suffix == "" {
+		g.report.Add(name, "speedup_over_plain", plain/(float64(p50)/1e6), len(s.first))
+	}
+	if answer, known := g.answers[size.name]; known && s.suffix == "" { // unknown: an earlier run measured it
+		by := &startSamples{said: []string{answer}}
 		if other := s.unlike(by); len(other) > 0 { // kernels may add numbers in another order
 			g.report.Note(name, fmt.Sprintf("%d of %d answers are %q, and by hand %q", len(other), len(s.said), other, by.said))
 		}

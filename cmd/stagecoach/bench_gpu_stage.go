@@ -26,32 +26,53 @@ import (
 var heapPython []byte
 
 const (
+	lacksAll  = "without accounts, cgroups, networks"
 	modelFile = "model.safetensors"
 	heapImage = "bench/heap:1" // of the stage with parameters in the heap
 )
 
-// size measures a stage with parameters of a size.
-func (g *gpuBench) size(ctx context.Context, s gpuSize) {
-	g.cells.run(ctx, gpuCell{name: s.name + "_pinned", takes: g.times.of(1, 1, 3, s.bytes), device: s.bytes + gpuContext, host: hostBase,
-		measure: func(ctx context.Context) error { return g.pinnedCopy(ctx, s) }})
-	var b *benchStage
-	weights := gpuCell{name: s.name + "_weights", takes: g.times.of(2, 1, 6, s.bytes), host: s.bytes + hostBase}
+// size measures what a turn has for a stage with parameters of a size.
+func (g *gpuBench) size(ctx context.Context, s gpuSize, turn int) {
+	if turn == turnGoals {
+		g.cells.run(ctx, gpuCell{name: s.name + "_pinned", takes: g.times.of(1, 1, 3, s.bytes), device: s.bytes + gpuContext, host: hostBase,
+			measure: func(ctx context.Context) error { return g.pinnedCopy(ctx, s) }})
+	}
+	ways := g.ways(s, turn)
+	if ring := s.name + "_ring"; len(ways) == 0 && (turn != turnGoals || g.cells.before[ring]) {
+		return
+	}
+	b := g.weighted(ctx, s)
+	if b == nil {
+		return
+	}
+	if turn == turnGoals {
+		g.cells.run(ctx, gpuCell{name: s.name + "_ring", takes: g.times.of(1, 1, 3, s.bytes), device: gpuNeed(s), host: s.bytes + hostBase,
+			measure: func(ctx context.Context) error { return g.ring(ctx, b, s) }})
+	}
+	g.starts(ctx, b, ways, turn == turnBare)
+}
+
+// weighted returns the stage of a size, and makes its weights before the first turn that needs
+// them. It returns nil if there are none, and says so once.
+func (g *gpuBench) weighted(ctx context.Context, s gpuSize) *benchStage {
+	b, asked := g.stages[s.name]
+	if asked {
+		return b
+	}
+	weights := gpuCell{name: s.name + weightsCell, takes: g.times.of(2, 1, 6, s.bytes), host: s.bytes + hostBase}
 	weights.device = s.bytes + gpuContext // none are made that the device cannot hold
 	weights.measure = func(ctx context.Context) (err error) {
 		b, err = g.stage(ctx, s)
 		return err
 	}
 	g.cells.run(ctx, weights)
+	g.stages[s.name] = b
 	if b == nil {
 		for _, p := range append([]string{"ring"}, g.paths...) {
-			g.cells.skip(s.name+"_"+p, "there are no weights, see "+s.name+"_weights")
+			g.cells.skip(s.name+"_"+p, "there are no weights, see "+s.name+weightsCell)
 		}
-		return
 	}
-	defer b.close()
-	g.cells.run(ctx, gpuCell{name: s.name + "_ring", takes: g.times.of(1, 1, 3, s.bytes), device: gpuNeed(s), host: s.bytes + hostBase,
-		measure: func(ctx context.Context) error { return g.ring(ctx, b, s) }})
-	g.starts(ctx, b, s)
+	return b
 }
 
 // stage makes the images of a transformer with parameters of about the size's bytes. If plain

@@ -17,8 +17,12 @@ const (
 	hostBase   = 2 << 30 // of the machine
 )
 
-// together is how many replicas are started at once, to see how they slow each other down.
-const together = 4
+// together is how many replicas are started at once, to see how they slow each other down. The
+// names of their cells end in atOnceCell.
+const (
+	together   = 4
+	atOnceCell = "_x4"
+)
 
 // gpuNeed returns the bytes of device memory that a replica reserves.
 func gpuNeed(s gpuSize) int64 { return s.bytes + s.bytes/8 + gpuContext }
@@ -36,55 +40,71 @@ type gpuWay struct {
 	slow  bool // half as many starts are measured
 	parks bool // a child has to be parked before each start
 
+	single, several bool // cells of this turn: starts one after the other, and at the same time
+
 	mu sync.Mutex
 	n  int // replicas so far
 }
 
-// starts measures all paths, first as in the product, then bare.
-func (g *gpuBench) starts(ctx context.Context, b *benchStage, s gpuSize) {
-	managed := g.paths
-	if g.paths[0] == "plain" {
-		managed = g.paths[1:]
-		w := &gpuWay{g: g, b: b, s: s, name: "plain", cell: s.name + "_plain", slow: true}
-		g.cells.run(ctx, w.single()) // the others are compared with it
-		defer func() { g.cells.run(ctx, w.several()) }()
+// ways returns the paths of a turn that have cells which no earlier run has measured.
+func (g *gpuBench) ways(s gpuSize, turn int) (out []*gpuWay) {
+	for _, name := range g.paths {
+		w := &gpuWay{g: g, s: s, name: name, cell: s.name + "_" + name, slow: name == "plain" || name == "cold"}
+		hasGoal := name != "heap" && name != "cold"
+		switch turn {
+		case turnGoals:
+			w.single, w.several = hasGoal, name == "fork"
+		case turnOthers:
+			w.single = !hasGoal
+		case turnAtOnce:
+			w.several = name != "fork"
+		case turnBare:
+			w.single, w.cell = name == "fork", w.cell+"_bare"
+		}
+		w.single = w.single && !g.cells.before[w.cell]
+		w.several = w.several && !g.cells.before[w.cell+atOnceCell]
+		if w.single || w.several {
+			out = append(out, w)
+		}
 	}
-	if len(managed) == 0 {
-		return
+	return out
+}
+
+// starts measures paths, as in the product or bare.
+func (g *gpuBench) starts(ctx context.Context, b *benchStage, ways []*gpuWay, bare bool) {
+	if len(ways) > 0 && ways[0].name == "plain" { // the others are compared with it
+		ways[0].b = b
+		ways[0].cells(ctx)
+		ways = ways[1:]
 	}
-	for _, bare := range []bool{false, true} {
-		suffix := ""
-		if bare {
-			suffix = "_bare"
+	if len(ways) == 0 || bare && g.lacks == lacksAll {
+		return // bare starts would be the same
+	}
+	said := &gpuSaid{parts: map[string]chan deviceParts{}}
+	b.told = said.told
+	lacks, err := g.manage(b, bare)
+	defer b.shut()
+	if !bare {
+		g.lacks = lacks
+	}
+	for _, w := range ways {
+		if err != nil {
+			g.cells.ended(w.cell, 0, fmt.Errorf("no KeysManager: %w", err))
+			continue
 		}
-		said := &gpuSaid{parts: map[string]chan deviceParts{}}
-		b.told = said.told
-		lacks, err := g.manage(b, bare)
-		for _, name := range managed {
-			w := g.way(b, s, name)
-			w.said, w.cell = said, s.name+"_"+name+suffix
-			if err != nil {
-				g.cells.ended(w.cell, 0, fmt.Errorf("no KeysManager: %w", err))
-				continue
-			}
-			if lacks != "" {
-				g.report.Note(w.cell, lacks)
-			}
-			w.cells(ctx, !bare)
+		if lacks != "" {
+			g.report.Note(w.cell, lacks)
 		}
-		b.shut()
-		if lacks == "without accounts, cgroups, networks" {
-			return // the bare starts would be the same
-		}
+		w.managed(b, said)
+		w.cells(ctx)
 	}
 }
 
-// way returns the gpuWay for a path of the KeysManager. Each path has a function of its own.
-func (g *gpuBench) way(b *benchStage, s gpuSize, name string) *gpuWay {
-	w := &gpuWay{g: g, b: b, s: s, name: name, path: name, spec: b.spec(name)}
-	switch name {
-	case "cold":
-		w.slow = true
+// managed completes a way whose replicas the KeysManager starts. Each path has a function of its
+// own.
+func (w *gpuWay) managed(b *benchStage, said *gpuSaid) {
+	w.b, w.said, w.path, w.spec = b, said, w.name, b.spec(w.name)
+	switch w.name {
 	case "heap":
 		w.path, w.spec.Image = keysmanager.PathHeap, heapImage
 	case "parked":
@@ -92,8 +112,7 @@ func (g *gpuBench) way(b *benchStage, s gpuSize, name string) *gpuWay {
 	case "resident":
 		w.spec.Start, w.spec.Worker = "auto", benchNamespace
 	}
-	w.spec.Devices, w.spec.DeviceMemory = 1, gpuNeed(s)
-	return w
+	w.spec.Devices, w.spec.DeviceMemory = 1, gpuNeed(w.s)
 }
 
 // often returns how many starts are counted.
@@ -104,16 +123,16 @@ func (w *gpuWay) often() int {
 	return w.g.often
 }
 
-// single returns the cell of starts one after the other.
-func (w *gpuWay) single() gpuCell {
+// oneCell returns the cell of starts one after the other.
+func (w *gpuWay) oneCell() gpuCell {
 	takes, _ := w.estimates()
 	return gpuCell{name: w.cell, takes: takes, device: gpuNeed(w.s), host: w.host(1), measure: w.oneByOne}
 }
 
-// several returns the cell of starts at the same time.
-func (w *gpuWay) several() gpuCell {
+// fourCell returns the cell of starts at the same time.
+func (w *gpuWay) fourCell() gpuCell {
 	_, takes := w.estimates()
-	return gpuCell{name: w.cell + "_x4", takes: takes, device: together * gpuNeed(w.s), host: w.host(together), measure: w.atOnce}
+	return gpuCell{name: w.cell + atOnceCell, takes: takes, device: together * gpuNeed(w.s), host: w.host(together), measure: w.atOnce}
 }
 
 // host returns how many bytes of the machine's memory n replicas take: the file in the page cache,
@@ -128,11 +147,11 @@ func (w *gpuWay) host(n int64) int64 {
 	return hostBase + w.s.bytes
 }
 
-// cells measures starts one after the other, and then several at once if atOnce is set.
-func (w *gpuWay) cells(ctx context.Context, atOnce bool) {
-	begun := w.g.cells.run(ctx, w.single())
-	if atOnce {
-		begun = w.g.cells.run(ctx, w.several()) || begun
+// cells measures the starts of this turn.
+func (w *gpuWay) cells(ctx context.Context) {
+	begun := w.single && w.g.cells.run(ctx, w.oneCell())
+	if w.several {
+		begun = w.g.cells.run(ctx, w.fourCell()) || begun
 	}
 	if begun && (w.name == "heap" || w.name == "parked" || w.name == "resident") { // what it keeps would slow the next cells
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -285,7 +304,7 @@ func (w *gpuWay) atOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	samples := &gpuSamples{way: w, suffix: "_x4"}
+	samples := &gpuSamples{way: w, suffix: atOnceCell}
 	for _, r := range up {
 		samples.add(r)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Apply brings the cluster to p. It orders missing replicas and releases those that p does not
+// Apply carries out p. It orders missing replicas and releases those that p does not
 // want. It returns at once; replicas start and stop later. Functions that were redeployed or
 // removed since p's snapshot are left to the next plan.
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
@@ -30,16 +30,16 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	return nil
 }
 
-// hopelessFunction is a function whose waiting tasks are answered now, because no replica of a
+// failedFunction is a function whose waiting tasks are answered now, because no replica of a
 // revision can be started.
-type hopelessFunction struct {
+type failedFunction struct {
 	function pipeline.Key
 	revision uint64
 	deployed bool // the revision is the deployed one, so all tasks that may run on it fail
 	cause    string
 }
 
-func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []hopelessFunction, err error) {
+func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []failedFunction, err error) {
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,11 +79,11 @@ func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []hopelessFunct
 		cause := nowhere(w, k.bars.now(now), never)
 		k.plannedAs(p.Rev, w, cause)
 		if cause != "" && !alive(all) {
-			failed = append(failed, hopelessFunction{function: key, revision: spec.Revision, deployed: true, cause: fmt.Sprintf("function %q %s", key, cause)})
+			failed = append(failed, failedFunction{function: key, revision: spec.Revision, deployed: true, cause: fmt.Sprintf("function %q %s", key, cause)})
 		}
 		if now.Before(failure.Until) {
-			if cause := noHope(*spec, failure, all); cause != "" {
-				failed = append(failed, hopelessFunction{function: key, revision: spec.Revision, deployed: true, cause: cause})
+			if cause := gaveUpCause(*spec, failure, all); cause != "" {
+				failed = append(failed, failedFunction{function: key, revision: spec.Revision, deployed: true, cause: cause})
 			}
 			continue
 		}
@@ -196,10 +196,10 @@ func (k kept) has(replica string) bool {
 	return false
 }
 
-// noHope returns why a function has no replica and will not have one soon, or "" if it has one or
-// may have one soon.
-func noHope(spec FunctionSpec, failing *failure, have []*replica) (cause string) {
-	if !failing.hopeless() || alive(have) {
+// gaveUpCause returns why a function has no replica and will not have one soon, or "" if it has one
+// or may have one soon.
+func gaveUpCause(spec FunctionSpec, failing *failure, have []*replica) (cause string) {
+	if !failing.givesUp() || alive(have) {
 		return ""
 	}
 	return fmt.Sprintf("function %q: no replica starts, %d failed in a row, the next is tried at %s; the last one: %s",

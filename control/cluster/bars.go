@@ -16,10 +16,10 @@ import (
 const (
 	firstBar = 30 * time.Second
 	lastBar  = 10 * time.Minute
-	// spared is how many times replicas that had answered before may be out of memory before their
+	// tolerated is how many times replicas that had answered before may be out of memory before their
 	// device is barred. A single call may have been too large, which is no reason to bar the other
 	// replicas.
-	spared = 2
+	tolerated = 2
 )
 
 // BarFor returns how long a function is kept off a device after the count-th consecutive time that
@@ -39,8 +39,8 @@ type bars struct {
 
 type bar struct {
 	plan.Bar
-	at     time.Time // latest time out of memory
-	spared int       // number of times that did not bar the device
+	at        time.Time // latest time out of memory
+	tolerated int       // number of times that did not bar the device
 }
 
 // add keeps a function off devices of a node after a replica was out of memory at now. The replica
@@ -64,10 +64,10 @@ func (b *bars) add(revision uint64, node string, devices []string, call bool, be
 			continue
 		}
 		if x.past(now) {
-			x.Count, x.spared = 0, 0
+			x.Count, x.tolerated = 0, 0
 		}
-		if call && x.spared < spared {
-			x.spared++
+		if call && x.tolerated < tolerated {
+			x.tolerated++
 			if x.at = now; x.Until.Before(now) {
 				x.Until = now
 			}
@@ -167,9 +167,9 @@ func (l *Local) Bars(function pipeline.Key) []plan.Bar {
 }
 
 // nowhere returns why a function has no place for a replica and will not have one soon, as a text
-// that follows its name: the budget denies it, no node could hold a replica, or all remaining
-// devices are barred for it. It returns "" if there is or may be a place. never is the text of
-// lackText, or empty.
+// that follows its name. The reason is one of these: the budget denies it, no node could hold a
+// replica, or all remaining devices are barred for it. It returns "" if there is or may be a place.
+// never is the text of lackText, or empty.
 func nowhere(w plan.Want, bars []plan.Bar, never string) (cause string) {
 	switch {
 	case len(w.Slots) > 0 || w.Short == "":

@@ -82,7 +82,7 @@ func TestBars(t *testing.T) {
 	}
 }
 
-func TestBlamed(t *testing.T) {
+func TestOutOfMemoryBarsTheNamedDevice(t *testing.T) {
 	both := []string{"GPU-1", "GPU-2"}
 	for _, tc := range []struct{ named, want []string }{
 		{[]string{"GPU-2"}, both[1:]}, {nil, both}, {[]string{"GPU-10"}, both},

@@ -14,12 +14,12 @@ const (
 	// settle is how long a replica must be ready to count as a success without an answer. A replica
 	// that ends earlier, and without a request, has failed.
 	settle = 10 * time.Second
-	// hopeless is the number of consecutive failures after which waiting tasks fail, if no replica
+	// maxFailures is the number of consecutive failures after which waiting tasks fail, if no replica
 	// of the revision has ever been ready.
-	hopeless = 3
-	// hopelessAgain is that number once a replica has been ready, for failures with the same cause.
+	maxFailures = 3
+	// maxSameFailures is that number once a replica has been ready, for failures with the same cause.
 	// Then a few failures prove nothing: something else may be killing processes.
-	hopelessAgain = 5
+	maxSameFailures = 5
 	// jitter is the largest share by which a back-off is randomly shortened, so that functions that
 	// failed together do not restart together.
 	jitter = 0.25
@@ -83,9 +83,9 @@ func withoutDigits(cause string) string {
 	}, cause)
 }
 
-// hopeless reports whether waiting tasks should fail instead of waiting for the next start.
-func (f *failure) hopeless() bool {
-	return f.Count >= hopeless && !f.ready || f.same >= hopelessAgain
+// givesUp reports whether waiting tasks should fail instead of waiting for the next start.
+func (f *failure) givesUp() bool {
+	return f.Count >= maxFailures && !f.ready || f.same >= maxSameFailures
 }
 
 // follow forgets the failures when the function has a newer revision.

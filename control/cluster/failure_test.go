@@ -133,7 +133,7 @@ func TestADeathUnderTheFirstCallIsNoFailedStart(t *testing.T) {
 	})
 }
 
-func TestTakingBackAStartIsNoFailure(t *testing.T) {
+func TestStoppedStartIsNoFailure(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.start = func(ctx context.Context, _ Order) error { <-ctx.Done(); return ctx.Err() }
 		w.want(1)
@@ -193,7 +193,7 @@ func TestDeathsThatAreNoFailedStarts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T, w *world, l *Local) {
 				w.waiting["f.ns"] = 1
-				for i := range 2 * hopelessAgain {
+				for i := range 2 * maxSameFailures {
 					replica := fmt.Sprintf("f-%05d", i+1)
 					w.want(1)
 					w.expect("at once", w.states(), replica+" ready")
@@ -209,9 +209,9 @@ func TestDeathsThatAreNoFailedStarts(t *testing.T) {
 	}
 }
 
-// TestARevisionThatWasReadyHasHope checks that its requests wait for the next start, unless it
+// TestRevisionThatWasReadyMayFailLonger checks that its requests wait for the next start, unless it
 // fails repeatedly for one cause.
-func TestARevisionThatWasReadyHasHope(t *testing.T) {
+func TestRevisionThatWasReadyMayFailLonger(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		causes := []string{"killed after 3ms", "killed after 12ms", "killed", "no such file 1", "no such file 2", "no such file 3", "no such file 4"}
@@ -239,9 +239,9 @@ func TestARevisionThatWasReadyHasHope(t *testing.T) {
 	})
 }
 
-// TestStartsThatSomebodyKills checks that starts that something else ends never make a function
-// hopeless.
-func TestStartsThatSomebodyKills(t *testing.T) {
+// TestKilledStartsDoNotCountAsFailed checks starts that something else ends. However many there
+// are, the function's waiting tasks must not fail.
+func TestKilledStartsDoNotCountAsFailed(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		l.Lost("f-00001", task.Death{Cause: "its zygote ended", End: task.EndShared})
@@ -250,7 +250,7 @@ func TestStartsThatSomebodyKills(t *testing.T) {
 			l.Lost(replica, task.Death{Cause: "its zygote ended: killed by SIGKILL", End: task.EndShared})
 			return errors.New("no hello")
 		}
-		for range 2 * hopelessAgain {
+		for range 2 * maxSameFailures {
 			w.want(1)
 			time.Sleep(time.Second) // while the cause is awaited
 			synctest.Wait()
@@ -258,8 +258,8 @@ func TestStartsThatSomebodyKills(t *testing.T) {
 			w.want(1) // during the back-off
 			time.Sleep(time.Until(until))
 		}
-		if count, _, _ := l.Failure(pipeline.ParseKey("f.ns")); count != 2*hopelessAgain || len(w.failed) != 0 {
-			t.Errorf("%d failures, told %q, want %d and nobody", count, w.failed, 2*hopelessAgain)
+		if count, _, _ := l.Failure(pipeline.ParseKey("f.ns")); count != 2*maxSameFailures || len(w.failed) != 0 {
+			t.Errorf("%d failures, told %q, want %d and nobody", count, w.failed, 2*maxSameFailures)
 		}
 	})
 }
@@ -268,7 +268,7 @@ func TestStartsThatSomebodyKills(t *testing.T) {
 // requests keep waiting, but its back-off grows.
 func TestAReplicaThatDiesIdleAgainAndAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		for i := range 2 * hopelessAgain {
+		for i := range 2 * maxSameFailures {
 			replica := fmt.Sprintf("f-%05d", i+1)
 			w.want(1)
 			w.expect("after the back-off", w.states(), replica+" ready")
@@ -352,7 +352,7 @@ func TestCausesAreComparedWithoutNames(t *testing.T) {
 		f.at = now.Add(-1)
 		f.add(r, now, fmt.Sprintf("replica %q: no such file", name), false, 0)
 	}
-	if !f.hopeless() {
-		t.Errorf("%d failures of one kind, want %d", f.same, hopelessAgain)
+	if !f.givesUp() {
+		t.Errorf("%d failures of one kind, want %d", f.same, maxSameFailures)
 	}
 }

@@ -13,9 +13,9 @@ import (
 const (
 	// rememberFor is how long a silent node counts among those that could hold a replica.
 	rememberFor = time.Minute
-	// meetFor is how long after the start nodes may take to join. Until then, the largest node may
+	// joinWithin is how long after the start nodes may take to join. Until then, the largest node may
 	// be unknown.
-	meetFor = 30 * time.Second
+	joinWithin = 30 * time.Second
 )
 
 // knownNode is what a node had when it was last seen.
@@ -34,7 +34,7 @@ func (l *Local) remember(nodes []plan.Node, now time.Time) {
 
 // lacking returns what no known node has enough of for one replica of f. The caller holds l.mu.
 func (l *Local) lacking(f *plan.Function, now time.Time) []plan.Lack {
-	if l.cfg.Joining && now.Sub(l.begun) < meetFor {
+	if l.cfg.Joining && now.Sub(l.begun) < joinWithin {
 		return nil
 	}
 	var nodes []plan.Node

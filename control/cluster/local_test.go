@@ -255,7 +255,7 @@ func TestRemovedFunctionFailsWaitingTasksFirst(t *testing.T) {
 	})
 }
 
-func TestCloseWithoutPatience(t *testing.T) {
+func TestCloseAtItsDeadlineStopsReplicas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, l := newWorld(t, "a", "b")
 		w.want(2)

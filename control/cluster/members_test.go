@@ -63,7 +63,7 @@ func ends(events []Event) map[string]int {
 	return out
 }
 
-func TestASilentNodesReplicasAreOutOfSightAndServe(t *testing.T) {
+func TestReplicasOfSilentNodeServeButAreNotCounted(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, l *Local) {
 		w.want(3)
 		w.expect("before", w.inSight(), "a: 3")
@@ -110,7 +110,7 @@ func TestASilentNodesReplicasAreOutOfSightAndServe(t *testing.T) {
 	})
 }
 
-func TestAPlanFromBeforeAReturnLeavesWhatCameBack(t *testing.T) {
+func TestPlanFromBeforeAReturnKeepsReturnedReplicas(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, l *Local) {
 		w.want(2)
 		l.Leave("a")
@@ -150,7 +150,7 @@ func TestAStartGoesOnWhileItsNodeIsAway(t *testing.T) {
 	})
 }
 
-func TestWhatNobodyKnowsIsStoppedOnceAtATime(t *testing.T) {
+func TestUnknownReplicaIsStoppedOnceAtATime(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, l *Local) {
 		stops := map[string]int{}
 		w.stop = func(ctx context.Context, replica string) error {
@@ -191,7 +191,7 @@ func TestWhatNobodyKnowsIsStoppedOnceAtATime(t *testing.T) {
 	})
 }
 
-func TestAnAnnouncementFromBeforeAStopIsOld(t *testing.T) {
+func TestAnnouncementFromBeforeAStopIsIgnored(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		stops := map[string]int{}
 		fails := true

@@ -20,8 +20,8 @@ func newMetrics(l *Local) metrics {
 		states: stateCounts{l, prometheus.NewDesc("stagecoach_cluster_replicas", "Replicas of a function by state: starting, ready, draining; hidden: their node is silent.", []string{"function", "state"}, nil)},
 		aims: aims{
 			l,
-			prometheus.NewDesc("stagecoach_cluster_target", "Load that a replica of a function should have, as its label scale.target says, the proportion included.", []string{"function", "type"}, nil),
-			prometheus.NewDesc("stagecoach_cluster_target_load", "Load that all replicas of a function have together, by its label scale.type: rps, capacity (tasks that wait or run) or cpu (thousandths of a core).", []string{"function", "type"}, nil),
+			prometheus.NewDesc("stagecoach_cluster_target", "Target load per replica of a function: its label scale.target times the proportion.", []string{"function", "type"}, nil),
+			prometheus.NewDesc("stagecoach_cluster_target_load", "Present load of all replicas of a function together, in the unit of its label scale.type: rps, capacity (tasks that wait or run) or cpu (thousandths of a core).", []string{"function", "type"}, nil),
 			prometheus.NewDesc("stagecoach_cluster_budget_replicas", "Replicas that all functions may have together; 0: as many as the nodes hold.", nil, nil),
 		},
 		starts: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -31,11 +31,11 @@ func newMetrics(l *Local) metrics {
 		}, []string{"phase", "path"}),
 		ends: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "cluster", Name: "replica_ends_total",
-			Help: "Replicas that are gone, by how: stopped, lost, failed (to start).",
+			Help: "Replicas that ended, by how: stopped, lost, failed (at their start).",
 		}, []string{"how"}),
 		memory: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "device", Name: "out_of_memory_total",
-			Help: "Replicas that did not get the memory of an accelerator that they wanted, as they started or for a call.",
+			Help: "Replicas that were out of memory on an accelerator, at their start or in a call.",
 		}, []string{"node", "uuid"}),
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 // Errors of functions that cannot be pinned.
 var (
-	ErrPinned = errors.New("cluster: pinned by somebody else")
+	ErrPinned = errors.New("cluster: pinned by another holder")
 	ErrInUse  = errors.New("cluster: in use")
 )
 
@@ -75,7 +75,7 @@ func (l *Local) pin(function pipeline.Key, p Pin) (h Held, changed bool, err err
 	p.Until = l.clock.at(p.Until)
 	old, there := f.pin.at(l.now())
 	if there && old.Holder != p.Holder {
-		return Held{}, false, fmt.Errorf("function %q: %w, until %s unless that goes on", function, ErrPinned, l.told(old.Until).Format(time.TimeOnly))
+		return Held{}, false, fmt.Errorf("function %q: %w until %s, or longer if the holder renews the pin", function, ErrPinned, l.told(old.Until).Format(time.TimeOnly))
 	}
 	f.pin = &p
 	return l.held(function, f), !there || old.CPUMilli != p.CPUMilli, nil

@@ -29,13 +29,13 @@ type replica struct {
 	ordered      uint64 // Rev of the plan that wanted it
 	begun        time.Time
 
-	alive  context.Context // ends when the replica is lost or l is aborted
-	lose   context.CancelCauseFunc
-	wanted context.Context // ends when the replica is released, or with alive
-	letGo  context.CancelCauseFunc
-	gone   chan struct{} // closed at its end
-	kick   chan struct{} // cpuWant was changed
-	back   bool          // released before it was ready; used by its goroutine only
+	alive        context.Context // ends when the replica is lost or l is aborted
+	lose         context.CancelCauseFunc
+	wanted       context.Context // ends when the replica is released, or with alive
+	cancelWanted context.CancelCauseFunc
+	gone         chan struct{} // closed at its end
+	kick         chan struct{} // cpuWant was changed
+	back         bool          // released before it was ready; used by its goroutine only
 	// something else ended it before it was stopped; used by its goroutine only.
 	outside bool
 	// Started by revive, for requests that began on its revision. Set before Local.mu is released
@@ -64,7 +64,7 @@ type replica struct {
 // release marks the replica as no longer wanted. The caller holds Local.mu.
 func (r *replica) release(cause error) {
 	r.released = true
-	r.letGo(cause)
+	r.cancelWanted(cause)
 }
 
 // order creates a replica and starts it. It returns nil if that is not possible. The caller holds
@@ -89,7 +89,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 		return nil
 	}
 	r.alive, r.lose = context.WithCancelCause(l.ctx)
-	r.wanted, r.letGo = context.WithCancelCause(r.alive)
+	r.wanted, r.cancelWanted = context.WithCancelCause(r.alive)
 	l.replicas[r.name], l.byName = r, nil
 	l.note(r, Event{Kind: Ordered, Cause: w.Why})
 	o := Order{Replica: r.name, Function: spec, Device: slot.Device, CPUMilli: w.CPUMilli}
@@ -124,7 +124,7 @@ func (l *Local) live(n *node, hands Node, r *replica, o Order) {
 	l.end(n, r, busy, nil)
 }
 
-// start brings the replica to Ready.
+// start starts the replica and waits until it is Ready.
 func (l *Local) start(n Node, r *replica, o Order) error {
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(r.wanted, l.cfg.StartTimeout, fmt.Errorf("not ready within %v", l.cfg.StartTimeout))
@@ -300,7 +300,7 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	l.dropLocked(n)
 	l.note(r, e)
 	f := l.of(r.function)
-	noHopeWhy, noRevival := "", ""
+	gaveUp, noRevival := "", ""
 	if r.revived && e.Kind == Failed {
 		noRevival = f.unrevived(r.spec.Revision, at, failed, !r.outside)
 	}
@@ -318,7 +318,7 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 			}
 		}
 		if r.spec.Revision == f.failure.revision {
-			noHopeWhy = noHope(r.spec, &f.failure, rest)
+			gaveUp = gaveUpCause(r.spec, &f.failure, rest)
 		}
 	}
 	failures := f.failure.Count
@@ -330,8 +330,8 @@ func (l *Local) end(n *node, r *replica, busy bool, failed error) {
 	if noRevival != "" {
 		l.cfg.Lines.NoReplica(r.function, r.spec.Revision, noRevival)
 	}
-	if noHopeWhy != "" {
-		l.cfg.Lines.Fail(r.function, r.spec.Revision, noHopeWhy)
+	if gaveUp != "" {
+		l.cfg.Lines.Fail(r.function, r.spec.Revision, gaveUp)
 	}
 	l.cfg.Changed()
 }

@@ -73,7 +73,7 @@ func (l *Local) Revive(function pipeline.Key, revision uint64) {
 
 // revive orders the replicas that [Local.Revive] asked for. It returns the revisions that get no
 // more replicas. The caller holds l.mu.
-func (l *Local) revive(rev uint64) (failed []hopelessFunction) {
+func (l *Local) revive(rev uint64) (failed []failedFunction) {
 	for key, k := range l.functions {
 		if k.deployed == nil || !k.asked {
 			continue
@@ -92,7 +92,7 @@ func (l *Local) revive(rev uint64) (failed []hopelessFunction) {
 			if r != nil {
 				r.revived = true
 			} else if cause := k.unrevived(revision, l.now(), fmt.Errorf("node %q is away", f.slot.Node), false); cause != "" {
-				failed = append(failed, hopelessFunction{function: key, revision: revision, cause: cause})
+				failed = append(failed, failedFunction{function: key, revision: revision, cause: cause})
 			}
 		}
 	}
@@ -144,12 +144,12 @@ func (k *function) unrevived(revision uint64, now time.Time, failed error, count
 	}
 	f.waiting = now.Add(Backoff(max(f.failed, 1)))
 	switch {
-	case f.failed >= hopeless:
+	case f.failed >= maxFailures:
 		f.wanted, f.failed = false, 0
-		return fmt.Sprintf("%d replicas of revision %d did not start; the last one: %v", hopeless, revision, failed)
+		return fmt.Sprintf("%d replicas of revision %d did not start; the last failure: %v", maxFailures, revision, failed)
 	case now.Sub(f.since) >= reviveFor:
 		f.wanted = false
-		return fmt.Sprintf("no replica of revision %d has started within %v; the last one: %v", revision, reviveFor, failed)
+		return fmt.Sprintf("no replica of revision %d has started within %v; the last failure: %v", revision, reviveFor, failed)
 	}
 	f.wanted, k.asked = true, true
 	return ""

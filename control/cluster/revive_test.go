@@ -38,9 +38,9 @@ func TestAnUpdateOfAnUpdate(t *testing.T) {
 	})
 }
 
-// TestANewerOldOneServes checks that of two old ready revisions, the newer one serves until the
+// TestNewerOldRevisionServes checks that of two old ready revisions, the newer one serves until the
 // wanted one does.
-func TestANewerOldOneServes(t *testing.T) {
+func TestNewerOldRevisionServes(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(2)
 		w.set(func() { w.specs, w.attach = []FunctionSpec{spec("f", 2)}, after(time.Second) })
@@ -109,7 +109,7 @@ func TestReviveAgain(t *testing.T) {
 	})
 }
 
-func TestReviveInVain(t *testing.T) {
+func TestReviveGivesUp(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		redeployed(w)
 		starts := 0
@@ -120,9 +120,9 @@ func TestReviveInVain(t *testing.T) {
 			w.want(1)
 			pass(100 * time.Millisecond)
 		}
-		want := fmt.Sprintf("1: %d replicas of revision 1 did not start; the last one: start: bad image", hopeless)
-		if len(w.none) != 1 || w.none[0] != want || starts != hopeless {
-			t.Errorf("%d starts, told %q, want %d and %q", starts, w.none, hopeless, want)
+		want := fmt.Sprintf("1: %d replicas of revision 1 did not start; the last failure: start: bad image", maxFailures)
+		if len(w.none) != 1 || w.none[0] != want || starts != maxFailures {
+			t.Errorf("%d starts, told %q, want %d and %q", starts, w.none, maxFailures, want)
 		}
 		if count, _, _ := l.Failure(functionF); count != 0 || len(w.failed) > 0 {
 			t.Errorf("%d failures of the deployed revision, told %q, want none", count, w.failed)
@@ -137,7 +137,7 @@ func TestReviveInVain(t *testing.T) {
 // TestReviveElsewhere checks that a replica of an old revision starts on the node of the previous
 // one, or on another node if that one is away and no device is needed.
 func TestReviveElsewhere(t *testing.T) {
-	for device, want := range map[string]string{"": "1 on b", "gpu-0": "told 1: no replica of revision 1 has started within 1m0s; the last one: node \"a\" is away"} {
+	for device, want := range map[string]string{"": "1 on b", "gpu-0": "told 1: no replica of revision 1 has started within 1m0s; the last failure: node \"a\" is away"} {
 		synctest.Test(t, func(t *testing.T) {
 			w, l := newWorld(t, "a", "b")
 			got := ""
@@ -171,9 +171,9 @@ func TestReviveElsewhere(t *testing.T) {
 	}
 }
 
-// TestARevivalSaysNothingOfTheDeployedRevision checks that a working old revision does not reset
+// TestRevivalLeavesTheStatusOfTheDeployedRevision checks that a working old revision does not reset
 // the failures of the deployed one.
-func TestARevivalSaysNothingOfTheDeployedRevision(t *testing.T) {
+func TestRevivalLeavesTheStatusOfTheDeployedRevision(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		w.set(func() {
@@ -214,7 +214,7 @@ func TestKilledRevivals(t *testing.T) {
 		starts := 0
 		w.set(func() {
 			w.start = func(_ context.Context, o Order) error {
-				if starts++; starts <= 2*hopeless {
+				if starts++; starts <= 2*maxFailures {
 					l.Lost(o.Replica, task.Death{Cause: "its zygote was killed", End: task.EndShared})
 					return errors.New("its zygote was killed")
 				}
@@ -225,8 +225,8 @@ func TestKilledRevivals(t *testing.T) {
 			w.want(1)
 			pass(100 * time.Millisecond)
 		}
-		if len(w.none) > 0 || starts != 2*hopeless+1 {
-			t.Errorf("%d starts, told %q, want %d and nothing told", starts, w.none, 2*hopeless+1)
+		if len(w.none) > 0 || starts != 2*maxFailures+1 {
+			t.Errorf("%d starts, told %q, want %d and nothing told", starts, w.none, 2*maxFailures+1)
 		}
 	})
 }

@@ -221,10 +221,10 @@ func (w *world) short() {
 	synctest.Wait()
 }
 
-// TestWhatNoNodeCouldHold checks that requests for a function that no known node could hold get the
-// cause at once. A full node, and a node that fell silent a moment ago, could still
-// hold it.
-func TestWhatNoNodeCouldHold(t *testing.T) {
+// TestFunctionThatNoNodeCouldHold checks that requests for a function that no known node could hold
+// get the cause at once. A full node, and a node that fell silent a moment ago, could still hold
+// it.
+func TestFunctionThatNoNodeCouldHold(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		needs := func(bytes int64) { w.set(func() { w.specs[0].Memory = bytes }) }
 		answered := func(when, want string) {
@@ -279,9 +279,9 @@ func TestNoAnswerWhileAReplicaServes(t *testing.T) {
 	})
 }
 
-// TestTheOldRevisionServesWhatNoNodeCouldHold checks that a revision that has no place anywhere
+// TestOldRevisionServesIfNoNodeCouldHoldTheNewOne checks that a revision that has no place anywhere
 // replaces none.
-func TestTheOldRevisionServesWhatNoNodeCouldHold(t *testing.T) {
+func TestOldRevisionServesIfNoNodeCouldHoldTheNewOne(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		w.set(func() { w.specs = []FunctionSpec{spec("f", 2)}; w.specs[0].Memory = 500 << 30 })
@@ -356,7 +356,7 @@ func TestNodesHaveTimeToJoin(t *testing.T) {
 		if got := l.Lacking(huge); got != nil {
 			t.Errorf("lacks %v just after the start, want to wait for nodes", got)
 		}
-		time.Sleep(meetFor)
+		time.Sleep(joinWithin)
 		if got := l.Lacking(huge); len(got) != 1 {
 			t.Errorf("lacks %v, want memory", got)
 		}

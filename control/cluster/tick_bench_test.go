@@ -89,8 +89,8 @@ func BenchmarkTick(b *testing.B) {
 	}
 }
 
-// TestAllocationsPerTick bounds how often a tick asks for memory, per stage. Most of a tick is making
-// and collecting memory, so this keeps it short whatever else runs on the machine.
+// TestAllocationsPerTick bounds how often a tick asks for memory, per stage. Most of a tick is
+// making and collecting memory, so this keeps it short whatever else runs on the machine.
 func TestAllocationsPerTick(t *testing.T) {
 	const stages, most = 200, 22
 	k := newTicker(t, stages)

@@ -66,7 +66,7 @@ func TestTwoAutoscalers(t *testing.T) {
 		if slow.stale == 0 || fast.stale > 0 {
 			t.Errorf("%d stale plans of the slow autoscaler and %d of the fast one, want some and none", slow.stale, fast.stale)
 		}
-		for _, text := range []string{"another autoscaler steers this cluster, too", "control goes on as planned"} {
+		for _, text := range []string{"another autoscaler steers this cluster, too", "control works again"} {
 			if n := strings.Count(slowLog.String(), text); n != 1 {
 				t.Errorf("the slow one said %q %d times, want once:\n%s", text, n, slowLog)
 			}

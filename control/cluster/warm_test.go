@@ -29,7 +29,7 @@ func TestWarmListsSupersedeOneAnother(t *testing.T) {
 	})
 }
 
-func TestAListThatFailsIsTriedLaterAndLater(t *testing.T) {
+func TestFailedWarmListIsRetriedWithBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.warm = func(context.Context, *fakeNode) error { return errors.New("bad model") }
 		pass := func(key bool) {

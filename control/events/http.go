@@ -33,7 +33,7 @@ func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s := stream{w: w, control: http.NewResponseController(w)}
 	s.print(": events of stagecoach\n\n")
 	if gone > 0 {
-		s.missed(gone, "they are not kept any more")
+		s.missed(gone, "the server no longer keeps them")
 	}
 	for _, e := range replay {
 		s.event(h.id(e.n), &e.event)
@@ -50,7 +50,7 @@ func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		case e, more := <-l.events:
 			if !more {
 				if n := h.leave(l); n > 0 {
-					s.missed(uint64(n), "it reads too slowly; come back with Last-Event-ID")
+					s.missed(uint64(n), "the client reads too slowly; connect again with Last-Event-ID")
 					s.flush()
 				}
 				return

@@ -165,7 +165,7 @@ func TestSlowReaderIsCutOff(t *testing.T) {
 	close(w.read)
 	<-done
 	body := w.Body.String()
-	if n := strings.Count(body, "event: x"); n != buffered || !strings.HasSuffix(body, "event: missed\ndata: {\"missed\":5,\"why\":\"it reads too slowly; come back with Last-Event-ID\"}\n\n") {
+	if n := strings.Count(body, "event: x"); n != buffered || !strings.HasSuffix(body, "event: missed\ndata: {\"missed\":5,\"why\":\"the client reads too slowly; connect again with Last-Event-ID\"}\n\n") {
 		t.Errorf("%d events, want %d, and at last that 5 were missed: …%s", n, buffered, body[max(0, len(body)-200):])
 	}
 	if len(h.listeners) > 0 {

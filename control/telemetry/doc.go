@@ -7,7 +7,7 @@
 //
 //	request (server)                      gateway: from the headers to the answer
 //	└─ call NAME (client)                 one per attempt: replica, attempt, batch
-//	   ├─ queue                           in the function's line; linked to the start that it waited for
+//	   ├─ queue                           in the function's line; linked to the start it waited for
 //	   ├─ inference                       on the replica
 //	   └─ spans of the function itself    its traceparent names the call's span
 //

@@ -96,7 +96,7 @@ func Open(ctx context.Context, cfg Config) (*Tracer, error) {
 		}, []string{"result"}),
 		dropped: prometheus.NewCounter(prometheus.CounterOpts{
 			Namespace: "stagecoach", Subsystem: "telemetry", Name: "dropped_total",
-			Help: "Sampled requests and replica starts that have no spans, because too much waited for the collector.",
+			Help: "Sampled requests and replica starts without spans, because the queue for the collector was full.",
 		}),
 	}
 	t.provider = sdk.NewTracerProvider(sdk.WithResource(res), sdk.WithIDGenerator(ids{}), sdk.WithSpanProcessor(t.made))

@@ -14,7 +14,7 @@ import (
 	"testing"
 )
 
-var rewrite = flag.Bool("rewrite", false, "write golden files anew; commit them only if you can say why each line moved")
+var rewrite = flag.Bool("rewrite", false, "write golden files again; commit them only if you can say why each line moved")
 
 // Rewriting reports whether -rewrite is set. If it is, tests may also rewrite the sources of golden
 // files.

@@ -265,7 +265,7 @@ func (r *Request) answer(w http.ResponseWriter, resp *http.Response, in *reader)
 }
 
 // errGone means that the client does not take the answer.
-var errGone = errors.New("the answer could not be passed on")
+var errGone = errors.New("the answer could not be forwarded")
 
 // flush sends the written part of an answer. It does nothing if the answer is kept in memory.
 func flush(rc *http.ResponseController) error {

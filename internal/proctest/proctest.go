@@ -108,8 +108,8 @@ func Torch(t testing.TB) string {
 
 func torchPython() string { return cmp.Or(os.Getenv("STAGECOACH_TORCH_PYTHON"), "/usr/bin/python3") }
 
-// interpreters are the candidates that run a code, by the code and the candidate. A test process asks
-// each once, because importing PyTorch takes seconds.
+// interpreters are the candidates that run a code, by the code and the candidate. A test process
+// asks each once, because importing PyTorch takes seconds.
 var interpreters sync.Map
 
 // try runs code with an interpreter. It returns the interpreter's path, and why it cannot be used.
@@ -161,8 +161,8 @@ func Copy(from, to string) error {
 	return os.WriteFile(to, b, info.Mode().Perm()) //nolint:gosec // a file of a test
 }
 
-// Outside makes a folder that every user can enter and that no process has its own of, as of /tmp.
-// It needs root.
+// Outside makes a folder that every user can enter. It is outside of /tmp, because some processes
+// have their own /tmp. It needs root.
 func Outside(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/run", "stagecoach-test-") //nolint:usetesting // not in /tmp

@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// onStandIn is a handler whose device is in host memory. What it holds goes there without a place
-// hook.
+// onStandIn is a handler whose device is a stand-in in host memory. It has no place hook; its
+// tensors go there without one.
 const onStandIn = `
 import torch
 from standin import StandIn
@@ -31,7 +31,7 @@ def infer(state, calls):
     return calls
 `
 
-// onCUDA is a handler whose device, PyTorch's own, is not there in tests.
+// onCUDA is a handler with PyTorch's own device, which tests do not have.
 const onCUDA = `
 import torch
 
@@ -39,9 +39,9 @@ def infer(state, calls):
     return calls
 `
 
-// TestPythonDevice: parameters come to a device as they were, in few buffers that are used again
-// only when they are free, whatever the state is made of; a device without room is told with its
-// sizes. The device is a stand-in in host memory.
+// TestPythonDevice checks how parameters get to a device, which is a stand-in in host memory. They
+// must arrive unchanged, whatever the state consists of. They go through a few buffers, which are
+// reused only when they are free. If the device has no room, the error must have the sizes.
 func TestPythonDevice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
@@ -52,7 +52,7 @@ func TestPythonDevice(t *testing.T) {
 	}
 }
 
-// answer reads what a child says at its gate.
+// answer reads a child's answer from its gate.
 func (k *keeper) answer(gate interface{ Read([]byte) (int, error) }) wire.Order {
 	k.t.Helper()
 	b := make([]byte, 4096)
@@ -67,8 +67,8 @@ func (k *keeper) answer(gate interface{ Read([]byte) (int, error) }) wire.Order 
 	return o
 }
 
-// TestPythonParked: a child has its device ready before it is told which replica it is, and says
-// what that took.
+// TestPythonParked checks that a child prepares its device before it gets its replica, and reports
+// how long that took.
 func TestPythonParked(t *testing.T) {
 	root := imaged(t, onStandIn)
 	b, err := os.ReadFile("testdata/standin.py")
@@ -124,8 +124,9 @@ func TestPythonParked(t *testing.T) {
 	}
 }
 
-// TestPythonParksNot: a child whose device is not there says so and ends.
-func TestPythonParksNot(t *testing.T) {
+// TestPythonWithoutDeviceDoesNotPark checks that a child whose device is missing reports that and
+// ends.
+func TestPythonWithoutDeviceDoesNotPark(t *testing.T) {
 	k := started(t, proctest.Torch(t), imaged(t, onCUDA), "CUDA_VISIBLE_DEVICES=")
 	pid, gate := k.Fork(1)
 	k.Say(gate, proctest.Encode(wire.Order{Kind: wire.OrderPark, Env: []string{"CUDA_VISIBLE_DEVICES=GPU-none"}}))
@@ -135,7 +136,7 @@ func TestPythonParksNot(t *testing.T) {
 	if o := k.Want(wire.ChildExited); int(o.PID) != pid || unix.WaitStatus(o.Status).ExitStatus() != 1 {
 		t.Errorf("it ended with %+v, want pid %d and status 1", o, pid)
 	}
-	if _, gate := k.Fork(2); gate != nil { // and the zygote goes on
+	if _, gate := k.Fork(2); gate != nil { // the zygote still forks
 		gate.Close()
 	}
 	k.Want(wire.ChildExited)

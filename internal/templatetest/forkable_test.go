@@ -11,8 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// driverSource is a stand-in of CUDA's driver. As the driver does, it answers nothing before
-// cuInit, which fails without devices. It has as much as CUDA's runtime needs to call that.
+// driverSource is a stand-in for CUDA's driver. Like the driver, it answers nothing before cuInit,
+// and cuInit fails without devices. It has only the functions that CUDA's runtime needs to call
+// cuInit.
 const driverSource = `
 #include <stdlib.h>
 #include <string.h>
@@ -62,8 +63,8 @@ func library(t *testing.T, name, source string) string {
 	return dir
 }
 
-// unforkable starts a handler's zygote and returns why it cannot be forked; empty: it is ready, and
-// a child of it becomes a replica.
+// unforkable starts a handler's zygote and returns why it cannot be forked. It returns "" if the
+// zygote is ready and a child of it becomes a replica.
 func unforkable(t *testing.T, command []string, handler string, env ...string) string {
 	t.Helper()
 	k := &keeper{proctest.Keep(t, imaged(t, handler), env, command[0], append(command[1:], "stage")...), t}
@@ -82,7 +83,7 @@ func unforkable(t *testing.T, command []string, handler string, env ...string) s
 	return ""
 }
 
-// saysAll checks that a text has all of some parts; none: that it is empty.
+// saysAll checks that a text has all parts. If there are no parts, the text must be empty.
 func saysAll(t *testing.T, what, text string, parts []string) {
 	t.Helper()
 	if len(parts) == 0 && text != "" {
@@ -95,8 +96,9 @@ func saysAll(t *testing.T, what, text string, parts []string) {
 	}
 }
 
-// TestPythonFindsInitialisedDriver: a zygote whose handler has initialised CUDA's driver past
-// PyTorch cannot be forked, and says which line it was. A driver that is loaded alone does no harm.
+// TestPythonFindsInitialisedDriver checks a handler that initialises CUDA's driver without PyTorch.
+// Its zygote cannot be forked, and the error must name the line. A driver that is only loaded does
+// no harm.
 func TestPythonFindsInitialisedDriver(t *testing.T) {
 	t.Parallel()
 	const infer = "\ndef infer(state, calls):\n    return calls\n"
@@ -129,8 +131,8 @@ func TestPythonFindsInitialisedDriver(t *testing.T) {
 	}
 }
 
-// TestPythonFindsDeviceFiles: a zygote that has a file of NVIDIA's devices open or mapped cannot be
-// forked, unless NVML has opened it. The files are empty ones, in a /dev of the zygote's own.
+// TestPythonFindsDeviceFiles checks a zygote that has a file of NVIDIA's devices open or mapped. It
+// cannot be forked, unless NVML has opened the file. The files are empty, in the zygote's own /dev.
 func TestPythonFindsDeviceFiles(t *testing.T) {
 	t.Parallel()
 	const infer = "\ndef infer(state, calls):\n    return calls\n"
@@ -166,10 +168,10 @@ func TestPythonFindsDeviceFiles(t *testing.T) {
 	}
 }
 
-// Tests that import PyTorch take turns: each keeps a processor busy for seconds.
+// Tests that import PyTorch take turns, because each keeps a processor busy for seconds.
 
-// withCUDA returns an interpreter whose PyTorch is made for CUDA, or skips the test: Debian's is
-// not.
+// withCUDA returns an interpreter whose PyTorch is built for CUDA. If there is none, it skips the
+// test. Debian's is not.
 func withCUDA(t *testing.T) string {
 	t.Helper()
 	python := proctest.Torch(t)
@@ -183,8 +185,8 @@ func withCUDA(t *testing.T) string {
 	return python
 }
 
-// TestPyTorchWithoutDriverForks: what fails in PyTorch for want of a driver leaves a zygote that
-// can be forked.
+// TestPyTorchWithoutDriverForks checks calls of PyTorch that fail because there is no driver.
+// Afterwards the zygote can still be forked.
 func TestPyTorchWithoutDriverForks(t *testing.T) {
 	const handler = `
 import torch
@@ -209,9 +211,9 @@ def infer(state, calls):
 	saysAll(t, "without a driver", unforkable(t, []string{withCUDA(t)}, handler), nil)
 }
 
-// TestPyTorchThatAsksDriverDoesNotFork: PyTorch's own flag does not say that its C++ code has asked
-// the driver for devices. The zygote finds out, and says at which line, also if there were no
-// devices: CUDA's runtime remembers that.
+// TestPyTorchThatAsksDriverDoesNotFork checks C++ code of PyTorch that asks the driver for devices,
+// which PyTorch's own flag does not show. The zygote must notice, and name the line. That holds
+// even without devices, because CUDA's runtime remembers that there were none.
 func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 	python := withCUDA(t)
 	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
@@ -237,8 +239,8 @@ func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 	}
 }
 
-// TestPythonForksWithStubOfDriver: an image for builds has a stub of CUDA's driver, whose functions
-// say nothing but what they are.
+// TestPythonForksWithStubOfDriver checks an image for builds, which has a stub of CUDA's driver.
+// The functions of the stub only return an error.
 func TestPythonForksWithStubOfDriver(t *testing.T) {
 	t.Parallel()
 	const source = "int cuInit(unsigned flags) { return 34; }\nint cuDeviceGetCount(int *count) { return 34; }\n"
@@ -247,8 +249,8 @@ func TestPythonForksWithStubOfDriver(t *testing.T) {
 	saysAll(t, "a stub", unforkable(t, []string{proctest.Python(t)}, handler, env), nil)
 }
 
-// TestPythonKeepsWhatHandlerReplaces: what a handler has put in place of a function that is watched
-// is there in replicas.
+// TestPythonKeepsWhatHandlerReplaces checks a handler that replaces a watched function. Replicas
+// must have the replacement.
 func TestPythonKeepsWhatHandlerReplaces(t *testing.T) {
 	t.Parallel()
 	const handler = `
@@ -271,8 +273,8 @@ def infer(state, calls):
 	saysAll(t, "a function replaced", unforkable(t, []string{proctest.Python(t)}, handler), nil)
 }
 
-// TestPyTorchWithoutCUDAForks: a PyTorch that is made without CUDA asks no driver, also if another
-// library has loaded it.
+// TestPyTorchWithoutCUDAForks checks a PyTorch that is built without CUDA. It asks no driver, even
+// if another library has loaded one.
 func TestPyTorchWithoutCUDAForks(t *testing.T) {
 	const handler = `
 import ctypes
@@ -303,8 +305,8 @@ def infer(state, calls):
 	saysAll(t, "without CUDA", unforkable(t, []string{python}, handler, env), nil)
 }
 
-// TestPyTorchThreadsOfBackward: a backward pass inside many others starts a thread that stays, and
-// the zygote finds it. A backward pass alone computes in its caller's thread.
+// TestPyTorchThreadsOfBackward checks that the zygote finds the thread that a deeply nested
+// backward pass starts and leaves behind. A single backward pass computes in its caller's thread.
 func TestPyTorchThreadsOfBackward(t *testing.T) {
 	const handler = `
 import torch
@@ -338,8 +340,8 @@ def infer(state, calls):
 	}
 }
 
-// TestPyTorchThreadsOfOpenMP: threads that OpenMP has started while the handler loads are ended,
-// and replicas start theirs anew.
+// TestPyTorchThreadsOfOpenMP checks that threads that OpenMP starts while the handler loads are
+// ended, and that replicas start new ones.
 func TestPyTorchThreadsOfOpenMP(t *testing.T) {
 	const handler = `
 import os
@@ -365,9 +367,9 @@ def infer(state, calls):
 	saysAll(t, "threads of OpenMP", unforkable(t, []string{proctest.Torch(t)}, handler, wire.EnvThreads+"=3"), nil)
 }
 
-// TestPythonStartsNoThreadsThatItCannotEnd: a runtime of OpenMP that has no way to end its threads,
-// as GCC's before version 9, loads with one. It is a stand-in, as the machine's own one can end
-// them.
+// TestPythonStartsNoThreadsThatItCannotEnd checks a runtime of OpenMP that cannot end its threads,
+// as GCC's before version 9. The handler must load with one thread. The runtime is a stand-in,
+// because the machine's own can end them.
 func TestPythonStartsNoThreadsThatItCannotEnd(t *testing.T) {
 	t.Parallel()
 	const old = "static int threads = 1;\nvoid omp_set_num_threads(int n) { threads = n; }\nint omp_get_max_threads(void) { return threads; }\n"

@@ -1,5 +1,5 @@
-// Package templatetest_test checks the files of the templates, and runs the Python SDK in one of
-// them. It is not in the folder templates, because `faas-cli template pull` copies all of that
+// Package templatetest_test checks the files of the templates, and runs the Python SDK of one of
+// them. It is not in the folder templates, because `faas-cli template pull` copies that whole
 // folder. The tests of `stagecoach build` check that templates build and serve.
 package templatetest_test
 
@@ -22,12 +22,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
-// templates is their folder.
+// templates is the templates' folder.
 const templates = "../../templates"
 
 var rewrite = flag.Bool("rewrite", false, "write the files that are made by these tests")
 
-// TestModel makes the model of onnx-stage: y = 2x + 1.
+// TestModel writes the model of onnx-stage, y = 2x + 1, and compares it with the file.
 func TestModel(t *testing.T) {
 	scalar := func(name string, v float32) *onnxpb.TensorProto {
 		raw, _ := binary.Append(nil, binary.LittleEndian, v)
@@ -70,7 +70,7 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestSameMain wants the templates to differ in nothing but their handlers.
+// TestSameMain checks that the Go templates differ only in their handlers.
 func TestSameMain(t *testing.T) {
 	a, err := os.ReadFile(templates + "/go-stage/main.go")
 	if err != nil {
@@ -81,8 +81,8 @@ func TestSameMain(t *testing.T) {
 	}
 }
 
-// TestDockerSaysStage wants the images that Docker makes to say what those of `stagecoach build`
-// do: that they are stages.
+// TestDockerSaysStage checks that images that Docker builds have the label that marks a stage, like
+// those of `stagecoach build`.
 func TestDockerSaysStage(t *testing.T) {
 	for _, file := range []string{"go-stage/Dockerfile", "onnx-stage/Dockerfile", "python3-stage/Dockerfile"} {
 		want := "\nLABEL " + image.ProtocolLabel + "=" + image.ProtocolVersion + "\n"
@@ -92,8 +92,8 @@ func TestDockerSaysStage(t *testing.T) {
 	}
 }
 
-// TestPulled lists what `faas-cli template pull` copies: the folders below template, which is a
-// link to templates, as git has them.
+// TestPulled lists what `faas-cli template pull` copies, as git has it: the folders below template,
+// which is a link to templates.
 func TestPulled(t *testing.T) {
 	if to, err := os.Readlink("../../template"); err != nil || to != "templates" {
 		t.Errorf("template leads to %q (%v), want templates", to, err)

@@ -15,7 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// tenant is a handler of a stage in a worker: it says what it sees, and does what its name says.
+// tenant is a handler of a stage in a worker. It reports what it sees, and does what the file WORD
+// says.
 const tenant = `
 import logging, os, socket, sys, threading, weakref
 import part
@@ -51,7 +52,7 @@ def infer(state, calls):
     return calls
 `
 
-// tenantImage makes the root of an image of the handler tenant, with a module of its own.
+// tenantImage returns the root of an image of the handler tenant, with its own module.
 func tenantImage(t *testing.T, word string) string {
 	t.Helper()
 	root := imaged(t, fmt.Sprintf(tenant, word))
@@ -68,7 +69,7 @@ type resident struct {
 	stdout, stderr *bufio.Reader
 }
 
-// moveIn has a worker take the stage of an image on.
+// moveIn makes a worker start the stage of an image.
 func (k *keeper) moveIn(name, root string) resident {
 	k.t.Helper()
 	tid, gate := k.Fork(77)
@@ -85,7 +86,7 @@ func (k *keeper) line(r *bufio.Reader, want ...string) {
 	}
 }
 
-// serves checks what a stage of the image word has said by the time that it says hello.
+// serves checks what a stage of the image word has reported when it sends its Hello.
 func (k *keeper) serves(r resident, name, word, root string) {
 	k.t.Helper()
 	k.line(r.stdout, "load "+word+" part of "+word+" True "+root+"/model\n", "place "+name+" cpu "+name+" None "+word+"\n")
@@ -111,14 +112,14 @@ func (k *keeper) exits(r resident, status uint32) {
 	})
 }
 
-// worker starts one.
+// worker starts a worker.
 func worker(t *testing.T) *keeper {
 	t.Helper()
 	return started(t, proctest.Python(t), tenantImage(t, "first"), wire.EnvWorker+"=1")
 }
 
-// TestPythonWorker: stages whose modules, environments, folders and outputs have the same names
-// live in one process, each with its own; one goes and the others stay.
+// TestPythonWorker checks stages whose modules, environments, folders and outputs have equal names.
+// They must run in one process, each with its own. When one ends, the others must go on.
 func TestPythonWorker(t *testing.T) {
 	k := worker(t)
 	roots := map[string]string{"a": tenantImage(t, "a"), "b": tenantImage(t, "b")}
@@ -166,8 +167,8 @@ func TestPythonWorker(t *testing.T) {
 	}
 }
 
-// TestPythonWorkerFailures: a stage that cannot be is told on its own stderr, and others go on;
-// only one that does not let go takes all with it.
+// TestPythonWorkerFailures checks stages that fail to start. Each must report that on its own
+// stderr, and the others must go on. Only a stage that does not end takes the worker with it.
 func TestPythonWorkerFailures(t *testing.T) {
 	k := worker(t)
 	root := tenantImage(t, "a")
@@ -226,7 +227,7 @@ func TestPythonWorkerFailures(t *testing.T) {
 	}
 }
 
-// noContext is a handler in PyTorch that has lost the context on the device.
+// noContext is a handler in PyTorch that has lost its context on the device.
 const noContext = `
 import sys, types
 
@@ -243,8 +244,8 @@ def infer(state, calls):
     return calls
 `
 
-// TestPythonWorkerWithoutContext: with the context that all share, all ends. A stage's end is not
-// kept quiet.
+// TestPythonWorkerWithoutContext checks that a worker ends when a stage has lost the context that
+// all stages share. The stage's end must be reported.
 func TestPythonWorkerWithoutContext(t *testing.T) {
 	none := t.TempDir()
 	if err := os.WriteFile(filepath.Join(none, "torch.py"), []byte("raise ImportError\n"), 0o600); err != nil {
@@ -258,7 +259,8 @@ func TestPythonWorkerWithoutContext(t *testing.T) {
 	}
 }
 
-// TestPythonWorkerEnds with its control socket, and refuses what is no order as zygotes do.
+// TestPythonWorkerEnds checks that a worker ends with its control socket. It must refuse invalid
+// orders, as a zygote does.
 func TestPythonWorkerEnds(t *testing.T) {
 	k := worker(t)
 	k.Say(k.Socket, []byte{'?', wire.OrderVersion, 0, 0, 0, 0, 0, 0})

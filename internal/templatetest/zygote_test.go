@@ -22,10 +22,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-const patience = time.Minute // for what takes milliseconds when nothing is wrong
+const patience = time.Minute // bounds events that normally take milliseconds
 
-// idle is a handler that ignores its children's ends, as one may, and whose replicas say who they
-// are.
+// idle is a handler that ignores the ends of its children, as a handler may. Its replicas report
+// their names.
 const idle = `
 import os, signal, sys, threading, time
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -40,7 +40,7 @@ def infer(state, calls):
     return calls
 `
 
-// imaged makes the root of an image of the handler.
+// imaged returns the root of an image of the handler.
 func imaged(t *testing.T, handler string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -50,20 +50,20 @@ func imaged(t *testing.T, handler string) string {
 	return root
 }
 
-// zygote starts one of the handler idle, which is ready.
+// zygote starts a zygote of the handler idle and waits until it is ready.
 func zygote(t *testing.T) *keeper {
 	t.Helper()
 	return started(t, proctest.Python(t), imaged(t, idle))
 }
 
-// keeper is the manager's end of a Python stage's zygote.
+// keeper is the manager's end of the control socket of a Python stage's zygote.
 type keeper struct {
 	*proctest.Keeper
 	t *testing.T
 }
 
-// started starts the stage in the folder root as a zygote, or as what env makes of it, and returns
-// when that is ready.
+// started starts the stage in the folder root as a zygote, or in the role that env selects. It
+// returns when the process is ready.
 func started(t *testing.T, python, root string, env ...string) *keeper {
 	t.Helper()
 	k := &keeper{proctest.Keep(t, root, env, python, "stage"), t}
@@ -73,7 +73,7 @@ func started(t *testing.T, python, root string, env ...string) *keeper {
 	return k
 }
 
-// began tells a child which replica it is, and returns its stage socket and what it prints.
+// began gives a child its replica, and returns its stage socket and its output.
 func (k *keeper) began(gate *net.UnixConn, env ...string) (stage *net.UnixConn, stdout, stderr *os.File) {
 	k.t.Helper()
 	stage, there := proctest.Pair(k.t, unix.SOCK_STREAM)
@@ -98,10 +98,10 @@ func (k *keeper) began(gate *net.UnixConn, env ...string) (stage *net.UnixConn, 
 	return stage, out[0], out[1]
 }
 
-// descriptors are those of a process, by number, and where they lead.
+// descriptors returns the descriptors of a process, by number, with their targets.
 func descriptors(pid int) (all []string) {
 	folder := fmt.Sprintf("/proc/%d/fd", pid)
-	entries, _ := os.ReadDir(folder) // of one that has ended: none
+	entries, _ := os.ReadDir(folder) // a process that has ended has none
 	for _, e := range entries {
 		to, _ := os.Readlink(filepath.Join(folder, e.Name()))
 		all = append(all, e.Name()+" "+to)
@@ -118,8 +118,8 @@ func comm(t *testing.T, pid int) string {
 	return string(b)
 }
 
-// TestPythonGate: a child waits until it is told who it is, then is that; it ends with its gate, or
-// with what that says when it is nonsense.
+// TestPythonGate checks a child at its gate. It waits for its replica, and then becomes the
+// replica. It ends if the gate is closed, or if the message is invalid.
 func TestPythonGate(t *testing.T) {
 	k := zygote(t)
 	own := comm(t, k.Cmd.Process.Pid)
@@ -177,7 +177,7 @@ func TestPythonGate(t *testing.T) {
 		}
 		deadline := time.Now().Add(patience)
 		for !strings.Contains(k.Stderr.String()[said:], tc.stderr) && time.Now().Before(deadline) {
-			runtime.Gosched() // its last line is on its way through the test's pipe
+			runtime.Gosched() // its last line is still in the test's pipe
 		}
 		if got := k.Stderr.String()[said:]; !strings.Contains(got, tc.stderr) || tc.stderr == "" && got != "" {
 			t.Errorf("%s: it said %q, want %q", name, got, tc.stderr)
@@ -185,8 +185,8 @@ func TestPythonGate(t *testing.T) {
 	}
 }
 
-// TestPythonMapped: a model that lies in its place needs no name; a child that waits has its pages
-// in its page tables, which a fork leaves out, and none of its own.
+// TestPythonMapped checks a mapped model. If it is in its place, it needs no name. A waiting child
+// has its pages in its page tables, which a fork does not copy, and has no pages of its own.
 func TestPythonMapped(t *testing.T) {
 	const size = 40 << 20
 	root := imaged(t, "def load(model):\n    return model.tensors\n\ndef infer(state, calls):\n    return calls\n")
@@ -224,8 +224,8 @@ func TestPythonMapped(t *testing.T) {
 	})
 }
 
-// TestPythonChildren: every end is told once, however many there are and whatever the handler does
-// about them; who lives is told, and only those are killed.
+// TestPythonChildren checks that every child's end is reported once, however many there are and
+// whatever the handler does. The living children must be listed, and only they may be killed.
 func TestPythonChildren(t *testing.T) {
 	k := zygote(t)
 	if got := k.Alive(77); len(got) != 0 {
@@ -245,7 +245,8 @@ func TestPythonChildren(t *testing.T) {
 	if o := k.Want(wire.ChildExited); int(o.PID) != pids[0] || unix.WaitStatus(o.Status).Signal() != syscall.SIGTERM {
 		t.Errorf("killed: %+v", o)
 	}
-	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(os.Getpid())}) // no child: silence
+	// not a child: no answer
+	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGTERM), PID: uint32(os.Getpid())})
 	for _, pid := range pids[1:] {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Error(err)
@@ -269,7 +270,8 @@ func TestPythonChildren(t *testing.T) {
 	}
 }
 
-// TestPythonZygoteEnds: with its control socket, and its children with it, however it ends.
+// TestPythonZygoteEnds checks that a zygote ends with its control socket, and its children with it,
+// however it ends.
 func TestPythonZygoteEnds(t *testing.T) {
 	for name, end := range map[string]func(k *keeper){
 		"control socket closed": func(k *keeper) { k.Socket.Close() },
@@ -293,8 +295,8 @@ func TestPythonZygoteEnds(t *testing.T) {
 	}
 }
 
-// TestPythonRefusals: orders that are none are refused as stage/zygote's are, and leave nothing
-// open.
+// TestPythonRefusals checks that invalid orders are refused as by package stage/zygote, and leave
+// no descriptor open.
 func TestPythonRefusals(t *testing.T) {
 	k := zygote(t)
 	open := func() int { return len(descriptors(k.Cmd.Process.Pid)) }

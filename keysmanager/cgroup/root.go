@@ -236,7 +236,7 @@ func (r *Root) Create(name string, l Limits) (*Group, error) {
 		g.v1, err = cgroup1.New(r.pathV1(name), r.resourcesV1(l), cgroup1.WithHierarchy(r.hierarchyV1))
 	}
 	if err != nil {
-		_ = g.Remove() // of what there is of it
+		_ = g.Remove() // a part of it may exist
 		return nil, fmt.Errorf("cgroup %s: %w", name, err)
 	}
 	if l.CPUMilli > 0 {

@@ -1,6 +1,6 @@
-// Package device monitors a machine's accelerators: which there are, how much of their memory is in
-// use and by which processes, how busy they are, and whether they are healthy. It is the only
-// package that imports NVIDIA's management library (NVML).
+// Package device monitors a machine's accelerators. It reports which devices exist, how much of
+// their memory is in use and by which processes, how busy they are, and whether they are healthy.
+// It is the only package that imports NVIDIA's management library (NVML).
 //
 //	w := device.Open(device.Config{Share: share, Log: log})
 //	defer w.Close()

@@ -44,7 +44,7 @@ const gib = 1 << 30
 func newFleet() *fleet {
 	f := &fleet{Server: dgxa100.New()}
 	for i := range f.gpus {
-		f.gpus[i] = &gpu{Device: f.Devices[i].(*dgxa100.Device)} //nolint:forcetypeassert // as the mock makes them
+		f.gpus[i] = &gpu{Device: f.Devices[i].(*dgxa100.Device)} //nolint:forcetypeassert // known
 		f.open(f.gpus[i])
 	}
 	f.InitFunc = func() nvml.Return {

@@ -33,8 +33,8 @@ const quarantine = 10 * time.Minute
 
 // applicationErrors are the XIDs that a program's own fault causes. The replica fails, but the
 // device is healthy. NVIDIA's plugin for Kubernetes ignores the same ones: illegal instruction or
-// access, page fault, a channel that was stopped or cleaned up, video decoder, and a context that
-// did not yield.
+// access, page fault, a channel that was stopped or cleaned up, video decoder, and a context switch
+// that timed out.
 var applicationErrors = []uint64{13, 31, 43, 45, 68, 109}
 
 // anyInstance is the id of a GPU instance that means the whole GPU.
@@ -70,7 +70,7 @@ func (r *reader) troubled(gpu string, instance int, now time.Time) Fault {
 func (r *reader) register() {
 	set, ret := r.lib.EventSetCreate()
 	if ret != nvml.SUCCESS {
-		r.log.Info("critical errors of devices are not told", "error", ret.Error())
+		r.log.Info("critical errors of devices are not reported", "error", ret.Error())
 		return
 	}
 	r.events = set

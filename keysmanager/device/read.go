@@ -154,7 +154,7 @@ func (r *reader) readGPU(index int, now time.Time) (gpu string, all []Info) {
 	}
 	fault := r.health(h)
 	whole := r.describe(h, strconv.Itoa(index), fault)
-	r.feel(h, &whole)
+	r.readSensors(h, &whole)
 	if whole.UUID == "" { // lost between two questions
 		whole.UUID = gpu
 	}
@@ -220,8 +220,8 @@ func (r *reader) describe(h nvml.Device, index string, fault Fault) Info {
 	return d
 }
 
-// feel reads a GPU's temperature and power. Missing values are not a fault.
-func (r *reader) feel(h nvml.Device, d *Info) {
+// readSensors reads a GPU's temperature and power. Missing values are not a fault.
+func (r *reader) readSensors(h nvml.Device, d *Info) {
 	if r.has("nvmlDeviceGetTemperature") {
 		if celsius, ret := h.GetTemperature(nvml.TEMPERATURE_GPU); ret == nvml.SUCCESS {
 			d.Temperature = int(celsius)

@@ -124,7 +124,7 @@ func (w *Watch) Close() {
 	select {
 	case <-w.done:
 	case <-time.After(w.cfg.Timeout):
-		w.cfg.Log.Warn("NVML does not answer, and is left behind", "waited", w.cfg.Timeout)
+		w.cfg.Log.Warn("NVML does not answer; the call that hangs is abandoned", "waited", w.cfg.Timeout)
 	}
 }
 
@@ -140,7 +140,7 @@ func (w *Watch) own(looked chan<- struct{}) {
 	w.log(nil)
 	for _, name := range w.cfg.Share.names {
 		if !slices.ContainsFunc(w.seen, func(d Info) bool { return (Share{names: []string{name}}).has(d, r.known[d.UUID].gpu) }) {
-			w.cfg.Log.Warn("no such device; it is used once it is there", "device", name)
+			w.cfg.Log.Warn("no such device; it is used once it appears", "device", name)
 		}
 	}
 	close(looked)

@@ -174,7 +174,7 @@ func TestShares(t *testing.T) {
 			w.Close()
 		}
 		w, logged := open(t, f, "GPU-ee")
-		if len(w.Devices()) > 0 || !strings.Contains(logged(), "no such device; it is used once it is there\" device=GPU-ee") {
+		if len(w.Devices()) > 0 || !strings.Contains(logged(), "no such device; it is used once it appears\" device=GPU-ee") {
 			t.Errorf("a device that is not there: %v, log %s", w.Devices(), logged())
 		}
 	})
@@ -315,7 +315,7 @@ func TestNVMLHangs(t *testing.T) {
 		look()
 		begin := time.Now()
 		w.Close()
-		if d := time.Since(begin); d > 11*time.Second || !strings.Contains(logged(), "left behind") {
+		if d := time.Since(begin); d > 11*time.Second || !strings.Contains(logged(), "abandoned") {
 			t.Errorf("a watch whose library hangs was closed after %v, log %s", d, logged())
 		}
 		close(hang)

@@ -2,16 +2,17 @@
 // out of the machine. It reaches neither other replicas nor the machine's own services, except
 // admitted ones.
 //
-//	n, err := network.Open(network.Config{CIDR: cidr, Run: "/run/stagecoach", Owner: state, Log: log})
+//	cfg := network.Config{CIDR: cidr, Run: "/run/stagecoach", Owner: state, Log: log}
+//	n, err := network.Open(cfg)
 //	defer n.Close()
 //	err = n.Admit(netip.AddrPortFrom(n.Gateway(), 8080))
-//	ns, err := n.Create() // a process enters it with setns(2); the namespace ends with its last process
+//	ns, err := n.Create() // a process enters it with setns(2); it ends with its last process
 //
 // [Open] reserves a slice of the configured addresses on this machine. The slice has these parts:
 //
-//	address  GATEWAY/32 on the loopback link: the machine, as replicas see it; the first address of the slice
-//	links    per replica a veth pair, outside named after the replica's address ("sgc0ae70002"), inside "eth0"
-//	table    an nftables table "stagecoach_BASE_BITS" with the filters and the address translation
+//	address  GATEWAY/32 on the loopback link: the machine, as replicas see it; the slice's first
+//	links    a veth pair per replica: outside "sgc" and the replica's address in hex, inside "eth0"
+//	table    an nftables table "stagecoach_BASE_BITS" with the filters and address translation
 //	folder   RUN/networks/BASE_BITS with the owner's name and the files that replicas see in /etc
 //
 // Nothing else records which addresses are in use: an address is free if its link does not exist.

@@ -87,9 +87,10 @@ func (f *firewall) install(slice, cidr netip.Prefix, gateway netip.Addr) error {
 	return f.conn.Flush()
 }
 
-// admit adds entries to the set of admitted addresses. If anew is set, it removes all earlier ones.
-func (f *firewall) admit(anew bool, entries ...nftables.SetElement) error {
-	if anew {
+// admit adds entries to the set of admitted addresses. If replaceAll is set, it removes all earlier
+// ones.
+func (f *firewall) admit(replaceAll bool, entries ...nftables.SetElement) error {
+	if replaceAll {
 		f.conn.FlushSet(f.admitted)
 	}
 	if err := f.conn.SetAddElements(f.admitted, entries); err != nil {

@@ -116,7 +116,7 @@ func TestNextProcessOfTheOwnerAdoptsReplicas(t *testing.T) {
 	}
 }
 
-func TestWhatDeadOwnersLeftIsRemoved(t *testing.T) {
+func TestNetworksOfDeadOwnersAreRemoved(t *testing.T) {
 	m := newMachine(t)
 	ns, gateway := m.killedChild("a")
 	if n := m.open("b"); n.Gateway() == gateway {

@@ -56,8 +56,8 @@ func (n *Networks) in(f func() error) error {
 	})
 }
 
-// sysctls are the settings of a new namespace. The first two let a process without privileges
-// listen on ports below 1024 and send ICMP echo requests, which is harmless in a separate
+// sysctls are the settings of a new namespace. The first two allow processes without privileges
+// to listen on ports below 1024 and to send ICMP echo requests, which is harmless in a separate
 // namespace. IPv6 stays on loopback only.
 var sysctls = [][2]string{
 	{"net/ipv4/ip_unprivileged_port_start", "0"},

@@ -33,7 +33,7 @@ type Config struct {
 
 // ErrUnavailable means that this process cannot give replicas their own networks. Errors that wrap
 // it give the reason.
-var ErrUnavailable = errors.New("replicas cannot have networks of their own")
+var ErrUnavailable = errors.New("replicas cannot have their own networks")
 
 // wanted lists the required capabilities.
 var wanted = []struct {

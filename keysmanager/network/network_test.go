@@ -136,7 +136,7 @@ func TestAdmittedPortIsReachedByReplicasOnly(t *testing.T) {
 	}
 }
 
-func TestAdmitMakesADeletedFirewallAnew(t *testing.T) {
+func TestAdmitRestoresADeletedFirewall(t *testing.T) {
 	m := newMachine(t)
 	n := m.open("a")
 	ns := m.create(n)
@@ -275,7 +275,7 @@ func TestLonelyNamespaceHasLoopbackOnly(t *testing.T) {
 	}
 }
 
-func TestSliceIsExhaustedAndFreedAgain(t *testing.T) {
+func TestAddressesAreReusedAfterRelease(t *testing.T) {
 	m := newMachine(t)
 	n := m.open("a", func(c *Config) { c.CIDR = netip.MustParsePrefix("10.9.8.16/28") })
 	var all []*os.File
@@ -452,7 +452,7 @@ func TestFirewallsOfOthersAreNamed(t *testing.T) {
 	}
 }
 
-func TestWhatIsWrongWithAConfigIsSaid(t *testing.T) {
+func TestFaultsOfAConfigAreNamed(t *testing.T) {
 	m := newMachine(t)
 	for _, c := range []string{"10.0.0.1/16", "10.0.0.0/7", "10.0.0.0/22", "fd00::/16"} {
 		if _, err := m.try("a", func(cfg *Config) { cfg.CIDR = netip.MustParsePrefix(c) }); err == nil || !strings.Contains(err.Error(), c) {

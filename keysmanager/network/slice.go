@@ -28,7 +28,7 @@ const label = "lo:" + prefix
 // machine starts.
 //
 //	networks/lock       held while a process opens or closes
-//	networks/addresses  byte N is locked by the process that has address N: reservations end with their process
+//	networks/addresses  the process that has address N locks byte N until it ends
 //	networks/forward    exists while forwarding is on because of us
 //	networks/BASE_BITS  folder of a slice
 type registry struct {
@@ -304,7 +304,7 @@ func (m *machine) overlap(slice netip.Prefix) string {
 	return strings.Join(all, ", ")
 }
 
-// divide calls yield with the slices of a network.
+// divide returns an iterator over the slices of a network.
 func divide(cidr netip.Prefix) func(yield func(netip.Prefix) bool) {
 	bits := max(sliceBits, cidr.Bits())
 	return func(yield func(netip.Prefix) bool) {

@@ -21,7 +21,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return err
 	}
 	for kind, f := range map[string]func(string, string, []byte){
-		kindInventory: func(_, _ string, data []byte) { s.hearRival(data) },
+		kindInventory: func(_, _ string, data []byte) { s.handleRival(data) },
 		kindOrder:     func(_, reply string, data []byte) { s.receive(reply, data) },
 	} {
 		stop, err := s.cfg.Bus.Listen(s.cfg.Me.Name, kind, f)
@@ -115,9 +115,9 @@ func (s *Server) claim(ctx context.Context) error {
 	}
 }
 
-// hearRival gives up if another daemon that announces this node has the better right to the name.
+// handleRival gives up if another daemon that announces this node has the better right to the name.
 // Otherwise the other one will.
-func (s *Server) hearRival(data []byte) {
+func (s *Server) handleRival(data []byte) {
 	inv, err := DecodeInventory(data)
 	if err != nil || inv.ID == s.cfg.Me.ID || inv.Gone {
 		return

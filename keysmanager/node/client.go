@@ -78,7 +78,7 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 	conn, err := claim(ctx, c.Inventory().Socket, o.Replica, o.ID)
 	if err != nil {
 		c.cancel(o)
-		return Started{}, &Error{c.name, fmt.Errorf("replica %q has started, but its socket does not come over: %w", o.Replica, err)}
+		return Started{}, &Error{c.name, fmt.Errorf("replica %q has started, but its socket was not handed over: %w", o.Replica, err)}
 	}
 	return Started{PID: a.PID, Path: a.Path, Phases: a.Phases, Conn: conn}, nil
 }

@@ -89,7 +89,7 @@ func (o Order) validate() error {
 	case OrderCancel:
 		errs = append(errs, isID("target", o.Target))
 	default:
-		errs = append(errs, fmt.Errorf("kind: %q is none that this release knows", o.Kind))
+		errs = append(errs, fmt.Errorf("kind: %q is unknown to this release", o.Kind))
 	}
 	if o.Kind != OrderWho {
 		errs = append(errs, isID("to", o.To))

@@ -31,7 +31,7 @@ func TestDecodeOrder(t *testing.T) {
 		"other version":  {func(m map[string]any) { m["v"] = 2 }, "version 2, want 1: run the same release"},
 		"no version":     {func(m map[string]any) { delete(m, "v") }, "version 0, want 1"},
 		"unknown field":  {func(m map[string]any) { m["gpu"] = 1 }, `unknown field "gpu"`},
-		"unknown kind":   {func(m map[string]any) { m["kind"] = "dance" }, `kind: "dance" is none`},
+		"unknown kind":   {func(m map[string]any) { m["kind"] = "dance" }, `kind: "dance" is unknown`},
 		"no id":          {func(m map[string]any) { m["id"] = "" }, `id: ""`},
 		"id of a path":   {func(m map[string]any) { m["id"] = "a.b" }, `id: "a.b", want letters and digits`},
 		"no addressee":   {func(m map[string]any) { delete(m, "to") }, `to: ""`},

@@ -220,7 +220,7 @@ func (d *Directory) unfit(inv Inventory) string {
 // meet makes the member for a new name.
 func (d *Directory) meet(name string) (*member, error) {
 	if len(d.nodes) >= maxNodes && !d.dropAway() {
-		return nil, fmt.Errorf("%d nodes are there, want at most %d", len(d.nodes), maxNodes)
+		return nil, fmt.Errorf("%d nodes have joined, want at most %d", len(d.nodes), maxNodes)
 	}
 	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes)
 	if err != nil {
@@ -335,7 +335,7 @@ func (d *Directory) follow(m *member) {
 			err := d.lines(ctx, m)
 			if err != nil && ctx.Err() == nil && err.Error() != said {
 				said = err.Error()
-				d.cfg.Log.Warn("node's lines do not come", "node", m.client.name, "error", err)
+				d.cfg.Log.Warn("failed to read the lines of a node's output", "node", m.client.name, "error", err)
 			}
 			select {
 			case <-ctx.Done():

@@ -104,7 +104,7 @@ func (s *Server) serveLines(c *net.UnixConn, reply socketReply) {
 		case <-s.out.wake:
 		}
 		if !s.follows(c) {
-			s.out.rouse() // it was meant for the successor
+			s.out.wakeReaders() // it was meant for the successor
 			return
 		}
 		lines := s.out.take()

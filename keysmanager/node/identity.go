@@ -28,7 +28,7 @@ func Identify(name, version string) (Identity, error) {
 func BootID() (string, error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "", fmt.Errorf("node: which machine this is: %w", err)
+		return "", fmt.Errorf("node: identify this machine: %w", err)
 	}
 	return strings.TrimSpace(string(b)), nil
 }

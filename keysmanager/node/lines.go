@@ -47,11 +47,11 @@ func (o *outbox) add(l Line) {
 	o.mark()
 	o.lines = append(o.lines, l)
 	o.bytes += len(l.Text)
-	o.rouse()
+	o.wakeReaders()
 }
 
-// rouse wakes who takes lines.
-func (o *outbox) rouse() {
+// wakeReaders wakes the goroutine that takes lines.
+func (o *outbox) wakeReaders() {
 	select {
 	case o.wake <- struct{}{}:
 	default:

@@ -353,8 +353,8 @@ func (m *muted) Send(name, kind, reply string, data []byte) error {
 	return m.Bus.Send(name, kind, reply, data)
 }
 
-// TestTaken gives two daemons one name, one after the other and at the same time.
-func TestTaken(t *testing.T) {
+// TestTakenNameIsRefused gives two daemons one name, one after the other and at the same time.
+func TestTakenNameIsRefused(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch()
 	first := b.join("n1", newWorker())
@@ -374,9 +374,9 @@ func TestTaken(t *testing.T) {
 	}
 }
 
-// TestTakenAtOnce lets both daemons miss the other's question. The one that started later must give
-// up when it hears the other's announcements.
-func TestTakenAtOnce(t *testing.T) {
+// TestOneOfTwoDaemonsGetsTheName lets both daemons miss the other's question. The one that started
+// later must give up when it hears the other's announcements.
+func TestOneOfTwoDaemonsGetsTheName(t *testing.T) {
 	b := startBroker(t)
 	early := time.Now().Add(-time.Minute)
 	var both []*daemon
@@ -524,8 +524,8 @@ func TestSocketIsPrivate(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfTheFirstMoment: a control plane that waits for a daemon's socket connects as soon
-// as that is there, which may be before NewServer has returned.
+// TestConnectionsOfTheFirstMoment: a control plane that waits for a daemon's socket connects as
+// soon as that is there, which may be before NewServer has returned.
 func TestConnectionsOfTheFirstMoment(t *testing.T) {
 	b := startBroker(t)
 	for i := range 20 {

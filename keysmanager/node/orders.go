@@ -137,7 +137,7 @@ func (s *Server) giveUp(id string) {
 		t.cancel(errors.New("nobody waits for it any more"))
 		return
 	case !s.answers.Contains(id): // it may still come
-		s.answers.Add(id, Answer{ID: id, Done: true, Error: "it was cancelled before it came"})
+		s.answers.Add(id, Answer{ID: id, Done: true, Error: "the order was cancelled before it arrived"})
 		return
 	}
 	for _, k := range s.kept {
@@ -175,7 +175,7 @@ func (s *Server) end(replica string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), endTimeout)
 	defer cancel()
 	if _, err := s.cfg.Worker.Do(ctx, Order{V: Version, Kind: OrderStop, Replica: replica, Grace: time.Second}); err != nil {
-		s.cfg.Log.Error("replica that nobody wants may still run", "replica", replica, "error", err)
+		s.cfg.Log.Error("a replica that was not claimed may still run", "replica", replica, "error", err)
 	}
 	s.Changed()
 }

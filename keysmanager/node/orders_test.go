@@ -142,9 +142,9 @@ func (b *bare) start(id, replica string) Order {
 	return Order{ID: id, To: b.cfg.Me.ID, Kind: OrderStart, Replica: replica, Spec: json.RawMessage(`{}`)}
 }
 
-// TestAgain repeats an order while it is carried out and afterwards. It must be answered, but not
-// carried out again.
-func TestAgain(t *testing.T) {
+// TestRepeatedOrderIsCarriedOutOnce repeats an order while it is carried out and afterwards. It
+// must be answered, but not carried out again.
+func TestRepeatedOrderIsCarriedOutOnce(t *testing.T) {
 	b := newBare(t)
 	o := b.start("A", "r-1")
 	b.give(o)
@@ -161,9 +161,9 @@ func TestAgain(t *testing.T) {
 	}
 }
 
-// TestTooMany sends an order while the largest number of orders runs. It must be refused with the
-// bound, and carried out once there is room.
-func TestTooMany(t *testing.T) {
+// TestTooManyOrdersAreRefused sends an order while the largest number of orders runs. It must be
+// refused with the bound, and carried out once there is room.
+func TestTooManyOrdersAreRefused(t *testing.T) {
 	b := newBare(t)
 	b.free()
 	b.Server.mu.Lock()
@@ -188,8 +188,8 @@ func TestTooMany(t *testing.T) {
 	}
 }
 
-// TestOfAnotherDaemon sends an order for a daemon that no longer exists.
-func TestOfAnotherDaemon(t *testing.T) {
+// TestOrdersForAnotherDaemonAreRefused sends an order for a daemon that no longer exists.
+func TestOrdersForAnotherDaemonAreRefused(t *testing.T) {
 	b := newBare(t)
 	o := b.start("A", "r-1")
 	o.To = "ANOTHER"
@@ -224,7 +224,7 @@ func TestCancelled(t *testing.T) {
 			b.free()
 			b.give(Order{ID: "B", To: b.cfg.Me.ID, Kind: OrderCancel, Target: "A"})
 			b.give(b.start("A", "r-1"))
-			if a := b.last("A"); !strings.Contains(a.Error, "cancelled before it came") {
+			if a := b.last("A"); !strings.Contains(a.Error, "cancelled before it arrived") {
 				b.t.Errorf("answer %+v", a)
 			}
 		}, nil},

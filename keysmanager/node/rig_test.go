@@ -39,7 +39,7 @@ type worker struct {
 	mu      sync.Mutex
 	orders  []node.Order
 	running map[string]*os.File // the replica's end of its socket
-	changed chan struct{}       // closed and made anew with each change
+	changed chan struct{}       // closed and replaced with each change
 
 	hold chan struct{} // a start waits until it is closed; nil: it does not
 }

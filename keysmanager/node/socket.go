@@ -33,9 +33,10 @@ type socketReply struct {
 }
 
 const (
-	maxRequest    = 4 << 10               // bytes
-	maxLineBytes  = 256 << 10             // of a line in JSON
-	socketTimeout = 30 * time.Second      // of a request, an answer, a write: a busy machine takes seconds
+	maxRequest   = 4 << 10   // bytes
+	maxLineBytes = 256 << 10 // of a line in JSON
+	// of a request, an answer, a write: a busy machine takes seconds
+	socketTimeout = 30 * time.Second
 	maxConns      = 1024                  // at a time; more wait
 	acceptAgain   = 50 * time.Millisecond // after an error
 )

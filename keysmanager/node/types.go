@@ -31,7 +31,7 @@ type Inventory struct {
 	Identity
 	Embedded bool   `json:"embedded,omitempty"` // it is part of `stagecoach up`, and no daemon
 	Socket   string `json:"socket,omitempty"`   // path of the daemon's unix socket
-	// It takes no orders to start; its replicas are to be drained.
+	// It takes no orders to start, and its replicas should be drained.
 	Leaving bool   `json:"leaving,omitempty"`
 	Gone    bool   `json:"gone,omitempty"` // its last one
 	Events  uint64 `json:"events"`         // the number of the latest event

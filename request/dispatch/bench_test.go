@@ -17,7 +17,7 @@ import (
 // BenchmarkStep measures a task's way through the Core while n others wait: Submit, Send, Result,
 // Reply.
 //
-//	go test -run '^$' -bench . -count 10 ./dispatch | benchstat -
+//	go test -run '^$' -bench . -count 10 ./request/dispatch | benchstat -
 func BenchmarkStep(b *testing.B) {
 	for _, waiting := range []int{0, 100, 10_000} {
 		b.Run(fmt.Sprintf("waiting=%d", waiting), func(b *testing.B) {

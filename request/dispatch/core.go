@@ -142,7 +142,7 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 		c.close(now, ev.Cause)
 	}
 	c.expire(now)
-	c.pins.lapsed(now)
+	c.pins.expire(now)
 	c.dispatch(now)
 	if c.draining > 0 {
 		c.release()
@@ -385,11 +385,11 @@ func (c *Core) send(now time.Time, i int, items []*item) {
 	c.do(Send{Replica: r.name, Batch: b.id, Tasks: tasks})
 }
 
-// arm requests a Tick if something is due before the Tick already requested.
+// arm asks for a Tick if something is due before the Tick that is already due.
 func (c *Core) arm() {
 	next := c.held
 	if c.draining > 0 {
-		next = earlier(next, c.pins.lapse)
+		next = earlier(next, c.pins.nextExpiry)
 	}
 	if c.timers.len() > 0 {
 		next = earlier(next, c.timers.items[0].due)

@@ -14,7 +14,7 @@
 //	reader ── Result, … ────▶ │ Core │ ── Reply ─────────────▶ bus
 //	timer ── Tick ──────────▶ └──────┘ ── Wake, Wanted, … ───▶ shell
 //
-// Each function has a mutex, held for Step alone, in the goroutine that brought the event: the
+// Each function has a mutex, held for Step alone, in the goroutine that has the event: the
 // bus's goroutine for tasks, and one reader per replica for answers. Frames are written after the
 // mutex is released, in the order of the decisions, and never by a goroutine that could have to
 // wait for the replica (see outbox).

@@ -35,7 +35,7 @@ type ReplicaUp struct {
 	Timeout time.Duration
 }
 
-// ReplicaDrain lets a replica finish its calls and gives it no new ones. The exception are tasks of
+// ReplicaDrain lets a replica finish its calls and gives it no new ones. It still takes tasks of
 // requests that began on its revision, if no other replica can take them. [Idle] follows once these
 // requests have left or their deadlines have passed.
 type ReplicaDrain struct{ Name string }

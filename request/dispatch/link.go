@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// link is the connection to one replica. Its reader brings answers to the Core, and its outbox
+// link is the connection to one replica. Its reader passes answers to the Core, and its outbox
 // writes frames.
 type link struct {
 	f     *function

@@ -14,8 +14,9 @@ import (
 )
 
 // TestCVOfBursts measures a stage that gets one call per item, so its arrivals come in bursts.
-// Bursts of n start at the times of a Poisson process. All gaps between arrivals are zero but one
-// in n, which is exponential. So their squared CV is 2n-1. If that gap is constant, it is n-1.
+// Bursts of n start at the times of a Poisson process. Of n gaps between arrivals, one is
+// exponential and the others are zero. So their squared CV is 2n-1. If the one gap is constant, the
+// squared CV is n-1.
 func TestCVOfBursts(t *testing.T) {
 	gap := 20 * time.Microsecond // between the calls of a burst
 	for _, tc := range []struct {

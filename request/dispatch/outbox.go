@@ -262,8 +262,8 @@ func cost(e Effect) int {
 	return n
 }
 
-// unread bounds how many bytes a replica has been sent but may not have read. A replica reads in
-// order. So its answer to a batch shows that it has read everything up to that batch.
+// unread counts the bytes that were sent to a replica and that it may not have read yet. A replica
+// reads in order. So its answer to a batch shows that it has read everything up to that batch.
 type unread struct {
 	sent, read int
 	marks      []mark // of the unanswered batches, in order

@@ -22,15 +22,15 @@ const (
 	// pinLifetime is how long a pin without a deadline lasts after its latest task has ended,
 	// unless its coordinator ends it earlier.
 	pinLifetime = time.Minute
-	// lapseEvery is the shortest time between two searches for expired pins.
-	lapseEvery = 100 * time.Millisecond
+	// expireEvery is the shortest time between two searches for expired pins.
+	expireEvery = 100 * time.Millisecond
 )
 
 // pins holds the pins of a function.
 type pins struct {
-	requests  map[string]*pin
-	revisions map[uint64]int // number of pins per revision
-	lapse     time.Time      // when to search for expired pins; zero: there are none
+	requests   map[string]*pin
+	revisions  map[uint64]int // number of pins per revision
+	nextExpiry time.Time      // when to search for expired pins; zero: there are none
 }
 
 func newPins() pins { return pins{requests: map[string]*pin{}, revisions: map[uint64]int{}} }
@@ -78,7 +78,7 @@ func (s *pins) end(now time.Time, p *pin, t *task.Task, code task.Code) {
 		s.drop(t.Request, p)
 		return
 	}
-	s.lapse = earlier(s.lapse, p.until)
+	s.nextExpiry = earlier(s.nextExpiry, p.until)
 }
 
 func (s *pins) drop(request string, p *pin) {
@@ -95,23 +95,23 @@ func (s *pins) leave(request string) {
 	}
 }
 
-// lapsed ends the pins whose deadline has passed. Their Leave was lost, or their coordinator died.
-func (s *pins) lapsed(now time.Time) {
-	if s.lapse.IsZero() || s.lapse.After(now) {
+// expire ends the pins whose deadline has passed. Their Leave was lost, or their coordinator died.
+func (s *pins) expire(now time.Time) {
+	if s.nextExpiry.IsZero() || s.nextExpiry.After(now) {
 		return
 	}
-	s.lapse = time.Time{}
+	s.nextExpiry = time.Time{}
 	for request, p := range s.requests {
 		switch {
 		case p.tasks > 0: // end checks the deadline of such a pin
 		case !p.until.After(now):
 			s.drop(request, p)
 		default:
-			s.lapse = earlier(s.lapse, p.until)
+			s.nextExpiry = earlier(s.nextExpiry, p.until)
 		}
 	}
-	if soonest := now.Add(lapseEvery); !s.lapse.IsZero() && s.lapse.Before(soonest) {
-		s.lapse = soonest
+	if soonest := now.Add(expireEvery); !s.nextExpiry.IsZero() && s.nextExpiry.Before(soonest) {
+		s.nextExpiry = soonest
 	}
 }
 

@@ -46,9 +46,9 @@ func (r *rates) add(at time.Duration) {
 	}
 }
 
-// longGaps says when a gap means that the load has ended: when it is longer than longGaps times
-// Ca²/λ. If gaps are gamma distributed, whose bursty forms resemble batches, a longer one has a
-// probability below exp(−5).
+// longGaps says when a gap means that the load has ended: when the gap is longer than longGaps
+// times Ca²/λ. For gamma distributed gaps, the probability of a longer gap is below exp(−5). Bursty
+// gamma gaps resemble batches.
 const longGaps = 5
 
 // rate returns the best estimate of the rate. base is the rate of the base window, ca2 is the

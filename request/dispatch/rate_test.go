@@ -8,8 +8,8 @@ import (
 )
 
 // TestRateOfBursts sends batches of 16 at 48 arrivals/s, with a Ca² of 31. The rate must be known
-// to about a tenth, where the base window is off by a third. A change by four must show within
-// seconds, and an end within a few gaps.
+// to about a tenth, where the base window is off by a third. A fourfold change must show within
+// seconds, and the end of the load within a few gaps.
 func TestRateOfBursts(t *testing.T) {
 	var a arrivals
 	rnd := rand.New(rand.NewPCG(5, 5))

@@ -20,7 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Bus brings the tasks of functions and takes replies; package queue implements it over NATS.
+// Bus delivers the tasks of functions and takes replies; package queue implements it over NATS.
 type Bus interface {
 	// Tasks calls handler with each message for function, in order, until stop is called. The
 	// handler may keep msg. more says that another call follows at once. When stop returns, no

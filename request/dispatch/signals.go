@@ -17,11 +17,11 @@ import (
 // estimate a rate with a relative error of 1/sqrt(n). A window of 2 s is too noisy, and one of 15 s
 // shows only half of a step after 5 s.
 //
-// Hence two windows. The base window is 15 s long, and an arrival's weight fades with exp(-age/5s).
-// It is steady, and has forgotten a burst when the burst leaves the window. The last 2 s replace it
-// if they hold more arrivals than chance explains at the base's rate: more than three standard
-// deviations of a count. For Poisson arrivals the standard deviation is sqrt(mean), and for bursty
-// ones CV times that. Bursty arrivals also have longer windows (see rates).
+// So there are two windows. The base window is 15 s long, and an arrival's weight fades with
+// exp(-age/5s). It is steady, and has forgotten a burst when the burst leaves the window. The last
+// 2 s replace it if they hold more arrivals than chance explains at the base's rate: more than
+// three standard deviations of a count. For Poisson arrivals the standard deviation is sqrt(mean),
+// and for bursty ones CV times that. Bursty arrivals also have longer windows (see rates).
 //
 // A doubling of 50/s shows as 1.7 times the rate after 1 s, with a CV of 2 after 4 s, and with a CV
 // of 4 after 14 s (means of 20 runs). Until then it may be a burst, and the waits show that it

@@ -102,9 +102,9 @@ func (c *Core) isolate(now time.Time, head *item) bool {
 	return changed
 }
 
-// reservationsFull reports whether no more replicas may be reserved for suspects that need a
-// revision, or any for 0. It counts the replicas that do not drain. If the suspect can run only on
-// draining replicas, it counts those of its revision.
+// reservationsFull reports whether no more replicas may be reserved for suspects that need this
+// revision; 0 stands for any revision. It counts the replicas that do not drain. If the suspect can
+// run only on draining replicas, it counts those of its revision.
 func (c *Core) reservationsFull(revision uint64) bool {
 	draining := revision != 0 && !c.serving(revision)
 	all, reserved := 0, 0

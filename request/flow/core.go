@@ -19,8 +19,8 @@ const Attempts = 3
 // does not count has lost a replica.
 const mostAttempts = 100
 
-// EachWindow is how many calls of one stage a request has outstanding. The others follow as replies
-// come.
+// EachWindow bounds the outstanding calls of one stage in a request. The other calls follow as
+// replies arrive.
 const EachWindow = 64
 
 // Core runs requests through graphs. It is not safe for concurrent use. NewCore makes one.

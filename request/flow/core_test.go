@@ -326,7 +326,7 @@ func TestEndsOfTasksAreEndsOfRequests(t *testing.T) {
 
 // Clients and the journal retry after 429 and 503. So a request gets them only while no stage that
 // is not idempotent may have run.
-func TestClientIsNotToldToRetryWhatMayHaveRun(t *testing.T) {
+func TestClientIsNotToldToRetryCallsThatMayHaveRun(t *testing.T) {
 	refused := func(w *world, name, replica string) {
 		w.step(Replied{&task.Reply{Key: w.take(name).Key, Code: task.Unavailable, Replica: replica, Message: "why"}})
 	}

@@ -13,19 +13,19 @@ import (
 func TestLostReplicasDuringRedeploys(t *testing.T) {
 	g := graph(t, "a>b;b*>c;c")
 	all := map[int]int{}
-	brought := 0
+	revived := 0
 	for seed := range uint64(3) {
 		w := newSimulation(t, seed)
 		w.rough = 100
 		for status, n := range w.play(g, 60) {
 			all[status] += n
 		}
-		brought += w.brought
+		revived += w.revived
 	}
-	if all[http.StatusServiceUnavailable] > 0 || all[0] < 150 || brought < 5 {
-		t.Errorf("ends %v and %d replicas brought back, want none of 503, most well, and some brought back", all, brought)
+	if all[http.StatusServiceUnavailable] > 0 || all[0] < 150 || revived < 5 {
+		t.Errorf("ends %v and %d replicas revived back, want none of 503, most well, and some revived back", all, revived)
 	}
-	t.Log(all, brought)
+	t.Log(all, revived)
 }
 
 // TestFunctionIsToldThatRequestLeaves checks that a function with several calls in a request is

@@ -49,7 +49,7 @@ type simulation struct {
 	slow  bool          // replies to the coordinator are late
 	// Replicas also die, each with a chance of 1/rough per step; 0: none does.
 	rough   int
-	brought int  // number of replicas of old revisions started again
+	revived int  // number of replicas of old revisions started again
 	never   bool // never start a replica of an old revision again
 }
 
@@ -149,7 +149,7 @@ func (w *simulation) keep(d *deployment) {
 		if w.never {
 			w.serve(d, dispatch.NoReplica{Revision: revision, Cause: "chance"})
 		} else {
-			w.brought++
+			w.revived++
 			w.up(d, revision)
 		}
 	}

@@ -427,7 +427,7 @@ func TestDeliverOverHTTP(t *testing.T) {
 	}
 }
 
-// TestCallOf checks that a request's id yields its X-Call-Id, whether the client or the gateway
+// TestCallOf checks that a request's id is its X-Call-Id, whether the client or the gateway
 // chose it.
 func TestCallOf(t *testing.T) {
 	ids := newIDs()

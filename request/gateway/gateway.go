@@ -101,7 +101,7 @@ type Gateway struct {
 func New(c Config) (*Gateway, error) {
 	switch {
 	case c.Directory == nil || c.Invoker == nil || c.Journal == nil || c.Callbacks == nil || c.Metrics == nil || c.Log == nil:
-		return nil, errors.New("gateway: a field of Config is nil, want all")
+		return nil, errors.New("gateway: a field of Config is nil, want all fields set")
 	case c.Timeout <= 0 || c.MaxTimeout < c.Timeout || c.MaxBody <= 0 || c.InFlight <= 0:
 		return nil, errors.New("gateway: a bound of Config is not positive or Timeout exceeds MaxTimeout")
 	}

@@ -213,10 +213,10 @@ func (s *source) cut() {
 	}
 }
 
-// end stops all reading. Until the time until, a Read may wait for the client, and the rest of the
-// body is read if it is not too large. With longAgo, nothing waits. After end, nobody reads. end
-// returns whether the body was read completely, so that the next bytes on the connection are the
-// next request.
+// end stops all reading. A Read may wait for the client up to the time until. If the rest of the
+// body is not too large, it is read by then. With longAgo, nothing waits. After end, nobody reads.
+// end returns whether the body was read completely, so that the next bytes on the connection are
+// the next request.
 //
 // Without end, two things could go wrong after the handler has returned. A Read that meets the end
 // of the body would read on for net/http while net/http reads too, and net/http panics. And

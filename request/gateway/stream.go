@@ -119,15 +119,15 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	c.traceparent = req.Traceparent
 
 	ctx, cancel := context.WithCancel(r.Context())
-	talk, hush := context.WithCancelCause(r.Context())
-	defer hush(nil)
+	talk, endExchange := context.WithCancelCause(r.Context())
+	defer endExchange(nil)
 	end := make(chan taskEnd, 1)
 	body := g.source(w, r, c)
 	invoke := func() {
 		enclose(&req, r, c, body)
 		resp, err := g.cfg.Invoker.Invoke(ctx, req)
 		if err != nil {
-			hush(err) // no answer is needed any more
+			endExchange(err) // no answer is needed any more
 		}
 		end <- taskEnd{resp, err}
 		close(end)
@@ -136,7 +136,7 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	if r.ContentLength == 0 {
 		go invoke()
 	} else {
-		c.upload = &upload{g: g, function: c.key, body: body, invoke: invoke, hush: hush, cancel: cancel, end: end}
+		c.upload = &upload{g: g, function: c.key, body: body, invoke: invoke, endExchange: endExchange, cancel: cancel, end: end}
 		from := r
 		if r.ContentLength < 0 { // net/http sets the trailer when the body ends
 			r = r.WithContext(r.Context())

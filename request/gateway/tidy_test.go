@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-func TestTidyDropsWhatIsGone(t *testing.T) {
+func TestTidyDropsMetricsOfRemovedFunctions(t *testing.T) {
 	there := directory{"gone.openfaas-fn": true, "kept.openfaas-fn": true}
 	f := newFront(t, func(c *Config) { c.Directory = there })
 	series := func() (n int) {

@@ -73,15 +73,15 @@ func (s *stalls) give(k stallKey) {
 // silence delays others. It stops watching when the answer begins. From then on only [Config.Stall]
 // applies.
 type upload struct {
-	g        *Gateway
-	function pipeline.Key
-	body     *source
-	invoke   func()             // runs the task and closes end
-	hush     func(error)        // ends the exchange
-	cancel   context.CancelFunc // cancels the task
-	end      chan taskEnd       // closed when the task ends or will never start
-	begun    atomic.Bool        // the task has started or will never start
-	slot     atomic.Bool        // the task's replica has arrived
+	g           *Gateway
+	function    pipeline.Key
+	body        *source
+	invoke      func()             // runs the task and closes end
+	endExchange func(error)        // ends the exchange
+	cancel      context.CancelFunc // cancels the task
+	end         chan taskEnd       // closed when the task ends or will never start
+	begun       atomic.Bool        // the task has started or will never start
+	slot        atomic.Bool        // the task's replica has arrived
 
 	mu      sync.Mutex
 	timer   *time.Timer
@@ -250,7 +250,7 @@ func (u *upload) load() task.Load {
 func (u *upload) refuse(cause string) {
 	u.stop()
 	u.refused = &task.Error{Status: http.StatusRequestTimeout, Cause: cause}
-	u.hush(u.refused)
+	u.endExchange(u.refused)
 	if u.begin() {
 		close(u.end)
 	} else {

@@ -443,7 +443,7 @@ func TestUploadsOfStarvedServers(t *testing.T) {
 		b.waiting.Store(2) // one more request waits
 		defer b.waiting.Store(0)
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil)
-		u := &upload{g: b.front.Gateway, body: &source{made: time.Now()}, hush: func(error) {}, cancel: func() {}}
+		u := &upload{g: b.front.Gateway, body: &source{made: time.Now()}, endExchange: func(error) {}, cancel: func() {}}
 		u.begun.Store(true)
 		u.timer = time.AfterFunc(time.Hour, func() {}) // the test calls look itself
 		u.due = time.Now().Add(lateTime)

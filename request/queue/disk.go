@@ -339,7 +339,7 @@ func (d *Disk) stops() <-chan struct{} {
 }
 
 // opens returns a channel that is closed when the streams are opened again. After that, a bucket
-// must be watched anew.
+// must be watched again.
 func (d *Disk) opens() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()

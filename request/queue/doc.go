@@ -7,8 +7,8 @@
 // waits for them. Tensors above tensor.InlineLimit, streams, logs and secrets never go over NATS.
 //
 // A journal's records run at least once. A record runs twice if the process ends after the work and
-// before the disk knows of it. Work that must not happen twice has to check the record's ID. If a
-// client sends a request twice, even with the same X-Call-Id, there are two records.
+// before that is recorded on disk. Work that must not happen twice has to check the record's ID. If
+// a client sends a request twice, even with the same X-Call-Id, there are two records.
 //
 // Names become subject tokens through [Token], which escapes dots and all other bytes that mean
 // something to NATS.

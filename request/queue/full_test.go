@@ -17,8 +17,8 @@ import (
 )
 
 // TestDiskNearlyFull uses a disk that others have nearly filled. New requests must be refused at
-// once and leave nothing behind. Accepted ones must be retried, told and done. A restart must work,
-// and with room again requests must be accepted.
+// once and leave nothing behind. Accepted requests must be retried, completed and reported. A
+// restart must work, and with room again requests must be accepted.
 func TestDiskNearlyFull(t *testing.T) {
 	small := proctest.Disk(t, "160m")
 	cfg := JournalConfig{Blobs: filepath.Join(small, "blobs")}

@@ -70,7 +70,7 @@ func (k *KV) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 // Delete removes the key. It is no error if the key does not exist. On a full disk, Delete uses the
 // reserve.
 func (k *KV) Delete(ctx context.Context, key string) error {
-	if err := k.insist(ctx, func(ctx context.Context) error { return k.kv.Purge(ctx, Token(key)) }); err != nil {
+	if err := k.retry(ctx, func(ctx context.Context) error { return k.kv.Purge(ctx, Token(key)) }); err != nil {
 		return fmt.Errorf("delete %q: %w", key, err)
 	}
 	return nil
@@ -79,7 +79,7 @@ func (k *KV) Delete(ctx context.Context, key string) error {
 // Mark stores a value of a few bytes and returns its revision. On a full disk, it uses the reserve,
 // like Delete.
 func (k *KV) Mark(ctx context.Context, key string, value []byte) (rev uint64, err error) {
-	if err := k.insist(ctx, func(ctx context.Context) (err error) {
+	if err := k.retry(ctx, func(ctx context.Context) (err error) {
 		rev, err = k.kv.Put(ctx, Token(key), value)
 		return err
 	}); err != nil {
@@ -88,8 +88,8 @@ func (k *KV) Mark(ctx context.Context, key string, value []byte) (rev uint64, er
 	return rev, nil
 }
 
-// insist runs f, which writes a few bytes, until f succeeds, there is no room, or ctx ends.
-func (k *KV) insist(ctx context.Context, f func(context.Context) error) error {
+// retry runs f, which writes a few bytes, until f succeeds, there is no room, or ctx ends.
+func (k *KV) retry(ctx context.Context, f func(context.Context) error) error {
 	for {
 		if err := k.disk.prepareDeletion(ctx); err != nil {
 			return err

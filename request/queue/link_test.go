@@ -183,7 +183,7 @@ func TestListenRefused(t *testing.T) {
 	t.Cleanup(s.Close)
 	for name, tc := range map[string]struct{ listen, token, want string }{
 		"taken":    {strings.TrimPrefix(s.URL(), "nats://"), "x", "address already in use"},
-		"no token": {"127.0.0.1:0", "", "anyone could join"},
+		"no token": {"127.0.0.1:0", "", "any client could join"},
 		"no port":  {"127.0.0.1", "x", "missing port"},
 	} {
 		t.Run(name, func(t *testing.T) {

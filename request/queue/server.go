@@ -55,7 +55,7 @@ func (c ServerConfig) listen(o *server.Options) (password string, err error) {
 		return "", err
 	}
 	if c.Token == "" {
-		return "", errors.New("no token: anyone could join")
+		return "", errors.New("no token, want one: without it, any client could join")
 	}
 	if o.Port, err = strconv.Atoi(port); err != nil {
 		return "", fmt.Errorf("port %q, want a number", port)

@@ -185,7 +185,7 @@ func (j *Journal) try(ctx context.Context, rec Record, work func(context.Context
 func (j *Journal) leave(ctx context.Context, from state, m *message, end End) state {
 	to := from
 	to.busy = end.Busy
-	err := j.insist(ctx, m, func() (err error) {
+	err := j.retryWrite(ctx, m, func() (err error) {
 		to, err = j.end(ctx, to, m, end)
 		return err
 	})
@@ -265,7 +265,7 @@ func (j *Journal) replace(ctx context.Context, it item, next *message) (seq uint
 		j.markUncertain(next.subject)
 		return 0, err
 	}
-	return seq, j.insist(ctx, next, func() error { return j.clear(ctx, j.shards[it.shard], next.subject, it.seq, seq) })
+	return seq, j.retryWrite(ctx, next, func() error { return j.clear(ctx, j.shards[it.shard], next.subject, it.seq, seq) })
 }
 
 // clear deletes a record's state. If the record may have unknown states, clear deletes all states
@@ -338,8 +338,8 @@ func (j *Journal) count(err error, n *uint64) {
 	}
 }
 
-// insist calls f at least once, until it succeeds or ctx ends.
-func (j *Journal) insist(ctx context.Context, m *message, f func() error) error {
+// retryWrite calls f at least once, until it succeeds or ctx ends.
+func (j *Journal) retryWrite(ctx context.Context, m *message, f func() error) error {
 	for {
 		err := f()
 		if err == nil {

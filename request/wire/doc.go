@@ -14,7 +14,7 @@
 //	u64 batch    number of the frame's batch; 0: none
 //
 //	replica                     dispatcher
-//	   Hello  ───────────────────▶          version range, pid, function, slots, largest batch, load and place times
+//	   Hello  ───────────────────▶          versions, pid, function, slots, largest batch, times
 //	          ◀───────────────── Welcome    chosen version, credits for chunks
 //	          ◀───────────────── Batch      calls: key, deadline, trace context, header, input
 //	   Chunk  ───────────────────▶          a piece of call i's output, costs credit

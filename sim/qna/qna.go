@@ -22,8 +22,9 @@ type Station struct {
 	Servers int     // slots of all replicas; at least 1
 	Rho     float64 // utilisation of the servers; 0 to 1
 	CS2     float64 // squared coefficient of variation of service times
-	CA2     float64 // measured squared coefficient of variation of the times between arrivals; 0: unknown
-	Factor  float64 // measured over predicted CA2 so far; 0: unknown
+	// measured squared coefficient of variation of the times between arrivals; 0: unknown
+	CA2    float64
+	Factor float64 // measured over predicted CA2 so far; 0: unknown
 }
 
 // Link says that what leaves one station arrives at another.

@@ -59,7 +59,8 @@ func TestQNA(t *testing.T) {
 	}
 }
 
-// TestQNAConverges: pipelines in opposite directions are a cycle; rates and CVs can be anything.
+// TestQNAConverges checks networks with cycles, which pipelines in opposite directions make, with
+// any rates and CVs.
 func TestQNAConverges(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	floats := []float64{0, 1, -1, math.NaN(), math.Inf(1), 1e300, 1e-300, 7, 0.01}

@@ -8,17 +8,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// primes are the bases of the dimensions, which is as many knobs as a contender may have.
+// primes are the bases of the dimensions. A contender may have as many knobs as there are primes.
 var primes = [...]int{2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37}
 
-// perTry bounds how many points are drawn for each candidate: in small spaces most have been tried before.
+// perTry bounds how many points are drawn per candidate. In small spaces most points have been
+// tried before.
 const perTry = 64
 
-// Candidates are up to n configurations of a contender, none twice: its defaults, then points spread evenly over its space. They depend on
-// the space alone. There are fewer than n where the space has no more.
+// Candidates returns up to n different configurations of a contender: its defaults, then points
+// spread evenly over its space. They depend only on the space. If the space has fewer than n
+// points, it returns fewer.
 //
-// The points are Halton's, with digits reversed: in few points of many dimensions the plain sequence runs along lines (Vandewoestyne and
-// Cools, Good permutations for deterministic scrambled Halton sequences in terms of L2-discrepancy, 2006).
+// The points are Halton's, with digits reversed. With few points in many dimensions, the plain
+// sequence runs along lines (Vandewoestyne and Cools, Good permutations for deterministic scrambled
+// Halton sequences in terms of L2-discrepancy, 2006).
 func (c Contender) Candidates(n int) [][]float64 {
 	out := [][]float64{slices.Clone(c.Defaults)}
 	for i := 1; len(out) < n && i <= perTry*n; i++ {
@@ -33,7 +36,8 @@ func (c Contender) Candidates(n int) [][]float64 {
 	return out
 }
 
-// halton is the i-th number of a base in [0, 1), each of its digits d turned into (base − d) mod base.
+// halton returns the i-th number of a base in [0, 1). Each digit d is replaced by (base − d) mod
+// base.
 func halton(i, base int) float64 {
 	v, part := 0.0, 1.0
 	for ; i > 0; i /= base {
@@ -43,14 +47,15 @@ func halton(i, base int) float64 {
 	return v
 }
 
-// at is the knob's value where u of its range, in [0, 1), lies below. Six digits are kept, so that what is stored is what was tried.
+// at returns the knob's value at a share u of its range, in [0, 1). It keeps six digits, so that
+// the stored value is the one that was tried.
 func (k Knob) at(u float64) float64 {
 	if len(k.Values) > 0 {
 		return k.Values[int(u*float64(len(k.Values)))]
 	}
 	low, high := k.Low, k.High
 	if k.Whole {
-		high++ // each whole number has as much of the range as the next
+		high++ // each whole number has an equal part of the range
 	}
 	v := low + u*(high-low)
 	if k.Log {
@@ -62,7 +67,7 @@ func (k Knob) at(u float64) float64 {
 	return sim.Round(v)
 }
 
-// check says what is wrong with a knob.
+// check returns the faults of a knob.
 func (k Knob) check() error {
 	switch {
 	case k.Name == "":

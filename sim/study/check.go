@@ -8,7 +8,8 @@ import (
 	"strings"
 )
 
-// Check says all that is wrong with a study: names given twice, knobs without range, seeds of training that are of the test, too.
+// Check returns all faults of a study, for example duplicate names, knobs without range, and seeds
+// of training that are also seeds of the test.
 func (s *Study) Check() error {
 	var errs []error
 	add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -65,7 +66,7 @@ func (s *Study) Check() error {
 	return errors.Join(errs...)
 }
 
-// checkBudgets says which groups have settings with different budgets.
+// checkBudgets returns which groups have settings with different budgets.
 func (s *Study) checkBudgets() error {
 	var errs []error
 	budgets := map[string]float64{}
@@ -78,7 +79,7 @@ func (s *Study) checkBudgets() error {
 	return errors.Join(errs...)
 }
 
-// contender returns the one of a name, or nil.
+// contender returns the contender with this name, or nil.
 func (s *Study) contender(name string) *Contender {
 	i := slices.IndexFunc(s.Contenders, func(c Contender) bool { return c.Name == name })
 	if i < 0 {
@@ -95,8 +96,8 @@ func knobNames(space []Knob) []string {
 	return out
 }
 
-// Only leaves of the settings those whose names match the pattern, and of the contenders those that match what follows its first slash.
-// It is called after [Study.Check].
+// Only keeps the settings whose names match the pattern, and the contenders that match what follows
+// the pattern's first slash. Call it after [Study.Check].
 func (s *Study) Only(pattern string) error {
 	settings, contenders, _ := strings.Cut(pattern, "/")
 	var errs [2]error

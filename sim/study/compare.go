@@ -6,30 +6,33 @@ import (
 	"slices"
 )
 
-// BestBaseline names, in comparisons, the best baseline of each setting: see [Result.BestBaseline].
+// BestBaseline stands for the best baseline of each setting in comparisons: see
+// [Result.BestBaseline].
 const BestBaseline = "best baseline"
 
-// overBudget is by how much a baseline may exceed the budget and still be the best one: it was tuned on other loads.
+// overBudget is the factor by which a baseline may exceed the budget and still be the best one,
+// because it was tuned on other loads.
 const overBudget = 1.05
 
-// Comparison is how one contender does to another, from pairs of runs on the same seeds: for each seed the mean over settings, of
-// logarithms where it is a ratio, and then Student's interval over the seeds. It is about chance in loads and work, not about which
-// settings were asked.
+// Comparison compares two contenders by pairs of runs on equal seeds. For each seed, it takes the
+// mean over settings, of logarithms if the figure is a ratio. Its interval is Student's over the
+// seeds. It covers chance in loads and work, not the choice of settings.
 type Comparison struct {
 	Of         string   `json:"of"`
 	To         string   `json:"to"`
-	Settings   []string `json:"settings"` // that both were evaluated on
-	Mean       Interval `json:"mean"`     // ratios: 0.5 is half of the latency
+	Settings   []string `json:"settings"` // on which both were evaluated
+	Mean       Interval `json:"mean"`     // a ratio: 0.5 is half the latency
 	P99        Interval `json:"p99"`
-	Goodput    Interval `json:"goodput"` // no good request counts as one in the run
+	Goodput    Interval `json:"goodput"` // a ratio; no good request counts as one per run
 	GPUSeconds Interval `json:"gpu_s"`
-	InTime     Interval `json:"in_time"` // a difference of parts: 0.1 is ten points more
+	InTime     Interval `json:"in_time"` // a difference of shares: 0.1 is ten points more
 }
 
-// tiny stands for 0 in ratios.
+// tiny replaces 0 in ratios.
 const tiny = 1e-9
 
-// Outcome returns what came of a contender on a setting, or nil. Of [BestBaseline] and [MostInTime] it is that one's.
+// Outcome returns the outcome of a contender on a setting, or nil. contender may be [BestBaseline]
+// or [MostInTime].
 func (r *Result) Outcome(setting, contender string) *Outcome {
 	switch contender {
 	case BestBaseline:
@@ -44,11 +47,13 @@ func (r *Result) Outcome(setting, contender string) *Outcome {
 	return &r.Outcomes[i]
 }
 
-// MostInTime names, in comparisons, who answers the most requests within the objective: of those that know what no policy can, whatever they
-// take, and of those that may be the best baseline. For what knows the future need not be good.
+// MostInTime stands, in comparisons, for the contender with the most requests within the objective.
+// It may be an oracle, with any number of GPUs, or a contender that may be the best baseline.
+// Baselines are included because an oracle need not be good.
 const MostInTime = "most in time"
 
-// mostInTime is the contender that [MostInTime] names on a setting. Empty: there is none that knows what no policy can.
+// mostInTime returns the contender that [MostInTime] stands for on a setting. It returns "" if no
+// oracle was evaluated there.
 func (r *Result) mostInTime(setting string) string {
 	var best *Outcome
 	known := false
@@ -68,15 +73,16 @@ func (r *Result) mostInTime(setting string) string {
 	return best.Contender
 }
 
-// baseline says whether a contender's outcome may be that of the best baseline.
+// baseline reports whether a contender's outcome may be that of the best baseline.
 func (r *Result) baseline(c ContendInfo, o *Outcome) bool {
 	own := r.Outcome(o.Setting, r.Ours)
 	return !c.Oracle && !c.Ours && (!r.OverBudget(o) || own != nil && o.GPUs.Mean <= own.GPUs.Mean)
 }
 
-// BestBaseline is, of the contenders that are neither ours nor know what no policy can, and that have on average at most the study's budget
-// of GPUs and a twentieth more on this setting, or no more than ours has there, the one with the least mean latency. It is chosen with the
-// results known, which favours it. Empty: none keeps to that.
+// BestBaseline returns the contender with the smallest mean latency on a setting. Oracles and our
+// own contenders are excluded. It must have at most 1.05 times the budget of GPUs on average, or no
+// more GPUs than ours has there. It is chosen from the results, which favours it. BestBaseline
+// returns "" if no contender qualifies.
 func (r *Result) BestBaseline(setting string) string {
 	var best *Outcome
 	for _, c := range r.Contenders {
@@ -94,13 +100,14 @@ func (r *Result) BestBaseline(setting string) string {
 	return best.Contender
 }
 
-// mayFail is the part of requests that may fail without a mark.
+// mayFail is the share of requests that may fail without a mark.
 const mayFail = 0.001
 
-// Fails says that more than a thousandth of the requests failed.
+// Fails reports whether more than a thousandth of the requests failed.
 func (o *Outcome) Fails() bool { return o.Failed.Mean > mayFail }
 
-// OverBudget says that an outcome had on average more than the budget of GPUs, its setting's or else the study's, and a twentieth more.
+// OverBudget reports whether an outcome had, on average, more than 1.05 times the budget of GPUs.
+// The setting's budget replaces the study's if it is set.
 func (r *Result) OverBudget(o *Outcome) bool {
 	budget := r.Budget
 	if i := slices.IndexFunc(r.Settings, func(s SettingInfo) bool { return s.Name == o.Setting }); i >= 0 {
@@ -109,8 +116,9 @@ func (r *Result) OverBudget(o *Outcome) bool {
 	return o.GPUs.Mean > overBudget*budget
 }
 
-// Compare compares a contender with another on settings, all there are if none is named; each may be [BestBaseline] or [MostInTime]. False says that there
-// is no setting that both were evaluated on.
+// Compare compares a contender with another on settings, or on all if none is named. Each contender
+// may be [BestBaseline] or [MostInTime]. It returns false if both were evaluated on no common
+// setting.
 func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 	c := Comparison{Of: of, To: to}
 	var pairs [][2]*Outcome
@@ -144,10 +152,11 @@ func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 	return c, true
 }
 
-// objective is the index of it among the multiples.
+// objective returns the index of the objective among the multiples.
 func (r *Result) objective() int { return slices.Index(r.Multiples, r.Objective) }
 
-// paired is the mean over settings of what a pair of runs differs in, with its interval over the seeds.
+// paired returns the mean change over settings between the runs of a pair, with its interval over
+// the seeds.
 func paired(pairs [][2]*Outcome, change func(a, b *Outcome, seed int) float64) Interval {
 	seeds := make([]float64, len(pairs[0][0].Mean.Seeds))
 	for i := range seeds {

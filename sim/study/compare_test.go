@@ -8,7 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// madeUp is an outcome of two seeds.
+// madeUp returns an outcome of two seeds.
 func madeUp(setting, contender string, gpus float64, mean, goodput, inTime [2]float64) Outcome {
 	s := func(v [2]float64) Sample { return sample(v[:]) }
 	return Outcome{
@@ -35,8 +35,9 @@ func madeUpResult() *Result {
 	}
 }
 
-// TestCompare: ratios of pairs and their intervals, as worked out by hand. Student's quantile of one degree of freedom is 12.706, so
-// that half of an interval of two values is 12.706 times half of what they are apart.
+// TestCompare checks ratios of pairs and their intervals, computed by hand. Student's quantile for
+// one degree of freedom is 12.706. So half of an interval of two values is 12.706 times half of
+// their difference.
 func TestCompare(t *testing.T) {
 	r := madeUpResult()
 	near := func(what string, got, want Interval) {
@@ -63,13 +64,14 @@ func TestCompare(t *testing.T) {
 	if !ok || len(c.Settings) != 1 {
 		t.Errorf("%v, compared on %v, want x", ok, c.Settings)
 	}
-	// Both: on y 8/8 and 4/8, so that the seeds' means over settings are √(1/4·1) and √(1/2·1/2). Nothing good of lean in 100 s counts
-	// as one, so that goodput there is 200 and 100 times as much.
+	// Both: on y the ratios are 8/8 and 4/8, so the seeds' means over settings are √(1/4·1) and
+	// √(1/2·1/2). lean has no good request in 100 s, which counts as one. So goodput there is 200 and
+	// 100 times as much.
 	c, _ = r.Compare("ours", "lean")
 	near("mean", c.Mean, factor(0.5, 0))
 	near("goodput", c.Goodput, factor(math.Sqrt(2*math.Sqrt(200*100)), math.Log(2)/2))
 	near("in time", c.InTime, around((0.4+0.3+0.2+0.2)/4, 0.15))
-	// Where only one of the two was evaluated there is no pair.
+	// There is no pair where only one of the two was evaluated.
 	if c, ok := r.Compare("ours", "oracle"); !ok || len(c.Settings) != 1 {
 		t.Errorf("with the oracle on %v, want x", c.Settings)
 	}
@@ -78,7 +80,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestBestBaseline: the fastest of those that keep to the budget and a twentieth more, who neither are ours nor know the future.
+// TestBestBaseline checks the choice: the fastest within 1.05 times the budget, without ours and
+// oracles.
 func TestBestBaseline(t *testing.T) {
 	r := madeUpResult()
 	for setting, want := range map[string]string{"x": "lean", "y": "rich", "z": ""} {
@@ -90,18 +93,19 @@ func TestBestBaseline(t *testing.T) {
 	if want := math.Sqrt(math.Sqrt(0.25*0.5) * math.Sqrt(2*1)); !ok || math.Abs(c.Mean.Value-want) > 1e-5 {
 		t.Errorf("against the best of each: %v, want %g", c.Mean, want)
 	}
-	r.Outcomes[0].GPUs.Mean = 13 // ours takes more than the budget: then others may as well
+	r.Outcomes[0].GPUs.Mean = 13 // ours takes more than the budget: then others may, too
 	if got := r.BestBaseline("x"); got != "rich" {
 		t.Errorf("%q, want rich, which takes fewer GPUs than ours", got)
 	}
 	r.Outcomes[0].GPUs.Mean = 10
-	r.Settings[0].Budget = 12 // of its own
+	r.Settings[0].Budget = 12 // its own budget
 	if got := r.BestBaseline("x"); got != "rich" {
 		t.Errorf("%q, want rich, which x has GPUs enough for", got)
 	}
 }
 
-// TestGoals: of a setting, a group and all together, with how sure it is; against the best baseline, and against who knows the future.
+// TestGoals checks goals on a setting, a group and all settings, with their uncertainty, against
+// the best baseline and against the oracle.
 func TestGoals(t *testing.T) {
 	r := madeUpResult()
 	r.Goals = Goals{Latency: 0.6, Goodput: 2, GoodputIn: "g", Attained: 0.85}
@@ -110,14 +114,14 @@ func TestGoals(t *testing.T) {
 		got[x.On+": "+x.Goal] = x.Reached
 	}
 	for what, want := range map[string]Reached{
-		"x: mean latency":           Open,   // 1/4 and 2/4 of lean's: two seeds say little
+		"x: mean latency":           Open,   // 1/4 and 2/4 of lean's: two seeds prove little
 		"x: goodput":                Dearer, // twice lean's on each seed, with 1.25 times its GPUs
 		"x: GPU-seconds":            Missed,
 		"x: in time, of the most":   Met, // 8/9 on each seed
 		"y: mean latency":           Open,
 		"y: goodput":                Open,
-		"y: GPU-seconds":            Met, // rich's 10.5
-		"y: in time, of the most":   "",  // it was not run
+		"y: GPU-seconds":            Met, // rich's are 10.5
+		"y: in time, of the most":   "",  // the oracle was not run there
 		"all settings: GPU-seconds": Missed,
 		"g: mean latency":           Missed, // 0.707 on each seed
 	} {
@@ -125,7 +129,8 @@ func TestGoals(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, got[what], want)
 		}
 	}
-	r.Outcomes[1].InTime[1].Mean, r.Outcomes[1].Goodput = 1.1, sample([]float64{16, 16}) // lean has more in time than the oracle
+	// lean has more in time than the oracle
+	r.Outcomes[1].InTime[1].Mean, r.Outcomes[1].Goodput = 1.1, sample([]float64{16, 16})
 	for _, x := range r.reach() {
 		if x.On == "x" && x.Goal == goalAttained && (x.Reached != Missed || x.Value != 0.5) {
 			t.Errorf("%+v, want half of what lean has in time", x)
@@ -136,7 +141,8 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// TestIntervals as worked out by hand: 1, 2, 3 have the standard deviation 1, and Student's quantile of two degrees is 4.303.
+// TestIntervals is computed by hand: 1, 2, 3 have the standard deviation 1, and Student's quantile
+// for two degrees of freedom is 4.303.
 func TestIntervals(t *testing.T) {
 	for what, tc := range map[string]struct{ got, want Interval }{
 		"mean":           {Mean([]float64{1, 2, 3}), Interval{2, -0.484338, 4.48434, 3}},
@@ -165,7 +171,7 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// TestStarts: those of all seeds are added up, by path, those of key stages behind.
+// TestStarts checks that starts are summed over the seeds, by path, with those of key stages last.
 func TestStarts(t *testing.T) {
 	seed := func(starts ...sim.StartFigures) run { return run{stages: []sim.StageFigures{{Starts: starts}}} }
 	got := starts([]run{

@@ -8,8 +8,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Evaluate runs every contender on the loads of the comparison, with what was chosen for it in tuned; with its defaults, and marked so,
-// where nothing was. Report and ctx are as for [Study.Tune].
+// Evaluate runs every contender on the loads of the comparison, with its configuration in tuned. A
+// contender without one runs with its defaults, and its outcome is marked. report and ctx are as
+// for [Study.Tune].
 func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, report func(Progress)) (*Result, error) {
 	out := &Result{
 		Schema: Schema, Study: s.Name, Title: s.Title, About: s.About, Goals: s.Goals, Ours: s.Ours, Budget: s.Budget, Seeds: s.Test,
@@ -56,7 +57,7 @@ func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, repo
 	return out, nil
 }
 
-// outcome puts the runs of a contender on a setting together.
+// outcome summarizes the runs of a contender on a setting.
 func (s *Study) outcome(c *cell, untuned bool, runs []run) Outcome {
 	of := func(figure func(r *run) float64) Sample {
 		values := make([]float64, len(runs))
@@ -93,7 +94,7 @@ func (s *Study) outcome(c *cell, untuned bool, runs []run) Outcome {
 	return out
 }
 
-// starts adds up those of a stage.
+// starts sums up the starts of a stage.
 func starts(runs []run, stage int) []Start {
 	var out []Start
 	for _, r := range runs {
@@ -103,7 +104,7 @@ func starts(runs []run, stage int) []Start {
 				i, out = len(out), append(out, Start{Path: f.Path, Key: f.Key})
 			}
 			out[i].N += f.N
-			out[i].Mean += float64(f.N) * f.Mean // a sum, until below
+			out[i].Mean += float64(f.N) * f.Mean // a sum here; divided below
 		}
 	}
 	for i := range out {

@@ -9,16 +9,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// String is the value and its interval, with the digits that the interval leaves: "0.52 (0.48 to 0.57)".
+// String formats the value and its interval, with as many digits as the interval justifies: "0.52
+// (0.48 to 0.57)".
 func (i Interval) String() string { return i.with(1, 0, "") }
 
-// Change is that of a ratio as a change in percent: "-48 % (-52 to -43)".
+// Change formats the interval of a ratio as a change in percent: "-48 % (-52 to -43)".
 func (i Interval) Change() string { return sign(i.Value-1) + i.with(100, -100, " %") }
 
-// Points are those of a difference of parts: "+12 points (9 to 15)".
+// Points formats the interval of a difference of shares: "+12 points (9 to 15)".
 func (i Interval) Points() string { return sign(i.Value) + i.with(100, 0, " points") }
 
-// sign is what stands before numbers that are no less than 0.
+// sign returns the sign in front of a number that is not negative.
 func sign(v float64) string {
 	if v > 0 {
 		return "+"
@@ -35,10 +36,10 @@ func (i Interval) with(scale, offset float64, unit string) string {
 	return fmt.Sprintf("%.*f%s (%.*f to %.*f)", d, value, unit, d, low, d, high)
 }
 
-// digits after the point, of a value that is known to half of width.
+// digits returns the digits after the point for a value that is known to half of width.
 func digits(width float64) int { return min(max(-int(math.Floor(math.Log10(width/2)))+1, 0), 6) }
 
-// with is the mean with the digits that its interval leaves, and the interval, in a unit.
+// with formats the mean and its interval in a unit, with as many digits as the interval justifies.
 func (s Sample) with(scale float64) string {
 	if s.CI == 0 {
 		return sim.Trim(s.Mean*scale, 3)
@@ -47,12 +48,13 @@ func (s Sample) with(scale float64) string {
 	return fmt.Sprintf("%.*f ± %.*f", d, s.Mean*scale, d, s.CI*scale)
 }
 
-// table is one of Markdown whose columns are aligned, as people read it without a browser.
+// table is a Markdown table. Its columns are aligned for readers without a browser.
 type table [][]string
 
 func (t *table) row(cells ...string) { *t = append(*t, cells) }
 
-// write puts the table behind an empty line; its first row is the heading. A table of a heading alone is left out.
+// write writes an empty line and the table. The first row is the heading. It leaves out a table
+// that has only a heading.
 func (t table) write(b *strings.Builder) {
 	if len(t) < 2 {
 		return
@@ -79,7 +81,7 @@ func (t table) write(b *strings.Builder) {
 	}
 }
 
-// clean keeps text from breaking tables.
+// clean replaces characters that would break tables.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == '|' || r < ' ' {

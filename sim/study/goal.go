@@ -8,21 +8,25 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Goals are what a design is to reach on each setting, and on all together. Zero: there is no such goal.
+// Goals are what a design should reach on each setting, and on all settings together. 0 means that
+// there is no such goal.
 type Goals struct {
-	Latency   float64 `json:"latency"`    // mean latency, at most so many times the best baseline's
-	Goodput   float64 `json:"goodput"`    // at least so many times the best baseline's
-	GoodputIn string  `json:"goodput_in"` // on settings of this group
-	// Attained is the part of requests in time, at least so many times that of [MostInTime]: of who knows what no policy can, or of a baseline
-	// that has more.
+	Latency   float64 `json:"latency"`    // largest mean latency, per that of the best baseline
+	Goodput   float64 `json:"goodput"`    // smallest goodput, per that of the best baseline
+	GoodputIn string  `json:"goodput_in"` // the group of settings for Goodput
+	// Attained is the smallest share of requests in time, per that of [MostInTime].
 	Attained float64 `json:"attained"`
 }
 
-// Reached says whether a goal was.
+// Reached says whether a goal was reached.
 type Reached string
 
-// What Reached may be: the whole 95 % interval keeps to the goal; it has the goal in it, or there is none, of one seed; no part of it keeps to
-// the goal; or it was met with surely more GPU-seconds than the best baseline had.
+// The values of Reached, from the 95 % interval:
+//
+//   - Met: the whole interval is within the goal.
+//   - Open: the goal is in the interval, or there is one seed and no interval.
+//   - Missed: no part of the interval is within the goal.
+//   - Dearer: the goal was met, but ours certainly took more GPU-seconds than the best baseline.
 const (
 	Met    Reached = "met"
 	Open   Reached = "open"
@@ -30,7 +34,7 @@ const (
 	Dearer Reached = "met for more GPU-seconds"
 )
 
-// most says whether a figure is at most so much.
+// most says whether a figure is at most goal.
 func (i Interval) most(goal float64) Reached {
 	switch {
 	case i.N < 2:
@@ -43,7 +47,7 @@ func (i Interval) most(goal float64) Reached {
 	return Missed
 }
 
-// least says whether a figure is at least so much.
+// least says whether a figure is at least goal.
 func (i Interval) least(goal float64) Reached {
 	switch {
 	case i.N < 2:
@@ -56,17 +60,17 @@ func (i Interval) least(goal float64) Reached {
 	return Missed
 }
 
-// GoalResult is one goal on one setting, or on several together.
+// GoalResult is the result for one goal on one setting, or on several together.
 type GoalResult struct {
 	Goal string `json:"goal"`
-	On   string `json:"on"` // a setting, or what several are called
-	To   string `json:"to"` // whom ours is compared with
+	On   string `json:"on"` // a setting, or the name of several
+	To   string `json:"to"` // the contender that ours is compared with
 	N    int    `json:"settings"`
 	Interval
 	Reached Reached `json:"reached"`
 }
 
-// What goals are called.
+// The names of goals.
 const (
 	goalLatency  = "mean latency"
 	goalGoodput  = "goodput"
@@ -74,14 +78,15 @@ const (
 	goalAttained = "in time, of the most"
 )
 
-// goalNames are those that something was said of, in the order of tables.
+// goalNames returns the names of goals with a result, in the order of tables.
 func (r *Result) goalNames() []string {
 	return slices.DeleteFunc([]string{goalLatency, goalGoodput, goalGPUs, goalAttained}, func(name string) bool {
 		return !slices.ContainsFunc(r.Reached, func(x GoalResult) bool { return x.Goal == name })
 	})
 }
 
-// reach says what became of the goals: of all settings that have a best baseline, of each group, of each setting.
+// reach returns the results of the goals: on all settings with a best baseline, on each group, and
+// on each setting.
 func (r *Result) reach() []GoalResult {
 	if r.Goals == (Goals{}) {
 		return nil
@@ -96,7 +101,7 @@ func (r *Result) reach() []GoalResult {
 	return out
 }
 
-// reached is what became of the goals on some settings together.
+// reached returns the results of the goals on some settings together.
 func (r *Result) reached(on string, in func(SettingInfo) bool) []GoalResult {
 	var all, bursty []string
 	for _, s := range r.Settings {
@@ -129,13 +134,14 @@ func (r *Result) reached(on string, in func(SettingInfo) bool) []GoalResult {
 		add(goalGoodput, BestBaseline, bursty, func(c Comparison) (Interval, Reached) { return c.Goodput, c.Goodput.least(g.Goodput) })
 	}
 	add(goalGPUs, BestBaseline, all, func(c Comparison) (Interval, Reached) { return c.GPUSeconds, c.GPUSeconds.most(1) })
-	if g.Attained > 0 { // goodputs of the same requests are in proportion to the parts in time
+	if g.Attained > 0 { // goodputs of equal requests are proportional to the shares in time
 		add(goalAttained, MostInTime, all, func(c Comparison) (Interval, Reached) { return c.Goodput, c.Goodput.least(g.Attained) })
 	}
 	return out
 }
 
-// goals writes what became of them, then ours, the best baseline and the oracle side by side.
+// goals writes the results of the goals. Then it writes ours, the best baseline and the oracle side
+// by side.
 func (r *Result) goals(b *strings.Builder) {
 	if len(r.Reached) == 0 {
 		return
@@ -191,7 +197,8 @@ func (r *Result) reachedText(x GoalResult) string {
 	return string(x.Reached) + ": " + x.String() + " times"
 }
 
-// sides puts ours, the best baseline and the oracle of each setting below each other, with what ours is of them.
+// sides writes ours, the best baseline and the oracle of each setting, one below the other, with
+// the ratio of ours to each.
 func (r *Result) sides(b *strings.Builder) {
 	fmt.Fprintf(b, "\n### %s, the best baseline and the oracle, by setting\n\nRatios are ours over the row's, in pairs of runs; goodput is within %g T.\n", clean(r.title(r.Ours)), r.Objective)
 	t := table{{"setting", "contender", "mean/T", fmt.Sprintf("in %g T, %%", r.Objective), "goodput/s", "GPUs", "core-seconds", "failed, %", "mean, ratio", "goodput, ratio", "GPU-seconds, ratio"}}

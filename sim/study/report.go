@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// WriteMarkdown writes the result for people: what was asked, goals, claims, all settings together, pairs, each setting, configurations, parts,
-// starts.
+// WriteMarkdown writes the result for people. The order is: the question, goals, claims, all
+// settings together, pairs, each setting, configurations, parts, starts.
 func (r *Result) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	r.intro(&b)
@@ -74,7 +74,7 @@ func (r *Result) claims(b *strings.Builder) {
 	}
 }
 
-// mark says what is to be known of an outcome.
+// mark returns the marks of an outcome, such as that it is untuned.
 func (r *Result) mark(o *Outcome) string {
 	s := ""
 	for _, m := range []struct {
@@ -88,7 +88,7 @@ func (r *Result) mark(o *Outcome) string {
 	return s
 }
 
-// of are a contender's outcomes with their settings.
+// of returns a contender's outcomes with their settings.
 func (r *Result) of(contender string) (all []*Outcome, settings []SettingInfo) {
 	for _, s := range r.Settings {
 		if o := r.Outcome(s.Name, contender); o != nil {
@@ -136,7 +136,7 @@ func (r *Result) together(b *strings.Builder) {
 	t.write(b)
 }
 
-// shared are the settings that two contenders were both on.
+// shared returns the settings on which both contenders were evaluated.
 func (r *Result) shared(a, b string) []string {
 	var out []string
 	for _, s := range r.Settings {
@@ -155,7 +155,7 @@ func (c *Comparison) row() []string {
 	return []string{c.Mean.Change(), c.P99.Change(), c.Goodput.String() + " times", c.InTime.Points(), c.GPUSeconds.Change()}
 }
 
-// pairs compares ours with each contender on all settings that both have.
+// pairs compares ours with each contender, on all settings that both have.
 func (r *Result) pairs(b *strings.Builder) {
 	t := table{append([]string{"against", "settings"}, pairHeading...)}
 	for _, c := range append([]ContendInfo{{Name: BestBaseline}}, r.Contenders...) {
@@ -216,7 +216,7 @@ func (r *Result) groupNames() []string {
 	return out
 }
 
-// each lists all outcomes, a table a group.
+// each lists all outcomes, with one table per group.
 func (r *Result) each(b *strings.Builder) {
 	for _, group := range r.groupNames() {
 		fmt.Fprintf(b, "\n## %s\n", clean(group))
@@ -252,7 +252,7 @@ func (o *Outcome) row(s SettingInfo, title string) []string {
 	return append(row, o.Goodput.with(1), sim.Trim(waiting, 3), o.GPUs.with(1), o.CoreSeconds.with(1), o.Failed.with(100))
 }
 
-// starts lists what it took contenders to bring up replicas, all settings together.
+// starts lists the starts of contenders, over all settings.
 func (r *Result) starts(b *strings.Builder) {
 	t := table{{"contender", "path", "starts a run", "mean s"}}
 	for _, c := range r.Contenders {
@@ -281,7 +281,7 @@ func (r *Result) starts(b *strings.Builder) {
 	}
 }
 
-// parts compares what ours is without each of its parts with ours.
+// parts compares ours without each of its parts with ours.
 func (r *Result) parts(b *strings.Builder) {
 	t := table{append([]string{"without a part", "group", "settings"}, pairHeading...)}
 	for _, c := range r.Contenders {
@@ -306,7 +306,7 @@ func (r *Result) parts(b *strings.Builder) {
 	}
 }
 
-// configurations lists what was chosen of what was tried.
+// configurations lists the chosen configuration, and the number of those that were tried.
 func (r *Result) configurations(b *strings.Builder) {
 	t := table{{"group", "contender", "of", "chosen", "GPUs", "latency/T", "in time", "failed"}}
 	for _, c := range r.Tuned.Choices {

@@ -3,12 +3,12 @@ package study
 // Schema is the version of the JSON of a Result.
 const Schema = "stagecoach-study/1"
 
-// Result is what came of a study.
+// Result is the result of a study.
 type Result struct {
 	Schema     string        `json:"schema"`
 	Study      string        `json:"study"`
 	Title      string        `json:"title"`
-	About      string        `json:"about,omitempty"` // what was asked, and of what
+	About      string        `json:"about,omitempty"` // what was asked, and about what
 	Ours       string        `json:"ours"`
 	Budget     float64       `json:"budget_gpus"`
 	Seeds      Seeds         `json:"seeds"`
@@ -17,24 +17,25 @@ type Result struct {
 	Settings   []SettingInfo `json:"settings"`
 	Contenders []ContendInfo `json:"contenders"`
 	LeftOut    []LeftOut     `json:"left_out,omitempty"`
-	Outcomes   []Outcome     `json:"outcomes"` // by setting, then contender, in the order of the study
+	Outcomes   []Outcome     `json:"outcomes"` // by setting, then contender, in the study's order
 	Tuned      Tuned         `json:"tuned"`
 	Goals      Goals         `json:"goals"`
-	Reached    []GoalResult  `json:"reached,omitempty"` // of all settings, groups, then each setting
-	Claims     []Claim       `json:"claims,omitempty"`
+	// over all settings, per group, then per setting
+	Reached []GoalResult `json:"reached,omitempty"`
+	Claims  []Claim      `json:"claims,omitempty"`
 }
 
-// SettingInfo is what a result keeps of a Setting.
+// SettingInfo is the part of a Setting in a result.
 type SettingInfo struct {
 	Name    string  `json:"name"`
 	Model   string  `json:"model"`
 	Group   string  `json:"group"`
 	Service float64 `json:"service_s"`
-	Seconds float64 `json:"seconds"`               // of a run that count
-	Budget  float64 `json:"budget_gpus,omitempty"` // in place of the study's
+	Seconds float64 `json:"seconds"`               // seconds of a run that count
+	Budget  float64 `json:"budget_gpus,omitempty"` // replaces the study's
 }
 
-// ContendInfo is what a result keeps of a Contender.
+// ContendInfo is the part of a Contender in a result.
 type ContendInfo struct {
 	Name   string `json:"name"`
 	Title  string `json:"title"`
@@ -44,48 +45,53 @@ type ContendInfo struct {
 	Ours   bool   `json:"ours,omitempty"`
 }
 
-// LeftOut is a setting that could not be had.
+// LeftOut is a setting whose data is missing.
 type LeftOut struct {
 	Setting string `json:"setting"`
 	Why     string `json:"why"`
 }
 
-// Outcome is what came of one contender on one setting.
+// Outcome is the result of one contender on one setting.
 type Outcome struct {
 	Setting   string    `json:"setting"`
 	Contender string    `json:"contender"`
-	Knobs     []float64 `json:"knobs,omitempty"`   // in the order of the contender's Space
-	Untuned   bool      `json:"untuned,omitempty"` // the defaults, for want of anything better
+	Knobs     []float64 `json:"knobs,omitempty"` // in the order of the contender's Space
+	// defaults, because there was no tuned configuration
+	Untuned bool `json:"untuned,omitempty"`
 
-	// Latencies are of all requests: a failed one has taken its timeout. Who refuses what would wait long would else look fast.
-	Requests    Sample         `json:"requests"`
-	Mean        Sample         `json:"mean_s"`
-	P50         Sample         `json:"p50_s"`
-	P75         Sample         `json:"p75_s"`
-	P99         Sample         `json:"p99_s"`
-	Answered    Sample         `json:"mean_answered_s"` // mean latency of what was answered alone; the timeout if nothing was
-	InTime      []Sample       `json:"in_time"`         // parts of the requests, within each of Result.Multiples of T
-	Goodput     Sample         `json:"goodput_per_s"`   // within Result.Objective of T
-	Failed      Sample         `json:"failed"`          // part of the requests
-	GPUs        Sample         `json:"gpus"`            // on average over time
+	// Latencies are over all requests. A failed request counts with its timeout. Otherwise a contender
+	// that refuses requests instead of letting them wait would look fast.
+	Requests Sample `json:"requests"`
+	Mean     Sample `json:"mean_s"`
+	P50      Sample `json:"p50_s"`
+	P75      Sample `json:"p75_s"`
+	P99      Sample `json:"p99_s"`
+	// mean latency of answered requests only; the timeout if none was
+	Answered Sample `json:"mean_answered_s"`
+	// shares of requests within each of Result.Multiples of T
+	InTime []Sample `json:"in_time"`
+	// requests within Result.Objective of T, per second
+	Goodput     Sample         `json:"goodput_per_s"`
+	Failed      Sample         `json:"failed"` // share of requests
+	GPUs        Sample         `json:"gpus"`   // on average over time
 	GPUSeconds  Sample         `json:"gpu_s"`
 	CoreSeconds Sample         `json:"core_s"`
 	Stages      []StageOutcome `json:"stages"` // sorted by name, those of the contender's scenario
 }
 
-// StageOutcome is what calls of a stage went through.
+// StageOutcome is the result of a stage's calls.
 type StageOutcome struct {
 	Name   string  `json:"name"`
-	Queue  Sample  `json:"queue"`  // calls that wait, on average over time
-	Wait   Sample  `json:"wait_s"` // of a call, on average
+	Queue  Sample  `json:"queue"`  // waiting calls, on average over time
+	Wait   Sample  `json:"wait_s"` // mean per call
 	CV     Sample  `json:"arrival_cv"`
-	Starts []Start `json:"starts,omitempty"` // sorted by path, those of key stages after others
+	Starts []Start `json:"starts,omitempty"` // sorted by path, key stages last
 }
 
-// Start is what it took to bring up replicas on one path, from the order to ready, over all seeds.
+// Start summarizes starts on one path, from the order to ready, over all seeds.
 type Start struct {
 	Path string  `json:"path"`
-	Key  bool    `json:"key,omitempty"` // it was a key stage in the plan that ordered them
+	Key  bool    `json:"key,omitempty"` // the stage was a key stage in the plan that ordered them
 	N    int     `json:"n"`
 	Mean float64 `json:"mean_s"`
 }

@@ -12,13 +12,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Progress is how far the runs of a step are.
+// Progress says how far the runs of a step are.
 type Progress struct {
 	Step       string // "tune", "evaluate"
 	Runs, Done int
 }
 
-// cell is a contender on a setting with a configuration: what one model is made of. It has a run a seed.
+// cell is a contender on a setting with a configuration. It has one model, and one run per seed.
 type cell struct {
 	setting   *Setting
 	contender *Contender
@@ -30,10 +30,10 @@ type cell struct {
 	model   *sim.Model
 	timeout time.Duration
 	err     error
-	left    atomic.Int64 // runs that need the model
+	left    atomic.Int64 // number of runs that still need the model
 }
 
-// get makes the model, the first time.
+// get makes the model on the first call.
 func (c *cell) get(open sim.Opener) error {
 	c.once.Do(func() {
 		s := c.contender.Apply(c.setting.Scenario(c.train), slices.Clone(c.knobs))
@@ -50,8 +50,8 @@ func (c *cell) get(open sim.Opener) error {
 	return nil
 }
 
-// simulate makes the runs of all cells, as many at a time as there are processors, and returns them by cell, then seed. Which of them is
-// made when and by whom makes no difference to them.
+// simulate makes the runs of all cells and returns them by cell, then seed. It makes as many runs
+// at a time as there are processors. Their order does not change the results.
 func (s *Study) simulate(ctx context.Context, step string, cells []*cell, seeds Seeds, open sim.Opener, report func(Progress)) ([][]run, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -95,7 +95,7 @@ func (s *Study) simulate(ctx context.Context, step string, cells []*cell, seeds 
 	return all, nil
 }
 
-// one makes a run of a cell.
+// one makes one run of a cell.
 func (s *Study) one(ctx context.Context, c *cell, seed uint64, open sim.Opener) (run, error) {
 	if err := c.get(open); err != nil {
 		return run{}, err
@@ -110,19 +110,20 @@ func (s *Study) one(ctx context.Context, c *cell, seed uint64, open sim.Opener) 
 	return s.taken(c, f), nil
 }
 
-// run is what a study keeps of one run.
+// run is the part of one run that a study keeps.
 type run struct {
-	requests, failed    float64 // failed: a part of the requests
-	mean, p50, p75, p99 float64 // latency, s, where a failed request has taken its timeout
-	answered            float64 // mean latency of what was answered, s; the timeout if nothing was
-	inTime              []float64
-	seconds             float64
-	gpuSeconds          float64
-	coreSeconds         float64
-	stages              []sim.StageFigures
+	requests, failed    float64 // failed is a share of the requests
+	mean, p50, p75, p99 float64 // latency in seconds, where a failed request counts with its timeout
+	// mean latency of answered requests in seconds; the timeout if none was
+	answered    float64
+	inTime      []float64
+	seconds     float64
+	gpuSeconds  float64
+	coreSeconds float64
+	stages      []sim.StageFigures
 }
 
-// taken takes from a run's figures what a study keeps.
+// taken returns the part of a run's figures that a study keeps.
 func (s *Study) taken(c *cell, f sim.Figures) run {
 	p := &f.Pipelines[0]
 	timeout := c.timeout.Seconds()
@@ -149,5 +150,5 @@ func (s *Study) taken(c *cell, f sim.Figures) run {
 	return r
 }
 
-// gpus is how many were had on average.
+// gpus returns the mean number of GPUs.
 func (r *run) gpus() float64 { return r.gpuSeconds / r.seconds }

@@ -6,7 +6,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Interval is a value between the ends of its 95 % confidence interval, from N observations; the ends are the value itself of one.
+// Interval is a value between the ends of its 95 % confidence interval, from N observations. With
+// one observation, both ends are the value.
 type Interval struct {
 	Value float64 `json:"value"`
 	Low   float64 `json:"low"`
@@ -14,13 +15,14 @@ type Interval struct {
 	N     int     `json:"n"`
 }
 
-// Mean is the arithmetic mean of values with Student's interval.
+// Mean returns the arithmetic mean of values with Student's interval.
 func Mean(values []float64) Interval {
 	e := sim.NewEstimate(values)
 	return Interval{e.Mean, sim.Round(e.Mean - e.CI), sim.Round(e.Mean + e.CI), len(values)}
 }
 
-// GeometricMean is that of values above 0, with the interval of their logarithms.
+// GeometricMean returns the geometric mean of positive values, with the interval of their
+// logarithms.
 func GeometricMean(values []float64) Interval {
 	logs := make([]float64, len(values))
 	for i, v := range values {
@@ -29,12 +31,12 @@ func GeometricMean(values []float64) Interval {
 	return Mean(logs).exp()
 }
 
-// exp is the interval of what i is of the logarithm of.
+// exp returns the exponential of an interval of logarithms.
 func (i Interval) exp() Interval {
 	return Interval{sim.Round(math.Exp(i.Value)), sim.Round(math.Exp(i.Low)), sim.Round(math.Exp(i.High)), i.N}
 }
 
-// sample rounds what each seed gave.
+// sample returns the rounded values of the seeds as a Sample.
 func sample(values []float64) Sample {
 	s := Sample{Seeds: make([]float64, len(values))}
 	for i, v := range values {
@@ -45,7 +47,7 @@ func sample(values []float64) Sample {
 	return s
 }
 
-// Interval is the sample's mean with its interval, each divided by unit.
+// Interval returns the sample's mean with its interval, divided by unit.
 func (s Sample) Interval(unit float64) Interval {
 	return Interval{sim.Round(s.Mean / unit), sim.Round((s.Mean - s.CI) / unit), sim.Round((s.Mean + s.CI) / unit), len(s.Seeds)}
 }

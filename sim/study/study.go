@@ -6,76 +6,78 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Setting is one load on one model: what contenders are compared on.
+// Setting is one load on one model, on which contenders are compared.
 type Setting struct {
 	Name    string        // unique in its study: "BERT-21B cv=4"
 	Model   string        // "BERT-21B"
-	Group   string        // "cv=4": the settings of a group are tuned together
+	Group   string        // "cv=4"; the settings of a group are tuned together
 	Service time.Duration // T: latency without any wait. Objectives are multiples of it
-	Train   bool          // contenders are tuned on it, too: on its scenario for training
-	Budget  float64       // of GPUs, in place of the study's; the settings of a group have the same; 0: the study's
-	// Scenario is what is simulated, complete but for its policies, seeds and what [Contender.Apply] adds; train asks for the load that
-	// contenders are tuned on, which has nothing of the other. Each call returns one of its own, and several goroutines call. It has one
-	// pipeline.
+	Train   bool          // contenders are tuned on its training scenario
+	Budget  float64       // GPUs, replaces the study's; equal in a group; 0: the study's
+	// Scenario returns the simulated scenario without policies, seeds and what [Contender.Apply] adds.
+	// If train is set, it has the load for tuning, which shares nothing with the other load. Each call
+	// returns a new scenario, with one pipeline. Several goroutines may call it.
 	Scenario func(train bool) sim.Scenario
 }
 
-// Knob is one parameter of a contender and the range that is searched.
+// Knob is a parameter of a contender, with the range that is searched.
 type Knob struct {
 	Name      string
-	Low, High float64   // inclusive; of Values: not used
+	Low, High float64   // inclusive; not used with Values
 	Log       bool      // searched evenly in the logarithm; Low is above 0
 	Whole     bool      // a whole number
-	Values    []float64 // in place of a range: one of these
+	Values    []float64 // the possible values, instead of a range
 }
 
 // Contender is one way to size pipelines.
 type Contender struct {
 	Name   string // "kpa", unique in its study
 	Title  string // "Knative KPA"
-	Source string // where it and its defaults are from
+	Source string // source of it and of its defaults
 
 	Space    []Knob
-	Defaults []float64 // as published, a value a knob: the first candidate
-	// Like names the contender whose tuned configuration this one has, as ablations do; it has the same Space. Empty: its own.
+	Defaults []float64 // as published, one value per knob: the first candidate
+	// Like names the contender whose tuned configuration this one uses, for ablations. Both have the
+	// same Space. Empty: its own.
 	Like string
 
-	Oracle bool // it knows what no policy can: not a baseline
-	Ours   bool // it, or a part of it, is what the study is about: not a baseline
-	// In says on which settings it is evaluated; nil: on all.
+	Oracle bool // knows what no policy can know; not a baseline
+	Ours   bool // is the subject of the study, or a part of it; not a baseline
+	// In reports whether it is evaluated on a setting; nil: on all.
 	In func(Setting) bool
-	// Apply puts it into a scenario: its stages and start costs, and its policy as the one entry of s.Policies. Knobs are in the order of
-	// Space. It may change s, which is its own.
+	// Apply puts the contender into a scenario: its stages, its start costs, and its policy as the
+	// only entry of s.Policies. Knobs are in the order of Space. It may change s.
 	Apply func(s sim.Scenario, knobs []float64) sim.Scenario
 }
 
-// Seeds are N of them, one after another.
+// Seeds are N consecutive seeds.
 type Seeds struct {
 	First uint64 `json:"first"`
 	N     int    `json:"n"`
 }
 
-// Study is a question to the simulator: who serves which load how well, for how many GPUs.
+// Study is a question to the simulator: which contender serves which load how well, with how many
+// GPUs.
 type Study struct {
 	Name, Title string
-	About       string // what it asks, and of what, in a few lines of Markdown
+	About       string // the question, in a few lines of Markdown
 	Settings    []Setting
 	Contenders  []Contender
-	Ours        string    // the contender that the others are compared with
-	Budget      float64   // G: GPUs that a tuned configuration may have on average
-	Candidates  int       // how many configurations of each contender are tried, the defaults included
-	Train, Test Seeds     // those of Train are none of Test
-	Multiples   []float64 // of T: within which parts of the requests are counted; has Objective
-	Objective   float64   // the multiple of T that goodput is of
+	Ours        string    // the contender with which the others are compared
+	Budget      float64   // G: GPUs that a tuned configuration may use on average
+	Candidates  int       // number of configurations tried per contender, with the defaults
+	Train, Test Seeds     // without common seeds
+	Multiples   []float64 // multiples of T, within which requests are counted; includes Objective
+	Objective   float64   // the multiple of T for goodput
 
-	// LeftOut are settings that there would be, had their data been there.
+	// LeftOut has the settings whose data is missing.
 	LeftOut []LeftOut
 
 	Goals Goals // of ours
 
-	// Judge holds the result against what was claimed; nil: nothing was.
+	// Judge compares the result with claims; nil: there are none.
 	Judge func(*Result) []Claim
-	// Draw makes figures of the result; nil: none.
+	// Draw draws figures of the result; nil: none.
 	Draw func(*Result) ([]Figure, error)
 }
 

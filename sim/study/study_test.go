@@ -20,8 +20,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// small is a study of two loads on two stages, and of two contenders with a fixed number of replicas: of one it is tuned, of the other,
-// which is twice as fast on two GPUs each, too. The third is the first without its tuning's second knob.
+// small returns a study of two loads on two stages, and of contenders with a fixed number of
+// replicas. For the first, the number is tuned. The second is also twice as fast, on two GPUs per
+// replica. The third is the first without its second knob.
 func small() *Study {
 	load := func(name, rate string) Setting {
 		return Setting{
@@ -83,7 +84,8 @@ func run2(t *testing.T, s *Study) *Result {
 	return r
 }
 
-// TestStudy: what comes of a small study, as JSON and for people; the same with one processor and with several.
+// TestStudy checks the result of a small study, as JSON and for people. It must not depend on the
+// number of processors.
 func TestStudy(t *testing.T) {
 	s := small()
 	if err := s.Check(); err != nil {
@@ -117,7 +119,7 @@ func TestStudy(t *testing.T) {
 	}
 }
 
-// TestProgress: each run is told of once, in order.
+// TestProgress checks that each run is reported once, in order.
 func TestProgress(t *testing.T) {
 	s := small()
 	s.Candidates = 3
@@ -141,7 +143,8 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestCancel: what is cancelled ends early with the context's error, and leaves no goroutine behind.
+// TestCancel checks that a cancelled study ends early with the context's error, and leaves no
+// goroutine.
 func TestCancel(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	ctx, stop := context.WithCancel(t.Context())
@@ -157,8 +160,8 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// TestBroken: an error says who it is about, and ends all.
-func TestBroken(t *testing.T) {
+// TestErrorNamesItsContender checks that an error names its contender and ends all runs.
+func TestErrorNamesItsContender(t *testing.T) {
 	s := small()
 	apply := s.Contenders[1].Apply
 	s.Contenders[1].Apply = func(x sim.Scenario, k []float64) sim.Scenario {
@@ -177,7 +180,8 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// TestUntuned: without a choice, or with one of other knobs, contenders have their defaults, and are marked.
+// TestUntuned checks contenders without a choice, or with a choice for other knobs: they have their
+// defaults, and are marked.
 func TestUntuned(t *testing.T) {
 	s := small()
 	tuned := Tuned{Choices: []Choice{
@@ -199,7 +203,8 @@ func TestUntuned(t *testing.T) {
 	}
 }
 
-// TestFailures: what nothing came back from has taken its timeout, and is marked.
+// TestFailures checks that a request without an answer counts with its timeout, and that the
+// outcome is marked.
 func TestFailures(t *testing.T) {
 	s := small()
 	s.Settings = s.Settings[1:]
@@ -223,7 +228,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestOnly: a pattern for settings and one for contenders.
+// TestOnly checks a pattern for settings and one for contenders.
 func TestOnly(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"": "idle busy/one two part", "^b": "busy/one two part", "/two|part": "idle busy/two part", "^b/t": "busy/two part",
@@ -250,7 +255,7 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestCheck: each mistake is named.
+// TestCheck checks that each mistake is named.
 func TestCheck(t *testing.T) {
 	for want, spoil := range map[string]func(s *Study){
 		`setting "idle": want a name of its own`:                       func(s *Study) { s.Settings[1].Name = "idle" },

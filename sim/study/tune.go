@@ -9,8 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Tune tries the candidates of every contender on the training loads of each group of settings, and chooses one of them a group: see
-// [Choose]. Report, if it is not nil, is called after each run, one call at a time. Ctx ends it early, with its error.
+// Tune tries the candidates of every contender on the training loads of each group of settings, and
+// chooses one candidate per group: see [Choose]. report, if not nil, is called after each run, one
+// call at a time. If ctx ends, Tune ends early with its error.
 func (s *Study) Tune(ctx context.Context, open sim.Opener, report func(Progress)) (Tuned, error) {
 	out := s.Nothing()
 	var cells []*cell
@@ -51,12 +52,12 @@ func (s *Study) Tune(ctx context.Context, open sim.Opener, report func(Progress)
 	return out, nil
 }
 
-// Nothing is what of the study was tuned before any of it was.
+// Nothing returns a Tuned of the study without choices.
 func (s *Study) Nothing() Tuned {
 	return Tuned{Schema: TunedSchema, Study: s.Name, Budget: s.Budget, Candidates: s.Candidates, Seeds: s.Train}
 }
 
-// measure fills in what came of a point.
+// measure sets the results of a point.
 func (s *Study) measure(p *Point, cells []*cell, runs [][]run) {
 	objective := slices.Index(s.Multiples, s.Objective)
 	n := float64(len(runs) * s.Train.N)
@@ -71,8 +72,9 @@ func (s *Study) measure(p *Point, cells []*cell, runs [][]run) {
 	p.GPUs, p.Score, p.InTime, p.Failed = sim.Round(p.GPUs), sim.Round(p.Score), sim.Round(p.InTime), sim.Round(p.Failed)
 }
 
-// Choose returns the index of the point with the least score among those that have at most budget GPUs on average; if none has, of the one
-// with the fewest GPUs. The first of equals is chosen. There is at least one.
+// Choose returns the index of the point with the smallest score among those with at most budget
+// GPUs on average. If there is none, it returns the point with the fewest GPUs. The first of equal
+// points wins. points must not be empty.
 func Choose(points []Point, budget float64) int {
 	best := 0
 	for i, p := range points {
@@ -85,7 +87,7 @@ func Choose(points []Point, budget float64) int {
 	return best
 }
 
-// groups are those of the settings, in the order of the study.
+// groups returns the groups of the settings, in the study's order.
 func (s *Study) groups() []string {
 	var out []string
 	for _, x := range s.Settings {
@@ -96,7 +98,7 @@ func (s *Study) groups() []string {
 	return out
 }
 
-// training are the settings of a group that a contender is tuned on.
+// training returns the settings of a group on which a contender is tuned.
 func (s *Study) training(group string, c *Contender) []*Setting {
 	var out []*Setting
 	for i := range s.Settings {

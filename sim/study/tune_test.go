@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestHalton: the first numbers of two bases, as worked out by hand: in base 3 digits 1 and 2 change places.
+// TestHalton checks the first numbers of two bases, computed by hand. In base 3, the digits 1 and 2
+// change places.
 func TestHalton(t *testing.T) {
 	for base, want := range map[int][]float64{2: {0.5, 0.25, 0.75, 0.125}, 3: {2. / 3, 1. / 3, 2. / 9, 8. / 9, 5. / 9}} {
 		for i, w := range want {
@@ -21,7 +22,8 @@ func TestHalton(t *testing.T) {
 	}
 }
 
-// TestCandidates: defaults come first, none comes twice, all lie in the space and all over it.
+// TestCandidates checks that defaults come first, that no candidate comes twice, and that all are
+// in the space and spread over it.
 func TestCandidates(t *testing.T) {
 	c := Contender{
 		Space: []Knob{
@@ -31,13 +33,13 @@ func TestCandidates(t *testing.T) {
 			{Name: "whole log", Low: 1, High: 64, Whole: true, Log: true},
 			{Name: "listed", Values: []float64{3, 7, 11}},
 		},
-		Defaults: []float64{5, 5, 5, 5, 5}, // what was published may lie outside
+		Defaults: []float64{5, 5, 5, 5, 5}, // published values may be outside
 	}
 	all := c.Candidates(24)
 	if len(all) != 24 || !slices.Equal(all[0], c.Defaults) || !reflect.DeepEqual(all, c.Candidates(24)) || !reflect.DeepEqual(all[:7], c.Candidates(7)) {
 		t.Fatalf("%d candidates from %v on, want 24, the defaults first, always the same", len(all), all[0])
 	}
-	var below [5]int // of the 23 others, those in the lower half
+	var below [5]int // of the 23 others, the number in the lower half
 	var seen [2]map[float64]int
 	seen[0], seen[1] = map[float64]int{}, map[float64]int{}
 	for i, p := range all[1:] {
@@ -74,7 +76,8 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
-// TestChoose: the least score under the budget, or else the fewest GPUs; the first of equals.
+// TestChoose checks the choice: the smallest score under the budget, else the fewest GPUs; the
+// first of equals.
 func TestChoose(t *testing.T) {
 	for name, tc := range map[string]struct {
 		points []Point
@@ -93,7 +96,8 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestTuned: choices of newer runs win, if they were made alike; what a file says is checked.
+// TestTuned checks that choices of newer runs win if they were made in the same way, and that a
+// file is checked.
 func TestTuned(t *testing.T) {
 	choice := func(group, contender string, gpus float64) Choice {
 		return Choice{Group: group, Contender: contender, Knobs: []string{"level", "spare"}, Points: []Point{{Knobs: []float64{1, 0}, GPUs: gpus}}}

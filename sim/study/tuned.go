@@ -11,36 +11,38 @@ import (
 // TunedSchema is the version of the JSON of Tuned.
 const TunedSchema = "stagecoach-tuned/1"
 
-// Tuned are the configurations that were tried, and those that were chosen.
+// Tuned has the configurations that were tried, and those that were chosen.
 type Tuned struct {
 	Schema     string   `json:"schema"`
 	Study      string   `json:"study"`
 	Budget     float64  `json:"budget_gpus"`
-	Candidates int      `json:"candidates"` // of each contender, at most
+	Candidates int      `json:"candidates"` // largest number per contender
 	Seeds      Seeds    `json:"seeds"`
-	Choices    []Choice `json:"choices"` // by group, then contender, in the order of the study
+	Choices    []Choice `json:"choices"` // by group, then contender, in the study's order
 }
 
-// Choice is a contender's in one group of settings.
+// Choice is a contender's choice for one group of settings.
 type Choice struct {
 	Group     string   `json:"group"`
 	Contender string   `json:"contender"`
-	Settings  []string `json:"settings"` // that it was tuned on
+	Settings  []string `json:"settings"` // on which it was tuned
 	Knobs     []string `json:"knobs"`
 	Chosen    int      `json:"chosen"` // index into Points
-	Points    []Point  `json:"points"` // all that was tried; the first one is the default
+	Points    []Point  `json:"points"` // all that were tried; the first is the default
 }
 
-// Point is a configuration that was tried: the means over its runs.
+// Point is a configuration that was tried, with the means over its runs.
 type Point struct {
-	Knobs  []float64 `json:"knobs"`
-	GPUs   float64   `json:"gpus"`    // on average over time
-	Score  float64   `json:"score"`   // ln(latency/T), where a failed request has taken its timeout; less is better
-	InTime float64   `json:"in_time"` // part of the requests, within the objective
-	Failed float64   `json:"failed"`  // part of the requests
+	Knobs []float64 `json:"knobs"`
+	GPUs  float64   `json:"gpus"` // on average over time
+	// ln(latency/T), where a failed request counts with its timeout; less is better
+	Score  float64 `json:"score"`
+	InTime float64 `json:"in_time"` // share of requests within the objective
+	Failed float64 `json:"failed"`  // share of requests
 }
 
-// Knobs returns what was chosen for a contender in a group; false if nothing was, or for other knobs than it has.
+// Knobs returns the choice for a contender in a group. It returns false if there is none, or if it
+// has other knobs.
 func (t *Tuned) Knobs(c Contender, group string) ([]float64, bool) {
 	name := c.Name
 	if c.Like != "" {
@@ -53,7 +55,7 @@ func (t *Tuned) Knobs(c Contender, group string) ([]float64, bool) {
 	return t.Choices[i].Points[t.Choices[i].Chosen].Knobs, true
 }
 
-// ReadTuned reads the JSON of Tuned, of the study of that name.
+// ReadTuned reads the JSON of Tuned. It returns an error if it is not of the study with this name.
 func ReadTuned(r io.Reader, study string) (Tuned, error) {
 	var t Tuned
 	d := json.NewDecoder(r)
@@ -72,7 +74,8 @@ func ReadTuned(r io.Reader, study string) (Tuned, error) {
 	return t, nil
 }
 
-// Merge returns t with what is newer in place of its own, and behind it. An error says that the two were not made alike.
+// Merge returns t with the choices of newer, which replace t's own. It returns an error if the two
+// were not made in the same way.
 func (t *Tuned) Merge(newer Tuned) (Tuned, error) {
 	a, b := *t, newer
 	a.Choices, b.Choices = nil, nil

@@ -120,7 +120,7 @@ func (s States) Validate() error {
 		}
 	}
 	if s.Mean() == 0 {
-		errs = append(errs, errors.New("every rate is 0: want one above it"))
+		errs = append(errs, errors.New("every rate is 0, want one above 0"))
 	}
 	return errors.Join(errs...)
 }

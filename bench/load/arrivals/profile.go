@@ -40,7 +40,7 @@ func (p Profile) Validate() error {
 		}
 	}
 	if !some {
-		errs = append(errs, errors.New("every rate is 0: want one above it"))
+		errs = append(errs, errors.New("every rate is 0, want one above 0"))
 	}
 	return errors.Join(errs...)
 }

@@ -43,7 +43,8 @@ func Write(w io.Writer, r load.Result) error {
 		if err := p.WriteSVG(&b); err != nil {
 			return err
 		}
-		v.Charts = append(v.Charts, template.HTML(b.String())) //nolint:gosec // made above, with its texts escaped
+		//nolint:gosec // made above, with its texts escaped
+		v.Charts = append(v.Charts, template.HTML(b.String()))
 	}
 	for _, f := range r.Targets {
 		v.Stages = append(v.Stages, stages(f)...)

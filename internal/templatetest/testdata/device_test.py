@@ -235,7 +235,7 @@ class Ring(unittest.TestCase):
         self.assertEqual(backend.pinned_now, [])
 
     def test_remembered_files(self) -> None:
-        """A zygote looks once; what the author's code may have written to since is looked at again."""
+        """A zygote looks once, and again at files that the author's code may have changed."""
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "m.safetensors")
             n = 2 << 20
@@ -371,7 +371,7 @@ class Told(unittest.TestCase):
 
 
 class FakeCuda:
-    """What torch.cuda does for the ring, with the names and arguments that it has there, in host memory."""
+    """The part of torch.cuda that the ring uses, with its names and arguments, in host memory."""
 
     class Event:
         def __init__(self, blocking: bool = False) -> None:

@@ -6,18 +6,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// View is what of a station's neighbourhood an attention may see: to learn what each part is worth.
+// View limits what an attention sees of a station's neighbourhood, to measure what each part is
+// worth.
 type View func(Attended) Attended
 
-// Whole is all of it.
+// Whole returns all of a.
 func Whole(a Attended) Attended { return a }
 
-// Alone is the station by itself.
+// Alone returns the station without its neighbours.
 func Alone(a Attended) Attended {
 	return Attended{X: a.X[:1], CV: a.CV[:1]}
 }
 
-// AsPrinted has θ·CV_i in each term of the softmax over j, as QUART's Eq. 4 is printed: it cancels.
+// AsPrinted has θ·CV_i in each term of the softmax over j, as QUART's Eq. 4 is printed. There it
+// cancels.
 func AsPrinted(a Attended) Attended {
 	cv := make([]float64, len(a.CV))
 	for j := range cv {
@@ -26,7 +28,7 @@ func AsPrinted(a Attended) Attended {
 	return Attended{X: a.X, CV: cv}
 }
 
-// Learned is a contender that sees no more than a view.
+// Learned returns a contender that sees only a view.
 func Learned(name string, w AttentionWeights, view View) Contender {
 	return Contender{name, func(n qna.Network) []float64 {
 		out := make([]float64, 0, len(n.Stations))

@@ -6,14 +6,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// Predictor returns how bursty arrivals at each station of a network will be: the squared
-// coefficient of variation of the times between arrivals, positive and finite. The predictors are
-// [Persistence], [qna.Predict] and [Attention.Predict]. On simulations that were held back,
-// Persistence and Attention are equally good, and QNA is worse (docs/adr/0045).
+// Predictor returns how bursty arrivals at each station of a network will be. The result is the
+// squared coefficient of variation of the times between arrivals, positive and finite. The
+// predictors are [Persistence], [qna.Predict] and [Attention.Predict]. On simulations that were
+// held back, Persistence and Attention are equally good, and QNA is worse (docs/adr/0045).
 type Predictor func(n qna.Network) []float64
 
-// Persistence is a [Predictor]: arrivals stay as bursty as they were measured to be. Where nothing
-// was measured, it returns 1, as of arrivals by chance.
+// Persistence is a [Predictor]: it returns the measured burstiness. Without a measurement, it
+// returns 1, the value of a Poisson process.
 func Persistence(n qna.Network) []float64 {
 	out := make([]float64, len(n.Stations))
 	for i, s := range n.Stations {
@@ -22,36 +22,37 @@ func Persistence(n qna.Network) []float64 {
 	return out
 }
 
-// Attention predicts from features of a station and of its neighbours, as QUART (ICDCS'24,
-// Eq. 4–6) does. The features x of a station, of the stations before it and of those behind it are
-// weighed by a softmax and summed. The result is read as the burstiness of arrivals. The weights
-// were learned from simulations by [Train]. A station's factor has no part in it. Build it with
+// Attention predicts from features of a station and of its neighbours, as QUART (ICDCS'24, Eq. 4–6)
+// does. It takes the features x of a station, of the stations before it and of those behind it. It
+// weighs them by a softmax and sums them up. It reads the result as the burstiness of arrivals.
+// [Train] learned the weights from simulations. A station's factor has no part in it. Build it with
 // [NewAttention].
 //
-// In the paper's Eq. 4 each term of the softmax over j has the same θ·CV_i, which cancels: the
-// weights depend on no CV at all. Here a term has its own station's CV:
-// α_ij = softmax_j(LReLU(aᵀ[W·x_i ‖ W·x_j]) + θ·CV_j). The paper's CV_i is of the neighbours'
-// features; here it is of the times between arrivals. The paper leaves open what the features are
-// and what f of Eq. 6 is. Here f has x_i, W·x_i and Eq. 5's x'_i as inputs, a layer of tanh, and
-// ln Ca² as output.
+// In the paper's Eq. 4 each term of the softmax over j has the same θ·CV_i. It cancels, so the
+// weights depend on no CV at all. Here a term has its own station's CV: α_ij =
+// softmax_j(LReLU(aᵀ[W·x_i ‖ W·x_j]) + θ·CV_j). The paper's CV_i is of the neighbours' features;
+// here it is of the times between arrivals. The paper leaves open what the features are, and what f
+// of Eq. 6 is. Here f has x_i, W·x_i and Eq. 5's x'_i as inputs, a layer of tanh, and ln Ca² as
+// output.
 type Attention struct{ w AttentionWeights }
 
 // NewAttention returns an Attention with the weights of weights.go.
 func NewAttention() Attention { return Attention{trainedWeights()} }
 
-// AttentionRecipe is the version of how weights are made: runs, features, shape and training. A
-// change of any of them raises it and makes the weights anew (`make train-cv`). A test compares it
-// with the version that the weights have.
+// AttentionRecipe is the version of how the weights are made: runs, features, shape and training.
+// Raise it after a change of any of them, and make the weights again (`make train-cv`). A test
+// compares it with the version in the weights.
 const AttentionRecipe = 1
 
 // The shape of an Attention.
 const (
-	AttentionFeatures = 10 // of a station
+	AttentionFeatures = 10 // per station
 	AttentionWidth    = 6  // of W·x
 	AttentionHidden   = 8  // of the layer of tanh
 )
 
-// AttentionWeights are what an Attention learns. Weights of another shape do not compile.
+// AttentionWeights are the learned weights of an Attention. Weights of another shape do not
+// compile.
 type AttentionWeights struct {
 	W     [AttentionWidth][AttentionFeatures]float64
 	A     [2 * AttentionWidth]float64                  // of W·x_i, then of W·x_j
@@ -67,8 +68,8 @@ type AttentionWeights struct {
 // 2018).
 const leakySlope = 0.2
 
-// Attended is what an Attention sees of a station: first the station itself, then the stations
-// before it and those behind it.
+// Attended is what an Attention sees of a station: the station itself, then the stations before it,
+// then those behind it.
 type Attended struct {
 	X  [][AttentionFeatures]float64
 	CV []float64
@@ -79,7 +80,7 @@ func (a Attention) Predict(n qna.Network) []float64 {
 	out := make([]float64, len(n.Stations))
 	for i, seen := range See(n) {
 		v := read(&a.w, &seen).out
-		if v != v { // weights that are no numbers
+		if v != v { // some weights are NaN
 			v = math.Log(qna.Known(n.Stations[i].CA2))
 		}
 		out[i] = clamp(math.Exp(v), qna.Least, qna.Most)
@@ -87,7 +88,7 @@ func (a Attention) Predict(n qna.Network) []float64 {
 	return out
 }
 
-// See returns what an [Attention] sees of each station. All numbers are bounded, whatever is
+// See returns what an [Attention] sees of each station. All numbers are bounded, whatever was
 // measured.
 func See(n qna.Network) []Attended {
 	out := make([]Attended, len(n.Stations))
@@ -104,7 +105,7 @@ func See(n qna.Network) []Attended {
 	return out
 }
 
-// add adds what station i sees of station j, which is before it, behind it, or i itself.
+// add adds what station i sees of station j. j is before i, behind i, or i itself.
 func (a *Attended) add(n qna.Network, i, j int, before, behind float64) {
 	s := n.Stations[j]
 	ca2, unknown := qna.Known(s.CA2), 0.0
@@ -120,17 +121,18 @@ func (a *Attended) add(n qna.Network, i, j int, before, behind float64) {
 		math.Log(float64(min(max(s.Servers, 1), 1000))),
 		rate,
 		rate - logRate(n.Stations[i].Rate),
-		math.Log(clamp(qna.Departure(ca2, cs2, rho, s.Servers), qna.Least, qna.Most)), // of its departures
+		// of its departures
+		math.Log(clamp(qna.Departure(ca2, cs2, rho, s.Servers), qna.Least, qna.Most)),
 		before,
 		behind,
 	})
 	a.CV = append(a.CV, math.Sqrt(ca2))
 }
 
-// logRate returns the logarithm of a rate per second, over 10 per second.
+// logRate returns the logarithm of a rate per second divided by 10 per second.
 func logRate(rate float64) float64 { return math.Log(clamp(rate, 0.01, 1e4) / 10) }
 
-// clamp returns v within low and high, and low where v is not a number.
+// clamp returns v within low and high, or low if v is not a number.
 func clamp(v, low, high float64) float64 {
 	if !(v >= low) {
 		return low

@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// diamond has a bursty station before two that lead to a fourth.
+// diamond returns a network with a bursty station before two stations that both lead to a fourth.
 func diamond() qna.Network {
 	return qna.Network{
 		Stations: []qna.Station{
@@ -25,7 +25,7 @@ func diamond() qna.Network {
 	}
 }
 
-// anyWeights are drawn by chance.
+// anyWeights returns random weights.
 func anyWeights(r *rand.Rand) AttentionWeights {
 	var w AttentionWeights
 	fill := func(row []float64) {
@@ -47,9 +47,10 @@ func anyWeights(r *rand.Rand) AttentionWeights {
 	return w
 }
 
-// TestAttentionIsOfEachCV: with QUART's Eq. 4 as printed, θ cancels. Here features say nothing of burstiness, and what is left of it is
-// in θ·CV_j: that of each neighbour, before or behind, and the station's own, have a part in what is predicted.
-func TestAttentionIsOfEachCV(t *testing.T) {
+// TestAttentionUsesEachCV checks that each CV has a part in the prediction. With QUART's Eq. 4 as
+// printed, θ cancels. Here the features say nothing about burstiness, so only θ·CV_j does: of each
+// neighbour, before or behind, and of the station itself.
+func TestAttentionUsesEachCV(t *testing.T) {
 	w := anyWeights(rand.New(rand.NewPCG(1, 1)))
 	for k := range w.W {
 		w.W[k][0], w.W[k][1], w.W[k][7] = 0, 0, 0
@@ -73,8 +74,8 @@ func TestAttentionIsOfEachCV(t *testing.T) {
 	}
 }
 
-// TestAttentionIsOfNoOrder: how stations are numbered, and links listed, does not matter.
-func TestAttentionIsOfNoOrder(t *testing.T) {
+// TestAttentionIgnoresOrder checks that the order of stations and links does not matter.
+func TestAttentionIgnoresOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))
 	for _, a := range []Attention{NewAttention(), {anyWeights(r)}} {
 		n := diamond()
@@ -106,8 +107,9 @@ func TestPersistence(t *testing.T) {
 	}
 }
 
-// TestWeightsAreOfTheRecipe: who changes features, shape or training counts the recipe up, and trains.
-func TestWeightsAreOfTheRecipe(t *testing.T) {
+// TestWeightsHaveTheRecipesVersion checks that the weights have the recipe's version. If it fails
+// after a change of features, shape or training, raise AttentionRecipe and train again.
+func TestWeightsHaveTheRecipesVersion(t *testing.T) {
 	if trainedRecipe != AttentionRecipe {
 		t.Errorf("weights are of recipe %d, want %d: make train-cv", trainedRecipe, AttentionRecipe)
 	}
@@ -119,7 +121,7 @@ func TestWeightsAreOfTheRecipe(t *testing.T) {
 	}
 }
 
-// TestCorrectorWithEachPredictor: whatever predicts, the corrector keeps to its contract.
+// TestCorrectorWithEachPredictor checks that the corrector keeps its contract with each predictor.
 func TestCorrectorWithEachPredictor(t *testing.T) {
 	for name, p := range map[string]Predictor{"qna": qna.Predict, "persistence": Persistence, "attention": NewAttention().Predict} {
 		t.Run(name, func(t *testing.T) {
@@ -129,11 +131,12 @@ func TestCorrectorWithEachPredictor(t *testing.T) {
 	}
 }
 
-// FuzzPredictors: whatever is measured, in whatever graph, all that is predicted is within bounds.
+// FuzzPredictors checks that all predictions are within bounds, for any measurements and any graph.
 func FuzzPredictors(f *testing.F) {
 	f.Add(uint8(3), []byte{0, 1, 1, 2}, []byte{})
 	f.Add(uint8(4), []byte{0, 1, 0, 2, 1, 3, 2, 3, 3, 0, 1, 1}, []byte("\x00\x00\x00\x00\x00\x00\xf8\x7f\x00\x00\x00\x00\x00\x00\xf0\x7f"))
-	f.Add(uint8(11), []byte("0"), []byte("0000000000000000000000000000000000000000")) // hardly anything of everything
+	// hardly any of each
+	f.Add(uint8(11), []byte("0"), []byte("0000000000000000000000000000000000000000"))
 	all := map[string]Predictor{
 		"qna": qna.Predict, "persistence": Persistence, "attention": NewAttention().Predict,
 		"attention of large weights":               (Attention{AttentionWeights{Bias: 100}}).Predict,

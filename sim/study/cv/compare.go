@@ -7,13 +7,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// Contender is a predictor that is compared.
+// Contender is a predictor to compare.
 type Contender struct {
 	Name    string
 	Predict Predictor
 }
 
-// Contenders returns all predictors, the attention with the weights of weights.go.
+// Contenders returns all predictors. The attention has the weights of weights.go.
 func Contenders() []Contender {
 	return []Contender{
 		{"QNA", func(n qna.Network) []float64 { return qna.Predict(unlearned(n)) }},
@@ -23,10 +23,10 @@ func Contenders() []Contender {
 	}
 }
 
-// reference is the contender that others are held against: persistence.
+// reference is the index of persistence, with which the others are compared.
 const reference = 2
 
-// unlearned is n without what stations have learned.
+// unlearned returns n without the stations' factors.
 func unlearned(n qna.Network) qna.Network {
 	out := qna.Network{Stations: make([]qna.Station, len(n.Stations)), Links: n.Links}
 	for i, s := range n.Stations {
@@ -36,23 +36,24 @@ func unlearned(n qna.Network) qna.Network {
 	return out
 }
 
-// Score is how far predictions were off, each figure a mean over runs with its 95 % confidence
+// Score is how far predictions were off. Each figure is a mean over runs with its 95 % confidence
 // interval.
 type Score struct {
 	Group string // of stations
 	Runs  int
-	By    []Error // beside the contenders
+	By    []Error // parallel to the contenders
 }
 
-// Error is of one contender.
+// Error is the error of one contender.
 type Error struct {
 	Log      sim.Estimate // |ln(predicted CV / measured CV)|
 	Relative sim.Estimate // |predicted CV − measured CV| / measured CV
-	Versus   sim.Estimate // Log less that of persistence, run by run
+	Versus   sim.Estimate // Log minus that of persistence, run by run
 }
 
-// Compare scores contenders on what was recorded of runs: on all stations behind the first, which
-// all know by measurement alone, then by the first's burstiness and by depth.
+// Compare scores contenders on recorded runs. It scores all stations behind the first, then groups
+// of them by the first station's burstiness and by depth. The first station is left out, because
+// all contenders know it by measurement alone.
 func Compare(runs []Run, records [][]Recorded, contenders []Contender) []Score {
 	groups := []struct {
 		name string
@@ -97,12 +98,12 @@ func Compare(runs []Run, records [][]Recorded, contenders []Contender) []Score {
 	return out
 }
 
-// steady reports whether the gaps between requests have one CV, and that is within bounds.
+// steady reports whether the gaps between requests have one CV, within these bounds.
 func (r *Run) steady(from, to float64) bool { return r.Load == "steady" && from <= r.CV && r.CV < to }
 
 func bound(c2 float64) float64 { return min(max(c2, leastC2), mostC2) }
 
-// tally sums up errors of a run.
+// tally sums up the errors of a run.
 type tally struct{ n, log, relative float64 }
 
 func (t *tally) add(predicted, measured float64) {
@@ -112,7 +113,7 @@ func (t *tally) add(predicted, measured float64) {
 	t.relative += math.Abs(ratio - 1)
 }
 
-// score means tallies over runs that have any.
+// score returns the means of tallies over the runs that have any.
 func score(name string, contenders int, tallies func(run int) []tally, runs int) Score {
 	out := Score{Group: name, By: make([]Error, contenders)}
 	logs, relatives, versus := make([][]float64, contenders), make([][]float64, contenders), make([][]float64, contenders)

@@ -15,19 +15,19 @@ import (
 const (
 	// learning is the time constant with which measured burstiness corrects the predicted one.
 	learning = 30 * time.Second
-	// longestStep is the most time that is believed to have passed between two decisions.
+	// longestStep is the longest time between two decisions that counts, because clocks jump.
 	longestStep = 5 * time.Second
-	// mostFactor bounds the correction, both ways.
+	// mostFactor bounds the correction: it is between 1/mostFactor and mostFactor.
 	mostFactor = 4
 )
 
-// Corrector is a plan.Corrector: [autoscaler.Quart], which takes arrivals for as bursty as a
-// predictor said at the decision before, in place of as bursty as they were measured then. Build it
-// with [NewCorrector].
+// Corrector is a plan.Corrector. It is [autoscaler.Quart] with a predictor: it uses the burstiness
+// predicted at the last decision, instead of the burstiness measured then. Build it with
+// [NewCorrector].
 type Corrector struct {
 	quart   autoscaler.Quart
 	predict Predictor
-	saw     func(at time.Time, n qna.Network) // gets each network that is predicted; nil: nobody does
+	saw     func(at time.Time, n qna.Network) // gets each network that is predicted; may be nil
 }
 
 // NewCorrector returns a Corrector with a predictor.
@@ -35,8 +35,8 @@ func NewCorrector(cfg autoscaler.QuartConfig, predict Predictor) Corrector {
 	return Corrector{quart: autoscaler.NewQuart(cfg), predict: predict}
 }
 
-// Memory is what a Corrector remembers. Factors are by function: measured over predicted Ca² so
-// far.
+// Memory is what a Corrector remembers. Factors are by function: measured Ca² over predicted Ca²,
+// so far.
 type Memory struct {
 	Quart   autoscaler.QuartMemory `json:"quart,omitempty"`
 	Factors map[string]float64     `json:"factors,omitempty"`
@@ -68,7 +68,7 @@ func (c Corrector) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m Memor
 	factors := make(map[string]float64, len(d.Functions))
 	for i, ca2 := range c.predict(n) {
 		name := d.Functions[i]
-		quart[name].CA2 = bound(ca2) // quart is new: nobody else has it yet
+		quart[name].CA2 = bound(ca2) // quart is new, so no other holder sees the change
 		factor := m.Factors[name]
 		if slices.ContainsFunc(n.Links, func(l qna.Link) bool { return l.To == i }) {
 			dt := 0.0
@@ -84,19 +84,19 @@ func (c Corrector) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m Memor
 	return out, Memory{quart, factors}, nil
 }
 
-// learn returns the factor dt seconds later, when ca2 was predicted and measured was measured; 0:
-// nothing was.
+// learn returns the factor dt seconds later. ca2 is the prediction, and measured the measurement;
+// 0: none.
 func learn(factor, ca2, measured, dt float64) float64 {
 	if !(measured > 0) {
 		return factor
 	}
-	// The prediction has the factor in it. What is left of the error moves the factor, in
-	// logarithms, because it is a ratio.
+	// The prediction includes the factor. The rest of the error moves the factor, in logarithms,
+	// because it is a ratio.
 	step := 1 - math.Exp(-clamp(dt, 0, longestStep.Seconds())/learning.Seconds())
 	return clamp(cmp.Or(factor, 1)*math.Exp(step*math.Log(measured/ca2)), 1.0/mostFactor, mostFactor)
 }
 
-// network returns a domain as a queueing network, with the replicas that are decided.
+// network returns a domain as a queueing network with the decided replicas.
 func network(s *plan.Snapshot, d plan.Domain, a plan.Alloc) qna.Network {
 	n := qna.Network{Stations: make([]qna.Station, len(d.Functions))}
 	for i, name := range d.Functions {
@@ -136,8 +136,8 @@ func network(s *plan.Snapshot, d plan.Domain, a plan.Alloc) qna.Network {
 	return n
 }
 
-// squared returns the square of a measured coefficient of variation within bounds; 1 where nothing
-// was measured.
+// squared returns the square of a measured coefficient of variation, within bounds. Without a
+// measurement, it returns 1.
 func squared(v float64) float64 {
 	if !(v > 0) {
 		return 1

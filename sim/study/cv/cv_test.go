@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// sample is of a station with so many neighbours.
+// sample returns a sample of a station with this many neighbours.
 func sample(r *rand.Rand, neighbours int) Sample {
 	s := Sample{Want: r.NormFloat64()}
 	for range 1 + neighbours {
@@ -32,7 +32,7 @@ func sample(r *rand.Rand, neighbours int) Sample {
 	return s
 }
 
-// weights are those that training begins with, all else moved a little, too.
+// weights returns the initial weights of training, slightly changed.
 func weights(r *rand.Rand) AttentionWeights {
 	w := begin(r)
 	for _, v := range values(&w) {
@@ -41,7 +41,7 @@ func weights(r *rand.Rand) AttentionWeights {
 	return w
 }
 
-// TestGradient holds each derivative against a difference.
+// TestGradient compares each derivative with a difference.
 func TestGradient(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	const step = 1e-6
@@ -69,7 +69,8 @@ func TestGradient(t *testing.T) {
 	}
 }
 
-// TestTrain: what neighbours say by their CV alone is learned, and the same each time.
+// TestTrain checks that training learns what only the neighbours' CVs say, and that it is
+// deterministic.
 func TestTrain(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	draw := func(n int) []Sample {
@@ -102,7 +103,7 @@ func TestTrain(t *testing.T) {
 	}
 }
 
-// TestWeightsFile: the source of weights is what training writes.
+// TestWeightsFile checks that weights.go is what training writes.
 func TestWeightsFile(t *testing.T) {
 	got, err := Go(NewAttention().w)
 	if err != nil {
@@ -115,7 +116,7 @@ func TestWeightsFile(t *testing.T) {
 	}
 }
 
-// TestHeldBack: pipelines, CVs, loads and seeds of the comparison were never learned from.
+// TestHeldBack checks that training used no pipelines, CVs, loads or seeds of the comparison.
 func TestHeldBack(t *testing.T) {
 	seen := map[any]bool{}
 	for _, r := range slices.Concat(TrainingRuns(), ValidationRuns()) {
@@ -136,8 +137,9 @@ func TestHeldBack(t *testing.T) {
 	}
 }
 
-// TestCompare compares on a part of what was recorded of a few runs. The record is kept, and made anew with -rewrite alone: what is
-// compared are predictors, and not how functions are sized meanwhile.
+// TestCompare compares predictors on a part of the record of a few runs. The record is stored, and
+// only -rewrite makes it again. So the test depends on the predictors and not on how functions are
+// sized.
 func TestCompare(t *testing.T) {
 	const kept = "testdata/records.json"
 	runs := HeldBackRuns(9)
@@ -163,7 +165,8 @@ func TestCompare(t *testing.T) {
 	golden.Compare(t, "compare.md", b.String())
 }
 
-// TestRecord: of runs with counts that stay, persistence is off by less than QNA, and no predictor by much.
+// TestRecord checks runs with fixed counts: persistence is off by less than QNA, and no predictor
+// is off by much.
 func TestRecord(t *testing.T) {
 	var runs []Run
 	for _, r := range HeldBackRuns(30) {
@@ -219,7 +222,8 @@ func marshal(t *testing.T, v any) []byte {
 	return append(b, '\n')
 }
 
-// TestPair: what is measured later is of a decision a window later, and what came before the warm-up is left out.
+// TestPair checks that a decision is paired with the measurement one window later, and that
+// decisions before the end of the warm-up are left out.
 func TestPair(t *testing.T) {
 	w := &witness{}
 	for second := range 100 {

@@ -7,7 +7,7 @@ const (
 	hidden = AttentionHidden
 )
 
-// forward is one prediction of ln Ca², with the values on the way to it that the gradient needs.
+// forward is one prediction of ln Ca², with the intermediate values that the gradient needs.
 type forward struct {
 	h     [][width]float64 // W·x
 	raw   []float64        // aᵀ[h_i ‖ h_j]
@@ -50,7 +50,7 @@ func read(w *AttentionWeights, seen *Attended) forward {
 	return f
 }
 
-// leaky is the slope of LReLU.
+// leaky returns the slope of LReLU at v.
 func leaky(v float64) float64 {
 	if v < 0 {
 		return leakySlope
@@ -58,7 +58,7 @@ func leaky(v float64) float64 {
 	return 1
 }
 
-// Gradient returns a sample's loss, and adds its derivatives to g, unless that is nil.
+// Gradient returns a sample's loss. It adds the loss's derivatives to g, unless g is nil.
 func Gradient(w *AttentionWeights, s *Sample, g *AttentionWeights) float64 {
 	f := read(w, &s.Seen)
 	e := f.out - s.Want
@@ -69,7 +69,7 @@ func Gradient(w *AttentionWeights, s *Sample, g *AttentionWeights) float64 {
 	d := e / root
 	g.Bias += d
 	add(g.Own[:], d, s.Seen.X[0][:])
-	var in [2 * width]float64 // derivatives by f.in, and so on
+	var in [2 * width]float64 // derivatives by f.in; the other names likewise
 	for k := range w.B {
 		g.V[k] += d * f.tanh[k]
 		inner := d * w.V[k] * (1 - f.tanh[k]*f.tanh[k])
@@ -88,14 +88,14 @@ func Gradient(w *AttentionWeights, s *Sample, g *AttentionWeights) float64 {
 	return root - 1
 }
 
-// attention goes back from x', whose derivatives are z, to h, Theta and A.
+// attention propagates the derivatives z of x' back to h, Theta and A.
 func (f *forward) attention(w *AttentionWeights, s *Sample, z []float64, h [][width]float64, g *AttentionWeights) {
 	mean := 0.0
 	for j := range h {
 		mean += f.alpha[j] * dot(z, f.h[j][:])
 	}
 	for j := range h {
-		score := f.alpha[j] * (dot(z, f.h[j][:]) - mean) // of a softmax
+		score := f.alpha[j] * (dot(z, f.h[j][:]) - mean) // derivative of a softmax
 		g.Theta += score * s.Seen.CV[j]
 		raw := score * leaky(f.raw[j])
 		add(g.A[:width], raw, f.h[0][:])

@@ -10,7 +10,7 @@ import (
 )
 
 // WriteMarkdown writes scores as two tables: how far off contenders are, and by how much more than
-// persistence. Groups that fewer than two runs are in are left out.
+// persistence. It leaves out groups with fewer than two runs.
 func WriteMarkdown(w io.Writer, contenders []Contender, scores []Score) error {
 	var b strings.Builder
 	head := func() {

@@ -17,23 +17,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// Of each run every fifth second is kept, with what was measured a window later; a third of the
-// measurement is then still of gaps from before, as they fade with 20 s (package dispatch).
+// Every fifth second of a run is kept, with the measurement of one window later. By then a third of
+// the measurement is still of earlier gaps, because they fade with 20 s (package dispatch).
 const (
 	every   = 5 * time.Second
 	Horizon = 20 * time.Second
-	late    = 1500 * time.Millisecond // the most that the later decision may be off
+	late    = 1500 * time.Millisecond // largest error of the later decision's time
 )
 
-// Recorded is what a smoother knew at a decision, and what came of it.
+// Recorded is what a smoother knew at a decision, and what was measured later.
 type Recorded struct {
-	Network qna.Network // factors are QNA's
-	Later   []float64   // squared coefficient of variation of arrivals as measured later; 0: not known
-	Depth   []int       // of each station: stages on the longest way to it
+	Network qna.Network // with the factors of QNA
+	Later   []float64   // squared coefficient of variation of arrivals, measured later; 0: unknown
+	Depth   []int       // per station: number of links on the longest path to it
 }
 
-// Record makes runs, as many at a time as there are processors, and returns what was seen in each.
-// The result depends on the runs alone.
+// Record makes the runs and returns what was recorded in each. It makes as many at a time as there
+// are processors. The result depends only on the runs.
 func Record(ctx context.Context, runs []Run, report func(done, of int)) ([][]Recorded, error) {
 	out := make([][]Recorded, len(runs))
 	errs := make([]error, len(runs))
@@ -74,38 +74,38 @@ func (r Run) record(ctx context.Context) ([]Recorded, error) {
 	return seen.pair(), nil
 }
 
-// witness remembers what a [Corrector] that predicts by QNA saw at its decisions.
+// witness records what a [Corrector] that predicts by QNA saw at its decisions.
 type witness struct{ seen []sight }
 
-// sight is a network as it was at a decision.
+// sight is a network at a decision.
 type sight struct {
 	at time.Time
 	n  qna.Network
 }
 
-// corrector returns the corrector that w looks at.
+// corrector returns the corrector that w records.
 func (w *witness) corrector() Corrector {
 	c := NewCorrector(autoscaler.QuartConfig{}, qna.Predict)
 	c.saw = w.saw
 	return c
 }
 
-// saw keeps n, unless the decision before was less than half a second earlier. A decision makes its
-// network anew.
+// saw keeps n, unless the last decision was less than half a second earlier. Each decision makes a
+// new network, so n may be kept.
 func (w *witness) saw(at time.Time, n qna.Network) {
 	if k := len(w.seen); k == 0 || at.Sub(w.seen[k-1].at) >= time.Second/2 {
 		w.seen = append(w.seen, sight{at, n})
 	}
 }
 
-// pair joins each sight that is kept with the one that is later.
+// pair joins each kept sight with the sight one window later.
 func (w *witness) pair() []Recorded {
 	var out []Recorded
 	if len(w.seen) == 0 {
 		return nil
 	}
 	next := w.seen[0].at.Add(warmup)
-	end := w.seen[0].at.Add(runLength) // what comes after is the last requests on their way out
+	end := w.seen[0].at.Add(runLength) // later sights are of the last requests leaving
 	for i, s := range w.seen {
 		if s.at.Before(next) {
 			continue
@@ -127,7 +127,7 @@ func (w *witness) pair() []Recorded {
 	return out
 }
 
-// depths are how many links lead to each station, on the longest way.
+// depths returns for each station the number of links on the longest path to it.
 func depths(n qna.Network) []int {
 	out := make([]int, len(n.Stations))
 	for range n.Stations {

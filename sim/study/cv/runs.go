@@ -11,33 +11,35 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Run is a simulation to learn from, or to compare on.
+// Run is a simulation for training or comparison.
 type Run struct {
-	Shape  string
-	Load   string  // steady, changing (of CV, at some time) or modulated (a Markov-modulated Poisson process)
-	CV     float64 // of the times between requests where it is steady
-	Sizing string  // who says how many replicas: fixed, sizer or uniform
+	Shape string
+	// steady, changing (its CV changes at some time) or modulated (a Markov-modulated Poisson process)
+	Load   string
+	CV     float64 // of the times between requests, if Load is steady
+	Sizing string  // allocator: fixed, sizer or uniform
 
 	scenario sim.Scenario
 }
 
-// source is what runs are drawn from.
+// source describes the space from which runs are drawn.
 type source struct {
 	runs   int
 	seed   uint64
 	shapes []string
 	cvs    []float64
-	states []arrivals.States // of modulated load
+	states []arrivals.States // for modulated load
 	rates  [2]float64
 }
 
-// modulated comes at two rates in turns, for so many seconds on average.
+// modulated returns the states of a load that alternates between two rates. It stays at each for
+// this many seconds on average.
 func modulated(rate, for1, rate2, for2 float64) arrivals.States {
 	second := float64(time.Second)
 	return arrivals.States{{Rate: rate, Mean: time.Duration(for1 * second)}, {Rate: rate2, Mean: time.Duration(for2 * second)}}
 }
 
-// changing has gaps of one CV until some time, and of another from then on.
+// changing returns a source whose gaps have one CV before a time, and another CV after it.
 func changing(rate, before, after float64, at time.Duration) func(seed uint64) (arrivals.Source, error) {
 	return func(seed uint64) (arrivals.Source, error) {
 		profile, err := arrivals.ParseProfile(fmt.Sprintf("%.3g", rate))
@@ -53,7 +55,7 @@ func changing(rate, before, after float64, at time.Duration) func(seed uint64) (
 	}
 }
 
-// inTurn is one source, and from some time on another.
+// inTurn is one source before a time, and another source after it.
 type inTurn struct {
 	first, second arrivals.Source
 	at            time.Duration
@@ -68,7 +70,7 @@ func (s *inTurn) Next() (time.Duration, bool) {
 	return s.at + at, ok
 }
 
-// The seeds of all that is drawn.
+// The seeds of all random choices.
 const (
 	trainingSeed   = 1_000
 	validationSeed = 2_000
@@ -76,10 +78,10 @@ const (
 	weightsSeed    = 4_000
 )
 
-// TrainingRuns are those that weights are fitted to.
+// TrainingRuns returns the runs to which weights are fitted.
 func TrainingRuns() []Run { return training(300, trainingSeed).make() }
 
-// ValidationRuns are those that say when to stop.
+// ValidationRuns returns the runs that decide when training stops.
 func ValidationRuns() []Run { return training(60, validationSeed).make() }
 
 func training(runs int, seed uint64) source {
@@ -89,7 +91,7 @@ func training(runs int, seed uint64) source {
 	}
 }
 
-// HeldBackRuns are those of the comparison: nothing was chosen by them.
+// HeldBackRuns returns the runs of the comparison. No choice was based on them.
 func HeldBackRuns(runs int) []Run {
 	return source{
 		runs: runs, seed: heldBackSeed, shapes: []string{"chain5", "chain8", "wide"}, cvs: []float64{0.2, 0.5, 1, 2, 4, 6.8},
@@ -119,7 +121,7 @@ func (s source) make() []Run {
 	return out
 }
 
-// runLength is simulated of each run; what is recorded begins after warmup.
+// Each run is simulated for runLength, and recorded after warmup.
 const (
 	runLength = 240 * time.Second
 	warmup    = 40 * time.Second
@@ -150,8 +152,7 @@ func scenario(r *rand.Rand, run Run, requests sim.Arrivals, rate float64) sim.Sc
 	return s
 }
 
-// names are those of the policies, as the run has them; their corrector is the one that is looked
-// at.
+// names returns the run's policies. Their corrector is replaced by the recorded one.
 func (r Run) names() policy.Names {
 	if r.Sizing == "uniform" {
 		return policy.Names{Allocator: "uniform"}
@@ -159,7 +160,7 @@ func (r Run) names() policy.Names {
 	return policy.Names{}
 }
 
-// graph returns the stages that come after each.
+// graph returns the successors of each stage.
 func graph(shape string) [][]int {
 	switch shape {
 	case "diamond":
@@ -167,7 +168,7 @@ func graph(shape string) [][]int {
 	case "wide":
 		return [][]int{{1}, {2, 3, 4}, {5}, {6}, {6}, {6}, {}}
 	}
-	n := int(shape[len(shape)-1] - '0') // chains have their length at the end
+	n := int(shape[len(shape)-1] - '0') // the names of chains end with their length
 	out := make([][]int, n)
 	for k := range n - 1 {
 		out[k] = []int{k + 1}
@@ -175,7 +176,7 @@ func graph(shape string) [][]int {
 	return out
 }
 
-// between draws from low to high, evenly in logarithms.
+// between draws a value from low to high, evenly in logarithms.
 func between(r *rand.Rand, low, high float64) float64 {
 	return low * math.Exp(r.Float64()*math.Log(high/low))
 }

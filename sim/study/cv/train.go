@@ -12,8 +12,7 @@ type Sample struct {
 	Want float64
 }
 
-// Samples are those stations of runs of which something was measured later, with what a view leaves
-// of them.
+// Samples returns the stations of runs for which a later measurement exists, limited to a view.
 func Samples(runs [][]Recorded, view View) []Sample {
 	var out []Sample
 	for _, run := range runs {
@@ -28,14 +27,14 @@ func Samples(runs [][]Recorded, view View) []Sample {
 	return out
 }
 
-// The bounds of squared coefficients of variation, as package autoscaler has them.
+// The bounds of squared coefficients of variation, from package autoscaler.
 const (
 	leastC2 = 0.1
 	mostC2  = 36
 )
 
-// Training by Adam (Kingma and Ba, ICLR 2015) with its usual constants, and a rate that falls to
-// nothing along half a cosine.
+// Constants of training by Adam (Kingma and Ba, ICLR 2015). They are the usual ones, and the rate
+// falls to 0 along half a cosine.
 const (
 	epochs    = 30
 	batchSize = 64
@@ -45,14 +44,15 @@ const (
 	tiny      = 1e-8
 )
 
-// Fit is how far training is.
+// Fit says how far training is.
 type Fit struct {
 	Epoch, Epochs        int
 	Training, Validation float64 // loss
 }
 
-// Train fits weights to samples, and returns those of the epoch that was best on others. The result
-// depends on the arguments alone, on one architecture. report may be nil.
+// Train fits weights to samples. It returns the weights of the epoch that was best on the
+// validation samples. On one architecture, the result depends only on the arguments. report may be
+// nil.
 func Train(training, validation []Sample, report func(Fit)) AttentionWeights {
 	r := rand.New(rand.NewPCG(weightsSeed, 0))
 	w := begin(r)
@@ -91,13 +91,13 @@ func Train(training, validation []Sample, report func(Fit)) AttentionWeights {
 		}
 	}
 	for _, p := range values(&best) {
-		*p = math.Round(*p*1e6) / 1e6 // as they are written
+		*p = math.Round(*p*1e6) / 1e6 // rounded as they are written
 	}
 	return best
 }
 
-// begin has small weights by chance (Glorot and Bengio, AISTATS 2010), and says at first that all
-// stays as it is.
+// begin returns small random weights (Glorot and Bengio, AISTATS 2010) that at first predict that
+// burstiness stays as it is.
 func begin(r *rand.Rand) AttentionWeights {
 	var w AttentionWeights
 	draw := func(row []float64, out int) {
@@ -117,8 +117,9 @@ func begin(r *rand.Rand) AttentionWeights {
 	return w
 }
 
-// Loss is the mean of √(1+e²)−1, e being the error of ln Ca²: like half of its square where it is
-// small, and like the error where it is large, as what is measured of few arrivals can be anything.
+// Loss returns the mean of √(1+e²)−1, where e is the error of ln Ca². It is half the squared error
+// where the error is small, and the error where it is large. So single measurements of a few
+// arrivals, which can be any number, do not dominate.
 func Loss(w *AttentionWeights, samples []Sample) float64 {
 	sum := 0.0
 	for i := range samples {
@@ -127,7 +128,7 @@ func Loss(w *AttentionWeights, samples []Sample) float64 {
 	return sum / float64(max(len(samples), 1))
 }
 
-// values are all weights, each where it is.
+// values returns pointers to all weights.
 func values(w *AttentionWeights) []*float64 {
 	out := []*float64{&w.Theta, &w.Bias}
 	add := func(row []float64) {

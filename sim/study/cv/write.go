@@ -25,7 +25,7 @@ func Go(w AttentionWeights) ([]byte, error) {
 	return format.Source(b.Bytes())
 }
 
-// rows are those of W or B as slices.
+// rows returns the rows of W or B as slices.
 func rows[R [AttentionFeatures]float64 | [2 * AttentionWidth]float64](m []R) [][]float64 {
 	out := make([][]float64, len(m))
 	for k := range m {

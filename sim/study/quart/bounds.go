@@ -10,11 +10,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// Bounds asks where scaling stage by stage stops paying: four maps of a load, each of two things that vary, with who does without it. All
-// have the KeysManager's starts, the same budget, and as many configurations tried. [WriteBounds] and the figures show the maps.
+// Bounds returns the study of where scaling stage by stage stops paying. It has four maps of a
+// load. Each map varies two properties, and compares ours with contenders that do not scale stages.
+// All have the KeysManager's starts, equal budgets, and equally many candidates. [WriteBounds] and
+// the figures show the maps.
 func Bounds() study.Study { return boundsOf(boundsMaps()) }
 
-// QuickBounds is a small part of [Bounds] for a look, and for tests: two by two cells of two maps, and two runs of less than a minute.
+// QuickBounds returns a small part of [Bounds] for a look, and for tests: two by two cells of two
+// maps, and two runs of less than a minute.
 func QuickBounds() study.Study {
 	maps := boundsMaps()[:2]
 	for i := range maps {
@@ -51,7 +54,7 @@ func boundsOf(maps []boundsMap) study.Study {
 	return s
 }
 
-// setting is a cell of a map; contenders are tuned on each.
+// setting returns the setting of a cell of a map. Contenders are tuned on each.
 func (c condition) setting(name string) study.Setting {
 	return study.Setting{
 		Name: name, Model: resnet, Group: name, Service: c.model().Time, Train: true, Budget: draining * c.budget(),
@@ -59,31 +62,34 @@ func (c condition) setting(name string) study.Setting {
 	}
 }
 
-// condition is what a cell of a map is simulated under: [resnet] in equal parts, one of which may be slower.
+// condition is the condition of a map's cell: [resnet] in equal parts, one of which may be slower.
 type condition struct {
 	work            float64       // GPUs that are busy on average
-	cv              float64       // of gaps, which are gamma; not used of bursts
-	burst           time.Duration // mean length of bursts; 0: none, but gaps
-	start           float64       // start costs, in those of keptStart
-	parts           int           // stages
-	slow            float64       // how many times as long as of any other stage one in the middle takes
+	cv              float64       // of gaps, which are gamma; not used for bursts
+	burst           time.Duration // mean length of bursts; 0: no bursts
+	start           float64       // start costs, in multiples of keptStart
+	parts           int           // number of stages
+	slow            float64       // factor of the time of one stage in the middle
 	warmup, counted time.Duration
 }
 
-// usual is what does not vary on a map.
+// usual has the values that a map does not vary.
 var usual = condition{work: work, cv: 1, start: 1, parts: stages, slow: 1, warmup: 40 * time.Second, counted: 100 * time.Second}
 
-// startWarmup is what a warm-up is longer by, in start costs of today: a run begins with one replica of each stage.
+// startWarmup is added to the warm-up for each multiple of keptStart. A run begins with one
+// replica of each stage.
 const startWarmup = 4 * time.Second
 
-// burstRate is the rate in a burst, in mean rates; between bursts nothing comes. It is above the budget: else counts that stay would do.
+// burstRate is the rate in a burst, in mean rates. Between bursts no request arrives. It is above
+// the budget, because otherwise fixed counts would do.
 const burstRate = 3
 
-// length is how long a run counts: as many bursts and gaps as fit, but at least one.
+// length returns how long a run counts. It is at least counted, and at least one burst with its
+// gap.
 func (c condition) length() time.Duration { return max(c.counted, burstRate*c.burst) }
 
-// model is what is served. Of the models WideResnet has the fewest calls a second for its work, so that runs take least. It fits on one GPU,
-// so that it could be served without a pipeline as well.
+// model returns the served model. WideResnet has the fewest calls per second for its work, so its
+// runs are the cheapest. It fits on one GPU, so it can also be served without a pipeline.
 func (c condition) model() Model {
 	m := Models()[4]
 	size := m.Size()
@@ -94,7 +100,7 @@ func (c condition) model() Model {
 	return m
 }
 
-// scenario is complete but for what a contender adds.
+// scenario returns the scenario without what a contender adds.
 func (c condition) scenario(name string) sim.Scenario {
 	m := c.model()
 	n := int(c.work/m.Time.Seconds()*c.length().Seconds() + 0.5)
@@ -114,7 +120,8 @@ func (c condition) scenario(name string) sim.Scenario {
 	return s
 }
 
-// starts are the costs of a start. Every node has the parameters in main memory: it would read them once, which is none of what is asked.
+// starts returns the costs of a start. Every node has the parameters in main memory. It would read
+// them only once, and the study does not ask about that.
 func (c condition) starts(b sim.Bytes) sim.Start {
 	is := keptStart(b)
 	return sim.Start{Cold: part(is.Fork, c.start), Fork: part(is.Fork, c.start), Parked: part(is.Parked, c.start)}
@@ -128,24 +135,24 @@ type boundsMap struct {
 	base                  condition
 }
 
-// axis is a value that varies.
+// axis is a value of a property that varies.
 type axis struct {
 	label string
 	set   func(*condition)
 }
 
-// at is the name of a cell's setting.
+// at returns the name of a cell's setting.
 func (m *boundsMap) at(row, column axis) string {
 	return fmt.Sprintf("%s: %s %s, %s %s", m.name, m.rowTitle, row.label, m.columnTitle, column.label)
 }
 
-// draining is what replicas that finish their work may take beyond the budget.
+// draining is the factor by which replicas that finish their work may exceed the budget.
 const draining = 1.02
 
-// budget is twice the work, or all GPUs there are.
+// budget returns twice the work in GPUs, or all GPUs of the cluster if that is less.
 func (c condition) budget() float64 { return min(2*c.work, gpus) }
 
-// boundsMaps are all of them.
+// boundsMaps returns all maps.
 func boundsMaps() []boundsMap {
 	burst := func(c condition) condition {
 		c.burst = 10 * time.Second

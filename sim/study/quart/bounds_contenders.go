@@ -17,36 +17,41 @@ const (
 	byCopies    = "copies"
 )
 
-// boundsLetter is what maps call a contender that is not ours.
+// boundsLetter returns the letter that stands for a contender in maps.
 func boundsLetter(name string) string {
 	return map[string]string{byPipelines: "p", byModel: "m", byCounts: "s", byCopies: "c"}[name]
 }
 
-// boundsKnobs is the search space of all that scale: how long counts are kept, hardly or as by default, and how many GPUs there may be at a
-// time, in budgets, which are of the mean: the last are more than any load needs, or all of the cluster.
+// boundsKnobs is the search space of all contenders that scale. One knob is how long counts are
+// kept, from briefly up to the default. The other is the largest number of GPUs at a time, per
+// budget, which bounds the mean. The largest value is more than any load needs, or the whole
+// cluster.
 var (
 	boundsKnobs    = []study.Knob{{Name: "keep_s", Values: []float64{0.5, autoscaler.Hold.Seconds()}}, {Name: "most", Values: []float64{1, 1.25, 1.5, 4}}}
 	boundsDefaults = []float64{autoscaler.Hold.Seconds(), 4}
 )
 
-// kept are the knobs in the order of sizing. After a burst counts are kept six times as long, as by default.
+// kept returns the knobs in the order of sizing. After a burst counts are kept six times as long,
+// as by default.
 func kept(k []float64) []float64 {
 	const burst = float64(autoscaler.Panic) / float64(autoscaler.Hold)
 	return []float64{autoscaler.DrainWithin.Seconds(), k[0], burst * k[0], autoscaler.Attainment}
 }
 
-// scaling are the defaults but for processors, of which who does not scale by stage has no more, either: only counts are compared.
+// scaling returns the defaults without extra CPU. Contenders that do not scale by stage get none
+// either, so only counts are compared.
 func scaling(c condition) parts {
 	return parts{start: c.starts, quart: autoscaler.QuartConfig{NoCPU: true}}
 }
 
-// most keeps all stages of a scenario together to the GPUs that knobs allow.
+// most limits all stages of a scenario together to the GPUs that knobs allow.
 func (c condition) most(s sim.Scenario, k []float64) sim.Scenario {
 	s.Budget = max(int(min(k[1]*c.budget(), gpus))/s.Stages[0].GPU, len(s.Stages))
 	return s
 }
 
-// boundsContenders do with stages and without, under conditions that are known by the names of scenarios.
+// boundsContenders returns the contenders, with stages and without. under has the conditions by the
+// names of scenarios.
 func boundsContenders(under map[string]condition) []study.Contender {
 	type apply = func(s sim.Scenario, c condition, k []float64) sim.Scenario
 	in := func(a apply) func(sim.Scenario, []float64) sim.Scenario {
@@ -84,7 +89,8 @@ func scaleWhole(s sim.Scenario, c condition, k []float64) sim.Scenario {
 	return s
 }
 
-// stay gives stages fixed counts that use up the budget: one each, then one by one where a replica has the most to do.
+// stay gives stages fixed counts that use up the budget: one each, then one at a time to the stage
+// whose replicas have the most work.
 func (c condition) stay(s sim.Scenario, name string) sim.Scenario {
 	s = starts(s, c.starts)
 	each := func(st *sim.Stage) float64 { return st.Service.Profile[0].Mean.Seconds() / float64(st.Min*st.Slots) }

@@ -8,9 +8,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
-// arrive is when n requests come in the time that counts, and those of the warm-up before it. So that runs of few bursts differ by how
-// these fall and not by how much comes, there are n in each: gaps are drawn, then stretched together to fill the time, on a circle that
-// the run begins somewhere on; the warm-up is what is before the beginning on the circle.
+// arrive returns n arrivals in the time that counts, and those of the warm-up before it. With few
+// bursts, the number of requests would differ much between runs. So arrive draws the gaps of
+// exactly n requests, and scales them together to fill the time. It treats the time as a circle.
+// The run begins at a random point of the circle, and the warm-up is the part before that point.
 func (c condition) arrive(n int, seed uint64) arrivals.Source {
 	r := rand.New(rand.NewPCG(seed, 0))
 	at := gaps(n, c.cv, r)
@@ -36,20 +37,21 @@ func (c condition) arrive(n int, seed uint64) arrivals.Source {
 	return &out
 }
 
-// gaps are n instants in [0, 1) with gamma gaps of some CV.
+// gaps returns n instants in [0, 1) with gamma gaps of a CV.
 func gaps(n int, cv float64, r *rand.Rand) []float64 {
 	return ends(draws(n, func() float64 { return arrivals.Gamma(r, 1/(cv*cv)) }))
 }
 
-// bursts are n instants in [0, 1) that are Poisson's in so many bursts and nothing between: a Markov-modulated Poisson process of two
-// states whose time in each is what it is on average.
+// bursts returns n instants in [0, 1) of a Poisson process within count bursts, with nothing
+// between them. That is a Markov-modulated Poisson process of two states, each with exactly its
+// mean share of the time.
 func bursts(n, count int, r *rand.Rand) []float64 {
-	on := ends(draws(count, r.ExpFloat64))  // how much of what comes has come at the end of each
-	off := ends(draws(count, r.ExpFloat64)) // of the time without
+	on := ends(draws(count, r.ExpFloat64))  // the share of arrivals up to the end of each burst
+	off := ends(draws(count, r.ExpFloat64)) // of the time between bursts
 	out := draws(n, r.Float64)
 	for i, v := range out {
 		k, _ := slices.BinarySearch(on, v)
-		if k > 0 && k <= count { // so many times without before it
+		if k > 0 && k <= count { // add the time between bursts before it
 			v += (burstRate - 1) * off[k-1]
 		}
 		out[i] = v / burstRate
@@ -65,7 +67,7 @@ func draws(n int, draw func() float64) []float64 {
 	return out
 }
 
-// ends are the sums of lengths up to each, in parts of all of them.
+// ends returns the cumulative sums of lengths, as parts of the total.
 func ends(lengths []float64) []float64 {
 	sum := 0.0
 	for i, v := range lengths {
@@ -78,7 +80,7 @@ func ends(lengths []float64) []float64 {
 	return lengths
 }
 
-// instants are when requests come.
+// instants holds when requests arrive.
 type instants []time.Duration
 
 // Next implements arrivals.Source.

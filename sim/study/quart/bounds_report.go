@@ -11,14 +11,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// versus is what came of a cell: another over ours, above 1 where ours is better.
+// versus is the comparison in a cell: another contender's figure over ours. Above 1, ours is
+// better.
 type versus struct {
-	other         string // empty: there is nothing to compare
+	other         string // empty: nothing to compare
 	latency, gpus study.Interval
 }
 
-// compareBounds compares ours with another, or, if it is empty, with the one that has the least mean latency. Nobody is compared who takes
-// more than the budget. A failed request counts with its timeout.
+// compareBounds compares ours with another contender. If other is empty, that is the one with the
+// smallest mean latency. It compares no contender that takes more than the budget. A failed request
+// counts with its timeout.
 func compareBounds(r *study.Result, setting, other string) versus {
 	own := r.Outcome(setting, byStages)
 	if own == nil || r.OverBudget(own) {
@@ -52,7 +54,7 @@ func over(a, b []float64) study.Interval {
 type question struct {
 	title, below, above string
 	other               string // empty: the best
-	gpus                bool   // in place of latency
+	gpus                bool   // compare GPUs instead of latency
 }
 
 var questions = []question{
@@ -62,8 +64,8 @@ var questions = []question{
 	{"Mean latency: the model as one function over stage by stage", "stage by stage is slower", "it is faster", byModel, false},
 }
 
-// cell is the ratio that is asked for, NaN where there is none, and what is put behind it: which other is the best, and ~ where the interval
-// has 1.
+// cell returns the ratio for a question, or NaN if there is none, and the text behind it. The text
+// is the best contender's letter, and ~ if the interval includes 1.
 func (m *shownMap) cell(q question, row, column axis) (float64, string) {
 	v := compareBounds(m.result, m.at(row, column), q.other)
 	if v.other == "" {
@@ -82,7 +84,7 @@ func (m *shownMap) cell(q question, row, column axis) (float64, string) {
 	return i.Value, note
 }
 
-// shownMap is a map as far as a result has it.
+// shownMap is the part of a map that a result has.
 type shownMap struct {
 	boundsMap
 	result *study.Result
@@ -114,7 +116,7 @@ func labels(all []axis) []string {
 	return out
 }
 
-// drawBounds makes a figure of each map.
+// drawBounds draws a figure of each map.
 func drawBounds(r *study.Result) ([]study.Figure, error) {
 	var out []study.Figure
 	for _, m := range shownMaps(r) {
@@ -158,7 +160,7 @@ func boundsNotes(r *study.Result) []string {
 	}
 }
 
-// WriteBounds writes the maps as tables, then what came of every contender in each cell.
+// WriteBounds writes the maps as tables, then the outcome of every contender in each cell.
 func WriteBounds(r *study.Result, w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n%s\n", r.Title, strings.Join(boundsNotes(r), ""))
@@ -190,7 +192,7 @@ func WriteBounds(r *study.Result, w io.Writer) error {
 	return err
 }
 
-// table is a panel for who reads text.
+// table writes a panel as a table.
 func (m *shownMap) table(b *strings.Builder, q question) {
 	fmt.Fprintf(b, "\n%s.\n\n| %s \\ %s |", q.title, m.rowTitle, m.columnTitle)
 	for _, c := range m.columns {

@@ -12,7 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// TestBounds: the studies are valid, and every cell is under its budget before it begins.
+// TestBounds checks that the studies are valid, and that every cell is under its budget before it
+// begins.
 func TestBounds(t *testing.T) {
 	full, quick := Bounds(), QuickBounds()
 	for _, c := range full.Contenders {
@@ -38,7 +39,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestConditions holds scenarios to what their cells say: the work, the stages, which of them is slow, the starts.
+// TestConditions checks that scenarios are what their cells say: the work, the stages, the slow
+// stage, and the starts.
 func TestConditions(t *testing.T) {
 	for name, c := range map[string]condition{
 		"usual":  usual,
@@ -89,8 +91,8 @@ func with(set func(*condition)) condition {
 	return c
 }
 
-// TestArrive: as many come in the time that counts as are asked for, gaps have their CV, bursts their length, and the warm-up is what is
-// before the beginning on the circle.
+// TestArrive checks the arrivals. The time that counts has the requested number, gaps have their
+// CV, bursts have their length, and the warm-up is the part of the circle before the beginning.
 func TestArrive(t *testing.T) {
 	const n = 2000
 	all := func(c condition, seed uint64) (early, counts []float64) {
@@ -114,7 +116,7 @@ func TestArrive(t *testing.T) {
 		if len(counts) != n {
 			t.Errorf("CV %g: %d count, want %d", cv, len(counts), n)
 		}
-		tail := counts[len(counts)-len(early)%n:] // two laps and a half
+		tail := counts[len(counts)-len(early)%n:] // two and a half laps
 		for i, at := range early[:len(tail)] {
 			if math.Abs(at-(tail[i]-50)) > 1e-6 {
 				t.Fatalf("CV %g: %g s in the warm-up, want what comes at %g s once more", cv, at, tail[i])
@@ -141,13 +143,13 @@ func TestArrive(t *testing.T) {
 	if len(counts) != n || math.Abs(silent-200./3) > 10 || times < 22 || times > 33 {
 		t.Errorf("%d requests, %g s silent, %d times; want %d, about two thirds of 100 s, after most of 33 bursts", len(counts), silent, times, n)
 	}
-	c.burst = 160 * time.Second // one: its length is known
+	c.burst = 160 * time.Second // a single burst: its length is known
 	if _, counts := all(c, 7); len(counts) != n || longest(counts, c.length()) < 319 {
 		t.Errorf("%d requests, silent for %g s; want %d and 320 s", len(counts), longest(counts, c.length()), n)
 	}
 }
 
-// longest is the longest gap on a circle.
+// longest returns the longest gap on a circle.
 func longest(at []float64, length time.Duration) float64 {
 	out := at[0] + length.Seconds() - at[len(at)-1]
 	for i := range at[1:] {
@@ -156,7 +158,7 @@ func longest(at []float64, length time.Duration) float64 {
 	return out
 }
 
-// TestStay: fixed counts use up the budget, where the work is.
+// TestStay checks that fixed counts use up the budget where the work is.
 func TestStay(t *testing.T) {
 	for name, tc := range map[string]struct {
 		c    condition
@@ -181,7 +183,7 @@ func TestStay(t *testing.T) {
 	}
 }
 
-// TestCompareBounds: the best of the others is in the budget.
+// TestCompareBounds checks that the best of the others is within the budget.
 func TestCompareBounds(t *testing.T) {
 	made := func(contender string, mean, gpus float64) study.Outcome {
 		s := func(v float64) study.Sample { return study.Sample{Mean: v, Seeds: []float64{v, v}} }
@@ -210,7 +212,7 @@ func TestCompareBounds(t *testing.T) {
 	}
 }
 
-// TestBoundsReport: a cell of two maps, of a model in two stages, as tables and figures.
+// TestBoundsReport writes a cell of two maps, of a model in two stages, as tables and figures.
 func TestBoundsReport(t *testing.T) {
 	maps := boundsMaps()
 	maps = []boundsMap{maps[0], maps[3]}

@@ -9,17 +9,27 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// judge holds a result against the paper's claims, Q1 to Q13. How was decided before there were results:
+// judge compares a result with the paper's claims, Q1 to Q13. The rules were decided before there
+// were results:
 //
-// A comparison is of runs paired by seed, with Student's 95 % interval. It "holds" if its interval reaches what the paper has, or better, and
-// does not reach "no difference"; "partly" if only the latter; else "no". Claims on the paper's trace are held against all traces that could
-// be had. What was taken from the paper as an input, or needs its hardware, is "not measured", and so is what has one seed, and no interval. GPU-seconds are in no verdict: the paper says
-// nothing of them. They are among the circumstances.
+//   - A comparison uses runs paired by seed, with Student's 95 % interval. A claim "holds" if the
+//     interval reaches the paper's value or a better one, and excludes "no difference". It holds
+//     "partly" if the interval only excludes "no difference". Otherwise the verdict is "no".
+//   - Claims on the paper's trace are tested on all available traces.
+//   - A claim is "not measured" if the paper's value is an input here, if it needs the paper's
+//     hardware, or if one seed gives no interval.
+//   - GPU-seconds are in no verdict, because the paper does not report them. They are among the
+//     circumstances.
 //
-// What the paper averages over models and loads is averaged here so that it is the harder for ours: reductions of latency as they are, as the
-// paper does, since their geometric mean is larger; multiples of goodput as logarithms, since their arithmetic mean is that of the few settings
-// where another has next to none. That of the figures themselves is given beside it. Requests in time (Q3) are of all settings together on
-// both sides, as the paper's 47.5 % are.
+// Where the paper averages over models and loads, the average here is the one that is harder for
+// ours:
+//
+//   - Reductions of latency are averaged as they are, as in the paper, because their geometric mean
+//     is larger.
+//   - Multiples of goodput are averaged as logarithms, because their arithmetic mean depends on the
+//     few settings where another contender has almost none. The ratio of the mean figures is given
+//     beside it.
+//   - Requests in time (Q3) are summed over all settings on both sides, as for the paper's 47.5 %.
 func judge(r *study.Result) []study.Claim {
 	j := &judged{Result: r}
 	for _, section := range []func(){j.q1, j.q2, j.q3, j.q4, j.q5, j.q6, j.q7, j.q8, j.q9, j.inputs, j.q13} {
@@ -40,7 +50,8 @@ type judged struct {
 	claims []study.Claim
 }
 
-// settings are those of some group and model, each "" for any: group "cv" is all gamma loads, "trace" all traces.
+// settings returns the names of the settings of a group and a model; "" stands for any. Group "cv"
+// means all gamma loads, and "trace" all traces.
 func (j *judged) settings(group, model string) []string {
 	var out []string
 	for _, s := range j.Settings {
@@ -53,20 +64,21 @@ func (j *judged) settings(group, model string) []string {
 	return out
 }
 
-// add adds a claim about a ratio that the paper has as claimed; rate writes it. Neutral is what it is of no difference.
+// add adds a claim about a ratio. claimed is the paper's ratio, neutral is the ratio of no
+// difference, and format writes ratios.
 func (j *judged) add(c study.Claim, name string, got study.Interval, claimed, neutral float64, format func(study.Interval) string) {
 	c.Ours, c.Verdict = format(got), verdict(got, claimed, neutral)
 	c.Values = append([]study.Value{{Name: name, Interval: got}}, c.Values...)
 	j.claims = append(j.claims, c)
 }
 
-// missing adds a claim that the settings at hand say nothing of.
+// missing adds a claim about which the settings at hand say nothing.
 func (j *judged) missing(c study.Claim) {
 	c.Verdict = study.NotMeasured
 	j.claims = append(j.claims, c)
 }
 
-// verdict is the rule of [judge].
+// verdict applies the rule of [judge].
 func verdict(got study.Interval, claimed, neutral float64) study.Verdict {
 	if claimed < neutral {
 		got = study.Interval{Value: -got.Value, Low: -got.High, High: -got.Low, N: got.N}
@@ -75,7 +87,7 @@ func verdict(got study.Interval, claimed, neutral float64) study.Verdict {
 	switch {
 	case got.N == 1:
 		return study.NotMeasured
-	case !(got.Low > neutral): // NaN, too
+	case !(got.Low > neutral): // also NaN
 		return study.No
 	case got.High >= claimed:
 		return study.Holds
@@ -83,23 +95,24 @@ func verdict(got study.Interval, claimed, neutral float64) study.Verdict {
 	return study.Partly
 }
 
-// change writes a ratio as a change: 0.6 is −40 %.
+// change formats a ratio as a change: 0.6 is −40 %.
 func change(i study.Interval) string {
 	p := func(v float64) string { return strings.Replace(fmt.Sprintf("%+.1f", 100*(v-1)), "-", "−", 1) }
 	return fmt.Sprintf("%s %% (%s to %s)", p(i.Value), p(i.Low), p(i.High))
 }
 
-// times writes a ratio.
+// times formats a ratio.
 func times(i study.Interval) string {
 	return fmt.Sprintf("%.2f× (%.2f to %.2f)", i.Value, i.Low, i.High)
 }
 
-// share writes a part.
+// share formats a share.
 func share(i study.Interval) string {
 	return fmt.Sprintf("%.1f %% (%.1f to %.1f)", 100*i.Value, 100*i.Low, 100*i.High)
 }
 
-// circumstances are what ours compared with another's number does not say: what each of the two had for it, and what failed.
+// circumstances returns what a comparison of ours with another does not show: what each of the two
+// used, and what failed.
 func (j *judged) circumstances(to string, settings []string) string {
 	c, _ := j.Compare(oursName, to, settings...)
 	failed := func(name string) float64 {
@@ -121,7 +134,7 @@ func (j *judged) circumstances(to string, settings []string) string {
 	return out
 }
 
-// three are those that the paper compares with, in its order.
+// three has the contenders that the paper compares with, in its order.
 var three = []string{inflessName, inferlineName, cocktailName}
 
 // latency adds a claim on mean latency against each of the three.
@@ -138,7 +151,8 @@ func (j *judged) latency(id, what string, settings []string, paper [3]float64) {
 	}
 }
 
-// reduction adds a claim on ours' latency as a part of another's: the mean over settings for each seed, then over seeds.
+// reduction adds a claim on ours' latency as a part of another's. It is the mean over settings for
+// each seed, then over seeds.
 func (j *judged) reduction(c study.Claim, to string, settings []string, geometric study.Interval, claimed float64) {
 	sum, n := []float64(nil), 0
 	for _, s := range settings {
@@ -180,7 +194,7 @@ func (j *judged) q2() {
 	}
 }
 
-// tight is the multiple of the model's time that Q3 is about.
+// tight is the multiple of the model's time for Q3.
 const tight = 1.5
 
 func (j *judged) q3() {
@@ -236,7 +250,7 @@ func (j *judged) q5() {
 	}
 }
 
-// seeds is a figure of a contender, for each seed the mean over settings.
+// seeds returns a figure of a contender per seed: the mean over settings.
 func (j *judged) seeds(contender string, settings []string, figure func(o *study.Outcome, seed int) float64) []float64 {
 	var out []float64
 	n := 0
@@ -259,7 +273,8 @@ func (j *judged) seeds(contender string, settings []string, figure func(o *study
 	return out
 }
 
-// ratio is by how many times a figure of one contender is another's: for each seed the geometric mean over settings.
+// ratio returns a figure of one contender over another's. It is the geometric mean over settings
+// for each seed.
 func (j *judged) ratio(of, to string, settings []string, figure func(o *study.Outcome, seed int) float64) study.Interval {
 	logs := func(name string) []float64 {
 		return j.seeds(name, settings, func(o *study.Outcome, seed int) float64 { return math.Log(figure(o, seed)) })
@@ -267,8 +282,8 @@ func (j *judged) ratio(of, to string, settings []string, figure func(o *study.Ou
 	return quotient(logs(of), logs(to))
 }
 
-// ratioOfSums is by how many times more of the requests one contender answers within the objective than another: for each seed the mean over
-// settings of each, then their ratio.
+// ratioOfSums returns the ratio of the requests within the objective of two contenders: for each
+// seed, the mean over settings of each, then their ratio.
 func (j *judged) ratioOfSums(of, to string, settings []string) study.Interval {
 	at := slices.Index(j.Multiples, j.Objective)
 	in := func(name string) []float64 {
@@ -277,7 +292,7 @@ func (j *judged) ratioOfSums(of, to string, settings []string) study.Interval {
 	return quotient(in(of), in(to))
 }
 
-// logs are those of values; what is less than a millionth counts as one.
+// logs returns the logarithms of values. Values below a millionth count as a millionth.
 func logs(values []float64) []float64 {
 	out := make([]float64, len(values))
 	for i, v := range values {
@@ -286,7 +301,7 @@ func logs(values []float64) []float64 {
 	return out
 }
 
-// quotient is the mean of a/b seed by seed, of their logarithms.
+// quotient returns the mean of a/b, seed by seed, of their logarithms.
 func quotient(a, b []float64) study.Interval {
 	out := make([]float64, min(len(a), len(b)))
 	for i := range out {

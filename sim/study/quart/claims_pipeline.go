@@ -7,9 +7,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// Claims on what happens inside pipelines, and those that are inputs here.
+// This file has the claims on what happens inside pipelines, and the claims that are inputs here.
 
-// q6: Cocktail's own latency grows with burstiness, ours does not as much. It holds if Cocktail's at CV 8 is 2.93 times that at CV 0.1.
+// q6 judges that Cocktail's own latency grows with burstiness, and ours less. It holds if
+// Cocktail's at CV 8 is 2.93 times that at CV 0.1.
 func (j *judged) q6() {
 	var even, bursty []string // of the same models
 	for _, m := range Models() {
@@ -35,10 +36,11 @@ func (j *judged) q6() {
 	j.add(c, cocktailName, got, 2.93, 1, times)
 }
 
-// leastQueue is what a queue counts as at least: a ratio of what never waits says nothing.
+// leastQueue is the smallest queue that counts, because a ratio with a queue that is always empty
+// says nothing.
 const leastQueue = 1e-3
 
-// queued is how many calls wait in all stages together.
+// queued returns how many calls wait in all stages together.
 func queued(o *study.Outcome, seed int) float64 {
 	sum := 0.0
 	for _, s := range o.Stages {
@@ -47,7 +49,7 @@ func queued(o *study.Outcome, seed int) float64 {
 	return max(sum, leastQueue)
 }
 
-// q7: "as high as 10.1x" is about the CV with the largest ratio.
+// q7 judges "as high as 10.1x", which is about the CV with the largest ratio.
 func (j *judged) q7() {
 	c := study.Claim{ID: "Q7", What: "requests that wait with INFless, times ours, at the CV where that is largest", Paper: "10.1×"}
 	var most study.Interval
@@ -71,7 +73,7 @@ func (j *judged) q7() {
 	j.add(c, "waiting, infless/ours", most, 10.1, 1, times)
 }
 
-// stageFigure is a figure of each stage of a pipeline by seed.
+// stageFigure returns a figure of each stage of a pipeline, by seed.
 func stageFigure(o *study.Outcome, figure func(s *study.StageOutcome) study.Sample) [][]float64 {
 	var out [][]float64
 	for i := range o.Stages {
@@ -80,8 +82,8 @@ func stageFigure(o *study.Outcome, figure func(s *study.StageOutcome) study.Samp
 	return out
 }
 
-// apart is the ratio of the largest stage's figure to the smallest's, which are those on average over the seeds, and of the last to the
-// first.
+// apart returns two ratios: of the largest stage's figure to the smallest's, and of the last
+// stage's to the first's. The largest and the smallest stage are those on average over the seeds.
 func apart(stages [][]float64, least float64) (largest, last study.Interval) {
 	most, fewest := 0, 0
 	for i, s := range stages {
@@ -102,7 +104,8 @@ func apart(stages [][]float64, least float64) (largest, last study.Interval) {
 	return quotient(logs(stages[most]), logs(stages[fewest])), quotient(logs(stages[len(stages)-1]), logs(stages[0]))
 }
 
-// q8: burstiness grows from stage to stage. It holds if the last stage's CV is so many times the first one's; "partly" if it is larger.
+// q8 judges that burstiness grows from stage to stage. It holds if the last stage's CV is the
+// claimed multiple of the first stage's, and "partly" if it is larger at all.
 func (j *judged) q8() {
 	for _, x := range []struct {
 		id, cv, paper string
@@ -139,7 +142,7 @@ func (j *judged) q9() {
 	j.add(c, "longest/shortest", largest, 3, 1, times)
 }
 
-// inputs are claims that the simulation begins with.
+// inputs adds the claims that are inputs of the simulation.
 func (j *judged) inputs() {
 	stage := Models()[0].stages()[0]
 	kept := keptStart(stage.Parameters)
@@ -159,8 +162,8 @@ func (j *judged) inputs() {
 		})
 }
 
-// q13: replicas add up: "a stable throughput of 20 r/s". It holds if four serve all of nearly 4 times what one does: 0.95 times, within
-// 1 %.
+// q13 judges that replicas add up: "a stable throughput of 20 r/s". It holds if four replicas serve
+// nearly 4 times what one serves: 0.95 times that, within 1 %.
 func (j *judged) q13() {
 	c := study.Claim{ID: "Q13", What: "requests a second of four BERT-21B in one piece, times one's 1/T", Paper: "4× (20 of 5 per second, on a V100)"}
 	o := j.Outcome(fourOfIt, fourWhole)

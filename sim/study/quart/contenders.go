@@ -20,22 +20,24 @@ const (
 	cocktailName  = "cocktail"
 )
 
-// contenders are all of them: baselines, the oracle, ours, and ours without each of its parts.
+// contenders returns all contenders: baselines, the oracle, ours, and ours without each of its
+// parts.
 func contenders() []study.Contender {
 	return slices.Concat(baselines(), papers(), []study.Contender{oracle(), ours()}, ablations(), observers())
 }
 
-// compared is a contender that is on all settings but observations, where replicas are given.
+// compared returns c for all settings except observations, whose replicas are fixed.
 func compared(c study.Contender) study.Contender {
 	c.In = func(s study.Setting) bool { return s.Group != observed }
 	return c
 }
 
-// rivals is how baselines' levels other than their allocator are: nothing is corrected; what does not fit on the GPUs is trimmed where it
-// gains least, which is more than most of them do themselves; replicas are spread, and nothing is loaded ahead.
+// rivals has the levels of baselines other than their allocator. Nothing is corrected. If replicas
+// do not fit on the GPUs, those that gain least are trimmed, which is better than what most
+// baselines do themselves. Replicas are spread, and nothing is loaded ahead.
 var rivals = policy.Names{Corrector: "none", Sharer: "gain", Placer: "spread", Warmer: "none"}
 
-// rival puts a baseline's allocator into a scenario, with a start from disk or the page cache.
+// rival puts a baseline's allocator into a scenario, with starts from disk or the page cache.
 func rival[M any](s sim.Scenario, name string, make func(sim.Run) (plan.Allocator[M], error)) sim.Scenario {
 	s = starts(s, plainStart)
 	s.Policies = []sim.Policy{{Name: name, Make: func(r sim.Run) (policy.Set, error) {
@@ -49,8 +51,9 @@ func rival[M any](s sim.Scenario, name string, make func(sim.Run) (plan.Allocato
 	return s
 }
 
-// inProportion is rival for pipelines' policies, with which stages are in balance: on the GPUs there are, they stay so. A sharer that gives to
-// who gains most would follow the queue from stage to stage, and end replicas for it that they did not want to end.
+// inProportion works like rival, for policies of pipelines that balance their stages. If GPUs are
+// short, it keeps the balance. A sharer that gives to the function that gains most would follow the
+// queue from stage to stage, and end replicas that the policy wants to keep.
 func inProportion[M any](s sim.Scenario, name string, make func(sim.Run) (plan.Allocator[M], error)) sim.Scenario {
 	s = rival(s, name, make)
 	choose := s.Policies[0].Make
@@ -61,14 +64,15 @@ func inProportion[M any](s sim.Scenario, name string, make func(sim.Run) (plan.A
 	return s
 }
 
-// always is an allocator that does not depend on the run.
+// always returns a maker of an allocator that does not depend on the run.
 func always[M any](a plan.Allocator[M]) func(sim.Run) (plan.Allocator[M], error) {
 	return func(sim.Run) (plan.Allocator[M], error) { return a, nil }
 }
 
 func seconds(v float64) time.Duration { return time.Duration(v * float64(time.Second)) }
 
-// declaring gives every stage so many cores, one of the counts that it was measured with.
+// declaring sets the declared cores of every stage, to one of the numbers with which it was
+// measured.
 func declaring(s sim.Scenario, cores sim.Milli) sim.Scenario {
 	for i := range s.Stages {
 		s.Stages[i].CPU, s.Stages[i].CPULimit = cores*1000, cores*1000
@@ -120,7 +124,7 @@ func baselines() []study.Contender {
 	}
 }
 
-// sizing is the search space of what sizes by queueing theory.
+// The search space of contenders that size by queueing theory.
 var (
 	sizing = []study.Knob{
 		{Name: "drain_s", Low: 0.25, High: 8, Log: true},

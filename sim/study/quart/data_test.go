@@ -16,7 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
-// data is the folder with public traces and profiles, or skips the test: it is no part of the project.
+// data returns the folder with public traces and profiles. It skips the test if there is none,
+// because they are not part of the project.
 func data(t *testing.T) string {
 	dir := cmp.Or(os.Getenv("STAGECOACH_DATA"), "../../../../shared/data")
 	if _, err := os.Stat(dir); err != nil {
@@ -51,8 +52,8 @@ func number(t *testing.T, text string) float64 {
 
 func near(a, b, part float64) bool { return math.Abs(a-b) <= part*math.Abs(b) }
 
-// TestSizesAreTheAuthors holds the sizes of stages to the released ones.
-func TestSizesAreTheAuthors(t *testing.T) {
+// TestSizesMatchTheReleasedOnes compares the sizes of stages with the released ones.
+func TestSizesMatchTheReleasedOnes(t *testing.T) {
 	sizes := map[string]float64{} // by cut and function
 	for _, r := range rows(t, data(t), "quart/stage_sizes_gb.csv")[1:] {
 		sizes[r[2]+" "+r[1]] = number(t, r[3])
@@ -77,19 +78,20 @@ func TestSizesAreTheAuthors(t *testing.T) {
 			t.Errorf("%s: %g GiB, want %g", name, got, sizes[name])
 		}
 	}
-	// What says that the file counts in GiB: its layers of OPT-66B.
+	// The layers of OPT-66B show that the file counts in GiB.
 	if layer := 12 * 9216 * 9216 * 2.0 / gib; !near(sizes["PARAM-8 opt-66b-submod-1"], 9*layer, 1e-3) {
 		t.Errorf("nine layers of OPT-66B are %g GiB, and %g in the file", 9*layer, sizes["PARAM-8 opt-66b-submod-1"])
 	}
 }
 
-// TestTimesAreTheAuthors holds Table 1 to the released times: a stage of n takes Time/n and some ms.
-func TestTimesAreTheAuthors(t *testing.T) {
+// TestTimesMatchTheReleasedOnes compares Table 1 with the released times: one of n stages takes
+// Time/n and a few ms.
+func TestTimesMatchTheReleasedOnes(t *testing.T) {
 	models := map[string]Model{"bert-21b": Models()[0], "opt-66b": Models()[3], "whishper-9b": Models()[2]}
 	for _, r := range rows(t, data(t), "quart/model_config.csv")[1:] {
 		m, ok := models[r[0]]
 		if !ok {
-			continue // LLAMA-7B: not of 1024 tokens
+			continue // LLAMA-7B: measured with fewer than 1024 tokens
 		}
 		n := number(t, r[1])
 		if passing := number(t, r[2]) - m.Time.Seconds()/n; passing < -0.0015 || passing > 0.008 {
@@ -98,8 +100,9 @@ func TestTimesAreTheAuthors(t *testing.T) {
 	}
 }
 
-// TestBatchesAreMeasured holds the cost of a batch to FasterTransformer's BERT-6B.
-func TestBatchesAreMeasured(t *testing.T) {
+// TestBatchCostMatchesFasterTransformer compares the cost of a batch with FasterTransformer's
+// BERT-6B.
+func TestBatchCostMatchesFasterTransformer(t *testing.T) {
 	ms := map[string]float64{}
 	for _, r := range rows(t, data(t), "bert-latency/fastertransformer_bert.csv") {
 		if r[2] == "A100" && r[3] == "TP1, PP1" && r[6] == "128" {
@@ -111,8 +114,8 @@ func TestBatchesAreMeasured(t *testing.T) {
 	}
 }
 
-// TestCachedLoadsAreMeasured holds loads from the page cache to ServerlessLLM's.
-func TestCachedLoadsAreMeasured(t *testing.T) {
+// TestCachedLoadsMatchServerlessLLM compares loads from the page cache with ServerlessLLM's.
+func TestCachedLoadsMatchServerlessLLM(t *testing.T) {
 	sum, n := 0.0, 0.0
 	for _, r := range rows(t, data(t), "serverlessllm/load_times.csv")[1:] {
 		if r[0] == "h100_2025" && r[1] == "cached" && (r[2] == "Qwen_Qwen3-32B_safetensors_5_cached.json" || r[2] == "deepseek-ai_DeepSeek-R1-Distill-Qwen-32B_safetensors_5_cached.json") {
@@ -124,8 +127,8 @@ func TestCachedLoadsAreMeasured(t *testing.T) {
 	}
 }
 
-// TestTraces plays every trace to every seed: about as much as it should be on average, in windows that training and comparison do not
-// share.
+// TestTraces plays every trace to every seed. On average, the load must be about as large as
+// requested. The windows of training and comparison must not overlap.
 func TestTraces(t *testing.T) {
 	dir := data(t)
 	open := func(name string) (io.ReadCloser, error) { return os.Open(filepath.Join(dir, name)) }
@@ -135,7 +138,7 @@ func TestTraces(t *testing.T) {
 			t.Fatal(err)
 		}
 		m := Models()[0]
-		var last time.Duration // the end of the window before
+		var last time.Duration // end of the last window
 		for _, train := range []bool{true, false} {
 			begin := tr.windows(all.Length, train)
 			for _, at := range begin {
@@ -166,7 +169,7 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// moments are of gaps.
+// moments holds the moments of gaps.
 type moments struct{ n, sum, squares float64 }
 
 // count adds the gaps of a source.

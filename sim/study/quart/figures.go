@@ -11,22 +11,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// drawing is a result as its figures need it.
+// drawing is a result, prepared for figures.
 type drawing struct {
 	*study.Result
-	ours   string              // as it is called
-	rivals []study.ContendInfo // those that are compared, ours first; a contender's style is its place here in all figures
-	groups []string            // of settings that they are compared on: CVs, then traces
+	ours string // its name in figures
+	// the compared contenders, ours first; the index is the contender's style in all figures
+	rivals []study.ContendInfo
+	groups []string // groups of settings on which they are compared: CVs, then traces
 }
 
-// figure is a drawing before it is written.
+// figure is a figure before it is drawn.
 type figure struct {
 	name string
 	chart.Figure
 }
 
-// draw makes figures like the paper's 2, 6, 7 and 8 of a result, and those that its comparison needs besides. What it has no numbers for is
-// left out.
+// draw draws figures like the paper's 2, 6, 7 and 8, and the other figures of the comparison. It
+// leaves out figures for which the result has no numbers.
 func draw(r *study.Result) ([]study.Figure, error) {
 	d := newDrawing(r)
 	all := slices.Concat(d.traceFigures(), d.cvFigures(), d.queueFigures(), d.observations(), d.versus(), d.sweep(), d.ablations())
@@ -78,10 +79,10 @@ func newDrawing(r *study.Result) *drawing {
 
 func isCV(group string) bool { return strings.HasPrefix(group, "cv=") }
 
-// said is a group as its axis has it.
-func said(group string) string { return strings.Replace(group, "cv=", "CV ", 1) }
+// axisLabel returns the name of a group on an axis.
+func axisLabel(group string) string { return strings.Replace(group, "cv=", "CV ", 1) }
 
-// of are the settings of some groups, of a model, or of all if it is empty.
+// of returns the settings of some groups and of a model, or of all models if model is empty.
 func (d *drawing) of(model string, groups ...string) []study.SettingInfo {
 	var out []study.SettingInfo
 	for _, s := range d.Settings {
@@ -92,7 +93,7 @@ func (d *drawing) of(model string, groups ...string) []study.SettingInfo {
 	return out
 }
 
-// modelsOf are those of settings, in their order.
+// modelsOf returns the models of settings, in their order.
 func modelsOf(settings []study.SettingInfo) []string {
 	var out []string
 	for _, s := range settings {
@@ -103,19 +104,19 @@ func modelsOf(settings []study.SettingInfo) []string {
 	return out
 }
 
-// group keeps the groups that are CVs, or those that are not.
+// group returns the groups that are CVs, or those that are not.
 func (d *drawing) group(cv bool) []string {
 	return slices.DeleteFunc(slices.Clone(d.groups), func(g string) bool { return isCV(g) != cv })
 }
 
-// notes say where numbers are from, and what marks mean.
+// notes returns where the numbers come from, and what the marks mean.
 func (d *drawing) notes(more ...string) []string {
 	return append([]string{d.from() + whiskers + " Latencies are of all requests: a failed one has taken its timeout of 30 s. † more than 0.1 % of the requests failed. ‡ not tuned: its defaults. n/a: not run."}, more...)
 }
 
 const whiskers = " Whiskers are 95 % confidence intervals of means over seeds; one without an end goes on."
 
-// from says where numbers are from.
+// from returns where the numbers come from.
 func (d *drawing) from() string {
 	return fmt.Sprintf("Simulated, with the code of production: %d GPUs, a mean load of %d, %s.", gpus, work, seeds(d.Seeds))
 }
@@ -135,7 +136,8 @@ type shown struct {
 
 var unknown = shown{Interval: study.Interval{Value: math.NaN(), Low: math.NaN(), High: math.NaN()}}
 
-// bars is a panel with a bar of each contender in each group; its axis is logarithmic if values are far apart.
+// bars returns a panel with one bar per contender in each group. Its axis is logarithmic if the
+// values differ much.
 func bars(title, unit string, groups []string, of []study.ContendInfo, style int, at func(contender string, group int) shown) chart.Bars {
 	p := chart.Bars{Title: title, Unit: unit, Groups: groups}
 	least, most := math.Inf(1), 0.0
@@ -158,12 +160,12 @@ func bars(title, unit string, groups []string, of []study.ContendInfo, style int
 	return p
 }
 
-// show is a figure of one outcome; times what it is shown as.
+// show returns a figure of one outcome for a bar, multiplied by times.
 func show(o *study.Outcome, s study.Sample, times float64) shown {
 	return shown{study.Interval{Value: s.Mean * times, Low: max(s.Mean-s.CI, 0) * times, High: (s.Mean + s.CI) * times, N: len(s.Seeds)}, marks(o)}
 }
 
-// latency is one that is unknown if it was not run.
+// latency returns a latency for a bar. It is unknown if the contender was not run.
 func latency(o *study.Outcome, s func(*study.Outcome) study.Sample) shown {
 	if o == nil {
 		return unknown
@@ -182,7 +184,8 @@ func marks(outcomes ...*study.Outcome) string {
 	return out
 }
 
-// pooled puts settings together: for each seed a mean of figures, which may be NaN, then Student's interval over seeds.
+// pooled summarizes settings: for each seed the mean of a figure, which may be NaN, then Student's
+// interval over the seeds.
 func (d *drawing) pooled(settings []study.SettingInfo, contender string, geometric bool, figure func(o *study.Outcome, s study.SettingInfo, seed int) float64) shown {
 	sums := make([]float64, max(d.Seeds.N, 1))
 	var outcomes []*study.Outcome
@@ -215,18 +218,19 @@ func (d *drawing) pooled(settings []study.SettingInfo, contender string, geometr
 	return shown{study.GeometricMean(sums), marks(outcomes...)}
 }
 
-// The latencies that are shown.
+// The latencies in figures.
 func meanLatency(o *study.Outcome) study.Sample { return o.Mean }
 func p50(o *study.Outcome) study.Sample         { return o.P50 }
 func p75(o *study.Outcome) study.Sample         { return o.P75 }
 func p99(o *study.Outcome) study.Sample         { return o.P99 }
 
-// inMultiples is a latency of a seed in multiples of T.
+// inMultiples returns a seed's latency in multiples of T.
 func inMultiples(of func(*study.Outcome) study.Sample) func(*study.Outcome, study.SettingInfo, int) float64 {
 	return func(o *study.Outcome, s study.SettingInfo, seed int) float64 { return of(o).Seeds[seed] / s.Service }
 }
 
-// traceFigures are like Figure 6: of a trace that all models are played, and of the others together.
+// traceFigures returns figures like Figure 6: one of a trace that is played to all models, and one
+// of the other traces together.
 func (d *drawing) traceFigures() []figure {
 	var out []figure
 	var rest []string
@@ -270,7 +274,7 @@ func (d *drawing) traceFigure(name, title string, settings []study.SettingInfo, 
 	return []figure{f, in}
 }
 
-// inTime is which part of requests each contender answered within multiples of T.
+// inTime returns the share of requests that each contender answered within multiples of T.
 func (d *drawing) inTime(title string, s study.SettingInfo) chart.Scatter {
 	p := chart.Scatter{
 		Title: title, XTitle: fmt.Sprintf("objective, multiples of T = %g ms", math.Round(1000*s.Service)), YTitle: "% of requests", XMarks: d.Multiples, TopY: 100,

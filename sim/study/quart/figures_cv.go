@@ -10,16 +10,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// saidAll are groups as axes have them.
-func saidAll(groups []string) []string {
+// axisLabels returns the names of groups on axes.
+func axisLabels(groups []string) []string {
 	var out []string
 	for _, g := range groups {
-		out = append(out, said(g))
+		out = append(out, axisLabel(g))
 	}
 	return out
 }
 
-// cvFigures are like Figures 7 and 8a: what comes of burstiness, of all models together and of each.
+// cvFigures returns figures like Figures 7 and 8a: the effect of burstiness, on all models together
+// and on each.
 func (d *drawing) cvFigures() []figure {
 	groups := d.group(true)
 	if len(groups) == 0 {
@@ -28,7 +29,7 @@ func (d *drawing) cvFigures() []figure {
 	all := modelsOf(d.of("", groups...))
 	objective := slices.Index(d.Multiples, d.Objective)
 	pool := func(title, unit string, geometric bool, figure func(*study.Outcome, study.SettingInfo, int) float64) chart.Bars {
-		return bars(title, unit, saidAll(groups), d.rivals, 0, func(c string, i int) shown { return d.pooled(d.of("", groups[i]), c, geometric, figure) })
+		return bars(title, unit, axisLabels(groups), d.rivals, 0, func(c string, i int) shown { return d.pooled(d.of("", groups[i]), c, geometric, figure) })
 	}
 	inTime := pool(fmt.Sprintf("Answered within %g T", d.Objective), "% of requests, mean over models", false, func(o *study.Outcome, _ study.SettingInfo, seed int) float64 {
 		return 100 * o.InTime[objective].Seeds[seed]
@@ -48,8 +49,8 @@ func (d *drawing) cvFigures() []figure {
 	lat := figure{"cv-latency", chart.Figure{Title: "Mean latency by model and CV of the gaps between requests (after QUART's Figure 7a)", Notes: of, Columns: 2}}
 	good := figure{"cv-goodput", chart.Figure{Title: fmt.Sprintf("Goodput by model and CV of the gaps between requests: answered within %g T (after QUART's Figure 7b)", d.Objective), Notes: of, Columns: 2}}
 	for _, m := range all {
-		lat.Panels = append(lat.Panels, bars(m, "seconds", saidAll(groups), d.rivals, 0, func(c string, i int) shown { return latency(d.one(m, groups[i], c), meanLatency) }))
-		good.Panels = append(good.Panels, bars(m, "requests/s", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
+		lat.Panels = append(lat.Panels, bars(m, "seconds", axisLabels(groups), d.rivals, 0, func(c string, i int) shown { return latency(d.one(m, groups[i], c), meanLatency) }))
+		good.Panels = append(good.Panels, bars(m, "requests/s", axisLabels(groups), d.rivals, 0, func(c string, i int) shown {
 			o := d.one(m, groups[i], c)
 			if o == nil {
 				return unknown
@@ -60,14 +61,14 @@ func (d *drawing) cvFigures() []figure {
 	quantiles := figure{"cv-quantiles", chart.Figure{Title: "Latency quantiles by the CV of the gaps between requests, of all models (after QUART's Figure 8a)", Notes: of, Columns: 2}}
 	which := []func(*study.Outcome) study.Sample{p50, p75, p99}
 	for _, g := range groups {
-		quantiles.Panels = append(quantiles.Panels, bars(said(g), "multiples of T, geometric mean over models", []string{"p50", "p75", "p99"}, d.rivals, 0, func(c string, i int) shown {
+		quantiles.Panels = append(quantiles.Panels, bars(axisLabel(g), "multiples of T, geometric mean over models", []string{"p50", "p75", "p99"}, d.rivals, 0, func(c string, i int) shown {
 			return d.pooled(d.of("", g), c, true, inMultiples(which[i]))
 		}))
 	}
 	return []figure{together, lat, good, quantiles}
 }
 
-// one is what came of a contender on the setting of a model in a group, or nil.
+// one returns the outcome of a contender on the setting of a model in a group, or nil.
 func (d *drawing) one(model, group, contender string) *study.Outcome {
 	for _, s := range d.of(model, group) {
 		return d.Outcome(s.Name, contender)
@@ -75,7 +76,7 @@ func (d *drawing) one(model, group, contender string) *study.Outcome {
 	return nil
 }
 
-// waiting is how many calls wait in all stages, on average over time, in the run of a seed.
+// waiting returns how many calls wait in all stages, on average over time, in the run of a seed.
 func waiting(o *study.Outcome, _ study.SettingInfo, seed int) float64 {
 	sum := 0.0
 	for _, s := range o.Stages {
@@ -84,7 +85,7 @@ func waiting(o *study.Outcome, _ study.SettingInfo, seed int) float64 {
 	return sum
 }
 
-// queueFigures are like Figure 8b: how many calls wait, in all stages and at each.
+// queueFigures returns figures like Figure 8b: how many calls wait, in all stages and at each.
 func (d *drawing) queueFigures() []figure {
 	groups := d.group(true)
 	if len(groups) == 0 {
@@ -94,7 +95,7 @@ func (d *drawing) queueFigures() []figure {
 	var stageNames []string
 	staged := slices.DeleteFunc(slices.Clone(d.rivals), func(c study.ContendInfo) bool {
 		o := d.one(first, groups[0], c.Name)
-		if o != nil && stageNames == nil { // of the first one: ours
+		if o != nil && stageNames == nil { // of the first contender: ours
 			for _, s := range o.Stages {
 				stageNames = append(stageNames, s.Name)
 			}
@@ -104,12 +105,12 @@ func (d *drawing) queueFigures() []figure {
 	f := figure{"cv-queues", chart.Figure{
 		Title: "Calls that wait, on average over time, by the CV of the gaps between requests (after QUART's Figure 8b)",
 		Notes: d.notes("Who serves whole models has one queue, and is in the first panel only."),
-		Panels: []chart.Panel{bars("In all stages together", "calls, mean over models", saidAll(groups), d.rivals, 0, func(c string, i int) shown {
+		Panels: []chart.Panel{bars("In all stages together", "calls, mean over models", axisLabels(groups), d.rivals, 0, func(c string, i int) shown {
 			return d.pooled(d.of("", groups[i]), c, false, waiting)
 		})},
 	}}
 	for _, g := range groups {
-		p := bars(first+", "+said(g)+", at each stage", "calls", stageNames, staged, 0, func(c string, i int) shown {
+		p := bars(first+", "+axisLabel(g)+", at each stage", "calls", stageNames, staged, 0, func(c string, i int) shown {
 			o := d.one(first, g, c)
 			if o == nil || len(o.Stages) <= i {
 				return unknown
@@ -124,7 +125,7 @@ func (d *drawing) queueFigures() []figure {
 	return []figure{f}
 }
 
-// ratio compares two contenders on settings; it is unknown where one of them was not run.
+// ratio compares two contenders on settings. It is unknown if one of them was not run.
 func (d *drawing) ratio(of, to string, settings []study.SettingInfo, which func(study.Comparison) study.Interval) shown {
 	var asked []string
 	for _, s := range settings {
@@ -137,7 +138,8 @@ func (d *drawing) ratio(of, to string, settings []study.SettingInfo, which func(
 	return shown{Interval: which(c)}
 }
 
-// observations is like Figure 2: how burstiness goes from stage to stage, and how many calls wait at each, where replicas are given.
+// observations returns a figure like Figure 2: how burstiness changes from stage to stage, and how
+// many calls wait at each, with fixed replicas.
 func (d *drawing) observations() []figure {
 	var cvs, queues chart.Bars
 	for i, s := range d.of("", observed) {
@@ -169,7 +171,7 @@ func (d *drawing) observations() []figure {
 	}}}
 }
 
-// versus is ours against the best baseline of each setting.
+// versus returns figures of ours against the best baseline of each setting.
 func (d *drawing) versus() []figure {
 	all := modelsOf(d.of("", d.groups...))
 	if len(d.rivals) < 2 || len(all) == 0 {
@@ -190,7 +192,7 @@ func (d *drawing) versus() []figure {
 		{"p99: ours over the best baseline's", "ours is faster", "ours is slower", func(c study.Comparison) study.Interval { return c.P99 }},
 		{"GPU-seconds: ours over the best baseline's", "ours takes fewer", "ours takes more", func(c study.Comparison) study.Interval { return c.GPUSeconds }},
 	} {
-		p := chart.Heat{Title: q.title, Rows: all, Columns: saidAll(d.groups), Below: q.below, Above: q.above}
+		p := chart.Heat{Title: q.title, Rows: all, Columns: axisLabels(d.groups), Below: q.below, Above: q.above}
 		for _, m := range all {
 			var row []float64
 			var notes []string
@@ -208,7 +210,7 @@ func (d *drawing) versus() []figure {
 	return []figure{f}
 }
 
-// sweep is every configuration that was tried.
+// sweep returns figures of every configuration that was tried.
 func (d *drawing) sweep() []figure {
 	f := figure{"sweep", chart.Figure{
 		Title: "Every configuration that was tried: GPUs against latency on the loads of the tuning", Columns: 2,
@@ -218,7 +220,7 @@ func (d *drawing) sweep() []figure {
 	}}
 	for _, g := range d.groups {
 		p := chart.Scatter{
-			Title: said(g), XTitle: "GPUs, on average over time", YTitle: "mean latency, multiples of T", LogX: true, LogY: true,
+			Title: axisLabel(g), XTitle: "GPUs, on average over time", YTitle: "mean latency, multiples of T", LogX: true, LogY: true,
 			Guides: []chart.Mark{{Name: fmt.Sprintf("budget: %g GPUs", d.Tuned.Budget), At: d.Tuned.Budget, Vertical: true}},
 		}
 		for k, c := range d.rivals {
@@ -248,7 +250,7 @@ func (d *drawing) sweep() []figure {
 	return []figure{f}
 }
 
-// ablations are ours without each of its parts, over ours.
+// ablations returns figures of ours without each of its parts, over ours.
 func (d *drawing) ablations() []figure {
 	without := slices.DeleteFunc(slices.Clone(d.Contenders), func(c study.ContendInfo) bool { return c.Like != d.Ours })
 	groups := slices.DeleteFunc(slices.Clone(d.groups), func(g string) bool {
@@ -271,7 +273,7 @@ func (d *drawing) ablations() []figure {
 		{"99th percentile of latency", func(c study.Comparison) study.Interval { return c.P99 }},
 		{"GPU-seconds", func(c study.Comparison) study.Interval { return c.GPUSeconds }},
 	} {
-		p := bars(q.title, "ratio to the whole", saidAll(groups), without, 1, func(c string, i int) shown {
+		p := bars(q.title, "ratio to the whole", axisLabels(groups), without, 1, func(c string, i int) shown {
 			return d.ratio(c, d.Ours, slices.DeleteFunc(d.of("", groups[i]), func(s study.SettingInfo) bool { return !tunedOn(Model{Name: s.Model}) }), q.of)
 		})
 		p.Guides = []chart.Mark{{Name: "whole", At: 1}}

@@ -12,15 +12,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// each is a figure that is the same on n seeds, and one seed's is a little off.
+// each returns a sample of n seeds with nearly equal values. One seed's is slightly off.
 func each(n int, v float64) study.Sample {
 	s := study.Sample{Seeds: slices.Repeat([]float64{v}, n), Mean: v, CI: v / 100}
 	s.Seeds[0] *= 1.01
 	return s
 }
 
-// made is a result of the whole study, with settings of two traces besides, in which the k-th contender takes 1 + k/10 times as long as T,
-// on average, and has 10 + k GPUs.
+// made returns a result of the whole study with settings of two more traces. In it the k-th
+// contender takes 1 + k/10 times T on average, and has 10 + k GPUs.
 func made(t *testing.T) *study.Result {
 	t.Helper()
 	s, err := Full(none)
@@ -29,7 +29,7 @@ func made(t *testing.T) *study.Result {
 	}
 	for _, m := range Models() {
 		for _, group := range []string{"azure-code", "azure-conv"} {
-			if group == "azure-code" || tunedOn(m) { // few of the second
+			if group == "azure-code" || tunedOn(m) { // the second trace has few models
 				s.Settings = append(s.Settings, study.Setting{Name: m.Name + " " + group, Model: m.Name, Group: group, Service: m.Time, Train: tunedOn(m)})
 			}
 		}
@@ -68,7 +68,7 @@ func made(t *testing.T) *study.Result {
 	return r
 }
 
-// drawn are the figures of a result, by name.
+// drawn returns the figures of a result, by name.
 func drawn(t *testing.T, r *study.Result) map[string]string {
 	t.Helper()
 	figures, err := draw(r)
@@ -138,7 +138,7 @@ func TestFigures(t *testing.T) {
 	has(t, got, "cv-quantiles", "Knative KPA, p99: 5.2")
 	has(t, got, "cv-queues", "Knative KPA, CV 1: 3.9", "Knative KPA, s2: 2.6")
 	has(t, got, "observed", ">"+fiveStages+"0.1, s2: 1 (")
-	has(t, got, "ablations", "no PID, "+said(dissected[0])+": 3 ", "whole")
+	has(t, got, "ablations", "no PID, "+axisLabel(dissected[0])+": 3 ", "whole")
 	has(t, got, "sweep", "Stagecoach, drain_s 2", "budget: 24 GPUs")
 	has(t, got, "versus", "azure-conv", "OPT-66B", "n/a")
 	has(t, got, "azure-code-latency", "Stagecoach, BERT-21B: ", "Scaled to the same mean load; each seed")

@@ -17,16 +17,17 @@ const (
 	window  = warmup + counted
 )
 
-// The seeds of the comparison and those that contenders are tuned on.
+// The seeds of the comparison, and those on which contenders are tuned.
 var (
 	testSeeds  = study.Seeds{First: 1, N: 10}
 	trainSeeds = study.Seeds{First: 101, N: 2}
 )
 
-// cvs are the coefficients of variation of gaps that section 8.3 draws arrivals with; gaps are gamma.
+// cvs has the coefficients of variation of the gaps in section 8.3. Gaps are gamma.
 var cvs = []float64{0.1, 1, 2, 4, 8}
 
-// gammaSetting is m under a renewal process of gamma gaps. Its training load is that of other seeds.
+// gammaSetting returns the setting of m under a renewal process of gamma gaps. Its training load
+// has other seeds.
 func gammaSetting(m Model, cv float64) study.Setting {
 	group := "cv=" + strconv.FormatFloat(cv, 'g', -1, 64)
 	name := m.Name + " " + group
@@ -40,7 +41,8 @@ func renewal(rate, cv float64) sim.Arrivals {
 	return sim.Arrivals{Rate: strconv.FormatFloat(rate, 'g', -1, 64), CV: &cv}
 }
 
-// tunedOn says whether contenders are tuned on m: on the paper's own example and on one that batches nothing.
+// tunedOn reports whether contenders are tuned on m. They are tuned on the paper's own example, and
+// on a model that batches nothing.
 func tunedOn(m Model) bool { return m.Name == bert || m.Name == llama }
 
 // trace is a public recording of requests for models.
@@ -49,18 +51,21 @@ type trace struct {
 	Source string
 	file   string
 	format arrivals.Format
-	// tick, if not 0, is how coarse its instants are: they are counted by it and spread evenly by chance, since that many at once are its
-	// clock's and not its callers'.
-	tick   time.Duration
-	first  time.Duration // of it, in which the windows for training are; those of the comparison are in the rest
-	models []string      // that it is played to
+	// tick is the resolution of its instants; 0: exact. Arrivals are counted per tick and spread
+	// evenly at random. Arrivals at one instant come from the clock of the recording, not from its
+	// callers.
+	tick time.Duration
+	// first part, which has the windows for training; those of the comparison are in the rest
+	first  time.Duration
+	models []string // models to which it is played
 }
 
-// noFunctions is why the paper's own trace is not among them.
+// noFunctions says why the paper's own trace is missing.
 const noFunctions = "of Microsoft's Azure Functions trace, which the paper replays without saying which functions of it and how scaled, " +
 	"only samples can be had: four functions with at most five calls a minute, and 199 calls in 20 minutes. Each call would have to stand for hundreds"
 
-// traces are those that can be played. The first is as bursty as the paper says its own is.
+// traces returns the traces that can be played. The first is as bursty as the paper's own, by the
+// paper's words.
 func traces() []trace {
 	const llm, early = "Azure LLM inference trace 2023 (Patel et al., Splitwise, ISCA 2024), ", 4 * window
 	return []trace{
@@ -100,19 +105,20 @@ func (t trace) read(open sim.Opener) (arrivals.Trace, error) {
 	return all, nil
 }
 
-// counts forgets where within a tick instants were.
+// counts drops the position of arrivals within a tick.
 func counts(t arrivals.Trace, tick time.Duration) arrivals.Trace {
 	out := arrivals.Trace{Bucket: tick, Counts: make([]float64, t.Length/tick+1)}
 	for _, at := range t.Times {
-		out.Counts[(at+tick/2)/tick]++ // ticks come a millisecond early or late
+		out.Counts[(at+tick/2)/tick]++ // ticks are up to a millisecond early or late
 	}
 	out.Length = time.Duration(len(out.Counts)) * tick
 	return out
 }
 
-// windows is where runs' lengths begin in the first part of a trace of some length, or in the rest: no two with anything in common, no more
-// than there are seeds, each in the middle of an equal part, or at the end of one for tuning, where they have about the
-// trace's mean load.
+// windows returns where the windows of runs begin, in the first part of a trace or in the rest.
+// length is the trace's length. Windows do not overlap, and there are at most as many as seeds.
+// Each is within one of equal parts of the trace. For the comparison it is in the middle of its
+// part. For tuning it is at the end, where the load is about the trace's mean.
 func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	from, to, most := t.first, length, testSeeds.N
 	if train {
@@ -121,7 +127,7 @@ func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	out := make([]time.Duration, min(int((to-from)/window), most))
 	for i := range out {
 		each := (to - from) / time.Duration(len(out))
-		before := each - window // in its part
+		before := each - window // within its part
 		if !train {
 			before /= 2
 		}
@@ -130,8 +136,9 @@ func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	return out
 }
 
-// play is the part of a trace that a seed has, at some mean rate of the whole: as many arrivals more, each anywhere up to the next, or
-// fewer, drawn by chance. Time is as it was.
+// play returns a seed's part of the trace, scaled to a mean rate of the whole trace. To raise the
+// rate, it adds arrivals, each at a random time before the next. To lower it, it drops arrivals at
+// random. It does not stretch time.
 func (t trace) play(all arrivals.Trace, rate float64, train bool, seed uint64) (arrivals.Source, error) {
 	first := testSeeds.First
 	if train = train || seed == sampleSeed; train {
@@ -149,7 +156,8 @@ func (t trace) play(all arrivals.Trace, rate float64, train bool, seed uint64) (
 	return part.Replay(arrivals.Replay{Scale: rate * all.Length.Seconds() / all.Arrivals()}, seed)
 }
 
-// settings are models under a trace that has been read, each seed in a window of its own, as far as there are that many.
+// settings returns the settings of models under a trace. Each seed has its own window, as far as
+// there are enough windows.
 func (t trace) settings(all arrivals.Trace, models []Model) []study.Setting {
 	var out []study.Setting
 	for _, m := range models {

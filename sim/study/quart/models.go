@@ -8,21 +8,24 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Model is one of the paper's Table 1, cut into stages.
+// Model is a model of the paper's Table 1, cut into stages.
 type Model struct {
 	Name string
-	// Time is that of one call on a GPU, without waits: "Exec." of Table 1. The stages share it in proportion to their parameters: the
-	// authors' cuts by time (TIME-8) and by parameters (PARAM-8) of BERT-21B are the same parts, but for two that change places, and of
-	// OPT-66B both have 9 of 64 equal layers in the largest part. Section 5.3 says the same of its own predictions.
+	// Time is the time of one call on a GPU, without waits: "Exec." of Table 1. The stages share it in
+	// proportion to their parameters. The authors' cuts by time (TIME-8) and by parameters (PARAM-8)
+	// support that. For BERT-21B, both cuts have the same parts, except that two parts change places.
+	// For OPT-66B, the largest part of both cuts has 9 of 64 equal layers. Section 5.3 says the same
+	// about its own predictions.
 	Time time.Duration
-	// GiB are the sizes of the stages' parameters. The authors' stage_sizes_gb.csv counts in GiB though it says GB: a layer of OPT-66B,
-	// 12·9216² half-precision numbers, is 2.038 GB and 1.898 GiB, and 1.8987 there. Its 40.78 of BERT-21B are Table 1's 43 GB.
+	// GiB has the sizes of the stages' parameters. The authors' stage_sizes_gb.csv counts in GiB,
+	// although it says GB. A layer of OPT-66B, 12·9216² half-precision numbers, is 2.038 GB or 1.898
+	// GiB, and the file has 1.8987. The file's 40.78 of BERT-21B are Table 1's 43 GB.
 	GiB       []float64
-	Batch     int     // calls that a replica computes at a time, at most
-	BatchCost float64 // what each further call of a batch adds, in parts of the first
+	Batch     int     // largest number of calls that a replica computes at a time
+	BatchCost float64 // what each further call of a batch adds, as a part of the first
 }
 
-// Table 1 calls them so, though Whisper-9B has the 1.54 billion parameters of Whisper large-v2.
+// The names of Table 1. Its Whisper-9B has the 1.54 billion parameters of Whisper large-v2.
 const (
 	bert    = "BERT-21B"
 	llama   = "LLAMA-7B"
@@ -31,38 +34,46 @@ const (
 	resnet  = "WideResnet"
 )
 
-// stages is how many parts section 8.1 cuts each model into.
+// stages is the number of parts into which section 8.1 cuts each model.
 const stages = 8
 
-// bertBatch is the part of a call's time that a further one adds to a batch, with 128 tokens: FasterTransformer's BERT-6B on one A100
-// takes 10.87 ms for one and 24.98 ms for four (docs/bert_guide.md, FP16, TP1 PP1). Of 1024 tokens four take four times as long as one.
+// bertBatch is what a further call adds to a batch with 128 tokens, as a part of a call's time.
+// FasterTransformer's BERT-6B on one A100 takes 10.87 ms for one call and 24.98 ms for four
+// (docs/bert_guide.md, FP16, TP1 PP1). With 1024 tokens, four calls take four times as long as one.
 const (
 	batched   = 4
 	bertBatch = (24.98/10.87 - 1) / (batched - 1)
 )
 
-// Models are those of Table 1, in the order of section 8.2.
+// Models returns the models of Table 1, in the order of section 8.2.
 //
-// Of the times that there are of BERT-21B, 137 ms is that of its testbed. About 200 ms (section 2.1) is a V100's; the released
-// model_config.csv has 21 ms for each of eight stages, 168 ms together, which is 137/8 and about 4 ms of passing on: what it has of two
-// to 32 stages, of OPT-66B and of Whisper fits that as well. LLAMA-7B takes 35 ms there and 243 ms with Table 1's 1024 tokens.
+// There are several times of BERT-21B. 137 ms is the time on the paper's testbed. About 200 ms
+// (section 2.1) is that of a V100. The released model_config.csv has 21 ms for each of eight
+// stages, 168 ms together. That is 137/8 and about 4 ms to pass data on. Its times of two to 32
+// stages, of OPT-66B and of Whisper fit that as well. LLAMA-7B takes 35 ms there, and 243 ms with
+// Table 1's 1024 tokens.
 func Models() []Model {
 	return []Model{
 		{
 			Name: bert, Time: 137 * time.Millisecond, Batch: batched, BatchCost: bertBatch, // 128 tokens
-			GiB: []float64{4.86317637, 5.12648155, 5.00147762, 5.25153426, 5.12648155, 5.00147762, 5.25153426, 5.15774088}, // PARAM-8
+			// PARAM-8
+			GiB: []float64{4.86317637, 5.12648155, 5.00147762, 5.25153426, 5.12648155, 5.00147762, 5.25153426, 5.15774088},
 		},
-		{Name: llama, Time: 243 * time.Millisecond, Batch: 1, BatchCost: 1, GiB: even(12.30942272)}, // 1024 tokens; llama-7b-whole: there is no cut into eight
-		{Name: whisper, Time: 74 * time.Millisecond, Batch: 1, BatchCost: 1, GiB: even(2.87540643)}, // whisper-large-v2-whole
+		// 1024 tokens; llama-7b-whole: there is no cut into eight
+		{Name: llama, Time: 243 * time.Millisecond, Batch: 1, BatchCost: 1, GiB: even(12.30942272)},
+		// whisper-large-v2-whole
+		{Name: whisper, Time: 74 * time.Millisecond, Batch: 1, BatchCost: 1, GiB: even(2.87540643)},
 		{
 			Name: opt, Time: 278 * time.Millisecond, Batch: batched, BatchCost: bertBatch, // 128 tokens
-			GiB: []float64{4.69553191, 17.08803837, 17.08803837, 17.08804314, 17.08803837, 17.08804105, 17.08803837, 15.18936763}, // PARAM-8
+			// PARAM-8
+			GiB: []float64{4.69553191, 17.08803837, 17.08803837, 17.08804314, 17.08803837, 17.08804105, 17.08803837, 15.18936763},
 		},
-		{Name: resnet, Time: 646 * time.Millisecond, Batch: 1, BatchCost: 1, GiB: even(16e9 / gib)}, // Table 1; nothing was released
+		// Table 1; nothing was released
+		{Name: resnet, Time: 646 * time.Millisecond, Batch: 1, BatchCost: 1, GiB: even(16e9 / gib)},
 	}
 }
 
-// bert5 is BERT-21B in five stages, as section 3 has it on five GPUs: the authors' cut ME-5.
+// bert5 returns BERT-21B in five stages, as on the five GPUs of section 3: the authors' cut ME-5.
 func bert5() Model {
 	m := Models()[0]
 	m.GiB = []float64{8.11411885, 8.00236248, 8.25241932, 8.12736656, 8.28367897}
@@ -72,7 +83,8 @@ func bert5() Model {
 
 const gib = 1 << 30
 
-// even is a model whose stages are alike: "we evenly divided these models into eight pipeline stages" (section 8.1).
+// even returns the sizes of equal stages: "we evenly divided these models into eight pipeline
+// stages" (section 8.1).
 func even(whole float64) []float64 {
 	out := make([]float64, stages)
 	for i := range out {
@@ -81,7 +93,7 @@ func even(whole float64) []float64 {
 	return out
 }
 
-// Size is that of all parameters, in GiB.
+// Size returns the size of all parameters, in GiB.
 func (m Model) Size() float64 {
 	sum := 0.0
 	for _, s := range m.GiB {
@@ -90,14 +102,16 @@ func (m Model) Size() float64 {
 	return sum
 }
 
-// work is the load of every setting: the GPUs that are busy on average if calls come one by one. The cluster has four times as many.
+// work is the load of every setting: the GPUs that are busy on average if calls run one by one. The
+// cluster has four times as many.
 const work = 12
 
-// Rate is the rate per second at which calls of m, one by one, keep so many GPUs busy.
+// Rate returns the rate per second at which calls of m, one by one, keep work GPUs busy.
 func (m Model) Rate() float64 { return work / m.Time.Seconds() }
 
-// The cluster is section 8.1's twelve GPU servers with 108 cores, 1 TiB and four GPUs each. Which GPUs is not said there; sections 2.2
-// and 3 measure on A40s, whose 46,068 MiB hold BERT-21B as the text has it, and OPT-66B in the three parts of the released opt-66b-whole.
+// The cluster of section 8.1: twelve GPU servers with 108 cores, 1 TiB and four GPUs each. The
+// section does not name the GPUs. Sections 2.2 and 3 measure on A40s. Their 46,068 MiB hold
+// BERT-21B, as the text says, and OPT-66B in the three parts of the released opt-66b-whole.
 const (
 	servers      = 12
 	perServer    = 4
@@ -109,18 +123,19 @@ func cluster() []sim.Node {
 	return []sim.Node{{Name: "server", Count: servers, CPU: 108_000, Memory: 1 << 40, GPUs: perServer, GPUMemory: deviceMemory}}
 }
 
-// pipelineName is that of the one pipeline of a scenario.
+// pipelineName is the name of the only pipeline of a scenario.
 const pipelineName = "model"
 
 const (
-	objective = 2                // of the model's time: what policies are told to keep to
+	objective = 2                // per time of the model: the objective that policies get
 	timeout   = 30 * time.Second // of a request
-	serviceCV = 0.2              // of a stage's times, which are gamma: inputs of one length differ little
-	cores     = 4                // that a stage declares: the larger of the two in section 3.4
-	mostCores = 8                // that it was measured with
+	// of a stage's times, which are gamma; inputs of one length differ little
+	serviceCV = 0.2
+	cores     = 4 // declared cores of a stage: the larger of the two in section 3.4
+	mostCores = 8 // largest number of cores with which it was measured
 )
 
-// scenario is m under some arrivals, but for what a contender adds.
+// scenario returns m under some arrivals, without what a contender adds.
 func (m Model) scenario(name string, a sim.Arrivals) sim.Scenario {
 	return sim.Scenario{
 		Name: name, Duration: warmup + counted, Warmup: warmup, Budget: gpus, Nodes: cluster(), Stages: m.stages(),
@@ -128,7 +143,8 @@ func (m Model) scenario(name string, a sim.Arrivals) sim.Scenario {
 	}
 }
 
-// stages are m's. A replica has a GPU to itself: no two computations share one for nothing.
+// stages returns m's stages. A replica has a GPU to itself, because no two computations share a GPU
+// for free.
 func (m Model) stages() []sim.Stage {
 	out := make([]sim.Stage, len(m.GiB))
 	whole := m.Size()
@@ -143,8 +159,9 @@ func (m Model) stages() []sim.Stage {
 
 func stageName(i int) string { return fmt.Sprintf("s%d", i+1) }
 
-// whole makes a scenario's model one function: a replica has as many GPUs as hold its parameters and computes as many calls at a time, one
-// after another on each GPU. So a GPU does as much in a second as one of a stage.
+// whole makes a scenario's model one function. A replica has as many GPUs as hold its parameters.
+// It computes one call per GPU at a time, one after another on each. So a GPU does as much per
+// second as a GPU of a stage.
 func whole(s sim.Scenario) sim.Scenario {
 	w := s.Stages[0]
 	w.Name, w.Next, w.Service.Profile = "whole", nil, slices.Clone(w.Service.Profile)
@@ -164,10 +181,10 @@ func whole(s sim.Scenario) sim.Scenario {
 	return s
 }
 
-// queueLimit is larger than what any run has waiting: requests that fail do so in time, not in number.
+// queueLimit is larger than any queue of a run. So requests fail by time, not by number.
 const queueLimit = 100_000
 
-// stage is a function with a part of m's parameters and of its time.
+// stage returns a function with a part of m's parameters and of its time.
 func (m Model) stage(name string, size, share float64) sim.Stage {
 	cv, cost := serviceCV, m.BatchCost
 	s := sim.Stage{
@@ -187,8 +204,9 @@ func (m Model) stage(name string, size, share float64) sim.Stage {
 	return s
 }
 
-// quota is the time with so many cores in parts of that with those that are declared. Section 3.4 has a median that is 33 % lower with
-// four cores than with two: s(q) = a + b/q with s(4) = 0.67·s(2) gives b = 3.88·a.
+// quota returns the time with q cores as a part of that with the declared cores. In section 3.4,
+// the median with four cores is 33 % lower than with two. From s(q) = a + b/q and s(4) = 0.67·s(2)
+// follows b = 3.88·a.
 func quota(q int) float64 {
 	const b = (1 - 0.67) / (0.67/2 - 1.0/4)
 	return (1 + b/float64(q)) / (1 + b/cores)

@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// observed is the group of settings in which nobody is compared: section 3's observations of a pipeline whose replicas are given.
+// observed is the group of settings without comparison: section 3's observations of a pipeline with
+// fixed replicas.
 const observed = "observed"
 
 // The contenders of those settings.
@@ -22,14 +23,17 @@ const (
 const (
 	fiveStages = bert + " in 5 stages, cv="
 	fourOfIt   = bert + " in one piece, 4 replicas"
-	// observedLoad is the part of the time that the slowest of five stages computes. Section 3 does not say how many requests came.
+	// observedLoad is the share of time that the slowest of five stages computes. Section 3 does not
+	// give the rate of requests.
 	observedLoad = 0.8
 	observedFor  = 10 * time.Minute // section 3.1
-	stable       = 0.95             // the part of four times one's throughput that four replicas are to keep up with
+	// four replicas should keep up with this part of four times one's throughput
+	stable = 0.95
 )
 
-// observations are section 3's settings: BERT-21B in five stages on five GPUs with arrivals of some CV, and section 2.1's four replicas
-// of the whole, which get nearly what four can do.
+// observations returns the settings of sections 3 and 2.1. Section 3 has BERT-21B in five stages on
+// five GPUs, with arrivals of several CVs. Section 2.1 has four replicas of the whole model, under
+// nearly the load that four can serve.
 func observations() []study.Setting {
 	m := bert5()
 	slowest := slices.Max(m.GiB) / m.Size() * m.Time.Seconds()
@@ -51,7 +55,7 @@ func observation(m Model, name string, rate, cv float64) study.Setting {
 	}
 }
 
-// observers serve the observations.
+// observers returns the contenders of the observations.
 func observers() []study.Contender {
 	is := func(c study.Contender, four bool) study.Contender {
 		c.Source = "as many as the paper has"

@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study/cv"
 )
 
-// parts are what ours is made of; an ablation changes one.
+// parts are the parts of ours. An ablation changes one.
 type parts struct {
 	names policy.Names // all defaults
 	quart autoscaler.QuartConfig
@@ -18,7 +18,8 @@ type parts struct {
 	cv    cv.Predictor // of burstiness; nil: as measured
 }
 
-// put puts ours with a configuration into a scenario: the one place that knows what is tuned. Knobs are in the order of sizing.
+// put puts ours with a configuration into a scenario. Only put knows which settings are tuned.
+// Knobs are in the order of sizing.
 func (p parts) put(s sim.Scenario, name string, k []float64) sim.Scenario {
 	s = starts(s, p.start)
 	s.Policies = []sim.Policy{{Name: name, Make: func(sim.Run) (policy.Set, error) {
@@ -40,7 +41,7 @@ func (p parts) put(s sim.Scenario, name string, k []float64) sim.Scenario {
 	return s
 }
 
-// ours is what Stagecoach does when nothing is configured.
+// ours returns Stagecoach with its defaults.
 func ours() study.Contender {
 	return compared(study.Contender{
 		Name: oursName, Title: "Stagecoach", Source: "this repository's defaults, with the KeysManager", Space: sizing, Defaults: sizingDefaults, Ours: true,
@@ -48,13 +49,14 @@ func ours() study.Contender {
 	})
 }
 
-// dissected are the loads that ablations are on, with the models that are tuned on: where parts have something to do. That of CPU is on all loads.
+// dissected has the loads of ablations, on which parts make a difference. Ablations run on the
+// models on which contenders are tuned. The ablation of CPU runs on all loads.
 var dissected = []string{"cv=4", "cv=8", "azure-code"}
 
-// noCPU is ours with the cores that stages declare and no more.
+// noCPU is ours with only the cores that stages declare.
 const noCPU = "no-cpu"
 
-// ablations are ours without a part, with what ours was tuned to.
+// ablations returns ours without each part, with the configuration that ours was tuned to.
 func ablations() []study.Contender {
 	var out []study.Contender
 	for _, a := range []struct {
@@ -73,7 +75,8 @@ func ablations() []study.Contender {
 			Name: a.name, Title: a.title, Source: "ours without a part", Space: sizing, Defaults: sizingDefaults, Like: oursName, Ours: true,
 			Apply: func(s sim.Scenario, k []float64) sim.Scenario { return a.put(s, a.name, k) },
 		})
-		c.In = func(s study.Setting) bool { // without CPU on all loads, so that sizing is seen apart from cores everywhere
+		// without CPU on all loads, to separate the effect of sizing from that of cores
+		c.In = func(s study.Setting) bool {
 			return s.Train && (a.name == noCPU || slices.Contains(dissected, s.Group))
 		}
 		out = append(out, c)

@@ -15,7 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// papers are the three that QUART was compared with, in its words: INFless has no pipeline (section 8.4), InferLine and Cocktail have.
+// papers returns the three policies that QUART was compared with, as QUART describes them: INFless
+// has no pipeline (section 8.4), InferLine and Cocktail have one.
 func papers() []study.Contender {
 	return []study.Contender{
 		compared(study.Contender{
@@ -61,7 +62,7 @@ func papers() []study.Contender {
 	}
 }
 
-// inferline plans for a sample before it begins, once for all runs.
+// inferline plans for a sample of the load before the runs begin, once for all runs.
 func inferline(s sim.Scenario, k []float64) sim.Scenario {
 	planned := sync.OnceValues(func() (baseline.InferLinePlan, error) {
 		sample, err := sampled(s)
@@ -85,10 +86,10 @@ func inferline(s sim.Scenario, k []float64) sim.Scenario {
 	})
 }
 
-// sampleSeed is that of loads that a contender may know beforehand. No run has it.
+// sampleSeed is the seed of loads that a contender may know beforehand. No run uses it.
 const sampleSeed = 1001
 
-// sampled is when requests come in a load like that of a scenario, as long as its runs.
+// sampled returns arrivals of a load like a scenario's, as long as its runs.
 func sampled(s sim.Scenario) ([]time.Duration, error) {
 	a := s.Pipelines[0].Arrivals
 	source := a.Make
@@ -115,15 +116,17 @@ func sampled(s sim.Scenario) ([]time.Duration, error) {
 	}
 }
 
-// key is what a snapshot calls a stage.
+// key returns the name of a stage in a snapshot.
 func key(s sim.Stage) string { return pipeline.Key{Name: s.Name, Namespace: "sim"}.String() }
 
-// oracle knows when requests come. It has the KeysManager's starts and, as ours, what is warm of key stages; and what ours takes of idle cores, it
-// declares: else to come close to it would be cheap.
+// oracle returns the contender that knows when requests arrive. It has the KeysManager's starts
+// and, like ours, keeps parameters of key stages warm. Its stages declare the idle cores that ours
+// may use. Otherwise it would be easy for ours to come close to it.
 func oracle() study.Contender {
 	return compared(study.Contender{
 		Name: "oracle", Title: "oracle", Source: "knows when every request will come, and declares eight cores; a mark, neither a policy nor a bound", Oracle: true,
-		Space: []study.Knob{{Name: "wait", Low: 0.05, High: 64, Log: true}, {Name: "floor", Low: 1, High: 4}}, Defaults: []float64{32, gpus / stages / 2}, // as fixed counts
+		// as fixed counts
+		Space: []study.Knob{{Name: "wait", Low: 0.05, High: 64, Log: true}, {Name: "floor", Low: 1, High: 4}}, Defaults: []float64{32, gpus / stages / 2},
 		Apply: func(s sim.Scenario, k []float64) sim.Scenario {
 			s = declaring(starts(s, keptStart), mostCores)
 			s.Policies = []sim.Policy{{Name: "oracle", Make: func(r sim.Run) (policy.Set, error) {
@@ -139,7 +142,7 @@ func oracle() study.Contender {
 	})
 }
 
-// alone is how long a call takes by itself with the cores that its stage declares.
+// alone returns how long a single call takes with the cores that its stage declares.
 func alone(st sim.Stage) time.Duration {
 	p := st.Service.Profile
 	return p[slices.IndexFunc(p, func(p sim.Point) bool { return p.CPU == st.CPU && p.Batch == 1 })].Mean

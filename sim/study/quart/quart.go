@@ -11,17 +11,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// What the study asks.
+// The settings of the study.
 const (
-	budget     = 2 * work // GPUs on average that a configuration may be chosen with
-	candidates = 16       // configurations of each contender that are tried
+	budget     = 2 * work // GPUs that a chosen configuration may use on average
+	candidates = 16       // configurations to try per contender
 )
 
-// multiples are of a model's time: what section 8.2 counts requests within, and the objective.
+// multiples are multiples of a model's time. Section 8.2 counts the requests within each. They
+// include the objective.
 var multiples = []float64{1, 1.5, objective, 2.5, 3}
 
-// Full is the whole evaluation. Traces are opened by their paths in $STAGECOACH_DATA; settings of those that are not there are left out,
-// which the study says. An error says that one could not be read.
+// Full returns the whole evaluation. It opens traces by their paths in $STAGECOACH_DATA. It leaves
+// out the settings of missing traces, and the study says so. It returns an error if a trace could
+// not be read.
 func Full(open sim.Opener) (study.Study, error) {
 	s := base()
 	s.Title = "QUART (ICDCS'24) against tuned opponents"
@@ -48,7 +50,8 @@ func Full(open sim.Opener) (study.Study, error) {
 	return s, nil
 }
 
-// Quick is a small part of [Full] for a look, and for tests: BERT-21B under even and under bursty arrivals, a minute each, on two seeds.
+// Quick returns a small part of [Full] for a look, and for tests: BERT-21B under even and under
+// bursty arrivals, one minute each, on two seeds.
 func Quick() study.Study {
 	s := base()
 	s.Title = "QUART (ICDCS'24) against tuned opponents, a quick look"
@@ -70,16 +73,17 @@ func Quick() study.Study {
 	return s
 }
 
-// What [Quick] is made of.
+// The sizes of [Quick].
 const (
 	quickWarmup  = 20 * time.Second
 	quickCounted = 40 * time.Second
 )
 
-// quick are Quick's contenders: with eight cores, too, else what cores are worth would look like sizing.
+// quick has Quick's contenders. One has eight cores, so that the value of cores is not mistaken for
+// sizing.
 var quick = []string{"static", "static8", "kpa", "oracle", oursName}
 
-// base is what both have.
+// base returns what both studies share.
 func base() study.Study {
 	return study.Study{
 		Name: "quart", Ours: oursName, Budget: budget, Candidates: candidates, Train: trainSeeds, Test: testSeeds, Multiples: multiples, Objective: objective,
@@ -87,7 +91,7 @@ func base() study.Study {
 	}
 }
 
-// about is what the study asks, and of what. docs/adr/0044-quart-physics.md has the rest.
+// about says what the study asks, and about what. docs/adr/0044-quart-physics.md has the rest.
 var about = fmt.Sprintf(`Does a pipeline of model stages that is sized, placed and kept warm stage by stage answer faster than with other autoscalers, for no more GPUs?
 Everything is simulated with the code of production; nothing was measured on GPUs.
 

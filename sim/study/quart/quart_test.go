@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// none has no files.
+// none is an Opener without files.
 func none(string) (io.ReadCloser, error) { return nil, fs.ErrNotExist }
 
 func TestStudiesAreValid(t *testing.T) {
@@ -40,7 +40,7 @@ func TestStudiesAreValid(t *testing.T) {
 	}
 }
 
-// TestModels holds every model to the load, the cluster and the sizes that it is said to have.
+// TestModels checks the load, the cluster and the sizes of every model.
 func TestModels(t *testing.T) {
 	for _, m := range append(Models(), bert5()) {
 		s := m.scenario(m.Name, renewal(m.Rate(), 1))
@@ -78,15 +78,16 @@ func TestWholeModelsHaveTheirGPUs(t *testing.T) {
 	}
 }
 
-// TestMoreCores is section 3.4's: four cores take 33 % less than two.
+// TestMoreCores checks section 3.4: four cores take 33 % less time than two.
 func TestMoreCores(t *testing.T) {
 	if got := quota(4) / quota(2); math.Abs(got-0.67) > 1e-9 || quota(cores) != 1 {
 		t.Errorf("four cores take %g of two, want 0.67; %g of what is declared, want 1", got, quota(cores))
 	}
 }
 
-// TestContenders simulates a few seconds of every contender, with its defaults and with another configuration: its plans are valid, it has an
-// answer to everything, it answers requests and keeps to the cluster.
+// TestContenders simulates a few seconds of every contender, with its defaults and with another
+// configuration. Its plans must be valid, it must always decide, answer requests and keep to the
+// cluster.
 func TestContenders(t *testing.T) {
 	for _, c := range contenders() {
 		t.Run(c.Name, func(t *testing.T) {
@@ -116,7 +117,7 @@ func TestContenders(t *testing.T) {
 	}
 }
 
-// TestPhysics is a golden file of what everything rests on: stages, their times and starts, and the load.
+// TestPhysics compares the inputs with a golden file: stages, their times and starts, and the load.
 func TestPhysics(t *testing.T) {
 	var b strings.Builder
 	for _, m := range append(Models(), bert5()) {
@@ -133,11 +134,12 @@ func TestPhysics(t *testing.T) {
 	golden.Compare(t, "physics.txt", b.String())
 }
 
-// TestQuick evaluates the small study. Only the fixed counts are held to exact figures, which are those of arrivals, work and start; ours is
-// held to ranges, since its figures change whenever the policy is improved.
+// TestQuick evaluates the small study. Only fixed counts have exact figures, which follow from
+// arrivals, work and starts. Ours has ranges, because its figures change whenever the policy
+// changes.
 func TestQuick(t *testing.T) {
 	s := Quick()
-	for i := range s.Settings { // less of it: this is run with the race detector
+	for i := range s.Settings { // shorter, because this runs with the race detector
 		x := &s.Settings[i]
 		scenario := x.Scenario
 		x.Scenario = func(train bool) sim.Scenario {
@@ -197,9 +199,10 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestPooling: reductions of latency are averaged as they are, multiples of goodput as logarithms, and requests in time before they are
-// compared; each is what is harder for ours.
-func TestPooling(t *testing.T) {
+// TestAveragesAreTheHarderOnes checks that each average is of the kind that favours ours less.
+// Reductions of latency are averaged as they are, multiples of goodput as logarithms. Requests in
+// time are averaged before they are compared.
+func TestAveragesAreTheHarderOnes(t *testing.T) {
 	r := made(t)
 	n := r.Seeds.N
 	fixed := func(v float64) study.Sample { return study.Sample{Mean: v, Seeds: slices.Repeat([]float64{v}, n)} }
@@ -224,9 +227,10 @@ func TestPooling(t *testing.T) {
 		}
 	}
 	for id, want := range map[string]float64{
-		"Q4c": (4*0.5 + 0.1) / 5,            // over five models; the geometric mean is 0.36
-		"Q5c": math.Pow(100, 1.0/5),         // the arithmetic mean is 20.8
-		"Q3c": (5*0.5 + 2) / (5*0.5 + 0.02), // of azure-code's five models and azure-conv's two, of which BERT-21B is one each
+		"Q4c": (4*0.5 + 0.1) / 5,    // over five models; the geometric mean is 0.36
+		"Q5c": math.Pow(100, 1.0/5), // the arithmetic mean is 20.8
+		// five models on azure-code and two on azure-conv, with one BERT-21B each
+		"Q3c": (5*0.5 + 2) / (5*0.5 + 0.02),
 		"Q6":  1,
 	} {
 		if math.Abs(got[id]-want) > 1e-4 {
@@ -235,7 +239,7 @@ func TestPooling(t *testing.T) {
 	}
 }
 
-// TestReasons: a reason is stated of the verdict that it is for, and of no other.
+// TestReasons checks that a reason is given only with the verdict that it explains.
 func TestReasons(t *testing.T) {
 	ids := map[string]bool{}
 	for _, c := range judge(made(t)) {

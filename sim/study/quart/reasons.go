@@ -2,13 +2,14 @@ package quart
 
 import "github.com/stagecoach-serving/stagecoach/sim/study"
 
-// reason is why a claim was judged as it was.
+// reason says why a claim was judged as it was.
 type reason struct {
-	verdict study.Verdict // that it is the reason of: it is not stated of another one
+	verdict study.Verdict // the verdict that it explains; it is not given with another one
 	why     string
 }
 
-// reasons are by the ids of claims. They are written by who has looked at the runs behind a verdict.
+// reasons has the reasons, by the ids of claims. They are written by hand, after a look at the runs
+// behind a verdict.
 var reasons = map[string]reason{
 	"Q2a":   {study.Holds, "as Q1c"},
 	"Q2b":   {study.Holds, "as Q1c"},

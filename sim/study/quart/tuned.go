@@ -10,5 +10,5 @@ import (
 //go:embed tuned.json
 var tuned []byte
 
-// Tuned are the configurations of all contenders, as `make tune` has found them last.
+// Tuned returns the configurations of all contenders, as `make tune` last found them.
 func Tuned() (study.Tuned, error) { return study.ReadTuned(bytes.NewReader(tuned), base().Name) }

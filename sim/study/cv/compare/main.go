@@ -1,9 +1,9 @@
-// Command cv compares predictors of burstiness: how far off each is on runs that were held back,
-// then what each is worth to the smoother. With --train it first makes the weights of attention
-// anew, and shows what they are worth without neighbours and with Eq. 4 as QUART prints it.
+// Command cv compares predictors of burstiness. It measures the error of each on runs that were
+// held back, and what each is worth to the smoother. With --train it first makes new weights of
+// attention, and shows what they are worth without neighbours and with Eq. 4 as QUART prints it.
 //
-//	go run ./bench/cv                                  # make bench-cv
-//	go run ./bench/cv --train sim/study/cv/weights.go    # make train-cv
+//	go run ./sim/study/cv/compare                                    # make bench-cv
+//	go run ./sim/study/cv/compare --train sim/study/cv/weights.go    # make train-cv
 package main
 
 import (
@@ -106,7 +106,7 @@ func effects(ctx context.Context, folder string, out io.Writer) error {
 	return nil
 }
 
-// effect is of five seeds, whose budget is twice the scenario's.
+// effect simulates a scenario on five seeds, with twice its budget.
 func effect(ctx context.Context, folder, name, allocator string, out io.Writer) error {
 	file, err := os.Open(filepath.Join(folder, name+".yml"))
 	if err != nil {
