@@ -76,7 +76,7 @@ fmt: ## fail when gofmt would change a file
 
 lint: $(LINTERS) ## English of comments and documents, linters, functions that nothing calls
 	@$(GO) run ./scripts/english
-	@GOLANGCI_LINT_CACHE=$(CURDIR)/build/lint $(BIN)/golangci-lint-$(LINT) run ./...
+	@GOLANGCI_LINT_CACHE=$(CURDIR)/build/lint $(BIN)/golangci-lint-$(LINT) run --allow-parallel-runners ./...
 	@scripts/deadcode $(BIN)/deadcode-$(DEADCODE)
 
 $(BIN)/golangci-lint-$(LINT):
