@@ -1,5 +1,5 @@
-// Package stagecoach carries what `stagecoach build` needs where this repository is not: the SDK, which is the sources that
-// a stage binary is compiled from, and the templates.
+// Package stagecoach contains the files that `stagecoach build` needs outside this repository: the
+// SDK, which is the sources that a stage binary is compiled from, and the templates.
 package stagecoach
 
 import (
@@ -16,12 +16,13 @@ import (
 // Module is the SDK's module path.
 const Module = "github.com/stagecoach-serving/stagecoach"
 
-//go:embed go.mod go.sum LICENSE all:templates stage/*.go stage/zygote/*.go stage/zygote/*.[ch] request/wire/*.go request/task/*.go tensor/*.go
+//go:embed go.mod go.sum LICENSE all:templates stage/*.go stage/zygote/*.go stage/zygote/*.[ch]
+//go:embed request/wire/*.go request/task/*.go tensor/*.go
 //go:embed internal/disk/*.go internal/pack/*.go internal/third_party/onnxruntime
 var files embed.FS
 
-// Templates returns the folder of templates: template.yml, the main package, a Dockerfile and the handler to begin with, of
-// each.
+// Templates returns the folder of templates. Each has a template.yml, the main package, a
+// Dockerfile and a first handler.
 func Templates() fs.FS {
 	t, err := fs.Sub(files, "templates")
 	if err != nil {
@@ -30,11 +31,11 @@ func Templates() fs.FS {
 	return t
 }
 
-// requirement of a go.mod: module and version.
+// requirement matches a requirement in a go.mod: module and version.
 var requirement = regexp.MustCompile(`(?m)^\s*(?:require )?(golang\.org/x/sys) (v\S+)`)
 
-// Requirements returns what go.mod and go.sum need to say for a program that imports the SDK and nothing else: the modules
-// that the SDK itself imports, at the versions that it is tested with.
+// Requirements returns the lines of go.mod and go.sum for a program that imports only the SDK: the
+// modules that the SDK imports, at the versions that it is tested with.
 func Requirements() (mod, sum string, err error) {
 	gomod, err := files.ReadFile("go.mod")
 	if err != nil {
@@ -46,7 +47,7 @@ func Requirements() (mod, sum string, err error) {
 	}
 	found := requirement.FindAllStringSubmatch(string(gomod), -1)
 	if len(found) == 0 {
-		return "", "", fmt.Errorf("go.mod of the SDK requires nothing like %q", requirement)
+		return "", "", fmt.Errorf("go.mod of the SDK has no requirement that matches %q", requirement)
 	}
 	for _, m := range found {
 		mod += fmt.Sprintf("require %s %s // indirect\n", m[1], m[2])
@@ -59,7 +60,7 @@ func Requirements() (mod, sum string, err error) {
 	return mod, sum, nil
 }
 
-// GoVersion is the version of the language that the SDK is written in, as go.mod has it.
+// GoVersion returns the language version of the SDK, from go.mod.
 func GoVersion() string {
 	b, err := files.ReadFile("go.mod")
 	if err != nil {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the functions' images for the process runtime: folders IMAGES/stagecoach/NAME/0.1.0 with an executable `stage` and
-# the model files it loads. A second run builds only what changed.
+# Builds the functions' images for the process runtime: folders IMAGES/stagecoach/NAME/0.1.0 with an
+# executable `stage` and the model files that it loads. A second run builds only what has changed.
 #
 #   functions/images.sh build/images
 set -euo pipefail
@@ -11,14 +11,15 @@ cd "$(dirname "$0")/.."
 version=0.1.0
 models=build/models/ocr
 
-# The same source gives the same program; one that is up to date is not linked again.
+# The same sources give the same program. A program that is up to date is not linked again.
 programs=build/functions
 packages=(ocr/detect ocr/recognise ocr/text noop echo-http wait spin onnx minilm/embed minilm/pool torch/weights)
 mkdir -p "$programs"
 ${GO:-go} build -trimpath -buildvcs=false -o "$programs/" "${packages[@]/#/./functions/}"
 
-# image NAME PROGRAM [FILE ...] makes one image; each FILE of the models' folder goes into its folder `model`. A program is
-# named by its package's last part. With as=NAME it is a function of another kind, which is no `stage`.
+# image NAME PROGRAM [FILE ...] makes one image. Each FILE of the models' folder goes into the
+# image's folder `model`. PROGRAM is the last part of its package. With as=NAME, the program has
+# that name in the image, and the function is no `stage`.
 image() {
   local to=$images/$1/$version program=$2 file
   shift 2
@@ -30,8 +31,8 @@ image() {
   done
 }
 
-# put links FROM to TO, or copies it to another file system, unless TO has its content already. A file in use is replaced,
-# not written to.
+# put links FROM to TO, or copies it to another file system, unless TO has the same content already.
+# It replaces a file that is in use, and does not write to it.
 put() {
   if ! cmp -s "$1" "$2"; then
     ln -f "$1" "$2" 2>/dev/null || { cp "$1" "$2.new" && mv "$2.new" "$2"; }
@@ -44,7 +45,7 @@ image ocr-recognise recognise rec.onnx keys.txt
 image ocr-text text
 image noop noop
 as=echo-http image echo-http echo-http
-image wait wait rec.onnx # forks that carry real parameters
+image wait wait rec.onnx # so that forks have real parameters
 image spin spin
 image onnx onnx
 models=build/models/minilm
@@ -52,14 +53,14 @@ for layer in 1 2 3 4 5 6; do image minilm-layer-$layer onnx layer-$layer.onnx; d
 image minilm-embed embed embed.onnx vocab.txt
 image minilm-pool pool pool.onnx
 
-# The platform's own command checks stages in Python and compiles them for the machine's interpreter. It does not import their
-# handlers, because PyTorch may be missing.
-# Parameters that are there stay: somebody may have made them of another size.
+# The platform's own command checks stages in Python and compiles them for the machine's
+# interpreter. It does not import their handlers, because PyTorch may be missing. Existing
+# parameters stay, because a user may have chosen another size.
 for stage in 1 2 3 4 5 6 7 8; do
   [ -f build/models/transformer/$stage.safetensors ] || "$programs/weights" build/models/transformer
 done
-# python FOLDER NAMES makes the images of functions/torch/FOLDER/stack.yml that have such names, unless they are of these
-# sources already.
+# python FOLDER NAMES makes the images of functions/torch/FOLDER/stack.yml with these names, unless
+# they already exist for these sources.
 python() {
   local folder=functions/torch/$1 stamp=$programs/$1.stamp
   state() {

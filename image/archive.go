@@ -24,17 +24,18 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// fullName is the annotation in which other tools keep an image's whole name; refName is often the tag alone.
+// fullName is the annotation with an image's whole name. Other tools use it, because their refName
+// is often only the tag.
 const fullName = "io.containerd.image.name"
 
-// saved is what docker load reads of an archive, beside the OCI layout.
+// saved is the part of an archive that docker load reads, beside the OCI layout.
 type saved struct {
 	Config   string
 	RepoTags []string
 	Layers   []string
 }
 
-// Save writes images into an archive that [Store.Load] and docker load understand.
+// Save writes images into an archive that both [Store.Load] and docker load can read.
 func (s *Store) Save(ctx context.Context, w io.Writer, names ...string) error {
 	release, err := s.use(ctx)
 	if err != nil {
@@ -116,7 +117,7 @@ func (s *Store) archive(ctx context.Context, w io.Writer, index v1.IndexManifest
 		if err != nil {
 			return fmt.Errorf("write archive: %w", err)
 		}
-		_, err = io.Copy(t, whileWanted{ctx, f})
+		_, err = io.Copy(t, contextReader{ctx, f})
 		_ = f.Close() // it was only read
 		if err != nil {
 			return fmt.Errorf("write archive: %w", err)
@@ -125,10 +126,11 @@ func (s *Store) archive(ctx context.Context, w io.Writer, index v1.IndexManifest
 	return t.Close()
 }
 
-// Load takes the images of an archive in: one that [Store.Save] or docker save wrote, or any OCI layout in an uncompressed
-// tar. as is the name for the only image of an archive that names none; it is needed then alone. It returns what it took.
+// Load adds the images of an archive to the store and returns them. The archive comes from
+// [Store.Save] or docker save, or is any OCI layout in an uncompressed tar. as is needed only if
+// the archive has a single image without a name: it becomes the image's name.
 func (s *Store) Load(ctx context.Context, file, as string) ([]Entry, error) {
-	release, err := s.use(ctx) // what is not yet whole is swept too
+	release, err := s.use(ctx) // collection removes unfinished images, too
 	if err != nil {
 		return nil, err
 	}
@@ -148,7 +150,7 @@ func (s *Store) Load(ctx context.Context, file, as string) ([]Entry, error) {
 	var out []Entry
 	for _, f := range found {
 		if f.name == "" {
-			return out, fmt.Errorf("archive %s: has %d images, one without a name; load it with a name (--name) when it is the only one", file, len(found))
+			return out, fmt.Errorf("archive %s: has %d images, and at least one has no name; --name can name it only if it is the only image", file, len(found))
 		}
 		if err := runsHere(f.img, Platform); err != nil {
 			return out, fmt.Errorf("archive %s: image %q: %w", file, f.name, err)
@@ -162,7 +164,7 @@ func (s *Store) Load(ctx context.Context, file, as string) ([]Entry, error) {
 	return out, nil
 }
 
-// found is an image of an archive.
+// found is an image in an archive.
 type found struct {
 	name string
 	img  v1.Image
@@ -170,11 +172,11 @@ type found struct {
 
 var blobForm = regexp.MustCompile(`^blobs/sha256/[0-9a-f]{64}$`)
 
-// maxIndex bounds an archive's tables of contents in bytes.
+// maxIndex bounds the size of an archive's index, in bytes.
 const maxIndex = 16 << 20
 
-// open reads an archive's contents. The files of a layout are put into tmp, except for large ones of
-// an archive that is a file: they are read from there.
+// open reads an archive. It extracts the files of a layout into tmp, except large ones of an
+// archive that is a regular file: these are later read from the archive.
 func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 	if err := os.MkdirAll(filepath.Join(tmp, "blobs/sha256"), 0o700); err != nil {
 		return nil, err
@@ -221,7 +223,8 @@ func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 			large[filepath.Base(name)] = section{file, at, e.Size}
 			continue
 		}
-		if err := extract(ctx, filepath.Join(tmp, name), t); err != nil { // a name of the forms above
+		// The name has one of the forms above.
+		if err := extract(ctx, filepath.Join(tmp, name), t); err != nil {
 			return nil, err
 		}
 	}
@@ -231,11 +234,12 @@ func (s *Store) open(ctx context.Context, file, tmp string) ([]found, error) {
 	case has["manifest.json"]:
 		return fromDocker(file)
 	}
-	return nil, errors.New("neither index.json nor manifest.json in it, want one from docker save, or an OCI layout")
+	return nil, errors.New("it has neither index.json nor manifest.json; want an archive from docker save, or an OCI layout")
 }
 
 func fromLayout(dir string, docker bool, large map[string]section) ([]found, error) {
-	names := map[string][]string{} // by the configuration: docker's names are what people call their images
+	// The keys are digests of configurations. Docker's names are those that users know.
+	names := map[string][]string{}
 	if docker {
 		b, err := os.ReadFile(filepath.Join(dir, "manifest.json"))
 		if err != nil {
@@ -287,7 +291,7 @@ func fromLayout(dir string, docker bool, large map[string]section) ([]found, err
 	return out, nil
 }
 
-// small says that a blob of a layout may be read into memory.
+// small returns an error unless a blob of a layout is small enough to be read into memory.
 func small(dir string, h v1.Hash) error {
 	if !blobForm.MatchString(blobPath(h)) {
 		return fmt.Errorf("digest %q, want a SHA-256", h)
@@ -299,7 +303,8 @@ func small(dir string, h v1.Hash) error {
 	return err
 }
 
-// imageOf returns what a descriptor describes: an image, or that of an index which runs here.
+// imageOf returns the image that a descriptor names. If it names an index, imageOf returns the
+// index's image for this machine.
 func imageOf(dir string, index v1.ImageIndex, d v1.Descriptor) (v1.Image, error) {
 	switch {
 	case d.MediaType.IsImage():
@@ -313,7 +318,7 @@ func imageOf(dir string, index v1.ImageIndex, d v1.Descriptor) (v1.Image, error)
 		if err != nil {
 			return nil, err
 		}
-		for _, d := range m.Manifests { // those of other platforms may be missing
+		for _, d := range m.Manifests { // images for other platforms may be missing
 			if err := small(dir, d.Digest); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return nil, err
 			}
@@ -323,7 +328,7 @@ func imageOf(dir string, index v1.ImageIndex, d v1.Descriptor) (v1.Image, error)
 	return nil, fmt.Errorf("%w: %s is a %s", ErrNoImage, d.Digest, d.MediaType)
 }
 
-// forPlatform returns the image of an index that runs here.
+// forPlatform returns the image of an index that runs on this machine.
 func forPlatform(index v1.ImageIndex) (v1.Image, error) {
 	p, err := v1.ParsePlatform(Platform)
 	if err != nil {
@@ -334,12 +339,12 @@ func forPlatform(index v1.ImageIndex) (v1.Image, error) {
 		return nil, err
 	}
 	if len(images) == 0 {
-		return nil, fmt.Errorf("%w for %s among those it has", ErrNoImage, Platform)
+		return nil, fmt.Errorf("%w for %s in its index", ErrNoImage, Platform)
 	}
 	return images[0], nil
 }
 
-// fromDocker reads what older versions of docker save write.
+// fromDocker reads the format of older versions of docker save.
 func fromDocker(file string) ([]found, error) {
 	opener := func() (io.ReadCloser, error) { return os.Open(file) }
 	m, err := tarball.LoadManifest(opener)
@@ -367,7 +372,7 @@ func fromDocker(file string) ([]found, error) {
 	return out, nil
 }
 
-// runsHere says why an image does not run on a platform.
+// runsHere returns an error if an image does not run on this machine's platform.
 func runsHere(img v1.Image, platform string) error {
 	f, err := img.ConfigFile()
 	if err != nil {

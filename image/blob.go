@@ -15,13 +15,13 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// Bounds of what a manifest may ask for.
+// Limits of a manifest.
 const (
 	maxLayers = 512
 	maxConfig = 8 << 20 // bytes
 )
 
-// write stores all that an image consists of, its manifest last, and returns what describes it.
+// write stores all blobs of an image, the manifest last, and returns the manifest's descriptor.
 func (s *Store) write(ctx context.Context, img *Image) (*v1.Descriptor, error) {
 	m, err := img.of.Manifest()
 	if err != nil {
@@ -71,7 +71,7 @@ func (s *Store) write(ctx context.Context, img *Image) (*v1.Descriptor, error) {
 	return d, s.writeBlob(ctx, *d, memory(img.of.RawManifest))
 }
 
-// writeLayer stores a layer: its files if it is a shared one, or else its archive.
+// writeLayer stores the files of a shared layer, or the archive of any other layer.
 func (s *Store) writeLayer(ctx context.Context, d v1.Descriptor, open func() (io.ReadCloser, error), shared bool, left *limits) error {
 	if digestForm.MatchString(d.Digest.String()) && touch(s.path("layers", d.Digest.Hex)) == nil {
 		if l, err := s.openLayer(d.Digest.Hex); err == nil && l.of.size == d.Size {
@@ -86,7 +86,7 @@ func (s *Store) writeLayer(ctx context.Context, d v1.Descriptor, open func() (io
 	return s.writeBlob(ctx, d, open)
 }
 
-// writeBlob stores what a descriptor describes, unless it is there.
+// writeBlob stores a blob unless the store has it.
 func (s *Store) writeBlob(ctx context.Context, d v1.Descriptor, open func() (io.ReadCloser, error)) error {
 	if !digestForm.MatchString(d.Digest.String()) {
 		return fmt.Errorf("%w: digest %q, want a SHA-256", ErrNoImage, d.Digest)
@@ -100,12 +100,12 @@ func (s *Store) writeBlob(ctx context.Context, d v1.Descriptor, open func() (io.
 		return err
 	}
 	defer r.Close()
-	defer context.AfterFunc(ctx, func() { _ = r.Close() })() // a read that hangs
+	defer context.AfterFunc(ctx, func() { _ = r.Close() })() // ends a read that hangs
 	f, err := os.CreateTemp(s.path("tmp"), "blob")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // when it has not become the blob
+	defer os.Remove(f.Name()) // if it has not become the blob
 	h := sha256.New()
 	n, err := io.Copy(io.MultiWriter(f, h), io.LimitReader(r, d.Size+1))
 	if ctx.Err() != nil {
@@ -120,10 +120,10 @@ func (s *Store) writeBlob(ctx context.Context, d v1.Descriptor, open func() (io.
 	return os.Rename(f.Name(), at)
 }
 
-// errCorrupt says that something is not what its digest promises.
+// errCorrupt means that something does not match its digest.
 var errCorrupt = errors.New("corrupt")
 
-// oneImage is an image of a layout whose index does not have it.
+// oneImage is an image of a layout whose index does not list it.
 type oneImage struct {
 	store *Store
 	desc  v1.Descriptor

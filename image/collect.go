@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Collect removes what no name stands for, what is not among the digests in use, and what nobody has touched for idle: an
-// image that was just fetched is used in a moment, and one that was just replaced may have replicas for another. It returns
-// the bytes of the disk that are free again.
+// Collect removes images that have no name, whose digest is not in used, and that were not touched
+// for idle. An image that was just fetched will be used soon, and one that was just replaced may
+// still have replicas. Collect returns the number of bytes that it has freed on the disk.
 func (s *Store) Collect(ctx context.Context, used []string, idle time.Duration) (freed int64, err error) {
 	release, err := s.lock(ctx, "lock", unix.LOCK_EX)
 	if err != nil {
@@ -52,13 +52,13 @@ func (s *Store) Collect(ctx context.Context, used []string, idle time.Duration) 
 	return freed, errors.Join(errs...)
 }
 
-// mark returns the names of the blobs and roots that images need.
+// mark returns the names of the blobs and roots that these images need.
 func (s *Store) mark(digests []string) (map[string]bool, error) {
 	keep := map[string]bool{}
 	for _, d := range digests {
 		img, err := s.Image(d)
 		if errors.Is(err, ErrNoImage) {
-			continue // of a function that will not start; it says so
+			continue // of a function that will not start; its start reports the error
 		}
 		if err != nil {
 			return nil, err
@@ -76,8 +76,8 @@ func (s *Store) mark(digests []string) (map[string]bool, error) {
 	return keep, nil
 }
 
-// sweep removes from a folder what is not kept: of shared files those that no root has, of what is not yet whole everything,
-// because nobody else is here.
+// sweep removes entries of a folder that are not in keep. It removes shared files that no root has,
+// and all unfinished files, because no other process uses the store now.
 func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (freed int64, err error) {
 	entries, err := os.ReadDir(s.path(kind))
 	if err != nil {
@@ -87,7 +87,7 @@ func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (free
 	for _, e := range entries {
 		info, err := e.Info()
 		if err != nil {
-			continue // it has gone by itself
+			continue // it was removed meanwhile
 		}
 		st, ok := info.Sys().(*syscall.Stat_t)
 		switch {
@@ -99,7 +99,8 @@ func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (free
 			continue
 		}
 		at := s.path(kind, e.Name())
-		if kind == "roots" || kind == "layers" { // no longer whole, so no longer there; at once, because a start that finds it waits for no lock
+		// A root or layer disappears in one step, because a start that finds it takes no lock.
+		if kind == "roots" || kind == "layers" {
 			gone := s.path("tmp", "gone-"+e.Name())
 			if err := os.Rename(at, gone); err != nil {
 				errs = append(errs, err)
@@ -117,7 +118,7 @@ func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (free
 	return freed, errors.Join(errs...)
 }
 
-// namesLayer reports whether the layer of a key is there.
+// namesLayer reports whether the store has the layer of a key.
 func (s *Store) namesLayer(key string) bool {
 	name, err := os.ReadFile(s.path("keys", key))
 	if err != nil || !hexForm.Match(name) {
@@ -127,10 +128,12 @@ func (s *Store) namesLayer(key string) bool {
 	return err == nil
 }
 
-// linked reports whether files of a layer have other names: in an image that is a folder, which no
-// index names. Its next build needs the layer, and removing the layer would free no bytes.
+// linked reports whether files of a layer have other names: links in an image that is a folder. No
+// index lists such an image, but its next build needs the layer. Removing the layer would free no
+// bytes, either.
 func (s *Store) linked(layer string) (yes bool) {
-	_ = filepath.WalkDir(s.path("layers", layer, "fs"), func(_ string, d fs.DirEntry, err error) error { // what cannot be read has none
+	// A folder that cannot be read has none.
+	_ = filepath.WalkDir(s.path("layers", layer, "fs"), func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return nil //nolint:nilerr // see above
 		}
@@ -145,9 +148,11 @@ func (s *Store) linked(layer string) (yes bool) {
 	return yes
 }
 
-// usage is the bytes of the disk that go with a file or folder: files that have other names too stay.
+// usage returns the bytes on the disk that removing a file or folder would free. Files with other
+// names do not count.
 func usage(at string) (bytes int64) {
-	_ = filepath.WalkDir(at, func(_ string, d fs.DirEntry, err error) error { // what cannot be read is not counted
+	// Files that cannot be read are not counted.
+	_ = filepath.WalkDir(at, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return nil //nolint:nilerr // not counted
 		}

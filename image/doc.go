@@ -1,10 +1,16 @@
-// Package image makes, keeps and fetches OCI images, without a daemon: it alone imports go-containerregistry.
+// Package image makes, keeps and fetches OCI images, without a daemon. No other package imports
+// go-containerregistry.
 //
-// [Pack] turns a folder into an [Image]: the same files give the same digest, whenever and wherever. A [Store] is a folder
-// with images, an OCI layout beside their unpacked root file systems: [Store.Add] takes an image in, [Store.Resolve] says
-// which digest a name stands for, [Store.Root] is where the image with a digest can be run from, [Store.Save] and
-// [Store.Load] exchange images with others as files. A [Registry] pulls into a store and pushes from it.
+// [Pack] turns a folder into an [Image]. The same files give the same digest on every machine. A
+// [Store] is a folder with images: an OCI layout, and unpacked root file systems.
 //
-// What comes from outside is taken for hostile: digests are checked, archives are bounded, and nothing in them leads out of
-// the folder they are unpacked into. An image is in a store as a whole or not at all, also after a crash.
+//   - [Store.Add] adds an image.
+//   - [Store.Resolve] returns the digest of a name.
+//   - [Store.Root] returns the folder from which an image can run.
+//   - [Store.Save] and [Store.Load] exchange images as files.
+//   - A [Registry] pulls into a store and pushes from it.
+//
+// The package trusts no image from outside. It checks digests, limits archives, and lets no name
+// lead out of the folder that an archive is unpacked into. A store has an image completely or not
+// at all, also after a crash.
 package image

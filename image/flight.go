@@ -8,8 +8,9 @@ import (
 	"time"
 )
 
-// flights are works of which one a key goes on at a time: who asks for what is under way gets its result. A work goes on when
-// they who asked have given up, up to its own deadline, so that the next one finds it done.
+// flights runs at most one job per key at a time. All callers that ask for a running job get its
+// result. A job continues until its own deadline even if its callers give up, so that the next
+// caller finds it done.
 type flights[T any] struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -34,7 +35,7 @@ func newFlights[T any]() *flights[T] {
 }
 
 func (f *flights[T]) close() {
-	f.mu.Lock() // nothing begins any more
+	f.mu.Lock() // no job starts any more
 	f.cancel()
 	f.mu.Unlock()
 	f.works.Wait()
@@ -66,6 +67,6 @@ func (f *flights[T]) do(ctx context.Context, key string, limit time.Duration, wo
 	case <-one.done:
 		return one.value, one.err
 	case <-ctx.Done():
-		return none, fmt.Errorf("not done in time, it goes on for at most %v: %w", limit, ctx.Err())
+		return none, fmt.Errorf("not done in time; it continues for at most %v, so try again: %w", limit, ctx.Err())
 	}
 }

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compressed makes an image for an architecture as other tools do: its layers are compressed.
+// compressed makes an image for an architecture, with compressed layers as other tools make them.
 func compressed(t *testing.T, arch string, how compression.Compression, kind types.MediaType, content []byte) v1.Image {
 	t.Helper()
 	l, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil },
@@ -43,8 +43,8 @@ func compressed(t *testing.T, arch string, how compression.Compression, kind typ
 	return img
 }
 
-// TestPullOfOthersImages pulls from indexes of several platforms, with layers that are compressed.
-func TestPullOfOthersImages(t *testing.T) {
+// TestPullFromIndexesWithCompressedLayers pulls from indexes of several platforms.
+func TestPullFromIndexesWithCompressedLayers(t *testing.T) {
 	noHome(t)
 	srv := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	defer srv.Close()
@@ -83,13 +83,14 @@ func TestPullOfOthersImages(t *testing.T) {
 		})
 	}
 	_, err := Registry{}.Pull(t.Context(), store(t, t.TempDir()), push("f:arm", map[string]v1.Image{"arm64": arm}))
-	if !errors.Is(err, ErrNoImage) || !strings.Contains(err.Error(), "for linux/amd64 among those it has") {
+	if !errors.Is(err, ErrNoImage) || !strings.Contains(err.Error(), "for linux/amd64 in its index") {
 		t.Errorf("no image for this platform: %v", err)
 	}
 }
 
-// TestLoadKeepsCollectionAway has another process collect while an archive comes: what is not yet whole stays.
-func TestLoadKeepsCollectionAway(t *testing.T) {
+// TestCollectWaitsForALoad collects in another process while an archive is loaded. The unfinished
+// image stays.
+func TestCollectWaitsForALoad(t *testing.T) {
 	from, to := store(t, t.TempDir()), t.TempDir()
 	add(t, from, packed(t, folder(t), stageConfig), "a:1")
 	pipe := filepath.Join(t.TempDir(), "pipe")

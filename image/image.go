@@ -16,45 +16,47 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// ProtocolLabel says, with the value of its version, that an image's entrypoint speaks the stage protocol.
+// ProtocolLabel is the label of images whose entrypoint speaks the stage protocol. Its value is the
+// protocol's version.
 const (
 	ProtocolLabel   = "dev.stagecoach.protocol"
 	ProtocolVersion = "1"
 )
 
-// Platform is what images are made for and fetched for.
+// Platform is the platform that images are made and fetched for.
 const Platform = "linux/amd64"
 
-// Kinds of faults; errors of this package wrap one of them when it is theirs.
+// Kinds of errors. Errors of this package wrap one of them if it applies.
 var (
-	ErrNoImage     = errors.New("no such image")                    // or none that can be run here: another request would help
+	// The image does not exist, or this machine cannot run it; another name may help.
+	ErrNoImage     = errors.New("no such image")
 	ErrUnavailable = errors.New("the registry cannot be asked now") // trying again may help
 )
 
-// Config is what an image says of how it is run.
+// Config says how an image is run.
 type Config struct {
 	Entrypoint []string // program and arguments
 	Env        []string // NAME=value
 	WorkDir    string   // absolute; empty: /
 	User       string   // user[:group]; empty: root
 	Labels     map[string]string
-	Port       int    // that it listens on; 0: none
+	Port       int    // port that it listens on; 0: none
 	Platform   string // operating system and architecture; empty: [Platform]
 }
 
-// Image is an image that was packed, or is in a store or archive. Its files are read when they are needed.
+// Image is an image that was packed, or is in a store or archive. Its files are read on demand.
 type Image struct{ of v1.Image }
 
-// Digest is that of the image's manifest, such as sha256:0123….
+// Digest returns the digest of the image's manifest, such as sha256:0123….
 func (i *Image) Digest() (string, error) {
 	h, err := i.of.Digest()
 	return h.String(), err
 }
 
-// createdBy is the program that an image's history names.
+// createdBy is the program in an image's history.
 const createdBy = "stagecoach build"
 
-// compose makes an image of layers. Nothing in it depends on when.
+// compose makes an image of layers. The result does not depend on the time.
 func compose(c Config, layers []*layer) (*Image, error) {
 	platform, err := v1.ParsePlatform(cmp.Or(c.Platform, Platform))
 	if err != nil {
@@ -88,7 +90,7 @@ func compose(c Config, layers []*layer) (*Image, error) {
 	return &Image{img}, nil
 }
 
-// configOf reads how an image is run.
+// configOf returns how an image is run.
 func configOf(f *v1.ConfigFile) Config {
 	c := f.Config
 	out := Config{
@@ -103,11 +105,11 @@ func configOf(f *v1.ConfigFile) Config {
 	return out
 }
 
-// Ref is an image's name, taken apart.
+// Ref is the parsed name of an image.
 type Ref struct {
-	Name   string // [registry/]repository:tag in the form of [Familiar]; the image is stored under it
-	Host   string // the registry's host[:port]; empty: it names none
-	Digest string // sha256:…; empty: it is not pinned
+	Name   string // [registry/]repository:tag in the form of [Familiar]; the store uses this name
+	Host   string // the registry's host[:port]; empty: the name has no registry
+	Digest string // sha256:…; empty: the name is not pinned
 }
 
 // dockerHub is the host of Docker Hub in names of images.
@@ -122,7 +124,7 @@ func Familiar(name string) string {
 	return short
 }
 
-// trimHub does the same as [Familiar], and reports whether the name has the host of Docker Hub.
+// trimHub does what [Familiar] does, and reports whether the name has the host of Docker Hub.
 func trimHub(name string) (short string, hub bool) {
 	short = name
 	for _, host := range [...]string{dockerHub + "/", "index." + dockerHub + "/"} {
@@ -140,10 +142,10 @@ func trimHub(name string) (short string, hub bool) {
 	return short, hub
 }
 
-// isHost reports whether the first of several parts of a name is a registry's host.
+// isHost reports whether the first part of a name with several parts is a registry's host.
 func isHost(first string) bool { return strings.ContainsAny(first, ".:") || first == "localhost" }
 
-// Forms of a name's parts.
+// Forms of the parts of a name.
 var (
 	digestForm = regexp.MustCompile(`^sha256:[0-9a-f]{64}$`)
 	hostForm   = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:[0-9]{1,5})?$`)
@@ -151,7 +153,7 @@ var (
 	tagForm    = regexp.MustCompile(`^[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}$`)
 )
 
-// ParseRef reads [registry/]repository[:tag][@digest]; the tag is latest when there is none.
+// ParseRef parses [registry/]repository[:tag][@digest]. Without a tag, the tag is latest.
 func ParseRef(s string) (Ref, error) {
 	short, hub := trimHub(s)
 	full, digest, pinned := strings.Cut(short, "@")

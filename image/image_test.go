@@ -40,10 +40,10 @@ func put(t *testing.T, dir string, files map[string]string) {
 	}
 }
 
-// model is the content of a file that gets a layer of its own.
+// model is the content of a file that is large enough for its own layer.
 var model = strings.Repeat("parameters", bigFile/10+1)
 
-// folder has a function's files, each time other times and modes.
+// folder returns a folder with a function's files. Their times and modes differ per call.
 func folder(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -94,7 +94,7 @@ func add(t *testing.T, s *Store, img *Image, name string) string {
 	return d
 }
 
-// tree returns what is in a folder: mode, and content of files or target of links.
+// tree returns the entries of a folder: mode, and content of files or target of links.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -131,7 +131,7 @@ func tree(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// TestPackIsReproducible packs the same files, written anew with other times and modes, and files that differ.
+// TestPackIsReproducible packs the same files with other times and modes, and files that differ.
 func TestPackIsReproducible(t *testing.T) {
 	first := digestOf(t, packed(t, folder(t), stageConfig))
 	again := folder(t)
@@ -146,7 +146,7 @@ func TestPackIsReproducible(t *testing.T) {
 		t.Errorf("the same files have the digests %s and %s", first, got)
 	}
 	if want := "sha256:0e64e249"; !strings.HasPrefix(first, want) {
-		t.Errorf("digest %s, want %s…: it was that on other machines", first, want)
+		t.Errorf("digest %s, want %s…: other machines give that digest", first, want)
 	}
 	seen := map[string]string{first: "at first"}
 	for what, change := range map[string]func(dir string, c *Config) error{
@@ -167,7 +167,7 @@ func TestPackIsReproducible(t *testing.T) {
 		}
 		d := digestOf(t, packed(t, dir, c))
 		if other, ok := seen[d]; ok {
-			t.Errorf("another %s: the digest is that of %q", what, other)
+			t.Errorf("with another %s, the digest is still that of %q", what, other)
 		}
 		seen[d] = what
 	}
@@ -215,8 +215,8 @@ func TestStore(t *testing.T) {
 	}
 	img := packed(t, folder(t), stageConfig)
 	d := add(t, s, img, "team/ocr:1")
-	add(t, s, img, "team/ocr") // latest
-	s = store(t, dir)          // another process
+	add(t, s, img, "team/ocr") // without a tag, this means latest
+	s = store(t, dir)          // as another process would open it
 	for _, name := range []string{"team/ocr:1", "team/ocr", "team/ocr:latest", "team/ocr:moved@" + d} {
 		if got, err := s.Resolve(name); err != nil || got != d || got != digestOf(t, img) {
 			t.Errorf("%s is %s, %v, want %s", name, got, err, d)
@@ -237,7 +237,7 @@ func TestStore(t *testing.T) {
 	if got := tree(t, r.Dir); !maps.Equal(got, want) {
 		t.Errorf("unpacked %v, want %v", got, want)
 	}
-	other := add(t, s, packed(t, folder(t), Config{}), "team/ocr:1") // the tag moves
+	other := add(t, s, packed(t, folder(t), Config{}), "team/ocr:1") // the tag now names another image
 	if got, err := s.Resolve("team/ocr:1"); err != nil || got != other || other == d {
 		t.Errorf("moved: %s, %v, want %s", got, err, other)
 	}
@@ -252,7 +252,8 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// TestOneImagePerName: an image is stored under one name, however Docker Hub is written in it.
+// TestOneImagePerName checks that an image is stored under one name, whatever form of Docker Hub's
+// host the name has.
 func TestOneImagePerName(t *testing.T) {
 	s := store(t, t.TempDir())
 	names := map[string][]string{
@@ -286,8 +287,8 @@ func TestOneImagePerName(t *testing.T) {
 	}
 }
 
-// TestStoreOfAnEarlierVersion: names that an earlier version stored as they were given are found by
-// each of their forms.
+// TestStoreOfAnEarlierVersion checks that each form finds a name that an earlier version stored
+// unchanged.
 func TestStoreOfAnEarlierVersion(t *testing.T) {
 	dir := t.TempDir()
 	s := store(t, dir)
@@ -309,8 +310,8 @@ func TestStoreOfAnEarlierVersion(t *testing.T) {
 	}
 }
 
-// TestDockerHubIsAskedOnlyByItsName: an image without a registry in its name is fetched from
-// nowhere, and an image with the host of Docker Hub from Docker Hub.
+// TestDockerHubIsAskedOnlyByItsName checks that a name without a registry is fetched from nowhere,
+// and a name with Docker Hub's host from Docker Hub.
 func TestDockerHubIsAskedOnlyByItsName(t *testing.T) {
 	for name, want := range map[string]string{
 		"docker.io/redis": "index.docker.io/library/redis:latest", "index.docker.io/library/redis:7": "index.docker.io/library/redis:7", "docker.io/team/a:1": "index.docker.io/team/a:1",
@@ -330,7 +331,7 @@ func TestDockerHubIsAskedOnlyByItsName(t *testing.T) {
 	}
 }
 
-func TestStoresOfManyAtOnce(t *testing.T) {
+func TestConcurrentAddsKeepAllNames(t *testing.T) {
 	dir := t.TempDir()
 	img := packed(t, folder(t), stageConfig)
 	var wg sync.WaitGroup
@@ -355,7 +356,8 @@ func TestStoresOfManyAtOnce(t *testing.T) {
 	}
 }
 
-// TestProcessesAtOnce has stores of one folder, as processes have, build, load, remove and collect at the same time.
+// TestProcessesAtOnce opens several stores of one folder, as several processes do. They build,
+// load, remove and collect at the same time.
 func TestProcessesAtOnce(t *testing.T) {
 	dir := t.TempDir()
 	same, file := packed(t, folder(t), stageConfig), filepath.Join(t.TempDir(), "same.tar")
@@ -415,9 +417,10 @@ func TestProcessesAtOnce(t *testing.T) {
 	}
 }
 
-// TestTwiceIsOnce adds the same image again: nothing is stored a second time, and the hour begins anew. Names keep an image
-// that no function has, however old it is.
-func TestTwiceIsOnce(t *testing.T) {
+// TestAddingAgainStoresNothing adds the same image again. Nothing is stored a second time, and its
+// idle time starts again. An image with a name stays, however old it is and even if no function
+// uses it.
+func TestAddingAgainStoresNothing(t *testing.T) {
 	s := store(t, t.TempDir())
 	src := folder(t)
 	d := add(t, s, packed(t, src, stageConfig), "built:1")
@@ -441,7 +444,7 @@ func TestTwiceIsOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := s.Collect(t.Context(), nil, time.Hour); n != 0 || err != nil {
-		t.Errorf("freed %d, %v of what has just come, want nothing", n, err)
+		t.Errorf("freed %d, %v of a new image, want nothing", n, err)
 	}
 }
 
@@ -457,7 +460,7 @@ func TestCollect(t *testing.T) {
 	}
 	there := func(d string) bool { _, err := s.Image(d); return err == nil }
 	if n, err := s.Collect(t.Context(), []string{used}, time.Hour); n != 0 || err != nil || !there(idle) {
-		t.Errorf("freed %d, %v of what was just used, want nothing", n, err)
+		t.Errorf("freed %d, %v of a used image, want nothing", n, err)
 	}
 	if err := os.WriteFile(s.path("tmp", "of-a-crash"), []byte("x"), 0o600); err != nil {
 		t.Fatal(err)
@@ -473,7 +476,7 @@ func TestCollect(t *testing.T) {
 			t.Errorf("kept: %+v, %v", r, err)
 		}
 	}
-	if files := tree(t, s.path("files")); len(files) != 1 { // the model, once for all
+	if files := tree(t, s.path("files")); len(files) != 1 { // one model for all images
 		t.Errorf("%d shared files, want 1", len(files))
 	}
 	if err := s.Remove(t.Context(), "named:1"); err != nil {
@@ -489,8 +492,9 @@ func TestCollect(t *testing.T) {
 	}
 }
 
-// TestCollectKeepsWhatStarts has an old image without a name of which a function was just started: its blobs stay with its root.
-func TestCollectKeepsWhatStarts(t *testing.T) {
+// TestCollectKeepsImagesOfStarts collects just after a function of an old image without a name has
+// started. The image's blobs and root stay.
+func TestCollectKeepsImagesOfStarts(t *testing.T) {
 	s := store(t, t.TempDir())
 	d := add(t, s, packed(t, folder(t), stageConfig), "")
 	if _, err := s.Root(t.Context(), d); err != nil {
@@ -510,7 +514,7 @@ func TestCollectKeepsWhatStarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n, err := s.Collect(t.Context(), nil, time.Hour); n != 0 || err != nil {
-		t.Errorf("freed %d, %v of what was just used, want nothing", n, err)
+		t.Errorf("freed %d, %v of a used image, want nothing", n, err)
 	}
 	if r, err := s.Root(t.Context(), d); err != nil || len(tree(t, r.Dir)) != 5 {
 		t.Errorf("kept: %+v, %v", r, err)
@@ -541,7 +545,8 @@ func TestSaveAndLoad(t *testing.T) {
 	}
 }
 
-// TestLoadOfOldArchives has what docker save wrote before it wrote layouts too, and archives that are none.
+// TestLoadOfOldArchives loads archives from versions of docker save that wrote no layouts, and
+// invalid archives.
 func TestLoadOfOldArchives(t *testing.T) {
 	from, s := store(t, t.TempDir()), store(t, t.TempDir())
 	add(t, from, packed(t, folder(t), stageConfig), "team/ocr:1")
@@ -586,7 +591,7 @@ func TestLoadOfOldArchives(t *testing.T) {
 		rename func([]byte) []byte
 		image  string
 		as     string
-		want   string // in the error, or the name
+		want   string // part of the error, or the name
 	}{
 		"docker":              {docker, same, "team/ocr:1", "", "team/ocr:1"},
 		"layout":              {oci, same, "team/ocr:1", "", "team/ocr:1"},
@@ -600,7 +605,8 @@ func TestLoadOfOldArchives(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			save(tc.keep, tc.rename, tc.image)
 			got, err := s.Load(t.Context(), file, tc.as)
-			named := slices.Contains([]string{tc.image, tc.as}, tc.want) // an error may have its name too
+			// An error may contain its name, too.
+			named := slices.Contains([]string{tc.image, tc.as}, tc.want)
 			if err != nil && (named || !strings.Contains(err.Error(), tc.want)) || err == nil && (len(got) != 1 || got[0].Name != tc.want) {
 				t.Fatalf("%v, %v, want %s", got, err, tc.want)
 			}

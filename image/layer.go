@@ -24,13 +24,13 @@ import (
 )
 
 // Layer is a layer whose files a store has once. The roots of all images with the layer have hard
-// links to the files, and the layer's archive is made from them whenever it is read.
+// links to the files. The layer's archive is generated from the files whenever it is read.
 type Layer struct {
 	of  *layer
 	dir string
 }
 
-// Bytes returns the size of the layer's files in bytes.
+// Bytes returns the total size of the layer's files in bytes.
 func (l *Layer) Bytes() (n int64) {
 	for _, e := range l.of.entries {
 		n += e.head.Size
@@ -57,9 +57,9 @@ const packagesOf = "packages"
 
 var hexForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// MakeLayer returns the layer of a key. If the store does not have it, or somebody has changed its
-// files, MakeLayer calls fill, which writes the files into a folder. The same key must always give
-// the same files. what is the layer's name in the history of images.
+// MakeLayer returns the layer of a key. If the store does not have the layer, or its files were
+// changed, MakeLayer calls fill, which writes the files into a folder. The same key must always
+// give the same files. what names the layer in the history of images.
 func (s *Store) MakeLayer(ctx context.Context, key, what string, fill func(folder string) error) (*Layer, error) {
 	release, err := s.use(ctx)
 	if err != nil {
@@ -84,7 +84,7 @@ func (s *Store) MakeLayer(ctx context.Context, key, what string, fill func(folde
 	return l, nil
 }
 
-// layerOf returns the layer that a file in keys/ names.
+// layerOf returns the layer that the key's file names.
 func (s *Store) layerOf(key string) (*Layer, error) {
 	name, err := os.ReadFile(s.path(key))
 	if err != nil {
@@ -101,7 +101,7 @@ func (s *Store) fillLayer(ctx context.Context, fill func(folder string) error) (
 	if err != nil {
 		return nil, err
 	}
-	defer os.RemoveAll(tmp) // unless it has become the layer
+	defer os.RemoveAll(tmp) // if it has not become the layer
 	if err := os.Mkdir(filepath.Join(tmp, "fs"), 0o755); err != nil {
 		return nil, err
 	}
@@ -111,19 +111,18 @@ func (s *Store) fillLayer(ctx context.Context, fill func(folder string) error) (
 	return s.keepLayer(ctx, tmp, "")
 }
 
-// listed is the store's note about a layer's files, which shows later whether somebody has changed
-// them.
+// listed is the store's record of a layer's files. It shows later whether the files were changed.
 type listed struct {
 	Size    int64  // of the archive, in bytes
 	Listing string // names, kinds, modes, sizes and links, as layer.listing gives them
 }
 
-// errOther reports that the files of an archive do not give the same archive again.
-var errOther = errors.New("not an archive of this store's kind")
+// errOther means that the files of an archive do not give the same archive again.
+var errOther = errors.New("not an archive as this store writes it")
 
 // keepLayer makes the folder fs in tmp a layer of the store. If want is not empty and the layer has
-// another digest, it is not kept and the error is errOther. A layer that is there and whole stays,
-// because others may be linking its files.
+// another digest, the store does not keep the layer and the error is errOther. If the store already
+// has an intact layer, that stays, because other processes may be linking its files.
 func (s *Store) keepLayer(ctx context.Context, tmp, want string) (*Layer, error) {
 	dir := filepath.Join(tmp, "fs")
 	if err := seal(dir); err != nil {
@@ -158,9 +157,9 @@ func (s *Store) keepLayer(ctx context.Context, tmp, want string) (*Layer, error)
 	}
 	defer release()
 	if there, err := s.openLayer(l.hash.Hex); err == nil {
-		return there, nil // somebody else was faster
+		return there, nil // another process was faster
 	}
-	if err := s.discard("layers", l.hash.Hex); err != nil { // its files are not what they were
+	if err := s.discard("layers", l.hash.Hex); err != nil { // its files were changed
 		return nil, err
 	}
 	if err := os.Rename(tmp, s.path("layers", l.hash.Hex)); err != nil {
@@ -169,7 +168,7 @@ func (s *Store) keepLayer(ctx context.Context, tmp, want string) (*Layer, error)
 	return s.openLayer(l.hash.Hex)
 }
 
-// openLayer returns a layer of the store, or an error if somebody has changed its files.
+// openLayer returns a layer of the store, or an error if its files were changed.
 func (s *Store) openLayer(name string) (*Layer, error) {
 	note, err := os.ReadFile(s.path("layers", name, "list"))
 	if err != nil {
@@ -204,8 +203,8 @@ func (s *Store) discard(kind, name string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// seal sets owner, modes and times of a folder's files to those in its archive. A file that
-// somebody writes to later has another time.
+// seal sets owner, modes and times of a folder's files to those in its archive. A file that is
+// written to later has another time.
 func seal(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -253,12 +252,12 @@ func (l *layer) listing() string {
 	return sum(h)
 }
 
-// maxTree bounds the files, folders and links of a shared layer that arrives from a registry or an
-// archive, because they are held in memory. The archive of a larger layer is stored.
+// maxTree bounds the number of entries of a shared layer that comes from a registry or an archive,
+// because all entries are held in memory. If a layer has more, its archive is stored.
 const maxTree = 200_000
 
-// sharable returns which layers of an image are marked as shared layers of a store. takeLayer finds
-// out whether that is true.
+// sharable returns which layers of an image are marked as shared layers of a store. takeLayer
+// checks whether a mark is true.
 func sharable(m *v1.Manifest, f *v1.ConfigFile) []bool {
 	out := make([]bool, len(m.Layers))
 	if len(f.History) != len(m.Layers) || len(f.RootFS.DiffIDs) != len(m.Layers) {
@@ -271,9 +270,9 @@ func sharable(m *v1.Manifest, f *v1.ConfigFile) []bool {
 	return out
 }
 
-// takeLayer unpacks a shared layer from its archive, which is not stored. It returns errOther if
-// the files do not make the same archive again. left is the rest of the image's limits, which
-// takeLayer reduces.
+// takeLayer unpacks a shared layer from its archive, and does not store the archive. It returns
+// errOther if the files do not give the same archive again. left is the rest of the image's limits,
+// which takeLayer reduces.
 func (s *Store) takeLayer(ctx context.Context, d v1.Descriptor, open func() (io.ReadCloser, error), left *limits) error {
 	r, err := open()
 	if err != nil {
@@ -285,7 +284,7 @@ func (s *Store) takeLayer(ctx context.Context, d v1.Descriptor, open func() (io.
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp) // unless it has become the layer
+	defer os.RemoveAll(tmp) // if it has not become the layer
 	if err := os.Mkdir(filepath.Join(tmp, "fs"), 0o755); err != nil {
 		return err
 	}
@@ -316,7 +315,7 @@ func (s *Store) takeLayer(ctx context.Context, d v1.Descriptor, open func() (io.
 	return err
 }
 
-// openBlob reads a blob, or the archive of a layer whose files the store has.
+// openBlob opens a blob, or the archive of a layer whose files the store has.
 func (s *Store) openBlob(name string) (io.ReadCloser, error) {
 	f, err := os.Open(s.blob(name))
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -332,7 +331,7 @@ func (s *Store) openBlob(name string) (io.ReadCloser, error) {
 	return l.of.Compressed()
 }
 
-// syncFolder writes what was written to the file system of a folder to its disk.
+// syncFolder syncs the file system of a folder to its disk.
 func syncFolder(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

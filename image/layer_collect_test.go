@@ -7,7 +7,8 @@ import (
 	"time"
 )
 
-// TestCollectSharedLayers: a layer stays as long as an image has it, and its bytes are free when it goes.
+// TestCollectSharedLayers checks that a layer stays as long as an image has it, and that its bytes
+// are free when it is removed.
 func TestCollectSharedLayers(t *testing.T) {
 	s, filled := store(t, t.TempDir()), 0
 	l := site(t, s, "a", library, &filled)
@@ -33,7 +34,7 @@ func TestCollectSharedLayers(t *testing.T) {
 		t.Errorf("freed %d bytes, although an image has the layer", n)
 	}
 	if site(t, s, "a", library, &filled); filled != 1 {
-		t.Error("a layer that an image has is gone")
+		t.Error("the layer of an image was removed")
 	}
 	remove("two:1")
 	if n := collect(); n < int64(len(library)) {
@@ -49,12 +50,12 @@ func TestCollectSharedLayers(t *testing.T) {
 	}
 	site(t, s, "a", library, &filled)
 	if n, err := s.Collect(t.Context(), nil, time.Hour); n > 4096 || err != nil {
-		t.Errorf("freed %d, %v of a layer that was just made", n, err)
+		t.Errorf("freed %d, %v of a new layer", n, err)
 	}
 }
 
-// TestCollectKeepsLayersOfFolders: an image that is a folder has links to a layer's files, and no
-// index names it. Its next build finds the layer.
+// TestCollectKeepsLayersOfFolders checks an image that is a folder. It has links to a layer's
+// files, and no index lists it. The folder's next build finds the layer.
 func TestCollectKeepsLayersOfFolders(t *testing.T) {
 	dir, filled := t.TempDir(), 0
 	s := store(t, filepath.Join(dir, "store"))
@@ -73,7 +74,7 @@ func TestCollectKeepsLayersOfFolders(t *testing.T) {
 	}
 	collect()
 	if site(t, s, "a", library, &filled); filled != 1 {
-		t.Error("a layer that a folder has is gone")
+		t.Error("the layer of a folder was removed")
 	}
 	if err := os.RemoveAll(folder); err != nil {
 		t.Fatal(err)

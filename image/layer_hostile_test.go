@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// claims makes an image of some archives. Each of them is marked as a shared layer.
+// claims makes an image of archives that are each marked as a shared layer.
 func claims(t *testing.T, layers ...[]byte) *Image {
 	t.Helper()
 	var adds []mutate.Addendum
@@ -45,8 +45,8 @@ func ours(h tar.Header) tar.Header {
 	return h
 }
 
-// TestLayersThatOnlyClaimToBeShared checks that such layers are stored and unpacked like any other.
-// True shared layers are shared, also under layers with whiteouts.
+// TestLayersThatOnlyClaimToBeShared checks that layers with a false mark are stored and unpacked
+// like any other layer. True shared layers are shared, also below layers with whiteouts.
 func TestLayersThatOnlyClaimToBeShared(t *testing.T) {
 	good := archive(t, ours(dir("p/")), ours(file("p/a", "a")), ours(file("p/b", "b")))
 	hidden := archive(t, ours(dir("p/")), ours(file("p/.wh.a", "")), ours(file("p/c", "c")))
@@ -55,10 +55,11 @@ func TestLayersThatOnlyClaimToBeShared(t *testing.T) {
 		shared int
 		want   string // files
 	}{
-		"what it claims":        {[][]byte{good}, 1, "p p/a p/b"},
-		"a whiteout over it":    {[][]byte{good, hidden}, 1, "p p/b p/c"},
-		"opaque":                {[][]byte{good, archive(t, ours(file("p/.wh..wh..opq", "")), ours(file("p/c", "c")))}, 1, "p p/c"},
-		"a file over it":        {[][]byte{good, archive(t, ours(file("p/a", "other")))}, 1, "p p/a p/b"}, // the second lacks its folder
+		"what it claims":     {[][]byte{good}, 1, "p p/a p/b"},
+		"a whiteout over it": {[][]byte{good, hidden}, 1, "p p/b p/c"},
+		"opaque":             {[][]byte{good, archive(t, ours(file("p/.wh..wh..opq", "")), ours(file("p/c", "c")))}, 1, "p p/c"},
+		// The second lacks its folder.
+		"a file over it":        {[][]byte{good, archive(t, ours(file("p/a", "other")))}, 1, "p p/a p/b"},
 		"a hard link":           {[][]byte{archive(t, ours(file("a", "a")), ours(hard("b", "a")))}, 0, "a b"},
 		"times":                 {[][]byte{archive(t, tar.Header{Typeflag: tar.TypeReg, Name: "a", Mode: 0o644, ModTime: time.Unix(5, 0)})}, 0, "a"},
 		"an owner":              {[][]byte{archive(t, ours(tar.Header{Typeflag: tar.TypeReg, Name: "a", Mode: 0o644, Uid: 7}))}, 0, "a"},
@@ -92,7 +93,7 @@ func TestLayersThatOnlyClaimToBeShared(t *testing.T) {
 	}
 }
 
-// TestHostileSharedLayers checks that hostile layers leave nothing behind, and lead to no file
+// TestHostileSharedLayers checks that hostile layers leave nothing behind, and reach no file
 // outside.
 func TestHostileSharedLayers(t *testing.T) {
 	many := []tar.Header{}
@@ -103,8 +104,9 @@ func TestHostileSharedLayers(t *testing.T) {
 		layers [][]byte
 		want   string
 	}{
-		"a way out":              {[][]byte{archive(t, ours(file("../x", "x")))}, "a name with .."},
-		"through a link":         {[][]byte{archive(t, ours(link("a", "/etc")), ours(file("a/x", "x")))}, ""}, // inside the root
+		"a way out": {[][]byte{archive(t, ours(file("../x", "x")))}, "a name with .."},
+		// The link stays inside the root.
+		"through a link":         {[][]byte{archive(t, ours(link("a", "/etc")), ours(file("a/x", "x")))}, ""},
 		"more files than all":    {[][]byte{archive(t, many[:8]...), archive(t, many[8:16]...)}, "more files than an image may have"},
 		"more bytes than all":    {[][]byte{archive(t, ours(file("a", strings.Repeat("x", 60<<10)))), archive(t, ours(file("b", strings.Repeat("x", 60<<10))))}, "more than 100000 bytes"},
 		"an archive that is not": {[][]byte{[]byte("no archive")}, "archive: "},

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestSharedLayerMadeAtTheSameTime has several builds or pulls make one layer. What the first has is
-// not taken away from it by the others.
+// TestSharedLayerMadeAtTheSameTime runs several builds or pulls that make one layer. The first
+// one's layer stays while the others finish.
 func TestSharedLayerMadeAtTheSameTime(t *testing.T) {
 	t.Parallel()
 	s := store(t, t.TempDir())
@@ -21,7 +21,7 @@ func TestSharedLayerMadeAtTheSameTime(t *testing.T) {
 			l, err := s.MakeLayer(t.Context(), fmt.Sprint(i), "words-1.0", func(dir string) error {
 				put(t, dir, map[string]string{"words/__init__.py": "x = 1\n", "words/lib.so": library})
 				together.Done()
-				together.Wait() // so that no one finds another's layer before its own is made
+				together.Wait() // so that each makes its layer before it finds another's
 				return nil
 			})
 			if err == nil {

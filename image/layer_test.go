@@ -20,7 +20,7 @@ import (
 // library is the content of a large file of a shared layer.
 var library = strings.Repeat("libraries.", 2*shareFrom/10)
 
-// site makes the layer of some packages, and counts how often it is filled.
+// site makes the layer of some packages, and counts the calls of its fill.
 func site(t *testing.T, s *Store, key, content string, filled *int) *Layer {
 	t.Helper()
 	l, err := s.MakeLayer(t.Context(), key, "words-1.0", func(dir string) error {
@@ -35,7 +35,7 @@ func site(t *testing.T, s *Store, key, content string, filled *int) *Layer {
 	return l
 }
 
-// over makes an image of a shared layer and a stage's own files.
+// over makes an image of a shared layer and the files of a stage.
 func over(t *testing.T, l *Layer, own string) *Image {
 	t.Helper()
 	dir := t.TempDir()
@@ -65,7 +65,8 @@ func inode(t *testing.T, file string) uint64 {
 	return info.Sys().(*syscall.Stat_t).Ino
 }
 
-// onDisk returns the bytes of all files below a folder, each counted once.
+// onDisk returns the total size of all files below a folder in bytes. A file with several names
+// counts once.
 func onDisk(t *testing.T, dir string) (n int64) {
 	t.Helper()
 	seen := map[uint64]bool{}
@@ -87,9 +88,10 @@ func onDisk(t *testing.T, dir string) (n int64) {
 
 const lib = "site-packages/words/lib.so"
 
-// TestSharedLayerIsOnTheDiskOnce: two images with a layer have its files once, in the store and
-// unpacked, and no archive of it. Another key with the same content is the same layer.
-func TestSharedLayerIsOnTheDiskOnce(t *testing.T) {
+// TestSharedLayerIsStoredOnce checks that two images with a layer share its files, in the store
+// and unpacked, and that no archive of it is stored. Another key with the same content is the same
+// layer.
+func TestSharedLayerIsStoredOnce(t *testing.T) {
 	s, filled := store(t, t.TempDir()), 0
 	l := site(t, s, "a", library, &filled)
 	one := add(t, s, over(t, l, "one"), "one:1")
@@ -121,9 +123,9 @@ func TestSharedLayerIsOnTheDiskOnce(t *testing.T) {
 	}
 }
 
-// TestSharedLayerIsMadeAnew: a layer whose files or notes somebody has changed is not used; it is
-// made again, and roots get the right files.
-func TestSharedLayerIsMadeAnew(t *testing.T) {
+// TestChangedSharedLayerIsMadeAgain checks that a layer whose files or records were changed is not
+// used. It is made again, and roots get the right files.
+func TestChangedSharedLayerIsMadeAgain(t *testing.T) {
 	for name, spoil := range map[string]func(s *Store, l *Layer) error{
 		"a file is written to": func(_ *Store, l *Layer) error {
 			return os.WriteFile(filepath.Join(l.dir, lib), []byte(strings.ToUpper(library)), 0o755)
@@ -147,7 +149,7 @@ func TestSharedLayerIsMadeAnew(t *testing.T) {
 			if _, err := s.Root(t.Context(), one); err != nil && !strings.Contains(err.Error(), "build or fetch the image again") && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, errCorrupt) {
 				t.Errorf("a root meanwhile: %v", err)
 			} else if err == nil && !strings.HasPrefix(name, "the key") {
-				t.Error("a root was made of a layer that is not what it was")
+				t.Error("a root was made of a changed layer")
 			}
 			again := site(t, s, "a", library, &filled)
 			if filled != 2 || again.of.hash != l.of.hash {
@@ -172,7 +174,7 @@ func spoilKeys(s *Store, with string) error {
 	return err
 }
 
-// TestSharedLayerThatCannotBeFilled: nothing of it stays.
+// TestSharedLayerThatCannotBeFilled checks that nothing of such a layer stays.
 func TestSharedLayerThatCannotBeFilled(t *testing.T) {
 	s := store(t, t.TempDir())
 	bad := errors.New("no such package")
@@ -186,9 +188,9 @@ func TestSharedLayerThatCannotBeFilled(t *testing.T) {
 	}
 }
 
-// TestSharedLayerTravels: an archive has the whole layer, and so has a registry. Where it arrives,
-// its files are shared and its archive is not stored.
-func TestSharedLayerTravels(t *testing.T) {
+// TestSharedLayerIsSavedAndPushedWhole checks that an archive and a registry get the whole layer.
+// The receiving store shares its files and does not store its archive.
+func TestSharedLayerIsSavedAndPushedWhole(t *testing.T) {
 	noHome(t)
 	from, filled := store(t, t.TempDir()), 0
 	srv := serve(t)
@@ -238,7 +240,7 @@ func TestSharedLayerTravels(t *testing.T) {
 	}
 }
 
-// TestLoadReadsLargeLayersFromTheArchive: they are not written twice.
+// TestLoadReadsLargeLayersFromTheArchive checks that large layers are not written twice.
 func TestLoadReadsLargeLayersFromTheArchive(t *testing.T) {
 	from, dir := store(t, t.TempDir()), t.TempDir()
 	put(t, dir, map[string]string{"stage": "x", "model.bin": strings.Repeat("parameter!", maxIndex/10+1)})
@@ -258,7 +260,7 @@ func TestLoadReadsLargeLayersFromTheArchive(t *testing.T) {
 		t.Fatalf("%v, %v", found, err)
 	}
 	if got := onDisk(t, tmp); got > 1<<20 {
-		t.Errorf("%d bytes were extracted, want the small files alone", got)
+		t.Errorf("%d bytes were extracted, want only the small files", got)
 	}
 	if all, err := to.Load(t.Context(), archive, ""); err != nil || len(all) != 1 || all[0].Digest != want {
 		t.Fatalf("%v, %v, want %s", all, err, want)
@@ -268,7 +270,8 @@ func TestLoadReadsLargeLayersFromTheArchive(t *testing.T) {
 	}
 	changed, err := os.OpenFile(archive, os.O_WRONLY, 0)
 	if err == nil {
-		_, err = changed.WriteAt([]byte("P"), 1<<20) // inside of the model, or in another blob: both have digests
+		// The byte is in the model or in another blob; both have digests.
+		_, err = changed.WriteAt([]byte("P"), 1<<20)
 		err = errors.Join(err, changed.Close())
 	}
 	if err != nil {
@@ -279,8 +282,8 @@ func TestLoadReadsLargeLayersFromTheArchive(t *testing.T) {
 	}
 }
 
-// TestPushAsksForLayersOfOtherRepositories: the registry is asked to take a layer from a repository
-// that has it. One that refuses gets all that it lacks.
+// TestPushAsksForLayersOfOtherRepositories checks that the registry is asked to take a layer from a
+// repository that has it. A registry that refuses gets all layers that it lacks.
 func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 	noHome(t)
 	s, filled, srv := store(t, t.TempDir()), 0, serve(t)
@@ -297,7 +300,7 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 	if _, err := (Registry{}).Push(t.Context(), s, one); err != nil {
 		t.Fatalf("an image that is not pushed is broken: %v", err)
 	}
-	var mu sync.Mutex // layers are sent at the same time
+	var mu sync.Mutex // layers are sent concurrently
 	var mounted, sent []string
 	refuse := false
 	srv.behind(func(w http.ResponseWriter, q *http.Request, h http.Handler) {
@@ -305,7 +308,8 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 		defer mu.Unlock()
 		mount := q.URL.Query().Get("mount")
 		switch {
-		case q.Method == http.MethodHead && strings.HasSuffix(q.URL.Path, "/blobs/"+l.of.hash.String()): // this server has one room for all repositories
+		// This server has one set of blobs for all repositories.
+		case q.Method == http.MethodHead && strings.HasSuffix(q.URL.Path, "/blobs/"+l.of.hash.String()):
 			w.WriteHeader(http.StatusNotFound)
 			return
 		case mount == l.of.hash.String() && refuse:
@@ -337,7 +341,7 @@ func TestPushAsksForLayersOfOtherRepositories(t *testing.T) {
 	mu.Lock()
 	defer mu.Unlock()
 	if len(sent) <= small {
-		t.Error("refused, the layer was not sent")
+		t.Error("the registry has refused, and the layer was not sent")
 	}
 }
 

@@ -10,16 +10,16 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 )
 
-// elsewhere is an image that is pushed to a registry which may have its layers in other
-// repositories. The registry mounts such layers, and they are not sent.
-type elsewhere struct {
+// mountingImage is an image to push, and the layers of it that the registry may have in other
+// repositories. The registry mounts such layers instead of receiving them.
+type mountingImage struct {
 	v1.Image
 
 	at map[v1.Hash]name.Reference // by the layer's digest
 }
 
 // Layers implements v1.Image.
-func (e elsewhere) Layers() ([]v1.Layer, error) {
+func (e mountingImage) Layers() ([]v1.Layer, error) {
 	layers, err := e.Image.Layers()
 	if err != nil {
 		return nil, err
@@ -38,10 +38,10 @@ func (e elsewhere) Layers() ([]v1.Layer, error) {
 	return out, nil
 }
 
-// elsewhere returns the layers that the registry of ref may have in other repositories: those of
-// the store's images whose names are in that registry. Some of these images may never have been
-// pushed.
-func (s *Store) elsewhere(r Registry, img *Image, ref name.Reference) (map[v1.Hash]name.Reference, error) {
+// otherRepositories returns the layers that the registry of ref may have in other repositories.
+// These are the layers of the store's images whose names are in that registry. Some of these images
+// may never have been pushed.
+func (s *Store) otherRepositories(r Registry, img *Image, ref name.Reference) (map[v1.Hash]name.Reference, error) {
 	m, err := img.of.Manifest()
 	if err != nil {
 		return nil, err
@@ -62,7 +62,7 @@ func (s *Store) elsewhere(r Registry, img *Image, ref name.Reference) (map[v1.Ha
 		}
 		theirs, err := s.Image(d.Digest.String())
 		if err != nil {
-			continue // what is wrong with another image does not matter here
+			continue // an error of another image does not matter here
 		}
 		manifest, err := theirs.of.Manifest()
 		if err != nil {
@@ -80,7 +80,7 @@ func (s *Store) elsewhere(r Registry, img *Image, ref name.Reference) (map[v1.Ha
 // push sends an image, and asks the registry to take layers from its other repositories. If the
 // registry refuses, push sends all layers.
 func push(ref name.Reference, img *Image, at map[v1.Hash]name.Reference, opts []remote.Option) error {
-	err := remote.Write(ref, elsewhere{img.of, at}, opts...)
+	err := remote.Write(ref, mountingImage{img.of, at}, opts...)
 	var answer *transport.Error
 	if len(at) > 0 && errors.As(err, &answer) && answer.StatusCode >= http.StatusBadRequest && answer.StatusCode < http.StatusInternalServerError {
 		return remote.Write(ref, img.of, opts...)

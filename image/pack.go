@@ -15,7 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// A file of at least bigFile bytes, such as a model, gets a layer of its own, which images share; maxBig bounds their number.
+// A file of at least bigFile bytes, such as a model, gets its own layer, which images share. maxBig
+// bounds the number of these layers.
 const (
 	bigFile = 4 << 20
 	maxBig  = 64
@@ -28,8 +29,8 @@ type entry struct {
 	changed time.Time // on disk
 }
 
-// layer is an archive that is made anew from the files on disk each time it is read. It is not compressed: parameters hardly
-// are, and so digests depend on no compressor's version.
+// layer is an archive that is generated from the files on disk each time it is read. It is not
+// compressed: parameters hardly shrink, and digests must not depend on a compressor's version.
 type layer struct {
 	what    string
 	entries []entry
@@ -37,8 +38,9 @@ type layer struct {
 	size    int64
 }
 
-// Pack makes an image of a folder: its files by name, owned by root, without times, as executable (0755) or not (0644). The
-// files lie over those of the shared layers. The folder must not change before the image is in a store.
+// Pack makes an image of a folder. The files are sorted by name and owned by root, without times,
+// with mode 0755 or 0644. They replace files of the shared layers with the same names. The folder
+// must not change before the image is in a store.
 func Pack(folder string, c Config, shared ...*Layer) (*Image, error) {
 	small := &layer{what: "files"}
 	var layers []*layer
@@ -53,7 +55,7 @@ func Pack(folder string, c Config, shared ...*Layer) (*Image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("pack %s: %w", folder, err)
 	}
-	layers = append([]*layer{small}, layers...) // its folders come first
+	layers = append([]*layer{small}, layers...) // the small layer has the folders, so it comes first
 	for _, l := range layers {
 		if err := l.measure(); err != nil {
 			return nil, fmt.Errorf("pack %s: %w", folder, err)
@@ -70,7 +72,7 @@ func Pack(folder string, c Config, shared ...*Layer) (*Image, error) {
 	return img, nil
 }
 
-// walkTree calls f with all in a folder, sorted by name.
+// walkTree calls f for each entry of a folder, sorted by name.
 func walkTree(folder string, f func(entry) error) error {
 	return filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || path == folder {
@@ -113,7 +115,7 @@ func describe(path, name string, d fs.DirEntry) (entry, error) {
 	return entry{path, h, info.ModTime()}, nil
 }
 
-// measure finds out digest and size.
+// measure sets the digest and the size.
 func (l *layer) measure() error {
 	h := sha256.New()
 	n := &counter{w: h}

@@ -25,28 +25,31 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
-// Registry is how registries are reached. The zero Registry asks those that images name, with the credentials of docker
-// login.
+// Registry says how registries are reached. The zero Registry asks the registries that images name,
+// with the credentials of docker login.
 type Registry struct {
-	Auth     string        // file in the form of ~/.docker/config.json; empty: DOCKER_CONFIG/config.json or that one, if there is one
-	Insecure []string      // hosts[:port] that may be spoken to without TLS; loopback addresses always may
-	Default  string        // host for images that name none; empty: those are in no registry
-	Timeout  time.Duration // for one image, beside a second per 4 MiB of its layers; 0: [DefaultTimeout]
+	// Auth is a file in the form of ~/.docker/config.json. If empty, it is DOCKER_CONFIG/config.json,
+	// or else ~/.docker/config.json, if that exists.
+	Auth     string
+	Insecure []string      // hosts[:port] that may be used without TLS; loopback addresses always may
+	Default  string        // host of images that name none; empty: such images are in no registry
+	Timeout  time.Duration // per image, plus a second per 4 MiB of its layers; 0: [DefaultTimeout]
 }
 
-// DefaultTimeout is how long an image may take to come or go, beside a second per slowest bytes.
+// DefaultTimeout bounds how long a pull or push of an image may take, in addition to a second per
+// slowest bytes.
 const DefaultTimeout = 2 * time.Minute
 
-// slowest is how many bytes of a layer come or go in a second, at least.
+// slowest is the slowest accepted transfer, in bytes per second.
 const slowest = 4 << 20
 
-// moving returns how long bytes of layers may take to come or go.
-func moving(bytes int64) time.Duration {
+// transferTime returns how long a transfer of this many bytes may take.
+func transferTime(bytes int64) time.Duration {
 	return time.Duration(bytes/slowest) * time.Second
 }
 
-// layerBytes returns the bytes of an image's layers, as they are sent. A stranger's figures are
-// bounded.
+// layerBytes returns the size of an image's layers as they are sent, in bytes. It bounds the
+// result, because the manifest may be false.
 func layerBytes(m *v1.Manifest) (n int64) {
 	for _, l := range m.Layers {
 		n += min(max(l.Size, 0), defaultLimits.bytes-n)
@@ -54,7 +57,8 @@ func layerBytes(m *v1.Manifest) (n int64) {
 	return n
 }
 
-// attempts is how often an image is asked for, as long as trying again may help; what has come is kept between them.
+// attempts is the number of attempts to fetch an image if an error is temporary. The parts that
+// have arrived are kept between them.
 const attempts = 3
 
 func (r Registry) timeout() time.Duration {
@@ -64,7 +68,7 @@ func (r Registry) timeout() time.Duration {
 	return DefaultTimeout
 }
 
-// reference is the image's name as a registry has it.
+// reference returns the image's name in the form of a registry client.
 func (r Registry) reference(image string) (name.Reference, error) {
 	ref, err := ParseRef(image)
 	if err != nil {
@@ -84,24 +88,25 @@ func (r Registry) reference(image string) (name.Reference, error) {
 	return out, nil
 }
 
-// Pull fetches an image into a store and returns its digest. The name does not stand for it there: it stands for what the
-// registry says, next time too. Pulls of one image that come together are one.
+// Pull fetches an image into a store and returns its digest. It does not store the name, so that
+// the registry decides each time which image the name means. Concurrent pulls of one image are one
+// transfer.
 func (r Registry) Pull(ctx context.Context, s *Store, image string) (digest string, err error) {
 	ref, err := r.reference(image)
 	if err != nil {
 		return "", err
 	}
-	return s.pulls.do(ctx, ref.Name(), r.timeout()+moving(s.limits.bytes), func(ctx context.Context) (string, error) {
+	return s.pulls.do(ctx, ref.Name(), r.timeout()+transferTime(s.limits.bytes), func(ctx context.Context) (string, error) {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		limit := time.AfterFunc(r.timeout(), func() { cancel(context.DeadlineExceeded) })
 		defer limit.Stop()
 		var digest string
-		known := func(m *v1.Manifest) { limit.Reset(r.timeout() + moving(layerBytes(m))) }
+		known := func(m *v1.Manifest) { limit.Reset(r.timeout() + transferTime(layerBytes(m))) }
 		err := r.with(ctx, ref, func(opts []remote.Option) error {
 			var err error
 			for range attempts {
-				if digest, err = pull(ctx, s, ref, known, opts); err == nil || !again(ctx, err) {
+				if digest, err = pull(ctx, s, ref, known, opts); err == nil || !canRetry(ctx, err) {
 					return err
 				}
 			}
@@ -111,17 +116,17 @@ func (r Registry) Pull(ctx context.Context, s *Store, image string) (digest stri
 	})
 }
 
-// again says whether what has come so far may be followed by the rest.
-func again(ctx context.Context, err error) bool {
+// canRetry reports whether another attempt may fetch the rest.
+func canRetry(ctx context.Context, err error) bool {
 	return ctx.Err() == nil && !errors.Is(err, ErrNoImage) && errors.As(err, new(interrupted))
 }
 
-// interrupted is a fault on the way of an image's parts.
+// interrupted is an error during the transfer of an image's parts.
 type interrupted struct{ error }
 
 func (i interrupted) Unwrap() error { return i.error }
 
-// pull fetches an image, and calls known when it knows how large that is.
+// pull fetches an image. It calls known once the manifest has arrived.
 func pull(ctx context.Context, s *Store, ref name.Reference, known func(*v1.Manifest), opts []remote.Option) (string, error) {
 	d, err := remote.Get(ref, opts...)
 	if err != nil {
@@ -163,7 +168,7 @@ func theImage(d *remote.Descriptor) (v1.Image, error) {
 	return nil, fmt.Errorf("%w: it is a %s", ErrNoImage, d.MediaType)
 }
 
-// Push sends an image of a store to the registry that its name names.
+// Push sends an image of a store to the registry that its name contains.
 func (r Registry) Push(ctx context.Context, s *Store, image string) (digest string, err error) {
 	ref, err := r.reference(image)
 	if err != nil {
@@ -180,17 +185,17 @@ func (r Registry) Push(ctx context.Context, s *Store, image string) (digest stri
 	if err != nil {
 		return "", fmt.Errorf("image %s: %w", digest, err)
 	}
-	there, err := s.elsewhere(r, img, ref)
+	there, err := s.otherRepositories(r, img, ref)
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.timeout()+moving(layerBytes(m)))
+	ctx, cancel := context.WithTimeout(ctx, r.timeout()+transferTime(layerBytes(m)))
 	defer cancel()
 	err = r.with(ctx, ref, func(opts []remote.Option) error { return push(ref, img, there, opts) })
 	return digest, r.explain(ctx, s, image, ref, err)
 }
 
-// with calls f with what it needs to speak to ref's registry.
+// with calls f with the options for requests to ref's registry.
 func (r Registry) with(ctx context.Context, ref name.Reference, f func([]remote.Option) error) error {
 	who, err := r.credentials(ref.Context())
 	if err != nil {
@@ -212,7 +217,7 @@ func (r Registry) with(ctx context.Context, ref name.Reference, f func([]remote.
 	})
 }
 
-// guard lets nothing through that is not encrypted, except to hosts for which that is wanted.
+// guard refuses requests without TLS, except to hosts for which plain HTTP is allowed.
 type guard struct {
 	http.RoundTripper
 	insecure []string
@@ -233,7 +238,7 @@ func loopback(host string) bool {
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// auth is the file with credentials; empty: there is none.
+// auth returns the file with credentials, or "" if there is none.
 func (r Registry) auth() string {
 	if r.Auth != "" {
 		return r.Auth
@@ -255,7 +260,7 @@ func (r Registry) auth() string {
 
 var errCredentials = errors.New("credentials")
 
-// credentials are those for a repository; without any, one asks as nobody.
+// credentials returns the credentials for a repository. Without any, requests are anonymous.
 func (r Registry) credentials(repo name.Repository) (authn.Authenticator, error) {
 	file := r.auth()
 	if file == "" {
@@ -291,7 +296,7 @@ func credentialsFor(all *configfile.ConfigFile, repo name.Repository) (c dockert
 		if c, err = all.GetAuthConfig(key); err != nil {
 			return c, err
 		}
-		c.ServerAddress = "" // it is always set
+		c.ServerAddress = "" // the field is always set
 		if c != (dockertypes.AuthConfig{}) {
 			break
 		}
@@ -299,7 +304,7 @@ func credentialsFor(all *configfile.ConfigFile, repo name.Repository) (c dockert
 	return c, nil
 }
 
-// explain says which image, which registry, what was got and what to do.
+// explain adds the image, the registry, the response and the remedy to an error.
 func (r Registry) explain(ctx context.Context, s *Store, image string, ref name.Reference, err error) error {
 	if err == nil || disk.IsFull(err) {
 		return s.explain(image, err)
@@ -312,24 +317,25 @@ func (r Registry) explain(ctx context.Context, s *Store, image string, ref name.
 	switch {
 	case errors.Is(err, ErrNoImage):
 		kind, advice = ErrNoImage, "build it for this platform, or name another"
-	case errors.Is(context.Cause(ctx), context.DeadlineExceeded): // a connection that is not made in time is such an error too
-		advice = fmt.Sprintf("it was not done in %v and a second per 4 MiB: try again, what has come is kept, or allow more time (registry.timeout)", r.timeout())
+	// A connection timeout is this error, too.
+	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
+		advice = fmt.Sprintf("it was not done in %v and a second per 4 MiB: try again, because the parts that have arrived are kept, or allow more time (registry.timeout)", r.timeout())
 	case errors.As(err, &answer):
 		switch answer.StatusCode {
 		case http.StatusNotFound:
-			kind, advice = ErrNoImage, "push it there, or mend the name and tag"
+			kind, advice = ErrNoImage, "push it there, or correct the name and tag"
 		case http.StatusUnauthorized, http.StatusForbidden:
 			kind, advice = ErrNoImage, fmt.Sprintf("log in (docker login %s), or name the file with credentials (--registry-config); asked with %s", host, r.asked(ref))
 		}
 		err = fmt.Errorf("%d %s: %w", answer.StatusCode, http.StatusText(answer.StatusCode), err)
 	case errors.Is(err, errCredentials):
-		advice = "mend the file or name another (--registry-config, registry.auth)"
+		advice = "correct the file or name another (--registry-config, registry.auth)"
 	case errors.As(err, &dns):
-		advice = "mend the name of the registry, or the machine's DNS"
+		advice = "correct the name of the registry, or the machine's DNS"
 	case errors.Is(err, errPlain), errors.As(err, &cert), errors.As(err, &authority):
 		advice = "give it a certificate that this machine trusts, or list it among the insecure registries (registry.insecure)"
 	case errors.Is(err, errCorrupt):
-		advice = "what came is not what the registry promised: push the image again"
+		advice = "the content does not match the digest: push the image again"
 	}
 	return fmt.Errorf("image %q from %s: %w: %w; %s", image, host, kind, err, advice)
 }

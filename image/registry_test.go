@@ -21,12 +21,12 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 )
 
-// server is a registry with what stands in front of it.
+// server is a registry behind a handler of the test.
 type server struct {
 	*httptest.Server
 	host  string
 	front atomic.Pointer[func(http.ResponseWriter, *http.Request, http.Handler)]
-	blobs atomic.Int64 // asked for
+	blobs atomic.Int64 // number of requests for blobs
 }
 
 func serve(t *testing.T) *server {
@@ -50,7 +50,7 @@ func serve(t *testing.T) *server {
 
 func (s *server) behind(f func(http.ResponseWriter, *http.Request, http.Handler)) { s.front.Store(&f) }
 
-// pushed has an image in the registry.
+// pushed pushes an image to the registry and returns its name.
 func pushed(t *testing.T, s *server, r Registry, c Config, name string) string {
 	t.Helper()
 	from := store(t, t.TempDir())
@@ -82,18 +82,18 @@ func TestPushAndPull(t *testing.T) {
 	}
 	pull(name, first)
 	if _, err := s.Resolve(name); !errors.Is(err, ErrNoImage) {
-		t.Errorf("the tag stands for something in the store (%v): nobody would ask the registry again", err)
+		t.Errorf("the store resolves the tag (%v), so the registry would not be asked again", err)
 	}
 	n := srv.blobs.Load()
-	second := pushed(t, srv, r, Config{User: "x"}, "team/ocr:1") // the tag moves
+	second := pushed(t, srv, r, Config{User: "x"}, "team/ocr:1") // the tag now names another image
 	pull(name, second)
 	if asked := srv.blobs.Load() - n; asked != 1 {
-		t.Errorf("%d blobs were fetched, want the new configuration alone", asked)
+		t.Errorf("%d blobs were fetched, want only the new configuration", asked)
 	}
 	pull(name+"@"+first, first)
 }
 
-func TestPullsOfOneImageAreOne(t *testing.T) {
+func TestConcurrentPullsShareOneTransfer(t *testing.T) {
 	noHome(t)
 	srv, r, s := serve(t), Registry{}, store(t, t.TempDir())
 	want := pushed(t, srv, r, stageConfig, "a:1")
@@ -118,7 +118,7 @@ func TestPullsOfOneImageAreOne(t *testing.T) {
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := pull(gone); !errors.Is(err, context.Canceled) {
-		t.Errorf("one who gave up: %v", err)
+		t.Errorf("a caller that gave up: %v", err)
 	}
 	close(all)
 	wg.Wait()
@@ -127,7 +127,7 @@ func TestPullsOfOneImageAreOne(t *testing.T) {
 	}
 }
 
-func TestPullSaysWhatIsWrong(t *testing.T) {
+func TestPullErrorsNameCauseAndRemedy(t *testing.T) {
 	noHome(t)
 	srv := serve(t)
 	pushed(t, srv, Registry{}, stageConfig, "a:1")
@@ -155,7 +155,7 @@ func TestPullSaysWhatIsWrong(t *testing.T) {
 	for name, tc := range map[string]struct {
 		front func(http.ResponseWriter, *http.Request, http.Handler)
 		r     Registry
-		image string // after the host; "!" stands for a whole one
+		image string // after the host; "!" stands for an image that exists
 		kind  error
 		want  string
 	}{
@@ -220,8 +220,9 @@ func TestPullSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// TestAHostThatDoesNotAnswer is not one that was too slow: more time would not help.
-func TestAHostThatDoesNotAnswer(t *testing.T) {
+// TestUnreachableHostIsNotTooSlow checks that the error of a host that does not answer suggests no
+// longer timeout, because more time would not help.
+func TestUnreachableHostIsNotTooSlow(t *testing.T) {
 	_, late := (&net.Dialer{Timeout: time.Nanosecond}).DialContext(t.Context(), "tcp", "127.0.0.1:1")
 	r := Registry{}
 	ref, err := r.reference("registry.example/a:1")
@@ -234,8 +235,8 @@ func TestAHostThatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// TestPullGoesOnAfterAFault has a registry that breaks off each layer once.
-func TestPullGoesOnAfterAFault(t *testing.T) {
+// TestPullContinuesAfterAnError pulls from a registry that breaks off each layer once.
+func TestPullContinuesAfterAnError(t *testing.T) {
 	noHome(t)
 	srv := serve(t)
 	want := pushed(t, srv, Registry{}, stageConfig, "a:1")
@@ -253,7 +254,7 @@ func TestPullGoesOnAfterAFault(t *testing.T) {
 	}
 }
 
-// broken2 lets two faults through.
+// broken2 lets the first two faults of each key happen.
 func broken2(m *sync.Map) bool {
 	n, _ := m.LoadOrStore("", new(atomic.Int64))
 	return n.(*atomic.Int64).Add(1) <= 2
@@ -291,7 +292,7 @@ func TestCredentials(t *testing.T) {
 	for what, tc := range map[string][2]string{
 		"wrong password": {auth("me:wrong"), "asked with those of " + file},
 		"another host":   {`{"auths":{"other.example":{"auth":"eDp5"}}}`, "asked with no credentials: " + file + " has none for " + srv.host},
-		"no JSON":        {"{", "mend the file"},
+		"no JSON":        {"{", "correct the file"},
 	} {
 		login(tc[0])
 		if _, err := r.Pull(t.Context(), s, srv.host+"/a:1"); err == nil || !strings.Contains(err.Error(), tc[1]) || strings.Contains(err.Error(), "wrong") {
@@ -300,8 +301,8 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
-// TestPlainHTTPIsForFew asks hosts without TLS that are not loopback addresses.
-func TestPlainHTTPIsForFew(t *testing.T) {
+// TestPlainHTTPNeedsPermission sends requests to hosts without TLS that are not loopback addresses.
+func TestPlainHTTPNeedsPermission(t *testing.T) {
 	called := ""
 	inner := roundTrip(func(q *http.Request) (*http.Response, error) { called = q.URL.Host; return nil, io.EOF })
 	g := guard{inner, []string{"10.0.0.7:5000", "registry.example"}}
@@ -314,7 +315,7 @@ func TestPlainHTTPIsForFew(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = g.RoundTrip(q) //nolint:bodyclose // there is none
+		_, err = g.RoundTrip(q) // there is none
 		if (called != "") != want || !want && !errors.Is(err, errPlain) {
 			t.Errorf("%s: called %q, %v, want it let through: %t", url, called, err, want)
 		}
@@ -325,11 +326,11 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
 
-// TestManifestBounds has an image that is bigger than images may be.
+// TestManifestBounds adds an image that is larger than the limits.
 func TestManifestBounds(t *testing.T) {
 	s := store(t, t.TempDir())
 	s.limits = limits{entries: 3, bytes: 1 << 20}
 	if _, err := s.Add(t.Context(), packed(t, folder(t), stageConfig), "a:1"); !errors.Is(err, ErrNoImage) || !strings.Contains(err.Error(), "layers of more than") {
-		t.Errorf("%v, want it to be too big", err)
+		t.Errorf("%v, want an error that it is too large", err)
 	}
 }

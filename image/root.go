@@ -16,15 +16,16 @@ import (
 // Root is an unpacked image.
 type Root struct {
 	Digest string
-	Dir    string // its root file system, which whoever runs it must not change
+	Dir    string // root file system; processes must not change it
 	Stage  bool   // its entrypoint speaks the stage protocol
 	Config Config
 }
 
-// unpackTimeout bounds how long an image may take to be unpacked.
+// unpackTimeout bounds how long unpacking an image may take.
 const unpackTimeout = 10 * time.Minute
 
-// Root returns where the image with a digest can be run from. It is unpacked when it is not.
+// Root returns the folder from which the image with a digest can run. It unpacks the image if
+// necessary.
 func (s *Store) Root(ctx context.Context, digest string) (Root, error) {
 	img, err := s.Image(digest)
 	if err != nil {
@@ -36,7 +37,8 @@ func (s *Store) Root(ctx context.Context, digest string) (Root, error) {
 	}
 	r := Root{Digest: digest, Dir: s.root(digest, "fs"), Config: configOf(file)}
 	r.Stage = r.Config.Labels[ProtocolLabel] == ProtocolVersion
-	if err := touch(s.root(digest)); err == nil { // as a sign that it is used; it is there as a whole or not at all
+	// This marks the root as used. A root exists completely or not at all.
+	if err := touch(s.root(digest)); err == nil {
 		return r, nil
 	}
 	return s.roots.do(ctx, digest, unpackTimeout, func(ctx context.Context) (Root, error) {
@@ -58,7 +60,7 @@ func touch(file string) error {
 	return os.Chtimes(file, now, now)
 }
 
-// unpack makes the root of an image: beside its place first, and there when it is whole and on the disk.
+// unpack makes the root of an image in a temporary folder, syncs it, and moves it to its place.
 func (s *Store) unpack(ctx context.Context, img *Image, file *v1.ConfigFile, digest string) error {
 	if _, err := os.Stat(s.root(digest)); err == nil {
 		return nil
@@ -74,7 +76,7 @@ func (s *Store) unpack(ctx context.Context, img *Image, file *v1.ConfigFile, dig
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp) // when it has not become the root
+	defer os.RemoveAll(tmp) // if it has not become the root
 	if err := os.Mkdir(tmp+"/fs", 0o755); err != nil {
 		return err
 	}
@@ -85,7 +87,7 @@ func (s *Store) unpack(ctx context.Context, img *Image, file *v1.ConfigFile, dig
 	defer root.Close()
 	u := newUnpacker(ctx, root, s.path("files"), s.limits)
 	for i, l := range layers {
-		if err := s.layRoot(u, l, file.RootFS.DiffIDs[i]); err != nil {
+		if err := s.addLayer(u, l, file.RootFS.DiffIDs[i]); err != nil {
 			return fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
 		}
 	}
@@ -102,8 +104,8 @@ func (s *Store) unpack(ctx context.Context, img *Image, file *v1.ConfigFile, dig
 	return err
 }
 
-// layRoot lays a layer over those that the unpacker has: by links, if the store has its files.
-func (s *Store) layRoot(u *unpacker, l v1.Layer, want v1.Hash) error {
+// addLayer adds a layer to the root. If the store has the layer's files, it links them.
+func (s *Store) addLayer(u *unpacker, l v1.Layer, want v1.Hash) error {
 	if hexForm.MatchString(want.Hex) {
 		shared, err := s.openLayer(want.Hex)
 		if err == nil {

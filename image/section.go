@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
-// section is the place of a large blob in an archive. The blob is read from there, without
-// extracting it first.
+// section is the position of a large blob in an archive. The blob is read from there and not
+// extracted first.
 type section struct {
 	file         string
 	offset, size int64
@@ -79,17 +79,17 @@ func extract(ctx context.Context, to string, r io.Reader) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.Copy(f, whileWanted{ctx, r})
+	_, err = io.Copy(f, contextReader{ctx, r})
 	return errors.Join(err, f.Close())
 }
 
-// whileWanted reads until its context ends.
-type whileWanted struct {
+// contextReader is a reader that fails after its context has ended.
+type contextReader struct {
 	ctx context.Context
 	r   io.Reader
 }
 
-func (w whileWanted) Read(p []byte) (int, error) {
+func (w contextReader) Read(p []byte) (int, error) {
 	if err := w.ctx.Err(); err != nil {
 		return 0, err
 	}

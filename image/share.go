@@ -35,7 +35,7 @@ func (u *unpacker) linkFrom(file, at string, e *tar.Header) (bool, error) {
 		if info, err := os.Lstat(file); err != nil || int(info.Sys().(*syscall.Stat_t).Uid) == e.Uid {
 			return true, err
 		}
-		return true, u.own(at, e) // another user has built it
+		return true, u.own(at, e) // another user owns the built file
 	case errors.Is(err, unix.EMLINK), errors.Is(err, unix.EXDEV), errors.Is(err, unix.EPERM), errors.Is(err, unix.ENOTSUP):
 		return false, nil
 	}
@@ -53,7 +53,7 @@ func (u *unpacker) share(at, id string) error {
 	for range 2 {
 		err = unix.Linkat(int(dir.Fd()), base, unix.AT_FDCWD, id, 0)
 		if err == nil {
-			return nil // the first
+			return nil // this is the first file with the content
 		}
 		if !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("share %s: %w", at, err)
@@ -64,7 +64,7 @@ func (u *unpacker) share(at, id string) error {
 			return unix.Renameat(int(dir.Fd()), part, int(dir.Fd()), base)
 		}
 		if errors.Is(err, unix.EMLINK) || errors.Is(err, unix.EEXIST) {
-			return nil // then it is a copy
+			return nil // the file system allows no link, so the file stays a copy
 		}
 	}
 	return fmt.Errorf("share %s: %w", at, err)

@@ -22,14 +22,16 @@ import (
 // refName is the annotation that holds an image's name in an index.
 const refName = "org.opencontainers.image.ref.name"
 
-// Store is a folder with images. Several processes may use one folder at a time. Its methods are safe for concurrent use.
+// Store is a folder with images. Several processes may use one folder at the same time. The methods
+// are safe for concurrent use.
 //
 //	index.json, oci-layout, blobs/    an OCI layout
 //	roots/HEX/fs                      the unpacked image of the manifest sha256:HEX
-//	layers/HEX/fs                     the files of the layer sha256:HEX, linked into all roots that have it; blobs/ lacks it
+//	layers/HEX/fs                     the files of the layer sha256:HEX, linked into all roots
+//	                                  that have it; blobs/ lacks it
 //	keys/                             names of these layers, by what they were made from
 //	files/                            big files, linked into all roots that have them
-//	tmp/                              what is not yet whole
+//	tmp/                              unfinished files
 type Store struct {
 	dir    string
 	limits limits
@@ -37,7 +39,8 @@ type Store struct {
 	pulls  *flights[string]
 }
 
-// OpenStore opens the store in a folder, which is made when it is not there. The caller closes it.
+// OpenStore opens the store in a folder. It creates the folder if it does not exist. The caller
+// closes the store.
 func OpenStore(dir string) (*Store, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -57,7 +60,7 @@ func OpenStore(dir string) (*Store, error) {
 	return s, nil
 }
 
-// Close ends what goes on in the background, and waits for it.
+// Close ends the background jobs and waits for them.
 func (s *Store) Close() {
 	s.pulls.close()
 	s.roots.close()
@@ -67,18 +70,19 @@ func (s *Store) path(parts ...string) string {
 	return filepath.Join(append([]string{s.dir}, parts...)...)
 }
 
-// lock takes the lock of a file: shared or for itself.
+// lock locks a file, shared or exclusively.
 func (s *Store) lock(ctx context.Context, file string, how int) (release func(), err error) {
 	f, err := os.OpenFile(s.path(file), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("image store: %w", err)
 	}
-	tick := time.NewTicker(20 * time.Millisecond) // another process says nothing when it is done
+	// Another process sends no event when it unlocks the file.
+	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB)
 		if err == nil {
-			return func() { _ = f.Close() }, nil // and with it the lock
+			return func() { _ = f.Close() }, nil // which also releases the lock
 		}
 		if !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			_ = f.Close()
@@ -93,18 +97,18 @@ func (s *Store) lock(ctx context.Context, file string, how int) (release func(),
 	}
 }
 
-// use keeps everything from being collected until release.
+// use prevents collection until release is called.
 func (s *Store) use(ctx context.Context) (release func(), err error) {
 	return s.lock(ctx, "lock", unix.LOCK_SH)
 }
 
-// replace puts a file in place, whole or not at all.
+// replace writes a file completely or not at all.
 func (s *Store) replace(file string, b []byte) error {
 	f, err := os.CreateTemp(s.path("tmp"), "file")
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name()) // when it has not become the file
+	defer os.Remove(f.Name()) // if it has not become the file
 	_, err = f.Write(b)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return err
@@ -127,7 +131,7 @@ func (s *Store) index() (*v1.IndexManifest, error) {
 	return &m, nil
 }
 
-// change changes the index while nobody else does; the caller keeps the store in use.
+// change changes the index while no other process does. The caller keeps the store in use.
 func (s *Store) change(ctx context.Context, f func(*v1.IndexManifest)) error {
 	release, err := s.lock(ctx, "index.lock", unix.LOCK_EX)
 	if err != nil {
@@ -146,8 +150,8 @@ func (s *Store) change(ctx context.Context, f func(*v1.IndexManifest)) error {
 	return s.explain("index", err)
 }
 
-// Scratch makes a folder on the disk of the store, for files that become a layer or an image. release
-// removes it; nothing is collected before that.
+// Scratch creates a temporary folder on the disk of the store, for files that become a layer or an
+// image. Nothing is collected before release, which removes the folder.
 func (s *Store) Scratch(ctx context.Context) (dir string, release func() error, err error) {
 	done, err := s.use(ctx)
 	if err != nil {
@@ -163,7 +167,8 @@ func (s *Store) Scratch(ctx context.Context) (dir string, release func() error, 
 	}, nil
 }
 
-// Add takes an image in under a name, [registry/]repository:tag, which stands for it from then on; empty: under none.
+// Add stores an image under a name, [registry/]repository:tag, which then names this image. If name
+// is empty, the image has no name.
 func (s *Store) Add(ctx context.Context, img *Image, name string) (digest string, err error) {
 	var ref Ref
 	if name != "" {
@@ -191,10 +196,12 @@ func (s *Store) Add(ctx context.Context, img *Image, name string) (digest string
 }
 
 func named(name string) func(v1.Descriptor) bool {
-	return func(d v1.Descriptor) bool { return Familiar(d.Annotations[refName]) == name } // which an earlier version stored as it was given
+	// An earlier version stored names unchanged.
+	return func(d v1.Descriptor) bool { return Familiar(d.Annotations[refName]) == name }
 }
 
-// Resolve returns the digest of an image that the store has: the one that the name is pinned to, or else stands for now.
+// Resolve returns the digest of an image in the store: the digest that the name is pinned to, or
+// else the one that it names now.
 func (s *Store) Resolve(name string) (digest string, err error) {
 	ref, err := ParseRef(name)
 	if err != nil {
@@ -234,7 +241,8 @@ func (s *Store) Image(digest string) (*Image, error) {
 	if err := json.Unmarshal(raw, &m); err != nil {
 		return nil, fmt.Errorf("image %s: %w", digest, err)
 	}
-	// A layout of its own with this one image: the index of the store does not have images without names.
+	// Use a separate layout with only this image: the index of the store does not list images without
+	// names.
 	ix := &oneImage{s, v1.Descriptor{MediaType: m.MediaType, Digest: h, Size: int64(len(raw))}, raw}
 	img, err := ix.image()
 	if err != nil {
@@ -251,8 +259,8 @@ func (s *Store) blob(digest string) string {
 type Entry struct {
 	Name   string
 	Digest string
-	Size   int64     // of its layers as they are stored, in bytes
-	Added  time.Time // when it came in, from a build, an archive or a registry, the last time
+	Size   int64     // total size of its layers as they are stored, in bytes
+	Added  time.Time // when a build, an archive or a registry last added it
 }
 
 // List returns the images that have names, sorted by name.
@@ -285,7 +293,7 @@ func (s *Store) List() ([]Entry, error) {
 	return out, nil
 }
 
-// Remove takes a name away. The image goes with the next [Store.Collect], unless it is used.
+// Remove removes a name. The next [Store.Collect] removes the image, unless it is used.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	ref, err := ParseRef(name)
 	if err != nil {
@@ -302,13 +310,13 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	return s.change(ctx, func(m *v1.IndexManifest) { m.Manifests = slices.DeleteFunc(m.Manifests, named(ref.Name)) })
 }
 
-// explain says what to do about a fault of the disk.
+// explain adds the remedy to an error of the disk.
 func (s *Store) explain(name string, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case disk.IsFull(err):
-		return fmt.Errorf("image %q: nothing of it was stored, free some space or choose another folder: %w", name, disk.Explain(s.dir, 0, err))
+		return fmt.Errorf("image %q: nothing of it was stored; free some space or choose another folder: %w", name, disk.Explain(s.dir, 0, err))
 	}
 	return fmt.Errorf("image %q: %w", name, err)
 }

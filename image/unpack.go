@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// limits bound what an image may hold, because each of its figures is a stranger's.
+// limits bounds the content of an image, because its figures come from outside and may be false.
 type limits struct {
 	entries int   // files, folders and links of all layers
 	bytes   int64 // of all files, unpacked
@@ -24,22 +24,23 @@ type limits struct {
 
 var defaultLimits = limits{entries: 1_000_000, bytes: 128 << 30}
 
-// More bounds: of a name in bytes, and of links on the way to a file.
+// Further limits: the length of a name in bytes, and the number of links on the way to a file.
 const (
 	maxName = 4096
 	maxHops = 40
 )
 
-// unpacker lays the layers of an image over each other in a folder. Owners are kept when this process may give files away;
-// bits that change who runs a file, extended attributes, devices and pipes are left out.
+// unpacker unpacks the layers of an image into one folder, in order. It keeps owners if this
+// process may change owners. It leaves out set-user-ID and set-group-ID bits, extended attributes,
+// devices and pipes.
 type unpacker struct {
 	ctx    context.Context
 	root   *os.Root
-	shared string // folder in which big files are kept once, whatever number of images has them
+	shared string // folder with one copy of each big file, linked into all images that have it
 	left   limits
 	chown  bool
-	folder map[string]tar.Header // what a folder will be once all is in it
-	made   map[string]bool       // in this layer
+	folder map[string]tar.Header // headers of folders, which are applied at the end
+	made   map[string]bool       // paths that this layer has made
 }
 
 func newUnpacker(ctx context.Context, root *os.Root, shared string, l limits) *unpacker {
@@ -50,7 +51,8 @@ func newUnpacker(ctx context.Context, root *os.Root, shared string, l limits) *u
 func (u *unpacker) layer(r io.Reader) (string, error) {
 	u.made = map[string]bool{}
 	h := sha256.New()
-	// Padding and what is behind the end count too: no stream is longer than what is left, headers included.
+	// Count padding and bytes behind the end, too: the stream may not be longer than the remaining
+	// limits, with headers.
 	in := io.TeeReader(io.LimitReader(r, u.left.bytes+int64(u.left.entries)*(2<<10)), h)
 	t := tar.NewReader(in)
 	for {
@@ -79,7 +81,8 @@ func (u *unpacker) layer(r io.Reader) (string, error) {
 
 func sum(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
 
-// local returns a name of an archive without its leading slashes and dots; empty is the root itself.
+// local returns the name of an archive's entry without leading slashes and dots. An empty name is
+// the root itself.
 func local(name string) (string, error) {
 	if len(name) > maxName || strings.ContainsRune(name, 0) {
 		return "", fmt.Errorf("a name of %d bytes, want at most %d and no NUL", len(name), maxName)
@@ -99,7 +102,7 @@ type source struct {
 	file    string // empty: content
 }
 
-// tree lays a layer whose files the store has.
+// tree adds a layer whose files the store has.
 func (u *unpacker) tree(l *Layer) error {
 	u.made = map[string]bool{}
 	for _, e := range l.of.entries {
@@ -130,7 +133,7 @@ func (u *unpacker) entry(e *tar.Header, from source) error {
 		u.folder["."] = *e
 		return nil
 	case name == "":
-		return errors.New("something that is no folder for the root")
+		return errors.New("the entry for the root is not a folder")
 	}
 	dir, base := path.Split(name)
 	if hidden, ok := strings.CutPrefix(base, ".wh."); ok {
@@ -171,8 +174,8 @@ func (u *unpacker) entry(e *tar.Header, from source) error {
 	return fmt.Errorf("a thing of type %q, want files, folders and links", e.Typeflag)
 }
 
-// walk returns the folder that a path leads to, as a path without links. Links lead no further than the root, as they will
-// when the image runs. What is missing is made, if it shall be.
+// walk returns the folder that a path leads to, as a path without links. Links lead no further than
+// the root, as when the image runs. If create is true, walk creates missing folders.
 func (u *unpacker) walk(dir string, create bool) (string, error) {
 	todo := strings.FieldsFunc(dir, func(r rune) bool { return r == '/' })
 	at := "."
@@ -182,7 +185,7 @@ func (u *unpacker) walk(dir string, create bool) (string, error) {
 		switch part {
 		case ".":
 			continue
-		case "..": // of a link
+		case "..": // in a link
 			at = path.Dir(at)
 			continue
 		}
@@ -221,7 +224,7 @@ func (u *unpacker) walk(dir string, create bool) (string, error) {
 	return at, nil
 }
 
-// whiteout removes what lower layers have: one name, or all in the folder.
+// whiteout removes an entry of lower layers, or all entries of a folder.
 func (u *unpacker) whiteout(dir, name string) error {
 	dir, err := u.walk(dir, false)
 	switch {
@@ -231,10 +234,10 @@ func (u *unpacker) whiteout(dir, name string) error {
 		return err
 	case name == ".wh..opq":
 		return u.clear(dir)
-	case strings.HasPrefix(name, ".wh."): // notes of another tool
+	case strings.HasPrefix(name, ".wh."): // metadata of another tool
 		return nil
 	case name == "" || name == "." || name == "..":
-		return errors.New("removes nothing that has a name")
+		return errors.New("a whiteout without a name")
 	}
 	if at := path.Join(dir, name); !u.made[at] {
 		return u.root.RemoveAll(at)
@@ -242,7 +245,7 @@ func (u *unpacker) whiteout(dir, name string) error {
 	return nil
 }
 
-// clear removes all in a folder that this layer has not made.
+// clear removes the entries of a folder that this layer has not made.
 func (u *unpacker) clear(dir string) error {
 	f, err := u.root.Open(dir)
 	if err != nil {
@@ -319,11 +322,11 @@ func (u *unpacker) file(at string, e *tar.Header, from source) error {
 	return nil
 }
 
-// mode is a file's or folder's, without the bits that change who runs it.
+// mode returns the mode of a file or folder, without set-user-ID and set-group-ID bits.
 func mode(e *tar.Header) fs.FileMode {
 	m := fs.FileMode(e.Mode) & fs.ModePerm
 	if e.Typeflag == tar.TypeDir {
-		m |= 0o700 // ours to remove, one day
+		m |= 0o700 // so that the store can remove it later
 		if e.Mode&0o1000 != 0 {
 			m |= fs.ModeSticky
 		}
@@ -338,15 +341,15 @@ func (u *unpacker) own(at string, e *tar.Header) error {
 	return u.root.Lchown(at, e.Uid, e.Gid)
 }
 
-// finish gives folders what they were to have: now that nothing comes into them any more.
+// finish sets the modes and times of folders, after all their entries exist.
 func (u *unpacker) finish() error {
 	for at, e := range u.folder {
 		if parent, err := u.walk(path.Dir(at), false); err != nil || parent != path.Dir(at) {
-			continue // a later layer has put something else in a parent's place
+			continue // a later layer has replaced a parent
 		}
 		info, err := u.root.Lstat(at)
 		if errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
-			continue // a later layer took it away
+			continue // a later layer has removed the folder
 		}
 		if err == nil {
 			err = u.own(at, &e)

@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// archive makes a layer of headers; a file's content is its Linkname.
+// archive makes a layer of headers. The content of a file is its Linkname.
 func archive(t testing.TB, entries ...tar.Header) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -56,7 +56,7 @@ func hard(name, to string) tar.Header {
 	return tar.Header{Typeflag: tar.TypeLink, Name: name, Linkname: to}
 }
 
-// unpack lays layers over each other in a folder of its own, and returns what is in it.
+// unpack unpacks layers into one folder, and returns its entries.
 func unpack(t testing.TB, l limits, layers ...[]byte) (string, error) {
 	t.Helper()
 	top := t.TempDir()
@@ -149,8 +149,8 @@ func TestUnpackRefuses(t *testing.T) {
 		"dots":               {archive(t, file("../f", "x")), "a name with .."},
 		"dots inside":        {archive(t, file("a/../../f", "x")), "a name with .."},
 		"a link out of it":   {archive(t, hard("f", "../../etc/passwd")), "a name with .."},
-		"whiteout of dots":   {archive(t, file("a/f", "x"), file("a/.wh...", "")), "removes nothing"},
-		"whiteout of itself": {archive(t, file("a/f", "x"), file("a/.wh..", "")), "removes nothing"},
+		"whiteout of dots":   {archive(t, file("a/f", "x"), file("a/.wh...", "")), "without a name"},
+		"whiteout of itself": {archive(t, file("a/f", "x"), file("a/.wh..", "")), "without a name"},
 		"the root":           {archive(t, file("./.", "x")), "root"},
 		"a circle":           {archive(t, link("a", "b"), link("b", "a"), file("a/f", "x")), "links on the way"},
 		"through a file":     {archive(t, file("f", "x"), file("f/g", "x")), "want a folder"},
@@ -177,7 +177,7 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 }
 
-// FuzzUnpack checks that no archive writes beside the folder, or follows a link out of it.
+// FuzzUnpack checks that no archive writes outside the folder, or follows a link out of it.
 func FuzzUnpack(f *testing.F) {
 	f.Add(archive(f, dir("a"), file("a/f", "x"), link("l", "../outside"), file("l/x", "y")))
 	f.Add(archive(f, link("a", "/../../outside"), hard("b", "a"), file("b/x", "y"), file("a/.wh..wh..opq", "")))
@@ -214,7 +214,7 @@ func FuzzUnpack(f *testing.F) {
 	})
 }
 
-// TestBigFilesAreShared looks at the inodes of two images with one model.
+// TestBigFilesAreShared compares the inodes of two images with one model.
 func TestBigFilesAreShared(t *testing.T) {
 	s := store(t, t.TempDir())
 	inode := func(c Config) uint64 {
@@ -234,12 +234,14 @@ func TestBigFilesAreShared(t *testing.T) {
 	}
 }
 
-// TestNothingHalfMade has a disk that is full, blobs that are not what they should be, and a store that is closed.
-func TestNothingHalfMade(t *testing.T) {
+// TestFailedWritesLeaveNothing checks a full disk, corrupt blobs, a closed store, and a folder that
+// changes while it is packed.
+func TestFailedWritesLeaveNothing(t *testing.T) {
 	t.Run("disk full", func(t *testing.T) {
 		small := proctest.Disk(t, "6m")
 		s := store(t, small)
-		d := add(t, s, packed(t, folder(t), stageConfig), "fits:1") // as blobs, but not unpacked too
+		// The blobs fit, but not the unpacked files.
+		d := add(t, s, packed(t, folder(t), stageConfig), "fits:1")
 		if _, err := s.Root(t.Context(), d); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), "disk of "+small+" has ") {
 			t.Errorf("unpack: %v, want the full disk", err)
 		}
@@ -301,7 +303,7 @@ func TestNothingHalfMade(t *testing.T) {
 		}
 		put(t, dir, map[string]string{"labels.txt": "longer than before"})
 		if _, err := s.Add(t.Context(), img, "a:1"); err == nil || !strings.Contains(err.Error(), "grown") {
-			t.Errorf("%v, want it to have grown", err)
+			t.Errorf("%v, want an error that it has grown", err)
 		}
 	})
 }

@@ -1,8 +1,10 @@
-// Package stage is what a stage binary imports: hooks for its author, and the replica's side of the stage protocol.
+// Package stage is what a stage binary imports. It has the hooks of its author, and the replica's
+// side of the stage protocol.
 //
-// A stage has three hooks, whatever its language: load parameters into host memory, once; place them on the replica's
-// device, after the fork; infer a batch. In Go, loading an ONNX model is done by package stage/zygote before the Go runtime
-// starts, so that replicas share it; what is left are Place and Infer:
+// A stage has three hooks in every language. Load reads the parameters into host memory, once.
+// Place puts them on the replica's device, after the fork. Infer runs a batch. In Go, package
+// stage/zygote loads an ONNX model before the Go runtime starts, so that replicas share it. So only
+// Place and Infer are left:
 //
 //	func main() {
 //		stage.Main(stage.Hooks{
@@ -11,6 +13,6 @@
 //		})
 //	}
 //
-// The same binary is a zygote, a forked replica or an ordinary process, depending on how it is started. The stage protocol
-// is described in package wire.
+// The same binary is a zygote, a forked replica or an ordinary process, depending on how it is
+// started. Package wire describes the stage protocol.
 package stage

@@ -15,21 +15,25 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Hooks is what an author writes.
+// Hooks has the functions and limits that the author of a stage sets.
 type Hooks struct {
-	// Place runs once in each replica, before it takes calls; nil: nothing to do. An error ends the replica.
+	// Place runs once per replica, before the first call; nil: there is nothing to do. If it returns
+	// an error, the replica ends.
 	Place func(ctx context.Context, r *Replica) error
-	// Infer runs a batch and returns one result a call, in order. Up to Slots batches run at a time. ctx ends when all calls
-	// of the batch are canceled or past their deadlines; each call has its own context besides. A panic is every call's
-	// error, or, with Each, that of the call that caused it, and the replica goes on.
+	// Infer runs a batch and returns one result per call, in order. Up to Slots batches run at a time.
+	// ctx ends when all calls of the batch are canceled or past their deadlines. Each call also has
+	// its own context. A panic becomes the error of all calls or, with Each, of the call that caused
+	// it; the replica continues.
 	Infer func(ctx context.Context, calls []*Call) []Result
-	// Slots is how many batches run at a time; the environment's max_inflight overrides it. Default 1.
+	// Slots is the maximum number of batches that run at a time. The environment variable max_inflight
+	// overrides it. The default is 1.
 	Slots int
-	// MaxBatch is how many calls Infer takes at a time. Default 1.
+	// MaxBatch is the maximum number of calls per batch. The default is 1.
 	MaxBatch int
 
-	threads func(total int) // makes that many compute; nil: nobody can
-	timeout time.Duration   // of a call, the environment's exec_timeout; 0: its deadline alone
+	threads func(total int) // makes this many threads compute; nil: the number cannot be changed
+	// timeout bounds a call; 0: only the call's deadline does. It is exec_timeout.
+	timeout time.Duration
 }
 
 // Replica is this process.
@@ -42,7 +46,8 @@ type Replica struct {
 	load  time.Duration
 }
 
-// Model returns the ONNX session, inherited from the zygote or opened by this process; nil for a function without one.
+// Model returns the ONNX session, which is inherited from the zygote or was opened by this process.
+// It returns nil for a function without a model.
 func (r *Replica) Model() *zygote.Session { return r.model }
 
 // Call is one call of a batch.
@@ -58,16 +63,18 @@ type Call struct {
 	log   *slog.Logger
 }
 
-// Log returns the replica's logger with the call's id, by which its lines are found together with the platform's.
+// Log returns the replica's logger with the call's id. The platform's lines about the call have the
+// same id.
 func (c *Call) Log() *slog.Logger {
 	id := c.HeaderValue("X-Call-Id")
 	if id == "" {
 		id = c.Key.Request
 	}
-	return cmp.Or(c.log, slog.Default()).With("call", id) // a test's call has none
+	return cmp.Or(c.log, slog.Default()).With("call", id) // a call of a test has no logger
 }
 
-// Context ends when the call is canceled, past its deadline or running for longer than the environment's exec_timeout.
+// Context ends when the call is canceled, is past its deadline, or has run for longer than the
+// environment's exec_timeout.
 func (c *Call) Context() context.Context { return c.ctx }
 
 // Items returns the items of all parts of the input, in the parts' order.
@@ -92,7 +99,8 @@ func (c *Call) HeaderValue(name string) string {
 	return ""
 }
 
-// Write streams a piece of the call's output ahead of its result. It waits while the receiver is behind.
+// Write streams a piece of the call's output before its result. It waits while the receiver is
+// behind.
 func (c *Call) Write(p []byte) (int, error) {
 	if err := c.write(p); err != nil {
 		return 0, err
@@ -100,36 +108,38 @@ func (c *Call) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Result is the end of one call: Err, or else Output.
+// Result is the end of one call: Err if it is not nil, or else Output.
 type Result struct {
 	Output tensor.Activation
-	Header []task.Header // for the HTTP response, when this is the last stage
+	Header []task.Header // for the HTTP response, if this is the last stage
 	Err    error
 }
 
-// badInput marks an error as the client's.
+// badInput marks an error as caused by the client.
 type badInput struct{ error }
 
 func (b badInput) Unwrap() error { return b.error }
 
-// BadInput marks err as caused by the call's input: the client gets 400 instead of 500, and nothing is retried.
+// BadInput marks err as caused by the call's input. The client gets 400 instead of 500, and nothing
+// is retried.
 func BadInput(err error) error { return badInput{err} }
 
-// envDevices names the replica's devices; empty: it has none.
+// envDevices is the variable with the replica's devices. It is empty if the replica has none.
 const envDevices = "CUDA_VISIBLE_DEVICES"
 
-// outOfMemory marks an error as the device's.
+// outOfMemory marks an error as caused by a device's memory.
 type outOfMemory struct{ error }
 
 func (o outOfMemory) Unwrap() error { return o.error }
 
-// OutOfMemory marks err as caused by a device that has not the memory that the call takes: it is tried again by a replica on other
-// devices, and this replica is replaced by one elsewhere. Of Place, the function is not started on this device again for a while.
-// The message should say which device, how much was wanted and how much is free. Without a device it is an error like any other: no
-// replica would have more memory.
+// OutOfMemory marks err as caused by a device that lacks memory. An error of a call makes the
+// platform run the call on a replica with other devices, and replace this replica by one elsewhere.
+// After an error of Place, the platform does not start the function on this device for a while. The
+// message should name the device, the wanted memory and the free memory. If the replica has no
+// device, the mark has no effect, because no other replica would have more memory.
 func OutOfMemory(err error) error { return outOfMemory{err} }
 
-// code says which outcome an error of a hook is.
+// code returns the outcome that an error of a hook stands for.
 func code(err error) task.Code {
 	switch {
 	case os.Getenv(envDevices) != "" && errors.As(err, new(outOfMemory)):
@@ -144,7 +154,7 @@ func code(err error) task.Code {
 	return task.Failed
 }
 
-// Each makes an Infer hook of a function for one call.
+// Each makes an Infer hook from a function for one call.
 func Each(f func(c *Call) (tensor.Activation, error)) func(context.Context, []*Call) []Result {
 	return func(_ context.Context, calls []*Call) []Result {
 		out := make([]Result, len(calls))
@@ -155,7 +165,7 @@ func Each(f func(c *Call) (tensor.Activation, error)) func(context.Context, []*C
 	}
 }
 
-// one runs f, unless the call is over already. A panic is that call's error.
+// one runs f unless the call has already ended. A panic becomes the call's error.
 func one(f func(c *Call) (tensor.Activation, error), c *Call) (out tensor.Activation, err error) {
 	if err := c.ctx.Err(); err != nil {
 		return nil, err
@@ -168,7 +178,7 @@ func one(f func(c *Call) (tensor.Activation, error), c *Call) (out tensor.Activa
 	return f(c)
 }
 
-// panicked is a panic of the function, as an error.
+// panicked is a panic of the author's function, as an error.
 type panicked struct {
 	value any
 	stack []byte
@@ -176,9 +186,9 @@ type panicked struct {
 
 func (p panicked) Error() string { return fmt.Sprintf("the function panicked: %v", p.value) }
 
-// safely runs Infer and returns a result for each call. A panic becomes the error of every call, because it is not known
-// which one caused it.
-func safely(infer func(context.Context, []*Call) []Result, ctx context.Context, calls []*Call) (out []Result) {
+// runRecovered runs Infer and returns one result per call. A panic becomes the error of every call,
+// because the call that caused it is unknown.
+func runRecovered(infer func(context.Context, []*Call) []Result, ctx context.Context, calls []*Call) (out []Result) {
 	defer func() {
 		p := recover()
 		if p == nil && len(out) == len(calls) {

@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-func TestDrainWaitsForWhatRuns(t *testing.T) {
+func TestDrainWaitsForRunningCalls(t *testing.T) {
 	release := make(chan struct{})
 	d := begin(t, Hooks{Infer: Each(func(*Call) (tensor.Activation, error) { <-release; return nil, nil })}, welcome)
 	d.batch(1, time.Time{}, "x")
@@ -23,7 +23,7 @@ func TestDrainWaitsForWhatRuns(t *testing.T) {
 	d.ends("")
 }
 
-// streamer writes ten bytes ahead of its result.
+// streamer writes ten bytes before its result.
 func streamer(c *Call) (tensor.Activation, error) {
 	_, err := c.Write([]byte("0123456789"))
 	return nil, err
@@ -38,13 +38,14 @@ func (d *dispatcher) chunk() string {
 	return string(m.Data)
 }
 
-// TestADrainingReplicaStillListens has a call that needs credit, and one that is canceled, after the Drain.
+// TestADrainingReplicaStillListens drains a replica that runs a call that needs credit, and a call
+// that is then canceled.
 func TestADrainingReplicaStillListens(t *testing.T) {
 	d := begin(t, Hooks{Infer: Each(streamer)}, wire.Welcome{Version: wire.Version, Credit: 4})
 	d.batch(1, time.Time{}, "x")
 	d.chunk()
 	d.send(wire.FrameDrain, 0, nil)
-	d.send(wire.FrameDrain, 0, nil) // twice is once
+	d.send(wire.FrameDrain, 0, nil) // a second Drain has no effect
 	d.send(wire.FrameCredit, 0, wire.Credit{Amount: 100}.Append(nil))
 	if got := d.chunk(); got != "456789" {
 		t.Errorf("after the drain came %q", got)
@@ -60,7 +61,7 @@ func TestADrainingReplicaStillListens(t *testing.T) {
 	d.ends("")
 }
 
-func TestAReplicaToldToEndFinishesAndTakesNoMore(t *testing.T) {
+func TestReplicaToldToEndFinishesItsCalls(t *testing.T) {
 	ctx, end := context.WithCancel(t.Context())
 	begun, release := make(chan struct{}), make(chan struct{})
 	d := beginCtx(t, ctx, Hooks{Slots: 2, Infer: Each(func(*Call) (tensor.Activation, error) {
@@ -95,12 +96,13 @@ func TestAReplicaToldToEndDoesNotWaitForAWelcome(t *testing.T) {
 	(&dispatcher{t: t, done: done}).ends("")
 }
 
-// TestAStandstillDoesNotKeepTheReplica has a dispatcher that reads no answers and then breaks the protocol.
-func TestAStandstillDoesNotKeepTheReplica(t *testing.T) {
+// TestReplicaEndsAlthoughNobodyReads plays a dispatcher that reads no answers and then breaks the
+// protocol.
+func TestReplicaEndsAlthoughNobodyReads(t *testing.T) {
 	begun := make(chan struct{})
 	d := begin(t, Hooks{Infer: Each(func(*Call) (tensor.Activation, error) {
 		close(begun)
-		out := make(tensor.Activation, 200) // inline, and more than the socket holds
+		out := make(tensor.Activation, 200) // inline, and more than a socket's buffer holds
 		for i := range out {
 			out[i].Bytes = make([]byte, tensor.InlineLimit)
 		}
@@ -125,7 +127,7 @@ func TestChunksWaitForCredit(t *testing.T) {
 	d.result()
 }
 
-func TestAFinishedCallStreamsNoMore(t *testing.T) {
+func TestFinishedCallsDoNotStream(t *testing.T) {
 	kept := make(chan *Call, 2)
 	d := begin(t, Hooks{MaxBatch: 2, Infer: Each(func(c *Call) (tensor.Activation, error) { kept <- c; return nil, nil })}, welcome)
 	d.batch(1, time.Time{}, "x", "y")

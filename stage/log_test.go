@@ -9,7 +9,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// TestCallLog: what a function logs of a call says which one, by the id that its client knows.
+// TestCallLog checks that lines logged with a call's logger have the id that the client knows.
 func TestCallLog(t *testing.T) {
 	var b bytes.Buffer
 	c := &Call{Key: task.Key{Request: "id.x~1"}, log: slog.New(slog.NewTextHandler(&b, nil))}

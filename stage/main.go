@@ -19,12 +19,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 )
 
-// errByHand says that nobody gave this process a stage socket.
+// errByHand is the error of a process without a stage socket.
 var errByHand = errors.New("this is a stage of a Stagecoach pipeline, and it was started without a stage socket: " +
 	"deploy it (faas-cli deploy) and let `stagecoach up` start it")
 
-// Main runs this process as a replica and does not return. It ends with 0 when the replica was drained or its dispatcher is
-// gone, with 2 when it was started by hand, else with 1.
+// Main runs this process as a replica and does not return. The exit status is 0 if the replica was
+// drained or its dispatcher has gone, 2 if the process was started by hand, and 1 otherwise.
 func Main(h Hooks) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	err := Run(ctx, h)
@@ -40,8 +40,9 @@ func Main(h Hooks) {
 	os.Exit(0)
 }
 
-// Run runs this process as a replica, as [Main] does, until it was drained, its dispatcher is gone, or ctx has ended and what
-// the replica had taken is answered: for programs with something to do after that. It is called once.
+// Run runs this process as a replica, as [Main] does, but returns. It returns when the replica was
+// drained, when its dispatcher has gone, or after ctx has ended and all accepted calls are
+// answered. Call it at most once per process.
 func Run(ctx context.Context, h Hooks) error {
 	fd, err := stageSocket()
 	if err != nil {
@@ -53,7 +54,7 @@ func Run(ctx context.Context, h Hooks) error {
 	}
 	defer c.Close()
 	if h.Infer == nil {
-		return errors.New("no Infer hook, want one")
+		return errors.New("Hooks.Infer is nil, want a function")
 	}
 	if h.Slots, h.MaxBatch, err = limits(h, os.Getenv("max_inflight")); err != nil {
 		return err
@@ -84,7 +85,8 @@ func Run(ctx context.Context, h Hooks) error {
 	}, h, r.Log)
 }
 
-// onDevice names the devices of an error of Place that is marked as OutOfMemory, so that the platform sees which they are.
+// onDevice adds the names of the replica's devices to an error of Place that is marked as
+// OutOfMemory, so that the platform can read them.
 func onDevice(err error) error {
 	if code(err) != task.OutOfMemory {
 		return err
@@ -92,7 +94,8 @@ func onDevice(err error) error {
 	return fmt.Errorf("%s%s: %w", wire.OutOfMemoryOn, os.Getenv(envDevices), err)
 }
 
-// stageSocket returns the descriptor that this process was given, and makes a forked child's environment Go's own.
+// stageSocket returns the descriptor of the stage socket. In a forked child, it also copies the
+// environment of the fork order into Go's environment.
 func stageSocket() (int, error) {
 	if fd, env, ok := zygote.Child(); ok {
 		for _, kv := range env {
@@ -114,11 +117,11 @@ func stageSocket() (int, error) {
 	return fd, nil
 }
 
-// connection takes the stage socket over.
+// connection returns the stage socket's connection, which replaces the descriptor.
 func connection(fd int) (*net.UnixConn, error) {
 	f := os.NewFile(uintptr(fd), "stage")
 	c, err := net.FileConn(f)
-	_ = f.Close() // FileConn has its own
+	_ = f.Close() // FileConn has duplicated it
 	if err != nil {
 		return nil, fmt.Errorf("stage socket %d: %w", fd, err)
 	}
@@ -130,7 +133,8 @@ func connection(fd int) (*net.UnixConn, error) {
 	return u, nil
 }
 
-// limits returns slots and largest batch: the hooks' or 1, slots overridden by the environment.
+// limits returns slots and the maximum batch: those of the hooks, or 1. The environment overrides
+// slots.
 func limits(h Hooks, maxInflight string) (slots, batch int, err error) {
 	slots = max(1, h.Slots)
 	if maxInflight != "" && maxInflight != "0" {
@@ -141,7 +145,8 @@ func limits(h Hooks, maxInflight string) (slots, batch int, err error) {
 	return slots, max(1, h.MaxBatch), nil
 }
 
-// Duration reads an environment variable that holds a time as OpenFaaS has it: seconds, or a Go duration. Empty and 0: none.
+// Duration parses the value of an environment variable with a time in OpenFaaS's notation: seconds,
+// or a Go duration. Empty and 0 mean none.
 func Duration(name, value string) (time.Duration, error) {
 	if value == "" {
 		return 0, nil
@@ -156,7 +161,8 @@ func Duration(name, value string) (time.Duration, error) {
 	return d, nil
 }
 
-// open takes the inherited session, or opens the model by itself, and returns how many threads compute.
+// open sets the model: the inherited session, or one that it opens. It returns the number of
+// threads that compute.
 func (r *Replica) open() (threads int, err error) {
 	if r.model = zygote.Inherited(); r.model != nil {
 		return r.model.AddThreads(1)
@@ -183,14 +189,15 @@ func (r *Replica) open() (threads int, err error) {
 	return r.model.AddThreads(1)
 }
 
-// addThreads has the model computed with more threads than before.
+// addThreads makes more threads compute the model.
 func (r *Replica) addThreads(total int) {
 	if _, err := r.model.AddThreads(total); err != nil {
-		r.Log.Warn("the replica goes on with the threads that it has", "wanted", total, "error", err)
+		r.Log.Warn("more threads for the model could not be started; the replica continues with those that it has", "wanted", total, "error", err)
 	}
 }
 
-// number reads a number of threads from the environment; not there: otherwise.
+// number parses an environment variable with a number of threads. It returns otherwise if the
+// variable is not set.
 func number(name string, otherwise int) (int, error) {
 	text := os.Getenv(name)
 	if text == "" {

@@ -33,7 +33,7 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-func TestStartedByHandSaysWhatItIs(t *testing.T) {
+func TestStartByHandIsRefused(t *testing.T) {
 	if os.Getenv(wire.EnvStageFD) != "" {
 		t.Skip("this test process has a stage socket")
 	}
@@ -46,7 +46,7 @@ func TestStartedByHandSaysWhatItIs(t *testing.T) {
 	}
 }
 
-// programs are the stages that this test binary can be.
+// programs returns the stages that this test binary can run as.
 func programs() map[string]Hooks {
 	echo := Each(func(c *Call) (tensor.Activation, error) { return c.Items(), nil })
 	return map[string]Hooks{
@@ -63,7 +63,7 @@ func programs() map[string]Hooks {
 	}
 }
 
-// replica is a stage that runs as a process of its own.
+// replica is a stage that runs in a separate process.
 type replica struct {
 	*dispatcher
 	cmd    *exec.Cmd
@@ -89,18 +89,18 @@ func start(t *testing.T, program string, env ...string) *replica {
 	return r
 }
 
-// exits waits for the process and checks how it ends.
+// exits waits until the process has ended, and checks its exit status and stderr.
 func (r *replica) exits(code int, message string) {
 	r.t.Helper()
 	kill := time.AfterFunc(20*time.Second, func() { _ = r.cmd.Process.Kill() })
 	defer kill.Stop()
-	_ = r.cmd.Wait() // the state says how
+	_ = r.cmd.Wait() // the state says how it ended
 	if got := r.cmd.ProcessState.ExitCode(); got != code || !strings.Contains(r.stderr.String(), message) {
 		r.t.Errorf("ended with %v and %q, want code %d and %q", r.cmd.ProcessState, r.stderr.String(), code, message)
 	}
 }
 
-func TestAStageIsAProcess(t *testing.T) {
+func TestStageServesAsAProcess(t *testing.T) {
 	r := start(t, "name", "greeting=hello", "max_inflight=5")
 	hello, err := wire.DecodeHello(r.read(wire.FrameHello).Payload)
 	if err != nil || hello.Function != "f.ns" || hello.Replica != "f-1" || hello.Slots != 5 || hello.MaxBatch != 1 || hello.PID != r.cmd.Process.Pid {
@@ -124,7 +124,8 @@ func TestAStageEndsWithItsDispatcher(t *testing.T) {
 	r.exits(0, "")
 }
 
-// TestExecTimeout: a call is bounded by the environment, also when its request is not, and by the nearer of the two.
+// TestExecTimeout checks that the environment bounds a call even if its request has no deadline,
+// and that the earlier of the two bounds counts.
 func TestExecTimeout(t *testing.T) {
 	r := start(t, "patient", "exec_timeout=50ms")
 	r.read(wire.FrameHello)
@@ -152,7 +153,7 @@ func TestAStageEndsOnSIGTERM(t *testing.T) {
 	r.batch(1, time.Time{}, "x")
 	r.batch(2, time.Time{}, "x")
 	r.send(wire.FrameCancel, 2, wire.Cancel{}.Append(nil))
-	r.failure(task.Canceled, "canceled") // so the first batch has begun
+	r.failure(task.Canceled, "canceled") // so that the first batch has started
 	if err := r.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -162,10 +163,10 @@ func TestAStageEndsOnSIGTERM(t *testing.T) {
 	r.exits(0, "")
 }
 
-func TestAStageSaysWhyItCannotStart(t *testing.T) {
+func TestFailedStartNamesItsCause(t *testing.T) {
 	start(t, "unplaced").exits(1, "stage: place: no device of 3 GiB, want one\n")
 	start(t, "crowded", "CUDA_VISIBLE_DEVICES=GPU-1").exits(1, "stage: place: out of memory on device GPU-1: want 2 GiB, 1 GiB of 40 GiB free\n")
-	start(t, "hookless").exits(1, "no Infer hook")
+	start(t, "hookless").exits(1, "Hooks.Infer is nil")
 	start(t, "echo", "max_inflight=none").exits(1, `max_inflight="none"`)
 	start(t, "echo", wire.EnvStageFD+"=77").exits(1, "stage socket 77")
 	start(t, "echo", wire.EnvStageFD+"=").exits(2, "started without a stage socket")

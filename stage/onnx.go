@@ -10,15 +10,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Model makes the hooks of a stage that runs its ONNX model once for each item. before turns an item into the model's
-// inputs, after turns the model's outputs into the item that is answered; nil: items are sets of tensors and stay so.
-// An error of before is the client's (400).
+// Model returns the hooks of a stage that runs its ONNX model once per item. before turns an item
+// into the model's inputs. after turns the model's outputs into the item of the answer. If one is
+// nil, items are sets of tensors and stay as they are. An error of before is the client's fault
+// (400).
 func Model(before func(c *Call, it tensor.Item) ([]tensor.Tensor, error), after func(c *Call, out []tensor.Tensor) (tensor.Item, error)) Hooks {
 	if before == nil {
 		before = tensors
 	}
 	if after == nil {
-		after = func(_ *Call, out []tensor.Tensor) (tensor.Item, error) { //nolint:unparam // others fail
+		//nolint:unparam // other functions return errors
+		after = func(_ *Call, out []tensor.Tensor) (tensor.Item, error) {
 			return tensor.Item{Tensors: out}, nil
 		}
 	}
@@ -43,7 +45,7 @@ func Model(before func(c *Call, it tensor.Item) ([]tensor.Tensor, error), after 
 				}
 				result, err := model.Run(in)
 				if err != nil {
-					return nil, BadInput(fmt.Errorf("item %d: %w", i, err)) // of the wrong name, shape or datatype
+					return nil, BadInput(fmt.Errorf("item %d: %w", i, err)) // wrong name, shape or datatype
 				}
 				if out[i], err = after(c, result); err != nil {
 					return nil, fmt.Errorf("item %d: %w", i, err)
@@ -54,7 +56,7 @@ func Model(before func(c *Call, it tensor.Item) ([]tensor.Tensor, error), after 
 	}
 }
 
-// tensors are an item's own.
+// tensors returns the tensors of an item.
 func tensors(_ *Call, it tensor.Item) ([]tensor.Tensor, error) {
 	if it.Tensors == nil {
 		return nil, fmt.Errorf(`content type %q, want tensors: {"inputs":[{"name","datatype","shape","data"}]}`, it.ContentType)

@@ -28,24 +28,25 @@ type server struct {
 	log   *slog.Logger
 
 	drain    chan struct{}  // closed when the dispatcher wants nothing more
-	flushing atomic.Bool    // a goroutine is about to send what has been gathered
-	running  sync.WaitGroup // batches
+	flushing atomic.Bool    // a goroutine will send the gathered answers
+	running  sync.WaitGroup // the running batches
 	workers  sync.WaitGroup
-	jobs     chan job // for the workers; closed when the connection has ended
+	jobs     chan job // for the workers; closed after the connection has ended
 	mu       sync.Mutex
-	leaving  bool // nothing new is begun
+	leaving  bool // no new batch starts
 	batches  map[uint64]*running
 	credit   chunkCredit
 }
 
-// running is a batch at work.
+// running is a batch that runs.
 type running struct {
-	cancel []context.CancelFunc // one a call
-	all    context.CancelFunc   // of the batch's context
+	cancel []context.CancelFunc // one per call
+	all    context.CancelFunc   // ends the batch's context
 }
 
-// serve says hello, then answers batches until ctx ends, the dispatcher drains it or closes. It returns nil for all of
-// these, the first two once what it had taken is answered.
+// serve sends Hello and answers batches until ctx ends, or the dispatcher drains the replica or
+// closes the connection. In each of these cases it returns nil; in the first two, all accepted
+// calls have been answered.
 func serve(ctx context.Context, conn *wire.Conn, hello wire.Hello, hooks Hooks, log *slog.Logger) error {
 	s := &server{conn: conn, hooks: hooks, log: log, drain: make(chan struct{}), jobs: make(chan job), batches: map[uint64]*running{}}
 	s.credit.init()
@@ -61,18 +62,21 @@ func serve(ctx context.Context, conn *wire.Conn, hello wire.Hello, hooks Hooks, 
 	err := s.read()
 	close(ended)
 	close(s.jobs)
-	_ = conn.Close() // nobody is left to answer: what still runs can stop, and no write waits
+	// No caller is left: running calls can stop, and writes fail instead of waiting.
+	_ = conn.Close()
 	s.cancelAll()
 	s.credit.close()
 	s.workers.Wait()
-	if <-finished || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) { // the latter: with answers unread
+	// ECONNRESET means that the dispatcher has closed the connection with unread answers.
+	if <-finished || errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) {
 		return nil
 	}
 	return err
 }
 
-// finish waits until the replica is to leave, answers what it has taken, and then ends the reader, which until then brings
-// cancels and credits. It returns false when the connection ended before.
+// finish waits until the replica should leave, and until all accepted calls are answered. Then it
+// stops the reader, which has received cancels and credits until then. It returns false if the
+// connection has ended before.
 func (s *server) finish(ctx context.Context, ended <-chan struct{}) bool {
 	select {
 	case <-ended:
@@ -83,7 +87,9 @@ func (s *server) finish(ctx context.Context, ended <-chan struct{}) bool {
 	s.mu.Lock()
 	s.leaving = true
 	s.mu.Unlock()
-	if ctx.Err() != nil { // our wish, so the dispatcher does not know it; if it cannot be told, the reader sees why
+	// The replica wants to leave, and the dispatcher does not know it. If telling it fails, the reader
+	// reports the cause.
+	if ctx.Err() != nil {
 		_ = s.conn.Write(wire.Frame{Type: wire.FrameCredit, Payload: wire.Credit{Amount: 0}.Append(nil)})
 	}
 	s.running.Wait()
@@ -91,7 +97,7 @@ func (s *server) finish(ctx context.Context, ended <-chan struct{}) bool {
 	case <-ended:
 		return false
 	default:
-		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // fails when it has just ended
+		_ = s.conn.SetReadDeadline(time.Unix(1, 0)) // fails if it has just ended
 		return true
 	}
 }
@@ -163,7 +169,7 @@ func (s *server) read() error {
 	}
 }
 
-// start decodes a batch and runs it beside the others.
+// start decodes a batch and starts it beside the running ones.
 func (s *server) start(f wire.Frame) error {
 	b, err := wire.DecodeBatch(f.Payload)
 	if err != nil {
@@ -198,7 +204,8 @@ func (s *server) start(f wire.Frame) error {
 	return nil
 }
 
-// refuse answers a batch that was on its way when the replica decided to leave: its calls run elsewhere.
+// refuse answers a batch that arrived after the replica decided to leave. The calls will run
+// elsewhere.
 func (s *server) refuse(batch uint64, calls int) error {
 	for i := range calls {
 		m := wire.Error{Index: i, Code: task.ReplicaLost, Message: "the replica was told to end"}
@@ -209,7 +216,8 @@ func (s *server) refuse(batch uint64, calls int) error {
 	return nil
 }
 
-// calls makes what Infer gets of a batch. The context ends when all calls' own have ended.
+// calls makes the calls of a batch and its context. The context ends when the contexts of all calls
+// have ended.
 func (s *server) calls(batch uint64, b wire.Batch) (context.Context, *running, []*Call) {
 	r := &running{cancel: make([]context.CancelFunc, len(b.Calls))}
 	out := make([]*Call, len(b.Calls))
@@ -237,19 +245,20 @@ func (s *server) calls(batch uint64, b wire.Batch) (context.Context, *running, [
 	return all, r, out
 }
 
-// overtime is the cause of a call's end that ran for longer than the environment's exec_timeout.
-type overtime time.Duration
+// execTimeoutError is the cause of a canceled call that ran for longer than the environment's
+// exec_timeout.
+type execTimeoutError time.Duration
 
-func (o overtime) Error() string {
+func (o execTimeoutError) Error() string {
 	return fmt.Sprintf("it ran for longer than exec_timeout, %v", time.Duration(o))
 }
 
-func (overtime) Unwrap() error { return context.DeadlineExceeded }
+func (execTimeoutError) Unwrap() error { return context.DeadlineExceeded }
 
 func callContext(deadline time.Time, timeout time.Duration) (context.Context, context.CancelFunc) {
 	switch {
 	case timeout > 0 && (deadline.IsZero() || time.Until(deadline) > timeout):
-		return context.WithTimeoutCause(context.Background(), timeout, overtime(timeout))
+		return context.WithTimeoutCause(context.Background(), timeout, execTimeoutError(timeout))
 	case deadline.IsZero():
 		return context.WithCancel(context.Background())
 	}
@@ -276,8 +285,8 @@ func (s *server) begin(j job) {
 }
 
 // work runs batches until the connection ends. Workers are kept because a new goroutine has a small
-// stack, which each batch would grow again. That took 8 % of the processor time of a replica with
-// no-op calls.
+// stack, which each batch would grow again. Growing took 8 % of the processor time of a replica
+// with no-op calls.
 func (s *server) work() {
 	for j := range s.jobs {
 		s.run(j)
@@ -288,42 +297,45 @@ func (s *server) run(j job) {
 	defer s.running.Done()
 	batch, calls := j.batch, j.calls
 	begin := time.Now()
-	results := safely(s.hooks.Infer, j.ctx, calls)
+	results := runRecovered(s.hooks.Infer, j.ctx, calls)
 	service := time.Since(begin)
 	for i := range results {
-		if late := overtime(0); errors.Is(results[i].Err, context.DeadlineExceeded) && errors.As(context.Cause(calls[i].ctx), &late) {
+		if late := execTimeoutError(0); errors.Is(results[i].Err, context.DeadlineExceeded) && errors.As(context.Cause(calls[i].ctx), &late) {
 			results[i].Err = late
 		}
 	}
 	s.mu.Lock()
-	delete(s.batches, batch) // before the last result leaves: it frees the slot on the other side
+	// Delete it before the last result is sent: that result frees the slot for the dispatcher.
+	delete(s.batches, batch)
 	others := len(s.batches)
 	s.mu.Unlock()
 	for _, cancel := range j.cancel {
-		cancel() // a call that is over can stream no more
+		cancel() // a call that has ended must not stream
 	}
 	j.all()
 	for i, res := range results {
 		if p := (panicked{}); errors.As(res.Err, &p) {
 			s.log.Error("the function panicked", "call", calls[i].Key.Request, "panic", p.value, "stack", string(p.stack))
 		}
-		_ = s.answer(batch, i, service, res) // Flush has the error too
+		_ = s.answer(batch, i, service, res) // Flush returns the error, too
 	}
 	if err := s.flush(others > 0 && service < quick); err != nil {
-		s.log.Debug("results not sent", "batch", batch, "error", err) // the reader sees the end of the connection too
+		// The reader also sees the end of the connection.
+		s.log.Debug("results not sent", "batch", batch, "error", err)
 	}
 }
 
-// quick is a service time that is not much longer than the system call that sends a result.
+// quick is the service time below which a result waits for others, because it is about as short as
+// the system call that sends a result.
 const quick = 100 * time.Microsecond
 
-// flush sends what answers have gathered. When patient, it lets goroutines that are ready to run add theirs first: batches
-// that came together and take no time leave together, in one system call. It waits for nothing: what cannot run now goes
-// later.
+// flush sends the gathered answers. If patient is set, it first lets goroutines run that are ready
+// to add theirs. So batches that came together and take no time are answered in one system call. It
+// does not wait for other goroutines.
 func (s *server) flush(patient bool) error {
 	if patient {
 		if !s.flushing.CompareAndSwap(false, true) {
-			return nil // whoever set it has yet to send
+			return nil // the goroutine that set it will send
 		}
 		runtime.Gosched()
 		s.flushing.Store(false)
@@ -331,7 +343,7 @@ func (s *server) flush(patient bool) error {
 	return s.conn.Flush()
 }
 
-// answer gathers the end of a call.
+// answer adds the end of a call to the gathered answers.
 func (s *server) answer(batch uint64, i int, service time.Duration, res Result) error {
 	if res.Err != nil {
 		m := wire.Error{Index: i, Service: service, Code: code(res.Err), Message: res.Err.Error()}
@@ -340,7 +352,7 @@ func (s *server) answer(batch uint64, i int, service time.Duration, res Result) 
 	out, files, err := wire.Attach(res.Output, 0, refuseRefs)
 	defer func() {
 		for _, f := range files {
-			_ = f.Close() // the other side has its own
+			_ = f.Close() // the other side has its own copy
 		}
 	}()
 	if err != nil {
@@ -365,7 +377,7 @@ func (s *server) cancel(f wire.Frame) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := s.batches[f.Batch] // nil: it has just ended
+	r := s.batches[f.Batch] // nil: the batch has just ended
 	if r == nil {
 		return nil
 	}

@@ -28,11 +28,11 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// dispatcher is the other side of a replica under test.
+// dispatcher plays the dispatcher of a replica.
 type dispatcher struct {
 	t    *testing.T
 	conn *wire.Conn
-	done chan error // what serve returned
+	done chan error // the result of serve
 }
 
 // ends returns both ends of a stage socket.
@@ -164,7 +164,7 @@ func upper(c *Call) (tensor.Activation, error) {
 	}
 }
 
-func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
+func TestCallsOfABatchEndIndependently(t *testing.T) {
 	t.Setenv(envDevices, "GPU-1")
 	d := begin(t, Hooks{Infer: Each(upper), MaxBatch: 5}, welcome)
 	d.batch(1, time.Time{}, "a", "bad", "fail", "large", "memory")
@@ -194,7 +194,7 @@ func TestAPanicLeavesTheReplicaAlive(t *testing.T) {
 	}
 }
 
-func TestABatchThatPanicsOrMiscountsFailsWhole(t *testing.T) {
+func TestPanicOrWrongCountFailsTheWholeBatch(t *testing.T) {
 	for want, infer := range map[string]func(context.Context, []*Call) []Result{
 		"panicked: ouch":               func(context.Context, []*Call) []Result { panic("ouch") },
 		"returned 1 results for 2 cal": func(context.Context, []*Call) []Result { return make([]Result, 1) },
@@ -206,7 +206,7 @@ func TestABatchThatPanicsOrMiscountsFailsWhole(t *testing.T) {
 	}
 }
 
-// TestABatchEndsWithItsLastCall has a hook that knows only the batch's context.
+// TestABatchEndsWithItsLastCall runs a hook that waits only for the batch's context.
 func TestABatchEndsWithItsLastCall(t *testing.T) {
 	calls := make(chan []*Call, 3)
 	d := begin(t, Hooks{MaxBatch: 2, Infer: func(ctx context.Context, c []*Call) []Result {
@@ -229,10 +229,10 @@ func TestABatchEndsWithItsLastCall(t *testing.T) {
 	d.failure(task.Expired, "deadline")
 	d.batch(3, time.Time{}, "a", "b")
 	_ = d.conn.Close()
-	d.ends("") // a hook that waits for its context does not keep the process
+	d.ends("") // a hook that waits for its context does not keep the process alive
 }
 
-func TestLargeInputsRideInFiles(t *testing.T) {
+func TestLargeInputsTravelInFiles(t *testing.T) {
 	d := begin(t, Hooks{Infer: Each(func(c *Call) (tensor.Activation, error) {
 		var n []byte
 		for _, it := range c.Items() {
@@ -317,15 +317,16 @@ func FuzzServe(f *testing.F) {
 			_ = d.conn.Write(wire.Frame{Type: wire.FrameDrain})
 		}
 		select {
-		case <-d.done: // any end is fine, none is not
+		case <-d.done: // any result is fine, but there must be one
 		case <-time.After(time.Minute):
 			t.Fatal("the replica hangs")
 		}
 	})
 }
 
-// Results of quick batches that come together are sent by one of them, and none is left behind.
-func TestQuickResultsLeaveTogether(t *testing.T) {
+// TestQuickResultsShareASystemCall checks that one goroutine sends the results of quick batches
+// that come together, and that all results are sent.
+func TestQuickResultsShareASystemCall(t *testing.T) {
 	x, y := ends(t)
 	s := &server{conn: wire.NewConn(x)}
 	far := wire.NewConn(y)
@@ -335,7 +336,7 @@ func TestQuickResultsLeaveTogether(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.flushing.Store(true) // another one is about to send
+	s.flushing.Store(true) // another goroutine will send
 	gather(1)
 	if err := s.flush(true); err != nil {
 		t.Fatal(err)
@@ -354,7 +355,7 @@ func TestQuickResultsLeaveTogether(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.flushing.Load() {
-		t.Error("it is still said to be about to send")
+		t.Error("flushing is still set")
 	}
 	for want := range uint64(2) {
 		if f, err := far.Read(); err != nil || f.Batch != want+1 {
@@ -377,14 +378,14 @@ func TestThreadsAreAskedFor(t *testing.T) {
 	d := begin(t, h, welcome)
 	d.send(wire.FrameThreads, 0, wire.Threads{Total: 3}.Append(nil))
 	d.batch(1, time.Time{}, "a")
-	d.result() // the frame before it was read
+	d.result() // the frame before it has been read
 	if got := <-asked; got != 3 {
 		t.Errorf("asked for %d threads, want 3", got)
 	}
 	d.send(wire.FrameThreads, 0, []byte{1})
 	d.ends("threads: 1 bytes, want 2")
 
-	h.threads = nil // a stage without a model
+	h.threads = nil // as for a stage without a model
 	d = begin(t, h, welcome)
 	d.send(wire.FrameThreads, 0, wire.Threads{Total: 3}.Append(nil))
 	d.batch(1, time.Time{}, "a")

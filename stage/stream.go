@@ -8,7 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// maxChunk is the largest piece of a stream in one frame.
+// maxChunk is the maximum size of a piece of a stream in one frame, in bytes.
 const maxChunk = 64 << 10
 
 func (s *server) chunk(ctx context.Context, batch uint64, i int, p []byte) error {
@@ -26,7 +26,7 @@ func (s *server) chunk(ctx context.Context, batch uint64, i int, p []byte) error
 	return nil
 }
 
-// chunkCredit is how many bytes of chunks the dispatcher will take.
+// chunkCredit counts the bytes of chunks that the dispatcher accepts.
 type chunkCredit struct {
 	mu     sync.Mutex
 	more   *sync.Cond
@@ -50,7 +50,7 @@ func (c *chunkCredit) close() {
 	c.more.Broadcast()
 }
 
-// take waits for credit and takes up to n bytes of it.
+// take waits for credit and takes at most n bytes of it.
 func (c *chunkCredit) take(ctx context.Context, n int) (int, error) {
 	stop := context.AfterFunc(ctx, func() { c.mu.Lock(); defer c.mu.Unlock(); c.more.Broadcast() })
 	defer stop()

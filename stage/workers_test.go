@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestBatchesShareGoroutines: a batch that comes after the end of another one runs on the same
-// goroutine.
+// TestBatchesShareGoroutines checks that a batch that comes after the end of another one runs on
+// the same goroutine.
 func TestBatchesShareGoroutines(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]bool{}
@@ -31,7 +31,7 @@ func TestBatchesShareGoroutines(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if len(seen) > batches/4 { // one that has not got back to waiting makes room for another one
+	if len(seen) > batches/4 { // a worker that does not wait again yet is replaced by another
 		t.Errorf("%d batches ran on %d goroutines, want a few", batches, len(seen))
 	}
 	for id := range seen {
@@ -41,8 +41,8 @@ func TestBatchesShareGoroutines(t *testing.T) {
 	}
 }
 
-// TestEndedCallsAreCollected: a goroutine that waits for the next batch keeps no memory of the last
-// one alive.
+// TestEndedCallsAreCollected checks that a goroutine that waits for the next batch keeps nothing of
+// the last batch in memory.
 func TestEndedCallsAreCollected(t *testing.T) {
 	const batches = 3
 	gone := make(chan struct{}, batches)

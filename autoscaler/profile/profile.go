@@ -14,6 +14,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
+// Quiet is how long a function must have had no request before it can be measured.
+const Quiet = 2 * time.Second
+
 // Version is the version of the stored and sent form of a [Profile].
 const Version = 1
 

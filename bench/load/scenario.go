@@ -17,6 +17,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
+// DefaultData is the folder of recorded traces beside a clone of the repository. Programs look
+// there for a trace if the environment names no other folder in STAGECOACH_DATA.
+const DefaultData = "../shared/data"
+
 // Scenario is a load as users write it.
 type Scenario struct {
 	Gateway string `yaml:"gateway"` // http://[user:password@]host:port

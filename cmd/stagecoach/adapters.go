@@ -98,6 +98,16 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 	return out
 }
 
+// Spec returns the spec of a function: what a node starts it from.
+func (d deployed) Spec(key pipeline.Key) (keysmanager.Spec, bool) {
+	for _, f := range d.Functions() {
+		if s, ok := f.Spec.(keysmanager.Spec); ok && f.Key == key {
+			return s, true
+		}
+	}
+	return keysmanager.Spec{}, false
+}
+
 // lined is graphs whose stages all have lines. While a function is deployed, its graph is there a moment before its line,
 // and a task of it would reach nobody.
 type lined struct {

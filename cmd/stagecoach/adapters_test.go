@@ -1,9 +1,15 @@
 package main
 
 import (
+	"bytes"
+	"encoding/json"
 	"testing"
+	"time"
 
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // graphOf has one pipeline, whatever it is asked for.
@@ -27,5 +33,28 @@ func TestLined(t *testing.T) {
 	}
 	if got, ok := l.Graph(pipeline.Key{Name: "p", Namespace: "ns"}); !ok || got.Name != "p" {
 		t.Errorf("got %+v, %t, want the pipeline", got, ok)
+	}
+}
+
+// TestWordsOfEvents: clients know the cluster's kinds of events by other names, and top shows events
+// as they are streamed.
+func TestWordsOfEvents(t *testing.T) {
+	for word, kind := range map[string]cluster.Kind{
+		schema.Ordered: cluster.Ordered, schema.Process: cluster.Process, schema.Ready: cluster.Ready, schema.Answered: cluster.Answered,
+		schema.Stopped: cluster.Stopped, schema.Failed: cluster.Failed, schema.Lost: cluster.Lost,
+	} {
+		if word != string(kind) {
+			t.Errorf("package schema says %q, want %q, as package cluster", word, kind)
+		}
+	}
+	from, to := 1, 2
+	e := events.Event{
+		At: time.Unix(1, 0).UTC(), Kind: "kind", Function: pipeline.Key{Name: "f", Namespace: "ns"}, Replica: "r", Node: "n", Call: "c", Path: "fork",
+		Phases: map[string]string{"load": "1s"}, From: &from, To: &to, Why: "why",
+	}
+	streamed, err := json.Marshal(e)
+	shown, err2 := json.Marshal(schema.TopEvent(e))
+	if err != nil || err2 != nil || !bytes.Equal(streamed, shown) {
+		t.Errorf("top shows %s (%v), want %s (%v)", shown, err2, streamed, err)
 	}
 }

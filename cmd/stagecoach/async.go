@@ -6,11 +6,10 @@ import (
 	"fmt"
 	"path/filepath"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -19,7 +18,7 @@ import (
 // asyncJournal is the gateway's journal in NATS.
 type asyncJournal struct {
 	*queue.Journal
-	calls *callBook
+	calls *admin.Calls
 }
 
 // Append implements gateway.Journal.
@@ -32,9 +31,9 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 	if len(b) <= tensor.InlineLimit {
 		value = e
 	}
-	j.calls.accept(e) // first: it may be done before Append returns
+	j.calls.Accept(e) // first: it may be done before Append returns
 	if err = j.AppendValue(e.Request.Target, e.Request.ID, b, value); err != nil {
-		j.calls.refuse(e.Request.ID)
+		j.calls.Refuse(e.Request.ID)
 	}
 	switch {
 	case errors.Is(err, queue.ErrTooLarge):
@@ -95,7 +94,7 @@ func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 func (u *up) journalConfig() queue.JournalConfig {
 	return queue.JournalConfig{
 		Disk: u.nats.Disk(), Blobs: filepath.Join(u.cfg.State, "journal"), Bytes: int64(u.cfg.Journal.Bytes), Window: u.cfg.Journal.Window,
-		Limits: asyncRules{u.registry}.limits, Died: u.deadLetter, Found: u.calls.found,
+		Limits: asyncRules{u.registry}.limits, Died: u.deadLetter, Found: u.calls.Found,
 	}
 }
 
@@ -109,10 +108,10 @@ func (u *up) async(ctx context.Context) error {
 			if err := n.UnmarshalBinary(r.Data); err != nil {
 				return queue.End{Err: err}
 			}
-			u.calls.begin(r, gateway.SafeURL(n.URL))
+			u.calls.Begin(r, gateway.SafeURL(n.URL))
 			end := u.callbacks.Deliver(ctx, n, try)
 			if ctx.Err() == nil {
-				u.calls.told(r, n.Result, end)
+				u.calls.Told(r, n.Result, end)
 			}
 			return ended(end)
 		}
@@ -122,10 +121,10 @@ func (u *up) async(ctx context.Context) error {
 				return queue.End{Err: err}
 			}
 		}
-		u.calls.begin(r, gateway.SafeURL(e.Callback))
+		u.calls.Begin(r, gateway.SafeURL(e.Callback))
 		end := u.gateway.Work(ctx, e, try, rules.retry(pipeline.ParseKey(e.Request.Target)))
 		if ctx.Err() == nil {
-			u.calls.ran(r, end)
+			u.calls.Ran(r, end)
 		}
 		return ended(end)
 	})
@@ -144,79 +143,4 @@ func ended(e gateway.Ending) queue.End {
 		out.Callback, out.To = b, e.Notice.Host()
 	}
 	return out
-}
-
-// asyncCounts exports the journal's counts.
-type asyncCounts struct {
-	journal *queue.Journal
-	pending *prometheus.Desc
-	inWork  *prometheus.Desc
-	others  []asyncCount
-}
-
-type asyncCount struct {
-	desc  *prometheus.Desc
-	kind  prometheus.ValueType
-	value func(queue.Stats) float64
-	label []string
-}
-
-func newAsyncCounts(j *queue.Journal) *asyncCounts {
-	name := func(n string) string { return "stagecoach_async_" + n }
-	c := &asyncCounts{
-		journal: j,
-		pending: prometheus.NewDesc(name("pending"), "Async requests that are accepted and not done, callbacks included.", []string{"function_name"}, nil),
-		inWork:  prometheus.NewDesc(name("in_work"), "Async requests that run.", []string{"function_name"}, nil),
-	}
-	add := func(kind prometheus.ValueType, n, help, label string, values map[string]func(queue.Stats) float64) {
-		var labels []string
-		if label != "" {
-			labels = []string{label}
-		}
-		d := prometheus.NewDesc(name(n), help, labels, nil)
-		for v, f := range values {
-			one := asyncCount{desc: d, kind: kind, value: f}
-			if label != "" {
-				one.label = []string{v}
-			}
-			c.others = append(c.others, one)
-		}
-	}
-	type values = map[string]func(queue.Stats) float64
-	add(prometheus.CounterValue, "requests_total", "Async requests by what became of them at the door.", "result", values{
-		"accepted": func(s queue.Stats) float64 { return float64(s.Accepted) },
-		"refused":  func(s queue.Stats) float64 { return float64(s.Refused) },
-		"resumed":  func(s queue.Stats) float64 { return float64(s.Resumed) },
-	})
-	add(prometheus.CounterValue, "attempts_total", "Attempts that ended: of requests to run, and of results to be told.", "kind", values{
-		"run":      func(s queue.Stats) float64 { return float64(s.Runs) },
-		"callback": func(s queue.Stats) float64 { return float64(s.Callbacks) },
-	})
-	add(prometheus.CounterValue, "retries_total", "Attempts that failed and that another one follows.", "", values{"": func(s queue.Stats) float64 { return float64(s.Retried) }})
-	add(prometheus.CounterValue, "done_total", "Async requests that left the journal.", "", values{"": func(s queue.Stats) float64 { return float64(s.Done) }})
-	add(prometheus.CounterValue, "dead_total", "Dead letters made.", "", values{"": func(s queue.Stats) float64 { return float64(s.Dead) }})
-	add(prometheus.GaugeValue, "dead_letters", "Dead letters kept.", "", values{"": func(s queue.Stats) float64 { return float64(s.Letters) }})
-	add(prometheus.GaugeValue, "bytes", "Content of async requests that are accepted and not done.", "", values{"": func(s queue.Stats) float64 { return float64(s.Bytes) }})
-	return c
-}
-
-// Describe implements prometheus.Collector.
-func (c *asyncCounts) Describe(ch chan<- *prometheus.Desc) {
-	ch <- c.pending
-	ch <- c.inWork
-	for _, o := range c.others {
-		ch <- o.desc
-	}
-}
-
-// Collect implements prometheus.Collector. Functions without async requests have no series.
-func (c *asyncCounts) Collect(ch chan<- prometheus.Metric) {
-	s := c.journal.Stats()
-	for f, n := range s.Pending {
-		ch <- prometheus.MustNewConstMetric(c.pending, prometheus.GaugeValue, float64(n), f)
-		ch <- prometheus.MustNewConstMetric(c.inWork, prometheus.GaugeValue, float64(s.Running[f]), f)
-	}
-	for _, o := range c.others {
-		ch <- prometheus.MustNewConstMetric(o.desc, o.kind, o.value(s), o.label...)
-	}
 }

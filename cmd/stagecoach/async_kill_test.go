@@ -15,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // ledger is what was accepted, and what came of it.
@@ -89,13 +91,13 @@ func TestKillAnywhere(t *testing.T) {
 	f := fn{"echo", "noop", map[string]string{"min": "1", "max": "2"}, nil, nil}
 	d := f.deployment()
 	d.Annotations["com.openfaas.retry.min_wait"], d.Annotations["com.openfaas.retry.max_wait"] = "50ms", "500ms"
-	if err := r.deploy(t.Context(), d); err != nil {
+	if err := r.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	starting := 0
 	for round := range rounds {
 		stop := make(chan struct{})
-		clients := l.send(t, r.client, server.URL, round, stop)
+		clients := l.send(t, r.Client, server.URL, round, stop)
 		r.until(soon, "the moment", moment(time.Duration(chance.IntN(600))*time.Millisecond))
 		r.killAll()
 		close(stop)
@@ -154,9 +156,9 @@ func moment(d time.Duration) func() bool {
 }
 
 // send posts async requests from several clients until the server is gone, or stop is closed.
-func (l *ledger) send(t *testing.T, to *client, back string, round int, stop chan struct{}) *sync.WaitGroup {
+func (l *ledger) send(t *testing.T, to *client.Client, back string, round int, stop chan struct{}) *sync.WaitGroup {
 	var clients sync.WaitGroup
-	r := &rig{client: to, t: t}
+	r := &rig{Client: to, t: t}
 	for c := range 4 {
 		clients.Go(func() {
 			pace := time.NewTicker(4 * time.Millisecond)
@@ -172,8 +174,8 @@ func (l *ledger) send(t *testing.T, to *client, back string, round int, stop cha
 				if err != nil {
 					return // killed
 				}
-				if a.status != http.StatusAccepted {
-					t.Errorf("%s: status %d: %s", name, a.status, a.body)
+				if a.Status != http.StatusAccepted {
+					t.Errorf("%s: status %d: %s", name, a.Status, a.Body)
 					return
 				}
 				l.mu.Lock()
@@ -188,11 +190,11 @@ func (l *ledger) send(t *testing.T, to *client, back string, round int, stop cha
 // killAll ends up and all that it started, at once.
 func (r *rig) killAll() {
 	r.t.Helper()
-	left := descendants(r.up.cmd.Process.Pid)
-	for _, pid := range append([]int{r.up.cmd.Process.Pid}, pidsOf(left)...) {
+	left := descendants(r.up.Cmd.Process.Pid)
+	for _, pid := range append([]int{r.up.Cmd.Process.Pid}, pidsOf(left)...) {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have gone with its parent
 	}
-	<-r.up.done
+	<-r.up.Done
 	r.up = nil
 	gone(r.t, left)
 }

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // told is what a callback brought.
@@ -105,14 +107,14 @@ func TestASlowFunctionDelaysNoOther(t *testing.T) {
 func (r *rig) dead(args ...string) string {
 	r.t.Helper()
 	var out bytes.Buffer
-	args = slices.Insert(args, 1, "--gateway", r.base)
-	if err := runDead(r.t.Context(), args, &out); err != nil {
+	args = slices.Insert(args, 1, "--gateway", r.Base)
+	if err := run(r.t.Context(), append([]string{"dead"}, args...), &out); err != nil {
 		r.t.Errorf("dead %q: %v", args, err)
 	}
 	return out.String()
 }
 
-func (r *rig) letters(args ...string) (all []deadLetter) {
+func (r *rig) letters(args ...string) (all []schema.DeadLetter) {
 	r.t.Helper()
 	if err := json.Unmarshal([]byte(r.dead(append([]string{"list", "--json"}, args...)...)), &all); err != nil {
 		r.t.Fatal(err)
@@ -182,7 +184,7 @@ func TestDeadLetters(t *testing.T) {
 	if body := r.dead("show", "--body", all[0].ID); body != "body" {
 		t.Errorf("body %q", body)
 	}
-	if h := r.must(http.StatusOK, http.MethodGet, "/system/dead/"+all[0].ID+"?body=1", "").header; h.Get("Content-Disposition") != "attachment" || h.Get("X-Content-Type-Options") != "nosniff" {
+	if h := r.must(http.StatusOK, http.MethodGet, "/system/dead/"+all[0].ID+"?body=1", "").Header; h.Get("Content-Disposition") != "attachment" || h.Get("X-Content-Type-Options") != "nosniff" {
 		t.Errorf("a browser would show the body: %v", h)
 	}
 	r.dead("drop", all[0].ID)
@@ -217,8 +219,8 @@ func TestAsyncLimit(t *testing.T) {
 		r.must(http.StatusAccepted, http.MethodPost, "/async-function/slow", "x", "X-Timeout", "2s")
 	}
 	a := r.must(http.StatusTooManyRequests, http.MethodPost, "/async-function/slow", "x")
-	if a.header.Get("Retry-After") == "" || !strings.Contains(string(a.body), "async-queue-limit") {
-		t.Errorf("429 with %v: %s", a.header, a.body)
+	if a.Header.Get("Retry-After") == "" || !strings.Contains(string(a.Body), "async-queue-limit") {
+		t.Errorf("429 with %v: %s", a.Header, a.Body)
 	}
 	r.must(http.StatusAccepted, http.MethodPost, "/async-function/quick", "x")
 }

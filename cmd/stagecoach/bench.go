@@ -2,23 +2,26 @@ package main
 
 import (
 	"context"
-	"encoding/json"
-	"flag"
+	"errors"
 	"fmt"
 	"io"
-	"net"
-	"os"
-	"time"
+	"log/slog"
 
-	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
+// runBench runs one of the benches.
 func runBench(ctx context.Context, args []string, out io.Writer) error {
+	m := machine{isolate: isolateBench, devices: devicesOf}
+	on := func(bench func(context.Context, machine, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
+		return func(ctx context.Context, args []string, out io.Writer) error { return bench(ctx, m, args, out) }
+	}
 	benches := map[string]func(context.Context, []string, io.Writer) error{
-		"coldstart":   benchColdstart,
+		"coldstart":   on(benchColdstart),
 		"autoscaler":  benchAutoscaler,
-		"gpu":         benchGPU,
-		"keysmanager": benchKeysManager,
+		"gpu":         on(benchGPU),
+		"keysmanager": on(benchKeysManager),
 		"hop":         benchHop,
 		"idle":        benchIdle,
 		"wake":        benchWake,
@@ -32,53 +35,22 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 	return benches[args[0]](ctx, args[1:], out)
 }
 
-// reportFlags adds what every benchmark takes.
-func reportFlags(fs *flag.FlagSet) (asJSON *bool, images *string) {
-	return fs.Bool("json", false, "print JSON instead of a table"), fs.String("images", "build/images", "the functions' images")
-}
-
-func printReport(r *bench.Report, asJSON bool, out io.Writer) error {
-	if asJSON {
-		return r.WriteJSON(out)
-	}
-	return r.WriteTable(out)
-}
-
-func benchEcho(ctx context.Context, args []string, out io.Writer) error {
-	fs := flag.NewFlagSet("bench echo", flag.ContinueOnError)
-	listen := fs.String("listen", "127.0.0.1:0", "host:port")
-	if err := parseFlags(fs, args); err != nil {
-		return err
-	}
-	l, err := net.Listen("tcp", *listen)
+// isolateBench returns the configuration of a bench's KeysManager, with users, networks and cgroups
+// as a node has them.
+func isolateBench(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error) {
+	users, err := openAccounts(sandbox.DefaultRange.String(), log)
 	if err != nil {
-		return err
+		return cfg, nil, err
 	}
-	fmt.Fprintf(out, "%shttp://%s\n", listening, l.Addr())
-	return bench.Echo(ctx, l)
-}
-
-func benchLoad(ctx context.Context, args []string, out io.Writer) error {
-	fs := flag.NewFlagSet("bench load", flag.ContinueOnError)
-	addr := fs.String("addr", "", "host:port")
-	path := fs.String("path", "/function/noop", "")
-	c := fs.Int("c", 1, "connections")
-	d := fs.Duration("duration", time.Second, "")
-	client := fs.String("client", string(bench.NetHTTP), "net/http or lean")
-	size := fs.Int("size", 64, "bytes of the body")
-	if err := parseFlags(fs, args); err != nil {
-		return err
-	}
-	body := make([]byte, *size)
-	for i := range body {
-		body[i] = 'a' + byte(i%26)
-	}
-	r, err := bench.Load(ctx, bench.Client(*client), *addr, *path, *c, *d, body)
+	nets, err := openNetworks(defaultNetwork, "bench", dir, log)
 	if err != nil {
-		return err
+		return cfg, nil, errors.Join(err, users.close())
 	}
-	return json.NewEncoder(out).Encode(r)
+	groups, closeGroups := openGroups("bench", dir, log)
+	done = func() {
+		closeGroups()
+		_, _ = nets.close(), users.close() // no process has one any more
+	}
+	cfg.Groups, cfg.Accounts, cfg.Networks, cfg.HostNetwork, cfg.Watchdog = groups, users.forKeys(), nets.forKeys(), true, watchdogLine[:]
+	return cfg, done, nil
 }
-
-// progress prints a line on standard error; results go to standard output alone.
-func progress(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }

@@ -15,7 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
-	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // contender is a way to size functions.
@@ -34,17 +35,11 @@ func contenders() []contender {
 	}
 }
 
-// execTimes are the times of standalone inference in QUART's Table 1, which `wait` stages stand in for.
-var execTimes = map[string]time.Duration{
-	"whisper-9b": 74 * time.Millisecond, "bert-21b": 137 * time.Millisecond, "llama-7b": 243 * time.Millisecond,
-	"opt-66b": 278 * time.Millisecond, "wideresnet": 646 * time.Millisecond,
-}
-
 // autoscalerBench is a pipeline under a load, sized by one contender after the other.
 type autoscalerBench struct {
 	images, ort string
 	model       string
-	stages      []deployment
+	stages      []client.Deployment
 	pipeline    string
 	budget      int
 	rounds      int
@@ -54,18 +49,6 @@ type autoscalerBench struct {
 	slo         time.Duration
 	body        string
 	seventh     float64 // how many times as long the seventh of the stages that wait takes as the others
-}
-
-// What the stand-ins for models have.
-const (
-	benchStages  = 8
-	benchStageCV = 0.1 // of their service times
-	benchBudget  = 24  // replicas
-)
-
-// stepRate is a load of three parts: low, high, low.
-func stepRate(low, high float64, each time.Duration) string {
-	return fmt.Sprintf("%.4g:%v,%.4g:%v,%.4g:%v", low, each, high, each, low, each)
 }
 
 // turn is what one contender did in one round.
@@ -91,7 +74,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 	fs.Float64Var(&b.seventh, "seventh", 1, "how many times as long the seventh stage takes as the others, which wait: above 1 it holds them up")
 	svg := fs.String("svg", "", "FILE for a chart of the last round")
 	only := fs.String("only", "", "one contender alone")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	all := contenders()
@@ -121,7 +104,7 @@ func benchAutoscaler(ctx context.Context, args []string, out io.Writer) error {
 			}
 			turns[c.name] = append(turns[c.name], t)
 			l := t.result.Total.Latency
-			progress("bench autoscaler: round %d of %d: %s: mean %.0f ms, p99 %.0f ms, %.1f %% within %v, %.0f replica-seconds",
+			console.Progress("bench autoscaler: round %d of %d: %s: mean %.0f ms, p99 %.0f ms, %.1f %% within %v, %.0f replica-seconds",
 				round+1, b.rounds, c.name, l.Mean*1e3, orNaN(l.P99)*1e3, 100*t.result.Total.Attainment, b.slo, t.replicaTime)
 		}
 	}
@@ -155,12 +138,12 @@ func (b *autoscalerBench) prepare(ctx context.Context) error {
 // turn runs the load once against an `up` of its own.
 func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t turn, err error) {
 	flags := append([]string{"--images", b.images, "--ort", b.ort, "--budget", fmt.Sprint(b.budget)}, c.flags...)
-	return t, onUp(ctx, flags, func(api *client) error {
+	return t, onUp(ctx, flags, func(api *client.Client) error {
 		if err := b.begin(ctx, api); err != nil {
 			return err
 		}
 		cfg, err := openloop.Scenario{
-			Gateway: api.url(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv, Rate: stepRate(b.low, b.high, b.step),
+			Gateway: api.URL(), Seed: seed, Timeout: 2 * time.Minute, MaxInFlight: 4000, SLO: b.slo, CV: &b.cv, Rate: stepRate(b.low, b.high, b.step),
 			Targets: []openloop.TargetSpec{{Function: b.pipeline, Body: openloop.Body{Text: b.body}, Headers: map[string]string{"Content-Type": jsonType}}},
 		}.Config("")
 		if err != nil {
@@ -170,19 +153,19 @@ func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t
 			return err
 		}
 		if t.result.Total.Failed+t.result.Total.NotSent > 0 {
-			progress("bench autoscaler: %s: %d failed, %d not sent: %+v", c.name, t.result.Total.Failed, t.result.Total.NotSent, t.result.Total.Errors)
+			console.Progress("bench autoscaler: %s: %d failed, %d not sent: %+v", c.name, t.result.Total.Failed, t.result.Total.NotSent, t.result.Total.Errors)
 		}
 		return b.replicas(ctx, api, &t)
 	})
 }
 
 // begin deploys the stages, and has their service times known and all that was ordered ready before the load begins.
-func (b *autoscalerBench) begin(ctx context.Context, api *client) error {
+func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 	if err := deployAll(ctx, api, b.stages); err != nil {
 		return err
 	}
 	for range 5 {
-		if _, err := api.invoke(ctx, b.pipeline, jsonType, []byte(b.body)); err != nil {
+		if _, err := api.Invoke(ctx, b.pipeline, jsonType, []byte(b.body)); err != nil {
 			return err
 		}
 	}
@@ -194,37 +177,15 @@ func (b *autoscalerBench) begin(ctx context.Context, api *client) error {
 	return nil
 }
 
-// waitSettled waits until no replica of a function is starting.
-func waitSettled(ctx context.Context, api *client, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, readyPatience)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		s, err := api.status(ctx, name)
-		if err != nil {
-			return err
-		}
-		if s.AvailableReplicas == s.Replicas && s.Replicas > 0 {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("%s: %d of %d replicas are ready: %w", name, s.AvailableReplicas, s.Replicas, ctx.Err())
-		case <-tick.C:
-		}
-	}
-}
-
 // replicas adds what the stages' replicas did. The load begins when the generator says so, and steps after the first of its parts.
-func (b *autoscalerBench) replicas(ctx context.Context, api *client, t *turn) error {
+func (b *autoscalerBench) replicas(ctx context.Context, api *client.Client, t *turn) error {
 	begun := t.result.Started
 	step, back := begun.Add(b.step), begun.Add(2*b.step)
 	for _, n := range readyBySecond(t.result) {
 		t.peak = max(t.peak, n)
 	}
 	for _, d := range b.stages {
-		line, err := api.timeline(ctx, d.Service)
+		line, err := api.Timeline(ctx, d.Service)
 		if err != nil {
 			return err
 		}
@@ -234,20 +195,6 @@ func (b *autoscalerBench) replicas(ctx context.Context, api *client, t *turn) er
 		}
 	}
 	return nil
-}
-
-// firstAnswer is when the first replica answered that was ordered between two instants; zero: none did.
-func firstAnswer(events []event, from, to time.Time) (at time.Time) {
-	ordered := map[string]bool{}
-	for _, e := range events {
-		switch {
-		case e.Kind == string(cluster.Ordered) && e.At.After(from) && e.At.Before(to):
-			ordered[e.Replica] = true
-		case e.Kind == string(cluster.Answered) && ordered[e.Replica] && at.IsZero():
-			at = e.At
-		}
-	}
-	return at
 }
 
 // readyBySecond sums the ready replicas of all functions in each second of the load.
@@ -334,12 +281,4 @@ func (b *autoscalerBench) draw(file string, all []contender, turns map[string][]
 		return err
 	}
 	return os.WriteFile(file, []byte(text.String()), 0o644) //nolint:gosec // likewise
-}
-
-// orNaN is a quantile that the sample may not carry.
-func orNaN(q *float64) float64 {
-	if q == nil {
-		return math.NaN()
-	}
-	return *q
 }

@@ -8,6 +8,8 @@ import (
 
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // What the pipeline that computes is deployed with. A replica may use a tenth of a core, so that it is a slow server and several fit on
@@ -35,9 +37,9 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 	}
 	b.pipeline, b.body = "minilm", miniLMBody
 	for _, name := range names {
-		d := stackDeployment(name, file.Functions[name])
+		d := client.FromStack(name, file.Functions[name])
 		d.Labels = map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"}
-		d.Limits = &resources{CPU: miniLMLimit}
+		d.Limits = &client.Resources{CPU: miniLMLimit}
 		b.stages = append(b.stages, d)
 	}
 	one, whole, err := b.miniLMRate(ctx)
@@ -53,7 +55,7 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 			d.Annotations["stagecoach.dev/slo"] = b.slo.String()
 		}
 	}
-	progress("bench autoscaler: minilm: a replica of the slowest stage answers %.1f requests/s on %s of a core, a request takes %v: the load goes from %.1f/s to %.1f/s, the objective is %v",
+	console.Progress("bench autoscaler: minilm: a replica of the slowest stage answers %.1f requests/s on %s of a core, a request takes %v: the load goes from %.1f/s to %.1f/s, the objective is %v",
 		one, miniLMLimit, whole, b.low, b.high, b.slo)
 	return nil
 }
@@ -62,7 +64,7 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 // request's time is that of its stages, from the Server-Timing of these answers. Their slowest one alone would tell too large a rate: a
 // process whose quota is used up stands still between its calls, too.
 func (b *autoscalerBench) miniLMRate(ctx context.Context) (one float64, whole time.Duration, err error) {
-	err = onUp(ctx, []string{"--images", b.images, "--ort", b.ort}, func(api *client) error {
+	err = onUp(ctx, []string{"--images", b.images, "--ort", b.ort}, func(api *client.Client) error {
 		if err := deployAll(ctx, api, b.stages); err != nil {
 			return err
 		}
@@ -70,9 +72,9 @@ func (b *autoscalerBench) miniLMRate(ctx context.Context) (one float64, whole ti
 			return err
 		}
 		calls := 0
-		took, err := saturate(ctx, api, b.pipeline, jsonType, b.body, miniLMClients, miniLMCalls, func(a answer) {
+		took, err := saturate(ctx, api, b.pipeline, jsonType, b.body, miniLMClients, miniLMCalls, func(a client.Answer) {
 			calls++
-			for _, s := range openloop.ServerTiming(a.header.Get("Server-Timing")) {
+			for _, s := range openloop.ServerTiming(a.Header.Get("Server-Timing")) {
 				whole += s.Service
 			}
 		})

@@ -9,11 +9,9 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
@@ -31,15 +29,6 @@ type startKind struct {
 	name  string
 	stage func(ctx context.Context, bytes int64) (*benchStage, error)
 	cases []startCase
-}
-
-// startCase is a way to start a replica.
-type startCase struct {
-	name   string
-	path   string // of the KeysManager; empty: it is one of the stage's others
-	shares bool   // replicas share memory
-	slow   bool
-	full   bool // only with --full
 }
 
 func onnxCases() []startCase {
@@ -63,6 +52,7 @@ func torchCases() []startCase {
 
 // coldstart is what the flags say.
 type coldstart struct {
+	machine                    machine
 	images, ort, python, match string
 	full                       bool
 }
@@ -70,15 +60,15 @@ type coldstart struct {
 // benchColdstart measures order → hello and → first output of replicas of synthetic stages in ONNX and PyTorch, on each
 // start path, and of a program that speaks HTTP, in each kind of network. It also measures what each of several live ones
 // adds to the memory, and how often one zygote forks.
-func benchColdstart(ctx context.Context, args []string, out io.Writer) error {
-	var c coldstart
+func benchColdstart(ctx context.Context, m machine, args []string, out io.Writer) error {
+	c := coldstart{machine: m}
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
 	asJSON, images := reportFlags(fs)
 	fs.StringVar(&c.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	fs.StringVar(&c.python, "python", "", "interpreter with PyTorch; default: python3, or else /usr/bin/python3")
 	fs.StringVar(&c.match, "match", "", "only stages whose name begins so, such as http, torch or onnx_1GB")
 	fs.BoolVar(&c.full, "full", false, "4 GB too, more cases and more starts; takes about half an hour, 20 GB of memory and 16 GB of disk")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	c.images = *images
@@ -99,9 +89,11 @@ func benchColdstart(ctx context.Context, args []string, out io.Writer) error {
 
 // sizes are the stages to be measured. Those in PyTorch are passed over where no interpreter has it, unless one was named.
 func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []startSize, err error) {
-	ofONNX := &startKind{"onnx", func(_ context.Context, bytes int64) (*benchStage, error) { return newONNXStage(bytes, c.images, c.ort) }, onnxCases()}
+	ofONNX := &startKind{"onnx", func(_ context.Context, bytes int64) (*benchStage, error) {
+		return newONNXStage(c.machine, bytes, c.images, c.ort)
+	}, onnxCases()}
 	ofTorch := &startKind{"torch", nil, torchCases()}
-	ofHTTP := &startKind{"http", func(context.Context, int64) (*benchStage, error) { return newHTTPStage(c.images) }, httpCases()}
+	ofHTTP := &startKind{"http", func(context.Context, int64) (*benchStage, error) { return newHTTPStage(c.machine, c.images) }, httpCases()}
 	out = []startSize{
 		{ofHTTP, "echo", 0, 40, nil},
 		{ofONNX, "100MB", 100 << 20, 20, []int{8}},
@@ -132,14 +124,14 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []start
 	}
 	py, err := findTorch(ctx, c.python, false)
 	if err != nil && c.python == "" && c.match == "" {
-		progress("bench coldstart: no stages in PyTorch: %v", err)
+		console.Progress("bench coldstart: no stages in PyTorch: %v", err)
 		return slices.DeleteFunc(out, func(s startSize) bool { return s.kind == ofTorch }), nil
 	}
 	if err == nil {
 		py.tell(report)
 	}
 	ofTorch.stage = func(ctx context.Context, bytes int64) (*benchStage, error) {
-		return newTorchStage(ctx, py, bytes, onCPU)
+		return newTorchStage(ctx, c.machine, py, bytes, onCPU)
 	}
 	return out, err
 }
@@ -148,7 +140,7 @@ func (s startSize) name() string { return s.kind.name + "_" + s.size }
 
 func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 	cases := s.kind.cases
-	progress("bench coldstart: %s: generating weights", s.name())
+	console.Progress("bench coldstart: %s: generating weights", s.name())
 	b, err := s.kind.stage(ctx, s.bytes)
 	if err != nil {
 		return err
@@ -160,7 +152,7 @@ func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 	// What all paths keep in memory at once is about nine times the weights; with less, they are measured one after the other.
 	groups := [][]startCase{cases}
 	if available := memAvailable(); 10*s.bytes > available {
-		progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
+		console.Progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
 		groups = nil
 		for _, c := range cases {
 			groups = append(groups, []startCase{c})
@@ -196,18 +188,10 @@ func (s startSize) measure(ctx context.Context, report *bench.Report) error {
 	return nil
 }
 
-// way returns what starts replicas in a case.
-func (b *benchStage) way(c startCase) starter {
-	if c.path == "" {
-		return b.others[c.name]
-	}
-	return b.on(c.path)
-}
-
 // group measures cases in turns, then their memory, and frees it.
 func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStage, cases []startCase, samples map[string]*startSamples) error {
 	for _, c := range cases {
-		progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.name)
+		console.Progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.name)
 		r, err := b.way(c)(ctx) // colddisk included: the disk's own cache is as warm for the first as for the others
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.name, err)
@@ -227,7 +211,7 @@ func (s startSize) group(ctx context.Context, report *bench.Report, b *benchStag
 			r.end()
 		}
 		if (i+1)%10 == 0 {
-			progress("bench coldstart: %s: %d of %d rounds", s.name(), i+1, s.often)
+			console.Progress("bench coldstart: %s: %d of %d rounds", s.name(), i+1, s.often)
 		}
 	}
 	for _, c := range cases {
@@ -281,7 +265,7 @@ func (s startSize) memory(ctx context.Context, report *bench.Report, b *benchSta
 			defer r.end()
 			pids = append(pids, r.pid)
 		}
-		progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.name, n)
+		console.Progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.name, n)
 		if pid := all[i].PID; pid != 0 {
 			pids = family(pid)
 		}
@@ -296,51 +280,4 @@ func (s startSize) memory(ctx context.Context, report *bench.Report, b *benchSta
 		report.Add(s.name()+"_"+c.name, fmt.Sprintf("all_at_%d_mb", n), float64(pss)/1e6, n)
 	}
 	return nil
-}
-
-// memAvailable is how many bytes this machine can give to processes.
-func memAvailable() int64 {
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) != nil {
-		return 0
-	}
-	return int64(info.Totalram) * int64(info.Unit)
-}
-
-// startSamples is what several starts took.
-type startSamples struct {
-	hello, load, place, first, again []time.Duration
-	phases                           map[string][]time.Duration
-	said                             []string // answers, which are to be the same
-}
-
-// add adds a start.
-func (s *startSamples) add(r started) {
-	s.said = append(s.said, r.said)
-	s.first, s.again, s.load = append(s.first, r.first), append(s.again, r.again), append(s.load, r.load)
-	if r.conn != nil {
-		s.hello, s.place = append(s.hello, r.hello), append(s.place, r.place)
-	}
-	if s.phases == nil {
-		s.phases = map[string][]time.Duration{}
-	}
-	for _, p := range r.phases {
-		s.phases[p.Name] = append(s.phases[p.Name], p.Took)
-	}
-}
-
-// unlike returns the answers that are not as the first of others.
-func (s *startSamples) unlike(others *startSamples) []string {
-	return slices.DeleteFunc(slices.Clone(s.said), func(said string) bool { return said == others.said[0] })
-}
-
-func (s *startSamples) report(r *bench.Report, name string) {
-	r.AddMillis(name, "first_output_p50_ms", s.first, 0.5)
-	r.AddMillis(name, "first_output_p99_ms", s.first, 0.99)
-	r.AddMillis(name, "hello_p50_ms", s.hello, 0.5)
-	r.AddMillis(name, "hello_p99_ms", s.hello, 0.99)
-	r.AddMillis(name, "inference_p50_ms", s.again, 0.5)
-	for _, phase := range []string{"order", "fork", "spawn"} {
-		r.AddMillis(name, phase+"_p50_ms", s.phases[phase], 0.5)
-	}
 }

@@ -13,10 +13,12 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // gpuBench measures how fast stages in PyTorch start on a device.
 type gpuBench struct {
+	machine machine
 	py      torchPython
 	at      gpuDevice
 	report  *bench.Report
@@ -45,8 +47,8 @@ var gpuPaths = []string{"plain", "fork", "parked", "resident", "heap", "cold"}
 // pinned memory, the speed of copies of a stage's parameters, and the time from order to first
 // output on each start path, beside torch.load by hand. It needs this program, an interpreter with
 // PyTorch, and no network.
-func benchGPU(ctx context.Context, args []string, out io.Writer) error {
-	g := gpuBench{times: gpuTimes{start: guessed}, stages: map[string]*benchStage{}, answers: map[string]string{}}
+func benchGPU(ctx context.Context, m machine, args []string, out io.Writer) error {
+	g := gpuBench{machine: m, times: gpuTimes{start: guessed}, stages: map[string]*benchStage{}, answers: map[string]string{}}
 	fs := flag.NewFlagSet("bench gpu", flag.ContinueOnError)
 	asJSON := fs.Bool("json", false, "print JSON instead of a table")
 	python := fs.String("python", "", "interpreter with PyTorch; default: the first one of the machine that has it")
@@ -63,7 +65,7 @@ func benchGPU(ctx context.Context, args []string, out io.Writer) error {
 	}); i >= 0 {
 		return fmt.Errorf("bench gpu: got %s, which is --size now, such as --size 1GB,5.4GB", args[i])
 	}
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	if err := g.choose(*sizes, *paths); err != nil {
@@ -84,7 +86,7 @@ func benchGPU(ctx context.Context, args []string, out io.Writer) error {
 		defer file.Close() // all lines have been written by then
 	}
 	var err error
-	if g.at, g.py, err = openGPU(ctx, *device, *python, g.report); err != nil {
+	if g.at, g.py, err = openGPU(ctx, m.devices, *device, *python, g.report); err != nil {
 		return fmt.Errorf("bench gpu: %w", err)
 	}
 	defer g.at.close()

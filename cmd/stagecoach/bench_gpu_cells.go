@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // gpuCell is one measurement. It has a row in the report even if it fails or is not run.
@@ -92,7 +93,7 @@ func (c *gpuCells) resume(file *os.File) error {
 	}
 	c.told.results, c.told.notes = len(c.report.Results), len(c.report.Notes)
 	if len(c.before) > 0 {
-		progress("bench gpu: %d cells were measured by earlier runs", len(c.before))
+		console.Progress("bench gpu: %d cells were measured by earlier runs", len(c.before))
 	}
 	return nil
 }
@@ -125,7 +126,7 @@ func (c *gpuCells) tell(line gpuLine) {
 	}
 	if err := json.NewEncoder(c.lines).Encode(line); err != nil {
 		c.broken = fmt.Errorf("--json-lines: %w", err)
-		progress("bench gpu: %v: no more lines are written", c.broken)
+		console.Progress("bench gpu: %v: no more lines are written", c.broken)
 	}
 }
 
@@ -186,7 +187,7 @@ func (c *gpuCells) run(ctx context.Context, cell gpuCell) bool {
 		c.skip(cell.name, why)
 		return false
 	}
-	progress("bench gpu: %s: takes about %v", cell.name, c.estimate(cell).Round(time.Second))
+	console.Progress("bench gpu: %s: takes about %v", cell.name, c.estimate(cell).Round(time.Second))
 	began := time.Now()
 	if err == nil {
 		limited, cancel := c.deadline(ctx, cell.takes)
@@ -238,13 +239,13 @@ func (c *gpuCells) news(line gpuLine) {
 		words = append(words, fmt.Sprintf("%s %.4g", r.Metric, r.Value))
 	}
 	if line.Cell != "" && (line.Cause == "" || len(words) > 0) { // otherwise its note says more
-		progress("bench gpu: %s: %s", line.Cell, cmp.Or(strings.Join(words, ", "), line.Status))
+		console.Progress("bench gpu: %s: %s", line.Cell, cmp.Or(strings.Join(words, ", "), line.Status))
 	}
 	for _, n := range line.Notes {
-		progress("bench gpu: %s: %s", n.Case, n.Text)
+		console.Progress("bench gpu: %s: %s", n.Case, n.Text)
 	}
 	for _, g := range line.Goals {
-		progress("bench gpu: %s", g)
+		console.Progress("bench gpu: %s", g)
 	}
 	if line.Cell != "" || len(line.Goals) > 0 || len(line.Notes) > 0 {
 		c.tell(line)

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"os"
 	"path/filepath"
 	"slices"
@@ -155,5 +156,18 @@ func TestFindPythonAndNVML(t *testing.T) {
 	}
 	if got := findNVML([]string{lib}); got != file {
 		t.Errorf("NVML %q, want %q", got, file)
+	}
+}
+
+// TestFirstWell: the first device that is well is chosen, and an error says what is wrong with the
+// others.
+func TestFirstWell(t *testing.T) {
+	t.Parallel()
+	ill := []keysmanager.Device{{ID: "GPU-1", Unhealthy: "XID 79"}, {ID: "GPU-2"}}
+	if d, err := firstWell(ill); err != nil || d.ID != "GPU-2" {
+		t.Errorf("%v, %v, want the one that is well", d, err)
+	}
+	if _, err := firstWell(ill[:1]); err == nil || !strings.Contains(err.Error(), "XID 79") {
+		t.Errorf("error %v, want what is wrong with it", err)
 	}
 }

@@ -13,10 +13,10 @@ import (
 	"time"
 )
 
-//go:embed bench_device.py
+//go:embed device.py
 var devicePython []byte
 
-// ask runs a verb of bench_device.py in a process that sees the device alone.
+// ask runs a verb of device.py in a process that sees the device alone.
 func (g *gpuBench) ask(ctx context.Context, out any, args ...string) error {
 	dir, err := os.MkdirTemp("", "stagecoach-bench-")
 	if err != nil {
@@ -37,7 +37,7 @@ func (g *gpuBench) ask(ctx context.Context, out any, args ...string) error {
 		err = json.Unmarshal(said, out)
 	}
 	if err != nil {
-		return fmt.Errorf("bench_device.py %q: %w: %.200s", args, err, said)
+		return fmt.Errorf("device.py %q: %w: %.200s", args, err, said)
 	}
 	return nil
 }
@@ -113,13 +113,6 @@ func (g *gpuBench) copied(s gpuSize, name string, bytes, took float64, n int) {
 // onGPU reports whether the device is a GPU: parameters are copied to it, and it has memory of its
 // own.
 func (d gpuDevice) onGPU() bool { return d.torchDevice != onCPU }
-
-// median returns the median of at least one figure. For an even number of figures, it is the mean
-// of the two in the middle.
-func median(of []float64) float64 {
-	sorted := slices.Sorted(slices.Values(of))
-	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
-}
 
 func durations(all []float64) []time.Duration {
 	var out []time.Duration

@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -17,58 +16,13 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 )
 
 // noDevice is the exit status of a benchmark whose device this machine does not have.
 const noDevice = 3
-
-// interpreters returns the Python interpreters of the machine, each once, in the order in which
-// they are tried: in the active virtual environment, in PATH, in conda's folders, below the working
-// directory, in /opt and /usr/local, and the system's.
-func interpreters() (all []string) {
-	var patterns []string
-	for _, root := range []string{os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX")} {
-		if root != "" {
-			patterns = append(patterns, filepath.Join(root, "bin", "python3"))
-		}
-	}
-	for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
-		patterns = append(patterns, filepath.Join(cmp.Or(dir, "."), "python3"))
-	}
-	home, _ := os.UserHomeDir() // empty: it has no environments
-	for _, root := range []string{".", home, "/opt/*", "/opt/*/*", "/opt/conda/envs/*", "/usr/local"} {
-		if root == "" {
-			continue
-		}
-		for _, env := range []string{"", ".venv", "venv"} {
-			patterns = append(patterns, filepath.Join(root, env, "bin", "python3"))
-		}
-	}
-	for _, name := range []string{"miniconda3", "miniforge3", "anaconda3"} {
-		patterns = append(patterns, filepath.Join(home, name, "bin", "python3"), filepath.Join(home, name, "envs", "*", "bin", "python3"))
-	}
-	for _, p := range append(patterns, "/usr/bin/python3") {
-		found, _ := filepath.Glob(p) // fails only for a PATH with brackets
-		for _, f := range found {
-			if abs, err := filepath.Abs(f); err == nil && !slices.Contains(all, abs) {
-				all = append(all, abs)
-			}
-		}
-	}
-	return all
-}
-
-// output runs a program and returns what it prints. The first import of PyTorch on a machine reads
-// gigabytes of libraries from its disk.
-func output(ctx context.Context, name string, args ...string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, name, args...)
-	cmd.WaitDelay = 5 * time.Second
-	return cmd.Output()
-}
 
 // nvmlFolders are the folders of NVIDIA's libraries on machines whose linker may not search them.
 var nvmlFolders = []string{
@@ -98,13 +52,13 @@ type gpuDevice struct {
 
 // openGPU finds the device that share names, and an interpreter for it. It reports both as progress
 // and in the report.
-func openGPU(ctx context.Context, share, python string, report *bench.Report) (d gpuDevice, py torchPython, err error) {
+func openGPU(ctx context.Context, devices func(*device.Watch) []keysmanager.Device, share, python string, report *bench.Report) (d gpuDevice, py torchPython, err error) {
 	if share == "cpu" {
 		if py, err = findTorch(ctx, python, false); err != nil {
 			return d, py, err
 		}
 		py.tell(report)
-		progress("bench gpu: python %s (%s), torch %s; stages compute on the CPU", py.Python, py.Program, py.Torch)
+		console.Progress("bench gpu: python %s (%s), torch %s; stages compute on the CPU", py.Python, py.Program, py.Torch)
 		return fixedDevice(standIn()), py, nil
 	}
 	s, err := device.ParseShare(share)
@@ -122,36 +76,36 @@ func openGPU(ctx context.Context, share, python string, report *bench.Report) (d
 			watch.Close()
 		}
 	}()
-	seen, ill := firstWell(devicesOf(watch))
+	seen, ill := firstWell(devices(watch))
 	if ill != nil && share != "all" {
-		return d, py, exitError{noDevice, fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU", share, ill)}
+		return d, py, console.ExitError{Status: noDevice, Err: fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU", share, ill)}
 	}
 	if py, err = findTorch(ctx, python, true); err != nil {
 		if ill != nil { // there is no device, so PyTorch finds none
-			err = exitError{noDevice, fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU (%w)", share, ill, err)}
+			err = console.ExitError{Status: noDevice, Err: fmt.Errorf("--device %s: %w; --device cpu tries all of it without a GPU (%w)", share, ill, err)}
 		}
 		return d, py, err
 	}
 	py.tell(report)
-	progress("bench gpu: python %s (%s), torch %s", py.Python, py.Program, py.Torch)
-	if d = watchedDevice(watch, seen); ill != nil {
+	console.Progress("bench gpu: python %s (%s), torch %s", py.Python, py.Program, py.Torch)
+	if d = watchedDevice(watch, devices, seen); ill != nil {
 		if seen, err = cudaDevice(ctx, py); err != nil {
 			return d, py, fmt.Errorf("%w; PyTorch: %w", ill, err)
 		}
 		watch.Close()
 		d = fixedDevice(seen)
-		d.torchDevice = torchDevice{"cuda:0", seen.ID, "BF16"}
+		d.torchDevice = torchDevice{name: "cuda:0", id: seen.ID, dtype: "BF16"}
 		report.Note("device", ill.Error()+": it is PyTorch's first, and nobody knows how much memory of it is used")
 	}
 	report.With("device", fmt.Sprintf("%s, %d MB", seen.Name, seen.Memory/1e6))
 	report.With("cuda", py.CUDA)
-	progress("bench gpu: device %s %s, %d MB; CUDA %s; NVML %s", seen.ID, seen.Name, seen.Memory/1e6, py.CUDA, cmp.Or(path, "as the linker finds it"))
+	console.Progress("bench gpu: device %s %s, %d MB; CUDA %s; NVML %s", seen.ID, seen.Name, seen.Memory/1e6, py.CUDA, cmp.Or(path, "as the linker finds it"))
 	return d, py, nil
 }
 
 // watchedDevice returns the device of a watch. Closing the device ends the watch.
-func watchedDevice(watch *device.Watch, seen keysmanager.Device) gpuDevice {
-	all := only(func() []keysmanager.Device { return devicesOf(watch) }, seen.ID)
+func watchedDevice(watch *device.Watch, devices func(*device.Watch) []keysmanager.Device, seen keysmanager.Device) gpuDevice {
+	all := only(func() []keysmanager.Device { return devices(watch) }, seen.ID)
 	look := func(ctx context.Context) (keysmanager.Device, error) {
 		ctx, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
@@ -160,7 +114,7 @@ func watchedDevice(watch *device.Watch, seen keysmanager.Device) gpuDevice {
 		}
 		return firstWell(all())
 	}
-	return gpuDevice{torchDevice{"cuda:0", seen.ID, "BF16"}, look, all, watch.Close}
+	return gpuDevice{torchDevice{name: "cuda:0", id: seen.ID, dtype: "BF16"}, look, all, watch.Close}
 }
 
 // fixedDevice returns a device whose used memory is unknown.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
@@ -33,7 +34,7 @@ func (s *gpuSaid) expect(replica string) <-chan deviceParts {
 func (s *gpuSaid) told(replica, line string) {
 	p, ok := deviceLine(line)
 	if !ok {
-		progress("%s: %s", replica, line)
+		console.Progress("%s: %s", replica, line)
 		return
 	}
 	s.mu.Lock()
@@ -75,7 +76,7 @@ func (w *gpuWay) memory(ctx context.Context, live []started) (f footprint, err e
 	}
 	f.host, _, err = sharedMemory(slices.Sorted(maps.Keys(pids)))
 	if err != nil {
-		progress("bench gpu: %s: memory of processes: %v", w.cell, err)
+		console.Progress("bench gpu: %s: memory of processes: %v", w.cell, err)
 		f.host, err = -1, nil // a replica has ended, or the kernel does not tell: the figure is left out
 	}
 	return f, err

@@ -17,12 +17,13 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/functions/torch"
 	"github.com/stagecoach-serving/stagecoach/functions/torch/synthetic"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-//go:embed bench_heap.py
+//go:embed heap.py
 var heapPython []byte
 
 const (
@@ -92,7 +93,7 @@ func (g *gpuBench) stage(ctx context.Context, s gpuSize) (*benchStage, error) {
 			return nil, err
 		}
 	}
-	return newBenchStageIn(g.weights, func(b *benchStage) error {
+	return newBenchStageIn(g.machine, g.weights, func(b *benchStage) error {
 		b.process = g.py.process()
 		b.env = map[string]string{wire.EnvRuntime: "python", wire.EnvModel: modelFile}
 		b.input, b.reads = tensor.Item{ContentType: "text/plain", Bytes: []byte(torchText)}, nextByte
@@ -163,19 +164,19 @@ func (g *gpuBench) manage(b *benchStage, bare bool) (lacks string, err error) {
 		var said bytes.Buffer
 		log := slog.New(slog.NewTextHandler(&said, nil))
 		if cfg, err = b.isolate(log); err != nil {
-			progress("bench gpu: %s", strings.TrimSpace(said.String()))
+			console.Progress("bench gpu: %s", strings.TrimSpace(said.String()))
 			b.shut()
 			return "", err
 		}
 		var without []string
-		for name, has := range map[string]bool{"accounts": b.users.open != nil, "cgroups": cfg.Groups != nil, "networks": b.nets.Networks != nil} {
+		for name, has := range map[string]bool{"accounts": cfg.Accounts != nil, "cgroups": cfg.Groups != nil, "networks": cfg.Networks != nil} {
 			if !has {
 				without = append(without, name)
 			}
 		}
 		if slices.Sort(without); len(without) > 0 {
 			lacks = "without " + strings.Join(without, ", ")
-			progress("bench gpu: %s: %s", lacks, strings.TrimSpace(said.String()))
+			console.Progress("bench gpu: %s: %s", lacks, strings.TrimSpace(said.String()))
 		}
 	}
 	cfg.Devices = g.at.all

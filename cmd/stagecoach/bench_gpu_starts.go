@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
@@ -157,7 +158,7 @@ func (w *gpuWay) cells(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		defer cancel()
 		if _, err := w.b.keys.Evict(ctx, w.spec.Function); err != nil {
-			progress("bench gpu: %s: %v", w.cell, err)
+			console.Progress("bench gpu: %s: %v", w.cell, err)
 		}
 	}
 }
@@ -197,7 +198,7 @@ func (w *gpuWay) start(ctx context.Context) (started, error) {
 	select {
 	case r.parts = <-parts:
 	case <-time.After(10 * time.Second): // the figures of this start lack the parts
-		progress("bench gpu: %s: replica %s does not say how it got onto its device", w.cell, name)
+		console.Progress("bench gpu: %s: replica %s does not say how it got onto its device", w.cell, name)
 	case <-ctx.Done():
 	}
 	return r, nil

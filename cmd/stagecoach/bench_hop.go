@@ -11,10 +11,12 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // hopCase is one way through the system at one concurrency.
@@ -40,8 +42,8 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	asJSON, images := reportFlags(fs)
 	rounds := fs.Int("rounds", 5, "turns of every case")
 	window := fs.Duration("window", 1500*time.Millisecond, "of load in a turn")
-	client := fs.String("client", string(bench.NetHTTP), "that sends the load: net/http, or lean, which costs less and shows more of the servers' difference")
-	if err := parseFlags(fs, args); err != nil {
+	sender := fs.String("client", string(bench.NetHTTP), "that sends the load: net/http, or lean, which costs less and shows more of the servers' difference")
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	report := bench.NewReport("hop", os.Stderr)
@@ -50,30 +52,30 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(state)
-	echo, err := startChild(ctx, os.Stderr, "bench", "echo")
+	echo, err := child.Start(ctx, os.Stderr, "bench", "echo")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = echo.stop() }()
-	up, err := startChild(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--log", "warn")
+	defer func() { _ = echo.Stop() }()
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--log", "warn")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = up.stop() }()
-	api := newClient("http://" + up.addr)
+	defer func() { _ = up.Stop() }()
+	api := client.New("http://" + up.Addr)
 	if err := deployHop(ctx, api); err != nil {
 		return err
 	}
 	const usual = 64
 	cases := []*hopCase{
-		{name: "direct_c1", addr: echo.addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
-		{name: "function_c1", addr: up.addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
-		{name: "http_c1", addr: up.addr, path: "/function/web/echo", c: 1, size: usual, of: "direct_c1"},
-		{name: "direct_c16", addr: echo.addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
-		{name: "function_c16", addr: up.addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
-		{name: "stages3_c16", addr: up.addr, path: "/function/three", c: 16, size: usual, of: "direct_c16"},
-		{name: "http_c16", addr: up.addr, path: "/function/web/echo", c: 16, size: usual, of: "direct_c16"},
-		{name: "function_async_c16", addr: up.addr, path: "/async-function/noop", c: 16, size: usual, of: "direct_c16"}, // accepted: on disk, not yet run
+		{name: "direct_c1", addr: echo.Addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
+		{name: "function_c1", addr: up.Addr, path: "/function/noop", c: 1, size: usual, of: "direct_c1"},
+		{name: "http_c1", addr: up.Addr, path: "/function/web/echo", c: 1, size: usual, of: "direct_c1"},
+		{name: "direct_c16", addr: echo.Addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
+		{name: "function_c16", addr: up.Addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
+		{name: "stages3_c16", addr: up.Addr, path: "/function/three", c: 16, size: usual, of: "direct_c16"},
+		{name: "http_c16", addr: up.Addr, path: "/function/web/echo", c: 16, size: usual, of: "direct_c16"},
+		{name: "function_async_c16", addr: up.Addr, path: "/async-function/noop", c: 16, size: usual, of: "direct_c16"}, // accepted: on disk, not yet run
 	}
 	for _, b := range []struct {
 		name string
@@ -81,18 +83,18 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 	}{{"1KB", 1 << 10}, {"64KB", 64 << 10}, {"4MB", 4 << 20}} {
 		direct := "direct_" + b.name + "_c16"
 		cases = append(cases,
-			&hopCase{name: direct, addr: echo.addr, path: "/function/noop", c: 16, size: b.size, of: direct},
-			&hopCase{name: "function_" + b.name + "_c16", addr: up.addr, path: "/function/noop", c: 16, size: b.size, of: direct},
-			&hopCase{name: "http_" + b.name + "_c16", addr: up.addr, path: "/function/web/echo", c: 16, size: b.size, of: direct},
+			&hopCase{name: direct, addr: echo.Addr, path: "/function/noop", c: 16, size: b.size, of: direct},
+			&hopCase{name: "function_" + b.name + "_c16", addr: up.Addr, path: "/function/noop", c: 16, size: b.size, of: direct},
+			&hopCase{name: "http_" + b.name + "_c16", addr: up.Addr, path: "/function/web/echo", c: 16, size: b.size, of: direct},
 		)
 	}
 	for r := range *rounds + 1 { // the first round warms up
 		for _, c := range cases {
-			if err := c.turn(ctx, api, *client, *window, r > 0); err != nil {
+			if err := c.turn(ctx, api, *sender, *window, r > 0); err != nil {
 				return err
 			}
 		}
-		progress("bench hop: round %d of %d", r, *rounds)
+		console.Progress("bench hop: round %d of %d", r, *rounds)
 	}
 	for _, c := range cases {
 		slices.Sort(c.rate)
@@ -109,12 +111,12 @@ func benchHop(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // deployHop deploys a function of its own and a pipeline of three stages, all of the same no-op program.
-func deployHop(ctx context.Context, api *client) error {
+func deployHop(ctx context.Context, api *client.Client) error {
 	const image = "stagecoach/noop:0.1.0"
 	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"}
 	env := map[string]string{"max_inflight": "64", "GOMAXPROCS": "1"}
-	fns := []deployment{{Service: "noop", Image: image, Labels: labels, EnvVars: env, Annotations: map[string]string{"stagecoach.dev/async-queue-limit": "1000000"}}}
-	fns = append(fns, deployment{
+	fns := []client.Deployment{{Service: "noop", Image: image, Labels: labels, EnvVars: env, Annotations: map[string]string{"stagecoach.dev/async-queue-limit": "1000000"}}}
+	fns = append(fns, client.Deployment{
 		Service: "web", Image: "stagecoach/echo-http:0.1.0", Labels: labels, EnvProcess: "./echo-http", EnvVars: map[string]string{"mode": "http", "max_inflight": "64"},
 	})
 	for i := 1; i <= 3; i++ {
@@ -122,22 +124,22 @@ func deployHop(ctx context.Context, api *client) error {
 		if i < 3 {
 			a["stagecoach.dev/next"] = fmt.Sprintf("hop-%d", i+1)
 		}
-		fns = append(fns, deployment{Service: fmt.Sprintf("hop-%d", i), Image: image, Labels: labels, EnvVars: env, Annotations: a})
+		fns = append(fns, client.Deployment{Service: fmt.Sprintf("hop-%d", i), Image: image, Labels: labels, EnvVars: env, Annotations: a})
 	}
 	for _, d := range fns {
-		if err := api.deploy(ctx, d); err != nil {
+		if err := api.Deploy(ctx, d); err != nil {
 			return err
 		}
 	}
 	for _, name := range []string{"noop", "three", "web"} { // the first request waits for the replicas
-		if _, err := api.invoke(ctx, name, "text/plain", []byte("up?")); err != nil {
+		if _, err := api.Invoke(ctx, name, "text/plain", []byte("up?")); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (c *hopCase) turn(ctx context.Context, api *client, loader string, window time.Duration, counts bool) error {
+func (c *hopCase) turn(ctx context.Context, api *client.Client, loader string, window time.Duration, counts bool) error {
 	before, err := messages(ctx, api)
 	if err != nil {
 		return err
@@ -176,11 +178,11 @@ func (c *hopCase) turn(ctx context.Context, api *client, loader string, window t
 }
 
 // drained waits until no async request is left.
-func drained(ctx context.Context, api *client) error {
+func drained(ctx context.Context, api *client.Client) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		left, err := api.metric(ctx, "stagecoach_async_bytes ")
+		left, err := api.Metric(ctx, "stagecoach_async_bytes ")
 		if err != nil || left == 0 {
 			return err
 		}
@@ -193,30 +195,6 @@ func drained(ctx context.Context, api *client) error {
 }
 
 // messages reads how many messages NATS has carried so far.
-func messages(ctx context.Context, api *client) (float64, error) {
-	return api.metric(ctx, "stagecoach_queue_messages_total")
-}
-
-// metric reads one sample without labels, or the sum over the labels that the prefix leaves open.
-func (c *client) metric(ctx context.Context, prefix string) (float64, error) {
-	a, err := c.do(ctx, "GET", "/metrics", "", nil)
-	if err != nil {
-		return 0, err
-	}
-	sum, found := 0.0, false
-	for line := range strings.Lines(string(a.body)) {
-		if !strings.HasPrefix(line, prefix) {
-			continue
-		}
-		fields := strings.Fields(line)
-		v, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-		if err != nil {
-			return 0, fmt.Errorf("metric %q: %w", line, err)
-		}
-		sum, found = sum+v, true
-	}
-	if !found {
-		return 0, fmt.Errorf("no metric %s at %s/metrics", prefix, c.base)
-	}
-	return sum, nil
+func messages(ctx context.Context, api *client.Client) (float64, error) {
+	return api.Metric(ctx, "stagecoach_queue_messages_total")
 }

@@ -17,8 +17,8 @@ func httpCases() []startCase {
 }
 
 // newHTTPStage makes a stage of a program that speaks HTTP: the image echo-http in the folder images.
-func newHTTPStage(images string) (*benchStage, error) {
-	return newBenchStage(func(b *benchStage) error {
+func newHTTPStage(m machine, images string) (*benchStage, error) {
+	return newBenchStage(m, func(b *benchStage) error {
 		echo := filepath.Join(images, "stagecoach", "echo-http", "0.1.0")
 		if err := os.CopyFS(b.root, os.DirFS(echo)); err != nil {
 			return err

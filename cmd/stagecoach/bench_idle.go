@@ -9,7 +9,10 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // benchIdle measures what functions cost that nobody calls: how long they take to deploy and to list, and what `up` uses of
@@ -19,7 +22,7 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 	asJSON, images := reportFlags(fs)
 	functions := fs.Int("functions", 1000, "that are deployed, at zero replicas")
 	window := fs.Duration("window", 20*time.Second, "of idleness that is measured")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	report := bench.NewReport("idle", os.Stderr)
@@ -28,12 +31,12 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(state)
-	up, err := startChild(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--log", "error")
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--log", "error")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = up.stop() }()
-	api := newClient("http://" + up.addr)
+	defer func() { _ = up.Stop() }()
+	api := client.New("http://" + up.Addr)
 	for _, n := range []int{0, *functions} {
 		name := fmt.Sprintf("functions_%d", n)
 		if n > 0 {
@@ -41,8 +44,8 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 				return err
 			}
 		}
-		progress("bench idle: %s: %v of idleness", name, *window)
-		if err := measureIdle(ctx, report, name, up.cmd.Process.Pid, *window); err != nil {
+		console.Progress("bench idle: %s: %v of idleness", name, *window)
+		if err := measureIdle(ctx, report, name, up.Cmd.Process.Pid, *window); err != nil {
 			return err
 		}
 	}
@@ -50,23 +53,23 @@ func benchIdle(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // deployIdle deploys n functions and lists them.
-func deployIdle(ctx context.Context, api *client, report *bench.Report, name string, n int) error {
+func deployIdle(ctx context.Context, api *client.Client, report *bench.Report, name string, n int) error {
 	const lists = 50
 	labels := map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.zero": "true"}
 	start := time.Now()
 	for i := range n {
-		if err := api.deploy(ctx, deployment{Service: fmt.Sprintf("idle-%d", i), Image: "stagecoach/noop:0.1.0", Labels: labels}); err != nil {
+		if err := api.Deploy(ctx, client.Deployment{Service: fmt.Sprintf("idle-%d", i), Image: "stagecoach/noop:0.1.0", Labels: labels}); err != nil {
 			return err
 		}
 		if i%100 == 99 {
-			progress("bench idle: %d of %d deployed", i+1, n)
+			console.Progress("bench idle: %d of %d deployed", i+1, n)
 		}
 	}
 	report.Add(name, "deploys_per_second", float64(n)/time.Since(start).Seconds(), n)
 	var took []time.Duration
 	for range lists {
 		start := time.Now()
-		if _, err := api.do(ctx, "GET", "/system/functions", "", nil); err != nil {
+		if _, err := api.Do(ctx, "GET", "/system/functions", "", nil); err != nil {
 			return err
 		}
 		took = append(took, time.Since(start))

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -11,36 +10,41 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
+
+// keysBench measures with a stage.
+type keysBench struct{ *benchStage }
 
 // benchKeysManager measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation, what it uses
 // while nothing happens, and, through the whole product, what a request to a function at zero takes longer than one to a
 // replica that is there.
-func benchKeysManager(ctx context.Context, args []string, out io.Writer) error {
+func benchKeysManager(ctx context.Context, m machine, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench keysmanager", flag.ContinueOnError)
 	asJSON, images := reportFlags(fs)
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	window := fs.Duration("window", 20*time.Second, "of idleness that is measured")
 	wakes := fs.Int("wakes", 20, "requests to a function at zero")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	report := bench.NewReport("keysmanager", os.Stderr)
-	progress("bench keysmanager: generating a stage of 100 MB")
-	b, err := newONNXStage(100<<20, *images, *ort)
+	console.Progress("bench keysmanager: generating a stage of 100 MB")
+	stage, err := newONNXStage(m, 100<<20, *images, *ort)
 	if err != nil {
 		return err
 	}
-	defer b.close()
+	defer stage.close()
+	b := keysBench{stage}
 	for _, part := range []func() error{
-		func() error { return b.benchOrders(ctx, report) },
-		func() error { return b.benchDaemon(ctx, report, *window) },
-		func() error { return b.benchWakes(ctx, report, *wakes) },
+		func() error { return b.orders(ctx, report) },
+		func() error { return b.daemon(ctx, report, *window) },
+		func() error { return b.wakes(ctx, report, *wakes) },
 	} {
 		if err := part(); err != nil {
 			return err
@@ -49,8 +53,8 @@ func benchKeysManager(ctx context.Context, args []string, out io.Writer) error {
 	return printReport(report, *asJSON, out)
 }
 
-// benchOrders measures a KeysManager in this process.
-func (b *benchStage) benchOrders(ctx context.Context, report *bench.Report) error {
+// orders measures a KeysManager in this process.
+func (b keysBench) orders(ctx context.Context, report *bench.Report) error {
 	if err := b.manage(); err != nil {
 		return err
 	}
@@ -59,7 +63,7 @@ func (b *benchStage) benchOrders(ctx context.Context, report *bench.Report) erro
 		return err
 	}
 	const forks, orders, invalidations = 500, 1000, 10
-	progress("bench keysmanager: %d forks, then %d orders at once", forks, orders)
+	console.Progress("bench keysmanager: %d forks, then %d orders at once", forks, orders)
 	rate, err := b.forksPerSecond(ctx, forks)
 	if err != nil {
 		return err
@@ -86,8 +90,8 @@ func (b *benchStage) benchOrders(ctx context.Context, report *bench.Report) erro
 	return nil
 }
 
-// benchDaemon measures `stagecoach keysmanager` while nothing happens.
-func (b *benchStage) benchDaemon(ctx context.Context, report *bench.Report, window time.Duration) error {
+// daemon measures `stagecoach keysmanager` while nothing happens.
+func (b keysBench) daemon(ctx context.Context, report *bench.Report, window time.Duration) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
 	if err != nil {
 		return err
@@ -95,36 +99,36 @@ func (b *benchStage) benchDaemon(ctx context.Context, report *bench.Report, wind
 	addr := l.Addr().String()
 	_ = l.Close()
 	state := filepath.Join(b.dir, "up")
-	up, err := startChild(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--no-node", "--nats-listen", addr, "--state", state, "--images", b.images.Dir, "--log", "error")
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--no-node", "--nats-listen", addr, "--state", state, "--images", b.images.Dir, "--log", "error")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = up.stop() }()
-	daemon, err := startChild(ctx, os.Stderr, "keysmanager", "--node", "bench", "--nats", "nats://"+addr, "--nats-token", filepath.Join(state, "nats-token"),
+	defer func() { _ = up.Stop() }()
+	daemon, err := child.Start(ctx, os.Stderr, "keysmanager", "--node", "bench", "--nats", "nats://"+addr, "--nats-token", filepath.Join(state, "nats-token"),
 		"--state", filepath.Join(b.dir, "node"), "--images", b.images.Dir, "--ort", b.ort, "--log", "error")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = daemon.stop() }()
-	progress("bench keysmanager: %v of a daemon's idleness", window)
-	return measureIdle(ctx, report, "daemon_idle", daemon.cmd.Process.Pid, window)
+	defer func() { _ = daemon.Stop() }()
+	console.Progress("bench keysmanager: %v of a daemon's idleness", window)
+	return measureIdle(ctx, report, "daemon_idle", daemon.Cmd.Process.Pid, window)
 }
 
-// benchWakes measures requests to a function at zero, whose parameters are in memory or not, against a warm one.
-func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes int) error {
-	up, err := startChild(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.dir, "wakes"), "--images", b.images.Dir, "--ort", b.ort, "--log", "error")
+// wakes measures requests to a function at zero, whose parameters are in memory or not, against a warm one.
+func (b keysBench) wakes(ctx context.Context, report *bench.Report, wakes int) error {
+	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.dir, "wakes"), "--images", b.images.Dir, "--ort", b.ort, "--log", "error")
 	if err != nil {
 		return err
 	}
-	defer func() { _ = up.stop() }()
-	api := newClient("http://" + up.addr)
+	defer func() { _ = up.Stop() }()
+	api := client.New("http://" + up.Addr)
 	model := map[string]string{"STAGECOACH_MODEL": "model.onnx"}
 	zero := map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
-	for _, d := range []deployment{
+	for _, d := range []client.Deployment{
 		{Service: "warm", EnvVars: model, Image: benchImage},
 		{Service: "zero", EnvVars: model, Image: benchImage, Labels: zero, EnvProcess: "./stage"}, // so that it has a zygote of its own
 	} {
-		if err := api.deploy(ctx, d); err != nil {
+		if err := api.Deploy(ctx, d); err != nil {
 			return err
 		}
 	}
@@ -133,11 +137,11 @@ func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes
 		return err
 	}
 	call := func(name string) (time.Duration, error) {
-		a, err := api.do(ctx, http.MethodPost, "/function/"+name, "application/json", body)
-		if err == nil && a.status != http.StatusOK {
-			err = fmt.Errorf("%s answers %d: %.200s", name, a.status, a.body)
+		a, err := api.Do(ctx, http.MethodPost, "/function/"+name, "application/json", body)
+		if err == nil && a.Status != http.StatusOK {
+			err = fmt.Errorf("%s answers %d: %.200s", name, a.Status, a.Body)
 		}
-		return a.took, err
+		return a.Took, err
 	}
 	var warm, cached, cold []time.Duration
 	for i := range wakes {
@@ -159,7 +163,7 @@ func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes
 				*c.took = append(*c.took, took)
 			}
 		}
-		progress("bench keysmanager: %d of %d rounds of a request to a warm replica, from zero with a cold and from zero with a warm cache", i+1, wakes)
+		console.Progress("bench keysmanager: %d of %d rounds of a request to a warm replica, from zero with a cold and from zero with a warm cache", i+1, wakes)
 	}
 	report.AddMillis("request_to_warm_replica", "p50_ms", warm, 0.5)
 	base, _ := bench.Quantile(warm, 0.5)
@@ -173,7 +177,7 @@ func (b *benchStage) benchWakes(ctx context.Context, report *bench.Report, wakes
 }
 
 // body is an inference request of one position.
-func (b *benchStage) body() ([]byte, error) {
+func (b keysBench) body() ([]byte, error) {
 	type input struct {
 		Name     string    `json:"name"`
 		Datatype string    `json:"datatype"`
@@ -186,85 +190,4 @@ func (b *benchStage) body() ([]byte, error) {
 		data[i] = float32(i%7)/7 - 0.5
 	}
 	return json.Marshal(map[string][]input{"inputs": {{"x", "FP32", []int{1, 1, width}, data}}})
-}
-
-// asleep waits until a function has no replicas, and evicts its parameters if that is wanted: once their processes have ended,
-// they can be.
-func asleep(ctx context.Context, api *client, name string, evict bool) error {
-	deadline := time.Now().Add(time.Minute)
-	for {
-		s, err := api.status(ctx, name)
-		if err != nil {
-			return err
-		}
-		done := s.Replicas == 0 && s.AvailableReplicas == 0
-		if done && evict {
-			a, err := api.do(ctx, http.MethodPost, "/system/cache/evict", "application/json", []byte(`{"function":"`+name+`"}`))
-			if err != nil {
-				return err
-			}
-			done = a.status/100 == 2
-		}
-		if done {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s still has %d replicas, or processes, after a minute of idleness", name, s.Replicas)
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
-}
-
-// atOnce is in the names of replicas that are ordered by many at a time.
-const atOnce = "at-once"
-
-// forksPerSecond has one zygote fork n replicas, as fast as their orders come, and returns how many it forked in a second.
-func (b *benchStage) forksPerSecond(ctx context.Context, n int) (float64, error) {
-	took, err := b.atOnce(ctx, n, 8)
-	var all time.Duration
-	for _, t := range took {
-		all = max(all, t)
-	}
-	return float64(n) / all.Seconds(), err
-}
-
-// atOnce orders n replicas of the stage from so many goroutines and tells when each was there, since the beginning. They end at
-// once, and it returns when they have.
-func (b *benchStage) atOnce(ctx context.Context, n, goroutines int) ([]time.Duration, error) {
-	took := make([]time.Duration, n)
-	next := make(chan int, n)
-	for i := range n {
-		next <- i
-	}
-	close(next)
-	var wg sync.WaitGroup
-	var once sync.Once
-	var failed error
-	b.n++
-	name := func(i int) string { return fmt.Sprintf("%d-%s-%d", b.n, atOnce, i) }
-	begin := time.Now()
-	for range goroutines {
-		wg.Go(func() {
-			for i := range next {
-				r, err := b.keys.Start(ctx, keysmanager.Order{Replica: name(i), Spec: b.spec("fork")})
-				if err != nil {
-					once.Do(func() { failed = err })
-					return
-				}
-				took[i] = time.Since(begin)
-				_ = r.Conn.Close()
-			}
-		})
-	}
-	wg.Wait()
-	for i := range n {
-		if err := b.keys.Stop(ctx, name(i), time.Minute); err != nil {
-			return took, errors.Join(failed, err)
-		}
-	}
-	return took, failed
 }

@@ -19,8 +19,8 @@ import (
 )
 
 // newONNXStage writes a model of about so many bytes, and its image. The caller closes it.
-func newONNXStage(bytes int64, images, ort string) (*benchStage, error) {
-	return newBenchStage(func(b *benchStage) error {
+func newONNXStage(m machine, bytes int64, images, ort string) (*benchStage, error) {
+	return newBenchStage(m, func(b *benchStage) error {
 		if err := roomFor(b.dir, 4*bytes); err != nil {
 			return err
 		}
@@ -73,7 +73,7 @@ func (b *benchStage) prepacked(context.Context) (launched, error) {
 		return launched{}, err
 	}
 	folder := filepath.Join(b.cache(), image.Digest+"-*") // of its only model
-	if b.users.open != nil {
+	if b.users {
 		folder = filepath.Join(folder, benchNamespace) // which has its own
 	}
 	found, err := filepath.Glob(folder)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
@@ -22,39 +24,11 @@ const (
 	simP99  = 0.10
 )
 
-// simCase is a load on a pipeline, to be run and to be simulated.
-type simCase struct {
-	name   string
-	stages []simStage
-	rate   string // as arrivals.ParseProfile has it
-	cv     float64
-	items  int // that a request has; 0: one
-	budget int // replicas that all stages together may have; 0: any number
-	slo    time.Duration
-}
-
-// simStage is a stage that waits for a lognormal time.
-type simStage struct {
-	name     string
-	next     string // empty: none
-	each     bool
-	mean     time.Duration
-	cv       float64
-	replicas int // fixed; 0: policies choose
-}
-
 // costs are what a running `up` adds to what a case says.
 type costs struct {
 	hop   time.Duration // of a task to its line, and of a reply back; the gateway's part is shared out among them
 	slot  time.Duration // that a call keeps its slot beyond its service time: the stage protocol, and timers that come late
 	start time.Duration // from the order of a replica until it is ready
-}
-
-// outcome is what came of a case, once.
-type outcome struct {
-	requests, failed float64
-	mean, p50, p99   float64 // seconds; NaN: too few requests
-	replicaSeconds   float64
 }
 
 // simCases are those that are compared, of so long a load. Under bursts service times vary little: a queue would multiply their chance, which
@@ -84,24 +58,6 @@ func simCases(length time.Duration) []simCase {
 	}
 }
 
-// splitEvenly is a model that takes so long, split evenly into a chain of stages that wait, of which the seventh takes so many times as long.
-func splitEvenly(exec time.Duration, seventh float64) []simStage {
-	out := make([]simStage, benchStages)
-	for i := range out {
-		out[i] = simStage{name: fmt.Sprintf("step-%d", i+1), mean: exec / benchStages, cv: benchStageCV}
-	}
-	out[6].mean = time.Duration(seventh * float64(out[6].mean))
-	return link(out)
-}
-
-// link makes a chain of stages.
-func link(stages []simStage) []simStage {
-	for i := range len(stages) - 1 {
-		stages[i].next = stages[i+1].name
-	}
-	return stages
-}
-
 // benchSim holds the simulator against a running `up`: the same arrivals, distributions of service times and policies. What a hop, a slot
 // and a start cost is measured beside it, on other stages.
 func benchSim(ctx context.Context, args []string, out io.Writer) error {
@@ -110,7 +66,7 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 	rounds := fs.Int("rounds", 5, "of each case, interleaved; each has its own arrivals")
 	length := fs.Duration("length", time.Minute, "of a load")
 	only := fs.String("only", "", "one case alone")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	cases := simCases(*length)
@@ -134,12 +90,12 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 				return fmt.Errorf("costs, round %d: %w", round+1, err)
 			}
 			all = append(all, cost)
-			pair, err := c.compare(ctx, *images, cost, uint64(round+1))
+			pair, err := compare(ctx, c, *images, cost, uint64(round+1))
 			if err != nil {
 				return fmt.Errorf("%s, round %d: %w", c.name, round+1, err)
 			}
 			pairs[at] = append(pairs[at], pair)
-			progress("bench sim: round %d of %d: %s: %.0f requests, mean %.1f ms and simulated %.1f ms, p99 %.0f ms and %.0f ms; hop %v, slot %v, start %v",
+			console.Progress("bench sim: round %d of %d: %s: %.0f requests, mean %.1f ms and simulated %.1f ms, p99 %.0f ms and %.0f ms; hop %v, slot %v, start %v",
 				round+1, *rounds, c.name, pair[0].requests, pair[0].mean*1e3, pair[1].mean*1e3, pair[0].p99*1e3, pair[1].p99*1e3, cost.hop, cost.slot, cost.start)
 		}
 	}
@@ -151,19 +107,19 @@ func benchSim(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // compare runs a case on an `up` of its own, and simulates it.
-func (c *simCase) compare(ctx context.Context, images string, cost costs, seed uint64) (pair [2]outcome, err error) {
+func compare(ctx context.Context, c *simCase, images string, cost costs, seed uint64) (pair [2]outcome, err error) {
 	flags := []string{"--images", images}
 	if c.budget > 0 {
 		flags = append(flags, "--budget", fmt.Sprint(c.budget))
 	}
-	err = onUp(ctx, flags, func(api *client) (err error) {
+	err = onUp(ctx, flags, func(api *client.Client) (err error) {
 		pair[0], err = c.real(ctx, api, seed)
 		return err
 	})
 	if err != nil {
 		return pair, err
 	}
-	if pair[1], err = c.simulate(ctx, cost, seed); err != nil {
+	if pair[1], err = simulate(ctx, c, cost, seed); err != nil {
 		return pair, err
 	}
 	if pair[0].requests != pair[1].requests {
@@ -173,8 +129,8 @@ func (c *simCase) compare(ctx context.Context, images string, cost costs, seed u
 }
 
 // simulate is the case in virtual time.
-func (c *simCase) simulate(ctx context.Context, cost costs, seed uint64) (outcome, error) {
-	s, err := sim.Parse(strings.NewReader(c.scenario(cost, seed)))
+func simulate(ctx context.Context, c *simCase, cost costs, seed uint64) (outcome, error) {
+	s, err := sim.Parse(strings.NewReader(scenario(c, cost, seed)))
 	if err != nil {
 		return outcome{}, err
 	}
@@ -194,7 +150,7 @@ func (c *simCase) simulate(ctx context.Context, cost costs, seed uint64) (outcom
 }
 
 // scenario is the case as the simulator takes it. What a slot costs lengthens each call and leaves its spread.
-func (c *simCase) scenario(cost costs, seed uint64) string {
+func scenario(c *simCase, cost costs, seed uint64) string {
 	host := bench.NewReport("", io.Discard).Host
 	var b strings.Builder
 	fmt.Fprintf(&b, "name: %s\nseed: %d\nseeds: 1\nhop: %v\nbudget: %d\nnodes: [{memory: %d, cpu: %d}]\n", c.name, seed, cost.hop, c.budget, host.Memory, host.Cores)
@@ -206,14 +162,6 @@ func (c *simCase) scenario(cost costs, seed uint64) string {
 			s.name, s.next, s.each, mean, s.cv*s.mean.Seconds()/mean.Seconds(), cost.start, low, high)
 	}
 	return b.String()
-}
-
-// bounds are the least and the largest number of replicas.
-func (s *simStage) bounds(budget int) (low, high int) {
-	if s.replicas > 0 {
-		return s.replicas, s.replicas
-	}
-	return 1, budget
 }
 
 // reportPairs adds what a case came to: medians over the rounds. The difference is the median of the rounds' own: in a round both had the

@@ -6,132 +6,11 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
-	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
-
-// simTimeout is that of a request.
-const simTimeout = time.Minute
-
-// deployments are the case's stages, of the pipeline with the name of the case.
-func (c *simCase) deployments() []deployment {
-	var out []deployment
-	for i, s := range c.stages {
-		low, high := s.bounds(c.budget)
-		d := deployment{
-			Service: s.name, Image: "stagecoach/wait:0.1.0",
-			Labels:      map[string]string{"com.openfaas.scale.min": fmt.Sprint(low), "com.openfaas.scale.max": fmt.Sprint(high)},
-			EnvVars:     map[string]string{"wait_mean": s.mean.String(), "wait_cv": fmt.Sprint(s.cv)},
-			Annotations: map[string]string{"stagecoach.dev/pipeline": c.pipeline()},
-		}
-		if s.next != "" {
-			d.Annotations["stagecoach.dev/next"] = s.next
-		}
-		if s.each {
-			d.Annotations["stagecoach.dev/each"] = "true"
-		}
-		if i == 0 && c.slo > 0 {
-			d.Annotations["stagecoach.dev/slo"] = c.slo.String()
-		}
-		out = append(out, d)
-	}
-	return out
-}
-
-func (c *simCase) pipeline() string { return strings.ReplaceAll(c.name, "_", "-") }
-
-// real runs the case: all replicas are ready and idle when its load begins, as in the simulator.
-func (c *simCase) real(ctx context.Context, api *client, seed uint64) (outcome, error) {
-	if err := deployAll(ctx, api, c.deployments()); err != nil {
-		return outcome{}, err
-	}
-	return c.load(ctx, api, seed)
-}
-
-// load sends the case's requests to its stages, which are deployed.
-func (c *simCase) load(ctx context.Context, api *client, seed uint64) (outcome, error) {
-	body := openloop.Body{Text: "x"}
-	header := map[string]string{"X-Timeout": simTimeout.String(), "Content-Type": "text/plain"}
-	if c.items > 1 { // a list has an item a member
-		body.Text = "[1" + strings.Repeat(",1", c.items-1) + "]"
-		header["Content-Type"] = "application/json"
-	}
-	cfg, err := openloop.Scenario{
-		Gateway: api.url(), Seed: seed, Timeout: 2 * simTimeout, MaxInFlight: 4000, CV: &c.cv, Rate: c.rate, SLO: c.slo,
-		Targets: []openloop.TargetSpec{{Function: c.pipeline(), Body: body, Headers: header}},
-	}.Config("")
-	if err != nil {
-		return outcome{}, err
-	}
-	r, err := openloop.Run(ctx, cfg)
-	if err != nil {
-		return outcome{}, err
-	}
-	for _, warning := range r.Warnings {
-		progress("bench sim: %s: %s", c.name, warning)
-	}
-	for _, k := range r.Total.Errors {
-		progress("bench sim: %s: %d requests failed: %s: %s", c.name, k.Count, k.Kind, k.Example)
-	}
-	l := r.Total.Latency
-	out := outcome{requests: float64(r.Total.Offered), failed: float64(r.Total.Failed + r.Total.NotSent), mean: l.Mean, p50: orNaN(l.P50), p99: orNaN(l.P99)}
-	for _, s := range c.stages {
-		line, err := api.timeline(ctx, s.name)
-		if err != nil {
-			return out, err
-		}
-		out.replicaSeconds += replicaSeconds(line.Events, r.Started, r.Started.Add(cfg.Duration))
-	}
-	return out, nil
-}
-
-// replicaSeconds is for how long there were replicas between two instants, from their orders until they had stopped: those that start
-// and those that drain occupy the machine, too.
-func replicaSeconds(events []event, from, to time.Time) float64 {
-	begun, sum := map[string]time.Time{}, 0.0
-	add := func(since, until time.Time) {
-		if since.Before(from) {
-			since = from
-		}
-		if until.After(to) {
-			until = to
-		}
-		sum += max(until.Sub(since).Seconds(), 0)
-	}
-	for _, e := range events {
-		switch cluster.Kind(e.Kind) {
-		case cluster.Ordered:
-			begun[e.Replica] = e.At
-		case cluster.Stopped, cluster.Failed, cluster.Lost:
-			add(begun[e.Replica], e.At) // of none that is known: from the beginning
-			delete(begun, e.Replica)
-		}
-	}
-	for _, since := range begun {
-		add(since, to)
-	}
-	return sum
-}
-
-// deployAll deploys functions and waits for the replicas that they have without a load.
-func deployAll(ctx context.Context, api *client, all []deployment) error {
-	for _, d := range all {
-		if err := api.deploy(ctx, d); err != nil {
-			return err
-		}
-	}
-	for _, d := range all {
-		if err := waitReady(ctx, api, []deployment{d}, io.Discard); err != nil {
-			return err
-		}
-	}
-	return nil
-}
 
 // What costs are measured with.
 const (
@@ -153,7 +32,7 @@ func probeChain() *simCase {
 
 // freshCosts measures on an `up` of its own.
 func freshCosts(ctx context.Context, images string) (out costs, err error) {
-	err = onUp(ctx, []string{"--images", images}, func(api *client) error {
+	err = onUp(ctx, []string{"--images", images}, func(api *client.Client) error {
 		if out, err = measureCosts(ctx, api, 8*time.Second); err != nil {
 			return err
 		}
@@ -166,7 +45,7 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 // measureCosts measures for so long what a slot and a hop cost, on stages of its own that wait for exactly 10 ms. A slot whose line is never
 // empty tells by the rate of its answers; requests that come one by one to a chain take its slots, and two hops each. Both run at once, so
 // that the machine is the same for them.
-func measureCosts(ctx context.Context, api *client, length time.Duration) (costs, error) {
+func measureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
 	c := probeChain()
 	c.rate, c.cv = fmt.Sprintf("8:%v", length), 0
 	alone := c.deployments()[0]
@@ -176,7 +55,7 @@ func measureCosts(ctx context.Context, api *client, length time.Duration) (costs
 	}
 	for range 5 { // connections, and pages
 		for _, name := range []string{alone.Service, c.pipeline()} {
-			if _, err := api.invoke(ctx, name, "text/plain", []byte("x")); err != nil {
+			if _, err := api.Invoke(ctx, name, "text/plain", []byte("x")); err != nil {
 				return costs{}, err
 			}
 		}
@@ -199,32 +78,8 @@ func measureCosts(ctx context.Context, api *client, length time.Duration) (costs
 	return costs{slot: slot, hop: max((mean-probeStages*(probeWait+slot))/(2*probeStages), 0)}, nil
 }
 
-// saturate sends so many requests, of some clients one after another, and returns how long all of them took. Each gets the answers, one at
-// a time; nil: nobody does.
-func saturate(ctx context.Context, api *client, function, contentType, body string, clients, calls int, each func(answer)) (time.Duration, error) {
-	var sent atomic.Int64
-	var mu sync.Mutex
-	var group sync.WaitGroup
-	errs := make([]error, clients)
-	begun := time.Now()
-	for i := range clients {
-		group.Go(func() {
-			for sent.Add(1) <= int64(calls) && errs[i] == nil {
-				var a answer
-				if a, errs[i] = api.invoke(ctx, function, contentType, []byte(body)); errs[i] == nil && each != nil {
-					mu.Lock()
-					each(a)
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	group.Wait()
-	return time.Since(begun), errors.Join(errs...)
-}
-
 // measureStarts is the median time from an order of a replica to its being ready, of nine that are ordered at once, as at a step.
-func measureStarts(ctx context.Context, api *client) (time.Duration, error) {
+func measureStarts(ctx context.Context, api *client.Client) (time.Duration, error) {
 	all := probeChain().deployments()
 	for i := range all {
 		all[i].Service, all[i].Annotations = fmt.Sprintf("start-%d", i+1), nil
@@ -235,23 +90,23 @@ func measureStarts(ctx context.Context, api *client) (time.Duration, error) {
 	}
 	for i := range all {
 		body := map[string]any{"serviceName": all[i].Service, "replicas": probeStarts}
-		if err := api.send(ctx, "scale "+all[i].Service, http.MethodPost, "/system/scale-function/"+all[i].Service, body); err != nil {
+		if err := api.Send(ctx, "scale "+all[i].Service, http.MethodPost, "/system/scale-function/"+all[i].Service, body); err != nil {
 			return 0, err
 		}
 		all[i].Labels["com.openfaas.scale.min"] = fmt.Sprint(probeStarts) // to wait for
 	}
 	var took []float64
 	for _, d := range all {
-		if err := waitReady(ctx, api, []deployment{d}, io.Discard); err != nil {
+		if err := client.WaitReady(ctx, api, []client.Deployment{d}, io.Discard); err != nil {
 			return 0, err
 		}
-		line, err := api.timeline(ctx, d.Service)
+		line, err := api.Timeline(ctx, d.Service)
 		if err != nil {
 			return 0, err
 		}
-		for i, s := range replicaStarts(line.Events) {
-			if i > 0 && s.ready > 0 { // the first one came with the deployment
-				took = append(took, s.ready.Seconds())
+		for i, s := range client.ReplicaStarts(line.Events) {
+			if i > 0 && s.Ready > 0 { // the first one came with the deployment
+				took = append(took, s.Ready.Seconds())
 			}
 		}
 	}

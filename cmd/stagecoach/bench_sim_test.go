@@ -2,18 +2,15 @@ package main
 
 import (
 	"math"
-	"slices"
 	"testing"
 	"time"
-
-	"github.com/stagecoach-serving/stagecoach/bench"
 )
 
 // TestBenchSim runs a short load on a real `up` and simulates it: as many requests, and about the same mean. What `up` costs on this
 // machine now is measured before. The bound is wide, because machines that test do other things meanwhile; `make bench-sim` has the real one.
 func TestBenchSim(t *testing.T) {
 	r := start(t)
-	cost, err := measureCosts(t.Context(), r.client, 3*time.Second)
+	cost, err := measureCosts(t.Context(), r.Client, 3*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -22,16 +19,16 @@ func TestBenchSim(t *testing.T) {
 		{name: "short-2", mean: 60 * time.Millisecond, cv: 0.1, replicas: 1},
 		{name: "short-3", mean: 60 * time.Millisecond, cv: 0.1, replicas: 1},
 	})}
-	if err := deployAll(t.Context(), r.client, c.deployments()); err != nil {
+	if err := deployAll(t.Context(), r.Client, c.deployments()); err != nil {
 		t.Fatal(err)
 	}
 	const tries = 3 // a machine that stands still for a second spoils one
 	for seed := uint64(1); ; seed++ {
-		is, err := c.load(t.Context(), r.client, seed)
+		is, err := c.load(t.Context(), r.Client, seed)
 		if err != nil {
 			t.Fatal(err)
 		}
-		want, err := c.simulate(t.Context(), cost, seed)
+		want, err := simulate(t.Context(), &c, cost, seed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,65 +45,5 @@ func TestBenchSim(t *testing.T) {
 		if seed == tries {
 			t.Fatalf("%d times a request took another time than in the simulator, now %.0f ms and not %.0f ms; want them within 25 %%", tries, is.mean*1e3, want.mean*1e3)
 		}
-	}
-}
-
-// TestSimCases: each case is one that the simulator takes.
-func TestSimCases(t *testing.T) {
-	for _, c := range simCases(6 * time.Second) {
-		got, err := c.simulate(t.Context(), costs{time.Millisecond, time.Millisecond, 20 * time.Millisecond}, 1)
-		if err != nil || got.requests < 20 || got.failed > 0 || got.mean <= 0 {
-			t.Errorf("%s: %+v, %v", c.name, got, err)
-		}
-	}
-}
-
-// TestReplicaSeconds counts replicas from their orders to their ends, within the window.
-func TestReplicaSeconds(t *testing.T) {
-	zero := time.Unix(1000, 0)
-	at := func(s int, replica, kind string) event {
-		return event{At: zero.Add(time.Duration(s) * time.Second), Replica: replica, Kind: kind}
-	}
-	events := []event{
-		at(-9, "before", "ordered"), at(-8, "before", "ready"), at(-9, "past", "ordered"), at(-2, "past", "stopped"),
-		at(4, "step", "ordered"), at(5, "step", "ready"), at(6, "step", "first answer"), at(7, "step", "draining"), at(8, "step", "stopped"),
-		at(8, "broken", "ordered"), at(9, "broken", "failed"), at(9, "late", "ordered"), at(11, "late", "ready"), at(12, "late", "first answer"),
-		at(12, "later", "ordered"),
-	}
-	if got := replicaSeconds(events, zero, zero.Add(10*time.Second)); got != 10+4+1+1 {
-		t.Errorf("%g replica-seconds, want 10 of one that was there before, 4, 1 of one that failed, 1 of one that starts", got)
-	}
-	forgotten := []event{at(3, "old", "stopped")} // its order is no longer in the timeline
-	if got := replicaSeconds(forgotten, zero, zero.Add(10*time.Second)); got != 3 {
-		t.Errorf("%g replica-seconds, want 3", got)
-	}
-	for _, tc := range []struct{ from, to, want int }{{0, 10, 6}, {5, 10, 12}, {10, 20, 0}, {-10, 3, 0}} {
-		got := firstAnswer(events, zero.Add(time.Duration(tc.from)*time.Second), zero.Add(time.Duration(tc.to)*time.Second))
-		if tc.want == 0 && !got.IsZero() || tc.want > 0 && !got.Equal(at(tc.want, "", "").At) {
-			t.Errorf("of those ordered from %d to %d the first answered at %v, want %d", tc.from, tc.to, got, tc.want)
-		}
-	}
-}
-
-// TestReportPairs: medians, differences round by round, verdicts.
-func TestReportPairs(t *testing.T) {
-	is := func(mean, p99 float64) outcome { return outcome{requests: 9, mean: mean, p50: math.NaN(), p99: p99} }
-	var r bench.Report
-	reportPairs(&r, "x", [][2]outcome{{is(1, 1), is(1.04, 1)}, {is(2, 1), is(1.8, 1.2)}, {is(4, 1), is(4.24, 1.2)}})
-	of := func(name, metric string) float64 {
-		i := slices.IndexFunc(r.Results, func(f bench.Result) bool { return f.Case == name && f.Metric == metric })
-		if i < 0 {
-			return math.NaN()
-		}
-		return math.Round(r.Results[i].Value*1e6) / 1e6
-	}
-	if of("x mean_ms", "real") != 2000 || of("x mean_ms", "simulated") != 1800 || of("x mean_ms", "difference_percent") != 4 {
-		t.Errorf("mean: %+v", r.Results)
-	}
-	if !math.IsNaN(of("x p50_ms", "real")) || of("x requests", "difference_percent") != 0 || of("x failed", "real") != 0 {
-		t.Errorf("%+v", r.Results)
-	}
-	if len(r.Goals) != 2 || !r.Goals[0].Met || r.Goals[1].Met {
-		t.Errorf("goals %+v, want that of the mean met at 4 %%, and that of p99 missed at 20 %%", r.Goals)
 	}
 }

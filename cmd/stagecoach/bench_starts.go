@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 	"log/slog"
 	"net"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -32,9 +34,9 @@ type benchStage struct {
 	reads   func(answer []byte) string // takes out of an answer what is the same in all; nil: nobody looks
 	images  sandbox.Images
 	keys    *keysmanager.Manager
-	users   accounts
-	nets    networks
-	done    func() // with its cgroups
+	machine machine
+	users   bool   // stages have accounts of their own
+	done    func() // with what isolate has opened; nil: nothing is open
 	own     *sandbox.Spawner
 	n       int                        // replicas so far, of those that order names
 	told    func(replica, line string) // of each line that a replica prints; nil: it goes to standard error
@@ -50,19 +52,29 @@ const (
 	benchNamespace = "bench"
 )
 
+// machine is how the product uses the machine that it runs on.
+type machine struct {
+	// isolate returns the configuration of a KeysManager with users, networks and cgroups. What the
+	// machine does not have is left out, and told to log. dir tells the KeysManager from others. done
+	// gives all of it back.
+	isolate func(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error)
+	// devices returns the devices of a watch as a KeysManager takes them.
+	devices func(*device.Watch) []keysmanager.Device
+}
+
 // newBenchStage makes a stage in a folder of its own, whose image prepare fills. The caller closes it.
-func newBenchStage(prepare func(*benchStage) error) (*benchStage, error) {
-	return newBenchStageIn("", prepare)
+func newBenchStage(m machine, prepare func(*benchStage) error) (*benchStage, error) {
+	return newBenchStageIn(m, "", prepare)
 }
 
 // newBenchStageIn does the same in a folder below parent; empty: the one for temporary files.
-func newBenchStageIn(parent string, prepare func(*benchStage) error) (*benchStage, error) {
+func newBenchStageIn(m machine, parent string, prepare func(*benchStage) error) (*benchStage, error) {
 	dir, err := os.MkdirTemp(parent, "stagecoach-bench-")
 	if err != nil {
 		return nil, err
 	}
 	images := filepath.Join(dir, "images")
-	b := &benchStage{dir: dir, root: filepath.Join(images, "bench", "stage", "1"), images: sandbox.Images{Dir: images}, own: sandbox.NewSpawner()}
+	b := &benchStage{machine: m, dir: dir, root: filepath.Join(images, "bench", "stage", "1"), images: sandbox.Images{Dir: images}, own: sandbox.NewSpawner()}
 	if err = os.Chmod(dir, 0o755); err == nil { //nolint:gosec // stages are users of their own
 		err = prepare(b)
 	}
@@ -83,17 +95,11 @@ func (b *benchStage) manage() error {
 }
 
 // isolate returns the configuration of a KeysManager with users, networks and cgroups as the product
-// has them. What the machine has not is left out, and told to log. shut gives all of it back.
+// has them. What the machine does not have is left out, and told to log. shut gives all of it back.
 func (b *benchStage) isolate(log *slog.Logger) (cfg keysmanager.Config, err error) {
-	if b.users, err = openAccounts(sandbox.DefaultRange.String(), log); err != nil {
-		return cfg, err
-	}
-	if b.nets, err = openNetworks(defaultNetwork, "bench", b.dir, log); err != nil {
-		return cfg, err
-	}
-	cfg.Groups, b.done = openGroups("bench", b.dir, log)
-	cfg.Accounts, cfg.Networks, cfg.HostNetwork, cfg.Watchdog = b.users.forKeys(), b.nets.forKeys(), true, watchdogLine[:]
-	return cfg, nil
+	cfg, b.done, err = b.machine.isolate(b.dir, log)
+	b.users = cfg.Accounts != nil
+	return cfg, err
 }
 
 // open makes the KeysManager.
@@ -105,7 +111,7 @@ func (b *benchStage) open(cfg keysmanager.Config) (err error) {
 		case b.told != nil:
 			b.told(replica, line)
 		case !strings.Contains(replica, atOnce): // those are given up as soon as they are there, and say so
-			progress("%s: %s", replica, line)
+			console.Progress("%s: %s", replica, line)
 		}
 	}
 	b.keys, err = keysmanager.New(cfg)
@@ -122,8 +128,7 @@ func (b *benchStage) shut() {
 	if b.done != nil {
 		b.done()
 	}
-	_, _ = b.nets.close(), b.users.close() // no process has one any more
-	b.keys, b.done, b.nets, b.users = nil, nil, networks{}, accounts{}
+	b.keys, b.done, b.users = nil, nil, false
 }
 
 func (b *benchStage) close() {
@@ -284,6 +289,15 @@ func expect(conn *wire.Conn, want wire.FrameType) ([]byte, error) {
 		return nil, fmt.Errorf("frame %v (%.200q), want %v", f.Type, f.Payload, want)
 	}
 	return f.Payload, nil
+}
+
+// memAvailable is how many bytes this machine can give to processes.
+func memAvailable() int64 {
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) != nil {
+		return 0
+	}
+	return int64(info.Totalram) * int64(info.Unit)
 }
 
 // family is a zygote and its children: its replicas and a spare one.

@@ -34,12 +34,12 @@ func TestBenchColdstartTorch(t *testing.T) {
 	for i := range cases {
 		cases[i].slow = false // each as often
 	}
-	kind := &startKind{"torch", func(ctx context.Context, bytes int64) (*benchStage, error) {
-		return newTorchStage(ctx, py, bytes, onCPU)
-	}, cases}
+	kind := &startKind{name: "torch", stage: func(ctx context.Context, bytes int64) (*benchStage, error) {
+		return newTorchStage(ctx, machine{isolate: isolateBench}, py, bytes, onCPU)
+	}, cases: cases}
 	var warnings bytes.Buffer
 	report := bench.NewReport("coldstart", &warnings)
-	if err := (startSize{kind, "2MB", 2e6, 2, []int{2}}).measure(t.Context(), report); err != nil {
+	if err := (startSize{kind: kind, size: "2MB", bytes: 2e6, often: 2, alive: []int{2}}).measure(t.Context(), report); err != nil {
 		t.Fatal(err)
 	}
 	got := figures(report)

@@ -103,12 +103,12 @@ var onCPU = torchDevice{name: "cpu", id: "none", dtype: "F32"}
 
 // newTorchStage builds the image of a transformer with parameters of about so many bytes, and saves the same model as torch.save
 // does, for those who load it by hand. The caller closes it.
-func newTorchStage(ctx context.Context, py torchPython, bytes int64, at torchDevice) (*benchStage, error) {
+func newTorchStage(ctx context.Context, m machine, py torchPython, bytes int64, at torchDevice) (*benchStage, error) {
 	shape, err := synthetic.Of(1, bytes, at.dtype)
 	if err != nil {
 		return nil, err
 	}
-	return newBenchStage(func(b *benchStage) error {
+	return newBenchStage(m, func(b *benchStage) error {
 		if err := roomFor(b.dir, 2*bytes+bytes/8); err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func buildTorch(ctx context.Context, b *benchStage, ref string, files map[string
 		}
 	}
 	name := "bench"
-	store, err := image.OpenStore(storeIn(b.images.Dir))
+	store, err := image.OpenStore(image.Folder(b.images.Dir))
 	if err != nil {
 		return err
 	}
@@ -170,7 +170,7 @@ func buildTorch(ctx context.Context, b *benchStage, ref string, files map[string
 	return builder.PutFolder(b.images.Dir, ref, r.Dir)
 }
 
-//go:embed bench_plain.py
+//go:embed plain.py
 var plainPython []byte
 
 // plain loads and runs a stage's model by hand, without Stagecoach.

@@ -15,6 +15,9 @@ import (
 	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // wakeCase is a pipeline and the state that it is in before a call.
@@ -33,7 +36,7 @@ var wakeCases = []wakeCase{
 
 // wakeBench calls pipelines of one `up`.
 type wakeBench struct {
-	api    *client
+	api    *client.Client
 	page   []byte
 	stages map[string][]string        // by pipeline
 	models map[string]bool            // stages that have parameters
@@ -51,7 +54,7 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	file := fs.String("stack", "stack.yml", "the stack file with the OCR pipeline")
 	against := fs.String("against", "", "another build of this program, to compare with in turns")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	if *rounds < 1 {
@@ -73,12 +76,12 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 		defer os.RemoveAll(state)
-		up, err := startProgram(ctx, program, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--ort", *ort, "--log", "error")
+		up, err := child.StartProgram(ctx, program, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--ort", *ort, "--log", "error")
 		if err != nil {
 			return err
 		}
-		defer func() { _ = up.stop() }()
-		w := &wakeBench{api: newClient("http://" + up.addr), stages: map[string][]string{}, models: map[string]bool{}, took: map[string][]time.Duration{}, waits: map[string][]time.Duration{}}
+		defer func() { _ = up.Stop() }()
+		w := &wakeBench{api: client.New("http://" + up.Addr), stages: map[string][]string{}, models: map[string]bool{}, took: map[string][]time.Duration{}, waits: map[string][]time.Duration{}}
 		if err := w.deploy(ctx, *file); err != nil {
 			return err
 		}
@@ -98,7 +101,7 @@ func benchWake(ctx context.Context, args []string, out io.Writer) error {
 				}
 			}
 		}
-		progress("bench wake: round %d of %d", round, *rounds)
+		console.Progress("bench wake: round %d of %d", round, *rounds)
 	}
 	for _, c := range wakeCases {
 		report.AddMillis(c.name, "p50_ms", all[0].took[c.name], 0.5)
@@ -124,7 +127,7 @@ func (w *wakeBench) deploy(ctx context.Context, file string) error {
 		return err
 	}
 	sleepy := map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.zero": "true", "com.openfaas.scale.zero-duration": "1s"}
-	all := []deployment{
+	all := []client.Deployment{
 		{Service: "one", Annotations: map[string]string{"stagecoach.dev/next": "two"}},
 		{Service: "two", Annotations: map[string]string{"stagecoach.dev/next": "three"}},
 		{Service: "three", Annotations: map[string]string{}},
@@ -134,13 +137,13 @@ func (w *wakeBench) deploy(ctx context.Context, file string) error {
 		all[i].Annotations["stagecoach.dev/pipeline"] = "processes"
 	}
 	for name, f := range s.Functions {
-		d := stackDeployment(name, f)
+		d := client.FromStack(name, f)
 		d.Labels = maps.Clone(d.Labels)
 		maps.Copy(d.Labels, sleepy)
 		all = append(all, d)
 	}
 	for _, d := range all {
-		if err := w.api.deploy(ctx, d); err != nil {
+		if err := w.api.Deploy(ctx, d); err != nil {
 			return err
 		}
 		pipeline := d.Annotations["stagecoach.dev/pipeline"]
@@ -174,12 +177,12 @@ func (w *wakeBench) turn(ctx context.Context, c wakeCase) (took, wait time.Durat
 }
 
 func (w *wakeBench) call(ctx context.Context, pipeline string) (took, wait time.Duration, err error) {
-	a, err := w.api.do(ctx, http.MethodPost, "/function/"+pipeline, "image/png", w.page)
-	if err == nil && a.status != http.StatusOK {
-		err = fmt.Errorf("pipeline %s answers %d: %.200s", pipeline, a.status, a.body)
+	a, err := w.api.Do(ctx, http.MethodPost, "/function/"+pipeline, "image/png", w.page)
+	if err == nil && a.Status != http.StatusOK {
+		err = fmt.Errorf("pipeline %s answers %d: %.200s", pipeline, a.Status, a.Body)
 	}
-	if stages := openloop.ServerTiming(a.header.Get("Server-Timing")); len(stages) == 3 {
+	if stages := openloop.ServerTiming(a.Header.Get("Server-Timing")); len(stages) == 3 {
 		wait = stages[2].Wait
 	}
-	return a.took, wait, err
+	return a.Took, wait, err
 }

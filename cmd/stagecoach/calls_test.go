@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // TestCall follows async calls with `stagecoach call`: one that runs in the second stage of a
@@ -45,12 +46,12 @@ func TestCall(t *testing.T) {
 	for name, attempts := range map[string]string{"once": "1", "often": "5"} {
 		d := fn{name: name, image: "example/greet:latest"}.deployment()
 		d.Annotations["com.openfaas.retry.attempts"], d.Annotations["com.openfaas.retry.min_wait"] = attempts, "90s"
-		if err := r.deploy(t.Context(), d); err != nil {
+		if err := r.Deploy(t.Context(), d); err != nil {
 			t.Fatal(err)
 		}
 	}
-	c := &cli{t, t.TempDir(), r.base}
-	call := func(id string) (s callStatus) {
+	c := &operator{t, t.TempDir(), r.Base}
+	call := func(id string) (s schema.Call) {
 		t.Helper()
 		out, err := c.try("", "call", id, "--json")
 		if err == nil {
@@ -63,7 +64,7 @@ func TestCall(t *testing.T) {
 	}
 	send := func(to, body string, header ...string) string {
 		t.Helper()
-		return r.must(http.StatusAccepted, http.MethodPost, "/async-function/"+to, body, header...).header.Get("X-Call-Id")
+		return r.must(http.StatusAccepted, http.MethodPost, "/async-function/"+to, body, header...).Header.Get("X-Call-Id")
 	}
 
 	runs := send("two", "x", "X-Call-Id", "order-17", "X-Timeout", "20m")
@@ -78,13 +79,13 @@ func TestCall(t *testing.T) {
 	c.refuse(`(?s)State: +dead\n.*Cause: +attempt 1 of 1: status 500: .*greet whom\?.*Letter: +`+dead+` .*call `+dead+`: it is dead`, "", "call", dead, "--wait")
 	r.until(late, "the pipeline's call in its second stage", func() bool {
 		s := call(runs)
-		return s.State == callRunning && len(s.Stages) == 1 && s.Stages[0] == callStage{"slow", 1, 0, 1}
+		return s.State == schema.CallRunning && len(s.Stages) == 1 && s.Stages[0] == schema.CallStage{Stage: "slow", Calls: 1, Done: 0, Attempt: 1}
 	})
 	c.run(`(?s)Call: +order-17\nFunction: +two.openfaas-fn\nState: +running, attempt 1\nStage: +slow, 0 of 1 calls done, attempt 1\n`, "", "call", runs)
 	c.run(`State: +accepted, waits for its first run\n`, "", "call", waits)
-	r.until(late, "the first attempt to fail", func() bool { return call(retries).State == callRetrying })
+	r.until(late, "the first attempt to fail", func() bool { return call(retries).State == schema.CallRetrying })
 	c.run(`(?s)State: +retrying, attempt 2 at 20\d\d-.*Cause: +attempt 1 of 5: status 500: .*greet whom\?`, "", "call", retries)
-	r.until(late, "a callback that is not taken", func() bool { s := call(tells); return s.State == callTelling && s.Next != nil })
+	r.until(late, "a callback that is not taken", func() bool { s := call(tells); return s.State == schema.CallTelling && s.Next != nil })
 	c.run(`(?s)State: +telling its result, attempt \d+ at .*Cause: .*status 503.*Callback: +`+receiver.URL+`/inbox\n.*Result: +status 200 `, "", "call", tells)
 	c.refuse(`call `+runs+`: status 404: .*it is running, and no result of it is kept yet`, "", "call", runs, "--body")
 	c.refuse(`status 404: async call "nobody": it is not known. .* ended before 20\d\d-.*: up remembers the latest 10000 ended calls`, "", "call", "nobody")
@@ -94,14 +95,14 @@ func TestCall(t *testing.T) {
 
 	r.kill()
 	r.restart()
-	c.gateway = r.base
-	if s := call(retries); s.State != callRetrying || s.Next == nil || s.Attempt != 1 {
+	c.gateway = r.Base
+	if s := call(retries); s.State != schema.CallRetrying || s.Next == nil || s.Attempt != 1 {
 		t.Errorf("after a kill: %+v, want the call between its attempts", s)
 	}
-	if s := call(waits); s.State != callAccepted && s.State != callRunning {
+	if s := call(waits); s.State != schema.CallAccepted && s.State != schema.CallRunning {
 		t.Errorf("after a kill: %+v", s)
 	}
-	if s := call(dead); s.State != callDead || s.Letter != dead || !strings.Contains(s.Cause, "greet whom?") {
+	if s := call(dead); s.State != schema.CallDead || s.Letter != dead || !strings.Contains(s.Cause, "greet whom?") {
 		t.Errorf("after a kill: %+v, want the dead one", s)
 	}
 	c.refuse(`status 404: .*it is not known`, "", "call", done)

@@ -49,8 +49,8 @@ func TestRecordedCLI(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		if a := r.send(req.Method, req.URL.RequestURI(), text, header...); a.status != want {
-			t.Errorf("%s: %s %s: status %d, want %d: %s", filepath.Base(file), req.Method, req.URL, a.status, want, a.body)
+		if a := r.send(req.Method, req.URL.RequestURI(), text, header...); a.Status != want {
+			t.Errorf("%s: %s %s: status %d, want %d: %s", filepath.Base(file), req.Method, req.URL, a.Status, want, a.Body)
 		}
 	}
 }

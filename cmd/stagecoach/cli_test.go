@@ -13,17 +13,19 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach"
+
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // cli runs the program as a user does, in a folder and with a home of its own.
-type cli struct {
+type operator struct {
 	t       *testing.T
 	dir     string
 	gateway string
 }
 
-func (c *cli) try(in string, args ...string) (string, error) {
+func (c *operator) try(in string, args ...string) (string, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		c.t.Fatal(err)
@@ -38,7 +40,7 @@ func (c *cli) try(in string, args ...string) (string, error) {
 }
 
 // run is a command that has to work and print what matches want.
-func (c *cli) run(want, in string, args ...string) string {
+func (c *operator) run(want, in string, args ...string) string {
 	c.t.Helper()
 	out, err := c.try(in, args...)
 	if err != nil || !regexp.MustCompile(want).MatchString(out) {
@@ -48,7 +50,7 @@ func (c *cli) run(want, in string, args ...string) string {
 }
 
 // refuse is a command that has to fail and print what matches want.
-func (c *cli) refuse(want, in string, args ...string) {
+func (c *operator) refuse(want, in string, args ...string) {
 	c.t.Helper()
 	if out, err := c.try(in, args...); err == nil || !regexp.MustCompile(want).MatchString(out) {
 		c.t.Errorf("stagecoach %q: %v, printed %q, want an error with %q", args, err, out, want)
@@ -56,7 +58,7 @@ func (c *cli) refuse(want, in string, args ...string) {
 }
 
 // handler makes the folder that `faas-cli new` makes.
-func (c *cli) handler(name, lang string) {
+func (c *operator) handler(name, lang string) {
 	c.t.Helper()
 	f, err := fs.Sub(stagecoach.Templates(), lang+"/function")
 	if err != nil {
@@ -67,7 +69,7 @@ func (c *cli) handler(name, lang string) {
 	}
 }
 
-func (c *cli) write(file, text string) {
+func (c *operator) write(file, text string) {
 	c.t.Helper()
 	if err := os.WriteFile(filepath.Join(c.dir, file), []byte(text), 0o600); err != nil {
 		c.t.Fatal(err)
@@ -110,14 +112,14 @@ func TestTemplates(t *testing.T) {
 	}
 	images := t.TempDir()
 	r := start(t, "--images", images, "--basic-auth-dir", auth)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	c.handler("shout", "go-stage")
 	c.handler("double", "onnx-stage")
 	c.handler("lines", "onnx-stage")
 	c.write("lines/handler.go", goBlock(t, "onnx-stage"))
 	c.write("stack.yaml", cliStack)
 	c.refuse("functions that are deployed.*401", "", "deploy", "--filter", "shout")
-	c.write("config.yml", "auths:\n- gateway: "+r.base+"\n  auth: basic\n  token: YWRtaW46czNjcmV0\n") // as faas-cli login leaves it
+	c.write("config.yml", "auths:\n- gateway: "+r.Base+"\n  auth: basic\n  token: YWRtaW46czNjcmV0\n") // as faas-cli login leaves it
 
 	c.refuse(`image "example/shout:latest"`, "", "deploy", "--filter", "shout") // not built yet
 	c.run(`double +example/double:latest +2\.\d MiB +sha256:[0-9a-f]{12}`, "", "build", "--images", images)
@@ -139,7 +141,7 @@ func TestTemplates(t *testing.T) {
 	r.must(http.StatusUnauthorized, http.MethodGet, "/system/async/"+id, "")
 
 	c.run(`FUNCTION +IMAGE +INVOCATIONS +REPLICAS +STATUS\n(?s:.*)shout +example/shout:latest +\d+ +1/1 +ready\n`, "", "list")
-	var all []functionStatus
+	var all []client.FunctionStatus
 	if err := json.Unmarshal([]byte(c.run("", "", "list", "--json")), &all); err != nil || len(all) != 3 || all[0].Name != "double" {
 		t.Errorf("list --json: %v, %+v, want three functions in order", err, all)
 	}
@@ -169,7 +171,7 @@ func TestTemplates(t *testing.T) {
 func TestCLILogs(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	r.deployAll(fn{"fails", "wait", nil, nil, map[string]string{"wait_mean": "never"}})
 	proctest.Until(t, "a line of the function that cannot start", func() bool {
 		out, err := c.try("", "logs", "fails", "--tail", "1", "--since", "1h")
@@ -185,7 +187,7 @@ func TestBuildsThisRepository(t *testing.T) {
 	t.Parallel()
 	proctest.Built(t, "models") // links in the handlers lead there
 	images := t.TempDir()
-	c := &cli{t: t, dir: "../.."}
+	c := &operator{t: t, dir: "../.."}
 	c.run(`ocr-text +stagecoach/ocr-text:0\.1\.0`, "", "build", "--images", images, "--folder", "--filter", "ocr-*")
 	for _, file := range []string{"ocr-detect/0.1.0/stage", "ocr-detect/0.1.0/model/det.onnx", "ocr-recognise/0.1.0/model/keys.txt", "ocr-text/0.1.0/stage"} {
 		if info, err := os.Stat(filepath.Join(images, "stagecoach", file)); err != nil || info.Size() == 0 {
@@ -195,7 +197,7 @@ func TestBuildsThisRepository(t *testing.T) {
 }
 
 func TestCommandsRefuse(t *testing.T) {
-	c := &cli{t, t.TempDir(), "http://127.0.0.1:1"}
+	c := &operator{t, t.TempDir(), "http://127.0.0.1:1"}
 	c.write("stack.yml", "version: 1.0\nprovider: {name: openfaas}\nfunctions:\n  a: {lang: dockerfile, handler: ., image: a}\n")
 	for want, args := range map[string][]string{
 		"stack file: open none.yml":                 {"deploy", "-f", "none.yml"},

@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/cli"
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
@@ -142,7 +143,7 @@ func defaultConfig() Config {
 	}
 	return Config{
 		Listen: "127.0.0.1:8080",
-		State:  ".stagecoach",
+		State:  cli.DefaultState,
 		Node:   NodeConfig{Name: host, Devices: "all"},
 		Requests: RequestsConfig{
 			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, BodyMemory: 512 << 20, InFlight: 10_000, Stall: 30 * time.Second,

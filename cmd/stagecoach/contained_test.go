@@ -29,7 +29,7 @@ var answering = []string{"template", "stubborn", "ofwatchdog"}
 func answeringImages(t *testing.T) string {
 	t.Helper()
 	images := t.TempDir()
-	store, err := image.OpenStore(storeIn(images))
+	store, err := image.OpenStore(image.Folder(images))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func (r *rig) call(n int, functions ...string) *callers {
 		oldest: map[string]*atomic.Int64{}, answered: map[string]int{}, failed: map[int]int{},
 	}
 	r.t.Cleanup(func() { c.end(r.t) })
-	c.base.Store(&r.base)
+	c.base.Store(&r.Base)
 	for _, f := range functions {
 		c.oldest[f] = &atomic.Int64{}
 	}
@@ -222,7 +222,7 @@ func (r *rig) deployTogether(fns []fn) {
 	r.t.Helper()
 	errs := make(chan error, len(fns))
 	for _, f := range fns {
-		go func() { errs <- r.deploy(context.Background(), f.deployment()) }()
+		go func() { errs <- r.Deploy(context.Background(), f.deployment()) }()
 	}
 	for range fns {
 		if err := <-errs; err != nil {
@@ -281,7 +281,7 @@ func TestFunctionsOfOneTemplate(t *testing.T) {
 				if revision == 2 {
 					r.stop()
 					r.restart()
-					c.moved(r.base)
+					c.moved(r.Base)
 					c.more(t, 100)
 				}
 			}
@@ -295,7 +295,7 @@ func TestFunctionsOfOneTemplate(t *testing.T) {
 func (r *rig) killSome(t *testing.T) {
 	t.Helper()
 	var watchdogs []process
-	for _, p := range descendants(r.up.cmd.Process.Pid) {
+	for _, p := range descendants(r.up.Cmd.Process.Pid) {
 		if children := proctest.Children(t, p.pid); len(children) == 1 {
 			watchdogs = append(watchdogs, p)
 		}

@@ -21,6 +21,8 @@ import (
 
 	"github.com/openfaas/faas-provider/types"
 	sdk "github.com/openfaas/go-sdk"
+
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // secrets reads what a process is told of its secrets: the folder in its environment, and the files in it with their modes.
@@ -122,16 +124,16 @@ func TestLogs(t *testing.T) {
 	printing := fn{name: "prints", image: "noop"}
 	d := printing.deployment()
 	d.EnvProcess = "env" // prints its environment and ends: no stage, but a process that prints
-	if err := r.deploy(t.Context(), d); err != nil {
+	if err := r.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	ctx, leave := context.WithTimeout(t.Context(), late)
 	defer leave()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.base+"/system/logs?name=prints&follow=1&tail=-1", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.Base+"/system/logs?name=prints&follow=1&tail=-1", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := r.http.Do(req)
+	resp, err := r.HTTP.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,8 +157,8 @@ func TestLogs(t *testing.T) {
 	leave()
 	for name := range instances {
 		a := r.must(http.StatusOK, http.MethodGet, "/system/logs?name=prints&instance="+name, "")
-		if !strings.Contains(string(a.body), "STAGECOACH_REPLICA="+name) {
-			t.Errorf("%s has gone, and its lines are %s", name, a.body)
+		if !strings.Contains(string(a.Body), "STAGECOACH_REPLICA="+name) {
+			t.Errorf("%s has gone, and its lines are %s", name, a.Body)
 		}
 	}
 	if strings.Contains(r.log.String(), "msg=output") {
@@ -171,7 +173,7 @@ func TestShutdownEndsFollowers(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(fn{name: "quiet", image: "noop", labels: zero})
-	resp, err := r.http.Get(r.base + "/system/logs?name=quiet&follow=1")
+	resp, err := r.HTTP.Get(r.Base + "/system/logs?name=quiet&follow=1")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -188,7 +190,7 @@ func TestUsage(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(waitFn("used", "1ms", map[string]string{"min": "2", "max": "2"}, nil))
-	u, err := url.Parse(r.base)
+	u, err := url.Parse(r.Base)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,12 +213,12 @@ func TestUsage(t *testing.T) {
 		all := strings.Split(shown, "; ")
 		return s.AvailableReplicas == 2 && len(all) == 2 && replica.MatchString(all[0]) && replica.MatchString(all[1])
 	})
-	l := r.load(4, "/function/used", func(string, answer) error { return nil })
+	l := r.load(4, "/function/used", func(string, client.Answer) error { return nil })
 	defer l.end()
 	r.until(late, "the work to show", func() bool {
 		a := r.must(http.StatusOK, http.MethodGet, "/system/function/used?usage=1", "")
 		var s types.FunctionStatus
-		if err := json.Unmarshal(a.body, &s); err != nil {
+		if err := json.Unmarshal(a.Body, &s); err != nil {
 			t.Fatal(err)
 		}
 		if s.Usage == nil { // its replicas are in no inventory yet
@@ -250,15 +252,15 @@ func TestSystemWantsCredentials(t *testing.T) {
 		}
 		path = regexp.MustCompile(`\{[^}]*\}`).ReplaceAllString(strings.ReplaceAll(path, "{$}", ""), "x")
 		a := r.send(method, path, "{}")
-		if denied := a.status == http.StatusUnauthorized; !denied && (strings.HasPrefix(path, "/system/") && !strings.Contains(path, "..") || a.status < 300) {
-			t.Errorf("%s: status %d without credentials, want 401: %.200s", route, a.status, a.body)
+		if denied := a.Status == http.StatusUnauthorized; !denied && (strings.HasPrefix(path, "/system/") && !strings.Contains(path, "..") || a.Status < 300) {
+			t.Errorf("%s: status %d without credentials, want 401: %.200s", route, a.Status, a.Body)
 		}
 	}
-	if a := r.send(http.MethodGet, "/system/functions", "", "Authorization", "Basic YWRtaW46c2VjcmV0"); a.status != http.StatusOK {
-		t.Errorf("with the right password: %d %s", a.status, a.body)
+	if a := r.send(http.MethodGet, "/system/functions", "", "Authorization", "Basic YWRtaW46c2VjcmV0"); a.Status != http.StatusOK {
+		t.Errorf("with the right password: %d %s", a.Status, a.Body)
 	}
-	if a := r.send(http.MethodGet, "/healthz", ""); a.status != http.StatusOK {
-		t.Errorf("health: %d", a.status)
+	if a := r.send(http.MethodGet, "/healthz", ""); a.Status != http.StatusOK {
+		t.Errorf("health: %d", a.Status)
 	}
 }
 
@@ -267,7 +269,7 @@ func systemRoutes(t *testing.T) []string {
 	t.Helper()
 	pattern := regexp.MustCompile(`^([A-Z]+ )?/system/[^?%]*$`)
 	var out []string
-	for _, dir := range []string{".", "../../provider"} {
+	for _, dir := range []string{".", "../../provider", "../../provider/admin"} {
 		files, err := filepath.Glob(dir + "/*.go")
 		if err != nil {
 			t.Fatal(err)
@@ -297,7 +299,7 @@ func systemRoutes(t *testing.T) []string {
 func TestContract(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	u, err := url.Parse(r.base)
+	u, err := url.Parse(r.Base)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -348,8 +350,8 @@ func TestContract(t *testing.T) {
 	check("deploy", err)
 	a := r.must(http.StatusOK, http.MethodPut, "/function/shows.openfaas-fn/a/b?q=1", "body", "Hmac", "sha256=abc", "X-Custom", "yes")
 	for _, want := range []string{"Http_Method=PUT", "Http_Path=/a/b", "Http_Query=q=1", "Http_Hmac=sha256=abc", "Http_X_Custom=yes"} {
-		if !strings.Contains(string(a.body), want+"\n") {
-			t.Errorf("the function is told\n%s\nwant %s", a.body, want)
+		if !strings.Contains(string(a.Body), want+"\n") {
+			t.Errorf("the function is told\n%s\nwant %s", a.Body, want)
 		}
 	}
 	if err := c.DeleteNamespace(ctx, "team-a"); err == nil {

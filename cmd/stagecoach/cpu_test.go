@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // quota is what the kernel lets a process's cgroup have of the processor, in thousandths of a core; 0: all there is.
@@ -100,15 +101,15 @@ func TestCPUOfARunningReplica(t *testing.T) {
 	}
 	server := httptest.NewServer(u.handler)
 	defer server.Close()
-	api := newClient(server.URL)
+	api := client.New(server.URL)
 	d := waitFn("f", "1ms", map[string]string{"min": "1", "max": "1"}, nil).deployment()
-	d.Limits = &resources{CPU: "600m"}
-	if err := api.deploy(t.Context(), d); err != nil {
+	d.Limits = &client.Resources{CPU: "600m"}
+	if err := api.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	call := func() {
 		t.Helper()
-		if a, err := api.do(t.Context(), "POST", "/function/f", "text/plain", []byte("x")); err != nil || a.status != 200 {
+		if a, err := api.Do(t.Context(), "POST", "/function/f", "text/plain", []byte("x")); err != nil || a.Status != 200 {
 			t.Fatalf("%+v, %v, want an answer", a, err)
 		}
 	}

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // The devices of twoGPUs.
@@ -36,7 +38,7 @@ func twoGPUs(t *testing.T) (lost string) {
 func TestDevices(t *testing.T) {
 	lost := twoGPUs(t)
 	r := start(t)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
@@ -80,7 +82,7 @@ func TestDevices(t *testing.T) {
 	}
 	r.until(late, "the lost device to be drained", func() bool { return slices.Equal(holds(), []string{gpu1}) })
 	c.run(host+` +up .* 2 \(1 not well\) `, "", "node", "list")
-	if !slices.ContainsFunc(r.events("whole", "draining"), func(e event) bool {
+	if !slices.ContainsFunc(r.events("whole", "draining"), func(e schema.Event) bool {
 		return strings.Contains(e.Cause, "device "+gpu0+" of node "+host+" is not well: it is lost")
 	}) {
 		t.Errorf("timeline: %+v", r.line("whole").Events)
@@ -129,7 +131,7 @@ func TestOutOfMemory(t *testing.T) {
 }
 
 func testOutOfMemory(t *testing.T, r *rig, host string) {
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	small := map[string]string{"gpu": "1", "gpu-memory": "1Gi"}
 	deploy := func(name, kind, devices string) {
 		t.Helper()
@@ -143,7 +145,7 @@ func testOutOfMemory(t *testing.T, r *rig, host string) {
 			device, _, _ := strings.Cut(e.Cause, " ")
 			got = append(got, device)
 		}
-		if n := len(replicaStarts(r.line(name).Events)); !slices.Equal(got, devices) || n != len(devices)+others {
+		if n := len(client.ReplicaStarts(r.line(name).Events)); !slices.Equal(got, devices) || n != len(devices)+others {
 			t.Errorf("%s was kept from %q in %d starts, want %q and %d others: %+v", name, got, n, devices, others, r.line(name).Events)
 		}
 	}
@@ -157,8 +159,8 @@ func testOutOfMemory(t *testing.T, r *rig, host string) {
 
 	deploy("calls", "short", gpu0)
 	for range 2 {
-		if a := r.must(http.StatusOK, http.MethodPost, "/function/calls", "x"); string(a.body) != gpu1 {
-			t.Errorf("answered by a replica on %q, want %s", a.body, gpu1)
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/calls", "x"); string(a.Body) != gpu1 {
+			t.Errorf("answered by a replica on %q, want %s", a.Body, gpu1)
 		}
 	}
 	wantBarred("calls", 1, gpu0)
@@ -168,8 +170,8 @@ func testOutOfMemory(t *testing.T, r *rig, host string) {
 	}
 
 	deploy("starts", "full", gpu0)
-	if a := r.must(http.StatusOK, http.MethodPost, "/function/starts", "x"); string(a.body) != gpu1 {
-		t.Errorf("answered by a replica on %q, want %s", a.body, gpu1)
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/starts", "x"); string(a.Body) != gpu1 {
+		t.Errorf("answered by a replica on %q, want %s", a.Body, gpu1)
 	}
 	wantBarred("starts", 1, gpu0)
 	c.run(`Status: .*`+gpu0+`.*: out of memory on device `+gpu0+`: want 2 GiB, 1 GiB of 10 GiB free`, "", "describe", "starts")
@@ -179,12 +181,12 @@ func testOutOfMemory(t *testing.T, r *rig, host string) {
 		for range 2 {
 			a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/"+name, "x")
 			for _, part := range []string{"out of memory", gpu0, gpu1, "want 2 GiB, 1 GiB of 10 GiB free", "stagecoach.dev/gpu-memory"} {
-				if !strings.Contains(string(a.body), part) {
-					t.Errorf("%s: 503: %s, want %q in it", name, a.body, part)
+				if !strings.Contains(string(a.Body), part) {
+					t.Errorf("%s: 503: %s, want %q in it", name, a.Body, part)
 				}
 			}
-			if a.header.Get("Retry-After") == "" {
-				t.Errorf("%s: answered with headers %v, want Retry-After", name, a.header)
+			if a.Header.Get("Retry-After") == "" {
+				t.Errorf("%s: answered with headers %v, want Retry-After", name, a.Header)
 			}
 		}
 		wantBarred(name, 0, gpu0, gpu1)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // startOnSmallDisk runs up with its state on a disk of 256 MiB, which is emptied at the end.
@@ -32,16 +33,16 @@ func (r *rig) full(disk string, method, path, body string, header ...string) {
 		disk = "STATE"
 	}
 	a := r.send(method, path, body, header...)
-	if _, err := strconv.Atoi(a.header.Get("Retry-After")); err != nil || a.status != http.StatusServiceUnavailable ||
-		!strings.Contains(string(a.body), "the disk of "+disk) || !strings.Contains(string(a.body), "bytes left, want") {
-		r.t.Errorf("%s %s on a full disk: status %d, Retry-After %q: %.500s", method, path, a.status, a.header.Get("Retry-After"), a.body)
+	if _, err := strconv.Atoi(a.Header.Get("Retry-After")); err != nil || a.Status != http.StatusServiceUnavailable ||
+		!strings.Contains(string(a.Body), "the disk of "+disk) || !strings.Contains(string(a.Body), "bytes left, want") {
+		r.t.Errorf("%s %s on a full disk: status %d, Retry-After %q: %.500s", method, path, a.Status, a.Header.Get("Retry-After"), a.Body)
 	}
 }
 
 // recovered waits until everything is accepted again.
 func (r *rig) recovered() {
 	r.t.Helper()
-	r.until(late, "readiness", func() bool { return r.send(http.MethodGet, "/readyz", "").status == http.StatusOK })
+	r.until(late, "readiness", func() bool { return r.send(http.MethodGet, "/readyz", "").Status == http.StatusOK })
 	for _, cause := range []string{"low", "stopped"} {
 		if v := r.value(fmt.Sprintf(`stagecoach_degraded{cause="%s"}`, cause)); v != 0 {
 			r.t.Errorf("degraded %v because of %s, want 0", v, cause)
@@ -132,9 +133,9 @@ func TestFullDiskDuringDeploys(t *testing.T) {
 	r, disk := startOnSmallDisk(t)
 	r.deployAll(fn{"echo", "noop", map[string]string{"min": "1"}, nil, nil})
 	r.must(http.StatusOK, http.MethodPost, "/function/echo", "x")
-	steady := r.load(2, "/function/echo", func(body string, a answer) error {
-		if a.status != http.StatusOK || string(a.body) != body {
-			return fmt.Errorf("status %d: %.200s", a.status, a.body)
+	steady := r.load(2, "/function/echo", func(body string, a client.Answer) error {
+		if a.Status != http.StatusOK || string(a.Body) != body {
+			return fmt.Errorf("status %d: %.200s", a.Status, a.Body)
 		}
 		return nil
 	})
@@ -162,15 +163,15 @@ func TestFullDiskDuringDeploys(t *testing.T) {
 				}
 				a := r.send(method, "/system/functions", body)
 				switch {
-				case a.status == http.StatusAccepted:
+				case a.Status == http.StatusAccepted:
 					there = method != http.MethodDelete
-				case a.status != http.StatusServiceUnavailable || !strings.Contains(string(a.body), "the disk of "+disk) || a.header.Get("Retry-After") == "":
-					t.Errorf("%s %s: status %d: %s", method, name, a.status, a.body)
+				case a.Status != http.StatusServiceUnavailable || !strings.Contains(string(a.Body), "the disk of "+disk) || a.Header.Get("Retry-After") == "":
+					t.Errorf("%s %s: status %d: %s", method, name, a.Status, a.Body)
 				case method == http.MethodDelete:
-					t.Errorf("a deletion is refused: %s", a.body)
+					t.Errorf("a deletion is refused: %s", a.Body)
 				}
 				mu.Lock()
-				counts[a.status]++
+				counts[a.Status]++
 				mu.Unlock()
 			}
 		})
@@ -259,7 +260,7 @@ func TestFullDiskStopsTheStreams(t *testing.T) {
 	rest := proctest.Fill(t, disk, 0)
 	deletion := func(i int) string { return fmt.Sprintf(`{"functionName":"f%d"}`, i) }
 	last := 0
-	for a := (answer{status: http.StatusAccepted}); a.status == http.StatusAccepted && last < most; last++ {
+	for a := (client.Answer{Status: http.StatusAccepted}); a.Status == http.StatusAccepted && last < most; last++ {
 		a = r.send(http.MethodDelete, "/system/functions", deletion(last))
 	}
 	r.until(late, "the metric", func() bool { return r.value(`stagecoach_degraded{cause="stopped"}`) == 1 })

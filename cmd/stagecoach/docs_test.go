@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestDocs runs the examples of the documentation, page by page, in order, as a reader would: each page in a shell of its own
@@ -211,13 +212,13 @@ func newReader(t *testing.T, folder, home string, r *rig) *reader {
 func (rd *reader) follow(page []example) {
 	t := rd.t
 	t.Helper()
-	here := strings.NewReplacer(append(rd.here, defaultGateway, rd.r.base)...)
-	there := strings.NewReplacer(append(rd.there, rd.r.base, defaultGateway)...)
+	here := strings.NewReplacer(append(rd.here, client.DefaultGateway, rd.r.Base)...)
+	there := strings.NewReplacer(append(rd.there, rd.r.Base, client.DefaultGateway)...)
 	for _, e := range page {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		cmd := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", here.Replace(e.code))
 		cmd.Dir = rd.folder
-		cmd.Env = append(slices.Clone(rd.env), "OPENFAAS_URL="+rd.r.base)
+		cmd.Env = append(slices.Clone(rd.env), "OPENFAAS_URL="+rd.r.Base)
 		var stdout, stderr bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &stdout, &stderr
 		err := cmd.Run()

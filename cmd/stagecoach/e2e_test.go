@@ -9,10 +9,12 @@ import (
 	"strings"
 	"testing"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestOCR is the main job: the repository's stack, deployed in a random order, reads drawn pages.
@@ -24,7 +26,7 @@ func TestOCR(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, f := range stack.Functions { // map order is random
-		if err := r.deploy(t.Context(), stackDeployment(name, f)); err != nil {
+		if err := r.Deploy(t.Context(), client.FromStack(name, f)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -33,30 +35,30 @@ func TestOCR(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := r.must(http.StatusOK, http.MethodPost, "/function/ocr", string(p.PNG), "Content-Type", "image/png")
-	if cer := ocr.CER(string(a.body), p.Text()); cer > 0.02 {
-		t.Errorf("character error rate %.4f, want at most 0.02: got\n%s\nwant\n%s", cer, a.body, p.Text())
+	if cer := ocr.CER(string(a.Body), p.Text()); cer > 0.02 {
+		t.Errorf("character error rate %.4f, want at most 0.02: got\n%s\nwant\n%s", cer, a.Body, p.Text())
 	}
-	timing := serverTiming(a.header.Get("Server-Timing"))
+	timing := openloop.ServerTiming(a.Header.Get("Server-Timing"))
 	for i, stage := range []string{"ocr-detect", "ocr-recognise", "ocr-text"} {
-		if len(timing) != 3 || timing[i].Stage != stage || timing[i].ServiceMS <= 0 {
-			t.Fatalf("Server-Timing %q, want three stages in order, each with a time", a.header.Get("Server-Timing"))
+		if len(timing) != 3 || timing[i].Stage != stage || timing[i].Service <= 0 {
+			t.Fatalf("Server-Timing %q, want three stages in order, each with a time", a.Header.Get("Server-Timing"))
 		}
 	}
 	if timing[1].Calls < len(p.Lines) || timing[0].Calls != 1 {
 		t.Errorf("%d calls of detect, %d of recognise, want 1, and one a box of %d lines at least", timing[0].Calls, timing[1].Calls, len(p.Lines))
 	}
-	if a.header.Get("X-Call-Id") == "" || a.header.Get("X-Duration-Seconds") == "" {
-		t.Errorf("headers %v, want X-Call-Id and X-Duration-Seconds", a.header)
+	if a.Header.Get("X-Call-Id") == "" || a.Header.Get("X-Duration-Seconds") == "" {
+		t.Errorf("headers %v, want X-Call-Id and X-Duration-Seconds", a.Header)
 	}
 
 	a = r.must(http.StatusOK, http.MethodPost, "/function/ocr", string(p.PNG), "Content-Type", "image/png", "Accept", "application/json")
 	var lines struct{ Lines []ocr.Line }
-	if err := json.Unmarshal(a.body, &lines); err != nil || len(lines.Lines) != len(p.Lines) || !strings.HasPrefix(a.header.Get("Content-Type"), "application/json") {
-		t.Errorf("with Accept: application/json: %v, %d lines of type %q, want %d: %s", err, len(lines.Lines), a.header.Get("Content-Type"), len(p.Lines), a.body)
+	if err := json.Unmarshal(a.Body, &lines); err != nil || len(lines.Lines) != len(p.Lines) || !strings.HasPrefix(a.Header.Get("Content-Type"), "application/json") {
+		t.Errorf("with Accept: application/json: %v, %d lines of type %q, want %d: %s", err, len(lines.Lines), a.Header.Get("Content-Type"), len(p.Lines), a.Body)
 	}
 	a = r.must(http.StatusBadRequest, http.MethodPost, "/function/ocr", "no picture", "Content-Type", "image/png")
-	if !strings.Contains(string(a.body), `stage "ocr-detect"`) {
-		t.Errorf("a page that is none: %s, want the stage that refused it", a.body)
+	if !strings.Contains(string(a.Body), `stage "ocr-detect"`) {
+		t.Errorf("a page that is none: %s, want the stage that refused it", a.Body)
 	}
 }
 
@@ -69,7 +71,7 @@ func TestDrain(t *testing.T) {
 	f.env["max_inflight"] = "4"
 	r.deployAll(f)
 	r.must(http.StatusOK, http.MethodPost, "/function/hold", "")
-	answers := make(chan answer, n)
+	answers := make(chan client.Answer, n)
 	for range n {
 		go func() { answers <- r.send(http.MethodPost, "/function/hold", "") }()
 	}
@@ -79,8 +81,8 @@ func TestDrain(t *testing.T) {
 	}
 	r.stop()
 	for range n {
-		if a := <-answers; a.status != http.StatusOK {
-			t.Errorf("status %d, want 200: %s", a.status, a.body)
+		if a := <-answers; a.Status != http.StatusOK {
+			t.Errorf("status %d, want 200: %s", a.Status, a.Body)
 		}
 	}
 	if _, err := r.trySend(http.MethodGet, "/healthz", ""); err == nil {
@@ -124,31 +126,31 @@ func TestDeployOrders(t *testing.T) {
 				Ready  bool
 				Faults []struct{ Function, Annotation, Got, Want string }
 			}
-			if err := r.get(t.Context(), "/system/pipelines/five", &p); err != nil {
+			if err := r.Get(t.Context(), "/system/pipelines/five", &p); err != nil {
 				t.Fatal(err)
 			}
-			if p.Ready != (len(p.Faults) == 0) || p.Ready != (a.status == http.StatusOK) {
-				t.Errorf("after %v: ready %t, faults %v, an invocation answers %d", here, p.Ready, p.Faults, a.status)
+			if p.Ready != (len(p.Faults) == 0) || p.Ready != (a.Status == http.StatusOK) {
+				t.Errorf("after %v: ready %t, faults %v, an invocation answers %d", here, p.Ready, p.Faults, a.Status)
 			}
 			if missing == "" {
 				continue // such as e alone, which is whole; package pipeline tests which graphs are
 			}
 			for _, part := range []string{fmt.Sprintf("function %q", by), "annotation stagecoach.dev/next", fmt.Sprintf("got %q, which is not deployed", missing), "want a deployed function"} {
-				if a.status != http.StatusServiceUnavailable || !strings.Contains(string(a.body), part) {
-					t.Errorf("after %v: status %d, %s, want 503 with %q", here, a.status, a.body, part)
+				if a.Status != http.StatusServiceUnavailable || !strings.Contains(string(a.Body), part) {
+					t.Errorf("after %v: status %d, %s, want 503 with %q", here, a.Status, a.Body, part)
 				}
 			}
 			if f := p.Faults[0]; f.Function != by || f.Annotation != "stagecoach.dev/next" || !strings.Contains(f.Got, missing) {
 				t.Errorf("after %v: fault %+v, want one of %s about %s", here, f, by, missing)
 			}
-			if a.header.Get("Retry-After") == "" || a.header.Get("X-Openfaas-Internal") == "" {
-				t.Errorf("503 with headers %v, want Retry-After and X-Openfaas-Internal", a.header)
+			if a.Header.Get("Retry-After") == "" || a.Header.Get("X-Openfaas-Internal") == "" {
+				t.Errorf("503 with headers %v, want Retry-After and X-Openfaas-Internal", a.Header)
 			}
 			r.describes("five", "Ready:     false", fmt.Sprintf("Fault:  function %q, stagecoach.dev/next: got %q, which is not deployed", by, missing))
 		}
 		r.deployAll(graph[order[len(order)-1]])
-		if a := r.must(http.StatusOK, http.MethodPost, "/function/five", "x"); string(a.body) != `["x","x"]` {
-			t.Errorf("the whole graph answers %s, want both branches' output", a.body)
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/five", "x"); string(a.Body) != `["x","x"]` {
+			t.Errorf("the whole graph answers %s, want both branches' output", a.Body)
 		}
 		r.describes("five", "Ready:     true", "Entry:     a", "SLO:       2s", "b, c")
 		for _, i := range rand.Perm(len(graph)) {
@@ -161,7 +163,7 @@ func TestDeployOrders(t *testing.T) {
 func (r *rig) describes(name string, parts ...string) {
 	r.t.Helper()
 	var out strings.Builder
-	if err := run(r.t.Context(), []string{"pipeline", "describe", "--gateway", r.base, name}, &out); err != nil {
+	if err := run(r.t.Context(), []string{"pipeline", "describe", "--gateway", r.Base, name}, &out); err != nil {
 		r.t.Fatal(err)
 	}
 	for _, part := range parts {
@@ -180,12 +182,12 @@ func TestZero(t *testing.T) {
 	r.must(http.StatusOK, http.MethodPost, "/function/doze", "") // from nothing
 	r.until(soon, "the idle function to sleep", asleep)
 	a := r.must(http.StatusOK, http.MethodPost, "/function/doze", "")
-	starts := replicaStarts(r.line("doze").Events)
+	starts := client.ReplicaStarts(r.line("doze").Events)
 	last := starts[len(starts)-1]
-	if len(starts) != 2 || !starts[0].loaded || last.loaded || last.path != keysmanager.PathFork {
+	if len(starts) != 2 || !starts[0].Loaded || last.Loaded || last.Path != keysmanager.PathFork {
 		t.Errorf("replicas came up by %+v, want a load, then a fork", starts)
 	}
-	t.Logf("loaded first: ready after %v; woken by a fork: ready after %v, answered in %v", starts[0].ready, last.ready, a.took)
+	t.Logf("loaded first: ready after %v; woken by a fork: ready after %v, answered in %v", starts[0].Ready, last.Ready, a.Took)
 
 	scale := func(n int) {
 		r.must(http.StatusAccepted, http.MethodPost, "/system/scale-function/doze", fmt.Sprintf(`{"serviceName":"doze","replicas":%d}`, n))
@@ -216,7 +218,7 @@ func TestABudgetOfMinimums(t *testing.T) {
 	r.deployAll(waitFn("awake", "10ms", nil, nil), waitFn("doze", "10ms", map[string]string{"min": "0", "zero": "true"}, nil))
 	r.must(http.StatusOK, http.MethodPost, "/function/awake", "")
 	a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/doze", "")
-	if !strings.Contains(string(a.body), "the budget of 1 replicas is used up by the fewest that other functions may have: raise it (--budget)") {
-		t.Errorf("body %q", a.body)
+	if !strings.Contains(string(a.Body), "the budget of 1 replicas is used up by the fewest that other functions may have: raise it (--budget)") {
+		t.Errorf("body %q", a.Body)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestRedeploy replaces a stage under load, again and again: no request notices.
@@ -51,8 +53,8 @@ func TestLargeItems(t *testing.T) {
 			b.WriteByte(byte('a' + rand.IntN(26)))
 		}
 		a := r.must(http.StatusOK, http.MethodPost, "/function/five", b.String())
-		if want := fmt.Sprintf(`[%q,%[1]q]`, b.String()); string(a.body) != want {
-			t.Errorf("%d bytes in, another %d out", size, len(a.body))
+		if want := fmt.Sprintf(`[%q,%[1]q]`, b.String()); string(a.Body) != want {
+			t.Errorf("%d bytes in, another %d out", size, len(a.Body))
 		}
 	}
 	r.must(http.StatusRequestEntityTooLarge, http.MethodPost, "/function/five", strings.Repeat("x", 32<<20+1))
@@ -76,7 +78,7 @@ func TestClientLeaves(t *testing.T) {
 	ctx, leave := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		_, err := r.do(ctx, http.MethodPost, "/function/long", "", nil)
+		_, err := r.Do(ctx, http.MethodPost, "/function/long", "", nil)
 		ended <- err
 	}()
 	r.until(soon, "the call to run", func() bool { return r.line("long").Running == 1 })
@@ -97,13 +99,13 @@ func TestTimeout(t *testing.T) {
 	hold := waitFn("hold", "1m", map[string]string{"max": "1"}, nil)
 	r.deployAll(diamond(hold)...)
 	a := r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/diamond", "x", "X-Timeout", "3s")
-	if !strings.Contains(string(a.body), "hold") || a.took.Seconds() < 3 || a.took.Seconds() > 60 {
-		t.Errorf("after %v: %s, want the stage hold, at 3 s instead of its minute", a.took, a.body)
+	if !strings.Contains(string(a.Body), "hold") || a.Took.Seconds() < 3 || a.Took.Seconds() > 60 {
+		t.Errorf("after %v: %s, want the stage hold, at 3 s instead of its minute", a.Took, a.Body)
 	}
 	r.until(soon, "the call to be canceled", func() bool { return r.line("hold").Running == 0 })
 	for value, want := range map[string]int{"0s": 400, "2h": 400, "soon": 400} {
-		if a := r.send(http.MethodPost, "/function/diamond", "x", "X-Timeout", value); a.status != want {
-			t.Errorf("X-Timeout %s: status %d, want %d: %s", value, a.status, want, a.body)
+		if a := r.send(http.MethodPost, "/function/diamond", "x", "X-Timeout", value); a.Status != want {
+			t.Errorf("X-Timeout %s: status %d, want %d: %s", value, a.Status, want, a.Body)
 		}
 	}
 }
@@ -113,15 +115,15 @@ func TestRemove(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(waitFn("brief", "1m", map[string]string{"max": "1"}, nil))
-	got := make(chan answer, 1)
+	got := make(chan client.Answer, 1)
 	go func() { got <- r.send(http.MethodPost, "/function/brief", "x") }()
 	r.until(soon, "the call to run", func() bool { return r.line("brief").Running == 1 })
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"brief"}`)
-	if a := <-got; a.status != http.StatusServiceUnavailable || !strings.Contains(string(a.body), `stage "brief"`) {
-		t.Errorf("the call of a removed function: status %d, %s, want 503 with the stage", a.status, a.body)
+	if a := <-got; a.Status != http.StatusServiceUnavailable || !strings.Contains(string(a.Body), `stage "brief"`) {
+		t.Errorf("the call of a removed function: status %d, %s, want 503 with the stage", a.Status, a.Body)
 	}
 	r.must(http.StatusNotFound, http.MethodPost, "/function/brief", "x")
 	r.must(http.StatusNotFound, http.MethodGet, "/system/function/brief", "")
 	r.must(http.StatusNotFound, http.MethodGet, "/system/timeline/brief", "")
-	r.until(soon, "its processes to end", func() bool { return len(descendants(r.up.cmd.Process.Pid)) == 0 })
+	r.until(soon, "its processes to end", func() bool { return len(descendants(r.up.Cmd.Process.Pid)) == 0 })
 }

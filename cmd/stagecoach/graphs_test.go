@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // stackOf is a stack file of functions given as "name: annotations in braces", without the prefix
@@ -32,10 +34,10 @@ func stackOf(functions ...string) string {
 func TestDeployLooksAtGraphsFirst(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	names := func() string {
-		var all []functionStatus
-		if err := r.get(t.Context(), "/system/functions", &all); err != nil {
+		var all []client.FunctionStatus
+		if err := r.Get(t.Context(), "/system/functions", &all); err != nil {
 			t.Fatal(err)
 		}
 		var out []string
@@ -74,8 +76,8 @@ func TestDeployLooksAtGraphsFirst(t *testing.T) {
 	// The API takes functions in any order, and the file completes what is there.
 	a := r.must(http.StatusAccepted, http.MethodPost, "/system/functions",
 		`{"service":"first","image":"stagecoach/noop:0.1.0","annotations":{"stagecoach.dev/pipeline":"p","stagecoach.dev/next":"second, third"}}`)
-	if !strings.Contains(string(a.body), `got "second", which is not deployed`) {
-		t.Errorf("the answer %q, want it to name what is missing", a.body)
+	if !strings.Contains(string(a.Body), `got "second", which is not deployed`) {
+		t.Errorf("the answer %q, want it to name what is missing", a.Body)
 	}
 	c.write("graph.yml", stackOf("second: pipeline=p", "third: pipeline=p", "other: "))
 	// Of the file, functions that are not selected may come later; with --wait it is said that they

@@ -18,7 +18,7 @@ func TestGuessedProcesses(t *testing.T) {
 	proctest.Python(t)
 	images := t.TempDir()
 	r := start(t, "--images", images)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	put := func(image, file, text string, mode os.FileMode) {
 		t.Helper()
 		folder := filepath.Join(images, "example", image, "1")
@@ -73,6 +73,6 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["port"])), Answer).serve_for
 
 	r.kill()
 	r.restart()
-	c.gateway = r.base
+	c.gateway = r.Base
 	c.run(`^server: hello$`, "", "invoke", "server") // what was guessed is stored
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // shells is a function whose request bodies are scripts, a process per request.
@@ -36,18 +37,18 @@ func TestStaticFunction(t *testing.T) {
 	lost := fn{"lost", "example/site:1", one(), nil, map[string]string{"mode": "static", "static_path": "/nosuch"}}
 	r.deployAll(site, docs, lost)
 	for path, want := range map[string]string{"/function/site/": "<h1>Hi</h1>\n", "/function/site/a/b.css": "b {}\n", "/function/docs": "docs\n"} {
-		if a := r.must(http.StatusOK, http.MethodGet, path, "", "X-Timeout", "2m"); string(a.body) != want {
-			t.Errorf("%s: %q, want %q", path, a.body, want)
+		if a := r.must(http.StatusOK, http.MethodGet, path, "", "X-Timeout", "2m"); string(a.Body) != want {
+			t.Errorf("%s: %q, want %q", path, a.Body, want)
 		}
 	}
 	r.must(http.StatusNotFound, http.MethodGet, "/function/site/secret", "")
-	if a := r.must(http.StatusServiceUnavailable, http.MethodGet, "/function/lost", "", "X-Timeout", "2m"); !strings.Contains(string(a.body), `static_path="/nosuch"`) {
-		t.Errorf("%s, want which folder is not there", a.body)
+	if a := r.must(http.StatusServiceUnavailable, http.MethodGet, "/function/lost", "", "X-Timeout", "2m"); !strings.Contains(string(a.Body), `static_path="/nosuch"`) {
+		t.Errorf("%s, want which folder is not there", a.Body)
 	}
 	for _, mode := range []string{"afterburn", "lambda"} {
 		d := site
 		d.env = map[string]string{"mode": mode}
-		err := r.deploy(t.Context(), d.deployment())
+		err := r.Deploy(t.Context(), d.deployment())
 		if err == nil || !strings.Contains(err.Error(), `status 400`) || !strings.Contains(err.Error(), `envVars.mode: got "`+mode+`", want http, streaming, serializing or static`) {
 			t.Errorf("mode %s: %v, want 400, the field and the modes", mode, err)
 		}
@@ -98,12 +99,12 @@ func TestErrorBodiesHideTheMachine(t *testing.T) {
 		{"/function/gone", "", "no folder"},
 	} {
 		a := r.send(http.MethodPost, tc.path, tc.body, "X-Timeout", "2m")
-		if a.status < 500 || !strings.Contains(string(a.body), tc.want) {
-			t.Errorf("%s: status %d %s, want a failure with %q", tc.path, a.status, a.body, tc.want)
+		if a.Status < 500 || !strings.Contains(string(a.Body), tc.want) {
+			t.Errorf("%s: status %d %s, want a failure with %q", tc.path, a.Status, a.Body, tc.want)
 		}
 		for _, folder := range []string{r.state, images} {
-			if strings.Contains(string(a.body), folder) {
-				t.Errorf("%s: %s, which has the path %s", tc.path, a.body, folder)
+			if strings.Contains(string(a.Body), folder) {
+				t.Errorf("%s: %s, which has the path %s", tc.path, a.Body, folder)
 			}
 		}
 	}
@@ -119,34 +120,34 @@ func TestMemoryOfTheFunctionAlone(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	small := shells("small").deployment()
-	small.Limits = &resources{Memory: "64Mi"}
-	if err := r.deploy(t.Context(), small); err != nil {
+	small.Limits = &client.Resources{Memory: "64Mi"}
+	if err := r.Deploy(t.Context(), small); err != nil {
 		t.Fatal(err)
 	}
 	tiny := shells("tiny").deployment()
-	tiny.Limits = &resources{Memory: "8Mi"} // a watchdog with the race detector takes more than that alone
-	if err := r.deploy(t.Context(), tiny); err != nil {
+	tiny.Limits = &client.Resources{Memory: "8Mi"} // a watchdog with the race detector takes more than that alone
+	if err := r.Deploy(t.Context(), tiny); err != nil {
 		t.Fatal(err)
 	}
 	for range 5 {
-		if a := r.must(http.StatusOK, http.MethodPost, "/function/tiny", "echo fine", "X-Timeout", "2m"); string(a.body) != "fine\n" {
-			t.Errorf("%q, want fine", a.body)
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/tiny", "echo fine", "X-Timeout", "2m"); string(a.Body) != "fine\n" {
+			t.Errorf("%q, want fine", a.Body)
 		}
 	}
 	const most = "exec python3 -c 'b = bytearray(46 << 20); print(len(b))'" // with the interpreter, nearly the limit
-	if a := r.must(http.StatusOK, http.MethodPost, "/function/small", most, "X-Timeout", "2m"); string(a.body) != "48234496\n" {
-		t.Errorf("%q, want all the memory", a.body)
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/small", most, "X-Timeout", "2m"); string(a.Body) != "48234496\n" {
+		t.Errorf("%q, want all the memory", a.Body)
 	}
 	const told = "killed: out of memory, its limit is 64 MiB (limits.memory)"
 	a := r.must(http.StatusInternalServerError, http.MethodPost, "/function/small", "exec python3 -c 'bytearray(200 << 20)'")
-	if !strings.Contains(string(a.body), told) {
-		t.Errorf("%s, want %q", a.body, told)
+	if !strings.Contains(string(a.Body), told) {
+		t.Errorf("%s, want %q", a.Body, told)
 	}
-	r.limited("eats", resources{Memory: "64Mi"})
+	r.limited("eats", client.Resources{Memory: "64Mi"})
 	a = r.must(http.StatusBadGateway, http.MethodPost, "/function/eats/eat?mb=512", "", "X-Timeout", "2m")
 	s := r.shows("eats")
-	if want := "killed: out of memory, its limit is 64 MiB (limits.memory)"; !strings.Contains(string(a.body), want) || !strings.Contains(s.lastFailure(), "lost: "+want) {
-		t.Errorf("body %s, last failure %q, want %q in both", a.body, s.lastFailure(), want)
+	if want := "killed: out of memory, its limit is 64 MiB (limits.memory)"; !strings.Contains(string(a.Body), want) || !strings.Contains(s.LastFailure(), "lost: "+want) {
+		t.Errorf("body %s, last failure %q, want %q in both", a.Body, s.LastFailure(), want)
 	}
 }
 
@@ -157,14 +158,14 @@ func TestTmpIsTheReplicasOwn(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	limited := shells("limited").deployment()
-	limited.Limits = &resources{Memory: "64Mi"}
+	limited.Limits = &client.Resources{Memory: "64Mi"}
 	r.deployAll(shells("a"), shells("b"))
-	if err := r.deploy(t.Context(), limited); err != nil {
+	if err := r.Deploy(t.Context(), limited); err != nil {
 		t.Fatal(err)
 	}
 	run := func(name, script string) string {
 		t.Helper()
-		return string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, script, "X-Timeout", "2m").body)
+		return string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, script, "X-Timeout", "2m").Body)
 	}
 	if got := run("a", "echo words > /tmp/file && cat /tmp/file && df --output=fstype,size /tmp | tail -1"); strings.Join(strings.Fields(got), " ") != "words tmpfs 524288" {
 		t.Errorf("/tmp of a: %q, want a file system in memory of 512 MiB", got)
@@ -179,7 +180,7 @@ func TestTmpIsTheReplicasOwn(t *testing.T) {
 	}
 	// The files stay for a moment after their writer, so the replica may end with it.
 	a := r.send(http.MethodPost, "/function/limited", "exec head -c 200M /dev/zero > /tmp/big", "X-Timeout", "2m")
-	if want := "killed: out of memory, its limit is 64 MiB (limits.memory)"; a.status < 500 || !strings.Contains(string(a.body), want) {
-		t.Errorf("status %d %s, want %q", a.status, a.body, want)
+	if want := "killed: out of memory, its limit is 64 MiB (limits.memory)"; a.Status < 500 || !strings.Contains(string(a.Body), want) {
+		t.Errorf("status %d %s, want %q", a.Status, a.Body, want)
 	}
 }

@@ -32,7 +32,7 @@ func TestSilentUploads(t *testing.T) {
 			var readers sync.WaitGroup
 			defer readers.Wait()
 			for range uploads {
-				c, err := net.Dial("tcp", r.up.addr)
+				c, err := net.Dial("tcp", r.up.Addr)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -45,8 +45,8 @@ func TestSilentUploads(t *testing.T) {
 				})
 			}
 			for range 3 { // without the bounds, 300 uploads have four slots for 30 s each
-				if a := r.must(http.StatusOK, http.MethodPost, "/function/web/echo", "hello", "X-Timeout", soon.String()); string(a.body) != "hello" {
-					t.Errorf("the good request: %q", a.body)
+				if a := r.must(http.StatusOK, http.MethodPost, "/function/web/echo", "hello", "X-Timeout", soon.String()); string(a.Body) != "hello" {
+					t.Errorf("the good request: %q", a.Body)
 				}
 			}
 			r.until(soon, "all uploads to be ended but one, which nobody waits for", func() bool { return ended.Load() >= uploads-1 })
@@ -76,7 +76,7 @@ func TestUploadsAreWhole(t *testing.T) {
 					}
 					_ = w.Close()
 				})
-				req := request(t, http.MethodPost, r.base+"/function/web/echo", body)
+				req := request(t, http.MethodPost, r.Base+"/function/web/echo", body)
 				if expect != "" {
 					req.Header.Set("Expect", expect)
 				}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -43,7 +44,7 @@ func (r *rig) attack(function string, orders ...string) []string {
 	r.t.Helper()
 	a := r.must(http.StatusOK, http.MethodPost, "/function/"+function, strings.Join(orders, "\n")+"\n")
 	var out []string
-	for line := range strings.Lines(string(a.body)) {
+	for line := range strings.Lines(string(a.Body)) {
 		order := orders[len(out)]
 		outcome, ok := strings.CutPrefix(strings.TrimSpace(line), order+": ")
 		if !ok {
@@ -54,7 +55,7 @@ func (r *rig) attack(function string, orders ...string) []string {
 		}
 	}
 	if len(out) < len(orders) {
-		r.t.Fatalf("%s: %d answers, want %d", a.body, len(out), len(orders))
+		r.t.Fatalf("%s: %d answers, want %d", a.Body, len(out), len(orders))
 	}
 	return out
 }
@@ -63,7 +64,7 @@ func (r *rig) attack(function string, orders ...string) []string {
 func (r *rig) replica(function string) int {
 	r.t.Helper()
 	var pids []int
-	for _, p := range descendants(r.up.cmd.Process.Pid) {
+	for _, p := range descendants(r.up.Cmd.Process.Pid) {
 		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid)) // of one that has ended: empty
 		if strings.Contains(string(env), wire.EnvFunction+"="+function+".openfaas-fn\x00") {
 			pids = append(pids, p.pid)
@@ -140,7 +141,7 @@ func TestAHostileFunctionReachesNobody(t *testing.T) {
 	defer hidden.Close()
 	nats := r.joinURL()
 	refused := []string{
-		"tcp " + r.up.addr, "tcp " + strings.TrimPrefix(nats, "nats://"), "tcp gateway.openfaas:" + port, "tcp gateway.openfaas:22",
+		"tcp " + r.up.Addr, "tcp " + strings.TrimPrefix(nats, "nats://"), "tcp gateway.openfaas:" + port, "tcp gateway.openfaas:22",
 		"tcp " + net.JoinHostPort(ipOf(t, r.replica("victim")), "8080"), "tcp 169.254.169.254:80", "tcp [fd00:ec2::254]:80",
 		"abstract " + t.Name(), "raw",
 	}
@@ -177,7 +178,7 @@ func TestAHostileFunctionReachesNobody(t *testing.T) {
 			return strings.Contains(r.log.String(), host+":"+port+" is out of the reach of functions")
 		})
 	}
-	got := r.attack("hermit", "tcp "+r.up.addr, "get "+strings.TrimPrefix(call, "get "), "abstract "+t.Name())
+	got := r.attack("hermit", "tcp "+r.up.Addr, "get "+strings.TrimPrefix(call, "get "), "abstract "+t.Name())
 	if slices.Contains(got, "reached") || strings.HasPrefix(got[1], "200") {
 		t.Errorf("without a network: %q, want all refused", got)
 	}
@@ -193,8 +194,8 @@ func TestAHostileFunctionTakesNoMore(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--images", attackers(t))
 	hungry := fn{"hungry", "test/hostile:1", map[string]string{"min": "1", "max": "1"}, nil, map[string]string{"fprocess": "./hostile", "mode": "streaming"}}.deployment()
-	hungry.Limits = &resources{Memory: "1Gi"}
-	if err := r.deploy(t.Context(), hungry); err != nil {
+	hungry.Limits = &client.Resources{Memory: "1Gi"}
+	if err := r.Deploy(t.Context(), hungry); err != nil {
 		t.Fatal(err)
 	}
 	r.deployAll(fn{"victim", "noop", map[string]string{"min": "1"}, nil, nil})
@@ -210,8 +211,8 @@ func TestAHostileFunctionTakesNoMore(t *testing.T) {
 		}
 	}
 	a := r.must(http.StatusInternalServerError, http.MethodPost, "/function/hungry", "memory 2000\n")
-	if !strings.Contains(string(a.body), "killed: out of memory, its limit is 1 GiB (limits.memory)") {
-		t.Errorf("%s, want it killed at its limit of memory", a.body)
+	if !strings.Contains(string(a.Body), "killed: out of memory, its limit is 1 GiB (limits.memory)") {
+		t.Errorf("%s, want it killed at its limit of memory", a.Body)
 	}
 	if got := r.attack("hungry", "memory 10"); got[0] != "10" {
 		t.Errorf("%s, want it to serve again", got[0])
@@ -249,7 +250,7 @@ func TestNetworkOfAnAdoptedReplica(t *testing.T) {
 	const call, manage = "get http://gateway.openfaas:8080/function/victim", "get http://gateway.openfaas:8080/system/functions"
 	check := func(when string) {
 		t.Helper()
-		if got := n.attack("hostile", call, manage, "tcp "+n.up.addr); !strings.HasPrefix(got[0], "200") || !strings.HasPrefix(got[1], "401") || got[2] == "reached" {
+		if got := n.attack("hostile", call, manage, "tcp "+n.up.Addr); !strings.HasPrefix(got[0], "200") || !strings.HasPrefix(got[1], "401") || got[2] == "reached" {
 			t.Errorf("%s: %q, want the function reached and nothing else", when, got)
 		}
 	}
@@ -260,8 +261,8 @@ func TestNetworkOfAnAdoptedReplica(t *testing.T) {
 			t.Errorf("%s: %s, want it refused", sockets[i], outcome)
 		}
 	}
-	kill9(t, d.cmd.Process.Pid)
-	<-d.done
+	kill9(t, d.Cmd.Process.Pid)
+	<-d.Done
 	check("without a daemon")
 	n.restartDaemon(d)
 	check("adopted")
@@ -285,18 +286,18 @@ func TestTheMachinesNetworkIsAllowed(t *testing.T) {
 	images := attackers(t)
 	r := start(t, "--images", images, "--allow-host-network")
 	r.deployAll(asks)
-	if got := r.attack("open", "tcp "+r.up.addr); got[0] != "reached" {
+	if got := r.attack("open", "tcp "+r.up.Addr); got[0] != "reached" {
 		t.Errorf("%q, want it to reach what the machine reaches", got)
 	}
 	r.stop()
 	r.args = slices.DeleteFunc(r.args, func(s string) bool { return s == "--allow-host-network" })
 	r.restart()
-	if a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/open", "", "X-Timeout", "5s"); !strings.Contains(string(a.body), "--allow-host-network") {
-		t.Errorf("%s, want the flag named", a.body)
+	if a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/open", "", "X-Timeout", "5s"); !strings.Contains(string(a.Body), "--allow-host-network") {
+		t.Errorf("%s, want the flag named", a.Body)
 	}
 	a := r.must(http.StatusBadRequest, http.MethodPost, "/system/functions",
 		`{"service":"more","image":"test/hostile:1","envProcess":"./hostile","annotations":{"stagecoach.dev/network":"host"}}`)
-	if want := `annotations["stagecoach.dev/network"]: got "host", want default or none`; !strings.Contains(string(a.body), want) {
-		t.Errorf("%s, want %s", a.body, want)
+	if want := `annotations["stagecoach.dev/network"]: got "host", want default or none`; !strings.Contains(string(a.Body), want) {
+		t.Errorf("%s, want %s", a.Body, want)
 	}
 }

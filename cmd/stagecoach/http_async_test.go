@@ -5,6 +5,8 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestHealth: a replica whose health stays bad after it was ready is ended, with that as the cause.
@@ -15,8 +17,8 @@ func TestHealth(t *testing.T) {
 	ill.Annotations = map[string]string{"com.openfaas.health.http.path": "/status?code=500", "com.openfaas.health.http.initialDelay": "300ms", "com.openfaas.health.http.periodSeconds": "100ms"}
 	well := httpFn("well", map[string]string{"min": "1"}).deployment()
 	well.Annotations = map[string]string{"com.openfaas.health.http.path": "/_/health", "com.openfaas.health.http.periodSeconds": "100ms"}
-	for _, d := range []deployment{ill, well} {
-		if err := r.deploy(t.Context(), d); err != nil {
+	for _, d := range []client.Deployment{ill, well} {
+		if err := r.Deploy(t.Context(), d); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -38,7 +40,7 @@ func TestAsyncHTTP(t *testing.T) {
 	web.Annotations = map[string]string{
 		"com.openfaas.retry.attempts": "3", "com.openfaas.retry.codes": "503", "com.openfaas.retry.min_wait": "10ms", "com.openfaas.retry.max_wait": "50ms",
 	}
-	if err := r.deploy(t.Context(), web); err != nil {
+	if err := r.Deploy(t.Context(), web); err != nil {
 		t.Fatal(err)
 	}
 	for path, want := range map[string]struct{ status, attempt, body string }{
@@ -57,7 +59,7 @@ func TestAsyncHTTP(t *testing.T) {
 	once.Annotations = map[string]string{
 		"stagecoach.dev/idempotent": "false", "com.openfaas.retry.attempts": "2", "com.openfaas.retry.min_wait": "10ms", "com.openfaas.retry.max_wait": "50ms",
 	}
-	if err := r.deploy(t.Context(), once); err != nil {
+	if err := r.Deploy(t.Context(), once); err != nil {
 		t.Fatal(err)
 	}
 	for code, attempt := range map[string]string{"500": "1", "504": "1", "503": "2"} { // of these 503 alone says that it has not begun

@@ -23,14 +23,14 @@ func (r *rig) frames(t *testing.T) {
 		for _, chunked := range []bool{false, true} {
 			for _, chunks := range []string{"", "?chunks"} {
 				what := fmt.Sprintf("%d bytes, in chunks: %t, answer %q", size, chunked, chunks)
-				req := request(t, http.MethodPost, r.base+"/function/web/framing"+chunks, bytes.NewReader(body))
+				req := request(t, http.MethodPost, r.Base+"/function/web/framing"+chunks, bytes.NewReader(body))
 				length, coding := strconv.Itoa(size), ""
 				if req.ContentLength = int64(size); chunked {
 					req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(body)), -1
 					req.Trailer = http.Header{"X-Sent": {"yes"}}
 					length, coding = "-1", "chunked"
 				}
-				resp, err := r.http.Do(req)
+				resp, err := r.HTTP.Do(req)
 				if err != nil {
 					t.Fatalf("%s: %v", what, err)
 				}
@@ -69,7 +69,7 @@ func TestHTTPLongExchanges(t *testing.T) {
 	const pieces, pause = 12, 250 * time.Millisecond // three times as long as the timeouts
 	t.Run("an upgraded connection", func(t *testing.T) {
 		t.Parallel()
-		c, err := net.Dial("tcp", r.up.addr)
+		c, err := net.Dial("tcp", r.up.Addr)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func TestHTTPLongExchanges(t *testing.T) {
 			}
 			_ = say.Close()
 		}()
-		resp, err := r.http.Do(request(t, http.MethodPost, r.base+"/function/flows/framing", body))
+		resp, err := r.HTTP.Do(request(t, http.MethodPost, r.Base+"/function/flows/framing", body))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,14 +110,14 @@ func TestHTTPLongExchanges(t *testing.T) {
 	t.Run("events", func(t *testing.T) {
 		t.Parallel()
 		a := r.must(http.StatusOK, http.MethodGet, fmt.Sprintf("/function/flows/events?n=%d&every=%v", pieces, pause), "")
-		if n := strings.Count(string(a.body), "data: "); n != pieces {
+		if n := strings.Count(string(a.Body), "data: "); n != pieces {
 			t.Errorf("%d events of %d", n, pieces)
 		}
 	})
 	t.Run("exec_timeout", func(t *testing.T) {
 		t.Parallel()
-		if a := r.must(http.StatusOK, http.MethodGet, "/function/long/slow?for=3s", ""); string(a.body) != "done\n" {
-			t.Errorf("%q", a.body)
+		if a := r.must(http.StatusOK, http.MethodGet, "/function/long/slow?for=3s", ""); string(a.Body) != "done\n" {
+			t.Errorf("%q", a.Body)
 		}
 		r.must(http.StatusGatewayTimeout, http.MethodGet, "/function/long/slow?for=1m", "", "X-Timeout", "1s")
 	})

@@ -21,7 +21,7 @@ func TestSmallExchangesTravelWithTheirTasks(t *testing.T) {
 	large := strings.Repeat("x", 100<<10)
 	for _, size := range []int{0, 1, 1 << 10, 2000} {
 		// An answer with a length: one in chunks streams if it comes in pieces.
-		if a := r.must(http.StatusOK, http.MethodPost, "/function/web/status?code=200", large[:size]); len(a.body) == 0 {
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/web/status?code=200", large[:size]); len(a.Body) == 0 {
 			t.Errorf("a request of %d bytes: an empty answer", size)
 		}
 	}
@@ -29,7 +29,7 @@ func TestSmallExchangesTravelWithTheirTasks(t *testing.T) {
 	stream := func() int {
 		ctx, leave := context.WithCancel(t.Context())
 		defer leave()
-		resp, err := r.http.Do(request(t, http.MethodGet, r.base+"/function/web/events?n=2&every=1h", nil).WithContext(ctx))
+		resp, err := r.HTTP.Do(request(t, http.MethodGet, r.Base+"/function/web/events?n=2&every=1h", nil).WithContext(ctx))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -39,8 +39,8 @@ func TestSmallExchangesTravelWithTheirTasks(t *testing.T) {
 	if status := stream(); status < 500 {
 		t.Errorf("a stream without the rendezvous: %d", status)
 	}
-	if a := r.send(http.MethodPost, "/function/web/echo", large); a.status < 500 {
-		t.Errorf("a large body without the rendezvous: %d", a.status)
+	if a := r.send(http.MethodPost, "/function/web/echo", large); a.Status < 500 {
+		t.Errorf("a large body without the rendezvous: %d", a.Status)
 	}
 	if err := os.Rename(socket+".away", socket); err != nil {
 		t.Fatal(err)
@@ -48,7 +48,7 @@ func TestSmallExchangesTravelWithTheirTasks(t *testing.T) {
 	if status := stream(); status != http.StatusOK {
 		t.Errorf("a stream: %d", status)
 	}
-	if a := r.must(http.StatusOK, http.MethodPost, "/function/web/echo", large); string(a.body) != large {
-		t.Errorf("%d bytes came back", len(a.body))
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/web/echo", large); string(a.Body) != large {
+		t.Errorf("%d bytes came back", len(a.Body))
 	}
 }

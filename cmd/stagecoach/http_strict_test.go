@@ -26,7 +26,7 @@ func TestStall(t *testing.T) {
 			t.Errorf("%s: a body that does not come: %s", function, status)
 		}
 	}
-	c, err := net.Dial("tcp", r.up.addr)
+	c, err := net.Dial("tcp", r.up.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +51,7 @@ func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 // raw sends bytes and returns the status line and the body of what comes until the server closes.
 func (r *rig) raw(t *testing.T, text string) (status, body string) {
 	t.Helper()
-	c, err := net.Dial("tcp", r.up.addr)
+	c, err := net.Dial("tcp", r.up.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // httpFn is the function echo-http, with more environment given as name, value.
@@ -43,7 +45,7 @@ func TestHTTPFunction(t *testing.T) {
 	t.Run("large", func(t *testing.T) {
 		big := make([]byte, 20<<20)
 		_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
-		resp, err := r.http.Post(r.base+"/function/web/echo", "application/octet-stream", bytes.NewReader(big))
+		resp, err := r.HTTP.Post(r.Base+"/function/web/echo", "application/octet-stream", bytes.NewReader(big))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -59,7 +61,7 @@ func TestHTTPFunction(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() {
-			_, err := r.do(ctx, http.MethodPost, "/function/web/slow?for=1m&name=gone", "", nil)
+			_, err := r.Do(ctx, http.MethodPost, "/function/web/slow?for=1m&name=gone", "", nil)
 			ended <- err
 		}()
 		r.until(soon, "the function to have the call", func() bool { return strings.Contains(r.log.String(), "started: gone") })
@@ -72,11 +74,11 @@ func TestHTTPFunction(t *testing.T) {
 	})
 	t.Run("timeouts", func(t *testing.T) {
 		a := r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/brief/slow?for=1m&name=brief", "x")
-		if !strings.Contains(string(a.body), "exec_timeout, 300ms") {
-			t.Errorf("%s", a.body)
+		if !strings.Contains(string(a.Body), "exec_timeout, 300ms") {
+			t.Errorf("%s", a.Body)
 		}
 		r.until(soon, "a call that begins and misses its deadline", func() bool { // else it is refused, as it would be late
-			return r.send(http.MethodPost, "/function/web/slow?for=1m&name=late", "x", "X-Timeout", "1s").status == http.StatusGatewayTimeout
+			return r.send(http.MethodPost, "/function/web/slow?for=1m&name=late", "x", "X-Timeout", "1s").Status == http.StatusGatewayTimeout
 		})
 		for _, name := range []string{"brief", "late"} {
 			r.until(soon, "the function to know", func() bool { return strings.Contains(r.log.String(), "canceled: "+name) })
@@ -116,7 +118,7 @@ func (r *rig) sees(t *testing.T) {
 // answers checks what the client gets of an answer.
 func (r *rig) answers(t *testing.T) {
 	for code, want := range map[int]int{200: 200, 204: 204, 302: 302, 418: 418, 503: 503} {
-		resp, err := http.DefaultTransport.RoundTrip(request(t, http.MethodGet, fmt.Sprintf("%s/function/web/status?code=%d", r.base, code), nil))
+		resp, err := http.DefaultTransport.RoundTrip(request(t, http.MethodGet, fmt.Sprintf("%s/function/web/status?code=%d", r.Base, code), nil))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,18 +130,18 @@ func (r *rig) answers(t *testing.T) {
 		}
 	}
 	a := r.send(http.MethodHead, "/function/web/status?code=200", "")
-	if a.status != 200 || len(a.body) != 0 || a.header.Get("Content-Length") != "11" {
-		t.Errorf("HEAD: %d, %v, %q", a.status, a.header, a.body)
+	if a.Status != 200 || len(a.Body) != 0 || a.Header.Get("Content-Length") != "11" {
+		t.Errorf("HEAD: %d, %v, %q", a.Status, a.Header, a.Body)
 	}
 	var early []int
-	req := request(t, http.MethodGet, r.base+"/function/web/hints", nil)
+	req := request(t, http.MethodGet, r.Base+"/function/web/hints", nil)
 	req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
 		if h.Get("Link") != "" {
 			early = append(early, code)
 		}
 		return nil
 	}}))
-	resp, err := r.http.Do(req)
+	resp, err := r.HTTP.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,9 +149,9 @@ func (r *rig) answers(t *testing.T) {
 	if resp.StatusCode != 200 || len(early) != 1 || early[0] != 103 {
 		t.Errorf("status %d after %v, want 200 after 103", resp.StatusCode, early)
 	}
-	req = request(t, http.MethodPost, r.base+"/function/web/trailer", strings.NewReader("12345"))
+	req = request(t, http.MethodPost, r.Base+"/function/web/trailer", strings.NewReader("12345"))
 	req.ContentLength, req.Trailer = -1, http.Header{"X-Sent": {"yes"}}
-	if resp, err = r.http.Do(req); err != nil {
+	if resp, err = r.HTTP.Do(req); err != nil {
 		t.Fatal(err)
 	}
 	body, err := io.ReadAll(resp.Body)
@@ -157,8 +159,8 @@ func (r *rig) answers(t *testing.T) {
 	if string(body) != "12345" || err != nil || resp.Trailer.Get("X-Sum") != "5" {
 		t.Errorf("body %q, trailer %v, %v", body, resp.Trailer, err)
 	}
-	if a := r.must(http.StatusBadGateway, http.MethodGet, "/function/web/panic", ""); !strings.Contains(string(a.body), "broke the connection") {
-		t.Errorf("%s", a.body)
+	if a := r.must(http.StatusBadGateway, http.MethodGet, "/function/web/panic", ""); !strings.Contains(string(a.Body), "broke the connection") {
+		t.Errorf("%s", a.Body)
 	}
 }
 
@@ -174,8 +176,8 @@ func request(t *testing.T, method, url string, body io.Reader) *http.Request {
 // events2 has each event wait for what the client says after the one before: neither direction is held back.
 func (r *rig) events2(t *testing.T) {
 	body, say := io.Pipe()
-	req := request(t, http.MethodPost, r.base+"/function/web/events?n=3", body)
-	resp, err := r.http.Do(req)
+	req := request(t, http.MethodPost, r.Base+"/function/web/events?n=3", body)
+	resp, err := r.HTTP.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +197,7 @@ func (r *rig) events2(t *testing.T) {
 }
 
 func (r *rig) upgrades(t *testing.T) {
-	c, err := net.Dial("tcp", r.up.addr)
+	c, err := net.Dial("tcp", r.up.Addr)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,20 +234,20 @@ func TestHTTPReplicaLost(t *testing.T) {
 	}))
 	defer s.Close()
 	once := func() string { asked.Store(0); return s.URL }
-	if a := r.must(http.StatusOK, http.MethodPost, "/function/web/exit?once="+once(), "small"); string(a.body) != "alive\n" || asked.Load() != 2 {
-		t.Errorf("%q after %d attempts, want alive after 2", a.body, asked.Load())
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/web/exit?once="+once(), "small"); string(a.Body) != "alive\n" || asked.Load() != 2 {
+		t.Errorf("%q after %d attempts, want alive after 2", a.Body, asked.Load())
 	}
 	a := r.must(http.StatusBadGateway, http.MethodPost, "/function/web/exit?read&once="+once(), strings.Repeat("x", 8<<20))
-	if s := string(a.body); !strings.Contains(s, `stage "web"`) || !strings.Contains(s, "bytes of the body") || a.header.Get("X-Openfaas-Internal") == "" {
-		t.Errorf("%v %s", a.header, s)
+	if s := string(a.Body); !strings.Contains(s, `stage "web"`) || !strings.Contains(s, "bytes of the body") || a.Header.Get("X-Openfaas-Internal") == "" {
+		t.Errorf("%v %s", a.Header, s)
 	}
 	if a, err := r.trySend(http.MethodPost, "/function/web/exit?begun&once="+once(), ""); err == nil {
-		t.Errorf("half an answer is whole: %d %q", a.status, a.body)
+		t.Errorf("half an answer is whole: %d %q", a.Status, a.Body)
 	}
 	r.until(soon, "a replica for each attempt", func() bool { return r.shows("doomed").AvailableReplicas == 3 })
 	a = r.must(http.StatusBadGateway, http.MethodPost, "/function/doomed/exit", "")
-	if !strings.Contains(string(a.body), "ended 2 times under this call, 2 of them with no other call on it; the last cause: exit status 3") || !strings.Contains(string(a.body), "last words") {
-		t.Errorf("%s", a.body)
+	if !strings.Contains(string(a.Body), "ended 2 times under this call, 2 of them with no other call on it; the last cause: exit status 3") || !strings.Contains(string(a.Body), "last words") {
+		t.Errorf("%s", a.Body)
 	}
 }
 
@@ -268,11 +270,11 @@ func TestHTTPFromZero(t *testing.T) {
 			if err != nil {
 				t.Error(err)
 			}
-			codes[a.status]++
-			if a.status == http.StatusOK {
+			codes[a.Status]++
+			if a.Status == http.StatusOK {
 				fastest = min(fastest, time.Since(begin))
-			} else if a.status != http.StatusTooManyRequests || a.header.Get("Retry-After") == "" {
-				t.Errorf("status %d %v %s", a.status, a.header, a.body)
+			} else if a.Status != http.StatusTooManyRequests || a.Header.Get("Retry-After") == "" {
+				t.Errorf("status %d %v %s", a.Status, a.Header, a.Body)
 			}
 		})
 	}
@@ -290,9 +292,9 @@ func TestHTTPRedeploy(t *testing.T) {
 	web := httpFn("web", map[string]string{"min": "2", "max": "4"})
 	r.deployAll(web)
 	r.until(soon, "two replicas", func() bool { return r.shows("web").AvailableReplicas == 2 }) // one that is replaced while it starts does not stop
-	l := r.load(8, "/function/web/echo", func(body string, a answer) error {
-		if a.status != http.StatusOK || string(a.body) != body {
-			return fmt.Errorf("status %d: %s", a.status, a.body)
+	l := r.load(8, "/function/web/echo", func(body string, a client.Answer) error {
+		if a.Status != http.StatusOK || string(a.Body) != body {
+			return fmt.Errorf("status %d: %s", a.Status, a.Body)
 		}
 		return nil
 	})
@@ -329,27 +331,27 @@ func TestOtherKinds(t *testing.T) {
 		process("bad", "serializing", "ls /nosuch"), process("long", "streaming", "sleep 60"),
 	)
 	for path, want := range map[string]string{"/function/cat": "b\na\n", "/function/sort": "a\nb\n", "/function/both/echo": "b\na\n"} {
-		if a := r.must(http.StatusOK, http.MethodPost, path, "b\na\n"); string(a.body) != want {
-			t.Errorf("%s: %q, want %q", path, a.body, want)
+		if a := r.must(http.StatusOK, http.MethodPost, path, "b\na\n"); string(a.Body) != want {
+			t.Errorf("%s: %q, want %q", path, a.Body, want)
 		}
 	}
 	a := r.must(http.StatusOK, http.MethodPut, "/function/env/a%20b?q=1", "x", "X-Custom", "v")
 	for _, want := range []string{"Http_Method=PUT\n", "Http_Path=/a b\n", "Http_Query=q=1\n", "Http_X_Custom=v\n", "fprocess=env\n"} {
-		if !strings.Contains(string(a.body), want) {
-			t.Errorf("no %q in %s", want, a.body)
+		if !strings.Contains(string(a.Body), want) {
+			t.Errorf("no %q in %s", want, a.Body)
 		}
 	}
-	if strings.Contains(string(a.body), "STAGECOACH_") || strings.Contains(string(a.body), r.state) {
-		t.Errorf("the platform's words are in %s", a.body)
+	if strings.Contains(string(a.Body), "STAGECOACH_") || strings.Contains(string(a.Body), r.state) {
+		t.Errorf("the platform's words are in %s", a.Body)
 	}
-	if a := r.must(http.StatusInternalServerError, http.MethodPost, "/function/bad", ""); !strings.Contains(string(a.body), "exit status 2: ls: ") {
-		t.Errorf("%s", a.body)
+	if a := r.must(http.StatusInternalServerError, http.MethodPost, "/function/bad", ""); !strings.Contains(string(a.Body), "exit status 2: ls: ") {
+		t.Errorf("%s", a.Body)
 	}
 	r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/long", "", "X-Timeout", "2s")
 	r.until(soon, "the process to be ended", func() bool { return r.line("long").Running == 0 })
 	a = r.must(http.StatusBadRequest, http.MethodPost, "/function/both/status?code=422", "x")
-	if !strings.Contains(string(a.body), `stage "first": the function answered 422: status 422`) {
-		t.Errorf("%s", a.body)
+	if !strings.Contains(string(a.Body), `stage "first": the function answered 422: status 422`) {
+		t.Errorf("%s", a.Body)
 	}
 	guessed := fn{name: "guessed", image: "echo-http", labels: map[string]string{"max": "1"}, env: map[string]string{"mode": "http"}}
 	broken := guessed
@@ -357,7 +359,7 @@ func TestOtherKinds(t *testing.T) {
 	r.deployAll(guessed, broken)
 	r.must(http.StatusOK, http.MethodPost, "/function/guessed/status?code=200", "x")
 	a = r.send(http.MethodPost, "/function/broken", "", "X-Timeout", "1m")
-	if a.status < 500 || !strings.Contains(string(a.body), "no-such-program") {
-		t.Errorf("%d %s", a.status, a.body)
+	if a.Status < 500 || !strings.Contains(string(a.Body), "no-such-program") {
+		t.Errorf("%d %s", a.Status, a.Body)
 	}
 }

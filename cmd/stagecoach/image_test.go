@@ -16,6 +16,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // rootProgram answers like a CGI program: with its argument, who it is, what is in its root and its secret.
@@ -37,7 +38,7 @@ func main() {
 `
 
 // throughAFile saves what was built, removes it, and loads it again, beside an up on the same store.
-func (c *cli) throughAFile(images string) {
+func (c *operator) throughAFile(images string) {
 	c.t.Helper()
 	const name = "example/double:latest"
 	c.run(`IMAGE +SIZE +DIGEST +ADDED\n`+name+` +2\.\d MiB +sha256:[0-9a-f]{12} +20\S+Z\n`, "", "image", "list", "--images", images)
@@ -58,7 +59,7 @@ func closed(r *rig, name string) {
 		service := fmt.Sprintf("writes-%t", readOnly)
 		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(
 			`{"service":%q,"image":%q,"envVars":{"WRITES":"1"},"readOnlyRootFilesystem":%t}`, service, name, readOnly), "Content-Type", "application/json")
-		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+service, "x").body); got != want {
+		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+service, "x").Body); got != want {
 			r.t.Errorf("read-only %t: got %q, want %q", readOnly, got, want)
 		}
 	}
@@ -69,11 +70,11 @@ func stored(t *testing.T, name string) {
 	t.Helper()
 	images := t.TempDir()
 	var out strings.Builder
-	if err := runImage(t.Context(), []string{"pull", name, "--images", images}, &out); err != nil || !strings.Contains(out.String(), name+": pulled, sha256:") {
+	if err := run(t.Context(), []string{"image", "pull", name, "--images", images}, &out); err != nil || !strings.Contains(out.String(), name+": pulled, sha256:") {
 		t.Errorf("pull: %v, %q", err, out.String())
 	}
 	out.Reset()
-	if err := runImage(t.Context(), []string{"list", "--json", "--images", images}, &out); err != nil || !strings.Contains(out.String(), `[{"image":"`+name+`","digest":"sha256:`) {
+	if err := run(t.Context(), []string{"image", "list", "--json", "--images", images}, &out); err != nil || !strings.Contains(out.String(), `[{"image":"`+name+`","digest":"sha256:`) {
 		t.Errorf("list: %v, %q", err, out.String())
 	}
 }
@@ -117,13 +118,13 @@ func TestImagesFromARegistry(t *testing.T) {
 	}
 	r := start(t)
 	r.must(http.StatusCreated, http.MethodPost, "/system/secrets", `{"name":"key","value":"s3cret"}`, "Content-Type", "application/json")
-	put := func(method string, status int) answer {
+	put := func(method string, status int) client.Answer {
 		t.Helper()
 		return r.must(status, method, "/system/functions", fmt.Sprintf(`{"service":"who","image":%q,"secrets":["key"]}`, name), "Content-Type", "application/json")
 	}
 	says := func(version string) {
 		t.Helper()
-		got := string(r.must(http.StatusOK, http.MethodPost, "/function/who", "x").body)
+		got := string(r.must(http.StatusOK, http.MethodPost, "/function/who", "x").Body)
 		if want := version + " uid=1000 pid=1 root= dev etc proc tmp var who secret=s3cret <nil>"; got != want {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -138,14 +139,14 @@ func TestImagesFromARegistry(t *testing.T) {
 	says("one")
 	put(http.MethodPut, http.StatusAccepted)
 	r.until(soon, "the new image to answer", func() bool {
-		return strings.HasPrefix(string(r.send(http.MethodPost, "/function/who", "x").body), "two ")
+		return strings.HasPrefix(string(r.send(http.MethodPost, "/function/who", "x").Body), "two ")
 	})
 	says("two")
 	closed(r, name)
 	stored(t, name)
 	reg.Close()
-	if a := put(http.MethodPut, http.StatusBadGateway); a.header.Get("X-OpenFaaS-Internal") == "" || !strings.Contains(string(a.body), "connection refused") {
-		t.Errorf("without its registry: %v %s", a.header, a.body)
+	if a := put(http.MethodPut, http.StatusBadGateway); a.Header.Get("X-OpenFaaS-Internal") == "" || !strings.Contains(string(a.Body), "connection refused") {
+		t.Errorf("without its registry: %v %s", a.Header, a.Body)
 	}
 	says("two")
 }
@@ -167,42 +168,5 @@ func TestADigestThatIsNotThere(t *testing.T) {
 		if _, err := i.Resolve(name); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", name, err, want)
 		}
-	}
-}
-
-func TestRetag(t *testing.T) {
-	for _, tc := range [][3]string{
-		{"example/a:1", "", "example/a:1"},
-		{"example/a:1", "2", "example/a:2"},
-		{"", "2", ""},
-		{"10.0.0.7:5000/a", "2", "10.0.0.7:5000/a:2"},
-		{"10.0.0.7:5000/a:1", "2", "10.0.0.7:5000/a:2"},
-		{"example/a@sha256:0123", "2", "example/a:2"},
-		{"example/a:1@sha256:0123", "2", "example/a:2"},
-	} {
-		if got := retag(tc[0], tc[1]); got != tc[2] {
-			t.Errorf("retag(%q, %q) = %q, want %q", tc[0], tc[1], got, tc[2])
-		}
-	}
-}
-
-func TestASaveThatFailsLeavesTheFile(t *testing.T) {
-	store, err := image.OpenStore(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
-	file := filepath.Join(t.TempDir(), "images.tar")
-	if err := os.WriteFile(file, []byte("of before"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	d := destination{store: store}
-	if err := d.save(t.Context(), file, []built{{Image: "example/none:1"}}); err == nil {
-		t.Error("an image that is not there was saved")
-	}
-	b, err := os.ReadFile(file)
-	entries, err2 := os.ReadDir(filepath.Dir(file))
-	if err != nil || err2 != nil || string(b) != "of before" || len(entries) != 1 {
-		t.Errorf("%q, %v, %v, %v", b, entries, err, err2)
 	}
 }

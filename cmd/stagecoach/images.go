@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -24,9 +23,6 @@ type images struct {
 	accounts bool // replicas on this machine run as users of their own
 }
 
-// storeIn is the folder of the image store in the folder of images: no image's folder can have its name.
-func storeIn(images string) string { return filepath.Join(images, ".oci") }
-
 // registry is how registries are reached.
 func (c *Config) registry() image.Registry {
 	r := c.Registry
@@ -36,7 +32,7 @@ func (c *Config) registry() image.Registry {
 // openImages opens what knows images.
 func (u *up) openImages(context.Context) error {
 	dir := u.cfg.imagesDir()
-	store, err := image.OpenStore(storeIn(dir))
+	store, err := image.OpenStore(image.Folder(dir))
 	if err != nil {
 		return err
 	}

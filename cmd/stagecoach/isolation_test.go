@@ -139,7 +139,7 @@ func TestAHostileFunction(t *testing.T) {
 	}
 	run := func(script string) string {
 		t.Helper()
-		return string(r.must(http.StatusOK, http.MethodPost, "/function/shell.hostile", script+"\nexit 0\n").body)
+		return string(r.must(http.StatusOK, http.MethodPost, "/function/shell.hostile", script+"\nexit 0\n").Body)
 	}
 	if got := run(`cat "$secret_mount_path/key"; id -u; id -G; stat -c ' %a' "$HOME"; touch "$TMPDIR/x" && echo wrote`); !strings.HasPrefix(got, "its-own") || !strings.HasSuffix(got, " 1777\nwrote\n") {
 		t.Errorf("what it may do: %q", got)
@@ -151,11 +151,11 @@ func TestAHostileFunction(t *testing.T) {
 		"ls " + r.state + "/secrets 2>&1":                        "No such file|cannot",
 		"ls " + r.state + "/nats 2>&1":                           "No such file|cannot",
 		fmt.Sprintf("kill -9 %d 2>&1", victims[0]):               "not permitted",
-		fmt.Sprintf("kill -9 %d 2>&1", r.up.cmd.Process.Pid):     "not permitted",
+		fmt.Sprintf("kill -9 %d 2>&1", r.up.Cmd.Process.Pid):     "not permitted",
 		fmt.Sprintf("cat /proc/%d/environ 2>&1", victims[0]):     "No such file",
 		fmt.Sprintf("cat /proc/%d/mem 2>&1", victims[0]):         "No such file",
 		fmt.Sprintf("head -c1 < /proc/%d/fd/3 2>&1", victims[0]): "",
-		fmt.Sprintf("ls /proc/%d/fd 2>&1", r.up.cmd.Process.Pid): "No such file|cannot",
+		fmt.Sprintf("ls /proc/%d/fd 2>&1", r.up.Cmd.Process.Pid): "No such file|cannot",
 		"echo x 2>&1 >> " + image + "/stage":                     "",
 		"echo x 2>&1 >> echo-http":                               "",
 		"ls -A " + sandbox.RunFolder + " 2>&1":                   "Permission denied",
@@ -243,7 +243,7 @@ func TestSecretsOfOneFunction(t *testing.T) {
 			`{"service":%q,"image":"stagecoach/echo-http:0.1.0","envProcess":"/bin/sh","envVars":{"mode":"streaming","secret_mount_path":"/root"},"labels":{"com.openfaas.scale.max":"1"}%s}`, name, more))
 		return func(script string) string {
 			t.Helper()
-			return string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, script+"\nexit 0\n").body)
+			return string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, script+"\nexit 0\n").Body)
 		}
 	}
 	deploy(http.MethodPost, "plain", "")
@@ -291,7 +291,7 @@ func TestSecretsOfOneFunction(t *testing.T) {
 			fmt.Sprintf("cat /proc/%d/root%s/key 2>&1", keyed, folder):                     "No such file",
 			fmt.Sprintf("ls /proc/%d/cwd/ 2>&1", keyed):                                    "No such file|cannot",
 			fmt.Sprintf("cat /proc/%d/cmdline /proc/%d/cmdline 2>&1", keyed, os.Getpid()):  "No such file",
-			fmt.Sprintf("cat /proc/%d/cmdline /proc/1/cmdline 2>&1", r.up.cmd.Process.Pid): "No such file",
+			fmt.Sprintf("cat /proc/%d/cmdline /proc/1/cmdline 2>&1", r.up.Cmd.Process.Pid): "No such file",
 			"cat /proc/[0-9]*/cmdline | grep -ac '[s]tagecoach'; true":                     "0",
 		} {
 			got := run(attack)

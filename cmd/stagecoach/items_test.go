@@ -16,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestArrays: a JSON array is one document for a function by itself and a list of items for a
@@ -58,8 +59,8 @@ func TestArrays(t *testing.T) {
 			header = append(header, "X-Items", tc.header)
 		}
 		a := r.must(http.StatusOK, http.MethodPost, "/function/"+tc.name, tc.body, header...)
-		if string(a.body) != tc.want || a.header.Get("Content-Type") != "application/json" {
-			t.Errorf("%s, X-Items %q: %s answered with %s (%s), want %s", tc.name, tc.header, tc.body, a.body, a.header.Get("Content-Type"), tc.want)
+		if string(a.Body) != tc.want || a.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s, X-Items %q: %s answered with %s (%s), want %s", tc.name, tc.header, tc.body, a.Body, a.Header.Get("Content-Type"), tc.want)
 		}
 		r.must(http.StatusAccepted, http.MethodPost, "/async-function/"+tc.name, tc.body, append(header, "X-Callback-Url", to.URL)...)
 		if got := to.next(t); got.status != "200" || got.body != tc.want {
@@ -68,15 +69,15 @@ func TestArrays(t *testing.T) {
 	}
 	for _, way := range []string{"/function/", "/async-function/"} {
 		a := r.must(http.StatusBadRequest, http.MethodPost, way+"alone", array, "Content-Type", "application/json", "X-Items", "all")
-		if want := `header X-Items: got "all", want many or one`; !strings.Contains(string(a.body), want) {
-			t.Errorf("%s: %s, want %q", way, a.body, want)
+		if want := `header X-Items: got "all", want many or one`; !strings.Contains(string(a.Body), want) {
+			t.Errorf("%s: %s, want %q", way, a.Body, want)
 		}
 	}
 	a := r.must(http.StatusBadRequest, http.MethodPost, "/system/functions", `{"service":"x","image":"stagecoach/noop:0.1.0","annotations":{"stagecoach.dev/items":"all"}}`)
-	if want := `annotations["stagecoach.dev/items"]: got "all", want many or one`; !strings.Contains(string(a.body), want) {
-		t.Errorf("deploy: %s, want %q", a.body, want)
+	if want := `annotations["stagecoach.dev/items"]: got "all", want many or one`; !strings.Contains(string(a.Body), want) {
+		t.Errorf("deploy: %s, want %q", a.Body, want)
 	}
-	c := &cli{t, t.TempDir(), r.base} // which only has to say it
+	c := &operator{t, t.TempDir(), r.Base} // which only has to say it
 	if out := c.run(`"two"`, array, "invoke", "list", "--header", "Content-Type=application/json", "--header", "X-Items=one"); strings.TrimSpace(out) != strings.TrimSpace(array) {
 		t.Errorf("stagecoach invoke: %q, want %q", out, array)
 	}
@@ -114,7 +115,7 @@ func TestInferenceProtocol(t *testing.T) {
 	t.Parallel()
 	r, to := start(t, "--images", withDouble(t)), newReceiver(t)
 	r.deployAll(fn{"double", "example/double:0.1.0", nil, nil, map[string]string{"STAGECOACH_MODEL": "model/model.onnx"}}, fn{"echo", "noop", nil, nil, nil})
-	post := func(path, body string) answer {
+	post := func(path, body string) client.Answer {
 		return r.send(http.MethodPost, path, body, "Content-Type", "application/json")
 	}
 	const inputs = `"inputs":[{"name":"x","shape":[3],"datatype":"FP32","data":[1,2,3],"parameters":{"content_type":"np"}}]`
@@ -137,8 +138,8 @@ func TestInferenceProtocol(t *testing.T) {
 		{"/v2/models/nobody/infer", `{` + inputs + `}`, 404, `{"error":"no function or pipeline \"nobody\"`},
 		{"/v2/models/double.nowhere/infer", `{` + inputs + `}`, 404, `{"error":"no namespace \"nowhere\"`},
 	} {
-		if a := post(tc.path, tc.body); a.status != tc.status || !strings.HasPrefix(string(a.body), tc.want) {
-			t.Errorf("%s %s: %d %s, want %d %s", tc.path, tc.body, a.status, a.body, tc.status, tc.want)
+		if a := post(tc.path, tc.body); a.Status != tc.status || !strings.HasPrefix(string(a.Body), tc.want) {
+			t.Errorf("%s %s: %d %s, want %d %s", tc.path, tc.body, a.Status, a.Body, tc.status, tc.want)
 		}
 	}
 	for datatype, data := range map[string]string{
@@ -149,8 +150,8 @@ func TestInferenceProtocol(t *testing.T) {
 		v := strings.Split(data, ",")
 		for _, nested := range []string{"[" + data + "]", "[[" + v[0] + "," + v[1] + "],[" + v[2] + "," + v[3] + "]]"} {
 			a := post("/function/echo", `{"inputs":[{"name":"t","datatype":"`+datatype+`","shape":[2,2],"data":`+nested+`},{"name":"u","datatype":"INT8","shape":[0],"data":[]}],"outputs":[{"name":"t"}]}`)
-			if want := `{"outputs":[{"name":"t","datatype":"` + datatype + `","shape":[2,2],"data":[` + data + `]}]}`; string(a.body) != want {
-				t.Errorf("%s as %s: %s, want %s", datatype, nested, a.body, want)
+			if want := `{"outputs":[{"name":"t","datatype":"` + datatype + `","shape":[2,2],"data":[` + data + `]}]}`; string(a.Body) != want {
+				t.Errorf("%s as %s: %s, want %s", datatype, nested, a.Body, want)
 			}
 		}
 	}
@@ -159,8 +160,8 @@ func TestInferenceProtocol(t *testing.T) {
 		t.Errorf("async: %s %s, want %s", got.status, got.body, want)
 	}
 	for path, want := range map[string]string{"health/live": `{"live":true}`, "health/ready": `{"ready":true}`, "models/double/ready": `{"name":"double","ready":true}`} {
-		if a := r.must(http.StatusOK, http.MethodGet, "/v2/"+path, ""); string(a.body) != want {
-			t.Errorf("/v2/%s: %s, want %s", path, a.body, want)
+		if a := r.must(http.StatusOK, http.MethodGet, "/v2/"+path, ""); string(a.Body) != want {
+			t.Errorf("/v2/%s: %s, want %s", path, a.Body, want)
 		}
 	}
 	r.must(http.StatusNotFound, http.MethodGet, "/v2/models/nobody/ready", "")
@@ -191,12 +192,12 @@ func TestTritonClient(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sent, err := http.NewRequest(req.Method, r.base+req.URL.Path, bytes.NewReader(body))
+		sent, err := http.NewRequest(req.Method, r.Base+req.URL.Path, bytes.NewReader(body))
 		if err != nil {
 			t.Fatal(err)
 		}
 		sent.Header = req.Header // there is no content type among them
-		resp, err := r.http.Do(sent)
+		resp, err := r.HTTP.Do(sent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -234,11 +235,11 @@ func TestUnknownNamespacesGet404(t *testing.T) {
 		{"GET", "/v2/models/f.team-z", ""},
 	} {
 		a := r.must(http.StatusNotFound, q[0], q[1], q[2])
-		if text := strings.ReplaceAll(string(a.body), `\"`, `"`); !strings.Contains(text, nowhere) {
-			t.Errorf("%s %s: %s, want %s", q[0], q[1], a.body, nowhere)
+		if text := strings.ReplaceAll(string(a.Body), `\"`, `"`); !strings.Contains(text, nowhere) {
+			t.Errorf("%s %s: %s, want %s", q[0], q[1], a.Body, nowhere)
 		}
 	}
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	for _, args := range []string{"list -n team-z", "describe f -n team-z", "remove f -n team-z", "logs f -n team-z", "scale f 1 -n team-z", "secret list -n team-z", "pipeline list -n team-z", "invoke f -n team-z"} {
 		c.refuse("404: "+nowhere, "x", strings.Fields(args)...)
 	}
@@ -257,20 +258,20 @@ func TestNamesOfDockerHub(t *testing.T) {
 	t.Parallel()
 	images := withDouble(t)
 	r := start(t, "--images", images)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	forms := []string{"stagecoach/noop:0.1.0", "docker.io/stagecoach/noop:0.1.0", "index.docker.io/stagecoach/noop:0.1.0"}
 	for i, name := range forms {
 		service := fmt.Sprint("folder-", i)
 		r.deployAll(fn{service, name, nil, nil, nil})
-		if a := r.must(http.StatusOK, http.MethodPost, "/function/"+service, "x"); string(a.body) != "x" {
-			t.Errorf("%s answers %q", name, a.body)
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/"+service, "x"); string(a.Body) != "x" {
+			t.Errorf("%s answers %q", name, a.Body)
 		}
 		if got := r.shows(service).Image; got != name {
 			t.Errorf("shown as %s, want it as it was deployed, %s", got, name)
 		}
 	}
 	stage := filepath.Dir(proctest.Built(t, "images", "stagecoach", "noop", "0.1.0", "stage"))
-	store, err := image.OpenStore(storeIn(images))
+	store, err := image.OpenStore(image.Folder(images))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,17 +286,17 @@ func TestNamesOfDockerHub(t *testing.T) {
 	c.run(`answers:latest +\d`, "", "image", "list", "--images", images)
 	for i, name := range []string{"answers", "docker.io/answers", "docker.io/library/answers:latest", "index.docker.io/library/answers", "library/answers"} {
 		service := fmt.Sprint("stored-", i)
-		if err := r.deploy(t.Context(), deployment{Service: service, Image: name}); err != nil {
+		if err := r.Deploy(t.Context(), client.Deployment{Service: service, Image: name}); err != nil {
 			t.Fatal(err)
 		}
-		if a := r.must(http.StatusOK, http.MethodPost, "/function/"+service, "x"); string(a.body) != "x" {
-			t.Errorf("%s answers %q", name, a.body)
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/"+service, "x"); string(a.Body) != "x" {
+			t.Errorf("%s answers %q", name, a.Body)
 		}
 	}
 	a := r.must(http.StatusBadRequest, http.MethodPost, "/system/functions", `{"service":"x","image":"nosuch:1"}`, "Accept", "application/json")
 	var said struct{ Error string }
-	if err := json.Unmarshal(a.body, &said); err != nil || !strings.Contains(said.Error, "REGISTRY/nosuch:1") {
-		t.Errorf("a name without a registry: %s, %v", a.body, err)
+	if err := json.Unmarshal(a.Body, &said); err != nil || !strings.Contains(said.Error, "REGISTRY/nosuch:1") {
+		t.Errorf("a name without a registry: %s, %v", a.Body, err)
 	}
 	c.run("removed", "", "image", "remove", "docker.io/answers", "--images", images)
 	c.refuse("no such image", "", "image", "remove", "answers", "--images", images)

@@ -25,9 +25,12 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -67,7 +70,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.BoolVar(&c.hostNetwork, "allow-host-network", false, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
 	fs.StringVar(&c.log.Format, "log-format", c.log.Format, "text or json")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return c, err
 	}
 	c.node = cmp.Or(c.node, defaults.Node.Name)
@@ -140,7 +143,7 @@ func runKeysManager(ctx context.Context, args []string, out io.Writer) error {
 	if err := d.open(ctx); err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "%s%s\n", listening, d.socket())
+	fmt.Fprintf(out, "%s%s\n", child.Listening, d.socket())
 	return d.run(ctx)
 }
 
@@ -187,7 +190,7 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	worker.Manager = d.keys
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if err := registerNodeMetrics(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
+	if err := nodemetrics.Register(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
 		return err
 	}
 	return d.openMetrics()
@@ -195,7 +198,7 @@ func (d *daemon) open(ctx context.Context) error {
 
 // openKeys makes the KeysManager, with what an earlier one has left.
 func (d *daemon) openKeys(ctx context.Context) error {
-	store, err := image.OpenStore(storeIn(d.cfg.images))
+	store, err := image.OpenStore(image.Folder(d.cfg.images))
 	if err != nil {
 		return err
 	}

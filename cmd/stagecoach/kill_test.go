@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // diamond is a pipeline whose answer holds both the request and what a replica under fire says: in leads to same and hold,
@@ -28,11 +30,11 @@ func diamond(hold fn) []fn {
 }
 
 // crossed checks that an answer of diamond is the right one for its request.
-func crossed(body string, a answer) error {
+func crossed(body string, a client.Answer) error {
 	var items []string
-	if err := json.Unmarshal(a.body, &items); a.status != http.StatusOK || err != nil || len(items) != 2 ||
+	if err := json.Unmarshal(a.Body, &items); a.Status != http.StatusOK || err != nil || len(items) != 2 ||
 		!strings.HasPrefix(items[0], "waited ") || items[1] != body {
-		return fmt.Errorf("status %d, %q, want 200 and what hold and same say", a.status, a.body)
+		return fmt.Errorf("status %d, %q, want 200 and what hold and same say", a.Status, a.Body)
 	}
 	return nil
 }
@@ -88,7 +90,7 @@ func TestKillZygote(t *testing.T) {
 		if len(zygotes) != 1 || len(replicas) < 3 {
 			t.Fatalf("zygotes %v and replicas %v, want one and at least 3", zygotes, replicas)
 		}
-		left := descendants(r.up.cmd.Process.Pid)
+		left := descendants(r.up.Cmd.Process.Pid)
 		kill9(t, zygotes[0])
 		gone(t, slices.DeleteFunc(left, func(p process) bool { return p.image != "wait" }))
 	}
@@ -116,14 +118,14 @@ func TestNotIdempotent(t *testing.T) {
 	r := start(t)
 	f := waitFn("once", "1m", map[string]string{"max": "1"}, map[string]string{"pipeline": "p", "idempotent": "false"})
 	r.deployAll(fn{"before", "noop", zero, map[string]string{"pipeline": "p", "next": "once"}, nil}, f)
-	got := make(chan answer, 1)
+	got := make(chan client.Answer, 1)
 	go func() { got <- r.send(http.MethodPost, "/function/p", "x") }()
 	r.until(soon, "the call to run", func() bool { return r.line("once").Running == 1 })
 	kill9(t, r.pids("wait", false)[0])
 	a := <-got
 	for _, part := range []string{`stage "once"`, "killed by SIGKILL", "not idempotent"} {
-		if a.status != http.StatusBadGateway || !strings.Contains(string(a.body), part) {
-			t.Errorf("status %d: %s, want 502 with %q", a.status, a.body, part)
+		if a.Status != http.StatusBadGateway || !strings.Contains(string(a.Body), part) {
+			t.Errorf("status %d: %s, want 502 with %q", a.Status, a.Body, part)
 		}
 	}
 	if n := r.value("stagecoach_flow_retries_total"); n != 0 {
@@ -164,8 +166,8 @@ func TestKillUp(t *testing.T) {
 	defer server.Close()
 	r := start(t)
 	r.deployAll(append(graph, waitFn("hold", "25ms", map[string]string{"max": "4"}, nil))...)
-	var before, after []functionStatus
-	if err := r.get(t.Context(), "/system/functions", &before); err != nil {
+	var before, after []client.FunctionStatus
+	if err := r.Get(t.Context(), "/system/functions", &before); err != nil {
 		t.Fatal(err)
 	}
 	var accepted []string
@@ -184,8 +186,8 @@ func TestKillUp(t *testing.T) {
 					if err != nil {
 						return // killed
 					}
-					if a.status != http.StatusAccepted {
-						t.Errorf("%s: status %d: %s", name, a.status, a.body)
+					if a.Status != http.StatusAccepted {
+						t.Errorf("%s: status %d: %s", name, a.Status, a.Body)
 						return
 					}
 					mu.Lock()
@@ -206,7 +208,7 @@ func TestKillUp(t *testing.T) {
 		}
 		r.restart()
 	}
-	if err := r.get(t.Context(), "/system/functions", &after); err != nil {
+	if err := r.Get(t.Context(), "/system/functions", &after); err != nil {
 		t.Fatal(err)
 	}
 	for i := range before {

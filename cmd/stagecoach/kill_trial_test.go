@@ -16,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/page"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // trial is OCR requests by eight clients, under which processes are killed.
@@ -35,13 +36,13 @@ func (l *trial) next() bool {
 	return l.left >= 0
 }
 
-func (l *trial) answered(a answer, err error, want string) {
+func (l *trial) answered(a client.Answer, err error, want string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.done++
-	l.latest = max(l.latest, a.took)
-	if err == nil && (a.status != http.StatusOK || string(a.body) != want) {
-		err = fmt.Errorf("status %d after %v: %s", a.status, a.took, a.body)
+	l.latest = max(l.latest, a.Took)
+	if err == nil && (a.Status != http.StatusOK || string(a.Body) != want) {
+		err = fmt.Errorf("status %d after %v: %s", a.Status, a.Took, a.Body)
 	}
 	if err != nil {
 		l.wrong = append(l.wrong, err.Error())
@@ -70,7 +71,7 @@ func TestKillAnyProcess(t *testing.T) {
 	}
 	for name, f := range s.Functions {
 		if strings.HasPrefix(name, "ocr-") {
-			if err := r.deploy(t.Context(), stackDeployment(name, f)); err != nil {
+			if err := r.Deploy(t.Context(), client.FromStack(name, f)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -79,12 +80,12 @@ func TestKillAnyProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := func() (answer, error) {
+	read := func() (client.Answer, error) {
 		return r.trySend(http.MethodPost, "/function/ocr", string(p.PNG), "Content-Type", "image/png")
 	}
 	first, err := read()
-	if err != nil || first.status != http.StatusOK {
-		t.Fatalf("the first page: %d %s, %v", first.status, first.body, err)
+	if err != nil || first.Status != http.StatusOK {
+		t.Fatalf("the first page: %d %s, %v", first.Status, first.Body, err)
 	}
 	l := &trial{left: requests}
 	begin := time.Now()
@@ -93,7 +94,7 @@ func TestKillAnyProcess(t *testing.T) {
 		clients.Go(func() {
 			for l.next() {
 				a, err := read()
-				l.answered(a, err, string(first.body))
+				l.answered(a, err, string(first.Body))
 			}
 		})
 	}
@@ -131,7 +132,7 @@ func TestKillAnyProcess(t *testing.T) {
 // killOne kills a process of one of these kinds, and returns its kind; empty: there was none, or it
 // had just ended.
 func (r *rig) killOne(kinds []string, chance *rand.Rand) string {
-	all := byKind(r.t, r.up.cmd.Process.Pid)
+	all := byKind(r.t, r.up.Cmd.Process.Pid)
 	n := 0
 	for _, kind := range kinds {
 		n += len(all[kind])
@@ -163,7 +164,7 @@ func TestKillZygoteAgainAndAgain(t *testing.T) {
 	for range 4 {
 		var zygote int
 		r.until(late, "a zygote with a replica", func() bool {
-			all := byKind(t, r.up.cmd.Process.Pid)
+			all := byKind(t, r.up.Cmd.Process.Pid)
 			if len(all["zygote"]) == 0 || len(all["replica"]) == 0 {
 				return false
 			}
@@ -178,8 +179,8 @@ func TestKillZygoteAgainAndAgain(t *testing.T) {
 	var clients sync.WaitGroup
 	for range 8 {
 		clients.Go(func() {
-			if a, err := r.trySend(http.MethodPost, "/function/hold", "x"); err != nil || a.status != http.StatusOK {
-				t.Errorf("status %d: %s, %v", a.status, a.body, err)
+			if a, err := r.trySend(http.MethodPost, "/function/hold", "x"); err != nil || a.Status != http.StatusOK {
+				t.Errorf("status %d: %s, %v", a.Status, a.Body, err)
 			}
 		})
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/cgroup"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // needGroups skips a test where no cgroups may be made. Where tests of real parts have to run, it fails there.
@@ -27,11 +28,11 @@ func needGroups(t *testing.T) {
 }
 
 // limited is the function echo-http with limits.
-func (r *rig) limited(name string, l resources) {
+func (r *rig) limited(name string, l client.Resources) {
 	r.t.Helper()
 	d := httpFn(name, map[string]string{"min": "1", "max": "1"}).deployment()
 	d.Limits = &l
-	if err := r.deploy(r.t.Context(), d); err != nil {
+	if err := r.Deploy(r.t.Context(), d); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -42,25 +43,25 @@ func TestLimits(t *testing.T) {
 	needGroups(t)
 	t.Parallel()
 	r := start(t)
-	r.limited("eats", resources{Memory: "96Mi"})
-	r.limited("spins", resources{CPU: "100m"})
+	r.limited("eats", client.Resources{Memory: "96Mi"})
+	r.limited("spins", client.Resources{CPU: "100m"})
 	t.Run("memory", func(t *testing.T) {
-		if a := r.must(http.StatusOK, http.MethodPost, "/function/eats/eat?mb=8", ""); string(a.body) != "8\n" {
-			t.Errorf("%q, want 8", a.body)
+		if a := r.must(http.StatusOK, http.MethodPost, "/function/eats/eat?mb=8", ""); string(a.Body) != "8\n" {
+			t.Errorf("%q, want 8", a.Body)
 		}
 		a := r.must(http.StatusBadGateway, http.MethodPost, "/function/eats/eat?mb=512", "")
-		if want := "killed: out of memory, its limit is 96 MiB (limits.memory)"; !strings.Contains(string(a.body), want) {
-			t.Errorf("%q, want %q in it", a.body, want)
+		if want := "killed: out of memory, its limit is 96 MiB (limits.memory)"; !strings.Contains(string(a.Body), want) {
+			t.Errorf("%q, want %q in it", a.Body, want)
 		}
 		r.until(soon, "the function to serve again", func() bool {
-			return r.send(http.MethodPost, "/function/eats/eat?mb=8", "").status == http.StatusOK
+			return r.send(http.MethodPost, "/function/eats/eat?mb=8", "").Status == http.StatusOK
 		})
 	})
 	t.Run("cpu", func(t *testing.T) {
 		r.must(http.StatusOK, http.MethodPost, "/function/spins/spin?for=1s", "")
 		const sample = `stagecoach_replica_throttled_seconds_total{function="spins.openfaas-fn",node="`
 		r.until(soon, "throttling in the metrics", func() bool {
-			for line := range strings.Lines(string(r.must(http.StatusOK, http.MethodGet, "/metrics", "").body)) {
+			for line := range strings.Lines(string(r.must(http.StatusOK, http.MethodGet, "/metrics", "").Body)) {
 				if strings.HasPrefix(line, sample) && !strings.HasSuffix(line, " 0\n") {
 					return true
 				}
@@ -76,7 +77,7 @@ func TestLimits(t *testing.T) {
 					Usage    *struct{ Throttled, Memory int64 }
 				}
 			}
-			if err := json.Unmarshal(a.body, &n); err != nil {
+			if err := json.Unmarshal(a.Body, &n); err != nil {
 				t.Fatal(err)
 			}
 			for _, x := range n.Replicas {
@@ -90,8 +91,8 @@ func TestLimits(t *testing.T) {
 			Usage struct{ TotalMemoryBytes float64 }
 		}
 		a := r.must(http.StatusOK, http.MethodGet, "/system/function/spins?usage=1", "")
-		if err := json.Unmarshal(a.body, &s); err != nil || s.Usage.TotalMemoryBytes < 1<<20 || s.Usage.TotalMemoryBytes > 96<<20 {
-			t.Errorf("%s, %v, want the memory of one replica", a.body, err)
+		if err := json.Unmarshal(a.Body, &s); err != nil || s.Usage.TotalMemoryBytes < 1<<20 || s.Usage.TotalMemoryBytes > 96<<20 {
+			t.Errorf("%s, %v, want the memory of one replica", a.Body, err)
 		}
 	})
 	r.stop()

@@ -48,7 +48,7 @@ func TestLoadFollowsAStep(t *testing.T) {
 		fn{"quick", "wait", nil, map[string]string{"pipeline": "two"}, map[string]string{"wait_mean": "1ms"}})
 	r.until(late, "both stages to be up", func() bool { return r.line("slow").Ready == 1 && r.line("quick").Ready >= 1 })
 	page := filepath.Join(t.TempDir(), "report.html")
-	got := loadWith(t, "two", "--gateway", r.base, "--rate", "2:2s,20:6s", "--cv", "0", "--slo", "1s", "--body", "hello", "--html", page)
+	got := loadWith(t, "two", "--gateway", r.Base, "--rate", "2:2s,20:6s", "--cv", "0", "--slo", "1s", "--body", "hello", "--html", page)
 	if got.Total.Offered != 124 || got.Total.Failed != 0 {
 		t.Errorf("%d offered, %d failed (%+v), want 124 and none", got.Total.Offered, got.Total.Failed, got.Total.Errors)
 	}
@@ -95,7 +95,7 @@ targets:
 	if err := os.WriteFile(scenario, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	got := loadWith(t, "--scenario", scenario, "--gateway", r.base, "--seed", "3", "--allow-errors")
+	got := loadWith(t, "--scenario", scenario, "--gateway", r.Base, "--seed", "3", "--allow-errors")
 	now, later, nobody := got.Targets[0], got.Targets[1], got.Targets[2]
 	if now.Failed > 0 || now.Callbacks != nil {
 		t.Errorf("%+v", now)
@@ -106,7 +106,7 @@ targets:
 	if nobody.Answered != 0 || len(nobody.Errors) != 1 || nobody.Errors[0].Kind != "status 404" || !strings.Contains(nobody.Errors[0].Example, "nobody") {
 		t.Errorf("a function that is not there: %+v", nobody)
 	}
-	if again := loadWith(t, "--scenario", scenario, "--gateway", r.base, "--seed", "3", "--allow-errors"); again.Total.Offered != got.Total.Offered {
+	if again := loadWith(t, "--scenario", scenario, "--gateway", r.Base, "--seed", "3", "--allow-errors"); again.Total.Offered != got.Total.Offered {
 		t.Errorf("the same seed offered %d and %d", got.Total.Offered, again.Total.Offered)
 	}
 }
@@ -119,7 +119,7 @@ func TestLoadExitStatus(t *testing.T) {
 	r.deployAll(waitFn("full", "10s", map[string]string{"min": "1", "max": "1"}, map[string]string{"queue-limit": "1"}),
 		fn{"quick", "wait", nil, nil, map[string]string{"wait_mean": "1ms"}})
 	r.until(late, "both functions to be up", func() bool { return r.line("full").Ready == 1 && r.line("quick").Ready >= 1 })
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	c.run(`nobody +\d+ +0 +\d+ +0 +(?s:.*)`, "", "load", "nobody", "--rate", "10", "--duration", "1s", "--quiet", "--allow-errors")
 	c.refuse(`(?s)target +offered.*stagecoach: load: (\d+) of (\d+) requests failed, \d+ of them with "status 404" \(.*nobody.*\); want no failures except refusals \(429\), or --allow-errors`,
 		"", "load", "nobody", "--rate", "10", "--duration", "1s", "--quiet")

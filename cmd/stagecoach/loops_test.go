@@ -41,8 +41,8 @@ func (r *rig) replaced(t *testing.T, name, beyond string) {
 		}
 	}
 	s := r.shows(name)
-	if s.status() != "ready" || !strings.Contains(s.lastFailure(), e.Replica+" stuck: "+e.Cause) {
-		t.Errorf("status %q, last failure %q, want ready and the cause", s.status(), s.lastFailure())
+	if s.Status() != "ready" || !strings.Contains(s.LastFailure(), e.Replica+" stuck: "+e.Cause) {
+		t.Errorf("status %q, last failure %q, want ready and the cause", s.Status(), s.LastFailure())
 	}
 	if log := r.log.String(); !strings.Contains(log, e.Cause) {
 		t.Errorf("the log does not say %q", e.Cause)
@@ -76,8 +76,8 @@ func TestLoopingHandlersAreReplaced(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r.until(late, "a replica", func() bool { return r.shows(tc.name).AvailableReplicas == 1 })
 			a := r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/"+tc.name+tc.path, "x", tc.header...)
-			if !strings.Contains(string(a.body), tc.told) {
-				t.Errorf("body %s, want %q", a.body, tc.told)
+			if !strings.Contains(string(a.Body), tc.told) {
+				t.Errorf("body %s, want %q", a.Body, tc.told)
 			}
 			r.replaced(t, tc.name, tc.beyond)
 			if tc.path != "" {
@@ -98,8 +98,8 @@ func TestOtherCallsEndOnAStuckReplica(t *testing.T) {
 	defer wg.Wait()
 	wg.Go(func() {
 		a, err := r.trySend(http.MethodPost, "/function/web/slow?for=15s&name=other", "", "X-Timeout", "3m")
-		if err != nil || a.status != http.StatusOK || string(a.body) != "done\n" {
-			t.Errorf("%v: status %d %s, want that the other call ends well", err, a.status, a.body)
+		if err != nil || a.Status != http.StatusOK || string(a.Body) != "done\n" {
+			t.Errorf("%v: status %d %s, want that the other call ends well", err, a.Status, a.Body)
 		}
 	})
 	r.until(soon, "the other call to run", func() bool { return r.line("web").Running == 1 })
@@ -123,7 +123,7 @@ func TestLoopingPythonHandlerIsReplaced(t *testing.T) {
 	py := proctest.Pip(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	if err := os.MkdirAll(filepath.Join(c.dir, "loops"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -150,8 +150,8 @@ functions:
 	c.run("loops", "", "build", "--images", images)
 	c.run("loops: ready with 1 replicas", "", "deploy", "--wait")
 	a := r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/loops", "loop")
-	if !strings.Contains(string(a.body), "exec_timeout, 1s") {
-		t.Errorf("body %s, want exec_timeout", a.body)
+	if !strings.Contains(string(a.Body), "exec_timeout, 1s") {
+		t.Errorf("body %s, want exec_timeout", a.Body)
 	}
 	r.replaced(t, "loops", "exec_timeout=1s")
 	c.run(`^done$`, "x", "invoke", "loops", "--header", "X-Timeout="+time.Minute.String())

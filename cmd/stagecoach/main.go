@@ -16,6 +16,9 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/cli"
+	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/demo"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -32,31 +35,31 @@ func commands() []command {
 	return []command{
 		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp, nil},
 		{"keysmanager", "a node of its own: starts replicas and keeps parameters, for an `up --nats-listen`", runKeysManager, nil},
-		{"new", "NAME --lang LANG: make a function from a template, and add it to the stack file", runNew, nil},
-		{"build", "make OCI images of a stack's functions, without Docker", runBuild, nil},
-		{"image", "the store of OCI images that `build` fills and `up` runs from", runImage, imageVerbs()},
-		{"deploy", "create or update a stack's functions", runDeploy, nil},
-		{"remove", "NAME ... | -f FILE: remove functions", runRemove, nil},
-		{"list", "the functions of a running stagecoach", runList, nil},
-		{"describe", "NAME: what is known of a function", runDescribe, nil},
-		{"invoke", "NAME < BODY: call a function or pipeline", runInvoke, nil},
-		{"logs", "NAME: what a function's replicas have printed", runLogs, nil},
-		{"profile", "FUNCTION: how long it takes by CPU, batch size and length of its input, measured and stored with it", runProfile, nil},
-		{"scale", "NAME REPLICAS: have so many, now", runScale, nil},
-		{"secret", "values that a function reads from files if it names them", runSecret, []string{"create NAME < VALUE", "update NAME < VALUE", "list", "remove NAME"}},
-		{"top", "pipelines, queues, replicas and what happens, live in a terminal", runTop, nil},
-		{"namespace", "where functions and secrets are apart from those of others", runNamespace, []string{"create NAME", "list", "remove NAME"}},
-		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", runPipeline, []string{"list", "describe NAME"}},
-		{"explain", "PIPELINE: why its stages are as large as they are: which term, from what to what, why not more", runExplain, nil},
+		{"new", "NAME --lang LANG: make a function from a template, and add it to the stack file", cli.New, nil},
+		{"build", "make OCI images of a stack's functions, without Docker", cli.Build, nil},
+		{"image", "the store of OCI images that `build` fills and `up` runs from", cli.Image, cli.ImageVerbs()},
+		{"deploy", "create or update a stack's functions", cli.Deploy, nil},
+		{"remove", "NAME ... | -f FILE: remove functions", cli.Remove, nil},
+		{"list", "the functions of a running stagecoach", cli.List, nil},
+		{"describe", "NAME: what is known of a function", cli.Describe, nil},
+		{"invoke", "NAME < BODY: call a function or pipeline", cli.Invoke, nil},
+		{"logs", "NAME: what a function's replicas have printed", cli.Logs, nil},
+		{"profile", "FUNCTION: how long it takes by CPU, batch size and length of its input, measured and stored with it", cli.Profile, nil},
+		{"scale", "NAME REPLICAS: have so many, now", cli.Scale, nil},
+		{"secret", "values that a function reads from files if it names them", cli.Secret, []string{"create NAME < VALUE", "update NAME < VALUE", "list", "remove NAME"}},
+		{"top", "pipelines, queues, replicas and what happens, live in a terminal", cli.Top, nil},
+		{"namespace", "where functions and secrets are apart from those of others", cli.Namespace, []string{"create NAME", "list", "remove NAME"}},
+		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", cli.Pipeline, []string{"list", "describe NAME"}},
+		{"explain", "PIPELINE: why its stages are as large as they are: which term, from what to what, why not more", cli.Explain, nil},
 		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", runReplay, nil},
-		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", runNode, []string{"list", "describe NAME"}},
-		{"cache", "parameters that nodes hold in memory", runCache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
-		{"call", "ID: show the state and the result of an async call", runCall, nil},
-		{"dead", "async requests and callbacks that failed for good", runDead, []string{"list", "show ID", "redrive ID", "drop ID"}},
+		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", cli.Node, []string{"list", "describe NAME"}},
+		{"cache", "parameters that nodes hold in memory", cli.Cache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
+		{"call", "ID: show the state and the result of an async call", cli.Call, nil},
+		{"dead", "async requests and callbacks that failed for good", cli.Dead, []string{"list", "show ID", "redrive ID", "drop ID"}},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},
-		{"demo", "the main job end to end, on real input, with its result shown", runDemo, nil},
-		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", runLoad, nil},
+		{"demo", "the main job end to end, on real input, with its result shown", demo.Run, nil},
+		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", cli.Load, nil},
 		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSim, []string{"SCENARIO.yml", "paper quart"}},
 		{"bench", "measure", runBench, []string{"autoscaler", "coldstart", "gpu", "hop", "idle", "keysmanager", "sim", "wake"}},
 		{"version", "print the version", runVersion, nil},
@@ -69,25 +72,8 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "stagecoach:", err)
-		os.Exit(statusOf(err))
+		os.Exit(console.StatusOf(err))
 	}
-}
-
-// exitError is an error that the program ends with a status of its own for.
-type exitError struct {
-	status int
-	error
-}
-
-func (e exitError) Unwrap() error { return e.error }
-
-// statusOf is the program's status when it ends with an error.
-func statusOf(err error) int {
-	var e exitError
-	if errors.As(err, &e) {
-		return e.status
-	}
-	return 1
 }
 
 func run(ctx context.Context, args []string, out io.Writer) error {
@@ -113,8 +99,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return nil
 	}
 	err := all[i].run(ctx, args[1:], out)
-	if help := (helpAsked{}); errors.As(err, &help) {
-		_, err = fmt.Fprint(out, all[i].help(args[1:], help.text))
+	if help := (console.HelpAsked{}); errors.As(err, &help) {
+		_, err = fmt.Fprint(out, all[i].help(args[1:], help.Text))
 	}
 	return err
 }
@@ -159,7 +145,7 @@ func usage(out io.Writer) {
 }
 
 func runVersion(_ context.Context, args []string, out io.Writer) error {
-	if err := parseFlags(flag.NewFlagSet("version", flag.ContinueOnError), args); err != nil {
+	if err := console.ParseFlags(flag.NewFlagSet("version", flag.ContinueOnError), args); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintln(out, "stagecoach", version())

@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
 	"github.com/stagecoach-serving/stagecoach/image/stack"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestMinilm deploys the eight stages of the minilm stack in a random order, and wakes them all with the first request: the
@@ -24,12 +26,12 @@ func TestMinilm(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, f := range stack.Functions { // map order is random
-		if err := r.deploy(t.Context(), stackDeployment(name, f)); err != nil {
+		if err := r.Deploy(t.Context(), client.FromStack(name, f)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name := range stack.Functions { // zygotes and what packs their parameters may be there
-		if s, err := r.status(t.Context(), name); err != nil || s.Replicas != 0 {
+		if s, err := r.Status(t.Context(), name); err != nil || s.Replicas != 0 {
 			t.Errorf("%s before the first request: %+v, %v, want no replica", name, s, err)
 		}
 	}
@@ -40,7 +42,7 @@ func TestMinilm(t *testing.T) {
 	}
 	a := r.must(http.StatusOK, http.MethodPost, "/function/minilm", string(body), "Content-Type", "application/json")
 	var got [][]float32
-	if err := json.Unmarshal(a.body, &got); err != nil || len(got) != len(want) {
+	if err := json.Unmarshal(a.Body, &got); err != nil || len(got) != len(want) {
 		t.Fatalf("%d embeddings, want %d: %v", len(got), len(want), err)
 	}
 	for i := range want {
@@ -48,45 +50,45 @@ func TestMinilm(t *testing.T) {
 			t.Errorf("text %d: cosine %.6f, want at least 0.9999: %q", i, c, texts[i])
 		}
 	}
-	t.Logf("from nothing: 20 texts in %v, by %s", a.took, a.header.Get("Server-Timing"))
+	t.Logf("from nothing: 20 texts in %v, by %s", a.Took, a.Header.Get("Server-Timing"))
 	checkMinilmTiming(t, a)
 
 	var one [][]float32
 	var took []time.Duration
 	for range 50 {
 		a = r.must(http.StatusOK, http.MethodPost, "/function/minilm", texts[0], "Content-Type", "text/plain")
-		took = append(took, a.took)
+		took = append(took, a.Took)
 	}
 	slices.Sort(took)
-	if err := json.Unmarshal(a.body, &one); err != nil || len(one) != 1 || !(cosine(one[0], want[0]) >= 0.9999) {
-		t.Errorf("a plain text: %.60s…, %v, want a list of one embedding", a.body, err)
+	if err := json.Unmarshal(a.Body, &one); err != nil || len(one) != 1 || !(cosine(one[0], want[0]) >= 0.9999) {
+		t.Errorf("a plain text: %.60s…, %v, want a list of one embedding", a.Body, err)
 	}
 	t.Logf("one text of 8 tokens through eight stages: median %v of %d", took[len(took)/2], len(took))
 
-	if a := r.must(http.StatusOK, http.MethodPost, "/function/minilm", `[]`, "Content-Type", "application/json"); string(a.body) != "[]" {
-		t.Errorf("no texts: %s, want []", a.body)
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/minilm", `[]`, "Content-Type", "application/json"); string(a.Body) != "[]" {
+		t.Errorf("no texts: %s, want []", a.Body)
 	}
 	a = r.must(http.StatusBadRequest, http.MethodPost, "/function/minilm", `["a", 7]`, "Content-Type", "application/json")
-	if !strings.Contains(string(a.body), `stage "minilm-embed"`) || !strings.Contains(string(a.body), "item 1") {
-		t.Errorf("a number for a text: %s, want the stage that refused it, and which item", a.body)
+	if !strings.Contains(string(a.Body), `stage "minilm-embed"`) || !strings.Contains(string(a.Body), "item 1") {
+		t.Errorf("a number for a text: %s, want the stage that refused it, and which item", a.Body)
 	}
 }
 
 // checkMinilmTiming wants eight stages in order, and the layers called once a batch.
-func checkMinilmTiming(t *testing.T, a answer) {
+func checkMinilmTiming(t *testing.T, a client.Answer) {
 	t.Helper()
 	stages := []string{"minilm-embed"}
 	for l := range 6 {
 		stages = append(stages, fmt.Sprintf("minilm-layer-%d", l+1))
 	}
 	stages = append(stages, "minilm-pool")
-	timing := serverTiming(a.header.Get("Server-Timing"))
+	timing := openloop.ServerTiming(a.Header.Get("Server-Timing"))
 	if len(timing) != len(stages) {
-		t.Fatalf("Server-Timing %q, want %v", a.header.Get("Server-Timing"), stages)
+		t.Fatalf("Server-Timing %q, want %v", a.Header.Get("Server-Timing"), stages)
 	}
 	for i, s := range timing {
 		once := i == 0 || i == len(stages)-1
-		if s.Stage != stages[i] || s.ServiceMS <= 0 || once != (s.Calls == 1) {
+		if s.Stage != stages[i] || s.Service <= 0 || once != (s.Calls == 1) {
 			t.Errorf("stage %d: %+v, want %s with a time, called once if it is the first or last, else once a batch", i, s, stages[i])
 		}
 	}

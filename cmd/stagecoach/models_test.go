@@ -98,13 +98,13 @@ func TestModelsThatNobodyCanRead(t *testing.T) {
 	py := proctest.Python(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	c.write("stack.yml", fmt.Sprintf(linearStack, py))
 	handler, made := filepath.Join(c.dir, "linear"), filepath.Join(images, "example/linear/latest")
 	replace(t, handler, map[string]string{"handler.py": linearHandler})
 	replace(t, filepath.Join(handler, "model"), map[string]string{"m.safetensors": goodParameters})
 	c.run("linear", "", "build", "--images", images, "--folder", "--check-imports=false")
-	store, err := image.OpenStore(storeIn(images))
+	store, err := image.OpenStore(image.Folder(images))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,9 +130,9 @@ func TestModelsThatNobodyCanRead(t *testing.T) {
 			{"example/packed:1", "", `image: got \\"example/packed:1\\"|image: got "example/packed:1"`},
 		} {
 			a := r.send(http.MethodPost, "/system/functions", fmt.Sprintf(deploy, of.image, py, of.env), "Content-Type", "application/json")
-			text := strings.ReplaceAll(string(a.body), `\"`, `"`)
-			if a.status != http.StatusBadRequest || !regexp.MustCompile("(?s)"+of.field).MatchString(text) || !regexp.MustCompile("(?s)"+tc.want).MatchString(text) {
-				t.Errorf("%s, %s: status %d %s, want 400 and %q", name, of.image, a.status, text, tc.want)
+			text := strings.ReplaceAll(string(a.Body), `\"`, `"`)
+			if a.Status != http.StatusBadRequest || !regexp.MustCompile("(?s)"+of.field).MatchString(text) || !regexp.MustCompile("(?s)"+tc.want).MatchString(text) {
+				t.Errorf("%s, %s: status %d %s, want 400 and %q", name, of.image, a.Status, text, tc.want)
 			}
 		}
 	}
@@ -146,7 +146,7 @@ func TestModelsThatDoNotFit(t *testing.T) {
 	py := proctest.Torch(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	c.write("stack.yml", fmt.Sprintf(linearStack, py))
 	handler := filepath.Join(c.dir, "linear")
 	release := func(file string) {
@@ -157,8 +157,8 @@ func TestModelsThatDoNotFit(t *testing.T) {
 	serves := func() {
 		t.Helper()
 		a := r.send(http.MethodPost, "/function/linear", `{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":[1,2]}]}`, "Content-Type", "application/json")
-		if a.status != http.StatusOK || !strings.Contains(string(a.body), `"data":[0]`) {
-			t.Errorf("status %d %.300s, want 0", a.status, a.body)
+		if a.Status != http.StatusOK || !strings.Contains(string(a.Body), `"data":[0]`) {
+			t.Errorf("status %d %.300s, want 0", a.Status, a.Body)
 		}
 	}
 	release(goodParameters)

@@ -9,11 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // keepFunction writes a function of the default namespace into the state of an up that does not run, as an earlier version did.
-func (r *rig) keepFunction(d deployment) {
+func (r *rig) keepFunction(d client.Deployment) {
 	r.t.Helper()
 	d.Namespace = "openfaas-fn"
 	value, err := json.Marshal(map[string]any{"version": 1, "deployment": d, "createdAt": "2026-01-02T03:04:05Z"})
@@ -44,13 +47,13 @@ func (r *rig) keepFunction(d deployment) {
 func TestOneMeaningPerName(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	says := func(name, namespace string) deployment { // each answers with its environment, and prints how much that was
+	says := func(name, namespace string) client.Deployment { // each answers with its environment, and prints how much that was
 		f := fn{name, "echo-http", nil, nil, map[string]string{"fprocess": "dd if=/proc/self/environ", "mode": "streaming", "who": name + " of " + namespace}}
 		d := f.deployment()
 		d.Namespace = namespace
 		return d
 	}
-	if err := r.deploy(t.Context(), says("a", "b")); err != nil {
+	if err := r.Deploy(t.Context(), says("a", "b")); err != nil {
 		t.Fatal(err)
 	}
 	r.stop()
@@ -67,7 +70,7 @@ func TestOneMeaningPerName(t *testing.T) {
 		{"a of b", "a.b", "", "a.b", `{"functionName":"a.b"}`},
 		{"a.b of openfaas-fn", "a.b", "?namespace=openfaas-fn", "a.b.openfaas-fn", `{"functionName":"a.b","namespace":"openfaas-fn"}`},
 	}
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	for i, k := range kinds {
 		name, namespace, _ := strings.Cut(k.who, " of ")
 		for _, path := range []string{k.path + k.query, k.url} {
@@ -76,15 +79,15 @@ func TestOneMeaningPerName(t *testing.T) {
 			}
 		}
 		for range i + 1 { // once and twice
-			if a := r.must(http.StatusOK, http.MethodPost, "/function/"+k.url, ""); !strings.Contains(string(a.body), "who="+k.who+"\x00") {
-				t.Errorf("/function/%s: %q, want an answer of %s", k.url, a.body, k.who)
+			if a := r.must(http.StatusOK, http.MethodPost, "/function/"+k.url, ""); !strings.Contains(string(a.Body), "who="+k.who+"\x00") {
+				t.Errorf("/function/%s: %q, want an answer of %s", k.url, a.Body, k.who)
 			}
 		}
 		if s := r.shows(k.path + k.query); s.InvocationCount != float64(i+1) {
 			t.Errorf("%s: %v invocations, want %d", k.who, s.InvocationCount, i+1)
 		}
-		var tl timeline
-		if err := r.get(t.Context(), "/system/timeline/"+k.path+k.query, &tl); err != nil || tl.Function != name+"."+namespace {
+		var tl schema.Timeline
+		if err := r.Get(t.Context(), "/system/timeline/"+k.path+k.query, &tl); err != nil || tl.Function != name+"."+namespace {
 			t.Errorf("the timeline of %s is of %q, %v", k.who, tl.Function, err)
 		}
 		c.run("who="+k.who+"\x00", "", "invoke", name, "-n", namespace)
@@ -92,18 +95,18 @@ func TestOneMeaningPerName(t *testing.T) {
 	}
 	for i, k := range kinds {
 		name, namespace, _ := strings.Cut(k.who, " of ")
-		var a answer
+		var a client.Answer
 		r.until(soon, "what it printed", func() bool {
 			a = r.must(http.StatusOK, http.MethodGet, "/system/logs?name="+k.path+strings.Replace(k.query, "?", "&", 1), "")
-			return strings.Count(string(a.body), "records in") >= i+2 // the command's, too
+			return strings.Count(string(a.Body), "records in") >= i+2 // the command's, too
 		})
-		for _, line := range strings.Split(strings.TrimSpace(string(a.body)), "\n") {
+		for _, line := range strings.Split(strings.TrimSpace(string(a.Body)), "\n") {
 			var m message
 			if err := json.Unmarshal([]byte(line), &m); err != nil || m.Name != name || m.Namespace != namespace {
 				t.Errorf("logs of %s: %v in %s", k.who, err, line)
 			}
 		}
-		if n := strings.Count(string(a.body), "records in"); n != i+2 {
+		if n := strings.Count(string(a.Body), "records in"); n != i+2 {
 			t.Errorf("logs of %s: %d runs, want its own %d", k.who, n, i+2)
 		}
 	}
@@ -121,17 +124,17 @@ func TestOneMeaningPerName(t *testing.T) {
 	r.must(http.StatusNotFound, http.MethodDelete, "/system/functions", kinds[0].body) // and not the other
 	r.must(http.StatusNotFound, http.MethodPost, "/function/a.b", "")
 	r.must(http.StatusNotFound, http.MethodGet, "/system/function/a.b", "")
-	if a := r.must(http.StatusOK, http.MethodPost, "/function/a.b.openfaas-fn", ""); !strings.Contains(string(a.body), "who=a.b of openfaas-fn\x00") {
-		t.Errorf("after the other one was removed: %q", a.body)
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/a.b.openfaas-fn", ""); !strings.Contains(string(a.Body), "who=a.b of openfaas-fn\x00") {
+		t.Errorf("after the other one was removed: %q", a.Body)
 	}
-	if err := r.deploy(t.Context(), says("a", "b")); err != nil {
+	if err := r.Deploy(t.Context(), says("a", "b")); err != nil {
 		t.Fatal(err)
 	}
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", kinds[1].body)
 	r.must(http.StatusNotFound, http.MethodDelete, "/system/functions", kinds[1].body)
 	r.must(http.StatusNotFound, http.MethodPost, "/function/a.b.openfaas-fn", "")
-	if a := r.must(http.StatusOK, http.MethodPost, "/function/a.b", ""); !strings.Contains(string(a.body), "who=a of b\x00") {
-		t.Errorf("after the other one was removed: %q", a.body)
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/a.b", ""); !strings.Contains(string(a.Body), "who=a of b\x00") {
+		t.Errorf("after the other one was removed: %q", a.Body)
 	}
 }
 
@@ -146,15 +149,15 @@ func TestAnEntryOfThePipelinesName(t *testing.T) {
 	r.deployAll(second, first)
 	a := r.must(http.StatusOK, http.MethodPost, "/function/both/echo", "x")
 	var stages []string
-	for _, s := range serverTiming(a.header.Get("Server-Timing")) {
+	for _, s := range openloop.ServerTiming(a.Header.Get("Server-Timing")) {
 		stages = append(stages, s.Stage)
 	}
-	if string(a.body) != "x" || strings.Join(stages, " ") != "both second" {
-		t.Errorf("%q by the stages %q, want x by both and second", a.body, stages)
+	if string(a.Body) != "x" || strings.Join(stages, " ") != "both second" {
+		t.Errorf("%q by the stages %q, want x by both and second", a.Body, stages)
 	}
 	a = r.must(http.StatusConflict, http.MethodPut, "/system/functions", `{"service":"both","image":"stagecoach/noop:0.1.0"}`)
-	if !strings.Contains(string(a.body), "(second)") {
-		t.Errorf("%s, want the function that declares the pipeline", a.body)
+	if !strings.Contains(string(a.Body), "(second)") {
+		t.Errorf("%s, want the function that declares the pipeline", a.Body)
 	}
 	r.must(http.StatusConflict, http.MethodPost, "/system/functions", `{"service":"third","image":"stagecoach/noop:0.1.0","annotations":{"stagecoach.dev/pipeline":"second"}}`)
 }

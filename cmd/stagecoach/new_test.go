@@ -68,7 +68,7 @@ func TestNew(t *testing.T) {
 		"python3-stage": {"handler.py", "requirements.txt", "test_handler.py"},
 	}
 	tensors := `{"inputs":[{"name":"x","datatype":"FP32","shape":[3],"data":[1,2,3]}]}`
-	for from, c := range map[string]*cli{"carried": {t, t.TempDir(), r.base}, "pulled": {t, t.TempDir(), r.base}} {
+	for from, c := range map[string]*operator{"carried": {t, t.TempDir(), r.Base}, "pulled": {t, t.TempDir(), r.Base}} {
 		if from == "pulled" {
 			pullTemplates(t, c.dir)
 		}
@@ -90,7 +90,7 @@ func TestNew(t *testing.T) {
 // TestNewRefuses: a second try names what exists already, and changes nothing.
 func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	c := &cli{t, t.TempDir(), "http://127.0.0.1:1"}
+	c := &operator{t, t.TempDir(), "http://127.0.0.1:1"}
 	c.run("shout: made from go-stage", "", "new", "shout", "--lang", "go-stage")
 	c.run("double: made from onnx-stage", "", "new", "double", "--lang", "onnx-stage", "-f", "other.yml")
 	before := filesIn(t, c.dir)

@@ -18,9 +18,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -33,7 +35,7 @@ type nodesRig struct {
 
 // keysDaemon is a running `stagecoach keysmanager`.
 type keysDaemon struct {
-	*child
+	*child.Process
 	name  string
 	state string
 	args  []string
@@ -94,8 +96,8 @@ func (n *nodesRig) daemon(name string, flags ...string) *keysDaemon {
 	n.restartDaemon(d)
 	n.t.Cleanup(func() {
 		left := n.processes(name)
-		if d.child != nil {
-			if err := d.stop(); err != nil {
+		if d.Process != nil {
+			if err := d.Stop(); err != nil {
 				n.t.Errorf("%s ended with %v, want exit status 0", name, err)
 			}
 		}
@@ -111,10 +113,10 @@ func (n *nodesRig) daemon(name string, flags ...string) *keysDaemon {
 func (n *nodesRig) restartDaemon(d *keysDaemon) {
 	n.t.Helper()
 	var err error
-	if d.child, err = startChild(context.Background(), d.log, d.args...); err != nil {
+	if d.Process, err = child.Start(context.Background(), d.log, d.args...); err != nil {
 		n.t.Fatalf("%v\n%s", err, d.log)
 	}
-	pid := d.cmd.Process.Pid
+	pid := d.Cmd.Process.Pid
 	n.until(soon, d.name+" to be heard", func() bool { i, ok := n.inventory(d.name); return ok && i.PID == pid })
 }
 
@@ -158,9 +160,9 @@ func (n *nodesRig) running(name, function string) []string {
 	return out
 }
 
-func waited(_ string, a answer) error {
-	if a.status != http.StatusOK || !strings.HasPrefix(string(a.body), "waited ") {
-		return fmt.Errorf("status %d, %q", a.status, a.body)
+func waited(_ string, a client.Answer) error {
+	if a.Status != http.StatusOK || !strings.HasPrefix(string(a.Body), "waited ") {
+		return fmt.Errorf("status %d, %q", a.Status, a.Body)
 	}
 	return nil
 }
@@ -189,8 +191,8 @@ func TestNodes(t *testing.T) {
 	if len(on1) != 4 || len(on2) != 4 {
 		t.Errorf("replicas %v on n1 and %v on n2, want four on each", on1, on2)
 	}
-	if a := n.must(http.StatusOK, http.MethodPost, "/function/echo", "hello"); string(a.body) != "hello" {
-		t.Errorf("echo answers %q", a.body)
+	if a := n.must(http.StatusOK, http.MethodPost, "/function/echo", "hello"); string(a.Body) != "hello" {
+		t.Errorf("echo answers %q", a.Body)
 	}
 	for _, name := range []string{"n1", "n2"} {
 		if got := n.value(fmt.Sprintf(`stagecoach_cache_zygotes{node=%q}`, name)); got != 1 {
@@ -201,14 +203,14 @@ func TestNodes(t *testing.T) {
 	l.turn()
 
 	t.Log("a node falls silent")
-	if err := d2.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := d2.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	stopped := time.Now()
 	n.until(soon, "n2's replicas to be out of sight", func() bool { return len(n.events("hold", "out of sight")) == 4 })
 	t.Logf("out of sight after %v", n.events("hold", "out of sight")[0].At.Sub(stopped))
 	l.turn()
-	if err := d2.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+	if err := d2.Cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	n.until(soon, "n2's replicas to be back", func() bool { return len(n.events("hold", "back in sight")) == 4 })
@@ -217,10 +219,10 @@ func TestNodes(t *testing.T) {
 
 	t.Log("a node is stopped")
 	left := n.processes("n2")
-	if err := d2.stop(); err != nil {
+	if err := d2.Stop(); err != nil {
 		t.Errorf("n2 ended with %v, want exit status 0", err)
 	}
-	d2.child = nil
+	d2.Process = nil
 	gone(t, left)
 	n.steady("hold", 8, "n1")
 	l.turn()
@@ -231,10 +233,10 @@ func TestNodes(t *testing.T) {
 	if len(before) != 8 {
 		t.Fatalf("n1 runs %v, want 8 replicas", before)
 	}
-	kill9(t, d1.cmd.Process.Pid)
-	<-d1.done
-	if c, err := startChild(t.Context(), d1.log, append(d1.args, "--metrics", strings.TrimPrefix(n.base, "http://"))...); err == nil {
-		t.Error("a daemon starts whose --metrics are up's own address", c.stop())
+	kill9(t, d1.Cmd.Process.Pid)
+	<-d1.Done
+	if c, err := child.Start(t.Context(), d1.log, append(d1.args, "--metrics", strings.TrimPrefix(n.Base, "http://"))...); err == nil {
+		t.Error("a daemon starts whose --metrics are up's own address", c.Stop())
 	}
 	l.turn()
 	n.restartDaemon(d1)
@@ -266,11 +268,11 @@ func TestUpUnderNodes(t *testing.T) {
 	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "3", "max": "3"}, nil))
 	n.steady("hold", 3, "n1")
 	before, names := n.processes("n1"), n.running("n1", "hold")
-	if err := n.up.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+	if err := n.up.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
 	<-time.After(4 * time.Second) // longer than a node may be silent
-	if err := n.up.cmd.Process.Signal(syscall.SIGCONT); err != nil {
+	if err := n.up.Cmd.Process.Signal(syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
 	n.must(http.StatusOK, http.MethodPost, "/function/hold", "x")
@@ -278,8 +280,8 @@ func TestUpUnderNodes(t *testing.T) {
 	if got := n.running("n1", "hold"); !slices.Equal(got, names) || len(n.events("hold", "lost")) > 0 {
 		t.Errorf("n1 runs %v after up stood still, lost were %v, want %v still", got, n.events("hold", "lost"), names)
 	}
-	kill9(t, n.up.cmd.Process.Pid)
-	<-n.up.done
+	kill9(t, n.up.Cmd.Process.Pid)
+	<-n.up.Done
 	gone(t, before[1:])
 	n.restart()
 	n.steady("hold", 3, "n1")
@@ -354,22 +356,22 @@ func TestNodeNames(t *testing.T) {
 	d.exports(t, `stagecoach_cache_zygotes{node="n1"} 0`)
 	host := defaultConfig().Node.Name
 	for name, want := range map[string]string{
-		"n1": fmt.Sprintf("is held by process %d", d.cmd.Process.Pid),
+		"n1": fmt.Sprintf("is held by process %d", d.Cmd.Process.Pid),
 		host: "is a part of `stagecoach up` itself",
 	} {
 		var log logFile
 		args := []string{"keysmanager", "--node", name, "--nats", n.url, "--nats-token", n.token(), "--state", t.TempDir(), "--images", proctest.Built(t, "images")}
-		c, err := startChild(t.Context(), &log, args...)
+		c, err := child.Start(t.Context(), &log, args...)
 		if err == nil {
-			err = <-c.done
+			err = <-c.Done
 		}
 		if err == nil || !strings.Contains(log.String(), want) {
 			t.Errorf("a second daemon of %s ended with %v and says %s, want %q", name, err, &log, want)
 		}
 	}
 	var log logFile
-	if c, err := startChild(t.Context(), &log, append(d.args, "--node", "n3")...); err == nil {
-		t.Error("a second daemon on a folder comes up", c.stop())
+	if c, err := child.Start(t.Context(), &log, append(d.args, "--node", "n3")...); err == nil {
+		t.Error("a second daemon on a folder comes up", c.Stop())
 	} else if !strings.Contains(log.String(), "is in use by another stagecoach") {
 		t.Errorf("a second daemon on a folder says %s", &log)
 	}

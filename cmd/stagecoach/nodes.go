@@ -14,21 +14,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// nodeList is the nodes of a running stagecoach: its own KeysManager, if it has one, and daemons that have joined.
-type nodeList interface {
-	// Inventories returns what each node that is heard is and has, sorted by name.
-	Inventories() []node.Inventory
-	// Load brings a function's parameters into the memory of a node; Evict takes them, by function or digest, out of it, when
-	// no replica needs them. Both return how many bytes that were, when it is done.
-	Load(ctx context.Context, node string, spec keysmanager.Spec) (bytes int64, err error)
-	Evict(ctx context.Context, node, what string) (bytes int64, err error)
-}
-
-// nodes implements nodeList.
+// nodes is the nodes of a running stagecoach: its own KeysManager, if it has one, and the daemons that
+// have joined.
 type nodes struct {
 	self   node.Identity        // of this process
 	keys   *keysmanager.Manager // nil: it is no node itself
@@ -52,7 +44,7 @@ func (n *nodes) close() {
 	n.group.Wait()
 }
 
-// Inventories implements nodeList.
+// Inventories implements admin.Nodes.
 func (n *nodes) Inventories() []node.Inventory {
 	var out []node.Inventory
 	if n.joined != nil {
@@ -67,7 +59,7 @@ func (n *nodes) Inventories() []node.Inventory {
 	return out
 }
 
-// Load implements nodeList.
+// Load loads parameters into the memory of a node. It returns their size in bytes.
 func (n *nodes) Load(ctx context.Context, name string, spec keysmanager.Spec) (int64, error) {
 	if n.keys != nil && name == n.self.Name {
 		z, err := n.keys.Load(ctx, spec)
@@ -80,7 +72,7 @@ func (n *nodes) Load(ctx context.Context, name string, spec keysmanager.Spec) (i
 	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: b})
 }
 
-// Evict implements nodeList.
+// Evict implements admin.Nodes.
 func (n *nodes) Evict(ctx context.Context, name, what string) (int64, error) {
 	if n.keys != nil && name == n.self.Name {
 		return n.keys.Evict(ctx, what)
@@ -105,7 +97,7 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 			}
 		}
 	}
-	return 0, &node.Error{Node: name, Err: fmt.Errorf("%w now", errNoNode)}
+	return 0, &node.Error{Node: name, Err: fmt.Errorf("%w now", admin.ErrNoNode)}
 }
 
 // forget tells our own node that a function is no longer deployed. Daemons are told when they announce that they have it.

@@ -1,18 +1,13 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
-	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -21,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -29,7 +25,7 @@ import (
 func TestNodesAndCache(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +51,7 @@ func TestNodesAndCache(t *testing.T) {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(n.Replicas, func(r node.Replica) bool { return r.Function == "asleep.openfaas-fn" })
-	if n.Name != host || !n.Embedded || n.PID != r.up.cmd.Process.Pid || len(n.Zygotes) != 1 || i < 0 || !slices.Contains(r.pids("wait", false), n.Replicas[i].PID) {
+	if n.Name != host || !n.Embedded || n.PID != r.up.Cmd.Process.Pid || len(n.Zygotes) != 1 || i < 0 || !slices.Contains(r.pids("wait", false), n.Replicas[i].PID) {
 		t.Errorf("the node's inventory is %+v", n)
 	}
 	replica := n.Replicas[i].Name
@@ -81,103 +77,6 @@ func TestNodesAndCache(t *testing.T) {
 	c.refuse(`status 404: node "moon"`, "", "node", "describe", "moon")
 	c.refuse(`status 404: node "moon"`, "", "cache", "list", "--node", "moon")
 	c.refuse(`status 404: digest "0123456789ab": no parameters`, "", "cache", "evict", "0123456789ab")
-}
-
-// fakeNodes are nodes with devices, which this machine may not have.
-type fakeNodes struct {
-	all   []node.Inventory
-	fails error
-}
-
-func (f fakeNodes) Inventories() []node.Inventory { return f.all }
-
-func (f fakeNodes) Load(context.Context, string, keysmanager.Spec) (int64, error) { return 5, f.fails }
-
-func (f fakeNodes) Evict(context.Context, string, string) (int64, error) { return 5, f.fails }
-
-// fakeSpecs is one function, f.ns.
-type fakeSpecs struct{}
-
-func (fakeSpecs) Known(key pipeline.Key) bool {
-	return key == pipeline.Key{Name: "f", Namespace: "ns"}
-}
-
-func (fakeSpecs) HasNamespace(name string) bool { return name == "ns" || name == "openfaas-fn" }
-
-func (fakeSpecs) Spec(pipeline.Key) (keysmanager.Spec, bool) {
-	return keysmanager.Spec{Function: "f.ns"}, true
-}
-
-func twoNodes() fakeNodes {
-	zygote := func(digest string) node.Zygote {
-		return node.Zygote{Function: "f.ns", Namespace: "ns", Digest: digest, State: node.Ready, Bytes: 3 << 20}
-	}
-	return fakeNodes{all: []node.Inventory{
-		{
-			Identity: node.Identity{Name: "a"}, Zygotes: []node.Zygote{zygote("sha256:aaaabbbb11")},
-			Devices: []node.Device{
-				{UUID: "GPU-1", Index: "0", Name: "A100", Memory: 40 << 30, Used: 1 << 30, Reserved: 8 << 30, Free: 31 << 30, Parked: 512 << 20, ParkedFor: []string{"f.ns"}, Utilisation: 0.5, Temperature: 41, Power: 61.5, Healthy: true},
-				{UUID: "MIG-2", Index: "1:0", Name: "A100 MIG 1g.5gb", Memory: 5 << 30, Free: 5 << 30, Utilisation: -1, Cause: "it is lost"},
-			},
-			Failures: []node.Failure{{Function: "g.ns", Count: 3, Retry: time.Unix(0, 0), Cause: "no\tsuch\x1b[2Jfile"}},
-			Replicas: []node.Replica{{Name: "f-1", PID: 7, Path: "fork", Device: "GPU-1", CPUMilli: 500, Usage: &node.Usage{CPUMilli: 250, Memory: 3 << 20, Throttled: 1500 * time.Millisecond}}},
-			Memory:   node.Memory{Bound: "cgroup"}, Counts: node.Counts{Hits: 1, Misses: 2, Evictions: 3, Refused: 4},
-		},
-		{Identity: node.Identity{Name: "b"}, Zygotes: []node.Zygote{zygote("sha256:aaaabbbb22")}, Leaving: true},
-	}}
-}
-
-func TestCacheAPI(t *testing.T) {
-	t.Parallel()
-	for name, tc := range map[string]struct {
-		fails        error
-		path, body   string
-		status       int
-		want         string
-		internal, js bool
-	}{
-		"warm all":           {nil, "warm", `{"function": "f.ns"}`, 200, `[{"node":"a","bytes":5},{"node":"b","bytes":5}]`, false, false},
-		"warm one":           {nil, "warm", `{"function": "f", "namespace": "ns", "node": "b"}`, 200, `[{"node":"b","bytes":5}]`, false, false},
-		"evict":              {nil, "evict", `{"function": "f.ns"}`, 200, `[{"node":"a","bytes":5},{"node":"b","bytes":5}]`, false, false},
-		"evict a digest":     {nil, "evict", `{"digest": "aaaabbbb1", "node": "a"}`, 200, `[{"node":"a","bytes":5}]`, false, false},
-		"which digest":       {nil, "evict", `{"digest": "sha256:aaaabbbb"}`, 400, `digest: got "sha256:aaaabbbb", want more of it: several begin so`, false, false},
-		"short digest":       {nil, "evict", `{"digest": "aaa"}`, 400, "digest: got \"aaa\", want eight or more", false, false},
-		"neither":            {nil, "evict", `{}`, 400, `function: got "", want the name of a function, or a digest`, false, false},
-		"both":               {nil, "evict", `{"function": "f.ns", "digest": "aaaabbbb1"}`, 400, "function: got \"f.ns\", want", false, false},
-		"warm a digest":      {nil, "warm", `{"digest": "aaaabbbb1"}`, 400, "digest: got", false, false},
-		"no function":        {nil, "warm", `{"node": "a"}`, 400, `function: got "", want the name of a function`, false, false},
-		"no JSON":            {nil, "warm", `x`, 400, "body: got invalid character", false, false},
-		"nothing":            {nil, "warm", ``, 400, "body: got EOF", false, false},
-		"unknown field":      {nil, "warm", `{"fn": "f"}`, 400, "fn: got an unknown field, want one of function", false, false},
-		"wrong type":         {nil, "warm", `{"node": 7}`, 400, "node: got a number, want a string", false, false},
-		"too large":          {nil, "warm", `{"function": "` + strings.Repeat("f", maxCacheOrder) + `"}`, 413, "too large", false, false},
-		"as JSON":            {nil, "warm", `{"node": 7}`, 400, `{"error":"node: got a number, want a string","fields":[{"path":"node","got":"a number","want":"a string"}]}`, false, true},
-		"unknown function":   {nil, "warm", `{"function": "g"}`, 404, `function "g": not deployed`, false, false},
-		"unknown node":       {nil, "warm", `{"function": "f.ns", "node": "c"}`, 404, `node "c": no node of this name, want one of: a, b`, false, false},
-		"busy":               {keysmanager.ErrBusy, "evict", `{"function": "f.ns"}`, 409, "its parameters are in use", false, false},
-		"sounds busy":        {errors.New("disk on fire: " + keysmanager.ErrBusy.Error()), "evict", `{"function": "f.ns"}`, 503, "disk on fire", true, false},
-		"nowhere":            {keysmanager.ErrNotCached, "evict", `{"function": "f.ns"}`, 404, "no parameters", false, false},
-		"no model":           {keysmanager.ErrNoModel, "warm", `{"function": "f.ns"}`, 400, "no model", false, false},
-		"no room":            {fmt.Errorf("%w: 3 GiB", keysmanager.ErrNoRoom), "warm", `{"function": "f.ns"}`, 507, `node "a": no room: 3 GiB`, true, false},
-		"the platform's own": {errors.New("disk on fire"), "warm", `{"function": "f.ns"}`, 503, `node "a": disk on fire`, true, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := twoNodes()
-			n.fails = tc.fails
-			req := httptest.NewRequest(http.MethodPost, "/system/cache/"+tc.path, strings.NewReader(tc.body))
-			if tc.js {
-				req.Header.Set("Accept", "application/json")
-			}
-			w := httptest.NewRecorder()
-			serveNodes(n, fakeSpecs{}).ServeHTTP(w, req)
-			if w.Code != tc.status || !strings.Contains(w.Body.String(), tc.want) {
-				t.Errorf("status %d: %s, want %d: %s", w.Code, w.Body, tc.status, tc.want)
-			}
-			if internal := w.Header().Get("X-OpenFaaS-Internal") != ""; internal != tc.internal {
-				t.Errorf("X-OpenFaaS-Internal: %t, want %t", internal, tc.internal)
-			}
-		})
-	}
 }
 
 // TestWhatPoliciesSeeOfANode: what gives way is told apart, and what is being loaded is taken.
@@ -219,55 +118,15 @@ func TestWhatANodeKeepsWarm(t *testing.T) {
 	}
 }
 
-// TestCacheList filters what nodes hold.
-func TestCacheList(t *testing.T) {
-	t.Parallel()
-	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 404, "?namespace=openfaas-fn": 0, "?function=f&namespace=other": 404, "?function=f&namespace=ns": 2, "?function=f.ns": 2, "?function=f": 404, "?node=c": 404} {
-		w := httptest.NewRecorder()
-		serveNodes(twoNodes(), fakeSpecs{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/system/cache"+query, nil))
-		var got []cached
-		if w.Code != http.StatusOK {
-			if w.Code != want {
-				t.Errorf("%s: status %d: %s, want %d", query, w.Code, w.Body, want)
-			}
-		} else if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || len(got) != want {
-			t.Errorf("%s: %s, %v, want %d", query, w.Body, err, want)
-		}
-	}
-}
-
-func TestNodeTables(t *testing.T) {
-	t.Parallel()
-	n := twoNodes()
-	var list, one strings.Builder
-	if err := errors.Join(listNodes(n.all, &list), describeNode(n.all[0], time.Unix(90, 0), &one)); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"a daemon 0m 0 B 0 B 2 (1 not well) 1 1 1 2", "b daemon, leaving 0m 0 B 0 B 0 1 0 0 0"} {
-		if !matches("…"+want+"…", list.String()) {
-			t.Errorf("want %q in\n%s", want, list.String())
-		}
-	}
-	for _, want := range []string{
-		"0 GPU-1 A100 40 GiB 1 GiB 8 GiB 512 MiB (f.ns) 31 GiB 50% 41 °C 62 W well", "1:0 MIG-2 A100 MIG 1g.5gb 5 GiB 0 B 0 B 0 B 5 GiB ? ? ? it is lost",
-		"f.ns aaaabbbb11 3 MiB 0 ready ? false never", "g.ns 3 00:00:00 no such?[2Jfile", "f-1 7 fork GPU-1 250m of 500m 1.5s 3 MiB", "Memory: 0 B (cgroup), 0 B used;", "Cache: 1 hits, 2 misses, 3 evictions, 4 refused",
-	} {
-		if !matches("…"+want+"…", one.String()) {
-			t.Errorf("want %q in\n%s", want, one.String())
-		}
-	}
-	for ago, want := range map[time.Duration]string{-time.Second: "0s", 1500 * time.Millisecond: "2s", 61 * time.Minute: "1h", 5 * time.Minute: "5m", 72 * time.Hour: "3d"} {
-		if got := age(time.Unix(0, 0), time.Unix(0, 0).Add(ago)); got != want {
-			t.Errorf("%v: %q, want %q", ago, got, want)
-		}
-	}
-}
-
 // TestDeviceMetrics holds the metrics of devices against docs/metrics.md.
 func TestDeviceMetrics(t *testing.T) {
 	t.Parallel()
 	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(newDeviceGauges(twoNodes().Inventories))
+	has := []node.Device{
+		{UUID: "GPU-1", Reserved: 8 << 30, Utilisation: 0.5, Temperature: 41, Power: 61.5, Healthy: true},
+		{UUID: "MIG-2", Utilisation: -1, Cause: "it is lost"},
+	}
+	r.MustRegister(nodemetrics.NewDevices(func() []node.Inventory { return []node.Inventory{{Identity: node.Identity{Name: "a"}, Devices: has}} }))
 	const want = `
 # HELP stagecoach_device_healthy 1 when replicas may run on an accelerator, 0 when it is not well.
 # TYPE stagecoach_device_healthy gauge

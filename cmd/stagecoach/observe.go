@@ -91,7 +91,7 @@ func (u *up) evicted(at time.Time, node, function string, bytes int64) {
 
 // deadLetter tells that an async request, or its callback, has failed for good.
 func (u *up) deadLetter(l queue.DeadLetter) {
-	u.calls.died(l)
+	u.calls.Died(l)
 	u.events.Publish(events.Event{At: l.Died, Kind: "request.dead", Function: pipeline.ParseKey(l.Function), Call: l.ID, Why: l.Cause})
 }
 

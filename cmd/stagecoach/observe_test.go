@@ -17,6 +17,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/stagecoach-serving/stagecoach/internal/otlptest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // three is a pipeline of three stages, of which the second holds a slot for a while.
@@ -67,7 +69,7 @@ func TestTraces(t *testing.T) {
 	a := r.must(http.StatusOK, http.MethodPost, "/function/three", "x", "Traceparent", "00-"+parent("1"), "Tracestate", "vendor=1")
 	spans := r.trace(collector, id[:31]+"1", "POST /function/three")
 	root := spans["POST /function/three"]
-	if root.Parent != "b7ad6b7169203331" || root.State != "vendor=1" || root.Attributes["stagecoach.call"] != a.header.Get("X-Call-Id") || root.Error != "" || root.Kind != "SPAN_KIND_SERVER" {
+	if root.Parent != "b7ad6b7169203331" || root.State != "vendor=1" || root.Attributes["stagecoach.call"] != a.Header.Get("X-Call-Id") || root.Error != "" || root.Kind != "SPAN_KIND_SERVER" {
 		t.Errorf("root %+v", root)
 	}
 	before := root.Start
@@ -96,7 +98,7 @@ func TestTraces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	killed := make(chan answer, 1)
+	killed := make(chan client.Answer, 1)
 	go func() {
 		killed <- r.send(http.MethodPost, "/function/three", "x", "Traceparent", "00-"+parent("2"))
 	}()
@@ -139,7 +141,7 @@ func TestTraces(t *testing.T) {
 		t.Errorf("async spans %+v, want accept, run below it, the call below that", spans)
 	}
 
-	callID := a.header.Get("X-Call-Id")
+	callID := a.Header.Get("X-Call-Id")
 	found := false
 	for line := range strings.Lines(r.log.String()) {
 		var l struct{ Msg, Level, Call, Function, Trace string }
@@ -161,7 +163,7 @@ func TestEvents(t *testing.T) {
 	kinds := make(chan string, 1000)
 	listen := func(query, after string) (stop func()) {
 		ctx, leave := context.WithCancel(ctx)
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.base+"/system/events?"+query, nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.Base+"/system/events?"+query, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +215,7 @@ func TestEvents(t *testing.T) {
 	want("function.deployed", "function.scaled", "replica.lost", "function.removed")
 
 	var out strings.Builder
-	if err := run(t.Context(), []string{"top", "--once", "--gateway", r.base}, &out); err != nil {
+	if err := run(t.Context(), []string{"top", "--once", "--gateway", r.Base}, &out); err != nil {
 		t.Fatal(err)
 	}
 	for _, part := range []string{"PIPELINE", "FUNCTION", "other", "NODE", "EVENT", "function.removed"} {
@@ -222,10 +224,10 @@ func TestEvents(t *testing.T) {
 		}
 	}
 	out.Reset()
-	if err := run(t.Context(), []string{"top", "--json", "--gateway", r.base}, &out); err != nil {
+	if err := run(t.Context(), []string{"top", "--json", "--gateway", r.Base}, &out); err != nil {
 		t.Fatal(err)
 	}
-	var v topView
+	var v schema.Top
 	if err := json.Unmarshal([]byte(out.String()), &v); err != nil || len(v.Functions) != 1 || len(v.Nodes) != 1 || len(v.Pipelines) == 0 || v.Pipelines[0].Rate == 0 {
 		t.Logf("the answers may have left the window: %v, %+v", err, v)
 		if err != nil || len(v.Functions) != 1 || len(v.Nodes) != 1 {
@@ -255,7 +257,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		r.must(http.StatusOK, http.MethodPost, "/function/three", "x")
 	}
 	exported := map[string]string{} // TYPE by name
-	var a answer
+	var a client.Answer
 	r.until(soon, "a replica to be lost and another one ready, an async request to wait, and spans to be sent", func() bool {
 		if exported["stagecoach_async_pending"] == "" || exported["stagecoach_async_in_work"] == "" { // as long as one is there
 			r.must(http.StatusAccepted, http.MethodPost, "/async-function/hold", "x")
@@ -264,14 +266,14 @@ func TestMetricsAreDocumented(t *testing.T) {
 			kill9(t, pid)
 		}
 		a = r.must(http.StatusOK, http.MethodGet, "/metrics", "")
-		for line := range strings.Lines(string(a.body)) {
+		for line := range strings.Lines(string(a.Body)) {
 			if f := strings.Fields(line); len(f) == 4 && f[1] == "TYPE" {
 				exported[f[2]] = f[3]
 			}
 		}
-		return strings.Contains(string(a.body), `dispatch_replicas_lost_total{function="hold`) && strings.Contains(string(a.body), "telemetry_spans_total") &&
-			strings.Contains(string(a.body), "replica_ends_total") && strings.Contains(string(a.body), `cluster_target_load{function="last`) &&
-			strings.Contains(string(a.body), `cluster_target_load{function="first`) && exported["stagecoach_async_pending"] != "" && exported["stagecoach_async_in_work"] != ""
+		return strings.Contains(string(a.Body), `dispatch_replicas_lost_total{function="hold`) && strings.Contains(string(a.Body), "telemetry_spans_total") &&
+			strings.Contains(string(a.Body), "replica_ends_total") && strings.Contains(string(a.Body), `cluster_target_load{function="last`) &&
+			strings.Contains(string(a.Body), `cluster_target_load{function="first`) && exported["stagecoach_async_pending"] != "" && exported["stagecoach_async_in_work"] != ""
 	})
 
 	documented := documentedMetrics(t)
@@ -283,7 +285,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 			t.Errorf("%s is a %s, docs/metrics.md says %q", name, kind, d.kind)
 			continue
 		}
-		for line := range strings.Lines(string(a.body)) {
+		for line := range strings.Lines(string(a.Body)) {
 			labels, ok := strings.CutPrefix(strings.Replace(line, "_bucket{", "{", 1), name+"{")
 			if ok {
 				for label := range strings.SplitSeq(labels[:strings.LastIndexByte(labels, '}')], `",`) {
@@ -302,7 +304,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 			t.Errorf("docs/metrics.md has %s, which is not there", name)
 		}
 	}
-	problems, err := promlint.New(strings.NewReader(string(a.body))).Lint()
+	problems, err := promlint.New(strings.NewReader(string(a.Body))).Lint()
 	if err != nil {
 		t.Fatal(err)
 	}

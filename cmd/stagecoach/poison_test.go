@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // fragileImages returns a folder of images that has test/fragile:1, with a model.
@@ -54,9 +55,9 @@ func TestPoison(t *testing.T) {
 			r := start(t, "--images", images)
 			r.deployAll(fn{"fragile", "test/fragile:1", map[string]string{"min": "2", "max": "3"}, map[string]string{"batch": "4"}, tc.env})
 			r.until(late, "two replicas", func() bool { return r.line("fragile").Ready == 2 })
-			l := r.load(16, "/function/fragile", func(body string, a answer) error {
-				if a.status != http.StatusOK || string(a.body) != body {
-					return fmt.Errorf("status %d: %s", a.status, a.body)
+			l := r.load(16, "/function/fragile", func(body string, a client.Answer) error {
+				if a.Status != http.StatusOK || string(a.Body) != body {
+					return fmt.Errorf("status %d: %s", a.Status, a.Body)
 				}
 				return nil
 			})
@@ -68,8 +69,8 @@ func TestPoison(t *testing.T) {
 					poisons++
 					wg.Go(func() {
 						a, err := r.trySend(http.MethodPost, "/function/fragile", fmt.Sprint(tc.poison, " ", round, i))
-						if err != nil || a.status != http.StatusBadGateway || !strings.Contains(string(a.body), tc.cause) || a.header.Get("X-OpenFaaS-Internal") != tc.internal {
-							t.Errorf("poison: status %d %v: %s, %v, want 502 with %q", a.status, a.header, a.body, err, tc.cause)
+						if err != nil || a.Status != http.StatusBadGateway || !strings.Contains(string(a.Body), tc.cause) || a.Header.Get("X-OpenFaaS-Internal") != tc.internal {
+							t.Errorf("poison: status %d %v: %s, %v, want 502 with %q", a.Status, a.Header, a.Body, err, tc.cause)
 						}
 					})
 				}

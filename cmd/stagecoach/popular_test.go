@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // popular is a model of a popular library, with random weights, as testdata/popular/make.py prints
@@ -56,7 +57,7 @@ print(*[m for m in "transformers torchvision sentence_transformers timm sklearn 
 	}
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	models := makePopular(t, python, c.dir)
 	c.write("stack.yml", popularStack(python, models))
 	c.run("", "", "build", "--images", images, "--check-imports=false")
@@ -111,7 +112,7 @@ func popularStack(python string, models []popular) string {
 
 // measure runs a model with some replicas, compares their answers, and returns its row of the
 // table.
-func (r *rig) measure(t *testing.T, c *cli, m popular) string {
+func (r *rig) measure(t *testing.T, c *operator, m popular) string {
 	t.Helper()
 	c.run(m.Name+": created", "", "deploy", "--filter", m.Name)
 	r.infer(t, m)
@@ -122,8 +123,8 @@ func (r *rig) measure(t *testing.T, c *cli, m popular) string {
 		calls.Go(func() { r.infer(t, m) })
 	}
 	calls.Wait()
-	starts := slices.DeleteFunc(replicaStarts(r.line(m.Name).Events), func(s replicaStart) bool {
-		return s.path == "" // it was not wanted any more before it had a process
+	starts := slices.DeleteFunc(client.ReplicaStarts(r.line(m.Name).Events), func(s client.ReplicaStart) bool {
+		return s.Path == "" // it was not wanted any more before it had a process
 	})
 	want := popularPaths[m.Name]
 	if want == "" {
@@ -131,12 +132,12 @@ func (r *rig) measure(t *testing.T, c *cli, m popular) string {
 	}
 	path := ""
 	for _, s := range starts {
-		if path = s.path; path != want {
-			t.Errorf("replica %s started by path %s, want %s", s.replica, path, want)
+		if path = s.Path; path != want {
+			t.Errorf("replica %s started by path %s, want %s", s.Replica, path, want)
 		}
 	}
 	var replicas []int
-	for _, p := range descendants(r.up.cmd.Process.Pid) {
+	for _, p := range descendants(r.up.Cmd.Process.Pid) {
 		if !p.zygote {
 			replicas = append(replicas, p.pid)
 		}
@@ -151,7 +152,7 @@ func (r *rig) measure(t *testing.T, c *cli, m popular) string {
 	}
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", fmt.Sprintf(`{"functionName":%q}`, m.Name))
 	r.until(late, "no replica to be left", func() bool {
-		return !slices.ContainsFunc(descendants(r.up.cmd.Process.Pid), func(p process) bool { return !p.zygote })
+		return !slices.ContainsFunc(descendants(r.up.Cmd.Process.Pid), func(p process) bool { return !p.zygote })
 	})
 	shared := "no"
 	if most.mapped > m.Bytes/2 {
@@ -174,11 +175,11 @@ func (r *rig) infer(t *testing.T, m popular) {
 	}
 	a, err := r.trySend(http.MethodPost, "/function/"+m.Name, m.Body, "Content-Type", kind, "X-Timeout", "10m")
 	var got struct{ Outputs []struct{ Data []float64 } }
-	if err == nil && a.status == http.StatusOK {
-		err = json.Unmarshal(a.body, &got)
+	if err == nil && a.Status == http.StatusOK {
+		err = json.Unmarshal(a.Body, &got)
 	}
 	if err != nil || len(got.Outputs) != 1 || len(got.Outputs[0].Data) != len(m.Want) {
-		t.Errorf("%v, status %d, %.2000s; want %d numbers", err, a.status, a.body, len(m.Want))
+		t.Errorf("%v, status %d, %.2000s; want %d numbers", err, a.Status, a.Body, len(m.Want))
 		return
 	}
 	for i, want := range m.Want {

@@ -14,13 +14,16 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
+	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/cli"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // profiled is an up with the function spin, which burns 10 ms of a core a call, in one replica that may use a core.
 type profiled struct {
-	*client
+	*client.Client
 	t   *testing.T
 	up  *up
 	url string
@@ -45,10 +48,10 @@ func newProfiled(t *testing.T) *profiled {
 	}
 	server := httptest.NewServer(u.handler)
 	t.Cleanup(server.Close)
-	p := &profiled{newClient(server.URL), t, u, server.URL, 0}
+	p := &profiled{client.New(server.URL), t, u, server.URL, 0}
 	d := fn{"spin", "spin", map[string]string{"min": "2"}, map[string]string{"batch": "4", "example": "x"}, map[string]string{"spin_base": "10ms", "spin_call": "0ms"}}.deployment()
-	d.Limits = &resources{CPU: "1"}
-	if err := p.deploy(t.Context(), d); err != nil {
+	d.Limits = &client.Resources{CPU: "1"}
+	if err := p.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	return p
@@ -74,7 +77,7 @@ func (p *profiled) has(n, milli int) bool {
 // run is the command in this process, for it to be interrupted.
 func (p *profiled) run(ctx context.Context, args ...string) (string, error) {
 	var out bytes.Buffer
-	err := runProfile(ctx, append([]string{"--gateway", p.url}, args...), &out)
+	err := run(ctx, append([]string{"profile", "--gateway", p.url}, args...), &out)
 	return out.String(), err
 }
 
@@ -90,14 +93,9 @@ func TestItemsOfAProfile(t *testing.T) {
 		fn{"alone", "noop", nil, nil, nil},
 	)
 	for name, want := range map[string]string{"first": "many", "second": "", "alone": ""} {
-		f := profileFlags{api: &apiFlags{}}
-		if got, err := f.items(t.Context(), r.client, "/system/function/"+name); err != nil || got != want {
+		if got, err := cli.ProfileItems(t.Context(), r.Client, "/system/function/"+name); err != nil || got != want {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, want)
 		}
-	}
-	m := meter{c: r.client, url: "/function/first", items: "sent"}
-	if _, err := m.call(t.Context(), probe{contentType: "application/json", body: []byte(`["a","b"]`)}); err == nil || !strings.Contains(err.Error(), `header X-Items: got "sent"`) {
-		t.Errorf("a call: %v, want it to have the header", err)
 	}
 }
 
@@ -158,7 +156,7 @@ func TestProfileCommand(t *testing.T) {
 	}
 	p.replicas(2, 1000)
 	d := fn{"spin", "noop", nil, nil, nil}.deployment()
-	if err := p.deploy(t.Context(), d); err != nil {
+	if err := p.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
 	if out, err := p.run(t.Context(), "spin", "--show"); err != nil || !strings.Contains(out, "\nstale: ") {
@@ -185,13 +183,13 @@ func TestProfileLetsGo(t *testing.T) {
 		t.Errorf("a second one: %v, want that the first has it", err)
 	}
 	var s struct{ Annotations map[string]string }
-	var x explanation
-	if err := p.get(t.Context(), "/system/pipelines/spin/explain", &x); err != nil || !slices.ContainsFunc(x.Notes, func(n string) bool {
+	var x schema.Explanation
+	if err := p.Get(t.Context(), "/system/pipelines/spin/explain", &x); err != nil || !slices.ContainsFunc(x.Notes, func(n string) bool {
 		return strings.HasPrefix(n, "spin: held at one replica to be measured")
 	}) {
 		t.Errorf("explained: %v, %v", x.Notes, err)
 	}
-	if err := p.get(t.Context(), "/system/function/spin", &s); err != nil || !strings.Contains(s.Annotations["stagecoach.dev/status"], "held at one replica to be measured") {
+	if err := p.Get(t.Context(), "/system/function/spin", &s); err != nil || !strings.Contains(s.Annotations["stagecoach.dev/status"], "held at one replica to be measured") {
 		t.Errorf("%v, annotations %q, want the status to say what goes on", err, s.Annotations)
 	}
 	interrupt()
@@ -202,28 +200,16 @@ func TestProfileLetsGo(t *testing.T) {
 		t.Errorf("interrupted, it is held until %v, want it to be let go at once", until)
 	}
 	p.replicas(2, 1000)
-	if err := p.get(t.Context(), "/system/function/spin/profile", new(profile.Profile)); err == nil || !strings.Contains(err.Error(), "404") {
+	if err := p.Get(t.Context(), "/system/function/spin/profile", new(profile.Profile)); err == nil || !strings.Contains(err.Error(), "404") {
 		t.Errorf("%v, want that nothing is stored", err)
 	}
 
 	order := map[string]any{"holder": "who dies", "cpuMilli": 80, "seconds": 30}
-	pin := func() error { return p.send(t.Context(), "pin", http.MethodPut, "/system/function/spin/pin", order) }
+	pin := func() error { return p.Send(t.Context(), "pin", http.MethodPut, "/system/function/spin/pin", order) }
 	proctest.Until(t, "one replica with 80m", func() bool { return pin() == nil && p.has(1, 80) })
 	order["seconds"] = 1
 	if err := pin(); err != nil {
 		t.Fatal(err)
 	}
 	p.replicas(2, 1000)
-}
-
-// TestRoundsFitTheLine: a round has as many batches in a row as the function's line has room for, and one at least.
-func TestRoundsFitTheLine(t *testing.T) {
-	for _, tc := range []struct{ size, largest, queue, want int }{
-		{4, 4, 1000, 2 + 8*4}, {256, 256, 1000, 2 + 3*256}, {4, 4, 5, 2 + 4}, {2, 4, 1000, 2 + 2}, {1, 4, 1000, 1}, {1, 1, 3, 2 + 3},
-	} {
-		m := meter{slots: 2, largest: tc.largest, queue: tc.queue}
-		if got := m.calls(tc.size); got != tc.want {
-			t.Errorf("%d calls for batches of %d of %d at most, %d of which may wait; want %d", got, tc.size, tc.largest, tc.queue, tc.want)
-		}
-	}
 }

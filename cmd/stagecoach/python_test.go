@@ -13,6 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 const pythonHandler = `"""Greets by name."""
@@ -66,7 +67,7 @@ func TestPythonStage(t *testing.T) {
 	py := proctest.Pip(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	for name, text := range map[string]string{
 		"greet/handler.py": pythonHandler, "greet/requirements.txt": "./greetings-1.0-py3-none-any.whl\n",
 		"misses/handler.py": "import no_such_module\n\ninfer = no_such_module.infer\n",
@@ -115,8 +116,8 @@ func TestPythonStage(t *testing.T) {
 	r.must(http.StatusAccepted, http.MethodPost, "/system/scale-function/greet", `{"serviceName":"greet","replicas":0}`)
 	r.until(soon, "no replica", func() bool { return r.shows("greet").AvailableReplicas == 0 && r.line("greet").Ready == 0 })
 	c.run("^Hello, Cleo$", "Cleo", "invoke", "greet")
-	starts := replicaStarts(r.line("greet").Events)
-	if last := starts[len(starts)-1]; len(starts) < 2 || last.loaded || !strings.HasPrefix(last.path, "fork") {
+	starts := client.ReplicaStarts(r.line("greet").Events)
+	if last := starts[len(starts)-1]; len(starts) < 2 || last.Loaded || !strings.HasPrefix(last.Path, "fork") {
 		t.Errorf("starts %+v, want the last one to be forked by a zygote that was there", starts)
 	}
 	r.until(soon, "the last call's line", func() bool {
@@ -142,8 +143,8 @@ func (r *rig) together(function string) {
 			name, status, want = "nobody", http.StatusBadRequest, "nobody, want a name"
 		}
 		wg.Go(func() {
-			if a, err := r.trySend(http.MethodPost, "/function/"+function, name); err != nil || a.status != status || !strings.Contains(string(a.body), want) {
-				r.t.Errorf("%s: %v, %d %s, want %d %s", name, err, a.status, a.body, status, want)
+			if a, err := r.trySend(http.MethodPost, "/function/"+function, name); err != nil || a.Status != status || !strings.Contains(string(a.Body), want) {
+				r.t.Errorf("%s: %v, %d %s, want %d %s", name, err, a.Status, a.Body, status, want)
 			}
 		})
 	}
@@ -157,7 +158,7 @@ func TestPythonFromDocker(t *testing.T) {
 	t.Parallel()
 	py := proctest.Python(t)
 	images := t.TempDir()
-	c := &cli{t: t, dir: t.TempDir()}
+	c := &operator{t: t, dir: t.TempDir()}
 	c.handler("starter", "python3-stage")
 	c.write("stack.yml", fmt.Sprintf(pythonStack, py))
 	c.run("starter", "", "build", "--images", images, "--folder", "--filter", "starter")
@@ -175,7 +176,7 @@ func TestPythonFromDocker(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := image.OpenStore(storeIn(images))
+	store, err := image.OpenStore(image.Folder(images))
 	if err == nil {
 		_, err = store.Add(t.Context(), img, "example/docker:1")
 	}
@@ -194,10 +195,10 @@ func TestPythonFromDocker(t *testing.T) {
 		{"silent", "example/starter:latest", "", keysmanager.PathProcess}, // a folder says nothing of itself
 	} {
 		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(deploy, of.name, of.image, py, of.env), "Content-Type", "application/json")
-		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+of.name, "hello").body); got != "You said: hello\n" {
+		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+of.name, "hello").Body); got != "You said: hello\n" {
 			t.Errorf("%s: got %q", of.name, got)
 		}
-		if starts := replicaStarts(r.line(of.name).Events); len(starts) == 0 || !strings.HasPrefix(starts[0].path, of.path) {
+		if starts := client.ReplicaStarts(r.line(of.name).Events); len(starts) == 0 || !strings.HasPrefix(starts[0].Path, of.path) {
 			t.Errorf("%s: starts %+v, want path %s", of.name, starts, of.path)
 		}
 	}
@@ -205,7 +206,7 @@ func TestPythonFromDocker(t *testing.T) {
 	web := httpFn("web", nil, "STAGECOACH_RUNTIME", "python")
 	r.deployAll(web)
 	r.must(http.StatusOK, http.MethodPost, "/function/web", "hello")
-	if starts := replicaStarts(r.line("web").Events); len(starts) == 0 || starts[0].path != keysmanager.PathProcess {
+	if starts := client.ReplicaStarts(r.line("web").Events); len(starts) == 0 || starts[0].Path != keysmanager.PathProcess {
 		t.Errorf("starts %+v, want a process", starts)
 	}
 }

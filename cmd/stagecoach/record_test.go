@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/control"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // envRecord names the file that `make record` makes anew: autoscaler/testdata/record.jsonl.
@@ -38,16 +41,16 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 		wait("print", "40ms", map[string]string{"pipeline": "film"}),
 		wait("broken", "9h", nil), // which it refuses
 	)
-	why := func(name string) (x explanation) {
+	why := func(name string) (x schema.Explanation) {
 		a := r.must(http.StatusOK, http.MethodGet, "/system/pipelines/"+name+"/explain", "")
-		if err := json.Unmarshal(a.body, &x); err != nil {
+		if err := json.Unmarshal(a.Body, &x); err != nil {
 			t.Fatal(err)
 		}
 		return x
 	}
-	stage := func(name string) explainedStage {
+	stage := func(name string) schema.ExplainedStage {
 		all := why("film").Stages
-		i := slices.IndexFunc(all, func(s explainedStage) bool { return s.Name == name })
+		i := slices.IndexFunc(all, func(s schema.ExplainedStage) bool { return s.Name == name })
 		if i < 0 {
 			t.Fatalf("no stage %q in %+v", name, all)
 		}
@@ -59,16 +62,16 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 			r.until(d+soon, d.String(), func() bool { return time.Now().After(end) })
 		}
 	}
-	ok := func(_ string, a answer) error { return nil } // under a burst some are refused
+	ok := func(_ string, a client.Answer) error { return nil } // under a burst some are refused
 
 	r.until(late, "every stage to have a replica", func() bool {
-		return !slices.ContainsFunc(why("film").Stages, func(s explainedStage) bool { return s.Ready == 0 })
+		return !slices.ContainsFunc(why("film").Stages, func(s schema.ExplainedStage) bool { return s.Ready == 0 })
 	})
 	calm := r.load(1, "/function/film", ok)
 	calm.turn()
 	lasting(5 * time.Second)
 	burst := r.load(12, "/function/film", ok)
-	var grade explainedStage
+	var grade schema.ExplainedStage
 	r.until(late, "the slowest stage to have more replicas, and to be known", func() bool {
 		grade = stage("grade")
 		return grade.Ready > 1 && grade.Service != "" && grade.Rate != nil
@@ -83,7 +86,7 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 
 	r.until(late, "broken's starts to have failed", func() bool { return why("broken").Stages[0].Failing != nil })
 	var out bytes.Buffer
-	if err := run(t.Context(), []string{"explain", "--gateway", r.base, "broken"}, &out); err != nil {
+	if err := run(t.Context(), []string{"explain", "--gateway", r.Base, "broken"}, &out); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"Pipeline:  broken.openfaas-fn", "Note:", " failed, the next is tried ", `wait_mean="9h"`, "WHY"} {
@@ -91,7 +94,7 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
 	}
-	if err := run(t.Context(), []string{"explain", "--gateway", r.base, "nobody"}, &out); err == nil || !strings.Contains(err.Error(), `no pipeline or function "nobody"`) {
+	if err := run(t.Context(), []string{"explain", "--gateway", r.Base, "nobody"}, &out); err == nil || !strings.Contains(err.Error(), `no pipeline or function "nobody"`) {
 		t.Errorf("a pipeline that is not there: %v", err)
 	}
 	for _, sample := range []string{`stagecoach_control_wanted_replicas{function="grade.openfaas-fn"}`, `stagecoach_control_key_stage{function="grade.openfaas-fn"}`} {
@@ -118,8 +121,8 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	}
 	out.Reset()
 	err = run(t.Context(), []string{"replay", record, "--json"}, &out)
-	if err == nil || statusOf(err) != 1 {
-		t.Errorf("%v, status %d, want 1", err, statusOf(err))
+	if err == nil || console.StatusOf(err) != 1 {
+		t.Errorf("%v, status %d, want 1", err, console.StatusOf(err))
 	}
 	var got control.Replay
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Diffs) != 1 || got.Diffs[0].Field != "why" || len(got.Unread) != 1 {

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestAdmission asks one replica for ten times what it can do: those who would wait too long are refused at once, and the
@@ -63,7 +64,7 @@ func TestExpiry(t *testing.T) {
 // storm sends n requests, one per gap, that allow four seconds each, and counts the answers by status.
 func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
 	r.t.Helper()
-	answers := make(chan answer, n)
+	answers := make(chan client.Answer, n)
 	pace := time.NewTicker(gap)
 	defer pace.Stop()
 	for range n {
@@ -73,10 +74,10 @@ func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
 	count := map[int]int{}
 	for range n {
 		a := <-answers
-		count[a.status]++
-		after, err := strconv.Atoi(a.header.Get("Retry-After"))
-		if a.status == http.StatusTooManyRequests && (err != nil || after < 1 || !strings.Contains(string(a.body), `stage "`+function+`"`)) {
-			r.t.Errorf("429 with Retry-After %q, want a number from 1 on, and the stage: %s", a.header.Get("Retry-After"), a.body)
+		count[a.Status]++
+		after, err := strconv.Atoi(a.Header.Get("Retry-After"))
+		if a.Status == http.StatusTooManyRequests && (err != nil || after < 1 || !strings.Contains(string(a.Body), `stage "`+function+`"`)) {
+			r.t.Errorf("429 with Retry-After %q, want a number from 1 on, and the stage: %s", a.Header.Get("Retry-After"), a.Body)
 		}
 	}
 	return count
@@ -108,15 +109,15 @@ func TestBadDeploys(t *testing.T) {
 		var p struct {
 			Fields []struct{ Path, Got, Want string }
 		}
-		if err := json.Unmarshal(a.body, &p); err != nil || len(p.Fields) != 1 || p.Fields[0].Path != tc.path || !strings.Contains(string(a.body), tc.part) {
-			t.Errorf("%s: %s, want one field %s with %q", name, a.body, tc.path, tc.part)
+		if err := json.Unmarshal(a.Body, &p); err != nil || len(p.Fields) != 1 || p.Fields[0].Path != tc.path || !strings.Contains(string(a.Body), tc.part) {
+			t.Errorf("%s: %s, want one field %s with %q", name, a.Body, tc.path, tc.part)
 		}
-		if a := r.send(http.MethodPost, "/system/functions", string(body)); !strings.Contains(string(a.body), tc.path) {
-			t.Errorf("%s: as text: %s, want %s", name, a.body, tc.path)
+		if a := r.send(http.MethodPost, "/system/functions", string(body)); !strings.Contains(string(a.Body), tc.path) {
+			t.Errorf("%s: as text: %s, want %s", name, a.Body, tc.path)
 		}
 	}
-	var all []functionStatus
-	if err := r.get(t.Context(), "/system/functions", &all); err != nil || len(all) != 0 {
+	var all []client.FunctionStatus
+	if err := r.Get(t.Context(), "/system/functions", &all); err != nil || len(all) != 0 {
 		t.Errorf("deployed are %+v, %v, want none", all, err)
 	}
 }
@@ -155,19 +156,19 @@ func TestBrokenFunctions(t *testing.T) {
 			r.deployAll(tc.f)
 			a := r.must(http.StatusServiceUnavailable, http.MethodPost, "/function/"+tc.f.name, "x")
 			for _, part := range append(tc.cause, fmt.Sprintf("stage %q", tc.f.name)) {
-				if !strings.Contains(string(a.body), part) {
-					t.Errorf("503: %s, want %q in it", a.body, part)
+				if !strings.Contains(string(a.Body), part) {
+					t.Errorf("503: %s, want %q in it", a.Body, part)
 				}
 			}
-			if a.header.Get("Retry-After") == "" { // nor has it waited for its deadline: that would be 504
-				t.Errorf("answered with headers %v, want Retry-After", a.header)
+			if a.Header.Get("Retry-After") == "" { // nor has it waited for its deadline: that would be 504
+				t.Errorf("answered with headers %v, want Retry-After", a.Header)
 			}
 			if shown := r.shows(tc.f.name).Annotations["stagecoach.dev/status"]; !strings.Contains(shown, tc.cause[0]) || !strings.HasPrefix(shown, "failing: ") {
 				t.Errorf("annotation stagecoach.dev/status is %q, want %q in it", shown, tc.cause[0])
 			}
 			r.deployAll(fn{name: tc.f.name, image: "noop", labels: zero})
-			if a := r.must(http.StatusOK, http.MethodPost, "/function/"+tc.f.name, "mended"); string(a.body) != "mended" {
-				t.Errorf("after a good deploy: %q", a.body)
+			if a := r.must(http.StatusOK, http.MethodPost, "/function/"+tc.f.name, "mended"); string(a.Body) != "mended" {
+				t.Errorf("after a good deploy: %q", a.Body)
 			}
 			if shown := r.shows(tc.f.name).Annotations["stagecoach.dev/status"]; shown != "ready" {
 				t.Errorf("after a good deploy the annotation stagecoach.dev/status is %q, want ready", shown)
@@ -188,8 +189,8 @@ func TestUpRefuses(t *testing.T) {
 		args []string
 		want string
 	}{
-		"the state of another":        {[]string{"--state", r.state}, fmt.Sprintf("is in use by another stagecoach, process %d; stop it (kill %[1]d), or choose another --state", r.up.cmd.Process.Pid)},
-		"the address of another":      {[]string{"--listen", r.up.addr}, "stop the program that listens there, such as another stagecoach, or choose another --listen"},
+		"the state of another":        {[]string{"--state", r.state}, fmt.Sprintf("is in use by another stagecoach, process %d; stop it (kill %[1]d), or choose another --state", r.up.Cmd.Process.Pid)},
+		"the address of another":      {[]string{"--listen", r.up.Addr}, "stop the program that listens there, such as another stagecoach, or choose another --listen"},
 		"an open door":                {[]string{"--listen", "0.0.0.0:0"}, "without basicAuthDir"},
 		"credentials that are absent": {[]string{"--basic-auth-dir", t.TempDir()}, "basic-auth-user"},
 		"an unknown field":            {[]string{"--config", bad}, "field contol not found"},
@@ -222,11 +223,11 @@ func TestBasicAuth(t *testing.T) {
 		}
 	}
 	r := start(t, "--basic-auth-dir", dir)
-	admin := newClient("http://admin:s3cret@" + r.up.addr)
-	if err := admin.deploy(t.Context(), graph[4].deployment()); err != nil {
+	admin := client.New("http://admin:s3cret@" + r.up.Addr)
+	if err := admin.Deploy(t.Context(), graph[4].deployment()); err != nil {
 		t.Fatal(err)
 	}
-	wrong := []*client{newClient("http://admin:wrong@" + r.up.addr), newClient("http://nobody:s3cret@" + r.up.addr)}
+	wrong := []*client.Client{client.New("http://admin:wrong@" + r.up.Addr), client.New("http://nobody:s3cret@" + r.up.Addr)}
 	for i, route := range []string{
 		"GET /system/functions", "GET /system", "GET //system/nodes", "GET /system/../system/top", "GET /system/events/", "PUT /system/functions", "DELETE /system/functions", "POST /system/functions", "GET /system/function/e",
 		"POST /system/scale-function/e", "GET /system/info", "GET /system/namespaces", "GET /system/pipelines", "GET /system/pipelines/five",
@@ -235,35 +236,35 @@ func TestBasicAuth(t *testing.T) {
 		"GET /system/timeline/e", "GET /system/async/x", "GET /system/dead", "DELETE /system/dead?function=f", "POST /system/dead/x/redrive", "GET /system/secrets", "GET /system/logs", "GET /system/none",
 	} {
 		method, path, _ := strings.Cut(route, " ")
-		callers := []*client{r.client}
+		callers := []*client.Client{r.Client}
 		if i < 5 { // further guesses are answered late
 			callers = append(callers, wrong...)
 		}
 		for _, c := range callers {
-			if a, err := c.do(t.Context(), method, path, "", nil); err != nil || a.status != http.StatusUnauthorized {
-				t.Errorf("%s as %q: status %d, %v, want 401", route, c.user+":"+c.pass, a.status, err)
+			if a, err := c.Do(t.Context(), method, path, "", nil); err != nil || a.Status != http.StatusUnauthorized {
+				t.Errorf("%s as %q: status %d, %v, want 401", route, c.User+":"+c.Pass, a.Status, err)
 			}
 		}
-		if a, err := admin.do(t.Context(), method, path, "", nil); err != nil || a.status == http.StatusUnauthorized {
-			t.Errorf("%s with credentials: status %d, %v", route, a.status, err)
+		if a, err := admin.Do(t.Context(), method, path, "", nil); err != nil || a.Status == http.StatusUnauthorized {
+			t.Errorf("%s with credentials: status %d, %v", route, a.Status, err)
 		}
 	}
 	var guesses sync.WaitGroup
 	var slow, refused atomic.Int64
 	for range 50 {
 		guesses.Go(func() {
-			switch a, err := wrong[0].do(t.Context(), http.MethodGet, "/system/info", "", nil); {
-			case err == nil && a.status == http.StatusUnauthorized:
+			switch a, err := wrong[0].Do(t.Context(), http.MethodGet, "/system/info", "", nil); {
+			case err == nil && a.Status == http.StatusUnauthorized:
 				slow.Add(1)
-			case err == nil && a.status == http.StatusTooManyRequests:
+			case err == nil && a.Status == http.StatusTooManyRequests:
 				refused.Add(1)
 			default:
-				t.Errorf("a guess: status %d, %v", a.status, err)
+				t.Errorf("a guess: status %d, %v", a.Status, err)
 			}
 		})
 	}
-	if a, err := admin.do(t.Context(), http.MethodGet, "/system/info", "", nil); err != nil || a.status != http.StatusOK {
-		t.Errorf("with credentials, while somebody guesses: status %d, %v", a.status, err)
+	if a, err := admin.Do(t.Context(), http.MethodGet, "/system/info", "", nil); err != nil || a.Status != http.StatusOK {
+		t.Errorf("with credentials, while somebody guesses: status %d, %v", a.Status, err)
 	}
 	guesses.Wait()
 	if slow.Load() == 0 || refused.Load() == 0 {
@@ -271,7 +272,7 @@ func TestBasicAuth(t *testing.T) {
 	}
 	r.until(soon, "the guesses in the log", func() bool { return strings.Contains(r.log.String(), "a client tries passwords") })
 	var p struct{ Stages []struct{ Name string } }
-	if err := admin.get(t.Context(), "/system/pipelines/five", &p); err != nil || len(p.Stages) != 1 {
+	if err := admin.Get(t.Context(), "/system/pipelines/five", &p); err != nil || len(p.Stages) != 1 {
 		t.Errorf("with credentials: %+v, %v", p, err)
 	}
 	open := []string{"/function/e", "/healthz", "/metrics"}

@@ -10,13 +10,14 @@ import (
 	"os"
 
 	"github.com/stagecoach-serving/stagecoach/control"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 )
 
 // runReplay decides again what `up --record` has recorded.
 func runReplay(_ context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("replay", flag.ContinueOnError)
-	asJSON := jsonFlag(fs)
-	rest, err := parseMixed(fs, args)
+	asJSON := console.JSONFlag(fs)
+	rest, err := console.ParseMixed(fs, args)
 	if err != nil {
 		return err
 	}
@@ -47,7 +48,7 @@ func runReplay(_ context.Context, args []string, out io.Writer) error {
 }
 
 func showReplay(r control.Replay, out io.Writer) error {
-	t := newTable(out)
+	t := console.NewTable(out)
 	if len(r.Diffs) > 0 {
 		fmt.Fprintln(t, "LINE\tSNAPSHOT\tFUNCTION\tFIELD\tRECORDED\tGOT")
 	}

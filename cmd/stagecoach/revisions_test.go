@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestNoRequestMeetsTwoRevisions redeploys, under load, a stage that is called for each of many items of a request: no request
@@ -31,10 +32,10 @@ func TestNoRequestMeetsTwoRevisions(t *testing.T) {
 	var mu sync.Mutex
 	seen := map[string]int{} // requests by generation
 	generation := regexp.MustCompile(`(?m)^generation=\d+$`)
-	check := func(a answer) error {
+	check := func(a client.Answer) error {
 		var out []string
-		if err := json.Unmarshal(a.body, &out); a.status != http.StatusOK || err != nil || len(out) != items {
-			return fmt.Errorf("status %d, %d items, %w: %.300s", a.status, len(out), err, a.body)
+		if err := json.Unmarshal(a.Body, &out); a.Status != http.StatusOK || err != nil || len(out) != items {
+			return fmt.Errorf("status %d, %d items, %w: %.300s", a.Status, len(out), err, a.Body)
 		}
 		got := map[string]int{}
 		for _, text := range out {

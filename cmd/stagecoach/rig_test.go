@@ -18,7 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -30,9 +33,9 @@ const (
 
 // rig is a running `stagecoach up` and its client.
 type rig struct {
-	*client
+	*client.Client
 	t     *testing.T
-	up    *child
+	up    *child.Process
 	log   *logFile
 	state string
 	args  []string
@@ -85,17 +88,17 @@ func start(t *testing.T, flags ...string) *rig {
 func (r *rig) restart() {
 	r.t.Helper()
 	var err error
-	if r.up, err = startChild(context.Background(), r.log, r.args...); err != nil { // the test's own context ends before its cleanup
+	if r.up, err = child.Start(context.Background(), r.log, r.args...); err != nil { // the test's own context ends before its cleanup
 		r.t.Fatal(err)
 	}
-	r.client = newClient("http://" + r.up.addr)
+	r.Client = client.New("http://" + r.up.Addr)
 }
 
 // stop ends up as an operator does.
 func (r *rig) stop() {
 	r.t.Helper()
-	left := descendants(r.up.cmd.Process.Pid)
-	if err := r.up.stop(); err != nil {
+	left := descendants(r.up.Cmd.Process.Pid)
+	if err := r.up.Stop(); err != nil {
 		r.t.Errorf("up ended with %v, want exit status 0", err)
 	}
 	r.up = nil
@@ -105,14 +108,14 @@ func (r *rig) stop() {
 // kill ends up as nobody should, and returns when it and all that it had started have gone.
 func (r *rig) kill() {
 	r.t.Helper()
-	left := descendants(r.up.cmd.Process.Pid)
+	left := descendants(r.up.Cmd.Process.Pid)
 	if len(left) == 0 {
 		r.t.Error("up has no processes: its end proves nothing")
 	}
-	if err := r.up.cmd.Process.Kill(); err != nil {
+	if err := r.up.Cmd.Process.Kill(); err != nil {
 		r.t.Error(err)
 	}
-	<-r.up.done
+	<-r.up.Done
 	r.up = nil
 	gone(r.t, left)
 }
@@ -204,7 +207,7 @@ func descendants(up int) []process {
 // pids returns the processes of an image's zygotes, or its replicas.
 func (r *rig) pids(image string, zygotes bool) []int {
 	var out []int
-	for _, p := range descendants(r.up.cmd.Process.Pid) {
+	for _, p := range descendants(r.up.Cmd.Process.Pid) {
 		if p.image == image && p.zygote == zygotes {
 			out = append(out, p.pid)
 		}
@@ -227,8 +230,8 @@ type fn struct {
 	env         map[string]string
 }
 
-func (f fn) deployment() deployment {
-	d := deployment{Service: f.name, Image: f.image, EnvVars: f.env, Labels: map[string]string{}, Annotations: map[string]string{}}
+func (f fn) deployment() client.Deployment {
+	d := client.Deployment{Service: f.name, Image: f.image, EnvVars: f.env, Labels: map[string]string{}, Annotations: map[string]string{}}
 	if !strings.Contains(f.image, ":") {
 		d.Image = "stagecoach/" + f.image + ":0.1.0"
 	}
@@ -249,14 +252,14 @@ func waitFn(name, mean string, labels, annotations map[string]string) fn {
 func (r *rig) deployAll(fns ...fn) {
 	r.t.Helper()
 	for _, f := range fns {
-		if err := r.deploy(r.t.Context(), f.deployment()); err != nil {
+		if err := r.Deploy(r.t.Context(), f.deployment()); err != nil {
 			r.t.Fatal(err)
 		}
 	}
 }
 
 // send sends a request with headers, given as name, value, and fails the test when no answer comes at all.
-func (r *rig) send(method, path, body string, header ...string) answer {
+func (r *rig) send(method, path, body string, header ...string) client.Answer {
 	r.t.Helper()
 	a, err := r.trySend(method, path, body, header...)
 	if err != nil {
@@ -265,48 +268,48 @@ func (r *rig) send(method, path, body string, header ...string) answer {
 	return a
 }
 
-func (r *rig) trySend(method, path, body string, header ...string) (answer, error) {
-	req, err := http.NewRequest(method, r.base+path, strings.NewReader(body)) // an answer is wanted even when the test has failed
+func (r *rig) trySend(method, path, body string, header ...string) (client.Answer, error) {
+	req, err := http.NewRequest(method, r.Base+path, strings.NewReader(body)) // an answer is wanted even when the test has failed
 	if err != nil {
-		return answer{}, err
+		return client.Answer{}, err
 	}
 	req.Header.Set("Content-Type", "text/plain")
 	for i := 0; i < len(header); i += 2 {
 		req.Header.Set(header[i], header[i+1])
 	}
 	begin := time.Now()
-	resp, err := r.http.Do(req)
+	resp, err := r.HTTP.Do(req)
 	if err != nil {
-		return answer{}, err
+		return client.Answer{}, err
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	return answer{resp.StatusCode, resp.Header, b, time.Since(begin)}, err
+	return client.Answer{Status: resp.StatusCode, Header: resp.Header, Body: b, Took: time.Since(begin)}, err
 }
 
 // must sends a request that has to be answered with this status.
-func (r *rig) must(status int, method, path, body string, header ...string) answer {
+func (r *rig) must(status int, method, path, body string, header ...string) client.Answer {
 	r.t.Helper()
 	a := r.send(method, path, body, header...)
-	if a.status != status {
-		r.t.Fatalf("%s %s: status %d, want %d: %s", method, path, a.status, status, a.body)
+	if a.Status != status {
+		r.t.Fatalf("%s %s: status %d, want %d: %s", method, path, a.Status, status, a.Body)
 	}
 	return a
 }
 
 // shows returns a function as the API describes it.
-func (r *rig) shows(name string) (s functionStatus) {
+func (r *rig) shows(name string) (s client.FunctionStatus) {
 	r.t.Helper()
 	a := r.must(http.StatusOK, http.MethodGet, "/system/function/"+name, "")
-	if err := json.Unmarshal(a.body, &s); err != nil {
+	if err := json.Unmarshal(a.Body, &s); err != nil {
 		r.t.Fatal(err)
 	}
 	return s
 }
 
-func (r *rig) line(name string) timeline {
+func (r *rig) line(name string) schema.Timeline {
 	r.t.Helper()
-	tl, err := r.timeline(context.Background(), name)
+	tl, err := r.Timeline(context.Background(), name)
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -314,9 +317,9 @@ func (r *rig) line(name string) timeline {
 }
 
 // events returns those of a kind.
-func (r *rig) events(name, kind string) []event {
+func (r *rig) events(name, kind string) []schema.Event {
 	r.t.Helper()
-	return slices.DeleteFunc(r.line(name).Events, func(e event) bool { return e.Kind != kind })
+	return slices.DeleteFunc(r.line(name).Events, func(e schema.Event) bool { return e.Kind != kind })
 }
 
 // until waits for something that is asked over HTTP.
@@ -330,7 +333,7 @@ func (r *rig) until(limit time.Duration, what string, done func() bool) {
 // value reads a metric's sample by its name with labels.
 func (r *rig) value(sample string) float64 {
 	r.t.Helper()
-	v, err := r.metric(context.Background(), sample+" ")
+	v, err := r.Metric(context.Background(), sample+" ")
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -350,7 +353,7 @@ type load struct {
 }
 
 // load begins: each of n clients sends its own bodies and checks each answer.
-func (r *rig) load(n int, path string, check func(body string, a answer) error, header ...string) *load {
+func (r *rig) load(n int, path string, check func(body string, a client.Answer) error, header ...string) *load {
 	l := &load{t: r.t, stop: make(chan struct{}), done: make([]int, n)}
 	for c := range n {
 		l.wg.Go(func() {
@@ -367,7 +370,7 @@ func (r *rig) load(n int, path string, check func(body string, a answer) error, 
 				}
 				l.mu.Lock()
 				l.done[c]++
-				l.slowest = max(l.slowest, a.took)
+				l.slowest = max(l.slowest, a.Took)
 				if err != nil {
 					l.wrong = append(l.wrong, body+": "+err.Error())
 				}

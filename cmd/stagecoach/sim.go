@@ -12,6 +12,8 @@ import (
 	"runtime/debug"
 	"time"
 
+	openloop "github.com/stagecoach-serving/stagecoach/bench/load"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
@@ -35,7 +37,7 @@ func runSim(ctx context.Context, args []string, out io.Writer) error {
 	svgFile := fs.String("svg", "", "file for a chart of the first seed over time")
 	seeds := fs.Int("seeds", 0, "how many seeds, in place of the scenario's")
 	quiet := fs.Bool("quiet", false, "no line a second on standard error")
-	rest, err := parseMixed(fs, args)
+	rest, err := console.ParseMixed(fs, args)
 	if err != nil {
 		return err
 	}
@@ -54,15 +56,15 @@ func runSim(ctx context.Context, args []string, out io.Writer) error {
 	}
 	var errs []error
 	if *jsonFile == "-" {
-		errs = append(errs, writeJSON(out, result))
+		errs = append(errs, console.WriteJSON(out, result))
 	} else {
 		errs = append(errs, result.WriteMarkdown(out))
 	}
 	if *jsonFile != "" && *jsonFile != "-" {
-		errs = append(errs, writeTo(*jsonFile, func(w io.Writer) error { return writeJSON(w, result) }))
+		errs = append(errs, console.WriteFile(*jsonFile, func(w io.Writer) error { return console.WriteJSON(w, result) }))
 	}
 	if *svgFile != "" {
-		errs = append(errs, writeTo(*svgFile, result.WriteSVG))
+		errs = append(errs, console.WriteFile(*svgFile, result.WriteSVG))
 	}
 	return errors.Join(errs...)
 }
@@ -85,7 +87,7 @@ func simModel(name string, seeds int) (*sim.Model, error) {
 
 // simOpener opens traces: where their paths say, from here, then in a folder, then among the recorded data.
 func simOpener(folder string) sim.Opener {
-	data := cmp.Or(os.Getenv("STAGECOACH_DATA"), defaultData)
+	data := cmp.Or(os.Getenv("STAGECOACH_DATA"), openloop.DefaultData)
 	return func(trace string) (io.ReadCloser, error) {
 		f, err := os.Open(trace)
 		for _, folder := range []string{folder, data} {
@@ -108,7 +110,7 @@ func simProgress(quiet bool) func(sim.Progress) {
 	return func(p sim.Progress) {
 		if now := time.Now(); !quiet && (now.Sub(last) >= time.Second || p.Done == p.Runs) {
 			last = now
-			progress("%v, %.2f million a second", p, float64(p.Events)/1e6/now.Sub(begun).Seconds())
+			console.Progress("%v, %.2f million a second", p, float64(p.Events)/1e6/now.Sub(begun).Seconds())
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 	"github.com/stagecoach-serving/stagecoach/sim/study/quart"
@@ -63,7 +64,7 @@ func evaluateOne(ctx context.Context, args []string, all []paper, out io.Writer)
 	fs.StringVar(&f.json, "json", "", "file for the result as JSON; - is standard output, in place of Markdown")
 	fs.StringVar(&f.out, "out", "", "folder for report.md, result.json and the figures")
 	fs.StringVar(&f.tuned, "tuned", "", "file with configurations, in place of those that come with it; --tune writes it")
-	rest, err := parseMixed(fs, args)
+	rest, err := console.ParseMixed(fs, args)
 	if err != nil {
 		return err
 	}
@@ -87,7 +88,7 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 		return err
 	}
 	for _, l := range s.LeftOut {
-		progress("left out: %s: %s", l.Setting, l.Why)
+		console.Progress("left out: %s: %s", l.Setting, l.Why)
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(simGC))
 	tuned, err := p.configurations(ctx, &s, f, open)
@@ -100,12 +101,12 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 	}
 	var errs []error
 	if f.json == "-" {
-		errs = append(errs, writeJSON(out, result))
+		errs = append(errs, console.WriteJSON(out, result))
 	} else {
 		errs = append(errs, p.write(result, out))
 	}
 	if f.json != "" && f.json != "-" {
-		errs = append(errs, writeTo(f.json, func(w io.Writer) error { return writeJSON(w, result) }))
+		errs = append(errs, console.WriteFile(f.json, func(w io.Writer) error { return console.WriteJSON(w, result) }))
 	}
 	if f.out != "" {
 		errs = append(errs, p.fill(f.out, &s, result))
@@ -152,7 +153,7 @@ func (p *paper) configurations(ctx context.Context, s *study.Study, f paperFlags
 			return newer, err
 		}
 	}
-	return newer, writeTo(f.tuned, func(w io.Writer) error { return writeJSON(w, newer) })
+	return newer, console.WriteFile(f.tuned, func(w io.Writer) error { return console.WriteJSON(w, newer) })
 }
 
 // stored are the configurations of a file, or those that come with the study.
@@ -180,11 +181,11 @@ func (p *paper) fill(folder string, s *study.Study, r *study.Result) error {
 	}
 	errs := []error{
 		err,
-		writeTo(filepath.Join(folder, "result.json"), func(w io.Writer) error { return writeJSON(w, r) }),
-		writeTo(filepath.Join(folder, "report.md"), func(w io.Writer) error { return errors.Join(p.write(r, w), linkFigures(w, figures)) }),
+		console.WriteFile(filepath.Join(folder, "result.json"), func(w io.Writer) error { return console.WriteJSON(w, r) }),
+		console.WriteFile(filepath.Join(folder, "report.md"), func(w io.Writer) error { return errors.Join(p.write(r, w), linkFigures(w, figures)) }),
 	}
 	for _, f := range figures {
-		errs = append(errs, writeTo(filepath.Join(folder, f.Name+".svg"), func(w io.Writer) error {
+		errs = append(errs, console.WriteFile(filepath.Join(folder, f.Name+".svg"), func(w io.Writer) error {
 			_, err := io.Copy(w, bytes.NewReader(f.SVG))
 			return err
 		}))
@@ -217,6 +218,6 @@ func studyProgress() func(study.Progress) {
 		last = now
 		took := now.Sub(begun)
 		left := time.Duration(float64(took) / float64(p.Done) * float64(p.Runs-p.Done))
-		progress("%s: %d of %d runs, %d %%, %.1f a second, %v left", p.Step, p.Done, p.Runs, 100*p.Done/p.Runs, float64(p.Done)/took.Seconds(), left.Round(time.Second))
+		console.Progress("%s: %d of %d runs, %d %%, %.1f a second, %v left", p.Step, p.Done, p.Runs, 100*p.Done/p.Runs, float64(p.Done)/took.Seconds(), left.Round(time.Second))
 	}
 }

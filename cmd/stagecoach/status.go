@@ -1,11 +1,8 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -14,6 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 )
 
@@ -28,14 +26,6 @@ type status struct {
 	log      *slog.Logger
 }
 
-// The states of a function's deployed revision. A status begins with one of them.
-const (
-	stateReady    = "ready"    // it has a replica that takes requests
-	stateUpdating = "updating" // it should have such a replica, and has none yet
-	stateFailing  = "failing"  // it cannot have the replicas that it should have
-	stateAsleep   = "asleep"   // it has no replicas until its next request
-)
-
 // State implements provider.Status.
 func (s *status) State(key pipeline.Key) provider.State {
 	f, ok := s.registry.Function(key)
@@ -46,9 +36,9 @@ func (s *status) State(key pipeline.Key) provider.State {
 	state, detail := stands(is)
 	if detail == "" {
 		if until, ok := s.local.PinnedUntil(key); ok {
-			detail = measuredUntil(until)
+			detail = admin.MeasuredUntil(until)
 		} else {
-			detail = barred(s.local.Bars(key))
+			detail = admin.Barred(s.local.Bars(key))
 		}
 	}
 	if detail != "" {
@@ -66,20 +56,20 @@ func (s *status) State(key pipeline.Key) provider.State {
 func stands(is cluster.Standing) (state, detail string) {
 	switch missing := is.Ready < max(is.Wanted, 1); {
 	case is.Failing.Count > 0 && missing:
-		return stateFailing, fmt.Sprintf("%s (%s failed, next try %s)", is.Failing.Cause,
-			counted(is.Failing.Count, "start", "starts in a row"), is.Failing.Until.UTC().Format(time.TimeOnly))
+		return provider.StatusFailing, fmt.Sprintf("%s (%s failed, next try %s)", is.Failing.Cause,
+			admin.Counted(is.Failing.Count, "start", "starts in a row"), is.Failing.Until.UTC().Format(time.TimeOnly))
 	case is.Nowhere != "" && missing:
-		return stateFailing, is.Nowhere
+		return provider.StatusFailing, is.Nowhere
 	case is.Wanted == 0:
-		return stateAsleep, ""
+		return provider.StatusAsleep, ""
 	case is.Ready > 0:
-		return stateReady, is.Short
+		return provider.StatusReady, is.Short
 	case is.Short != "":
-		return stateUpdating, is.Short
+		return provider.StatusUpdating, is.Short
 	case is.Older > 0:
-		return stateUpdating, counted(is.Older, "replica of an older revision serves", "replicas of older revisions serve")
+		return provider.StatusUpdating, admin.Counted(is.Older, "replica of an older revision serves", "replicas of older revisions serve")
 	}
-	return stateUpdating, ""
+	return provider.StatusUpdating, ""
 }
 
 // room implements [provider.Room] with the nodes of the cluster.
@@ -91,31 +81,6 @@ func (r room) Lacking(n provider.Needs) (lacks []provider.Lack) {
 		lacks = append(lacks, provider.Lack{Of: string(l.Of), Need: l.Need, Most: l.Most})
 	}
 	return lacks
-}
-
-// measuredUntil returns the detail of a function that is pinned to be measured.
-func measuredUntil(until time.Time) string {
-	return "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)
-}
-
-// barred lists the devices that are barred for a function which runs on others. If it runs on none,
-// its Short says so.
-func barred(bars []plan.Bar) string {
-	var out []string
-	for _, b := range bars {
-		out = append(out, fmt.Sprintf("device %s of node %s is not tried until %s: %s", b.Device, b.Node, b.Until.UTC().Format(time.TimeOnly), b.Cause))
-	}
-	return strings.Join(out, "; ")
-}
-
-// want returns the last decision on a function.
-func (s *status) want(key pipeline.Key) (plan.Want, bool) {
-	_, p := s.loop.Last()
-	i, ok := slices.BinarySearchFunc(p.Wants, key.String(), func(w plan.Want, key string) int { return cmp.Compare(w.Function, key) })
-	if !ok {
-		return plan.Want{}, false
-	}
-	return p.Wants[i], true
 }
 
 // Replicas implements provider.Status.

@@ -13,6 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestStands: a status describes only the deployed revision, and says why it lacks replicas.
@@ -35,10 +36,10 @@ func TestStands(t *testing.T) {
 			t.Errorf("%+v is %q, want %q", is, got, want)
 		}
 	}
-	if state, _ := stands(cluster.Standing{Failing: failing}); state != stateFailing {
+	if state, _ := stands(cluster.Standing{Failing: failing}); state != provider.StatusFailing {
 		t.Errorf("asleep after failed starts: %s, want failing", state)
 	}
-	if state, _ := stands(cluster.Standing{Wanted: 1, Ready: 1, Failing: failing}); state != stateReady {
+	if state, _ := stands(cluster.Standing{Wanted: 1, Ready: 1, Failing: failing}); state != provider.StatusReady {
 		t.Errorf("all replicas ready after failed starts: %s, want ready", state)
 	}
 }
@@ -74,7 +75,7 @@ func TestWaitReady(t *testing.T) {
 				all := c.replies[f]
 				is := all[min(asked[f], len(all)-1)]
 				asked[f]++
-				_ = json.NewEncoder(w).Encode(functionStatus{Name: f, AvailableReplicas: is.replicas, Annotations: map[string]string{provider.StatusAnnotation: is.status}})
+				_ = json.NewEncoder(w).Encode(client.FunctionStatus{Name: f, AvailableReplicas: is.replicas, Annotations: map[string]string{provider.StatusAnnotation: is.status}})
 			})
 			mux.HandleFunc("POST /system/scale-function/{name}", func(_ http.ResponseWriter, r *http.Request) {
 				var body struct{ Replicas json.Number }
@@ -87,14 +88,14 @@ func TestWaitReady(t *testing.T) {
 			defer server.Close()
 			ctx, cancel := context.WithTimeout(t.Context(), late)
 			defer cancel()
-			var all []deployment
+			var all []client.Deployment
 			for _, f := range []string{"a", "b"} {
 				if c.replies[f] != nil {
-					all = append(all, deployment{Service: f, Labels: c.labels})
+					all = append(all, client.Deployment{Service: f, Labels: c.labels})
 				}
 			}
 			var out bytes.Buffer
-			err := waitReady(ctx, newClient(server.URL), all, &out)
+			err := client.WaitReady(ctx, client.New(server.URL), all, &out)
 			if !strings.Contains(out.String(), c.out) || c.out == "" && out.Len() > 0 {
 				t.Errorf("printed %q, want %q", out.String(), c.out)
 			}

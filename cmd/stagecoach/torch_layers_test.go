@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
@@ -55,14 +57,17 @@ func TestStagesShareTheRealPyTorch(t *testing.T) {
 		var all strings.Builder
 		cmd.Stderr = &all
 		out, err := cmd.Output()
-		var made []built
+		var made []struct {
+			Size    int64
+			Seconds float64
+		}
 		if err == nil {
 			err = json.Unmarshal(out, &made)
 		}
 		if err != nil || len(made) != 1 {
 			t.Fatalf("%s: %v, %s\n%s", name, err, out, &all)
 		}
-		t.Logf("%s: %s in %.1f s", name, sizeText(made[0].Size), made[0].Seconds)
+		t.Logf("%s: %s in %.1f s", name, plan.Size(made[0].Size), made[0].Seconds)
 		return all.String()
 	}
 	if said := build("one"); !strings.Contains(said, "Successfully installed torch-"+version) {
@@ -76,16 +81,16 @@ func TestStagesShareTheRealPyTorch(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(`{"service":%q,"image":%[1]q,"envProcess":%q}`, name, py+" ./stage"),
 			"Content-Type", "application/json")
-		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, "x").body); !strings.HasPrefix(got, name+" "+version) {
+		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+name, "x").Body); !strings.HasPrefix(got, name+" "+version) {
 			t.Errorf("%s: got %q, want PyTorch %s", name, got, version)
 		}
 	}
 	after := diskOf(t, images)
-	t.Logf("on the disk: %s after the first build, %s with two stages that run", sizeText(before), sizeText(after))
+	t.Logf("on the disk: %s after the first build, %s with two stages that run", plan.Size(before), plan.Size(after))
 	if after > before+before/20 {
 		t.Errorf("%d bytes on the disk with two stages, %d with one: want PyTorch once", after, before)
 	}
-	libraries, err := filepath.Glob(filepath.Join(storeIn(images), "roots/*/fs/site-packages/torch/lib/libtorch_cpu.so"))
+	libraries, err := filepath.Glob(filepath.Join(image.Folder(images), "roots/*/fs/site-packages/torch/lib/libtorch_cpu.so"))
 	if err != nil || len(libraries) != 2 {
 		t.Fatalf("unpacked are %v, %v, want two", libraries, err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // TestMinilmInPyTorch deploys the minilm pipeline whose layers are in PyTorch, and wakes it with the first request: embeddings are
@@ -26,7 +27,7 @@ func TestMinilmInPyTorch(t *testing.T) {
 		if f.Lang == "python3-stage" {
 			f.FProcess = python + " ./stage"
 		}
-		if err := r.deploy(t.Context(), stackDeployment(name, f)); err != nil {
+		if err := r.Deploy(t.Context(), client.FromStack(name, f)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -37,7 +38,7 @@ func TestMinilmInPyTorch(t *testing.T) {
 	}
 	a := r.must(http.StatusOK, http.MethodPost, "/function/minilm-torch", string(body), "Content-Type", "application/json")
 	var got [][]float32
-	if err := json.Unmarshal(a.body, &got); err != nil || len(got) != len(want) {
+	if err := json.Unmarshal(a.Body, &got); err != nil || len(got) != len(want) {
 		t.Fatalf("%d embeddings, want %d: %v", len(got), len(want), err)
 	}
 	for i := range want {
@@ -45,21 +46,21 @@ func TestMinilmInPyTorch(t *testing.T) {
 			t.Errorf("text %d: cosine %.6f, want at least 0.9999: %q", i, c, texts[i])
 		}
 	}
-	t.Logf("from nothing: 20 texts in %v, by %s", a.took, a.header.Get("Server-Timing"))
+	t.Logf("from nothing: 20 texts in %v, by %s", a.Took, a.Header.Get("Server-Timing"))
 	a = r.must(http.StatusOK, http.MethodPost, "/function/minilm-torch", texts[0], "Content-Type", "text/plain")
-	t.Logf("one text, with all stages there: %v", a.took)
+	t.Logf("one text, with all stages there: %v", a.Took)
 	for name, f := range stack.Functions {
 		if f.Lang != "python3-stage" {
 			continue
 		}
-		starts := replicaStarts(r.line(name).Events)
-		if len(starts) == 0 || starts[0].path != "fork" {
+		starts := client.ReplicaStarts(r.line(name).Events)
+		if len(starts) == 0 || starts[0].Path != "fork" {
 			t.Errorf("%s: starts %+v, want a fork of a zygote that has mapped its parameters", name, starts)
 		}
 	}
 	a = r.must(http.StatusBadRequest, http.MethodPost, "/function/minilm-torch-layer-3", "text")
-	if !strings.Contains(string(a.body), "want tensors") {
-		t.Errorf("text for a layer: %s, want what it wants", a.body)
+	if !strings.Contains(string(a.Body), "want tensors") {
+		t.Errorf("text for a layer: %s, want what it wants", a.Body)
 	}
 }
 
@@ -70,7 +71,7 @@ func TestPyTorchCachesItsKernels(t *testing.T) {
 	python := proctest.Torch(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	if err := os.Mkdir(filepath.Join(c.dir, "caches"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +92,7 @@ def infer(state, call):
 		"  caches: {lang: python3-stage, handler: ./caches, image: \"example/caches:1\", fprocess: "+python+" ./stage}\n")
 	c.run("caches", "", "build", "--images", images, "--check-imports=false")
 	c.run("caches: created", "", "deploy")
-	out := string(r.must(http.StatusOK, http.MethodPost, "/function/caches", "x", "X-Timeout", "5m").body)
+	out := string(r.must(http.StatusOK, http.MethodPost, "/function/caches", "x", "X-Timeout", "5m").Body)
 	if out == "no compiler" {
 		t.Skipf("%s has no compiler of kernels: PyTorch 2.11 has", python)
 	}

@@ -12,6 +12,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // configFile writes a configuration file and returns the flags that name it.
@@ -25,7 +28,7 @@ func configFile(t *testing.T, text string) []string {
 }
 
 // fails is a command that has to end with exit status 1 and print what matches want.
-func (c *cli) fails(want string, args ...string) string {
+func (c *operator) fails(want string, args ...string) string {
 	c.t.Helper()
 	out, err := c.try("", args...)
 	var exit *exec.ExitError
@@ -41,7 +44,7 @@ func (c *cli) fails(want string, args ...string) string {
 func TestDeployWaitTellsWhyARevisionFails(t *testing.T) {
 	t.Parallel()
 	r := start(t, configFile(t, "control: {startTimeout: 15s}\n")...)
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	release := func(process, upstream string, labels string) {
 		c.write("stack.yml", fmt.Sprintf(`version: 1.0
 provider: {name: openfaas, gateway: "http://127.0.0.1:8080"}
@@ -57,8 +60,8 @@ functions:
 	}
 	serves := func(when string) {
 		t.Helper()
-		if a := r.send(http.MethodPost, "/function/web/echo", "hello"); a.status != http.StatusOK || string(a.body) != "hello" {
-			t.Errorf("%s: status %d %.300s, want the old revision's answer", when, a.status, a.body)
+		if a := r.send(http.MethodPost, "/function/web/echo", "hello"); a.Status != http.StatusOK || string(a.Body) != "hello" {
+			t.Errorf("%s: status %d %.300s, want the old revision's answer", when, a.Status, a.Body)
 		}
 	}
 	const good, awake = "./echo-http", `com.openfaas.scale.max: "1"`
@@ -78,10 +81,10 @@ functions:
 		serves(bad.process)
 		c.run(`web +stagecoach/echo-http:0.1.0 +\d+ +0/1 +failing: `, "", "list")
 		c.run(`Replicas: +1, 0 ready\n(?s:.*)web-\S+ on \S+: ready, of an older revision(?s:.*)Status: +failing: .*`+bad.cause, "", "describe", "web")
-		var all []functionStatus
-		if a := r.must(http.StatusOK, http.MethodGet, "/system/functions", ""); json.Unmarshal(a.body, &all) != nil || len(all) != 1 ||
-			all[0].Replicas != 1 || all[0].AvailableReplicas != 0 || !all[0].in(stateFailing) {
-			t.Errorf("the API says %s, want one replica, none available, failing", a.body)
+		var all []client.FunctionStatus
+		if a := r.must(http.StatusOK, http.MethodGet, "/system/functions", ""); json.Unmarshal(a.Body, &all) != nil || len(all) != 1 ||
+			all[0].Replicas != 1 || all[0].AvailableReplicas != 0 || !all[0].In(provider.StatusFailing) {
+			t.Errorf("the API says %s, want one replica, none available, failing", a.Body)
 		}
 	}
 	release(good, "", awake)
@@ -162,7 +165,7 @@ func TestWhatHasNoPlace(t *testing.T) {
 	t.Parallel()
 	flags := configFile(t, "node: {memory: 4Gi}\n")
 	r := start(t, flags...)
-	deploys := func(name, fields string) answer {
+	deploys := func(name, fields string) client.Answer {
 		return r.send(http.MethodPost, "/system/functions", fmt.Sprintf(`{"service":%q,"image":"stagecoach/noop:0.1.0",%s}`, name, fields))
 	}
 	for fields, want := range map[string]string{
@@ -171,13 +174,13 @@ func TestWhatHasNoPlace(t *testing.T) {
 		`"limits":{"cpu":"1000"}`:                                         `limits.cpu: got "1000": a replica needs 1000000m of a processor`,
 		`"annotations":{"stagecoach.dev/gpu":"64"}`:                       `annotations\["stagecoach.dev/gpu"\]: got "64": a replica needs 64 devices`,
 	} {
-		if a := deploys("large", fields); a.status != http.StatusBadRequest || !regexp.MustCompile(want).Match(a.body) {
-			t.Errorf("%s: status %d %s, want 400 and %s", fields, a.status, a.body, want)
+		if a := deploys("large", fields); a.Status != http.StatusBadRequest || !regexp.MustCompile(want).Match(a.Body) {
+			t.Errorf("%s: status %d %s, want 400 and %s", fields, a.Status, a.Body, want)
 		}
 	}
 	r.must(http.StatusNotFound, http.MethodGet, "/system/function/large", "")
-	if a := deploys("fits", `"requests":{"memory":"2Gi"}`); a.status != http.StatusAccepted {
-		t.Fatalf("status %d %s, want 202", a.status, a.body)
+	if a := deploys("fits", `"requests":{"memory":"2Gi"}`); a.Status != http.StatusAccepted {
+		t.Fatalf("status %d %s, want 202", a.Status, a.Body)
 	}
 	r.must(http.StatusOK, http.MethodPost, "/function/fits", "x")
 	r.stop()
@@ -187,10 +190,10 @@ func TestWhatHasNoPlace(t *testing.T) {
 	r.restart()
 	const deadline = 5 * time.Minute // nobody waits for it
 	a := r.send(http.MethodPost, "/function/fits", "x", "X-Timeout", deadline.String())
-	if a.status != http.StatusServiceUnavailable || !strings.Contains(string(a.body), "no node could hold one: it needs 2 GiB of memory") || a.header.Get("X-OpenFaaS-Internal") == "" {
-		t.Errorf("status %d %s, want 503 and why it has no place", a.status, a.body)
+	if a.Status != http.StatusServiceUnavailable || !strings.Contains(string(a.Body), "no node could hold one: it needs 2 GiB of memory") || a.Header.Get("X-OpenFaaS-Internal") == "" {
+		t.Errorf("status %d %s, want 503 and why it has no place", a.Status, a.Body)
 	}
-	if s := r.shows("fits"); s.Replicas != 1 || s.AvailableReplicas != 0 || !strings.HasPrefix(s.status(), "failing: has no replica, and no node could hold one: ") {
+	if s := r.shows("fits"); s.Replicas != 1 || s.AvailableReplicas != 0 || !strings.HasPrefix(s.Status(), "failing: has no replica, and no node could hold one: ") {
 		t.Errorf("%+v, want one replica that cannot be had", s)
 	}
 }

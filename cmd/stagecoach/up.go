@@ -21,8 +21,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/control/telemetry"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/provider/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
 	"github.com/stagecoach-serving/stagecoach/request/dispatch"
@@ -71,7 +74,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Control.Record, "record", cfg.Control.Record, "file that gets each decision of the autoscaler, for stagecoach replay")
 	fs.StringVar(&cfg.Isolation.Network, "network-cidr", cfg.Isolation.Network, "addresses of replicas, when this process is root")
 	fs.BoolVar(&cfg.Isolation.HostNetwork, "allow-host-network", cfg.Isolation.HostNetwork, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return cfg, nil, err
 	}
 	if *file != "" {
@@ -79,7 +82,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 		if err := cfg.readConfig(*file); err != nil {
 			return cfg, nil, err
 		}
-		if err := parseFlags(fs, args); err != nil { // again, over the file
+		if err := console.ParseFlags(fs, args); err != nil { // again, over the file
 			return cfg, nil, err
 		}
 	}
@@ -121,7 +124,7 @@ type up struct {
 	flow      *flow.Coordinator
 	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts before flow
 	journal   *queue.Journal
-	calls     *callBook
+	calls     *admin.Calls
 	callbacks *gateway.Callbacks
 	gateway   *gateway.Gateway
 	kinds     *kinds
@@ -135,7 +138,7 @@ type up struct {
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
-	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), calls: newCallBook(), book: logbook.New(logsPerFunction, logsInAll)}
+	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), calls: admin.NewCalls(), book: logbook.New(logsPerFunction, logsInAll)}
 	for _, step := range []func(context.Context) error{
 		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes,
 	} {
@@ -174,7 +177,7 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 		Handler: u.byAddress(), ConnState: gateway.Unframed, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(u.log.Handler(), slog.LevelWarn),
 	}
-	fmt.Fprintf(out, "%shttp://%s\n", listening, l.Addr())
+	fmt.Fprintf(out, "%shttp://%s\n", child.Listening, l.Addr())
 	srv.RegisterOnShutdown(u.book.Close) // who follows logs would hold it up
 	srv.RegisterOnShutdown(u.events.Close)
 	served := make(chan error, 2)

@@ -14,8 +14,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 	"github.com/stagecoach-serving/stagecoach/request/flow"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
@@ -86,10 +88,10 @@ func (u *up) openQueue(ctx context.Context) error {
 	if u.journal, err = queue.OpenJournal(ctx, nc, u.journalConfig(), u.log); err != nil {
 		return err
 	}
-	if err := u.metrics.Register(newAsyncCounts(u.journal)); err != nil {
+	if err := u.metrics.Register(queue.NewJournalMetrics(u.journal)); err != nil {
 		return err
 	}
-	if err := u.metrics.Register(newDiskState(u.nats.Disk())); err != nil {
+	if err := u.metrics.Register(queue.NewDiskMetrics(u.nats.Disk())); err != nil {
 		return err
 	}
 	if err := u.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
@@ -167,7 +169,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		defer cancel()
 		return u.local.Close(ctx)
 	})
-	if err := registerNodeMetrics(u.metrics, u.nodes.Inventories); err != nil {
+	if err := nodemetrics.Register(u.metrics, u.nodes.Inventories); err != nil {
 		return err
 	}
 	return u.metrics.Register(newReplicaCount(u.registry, u.local))
@@ -273,18 +275,8 @@ func (u *up) openHTTP(context.Context) error {
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(u.metrics, promhttp.HandlerOpts{Registry: u.metrics}))
-	dead := serveDead(u.journal)
-	mux.Handle("/system/dead", dead)
-	mux.Handle("/system/dead/", dead)
-	mux.Handle("GET /system/async/{id}", serveCall(u.calls, u.journal, u.flow))
-	mux.Handle("GET /system/timeline/{name}", serveTimeline(u.registry, u.local, u.lines, u.status))
-	mux.Handle("GET /system/pipelines/{name}/explain", serveExplain(u.registry, u.loop, u.status))
-	cache := serveNodes(u.nodes, u.deployedFunctions())
-	for _, path := range []string{"/system/nodes", "/system/nodes/", "/system/cache", "/system/cache/"} {
-		mux.Handle(path, cache)
-	}
+	admin.Register(mux, u.admin())
 	mux.Handle("GET /system/events", u.events)
-	mux.Handle("GET /system/top", http.HandlerFunc(u.serveTop))
 	mux.Handle("/", api)
 	u.handler, u.inside = u.gateway.Handler(api.Guard(mux)), u.gateway.InsideHandler(guardedInside(api, credentials, mux))
 	return nil
@@ -317,4 +309,10 @@ func (u *up) follow(context.Context) error {
 	u.background(u.sweepSecrets)
 	u.background(u.async)
 	return nil
+}
+
+// hidePaths returns a function that removes the operator's folders from texts that clients of
+// functions read.
+func (u *up) hidePaths() func(string) string {
+	return gateway.HidePaths(u.cfg.State, u.cfg.imagesDir(), u.meets)
 }

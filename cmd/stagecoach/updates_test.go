@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // mixed is requests of all kinds, sent while their functions are updated: to a function alone,
@@ -104,17 +106,17 @@ func (m *mixed) send1(n int) (kind string, err error) {
 	case "join":
 		return kind, crossed(body, a)
 	}
-	if a.status != http.StatusOK || string(a.body) != body {
-		return kind, fmt.Errorf("status %d, %.300q, want 200 and what was sent", a.status, a.body)
+	if a.Status != http.StatusOK || string(a.Body) != body {
+		return kind, fmt.Errorf("status %d, %.300q, want 200 and what was sent", a.Status, a.Body)
 	}
 	return kind, nil
 }
 
 // ofOne checks that all items of an answer say the same.
-func ofOne(a answer) error {
+func ofOne(a client.Answer) error {
 	var out []string
-	if err := json.Unmarshal(a.body, &out); a.status != http.StatusOK || err != nil || len(out) != items {
-		return fmt.Errorf("status %d, %.300q, want 200 and %d items", a.status, a.body, items)
+	if err := json.Unmarshal(a.Body, &out); a.Status != http.StatusOK || err != nil || len(out) != items {
+		return fmt.Errorf("status %d, %.300q, want 200 and %d items", a.Status, a.Body, items)
 	}
 	if says := slices.Compact(out); len(says) != 1 || !strings.HasPrefix(says[0], "waited ") {
 		return fmt.Errorf("items say %q, want all the same", says)
@@ -196,7 +198,7 @@ func TestADeathAmongUpdates(t *testing.T) {
 	old := waitFn("many", "500ms", map[string]string{"max": "1"}, map[string]string{"each": "true"})
 	old.env["max_inflight"] = "4" // so that it runs for 10 s
 	r.deployAll(old)
-	got := make(chan answer, 1)
+	got := make(chan client.Answer, 1)
 	go func() {
 		got <- r.send(http.MethodPost, "/function/many", manyItems, "Content-Type", "application/json")
 	}()
@@ -208,16 +210,16 @@ func TestADeathAmongUpdates(t *testing.T) {
 	r.deployAll(updated(old, 0))
 	kill9(t, first[0])
 	a := <-got
-	if err := ofOne(a); err != nil || !strings.Contains(string(a.body), "500ms") {
-		t.Errorf("%v, %.200s, want what the first revision says", err, a.body)
+	if err := ofOne(a); err != nil || !strings.Contains(string(a.Body), "500ms") {
+		t.Errorf("%v, %.200s, want what the first revision says", err, a.Body)
 	}
-	again := slices.DeleteFunc(r.events("many", "ordered"), func(e event) bool { return !strings.Contains(e.Cause, "requests have begun on revision") })
+	again := slices.DeleteFunc(r.events("many", "ordered"), func(e schema.Event) bool { return !strings.Contains(e.Cause, "requests have begun on revision") })
 	if len(again) != 1 {
 		t.Errorf("started again: %+v, want one replica", again)
 	}
 	r.until(late, "the old revision's end", func() bool { return len(r.pids("wait", false)) == 1 })
-	if a := r.must(http.StatusOK, http.MethodPost, "/function/many", manyItems, "Content-Type", "application/json"); !strings.Contains(string(a.body), "waited 1ms") {
-		t.Errorf("%.200s, want what the second revision says", a.body)
+	if a := r.must(http.StatusOK, http.MethodPost, "/function/many", manyItems, "Content-Type", "application/json"); !strings.Contains(string(a.Body), "waited 1ms") {
+		t.Errorf("%.200s, want what the second revision says", a.Body)
 	}
 }
 
@@ -232,7 +234,7 @@ func TestUpdatesOutlastTheDrainTimeout(t *testing.T) {
 	r := start(t, "--config", config)
 	old := waitFn("many", "100ms", map[string]string{"max": "1"}, map[string]string{"each": "true"})
 	r.deployAll(old)
-	got := make(chan answer, 1)
+	got := make(chan client.Answer, 1)
 	go func() {
 		got <- r.send(http.MethodPost, "/function/many", manyItems, "Content-Type", "application/json")
 	}()
@@ -240,8 +242,8 @@ func TestUpdatesOutlastTheDrainTimeout(t *testing.T) {
 	r.deployAll(updated(old, 0))
 	r.until(late, "the old revision to drain", func() bool { return len(r.events("many", "draining")) > 0 })
 	a := <-got
-	if err := ofOne(a); err != nil || !strings.Contains(string(a.body), "100ms") {
-		t.Errorf("%v, %.200s, want what the first revision says", err, a.body)
+	if err := ofOne(a); err != nil || !strings.Contains(string(a.Body), "100ms") {
+		t.Errorf("%v, %.200s, want what the first revision says", err, a.Body)
 	}
 	r.until(late, "the old revision's end", func() bool { return len(r.pids("wait", false)) == 1 })
 	if n := r.value("stagecoach_flow_retries_total"); n != 0 {

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 const whoHandler = `"""Says who it is, and writes to its home."""
@@ -53,7 +54,7 @@ func TestVirtualEnvironments(t *testing.T) {
 		return filepath.Join(folder, "bin/python")
 	}
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	if err := os.Mkdir(filepath.Join(c.dir, "who"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +89,7 @@ func TestVirtualEnvironments(t *testing.T) {
 	if f := strings.Fields(answer); len(f) != 4 || f[0] != good || f[1] != "True" || f[2] != "/tmp" || !strings.HasPrefix(f[3], "user-") {
 		t.Errorf("it says %q, want %s, a user with one name, and /tmp", answer, good)
 	}
-	if starts := replicaStarts(r.line("who").Events); len(starts) == 0 || !strings.HasPrefix(starts[0].path, "fork") {
+	if starts := client.ReplicaStarts(r.line("who").Events); len(starts) == 0 || !strings.HasPrefix(starts[0].Path, "fork") {
 		t.Errorf("starts %+v, want a fork", starts)
 	}
 	stack(filepath.Join(good, "bin/python"), "HOME: /dev/shm, USER: me, LOGNAME: me")

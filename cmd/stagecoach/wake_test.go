@@ -48,13 +48,13 @@ func TestAllStagesWakeAtOnce(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() {
-		req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.base+"/function/chain", strings.NewReader("x"))
+		req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.Base+"/function/chain", strings.NewReader("x"))
 		if err != nil {
 			ended <- err
 			return
 		}
 		req.Header.Set("X-Timeout", "1h")
-		resp, err := r.http.Do(req)
+		resp, err := r.HTTP.Do(req)
 		if err == nil {
 			_ = resp.Body.Close()
 		}

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
@@ -34,7 +35,7 @@ func launchWarden(ctx context.Context, state string) (*warden.Client, error) {
 func runWarden(ctx context.Context, args []string, _ io.Writer) error {
 	fs := flag.NewFlagSet("warden", flag.ContinueOnError)
 	linger := fs.Duration("linger", wardenLinger, "for how long there may be no KeysManager before processes that are no use to anybody end")
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return fmt.Errorf("%w (`stagecoach keysmanager` starts it)", err)
 	}
 	pipes := make(chan os.Signal, 1)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/watchdog"
@@ -25,7 +26,7 @@ var watchdogLine = [...]string{"/proc/self/exe", "watchdog"}
 
 func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 	fs := flag.NewFlagSet("watchdog", flag.ContinueOnError)
-	if err := parseFlags(fs, args); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return fmt.Errorf("%w (`stagecoach up` starts it, and says in its environment what to run)", err)
 	}
 	return watchdog.Run(ctx)

@@ -40,7 +40,7 @@ func TestSharedProcess(t *testing.T) {
 	py := proctest.Python(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
-	c := &cli{t, t.TempDir(), r.base}
+	c := &operator{t, t.TempDir(), r.Base}
 	for _, who := range []string{"left", "right"} {
 		if err := os.MkdirAll(filepath.Join(c.dir, who), 0o755); err != nil {
 			t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -17,7 +18,7 @@ var (
 
 // Quiet is how long a function must have had no request before it can be pinned, because a pin
 // takes it from its users.
-const Quiet = 2 * time.Second
+const Quiet = profile.Quiet
 
 // Pin keeps a function at one replica with a given CPU limit, so that it can be measured. It is a
 // lease: if it is not renewed, the next plan ignores it. While it lasts, nothing counts as measured

@@ -1,5 +1,6 @@
-// Command echo-http is a function of OpenFaaS's kind: a program that listens on the port in the environment and speaks HTTP.
-// Documentation and tests use it; each path shows one thing that HTTP can do.
+// Command echo-http is a function that speaks HTTP, as OpenFaaS's functions do: a program that
+// listens on the port in the environment. Documentation and tests use it. Each path shows one
+// feature of HTTP.
 package main
 
 import (
@@ -70,13 +71,14 @@ func handler(ready time.Time) http.Handler {
 	})
 }
 
-// show answers with all that the function knows of the request and of itself.
+// show answers with what the function knows about the request and itself.
 func show(w http.ResponseWriter, r *http.Request) {
 	secrets := map[string]string{}
-	files, _ := filepath.Glob(filepath.Join(os.Getenv("secret_mount_path"), "*")) // a function may have none
+	// A function may have no secrets.
+	files, _ := filepath.Glob(filepath.Join(os.Getenv("secret_mount_path"), "*"))
 	for _, f := range files {
 		if b, err := os.ReadFile(f); err == nil && os.Getenv("secret_mount_path") != "" {
-			secrets[filepath.Base(f)] = strconv.Itoa(len(b)) + " bytes" // only what proves that it is there
+			secrets[filepath.Base(f)] = strconv.Itoa(len(b)) + " bytes" // shows only that the secret exists
 		}
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, 1<<20))
@@ -91,14 +93,15 @@ func show(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// echo sends the body back while it comes.
+// echo sends the body back while it arrives.
 func echo(w http.ResponseWriter, r *http.Request) {
-	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1 alone needs it
+	_ = http.NewResponseController(w).EnableFullDuplex() // only HTTP/1 needs it
 	w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
 	_, _ = io.Copy(w, r.Body) // the client may have left
 }
 
-// events sends n server-sent events; each but the first waits for a line of the request's body, or a while.
+// events sends n server-sent events. Each event except the first waits for a line of the request's
+// body, or for a while.
 func events(w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	_ = rc.EnableFullDuplex()
@@ -124,8 +127,8 @@ func hints(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "done")
 }
 
-// slow takes its time, and says on standard error when it begins, if it has a name, and whether the
-// client waited for it.
+// slow takes some time before it answers. It prints its start to standard error, if it has a name,
+// and whether the client left early.
 func slow(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		return
@@ -141,7 +144,7 @@ func slow(w http.ResponseWriter, r *http.Request) {
 	log.Print("canceled: ", name)
 }
 
-// pause waits, and tells whether the client did too.
+// pause waits for d. It reports false if the client left first.
 func pause(r *http.Request, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -170,9 +173,9 @@ func trailer(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Got", r.Trailer.Get("X-Sent"))
 }
 
-// eat touches mb MiB of memory, and answers how much that was.
+// eat touches mb MiB of memory and answers with their number.
 func eat(w http.ResponseWriter, r *http.Request) {
-	mb, _ := strconv.Atoi(r.URL.Query().Get("mb")) // none is none
+	mb, _ := strconv.Atoi(r.URL.Query().Get("mb")) // an invalid number means 0
 	food := make([]byte, mb<<20)
 	for i := 0; i < len(food); i += 4096 {
 		food[i] = 1
@@ -188,8 +191,10 @@ func spin(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, n)
 }
 
-// exit ends the program; with once=URL, only if that answers 201, as for the first who asks; with read, once a MiB of the body is
-// here; with begun, once half an answer is gone.
+// exit ends the program. Query parameters delay the end:
+//   - once=URL: only if that URL answers 201, as it does for the first caller
+//   - read: after 1 MiB of the body has arrived
+//   - begun: after half of the answer is sent
 func exit(w http.ResponseWriter, r *http.Request) {
 	if once := r.URL.Query().Get("once"); once != "" {
 		first, err := asksFirst(r.Context(), once)
@@ -208,13 +213,13 @@ func exit(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Has("begun") {
 		fmt.Fprintln(w, "half")
 		_ = http.NewResponseController(w).Flush()
-		pause(r, 300*time.Millisecond) // it is with the client by then
+		pause(r, 300*time.Millisecond) // so that the client has received it
 	}
 	log.Print("last words")
 	os.Exit(number(r, "code", 3))
 }
 
-// asksFirst tells whether a URL answers 201.
+// asksFirst reports whether a URL answers 201.
 func asksFirst(ctx context.Context, url string) (bool, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, nil)
 	if err != nil {
@@ -227,8 +232,8 @@ func asksFirst(ctx context.Context, url string) (bool, error) {
 	return resp.StatusCode == http.StatusCreated, resp.Body.Close()
 }
 
-// framing says in headers how the body was framed, and sends it back: in chunks if the query says
-// so, otherwise with its length.
+// framing answers with headers that describe how the body was framed, and sends the body back: in
+// chunks if the query says so, otherwise with its length.
 func framing(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -250,7 +255,7 @@ func framing(w http.ResponseWriter, r *http.Request) {
 
 func panics(http.ResponseWriter, *http.Request) { panic("on demand") }
 
-// upgrade speaks another protocol: lines come back.
+// upgrade switches to another protocol, which sends each line back.
 func upgrade(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Upgrade") != "lines" {
 		http.Error(w, "want Upgrade: lines", http.StatusUpgradeRequired)
@@ -273,7 +278,7 @@ func upgrade(w http.ResponseWriter, r *http.Request) {
 }
 
 func duration(s string) time.Duration {
-	d, _ := time.ParseDuration(s) // what is none is 0
+	d, _ := time.ParseDuration(s) // an invalid duration means 0
 	return d
 }
 

@@ -1,4 +1,5 @@
-// Command noop is a stage that answers with its input: what is left to measure is the way to it and back.
+// Command noop is a stage that answers with its input. Its calls measure the way to a stage and
+// back.
 package main
 
 import (

@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// TestStack reads the repository's stack.yml as a deployment does: each function is in order, and together they are the
-// pipelines that they say.
+// TestStack reads the repository's stack.yml as a deployment does. Each function is valid, and
+// together they form the pipelines that the file names.
 func TestStack(t *testing.T) {
 	b, err := os.ReadFile("../../stack.yml")
 	if err != nil {

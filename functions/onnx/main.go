@@ -1,5 +1,5 @@
-// Command onnx is the stage of an ONNX file without code of its own: each item is a set of tensors by the names of the
-// model's inputs, and becomes the set of its outputs.
+// Command onnx is a stage that only runs an ONNX model. An item is a set of tensors with the names
+// of the model's inputs, and becomes a set of the model's outputs.
 package main
 
 import "github.com/stagecoach-serving/stagecoach/stage"

@@ -1,8 +1,9 @@
-// Command spin is a stage that burns a given time of one core and does nothing with it: how long it takes depends on the CPU that it may
-// use, the size of a batch and the length of the input, in a known way. It is there to try `stagecoach profile` and quotas on.
+// Command spin is a stage that uses a given time of one core. How long a call takes depends in a
+// known way on the CPU that the stage may use, on the size of the batch and on the length of the
+// input. It is useful to try `stagecoach profile` and quotas.
 //
-// Environment: spin_base a batch (default 2ms), spin_call a call (default 1ms), spin_byte a byte of input (default 0s); spin_batch is the
-// largest batch (default 8).
+// Environment: spin_base per batch (default 2ms), spin_call per call (default 1ms), spin_byte per
+// byte of input (default 0s), and spin_batch, the maximum batch size (default 8).
 package main
 
 import (
@@ -19,7 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// costs is what the environment says, in time of one core.
+// costs has the times from the environment, in time of one core.
 type costs struct {
 	base, call, byte time.Duration
 	batch            int
@@ -46,7 +47,7 @@ func parse(getenv func(string) string) (costs, error) {
 	return c, nil
 }
 
-// of is what a batch costs whose inputs have so many bytes.
+// of returns the time of a batch whose inputs have these sizes in bytes.
 func (c costs) of(bytes []int) time.Duration {
 	all := c.base
 	for _, n := range bytes {
@@ -55,7 +56,7 @@ func (c costs) of(bytes []int) time.Duration {
 	return all
 }
 
-// spin burns d of the core that it runs on, however long that takes, unless ctx ends.
+// spin uses d of processor time, however long that takes. It stops when ctx ends.
 func spin(ctx context.Context, d time.Duration) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -68,14 +69,14 @@ func spin(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// used is the CPU time that this thread has had.
+// used returns the CPU time of this thread.
 func used() (time.Duration, error) {
 	var t unix.Timespec
 	err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t)
 	return time.Duration(t.Nano()), err
 }
 
-// size is the bytes of a call's input.
+// size returns the size of a call's input in bytes.
 func size(items tensor.Activation) (n int) {
 	for _, item := range items {
 		n += len(item.Bytes)

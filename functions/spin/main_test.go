@@ -23,7 +23,8 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// TestSpin: it burns as much of a core as it is told to, and no more once nobody waits.
+// TestSpin checks that spin uses the wanted time of a core, and that it stops when its context
+// ends.
 func TestSpin(t *testing.T) {
 	const d = 5 * time.Millisecond
 	begin := time.Now()
@@ -33,6 +34,6 @@ func TestSpin(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := spin(ctx, 5*time.Second); !errors.Is(err, context.Canceled) {
-		t.Errorf("%v, want that it is canceled", err)
+		t.Errorf("%v, want context.Canceled", err)
 	}
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// limit is how long a replica may live. One that works takes seconds, most of them to import PyTorch,
-// and minutes on a machine that is busy with other work.
+// limit is the maximum life of a replica. A test takes seconds, most of them to import PyTorch, and
+// minutes on a machine that is busy with other work.
 const limit = 15 * time.Minute
 
 // replica is a process of a stage, and the other end of its socket.
@@ -34,8 +34,8 @@ type replica struct {
 	stderr bytes.Buffer
 }
 
-// launch starts a replica of the handler in a folder, as the image that it is built into, with a model, and waits until it is ready:
-// one that says hello is not made to wait for others.
+// launch starts a replica of the handler in a folder, from a built image, with a model, and waits
+// until it is ready. It also welcomes the replica, so that no replica waits for another.
 func launch(t *testing.T, handler, model string) *replica {
 	t.Helper()
 	python, root := proctest.Torch(t), t.TempDir()
@@ -47,7 +47,8 @@ func launch(t *testing.T, handler, model string) *replica {
 	}
 	ours, theirs := sockets(t)
 	r := &replica{t: t, conn: wire.NewConn(ours)}
-	ctx, kill := context.WithTimeout(context.WithoutCancel(t.Context()), limit) // the test's own ends before its cleanup
+	// The test's own context ends before its cleanup.
+	ctx, kill := context.WithTimeout(context.WithoutCancel(t.Context()), limit)
 	r.cmd = exec.CommandContext(ctx, python, "./stage")
 	r.cmd.Dir, r.cmd.ExtraFiles, r.cmd.Stderr = root, []*os.File{theirs}, &r.stderr
 	r.cmd.Env = []string{wire.EnvStageFD + "=3", wire.EnvModel + "=" + model, wire.EnvThreads + "=1", wire.EnvFunction + "=f.ns", wire.EnvReplica + "=f-1"}
@@ -60,7 +61,7 @@ func launch(t *testing.T, handler, model string) *replica {
 	}
 	t.Cleanup(func() {
 		defer kill()
-		_ = ours.Close() // it ends when nobody is there
+		_ = ours.Close() // the replica ends if the other end is closed
 		if err := r.cmd.Wait(); err != nil && !t.Failed() {
 			t.Errorf("%s: %v\n%s", handler, err, r.stderr.String())
 		}
@@ -68,7 +69,7 @@ func launch(t *testing.T, handler, model string) *replica {
 	return r.begin()
 }
 
-// sockets returns both ends of a stage socket; reading from ours fails after the limit.
+// sockets returns both ends of a stage socket. Reading from ours fails after the limit.
 func sockets(t *testing.T) (*net.UnixConn, *os.File) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
@@ -109,7 +110,7 @@ func (r *replica) send(f wire.Frame) {
 	}
 }
 
-// read returns the next frame, which is to be of a type.
+// read returns the next frame and checks its type.
 func (r *replica) read(want wire.FrameType) wire.Frame {
 	r.t.Helper()
 	f, err := r.conn.Read()
@@ -126,7 +127,7 @@ func (r *replica) ended() string {
 	return r.stderr.String()
 }
 
-// call has the replica answer a call each of the inputs, as a batch, and returns their outputs in order.
+// call sends one call per input as a batch, and returns the outputs in order.
 func (r *replica) call(inputs ...tensor.Activation) []tensor.Activation {
 	r.t.Helper()
 	var batch wire.Batch
@@ -156,7 +157,7 @@ func (r *replica) call(inputs ...tensor.Activation) []tensor.Activation {
 	return out
 }
 
-// anonymous returns how many bytes the replica has in memory that are of no file.
+// anonymous returns the size of the replica's memory that belongs to no file, in bytes.
 func (r *replica) anonymous() int64 {
 	r.t.Helper()
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(r.cmd.Process.Pid) + "/status")
@@ -165,7 +166,7 @@ func (r *replica) anonymous() int64 {
 	}
 	found := regexp.MustCompile(`RssAnon:\s*(\d+) kB`).FindSubmatch(b)
 	if found == nil {
-		r.t.Skip("this kernel does not say RssAnon")
+		r.t.Skip("this kernel does not report RssAnon")
 	}
 	kb, err := strconv.ParseInt(string(found[1]), 10, 64)
 	if err != nil {

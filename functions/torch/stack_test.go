@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// TestStacks reads the stack files as a deployment does: each function is in order, and together they are a pipeline of eight
-// stages.
+// TestStacks reads the stack files as a deployment does. Each function is valid, and together they
+// form a pipeline of eight stages.
 func TestStacks(t *testing.T) {
 	for name, first := range map[string]string{"transformer": "transformer-1", "minilm": "minilm-torch-embed"} {
 		file, err := stack.Read(name + "/stack.yml")

@@ -1,4 +1,5 @@
-// Package torch_test runs the stages in PyTorch as replicas, over the stage protocol, and compares what they compute.
+// Package torch_test runs the stages in PyTorch as replicas, over the stage protocol, and compares
+// their results.
 package torch_test
 
 import (
@@ -28,7 +29,7 @@ func model(t *testing.T, name string) *zygote.Session {
 	return s
 }
 
-// embedded is what leaves the first stage of minilm, for texts that are padded to the longest.
+// embedded returns the output of the first minilm stage for texts that are padded to the longest.
 func embedded(t *testing.T) []tensor.Tensor {
 	t.Helper()
 	vocabulary, err := os.ReadFile(proctest.Built(t, "models", "minilm", "vocab.txt"))
@@ -65,7 +66,7 @@ func embedded(t *testing.T) []tensor.Tensor {
 	return out
 }
 
-// TestMinilm compares each layer with ONNX Runtime's, and what all six together make of texts.
+// TestMinilm compares each layer with ONNX Runtime's, and the output of all six layers.
 func TestMinilm(t *testing.T) {
 	const layers, near = 6, 1e-4
 	theirs := embedded(t)
@@ -100,8 +101,8 @@ func TestMinilm(t *testing.T) {
 	t.Logf("embeddings: at most %.1e off", d)
 }
 
-// distance returns how far two sets of the same tensors are from each other, at most; FP32 by their values, all else is to be
-// the same.
+// distance returns the maximum distance between two sets of the same tensors. FP32 tensors are
+// compared by value; all others must be equal.
 func distance(t *testing.T, got, want []tensor.Tensor) (far float64) {
 	t.Helper()
 	if len(got) != len(want) {
@@ -135,7 +136,7 @@ func text(s string) tensor.Activation {
 	return tensor.Activation{{ContentType: "text/plain", Bytes: []byte(s)}}
 }
 
-// TestTransformer sends texts through a model that is cut in two, and through the whole.
+// TestTransformer sends texts through a model that is cut in two, and through the whole model.
 func TestTransformer(t *testing.T) {
 	dir := t.TempDir()
 	shape, err := synthetic.Of(2, 1<<20, "F32")
@@ -165,7 +166,8 @@ func TestTransformer(t *testing.T) {
 	}
 }
 
-// TestParametersAreNotCopied: a replica of a large model has no more memory of its own than one of a small.
+// TestParametersAreNotCopied checks that a replica of a large model has no more private memory than
+// a replica of a small one.
 func TestParametersAreNotCopied(t *testing.T) {
 	own := func(size int64) int64 {
 		shape, err := synthetic.Of(1, size, "F32")
@@ -184,6 +186,6 @@ func TestParametersAreNotCopied(t *testing.T) {
 	few, many := own(1<<20), own(large)
 	t.Logf("%d MB of its own with 1 MB of parameters, %d MB with %d", few>>20, many>>20, int(large)>>20)
 	if many-few > large/4 {
-		t.Errorf("%d bytes more with %d bytes of parameters, want next to none", many-few, int(large))
+		t.Errorf("%d bytes more with %d bytes of parameters, want almost none", many-few, int(large))
 	}
 }

@@ -1,11 +1,11 @@
-// Command wait is a stage that holds its slot for a drawn time and burns no processor: a stand-in
-// for a device. On a machine with two cores it shows how queues and replicas behave when work is
-// done elsewhere; it says nothing about how fast any real work is, and every figure made with it
-// says so. With a model, a replica computes once on a small input before it is ready, so that what
-// starts is as heavy as what it stands for.
+// Command wait is a stage that holds its slot for a random time and uses no processor: it stands
+// for a device. On a machine with two cores, it shows how queues and replicas behave if the work is
+// done elsewhere. It says nothing about the speed of real work, and every figure made with it says
+// so. With a model, a replica computes once on a small input before it is ready, so that a start
+// costs as much as that of a real stage.
 //
 // Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5),
-// wait_seed (default: random), wait_stubborn (true: it goes on when its call is over, like a
+// wait_seed (default: random), wait_stubborn (true: a call continues after it was canceled, like a
 // handler that ignores its context; default false).
 package main
 
@@ -26,12 +26,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// settings is what the environment says.
+// settings has the values from the environment.
 type settings struct {
 	mean     time.Duration
 	cv       float64
 	seed     uint64
-	stubborn bool // it goes on with calls that are over
+	stubborn bool // continue calls that were canceled
 }
 
 func parse(getenv func(string) string) (settings, error) {
@@ -62,8 +62,8 @@ func parse(getenv func(string) string) (settings, error) {
 	return s, nil
 }
 
-// draw returns a lognormal time of the given mean and coefficient of variation: positive, skewed as
-// service times are.
+// draw returns a lognormal time with the given mean and coefficient of variation. It is positive
+// and skewed, as service times are.
 func draw(r *rand.Rand, mean time.Duration, cv float64) time.Duration {
 	variance := math.Log(1 + cv*cv)
 	return time.Duration(float64(mean) * math.Exp(r.NormFloat64()*math.Sqrt(variance)-variance/2))
@@ -107,27 +107,27 @@ func main() {
 	})
 }
 
-// touch runs the model once on a small input of zeros, so that a replica's first answer includes
-// its parameters. A model that takes no such input is left alone.
+// touch runs the model once on a small input of zeros, so that the parameters are in memory before
+// the first call. If the model takes no such input, touch only logs that.
 func touch(m *zygote.Session, log *slog.Logger) {
 	inputs := m.Inputs()
 	if len(inputs) != 1 {
-		log.Info("the model is not touched: it has several inputs", "inputs", len(inputs))
+		log.Info("the model did not run before the first call: it has several inputs", "inputs", len(inputs))
 		return
 	}
 	in, ok := smallest(inputs[0])
 	if !ok {
-		log.Info("the model is not touched: no small input is known", "input", inputs[0].Name, "wants", inputs[0].String())
+		log.Info("the model did not run before the first call: it takes no known small input", "input", inputs[0].Name, "wants", inputs[0].String())
 		return
 	}
 	if _, err := m.Run([]tensor.Tensor{in}); err != nil {
-		log.Warn("the model is not touched", "error", err)
+		log.Warn("the model failed before the first call", "error", err)
 	}
 }
 
-// smallest returns zeros for an input of FP32: 1 for a free dimension, but 64 for the height and
-// width of an image, which halves evenly as often as most models do. It is false for other
-// datatypes, an unknown shape, and above 64 MiB.
+// smallest returns zeros for an input of FP32. A free dimension is 1, but the height and width of
+// an image are 64, which most models can halve often enough. smallest returns false for other
+// datatypes, an unknown shape, and more than 64 MiB.
 func smallest(in zygote.Info) (tensor.Tensor, bool) {
 	t := tensor.Tensor{Name: in.Name, Datatype: in.Datatype, Shape: slices.Clone(in.Shape)}
 	n := int64(4)

@@ -46,7 +46,7 @@ func TestParseNamesTheVariable(t *testing.T) {
 func TestSmallestInput(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in    zygote.Info
-		shape []int64 // nil: none
+		shape []int64 // nil: no input
 	}{
 		"image":        {zygote.Info{Datatype: "FP32", Shape: []int64{-1, 3, -1, -1}}, []int64{1, 3, 64, 64}},
 		"sequence":     {zygote.Info{Datatype: "FP32", Shape: []int64{-1, -1, 80}}, []int64{1, 1, 80}},

@@ -1,6 +1,7 @@
-// Package builder makes OCI images of the functions of a stack, without Docker: it lays a template and a handler together with
-// the SDK that this program carries, compiles them with the Go toolchain, or checks them with a Python interpreter whose pip
-// brings what they require, and packs the result. The same sources give the same image, wherever they lie.
+// Package builder makes OCI images of the functions of a stack, without Docker. It combines a
+// template, a handler and the SDK that this program contains. It compiles Go stages with the Go
+// toolchain. It checks Python stages with a Python interpreter, whose pip installs their
+// requirements. The same sources give the same image, whatever folder they are in.
 //
 //	b, err := builder.New(ctx, stackFile, store)
 //	defer b.Close()
@@ -36,13 +37,13 @@ type Builder struct {
 
 	stack *stack.File
 	store *image.Store
-	work  string       // scratch, on the store's disk
-	close func() error // removes it
-	tools bool         // they were found
+	work  string       // folder for temporary files, on the store's disk
+	close func() error // removes work
+	tools bool         // the tools were found
 }
 
-// New makes a folder for scratch; Close removes it. The packages of Python stages are installed in
-// the store, once for all images.
+// New creates a folder for temporary files; Close removes it. The packages of Python stages are
+// installed in the store, once for all images.
 func New(ctx context.Context, f *stack.File, store *image.Store) (*Builder, error) {
 	work, release, err := store.Scratch(ctx)
 	if err != nil {
@@ -51,22 +52,23 @@ func New(ctx context.Context, f *stack.File, store *image.Store) (*Builder, erro
 	return &Builder{stack: f, store: store, work: work, close: release}, nil
 }
 
-// Close removes all that was built.
+// Close removes everything that was built.
 func (b *Builder) Close() error { return b.close() }
 
-// Result is a function that was built. It can be used until the Builder builds the next one, or is closed: models are large.
+// Result is a function that was built. It is valid until the Builder builds the next function or is
+// closed, because models are too large to keep.
 type Result struct {
 	Dir   string // the image's files
 	Image *image.Image
-	Size  int64 // of the files, bytes
+	Size  int64 // total size of the files, in bytes
 }
 
-// Build makes the image of a function of the stack. An error says what of the function is wrong, or what is missing on this
-// machine; the compiler's messages are in it.
+// Build makes the image of a function of the stack. The error says what is wrong with the function,
+// or which tool is missing on this machine. It contains the compiler's messages.
 func (b *Builder) Build(ctx context.Context, name string) (Result, error) {
 	fn := b.stack.Functions[name]
 	if fn.Handler == "" {
-		return Result{}, errors.New("handler: none, want the folder with its code")
+		return Result{}, errors.New("handler: got none, want the folder with its code")
 	}
 	handler := b.stack.Path(fn.Handler)
 	if info, err := os.Stat(handler); err != nil {
@@ -109,7 +111,7 @@ func (b *Builder) Build(ctx context.Context, name string) (Result, error) {
 	return r, err
 }
 
-// goStage makes the files of a compiled stage's image.
+// goStage writes the files of a compiled stage's image.
 func (b *Builder) goStage(ctx context.Context, name, handler string, template fs.FS, dir string) error {
 	binary := filepath.Join(b.work, "bin", name)
 	if err := b.compile(ctx, name, handler, template, binary); err != nil {
@@ -118,8 +120,8 @@ func (b *Builder) goStage(ctx context.Context, name, handler string, template fs
 	return b.assemble(dir, handler, binary)
 }
 
-// config says that the image in a folder speaks the stage protocol, what runs it if that is no binary and, where there is a
-// model, which unless the function says otherwise.
+// config returns the image configuration of a stage. It has the label that marks the stage
+// protocol, the interpreter if the stage is not a binary, and the default model if there is one.
 func config(language, dir string) image.Config {
 	c := image.Config{Entrypoint: []string{"/" + stageFile}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion}}
 	if language == python3Stage {
@@ -143,12 +145,14 @@ func defaultModel(language, dir string) string {
 	return ""
 }
 
-// pythonModel finds the parameters of a Python stage: a file, or the folder model when there are, or may be, several.
+// pythonModel returns the parameters of a Python stage: a file, or the folder model if there may be
+// several files.
 func pythonModel(dir string) string {
 	for _, m := range []struct{ pattern, model string }{
 		{"model.safetensors", "model.safetensors"}, {"model/*.safetensors", "model"}, {"model/model.onnx", "model/model.onnx"},
 	} {
-		if found, _ := filepath.Glob(filepath.Join(dir, m.pattern)); len(found) > 0 { // the patterns are good
+		// The patterns are valid.
+		if found, _ := filepath.Glob(filepath.Join(dir, m.pattern)); len(found) > 0 {
 			return m.model
 		}
 	}
@@ -161,7 +165,7 @@ const (
 	python3Stage = "python3-stage"
 )
 
-// languages are the templates that need no Docker.
+// languages are the languages of templates that need no Docker.
 var languages = []string{goStage, onnxStage, python3Stage}
 
 // Template returns the template of a lang: the one that was pulled into the folder of the stack

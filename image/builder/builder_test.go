@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image/stack"
 )
 
-// tree writes files, by name.
+// tree writes files. The map's keys are their names.
 func tree(t *testing.T, dir string, files map[string]string) {
 	t.Helper()
 	for name, text := range files {
@@ -49,7 +49,7 @@ func open(t *testing.T, dir string, functions map[string]stack.Function) *Builde
 	return openIn(t, t.TempDir(), dir, functions)
 }
 
-// openIn makes a builder with a store of its own in a folder.
+// openIn returns a builder in a folder, with its own store.
 func openIn(t *testing.T, at, dir string, functions map[string]stack.Function) *Builder {
 	t.Helper()
 	store, err := image.OpenStore(at)
@@ -69,7 +69,7 @@ func openIn(t *testing.T, at, dir string, functions map[string]stack.Function) *
 	return b
 }
 
-// handler returns the template's own.
+// handler copies the template's handler into a folder.
 func handler(t *testing.T, dir, lang string) {
 	t.Helper()
 	f, err := fs.Sub(stagecoach.Templates(), lang+"/function")
@@ -81,7 +81,8 @@ func handler(t *testing.T, dir, lang string) {
 	}
 }
 
-// TestBuild builds each kind of handler, outside this repository, twice, from different folders: the same image.
+// TestBuild builds each kind of handler twice, outside this repository and from different folders.
+// Both builds give the same image.
 func TestBuild(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles with cgo")
@@ -110,7 +111,7 @@ func main() {
 		"bare":   {Lang: "onnx-stage", Handler: "bare"},
 		"main":   {Lang: "go-stage", Handler: "main"},
 		"module": {Lang: "go-stage", Handler: "repo/functions/module"},
-		// Names of what is in the Builder's folder.
+		// Names that the Builder's own folder uses, too.
 		"bin":      {Lang: "go-stage", Handler: "code"},
 		"function": {Lang: "go-stage", Handler: "code"},
 		"images":   {Lang: "go-stage", Handler: "code"},
@@ -147,7 +148,7 @@ func main() {
 		b := open(t, dir, functions)
 		for _, name := range slices.Sorted(maps.Keys(want)) {
 			files := want[name]
-			if round > 0 && name != "code" && name != "module" { // one of each way
+			if round > 0 && name != "code" && name != "module" { // one handler of each kind
 				continue
 			}
 			r, err := b.Build(t.Context(), name)
@@ -171,7 +172,8 @@ func main() {
 		}
 	}
 	different := slices.Compact(slices.Sorted(maps.Values(digests)))
-	if len(different) != 4 || digests["model"] != digests["bare"] || digests["code"] != digests["images"] { // the template's hooks are the default
+	// If the handler has no hooks, the template's hooks are used.
+	if len(different) != 4 || digests["model"] != digests["bare"] || digests["code"] != digests["images"] {
 		t.Errorf("digests %v", digests)
 	}
 }
@@ -206,7 +208,7 @@ func TestBuildRefuses(t *testing.T) {
 		fn   stack.Function
 		want []string
 	}{
-		"no handler":       {stack.Function{Lang: "go-stage"}, []string{"handler: none"}},
+		"no handler":       {stack.Function{Lang: "go-stage"}, []string{"handler: got none"}},
 		"handler missing":  {stack.Function{Lang: "go-stage", Handler: "./none"}, []string{"handler: stat ", "/none: no such file"}},
 		"handler a file":   {stack.Function{Lang: "go-stage", Handler: "file"}, []string{"is a file, want a folder"}},
 		"dockerfile":       {stack.Function{Lang: "dockerfile", Handler: "code"}, []string{`lang: "dockerfile" is built with Docker (faas-cli build); without it, want go-stage, onnx-stage, python3-stage, or a template`}},
@@ -268,7 +270,7 @@ func TestPutFolder(t *testing.T) {
 		return stage, model
 	}
 	stage, model := put()
-	open, err := os.Open(filepath.Join(images, "team/f/1/stage")) // it runs
+	open, err := os.Open(filepath.Join(images, "team/f/1/stage")) // the stage is running
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -279,17 +281,17 @@ func TestPutFolder(t *testing.T) {
 	}
 	stage2, model2 := put()
 	if os.SameFile(stage, stage2) || !os.SameFile(model, model2) {
-		t.Error("want another stage, and the model that was there")
+		t.Error("want a new stage, and the old model")
 	}
 	if err := os.Chmod(filepath.Join(from, "stage"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	if stage3, _ := put(); stage3.Mode().Perm() != 0o755 {
-		t.Errorf("mode %v, want that of the new one", stage3.Mode())
+		t.Errorf("mode %v, want that of the new file", stage3.Mode())
 	}
 	var b [8]byte
 	if n, _ := open.Read(b[:]); string(b[:n]) != "one" {
-		t.Errorf("what runs was changed: %q", b[:n])
+		t.Errorf("a running file was changed: %q", b[:n])
 	}
 	for _, bad := range []string{"../f:1", "/f:1", "f:.."} {
 		if err := PutFolder(filepath.Join(images, "x"), bad, from); err == nil || !strings.Contains(err.Error(), "want repository[:tag]") {

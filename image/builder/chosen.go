@@ -17,18 +17,18 @@ import (
 	"time"
 )
 
-// chosenSuffix ends the names of the files that list the wheels which pip has chosen for a
-// requirements.txt. Such a file is removed chosenAge after it was last written.
+// chosenSuffix ends the names of the files that list pip's choice of wheels for a requirements.txt.
+// Such a file is removed chosenAge after it was last written.
 const (
 	chosenSuffix = ".chosen"
 	chosenAge    = 30 * 24 * time.Hour
 )
 
-// askAgain is how long pip's choice holds for a requirements.txt that names exact versions. The
+// askAgain is how long pip's choice is valid for a requirements.txt that names exact versions. The
 // versions of their dependencies may be open, so pip asks the index once a day.
 const askAgain = 24 * time.Hour
 
-// chosen has the wheels that pip has chosen, and their folder.
+// chosen is pip's choice of wheels, and their folder.
 type chosen struct {
 	folder string
 	wheels []wheel
@@ -38,7 +38,7 @@ type chosen struct {
 // before lists pip's last choice for the same text: these wheels are not downloaded again.
 func (p *python) choose(ctx context.Context, handler string, kept *wheels, before []wheel) (out chosen, err error) {
 	at, prefix := p.builder.work, "wheels-"
-	if kept != nil { // on its disk, so that wheels are linked and not copied
+	if kept != nil { // on the disk of the kept wheels, so that wheels are linked and not copied
 		at, prefix = kept.folder, partPrefix
 	}
 	folder, err := os.MkdirTemp(at, prefix)
@@ -69,7 +69,8 @@ func (p *python) choose(ctx context.Context, handler string, kept *wheels, befor
 	if err != nil {
 		return chosen{}, err
 	}
-	if len(known) > 0 && len(files) != len(before) { // some may be unused: resolve again, in an empty folder
+	// Some wheels may be unused: choose again, in an empty folder.
+	if len(known) > 0 && len(files) != len(before) {
 		return p.choose(ctx, handler, kept, nil)
 	}
 	for _, file := range files {
@@ -83,8 +84,8 @@ func (p *python) choose(ctx context.Context, handler string, kept *wheels, befor
 	return out, nil
 }
 
-// wheelOf describes a wheel file. If the file has the size of before and was not changed since the
-// time unchanged, its hash is taken from before.
+// wheelOf describes a wheel file. If the file has the size of before, and was not modified after
+// the time unchanged, wheelOf copies the hash from before.
 func wheelOf(file string, before wheel, unchanged time.Time) (wheel, error) {
 	info, err := os.Stat(file)
 	if err != nil {
@@ -97,9 +98,9 @@ func wheelOf(file string, before wheel, unchanged time.Time) (wheel, error) {
 	return wheel{filepath.Base(file), hash, info.Size()}, err
 }
 
-// recall returns the wheels that pip has chosen earlier. holds reports that this choice needs no
-// index: all versions are exact, and it is not older than askAgain.
-func (w *wheels) recall(key, requirements string) (all []wheel, holds bool) {
+// lastChoice returns pip's last choice of wheels. holds reports that the choice is valid without
+// asking the index: all versions are exact, and it is not older than askAgain.
+func (w *wheels) lastChoice(key, requirements string) (all []wheel, holds bool) {
 	if w == nil {
 		return nil, false
 	}
@@ -116,8 +117,8 @@ func (w *wheels) recall(key, requirements string) (all []wheel, holds bool) {
 	return all, exact(requirements) && age >= 0 && age < askAgain
 }
 
-// remember stores pip's choice of wheels.
-func (w *wheels) remember(key string, all []wheel) error {
+// saveChoice stores pip's choice of wheels.
+func (w *wheels) saveChoice(key string, all []wheel) error {
 	text, err := json.Marshal(all)
 	if err != nil {
 		return err
@@ -175,8 +176,8 @@ func hashFile(file string) (string, error) {
 	return hex.EncodeToString(h.Sum(nil)), err
 }
 
-// keyOf returns the name of a choice. The same requirements may need other wheels for another
-// interpreter.
+// keyOf returns the name of a choice. It depends on the interpreter, because the same requirements
+// may need other wheels for another interpreter.
 func keyOf(identity, requirements string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%q %q", identity, requirements))
 	return hex.EncodeToString(sum[:8])

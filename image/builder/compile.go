@@ -22,8 +22,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach"
 )
 
-// compile makes a function's stage binary. A handler that belongs to a Go module is built in it; any other becomes the
-// package handler/function of a module made for it, as `faas-cli build` has it too.
+// compile makes a function's stage binary. A handler that belongs to a Go module is compiled in
+// that module. Any other handler becomes the package handler/function of a new module, as with
+// `faas-cli build`.
 func (b *Builder) compile(ctx context.Context, name, handler string, template fs.FS, binary string) error {
 	if err := b.needTools(ctx); err != nil {
 		return err
@@ -49,13 +50,14 @@ func (b *Builder) compile(ctx context.Context, name, handler string, template fs
 	if pkg == "main" {
 		target = "./function"
 	}
-	if pkg == "" { // the template is compiled, not the handler's own package
+	if pkg == "" { // compile the template, because the handler is no package
 		shown = "function"
 	}
 	return b.goBuild(ctx, dir, "off", binary, shown, "-mod=readonly", target)
 }
 
-// shrinkwrap makes the build context: the template with the handler over its folder function, and the SDK.
+// shrinkwrap makes the build context: the template, the handler in the template's folder function,
+// and the SDK.
 func (b *Builder) shrinkwrap(dir, handler string, hasGo bool, template fs.FS) error {
 	// Files of an earlier build may be links into the handler's folder, so they are not
 	// overwritten.
@@ -67,7 +69,7 @@ func (b *Builder) shrinkwrap(dir, handler string, hasGo bool, template fs.FS) er
 	}
 	err := b.walk(handler, func(file, name string) error {
 		to := filepath.Join(dir, "function", filepath.FromSlash(name))
-		if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) { // of the template
+		if err := os.Remove(to); err != nil && !errors.Is(err, fs.ErrNotExist) { // the template's file
 			return err
 		}
 		return linkFile(file, to)
@@ -86,8 +88,8 @@ func (b *Builder) shrinkwrap(dir, handler string, hasGo bool, template fs.FS) er
 	return errors.Join(os.WriteFile(filepath.Join(dir, "go.mod"), []byte(gomod), 0o600), os.WriteFile(filepath.Join(dir, "go.sum"), []byte(sum), 0o600))
 }
 
-// compileInModule builds a handler where it is. Nothing is written there: the main package, unless the handler is one, and
-// the SDK are laid over it.
+// compileInModule compiles a handler in its own module. It writes nothing there: the compiler sees
+// the SDK as an overlay, and the main package, unless the handler is one.
 func (b *Builder) compileInModule(ctx context.Context, name, handler, root, pkg string, template fs.FS, binary string) error {
 	gomod, err := os.ReadFile(filepath.Join(root, "go.mod"))
 	if err != nil {
@@ -95,7 +97,7 @@ func (b *Builder) compileInModule(ctx context.Context, name, handler, root, pkg 
 	}
 	module := modulePath(gomod)
 	if module == "" {
-		return fmt.Errorf("%s: no module line", filepath.Join(root, "go.mod"))
+		return fmt.Errorf("%s has no module line", filepath.Join(root, "go.mod"))
 	}
 	rel, err := filepath.Rel(root, handler)
 	if err != nil {
@@ -125,8 +127,9 @@ func (b *Builder) compileInModule(ctx context.Context, name, handler, root, pkg 
 	return b.goBuild(ctx, root, work, binary, "function", append(flags, target)...)
 }
 
-// workspace writes a go.work with the module and the SDK that this program carries, or returns "off" for a module that says
-// itself where its SDK is. Unlike a replacement in a go.mod it leaves no path in the binary.
+// workspace writes a go.work with the module and the SDK that this program contains. It returns
+// "off" for a module whose go.mod says where the SDK is. Unlike a replacement in a go.mod, a
+// go.work leaves no path in the binary.
 func (b *Builder) workspace(name, root string, gomod []byte) (string, error) {
 	if regexp.MustCompile(`(?m)^\s*(replace\s+)?` + regexp.QuoteMeta(stagecoach.Module) + `(\s+v\S+)?\s+=>`).Match(gomod) {
 		return "off", nil
@@ -144,7 +147,7 @@ func (b *Builder) workspace(name, root string, gomod []byte) (string, error) {
 	return file, os.WriteFile(file, []byte(text), 0o600)
 }
 
-// overlay makes a file appear where there is none.
+// overlay makes the compiler see a file that does not exist.
 func (b *Builder) overlay(name, at string, text []byte) (string, error) {
 	dir := filepath.Join(b.work, "overlay", name)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -158,7 +161,7 @@ func (b *Builder) overlay(name, at string, text []byte) (string, error) {
 	return filepath.Join(dir, "overlay.json"), errors.Join(os.WriteFile(file, text, 0o600), os.WriteFile(filepath.Join(dir, "overlay.json"), list, 0o600))
 }
 
-// goBuild runs the compiler: the same sources give the same binary.
+// goBuild runs the compiler. The same sources give the same binary.
 func (b *Builder) goBuild(ctx context.Context, dir, workspace, binary, shown string, args ...string) error {
 	cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-tags=template", "-o", binary}, args...)...)
 	cmd.Dir = dir
@@ -178,13 +181,13 @@ func (b *Builder) goBuild(ctx context.Context, dir, workspace, binary, shown str
 // contextFile matches the start of a message about a file of the handler in a build context.
 var contextFile = regexp.MustCompile(`(?m)^function/`)
 
-// needTools says what to install.
+// needTools returns an error that says what to install, if a tool is missing.
 func (b *Builder) needTools(ctx context.Context) error {
 	if b.tools {
 		return nil
 	}
 	if _, err := exec.LookPath("go"); err != nil {
-		return fmt.Errorf("the Go toolchain is missing, which compiles stages: install version %s or later from go.dev/dl (Debian: apt-get install golang)", stagecoach.GoVersion())
+		return fmt.Errorf("the Go toolchain is missing; it compiles stages: install version %s or later from go.dev/dl (Debian: apt-get install golang)", stagecoach.GoVersion())
 	}
 	out, err := exec.CommandContext(ctx, "go", "env", "CC").Output()
 	if err != nil {
@@ -195,13 +198,13 @@ func (b *Builder) needTools(ctx context.Context) error {
 		return errors.New("go env CC names no C compiler, want one such as gcc")
 	}
 	if _, err := exec.LookPath(cc[0]); err != nil {
-		return fmt.Errorf("the C compiler %s is missing, which compiles what stages share with their zygote: install it (Debian: apt-get install gcc libc6-dev)", cc[0])
+		return fmt.Errorf("the C compiler %s is missing; it compiles the code that stages share with their zygote: install it (Debian: apt-get install gcc libc6-dev)", cc[0])
 	}
 	b.tools = true
 	return nil
 }
 
-// packageName returns the name of the Go package in a folder, "" when there is none.
+// packageName returns the name of the Go package in a folder, or "" if there is none.
 func packageName(dir string) (string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -227,7 +230,7 @@ func packageName(dir string) (string, error) {
 	return "", nil
 }
 
-// moduleRoot returns the folder of the go.mod that a folder belongs to, "" when there is none.
+// moduleRoot returns the folder of the go.mod that a folder belongs to, or "" if there is none.
 func moduleRoot(dir string) string {
 	for {
 		if info, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil && !info.IsDir() {

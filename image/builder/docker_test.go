@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestPythonDockerfile runs what the Dockerfile of python3-stage runs, without Docker, on the context that faas-cli makes: its
-// image has the files, and says of itself, what that of `stagecoach build` does.
+// TestPythonDockerfile runs the commands of the Dockerfile of python3-stage, without Docker, on the
+// build context of faas-cli. Files and configuration of its image are those of `stagecoach build`.
 func TestPythonDockerfile(t *testing.T) {
 	py := proctest.Pip(t)
 	dir := t.TempDir()
@@ -61,10 +61,11 @@ func TestPythonDockerfile(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if err := os.Remove(filepath.Join(image, "site-packages/greet/__pycache__/x.pyc")); err != nil { // its wheel's, which is in nobody's way
+	// Its wheel contains it.
+	if err := os.Remove(filepath.Join(image, "site-packages/greet/__pycache__/x.pyc")); err != nil {
 		t.Error(err)
 	}
-	matters := func(dir string) []string { // all but what normalise does
+	matters := func(dir string) []string { // all files except those that normalise changes or removes
 		return slices.DeleteFunc(list(t, dir), func(name string) bool {
 			return strings.HasPrefix(name, "site-packages/bin/") || strings.HasSuffix(name, "direct_url.json")
 		})
@@ -84,6 +85,6 @@ func TestPythonDockerfile(t *testing.T) {
 	}
 	base, _, _ := strings.Cut(final, "\n")
 	if !strings.Contains(string(text), "\nFROM "+base+" AS build\n") {
-		t.Errorf("packages are made for another image than %s", base)
+		t.Errorf("the packages are not made for the image %s", base)
 	}
 }

@@ -14,18 +14,19 @@ import (
 	"strings"
 )
 
-// maxFolders bounds how deep a handler's folders may lie in each other: links may go in circles.
+// maxFolders bounds the depth of a handler's folders, because links may form a circle.
 const maxFolders = 32
 
-// walk calls f with each file of the handler, and of the stack's further paths (configuration.copy), and with its name relative to the handler.
-// Links are followed, names with a leading dot and what `faas-cli build` leaves out are not there.
+// walk calls f for each file of the handler, and of the stack's further paths (configuration.copy).
+// name is the file's path relative to the handler. walk follows links. It skips names with a
+// leading dot and the files that `faas-cli build` skips.
 func (b *Builder) walk(handler string, f func(file, name string) error) error {
 	if err := walk(handler, "", 0, f); err != nil {
 		return fmt.Errorf("handler: %w", err)
 	}
 	for _, extra := range b.stack.Configuration.Copy {
 		if !filepath.IsLocal(extra) {
-			return fmt.Errorf("configuration.copy: %q, want one below the current folder", extra)
+			return fmt.Errorf("configuration.copy: %q, want a path below the current folder", extra)
 		}
 		if err := walk(b.stack.Path(extra), filepath.ToSlash(filepath.Clean(extra)), 0, f); err != nil {
 			return fmt.Errorf("configuration.copy: %w", err)
@@ -39,7 +40,7 @@ func walk(at, name string, depth int, f func(file, name string) error) error {
 	switch {
 	case err != nil:
 		if to, e := os.Readlink(at); e == nil && errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%s is a link to %s, which is not there; was it made or fetched?", at, to)
+			return fmt.Errorf("%s is a link to %s, which is not there; make or fetch it first", at, to)
 		}
 		return err
 	case info.Mode().IsRegular():
@@ -47,7 +48,7 @@ func walk(at, name string, depth int, f func(file, name string) error) error {
 	case !info.IsDir():
 		return fmt.Errorf("%s is a %v, want files and folders", at, info.Mode().Type())
 	case depth > maxFolders:
-		return fmt.Errorf("%s lies %d folders deep, want fewer", at, depth)
+		return fmt.Errorf("%s is %d folders deep, want fewer", at, depth)
 	}
 	entries, err := os.ReadDir(at)
 	if err != nil {
@@ -65,7 +66,7 @@ func walk(at, name string, depth int, f func(file, name string) error) error {
 	return nil
 }
 
-// source says whether a file is for the compiler, or for people, and not for the image.
+// source reports whether a file is for the compiler or for people, and not for the image.
 func source(name string) bool {
 	if slices.Contains(strings.Split(path.Dir(name), "/"), "testdata") {
 		return true
@@ -74,13 +75,14 @@ func source(name string) bool {
 	return slices.Contains([]string{".go", ".c", ".h", ".s", ".md"}, path.Ext(base)) || base == "go.mod" || base == "go.sum"
 }
 
-// assemble makes the image's folder: the binary and the handler's files that are no sources.
+// assemble makes the image's folder from the binary and the handler's files that are no sources.
 func (b *Builder) assemble(dir, handler, binary string) error {
 	put := func(file, name string) error {
 		if name != stageFile && source(name) || name == stageFile && file != binary {
 			return nil
 		}
-		return copyFile(file, filepath.Join(dir, filepath.FromSlash(name))) // not a link: who edits a handler must not edit images
+		// It copies, because an edit of the handler must not change images.
+		return copyFile(file, filepath.Join(dir, filepath.FromSlash(name)))
 	}
 	if err := put(binary, stageFile); err != nil {
 		return err
@@ -88,7 +90,7 @@ func (b *Builder) assemble(dir, handler, binary string) error {
 	return b.walk(handler, put)
 }
 
-// size returns the bytes of all files in a folder.
+// size returns the total size of all files in a folder, in bytes.
 func size(dir string) (n int64, err error) {
 	err = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() {
@@ -106,7 +108,7 @@ func size(dir string) (n int64, err error) {
 // stageFile is the executable in an image.
 const stageFile = "stage"
 
-// copyFile copies content and permissions to a file that is not there yet.
+// copyFile copies content and permissions to a new file.
 func copyFile(from, to string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
@@ -128,7 +130,7 @@ func copyFile(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// linkFile makes another name for a file, or copies it when that is on another file system.
+// linkFile makes a hard link to a file, or a copy if the target is on another file system.
 func linkFile(from, to string) error {
 	from, err := filepath.EvalSymlinks(from)
 	if err != nil {
@@ -143,12 +145,13 @@ func linkFile(from, to string) error {
 	return copyFile(from, to)
 }
 
-// part of an image's name that is a folder's name too.
+// part matches a part of an image's name that can also be a folder's name.
 var part = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`)
 
-// PutFolder makes the files of the folder from the image REPOSITORY:TAG of a folder of images: IMAGES/REPOSITORY/TAG. It
-// replaces what was there at once, changes no file that may be in use, and keeps those whose content is the same, so that an
-// image built again is not a new one. Packages of Python stages are links to the files of their layers.
+// PutFolder makes the folder IMAGES/REPOSITORY/TAG of the image REPOSITORY:TAG from the files in
+// the folder from. It replaces the old files in one step, and changes no file that may be in use.
+// It keeps files with the same content, so that building an image again does not give a new image.
+// Packages of Python stages are links to the files of their layers.
 func PutFolder(images, image, from string) error {
 	repository, tag, ok := strings.Cut(image, ":")
 	if !ok {
@@ -164,7 +167,8 @@ func PutFolder(images, image, from string) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
 	}
-	next, err := os.MkdirTemp(filepath.Dir(to), ".new-") // in the same file system, so that it can be renamed
+	// The folder is in the same file system, so that it can be renamed.
+	next, err := os.MkdirTemp(filepath.Dir(to), ".new-")
 	if err != nil {
 		return err
 	}
@@ -179,7 +183,7 @@ func PutFolder(images, image, from string) error {
 		}
 		dest := filepath.Join(next, "image", name)
 		switch first, _, _ := strings.Cut(filepath.ToSlash(name), "/"); {
-		case first == siteFolder: // the store's own
+		case first == siteFolder: // links to the store's files
 			return linkFile(file, dest)
 		case same(filepath.Join(to, name), file):
 			return linkFile(filepath.Join(to, name), dest)
@@ -194,7 +198,7 @@ func PutFolder(images, image, from string) error {
 	return os.Rename(filepath.Join(next, "image"), to)
 }
 
-// same says whether two files have the same content and permissions.
+// same reports whether two files have the same content and permissions.
 func same(a, b string) bool {
 	x, err := os.Open(a)
 	if err != nil {
@@ -224,7 +228,8 @@ func same(a, b string) bool {
 	}
 }
 
-// templateFiles copies a template into a build context, without the handler's code that the user has replaced.
+// templateFiles copies a template into a build context. With ownCode, it leaves out the handler's
+// code, because the user has replaced it.
 func templateFiles(template fs.FS, dir string, ownCode bool) error {
 	return fs.WalkDir(template, ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() || ownCode && path.Dir(name) == "function" && path.Ext(name) == ".go" {

@@ -24,9 +24,8 @@ var importsPy []byte
 const importPatience = 2 * time.Minute
 
 // imports imports the handler in an image's folder as the stage's processes will: with the same
-// interpreter and the function's environment. The error names the module that is missing. Any other
-// error of the import is only shown, because it may come from something that exists only when the
-// function runs, such as a secret.
+// interpreter and the function's environment. The error names a missing module. Any other error of
+// the import is only printed: its cause may be missing only during the build, such as a secret.
 func (p *python) imports(ctx context.Context, fn stack.Function, dir string) error {
 	work, err := os.MkdirTemp(p.builder.work, "imports-")
 	if err != nil {

@@ -1,4 +1,5 @@
-"""Imports an image's handler as its processes do. Package builder runs it with the image's interpreter.
+"""Imports an image's handler as its processes do. Package builder runs it with the image's
+interpreter.
 
     imports.py RESULT    runs in a folder with the image's files. If the import fails, it writes the
                          error to the file RESULT: "missing" and the module's name, or "import" or
@@ -33,7 +34,8 @@ def main(result):
         kind, text = "missing", "%sit needs the module %r" % (where(err, root), err.name)
     except ImportError as err:
         kind, text = "import", "%s%s" % (where(err, root), err)
-    except BaseException as err:  # it may need something that exists only at run time, such as a secret
+    # It may need something that exists only at run time, such as a secret.
+    except BaseException as err:
         kind, text = "other", "%s%s: %s" % (where(err, root), type(err).__name__, err)
     with open(result, "w", encoding="utf-8", errors="backslashreplace") as f:
         f.write(kind + "\n" + " ".join(text.split()))

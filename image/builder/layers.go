@@ -22,7 +22,7 @@ const (
 	maxOwn   = 40
 )
 
-// layersVersion changes when the same wheels no longer give the same files.
+// layersVersion is increased when the same wheels no longer give the same files.
 const layersVersion = 1
 
 // wheel is a package that pip has chosen.

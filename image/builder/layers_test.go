@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// large is the content of a file that makes its wheel large: it cannot be compressed.
+// large returns the content of a file that makes its wheel large, because it cannot be compressed.
 func large(t *testing.T) string {
 	t.Helper()
 	b := make([]byte, bigWheel+1<<10)
@@ -28,8 +28,8 @@ func large(t *testing.T) string {
 	return string(b)
 }
 
-// inodes returns the files below a folder with their inodes, and the bytes of all large files, each
-// counted once.
+// inodes returns the files below a folder with their inodes, and the total size of the large files
+// in bytes. A file with several names counts once.
 func inodes(t *testing.T, dir string) (of map[string]uint64, size int64) {
 	t.Helper()
 	of = map[string]uint64{}
@@ -71,7 +71,8 @@ func stages(t *testing.T, dir string, requirements map[string]string) map[string
 	return out
 }
 
-// index makes a folder with a large wheel and two versions of a small one, and has pip look there.
+// index makes a folder with a large wheel and two versions of a small one, and lets pip use it as
+// its index.
 func index(t *testing.T) (folder, content string) {
 	t.Helper()
 	folder, content = t.TempDir(), large(t)
@@ -103,8 +104,8 @@ func build(t *testing.T, b *Builder, name string) (r Result, digest, said string
 const library = "site-packages/tensors/lib/libtensors.so"
 
 // TestStagesShareTheirPackages builds two stages with the same requirements, and one that requires
-// another version of a small package: all have the large package once, at the build, in the store
-// and unpacked. What is installed is not installed again.
+// another version of a small package. All three share one copy of the large package: in the build,
+// in the store and in the unpacked roots. Installed packages are not installed again.
 func TestStagesShareTheirPackages(t *testing.T) {
 	_, content := index(t)
 	dir, at := t.TempDir(), t.TempDir()
@@ -122,13 +123,13 @@ func TestStagesShareTheirPackages(t *testing.T) {
 	for _, tc := range []struct {
 		name         string
 		layers       int    // in the store after it
-		asks, fills  bool   // pip chooses wheels, installs some
-		installs, no string // what pip says
+		asks, fills  bool   // pip chooses wheels; pip installs some
+		installs, no string // parts of pip's output: expected, and not expected
 	}{
 		{"one", 2, true, true, "Successfully installed tensors-2.0", ""},
 		{"two", 2, false, false, "", ""},
 		{"three", 3, true, true, "Successfully installed words-1.1", "Successfully installed tensors"},
-		{"open", 3, true, false, "", ""}, // the index has 1.1
+		{"open", 3, true, false, "", ""}, // the index has version 1.1
 	} {
 		r, digest, said := build(t, b, tc.name)
 		if asked, filled := strings.Contains(said, "words-1"), strings.Contains(said, "Successfully installed"); asked != tc.asks || filled != tc.fills {
@@ -168,7 +169,8 @@ func TestStagesShareTheirPackages(t *testing.T) {
 	}
 }
 
-// runsPackages wants all names of all layers in the image; said is empty for the newest.
+// runsPackages checks that the image has all names of all layers. An empty said stands for the
+// newest version.
 func runsPackages(t *testing.T, dir, said string) {
 	t.Helper()
 	files := list(t, dir)
@@ -185,8 +187,8 @@ func runsPackages(t *testing.T, dir, said string) {
 	}
 }
 
-// TestPackagesOfFoldersAreShared: the folders of two stages have links to the same packages, and
-// copies of what their authors may edit.
+// TestPackagesOfFoldersAreShared checks that the folders of two stages have links to the same
+// packages, and copies of the files that their authors may edit.
 func TestPackagesOfFoldersAreShared(t *testing.T) {
 	index(t)
 	dir, images := t.TempDir(), t.TempDir()
@@ -207,12 +209,13 @@ func TestPackagesOfFoldersAreShared(t *testing.T) {
 		t.Errorf("inodes %d and %d of the library, want one", one[library], two[library])
 	}
 	if one["handler.py"] == two["handler.py"] || one["stagecoach/__init__.py"] == two["stagecoach/__init__.py"] {
-		t.Error("an edit of one stage's files would change another's")
+		t.Error("an edit of one stage's files would change another stage's")
 	}
 }
 
-// TestSpoiltPackagesAreMadeAnew: neither a layer nor a kept wheel is used that is not what it was.
-func TestSpoiltPackagesAreMadeAnew(t *testing.T) {
+// TestDamagedPackagesAreMadeAgain changes layers and kept wheels. The build does not use them and
+// makes them again.
+func TestDamagedPackagesAreMadeAgain(t *testing.T) {
 	folder, content := index(t)
 	dir, at := t.TempDir(), t.TempDir()
 	b := openIn(t, at, dir, stages(t, dir, map[string]string{"one": "tensors==2.0\nwords==1.0\n"}))
@@ -274,8 +277,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestPipIsAskedAgain: a requirements.txt that leaves a version open is asked of the index at each
-// build, and gets new versions; one that names all versions is asked when a day has gone.
+// TestPipIsAskedAgain checks when pip asks the index. For an open version, pip asks at each build
+// and gets new versions. For a requirements.txt with exact versions, it asks once a day.
 func TestPipIsAskedAgain(t *testing.T) {
 	folder, _ := index(t)
 	dir := t.TempDir()

@@ -50,7 +50,8 @@ func checkModel(fn stack.Function, s modelStage) error {
 		return fmt.Errorf("model: %w", err)
 	case info.IsDir() || filepath.Ext(model) != ".onnx":
 		if _, err := safetensors.Inspect(file); err != nil && !errors.Is(err, safetensors.ErrNone) {
-			ours := strings.ReplaceAll(err.Error(), s.dir+string(filepath.Separator), filepath.Clean(s.handler)+string(filepath.Separator)) // not the copy, which is about to go
+			// The error names the handler's folder, because dir is a temporary copy.
+			ours := strings.ReplaceAll(err.Error(), s.dir+string(filepath.Separator), filepath.Clean(s.handler)+string(filepath.Separator))
 			return fmt.Errorf("model %s: %s", filepath.Join(s.handler, model), ours)
 		}
 		return nil
@@ -68,7 +69,7 @@ func checkModel(fn stack.Function, s modelStage) error {
 	if _, err := onnx.CheckExternal(filepath.Dir(file), files); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
-	if s.language == python3Stage { // its code asks ONNX Runtime itself
+	if s.language == python3Stage { // its code uses ONNX Runtime itself
 		return nil
 	}
 	inputs, outputs, err := onnx.Signature(f, info.Size())
@@ -90,7 +91,7 @@ func ownCode(handler string, template fs.FS) bool {
 	if err != nil || name == "" {
 		return false
 	}
-	files, _ := filepath.Glob(filepath.Join(handler, "*.go")) // the pattern is good
+	files, _ := filepath.Glob(filepath.Join(handler, "*.go")) // the pattern is valid
 	return slices.ContainsFunc(files, func(file string) bool {
 		if strings.HasSuffix(file, "_test.go") {
 			return false
@@ -131,7 +132,8 @@ func unserved(v onnx.Value, input, ownCode bool) error {
 func modelsOf(dir string) string {
 	const most = 5
 	var found []string
-	_ = filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error { // files that cannot be read are left out
+	// Files that cannot be read are left out.
+	_ = filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
 			return nil
@@ -144,7 +146,7 @@ func modelsOf(dir string) string {
 		return nil
 	})
 	if len(found) == 0 {
-		return "a file or folder of the handler's folder, in which no .onnx or .safetensors file lies"
+		return "a file or folder of the handler's folder, which has no .onnx or .safetensors file"
 	}
 	return "a file or folder of the handler's folder, such as " + strings.Join(found, ", ")
 }

@@ -13,7 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
-// TestCheckModel: the build finds models that cannot be served, and the error says how to fix them.
+// TestCheckModel checks that the build finds models that cannot be served, and that the error says
+// how to fix them.
 func TestCheckModel(t *testing.T) {
 	dir := t.TempDir()
 	handler(t, filepath.Join(dir, "model"), onnxStage)
@@ -34,7 +35,8 @@ func TestCheckModel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Rename(path, model("lost")); err != nil { // without its parameters, which stay where they were
+	// The model loses its parameters, which stay in the old folder.
+	if err := os.Rename(path, model("lost")); err != nil {
 		t.Fatal(err)
 	}
 	tree(t, dir, map[string]string{
@@ -43,26 +45,27 @@ func TestCheckModel(t *testing.T) {
 	})
 	for name, tc := range map[string]struct {
 		handler, language string
-		model             string // of the environment
+		model             string // set by the environment
 		ownCode           bool
-		want              []string // none: it is good
+		want              []string // parts of the error; none: the model is valid
 	}{
-		"as it is":              {"model", onnxStage, "", false, nil},
-		"named":                 {"model", goStage, "model/model.onnx", false, nil},
-		"no model":              {"empty", goStage, "", false, nil},
-		"a folder":              {"model", python3Stage, "model", false, nil},
-		"wrong path":            {"other", goStage, "weights/a.onnx", false, []string{`environment.STAGECOACH_MODEL: got "weights/a.onnx", and there is no other/weights/a.onnx, want a file or folder of the handler's folder, such as a.safetensors, weights/b.onnx`}},
-		"wrong path, Python":    {"other", python3Stage, "model.safetensors", false, []string{`got "model.safetensors", and there is no other/model.safetensors`}},
-		"nothing there":         {"empty", onnxStage, "", false, []string{"there is no empty/model/model.onnx, want the model there, or environment.STAGECOACH_MODEL", "no .onnx or .safetensors"}},
-		"outside":               {"model", onnxStage, "../model.onnx", false, []string{`got "../model.onnx", want a path inside the image`}},
-		"a pointer":             {"pointer", onnxStage, "", false, []string{"model pointer/model/model.onnx: not a whole ONNX model"}},
-		"a pointer, Python":     {"pointer", python3Stage, "", false, []string{"not a whole ONNX model"}},
-		"cut":                   {"cut", python3Stage, "", false, []string{"model cut/model: cut/model/m.safetensors: safetensors: 7 bytes, want at least the 8 of the header's length"}},
-		"cut, a file":           {"cut", python3Stage, "model/m.safetensors", false, []string{"model cut/model/m.safetensors: cut/model/m.safetensors: safetensors: 7 bytes"}},
-		"without parameters":    {"lost", onnxStage, "", false, []string{"model lost/model/model.onnx: its external data ", " are not there, want "}},
-		"classifier":            {"classifier", onnxStage, "", false, nil},
-		"ZipMap":                {"zipmap", onnxStage, "", false, []string{`model zipmap/model/model.onnx: output "output_probability" is a seq(map(int64,tensor(float))), want a tensor`, `options={"zipmap": False}`}},
-		"ZipMap, own code":      {"zipmap", goStage, "model/model.onnx", true, []string{`options={"zipmap": False}`}}, // no session has it
+		"as it is":           {"model", onnxStage, "", false, nil},
+		"named":              {"model", goStage, "model/model.onnx", false, nil},
+		"no model":           {"empty", goStage, "", false, nil},
+		"a folder":           {"model", python3Stage, "model", false, nil},
+		"wrong path":         {"other", goStage, "weights/a.onnx", false, []string{`environment.STAGECOACH_MODEL: got "weights/a.onnx", and there is no other/weights/a.onnx, want a file or folder of the handler's folder, such as a.safetensors, weights/b.onnx`}},
+		"wrong path, Python": {"other", python3Stage, "model.safetensors", false, []string{`got "model.safetensors", and there is no other/model.safetensors`}},
+		"nothing there":      {"empty", onnxStage, "", false, []string{"there is no empty/model/model.onnx, want the model there, or environment.STAGECOACH_MODEL", "no .onnx or .safetensors"}},
+		"outside":            {"model", onnxStage, "../model.onnx", false, []string{`got "../model.onnx", want a path inside the image`}},
+		"a pointer":          {"pointer", onnxStage, "", false, []string{"model pointer/model/model.onnx: not a whole ONNX model"}},
+		"a pointer, Python":  {"pointer", python3Stage, "", false, []string{"not a whole ONNX model"}},
+		"cut":                {"cut", python3Stage, "", false, []string{"model cut/model: cut/model/m.safetensors: safetensors: 7 bytes, want at least the 8 of the header's length"}},
+		"cut, a file":        {"cut", python3Stage, "model/m.safetensors", false, []string{"model cut/model/m.safetensors: cut/model/m.safetensors: safetensors: 7 bytes"}},
+		"without parameters": {"lost", onnxStage, "", false, []string{"model lost/model/model.onnx: its external data ", " are missing, want "}},
+		"classifier":         {"classifier", onnxStage, "", false, nil},
+		"ZipMap":             {"zipmap", onnxStage, "", false, []string{`model zipmap/model/model.onnx: output "output_probability" is a seq(map(int64,tensor(float))), want a tensor`, `options={"zipmap": False}`}},
+		// No session loads it.
+		"ZipMap, own code":      {"zipmap", goStage, "model/model.onnx", true, []string{`options={"zipmap": False}`}},
 		"ZipMap, Python":        {"zipmap", python3Stage, "", false, nil},
 		"labels":                {"labels", onnxStage, "", false, []string{`output "label" is a tensor(string), want a tensor of numbers or bool`, "extract_model"}},
 		"labels, with own code": {"labels", onnxStage, "", true, nil},
@@ -83,8 +86,8 @@ func TestCheckModel(t *testing.T) {
 	}
 }
 
-// TestBuildChecksTheModel builds a classifier with the default output of skl2onnx, in the
-// template's folder.
+// TestBuildChecksTheModel builds a classifier with skl2onnx's default output, in the template's
+// folder.
 func TestBuildChecksTheModel(t *testing.T) {
 	if testing.Short() {
 		t.Skip("compiles with cgo")
@@ -102,7 +105,8 @@ func TestBuildChecksTheModel(t *testing.T) {
 		want         string
 	}{
 		{"f", false, true, `model f/model/model.onnx: output "output_probability" is a seq(map(int64,tensor(float))), want a tensor`},
-		{"f", true, false, `model f/model/model.onnx: output "label" is a tensor(string)`}, // the template's code is not the user's
+		// The template's code is not the user's.
+		{"f", true, false, `model f/model/model.onnx: output "label" is a tensor(string)`},
 		{"wrong", false, false, `got "model/other.onnx", and there is no f/model/other.onnx, want a file or folder of the handler's folder, such as model/model.onnx`},
 		{"f", false, false, ""},
 	} {

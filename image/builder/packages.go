@@ -36,7 +36,7 @@ func (p *python) packages(ctx context.Context, handler string) ([]*image.Layer, 
 		return nil, err
 	}
 	key := keyOf(identity, text)
-	before, holds := kept.recall(key, text)
+	before, holds := kept.lastChoice(key, text)
 	if holds {
 		layers, err := p.layers(ctx, handler, kept.folder, before)
 		if !errors.Is(err, errNoWheel) {
@@ -49,7 +49,7 @@ func (p *python) packages(ctx context.Context, handler string) ([]*image.Layer, 
 	}
 	defer func() { _ = os.RemoveAll(now.folder) }() // another build may remove it, too
 	if kept != nil {
-		if err := errors.Join(kept.add(now), kept.remember(key, now.wheels)); err != nil {
+		if err := errors.Join(kept.add(now), kept.saveChoice(key, now.wheels)); err != nil {
 			fmt.Fprintf(p.output(), "build: the packages could not be kept for the next build: %v\n", err)
 		}
 	}
@@ -64,7 +64,8 @@ func (p *python) output() io.Writer { return cmp.Or[io.Writer](p.builder.Output,
 func (p *python) pip(ctx context.Context, handler string, args ...string) error {
 	cmd := p.cmd(ctx, slices.Concat([]string{"-m", "pip"}, args, []string{"--disable-pip-version-check", "--no-input"})...)
 	cmd.Dir = handler
-	cmd.Env = append(os.Environ(), "PIP_REQUIRE_VIRTUALENV=0", "PIP_ROOT_USER_ACTION=ignore") // pip changes no environment
+	// These settings change no environment.
+	cmd.Env = append(os.Environ(), "PIP_REQUIRE_VIRTUALENV=0", "PIP_ROOT_USER_ACTION=ignore")
 	said := &tail{to: p.output()}
 	cmd.Stdout, cmd.Stderr = said, said
 	err := cmd.Run()
@@ -117,8 +118,8 @@ func (t *tail) String() string {
 }
 
 // normalise makes installed packages independent of the place, the user and the source of their
-// installation. It also removes files that no stage uses: programs, which begin with the path of
-// the interpreter, and modules that were compiled by somebody else.
+// installation. It also removes files that no stage uses: programs, whose first line has the
+// interpreter's path, and modules that were compiled elsewhere.
 func normalise(site string) error {
 	var caches, records []string
 	err := filepath.WalkDir(site, func(file string, d fs.DirEntry, err error) error {
@@ -149,7 +150,7 @@ func normalise(site string) error {
 			return fmt.Errorf("%s: %w", filepath.Base(filepath.Dir(r)), err)
 		}
 	}
-	_ = os.Remove(filepath.Join(site, "bin")) // fails if a package has files of its own there
+	_ = os.Remove(filepath.Join(site, "bin")) // fails if a package has files there
 	return nil
 }
 
@@ -166,7 +167,8 @@ func record(site, file string) error {
 	if err != nil {
 		return fmt.Errorf("RECORD: %w", err)
 	}
-	// direct has the path or URL of a package that requirements.txt does not name by version.
+	// direct is the file with the path or URL of a package that requirements.txt does not name by
+	// version.
 	const direct = "direct_url.json"
 	var kept [][]string
 	for _, row := range rows {

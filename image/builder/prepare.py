@@ -1,10 +1,14 @@
-"""Checks and compiles the Python of an image; package builder runs it with the interpreter that the image is for.
+"""Checks and compiles the Python files of an image. Package builder runs it with the image's
+interpreter.
 
-    prepare.py handler ROOT     what the handler's folder brought: prints what is wrong with it, a line a fault, and ends with 1
-    prepare.py packages ROOT    the SDK and what pip has installed: what does not compile there stays as it is
+    prepare.py handler ROOT     checks the handler's files: prints one line per fault, and exits
+                                with 1 if there is one
+    prepare.py packages ROOT    compiles the SDK and the packages: a file that does not compile
+                                stays as it is
 
-Compiled files name their sources relative to ROOT, and have no times in them. Those of packages are taken as they are; those
-of the handler are compared with their sources, which somebody may edit in an image that is a folder.
+Compiled files name their sources relative to ROOT and contain no times. Python uses those of
+packages without a check. It compares those of the handler with their sources, because users may
+edit the sources in an image that is a folder.
 """
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ PACKAGES = ("stagecoach", "site-packages")
 
 
 def sources(root):
-    """The Python files below a folder, relative to it, always in the same order."""
+    """Returns the Python files below a folder, relative to it, always in the same order."""
     for at, folders, files in os.walk(root):
         folders.sort()
         for name in sorted(files):
@@ -28,18 +32,18 @@ def sources(root):
 
 
 def compiled(root, name, mode):
-    """Compile a file; returns what is wrong with it, or ""."""
+    """Compiles a file. Returns an error text, or ""."""
     try:
         py_compile.compile(os.path.join(root, name), dfile=name, doraise=True, invalidation_mode=mode)
     except py_compile.PyCompileError as err:
-        return told(name, err.exc_value)
-    except (ValueError, RecursionError, MemoryError) as err:  # NUL bytes; nesting
-        return told(name, err)
+        return describe(name, err.exc_value)
+    except (ValueError, RecursionError, MemoryError) as err:  # NUL bytes; deep nesting
+        return describe(name, err)
     return ""
 
 
-def told(name, err):
-    """An error as NAME:LINE: message, and the line."""
+def describe(name, err):
+    """Returns an error as NAME:LINE: message, and the line."""
     if not isinstance(err, SyntaxError) or err.lineno is None:
         return "%s: %s" % (name, err)
     line = "\n    " + err.text.strip() if err.text and err.text.strip() else ""
@@ -47,7 +51,8 @@ def told(name, err):
 
 
 def bound(tree):
-    """The names that a module binds at its top level, also inside of if and try; "*" for those of somebody else's module."""
+    """Returns the names that a module binds at its top level, also inside if and try. "*" stands
+    for names that it imports from a foreign module."""
     names, left = set(), list(tree.body)
     while left:
         node = left.pop()
@@ -63,11 +68,11 @@ def bound(tree):
 
 
 def handler(root):
-    """Compile the handler's files; returns what is wrong with them."""
+    """Compiles the handler's files. Returns the faults."""
     mode = py_compile.PycInvalidationMode.CHECKED_HASH
     own = [name for name in sources(root) if name.split(os.sep)[0] not in PACKAGES]
     faults = [fault for fault in (compiled(root, name, mode) for name in own) if fault]
-    stdlib = getattr(sys, "stdlib_module_names", frozenset()) - {"test"}  # from 3.10 on
+    stdlib = getattr(sys, "stdlib_module_names", frozenset()) - {"test"}  # Python 3.10 and later
     for name in own:
         if name.replace(os.sep + "__init__.py", ".py")[:-3] in stdlib:
             faults.append("%s: it would hide Python's own module of that name, want another name" % name)
@@ -80,7 +85,7 @@ def handler(root):
 
 
 def packages(root):
-    """Compile what the image's user has not written."""
+    """Compiles the SDK and the packages."""
     for folder in PACKAGES:
         for name in sources(os.path.join(root, folder)):
             compiled(root, os.path.join(folder, name), py_compile.PycInvalidationMode.UNCHECKED_HASH)
@@ -88,7 +93,8 @@ def packages(root):
 
 
 def main(what, root):
-    warnings.simplefilter("ignore")  # of others' code; the handler's are seen when it runs
+    # These warnings are about foreign code. Those about the handler appear when it runs.
+    warnings.simplefilter("ignore")
     faults = {"handler": handler, "packages": packages}[what](root)
     print("\n".join(faults), end="")
     return 1 if faults else 0

@@ -20,10 +20,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// What an image of a Python stage has beside its stageFile and the files of the handler's folder.
+// Files in the image of a Python stage, beside stageFile and the files of the handler's folder.
 const (
-	sdkFolder   = "stagecoach"    // of the template
-	siteFolder  = "site-packages" // what requirements.txt names
+	sdkFolder   = "stagecoach"    // from the template
+	siteFolder  = "site-packages" // packages that requirements.txt names
 	handlerFile = "handler.py"
 )
 
@@ -36,12 +36,12 @@ var preparePy []byte
 // python is an interpreter.
 type python struct {
 	command []string // program and its arguments before a script's name
-	what    string   // for people: its path and version
+	what    string   // path and version, for messages
 	builder *Builder
 }
 
-// pythonStage makes the files of a Python stage's image, checked and compiled, and the layers with its
-// packages. It returns the interpreter, too.
+// pythonStage writes the files of a Python stage's image, checks and compiles them, and returns the
+// layers with its packages. It also returns the interpreter.
 func (b *Builder) pythonStage(ctx context.Context, fn stack.Function, handler string, template fs.FS, dir string) (*python, []*image.Layer, error) {
 	if _, err := os.Stat(filepath.Join(handler, handlerFile)); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, fmt.Errorf("handler: %s has no %s, want one with def infer(state, calls: list[sc.Call])", handler, handlerFile)
@@ -50,25 +50,25 @@ func (b *Builder) pythonStage(ctx context.Context, fn stack.Function, handler st
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := b.layPython(dir, handler, template); err != nil {
+	if err := b.copyPython(dir, handler, template); err != nil {
 		return nil, nil, err
 	}
 	if err := py.prepare(ctx, "handler", dir); err != nil {
 		return nil, nil, fmt.Errorf("handler: %w", err)
 	}
-	if err := py.prepare(ctx, "packages", dir); err != nil { // the SDK
+	if err := py.prepare(ctx, "packages", dir); err != nil { // compiles the SDK
 		return nil, nil, err
 	}
 	layers, err := py.packages(ctx, handler)
 	return py, layers, err
 }
 
-// layPython lays the template's program and SDK and the handler's files together.
-func (b *Builder) layPython(dir, handler string, template fs.FS) error {
+// copyPython copies the template's program and SDK and the handler's files into one folder.
+func (b *Builder) copyPython(dir, handler string, template fs.FS) error {
 	err := b.walk(handler, func(file, name string) error {
 		switch first, _, _ := strings.Cut(name, "/"); first {
 		case stageFile, sdkFolder, sdkFolder + ".py", siteFolder:
-			return fmt.Errorf("handler: %s is a name of the platform's, want another", first)
+			return fmt.Errorf("handler: %s is a name that the platform uses, want another", first)
 		}
 		if leftOut(name) {
 			return nil
@@ -101,7 +101,8 @@ func (b *Builder) layPython(dir, handler string, template fs.FS) error {
 	return nil
 }
 
-// leftOut says whether a file of a Python handler or template is for people, for tests or for pip, and not for the image.
+// leftOut reports whether a file of a Python handler or template stays out of the image, because it
+// is for people, tests or pip.
 func leftOut(name string) bool {
 	folders := strings.Split(path.Dir(name), "/")
 	base := path.Base(name)
@@ -110,8 +111,9 @@ func leftOut(name string) bool {
 		strings.HasPrefix(base, "test_") && path.Ext(base) == ".py" || strings.HasSuffix(base, "_test.py")
 }
 
-// python finds the interpreter that a function's processes will be run by: the words before ./stage in its fprocess, else
-// python3; in the PATH that they will have, else in ours.
+// python finds the interpreter that runs a function's processes: the words before ./stage in its
+// fprocess, or else python3. It looks in the PATH of the processes, or else in the PATH of this
+// process.
 func (b *Builder) python(ctx context.Context, fn stack.Function) (*python, error) {
 	words := strings.Fields(fn.FProcess)
 	script := slices.Index(words, "./"+stageFile)
@@ -135,16 +137,16 @@ func (b *Builder) python(ctx context.Context, fn stack.Function) (*python, error
 		}
 	}
 	if _, err := exec.LookPath(py.command[0]); err != nil {
-		return nil, fmt.Errorf("the interpreter %s is missing, which checks and compiles the stage, and runs it: install it (Debian: apt-get install python3 python3-pip), or name another with fprocess", words[0])
+		return nil, fmt.Errorf("the interpreter %s is missing; it checks, compiles and runs the stage: install it (Debian: apt-get install python3 python3-pip), or name another with fprocess", words[0])
 	}
 	return py, py.ask(ctx)
 }
 
-// ask finds out which version it is.
+// ask finds out the interpreter's version.
 func (p *python) ask(ctx context.Context) error {
 	const code = `import sys; print("%d %d %s" % (sys.version_info[0], sys.version_info[1], sys.executable))`
 	cmd := p.cmd(ctx, "-c", code)
-	cmd.Stderr = nil // so that it is in the error
+	cmd.Stderr = nil // Output puts it into the error
 	out, err := cmd.Output()
 	if err != nil {
 		return fmt.Errorf("%s: %w%s", strings.Join(p.command, " "), err, stderrOf(err))
@@ -168,7 +170,8 @@ func stderrOf(err error) string {
 	return ""
 }
 
-// prepare runs prepare.py on an image's folder. What it compiles depends on the sources and the interpreter's version alone.
+// prepare runs prepare.py on an image's folder. The compiled files depend only on the sources and
+// the interpreter's version.
 func (p *python) prepare(ctx context.Context, what, dir string) error {
 	script := filepath.Join(p.builder.work, "prepare.py")
 	if err := os.WriteFile(script, preparePy, 0o600); err != nil {
@@ -176,7 +179,7 @@ func (p *python) prepare(ctx context.Context, what, dir string) error {
 	}
 	cmd := p.cmd(ctx, "-s", "-S", script, what, dir)
 	cmd.Env = slices.DeleteFunc(os.Environ(), func(e string) bool { return strings.HasPrefix(e, "PYTHON") })
-	cmd.Env = append(cmd.Env, "PYTHONHASHSEED=0") // before 3.11 it is in compiled sets
+	cmd.Env = append(cmd.Env, "PYTHONHASHSEED=0") // before Python 3.11, compiled sets depend on it
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	switch err := cmd.Run(); {
@@ -188,7 +191,7 @@ func (p *python) prepare(ctx context.Context, what, dir string) error {
 	return nil
 }
 
-// grace is how long what a tool has started may hold its output when it has ended or was ended.
+// grace is how long descendants of a tool may keep its output open after the tool has ended.
 const grace = 5 * time.Second
 
 func (p *python) cmd(ctx context.Context, args ...string) *exec.Cmd {

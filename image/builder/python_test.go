@@ -20,8 +20,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// greet writes the wheel of a package into a handler's folder, which requires it. Its sets and strings have tempted compilers to
-// depend on chance.
+// greet writes the wheel of a package into the folder of a handler that requires it. The package
+// has sets and strings, whose compiled form may depend on the hash seed.
 func greet(t *testing.T, handler string) {
 	t.Helper()
 	proctest.Wheel(t, handler, "greet", "1.0", map[string]string{
@@ -32,10 +32,11 @@ func greet(t *testing.T, handler string) {
 	})
 }
 
-// noTensors is a safetensors file without tensors.
+// noTensors is the content of a safetensors file without tensors.
 const noTensors = "\x02\x00\x00\x00\x00\x00\x00\x00{}"
 
-// TestPython builds an image with packages and a model twice, from different folders: the same image, which names neither.
+// TestPython builds an image with packages and a model twice, from different folders. Both images
+// are the same, and neither names its folder.
 func TestPython(t *testing.T) {
 	py := proctest.Pip(t)
 	digests := map[string]bool{}
@@ -48,7 +49,7 @@ func TestPython(t *testing.T) {
 			"f/README.md": "r", "f/.hidden": "h", "f/testdata/x": "x",
 		})
 		greet(t, filepath.Join(dir, "f"))
-		if round > 0 { // as after a test that somebody has run, and for one with other habits
+		if round > 0 { // as after a test run, and with another umask and hash seed
 			tree(t, dir, map[string]string{"f/__pycache__/handler.cpython-311.pyc": "old"})
 			for name, value := range map[string]string{
 				"PIP_USER": "1", "PIP_REQUIRE_VIRTUALENV": "1", "PYTHONHASHSEED": "5", "PYTHONOPTIMIZE": "2", "PYTHONDONTWRITEBYTECODE": "1",
@@ -102,8 +103,8 @@ func TestPython(t *testing.T) {
 	}
 }
 
-// checkCompiled wants packages to be compiled to what is taken as it is, the handler to what is compared with its source, and
-// nothing to name a folder of this machine.
+// checkCompiled checks the compiled files. Python uses those of packages without a check, and
+// compares those of the handler with their sources. No file names a folder of this machine.
 func checkCompiled(t *testing.T, dir string, folders ...string) {
 	t.Helper()
 	for _, name := range list(t, dir) {
@@ -119,9 +120,9 @@ func checkCompiled(t *testing.T, dir string, folders ...string) {
 		if filepath.Ext(name) != ".pyc" {
 			continue
 		}
-		want := uint32(1) // PEP 552: by hash
+		want := uint32(1) // PEP 552: hash-based
 		if !strings.HasPrefix(name, sdkFolder+"/") && !strings.HasPrefix(name, siteFolder+"/") {
-			want = 3 // and checked
+			want = 3 // and compared with the source
 		}
 		if flags := binary.LittleEndian.Uint32(b[4:]); flags != want {
 			t.Errorf("%s: flags %d, want %d", name, flags, want)
@@ -129,7 +130,8 @@ func checkCompiled(t *testing.T, dir string, folders ...string) {
 	}
 }
 
-// runs imports the handler as the image's program does, from compiled files: what raises there names the image's sources.
+// runs imports the handler as the image's program does, from compiled files. An exception names the
+// image's sources.
 func runs(t *testing.T, py, dir string) {
 	t.Helper()
 	const program = `import os, sys
@@ -146,7 +148,8 @@ print(handler.infer(None, ["x", "v"]), greet.main("world"), handler.infer.__code
 	}
 }
 
-// TestPythonTemplate builds what `faas-cli new` makes: it needs no pip, and its image has all of the SDK and nothing else.
+// TestPythonTemplate builds the files that `faas-cli new` creates. The build needs no pip, and the
+// image has all of the SDK and nothing else.
 func TestPythonTemplate(t *testing.T) {
 	py := proctest.Python(t)
 	dir := t.TempDir()
@@ -160,7 +163,7 @@ func TestPythonTemplate(t *testing.T) {
 		if filepath.Ext(name) != ".pyc" {
 			got = append(got, name)
 		} else if source := regexp.MustCompile(`__pycache__/(\w+)\.cpython.*`).ReplaceAllString(name, "$1.py"); !slices.Contains(list(t, r.Dir), source) {
-			t.Errorf("%s is of no source", name)
+			t.Errorf("%s has no source", name)
 		}
 	}
 	want := []string{"handler.py", "requirements.txt", "stage"}
@@ -199,9 +202,9 @@ func TestPythonModel(t *testing.T) {
 	}
 }
 
-// TestPythonImports: the build finds a module that the stage's interpreter lacks, even if an
-// installed package or another file of the handler imports it. Files that the import writes are not
-// in the image, and its other errors do not fail the build.
+// TestPythonImports checks that the build finds a module that the stage's interpreter lacks, even
+// if an installed package or another file of the handler imports it. Files that the import writes
+// are not in the image, and other errors of the import do not fail the build.
 func TestPythonImports(t *testing.T) {
 	py := proctest.Pip(t)
 	dir := t.TempDir()
@@ -220,7 +223,7 @@ func TestPythonImports(t *testing.T) {
 	})
 	proctest.Wheel(t, filepath.Join(dir, "package"), "broken", "1.0", map[string]string{"broken/__init__.py": "import no_such\n"})
 	t.Setenv("LEAKED", "1")
-	t.Setenv("PYTHONPATH", filepath.Join(dir, "elsewhere")) // of the user who builds
+	t.Setenv("PYTHONPATH", filepath.Join(dir, "elsewhere")) // variables of the user who runs the build
 	tree(t, dir, map[string]string{"elsewhere/no_such/__init__.py": ""})
 	for name, tc := range map[string]struct{ want, shown string }{
 		"lacks":    {want: `handler: handler.py:2: it needs the module 'no_such', which ` + py + " (Python 3."},
@@ -280,7 +283,7 @@ func TestPythonRefuses(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		handler, process string
-		want             []string // none: it is built
+		want             []string // parts of the error; none: the build works
 	}{
 		"good":                    {"good", py + " -X utf8 ./stage -v", nil},
 		"somebody else's infer":   {"star", "", nil},
@@ -290,8 +293,8 @@ func TestPythonRefuses(t *testing.T) {
 		"NUL":                     {"nul", "", []string{"handler: handler.py: ", "null byte"}},
 		"no infer":                {"noinfer", "", []string{"handler: handler.py: no infer, want def infer("}},
 		"Python's own names":      {"hides", py + " ./stage", []string{"handler: queue.py: it would hide Python's own module of that name, want another name\nemail/__init__.py: it would hide"}},
-		"its own stagecoach":      {"sdk", "", []string{"stagecoach is a name of the platform's"}},
-		"its own stage":           {"program", "", []string{"stage is a name of the platform's"}},
+		"its own stagecoach":      {"sdk", "", []string{"stagecoach is a name that the platform uses"}},
+		"its own stage":           {"program", "", []string{"stage is a name that the platform uses"}},
 		"package that is not":     {"absent", py + " ./stage", []string{"requirements.txt: pip of ", "exit status 1", "No matching distribution found for no-such-package==1.0"}},
 		"no pip":                  {"requires", bare + "/bin/python ./stage", []string{"requirements.txt: ", "bare/bin/python", " has no pip", "apt-get install python3-pip"}},
 		"interpreter not there":   {"good", "/nowhere/python ./stage", []string{"the interpreter /nowhere/python is missing", "fprocess"}},
@@ -315,7 +318,8 @@ func TestPythonRefuses(t *testing.T) {
 	}
 }
 
-// TestInterpreter looks where the function's processes will.
+// TestInterpreter checks that the builder looks for the interpreter where the function's processes
+// will.
 func TestInterpreter(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"a/python3", "b/python3", "b/special"} {
@@ -328,7 +332,7 @@ func TestInterpreter(t *testing.T) {
 	b := open(t, dir, nil)
 	for name, tc := range map[string]struct {
 		fn   stack.Function
-		want string // the program's end
+		want string // the end of the program's path
 	}{
 		"its own PATH":            {stack.Function{Environment: map[string]string{"PATH": filepath.Join(dir, "none") + ":" + filepath.Join(dir, "a")}}, "a/python3 (Python 3.12)"},
 		"ours, where it has none": {stack.Function{FProcess: "special ./stage"}, "b/special (Python 3.12)"},
@@ -349,7 +353,7 @@ func TestNormalise(t *testing.T) {
 		"a-1.dist-info/RECORD":          "b.py,sha256=x,1\n\"a,b.py\",,\na-1.dist-info/direct_url.json,,\n../../bin/a,sha256=of a path,9\n../../bin/../x,,\n__pycache__/b.pyc,,\na-1.dist-info/RECORD,,\n",
 		"a-1.dist-info/direct_url.json": `{"url": "file:///home/me"}`,
 		"b.py":                          "", "a,b.py": "", "__pycache__/b.pyc": "", "bin/a": "#!/home/me/python", "bin/own.py": "", "x": "",
-		"other/RECORD": "it is no list\"", // of no package
+		"other/RECORD": "it is no list\"", // belongs to no package
 	})
 	if err := normalise(site); err != nil {
 		t.Fatal(err)
@@ -366,7 +370,8 @@ func TestNormalise(t *testing.T) {
 	}
 }
 
-// FuzzRecord wants a list of files, whatever a package brings: sorted, with none outside, and nothing removed but programs.
+// FuzzRecord checks that record gives a list of files for any package: sorted, with no file
+// outside, and with nothing removed except programs.
 func FuzzRecord(f *testing.F) {
 	for _, seed := range []string{"", "b.py,sha256=x,1\n", "../../bin/a,,\n", "../../bin/,,\n../../bin/..,,\n", "\"a,\nb\",,\n", "a\n,,\n", "/etc/passwd,,\r\n../x,,"} {
 		f.Add(seed)
@@ -407,6 +412,6 @@ func TestTail(t *testing.T) {
 		t.Errorf("%q", lines)
 	}
 	if !strings.HasPrefix(shown.String(), "line 0\n") || !strings.HasSuffix(shown.String(), "line 999\n") {
-		t.Error("not everything was shown")
+		t.Error("some of the output was not passed on")
 	}
 }

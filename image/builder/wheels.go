@@ -15,15 +15,16 @@ import (
 	"time"
 )
 
-// wheels are the packages that earlier builds of this user have installed. Builds use them while
-// the index cannot be reached. Only builds that ask the same indexes share wheels, so a package of
-// one index never replaces one of another index.
+// wheels is the cache of the packages that earlier builds of this user have installed. Builds use
+// it while the index cannot be reached. Only builds that ask the same indexes share wheels, so a
+// package of one index never replaces a package of another index.
 type wheels struct {
 	folder string // wheels of this build's indexes, below all
 	all    string // wheels of all indexes
 }
 
-// wheelBytes bounds all kept wheels together. The least recently used are removed first.
+// wheelBytes bounds the total size of all kept wheels. The least recently used wheels are removed
+// first.
 const wheelBytes = 8 << 30
 
 // partPrefix begins the names of folders with wheels that are not yet kept. A folder that is older
@@ -39,7 +40,7 @@ const (
 func (p *python) keptWheels(ctx context.Context, handler, requirements string) (*wheels, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
-		return nil, nil //nolint:nilerr // without a home folder nothing is kept
+		return nil, nil // without a home folder, no wheels are kept
 	}
 	var options []string // lines of the file that name indexes
 	for line := range strings.Lines(requirements) {
@@ -60,15 +61,15 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 		return nil, ctx.Err()
 	case err != nil && strings.Contains(stderrOf(err), "No module named pip"):
 		return nil, p.noPip()
-	case err != nil: // an old pip
+	case err != nil: // the version of pip is too old
 		return nil, nil
 	}
 	key := sha256.Sum256(fmt.Appendf(nil, "%q %q", said, options))
 	all := filepath.Join(cache, "stagecoach", "wheels")
 	w := &wheels{all: all, folder: filepath.Join(all, hex.EncodeToString(key[:8]))}
-	err = os.MkdirAll(w.folder, 0o700) // packages of a private index are nobody else's
+	err = os.MkdirAll(w.folder, 0o700) // packages of a private index must stay private
 	if err == nil {
-		err = errors.Join(ours(w.all), ours(w.folder))
+		err = errors.Join(checkOwner(w.all), checkOwner(w.folder))
 	}
 	if err != nil {
 		fmt.Fprintf(p.output(), "build: packages are not kept for the next build: %v\n", err)
@@ -77,10 +78,10 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 	return w, nil
 }
 
-// ours returns an error unless a folder belongs to this user, and nobody else may write to it. A
-// build installs wheels from the folder. With sudo, or with a cache that users share, the folder
-// may belong to somebody else.
-func ours(folder string) error {
+// checkOwner returns an error unless a folder belongs to this user and no other user can write to
+// it. A build installs wheels from the folder. With sudo, or with a cache that users share, the
+// folder may belong to another user.
+func checkOwner(folder string) error {
 	info, err := os.Lstat(folder)
 	if err != nil {
 		return err

@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestKeptWheelsByIndex: requirements that ask the same indexes share a folder, and others do not.
-// Requirements that name files or URLs have no folder.
+// TestKeptWheelsByIndex checks that requirements with the same indexes share a folder, and others
+// do not. Requirements that name files or URLs have no folder.
 func TestKeptWheelsByIndex(t *testing.T) {
 	py := proctest.Pip(t)
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
@@ -52,7 +52,8 @@ func TestKeptWheelsByIndex(t *testing.T) {
 	}
 }
 
-// TestKeptWheelsAreThisUsersOwn: a build takes no packages from a folder that others can write to.
+// TestKeptWheelsAreThisUsersOwn checks that a build takes no packages from a folder that other
+// users can write to.
 func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -60,7 +61,7 @@ func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 		if err := os.Chmod(dir, mode); err != nil {
 			t.Fatal(err)
 		}
-		if err := ours(dir); (err == nil) != good {
+		if err := checkOwner(dir); (err == nil) != good {
 			t.Errorf("mode %v: %v", mode, err)
 		}
 	}
@@ -71,21 +72,22 @@ func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 	if err := os.Symlink(dir, link); err != nil {
 		t.Fatal(err)
 	}
-	if ours(link) == nil {
-		t.Error("a link is taken for a folder")
+	if checkOwner(link) == nil {
+		t.Error("a link counts as a folder")
 	}
 	if os.Geteuid() == 0 {
 		if err := os.Chown(dir, 65534, 65534); err != nil {
 			t.Fatal(err)
 		}
-		if ours(dir) == nil {
+		if checkOwner(dir) == nil {
 			t.Error("another user's folder is taken")
 		}
 	}
 }
 
-// TestWheelsShrink: a wheel that is used again stays, and the least recently used wheels are
-// removed. Parts of wheels are removed when they are too old to belong to a running build.
+// TestWheelsShrink checks that a wheel that is used again stays, and that the least recently used
+// wheels are removed. Parts of wheels are removed when they are too old to belong to a running
+// build.
 func TestWheelsShrink(t *testing.T) {
 	t.Parallel()
 	all := t.TempDir()

@@ -77,7 +77,8 @@ type Template struct {
 	Source string `yaml:"source"` // a git repository
 }
 
-// MaxSize is the largest stack.yml in bytes. A file with thousands of functions is smaller.
+// MaxSize is the maximum size of a stack.yml, in bytes. A file with thousands of functions is
+// smaller.
 const MaxSize = 4 << 20
 
 // Parse parses a stack.yml. name is used in messages. lookup returns environment variables. Each

@@ -17,7 +17,7 @@ func lookup(name string) (string, bool) {
 	return v, ok
 }
 
-// full has every field, as faas-cli's documentation spells them.
+// full is a file with every field, spelled as in faas-cli's documentation.
 const full = head + `
 x-shared:
   labels: &labels {com.openfaas.scale.min: "0", tier: gold}
@@ -168,7 +168,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestReadBounds checks that an endless file is read only up to the bound.
+// TestReadBounds checks that an endless file is read only up to the limit.
 func TestReadBounds(t *testing.T) {
 	if _, err := Read("/dev/zero"); err == nil || !strings.Contains(err.Error(), "/dev/zero: want at most 4194304 bytes") {
 		t.Errorf("stack file: %v", err)

@@ -12,8 +12,8 @@ var variable = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*`)
 const maxDepth = 8
 
 // substitute replaces ${NAME} and ${NAME:-default} (also written := or =) by the variable's value.
-// If it is unset or empty, the default applies, which may contain further variables. $$ becomes one
-// $. A $ before anything else stays.
+// If the variable is unset or empty, the default applies. A default may contain further variables.
+// $$ becomes one $. A $ before anything else stays.
 func substitute(name, text string, lookup func(string) (string, bool)) (string, error) {
 	s := substitution{name: name, text: text, lookup: lookup}
 	return s.until("", 0)
@@ -59,7 +59,7 @@ func (s *substitution) until(end string, depth int) (string, error) {
 	return out.String(), nil
 }
 
-// variable reads a variable, beginning after ${.
+// variable reads the rest of a variable, after ${.
 func (s *substitution) variable(depth int) (string, error) {
 	begin := s.at
 	if depth >= maxDepth {

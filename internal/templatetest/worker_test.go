@@ -253,7 +253,7 @@ func TestPythonWorkerWithoutContext(t *testing.T) {
 	}
 	k := started(t, proctest.Python(t), tenantImage(t, "first"), wire.EnvWorker+"=1", "CUDA_VISIBLE_DEVICES=GPU-a", "PYTHONPATH="+none)
 	k.moveIn("lost", imaged(t, noContext))
-	const want = "replica lost leaves what it had behind: RuntimeError: CUDA error: unspecified launch failure: all of this process ends\n"
+	const want = "replica lost could not be removed: RuntimeError: CUDA error: unspecified launch failure; this process and all its stages end\n"
 	if err := k.Cmd.Wait(); err == nil || k.Cmd.ProcessState.ExitCode() != 1 || !strings.Contains(k.Stderr.String(), want) {
 		t.Errorf("the worker ended with %v and said %q", err, k.Stderr)
 	}

@@ -159,11 +159,11 @@ func TestPythonGate(t *testing.T) {
 		stderr  string
 	}{
 		"closed":              {nil, 0, 0, ""},
-		"another kind":        {[]byte{'K', wire.OrderVersion, 0, 0, 0, 0, 0, 0}, 3, 1, "what its gate says"},
-		"another version":     {append([]byte{'B', 9}, begin[2:]...), 3, 1, "what its gate says"},
-		"short":               {begin[:7], 3, 1, "what its gate says"},
-		"too few descriptors": {begin, 2, 1, "what its gate says"},
-		"too long":            {append(slices.Clone(begin), make([]byte, 70<<10)...), 3, 1, "what its gate says"},
+		"another kind":        {[]byte{'K', wire.OrderVersion, 0, 0, 0, 0, 0, 0}, 3, 1, "invalid begin order"},
+		"another version":     {append([]byte{'B', 9}, begin[2:]...), 3, 1, "invalid begin order"},
+		"short":               {begin[:7], 3, 1, "invalid begin order"},
+		"too few descriptors": {begin, 2, 1, "invalid begin order"},
+		"too long":            {append(slices.Clone(begin), make([]byte, 70<<10)...), 3, 1, "invalid begin order"},
 		"unended environment": {begin[:len(begin)-1], 3, 1, "no end"},
 	} {
 		pid, gate := k.Fork(2)

@@ -18,31 +18,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Account is who a process runs as that has no root of its own: a user that nobody else is at the time, with no rights.
+// Account is the user and group that a process without a root of its own runs as. No other process
+// has this user at the time. It has no rights.
 type Account struct {
 	UID, GID int
 }
 
-// Accounts gives out users and groups. All Stagecoach processes of a machine share the numbers, through files in a folder that
-// the machine's next start empties.
+// Accounts assigns users and groups to processes. All Stagecoach processes of a machine share the
+// numbers, through files in a folder that is empty after the machine's next start.
 type Accounts struct {
 	numbers Range
-	file    *os.File // whose bytes are locked, one a user: the locks end with the process that holds them
-	table   string   // file with the groups
+	file    *os.File // one byte per user is locked; the locks end with the process that holds them
+	table   string   // path of the file with the groups
 
 	mu    sync.Mutex
 	next  int
-	taken map[int]bool   // a process's locks do not stand in its own way
-	known map[string]int // groups that it has asked for
+	taken map[int]bool   // users of this process, because its own file locks do not keep it out
+	known map[string]int // groups that this process has asked for, by tenant
 }
 
-// ErrNoAccounts says that this process cannot start others as users of their own.
+// ErrNoAccounts means that this process cannot start processes as other users.
 var ErrNoAccounts = errors.New("stages run as the user of this process, and can do what that can")
 
-// RunFolder is where the numbers in use lie, when nothing else is asked for.
+// RunFolder is the default folder for the numbers in use.
 const RunFolder = "/run/stagecoach"
 
-// wanted are the capabilities without which there are no accounts.
+// wanted has the capabilities that Accounts needs.
 var wanted = []struct {
 	number int
 	name   string
@@ -55,8 +56,9 @@ var wanted = []struct {
 	{unix.CAP_SYS_CHROOT, "SYS_CHROOT"},
 }
 
-// OpenAccounts returns the accounts with these numbers, kept in folder run, which is made and has to be root's. The caller closes
-// it. The error is ErrNoAccounts with the reason when this process has not the rights.
+// OpenAccounts returns the accounts with these numbers, and keeps their state in the folder run. It
+// creates the folder, which must belong to root. The caller closes the result. If this process
+// lacks a right, the error is ErrNoAccounts with the reason.
 func OpenAccounts(run string, numbers Range) (*Accounts, error) {
 	if err := mayChange(numbers); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoAccounts, err)
@@ -75,10 +77,10 @@ func OpenAccounts(run string, numbers Range) (*Accounts, error) {
 	}, nil
 }
 
-// Close lets go of all accounts that are still taken; their processes go on.
+// Close releases all accounts that are still taken. Their processes keep running.
 func (a *Accounts) Close() error { return a.file.Close() }
 
-// mayChange says what keeps this process from becoming these users.
+// mayChange returns an error if this process cannot become these users.
 func mayChange(numbers Range) error {
 	if os.Geteuid() != 0 {
 		return errors.New("it is not root")
@@ -89,7 +91,7 @@ func mayChange(numbers Range) error {
 			return err
 		}
 		if !mapped(string(b), numbers) {
-			return fmt.Errorf("%s has not all of the numbers %v: choose others (isolation.uids)", file, numbers)
+			return fmt.Errorf("%s does not map all numbers %v: choose others (isolation.uids)", file, numbers)
 		}
 	}
 	var data [2]unix.CapUserData
@@ -103,12 +105,12 @@ func mayChange(numbers Range) error {
 		}
 	}
 	if len(missing) > 0 {
-		return fmt.Errorf("it has not the capabilities %s", strings.Join(missing, ", "))
+		return fmt.Errorf("it lacks the capabilities %s", strings.Join(missing, ", "))
 	}
 	return nil
 }
 
-// mapped tells whether one line of a /proc/PID/uid_map has all of the numbers.
+// mapped reports whether a line of a /proc/PID/uid_map contains all of the numbers.
 func mapped(text string, numbers Range) bool {
 	for line := range strings.Lines(text) {
 		var first, outside, count uint64
@@ -119,7 +121,7 @@ func mapped(text string, numbers Range) bool {
 	return false
 }
 
-// ownFolder makes a folder with a mode by which nobody but this user can change it.
+// ownFolder creates a folder that only this user can change.
 func ownFolder(dir string, mode fs.FileMode) error {
 	if err := os.Mkdir(dir, mode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
@@ -135,7 +137,7 @@ func ownFolder(dir string, mode fs.FileMode) error {
 	return os.Chmod(dir, mode)
 }
 
-// lock reserves a user on this machine; it is false when somebody else has it.
+// lock reserves a user on this machine. It returns false if another process has the user.
 func (a *Accounts) lock(uid int) bool {
 	l := unix.Flock_t{Type: unix.F_WRLCK, Start: int64(uid), Len: 1}
 	return !a.taken[uid] && unix.FcntlFlock(a.file.Fd(), unix.F_OFD_SETLK, &l) == nil
@@ -143,11 +145,11 @@ func (a *Accounts) lock(uid int) bool {
 
 func (a *Accounts) unlock(uid int) {
 	l := unix.Flock_t{Type: unix.F_UNLCK, Start: int64(uid), Len: 1}
-	_ = unix.FcntlFlock(a.file.Fd(), unix.F_OFD_SETLK, &l) // a closed file has none
+	_ = unix.FcntlFlock(a.file.Fd(), unix.F_OFD_SETLK, &l) // a closed file has no locks
 }
 
-// Take returns an account of a user that nobody has and nothing runs as, in a group that [Accounts.Group] has given; 0: in
-// one of its own. The caller releases it.
+// Take reserves a user that no process runs as. The group is gid, a result of [Accounts.Group]; 0
+// gives the user a group of its own. The caller releases the lease.
 func (a *Accounts) Take(gid int) (*Lease, error) {
 	if gid != 0 && !a.numbers.groups().holds(gid) {
 		return nil, fmt.Errorf("group %d, want 0 or one of %v", gid, a.numbers.groups())
@@ -173,7 +175,8 @@ func (a *Accounts) Take(gid int) (*Lease, error) {
 	return nil, fmt.Errorf("all users of %v have processes, want fewer replicas or more users (isolation.uids)", users)
 }
 
-// Adopt takes over the account of a process that an earlier owner has started; nil: it has none.
+// Adopt takes over the account of a process that an earlier owner started. It returns nil if the
+// process has no account.
 func (a *Accounts) Adopt(pid int) (*Lease, error) {
 	var st unix.Stat_t
 	if err := unix.Stat("/proc/"+strconv.Itoa(pid), &st); err != nil {
@@ -185,18 +188,18 @@ func (a *Accounts) Adopt(pid int) (*Lease, error) {
 	return a.Resume(int(st.Uid), int(st.Gid))
 }
 
-// Resume takes over the account of a user whom an earlier owner had taken.
+// Resume takes over the account of a user that an earlier owner reserved.
 func (a *Accounts) Resume(uid, gid int) (*Lease, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.numbers.users().holds(uid) || !a.lock(uid) {
-		return nil, fmt.Errorf("user %d is somebody else's, or none of %v", uid, a.numbers.users())
+		return nil, fmt.Errorf("user %d is taken by another process, or is not one of %v", uid, a.numbers.users())
 	}
 	a.taken[uid] = true
 	return &Lease{Account: Account{UID: uid, GID: gid}, accounts: a}, nil
 }
 
-// owners counts the machine's processes by their user.
+// owners counts the machine's processes per user.
 func owners() (map[int]int, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -208,27 +211,28 @@ func owners() (map[int]int, error) {
 			continue
 		}
 		var st unix.Stat_t
-		if unix.Stat("/proc/"+e.Name(), &st) == nil { // else it has ended
+		if unix.Stat("/proc/"+e.Name(), &st) == nil { // else the process has ended
 			out[int(st.Uid)]++
 		}
 	}
 	return out, nil
 }
 
-// Lease is an account that is taken.
+// Lease is a reserved account.
 type Lease struct {
 	Account
 	accounts *Accounts
 }
 
-// Kill ends all that runs as this user, also what has left its process group, and says how many threads that were: as many as
-// it may have when it had forked all it could.
+// Kill ends all processes of this user, including those that have left their process group. It
+// returns the number of their threads before the kill, so that the caller can see whether the user
+// had reached its limit.
 func (l *Lease) Kill() (int, error) {
-	n := threads(l.UID) // one that forks and ends all the time may hide from that
+	n := threads(l.UID) // a process that forks and exits all the time may be missed
 	return n, killAll(l.UID, l.accounts.numbers)
 }
 
-// Release ends what still runs as this user and gives the number back.
+// Release ends the remaining processes of this user and gives the number back.
 func (l *Lease) Release() error {
 	_, err := l.Kill()
 	l.accounts.mu.Lock()
@@ -241,23 +245,24 @@ func (l *Lease) Release() error {
 	return nil
 }
 
-// threads counts what runs as a user.
+// threads counts the threads of a user.
 func threads(uid int) int {
-	entries, _ := os.ReadDir("/proc") // always there
+	entries, _ := os.ReadDir("/proc") // /proc always exists
 	n := 0
 	for _, e := range entries {
 		var st unix.Stat_t
 		if _, err := strconv.Atoi(e.Name()); err != nil || unix.Stat("/proc/"+e.Name(), &st) != nil || int(st.Uid) != uid {
 			continue
 		}
-		tasks, _ := os.ReadDir("/proc/" + e.Name() + "/task") // of one that has ended: none
+		tasks, _ := os.ReadDir("/proc/" + e.Name() + "/task") // none if the process has ended
 		n += len(tasks)
 	}
 	return n
 }
 
-// killAll sends SIGKILL to all processes of a user, in one step that no fork gets past: with kill(-1) of a thread that may
-// signal that user's processes alone. Its real and saved user is one that has no processes, so that those cannot signal it.
+// killAll sends SIGKILL to all processes of a user in one step, so that no fork escapes. It calls
+// kill(-1) on a thread that may signal only that user's processes. The thread's real and saved user
+// has no processes, so that the victims cannot signal the thread.
 func killAll(uid int, numbers Range) error {
 	if !numbers.users().holds(uid) || uid <= 0 {
 		return fmt.Errorf("kill processes of user %d, want one of %v", uid, numbers.users())
@@ -269,7 +274,7 @@ func killAll(uid int, numbers Range) error {
 			err = fmt.Errorf("become user %d: %w", uid, e)
 			return
 		}
-		if unix.Geteuid() != uid || unix.Getuid() != nobody { // as root it would be everything
+		if unix.Geteuid() != uid || unix.Getuid() != nobody { // as root, the kill would hit every process
 			err = fmt.Errorf("user %d and %d, want %d and %d", unix.Geteuid(), unix.Getuid(), uid, nobody)
 			return
 		}
@@ -280,10 +285,10 @@ func killAll(uid int, numbers Range) error {
 	return err
 }
 
-// groupsVersion is that of the file with the groups.
+// groupsVersion is the version of the file with the groups.
 const groupsVersion = 1
 
-// groupTable is the file with the groups.
+// groupTable is the content of the file with the groups.
 type groupTable struct {
 	Version int            `json:"version"`
 	Groups  map[string]int `json:"groups"`
@@ -292,7 +297,7 @@ type groupTable struct {
 // maxTable bounds the file with the groups, in bytes.
 const maxTable = 16 << 20
 
-// readGroups reads a table of groups.
+// readGroups decodes the file with the groups.
 func readGroups(b []byte) (groupTable, error) {
 	t := groupTable{Version: groupsVersion}
 	if len(b) > 0 {
@@ -334,11 +339,11 @@ func (t *groupTable) add(tenant string, numbers Range) (gid int, added bool, err
 			return gid, true, nil
 		}
 	}
-	return 0, false, fmt.Errorf("%d sets of secrets have had a group since the machine was started, want a wider range (isolation.uids)", numbers.size())
+	return 0, false, fmt.Errorf("%d sets of secrets have got a group since the machine started, want a wider range (isolation.uids)", numbers.size())
 }
 
 // Group returns the group of a tenant, such as the functions of a namespace that name the same
-// secrets: always the same one, and nobody else's, until the machine is started again.
+// secrets. No other tenant has this group. It stays the same until the machine restarts.
 func (a *Accounts) Group(tenant string) (int, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -359,7 +364,8 @@ func (a *Accounts) group(tenant string) (int, error) {
 		return 0, err
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil { // held by others for as long as this takes
+	// Other processes hold it only for such an update.
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		return 0, err
 	}
 	info, err := f.Stat()
@@ -384,7 +390,8 @@ func (a *Accounts) group(tenant string) (int, error) {
 	if b, err = json.Marshal(t); err != nil {
 		return 0, err
 	}
-	if _, err := f.WriteAt(slices.Concat(b, []byte("\n")), 0); err != nil { // it only grows
+	// A table only grows, so no old bytes remain.
+	if _, err := f.WriteAt(slices.Concat(b, []byte("\n")), 0); err != nil {
 		return 0, err
 	}
 	return gid, nil

@@ -19,7 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// testNumbers are not those of a Stagecoach that may run on this machine.
+// testNumbers differ from the numbers of a Stagecoach that may run on this machine.
 var testNumbers = Range{300_000, 304_095}
 
 func openAccounts(t *testing.T) *Accounts {
@@ -53,7 +53,8 @@ func take(t *testing.T, a *Accounts, tenant string) *Lease {
 	return l
 }
 
-// private returns an image with the program probe, and a file beside it, below a folder that only root can pass.
+// private returns an image with the program probe, and a file beside it. Both are below a folder
+// that only root can enter.
 func private(t *testing.T) (image, beside string) {
 	t.Helper()
 	program, err := probe()
@@ -74,8 +75,9 @@ func private(t *testing.T) (image, beside string) {
 	return image, beside
 }
 
-// TestAProcessWithAUserOfItsOwn: it is nobody else's, may do nothing, and reaches what it was given wherever that lies.
-func TestAProcessWithAUserOfItsOwn(t *testing.T) {
+// TestAccountHasNoRightsAndSeesOnlyItsFiles checks a process with an account: it has its own user,
+// it has no rights, and it reaches the paths that its Command names, wherever they are.
+func TestAccountHasNoRightsAndSeesOnlyItsFiles(t *testing.T) {
 	a := openAccounts(t)
 	image, beside := private(t)
 	l := take(t, a, "ns")
@@ -117,7 +119,8 @@ func TestAProcessWithAUserOfItsOwn(t *testing.T) {
 		t.Errorf("got:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 	open := finished(t, newSpawner(t), Command{Dir: image, Process: "ls /proc/self/fd", As: &l.Account, Reads: []string{beside}})
-	if want := []string{"stdout: 0", "stdout: 1", "stdout: 2", "stdout: 3"}; !slices.Equal(open, want) { // 3 is ls's own
+	// 3 is ls's own.
+	if want := []string{"stdout: 0", "stdout: 1", "stdout: 2", "stdout: 3"}; !slices.Equal(open, want) {
 		t.Errorf("descriptors %q, want %q", open, want)
 	}
 	for file, want := range map[string]string{filepath.Join(image, "model/m.onnx"): "parameters", filepath.Join(own, "mine"): "x"} {
@@ -126,12 +129,13 @@ func TestAProcessWithAUserOfItsOwn(t *testing.T) {
 		}
 	}
 	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), state) {
-		t.Errorf("a process's mounts are there for all (%v)", err)
+		t.Errorf("other processes see a process's mounts (%v)", err)
 	}
 }
 
-// TestProcessesOfTwoUsers: one cannot look into, stop or signal the other, or reach what is its namespace's.
-func TestProcessesOfTwoUsers(t *testing.T) {
+// TestAccountCannotReachAnotherAccount checks two processes of different users: one cannot look
+// into the other, stop it, signal it, or open the files that the other sees in its namespace.
+func TestAccountCannotReachAnotherAccount(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	image, _ := private(t)
 	victim, hostile := take(t, a, "a"), take(t, a, "b")
@@ -168,7 +172,7 @@ func TestProcessesOfTwoUsers(t *testing.T) {
 			t.Errorf("%s: %q, want %s", attack, got, want)
 		}
 	}
-	// One of its own user can signal it, but not look into it when it has sealed itself.
+	// A process of the same user can signal it, but not look into it once it has sealed itself.
 	q, qo, ql := start(t, s, Command{Dir: image, Argv: []string{"./stage", "sealed", "wait"}, As: &victim.Account, Files: []*os.File{given}})
 	proctest.Until(t, "the sibling to wait", func() bool { return slices.Contains(ql.sorted(), "stdout: waiting") })
 	for _, attack := range []string{fmt.Sprintf("read=/proc/%d/fd/3", q.Process.Pid), fmt.Sprintf("ptrace=%d", q.Process.Pid)} {
@@ -186,8 +190,9 @@ func TestProcessesOfTwoUsers(t *testing.T) {
 	qo.Finish(time.Second)
 }
 
-// TestWhatAProcessWritesIsItsOwn: it reaches nobody, fills no disk, and is gone with it.
-func TestWhatAProcessWritesIsItsOwn(t *testing.T) {
+// TestFilesOfAnAccountArePrivateAndBounded checks that other processes do not see what a process
+// writes, that it cannot fill a disk, and that its files end with it.
+func TestFilesOfAnAccountArePrivateAndBounded(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	image, _ := private(t)
 	open := proctest.Outside(t)
@@ -196,7 +201,7 @@ func TestWhatAProcessWritesIsItsOwn(t *testing.T) {
 	}
 	const name = "/stagecoach-sandbox-test"
 	argv, want := []string{"./stage", "write=" + open + "/x"}, []string{"stdout: write=" + open + "/x: open " + open + "/x: read-only file system"}
-	for _, o := range own {
+	for _, o := range privateFolders {
 		if _, err := os.Stat(o.at); err != nil {
 			continue
 		}
@@ -214,7 +219,7 @@ func TestWhatAProcessWritesIsItsOwn(t *testing.T) {
 			t.Errorf("another one finds %s", line)
 		}
 	}
-	for _, o := range own {
+	for _, o := range privateFolders {
 		if _, err := os.Stat(o.at + name); err == nil {
 			t.Errorf("%s is left", o.at+name)
 		}
@@ -245,9 +250,9 @@ func socketOf(t *testing.T, path string) {
 	}
 }
 
-// TestAForkBombIsBoundedAndGoesWhole: it gets no further than its limit, in sessions of its own or not, nobody else is in its
-// way, and nothing of it is left.
-func TestAForkBombIsBoundedAndGoesWhole(t *testing.T) {
+// TestKillEndsAWholeForkBomb checks that a fork bomb stops at its limit, with sessions of its own
+// or without, that it does not hinder other users, and that Kill leaves no process of it.
+func TestKillEndsAWholeForkBomb(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	image, _ := private(t)
 	bomber, other := take(t, a, "a"), take(t, a, "a")
@@ -274,9 +279,10 @@ func TestAForkBombIsBoundedAndGoesWhole(t *testing.T) {
 	o.Finish(10 * time.Second)
 }
 
-func TestAccountsAreOnesOwn(t *testing.T) {
+func TestEachAccountHasOneOwner(t *testing.T) {
 	a := openAccounts(t)
-	b, err := OpenAccounts(filepath.Dir(a.table), testNumbers) // another process of this machine, as good as
+	// This stands for another process of this machine.
+	b, err := OpenAccounts(filepath.Dir(a.table), testNumbers)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -284,22 +290,22 @@ func TestAccountsAreOnesOwn(t *testing.T) {
 	seen := map[int]bool{}
 	for i := range 40 {
 		l := take(t, []*Accounts{a, b}[i%2], "x")
-		b.next = max(a.next-i%3, testNumbers.users().First) // they meet
+		b.next = max(a.next-i%3, testNumbers.users().First) // both ask for the same numbers
 		if seen[l.UID] || !testNumbers.users().holds(l.UID) {
 			t.Fatalf("user %d is given twice, or none of %v", l.UID, testNumbers.users())
 		}
 		seen[l.UID] = true
 	}
-	// The number of one that runs is nobody's until it has ended, whoever has started it.
+	// The number of a running process stays reserved until the process ends, whoever started it.
 	image, _ := private(t)
 	l := take(t, a, "x")
 	p, o, _ := start(t, newSpawner(t), Command{Dir: image, Argv: []string{"./stage", "wait"}, As: &l.Account})
-	if err := a.Close(); err != nil { // its owner is gone
+	if err := a.Close(); err != nil { // the owner has ended
 		t.Fatal(err)
 	}
 	b.next = l.UID
 	if next := take(t, b, "x"); next.UID == l.UID {
-		t.Errorf("user %d is given away while processes have it", l.UID)
+		t.Errorf("user %d is assigned although processes have it", l.UID)
 	}
 	adopted, err := b.Adopt(p.Process.Pid)
 	if err != nil || adopted == nil || adopted.Account != l.Account {
@@ -309,30 +315,30 @@ func TestAccountsAreOnesOwn(t *testing.T) {
 		t.Error("adopted twice")
 	}
 	if none, err := b.Adopt(os.Getpid()); none != nil || err != nil {
-		t.Errorf("of one without an account: %+v, %v", none, err)
+		t.Errorf("a process without an account: %+v, %v", none, err)
 	}
 	if err := adopted.Release(); err != nil {
 		t.Error(err)
 	}
 	if Wait(p).Signal() != syscall.SIGKILL {
-		t.Error("a process outlives its account")
+		t.Error("a process still runs after its account was released")
 	}
 	o.Finish(time.Second)
 	b.next = l.UID
 	if next := take(t, b, "x"); next.UID != l.UID {
-		t.Errorf("user %d is not given again, but %d", l.UID, next.UID)
+		t.Errorf("user %d is not assigned again; got %d", l.UID, next.UID)
 	}
 	if _, err := b.Take(0); err != nil {
 		t.Error(err)
 	}
 	for _, gid := range []int{1, testNumbers.users().First, testNumbers.Last} {
 		if _, err := b.Take(gid); err == nil {
-			t.Errorf("group %d is taken for one of a namespace", gid)
+			t.Errorf("group %d counts as the group of a namespace", gid)
 		}
 	}
 }
 
-func TestGroupsStay(t *testing.T) {
+func TestGroupOfATenantStaysTheSame(t *testing.T) {
 	a := openAccounts(t)
 	seen := map[int]string{}
 	for range 2 {
@@ -367,17 +373,17 @@ func TestGroupsStay(t *testing.T) {
 	}
 }
 
-func TestAccountsSayWhatIsMissing(t *testing.T) {
+func TestOpenAccountsNamesTheMissingRight(t *testing.T) {
 	a := openAccounts(t)
 	open := filepath.Join(filepath.Dir(filepath.Dir(a.table)), "open")
 	if err := errors.Join(os.Mkdir(open, 0o700), os.Chmod(open, 0o777)); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := OpenAccounts(open, testNumbers); err == nil || !strings.Contains(err.Error(), open) || errors.Is(err, ErrNoAccounts) {
-		t.Errorf("a folder that all can write to: %v", err)
+		t.Errorf("a folder that every user can write to: %v", err)
 	}
 	if mapped("0 0 65536\n", DefaultRange) || !mapped("  0   100000 65536\n 65536 1 4294901760", DefaultRange) || mapped("x", DefaultRange) || mapped("", DefaultRange) {
-		t.Error("a map of users is misread")
+		t.Error("mapped gives a wrong answer")
 	}
 	image, beside := private(t)
 	l := take(t, a, "x")
@@ -399,16 +405,16 @@ func TestAccountsSayWhatIsMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := s.Start(Command{Dir: image, As: &l.Account}); err == nil || !strings.Contains(err.Error(), "chmod -R a+rX") {
-		t.Errorf("a program that is its owner's alone: %v", err)
+		t.Errorf("a program that only its owner can read: %v", err)
 	}
 	if got := finished(t, s, Command{Dir: image, Argv: []string{"./stage", "id"}}); len(got) != 1 || !strings.HasPrefix(got[0], "stdout: id: 0 0 ") {
-		t.Errorf("after failures %q, want a process as ever", got)
+		t.Errorf("after failures %q, want a normal process", got)
 	}
 }
 
 func TestRange(t *testing.T) {
 	for text, want := range map[string]string{
-		"200000-265535": "", "1000-2023": "", "1000-2022": "at least", "0-65535": "from 1000 on", "a": "FIRST-LAST", "5000-4000": "FIRST-LAST", "1000-4294967295": "FIRST-LAST", "": "FIRST-LAST",
+		"200000-265535": "", "1000-2023": "", "1000-2022": "at least", "0-65535": "all at least 1000", "a": "FIRST-LAST", "5000-4000": "FIRST-LAST", "1000-4294967295": "FIRST-LAST", "": "FIRST-LAST",
 	} {
 		var r Range
 		err := r.UnmarshalText([]byte(text))
@@ -426,7 +432,8 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// FuzzGroups checks that whatever lies in the file, a group is one tenant's and stays that.
+// FuzzGroups checks that each group belongs to one tenant and stays with it, whatever the file
+// contains.
 func FuzzGroups(f *testing.F) {
 	for _, s := range []string{"", `{"version":1,"groups":{"a":1000}}`, `{"version":1,"groups":{"a":1000,"b":1000}}`, `{"version":1,"groups":{"a":-1}}`, `{}`, `[`} {
 		f.Add([]byte(s), "a")

@@ -8,19 +8,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Numbers of <linux/seccomp.h>: answers of a filter, and where it finds what.
+// Numbers of <linux/seccomp.h>: results of a filter, and offsets in the filter's input.
 const (
 	allow     = 0x7fff0000
-	refuse    = 0x00050000 // and the error
+	refuse    = 0x00050000 // the low bits are the error number
 	atNumber  = 0
 	atMachine = 4
 	atFirst   = 16 // lower half of the first argument
 	x32       = 0x40000000
 )
 
-// noUserNamespaces keeps the calling thread, and what it becomes, from having a user namespace of its own, where root has all rights again:
-// those to mount the cgroups that bound it and to lift their limits, for one. Nor does it reach keys, which are a user's, so with
-// root's the machine's.
+// noUserNamespaces keeps the calling thread and its descendants from creating a user namespace. In
+// such a namespace, a process has all rights of root: for example, it could mount the cgroups that
+// bound it and lift their limits. The filter also forbids the kernel's keys: they belong to a user,
+// and those of root to the whole machine.
 func noUserNamespaces() error {
 	machine := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
 	if machine == 0 {
@@ -38,7 +39,9 @@ func noUserNamespaces() error {
 		{Code: equal, Jf: 11, K: machine},
 		{Code: load, K: atNumber},
 		{Code: least, Jt: 9, K: x32},
-		{Code: equal, Jt: 8, K: unix.SYS_CLONE3}, // whose flags lie in memory; programs try clone then
+		// A filter cannot read the flags of clone3, because they are in memory. Programs fall back to
+		// clone.
+		{Code: equal, Jt: 8, K: unix.SYS_CLONE3},
 		{Code: equal, Jt: 8, K: unix.SYS_ADD_KEY},
 		{Code: equal, Jt: 7, K: unix.SYS_REQUEST_KEY},
 		{Code: equal, Jt: 6, K: unix.SYS_KEYCTL},
@@ -52,7 +55,7 @@ func noUserNamespaces() error {
 	}
 	p := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
 	if err := unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, uintptr(unsafe.Pointer(&p)), 0, 0); err != nil {
-		return fmt.Errorf("filter of system calls: %w, want a kernel with seccomp", err)
+		return fmt.Errorf("filter of system calls: %w; want a kernel with seccomp", err)
 	}
 	runtime.KeepAlive(program)
 	return nil

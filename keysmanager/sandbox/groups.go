@@ -14,11 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry is the way of this thread into a process's cgroups, where it starts the process, and back. It is opened before the thread
-// sees what the process will, which cannot write to any group.
+// entry moves this thread into a process's cgroups, where the thread starts the process, and back.
+// It is opened before the thread enters the process's view of the files, because groups cannot be
+// written to from there.
 type entry struct {
-	groups, home []*os.File // files tasks, v1: of the process, which are its owner's to close, and those that this thread is in
-	unified      *os.File   // file cgroup.procs of v2, likewise; nil: there is none
+	// Files tasks of v1: groups are those of the process, which their owner closes; home are those of
+	// this thread.
+	groups, home []*os.File
+	unified      *os.File // file cgroup.procs of v2, which its owner closes; nil: there is none
 }
 
 func openEntry(groups []*os.File) (e entry, err error) {
@@ -39,14 +42,15 @@ func openEntry(groups []*os.File) (e entry, err error) {
 
 func (e entry) close() { closeAll(e.home) }
 
-// start starts cmd, which is in the groups from its first instruction on. In v2 the kernel starts it there. In v1 this thread
-// goes there, starts it, and comes back.
+// start starts cmd in the groups from its first instruction on. In v2, the kernel starts it there.
+// In v1, this thread enters the groups, starts cmd, and goes back.
 func (e entry) start(cmd *exec.Cmd) error {
 	err := enterAll(e.groups)
 	if err == nil {
 		err = startUnified(cmd, e.unified)
 	}
-	if back := enterAll(e.home); back != nil { // this thread may do no work in there, and the group could not be removed
+	// In the group, this thread must not do other work, and the group could not be removed.
+	if back := enterAll(e.home); back != nil {
 		err = errors.Join(err, fmt.Errorf("the way back: %w", back))
 		if cmd.Process != nil {
 			_ = cmd.Process.Kill()
@@ -56,7 +60,8 @@ func (e entry) start(cmd *exec.Cmd) error {
 	return err
 }
 
-// startUnified starts cmd in a group of v2, given its file cgroup.procs; nil: in ours.
+// startUnified starts cmd in the group of v2 with the file cgroup.procs. If procs is nil, cmd
+// starts in this process's group.
 func startUnified(cmd *exec.Cmd, procs *os.File) error {
 	if procs == nil {
 		return cmd.Start()
@@ -71,7 +76,8 @@ func startUnified(cmd *exec.Cmd, procs *os.File) error {
 	if !errors.Is(err, unix.ENOSYS) {
 		return err
 	}
-	// This kernel, or a filter on system calls, has no clone3: then it is put there as soon as it is known.
+	// The kernel or a filter on system calls lacks clone3. Move the process into the group right after
+	// its start.
 	cmd.SysProcAttr.UseCgroupFD = false
 	*cmd = exec.Cmd{
 		Path: cmd.Path, Args: cmd.Args, Env: cmd.Env, Dir: cmd.Dir, Stdin: cmd.Stdin, Stdout: cmd.Stdout, Stderr: cmd.Stderr,
@@ -88,19 +94,19 @@ func startUnified(cmd *exec.Cmd, procs *os.File) error {
 	return nil
 }
 
-// enterAll moves this thread to groups of v1, by their files tasks.
+// enterAll moves this thread into groups of v1, by their files tasks.
 func enterAll(files []*os.File) error {
 	var errs []error
 	for _, f := range files {
-		if _, err := syscall.Write(int(f.Fd()), []byte("0")); err != nil { // "0" is who writes
+		if _, err := syscall.Write(int(f.Fd()), []byte("0")); err != nil { // "0" means the writing thread
 			errs = append(errs, fmt.Errorf("cgroup %s: %w", nameOf(f), err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// homes opens the files tasks of the groups that this thread is in now, in the hierarchies of these files. The caller closes
-// them.
+// homes opens the files tasks of this thread's current groups, in the hierarchies of these files.
+// The caller closes them.
 func homes(files []*os.File) ([]*os.File, error) {
 	if len(files) == 0 {
 		return nil, nil
@@ -118,7 +124,8 @@ func homes(files []*os.File) ([]*os.File, error) {
 		var home *os.File
 		var s unix.Stat_t
 		if err = unix.Fstat(int(f.Fd()), &s); err == nil {
-			device := fmt.Sprintf("%d:%d", unix.Major(s.Dev), unix.Minor(s.Dev)) //nolint:unconvert // of another width on other machines
+			//nolint:unconvert // the type differs on other machines
+			device := fmt.Sprintf("%d:%d", unix.Major(s.Dev), unix.Minor(s.Dev))
 			home, err = openHome(device, string(own), string(mounts))
 		}
 		if err != nil {
@@ -130,7 +137,8 @@ func homes(files []*os.File) ([]*os.File, error) {
 	return all, nil
 }
 
-// openHome opens the file tasks of the group that a /proc/PID/cgroup tells of, in the hierarchy that is mounted from a device.
+// openHome opens the file tasks of a thread's group, in the hierarchy that is mounted from a
+// device. own is the content of /proc/PID/cgroup and mounts that of /proc/PID/mountinfo.
 func openHome(device, own, mounts string) (*os.File, error) {
 	dir, err := homeIn(device, own, mounts)
 	if err != nil {
@@ -139,7 +147,8 @@ func openHome(device, own, mounts string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, "tasks"), os.O_WRONLY, 0)
 }
 
-// homeIn returns the folder of that group; see cgroups(7) and proc_pid_mountinfo(5).
+// homeIn returns the folder of that group. cgroups(7) and proc_pid_mountinfo(5) describe the
+// formats.
 func homeIn(device, own, mounts string) (string, error) {
 	for line := range strings.Lines(mounts) {
 		f := strings.Fields(line)
@@ -159,10 +168,10 @@ func homeIn(device, own, mounts string) (string, error) {
 			}
 		}
 	}
-	return "", errors.New("the group that this process is in cannot be seen here")
+	return "", errors.New("the group of this process is in no mounted cgroup file system")
 }
 
-// nameOf is the path of a descriptor, which may have come from another process.
+// nameOf returns the path of a descriptor, which may come from another process.
 func nameOf(f *os.File) string {
 	if path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd())); err == nil {
 		return path

@@ -31,7 +31,7 @@ func TestHomeIn(t *testing.T) {
 	}
 }
 
-// FuzzHomeIn wants no panic, and no folder outside of what is mounted.
+// FuzzHomeIn checks that homeIn does not panic and returns no folder outside of the mount.
 func FuzzHomeIn(f *testing.F) {
 	f.Add("0:29", "2:cpu,cpuacct:/x\n", "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n")
 	f.Add("0:29", "2:cpu:/../x\n", "32 31 0:29 / /m rw - cgroup cgroup cpu\n")

@@ -12,24 +12,25 @@ import (
 	"strings"
 )
 
-// Guess is the program that an image's folder is probably for.
+// Guess is the program that an image's folder is probably made for.
 type Guess struct {
 	Process string // in the form of the variable fprocess; empty: nothing was guessed
 	HTTP    bool   // its name says that it is a server, not a command
 	Why     string // the reason, for messages
 }
 
-// tellingNames are names that mark a function's program. The last part of the image's name is
-// another.
+// tellingNames are names that mark a function's program. The last part of the image's name marks
+// one, too.
 var tellingNames = []string{"server", "main", "index", "handler", "app"}
 
-// library matches the names of shared libraries, which are often executable.
+// library matches the names of shared libraries, which are often executable files.
 var library = regexp.MustCompile(`\.so(\.[0-9.]+)?$`)
 
 // Guess guesses which program to run in the folder of an image without an executable ./stage.
 // Candidates are the executables at the top of the folder, and Python programs with names in
-// tellingNames. If there are several, Guess takes the only one with a telling name. If there is no
-// such one, the error names all candidates. Without candidates nothing is guessed.
+// tellingNames. If there are several candidates, Guess takes the only one with a telling name. If
+// no candidate or more than one has a telling name, the error names all candidates. Without
+// candidates, the result is empty.
 func (s Images) Guess(image string) (Guess, error) {
 	folder, err := s.folder(image)
 	if err != nil {
@@ -58,7 +59,7 @@ func (s Images) Guess(image string) (Guess, error) {
 	why := "nothing else in its image's folder can be run"
 	chosen := all
 	if len(all) > 1 && len(telling) == 1 {
-		chosen, why = telling, fmt.Sprintf("of %s, its name alone says what it is for", some(all))
+		chosen, why = telling, fmt.Sprintf("of %s, only its name marks a function's program", some(all))
 	}
 	switch len(chosen) {
 	case 0:
@@ -69,7 +70,7 @@ func (s Images) Guess(image string) (Guess, error) {
 	return Guess{}, fmt.Errorf("its folder has several programs: %s", some(all))
 }
 
-// some lists processes for people: not all of a folder that has very many.
+// some lists processes in a message, and shortens a long list.
 func some(processes []string) string {
 	const most = 20
 	text := strings.Join(processes[:min(len(processes), most)], ", ")
@@ -79,9 +80,11 @@ func some(processes []string) string {
 	return text
 }
 
-// candidate returns how a file of a folder is run, or nothing if it is no program.
+// candidate returns the command that runs a file of a folder. It returns nothing if the file is not
+// a program.
 func candidate(folder, name string) string {
-	if strings.HasPrefix(name, ".") || strings.ContainsAny(name, " \t\n") || library.MatchString(name) { // spaces separate the words of fprocess
+	// Spaces separate the words of fprocess.
+	if strings.HasPrefix(name, ".") || strings.ContainsAny(name, " \t\n") || library.MatchString(name) {
 		return ""
 	}
 	file := filepath.Join(folder, name)
@@ -104,7 +107,7 @@ func runnable(file string) bool {
 	}
 	defer f.Close()
 	head := make([]byte, 4)
-	n, _ := io.ReadFull(f, head) // a shorter file has no such prefix
+	n, _ := io.ReadFull(f, head) // a shorter file is no program
 	return bytes.HasPrefix(head[:n], []byte("#!")) || bytes.Equal(head[:n], []byte("\x7fELF"))
 }
 

@@ -12,33 +12,35 @@ import (
 	"syscall"
 )
 
-// Images is the folder that holds the process runtime's images: the image stagecoach/ocr-detect:0.1.0 is the folder
-// stagecoach/ocr-detect/0.1.0 in it.
+// Images is the folder that holds the process runtime's images. The image
+// stagecoach/ocr-detect:0.1.0 is its subfolder stagecoach/ocr-detect/0.1.0.
 type Images struct{ Dir string }
 
 // Image is a folder with an executable and its files.
 type Image struct {
-	Name   string
-	Root   string // absolute, links resolved
-	Digest string // a folder's: of the files' names, sizes and times of change, because reading a gigabyte would take seconds
+	Name string
+	Root string // absolute, links resolved
+	// Digest identifies the content. The digest of a folder covers names, sizes and modification
+	// times, because reading a gigabyte would take seconds.
+	Digest string
 
-	Stage bool // it speaks the stage protocol: a folder does when it has an executable ./stage
+	Stage bool // it speaks the stage protocol; a folder does if it has an executable ./stage
 
-	// What follows is of OCI images alone.
+	// The following fields are set for OCI images only.
 	Rootfs     bool     // its processes need Root as their root (Command.Chroot)
 	Entrypoint []string // program and arguments
-	Env        []string // NAME=value, under the function's own
+	Env        []string // NAME=value; the function's environment overrides it
 	WorkDir    string   // absolute, inside Root; empty: /
-	User       string   // user[:group], names of the image's or numbers; empty: root
-	ReadOnly   bool     // with Rootfs, and the function's wish: Command.ReadOnly
+	User       string   // user[:group]: numbers, or names that the image lists; empty: root
+	ReadOnly   bool     // with Rootfs, if the function asks for it: Command.ReadOnly
 }
 
-// Executable is what an image runs when its function names nothing else.
+// Executable is the program of an image unless its function names another.
 const Executable = "stage"
 
 var part = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`)
 
-// folder returns where the image would be.
+// folder returns the path that the image has if it exists.
 func (s Images) folder(image string) (string, error) {
 	repository, tag, ok := strings.Cut(image, ":")
 	if !ok {
@@ -60,12 +62,12 @@ func (s Images) Check(image string) error {
 		return err
 	}
 	if info, err := os.Stat(folder); err != nil || !info.IsDir() {
-		return fmt.Errorf("image %q: no folder %s; build it (stagecoach build), or start with the --images that has it", image, folder)
+		return fmt.Errorf("image %q: no folder %s; build it (stagecoach build), or name the folder of images with --images", image, folder)
 	}
 	return nil
 }
 
-// Resolve finds the image and says what it is now.
+// Resolve finds the image and describes its current content.
 func (s Images) Resolve(image string) (Image, error) {
 	if err := s.Check(image); err != nil {
 		return Image{}, err
@@ -77,7 +79,8 @@ func (s Images) Resolve(image string) (Image, error) {
 	if folder, err = filepath.Abs(folder); err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", image, err)
 	}
-	if folder, err = filepath.EvalSymlinks(folder); err != nil { // a tag may be a link to another; its files count
+	// A tag may be a link to another tag; the files there count.
+	if folder, err = filepath.EvalSymlinks(folder); err != nil {
 		return Image{}, fmt.Errorf("image %q: %w", image, err)
 	}
 	digest, err := digest(folder)
@@ -92,8 +95,8 @@ func executable(file string) bool {
 	return err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0
 }
 
-// maxFiles bounds what an image may hold, because each start looks at all of it. An image with
-// PyTorch has some 30,000 files.
+// maxFiles bounds the number of files in an image, because each start looks at all of them. An
+// image with PyTorch has about 30,000 files.
 const maxFiles = 100_000
 
 func digest(folder string) (string, error) {
@@ -106,7 +109,7 @@ func digest(folder string) (string, error) {
 		if files++; files > maxFiles {
 			return fmt.Errorf("more than %d files in %s, want fewer", maxFiles, folder)
 		}
-		info, err := os.Stat(path) // of what a link leads to
+		info, err := os.Stat(path) // follows links
 		if err != nil {
 			return err
 		}
@@ -116,7 +119,8 @@ func digest(folder string) (string, error) {
 		}
 		fmt.Fprintf(h, "%q %d %d\n", rel, info.Size(), info.ModTime().UnixNano())
 		if st, ok := info.Sys().(*syscall.Stat_t); ok && info.ModTime().UnixNano() == 0 {
-			fmt.Fprintf(h, "%d\n", st.Ino) // packages have no times: a file of the same size may be another
+			// Packages have no times, so a new file may have the old size and time.
+			fmt.Fprintf(h, "%d\n", st.Ino)
 		}
 		return nil
 	})

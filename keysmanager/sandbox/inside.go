@@ -19,18 +19,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InitCommand is the argument by which a program that starts processes with a root of their own is run again as their
-// first half: it has to call [Init] with the arguments that follow.
+// InitCommand is the argument with which this program is run again as the init process of a root:
+// the first program in a new root, which prepares the root and then becomes the wanted program. A
+// program that starts processes with a root must call [Init] with the arguments after InitCommand.
 const InitCommand = "sandbox-init"
 
-// Bind makes a file or folder of ours appear in the root of a process: read-only, without devices and set-user-ID bits.
+// Bind makes a file or folder of the machine appear in the root of a process: read-only, without
+// devices and set-user-ID bits.
 type Bind struct {
 	From string
-	To   string // absolute, in the process's root; made there when it is missing
-	Copy bool   // a folder of small files, such as secrets: what appears is a copy in memory that belongs to the process's user
+	To   string // absolute, in the process's root; created if it is missing
+	// Copy says that From is a folder of small files, such as secrets. The process sees a copy in
+	// memory, which belongs to the process's user.
+	Copy bool
 }
 
-// inside is what the first half of a process with a root of its own is told.
+// inside is the message that tells an init process what to do.
 type inside struct {
 	Root     string
 	Dir      string
@@ -43,15 +47,20 @@ type inside struct {
 	ReadOnly bool
 }
 
-// The conversation of a Spawner and a first half, in lines: the inside as JSON; ready, when nothing is left but to become
-// the program; go; then the socket closes because the program runs. A line that begins with ! is why it does not.
+// The Spawner and an init process exchange lines:
+//   - the Spawner sends the inside as JSON
+//   - the init process sends ready when it only has to become the program
+//   - the Spawner sends go
+//   - the socket closes because the program runs
+//
+// A line that begins with ! is the reason for a failure.
 const (
 	sayReady = "ready"
 	sayGo    = "go"
 	sayFault = "!"
 )
 
-// initTimeout bounds how long a first half may take.
+// initTimeout bounds the time of an init process.
 const initTimeout = 30 * time.Second
 
 // startInside starts a process that has c.Chroot as its root.
@@ -68,14 +77,14 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	}
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("socket of a first half: %w", err)
+		return nil, fmt.Errorf("socket of an init process: %w", err)
 	}
 	ours, theirs := os.NewFile(uintptr(fds[0]), "init"), os.NewFile(uintptr(fds[1]), "init")
 	defer ours.Close()
 	defer theirs.Close()
 	conn, err := net.FileConn(ours)
 	if err != nil {
-		return nil, fmt.Errorf("socket of a first half: %w", err)
+		return nil, fmt.Errorf("socket of an init process: %w", err)
 	}
 	defer conn.Close()
 
@@ -92,7 +101,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 		return nil, fmt.Errorf("start %s in root %s: %w", in.Argv[0], root, err)
 	}
 	_ = theirs.Close()
-	if err := converse(conn, in); err != nil {
+	if err := awaitProgram(conn, in); err != nil {
 		_ = cmd.Process.Kill()
 		Wait(cmd)
 		return nil, fmt.Errorf("start %s in root %s: %w", in.Argv[0], root, err)
@@ -100,8 +109,8 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// converse returns when the program runs, or says why it does not.
-func converse(conn net.Conn, in inside) error {
+// awaitProgram talks to an init process. It returns nil once the program runs.
+func awaitProgram(conn net.Conn, in inside) error {
 	if err := conn.SetDeadline(time.Now().Add(initTimeout)); err != nil {
 		return err
 	}
@@ -110,35 +119,36 @@ func converse(conn net.Conn, in inside) error {
 		return err
 	}
 	if _, err := conn.Write(append(b, '\n')); err != nil {
-		return fmt.Errorf("its first half ended early: %w", err)
+		return fmt.Errorf("its init process ended early: %w", err)
 	}
 	lines := bufio.NewScanner(conn)
 	if !lines.Scan() {
 		if lines.Err() != nil {
-			return fmt.Errorf("its first half: %w", lines.Err())
+			return fmt.Errorf("its init process: %w", lines.Err())
 		}
-		return errors.New("its first half ended early")
+		return errors.New("its init process ended early")
 	}
 	if fault, ok := strings.CutPrefix(lines.Text(), sayFault); ok {
 		return errors.New(fault)
 	}
 	if lines.Text() != sayReady {
-		return fmt.Errorf("its first half says %q, want %s: is this program's %s command handled?", lines.Text(), sayReady, InitCommand)
+		return fmt.Errorf("its init process says %q, want %s: is this program's %s command handled?", lines.Text(), sayReady, InitCommand)
 	}
 	if _, err := conn.Write([]byte(sayGo + "\n")); err != nil {
-		return fmt.Errorf("its first half ended early: %w", err)
+		return fmt.Errorf("its init process ended early: %w", err)
 	}
 	if lines.Scan() {
 		return errors.New(strings.TrimPrefix(lines.Text(), sayFault))
 	}
-	return lines.Err() // nil: closed by the exec
+	return lines.Err() // nil: exec closed the socket
 }
 
-// Init is the first half of a process with a root of its own: it runs in the process's namespaces, makes the root, gives up
-// its rights and becomes the program. It returns only when it cannot; the Spawner knows why then.
+// Init runs the init process of a root. It runs in the namespaces of the new process, makes the
+// root, gives up its rights and becomes the program. It returns only if it fails; it has told the
+// Spawner the reason then.
 func Init(args []string) error {
 	if len(args) != 1 {
-		return fmt.Errorf("%s: got %d arguments, want a descriptor; it is not for people", InitCommand, len(args))
+		return fmt.Errorf("%s: got %d arguments, want a descriptor; only a Spawner runs it", InitCommand, len(args))
 	}
 	fd, err := strconv.Atoi(args[0])
 	if err != nil || fd < 3 {
@@ -147,12 +157,13 @@ func Init(args []string) error {
 	unix.CloseOnExec(fd)
 	f := os.NewFile(uintptr(fd), "spawner")
 	conn, err := net.FileConn(f)
-	_ = f.Close() // FileConn has its own
+	_ = f.Close() // FileConn has duplicated it
 	if err != nil {
 		return fmt.Errorf("%s: descriptor %d: %w", InitCommand, fd, err)
 	}
 	err = become(conn)
-	_, _ = conn.Write([]byte(sayFault + strings.ReplaceAll(err.Error(), "\n", " ") + "\n")) // nobody is left to be told otherwise
+	// If the write fails, the Spawner has ended, and nobody else reads the reason.
+	_, _ = conn.Write([]byte(sayFault + strings.ReplaceAll(err.Error(), "\n", " ") + "\n"))
 	return err
 }
 
@@ -171,7 +182,7 @@ func become(conn net.Conn) error {
 		return err
 	}
 	env := in.Env
-	for _, variable := range named(who.name, who.home) {
+	for _, variable := range userVariables(who.name, who.home) {
 		name, _, _ := strings.Cut(variable, "=")
 		if !slices.ContainsFunc(in.Env, func(e string) bool { return strings.HasPrefix(e, name+"=") }) {
 			env = append(env, variable)
@@ -181,13 +192,13 @@ func become(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if err := surrender(who); err != nil { // locks this goroutine's thread: the one that becomes the program
+	if err := dropRights(who); err != nil { // locks this goroutine's thread, which becomes the program
 		return err
 	}
 	if _, err := conn.Write([]byte(sayReady + "\n")); err != nil {
 		return err
 	}
-	if _, err := r.ReadBytes('\n'); err != nil { // it died before its death could be heard of
+	if _, err := r.ReadBytes('\n'); err != nil { // the Spawner ended before its end could be signalled
 		return fmt.Errorf("its spawner has gone: %w", err)
 	}
 	return fmt.Errorf("%s: %w", program, syscall.Exec(program, in.Argv, env))
@@ -195,10 +206,10 @@ func become(conn net.Conn) error {
 
 var errNoProgram = errors.New("not in the image's PATH")
 
-// find looks a program up in the folders of PATH, in the present root.
+// find looks for a program in the folders of PATH, in the present root.
 func find(program string, env []string) (string, error) {
 	if strings.Contains(program, "/") {
-		return program, nil // exec says what is wrong with it
+		return program, nil // exec reports what is wrong with it
 	}
 	for _, e := range env {
 		path, ok := strings.CutPrefix(e, "PATH=")

@@ -22,7 +22,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// parentOf makes this test's binary a program that starts a process in the root it names, says its pid and waits.
+// parentOf makes this test's binary start a process in the root that the variable names, print its
+// pid and wait.
 const parentOf = "SANDBOX_TEST_PARENT"
 
 func TestMain(m *testing.M) {
@@ -79,7 +80,7 @@ func root(t *testing.T) string {
 	return dir
 }
 
-func TestAProcessWithARootOfItsOwn(t *testing.T) {
+func TestProcessSeesOnlyItsRoot(t *testing.T) {
 	dir := root(t)
 	secrets := t.TempDir()
 	write(t, filepath.Join(secrets, "api-key"), "s3cret")
@@ -167,8 +168,9 @@ func TestAProcessWithARootOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestRootInsideIsNoRoot: not by a user namespace either, and the machine's root's keys are not its.
-func TestRootInsideIsNoRoot(t *testing.T) {
+// TestRootInsideHasNoRights checks that a process in a root cannot gain rights with a user
+// namespace and cannot read the keys of the machine's root.
+func TestRootInsideHasNoRights(t *testing.T) {
 	got := finished(t, newSpawner(t), Command{Chroot: root(t), Argv: []string{"/probe", "child", "userns", "unshare", "keys"}})
 	want := []string{
 		"stdout: keys: operation not permitted", "stdout: unshare: operation not permitted",
@@ -179,12 +181,13 @@ func TestRootInsideIsNoRoot(t *testing.T) {
 	}
 }
 
-// TestDevicesOfGPUs are in the root of a process that has some, and of no other. A device that every machine has stands for one.
+// TestDevicesOfGPUs checks that GPUs are in the root of a process that asks for them, and in no
+// other. A device that every machine has stands for a GPU.
 func TestDevicesOfGPUs(t *testing.T) {
 	dir := root(t)
 	const node = "/dev/nvidia-stagecoach-test"
 	if err := unix.Mknod(node, unix.S_IFCHR|0o644, int(unix.Mkdev(1, 5))); err != nil {
-		t.Skipf("no device can be made here: %v", err)
+		t.Skipf("this machine does not allow device files: %v", err)
 	}
 	defer os.Remove(node)
 	for gpus, want := range map[bool]string{true: "stdout: stat: Dcrw-r--r--", false: "stdout: stat=" + node + ": stat " + node + ": no such file or directory"} {
@@ -195,8 +198,9 @@ func TestDevicesOfGPUs(t *testing.T) {
 	}
 }
 
-// TestARootIsLeftAsItWas has two processes that write into the root of one image.
-func TestARootIsLeftAsItWas(t *testing.T) {
+// TestWritesToARootArePrivate runs two processes that write into the root of one image. The image
+// stays as it was.
+func TestWritesToARootArePrivate(t *testing.T) {
 	dir, s := root(t), newSpawner(t)
 	list := func() (all []string) {
 		t.Helper()
@@ -213,14 +217,14 @@ func TestARootIsLeftAsItWas(t *testing.T) {
 		}
 	}
 	if after := list(); !slices.Equal(before, after) {
-		t.Errorf("the image has become %q, want %q", after, before)
+		t.Errorf("the image has %q, want %q", after, before)
 	}
 	if mounts, err := os.ReadFile("/proc/self/mounts"); err != nil || bytes.Contains(mounts, []byte(dir)) {
 		t.Errorf("mounts of ours: %s, %v", mounts, err)
 	}
 }
 
-func TestDescriptorsAndSignalsReachIt(t *testing.T) {
+func TestDescriptorsAndSignalsReachAProcessWithARoot(t *testing.T) {
 	dir, s := root(t), newSpawner(t)
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -248,9 +252,9 @@ func TestDescriptorsAndSignalsReachIt(t *testing.T) {
 	}
 }
 
-// TestItEndsWithItsParent kills a program that has started one as another user: a change of the user takes the kernel's
-// promise back.
-func TestItEndsWithItsParent(t *testing.T) {
+// TestProcessWithARootEndsWithItsParent kills a program that has started such a process as another
+// user. A change of the user clears the kernel's parent-death signal, so Init has to set it again.
+func TestProcessWithARootEndsWithItsParent(t *testing.T) {
 	parent := exec.Command("/proc/self/exe")
 	parent.Env = append(os.Environ(), parentOf+"="+root(t))
 	out, err := parent.StdoutPipe()
@@ -276,7 +280,7 @@ func TestItEndsWithItsParent(t *testing.T) {
 	proctest.Gone(t, pid)
 }
 
-func TestStartInsideSaysWhatIsMissing(t *testing.T) {
+func TestStartInsideNamesTheMissingFile(t *testing.T) {
 	dir, s := root(t), newSpawner(t)
 	write(t, filepath.Join(dir, "text"), "no program")
 	for name, tc := range map[string]struct {
@@ -296,7 +300,7 @@ func TestStartInsideSaysWhatIsMissing(t *testing.T) {
 				tc.c.Chroot = dir
 			}
 			if _, err := s.Start(tc.c); err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "start "+tc.c.Argv[0]) {
-				t.Errorf("%v, want an error with %q and the program", err, tc.want)
+				t.Errorf("%v, want an error with %q and the name of the program", err, tc.want)
 			}
 		})
 	}
@@ -311,7 +315,7 @@ func TestIdentify(t *testing.T) {
 	for user, want := range map[string]string{
 		"": "{0 0 [102] root /root true}", "root": "{0 0 [102] root /root true}", "app": "{100 101 [102] app /home/app true}", "100": "{100 101 [102] app /home/app true}",
 		"7": "{7 0 [] user-7 / false}", "7:8": "{7 8 [] user-7 / false}", "app:staff": "{100 103 [] app /home/app true}", "app:": "{100 101 [102] app /home/app true}", ":staff": "{0 103 [] root /root true}",
-		"12":     "{200 200 [] 12 / true}", // a name comes first
+		"12":     "{200 200 [] 12 / true}", // a name counts before a number
 		"nobody": `user "nobody": the image's /etc/passwd has no "nobody"`, "app:nogroup": `user "app:nogroup": the image's /etc/group has no "nogroup"`,
 		"odd": `user "odd": /etc/passwd has the numbers "-1" and "0"`, "4294967295": `has no "4294967295"`, "-1": `has no "-1"`, "app:odd": `has no "odd"`,
 	} {
@@ -322,7 +326,8 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// FuzzIdentify checks that no list of accounts makes somebody out of a number that is none, or root out of another number.
+// FuzzIdentify checks two rules for every list of accounts: a number that is not valid identifies
+// nobody, and no other number than 0 identifies root.
 func FuzzIdentify(f *testing.F) {
 	f.Add("app", "app:x:100:101:App:/home/app:/bin/sh", "wheel:x:102:app,root")
 	f.Add("7:8", "", "")

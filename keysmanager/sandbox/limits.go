@@ -7,16 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of a process, and of each that descends from it.
+// Limits of a process and of each of its descendants.
 const (
-	MaxFiles     = 16 << 10 // descriptors
-	MaxFileSize  = 64 << 30 // bytes of a file that it writes
-	MaxLocked    = 8 << 20  // bytes of memory that stays
-	MaxProcesses = 1024     // processes and threads of an [Account] together, unless its Command says otherwise
+	MaxFiles    = 16 << 10 // descriptors
+	MaxFileSize = 64 << 30 // bytes per file that it writes
+	MaxLocked   = 8 << 20  // bytes of locked memory
+	// Processes and threads per [Account], unless its Command sets another number.
+	MaxProcesses = 1024
 )
 
-// bound bounds a process that has just become its program, and lets it go.
-func bound(pid int, c Command, traced bool) error {
+// setLimits sets the limits of a process that has just become its program, and lets it run.
+func setLimits(pid int, c Command, traced bool) error {
 	if traced { // it stops before its first instruction
 		err := error(unix.EINTR)
 		for errors.Is(err, unix.EINTR) {
@@ -35,8 +36,8 @@ func bound(pid int, c Command, traced bool) error {
 	}
 	lowerAll := func() error {
 		for resource, most := range limits {
-			if err := lower(pid, resource, most); err != nil {
-				return fmt.Errorf("limit %d to %d: %w", resource, most, err)
+			if err := lowerLimit(pid, resource, most); err != nil {
+				return fmt.Errorf("set limit %d to %d: %w", resource, most, err)
 			}
 		}
 		return nil
@@ -49,15 +50,16 @@ func bound(pid int, c Command, traced bool) error {
 		return err
 	}
 	if traced {
-		if err := unix.PtraceDetach(pid); err != nil && !errors.Is(err, unix.ESRCH) { // it may have been killed
+		// The process may have been killed.
+		if err := unix.PtraceDetach(pid); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("let it run: %w", err)
 		}
 	}
 	return nil
 }
 
-// lower makes a limit of a process at most so much.
-func lower(pid, resource int, most uint64) error {
+// lowerLimit reduces a limit of a process to at most this value.
+func lowerLimit(pid, resource int, most uint64) error {
 	var now unix.Rlimit
 	if err := unix.Prlimit(pid, resource, nil, &now); err != nil {
 		return err
@@ -69,8 +71,8 @@ func lower(pid, resource int, most uint64) error {
 	return unix.Prlimit(pid, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
 }
 
-// asReal runs f while the calling thread's real user and group are as's: who may set the limits of as's processes. What the
-// thread may do is not changed.
+// asReal runs f while the calling thread's real user and group are those of as. The kernel then
+// lets the thread set the limits of as's processes. The rights of the thread do not change.
 func asReal(as *Account, f func() error) error {
 	uid, gid := unix.Getuid(), unix.Getgid()
 	if err := errors.Join(setReal(unix.SYS_SETRESGID, as.GID), setReal(unix.SYS_SETRESUID, as.UID)); err != nil {
@@ -81,7 +83,8 @@ func asReal(as *Account, f func() error) error {
 
 func setReal(call uintptr, id int) error {
 	const same = ^uintptr(0)
-	if _, _, err := unix.RawSyscall(call, uintptr(id), same, same); err != 0 { // of this thread alone
+	// The system call changes this thread only.
+	if _, _, err := unix.RawSyscall(call, uintptr(id), same, same); err != 0 {
 		return err
 	}
 	return nil

@@ -16,8 +16,8 @@ import (
 )
 
 // Every process has a user with a name and a home folder that it can write to, because libraries
-// ask for both: Python's getpass.getuser fails for a user without a name, and PyTorch calls it to
-// find the folder of its compiled kernels.
+// ask for both. For example, Python's getpass.getuser fails for a user without a name, and PyTorch
+// calls it to find the folder of its compiled kernels.
 
 // Files that list users and groups.
 const (
@@ -26,7 +26,7 @@ const (
 )
 
 // userName returns the name of a user or group that no list has. The name contains the number, so
-// no two users have the same name.
+// each user has a different name.
 func userName(id int) string {
 	if id == 0 {
 		return "root"
@@ -34,8 +34,8 @@ func userName(id int) string {
 	return "user-" + strconv.Itoa(id)
 }
 
-// named returns the variables that name a user and its home folder.
-func named(name, home string) []string {
+// userVariables returns the environment variables with a user's name and home folder.
+func userVariables(name, home string) []string {
 	return []string{"HOME=" + home, "LOGNAME=" + name, "USER=" + name}
 }
 
@@ -48,20 +48,20 @@ var starterName = sync.OnceValue(func() string {
 	return userName(uid)
 })
 
-// starter returns the variables that name the user of this process, for processes that run as that
-// user. Their home is not /tmp itself, because other users of the machine can write there, and
-// Python runs code that it finds in the home folder. It is a folder in /tmp that they share, closed
-// to others.
-func starter() ([]string, error) {
+// starterVariables returns the variables with the name and home folder of this process's user, for
+// processes that run as that user. Their home is not /tmp itself: other users of the machine can
+// write to /tmp, and Python runs code that it finds in the home folder. The home is a folder in
+// /tmp that these processes share and that is closed to others.
+func starterVariables() ([]string, error) {
 	home := filepath.Join(os.TempDir(), "stagecoach-home-"+strconv.Itoa(os.Geteuid()))
 	if err := ownFolder(home, 0o700); err != nil {
 		return nil, fmt.Errorf("home folder of processes: %w", err)
 	}
-	return named(starterName(), home), nil
+	return userVariables(starterName(), home), nil
 }
 
 // lines returns a line for /etc/passwd with the user, and a line for /etc/group with its group. The
-// second is empty if groups, the content of /etc/group, has the group.
+// second line is empty if the content of /etc/group, groups, has the group.
 func (id identity) lines(groups string) (user, group string) {
 	user = fmt.Sprintf("%s:x:%d:%d::%s:/bin/sh\n", id.name, id.uid, id.gid, id.home)
 	number := strconv.Itoa(id.gid)
@@ -71,8 +71,8 @@ func (id identity) lines(groups string) (user, group string) {
 	return user, group
 }
 
-// enlist adds the user to /etc/passwd and /etc/group of the present root, unless it is listed.
-func (id identity) enlist(groups string) error {
+// addToLists adds the user to /etc/passwd and /etc/group of the present root, unless it is listed.
+func (id identity) addToLists(groups string) error {
 	if id.listed {
 		return nil
 	}
@@ -105,10 +105,10 @@ func appendTo(file, line string) error {
 	return err
 }
 
-// settle sets the user's home to a folder that it can write to: the folder of /etc/passwd, which
-// settle creates if it is missing, or else Home. If the root is read-only, an existing folder stays
-// the home, because an image may have files in it for its programs.
-func (id *identity) settle(readOnly bool) {
+// chooseHome sets the user's home to a folder that the user can write to. It takes the folder of
+// /etc/passwd, which it creates if it is missing, or else Home. If the root is read-only, an
+// existing folder stays the home, because an image may have files for its programs there.
+func (id *identity) chooseHome(readOnly bool) {
 	info, err := os.Stat(id.home)
 	if errors.Is(err, fs.ErrNotExist) && !readOnly && os.MkdirAll(id.home, 0o755) == nil && os.Chown(id.home, id.uid, id.gid) == nil {
 		return
@@ -147,11 +147,11 @@ func (a Account) name() error {
 		return err
 	}
 	user, group := id.lines(string(groups))
-	return errors.Join(extend(passwdFile, user), extend(groupFile, group))
+	return errors.Join(mountExtended(passwdFile, user), mountExtended(groupFile, group))
 }
 
-// extend mounts a copy of a file with one more line over the file.
-func extend(file, line string) error {
+// mountExtended mounts a copy of a file with one more line over the file.
+func mountExtended(file, line string) error {
 	at, err := filepath.EvalSymlinks(file)
 	if errors.Is(err, fs.ErrNotExist) || line == "" {
 		return nil
@@ -167,9 +167,12 @@ func extend(file, line string) error {
 		line = "\n" + line
 	}
 	copied := filepath.Join(Home, filepath.Base(file))
-	defer os.Remove(copied)                                                                   // the mount keeps the content
-	const mode = 0o644                                                                        // as the list that it replaces, whatever the umask
-	err = errors.Join(os.WriteFile(copied, append(b, line...), mode), os.Chmod(copied, mode)) //nolint:gosec // as above
+	// The mount keeps the content.
+	defer os.Remove(copied)
+	// The mode is that of the list that it replaces, whatever the umask is.
+	const mode = 0o644
+	//nolint:gosec // as above
+	err = errors.Join(os.WriteFile(copied, append(b, line...), mode), os.Chmod(copied, mode))
 	if err != nil {
 		return err
 	}

@@ -19,7 +19,7 @@ import (
 // write to.
 func TestProcessesHaveANameAndAHome(t *testing.T) {
 	const lists = "root:x:0:0:root:/root:/bin/sh\napp:x:100:101:App:/home/app:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\nweb:x:33:33::/var/www:/bin/sh"
-	named := map[string]struct {
+	userVariables := map[string]struct {
 		user, env   string
 		readOnly    bool
 		home, name  string
@@ -35,7 +35,7 @@ func TestProcessesHaveANameAndAHome(t *testing.T) {
 		"an environment of its own":             {user: "7", env: "/dev/shm", home: "/dev/shm", name: "me", added: "user-7:x:7:0::/tmp:/bin/sh"},
 	}
 	s := newSpawner(t)
-	for name, tc := range named {
+	for name, tc := range userVariables {
 		t.Run(name, func(t *testing.T) {
 			dir := root(t)
 			write(t, filepath.Join(dir, "etc/passwd"), lists)
@@ -53,7 +53,7 @@ func TestProcessesHaveANameAndAHome(t *testing.T) {
 				}
 			}
 			if strings.Contains(text, "write=") {
-				t.Errorf("its home is not its own:\n%s", text)
+				t.Errorf("its home is not usable:\n%s", text)
 			}
 			for _, line := range []string{tc.added, tc.team} {
 				if line != "" && !slices.Contains(got, "stdout: "+line) {
@@ -61,7 +61,7 @@ func TestProcessesHaveANameAndAHome(t *testing.T) {
 				}
 			}
 			if tc.added == "" && strings.Contains(text, "user-") {
-				t.Errorf("a user who was there is added:\n%s", text)
+				t.Errorf("a listed user is added again:\n%s", text)
 			}
 		})
 	}
@@ -93,7 +93,8 @@ func TestAccountsHaveANameAndAHome(t *testing.T) {
 	}
 }
 
-// TestNamesAreReadableWhateverTheUmask starts a process from one that makes files for itself alone.
+// TestNamesAreReadableWhateverTheUmask starts a process from a parent whose new files only their
+// owner can read.
 func TestNamesAreReadableWhateverTheUmask(t *testing.T) {
 	a := openAccounts(t)
 	l := take(t, a, "ns")

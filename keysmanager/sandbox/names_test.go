@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestNamesOfAProcess: each of the two files is the machine's unless the Command names another one,
-// which nobody can write to.
+// TestNamesOfAProcess checks /etc/hosts and /etc/resolv.conf: each is the machine's file unless the
+// Command names another file. No process can write to the other file.
 func TestNamesOfAProcess(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	image, _ := private(t)

@@ -8,7 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestNetwork: a process starts in the network namespace that it is given, the next one in that of this process again.
+// TestNetwork checks that a process starts in the network namespace that it is given, and that the
+// next process starts in the namespace of this process again.
 func TestNetwork(t *testing.T) {
 	if os.Getuid() != 0 {
 		if os.Getenv("CI") == "true" {
@@ -55,6 +56,6 @@ func TestNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := in(nil); got != ours {
-		t.Errorf("the next one is in %s, want %s", got, ours)
+		t.Errorf("the next process is in %s, want %s", got, ours)
 	}
 }

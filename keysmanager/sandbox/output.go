@@ -11,12 +11,13 @@ import (
 	"time"
 )
 
-// MaxLine is the longest line of output in bytes that is kept whole; the rest of a longer one is dropped.
+// MaxLine is the maximum length of a line of output, in bytes. The rest of a longer line is
+// dropped.
 const MaxLine = 8 << 10
 
 // Output is the reading end of a process's stdout and stderr.
 type Output struct {
-	Stdout, Stderr *os.File // the writing ends, for the process; closed by Started
+	Stdout, Stderr *os.File // the writing ends, for the process; Started closes them
 
 	ours  []*os.File // the reading ends
 	lines sync.WaitGroup
@@ -26,9 +27,9 @@ type Output struct {
 	throttle throttle
 }
 
-// NewOutput makes the pipes and calls sink with each line, from two goroutines, until the process and all that it gave its
-// ends to have closed them. Of one that prints without end lines are dropped, which lines on stderr tell (see LinesPerSecond).
-// Somebody has to call Finish, or Abandon.
+// NewOutput creates the pipes and calls sink with each line, from two goroutines, until all copies
+// of the writing ends are closed. If a process prints too much, lines are dropped, and a line on
+// stderr says so (see LinesPerSecond). The caller must call Finish or Abandon.
 func NewOutput(sink func(stream, line string)) (*Output, error) {
 	o := &Output{}
 	for _, p := range []struct {
@@ -47,7 +48,8 @@ func NewOutput(sink func(stream, line string)) (*Output, error) {
 	return o, nil
 }
 
-// ResumeOutput goes on with what another Output has left off reading: stdout and stderr are its Readers, which it takes over.
+// ResumeOutput continues an Output that another process has stopped reading. stdout and stderr are
+// its Readers; ResumeOutput takes them over.
 func ResumeOutput(stdout, stderr *os.File, sink func(stream, line string)) *Output {
 	o := &Output{}
 	o.listen("stdout", stdout, sink)
@@ -74,7 +76,7 @@ func (o *Output) listen(stream string, r *os.File, sink func(stream, line string
 	})
 }
 
-// admit takes note of a line and says whether it is passed on.
+// admit counts a line and reports whether it is passed on.
 func (o *Output) admit(stream, line string, sink func(stream, line string)) bool {
 	o.mu.Lock()
 	if stream == "stderr" && strings.TrimSpace(line) != "" {
@@ -95,7 +97,8 @@ func tellDropped(n int, sink func(stream, line string)) {
 	}
 }
 
-// Started closes our copies of the writing ends. It is called once the process has its own, or will never be started.
+// Started closes this process's copies of the writing ends. The caller calls it once the new
+// process has its own copies, or will never start.
 func (o *Output) Started() {
 	for _, f := range []*os.File{o.Stdout, o.Stderr} {
 		if f != nil {
@@ -104,8 +107,8 @@ func (o *Output) Started() {
 	}
 }
 
-// Finish returns when all lines were delivered: once the process and all that has its ends have closed them, or after limit,
-// when nobody listens to them any more.
+// Finish returns when all lines are delivered, which is when all copies of the writing ends are
+// closed. After limit, it stops reading and returns.
 func (o *Output) Finish(limit time.Duration) {
 	t := time.AfterFunc(limit, o.close)
 	defer t.Stop()
@@ -113,7 +116,7 @@ func (o *Output) Finish(limit time.Duration) {
 	o.close()
 }
 
-// Abandon stops to listen.
+// Abandon stops reading.
 func (o *Output) Abandon() {
 	o.close()
 	o.lines.Wait()
@@ -121,7 +124,7 @@ func (o *Output) Abandon() {
 
 func (o *Output) close() {
 	for _, r := range o.ours {
-		_ = r.Close() // nothing was written through it
+		_ = r.Close() // nothing is written through it
 	}
 }
 
@@ -147,7 +150,7 @@ func readLines(r io.Reader, f func(string)) {
 		if len(line) > 0 {
 			f(strings.TrimRight(string(line), "\r\n"))
 		}
-		for errors.Is(err, bufio.ErrBufferFull) { // the rest of a line that is too long
+		for errors.Is(err, bufio.ErrBufferFull) { // drop the rest of a line that is too long
 			_, err = look()
 		}
 		if err != nil {

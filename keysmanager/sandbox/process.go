@@ -17,50 +17,62 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command is a process to be started.
+// Command describes a process that a Spawner starts.
 type Command struct {
-	Dir            string            // where it runs, usually an image's root; with Chroot, a path in there
-	Process        string            // as the env fprocess has it: program and arguments by spaces; empty: ./stage
-	Argv           []string          // program and arguments, in place of Process, when they are known one by one
-	Env            map[string]string // all that it gets beside PATH, HOME, LOGNAME, USER and TMPDIR, and in place of these
-	Files          []*os.File        // descriptors 3, 4, …; the caller's to close
-	Stdin          *os.File          // nil: empty; the caller's to close
-	Stdout, Stderr *os.File          // the caller's to close
-	Groups         []*os.File        // files opened for writing that it enters its cgroups with, before its first instruction; the caller's to close
-	Stays          bool              // in the caller's process group, and ends with that; without Chroot
+	// Dir is the working folder, usually an image's root; with Chroot, a path inside the root.
+	Dir string
+	// Process is the program and its arguments, separated by spaces, as in fprocess; empty: ./stage.
+	Process string
+	Argv    []string // program and arguments as a list, in place of Process
+	// Env is added to PATH, HOME, LOGNAME, USER and TMPDIR, or in place of them.
+	Env            map[string]string
+	Files          []*os.File // descriptors 3, 4, …; the caller closes them
+	Stdin          *os.File   // nil: empty; the caller closes it
+	Stdout, Stderr *os.File   // the caller closes them
+	// Groups are files of cgroups, open for writing. The process enters these groups before its first
+	// instruction. The caller closes the files.
+	Groups []*os.File
+	Stays  bool // it stays in the caller's process group and ends with that; only without Chroot
 
-	// Hosts and Resolv are the paths of the files that appear as /etc/hosts and /etc/resolv.conf to the process; empty: the machine's.
-	// They need Chroot or As. A process without a root of its own does not get a file that the machine has not.
+	// Hosts and Resolv are paths of files that the process sees as /etc/hosts and /etc/resolv.conf;
+	// empty: the machine's files. Both need Chroot or As. With As, a file that the machine does not
+	// have is left out.
 	Hosts, Resolv string
 
-	// As is who the process runs as, without Chroot; nil: as this one. It then reaches only what everybody does, Dir, and what
-	// Reads and Writes name by absolute paths, under these, wherever they lie: Writes is its user's, the rest is read-only. Its /tmp,
-	// /var/tmp and /dev/shm are memory of its own.
+	// As is the account that the process runs as, without Chroot; nil: this process's user. With an
+	// account, the process sees only what every user can reach, Dir, Reads and Writes. Reads and
+	// Writes are absolute paths, and appear at these paths wherever they are. The process can write to
+	// Writes; everything else is read-only. Its /tmp, /var/tmp and /dev/shm are in memory and private.
 	As        *Account
 	Reads     []string
 	Writes    []string
-	Processes int // with As: how many processes and threads its user may have; 0: MaxProcesses
+	Processes int // with As: the limit of processes and threads of its user; 0: MaxProcesses
 
-	// Secrets is, with As, the absolute path of a folder that the account's group may read: the
-	// secrets of a function. The process reads it at that path. It sees nothing else of RunFolder,
-	// whether Secrets is empty or not.
+	// Secrets, with As, is the absolute path of a function's secrets: a folder that the account's
+	// group may read. The process reads them at that path. It sees nothing else of RunFolder, with or
+	// without Secrets.
 	Secrets string
 
-	// Network is an open network namespace in which the process starts; nil: that of this process.
-	// It is the caller's to close.
+	// Network is an open network namespace in which the process starts; nil: that of this process. The
+	// caller closes it.
 	Network *os.File
 
-	// Chroot is the folder that becomes the root of the process; empty: it has ours. What it writes there is kept in memory
-	// and goes with it. It gets a /proc that shows its own processes alone, few devices, /etc/resolv.conf and /etc/hosts (see
-	// Hosts), a user of the image's and few rights. The network is this process's. This program has to handle [InitCommand].
-	Chroot   string
-	Binds    []Bind // with Chroot
-	GPUs     bool   // with Chroot: the devices of NVIDIA's driver are in its /dev, all of them; CUDA_VISIBLE_DEVICES says which are meant
-	User     string // with Chroot: user[:group], names of the image's or numbers; empty: root
-	ReadOnly bool   // with Chroot: nothing but /tmp and /dev/shm can be written to
+	// Chroot is the folder that becomes the root of the process; empty: the root of this process. What
+	// the process writes there stays in memory and ends with it. The root has a /proc with only its
+	// own processes, few devices, and /etc/resolv.conf and /etc/hosts (see Hosts). The program runs as
+	// a user of the image, with few rights. Without Network, it has the network of this process. This
+	// program has to handle [InitCommand].
+	Chroot string
+	Binds  []Bind // with Chroot
+	// GPUs adds all devices of NVIDIA's driver to /dev, with Chroot. CUDA_VISIBLE_DEVICES says which
+	// of them the process may use.
+	GPUs     bool
+	User     string // with Chroot: user[:group], numbers or names that the image lists; empty: root
+	ReadOnly bool   // with Chroot: only /tmp and /dev/shm can be written to
 }
 
-// name is a file of the machine by which programs resolve names, and what takes its place; from empty: nothing does.
+// name is one of the machine's files for resolving names, and the file that replaces it. If from is
+// empty, nothing replaces it.
 type name struct{ at, from string }
 
 func (c Command) names() []name {
@@ -79,32 +91,34 @@ func (c Command) argv() []string {
 
 func (c Command) stdin() io.Reader {
 	if c.Stdin == nil {
-		return nil // a nil *os.File would be none
+		return nil // a nil *os.File in the interface would not be nil
 	}
 	return c.Stdin
 }
 
-// Spawner starts processes that end when this process does: the kernel sends them SIGKILL then. It does so when the
-// *thread* that started them ends, so a Spawner keeps one thread of its own.
+// Spawner starts processes that end when this process ends: the kernel sends them SIGKILL. The
+// kernel does so when the *thread* that started them ends, so a Spawner keeps a thread of its own.
 type Spawner struct {
 	jobs chan func()
 	done sync.WaitGroup
 	once sync.Once
 	quit chan struct{}
 
-	// Of its thread alone.
-	home     home  // its own namespaces
-	untraced bool  // this machine has no ptrace for us: limits come a moment late
-	fault    error // why it starts nothing any more
+	// Only the Spawner's thread uses these fields.
+	home     home  // the thread's own namespaces
+	untraced bool  // this machine does not allow ptrace, so limits are set a moment after the start
+	fault    error // why the Spawner no longer starts processes
 }
 
-// ErrClosed says that a Spawner starts nothing any more.
+// ErrClosed means that a Spawner no longer starts processes.
 var ErrClosed = errors.New("sandbox: closed")
 
-// NewSpawner returns a Spawner; the caller closes it, after the processes have ended. Descriptors that this process was
-// itself started with are closed in what it starts (from Linux 5.11 on; Go's own always are).
+// NewSpawner returns a Spawner. The caller closes it after its processes have ended. Processes do
+// not inherit the descriptors that this process inherited (from Linux 5.11 on), nor those that Go
+// opened.
 func NewSpawner() *Spawner {
-	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) // older kernels: they stay open
+	// Older kernels fail, and the descriptors stay open.
+	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 	s := &Spawner{jobs: make(chan func()), quit: make(chan struct{})}
 	s.done.Go(func() {
 		onThread(func() {
@@ -123,14 +137,14 @@ func NewSpawner() *Spawner {
 	return s
 }
 
-// Close ends the Spawner's thread, and with it what it has started.
+// Close ends the Spawner's thread, which ends its processes.
 func (s *Spawner) Close() {
 	s.once.Do(func() { close(s.quit) })
 	s.done.Wait()
 }
 
-// Start starts the process as the leader of a session, and so of a process group, of its own, unless it stays. The caller waits for it, with
-// [Wait].
+// Start starts the process as the leader of its own session and process group, unless c.Stays is
+// set. The caller waits for the process with [Wait].
 func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	if c.Chroot != "" {
 		return s.startInside(c)
@@ -148,7 +162,7 @@ func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// cmd is the command without a root of its own.
+// cmd returns the command of a process without a root of its own.
 func (c Command) cmd() (*exec.Cmd, error) {
 	argv := c.argv()
 	program := argv[0]
@@ -156,14 +170,14 @@ func (c Command) cmd() (*exec.Cmd, error) {
 		program = filepath.Join(c.Dir, program)
 	}
 	defaults := []string{"TMPDIR=" + Home}
-	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary built for it
+	if dir := os.Getenv("GOCOVERDIR"); dir != "" { // coverage of a stage binary that was built for it
 		defaults = append(defaults, "GOCOVERDIR="+dir)
 	}
 	var who []string
 	var err error
 	if c.As != nil {
-		who = named(userName(c.As.UID), Home)
-	} else if who, err = starter(); err != nil {
+		who = userVariables(userName(c.As.UID), Home)
+	} else if who, err = starterVariables(); err != nil {
 		return nil, err
 	}
 	env := environment(c.Env, append(defaults, who...))
@@ -182,12 +196,14 @@ func (c Command) cmd() (*exec.Cmd, error) {
 		cmd.Dir = c.Dir
 		return cmd, nil
 	}
-	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWIPC                                                 // shared memory that nobody removes goes with it
-	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(c.As.UID), Gid: uint32(c.As.GID)} // and no further groups
+	// Shared memory that no process removes ends with the namespace.
+	cmd.SysProcAttr.Cloneflags = unix.CLONE_NEWIPC
+	// The process gets no further groups.
+	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(c.As.UID), Gid: uint32(c.As.GID)}
 	return cmd, nil
 }
 
-// run starts cmd from the thread whose end ends it.
+// run starts cmd from the Spawner's thread. The process ends when that thread ends.
 func (s *Spawner) run(cmd *exec.Cmd, c Command) error {
 	started := make(chan error, 1)
 	select {
@@ -198,7 +214,7 @@ func (s *Spawner) run(cmd *exec.Cmd, c Command) error {
 	}
 }
 
-// begin starts cmd on the thread that it runs on.
+// begin starts cmd from the calling thread.
 func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	if s.fault != nil {
 		return s.fault
@@ -209,7 +225,7 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	}
 	defer groups.close()
 	if c.As != nil {
-		leave, err := look(c, s.home.mounts)
+		leave, err := enterView(c, s.home.mounts)
 		if err != nil {
 			return err
 		}
@@ -222,7 +238,7 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 		defer func() { s.fault = errors.Join(s.fault, s.home.leaveNetwork()) }()
 	}
 	first := *cmd
-	cmd.SysProcAttr.Ptrace = !s.untraced // so that it stops before its first instruction
+	cmd.SysProcAttr.Ptrace = !s.untraced // so that the process stops before its first instruction
 	err = groups.start(cmd)
 	if errors.Is(err, unix.EPERM) && !s.untraced {
 		*cmd = first
@@ -234,7 +250,7 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	if err != nil {
 		return err
 	}
-	if err := bound(cmd.Process.Pid, c, cmd.SysProcAttr.Ptrace); err != nil {
+	if err := setLimits(cmd.Process.Pid, c, cmd.SysProcAttr.Ptrace); err != nil {
 		_ = cmd.Process.Kill()
 		Wait(cmd)
 		return err
@@ -242,31 +258,34 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	return nil
 }
 
-// Wait returns how a process that a Spawner started has ended, once it has; it is called once, in place of cmd.Wait. What the
-// process has left in its process group is killed: it belonged to it, and nobody else would end it.
+// Wait waits until a process of a Spawner has ended, and returns how it ended. The caller calls it
+// once, in place of cmd.Wait. Wait kills the other processes of the process's group, because no
+// other code would end them.
 func Wait(cmd *exec.Cmd) unix.WaitStatus {
 	err := error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) {
 		err = unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)
 	}
 	if err == nil {
-		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL) // not reaped yet, so the group's number is still its own
+		// The process is not reaped yet, so no other group has its number.
+		_ = unix.Kill(-cmd.Process.Pid, unix.SIGKILL)
 	}
-	_ = cmd.Wait() // the state says how it ended
+	_ = cmd.Wait() // the state says how the process ended
 	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok {
 		return unix.WaitStatus(status)
 	}
 	return 0
 }
 
-// Path is the PATH of processes whose environment has none. Home is their TMPDIR, and the HOME of
-// those that have a /tmp of their own and no other home folder.
+// Path is the PATH of processes whose environment has none. Home is their TMPDIR. It is also the
+// HOME of processes that have their own /tmp and no other home folder.
 const (
 	Path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	Home = "/tmp"
 )
 
-// environment puts env over defaults and over what every process gets; each name is there once.
+// environment merges env over defaults and over the variables of every process. Each name appears
+// once.
 func environment(env map[string]string, defaults []string) []string {
 	all := append([]string{"PATH=" + Path}, defaults...)
 	all = slices.DeleteFunc(all, func(e string) bool {

@@ -6,10 +6,10 @@ import (
 	"strings"
 )
 
-// Range is numbers of users and groups, both ends among them.
+// Range is a range of user and group numbers. It includes both ends.
 type Range struct{ First, Last int }
 
-// DefaultRange lies above the users of machines and their containers, and below systemd's.
+// DefaultRange is above the users of machines and containers, and below those of systemd.
 var DefaultRange = Range{200_000, 265_535}
 
 // Bounds of a Range.
@@ -25,7 +25,7 @@ func (r *Range) UnmarshalText(text []byte) error {
 	a, errA := strconv.ParseUint(first, 10, 31)
 	b, errB := strconv.ParseUint(last, 10, 31)
 	if errA != nil || errB != nil || a < leastNumber || b > mostNumber || b < a+leastNumbers-1 {
-		return fmt.Errorf("%q, want FIRST-LAST, such as %v: %d numbers at least, from %d on", text, DefaultRange, leastNumbers, leastNumber)
+		return fmt.Errorf("%q, want FIRST-LAST, such as %v, with at least %d numbers, all at least %d", text, DefaultRange, leastNumbers, leastNumber)
 	}
 	*r = Range{int(a), int(b)}
 	return nil
@@ -36,7 +36,8 @@ func (r Range) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
 
 func (r Range) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
 
-// A quarter of the numbers is groups of namespaces; the others are users, but for the last, whom no process ever is.
+// A quarter of the numbers are groups of namespaces. The others are users, except the last number,
+// which no process ever runs as.
 func (r Range) users() Range  { return Range{r.groups().Last + 1, r.Last - 1} }
 func (r Range) groups() Range { return Range{r.First, r.First + (r.Last-r.First+1)/4 - 1} }
 func (r Range) nobody() int   { return r.Last }

@@ -11,14 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reach lets a process that runs as an account (Command.As) read a folder, too, under its absolute path, unless it does already. The
-// process must not have ended, or be reaped before Reach returns.
+// Reach lets a running process with an account (Command.As) read one more folder, at the folder's
+// absolute path. It does nothing if the process can read the folder already. The caller does not
+// reap the process before Reach returns.
 func Reach(pid int, as *Account, path string) error {
 	return reachBy(pid, as, path, func() (view, error) { return newView(path, false) })
 }
 
-// ReachSecrets is [Reach] for a folder of secrets (Command.Secrets). It takes some microseconds
-// when the process reads the folder already.
+// ReachSecrets is [Reach] for a folder of secrets (Command.Secrets). It takes some microseconds if
+// the process can already read the folder.
 func ReachSecrets(pid int, as *Account, folder string) error {
 	want, err := os.Stat(folder)
 	if err != nil {
@@ -30,15 +31,17 @@ func ReachSecrets(pid int, as *Account, folder string) error {
 	return reachBy(pid, as, folder, func() (view, error) { return newSecrets(folder, as) })
 }
 
-// reachBy has a process read what open opens, which lies at path.
+// reachBy lets a process read the view that open returns, at path.
 func reachBy(pid int, as *Account, path string, open func() (view, error)) error {
 	done, begun := make(chan error), make(chan struct{})
 	var enter func()
 	enter = func() {
-		runtime.LockOSThread()            // and not unlocked: the thread, which is in a namespace of the process's then, ends
-		if unix.Gettid() == os.Getpid() { // but the main one, which would not, and is what /proc/self shows
+		// The thread is never unlocked, so it ends with this goroutine: it is in the process's namespace.
+		runtime.LockOSThread()
+		// The first thread cannot end, and /proc/self shows it. Run on another thread.
+		if unix.Gettid() == os.Getpid() {
 			defer runtime.UnlockOSThread()
-			go enter() // on another: this one is taken until it has begun
+			go enter() // on another thread, because this one is occupied until then
 			<-begun
 			return
 		}
@@ -52,7 +55,8 @@ func reachBy(pid int, as *Account, path string, open func() (view, error)) error
 	return nil
 }
 
-// reach does it with the calling thread, which is of no use to others then.
+// reach does the work of reachBy on the calling thread. The thread is of no use to other goroutines
+// afterwards.
 func reach(pid int, as *Account, open func() (view, error)) error {
 	v, err := open()
 	if err != nil {
@@ -71,10 +75,11 @@ func reach(pid int, as *Account, open func() (view, error)) error {
 	if err := unix.Stat(fmt.Sprintf("/proc/%d", pid), &got); err != nil {
 		return err
 	}
-	if int(got.Uid) != as.UID { // another process has its number since
+	if int(got.Uid) != as.UID { // another process has got its number
 		return fmt.Errorf("it is of user %d, want %d", got.Uid, as.UID)
 	}
-	if err := unix.Unshare(unix.CLONE_FS); err != nil { // else other threads would be taken along
+	// Else the namespace would change for other threads, too.
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
 	}
 	if err := unix.Setns(ns, unix.CLONE_NEWNS); err != nil {
@@ -82,19 +87,19 @@ func reach(pid int, as *Account, open func() (view, error)) error {
 	}
 	at, err := closed(v.path, as)
 	switch {
-	case errors.Is(err, unix.ENOENT): // in a folder that covers another
+	case errors.Is(err, unix.ENOENT): // in a folder that covers another one
 	case err != nil:
 		return err
 	case at != "":
 		if err := cover(at); err != nil {
 			return err
 		}
-		defer func() { _ = finish(at, true) }() // nothing but what is put there now can be seen
+		defer func() { _ = finish(at, true) }() // nothing but the new mount appears in it
 	case unix.Stat(v.path, &got) == nil && got.Dev == want.Dev && got.Ino == want.Ino:
 		return nil
 	}
 	err = v.put()
-	if errors.Is(err, unix.ENOENT) { // there is a mount of a folder that was removed since
+	if errors.Is(err, unix.ENOENT) { // the mount's folder has been removed since
 		if err = unix.Unmount(v.path, unix.MNT_DETACH); err == nil {
 			err = v.put()
 		}
@@ -112,7 +117,7 @@ func reach(pid int, as *Account, open func() (view, error)) error {
 	return errors.Join(v.put(), finish(within, true))
 }
 
-// mountOf returns where the file system begins that the folders on the way to path are in, as far as there are any.
+// mountOf returns the mount point of the file system that contains the existing part of a path.
 func mountOf(path string) (string, error) {
 	var at, up unix.Stat_t
 	for strings.Contains(path, "/") && unix.Stat(path, &at) != nil {

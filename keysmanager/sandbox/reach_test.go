@@ -14,7 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReach: a process that runs gets to read folders that it was not given, one after the other, and nothing beside them.
+// TestReach checks that a running process can read folders that it is given later, one after the
+// other, and nothing beside them.
 func TestReach(t *testing.T) {
 	a := openAccounts(t)
 	image, beside := private(t)
@@ -32,7 +33,7 @@ func TestReach(t *testing.T) {
 	if _, err := os.Stat(within(folders[0])); !errors.Is(err, fs.ErrNotExist) {
 		t.Fatalf("it sees another folder already: %v", err)
 	}
-	for range 2 { // what it reads already it may be given again
+	for range 2 { // the second call finds the folder readable already
 		for _, folder := range folders[:7] {
 			if err := Reach(p.Process.Pid, &l.Account, folder); err != nil {
 				t.Error(err)
@@ -56,10 +57,11 @@ func TestReach(t *testing.T) {
 		t.Errorf("its own: %q, %v", b, err)
 	}
 	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), state) {
-		t.Errorf("its mounts are there for all (%v)", err)
+		t.Errorf("other processes see its mounts (%v)", err)
 	}
 	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", p.Process.Pid))
-	if n := strings.Count(string(mounts), "/store/"); err != nil || n != 2*7 { // each as what is mounted and where
+	// Each folder is listed twice: as the mounted folder and as the mount point.
+	if n := strings.Count(string(mounts), "/store/"); err != nil || n != 2*7 {
 		t.Errorf("it has %d mounts of folders, %v, want 7:\n%s", n/2, err, mounts)
 	}
 	if err := os.Chmod(folders[7], 0o700); err != nil {
@@ -69,6 +71,6 @@ func TestReach(t *testing.T) {
 		t.Errorf("a folder that it may not read: %v", err)
 	}
 	if err := Reach(1<<22, &l.Account, folders[0]); !errors.Is(err, syscall.ENOENT) {
-		t.Errorf("a process that is not there: %v", err)
+		t.Errorf("a process that does not exist: %v", err)
 	}
 }

@@ -14,36 +14,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sizes in bytes of what a process with a root of its own may write; it counts as its memory.
+// Sizes in bytes of the files that a process with a root of its own may write. They count as memory
+// of the process.
 const (
 	writable = "512m" // files of its root
 	shm      = "64m"  // /dev/shm
 )
 
-// scratch is where the new root is put together. It is there on every machine, and what is under it is not needed any more.
+// scratch is where the new root is assembled. The folder exists on every machine, and nothing needs
+// its content any more.
 const scratch = "/dev"
 
-// devices are those that a process may use.
+// devices are the devices that a process may use.
 var devices = []string{"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 
-// readOnly are the parts of /proc through which root could change the machine; hidden are those that tell of others.
+// readOnly are the parts of /proc through which root could change the machine. hidden are parts
+// that reveal other processes.
 var (
 	readOnly = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 	hidden   = []string{"/proc/kcore", "/proc/keys", "/proc/timer_list"}
 )
 
-// enter makes in.Root, with a layer over it that takes what is written, the root of this process, and returns who the
-// program is to run as. The process has a mount namespace of its own.
+// enter makes in.Root the root of this process, with a layer in memory over it that takes all
+// writes. It returns the identity that the program runs as. The process has its own mount
+// namespace.
 func enter(in inside) (identity, error) {
 	unix.Umask(0o022)
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return identity{}, err
 	}
-	grafts, err := collect(in)
+	parts, err := collect(in)
 	if err != nil {
 		return identity{}, err
 	}
-	if err := os.Chdir(in.Root); err != nil { // named by "." from here on, wherever it is
+	if err := os.Chdir(in.Root); err != nil { // named "." from here on, wherever it is
 		return identity{}, err
 	}
 	if err := overlay(); err != nil {
@@ -58,19 +62,19 @@ func enter(in inside) (identity, error) {
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
 		return identity{}, fmt.Errorf("leave the old root: %w", err)
 	}
-	if err := os.Chdir("/"); err != nil { // links in the image lead no further than this from here on
+	if err := os.Chdir("/"); err != nil { // from here on, links in the image lead no further than this
 		return identity{}, err
 	}
-	if err := furnish(grafts); err != nil {
+	if err := populateRoot(parts); err != nil {
 		return identity{}, err
 	}
 	who, err := lookup(in.User, in.ReadOnly)
 	if err != nil {
 		return identity{}, err
 	}
-	for _, g := range grafts {
+	for _, g := range parts {
 		if g.files != nil {
-			if err := g.plant(who); err != nil {
+			if err := g.writeCopy(who); err != nil {
 				return identity{}, fmt.Errorf("copy to %s: %w", g.to, err)
 			}
 		}
@@ -100,12 +104,12 @@ func overlay() error {
 	return mount("overlay", scratch+"/root", "overlay", unix.MS_NOSUID|unix.MS_NODEV, "lowerdir=.,upperdir="+scratch+"/upper,workdir="+scratch+"/work")
 }
 
-// graft is a part of the old root that is to appear in the new one.
-type graft struct {
+// rootPart is a part of the old root that appears in the new one.
+type rootPart struct {
 	fd    int
 	to    string
 	isDir bool
-	files map[string][]byte // in place of fd, of a copy
+	files map[string][]byte // content of a copy, in place of fd
 }
 
 // maxCopies bounds the files of a copied folder, in bytes.
@@ -121,10 +125,10 @@ func read(folder string) (map[string][]byte, error) {
 	for _, e := range entries {
 		info, err := os.Stat(filepath.Join(folder, e.Name()))
 		if err != nil || !info.Mode().IsRegular() {
-			continue // it has gone, or is no file
+			continue // it was removed, or is not a file
 		}
 		if info.Size() > int64(maxCopies-size) {
-			return nil, fmt.Errorf("%s: more than %d bytes in it", folder, maxCopies)
+			return nil, fmt.Errorf("%s: its files have more than %d bytes; want less", folder, maxCopies)
 		}
 		b, err := os.ReadFile(filepath.Join(folder, e.Name()))
 		if err != nil {
@@ -135,8 +139,8 @@ func read(folder string) (map[string][]byte, error) {
 	return out, nil
 }
 
-// plant makes a copy appear.
-func (t graft) plant(who identity) error {
+// writeCopy creates a copy in the new root.
+func (t rootPart) writeCopy(who identity) error {
 	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	if err := os.MkdirAll(t.to, 0o755); err != nil {
 		return err
@@ -153,9 +157,9 @@ func (t graft) plant(who identity) error {
 	return mount("", t.to, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY|flags, "")
 }
 
-// gpuDevices finds the devices of NVIDIA's driver.
+// gpuDevices returns the paths of the devices of NVIDIA's driver.
 func gpuDevices() []string {
-	whole, _ := filepath.Glob("/dev/nvidia*") // the patterns are well-formed
+	whole, _ := filepath.Glob("/dev/nvidia*") // the patterns are valid
 	parts, _ := filepath.Glob("/dev/nvidia-caps/*")
 	return slices.DeleteFunc(append(whole, parts...), func(path string) bool {
 		info, err := os.Stat(path)
@@ -163,10 +167,10 @@ func gpuDevices() []string {
 	})
 }
 
-// collect opens all that the new root gets of the old one.
-func collect(in inside) ([]graft, error) {
+// collect opens all parts of the old root that the new root gets.
+func collect(in inside) ([]rootPart, error) {
 	const still = unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NOEXEC
-	var out []graft
+	var out []rootPart
 	add := func(b Bind, attr uint64, optional bool) error {
 		info, err := os.Stat(b.From)
 		if optional && errors.Is(err, fs.ErrNotExist) {
@@ -182,7 +186,7 @@ func collect(in inside) ([]graft, error) {
 		if err != nil {
 			return fmt.Errorf("bind %s to %s: %w", b.From, b.To, err)
 		}
-		out = append(out, graft{fd: fd, to: b.To, isDir: info.IsDir()})
+		out = append(out, rootPart{fd: fd, to: b.To, isDir: info.IsDir()})
 		return nil
 	}
 	nodes := slices.Clone(devices)
@@ -195,7 +199,7 @@ func collect(in inside) ([]graft, error) {
 		}
 	}
 	for _, b := range in.Names {
-		machines := b.From == b.To // which the machine need not have
+		machines := b.From == b.To // if it is the machine's own file, it may be missing
 		if err := add(b, still|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, machines); err != nil {
 			return nil, err
 		}
@@ -209,7 +213,7 @@ func collect(in inside) ([]graft, error) {
 			if err != nil {
 				return nil, fmt.Errorf("bind %s: %w", b.To, err)
 			}
-			out = append(out, graft{to: b.To, files: files})
+			out = append(out, rootPart{to: b.To, files: files})
 			continue
 		}
 		if err := add(b, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_RDONLY, false); err != nil {
@@ -219,8 +223,8 @@ func collect(in inside) ([]graft, error) {
 	return out, nil
 }
 
-// furnish puts /proc, /dev, /tmp and the grafts into the new root.
-func furnish(grafts []graft) error {
+// populateRoot mounts /proc, /dev, /tmp and the parts in the new root.
+func populateRoot(parts []rootPart) error {
 	const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	for _, m := range []struct {
 		kind, at string
@@ -251,9 +255,9 @@ func furnish(grafts []graft) error {
 			return err
 		}
 	}
-	for _, t := range grafts {
+	for _, t := range parts {
 		if t.files != nil {
-			continue // when it is known whose it is
+			continue // later, when the user is known
 		}
 		if err := t.attach(); err != nil {
 			return err
@@ -262,7 +266,7 @@ func furnish(grafts []graft) error {
 	return guardProc()
 }
 
-func (t graft) attach() error {
+func (t rootPart) attach() error {
 	dir := t.to
 	if !t.isDir {
 		dir = filepath.Dir(t.to)
@@ -272,7 +276,8 @@ func (t graft) attach() error {
 	}
 	if !t.isDir {
 		f, err := os.OpenFile(t.to, os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o644)
-		if errors.Is(err, unix.ELOOP) { // a link, such as resolv.conf is in images of whole machines: in its place
+		// The file is a link, such as resolv.conf in images of whole machines. Replace it.
+		if errors.Is(err, unix.ELOOP) {
 			if err = os.Remove(t.to); err == nil {
 				f, err = os.OpenFile(t.to, os.O_CREATE|os.O_EXCL, 0o644)
 			}
@@ -307,13 +312,14 @@ func guardProc() error {
 	return nil
 }
 
-// closeRoot makes all but /tmp and /dev/shm read-only.
+// closeRoot makes everything but /tmp and /dev/shm read-only.
 func closeRoot() error {
 	if err := mount("tmpfs", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size="+writable); err != nil {
 		return err
 	}
 	const closed = unix.MS_BIND | unix.MS_REMOUNT | unix.MS_RDONLY | unix.MS_NOSUID
-	if err := mount("", "/dev", "", closed|unix.MS_NOEXEC, ""); err != nil { // the devices in it are mounts of their own
+	// The devices in it are separate mounts.
+	if err := mount("", "/dev", "", closed|unix.MS_NOEXEC, ""); err != nil {
 		return err
 	}
 	return mount("", "/", "", closed|unix.MS_NODEV, "")
@@ -330,30 +336,32 @@ func mount(what, at, kind string, flags uintptr, data string) error {
 	return nil
 }
 
-// kept are the capabilities that a program which runs as root keeps: those over its own files and processes.
+// kept are the capabilities that a program keeps if it runs as root: those over its own files and
+// processes.
 var kept = map[uintptr]bool{
 	unix.CAP_CHOWN: true, unix.CAP_DAC_OVERRIDE: true, unix.CAP_FOWNER: true, unix.CAP_FSETID: true, unix.CAP_KILL: true,
 	unix.CAP_SETGID: true, unix.CAP_SETUID: true, unix.CAP_SETPCAP: true, unix.CAP_SETFCAP: true,
 	unix.CAP_NET_BIND_SERVICE: true, unix.CAP_SYS_CHROOT: true, unix.CAP_AUDIT_WRITE: true,
 }
 
-// surrender gives up what the program must not have. Its thread, which it locks, is the one to become the program.
-func surrender(who identity) error {
+// dropRights gives up the rights that the program must not have. It locks the calling goroutine to
+// its thread; that thread must become the program.
+func dropRights(who identity) error {
 	runtime.LockOSThread()
 	for c := uintptr(0); c <= 63; c++ {
 		if kept[c] {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); errors.Is(err, unix.EINVAL) {
-			break // the kernel knows no more
+			break // the kernel knows no further capabilities
 		} else if err != nil {
 			return fmt.Errorf("drop capability %d: %w", c, err)
 		}
 	}
-	for fd := range 3 { // a program that is not root opens /dev/stdout anew
+	for fd := range 3 { // a program that is not root may open /dev/stdout again
 		var st unix.Stat_t
 		if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
-			_ = unix.Fchown(fd, who.uid, who.gid) // without it only that opening fails
+			_ = unix.Fchown(fd, who.uid, who.gid) // if it fails, only that opening fails
 		}
 	}
 	if err := syscall.Setgroups(who.groups); err != nil {
@@ -371,7 +379,7 @@ func surrender(who identity) error {
 	if err := noUserNamespaces(); err != nil {
 		return err
 	}
-	// A change of the user has taken back what the Spawner had asked for.
+	// The change of the user has cleared the parent-death signal that the Spawner set.
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("parent-death signal: %w", err)
 	}

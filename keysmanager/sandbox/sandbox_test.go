@@ -42,7 +42,7 @@ func TestResolve(t *testing.T) {
 		}
 	}
 	for image, want := range map[string]string{
-		"stagecoach/ocr:0.2.0": filepath.Join(dir, "stagecoach/ocr/0.2.0"), // where it was looked for
+		"stagecoach/ocr:0.2.0": filepath.Join(dir, "stagecoach/ocr/0.2.0"), // the folder that was tried
 		"file:1":               "no folder",
 		"":                     "want repository[:tag]",
 		"../etc:1":             `".."`,
@@ -76,10 +76,10 @@ func TestDigestFollowsTheFiles(t *testing.T) {
 		}
 		link, err := images.Resolve("a")
 		if err != nil || link.Digest != tag.Digest {
-			t.Errorf("%s: through a link %+v, %v, want the digest of %+v", what, link, err, tag)
+			t.Errorf("%s: through a link got %+v, %v, want the digest of %+v", what, link, err, tag)
 		}
 		if slices.Contains(seen, tag.Digest) {
-			t.Errorf("%s: the digest is one of before", what)
+			t.Errorf("%s: the digest has not changed", what)
 		}
 		seen = append(seen, tag.Digest)
 		if again, err := images.Resolve("a:1"); err != nil || again.Digest != tag.Digest {
@@ -92,14 +92,14 @@ func TestDigestFollowsTheFiles(t *testing.T) {
 	if err := os.Chtimes(stage, time.Unix(1, 0), time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
-	digest("another time of change")
+	digest("another modification time")
 	write(t, filepath.Join(dir, "a/1/model/m.onnx"), "m")
 	digest("a file more")
 	if err := os.Rename(filepath.Join(dir, "a/1/model/m.onnx"), filepath.Join(dir, "a/1/model/n.onnx")); err != nil {
 		t.Fatal(err)
 	}
 	digest("another name")
-	// Packages have the time 1970, and a file of the same size may take the place of another.
+	// Files of packages have the time 1970, so another file of the same size and time may replace one.
 	for what, content := range map[string]string{"a package": "x = 1", "another package": "x = 2"} {
 		next := filepath.Join(dir, "next.py")
 		write(t, next, content)
@@ -110,7 +110,7 @@ func TestDigestFollowsTheFiles(t *testing.T) {
 	}
 }
 
-// FuzzImage checks that no name leads out of the folder.
+// FuzzImage checks that no image name leads out of the folder.
 func FuzzImage(f *testing.F) {
 	for _, s := range []string{"stagecoach/ocr-detect:0.1.0", "a", "../a:1", "a:..", "a/./b", "/", ":", "a\\..\\b", "a/..:x"} {
 		f.Add(s)
@@ -130,7 +130,7 @@ func FuzzImage(f *testing.F) {
 type lines struct {
 	mu  sync.Mutex
 	all []string
-	one chan string // the first, if wanted
+	one chan string // the first line, if wanted
 }
 
 func (l *lines) add(stream, line string) {
@@ -166,7 +166,7 @@ func start(t *testing.T, s *Spawner, c Command) (*exec.Cmd, *Output, *lines) {
 	return p, o, l
 }
 
-// finished runs c to its end and returns its lines, sorted.
+// finished runs c until it ends and returns its lines, sorted.
 func finished(t *testing.T, s *Spawner, c Command) []string {
 	t.Helper()
 	p, o, l := start(t, s, c)
@@ -184,10 +184,11 @@ func newSpawner(t *testing.T) *Spawner {
 	return s
 }
 
-func TestAProcessHasWhatItIsGivenAndNoMore(t *testing.T) {
+func TestProcessInheritsOnlyItsCommand(t *testing.T) {
 	t.Setenv("SECRET", "of the manager")
 	t.Setenv("GOCOVERDIR", "")
-	inherited, err := unix.Open("/dev/null", unix.O_RDONLY, 0) // as a careless parent would leave it: not close-on-exec
+	// As a careless parent leaves it: not close-on-exec.
+	inherited, err := unix.Open("/dev/null", unix.O_RDONLY, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +206,7 @@ func TestAProcessHasWhatItIsGivenAndNoMore(t *testing.T) {
 			"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=/tmp", "USER=" + starterName(),
 		},
 		"pwd":              {dir},
-		"ls /proc/self/fd": {"0", "1", "2", "3", "4"}, // 4 is ls's own, of the folder it lists
+		"ls /proc/self/fd": {"0", "1", "2", "3", "4"}, // 4 is the folder that ls lists
 		"":                 {"/dev/null", "/dev/zero"},
 		"./stage":          {"/dev/null", "/dev/zero"},
 	} {
@@ -213,7 +214,8 @@ func TestAProcessHasWhatItIsGivenAndNoMore(t *testing.T) {
 			want[i] = "stdout: " + want[i]
 		}
 		got := finished(t, s, Command{Dir: dir, Process: process, Env: map[string]string{"NAME": "a b"}, Files: []*os.File{given}})
-		got = slices.DeleteFunc(got, func(l string) bool { return strings.Contains(l, "PWD=") }) // the shell's and exec's own
+		// The shell and exec set these themselves.
+		got = slices.DeleteFunc(got, func(l string) bool { return strings.Contains(l, "PWD=") })
 		if !slices.Equal(got, want) {
 			t.Errorf("process %q prints %q, want %q", process, got, want)
 		}
@@ -231,7 +233,7 @@ func TestAProcessHasWhatItIsGivenAndNoMore(t *testing.T) {
 	o.Finish(time.Second)
 }
 
-func TestStartSaysWhatIsMissing(t *testing.T) {
+func TestStartNamesTheMissingProgram(t *testing.T) {
 	s, dir := newSpawner(t), t.TempDir()
 	write(t, filepath.Join(dir, "text"), "no program")
 	for process, want := range map[string]string{"": "start ./stage in " + dir, "./text": "./text", "no-such-program": "no-such-program"} {
@@ -245,8 +247,8 @@ func TestStartSaysWhatIsMissing(t *testing.T) {
 	}
 }
 
-// TestNothingIsLeftOfAProcess has one that leaves a process of its own behind.
-func TestNothingIsLeftOfAProcess(t *testing.T) {
+// TestWaitEndsTheProcessGroup starts a process that leaves a child behind. Wait kills the child.
+func TestWaitEndsTheProcessGroup(t *testing.T) {
 	s, dir := newSpawner(t), t.TempDir()
 	write(t, filepath.Join(dir, "stage"), "#!/bin/sh\nsleep 600 & echo $!\nexit 7\n")
 	p, o, l := start(t, s, Command{Dir: dir})
@@ -298,8 +300,8 @@ func TestOutput(t *testing.T) {
 	}
 }
 
-// TestOutputThatSomebodyHolds has a writing end that is never closed, as a process that was left behind would have it.
-func TestOutputThatSomebodyHolds(t *testing.T) {
+// TestFinishDoesNotWaitForever keeps a writing end open, as a process that was left behind would.
+func TestFinishDoesNotWaitForever(t *testing.T) {
 	for name, end := range map[string]func(*Output){
 		"finish":  func(o *Output) { o.Finish(10 * time.Millisecond) },
 		"abandon": (*Output).Abandon,
@@ -310,7 +312,7 @@ func TestOutputThatSomebodyHolds(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer o.Started()
-			end(o) // returns, or the test's time runs out
+			end(o) // returns, or the test times out
 			if _, err := o.Stdout.WriteString("x"); err == nil {
 				t.Error("somebody still listens")
 			}

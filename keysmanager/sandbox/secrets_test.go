@@ -15,8 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// secretsOf makes a folder with the secret key below RunFolder, as package secret does, and returns
-// its path.
+// secretsOf creates a folder with the secret named key below RunFolder, as package secret does, and
+// returns its path.
 func secretsOf(t *testing.T, gid int, value string) string {
 	t.Helper()
 	if err := ownFolder(RunFolder, 0o711); err != nil {
@@ -38,7 +38,7 @@ func secretsOf(t *testing.T, gid int, value string) string {
 	return folder
 }
 
-// putSecret replaces the secret key in a folder.
+// putSecret replaces the secret named key in a folder.
 func putSecret(t *testing.T, folder string, gid int, value string) {
 	t.Helper()
 	file := filepath.Join(folder, ".new")
@@ -48,9 +48,9 @@ func putSecret(t *testing.T, folder string, gid int, value string) {
 	}
 }
 
-// TestSecretsOfOthers: a process reads its own secrets, as they are now, and finds nothing of
-// others', whatever group it is in.
-func TestSecretsOfOthers(t *testing.T) {
+// TestProcessSeesOnlyItsOwnSecrets checks that a process reads the current value of its own
+// secrets, and finds no secrets of other functions, whatever its group is.
+func TestProcessSeesOnlyItsOwnSecrets(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	image, _ := private(t)
 	victim, sibling, hostile := take(t, a, "a"), take(t, a, "a"), take(t, a, "b")
@@ -77,7 +77,7 @@ func TestSecretsOfOthers(t *testing.T) {
 	for _, c := range []Command{
 		{As: &hostile.Account, Secrets: own},
 		{As: &hostile.Account},
-		{As: &sibling.Account}, // of the victim's group
+		{As: &sibling.Account}, // in the victim's group
 	} {
 		c.Dir = image
 		for attack, want := range attacks {
@@ -102,8 +102,8 @@ func TestSecretsOfOthers(t *testing.T) {
 	}
 }
 
-// TestReachSecrets: a process that runs gets to read a folder of secrets, also one that was made
-// anew since, and nothing beside it.
+// TestReachSecrets checks that a running process can read a folder of secrets that it is given
+// later, and nothing beside it. The folder may have been removed and created again.
 func TestReachSecrets(t *testing.T) {
 	a := openAccounts(t)
 	image, _ := private(t)
@@ -138,7 +138,7 @@ func TestReachSecrets(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := sees(folder); got != "nothing" {
-			t.Errorf("of what was removed, it sees %s", got)
+			t.Errorf("it still sees %s, which was removed", got)
 		}
 		if err := errors.Join(os.Mkdir(folder, 0o700), os.Chown(folder, 0, l.GID), os.Chmod(folder, 0o750)); err != nil {
 			t.Fatal(err)
@@ -159,8 +159,8 @@ func TestReachSecrets(t *testing.T) {
 	}
 }
 
-// TestProcessesOfOthersAreHidden: a process sees itself and what runs as its user, unless that has
-// sealed itself, and of the machine what programs need.
+// TestProcessesOfOthersAreHidden checks that a process sees itself and the processes of its user,
+// unless they have sealed themselves. It also sees the parts of /proc that programs need.
 func TestProcessesOfOthersAreHidden(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	if err := HidesProcesses(); err != nil {
@@ -183,7 +183,7 @@ func TestProcessesOfOthersAreHidden(t *testing.T) {
 		return slices.Contains(sl.sorted(), "stdout: waiting") && slices.Contains(ol.sorted(), "stdout: waiting")
 	})
 	if status := strings.Join(sl.sorted(), "\n"); !strings.Contains(status, "read=/proc/self/status: Name:") {
-		t.Errorf("what has sealed itself does not see itself:\n%s", status)
+		t.Errorf("a sealed process does not see itself:\n%s", status)
 	}
 	got := finished(t, s, Command{Dir: image, Argv: []string{
 		"./stage", "pid", "status=NoNewPrivs", "child", "list=/proc/self/task", "stat=/proc/self/fd/0", "stat=/proc/cpuinfo", "stat=/proc/meminfo", "stat=/proc/sys/vm/overcommit_memory",

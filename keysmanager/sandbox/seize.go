@@ -9,12 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSeized bounds the files and folders of a folder that is seized.
+// maxSeized bounds the number of files and folders below a folder.
 const maxSeized = 1000
 
-// Seize makes a folder that a process with an account has written this process's own, for others to read: from then on nobody
-// else can change what is in it, not even through a descriptor or mapping that is still open. Files of at most so many bytes
-// in all are wanted, and folders, and nothing else. When it fails, the folder is good for nothing.
+// Seize makes a folder that a process with an account has written the property of this process's
+// user, readable by all. Afterwards nobody else can change its content, not even through a
+// descriptor or mapping that is still open. The folder may contain only files and folders, whose
+// sizes add up to at most most bytes. If Seize fails, the caller must not use the folder.
 func Seize(folder string, most int64) error {
 	fd, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -27,16 +28,18 @@ func Seize(folder string, most int64) error {
 	return nil
 }
 
-// seizure is how much may still come.
+// seizure counts what the rest of the folder may contain.
 type seizure struct {
 	bytes int64
 	left  int
 }
 
-// folder seizes an open folder, which it closes. It becomes ours first, so that what is listed then is all there will be.
+// folder seizes an open folder and closes it. It changes the owner first, so that no file can be
+// added after the list is read.
 func (s *seizure) folder(f *os.File) error {
 	defer f.Close()
-	if err := errors.Join(f.Chown(os.Geteuid(), os.Getegid()), f.Chmod(0o755)); err != nil { //nolint:gosec // for others to read
+	//nolint:gosec // all users may read it
+	if err := errors.Join(f.Chown(os.Geteuid(), os.Getegid()), f.Chmod(0o755)); err != nil {
 		return err
 	}
 	for {
@@ -58,7 +61,7 @@ func (s *seizure) folder(f *os.File) error {
 func (s *seizure) entry(dir *os.File, name string) error {
 	path := dir.Name() + "/" + name
 	if s.left--; s.left < 0 {
-		return fmt.Errorf("%s: more than %d files and folders", path, maxSeized)
+		return fmt.Errorf("%s: more than %d files and folders, want fewer", path, maxSeized)
 	}
 	fd, err := unix.Openat(int(dir.Fd()), name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -74,24 +77,26 @@ func (s *seizure) entry(dir *os.File, name string) error {
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return fmt.Errorf("%s is a %v, want files and folders", path, info.Mode().Type())
+		return fmt.Errorf("%s is a %v, want only files and folders", path, info.Mode().Type())
 	}
-	if err := errors.Join(f.Chown(os.Geteuid(), os.Getegid()), f.Chmod(0o444)); err != nil { //nolint:gosec // for others to read
+	//nolint:gosec // all users may read it
+	if err := errors.Join(f.Chown(os.Geteuid(), os.Getegid()), f.Chmod(0o444)); err != nil {
 		return err
 	}
-	// A lease to read is given only while nobody has the file open for writing, and nobody can open it any more.
+	// The kernel grants a read lease only if no process has the file open for writing. No process can
+	// open it for writing any more.
 	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_RDLCK); err != nil {
-		return fmt.Errorf("%s: somebody can still write to it: %w", path, err)
+		return fmt.Errorf("%s: another process can still write to it: %w", path, err)
 	}
 	_, err = unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 	if err != nil {
 		return fmt.Errorf("%s: %w", path, err)
 	}
-	if info, err = f.Stat(); err != nil { // now that it changes no more
+	if info, err = f.Stat(); err != nil { // the size no longer changes
 		return err
 	}
 	if s.bytes -= info.Size(); s.bytes < 0 {
-		return fmt.Errorf("%s: there is more than wanted by %d bytes", path, -s.bytes)
+		return fmt.Errorf("%s: the folder has %d bytes too many", path, -s.bytes)
 	}
 	return nil
 }

@@ -57,7 +57,7 @@ func TestSeize(t *testing.T) {
 		}, "can still write"},
 		"a link":      {func(dir string) error { return os.Symlink("/etc/shadow", filepath.Join(dir, "m", "x")) }, "too many levels"},
 		"a pipe":      {func(dir string) error { return unix.Mkfifo(filepath.Join(dir, "x"), 0o666) }, "is a p"},
-		"too large":   {func(dir string) error { return os.Truncate(weights(dir), 101) }, "more than wanted"},
+		"too large":   {func(dir string) error { return os.Truncate(weights(dir), 101) }, "bytes too many"},
 		"too many":    {func(dir string) error { return many(filepath.Join(dir, "m")) }, "more than 1000"},
 		"not there":   {os.RemoveAll, "no such file"},
 		"is a link":   {func(dir string) error { return errors.Join(os.RemoveAll(dir), os.Symlink("/etc", dir)) }, "not a directory"},

@@ -7,15 +7,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onThread runs f on a thread that ends with it, so that f may change what belongs to the thread. It is never the process's
-// first one, which cannot end, and whose user is the process's to the rest of the machine.
+// onThread runs f on a new thread that ends after f, so that f may change attributes of the thread.
+// It never runs f on the process's first thread: that thread cannot end, and its user is what the
+// rest of the machine sees as the user of the process.
 func onThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // never unlocked, but below
+		runtime.LockOSThread() // unlocked only below
 		if unix.Gettid() == unix.Getpid() {
-			onThread(f) // on another, because this one is not free
+			onThread(f) // on another thread, because this one is not free
 			runtime.UnlockOSThread()
 			return
 		}
@@ -24,13 +25,13 @@ func onThread(f func()) {
 	<-done
 }
 
-// home holds descriptors of the namespaces of a thread that starts processes. The thread enters other
-// namespaces so that a process starts there, and comes back.
+// home holds descriptors of the namespaces of a thread that starts processes. The thread enters
+// other namespaces to start a process there, and comes back.
 type home struct{ mounts, network int }
 
 func (h home) close() { _, _ = unix.Close(h.mounts), unix.Close(h.network) } // nothing was written
 
-// leaveNetwork takes the calling thread back to its own network namespace.
+// leaveNetwork returns the calling thread to its own network namespace.
 func (h home) leaveNetwork() error {
 	if err := unix.Setns(h.network, unix.CLONE_NEWNET); err != nil {
 		return fmt.Errorf("leave the network namespace of a process: %w", err)
@@ -38,8 +39,8 @@ func (h home) leaveNetwork() error {
 	return nil
 }
 
-// prepare makes the calling thread one that starts processes: it shares nothing that it changes with other threads, and the
-// processes that it starts gain no rights.
+// prepare makes the calling thread ready to start processes. The thread then shares nothing that it
+// changes with other threads, and its processes cannot gain rights.
 func prepare() (home, error) {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return home{-1, -1}, fmt.Errorf("no_new_privs: %w", err)

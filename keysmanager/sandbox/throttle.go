@@ -2,26 +2,27 @@ package sandbox
 
 import "time"
 
-// Bounds of what a process may print. What comes above the first is dropped and counted; above the second its writes wait.
+// Limits of what a process may print. Lines above LinesPerSecond or BytesPerSecond are dropped and
+// counted. Above readPerSecond, the process's writes wait.
 const (
 	LinesPerSecond = 2_000
 	BytesPerSecond = 1 << 20
-	burst          = 5        // seconds' worth that may come at once
-	readPerSecond  = 32 << 20 // bytes that are looked at, each line as lineCost more
+	burst          = 5        // seconds' worth of output that may come at once
+	readPerSecond  = 32 << 20 // bytes that are read; each line counts lineCost bytes more
 	lineCost       = 512
-	longestRead    = 20 * time.Millisecond // for which reading goes on, or pauses, at a time
+	longestRead    = 20 * time.Millisecond // length of a period of reading, and of a pause
 )
 
-// throttle decides which lines are passed on. Once it drops, it does until half a burst would be passed, so that what is passed
-// hangs together.
+// throttle decides which lines are passed on. Once it drops lines, it goes on until half a burst
+// would fit, so that the lines that are passed on form long runs.
 type throttle struct {
 	at           time.Time
-	lines, bytes float64 // that may come now
-	dropped      int     // since it began to; 0: it does not
+	lines, bytes float64 // lines and bytes that may come now
+	dropped      int     // lines dropped since dropping began; 0: none
 }
 
-// pass says whether a line of n bytes is passed on, whether it is the first that is not, and how many were not before one that
-// is again.
+// pass decides whether a line of n bytes is passed on: ok. first reports that the line is the first
+// of a series of dropped lines. dropped is the length of the series that this line ends.
 func (t *throttle) pass(now time.Time, n int) (ok, first bool, dropped int) {
 	if t.at.IsZero() {
 		t.lines, t.bytes = burst*LinesPerSecond, burst*BytesPerSecond
@@ -39,13 +40,13 @@ func (t *throttle) pass(now time.Time, n int) (ok, first bool, dropped int) {
 	return true, false, dropped
 }
 
-// pace holds up a reader that reads more than readPerSecond.
+// pace slows down a reader that reads more than readPerSecond.
 type pace struct {
 	at   time.Time
-	left float64 // bytes that may be read now; less than none: a pause is due
+	left float64 // bytes that may be read now; negative: a pause is due
 }
 
-// pause returns how long to wait after a line of n bytes.
+// pause returns how long the reader waits after a line of n bytes.
 func (p *pace) pause(now time.Time, n int) time.Duration {
 	most := readPerSecond * longestRead.Seconds()
 	if p.at.IsZero() {

@@ -13,7 +13,7 @@ import (
 func TestThrottle(t *testing.T) {
 	for name, tc := range map[string]struct {
 		perSecond, size int
-		passed          [2]int // of 20 seconds: at least, at most
+		passed          [2]int // lines passed in 20 seconds: at least, at most
 	}{
 		"few":            {perSecond: 100, size: 100, passed: [2]int{2000, 2000}},
 		"as many as may": {perSecond: LinesPerSecond, size: 10, passed: [2]int{20 * LinesPerSecond, 20 * LinesPerSecond}},
@@ -59,7 +59,8 @@ func TestPace(t *testing.T) {
 	}
 }
 
-// TestAProcessThatPrintsForever costs little and says what was dropped.
+// TestAProcessThatPrintsForever checks that such a process costs little, and that a line says how
+// many lines were dropped.
 func TestAProcessThatPrintsForever(t *testing.T) {
 	p, o, l := start(t, newSpawner(t), Command{Dir: "/", Process: "yes told"})
 	const began = "stderr: stagecoach: lines are dropped from here on: it prints more than 2000 lines"
@@ -80,9 +81,9 @@ func TestAProcessThatPrintsForever(t *testing.T) {
 		}
 	}
 	if dropped == 0 {
-		t.Errorf("%q: nobody says how many were dropped", lines[:4])
+		t.Errorf("%q: no line says how many were dropped", lines[:4])
 	}
 	if last := o.LastError(); last != "" {
-		t.Errorf("our own words are taken for its last: %q", last)
+		t.Errorf("Stagecoach's own line counts as the process's last: %q", last)
 	}
 }

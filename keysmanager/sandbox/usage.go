@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// PSS returns the proportional set sizes of processes in bytes, added up: pages that several of them share count once in all.
+// PSS returns the sum of the proportional set sizes of processes, in bytes. A page that several of
+// them share counts once in all.
 func PSS(pids ...int) (int64, error) {
 	sum := int64(0)
 	for _, pid := range pids {
@@ -38,29 +39,32 @@ func pss(file string) (int64, error) {
 			return kb << 10, err
 		}
 	}
-	return 0, fmt.Errorf("%s: got no Pss, want a line of it", file)
+	return 0, fmt.Errorf("%s: has no Pss line", file)
 }
 
-// Meter measures what groups of processes use. Its zero value is ready, its methods are safe for concurrent use.
+// Meter measures the usage of groups of processes. The zero value is ready to use. Its methods are
+// safe for concurrent use.
 type Meter struct {
 	mu   sync.Mutex
 	last map[string]map[int]sample // by group and process
 }
 
-// sample is what one process and its descendants have used by some time.
+// sample is what a process and its descendants have used up to a time.
 type sample struct {
-	start uint64 // of the process, so that another one with its pid is told apart
+	start uint64 // start time of the process, which distinguishes it from a later process with its pid
 	at    time.Time
 	cpu   time.Duration
 	rate  float64 // thousandths of a core, at the latest measurement
 }
 
-// window is the least time between two measurements of the processor: the kernel counts in steps of 10 ms.
+// window is the minimum time between two measurements of the processor, because the kernel counts
+// in steps of 10 ms.
 const window = time.Second
 
-// Measure returns what these processes, with all that descend from them, use: thousandths of a core since the group was
-// measured last, a second ago at least, or else since they were started, and bytes of memory as [PSS] has them. Processes
-// that have ended count as nothing.
+// Measure returns the usage of these processes and all their descendants. cpuMilli is in
+// thousandths of a core. It covers the time since the group's last measurement at least a second
+// ago, or since the processes started if there is none. memory is in bytes, as [PSS] counts them.
+// Processes that have ended count as 0.
 func (m *Meter) Measure(group string, pids []int) (cpuMilli float64, memory int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,14 +97,14 @@ func (m *Meter) Measure(group string, pids []int) (cpuMilli float64, memory int6
 	return cpuMilli, memory, nil
 }
 
-// Forget drops what is remembered of a group.
+// Forget drops the samples of a group.
 func (m *Meter) Forget(group string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.last, group)
 }
 
-// measure reads one process's tree; its rate is the mean of its life.
+// measure samples the tree of one process. The rate is the mean since the process started.
 func measure(pid int) (s sample, memory int64, err error) {
 	st, err := readStat(pid)
 	if err != nil {
@@ -125,13 +129,13 @@ func measure(pid int) (s sample, memory int64, err error) {
 	return s, memory, nil
 }
 
-// tick is the kernel's unit of time in /proc, the same on every Linux that Go runs on.
+// tick is the kernel's unit of time in /proc. It is the same on every Linux that Go supports.
 const tick = time.Second / 100
 
 // stat is a part of /proc/PID/stat.
 type stat struct {
-	start uint64        // ticks after the machine's start
-	cpu   time.Duration // its own, and that of children it has waited for
+	start uint64        // ticks between the machine's start and the process's
+	cpu   time.Duration // of the process, and of the children that it has waited for
 }
 
 func readStat(pid int) (stat, error) {
@@ -161,7 +165,7 @@ func readStat(pid int) (stat, error) {
 	return s, nil
 }
 
-// uptime is how long the machine has been up.
+// uptime returns the time since the machine started.
 func uptime() (time.Duration, error) {
 	b, err := os.ReadFile("/proc/uptime")
 	if err != nil {
@@ -174,14 +178,15 @@ func uptime() (time.Duration, error) {
 	return time.Duration(seconds * float64(time.Second)), nil
 }
 
-// maxFamily bounds how many processes of a family are looked at.
+// maxFamily bounds the number of processes per family.
 const maxFamily = 1000
 
-// family returns a process and its descendants, as far as the kernel says who they are.
+// family returns a process and its descendants, as far as the kernel lists them.
 func family(pid int) []int {
 	all := []int{pid}
 	for i := 0; i < len(all) && len(all) < maxFamily; i++ {
-		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", all[i])) // the pattern is well-formed
+		// The pattern is valid.
+		files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", all[i]))
 		for _, file := range files {
 			b, _ := os.ReadFile(file) // the thread may have ended
 			for f := range strings.FieldsSeq(string(b)) {

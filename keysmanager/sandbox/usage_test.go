@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// child starts a process that lives, with all that it starts, until the test's end.
+// child starts a process that runs, with its descendants, until the test ends.
 func child(t *testing.T, argv ...string) int {
 	t.Helper()
 	cmd := exec.Command(argv[0], argv[1:]...)
@@ -24,7 +24,8 @@ func child(t *testing.T, argv ...string) int {
 	return cmd.Process.Pid
 }
 
-// TestMeter: a process that does nothing uses nothing, a busy one a core, its children's work counts for it.
+// TestMeter checks three loads. An idle process uses nothing. A busy process uses one core. The
+// work of children counts for their parent.
 func TestMeter(t *testing.T) {
 	t.Parallel()
 	idle := child(t, "sleep", "100")
@@ -37,10 +38,10 @@ func TestMeter(t *testing.T) {
 			t.Fatalf("%d bytes, %v", bytes, err)
 		}
 		rate = r
-		return rate > 50 // others want the processor too
+		return rate > 50 // other processes want the processor, too
 	})
 	if most := 1000 * 1.2; rate > most {
-		t.Errorf("%.0f thousandths, want at most one core", rate)
+		t.Errorf("%.0f thousandths, want at most one core (1000)", rate)
 	}
 	r, bytes, err := m.Measure("idle", []int{idle})
 	if err != nil || r > 50 || bytes <= 0 || bytes > 50<<20 {
@@ -48,7 +49,7 @@ func TestMeter(t *testing.T) {
 	}
 	before := m.last["busy"][busy]
 	if _, _, err := m.Measure("busy", []int{busy, idle}); err != nil || m.last["busy"][busy] != before && time.Since(before.at) < window/2 {
-		t.Errorf("measured again at once: %v, %+v, want the sample of a moment ago", err, m.last["busy"])
+		t.Errorf("second measurement at once: %v, %+v, want the sample of a moment ago", err, m.last["busy"])
 	}
 	both, err := PSS(idle, busy)
 	if one, _ := PSS(idle); err != nil || both <= one {
@@ -56,8 +57,9 @@ func TestMeter(t *testing.T) {
 	}
 }
 
-// TestMeterOfWhatEnded: processes that are not there count as nothing, and nothing of them is kept.
-func TestMeterOfWhatEnded(t *testing.T) {
+// TestMeterForgetsEndedProcesses checks that ended processes count as 0, and that no sample of them
+// is kept.
+func TestMeterForgetsEndedProcesses(t *testing.T) {
 	t.Parallel()
 	cmd := exec.CommandContext(t.Context(), "true")
 	if err := cmd.Run(); err != nil {
@@ -76,7 +78,7 @@ func TestMeterOfWhatEnded(t *testing.T) {
 	}
 }
 
-// TestMeterWindow: the rate is that since the last measurement.
+// TestMeterWindow checks that the rate covers the time since the last measurement.
 func TestMeterWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m Meter
@@ -85,9 +87,9 @@ func TestMeterWindow(t *testing.T) {
 			t.Fatal(err)
 		}
 		s := m.last["me"][me]
-		s.cpu -= 500 * time.Millisecond // as if that much had been used since
+		s.cpu -= 500 * time.Millisecond // as if it had used this much since
 		m.last["me"][me] = s
-		time.Sleep(time.Hour) // which is fake: the processor hardly turns meanwhile
+		time.Sleep(time.Hour) // a fake hour: the processor does little meanwhile
 		rate, _, err := m.Measure("me", []int{me})
 		if want := 1000 * 0.5 / 3600; err != nil || rate < want || rate > 10*want {
 			t.Errorf("%v (%v), want about %v", rate, err, want)

@@ -10,26 +10,26 @@ import (
 	"strings"
 )
 
-// identity is who a program runs as.
+// identity is the user and groups that a program runs as.
 type identity struct {
 	uid, gid int
-	groups   []int // further ones
+	groups   []int // supplementary groups
 	name     string
 	home     string
-	listed   bool // /etc/passwd has it
+	listed   bool // /etc/passwd has the user
 }
 
 // maxAccounts bounds the size in bytes of an image's list of users or groups.
 const maxAccounts = 1 << 20
 
-// lookup finds out who user is in the present root. It gives the user a name and a home folder there,
-// if it has none.
+// lookup finds the identity of user in the present root. If the user has no name or home folder
+// there, lookup adds them.
 func lookup(user string, readOnly bool) (identity, error) {
 	var lists [2]string
 	for i, file := range []string{passwdFile, groupFile} {
 		info, err := os.Stat(file)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // an image needs none
+			continue // an image needs no lists
 		}
 		if err == nil && (!info.Mode().IsRegular() || info.Size() > maxAccounts) {
 			err = fmt.Errorf("%s: %v of %d bytes, want a file of at most %d", file, info.Mode(), info.Size(), maxAccounts)
@@ -45,13 +45,14 @@ func lookup(user string, readOnly bool) (identity, error) {
 	}
 	who, err := identify(user, lists[0], lists[1])
 	if err == nil {
-		who.settle(readOnly)
-		err = who.enlist(lists[1])
+		who.chooseHome(readOnly)
+		err = who.addToLists(lists[1])
 	}
 	return who, err
 }
 
-// identify reads user[:group], names or numbers, by the contents of /etc/passwd and /etc/group; an empty user is root.
+// identify parses user[:group], names or numbers, with the contents of /etc/passwd and /etc/group.
+// An empty user is root.
 func identify(user, passwd, group string) (identity, error) {
 	name, groupName, explicit := strings.Cut(user, ":")
 	if name == "" {
@@ -65,7 +66,7 @@ func identify(user, passwd, group string) (identity, error) {
 		uid, ok := parseID(account[2])
 		gid, gok := parseID(account[3])
 		if !ok || !gok {
-			return id, fmt.Errorf("user %q: /etc/passwd has the numbers %q and %q", user, account[2], account[3])
+			return id, fmt.Errorf("user %q: /etc/passwd has the numbers %q and %q, want numbers below 4294967295", user, account[2], account[3])
 		}
 		id.uid, id.gid = uid, gid
 		if strings.HasPrefix(account[5], "/") {
@@ -88,7 +89,7 @@ func identify(user, passwd, group string) (identity, error) {
 			return id, fmt.Errorf("user %q: the image's /etc/group has no %q", user, groupName)
 		}
 		id.gid = number
-		return id, nil // a group that was asked for is the only one
+		return id, nil // a group in user replaces the others
 	}
 	for line := range strings.Lines(group) {
 		f := strings.Split(strings.TrimSpace(line), ":")
@@ -102,12 +103,12 @@ func identify(user, passwd, group string) (identity, error) {
 	return id, nil
 }
 
-// accountOf returns the group of this name.
+// accountOf returns the number of the group with this name.
 func accountOf(list, name string) []string {
 	return account(list, 4, func(f []string) bool { return f[0] == name })
 }
 
-// account returns the fields of the first line that has n of them and is the one.
+// account returns the fields of the first line that has n fields and for which is returns true.
 func account(list string, n int, is func(fields []string) bool) []string {
 	for line := range strings.Lines(list) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == n && is(f) {
@@ -117,7 +118,7 @@ func account(list string, n int, is func(fields []string) bool) []string {
 	return nil
 }
 
-// parseID reads the number of a user or group; the highest stands for none.
+// parseID parses the number of a user or group. The highest number means none and is not valid.
 func parseID(s string) (int, bool) {
 	n, err := strconv.ParseUint(s, 10, 32)
 	return int(n), err == nil && n < 1<<32-1

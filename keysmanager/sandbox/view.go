@@ -13,20 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// view is what one process gets to see under the names that it has for this one, too.
+// view is a file or folder that one process sees at the path at which this process sees it.
 type view struct {
 	path  string // absolute, without links
 	write bool
-	tree  int // a mount of it that is nowhere yet
+	tree  int // a detached mount of it
 	isDir bool
 }
 
-// look gives the calling thread a mount namespace in which c's user reaches what c was given, and goes to c.Dir; leave takes
-// the thread back to home, a descriptor of its own namespace.
+// enterView gives the calling thread a mount namespace in which c's user reaches the paths of c,
+// and changes to c.Dir. leave returns the thread to home, a descriptor of its own namespace.
 //
-// What is given appears as a mount at its own path. A folder on the way there that others cannot pass, such as /root, is covered:
-// in its place is an empty one with the rest of the way. All is read-only but what c writes to and the folders in own.
-func look(c Command, home int) (leave func() error, err error) {
+// Each path of c appears as a mount at the same path. If others cannot enter a folder on the way,
+// such as /root, an empty folder covers it; the covering folder contains only the rest of the way.
+// Everything is read-only except the paths that c writes to and privateFolders.
+func enterView(c Command, home int) (leave func() error, err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return nil, fmt.Errorf("mount namespace: %w", err)
 	}
@@ -47,13 +48,13 @@ func look(c Command, home int) (leave func() error, err error) {
 	return leave, nil
 }
 
-// own are folders that everybody writes to, and the sizes of those that are there in their place: file systems in memory, which end with
-// the last process that has them.
-var own = []struct{ at, size string }{{"/tmp", writable}, {"/var/tmp", writable}, {"/dev/shm", shm}}
+// privateFolders are folders that every user can write to, with their sizes. The process sees file
+// systems in memory in their place. These end with the last process that sees them.
+var privateFolders = []struct{ at, size string }{{"/tmp", writable}, {"/var/tmp", writable}, {"/dev/shm", shm}}
 
-// inOwn reports whether a path is in one of the folders in own.
-func inOwn(path string) bool {
-	return slices.ContainsFunc(own, func(o struct{ at, size string }) bool { return within(path, o.at) })
+// inPrivateFolder reports whether a path is in one of privateFolders.
+func inPrivateFolder(path string) bool {
+	return slices.ContainsFunc(privateFolders, func(o struct{ at, size string }) bool { return within(path, o.at) })
 }
 
 func (c Command) show() error {
@@ -70,11 +71,12 @@ func (c Command) show() error {
 		return err
 	}
 	var covers []string
-	if _, err := os.Stat(RunFolder); err == nil { // what is in there is others', but for its secrets
+	// It has files of other functions; only c's secrets appear in it.
+	if _, err := os.Stat(RunFolder); err == nil {
 		covers = append(covers, RunFolder)
 	}
 	for _, v := range views {
-		if inOwn(v.path) {
+		if inPrivateFolder(v.path) {
 			continue
 		}
 		at, err := closed(v.path, c.As)
@@ -88,9 +90,9 @@ func (c Command) show() error {
 	covers = outermost(covers)
 	still := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}
 	if err := unix.MountSetattr(unix.AT_FDCWD, "/", unix.AT_RECURSIVE, &still); err != nil {
-		return fmt.Errorf("make all read-only: %w", err)
+		return fmt.Errorf("make the file systems read-only: %w", err)
 	}
-	for _, o := range own {
+	for _, o := range privateFolders {
 		err := mount("tmpfs", o.at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=1777,size="+o.size)
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return err
@@ -120,9 +122,9 @@ func (c Command) show() error {
 	return nil
 }
 
-// outermost leaves out the folders that are in another one of them.
+// outermost removes the folders that are inside another folder of the list.
 func outermost(folders []string) []string {
-	slices.Sort(folders) // a folder comes before what is in it
+	slices.Sort(folders) // a folder sorts before its content
 	var out []string
 	for _, f := range folders {
 		if !slices.ContainsFunc(out, func(o string) bool { return f == o || strings.HasPrefix(f, o+"/") }) {
@@ -134,12 +136,12 @@ func outermost(folders []string) []string {
 
 const quiet = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 
-// cover puts an empty folder in place of one.
+// cover mounts an empty folder over a folder.
 func cover(at string) error {
 	return mount("tmpfs", at, "tmpfs", quiet, "mode=0711,size=64k,nr_inodes=1k")
 }
 
-// finish has nothing more made in a folder that covers another; with done false, it can be again.
+// finish makes a covering folder read-only; with done false, it makes it writable again.
 func finish(at string, done bool) error {
 	flags := uintptr(unix.MS_BIND | unix.MS_REMOUNT | quiet)
 	if done {
@@ -148,7 +150,7 @@ func finish(at string, done bool) error {
 	return mount("", at, "", flags, "")
 }
 
-// views opens what c was given, outer folders first.
+// views opens the paths of c, outer folders first.
 func (c Command) views() ([]view, error) {
 	given := map[string]bool{c.Dir: false}
 	for _, p := range c.Reads {
@@ -167,7 +169,7 @@ func (c Command) views() ([]view, error) {
 	}
 	for _, n := range c.names() {
 		at, err := filepath.EvalSymlinks(n.at)
-		if n.from == "" || errors.Is(err, fs.ErrNotExist) { // to make the file would change the machine
+		if n.from == "" || errors.Is(err, fs.ErrNotExist) { // creating the file would change the machine
 			continue
 		}
 		if err != nil {
@@ -191,7 +193,7 @@ func (c Command) views() ([]view, error) {
 	return out, nil
 }
 
-// newView opens a view of a file or folder, whose tree the caller closes.
+// newView opens a view of a file or folder. The caller closes its tree.
 func newView(p string, write bool) (view, error) {
 	path, info, err := resolve(p)
 	if err != nil {
@@ -207,7 +209,7 @@ func newView(p string, write bool) (view, error) {
 	return openView(view{path: path, write: write, isDir: info.IsDir()}, attr)
 }
 
-// newSecrets opens a view of a folder of secrets, whose tree the caller closes.
+// newSecrets opens a view of a folder of secrets. The caller closes its tree.
 func newSecrets(p string, as *Account) (view, error) {
 	path, info, err := resolve(p)
 	if err != nil {
@@ -220,7 +222,7 @@ func newSecrets(p string, as *Account) (view, error) {
 	return openView(view{path: path, isDir: true}, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
 }
 
-// resolve returns the path of a file or folder without links, and what is there.
+// resolve returns the path of a file or folder without links, and its description.
 func resolve(p string) (string, fs.FileInfo, error) {
 	path, err := filepath.EvalSymlinks(p)
 	if err != nil {
@@ -233,7 +235,8 @@ func resolve(p string) (string, fs.FileInfo, error) {
 	return path, info, err
 }
 
-// openView makes the tree of a view, with these attributes beside those of all views.
+// openView creates the detached mount of a view, with these attributes in addition to those of all
+// views.
 func openView(v view, attr uint64) (view, error) {
 	path := v.path
 	tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
@@ -249,7 +252,7 @@ func openView(v view, attr uint64) (view, error) {
 	return v, nil
 }
 
-// put makes the view appear at its path, where there may be nothing in a folder that covers another.
+// put mounts the view at its path. In a covering folder, it creates the path first.
 func (v view) put() error {
 	if _, err := os.Lstat(v.path); errors.Is(err, fs.ErrNotExist) {
 		dir := v.path
@@ -271,7 +274,8 @@ func (v view) put() error {
 	return nil
 }
 
-// closed returns the outermost folder on the way to path that as cannot pass; empty: there is none.
+// closed returns the outermost folder on the way to path that as cannot enter. It is empty if as
+// can enter all of them.
 func closed(path string, as *Account) (string, error) {
 	for i := 1; i < len(path); i++ {
 		if path[i] != '/' {

@@ -19,8 +19,8 @@ import (
 // Others can reach.
 var Others = Account{UID: -1, GID: -1}
 
-// Visible returns an error if the process of a command with an account cannot see or run one of
-// these: its program, the interpreter that the program's first line names, or the interpreter that
+// Visible checks whether the process of a command with an account can see and run its files. These
+// are the program, the interpreter that the program's first line names, and the interpreter that
 // its virtual environment was made with. A program that does not exist is no error, because it may
 // be added later.
 func (c Command) Visible() error {
@@ -38,11 +38,12 @@ func (c Command) program(env []string) (string, error) {
 	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
 		program = filepath.Join(c.Dir, program)
 	}
-	program, err := find(program, env) // in the command's PATH: it may not enter folders of our own
+	// Look in the command's PATH, which may name folders that only this process can enter.
+	program, err := find(program, env)
 	if err != nil || !filepath.IsAbs(program) {
 		return program, err
 	}
-	w := way{c: c, env: env}
+	w := viewer{c: c, env: env}
 	for _, p := range slices.Concat(c.Reads, c.Writes, []string{c.Dir}) {
 		path, err := filepath.EvalSymlinks(p)
 		if err != nil {
@@ -50,30 +51,30 @@ func (c Command) program(env []string) (string, error) {
 		}
 		w.given = append(w.given, path)
 	}
-	return program, w.runs(program, 0)
+	return program, w.canRun(program, 0)
 }
 
-// way checks whether a process sees files.
-type way struct {
+// viewer checks whether a process sees files.
+type viewer struct {
 	c     Command
 	env   []string
-	given []string // paths that the process sees wherever they are
+	given []string // paths that the process sees, wherever they are
 }
 
-// Bounds of the paths that way follows.
+// Limits of the paths that a viewer follows.
 const (
 	maxInterpreters = 4  // as Linux does
 	maxLinks        = 40 // as Linux does
 )
 
-// runs checks a program and its interpreters.
-func (w way) runs(program string, depth int) error {
+// canRun checks a program and its interpreters.
+func (w viewer) canRun(program string, depth int) error {
 	file, err := w.sees(program)
 	if err != nil || file == "" || depth > maxInterpreters {
 		return err
 	}
 	if next := interpreter(file, w.env); next != "" {
-		if err := w.runs(next, depth+1); err != nil {
+		if err := w.canRun(next, depth+1); err != nil {
 			return fmt.Errorf("the first line of %s: %w", program, err)
 		}
 	}
@@ -85,9 +86,9 @@ func (w way) runs(program string, depth int) error {
 	return nil
 }
 
-// sees follows a path link by link. It returns the file or folder at its end, or an empty path if
-// nothing is there.
-func (w way) sees(path string) (file string, err error) {
+// sees follows a path link by link. It returns the file or folder at the end of the path, or an
+// empty path if nothing exists there.
+func (w viewer) sees(path string) (file string, err error) {
 	at, rest, links := "/", parts(path), 0
 	// cover is the last folder on the way that is empty for the process, or a file at the end that
 	// it cannot open.
@@ -124,19 +125,19 @@ func (w way) sees(path string) (file string, err error) {
 	return at, nil
 }
 
-// has reports whether a path was given to the process.
-func (w way) has(path string) bool {
+// has reports whether a path is one of the given paths or below one.
+func (w viewer) has(path string) bool {
 	return slices.ContainsFunc(w.given, func(g string) bool { return path == g || within(path, g) })
 }
 
-// leads reports whether something below a folder was given to the process.
-func (w way) leads(folder string) bool {
+// leads reports whether a given path is below a folder.
+func (w viewer) leads(folder string) bool {
 	return slices.ContainsFunc(w.given, func(g string) bool { return within(g, folder) })
 }
 
 // covers reports whether the process sees an empty folder in place of this folder, or cannot open
 // this file.
-func (w way) covers(path string, info fs.FileInfo) bool {
+func (w viewer) covers(path string, info fs.FileInfo) bool {
 	if path == RunFolder || ownFolderAt(path) {
 		return true
 	}
@@ -146,7 +147,7 @@ func (w way) covers(path string, info fs.FileInfo) bool {
 
 // ownFolderAt reports whether each process has its own folder at a path, such as /tmp.
 func ownFolderAt(path string) bool {
-	return slices.ContainsFunc(own, func(o struct{ at, size string }) bool { return o.at == path })
+	return slices.ContainsFunc(privateFolders, func(o struct{ at, size string }) bool { return o.at == path })
 }
 
 // unseen returns the error for a path to a file or folder that a process does not see.
@@ -173,13 +174,13 @@ func within(path, folder string) bool {
 	return strings.HasPrefix(path, strings.TrimSuffix(folder, "/")+"/")
 }
 
-// parts returns the names in a path. They include "..", whose meaning depends on the links before
+// parts returns the names in a path. It keeps "..", because its meaning depends on the links before
 // it.
 func parts(path string) []string {
 	return slices.DeleteFunc(strings.Split(path, "/"), func(p string) bool { return p == "" || p == "." })
 }
 
-// interpreter returns the program that a file's first line names. It is empty if there is none.
+// interpreter returns the program that a file's first line names, or "".
 func interpreter(file string, env []string) string {
 	words := strings.Fields(firstLine(file))
 	switch {
@@ -195,14 +196,14 @@ func interpreter(file string, env []string) string {
 	return program
 }
 
-// firstLine returns the first line of a script, without the #! before it.
+// firstLine returns the first line of a script, without the leading #!.
 func firstLine(file string) string {
 	f, err := openRegular(file)
 	if err != nil {
 		return ""
 	}
 	defer f.Close()
-	head := make([]byte, 256) // as much as Linux reads
+	head := make([]byte, 256) // Linux reads no more
 	n, _ := io.ReadFull(f, head)
 	line, _, _ := bytes.Cut(head[:n], []byte("\n"))
 	text, script := strings.CutPrefix(string(line), "#!")
@@ -212,8 +213,8 @@ func firstLine(file string) string {
 	return text
 }
 
-// openRegular opens a file that a function names. It refuses what is not a regular file: to open a
-// pipe would wait for a writer, and to open a device may have effects.
+// openRegular opens a file that a function names. It refuses files that are not regular: opening a
+// pipe would wait for a writer, and opening a device may have effects.
 func openRegular(file string) (*os.File, error) {
 	info, err := os.Stat(file)
 	if err == nil && !info.Mode().IsRegular() {

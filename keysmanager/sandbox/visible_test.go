@@ -14,7 +14,7 @@ import (
 )
 
 // TestProgramsThatAnAccountDoesNotSee puts an interpreter in each place that is hidden from the
-// process. The start fails with an error that names the file, the reason and the remedy.
+// process. Each start fails with an error that names the file, the reason and the remedy.
 func TestProgramsThatAnAccountDoesNotSee(t *testing.T) {
 	a := openAccounts(t)
 	l := take(t, a, "ns")
@@ -82,7 +82,7 @@ func TestProgramsThatAnAccountDoesNotSee(t *testing.T) {
 	}
 	for _, process := range []string{"/no/such/python", "no-such-python"} {
 		if err := (Command{Dir: image, Process: process, As: &l.Account}).Visible(); err != nil {
-			t.Errorf("%s: %v, want nothing said of what may come", process, err)
+			t.Errorf("%s: %v, want no error for a program that may be added later", process, err)
 		}
 	}
 	if left := proctest.Children(t, os.Getpid()); len(left) > 0 {
@@ -116,6 +116,6 @@ func TestVisibleOpensNoPipe(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(time.Minute):
-		t.Fatal("it waits for somebody to write to the pipe")
+		t.Fatal("it waits for a writer of the pipe")
 	}
 }

@@ -6,7 +6,8 @@ import (
 	"strconv"
 )
 
-// parents returns the processes that have children that live: neither ended nor waiting to be reaped.
+// parents returns the processes that have living children: children that have not ended and do not
+// wait to be reaped.
 func parents() (map[int]bool, error) {
 	all, err := os.ReadDir("/proc")
 	if err != nil {
@@ -19,9 +20,10 @@ func parents() (map[int]bool, error) {
 		}
 		stat, err := os.ReadFile("/proc/" + d.Name() + "/stat")
 		if err != nil {
-			continue // it has ended
+			continue // the process has ended
 		}
-		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:]) // the name before it may hold anything; state, parent, …
+		// The fields after the name are state, parent, … The name may contain any characters.
+		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
 		if len(fields) < 2 || fields[0][0] == 'Z' || fields[0][0] == 'X' {
 			continue
 		}

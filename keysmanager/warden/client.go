@@ -10,13 +10,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// Process is a process to be started, with what is kept for it.
+// Process is a process to start, and what the warden keeps for it.
 type Process struct {
-	Name    string // of the entry; unique
-	Meta    []byte // what the manager wants to be told again; at most MaxMeta bytes
+	Name    string // name of the entry; unique
+	Meta    []byte // description for the next manager; at most MaxMeta bytes
 	Command sandbox.Command
-	Keep    []*os.File // descriptors kept under the name; the caller's to close
-	// Idle says that the process is of use only while there is a manager or it has children: a zygote. See Server.Linger.
+	Keep    []*os.File // descriptors kept under the name; the caller closes them
+	// Idle says that the process is useful only while there is a manager or it has children, as a
+	// zygote is. See Server.Linger.
 	Idle bool
 }
 
@@ -24,39 +25,40 @@ type Process struct {
 type Kept struct {
 	Name   string
 	Meta   []byte
-	Files  []*os.File      // as they were put; the receiver's to close
+	Files  []*os.File      // as they were put; the receiver closes them
 	PID    int             // 0: no process
-	Ended  bool            // the process has, as Status says
-	Status unix.WaitStatus // undefined while it runs
-	Lost   int64           // bytes that were read from its pipes while there was no manager
+	Ended  bool            // the process has ended with Status
+	Status unix.WaitStatus // undefined while the process runs
+	// Lost is the number of bytes that the warden dropped from its pipes without a manager.
+	Lost int64
 }
 
-// Exit is the end of a process.
+// Exit says how a process ended.
 type Exit struct {
 	Name   string
 	PID    int
 	Status unix.WaitStatus
-	Err    error // the warden itself has ended, and the process with it; Status is undefined then
+	Err    error // the warden has ended, and the process with it; Status is undefined
 }
 
-// Errors that callers may want to tell apart.
+// Errors that callers may distinguish.
 var (
 	ErrClosed  = errors.New("warden: closed")               // the client was closed
-	ErrLost    = errors.New("the node's warden has ended")  // and all that it had started
-	ErrTaken   = errors.New("an entry of this name exists") // of Start
-	ErrUnknown = errors.New("no entry of this name")        // of Put and Signal
+	ErrLost    = errors.New("the node's warden has ended")  // its processes have ended, too
+	ErrTaken   = errors.New("an entry of this name exists") // returned by Start
+	ErrUnknown = errors.New("no entry of this name")        // returned by Put and Signal
 )
 
-// Bounds of what a manager may send.
+// Limits of what a manager may send.
 const (
-	MaxMeta  = 16 << 10 // bytes of an entry's description
-	MaxFiles = 64       // descriptors kept under a name, and those that a process is started with
+	MaxMeta  = 16 << 10 // bytes per description
+	MaxFiles = 64       // descriptors kept per name, and per start of a process
 )
 
-// Client is a manager's way to its warden. Its methods are safe for concurrent use.
+// Client is a manager's connection to its warden. Its methods are safe for concurrent use.
 type Client struct{ to keeper }
 
-// keeper is a warden in this process, or the way to one in another.
+// keeper is a warden in this process, or the connection to one in another process.
 type keeper interface {
 	attach(onExit func(Exit)) ([]Kept, error)
 	release() error
@@ -67,33 +69,36 @@ type keeper interface {
 	close()
 }
 
-// InProcess returns a warden inside this process. Its processes end with it, or with Close.
+// InProcess returns a warden inside this process. Its processes end with this process, or with
+// Close.
 func InProcess() *Client { return &Client{newStore()} }
 
-// Attach makes the caller the manager and returns all that is kept. From now on onExit is called for each process that
-// ends and was not in the list as ended, by one goroutine at a time; it must not block, nor call the Client. Output is no
-// longer read away. Processes that have ended stay in the list until they are dropped.
+// Attach makes the caller the manager and returns all entries. From then on, one goroutine calls
+// onExit for each process that ends, unless the list already had it as ended. onExit must not block
+// and must not call the Client. The warden stops reading output. Ended processes stay in the list
+// until they are dropped.
 func (c *Client) Attach(onExit func(Exit)) ([]Kept, error) { return c.to.attach(onExit) }
 
-// Release is the opposite of Attach. When it has returned, onExit is not called any more.
+// Release undoes Attach. onExit is not called after Release returns.
 func (c *Client) Release() error { return c.to.release() }
 
-// Start starts a process and returns its pid. It leads a session of its own, and what it leaves in its process group ends
-// with it. The entry stays when the process has ended, until it is dropped.
+// Start starts a process and returns its pid. The process leads its own session, and its process
+// group ends with it. The entry stays after the process has ended, until it is dropped.
 func (c *Client) Start(p Process) (pid int, err error) { return c.to.start(p) }
 
-// Signal signals a process; one that has ended needs none.
+// Signal signals a process. It returns nil if the process has ended.
 func (c *Client) Signal(name string, s syscall.Signal) error { return c.to.signal(name, s) }
 
-// Put keeps descriptors, which stay the caller's to close, and a description: under a new name, or in place of those of a
-// name that is there. Without files those that are there stay.
+// Put keeps copies of descriptors, and a description, under a new name or in place of those of an
+// existing name. Without files, an existing name keeps its descriptors. The caller closes files.
 func (c *Client) Put(name string, meta []byte, files ...*os.File) error {
 	return c.to.put(name, meta, files)
 }
 
-// Drop forgets an entry whose process has ended or that has none; one that is not there needs it not. A process that runs is
-// an error.
+// Drop removes an entry. It returns nil if there is no entry of this name, and an error if the
+// entry's process still runs.
 func (c *Client) Drop(name string) error { return c.to.drop(name) }
 
-// Close ends all processes of a warden inside this process. From another process's, it takes leave.
+// Close ends all processes of a warden inside this process. It only disconnects from a warden in
+// another process.
 func (c *Client) Close() { c.to.close() }

@@ -16,19 +16,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// Version is that of the messages between a manager and a warden in another process.
+// Version is the version of the messages between a manager and a warden in another process.
 const Version = 1
 
-// The messages are JSON, one each a packet of a SOCK_SEQPACKET socket, with descriptors beside it.
+// The messages are JSON. Each is one packet of a SOCK_SEQPACKET socket, with descriptors beside it.
 const (
 	maxMessage = 128 << 10 // bytes
-	maxRights  = 253       // descriptors with one message; the kernel's bound
+	maxRights  = 253       // descriptors per message; the kernel's limit
 )
 
-// What a message is about. A manager asks; what it asks has an id, which the answer repeats. The first is hello.
+// The operations of messages. A manager sends requests with an id, and the answer repeats the id.
+// The first request is hello.
 const (
 	opHello   = "hello"
-	opAttach  = "attach" // answered by a kept message for each entry, then the answer
+	opAttach  = "attach" // the warden sends a kept message for each entry, then the answer
 	opRelease = "release"
 	opStart   = "start"
 	opSignal  = "signal"
@@ -37,10 +38,10 @@ const (
 
 	opAnswer = "answer"
 	opKept   = "kept"
-	opExit   = "exit" // told when it happens, between attach and release
+	opExit   = "exit" // sent when a process ends, between attach and release
 )
 
-// message is any of them.
+// message is a message of any operation.
 type message struct {
 	Version int    `json:"version"`
 	Op      string `json:"op"`
@@ -50,21 +51,24 @@ type message struct {
 	Meta    []byte           `json:"meta,omitempty"`
 	Signal  int              `json:"signal,omitempty"`
 	Command *sandbox.Command `json:"command,omitempty"` // without descriptors
-	Fields  map[string][]int `json:"fields,omitempty"`  // which descriptors beside the message belong to which field of it; -1: nil
-	Keep    int              `json:"keep,omitempty"`    // how many of them, the last ones, are to be kept
-	Idle    bool             `json:"idle,omitempty"`
+	// Fields says which field of the command each descriptor beside the message belongs to; -1 stands
+	// for nil.
+	Fields map[string][]int `json:"fields,omitempty"`
+	// Keep is the number of descriptors, counted from the last, that are kept.
+	Keep int  `json:"keep,omitempty"`
+	Idle bool `json:"idle,omitempty"`
 
 	PID    int    `json:"pid,omitempty"`
 	Ended  bool   `json:"ended,omitempty"`
 	Status uint32 `json:"status,omitempty"`
 	Lost   int64  `json:"lost,omitempty"`
 	Error  string `json:"error,omitempty"`
-	Code   string `json:"code,omitempty"` // of an error that callers tell apart
+	Code   string `json:"code,omitempty"` // of an error that callers distinguish
 
 	files []*os.File // the descriptors beside it
 }
 
-// codes are the errors that are the same on the other side.
+// codes are the errors that stay the same on the other side.
 var codes = map[string]error{"closed": ErrClosed, "taken": ErrTaken, "unknown": ErrUnknown, "lost": ErrLost}
 
 func (m *message) fail(err error) {
@@ -76,7 +80,7 @@ func (m *message) fail(err error) {
 	}
 }
 
-// fault is an error of the other side.
+// fault is an error that came from the other side.
 type fault struct {
 	text string
 	is   error // one of codes; nil: none
@@ -97,8 +101,8 @@ var (
 	filesType = reflect.TypeFor[[]*os.File]()
 )
 
-// setCommand puts a command into the message: its fields of type *os.File and []*os.File, whichever there are, become
-// descriptors beside it.
+// setCommand puts a command into the message. All its fields of type *os.File and []*os.File become
+// descriptors beside the message.
 func (m *message) setCommand(c sandbox.Command) {
 	m.Command, m.Fields = &c, map[string][]int{}
 	v := reflect.ValueOf(m.Command).Elem()
@@ -127,10 +131,11 @@ func (m *message) setCommand(c sandbox.Command) {
 	}
 }
 
-// command is the opposite of setCommand. The descriptors stay the message's.
+// command returns the command of a message: the reverse of setCommand. The message still owns the
+// descriptors.
 func (m *message) command() (sandbox.Command, error) {
 	if m.Command == nil {
-		return sandbox.Command{}, errors.New("no command, want one")
+		return sandbox.Command{}, errors.New("the message has no command, want one")
 	}
 	c := *m.Command
 	v := reflect.ValueOf(&c).Elem()
@@ -153,13 +158,13 @@ func (m *message) command() (sandbox.Command, error) {
 		case field.IsValid() && field.Type() == filesType:
 			field.Set(reflect.ValueOf(files))
 		default:
-			return c, fmt.Errorf("command.%s: %d descriptors, want a field for them: the other side is of another release", name, len(files))
+			return c, fmt.Errorf("command.%s: %d descriptors, want a field for them: the other side runs another release", name, len(files))
 		}
 	}
 	return c, nil
 }
 
-// kept returns the descriptors that are to be kept.
+// kept returns the descriptors that the warden keeps.
 func (m *message) kept() ([]*os.File, error) {
 	if m.Keep < 0 || m.Keep > len(m.files) {
 		return nil, fmt.Errorf("keep: %d descriptors, want 0..%d", m.Keep, len(m.files))
@@ -167,7 +172,7 @@ func (m *message) kept() ([]*os.File, error) {
 	return m.files[len(m.files)-m.Keep:], nil
 }
 
-// close closes the descriptors beside a message that was received.
+// close closes the descriptors beside a received message.
 func (m *message) close() {
 	for _, f := range m.files {
 		_ = f.Close() // nothing was written through it
@@ -175,7 +180,7 @@ func (m *message) close() {
 	m.files = nil
 }
 
-// wire sends and receives messages. One goroutine may receive, many may send.
+// wire sends and receives messages. One goroutine may receive; several may send.
 type wire struct {
 	conn    *net.UnixConn
 	sending sync.Mutex
@@ -187,18 +192,19 @@ func newWire(conn *net.UnixConn) *wire {
 	return &wire{conn: conn, buf: make([]byte, maxMessage+1), rights: make([]byte, unix.CmsgSpace(4*maxRights))}
 }
 
-// sendTimeout bounds how long the other side may not read.
+// sendTimeout bounds how long the other side may stop reading.
 const sendTimeout = 10 * time.Second
 
-// send sends a message; an error that is not fatal for the connection is an errTooLarge.
+// send sends a message. If the error is errTooLarge, nothing was sent and the connection can still
+// be used.
 func (w *wire) send(m message) error {
 	w.sending.Lock()
 	defer w.sending.Unlock()
 	return w.sendLocked(m)
 }
 
-// errTooLarge says that a message was not sent.
-var errTooLarge = errors.New("larger than a message may be")
+// errTooLarge means that a message was not sent.
+var errTooLarge = errors.New("too large for a message")
 
 func (w *wire) sendLocked(m message) error {
 	m.Version = Version
@@ -213,10 +219,10 @@ func (w *wire) sendLocked(m message) error {
 	return w.write(b, m.files, nil)
 }
 
-// write sends the descriptors of files: they must not be closed meanwhile.
+// write sends bytes and the descriptors of files. The files must stay open meanwhile.
 func (w *wire) write(b []byte, files []*os.File, fds []int) error {
 	if len(files) > 0 {
-		raw, err := files[0].SyscallConn() // its Fd would make it a blocking one
+		raw, err := files[0].SyscallConn() // Fd would make the file a blocking one
 		if err != nil {
 			return fmt.Errorf("%w: descriptor: %w", errTooLarge, err)
 		}
@@ -230,12 +236,12 @@ func (w *wire) write(b []byte, files []*os.File, fds []int) error {
 	if len(fds) > 0 {
 		rights = unix.UnixRights(fds...)
 	}
-	_ = w.conn.SetWriteDeadline(time.Now().Add(sendTimeout)) // fails as the write does
+	_ = w.conn.SetWriteDeadline(time.Now().Add(sendTimeout)) // if this fails, the write fails
 	_, _, err := w.conn.WriteMsgUnix(b, rights, nil)
 	return err
 }
 
-// receive returns the next message, whose descriptors are the caller's.
+// receive returns the next message. The caller owns its descriptors.
 func (w *wire) receive() (message, error) {
 	n, oob, flags, _, err := w.conn.ReadMsgUnix(w.buf, w.rights)
 	if err != nil {
@@ -258,7 +264,7 @@ func (w *wire) receive() (message, error) {
 	return m, nil
 }
 
-// received takes descriptors out of what came beside a message.
+// received returns the descriptors of the control messages in oob.
 func received(oob []byte) ([]*os.File, error) {
 	if len(oob) == 0 {
 		return nil, nil
@@ -271,10 +277,10 @@ func received(oob []byte) ([]*os.File, error) {
 	for _, c := range all {
 		fds, err := syscall.ParseUnixRights(&c)
 		if err != nil {
-			continue // something else
+			continue // another kind of control message
 		}
 		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "received")) // one that does not block is polled
+			files = append(files, os.NewFile(uintptr(fd), "received")) // a nonblocking descriptor is polled
 		}
 	}
 	return files, nil

@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// fill gives each field of a value something that is not its zero value.
+// fill sets each field of a value to something other than its zero value.
 func fill(t *testing.T, v reflect.Value, f *os.File) {
 	t.Helper()
 	switch v.Kind() {
@@ -56,8 +56,8 @@ func fill(t *testing.T, v reflect.Value, f *os.File) {
 	}
 }
 
-// TestCommandsAreWhole has every field that a command has come out as it went in, through JSON.
-func TestCommandsAreWhole(t *testing.T) {
+// TestCommandsSurviveTheWire sends a command with all fields through JSON and compares each field.
+func TestCommandsSurviveTheWire(t *testing.T) {
 	var c sandbox.Command
 	fill(t, reflect.ValueOf(&c).Elem(), os.Stdin)
 	c.Files = []*os.File{os.Stdin, nil, os.Stdout}
@@ -89,7 +89,7 @@ func TestCommandsAreWhole(t *testing.T) {
 	}
 }
 
-func TestCommandsThatAreNotWhole(t *testing.T) {
+func TestInvalidCommandsAreRefused(t *testing.T) {
 	for text, want := range map[string]string{
 		`{}`:                                          "no command",
 		`{"command":{},"fields":{"Stdin":[1]}}`:       "descriptor 1, want one of 1",
@@ -116,7 +116,8 @@ func TestCommandsThatAreNotWhole(t *testing.T) {
 	}
 }
 
-// FuzzMessage has anything come as a message: it is refused or carried out, and its descriptors are closed.
+// FuzzMessage checks that any message is refused or carried out, and that its descriptors are
+// closed.
 func FuzzMessage(f *testing.F) {
 	f.Add([]byte(`{"version":1,"op":"start","id":1,"name":"a","command":{"Argv":["x"]},"fields":{"Stdin":[0]},"keep":1}`), 2)
 	f.Add([]byte(`{"version":1,"op":"kept","fields":{"Files":[0,1,-1]}}`), 3)

@@ -23,7 +23,7 @@ func TestOneManagerAtATime(t *testing.T) {
 		t.Errorf("a second one: %v", err)
 	}
 	pid := m.pid()
-	m.start(Process{Name: "a", Command: script("exec sleep 600")}) // or the warden would end
+	m.start(Process{Name: "a", Command: script("exec sleep 600")}) // otherwise the warden would end
 	m.Close()
 	if next := launch(t, l); next.pid() != pid || len(next.kept) != 1 {
 		t.Errorf("warden %d has %+v, want %d with one process", next.pid(), next.kept, pid)
@@ -33,7 +33,7 @@ func TestOneManagerAtATime(t *testing.T) {
 	}
 }
 
-func TestTenAtOnceStartOneWarden(t *testing.T) {
+func TestConcurrentLaunchesStartOneWarden(t *testing.T) {
 	l := launcher(t, time.Minute)
 	won := make(chan *Client, 10)
 	lost := make(chan error, 10)
@@ -59,7 +59,7 @@ func TestTenAtOnceStartOneWarden(t *testing.T) {
 	reap(pid)
 }
 
-func TestWhoMayConnect(t *testing.T) {
+func TestLaunchRefusesOtherUsers(t *testing.T) {
 	l := launcher(t, time.Minute)
 	m := launch(t, l)
 	m.start(Process{Name: "a", Command: script("exec sleep 600")})
@@ -74,7 +74,7 @@ func TestWhoMayConnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Launch(t.Context(), open); err == nil || !strings.Contains(err.Error(), "chmod 700") {
-		t.Errorf("a folder that is open to others: %v", err)
+		t.Errorf("a folder that others can open: %v", err)
 	}
 	if _, err := Launch(t.Context(), Launcher{Socket: l.Socket + "2", Command: []string{"/bin/false"}}); err == nil || !strings.Contains(err.Error(), "/bin/false was started and does not answer") {
 		t.Errorf("a program that is no warden: %v", err)
@@ -85,7 +85,7 @@ func TestWhoMayConnect(t *testing.T) {
 	}
 	for say, want := range map[string]string{
 		`{"version":7,"op":"hello"}`: "version 7 of process",
-		`{"version":1,"op":"drop"}`:  `begins with "drop", want hello`,
+		`{"version":1,"op":"drop"}`:  `sends "drop" first, want hello`,
 		"\x00\xff":                   "invalid character",
 	} {
 		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: l.Socket, Net: "unixpacket"})
@@ -102,7 +102,7 @@ func TestWhoMayConnect(t *testing.T) {
 		_ = conn.Close()
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("another user takes root")
+		t.Skip("acting as another user needs root")
 	}
 	_ = os.Chmod(filepath.Dir(filepath.Dir(l.Socket)), 0o755)
 	_ = os.Chmod(filepath.Dir(l.Socket), 0o755)
@@ -110,7 +110,7 @@ func TestWhoMayConnect(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", l.Socket)
 	cmd.Env = []string{actAs + "=manager"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
-	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "of user 0, want 65534") && !strings.Contains(string(out), "is of user 65534, want 0") {
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "of user 0, want 65534") && !strings.Contains(string(out), "runs as user 65534, want user 0") {
 		t.Errorf("another user: %s, %v", out, err)
 	}
 }

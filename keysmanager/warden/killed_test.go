@@ -19,7 +19,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// manage is a manager in a process of its own: it starts what it is told and says so, and then waits to be killed.
+// manage is a manager in its own process. It starts the processes that it is told, reports them,
+// and waits to be killed.
 func manage() error {
 	r, err := connect(context.Background(), os.Args[1])
 	if err != nil {
@@ -40,11 +41,13 @@ func manage() error {
 	select {}
 }
 
-// killed runs a manager in a process of its own, kills it once it has started everything, and returns its warden.
+// killed runs a manager in its own process, kills it once it has started everything, and returns
+// the pid of its warden.
 func killed(t *testing.T, l Launcher, scripts ...string) (wardenPID int) {
 	t.Helper()
 	m := launch(t, l)
-	m.start(Process{Name: "holds", Command: script("exec sleep 600")}) // a warden with nothing to do would end between the two
+	// Without a process, the warden would end before the next manager connects.
+	m.start(Process{Name: "holds", Command: script("exec sleep 600")})
 	wardenPID = m.pid()
 	m.Close()
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", append([]string{l.Socket}, scripts...)...)
@@ -67,7 +70,7 @@ func killed(t *testing.T, l Launcher, scripts ...string) (wardenPID int) {
 	return wardenPID
 }
 
-func TestWhatAKilledManagerHasLeft(t *testing.T) {
+func TestNextManagerFindsEntriesOfAKilledOne(t *testing.T) {
 	l := launcher(t, time.Minute)
 	pid := killed(t, l, "exec sleep 600", "kill -9 $$", "exit 5")
 	var m *manager
@@ -94,12 +97,12 @@ func TestWhatAKilledManagerHasLeft(t *testing.T) {
 	}
 }
 
-func TestWithoutAManagerUselessThingsEnd(t *testing.T) {
+func TestIdleProcessesEndWithoutAManager(t *testing.T) {
 	l := launcher(t, 100*time.Millisecond)
 	pid := killed(t, l, "idle:exec sleep 600", "idle:sleep 601 & wait", "exec sleep 602")
-	proctest.Until(t, "the idle one to end", func() bool { return len(proctest.Children(t, pid)) == 3 })
+	proctest.Until(t, "the idle process to end", func() bool { return len(proctest.Children(t, pid)) == 3 })
 	all := proctest.Children(t, pid)
-	for range 3 { // looked at again and again, what has children stays, and what is not idle
+	for range 3 { // in later checks, processes with children stay, and processes that are not idle
 		m := launch(t, l)
 		m.Close()
 	}
@@ -118,7 +121,7 @@ func TestWithoutAManagerUselessThingsEnd(t *testing.T) {
 // reap waits for a warden that this process has started and that has ended.
 func reap(pid int) { _, _ = unix.Wait4(pid, nil, 0, nil) }
 
-func TestAWardenWithNothingToDoEnds(t *testing.T) {
+func TestWardenWithoutProcessesEnds(t *testing.T) {
 	m := launch(t, launcher(t, time.Hour))
 	pid := m.pid()
 	m.start(Process{Name: "a", Command: script("")})
@@ -131,7 +134,7 @@ func TestAWardenWithNothingToDoEnds(t *testing.T) {
 	reap(pid)
 }
 
-func TestAWardenThatIsKilled(t *testing.T) {
+func TestProcessesEndWithAKilledWarden(t *testing.T) {
 	m := launch(t, launcher(t, time.Minute))
 	pid := m.pid()
 	pids := map[string]int{}
@@ -166,9 +169,9 @@ func TestAWardenThatIsKilled(t *testing.T) {
 		}
 	}
 	if err := m.Drop("0"); err != nil {
-		t.Errorf("drop of what is gone: %v", err)
+		t.Errorf("drop of an entry that does not exist: %v", err)
 	}
-	m.start(Process{Name: "0", Command: script("exit 4")}) // by another warden
+	m.start(Process{Name: "0", Command: script("exit 4")}) // runs in another warden
 	if e := m.exit(); e.Err != nil || e.Status.ExitStatus() != 4 || m.pid() == pid {
 		t.Errorf("exit %+v", e)
 	}
@@ -181,13 +184,15 @@ func TestAWardenThatIsKilled(t *testing.T) {
 	reap(next)
 }
 
-// TestAWardenThatSpeaksNonsense: it is ended, and no half of its processes stays.
-func TestAWardenThatSpeaksNonsense(t *testing.T) {
+// TestWardenThatBreaksTheProtocolIsKilled checks that a warden with invalid messages is killed, and
+// that none of its processes stays.
+func TestWardenThatBreaksTheProtocolIsKilled(t *testing.T) {
 	m := launch(t, launcher(t, time.Minute))
 	old := m.pid()
 	p := m.start(Process{Name: "a", Command: script("exec sleep 600")})
 	r := m.to.(*relaunched).now
-	if err := r.wire.conn.SetReadDeadline(time.Unix(1, 0)); err != nil { // as good as nonsense
+	// This breaks the connection, as an invalid message does.
+	if err := r.wire.conn.SetReadDeadline(time.Unix(1, 0)); err != nil {
 		t.Fatal(err)
 	}
 	if e := m.exit(); !errors.Is(e.Err, ErrLost) || e.PID != p {
@@ -197,8 +202,8 @@ func TestAWardenThatSpeaksNonsense(t *testing.T) {
 	proctest.Gone(t, old)
 }
 
-func TestAWardenIsOnItsOwn(t *testing.T) {
-	fd, err := unix.Open("/dev/zero", unix.O_RDONLY, 0) // to be inherited
+func TestWardenInheritsNothing(t *testing.T) {
+	fd, err := unix.Open("/dev/zero", unix.O_RDONLY, 0) // a descriptor that the warden could inherit
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +211,7 @@ func TestAWardenIsOnItsOwn(t *testing.T) {
 	m := launch(t, launcher(t, time.Minute))
 	sid, err := unix.Getsid(m.pid())
 	if err != nil || sid != m.pid() {
-		t.Errorf("session %d of warden %d, %v: want one of its own", sid, m.pid(), err)
+		t.Errorf("session %d of warden %d, %v: want its own session", sid, m.pid(), err)
 	}
 	fds, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", m.pid()))
 	if err != nil {
@@ -215,7 +220,7 @@ func TestAWardenIsOnItsOwn(t *testing.T) {
 	for _, fd := range fds {
 		to, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%s", m.pid(), fd.Name()))
 		if to == "/dev/zero" {
-			t.Errorf("descriptor %s of the warden is one of ours, %s", fd.Name(), to)
+			t.Errorf("descriptor %s of the warden is inherited from this process: %s", fd.Name(), to)
 		}
 	}
 }

@@ -17,19 +17,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Launcher says where a warden is and how one is started.
+// Launcher says where a warden's socket is and how a warden is started.
 type Launcher struct {
-	Socket string // its path; its folder is made when it is missing, and must be closed to others
-	// Command is a program that calls Serve with the listening socket, its descriptor 3: [ListenFD].
+	// Socket is the path of the socket. Its folder is created if it is missing. The folder must be
+	// closed to other users.
+	Socket string
+	// Command is a program that calls Serve with the listening socket, which is its descriptor
+	// [ListenFD].
 	Command []string
-	Log     string // file that its standard error is appended to; empty: ours
+	Log     string // file that receives its standard error; empty: this process's standard error
 }
 
-// ListenFD is the descriptor on which a program that is started as a warden finds its socket.
+// ListenFD is the descriptor of the listening socket in a program that is started as a warden.
 const ListenFD = 3
 
-// Launch returns the way to the warden of a socket, which is started if it is not there. When it ends, which ends what it has
-// started, all that is told with ErrLost, and the next Start starts another.
+// Launch connects to the warden of a socket, and starts the warden if there is none. If the warden
+// ends, so do its processes. The Client then reports them with ErrLost, and its next Start starts
+// another warden.
 func Launch(ctx context.Context, l Launcher) (*Client, error) {
 	r, err := l.reach(ctx)
 	if err != nil {
@@ -46,7 +50,7 @@ func connect(ctx context.Context, socket string) (*remote, error) {
 	}
 	conn, ok := c.(*net.UnixConn)
 	if !ok {
-		return nil, fmt.Errorf("a %T, want a unix socket", c)
+		return nil, fmt.Errorf("connection of type %T, want a unix socket", c)
 	}
 	deadline := time.Now().Add(answerTimeout)
 	if t, ok := ctx.Deadline(); ok {
@@ -69,16 +73,16 @@ func connect(ctx context.Context, socket string) (*remote, error) {
 	return r, nil
 }
 
-// absent tells whether an error of connect means that there is no warden, or one that ends this moment.
+// absent reports whether an error of connect means that there is no warden, or one that is ending.
 func absent(err error) bool {
 	return errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ECONNRESET) ||
 		errors.Is(err, unix.EPIPE) || errors.Is(err, io.EOF) || errors.Is(err, ErrClosed)
 }
 
-// retry is how often what somebody else does is looked at again.
+// retry is the time between two attempts to connect while another process may start the warden.
 const retry = 20 * time.Millisecond
 
-// reach connects, and starts a warden when there is none.
+// reach connects to the warden, and starts one if there is none.
 func (l Launcher) reach(ctx context.Context) (*remote, error) {
 	if len(l.Socket) > maxSocket {
 		return nil, fmt.Errorf("a path of %d bytes, want at most %d: choose a shorter folder", len(l.Socket), maxSocket)
@@ -95,17 +99,17 @@ func (l Launcher) reach(ctx context.Context) (*remote, error) {
 			return r, err
 		}
 		select {
-		case <-time.After(retry): // somebody else starts it, or it has ended meanwhile
+		case <-time.After(retry): // another process starts it, or it has ended meanwhile
 		case <-ctx.Done():
 			return nil, errors.Join(err, ctx.Err())
 		}
 	}
 }
 
-// maxSocket is the longest path of a socket in bytes.
+// maxSocket is the maximum length of a socket's path, in bytes.
 const maxSocket = len(unix.RawSockaddrUnix{}.Path) - 1
 
-// private makes a folder that is closed to others, or checks that it is.
+// private creates a folder that is closed to other users, or checks that a folder is.
 func private(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -121,20 +125,22 @@ func private(dir string) error {
 	return nil
 }
 
-// start starts a warden and connects to it. When another does so this moment, the error is EWOULDBLOCK.
+// start starts a warden and connects to it. The error is EWOULDBLOCK if another process is starting
+// the warden.
 func (l Launcher) start(ctx context.Context) (*remote, error) {
 	lock, err := os.OpenFile(l.Socket+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	defer lock.Close() // and so unlocked
+	defer lock.Close() // also unlocks it
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		return nil, err
 	}
 	if r, err := connect(ctx, l.Socket); err == nil || !absent(err) {
 		return r, err
 	}
-	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) { // of one that has ended
+	// The socket may be left by a warden that has ended.
+	if err := os.Remove(l.Socket); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: l.Socket, Net: "unixpacket"})
@@ -155,15 +161,17 @@ func (l Launcher) start(ctx context.Context) (*remote, error) {
 	if err != nil {
 		return nil, err
 	}
-	_ = listener.Close() // now the warden alone has it: when it ends, so does a connection that it has not taken
+	// From here on, only the warden has the listener, so connections that it has not accepted end with
+	// it.
+	_ = listener.Close()
 	_ = f.Close()
 	r, err := connect(ctx, l.Socket)
 	if absent(err) {
-		_ = p.Kill() // fails when it has ended
+		_ = p.Kill() // fails if it has ended
 		state, _ := p.Wait()
 		return nil, fmt.Errorf("%s was started and does not answer: %s, %s", l.Command[0], state, l.where())
 	}
-	return r, errors.Join(err, p.Release()) // else its connection says when it has ended
+	return r, errors.Join(err, p.Release()) // its connection says when it ends
 }
 
 func (l Launcher) where() string {
@@ -173,12 +181,14 @@ func (l Launcher) where() string {
 	return "see " + l.Log
 }
 
-// run starts the program.
+// run starts the program of the warden.
 func (l Launcher) run(listener *os.File) (*os.Process, error) {
-	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC) // older kernels: what we were started with stays open in it
+	// On older kernels, the warden inherits this process's inherited descriptors.
+	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
 	cmd := exec.Command(l.Command[0], l.Command[1:]...)
 	cmd.ExtraFiles, cmd.Stderr = []*os.File{listener}, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // signals from a terminal are for us alone
+	// Signals from a terminal must not reach the warden.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if l.Log != "" {
 		f, err := os.OpenFile(l.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 		if err != nil {
@@ -193,7 +203,7 @@ func (l Launcher) run(listener *os.File) (*os.Process, error) {
 	return cmd.Process, nil
 }
 
-// relaunched is the way to the warden of a socket, whichever it is at the time.
+// relaunched is the connection to the current warden of a socket.
 type relaunched struct {
 	launcher Launcher
 
@@ -203,29 +213,30 @@ type relaunched struct {
 	closed bool
 }
 
-// current returns the present warden; when that has ended, and want says so, a fresh one.
+// current returns the current warden. If that has ended and want is true, current starts another
+// one.
 func (c *relaunched) current(want bool) (*remote, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	select {
-	case <-c.now.done: // and all its ends were told
+	case <-c.now.done: // all its ends have been reported
 	default:
 		return c.now, nil
 	}
 	if c.closed || !want {
-		return c.now, nil // which says why not
+		return c.now, nil // calls to it return why it ended
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), answerTimeout)
 	defer cancel()
 	r, err := c.launcher.reach(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("warden %s: the next one: %w", c.launcher.Socket, err)
+		return nil, fmt.Errorf("start another warden at %s: %w", c.launcher.Socket, err)
 	}
 	kept, err := r.attach(c.onExit)
-	closeAll(kept) // nothing: it is new
+	closeAll(kept) // empty, because the warden is new
 	if err != nil {
 		r.close()
-		return nil, fmt.Errorf("warden %s: the next one: %w", c.launcher.Socket, err)
+		return nil, fmt.Errorf("start another warden at %s: %w", c.launcher.Socket, err)
 	}
 	c.now = r
 	return r, nil

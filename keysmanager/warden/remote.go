@@ -12,40 +12,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerTimeout bounds how long a warden may take to answer: a process with a root of its own may take half of it.
+// answerTimeout bounds how long a warden may take to answer. To start a process with a root of its
+// own may take half of it.
 const answerTimeout = time.Minute
 
-// remote is the way to a warden in another process.
+// remote is the connection to a warden in another process.
 type remote struct {
 	wire     *wire
-	pid      int // of the warden
+	pid      int // pid of the warden
 	pidfd    int
-	patience time.Duration  // as answerTimeout
-	done     chan struct{}  // closed when nothing is read any more
-	orders   sync.WaitGroup // that nobody waits for the answers of
+	patience time.Duration  // normally answerTimeout
+	done     chan struct{}  // closed when reading has ended
+	sends    sync.WaitGroup // messages that are sent without waiting for an answer
 
 	attaching sync.Mutex
 
 	mu      sync.Mutex
 	nextID  uint64
 	pending map[uint64]*request
-	running map[string]int  // pids of processes whose end has not been told, by name
-	late    map[string]bool // those whose start was given up before it was answered
+	running map[string]int  // pids of running processes by name, until their end is reported
+	late    map[string]bool // names of processes whose start was not answered in time
 	onExit  func(Exit)
 	closed  bool
-	lost    error // why there is no warden any more; nil: there is
+	lost    error // why the warden has ended; nil: it runs
 }
 
 // request is a message that waits for its answer.
 type request struct {
 	op, name string
-	kept     []Kept // of attach
+	kept     []Kept // entries of attach
 	answer   chan message
-	ended    bool // the process that it starts has ended already
-	late     bool // nobody waits any more
+	ended    bool // the process that it starts has already ended
+	late     bool // the caller no longer waits
 }
 
-// greet makes the connection to a warden that of its manager.
+// greet makes this process the manager of the warden at a connection.
 func greet(conn *net.UnixConn, deadline time.Time) (*remote, error) {
 	r := &remote{
 		wire: newWire(conn), patience: answerTimeout, done: make(chan struct{}), pending: map[uint64]*request{}, running: map[string]int{}, late: map[string]bool{},
@@ -53,7 +54,7 @@ func greet(conn *net.UnixConn, deadline time.Time) (*remote, error) {
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return nil, err
 	}
-	sent := r.wire.send(message{Op: opHello}) // fails when it has refused us already
+	sent := r.wire.send(message{Op: opHello}) // fails if the warden has refused the connection already
 	m, err := r.wire.receive()
 	if err != nil {
 		return nil, errors.Join(sent, err)
@@ -72,18 +73,18 @@ func greet(conn *net.UnixConn, deadline time.Time) (*remote, error) {
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
 		return nil, errors.Join(err, unix.Close(r.pidfd))
 	}
-	go r.read() // ends with the connection; done says so
+	go r.read() // ends with the connection and closes done
 	return r, nil
 }
 
-// read handles what the warden says until there is nothing more.
+// read handles the messages of the warden until the connection ends.
 func (r *remote) read() {
 	defer close(r.done)
 	for {
 		m, err := r.wire.receive()
 		if err != nil {
 			r.end(err)
-			r.orders.Wait()
+			r.sends.Wait()
 			return
 		}
 		switch m.Op {
@@ -115,19 +116,20 @@ func (r *remote) answered(m message) {
 	}
 	switch {
 	case !q.late:
-		q.answer <- m // has room for the only one
+		q.answer <- m // has room for the only answer
 	case started && q.ended:
-		r.order(message{Op: opDrop, Name: q.name})
+		r.sendAsync(message{Op: opDrop, Name: q.name})
 	case started:
 		r.late[q.name] = true
-		r.order(message{Op: opSignal, Name: q.name, Signal: int(unix.SIGKILL)})
+		r.sendAsync(message{Op: opSignal, Name: q.name, Signal: int(unix.SIGKILL)})
 	default:
 		closeAll(q.kept)
 	}
 }
 
-// order sends what nobody waits for, without holding up who reads. It fails when the warden is gone.
-func (r *remote) order(m message) { r.orders.Go(func() { _ = r.wire.send(m) }) }
+// sendAsync sends a message whose answer is ignored. It does not block the reading goroutine. It
+// fails if the warden has ended.
+func (r *remote) sendAsync(m message) { r.sends.Go(func() { _ = r.wire.send(m) }) }
 
 func (r *remote) listed(m message) {
 	r.mu.Lock()
@@ -153,30 +155,30 @@ func (r *remote) exited(e Exit) {
 	delete(r.late, e.Name)
 	for _, q := range r.pending {
 		if !known && q.op == opStart && q.name == e.Name {
-			q.ended = true // its answer comes behind
+			q.ended = true // the answer to its start comes later
 		}
 	}
 	r.mu.Unlock()
 	switch {
 	case late:
-		r.order(message{Op: opDrop, Name: e.Name})
+		r.sendAsync(message{Op: opDrop, Name: e.Name})
 	case tell != nil:
 		tell(e)
 	}
 }
 
-// end says that there is no warden any more, and sees to it: what it has started ends with it, as the kernel sees to, and what that
-// has left in its process groups.
+// end reports that the warden has ended. It kills the warden if it still runs, and the kernel then
+// kills its processes. end kills the rest of their process groups.
 func (r *remote) end(why error) {
 	r.mu.Lock()
 	closed := r.closed
 	r.mu.Unlock()
 	if !closed {
-		_ = unix.PidfdSendSignal(r.pidfd, unix.SIGKILL, nil, 0) // fails when it has ended
+		_ = unix.PidfdSendSignal(r.pidfd, unix.SIGKILL, nil, 0) // fails if it has ended
 		if !awaitEnd(r.pidfd, sendTimeout) {
-			why = fmt.Errorf("%w; process %d is still there after SIGKILL", why, r.pid)
+			why = fmt.Errorf("%w; process %d still runs after SIGKILL", why, r.pid)
 		}
-		_, _ = unix.Wait4(r.pid, nil, unix.WNOHANG, nil) // if it is a child of ours
+		_, _ = unix.Wait4(r.pid, nil, unix.WNOHANG, nil) // if it is a child of this process
 	}
 	_ = unix.Close(r.pidfd)
 	_ = r.wire.conn.Close()
@@ -200,7 +202,8 @@ func (r *remote) end(why error) {
 			break
 		}
 		if pid > 1 {
-			_ = unix.Kill(-pid, unix.SIGKILL) // fails when nothing is left; else the number is still the group's
+			// This fails if the group is empty. Otherwise, the number still belongs to the group.
+			_ = unix.Kill(-pid, unix.SIGKILL)
 		}
 		if tell != nil {
 			tell(Exit{Name: name, PID: pid, Err: lost})
@@ -208,7 +211,7 @@ func (r *remote) end(why error) {
 	}
 }
 
-// awaitEnd waits for the end of a process.
+// awaitEnd waits until a process has ended, and reports whether it has.
 func awaitEnd(pidfd int, limit time.Duration) bool {
 	for deadline := time.Now().Add(limit); ; {
 		left := time.Until(deadline)
@@ -235,13 +238,13 @@ func (r *remote) ask(m message) (message, []Kept, error) {
 	r.pending[m.ID] = q
 	r.mu.Unlock()
 	if err := r.wire.send(m); err != nil {
-		if errors.Is(err, errTooLarge) || errors.Is(err, os.ErrDeadlineExceeded) { // nothing of it was sent
+		if errors.Is(err, errTooLarge) || errors.Is(err, os.ErrDeadlineExceeded) { // nothing was sent
 			r.mu.Lock()
 			delete(r.pending, m.ID)
 			r.mu.Unlock()
 			return message{}, nil, fmt.Errorf("warden: %w", err)
 		}
-		_ = r.wire.conn.Close() // then read says what has happened
+		_ = r.wire.conn.Close() // read then reports the cause
 	}
 	t := time.NewTimer(r.patience)
 	defer t.Stop()
@@ -254,7 +257,7 @@ func (r *remote) ask(m message) (message, []Kept, error) {
 	_, waits := r.pending[m.ID]
 	q.late = waits
 	r.mu.Unlock()
-	if !waits { // it came this moment
+	if !waits { // the answer came at this moment
 		a := <-q.answer
 		return a, q.kept, a.err()
 	}
@@ -282,7 +285,7 @@ func (r *remote) attach(onExit func(Exit)) ([]Kept, error) {
 func (r *remote) release() error {
 	r.attaching.Lock()
 	defer r.attaching.Unlock()
-	_, _, err := r.ask(message{Op: opRelease}) // exits that came before the answer have been told
+	_, _, err := r.ask(message{Op: opRelease}) // exits that came before the answer have been reported
 	r.mu.Lock()
 	r.onExit = nil
 	clear(r.running)
@@ -317,12 +320,12 @@ func (r *remote) put(name string, meta []byte, files []*os.File) error {
 func (r *remote) drop(name string) error {
 	_, _, err := r.ask(message{Op: opDrop, Name: name})
 	if errors.Is(err, ErrLost) {
-		return nil // and all that it kept
+		return nil // its entries are gone, too
 	}
 	return err
 }
 
-// close takes leave: the warden goes on.
+// close disconnects from the warden, which keeps running.
 func (r *remote) close() {
 	r.mu.Lock()
 	r.closed = true

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slow is a client of a warden that the test plays, and that may answer when the client waits no more.
+// slow returns a client of a warden that the test plays. The test may answer after the client has
+// stopped waiting.
 func slow(t *testing.T) (r *remote, told chan Exit, warden *wire) {
 	t.Helper()
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -19,7 +20,7 @@ func slow(t *testing.T) (r *remote, told chan Exit, warden *wire) {
 	}
 	ours, warden := pairOf(t, pair)
 	t.Cleanup(func() { _ = warden.conn.Close() })
-	cmd := exec.CommandContext(t.Context(), "sleep", "600") // whose number is the warden's
+	cmd := exec.CommandContext(t.Context(), "sleep", "600") // stands for the warden's process
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -41,21 +42,22 @@ func slow(t *testing.T) (r *remote, told chan Exit, warden *wire) {
 	return r, told, warden
 }
 
-// startedLate has a start given up, and returns its request.
+// startedLate starts a process whose answer does not come in time, and returns the request.
 func startedLate(t *testing.T, r *remote, w *wire, name string) message {
 	t.Helper()
 	if _, err := r.start(Process{Name: name}); err == nil || !strings.Contains(err.Error(), `start "`+name+`": not answered within`) {
-		t.Fatalf("got %v, want that nobody has answered", err)
+		t.Fatalf("got %v, want an error that there was no answer", err)
 	}
 	m, err := w.receive()
 	if err != nil || m.Op != opStart || m.Name != name {
-		t.Fatalf("%+v, %v, want the order to start it", m, err)
+		t.Fatalf("%+v, %v, want the request to start it", m, err)
 	}
 	return m
 }
 
-// TestAStartThatIsAnsweredTooLate: its process is killed and forgotten, whichever comes first, answer or end.
-func TestAStartThatIsAnsweredTooLate(t *testing.T) {
+// TestProcessOfALateStartIsKilledAndDropped checks both orders: the answer comes before the
+// process's end, or after it.
+func TestProcessOfALateStartIsKilledAndDropped(t *testing.T) {
 	r, told, w := slow(t)
 	say := func(m message) {
 		t.Helper()
@@ -86,12 +88,12 @@ func TestAStartThatIsAnsweredTooLate(t *testing.T) {
 	r.patience = time.Minute
 	started := make(chan error, 1)
 	go func() {
-		_, err := r.start(Process{Name: "d"}) // in time, though it ends at once
+		_, err := r.start(Process{Name: "d"}) // answered in time, though the process ends at once
 		started <- err
 	}()
 	d, err := w.receive()
 	if err != nil || d.Op != opStart || d.Name != "d" {
-		t.Fatalf("%+v, %v, want nothing more of c, and the order to start d", d, err)
+		t.Fatalf("%+v, %v, want no message about c, and the request to start d", d, err)
 	}
 	say(message{Op: opExit, Name: "d", PID: 1 << 22, Status: 9})
 	say(message{Op: opAnswer, ID: d.ID, PID: 1 << 22})

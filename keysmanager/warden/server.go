@@ -15,21 +15,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Server is what [Serve] is told.
+// Server is the configuration of [Serve].
 type Server struct {
-	Listener *net.UnixListener // of SOCK_SEQPACKET; closed by Serve
-	// Linger is for how long there may be no manager before idle processes are ended, and the warden with the last process.
+	Listener *net.UnixListener // of type SOCK_SEQPACKET; Serve closes it
+	// Linger is how long a warden without a manager waits before it ends idle processes. It ends
+	// itself after its last process.
 	Linger time.Duration
 	Log    *slog.Logger
 }
 
-// Serve is a warden in a process of its own. It returns nil when nothing is left for it to do, and when ctx ends, with all that
-// it has started.
+// Serve runs a warden in this process. It returns nil when the warden has nothing left to do. It
+// also returns when ctx ends, after it has ended all processes.
 func Serve(ctx context.Context, cfg Server) error {
 	s := &server{cfg: cfg, store: newStore(), turned: make(chan struct{}, 1), since: time.Now()}
 	s.group.Go(s.accept)
 	s.attend(ctx)
-	_ = cfg.Listener.Close() // accept ends
+	_ = cfg.Listener.Close() // makes accept return
 	s.mu.Lock()
 	if s.closing = true; s.manager != nil {
 		_ = s.manager.conn.Close()
@@ -44,26 +45,26 @@ func Serve(ctx context.Context, cfg Server) error {
 type server struct {
 	cfg    Server
 	store  *store
-	group  sync.WaitGroup // acceptor and connections
-	turned chan struct{}  // has one element when a manager has come or gone since it was read
+	group  sync.WaitGroup // the acceptor and the connections
+	turned chan struct{}  // has one element if a manager has come or gone since the last read
 
 	mu      sync.Mutex
 	closing bool
-	had     bool          // a manager
+	had     bool          // there has been a manager
 	manager *wire         // nil: none
-	pid     int           // of it
-	since   time.Time     // there has been no manager
-	left    chan struct{} // closed when the manager has gone
+	pid     int           // pid of the manager
+	since   time.Time     // when the last manager left
+	left    chan struct{} // closed when the manager has left
 }
 
-// look is how often a warden without a manager looks whether anything is left for it to do.
+// look is how often a warden without a manager checks whether it has anything left to do.
 const look = time.Second
 
-// attend returns when nothing is left to do.
+// attend returns when the warden has nothing left to do.
 func (s *server) attend(ctx context.Context) {
 	for {
 		var again <-chan time.Time
-		if wait, over := s.alone(); over {
+		if wait, over := s.withoutManager(); over {
 			return
 		} else if wait > 0 {
 			again = time.After(wait)
@@ -78,9 +79,10 @@ func (s *server) attend(ctx context.Context) {
 	}
 }
 
-// alone does what is to be done while there is no manager, and says when to look again, 0: when something has happened. When
-// nothing is left to do, no manager is taken any more.
-func (s *server) alone() (wait time.Duration, over bool) {
+// withoutManager does the work of a warden without a manager. It returns the time to the next
+// check, or 0 if the next check follows the next event. over means that nothing is left to do; the
+// warden then accepts no manager any more.
+func (s *server) withoutManager() (wait time.Duration, over bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.manager != nil {
@@ -115,8 +117,8 @@ func (s *server) accept() {
 			return
 		}
 		if err != nil {
-			s.cfg.Log.Warn("connection not taken", "error", err)
-			time.Sleep(look) // out of descriptors
+			s.cfg.Log.Warn("connection not accepted", "error", err)
+			time.Sleep(look) // there may be no free descriptors
 			continue
 		}
 		s.group.Go(func() {
@@ -128,10 +130,11 @@ func (s *server) accept() {
 	}
 }
 
-// helloTimeout bounds how long a connection may take to say who it is, and how long one waits for a manager that has gone.
+// helloTimeout bounds how long a connection may take to say hello, and how long a new manager waits
+// until the last one has left.
 const helloTimeout = 10 * time.Second
 
-// serve is one connection. Its error is why it was refused.
+// serve handles one connection. It returns an error if it refuses the connection.
 func (s *server) serve(conn *net.UnixConn) error {
 	peer, err := credentials(conn)
 	if err != nil {
@@ -155,7 +158,7 @@ func (s *server) serve(conn *net.UnixConn) error {
 	return nil
 }
 
-// enter makes a connection the manager's.
+// enter makes a connection the manager's connection.
 func (s *server) enter(w *wire, peer *unix.Ucred) error {
 	if err := w.conn.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
 		return err
@@ -166,24 +169,26 @@ func (s *server) enter(w *wire, peer *unix.Ucred) error {
 	}
 	m.close()
 	switch uid := os.Geteuid(); {
-	case int(peer.Uid) != uid && peer.Uid != 0: // only now: what was not read would keep it from reading why
-		return fmt.Errorf("process %d is of user %d, want %d", peer.Pid, peer.Uid, uid)
+	// Refuse only now: an unread message would keep the process from reading the reason.
+	case int(peer.Uid) != uid && peer.Uid != 0:
+		return fmt.Errorf("process %d runs as user %d, want user %d", peer.Pid, peer.Uid, uid)
 	case m.Version != Version:
-		return fmt.Errorf("version %d of process %d is not known, want %d", m.Version, peer.Pid, Version)
+		return fmt.Errorf("version %d of process %d is unknown, want %d", m.Version, peer.Pid, Version)
 	case m.Op != opHello:
-		return fmt.Errorf("process %d begins with %q, want %s", peer.Pid, m.Op, opHello)
+		return fmt.Errorf("process %d sends %q first, want %s", peer.Pid, m.Op, opHello)
 	}
 	if err := w.conn.SetReadDeadline(time.Time{}); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.manager != nil && hungUp(s.manager.conn) { // one that was killed may not have been noticed yet
+	// The warden may not have noticed yet that the last manager was killed.
+	if s.manager != nil && hungUp(s.manager.conn) {
 		left := s.left
 		s.mu.Unlock()
 		select {
 		case <-left:
-		case <-time.After(answerTimeout): // for what it has asked for last
+		case <-time.After(answerTimeout): // for the last requests of the old manager
 		}
 		s.mu.Lock()
 	}
@@ -201,10 +206,10 @@ func (s *server) enter(w *wire, peer *unix.Ucred) error {
 	return nil
 }
 
-// errClosing says that a warden ends this moment: there can be another.
-var errClosing = fmt.Errorf("it ends this moment: %w", ErrClosed)
+// errClosing means that a warden is ending; the caller can start another.
+var errClosing = fmt.Errorf("the warden is ending: %w", ErrClosed)
 
-// credentials says who is on the other side.
+// credentials returns the user, group and pid of the other side.
 func credentials(conn *net.UnixConn) (*unix.Ucred, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -218,14 +223,14 @@ func credentials(conn *net.UnixConn) (*unix.Ucred, error) {
 	return peer, failed
 }
 
-// hungUp tells whether the other side has gone.
+// hungUp reports whether the other side has closed the connection.
 func hungUp(conn *net.UnixConn) bool {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return true
 	}
 	gone := true
-	_ = raw.Control(func(fd uintptr) { // fails when the connection is closed
+	_ = raw.Control(func(fd uintptr) { // fails if the connection is closed
 		polled := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
 		n, err := unix.Poll(polled, 0)
 		gone = err == nil && n > 0 && polled[0].Revents&(unix.POLLRDHUP|unix.POLLHUP) != 0
@@ -233,10 +238,11 @@ func hungUp(conn *net.UnixConn) bool {
 	return gone
 }
 
-// maxRequests is how many requests of a manager are carried out at a time. More wait on the socket.
+// maxRequests bounds the requests of a manager that run at the same time. Further requests wait on
+// the socket.
 const maxRequests = 64
 
-// connection is the manager's.
+// connection is the connection to the manager.
 type connection struct {
 	store *store
 	wire  *wire
@@ -246,7 +252,8 @@ type connection struct {
 	attached atomic.Bool
 }
 
-// say sends a message, however long the manager does not read. It fails when that has gone.
+// say sends a message. It waits as long as the manager does not read, and fails when the manager
+// has gone.
 func (c *connection) say(m message) error {
 	c.wire.sending.Lock()
 	defer c.wire.sending.Unlock()
@@ -261,26 +268,26 @@ func (c *connection) sayLocked(m message) error {
 	}
 }
 
-// run returns when the manager has gone and all that it asked for is done.
+// run handles requests. It returns when the manager has gone and its requests are done.
 func (c *connection) run() {
 	for {
 		m, err := c.wire.receive()
 		if err != nil {
-			break // it has gone, or speaks what we do not understand
+			break // the manager has gone, or sent an invalid message
 		}
 		c.slots <- struct{}{}
 		c.group.Go(func() {
 			defer func() { <-c.slots }()
 			defer m.close()
-			c.obey(m)
+			c.handle(m)
 		})
 	}
 	_ = c.wire.conn.Close()
 	c.group.Wait()
 }
 
-// obey carries out a request and answers.
-func (c *connection) obey(m message) {
+// handle carries out a request and sends the answer.
+func (c *connection) handle(m message) {
 	if m.Op == opAttach {
 		c.attach(m)
 		return
@@ -293,7 +300,7 @@ func (c *connection) obey(m message) {
 	if err != nil {
 		a.fail(err)
 	}
-	_ = c.say(a) // else the next manager is told
+	_ = c.say(a) // if this fails, the next manager gets it
 }
 
 func (c *connection) do(m message, keep []*os.File) (pid int, err error) {
@@ -317,11 +324,11 @@ func (c *connection) do(m message, keep []*os.File) (pid int, err error) {
 	case opDrop:
 		return 0, c.store.drop(m.Name)
 	}
-	return 0, fmt.Errorf("warden: request %q is not known", m.Op)
+	return 0, fmt.Errorf("warden: request %q is unknown; the manager runs another release", m.Op)
 }
 
-// blocking makes descriptors wait as programs expect it of them. What came over a socket stays as it was sent; os/exec does
-// this for files that were opened here.
+// blocking makes received descriptors blocking, as programs expect. A descriptor keeps its mode on
+// its way over a socket. os/exec does the same for files that this process opened.
 func blocking(files []*os.File) error {
 	for _, f := range files {
 		raw, err := f.SyscallConn()
@@ -339,10 +346,11 @@ func blocking(files []*os.File) error {
 	return nil
 }
 
-// attach answers with all that is kept. Exits come behind it: nothing else is sent meanwhile.
+// attach sends all entries. Exits follow: nothing else is sent meanwhile.
 func (c *connection) attach(m message) {
 	a := message{Op: opAnswer, ID: m.ID}
-	if !c.attached.CompareAndSwap(false, true) { // an exit that is just being told would wait for us, and we for it
+	// An onExit that runs now would wait for this goroutine, and this goroutine for it.
+	if !c.attached.CompareAndSwap(false, true) {
 		a.fail(errManaged)
 		_ = c.say(a) // as above
 		return
@@ -364,6 +372,6 @@ func (c *connection) attach(m message) {
 		a.fail(err)
 	}
 	if err := c.sayLocked(a); err != nil {
-		_ = c.wire.conn.Close() // it knows half of what is kept
+		_ = c.wire.conn.Close() // the manager knows only some of the entries
 	}
 }

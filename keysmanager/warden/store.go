@@ -16,28 +16,28 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// store is the warden itself.
+// store is a warden without a connection.
 type store struct {
-	spawner *sandbox.Spawner
-	waits   sync.WaitGroup // one a process
-	telling sync.Mutex     // held while onExit is called, and while it is replaced
+	spawner   *sandbox.Spawner
+	waits     sync.WaitGroup // one per process
+	reporting sync.Mutex     // held while onExit is called, and while it is replaced
 
 	mu      sync.Mutex
 	closed  bool
 	entries map[string]*entry
 	onExit  func(Exit)    // nil: no manager
-	changed chan struct{} // has one element when processes have ended since it was read
+	changed chan struct{} // has one element if processes have ended since the last read
 }
 
-// entry is what is kept under a name.
+// entry is what a warden keeps under a name.
 type entry struct {
 	name  string
 	meta  []byte
 	files []*os.File
 	drain drain
 
-	cmd    *exec.Cmd // nil: no process, or
-	starts bool      // not yet
+	cmd    *exec.Cmd // nil: no process, or it is not started yet
+	starts bool      // the process is being started
 	idle   bool
 	ended  bool
 	status unix.WaitStatus
@@ -48,8 +48,8 @@ func newStore() *store {
 }
 
 func (s *store) attach(onExit func(Exit)) ([]Kept, error) {
-	s.telling.Lock()
-	defer s.telling.Unlock()
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -77,7 +77,7 @@ func (s *store) attach(onExit func(Exit)) ([]Kept, error) {
 	return out, nil
 }
 
-// errManaged refuses a second manager.
+// errManaged means that the warden already has a manager.
 var errManaged = errors.New("warden: it has a manager already, want one at a time")
 
 func closeAll(all []Kept) {
@@ -89,8 +89,8 @@ func closeAll(all []Kept) {
 }
 
 func (s *store) release() error {
-	s.telling.Lock()
-	defer s.telling.Unlock()
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.onExit = nil
@@ -145,12 +145,12 @@ func (s *store) start(p Process) (int, error) {
 	return cmd.Process.Pid, nil
 }
 
-// wait notices the end of a process.
+// wait records the end of a process.
 func (s *store) wait(e *entry) {
 	defer s.waits.Done()
 	status := sandbox.Wait(e.cmd)
-	s.telling.Lock()
-	defer s.telling.Unlock()
+	s.reporting.Lock()
+	defer s.reporting.Unlock()
 	s.mu.Lock()
 	e.ended, e.status = true, status
 	tell := s.onExit
@@ -172,7 +172,7 @@ func (s *store) signal(name string, sig syscall.Signal) error {
 		return fmt.Errorf("warden: signal to %q: %w", name, ErrUnknown)
 	}
 	if !e.ended {
-		_ = e.cmd.Process.Signal(sig) // fails when it has ended this moment
+		_ = e.cmd.Process.Signal(sig) // fails if it has just ended
 	}
 	return nil
 }
@@ -215,14 +215,14 @@ func (s *store) drop(name string) error {
 	case e == nil:
 		return nil
 	case e.runs():
-		return fmt.Errorf("warden: drop of %q: its process runs, want it ended", name)
+		return fmt.Errorf("warden: drop %q: its process still runs; end it first", name)
 	}
 	delete(s.entries, name)
 	e.forget()
 	return nil
 }
 
-// forget closes what is kept.
+// forget closes the descriptors of an entry.
 func (e *entry) forget() {
 	e.drain.stop()
 	for _, f := range e.files {
@@ -231,7 +231,7 @@ func (e *entry) forget() {
 	e.files = nil
 }
 
-// close ends all processes and forgets everything.
+// close ends all processes and drops all entries.
 func (s *store) close() {
 	s.mu.Lock()
 	s.closed = true
@@ -251,7 +251,7 @@ func (s *store) close() {
 	s.entries = nil
 }
 
-// count says how many processes run, and how many entries there are.
+// count returns how many processes run, and how many entries there are.
 func (s *store) count() (running, entries int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,7 +263,7 @@ func (s *store) count() (running, entries int) {
 	return running, len(s.entries)
 }
 
-// endIdle ends processes that are of no use without a manager, unless there is one, and returns their names.
+// endIdle ends idle processes if there is no manager, and returns their names.
 func (s *store) endIdle() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -278,18 +278,18 @@ func (s *store) endIdle() (names []string) {
 	}
 	busy, err := parents()
 	if err != nil {
-		return nil // who knows
+		return nil // without the list, no process is known to be idle
 	}
 	for _, e := range idle {
 		if !busy[e.pid()] {
-			_ = e.cmd.Process.Kill() // fails when it has ended this moment
+			_ = e.cmd.Process.Kill() // fails if it has just ended
 			names = append(names, e.name)
 		}
 	}
 	return names
 }
 
-// runs tells whether the entry has a process that has not ended, or that is being started.
+// runs reports whether the entry has a process that runs or is being started.
 func (e *entry) runs() bool { return e.starts || e.cmd != nil && !e.ended }
 
 func (e *entry) pid() int {
@@ -299,7 +299,7 @@ func (e *entry) pid() int {
 	return e.cmd.Process.Pid
 }
 
-// check bounds what is kept.
+// check returns an error if an entry would be larger than the limits.
 func check(name string, meta []byte, files []*os.File) error {
 	switch {
 	case name == "" || len(name) > maxName:
@@ -312,10 +312,10 @@ func check(name string, meta []byte, files []*os.File) error {
 	return nil
 }
 
-// maxName is the longest name in bytes.
+// maxName is the maximum length of a name, in bytes.
 const maxName = 512
 
-// duplicates returns descriptors of our own for the same files.
+// duplicates returns copies of descriptors.
 func duplicates(files []*os.File) ([]*os.File, error) {
 	var out []*os.File
 	for _, f := range files {
@@ -332,7 +332,7 @@ func duplicates(files []*os.File) ([]*os.File, error) {
 }
 
 func duplicate(f *os.File) (*os.File, error) {
-	raw, err := f.SyscallConn() // its Fd would make it a blocking one
+	raw, err := f.SyscallConn() // Fd would make the file a blocking one
 	if err != nil {
 		return nil, err
 	}
@@ -346,7 +346,7 @@ func duplicate(f *os.File) (*os.File, error) {
 	return os.NewFile(uintptr(fd), f.Name()), nil
 }
 
-// drain reads pipes away.
+// drain reads pipes and drops the output.
 type drain struct {
 	pipes   []*os.File
 	readers sync.WaitGroup
@@ -354,19 +354,20 @@ type drain struct {
 	lost    int64 // bytes; guarded by mu while readers run
 }
 
-// What a pipe is read away with: a process that prints without end takes no core of ours, as with sandbox.Output; and a
-// thousand silent ones take 16 MB.
+// Limits of reading the pipes. A process that prints all the time must not cost a core, as in
+// sandbox.Output. A thousand pipes without output take 16 MB.
 const (
 	drainBytes = 8 << 10
 	drainPause = time.Millisecond
 )
 
-// start begins with those of the files that are pipes.
+// start starts reading those of the files that are pipes.
 func (d *drain) start(files []*os.File) {
 	d.stop()
 	for _, f := range files {
 		info, err := f.Stat()
-		if err != nil || info.Mode()&os.ModeNamedPipe == 0 || f.SetReadDeadline(time.Time{}) != nil { // one that cannot be polled stays as it is
+		// A pipe that cannot be polled is left alone.
+		if err != nil || info.Mode()&os.ModeNamedPipe == 0 || f.SetReadDeadline(time.Time{}) != nil {
 			continue
 		}
 		d.pipes = append(d.pipes, f)
@@ -376,7 +377,7 @@ func (d *drain) start(files []*os.File) {
 				d.mu.Lock()
 				d.lost += int64(n)
 				d.mu.Unlock()
-				if err != nil { // closed by all writers, or stopped
+				if err != nil { // all writers have closed it, or stop was called
 					return
 				}
 			}
@@ -384,7 +385,7 @@ func (d *drain) start(files []*os.File) {
 	}
 }
 
-// stop ends it.
+// stop stops reading.
 func (d *drain) stop() {
 	for _, f := range d.pipes {
 		_ = f.SetReadDeadline(time.Unix(1, 0))

@@ -22,7 +22,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// actAs makes this test's binary a warden, so that tests have one in a process of its own, or a manager that can be killed.
+// actAs makes this test's binary a warden, or a manager that can be killed, for tests that need a
+// separate process.
 const actAs = "WARDEN_TEST"
 
 func TestMain(m *testing.M) {
@@ -54,10 +55,10 @@ func serve() error {
 	return Serve(context.Background(), Server{Listener: l.(*net.UnixListener), Linger: linger, Log: slog.New(slog.DiscardHandler)})
 }
 
-// launcher is of a warden in a process of its own: this test's binary.
+// launcher starts this test's binary as a warden in its own process.
 func launcher(t testing.TB, linger time.Duration) Launcher {
 	t.Setenv(actAs, "warden")
-	dir, err := os.MkdirTemp("", "warden-") //nolint:usetesting // a socket's path is short
+	dir, err := os.MkdirTemp("", "warden-") // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +66,7 @@ func launcher(t testing.TB, linger time.Duration) Launcher {
 	return Launcher{Socket: filepath.Join(dir, "s", "socket"), Command: []string{"/proc/self/exe", linger.String()}, Log: filepath.Join(dir, "log")}
 }
 
-// manager is a Client with what it was told.
+// manager is a Client with the exits that were reported to it.
 type manager struct {
 	*Client
 	t     *testing.T
@@ -93,7 +94,8 @@ func launch(t *testing.T, l Launcher) *manager {
 	pid := c.to.(*relaunched).now.pid
 	t.Cleanup(func() {
 		c.Close()
-		if got, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); got == 0 && err == nil { // it is our child and runs
+		// It is a child of this process and still runs.
+		if got, err := unix.Wait4(pid, nil, unix.WNOHANG, nil); got == 0 && err == nil {
 			_ = syscall.Kill(pid, syscall.SIGKILL) // its processes end with it
 			reap(pid)
 		}
@@ -101,7 +103,7 @@ func launch(t *testing.T, l Launcher) *manager {
 	return attach(t, c)
 }
 
-// pid is the warden's.
+// pid returns the warden's pid.
 func (m *manager) pid() int { return m.to.(*relaunched).now.pid }
 
 func (m *manager) exit() Exit {
@@ -110,7 +112,7 @@ func (m *manager) exit() Exit {
 	case e := <-m.exits:
 		return e
 	case <-time.After(time.Minute):
-		m.t.Fatal("no exit was told")
+		m.t.Fatal("no exit was reported")
 		return Exit{}
 	}
 }
@@ -128,7 +130,7 @@ func (m *manager) start(p Process) int {
 	return pid
 }
 
-// each runs a test with a warden in this process and with one of its own.
+// each runs a test with a warden in this process and with a warden in its own process.
 func each(t *testing.T, f func(t *testing.T, m *manager)) {
 	t.Run("inside", func(t *testing.T) {
 		c := InProcess()
@@ -138,7 +140,7 @@ func each(t *testing.T, f func(t *testing.T, m *manager)) {
 	t.Run("outside", func(t *testing.T) { f(t, launch(t, launcher(t, time.Minute))) })
 }
 
-func TestProcesses(t *testing.T) {
+func TestStartSignalAndDrop(t *testing.T) {
 	each(t, func(t *testing.T, m *manager) {
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -176,7 +178,7 @@ func TestProcesses(t *testing.T) {
 		}
 		stays := m.start(Process{Name: "a", Command: script("exec sleep 600")})
 		if err := m.Drop("a"); err == nil || !strings.Contains(err.Error(), "runs") {
-			t.Errorf("what runs is dropped: %v", err)
+			t.Errorf("a running process is dropped: %v", err)
 		}
 		if err := m.Signal("a", syscall.SIGTERM); err != nil {
 			t.Error(err)
@@ -185,7 +187,7 @@ func TestProcesses(t *testing.T) {
 			t.Errorf("exit %+v", e)
 		}
 		if err := m.Signal("a", syscall.SIGTERM); err != nil {
-			t.Errorf("a signal to what has ended: %v", err)
+			t.Errorf("a signal to an ended process: %v", err)
 		}
 		if err := m.Signal("b", syscall.SIGTERM); !errors.Is(err, ErrUnknown) {
 			t.Errorf("a signal to nobody: %v", err)
@@ -194,7 +196,7 @@ func TestProcesses(t *testing.T) {
 			t.Errorf("started: %v", err)
 		}
 		if err := m.Drop("b"); err != nil {
-			t.Errorf("drop of what is not there: %v", err)
+			t.Errorf("drop of an unknown entry: %v", err)
 		}
 	})
 }
@@ -208,7 +210,7 @@ func written(t *testing.T, text string) string {
 	return file
 }
 
-func TestWhatIsKeptIsListed(t *testing.T) {
+func TestAttachListsAllEntries(t *testing.T) {
 	each(t, func(t *testing.T, m *manager) {
 		f, err := os.Open(written(t, "kept"))
 		if err != nil {
@@ -265,7 +267,7 @@ func TestWhatIsKeptIsListed(t *testing.T) {
 	})
 }
 
-func TestPipesAreReadAwayWhileThereIsNoManager(t *testing.T) {
+func TestPipesAreDrainedWithoutAManager(t *testing.T) {
 	each(t, func(t *testing.T, m *manager) {
 		r, w, err := os.Pipe()
 		if err != nil {
@@ -301,7 +303,7 @@ func TestPipesAreReadAwayWhileThereIsNoManager(t *testing.T) {
 	})
 }
 
-func TestBounds(t *testing.T) {
+func TestTooLargeEntriesAreRefused(t *testing.T) {
 	each(t, func(t *testing.T, m *manager) {
 		f, err := os.Open(os.DevNull)
 		if err != nil {
@@ -329,6 +331,6 @@ func TestBounds(t *testing.T) {
 		if _, err := m.Start(Process{Name: "b", Command: c}); err == nil || !strings.Contains(err.Error(), "its environment is most of it") {
 			t.Errorf("got %v, want an error about the environment", err)
 		}
-		m.start(Process{Name: "b", Command: script("")}) // the connection is as it was
+		m.start(Process{Name: "b", Command: script("")}) // the connection still works
 	})
 }

@@ -65,7 +65,8 @@ func refusal(status int, body []byte) error {
 // serve runs the handler. It returns an error if the handler breaks its answer off.
 func serve(h http.Handler, w *recorder, r *http.Request) (err error) {
 	defer func() {
-		if p := recover(); p != nil && p != http.ErrAbortHandler { //nolint:errorlint // http.ErrAbortHandler is compared as the panic's value
+		//nolint:errorlint // http.ErrAbortHandler is compared as the panic's value
+		if p := recover(); p != nil && p != http.ErrAbortHandler {
 			panic(p)
 		} else if p != nil || w.full {
 			err = errors.New("the function's answer broke off")

@@ -69,13 +69,13 @@ type child struct {
 	guard  *guard        // guards that port; nil: nobody else can listen there
 	gone   chan struct{} // closed when it has ended; then status is set
 	status unix.WaitStatus
-	heard  atomic.Int64 // time of its last answer, in ns since 1970
+	heard  atomic.Int64 // time of its last answer, in nanoseconds since 1970
 }
 
 // startChild starts the program. It returns before the program is ready.
 func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 	command := c.command()
-	// everything that it starts ends with this process, however this process ends.
+	// Everything that it starts ends with this process, however this process ends.
 	command.Stays = true
 	p := &child{gone: make(chan struct{})}
 	if c.upstream != nil {

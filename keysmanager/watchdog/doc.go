@@ -19,10 +19,10 @@
 // After that, com.openfaas.health.http.path is probed, if the function has it. Three consecutive
 // failures end the replica.
 //
-// A call that is an HTTP request brings the address of a rendezvous (task.HeaderDirect). The
-// replica dials it, and the HTTP exchange runs on that connection, beside the queue, with all
-// features of HTTP. If the call also brings the request, its answer is the call's result, unless
-// the answer streams or is large. The call ends with the exchange, so slots, deadlines,
-// cancellation and drains work as for any stage. Other calls bring their input along. A canceled
-// call keeps its slot until the program has ended it.
+// A call that is an HTTP request has the address of a rendezvous (task.HeaderDirect). The replica
+// dials it, and the HTTP exchange runs on that connection, beside the queue, with all features of
+// HTTP. If the call also carries the request, its answer is the call's result, unless the answer
+// streams or is large. The call ends with the exchange, so slots, deadlines, cancellation and
+// drains work as for any stage. Other calls carry their input. A canceled call keeps its slot until
+// the program has ended it.
 package watchdog

@@ -21,7 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// maxOutput is the largest answer in bytes that is kept before it is sent.
+// maxOutput is the maximum size in bytes of an answer that is kept before it is sent.
 const maxOutput = 64 << 20
 
 // forker is a handler that runs one process per request.
@@ -35,7 +35,7 @@ func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	kills := f.c.oom.kills()
 	p, err := f.start(w, r)
 	if err != nil {
-		f.log.Error("a process could not be started", "error", err)
+		f.log.Error("the process of a request did not start", "error", err)
 		refuse(w, http.StatusInternalServerError, f.c.hide(err.Error()))
 		return
 	}

@@ -170,9 +170,9 @@ func TestPortIsReserved(t *testing.T) {
 	}
 }
 
-// TestListensElsewhere checks that the error for a program that does not come up says where it
-// listens instead.
-func TestListensElsewhere(t *testing.T) {
+// TestErrorSaysWhereTheProgramListens checks that the error for a program that does not come up
+// says where it listens instead.
+func TestErrorSaysWhereTheProgramListens(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
 	t.Cleanup(s.Close)
@@ -264,9 +264,9 @@ func TestPortIsTakenOver(t *testing.T) {
 	}
 }
 
-// TestTakenWhileItStarts checks that the start does not wait for a program that stays up after it
-// lost its port.
-func TestTakenWhileItStarts(t *testing.T) {
+// TestStartFailsAtOnceIfThePortIsTaken checks that the start does not wait for a program that stays
+// up after it lost its port.
+func TestStartFailsAtOnceIfThePortIsTaken(t *testing.T) {
 	s := sandbox.NewSpawner()
 	defer s.Close()
 	where := freeAddress(t)

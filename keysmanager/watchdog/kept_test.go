@@ -146,9 +146,9 @@ func TestKeptConnection(t *testing.T) {
 	}
 }
 
-// TestSlowClient checks that a connection carries no other request while the gateway still passes
-// its answer on, and does so once the gateway is ready.
-func TestSlowClient(t *testing.T) {
+// TestConnectionWaitsForASlowClient checks that a connection carries no other request while the
+// gateway still passes its answer on, and does so once the gateway is ready.
+func TestConnectionWaitsForASlowClient(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
 	e := newExchanges(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }), 4, 0, 0)

@@ -45,7 +45,7 @@ const (
 func listeners(port uint16) ([]listener, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {
-		return nil, fmt.Errorf("who listens on which port: %w", err)
+		return nil, fmt.Errorf("list of listening sockets: %w", err)
 	}
 	defer unix.Close(fd)
 	var all []listener
@@ -58,7 +58,7 @@ func listeners(port uint16) ([]listener, error) {
 			err = fmt.Errorf("%w, want a kernel with CONFIG_INET_DIAG (its modules inet_diag and tcp_diag)", err)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("who listens on which port: %w", err)
+			return nil, fmt.Errorf("list of listening sockets: %w", err)
 		}
 	}
 	return all, nil
@@ -100,7 +100,7 @@ func diagAnswers(fd int, all []listener) ([]listener, error) {
 		for b := buf[:n]; len(b) >= diagHeader; {
 			size := int(binary.NativeEndian.Uint32(b))
 			if size < diagHeader || size > len(b) {
-				return nil, fmt.Errorf("a message of %d bytes in %d", size, len(b))
+				return nil, fmt.Errorf("a netlink message of %d bytes in a packet of %d bytes", size, len(b))
 			}
 			m := b[diagHeader:size]
 			switch kind := binary.NativeEndian.Uint16(b[4:]); {

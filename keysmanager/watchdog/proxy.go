@@ -52,7 +52,7 @@ func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done fun
 	prefix := strings.TrimSuffix(p.at.EscapedPath(), "/")
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := holdOf(r)
-		out := &hop.Request{In: r, Target: prefix + r.URL.RequestURI(), Host: r.Host, Whole: h.letGo, Silence: silence}
+		out := &hop.Request{In: r, Target: prefix + r.URL.RequestURI(), Host: r.Host, Whole: h.releaseAnswered, Silence: silence}
 		if strings.HasPrefix(r.RequestURI, "/") { // keeps the client's form
 			out.Target = prefix + r.RequestURI
 		}

@@ -43,7 +43,7 @@ func (v *rendezvous) next(t *testing.T, done <-chan stage.Result) *caller {
 	case c := <-v.conns:
 		return c
 	case r := <-done:
-		t.Fatalf("the call has ended, with %v and %d items, and nobody was met", r.Err, len(r.Output))
+		t.Fatalf("the call has ended, with %v and %d items, and no replica came to the rendezvous", r.Err, len(r.Output))
 	case <-time.After(soon):
 		t.Fatal("nobody was met")
 	}
@@ -136,7 +136,7 @@ func TestSmallAnswersAreResults(t *testing.T) {
 				t.Errorf("the time before the answer: %v, %v", d, err)
 			}
 			if len(v.conns) != 0 {
-				t.Error("the gateway was met")
+				t.Error("the replica came to the rendezvous")
 			}
 		})
 	}
@@ -239,9 +239,9 @@ func TestBrokenSmallAnswers(t *testing.T) {
 	}
 }
 
-// TestCallerOfASmallRequestLeaves checks that the function's request ends without an answer when
+// TestRequestEndsWhenItsCallerLeaves checks that the function's request ends without an answer when
 // its caller leaves.
-func TestCallerOfASmallRequestLeaves(t *testing.T) {
+func TestRequestEndsWhenItsCallerLeaves(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
 	begun := make(chan struct{})

@@ -137,7 +137,7 @@ func exitLike(s unix.WaitStatus) {
 		os.Exit(1)
 	}
 	if s.ExitStatus() == 0 {
-		fmt.Fprintln(os.Stderr, "watchdog: the function's program ended by itself, want it to serve until SIGTERM")
+		fmt.Fprintln(os.Stderr, "watchdog: the function's program ended by itself; it must serve until SIGTERM")
 		os.Exit(1)
 	}
 	os.Exit(s.ExitStatus())

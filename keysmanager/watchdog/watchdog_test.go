@@ -188,9 +188,9 @@ func TestUpstreamTaken(t *testing.T) {
 	}
 }
 
-// TestProgramIsToldToEndThenKilled checks that a program is asked to end, and killed if it does
-// not.
-func TestProgramIsToldToEndThenKilled(t *testing.T) {
+// TestStopKillsAProgramThatIgnoresSIGTERM checks that a program is asked to end, and killed if it
+// does not.
+func TestStopKillsAProgramThatIgnoresSIGTERM(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
 	defer s.Close()

@@ -177,7 +177,7 @@ func TestProtocolBreaks(t *testing.T) {
 		"call out of range":  {func(a *actor, id uint64) { a.answer(id, 5) }, "call 5 of batch 1"},
 		"no such file": {func(a *actor, id uint64) {
 			a.write(wire.FrameResult, id, wire.Result{Output: tensor.Activation{{Ref: &tensor.Ref{Owner: "fd:", Blob: "0", Size: 9}}}}.Append(nil))
-		}, "a file that rides with the frame"},
+		}, "a file that came with the frame"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, Spec{})

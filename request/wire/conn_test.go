@@ -127,7 +127,7 @@ func TestLaterTypesAreSkipped(t *testing.T) {
 	}
 }
 
-func TestLargeItemsRideInSealedFiles(t *testing.T) {
+func TestLargeItemsTravelInSealedFiles(t *testing.T) {
 	big := tensor.Item{ContentType: "x", Bytes: bytes.Repeat([]byte("y"), tensor.InlineLimit+1)}
 	in := tensor.Activation{{Bytes: []byte("s")}, big}
 	out, files, err := Attach(in, 0, nil)
@@ -322,7 +322,7 @@ func TestWritersDoNotMixTheirFrames(t *testing.T) {
 	}
 }
 
-func TestNothingFollowsATornFrame(t *testing.T) {
+func TestNoFrameFollowsAnIncompleteOne(t *testing.T) {
 	a, b := pair(t)
 	tx := NewConn(a)
 	if err := tx.SetWriteDeadline(time.Now().Add(20 * time.Millisecond)); err != nil {

@@ -88,7 +88,7 @@ const maxDetached = 1 << 30
 func detach(ref tensor.Ref, files []*os.File) (tensor.Item, error) {
 	k, err := strconv.Atoi(ref.Blob)
 	if ref.Owner != fileOwner || err != nil || k < 0 || k >= len(files) {
-		return tensor.Item{}, fmt.Errorf("reference to %q of %q, want a file that rides with the frame, which has %d", ref.Blob, ref.Owner, len(files))
+		return tensor.Item{}, fmt.Errorf("reference to %q of %q, want a file that came with the frame, which has %d", ref.Blob, ref.Owner, len(files))
 	}
 	info, err := files[k].Stat()
 	if err != nil {

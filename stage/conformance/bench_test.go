@@ -12,8 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// BenchmarkNoop is what it costs to have a stage do nothing, per call: one batch at a time of one call and of 16, and 8
-// batches at a time; as time goes by, and as the stage's time on its cores. Go and Python in one run: go test -bench Noop -run '^$' ./stage/conformance
+// BenchmarkNoop measures a call of a stage that does nothing: wall time, and processor time of the
+// stage. It runs one batch of one call at a time, one batch of 16 calls, and 8 batches. It compares
+// Go and Python in one run: go test -bench Noop -run '^$' ./stage/conformance
 func BenchmarkNoop(b *testing.B) {
 	for _, tc := range []struct{ slots, batch int }{{1, 1}, {1, 16}, {8, 1}} {
 		for _, s := range []sdk{{"go", goStage}, {"python", pythonStage}} {
@@ -27,7 +28,7 @@ func BenchmarkNoop(b *testing.B) {
 				for id := range tc.slots {
 					r.send(wire.FrameBatch, uint64(id), payload)
 				}
-				left := make([]int, tc.slots) // results of a batch that are yet to come
+				left := make([]int, tc.slots) // outstanding results per batch
 				for id := range left {
 					left[id] = tc.batch
 				}
@@ -50,14 +51,15 @@ func BenchmarkNoop(b *testing.B) {
 	}
 }
 
-// cpu is how long a process has been on its cores, to 10 ms.
+// cpu returns the processor time that a process has used, in steps of 10 ms.
 func cpu(b *testing.B, pid int) time.Duration {
 	b.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
 		b.Fatal(err)
 	}
-	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // behind the name; from the third field on
+	// The fields after the name, from the third on.
+	f := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	var ticks int
 	for _, n := range f[11:13] { // utime, stime
 		t, err := strconv.Atoi(n)

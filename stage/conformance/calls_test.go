@@ -27,7 +27,7 @@ func TestHello(t *testing.T) {
 			t.Errorf("hello %+v", h)
 		}
 		h.Threads, h.Load, h.Place = 0, 0, 0
-		if s.name == "worker" { // one of its own, which is the stage's
+		if s.name == "worker" { // the worker's own pid, which is the stage's
 			h.PID = r.cmd.Process.Pid
 		}
 		want := wire.Hello{Oldest: 1, Newest: 2, PID: r.cmd.Process.Pid, Function: "f.ns", Replica: "f-1", Slots: 5, MaxBatch: maxBatch}
@@ -42,7 +42,7 @@ func TestHello(t *testing.T) {
 	})
 }
 
-func TestACallHasWhatItsRequestHas(t *testing.T) {
+func TestCallsCarryTheirRequest(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each")
 		c := wire.Call{
@@ -64,7 +64,7 @@ func TestACallHasWhatItsRequestHas(t *testing.T) {
 	})
 }
 
-func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
+func TestCallsOfABatchEndIndependently(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each")
 		r.batch(1<<40, never, "a", "bad", "fail", "large")
@@ -80,14 +80,14 @@ func TestEachCallOfABatchHasItsOwnEnd(t *testing.T) {
 			t.Errorf("large result of call %d: %d items", m.Index, len(m.Output))
 		}
 		r.batch(2, never, "crowded", "a")
-		r.failure(task.Failed, "want 2 GiB, 1 GiB is free") // no replica would have more
+		r.failure(task.Failed, "want 2 GiB, 1 GiB is free") // another replica would not have more memory
 		r.result()
 		r.batch(1, never, "nothing")
 		if m := r.result(); len(m.Output) != 0 {
 			t.Errorf("no items: %+v", m)
 		}
 		r.drained()
-		if s.name != "worker" { // it is the process that has the device
+		if s.name != "worker" { // in a worker, the worker has the device
 			r = s.launch(t, "each", "CUDA_VISIBLE_DEVICES=GPU-5f").greet(welcome)
 			r.batch(1, never, "crowded")
 			r.failure(task.OutOfMemory, "want 2 GiB, 1 GiB is free")
@@ -114,7 +114,7 @@ func TestAPanicLeavesTheReplicaAlive(t *testing.T) {
 	})
 }
 
-func TestABatchThatPanicsOrMiscountsFailsWhole(t *testing.T) {
+func TestPanicOrWrongCountFailsTheWholeBatch(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		for program, want := range map[string]string{"broken": "ouch", "few": "returned 1 results for 2 calls"} {
 			r := s.begin(t, program)
@@ -138,7 +138,7 @@ func TestCancelAndDeadlineEndACall(t *testing.T) {
 		r.failure(task.Expired, "deadline")
 		r.cancel(1, 0) // too late: nothing happens
 		r.batch(3, never, "wait", "a", "b")
-		r.cancel(3, 2) // before it has begun, or never
+		r.cancel(3, 2) // the cancel comes before the call starts, or never
 		r.cancel(3, 0)
 		r.failure(task.Canceled, "cancel")
 		r.result()
@@ -163,8 +163,9 @@ func TestExecTimeout(t *testing.T) {
 	})
 }
 
-// TestLargeItemsRideInFiles sends more of them than fit beside a frame, and gets as many.
-func TestLargeItemsRideInFiles(t *testing.T) {
+// TestLargeItemsTravelInFiles sends more large items than fit beside one frame, and gets the same
+// number back.
+func TestLargeItemsTravelInFiles(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each")
 		large := tensor.Item{ContentType: "x", Bytes: make([]byte, 1<<20)}
@@ -183,7 +184,7 @@ func TestLargeItemsRideInFiles(t *testing.T) {
 			t.Fatalf("%d files, want %d", len(f.Files), wire.MaxFiles)
 		}
 		if _, err := f.Files[0].WriteAt([]byte("x"), 0); !errors.Is(err, unix.EPERM) {
-			t.Errorf("writing to a file of the replica: %v, want that it is sealed", err)
+			t.Errorf("writing to a file of the replica: %v, want an error, because it is sealed", err)
 		}
 		m, err := wire.DecodeResult(f.Payload)
 		if err != nil {
@@ -203,7 +204,7 @@ func TestLargeItemsRideInFiles(t *testing.T) {
 	})
 }
 
-// files sends a batch of one call, with its large items in files.
+// files sends a batch of one call, whose large items are in files.
 func (r *replica) files(id uint64, in tensor.Input) {
 	r.t.Helper()
 	var files []*os.File
@@ -224,7 +225,7 @@ func (r *replica) files(id uint64, in tensor.Input) {
 	}
 }
 
-// TestTensors has a stage take tensors and answer them, small ones and one in a file.
+// TestTensors sends tensors to a stage that returns them: small ones, and one in a file.
 func TestTensors(t *testing.T) {
 	of := func(name, datatype string, data []byte, shape ...int64) tensor.Tensor {
 		return tensor.Tensor{Name: name, Datatype: tensor.Datatype(datatype), Shape: shape, Data: data}
@@ -249,7 +250,7 @@ func TestTensors(t *testing.T) {
 		large := []tensor.Tensor{of("large", "FP32", bytes.Repeat([]byte{0, 0, 128, 63}, 100_000), 10, 10_000)}
 		r.files(2, tensor.Input{{Items: tensor.Activation{{Tensors: large}}}})
 		if got := r.result().Output; len(got) != 1 || !reflect.DeepEqual(got[0].Tensors, large) {
-			t.Error("the large tensor is another one")
+			t.Error("the large tensor has changed")
 		}
 	})
 }
@@ -295,7 +296,7 @@ func (r *replica) chunk() string {
 	return string(m.Data)
 }
 
-func TestAFinishedCallStreamsNoMore(t *testing.T) {
+func TestFinishedCallsDoNotStream(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each")
 		r.batch(1, never, "keep")
@@ -306,15 +307,15 @@ func TestAFinishedCallStreamsNoMore(t *testing.T) {
 	})
 }
 
-// TestManyAtATime has more batches under way than there are cores.
-func TestManyAtATime(t *testing.T) {
+// TestManyBatchesAtATime runs more batches at a time than there are cores.
+func TestManyBatchesAtATime(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each", "max_inflight=16")
 		const waiting = 15
 		for i := range uint64(waiting) {
 			r.batch(i+1, never, "wait")
 		}
-		for i := range uint64(200) { // in the slot that is left
+		for i := range uint64(200) { // in the slot that is free
 			if got, want := r.ask(100+i, "n"+strconv.FormatUint(i, 10)), "N"+strconv.FormatUint(i, 10); got != want {
 				t.Fatalf("got %q, want %q", got, want)
 			}
@@ -335,8 +336,9 @@ func TestManyAtATime(t *testing.T) {
 	})
 }
 
-// TestDescriptorsAreClosed counts a replica's descriptors before and after many that rode along, both ways.
-func TestDescriptorsAreClosed(t *testing.T) {
+// TestDescriptorsOfFramesAreClosed counts a replica's descriptors before and after many files have
+// travelled both ways.
+func TestDescriptorsOfFramesAreClosed(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "noop")
 		count := func() int {
@@ -358,7 +360,8 @@ func TestDescriptorsAreClosed(t *testing.T) {
 			}
 		}
 		r.ask(1000, "what was before is over")
-		proctest.Until(t, "as few descriptors as before", func() bool { return count() <= before }) // the last may be closed a moment later
+		// The last one may be closed a moment later.
+		proctest.Until(t, "as few descriptors as before", func() bool { return count() <= before })
 		r.drained()
 	})
 }

@@ -1,5 +1,6 @@
-// Package conformance holds what every stage has to do whatever language it is written in: one suite, run as a dispatcher
-// against replicas that are processes, of the Go package stage and of the Python package stagecoach.
+// Package conformance tests what every stage must do, whatever its language. Its suite plays the
+// dispatcher of replica processes that use the Go package stage or the Python package stagecoach.
 //
-// Both run the same test stage: program_test.go, and testdata/handler.py. What only one of them has is tested beside it.
+// Both run the same test stage: program_test.go and testdata/handler.py. Features that only one of
+// them has are tested in its own package.
 package conformance

@@ -10,14 +10,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestADrainingReplicaStillListens has a call that needs credit, and one that is canceled, after the Drain.
+// TestADrainingReplicaStillListens drains a replica that runs a call that needs credit, and a call
+// that is then canceled.
 func TestADrainingReplicaStillListens(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.launch(t, "each").greet(wire.Welcome{Version: wire.Version, Credit: 4})
 		r.batch(7, never, "stream")
 		r.chunk()
 		r.send(wire.FrameDrain, 0, nil)
-		r.send(wire.FrameDrain, 0, nil) // twice is once
+		r.send(wire.FrameDrain, 0, nil) // a second Drain has no effect
 		r.send(wire.FrameCredit, 0, wire.Credit{Amount: 100}.Append(nil))
 		if got := r.chunk(); got != "456789" {
 			t.Errorf("after the drain came %q", got)
@@ -34,7 +35,7 @@ func TestADrainingReplicaStillListens(t *testing.T) {
 	})
 }
 
-func TestAReplicaToldToEndFinishesAndTakesNoMore(t *testing.T) {
+func TestReplicaToldToEndFinishesItsCalls(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGINT} {
 			r := s.begin(t, "each", "max_inflight=2")
@@ -89,7 +90,7 @@ func TestAReplicaEndsWithItsDispatcher(t *testing.T) {
 	})
 }
 
-// drip waits for the first byte of what the replica sends, and leaves it and the rest unread.
+// drip waits for the first byte from the replica. It leaves that byte and all others unread.
 func (r *replica) drip() {
 	r.t.Helper()
 	raw, err := r.raw.SyscallConn()
@@ -109,8 +110,9 @@ func (r *replica) drip() {
 	}
 }
 
-// TestAStandstillDoesNotKeepTheReplica has a dispatcher that reads no answers and then breaks the protocol.
-func TestAStandstillDoesNotKeepTheReplica(t *testing.T) {
+// TestReplicaEndsAlthoughNobodyReads plays a dispatcher that reads no answers and then breaks the
+// protocol.
+func TestReplicaEndsAlthoughNobodyReads(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each")
 		r.batch(1, never, "flood")
@@ -120,7 +122,7 @@ func TestAStandstillDoesNotKeepTheReplica(t *testing.T) {
 	})
 }
 
-func TestAStageSaysWhyItCannotStart(t *testing.T) {
+func TestFailedStartNamesItsCause(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		s.launch(t, "unplaced").exits(1, "no device of 3 GiB, want one")
 		s.launch(t, "hookless").exits(1, "nfer")
@@ -139,7 +141,7 @@ func TestAStageSaysWhyItCannotStart(t *testing.T) {
 		if r.exits(1, "want 3 GiB, 1 GiB is free\n"); strings.Contains(r.stderr.String(), wire.OutOfMemoryOn) {
 			t.Errorf("without a device: %q", r.stderr.String())
 		}
-		if s.name == "worker" { // it is the process that has the device and the descriptors
+		if s.name == "worker" { // in a worker, the worker has the device and the descriptors
 			return
 		}
 		s.launch(t, "crowded", "CUDA_VISIBLE_DEVICES=GPU-5f").exits(1, wire.OutOfMemoryOn+"GPU-5f: want 3 GiB, 1 GiB is free\n")
@@ -191,7 +193,8 @@ func TestBrokenDispatchersEndTheReplica(t *testing.T) {
 	}
 }
 
-// TestThreads is asked for more than there are, for fewer and for none: a stage goes on whatever it can have.
+// TestThreads asks for too many threads, for fewer and for none. The stage keeps serving with what
+// it has.
 func TestThreads(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each")

@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// raw is a frame as bytes; others are what package wire would not send.
+// raw returns the bytes of a frame, including frames that package wire would not send.
 func raw(length int, kind wire.FrameType, flags, files, version byte, id uint64, payload []byte) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, uint32(length))
 	b = append(b, byte(kind), flags, files, version)
@@ -61,8 +61,9 @@ func TestFramesThatAreRefused(t *testing.T) {
 	}
 }
 
-// TestFramesComeInAnyPieces sends frames byte by byte, several at a time, and types that a later version knows.
-func TestFramesComeInAnyPieces(t *testing.T) {
+// TestFramesMayArriveInPieces sends frames byte by byte, several at a time, and of types that a
+// later version may add.
+func TestFramesMayArriveInPieces(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each", "max_inflight=3")
 		b := batch(never, "piece")
@@ -89,7 +90,8 @@ func TestFramesComeInAnyPieces(t *testing.T) {
 				t.Errorf("several at a time: %q", got)
 			}
 		}
-		var items tensor.Activation // a payload larger than any buffer, and frames on both sides of it
+		// The payload is larger than any buffer, with frames before and after it.
+		var items tensor.Activation
 		items = append(items, tensor.Item{Bytes: []byte("sizes")})
 		want := " 5 "
 		for range 40 {
@@ -113,7 +115,7 @@ func TestFramesComeInAnyPieces(t *testing.T) {
 	})
 }
 
-// TestFilesThatAreRefused has descriptors of what cannot be read, and of what does not hold an item.
+// TestFilesThatAreRefused sends descriptors that cannot be read, or whose content is not an item.
 func TestFilesThatAreRefused(t *testing.T) {
 	ref := func(size int64) []byte {
 		it := tensor.Item{Ref: &tensor.Ref{Owner: "fd:", Blob: "0", Size: size}}
@@ -166,7 +168,8 @@ func TestFilesThatAreRefused(t *testing.T) {
 		r.bytes(raw(len(b), wire.FrameBatch, 1, 1, 2, 1, b), fds[0])
 		r.exits(1, "want a regular one of 0")
 
-		r = s.begin(t, "each") // more than any frame may have, and no frame to claim them
+		// More descriptors than any frame may have, and no frame for them.
+		r = s.begin(t, "each")
 		many := make([]int, 50)
 		for i := range many {
 			many[i] = fds[1]

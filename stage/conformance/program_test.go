@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// programs are the test stages. testdata/handler.py has the same.
+// programs returns the test stages. testdata/handler.py has the same stages.
 func programs() map[string]stage.Hooks {
 	return map[string]stage.Hooks{
 		"each":     {Infer: stage.Each((&program{}).call), MaxBatch: maxBatch},
@@ -52,7 +52,7 @@ func noop(_ context.Context, calls []*stage.Call) []stage.Result {
 	return out
 }
 
-// program is a stage that does what its call's text says.
+// program is a stage whose calls say in their text what it does.
 type program struct{ kept *stage.Call }
 
 func (p *program) call(c *stage.Call) (tensor.Activation, error) {
@@ -77,7 +77,7 @@ func (p *program) call(c *stage.Call) (tensor.Activation, error) {
 			out[i].Bytes = bytes.Repeat([]byte{byte(i)}, tensor.InlineLimit+1)
 		}
 		return out, nil
-	case text == "flood": // inline, and more than a socket holds
+	case text == "flood": // inline, and more than a socket's buffer holds
 		out := make(tensor.Activation, 200)
 		for i := range out {
 			out[i].Bytes = make([]byte, tensor.InlineLimit)
@@ -117,7 +117,7 @@ func (p *program) call(c *stage.Call) (tensor.Activation, error) {
 	return tensor.Activation{{ContentType: "text/plain", Bytes: bytes.ToUpper([]byte(text))}}, nil
 }
 
-// show is all that a call has.
+// show returns a text with all fields of a call.
 func show(c *stage.Call) []byte {
 	out := fmt.Appendf(nil, "%s %d %d|%s|", c.Key.Request, c.Key.Task, c.Key.Attempt, c.Traceparent)
 	if !c.Deadline.IsZero() {

@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// TestPythonItself runs the tests of the SDK's parts.
+// TestPythonItself runs the Python tests of the SDK's parts.
 func TestPythonItself(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), proctest.Python(t), "-X", "dev", "-W", "error", "testdata/test_sdk.py")
 	cmd.Env = append(os.Environ(), "PYTHONPATH=../../templates/python3-stage", "PYTHONDONTWRITEBYTECODE=1")
@@ -28,7 +28,7 @@ func ownStage(t *testing.T) *replica {
 	return launch(t, pythonHandler(t, "testdata/own.py"))
 }
 
-func TestWhatInferReturns(t *testing.T) {
+func TestResultsOfInfer(t *testing.T) {
 	r := ownStage(t)
 	if h := r.hello(); h.Slots != 2 || h.MaxBatch != 4 || h.Load <= 0 {
 		t.Errorf("hello %+v, want the handler's numbers", h)
@@ -39,7 +39,7 @@ func TestWhatInferReturns(t *testing.T) {
 		t.Errorf("a generator of results: %q, %q", a, b)
 	}
 	for text, want := range map[string]string{
-		"exit": "SystemExit: enough", "str": "infer returned str, want one result a call", "none": "infer returned NoneType",
+		"exit": "SystemExit: enough", "str": "infer returned str, want one result per call", "none": "infer returned NoneType",
 	} {
 		r.batch(1, never, text, "b")
 		r.failure(task.Failed, want)
@@ -114,7 +114,7 @@ func TestGeneratorsStream(t *testing.T) {
 	r.drained()
 }
 
-// TestLinesArePrintedAtOnce: what a handler prints is there before its call's answer.
+// TestLinesArePrintedAtOnce checks that a handler's output arrives before its call's answer.
 func TestLinesArePrintedAtOnce(t *testing.T) {
 	r := ownStage(t).greet(welcome)
 	r.batch(1, never, "log")
@@ -159,11 +159,12 @@ func TestHandlersThatDoNotLoad(t *testing.T) {
 		})
 	}
 	r := launch(t, pythonHandler(t, "testdata/own.py"), wire.EnvModel+"=none.safetensors")
-	r.greet(welcome).drained() // nobody has asked for it
+	r.greet(welcome).drained() // it is not used
 }
 
-// TestAStateThatNobodyMade: without load, infer gets the model, which it may not need.
-func TestAStateThatNobodyMade(t *testing.T) {
+// TestStateWithoutLoadIsTheModel checks that infer gets the model as its state if the handler has
+// no load.
+func TestStateWithoutLoadIsTheModel(t *testing.T) {
 	handler := filepath.Join(t.TempDir(), "handler.py")
 	code := "def infer(state, calls): return [type(state).__name__ for c in calls]\n"
 	if err := os.WriteFile(handler, []byte(code), 0o600); err != nil {
@@ -176,7 +177,8 @@ func TestAStateThatNobodyMade(t *testing.T) {
 	r.drained()
 }
 
-// TestAWorkerThatFailsEndsTheReplica: nobody waits in vain for the calls that it has, also when it is not the main thread.
+// TestAWorkerThatFailsEndsTheReplica checks that a replica ends if one of its worker threads fails,
+// so that no caller waits in vain. The thread may be the main thread or another one.
 func TestAWorkerThatFailsEndsTheReplica(t *testing.T) {
 	handler := filepath.Join(t.TempDir(), "handler.py")
 	code := `import logging
@@ -195,7 +197,8 @@ def infer(state, calls): return [c.wait() if c.input.text() == "wait" else 1 / 0
 	r.exits(1, "results of batch 2: KeyError: 'emit'")
 }
 
-// TestALostContextEndsTheReplica: after some errors of CUDA every call would fail, and fast, so that more would come.
+// TestALostContextEndsTheReplica checks that a replica ends after errors of CUDA that make all
+// later calls fail. It would fail fast, so it would get even more calls.
 func TestALostContextEndsTheReplica(t *testing.T) {
 	handler := filepath.Join(t.TempDir(), "handler.py")
 	code := `import sys, types
@@ -219,7 +222,8 @@ def infer(state, calls):
 	r.exits(1, "stage: the device's context is lost: CUDA error: an illegal memory access was encountered\n")
 }
 
-// TestTorchInAReplica: the threads that the environment and Threads frames name are PyTorch's, and no gradients are recorded.
+// TestTorchInAReplica checks that PyTorch uses the number of threads from the environment and from
+// Threads frames, and that it records no gradients.
 func TestTorchInAReplica(t *testing.T) {
 	handler := filepath.Join(t.TempDir(), "handler.py")
 	code := `import torch
@@ -242,7 +246,7 @@ def infer(state, calls): return [[torch.get_num_threads(), state(torch.ones(1, 2
 	}{{0, "[1, false]"}, {2, "[2, false]"}, {1, "[2, false]"}} {
 		r.send(wire.FrameThreads, 0, wire.Threads{Total: tc.total}.Append(nil))
 		b := batch(time.Time{}, "x")
-		r.send(wire.FrameBatch, uint64(2*id), b) // in both workers
+		r.send(wire.FrameBatch, uint64(2*id), b) // to both workers
 		r.send(wire.FrameBatch, uint64(2*id+1), b)
 		for range 2 {
 			if got := r.text(); got != tc.want {
@@ -253,8 +257,9 @@ def infer(state, calls): return [[torch.get_num_threads(), state(torch.ones(1, 2
 	r.drained()
 }
 
-// TestFill runs the tests of Model.fill with PyTorch: what a filled module answers, and what is
-// refused. Architectures of packages that the interpreter lacks are skipped by name.
+// TestFill runs the tests of Model.fill with PyTorch. They compare the outputs of filled modules,
+// and check which modules are refused. A test is skipped by name if the interpreter lacks its
+// package.
 func TestFill(t *testing.T) {
 	for _, file := range []string{"test_fill", "test_architectures"} {
 		t.Run(file, func(t *testing.T) {

@@ -29,19 +29,19 @@ var (
 	never   time.Time
 )
 
-// sdk starts the test stage of one language.
+// sdk is a way to start the test stage of one language.
 type sdk struct {
 	name    string
 	command func(t testing.TB) *exec.Cmd
 }
 
-// each runs a test against every SDK, and against Python's in a worker.
+// each runs a test against every SDK, and against Python's SDK in a worker.
 func each(t *testing.T, test func(t *testing.T, s sdk)) {
 	eachProcess(t, test)
 	t.Run("worker", func(t *testing.T) { test(t, sdk{"worker", pythonWorker}) })
 }
 
-// eachProcess runs a test against every SDK: one of what is the same in a worker.
+// eachProcess runs a test against every SDK. It is for tests that would not differ in a worker.
 func eachProcess(t *testing.T, test func(t *testing.T, s sdk)) {
 	for _, s := range []sdk{{"go", goStage}, {"python", pythonStage}} {
 		t.Run(s.name, func(t *testing.T) { test(t, s) })
@@ -54,7 +54,7 @@ func goStage(t testing.TB) *exec.Cmd {
 	return cmd
 }
 
-// image makes the root of a Python stage, with this handler.
+// image makes the root folder of a Python stage with this handler.
 func image(t testing.TB, handler string) string {
 	t.Helper()
 	template, err := filepath.Abs("../../templates/python3-stage")
@@ -78,7 +78,7 @@ func pythonStage(t testing.TB) *exec.Cmd {
 	return pythonHandler(t, "testdata/handler.py")
 }
 
-// pythonWorker is the same in a worker.
+// pythonWorker starts the Python stage in a worker.
 func pythonWorker(t testing.TB) *exec.Cmd {
 	t.Helper()
 	script, err := filepath.Abs("testdata/in_worker.py")
@@ -108,7 +108,7 @@ type replica struct {
 	stdout output
 }
 
-// output is what a process prints.
+// output collects the output of a process.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -126,7 +126,7 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// launch starts a replica that nobody has spoken to.
+// launch starts a replica and sends nothing to it.
 func (s sdk) launch(t testing.TB, program string, env ...string) *replica {
 	t.Helper()
 	return launch(t, s.command(t), append([]string{envProgram + "=" + program}, env...)...)
@@ -158,7 +158,7 @@ func launch(t testing.TB, cmd *exec.Cmd, env ...string) *replica {
 		r.ended <- r.cmd.Wait()
 	}()
 	t.Cleanup(func() {
-		_ = r.cmd.Process.Kill() // it may have ended
+		_ = r.cmd.Process.Kill() // fails if it has ended
 		<-waited
 		_ = r.conn.Close()
 		r.conn.Release()
@@ -200,7 +200,7 @@ func (r *replica) cancel(batch uint64, index int) {
 	r.send(wire.FrameCancel, batch, wire.Cancel{Index: index}.Append(nil))
 }
 
-// call is a call of one item of text.
+// call returns a call with one item of text.
 func call(i int, deadline time.Time, text string) wire.Call {
 	return wire.Call{
 		Key: task.Key{Request: "r", Task: uint32(i), Attempt: 1}, Deadline: deadline,
@@ -236,7 +236,8 @@ func (r *replica) read(want wire.FrameType) wire.Frame {
 	return f
 }
 
-// failure reads an error of this code with this text, and returns the batch and call that it is of.
+// failure reads an error with this code and text. It returns the batch and the call that the error
+// belongs to.
 func (r *replica) failure(code task.Code, text string) (id uint64, index int) {
 	r.t.Helper()
 	f := r.read(wire.FrameError)
@@ -263,7 +264,7 @@ func (r *replica) result() wire.Result {
 	return m
 }
 
-// text is a result of one item of bytes.
+// text reads a result with one item of bytes.
 func (r *replica) text() string {
 	r.t.Helper()
 	m := r.result()
@@ -273,14 +274,14 @@ func (r *replica) text() string {
 	return string(m.Output[0].Bytes)
 }
 
-// ask has the text's call run, and returns what it answers.
+// ask runs a call with this text and returns the answer.
 func (r *replica) ask(id uint64, text string) string {
 	r.t.Helper()
 	r.batch(id, never, text)
 	return r.text()
 }
 
-// exits waits for the process and checks how it ends, and that it says why on stderr.
+// exits waits until the process has ended, and checks its exit status and the reason on stderr.
 func (r *replica) exits(code int, message string) {
 	r.t.Helper()
 	select {
@@ -294,7 +295,7 @@ func (r *replica) exits(code int, message string) {
 	}
 }
 
-// drained tells the replica to end and wants it to.
+// drained drains the replica and checks that it ends.
 func (r *replica) drained() {
 	r.t.Helper()
 	r.send(wire.FrameDrain, 0, nil)

@@ -44,7 +44,7 @@ func newDecoder(t testing.TB) *decoder {
 	return &decoder{in, bufio.NewReader(out)}
 }
 
-// decode returns a description of a batch, or else why it is none.
+// decode returns a description of a batch. If the batch is invalid, it returns the error and false.
 func (d *decoder) decode(t testing.TB, payload []byte) (text string, ok bool) {
 	t.Helper()
 	if _, err := d.in.Write(append(binary.LittleEndian.AppendUint32(nil, uint32(len(payload))), payload...)); err != nil {
@@ -61,7 +61,7 @@ func (d *decoder) decode(t testing.TB, payload []byte) (text string, ok bool) {
 	return string(b), head[4] == 1
 }
 
-// describe is what decode.py says of a batch.
+// describe returns the text that decode.py writes for a batch.
 func describe(b wire.Batch) string {
 	var out [][]byte
 	line := func(format string, args ...any) { out = append(out, fmt.Appendf(nil, format, args...)) }
@@ -93,13 +93,13 @@ func describe(b wire.Batch) string {
 	return string(bytes.Join(out, []byte("\n")))
 }
 
-// agree wants Python to make of a payload what Go makes of it.
+// agree checks that Python and Go decode a payload to the same result.
 func (d *decoder) agree(t *testing.T, payload []byte) {
 	t.Helper()
 	want, err := wire.DecodeBatch(payload)
 	got, ok := d.decode(t, payload)
 	if !ok && strings.Contains(got, "in a file, want at most") {
-		return // Go's Detach says that, later
+		return // in Go, Detach reports this later
 	}
 	if ok != (err == nil) || ok && got != describe(want) {
 		t.Fatalf("of % x\nGo makes %q, %v\nPython   %q, %v", payload, describe(want), err, got, ok)
@@ -132,7 +132,7 @@ func seeds() [][]byte {
 	}
 }
 
-// TestPythonDecodesAsGoDoes changes good batches at random, with a seed that is fixed.
+// TestPythonDecodesAsGoDoes changes valid batches at random, with a fixed seed.
 func TestPythonDecodesAsGoDoes(t *testing.T) {
 	d := newDecoder(t)
 	r := rand.New(rand.NewPCG(1, 2))

@@ -21,7 +21,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestMain is where a forked child of the test binary arrives: the constructor has run before it, in every process.
+// TestMain is where a forked child of the test binary starts its Go code. In every process, the C
+// constructor has run before it.
 func TestMain(m *testing.M) {
 	fd, env, ok := zygote.Child()
 	session := zygote.Inherited()
@@ -43,7 +44,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// openEnv makes this test binary an ordinary process that answers questions on descriptor 3: its zygote.Options, as JSON.
+// openEnv makes this test binary an ordinary process that answers questions on descriptor 3. Its
+// value is a zygote.Options as JSON.
 const openEnv = "ZYGOTE_TEST_OPEN"
 
 func openHere(options string) (*zygote.Session, error) {
@@ -54,33 +56,34 @@ func openHere(options string) (*zygote.Session, error) {
 	return zygote.Open(o)
 }
 
-// question is what a test asks a child over its stage socket; answer what it gets.
+// question is sent to a child over its stage socket. The child sends an answer.
 type question struct {
 	Do     string // look, run, run in parallel, add threads, close, print, exit
 	Inputs []tensor.Tensor
-	Total  int // add threads
+	Total  int // for "add threads"
 }
 
 type answer struct {
 	PID     int
-	Env     []string          // of the order
+	Env     []string          // from the order
 	Environ []string          // as the Go runtime sees it
 	Args    []string          // of the process
-	FDs     map[string]string // open descriptors: where they lead
+	FDs     map[string]string // target by descriptor
 	Seeds   string
 	Status  string // /proc/self/status of a process that it starts
 	Pool    int    // threads of the pool
 	Session bool
 	Inputs  []zygote.Info
 	Tensors []tensor.Tensor
-	Busy    int // threads of the pool that have computed
-	Threads int // that add threads has returned
+	Busy    int // threads of the pool that have used processor time
+	Threads int // the result of "add threads"
 	Error   string
 }
 
 // child answers questions until its socket closes.
 func child(fd int, env []string, session *zygote.Session) error {
-	seeds := fmt.Sprint(maphash.String(maphash.MakeSeed(), "x"), rand.Uint64()) // before anything else draws
+	// Draw these before other code uses random numbers.
+	seeds := fmt.Sprint(maphash.String(maphash.MakeSeed(), "x"), rand.Uint64())
 	socket := os.NewFile(uintptr(fd), "stage socket")
 	in, out := gob.NewDecoder(socket), gob.NewEncoder(socket)
 	for {
@@ -133,7 +136,7 @@ func child(fd int, env []string, session *zygote.Session) error {
 	}
 }
 
-// inParallel runs the same inputs from several goroutines and wants the same outputs.
+// inParallel runs the same inputs on several goroutines and compares the outputs.
 func inParallel(s *zygote.Session, q question) error {
 	want, err := s.Run(q.Inputs)
 	if err != nil {
@@ -152,7 +155,7 @@ func inParallel(s *zygote.Session, q question) error {
 					errs[i] = err
 					return
 				}
-				debug.FreeOSMemory() // the collector runs under it
+				debug.FreeOSMemory() // runs the garbage collector meanwhile
 			}
 		})
 	}
@@ -165,7 +168,8 @@ func inParallel(s *zygote.Session, q question) error {
 	return nil
 }
 
-// descriptors returns the open descriptors of this process, less the Go runtime's own and the one that reads the folder.
+// descriptors returns the open descriptors of this process, without those of the Go runtime and of
+// the listing itself.
 func descriptors() map[string]string {
 	const dir = "/proc/self/fd"
 	d, err := os.Open(dir)

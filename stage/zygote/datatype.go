@@ -9,8 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// datatypes has the Open Inference Protocol's datatypes at the index of ONNX's (TensorProto.DataType, which
-// ONNXTensorElementDataType equals), with the bytes of an element; 0: it has no fixed size.
+// datatypes returns the Open Inference Protocol's datatypes, each at the index of its ONNX number
+// (TensorProto.DataType, which equals ONNXTensorElementDataType), with the size of an element in
+// bytes. A size of 0 means that it is not fixed.
 func datatypes() [17]struct {
 	name tensor.Datatype
 	size int
@@ -24,7 +25,8 @@ func datatypes() [17]struct {
 	}
 }
 
-// datatypeOf names an ONNX datatype; one that the protocol does not have is shown by its number.
+// datatypeOf returns the name of an ONNX datatype. A datatype that the protocol lacks is shown as a
+// number.
 func datatypeOf(onnx int32) tensor.Datatype {
 	if all := datatypes(); int(onnx) < len(all) && all[onnx].name != "" {
 		return all[onnx].name
@@ -32,7 +34,7 @@ func datatypeOf(onnx int32) tensor.Datatype {
 	return tensor.Datatype(fmt.Sprintf("ONNX-%d", onnx))
 }
 
-// sizeOf returns the bytes of an element; 0 for BYTES and unknown datatypes.
+// sizeOf returns the size of an element in bytes. It returns 0 for BYTES and unknown datatypes.
 func sizeOf(name tensor.Datatype) int {
 	for _, d := range datatypes() {
 		if d.name == name {
@@ -42,7 +44,7 @@ func sizeOf(name tensor.Datatype) int {
 	return 0
 }
 
-// accepts says what keeps t from being this input.
+// accepts returns an error if t cannot be this input.
 func (i Info) accepts(t *tensor.Tensor) error {
 	size := sizeOf(i.Datatype)
 	if t.Datatype != i.Datatype || !i.fits(t.Shape) {
@@ -57,7 +59,7 @@ func (i Info) accepts(t *tensor.Tensor) error {
 	return nil
 }
 
-// fits says whether a tensor of the given shape can be this input.
+// fits reports whether a tensor of the given shape can be this input.
 func (i Info) fits(shape []int64) bool {
 	if i.Shape != nil && len(shape) != len(i.Shape) || len(shape) > maxRank {
 		return false
@@ -70,7 +72,7 @@ func (i Info) fits(shape []int64) bool {
 	return true
 }
 
-// bytesOf multiplies out a shape; -1 when that is more than any slice has.
+// bytesOf returns the size of a tensor in bytes, or -1 if it exceeds any slice.
 func bytesOf(size int, shape []int64) int {
 	const most = 1 << 46
 	if slices.Contains(shape, 0) {
@@ -86,7 +88,7 @@ func bytesOf(size int, shape []int64) int {
 	return int(n)
 }
 
-// aligned returns data as it is when its address suits elements of the given size, else a copy.
+// aligned returns data if its address is aligned for elements of the given size, or else a copy.
 func aligned(data []byte, size int) []byte {
 	if uintptr(unsafe.Pointer(unsafe.SliceData(data)))%uintptr(size) == 0 {
 		return data
@@ -94,7 +96,7 @@ func aligned(data []byte, size int) []byte {
 	return slices.Clone(data)
 }
 
-// describe shows a datatype and shape: FP32 [1,3,-1,-1].
+// describe formats a datatype and a shape, such as FP32 [1,3,-1,-1].
 func describe(d tensor.Datatype, shape []int64) string {
 	if shape == nil {
 		return string(d) + " of any shape"

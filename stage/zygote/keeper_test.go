@@ -20,9 +20,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 )
 
-const patience = time.Minute // for what takes milliseconds when nothing is wrong
+const patience = time.Minute // for steps that normally take milliseconds
 
-// keeper is the manager's end of a zygote.
+// keeper is the manager's side of a zygote.
 type keeper struct {
 	*proctest.Keeper
 	t *testing.T
@@ -42,10 +42,10 @@ type replica struct {
 	socket         *net.UnixConn
 	ask            *gob.Encoder
 	answers        *gob.Decoder
-	stdout, stderr *os.File // what it writes, to be read from the start
+	stdout, stderr *os.File // its output, to be read from the start
 }
 
-// fork orders a child, waits until the zygote has said so, and begins it.
+// fork orders a child, waits for the zygote's report, and lets the child begin.
 func (k *keeper) fork(threads uint16, env ...string) *replica {
 	k.t.Helper()
 	pid, gate := k.Fork(77)
@@ -71,7 +71,8 @@ func newReplica(t *testing.T, socket *net.UnixConn) *replica {
 	return r
 }
 
-// process starts an ordinary process that opens a model as the options say, with these files as descriptors 4, 5, ….
+// process starts an ordinary process that opens a model with these options. The files become
+// descriptors 4, 5, ….
 func process(t *testing.T, o zygote.Options, files ...*os.File) *replica {
 	t.Helper()
 	socket, there := proctest.Pair(t, unix.SOCK_STREAM)
@@ -92,7 +93,7 @@ func process(t *testing.T, o zygote.Options, files ...*os.File) *replica {
 	return r
 }
 
-// do asks a question and returns the answer.
+// do sends a question and returns the answer.
 func (r *replica) do(q question) answer {
 	r.t.Helper()
 	var a answer
@@ -115,7 +116,8 @@ func content(t *testing.T, f *os.File) string {
 	return string(b)
 }
 
-// gone waits until the other end of a replica's socket is closed: its process has ended.
+// gone waits until the other end of a replica's socket is closed, which means that its process has
+// ended.
 func (r *replica) gone() {
 	r.t.Helper()
 	if n, err := r.socket.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, syscall.ECONNRESET) {

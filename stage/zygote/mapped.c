@@ -1,5 +1,6 @@
-// Pre-packed models in memory: a process writes one to two memfds, which whoever made them seals, and any number of
-// ordinary processes load it from there. They share its pages, as a zygote's children do, without being forked.
+// Pre-packed models in memory: a process writes a model into two memfds, and their creator seals
+// them. Any number of ordinary processes load the model from there. They share its pages, as a
+// zygote's children do, without a fork.
 #define _GNU_SOURCE
 #include "zygote.h"
 
@@ -12,13 +13,14 @@
 
 #define OPEN_FILES "/proc/self/fd/"
 
-// The descriptors as ONNX Runtime names them. The name of the weights is in the graph.
+// The descriptors, as paths for ONNX Runtime. The graph contains the path of the weights.
 static const char graph[] = OPEN_FILES "4", weights[] = "5";
 _Static_assert(SC_GRAPH_FD == 4 && SC_WEIGHTS_FD == 5, "the names say these numbers");
 
-// realpath is called by ONNX Runtime for the file of a model's weights, to see that it lies in the model's folder. A memfd has
-// no path, so that the C library's realpath fails for it: here the name of an open file, and nothing behind it, is its path. All
-// else is the C library's.
+// realpath overrides the C library's function, because ONNX Runtime calls it to check that the file
+// of a model's weights is in the model's folder. A memfd has no path, so the C library's realpath
+// fails for it. Here, the name of an open file is its own path. All other paths go to the C
+// library.
 char *realpath(const char *restrict path, char *restrict to) {
   size_t n = sizeof OPEN_FILES - 1;
   if (path && !to && strncmp(path, OPEN_FILES, n) == 0 && path[n + strspn(path + n, "0123456789")] == 0) return strdup(path);
@@ -26,8 +28,9 @@ char *realpath(const char *restrict path, char *restrict to) {
   return real(path, to);
 }
 
-// sc_pack leaves the files as ONNX Runtime writes them: the weights before they were pre-packed are in there too, almost half of
-// it. Loading reads them, because it finds what was pre-packed by its content.
+// sc_pack leaves the files as ONNX Runtime writes them. They also contain the weights from before
+// pre-packing, almost half of their size. Loading needs these, because it finds a pre-packed weight
+// by the content of the original.
 char *sc_pack(const sc_options *plain) {
   sc_options o = *plain;
   sc_session *s;
@@ -50,6 +53,6 @@ char *sc_open_mapped(const sc_options *plain, sc_session **session) {
   free((*session)->model);
   (*session)->model = strdup(plain->model);
   (*session)->prepacked = 1;
-  malloc_trim(0); // what was packed to be compared
+  malloc_trim(0); // frees memory that packing needed
   return NULL;
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// memfds makes the files for a packed model.
+// memfds creates the files for a packed model.
 func memfds(t *testing.T) (graph, weights *os.File) {
 	t.Helper()
 	var files [2]*os.File
@@ -31,7 +31,7 @@ func memfds(t *testing.T) (graph, weights *os.File) {
 	return files[0], files[1]
 }
 
-// pack runs this test binary as a process that packs a model, and returns what it has said.
+// pack runs this test binary as a process that packs a model, and returns its output.
 func pack(t *testing.T, model string, graph, weights *os.File) (string, error) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -60,7 +60,8 @@ func mappedOptions(t *testing.T, model string) zygote.Options {
 	return zygote.Options{Library: library(t), Model: model, Threads: 2, Start: 2, Mapped: true}
 }
 
-// TestMapped has several processes load one packed model: they compute what a cold one does, and share its pages.
+// TestMapped loads one packed model in several processes. They compute what a cold process
+// computes, and share the pages.
 func TestMapped(t *testing.T) {
 	model, in := encoder(t), sequence(64)
 	want := cold(t, model, 1, in)
@@ -129,8 +130,8 @@ func TestPackedIsSealed(t *testing.T) {
 	}
 }
 
-// TestMappedModelsOfOthers packs real models, whose weights are many and small.
-func TestMappedModelsOfOthers(t *testing.T) {
+// TestMappedRealModels packs real models, which have many small weights.
+func TestMappedRealModels(t *testing.T) {
 	for _, name := range []string{"rec.onnx", "det.onnx"} {
 		model := proctest.Built(t, "models", "ocr", name)
 		in := tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, 3, 64, 320}, Data: make([]byte, 4*3*64*320)}
@@ -150,13 +151,14 @@ func TestMappedModelsOfOthers(t *testing.T) {
 	}
 }
 
-// TestPrepackedInAnOrdinaryProcess loads what a zygote has written, and the model itself where nothing is.
+// TestPrepackedInAnOrdinaryProcess loads the files that a zygote has written, and the model itself
+// if there are none.
 func TestPrepackedInAnOrdinaryProcess(t *testing.T) {
 	model, in, dir := encoder(t), sequence(64), t.TempDir()
 	want := cold(t, model, 1, in)
 	k := start(t, wire.EnvORT+"="+library(t), wire.EnvModel+"="+model, wire.EnvPrepacked+"="+dir)
 	if ready := k.Want(wire.ZygoteReady); !ready.Prepacked {
-		t.Error("the zygote does not say that its weights are mapped")
+		t.Error("the zygote does not report that its weights are mapped")
 	}
 	empty := t.TempDir()
 	for folder, mapped := range map[string]bool{dir: true, empty: false} {
@@ -185,18 +187,19 @@ func TestPackRefuses(t *testing.T) {
 	}
 }
 
-// TestNotForkable has a library that starts a thread: the zygote says that it cannot be forked, and loads nothing.
+// TestNotForkable uses a library that starts a thread. The zygote reports that it cannot be forked,
+// and loads nothing.
 func TestNotForkable(t *testing.T) {
 	k := start(t, wire.EnvORT+"="+threaded(t), wire.EnvModel+"=nosuch.onnx", "THREADED_ORT="+library(t))
 	if o := k.Want(wire.ZygoteError); o.ID != 0 || !o.Unforkable || !strings.Contains(o.Text, "threads after loading, want 1") {
 		t.Errorf("error %+v, want one that says it cannot be forked", o)
 	}
 	if err := k.Cmd.Wait(); err == nil {
-		t.Error("the zygote ended well")
+		t.Error("the zygote ended with status 0")
 	}
 }
 
-// threaded builds a library that is ONNX Runtime with a thread of its own, as later versions of it have.
+// threaded builds a library that is ONNX Runtime with an extra thread, as later versions have.
 func threaded(t *testing.T) string {
 	t.Helper()
 	lib := t.TempDir() + "/libthreaded.so"

@@ -1,6 +1,6 @@
-// Pre-packed models: ONNX Runtime writes a model as it has optimised it, with the weights as its kernels want them, to a
-// file once. A zygote that loads this file has its weights in file mappings instead of its heap, and forks in the time of
-// the page tables that are left.
+// Pre-packed models: ONNX Runtime writes an optimised model to a file once, with the weights in the
+// layout of its kernels. A zygote that loads this file has its weights in file mappings instead of
+// its heap. A fork then copies only the remaining page tables.
 #define _GNU_SOURCE
 #include "zygote.h"
 
@@ -24,8 +24,9 @@ static void remove_prepacked(const char *dir) {
   rmdir(dir);
 }
 
-// write_prepacked writes the model, optimised, and its pre-packed weights into a new folder dir. A child does it, so that
-// the zygote's own heap stays small. It is true if the folder is there afterwards.
+// write_prepacked writes the optimised model and its pre-packed weights into a new folder dir. A
+// child does the work, so that the zygote's own heap stays small. It returns whether the folder
+// exists afterwards.
 static int write_prepacked(const sc_options *plain, const char *dir) {
   char *partial = sc_message("%s.%d", dir, (int)getpid());
   remove_prepacked(partial);
@@ -52,7 +53,7 @@ static int write_prepacked(const sc_options *plain, const char *dir) {
   struct stat seen;
   int done = pid > 0 && status == 0 && (rename(partial, dir) == 0 || stat(dir, &seen) == 0);
   if (pid > 0 && status) dprintf(STDERR_FILENO, "zygote: pre-packed weights: writing ended with wait status %d\n", status);
-  remove_prepacked(partial); // nothing is left of it, unless another zygote was faster
+  remove_prepacked(partial); // removes leftovers, unless another zygote was faster
   free(partial);
   return done;
 }
@@ -61,8 +62,8 @@ static int write_prepacked(const sc_options *plain, const char *dir) {
 #define MADV_POPULATE_READ 22
 #endif
 
-// populate maps the pages of the weights into the zygote, which so holds them: children find them in memory, and what the
-// zygote costs shows in its own size. An older kernel does it page by page on first use.
+// populate maps the pages of the weights into the zygote. Children then find them in memory, and
+// the zygote's size includes them. An older kernel maps each page on first use.
 static void populate(const char *dir) {
   FILE *maps = fopen("/proc/self/maps", "re");
   char *weights = sc_message("%s/weights.bin", dir), *line = NULL;
@@ -96,7 +97,7 @@ sc_session *sc_open_prepacked(const char *parent, const char *version, const sc_
     } else {
       populate(dir);
       free(session->model);
-      session->model = strdup(plain->model); // what messages name
+      session->model = strdup(plain->model); // the name in messages
       session->prepacked = 1;
     }
   }

@@ -1,4 +1,5 @@
-// Sessions of ONNX Runtime over its C API. The library is opened at run time, so that a stage binary links without it.
+// Sessions of ONNX Runtime over its C API. The library is opened at run time, so that a stage
+// binary links without it.
 #define _GNU_SOURCE
 #include "zygote.h"
 
@@ -25,7 +26,7 @@ char *sc_message(const char *format, ...) {
   return text;
 }
 
-// message takes the text out of a status; NULL for success.
+// message returns the text of a status, or NULL for success.
 static char *message(OrtStatus *status) {
   if (!status) return NULL;
   char *text = strdup(api->GetErrorMessage(status));
@@ -71,7 +72,7 @@ char *sc_load(const char *library, const char **version) {
   return err;
 }
 
-// A thread of a session's pool whose start was recorded.
+// A recorded start of a thread of a session's pool.
 struct thread {
   OrtThreadWorkerFn work;
   void *argument;
@@ -80,14 +81,14 @@ struct thread {
 };
 
 struct sc_threads {
-  pthread_mutex_t lock; // of starts
+  pthread_mutex_t lock; // protects starts
   int recorded, started;
   struct thread all[SC_MAX_THREADS];
 };
 
 static OrtCustomThreadHandle record(void *pool, OrtThreadWorkerFn work, void *argument) {
   struct sc_threads *p = pool;
-  if (p->recorded == SC_MAX_THREADS) return NULL; // ONNX Runtime makes an error of it
+  if (p->recorded == SC_MAX_THREADS) return NULL; // ONNX Runtime reports an error
   p->all[p->recorded] = (struct thread){.work = work, .argument = argument};
   return (OrtCustomThreadHandle)&p->all[p->recorded++];
 }
@@ -106,7 +107,7 @@ static void *run_thread(void *argument) {
 
 int sc_recorded(const sc_session *s) { return s ? s->pool->recorded : 0; }
 
-// The threads block every signal: those are the Go runtime's.
+// The threads block all signals, because signals are handled by the Go runtime.
 char *sc_start_threads(sc_session *s, int n, int *running) {
   struct sc_threads *p = s->pool;
   sigset_t all, before;
@@ -139,15 +140,16 @@ static char *configure(OrtSessionOptions *to, const sc_options *from, struct sc_
     TRY(api->SetOptimizedModelFilePath(to, from->write));
     TRY(api->AddSessionConfigEntry(to, "session.optimized_model_external_initializers_file_name", from->weights));
     TRY(api->AddSessionConfigEntry(to, "session.save_external_prepacked_constant_initializers", "1"));
-    // ONNX Runtime aligns only weights above 1 MiB in the file. Smaller ones, mapped where they happen to lie, crash kernels
-    // that load vectors aligned (the recogniser of PP-OCRv4 does), so they stay in the model and go to the heap.
+    // ONNX Runtime aligns only weights above 1 MiB in the file. Smaller mapped weights crash
+    // kernels that load aligned vectors (the recogniser of PP-OCRv4 does). So they stay in the
+    // model and go to the heap.
     TRY(api->AddSessionConfigEntry(to, "session.optimized_model_external_initializers_min_size_in_bytes", "1048577"));
   }
 end:
   return err;
 }
 
-// describe fills in type and shape of an input or output.
+// describe sets type and shape of an input or output.
 static char *describe(OrtTypeInfo *info, sc_tensor *t) {
   const OrtTensorTypeAndShapeInfo *tensor = NULL;
   ONNXTensorElementDataType type;
@@ -241,7 +243,7 @@ void sc_close(sc_session *s) {
   free(s);
 }
 
-// describe_output fills in an output's type, shape and data.
+// describe_output sets an output's type, shape and data.
 static char *describe_output(sc_tensor *t) {
   OrtTensorTypeAndShapeInfo *info = NULL;
   ONNXTensorElementDataType type;

@@ -22,41 +22,44 @@ import (
 type Info struct {
 	Name     string
 	Datatype tensor.Datatype
-	Shape    []int64 // -1: any length; nil: the model does not say, not even how many dimensions
+	Shape    []int64 // -1: any length; nil: the model does not give the number of dimensions
 }
 
-// String is the datatype and the shape, as messages show them.
+// String returns the datatype and the shape, as in messages.
 func (i Info) String() string { return describe(i.Datatype, i.Shape) }
 
-// Session is a loaded model. Its methods may be called by several goroutines at a time.
+// Session is a loaded model. Several goroutines may call its methods at the same time.
 type Session struct {
 	model           string
 	inputs, outputs []Info
 
-	mu sync.RWMutex // written by Close alone
+	mu sync.RWMutex // only Close takes it for writing
 	c  *C.sc_session
 }
 
-// maxRank is the most dimensions that a tensor may have.
+// maxRank is the maximum number of dimensions of a tensor.
 const maxRank = C.SC_MAX_RANK
 
-// ErrClosed is what Run returns after Close.
+// ErrClosed is returned by Run after Close.
 var ErrClosed = errors.New("session is closed")
 
-// Options say how a process loads a model by itself.
+// Options say how an ordinary process loads a model.
 type Options struct {
-	Library string // ONNX Runtime's
-	Model   string // the file
-	Threads int    // that one Run can compute with, 1 to 256, the calling one included
-	Start   int    // of these, how many there are from the start; the others come with AddThreads. At least 1
-	// Prepacked is the folder of the model's pre-packed form, see the package comment. If it is there it is loaded; it is not
-	// written. Empty: the model itself.
+	Library string // path of ONNX Runtime's library
+	Model   string // path of the model
+	Threads int    // maximum number of threads per Run, 1 to 256, with the calling thread
+	// Start is how many of these threads compute from the start, at least 1. AddThreads adds the
+	// others.
+	Start int
+	// Prepacked is the folder of the model's pre-packed form; see the package comment. If that exists,
+	// it is loaded; it is never written. If the field is empty, the model itself is loaded.
 	Prepacked string
-	// Mapped says that the pre-packed form lies in the files at descriptors 4 and 5, see the package comment.
+	// Mapped says that the pre-packed form is in the files at descriptors 4 and 5; see the package
+	// comment.
 	Mapped bool
 }
 
-// Open loads a model in an ordinary process. The library is opened once a process.
+// Open loads a model in an ordinary process. A process loads the library once.
 func Open(o Options) (*Session, error) {
 	if o.Threads < 1 || o.Threads > C.SC_MAX_THREADS {
 		return nil, fmt.Errorf("model %s: %d threads, want 1..%d", o.Model, o.Threads, C.SC_MAX_THREADS)
@@ -74,7 +77,8 @@ func Open(o Options) (*Session, error) {
 	var message *C.char
 	if o.Mapped {
 		message = C.sc_open_mapped(&options, &session)
-		for _, fd := range []int{C.SC_GRAPH_FD, C.SC_WEIGHTS_FD} { // mapped is mapped, and what this process starts needs neither
+		// The mappings stay, and child processes must not inherit the files.
+		for _, fd := range []int{C.SC_GRAPH_FD, C.SC_WEIGHTS_FD} {
 			_ = unix.Close(fd)
 		}
 	} else if session = C.sc_open_prepacked(folder, version, &options, 0); session == nil {
@@ -91,8 +95,9 @@ func Open(o Options) (*Session, error) {
 	return s, nil
 }
 
-// AddThreads makes total threads, the calling one included, compute one Run, or as many as the session was made for, and
-// returns how many there are. Those that are there stay: a total below that changes nothing.
+// AddThreads raises the number of threads that compute one Run to total, with the calling thread.
+// The maximum is the number that the session was made for. AddThreads returns the new number. It
+// never removes threads, so a smaller total changes nothing.
 func (s *Session) AddThreads(total int) (int, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -134,10 +139,10 @@ func shapeOf(t *C.sc_tensor) []int64 {
 	return shape
 }
 
-// Inputs returns what the model takes, in its own order.
+// Inputs returns the inputs of the model, in the model's order.
 func (s *Session) Inputs() []Info { return slices.Clone(s.inputs) }
 
-// Outputs returns what the model gives, in its own order.
+// Outputs returns the outputs of the model, in the model's order.
 func (s *Session) Outputs() []Info { return slices.Clone(s.outputs) }
 
 // Served returns an error if the model has an input or output of a datatype that Run cannot take or
@@ -156,10 +161,11 @@ func (s *Session) Served() error {
 	return nil
 }
 
-// Run feeds the inputs, in any order, to the model and returns the outputs asked for, in that order; all of the model's
-// when none is named. Input data is read in place and must not change meanwhile; outputs are the caller's.
+// Run runs the model on the inputs, which may be in any order. It returns the named outputs in the
+// order of the names; without names, it returns all outputs of the model. It reads the data of the
+// inputs in place, so the data must not change meanwhile. The outputs belong to the caller.
 //
-// Every datatype of the Open Inference Protocol is taken but BYTES.
+// Run takes every datatype of the Open Inference Protocol except BYTES.
 func (s *Session) Run(inputs []tensor.Tensor, outputs ...string) ([]tensor.Tensor, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -218,7 +224,7 @@ func (s *Session) bindInputs(pins *runtime.Pinner, inputs []tensor.Tensor) ([]C.
 	return bound, nil
 }
 
-// bindOutputs names the outputs for the C side.
+// bindOutputs returns the named outputs for the C side.
 func (s *Session) bindOutputs(outputs []string) ([]C.sc_tensor, error) {
 	known := unsafe.Slice(s.c.outputs, s.c.n_outputs)
 	if len(outputs) == 0 {
@@ -258,7 +264,7 @@ func copyOutputs(out []C.sc_tensor) ([]tensor.Tensor, error) {
 	return all, nil
 }
 
-// Close frees the model and ends the threads it computes with, after the last Run under way. A second Close does nothing.
+// Close waits for running Runs, frees the model and ends its threads. A second Close does nothing.
 func (s *Session) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

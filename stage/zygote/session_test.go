@@ -23,7 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
-// encoder writes a small model whose matrix products are large enough to be shared among threads.
+// encoder writes a small model. Its matrix products are large enough for several threads.
 func encoder(t *testing.T) string {
 	t.Helper()
 	path, _, err := onnx.Synthetic(t.TempDir(), onnx.Encoder{Layers: 2, Width: 320, Heads: 5}, 1)
@@ -33,7 +33,7 @@ func encoder(t *testing.T) string {
 	return path
 }
 
-// sequence is an input of the encoder with n positions.
+// sequence returns an input of the encoder with n positions.
 func sequence(n int64) tensor.Tensor {
 	t := tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, n, 320}}
 	for i := range n * 320 {
@@ -72,7 +72,8 @@ func same(t *testing.T, got []tensor.Tensor, want tensor.Tensor) {
 
 func number(b []byte) float32 { return math.Float32frombits(binary.LittleEndian.Uint32(b)) }
 
-// TestForkedEqualsCold compares a forked replica with an ordinary process, for different numbers of threads.
+// TestForkedEqualsCold compares a forked replica with an ordinary process, for several numbers of
+// threads.
 func TestForkedEqualsCold(t *testing.T) {
 	model, in := encoder(t), sequence(512)
 	want := cold(t, model, 1, in)
@@ -94,7 +95,7 @@ func TestForkedEqualsCold(t *testing.T) {
 		if a.Pool != tc.pool {
 			t.Errorf("%d threads ordered of 3: %d in the pool beside the caller, want %d", tc.threads, a.Pool, tc.pool)
 		}
-		for range 100 { // on a loaded machine a thread may come too late for a run
+		for range 100 { // on a loaded machine, a thread may come too late for a run
 			if a.Busy == tc.pool {
 				break
 			}
@@ -106,7 +107,8 @@ func TestForkedEqualsCold(t *testing.T) {
 	}
 }
 
-// TestThreadsAreAdded has a replica compute with more threads than it was started with, forked and opened by itself.
+// TestThreadsAreAdded adds threads to a forked replica, and to one that has opened the model
+// itself.
 func TestThreadsAreAdded(t *testing.T) {
 	model, in := encoder(t), sequence(512)
 	want := cold(t, model, 1, in)
@@ -124,7 +126,7 @@ func TestThreadsAreAdded(t *testing.T) {
 				}
 				a = r.do(question{Do: "run", Inputs: []tensor.Tensor{in}})
 				same(t, a.Tensors, want)
-				for range 100 { // on a loaded machine a thread may come too late for a run
+				for range 100 { // on a loaded machine, a thread may come too late for a run
 					if a.Busy == tc.threads-1 {
 						break
 					}
@@ -158,8 +160,9 @@ func TestSessionsOfAChild(t *testing.T) {
 	}
 }
 
-// TestPrepackedModelsOfOthers runs real models from their pre-packed form, whose many small weights must stay aligned.
-func TestPrepackedModelsOfOthers(t *testing.T) {
+// TestPrepackedRealModels runs real models from their pre-packed form. These have many small
+// weights, which must stay aligned.
+func TestPrepackedRealModels(t *testing.T) {
 	for _, name := range []string{"rec.onnx", "det.onnx"} {
 		model := proctest.Built(t, "models", "ocr", name)
 		in := tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, 3, 64, 320}, Data: make([]byte, 4*3*64*320)}
@@ -177,7 +180,8 @@ func TestPrepackedModelsOfOthers(t *testing.T) {
 	}
 }
 
-// TestPrepacked starts twice with the same folder: the first start writes, the second only maps.
+// TestPrepacked starts twice with the same folder. The first start writes the files, and the second
+// only maps them.
 func TestPrepacked(t *testing.T) {
 	model, in, dir := encoder(t), sequence(64), t.TempDir()
 	want := cold(t, model, 1, in)
@@ -216,8 +220,9 @@ func TestPrepacked(t *testing.T) {
 	}
 }
 
-// TestPrepackedIsNoCondition checks that a zygote starts without pre-packed weights when they cannot be had.
-func TestPrepackedIsNoCondition(t *testing.T) {
+// TestZygoteStartsWithoutPrepackedWeights checks that a zygote also starts if pre-packed weights
+// cannot be read or written.
+func TestZygoteStartsWithoutPrepackedWeights(t *testing.T) {
 	model, in := encoder(t), sequence(16)
 	want := cold(t, model, 1, in)
 	broken := t.TempDir()
@@ -248,7 +253,7 @@ func TestPrepackedIsNoCondition(t *testing.T) {
 	}
 }
 
-// identity writes a model that gives back an input of each datatype under the name out-NAME.
+// identity writes a model that returns an input of each datatype under the name out-NAME.
 func identity(t *testing.T, types map[string]onnxpb.TensorProto_DataType) string {
 	t.Helper()
 	g := &onnxpb.GraphProto{Name: proto.String("identity")}
@@ -335,8 +340,9 @@ func TestStringTensorsAreRefused(t *testing.T) {
 	}
 }
 
-// TestClassifiers: a model with outputs that are no tensors is not loaded, and the error says how
-// to convert it. One with labels that are strings is, and runs for its other outputs.
+// TestClassifiers checks that a model with outputs that are no tensors is not loaded, and that the
+// error says how to convert it. A model with strings as labels is loaded, and can compute its other
+// outputs.
 func TestClassifiers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "classifier.onnx")
 	open := func(text, zipMap bool) (*zygote.Session, error) {

@@ -1,6 +1,6 @@
-// The zygote: a constructor that runs before the Go runtime exists, while the process has one thread. It loads ONNX
-// Runtime and the model, then serves fork orders; only a forked child returns from it, into a normal Go main.
-// Package wire, order.go, has the layouts of the messages.
+// The zygote is a C constructor that runs before the Go runtime, while the process has one thread.
+// It loads ONNX Runtime and the model, then serves fork orders. Only a forked child returns from
+// it, into a normal Go main. Package wire, order.go, has the layouts of the messages.
 #define _GNU_SOURCE
 #include "zygote.h"
 
@@ -38,9 +38,9 @@ enum {
   MAX_MESSAGE = 64 << 10, // bytes of an order
   MAX_CHILDREN = 1024,
   BEGIN_FDS = 3, // stage socket, stdout, stderr
-  MAX_FDS = 16,  // received with one order, then closed if it should have been less
-  STAGE_FD = 3,  // where a child has its gate, and then its stage socket
-  NO_ID = -1,    // of an error that belongs to no fork order
+  MAX_FDS = 16,  // accepted with one order, which is refused if it has too many
+  STAGE_FD = 3,  // where a child has its gate, and later its stage socket
+  NO_ID = -1,    // the id of an error without a fork order
   MAX_ERROR = 512, // bytes of an error's text
 };
 
@@ -50,12 +50,12 @@ size_t sc_child_env_bytes;
 sc_session *sc_inherited;
 static int control = -1, children_signal = -1;
 static sigset_t original_mask;
-static char own_name[16]; // of the program, as ps shows it
+static char own_name[16]; // the program's name, as ps shows it
 
 // A child that has not been reaped.
 static struct child {
   pid_t pid;
-  uint32_t id; // of its fork order
+  uint32_t id; // id of its fork order
 } children[MAX_CHILDREN];
 static int n_children;
 static char order[MAX_MESSAGE];
@@ -76,7 +76,7 @@ static uint32_t get(const char *from, int bytes) {
   return v;
 }
 
-// tell sends one message. A manager that is gone ends the zygote, and with it its children.
+// tell sends one message. If the manager has gone, it ends the zygote, and with it the children.
 static void tell(const void *message, size_t n) {
   while (send(control, message, n, MSG_NOSIGNAL) < 0) {
     if (errno != EINTR) _exit(0);
@@ -92,19 +92,19 @@ static void tell_error(uint32_t id, int why, const char *text) {
   tell(m, HEADER + n);
 }
 
-// refuse says why an order is not carried out; it takes text.
+// refuse reports why an order is not carried out, and frees text.
 static void refuse(uint32_t id, char *text) {
   tell_error(id, 0, text);
   free(text);
 }
 
-// give_up ends the zygote. why is 1 when only the fork is impossible, else 0.
+// give_up ends the zygote. why is 1 if only forking is impossible, else 0.
 __attribute__((noreturn)) static void give_up(int why, const char *text) {
   tell_error(0, why, text);
   _exit(1);
 }
 
-// reap waits for every child that has ended and reports each.
+// reap waits for every child that has ended, and reports each of them.
 static void reap(void) {
   struct signalfd_siginfo drained;
   while (read(children_signal, &drained, sizeof drained) > 0) {
@@ -127,10 +127,10 @@ __attribute__((noreturn)) static void end_child(const char *what) {
   _exit(1);
 }
 
-// A message from a socket: n bytes of order, and what rode along.
+// A message from a socket: n bytes of order, and the descriptors beside it.
 struct received {
   ssize_t n;
-  int cut, fds[MAX_FDS], n_fds; // cut: not all of it was received
+  int cut, fds[MAX_FDS], n_fds; // cut: a part of it was lost
 };
 
 static struct received receive_from(int socket) {
@@ -151,12 +151,13 @@ static struct received receive_from(int socket) {
   return r;
 }
 
-// leave_zygote makes a fresh child a process of its own: it ends with its zygote, is called spare until it is told who it is, and has
-// no descriptors but stdin, stdout and stderr and its gate, the signal mask that the zygote was started with, and random seeds that no
-// sibling has (the kernel gave them to the zygote at AT_RANDOM, the Go runtime reads them there).
+// leave_zygote prepares a new child. The child ends with its zygote, and is called spare until its
+// begin order. Its only descriptors are stdin, stdout, stderr and its gate. It has the signal mask
+// that the zygote was started with, and its own random seeds: the kernel has put the zygote's at
+// AT_RANDOM, where the Go runtime reads them.
 static void leave_zygote(pid_t zygote, int gate) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) end_child("parent-death signal");
-  if (getppid() != zygote) _exit(1); // it died before the signal was set
+  if (getppid() != zygote) _exit(1); // the zygote ended before the signal was set
   if (gate != STAGE_FD && dup3(gate, STAGE_FD, O_CLOEXEC) < 0) end_child("gate");
   if (syscall(SYS_close_range, STAGE_FD + 1, ~0u, 0) < 0) end_child("close_range, which needs Linux 5.9 or later");
   void *seed = (void *)getauxval(AT_RANDOM);
@@ -164,14 +165,15 @@ static void leave_zygote(pid_t zygote, int gate) {
   sigprocmask(SIG_SETMASK, &original_mask, NULL);
 }
 
-// become_replica waits at its gate until it is told who it is. A gate that is closed says that it is nobody any more.
+// become_replica waits at its gate for the begin order. A closed gate means that the child is not
+// needed.
 static void become_replica(void) {
   struct received r;
   while ((r = receive_from(STAGE_FD)).n < 0 && errno == EINTR) continue;
   if (r.n == 0) _exit(0);
   if (r.n < 0) end_child("gate");
   errno = EPROTO;
-  if (r.cut || r.n < HEADER || order[0] != 'B' || order[1] != VERSION || r.n_fds != BEGIN_FDS) end_child("what its gate says");
+  if (r.cut || r.n < HEADER || order[0] != 'B' || order[1] != VERSION || r.n_fds != BEGIN_FDS) end_child("invalid begin order");
   if (r.n > HEADER && order[r.n - 1] != 0) end_child("environment, whose last string has no end");
   if (dup2(r.fds[1], STDOUT_FILENO) < 0 || dup2(r.fds[2], STDERR_FILENO) < 0) end_child("stdout and stderr");
   if (dup3(r.fds[0], STAGE_FD, O_CLOEXEC) < 0) end_child("stage socket");
@@ -185,7 +187,7 @@ static void become_replica(void) {
   sc_child_fd = STAGE_FD, sc_child_env = order + HEADER, sc_child_env_bytes = (size_t)r.n - HEADER;
 }
 
-// fork_replica carries out a fork order; it is true in the child.
+// fork_replica carries out a fork order. It returns true in the child.
 static int fork_replica(size_t n, const int *fds, int n_fds) {
   uint64_t start = now();
   uint32_t id = get(order + 4, 4);
@@ -198,7 +200,7 @@ static int fork_replica(size_t n, const int *fds, int n_fds) {
   else if (n_children == MAX_CHILDREN)
     err = sc_message("fork: %d replicas live, want fewer", n_children);
   else {
-    prctl(PR_SET_NAME, "spare"); // so is the child named from its first instant
+    prctl(PR_SET_NAME, "spare"); // the child has this name from its first instant
     if ((pid = fork()) != 0) prctl(PR_SET_NAME, own_name);
     if (pid < 0) err = sc_message("fork: %s", strerror(errno));
   }
@@ -216,8 +218,8 @@ static int fork_replica(size_t n, const int *fds, int n_fds) {
   return 0;
 }
 
-// kill_replica signals a child that has not been reaped, whose pid therefore is still its own. It is silent about others:
-// their end has been reported.
+// kill_replica signals a child that has not been reaped, whose pid is therefore still valid. It
+// ignores other pids, because the end of their processes has been reported.
 static void kill_replica(void) {
   int signal = (int)get(order + 2, 2);
   pid_t pid = (pid_t)get(order + 4, 4);
@@ -228,7 +230,7 @@ static void kill_replica(void) {
   }
 }
 
-// list_children tells of every child that has not been reaped.
+// list_children reports every child that has not been reaped.
 static void list_children(void) {
   for (int i = 0; i < n_children; i++) {
     unsigned char m[12] = {'A', VERSION};
@@ -241,8 +243,8 @@ static void list_children(void) {
   tell(m, sizeof m);
 }
 
-// obey carries out an order of n bytes; it is true in a new child.
-static int obey(size_t n, int cut, const int *fds, int n_fds) {
+// handle carries out an order of n bytes. It returns true in a new child.
+static int handle(size_t n, int cut, const int *fds, int n_fds) {
   int whole = n >= HEADER;
   uint32_t id = whole && order[0] == 'F' ? get(order + 4, 4) : (uint32_t)NO_ID;
   if (cut) {
@@ -263,17 +265,18 @@ static int obey(size_t n, int cut, const int *fds, int n_fds) {
   return 0;
 }
 
-// receive takes one order from the control socket, whose end of file ends the zygote; it is true in a new child.
+// receive handles one order from the control socket. The socket's end of file ends the zygote.
+// receive returns true in a new child.
 static int receive(void) {
   struct received r = receive_from(control);
   if (r.n < 0 && errno == EINTR) return 0;
   if (r.n <= 0) _exit(0);
-  if (obey((size_t)r.n, r.cut, r.fds, r.n_fds)) return 1;
+  if (handle((size_t)r.n, r.cut, r.fds, r.n_fds)) return 1;
   for (int i = 0; i < r.n_fds; i++) close(r.fds[i]);
   return 0;
 }
 
-// serve returns in children only.
+// serve returns only in children.
 static void serve(void) {
   struct pollfd on[2] = {{.fd = control, .events = POLLIN}, {.fd = children_signal, .events = POLLIN}};
   for (;;) {
@@ -283,7 +286,7 @@ static void serve(void) {
   }
 }
 
-// pool_threads is the most threads that a session is to compute with, or, after a message, 0.
+// pool_threads returns the maximum number of threads of a session. If it sets err, it returns 0.
 static int pool_threads(char **err) {
   const char *text = getenv(ENV_THREADS);
   if (text && *text) {
@@ -308,7 +311,8 @@ static int count_threads(void) {
   return n;
 }
 
-// open_library opens what loads the model that the environment names, and says how.
+// open_library opens the library for the model that the environment names, and fills in the
+// options.
 static char *open_library(const char *model, sc_options *o, const char **version) {
   const char *library = getenv(ENV_ORT);
   if (!library || !*library) return sc_message("no %s, want the path of ONNX Runtime's library, to load %s", ENV_ORT, ENV_MODEL);
@@ -317,7 +321,7 @@ static char *open_library(const char *model, sc_options *o, const char **version
   return err ? err : sc_load(library, version);
 }
 
-// check_threads ends a zygote whose library has started threads: they would be missing in its children.
+// check_threads ends a zygote whose library has started threads, because children would lack them.
 static void check_threads(const char *version) {
   int threads = count_threads();
   if (threads > 1) {
@@ -330,15 +334,15 @@ static void load_model(const char *model) {
   sc_options o;
   char *err = open_library(model, &o, &version);
   if (err) give_up(0, err);
-  check_threads(version); // before the model costs time
+  check_threads(version); // before the model is loaded, which takes long
   sc_inherited = sc_open_prepacked(getenv(ENV_PREPACKED), version, &o, 1);
   if (!sc_inherited) err = sc_open(&o, &sc_inherited);
   if (err) give_up(0, err);
-  malloc_trim(0); // what loading no longer needs would be copied page tables in each fork
+  malloc_trim(0); // each fork would copy the page tables of unused memory
   check_threads(version);
 }
 
-// pack_model writes the pre-packed form of the model to the descriptors that wait for it, and ends.
+// pack_model writes the pre-packed form of the model to its two descriptors, and ends.
 __attribute__((noreturn)) static void pack_model(const char *model) {
   const char *version;
   sc_options o;
@@ -348,7 +352,7 @@ __attribute__((noreturn)) static void pack_model(const char *model) {
   _exit(err ? 1 : 0);
 }
 
-// drop takes a variable out of the environment where it lies, on the stack: the Go runtime reads it there.
+// drop removes a variable from the environment on the stack, where the Go runtime reads it.
 static void drop(char **envp, const char *name) {
   size_t n = strlen(name);
   char **to = envp;
@@ -377,7 +381,8 @@ static int take_control(char **envp) {
 __attribute__((constructor)) static void zygote(int argc, char **argv, char **envp) {
   (void)argc, (void)argv;
   uint64_t start = now();
-  if (getenv(ENV_SEALED)) prctl(PR_SET_DUMPABLE, 0); // its children inherit it, and cannot look into each other
+  // Children inherit it, so they cannot look into each other.
+  if (getenv(ENV_SEALED)) prctl(PR_SET_DUMPABLE, 0);
   const char *model = getenv(ENV_MODEL);
   if (getenv(ENV_PACK)) pack_model(model);
   if (!take_control(envp)) return;

@@ -1,5 +1,7 @@
-// The C side of package zygote: sessions of ONNX Runtime (session.c), pre-packed models in files (prepacked.c) and in memory
-// (mapped.c), and the constructor that makes a stage binary a zygote (zygote.c). A function that can fail returns NULL, or a message that the caller frees.
+// The C side of package zygote: sessions of ONNX Runtime (session.c), pre-packed models in files
+// (prepacked.c) and in memory (mapped.c), and the constructor that makes a stage binary a zygote
+// (zygote.c). A function that can fail returns NULL for success, or a message that the caller
+// frees.
 #ifndef STAGECOACH_ZYGOTE_H
 #define STAGECOACH_ZYGOTE_H
 
@@ -11,11 +13,12 @@ struct OrtValue;
 
 enum { SC_MAX_RANK = 16, SC_MAX_THREADS = 256 };
 
-// sc_tensor describes a model's input or output (no data; dims of any length are -1), or carries one through sc_run.
+// sc_tensor describes a model's input or output, without data; a dim of -1 means any length. It
+// also carries an input or output through sc_run.
 typedef struct {
   const char *name; // C memory
   int32_t type;     // ONNXTensorElementDataType
-  int32_t rank;     // of a model's input or output also -1: unknown
+  int32_t rank;     // -1 for a model's input or output of unknown rank
   int64_t dims[SC_MAX_RANK];
   const void *data;
   size_t bytes; // of data, for inputs
@@ -25,7 +28,7 @@ typedef struct {
 // sc_session is a loaded model.
 typedef struct {
   struct OrtSession *ort;
-  char *model;    // the path it was asked for
+  char *model;    // the path that was asked for
   int prepacked;  // its weights are mapped
   struct sc_threads *pool;
   sc_tensor *inputs, *outputs;
@@ -37,44 +40,46 @@ typedef struct {
   const char *model; // the file
   int threads;       // intra-op threads, the calling thread included
   int as_is;         // the file is already optimised
-  const char *write; // not NULL: also write the optimised model to this file,
-  const char *weights; // and its pre-packed weights to this one, a name in the same folder
+  const char *write; // if not NULL, also write the optimised model to this file,
+  const char *weights; // and its pre-packed weights to this file, a name in the same folder
 } sc_options;
 
-// sc_load opens ONNX Runtime's library, once a process. *version, when wanted, is the library's own text.
+// sc_load opens ONNX Runtime's library, once per process. If version is not NULL, it gets the
+// library's version text.
 char *sc_load(const char *library, const char **version);
 
-// sc_open loads a model. The starts of its pool's threads are recorded, see sc_start_threads.
+// sc_open loads a model. It records the starts of its pool's threads; see sc_start_threads.
 char *sc_open(const sc_options *options, sc_session **session);
 
-// sc_open_prepacked loads a model from its pre-packed form in folder parent, where it writes that first if need be and may:
-// only a process with one thread may. NULL: no parent, or it did not work, as stderr says.
+// sc_open_prepacked loads a model from its pre-packed form in the folder parent. If may is true, it
+// first writes a missing form; only a process with one thread may do that. It returns NULL if
+// parent is NULL, or after an error, which it prints to stderr.
 sc_session *sc_open_prepacked(const char *parent, const char *version, const sc_options *plain, int may_write);
 
-// sc_pack writes the pre-packed form of a model to the empty files at the descriptors SC_GRAPH_FD and SC_WEIGHTS_FD.
-// sc_open_mapped loads it from there. plain->model is what messages name.
+// sc_pack writes the pre-packed form of a model to the empty files at the descriptors SC_GRAPH_FD
+// and SC_WEIGHTS_FD. sc_open_mapped loads it from there. plain->model is the name in messages.
 enum { SC_GRAPH_FD = 4, SC_WEIGHTS_FD = 5 };
 char *sc_pack(const sc_options *plain);
 char *sc_open_mapped(const sc_options *plain, sc_session **session);
 
-// sc_run runs the model; it may be called from several threads. On success each of out has its type, rank, dims and data
-// set, and sc_release must follow.
+// sc_run runs the model. Several threads may call it. On success, it sets type, rank, dims and data
+// of each element of out, and the caller calls sc_release.
 char *sc_run(sc_session *session, size_t n_in, sc_tensor *in, size_t n_out, sc_tensor *out);
 void sc_release(size_t n_out, sc_tensor *out);
 
 // sc_close frees the session and ends its pool's threads.
 void sc_close(sc_session *session);
 
-// sc_recorded is the number of threads of the session's pool. sc_start_threads starts them until n run, or all; *running, when
-// wanted, is how many do.
+// sc_recorded returns the number of threads of the session's pool. sc_start_threads starts them
+// until n run, or all of them run. If running is not NULL, it gets the number of running threads.
 int sc_recorded(const sc_session *session);
 char *sc_start_threads(sc_session *session, int n, int *running);
 
 // sc_message formats a message that the caller frees.
 char *sc_message(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// What a forked child inherits: its stage socket (-1: this process is no child), its environment as the order gave it,
-// and the zygote's session, if it has one.
+// What a forked child inherits: its stage socket (-1: this process is no child), the environment of
+// its order, and the zygote's session, if it has one.
 extern int sc_child_fd;
 extern const char *sc_child_env;
 extern size_t sc_child_env_bytes;

@@ -48,8 +48,9 @@ func TestForkWithoutModel(t *testing.T) {
 	}
 }
 
-// TestChildHasNothingOfOthers looks at a child's descriptors and signal mask beside living siblings.
-func TestChildHasNothingOfOthers(t *testing.T) {
+// TestChildInheritsNoDescriptorsOfSiblings checks a child's descriptors and signal mask while
+// siblings run.
+func TestChildInheritsNoDescriptorsOfSiblings(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
 	var others []*replica
@@ -99,7 +100,7 @@ func line(status, key string) string {
 	return "missing"
 }
 
-func TestStdoutAndStderrAreTheOrders(t *testing.T) {
+func TestStdoutAndStderrComeFromTheOrder(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
 	r := k.fork(1)
@@ -138,29 +139,31 @@ func TestExits(t *testing.T) {
 		"exit status":   {func(r *replica) { _ = r.ask.Encode(question{Do: "exit"}) }, func(s unix.WaitStatus) bool { return s.Exited() && s.ExitStatus() == 7 }},
 	} {
 		r := k.fork(1)
-		r.do(question{Do: "look"}) // it is up
+		r.do(question{Do: "look"}) // waits until it has started
 		tc.end(r)
 		if o := k.Want(wire.ChildExited); int(o.PID) != r.pid || !tc.want(unix.WaitStatus(o.Status)) {
 			t.Errorf("%s: %+v of pid %d", name, o, r.pid)
 		}
-		k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)}) // too late: silence
+		// The order comes too late and is ignored.
+		k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(r.pid)})
 	}
-	// A kill for a process that is no child of the zygote is passed over: this test would end.
+	// A kill of a process that is no child of the zygote is ignored. Otherwise, this test would end.
 	k.Order(wire.Order{Kind: wire.OrderKill, Signal: uint16(syscall.SIGKILL), PID: uint32(os.Getpid())})
 	k.fork(1)
 }
 
-// TestGate has a child wait until it is told who it is, and end when nobody is there any more who could, or talks nonsense.
+// TestGate checks that a child waits for its begin order. It ends if the gate is closed or the
+// order is invalid.
 func TestGate(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
 	pid, gate := k.Fork(77)
-	waits := func() bool { // it is no program of Go's yet, which has threads
+	waits := func() bool { // it is not a Go program yet, which would have threads
 		all, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 		return err == nil && len(all) == 1
 	}
 	if !waits() {
-		t.Error("a child goes on before it may")
+		t.Error("a child starts before its begin order")
 	}
 	comm := func(pid int) string {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
@@ -188,17 +191,17 @@ func TestGate(t *testing.T) {
 
 	begin := proctest.Encode(wire.Order{Kind: wire.OrderBegin, Env: []string{"A=1"}})
 	for name, tc := range map[string]struct {
-		message []byte // nil: none
+		message []byte // nil: no message
 		files   []*os.File
 		status  int
 		stderr  string
 	}{
 		"closed":              {nil, nil, 0, ""},
-		"another kind":        {[]byte{'K', wire.OrderVersion, 0, 0, 0, 0, 0, 0}, []*os.File{r.stdout, r.stdout, r.stderr}, 1, "what its gate says"},
-		"another version":     {append([]byte{'B', 9}, begin[2:]...), []*os.File{r.stdout, r.stdout, r.stderr}, 1, "what its gate says"},
-		"short":               {begin[:7], []*os.File{r.stdout, r.stdout, r.stderr}, 1, "what its gate says"},
-		"too few descriptors": {begin, []*os.File{r.stdout, r.stderr}, 1, "what its gate says"},
-		"too long":            {append(slices.Clone(begin), make([]byte, 70<<10)...), []*os.File{r.stdout, r.stdout, r.stderr}, 1, "what its gate says"},
+		"another kind":        {[]byte{'K', wire.OrderVersion, 0, 0, 0, 0, 0, 0}, []*os.File{r.stdout, r.stdout, r.stderr}, 1, "invalid begin order"},
+		"another version":     {append([]byte{'B', 9}, begin[2:]...), []*os.File{r.stdout, r.stdout, r.stderr}, 1, "invalid begin order"},
+		"short":               {begin[:7], []*os.File{r.stdout, r.stdout, r.stderr}, 1, "invalid begin order"},
+		"too few descriptors": {begin, []*os.File{r.stdout, r.stderr}, 1, "invalid begin order"},
+		"too long":            {append(slices.Clone(begin), make([]byte, 70<<10)...), []*os.File{r.stdout, r.stdout, r.stderr}, 1, "invalid begin order"},
 		"unended environment": {begin[:len(begin)-1], []*os.File{r.stdout, r.stdout, r.stderr}, 1, "no end"},
 	} {
 		pid, gate := k.Fork(77)
@@ -212,7 +215,7 @@ func TestGate(t *testing.T) {
 		}
 		deadline := time.Now().Add(patience)
 		for !strings.Contains(k.Stderr.String()[said:], tc.stderr) && time.Now().Before(deadline) {
-			runtime.Gosched() // its last line is on its way through the test's pipe
+			runtime.Gosched() // its last line is still on its way through the test's pipe
 		}
 		if got := k.Stderr.String()[said:]; !strings.Contains(got, tc.stderr) || tc.stderr == "" && got != "" {
 			t.Errorf("%s: it said %q, want %q", name, got, tc.stderr)
@@ -220,7 +223,7 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestList asks which children live.
+// TestList lists the children that run.
 func TestList(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
@@ -240,7 +243,7 @@ func TestList(t *testing.T) {
 	}
 }
 
-func TestManyEndAtOnce(t *testing.T) {
+func TestEveryEndIsReportedOnce(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
 	live := map[uint32]bool{}
@@ -258,14 +261,15 @@ func TestManyEndAtOnce(t *testing.T) {
 	for range all {
 		o := k.Want(wire.ChildExited)
 		if !live[o.PID] {
-			t.Errorf("pid %d: not known or reported twice", o.PID)
+			t.Errorf("pid %d: unknown or reported twice", o.PID)
 		}
 		delete(live, o.PID)
 	}
 }
 
-// TestEndOfZygote checks that the zygote ends with its control socket, and its children with it, however it ends.
-func TestEndOfZygote(t *testing.T) {
+// TestChildrenEndWithTheZygote checks that the zygote ends when its control socket closes, and that
+// its children end with it, however it ends.
+func TestChildrenEndWithTheZygote(t *testing.T) {
 	for name, end := range map[string]func(k *keeper){
 		"control socket closed": func(k *keeper) { k.Socket.Close() },
 		"killed":                func(k *keeper) { _ = k.Cmd.Process.Kill() },
@@ -361,7 +365,7 @@ func TestLoadingFails(t *testing.T) {
 				t.Errorf("error %d %q, want 0 and %q in it", o.ID, o.Text, tc.want)
 			}
 			if err := k.Cmd.Wait(); err == nil {
-				t.Error("the zygote ended well")
+				t.Error("the zygote ended with status 0")
 			}
 		})
 	}

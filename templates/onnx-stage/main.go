@@ -1,7 +1,8 @@
 //go:build template
 
-// Command handler is the stage: the hooks of the handler's package, which lies in the folder function of the build context.
-// The tag keeps it out of builds elsewhere, where there is no such package.
+// Command handler is the stage: it runs the hooks of the handler's package, which is in the folder
+// function of the build context. The build tag keeps this file out of builds elsewhere, because
+// they lack that package.
 package main
 
 import (

@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
 )
 
-// Bert is the shape of a BERT encoder (Devlin et al. 2019), with the field names of its usual configuration file.
+// Bert is the shape of a BERT encoder (Devlin et al. 2019). Its fields have the names of the usual
+// configuration file.
 type Bert struct {
 	Layers     int     `json:"num_hidden_layers"`
 	Width      int64   `json:"hidden_size"` // a multiple of Heads
@@ -29,12 +30,14 @@ const (
 	BertEmbedding = "embedding"      // FP32 [B,Width], of length 1
 )
 
-// Hidden is the name of the tensor FP32 [B,S,Width] between two layers: what leaves layer l, counted from 1, and at 0 the
-// embedded tokens. Carrying [BertMask], a model can be cut at each.
+// Hidden returns the name of the tensor FP32 [B,S,Width] after layer l, counted from 1. For 0, it
+// is the tensor with the embedded tokens. A model can be cut at each of them if it carries
+// [BertMask].
 func (Bert) Hidden(l int) string { return fmt.Sprintf("hidden.%d", l) }
 
-// Sentences makes the model of a sentence encoder: embedding, layers, then the mean over a text's tokens, scaled to length 1.
-// Parameter returns the trained parameter of that name, as the model's authors published it, of that shape.
+// Sentences makes the model of a sentence encoder: an embedding, layers, the mean over a text's
+// tokens, and scaling to length 1. parameter returns the trained parameter with this name and
+// shape, as its authors published it.
 func (c Bert) Sentences(parameter func(name string, shape ...int64) ([]float32, error)) (*onnxpb.ModelProto, error) {
 	if c.Layers < 1 || c.Heads < 1 || c.Width < 1 || c.Width%c.Heads != 0 || c.Inner < 1 || c.Vocabulary < 1 || c.Positions < 1 || c.Types < 1 || c.Epsilon <= 0 {
 		return nil, fmt.Errorf("BERT %+v: want every field above 0, and a width that is a multiple of the heads", c)
@@ -58,7 +61,7 @@ func (c Bert) Sentences(parameter func(name string, shape ...int64) ([]float32, 
 	return model(b.graph), nil
 }
 
-// bert builds the graph. The first error stays.
+// bert builds the graph. It keeps the first error.
 type bert struct {
 	Bert
 	nodes
@@ -78,12 +81,12 @@ func (b *bert) constants() {
 	b.float("tiny", 1e-12)
 	b.float("scale", float32(1/math.Sqrt(float64(b.Width/b.Heads))))
 	b.node("Cast", []string{BertMask}, []string{"mask"}, intAttr("to", int64(onnxpb.TensorProto_FLOAT)))
-	b.op("Sub", "mask.less", "mask", "one") // 0 for tokens, −1 for padding
+	b.op("Sub", "mask.less", "mask", "one") // 0 for tokens, -1 for padding
 	b.op("Mul", "mask.far", "mask.less", "far")
-	b.op("Unsqueeze", "mask.bias", "mask.far", "axes12") // [B,1,1,S], added to what attention weighs
+	b.op("Unsqueeze", "mask.bias", "mask.far", "axes12") // [B,1,1,S], added to the attention scores
 }
 
-// read returns a parameter; zeros after an error.
+// read returns a parameter. After an error, it returns zeros.
 func (b *bert) read(name string, dims ...int64) []float32 {
 	n := int64(1)
 	for _, d := range dims {
@@ -109,7 +112,8 @@ func (b *bert) weights(name string, v []float32, dims ...int64) {
 	b.floats(name, raw, dims...)
 }
 
-// embed adds the embeddings of tokens, of positions, and of type 0: a single text has no other.
+// embed adds the embeddings of tokens, of positions, and of type 0, because a single text has no
+// other type.
 func (b *bert) embed() {
 	const p = "embeddings."
 	b.weights("words", b.read(p+"word_embeddings.weight", b.Vocabulary, b.Width), b.Vocabulary, b.Width)
@@ -127,7 +131,8 @@ func (b *bert) embed() {
 	b.norm(b.Hidden(0), "embed.sum", p+"LayerNorm")
 }
 
-// layer is one post-norm transformer layer: attention and a GELU network, each added to its input and then normalised.
+// layer adds a post-norm transformer layer: attention and a GELU network. The output of each is
+// added to its input and then normalised.
 func (b *bert) layer(p, x, out string) {
 	b.attention(p+"attention.", x)
 	b.linear(p+"attention.output.dense", p+"attention.all", b.Width, b.Width)
@@ -140,7 +145,7 @@ func (b *bert) layer(p, x, out string) {
 	b.norm(out, p+"sum2", p+"output.LayerNorm")
 }
 
-// attention computes p+"all" from x. Query, key and value are one matrix product.
+// attention computes p+"all" from x. One matrix product computes query, key and value.
 func (b *bert) attention(p, x string) {
 	var w, bias []float32
 	for _, c := range []string{"query", "key", "value"} {
@@ -166,7 +171,7 @@ func (b *bert) attention(p, x string) {
 	b.op("Reshape", p+"all", p+"side", "merge")
 }
 
-// pool takes the mean over each text's tokens and scales it to length 1.
+// pool computes the mean over each text's tokens and scales it to length 1.
 func (b *bert) pool() {
 	b.op("Unsqueeze", "mask.row", "mask", "axis1")
 	b.op("MatMul", "pool.sum", "mask.row", b.Hidden(b.Layers)) // [B,1,Width]
@@ -186,12 +191,12 @@ func (b *bert) norm(out, x, parameter string) {
 		intAttr("axis", -1), floatAttr("epsilon", b.Epsilon))
 }
 
-// linear appends the product with a parameter and names it as the parameter.
+// linear adds the product with a parameter and gives the product the parameter's name.
 func (b *bert) linear(name, x string, from, to int64) {
 	b.product(name, x, b.read(name+".weight", to, from), b.read(name+".bias", to), from, to)
 }
 
-// product multiplies with a matrix w that is stored the other way round, [to,from], as PyTorch has it.
+// product adds the product with a matrix w that is stored transposed, [to,from], as in PyTorch.
 func (b *bert) product(out, x string, w, bias []float32, from, to int64) {
 	turned := make([]float32, len(w))
 	for i := range to {

@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
 )
 
-// Read reads a model. Weights in external files stay there.
+// Read reads a model. It does not read weights in external files.
 func Read(path string) (*onnxpb.ModelProto, error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -22,12 +22,13 @@ func Read(path string) (*onnxpb.ModelProto, error) {
 		return nil, fmt.Errorf("read model %s: %w", path, err)
 	}
 	if m.GetGraph() == nil {
-		return nil, fmt.Errorf("read model %s: no graph in it, want an ONNX model", path)
+		return nil, fmt.Errorf("read model %s: it has no graph, want an ONNX model", path)
 	}
 	return m, nil
 }
 
-// Write writes a model. One with weights in external files belongs into the folder that it was read from.
+// Write writes a model. A model with weights in external files must be written into the folder that
+// it was read from.
 func Write(path string, m *onnxpb.ModelProto) error {
 	b, err := proto.Marshal(m)
 	if err != nil {
@@ -42,12 +43,12 @@ func Write(path string, m *onnxpb.ModelProto) error {
 // point is a tensor at which a graph can be cut.
 type point struct {
 	tensor string
-	work   int // matrix products and convolutions done by then
+	work   int // matrix products and convolutions up to this point
 }
 
-// CutPoints returns, in order, the names of the tensors at which m can be cut in two: all that the nodes behind such a
-// tensor need of the inputs goes through it, but for the carried inputs, which every stage may read. A transformer's mask is
-// one: each layer needs it.
+// CutPoints returns, in order, the names of the tensors at which m can be cut in two. Everything
+// that later nodes need from the inputs goes through such a tensor, except the carried inputs,
+// which every stage may read. A transformer's mask is a carried input, because each layer needs it.
 func CutPoints(m *onnxpb.ModelProto, carried ...string) ([]string, error) {
 	g, err := open(m, carried)
 	if err != nil {
@@ -73,8 +74,8 @@ func open(m *onnxpb.ModelProto, carried []string) (*graph, error) {
 	return analyse(m.GetGraph(), carried), nil
 }
 
-// Balanced chooses n−1 of the model's cut points, so that the n stages between them have like shares of its matrix
-// products and convolutions.
+// Balanced chooses n−1 of the model's cut points. The n stages between them have similar numbers of
+// matrix products and convolutions.
 func Balanced(m *onnxpb.ModelProto, n int, carried ...string) ([]string, error) {
 	g, err := open(m, carried)
 	if err != nil {
@@ -82,12 +83,12 @@ func Balanced(m *onnxpb.ModelProto, n int, carried ...string) ([]string, error) 
 	}
 	points, total := g.points()
 	if n < 1 || n > len(points)+1 {
-		return nil, fmt.Errorf("%d stages, want 1..%d: the graph has %d points to cut at", n, len(points)+1, len(points))
+		return nil, fmt.Errorf("%d stages, want 1..%d, because the graph has %d cut points", n, len(points)+1, len(points))
 	}
 	var at []string
 	next := 0
 	for i := 1; i < n; i++ {
-		last := len(points) - (n - i) // leaves one for each cut to come
+		last := len(points) - (n - i) // leaves a point for each later cut
 		for next < last && points[next].work*n < total*i {
 			next++
 		}
@@ -97,13 +98,16 @@ func Balanced(m *onnxpb.ModelProto, n int, carried ...string) ([]string, error) 
 	return at, nil
 }
 
-// Cut splits m at the named cut points, in the graph's order, into len(at)+1 models. Stage i computes the tensor at[i] from
-// at[i−1] and the carried inputs; the first takes m's inputs, the last gives its outputs. A stage that others follow which
-// read a carried input has it among its outputs, unchanged, so that one stage's outputs are the next one's inputs. Each stage
-// has the parameters that it uses and no others, and computes for itself what depends on no other input than carried ones.
-// The stages share memory with m.
+// Cut splits m at the named cut points, in the graph's order, into len(at)+1 models. Stage i
+// computes the tensor at[i] from at[i−1] and the carried inputs. The first stage takes m's inputs,
+// and the last returns m's outputs.
 //
-// A tensor whose type m does not state is taken for FP32; ONNX Runtime refuses to load the stage if it is not.
+// If later stages read a carried input, it is also an output of the stage, unchanged. So the
+// outputs of one stage are the inputs of the next. Each stage has only the parameters that it uses.
+// It computes values that depend only on carried inputs by itself. The stages share memory with m.
+//
+// If m does not give a tensor's type, Cut assumes FP32. ONNX Runtime refuses to load the stage if
+// that is wrong.
 func Cut(m *onnxpb.ModelProto, carried []string, at ...string) ([]*onnxpb.ModelProto, error) {
 	g, err := open(m, carried)
 	if err != nil {
@@ -119,7 +123,7 @@ func Cut(m *onnxpb.ModelProto, carried []string, at ...string) ([]*onnxpb.ModelP
 		})
 	}
 	stages := make([]*onnxpb.ModelProto, len(at)+1)
-	later := map[string]bool{} // what the stages behind this one read
+	later := map[string]bool{} // inputs that later stages read
 	for i := len(at); i >= 0; i-- {
 		given, outputs := all, m.GetGraph().GetOutput()
 		if i > 0 {
@@ -143,13 +147,13 @@ func Cut(m *onnxpb.ModelProto, carried []string, at ...string) ([]*onnxpb.ModelP
 	return stages, nil
 }
 
-// follow says which of the names is no cut point behind the one before it.
+// follow returns an error if a name is not a cut point after the previous one.
 func (g *graph) follow(at []string) error {
 	points, _ := g.points()
 	for _, name := range at {
 		i := slices.IndexFunc(points, func(p point) bool { return p.tensor == name })
 		if i < 0 {
-			return fmt.Errorf("cut at %q: no such point behind the one before it, want one of %s", name, some(points))
+			return fmt.Errorf("cut at %q: it is no cut point after the previous one, want one of %s", name, some(points))
 		}
 		points = points[i+1:]
 	}

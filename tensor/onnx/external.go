@@ -11,18 +11,19 @@ import (
 	"strings"
 )
 
-// ExternalFile is a file that holds parameters of a model beside the model's own.
+// ExternalFile is a file with parameters of a model, beside the model's own file.
 type ExternalFile struct {
 	Location string // relative to the model's folder, inside it
-	Bytes    int64  // that it has at least, as the model says
+	Bytes    int64  // minimum size, according to the model
 }
 
-// ErrNoModel says that a file is not a whole ONNX model.
+// ErrNoModel means that a file is not a complete ONNX model.
 var ErrNoModel = errors.New("not a whole ONNX model")
 
-// External returns the files with parameters that the model in a file of so many bytes names, sorted by location. It reads the
-// model's structure alone and passes over what parameters are in it, so that it takes milliseconds also for gigabytes, and says so when
-// the file ends too early.
+// External returns the files with parameters that a model names, sorted by location. size is the
+// size of the model's file in bytes. External reads only the model's structure and skips its
+// parameters, so it takes milliseconds even for gigabytes. It returns an error if the file ends too
+// early.
 func External(r io.ReaderAt, size int64) ([]ExternalFile, error) {
 	s := &scanner{r: r, files: map[string]int64{}}
 	if err := s.message(kindModel, 0, size, 0); err != nil {
@@ -39,7 +40,7 @@ func External(r io.ReaderAt, size int64) ([]ExternalFile, error) {
 	return out, nil
 }
 
-// kind is a message of onnx.proto that leads to names of files.
+// kind is a message of onnx.proto that can contain names of files.
 type kind int
 
 const (
@@ -53,7 +54,7 @@ const (
 	kindValue // an input or output of the model
 )
 
-// Numbers of the fields of a graph that are values.
+// Field numbers of a graph's values.
 const (
 	graphInput  = 11
 	graphOutput = 12
@@ -83,29 +84,30 @@ func (k kind) inside(field uint64) kind {
 	return 0
 }
 
-// Bounds of what a model may be.
+// Limits of a model.
 const (
-	maxNesting  = 64      // messages in messages: subgraphs in subgraphs
+	maxNesting  = 64      // depth of messages, such as subgraphs in subgraphs
 	maxName     = 4 << 10 // bytes of a file's name
 	maxExternal = 10_000  // files
-	maxValue    = 1 << 20 // bytes of the description of an input or output
+	maxValue    = 1 << 20 // bytes per description of an input or output
 )
 
-// scanner walks over the encoding of a model.
+// scanner reads the encoding of a model field by field.
 type scanner struct {
 	r     io.ReaderAt
 	files map[string]int64
 	graph bool
-	value func(field uint64, description []byte) error // gets the inputs and outputs of the model; nil: they are skipped
+	// value is called for each input and output of the model; nil: they are skipped.
+	value func(field uint64, description []byte) error
 
-	buf  [4096]byte // the bytes read last
+	buf  [4096]byte // the last bytes that were read
 	from int64
 	have int
 
-	entry map[string]string // external data of the tensor that is being read
+	entry map[string]string // external data of the current tensor
 }
 
-// bytes returns n bytes at a place; n is at most that of buf.
+// bytes returns n bytes at an offset. n is at most the size of buf.
 func (s *scanner) bytes(at int64, n int) ([]byte, error) {
 	if at < s.from || at+int64(n) > s.from+int64(s.have) {
 		got, err := s.r.ReadAt(s.buf[:], at)
@@ -130,10 +132,10 @@ func (s *scanner) varint(at, end int64) (v uint64, next int64, err error) {
 	return v, at + int64(n), nil
 }
 
-// message walks over the fields of a message.
+// message reads the fields of a message.
 func (s *scanner) message(k kind, at, end int64, depth int) error {
 	if depth > maxNesting {
-		return fmt.Errorf("%w: more than %d messages in each other", ErrNoModel, maxNesting)
+		return fmt.Errorf("%w: messages nested more than %d deep", ErrNoModel, maxNesting)
 	}
 	if k == kindGraph {
 		s.graph = true
@@ -166,7 +168,7 @@ func (s *scanner) message(k kind, at, end int64, depth int) error {
 			return fmt.Errorf("%w: field of type %d at byte %d", ErrNoModel, tag&7, at)
 		}
 		if length > end-next {
-			return fmt.Errorf("%w: it ends after %d bytes, inside something of %d bytes that begins at %d", ErrNoModel, end, length, next)
+			return fmt.Errorf("%w: it ends after %d bytes, inside a field of %d bytes that begins at %d", ErrNoModel, end, length, next)
 		}
 		if err := s.field(k, tag, next, next+length, depth); err != nil {
 			return err
@@ -188,7 +190,7 @@ func (s *scanner) field(k kind, tag uint64, at, end int64, depth int) error {
 	case kindEntry:
 		return s.pair(at, end)
 	case kindValue:
-		if s.value == nil || depth > 1 { // of a subgraph
+		if s.value == nil || depth > 1 { // values of subgraphs are skipped
 			return nil
 		}
 		if end-at > maxValue {
@@ -231,7 +233,7 @@ func (s *scanner) pair(at, end int64) error {
 	return nil
 }
 
-// tensor notes the file of the tensor that was read.
+// tensor records the file of the tensor that was read.
 func (s *scanner) tensor() error {
 	location := s.entry["location"]
 	if location == "" {

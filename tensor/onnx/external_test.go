@@ -33,7 +33,7 @@ func encoded(t testing.TB, g *onnxpb.GraphProto) []byte {
 	return b
 }
 
-// everywhere is a graph with external data at each place where a tensor can be.
+// everywhere returns a graph with external data at each place that can have a tensor.
 func everywhere() *onnxpb.GraphProto {
 	sub := &onnxpb.GraphProto{Initializer: []*onnxpb.TensorProto{outside("sub.bin", "", "7")}}
 	sparse := &onnxpb.SparseTensorProto{Values: outside("values.bin", "", "1"), Indices: outside("indices.bin", "", "2")}
@@ -66,7 +66,7 @@ func TestExternal(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
-	for n := range len(b) { // cut off anywhere, it is either a shorter model or none
+	for n := range len(b) { // a truncated model is either a shorter model or invalid
 		if _, err := External(bytes.NewReader(b[:n]), int64(n)); err != nil && !errors.Is(err, ErrNoModel) {
 			t.Fatalf("the first %d bytes: %v, want %v", n, err, ErrNoModel)
 		}
@@ -100,7 +100,7 @@ func TestExternalRefuses(t *testing.T) {
 	}
 }
 
-// TestExternalOfASynthetic compares with what was written.
+// TestExternalOfASynthetic compares the result with the files of a synthetic model.
 func TestExternalOfASynthetic(t *testing.T) {
 	dir := t.TempDir()
 	model, bytes, err := Synthetic(dir, Encoder{Layers: 2, Width: 64, Heads: 2}, 1)
@@ -122,7 +122,8 @@ func TestExternalOfASynthetic(t *testing.T) {
 	}
 }
 
-// FuzzExternal: whatever the bytes are, it ends, and what it finds lies in the model's folder.
+// FuzzExternal checks that External ends for any bytes, and that the files that it finds are in the
+// model's folder.
 func FuzzExternal(f *testing.F) {
 	f.Add(encoded(f, everywhere()))
 	f.Add([]byte("\x3a\x06\x2a\x04\x6a\x02\x0a\x00"))

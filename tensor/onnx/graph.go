@@ -8,19 +8,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
 )
 
-// graph is what cutting needs to know of a model's graph.
+// graph is the structure of a model's graph that cutting needs.
 type graph struct {
-	proto           *onnxpb.GraphProto
-	nodes           []*onnxpb.NodeProto // in topological order, as ONNX demands
-	uses            [][]string          // of each node: the tensors it reads, also within its subgraphs
-	inputs, outputs []string            // without what has an initializer or is carried
-	initial         map[string]bool     // tensors with an initializer
-	constant        map[string]bool     // tensors that depend on no input, or on carried ones alone
-	producer        map[string]int      // the node that a tensor comes from
-	last            map[string]int      // the last node that reads a tensor; the number of nodes for outputs
+	proto *onnxpb.GraphProto
+	nodes []*onnxpb.NodeProto // in topological order, as ONNX demands
+	// Per node: the tensors that it reads, also within its subgraphs.
+	uses            [][]string
+	inputs, outputs []string        // without carried inputs and those with an initializer
+	initial         map[string]bool // tensors with an initializer
+	constant        map[string]bool // tensors that depend on no input, or only on carried ones
+	producer        map[string]int  // the node that computes a tensor
+	// The last node that reads a tensor; the number of nodes for outputs.
+	last map[string]int
 }
 
-// analyse looks at a graph whose carried inputs each stage gets besides the tensor at which it is cut.
+// analyse returns the structure of a graph. Each stage gets the carried inputs in addition to the
+// tensor at which the graph is cut.
 func analyse(p *onnxpb.GraphProto, carried []string) *graph {
 	g := &graph{
 		proto: p, nodes: p.GetNode(),
@@ -58,9 +61,9 @@ func analyse(p *onnxpb.GraphProto, carried []string) *graph {
 	return g
 }
 
-// points returns the tensors at which the graph can be cut, and the work of the whole.
+// points returns the tensors at which the graph can be cut, and the work of the whole graph.
 func (g *graph) points() (points []point, total int) {
-	live := map[string]bool{} // what depends on an input and is needed later
+	live := map[string]bool{} // tensors that depend on an input and are needed later
 	for _, name := range g.inputs {
 		if g.last[name] >= 0 {
 			live[name] = true
@@ -77,7 +80,7 @@ func (g *graph) points() (points []point, total int) {
 		if len(live) != 1 {
 			continue
 		}
-		for name := range live { // the only one
+		for name := range live { // it has one element
 			known := len(points) > 0 && points[len(points)-1].tensor == name
 			if !known && !slices.Contains(g.inputs, name) && !slices.Contains(g.outputs, name) {
 				points = append(points, point{tensor: name, work: total})
@@ -87,7 +90,7 @@ func (g *graph) points() (points []point, total int) {
 	return points, total
 }
 
-// work counts what dominates a node's cost: a matrix product, a convolution or a recurrence.
+// work returns 1 for a node with a high cost: a matrix product, a convolution or a recurrence.
 func work(n *onnxpb.NodeProto) int {
 	switch n.GetOpType() {
 	case "MatMul", "Gemm", "Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Attention", "Einsum":
@@ -107,8 +110,8 @@ func initializers(p *onnxpb.GraphProto) map[string]bool {
 	return all
 }
 
-// reads returns the tensors that a node reads from around it: its inputs, and what its subgraphs (of If, Loop, Scan) take
-// from the outside.
+// reads returns the tensors that a node reads: its inputs, and the outer tensors that its subgraphs
+// (of If, Loop, Scan) read.
 func reads(n *onnxpb.NodeProto) []string {
 	var names []string
 	for _, name := range n.GetInput() {
@@ -150,7 +153,7 @@ func free(p *onnxpb.GraphProto) []string {
 	return names
 }
 
-// info returns what the model says of a tensor within it, or else FP32 of unknown shape.
+// info returns the model's description of an inner tensor, or else FP32 of unknown shape.
 func (g *graph) info(name string) *onnxpb.ValueInfoProto {
 	for _, v := range g.proto.GetValueInfo() {
 		if v.GetName() == name && v.GetType() != nil {
@@ -160,8 +163,8 @@ func (g *graph) info(name string) *onnxpb.ValueInfoProto {
 	return value(name, onnxpb.TensorProto_FLOAT, nil)
 }
 
-// between returns the part of the graph that computes outputs from inputs, with both still to be stated, and which inputs
-// it reads.
+// between returns the part of the graph that computes outputs from inputs, and the inputs that it
+// reads. The caller sets the inputs and outputs of the part.
 func (g *graph) between(inputs, outputs []*onnxpb.ValueInfoProto) (part *onnxpb.GraphProto, reads map[string]bool, err error) {
 	given, needed, weights := map[string]bool{}, map[int]bool{}, map[string]bool{}
 	reads = map[string]bool{}
@@ -185,7 +188,7 @@ func (g *graph) between(inputs, outputs []*onnxpb.ValueInfoProto) (part *onnxpb.
 		}
 		i, ok := g.producer[name]
 		if !ok {
-			return nil, nil, fmt.Errorf("tensor %q comes from nowhere, want a node, an initializer or an input that gives it", name)
+			return nil, nil, fmt.Errorf("tensor %q has no source, want a node, an initializer or an input of that name", name)
 		}
 		if !needed[i] {
 			needed[i] = true

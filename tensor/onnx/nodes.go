@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
 )
 
-// The versions that models made here are written in: LayerNormalization came with opset 17, Gelu with 20.
+// The versions of the models that this package makes. LayerNormalization needs opset 17, and Gelu
+// opset 20.
 const (
 	opset     = 20
 	irVersion = 9
@@ -50,7 +51,7 @@ func (b nodes) float(name string, v float32) {
 	b.floats(name, binary.LittleEndian.AppendUint32(nil, math.Float32bits(v)), 1)
 }
 
-// floats appends a constant given by its bytes.
+// floats appends a constant with these bytes.
 func (b nodes) floats(name string, raw []byte, dims ...int64) {
 	b.graph.Initializer = append(b.graph.Initializer, &onnxpb.TensorProto{
 		Name: proto.String(name), Dims: dims, DataType: proto.Int32(int32(onnxpb.TensorProto_FLOAT)), RawData: raw,
@@ -61,7 +62,7 @@ func intAttr(name string, v int64) *onnxpb.AttributeProto {
 	return &onnxpb.AttributeProto{Name: proto.String(name), Type: onnxpb.AttributeProto_INT.Enum(), I: proto.Int64(v)}
 }
 
-// permAttr is the order that a Transpose brings the dimensions into.
+// permAttr returns the attribute with the order of a Transpose's dimensions.
 func permAttr(v ...int64) *onnxpb.AttributeProto {
 	return &onnxpb.AttributeProto{Name: proto.String("perm"), Type: onnxpb.AttributeProto_INTS.Enum(), Ints: v}
 }
@@ -75,7 +76,7 @@ func activation(name string, d int64) *onnxpb.ValueInfoProto {
 	return value(name, onnxpb.TensorProto_FLOAT, shape("B", "S", d))
 }
 
-// shape makes a shape of dimensions with a length (int64) and with a name (string).
+// shape returns a shape. A dimension is a length (int64) or a name (string).
 func shape(dims ...any) *onnxpb.TensorShapeProto {
 	s := &onnxpb.TensorShapeProto{}
 	for _, d := range dims {
@@ -91,7 +92,7 @@ func shape(dims ...any) *onnxpb.TensorShapeProto {
 	return s
 }
 
-// value describes a tensor; of any shape when that is nil.
+// value describes a tensor. If shape is nil, it can have any shape.
 func value(name string, datatype onnxpb.TensorProto_DataType, shape *onnxpb.TensorShapeProto) *onnxpb.ValueInfoProto {
 	return &onnxpb.ValueInfoProto{Name: proto.String(name), Type: &onnxpb.TypeProto{Value: &onnxpb.TypeProto_TensorType{
 		TensorType: &onnxpb.TypeProto_Tensor{ElemType: proto.Int32(int32(datatype)), Shape: shape},

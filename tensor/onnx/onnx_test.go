@@ -18,10 +18,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
-// artefact returns the path of what `make fetch` brings.
+// artefact returns the path of a file that `make fetch` has downloaded.
 func artefact(t *testing.T, name string) string {
 	t.Helper()
-	path, err := filepath.Abs(filepath.Join("..", "build", name))
+	path, err := filepath.Abs(filepath.Join("..", "..", "build", name))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,8 +71,9 @@ func synthetic(t *testing.T, layers, width, heads int, seed uint64) string {
 	return path
 }
 
-// TestCut runs the stages one after the other and compares with the whole. The encoder's are equal bit by bit; within the
-// OCR models ONNX Runtime fuses convolutions with what follows, not across a cut, so the last bits round differently.
+// TestCut runs the stages one after the other and compares the result with the whole model. The
+// encoder's outputs are equal bit by bit. Within the OCR models, ONNX Runtime fuses convolutions
+// with later nodes, but not across a cut, so the last bits differ.
 func TestCut(t *testing.T) {
 	for name, tc := range map[string]struct {
 		model  func(t *testing.T) string
@@ -133,7 +134,7 @@ func farthest(a, b tensor.Tensor) (far float64) {
 	return far
 }
 
-// node builds a node from "op in in > out out".
+// node parses a node of the form "op in in > out out".
 func node(text string, attributes ...*onnxpb.AttributeProto) *onnxpb.NodeProto {
 	left, right, _ := strings.Cut(text, " > ")
 	f := strings.Fields(left)
@@ -191,14 +192,15 @@ func TestCutRefuses(t *testing.T) {
 		}
 	}
 	if _, err := onnx.Balanced(m, 4); err == nil {
-		t.Error("four stages of two points: no error")
+		t.Error("four stages with two cut points: no error")
 	}
 	if _, err := onnx.Cut(model("x", "y", node("Add x ghost > y")), nil); err == nil || !strings.Contains(err.Error(), "ghost") {
-		t.Errorf("a tensor from nowhere: error %v, want one that names it", err)
+		t.Errorf("a tensor without a source: error %v, want one that names it", err)
 	}
 }
 
-// TestCarried: an input that every stage reads is no obstacle to a cut, and goes along as far as somebody reads it.
+// TestCarried checks that an input that every stage reads does not prevent a cut, and that stages
+// pass it on as long as a later stage reads it.
 func TestCarried(t *testing.T) {
 	m := model("x m n", "y", node("Relu m > k"), node("Relu x > a"), node("Mul a k > b"), node("Relu b > c"), node("Mul c k > d"), node("Relu d > e"), node("Relu e > y"))
 	if at, err := onnx.CutPoints(m); err != nil || fmt.Sprint(at) != "[d e]" {
@@ -233,7 +235,8 @@ func TestCarried(t *testing.T) {
 	}
 }
 
-// TestBert cuts a small encoder at every layer; functions/minilm compares a real one with its reference.
+// TestBert cuts a small encoder at every layer. functions/minilm compares a real encoder with its
+// reference.
 func TestBert(t *testing.T) {
 	c := onnx.Bert{Layers: 2, Width: 32, Heads: 4, Inner: 64, Vocabulary: 50, Positions: 16, Types: 2, Epsilon: 1e-12}
 	drawn := func(name string, dims ...int64) ([]float32, error) {
@@ -261,7 +264,7 @@ func TestBert(t *testing.T) {
 	if len(got) != 1 || got[0].Name != onnx.BertEmbedding || fmt.Sprint(got[0].Shape) != "[2 32]" || !(farthest(got[0], want) <= 1e-6) {
 		t.Errorf("%d outputs, the first %s %v, %g off the whole", len(got), got[0].Name, got[0].Shape, farthest(got[0], want))
 	}
-	// What is padded does not count: the second text alone gives the same.
+	// Padding does not count: the second text alone gives the same result.
 	alone := chain(t, []tensor.Tensor{
 		{Name: onnx.BertIDs, Datatype: "INT64", Shape: []int64{1, 2}, Data: batch[0].Data[24:40]},
 		{Name: onnx.BertMask, Datatype: "INT64", Shape: []int64{1, 2}, Data: batch[1].Data[24:40]},
@@ -278,7 +281,7 @@ func TestBert(t *testing.T) {
 	}
 }
 
-// numbers is a tensor INT64 [2,3].
+// numbers returns a tensor INT64 [2,3].
 func numbers(name string, of ...uint64) tensor.Tensor {
 	t := tensor.Tensor{Name: name, Datatype: "INT64", Shape: []int64{2, 3}}
 	for _, v := range of {

@@ -17,7 +17,8 @@ import (
 // Value is an input or output of a model.
 type Value struct {
 	Name string
-	Type string // as ONNX Runtime writes it, without shapes: tensor(float), seq(map(int64,tensor(float)))
+	// As ONNX Runtime writes it, without shapes: tensor(float), seq(map(int64,tensor(float))).
+	Type string
 
 	kind kindOfValue
 }
@@ -25,10 +26,11 @@ type Value struct {
 type kindOfValue int
 
 const (
-	otherValue  kindOfValue = iota // an optional, sparse or opaque value, or one of unknown type
-	numbers                        // a tensor of a datatype that stages serve
-	otherTensor                    // a tensor of strings, complex numbers, or elements of less than a byte
-	sequence                       // a sequence or map
+	otherValue kindOfValue = iota // an optional, sparse or opaque value, or one of unknown type
+	numbers                       // a tensor of a datatype that stages serve
+	// A tensor of strings, complex numbers, or elements of less than a byte.
+	otherTensor
+	sequence // a sequence or map
 )
 
 // Tensor reports whether the value is a tensor. A stage in Go cannot load a model with any other
@@ -120,7 +122,7 @@ func CheckExternal(folder string, files []ExternalFile) (bytes int64, err error)
 		there, err := os.Stat(filepath.Join(folder, e.Location))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			faults = append(faults, fmt.Errorf("its external data %s are not there, want %d bytes in the model's folder", e.Location, e.Bytes))
+			faults = append(faults, fmt.Errorf("its external data %s are missing, want %d bytes in the model's folder", e.Location, e.Bytes))
 		case err != nil:
 			faults = append(faults, fmt.Errorf("its external data: %w", err))
 		case there.Size() < e.Bytes:

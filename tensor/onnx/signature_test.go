@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
-// signature returns what a model's file says of its inputs and outputs.
+// signature returns the inputs and outputs of a model's file as text.
 func signature(t *testing.T, path string) string {
 	t.Helper()
 	f, err := os.Open(path)
@@ -76,8 +76,8 @@ func TestSignature(t *testing.T) {
 	}
 }
 
-// TestSignatureOfTheModelAlone passes over inputs and outputs of subgraphs, and names every kind of
-// type.
+// TestSignatureOfTheModelAlone checks that inputs and outputs of subgraphs are skipped, and that
+// every kind of type has a name.
 func TestSignatureOfTheModelAlone(t *testing.T) {
 	value := func(name string, of *onnxpb.TypeProto) *onnxpb.ValueInfoProto {
 		return &onnxpb.ValueInfoProto{Name: &name, Type: of}

@@ -14,21 +14,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
 )
 
-// Encoder is the shape of a synthetic transformer encoder: x [B,S,Width] to an output of the same shape.
+// Encoder is the shape of a synthetic transformer encoder. Input and output have the shape
+// [B,S,Width].
 type Encoder struct {
 	Layers int
 	Width  int // a multiple of Heads
 	Heads  int
 }
 
-// bytesPerLayer is what one layer's float32 parameters take: 12 Width² of matrices and 13 Width of biases and norms.
+// bytesPerLayer returns the size of one layer's float32 parameters in bytes: 12 Width² of matrices
+// and 13 Width of biases and norms.
 func (e Encoder) bytesPerLayer() int64 {
 	w := int64(e.Width)
 	return 4 * (12*w*w + 13*w)
 }
 
-// EncoderOf returns an encoder whose parameters take about the given number of bytes: at least one layer of 64-wide heads,
-// 1024 wide, or 512 wide below 200 MB.
+// EncoderOf returns an encoder whose parameters take about this number of bytes. It has at least
+// one layer, and heads of width 64. Its width is 1024, or 512 below 200 MB.
 func EncoderOf(bytes int64) Encoder {
 	e := Encoder{Width: 1024}
 	if bytes < 200<<20 {
@@ -39,8 +41,9 @@ func EncoderOf(bytes int64) Encoder {
 	return e
 }
 
-// Synthetic writes DIR/model.onnx and its weights, drawn from seed, to DIR/weights.bin, and returns the model's path and the
-// weights' size in bytes. The weights are page-aligned, so that they can be mapped. The input is "x", the output "y".
+// Synthetic writes a model to DIR/model.onnx and its weights, which depend on seed, to
+// DIR/weights.bin. It returns the path of the model and the size of the weights in bytes. The
+// weights are page-aligned, so that they can be mapped. The input is "x", the output "y".
 func Synthetic(dir string, e Encoder, seed uint64) (path string, bytes int64, err error) {
 	if e.Layers < 1 || e.Heads < 1 || e.Width < 1 || e.Width%e.Heads != 0 {
 		return "", 0, fmt.Errorf("encoder %+v: want at least one layer and a width that is a multiple of the heads", e)
@@ -49,7 +52,7 @@ func Synthetic(dir string, e Encoder, seed uint64) (path string, bytes int64, er
 	if err != nil {
 		return "", 0, err
 	}
-	defer func() { _ = f.Close() }() // a second time after success
+	defer func() { _ = f.Close() }() // a second Close after success has no effect
 	b := &builder{w: bufio.NewWriterSize(f, 1<<20), rnd: seed*2 + 1, nodes: nodes{&onnxpb.GraphProto{Name: proto.String("encoder")}}}
 	b.encoder(e)
 	if b.err != nil {
@@ -70,7 +73,7 @@ const (
 	page        = 4096
 )
 
-// builder appends nodes to a graph and weights to a file. The first error stays.
+// builder appends nodes to a graph and weights to a file. It keeps the first error.
 type builder struct {
 	nodes
 	w   *bufio.Writer
@@ -98,7 +101,8 @@ func (b *builder) encoder(e Encoder) {
 	}
 }
 
-// layer is one pre-norm transformer layer: attention and a ReLU network, each added to its input.
+// layer adds a pre-norm transformer layer: attention and a ReLU network. The output of each is
+// added to its input.
 func (b *builder) layer(p, x, out string, d int64) {
 	b.norm(p+"n1", x, d)
 	b.linear(p+"a", p+"n1", d, 3*d)
@@ -139,7 +143,8 @@ func (b *builder) linear(out, x string, from, to int64) {
 	b.node("Add", []string{out + ".m", out + ".b"}, []string{out})
 }
 
-// weights appends a float32 tensor to the file, constant or drawn uniformly from ±0.035, and names it in the graph.
+// weights appends a float32 tensor to the file and adds it to the graph. Its values are constant,
+// or drawn uniformly from ±0.035.
 func (b *builder) weights(name string, constant float32, draw bool, dims ...int64) {
 	if pad := (page - b.off%page) % page; pad > 0 {
 		b.put(make([]byte, pad))

@@ -2,10 +2,10 @@ package safetensors
 
 import "github.com/stagecoach-serving/stagecoach/tensor"
 
-// Dtype is a datatype as the format names it, such as F32 or BF16.
+// Dtype is a datatype by the format's name, such as F32 or BF16.
 type Dtype string
 
-// Bits returns how many bits an element has; 0 if there is no such datatype.
+// Bits returns the size of an element in bits, or 0 if there is no such datatype.
 func (d Dtype) Bits() int {
 	switch d {
 	case "F4":
@@ -24,8 +24,8 @@ func (d Dtype) Bits() int {
 	return 0
 }
 
-// Datatype returns the name that the rest of the program has for it; false: it has none, as those of less than 16 bits and
-// a point.
+// Datatype returns the name of d in the rest of the program. It returns false if there is none, as
+// for floating-point types of less than 16 bits.
 func (d Dtype) Datatype() (tensor.Datatype, bool) {
 	switch d {
 	case "BOOL", "BF16":

@@ -9,8 +9,9 @@ import (
 	"unicode/utf8"
 )
 
-// parse reads the header. Offsets are those in the data, not yet checked. encoding/json would let keys pass that come twice or in
-// other case, and lists that are too long or too short for their place.
+// parse decodes the header. Its offsets are relative to the data and not checked yet. encoding/json
+// is not used, because it accepts keys that occur twice or differ in case, and lists of a wrong
+// length.
 func parse(header []byte) (tensors []Info, metadata map[string]string, err error) {
 	if !utf8.Valid(header) {
 		return nil, nil, fmt.Errorf("%.40q, want UTF-8", header)
@@ -22,11 +23,11 @@ func parse(header []byte) (tensors []Info, metadata map[string]string, err error
 	seen := map[string]bool{}
 	err = s.object(func(name string) error {
 		if seen[name] {
-			return fmt.Errorf("tensor %.80q: it is there twice", name)
+			return fmt.Errorf("tensor %.80q: it occurs twice", name)
 		}
 		seen[name] = true
 		if name == "__metadata__" {
-			if s.null() { // as writers have it that know a field, and have nothing to say
+			if s.null() { // some writers write null if they have no metadata
 				return nil
 			}
 			if metadata, err = s.texts(); err != nil {
@@ -49,24 +50,24 @@ func parse(header []byte) (tensors []Info, metadata map[string]string, err error
 		return nil, nil, err
 	}
 	if rest := bytes.TrimRight(header[s.at:], " "); len(rest) > 0 {
-		return nil, nil, fmt.Errorf("%.40q behind its end, want spaces or nothing", rest)
+		return nil, nil, fmt.Errorf("%.40q after the header's end, want only spaces", rest)
 	}
 	return tensors, metadata, nil
 }
 
-// scanner reads JSON that is valid UTF-8.
+// scanner decodes JSON that is valid UTF-8.
 type scanner struct {
 	b  []byte
 	at int
 }
 
-// tensor reads a tensor's description; its Bytes may be negative.
+// tensor decodes the description of a tensor. Its Bytes may be negative.
 func (s *scanner) tensor() (Info, error) {
 	var t Info
 	seen := map[string]bool{}
 	err := s.object(func(key string) (err error) {
 		if seen[key] {
-			return fmt.Errorf("%.80s: it is there twice", key)
+			return fmt.Errorf("%.80s: it occurs twice", key)
 		}
 		seen[key] = true
 		switch key {
@@ -102,12 +103,12 @@ func (s *scanner) tensor() (Info, error) {
 	return t, err
 }
 
-// texts reads an object of texts.
+// texts decodes an object whose values are strings.
 func (s *scanner) texts() (map[string]string, error) {
 	all := map[string]string{}
 	return all, s.object(func(key string) error {
 		if _, twice := all[key]; twice {
-			return fmt.Errorf("%.80q: it is there twice", key)
+			return fmt.Errorf("%.80q: it occurs twice", key)
 		}
 		if len(all) == maxTensors {
 			return fmt.Errorf("more than %d texts", maxTensors)
@@ -121,7 +122,7 @@ func (s *scanner) texts() (map[string]string, error) {
 	})
 }
 
-// null passes over a null, if that is the next.
+// null skips a null and reports whether there was one.
 func (s *scanner) null() bool {
 	s.space()
 	if !strings.HasPrefix(string(s.b[s.at:min(s.at+4, len(s.b))]), "null") {
@@ -131,7 +132,7 @@ func (s *scanner) null() bool {
 	return true
 }
 
-// object reads an object whose values each reads.
+// object decodes an object. each decodes the value of a key.
 func (s *scanner) object(each func(key string) error) error {
 	return s.list('{', '}', func() error {
 		key, err := s.text()
@@ -145,7 +146,7 @@ func (s *scanner) object(each func(key string) error) error {
 	})
 }
 
-// numbers reads a list of at most limit integers that are not negative.
+// numbers decodes a list of at most limit integers of at least 0.
 func (s *scanner) numbers(limit int) ([]int64, error) {
 	var all []int64
 	return all, s.list('[', ']', func() error {
@@ -168,7 +169,7 @@ func (s *scanner) numbers(limit int) ([]int64, error) {
 	})
 }
 
-// list reads what is between two brackets and parted by commas.
+// list decodes elements that are separated by commas, between two brackets.
 func (s *scanner) list(opening, closing byte, each func() error) error {
 	if !s.next(opening) {
 		return s.wrong(strconv.QuoteRune(rune(opening)))
@@ -189,7 +190,7 @@ func (s *scanner) list(opening, closing byte, each func() error) error {
 	}
 }
 
-// text reads a string.
+// text decodes a string.
 func (s *scanner) text() (string, error) {
 	if !s.next('"') {
 		return "", s.wrong("a string")
@@ -215,13 +216,14 @@ func (s *scanner) text() (string, error) {
 	if err := json.Unmarshal(s.b[from-1:s.at], &text); err != nil {
 		return "", fmt.Errorf("%.40q: %w", raw, err)
 	}
-	if strings.ContainsRune(text, utf8.RuneError) { // what encoding/json makes of half a surrogate pair
+	// encoding/json returns this for half a surrogate pair.
+	if strings.ContainsRune(text, utf8.RuneError) {
 		return "", fmt.Errorf("%.40q, want Unicode", raw)
 	}
 	return text, nil
 }
 
-// next passes over spaces, and over a character if that is the next.
+// next skips spaces, and c if it follows. It reports whether c followed.
 func (s *scanner) next(c byte) bool {
 	s.space()
 	if s.at >= len(s.b) || s.b[s.at] != c {

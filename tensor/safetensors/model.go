@@ -15,40 +15,41 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNone says that a path is neither a file of this format by its name, nor a folder with one.
+// ErrNone means that a path has no name of this format, and is no folder with such a file.
 var ErrNone = errors.New("no *.safetensors")
 
 // Part is a file of a model.
 type Part struct {
 	Name    string // in its folder
 	Bytes   int64
-	Tensors []Info // in the order in which they lie in the file
+	Tensors []Info // in the order of their places in the file
 }
 
-// Model is what a model's files have, without their data.
+// Model describes a model's files, without their data.
 type Model struct {
 	Folder  string
 	Parts   []Part // sorted by name
 	Tensors int
-	Bytes   int64 // of the files: what the model takes in memory once it is mapped and read
-	Data    int64 // of the tensors alone: what it takes on a device
+	Bytes   int64 // total size of the files: the memory that the mapped model needs
+	Data    int64 // total size of the tensors: the memory that the model needs on a device
 }
 
-// The names of a model's files, by their ends.
+// The ends of the names of a model's files.
 const (
 	fileName  = ".safetensors"
 	indexName = ".safetensors.index.json"
 )
 
-// Bounds of what a model's files may be, beyond those of each.
+// Further limits of a model's files.
 const (
-	maxParts = 1000     // files, more than any model has
+	maxParts = 1000     // files; no model has more
 	maxIndex = 32 << 20 // bytes of an index
-	maxName  = 255      // bytes of a file's name
+	maxName  = 255      // bytes per file name
 )
 
-// Inspect reads and checks the headers of a model's files, which the package's comment says how to find. It maps nothing and reads no
-// data, so that it takes milliseconds also for gigabytes. A path without such files is an ErrNone.
+// Inspect reads and checks the headers of a model's files. The package comment says which files a
+// model has. Inspect maps nothing and reads no data, so it takes milliseconds even for gigabytes.
+// For a path without such files, the error is ErrNone.
 func Inspect(path string) (Model, error) {
 	folder, names, index, err := files(path)
 	if err != nil {
@@ -100,8 +101,8 @@ func inspect(path string) (Part, error) {
 	return Part{Name: filepath.Base(path), Bytes: size, Tensors: file.tensors}, nil
 }
 
-// regular opens a regular file and returns its size. It refuses any other file, because opening one
-// may wait or have effects.
+// regular opens a regular file. It refuses all other files, because opening one could block or have
+// effects.
 func regular(path string) (*os.File, int64, error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -118,7 +119,8 @@ func regular(path string) (*os.File, int64, error) {
 	return f, info.Size(), nil
 }
 
-// files returns the folder and names of a model's files, and which tensor its index says is where, if it has one.
+// files returns the folder and the names of a model's files, and the index's file by tensor, if
+// there is an index.
 func files(path string) (folder string, names []string, index map[string]string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -163,7 +165,7 @@ func files(path string) (folder string, names []string, index map[string]string,
 	return path, names, nil, nil
 }
 
-// readIndex reads which file has which tensor.
+// readIndex reads an index; see parseIndex.
 func readIndex(path string) (names []string, index map[string]string, err error) {
 	f, size, err := regular(path)
 	if err != nil {
@@ -184,9 +186,9 @@ func readIndex(path string) (names []string, index map[string]string, err error)
 	return names, index, nil
 }
 
-// parseIndex returns the files that an index names, sorted, and which of them has which tensor.
+// parseIndex returns the files that an index names, sorted, and the file of each tensor.
 func parseIndex(b []byte) (names []string, index map[string]string, err error) {
-	var all map[string]json.RawMessage // a struct's fields would be found in any case
+	var all map[string]json.RawMessage // a struct would match field names in any case
 	if err := json.Unmarshal(b, &all); err != nil {
 		return nil, nil, err
 	}
@@ -205,7 +207,7 @@ func parseIndex(b []byte) (names []string, index map[string]string, err error) {
 	return names, index, nil
 }
 
-// difference says how an index and what the files have are not the same.
+// difference describes a difference between an index and the tensors in the files.
 func difference(index, owner map[string]string) string {
 	for _, name := range slices.Sorted(maps.Keys(index)) {
 		if owner[name] != index[name] {

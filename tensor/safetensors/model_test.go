@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-// folder has files with these contents.
+// folder returns a folder with these files.
 func folder(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -25,7 +25,7 @@ func folder(t *testing.T, files map[string]string) string {
 	return dir
 }
 
-// shard is a file with a tensor of three bytes.
+// shard returns a file with a tensor of three bytes.
 func shard(name, data string) string {
 	return string(file(`{"`+name+`":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}`, data))
 }
@@ -96,7 +96,7 @@ func TestInspectRefuses(t *testing.T) {
 	}
 	for name, path := range map[string]string{"an empty folder": t.TempDir(), "another file": filepath.Join(folder(t, map[string]string{"model.onnx": "x"}), "model.onnx")} {
 		if _, err := safetensors.Inspect(path); !errors.Is(err, safetensors.ErrNone) {
-			t.Errorf("%s: error %v, want that there is none", name, err)
+			t.Errorf("%s: error %v, want ErrNone", name, err)
 		}
 	}
 	if _, err := safetensors.Inspect(filepath.Join(t.TempDir(), "model")); !errors.Is(err, os.ErrNotExist) {
@@ -114,6 +114,6 @@ func TestInspectRefuses(t *testing.T) {
 			t.Errorf("a pipe: error %v", err)
 		}
 	case <-time.After(time.Minute):
-		t.Error("a pipe: it waits for somebody to write")
+		t.Error("a pipe: Inspect waits for a writer")
 	}
 }

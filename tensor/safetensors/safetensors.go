@@ -10,32 +10,34 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Bounds of what a file may be. The format has the first alone.
+// Limits of a file. The format itself has only the first.
 const (
-	maxHeader  = 100_000_000 // bytes, and of all files of a model together
-	maxTensors = 1 << 18     // of a file, and of a model; and texts of a file's metadata
+	maxHeader  = 100_000_000 // bytes, per file and per model
+	maxTensors = 1 << 18     // per file and per model; also of entries in a file's metadata
 	maxRank    = 64          // dimensions; no library has more
 	maxFile    = 1 << 56     // bytes
 )
 
-// Info is a tensor as the header describes it.
+// Info is a tensor's description in the header.
 type Info struct {
 	Name   string
 	Dtype  Dtype
 	Shape  []int64
-	Offset int64 // of its first byte in the file
+	Offset int64 // offset of its first byte in the file
 	Bytes  int64
 }
 
-// File is a file whose header has been read. Its methods may be called by several goroutines if its reader's may.
+// File is a file whose header has been read. Its methods are safe for concurrent use if its reader
+// is.
 type File struct {
 	r        io.ReaderAt
-	tensors  []Info // by place
+	tensors  []Info // by their places in the file
 	byName   map[string]int
 	metadata map[string]string
 }
 
-// Read reads the header of a file of size bytes. Together its tensors must fill the data, without holes and overlaps.
+// Read reads the header of a file of size bytes. Its tensors must fill the data without holes or
+// overlaps.
 func Read(r io.ReaderAt, size int64) (*File, error) {
 	var length [8]byte
 	if size < int64(len(length)) || size > maxFile {
@@ -45,8 +47,9 @@ func Read(r io.ReaderAt, size int64) (*File, error) {
 		return nil, fmt.Errorf("safetensors: header's length: %w", err)
 	}
 	n := binary.LittleEndian.Uint64(length[:])
-	if n > maxFile { // not told: of a file that is something else it is what that begins with
-		return nil, fmt.Errorf("safetensors: its first 8 bytes are no header's length, want a file of this format")
+	// Do not report the number: a file of another format begins with other data.
+	if n > maxFile {
+		return nil, fmt.Errorf("safetensors: its first 8 bytes are no header's length; want a safetensors file")
 	}
 	if n > uint64(min(size-8, maxHeader)) {
 		return nil, fmt.Errorf("safetensors: a header of %d bytes, want at most %d and no more than the file of %d bytes has", n, maxHeader, size)
@@ -66,8 +69,9 @@ func Read(r io.ReaderAt, size int64) (*File, error) {
 	return f, nil
 }
 
-// check wants the tensors to lie one behind the other from the data's first byte to its last, each with as many bytes as its
-// shape needs, and makes of places in the data places in the file.
+// check checks that the tensors follow each other from the first byte of the data to the last, and
+// that each has as many bytes as its shape needs. It changes their offsets from offsets in the data
+// to offsets in the file.
 func (f *File) check(base, size int64) error {
 	slices.SortFunc(f.tensors, func(a, b Info) int {
 		return cmp.Or(cmp.Compare(a.Offset, b.Offset), cmp.Compare(a.Bytes, b.Bytes), cmp.Compare(a.Name, b.Name))
@@ -100,7 +104,8 @@ func (f *File) check(base, size int64) error {
 	return nil
 }
 
-// sizeOf returns how many bits elements of a shape have; false: more than limit.
+// sizeOf returns the size of a tensor of this shape in bits. It returns false if that is more than
+// limit.
 func (d Dtype) sizeOf(shape []int64, limit int64) (bits int64, ok bool) {
 	if slices.Contains(shape, 0) {
 		return 0, true
@@ -115,13 +120,14 @@ func (d Dtype) sizeOf(shape []int64, limit int64) (bits int64, ok bool) {
 	return bits, true
 }
 
-// Tensors returns the tensors in the order in which they lie in the file. The caller does not change them.
+// Tensors returns the tensors in the order of their places in the file. The caller must not change
+// them.
 func (f *File) Tensors() []Info { return f.tensors }
 
-// Metadata returns what the file says about itself; nil if nothing. The caller does not change it.
+// Metadata returns the file's metadata, or nil if it has none. The caller must not change it.
 func (f *File) Metadata() map[string]string { return f.metadata }
 
-// Info returns a tensor's description.
+// Info returns the description of a tensor.
 func (f *File) Info(name string) (Info, error) {
 	i, ok := f.byName[name]
 	if !ok {
@@ -130,7 +136,7 @@ func (f *File) Info(name string) (Info, error) {
 	return f.tensors[i], nil
 }
 
-// Tensor reads a tensor. One of a datatype that no stage can be sent, such as F8_E4M3, is an error.
+// Tensor reads a tensor. A datatype that cannot be sent to a stage, such as F8_E4M3, is an error.
 func (f *File) Tensor(name string) (tensor.Tensor, error) {
 	i, err := f.Info(name)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-// file puts a header before data.
+// file returns a file with this header and data.
 func file(header, data string) []byte {
 	return append(append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header...), data...)
 }
@@ -52,7 +52,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// many is a header of so many empty tensors.
+// many returns a header with n empty tensors.
 func many(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -61,7 +61,7 @@ func many(n int) string {
 	return b.String() + "}"
 }
 
-// texts are n more of a file's metadata.
+// texts returns n further entries for a file's metadata.
 func texts(n int) string {
 	var b strings.Builder
 	for i := range n {
@@ -70,7 +70,8 @@ func texts(n int) string {
 	return b.String()
 }
 
-// TestDatatypes: all that the format has are read, and those that stages know are given to them.
+// TestDatatypes checks that all datatypes of the format are read, and that those that stages know
+// are converted.
 func TestDatatypes(t *testing.T) {
 	for dtype, want := range map[string]struct {
 		bytes    int
@@ -108,8 +109,8 @@ func TestReadRefuses(t *testing.T) {
 		"truncated":          {file(two, "")[:30], "a header of "},
 		"no object":          {file(`[]`, ""), "want a JSON object"},
 		"half an object":     {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}`, "x"), "it ends too early"},
-		"more behind it":     {file(`{}x`, ""), `"x" behind its end`},
-		"twice":              {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, "xy"), `"a": it is there twice`},
+		"more behind it":     {file(`{}x`, ""), `"x" after the header's end`},
+		"twice":              {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}`, "xy"), `"a": it occurs twice`},
 		"unknown dtype":      {file(`{"a":{"dtype":"F8_E4M2","shape":[1],"data_offsets":[0,1]}}`, "x"), `"F8_E4M2"`},
 		"unknown field":      {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"more":1}}`, "x"), `"more"`},
 		"metadata no text":   {file(`{"__metadata__":{"a":1}}`, ""), "__metadata__"},
@@ -124,7 +125,7 @@ func TestReadRefuses(t *testing.T) {
 		"whole bytes":        {file(`{"a":{"dtype":"F4","shape":[3],"data_offsets":[0,2]}}`, "xy"), "12 bits, want whole bytes"},
 		"spaces before":      {file(` {}`, ""), "want a JSON object"},
 		"other case":         {file(`{"a":{"Dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, "x"), `"Dtype", want dtype`},
-		"field twice":        {file(`{"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}}`, "x"), "dtype: it is there twice"},
+		"field twice":        {file(`{"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}}`, "x"), "dtype: it occurs twice"},
 		"field missing":      {file(`{"a":{"dtype":"U8","data_offsets":[0,1]}}`, "x"), "2 fields"},
 		"three offsets":      {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1,2]}}`, "x"), "more than 2 numbers"},
 		"one offset":         {file(`{"a":{"dtype":"U8","shape":[1],"data_offsets":[1]}}`, "x"), "1 numbers, want 2"},
@@ -138,11 +139,11 @@ func TestReadRefuses(t *testing.T) {
 		"no UTF-8":           {file("{\"\xff\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", "x"), "want UTF-8"},
 		"half a pair":        {file(`{"\ud800":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, "x"), "want Unicode"},
 		"bad escape":         {file(`{"\x41":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}`, "x"), "invalid character"},
-		"same by an escape":  {file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\u0061":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`, ""), `"a": it is there twice`},
+		"same by an escape":  {file(`{"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},"\u0061":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}`, ""), `"a": it occurs twice`},
 		"control character":  {file("{\"a\nb\":{}}", ""), "without control characters"},
 		"text without end":   {file(`{"a\"`, ""), "within a string"},
-		"metadata twice":     {file(`{"__metadata__":{},"__metadata__":{}}`, ""), `"__metadata__": it is there twice`},
-		"same key in it":     {file(`{"__metadata__":{"a":"1","a":"2"}}`, ""), `__metadata__: "a": it is there twice`},
+		"metadata twice":     {file(`{"__metadata__":{},"__metadata__":{}}`, ""), `"__metadata__": it occurs twice`},
+		"same key in it":     {file(`{"__metadata__":{"a":"1","a":"2"}}`, ""), `__metadata__: "a": it occurs twice`},
 		"comma at the end":   {file(`{"__metadata__":{},}`, ""), "want a string"},
 		"too many":           {file(many(1<<18+1), ""), "more than 262144 tensors"},
 		"too much about it":  {file(`{"__metadata__":{"":""`+texts(1<<18)+`}}`, ""), "__metadata__: more than 262144 texts"},

@@ -11,19 +11,20 @@ import (
 	"slices"
 )
 
-// dataAlign is what the data's place in a written file is a multiple of, in bytes: a line of the cache.
+// dataAlign is the alignment of the data in a written file, in bytes: a cache line.
 const dataAlign = 64
 
-// Source is a tensor that is to be written.
+// Source is a tensor for Write.
 type Source struct {
 	Name  string
 	Dtype Dtype
 	Shape []int64
-	Data  io.Reader // as many bytes as dtype and shape need, little-endian and row by row
+	Data  io.Reader // with as many bytes as dtype and shape need, little-endian and row by row
 }
 
-// Write writes a file: the tensors ordered by the size of their elements, largest first, then by name, so that each is aligned, and
-// the same tensors give the same bytes. Nothing but the header is held in memory. Metadata is what the file says about itself; it may be nil.
+// Write writes a file. It orders the tensors by the size of their elements, largest first, and then
+// by name. So each tensor is aligned, and the same tensors give the same bytes. Write holds only
+// the header in memory. metadata may be nil.
 func Write(w io.Writer, metadata map[string]string, tensors []Source) error {
 	tensors = slices.SortedFunc(slices.Values(tensors), func(a, b Source) int {
 		return cmp.Or(cmp.Compare(b.Dtype.Bits(), a.Dtype.Bits()), cmp.Compare(a.Name, b.Name))
@@ -47,7 +48,7 @@ func Write(w io.Writer, metadata map[string]string, tensors []Source) error {
 	return nil
 }
 
-// header returns what comes before the data, and the tensors' sizes in bytes.
+// header returns the part of a file before the data, and the sizes of the tensors in bytes.
 func header(metadata map[string]string, tensors []Source) (head []byte, sizes []int64, err error) {
 	b := bytes.NewBuffer(make([]byte, 8))
 	b.WriteByte('{')
@@ -57,7 +58,7 @@ func header(metadata map[string]string, tensors []Source) (head []byte, sizes []
 	var at int64
 	for _, t := range tensors {
 		if t.Dtype.Bits() == 0 || t.Name == "__metadata__" {
-			return nil, nil, fmt.Errorf("tensor %q: dtype %q, want one of the format's, and another name than __metadata__", t.Name, t.Dtype)
+			return nil, nil, fmt.Errorf("tensor %q: dtype %q, want a dtype of the format, and a name other than __metadata__", t.Name, t.Dtype)
 		}
 		if slices.ContainsFunc(t.Shape, func(n int64) bool { return n < 0 }) {
 			return nil, nil, fmt.Errorf("tensor %q: shape %v, want dimensions of at least 0", t.Name, t.Shape)
@@ -76,15 +77,16 @@ func header(metadata map[string]string, tensors []Source) (head []byte, sizes []
 		head = append(head, ' ')
 	}
 	binary.LittleEndian.PutUint64(head, uint64(len(head)-8))
-	// What is written can be read: duplicate names, text that is no UTF-8 and too much of anything are found here.
+	// A written file must be readable. Read finds duplicate names, text that is not UTF-8, and values
+	// above the limits.
 	if _, err := Read(bytes.NewReader(head), int64(len(head))+at); err != nil {
 		return nil, nil, err
 	}
 	return head, sizes, nil
 }
 
-// encode returns a text, list or object as JSON.
+// encode returns a string, list or object as JSON.
 func encode(v any) []byte {
-	b, _ := json.Marshal(v) // of these it makes JSON always
+	b, _ := json.Marshal(v) // these types can always be encoded
 	return b
 }

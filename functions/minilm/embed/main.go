@@ -1,4 +1,5 @@
-// Command embed is the minilm pipeline's stage that tokenises texts and embeds the tokens; see package stages.
+// Command embed is the stage of the minilm pipeline that tokenises texts and embeds the tokens; see
+// package stages.
 package main
 
 import (

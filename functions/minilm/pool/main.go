@@ -1,4 +1,5 @@
-// Command pool is the minilm pipeline's stage that makes each text's embedding of its tokens' vectors; see package stages.
+// Command pool is the stage of the minilm pipeline that computes the embedding of each text from
+// the vectors of its tokens; see package stages.
 package main
 
 import (

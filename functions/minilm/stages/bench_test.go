@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// BenchmarkLayer says what a token costs in batches of several shapes, which BatchTokens was chosen by.
+// BenchmarkLayer measures the cost per token in batches of several shapes. BatchTokens was chosen
+// by it.
 func BenchmarkLayer(b *testing.B) {
 	s, err := zygote.Open(zygote.Options{Library: proctest.Built(b, "ort", "libonnxruntime.so.1"), Model: proctest.Built(b, "models", "minilm", "layer-3.onnx"), Threads: 1, Start: 1})
 	if err != nil {

@@ -1,16 +1,21 @@
-// Package stages makes the first and the last stage of the minilm pipeline; each has a program of its own, in embed and pool,
-// that hands these hooks to stage.Main. The six layers between them need no code: they are functions/onnx with a model each.
+// Package stages has the first and the last stage of the minilm pipeline. The programs embed and
+// pool pass these hooks to stage.Main. The six layers between them need no code: each is
+// functions/onnx with another model.
 //
-//	minilm-embed      texts in                                        an item a batch of texts out: FP32 hidden.0
-//	                                                                  [batch, tokens, 384] and INT64 attention_mask
-//	                                                                  [batch, tokens]
-//	minilm-layer-1…6  one such item in (stagecoach.dev/each)          the same with hidden.1 … hidden.6
-//	minilm-pool       those items in                                  application/json: an embedding is 384 numbers
+//	minilm-embed      in:  texts
+//	                  out: one item per batch of texts: FP32 hidden.0 [batch, tokens, 384] and
+//	                       INT64 attention_mask [batch, tokens]
+//	minilm-layer-1…6  in:  one such item (stagecoach.dev/each)
+//	                  out: an item with hidden.1 … hidden.6
+//	minilm-pool       in:  those items
+//	                  out: application/json; an embedding is 384 numbers
 //
-// The answer is an array of embeddings, one a text, whether one text came as a plain body or several as a JSON array.
+// The answer is an array with one embedding per text. The request may be one text as a plain body,
+// or several texts as a JSON array.
 //
-// Texts that follow each other in a request are padded to a batch, which is one call of a layer, of at most [BatchTokens]
-// tokens with at most a quarter of padding. On a processor a token costs the same, some 50 µs a layer, whether its text is
-// computed alone or with others (BenchmarkLayer), so that padding is a loss and larger batches are no gain: batches are for
-// short texts, which cost as little as the way to the replica does. Small batches are also shared well among replicas.
+// Consecutive texts of a request are padded to a batch, which is one call of a layer. A batch has
+// at most [BatchTokens] tokens, of which at most a quarter is padding. On a processor, a token
+// costs about 50 µs per layer, whether its text is computed alone or with others (BenchmarkLayer).
+// So padding is a loss, and larger batches are no gain. Batches help short texts, which cost as
+// little as the way to the replica. Small batches also spread well over replicas.
 package stages

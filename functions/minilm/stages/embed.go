@@ -16,20 +16,21 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// The bounds of a request.
+// Limits of a request.
 const (
-	MaxTokens   = 256  // of a text, as the model was trained; what comes later is cut off
-	MaxTexts    = 1000 // of a request
-	BatchTokens = 512  // of a batch, padding included
+	MaxTokens   = 256  // per text, as in the model's training; further tokens are cut off
+	MaxTexts    = 1000 // per request
+	BatchTokens = 512  // per batch, with padding
 )
 
-// The model's inputs. Package onnx, which assembled it, has the same names, and no place in a stage binary.
+// The names of the model's inputs. Package onnx has the same names, but a stage binary should not
+// contain it.
 const (
 	idsName  = "input_ids"
 	maskName = "attention_mask"
 )
 
-// Model computes outputs from inputs; zygote.Session is one.
+// Model computes outputs from inputs. zygote.Session implements it.
 type Model interface {
 	Run(inputs []tensor.Tensor, outputs ...string) ([]tensor.Tensor, error)
 }
@@ -37,7 +38,8 @@ type Model interface {
 // hook answers one call.
 type hook func(c *stage.Call) (tensor.Activation, error)
 
-// Embed turns texts into tokens and tokens into vectors. The file vocab.txt lies beside its model.
+// Embed returns the hooks of the stage that turns texts into tokens, and tokens into vectors. The
+// file vocab.txt is beside the model.
 func Embed() stage.Hooks {
 	return withModel(func(m Model) (hook, error) {
 		b, err := os.ReadFile(filepath.Join(filepath.Dir(os.Getenv(wire.EnvModel)), "vocab.txt"))
@@ -52,7 +54,7 @@ func Embed() stage.Hooks {
 	})
 }
 
-// withModel makes hooks of what needs the replica's model.
+// withModel returns the hooks of a stage that needs the replica's model.
 func withModel(bind func(Model) (hook, error)) stage.Hooks {
 	var answer hook
 	return stage.Hooks{
@@ -71,7 +73,7 @@ func embed(m Model, tokenizer *wordpiece.Tokenizer) hook {
 	return func(c *stage.Call) (tensor.Activation, error) {
 		items := c.Items()
 		if len(items) > MaxTexts {
-			return nil, stage.BadInput(fmt.Errorf("%d texts, want at most %d a request", len(items), MaxTexts))
+			return nil, stage.BadInput(fmt.Errorf("%d texts, want at most %d per request", len(items), MaxTexts))
 		}
 		texts := make([][]int64, len(items))
 		for i, it := range items {
@@ -93,7 +95,7 @@ func embed(m Model, tokenizer *wordpiece.Tokenizer) hook {
 	}
 }
 
-// textOf returns an item's text: a JSON string, or bytes of whatever type in UTF-8.
+// textOf returns an item's text: a JSON string, or UTF-8 bytes of any content type.
 func textOf(it tensor.Item) (string, error) {
 	if it.Tensors != nil {
 		return "", fmt.Errorf("%d tensors", len(it.Tensors))
@@ -111,8 +113,8 @@ func textOf(it tensor.Item) (string, error) {
 	return string(it.Bytes), nil
 }
 
-// batches splits texts, in order, so that each batch, padded to its longest text, has at most BatchTokens tokens, of which at
-// most a quarter is padding.
+// batches splits texts, in order. Each batch, padded to its longest text, has at most BatchTokens
+// tokens, of which at most a quarter is padding.
 func batches(texts [][]int64) (out [][][]int64) {
 	begin, longest, tokens := 0, 0, 0
 	for i, text := range texts {
@@ -128,14 +130,15 @@ func batches(texts [][]int64) (out [][][]int64) {
 	return out
 }
 
-// padded makes the model's inputs of a batch.
+// padded returns the model's inputs for a batch.
 func padded(batch [][]int64) []tensor.Tensor {
 	longest := 0
 	for _, text := range batch {
 		longest = max(longest, len(text))
 	}
 	shape := []int64{int64(len(batch)), int64(longest)}
-	ids, mask := make([]byte, 8*len(batch)*longest), make([]byte, 8*len(batch)*longest) // padding is token 0
+	// Padding is token 0.
+	ids, mask := make([]byte, 8*len(batch)*longest), make([]byte, 8*len(batch)*longest)
 	for i, text := range batch {
 		for j, id := range text {
 			at := 8 * (i*longest + j)

@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Pool makes one vector of length 1 of each text's vectors.
+// Pool returns the hooks of the stage that computes one vector of length 1 from the vectors of each
+// text.
 func Pool() stage.Hooks {
 	return withModel(func(m Model) (hook, error) { return pool(m), nil })
 }
@@ -20,7 +21,7 @@ func pool(m Model) hook {
 		all := [][]float32{}
 		for i, it := range c.Items() {
 			if it.Tensors == nil {
-				return nil, stage.BadInput(fmt.Errorf("item %d: bytes of type %q, want tensors: what the last layer gives", i, it.ContentType))
+				return nil, stage.BadInput(fmt.Errorf("item %d: bytes of type %q, want the tensors of the last layer", i, it.ContentType))
 			}
 			out, err := m.Run(it.Tensors)
 			if err != nil {
@@ -36,7 +37,7 @@ func pool(m Model) hook {
 	}
 }
 
-// rows splits a tensor FP32 [n,width].
+// rows splits a tensor FP32 [n,width] into its rows.
 func rows(t tensor.Tensor) [][]float32 {
 	out := make([][]float32, t.Shape[0])
 	width := int(t.Shape[1])

@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// reference has what the reference library makes of twenty texts.
+// reference has the results of the reference library for twenty texts.
 type reference struct {
 	Text      string
 	IDs       []int64
@@ -67,7 +67,7 @@ func call(items ...tensor.Item) *stage.Call {
 
 func text(s string) tensor.Item { return tensor.Item{ContentType: "text/plain", Bytes: []byte(s)} }
 
-// cut sends texts through the eight stages.
+// cut returns a function that sends texts through the eight stages.
 func cut(t *testing.T) func(texts ...tensor.Item) [][]float32 {
 	first, last := embed(model(t, "embed"), tokenizer(t)), pool(model(t, "pool"))
 	var layers []*zygote.Session
@@ -99,7 +99,8 @@ func cut(t *testing.T) func(texts ...tensor.Item) [][]float32 {
 	}
 }
 
-// TestReference compares the whole model, the cut and the reference: text by text, and all texts as one request.
+// TestReference compares the whole model, the stages and the reference, text by text and with all
+// texts in one request.
 func TestReference(t *testing.T) {
 	all, tok, whole, stages := references(t), tokenizer(t), model(t, "whole"), cut(t)
 	var ids [][]int64
@@ -189,7 +190,7 @@ func TestBatches(t *testing.T) {
 	}
 }
 
-// broken is a model that no bad input may reach.
+// broken is a model that bad input must not reach.
 type broken struct{ t *testing.T }
 
 func (b broken) Run([]tensor.Tensor, ...string) ([]tensor.Tensor, error) {
@@ -219,7 +220,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestForms: texts come in several forms, embeddings in one.
+// TestForms checks that texts may come in several forms, and that embeddings have one form.
 func TestForms(t *testing.T) {
 	first, last := embed(model(t, "embed"), tokenizer(t)), pool(model(t, "pool"))
 	answer := func(texts ...tensor.Item) string {
@@ -227,7 +228,7 @@ func TestForms(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for i := range items { // no layers between: only the name differs
+		for i := range items { // without the layers, only the name differs
 			items[i].Tensors[0].Name = "hidden.6"
 		}
 		out, err := last(call(items...))

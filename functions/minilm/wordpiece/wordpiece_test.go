@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestReference compares with the reference's ids of every text.
+// TestReference compares the ids of every text with those of the reference.
 func TestReference(t *testing.T) {
 	b, err := os.ReadFile(proctest.Built(t, "models", "minilm", "vocab.txt"))
 	if err != nil {
@@ -69,7 +69,7 @@ func TestIDs(t *testing.T) {
 		"a\x00b":                       "ab",
 		"a\u200bb":                     "ab",
 		"a\ufffdb":                     "ab",
-		"a\x0bb":                       "ab", // a vertical tab is a control character first
+		"a\x0bb":                       "ab", // a vertical tab counts as a control character
 		"a\u2028b":                     "a b",
 		"a世b":                          "a 世 b",
 		"á\u0301":                      "a",
@@ -112,7 +112,7 @@ func TestLimit(t *testing.T) {
 func TestNewRefuses(t *testing.T) {
 	for name, tc := range map[string]struct{ vocabulary, want string }{
 		"nothing": {"", "no token [PAD]"},
-		"twice":   {small + "ab\n", `line 20: token "ab" is there already, in line 8`},
+		"twice":   {small + "ab\n", `line 20: token "ab" is already in line 8`},
 		"no mask": {strings.Replace(small, "[MASK]", "mask", 1), "no token [MASK]"},
 	} {
 		if _, err := wordpiece.New(tc.vocabulary); err == nil || !strings.Contains(err.Error(), tc.want) {

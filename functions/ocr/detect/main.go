@@ -1,4 +1,5 @@
-// Command detect is the OCR pipeline's stage that finds where there is text on a page; see package stages.
+// Command detect is the stage of the OCR pipeline that finds the text on a page; see package
+// stages.
 package main
 
 import (

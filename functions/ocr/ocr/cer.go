@@ -1,7 +1,8 @@
 package ocr
 
-// CER is the character error rate: how many characters have to be put in, taken out or replaced to turn got into want
-// (Levenshtein 1966), by the length of want. It may exceed 1. When want is empty, it is 0 or, if got is not, 1.
+// CER returns the character error rate: the number of insertions, deletions and replacements of
+// characters that turn got into want (Levenshtein 1966), divided by the length of want. It may
+// exceed 1. If want is empty, it is 0 for an empty got, and 1 otherwise.
 func CER(got, want string) float64 {
 	if want == "" {
 		return float64(min(1, len(got)))
@@ -9,7 +10,8 @@ func CER(got, want string) float64 {
 	return float64(distance([]rune(got), []rune(want))) / float64(len([]rune(want)))
 }
 
-// distance keeps one row of the matrix: row[j] is the distance of the part of a seen so far to b[:j].
+// distance returns the edit distance of a and b. It keeps one row of the matrix: row[j] is the
+// distance between the part of a so far and b[:j].
 func distance(a, b []rune) int {
 	row := make([]int, len(b)+1)
 	for j := range row {

@@ -10,32 +10,33 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// How the detector was trained to see, and how its map is read. The last two were chosen on drawn pages with text of
-// 14–17 pixels: less cuts ascenders off, more lets neighbouring lines in.
+// Parameters of the detector's training and of reading its map. The last two were chosen on drawn
+// pages with text of 14–17 pixels: smaller values cut ascenders off, larger ones include
+// neighbouring lines.
 const (
 	longestSide  = 960 // pixels; larger pages are scaled down
 	sideMultiple = 32
-	mapThreshold = 0.3 // above it a pixel belongs to text
-	minScore     = 0.6 // least mean of the map within a box
+	mapThreshold = 0.3 // a pixel above it belongs to text
+	minScore     = 0.6 // minimum mean of the map within a box
 	minMapSide   = 3   // pixels of the map
 	minPageSide  = 4   // pixels of the page
-	unclip       = 1.6 // how far boxes grow: the network learned shrunk ones (DB, eq. 10)
+	unclip       = 1.6 // growth of boxes: the network has learned shrunk ones (DB, eq. 10)
 	extraHeight  = 0.05
 )
 
-// MaxBoxes is the most boxes a page may have: what one request fans out to.
+// MaxBoxes is the maximum number of boxes per page, because each box is a call.
 const MaxBoxes = 1000
 
-// ErrCrowded is in Detect's error for pages with more boxes than [MaxBoxes].
+// ErrCrowded is in Detect's error for a page with more than [MaxBoxes] boxes.
 var ErrCrowded = errors.New("page is too full")
 
-// Box is a place with text.
+// Box is an area with text.
 type Box struct {
 	Rect  image.Rectangle // in the page's pixels
-	Score float64         // 0..1, how sure the detector is
+	Score float64         // confidence of the detector, 0..1
 }
 
-// Detect returns where there is text on a page, in reading order.
+// Detect returns the boxes with text on a page, in reading order.
 func Detect(m Model, page *image.RGBA) ([]Box, error) {
 	size := page.Bounds().Size()
 	w, h := detectorSize(size.X, size.Y)
@@ -61,8 +62,8 @@ func describe(out []tensor.Tensor) string {
 	return s
 }
 
-// detectorSize is the size that a page is scaled to: its longest side at most longestSide, both multiples of
-// sideMultiple.
+// detectorSize returns the size that a page is scaled to. Its longest side is at most longestSide,
+// and both sides are multiples of sideMultiple.
 func detectorSize(w, h int) (int, int) {
 	scale := min(1, longestSide/float64(max(w, h)))
 	side := func(v int) int {
@@ -71,8 +72,9 @@ func detectorSize(w, h int) (int, int) {
 	return side(w), side(h)
 }
 
-// Boxes reads the detector's map, w×h probabilities row by row, into boxes on a page of the given size, in reading
-// order: connected areas above the threshold, as upright rectangles, grown to what the network had learned to shrink.
+// Boxes turns the detector's map into boxes on a page of the given size, in reading order. p has
+// w×h probabilities, row by row. A box is the upright rectangle around a connected area above the
+// threshold, grown because the network has learned shrunk areas.
 func Boxes(p []float32, w, h int, page image.Point) []Box {
 	var boxes []Box
 	for _, r := range areas(p, w, h) {
@@ -96,7 +98,8 @@ func Boxes(p []float32, w, h int, page image.Point) []Box {
 	return out
 }
 
-// areas returns the bounds of each 8-connected area above the threshold, in order of their first pixel.
+// areas returns the bounds of each 8-connected area above the threshold, ordered by their first
+// pixels.
 func areas(p []float32, w, h int) []image.Rectangle {
 	seen := make([]bool, w*h)
 	var all []image.Rectangle
@@ -129,7 +132,7 @@ func areas(p []float32, w, h int) []image.Rectangle {
 	return all
 }
 
-// mean is the mean of the map within r.
+// mean returns the mean of the map within r.
 func mean(p []float32, w int, r image.Rectangle) float64 {
 	sum := 0.0
 	for y := r.Min.Y; y < r.Max.Y; y++ {
@@ -140,8 +143,8 @@ func mean(p []float32, w int, r image.Rectangle) float64 {
 	return sum / float64(r.Dx()*r.Dy())
 }
 
-// grow moves each side of r outwards by area·unclip/perimeter (DB, eq. 10), then adds some height, and scales to the
-// page.
+// grow moves each side of r outwards by area·unclip/perimeter (DB, eq. 10), adds some height, and
+// scales the result to the page.
 func grow(r image.Rectangle, sx, sy float64) image.Rectangle {
 	w, h := float64(r.Dx()), float64(r.Dy())
 	d := w * h * unclip / (2 * (w + h))

@@ -1,15 +1,16 @@
 // Package ocr reads text from pictures of pages, with the detector and the recogniser of PP-OCRv4.
 //
-// It is the arithmetic around the two networks: what goes into them, what their outputs mean. A [Model] runs a network;
-// apart from that the package does no I/O.
+// It makes the inputs of the two networks and interprets their outputs. A [Model] runs a network.
+// Apart from that, the package does no I/O.
 //
 //	page, err := ocr.Decode(png)
-//	boxes, err := ocr.Detect(detector, page)                     // where there is text, in reading order
+//	boxes, err := ocr.Detect(detector, page)                     // boxes with text, in reading order
 //	line, err := ocr.Recognise(recogniser, keys, ocr.Crop(page, boxes[0].Rect)) // for each box
 //	text := ocr.Plain(ocr.Assemble(lines))                       // boxes on one line joined
 //
-// The detector is a differentiable-binarisation network (Liao et al., Real-time Scene Text Detection with Differentiable
-// Binarization, AAAI 2020), the recogniser ends in connectionist temporal classification (Graves et al., ICML 2006).
+// The detector is a differentiable-binarisation network (Liao et al., Real-time Scene Text
+// Detection with Differentiable Binarization, AAAI 2020). The recogniser ends in connectionist
+// temporal classification (Graves et al., ICML 2006).
 package ocr
 
 import "github.com/stagecoach-serving/stagecoach/tensor"

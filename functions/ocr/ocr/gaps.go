@@ -7,15 +7,16 @@ import (
 	"strings"
 )
 
-// The recogniser often leaves out spaces. The gap rule puts them back: a run of columns without ink lies between words when
-// it is at least wordGap of the ink's height, and at least narrowGap of the median of such runs: in fixed-width fonts the
-// first alone would part the point from its number.
+// The recogniser often leaves out spaces, and the gap rule adds them again. A run of columns
+// without ink separates two words if it is at least wordGap of the ink's height, and at least
+// narrowGap of the median of such runs. In fixed-width fonts, the first condition alone would split
+// a number at its point.
 const (
 	wordGap   = 0.25
 	narrowGap = 0.6
 )
 
-// gaps returns the middles of the gaps between words, as shares of the line's width, ascending.
+// gaps returns the middles of the gaps between words, as fractions of the line's width, ascending.
 func gaps(line *image.RGBA) []float64 {
 	ink, height := columns(line)
 	w := len(ink)
@@ -49,7 +50,8 @@ type run struct{ from, to int }
 
 func (r run) width() int { return r.to - r.from }
 
-// columns says which columns of a line have ink, and how high the ink is. Ink is the rarer side of Otsu's threshold.
+// columns returns the columns of a line that have ink, and the height of the ink. Ink is the rarer
+// side of Otsu's threshold.
 func columns(line *image.RGBA) (ink []bool, height int) {
 	w, h := line.Bounds().Dx(), line.Bounds().Dy()
 	grey := make([]uint8, 0, w*h)
@@ -79,8 +81,8 @@ func columns(line *image.RGBA) (ink []bool, height int) {
 	return ink, max(0, bottom-top)
 }
 
-// otsu returns the grey that splits a histogram into two classes, up to it and above it, with the greatest variance
-// between them (Otsu, IEEE SMC 9(1), 1979).
+// otsu returns the grey that splits a histogram into two classes with the greatest variance between
+// them (Otsu, IEEE SMC 9(1), 1979). The grey belongs to the lower class.
 func otsu(histogram *[256]int) int {
 	total, sum := 0, 0
 	for v, n := range histogram {
@@ -103,8 +105,8 @@ func otsu(histogram *[256]int) int {
 	return threshold
 }
 
-// spaced joins characters and puts a space where a gap lies between two. Steps is how many of the recogniser's steps the
-// line takes up.
+// spaced joins characters, with a space where a gap is between two of them. steps is the number of
+// the recogniser's steps that the line covers.
 func spaced(chars []Char, keys Keys, steps float64, gaps []float64) string {
 	var b strings.Builder
 	for i, c := range chars {

@@ -70,7 +70,7 @@ func TestSpaced(t *testing.T) {
 	}
 }
 
-// reader is a recogniser that sees "ab": the a at step 5, the b at step 14 of 40.
+// reader is a recogniser that reads "ab", with the a at step 5 and the b at step 14 of 40.
 type reader struct{ t *testing.T }
 
 func (r reader) Run(in []tensor.Tensor, _ ...string) ([]tensor.Tensor, error) {
@@ -84,9 +84,11 @@ func (r reader) Run(in []tensor.Tensor, _ ...string) ([]tensor.Tensor, error) {
 	return []tensor.Tensor{out}, nil
 }
 
-// TestPaddedLine: gaps are found where they are, although the recogniser sees a short line as the left part of a longer.
+// TestPaddedLine checks that gaps have the right places although the recogniser gets a short line
+// padded on the right.
 func TestPaddedLine(t *testing.T) {
-	line := bars(color.White, color.Black, [2]int{10, 45}, [2]int{55, 90}) // 100×30: half of 320×48
+	// 100×30, which is half of 320×48.
+	line := bars(color.White, color.Black, [2]int{10, 45}, [2]int{55, 90})
 	text, confidence, err := Recognise(reader{t}, Keys{"", "a", "b", " "}, line)
 	if text != "a b" || confidence != .5 || err != nil {
 		t.Errorf("%q with %g, error %v, want %q with 0.5", text, confidence, err, "a b")
@@ -111,7 +113,11 @@ func TestPlanes(t *testing.T) {
 	if !slices.Equal(in.Shape, []int64{1, 3, 2, 3}) || in.Validate() != nil {
 		t.Fatalf("shape %v, %v", in.Shape, in.Validate())
 	}
-	want := []float32{0, 0, 0, 0, 0, 0 /* green */, -.4, 0, 0, -.4, -.4, 0 /* red */, 0, .5, 0, 0, 0, 0}
+	want := []float32{
+		0, 0, 0, 0, 0, 0, // blue
+		-.4, 0, 0, -.4, -.4, 0, // green
+		0, .5, 0, 0, 0, 0, // red
+	}
 	if got := floats(in.Data); !slices.Equal(got, want) {
 		t.Errorf("planes %v, want %v", got, want)
 	}

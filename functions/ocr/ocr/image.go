@@ -5,20 +5,20 @@ import (
 	"fmt"
 	"image"
 	"image/color"
-	_ "image/jpeg" // a format that pages come in
-	_ "image/png"  // the other
+	_ "image/jpeg" // a format of pages
+	_ "image/png"  // another format of pages
 
 	"golang.org/x/image/draw"
 )
 
-// The pages that are read: an A4 page at 400 dpi has 15.4 million pixels.
+// Limits of a page. An A4 page at 400 dpi has 15.4 million pixels.
 const (
 	MaxPixels = 1 << 24
-	MinSide   = 16 // pixels; below it no line of text fits
+	MinSide   = 16 // a line of text needs more
 )
 
-// Decode decodes a PNG or a JPEG, whatever its content type says, onto white. It refuses pages beyond [MaxPixels] and
-// below [MinSide] before it takes memory for them.
+// Decode decodes a PNG or a JPEG, whatever its content type is, onto white. It refuses pages beyond
+// [MaxPixels] and below [MinSide] before it allocates memory for them.
 func Decode(b []byte) (*image.RGBA, error) {
 	if !bytes.HasPrefix(b, []byte("\x89PNG\r\n\x1a\n")) && !bytes.HasPrefix(b, []byte("\xff\xd8\xff")) {
 		return nil, fmt.Errorf("page: %d bytes that start with %q, want a PNG or JPEG", len(b), b[:min(len(b), 8)])
@@ -37,7 +37,7 @@ func Decode(b []byte) (*image.RGBA, error) {
 	return onWhite(src), nil
 }
 
-// onWhite copies src to an image that starts at (0, 0).
+// onWhite returns a copy of src on white that starts at (0, 0).
 func onWhite(src image.Image) *image.RGBA {
 	dst := image.NewRGBA(image.Rectangle{Max: src.Bounds().Size()})
 	if o, ok := src.(interface{ Opaque() bool }); ok && o.Opaque() {
@@ -49,7 +49,7 @@ func onWhite(src image.Image) *image.RGBA {
 	return dst
 }
 
-// scaled returns the part r of src at another size, bilinear.
+// scaled returns the part r of src, scaled bilinearly.
 func scaled(src *image.RGBA, r image.Rectangle, w, h int) *image.RGBA {
 	dst := image.NewRGBA(image.Rect(0, 0, w, h))
 	draw.BiLinear.Scale(dst, dst.Bounds(), src, r, draw.Src, nil)

@@ -8,8 +8,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// planes makes a network's input [1, 3, height, width] of img: planes in the order blue, green, red, each value
-// (v/255 − mean)/std. Where img is narrower than width, the rest is 0.
+// planes returns img as a network's input [1, 3, height, width]: planes in the order blue, green,
+// red, with values (v/255 − mean)/std. If img is narrower than width, the rest is 0.
 func planes(img *image.RGBA, width int, mean, std [3]float32) tensor.Tensor {
 	w, h := img.Bounds().Dx(), img.Bounds().Dy()
 	data := make([]byte, 4*3*h*width)
@@ -29,7 +29,7 @@ func planes(img *image.RGBA, width int, mean, std [3]float32) tensor.Tensor {
 	return tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, 3, int64(h), int64(width)}, Data: data}
 }
 
-// floats reads the data of an FP32 tensor.
+// floats decodes the data of an FP32 tensor.
 func floats(data []byte) []float32 {
 	out := make([]float32, len(data)/4)
 	for i := range out {

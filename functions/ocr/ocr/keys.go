@@ -6,14 +6,14 @@ import (
 	"unicode/utf8"
 )
 
-// Keys are the recogniser's classes: its text for each, "" for class 0, the blank.
+// Keys are the texts of the recogniser's classes. Class 0 is the blank, with the text "".
 type Keys []string
 
-// ParseKeys reads a file with one character a line. The recogniser has two classes more: the blank before them, the space
-// after them.
+// ParseKeys parses a file with one character per line. It adds the recogniser's two other classes:
+// the blank before them, and the space after them.
 func ParseKeys(b []byte) (Keys, error) {
 	if !utf8.Valid(b) {
-		return nil, fmt.Errorf("keys: %d bytes that are not UTF-8, want one character a line", len(b))
+		return nil, fmt.Errorf("keys: %d bytes that are not UTF-8, want one character per line", len(b))
 	}
 	keys := Keys{""}
 	for i, line := range strings.Split(strings.TrimSuffix(string(b), "\n"), "\n") {

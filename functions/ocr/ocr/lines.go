@@ -10,10 +10,10 @@ import (
 	"unicode/utf8"
 )
 
-// Line is text and where it stands.
+// Line is a text and its place on the page.
 type Line struct {
 	Text       string  `json:"text"`
-	Confidence float64 `json:"confidence"` // 0..1, mean of its characters
+	Confidence float64 `json:"confidence"` // mean of its characters, 0..1
 	Box        Rect    `json:"box"`
 }
 
@@ -35,11 +35,11 @@ func (r *Rect) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Assemble puts pieces of text into reading order, whatever order they come in, and joins those of one line by a space.
-// Pieces without text are left out.
+// Assemble sorts pieces of text into reading order, and joins the pieces of a line with spaces. It
+// leaves out pieces without text.
 func Assemble(pieces []Line) []Line {
 	pieces = slices.DeleteFunc(slices.Clone(pieces), func(p Line) bool { return p.Text == "" })
-	slices.SortFunc(pieces, func(a, b Line) int { // group keeps this order among equal boxes
+	slices.SortFunc(pieces, func(a, b Line) int { // keeps the result the same among equal boxes
 		return cmp.Or(strings.Compare(a.Text, b.Text), cmp.Compare(a.Confidence, b.Confidence))
 	})
 	lines := []Line{}
@@ -56,7 +56,7 @@ func Assemble(pieces []Line) []Line {
 	return lines
 }
 
-// Plain is the text of lines, parted by newlines.
+// Plain returns the text of lines, separated by newlines.
 func Plain(lines []Line) string {
 	texts := make([]string, len(lines))
 	for i, l := range lines {
@@ -65,9 +65,9 @@ func Plain(lines []Line) string {
 	return strings.Join(texts, "\n")
 }
 
-// group puts boxes into lines, top to bottom, each left to right. A box belongs to a line when its middle is nearer to that
-// of the line's topmost box than half of the lower one's height. Equal boxes keep the order they have in all; nothing else
-// depends on it.
+// group splits boxes into lines, from top to bottom, each from left to right. A box belongs to a
+// line if the distance of its middle to that of the line's topmost box is less than half of the
+// lower box's height. Equal boxes keep their order in all.
 func group[T any](all []T, rect func(T) image.Rectangle) [][]T {
 	byTop := slices.Clone(all)
 	slices.SortStableFunc(byTop, func(a, b T) int { return compare(rect(a), rect(b), false) })
@@ -87,11 +87,11 @@ func group[T any](all []T, rect func(T) image.Rectangle) [][]T {
 }
 
 func sameLine(a, b image.Rectangle) bool {
-	apart := a.Min.Y + a.Max.Y - b.Min.Y - b.Max.Y // twice the distance of the middles
+	apart := a.Min.Y + a.Max.Y - b.Min.Y - b.Max.Y // twice the distance between the middles
 	return max(apart, -apart) < min(a.Dy(), b.Dy())
 }
 
-// compare is a total order of rectangles, by top or by left edge first.
+// compare orders rectangles totally, by the left edge first if left is true, else by the top edge.
 func compare(a, b image.Rectangle, left bool) int {
 	x, y := cmp.Compare(a.Min.X, b.Min.X), cmp.Compare(a.Min.Y, b.Min.Y)
 	if !left {

@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 )
 
-// TestDrawnPages reads pages whose text is known with the real models.
+// TestDrawnPages reads pages with known text, with the real models.
 func TestDrawnPages(t *testing.T) {
 	detector, recogniser, keys := model(t, "det.onnx"), model(t, "rec.onnx"), keys(t)
 	for name, noise := range map[string]int{"clean": 0, "noisy": 40} {
@@ -63,7 +63,7 @@ func TestDrawnPages(t *testing.T) {
 	}
 }
 
-// TestBlankPage has no text: no boxes, and no error.
+// TestBlankPage checks that a page without text has no boxes, and that this is no error.
 func TestBlankPage(t *testing.T) {
 	boxes, err := ocr.Detect(model(t, "det.onnx"), blank(320, 240))
 	if err != nil || len(boxes) != 0 {

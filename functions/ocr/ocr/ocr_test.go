@@ -34,7 +34,7 @@ func encoded(t testing.TB, img image.Image) []byte {
 	return b.Bytes()
 }
 
-// claiming is a small PNG whose header claims another size.
+// claiming returns a small PNG whose header claims another size.
 func claiming(t testing.TB, w, h uint32) []byte {
 	b := encoded(t, blank(20, 20))
 	header := b[12:29] // "IHDR", width, height, five more bytes
@@ -49,7 +49,7 @@ func TestDecode(t *testing.T) {
 	if err := jpeg.Encode(&photo, blank(40, 30), nil); err != nil {
 		t.Fatal(err)
 	}
-	clear := image.NewNRGBA(image.Rect(5, 5, 45, 35)) // transparent: shown as white
+	clear := image.NewNRGBA(image.Rect(5, 5, 45, 35)) // transparent pixels become white
 	for name, b := range map[string][]byte{"png": encoded(t, blank(40, 30)), "jpeg": photo.Bytes(), "transparent": encoded(t, clear)} {
 		img, err := ocr.Decode(b)
 		if err != nil {
@@ -84,7 +84,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// mapWith is a w×h map with rectangles of the given probability.
+// mapWith returns a w×h map with rectangles of the given probability.
 func mapWith(w, h int, v float32, rs ...image.Rectangle) []float32 {
 	p := make([]float32, w*h)
 	for _, r := range rs {
@@ -131,7 +131,7 @@ func TestBoxes(t *testing.T) {
 	}
 }
 
-// TestBoxesGrow checks what makes a box fit for the recogniser: it holds the area, and scales with it.
+// TestBoxesGrow checks that a box contains its area, and scales with it.
 func TestBoxesGrow(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 0))
 	for range 200 {
@@ -276,8 +276,8 @@ func TestAssemble(t *testing.T) {
 	}
 }
 
-// TestAssembleWhateverOrder: the order that pieces come in does not matter, even among equal boxes, and they stay as they
-// were.
+// TestAssembleWhateverOrder checks that the order of the pieces does not matter, even among equal
+// boxes, and that Assemble does not change them.
 func TestAssembleWhateverOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 0))
 	for range 300 {

@@ -9,14 +9,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// How the recogniser was trained to see.
+// Parameters of the recogniser's training.
 const (
 	lineHeight = 48  // pixels
 	minWidth   = 320 // narrower lines are padded
 	maxWidth   = 4096
 )
 
-// Crop returns the part r of a page, for [Recognise]: as it is, or scaled down to the recogniser's height.
+// Crop returns the part r of a page for [Recognise]. A part that is higher than the recogniser's
+// height is scaled down to it.
 func Crop(page *image.RGBA, r image.Rectangle) *image.RGBA {
 	w, h := r.Dx(), r.Dy()
 	if h > lineHeight {
@@ -25,12 +26,13 @@ func Crop(page *image.RGBA, r image.Rectangle) *image.RGBA {
 	return scaled(page, r, w, h)
 }
 
-// lineWidth is the width of a line of w×h pixels at the recogniser's height.
+// lineWidth returns the width of a line of w×h pixels after scaling to the recogniser's height.
 func lineWidth(w, h int) int {
 	return min(maxWidth, int(math.Ceil(lineHeight*float64(w)/float64(h))))
 }
 
-// Recognise reads one line of text; it returns the text and the mean probability of its characters, 0 when it has none.
+// Recognise reads one line of text. It returns the text and the mean probability of its characters,
+// or 0 if there are none.
 func Recognise(m Model, keys Keys, line *image.RGBA) (string, float64, error) {
 	w := lineWidth(line.Bounds().Dx(), line.Bounds().Dy())
 	width := max(w, minWidth)
@@ -48,15 +50,16 @@ func Recognise(m Model, keys Keys, line *image.RGBA) (string, float64, error) {
 	return strings.TrimSpace(text), confidence(chars), nil
 }
 
-// Char is one character that the recogniser saw.
+// Char is one character that the recogniser has read.
 type Char struct {
 	Class       int     // index into Keys, at least 1
-	Step        int     // where: a step is a column of the recogniser's output
+	Step        int     // column of the recogniser's output
 	Probability float64 // 0..1
 }
 
-// Decoded reads the recogniser's output, a row of class probabilities a step: the best class of each step, repetitions
-// merged, class 0 (blank) left out (best path decoding; Graves et al. 2006, section 3.2).
+// Decoded reads the recogniser's output, which has one row of class probabilities per step. It
+// takes the best class of each step, merges repetitions, and leaves out class 0, the blank (best
+// path decoding; Graves et al. 2006, section 3.2).
 func Decoded(p []float32, classes int) []Char {
 	var chars []Char
 	last := 0

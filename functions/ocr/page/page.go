@@ -1,6 +1,7 @@
-// Package page draws pages of text whose words are known: input for the OCR pipeline's demo, tests and benchmarks.
+// Package page draws pages of known text, as input for the OCR pipeline's demo, tests and
+// benchmarks.
 //
-// A page is a function of its [Options]; [Sample] varies font and size with the seed.
+// A page depends only on its [Options]. [Sample] chooses the font and the size by the seed.
 package page
 
 import (
@@ -25,11 +26,11 @@ import (
 
 // Options say what to draw.
 type Options struct {
-	Seed          uint64 // of the words and the noise
+	Seed          uint64 // determines the words and the noise
 	Width, Height int    // pixels
 	Font          Font
-	Size          int // of the font, pixels; lines are twice as far apart
-	Noise         int // each channel of each pixel is off by at most this, 0..255
+	Size          int // font size in pixels; the line distance is twice as much
+	Noise         int // maximum change per channel and pixel, 0..255
 }
 
 // Font is one of the Go fonts.
@@ -42,7 +43,7 @@ const (
 	Medium
 	Mono
 	Italic
-	fonts // their number
+	fonts // number of fonts
 )
 
 func (f Font) ttf() []byte {
@@ -56,15 +57,15 @@ type Page struct {
 	Lines []string // its text, top to bottom
 }
 
-// Text is all of the page's text, lines parted by newlines.
+// Text returns the text of the page, with lines separated by newlines.
 func (p *Page) Text() string { return strings.Join(p.Lines, "\n") }
 
-// Sample draws a page of 800×600 pixels, font and size (14 to 17) by the seed.
+// Sample draws a page of 800×600 pixels. The seed determines the font and the size, 14 to 17.
 func Sample(seed uint64, noise int) (*Page, error) {
 	return Draw(Options{Seed: seed, Width: 800, Height: 600, Font: Font(seed % uint64(fonts)), Size: 14 + int(seed%4), Noise: noise})
 }
 
-// The paper, the ink and the left and right margins in pixels.
+// The colours of the paper and the ink, and the left and right margins in pixels.
 var (
 	paper = color.RGBA{250, 249, 245, 255}
 	ink   = color.RGBA{30, 30, 50, 255}
@@ -104,7 +105,7 @@ func Draw(o Options) (*Page, error) {
 	return p, nil
 }
 
-// words draws 3 to 14 words, fewer when they do not fit.
+// words returns 3 to 14 random words, or fewer if they do not fit.
 func words(random *rand.Rand, fits func(string) bool) string {
 	all := strings.Fields(vocabulary)
 	line := all[random.IntN(len(all))]
@@ -123,7 +124,7 @@ func addNoise(img *image.RGBA, random *rand.Rand, noise int) {
 		return
 	}
 	for i := range img.Pix {
-		if i%4 != 3 { // alpha
+		if i%4 != 3 { // not the alpha channel
 			img.Pix[i] = uint8(min(255, max(0, int(img.Pix[i])+random.IntN(2*noise+1)-noise)))
 		}
 	}

@@ -1,4 +1,5 @@
-// Command recognise is the OCR pipeline's stage that reads the text of one box; see package stages.
+// Command recognise is the stage of the OCR pipeline that reads the text of one box; see package
+// stages.
 package main
 
 import (

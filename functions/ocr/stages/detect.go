@@ -16,12 +16,13 @@ import (
 // hook answers one call.
 type hook func(c *stage.Call) (tensor.Activation, error)
 
-// Detect finds the boxes with text on a page.
+// Detect returns the hooks of the stage that finds the boxes with text on a page.
 func Detect() stage.Hooks {
 	return withModel(func(m ocr.Model) (hook, error) { return detect(m), nil })
 }
 
-// Recognise reads the text of one box. The file keys.txt lies beside its model.
+// Recognise returns the hooks of the stage that reads the text of one box. The file keys.txt is
+// beside the model.
 func Recognise() stage.Hooks {
 	return withModel(func(m ocr.Model) (hook, error) {
 		b, err := os.ReadFile(filepath.Join(filepath.Dir(os.Getenv(wire.EnvModel)), "keys.txt"))
@@ -36,10 +37,10 @@ func Recognise() stage.Hooks {
 	})
 }
 
-// Text puts what was read on a page together.
+// Text returns the hooks of the stage that joins the texts of a page.
 func Text() stage.Hooks { return stage.Hooks{Infer: stage.Each(text)} }
 
-// withModel makes hooks of what needs the replica's model.
+// withModel returns the hooks of a stage that needs the replica's model.
 func withModel(bind func(ocr.Model) (hook, error)) stage.Hooks {
 	var answer hook
 	return stage.Hooks{

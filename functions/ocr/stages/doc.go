@@ -1,12 +1,16 @@
-// Package stages makes the three stages of the OCR pipeline out of package ocr; each has a program of its own, in detect,
-// recognise and text, that hands these hooks to stage.Main.
+// Package stages has the three stages of the OCR pipeline, which use package ocr. The programs
+// detect, recognise and text pass these hooks to stage.Main.
 //
-//	ocr-detect     one item, a PNG or JPEG, in                          an item a box out, in reading order:
-//	                                                                    crop UINT8 [height, width, 3] and box INT64 [4]
-//	ocr-recognise  one such item in (stagecoach.dev/each)               {"text", "confidence", "box"} out
-//	ocr-text       those items in, in any order                         the page's text out
+//	ocr-detect     in:  one item, a PNG or JPEG
+//	               out: one item per box, in reading order: crop UINT8 [height, width, 3] and
+//	                    box INT64 [4]
+//	ocr-recognise  in:  one such item (stagecoach.dev/each)
+//	               out: {"text", "confidence", "box"}
+//	ocr-text       in:  those items, in any order
+//	               out: the page's text
 //
-// Boxes are [left, top, right, bottom] in the page's pixels. A crop is at most 48 pixels high, so that few outgrow what
-// travels in messages. A page without text is no boxes, no calls and empty text. A client that accepts application/json
-// gets {"text", "lines": [{"text", "confidence", "box"}]} instead of plain text.
+// A box is [left, top, right, bottom] in the page's pixels. A crop is at most 48 pixels high, so
+// most crops are small enough to travel in messages. A page without text has no boxes, no calls and
+// an empty text. A client that accepts application/json gets {"text", "lines": [{"text",
+// "confidence", "box"}]} instead of plain text.
 package stages

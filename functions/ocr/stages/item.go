@@ -10,13 +10,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// The tensors between detection and recognition.
+// The names of the tensors between detection and recognition.
 const (
 	cropName = "crop"
 	boxName  = "box"
 )
 
-// boxItem makes the item of one box.
+// boxItem returns the item of one box.
 func boxItem(crop *image.RGBA, box image.Rectangle) tensor.Item {
 	w, h := crop.Rect.Dx(), crop.Rect.Dy()
 	pixels := make([]byte, 0, 3*w*h)
@@ -33,7 +33,7 @@ func boxItem(crop *image.RGBA, box image.Rectangle) tensor.Item {
 	}}
 }
 
-// readBoxItem is the way back.
+// readBoxItem decodes an item of boxItem.
 func readBoxItem(it tensor.Item) (*image.RGBA, image.Rectangle, error) {
 	none := image.Rectangle{}
 	crop, err := find(it, cropName, "UINT8", 3)
@@ -64,7 +64,7 @@ func readBoxItem(it tensor.Item) (*image.RGBA, image.Rectangle, error) {
 	return img, r, nil
 }
 
-// find returns a valid tensor of an item.
+// find returns the tensor of an item with this name, datatype and number of dimensions.
 func find(it tensor.Item, name string, datatype tensor.Datatype, rank int) (tensor.Tensor, error) {
 	at := slices.IndexFunc(it.Tensors, func(t tensor.Tensor) bool { return t.Name == name })
 	if at < 0 {

@@ -28,7 +28,7 @@ func recognise(m ocr.Model, keys ocr.Keys) hook {
 	}
 }
 
-// form is what an item of text looks like.
+// form is the form of an item with text, for messages.
 const form = `{"text", "confidence", "box": [left, top, right, bottom]}`
 
 func text(c *stage.Call) (tensor.Activation, error) {
@@ -50,7 +50,7 @@ func text(c *stage.Call) (tensor.Activation, error) {
 	return tensor.Activation{{ContentType: "text/plain; charset=utf-8", Bytes: []byte(plain)}}, nil
 }
 
-// result is a page's text with the places of its lines.
+// result is the JSON of a page's text and of its lines.
 type result struct {
 	Text  string     `json:"text"`
 	Lines []ocr.Line `json:"lines"`

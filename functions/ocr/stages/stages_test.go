@@ -23,7 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// travelled is what arrives of an activation that was encoded on the way.
+// travelled returns an activation after encoding and decoding.
 func travelled(t *testing.T, a tensor.Activation) tensor.Activation {
 	t.Helper()
 	got, err := tensor.DecodeActivation(tensor.AppendActivation(nil, a))
@@ -37,7 +37,8 @@ func call(from string, items ...tensor.Item) *stage.Call {
 	return &stage.Call{Input: tensor.Input{{From: from, Items: items}}}
 }
 
-// TestChain passes a page through the three stages and compares with the direct computation.
+// TestChain passes a page through the three stages and compares the result with a direct
+// computation.
 func TestChain(t *testing.T) {
 	detector, recogniser, keys := model(t, "det.onnx"), model(t, "rec.onnx"), keys(t)
 	p, err := page.Draw(page.Options{Seed: 7, Width: 500, Height: 160, Size: 16, Noise: 10})
@@ -116,7 +117,7 @@ func TestBlankPageIsEmptyText(t *testing.T) {
 	}
 }
 
-// broken is a model that no bad input may reach.
+// broken is a model that bad input must not reach.
 type broken struct{ t *testing.T }
 
 func (b broken) Run([]tensor.Tensor, ...string) ([]tensor.Tensor, error) {
@@ -167,7 +168,7 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestModelErrorIsNotTheClients: what the model says is no fault of the page.
+// TestModelErrorIsNotTheClients checks that an error of the model does not count as bad input.
 func TestModelErrorIsNotTheClients(t *testing.T) {
 	_, err := detect(failing{})(call("", tensor.Item{Bytes: blankPNG(t, 40, 40)}))
 	if err == nil || reflect.TypeOf(err) == reflect.TypeOf(stage.BadInput(err)) {
@@ -181,7 +182,7 @@ func (failing) Run([]tensor.Tensor, ...string) ([]tensor.Tensor, error) {
 	return nil, io.ErrUnexpectedEOF
 }
 
-// crowded sees text in each cell of 16×16 pixels.
+// crowded finds text in each cell of 16×16 pixels.
 type crowded struct{}
 
 func (crowded) Run(in []tensor.Tensor, _ ...string) ([]tensor.Tensor, error) {
@@ -197,7 +198,7 @@ func (crowded) Run(in []tensor.Tensor, _ ...string) ([]tensor.Tensor, error) {
 	return []tensor.Tensor{out}, nil
 }
 
-// TestFanOutIsBounded: a page with more boxes than a request may fan out to is its sender's mistake.
+// TestFanOutIsBounded checks that a page with too many boxes is bad input.
 func TestFanOutIsBounded(t *testing.T) {
 	find := detect(crowded{})
 	if out, err := find(call("", tensor.Item{Bytes: blankPNG(t, 480, 480)})); err != nil || len(out) != 900 {

@@ -1,4 +1,5 @@
-// Command text is the OCR pipeline's stage that puts the boxes' text into reading order; see package stages.
+// Command text is the stage of the OCR pipeline that puts the boxes' texts into reading order; see
+// package stages.
 package main
 
 import (

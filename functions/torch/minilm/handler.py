@@ -1,8 +1,9 @@
-"""A layer of all-MiniLM-L6-v2 in PyTorch: what ../../minilm/layers does with ONNX Runtime, with the same parameters.
+"""A layer of all-MiniLM-L6-v2 in PyTorch. It computes what ../../minilm/layers computes with ONNX
+Runtime, with the same parameters.
 
-Layer n takes the tensors ``hidden.<n-1>`` FP32 [texts, tokens, 384] and ``attention_mask`` INT64 [texts, tokens], and passes
-``hidden.<n>`` and the mask on. Which layer it is, the names of its parameters say. The functions minilm-embed and minilm-pool
-are before and behind the six.
+Layer n takes the tensors ``hidden.<n-1>`` FP32 [texts, tokens, 384] and ``attention_mask`` INT64
+[texts, tokens], and returns ``hidden.<n>`` and the mask. The names of the parameters say which
+layer it is. The functions minilm-embed and minilm-pool are before and after the six layers.
 """
 from __future__ import annotations
 
@@ -21,14 +22,16 @@ MASK = "attention_mask"
 
 @dataclass
 class Layer:
-    """A post-norm encoder layer (Devlin et al. 2019) over parameters that lie anywhere, such as in a mapped file."""
+    """A post-norm encoder layer (Devlin et al. 2019). Its parameters may be in any memory, such as
+    a mapped file."""
 
-    number: int  # from 1
+    number: int  # starts at 1
     parameters: dict[str, torch.Tensor]
 
     @classmethod
     def of(cls, tensors: dict[str, torch.Tensor]) -> Layer:
-        """The layer that tensors with the published names are of: encoder.layer.0.attention.self.query.weight, ..."""
+        """Return the layer of tensors with the published names:
+        encoder.layer.0.attention.self.query.weight, ..."""
         numbers = {name.split(".")[2] for name in tensors if name.startswith("encoder.layer.")}
         if len(numbers) != 1:
             raise ValueError(f"layers {sorted(numbers)}, want the parameters of one")
@@ -37,7 +40,7 @@ class Layer:
         return cls(int(number) + 1, {name[len(prefix):]: t for name, t in tensors.items() if name.startswith(prefix)})
 
     def to(self, device: str) -> Layer:
-        """The layer on a device."""
+        """Return the layer on a device."""
         return Layer(self.number, {name: t.to(device) for name, t in self.parameters.items()})
 
     def __call__(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -62,18 +65,18 @@ class Layer:
 
 
 def load(model: sc.Model) -> Layer:
-    """Make the layer of the parameters, which stay in the mapped file."""
+    """Make the layer from the parameters, which stay in the mapped file."""
     return Layer.of(model.torch())
 
 
 def place(layer: Layer, replica: sc.Replica) -> Layer:
-    """Bring the parameters to where the replica computes."""
+    """Move the parameters to the replica's device."""
     return layer if replica.device == "cpu" else layer.to(replica.device)
 
 
 @sc.each
 def infer(layer: Layer, call: sc.Call) -> sc.Output:
-    """Compute each item of a call, which is a padded batch of texts already."""
+    """Compute each item of a call. An item is an already padded batch of texts."""
     return sc.Output(*(compute(layer, item) for item in call.items))
 
 

@@ -1,4 +1,5 @@
-"""Tests with real PyTorch, against the encoder layer that PyTorch itself has; the trained one is compared in ../torch_test.go."""
+"""Tests with real PyTorch, against PyTorch's own encoder layer. ../torch_test.go compares the
+trained layers."""
 from __future__ import annotations
 
 import unittest
@@ -12,7 +13,7 @@ WIDTH, INNER = 48, 80
 
 
 def layer(number: int = 3) -> tuple[handler.Layer, torch.nn.TransformerEncoderLayer]:
-    """The same random layer, as the handler's and as PyTorch's own."""
+    """Return a random layer as the handler's class and as PyTorch's own."""
     theirs = torch.nn.TransformerEncoderLayer(WIDTH, handler.HEADS, INNER, dropout=0, activation="gelu", batch_first=True,
                                               layer_norm_eps=handler.EPSILON).eval()
     query, key, value = theirs.self_attn.in_proj_weight.detach().chunk(3)
@@ -30,18 +31,18 @@ def layer(number: int = 3) -> tuple[handler.Layer, torch.nn.TransformerEncoderLa
 
 
 class TestLayer(unittest.TestCase):
-    """Of twelve heads, four wide."""
+    """The layers have twelve heads of width 4."""
 
     def setUp(self) -> None:
         torch.manual_seed(1)
         torch.set_num_threads(1)
 
-    def test_it_is_an_encoder_layer(self) -> None:
+    def test_layer_equals_the_encoder_layer_of_pytorch(self) -> None:
         ours, theirs = layer()
         x, mask = torch.randn(2, 7, WIDTH), torch.ones(2, 7, dtype=torch.int64)
         mask[1, 5:] = 0
         item = sc.Item(tensors={"hidden.2": x, "attention_mask": mask})
-        with torch.enable_grad():  # PyTorch has another, faster path without
+        with torch.enable_grad():  # without gradients, PyTorch uses another, faster path
             want = theirs(x, src_key_padding_mask=mask == 0).detach()
         [out] = handler.infer(ours, [sc.Call(item)])
         got = out.items[0]

@@ -1,6 +1,6 @@
-// Package synthetic makes the parameters of a transformer of a chosen size, cut into stages: random numbers, from which nobody
-// learns anything but how long it takes to load, place and compute with so many. Command weights writes them,
-// functions/torch/transformer computes with them.
+// Package synthetic makes the parameters of a transformer of a chosen size, cut into stages. The
+// parameters are random numbers: the model can only show how long loading, placing and computing
+// take. Command weights writes them, and functions/torch/transformer computes with them.
 package synthetic
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-// Bounds of what is made.
+// Limits of a transformer.
 const (
 	head       = 64      // width of a head of attention
 	alphabet   = 256     // tokens are bytes
@@ -32,17 +32,18 @@ const (
 	mostStages = 64
 )
 
-// Transformer is the shape of a decoder whose tokens are bytes: an embedding, equal blocks, a norm and a projection onto what
-// comes next.
+// Transformer is the shape of a decoder whose tokens are bytes: an embedding, equal blocks, a norm
+// and a projection onto the next byte.
 type Transformer struct {
 	Stages int
-	Blocks int // of each stage
+	Blocks int // per stage
 	Width  int // a multiple of 64, the width of a head
-	Inner  int // of a block's network
+	Inner  int // width of a block's network
 	Dtype  safetensors.Dtype
 }
 
-// Of returns a transformer of so many stages, of about stageBytes each: within 1 % from 4 MB on. Dtype is F32 or BF16.
+// Of returns a transformer with this number of stages, of about stageBytes each: within 1 % from 4
+// MB on. dtype is F32 or BF16.
 func Of(stages int, stageBytes int64, dtype safetensors.Dtype) (Transformer, error) {
 	if stages < 1 || stages > mostStages || stageBytes < leastStage || stageBytes > mostStage {
 		return Transformer{}, fmt.Errorf("%d stages of %d bytes, want 1 to %d of %d to %d", stages, stageBytes, mostStages, leastStage, int64(mostStage))
@@ -52,26 +53,27 @@ func Of(stages int, stageBytes int64, dtype safetensors.Dtype) (Transformer, err
 	}
 	t := Transformer{Stages: stages, Width: 128, Dtype: dtype}
 	elements := float64(stageBytes) / float64(dtype.Bits()/8)
-	for w := 256; w <= 8192 && 60*float64(w)*float64(w) <= elements; w *= 2 { // at least five blocks
+	// A stage has at least five blocks.
+	for w := 256; w <= 8192 && 60*float64(w)*float64(w) <= elements; w *= 2 {
 		t.Width = w
 	}
 	w := float64(t.Width)
 	t.Blocks = max(1, int(math.Round(elements/(12*w*w))))
 	perBlock := elements / float64(t.Blocks)
-	// A block has (4W+9)W + (2W+1)I elements, of which I, near 4W, takes up what its number leaves over.
+	// A block has (4W+9)W + (2W+1)I elements. I, which is near 4W, is chosen to reach the wanted size.
 	t.Inner = max(8, 8*int(math.Round((perBlock-w*(4*w+9))/(2*w+1)/8)))
 	return t, nil
 }
 
-// tensor is a tensor before it has numbers.
+// tensor is a tensor without its numbers.
 type tensor struct {
 	name  string
 	shape []int64
-	value float64 // of all elements, if reach is 0
-	reach float64 // elements are drawn uniformly from ±reach
+	value float64 // of all elements if reach is 0
+	reach float64 // otherwise, elements are uniform in ±reach
 }
 
-// tensors are those of a stage, counted from 0.
+// tensors returns the tensors of a stage, counted from 0.
 func (t Transformer) tensors(stage int) []tensor {
 	w, inner := int64(t.Width), int64(t.Inner)
 	var all []tensor
@@ -79,7 +81,8 @@ func (t Transformer) tensors(stage int) []tensor {
 		all = append(all, tensor{name: name + ".weight", shape: []int64{w}, value: 1}, tensor{name: name + ".bias", shape: []int64{w}})
 	}
 	linear := func(name string, from, to int64) {
-		reach := math.Sqrt(3 / float64(from)) // a variance of one over from: what comes out is as large as what goes in
+		// The variance is 1/from, so that the output is as large as the input.
+		reach := math.Sqrt(3 / float64(from))
 		all = append(all, tensor{name: name + ".weight", shape: []int64{to, from}, reach: reach}, tensor{name: name + ".bias", shape: []int64{to}, reach: 0.1})
 	}
 	if stage == 0 {
@@ -101,7 +104,7 @@ func (t Transformer) tensors(stage int) []tensor {
 	return all
 }
 
-// Bytes returns how many bytes the parameters of a stage have, counted from 0.
+// Bytes returns the size of the parameters of a stage, counted from 0, in bytes.
 func (t Transformer) Bytes(stage int) int64 {
 	var elements int64
 	for _, p := range t.tensors(stage) {
@@ -114,9 +117,10 @@ func (t Transformer) Bytes(stage int) int64 {
 	return elements * int64(t.Dtype.Bits()/8)
 }
 
-// Write writes DIR/1.safetensors and so on, a file a stage, with numbers drawn from seed; together they are the whole model, too.
-// It needs some megabytes of memory whatever their size. A file that has been written before is left as it is, and told with
-// done = 0. Told is called after each.
+// Write writes DIR/1.safetensors and so on, one file per stage, with numbers that depend on seed.
+// Together, the files are the whole model. Write needs some megabytes of memory, whatever their
+// size. It calls told after each file. For a file that exists already, it only calls told, with
+// done = 0.
 func (t Transformer) Write(ctx context.Context, dir string, seed uint64, told func(path string, done int64)) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -134,7 +138,7 @@ func (t Transformer) Write(ctx context.Context, dir string, seed uint64, told fu
 	return nil
 }
 
-// metadata is what a file says about itself. The same is in files of the same numbers alone.
+// metadata returns a file's metadata. Two files with the same metadata have the same numbers.
 func (t Transformer) metadata(stage int, seed uint64) map[string]string {
 	return map[string]string{
 		"format":    "pt",
@@ -159,7 +163,7 @@ func (t Transformer) written(path string, stage int, seed uint64) bool {
 	return err == nil && maps.Equal(file.Metadata(), t.metadata(stage, seed))
 }
 
-// write writes a stage's file, under another name until it is whole.
+// write writes a stage's file, under another name until it is complete.
 func (t Transformer) write(ctx context.Context, path string, stage int, seed uint64) error {
 	f, err := os.Create(path + ".part")
 	if err != nil {
@@ -180,9 +184,9 @@ func (t Transformer) write(ctx context.Context, path string, stage int, seed uin
 	return os.Rename(path+".part", path)
 }
 
-// numbers reads as a tensor's elements, which depend on its name and on seed alone.
+// numbers is a reader of a tensor's elements, which depend only on its name and on seed.
 type numbers struct {
-	ctx   context.Context //nolint:containedctx // a reader has no other way to be told
+	ctx   context.Context // Read has no other way to get a context
 	t     tensor
 	dtype safetensors.Dtype
 	left  int64 // bytes
@@ -198,7 +202,7 @@ func newNumbers(ctx context.Context, t tensor, dtype safetensors.Dtype, seed uin
 	return &numbers{ctx, t, dtype, left, rand.NewChaCha8(key)}
 }
 
-// Read fills p with whole elements.
+// Read fills p with complete elements.
 func (n *numbers) Read(p []byte) (int, error) {
 	if n.left == 0 {
 		return 0, io.EOF
@@ -229,7 +233,8 @@ func (n *numbers) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Sizes returns what the stages' parameters take together, and the least and the most of one, in bytes.
+// Sizes returns the size of all stages' parameters, and those of the smallest and the largest
+// stage, in bytes.
 func (t Transformer) Sizes() (all, least, most int64) {
 	var sizes []int64
 	for stage := range t.Stages {
@@ -239,7 +244,7 @@ func (t Transformer) Sizes() (all, least, most int64) {
 	return all, slices.Min(sizes), slices.Max(sizes)
 }
 
-// ParseSize reads a number of bytes, such as 5.4G: powers of 1000, as disks are counted.
+// ParseSize parses a number of bytes, such as 5.4G. Units are powers of 1000, as for disks.
 func ParseSize(s string) (int64, error) {
 	number, unit := strings.TrimSuffix(s, "B"), 1.0
 	switch {

@@ -54,7 +54,7 @@ func write(t *testing.T, shape Transformer, seed uint64) [][]byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := safetensors.Inspect(dir) // together they are a model, too
+	m, err := safetensors.Inspect(dir) // together, the files are a model
 	if err != nil || len(m.Parts) != shape.Stages {
 		t.Fatalf("%+v, %v", m, err)
 	}
@@ -92,7 +92,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// check wants a tensor's elements to be around mean, this far.
+// check checks the mean and the deviation of a tensor's elements.
 func check(t *testing.T, f *safetensors.File, name string, mean, deviation float64) {
 	t.Helper()
 	p, err := f.Tensor(name)
@@ -134,7 +134,7 @@ func TestWriteAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := told(); got[0] != 0 || got[1] == 0 {
-		t.Errorf("with half a file %d bytes, want that one written again", got)
+		t.Errorf("with half a file %d bytes, want only that file written again", got)
 	}
 	ended, end := context.WithCancel(t.Context())
 	end()

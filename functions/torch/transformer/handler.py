@@ -1,8 +1,10 @@
-"""A stage of a decoder of which tokens are bytes, cut between its blocks into as many stages as there are files.
+"""A stage of a decoder whose tokens are bytes. The decoder is cut between its blocks into as many
+stages as there are files.
 
-What a stage does is in the names of its parameters: the one that has ``embedding`` takes text, the one that has ``head``
-answers with what may come next, and between them FP32 ``hidden`` [1, bytes, width] goes from stage to stage. With the
-parameters of all stages it is the whole model. ../synthetic makes the parameters, which are random numbers.
+The names of the parameters say what a stage does. The stage with ``embedding`` takes text, and the
+stage with ``head`` answers with the most likely next bytes. Between them, FP32 ``hidden`` [1,
+bytes, width] goes from stage to stage. A stage with all parameters is the whole model. ../synthetic
+makes the parameters, which are random numbers.
 """
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ from torch.nn import functional
 import stagecoach as sc
 
 MAX_BATCH = 8
-CONTEXT = 256  # bytes of a text that count: its last ones
-HEAD = 64  # the width of a head of attention
-TOP = 5  # bytes that an answer has
+CONTEXT = 256  # bytes of a text that count: the last ones
+HEAD = 64  # width of a head of attention
+TOP = 5  # bytes per answer
 
 
 class Block(nn.Module):
-    """Attention to what came before, and a network; each adds to its normalised input."""
+    """Attention to earlier bytes, and a network. Each adds to its normalised input."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -34,7 +36,8 @@ class Block(nn.Module):
         self.outer = nn.Linear(inner, width)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """x: [texts, bytes, width], mask: [bytes, bytes], which is added to what attention weighs."""
+        """x: [texts, bytes, width]; mask: [bytes, bytes], which is added to the attention
+        scores."""
         texts, length, width = x.shape
         heads = self.attention(self.norm1(x)).view(texts, length, 3, width // HEAD, HEAD)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
@@ -44,7 +47,7 @@ class Block(nn.Module):
 
 
 class Stage(nn.Module):
-    """The part of the model that a set of parameters is for."""
+    """The part of the model that a set of parameters belongs to."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -60,8 +63,9 @@ class Stage(nn.Module):
         self.to(tensors[f"blocks.{numbers[0]}.inner.weight"].dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: bytes [texts, bytes] if this is the first stage, else hidden [texts, bytes, width]. The last stage returns how
-        likely each byte is to come next, as logarithms [texts, 256], all others hidden."""
+        """x: bytes [texts, bytes] in the first stage, else hidden [texts, bytes, width]. The last
+        stage returns the logarithms of the probabilities of each next byte, [texts, 256]; the
+        others return hidden."""
         if self.embedding is not None:
             x = self.embedding(x) + places(x.shape[1], self.width, x.device)
         any_block = next(iter(self.blocks.values()))
@@ -75,21 +79,21 @@ class Stage(nn.Module):
 
 
 def places(length: int, width: int, device: torch.device) -> torch.Tensor:
-    """What tells places apart: sines and cosines [length, width] (Vaswani et al. 2017)."""
+    """Return the position encoding: sines and cosines [length, width] (Vaswani et al. 2017)."""
     rates = torch.exp(torch.arange(0, width, 2, device=device) * (-math.log(10_000) / width))
     angles = torch.arange(length, device=device)[:, None] * rates
     return torch.stack((angles.sin(), angles.cos()), -1).view(length, width)
 
 
 def load(model: sc.Model) -> nn.Module:
-    """Make the stage of the parameters, which stay where they are: in the mapped file."""
+    """Make the stage from the parameters, which stay in the mapped file."""
     with model.empty():
         stage = Stage(model.torch())
     return model.fill(stage)
 
 
 def infer(stage: nn.Module, calls: list[sc.Call]) -> list[sc.Output | Exception]:
-    """Compute what has the same length together, whichever calls it is from."""
+    """Compute inputs of the same length together, whichever calls they are from."""
     results: list[list | Exception] = []
     rows: dict[int, list[tuple[int, int, torch.Tensor]]] = {}  # by length: call, item, input
     for i, call in enumerate(calls):
@@ -111,7 +115,7 @@ def infer(stage: nn.Module, calls: list[sc.Call]) -> list[sc.Output | Exception]
 
 
 def read(stage: Stage, item: sc.Item) -> torch.Tensor:
-    """Take what the stage computes with out of an item."""
+    """Return the stage's input from an item."""
     if stage.embedding is not None:
         text = item.text().encode()[-CONTEXT:]
         if not text:
@@ -124,7 +128,7 @@ def read(stage: Stage, item: sc.Item) -> torch.Tensor:
 
 
 def answer(stage: Stage, y: torch.Tensor) -> dict:
-    """Make an item of what the stage has computed for a text."""
+    """Make an item from the stage's output for a text."""
     if stage.head is None:
         return {"hidden": y}
     likely = y[0].exp().topk(TOP)

@@ -17,7 +17,7 @@ TEXTS = ["a", "to be, or not to be", "caf\u00e9", "to be, or not to b?", "x" * 3
 
 
 def parameters(stage: int) -> dict[str, torch.Tensor]:
-    """The parameters of a stage, counted from 0, of one block each."""
+    """Return the parameters of a stage, counted from 0. Each stage has one block."""
     block = handler.Block(WIDTH, INNER)
     tensors = {f"blocks.{stage}.{name}": torch.randn(p.shape) / 8 for name, p in block.named_parameters()}
     if stage == 0:
@@ -54,7 +54,7 @@ def run(stages: list[handler.Stage], texts: list[str]) -> list[dict]:
 
 
 class TestTransformer(unittest.TestCase):
-    """Of a model in eight files."""
+    """The model is in eight files."""
 
     folder: tempfile.TemporaryDirectory
     stages: list[handler.Stage]
@@ -76,7 +76,8 @@ class TestTransformer(unittest.TestCase):
         return [[p["probability"] for p in a["next"]] for a in answers]
 
     def close(self, got: list[dict], want: list[dict]) -> None:
-        """Want the same bytes, as likely within what adding up in another order does."""
+        """Check for the same bytes, with probabilities that differ only by the order of
+        additions."""
         self.assertEqual([[p["byte"] for p in a["next"]] for a in got], [[p["byte"] for p in a["next"]] for a in want])
         for g, w in zip(self.likely(got), self.likely(want)):
             self.assertEqual(len(g), handler.TOP)
@@ -101,19 +102,19 @@ class TestTransformer(unittest.TestCase):
         self.assertEqual(*run(self.stages, ["y" + "x" * 256, "x" * 256]))
 
     def test_it_looks_back_only(self) -> None:
-        """What a place becomes does not depend on the bytes behind it."""
+        """The hidden values of a position do not depend on later bytes."""
         with torch.no_grad():
             long, short = (handler.infer(self.stages[0], [sc.Call(text)])[0].items[0].torch("hidden") for text in ("abcdef", "abc"))
         torch.testing.assert_close(long[:, :3], short)
 
     def test_places_differ(self) -> None:
-        """One block that looks back at the same bytes in another order."""
+        """One block looks back at the same bytes in another order."""
         with torch.no_grad():
             one, other = (out.items[0].torch("hidden")[0, -1] for out in handler.infer(self.stages[0], [sc.Call("abc"), sc.Call("bac")]))
         self.assertFalse(torch.allclose(one, other, atol=1e-3))
 
     def test_block_is_an_encoder_layer(self) -> None:
-        """A block is what PyTorch itself has for one, with two heads here."""
+        """A block computes what PyTorch's own encoder layer computes, with two heads here."""
         width, inner, length = 2 * handler.HEAD, 96, 7
         theirs = torch.nn.TransformerEncoderLayer(width, 2, inner, dropout=0, activation="gelu", batch_first=True, norm_first=True).eval()
         for p in theirs.parameters():

@@ -1,8 +1,9 @@
-// Command weights makes the parameters of functions/torch/transformer: random numbers, of a size that one wants to try.
+// Command weights makes the parameters of functions/torch/transformer: random numbers, in a size
+// that a user wants to try.
 //
 //	weights [--stages 8] [--stage-size 8M] [--dtype F32] [--seed 1] FOLDER
 //
-// FOLDER gets a file a stage, 1.safetensors and so on. What is there already is not made again.
+// FOLDER gets one file per stage, 1.safetensors and so on. Existing files are not made again.
 package main
 
 import (
@@ -32,10 +33,10 @@ func main() {
 
 func run(ctx context.Context, args []string, out io.Writer) error {
 	flags := flag.NewFlagSet("weights", flag.ContinueOnError)
-	stages := flags.Int("stages", 8, "how many stages the model is cut into")
-	size := flags.String("stage-size", "8M", "what the parameters of each stage take, in bytes, or with M or G: 700M, 5.4G")
+	stages := flags.Int("stages", 8, "number of stages of the model")
+	size := flags.String("stage-size", "8M", "size of the parameters of each stage in bytes, or with M or G: 700M, 5.4G")
 	dtype := flags.String("dtype", "F32", "their datatype: F32 or BF16")
-	seed := flags.Uint64("seed", 1, "what they are drawn from")
+	seed := flags.Uint64("seed", 1, "seed of the random numbers")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -51,7 +52,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	all, least, most := t.Sizes()
-	fmt.Fprintf(out, "weights: %d stages of %d blocks, %d wide, %s: %.1f to %.1f MB each, %.1f MB together; random, they have learnt nothing\n",
+	fmt.Fprintf(out, "weights: %d stages of %d blocks, %d wide, %s: %.1f to %.1f MB each, %.1f MB together; random and untrained\n",
 		t.Stages, t.Blocks, t.Width, t.Dtype, float64(least)/1e6, float64(most)/1e6, float64(all)/1e6)
 	return t.Write(ctx, flags.Arg(0), *seed, func(path string, done int64) {
 		if done > 0 {

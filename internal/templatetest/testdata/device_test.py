@@ -243,8 +243,8 @@ class Ring(unittest.TestCase):
             with open(path, "wb") as f:
                 f.write(len(header).to_bytes(8, "little") + header + bytes(n))
             tensors = Model(path).torch()
-            self.addCleanup(_ring.forget)
-            _ring.remember()
+            self.addCleanup(_ring.forget_mappings)
+            _ring.remember_mappings()
             with unittest.mock.patch.object(_ring, "_unchanged", side_effect=AssertionError("it walks again")):
                 placed(dict(tensors))
 
@@ -526,7 +526,7 @@ class OnCuda(unittest.TestCase):
     def test_sizes(self) -> None:
         os.environ[device.VISIBLE] = GPU
         with unittest.mock.patch.object(torch, "cuda", FakeCuda()):
-            got = device.lack(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; ...)"))
+            got = device.memory_error(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; ...)"))
         self.assertEqual(str(got), "out of memory on device GPU-0: want 2.00 GiB, 3.00 of 80.00 GB free")
 
 

@@ -1,6 +1,6 @@
-"""Decodes batches of the stage protocol, for package conformance to compare with what Go makes of them: on stdin a
-length of 4 bytes and a payload, on stdout the same, of a description or of an error, and a byte in front of it that
-says which.
+"""Decodes batches of the stage protocol, so that package conformance can compare the results with
+Go's. It reads a length of 4 bytes and a payload from stdin. It writes a byte that says which kind
+of answer follows, a length, and a description or an error to stdout.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What tests of Model.fill share: a writer of safetensors, what /proc says of a mapped file, and a test case."""
+"""Helpers of the tests of Model.fill: a writer of safetensors, a reader of /proc for mapped files,
+and a test case."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ _NAMES = {torch_name: name for name, torch_name in TORCH.items()}
 
 
 def save(path: str, tensors: Mapping[str, torch.Tensor]) -> str:
-    """Write tensors as safetensors.torch.save_model does: aligned to their elements, and what several names have once.
-    The data begins 8 bytes after a multiple of 64, at which PyTorch's own tensors begin."""
+    """Writes tensors as safetensors.torch.save_model does: aligned to their elements. A tensor with
+    several names is written once. The data begins 8 bytes after a multiple of 64, where PyTorch's
+    own tensors begin."""
     header: dict[str, Any] = {}
     data, seen = b"", set()
     for name, t in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
@@ -48,7 +50,7 @@ def save(path: str, tensors: Mapping[str, torch.Tensor]) -> str:
 
 
 def randomize(module: torch.nn.Module, seed: int = 7) -> torch.nn.Module:
-    """Give parameters and saved buffers values that no constructor gives them."""
+    """Sets parameters and saved buffers to values that no constructor gives."""
     torch.manual_seed(seed)
     unsaved = {id(b) for b in module.buffers()} - {id(v) for v in module.state_dict(keep_vars=True).values()}
     with torch.no_grad():
@@ -59,7 +61,7 @@ def randomize(module: torch.nn.Module, seed: int = 7) -> torch.nn.Module:
 
 
 def flat(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of an output, in order."""
+    """Returns the tensors of an output, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, dict):
@@ -73,14 +75,14 @@ def flat(value: Any) -> Iterator[torch.Tensor]:
 
 
 def bits(value: Any) -> list[bytes]:
-    """What the tensors of an output are, bit for bit."""
+    """Returns the bytes of an output's tensors."""
     return [
         bytes(str((t.dtype, tuple(t.shape))), "ascii") + t.detach().contiguous().numpy().tobytes() for t in flat(value)
     ]
 
 
 def mappings(path: str) -> list[tuple[int, int]]:
-    """Where this process has a file mapped."""
+    """Returns the addresses at which this process has mapped a file."""
     with open("/proc/self/maps") as f:
         lines = [line.split(maxsplit=5) for line in f]
     ranges = [line[0].split("-") for line in lines if len(line) == 6 and line[5].strip() == os.path.realpath(path)]
@@ -88,7 +90,8 @@ def mappings(path: str) -> list[tuple[int, int]]:
 
 
 def copied(path: str) -> int:
-    """The bytes of this process's mappings of a file that are copies of its own, and no longer the file's pages."""
+    """Returns the bytes of this process's mappings of a file that are private copies and no longer
+    the file's pages."""
     total, here = 0, False
     with open("/proc/self/smaps") as f:
         for line in f:
@@ -100,7 +103,7 @@ def copied(path: str) -> int:
 
 
 def lies_in(path: str, tensor: torch.Tensor) -> bool:
-    """Whether all of a tensor lies in a mapping of a file."""
+    """Returns whether all of a tensor is in a mapping of a file."""
     at, end = tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
     return any(begin <= at and end <= to for begin, to in mappings(path))
 
@@ -129,14 +132,15 @@ class Case(unittest.TestCase):
         self.path = os.path.join(folder.name, "model.safetensors")
         self.addCleanup(torch.set_num_threads, torch.get_num_threads())
         torch.set_num_threads(1)
-        warnings.simplefilter("ignore")  # older ways of PyTorch are tested, too
+        warnings.simplefilter("ignore")  # older interfaces of PyTorch are tested, too
 
     def saved(self, module: nn.Module) -> sc.Model:
         save(self.path, randomize(module).state_dict())
         return sc.Model(self.path)
 
     def same(self, make: Callable[[], nn.Module], run: Callable[[nn.Module], Any] = lambda m: m(X)) -> nn.Module:
-        """Fill a module that make made empty, and one that it made as usual: both answer what the saved one does."""
+        """Fills a module that make has made empty, and one that it has made as usual. Both must
+        return what the saved module returns."""
         saved = make().eval()
         model = self.saved(saved)
         with torch.no_grad():

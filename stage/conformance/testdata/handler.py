@@ -1,4 +1,4 @@
-"""The test stage of package conformance, as program_test.go has it in Go."""
+"""The test stage of package conformance. program_test.go has the same stage in Go."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def each(state: dict, call: sc.Call) -> object:
         return sc.Output(sc.Item(b"L" * (1 << 20), "x/y"), b"small")
     if text == "many":
         return sc.Output(*(bytes([i]) * (INLINE_LIMIT + 1) for i in range(70)))
-    if text == "flood":  # inline, and more than a socket holds
+    if text == "flood":  # inline, and more than a socket's buffer holds
         return sc.Output(*[bytes(INLINE_LIMIT)] * 200)
     if text == "wait":
         call.wait()

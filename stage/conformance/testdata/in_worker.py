@@ -1,4 +1,4 @@
-"""Runs ./stage as a worker of one stage, and makes that look like a process of its own."""
+"""Runs ./stage as a worker with one stage, which looks like a separate process to the test."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tell(sock: socket.socket, message: bytes, *fds: int) -> None:
     sock.sendmsg([message], rights)
 
 
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until there is somebody to tell
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until the handler for it exists
 want(b"R")
 tell(control, HEAD.pack(b"F", VERSION, 0, 7), child.fileno())
 tid = struct.unpack_from("<I", want(b"C"), 8)[0]

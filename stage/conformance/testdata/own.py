@@ -1,4 +1,4 @@
-"""A test stage of what Python's SDK alone has; see python_test.go."""
+"""A test stage for features that only the Python SDK has; see python_test.go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import stagecoach as sc
 MAX_BATCH = 4
 SLOTS = 2
 logging.info("while it is imported")
-socket.setdefaulttimeout(0.001)  # of the handler's own connections
+socket.setdefaulttimeout(0.001)  # applies to the handler's own connections
 closed: list[str] = []
 
 

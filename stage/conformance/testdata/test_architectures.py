@@ -1,5 +1,5 @@
-"""Model.fill on architectures that are in use: what a filled module answers is, bit for bit, what the module answers
-that its parameters were saved from."""
+"""Tests Model.fill on real architectures: a filled module returns bit for bit what the module
+returns whose parameters were saved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from filling import bits, lies_in, randomize, save
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# Makes a module and returns it with a function that computes with it.
+# Makes a module, and returns it with a function that computes with it.
 Made = "tuple[nn.Module, Callable[[Any], Any]]"
 IDS = [[3, 7, 1, 9, 4], [5, 2, 8, 0, 6]]
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -47,7 +47,7 @@ def bert() -> Made:
 
 
 def masked_bert() -> Made:
-    """Its decoder's weights are those of its embedding."""
+    """The weights of its decoder are those of its embedding."""
     return transformers("BertConfig", "BertForMaskedLM", vocab_size=20, **SMALL)
 
 
@@ -111,7 +111,8 @@ def transformer() -> Made:
         x, y = torch.linspace(-1, 1, 2 * 5 * 16).reshape(2, 5, 16), torch.linspace(1, -1, 2 * 3 * 16).reshape(2, 3, 16)
         padding = torch.tensor([[False] * 5, [False, False, False, True, True]])
         mask = module.generate_square_subsequent_mask(3)
-        return module(x, y, tgt_mask=mask), module.encoder(x, src_key_padding_mask=padding)  # the latter: the fast path
+        # The second result uses the fast path.
+        return module(x, y, tgt_mask=mask), module.encoder(x, src_key_padding_mask=padding)
 
     return nn.Transformer(16, 2, 2, 2, 24, batch_first=True), run
 
@@ -130,7 +131,8 @@ ARCHITECTURES = [
 
 
 class Architectures(unittest.TestCase):
-    """Each test makes a module twice with other values, and fills the second from what the first was saved as."""
+    """Each test makes a module twice with different values. It saves the first and fills the second
+    from the file."""
 
     @classmethod
     def setUpClass(cls) -> None:
@@ -167,7 +169,7 @@ class Architectures(unittest.TestCase):
         try:
             with torch.device("meta"):
                 module, run = make()
-        except Exception:  # its code wants values: PyTorch refuses
+        except Exception:  # its code needs values, so PyTorch refuses
             return
         try:
             model.fill(module)
@@ -178,7 +180,7 @@ class Architectures(unittest.TestCase):
             self.same(path, saved, module, run, want)
 
     def test_lora(self) -> None:
-        """An adapter on a filled model."""
+        """Uses an adapter on a filled model."""
         try:
             peft = importlib.import_module("peft")
         except ModuleNotFoundError as err:

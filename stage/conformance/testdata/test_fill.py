@@ -1,4 +1,5 @@
-"""Tests of Model.empty and Model.fill with PyTorch alone: what is filled is right, and what would not be is refused."""
+"""Tests of Model.empty and Model.fill that need only PyTorch: which modules are filled correctly,
+and which are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ class Empty(Case):
         self.assertEqual(module.table.tolist(), [1, 2, 3, 4])
         self.assertFalse(module.mean.is_meta or seen[0].weight.is_meta or nn.Linear(1, 1).weight.is_meta)
 
-    def test_it_ends_with_an_error_and_within_another(self) -> None:
+    def test_empty_ends_with_an_error_and_nests(self) -> None:
         register = nn.Module.register_parameter
         with self.assertRaises(KeyError), sc.Model().empty(), sc.Model().empty():
             raise KeyError
@@ -71,12 +72,12 @@ class Empty(Case):
 
 
 class Fill(Case):
-    def test_buffers_that_are_not_saved_are_the_modules_own(self) -> None:
+    def test_unsaved_buffers_keep_their_values(self) -> None:
         module = self.same(Table)
         self.assertTrue(lies_in(self.path, module.mean) and module.none is None)
         self.assertEqual(module.table.tolist(), [1, 2, 3, 4])
 
-    def test_buffers_that_an_older_file_has_are_the_files(self) -> None:
+    def test_buffers_of_older_files_are_filled(self) -> None:
         saved = Table()
         save(self.path, {**saved.state_dict(), "table": torch.ones(4)})
         self.assertEqual(sc.Model(self.path).fill(Table()).table.tolist(), [1, 1, 1, 1])
@@ -90,7 +91,7 @@ class Fill(Case):
         model = self.saved(nn.Linear(4, 4))
         self.assertTrue(lies_in(self.path, model.fill(linear).weight))
 
-    def test_what_is_made_of_empty_parameters_is_refused(self) -> None:
+    def test_tensors_made_from_empty_parameters_are_refused(self) -> None:
         class Derived(nn.Module):
             def __init__(self, kind: str) -> None:
                 super().__init__()
@@ -118,10 +119,10 @@ class Fill(Case):
         model = self.saved(module)
         module.row = module.weight.data[0]
         self.refused(model, module, "'row': got a view of parameters", "compute them in forward")
-        module.row = module.weight.data  # all of it
+        module.row = module.weight.data  # all rows, and so no view of a part
         self.assertEqual(model.fill(module).row.data_ptr(), module.weight.data_ptr())
 
-    def test_parameters_that_nobody_registered_are_refused(self) -> None:
+    def test_unregistered_parameters_are_refused(self) -> None:
         module = nn.Linear(4, 4)
         model = self.saved(module)
         module.scales = [nn.Parameter(torch.ones(1))]
@@ -155,7 +156,8 @@ class Fill(Case):
 
     def test_max_norm_writes_to_copies_of_pages(self) -> None:
         rows = 4096
-        module = self.same(lambda: nn.Embedding(rows, 64, max_norm=0.1), lambda m: m(torch.tensor([3])))  # 1 MiB
+        # The weights have 1 MiB.
+        module = self.same(lambda: nn.Embedding(rows, 64, max_norm=0.1), lambda m: m(torch.tensor([3])))
         with open(self.path, "rb") as f:
             before = f.read()
         self.assertLessEqual(module.weight[3].norm().item(), 0.101)
@@ -164,7 +166,8 @@ class Fill(Case):
             self.assertEqual(f.read(), before)
 
     def test_forks_share_the_files_pages(self) -> None:
-        module = self.same(lambda: nn.Sequential(nn.Linear(4, 1 << 16), nn.Linear(1 << 16, 4)))  # 2 MiB
+        # The weights have 2 MiB.
+        module = self.same(lambda: nn.Sequential(nn.Linear(4, 1 << 16), nn.Linear(1 << 16, 4)))
         with torch.no_grad():
             want = bits(module(X))
         read, write = os.pipe()
@@ -195,7 +198,7 @@ class Fill(Case):
         makes = [spectral_norm, older_spectral_norm]
         if hasattr(torch.device, "__enter__"):
             makes.append(older_weight_norm)
-        else:  # before PyTorch 2.0 that one cannot be made on meta
+        else:  # before PyTorch 2.0, this one cannot be made on meta
             model = self.saved(older_weight_norm())
             with self.assertRaisesRegex(sc.StageError, "make it as usual, outside of it"), model.empty():
                 older_weight_norm()
@@ -261,7 +264,7 @@ class Fill(Case):
             self.assertTrue(lies_in(self.path, model.fill(half).weight))
             self.assertEqual(half.weight.dtype, dtype)
             self.assertEqual(half.weight.view(torch.int16).tolist(), saved.weight.view(torch.int16).tolist())
-            converted = nn.Linear(4, 4)  # as the error says
+            converted = nn.Linear(4, 4)  # as the error advises
             converted.load_state_dict(model.torch())
             self.assertEqual(converted(x).tolist(), saved.float()(x).tolist())
         model = self.saved(nn.Linear(4, 4))
@@ -328,7 +331,7 @@ class Fill(Case):
         module = self.same(Own)
         self.assertTrue(module.scale.tolist() == [0, 1, 2, 3] and module.double().scale.dtype == torch.float64)
 
-    def test_what_does_not_fit_is_named(self) -> None:
+    def test_errors_name_tensors_that_do_not_fit(self) -> None:
         module = Table()
         good = {name: t.clone() for name, t in randomize(Table()).state_dict().items()}
         wide = torch.zeros(4, 5)
@@ -344,7 +347,7 @@ class Fill(Case):
             save(self.path, bad)
             self.refused(sc.Model(self.path), module, *wants)
         save(self.path, good)
-        sc.Model(self.path).fill(module)  # after all of that
+        sc.Model(self.path).fill(module)  # the refused fills have changed nothing
 
     def test_names_of_one_parameter(self) -> None:
         def make() -> nn.Module:
@@ -360,7 +363,8 @@ class Fill(Case):
         save(self.path, {"a.weight": one, "b.weight": other})
         self.refused(sc.Model(self.path), make(), "'b.weight': got values of its own, want those of 'a.weight'")
         module = make()
-        module["b"].weight = nn.Parameter(module["a"].weight.data)  # another object with the same memory
+        # Another object with the same memory.
+        module["b"].weight = nn.Parameter(module["a"].weight.data)
         save(self.path, {"a.weight": one})
         sc.Model(self.path).fill(module)
         self.assertEqual(module["b"].weight.data_ptr(), module["a"].weight.data_ptr())

@@ -23,7 +23,7 @@ TORCH = importlib.util.find_spec("torch") is not None
 
 
 class Types(unittest.TestCase):
-    def test_items_are_made_of_values(self) -> None:
+    def test_values_become_items(self) -> None:
         for value, body, content_type in [
             (b"x", b"x", "application/octet-stream"),
             ("\u00e9", b"\xc3\xa9", "text/plain"),
@@ -54,7 +54,7 @@ class Types(unittest.TestCase):
             with self.assertRaisesRegex(TypeError, "a result of"):
                 sc.Output.of(bad)
 
-    def test_what_an_item_is_not_is_the_clients_fault(self) -> None:
+    def test_wrong_kind_of_item_is_bad_input(self) -> None:
         text, tensors = sc.Item("no json"), sc.Item(tensors={"x": numpy.ones(2)})
         for ask, want in [
             (text.json, "want JSON"),
@@ -96,7 +96,7 @@ class Types(unittest.TestCase):
         for call in (sc.Call(), sc.Call([])):
             self.assertEqual(call.items, [])
 
-    def test_what_is_no_item(self) -> None:
+    def test_values_that_are_no_item_are_refused(self) -> None:
         for body in (5, {"a": 1}, [1, 2]):
             with self.assertRaisesRegex(TypeError, "bytes-like object is required, not"):
                 sc.Item(body)
@@ -136,7 +136,7 @@ class Ends(unittest.TestCase):
 
     def test_out_of_memory(self) -> None:
         class OutOfMemoryError(RuntimeError):
-            """As PyTorch has it."""
+            """The name that PyTorch uses."""
 
         for err, code in [
             (sc.OutOfMemory("x"), 9),
@@ -147,7 +147,7 @@ class Ends(unittest.TestCase):
             (RuntimeError("out of memory"), 2),
             (ValueError("CUDA out of memory"), 2),
         ]:
-            self.assertEqual(_ends._code(err), 2, err)  # no replica would have more memory
+            self.assertEqual(_ends._code(err), 2, err)  # another replica would not have more memory
             with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "GPU-1"}):
                 self.assertEqual(_ends._code(err), code, err)
 
@@ -186,7 +186,7 @@ class Tensors(unittest.TestCase):
         _tensors.to_numpy(Tensor("x", "FP32", (2,), memoryview(data)))[0] = 1
         self.assertNotEqual(data, bytearray(8))
 
-    def test_nonsense_is_the_clients_fault(self) -> None:
+    def test_invalid_tensors_are_bad_input(self) -> None:
         for t, want in [
             (Tensor("x", "FP33", (1,), b"1234"), "datatype 'FP33'"),
             (Tensor("x", "FP32", (2,), b"1234"), r"4 bytes of data, want 8 for FP32\[2\]"),
@@ -331,7 +331,7 @@ class Models(unittest.TestCase):
             (file(b'{"a":'), "Expecting"),
             (file(b"{}x"), "Extra data"),
             (file(b'{"\xff":1}'), "utf-8"),
-            (file(b'{"a":{"dtype":"U8"},"a":1}'), "'a': it is there twice"),
+            (file(b'{"a":{"dtype":"U8"},"a":1}'), "'a': it occurs twice"),
             (file({"a": {**u8, "dtype": "F7"}}, b"x"), "dtype 'F7'"),
             (file({"a": {**u8, "dtype": ["U8"]}}, b"x"), "dtype"),
             (file({"a": {**u8, "more": 1}}, b"x"), "want an object of dtype"),

@@ -1,5 +1,5 @@
-// ONNX Runtime with a thread of its own, as versions from 1.29 on have: THREADED_ORT names the real library, here or
-// in the environment.
+// ONNX Runtime with a thread of its own, as versions from 1.29 on have. THREADED_ORT names the real
+// library, at compile time or in the environment.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdlib.h>

@@ -9,18 +9,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Hooks says what the stage runs: Infer for each batch of calls and, if it is set, Place once in each new replica.
+// Hooks returns what the stage runs: Infer for each batch of calls and, if it is set, Place once in
+// each new replica.
 func Hooks() stage.Hooks {
 	return stage.Hooks{Infer: stage.Each(handle)}
 }
 
-// handle answers one call. Its items come from the client, or from the stages before this one in the pipeline.
+// handle answers one call. Its items come from the client, or from earlier stages of the pipeline.
 func handle(c *stage.Call) (tensor.Activation, error) {
 	var out tensor.Activation
 	for _, it := range c.Items() {
 		answer, err := reply(it)
 		if err != nil {
-			return nil, stage.BadInput(err) // 400; any other error is a 500
+			return nil, stage.BadInput(err) // the client gets 400; any other error is a 500
 		}
 		out = append(out, answer)
 	}

@@ -12,6 +12,6 @@ func TestReply(t *testing.T) {
 		t.Errorf("got %q, %v", got.Bytes, err)
 	}
 	if _, err := reply(tensor.Item{Tensors: []tensor.Tensor{{Name: "x"}}}); err == nil {
-		t.Error("tensors were taken for text")
+		t.Error("tensors count as text")
 	}
 }

@@ -1,8 +1,8 @@
-// Package function says what comes before and after the model: here nothing, so that clients send and get tensors by the
-// names of the model's inputs and outputs.
+// Package function can change what comes before and after the model. This one changes nothing:
+// clients send and get tensors, named as the model's inputs and outputs.
 package function
 
 import "github.com/stagecoach-serving/stagecoach/stage"
 
-// Hooks says what the stage runs. Without this file it runs just this.
+// Hooks returns what the stage runs. Without this file, the stage runs the same.
 func Hooks() stage.Hooks { return stage.Model(nil, nil) }

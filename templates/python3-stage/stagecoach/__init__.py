@@ -1,30 +1,45 @@
-"""What a Python stage of a Stagecoach pipeline imports: the types of its hooks, and the process around them.
+"""What a Python stage of a Stagecoach pipeline imports: the types of its hooks, and the process
+around them.
 
 A stage is a module ``handler`` (handler.py) with up to three hooks::
 
     import stagecoach as sc
 
-    MAX_BATCH = 8                                   # calls that infer takes at a time; default 1
-    SLOTS = 1                                       # batches at a time, each in a thread; max_inflight overrides it
+    MAX_BATCH = 8                                   # calls per batch; default 1
+    SLOTS = 1                                       # batches at a time, each in a thread;
+                                                    # max_inflight overrides it
 
-    def load(model: sc.Model) -> State: ...         # optional; once, before replicas fork: parameters into host memory
-    def place(state: State, replica: sc.Replica): ...  # optional; in each replica: parameters onto its device
-    def infer(state, calls: list[sc.Call]): ...     # one result a call, in order
+    def load(model: sc.Model) -> State: ...         # optional; once, before replicas fork:
+                                                    # parameters into host memory
+    def place(state: State, replica: sc.Replica): ...  # optional; in each replica:
+                                                    # parameters onto its device
+    def infer(state, calls: list[sc.Call]): ...     # one result per call, in order
 
-Threads of Python take turns: more ``SLOTS`` than one help hooks that wait, a larger ``MAX_BATCH`` those that compute.
+Threads of Python take turns. More than one slot helps hooks that wait; a larger ``MAX_BATCH`` helps
+hooks that compute.
 
-``load`` runs in a process with one thread, which replicas are forked from: no threads, no device there. Without
-``load`` the state is the :class:`Model`; without ``place`` PyTorch's modules and tensors go to the replica's device and
-all else stays as it is.
+``load`` runs in a process with one thread, from which replicas are forked. It must not start
+threads or use a device. Without ``load``, the state is the :class:`Model`. Without ``place``,
+PyTorch's modules and tensors go to the replica's device, and everything else stays as it is.
 
-A call's result is what :class:`Output` takes, an exception (that call's error), or a generator, whose pieces are
-streamed (:meth:`Call.send`) and whose return value is the output. What ``infer`` raises is every call's error.
-:func:`each` makes ``infer`` of a function for one call. Errors: :class:`BadInput` is the client's (400),
-:class:`Cancelled` and :class:`Expired` say that the call was over before, :class:`OutOfMemory` has it tried elsewhere,
-every other one is a 500.
+A call's result is one of:
 
-``print`` and :mod:`logging` go where the platform takes logs. PyTorch records no gradients in ``infer``, unless that
-asks for it (``torch.enable_grad()``).
+- what :class:`Output` takes
+- an exception, which is that call's error
+- a generator: its pieces are streamed (:meth:`Call.send`), and its return value is the output
+
+If ``infer`` raises, the exception is every call's error. :func:`each` makes ``infer`` from a
+function for one call.
+
+Errors:
+
+- :class:`BadInput` is the client's error (400)
+- :class:`Cancelled` and :class:`Expired` say that the call has already ended
+- :class:`OutOfMemory` makes the platform try the call elsewhere
+- every other error is a 500
+
+``print`` and :mod:`logging` write to the function's logs. PyTorch records no gradients in
+``infer``, unless the handler enables them (``torch.enable_grad()``).
 """
 
 from __future__ import annotations

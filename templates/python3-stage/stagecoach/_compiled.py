@@ -15,9 +15,9 @@ import os
 import shutil
 import tempfile
 
-ENV_FOLDER = "STAGECOACH_PREPACKED"  # of the image, on the node's disk
+ENV_FOLDER = "STAGECOACH_PREPACKED"  # folder of the image, on the node's disk
 INDUCTOR, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
-KEPT = "compiled"  # begin of the copy's name in the image's folder
+KEPT = "compiled"  # start of the copy's name in the image's folder
 LOCKS = "locks"  # folder of Inductor's lock files, which it does not open through links
 MOST = 900  # files and folders that are kept; the platform takes 1000 in the image's folder
 
@@ -39,7 +39,7 @@ def prepare() -> str:
             folder = tempfile.mkdtemp(prefix="stagecoach-compiled-")
         _link(_kept(image), folder)
     except OSError as err:
-        logging.getLogger("stagecoach").warning("what torch.compile makes is not kept: %s", err)
+        logging.getLogger("stagecoach").warning("the code that torch.compile makes is not kept: %s", err)
         return ""
     os.environ[INDUCTOR] = folder
     os.environ.setdefault(TRITON, os.path.join(folder, "triton"))
@@ -57,22 +57,23 @@ def keep(folder: str) -> None:
     count = sum(len(folders) + len(files) for _, folders, files in os.walk(folder))
     log = logging.getLogger("stagecoach")
     if count > MOST:
-        log.warning("what torch.compile has made is not kept: %d files and folders, want at most %d", count, MOST)
+        log.warning("the code that torch.compile has made is not kept: %d files and folders, want at most %d", count, MOST)
         return
     try:
         shutil.copytree(folder, half, ignore=lambda at, names: [LOCKS] if at == folder else [])
         os.rename(half, kept)
-        log.info("what torch.compile has made is kept for later zygotes of the image: %d files and folders", count)
+        log.info("the code that torch.compile has made is kept for later zygotes of the image: %d files and folders", count)
     except OSError as err:
         shutil.rmtree(half, ignore_errors=True)
-        if not os.path.exists(kept):  # else another zygote was faster
-            log.warning("what torch.compile has made is not kept: %s", err)
+        if not os.path.exists(kept):  # otherwise, another zygote was faster
+            log.warning("the code that torch.compile has made is not kept: %s", err)
 
 
 def _kept(image: str) -> str:
-    """The place of the copy in the image's folder.
+    """Return the path of the copy in the image's folder.
 
-    It depends on the processor, for which Inductor compiles (-march=native): a disk may come to another machine.
+    It depends on the processor, because Inductor compiles for it (-march=native): a disk may move
+    to another machine.
     """
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
         processor = next((line for line in f if line.startswith(("flags", "Features"))), "")
@@ -81,7 +82,8 @@ def _kept(image: str) -> str:
 
 def _link(kept: str, folder: str) -> None:
     """Make links in folder to all files in kept, which may not exist."""
-    for at, _, files in os.walk(folder):  # remove links to files of an earlier folder that is gone
+    # Remove links to files of an earlier folder that no longer exists.
+    for at, _, files in os.walk(folder):
         for path in (os.path.join(at, name) for name in files):
             if not os.path.exists(path):
                 os.unlink(path)

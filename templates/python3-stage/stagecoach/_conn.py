@@ -1,4 +1,4 @@
-"""Frames over a unix stream socket, with the descriptors that ride along (SCM_RIGHTS)."""
+"""Frames over a unix stream socket, with the descriptors that come with them (SCM_RIGHTS)."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ _FLAGS = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Conn:
-    """Sends and receives frames. One thread reads at a time; any may write. After an error of the socket every write
-    raises it: what would follow half a frame would not be understood."""
+    """Sends and receives frames. One thread reads at a time; any thread may write. After an error
+    of the socket, every write raises it, because the other side may have received half a frame."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._buf = memoryview(bytearray(_BUFFER))
-        self._at = self._end = 0  # what was read and not yet consumed
+        self._at = self._end = 0  # begin and end of the bytes that were read and not yet consumed
         self._files: list[int] = []  # received and not yet claimed by a frame
-        self._lock = threading.Lock()  # of writes
+        self._lock = threading.Lock()  # protects writes
         self._error: OSError | None = None
 
     def read(self) -> Frame | None:
-        """Return the next frame, whose descriptors are the caller's; None when the other side has closed between two
-        frames, or shut_reads was called."""
+        """Return the next frame; the caller closes its descriptors. Return None if the other side
+        has closed between two frames, or if shut_reads was called."""
         while True:
             if self._end - self._at < 16 and not self._fill(16):
                 if self._end > self._at:
@@ -72,7 +72,7 @@ class Conn:
         return b"".join(pieces)
 
     def _fill(self, want: int) -> bool:
-        """Read until that many bytes are there; False at the end."""
+        """Read until this many bytes are in the buffer. Return False at the end."""
         if self._at == self._end:
             self._at = self._end = 0
         elif _BUFFER - self._at < want:
@@ -87,7 +87,7 @@ class Conn:
         return True
 
     def _receive(self, into: memoryview) -> int:
-        """Receive at least a byte and keep the descriptors that come; 0 at the end."""
+        """Receive at least a byte, and keep the received descriptors. Return 0 at the end."""
         n, ancillary, flags, _ = self._sock.recvmsg_into([into], _ANCILLARY, _FLAGS)
         if ancillary:
             for level, kind, data in ancillary:
@@ -104,7 +104,7 @@ class Conn:
         return n
 
     def write(self, kind: int, batch: int, payload: bytes, files: Sequence[int] = ()) -> None:
-        """Send a frame. The descriptors are duplicated to the other side and stay the caller's to close."""
+        """Send a frame. The kernel duplicates the descriptors; the caller still closes them."""
         self.send(frame(kind, batch, payload, len(files)), files)
 
     def send(self, data: bytes, files: Sequence[int] = ()) -> None:
@@ -123,25 +123,26 @@ class Conn:
                 raise
 
     def timeout(self, seconds: float | None) -> None:
-        """Bound each read and write from now on; None: no more."""
+        """Bound each read and write from now on. None removes the bound."""
         self._sock.settimeout(seconds)
 
     def shut_reads(self) -> None:
-        """Have the reader come to an end when it has read what is there already."""
+        """Make the reader stop once it has read the bytes that are already there."""
         self._shut(socket.SHUT_RD)
 
     def shut(self) -> None:
-        """End reads and writes, also those that wait."""
+        """End reads and writes, also those that block."""
         self._shut(socket.SHUT_RDWR)
 
     def _shut(self, how: int) -> None:
         try:
             self._sock.shutdown(how)
-        except OSError:  # it has ended by itself
+        except OSError:  # the other side has closed it
             pass
 
     def close(self) -> None:
-        """Close the socket, and descriptors that no frame has claimed. Nobody reads or writes any more."""
+        """Close the socket, and descriptors that no frame has claimed. No thread may read or write
+        any more."""
         close_all(self._files)
         self._files = []
         self._sock.close()
@@ -162,15 +163,16 @@ def close_all(fds: Sequence[int]) -> None:
 
 
 def detach(files: list[int], owner: bytes, blob: bytes, size: int) -> Item:
-    """Read an item of size bytes from the file that rides with its frame. It is a copy: a sender that writes to the
-    file later changes nothing."""
+    """Read an item of size bytes from the file that came with its frame. The item is a copy, so
+    that a sender cannot change it later by writing to the file."""
     if owner != _wire.FILE_OWNER or not blob.isdigit() or len(blob) > 3 or int(blob) >= len(files):
         raise WireError(
-            f"reference to {blob!r} of {owner!r}, want a file that rides with the frame, which has {len(files)}"
+            f"reference to {blob!r} of {owner!r}, want a file that came with the frame, which has {len(files)}"
         )
     fd = files[int(blob)]
     info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode) or info.st_size < size:  # a read of anything else could wait for ever
+    # Reading any other kind of file could block forever.
+    if not stat.S_ISREG(info.st_mode) or info.st_size < size:
         raise WireError(f"a file {stat.filemode(info.st_mode)} of {info.st_size} bytes, want a regular one of {size}")
     try:
         head = os.pread(fd, min(size, 512), 0)
@@ -188,9 +190,9 @@ def detach(files: list[int], owner: bytes, blob: bytes, size: int) -> Item:
 
 
 def _detach_body(fd: int, size: int, head: bytes) -> Item:
-    """Read an item of bytes, straight into what the handler gets."""
+    """Read an item of bytes directly into the memory that the handler gets."""
     n, i = _wire.read_uvarint(head, 1)
-    if i + n + 10 > len(head):  # a content type of that length
+    if i + n + 10 > len(head):  # the content type is this long
         head = os.pread(fd, min(size, i + n + 10), 0)
     content_type = head[i : i + n].decode("utf-8", "surrogateescape")
     m, i = _wire.read_uvarint(head, i + n)
@@ -213,7 +215,8 @@ def _read(fd: int, size: int, offset: int, into: bytearray) -> bytearray:
 
 
 def attach(items: Sequence[Item]) -> tuple[list[list[bytes]], list[int]]:
-    """Encode items, the large ones into sealed files that ride with the frame; these are the caller's to close."""
+    """Encode items. Large items go into sealed files that are sent with the frame. The caller
+    closes these files."""
     out: list[list[bytes]] = []
     files: list[int] = []
     left = _wire.MAX_DETACHED
@@ -235,7 +238,7 @@ def attach(items: Sequence[Item]) -> tuple[list[list[bytes]], list[int]]:
 
 
 def _sealed(pieces: list[Any]) -> int:
-    """Make a memfd of the pieces that nobody can change any more."""
+    """Make a memfd of the pieces that no process can change any more."""
     fd = os.memfd_create("stagecoach-item", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         for piece in pieces:

@@ -1,4 +1,5 @@
-"""The ends of a batch's calls: what infer returned or raised, made into outputs and errors, and into frames."""
+"""Turns what infer returned or raised into the outputs and errors of a batch's calls, and into
+frames."""
 
 from __future__ import annotations
 
@@ -8,23 +9,23 @@ from typing import Any, Callable, Iterable
 from . import _conn, _wire, device
 from ._types import BadInput, Call, Cancelled, Expired, OutOfMemory, Output, out_of_memory, text_of
 
-MAX_MESSAGE = 64 << 10  # characters of an error
-_OWN = (BadInput, Cancelled, Expired, OutOfMemory)  # errors whose text says all
+MAX_MESSAGE = 64 << 10  # characters per error
+_OWN = (BadInput, Cancelled, Expired, OutOfMemory)  # errors whose text needs no class name
 
 Infer = Callable[[Any, list], Any]
 
 
 def run(infer: Infer, state: Any, calls: list[Call]) -> list[Output | BaseException]:
-    """Run infer; each call gets its output or error."""
+    """Run infer. Each call gets its output or error."""
     try:
         results = infer(state, calls)
         if type(results) is not list:
             results = _listed(results)
         if len(results) != len(calls):
-            raise ValueError(f"infer returned {len(results)} results for {len(calls)} calls, want one a call, in order")
-    except BaseException as err:  # also sys.exit: a function does not end its replica
-        _told(calls[0], err)
-        return device.relieved([err] * len(calls))
+            raise ValueError(f"infer returned {len(results)} results for {len(calls)} calls, want one per call, in order")
+    except BaseException as err:  # also sys.exit, because a function must not end its replica
+        _log_error(calls[0], err)
+        return device.with_sizes([err] * len(calls))
     for r in results:
         if type(r) is GeneratorType:
             results = _streamed(calls, results)
@@ -36,13 +37,14 @@ def run(infer: Infer, state: Any, calls: list[Call]) -> list[Output | BaseExcept
                 raise r
             out.append(Output.of(r))
         except BaseException as err:
-            _told(call, err)
+            _log_error(call, err)
             out.append(err)
-    return device.relieved(out)
+    return device.with_sizes(out)
 
 
 def _streamed(calls: list[Call], results: list[Any]) -> list[Any]:
-    """Take turns in asking the calls' generators for a piece, and send it; what they return are the results."""
+    """Take one piece from each call's generator in turn, and send it. The results are the return
+    values of the generators."""
     results = list(results)
     live = [i for i, r in enumerate(results) if type(r) is GeneratorType]
     while live:
@@ -58,23 +60,25 @@ def _streamed(calls: list[Call], results: list[Any]) -> list[Any]:
                 try:
                     generator.close()
                 except BaseException as late:
-                    _told(calls[i], late)
+                    _log_error(calls[i], late)
             live.remove(i)
     return results
 
 
-def _told(call: Call, err: BaseException) -> None:
-    """Log an error that is not the call's own, and let go of what its frames have: inputs, tensors on the device."""
+def _log_error(call: Call, err: BaseException) -> None:
+    """Log an error that the handler did not raise on purpose. Release the objects in its frames,
+    such as inputs and tensors on the device."""
     if not isinstance(err, _OWN):
         call.log.error("the function raised", exc_info=(type(err), err, err.__traceback__))
     err.__traceback__ = None
 
 
 def _listed(results: Any) -> list[Any]:
-    """Make a list of what infer returned: any iterable, but none that is a single result by mistake."""
+    """Return the results of infer as a list. infer may return any iterable, except one that is
+    probably a single result."""
     if isinstance(results, (str, bytes, bytearray, dict, Output)) or not isinstance(results, Iterable):
         raise TypeError(
-            f"infer returned {type(results).__name__}, want one result a call, in a list or another iterable"
+            f"infer returned {type(results).__name__}, want one result per call, in a list or another iterable"
         )
     return list(results)
 
@@ -90,7 +94,7 @@ def _code(err: BaseException) -> int:
 
 
 def encoded(index: int, service: int, r: Output | BaseException) -> tuple[int, bytes, list[int]]:
-    """Encode the end of a call: frame type, payload, and the files that ride along."""
+    """Encode the end of a call: frame type, payload, and the files that are sent with it."""
     if isinstance(r, BaseException):
         text = text_of(r)
         if not isinstance(r, _OWN):

@@ -17,7 +17,7 @@ from ._types import StageError
 if TYPE_CHECKING:
     import torch
 
-SHOWN = 8  # most problems that an error lists
+SHOWN = 8  # maximum number of problems in an error
 
 # The ways in which a module has a tensor.
 PARAMETER, BUFFER, ATTRIBUTE = "a parameter", "a buffer", "an attribute"
@@ -46,7 +46,7 @@ _HIDDEN = "make them parameters or buffers of the module, or compute them in for
 def empty() -> Iterator[None]:
     """Put each parameter that this thread registers in a module on meta.
 
-    Everything else is made as usual.
+    All other tensors are made as usual.
     """
     import torch
 
@@ -107,7 +107,7 @@ def fill(
 
 
 class Filling:
-    """A module, and the tensors that replace its own."""
+    """A module, and the tensors that replace the module's tensors."""
 
     def __init__(
         self, module: torch.nn.Module, entries: Mapping[str, _safetensors.Entry], tensors: Mapping[str, torch.Tensor]
@@ -118,8 +118,8 @@ class Filling:
         self._module = module
         self._entries = entries
         self._tensors = tensors
-        self._from: dict[Any, str] = {}  # by _identity of the old tensor: its name in the file
-        self._new: dict[int, torch.Tensor] = {}  # by id of the old tensor: the new one
+        self._from: dict[Any, str] = {}  # name in the file, by _identity of the old tensor
+        self._new: dict[int, torch.Tensor] = {}  # the new tensor, by id of the old one
         self._places: list[tuple[str, torch.Tensor, str]] = []
         self.problems: list[str] = []
         self.advice: dict[str, None] = {}  # each once, in order
@@ -162,7 +162,7 @@ class Filling:
         return False
 
     def _take(self, name: str, entry: _safetensors.Entry, old: Any) -> None:
-        """Note that a tensor of the file replaces old and all references to it, if it fits."""
+        """Record that a tensor of the file replaces old and all references to it, if it fits."""
         what, got = f"{os.path.basename(entry.file)}: tensor {name!r}", f"{entry.dtype} {list(entry.shape)}"
         if old is None:
             self._problem(f"{what}: got {got}, want no tensor of that name")
@@ -177,7 +177,7 @@ class Filling:
             self._problem(f"{what}: got values of its own, want {want}")
 
     def _check_places(self, saved: set[Any], registered: set[int]) -> None:
-        """Make the new tensors, and check the old ones for which the file has none."""
+        """Make the new tensors, and check the old tensors that the file lacks."""
         torch = self._torch
         replaced = {_storage(t) for _, t, _ in self._places if _identity(t) in self._from} - {None}
         for path, old, kind in self._places:
@@ -205,14 +205,14 @@ class Filling:
         return new
 
     def _find(self, value: Any, path: str, seen: set[int], kind: str = ATTRIBUTE) -> Iterator[tuple[str, Any, str]]:
-        """Yield path, tensor and kind of each tensor that a module or its submodules have."""
+        """Generate path, tensor and kind of each tensor that a module or its submodules have."""
         if isinstance(value, self._torch.Tensor):
             yield path, value, kind
         elif id(value) in seen:
             return
         elif isinstance(value, self._torch.nn.Module):
             seen.add(id(value))
-            dot, renewed = path and path + ".", {name for name, _ in _renewals(value)}
+            dot, renewed = path and path + ".", {name for name, _ in _recomputed(value)}
             for name, part in vars(value).items():
                 if name in _KINDS and isinstance(part, dict):  # a scripted module has copies there
                     for key, member in part.items():
@@ -231,7 +231,7 @@ class Filling:
         self._replace(self._module, {})
         self._module.eval()
         for module in self._module.modules():
-            for _, hook in _renewals(module):
+            for _, hook in _recomputed(module):
                 hook(module, ())
 
     def _replace(self, value: Any, done: dict[int, Any]) -> Any:
@@ -256,7 +256,7 @@ class Filling:
         return done[id(value)]
 
 
-def _renewals(module: torch.nn.Module) -> list[tuple[str, Any]]:
+def _recomputed(module: torch.nn.Module) -> list[tuple[str, Any]]:
     """Return the attributes that a hook computes from parameters before each call, with the hook.
 
     PyTorch's older weight_norm and spectral_norm and its pruning have such hooks.
@@ -278,7 +278,7 @@ def _storage(tensor: Any) -> int | None:
         if tensor.numel() == 0:
             return None
         return (tensor.untyped_storage() if hasattr(tensor, "untyped_storage") else tensor.storage())._cdata
-    # It is no tensor, is lazy or sparse, or has a class of somebody else's.
+    # It is no tensor, is lazy or sparse, or has a foreign class.
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return None
 

@@ -31,11 +31,11 @@ STUB = 34  # functions of a stub of the driver return this; programs are linked 
 NVML = "libnvidia-ml.so"  # it opens device files, too, but a fork survives that
 DEVICES, UVM = "/dev/nvidia", "/dev/nvidia-uvm"  # NVML does not open the latter
 
-_CURES = "leave what needs a device to the place hook"
+_CURES = "move the code that needs a device to the place hook"
 
 
 class Unforkable(Exception):
-    """Says that the handler loads, but a process that has loaded it cannot be forked."""
+    """The handler loads, but a process that has loaded it cannot be forked."""
 
 
 class Watch:
@@ -43,7 +43,8 @@ class Watch:
 
     def __init__(self) -> None:
         self.what = self.line = ""  # the function that used CUDA, and the line; empty: not known
-        self.asked = False  # a function of PyTorch has asked the driver for devices, even in vain
+        # A function of PyTorch has asked the driver for devices, with or without success.
+        self.asked = False
         self._undo: list[Callable[[], None]] = []
 
     @contextlib.contextmanager
@@ -52,7 +53,8 @@ class Watch:
         watch = self
 
         class Finder(importlib.abc.MetaPathFinder):
-            """Wraps PyTorch's functions as soon as it is imported. Libraries may look for it before that."""
+            """Wraps PyTorch's functions when it is imported. Libraries may look for PyTorch before
+            that."""
 
             looking = False
 
@@ -88,13 +90,14 @@ class Watch:
                 undo()
 
     def torch(self, torch: Any) -> None:
-        """Watch the functions of PyTorch that ask the driver for devices. One that is made without CUDA asks nobody."""
+        """Watch the functions of PyTorch that ask the driver for devices. A build without CUDA has
+        none."""
         if not hasattr(getattr(torch, "_C", None), "_cuda_getDeviceCount"):
             return
 
         def none() -> None:
             if not torch.cuda.is_initialized():
-                raise RuntimeError("No CUDA GPUs are available")  # as PyTorch says it
+                raise RuntimeError("No CUDA GPUs are available")  # PyTorch's own text
 
         self._wrap(torch.cuda, "_lazy_init", "torch.cuda", True, none)
         self._wrap(torch._C, "_cuda_getDeviceCount", "torch.cuda.device_count", True, lambda: 0)
@@ -103,8 +106,9 @@ class Watch:
         self._wrap(torch.autograd, "grad", "torch.autograd.grad", True)
 
     def _wrap(self, owner: Any, name: str, what: str, asks: bool, hidden: Callable[[], Any] | None = None) -> None:
-        """Watch a function. hidden is called in its place while the environment hides all devices: what it says is what
-        the function would say once it had asked the driver. torch.compile asks so."""
+        """Watch a function. While the environment hides all devices, hidden is called in its place.
+        hidden returns what the function would return after asking the driver; torch.compile needs
+        that."""
         call = getattr(owner, name, None)
         if call is None:
             return
@@ -125,7 +129,7 @@ class Watch:
 
         def undo() -> None:
             if vars(owner).get(name) is not watched:
-                return  # somebody has put something else there, which may call ours
+                return  # other code has replaced it with a function that may call the watched one
             if own:
                 setattr(owner, name, call)
             else:
@@ -137,7 +141,7 @@ class Watch:
 
 
 def check(watch: Watch) -> None:
-    """Raise :class:`Unforkable` when this process has used CUDA, or has more than one thread."""
+    """Raise :class:`Unforkable` if this process has used CUDA, or has more than one thread."""
     why = cuda(watch)
     if why:
         by = f", by {watch.what}" if watch.what else ""
@@ -164,7 +168,7 @@ def end_threads() -> None:
 
 
 def cuda(watch: Watch) -> str:
-    """Return the sign that this process has used CUDA; empty: there is none."""
+    """Return the sign that this process has used CUDA, or ""."""
     torch = getattr(sys.modules.get("torch"), "cuda", None)
     if torch is not None and torch.is_initialized():
         return "torch.cuda.is_initialized() is true"
@@ -180,7 +184,8 @@ def cuda(watch: Watch) -> str:
 
 
 def driver() -> int | None:
-    """Return the status of CUDA's driver, without initialising it; None: it is not loaded, or only a stub of it."""
+    """Return the status of CUDA's driver without initialising it. Return None if the driver is not
+    loaded, or is only a stub."""
     try:
         handle = _open(DRIVER, os.RTLD_NOLOAD | os.RTLD_NOW)
     except OSError:
@@ -189,7 +194,7 @@ def driver() -> int | None:
     _INIT(library, DRIVER, handle=handle)
     try:
         code = int(library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())))
-    except AttributeError:  # another library with the driver's name
+    except AttributeError:  # another library has the driver's name
         return NOT_INITIALISED
     return None if code == STUB else code
 
@@ -207,7 +212,7 @@ def device_files(folder: str = "/proc/self") -> list[str]:
     for fd in os.listdir(folder + "/fd"):
         try:
             found.add(os.readlink(f"{folder}/fd/{fd}"))
-        except OSError:  # the descriptor of the listing itself, closed by now
+        except OSError:  # the descriptor of the listing itself, which is closed by now
             pass
     mapped = {path for _, _, path in _threads.mappings(folder + "/maps")}
     begin = UVM if any(os.path.basename(path).startswith(NVML) for path in mapped) else DEVICES
@@ -230,11 +235,11 @@ def _comm(task: int) -> str:
         with open(f"/proc/self/task/{task}/comm", encoding="utf-8", errors="replace") as f:
             return f"{f.read().strip()} (not of Python)"
     except OSError:
-        return "one that has just ended"
+        return "a thread that has just ended"
 
 
 def _line() -> str:
-    """Return the innermost line of the image's own modules on the stack; empty: there is none."""
+    """Return the innermost line of the image's own modules on the stack, or ""."""
     ours, root = os.path.dirname(os.path.abspath(__file__)), os.getcwd() + os.sep
     for frame in reversed(traceback.extract_stack()):
         path = os.path.abspath(frame.filename)

@@ -1,4 +1,4 @@
-"""What Linux has and Python's standard library lacks, through the C library."""
+"""System calls of Linux that Python's standard library lacks, through the C library."""
 from __future__ import annotations
 
 import ctypes
@@ -8,7 +8,7 @@ import signal
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_GET_NAME = 1, 4, 15, 16
 CLONE_FS = 0x200
 SFD_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
-MADV_WILLNEED, MADV_POPULATE_READ = 3, 22  # the latter from Linux 5.14 on
+MADV_WILLNEED, MADV_POPULATE_READ = 3, 22  # MADV_POPULATE_READ needs Linux 5.14
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -19,29 +19,29 @@ def _prctl(what: int, argument: object, name: str) -> None:
 
 
 def seal() -> None:
-    """Let no other process of the same user look into this one and its children."""
+    """Keep other processes of the same user from looking into this process and its children."""
     _prctl(PR_SET_DUMPABLE, ctypes.c_ulong(0), "dumpable")
 
 
 def end_with_parent() -> None:
-    """Have this process killed when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     _prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), "parent-death signal")
 
 
 def name() -> bytes:
-    """The name of this process, as ps shows it."""
+    """Return the name of this process, as ps shows it."""
     out = ctypes.create_string_buffer(16)
     _prctl(PR_GET_NAME, out, "name")
     return out.value
 
 
 def rename(to: bytes) -> None:
-    """Name this process, with at most 15 bytes."""
+    """Set the name of this process. It has at most 15 bytes."""
     _prctl(PR_SET_NAME, ctypes.c_char_p(to), "name")
 
 
 def signalfd(number: int) -> int:
-    """A descriptor that is readable when the signal, which is blocked, has come."""
+    """Return a descriptor that is readable once a blocked signal has come."""
     mask = (ctypes.c_ulong * (1024 // (8 * ctypes.sizeof(ctypes.c_ulong))))()
     _libc.sigemptyset(mask)
     _libc.sigaddset(mask, int(number))
@@ -52,20 +52,21 @@ def signalfd(number: int) -> int:
 
 
 def own_folder() -> None:
-    """Give the calling thread a working directory of its own, which threads that it starts share."""
+    """Give the calling thread its own working directory. Threads that it starts share it."""
     if _libc.unshare(CLONE_FS) < 0:
         raise OSError(f"unshare: {os.strerror(ctypes.get_errno())}")
 
 
 def populate(start: int, end: int) -> None:
-    """Read what is mapped from a file between two addresses into memory. An older kernel is asked to read it soon."""
+    """Read the file mappings between two addresses into memory. An older kernel is only asked to
+    read them soon."""
     at, size = ctypes.c_void_p(start), ctypes.c_size_t(end - start)
     if _libc.madvise(at, size, MADV_POPULATE_READ) != 0:
-        _libc.madvise(at, size, MADV_WILLNEED)  # which is advice
+        _libc.madvise(at, size, MADV_WILLNEED)  # only advice for the kernel
 
 
 def trim() -> None:
-    """Give memory that was freed back to the kernel, and write what C code has printed."""
-    if hasattr(_libc, "malloc_trim"):  # of glibc
+    """Return freed memory to the kernel, and write the buffered output of C code."""
+    if hasattr(_libc, "malloc_trim"):  # only glibc has it
         _libc.malloc_trim(0)
     _libc.fflush(None)

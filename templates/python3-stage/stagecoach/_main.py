@@ -1,4 +1,5 @@
-"""What a stage's process does: it is a zygote, or a replica, by the environment that it was started with."""
+"""The main function of a stage's process, which is a zygote, a worker or a replica. The environment
+decides."""
 
 from __future__ import annotations
 
@@ -33,15 +34,16 @@ BY_HAND = (
 
 
 def main() -> NoReturn:
-    """Run this process as the stage, and do not return. It ends with 0 when the replica was drained or its dispatcher
-    is gone, with 2 when it was started by hand, else with 1."""
+    """Run this process as the stage, and do not return. The exit status is 0 if the replica was
+    drained or its dispatcher has gone, 2 if the process was started by hand, and 1 otherwise."""
     if os.environ.get(ENV_SEALED):
         _linux.seal()
     lines()
-    # Threads that wait for the next piece of work sleep: ones that spin take cores of other replicas, and of their own.
+    # Idle threads of OpenMP sleep. Spinning threads would take cores from other replicas, and from
+    # this one.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if os.environ.get(ENV_ZYGOTE_FD) and os.environ.get(ENV_WORKER):
-        from . import _worker  # serves such orders too, with threads in place of children
+        from . import _worker  # serves such orders, too; its children are threads
 
         _worker.run(descriptor(ENV_ZYGOTE_FD))
     if os.environ.get(ENV_ZYGOTE_FD):
@@ -50,11 +52,11 @@ def main() -> NoReturn:
         _zygote.run(descriptor(ENV_ZYGOTE_FD))
     if not os.environ.get(ENV_STAGE_FD):
         print(BY_HAND, file=sys.stderr)
-        leave(2)
+        end_process(2)
     try:
         sock = connection(descriptor(ENV_STAGE_FD))
         threads = number(ENV_THREADS)
-        if threads:  # the libraries read these when they are loaded
+        if threads:  # the libraries read these variables when they are loaded
             os.environ.update({name: str(threads) for name in _threads.VARIABLES})
         loaded = load()
         if threads:
@@ -65,7 +67,7 @@ def main() -> NoReturn:
 
 
 def number(name: str) -> int:
-    """Read a number of threads from the environment; not there: 0."""
+    """Read a number of threads from the environment. Return 0 if the variable is not set."""
     text = os.environ.get(name, "")
     if text and (not text.isdigit() or int(text) < 1):
         raise StageError(f'{name}="{text}", want a number from 1 on')
@@ -73,8 +75,9 @@ def number(name: str) -> int:
 
 
 def replica(loaded: Loaded, fd: int, spot: device.Device | None = None) -> NoReturn:
-    """Run this process as a replica on the stage socket fd, and end it. What was loaded is inherited; spot is the
-    device, if it is ready. Environment, threads and seeds are as they are to be."""
+    """Run this process as a replica on the stage socket fd, and end it. loaded is inherited from
+    the zygote. spot is the device if it is ready. Environment, threads and seeds are already
+    set."""
     try:
         sock = connection(fd)
     except StageError as err:
@@ -83,19 +86,21 @@ def replica(loaded: Loaded, fd: int, spot: device.Device | None = None) -> NoRet
 
 
 def run(loaded: Loaded, sock: socket.socket, load_ns: int, spot: device.Device | None = None) -> NoReturn:
-    """Run this process as a replica on sock, and end it. load_ns is what loading took in this process."""
+    """Run this process as a replica on sock, and end it. load_ns is the time of loading in this
+    process, in ns."""
     try:
         answer(loaded, sock, load_ns, spot or device.Device(device.name()))
     except (StageError, WireError, OSError) as err:
         fail(err)
-    leave(0)
+    end_process(0)
 
 
 def answer(
     loaded: Loaded, sock: socket.socket, load_ns: int, spot: device.Device, orders: Orders | None = None
 ) -> None:
-    """Place a stage on the device spot and answer batches over sock, which it closes, until the stage is drained or its
-    dispatcher gone. orders is what it is told by in place of signals: it is one of several in this process."""
+    """Place a stage on the device spot and answer batches over sock, until the stage is drained or
+    its dispatcher has gone. It closes sock. If several stages share this process, orders replaces
+    signals."""
     with sock:
         hooks = replace(loaded.hooks, slots=slots(loaded.hooks.slots, os.environ.get("max_inflight", "")))
         timeout = duration("exec_timeout", os.environ.get("exec_timeout", ""))
@@ -106,15 +111,15 @@ def answer(
         begin = time.monotonic_ns()
         state = place(loaded, me)
         spot.placed()
-        if load_ns:  # what place has not kept can go; an inherited state is shared
+        if load_ns:  # free what place has not kept; an inherited state is shared
             loaded.state = None
         if orders is None:
-            gc.freeze()  # what is there by now stays: no collection has to look at it
+            gc.freeze()  # later collections skip the objects that exist now
         serve(sock, hooks, state, me, load_ns, time.monotonic_ns() - begin, timeout, orders)
 
 
 def connection(fd: int) -> socket.socket:
-    """Take the stage socket over."""
+    """Return the stage socket of the descriptor fd."""
     try:
         sock = socket.socket(fileno=fd)
     except OSError as err:
@@ -126,7 +131,8 @@ def connection(fd: int) -> socket.socket:
 
 
 def slots(own: int, max_inflight: str) -> int:
-    """How many batches run at a time: the handler's number, or the environment's max_inflight."""
+    """Return the number of batches that run at a time: the environment's max_inflight, or else the
+    handler's number."""
     if max_inflight in ("", "0"):
         return own
     if not max_inflight.isdigit() or not 1 <= int(max_inflight) <= 10_000:
@@ -138,7 +144,8 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60
 
 
 def duration(name: str, value: str) -> float:
-    """Read a time as OpenFaaS has it, in seconds: "7", "400ms", "1m30s". Empty and 0: none."""
+    """Read a time in OpenFaaS's notation, and return seconds: "7", "400ms", "1m30s". Empty and 0
+    mean none."""
     parts = re.findall(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ns|us|\u00b5s|ms|s|m|h)", value)
     if value.isdigit():
         return float(value)
@@ -156,28 +163,29 @@ def descriptor(name: str) -> int:
 
 
 def fail(err: Exception) -> NoReturn:
-    """End the process because of err, which is said on stderr."""
-    say(err)
-    leave(1)
+    """Print err to stderr and end the process."""
+    report(err)
+    end_process(1)
 
 
-def say(err: Exception) -> None:
-    """Say on stderr why a stage ends: one line, the last, which the platform tells."""
+def report(err: Exception) -> None:
+    """Print on stderr why a stage ends. It is one line, and the last one, because the platform
+    reports that line."""
     print("stage:", " ".join(str(err).split()), file=sys.stderr)
 
 
-def leave(status: int) -> NoReturn:
-    """End the process, whatever threads the handler has."""
+def end_process(status: int) -> NoReturn:
+    """End the process, whatever threads the handler has started."""
     for flush in (logging.shutdown, lambda: sys.stdout.flush(), lambda: sys.stderr.flush()):
         try:
             flush()
-        except Exception:  # closed, nobody reads it, or the handler has put something else there
+        except Exception:  # stdout is closed, has no reader, or was replaced by the handler
             pass
     os._exit(status)
 
 
 def lines() -> None:
-    """Have what is printed leave line by line: the platform takes it from a pipe."""
+    """Flush stdout after each line, because the platform reads it from a pipe."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")

@@ -1,4 +1,4 @@
-"""The function's model: files of the image, mapped and not read."""
+"""The function's model: files of the image, which are mapped and not read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
 ENV_MODEL = "STAGECOACH_MODEL"
 
-# Where an image has its model, and by which files that is seen; as the platform's builder has it.
+# Where an image has its model, and the files that mark it. The platform's builder has the same
+# list.
 _PLACES = (
     ("model.safetensors", "model.safetensors"),
     ("model", "model/*.safetensors"),
     ("model/model.onnx", "model/model.onnx"),
 )
 
-# numpy's names of the format's datatypes. What numpy lacks is its bits.
+# numpy's names of the format's datatypes. A datatype that numpy lacks is read as its bits.
 _NUMPY = {
     "BOOL": "?",
     "U8": "u1",
@@ -46,22 +47,24 @@ _NUMPY = {
 class Model:
     """The parameters of a function, in the file or folder that STAGECOACH_MODEL names.
 
-    Reading it is the load hook's: nothing is opened before it is asked for. What :attr:`tensors` and :meth:`torch`
-    return lies in pages of the files, which all replicas share; a write to one is a private copy of that page.
+    A Model opens no file until the load hook asks for it. The results of :attr:`tensors` and
+    :meth:`torch` are in pages of the files, which all replicas share. A write makes a private copy
+    of that page.
     """
 
     def __init__(self, path: str = "") -> None:
-        self.path = os.path.abspath(path) if path else ""  # of a file or a folder; "": the function has no model
+        # Path of a file or folder; "": the function has no model.
+        self.path = os.path.abspath(path) if path else ""
         self._entries: dict[str, _safetensors.Entry] | None = None
 
     @classmethod
     def from_environment(cls) -> Model:
-        """The model that the process was started for: the one that STAGECOACH_MODEL names, or else what lies in its
-        place in the image, as in one that Docker has made."""
+        """Return the model of this process: the one that STAGECOACH_MODEL names, or else the one in
+        the usual place of the image, for images that Docker has made."""
         return cls(os.environ.get(ENV_MODEL) or next((path for path, files in _PLACES if glob.glob(files)), ""))
 
     def release(self) -> None:
-        """Let go of the files whose tensors nobody has. They are mapped again when they are asked for."""
+        """Release the files whose tensors are no longer used. They are mapped again on demand."""
         self._entries = None
 
     def _read(self) -> dict[str, _safetensors.Entry]:
@@ -81,8 +84,8 @@ class Model:
 
     @property
     def tensors(self) -> Mapping[str, numpy.ndarray]:
-        """The parameters by name, mapped, read-only. What numpy has no datatype for comes as its bits: BF16 as uint16,
-        F8 as uint8; see :meth:`torch`."""
+        """The parameters by name: mapped, read-only numpy arrays. If numpy lacks a datatype, the
+        array has its bits: uint16 for BF16, uint8 for F8. See also :meth:`torch`."""
         import numpy
 
         out = {}
@@ -93,8 +96,9 @@ class Model:
         return MappingProxyType(out)
 
     def torch(self) -> dict[str, torch.Tensor]:
-        """The parameters by name for PyTorch, mapped: nothing is copied, as long as they are used as they are. With
-        :meth:`fill`, or from PyTorch 2.1 on ``module.load_state_dict(model.torch(), assign=True)``, that is so."""
+        """Return the parameters by name as PyTorch tensors, mapped and not copied. They stay
+        uncopied with :meth:`fill`, or, from PyTorch 2.1 on, with
+        ``module.load_state_dict(model.torch(), assign=True)``."""
         import torch
 
         out = {}
@@ -107,7 +111,7 @@ class Model:
             size = _safetensors.SIZES[e.dtype]
             if e.begin == e.end:
                 out[name] = torch.empty(e.shape, dtype=dtype)
-            elif e.begin % size:  # not where PyTorch may want it: a copy
+            elif e.begin % size:  # PyTorch may need another alignment, so copy
                 out[name] = torch.frombuffer(bytearray(e.data[e.begin : e.end]), dtype=dtype).reshape(e.shape)
             else:
                 out[name] = torch.frombuffer(
@@ -122,21 +126,24 @@ class Model:
                 module = BertModel(config)
             return model.fill(module)
 
-        Parameters are on meta; buffers, and all else that a module computes as it is made, are as usual. So code that
-        computes with parameters as the module is made does not work here: make such a module as usual."""
+        Parameters are on meta. Buffers, and everything else that a module computes in its
+        constructor, are made as usual. A constructor that computes with parameters does not work
+        here: make such a module as usual."""
         return _fill.empty()
 
     def fill(self, module: torch.nn.Module) -> torch.nn.Module:
-        """Replace the parameters and buffers of module by the model's tensors, without a copy, and return it, set to
-        evaluate. Names, shapes and datatypes have to be those of its state_dict. One of several names of a parameter is
-        enough. Buffers that are not saved keep their values. If anything does not fit, or would be left on meta, a
-        :class:`StageError` names it and the module is as it was."""
+        """Replace the parameters and buffers of module by the model's tensors, without a copy. Set
+        the module to evaluation mode, and return it. Names, shapes and datatypes must be those of
+        its state_dict. If a parameter has several names, one is enough. Buffers that are not saved
+        keep their values. If a tensor does not fit, or would stay on meta, a :class:`StageError`
+        names it, and the module is unchanged."""
         _fill.fill(module, self.path, self._read(), self.torch())
         return module
 
     def onnx(self, **options: Any) -> Any:
-        """An onnxruntime.InferenceSession of the model's ONNX file, with one thread unless ``sess_options`` says
-        otherwise. More threads than one do not survive a fork: make such a session in the place hook."""
+        """Return an onnxruntime.InferenceSession of the model's ONNX file. It has one thread unless
+        ``sess_options`` says otherwise. Several threads do not survive a fork: make such a session
+        in the place hook."""
         import onnxruntime
 
         path = self._there()

@@ -1,8 +1,8 @@
-"""The tensors of a state, and the same state with others in their places.
+"""The tensors of a state, and copies of the state with other tensors in their places.
 
-A state is whatever load returned: modules, tensors, and dicts, lists, tuples and dataclasses of these. As with
-PyTorch's own ``to``, a module is changed in place, and of all else that has tensors there is a copy. What was shared
-is shared after that.
+A state is the result of load: modules, tensors, and dicts, lists, tuples and dataclasses of these.
+As with PyTorch's own ``to``, a module is changed in place. All other objects with tensors are
+copied. Objects that the state shares are shared in the copy, too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ._ring import ALIGN, Source
 
 
 class Slot(NamedTuple):
-    """Where a tensor goes."""
+    """The place of a tensor in the flat allocation."""
 
-    tensor: Any  # what lies in host memory: the tensor, or a dense copy of it
-    at: int  # bytes from the flat allocation's begin
+    tensor: Any  # the tensor in host memory, or a dense copy of it
+    at: int  # offset in the flat allocation, in bytes
 
 
 class State:
@@ -27,8 +27,9 @@ class State:
     def __init__(self, torch: Any, root: Any) -> None:
         self._torch = torch
         self._root = root
-        self._has: dict[int, bool] = {}  # by id: whether it has tensors for which a copy has to have others
-        self._alive: list[Any] = []  # what ids were taken of
+        # By id: whether the object has tensors that a copy must replace.
+        self._has: dict[int, bool] = {}
+        self._alive: list[Any] = []  # keeps objects alive, so that their ids stay valid
         self._modules: list[Any] = []
         self.tensors: dict[int, Any] = {}  # by id
         self._find(root)
@@ -54,7 +55,7 @@ class State:
         return found
 
     def moved(self, to: Callable[[Any], Any]) -> Any:
-        """The state with what ``to`` makes of each tensor in that one's place."""
+        """Return the state with ``to(t)`` in the place of each tensor t."""
         made: dict[int, Any] = {}
 
         def once(tensor: Any) -> Any:
@@ -64,19 +65,22 @@ class State:
             return made[id(tensor)]
 
         copies: dict[int, Any] = {}
-        root = self._copy(self._root, once, copies)  # before modules: parameters are changed in place
+        # Copy it before the modules, because their parameters are changed in place.
+        root = self._copy(self._root, once, copies)
         for module in self._modules:
             for part in module.modules():
                 self._change(part, once)
         return root
 
     def _change(self, module: Any, to: Callable[[Any], Any]) -> None:
-        """Change a module, without those in it, as PyTorch's own ``to`` does: a parameter stays the same object."""
+        """Change a module, without its submodules, as PyTorch's own ``to`` does: a parameter stays
+        the same object."""
         nn, parameters = self._torch.nn, [p for p in module._parameters.values() if p is not None]
         if type(module)._apply is not nn.Module._apply or any(
             type(p) is not nn.Parameter or p.grad is not None for p in parameters
         ):
-            module._apply(to)  # which does more in some modules, and in later PyTorch imports half of it
+            # some modules do more in it, and later versions of PyTorch import many modules in it
+            module._apply(to)
             return
         for p in parameters:
             p.data = to(p)
@@ -103,7 +107,8 @@ class State:
             out[:] = [self._copy(v, to, copies) for v in value]
         else:
             for name, v in _fields(value).items():
-                object.__setattr__(out, name, self._copy(v, to, copies))  # also of frozen ones
+                # This also works for frozen dataclasses.
+                object.__setattr__(out, name, self._copy(v, to, copies))
         return out
 
 
@@ -116,18 +121,18 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass's instance; of all else there are none."""
+    """Return the fields of a dataclass's instance, or an empty dict for any other object."""
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return {}
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if hasattr(value, f.name)}
 
 
 def layout(torch: Any, tensors: list[Any]) -> tuple[dict[int, Slot], list[Source], int]:
-    """Lay tensors out in one allocation. Returns where each is, by id; what is to be copied, by place; and the size
-    in bytes. Tensors whose bytes overlap in host memory do so there. The ones left out are no plain ones in host
-    memory."""
+    """Plan one allocation for tensors. Return the slot of each tensor by id, the sources to copy by
+    place, and the size in bytes. Tensors that overlap in host memory also overlap in the
+    allocation. Tensors that are not plain or not in host memory are left out."""
     groups: list[list[Any]] = []
-    begin = end = 0  # of the bytes in host memory that the last group's tensors lie in
+    begin = end = 0  # of the bytes in host memory that the last group of tensors covers
     for t in sorted((t for t in tensors if _plain(torch, t)), key=lambda t: (t.data_ptr(), -_extent(t))):
         if t.data_ptr() < end and (t.data_ptr() - begin) % t.element_size() == 0:
             groups[-1].append(t)
@@ -140,7 +145,8 @@ def layout(torch: Any, tensors: list[Any]) -> tuple[dict[int, Slot], list[Source
     total = 0
     for group in groups:
         first, last = group[0].data_ptr(), max(t.data_ptr() + _extent(t) for t in group)
-        if last - first > 2 * sum(t.numel() * t.element_size() for t in group):  # a few bytes of many: they alone
+        # The tensors use only a few of the bytes, so copy each alone.
+        if last - first > 2 * sum(t.numel() * t.element_size() for t in group):
             parts = [[(t, t.detach().clone(memory_format=torch.contiguous_format))] for t in group]
         else:
             parts = [[(t, t) for t in group]]
@@ -154,7 +160,8 @@ def layout(torch: Any, tensors: list[Any]) -> tuple[dict[int, Slot], list[Source
 
 
 def view(flat: Any, slot: Slot) -> Any:
-    """The tensor in the flat allocation that lies there as the slot's does in host memory."""
+    """Return the tensor in the flat allocation that has the slot's place, and the shape and strides
+    of the tensor in host memory."""
     t = slot.tensor
     return flat[slot.at : slot.at + _extent(t)].view(t.dtype).as_strided(t.shape, t.stride()).detach()
 
@@ -170,5 +177,6 @@ def _plain(torch: Any, t: Any) -> bool:
 
 
 def _extent(t: Any) -> int:
-    """How many bytes there are from its first element's to its last one's."""
+    """Return the number of bytes between the first byte of its first element and the last byte of
+    its last one."""
     return (1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))) * t.element_size()

@@ -1,4 +1,5 @@
-"""The messages between a manager and a zygote or worker (package wire, order.go), and taking them in turn."""
+"""The messages between a manager and a zygote or worker (package wire, order.go), and a loop that
+handles them."""
 
 from __future__ import annotations
 
@@ -18,58 +19,59 @@ HEADER = 8  # bytes of an order before its environment
 MAX_MESSAGE = 64 << 10  # bytes of an order
 MAX_CHILDREN = 1024
 BEGIN_FDS = 3  # stage socket, stdout, stderr
-MAX_FDS = 16  # received with one order, then closed if it should have been less
-NO_ID = 0xFFFFFFFF  # of an error that belongs to no fork order
+MAX_FDS = 16  # accepted with one order, which is refused if it has too many
+NO_ID = 0xFFFFFFFF  # the id of an error without a fork order
 MAX_ERROR = 2000  # bytes of an error's text
 FAILED, UNFORKABLE = 0, 1  # reasons of an error
 
 
 class Begin(NamedTuple):
-    """What a child is told at its gate, with the descriptor of its stage socket."""
+    """The content of a begin order, with the descriptor of its stage socket."""
 
     fd: int
     threads: int
     env: list[str]
-    spot: device.Device | None  # of a parked child, ready
+    spot: device.Device | None  # ready device of a parked child
 
 
 class Received(NamedTuple):
-    """A message from a socket, and what rode along."""
+    """A message from a socket, and the descriptors that came with it."""
 
     data: bytes
-    cut: bool  # not all of it was received
+    cut: bool  # a part of the message was lost
     fds: list[int]
 
 
 class Control:
-    """Takes the orders that come over a control socket."""
+    """Handles the orders that come over a control socket."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._buffer = bytearray(MAX_MESSAGE)
-        self._children: dict[int, int] = {}  # not yet reaped: the id of its fork order by pid
+        # Id of its fork order by pid; children that are not yet reaped.
+        self._children: dict[int, int] = {}
 
     def tell(self, message: bytes) -> None:
-        """Send one message. A manager that is gone ends the zygote, and with it its children."""
+        """Send one message. If the manager has gone, end the zygote, and with it its children."""
         try:
             self._control.send(message, socket.MSG_NOSIGNAL)
         except OSError:
             os._exit(0)
 
     def _receive(self) -> Begin | None:
-        """Take one order; returns in a new child what that is told."""
+        """Handle one order. In a new child, return its begin order."""
         try:
             r = receive(self._control, self._buffer)
         except OSError:
             os._exit(0)
         if not r.data:
             os._exit(0)
-        told = self._obey(r)
+        told = self._handle_order(r)
         if told is None:
             close(r.fds)
         return told
 
-    def _obey(self, r: Received) -> Begin | None:
+    def _handle_order(self, r: Received) -> Begin | None:
         kind, n = r.data[:1], len(r.data)
         order = NO_ID
         if n >= HEADER and kind == b"F":
@@ -97,19 +99,19 @@ class Control:
         return None
 
     def _refuse(self, order: int, text: str) -> None:
-        """Say why an order is not carried out."""
+        """Report why an order is not carried out."""
         self.tell(error(order, FAILED, text))
 
     def _fork(self, order: int, r: Received) -> Begin | None:
-        """Have a child born. In that child alone it returns what it is told at its gate."""
+        """Start a child. In the child, return its begin order."""
         raise NotImplementedError
 
     def _kill(self, pid: int, number: int) -> None:
-        """Have a child end by a signal."""
+        """End a child by a signal."""
         raise NotImplementedError
 
     def _list(self, order: bytes) -> None:
-        """Tell of every child that has not been reaped."""
+        """Report every child that has not been reaped."""
         for pid, fork in self._children.items():
             self.tell(struct.pack("<cBHII", b"A", VERSION, 0, fork, pid))
         self.tell(struct.pack("<cBH", b"L", VERSION, 0) + order)
@@ -127,12 +129,12 @@ def adopt(fd: int) -> socket.socket:
 
 
 def give_up(control: socket.socket, why: int, text: str) -> NoReturn:
-    """End the zygote, which has not loaded."""
+    """End the zygote, which could not load."""
     try:
         control.send(error(0, why, text), socket.MSG_NOSIGNAL)
-    except OSError:  # nobody wants to know
+    except OSError:  # the manager has gone
         pass
-    _main.leave(1)
+    _main.end_process(1)
 
 
 def error(order: int, why: int, text: str) -> bytes:
@@ -150,14 +152,14 @@ def receive(sock: socket.socket, buffer: bytearray) -> Received:
 
 
 def environment(data: bytes) -> list[str]:
-    """The environment in an order."""
+    """Return the environment in an order."""
     if len(data) > HEADER and data[-1] != 0:
         raise OSError("environment, whose last string has no end")
     return [os.fsdecode(kv) for kv in data[HEADER:].split(b"\0") if kv]
 
 
 def threads_of(data: bytes) -> int:
-    """The number of threads in an order to begin."""
+    """Return the number of threads in a begin order."""
     return max(1, data[2] | data[3] << 8)
 
 

@@ -1,13 +1,13 @@
-"""The way of parameters onto a device: through a ring of pinned buffers.
+"""Copies parameters to a device through a ring of pinned buffers.
 
-What is to be on the device is one flat allocation there, cut into pieces. Some threads, lanes, take a piece each,
-read what belongs into it from host memory or from the mapped file into one of their two pinned buffers, and have that
-copied on a stream of their own while they fill the other. Neither the reading nor the copying holds the interpreter's
-lock.
+The parameters go into one flat allocation on the device, which is divided into pieces. Several
+threads, called lanes, copy one piece each. A lane has two pinned buffers and a stream of its own.
+It reads the bytes of a piece from host memory or from the mapped file into one buffer, and copies
+the other buffer to the device meanwhile. Neither step holds the interpreter's lock.
 
-A byte is read once by a processor and once by the device. A page of a mapped file that this process has not touched
-yet would cost a fault each few pages on top; so what is mapped and unchanged is read from its file, which is in
-memory, in place of through the mapping.
+So each byte is read once by a processor and once by the device. Through a mapping, pages that this
+process has not touched yet would also cost faults. So unchanged mapped bytes are read from their
+file, which is in memory, and not through the mapping.
 """
 
 from __future__ import annotations
@@ -22,59 +22,61 @@ import threading
 import time
 from typing import Any, Callable, NamedTuple, Protocol, Sequence
 
-ALIGN = 256  # bytes; where tensors begin on the device
-PIECE = 8 << 20  # bytes of a buffer: they are on their way for 0.2 ms, of which Python takes a tenth
-BUFFERS = 2  # of a lane: one is filled while the other is copied
-LANES = 12  # at most: a processor copies 4 to 10 GB/s from the page cache, the bus takes some 50
+ALIGN = 256  # bytes; alignment of tensors on the device
+PIECE = 8 << 20  # bytes per buffer; copying takes 0.2 ms, of which Python takes a tenth
+BUFFERS = 2  # per lane: one is filled while the other is copied
+LANES = 12  # maximum; a processor copies 4 to 10 GB/s from the page cache, the bus about 50
 
 MADV_DONTFORK, MADV_HUGEPAGE = 10, 14
-_READ = 1 << 20  # bytes from which on a file is read rather than its mapping
+_READ = 1 << 20  # bytes from which a file is read instead of its mapping
 
 
 class Event(Protocol):
     """A point in a stream's work."""
 
     def synchronize(self) -> None:
-        """Wait until the device is there."""
+        """Wait until the device has reached it."""
 
 
 class Backend(Protocol):
-    """What the ring needs of a device. Buffers and allocations are tensors of uint8."""
+    """The operations that the ring needs from a device. Buffers and allocations are tensors of
+    uint8."""
 
     def pinned(self, size: int) -> Any:
-        """A buffer in host memory that the device copies from by itself."""
+        """Return a pinned buffer in host memory, which the device can copy from by itself."""
 
     def unpin(self, buffers: Sequence[Any]) -> None:
-        """Give buffers back that the device is through with."""
+        """Free buffers that the device no longer uses."""
 
     def allocate(self, size: int) -> Any:
-        """Memory on the device, for what the calling thread's stream does from now on."""
+        """Allocate memory on the device, for later work of the calling thread's stream."""
 
     def now(self) -> Event:
-        """When what the calling thread's stream has been told so far is done."""
+        """Return the event after all work that the calling thread's stream has so far."""
 
     def stream(self) -> Any:
-        """A new stream."""
+        """Return a new stream."""
 
     def follow(self, stream: Any, event: Event) -> None:
-        """Have the calling thread use the stream, and what that is told from now on come after the event."""
+        """Make the calling thread use the stream, whose later work waits for the event."""
 
     def copy(self, stream: Any, to: Any, buffer: Any) -> Event:
-        """Have a buffer copied on the thread's stream, without waiting; the event is when that is done."""
+        """Copy a buffer on the calling thread's stream, without waiting. Return the event after the
+        copy."""
 
 
 class Source(NamedTuple):
     """Bytes that go to the device."""
 
-    at: int  # in the flat allocation
+    at: int  # offset in the flat allocation
     size: int
-    address: int  # in host memory
-    file: int = -1  # a descriptor that has the same bytes, if there is one
-    offset: int = 0  # where they begin in it
+    address: int  # address in host memory
+    file: int = -1  # descriptor of a file with the same bytes; -1: none
+    offset: int = 0  # offset of the bytes in the file
 
 
 class _Slot:
-    """A buffer, and when its last copy is done."""
+    """A buffer, and the event after its last copy."""
 
     def __init__(self, buffer: Any) -> None:
         self.buffer = buffer
@@ -88,12 +90,14 @@ class _Slot:
         self.sent = None
 
     def fill(self, begin: int, end: int, sources: Sequence[Source]) -> None:
-        """Put the bytes from begin to end of the flat allocation here; the sources are those that lie there."""
+        """Copy the bytes from begin to end of the flat allocation into this buffer. sources are
+        those that overlap this range."""
         for s in sources:
             low, high = max(begin, s.at), min(end, s.at + s.size)
             if s.file < 0:
                 if low < high:
-                    ctypes.memmove(self.address + low - begin, s.address + low - s.at, high - low)  # without the lock
+                    # memmove releases the interpreter's lock.
+                    ctypes.memmove(self.address + low - begin, s.address + low - s.at, high - low)
                 continue
             while low < high:
                 n = os.preadv(s.file, [self.view[low - begin : high - begin]], s.offset + low - s.at)
@@ -103,7 +107,7 @@ class _Slot:
 
 
 class _Lane:
-    """One thread's stream and its buffers, which outlive the thread."""
+    """The stream and the buffers of one thread. They outlive the thread."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -111,8 +115,9 @@ class _Lane:
         self.slots: list[_Slot] = []
 
     def slot(self, turn: int, size: int) -> _Slot:
-        """The buffer for a turn, of at least so many bytes. It is made when it is first needed: all of it is pinned, so a
-        small state has small buffers, and a lane with one piece has one."""
+        """Return the buffer for a turn, of at least size bytes. Buffers are made on demand, because
+        all of their memory is pinned: a small state has small buffers, and a lane with one piece
+        has one buffer."""
         i = turn % BUFFERS
         if i == len(self.slots):
             self.slots.append(_Slot(self._backend.pinned(size)))
@@ -124,22 +129,23 @@ class _Lane:
 
 
 class Ring:
-    """The lanes. One caller at a time."""
+    """The lanes. One caller may use them at a time."""
 
     def __init__(self, backend: Backend, lanes: int = 0, piece: int = PIECE) -> None:
-        """lanes 0: as many as there are processors, up to :data:`LANES`; piece is in bytes."""
+        """lanes is the number of lanes; 0 means one per processor, up to :data:`LANES`. piece is in
+        bytes."""
         self._backend = backend
         self._piece = piece
         self._lanes: list[_Lane | None] = [None] * (lanes or min(LANES, len(os.sched_getaffinity(0))))
 
     def prepare(self) -> None:
-        """Have all buffers there ahead of need."""
+        """Make all buffers before they are needed."""
         self._each(len(self._lanes), lambda lane: [lane.slot(i, self._piece) for i in range(BUFFERS)])
 
     def copy(self, sources: Sequence[Source], flat: Any, meanwhile: Callable[[], None] | None = None) -> float:
-        """Copy sources, sorted by their place, into the flat allocation, and return how many seconds that took.
-        meanwhile is run beside it. When it returns, also by an error, nobody reads the sources or writes the
-        allocation any more."""
+        """Copy sources, sorted by their place, into the flat allocation, and return the time in
+        seconds. Run meanwhile at the same time. After copy has returned or raised, no thread reads
+        the sources or writes the allocation."""
         starts = [s.at for s in sources]
         total = sources[-1].at + sources[-1].size if sources else 0
         size = min(self._piece, -(-total // mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -172,8 +178,8 @@ class Ring:
         return max(ends) - began
 
     def _each(self, n: int, work: Callable[[_Lane], object], meanwhile: Callable[[], None] | None = None) -> None:
-        """Run work in n lanes at a time, and meanwhile beside them; raises what one of them raised when all have
-        ended."""
+        """Run work in n lanes at a time, and meanwhile beside them. When all have ended, raise the
+        error of one of them, if there is one."""
         failed: list[BaseException] = []
 
         def run(i: int) -> None:
@@ -194,13 +200,13 @@ class Ring:
         except BaseException as err:
             failed.insert(0, err)
         for t in threads:
-            if t.ident is not None:  # else there was no thread to be had
+            if t.ident is not None:  # otherwise, the thread could not be started
                 t.join()
         if failed:
             raise failed[0]
 
     def close(self) -> None:
-        """Give the buffers back."""
+        """Free the buffers."""
         lanes, self._lanes = [lane for lane in self._lanes if lane is not None], [None] * len(self._lanes)
         slots = [slot for lane in lanes for slot in lane.slots]
         for slot in slots:
@@ -209,22 +215,24 @@ class Ring:
 
 
 class Cuda:
-    """The backend of CUDA, by PyTorch."""
+    """The backend for CUDA, through PyTorch."""
 
     def __init__(self, torch: Any, device: str) -> None:
         self._torch = torch
         self._device = device
-        self._registered: set[int] = set()  # addresses of buffers that are not PyTorch's own
+        self._registered: set[int] = set()  # addresses of buffers that PyTorch has not allocated
 
     def pinned(self, size: int) -> Any:
-        # Huge pages are pinned in a fraction of the time, and unlike PyTorch's own buffers these can be given back.
-        # A child must not have them: a page that is pinned here and copied there would be neither's.
+        # Huge pages are pinned in a fraction of the time, and unlike PyTorch's own buffers, these
+        # can be freed. A child must not inherit them: after a copy on write, neither process would
+        # have a valid pinned page.
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(MADV_DONTFORK)
-        with contextlib.suppress(OSError):  # a kernel without
+        with contextlib.suppress(OSError):  # an older kernel lacks it
             memory.madvise(MADV_HUGEPAGE)
         buffer = self._torch.frombuffer(memory, dtype=self._torch.uint8)
-        ctypes.memset(buffer.data_ptr(), 0, size)  # without the lock, and PyTorch's threads
+        # memset does not hold the interpreter's lock or use PyTorch's threads.
+        ctypes.memset(buffer.data_ptr(), 0, size)
         if int(self._torch.cuda.cudart().cudaHostRegister(buffer.data_ptr(), size, 0)) != 0:
             return self._torch.empty(size, dtype=self._torch.uint8, pin_memory=True)
         self._registered.add(buffer.data_ptr())
@@ -246,20 +254,20 @@ class Cuda:
         return self._torch.cuda.current_stream(self._device).record_event()
 
     def follow(self, stream: Any, event: Event) -> None:
-        self._torch.cuda.set_stream(stream)  # of this thread
+        self._torch.cuda.set_stream(stream)  # of this thread only
         stream.wait_event(event)
 
     def copy(self, stream: Any, to: Any, buffer: Any) -> Event:
         to.copy_(buffer, non_blocking=True)
-        event = self._torch.cuda.Event(blocking=True)  # one that is waited for without a processor
+        event = self._torch.cuda.Event(blocking=True)  # waiting for it does not use a processor
         event.record(stream)
         return event
 
 
 def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
-    """Find the files that sources are mapped from, and have these read from there. Returns the sources, and the
-    files' descriptors, to be closed. What has been written to since it was mapped, and files that are not there any
-    more, stay as they are."""
+    """Find the files that sources are mapped from, so that they are read from the files. Return the
+    sources, and the descriptors of the files, which the caller closes. A source stays as it is if
+    it was written to after it was mapped, or if its file no longer exists."""
     mapped: list[_Mapped] = []
     if any(s.size >= _READ for s in sources):
         mapped = _unchanged() if _remembered is None else _remembered
@@ -277,15 +285,17 @@ def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
     return out, [fd for fd in files.values() if fd >= 0]
 
 
-def remember() -> None:
-    """Find once, in a zygote, what is mapped from files and unchanged, for the children that run none of the author's
-    code before their parameters are on the device. That takes a walk through all page tables."""
+def remember_mappings() -> None:
+    """Find, once per zygote, the unchanged file mappings. Children use the result if no code of the
+    author runs before their parameters are on the device. Finding them takes a walk through all
+    page tables."""
     global _remembered
     _remembered = _unchanged()
 
 
-def forget() -> None:
-    """Have the next call of :func:`opened` look again: parameters may be written to from now on."""
+def forget_mappings() -> None:
+    """Make the next call of :func:`opened` look again, because parameters may be written to from
+    now on."""
     global _remembered
     _remembered = None
 
@@ -293,7 +303,7 @@ def forget() -> None:
 class _Mapped(NamedTuple):
     start: int
     end: int
-    offset: int  # in the file
+    offset: int  # offset in the file
     inode: int
     path: str
 
@@ -302,7 +312,7 @@ _remembered: list[_Mapped] | None = None
 
 
 def _unchanged() -> list[_Mapped]:
-    """The mappings of files none of whose pages is this process's own, by address."""
+    """Return the file mappings without private pages, sorted by address."""
     out: list[_Mapped] = []
     candidate = None
     try:
@@ -317,13 +327,13 @@ def _unchanged() -> list[_Mapped]:
                     candidate = None
                     if len(fields) == 6 and fields[5].startswith("/"):
                         candidate = _Mapped(int(start, 16), int(end, 16), int(fields[2], 16), int(fields[4]), fields[5])
-    except (OSError, ValueError, IndexError):  # a kernel that tells less
+    except (OSError, ValueError, IndexError):  # the kernel does not give these fields
         return []
     return out
 
 
 def _open(path: str, inode: int) -> int:
-    """Open a file that is mapped; -1 when the one of that path is another one by now."""
+    """Open a mapped file. Return -1 if the path now belongs to another file."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

@@ -1,6 +1,7 @@
-"""safetensors: a length of 8 bytes, a JSON header that names each tensor with its datatype, shape and place, then the
-tensors' bytes, little-endian and row by row. A file is mapped, not read; its header is checked as a whole before any of
-it is believed, as the platform's own reader (Go package safetensors) does it."""
+"""The format safetensors. A file has a length of 8 bytes, a JSON header with the datatype, shape
+and place of each tensor, and the bytes of the tensors, little-endian and row by row. Files are
+mapped and not read. A header is checked completely before it is used, as in the platform's own
+reader (Go package safetensors)."""
 
 from __future__ import annotations
 
@@ -14,10 +15,10 @@ from ._types import StageError
 
 SUFFIX, INDEX = ".safetensors", ".safetensors.index.json"
 MAX_HEADER = 100_000_000  # bytes
-MAX_PARTS = 1000  # files of a model
+MAX_PARTS = 1000  # files per model
 METADATA = "__metadata__"
 
-# The bytes of an element.
+# The size of an element in bytes.
 SIZES = {
     "BOOL": 1,
     "U8": 1,
@@ -67,17 +68,17 @@ TORCH = {
 class Entry(NamedTuple):
     """A tensor in a file."""
 
-    data: mmap.mmap  # of the whole file
-    dtype: str  # as the format names it
+    data: mmap.mmap  # mapping of the whole file
+    dtype: str  # the format's name of the datatype
     shape: tuple[int, ...]
-    begin: int  # where its bytes lie in the file
+    begin: int  # offset of its bytes in the file
     end: int
     file: str
 
 
 def find(path: str) -> tuple[list[str], dict[str, str] | None]:
-    """Find a model's files: path is one, or an index of several, or a folder with either. Returns the files, and which
-    of them the index says has which tensor, if there is one."""
+    """Find a model's files. path is one file, an index of several files, or a folder with either.
+    Return the files, and the index's file name by tensor, if there is an index."""
     if path.endswith(INDEX):
         return _index(path)
     if not os.path.isdir(path):
@@ -144,7 +145,7 @@ def _read(path: str) -> dict[str, Entry]:
                 raise ValueError("want a regular file")
             if info.st_size < 8:
                 raise ValueError(f"{info.st_size} bytes, want at least the 8 of the header's length")
-            # A private mapping: what somebody writes to it is a copy of that page.
+            # A private mapping: a write makes a copy of that page.
             data = mmap.mmap(f.fileno(), info.st_size, access=mmap.ACCESS_COPY)
         length = int.from_bytes(data[:8], "little")
         if length > min(info.st_size - 8, MAX_HEADER):
@@ -161,13 +162,14 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
         names = [k for k, _ in pairs]
-        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r}: it is there twice")
+        raise ValueError(f"{next(n for n in names if names.count(n) > 1)!r}: it occurs twice")
     return out
 
 
 def check(header: bytes, data: Any, base: int, size: int, file: str = "") -> dict[str, Entry]:
-    """Check a header of a file of size bytes whose data begins at base, and return its tensors by name: one behind the
-    other from the data's first byte to its last, each with as many bytes as its shape needs. ValueError if not."""
+    """Check a header, and return its tensors by name. size is the file's size in bytes; the data
+    begins at base. Tensors must follow each other without gaps from the first byte of the data to
+    the last. Each must have as many bytes as its shape needs. Raise ValueError otherwise."""
     text = header.decode()
     if not text.startswith("{"):
         raise ValueError(f"header {text[:40]!r}, want a JSON object")

@@ -1,9 +1,13 @@
-"""A replica's side of the stage protocol: it says hello, then answers batches until it is drained, told to end, or
-alone.
+"""A replica's side of the stage protocol: it sends Hello, then answers batches until it is drained,
+is told to end, or loses its dispatcher.
 
-Threads: the main one runs infer, as it has run load and place, so that what belongs to a thread stays there; a reader
-takes what the dispatcher sends; a finisher waits for the end (a Drain, SIGTERM) and sees that what was taken is
-answered. With more slots than one there are more workers, started when they are needed.
+Threads:
+
+- the main thread runs infer, as it has run load and place, so that objects that belong to a thread
+  stay there
+- a reader handles the dispatcher's frames
+- a finisher waits for the end (a Drain or SIGTERM), and then for the answers of all accepted calls
+- with more than one slot, further workers start on demand
 """
 
 from __future__ import annotations
@@ -25,30 +29,30 @@ from ._types import Call, Cancelled, Output, Replica, StageError
 from ._wire import WireError
 
 WELCOME_TIMEOUT = 30.0  # seconds
-MAX_CHUNK = 64 << 10  # bytes of a stream in one frame
+MAX_CHUNK = 64 << 10  # bytes of a stream per frame
 LOST = "the replica was told to end"
 
-_DRAIN, _END = b"\0", b"\xff"  # what the finisher is told; other bytes are numbers of signals
+_DRAIN, _END = b"\0", b"\xff"  # messages to the finisher; other bytes are numbers of signals
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Orders:
-    """How a stage is told to end that has no process of its own, and so no signals."""
+    """Tells a stage to end that shares a process, and so cannot get signals."""
 
     def __init__(self) -> None:
         self.theirs, self.ours = socket.socketpair()
-        self.theirs.settimeout(None)  # whatever the handler has made the default
+        self.theirs.settimeout(None)  # overrides a default that the handler may have set
         self.ours.setblocking(False)
 
     def send(self, what: bytes) -> None:
-        """Tell it a signal's number."""
+        """Send a signal's number."""
         try:
             self.ours.send(what)
-        except OSError:  # full of what says the same, or over
+        except OSError:  # the socket is full of such messages, or closed
             pass
 
     def close(self) -> None:
-        """Nobody is told anything any more."""
+        """Close the connection: no order can follow."""
         self.theirs.close()
         self.ours.close()
 
@@ -65,10 +69,11 @@ def serve(
 ) -> None:
     """Answer batches with ``hooks.infer(state, calls)`` over sock, which it closes.
 
-    load and place are how many ns these have taken; timeout is how many seconds a call may run besides its deadline, 0:
-    as many as it likes. It returns when the dispatcher has drained the replica or is gone, or after SIGTERM when what
-    was taken is answered; a dispatcher that breaks the protocol is a :class:`WireError`. To be called in the main
-    thread, or else with orders, which take the place of signals.
+    load and place are the times of these hooks in ns. timeout bounds each call in seconds, in
+    addition to its deadline; 0 means no bound. The function returns when the dispatcher has drained
+    the replica or has gone, or when all accepted calls are answered after SIGTERM. It raises
+    :class:`WireError` if the dispatcher breaks the protocol. Call it in the main thread, or with
+    orders, which replace signals.
     """
     hello = _wire.hello(
         os.getpid(), replica.function, replica.name, hooks.slots, hooks.max_batch, replica.threads, load, place
@@ -84,7 +89,7 @@ def serve(
 
 
 class _Server:
-    """The replica; a :class:`Link` of its calls."""
+    """The replica. It is also the :class:`Link` of its calls."""
 
     def __init__(self, conn: _conn.Conn, hooks: Hooks, state: Any, threads: int, timeout: float) -> None:
         self.conn = conn
@@ -93,27 +98,28 @@ class _Server:
         self.state = state
         self.timeout = timeout
         self.log = logging.getLogger("stagecoach")
-        self.jobs: queue.SimpleQueue = queue.SimpleQueue()  # at most slots batches
-        self.workers: list[threading.Thread] = []  # beside the main thread
+        self.jobs: queue.SimpleQueue = queue.SimpleQueue()  # at most one batch per slot
+        self.workers: list[threading.Thread] = []  # in addition to the main thread
 
-        self.lock = threading.Lock()  # of all below
+        self.lock = threading.Lock()  # of the following fields
         self.change = threading.Condition(self.lock)
-        self.batches: dict[int, list[Call]] = {}  # not yet answered
-        self.running = 0  # batches whose last answer has not left
-        self.credit = 0  # bytes of chunks that the dispatcher takes
-        self.threads = threads  # that compute
+        self.batches: dict[int, list[Call]] = {}  # calls that are not yet answered, by batch
+        self.running = 0  # batches whose last answer has not been sent
+        self.credit = 0  # bytes of chunks that the dispatcher accepts
+        self.threads = threads  # number of threads that compute
         self.greeted = False
-        self.leaving = False  # nothing new is begun
-        self.finished = False  # what was taken is answered
-        self.closed = False  # nobody is left to answer
-        self.fault: Exception | None = None  # why the reader has ended; None: the other side has closed
+        self.leaving = False  # no new batch starts
+        self.finished = False  # all accepted calls are answered
+        self.closed = False  # the connection has ended
+        # Why the reader has ended; None: the other side has closed.
+        self.fault: Exception | None = None
 
     def serve_signalled(self, hello: bytes) -> None:
-        """Greet and answer, with the signals' handlers set."""
+        """Send Hello and answer batches, with the signals' handlers set."""
         orders = Orders()  # wakes the finisher
 
         def handler(number: int, _: Any) -> None:
-            orders.send(bytes((number,)))  # when something of the handler's took the descriptor for wake-ups
+            orders.send(bytes((number,)))  # if the handler has replaced the descriptor for wake-ups
 
         old = {s: signal.signal(s, handler) for s in _SIGNALS}
         fd = signal.set_wakeup_fd(orders.ours.fileno(), warn_on_full_buffer=False)
@@ -126,7 +132,7 @@ class _Server:
             orders.close()
 
     def serve(self, hello: bytes, orders: Orders) -> None:
-        """Greet and answer."""
+        """Send Hello and answer batches."""
         self.orders = orders
         finisher = self._thread(self._finish, (orders.theirs,), "stagecoach-finish")
         finisher.start()
@@ -140,12 +146,13 @@ class _Server:
             raise self.fault
 
     def _thread(self, target: Callable[..., None], args: tuple, name: str) -> threading.Thread:
-        """A thread that belongs to the stage which this one belongs to."""
+        """Return a thread that belongs to the same stage as the calling thread."""
         run = contextvars.copy_context().run
         return threading.Thread(target=run, args=(target, *args), name=name, daemon=True)
 
     def _greet(self, hello: bytes) -> bool:
-        """Say hello and wait for the welcome; False when the replica was told to end meanwhile."""
+        """Send Hello and wait for Welcome. Return False if the replica was told to end
+        meanwhile."""
         self.conn.timeout(WELCOME_TIMEOUT)
         try:
             self.conn.write(_wire.HELLO, 0, hello)
@@ -178,7 +185,7 @@ class _Server:
 
     def _answer_all(self) -> None:
         reader = self._thread(self._read_all, (), "stagecoach-read")
-        threads = self.threads  # before the reader is told of more
+        threads = self.threads  # before the reader gets a Threads frame
         reader.start()
         self._work(threads)
         reader.join()
@@ -186,8 +193,8 @@ class _Server:
             worker.join()
 
     def _finish(self, wake: socket.socket) -> None:
-        """Wait until the replica is to leave, answer what it has taken, and then end the reader, which until then
-        brings cancels and credits."""
+        """Wait until the replica should leave, and until all accepted calls are answered. Then end
+        the reader, which has received cancels and credits until then."""
         told = 0
         while True:
             what = wake.recv(1)
@@ -202,7 +209,9 @@ class _Server:
         if not greeted:
             self.conn.shut()
             return
-        if told:  # our wish, so the dispatcher does not know it; if it cannot be told, the reader sees why
+        # The replica wants to leave, and the dispatcher does not know it; if telling it fails, the
+        # reader reports the cause.
+        if told:
             try:
                 self.conn.write(_wire.CREDIT, 0, _wire.uvarint(0))
             except OSError:
@@ -215,18 +224,18 @@ class _Server:
             self.finished = True
         self.conn.shut_reads()
 
-    # What the dispatcher sends.
+    # The reader.
 
     def _read_all(self) -> None:
         try:
             self._read()
-        except ConnectionResetError:  # closed, with answers unread
+        except ConnectionResetError:  # closed with unread answers
             pass
-        except Exception as err:  # whatever it is, the replica ends with it
+        except Exception as err:  # any error ends the replica
             self.fault = self.fault or (
                 err if isinstance(err, WireError) else WireError(f"{type(err).__name__}: {err}")
             )
-        self.conn.shut()  # what still runs can stop, and no write waits
+        self.conn.shut()  # running calls can stop, and writes fail instead of waiting
         with self.change:
             self.closed = True
             for calls in self.batches.values():
@@ -263,10 +272,10 @@ class _Server:
             finally:
                 if files:
                     _conn.close_all(files)
-            del frame, payload  # they can go before the next frame comes
+            del frame, payload  # frees their memory before the next frame comes
 
     def _start(self, batch: int, payload: bytes, files: list[int]) -> None:
-        """Decode a batch and have it run."""
+        """Decode a batch and start it."""
         try:
             calls = _wire.decode_batch(payload, lambda *ref: _conn.detach(files, *ref))
         except WireError as err:
@@ -287,43 +296,46 @@ class _Server:
             if not leaving:
                 self.batches[batch] = calls
                 self.running += 1
-        if leaving:  # it was on its way when the replica decided to leave: its calls run elsewhere
+        # The batch was sent before the dispatcher knew that the replica leaves; its calls run
+        # elsewhere.
+        if leaving:
             for index in range(len(calls)):
                 self.conn.write(_wire.ERROR, batch, _wire.error(index, 0, _wire.REPLICA_LOST, LOST))
             return
-        if n > len(self.workers):  # every worker that there is has a batch
+        if n > len(self.workers):  # all workers have a batch
             worker = self._thread(self._work, (0,), f"stagecoach-{n}")
             try:
                 worker.start()
                 self.workers.append(worker)
-            except RuntimeError as err:  # no thread is to be had: the batch waits for a worker
-                self.log.warning("the replica goes on with %d batches at a time: %s", len(self.workers) + 1, err)
+            except RuntimeError as err:  # no thread can be started, so the batch waits for a worker
+                self.log.warning("no thread could be started; the replica continues with %d batches at a time: %s", len(self.workers) + 1, err)
         self.jobs.put((batch, calls))
 
     def _cancel(self, batch: int, index: int) -> None:
         with self.change:
-            for call in self.batches.get(batch, ()):  # none: it has just ended
+            for call in self.batches.get(batch, ()):  # empty if the batch has just ended
                 if index in (call.index, _wire.CANCEL_ALL):
                     call._cancelled = True
             self.change.notify_all()
 
-    # What the calls do.
+    # The workers.
 
     def _work(self, threads: int) -> None:
-        """Run batches until there are none. threads is with how many this thread computes, 0: nobody knows."""
+        """Run batches until the queue ends. threads is the number of threads that this thread
+        computes with; 0 means unknown."""
         get, gradients = self.jobs.get, True
         while True:
             job = get()
             if job is None:
                 return
             if gradients and "torch" in sys.modules:
-                sys.modules["torch"].set_grad_enabled(False)  # of this thread alone
+                sys.modules["torch"].set_grad_enabled(False)  # of this thread only
                 gradients = False
             if threads != self.threads:
                 threads = self.threads
                 _threads.compute_with(threads)
             self._run(*job)
-            job = None  # its inputs can go before the next batch comes
+            job = None  # frees its inputs before the next batch comes
 
     def _run(self, batch: int, calls: list[Call]) -> None:
         try:
@@ -331,17 +343,20 @@ class _Server:
             results = _ends.run(self.infer, self.state, calls)
             service = time.monotonic_ns() - begin
             with self.lock:
-                del self.batches[batch]  # before the last result leaves: it frees the slot on the other side
+                # Delete it before the last result is sent: that result frees the slot for the
+                # dispatcher.
+                del self.batches[batch]
             for call in calls:
-                call._cancelled = True  # a call that is over can stream no more
+                call._cancelled = True  # a call that has ended must not stream
             self._send(batch, service, results)
-            lost = device.lost(results)
-            if lost:  # each call that comes would fail, and fast
+            lost = device.context_error(results)
+            if lost:  # all later calls would fail, and quickly
                 raise StageError(f"the device's context is lost: {lost}")
         except OSError as err:  # of the connection
             self.log.debug("results of batch %d not sent: %s", batch, err)
             self.conn.shut()
-        except BaseException as err:  # no memory, for instance: nobody would wait for them in vain
+        # Any error, such as MemoryError, must end the wait of the callers.
+        except BaseException as err:
             told = isinstance(err, StageError)
             self.fault = err if told else WireError(f"results of batch {batch}: {type(err).__name__}: {err}")
             self.conn.shut()
@@ -351,7 +366,7 @@ class _Server:
                 self.change.notify_all()
 
     def _send(self, batch: int, service: int, results: list[Output | BaseException]) -> None:
-        """Send the ends of a batch's calls, the small ones together."""
+        """Send the ends of a batch's calls. Small ones are sent together."""
         pending: list[bytes] = []
         size = 0
         for index, r in enumerate(results):
@@ -359,7 +374,8 @@ class _Server:
             pending.append(_conn.frame(kind, batch, payload, len(files)))
             size += len(payload)
             if files or size > _conn.COPY_LIMIT:
-                try:  # a file may come before its frame: the frames in front of it claim none
+                # Files may be sent before their frame, because the frames before it claim none.
+                try:
                     self.conn.send(b"".join(pending), files)
                 finally:
                     _conn.close_all(files)
@@ -368,13 +384,13 @@ class _Server:
             self.conn.send(b"".join(pending))
 
     def send(self, call: Call, rest: memoryview) -> None:
-        """Send a piece of the call's output, as far as the dispatcher has room for it."""
+        """Send a piece of the call's output, as far as the dispatcher has credit for it."""
         while len(rest):
             with self.change:
                 while True:
                     call.check()
                     if self.closed:
-                        raise Cancelled("the dispatcher is gone")
+                        raise Cancelled("the dispatcher has gone")
                     if self.credit > 0:
                         break
                     self.change.wait(call.remaining())
@@ -383,11 +399,11 @@ class _Server:
             try:
                 self.conn.write(_wire.CHUNK, call.batch, _wire.chunk(call.index, rest[:n]))
             except OSError as err:
-                raise Cancelled(f"the dispatcher is gone: {err}") from err
+                raise Cancelled(f"the dispatcher has gone: {err}") from err
             rest = rest[n:]
 
     def wait(self, call: Call, timeout: float | None) -> bool:
-        """Wait until the call is over, or for so many seconds."""
+        """Wait until the call has ended, or for timeout seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         with self.change:
             while not call.cancelled():

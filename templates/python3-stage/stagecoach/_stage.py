@@ -1,4 +1,4 @@
-"""The handler's module: importing it, running load and place, and saying what is wrong with it in words for its
+"""Imports the handler's module, runs load and place, and turns their errors into messages for the
 author."""
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ HANDLER = "handler"  # the module's name
 
 @dataclass
 class Hooks:
-    """What the handler's module has."""
+    """The handler's hooks and limits."""
 
     infer: Callable[[Any, list], Any]
     load: Callable[[Model], Any] | None = None
     place: Callable[[Any, Replica], Any] | None = None
-    max_batch: int = 1  # calls that infer takes at a time
-    slots: int = 1  # batches at a time
+    max_batch: int = 1  # calls per batch
+    slots: int = 1  # batches that run at a time
 
 
 @dataclass
 class Loaded:
-    """A handler whose load hook has run: all that replicas share."""
+    """A handler whose load hook has run. All replicas share it."""
 
     hooks: Hooks
     model: Model
-    state: Any  # what load returned, else the model
-    nanos: int  # that importing the handler and loading took
+    state: Any  # the result of load, or the model
+    nanos: int  # time of importing the handler and loading, in ns
 
 
 def load() -> Loaded:
-    """Import the handler and run its load hook. What is wrong is a :class:`StageError`; its traceback is on stderr."""
+    """Import the handler and run its load hook. An error is raised as a :class:`StageError`; its
+    traceback is printed to stderr."""
     begin = time.monotonic_ns()
     hooks = _hooks(_handler())
     logs()
@@ -54,13 +55,13 @@ def load() -> Loaded:
             state = hooks.load(model)
         except (Exception, SystemExit) as err:
             _fail("load", err)
-        if sys.getrefcount(model) <= 2:  # nobody has it but this function
+        if sys.getrefcount(model) <= 2:  # only this function refers to it
             model.release()
     return Loaded(hooks, model, state, time.monotonic_ns() - begin)
 
 
 def logs() -> None:
-    """Have the process log, if the handler has not set that up."""
+    """Set up logging, unless the handler has done so."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     log = logging.getLogger("stagecoach")
     if log.level == logging.NOTSET:
@@ -68,16 +69,17 @@ def logs() -> None:
 
 
 def place(loaded: Loaded, replica: Replica) -> Any:
-    """Run the place hook, or else put what is PyTorch's onto the replica's device; returns infer's state."""
+    """Run the place hook, or else move PyTorch's objects to the replica's device. Return the state
+    for infer."""
     try:
         if loaded.hooks.place is not None:
-            _ring.forget()
+            _ring.forget_mappings()
             return loaded.hooks.place(loaded.state, replica)
         return replica.to_device(loaded.state)
     except (Exception, SystemExit) as err:
         there = device.name() != "cpu" and out_of_memory(err)
-        if there and device.OUT_OF_MEMORY_ON not in str(err):  # so that the platform sees which device
-            err = device.lack(err).with_traceback(err.__traceback__)
+        if there and device.OUT_OF_MEMORY_ON not in str(err):  # adds the device, for the platform
+            err = device.memory_error(err).with_traceback(err.__traceback__)
         _fail("place", err)
 
 
@@ -96,7 +98,7 @@ def _handler() -> ModuleType:
 
 
 def missing(module: str, who: str) -> str:
-    """Say that an interpreter lacks a module, and what to do."""
+    """Return the error text for a module that the interpreter lacks, with the remedy."""
     version = ".".join(map(str, sys.version_info[:3]))
     top = module.partition(".")[0]
     package = {"PIL": "pil", "cv2": "opencv", "sklearn": "sklearn", "yaml": "yaml"}.get(
@@ -121,7 +123,7 @@ def _hooks(module: ModuleType) -> Hooks:
             inspect.signature(f).bind(*[None] * arguments)
         except TypeError as err:
             raise StageError(f"{HANDLER}.{name}{inspect.signature(f)}: {err}, want it to take {arguments}") from err
-        except ValueError:  # of C code: nobody knows what it takes
+        except ValueError:  # a function in C may have no signature
             pass
         return f
 
@@ -138,7 +140,8 @@ def _hooks(module: ModuleType) -> Hooks:
 
 
 def _fail(what: str, err: BaseException) -> NoReturn:
-    """Say which hook failed, with the handler's innermost line; the traceback goes to stderr."""
+    """Raise a StageError with the name of the hook and the handler's innermost line. Print the
+    traceback to stderr."""
     if isinstance(err, StageError):
         raise err
     traceback.print_exception(type(err), err, err.__traceback__)

@@ -1,5 +1,6 @@
-"""Tensors between the wire's form and numpy's and PyTorch's. PyTorch is used where the handler uses it, never imported
-first here but for :func:`to_torch`, which the handler asks for."""
+"""Converts tensors between the wire's form, numpy and PyTorch. This module imports PyTorch only in
+:func:`to_torch`, which the handler calls. Elsewhere, it uses PyTorch only if the handler has
+imported it."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from ._types import BadInput, Tensor
 if TYPE_CHECKING:
     import torch
 
-# The datatypes of the Open Inference Protocol v2 and numpy's, little-endian. BF16, which numpy lacks, is its bits.
+# The datatypes of the Open Inference Protocol v2 and their little-endian numpy types. numpy lacks
+# BF16, which is given as its bits.
 DTYPES = {
     "BOOL": numpy.dtype("?"),
     "UINT8": numpy.dtype("u1"),
@@ -32,12 +34,12 @@ DTYPES = {
 }
 DATATYPES = {dtype: name for name, dtype in DTYPES.items() if name != "BF16"}
 MAX_ELEMENTS = 1 << 40
-MAX_RANK = 32  # numpy's
+MAX_RANK = 32  # numpy's limit
 
 
 def check(t: Tensor) -> int:
-    """Check that shape and datatype account for the data, and return the number of elements; :class:`BadInput` if
-    not."""
+    """Check that the data has the size of shape and datatype, and return the number of elements.
+    Raise :class:`BadInput` otherwise."""
     if t.datatype != "BYTES" and t.datatype not in DTYPES:
         raise BadInput(f"tensor {t.name!r}: datatype {t.datatype!r}, want one of {', '.join(DTYPES)}, BYTES")
     n = math.prod(t.shape)
@@ -54,7 +56,7 @@ def check(t: Tensor) -> int:
 
 
 def to_numpy(t: Tensor) -> numpy.ndarray:
-    """Make a numpy array that can be written to. What came in a file is not copied."""
+    """Return a writable numpy array. Data that came in a file is not copied."""
     n = check(t)
     if t.datatype == "BYTES":
         return _elements(t, n).reshape(t.shape)
@@ -62,7 +64,7 @@ def to_numpy(t: Tensor) -> numpy.ndarray:
 
 
 def to_torch(t: Tensor) -> torch.Tensor:
-    """Make a tensor for PyTorch. What came in a file is not copied."""
+    """Return a PyTorch tensor. Data that came in a file is not copied."""
     import torch
 
     check(t)
@@ -71,7 +73,7 @@ def to_torch(t: Tensor) -> torch.Tensor:
     if t.datatype == "BF16":
         dtype = torch.bfloat16
     elif t.datatype in ("UINT16", "UINT32", "UINT64"):
-        dtype = getattr(torch, t.datatype.lower(), None)  # from torch 2.3 on
+        dtype = getattr(torch, t.datatype.lower(), None)  # PyTorch 2.3 and later
         if dtype is None:
             raise BadInput(f"tensor {t.name!r}: {t.datatype}, which PyTorch {torch.__version__} lacks, want INT64")
     else:
@@ -87,7 +89,7 @@ def _writable(data: Any) -> Any:
 
 
 def _elements(t: Tensor, n: int) -> numpy.ndarray:
-    """Split the data of BYTES: each element has its length as 4 bytes in front."""
+    """Split the data of BYTES. Each element has a length of 4 bytes in front."""
     data, i, out = t.data, 0, []
     while i < len(data):
         if i + 4 > len(data):
@@ -105,9 +107,9 @@ def _elements(t: Tensor, n: int) -> numpy.ndarray:
 
 
 def encode(name: str, value: Any) -> Tensor:
-    """Make a tensor to send of a numpy array, a scalar, or a torch tensor, which may be on a device. An array in one
-    piece is not copied, so that it must not change before the call is over. Arrays of str, bytes or objects are
-    BYTES."""
+    """Make a tensor to send from a numpy array, a scalar, or a torch tensor, which may be on a
+    device. A contiguous array is not copied, so it must not change before the call ends. Arrays of
+    str, bytes or objects become BYTES."""
     if not isinstance(value, (numpy.ndarray, numpy.generic)):
         return _encode_torch(name, value)
     array = numpy.asarray(value)
@@ -121,7 +123,8 @@ def encode(name: str, value: Any) -> Tensor:
 
 def _octets(array: numpy.ndarray) -> memoryview:
     array = numpy.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    return memoryview(array.reshape(-1).view(numpy.uint8))  # a view also where memoryview knows no such datatype
+    # A view, because memoryview does not know every datatype.
+    return memoryview(array.reshape(-1).view(numpy.uint8))
 
 
 def _element(e: Any) -> bytes:
@@ -139,7 +142,7 @@ def _encode_torch(name: str, value: Any) -> Tensor:
     shape = tuple(value.shape)
     if value.dtype == torch.bfloat16:
         return Tensor(name, "BF16", shape, _octets(value.view(torch.int16).numpy()))
-    for datatype in ("UINT16", "UINT32", "UINT64"):  # numpy() knows these in later versions alone
+    for datatype in ("UINT16", "UINT32", "UINT64"):  # only later versions have numpy() for these
         if value.dtype == getattr(torch, datatype.lower(), None):
             return Tensor(name, datatype, shape, _octets(value.view(getattr(torch, datatype[1:].lower())).numpy()))
     try:

@@ -1,4 +1,5 @@
-"""How many threads a process computes with: PyTorch's, and those of the BLAS under it and under numpy."""
+"""Sets the number of threads that a process computes with: those of PyTorch, and of the BLAS of
+PyTorch and numpy."""
 from __future__ import annotations
 
 import ctypes
@@ -9,57 +10,62 @@ import sys
 import threading
 from typing import Any
 
-# Read by the libraries when they are loaded.
+# Libraries read these variables when they are loaded.
 VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
-# What builds of OpenBLAS call it: Debian's, numpy's wheels.
+# The function's name in builds of OpenBLAS: Debian's, numpy's wheels.
 _SETTERS = ("openblas_set_num_threads", "openblas_set_num_threads64_", "scipy_openblas_set_num_threads",
             "scipy_openblas_set_num_threads64_")
 
-_OPENMP = re.compile(r"lib(gomp|omp|iomp5)\b.*\.so")  # GCC's, LLVM's, Intel's; wheels put a hash into the name
-_PAUSE = "omp_pause_resource_all"  # ends threads; of OpenMP 5, which GCC has from version 9 on
+# GCC's, LLVM's, Intel's; wheels put a hash into the name.
+_OPENMP = re.compile(r"lib(gomp|omp|iomp5)\b.*\.so")
+# This function ends the threads. It is part of OpenMP 5, which GCC has from version 9 on.
+_PAUSE = "omp_pause_resource_all"
 _OMP_PAUSE_HARD = 2
 
 
 def compute_with(total: int) -> None:
-    """Have so many threads compute from now on, the calling one included, in the libraries that are loaded. What is
-    loaded later goes by the environment's :data:`VARIABLES`."""
+    """Make total threads compute from now on, with the calling one, in the libraries that are
+    loaded. Libraries that are loaded later use the environment's :data:`VARIABLES`."""
     for setter in _openblas():
         setter(total)
-    torch = sys.modules.get("torch")  # comes last: an OpenBLAS over OpenMP takes its number along
+    # PyTorch comes last, because an OpenBLAS over OpenMP uses the same number.
+    torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads") and torch.get_num_threads() != total:
         torch.set_num_threads(total)
 
 
 @functools.lru_cache(maxsize=1)
 def _openblas() -> list[Any]:
-    """The function that sets the number of threads, of each OpenBLAS that this process has loaded by the first call."""
+    """Return the function that sets the number of threads, for each OpenBLAS that was loaded before
+    the first call."""
     found = []
     for path in sorted({path for _, _, path in mappings() if "openblas" in path}):
         try:
             library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        except OSError:  # a file of that name that is no library
+        except OSError:  # a file with such a name that is no library
             continue
         found += [getattr(library, name) for name in _SETTERS if hasattr(library, name)][:1]
     return found
 
 
 def load_with(total: int) -> None:
-    """Have the calling thread compute with so many threads of OpenMP, which start when they are first needed.
+    """Make the calling thread compute with total threads of OpenMP, which start on demand.
 
-    torch.compile makes code for the number of threads that there is, and compiles again when a call finds another. A
-    runtime whose threads :func:`end_openmp` cannot end starts none: they would keep the process from being forked."""
+    torch.compile makes code for the current number of threads, and compiles again if a call finds
+    another number. If :func:`end_openmp` cannot end a runtime's threads, the runtime starts none,
+    because they would keep the process from being forked."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
-        torch.get_num_threads()  # sets the number for this thread when it is first called, to MKL's
+        torch.get_num_threads()  # the first call sets the number for this thread, to MKL's number
     for library in _openmp():
         if hasattr(library, _PAUSE):
             library.omp_set_num_threads(total)
 
 
 def end_openmp() -> None:
-    """End OpenMP's threads, and have the calling thread compute alone. The libraries start others when they compute
-    with more again."""
+    """End OpenMP's threads, and make the calling thread compute alone. The libraries start threads
+    again when they need them."""
     for library in _openmp():
         library.omp_set_num_threads(1)
         if hasattr(library, _PAUSE):
@@ -67,26 +73,26 @@ def end_openmp() -> None:
 
 
 def _openmp() -> list[Any]:
-    """The runtimes of OpenMP that this process has loaded."""
+    """Return the OpenMP runtimes that this process has loaded."""
     found = []
     for path in sorted({path for _, _, path in mappings() if _OPENMP.match(os.path.basename(path))}):
         try:
             found.append(ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_LAZY))
-        except OSError:  # a file of that name that is no library
+        except OSError:  # a file with such a name that is no library
             continue
     return [library for library in found if hasattr(library, "omp_set_num_threads")]
 
 
 def end_progress_bars() -> None:
-    """End the threads that look after progress bars of tqdm, which loading models shows. Each class of bars has one of
-    its own, and starts another with its next bar."""
+    """End the threads of tqdm's progress bars, which are shown while models load. Each class of
+    bars has one thread, and starts another with its next bar."""
     for thread in threading.enumerate():
         if type(thread).__module__ == "tqdm._monitor":
-            thread.exit()  # type: ignore[attr-defined]  # and joins it
+            thread.exit()  # also joins it
 
 
 def mappings(path: str = "/proc/self/maps") -> list[tuple[int, int, str]]:
-    """The files that a process has mapped: start and end in memory, path."""
+    """Return the files that a process has mapped: begin and end in memory, and path."""
     out = []
     with open(path, encoding="utf-8", errors="surrogateescape") as f:
         for line in f:

@@ -1,4 +1,4 @@
-"""The types that hooks see. Nothing here does I/O; what a call does beyond its data, its ``_Link`` does."""
+"""The types that hooks see. They do no I/O themselves; a call's ``_Link`` does."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ TEXT = "text/plain"
 
 
 class BadInput(Exception):
-    """An error that the call's input caused: the client gets 400 instead of 500, and nothing is retried."""
+    """The call's input has caused the error: the client gets 400 instead of 500, and nothing is
+    retried."""
 
 
 class Cancelled(Exception):
-    """The call was cancelled: nobody waits for its result any more."""
+    """The call was cancelled, so no caller waits for its result."""
 
 
 class Expired(Exception):
@@ -32,39 +33,43 @@ class Expired(Exception):
 
 
 class OutOfMemory(Exception):
-    """The replica's device has not the memory that the call takes: it is tried again by a replica on other devices, and
-    this replica is replaced by one elsewhere. Raised by the place hook, the function is not started on this device
-    again for a while. What PyTorch raises when a device is out of memory counts as this. Without a device it is an
-    error like any other: no replica would have more memory."""
+    """The replica's device lacks memory for the call. The platform tries the call on a replica with
+    other devices, and replaces this replica by one elsewhere. If the place hook raises it, the
+    platform does not start the function on this device for a while. PyTorch's own error for a full
+    device counts as this. If the replica has no device, it is an error like any other, because no
+    other replica would have more memory."""
 
 
 class StageError(Exception):
-    """Why a stage cannot start, for people: which thing, what was got, what to do."""
+    """The reason why a stage cannot start: which thing, what was got, what to do."""
 
 
 class Key(NamedTuple):
-    """Which attempt of which task of which request a call is."""
+    """The request, task and attempt of a call."""
 
     request: str
     task: int
-    attempt: int  # from 1
+    attempt: int  # starts at 1
 
 
 class Tensor(NamedTuple):
-    """A named array as it travels: Open Inference Protocol v2."""
+    """A named array in the form of the Open Inference Protocol v2."""
 
     name: str
     datatype: str  # BOOL, UINT8 ... UINT64, INT8 ... INT64, FP16, BF16, FP32, FP64 or BYTES
     shape: tuple[int, ...]
-    data: Any  # bytes-like; elements row by row, little-endian; of BYTES each with its length as 4 bytes in front
+    # bytes-like; elements row by row, little-endian; each element of BYTES has its length as 4
+    # bytes in front
+    data: Any
 
 
 class Item:
-    """One element of what a call receives or answers: a set of named tensors, or else bytes with a content type.
+    """One element of a call's input or answer: a set of named tensors, or bytes with a content
+    type.
 
-    ``body`` and ``content_type`` are of an item of bytes, ``tensors``, ``torch`` and ``datatype`` of one of tensors.
-    Asking a received item for the kind that it is not raises :class:`BadInput`: the client gets 400 with a text that
-    says so.
+    An item of bytes has ``body`` and ``content_type``; an item of tensors has ``tensors``,
+    ``torch`` and ``datatype``. Asking a received item for the other kind raises :class:`BadInput`:
+    the client gets 400 with a text that says so.
     """
 
     __slots__ = ("content_type", "_body", "_wire", "_arrays")
@@ -72,11 +77,12 @@ class Item:
     def __init__(
         self, body: bytes | str = b"", content_type: str = "", tensors: Mapping[str, Any] | None = None
     ) -> None:
-        """Make an item to answer: of a body, or of tensors by name, each a numpy array or a torch tensor."""
+        """Make an item to answer, from a body or from tensors by name. Each tensor is a numpy array
+        or a torch tensor."""
         self._wire: list[Tensor] | None = None
         self._arrays: dict[str, numpy.ndarray] | None = None
         if tensors is not None:
-            from ._tensors import encode  # numpy is imported when there are tensors
+            from ._tensors import encode  # import numpy only if there are tensors
 
             self._wire = [encode(str(name), value) for name, value in tensors.items()]
             self._body, self.content_type = b"", ""
@@ -88,7 +94,7 @@ class Item:
 
     @classmethod
     def received(cls, body: bytes, content_type: str, wire: list[Tensor] | None) -> Item:
-        """Make an item of what came over the wire, which is looked at when it is asked for."""
+        """Make an item from its bytes on the wire, which are decoded on demand."""
         it = object.__new__(cls)
         it._body, it.content_type, it._wire, it._arrays = body, content_type, wire, None
         return it
@@ -121,8 +127,8 @@ class Item:
 
     @property
     def tensors(self) -> dict[str, numpy.ndarray]:
-        """The tensors by name, without a copy where numpy has the datatype. BF16 comes as its bits (uint16), see
-        :meth:`torch`; BYTES as an array of bytes objects."""
+        """The tensors by name, without a copy if numpy has the datatype. BF16 comes as its bits
+        (uint16); see :meth:`torch`. BYTES comes as an array of bytes objects."""
         if self._arrays is None:
             from ._tensors import to_numpy
 
@@ -134,7 +140,7 @@ class Item:
         return self._named(name).datatype
 
     def torch(self, name: str) -> torch.Tensor:
-        """A tensor for PyTorch, without a copy."""
+        """Return a tensor for PyTorch, without a copy."""
         from ._tensors import to_torch
 
         return to_torch(self._named(name))
@@ -159,23 +165,32 @@ class Item:
 
 
 def _utf8(text: str) -> bytes:
-    """Encode text. What came as other bytes, in a header field for instance, goes out as it came."""
+    """Encode text. Bytes that were received as invalid UTF-8, for example in a header field, are
+    sent unchanged."""
     return text.encode("utf-8", "surrogateescape")
 
 
 class Part(NamedTuple):
-    """The share of a call's input that came from one predecessor in the pipeline; the client's own comes from ""."""
+    """The part of a call's input that one predecessor in the pipeline sent. The client's own part
+    comes from ""."""
 
     source: str
     items: list[Item]
 
 
 class Output:
-    """The good end of a call: items, and header fields for the HTTP response when this is the pipeline's last stage.
+    """The successful end of a call: items, and header fields for the HTTP response if this is the
+    pipeline's last stage.
 
-    Each item is an :class:`Item`, or what one is made of: bytes; a str (text/plain); a dict of numpy arrays or torch
-    tensors by name, or a single one, which is named "output"; anything else that is JSON, with numpy's numbers. As a
-    call's result, what one item is made of stands for an Output of that item, and None for one without items.
+    Each item is an :class:`Item`, or one of these:
+
+    - bytes
+    - a str (text/plain)
+    - numpy arrays or torch tensors: a dict by name, or a single one, which is named "output"
+    - any other JSON, which may contain numpy's numbers
+
+    If a call's result is one of these, it stands for an Output of that item. None stands for an
+    Output without items.
     """
 
     __slots__ = ("items", "header")
@@ -187,14 +202,14 @@ class Output:
 
     @classmethod
     def of(cls, result: Any) -> Output:
-        """Make an output of a call's result."""
+        """Make an output from a call's result."""
         if isinstance(result, Output):
             return result
         return cls() if result is None else cls(result)
 
 
 def item_of(value: Any) -> Item:
-    """Make an item of what :class:`Output` takes for one."""
+    """Make an item from a value that :class:`Output` takes as one."""
     if isinstance(value, Item):
         return value
     if isinstance(value, str):
@@ -215,7 +230,7 @@ def item_of(value: Any) -> Item:
 
 
 def text_of(err: BaseException) -> str:
-    """What an error says; its class may fail to."""
+    """Return the text of an error. Its class may fail to make one."""
     try:
         return str(err)
     except Exception as fault:
@@ -223,20 +238,21 @@ def text_of(err: BaseException) -> str:
 
 
 def out_of_memory(err: BaseException) -> bool:
-    """Whether an error is of a device that has not the memory: :class:`OutOfMemory`, or what PyTorch raises."""
+    """Return whether an error means that a device lacks memory: :class:`OutOfMemory`, or PyTorch's
+    own error."""
     if isinstance(err, OutOfMemory) or any(t.__name__ == "OutOfMemoryError" for t in type(err).__mro__):
-        return True  # from PyTorch 1.13 on
+        return True  # PyTorch 1.13 and later
     text = text_of(err)
     return isinstance(err, RuntimeError) and "CUDA" in text and ("out of memory" in text or "ALLOC_FAILED" in text)
 
 
 def is_array(value: Any) -> bool:
-    """Whether value is a numpy array or a torch tensor, without importing either."""
+    """Return whether value is a numpy array or a torch tensor, without importing either."""
     return any(t.__module__ in ("numpy", "torch") and t.__name__ in ("ndarray", "Tensor") for t in type(value).__mro__)
 
 
 def _plain(value: Any) -> Any:
-    """Make a number of numpy's one of Python's, for JSON."""
+    """Convert a number of numpy's to one of Python's, for JSON."""
     if any(t.__module__ == "numpy" and t.__name__ == "generic" for t in type(value).__mro__):
         return value.item()
     if is_array(value):
@@ -245,22 +261,23 @@ def _plain(value: Any) -> Any:
 
 
 class Link(Protocol):
-    """What a call needs of the replica that it runs in; package-private."""
+    """The operations that a call needs from its replica; package-private."""
 
     def send(self, call: Call, rest: memoryview) -> None:
-        """Send a piece of the call's output, when the receiver has room for it; raises as :meth:`Call.check`."""
+        """Send a piece of the call's output when the receiver has room for it. Raise what
+        :meth:`Call.check` raises."""
 
     def wait(self, call: Call, timeout: float | None) -> bool:
-        """Wait until the call is over, or for so many seconds."""
+        """Wait until the call has ended, or for timeout seconds."""
 
 
 class Call:
     """One call of a batch."""
 
-    index = batch = 0  # where the call is; package-private, as all that begins with "_"
+    index = batch = 0  # position of the call; package-private, as all names that begin with "_"
     _link: Link | None = None
     _cancelled = False
-    _overtime = ""  # what to say when exec_timeout was nearer than the deadline
+    _overtime = ""  # the error's text if exec_timeout ends before the deadline
 
     def __init__(
         self,
@@ -270,13 +287,16 @@ class Call:
         key: Key = Key("", 0, 1),
         traceparent: str = "",
     ) -> None:
-        """Make a call, also for a handler's own tests: ``Call("text")`` has what :class:`Output` takes as its input."""
+        """Make a call, also in a handler's own tests: ``Call("text")`` has an input that
+        :class:`Output` would take."""
         if type(parts) is not list or parts and type(parts[0]) is not Part:
             parts = [Part("", [item_of(parts)])] if type(parts) is not tuple or parts else []
-        self.parts: list[Part] = parts  # one a predecessor, sorted by its name
-        self.header: list[tuple[str, str]] = header or []  # of the request
+        self.parts: list[Part] = parts  # one per predecessor, sorted by name
+        self.header: list[tuple[str, str]] = header or []  # header fields of the request
         self.deadline = self._until = (
-            deadline  # seconds since 1970; None: there is none. _until: what exec_timeout makes of it
+            # Seconds since 1970; None: there is none. _until: the earlier of it and the end of
+            # exec_timeout.
+            deadline
         )
         self.key = key
         self.traceparent = traceparent  # W3C trace context; "": none
@@ -290,46 +310,48 @@ class Call:
 
     @property
     def input(self) -> Item:
-        """The one item of the input; :class:`BadInput` when there are several, or none."""
+        """The only item of the input. Raises :class:`BadInput` if there are several, or none."""
         items = self.items
         if len(items) != 1:
             raise BadInput(f"{len(items)} items, want one")
         return items[0]
 
     def header_value(self, name: str, default: str = "") -> str:
-        """The first header field of that name, in any case."""
+        """Return the first header field of this name, in any case."""
         name = name.lower()
         return next((v for k, v in self.header if k.lower() == name), default)
 
     @property
     def log(self) -> logging.LoggerAdapter:
-        """A logger whose lines have the call's id, by which they are found together with the platform's."""
+        """A logger whose lines have the call's id. The platform's lines about the call have the
+        same id."""
         return _CallLog(logging.getLogger("stagecoach"), {"call": self.header_value("X-Call-Id") or self.key.request})
 
     def remaining(self) -> float | None:
-        """How many seconds there are until the call's deadline, at least 0; None: it has none."""
+        """Return the seconds until the call's deadline, at least 0, or None without a deadline."""
         return None if self._until is None else max(0.0, self._until - time.time())
 
     def cancelled(self) -> bool:
-        """Whether the call is over: cancelled, or past its deadline. A long computation asks now and then."""
+        """Return whether the call has ended: it was cancelled, or its deadline has passed. A long
+        computation should check this now and then."""
         return self._cancelled or self._until is not None and time.time() >= self._until
 
     def check(self) -> None:
-        """Raise :class:`Cancelled` or :class:`Expired` when the call is over."""
+        """Raise :class:`Cancelled` or :class:`Expired` if the call has ended."""
         if self._cancelled:
             raise Cancelled("the call was cancelled")
         if self._until is not None and time.time() >= self._until:
             raise Expired(self._overtime or "the call's deadline has passed")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the call is over, or for so many seconds; returns whether it is over."""
+        """Wait until the call has ended, or for timeout seconds. Return whether it has ended."""
         return self.cancelled() if self._link is None else self._link.wait(self, timeout)
 
     def send(self, data: bytes | str) -> None:
-        """Stream a piece of the call's output ahead of its result, 64 MiB in all: with more the call fails and is
-        over. It waits while the receiver is behind, and raises :class:`Cancelled` or :class:`Expired` when the call is
-        over. The platform puts the pieces together: what comes next, the client or a stage, gets them at the call's
-        end."""
+        """Stream a piece of the call's output before its result. A call may stream 64 MiB in all;
+        with more, it fails and ends. send waits while the receiver is behind, and raises
+        :class:`Cancelled` or :class:`Expired` if the call has ended. The platform joins the pieces.
+        The receiver, the client or the next stage, gets them at the end of the call."""
         self.check()
         try:
             piece = memoryview(_utf8(data) if isinstance(data, str) else data).cast("B")
@@ -340,7 +362,7 @@ class Call:
 
 
 class _CallLog(logging.LoggerAdapter):
-    """Puts the call's id behind each line."""
+    """Adds the call's id to each line."""
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
         return f"{msg} call={(self.extra or {})['call']}", kwargs
@@ -353,26 +375,27 @@ class Replica:
     name: str = ""
     function: str = ""  # name.namespace
     device: str = "cpu"  # for torch: "cpu" or "cuda:0"
-    threads: int = 1  # that compute
+    threads: int = 1  # number of threads that compute
     _place: Callable[[Any], Any] | None = field(default=None, repr=False, compare=False)
 
     def to_device(self, state: Any) -> Any:
-        """Return state with PyTorch's modules and tensors on the device, also those in dicts, lists, tuples and
-        dataclasses: what happens without a place hook, at the speed of the bus. Modules are changed in place. On the
-        CPU it is the state itself."""
+        """Return state with PyTorch's modules and tensors on the device, also those in dicts,
+        lists, tuples and dataclasses. Modules are changed in place. This is what happens without a
+        place hook, at the speed of the bus. On the CPU, the result is the state itself."""
         return state if self._place is None else self._place(state)
 
 
 def refuse_async(name: str, hook: Any) -> None:
-    """Refuse a hook that nobody would wait for."""
+    """Refuse an async hook, because nothing would await it."""
     for f in (hook, getattr(hook, "__call__", None)):
         if inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f):
             raise StageError(f"{name} is an async def, want a plain def: SLOTS says how many run at a time, in threads")
 
 
 def each(f: Callable[[Any, Call], Any]) -> Callable[[Any, list[Call]], list[Any]]:
-    """Make an infer hook of a function for one call: ``@each`` above ``def infer(state, call): ...``. What it raises is
-    that call's error, and a call that is over already is not begun."""
+    """Make an infer hook from a function for one call: ``@each`` above ``def infer(state, call):
+    ...``. If the function raises, the exception is that call's error. Calls that have already ended
+    are skipped."""
     refuse_async(getattr(f, "__name__", "each"), f)
 
     @functools.wraps(f)
@@ -382,7 +405,7 @@ def each(f: Callable[[Any, Call], Any]) -> Callable[[Any, list[Call]], list[Any]
             try:
                 call.check()
                 out.append(f(state, call))
-            except Exception as err:  # of whatever the function does
+            except Exception as err:  # whatever the function raises
                 out.append(err)
         return out
 

@@ -1,8 +1,9 @@
-"""The stage protocol's bytes: frames over a socket and what is in them. The Go package wire describes them and is the
-truth; here is what a replica needs of it. Decoding checks every length before it is believed; what is wrong is a
-:class:`WireError`, which ends the connection.
+"""Encodes and decodes the stage protocol: frames over a socket, and their payloads. The Go package
+wire defines the protocol; this module has what a replica needs. Decoding checks every length before
+it is used. An error is a :class:`WireError`, which ends the connection.
 
-A batch is decoded in one pass over its bytes, written out without helpers where each call passes: this is the hot path.
+Decoding a batch is the hot path: it is one pass over the bytes, without helpers for the parts of
+each call.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Any, Callable, NamedTuple, Sequence
 from ._types import Call, Item, Key, Part, Tensor
 
 OLDEST_VERSION, VERSION = 1, 2
-MAX_FRAME = 64 << 20  # bytes of a payload
-MAX_FILES = 64  # descriptors that ride with a frame
-INLINE_LIMIT = 64 << 10  # bytes of an item; larger ones ride in files
-MAX_DETACHED = 1 << 30  # bytes in files of one part of an input
+MAX_FRAME = 64 << 20  # bytes per payload
+MAX_FILES = 64  # descriptors per frame
+INLINE_LIMIT = 64 << 10  # bytes per item; larger ones are sent in files
+MAX_DETACHED = 1 << 30  # bytes in files per part of an input
 
 HELLO, WELCOME, BATCH, RESULT, ERROR, CHUNK, CREDIT, CANCEL, DRAIN, THREADS = range(1, 11)
 NAMES = ("0", "Hello", "Welcome", "Batch", "Result", "Error", "Chunk", "Credit", "Cancel", "Drain", "Threads")
-CANCEL_ALL = 0x7FFFFFFF  # the index of a Cancel that means the whole batch
+CANCEL_ALL = 0x7FFFFFFF  # the index of a Cancel for the whole batch
 
-# Outcomes of a call.
+# The outcomes of a call.
 BAD_INPUT, FAILED, REPLICA_LOST, EXPIRED, CANCELED, OUT_OF_MEMORY = 1, 2, 3, 4, 6, 9
 
 HEADER = struct.Struct("<IBBBBQ")  # length, type, flags, descriptors, version, batch
-FILE_OWNER = b"fd:"  # of a reference to a file that rides with the frame
+FILE_OWNER = b"fd:"  # owner of a reference to a file that is sent with the frame
 
 
 class WireError(Exception):
@@ -37,19 +38,19 @@ class Frame(NamedTuple):
     """One message on a replica's socket."""
 
     kind: int
-    batch: int  # 0: none
+    batch: int  # 0: the frame belongs to no batch
     payload: bytes
-    files: list[int]  # descriptors, the receiver's to close
+    files: list[int]  # descriptors; the receiver closes them
 
 
 def name_of(kind: int) -> str:
-    """The name of a frame's type."""
+    """Return the name of a frame's type."""
     return NAMES[kind] if 0 < kind < len(NAMES) else f"type {kind}"
 
 
 def decode_header(head: bytes | memoryview, at: int = 0) -> tuple[int, int, int, int, bool]:
-    """Decode the 16 bytes in front of a payload: its length, type, descriptors, batch, and whether the frame is of a
-    type that only a later version knows, to be skipped."""
+    """Decode the 16 bytes in front of a payload. Return its length, type, descriptors and batch,
+    and whether the frame must be skipped, because only a later version knows its type."""
     length, kind, flags, files, version, batch = HEADER.unpack_from(head, at)
     if version < OLDEST_VERSION:
         raise WireError(f"frame of version {version}, want {OLDEST_VERSION} or later")
@@ -82,20 +83,20 @@ def varint(v: int) -> bytes:
 
 
 def string(s: str) -> bytes:
-    """Encode a string. What was received as no UTF-8 goes out as it came."""
+    """Encode a string. Bytes that were received as invalid UTF-8 are sent unchanged."""
     b = s.encode("utf-8", "surrogateescape")
     return uvarint(len(b)) + b
 
 
 class Fault(Exception):
-    """A fault in a payload; its arguments are the offset and the text. Package-private."""
+    """An error in a payload. Its arguments are the offset and the text. Package-private."""
 
 
 _SHIFTS = range(0, 70, 7)
 
 
 def read_uvarint(b: bytes | bytearray, i: int) -> tuple[int, int]:
-    """Decode an unsigned varint at b[i]; returns it and where it ends."""
+    """Decode an unsigned varint at b[i]. Return the number and the offset after it."""
     v = 0
     for shift, c in zip(_SHIFTS, b[i : i + 10]):
         if c < 0x80:
@@ -153,13 +154,14 @@ def _decode(what: str, b: bytes, read: Callable[[bytes], Any]) -> Any:
 def hello(
     pid: int, function: str, replica: str, slots: int, max_batch: int, threads: int, load: int, place: int
 ) -> bytes:
-    """Encode a Hello: load and place are ns."""
+    """Encode a Hello. load and place are in ns."""
     who = (bytes((OLDEST_VERSION, VERSION)), uvarint(pid), string(function), string(replica))
     return b"".join((*who, *map(uvarint, (slots, max_batch, threads)), varint(load), varint(place)))
 
 
 def decode_welcome(b: bytes) -> tuple[int, int]:
-    """Decode a Welcome: the version that both speak, and bytes of chunks that may be sent."""
+    """Decode a Welcome. Return the version that both sides speak, and the bytes of chunks that may
+    be sent."""
 
     def read(b: bytes) -> tuple[int, int]:
         version = b[0]
@@ -200,11 +202,11 @@ def decode_threads(b: bytes) -> int:
 
 
 _make = tuple.__new__  # of a NamedTuple; three times as fast as calling its class
-Detach = Callable[[bytes, bytes, int], Item]  # of a reference's owner, blob and size
+Detach = Callable[[bytes, bytes, int], Item]  # arguments: owner, blob and size of a reference
 
 
 def decode_batch(b: bytes, detach: Detach) -> list[Call]:
-    """Decode a Batch, whose items in files detach reads."""
+    """Decode a Batch. detach reads the items that are in files."""
     return _decode("batch", b, lambda b: _read_batch(b, detach))
 
 
@@ -314,7 +316,7 @@ def _read_activation(b: bytes, i: int, call: int, detach: Detach) -> tuple[list[
 
 
 def read_item(b: bytes | bytearray, i: int) -> tuple[Item, int]:
-    """Decode an item that is no reference; returns it and where it ends."""
+    """Decode an item that is no reference. Return the item and the offset after it."""
     kind = b[i]
     i += 1
     if kind == 0:
@@ -354,14 +356,14 @@ def _read_tensor(b: bytes | bytearray, i: int) -> tuple[Tensor, int]:
 
 
 def item_size(it: Item) -> int:
-    """About what an item takes in a message, in bytes."""
+    """Return the approximate size of an item in a message, in bytes."""
     if it._wire is None:
         return len(it._body)
     return sum(len(t.data) + len(t.name) + 8 * len(t.shape) for t in it._wire)
 
 
 def item(it: Item) -> list[bytes]:
-    """Encode an item, as pieces, so that what is large is not copied."""
+    """Encode an item as a list of pieces, so that large data is not copied."""
     if it._wire is None:
         return [b"\0", string(it.content_type), uvarint(len(it._body)), it._body]
     out = [b"\1", uvarint(len(it._wire))]
@@ -372,13 +374,13 @@ def item(it: Item) -> list[bytes]:
 
 
 def reference(blob: int, size: int) -> bytes:
-    """Encode a reference to the file of that number which rides with the frame."""
+    """Encode a reference to the file with this number that is sent with the frame."""
     b = b"%d" % blob
     return b"\2" + uvarint(len(FILE_OWNER)) + FILE_OWNER + uvarint(len(b)) + b + uvarint(size)
 
 
 def result(index: int, service: int, header: Sequence[tuple[str, str]], items: Sequence[list[bytes]]) -> bytes:
-    """Encode a Result: service in ns, items encoded."""
+    """Encode a Result. service is in ns; the items are already encoded."""
     out = [uvarint(index), uvarint(service << 1), uvarint(len(header))]
     for name, value in header:
         out += (string(name), string(value))
@@ -389,7 +391,7 @@ def result(index: int, service: int, header: Sequence[tuple[str, str]], items: S
 
 
 def error(index: int, service: int, code: int, message: str) -> bytes:
-    """Encode an Error: service in ns."""
+    """Encode an Error. service is in ns."""
     text = message.encode("utf-8", "backslashreplace")
     return b"".join((uvarint(index), uvarint(service << 1), bytes((code,)), uvarint(len(text)), text))
 

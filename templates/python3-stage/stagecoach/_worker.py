@@ -1,14 +1,26 @@
-"""The worker: one process on a device that takes stage after stage, each in a thread of its own.
+"""The worker: one process on a device that runs several stages, each in a thread of its own.
 
-What a device's context takes in time and memory, it takes once; a stage that comes is imported, loaded and placed,
-and that is all. To its manager the worker is a zygote whose children are threads (package wire, order.go).
+The worker makes the device's context once, so it takes its time and memory only once. A new stage
+is only imported, loaded and placed. To its manager, the worker is a zygote whose children are
+threads (package wire, order.go).
 
-What stages share here that have a process each elsewhere: the interpreter, with the libraries that are loaded, those
-of site-packages too, of which the first one stays; the settings of these libraries; and the end, when one of them
-crashes. A stage has for itself: its handler and the other modules of its image's root, its environment (os.environ),
-its working directory, what it prints and logs. Modules of the root are found while the handler is imported and loads,
-and not later. A thread that the handler starts prints to the worker's own output, unless it runs in a copy of the
-context (contextvars). Signals' handlers cannot be set.
+The stages of a worker share:
+
+- the interpreter and the loaded libraries, also those of site-packages: the first one that is
+  loaded stays
+- the settings of these libraries
+- their end: a crash of one stage ends all
+
+Each stage has its own:
+
+- handler and other modules of its image's root, which are found while the handler is imported and
+  loads, and not later
+- environment (os.environ)
+- working directory
+- output and logs; a thread that the handler starts prints to the worker's own output, unless it
+  runs in a copy of the context (contextvars)
+
+A stage in a worker cannot set signals' handlers.
 """
 
 from __future__ import annotations
@@ -52,29 +64,29 @@ from ._wire import WireError
 
 ENV_ROOT = "STAGECOACH_STAGE_ROOT"
 
-ENDED, BROKEN = 0, 1 << 8  # how a stage has ended, as wait(2) says it
-GRACE = 2.0  # seconds for a stage that is killed to let go
+ENDED, BROKEN = 0, 1 << 8  # how a stage has ended, as in wait(2)
+GRACE = 2.0  # seconds in which a killed stage must end
 
 _DRAINS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Tenant:
-    """A stage in the worker, or who waits at a gate to be told which one it is."""
+    """A stage in the worker, or a thread that waits at a gate for its begin order."""
 
     def __init__(self, order: int, gate: socket.socket) -> None:
         self.order = order
         self.gate = gate
         self.orders = Orders()
         self.thread = threading.Thread()
-        self.sock: socket.socket | None = None  # its stage socket
+        self.sock: socket.socket | None = None  # the stage socket
         self.env: dict[str, str] = {}
-        self.out: list[TextIO] = []  # its stdout and stderr
-        self.modules: dict[str, ModuleType] = {}  # which are its own
-        self.libraries = ""  # their folder, once it is on sys.path
+        self.out: list[TextIO] = []  # stdout and stderr of the stage
+        self.modules: dict[str, ModuleType] = {}  # modules of the stage
+        self.libraries = ""  # folder of its libraries, once it is in sys.path
         self.draining = self.killed = False
 
     def end(self, number: int) -> None:
-        """Have it end as by a signal: one of those that ask it to, or at once."""
+        """End the stage as a signal would: in order, or at once."""
         if number in _DRAINS:
             self.draining = True
             self.orders.send(bytes((number,)))
@@ -84,7 +96,7 @@ class Tenant:
         self._shut(self.gate)
 
     def shut_if_ended(self) -> None:
-        """Its stage socket has just come: if it is to end by now, that is not to be waited for."""
+        """Shut the new stage socket down if the stage was killed before it came."""
         if self.killed:
             self._shut(self.sock)
 
@@ -101,7 +113,7 @@ _here: contextvars.ContextVar[Tenant | None] = contextvars.ContextVar("tenant", 
 
 
 class Environment(MutableMapping[str, str]):
-    """os.environ: a stage's own in its threads, else the process's."""
+    """os.environ: in a stage's threads the stage's, elsewhere the process's."""
 
     def __init__(self, process: MutableMapping[str, str]) -> None:
         self._process = process
@@ -134,7 +146,7 @@ class Environment(MutableMapping[str, str]):
 
 
 class Stream(io.TextIOBase):
-    """sys.stdout or sys.stderr: a stage's own in its threads, else the process's."""
+    """sys.stdout or sys.stderr: in a stage's threads the stage's, elsewhere the process's."""
 
     def __init__(self, process: TextIO, index: int) -> None:
         self._process, self._index = process, index
@@ -173,19 +185,20 @@ class Stream(io.TextIOBase):
 
 
 def run(fd: int) -> NoReturn:
-    """Be a worker on the control socket fd until that closes."""
+    """Run a worker on the control socket fd until that closes."""
     begin = time.monotonic_ns()
     control = adopt(fd)
     os.environ.pop(_main.ENV_WORKER, None)
     root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.path[:] = [p for p in sys.path if os.path.abspath(p) != root]  # one stage's modules are none of another's
+    # A stage must not find the modules of another one.
+    sys.path[:] = [p for p in sys.path if os.path.abspath(p) != root]
     spot = device.Device(device.name(), keep=True)
     os.environ = Environment(os.environ)  # type: ignore[assignment]
     sys.stdout, sys.stderr = Stream(sys.stdout, 0), Stream(sys.stderr, 1)
     _stage.logs()
     try:
         if spot.name != "cpu":
-            with contextlib.suppress(ImportError):  # stages without it have nothing to place
+            with contextlib.suppress(ImportError):  # stages without PyTorch have nothing to place
                 import torch  # noqa: F401
         spot.ready()
     except Exception as err:
@@ -196,16 +209,17 @@ def run(fd: int) -> NoReturn:
 
 
 class Worker(Control):
-    """Serves orders on its control socket; its children are threads."""
+    """Serves orders on its control socket. Its children are threads."""
 
     def __init__(self, control: socket.socket, spot: device.Device) -> None:
         super().__init__(control)
         self._spot = spot
         self._tenants: dict[int, Tenant] = {}  # by thread id
-        self._killed: dict[int, float] = {}  # until when they may take to end
+        self._killed: dict[int, float] = {}  # when a killed thread must have ended, by thread id
         self._over: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()  # thread id and status
         self._woken, self._wake = socket.socketpair()
-        self._importing = threading.Lock()  # sys.path and sys.modules are the process's
+        # This lock protects sys.path and sys.modules, which belong to the process.
+        self._importing = threading.Lock()
 
     def serve_all(self) -> NoReturn:
         """Carry out orders until the control socket closes, which ends the process."""
@@ -226,18 +240,18 @@ class Worker(Control):
                     self._abandon(tid)
 
     def _abandon(self, tid: int) -> NoReturn:
-        """A stage does not let go: end with it."""
+        """End the process, because a killed stage does not end."""
         self._end(self._tenants[tid], f"does not end {GRACE:g} s after it was killed")
 
     @staticmethod
     def _end(tenant: Tenant, why: str) -> NoReturn:
-        """End with a stage."""
+        """End the process because of a stage."""
         name = tenant.env.get(_main.ENV_REPLICA, "")
-        os.write(2, f"worker: replica {name} {why}: all of this process ends\n".encode(errors="replace"))
+        os.write(2, f"worker: replica {name} {why}; this process and all its stages end\n".encode(errors="replace"))
         os._exit(1)
 
     def _reap(self, tid: int, status: int) -> None:
-        """Report the end of a stage, once its thread is gone."""
+        """Report the end of a stage, once its thread has ended."""
         tenant = self._tenants.pop(tid)
         tenant.thread.join()
         tenant.orders.close()
@@ -248,8 +262,8 @@ class Worker(Control):
     def _fork(self, order: int, r: Received) -> None:
         begin = time.monotonic_ns()
         tenant = Tenant(order, socket.socket(fileno=r.fds.pop()))
-        tenant.gate.settimeout(None)  # whatever a handler has made the default
-        tenant.thread = threading.Thread(target=self._live, args=(tenant,), name="stagecoach-stage", daemon=True)
+        tenant.gate.settimeout(None)  # overrides a default that a handler may have set
+        tenant.thread = threading.Thread(target=self._run_tenant, args=(tenant,), name="stagecoach-stage", daemon=True)
         try:
             tenant.thread.start()
         except RuntimeError as err:
@@ -267,31 +281,32 @@ class Worker(Control):
             if tenant.killed:
                 self._killed.setdefault(pid, time.monotonic() + GRACE)
 
-    # What follows runs in the tenants' threads.
+    # The following methods run in the tenants' threads.
 
-    def _live(self, tenant: Tenant) -> None:
-        """Be a thread that waits at its gate, and then a stage."""
+    def _run_tenant(self, tenant: Tenant) -> None:
+        """Wait at the gate, and then run a stage."""
         status = BROKEN
         try:
             _here.set(tenant)
             _linux.rename(b"spare")
             r = receive(tenant.gate, bytearray(MAX_MESSAGE))
-            status = self._begun(tenant, r) if r.data else ENDED
+            status = self._run_stage(tenant, r) if r.data else ENDED
         except BaseException as err:
             os.write(2, f"worker: new replica: {err}\n".encode(errors="replace"))
         finally:
             try:
                 self._forget(tenant)
-            except BaseException as err:  # of CUDA: after some there is no context any more, for no stage
-                self._end(tenant, f"leaves what it had behind: {type(err).__name__}: {err}")
+            # After some errors of CUDA, the context is of no use to any stage.
+            except BaseException as err:
+                self._end(tenant, f"could not be removed: {type(err).__name__}: {err}")
             self._over.put((threading.get_native_id(), status))
             self._wake.send(b"x")
 
-    def _begun(self, tenant: Tenant, r: Received) -> int:
-        """Be the stage that the message says; returns how it has ended."""
+    def _run_stage(self, tenant: Tenant, r: Received) -> int:
+        """Run the stage of a begin order. Return its exit status."""
         if r.cut or len(r.data) < HEADER or r.data[:1] != b"B" or r.data[1] != VERSION or len(r.fds) != BEGIN_FDS:
             close(r.fds)
-            raise OSError("what its gate says: " + os.strerror(71))
+            raise OSError("invalid begin order: " + os.strerror(71))
         tenant.gate.close()
         threads = threads_of(r.data)
         told = dict(kv.partition("=")[::2] for kv in environment(r.data) if not kv.startswith(device.VISIBLE + "="))
@@ -303,14 +318,14 @@ class Worker(Control):
             self._stage(tenant, threads)
             return ENDED
         except (StageError, WireError, OSError) as err:
-            _main.say(err)
+            _main.report(err)
         except Exception as err:
-            _main.say(RuntimeError(f"{type(err).__name__}: {err}"))
+            _main.report(RuntimeError(f"{type(err).__name__}: {err}"))
         return BROKEN
 
     @staticmethod
     def _process() -> dict[str, str]:
-        """The process's own environment."""
+        """Return the process's own environment."""
         return contextvars.Context().run(lambda: dict(os.environ))
 
     def _stage(self, tenant: Tenant, threads: int) -> None:
@@ -340,8 +355,8 @@ class Worker(Control):
 
     @contextlib.contextmanager
     def _modules(self, root: str, tenant: Tenant) -> Iterator[None]:
-        """Have modules found in an image's root, and then its site-packages. Those of the root become the tenant's
-        own."""
+        """Find modules in an image's root, and then in its site-packages. The modules of the root
+        become the tenant's own."""
         libraries = os.path.join(root, "site-packages")
         sys.path[:0] = [root, libraries]
         before = set(sys.modules)
@@ -349,9 +364,9 @@ class Worker(Control):
             yield
         finally:
             for path in (root, libraries):
-                with contextlib.suppress(ValueError):  # the handler has
+                with contextlib.suppress(ValueError):  # the handler has removed it
                     sys.path.remove(path)
-            sys.path.append(libraries)  # they import when they please
+            sys.path.append(libraries)  # libraries import modules at any time
             tenant.libraries = libraries
             for name, module in list(sys.modules.items()):
                 where = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
@@ -360,17 +375,18 @@ class Worker(Control):
                     tenant.modules[name] = sys.modules.pop(name)
 
     def _forget(self, tenant: Tenant) -> None:
-        """Let go of all that a stage had, here and on the device. Its memory is free when this returns."""
+        """Release everything that a stage had, here and on the device. Its memory is free when this
+        returns."""
         tenant.modules.clear()
         if tenant.libraries:
-            with self._importing, contextlib.suppress(ValueError):  # a handler has
+            with self._importing, contextlib.suppress(ValueError):  # a handler has removed it
                 del sys.path[len(sys.path) - 1 - sys.path[::-1].index(tenant.libraries)]
         gc.collect()
         torch = sys.modules.get("torch")
         if torch is not None and self._spot.name != "cpu":
             torch.cuda.empty_cache()
         for out in tenant.out:
-            with contextlib.suppress(OSError):  # nobody reads it
+            with contextlib.suppress(OSError):  # there is no reader
                 out.close()
         for sock in (tenant.gate, tenant.sock):
             if sock is not None:

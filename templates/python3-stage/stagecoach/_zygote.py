@@ -1,13 +1,17 @@
-"""The zygote: loads the handler and its parameters once, then forks a replica an order.
+"""The zygote: loads the handler and its parameters once, then forks one replica per order.
 
-It is the twin of stage/zygote/zygote.c, with the same messages (package wire, order.go) and refusals. What is forked
-must have one thread, because the others would be missing in a child, with their locks held: libraries are told to start
-none before the handler is imported, and one that has started some all the same makes the zygote say that it cannot be
+It is the twin of stage/zygote/zygote.c, with the same messages (package wire, order.go) and
+refusals.
+
+A process can be forked only if it has one thread: the other threads would be missing in a child,
+with their locks held. So libraries are told to start none before the handler is imported. If one
+has started threads nevertheless, or the handler has used CUDA, the zygote reports that it cannot be
 forked.
-So does a handler that has used CUDA: a context does not survive a fork. From the first order on nothing of the handler
-runs here, and nothing is collected: reference counts that change are pages that each child has for itself.
 
-A child keeps what the handler has left open; the zygote's own descriptors it has not.
+From the first order on, no code of the handler runs here, and no garbage is collected: a reference
+count that changes costs each child a page of its own.
+
+A child inherits the descriptors that the handler has left open, but not those of the zygote.
 """
 from __future__ import annotations
 
@@ -45,17 +49,19 @@ from ._types import StageError
 
 ENV_THREADS = "STAGECOACH_THREADS"
 PIECE = 16 << 20  # bytes, which are touched in a millisecond
-QUIET = 1.0  # seconds that a spare child does nothing for: its sibling has begun, whose first call wants the processors
+# seconds that a spare child stays idle: its sibling has just begun, and needs the processors for
+# its first call
+QUIET = 1.0
 
-# What keeps libraries from starting threads, or from using CUDA, while the handler is imported and loads. ONNX Runtime from 1.29
-# on has a thread that sends telemetry.
+# Settings that keep libraries from starting threads or using CUDA while the handler is imported and
+# loads. ONNX Runtime from 1.29 on has a thread that sends telemetry.
 SINGLE = {**{name: "1" for name in _threads.VARIABLES}, "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "",
           "PYTORCH_NVML_BASED_CUDA_CHECK": "1", "ORT_DISABLE_TELEMETRY": "1",
           "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
 
 def run(fd: int) -> NoReturn:
-    """Be a zygote on the control socket fd until that closes; in its children, be a replica."""
+    """Run a zygote on the control socket fd until that closes. In its children, run a replica."""
     begin = time.monotonic_ns()
     control = adopt(fd)
     before = {name: os.environ.get(name) for name in SINGLE}
@@ -67,25 +73,26 @@ def run(fd: int) -> NoReturn:
     except _forkable.Unforkable as err:
         give_up(control, UNFORKABLE, str(err))
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # else each child would print it again
+        stream.flush()  # otherwise, each child would print it again
     zygote = Zygote(control, mapped)
     zygote.tell(struct.pack("<cBHIQII", b"R", VERSION, 0, os.getpid(), time.monotonic_ns() - begin, shared, 0))
     told = zygote.serve()
     try:
-        _become(told, before)
+        _become_replica(told, before)
     except Exception as err:
         _end_child(str(err))
     _main.replica(loaded, told.fd, told.spot)
 
 
 def _load() -> tuple[_stage.Loaded, list[tuple[int, int]], bool]:
-    """Load what replicas share, and bring its parameters into memory. Also returns where these are mapped from files,
-    and whether they are there, and not in the heap."""
+    """Load what replicas share, and read its parameters into memory. Also return the addresses at
+    which these are mapped from files, and whether the parameters are in these mappings and not in
+    the heap."""
     compiled, watch = _compiled.prepare(), _forkable.Watch()
     with watch.on():
         _stage._handler()
         _forkable.end_threads()
-        _forkable.check(watch)  # before the model costs time
+        _forkable.check(watch)  # before the model is loaded, which takes long
         before = _heap()
         if hasattr(sys.modules.get("torch"), "compile"):
             _threads.load_with(_main.number(ENV_THREADS) or 1)
@@ -97,18 +104,19 @@ def _load() -> tuple[_stage.Loaded, list[tuple[int, int]], bool]:
     gc.collect()
     gc.disable()
     gc.freeze()
-    _linux.trim()  # what loading no longer needs would be copied page tables in each fork
+    _linux.trim()  # each fork would copy the page tables of unused memory
     mapped = _mapped(loaded.model.path)
-    for start, end in mapped:  # else they are read when they are first touched, which would be in the replicas
+    for start, end in mapped:  # otherwise, the replicas would read them at the first access
         _linux.populate(start, end)
     _forkable.check(watch)
-    _ring.remember()
+    _ring.remember_mappings()
     return loaded, mapped, _shares(loaded.state, mapped, before)
 
 
 def _shares(state: Any, mapped: list[tuple[int, int]], before: int) -> bool:
-    """Tell whether a state's parameters are in the mapped files, and not in the heap. Tensors of PyTorch say where they
-    are; of other states, the heap has grown by less than half of the files since it had the size before."""
+    """Return whether a state's parameters are in the mapped files and not in the heap. Tensors of
+    PyTorch have addresses. For other states, the heap must have grown by less than half the size of
+    the files; before is its size before."""
     size = sum(end - start for start, end in mapped)
     torch = sys.modules.get("torch")
     tensors = list(_move.State(torch, state).tensors.values()) if hasattr(torch, "nn") else []
@@ -121,13 +129,13 @@ def _shares(state: Any, mapped: list[tuple[int, int]], before: int) -> bool:
 
 
 def _heap() -> int:
-    """How many bytes this process has of its own."""
+    """Return the size of this process's private memory in bytes."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as f:
         return next((int(line.split()[1]) << 10 for line in f if line.startswith("RssAnon:")), 0)
 
 
 def _mapped(path: str) -> list[tuple[int, int]]:
-    """Where the model's files are mapped."""
+    """Return the addresses at which the model's files are mapped."""
     path = os.path.realpath(path) if path else ""
     mappings = _threads.mappings() if path else []
     return [(start, end) for start, end, file in mappings if file == path or file.startswith(path + "/")]
@@ -139,14 +147,15 @@ class Zygote(Control):
     def __init__(self, control: socket.socket, mapped: list[tuple[int, int]]) -> None:
         super().__init__(control)
         self._mapped = mapped
-        self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, ends would be lost
+        # If the signal were ignored, ends would be lost.
+        self._handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
         self._ends = _linux.signalfd(signal.SIGCHLD)
         self._name = _linux.name()
 
     def serve(self) -> Begin:
-        """Carry out orders until the control socket closes, which ends the process. It returns in children alone, once
-        they have been told who they are."""
+        """Carry out orders until the control socket closes, which ends the process. It returns only
+        in children, with their begin order."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(self._ends, select.POLLIN)
@@ -160,7 +169,7 @@ class Zygote(Control):
                     return told
 
     def _reap(self) -> None:
-        """Wait for every child that has ended and report each."""
+        """Wait for every child that has ended, and report each."""
         try:
             while os.read(self._ends, 4096):
                 pass
@@ -179,11 +188,12 @@ class Zygote(Control):
     def _fork(self, order: int, r: Received) -> Begin | None:
         begin = time.monotonic_ns()
         me = os.getpid()
-        _linux.rename(b"spare")  # so is the child named from its first instant, until it is told who it is
+        # The child has this name from its first instant until its begin order.
+        _linux.rename(b"spare")
         try:
             pid = os.fork()
             if pid == 0:
-                return self._born(me, r.fds[0])
+                return self._run_child(me, r.fds[0])
         except OSError as err:
             return self._refuse(order, f"fork: {err.strerror}")
         finally:
@@ -194,37 +204,37 @@ class Zygote(Control):
         return None
 
     def _kill(self, pid: int, number: int) -> None:
-        """Signal a child that has not been reaped, whose pid therefore is still its own. It is silent about others:
-        their end has been reported."""
+        """Signal a child that has not been reaped, whose pid is therefore still valid. Ignore other
+        pids, because the end of their processes has been reported."""
         if pid in self._children:
             try:
                 os.kill(pid, number)
             except OSError as err:
                 self._refuse(NO_ID, f"kill {pid} with signal {number}: {err.strerror}")
 
-    def _born(self, zygote: int, gate: int) -> Begin:
-        """Be a fresh child. What it raises must not reach the zygote's loop."""
+    def _run_child(self, zygote: int, gate: int) -> Begin:
+        """Run a new child until its begin order. An exception must not reach the zygote's loop."""
         try:
-            self._leave(zygote, gate)
+            self._leave_zygote(zygote, gate)
             _seed()
-            told = self._told()
+            told = self._wait_begin()
             _linux.rename(self._name)
             return told
         except BaseException as err:
             _end_child(str(err))
 
-    def _leave(self, zygote: int, gate: int) -> None:
-        """Make a fresh child a process of its own, which ends with its zygote. Its gate takes the control socket's
-        place."""
+    def _leave_zygote(self, zygote: int, gate: int) -> None:
+        """Prepare a new child, which ends with its zygote. Its gate gets the descriptor of the
+        control socket."""
         _linux.end_with_parent()
-        if os.getppid() != zygote:  # it died before the signal was set
+        if os.getppid() != zygote:  # the zygote ended before the signal was set
             os._exit(1)
         os.dup2(gate, self._control.fileno(), inheritable=False)
         close([gate, self._ends])
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def _told(self) -> Begin:
-        """Wait at the gate until the child is told who it is."""
+    def _wait_begin(self) -> Begin:
+        """Wait at the gate for the begin order."""
         self._touch()
         r, spot, env = self._at_gate(), None, []
         if r.data[:1] == b"P" and not r.fds:
@@ -232,7 +242,7 @@ class Zygote(Control):
             spot = self._park(env)
             r = self._at_gate()
         if r.data[:1] != b"B" or len(r.fds) != BEGIN_FDS:
-            raise OSError("what its gate says: " + os.strerror(71))
+            raise OSError("invalid begin order: " + os.strerror(71))
         env += environment(r.data)
         fd = self._control.detach()
         os.dup2(r.fds[1], 1)
@@ -244,8 +254,8 @@ class Zygote(Control):
         return Begin(fd, threads_of(r.data), env, spot)
 
     def _touch(self) -> None:
-        """While nobody is at the gate, have the parameters in this process's page tables, which a fork leaves out: the
-        first call would take their faults, up to 65 ms for 1 GB."""
+        """While the child waits, map the parameters into its page tables, which a fork leaves
+        empty. Otherwise, the first call would take the faults, up to 65 ms for 1 GB."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if not self._mapped or poll.poll(QUIET * 1000):
@@ -257,16 +267,16 @@ class Zygote(Control):
                 _linux.populate(at, min(end, at + PIECE))
 
     def _at_gate(self) -> Received:
-        """A message at the gate. One that is closed says that the child is nobody any more."""
+        """Receive a message at the gate. A closed gate means that the child is not needed."""
         r = receive(self._control, self._buffer)
         if not r.data:
             os._exit(0)
         if r.cut or len(r.data) < HEADER or r.data[1] != VERSION:
-            raise OSError("what its gate says: " + os.strerror(71))
+            raise OSError("invalid begin order: " + os.strerror(71))
         return r
 
     def _park(self, env: list[str]) -> device.Device:
-        """Have the device ready that the child is told ahead of need."""
+        """Prepare the device of a parked child before its begin order."""
         begin = time.monotonic_ns()
         os.environ.update(kv.partition("=")[::2] for kv in env)
         try:
@@ -278,18 +288,18 @@ class Zygote(Control):
             raise
         try:
             self._control.send(told, socket.MSG_NOSIGNAL)
-        except OSError:  # nobody wants it any more
+        except OSError:  # the manager no longer needs it
             os._exit(0)
         return spot
 
 
-def _become(told: Begin, before: dict[str, str | None]) -> None:
-    """Make a child the replica that it was told to be: its environment and its threads.
-    before is what the zygote's environment was before it was made one for a single thread."""
+def _become_replica(told: Begin, before: dict[str, str | None]) -> None:
+    """Make a child the replica of its begin order: set its environment and its threads. before is
+    the zygote's environment before it was changed for a single thread."""
     threads = told.threads
     for name, value in before.items():
         if value is None and name in _threads.VARIABLES:
-            value = str(threads)  # for libraries that are loaded from now on
+            value = str(threads)  # for libraries that are loaded later
         if value is None:
             os.environ.pop(name, None)
         else:
@@ -303,7 +313,8 @@ def _become(told: Begin, before: dict[str, str | None]) -> None:
 
 
 def _seed() -> None:
-    """Give this process random seeds that no sibling has. It is done ahead of need: a spare child has the time."""
+    """Give this process its own random seeds. A spare child does so before its begin order, when it
+    has the time."""
     random.seed()
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None:

@@ -1,9 +1,9 @@
-"""Where a replica computes, and how parameters get there.
+"""The device that a replica computes on, and the way of parameters to it.
 
-On the CPU all stays where it is: tensors of a model are used in the pages of its files. On a device, what is
-PyTorch's goes into one allocation there, through a ring of pinned buffers; while it is on its way, the libraries that
-kernels come from are loaded. A process that has its device ahead of need, parked or a worker, has made the context,
-the ring and those libraries ready before.
+On the CPU, everything stays where it is: a model's tensors are used in the pages of its files. On a
+device, PyTorch's objects go into one allocation, through a ring of pinned buffers. Meanwhile, the
+libraries with the kernels are loaded. A parked child or a worker makes the context, the ring and
+the libraries ready beforehand.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from . import _ring
 from ._move import Slot, State, layout, view
 from ._types import OutOfMemory, StageError, out_of_memory
 
-OUT_OF_MEMORY_ON = "out of memory on device "  # the device's UUID, a colon and the rest follow; package wire has it
+# The device's UUID, a colon and the text follow; package wire has the same constant.
+OUT_OF_MEMORY_ON = "out of memory on device "
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def name() -> str:
-    """The replica's device for torch: "cuda:0" when its environment names one (CUDA_VISIBLE_DEVICES), else "cpu"."""
+    """Return the replica's device for torch: "cuda:0" if its environment names one
+    (CUDA_VISIBLE_DEVICES), else "cpu"."""
     return "cuda:0" if os.environ.get(VISIBLE, "") not in ("", "-1", "none", "NoDevFiles") else "cpu"
 
 
 class Backend(_ring.Backend, Protocol):
-    """What a :class:`Device` needs of one that is no CPU."""
+    """The operations that a :class:`Device` needs from its backend, unless it is the CPU."""
 
     def context(self) -> None:
         """Make the process's context on the device."""
@@ -41,25 +43,26 @@ class Backend(_ring.Backend, Protocol):
         """Run some first kernels on these types, and wait for them."""
 
     def memory(self) -> tuple[int, int]:
-        """How many bytes are free on the device, and how many it has."""
+        """Return the free and the total memory of the device, in bytes."""
 
 
 class Device:
     """A process's device. Any thread may use it; one at a time does."""
 
     def __init__(self, device: str = "cpu", keep: bool = False, backend: Backend | None = None) -> None:
-        """device is for torch: "cpu", "cuda:0"; keep says that more than one state will be placed; the backend is
-        CUDA's by default."""
+        """device is torch's name: "cpu" or "cuda:0". keep says that more states will be placed. The
+        default backend is CUDA's."""
         self.name = device
         self._keep = keep
         self._backend = backend
         self._lock = threading.RLock()
         self._ring: _ring.Ring | None = None
         self._warm: set[Any] = set()  # types on which kernels have run
-        self._times: dict[str, float] = {}  # seconds of the context, copies and first kernels, and bytes copied
+        # Seconds of the context, copies and first kernels; bytes copied.
+        self._times: dict[str, float] = {}
 
     def _open(self, torch: Any) -> tuple[Backend, _ring.Ring]:
-        """The backend, with the context made, and the ring."""
+        """Return the backend, with its context made, and the ring."""
         if self._backend is None:
             self._backend = _Cuda(torch, self.name)
         if self._ring is None:
@@ -71,7 +74,7 @@ class Device:
         return self._backend, self._ring
 
     def ready(self) -> None:
-        """Make all ready that is the same for any parameters, ahead of need."""
+        """Prepare everything that does not depend on the parameters."""
         torch = sys.modules.get("torch")
         if self.name == "cpu" or torch is None:
             return
@@ -82,13 +85,14 @@ class Device:
                 ring.prepare()
                 self._kernels(backend, {torch.float32, torch.float16, torch.bfloat16})
             except Exception as err:
-                raise lack(err, self._backend) if out_of_memory(err) else err
+                raise memory_error(err, self._backend) if out_of_memory(err) else err
             after = _used()
             self._log(f"is ready and {(after - used) / 1e9:.2f} GB of it taken" if 0 <= used < after else "is ready")
 
     def place(self, state: Any) -> Any:
-        """Return state with PyTorch's modules and tensors, also those in dicts, lists, tuples and dataclasses, on the
-        device. Modules are changed in place. On the CPU, and without PyTorch, it is the state itself."""
+        """Return state with PyTorch's modules and tensors on the device, also those in dicts,
+        lists, tuples and dataclasses. Modules are changed in place. On the CPU, and without
+        PyTorch, the result is the state itself."""
         torch = sys.modules.get("torch")
         if self.name == "cpu" or torch is None:
             return state
@@ -110,14 +114,14 @@ class Device:
                 moved = found.moved(lambda t: _moved(torch, t, slots.get(id(t)), flat))
             except Exception as err:
                 if out_of_memory(err) and OUT_OF_MEMORY_ON not in str(err):
-                    raise lack(err, self._backend, size) from err
+                    raise memory_error(err, self._backend, size) from err
                 raise
             self._times["copy"] = self._times.get("copy", 0.0) + seconds
             self._times["bytes"] = self._times.get("bytes", 0) + size
             return moved
 
     def _kernels(self, backend: Backend, dtypes: set[Any]) -> None:
-        """Have run kernels on these types."""
+        """Run first kernels on these types."""
         new = dtypes - self._warm
         if new:
             began = time.monotonic()
@@ -126,7 +130,8 @@ class Device:
             self._times["kernels"] = self._times.get("kernels", 0.0) + time.monotonic() - began
 
     def placed(self) -> None:
-        """A state is placed: say how long that took, and give the ring back, unless there will be another state."""
+        """Log the times after a state was placed. Free the ring, unless another state will
+        follow."""
         with self._lock:
             if "bytes" in self._times:
                 self._log("has its parameters")
@@ -147,7 +152,7 @@ class Device:
 
 
 def _moved(torch: Any, t: Any, slot: Slot | None, flat: Any) -> Any:
-    """The tensor on the device: in the flat allocation, or by a way of its own."""
+    """Return the tensor on the device: in the flat allocation, or as a separate copy."""
     if slot is None:
         return t.to(flat.device)
     out = view(flat, slot)
@@ -157,7 +162,7 @@ def _moved(torch: Any, t: Any, slot: Slot | None, flat: Any) -> Any:
 
 
 class _Cuda(_ring.Cuda):
-    """CUDA, by PyTorch."""
+    """The backend for CUDA, through PyTorch."""
 
     def context(self) -> None:
         cuda = self._torch.cuda
@@ -166,7 +171,8 @@ class _Cuda(_ring.Cuda):
                 f"PyTorch {self._torch.__version__} of {sys.executable} is not made for CUDA: install one that is, or "
                 "name another interpreter in the function's fprocess (/opt/venv/bin/python ./stage)"
             )
-        if hasattr(cuda.device_count, "cache_clear"):  # what the zygote saw, which has no device
+        # Discard the result of the zygote, which has no device.
+        if hasattr(cuda.device_count, "cache_clear"):
             cuda.device_count.cache_clear()
         if getattr(cuda, "_is_in_bad_fork", lambda: False)():
             raise StageError(
@@ -189,9 +195,9 @@ class _Cuda(_ring.Cuda):
         return free, total
 
 
-def lack(err: BaseException, backend: Backend | None = None, want: int = 0) -> OutOfMemory:
-    """The error of a device that has not the memory, with its sizes. What PyTorch holds for later use is freed
-    before. want: bytes."""
+def memory_error(err: BaseException, backend: Backend | None = None, want: int = 0) -> OutOfMemory:
+    """Return the error for a device that lacks memory, with the sizes in its text. want is in
+    bytes. Free PyTorch's cached memory first."""
     torch = sys.modules.get("torch")
     tried = re.search(r"[Tt]ried to allocate ([0-9.]+ [A-Za-z]+)", str(err))
     wanted = f"want {want / 1e9:.2f} GB, " if want else f"want {tried.group(1)}, " if tried else ""
@@ -204,23 +210,24 @@ def lack(err: BaseException, backend: Backend | None = None, want: int = 0) -> O
         if backend is not None:
             free, total = backend.memory()
             sizes = f"{free / 1e9:.2f} of {total / 1e9:.2f} GB free"
-    except RuntimeError:  # the device says no more
+    except RuntimeError:  # the device reports no sizes
         pass
     return OutOfMemory(f"{OUT_OF_MEMORY_ON}{os.environ.get(VISIBLE, '')}: {wanted}{sizes}")
 
 
-def relieved(results: list[Any]) -> list[Any]:
-    """What calls have ended with, with the sizes in the errors of a device that was out of memory."""
+def with_sizes(results: list[Any]) -> list[Any]:
+    """Return the results of calls, with the sizes added to errors of a device that was out of
+    memory."""
     new: dict[int, OutOfMemory] = {}
     for r in results:
         if isinstance(r, Exception) and not isinstance(r, OutOfMemory) and out_of_memory(r) and id(r) not in new:
-            new[id(r)] = lack(r)
+            new[id(r)] = memory_error(r)
     return [new.get(id(r), r) for r in results] if new else results
 
 
-def lost(results: list[Any]) -> str:
-    """Why the process's context on the device is of no more use, as some errors of CUDA that calls end with leave it;
-    empty: it is of use."""
+def context_error(results: list[Any]) -> str:
+    """Return why the process's context on the device is of no more use, after some errors of CUDA
+    in results. Return "" if it can be used."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and any(isinstance(r, RuntimeError) for r in results):
         try:
@@ -232,7 +239,8 @@ def lost(results: list[Any]) -> str:
 
 
 def _used() -> int:
-    """How many bytes of the device are in use, as its driver says it before there is a context; -1: nobody knows."""
+    """Return the bytes in use on the device, as its driver reports them before there is a context;
+    -1 means unknown."""
     sizes = (ctypes.c_ulonglong * 3)()  # total, free, used
     handle = ctypes.c_void_p()
     try:

@@ -1,4 +1,4 @@
-// Command probe is the only program of an image in the tests: it says what it finds around it.
+// Command probe is the only program of an image in the tests. It prints what it finds around it.
 package main
 
 import (
@@ -98,7 +98,7 @@ func say(what, of string) error {
 		return err
 	case "limits":
 		return limits()
-	case "userns": // of a child
+	case "userns": // of a child process
 		c := exec.Command("/proc/self/exe", "id")
 		c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER}
 		return c.Run()
@@ -107,7 +107,8 @@ func say(what, of string) error {
 	case "child":
 		return exec.Command("/proc/self/exe", "id").Run()
 	case "keys":
-		if _, _, err := syscall.Syscall(syscall.SYS_KEYCTL, 0, ^uintptr(3), 1); err != 0 { // its user's
+		// Ask for the keys of its user.
+		if _, _, err := syscall.Syscall(syscall.SYS_KEYCTL, 0, ^uintptr(3), 1); err != 0 {
 			return err
 		}
 	case "death":
@@ -121,7 +122,7 @@ func say(what, of string) error {
 		fmt.Println("temp:", filepath.Dir(f.Name()), info.Mode(), err)
 	case "bomb":
 		return bomb()
-	case "sealed": // against others of its user, as package stage/zygote does it
+	case "sealed": // against other processes of its user, as package stage/zygote does it
 		if _, _, err := syscall.Syscall(syscall.SYS_PRCTL, syscall.PR_SET_DUMPABLE, 0, 0); err != 0 {
 			return err
 		}
@@ -142,7 +143,7 @@ func limits() error {
 		}
 		fmt.Println("limit:", name, l.Cur, l.Max)
 	}
-	b, err := os.ReadFile("/proc/self/limits") // a Go program has raised its own
+	b, err := os.ReadFile("/proc/self/limits") // a Go program raises its own limit
 	for line := range strings.Lines(string(b)) {
 		if f := strings.Fields(line); len(f) > 4 && f[1] == "open" {
 			fmt.Println("limit: files", f[4])
@@ -151,7 +152,7 @@ func limits() error {
 	return err
 }
 
-// death says which signal this process gets when its parent ends.
+// death reports which signal this process gets when its parent ends.
 func death() error {
 	var s int32
 	if _, _, err := syscall.RawSyscall(syscall.SYS_PRCTL, syscall.PR_GET_PDEATHSIG, uintptr(unsafe.Pointer(&s)), 0); err != 0 {
@@ -161,7 +162,8 @@ func death() error {
 	return nil
 }
 
-// bomb starts processes in sessions of their own, which do the same, until it cannot, and says why.
+// bomb starts processes in their own sessions that do the same, until a start fails, and prints the
+// error.
 func bomb() error {
 	for {
 		c := exec.Command("/proc/self/exe", "bomb")

@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
+)
+
+// Explain says why the stages of a pipeline have their sizes.
+func Explain(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("explain", flag.ContinueOnError)
+	flags := newAPIFlags(fs)
+	asJSON := console.JSONFlag(fs)
+	name, err := console.OneName(fs, args)
+	if err != nil {
+		return err
+	}
+	api, err := flags.open("")
+	if err != nil {
+		return err
+	}
+	var x schema.Explanation
+	if err := api.Get(ctx, "/system/pipelines/"+url.PathEscape(name)+"/explain"+flags.query(), &x); err != nil {
+		return err
+	}
+	if *asJSON {
+		return json.NewEncoder(out).Encode(x)
+	}
+	return showExplanation(x, out)
+}
+
+func showExplanation(x schema.Explanation, out io.Writer) error {
+	t := console.NewTable(out)
+	fmt.Fprintf(t, "Pipeline:\t%s\n", x.Pipeline)
+	if x.SLO != "" {
+		fmt.Fprintf(t, "SLO:\t%s\n", x.SLO)
+	}
+	measured := cmp.Or(x.Measured, "a stage has no data yet")
+	if x.Met != nil {
+		measured += map[bool]string{true: ", met", false: ", not met"}[*x.Met]
+	}
+	fmt.Fprintf(t, "Measured:\t%s\n", measured)
+	if !x.At.IsZero() {
+		fmt.Fprintf(t, "Decided:\t%s by %s\n", x.At.UTC().Format(time.TimeOnly),
+			strings.Join([]string{x.Policies.Allocator, x.Policies.Corrector, x.Policies.Sharer, x.Policies.Placer, x.Policies.Warmer}, ", "))
+	}
+	if x.Budget > 0 {
+		fmt.Fprintf(t, "Budget:\t%d of %d replicas of all functions\n", x.Wanted, x.Budget)
+	}
+	for _, n := range x.Notes {
+		fmt.Fprintf(t, "Note:\t%s\n", n)
+	}
+	fmt.Fprintln(t, "\nSTAGE\tREPLICAS\tWANTED\tKEY\tRATE\tCV\tBUSY\tWAITING\tWAIT\tSERVICE\tCPU")
+	for _, st := range x.Stages {
+		cpu := "as declared"
+		if st.CPUMilli > 0 {
+			cpu = fmt.Sprintf("%dm", st.CPUMilli)
+		}
+		replicas := fmt.Sprint(st.Ready)
+		if st.Starting > 0 {
+			replicas += fmt.Sprintf("+%d", st.Starting)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%d of %d-%d\t%t\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", st.Name, replicas, st.Wanted, st.Min, st.Max, st.Key,
+			unknownOr("%.1f/s", st.Rate, 1), unknownOr("%.1f", st.CV, 1), unknownOr("%.0f%%", st.Busy, 100), st.Waiting, cmp.Or(st.Wait, "?"), cmp.Or(st.Service, "?"), cpu)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	t = console.NewTable(out)
+	fmt.Fprintln(t, "\nSTAGE\tWHY")
+	for _, st := range x.Stages {
+		fmt.Fprintf(t, "%s\t%s\n", st.Name, strings.Join(folded(st.Why, whyWidth), "\n\t"))
+		if st.Barred != "" {
+			fmt.Fprintf(t, "\t%s\n", st.Barred)
+		}
+	}
+	return t.Flush()
+}
+
+// whyWidth is the width of a reason in the table, in bytes.
+const whyWidth = 100
+
+// folded breaks a reason between its terms into lines of at most width bytes. A longer term has a
+// line of its own.
+func folded(why string, width int) []string {
+	var lines []string
+	for i, term := range strings.Split(why, "; ") {
+		last := len(lines) - 1
+		switch {
+		case i == 0:
+			lines = append(lines, term)
+		case len(lines[last])+len(term) < width:
+			lines[last] += "; " + term
+		default:
+			lines[last] += ";"
+			lines = append(lines, term)
+		}
+	}
+	return lines
+}
+
+// unknownOr formats a number, multiplied by times; nil gives ?.
+func unknownOr(format string, v *float64, times float64) string {
+	if v == nil {
+		return "?"
+	}
+	return fmt.Sprintf(format, *v*times)
+}

@@ -1,0 +1,185 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net/url"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+)
+
+// Node lists and describes nodes.
+func Node(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) == 0 || args[0] != "list" && args[0] != "describe" {
+		return fmt.Errorf("node: got %q, want list or describe NAME", args)
+	}
+	fs := flag.NewFlagSet("node "+args[0], flag.ContinueOnError)
+	gateway := gatewayFlag(fs)
+	asJSON := console.JSONFlag(fs)
+	rest, err := console.ParseMixed(fs, args[1:])
+	if err != nil {
+		return err
+	}
+	api, err := client.Dial(*gateway)
+	if err != nil {
+		return err
+	}
+	if args[0] == "list" {
+		if len(rest) > 0 {
+			return fmt.Errorf("node list: got argument %q, want flags alone", rest[0])
+		}
+		all := []node.Inventory{}
+		if err := api.Get(ctx, "/system/nodes", &all); err != nil {
+			return err
+		}
+		if *asJSON {
+			return json.NewEncoder(out).Encode(all)
+		}
+		return listNodes(all, out)
+	}
+	if len(rest) != 1 {
+		return fmt.Errorf("node describe: got %q, want one name", rest)
+	}
+	var n node.Inventory
+	if err := api.Get(ctx, "/system/nodes/"+url.PathEscape(rest[0]), &n); err != nil {
+		return err
+	}
+	if *asJSON {
+		return json.NewEncoder(out).Encode(n)
+	}
+	return describeNode(n, time.Now(), out)
+}
+
+func listNodes(all []node.Inventory, out io.Writer) error {
+	t := console.NewTable(out)
+	fmt.Fprintln(t, "NODE\tKIND\tCPU\tMEMORY\tUSED\tDEVICES\tCACHED\tREPLICAS\tHITS\tMISSES")
+	for _, n := range all {
+		devices, ill := fmt.Sprint(len(n.Devices)), 0
+		for _, d := range n.Devices {
+			if !d.Healthy {
+				ill++
+			}
+		}
+		if ill > 0 {
+			devices += fmt.Sprintf(" (%d not well)", ill)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%dm\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n",
+			n.Name, nodeKind(n), n.CPU.Total, plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), devices, len(n.Zygotes), len(n.Replicas), n.Counts.Hits, n.Counts.Misses)
+	}
+	return t.Flush()
+}
+
+// nodeKind returns how a node runs: as a daemon or inside up.
+func nodeKind(n node.Inventory) string {
+	kind := "daemon"
+	if n.Embedded {
+		kind = "up"
+	}
+	if n.Leaving {
+		kind += ", leaving"
+	}
+	return kind
+}
+
+func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
+	t := console.NewTable(out)
+	fmt.Fprintf(t, "Node:\t%s\nKind:\t%s\nProcess:\t%d on %s, version %s, for %s\n", n.Name, nodeKind(n), n.PID, n.Host, n.Version, age(n.Started, now))
+	fmt.Fprintf(t, "CPU:\t%dm, %dm promised\n", n.CPU.Total, n.CPU.Used)
+	fmt.Fprintf(t, "Memory:\t%s (%s), %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), n.Memory.Bound, plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
+	fmt.Fprintf(t, "Cache:\t%d hits, %d misses, %d evictions, %d refused\n", n.Counts.Hits, n.Counts.Misses, n.Counts.Evictions, n.Counts.Refused)
+	if len(n.Devices) > 0 {
+		fmt.Fprintln(t, "\nDEVICE\tUUID\tNAME\tMEMORY\tUSED\tRESERVED\tPARKED\tFREE\tBUSY\tTEMPERATURE\tPOWER\tSTATE")
+	}
+	for _, d := range n.Devices {
+		busy, warmth, power := "?", "?", "?"
+		if d.Utilisation >= 0 {
+			busy = fmt.Sprintf("%.0f%%", 100*d.Utilisation)
+		}
+		if d.Temperature > 0 {
+			warmth = fmt.Sprintf("%d °C", d.Temperature)
+		}
+		if d.Power > 0 {
+			power = fmt.Sprintf("%.0f W", d.Power)
+		}
+		state := "well"
+		if !d.Healthy {
+			state = d.Cause
+		}
+		parked := plan.Size(d.Parked)
+		if len(d.ParkedFor) > 0 {
+			parked += " (" + strings.Join(d.ParkedFor, ", ") + ")"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", d.Index, d.UUID, d.Name, plan.Size(d.Memory), plan.Size(d.Used), plan.Size(d.Reserved), parked, plan.Size(d.Free), busy, warmth, power, state)
+	}
+	if len(n.Zygotes) > 0 {
+		fmt.Fprintln(t, "\nCACHED FOR\t"+zygoteHead)
+	}
+	for _, z := range n.Zygotes {
+		zygoteRow(t, z, now)
+	}
+	if len(n.Failures) > 0 {
+		fmt.Fprintln(t, "\nNOT LOADED FOR\tFAILURES\tNEXT TRY\tCAUSE")
+	}
+	for _, f := range n.Failures {
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\n", f.Function, f.Count, f.Retry.UTC().Format(time.TimeOnly), f.Cause)
+	}
+	if len(n.Replicas) > 0 {
+		fmt.Fprintln(t, "\nREPLICA\tPID\tPATH\tDEVICE\tCPU\tTHROTTLED\tMEMORY\tAGE")
+	}
+	for _, r := range n.Replicas {
+		replicaRow(t, r, now)
+	}
+	return t.Flush()
+}
+
+func replicaRow(t *tabwriter.Writer, r node.Replica, now time.Time) {
+	cpu, throttled, memory := "?", "?", "?"
+	if r.Usage != nil {
+		cpu, throttled, memory = fmt.Sprintf("%dm", r.Usage.CPUMilli), r.Usage.Throttled.Round(time.Millisecond).String(), plan.Size(r.Usage.Memory)
+	}
+	if r.CPUMilli > 0 {
+		cpu += fmt.Sprintf(" of %dm", r.CPUMilli)
+	}
+	fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%s\t%s\t%s\t%s\n", r.Name, r.PID, r.Path, cmp.Or(r.Device, "-"), cpu, throttled, memory, age(r.Started, now))
+}
+
+const zygoteHead = "DIGEST\tSIZE\tREPLICAS\tSTATE\tPATH\tKEY\tLAST USED"
+
+func zygoteRow(t *tabwriter.Writer, z node.Zygote, now time.Time) {
+	used := "never"
+	if !z.LastUsed.IsZero() {
+		used = age(z.LastUsed, now) + " ago"
+	}
+	if z.Worker != "" {
+		z.Function, z.Digest = fmt.Sprintf("worker %s, %s", z.Worker, z.Namespace), cmp.Or(z.Device, "-")
+	}
+	digest := strings.TrimPrefix(z.Digest, "sha256:")
+	fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%s\t%s\t%t\t%s\n", z.Function, digest[:min(len(digest), shortDigest)], plan.Size(z.Bytes), z.Replicas, z.State, cmp.Or(z.Path, "?"), z.Key, used)
+}
+
+// shortDigest is the length of a digest in tables.
+const shortDigest = 12
+
+// age formats the time since then in a suitable unit.
+func age(then, now time.Time) string {
+	d := now.Sub(then)
+	switch {
+	case d < time.Minute:
+		return max(d, 0).Round(time.Second).String()
+	case d < time.Hour:
+		return strings.TrimSuffix(d.Round(time.Minute).String(), "0s")
+	case d < 48*time.Hour:
+		return strings.TrimSuffix(d.Round(time.Hour).String(), "0m0s")
+	}
+	return fmt.Sprintf("%dd", int(d.Hours()/24))
+}

@@ -1,0 +1,150 @@
+// Package admin serves Stagecoach's own part of the management API: async calls and dead letters,
+// timelines, explanations, nodes and the parameters in their memory, and what `stagecoach top`
+// shows. Package provider serves OpenFaaS's part. Package schema has the words of the answers.
+package admin
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
+	"github.com/stagecoach-serving/stagecoach/request/flow"
+	"github.com/stagecoach-serving/stagecoach/request/gateway"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
+	"github.com/stagecoach-serving/stagecoach/request/task"
+)
+
+// Config has the parts that the API describes. Every field is required.
+type Config struct {
+	Registry *provider.Registry
+	Calls    *Calls
+	Journal  Journal
+	Requests Requests
+	Loop     Loop
+	Replicas Replicas
+	Lines    Lines
+	Recent   RecentRequests
+	Nodes    Nodes
+	Codes    node.Codes                    // of errors of Nodes
+	Events   func(n int) []schema.TopEvent // the latest n events, in order
+}
+
+// Journal has the dead letters; a *queue.Journal is one.
+type Journal interface {
+	// Dead returns at most limit letters of the wanted functions, the oldest first, from the letter
+	// that follows the letter after. It returns whether there are more. A nil function wants all.
+	Dead(wanted func(function string) bool, after string, limit int) (letters []queue.DeadLetter, more bool, err error)
+	// DeadLetter returns a letter with its content, or an error that is queue.ErrNoLetter.
+	DeadLetter(ctx context.Context, id string) (queue.DeadLetter, []byte, error)
+	// Redrive accepts the request of a letter again, and DropDead deletes the letter. The error is
+	// queue.ErrNoLetter if there is none.
+	Redrive(ctx context.Context, id string) error
+	DropDead(id string) error
+}
+
+// Requests knows where requests are.
+type Requests interface {
+	// Where returns the stages that a request is in. id is that of its record.
+	Where(id string) []flow.Progress
+}
+
+// Loop knows the decisions of the autoscaler; a *control.Loop is one.
+type Loop interface {
+	// Last returns the plan that was applied last, and the Snapshot that it was made from.
+	Last() (plan.Snapshot, plan.Plan)
+	Policies() policy.Names
+	// Trouble returns why no plan was made since; empty: there is no trouble.
+	Trouble() string
+}
+
+// Replicas knows the replicas of all functions, and their past.
+type Replicas interface {
+	ReplicaCounts
+	// Events returns the latest events of a function, in order.
+	Events(function pipeline.Key) []schema.Event
+	// PinnedUntil returns until when at least a function is held at one replica to be measured.
+	PinnedUntil(function pipeline.Key) (until time.Time, pinned bool)
+}
+
+// ReplicaCounts counts replicas.
+type ReplicaCounts interface {
+	// Counts counts the replicas of all functions, without those on silent nodes.
+	Counts() map[pipeline.Key]Count
+	// Ready returns how many replicas of a function are ready, with those on silent nodes.
+	Ready(function pipeline.Key) int
+	// Failure returns how many starts of a function have failed in a row, when the next one is tried,
+	// and the cause of the latest.
+	Failure(function pipeline.Key) (count int, until time.Time, cause string)
+}
+
+// Count counts the replicas of a function by their state.
+type Count struct{ Ready, Starting, Draining int }
+
+// Lines knows the tasks of all functions.
+type Lines interface {
+	Signals(function pipeline.Key, now time.Time) plan.Signals
+	// Waited returns how long the latest tasks have waited.
+	Waited(function pipeline.Key) time.Duration
+	Load(function pipeline.Key) task.Load
+}
+
+// RecentRequests knows the requests that have ended.
+type RecentRequests interface {
+	// Recent summarizes the last 15 seconds of a function or pipeline. objective is its SLO; 0: none.
+	Recent(key pipeline.Key, objective time.Duration) gateway.Recent
+}
+
+// Functions knows the deployed functions; a *provider.Registry is one.
+type Functions interface {
+	// Known reports whether there is a function or a pipeline with this key.
+	Known(key pipeline.Key) bool
+	// HasNamespace reports whether there is a namespace with this name.
+	HasNamespace(name string) bool
+	// Function returns the function with this key. A pipeline is none.
+	Function(key pipeline.Key) (provider.Deployed, bool)
+}
+
+// Nodes knows the nodes, and changes the parameters in their memory.
+type Nodes interface {
+	// Inventories returns what each node has, sorted by name. A silent node is left out.
+	Inventories() []node.Inventory
+	// Load loads the parameters of a function into the memory of a node. It returns their size in
+	// bytes when that is done.
+	Load(ctx context.Context, node string, function pipeline.Key) (bytes int64, err error)
+	// Evict frees parameters that no replica needs. what is the key of a function, or the digest of
+	// an image. It returns how many bytes it has freed.
+	Evict(ctx context.Context, node, what string) (bytes int64, err error)
+}
+
+// Register adds the paths of the API to a mux, which the caller guards.
+func Register(mux *http.ServeMux, c Config) {
+	dead := serveDead(c.Journal)
+	mux.Handle("/system/dead", dead)
+	mux.Handle("/system/dead/", dead)
+	mux.Handle("GET /system/async/{id}", callAPI{c.Calls, c.Journal, c.Requests})
+	mux.Handle("GET /system/timeline/{name}", serveTimeline(c))
+	mux.Handle("GET /system/pipelines/{name}/explain", serveExplain(c.Registry, c.Loop, c.Replicas))
+	nodes := serveNodes(c.Nodes, c.Codes, c.Registry)
+	for _, path := range []string{"/system/nodes", "/system/nodes/", "/system/cache", "/system/cache/"} {
+		mux.Handle(path, nodes)
+	}
+	mux.Handle("GET /system/top", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(c.top(time.Now().UTC())) // the client may be gone
+	}))
+}
+
+// answerJSON answers with v as JSON.
+func answerJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(v) // our own types encode; a write fails only when the client is gone
+}

@@ -1,0 +1,60 @@
+package schema
+
+import (
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+)
+
+// Explanation is the answer of GET /system/pipelines/NAME/explain: why the stages of a pipeline are
+// as large as they are.
+type Explanation struct {
+	Pipeline string    `json:"pipeline"`      // its key, or that of a function alone
+	At       time.Time `json:"at"`            // of the decision; zero: there is none yet
+	SLO      string    `json:"slo,omitempty"` // a Go duration, as the other times here
+	// mean time on the slowest path; empty: a stage has no data
+	Measured string `json:"measured,omitempty"`
+	// Measured is within SLO; nil if SLO or Measured is empty
+	Met      *bool        `json:"met,omitempty"`
+	Policies policy.Names `json:"policies"`
+	// most replicas of all functions together; 0: no bound
+	Budget int `json:"budget,omitempty"`
+	// replicas that all functions together should have
+	Wanted int              `json:"wanted"`
+	Notes  []string         `json:"notes"`  // what the operator should know first
+	Stages []ExplainedStage `json:"stages"` // in topological order
+}
+
+// ExplainedStage is a stage of an [Explanation]. Unknown values are left out; they are not zero.
+type ExplainedStage struct {
+	Name     string `json:"name"`
+	Ready    int    `json:"ready"`    // replicas
+	Starting int    `json:"starting"` // replicas
+	Wanted   int    `json:"wanted"`   // replicas that have a place
+	Min      int    `json:"min"`
+	Max      int    `json:"max"`
+	Key      bool   `json:"key"` // a key stage
+	// per replica, in thousandths of a core; 0: as declared
+	CPUMilli int      `json:"cpuMilli,omitempty"`
+	Rate     *float64 `json:"rate,omitempty"` // requests per second
+	// coefficient of variation of the times between requests
+	CV      *float64 `json:"cv,omitempty"`
+	Wait    string   `json:"wait,omitempty"`    // mean
+	Oldest  string   `json:"oldest,omitempty"`  // wait of the first task in the line
+	Service string   `json:"service,omitempty"` // mean
+	Busy    *float64 `json:"busy,omitempty"`    // share of the time, 0 to 1
+	Waiting int      `json:"waiting"`           // tasks
+	Running int      `json:"running"`           // tasks
+	// the decision: each term, the change, and what bounds it
+	Why     string         `json:"why"`
+	Short   string         `json:"short,omitempty"`   // why fewer replicas have a place
+	Failing *FailingStarts `json:"failing,omitempty"` // nil: starts do not fail
+	Barred  string         `json:"barred,omitempty"`  // devices that are not tried for now
+}
+
+// FailingStarts says that replicas of a stage do not start.
+type FailingStarts struct {
+	Count int       `json:"count"` // in a row
+	Until time.Time `json:"until"` // time of the next try
+	Cause string    `json:"cause"` // of the latest failure
+}
