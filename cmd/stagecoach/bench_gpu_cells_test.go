@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
 )

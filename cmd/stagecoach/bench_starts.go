@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"fmt"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 	"log/slog"
 	"net"
 	"os"
@@ -12,6 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sys/unix"
