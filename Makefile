@@ -5,6 +5,8 @@ BIN       := build/bin
 IMAGES    := build/images
 GPU       ?= build/gpu
 LINT      := v2.15.0
+DEADCODE  := v0.52.0
+LINTERS   := $(BIN)/golangci-lint-$(LINT) $(BIN)/deadcode-$(DEADCODE)
 FUZZTIME  ?= 30s
 # How long the tests of one package may take. Use `make test TEST_TIMEOUT=1h` on a busy machine.
 TEST_TIMEOUT ?= 20m
@@ -72,10 +74,20 @@ check: fmt lint test ## format, lint, test: run it before each commit
 fmt: ## fail when gofmt would change a file
 	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "gofmt would change:"; echo "$$out"; exit 1; fi
 
-lint: ## scripts/english on comments and documents, golangci-lint on code
+lint: $(LINTERS) ## English of comments and documents, linters, functions that nothing calls
 	@$(GO) run ./scripts/english
-	@test -x $(BIN)/golangci-lint-$(LINT) || { mkdir -p $(BIN); GOBIN=$(CURDIR)/$(BIN) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT) && mv $(BIN)/golangci-lint $(BIN)/golangci-lint-$(LINT); }
-	@$(BIN)/golangci-lint-$(LINT) run ./...
+	@GOLANGCI_LINT_CACHE=$(CURDIR)/build/lint $(BIN)/golangci-lint-$(LINT) run --allow-parallel-runners ./...
+	@scripts/deadcode $(BIN)/deadcode-$(DEADCODE)
+
+$(BIN)/golangci-lint-$(LINT):
+	@mkdir -p $(BIN)
+	@GOBIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT)
+	@mv $(BIN)/golangci-lint $@
+
+$(BIN)/deadcode-$(DEADCODE):
+	@mkdir -p $(BIN)
+	@GOBIN=$(CURDIR)/$(BIN) CGO_ENABLED=0 $(GO) install golang.org/x/tools/cmd/deadcode@$(DEADCODE)
+	@mv $(BIN)/deadcode $@
 
 fuzz: images ## run every fuzz target for FUZZTIME (30s) each
 	@GO="$(GO)" GOFLAGS="$$GOFLAGS $(LAZY)" FUZZTIME=$(FUZZTIME) scripts/fuzz

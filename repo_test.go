@@ -278,6 +278,32 @@ func TestOnePackageKnowsKeys(t *testing.T) {
 	}
 }
 
+// textOfError matches code that decides by the text of an error.
+var textOfError = regexp.MustCompile(`strings\.(Contains|HasPrefix|HasSuffix|Cut|CutPrefix|CutSuffix|EqualFold|Index)\([^"\n]*\.Error\(\).*|[=!]= *(\w+\.)*[eE]rr\.Error\(\).*|[eE]rr\.Error\(\) == .*`)
+
+// TestErrorsAreValues checks that code decides by the values of errors, not by their texts. The
+// texts that may be read come from libraries that give no values, or are only shortened.
+func TestErrorsAreValues(t *testing.T) {
+	mayRead := []string{
+		`"json: unknown field "`, // encoding/json
+		`number.Error()`,         // of NATS's server
+		`, "\n")`,                // the rest is the stack of a panic
+	}
+	for name, p := range packages(t) {
+		for _, file := range append(p.GoFiles, p.CgoFiles...) {
+			b, err := os.ReadFile(filepath.Join(p.Dir, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, found := range textOfError.FindAllString(string(b), -1) {
+				if !slices.ContainsFunc(mayRead, func(text string) bool { return strings.Contains(found, text) }) {
+					t.Errorf("%s/%s: %s: want errors.Is or errors.As", name, file, found)
+				}
+			}
+		}
+	}
+}
+
 // TestOwnedModules checks the direct imports of modules that one package owns.
 func TestOwnedModules(t *testing.T) {
 	owners := map[string][]string{

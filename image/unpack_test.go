@@ -234,15 +234,6 @@ func TestBigFilesAreShared(t *testing.T) {
 	}
 }
 
-// cannot skips a test, but fails it where all tests must run.
-func cannot(t *testing.T, why string) {
-	t.Helper()
-	if os.Getenv("CI") != "" {
-		t.Fatal(why)
-	}
-	t.Skip(why)
-}
-
 // TestFailedWritesLeaveNothing checks a full disk, corrupt blobs, a closed store, and a folder that
 // changes while it is packed.
 func TestFailedWritesLeaveNothing(t *testing.T) {

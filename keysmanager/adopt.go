@@ -147,7 +147,7 @@ func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 		if d.Task != 0 {
 			how = task.EndUnclear // what a replica does ends its whole worker
 		}
-		p.End("its zygote or worker ended "+zygote.Away, how)
+		p.End(resources.Ending{Cause: "its zygote or worker ended " + zygote.Away, End: how})
 	}
 	return nil
 }

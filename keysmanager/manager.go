@@ -93,6 +93,7 @@ type Exit struct {
 	PID               int
 	Cause             string
 	End               task.End
+	Memory            *task.MemoryError // nil: its devices had enough memory
 }
 
 // Manager is a node's KeysManager: orders come in, and ends and changes are told. Its methods are
@@ -201,7 +202,7 @@ func (m *Manager) wire() {
 }
 
 // exited forgets a process and reports it.
-func (m *Manager) exited(p *process, cause string, end task.End) {
+func (m *Manager) exited(p *process, e resources.Ending) {
 	p.held.Release() // before another may have its name
 	if p.zygote.Works() {
 		m.pool.Left(p.function)
@@ -213,7 +214,7 @@ func (m *Manager) exited(p *process, cause string, end task.End) {
 		p.mapped.Family.Unmap(p.pid)
 	}
 	if m.cfg.OnExit != nil {
-		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: cause, End: end})
+		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: e.Cause, End: e.End, Memory: e.Memory})
 	}
 	m.pool.Drop(p.entry) // now that it has been heard of
 	m.loader.tidy()

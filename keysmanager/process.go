@@ -52,9 +52,9 @@ func (p *process) Began(pid, id int) { p.pid, p.task = pid, id }
 // Abandon leaves what p prints to the warden.
 func (p *process) Abandon() { p.output.Abandon() }
 
-// End reports once why and how the process has ended. It first waits a moment for the process's
-// last output.
-func (p *process) End(cause string, how task.End) {
+// End reports once how the process has ended. It first waits a moment for the process's last
+// output.
+func (p *process) End(e resources.Ending) {
 	p.once.Do(func() {
 		finished := make(chan struct{})
 		p.owner.ends.Go(func() { <-p.placed; p.output.Finish(linesWhile); close(finished) })
@@ -67,11 +67,11 @@ func (p *process) End(cause string, how task.End) {
 			}
 			switch {
 			case p.signaled.Load():
-				how = task.EndShared
-			case how == task.EndUnclear && p.held.Group().PassedItsLimit():
-				how = task.EndItself
+				e.End = task.EndShared
+			case e.End == task.EndUnclear && p.held.Group().PassedItsLimit():
+				e.End = task.EndItself
 			}
-			p.owner.exited(p, resources.Because(p.held.Group().Cause(cause), p.output), how)
+			p.owner.exited(p, p.held.Group().Explain(e).Saying(p.output))
 		})
 	})
 }
@@ -102,7 +102,7 @@ func (p *process) awaitEnd(most time.Duration) error {
 func (p *process) reportEnd(ended <-chan warden.Exit) {
 	select {
 	case e := <-ended:
-		p.End(resources.Describe(e), resources.EndOf(e))
+		p.End(resources.EndingOf(e))
 	case <-p.owner.detached:
 		p.output.Abandon()
 	}

@@ -2,7 +2,6 @@ package keysmanager
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -175,7 +174,7 @@ func (st *store) recordEnd(key zygote.Key, s *slot) {
 	if s.zygote == nil || s.zygote.Alive() || st.closed {
 		return
 	}
-	s.err = errors.New(s.zygote.Died())
+	s.err = s.zygote.Died()
 	st.step(cache.Ended[zygote.Key]{Key: key, Lived: time.Since(s.zygote.Loaded)})
 	st.cfg.Log.Warn(key.What()+" ended", "function", s.zygote.Function, "model", key.Model, "cause", s.zygote.Died())
 	s.zygote = nil

@@ -87,7 +87,7 @@ func Run(ctx context.Context, h Hooks) error {
 // onDevice adds the names of the replica's devices to an error of Place that is marked as
 // OutOfMemory, so that the platform can read them.
 func onDevice(err error) error {
-	if code(err) != task.OutOfMemory || strings.Contains(err.Error(), wire.OutOfMemoryOn) {
+	if code(err) != task.OutOfMemory {
 		return err
 	}
 	return fmt.Errorf("%s%s: %w", wire.OutOfMemoryOn, os.Getenv(envDevices), err)

@@ -89,16 +89,32 @@ var renamed = map[string]string{
 	"quart-attention":   `"quart"; its predictor of burstiness is compared by "make bench-cv"`,
 }
 
+// NameError means that a level has no policy of this name.
+type NameError struct {
+	Level string // such as "allocator"
+	Name  string
+	Want  string // the names to choose from, or the one to use in its place
+	Gone  bool   // an earlier version had the policy
+}
+
+// Error returns the level, the name and what to use in its place.
+func (e *NameError) Error() string {
+	if e.Gone {
+		return fmt.Sprintf("policy: %s %q is no more, want %s", e.Level, e.Name, e.Want)
+	}
+	return fmt.Sprintf("policy: %s %q, want %s", e.Level, e.Name, e.Want)
+}
+
 func pick[P any](kind string, from map[string]P, name *string, fallback string) (P, error) {
 	if *name == "" {
 		*name = fallback
 	}
 	p, ok := from[*name]
 	if instead := renamed[*name]; !ok && instead != "" {
-		return p, fmt.Errorf("policy: %s %q is no more, want %s", kind, *name, instead)
+		return p, &NameError{Level: kind, Name: *name, Want: instead, Gone: true}
 	}
 	if !ok {
-		return p, fmt.Errorf("policy: %s %q, want one of %s", kind, *name, strings.Join(slices.Sorted(maps.Keys(from)), ", "))
+		return p, &NameError{Level: kind, Name: *name, Want: "one of " + strings.Join(slices.Sorted(maps.Keys(from)), ", ")}
 	}
 	return p, nil
 }

@@ -36,8 +36,10 @@ const (
 // size measures what a turn has for a stage with parameters of a size.
 func (g *gpuBench) size(ctx context.Context, s gpuSize, turn int) {
 	if turn == turnGoals {
-		g.cells.run(ctx, gpuCell{name: s.name + "_pinned", takes: g.times.of(1, 1, 3, s.bytes), device: s.bytes + gpuContext, host: hostBase,
-			measure: func(ctx context.Context) error { return g.pinnedCopy(ctx, s) }})
+		g.cells.run(ctx, gpuCell{
+			name: s.name + "_pinned", takes: g.times.of(1, 1, 3, s.bytes), device: s.bytes + gpuContext, host: hostBase,
+			measure: func(ctx context.Context) error { return g.pinnedCopy(ctx, s) },
+		})
 	}
 	ways := g.ways(s, turn)
 	if ring := s.name + "_ring"; len(ways) == 0 && (turn != turnGoals || g.cells.before[ring]) {
@@ -48,8 +50,10 @@ func (g *gpuBench) size(ctx context.Context, s gpuSize, turn int) {
 		return
 	}
 	if turn == turnGoals {
-		g.cells.run(ctx, gpuCell{name: s.name + "_ring", takes: g.times.of(1, 1, 3, s.bytes), device: gpuNeed(s), host: s.bytes + hostBase,
-			measure: func(ctx context.Context) error { return g.ring(ctx, b, s) }})
+		g.cells.run(ctx, gpuCell{
+			name: s.name + "_ring", takes: g.times.of(1, 1, 3, s.bytes), device: gpuNeed(s), host: s.bytes + hostBase,
+			measure: func(ctx context.Context) error { return g.ring(ctx, b, s) },
+		})
 	}
 	g.starts(ctx, b, ways, turn == turnBare)
 }

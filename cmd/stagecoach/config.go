@@ -279,9 +279,9 @@ func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 		{"placer", p.Placer, policy.Names{Placer: p.Placer}},
 		{"warmer", p.Warmer, policy.Names{Warmer: p.Warmer}},
 	} {
-		if _, err := level.alone.Choose(); err != nil {
-			_, want, _ := strings.Cut(err.Error(), ", want ")
-			bad("control.policies."+level.path, fmt.Sprintf("%q", level.name), want)
+		var wrong *policy.NameError
+		if _, err := level.alone.Choose(); errors.As(err, &wrong) {
+			bad("control.policies."+level.path, fmt.Sprintf("%q", level.name), wrong.Want)
 		}
 	}
 	if set, err := p.Choose(); c.Budget > 0 && err == nil && set.Names().Allocator == "sizer" && set.Names().Sharer == "none" {

@@ -406,12 +406,13 @@ func TestWhereItListens(t *testing.T) {
 	r.deployAll(answeringFn("elsewhere", "test/template", map[string]string{"min": "1", "max": "1"}, "template_port", port))
 	want := fmt.Sprintf("or say upstream_url=http://127.0.0.1:%s", port)
 	r.until(late, "the reason why it is not ready", func() bool {
-		for _, e := range r.events("elsewhere", "failed") {
-			if !strings.Contains(e.Cause, "not ready within 2s") || !strings.Contains(e.Cause, "it listens on "+port+"; want ") || !strings.Contains(e.Cause, want) {
-				t.Errorf("%s, want that it listens on %s", e.Cause, port)
-			}
-			return true
+		failed := r.events("elsewhere", "failed")
+		if len(failed) == 0 {
+			return false
 		}
-		return false
+		if e := failed[0]; !strings.Contains(e.Cause, "not ready within 2s") || !strings.Contains(e.Cause, "it listens on "+port+"; want ") || !strings.Contains(e.Cause, want) {
+			t.Errorf("%s, want that it listens on %s", e.Cause, port)
+		}
+		return true
 	})
 }

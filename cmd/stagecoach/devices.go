@@ -22,7 +22,7 @@ func devicesOf(w *device.Watch) (out []keysmanager.Device) {
 	for _, d := range w.Devices() {
 		out = append(out, keysmanager.Device{
 			ID: d.UUID, Index: d.Index, Name: d.Name, Memory: d.Memory, Used: d.Used, Utilisation: d.Utilisation,
-			Temperature: d.Temperature, Power: d.Power, Unhealthy: d.Unhealthy, Processes: d.Processes,
+			Temperature: d.Temperature, Power: d.Power, Unhealthy: d.Fault.Text, Processes: d.Processes,
 		})
 	}
 	return out

@@ -220,10 +220,19 @@ func TestUnknownNamespacesGet404(t *testing.T) {
 	r := start(t)
 	const nowhere = `no namespace "team-z"`
 	for _, q := range [][3]string{
-		{"GET", "/system/functions?namespace=team-z", ""}, {"GET", "/system/function/f.team-z", ""}, {"DELETE", "/system/functions", `{"functionName":"f","namespace":"team-z"}`},
-		{"POST", "/system/scale-function/f", `{"replicas":1,"namespace":"team-z"}`}, {"GET", "/system/logs?name=f&namespace=team-z", ""}, {"GET", "/system/secrets?namespace=team-z", ""},
-		{"GET", "/system/timeline/f?namespace=team-z", ""}, {"GET", "/system/pipelines?namespace=team-z", ""}, {"GET", "/system/pipelines/f/explain?namespace=team-z", ""},
-		{"GET", "/system/cache?function=f&namespace=team-z", ""}, {"POST", "/function/f.team-z", "x"}, {"POST", "/async-function/f.team-z", "x"}, {"GET", "/v2/models/f.team-z", ""},
+		{"GET", "/system/functions?namespace=team-z", ""},
+		{"GET", "/system/function/f.team-z", ""},
+		{"DELETE", "/system/functions", `{"functionName":"f","namespace":"team-z"}`},
+		{"POST", "/system/scale-function/f", `{"replicas":1,"namespace":"team-z"}`},
+		{"GET", "/system/logs?name=f&namespace=team-z", ""},
+		{"GET", "/system/secrets?namespace=team-z", ""},
+		{"GET", "/system/timeline/f?namespace=team-z", ""},
+		{"GET", "/system/pipelines?namespace=team-z", ""},
+		{"GET", "/system/pipelines/f/explain?namespace=team-z", ""},
+		{"GET", "/system/cache?function=f&namespace=team-z", ""},
+		{"POST", "/function/f.team-z", "x"},
+		{"POST", "/async-function/f.team-z", "x"},
+		{"GET", "/v2/models/f.team-z", ""},
 	} {
 		a := r.must(http.StatusNotFound, q[0], q[1], q[2])
 		if text := strings.ReplaceAll(string(a.Body), `\"`, `"`); !strings.Contains(text, nowhere) {

@@ -230,7 +230,7 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes, Accounts: users.forKeys(), Devices: devices,
 		Networks: nets.forKeys(), HostNetwork: d.cfg.hostNetwork, Groups: groups,
 		OnExit: func(e keysmanager.Exit) {
-			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause, End: string(e.End)})
+			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause, End: string(e.End), Memory: (*node.MemoryError)(e.Memory)})
 		},
 		OnEvict: func(function string, bytes int64) {
 			d.server.Tell(node.Event{Kind: node.EventEvict, Function: function, Bytes: bytes})

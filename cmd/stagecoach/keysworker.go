@@ -7,10 +7,21 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // keysWorker is a KeysManager as a node's server has it.
 type keysWorker struct{ *keysmanager.Manager }
+
+// Start implements node.Worker.
+func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
+	r, err := w.Manager.Start(ctx, o, progress)
+	var short *task.MemoryError
+	if errors.As(err, &short) {
+		err = detailed{err, (*node.MemoryError)(short)}
+	}
+	return r, err
+}
 
 // Do implements node.Worker.
 func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // nodes is the nodes of a running stagecoach: its own KeysManager, if it has one, and the daemons that
@@ -90,7 +91,7 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 			}
 		}
 	}
-	return 0, fmt.Errorf("node %q: %w now", name, admin.ErrNoNode)
+	return 0, &node.Error{Node: name, Err: fmt.Errorf("%w now", admin.ErrNoNode)}
 }
 
 // forget tells our own node that a function is no longer deployed. Daemons are told when they announce that they have it.
@@ -135,7 +136,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	for _, z := range inv.Zygotes {
 		out.Zygotes = append(out.Zygotes, node.Zygote{
 			Function: z.Function, Namespace: z.Namespace, Digest: z.Digest, Model: z.Model, PID: z.PID, Bytes: z.Bytes, Path: z.Path,
-			Replicas: z.Replicas, Key: z.Key, State: z.State, Load: z.Load, LastUsed: z.LastUsed, Usage: usageOf(z.Usage), Generation: z.Generation,
+			Replicas: z.Replicas, Key: z.Key, State: node.ZygoteState(z.State), Load: z.Load, LastUsed: z.LastUsed, Usage: usageOf(z.Usage), Generation: z.Generation,
 			Worker: z.Worker, Device: z.Device,
 		})
 	}
@@ -167,6 +168,26 @@ func usageOf(u *keysmanager.Usage) *node.Usage {
 
 // remoteNode is a daemon as the cluster's node.
 type remoteNode struct{ *node.Client }
+
+// detailed is an error with a part of it in the type that the receiver knows. The text already
+// tells of that part.
+type detailed struct {
+	error
+	part error
+}
+
+// Unwrap returns the error and the part.
+func (d detailed) Unwrap() []error { return []error{d.error, d.part} }
+
+// Start implements cluster.Node.
+func (n remoteNode) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
+	r, err := n.Client.Start(ctx, o, progress)
+	var short *node.MemoryError
+	if errors.As(err, &short) {
+		err = detailed{err, (*task.MemoryError)(short)}
+	}
+	return r, err
+}
 
 // Inventory implements cluster.Node.
 func (n remoteNode) Inventory() plan.Node { return planned(n.Client.Inventory()) }

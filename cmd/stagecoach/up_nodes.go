@@ -50,7 +50,9 @@ func (u *up) openNode() error {
 		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
 		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:], Devices: devices, Groups: groups, Accounts: u.accounts.forKeys(),
 		Networks: u.networks.forKeys(), HostNetwork: u.cfg.Isolation.HostNetwork,
-		OnExit:  func(e keysmanager.Exit) { u.local.Lost(e.Replica, task.Death{Cause: e.Cause, End: e.End}) },
+		OnExit: func(e keysmanager.Exit) {
+			u.local.Lost(e.Replica, task.Death{Cause: e.Cause, End: e.End, Memory: e.Memory})
+		},
 		OnEvict: func(function string, bytes int64) { u.evicted(time.Time{}, u.cfg.Node.Name, function, bytes) },
 		Output: func(function, replica, stream, line string) {
 			u.printed(function, logbook.Line{At: time.Now().UTC(), Replica: replica, Stream: stream, Text: line})
@@ -165,7 +167,7 @@ func (u *up) heard(c *node.Client) {
 func (u *up) nodeEvent(name string, e node.Event) {
 	switch e.Kind {
 	case node.EventExit:
-		u.local.Lost(e.Replica, task.Death{Cause: e.Cause, End: task.End(e.End)})
+		u.local.Lost(e.Replica, task.Death{Cause: e.Cause, End: task.End(e.End), Memory: (*task.MemoryError)(e.Memory)})
 	case node.EventEvict:
 		u.evicted(e.At, name, e.Function, e.Bytes) // perhaps before we were there
 	}

@@ -140,7 +140,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		OnDemand:    func(pipeline.Key) { u.loop.Poke() },
 		Revive:      func(function pipeline.Key, revision uint64) { u.local.Revive(function, revision) },
 		FirstAnswer: func(f dispatch.First) { u.local.Answered(f.Replica, f.After, f.Call) },
-		OutOfMemory: func(_ pipeline.Key, replica, cause string) { u.local.OutOfMemory(replica, cause) },
+		OutOfMemory: func(_ pipeline.Key, replica string, short *task.MemoryError) { u.local.OutOfMemory(replica, short) },
 		Stuck:       func(_ pipeline.Key, replica, cause string) { u.local.Stuck(replica, cause) },
 		Dropped:     func(_ pipeline.Key, replica string, death task.Death) { u.local.Lost(replica, death) },
 	})

@@ -10,7 +10,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
-	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // How often a function is tried on a device that had too little memory for it.
@@ -21,8 +20,6 @@ const (
 	// device is barred. A single call may have been too large, which is no reason to bar the other
 	// replicas.
 	tolerated = 2
-	// causeSize bounds the stored part of a cause, which a function may have written.
-	causeSize = 400
 )
 
 // BarFor returns how long a function is kept off a device after the count-th consecutive time that
@@ -105,35 +102,27 @@ func (b *bars) now(now time.Time) []plan.Bar {
 	return hold
 }
 
-// blamed returns those of a replica's devices that a cause names, or all if it names none.
-func blamed(devices []string, cause string) []string {
-	named := slices.DeleteFunc(slices.Clone(devices), func(id string) bool { return !strings.Contains(cause, id) })
+// blamed returns those of a replica's devices that short names, or all if it names none of them.
+func blamed(devices []string, short *task.MemoryError) []string {
+	named := slices.DeleteFunc(slices.Clone(devices), func(id string) bool { return !slices.Contains(short.Devices, id) })
 	if len(named) == 0 {
 		return devices
 	}
 	return named
 }
 
-// memoryCause returns the part of a cause that says which memory was short, or "".
-func memoryCause(cause string) string {
-	if _, rest, ok := strings.Cut(cause, wire.OutOfMemoryOn); ok {
-		cause = wire.OutOfMemoryOn + rest
-	}
-	return strings.ToValidUTF8(cause[:min(len(cause), causeSize)], "")
-}
-
 // OutOfMemory reports that a replica's device had too little memory for a call. The replica is
 // released, and its function is kept off the device for a while. Without a device, it counts as a
 // failed start. OutOfMemory returns at once. It does nothing for an unknown replica.
-func (l *Local) OutOfMemory(replica, cause string) {
+func (l *Local) OutOfMemory(replica string, short *task.MemoryError) {
 	l.mu.Lock()
 	r := l.replicas[replica]
 	if r != nil {
 		if r.device == "" {
-			l.of(r.function).failure.add(r, l.now(), memoryCause(cause), false, l.cfg.Chance())
+			l.of(r.function).failure.add(r, l.now(), short.Text, false, l.cfg.Chance())
 		}
-		l.bar(r, r.answered > 0, l.now(), cause)
-		r.release(fmt.Errorf("out of memory: %s", memoryCause(cause)))
+		l.bar(r, r.answered > 0, l.now(), short)
+		r.release(fmt.Errorf("out of memory: %w", short))
 	}
 	l.mu.Unlock()
 	if r != nil {
@@ -143,21 +132,20 @@ func (l *Local) OutOfMemory(replica, cause string) {
 
 // bar keeps r's function off r's devices, once per replica. call is that of add. The caller holds
 // l.mu.
-func (l *Local) bar(r *replica, call bool, now time.Time, cause string) {
+func (l *Local) bar(r *replica, call bool, now time.Time, short *task.MemoryError) {
 	if r.starved || r.device == "" {
 		return
 	}
 	r.starved = true
-	cause = memoryCause(cause)
-	devices := blamed(plan.Slot{Device: r.device}.Devices(), cause)
+	devices := blamed(plan.Slot{Device: r.device}.Devices(), short)
 	for _, id := range devices {
 		l.metrics.memory.WithLabelValues(r.node, id).Inc()
 	}
-	barred, until := l.of(r.function).bars.add(r.spec.Revision, r.node, devices, call, r.begun, now, cause)
+	barred, until := l.of(r.function).bars.add(r.spec.Revision, r.node, devices, call, r.begun, now, short.Text)
 	if len(barred) == 0 {
 		return
 	}
-	what := fmt.Sprintf("%s not tried for %v: %s", strings.Join(barred, " and "), until.Sub(now), cause)
+	what := fmt.Sprintf("%s not tried for %v: %s", strings.Join(barred, " and "), until.Sub(now), short.Text)
 	l.note(r, Event{Kind: Barred, Cause: what})
 	l.cfg.Log.Warn("a function was out of memory on a device and is kept from it", "function", r.function, "replica", r.name, "node", r.node, "cause", what)
 }

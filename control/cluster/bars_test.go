@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -86,14 +85,12 @@ func TestBars(t *testing.T) {
 
 func TestOutOfMemoryBarsTheNamedDevice(t *testing.T) {
 	both := []string{"GPU-1", "GPU-2"}
-	if got := blamed(both, "out of memory on device GPU-2: want 2 GiB"); !slices.Equal(got, both[1:]) {
-		t.Errorf("got %q", got)
-	}
-	if got := blamed(both, "want 2 GiB"); !slices.Equal(got, both) {
-		t.Errorf("got %q", got)
-	}
-	if got := memoryCause("exit status 1: out of memory on device GPU-1: want " + strings.Repeat("é", 1000)); !strings.HasPrefix(got, "out of memory on device GPU-1") || len(got) > causeSize {
-		t.Errorf("got %q", got)
+	for _, tc := range []struct{ named, want []string }{
+		{[]string{"GPU-2"}, both[1:]}, {nil, both}, {[]string{"GPU-10"}, both},
+	} {
+		if got := blamed(both, &task.MemoryError{Devices: tc.named}); !slices.Equal(got, tc.want) {
+			t.Errorf("the replica named %q: got %q, want %q", tc.named, got, tc.want)
+		}
 	}
 }
 
@@ -121,9 +118,9 @@ func TestOutOfMemoryBarsTheDevice(t *testing.T) {
 		w.twoDevices()
 		w.place(1)
 		w.expect("at first", w.devices(), "f-00001 gpu0")
-		l.OutOfMemory("f-00001", "want 2 GiB, 1 GiB of 40 GiB free")
-		l.OutOfMemory("f-00001", "again, by another call")
-		l.OutOfMemory("f-00099", "nobody")
+		l.OutOfMemory("f-00001", &task.MemoryError{Text: "want 2 GiB, 1 GiB of 40 GiB free"})
+		l.OutOfMemory("f-00001", &task.MemoryError{Text: "again, by another call"})
+		l.OutOfMemory("f-00099", &task.MemoryError{Text: "nobody"})
 		w.place(1)
 		w.expect("elsewhere", w.devices(), "f-00002 gpu1")
 		if kinds := w.kinds(); !strings.HasPrefix(kinds, "f-00001 ordered, f-00001 started, f-00001 ready, f-00001 barred, ") || strings.Count(kinds, "barred") != 1 {
@@ -138,7 +135,7 @@ func TestOutOfMemoryBarsTheDevice(t *testing.T) {
 			t.Errorf("%d failed starts, want none, and nobody to be told", n)
 		}
 		time.Sleep(10 * time.Second)
-		l.OutOfMemory("f-00002", "want 2 GiB")
+		l.OutOfMemory("f-00002", &task.MemoryError{Text: "want 2 GiB"})
 		wants := w.place(1)
 		w.expect("nowhere", w.devices(), "")
 		if short := wants[0].Short; !strings.Contains(short, "device gpu0 of node a is not tried until ") || !strings.Contains(short, "device gpu1 of node a is not tried until ") {
@@ -158,7 +155,7 @@ func TestOutOfMemoryBarsTheDevice(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		w.place(1)
 		w.expect("half a minute later", w.devices(), "f-00003 gpu0")
-		l.OutOfMemory("f-00003", "want 2 GiB")
+		l.OutOfMemory("f-00003", &task.MemoryError{Text: "want 2 GiB"})
 		w.place(1)
 		if bars := l.Bars(pipeline.ParseKey("f.ns")); len(bars) != 2 || bars[0].Count != 2 || time.Until(bars[0].Until) != time.Minute {
 			t.Errorf("bars %+v", bars)
@@ -187,7 +184,7 @@ func TestOutOfMemoryAtTheStart(t *testing.T) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
 			if full[on[name]] {
-				return errors.New("no hello: exit status 1: out of memory on device " + on[name] + ": want 2 GiB, 1 GiB of 40 GiB free")
+				return fmt.Errorf("no hello: exit status 1: %w", &task.MemoryError{Text: "out of memory on device " + on[name] + ": want 2 GiB, 1 GiB of 40 GiB free"})
 			}
 			return nil
 		}
@@ -234,7 +231,9 @@ func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 		w.place(1)
 		l.Answered("f-00001", time.Millisecond, time.Millisecond)
 		time.Sleep(time.Hour)
-		l.Lost("f-00001", task.Death{Cause: "exit status 1: out of memory on device gpu0: want 2 GiB"})
+		l.Lost("f-00001", task.Death{
+			Cause: "exit status 1: out of memory on device gpu0: want 2 GiB", Memory: &task.MemoryError{Text: "out of memory on device gpu0: want 2 GiB"},
+		})
 		w.place(1)
 		time.Sleep(time.Millisecond)
 		w.place(1)
@@ -246,7 +245,10 @@ func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 	// The replica answers before it is known to be ready.
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.twoDevices()
-		w.attach = func(_ context.Context, name string) error { l.OutOfMemory(name, "want 2 GiB"); return nil }
+		w.attach = func(_ context.Context, name string) error {
+			l.OutOfMemory(name, &task.MemoryError{Text: "want 2 GiB"})
+			return nil
+		}
 		w.stop = func(_ context.Context, name string) error {
 			l.Lost(name, task.Death{Cause: "killed by SIGTERM"})
 			return nil
@@ -259,7 +261,7 @@ func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
 		time.Sleep(time.Minute)
-		l.OutOfMemory("f-00001", "want 2 GiB")
+		l.OutOfMemory("f-00001", &task.MemoryError{Text: "want 2 GiB"})
 		w.want(1)
 		if n, _, cause := l.Failure(pipeline.ParseKey("f.ns")); n != 1 || cause != "want 2 GiB" || len(l.Bars(pipeline.ParseKey("f.ns"))) != 0 {
 			t.Errorf("%d failed starts: %s; bars %+v", n, cause, l.Bars(pipeline.ParseKey("f.ns")))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -306,13 +305,9 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	if r.revived && e.Kind == Failed {
 		noRevival = f.unrevived(r.spec.Revision, at, failed, !r.outside)
 	}
-	why := cause
-	if e.Kind == Lost {
-		why = e.Cause
-	}
 	// The device is to blame, not the function.
-	if r.device != "" && strings.Contains(why, wire.OutOfMemoryOn) {
-		l.bar(r, false, at, why)
+	if short := memoryError(e, failed, r); r.device != "" && short != nil {
+		l.bar(r, false, at, short)
 		cause = ""
 	}
 	if cause != "" {
@@ -349,11 +344,32 @@ func (l *Local) note(r *replica, e Event) {
 	l.cfg.Event(e)
 }
 
+// memoryError returns the lack of device memory because of which r did not start or was lost, or
+// nil.
+func memoryError(e Event, failed error, r *replica) *task.MemoryError {
+	if e.Kind == Lost {
+		failed = context.Cause(r.alive)
+	} else if e.Kind != Failed {
+		return nil
+	}
+	var short *task.MemoryError
+	errors.As(failed, &short)
+	return short
+}
+
 // lost is the error of a replica that ended unexpectedly.
 type lost struct{ task.Death }
 
 // Error returns the cause.
 func (l lost) Error() string { return l.Cause }
+
+// Unwrap returns the lack of device memory that ended the replica, or nil.
+func (l lost) Unwrap() error {
+	if l.Memory == nil {
+		return nil
+	}
+	return l.Memory
+}
 
 // endedFromOutside reports whether a replica's context has ended because something other than the
 // replica ended its process.

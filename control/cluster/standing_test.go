@@ -192,7 +192,10 @@ func TestStandingOutOfMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.set(func() {
 			w.nodes["a"].devices, w.specs[0].GPU = []plan.Device{{ID: "gpu0", Memory: 1 << 30}}, 1
-			w.attach = func(_ context.Context, name string) error { l.OutOfMemory(name, "want 2 GiB"); return nil }
+			w.attach = func(_ context.Context, name string) error {
+				l.OutOfMemory(name, &task.MemoryError{Text: "want 2 GiB"})
+				return nil
+			}
 			w.stop = func(_ context.Context, name string) error {
 				l.Lost(name, task.Death{Cause: "killed by SIGTERM"})
 				return nil

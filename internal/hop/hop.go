@@ -112,23 +112,12 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 		out.Sent = send.done
 		go send.run() // the caller waits for it; see Result
 	}
-	resp, first := (*http.Response)(nil), err
-	for {
-		resp, err = http.ReadResponse(in.r, r.In)
-		if err == nil && resp.StatusCode < 100 {
-			err = fmt.Errorf("malformed HTTP status code %q", resp.Status)
-		}
-		if err != nil {
-			out.Silent = !in.came
-			out.Err = causeOf(err, first, send)
-			return out
-		}
-		if resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols {
-			break
-		}
-		if r.In.ProtoAtLeast(1, 1) { // older clients would take it for the answer
-			inform(w, resp)
-		}
+	first := err
+	resp, err := r.await(w, in)
+	if err != nil {
+		out.Silent = !in.came
+		out.Err = causeOf(err, first, send)
+		return out
 	}
 	out.Silent = false
 	in.left = -1 // a body has no bound
@@ -154,6 +143,25 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 		out.Kept = out.Kept && send.ended() && send.fault() == nil
 	}
 	return out
+}
+
+// await reads the head of the answer, and passes on the informational answers before it.
+func (r *Request) await(w http.ResponseWriter, in *reader) (*http.Response, error) {
+	for {
+		resp, err := http.ReadResponse(in.r, r.In)
+		if err != nil {
+			return nil, err
+		}
+		if resp.StatusCode < 100 {
+			return nil, fmt.Errorf("malformed HTTP status code %q", resp.Status)
+		}
+		if resp.StatusCode > 199 || resp.StatusCode == http.StatusSwitchingProtocols {
+			return resp, nil
+		}
+		if r.In.ProtoAtLeast(1, 1) { // older clients would take it for the answer
+			inform(w, resp)
+		}
+	}
 }
 
 // causeOf returns why there is no answer: the error of sending the request, if any, else err.

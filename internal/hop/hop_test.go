@@ -130,8 +130,10 @@ func TestNotKept(t *testing.T) {
 			t.Errorf("%q: %+v, %q, want kept %t", text, out, w.Body, kept)
 		}
 	}
-	for text, silent := range map[string]bool{"": true, "HTTP/1.1 2": false, "HTTP/1.1 099 Odd\r\n\r\n": false, "SSH-2.0\r\n\r\n": false,
-		"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: odd\r\n\r\n": false} {
+	for text, silent := range map[string]bool{
+		"": true, "HTTP/1.1 2": false, "HTTP/1.1 099 Odd\r\n\r\n": false, "SSH-2.0\r\n\r\n": false,
+		"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: odd\r\n\r\n": false,
+	} {
 		client, server := sockets(t)
 		_, _ = io.WriteString(server, text)
 		_ = server.(*net.UnixConn).CloseWrite()

@@ -56,10 +56,11 @@ func (r *Request) upgrade(ctx context.Context, c net.Conn, in *bufio.Reader, w h
 	// The function waits for both goroutines, which end with their connections.
 	go way(c, both.Reader)
 	go way(client, in)
-	if err = <-ends; err != nil { // otherwise the other direction goes on until it ends
-		closeBoth()
+	for range cap(ends) {
+		if err := <-ends; err != nil { // otherwise the other direction goes on until it ends
+			closeBoth()
+		}
 	}
-	<-ends
 	return true, nil
 }
 

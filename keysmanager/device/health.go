@@ -8,6 +8,26 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
+// FaultKind says what is wrong with a device.
+type FaultKind string
+
+// The kinds of a [Fault].
+const (
+	Healthy       FaultKind = ""
+	Lost          FaultKind = "lost"           // the GPU does not answer any more
+	ResetRequired FaultKind = "reset required" // the driver wants a reset
+	CriticalError FaultKind = "critical error" // it has reported an XID a short time ago
+	MemoryErrors  FaultKind = "memory errors"  // uncorrected ones, or a row that has to be remapped
+	Unreadable    FaultKind = "unreadable"     // a question about it failed
+	Unanswered    FaultKind = "unanswered"     // the library has not answered in time
+)
+
+// Fault says why nothing may run on a device. The zero Fault means that the device is healthy.
+type Fault struct {
+	Kind FaultKind
+	Text string // for people: what is wrong, and what to do
+}
+
 // quarantine is how long a device is not used after a critical error.
 const quarantine = 10 * time.Minute
 
@@ -31,18 +51,18 @@ type trouble struct {
 
 func troubleKey(gpu string, instance int) string { return fmt.Sprintf("%s/%d", gpu, instance) }
 
-// troubled returns which critical error a GPU, or an instance of it, has reported recently, or "".
-func (r *reader) troubled(gpu string, instance int, now time.Time) string {
+// troubled returns the critical error that a GPU, or an instance of it, has reported recently.
+func (r *reader) troubled(gpu string, instance int, now time.Time) Fault {
 	t, ok := r.trouble[troubleKey(gpu, instance)]
 	if !ok {
-		return ""
+		return Fault{}
 	}
 	left := t.at.Add(quarantine).Sub(now)
 	if left <= 0 {
 		delete(r.trouble, troubleKey(gpu, instance))
-		return ""
+		return Fault{}
 	}
-	return fmt.Sprintf("critical error XID %d at %s; it is used again %v later if there is no other", t.xid, t.at.UTC().Format(time.TimeOnly), quarantine)
+	return Fault{CriticalError, fmt.Sprintf("critical error XID %d at %s; it is used again %v later if there is no other", t.xid, t.at.UTC().Format(time.TimeOnly), quarantine)}
 }
 
 // register subscribes to critical errors. A device without such events is judged by its other
@@ -82,29 +102,29 @@ func (r *reader) watchEvents(now time.Time) {
 	}
 }
 
-// health returns what is wrong with a GPU, or "". It does not ask for what the GPU does not
+// health returns what is wrong with a GPU. It does not ask for what the GPU does not
 // support.
-func (r *reader) health(h nvml.Device) string {
+func (r *reader) health(h nvml.Device) Fault {
 	n, ret := h.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
 	switch {
 	case isFault(ret):
 		return why("its memory errors", ret)
 	case ret == nvml.SUCCESS && n > 0:
-		return fmt.Sprintf("%d uncorrected memory errors (ECC) since it was reset; reset it", n)
+		return Fault{MemoryErrors, fmt.Sprintf("%d uncorrected memory errors (ECC) since it was reset; reset it", n)}
 	}
 	if !r.has("nvmlDeviceGetRemappedRows") {
-		return ""
+		return Fault{}
 	}
 	_, _, pending, failed, ret := h.GetRemappedRows()
 	switch {
 	case isFault(ret):
 		return why("its remapped rows", ret)
 	case ret == nvml.SUCCESS && failed:
-		return "a row of its memory could not be remapped; have it replaced"
+		return Fault{MemoryErrors, "a row of its memory could not be remapped; have it replaced"}
 	case ret == nvml.SUCCESS && pending:
-		return "a row of its memory waits to be remapped; reset it"
+		return Fault{MemoryErrors, "a row of its memory waits to be remapped; reset it"}
 	}
-	return ""
+	return Fault{}
 }
 
 // isFault reports whether a result is a failure, not an unsupported question.
@@ -116,23 +136,23 @@ func isFault(ret nvml.Return) bool {
 	return true
 }
 
-// why describes a result other than success.
-func why(what string, ret nvml.Return) string {
+// why returns the fault that a result other than success means.
+func why(what string, ret nvml.Return) Fault {
 	switch ret {
 	case nvml.ERROR_GPU_IS_LOST:
-		return "it is lost: it has fallen off the bus"
+		return Fault{Lost, "it is lost: it has fallen off the bus"}
 	case nvml.ERROR_RESET_REQUIRED:
-		return "it has to be reset"
+		return Fault{ResetRequired, "it has to be reset"}
 	}
-	return what + " cannot be read: " + ret.Error()
+	return Fault{Unreadable, what + " cannot be read: " + ret.Error()}
 }
 
-// first returns the first of the texts that is not empty.
-func first(all ...string) string {
-	for _, s := range all {
-		if s != "" {
-			return s
+// first returns the first fault, or none if all of them are Healthy.
+func first(all ...Fault) Fault {
+	for _, f := range all {
+		if f.Kind != Healthy {
+			return f
 		}
 	}
-	return ""
+	return Fault{}
 }

@@ -40,12 +40,12 @@ type known struct {
 func (r *reader) read(now time.Time) []Info {
 	lost := false
 	for _, k := range r.known {
-		lost = lost || k.Unhealthy != ""
+		lost = lost || k.Fault.Kind != Healthy
 	}
 	if r.open && lost && now.Sub(r.opened) >= reopenEvery {
 		r.shutdown()
 	}
-	fault := ""
+	fault := Fault{}
 	if !r.open {
 		fault = r.init(now)
 	}
@@ -56,8 +56,8 @@ func (r *reader) read(now time.Time) []Info {
 	out := []Info{}
 	for _, uuid := range r.order {
 		k := r.known[uuid]
-		if fault != "" {
-			k.Unhealthy = fault
+		if fault.Kind != Healthy {
+			k.Fault = fault
 			r.known[uuid] = k
 		}
 		if r.share.has(k.Info, k.gpu) {
@@ -67,22 +67,22 @@ func (r *reader) read(now time.Time) []Info {
 	return out
 }
 
-// init opens the library. It returns why that failed, or "".
-func (r *reader) init(now time.Time) (fault string) {
+// init opens the library. It returns the fault that all known devices have if that failed.
+func (r *reader) init(now time.Time) Fault {
 	r.opened = now
 	switch ret := r.lib.Init(); {
 	case ret == nvml.SUCCESS:
 		r.open = true
 		r.register()
-		return ""
+		return Fault{}
 	case len(r.order) > 0:
-		return "NVML does not start: " + ret.Error()
+		return Fault{Unreadable, "NVML does not start: " + ret.Error()}
 	case ret == nvml.ERROR_LIBRARY_NOT_FOUND:
 		r.log.Info("no devices: this machine has no NVIDIA driver")
 	default:
 		r.log.Warn("no devices: NVML does not start", "error", ret.Error())
 	}
-	return ""
+	return Fault{}
 }
 
 func (r *reader) shutdown() {
@@ -97,11 +97,11 @@ func (r *reader) shutdown() {
 // has reports whether the library has a function. Calling a missing function would end the process.
 func (r *reader) has(symbol string) bool { return r.lib.Extensions().LookupSymbol(symbol) == nil }
 
-// readAll looks at each GPU.
-func (r *reader) readAll(now time.Time) (fault string) {
+// readAll looks at each GPU. It returns the fault that all known devices have if that failed.
+func (r *reader) readAll(now time.Time) Fault {
 	n, ret := r.lib.DeviceGetCount()
 	if ret != nvml.SUCCESS {
-		return "NVML counts no devices: " + ret.Error()
+		return Fault{Unreadable, "NVML counts no devices: " + ret.Error()}
 	}
 	seen := map[string]bool{} // GPUs that answered
 	there := map[string]bool{}
@@ -122,14 +122,14 @@ func (r *reader) readAll(now time.Time) (fault string) {
 			delete(r.known, uuid)
 			continue
 		default:
-			k.Unhealthy, k.Utilisation, k.Processes = "it is lost: it does not answer any more", unknown, nil
+			k.Fault, k.Utilisation, k.Processes = Fault{Lost, "it is lost: it does not answer any more"}, unknown, nil
 			k.Temperature, k.Power = 0, 0
 			r.known[uuid] = k
 		}
 		order = append(order, uuid)
 	}
 	r.order = order
-	return ""
+	return Fault{}
 }
 
 func (r *reader) keep(k known) {
@@ -159,7 +159,7 @@ func (r *reader) readGPU(index int, now time.Time) (gpu string, all []Info) {
 		whole.UUID = gpu
 	}
 	if mode, _, ret := r.migMode(h); ret != nvml.SUCCESS || mode != nvml.DEVICE_MIG_ENABLE {
-		whole.Unhealthy = first(whole.Unhealthy, r.troubled(gpu, anyInstance, now))
+		whole.Fault = first(whole.Fault, r.troubled(gpu, anyInstance, now))
 		return gpu, []Info{whole}
 	}
 	count, _ := h.GetMaxMigDeviceCount() // 0 when it fails
@@ -176,7 +176,7 @@ func (r *reader) readGPU(index int, now time.Time) (gpu string, all []Info) {
 		if ret != nvml.SUCCESS {
 			id = anyInstance
 		}
-		d.Unhealthy = first(d.Unhealthy, whole.Unhealthy, r.troubled(gpu, anyInstance, now), r.troubled(gpu, id, now))
+		d.Fault = first(d.Fault, whole.Fault, r.troubled(gpu, anyInstance, now), r.troubled(gpu, id, now))
 		all = append(all, d)
 	}
 	return gpu, all
@@ -190,11 +190,11 @@ func (r *reader) migMode(h nvml.Device) (current, pending int, ret nvml.Return) 
 }
 
 // describe reads everything but the health of a device or instance. fault is its known fault.
-func (r *reader) describe(h nvml.Device, index, fault string) Info {
-	d := Info{Index: index, Utilisation: unknown, Unhealthy: fault}
+func (r *reader) describe(h nvml.Device, index string, fault Fault) Info {
+	d := Info{Index: index, Utilisation: unknown, Fault: fault}
 	fail := func(what string, ret nvml.Return) {
 		if ret != nvml.SUCCESS {
-			d.Unhealthy = first(d.Unhealthy, why(what, ret))
+			d.Fault = first(d.Fault, why(what, ret))
 		}
 	}
 	var ret nvml.Return

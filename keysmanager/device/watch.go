@@ -24,7 +24,7 @@ type Info struct {
 	Temperature int           // degrees Celsius; 0: unknown, as for an instance
 	Power       float64       // in watts; 0: unknown, as for an instance
 	Processes   map[int]int64 // bytes by pid, if the driver reports them; must not be changed
-	Unhealthy   string        // why nothing may run on it; empty: it is healthy
+	Fault       Fault
 }
 
 // Library is the part of NVML that is used; nvml.New() implements it.
@@ -93,7 +93,7 @@ func (w *Watch) Devices() []Info {
 	out := slices.Clone(w.seen)
 	if since := time.Since(w.began); !w.began.IsZero() && since > w.cfg.Timeout {
 		for i := range out {
-			out[i].Unhealthy = fmt.Sprintf("NVML has not answered for %v", since.Round(time.Second))
+			out[i].Fault = Fault{Unanswered, fmt.Sprintf("NVML has not answered for %v", since.Round(time.Second))}
 		}
 	}
 	return out
@@ -187,11 +187,11 @@ func (w *Watch) log(before []Info) {
 	for _, d := range w.seen {
 		i := slices.IndexFunc(before, func(b Info) bool { return b.UUID == d.UUID })
 		switch {
-		case i < 0 && d.Unhealthy == "":
+		case i < 0 && d.Fault.Kind == Healthy:
 			w.cfg.Log.Info("device", "index", d.Index, "uuid", d.UUID, "name", d.Name, "bytes", d.Memory)
-		case d.Unhealthy != "" && (i < 0 || before[i].Unhealthy == ""):
-			w.cfg.Log.Error("device is unhealthy and not used until it recovers", "index", d.Index, "uuid", d.UUID, "error", d.Unhealthy)
-		case i >= 0 && before[i].Unhealthy != "" && d.Unhealthy == "":
+		case d.Fault.Kind != Healthy && (i < 0 || before[i].Fault.Kind == Healthy):
+			w.cfg.Log.Error("device is unhealthy and not used until it recovers", "index", d.Index, "uuid", d.UUID, "fault", d.Fault.Kind, "error", d.Fault.Text)
+		case i >= 0 && before[i].Fault.Kind != Healthy && d.Fault.Kind == Healthy:
 			w.cfg.Log.Info("device is healthy again", "index", d.Index, "uuid", d.UUID)
 		}
 	}

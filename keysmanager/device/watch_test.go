@@ -39,8 +39,8 @@ func uuids(all []Info) (out []string) {
 func ill(all []Info) map[string]string {
 	out := map[string]string{}
 	for _, d := range all {
-		if d.Unhealthy != "" {
-			out[d.Index] = d.Unhealthy
+		if d.Fault.Kind != Healthy {
+			out[d.Index] = d.Fault.Text
 		}
 	}
 	return out
@@ -82,7 +82,7 @@ func TestDiscovery(t *testing.T) {
 		if n := strings.Count(logged(), "msg=device "); n != 8 {
 			t.Errorf("%d devices in the log, want 8:\n%s", n, logged())
 		}
-		if d := all[4]; d.Temperature != 0 || d.Power != 0 || d.Unhealthy != "" {
+		if d := all[4]; d.Temperature != 0 || d.Power != 0 || d.Fault.Kind != Healthy {
 			t.Errorf("device 4, which does not tell: %+v", d)
 		}
 		f.set(func() { g.used, g.busy, g.celsius = 0, 0, 0 })

@@ -78,7 +78,7 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 	conn, err := claim(ctx, c.Inventory().Socket, o.Replica, o.ID)
 	if err != nil {
 		c.cancel(o)
-		return Started{}, fmt.Errorf("node %q: replica %q has started, but its socket was not handed over: %w", c.name, o.Replica, err)
+		return Started{}, &Error{c.name, fmt.Errorf("replica %q has started, but its socket was not handed over: %w", o.Replica, err)}
 	}
 	return Started{PID: a.PID, Path: a.Path, Phases: a.Phases, Conn: conn}, nil
 }
@@ -147,13 +147,13 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 	again := time.NewTimer(pause)
 	defer again.Stop()
 	if err := send(); err != nil {
-		return Answer{}, o, fmt.Errorf("node %q: order to %s: %w", c.name, o.Kind, err)
+		return Answer{}, o, &Error{c.name, fmt.Errorf("order to %s: %w", o.Kind, err)}
 	}
 	for {
 		select {
 		case <-ctx.Done():
 			c.cancel(o)
-			return Answer{}, o, fmt.Errorf("node %q: order to %s: %s: %w", c.name, o.Kind, unanswered(accepted, done, sent), context.Cause(ctx))
+			return Answer{}, o, &Error{c.name, fmt.Errorf("order to %s: %s: %w", o.Kind, unanswered(accepted, done, sent), context.Cause(ctx))}
 		case <-again.C:
 			_ = send() // it could be encoded
 			if sent == nil {
@@ -163,7 +163,7 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		case a := <-answers:
 			switch {
 			case a.Done && a.Error != "":
-				return a, o, &answered{fmt.Sprintf("node %q: %s", c.name, a.Error), c.codes[a.Code]}
+				return a, o, &Error{c.name, &answered{a.Error, c.codes[a.Code], a.Memory}}
 			case a.Done:
 				return a, o, nil
 			}

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -69,6 +70,10 @@ func TestAnswers(t *testing.T) {
 	}
 	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: imaged("broken")}, nil); errors.Is(err, errFull) || err == nil || !strings.Contains(err.Error(), `node "n1": its image is broken`) {
 		t.Errorf("start: %v, want what the worker says", err)
+	}
+	var short *node.MemoryError
+	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: imaged("crowded")}, nil); !errors.As(err, &short) || !slices.Equal(short.Devices, []string{"GPU-1"}) || err.Error() != `node "n1": start: want 2 GiB` {
+		t.Errorf("start on a full device: %v with %+v, want what the worker says, and which device is full", err, short)
 	}
 	if _, err := n.Do(within(t), node.Order{Kind: node.OrderEvict}); err == nil || !strings.Contains(err.Error(), "function or digest") {
 		t.Errorf("evict nothing: %v, want a refusal", err)

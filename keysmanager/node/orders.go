@@ -93,6 +93,7 @@ func (s *Server) carryOut(ctx context.Context, o Order, t *task) {
 	}
 	if err != nil {
 		a.Error, a.Code = err.Error(), s.cfg.Codes.of(err)
+		errors.As(err, &a.Memory)
 	}
 	s.mu.Lock()
 	delete(s.running, o.ID)

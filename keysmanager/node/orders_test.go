@@ -64,7 +64,7 @@ func (w *stubborn) Start(_ context.Context, o Order, _ func(Phase)) (Started, er
 }
 
 func (w *stubborn) Do(_ context.Context, o Order) (int64, error) {
-	w.note(o.Kind + " " + o.Replica)
+	w.note(string(o.Kind) + " " + o.Replica)
 	return 0, nil
 }
 

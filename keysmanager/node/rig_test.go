@@ -75,7 +75,7 @@ func (w *worker) until(t *testing.T, what string, done func() bool) {
 	}
 }
 
-func (w *worker) of(kind string) []node.Order {
+func (w *worker) of(kind node.OrderKind) []node.Order {
 	return slices.DeleteFunc(slices.Clone(w.orders), func(o node.Order) bool { return o.Kind != kind })
 }
 
@@ -86,6 +86,9 @@ func (w *worker) Start(ctx context.Context, o node.Order, progress func(node.Pha
 	w.change(func() { w.orders = append(w.orders, o) })
 	if o.Spec.Image == "broken" {
 		return node.Started{}, errors.New("its image is broken")
+	}
+	if o.Spec.Image == "crowded" {
+		return node.Started{}, fmt.Errorf("start: %w", &node.MemoryError{Devices: []string{"GPU-1"}, Text: "want 2 GiB"})
 	}
 	load := node.Phase{Name: "load", Took: time.Second}
 	progress(load)

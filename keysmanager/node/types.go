@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -82,11 +83,14 @@ type Device struct {
 	ParkedFor []string `json:"parkedFor,omitempty"`
 }
 
+// ZygoteState is the state of a [Zygote].
+type ZygoteState string
+
 // The states of a [Zygote].
 const (
-	Loading  = "loading"
-	Ready    = "ready"
-	Retiring = "retiring" // it goes once its replicas have gone
+	Loading  ZygoteState = "loading"
+	Ready    ZygoteState = "ready"
+	Retiring ZygoteState = "retiring" // it goes once its replicas have gone
 )
 
 // Zygote is a parameter set in memory.
@@ -100,7 +104,7 @@ type Zygote struct {
 	Path      string        `json:"path,omitempty"` // how replicas start from it
 	Replicas  int           `json:"replicas"`
 	Key       bool          `json:"key"` // a key stage's: evicted last
-	State     string        `json:"state"`
+	State     ZygoteState   `json:"state"`
 	Load      time.Duration `json:"load"` // how long it took, in nanoseconds
 	LastUsed  time.Time     `json:"lastUsed,omitzero"`
 	Usage     *Usage        `json:"usage,omitempty"` // nil: not measured
@@ -173,20 +177,23 @@ type Evicted struct {
 	Asked       uint64 `json:"asked"`       // by an order to evict
 }
 
+// OrderKind says what an [Order] asks for.
+type OrderKind string
+
 // The kinds of an [Order].
 const (
-	OrderWho        = "who"        // who are you? answered by anyone who holds the name
-	OrderStart      = "start"      // Replica, Spec, CPUMilli, Device
-	OrderStop       = "stop"       // Replica, Grace
-	OrderSetCPU     = "setCPU"     // Replica, CPUMilli
-	OrderWarm       = "warm"       // Wanted: the whole list
-	OrderLoad       = "load"       // Spec
-	OrderEvict      = "evict"      // Function, or Digest
-	OrderInvalidate = "invalidate" // Function
-	OrderForget     = "forget"     // Function
-	OrderCancel     = "cancel"     // Target: an order that nobody waits for any more
-	OrderEvents     = "events"     // Since: events that were missed
-	OrderRefuse     = "refuse"     // Cause: why the node cannot be used; its daemon ends
+	OrderWho        OrderKind = "who"        // who are you? answered by anyone who holds the name
+	OrderStart      OrderKind = "start"      // Replica, Spec, CPUMilli, Device
+	OrderStop       OrderKind = "stop"       // Replica, Grace
+	OrderSetCPU     OrderKind = "setCPU"     // Replica, CPUMilli
+	OrderWarm       OrderKind = "warm"       // Wanted: the whole list
+	OrderLoad       OrderKind = "load"       // Spec
+	OrderEvict      OrderKind = "evict"      // Function, or Digest
+	OrderInvalidate OrderKind = "invalidate" // Function
+	OrderForget     OrderKind = "forget"     // Function
+	OrderCancel     OrderKind = "cancel"     // Target: an order that nobody waits for any more
+	OrderEvents     OrderKind = "events"     // Since: events that were missed
+	OrderRefuse     OrderKind = "refuse"     // Cause: why the node cannot be used; its daemon ends
 )
 
 // Order asks a node to do something. An order that arrives again under its id is not carried out
@@ -197,7 +204,7 @@ type Order struct {
 	ID string `json:"id"`
 	// The daemon's id; an order for an earlier one is refused. Not set in OrderWho.
 	To     string        `json:"to,omitempty"`
-	Kind   string        `json:"kind"`
+	Kind   OrderKind     `json:"kind"`
 	Within time.Duration `json:"within"` // nanoseconds left to carry it out
 
 	Replica string `json:"replica,omitempty"` // name, unique on the node
@@ -232,29 +239,34 @@ type Answer struct {
 
 	// Fields of the last answer:
 	Error  string  `json:"error,omitempty"`
-	Code   string  `json:"code,omitempty"` // kind of Error, such as CodeUnsupported
+	Code   Code    `json:"code,omitempty"` // kind of Error, such as CodeUnsupported
 	PID    int     `json:"pid,omitempty"`
 	Path   string  `json:"path,omitempty"`
 	Phases []Phase `json:"phases,omitempty"`
 	Bytes  int64   `json:"bytes,omitempty"` // that what was loaded takes, or what was evicted took
-	Events []Event `json:"events,omitempty"`
+	// The lack of device memory that Error tells of; nil: none.
+	Memory *MemoryError `json:"memory,omitempty"`
+	Events []Event      `json:"events,omitempty"`
 }
+
+// Code is the kind of an [Answer]'s Error.
+type Code string
 
 // The codes of an [Answer]'s Error. What is none of them has no code.
 const (
-	CodeUnsupported = "unsupported" // the node cannot do what is asked
-	CodeBusy        = "busy"        // what is to go is in use
-	CodeNoModel     = "noModel"     // the function has no parameters
-	CodeNoRoom      = "noRoom"      // they do not fit into the node's memory
-	CodeNotCached   = "notCached"   // they are not in its memory
+	CodeUnsupported Code = "unsupported" // the node cannot do what is asked
+	CodeBusy        Code = "busy"        // what is to go is in use
+	CodeNoModel     Code = "noModel"     // the function has no parameters
+	CodeNoRoom      Code = "noRoom"      // they do not fit into the node's memory
+	CodeNotCached   Code = "notCached"   // they are not in its memory
 )
 
 // Codes maps codes to the errors of both sides. A daemon answers one of these errors with its code.
 // For callers of [Client], an answer with a code wraps that error.
-type Codes map[string]error
+type Codes map[Code]error
 
 // of returns the code of an error; empty: it has none.
-func (c Codes) of(err error) string {
+func (c Codes) of(err error) Code {
 	for _, code := range slices.Sorted(maps.Keys(c)) {
 		if errors.Is(err, c[code]) {
 			return code
@@ -263,19 +275,55 @@ func (c Codes) of(err error) string {
 	return ""
 }
 
+// Error is the error of an order to a node: the daemon answered it, or no answer came.
+type Error struct {
+	Node string
+	Err  error
+}
+
+// Error returns the text, which begins with the node's name.
+func (e *Error) Error() string { return fmt.Sprintf("node %q: %v", e.Node, e.Err) }
+
+// Unwrap returns the error without the node's name.
+func (e *Error) Unwrap() error { return e.Err }
+
 // answered is an error that a daemon has answered.
 type answered struct {
-	text string
-	kind error // nil: of no code
+	text   string
+	kind   error        // nil: it has no code
+	memory *MemoryError // nil: none
 }
 
 func (e *answered) Error() string { return e.text }
-func (e *answered) Unwrap() error { return e.kind }
+
+// Unwrap returns the errors of [Codes] and of memory that the daemon has answered with the text.
+func (e *answered) Unwrap() []error {
+	var all []error
+	if e.kind != nil {
+		all = append(all, e.kind)
+	}
+	if e.memory != nil {
+		all = append(all, e.memory)
+	}
+	return all
+}
+
+// MemoryError means that a replica's devices have too little memory for it.
+type MemoryError struct {
+	Devices []string `json:"devices,omitempty"` // UUIDs of the full devices; empty: unknown
+	Text    string   `json:"text"`              // how much memory was wanted and free
+}
+
+// Error returns the text.
+func (e *MemoryError) Error() string { return e.Text }
+
+// EventKind says what an [Event] reports.
+type EventKind string
 
 // The kinds of an [Event].
 const (
-	EventExit  = "exit"  // a replica's process ended: Replica, Function, PID, Cause, End
-	EventEvict = "evict" // a zygote was ended for want of memory: Function, Bytes
+	EventExit  EventKind = "exit"  // a replica's process ended: Replica, Function, PID, Cause, End
+	EventEvict EventKind = "evict" // a zygote was ended for want of memory: Function, Bytes
 )
 
 // Event is something that a node reports without being asked. Events are numbered from 1, so that
@@ -285,11 +333,13 @@ type Event struct {
 	ID       string    `json:"id"` // the daemon's
 	Number   uint64    `json:"number"`
 	At       time.Time `json:"at"`
-	Kind     string    `json:"kind"`
+	Kind     EventKind `json:"kind"`
 	Replica  string    `json:"replica,omitempty"`
 	Function string    `json:"function,omitempty"`
 	PID      int       `json:"pid,omitempty"`
 	Cause    string    `json:"cause,omitempty"`
 	End      string    `json:"end,omitempty"` // of an exit: task.End
-	Bytes    int64     `json:"bytes,omitempty"`
+	// The lack of device memory that ended the replica; nil: the end has another cause.
+	Memory *MemoryError `json:"memory,omitempty"`
+	Bytes  int64        `json:"bytes,omitempty"`
 }

@@ -2,10 +2,8 @@ package resources
 
 import (
 	"cmp"
-	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -161,28 +159,6 @@ func (c *Cgroup) Milli() int {
 		return 0
 	}
 	return int(c.cpu.Load())
-}
-
-// Cause adds to the cause of an end which limit it has to do with, if any.
-func (c *Cgroup) Cause(cause string) string {
-	if c == nil || cause == ExitedWell {
-		return cause
-	}
-	u, err := c.group.Usage()
-	if err != nil {
-		return cause
-	}
-	switch reason := c.outOfMemory(); {
-	case u.OOMKills == 0:
-	case strings.HasSuffix(cause, "killed by SIGKILL"):
-		cause = strings.TrimSuffix(cause, "killed by SIGKILL") + "killed: " + reason
-	default:
-		cause += fmt.Sprintf(", %d of its processes killed: %s", u.OOMKills, reason)
-	}
-	if u.ForksRefused > 0 {
-		cause += fmt.Sprintf(", %d starts of processes refused: its limit is %d processes and threads", u.ForksRefused, c.limits.PIDs)
-	}
-	return cause
 }
 
 // PassedItsLimit reports whether the kernel killed processes of the group because the replica

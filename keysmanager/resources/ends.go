@@ -1,16 +1,10 @@
 package resources
 
 import (
-	"slices"
-	"strconv"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
-	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // Ends passes each end of a process of the warden to the goroutine that awaits it. The zero value
@@ -84,45 +78,6 @@ func (e *Ends) EndAdoption() {
 	e.early = nil
 }
 
-// ExitedWell is the cause of an end with status 0.
-const ExitedWell = "exited"
-
-// Describe returns the cause of an end in words: "exited", "exit status 1", "killed by SIGKILL".
-func Describe(e warden.Exit) string {
-	switch s := e.Status; {
-	case e.Err != nil:
-		return e.Err.Error()
-	case s.Signaled():
-		return "killed by " + unix.SignalName(s.Signal())
-	case s.ExitStatus() == 0:
-		return ExitedWell
-	default:
-		return "exit status " + strconv.Itoa(s.ExitStatus())
-	}
-}
-
 // LinesMoment is how long the end of a process waits for the last lines that the process has
 // printed, if something still holds its output.
 const LinesMoment = 100 * time.Millisecond
-
-// Because adds the last line on stderr to the cause of an end that was not a wanted one.
-func Because(cause string, o *sandbox.Output) string {
-	if last := o.LastError(); last != "" && cause != ExitedWell {
-		return cause + ": " + last
-	}
-	return cause
-}
-
-// EndOf returns how a process ended, as far as its status shows. SIGKILL and the signals that ask a
-// process to end come from outside, or from the kernel when memory is short. Only the cgroup knows
-// the latter.
-func EndOf(e warden.Exit) task.End {
-	switch {
-	case e.Err != nil: // its warden has ended
-		return task.EndShared
-	case e.Status.Signaled() && slices.Contains([]unix.Signal{unix.SIGKILL, unix.SIGTERM, unix.SIGINT, unix.SIGHUP}, e.Status.Signal()):
-		return task.EndUnclear
-	default:
-		return task.EndItself
-	}
-}

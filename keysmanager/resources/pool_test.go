@@ -9,10 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
-	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // fakeGroups notes what becomes of cgroups. Package keysmanager tests the machine's.
@@ -143,24 +140,5 @@ func TestEndsComeToThoseWhoAwaitThem(t *testing.T) {
 	e.Tell(warden.Exit{Name: "d", PID: 4})
 	if len(d) > 0 {
 		t.Error("the end of d was told after it was cancelled")
-	}
-}
-
-// TestEndOfTellsWhoseFaultItMayBe: only the signals that others send leave it open.
-func TestEndOfTellsWhoseFaultItMayBe(t *testing.T) {
-	t.Parallel()
-	for want, tc := range map[string]struct {
-		exit warden.Exit
-		end  task.End
-	}{
-		"exited":            {warden.Exit{}, task.EndItself},
-		"exit status 3":     {warden.Exit{Status: unix.WaitStatus(3 << 8)}, task.EndItself},
-		"killed by SIGKILL": {warden.Exit{Status: unix.WaitStatus(unix.SIGKILL)}, task.EndUnclear},
-		"killed by SIGSEGV": {warden.Exit{Status: unix.WaitStatus(unix.SIGSEGV)}, task.EndItself},
-		"the warden went":   {warden.Exit{Err: errors.New("the warden went")}, task.EndShared},
-	} {
-		if got := Describe(tc.exit); got != want || EndOf(tc.exit) != tc.end {
-			t.Errorf("%q, %v; want %q, %v", got, EndOf(tc.exit), want, tc.end)
-		}
 	}
 }

@@ -75,7 +75,8 @@ func TestProcessSeesOnlyItsOwnSecrets(t *testing.T) {
 		"read=" + RunFolder + "/groups": "no such file", "write=" + RunFolder + "/x": "read-only file system",
 	}
 	for _, c := range []Command{
-		{As: &hostile.Account, Secrets: own}, {As: &hostile.Account},
+		{As: &hostile.Account, Secrets: own},
+		{As: &hostile.Account},
 		{As: &sibling.Account}, // in the victim's group
 	} {
 		c.Dir = image

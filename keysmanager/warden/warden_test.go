@@ -58,7 +58,7 @@ func serve() error {
 // launcher starts this test's binary as a warden in its own process.
 func launcher(t testing.TB, linger time.Duration) Launcher {
 	t.Setenv(actAs, "warden")
-	dir, err := os.MkdirTemp("", "warden-") // a socket's path must be short
+	dir, err := os.MkdirTemp("", "warden-") //nolint:usetesting // a socket's path must be short
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -339,8 +339,14 @@ func TestAnswers(t *testing.T) {
 		only6  bool
 		v4, v6 bool
 	}{
-		{"127.0.0.1:1", false, true, false}, {"0.0.0.0:1", false, true, false}, {"10.0.0.1:1", false, false, false}, {"127.0.0.2:1", false, false, false},
-		{"[::1]:1", false, false, true}, {"[::]:1", false, true, true}, {"[::]:1", true, false, true}, {"[::ffff:127.0.0.1]:1", false, true, false},
+		{"127.0.0.1:1", false, true, false},
+		{"0.0.0.0:1", false, true, false},
+		{"10.0.0.1:1", false, false, false},
+		{"127.0.0.2:1", false, false, false},
+		{"[::1]:1", false, false, true},
+		{"[::]:1", false, true, true},
+		{"[::]:1", true, false, true},
+		{"[::ffff:127.0.0.1]:1", false, true, false},
 	} {
 		l := listener{at: netip.MustParseAddrPort(tc.at), only6: tc.only6}
 		if v4, v6 := l.answers(loopback), l.answers(netip.IPv6Loopback()); v4 != tc.v4 || v6 != tc.v6 {

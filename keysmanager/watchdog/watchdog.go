@@ -65,8 +65,6 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 			return err
 		}
 		w.function, w.forget = h, func() { _ = root.Close() } // opened for reading only
-	default:
-		w.function = &forker{c: w.c, spawner: w.spawner, log: r.Log}
 	case modeHTTP:
 		p, err := startChild(w.spawner, w.c)
 		if err != nil {
@@ -80,6 +78,8 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		w.child = p
 		w.function, w.forget = proxy(p, w.c.slots, w.c.read)
 		w.function = w.holds.handler(w.function)
+	default:
+		w.function = &forker{c: w.c, spawner: w.spawner, log: r.Log}
 	}
 	w.function = bounded(w.c.exec, w.function)
 	w.exchanges = newExchanges(withTimeoutHeader(w.function), w.c.slots, w.c.read, w.c.write)

@@ -96,7 +96,7 @@ func (f *Family) lives(o wire.Order) {
 	for id := range f.unlisted {
 		if r := f.replicas[id]; r != nil {
 			delete(f.replicas, id)
-			r.End("ended "+Away, task.EndUnclear)
+			r.End(resources.Ending{Cause: "ended " + Away, End: task.EndUnclear})
 		}
 	}
 	close(f.listed)

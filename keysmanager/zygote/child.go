@@ -55,9 +55,9 @@ func (f *Family) begin(c *child, o ForkOrder) error {
 	id := uint32(c.id)
 	f.mu.Lock()
 	switch {
-	case f.died != "":
+	case f.died != nil:
 		defer f.mu.Unlock()
-		return errors.New(f.died)
+		return f.died
 	case f.lie != nil:
 		defer f.mu.Unlock()
 		return ErrLied{f.lie}

@@ -23,8 +23,8 @@ type Replica interface {
 	// Began says which process the replica is, and by which id its zygote knows it: the same, or of
 	// a worker the id of a thread.
 	Began(pid, id int)
-	// End reports why and how the replica has ended. Only the first call counts.
-	End(cause string, how task.End)
+	// End reports how the replica has ended. Only the first call counts.
+	End(e resources.Ending)
 	// Abandon stops to listen to what it prints: it is left to the warden.
 	Abandon()
 }
@@ -43,7 +43,7 @@ type Family struct {
 	limits   resources.Limits   // of the next spare's cgroup: those of the latest replica
 	replicas map[uint32]Replica // by id
 	lie      error              // for which the zygote was ended; nil: none
-	died     string             // why the zygote ended; empty: it lives
+	died     error              // why the zygote ended; nil: it lives
 	replaced bool               // its parameters have been invalidated
 	// Closed when an adopted one has said which children it has; nil: it has, or is not.
 	listed   chan struct{}
@@ -130,7 +130,7 @@ func (f *Family) fork(ctx context.Context, c *child, gate *os.File, spare bool) 
 	f.mu.Lock()
 	if f.pending == nil {
 		defer f.mu.Unlock()
-		return errors.New(f.died)
+		return f.died
 	}
 	f.nextID++
 	order.ID = f.nextID
@@ -175,7 +175,7 @@ func (f *Family) handle(o wire.Order) {
 		order := f.take(o.ID)
 		f.mu.Unlock()
 		if order != nil {
-			order.reply <- fmt.Errorf("zygote refused to fork: %s", o.Text)
+			order.reply <- fmt.Errorf("zygote refused to fork: %w", resources.Printed(o.Text))
 		}
 	case wire.ChildExited:
 		f.mu.Lock()
@@ -188,7 +188,7 @@ func (f *Family) handle(o wire.Order) {
 		}
 		if r != nil {
 			e := warden.Exit{Status: unix.WaitStatus(o.Status)}
-			r.End(resources.Describe(e), resources.EndOf(e))
+			r.End(resources.EndingOf(e))
 		}
 	}
 }
@@ -212,29 +212,30 @@ func (f *Family) forked(o wire.Order) {
 	}
 }
 
-// end reports all children to have ended with the zygote. fault is what the zygote said that is not
-// understood; nil: nothing.
-func (f *Family) end(cause string, fault error) {
+// end reports that all children have ended with the zygote. how is the zygote's own end. fault is
+// what the zygote said that is not understood; nil: nothing.
+func (f *Family) end(how resources.Ending, fault error) {
 	f.mu.Lock()
 	if f.lie != nil {
 		fault = f.lie
 	}
-	if fault != nil {
-		cause = "its " + f.of.Key.What() + " was ended: " + fault.Error()
-	}
-	how := task.EndShared
+	end := task.EndShared
 	if f.of.Works() && f.lie == nil {
-		how = task.EndUnclear // what a replica does ends its whole worker
+		end = task.EndUnclear // what a replica does ends its whole worker
 	}
-	f.died = cause
+	e := how.Of("its "+f.of.Key.What(), end).Saying(f.of.output)
+	if fault != nil {
+		e = resources.Ending{Cause: "its " + f.of.Key.What() + " was ended: " + fault.Error(), End: end}
+	}
+	f.died = e
 	replicas, pending, spares := f.replicas, f.pending, f.berths.clear()
 	f.replicas, f.pending, f.waiting = nil, nil, nil
 	f.mu.Unlock()
 	for _, o := range pending {
-		o.reply <- errors.New(cause)
+		o.reply <- e
 	}
 	for _, r := range replicas {
-		r.End(cause, how)
+		r.End(e)
 	}
 	for _, c := range spares {
 		c.dispose()

@@ -17,7 +17,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
-	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
@@ -104,14 +103,14 @@ func (r *rig) says(o wire.Order) {
 // replica is a Replica that notes what it is told.
 type replica struct {
 	pid, id int
-	ended   chan string
+	ended   chan resources.Ending
 }
 
-func newReplica() *replica                      { return &replica{ended: make(chan string, 1)} }
-func (r *replica) Take(*resources.Reservation)  {}
-func (r *replica) Began(pid, id int)            { r.pid, r.id = pid, id }
-func (r *replica) End(cause string, _ task.End) { r.ended <- cause }
-func (r *replica) Abandon()                     {}
+func newReplica() *replica                     { return &replica{ended: make(chan resources.Ending, 1)} }
+func (r *replica) Take(*resources.Reservation) {}
+func (r *replica) Began(pid, id int)           { r.pid, r.id = pid, id }
+func (r *replica) End(e resources.Ending)      { r.ended <- e }
+func (r *replica) Abandon()                    {}
 
 // forks forks a replica in the background.
 func (r *rig) forks(ctx context.Context, to *replica) <-chan error {
@@ -191,11 +190,11 @@ func TestTheEndOfAZygoteIsItsChildrens(t *testing.T) {
 	if err := <-done; err == nil || err.Error() != want {
 		t.Errorf("the order: %v, want %q", err, want)
 	}
-	if got := <-first.ended; got != want {
+	if got := <-first.ended; got.Cause != want {
 		t.Errorf("the replica: %q, want %q", got, want)
 	}
 	<-r.Gone()
-	if r.Alive() || r.Died() != want || len(second.ended) > 0 {
+	if r.Alive() || r.Died() == nil || r.Died().Error() != want || len(second.ended) > 0 {
 		t.Errorf("alive %t, died of %q, want %q", r.Alive(), r.Died(), want)
 	}
 	if _, err := r.Family.Fork(t.Context(), ForkOrder{Replica: second}); err == nil || err.Error() != want {

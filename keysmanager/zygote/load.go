@@ -88,12 +88,12 @@ func (z *Zygote) failed(err error) error {
 	_ = z.control.conn.Close()
 	z.output.Finish(resources.LinesMoment)
 	if errors.Is(err, errNotLoaded) {
-		err = fmt.Errorf("%w: %s", err, z.held.Group().Cause(resources.Describe(status)))
+		err = fmt.Errorf("%w: %w", err, z.held.Group().Explain(resources.EndingOf(status)))
 	}
 	z.held.Release()
 	z.host.Pool.Drop(z.Entry)
 	if last := z.output.LastError(); last != "" && !errors.As(err, new(said)) && !errors.As(err, new(Impossible)) {
-		err = fmt.Errorf("%w: %s", err, last)
+		err = fmt.Errorf("%w: %w", err, resources.Printed(last))
 	}
 	return err
 }
@@ -146,11 +146,11 @@ func (z *Zygote) read() {
 	_ = z.control.conn.Close()
 	status := <-z.ended
 	z.output.Finish(resources.LinesMoment)
-	cause := resources.Because("its "+z.Key.What()+" ended: "+z.held.Group().Cause(resources.Describe(status)), z.output)
+	how := z.held.Group().Explain(resources.EndingOf(status))
 	if op := (*net.OpError)(nil); errors.As(fault, &op) || errors.Is(fault, io.EOF) {
 		fault = nil
 	}
-	z.Family.end(cause, fault)
+	z.Family.end(how, fault)
 	z.held.Release()
 	z.host.Pool.Drop(z.Entry)
 }

@@ -105,14 +105,14 @@ func (z *Zygote) runPacker(ctx context.Context, t resources.Tenant, cmd sandbox.
 	end := <-ended
 	stop()
 	output.Finish(resources.LinesMoment)
-	cause := held.Group().Cause(resources.Describe(end))
+	how := held.Group().Explain(resources.EndingOf(end))
 	held.Release()
 	h.Pool.Drop(z.Entry)
 	switch {
 	case ctx.Err() != nil:
 		return fmt.Errorf("its parameters were not packed in time: %w", context.Cause(ctx))
-	case cause != resources.ExitedWell:
-		return fmt.Errorf("its parameters cannot be packed: %s", resources.Because(cause, output))
+	case !how.Well:
+		return fmt.Errorf("its parameters cannot be packed: %w", how.Saying(output))
 	}
 	return nil
 }

@@ -162,12 +162,12 @@ func (z *Zygote) Alive() bool {
 	case <-z.gone:
 		return false
 	default:
-		return z.Died() == ""
+		return z.Died() == nil
 	}
 }
 
-// Died returns why the zygote ended; empty: it lives.
-func (z *Zygote) Died() string {
+// Died returns why the zygote ended; nil: it lives.
+func (z *Zygote) Died() error {
 	z.Family.mu.Lock()
 	defer z.Family.mu.Unlock()
 	return z.Family.died
@@ -221,3 +221,6 @@ func (e Impossible) Error() string { return e.Why }
 type said struct{ who, text string }
 
 func (e said) Error() string { return e.who + ": " + e.text }
+
+// Unwrap returns the words.
+func (e said) Unwrap() error { return resources.Printed(e.text) }

@@ -244,16 +244,16 @@ func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]sche
 }
 
 // on adds the name of the node to an error, unless the error has it, as errors of daemons do.
-func on(node string, err error) error {
-	prefix := fmt.Sprintf("node %q: ", node)
-	if strings.HasPrefix(err.Error(), prefix) {
+func on(name string, err error) error {
+	var of *node.Error
+	if errors.As(err, &of) {
 		return err
 	}
-	return fmt.Errorf("%s%w", prefix, err)
+	return &node.Error{Node: name, Err: err}
 }
 
 // is reports whether an error is the one with a code.
-func (c cacheAPI) is(err error, code string) bool {
+func (c cacheAPI) is(err error, code node.Code) bool {
 	return c.codes[code] != nil && errors.Is(err, c.codes[code])
 }
 

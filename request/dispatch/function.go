@@ -256,16 +256,10 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 		flush(links)
 	}
 	if exhausted != nil {
-		f.shell.cfg.Logger.Warn("a device is out of memory", "function", f.name, "replica", exhausted.Replica, "cause", exhausted.Cause)
-		if tell := f.shell.cfg.OutOfMemory; tell != nil {
-			tell(f.name, exhausted.Replica, exhausted.Cause)
-		}
+		f.tellExhausted(*exhausted)
 	}
 	for _, e := range stuck {
-		f.shell.cfg.Logger.Warn("a replica gets no more calls: a handler does not end", "function", f.name, "replica", e.Replica, "cause", e.Cause)
-		if tell := f.shell.cfg.Stuck; tell != nil {
-			tell(f.name, e.Replica, e.Cause)
-		}
+		f.tellStuck(e)
 	}
 	for i := range replies {
 		f.reply(&replies[i])
@@ -277,6 +271,22 @@ func (f *function) advance(ev Event, links []*link, more bool) []*link {
 		f.shell.cfg.OnDemand(f.name)
 	}
 	return links
+}
+
+// tellExhausted reports that a replica's device was out of memory.
+func (f *function) tellExhausted(e Exhausted) {
+	f.shell.cfg.Logger.Warn("a device is out of memory", "function", f.name, "replica", e.Replica, "cause", e.Cause)
+	if tell := f.shell.cfg.OutOfMemory; tell != nil {
+		tell(f.name, e.Replica, wire.NewMemoryError(e.Cause))
+	}
+}
+
+// tellStuck reports that a replica's handler does not end.
+func (f *function) tellStuck(e Stuck) {
+	f.shell.cfg.Logger.Warn("a replica gets no more calls: a handler does not end", "function", f.name, "replica", e.Replica, "cause", e.Cause)
+	if tell := f.shell.cfg.Stuck; tell != nil {
+		tell(f.name, e.Replica, e.Cause)
+	}
 }
 
 // revive asks for a replica of a revision that is not deployed any more.

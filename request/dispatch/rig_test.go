@@ -104,8 +104,8 @@ func newRig(t *testing.T, spec Spec) *rig {
 			r.deaths <- death
 			r.dropped <- replica + ": " + death.Cause
 		},
-		OutOfMemory: func(_ pipeline.Key, replica, cause string) {
-			r.full <- fmt.Sprintf("%s: %s, %d replies before", replica, cause, len(r.bus.replies))
+		OutOfMemory: func(_ pipeline.Key, replica string, short *task.MemoryError) {
+			r.full <- fmt.Sprintf("%s: %v, %d replies before", replica, short, len(r.bus.replies))
 		},
 		Stuck:       func(_ pipeline.Key, replica, cause string) { r.stuck <- replica + ": " + cause },
 		FirstAnswer: func(f First) { r.first <- f },

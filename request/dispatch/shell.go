@@ -59,7 +59,7 @@ type Config struct {
 	// OutOfMemory is called when a replica has answered a call with task.OutOfMemory, before the
 	// call's reply is sent. The replica gets no more calls. The receiver drains it with
 	// [Shell.Drain].
-	OutOfMemory func(function pipeline.Key, replica, cause string)
+	OutOfMemory func(function pipeline.Key, replica string, short *task.MemoryError)
 	// Stuck is called when a handler did not end after its call was over. The replica gets no more
 	// calls. The receiver starts another replica, and drains this one with [Shell.Drain].
 	Stuck func(function pipeline.Key, replica, cause string)

@@ -191,8 +191,10 @@ func TestInvocationsOfStages(t *testing.T) {
 	there := directory{"film.openfaas-fn": true, "cut.openfaas-fn": true, "grade.openfaas-fn": true}
 	f := newFront(t, func(c *Config) { c.Directory = there })
 	stages := []task.Timing{
-		{Function: "cut.openfaas-fn", Task: 1, Attempt: 1, Code: task.ReplicaLost}, {Function: "cut.openfaas-fn", Task: 1, Attempt: 2},
-		{Function: "grade.openfaas-fn", Task: 2, Attempt: 1}, {Function: "grade.openfaas-fn", Task: 3, Attempt: 1},
+		{Function: "cut.openfaas-fn", Task: 1, Attempt: 1, Code: task.ReplicaLost},
+		{Function: "cut.openfaas-fn", Task: 1, Attempt: 2},
+		{Function: "grade.openfaas-fn", Task: 2, Attempt: 1},
+		{Function: "grade.openfaas-fn", Task: 3, Attempt: 1},
 	}
 	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {
 		return &task.Response{Stages: stages}, nil

@@ -123,7 +123,7 @@ func TestInference(t *testing.T) {
 	if w := f.do(http.MethodPost, "/v2/models/echo/infer", `{"text":"a"}`); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "a request of the Open Inference Protocol") {
 		t.Errorf("a document: %d %s", w.Code, w.Body)
 	}
-	if err := json.Unmarshal([]byte(f.do(http.MethodPost, "/v2/models/echo/infer", "").Body.String()), new(map[string]string)); err != nil {
+	if err := json.Unmarshal(f.do(http.MethodPost, "/v2/models/echo/infer", "").Body.Bytes(), new(map[string]string)); err != nil {
 		t.Errorf("no body: %v", err)
 	}
 }

@@ -35,9 +35,16 @@ func (x *exchange) request(r *http.Request) *hop.Request {
 		target += "?" + r.URL.RawQuery
 	}
 	header := []hop.Field{
-		{Name: "X-Forwarded-For", Value: from.client}, {Name: "X-Forwarded-Host", Value: from.host}, {Name: "X-Forwarded-Proto", Value: from.proto},
-		{Name: "X-Call-Id", Value: c.id}, {Name: "X-Start-Time", Value: startTime(c)},
-		{Name: "Forwarded"}, {Name: "Expect"}, {Name: "X-Callback-Url"}, {Name: task.HeaderDirect}, {Name: "Traceparent", Value: c.traceparent},
+		{Name: "X-Forwarded-For", Value: from.client},
+		{Name: "X-Forwarded-Host", Value: from.host},
+		{Name: "X-Forwarded-Proto", Value: from.proto},
+		{Name: "X-Call-Id", Value: c.id},
+		{Name: "X-Start-Time", Value: startTime(c)},
+		{Name: "Forwarded"},
+		{Name: "Expect"},
+		{Name: "X-Callback-Url"},
+		{Name: task.HeaderDirect},
+		{Name: "Traceparent", Value: c.traceparent},
 	}
 	if c.traceparent == "" { // keep the client's traceparent
 		header = header[:len(header)-1]

@@ -231,10 +231,21 @@ func (d *Disk) fault() error {
 	return fmt.Errorf("the streams in %s take no writes, and will be opened again: %w: %w", d.dir, ErrStopped, failed)
 }
 
-// noSpace reports whether the server's error text comes from a full disk.
-func noSpace(err error) bool {
-	return strings.Contains(err.Error(), unix.ENOSPC.Error()) || strings.Contains(err.Error(), unix.EDQUOT.Error())
+// serverError is an error of the server. The server has lost the error number of a failed write on
+// the way to its answers, so errors.Is finds the number by its text.
+type serverError struct{ error }
+
+// Unwrap returns the server's error.
+func (e serverError) Unwrap() error { return e.error }
+
+// Is reports whether target is an error number whose text the server's text has.
+func (e serverError) Is(target error) bool {
+	number, ok := target.(unix.Errno)
+	return ok && strings.Contains(e.Error(), number.Error())
 }
+
+// noSpace reports whether the server failed to write because a disk is full.
+func noSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
 // Degraded returns why async requests, and perhaps deploys, are refused. It returns nil if they are
 // not.

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
 )
 
@@ -219,5 +220,20 @@ func TestSync(t *testing.T) {
 			t.Errorf("sync %v: every %v, always %v, want %+v", wish, c.SyncInterval, c.SyncAlways, want)
 		}
 		s.Close()
+	}
+}
+
+// TestRemoveOfMissingMessageIsNoError deletes a message twice, and one that was never there.
+func TestRemoveOfMissingMessageIsNoError(t *testing.T) {
+	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
+	enter(t, j, "f", "r", "data")
+	shard := j.shards[j.shard("r")]
+	for _, seq := range []uint64{1, 1, 99} {
+		if err := j.remove(shard, seq); err != nil {
+			t.Errorf("message %d: %v, want no error", seq, err)
+		}
+	}
+	if _, err := j.load(t.Context(), shard, 1); !errors.Is(err, jetstream.ErrMsgNotFound) {
+		t.Errorf("message 1 is loaded: %v, want that it is deleted", err)
 	}
 }

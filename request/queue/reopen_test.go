@@ -144,12 +144,12 @@ func TestLooksAtTheStreams(t *testing.T) {
 func TestFailedDeletionStopsWrites(t *testing.T) {
 	j := &Journal{cfg: JournalConfig{Disk: newDisk(nil, t.TempDir(), slog.New(slog.DiscardHandler))}}
 	for _, err := range []error{nil, unix.ENOSPC, &jetstream.APIError{Description: "bad"}} {
-		if got := j.reported(err); got != err || j.cfg.Disk.Stats().Stopped {
+		if got := j.reported(err); !errors.Is(got, err) || j.cfg.Disk.Stats().Stopped {
 			t.Errorf("after %v: %v, stopped %v, want the error alone", err, got, j.cfg.Disk.Stats().Stopped)
 		}
 	}
 	full := &jetstream.APIError{Description: "purge: " + unix.ENOSPC.Error()}
-	if err := j.reported(full); err != full || !j.cfg.Disk.Stats().Stopped {
+	if err := j.reported(full); !errors.Is(err, full) || !j.cfg.Disk.Stats().Stopped {
 		t.Errorf("after %v: %v, stopped %v, want that they are", full, err, j.cfg.Disk.Stats().Stopped)
 	}
 }

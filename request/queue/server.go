@@ -143,7 +143,7 @@ func (s *Server) health() (failed, missing error) {
 	for _, e := range s.ns.Healthz(&server.HealthzOptions{Details: true}).Errors {
 		switch {
 		case strings.Contains(e.Error, "write error"):
-			failed = errors.New(e.Error)
+			failed = serverError{errors.New(e.Error)}
 		case e.Type == server.HealthzErrorStream:
 			missing = errors.New(e.Error)
 		}
@@ -155,10 +155,10 @@ func (s *Server) health() (failed, missing error) {
 // missing is an error, the other streams take writes.
 func (s *Server) reopen() (failed, missing error) {
 	if err := s.ns.ShutdownJetStream(); err != nil {
-		return fmt.Errorf("close the streams: %w", err), nil
+		return fmt.Errorf("close the streams: %w", serverError{err}), nil
 	}
 	if err := s.ns.EnableJetStream(&server.JetStreamConfig{StoreDir: s.dir, MaxStore: math.MaxInt64}); err != nil {
-		return fmt.Errorf("open the streams: %w", err), nil
+		return fmt.Errorf("open the streams: %w", serverError{err}), nil
 	}
 	if failed, missing = s.health(); failed != nil {
 		failed = fmt.Errorf("open the streams: %w", failed)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"runtime/debug"
-	"strings"
 	"sync"
 	"time"
 
@@ -300,8 +299,8 @@ func (j *Journal) purge(ctx context.Context, s jetstream.Stream, subject string,
 // the error, so reported tells the Disk.
 func (j *Journal) reported(err error) error {
 	var api *jetstream.APIError
-	if errors.As(err, &api) && noSpace(err) {
-		j.cfg.Disk.report(err)
+	if failed := (serverError{err}); errors.As(err, &api) && noSpace(failed) {
+		j.cfg.Disk.report(failed)
 	}
 	return err
 }
@@ -389,8 +388,12 @@ func (j *Journal) remove(s jetstream.Stream, seq uint64) error {
 	if err == nil {
 		err = j.reported(s.DeleteMsg(ctx, seq))
 	}
-	// The last condition means "not found".
-	if err == nil || errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) && strings.Contains(err.Error(), "found") {
+	if errors.Is(err, jetstream.ErrMsgDeleteUnsuccessful) { // it does not say why
+		if _, missing := s.GetMsg(ctx, seq); errors.Is(missing, jetstream.ErrMsgNotFound) {
+			return nil
+		}
+	}
+	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("delete message %d: %w", seq, err)

@@ -5,7 +5,19 @@ type Death struct {
 	Cause string // for example "killed by SIGKILL"
 	End   End
 	Busy  bool // the replica had unanswered calls, as far as the reporter knows
+	// The lack of device memory that ended the replica; nil: the end has another cause.
+	Memory *MemoryError
 }
+
+// MemoryError means that a replica's devices have too little memory for the replica or for a call.
+// Package wire makes it from what replicas write.
+type MemoryError struct {
+	Devices []string // UUIDs of the full devices; empty: unknown
+	Text    string   // how much memory was wanted and free, in the replica's words
+}
+
+// Error returns the text.
+func (e *MemoryError) Error() string { return e.Text }
 
 // End says how a replica ended. It is a string because nodes send it over the network. Unknown
 // values count as EndUnclear.

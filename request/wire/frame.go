@@ -20,11 +20,6 @@ const MaxFrame = 64 << 20
 // MaxFiles is the largest number of descriptors per frame.
 const MaxFiles = 64
 
-// OutOfMemoryOn is in the last line on stderr of a replica that ends because a device has too
-// little memory. The device's UUID, a colon, and the wanted and free bytes follow: "out of memory
-// on device GPU-5f…: want 2 GiB, 1.5 GiB of 40 GiB free".
-const OutOfMemoryOn = "out of memory on device "
-
 // FrameType is the type of a frame. The numbers are part of the protocol.
 type FrameType uint8
 

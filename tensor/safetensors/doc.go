@@ -13,9 +13,8 @@
 // fields, text that is not Unicode, and numbers that are not plain integers. [File.Tensor] reads
 // one tensor.
 //
-// [Open] maps a file. [Inspect] returns the memory that a model of one or many files needs, before
-// it is loaded. [Model.Digest] identifies the content, and [Write] writes a file without holding it
-// in memory.
+// [Inspect] returns the memory that a model of one or many files needs, before it is loaded.
+// [Write] writes a file without holding it in memory.
 //
 // # Which files a model has
 //

@@ -24,14 +24,6 @@ func (d Dtype) Bits() int {
 	return 0
 }
 
-// align returns the alignment, in bytes, that an element needs to be used without a copy.
-func (d Dtype) align() int64 {
-	if d == "C64" { // two F32
-		return 4
-	}
-	return int64(max(1, d.Bits()/8))
-}
-
 // Datatype returns the name of d in the rest of the program. It returns false if there is none, as
 // for floating-point types of less than 16 bits.
 func (d Dtype) Datatype() (tensor.Datatype, bool) {

@@ -1,14 +1,9 @@
 package safetensors
 
 import (
-	"context"
-	"crypto/sha256"
-	"encoding/binary"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash"
 	"io"
 	"io/fs"
 	"maps"
@@ -16,6 +11,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrNone means that a path has no name of this format, and is no folder with such a file.
@@ -102,6 +99,24 @@ func inspect(path string) (Part, error) {
 		return Part{}, fmt.Errorf("%s: %w", path, err)
 	}
 	return Part{Name: filepath.Base(path), Bytes: size, Tensors: file.tensors}, nil
+}
+
+// regular opens a regular file. It refuses all other files, because opening one could block or have
+// effects.
+func regular(path string) (*os.File, int64, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := f.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s: %v, want a regular file", path, info.Mode())
+	}
+	if err != nil {
+		_ = f.Close()
+		return nil, 0, err
+	}
+	return f, info.Size(), nil
 }
 
 // files returns the folder and the names of a model's files, and the index's file by tensor, if
@@ -205,46 +220,4 @@ func difference(index, owner map[string]string) string {
 		}
 	}
 	return ""
-}
-
-// Digest returns a SHA-256 of the names and contents of a model's files. It reads all files, until
-// ctx ends.
-func (m Model) Digest(ctx context.Context) (string, error) {
-	h := sha256.New()
-	for _, p := range m.Parts {
-		var frame [16]byte
-		binary.LittleEndian.PutUint64(frame[:], uint64(len(p.Name)))
-		binary.LittleEndian.PutUint64(frame[8:], uint64(p.Bytes))
-		h.Write(append(frame[:], p.Name...))
-		if err := m.hash(ctx, h, p); err != nil {
-			return "", fmt.Errorf("digest of %s: %w", filepath.Join(m.Folder, p.Name), err)
-		}
-	}
-	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
-}
-
-// hash hashes a file's content.
-func (m Model) hash(ctx context.Context, to hash.Hash, p Part) error {
-	f, _, err := regular(filepath.Join(m.Folder, p.Name))
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	const step = 4 << 20
-	buf := make([]byte, step)
-	for left := p.Bytes; left > 0; {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		n, err := io.ReadFull(f, buf[:min(left, step)])
-		if err != nil {
-			return fmt.Errorf("%d bytes less than before; the file has changed: %w", left-int64(n), err)
-		}
-		to.Write(buf[:n])
-		left -= int64(n)
-	}
-	if n, err := f.Read(buf[:1]); n > 0 || !errors.Is(err, io.EOF) {
-		return fmt.Errorf("more than the %d bytes it had before; the file has changed", p.Bytes)
-	}
-	return nil
 }

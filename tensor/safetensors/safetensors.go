@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-	"maps"
 	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -27,9 +26,6 @@ type Info struct {
 	Offset int64 // offset of its first byte in the file
 	Bytes  int64
 }
-
-// Aligned reports whether the elements can be used without a copy when the file is mapped.
-func (i Info) Aligned() bool { return i.Offset%i.Dtype.align() == 0 }
 
 // File is a file whose header has been read. Its methods are safe for concurrent use if its reader
 // is.
@@ -123,9 +119,6 @@ func (d Dtype) sizeOf(shape []int64, limit int64) (bits int64, ok bool) {
 	}
 	return bits, true
 }
-
-// Names returns the tensors' names, sorted.
-func (f *File) Names() []string { return slices.Sorted(maps.Keys(f.byName)) }
 
 // Tensors returns the tensors in the order of their places in the file. The caller must not change
 // them.

@@ -28,7 +28,7 @@ func TestRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if names := f.Names(); !slices.Equal(names, []string{"a", "b", "none", "scalar"}) {
+	if names := names(f); !slices.Equal(names, []string{"a", "b", "none", "scalar"}) {
 		t.Errorf("names %q", names)
 	}
 	for name, want := range map[string]struct {

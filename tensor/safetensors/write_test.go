@@ -23,6 +23,25 @@ func sources(b []byte, f *safetensors.File) []safetensors.Source {
 	return all
 }
 
+// names returns the names of a file's tensors, sorted.
+func names(f *safetensors.File) []string {
+	var all []string
+	for _, i := range f.Tensors() {
+		all = append(all, i.Name)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// aligned reports whether a tensor's elements can be used without a copy when the file is mapped.
+func aligned(i safetensors.Info) bool {
+	size := int64(max(1, i.Dtype.Bits()/8))
+	if i.Dtype == "C64" { // two F32
+		size = 4
+	}
+	return i.Offset%size == 0
+}
+
 // rewritten writes the tensors of a file again, and checks that the result has the same tensors,
 // aligned.
 func rewritten(t *testing.T, b []byte, f *safetensors.File) {
@@ -35,12 +54,12 @@ func rewritten(t *testing.T, b []byte, f *safetensors.File) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(again.Names(), f.Names()) || !maps.Equal(again.Metadata(), f.Metadata()) {
-		t.Fatalf("%q with %v, want %q with %v", again.Names(), again.Metadata(), f.Names(), f.Metadata())
+	if !slices.Equal(names(again), names(f)) || !maps.Equal(again.Metadata(), f.Metadata()) {
+		t.Fatalf("%q with %v, want %q with %v", names(again), again.Metadata(), names(f), f.Metadata())
 	}
 	for _, i := range f.Tensors() {
 		got, err := again.Info(i.Name)
-		if err != nil || got.Dtype != i.Dtype || !slices.Equal(got.Shape, i.Shape) || !got.Aligned() {
+		if err != nil || got.Dtype != i.Dtype || !slices.Equal(got.Shape, i.Shape) || !aligned(got) {
 			t.Fatalf("%+v, %v, want %+v aligned", got, err, i)
 		}
 		if !bytes.Equal(out.Bytes()[got.Offset:got.Offset+got.Bytes], b[i.Offset:i.Offset+i.Bytes]) {
@@ -80,8 +99,8 @@ func TestWrite(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(f.Names()) != len(tensors) {
-			t.Fatalf("%q, want %d tensors", f.Names(), len(tensors))
+		if len(names(f)) != len(tensors) {
+			t.Fatalf("%q, want %d tensors", names(f), len(tensors))
 		}
 		if i := f.Tensors(); len(i) > 0 && i[0].Offset%64 != 0 {
 			t.Fatalf("the data begin at %d, want a multiple of 64", i[0].Offset)

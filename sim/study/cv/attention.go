@@ -44,9 +44,6 @@ func NewAttention() Attention { return Attention{trainedWeights()} }
 // compares it with the version in the weights.
 const AttentionRecipe = 1
 
-// WithWeights returns an Attention with other weights.
-func WithWeights(w AttentionWeights) Attention { return Attention{w} }
-
 // The shape of an Attention.
 const (
 	AttentionFeatures = 10 // per station
@@ -66,9 +63,6 @@ type AttentionWeights struct {
 	Own   [AttentionFeatures]float64 // of x_i, added to the layer's output
 	Bias  float64
 }
-
-// Weights returns the weights of a.
-func (a Attention) Weights() AttentionWeights { return a.w }
 
 // leakySlope is the slope of LReLU below zero (Veličković et al., Graph Attention Networks, ICLR
 // 2018).

@@ -60,9 +60,9 @@ func TestAttentionUsesEachCV(t *testing.T) {
 		n, w := diamond(), w
 		n.Stations[change].CA2 *= 2
 		w.Theta = theta
-		return WithWeights(w).Predict(n)[1]
+		return (Attention{w}).Predict(n)[1]
 	}
-	none := func(theta float64) float64 { w := w; w.Theta = theta; return WithWeights(w).Predict(diamond())[1] }
+	none := func(theta float64) float64 { w := w; w.Theta = theta; return (Attention{w}).Predict(diamond())[1] }
 	for i, name := range []string{"that before", "its own", "none of its neighbours", "that behind"} {
 		moved := math.Abs(predict(w.Theta, i) - none(w.Theta))
 		if is, want := moved > 1e-6, i != 2; is != want {
@@ -77,7 +77,7 @@ func TestAttentionUsesEachCV(t *testing.T) {
 // TestAttentionIgnoresOrder checks that the order of stations and links does not matter.
 func TestAttentionIgnoresOrder(t *testing.T) {
 	r := rand.New(rand.NewPCG(2, 2))
-	for _, a := range []Attention{NewAttention(), WithWeights(anyWeights(r))} {
+	for _, a := range []Attention{NewAttention(), {anyWeights(r)}} {
 		n := diamond()
 		want := a.Predict(n)
 		for range 20 {
@@ -139,8 +139,8 @@ func FuzzPredictors(f *testing.F) {
 	f.Add(uint8(11), []byte("0"), []byte("0000000000000000000000000000000000000000"))
 	all := map[string]Predictor{
 		"qna": qna.Predict, "persistence": Persistence, "attention": NewAttention().Predict,
-		"attention of large weights":               WithWeights(AttentionWeights{Bias: 100}).Predict,
-		"attention of weights that are no numbers": WithWeights(AttentionWeights{Theta: math.Inf(1), Bias: math.NaN()}).Predict,
+		"attention of large weights":               (Attention{AttentionWeights{Bias: 100}}).Predict,
+		"attention of weights that are no numbers": (Attention{AttentionWeights{Theta: math.Inf(1), Bias: math.NaN()}}).Predict,
 	}
 	f.Fuzz(func(t *testing.T, stations uint8, links, numbers []byte) {
 		if stations == 0 {

@@ -105,7 +105,7 @@ func TestTrain(t *testing.T) {
 
 // TestWeightsFile checks that weights.go is what training writes.
 func TestWeightsFile(t *testing.T) {
-	got, err := Go(NewAttention().Weights())
+	got, err := Go(NewAttention().w)
 	if err != nil {
 		t.Fatal(err)
 	}

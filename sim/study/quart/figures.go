@@ -294,31 +294,3 @@ func (d *drawing) inTime(title string, s study.SettingInfo) chart.Scatter {
 	}
 	return p
 }
-
-// Matrix has ratios by two properties of a load or model. Each is the figure of one way of scaling
-// over that of another.
-type Matrix struct {
-	Title   string      `json:"title"`
-	Row     string      `json:"row"` // what rows are, with unit
-	Column  string      `json:"column"`
-	Rows    []string    `json:"rows"`
-	Columns []string    `json:"columns"`
-	Ratios  [][]float64 `json:"ratios"` // one slice per row; above 0, or NaN if unknown
-	Seeds   study.Seeds `json:"seeds"`
-}
-
-// DrawBounds draws where sizing stage by stage pays: mean latency by stages over mean latency by
-// whole pipelines or whole models.
-func DrawBounds(name, title string, notes []string, ms ...Matrix) (study.Figure, error) {
-	f := figure{name, chart.Figure{Title: title, Notes: notes}}
-	for _, m := range ms {
-		f.Panels = append(f.Panels, chart.Heat{
-			Title: m.Title, XTitle: m.Column, YTitle: m.Row, Rows: m.Rows, Columns: m.Columns, Values: m.Ratios,
-			Below: "stages sized one by one are faster", Above: "they are slower",
-		})
-	}
-	if len(ms) > 0 {
-		f.Notes = append(f.Notes, "Numbers are ratios of mean latencies over "+seeds(ms[0].Seeds)+"; 1 is break-even.")
-	}
-	return f.write()
-}

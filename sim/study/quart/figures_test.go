@@ -156,19 +156,3 @@ func TestFiguresOfALittle(t *testing.T) {
 		t.Errorf("of nothing: %v", err)
 	}
 }
-
-func TestDrawBounds(t *testing.T) {
-	m := Matrix{
-		Title: "Load and burstiness", Row: "mean load, GPUs", Column: "CV", Rows: []string{"4", "12"}, Columns: []string{"0.1", "1", "8"},
-		Ratios: [][]float64{{1.25, 1, .5}, {1, math.NaN(), .25}}, Seeds: study.Seeds{First: 1, N: 3},
-	}
-	f, err := DrawBounds("bounds", "Where stages pay", []string{"A note."}, m, m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	has(t, map[string]string{f.Name: string(f.SVG)}, "bounds", "0.25", "n/a", "A note.", "mean load, GPUs", "Numbers are ratios of mean latencies over seeds 1 to 3")
-	m.Ratios = m.Ratios[:1]
-	if _, err := DrawBounds("bounds", "Where", nil, m); err == nil || !strings.Contains(err.Error(), "1 rows of values, want one for each of 2") {
-		t.Errorf("a row is missing: %v", err)
-	}
-}
