@@ -404,8 +404,10 @@ func TestDescribeShowsWhatRuns(t *testing.T) {
 	}
 	a.fakes.replicas[key] = []Replica{
 		{Name: "echo-a", Node: "n1", State: "ready", Path: "fork", Ready: 8800 * time.Microsecond, Answered: time.Second, Phases: []node.Phase{
-			{Name: "order", Took: 300 * time.Microsecond}, {Name: "fork", Took: 4200 * time.Microsecond},
-			{Name: "place", Took: 4300 * time.Microsecond}, {Name: "first inference", Took: 7 * time.Millisecond},
+			{Name: "order", Took: 300 * time.Microsecond},
+			{Name: "fork", Took: 4200 * time.Microsecond},
+			{Name: "place", Took: 4300 * time.Microsecond},
+			{Name: "first inference", Took: 7 * time.Millisecond},
 		}},
 		{Name: "echo-b", Node: "n2", State: "starting", Hidden: true},
 		{Name: "echo-c", Node: "n1", State: "draining", Older: true},

@@ -99,6 +99,12 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		}
 		console.Progress("bench hop: round %d of %d", r, *rounds)
 	}
+	sum(report, cases, *rounds)
+	return bench.Print(report, *asJSON, out)
+}
+
+// sum adds the figures of all rounds to the report.
+func sum(report *bench.Report, cases []*hopCase, rounds int) {
 	for _, c := range cases {
 		slices.Sort(c.rate)
 		slices.Sort(c.p50)
@@ -108,9 +114,8 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	for _, c := range cases { // rates are medians of rounds
 		i := slices.IndexFunc(cases, func(d *hopCase) bool { return d.name == c.of })
-		report.Add(c.name, "share_of_direct", c.rate[len(c.rate)/2]/cases[i].rate[len(c.rate)/2], *rounds)
+		report.Add(c.name, "share_of_direct", c.rate[len(c.rate)/2]/cases[i].rate[len(c.rate)/2], rounds)
 	}
-	return bench.Print(report, *asJSON, out)
 }
 
 // deployHop deploys a function of its own and a pipeline of three stages, all of the same no-op

@@ -37,8 +37,10 @@ func TestWarmToldOnlyWhatBelongsInMemory(t *testing.T) {
 		p, _ := w.plan(0)
 		p.Wants = nil
 		p.Warm = []plan.Warm{
-			{Function: "disk.ns", Node: "a", Warmth: plan.File}, {Function: "host.ns", Node: "a", Warmth: plan.Host},
-			{Function: "key.ns", Node: "a", Warmth: plan.Host, Key: true}, {Function: "parked.ns", Node: "a", Warmth: plan.Parked},
+			{Function: "disk.ns", Node: "a", Warmth: plan.File},
+			{Function: "host.ns", Node: "a", Warmth: plan.Host},
+			{Function: "key.ns", Node: "a", Warmth: plan.Host, Key: true},
+			{Function: "parked.ns", Node: "a", Warmth: plan.Parked},
 		}
 		if err := l.Apply(t.Context(), p); err != nil {
 			t.Fatal(err)
