@@ -69,7 +69,7 @@ type parameterNodes struct {
 func (p parameterNodes) Load(ctx context.Context, node string, function pipeline.Key) (int64, error) {
 	spec, ok := p.functions.Spec(function)
 	if !ok {
-		return 0, fmt.Errorf("function %q was removed", function)
+		return 0, fmt.Errorf("function %q: %w: it was removed meanwhile", function.String(), admin.ErrNotDeployed)
 	}
 	return p.nodes.Load(ctx, node, spec)
 }

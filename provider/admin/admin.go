@@ -116,7 +116,7 @@ type Nodes interface {
 	// Inventories returns what each node has, sorted by name. A silent node is left out.
 	Inventories() []node.Inventory
 	// Load loads the parameters of a function into the memory of a node. It returns their size in
-	// bytes when that is done.
+	// bytes when that is done. The error is ErrNotDeployed if the function was removed meanwhile.
 	Load(ctx context.Context, node string, function pipeline.Key) (bytes int64, err error)
 	// Evict frees parameters that no replica needs. what is the key of a function, or the digest of
 	// an image. It returns how many bytes it has freed.

@@ -75,7 +75,7 @@ func (c cacheAPI) list(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	} else if ns := q.Get("namespace"); ns != "" && !c.functions.HasNamespace(ns) {
-		c.fail(w, r, fmt.Errorf("namespace %.100q: %w: no function is there", ns, errNotDeployed))
+		c.fail(w, r, fmt.Errorf("namespace %.100q: %w: no function is there", ns, ErrNotDeployed))
 		return
 	}
 	if name := q.Get("node"); name != "" && !slices.ContainsFunc(c.nodes.Inventories(), func(n node.Inventory) bool { return n.Name == name }) {
@@ -145,16 +145,16 @@ func (c cacheAPI) function(o schema.CacheOrder) (key pipeline.Key, err error) {
 	return key, nil
 }
 
-// errNotDeployed means that there is no such function.
-var errNotDeployed = errors.New("not deployed")
+// ErrNotDeployed means that there is no such function.
+var ErrNotDeployed = errors.New("not deployed")
 
 // notDeployed returns the error for a function that is not deployed, or whose namespace does not
 // exist. name is the request's name for the function.
 func (c cacheAPI) notDeployed(key pipeline.Key, name string) error {
 	if !c.functions.HasNamespace(key.Namespace) {
-		return fmt.Errorf("function %.100q: %w: no namespace %.100q", name, errNotDeployed, key.Namespace)
+		return fmt.Errorf("function %.100q: %w: no namespace %.100q", name, ErrNotDeployed, key.Namespace)
 	}
-	return fmt.Errorf("function %.100q: %w", name, errNotDeployed)
+	return fmt.Errorf("function %.100q: %w", name, ErrNotDeployed)
 }
 
 func (c cacheAPI) warm(ctx context.Context, o schema.CacheOrder) ([]schema.CacheDone, error) {
@@ -166,7 +166,7 @@ func (c cacheAPI) warm(ctx context.Context, o schema.CacheOrder) ([]schema.Cache
 		return nil, err
 	}
 	if _, ok := c.functions.Function(key); !ok {
-		return nil, fmt.Errorf("function %q: %w; it is a pipeline, want one of its stages", o.Function, errNotDeployed)
+		return nil, fmt.Errorf("function %q: %w; it is a pipeline, want one of its stages", o.Function, ErrNotDeployed)
 	}
 	return c.each(o.Node, func(name string) (int64, error) { return c.nodes.Load(ctx, name, key) })
 }
@@ -267,7 +267,7 @@ func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusRequestEntityTooLarge
 	case errors.As(err, &field), c.is(err, node.CodeNoModel):
 		status = http.StatusBadRequest
-	case errors.Is(err, ErrNoNode), errors.Is(err, errNotDeployed), c.is(err, node.CodeNotCached):
+	case errors.Is(err, ErrNoNode), errors.Is(err, ErrNotDeployed), c.is(err, node.CodeNotCached):
 		status = http.StatusNotFound
 	case c.is(err, node.CodeBusy):
 		status = http.StatusConflict

@@ -91,6 +91,7 @@ func TestCacheAPI(t *testing.T) {
 		"sounds busy":        {errors.New("disk on fire: " + errBusy.Error()), "evict", `{"function": "f.ns"}`, 503, "disk on fire", true, false},
 		"nowhere":            {errNotCached, "evict", `{"function": "f.ns"}`, 404, "no parameters", false, false},
 		"no model":           {errNoModel, "warm", `{"function": "f.ns"}`, 400, "no model", false, false},
+		"removed meanwhile":  {fmt.Errorf("%w: it was removed meanwhile", ErrNotDeployed), "warm", `{"function": "f.ns"}`, 404, "not deployed", false, false},
 		"no room":            {fmt.Errorf("%w: 3 GiB", errNoRoom), "warm", `{"function": "f.ns"}`, 507, `node "a": no room: 3 GiB`, true, false},
 		"the platform's own": {errors.New("disk on fire"), "warm", `{"function": "f.ns"}`, 503, `node "a": disk on fire`, true, false},
 	} {
