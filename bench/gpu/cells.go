@@ -211,8 +211,11 @@ func (c *gpuCells) run(ctx context.Context, cell gpuCell) bool {
 	return true
 }
 
-// skip reports that a cell is not run.
+// skip reports that a cell is not run, unless an earlier run has measured it.
 func (c *gpuCells) skip(name, why string) {
+	if c.before[name] {
+		return
+	}
 	c.report.Note(name, NotRun+": "+why)
 	c.news(Line{Cell: name, Status: NotRun, Cause: why})
 }

@@ -75,6 +75,38 @@ func testGPUCells(t *testing.T) {
 	}
 }
 
+// TestSkipLeavesOutMeasuredCells resumes a run: a cell with figures of an earlier run gets no note
+// that it was not run.
+func TestSkipLeavesOutMeasuredCells(t *testing.T) {
+	t.Parallel()
+	c := &gpuCells{report: &bench.Report{}, before: map[string]bool{"1GB_fork": true}}
+	c.skip("1GB_fork", "there are no weights")
+	c.skip("1GB_heap", "there are no weights")
+	if notes := c.report.Notes; len(notes) != 1 || notes[0].Case != "1GB_heap" {
+		t.Errorf("notes %v, want one of 1GB_heap", notes)
+	}
+}
+
+// TestWayNamesTheCellsOfItsTurn checks which cells fail if there is no KeysManager: those of the
+// turn that no earlier run has measured.
+func TestWayNamesTheCellsOfItsTurn(t *testing.T) {
+	t.Parallel()
+	g := &gpuBench{paths: gpuPaths, cells: &gpuCells{before: map[string]bool{"1GB_fork": true, "1GB_heap_x4": true}}}
+	var got []string
+	for turn := range turns {
+		for _, w := range g.ways(gpuSize{"1GB", 1e9}, turn) {
+			got = append(got, w.names()...)
+		}
+	}
+	want := []string{
+		"1GB_plain", "1GB_fork_x4", "1GB_parked", "1GB_resident", "1GB_heap", "1GB_cold",
+		"1GB_plain_x4", "1GB_parked_x4", "1GB_resident_x4", "1GB_cold_x4", "1GB_fork_bare",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("cells %q, want %q", got, want)
+	}
+}
+
 func TestGPUGoals(t *testing.T) {
 	t.Parallel()
 	g := &gpuBench{at: gpuDevice{Device: starts.Device{Name: "cuda:0"}}, report: &bench.Report{}}

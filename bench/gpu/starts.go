@@ -92,11 +92,13 @@ func (g *gpuBench) starts(ctx context.Context, b *starts.Stage, ways []*gpuWay, 
 	}
 	for _, w := range ways {
 		if err != nil {
-			g.cells.ended(w.cell, 0, fmt.Errorf("no KeysManager: %w", err))
+			for _, name := range w.names() {
+				g.cells.ended(name, 0, fmt.Errorf("no KeysManager: %w", err))
+			}
 			continue
 		}
 		if lacks != "" {
-			g.report.Note(w.cell, lacks)
+			g.report.Note(w.names()[0], lacks)
 		}
 		w.managed(b, said)
 		w.cells(ctx)
@@ -116,6 +118,17 @@ func (w *gpuWay) managed(b *starts.Stage, said *gpuSaid) {
 		w.spec.Start, w.spec.Worker = "auto", starts.Namespace
 	}
 	w.spec.Devices, w.spec.DeviceMemory = 1, gpuNeed(w.s)
+}
+
+// names returns the names of the cells that this turn measures; there is at least one.
+func (w *gpuWay) names() (out []string) {
+	if w.single {
+		out = append(out, w.cell)
+	}
+	if w.several {
+		out = append(out, w.cell+atOnceCell)
+	}
+	return out
 }
 
 // often returns how many starts are counted.
