@@ -1,5 +1,5 @@
-// Package stagecoach_test holds the repository's own rules as tests: which packages may depend on what, and that each says
-// what it is for.
+// Package stagecoach_test holds the repository's own rules as tests: which packages may depend on
+// what, how large types may be, and that each package says what it is for.
 package stagecoach_test
 
 import (
