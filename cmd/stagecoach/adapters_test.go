@@ -3,12 +3,15 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/events"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider"
+	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
@@ -56,5 +59,15 @@ func TestWordsOfEvents(t *testing.T) {
 	shown, err2 := json.Marshal(schema.TopEvent(e))
 	if err != nil || err2 != nil || !bytes.Equal(streamed, shown) {
 		t.Errorf("top shows %s (%v), want %s (%v)", shown, err2, streamed, err)
+	}
+}
+
+// TestLoadOfARemovedFunctionSaysThatItIsNotDeployed loads parameters of a function that was removed
+// after its request was checked.
+func TestLoadOfARemovedFunctionSaysThatItIsNotDeployed(t *testing.T) {
+	t.Parallel()
+	nodes := parameterNodes{functions: deployed{Registry: &provider.Registry{}}}
+	if _, err := nodes.Load(t.Context(), "n", pipeline.Key{Name: "f", Namespace: "ns"}); !errors.Is(err, admin.ErrNotDeployed) {
+		t.Errorf("error %v, want that it is not deployed", err)
 	}
 }
