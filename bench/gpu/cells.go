@@ -46,7 +46,7 @@ type Line struct {
 	Results []bench.Result `json:"results,omitempty"`
 	Notes   []bench.Note   `json:"notes,omitempty"`
 	Goals   []bench.Goal   `json:"goals,omitempty"`
-	// Run is in the first line: the machine and what was found on it.
+	// Run is in the first line of each run: the machine and what was found on it.
 	Run *bench.Report `json:"run,omitempty"`
 }
 

@@ -31,7 +31,6 @@ type gpuBench struct {
 	paths   []string
 	weights string                   // folder; empty: a temporary one per size
 	stages  map[string]*starts.Stage // by name of the size; nil: it has no weights
-	lacks   string                   // what the product's path goes without on this machine
 	answers map[string]string        // answer by hand, by name of the size
 }
 

@@ -107,6 +107,31 @@ func TestWayNamesTheCellsOfItsTurn(t *testing.T) {
 	}
 }
 
+// TestBareStartsAreLeftOutIfAnEarlierRunWasBare resumes a run on a machine that has nothing to
+// isolate replicas with. Measuring bare starts would fail, because there is no stage.
+func TestBareStartsAreLeftOutIfAnEarlierRunWasBare(t *testing.T) {
+	t.Parallel()
+	lines := filepath.Join(t.TempDir(), "lines")
+	line := `{"cell":"1GB_fork","status":"measured","notes":[{"case":"1GB_fork","text":"without accounts, cgroups, networks"}]}` + "\n"
+	if err := os.WriteFile(lines, []byte(line), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.OpenFile(lines, os.O_RDWR|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	r := &bench.Report{}
+	g := &gpuBench{paths: gpuPaths, report: r, cells: &gpuCells{report: r}}
+	if err := g.cells.resume(file); err != nil {
+		t.Fatal(err)
+	}
+	g.starts(t.Context(), nil, g.ways(gpuSize{"1GB", 1e9}, turnBare), true)
+	if len(g.cells.failed) > 0 {
+		t.Errorf("cells %q failed, want none", g.cells.failed)
+	}
+}
+
 func TestGPUGoals(t *testing.T) {
 	t.Parallel()
 	g := &gpuBench{at: gpuDevice{Device: starts.Device{Name: "cuda:0"}}, report: &bench.Report{}}

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/bench"
 	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
@@ -80,16 +81,13 @@ func (g *gpuBench) starts(ctx context.Context, b *starts.Stage, ways []*gpuWay, 
 		ways[0].cells(ctx)
 		ways = ways[1:]
 	}
-	if len(ways) == 0 || bare && g.lacks == lacksAll {
+	if len(ways) == 0 || bare && g.lacksAll() {
 		return // bare starts would be the same
 	}
 	said := &gpuSaid{parts: map[string]chan starts.DeviceParts{}}
 	b.Told = said.told
 	lacks, err := g.manage(b, bare)
 	defer b.Shut()
-	if !bare {
-		g.lacks = lacks
-	}
 	for _, w := range ways {
 		if err != nil {
 			for _, name := range w.names() {
@@ -103,6 +101,12 @@ func (g *gpuBench) starts(ctx context.Context, b *starts.Stage, ways []*gpuWay, 
 		w.managed(b, said)
 		w.cells(ctx)
 	}
+}
+
+// lacksAll reports whether the product's path went without accounts, cgroups and networks, in this
+// run or an earlier one.
+func (g *gpuBench) lacksAll() bool {
+	return slices.ContainsFunc(g.report.Notes, func(n bench.Note) bool { return n.Text == lacksAll })
 }
 
 // managed completes a way whose replicas the KeysManager starts. Each path has a function of its
