@@ -22,8 +22,8 @@ import (
 // envSecrets names the folder with a function's secrets, as OpenFaaS's own SDKs read it.
 const envSecrets = "secret_mount_path"
 
-// mountSecrets makes every function see its secrets, as its deploy did; an earlier process's folders are gone. A secret that
-// somebody took away by hand is that function's trouble alone.
+// mountSecrets makes every function see its secrets, as its deploy did; an earlier process's
+// folders are gone. A secret that somebody took away by hand is that function's trouble alone.
 func mountSecrets(s *secret.Store, functions []*provider.Deployed, log *slog.Logger) {
 	for _, f := range functions {
 		if err := s.Mount(f.Declared.Namespace, f.Declared.Name, f.Deployment.Secrets); err != nil {
@@ -102,8 +102,8 @@ func (d deployed) Spec(key pipeline.Key) (node.Spec, bool) {
 	return d.replicaSpec(&f), true
 }
 
-// lined is graphs whose stages all have lines. While a function is deployed, its graph is there a moment before its line,
-// and a task of it would reach nobody.
+// lined is graphs whose stages all have lines. While a function is deployed, its graph is there a
+// moment before its line, and a task of it would reach nobody.
 type lined struct {
 	flow.Graphs
 	owns func(pipeline.Key) bool

@@ -77,7 +77,8 @@ func (r asyncRules) limits(key string) queue.Limits {
 	return queue.Limits{Concurrency: rules.Concurrency, Queue: rules.QueueLimit}
 }
 
-// retry is when another run is worth it. What must not run twice runs again by itself only when it has not begun.
+// retry is when another run is worth it. What must not run twice runs again by itself only when it
+// has not begun.
 func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 	rules, idempotent := r.entry(key)
 	a := rules.Retry

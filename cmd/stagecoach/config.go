@@ -266,7 +266,8 @@ func (n *NodeConfig) validate(bad func(path string, got any, want string)) {
 	}
 }
 
-// validate reports the bad names of policies, a budget that none of them keeps to, and a record that has no place.
+// validate reports the bad names of policies, a budget that none of them keeps to, and a record
+// that has no place.
 func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 	p := c.Policies
 	for _, level := range []struct {

@@ -7,7 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 )
 
-// openDevices watches the share of the machine's accelerators that a flag or field names. The caller ends it with close.
+// openDevices watches the share of the machine's accelerators that a flag or field names. The
+// caller ends it with close.
 func openDevices(share string, log *slog.Logger) (devices func() []keysmanager.Device, done func(), err error) {
 	s, err := device.ParseShare(share)
 	if err != nil {

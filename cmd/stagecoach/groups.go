@@ -40,8 +40,8 @@ func (g nodeGroup) Usage() (keysmanager.GroupUsage, error) {
 	return keysmanager.GroupUsage(u), err
 }
 
-// openGroups returns the cgroups of a node, told from those of another of the same name by its state folder. Where none may be
-// made there are none, and one warning.
+// openGroups returns the cgroups of a node, told from those of another of the same name by its
+// state folder. Where none may be made there are none, and one warning.
 func openGroups(node, state string, log *slog.Logger) (keysmanager.Groups, func()) {
 	abs, err := filepath.Abs(state)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// images knows images from where they are looked for, in this order: a folder of folders, for development; a store; the
-// registries that names name.
+// images knows images from where they are looked for, in this order: a folder of folders, for
+// development; a store; the registries that names name.
 type images struct {
 	folders  sandbox.Images
 	store    *image.Store
@@ -142,8 +142,8 @@ func (i *images) Resolve(name string) (sandbox.Image, error) {
 // pinned is the name of a function's image as its latest deploy found it.
 func pinned(f *provider.Deployed) string { return withDigest(f.Deployment.Image, f.Digest) }
 
-// withDigest returns the name of an image with what it stood for, one per image however a deploy spelt
-// it; digest is empty for a folder.
+// withDigest returns the name of an image with what it stood for, one per image however a deploy
+// spelt it; digest is empty for a folder.
 func withDigest(name, digest string) string {
 	ref, err := image.ParseRef(name)
 	if digest == "" || err != nil { // a folder's name may be one that no registry has
@@ -152,7 +152,8 @@ func withDigest(name, digest string) string {
 	return ref.Name + "@" + digest
 }
 
-// Images that nothing uses are removed each collectEvery, when nobody has touched them for collectAfter.
+// Images that nothing uses are removed each collectEvery, when nobody has touched them for
+// collectAfter.
 const (
 	collectEvery = time.Hour
 	collectAfter = time.Hour

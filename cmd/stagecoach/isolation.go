@@ -25,7 +25,8 @@ type IsolationConfig struct {
 	HostNetwork bool   `yaml:"hostNetwork"` // functions may ask for the machine's network
 }
 
-// accounts are who functions run as that have no root of their own; where there are none, they are this process's user.
+// accounts are who functions run as that have no root of their own; where there are none, they are
+// this process's user.
 type accounts struct{ open *sandbox.Accounts }
 
 func openAccounts(uids string, log *slog.Logger) (accounts, error) {

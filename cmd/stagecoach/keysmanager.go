@@ -118,7 +118,8 @@ func (c *keysManagerConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// daemon is a node's KeysManager in a process of its own. Its parts are made in newDaemon and closed the other way round.
+// daemon is a node's KeysManager in a process of its own. Its parts are made in newDaemon and
+// closed the other way round.
 type daemon struct {
 	cfg     keysManagerConfig
 	log     *slog.Logger

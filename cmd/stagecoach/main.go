@@ -23,7 +23,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// command runs with the arguments after its name and writes what was asked for to out, everything else to standard error.
+// command runs with the arguments after its name and writes what was asked for to out, everything
+// else to standard error.
 type command struct {
 	name    string
 	summary string
@@ -106,7 +107,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return err
 }
 
-// help is what --help prints: what the command takes beside flags, in place of the first line of package flag, and the flags.
+// help is what --help prints: what the command takes beside flags, in place of the first line of
+// package flag, and the flags.
 func (c command) help(args []string, flags string) string {
 	flags, plain := strings.CutPrefix(flags, "Usage of ")
 	if !plain {

@@ -34,11 +34,12 @@ func validNetwork(cidr string) error {
 	return nil
 }
 
-// networks makes the networks of functions. Where it is not possible, functions share the machine's.
+// networks makes the networks of functions. Where it is not possible, functions share the
+// machine's.
 type networks struct{ *network.Networks }
 
-// openNetworks opens the networks of a Stagecoach process. Role and state tell it from all others of the
-// machine, also after a restart.
+// openNetworks opens the networks of a Stagecoach process. Role and state tell it from all others
+// of the machine, also after a restart.
 func openNetworks(cidr, role, state string, log *slog.Logger) (networks, error) {
 	prefix, err := netip.ParsePrefix(cidr)
 	if err != nil {
@@ -93,7 +94,8 @@ func (n networks) dial(ctx context.Context, kind, address string) (net.Conn, err
 	return new(net.Dialer).DialContext(ctx, kind, address)
 }
 
-// dialInside connects to an address of a callback that a function has asked for, if functions reach it.
+// dialInside connects to an address of a callback that a function has asked for, if functions reach
+// it.
 func (n networks) dialInside(ctx context.Context, kind, address string) (net.Conn, error) {
 	if n.Networks == nil || address == gatewayName {
 		return n.dial(ctx, kind, address)

@@ -17,8 +17,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// nodes is the nodes of a running stagecoach: its own KeysManager, if it has one, and the daemons that
-// have joined.
+// nodes is the nodes of a running stagecoach: its own KeysManager, if it has one, and the daemons
+// that have joined.
 type nodes struct {
 	self   node.Identity        // of this process
 	keys   *keysmanager.Manager // nil: it is no node itself
@@ -94,7 +94,8 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 	return 0, &node.Error{Node: name, Err: fmt.Errorf("%w now", admin.ErrNoNode)}
 }
 
-// forget tells our own node that a function is no longer deployed. Daemons are told when they announce that they have it.
+// forget tells our own node that a function is no longer deployed. Daemons are told when they
+// announce that they have it.
 func (n *nodes) forget(function string) {
 	if n.keys != nil {
 		n.keys.Forget(function)

@@ -37,7 +37,8 @@ func (u *up) openTelemetry(ctx context.Context) error {
 	return nil
 }
 
-// gatewayTracer is the tracer in the gateway's words; nil when there is none, so that requests pay nothing.
+// gatewayTracer is the tracer in the gateway's words; nil when there is none, so that requests pay
+// nothing.
 func (u *up) gatewayTracer() gateway.Tracer {
 	if u.tracer == nil {
 		return nil

@@ -98,8 +98,8 @@ const (
 	logsInAll       = 64 << 20
 )
 
-// up is all of Stagecoach in one process. Its parts are made in newUp, in the order of their needs, and closed the other
-// way round.
+// up is all of Stagecoach in one process. Its parts are made in newUp, in the order of their needs,
+// and closed the other way round.
 type up struct {
 	cfg     Config
 	log     *slog.Logger

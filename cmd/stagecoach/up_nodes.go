@@ -74,7 +74,8 @@ func (u *up) printed(function string, l logbook.Line) {
 
 func (u *up) tokenFile() string { return filepath.Join(u.cfg.State, "nats-token") }
 
-// natsToken returns what nodes have to know to join, which is made at the first start; empty: none can.
+// natsToken returns what nodes have to know to join, which is made at the first start; empty: none
+// can.
 func (u *up) natsToken() (string, error) {
 	if u.cfg.NATS.Listen == "" {
 		return "", nil
@@ -105,7 +106,8 @@ func readToken(file string) (string, error) {
 	return token, nil
 }
 
-// connectNodes makes the way to daemons. It is there for as long as there are replicas to be stopped.
+// connectNodes makes the way to daemons. It is there for as long as there are replicas to be
+// stopped.
 func (u *up) connectNodes() error {
 	if u.cfg.NATS.Listen == "" {
 		return nil

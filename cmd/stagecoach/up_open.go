@@ -281,7 +281,8 @@ func (u *up) openHTTP(context.Context) error {
 	return nil
 }
 
-// follow makes the lines of functions follow what is deployed, and starts to work on what the journal has kept.
+// follow makes the lines of functions follow what is deployed, and starts to work on what the
+// journal has kept.
 func (u *up) follow(context.Context) error {
 	update := func(c provider.Change) {
 		u.kinds.changed(c.Key, c.Function)

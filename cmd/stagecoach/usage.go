@@ -40,7 +40,8 @@ func usedBy(inventories []node.Inventory, by map[string]*used) {
 	}
 }
 
-// Usage implements provider.Status. The usage of replicas that no inventory has yet is unknown, not 0.
+// Usage implements provider.Status. The usage of replicas that no inventory has yet is unknown, not
+// 0.
 func (s *status) Usage(key pipeline.Key) (provider.Usage, bool) {
 	var u used
 	available := s.State(key).Available
@@ -56,8 +57,8 @@ func (s *status) Usage(key pipeline.Key) (provider.Usage, bool) {
 	return provider.Usage{CPUMilli: u.cpuMilli + cpu, MemoryBytes: u.memory + float64(memory)}, true
 }
 
-// cpuLoad measures the processor that functions use, for those that are scaled by it. Its meter is its own, since what a meter
-// measures is since it was asked last.
+// cpuLoad measures the processor that functions use, for those that are scaled by it. Its meter is
+// its own, since what a meter measures is since it was asked last.
 type cpuLoad struct {
 	nodes *nodes
 	meter sandbox.Meter

@@ -21,10 +21,12 @@ import (
 // wardenLine starts this program as a warden, also when its file was replaced since.
 var wardenLine = [...]string{"/proc/self/exe", "warden"}
 
-// wardenLinger is for how long a node's processes may be without a KeysManager before the useless ones end.
+// wardenLinger is for how long a node's processes may be without a KeysManager before the useless
+// ones end.
 const wardenLinger = time.Minute
 
-// launchWarden returns the way to the warden of a node whose state is in a folder, and starts one if there is none.
+// launchWarden returns the way to the warden of a node whose state is in a folder, and starts one
+// if there is none.
 func launchWarden(ctx context.Context, state string) (*warden.Client, error) {
 	folder := filepath.Join(state, "warden")
 	return warden.Launch(ctx, warden.Launcher{

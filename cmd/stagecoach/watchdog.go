@@ -32,7 +32,8 @@ func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 	return watchdog.Run(ctx)
 }
 
-// openRendezvous makes the place where the gateway meets functions that speak HTTP, and what knows which they are.
+// openRendezvous makes the place where the gateway meets functions that speak HTTP, and what knows
+// which they are.
 func (u *up) openRendezvous() error {
 	u.kinds = &kinds{images: u.images}
 	folder := filepath.Join(u.cfg.State, "rendezvous")
@@ -57,7 +58,8 @@ type resolver interface {
 	Resolve(image string) (sandbox.Image, error)
 }
 
-// kinds knows which functions speak HTTP themselves. It looks at an image when its function is deployed.
+// kinds knows which functions speak HTTP themselves. It looks at an image when its function is
+// deployed.
 type kinds struct {
 	images resolver
 	known  sync.Map // pipeline.Key → *kind
@@ -107,7 +109,8 @@ func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 	k.known.Store(key, k.look(kind{image: pinned(f), env: f.Environment()}))
 }
 
-// speaksHTTP reports whether an invocation of key is of a function that speaks HTTP itself, and of no pipeline.
+// speaksHTTP reports whether an invocation of key is of a function that speaks HTTP itself, and of
+// no pipeline.
 func (u *up) speaksHTTP(key pipeline.Key) bool { return u.registry.Alone(key) && u.kinds.HTTP(key) }
 
 // execTimeout returns how long an invocation of key may run by the environment of its function; 0:
@@ -119,7 +122,8 @@ func (u *up) execTimeout(key pipeline.Key) time.Duration {
 	return u.kinds.of(key).exec
 }
 
-// measures reports whether an invocation of key is of a function that this holder has pinned, and of no pipeline.
+// measures reports whether an invocation of key is of a function that this holder has pinned, and
+// of no pipeline.
 func (u *up) measures(key pipeline.Key, holder string) bool {
 	return u.registry.Alone(key) && u.local.PinnedBy(key, holder)
 }
