@@ -89,7 +89,7 @@ func TestBadModels(t *testing.T) {
 		"a pipe": {func(_ *testing.T, dir string) error {
 			return syscall.Mkfifo(filepath.Join(dir, "model.onnx"), 0o600)
 		}, []string{"model model.onnx", "want a file or folder"}},
-		"weights missing":   {func(t *testing.T, dir string) error { return os.Remove(synthetic(t, dir)) }, []string{"its external data weights.bin are not there"}},
+		"weights missing":   {func(t *testing.T, dir string) error { return os.Remove(synthetic(t, dir)) }, []string{"its external data weights.bin are missing"}},
 		"weights too short": {func(t *testing.T, dir string) error { return os.Truncate(synthetic(t, dir), 1000) }, []string{"weights.bin have 1000 bytes, want at least"}},
 		"too large": {func(t *testing.T, dir string) error { return os.Truncate(synthetic(t, dir), 1<<40) }, []string{
 			"needs about", "1024 GiB of external data", "it can never fit here", "machine",

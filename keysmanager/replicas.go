@@ -52,7 +52,10 @@ func (all replicas) functionsOf(z *zygote.Zygote) (functions []string) {
 func (all replicas) guests() map[*resources.Cgroup][]string {
 	out := map[*resources.Cgroup][]string{}
 	for p := range maps.Values(all) {
-		if g := p.zygote.Held().Group(); p.running && p.zygote.Works() && g != nil {
+		if !p.running || !p.zygote.Works() { // until it runs, its start may still set its zygote
+			continue
+		}
+		if g := p.zygote.Held().Group(); g != nil {
 			out[g] = append(out[g], p.function)
 		}
 	}

@@ -326,7 +326,7 @@ func TestProtocolReference(t *testing.T) {
 		for _, row := range tables[heading][1:] {
 			documented = append(documented, codes(row[0])...)
 		}
-		for _, m := range regexp.MustCompile(`(?m)^\t`+prefix+`\w+ += "(\w+)"`).FindAllSubmatch(source, -1) {
+		for _, m := range regexp.MustCompile(`(?m)^\t`+prefix+`\w+ +(?:\w+ +)?= "(\w+)"`).FindAllSubmatch(source, -1) {
 			known = append(known, string(m[1]))
 		}
 		sameNames(t, heading, documented, known)

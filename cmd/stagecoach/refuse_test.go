@@ -55,7 +55,8 @@ func TestExpiry(t *testing.T) {
 	}
 	done := r.value(`stagecoach_dispatch_service_seconds_count{function="busy.openfaas-fn"}`)
 	expired := r.value(`stagecoach_dispatch_expired_total{function="busy.openfaas-fn"}`)
-	if done != float64(count[http.StatusOK]+2) || expired > float64(count[http.StatusGatewayTimeout]) {
+	// The second call ends at the deadline of all: it is done, and may be answered too late.
+	if ok := float64(count[http.StatusOK] + 2); done < ok || done > ok+1 || expired > float64(count[http.StatusGatewayTimeout]) {
 		t.Errorf("%v calls done, %v expired, answers %v and two more", done, expired, count)
 	}
 	t.Logf("answers by status: %v", count)

@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 
@@ -15,9 +14,6 @@ const OutOfMemoryOn = "out of memory on device "
 
 // maxMemoryText bounds the text of a lack of memory in bytes. A function may have written it.
 const maxMemoryText = 400
-
-// deviceID matches the UUID of a GPU, or of a part of one.
-var deviceID = regexp.MustCompile(`\b(GPU|MIG)-[0-9A-Za-z](?:[0-9A-Za-z/-]*[0-9A-Za-z])?`)
 
 // MemoryErrorIn returns the lack of memory that a replica's last line on stderr tells of, or nil if
 // the line has no [OutOfMemoryOn].
@@ -35,7 +31,26 @@ func NewMemoryError(message string) *task.MemoryError {
 		message = message[at:]
 	}
 	text := strings.ToValidUTF8(message[:min(len(message), maxMemoryText)], "")
-	devices := deviceID.FindAllString(text, -1)
+	devices := deviceIDs(text)
 	slices.Sort(devices)
 	return &task.MemoryError{Devices: slices.Compact(devices), Text: text}
 }
+
+// deviceIDs returns the words of a text that are UUIDs of GPUs, or of parts of GPUs. Every stage
+// binary has this code, so it does without regular expressions.
+func deviceIDs(text string) (ids []string) {
+	for _, word := range strings.FieldsFunc(text, func(r rune) bool { return !strings.ContainsRune(idRunes, r) }) {
+		word = strings.TrimRight(word, "-/")
+		kind, id, _ := strings.Cut(word, "-")
+		if (kind == "GPU" || kind == "MIG") && id != "" && strings.Contains(alphanumeric, id[:1]) {
+			ids = append(ids, word)
+		}
+	}
+	return ids
+}
+
+// The characters of UUIDs.
+const (
+	alphanumeric = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+	idRunes      = alphanumeric + "-/"
+)
