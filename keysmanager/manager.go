@@ -100,9 +100,9 @@ type Exit struct {
 // Manager is a node's KeysManager. It carries out orders, and reports ends and changes. Its methods
 // are safe for concurrent use.
 //
-// Its parts have the state. The store's mutex guards what is in memory and which replicas there
-// are; each other part says what guards it. The Manager's own fields are set by New, and do not
-// change.
+// Its state is in its parts. The store's mutex guards which parameters are in memory and which
+// replicas there are. Each other part says what guards it. New sets the Manager's own fields, and
+// they do not change.
 type Manager struct {
 	cfg    *Config
 	warden *warden.Client

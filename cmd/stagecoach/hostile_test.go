@@ -175,7 +175,7 @@ func TestAHostileFunctionReachesNobody(t *testing.T) {
 			t.Errorf("%s: %s", async, got[0])
 		}
 		r.until(late, "its callback to be refused", func() bool {
-			return strings.Contains(r.log.String(), host+":"+port+" is out of the reach of functions")
+			return strings.Contains(r.log.String(), "functions cannot reach "+host+":"+port)
 		})
 	}
 	got := r.attack("hermit", "tcp "+r.up.Addr, "get "+strings.TrimPrefix(call, "get "), "abstract "+t.Name())

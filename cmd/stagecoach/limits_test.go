@@ -105,7 +105,7 @@ func TestNoGroups(t *testing.T) {
 	var log bytes.Buffer
 	groups, done := openGroups("\x00", t.TempDir(), slog.New(slog.NewTextHandler(&log, nil))) // a name that no folder can have
 	done()
-	if said := log.String(); groups != nil || strings.Count(said, "\n") != 1 || !strings.Contains(said, `level=WARN msg="no cgroups: limits of functions bound nothing`) {
+	if said := log.String(); groups != nil || strings.Count(said, "\n") != 1 || !strings.Contains(said, `level=WARN msg="no cgroups: functions have no limits`) {
 		t.Errorf("got %v, and it says %q, want none and one warning", groups, said)
 	}
 }
