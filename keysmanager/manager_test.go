@@ -52,7 +52,7 @@ var built struct {
 	err  error
 }
 
-// scripts are what functions without a model may name as their process.
+// scripts are programs that functions without a model can name as their process.
 var scripts = map[string]string{
 	"talk":       "echo out of $STAGECOACH_REPLICA; echo err of $STAGECOACH_REPLICA >&2; exit 3\n",
 	"stubborn":   "trap '' TERM; echo ready; while :; do sleep 600; done\n",
@@ -149,7 +149,7 @@ func (n *rig) start(replica string, s node.Spec) *startedReplica {
 	return r
 }
 
-// answers makes the replica do one call.
+// answers makes the replica answer one call.
 func (n *rig) answers(r *startedReplica) {
 	n.t.Helper()
 	c := wire.NewConn(r.Conn)
@@ -230,7 +230,7 @@ func (n *rig) spare(of int) (pid int) {
 	return pid
 }
 
-// phase is how long a part of a start took; 0: it has none.
+// phase returns how long a part of a start took, or 0 if the start has no such part.
 func phase(r *startedReplica, name string) time.Duration {
 	for _, p := range r.Phases {
 		if p.Name == name {
