@@ -55,7 +55,7 @@ func (d *packedFolders) prepacked(key zygote.Key) string {
 		return ""
 	}
 	now := time.Now()
-	_ = os.Chtimes(folder, now, now) // trim removes the oldest folders first; it never removes a used one, so an error does not matter
+	_ = os.Chtimes(folder, now, now) // trim removes the oldest folders first
 	d.trim()
 	return folder
 }

@@ -215,7 +215,8 @@ func TestStopIsPoliteFirst(t *testing.T) {
 	n.printed("stubborn")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.Stop(ctx, "stubborn", time.Hour); err != nil { // a cancelled context ends the grace period
+	// A cancelled context ends the grace period.
+	if err := n.Stop(ctx, "stubborn", time.Hour); err != nil {
 		t.Fatal(err)
 	}
 }

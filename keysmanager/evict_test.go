@@ -55,7 +55,8 @@ func TestWarmLooksSeldom(t *testing.T) {
 	twin, gone := withModel, withModel
 	twin.Function, gone.Function, gone.Image = "twin.ns", "gone.ns", "test/nosuch:1"
 	for range 3 {
-		_ = n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: twin}, {Spec: gone}}) // the error is gone's
+		// The error is gone's.
+		_ = n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: twin}, {Spec: gone}})
 	}
 	if looks[withModel.Image] != 1 || looks[gone.Image] != 3 {
 		t.Errorf("looked %v, want once at what is there and each time at what is not", looks)

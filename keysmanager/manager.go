@@ -123,7 +123,8 @@ type Manager struct {
 	cancel   context.CancelCauseFunc
 	starts   sync.WaitGroup // starts and loads under way
 	watchers sync.WaitGroup // one goroutine per zygote
-	ends     sync.WaitGroup // one goroutine per process of the warden's own; reports and evictions under way
+	// One goroutine per process of the warden's own. Also reports and evictions under way.
+	ends sync.WaitGroup
 }
 
 // Errors of Start that callers may want to tell apart.

@@ -68,7 +68,8 @@ func images(t *testing.T) sandbox.Images {
 	t.Helper()
 	model := proctest.Built(t, "models", "ocr", "rec.onnx")
 	built.once.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "stagecoach-images-"); built.err != nil { //nolint:usetesting // shared by the tests
+		built.dir, built.err = os.MkdirTemp("", "stagecoach-images-") //nolint:usetesting // shared
+		if built.err != nil {
 			return
 		}
 		stage := filepath.Join(built.dir, "stage")

@@ -201,7 +201,8 @@ func TestWhatCannotForkMaps(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBePackedStartsCold has a program that does not pack, and a library that cannot fork.
+// TestWhatCannotBePackedStartsCold has a program that does not pack, and a library that cannot
+// fork.
 func TestWhatCannotBePackedStartsCold(t *testing.T) {
 	log := &lockedLog{}
 	n := newNode(t, func(c *Config) { c.ORT, c.Log = threadedORT(t), slog.New(slog.NewTextHandler(log, nil)) })
@@ -366,7 +367,8 @@ func TestAChildDiesBeforeItsHello(t *testing.T) {
 	n.start("a", withModel)
 	for _, start := range []string{"auto", "map", "cold"} {
 		r := n.start(start, onPath(start))
-		if err := syscall.Kill(r.PID, syscall.SIGSTOP); err != nil { // before or after its hello, it sends nothing more
+		// Before or after its hello, it sends nothing more.
+		if err := syscall.Kill(r.PID, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 		if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {

@@ -103,7 +103,8 @@ func TestPressureFromOutside(t *testing.T) {
 	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Stop(t.Context(), "b", time.Minute); err != nil { // a zygote that becomes idle is evicted
+	// A zygote that becomes idle is evicted.
+	if err := n.Stop(t.Context(), "b", time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	proctest.Until(t, "the zygote that became idle to go", func() bool { return len(n.Inventory().Zygotes) == 0 })
@@ -195,7 +196,8 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 	all := images(t)
 	s, dir := bad(t, all, "balloon")
 	const script = "#!/bin/sh\nf=$(mktemp -u); mkfifo $f; { rm $f; head -c 130000000 /dev/zero; sleep 600; } >$f & exec tail -c 130000000 <$f\n"
-	if err := os.WriteFile(filepath.Join(dir, "balloon"), []byte(script), 0o755); err != nil { //nolint:gosec // to be run
+	balloon := filepath.Join(dir, "balloon")
+	if err := os.WriteFile(balloon, []byte(script), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	s.Process, s.Env = "./balloon", nil

@@ -18,11 +18,12 @@ import (
 type process struct {
 	replica, function string
 	pid               int
-	task              int // id by which its zygote knows it: its pid, or the id of its thread in a worker
-	path              string
-	milli             int    // as in node.Order.CPUMilli
-	device            string // as in node.Order
-	held              *resources.Reservation
+	// id by which its zygote knows it: its pid, or the id of its thread in a worker
+	task   int
+	path   string
+	milli  int    // as in node.Order.CPUMilli
+	device string // as in node.Order
+	held   *resources.Reservation
 	timing
 	output   *sandbox.Output
 	running  bool        // its Start has returned; guarded by the manager's mutex

@@ -29,8 +29,8 @@ func TestSpecInImage(t *testing.T) {
 	}
 }
 
-// TestRecordsOfEarlierReleasesKeepTheirPhases reads the description of a replica as earlier releases
-// wrote it, with phases that begin with capitals.
+// TestRecordsOfEarlierReleasesKeepTheirPhases reads the description of a replica as earlier
+// releases wrote it, with phases that begin with capitals.
 func TestRecordsOfEarlierReleasesKeepTheirPhases(t *testing.T) {
 	t.Parallel()
 	m, err := decode([]byte(`{"version":2,"replica":{"replica":"r","function":"f.ns","path":"fork","phases":[{"Name":"fork","Took":2500000}],"started":"2026-11-21T13:33:00Z"}}`))

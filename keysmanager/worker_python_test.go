@@ -115,7 +115,8 @@ func TestPythonStagesInAWorker(t *testing.T) {
 	if want := "its worker ended: killed by SIGKILL"; ended["a"] != want || ended["b"] != want {
 		t.Errorf("ends %v", ended)
 	}
-	proctest.Until(t, "its back-off to be over", func() bool { // as of a zygote that has ended by itself
+	// As for a zygote that has ended by itself.
+	proctest.Until(t, "its back-off to be over", func() bool {
 		r, err := n.Start(t.Context(), node.Order{Replica: "a", Spec: left})
 		if err != nil {
 			return false

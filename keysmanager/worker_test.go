@@ -218,7 +218,8 @@ func TestAWorkerThatDoesNotHear(t *testing.T) {
 		t.Fatal(err)
 	}
 	proctest.Until(t, "all threads of the worker to be stopped", func() bool {
-		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", a.PID)) // the pattern is well-formed
+		// The pattern is well-formed.
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", a.PID))
 		return len(threads) > 0 && !slices.ContainsFunc(threads, func(file string) bool {
 			b, err := os.ReadFile(file)
 			return err == nil && !bytes.Contains(b, []byte("State:\tT"))

@@ -71,7 +71,8 @@ func (l *lodging) furnish(c *sandbox.Command, who Lodger, t Tenant) error {
 	if folder == "" {
 		return nil
 	}
-	l.packed = filepath.Join(folder, t.Namespace) // parameters are never shared between namespaces, so each has its own folder
+	// Parameters are never shared between namespaces, so each has its own folder.
+	l.packed = filepath.Join(folder, t.Namespace)
 	if _, err := os.Stat(l.packed); err == nil {
 		c.Env[wire.EnvPrepacked] = l.packed
 		c.Reads = append(c.Reads, l.packed)
@@ -126,7 +127,8 @@ func (r *Reservation) KeepPacked() {
 	if err == nil {
 		err = os.Rename(l.packing, l.packed)
 	}
-	if _, there := os.Stat(l.packed); err != nil && there != nil { // otherwise another zygote was faster
+	// Otherwise another zygote was faster.
+	if _, there := os.Stat(l.packed); err != nil && there != nil {
 		r.pool.cfg.Log.Warn("pre-packed parameters are not kept", "function", l.function, "error", err)
 	}
 }

@@ -21,7 +21,7 @@ type Device struct {
 	Name        string
 	Memory      int64         // bytes
 	Used        int64         // bytes, by all processes of the machine
-	Utilisation float64       // share of the latest seconds in which it computed, 0 to 1; negative: unknown
+	Utilisation float64       // share of the latest seconds in which it computed; negative: unknown
 	Temperature int           // degrees Celsius; 0: unknown
 	Power       float64       // power draw in watts; 0: unknown
 	Unhealthy   string        // why nothing may run on it; empty: it is healthy
@@ -52,7 +52,7 @@ type Holder struct {
 	PID      int              // 0: not yet known
 	Reserved map[string]int64 // bytes by device
 	Parks    bool             // a child that is parked, or is being parked
-	Parked   string           // function whose child is parked; empty: not yet parked, or no parked child
+	Parked   string           // function whose child is parked; empty: no child is parked yet
 }
 
 // survey returns how much of each device is free. Memory that a replica uses beyond its reservation

@@ -12,7 +12,7 @@ import (
 type Ends struct {
 	mu      sync.Mutex                    // guards the fields below; nothing is called under it
 	awaited map[string]chan<- warden.Exit // by name of the warden's entry
-	early   map[string]warden.Exit        // ends that came during an adoption; nil: no adoption is under way
+	early   map[string]warden.Exit        // ends that came during an adoption; nil: none is under way
 }
 
 // Await returns a channel that receives the end of a process.

@@ -135,7 +135,8 @@ func groupFolders(cgroup, mountinfo string) []string {
 			}
 			rel, err := filepath.Rel(root, parts[2])
 			if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
-				rel = "." // the mount is not above the process's cgroup, so the mount is all that the process sees of it
+				// The mount is not above the process's cgroup, so it is all that the process sees.
+				rel = "."
 			}
 			for range 64 { // no system nests deeper
 				out = append(out, filepath.Join(at, rel))

@@ -37,7 +37,7 @@ type Parent struct {
 	Entry  string // of the warden; empty: there is no zygote
 	PID    int    // 0: memory in place of a process
 	Bytes  int64  // proportional set size once loaded
-	Shared int64  // of a worker: bytes resident in it that belong to other processes, with which it shares them
+	Shared int64  // of a worker: resident bytes that it shares and that count for other processes
 	Worker bool
 }
 
@@ -94,7 +94,8 @@ func (s *Scale) Weigh(fresh time.Duration, look func() Census) Sample {
 	if s.own > 0 && (Bound{Total: s.own, Used: most}).Below(cache.CalmBelow) < 0 {
 		out.Own += s.beyond(c.Families)
 	}
-	twice := int64(0) // bytes that would be counted twice: what leaves, and what is counted as coming already
+	// Bytes that would be counted twice: what leaves, and what is counted as coming already.
+	twice := int64(0)
 	for _, pid := range c.Going {
 		own, _ := s.meter.Resident(pid)
 		twice += own
@@ -125,7 +126,8 @@ func (f *Family) weigh(m Meter) (mapped int64) {
 			if f.Of.Worker { // it has grown by its replicas' parameters
 				f.seems = max(f.seems, anonymous+files-f.Of.Shared)
 			}
-			mapped = min(files, max(0, f.seems-anonymous)) // the rest is libraries, which all processes share
+			// The rest is libraries, which all processes share.
+			mapped = min(files, max(0, f.seems-anonymous))
 		}
 	}
 	f.most = f.seems

@@ -131,7 +131,7 @@ type totals struct {
 type total struct {
 	cpu, throttled time.Duration
 	live           int  // replicas that have not ended
-	gone           bool // the function is not deployed any more, and is forgotten with its last replica
+	gone           bool // not deployed any more: forgotten with its last replica
 }
 
 // began notes that a function has one more replica.

@@ -56,8 +56,9 @@ func (z *Zygote) Resume() {
 		return
 	}
 	list := wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: z.Family.nextID}
-	go z.read()                   // ends with the process, or with Leave; gone is closed then
-	_ = z.control.send(list, nil) // fails if the zygote has ended; the zygote may send other messages first
+	go z.read() // ends with the process, or with Leave; gone is closed then
+	// Fails if the zygote has ended. The zygote may send other messages first.
+	_ = z.control.send(list, nil)
 }
 
 // Add adds a replica to the family by its process or thread. The replica maps memory, or the zygote

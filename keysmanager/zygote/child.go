@@ -116,7 +116,8 @@ func (f *Family) admit(c *child, groups []*os.File) error {
 	zygote := f.of.PID
 	switch parent := resources.ParentOf(c.id); {
 	case parent != zygote && (parent != 0 || c.id == 1):
-		if hasEnded(zygote) { // then its children have another parent, and are reported to have ended with it
+		// Then its children have another parent, and are reported to have ended with it.
+		if hasEnded(zygote) {
 			return nil
 		}
 		return f.of.Lied(fmt.Errorf("it says that process %d is its child, whose parent is %d", c.id, parent))

@@ -94,7 +94,8 @@ func (f *Family) EnsureSpare(device string) {
 			err = f.keepSpare(ctx, c, b, device)
 		}
 		f.mu.Lock()
-		if err != nil || device != "" { // otherwise the spare may by now be another child that is on its way
+		// Otherwise the spare may by now be another child that is on its way.
+		if err != nil || device != "" {
 			b.coming = false
 		}
 		if err != nil && device != "" {

@@ -67,7 +67,7 @@ type Zygote struct {
 	output  *sandbox.Output
 	memory  []*os.File    // graph and weights, sealed; nil: it is a process
 	freed   sync.Once     // of memory
-	gone    chan struct{} // closed when the process has ended and the ends of its children are reported
+	gone    chan struct{} // closed when it has ended and the ends of its children are reported
 }
 
 func newZygote(h *Host, key Key, entry, function string) *Zygote {
