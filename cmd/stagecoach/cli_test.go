@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// cli runs the program as a user does, in a folder and with a home of its own.
+// operator runs the program as a user does, in a folder and with a home of its own.
 type operator struct {
 	t       *testing.T
 	dir     string
@@ -39,7 +39,7 @@ func (c *operator) try(in string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// run is a command that has to work and print what matches want.
+// run runs a command that must succeed and print what matches want.
 func (c *operator) run(want, in string, args ...string) string {
 	c.t.Helper()
 	out, err := c.try(in, args...)
@@ -49,7 +49,7 @@ func (c *operator) run(want, in string, args ...string) string {
 	return out
 }
 
-// refuse is a command that has to fail and print what matches want.
+// refuse runs a command that must fail and print what matches want.
 func (c *operator) refuse(want, in string, args ...string) {
 	c.t.Helper()
 	if out, err := c.try(in, args...); err == nil || !regexp.MustCompile(want).MatchString(out) {
@@ -100,8 +100,9 @@ functions:
   lines: {lang: onnx-stage, handler: ./lines, image: "example/lines:latest"}
 `
 
-// TestTemplates goes the way of a user without Docker and faas-cli: each template is built, deployed, called, looked at and
-// removed. The third function is the program that the README of onnx-stage shows.
+// TestTemplates acts as a user without Docker and faas-cli. Each template is built, deployed,
+// called, described and removed. The third function is the program that the README of onnx-stage
+// shows.
 func TestTemplates(t *testing.T) {
 	t.Parallel()
 	auth := t.TempDir()
@@ -182,7 +183,8 @@ func TestCLILogs(t *testing.T) {
 	r.must(http.StatusOK, http.MethodGet, "/healthz", "")
 }
 
-// TestBuildsThisRepository builds functions of the repository's stack: their handlers are packages of its own module.
+// TestBuildsThisRepository builds functions of the repository's stack, whose handlers are packages
+// of its own module.
 func TestBuildsThisRepository(t *testing.T) {
 	t.Parallel()
 	proctest.Built(t, "models") // links in the handlers lead there

@@ -26,9 +26,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestDocs runs the examples of the documentation, page by page, in order, as a reader would: each page in a shell of its own
-// beside a running `stagecoach up`. A block of shell code whose fence says "run" is run and must end well; a block that says
-// "output" right after it is what it prints, where … stands for anything. Pages without such blocks are skipped.
+// TestDocs runs the examples of the documentation as a reader would: page by page and in order,
+// each page in a shell of its own beside a running `stagecoach up`. A block of shell code whose
+// fence says "run" is run and must succeed. A block that says "output" right after it is its
+// expected output, in which … stands for anything. Pages without such blocks are skipped.
 func TestDocs(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil || len(pages) == 0 {
@@ -142,7 +143,7 @@ func examples(t *testing.T, page string) []example {
 	return all
 }
 
-// patience is how long an example, or what it has stopped, may take on a machine that has much else to do.
+// patience bounds the time of an example, or of what it has stopped, on a busy machine.
 const patience = 3 * time.Minute
 
 // follow runs a page's examples in a folder, beside an up that has the repository's images and
@@ -232,8 +233,8 @@ func (rd *reader) follow(page []example) {
 	}
 }
 
-// endBackground wants nothing to be left of what examples have had running in the background, once it has had time to end: each has
-// written its pid into a file.
+// endBackground checks that no background process of an example is left after some time. Each of
+// them has written its pid into a file.
 func endBackground(t *testing.T, folder string) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(folder, "*.pid")) // the pattern is good
@@ -272,7 +273,8 @@ func registryOf(user, password string) *httptest.Server {
 	}))
 }
 
-// matches tells whether text is what pattern says, in which … stands for anything and the number of spaces does not count.
+// matches reports whether text matches pattern, in which … stands for anything. The number of
+// spaces does not count.
 func matches(pattern, text string) bool {
 	if pattern == "" {
 		return true

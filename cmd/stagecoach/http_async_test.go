@@ -9,7 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestHealth: a replica whose health stays bad after it was ready is ended, with that as the cause.
+// TestHealth checks that a replica whose health stays bad after it was ready is ended, with that as
+// the cause.
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -31,8 +32,9 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestAsyncHTTP: an async request of a function that speaks HTTP has the function's own status and body, is tried again for the
-// codes that its annotation names alone, and tells the function which attempt it is.
+// TestAsyncHTTP checks async requests to a function that speaks HTTP. The result has the function's
+// own status and body. Only the codes that its annotation names are tried again, and the function
+// is told which attempt it is.
 func TestAsyncHTTP(t *testing.T) {
 	t.Parallel()
 	r, to := start(t), newReceiver(t)

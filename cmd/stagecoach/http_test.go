@@ -32,7 +32,7 @@ func httpFn(name string, labels map[string]string, env ...string) fn {
 	return f
 }
 
-// TestHTTPFunction is about what HTTP can do and what a queue cannot carry.
+// TestHTTPFunction checks what HTTP can do and a queue cannot carry.
 func TestHTTPFunction(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--log", "debug")
@@ -173,7 +173,8 @@ func request(t *testing.T, method, url string, body io.Reader) *http.Request {
 	return req
 }
 
-// events2 has each event wait for what the client says after the one before: neither direction is held back.
+// events2 sends each event only after the client has answered the one before, so neither direction
+// may be buffered.
 func (r *rig) events2(t *testing.T) {
 	body, say := io.Pipe()
 	req := request(t, http.MethodPost, r.Base+"/function/web/events?n=3", body)
@@ -217,8 +218,8 @@ func (r *rig) upgrades(t *testing.T) {
 	}
 }
 
-// TestHTTPReplicaLost: a request whose function ends under it is tried elsewhere, unless something of it is gone: of a large
-// body, all that the gateway does not keep.
+// TestHTTPReplicaLost checks that a request whose replica ends is tried on another one, unless a
+// part of it is gone: the part of a large body that the gateway does not keep.
 func TestHTTPReplicaLost(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--allow-host-network")
@@ -251,8 +252,8 @@ func TestHTTPReplicaLost(t *testing.T) {
 	}
 }
 
-// TestHTTPFromZero: the first requests of many clients wait for a function that says when it is ready, or are told to come
-// again; none fails.
+// TestHTTPFromZero checks that the first requests of many clients wait for a function that says
+// when it is ready, or are told to try again. None fails.
 func TestHTTPFromZero(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -316,7 +317,8 @@ func TestHTTPRedeploy(t *testing.T) {
 	t.Logf("%d requests, slowest answer %v", requests, l.slowest)
 }
 
-// TestOtherKinds: a process a request, stages of a pipeline and async requests that are functions of other kinds.
+// TestOtherKinds runs functions of other kinds: with a process per request, as stages of a
+// pipeline, and with async requests.
 func TestOtherKinds(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -151,7 +151,8 @@ func TestImagesFromARegistry(t *testing.T) {
 	says("two")
 }
 
-// TestADigestThatIsNotThere: an order for an image that a node's store does not have, or by what is no digest, says so.
+// TestADigestThatIsNotThere checks the error of an order for an image that a node's store does not
+// have, or whose digest is invalid.
 func TestADigestThatIsNotThere(t *testing.T) {
 	store, err := image.OpenStore(t.TempDir())
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// diamond is a pipeline whose answer holds both the request and what a replica under fire says: in leads to same and hold,
-// and these to out.
+// diamond is a pipeline whose answer contains both the request and what a replica under load
+// returns: in leads to same and hold, and these lead to out.
 func diamond(hold fn) []fn {
 	one := map[string]string{"max": "2"}
 	hold.annotations = map[string]string{"pipeline": "diamond", "next": "out"}
@@ -39,7 +39,8 @@ func crossed(body string, a client.Answer) error {
 	return nil
 }
 
-// TestKillReplicas kills replicas of every stage under load, again and again: no request is lost or answered wrongly.
+// TestKillReplicas kills replicas of every stage under load, again and again. No request is lost or
+// answered wrongly.
 func TestKillReplicas(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -112,7 +113,8 @@ func TestKillZygote(t *testing.T) {
 	t.Logf("%d requests, %d replicas lost, %v calls retried, slowest answer %v", requests, len(lost), r.value("stagecoach_flow_retries_total"), l.slowest)
 }
 
-// TestNotIdempotent kills the replica under a call that must not run twice: its client is told, and nothing is retried.
+// TestNotIdempotent kills the replica during a call that must not run twice. Its client is told,
+// and nothing is retried.
 func TestNotIdempotent(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -133,7 +135,7 @@ func TestNotIdempotent(t *testing.T) {
 	}
 }
 
-// callbacks is who async requests report to.
+// callbacks receives the callbacks of requests.
 type callbacks struct {
 	mu  sync.Mutex
 	got map[string]int // by the query, which names the request
@@ -157,8 +159,8 @@ func (c *callbacks) count() int {
 	return len(c.got)
 }
 
-// TestKillUp kills the whole of stagecoach under async requests, twice. Its successor on the same folder knows what is
-// deployed and runs every request that was accepted.
+// TestKillUp kills all of stagecoach under async requests, twice. Its successor on the same folder
+// knows the deployed functions and runs every accepted request.
 func TestKillUp(t *testing.T) {
 	t.Parallel()
 	to := &callbacks{got: map[string]int{}}

@@ -15,7 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// keepFunction writes a function of the default namespace into the state of an up that does not run, as an earlier version did.
+// keepFunction writes a function of the default namespace into the state of an up that does not
+// run, as an earlier version did.
 func (r *rig) keepFunction(d client.Deployment) {
 	r.t.Helper()
 	d.Namespace = "openfaas-fn"
@@ -42,8 +43,9 @@ func (r *rig) keepFunction(d client.Deployment) {
 	}
 }
 
-// TestOneMeaningPerName: a of namespace b and a.b of the default namespace, which an earlier version stored, are two functions to
-// every request: each reaches the one that its words name, and never the other.
+// TestOneMeaningPerName has two functions: a in namespace b, and a.b in the default namespace,
+// which an earlier version stored. Each request reaches the function that it names, and never the
+// other one.
 func TestOneMeaningPerName(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -138,8 +140,8 @@ func TestOneMeaningPerName(t *testing.T) {
 	}
 }
 
-// TestAnEntryOfThePipelinesName: /function/NAME runs the pipeline, not its entry stage alone. A name that means one thing is
-// refused to another.
+// TestAnEntryOfThePipelinesName checks that /function/NAME runs the pipeline, not its entry stage
+// alone. A name that is in use is refused for another meaning.
 func TestAnEntryOfThePipelinesName(t *testing.T) {
 	t.Parallel()
 	r := start(t)

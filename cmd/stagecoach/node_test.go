@@ -165,7 +165,7 @@ func waited(_ string, a client.Answer) error {
 	return nil
 }
 
-// steady returns when all replicas of a function are ready: so many, over the nodes.
+// steady returns when a function has this many replicas on all nodes together, and all are ready.
 func (n *nodesRig) steady(function string, want int, names ...string) {
 	n.t.Helper()
 	n.until(late, fmt.Sprintf("%d replicas of %s on %v", want, function, names), func() bool {
@@ -177,8 +177,9 @@ func (n *nodesRig) steady(function string, want int, names ...string) {
 	})
 }
 
-// TestNodes runs replicas on two daemons: one falls silent and returns, and is stopped as operators do; the other, which has all
-// replicas then, is killed and started again. Requests come all the time, and none of them fails.
+// TestNodes runs replicas on two daemons. One falls silent and returns, and is stopped as operators
+// do. The other one, which then has all replicas, is killed and started again. Requests come all
+// the time, and none of them fails.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
@@ -256,8 +257,9 @@ func TestNodes(t *testing.T) {
 	t.Logf("%d requests, slowest answer %v, %v calls retried", requests, l.slowest, n.value("stagecoach_flow_retries_total"))
 }
 
-// TestUpUnderNodes has up stand still under a daemon, as on a laptop that sleeps: all is as it was afterwards. Then it kills up and
-// starts it again: the replicas have gone with it, the parameters have not.
+// TestUpUnderNodes suspends up under a daemon, as on a laptop that sleeps. Afterwards everything is
+// as before. Then it kills up and starts it again: the replicas have ended with it, and the
+// parameters are still in memory.
 func TestUpUnderNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
@@ -296,7 +298,7 @@ func TestUpUnderNodes(t *testing.T) {
 	gone(t, before[:1]) // nobody needs it any more
 }
 
-// TestStrayReplica starts a replica behind up's back: it is stopped.
+// TestStrayReplica starts a replica that up has not ordered, and checks that up stops it.
 func TestStrayReplica(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t)
@@ -343,7 +345,7 @@ func (d *keysDaemon) exports(t *testing.T, line string) {
 	}
 }
 
-// TestNodeNames starts daemons under names that others have.
+// TestNodeNames starts daemons under names that other nodes have.
 func TestNodeNames(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t)
@@ -372,7 +374,7 @@ func TestNodeNames(t *testing.T) {
 	}
 }
 
-// gap is a way to NATS that can be cut.
+// gap is a connection to NATS that can be cut.
 type gap struct {
 	l      net.Listener
 	to     string
@@ -438,8 +440,8 @@ func (g *gap) set(cut bool) {
 	}
 }
 
-// TestNATSOutage cuts a node off from NATS under load: its replicas go on, and are known again afterwards. NATS_OUTAGE is how long
-// that lasts once it was noticed; see `make test-faults`.
+// TestNATSOutage cuts a node off from NATS under load. Its replicas go on, and are known again
+// afterwards. NATS_OUTAGE is how long the outage lasts once it was noticed; see `make test-faults`.
 func TestNATSOutage(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")

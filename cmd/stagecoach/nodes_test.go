@@ -18,8 +18,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 )
 
-// TestNodesAndCache looks at a node through a function's life: its replica and its parameters are there; warm brings them, so that the
-// next start is a hit; what is in use is not taken away.
+// TestNodesAndCache looks at a node while a function is deployed, called and idle. The node has its
+// replica and its parameters. `cache warm` loads parameters, so that the next start is a hit.
+// Parameters in use cannot be evicted.
 func TestNodesAndCache(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -77,7 +78,8 @@ func TestNodesAndCache(t *testing.T) {
 	c.refuse(`status 404: digest "0123456789ab": no parameters`, "", "cache", "evict", "0123456789ab")
 }
 
-// TestWhatPoliciesSeeOfANode: what gives way is told apart, and what is being loaded is taken.
+// TestWhatPoliciesSeeOfANode checks that memory that gives way is reported apart, and that memory
+// of loads under way counts as used.
 func TestWhatPoliciesSeeOfANode(t *testing.T) {
 	got := planned(inventoryOf(keysmanager.Inventory{
 		Node: "n", Memory: 1000, MemoryUsed: 300, Threshold: 850, CPUMilli: 2000,
@@ -99,7 +101,7 @@ func TestWhatPoliciesSeeOfANode(t *testing.T) {
 	}
 }
 
-// TestDeviceMetrics holds the metrics of devices against docs/metrics.md.
+// TestDeviceMetrics compares the metrics of devices with docs/metrics.md.
 func TestDeviceMetrics(t *testing.T) {
 	t.Parallel()
 	r := prometheus.NewPedanticRegistry()

@@ -58,8 +58,9 @@ func (r *rig) trace(c *otlptest.Receiver, id, root string) map[string]otlptest.S
 	return all
 }
 
-// TestTraces sends a traced request through three stages and looks at the tree at a collector: on a good way, when a replica
-// is killed under it, when its deadline passes, and when it is asynchronous.
+// TestTraces sends a traced request through three stages and checks the spans at a collector. It
+// does so for a good request, for one whose replica is killed, for one past its deadline, and for
+// an async one.
 func TestTraces(t *testing.T) {
 	t.Parallel()
 	r, collector := traced(t)
@@ -244,8 +245,8 @@ func TestEvents(t *testing.T) {
 // official are names that OpenFaaS has chosen, which the linter would not.
 var official = []string{"gateway_function_invocation_started", "gateway_service_count"}
 
-// TestMetricsAreDocumented scrapes up after some traffic: docs/metrics.md has each metric with its type and labels, and no
-// other; the names are as Prometheus wants them.
+// TestMetricsAreDocumented scrapes up after some traffic. docs/metrics.md must have each metric
+// with its type and labels, and no other. The names must follow the conventions of Prometheus.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	r, _ := traced(t)

@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestNoRequestMeetsTwoRevisions redeploys, under load, a stage that is called for each of many items of a request: no request
-// fails, and what each gets comes from one revision.
+// TestNoRequestMeetsTwoRevisions redeploys, under load, a stage that is called for each of many
+// items of a request. No request fails, and all items of a request are answered by one revision.
 func TestNoRequestMeetsTwoRevisions(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -59,8 +59,8 @@ func (l *logFile) String() string {
 	return l.b.String()
 }
 
-// start runs up on a state folder of its own, with the built images and ONNX Runtime unless flags say otherwise. At the
-// test's end it is stopped, and must end well and leave no process.
+// start runs up on a state folder of its own, with the built images and ONNX Runtime unless flags
+// say otherwise. At the end of the test, up is stopped. It must end well and leave no process.
 func start(t *testing.T, flags ...string) *rig {
 	t.Helper()
 	r := &rig{t: t, log: &logFile{}, state: t.TempDir()}
@@ -105,7 +105,7 @@ func (r *rig) stop() {
 	gone(r.t, left)
 }
 
-// kill ends up as nobody should, and returns when it and all that it had started have gone.
+// kill kills up, and returns when it and all processes that it had started have ended.
 func (r *rig) kill() {
 	r.t.Helper()
 	left := descendants(r.up.Cmd.Process.Pid)
@@ -258,7 +258,7 @@ func (r *rig) deployAll(fns ...fn) {
 	}
 }
 
-// send sends a request with headers, given as name, value, and fails the test when no answer comes at all.
+// send sends a request with headers, given as name, value. It fails the test if no answer comes.
 func (r *rig) send(method, path, body string, header ...string) client.Answer {
 	r.t.Helper()
 	a, err := r.trySend(method, path, body, header...)
@@ -381,7 +381,8 @@ func (r *rig) load(n int, path string, check func(body string, a client.Answer) 
 	return l
 }
 
-// turn waits until each client has ended a request that it began after now, so that nothing that runs now still does.
+// turn waits until each client has ended a request that it began after the call, so that no earlier
+// request still runs.
 func (l *load) turn() {
 	l.t.Helper()
 	l.mu.Lock()
