@@ -35,9 +35,9 @@ type loader struct {
 // first caller waits longer may take that long.
 const loadTimeout = 5 * time.Minute
 
-// inImage returns the spec with the environment of its image below the function's own, if the image
-// speaks the stage protocol. Above all, that environment names the model file. For other images,
-// the watchdog reads the environment.
+// inImage returns the spec with the environment of its image added, if the image speaks the stage
+// protocol. The function's own variables win. Above all, the image's environment names the model
+// file. For other images, the watchdog reads the environment.
 func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	if !image.Stage || len(image.Env) == 0 {
 		return s

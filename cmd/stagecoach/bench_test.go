@@ -17,7 +17,8 @@ import (
 func figures(r *bench.Report) []string {
 	var out []string
 	for _, f := range r.Results {
-		// What replicas add falls below zero if processes of other tests, which share pages with them, end meanwhile.
+		// The figure is negative if processes of other tests, which share pages with replicas, end
+		// meanwhile.
 		if f.Value > 0 || strings.HasPrefix(f.Metric, "extra_per_replica") {
 			out = append(out, f.Case+" "+f.Metric)
 		}

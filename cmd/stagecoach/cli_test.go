@@ -120,7 +120,8 @@ func TestTemplates(t *testing.T) {
 	c.write("lines/handler.go", goBlock(t, "onnx-stage"))
 	c.write("stack.yaml", cliStack)
 	c.refuse("functions that are deployed.*401", "", "deploy", "--filter", "shout")
-	c.write("config.yml", "auths:\n- gateway: "+r.Base+"\n  auth: basic\n  token: YWRtaW46czNjcmV0\n") // as faas-cli login leaves it
+	// As faas-cli login writes it.
+	c.write("config.yml", "auths:\n- gateway: "+r.Base+"\n  auth: basic\n  token: YWRtaW46czNjcmV0\n")
 
 	c.refuse(`image "example/shout:latest"`, "", "deploy", "--filter", "shout") // not built yet
 	c.run(`double +example/double:latest +2\.\d MiB +sha256:[0-9a-f]{12}`, "", "build", "--images", images)
@@ -165,7 +166,8 @@ func TestTemplates(t *testing.T) {
 	c.run("double: removed\nlines: removed\n", "", "remove", "double", "lines")
 	c.refuse("remove double: status 404", "", "remove", "double")
 	c.run("shout: removed", "", "remove", "-f", "stack.yaml", "--filter", "shout")
-	c.run("^double: is not deployed\nlines: is not deployed\nshout: is not deployed\n$", "", "remove") // a second try
+	// A second attempt.
+	c.run("^double: is not deployed\nlines: is not deployed\nshout: is not deployed\n$", "", "remove")
 }
 
 // TestCLILogs reads what a function's replicas print.

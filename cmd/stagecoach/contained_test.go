@@ -332,7 +332,7 @@ func TestImagesOnTheSamePorts(t *testing.T) {
 
 // TestOnePortOfTheMachine has functions that listen on one port of the machine's network. One is
 // ready. The others report which process has the port, even if their programs stay up, and get none
-// of its answers. Nor does an update while the old revision has the port.
+// of its answers. An update is also refused the port while the old revision has it.
 func TestOnePortOfTheMachine(t *testing.T) {
 	t.Parallel()
 	for _, stays := range []string{"yes", ""} {

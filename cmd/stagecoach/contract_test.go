@@ -63,9 +63,9 @@ func secrets(t *testing.T, pid int) string {
 	return strings.Join(out, " | ")
 }
 
-// TestSecretsReachFunctions checks that a function sees the secrets that it has named as files,
-// also after kill -9. Only the function can read them, or its namespace's group if it has one. They
-// appear in nothing that up prints or stores elsewhere.
+// TestSecretsReachFunctions checks that a function sees its named secrets as files, also after kill
+// -9. Only the function can read them, or its namespace's group if it has one. Nothing else that up
+// prints or stores has them.
 func TestSecretsReachFunctions(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--log", "debug")
@@ -144,7 +144,8 @@ func TestLogs(t *testing.T) {
 		t.Fatalf("status %d, %v", resp.StatusCode, resp.Header)
 	}
 	instances := map[string]bool{}
-	for lines := bufio.NewScanner(resp.Body); len(instances) < 2 && lines.Scan(); { // the second try follows a second after the first
+	// The second attempt comes one second after the first.
+	for lines := bufio.NewScanner(resp.Body); len(instances) < 2 && lines.Scan(); {
 		var m message
 		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
 			t.Fatalf("%v: %s", err, lines.Bytes())

@@ -142,7 +142,8 @@ func TestCPUOfARunningReplica(t *testing.T) {
 	}
 	most := min(2000, 1000*runtime.GOMAXPROCS(0))
 	for _, tc := range []struct{ give, want, threads int }{
-		{250, 250, 0}, {0, 600, 0}, {most, most, most/1000 - 1}, {0, 600, most/1000 - 1}, // what has begun is not ended
+		// Threads that have started are not ended.
+		{250, 250, 0}, {0, 600, 0}, {most, most, most/1000 - 1}, {0, 600, most/1000 - 1},
 	} {
 		proctest.Until(t, fmt.Sprintf("the quota and threads of %dm", tc.give), func() bool {
 			give(tc.give) // again, for the loop's own plans may come between while the replica is new

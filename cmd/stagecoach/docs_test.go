@@ -153,7 +153,8 @@ func follow(t *testing.T, folder string, page []example) {
 	if strings.HasPrefix(folder, "..") {
 		home = t.TempDir()
 	}
-	images := filepath.Join(home, ".stagecoach", "images") // the reader's, with the repository's beside them
+	// The reader's images, and links to the repository's.
+	images := filepath.Join(home, ".stagecoach", "images")
 	if err := os.MkdirAll(images, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -177,12 +178,13 @@ func follow(t *testing.T, folder string, page []example) {
 
 // reader runs examples.
 type reader struct {
-	t           *testing.T
-	r           *rig
-	folder      string
-	bin         string   // the program, as its PATH has it
-	env         []string // but for where up is
-	here, there []string // what examples and outputs have in place of what they say, in pairs; but for where up is
+	t      *testing.T
+	r      *rig
+	folder string
+	bin    string   // the program, as its PATH has it
+	env    []string // but for where up is
+	// Pairs of texts in examples and their replacements, except the address of up.
+	here, there []string
 }
 
 // newReader returns a reader in a folder, with a home that has the program.
@@ -199,7 +201,8 @@ func newReader(t *testing.T, folder, home string, r *rig) *reader {
 	if err := os.WriteFile(bin, fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec %q \"$@\"\n", actAsMain, self), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	caches, err := exec.Command("go", "env", "GOCACHE", "GOMODCACHE").Output() // not the reader's: a home of its own has none
+	// The caches of this user: the reader's home has none.
+	caches, err := exec.Command("go", "env", "GOCACHE", "GOMODCACHE").Output()
 	cache := strings.Fields(string(caches))
 	if err != nil || len(cache) != 2 {
 		t.Fatalf("go env: %q, %v", caches, err)
@@ -280,6 +283,7 @@ func matches(pattern, text string) bool {
 		return true
 	}
 	quoted := regexp.QuoteMeta(strings.Join(strings.Fields(pattern), " "))
-	quoted = strings.NewReplacer(" … ", "…", " …", "…", "… ", "…").Replace(quoted) // anything is also nothing
+	// The dots may also stand for an empty text.
+	quoted = strings.NewReplacer(" … ", "…", " …", "…", "… ", "…").Replace(quoted)
 	return regexp.MustCompile("(?s)^" + strings.ReplaceAll(quoted, "…", ".*") + "$").MatchString(strings.Join(strings.Fields(text), " "))
 }

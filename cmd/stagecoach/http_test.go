@@ -77,7 +77,8 @@ func TestHTTPFunction(t *testing.T) {
 		if !strings.Contains(string(a.Body), "exec_timeout, 300ms") {
 			t.Errorf("%s", a.Body)
 		}
-		r.until(soon, "a call that begins and misses its deadline", func() bool { // else it is refused, as it would be late
+		// Otherwise the call is refused, because it would be late.
+		r.until(soon, "a call that begins and misses its deadline", func() bool {
 			return r.send(http.MethodPost, "/function/web/slow?for=1m&name=late", "x", "X-Timeout", "1s").Status == http.StatusGatewayTimeout
 		})
 		for _, name := range []string{"brief", "late"} {
@@ -292,7 +293,8 @@ func TestHTTPRedeploy(t *testing.T) {
 	r := start(t)
 	web := httpFn("web", map[string]string{"min": "2", "max": "4"})
 	r.deployAll(web)
-	r.until(soon, "two replicas", func() bool { return r.shows("web").AvailableReplicas == 2 }) // one that is replaced while it starts does not stop
+	// A replica that is replaced while it starts does not stop.
+	r.until(soon, "two replicas", func() bool { return r.shows("web").AvailableReplicas == 2 })
 	l := r.load(8, "/function/web/echo", func(body string, a client.Answer) error {
 		if a.Status != http.StatusOK || string(a.Body) != body {
 			return fmt.Errorf("status %d: %s", a.Status, a.Body)

@@ -64,7 +64,8 @@ func TestKillReplicas(t *testing.T) {
 	}
 	lost := 0
 	for _, stage := range []string{"in", "same", "hold", "out"} {
-		for _, e := range slices.Concat(r.events(stage, "lost"), r.events(stage, "failed")) { // failed: killed before it was ready
+		// Failed replicas were killed before they were ready.
+		for _, e := range slices.Concat(r.events(stage, "lost"), r.events(stage, "failed")) {
 			lost++
 			if !strings.Contains(e.Cause, "killed by SIGKILL") {
 				t.Errorf("%s lost %s: %q, want killed by SIGKILL", stage, e.Replica, e.Cause)
@@ -78,7 +79,8 @@ func TestKillReplicas(t *testing.T) {
 	t.Logf("%d requests, %d kills, %v calls retried, slowest answer %v", requests, kills, retries, l.slowest)
 }
 
-// TestKillZygote kills the zygote, and with it all replicas, under load. Requests wait until it is loaded again.
+// TestKillZygote kills the zygote, and with it all replicas, under load. Requests wait until it is
+// loaded again.
 func TestKillZygote(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -218,7 +220,8 @@ func TestKillUp(t *testing.T) {
 			t.Errorf("deployed are %+v, want what was: %+v", after, before)
 		}
 	}
-	r.until(2*late, "every accepted request to be called back", func() bool { // and some whose 202 the kill cut off
+	// Some of them lost their 202 in the kill.
+	r.until(2*late, "every accepted request to be called back", func() bool {
 		to.mu.Lock()
 		defer to.mu.Unlock()
 		return !slices.ContainsFunc(accepted, func(name string) bool { return to.got[name] == 0 })

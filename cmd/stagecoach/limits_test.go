@@ -105,7 +105,8 @@ func TestLimits(t *testing.T) {
 // KeysManager gets none.
 func TestNoGroups(t *testing.T) {
 	var log bytes.Buffer
-	groups, done := openGroups("\x00", t.TempDir(), slog.New(slog.NewTextHandler(&log, nil))) // a name that no folder can have
+	// No folder can have this name.
+	groups, done := openGroups("\x00", t.TempDir(), slog.New(slog.NewTextHandler(&log, nil)))
 	done()
 	if said := log.String(); groups != nil || strings.Count(said, "\n") != 1 || !strings.Contains(said, `level=WARN msg="no cgroups: functions have no limits`) {
 		t.Errorf("got %v, and it says %q, want none and one warning", groups, said)

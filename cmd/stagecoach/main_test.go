@@ -22,7 +22,8 @@ func TestMain(m *testing.M) {
 		main()
 		return
 	}
-	for name, value := range map[string]string{actAsMain: "1", "GORACE": "atexit_sleep_ms=0"} { // with -race a program sleeps for a second at its end
+	// With -race, a program sleeps for a second at its end unless told otherwise.
+	for name, value := range map[string]string{actAsMain: "1", "GORACE": "atexit_sleep_ms=0"} {
 		if err := os.Setenv(name, value); err != nil {
 			panic(err)
 		}

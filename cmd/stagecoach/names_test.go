@@ -49,7 +49,8 @@ func (r *rig) keepFunction(d client.Deployment) {
 func TestOneMeaningPerName(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	says := func(name, namespace string) client.Deployment { // each answers with its environment, and prints how much that was
+	// Each function answers with its environment, and prints how large that was.
+	says := func(name, namespace string) client.Deployment {
 		f := fn{name, "echo-http", nil, nil, map[string]string{"fprocess": "dd if=/proc/self/environ", "mode": "streaming", "who": name + " of " + namespace}}
 		d := f.deployment()
 		d.Namespace = namespace
@@ -123,7 +124,8 @@ func TestOneMeaningPerName(t *testing.T) {
 	r.must(http.StatusBadRequest, http.MethodPut, "/system/functions", `{"service":"a.b","image":"stagecoach/echo-http:0.1.0"}`)
 
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", kinds[0].body)
-	r.must(http.StatusNotFound, http.MethodDelete, "/system/functions", kinds[0].body) // and not the other
+	// The other function is not removed.
+	r.must(http.StatusNotFound, http.MethodDelete, "/system/functions", kinds[0].body)
 	r.must(http.StatusNotFound, http.MethodPost, "/function/a.b", "")
 	r.must(http.StatusNotFound, http.MethodGet, "/system/function/a.b", "")
 	if a := r.must(http.StatusOK, http.MethodPost, "/function/a.b.openfaas-fn", ""); !strings.Contains(string(a.Body), "who=a.b of openfaas-fn\x00") {

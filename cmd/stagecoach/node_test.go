@@ -59,7 +59,8 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.watch, err = node.OpenDirectory(node.DirectoryConfig{ // beside up's own; it takes no lines, which are up's
+	// It runs beside up's own directory, and takes no lines, which are up's.
+	n.watch, err = node.OpenDirectory(node.DirectoryConfig{
 		Bus: queue.NewLink(nc), Boot: boot, Log: slog.New(slog.DiscardHandler),
 		Joined: func(*node.Client) {}, Left: func(string, string) {}, Heard: func(*node.Client) {}, Event: func(string, node.Event) {},
 	})
@@ -263,7 +264,8 @@ func TestNodes(t *testing.T) {
 func TestUpUnderNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
-	n.args = append(n.args, "--nats-listen", strings.TrimPrefix(n.url, "nats://")) // where the daemon looks for it again
+	// The daemon looks for up at this address again.
+	n.args = append(n.args, "--nats-listen", strings.TrimPrefix(n.url, "nats://"))
 	n.daemon("n1")
 	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "3", "max": "3"}, nil))
 	n.steady("hold", 3, "n1")

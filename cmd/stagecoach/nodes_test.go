@@ -37,7 +37,8 @@ func TestNodesAndCache(t *testing.T) {
 
 	r.deployAll(waitFn("asleep", "1ms", map[string]string{"min": "0", "zero": "true"}, nil), fn{"plain", "noop", nil, nil, nil})
 	c.run(host+`: [\d.]+ MiB in memory\n`, "", "cache", "warm", "asleep")
-	c.run(host+`: [\d.]+ MiB in memory\n`, "", "cache", "warm", "asleep.openfaas-fn", "--node", host) // it was there
+	// It was in memory already.
+	c.run(host+`: [\d.]+ MiB in memory\n`, "", "cache", "warm", "asleep.openfaas-fn", "--node", host)
 	misses := r.value(`stagecoach_cache_lookups_total{node="` + host + `",result="miss"}`)
 	r.must(http.StatusOK, http.MethodPost, "/function/asleep", "x")
 	if now := r.value(`stagecoach_cache_lookups_total{node="` + host + `",result="miss"}`); now != misses {
@@ -142,7 +143,8 @@ stagecoach_device_reserved_bytes{node="a",uuid="MIG-2"} 0
 		exported = append(exported, f.GetName())
 	}
 	for name, d := range documentedMetrics(t) {
-		if strings.HasPrefix(name, "stagecoach_device_") && name != "stagecoach_device_out_of_memory_total" { // TestOutOfMemory has that
+		// TestOutOfMemory checks this metric.
+		if strings.HasPrefix(name, "stagecoach_device_") && name != "stagecoach_device_out_of_memory_total" {
 			documented = append(documented, name)
 			if d.kind != "gauge" || !slices.Equal(d.labels, []string{"node", "uuid"}) {
 				t.Errorf("%s: the page says %+v, want a gauge by node and uuid", name, d)

@@ -194,7 +194,8 @@ func TestPythonFromDocker(t *testing.T) {
 	for _, of := range []struct{ name, image, env, path string }{
 		{"docker", "example/docker:1", "", "fork"},
 		{"folder", "example/starter:latest", `"STAGECOACH_RUNTIME":"python"`, "fork"},
-		{"silent", "example/starter:latest", "", keysmanager.PathProcess}, // a folder says nothing of itself
+		// A folder has no image configuration.
+		{"silent", "example/starter:latest", "", keysmanager.PathProcess},
 	} {
 		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(deploy, of.name, of.image, py, of.env), "Content-Type", "application/json")
 		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+of.name, "hello").Body); got != "You said: hello\n" {

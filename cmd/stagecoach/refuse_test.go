@@ -50,7 +50,8 @@ func TestExpiry(t *testing.T) {
 	r.deployAll(waitFn("busy", "2s", map[string]string{"max": "1"}, nil))
 	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
 	count := r.storm("busy", 20, time.Microsecond)
-	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x") // with no ghosts of the expired before it, see below
+	// No expired request runs before it, see below.
+	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
 	if count[http.StatusOK] < 1 || count[http.StatusGatewayTimeout] < 15 || count[http.StatusOK]+count[http.StatusGatewayTimeout] != 20 {
 		t.Errorf("answers by status: %v, want about two 200 and the rest 504", count)
 	}
@@ -62,7 +63,8 @@ func TestExpiry(t *testing.T) {
 	t.Logf("answers by status: %v", count)
 }
 
-// storm sends n requests, one per gap, that allow four seconds each, and counts the answers by status.
+// storm sends n requests, one per gap, each with a timeout of four seconds, and counts the answers
+// by status.
 func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
 	r.t.Helper()
 	answers := make(chan client.Answer, n)

@@ -22,7 +22,8 @@ func TestNoRequestMeetsTwoRevisions(t *testing.T) {
 		"says", "echo-http",
 		map[string]string{"min": "2", "max": "4"},
 		map[string]string{"pipeline": "many", "each": "true"},
-		map[string]string{"fprocess": "env", "content_type": "text/plain", "generation": "0"}, // a process a call prints its environment
+		// A process per call prints its environment.
+		map[string]string{"fprocess": "env", "content_type": "text/plain", "generation": "0"},
 	}
 	r.deployAll(says)
 	body, err := json.Marshal(make([]string, items))
