@@ -104,7 +104,7 @@ func TestNewRefuses(t *testing.T) {
 	if err := os.Rename(filepath.Join(c.dir, "double"), filepath.Join(c.dir, "gone")); err != nil {
 		t.Fatal(err)
 	}
-	c.refuse(`new: other.yml has the function "double" already, but its folder is not there: take it out of the file`, "", "new", "double", "--lang", "onnx-stage", "-f", "other.yml")
+	c.refuse(`new: other.yml has the function "double" already, but its folder does not exist: remove it from the file`, "", "new", "double", "--lang", "onnx-stage", "-f", "other.yml")
 	if err := os.Rename(filepath.Join(c.dir, "gone"), filepath.Join(c.dir, "double")); err != nil {
 		t.Fatal(err)
 	}
