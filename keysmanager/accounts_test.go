@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// accountsIn opens accounts that no Stagecoach on this machine has.
+// accountsIn opens accounts that no Stagecoach on this machine uses.
 func accountsIn(t *testing.T, dir string) *sandbox.Accounts {
 	t.Helper()
 	a, err := sandbox.OpenAccounts(filepath.Join(dir, "run"), sandbox.Range{First: 310_000, Last: 314_095})
@@ -57,8 +57,9 @@ func userOf(t *testing.T, pid int) int {
 	return int(info.Sys().(*syscall.Stat_t).Uid)
 }
 
-// TestAccounts: a zygote and its replicas are one user, others are others; what is packed is a namespace's, and nobody's to
-// change; a daemon that comes later has the same accounts, and in the end none is left.
+// TestAccounts checks that a zygote and its replicas run as one user, and other processes as other
+// users. Packed files belong to one namespace, and nobody can change them. A later daemon has the
+// same accounts, and in the end no account is left.
 func TestAccounts(t *testing.T) {
 	dir, cache, w := openDir(t), t.TempDir(), wardenOf(t)
 	first := accountsIn(t, dir)
@@ -101,7 +102,8 @@ func TestAccounts(t *testing.T) {
 		t.Errorf("packed are %q (%v), want ns and other", packed, err)
 	}
 	second := mine
-	second.Function, second.Env = "g.ns", map[string]string{"STAGECOACH_MODEL": "./model.onnx", "wait_mean": "1ms"} // of the same file
+	// The same model file.
+	second.Function, second.Env = "g.ns", map[string]string{"STAGECOACH_MODEL": "./model.onnx", "wait_mean": "1ms"}
 	if r := old.start("d", second); r.Path != "cold" && !strings.HasPrefix(r.Path, "fork") {
 		t.Errorf("path %q", r.Path)
 	}
@@ -114,7 +116,7 @@ func TestAccounts(t *testing.T) {
 	}
 	later := accountsIn(t, dir)
 	n := newNode(t, with(later))
-	for range 50 { // none that is in use
+	for range 50 { // only accounts that are not in use
 		l, err := later.Take(0)
 		if err != nil || users[l.UID] {
 			t.Fatalf("%+v, %v, in use are %v", l, err, users)
@@ -129,7 +131,8 @@ func TestAccounts(t *testing.T) {
 	n.Close()
 }
 
-// TestModelsOfOneName are packed each for itself, also when they are of one image.
+// TestModelsOfOneName checks that each model is packed separately, also if two models of one image
+// have one name.
 func TestModelsOfOneName(t *testing.T) {
 	dir := openDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // an image
@@ -173,7 +176,8 @@ func TestModelsOfOneName(t *testing.T) {
 	}
 }
 
-// TestAWatchdogHasNothingOfTheFunction in its environment: it may be root.
+// TestAWatchdogHasNothingOfTheFunction checks that no variable of the function is in the
+// environment of its watchdog, which may be root.
 func TestAWatchdogHasNothingOfTheFunction(t *testing.T) {
 	m := &starter{cfg: &Config{Watchdog: []string{"stagecoach", "watchdog"}}}
 	c := sandbox.Command{Env: map[string]string{"LD_PRELOAD": "/x.so", "PATH": "/x", "STAGECOACH_STAGE_FD": "3", "mode": "http"}}

@@ -31,7 +31,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// actAs, as the first argument, makes this test's binary a warden or a daemon that can be killed.
+// actAs, as the first argument, makes this test's binary a warden, or a daemon that can be killed.
 const actAs = "act-as"
 
 func act(role string, args []string) {
@@ -72,7 +72,7 @@ func launcherAt(folder string) warden.Launcher {
 	return warden.Launcher{Socket: filepath.Join(folder, "socket"), Log: filepath.Join(folder, "log"), Command: []string{"/proc/self/exe", actAs, "warden"}}
 }
 
-// actDaemon is a daemon that does something and waits to be killed.
+// actDaemon runs a daemon that does something and waits to be killed.
 func actDaemon(images, ort, folder string, do func(*Manager) error) error {
 	c, err := warden.Launch(context.Background(), launcherAt(folder))
 	if err != nil {
@@ -102,7 +102,7 @@ func unixConn(f *os.File) (*net.UnixConn, error) {
 	return c.(*net.UnixConn), nil
 }
 
-// hand starts eight replicas and hands their stage sockets to the test, over descriptor 3.
+// hand starts eight replicas and passes their stage sockets to the test, over descriptor 3.
 func hand(m *Manager) error {
 	out, err := unixConn(os.NewFile(3, "test"))
 	if err != nil {
@@ -130,12 +130,13 @@ func hand(m *Manager) error {
 			return err
 		}
 		_ = conn.Close()
-		_ = r.Conn.Close() // as when the node has handed it over
+		_ = r.Conn.Close() // as a node does after it has passed it on
 	}
 	return nil
 }
 
-// churn starts and stops replicas without an end, and prints a line for each; the first has the zygote loaded.
+// churn starts and stops replicas without end, and prints a line for each. The first start also
+// loads the zygote.
 func churn(m *Manager) error {
 	r, err := m.Start(context.Background(), node.Order{Replica: fmt.Sprint("first-", os.Getpid()), Spec: withModel}, nil)
 	if err != nil {
@@ -164,7 +165,7 @@ func churn(m *Manager) error {
 	return nil
 }
 
-// loads loads parameters without an end.
+// loads loads parameters without end.
 func loads(m *Manager) error {
 	s := withModel
 	s.Process = "./packs"
@@ -172,7 +173,7 @@ func loads(m *Manager) error {
 	return err
 }
 
-// daemon starts one in a process of its own and returns the replicas that it has started.
+// daemon starts a daemon in a process of its own and returns the replicas that it has started.
 func daemon(t *testing.T, folder string) (cmd *exec.Cmd, replicas []*startedReplica) {
 	t.Helper()
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -222,7 +223,8 @@ func daemon(t *testing.T, folder string) (cmd *exec.Cmd, replicas []*startedRepl
 	return cmd, replicas
 }
 
-// actParks is a zygote whose children know devices, of which GPU-bad is out of memory, and GPU-slow does not come to an end.
+// actParks runs a zygote whose children know devices. GPU-bad is out of memory, and a child on
+// GPU-slow never becomes ready.
 func actParks() error {
 	fd, err := strconv.Atoi(os.Getenv(wire.EnvZygoteFD))
 	if err != nil {
@@ -236,7 +238,7 @@ func actParks() error {
 	children := map[int]bool{}
 	say := func(o wire.Order) {
 		o.Version = wire.OrderVersion
-		_, _ = conn.Write(wire.AppendOrder(nil, o)) // fails when nobody listens
+		_, _ = conn.Write(wire.AppendOrder(nil, o)) // fails if nobody listens
 	}
 	say(wire.Order{Kind: wire.ZygoteReady, PID: uint32(os.Getpid()), Prepacked: true})
 	for {
@@ -273,7 +275,8 @@ func actParks() error {
 	}
 }
 
-// actParked is a child at its gate, descriptor 3. What it becomes waits for the end of its stage socket.
+// actParked runs a child at its gate, descriptor 3. If it becomes a replica, it waits for the end
+// of its stage socket.
 func actParked() error {
 	gate, err := unixConn(os.NewFile(3, "gate"))
 	if err != nil {
@@ -304,7 +307,7 @@ func actParked() error {
 	}
 }
 
-// receiveFiles reads a message with what rides along.
+// receiveFiles reads a message and the files that come with it.
 func receiveFiles(conn *net.UnixConn) (wire.Order, []*os.File, error) {
 	buf, oob := make([]byte, zygote.MaxOrder), make([]byte, unix.CmsgSpace(4*8))
 	n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)

@@ -16,11 +16,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// listTimeout is how long zygotes may take, all together, to say which children they have.
+// listTimeout bounds how long all adopted zygotes together may take to list their children.
 const listTimeout = 5 * time.Second
 
-// adoption takes over what an earlier daemon has left to the warden. New makes it, and nothing else
-// runs yet, so it has no lock; it takes the store's mutex where it adds to what the store has.
+// adoption takes over the processes that an earlier daemon left to the warden. New runs it before
+// anything else runs, so it has no lock of its own. It takes the store's mutex to change the store.
 type adoption struct {
 	m        *Manager
 	byEntry  map[string]*zygote.Zygote
@@ -29,15 +29,15 @@ type adoption struct {
 	loading  []<-chan struct{} // closed when loads of the earlier daemon have ended
 }
 
-// leftReplica is what was kept of a replica.
+// leftReplica is a replica that the warden kept, and its description.
 type leftReplica struct {
 	k    warden.Kept
 	held *resources.Reservation
 	d    replicaMeta
 }
 
-// adopt takes over what an earlier daemon has left: zygotes, replicas, and ends that nobody has
-// heard of. What was half made is ended.
+// adopt takes over the zygotes and replicas that an earlier daemon left, and reports the ends that
+// nobody was told. Processes that were only partly started are ended.
 func (m *Manager) adopt() error {
 	a := adoption{m: m, byEntry: map[string]*zygote.Zygote{}}
 	m.exits.BeginAdoption()
@@ -51,20 +51,20 @@ func (m *Manager) adopt() error {
 	}
 	a.adoptReplicas()
 	slices.SortFunc(a.zygotes, func(x, y *zygote.Zygote) int { return x.Loaded.Compare(y.Loaded) })
-	for _, z := range a.zygotes { // the latest comes last: it is the present one of its function
+	for _, z := range a.zygotes { // the latest comes last: it is the current one of its function
 		a.install(z)
 	}
 	m.exits.EndAdoption()
 	a.awaitLists()
 	m.loader.disk.sweepHalfPacked(a.loading)
 	if len(kept) > 0 {
-		m.cfg.Log.Info("adopted what an earlier KeysManager has left", "zygotes", len(a.zygotes), "replicas", len(a.replicas))
+		m.cfg.Log.Info("adopted the processes of an earlier KeysManager", "zygotes", len(a.zygotes), "replicas", len(a.replicas))
 	}
 	return nil
 }
 
-// sort makes a zygote of an entry of the warden, notes a replica for later, or ends what is
-// neither.
+// sort adopts an entry of the warden as a zygote, notes it as a replica for later, or ends it if it
+// is neither.
 func (a *adoption) sort(k warden.Kept) {
 	held := a.m.pool.Adopt(k)
 	switch d, err := decode(k.Meta); {
@@ -88,11 +88,11 @@ func (a *adoption) sort(k warden.Kept) {
 	}
 }
 
-// adoptReplicas adopts replicas, whose zygotes were.
+// adoptReplicas adopts the replicas. The zygotes have been adopted before.
 func (a *adoption) adoptReplicas() {
 	slices.SortFunc(a.replicas, func(x, y leftReplica) int { return x.d.Started.Compare(y.d.Started) })
 	for i, r := range a.replicas {
-		// Of one name, the latest is it.
+		// If several entries have one replica name, the latest is the replica.
 		if slices.ContainsFunc(a.replicas[i+1:], func(next leftReplica) bool { return next.d.Replica == r.d.Replica }) {
 			a.discard(r.k, r.held, errSucceeded)
 			continue
@@ -103,11 +103,12 @@ func (a *adoption) adoptReplicas() {
 	}
 }
 
-// errSucceeded says that an entry's replica has ended, and was reported.
+// errSucceeded says that a newer entry has the replica's name. The older one has ended and was
+// reported.
 var errSucceeded = errors.New("another replica has its name since")
 
-// adoptReplica makes a replica of what was kept of it, which started from z. One whose zygote is
-// unknown has ended with that.
+// adoptReplica adopts a replica, which started from z. If the replica's zygote is unknown, the
+// replica has ended with it.
 func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 	m := a.m
 	k, d := r.k, r.d
@@ -145,14 +146,14 @@ func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 	case z == nil:
 		how := task.EndShared
 		if d.Task != 0 {
-			how = task.EndUnclear // what a replica does ends its whole worker
+			how = task.EndUnclear // the end of one thread ends the whole worker
 		}
 		p.End(resources.Ending{Cause: "its zygote or worker ended " + zygote.Away, End: how})
 	}
 	return nil
 }
 
-// install puts an adopted zygote into its place and begins to read from it.
+// install makes an adopted zygote the current one of its slot, and begins to read from it.
 func (a *adoption) install(z *zygote.Zygote) {
 	m := a.m
 	m.store.mu.Lock()
@@ -161,7 +162,7 @@ func (a *adoption) install(z *zygote.Zygote) {
 	m.store.fill(z.Key, s, z)
 	variant, next := z.Key.Variant(), z.Key.Generation
 	if z.Replaced() {
-		next++ // its own is not wanted any more
+		next++ // its own generation is outdated
 		m.store.retiring(z.Key, s)
 	} else {
 		its := func(function string) { m.store.uses[function] = z.Key }
@@ -188,7 +189,8 @@ func (a *adoption) install(z *zygote.Zygote) {
 	m.watchers.Go(func() { m.loader.watch(z.Key, s, z) })
 }
 
-// awaitLists waits until it is known which replicas live.
+// awaitLists waits until each adopted zygote has said which of its children live, or listTimeout
+// has passed.
 func (a *adoption) awaitLists() {
 	m := a.m
 	timeout := time.After(listTimeout)
@@ -201,13 +203,13 @@ func (a *adoption) awaitLists() {
 		case <-listed:
 		case <-z.Gone():
 		case <-timeout:
-			m.cfg.Log.Warn("zygote does not say which children it has", "model", z.Key.Model, "pid", z.PID, "waited", listTimeout)
+			m.cfg.Log.Warn("zygote does not list its children", "model", z.Key.Model, "pid", z.PID, "waited", listTimeout)
 			return
 		}
 	}
 }
 
-// missed says that output was lost.
+// missed writes to a function's log that output was lost.
 func (a *adoption) missed(k warden.Kept, function, replica string) {
 	m := a.m
 	if k.Lost > 0 {
@@ -215,10 +217,11 @@ func (a *adoption) missed(k warden.Kept, function, replica string) {
 	}
 }
 
-// discard ends what cannot be adopted. What it returns is closed when it has ended.
+// discard ends an entry that cannot be adopted. It returns a channel that is closed when the
+// process has ended.
 func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error) <-chan struct{} {
 	m := a.m
-	m.cfg.Log.Warn("left by an earlier KeysManager and not adopted", "entry", k.Name, "pid", k.PID, "why", why)
+	m.cfg.Log.Warn("process of an earlier KeysManager is not adopted and ends", "entry", k.Name, "pid", k.PID, "why", why)
 	for _, f := range k.Files {
 		_ = f.Close() // nothing was written through it
 	}
@@ -230,7 +233,7 @@ func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error
 	ended, gone := m.exits.Await(k.Name), make(chan struct{})
 	m.ends.Go(func() {
 		defer close(gone)
-		// Fails when the warden is gone, and the process with it.
+		// Fails if the warden is gone; then the process is gone, too.
 		_ = m.warden.Signal(k.Name, unix.SIGKILL)
 		select {
 		case <-ended:
@@ -242,8 +245,8 @@ func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error
 	return gone
 }
 
-// Detach leaves all processes to the warden, for the next Manager to adopt, and returns when
-// nothing of this one runs any more. What is being started or loaded is ended. After Close it does
+// Detach leaves all processes to the warden, for the next Manager to adopt. It returns when nothing
+// of this Manager runs any more. Starts and loads that are under way are ended. After Close it does
 // nothing.
 func (m *Manager) Detach() { m.over.Do(m.detach) }
 
@@ -266,7 +269,7 @@ func (m *Manager) detach() {
 	m.release()
 }
 
-// release leaves the warden.
+// release detaches from the warden.
 func (m *Manager) release() {
 	if m.cfg.Warden == nil {
 		m.warden.Close()

@@ -19,19 +19,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// after makes a Manager of the same warden.
+// after makes another Manager of the same warden.
 func after(t *testing.T, c *warden.Client) *rig {
 	return newNode(t, func(cfg *Config) { cfg.Warden = c })
 }
 
-// wardenOf returns a warden that ends with the test, after its managers.
+// wardenOf returns a warden that ends with the test, after the test's managers.
 func wardenOf(t *testing.T) *warden.Client {
 	c := warden.InProcess()
 	t.Cleanup(c.Close)
 	return c
 }
 
-// names are those of the replicas that a node has.
+// names returns the names of a node's replicas.
 func (n *rig) names() (out []string) {
 	for _, r := range n.Inventory().Replicas {
 		out = append(out, r.Name)
@@ -86,7 +86,8 @@ func TestWhatIsDetachedIsAdopted(t *testing.T) {
 	}
 }
 
-// TestWhatWasInvalidatedIsAdoptedAsThat: it serves the replicas that it has, and nothing starts from it.
+// TestWhatWasInvalidatedIsAdoptedAsThat checks that an adopted zygote with invalidated parameters
+// keeps its replicas, and that nothing starts from it.
 func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
 	w := wardenOf(t)
 	n := after(t, w)
@@ -101,7 +102,7 @@ func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
 		t.Fatalf("adopted %+v, want the old zygote to retire", inv.Zygotes)
 	}
 	n.store.mu.Lock()
-	if len(n.store.slots.Values()[0].zygote.Family.Waiting()) > 0 { // which New has made, if any
+	if len(n.store.slots.Values()[0].zygote.Family.Waiting()) > 0 { // New may have forked one
 		t.Error("it has a spare child, which nobody will ever want")
 	}
 	n.store.mu.Unlock()
@@ -135,7 +136,7 @@ func TestEndsThatNobodyHasHeardOf(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	_ = quits.Conn.Close() // so it ends by itself
+	_ = quits.Conn.Close() // so the replica ends by itself
 	for _, pid := range []int{killed.PID, plain.PID, quits.PID} {
 		proctest.Gone(t, pid)
 	}
@@ -155,7 +156,7 @@ func TestEndsThatNobodyHasHeardOf(t *testing.T) {
 	}
 	n.answers(stays)
 	n.Detach()
-	next := after(t, w) // they are told once
+	next := after(t, w) // ends are reported once
 	if got := next.names(); !slices.Equal(got, []string{"stays"}) || len(next.exits) != 0 {
 		t.Errorf("%v run and %d exits, want stays and none", got, len(next.exits))
 	}
@@ -198,7 +199,8 @@ func TestAZygoteThatEndedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestHalfMadeThingsAreEnded leaves what a daemon leaves that is killed between two steps.
+// TestHalfMadeThingsAreEnded leaves entries as a daemon does that is killed between two steps, and
+// checks that the next daemon ends them.
 func TestHalfMadeThingsAreEnded(t *testing.T) {
 	w := wardenOf(t)
 	old := after(t, w)
@@ -236,9 +238,10 @@ func TestHalfMadeThingsAreEnded(t *testing.T) {
 		pids = append(pids, pid)
 	}
 	gone := &replicaMeta{Replica: "gone", Function: "f.ns", Started: time.Now(), Zygote: half.Entry, PID: 1 << 22}
-	told := &replicaMeta{Replica: "a", Function: "f.ns", Started: time.Unix(1, 0), Zygote: half.Entry, PID: 1<<22 + 1} // or another would not have its name
+	// It has ended and was reported, because another replica has its name.
+	told := &replicaMeta{Replica: "a", Function: "f.ns", Started: time.Unix(1, 0), Zygote: half.Entry, PID: 1<<22 + 1}
 	for _, err := range []error{
-		w.Drop(entry), // as if it had not yet been put
+		w.Drop(entry), // as if the replica's own entry did not exist yet
 		w.Put("replica-gone", encode(meta{Replica: gone}), nobody, nobody),
 		w.Put("replica-told", encode(meta{Replica: told}), nobody, nobody),
 		w.Put("replica-bad", encode(meta{Replica: &replicaMeta{Replica: "bad"}})),

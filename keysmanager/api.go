@@ -5,10 +5,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-// Types of package resources that a Config has or an Inventory shows, under the names that callers
-// of this package know.
+// Types of package resources that appear in a Config or an Inventory. Callers of this package use
+// these names.
 type (
-	// Accounts gives out the users that processes run as.
+	// Accounts assigns the users that processes run as.
 	Accounts = resources.Accounts
 	// Networks makes network namespaces for processes.
 	Networks = resources.Networks
@@ -20,11 +20,11 @@ type (
 	GroupLimits = resources.Limits
 	// GroupUsage is what the processes of a cgroup have used.
 	GroupUsage = resources.GroupUsage
-	// Usage is what a replica or zygote uses.
+	// Usage is what a replica or zygote uses of its node.
 	Usage = resources.Usage
 	// Device is an accelerator.
 	Device = resources.Device
-	// DeviceInfo is a device and who has it.
+	// DeviceInfo is a device and the replicas that use it.
 	DeviceInfo = resources.DeviceInfo
 )
 
@@ -37,6 +37,6 @@ var (
 	ErrModelMissing = resources.ErrModelMissing
 )
 
-// CheckModel checks the files of a model below an image's root as a start does before it loads
+// CheckModel checks the files of a model below an image's root, as a start does before it loads
 // them.
 func CheckModel(root, model string) error { return resources.CheckModel(root, model) }

@@ -31,7 +31,8 @@ func waits(z *zygote.Zygote, pid int) bool {
 	return slices.ContainsFunc(z.Family.Spares(), func(c resources.Copied) bool { return c.PID == pid })
 }
 
-// TestAStartTakesTheSpareChild which is in its cgroup already, and another takes its place.
+// TestAStartTakesTheSpareChild checks that a start uses the spare child, which is in its cgroup
+// already, and that another child takes its place.
 func TestAStartTakesTheSpareChild(t *testing.T) {
 	n := grouped(t)
 	n.answers(n.start("first", withModel))
@@ -59,7 +60,8 @@ func TestAStartTakesTheSpareChild(t *testing.T) {
 	})
 }
 
-// TestASpareChildThatEnds is no replica's end, leaves nothing, and does not fail the next start.
+// TestASpareChildThatEnds checks that the end of a spare child is not reported, leaves nothing
+// behind, and does not fail the next start.
 func TestASpareChildThatEnds(t *testing.T) {
 	n := grouped(t)
 	n.answers(n.start("first", withModel))
@@ -90,7 +92,8 @@ func TestASpareChildThatEnds(t *testing.T) {
 	})
 }
 
-// TestASpareChildHasTheLimits of the replica that it becomes, or is none of them.
+// TestASpareChildHasTheLimits checks that a start uses a spare child only if it has the limits of
+// the replica.
 func TestASpareChildHasTheLimits(t *testing.T) {
 	n := grouped(t)
 	s := withModel
@@ -111,7 +114,8 @@ func TestASpareChildHasTheLimits(t *testing.T) {
 	}
 }
 
-// TestSpareChildrenAreNotAdopted: they end with their manager, and the next has others.
+// TestSpareChildrenAreNotAdopted checks that spare children end with their manager, and that the
+// next manager forks others.
 func TestSpareChildrenAreNotAdopted(t *testing.T) {
 	g, w := groups(t), wardenOf(t)
 	change := func(c *Config) { c.Groups, c.Warden = g, w }

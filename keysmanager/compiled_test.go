@@ -15,7 +15,7 @@ import (
 )
 
 // pyCompiles compiles a function with torch.compile in load, and runs it once as infer does. The
-// replica "other" runs it on another shape, too.
+// replica "other" also runs it on another shape.
 const pyCompiles = `
 import os
 import torch
@@ -46,7 +46,8 @@ def infer(state, calls):
     return [out for c in calls]
 `
 
-// compiles returns an interpreter whose PyTorch has torch.compile, or skips the test: Debian's has not.
+// compiles returns an interpreter whose PyTorch has torch.compile, or skips the test. Debian's
+// PyTorch lacks it.
 func compiles(t *testing.T) string {
 	t.Helper()
 	python := proctest.Torch(t)
@@ -63,7 +64,7 @@ func compiles(t *testing.T) string {
 	return python
 }
 
-// files returns the files below a folder, by their paths in it.
+// files returns the files below a folder, by their relative paths.
 func files(t *testing.T, folder string) (out []string) {
 	t.Helper()
 	err := filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
@@ -78,13 +79,14 @@ func files(t *testing.T, folder string) (out []string) {
 	return out
 }
 
-// TestPythonCompilesOnce: what load compiles with torch.compile, no replica compiles again, and no
-// later zygote of the image. What a replica compiles is not in the folder that later zygotes read.
+// TestPythonCompilesOnce checks that code that load compiles with torch.compile is compiled again
+// by no replica, and by no later zygote of the image. Code that a replica compiles is not in the
+// folder that later zygotes read.
 func TestPythonCompilesOnce(t *testing.T) {
 	python, cache := compiles(t), t.TempDir()
 	n := pyNode(t, t.TempDir(), map[string]string{"compiles": pyCompiles}, func(c *Config) { c.Cache = cache })
 	s := pySpec(python, "compiles", "TMPDIR="+t.TempDir(), "HOME="+t.TempDir(), "USER=stage")
-	load := func() { // which takes a compiler of C++ seconds, and minutes beside other work
+	load := func() { // the C++ compiler takes seconds, or minutes on a busy machine
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 		defer cancel()
@@ -126,7 +128,8 @@ func TestPythonCompilesOnce(t *testing.T) {
 	if _, err := n.Invalidate(t.Context(), s.Function); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(first.Compiled.Folder); err != nil { // as it ends with a zygote that has an account
+	// The folder is removed with a zygote that has an account.
+	if err := os.RemoveAll(first.Compiled.Folder); err != nil {
 		t.Fatal(err)
 	}
 	load()

@@ -25,7 +25,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// load has a replica answer calls until it is told to stop.
+// load makes a replica answer calls until it is told to stop.
 type load struct {
 	stop, answered atomic.Int64
 	done           sync.WaitGroup
@@ -54,14 +54,15 @@ func (l *load) run(r *startedReplica) {
 	})
 }
 
-// more waits for calls that are answered from now on.
+// more waits for more answered calls.
 func (l *load) more(t *testing.T, name string) {
 	t.Helper()
 	from := l.answered.Load()
 	proctest.Until(t, name+" to answer", func() bool { return l.answered.Load() > from+10 })
 }
 
-// TestADaemonThatIsKilledUnderLoad has eight replicas that go on answering, and another daemon that adopts them.
+// TestADaemonThatIsKilledUnderLoad kills a daemon with eight replicas. The replicas go on
+// answering, and another daemon adopts them.
 func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
 	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
 	if err != nil {
@@ -87,7 +88,9 @@ func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
 	for name, l := range loads {
 		l.more(t, name)
 	}
-	for _, i := range []int{1, 7} { // one forked and one of its own end meanwhile, and one by itself
+	// Meanwhile two replicas are killed, one forked and one started by the warden, and one ends by
+	// itself.
+	for _, i := range []int{1, 7} {
 		if err := syscall.Kill(replicas[i].PID, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
@@ -197,13 +200,14 @@ func TestAWardenThatDies(t *testing.T) {
 	n.Close()
 	c.Close()
 	proctest.Gone(t, next)
-	if _, err := unix.Wait4(next, nil, 0, nil); err != nil { // it was a child of ours
+	if _, err := unix.Wait4(next, nil, 0, nil); err != nil { // it was a child of this process
 		t.Error(err)
 	}
 }
 
-// TestDaemonsThatAreKilledAtAnyMoment has four of them, one after the other, in the midst of starts and stops. The stage sockets'
-// other ends die with them, so that no replica may be left, and nothing that was half made.
+// TestDaemonsThatAreKilledAtAnyMoment kills four daemons, one after the other, while they start and
+// stop replicas. The other ends of the stage sockets die with them, so no replica may be left, and
+// nothing that was only partly started.
 func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
 	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
 	if err != nil {
@@ -252,7 +256,8 @@ func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
 	}
 }
 
-// TestADaemonThatIsKilledDuringALoad: nothing is left of the load, neither its process nor what it had written.
+// TestADaemonThatIsKilledDuringALoad checks that nothing is left of the load: neither its process
+// nor the files that it had written.
 func TestADaemonThatIsKilledDuringALoad(t *testing.T) {
 	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
 	if err != nil {

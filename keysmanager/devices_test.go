@@ -25,7 +25,7 @@ func (i anyImage) Resolve(name string) (sandbox.Image, error) {
 	return sandbox.Image{Name: name, Root: i.root, Digest: "d", Stage: true}, nil
 }
 
-// onDevices is a node with two devices of 10 GiB.
+// onDevices returns a node with two devices of 10 GiB.
 func onDevices(t *testing.T) *rig {
 	t.Helper()
 	return newNode(t, func(c *Config) {
@@ -47,11 +47,12 @@ func (n *rig) reserved() (bytes int64, replicas int) {
 	return bytes, replicas
 }
 
-// TestDevicesAreReserved starts and stops processes, many at a time: never more than fit, and all is given back.
+// TestDevicesAreReserved starts and stops many processes at the same time. Never more than fit may
+// start, and all memory is freed in the end.
 func TestDevicesAreReserved(t *testing.T) {
 	n := onDevices(t)
 	spec := node.Spec{Function: "f.ns", Namespace: "ns", Image: "i", Process: "sleep 600", DeviceMemory: 3 * gib}
-	for range 2 { // the second round finds everything given back
+	for range 2 { // the second round checks that everything was freed
 		var wg sync.WaitGroup
 		var started, refused, odd atomic.Int64
 		conns := make(chan net.Conn, 40)
@@ -107,7 +108,8 @@ func TestDevicesAreReserved(t *testing.T) {
 	}
 }
 
-// TestDevicesAreSeenByTheirOwners: a replica's environment names its devices, whatever its function says of that.
+// TestDevicesAreSeenByTheirOwners checks that a replica's environment names its devices, whatever
+// its function's environment says.
 func TestDevicesAreSeenByTheirOwners(t *testing.T) {
 	n := onDevices(t)
 	for replica, device := range map[string]string{"one": "GPU-b", "two": "GPU-a,GPU-b", "none": ""} {

@@ -17,9 +17,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// folderOf returns the name of the folder for what zygotes make of an image's model. An image may
-// have several models, also of one name in its folders. What the author's code makes depends on the
-// interpreter and the environment, too.
+// folderOf returns the name of the folder for the files that zygotes make of an image's model. The
+// full path of the model is part of the name, because folders of one image may have models of one
+// name. The files that an author's code makes also depend on the interpreter and the environment.
 func folderOf(k zygote.Key) string {
 	of := filepath.Clean(k.Model)
 	if engineByKey(k).author {
@@ -29,19 +29,19 @@ func folderOf(k zygote.Key) string {
 	return k.Digest + "-" + hex.EncodeToString(sum[:8])
 }
 
-// packedFolders is the folder for what zygotes make of models, kept across restarts: one folder per
-// image and model. Its methods are safe for concurrent use. It has no lock: the file system is its
-// state.
+// packedFolders manages the folder for the files that zygotes make of models, such as pre-packed
+// parameters. The files are kept across restarts, with one folder per image and model. Its methods
+// are safe for concurrent use. It has no lock, because its only state is the file system.
 type packedFolders struct {
 	folder string // empty: nothing is kept
 	log    *slog.Logger
-	// unlessUsed calls take unless somebody uses what is in the folder of this name. Nobody begins
-	// to use it meanwhile.
+	// unlessUsed calls take unless a function or a zygote uses the folder of this name. Nobody can
+	// begin to use it during the call.
 	unlessUsed func(name string, take func())
 }
 
-// prepacked returns the folder for what zygotes make of an image's model, such as its pre-packed
-// parameters; empty if nothing can be kept.
+// prepacked returns the folder for the files that zygotes make of an image's model. It returns ""
+// if nothing can be kept.
 func (d *packedFolders) prepacked(key zygote.Key) string {
 	if d.folder == "" {
 		return ""
@@ -51,24 +51,24 @@ func (d *packedFolders) prepacked(key zygote.Key) string {
 		err = os.MkdirAll(folder, 0o700)
 	}
 	if err != nil {
-		d.log.Warn("what zygotes make of a model is not kept", "error", err)
+		d.log.Warn("files that zygotes make of a model are not kept", "error", err)
 		return ""
 	}
 	now := time.Now()
-	_ = os.Chtimes(folder, now, now) // the order in which folders go; of a used one it does not matter
+	_ = os.Chtimes(folder, now, now) // trim removes the oldest folders first
 	d.trim()
 	return folder
 }
 
-// diskFree is the share of a disk that pre-packed parameters leave free, if they can: those that
-// nobody uses go until it is.
+// diskFree is the share of a disk that trim keeps free. It removes pre-packed parameters that
+// nobody uses until that much is free.
 const diskFree = 0.10
 
-// removed begins the name of a folder of parameters that is being removed.
+// removed is the prefix of the name of a folder that is being removed.
 const removed = ".removed-"
 
-// trim removes the pre-packed parameters that no function uses, least recently used first, while
-// the disk is nearly full.
+// trim removes pre-packed parameters that no function uses, least recently used first, while the
+// disk is nearly full.
 func (d *packedFolders) trim() {
 	for _, folder := range d.packed() {
 		if full, err := nearlyFull(d.folder); err != nil || !full {
@@ -76,7 +76,7 @@ func (d *packedFolders) trim() {
 		}
 		if gone := d.takeAway(folder); gone != "" {
 			if err := os.RemoveAll(gone); err != nil {
-				d.log.Warn("pre-packed parameters that nobody uses stay", "error", err)
+				d.log.Warn("unused pre-packed parameters are not removed", "error", err)
 				return
 			}
 			d.log.Info("pre-packed parameters removed: the disk is nearly full", "folder", folder)
@@ -84,7 +84,7 @@ func (d *packedFolders) trim() {
 	}
 }
 
-// sweepHalfPacked removes what the loads of an earlier daemon have left half packed, once they have
+// sweepHalfPacked removes the half-packed files of an earlier daemon's loads, once these loads have
 // ended.
 func (d *packedFolders) sweepHalfPacked(loading []<-chan struct{}) {
 	timeout := time.After(endTimeout)
@@ -92,7 +92,7 @@ func (d *packedFolders) sweepHalfPacked(loading []<-chan struct{}) {
 		select {
 		case <-gone:
 		case <-timeout:
-			return // the next daemon does it
+			return // the next daemon removes them
 		}
 	}
 	for _, digest := range d.packed() {
@@ -100,13 +100,13 @@ func (d *packedFolders) sweepHalfPacked(loading []<-chan struct{}) {
 	}
 }
 
-// removeHalfPacked removes, from a folder of an image's parameters, what a process has left half
-// packed that was killed, or 0: all of them have. Its name ends with the number of the process, or
-// of its user.
+// removeHalfPacked removes half-packed files from a folder of an image's parameters: those of one
+// killed process, or with 0 those of all processes. The name of such a file ends with the number of
+// the process or of its user.
 func (d *packedFolders) removeHalfPacked(folder string, pid int) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
-		return // there is none
+		return // the folder does not exist
 	}
 	for _, e := range entries {
 		n, err := strconv.Atoi(strings.TrimPrefix(filepath.Ext(e.Name()), "."))
@@ -114,17 +114,17 @@ func (d *packedFolders) removeHalfPacked(folder string, pid int) {
 			continue
 		}
 		if err := os.RemoveAll(filepath.Join(folder, e.Name())); err != nil {
-			d.log.Warn("half packed parameters stay", "error", err)
+			d.log.Warn("half-packed parameters are not removed", "error", err)
 		}
 	}
 }
 
-// packed returns the names of the folders with parameters, least recently used first; what an
-// earlier removal has left comes first.
+// packed returns the names of the folders with parameters, least recently used first. Folders that
+// an earlier removal has left come before all others.
 func (d *packedFolders) packed() []string {
 	entries, err := os.ReadDir(d.folder)
 	if err != nil {
-		return nil // it is not there yet
+		return nil // the folder does not exist yet
 	}
 	at := map[string]time.Time{}
 	var names []string
@@ -142,7 +142,8 @@ func (d *packedFolders) packed() []string {
 	return names
 }
 
-// takeAway gives a folder a name by which nobody finds it, and returns its path; empty: it is used.
+// takeAway renames a folder so that nobody finds it, and returns its new path. It returns "" if the
+// folder is used.
 func (d *packedFolders) takeAway(name string) (moved string) {
 	path := filepath.Join(d.folder, name)
 	if strings.HasPrefix(name, removed) {

@@ -64,14 +64,14 @@ func TestADeadZygoteTakesItsReplicasAndComesBack(t *testing.T) {
 	if !slices.Equal(lost, []string{"a", "b"}) {
 		t.Errorf("lost %v, want a and b", lost)
 	}
-	r := n.start("c", withModel) // the dead zygote was no failed load: nothing is refused
+	r := n.start("c", withModel) // the zygote's end was no failed load, so nothing is refused
 	proctest.Gone(t, a.PID)
 	proctest.Gone(t, b.PID)
 	n.answers(r)
 }
 
-// TestNoStartFailsForKilledZygotes kills one zygote after the other, with a start under way each
-// time.
+// TestNoStartFailsForKilledZygotes kills one zygote after the other, each time with a start under
+// way.
 func TestNoStartFailsForKilledZygotes(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("first", withModel)
@@ -102,13 +102,13 @@ func TestNoStartFailsForKilledZygotes(t *testing.T) {
 	}
 }
 
-// TestAStartWaitsForABackOff for as long as its caller does.
+// TestAStartWaitsForABackOff checks that a start waits for a back-off as long as its caller does.
 func TestAStartWaitsForABackOff(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("first", withModel)
 	n.store.mu.Lock()
 	for _, key := range n.store.slots.Keys() {
-		for range 10 { // it has ended soon, again and again
+		for range 10 { // it ended soon after its load, several times
 			n.store.step(cache.Ended[zygote.Key]{Key: key})
 			n.store.step(cache.Loaded[zygote.Key]{Key: key, Bytes: 1})
 		}
@@ -192,7 +192,7 @@ func TestLinesAreTheirReplicas(t *testing.T) {
 func TestStopIsPoliteFirst(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("stubborn", node.Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"})
-	n.printed("stubborn") // from now on it does not hear SIGTERM
+	n.printed("stubborn") // from now on it ignores SIGTERM
 	r := n.start("forked", withModel)
 	n.answers(r)
 	for name, want := range map[string]string{"stubborn": "killed by SIGKILL", "forked": resources.ExitedWell} {
@@ -210,11 +210,13 @@ func TestStopIsPoliteFirst(t *testing.T) {
 			t.Errorf("a second time: %v", err)
 		}
 	}
-	n.start("stubborn", node.Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"}) // the name is free again
+	// The name is free again.
+	n.start("stubborn", node.Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"})
 	n.printed("stubborn")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := n.Stop(ctx, "stubborn", time.Hour); err != nil { // who cannot wait is not made to
+	// A cancelled context ends the grace period.
+	if err := n.Stop(ctx, "stubborn", time.Hour); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -242,7 +244,7 @@ func TestAnOrderThatIsGivenUpLeavesNothing(t *testing.T) {
 	if err := syscall.Kill(z, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	spare := n.start("spare", withModel) // which needs no zygote
+	spare := n.start("spare", withModel) // it needs no answer of the zygote
 	n.answers(spare)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
@@ -252,7 +254,7 @@ func TestAnOrderThatIsGivenUpLeavesNothing(t *testing.T) {
 	if err := syscall.Kill(z, syscall.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	b := n.start("late", withModel) // the name is free; its order comes behind the other
+	b := n.start("late", withModel) // the name is free; this order comes after the other one
 	n.answers(b)
 	want := []int{a.PID, b.PID, spare.PID, n.spare(z)}
 	slices.Sort(want)
@@ -298,7 +300,8 @@ func TestCloseEndsALoad(t *testing.T) {
 	}
 }
 
-// TestAZygoteThatDoesNotListen: its replicas can be ended all the same, also when no order reaches it any more.
+// TestAZygoteThatDoesNotListen checks that replicas of a zygote can be ended even when no order
+// reaches it any more.
 func TestAZygoteThatDoesNotListen(t *testing.T) {
 	n := newNode(t, nil)
 	a, b := n.start("a", withModel), n.start("b", withModel)

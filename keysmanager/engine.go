@@ -15,36 +15,37 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// engine is what a stage's processes compute with, as its wire.EnvRuntime says: all in which the
-// Manager tells functions of one from those of another (docs/adr/0031).
+// engine is what a stage's processes compute with, as its wire.EnvRuntime says. It holds all
+// differences between functions of one engine and another that the Manager knows (docs/adr/0031).
 type engine struct {
-	name string // of a variant's key; empty: ONNX Runtime
-	// Functions without a model have zygotes, too: a fork saves them their imports.
+	name string // part of a variant's key; empty: ONNX Runtime
+	// Functions without a model have zygotes, too, because a fork saves their imports.
 	always  bool
 	library bool // its processes load Config.ORT
-	// Its zygotes run the author's code, and so have the function's environment.
+	// Its zygotes run the author's code, so they get the function's environment.
 	author bool
-	// Its zygotes make files that later zygotes of the image use: pre-packed parameters, compiled
+	// Its zygotes make files that later zygotes of the image use: pre-packed parameters or compiled
 	// code.
 	makes bool
-	// Bytes that a zygote takes beside its parameters and a needShare of these.
+	// Bytes that a zygote takes in addition to its parameters and a needShare of these.
 	base int64
-	// By what the annotation stagecoach.dev/start asks for: in which form parameters are kept then.
+	// The form in which parameters are kept, by the form that the annotation stagecoach.dev/start asks
+	// for.
 	starts map[zygote.Form]zygote.Form
-	// That takes the place of one that is impossible, when the function leaves the choice to us.
+	// The form that replaces an impossible one, if the function does not ask for a form.
 	next map[zygote.Form]zygote.Form
 }
 
 var (
-	// onnxRuntime: a Go program over package stage. It has a graph, which grows with the model, in
-	// its heap.
+	// onnxRuntime is the engine of a Go program over package stage. The program has a graph in its
+	// heap, which grows with the model.
 	onnxRuntime = engine{
 		library: true, makes: true, base: 32 << 20,
 		starts: map[zygote.Form]zygote.Form{zygote.Forks: zygote.Forks, zygote.Heap: zygote.Heap, zygote.Map: zygote.Map, zygote.None: zygote.None},
 		next:   map[zygote.Form]zygote.Form{zygote.Forks: zygote.Map, zygote.Map: zygote.None},
 	}
-	// python: the template python3-stage. What its zygote's replicas share is the hooks' to decide.
-	// base is the interpreter with PyTorch.
+	// python is the engine of the template python3-stage. The author's hooks decide what the replicas
+	// of a zygote share. base is the size of the interpreter with PyTorch.
 	python = engine{
 		name: "python", always: true, author: true, makes: true, base: 256 << 20,
 		starts: map[zygote.Form]zygote.Form{zygote.Forks: zygote.Forks, zygote.Heap: zygote.Forks, zygote.None: zygote.None},
@@ -52,7 +53,7 @@ var (
 	}
 )
 
-// engine returns what a function of this image computes with.
+// engine returns the engine of a function of this image.
 func engineOf(s node.Spec, image sandbox.Image) (engine, error) {
 	switch name := s.Env[wire.EnvRuntime]; {
 	case name == "" || name == "onnx" || Watched(image, s.Env):
@@ -64,7 +65,7 @@ func engineOf(s node.Spec, image sandbox.Image) (engine, error) {
 	}
 }
 
-// engineByKey returns what a variant computes with.
+// engineByKey returns the engine of a variant.
 func engineByKey(k zygote.Key) engine {
 	if k.Engine == python.name {
 		return python
@@ -72,10 +73,10 @@ func engineByKey(k zygote.Key) engine {
 	return onnxRuntime
 }
 
-// keeps tells whether something is kept of a function that its replicas start from.
+// keeps reports whether replicas of a function start from parameters that the node keeps.
 func (e engine) keeps(s node.Spec) bool { return e.always || s.Env[wire.EnvModel] != "" }
 
-// can says why a function's replicas cannot start as it asks for; nil: they can.
+// can returns why a function's replicas cannot start as it asks for, or nil if they can.
 func (e engine) can(s node.Spec) error {
 	if _, ok := e.starts[formOf(s)]; !ok {
 		return fmt.Errorf("annotation stagecoach.dev/start is %s, which stages of %s=%s have not; want auto, fork, heap or cold", s.Start, wire.EnvRuntime, e.name)
@@ -83,7 +84,7 @@ func (e engine) can(s node.Spec) error {
 	return nil
 }
 
-// form is what a function asks for.
+// formOf returns the form of parameters that a function asks for.
 func formOf(s node.Spec) zygote.Form {
 	if choosesPath(s) || s.Start == "fork" {
 		return zygote.Forks
@@ -91,7 +92,8 @@ func formOf(s node.Spec) zygote.Form {
 	return zygote.Form(s.Start)
 }
 
-// environment is the function's, without what is not its own to say.
+// environmentOf returns the function's environment without the variables that a function must not
+// set.
 func environmentOf(s node.Spec) map[string]string {
 	env := maps.Clone(s.Env)
 	if env == nil {
@@ -103,8 +105,9 @@ func environmentOf(s node.Spec) map[string]string {
 	return env
 }
 
-// seen is what a zygote of the engine knows of a function's environment, as text that tells two
-// that differ apart; empty: nothing.
+// seen returns the part of a function's environment that a zygote of the engine knows, as text.
+// Environments that differ in it give different texts. It is empty if the zygote knows nothing of
+// the environment.
 func (e engine) seen(s node.Spec) string {
 	if !e.author {
 		return ""
@@ -117,9 +120,10 @@ func (e engine) seen(s node.Spec) string {
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
-// loads is the environment of a process that loads its model: a zygote's, whose own is empty or, of
-// the author's code, the function's; a replica's. threads is how many it computes with at first; 0:
-// as its replicas are told.
+// loads returns the environment of a process that loads its model. For a zygote, env is empty, or
+// the function's environment if the zygote runs the author's code. For a replica, env is the
+// function's environment. threads is how many threads the process computes with at first; 0 means
+// as many as its replicas are told.
 func (c *Config) loads(e engine, env map[string]string, threads int) map[string]string {
 	env = maps.Clone(env)
 	if e.library {
@@ -132,14 +136,14 @@ func (c *Config) loads(e engine, env map[string]string, threads int) map[string]
 	return env
 }
 
-// zygoteEnvironment is that of a zygote, or of the process that packs in its place.
+// zygoteEnvironment returns the environment of a zygote, or of the process that packs in its place.
 func (l *loader) zygoteEnvironment(key zygote.Key, s node.Spec) map[string]string {
 	e, env := engineByKey(key), map[string]string{wire.EnvModel: key.Model}
 	if key.Form == zygote.Worker {
 		env = map[string]string{wire.EnvRuntime: e.name, wire.EnvWorker: "1", resources.EnvDevices: key.Device}
 	} else if e.author {
 		env = environmentOf(s)
-		env[resources.EnvDevices] = "" // no zygote has a device: it could not be forked
+		env[resources.EnvDevices] = "" // a zygote must not have a device: it could not be forked
 		env[wire.EnvFunction] = s.Function
 	}
 	if e.makes && key.Form == zygote.Forks {
@@ -148,13 +152,13 @@ func (l *loader) zygoteEnvironment(key zygote.Key, s node.Spec) map[string]strin
 		}
 	}
 	threads := 0
-	if e.author { // what it compiles is for as many threads as its replicas have
+	if e.author { // the code that it compiles is for as many threads as its replicas have
 		threads = l.cfg.threads(node.Order{Spec: s})
 	}
 	return l.cfg.loads(e, env, threads)
 }
 
-// loadable says why no process can load a variant's parameters; nil: one can.
+// loadable returns why no process can load a variant's parameters, or nil if one can.
 func (c *Config) loadable(e engine) error {
 	if e.library && c.ORT == "" {
 		return errNoORT
@@ -162,8 +166,8 @@ func (c *Config) loadable(e engine) error {
 	return nil
 }
 
-// threads returns how many threads a replica computes with at first: as many as its share of the
-// processor has use for.
+// threads returns how many threads a replica computes with at first: as many as its CPU limit can
+// use.
 func (c *Config) threads(o node.Order) int {
 	milli := o.CPUMilli
 	if milli == 0 {
@@ -175,12 +179,12 @@ func (c *Config) threads(o node.Order) int {
 	return min((milli+999)/1000, c.Threads)
 }
 
-// zygoteLimits returns the limits of a zygote: what all zygotes may take.
+// zygoteLimits returns the limits of a zygote. They are the same for all zygotes.
 func (c *Config) zygoteLimits() GroupLimits {
 	return GroupLimits{Memory: c.Memory, PIDs: resources.MaxProcesses}
 }
 
-// changed tells that the inventory is another; it must be called without the store's mutex.
+// changed reports that the inventory has changed. The caller must not hold the store's mutex.
 func (c *Config) changed() {
 	if c.OnChange != nil {
 		c.OnChange()

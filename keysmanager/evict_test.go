@@ -36,7 +36,7 @@ func TestWarmLoadsAhead(t *testing.T) {
 	}
 }
 
-// countingImages counts how often each image is looked at.
+// countingImages counts how often each image is resolved.
 type countingImages struct {
 	Images
 	looks map[string]int
@@ -47,14 +47,16 @@ func (c countingImages) Resolve(image string) (sandbox.Image, error) {
 	return c.Images.Resolve(image)
 }
 
-// TestWarmLooksSeldom: what is told every second is not read from the disk as often, unless it could not be read.
+// TestWarmLooksSeldom checks that Warm, which is called every second, does not read an image from
+// the disk each time, unless the image could not be read.
 func TestWarmLooksSeldom(t *testing.T) {
 	looks := map[string]int{}
 	n := newNode(t, func(c *Config) { c.Images = countingImages{c.Images, looks} })
 	twin, gone := withModel, withModel
 	twin.Function, gone.Function, gone.Image = "twin.ns", "gone.ns", "test/nosuch:1"
 	for range 3 {
-		_ = n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: twin}, {Spec: gone}}) // gone's error
+		// The error is gone's.
+		_ = n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: twin}, {Spec: gone}})
 	}
 	if looks[withModel.Image] != 1 || looks[gone.Image] != 3 {
 		t.Errorf("looked %v, want once at what is there and each time at what is not", looks)
@@ -72,7 +74,7 @@ func TestWarmIsNoUse(t *testing.T) {
 	if err := n.Warm(t.Context(), both); err != nil {
 		t.Fatal(err)
 	}
-	n.start("a", withModel) // the last to be used
+	n.start("a", withModel) // the last one to be used
 	if err := n.Warm(t.Context(), both); err != nil {
 		t.Fatal(err)
 	}

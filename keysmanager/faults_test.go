@@ -57,7 +57,8 @@ func (f twoFolders) Resolve(image string) (sandbox.Image, error) {
 	return f.a.Resolve(image)
 }
 
-// TestBadModels: what is wrong with a model is said, and nothing of it is left.
+// TestBadModels checks that the error says what is wrong with a model, and that nothing of the load
+// is left.
 func TestBadModels(t *testing.T) {
 	good, err := os.ReadFile(proctest.Built(t, "models", "ocr", "rec.onnx"))
 	if err != nil {
@@ -115,7 +116,7 @@ func TestBadModels(t *testing.T) {
 			if refused := name == "too large"; refused != (inv.Refused == 1) || refused == (len(inv.Failures) == 1) {
 				t.Errorf("%d refused, failures %+v", inv.Refused, inv.Failures)
 			}
-			n.start("good", withModel) // others go on
+			n.start("good", withModel) // other functions still start
 		})
 	}
 }
@@ -141,7 +142,7 @@ func TestLoadsThatDoNotEnd(t *testing.T) {
 	}
 }
 
-// TestAZygoteIsKilledWhilePacking: what it had written goes.
+// TestAZygoteIsKilledWhilePacking checks that the files that it had written are removed.
 func TestAZygoteIsKilledWhilePacking(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Cache = t.TempDir() })
 	s := withModel
@@ -154,7 +155,8 @@ func TestAZygoteIsKilledWhilePacking(t *testing.T) {
 	}
 }
 
-// TestALoadMayTakeAsLongAsItsStart: whoever gives his start more time gives it to the load.
+// TestALoadMayTakeAsLongAsItsStart checks that a start with a longer deadline gives its load more
+// time.
 func TestALoadMayTakeAsLongAsItsStart(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.loadTimeout = time.Nanosecond })
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -182,7 +184,8 @@ func disk(t *testing.T, size string) string {
 	return dir
 }
 
-// TestAFullDiskWhilePacking: the model itself is loaded, and a line says why.
+// TestAFullDiskWhilePacking checks that the model itself is loaded, and that a log line says why it
+// was not packed.
 func TestAFullDiskWhilePacking(t *testing.T) {
 	dir := disk(t, "1m")
 	n := newNode(t, func(c *Config) { c.Cache = dir })
@@ -202,10 +205,11 @@ func TestAFullDiskWhilePacking(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	n.Close() // before the disk goes
+	n.Close() // before the disk is unmounted
 }
 
-// TestADiskThatFillsUpIsTrimmed: what nobody uses goes, least recently used first, and only while the disk is nearly full.
+// TestADiskThatFillsUpIsTrimmed checks that unused parameters are removed, least recently used
+// first, and only while the disk is nearly full.
 func TestADiskThatFillsUpIsTrimmed(t *testing.T) {
 	dir := disk(t, "12m")
 	n := newNode(t, func(c *Config) { c.Cache = dir })

@@ -11,18 +11,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// functions are the parameters of the functions that a node knows, and where they are kept. They
-// are a part of the store, whose mutex guards them: it is held when a method is called.
+// functions knows the parameters of the node's functions, and under which keys they are kept. It is
+// a part of the store. The caller of each method holds the store's mutex.
 type functions struct {
 	pool        *resources.Pool
-	uses        map[string]zygote.Key      // by function: the zygote of its present spec
-	asks        map[string]*asking         // by function: what is under way for it
+	uses        map[string]zygote.Key      // by function: the zygote of its current spec
+	asks        map[string]*asking         // by function: the starts and loads that are under way
 	sizes       map[zygote.Key]int64       // bytes that zygotes took, by key without generation
 	generations map[zygote.Key]uint64      // how often parameters have been invalidated, by variant
 	instead     map[zygote.Key]zygote.Form // of variants whose zygote, of zygote.Forks, is impossible
 }
 
-// key says where the parameters of a spec are kept now, with the store's mutex held.
+// key returns the key under which the parameters of a spec are kept now. The caller holds the
+// store's mutex.
 func (f *functions) key(s node.Spec, e engine, image sandbox.Image) zygote.Key {
 	k := zygote.Key{
 		Namespace: s.Namespace, Digest: image.Digest, Model: s.Env[wire.EnvModel], Process: s.Process, Engine: e.name, Environment: e.seen(s), Network: f.pool.NetworkOf(s.Network),
@@ -35,14 +36,15 @@ func (f *functions) key(s node.Spec, e engine, image sandbox.Image) zygote.Key {
 	return k
 }
 
-// newest is a key of the present generation, with the store's mutex held.
+// newest returns a key with the current generation of its variant. The caller holds the store's
+// mutex.
 func (f *functions) newest(key zygote.Key) zygote.Key {
 	key.Generation = f.generations[key.Variant()]
 	return key
 }
 
-// renew makes a new generation of a variant's parameters, which may be kept in another form, and
-// returns its number, with the store's mutex held.
+// renew begins a new generation of a variant's parameters and returns its number. The new
+// generation may be kept in another form. The caller holds the store's mutex.
 func (f *functions) renew(key zygote.Key) uint64 {
 	key = key.Variant()
 	delete(f.instead, key)
@@ -50,15 +52,16 @@ func (f *functions) renew(key zygote.Key) uint64 {
 	return f.generations[key]
 }
 
-// asking is a function that something is under way for: a start, a load.
+// asking is a function for which a start or a load is under way.
 type asking struct {
 	function  string
 	count     int
 	forgotten bool // Forget came after it had begun
 }
 
-// ask says that something begins for a function. Its owner calls asked when it has ended. If Forget
-// comes meanwhile, what has begun does not make the function known again. st.mu is held.
+// ask notes that a start or a load begins for a function. Its owner calls asked when the start or
+// load has ended. If Forget comes in between, the start or load does not make the function known
+// again. The caller holds st.mu.
 func (st *store) ask(function string) *asking {
 	a := st.asks[function]
 	if a == nil {
@@ -77,8 +80,8 @@ func (st *store) asked(a *asking) {
 	}
 }
 
-// unuse says that a function has no model now; what an earlier deploy of it had goes with its
-// replicas.
+// unuse notes that a function has no model now. Parameters of its earlier deployment are freed with
+// its replicas.
 func (st *store) unuse(a *asking) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -87,8 +90,7 @@ func (st *store) unuse(a *asking) {
 	}
 }
 
-// fallBack has a variant's replicas start on another path from now on, until its parameters are
-// invalidated.
+// fallBack makes a variant's replicas start on another path, until its parameters are invalidated.
 func (st *store) fallBack(function string, key zygote.Key, why zygote.Impossible) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -100,8 +102,8 @@ func (st *store) fallBack(function string, key zygote.Key, why zygote.Impossible
 	st.cfg.Log.Warn("replicas of a function start on another path", "function", function, "path", string(to), "why", why.Why)
 }
 
-// forgetVariants forgets what belongs to variants of parameters that nobody uses and that are not
-// kept, with the store's mutex held.
+// forgetVariants forgets the data of variants that nobody uses and that are not in memory. The
+// caller holds the store's mutex.
 func (st *store) forgetVariants() {
 	variants := map[zygote.Key]bool{}
 	for _, k := range st.uses {
@@ -115,8 +117,9 @@ func (st *store) forgetVariants() {
 	maps.DeleteFunc(st.instead, func(k zygote.Key, _ zygote.Form) bool { return !variants[k] })
 }
 
-// nameOf is the function that uses a zygote, the first by name when several do, or else the one
-// that it was loaded for, with the store's mutex held.
+// nameOf returns the function that uses a zygote: the first by name if there are several. If no
+// function uses it, nameOf returns the one that it was loaded for. The caller holds the store's
+// mutex.
 func (st *store) nameOf(k zygote.Key, s *slot) string {
 	first := ""
 	for f, used := range st.uses {

@@ -9,26 +9,25 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-// watchdogMemory is the memory that a replica has beside its function's limit if a watchdog runs
-// its program, in bytes: twice what a watchdog takes after thousands of requests on 16 connections
-// (docs/adr/0062).
+// watchdogMemory is added to a function's memory limit if a watchdog runs its program, in bytes. It
+// is twice what a watchdog takes after thousands of requests on 16 connections (docs/adr/0062).
 const watchdogMemory = 24 << 20
 
-// limits returns the limits of a replica.
+// limits returns the cgroup limits of a replica.
 func limitsOf(s node.Spec) GroupLimits {
 	return GroupLimits{Memory: s.Memory, CPUMilli: s.CPUMilli, PIDs: resources.MaxProcesses}
 }
 
-// tenant returns what a process of the function asks for.
+// tenant returns what a process of the function asks of the pool.
 func tenantOf(s node.Spec) resources.Tenant {
 	return resources.Tenant{Function: s.Function, Namespace: s.Namespace, Group: s.Group, Secrets: s.Secrets, Network: s.Network, Gateway: s.Gateway}
 }
 
-// ErrUnknown is the error of a replica that does not run here.
+// ErrUnknown is the error for a replica that does not run here.
 var ErrUnknown = errors.New("no replica of this name runs here")
 
-// SetCPU sets how much of the processor a replica may use from now on, in thousandths of a core; 0:
-// as its function says. On a node without cgroups the error is errors.ErrUnsupported.
+// SetCPU sets how much CPU a replica may use from now on, in thousandths of a core. 0 restores the
+// function's own limit. On a node without cgroups the error is errors.ErrUnsupported.
 func (m *Manager) SetCPU(_ context.Context, replica string, milli int) error {
 	m.store.mu.Lock()
 	p := m.store.processes.running(replica)

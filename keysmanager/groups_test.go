@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
-// realGroups are this machine's cgroups, as cmd adapts them.
+// realGroups are this machine's cgroups, adapted as in cmd.
 type realGroups struct{ *cgroup.Root }
 
 type realGroup struct{ *cgroup.Group }
@@ -38,7 +38,8 @@ func (g realGroup) Usage() (GroupUsage, error) {
 	return GroupUsage(u), err
 }
 
-// groups returns this machine's. Where tests of real parts have to run, one without them fails.
+// groups returns this machine's cgroups. Without cgroups it fails the test if tests of real parts
+// must run, and skips it otherwise.
 func groups(t *testing.T) realGroups {
 	t.Helper()
 	root, err := cgroup.Open("test-" + strings.ToLower(t.Name()))
@@ -61,13 +62,13 @@ func groups(t *testing.T) realGroups {
 	return realGroups{root}
 }
 
-// grouped is a node with cgroups. What must be left of them when it is closed is nothing.
+// grouped returns a node with cgroups. No cgroup may be left when the node is closed.
 func grouped(t *testing.T) *rig {
 	g := groups(t)
 	return newNode(t, func(c *Config) { c.Groups = g })
 }
 
-// script is a function without a model that runs a shell's script.
+// script returns a function without a model that runs a shell script.
 func script(t *testing.T, text string) node.Spec {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "script")
@@ -107,7 +108,8 @@ func TestAnEndNamesTheLimit(t *testing.T) {
 	}
 }
 
-// TestWhatALimitOnMemoryMeans has a replica forked whose limit is below what its zygote takes: what they share is the zygote's.
+// TestWhatALimitOnMemoryMeans forks a replica whose limit is below the memory of its zygote. Shared
+// memory counts as the zygote's.
 func TestWhatALimitOnMemoryMeans(t *testing.T) {
 	n := grouped(t)
 	s := withModel
@@ -178,7 +180,8 @@ func TestSetCPU(t *testing.T) {
 	}
 }
 
-// TestGroupsOfAnEarlierLife adopts a replica with its group, and finds what a killed daemon has left removed.
+// TestGroupsOfAnEarlierLife adopts a replica with its group, and checks that groups left by a
+// killed daemon are removed.
 func TestGroupsOfAnEarlierLife(t *testing.T) {
 	g, w := groups(t), wardenOf(t)
 	change := func(c *Config) { c.Groups, c.Warden = g, w }
@@ -215,14 +218,14 @@ func TestGroupsOfAnEarlierLife(t *testing.T) {
 	}
 }
 
-// TestNoGroupIsLeft starts and stops replicas, and has starts given up.
+// TestNoGroupIsLeft starts and stops replicas, and gives up starts.
 func TestNoGroupIsLeft(t *testing.T) {
 	n := grouped(t)
 	n.answers(n.start("first", withModel))
 	for i := range 100 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		if i%4 == 0 {
-			cancel() // before it has begun
+			cancel() // before the start has begun
 		}
 		name := fmt.Sprint("r", i)
 		r, err := n.Start(ctx, node.Order{Replica: name, Spec: withModel})

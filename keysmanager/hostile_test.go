@@ -21,7 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// actZygote is a zygote that lies.
+// actZygote runs a zygote that lies.
 func actZygote(how string) error {
 	fd, err := strconv.Atoi(os.Getenv(wire.EnvZygoteFD))
 	if err != nil {
@@ -54,7 +54,7 @@ func actZygote(how string) error {
 		pid, _ := strconv.Atoi(number)
 		switch {
 		case o.Kind != wire.OrderFork:
-		case kind == "child": // somebody else's process
+		case kind == "child": // a process of somebody else
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(pid)})
 		case kind == "twice": // one child for all orders
 			if own == nil {
@@ -65,10 +65,10 @@ func actZygote(how string) error {
 				}
 			}
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: uint32(own.Process.Pid)})
-		case kind == "gone": // one that has ended
+		case kind == "gone": // a child that has ended
 			say(wire.Order{Kind: wire.ChildForked, ID: o.ID, PID: 1 << 22})
 			say(wire.Order{Kind: wire.ChildExited, PID: 1 << 22, Status: 9})
-		case kind == "files": // tells what it was given
+		case kind == "files": // reports the descriptors that it was given
 			say(wire.Order{Kind: wire.ZygoteError, ID: o.ID, Text: given(oob[:oobn])})
 		case kind == "flood":
 			for {
@@ -78,7 +78,7 @@ func actZygote(how string) error {
 	}
 }
 
-// given says what descriptors stand for.
+// given describes the files behind descriptors.
 func given(oob []byte) string {
 	var all []string
 	messages, _ := unix.ParseSocketControlMessage(oob)
@@ -95,7 +95,8 @@ func given(oob []byte) string {
 	return strings.Join(all, " ")
 }
 
-// hostile starts a replica of a zygote that lies, which must fail, and returns how. The zygote is left with no replica.
+// hostile starts a replica of a zygote that lies. The start must fail; hostile returns its error.
+// The zygote is left with no replica.
 func (n *rig) hostile(how string) error {
 	n.t.Helper()
 	s := withModel
@@ -112,7 +113,7 @@ func (n *rig) hostile(how string) error {
 	return err
 }
 
-// TestAZygoteThatLies: nobody but itself has anything of it.
+// TestAZygoteThatLies checks that a lying zygote harms nobody but itself.
 func TestAZygoteThatLies(t *testing.T) {
 	n := grouped(t)
 	victim := exec.Command("sleep", "600")
@@ -134,7 +135,7 @@ func TestAZygoteThatLies(t *testing.T) {
 	if err != nil || string(after) != string(before) {
 		t.Errorf("somebody else's process is in the cgroups\n%s%v, was in\n%s", after, err, before)
 	}
-	for _, pid := range []string{"0", "4294967295"} { // of nobody
+	for _, pid := range []string{"0", "4294967295"} { // process ids that no process has
 		if err := n.hostile("child=" + pid); err == nil {
 			t.Errorf("child %s is taken", pid)
 		}
@@ -142,7 +143,8 @@ func TestAZygoteThatLies(t *testing.T) {
 	if err := victim.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("somebody else's process: %v", err)
 	}
-	// What it is given is nothing by which it reaches others: a cgroup's file, opened by root, moves any process there.
+	// A zygote gets no descriptor by which it could reach other processes. With a cgroup's file,
+	// opened by root, it could move any process of the machine into that cgroup.
 	if err := n.hostile("files"); !strings.Contains(err.Error(), "socket:") || strings.Contains(err.Error(), "cgroup") {
 		t.Errorf("it was given %v", err)
 	}
@@ -154,7 +156,8 @@ func TestAZygoteThatLies(t *testing.T) {
 	}
 }
 
-// TestAChildForTwo: a zygote that tells of one child for two orders is ended, and what it has become ends with it.
+// TestAChildForTwo checks that a zygote that names one child for two orders is ended, together with
+// that child.
 func TestAChildForTwo(t *testing.T) {
 	n := newNode(t, nil)
 	s := withModel
@@ -170,7 +173,8 @@ func TestAChildForTwo(t *testing.T) {
 	}
 }
 
-// TestAChildThatHasEndedAlready: either its start fails, or its end is reported.
+// TestAChildThatHasEndedAlready checks that either the start of such a child fails, or its end is
+// reported.
 func TestAChildThatHasEndedAlready(t *testing.T) {
 	n := newNode(t, nil)
 	s := withModel

@@ -12,15 +12,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// Invalidation is what Invalidate has done.
+// Invalidation is the result of Invalidate.
 type Invalidation struct {
-	// Of the image whose parameters are not used any more; empty: none were there.
+	// Digest of the image whose parameters are not used any more; empty: none were in memory.
 	Digest     string
 	Generation uint64 // of the parameters that starts load from now on
-	// That still run with the old ones, sorted; the old zygote ends with the last of them.
+	// Replicas that still run with the old parameters, sorted. The old zygote ends with the last of
+	// them.
 	Replicas []string
-	// Until nothing could start from the old ones any more and, when no replicas are left, their
-	// memory was free.
+	// Time until no replica could start from the old parameters any more. If no replicas are left,
+	// also until their memory was free.
 	Took time.Duration
 }
 
@@ -33,7 +34,7 @@ var (
 
 var errForgotten = errors.New("the function was removed meanwhile")
 
-// Forget says that a function is no longer deployed: its zygote goes once it has no replicas.
+// Forget notes that a function is no longer deployed. Its zygote ends once it has no replicas.
 func (m *Manager) Forget(function string) {
 	m.store.mu.Lock()
 	if a := m.store.asks[function]; a != nil {
@@ -47,7 +48,8 @@ func (m *Manager) Forget(function string) {
 	m.cfg.changed()
 }
 
-// Load loads the parameters of a function, unless they are in memory, and returns what is there.
+// Load loads the parameters of a function, unless they are in memory, and describes the zygote that
+// has them.
 func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) {
 	m.store.mu.Lock()
 	a := m.store.ask(spec.Function)
@@ -85,9 +87,9 @@ func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) 
 	return z, nil
 }
 
-// Evict ends the idle zygotes of a function, and workers that have had replicas of it, or the
-// zygotes of an image's digest, and returns how many bytes they took, when they are gone. When one
-// of them is busy it ends none, and the error says what it is busy with.
+// Evict ends the idle zygotes of a function and the workers that have had replicas of it, or the
+// zygotes of an image's digest. It waits until they are gone and returns how many bytes they took.
+// If one of them is busy, Evict ends none, and the error says what keeps it busy.
 func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err error) {
 	m.store.mu.Lock()
 	if m.store.closed {
@@ -130,10 +132,10 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	return bytes, nil
 }
 
-// Invalidate says that a function's parameters are not what they were, though its image is: when it
-// has returned, nothing starts from them any more, and the next start loads them again. Their
-// zygote ends with the last of its replicas, which the caller ends. Functions that share the
-// parameters are meant too.
+// Invalidate notes that a function's parameters have changed, although its image has not. When it
+// has returned, no replica starts from the old parameters any more, and the next start loads them
+// again. The old zygote ends with the last of its replicas, which the caller stops. This includes
+// the replicas of other functions that share the parameters.
 func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation, error) {
 	begin := time.Now()
 	m.store.mu.Lock()
@@ -160,7 +162,7 @@ func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation
 	m.store.mu.Unlock()
 	if z != nil {
 		if err := z.Replace(); err != nil && z.Alive() {
-			m.cfg.Log.Warn("another daemon would not know that parameters were invalidated", "function", function, "error", err)
+			m.cfg.Log.Warn("invalidation is not recorded: after a restart, the old parameters would be used", "function", function, "error", err)
 		}
 	}
 	m.loader.tidy()

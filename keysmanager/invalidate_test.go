@@ -58,7 +58,8 @@ func TestInvalidate(t *testing.T) {
 	}
 }
 
-// TestInvalidateDuringALoad: what is being loaded is not what is wanted; who waits for it gets what is.
+// TestInvalidateDuringALoad invalidates parameters during their load. Orders that wait for the load
+// get the new parameters.
 func TestInvalidateDuringALoad(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), time.Minute)
 	defer cancel()
@@ -88,8 +89,8 @@ func TestInvalidateDuringALoad(t *testing.T) {
 	}
 }
 
-// TestAnInvalidationOvertakesAStart has one come after a start has looked which parameters it wants and before it has asked for
-// them, while a replica keeps the old ones.
+// TestAnInvalidationOvertakesAStart invalidates parameters after a start has chosen them and before
+// it has asked for them, while a replica keeps the old ones.
 func TestAnInvalidationOvertakesAStart(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("old", withModel)
@@ -113,7 +114,7 @@ func TestAnInvalidationOvertakesAStart(t *testing.T) {
 	}
 }
 
-// TestStartsNeverForkFromWhatWasReplaced has starts, invalidations and removals at once.
+// TestStartsNeverForkFromWhatWasReplaced runs starts, invalidations and removals at the same time.
 func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 	n := newNode(t, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -173,7 +174,7 @@ func TestStartsNeverForkFromWhatWasReplaced(t *testing.T) {
 	})
 }
 
-// forgetting has a function removed while its image is looked at.
+// forgetting removes a function while its image is being resolved.
 type forgetting struct {
 	Images
 	do func()

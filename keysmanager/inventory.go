@@ -15,13 +15,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// Inventory is what a node is and has. Slices are sorted by function, then digest or name.
+// Inventory describes a node, what it has in memory, and which replicas run. Slices are sorted by
+// function, then by digest or name.
 type Inventory struct {
 	Node       string
 	Memory     int64  // bytes, of the bound that leaves least room
-	MemoryUsed int64  // of it: really used now, as it is counted for that bound
-	Threshold  int64  // of it: above this, idle zygotes are evicted; see [Threshold]
-	Bound      string // which one it is: --memory, cgroup or machine
+	MemoryUsed int64  // bytes of Memory in use now, as that bound counts them
+	Threshold  int64  // bytes of Memory; above this, idle zygotes are evicted; see [Threshold]
+	Bound      string // name of that bound: --memory, cgroup or machine
 	Free       int64  // bytes that a load finds without eviction, under the thresholds of all bounds
 	CPUMilli   int
 	Devices    []DeviceInfo // sorted by ID
@@ -31,38 +32,39 @@ type Inventory struct {
 	Counts
 }
 
-// Counts are of what happened since the start.
+// Counts are of events since the Manager's start.
 type Counts struct {
-	Hits, Misses uint64  // starts that found their zygote, and that did not
-	Evictions    uint64  // for want of memory: Evicted.Memory and Evicted.Pressure
+	Hits, Misses uint64  // starts that found their zygote, and starts that did not
+	Evictions    uint64  // because memory was short: Evicted.Memory and Evicted.Pressure
 	Refused      uint64  // loads that could not fit
 	Evicted      Evicted // zygotes that were ended, by reason
 }
 
 // Evicted counts zygotes that were ended, by reason.
 type Evicted struct {
-	// To make room for another, or because this node's processes passed the threshold of --memory.
+	// To make room for another load, or because this node's processes passed the threshold of
+	// --memory.
 	Memory      uint64
 	Pressure    uint64 // because the machine or the cgroup passed its threshold
 	Invalidated uint64 // by Invalidate, a redeploy with other parameters, or Forget
 	Asked       uint64 // by Evict
 }
 
-// The states of a [ZygoteInfo].
+// The states of a ZygoteInfo.
 const (
 	Loading  = "loading"
 	Ready    = "ready"
-	Retiring = "retiring" // nothing starts from it any more; it goes once its replicas have gone
+	Retiring = "retiring" // nothing starts from it any more; it ends when its replicas have ended
 )
 
-// ZygoteInfo is a parameter set in memory.
+// ZygoteInfo describes a parameter set in memory.
 type ZygoteInfo struct {
 	PID int // 0 while it loads
-	// That uses it, the first by name when several do; of one that retires, the one that it was
-	// loaded for. A worker's is empty.
+	// Function that uses it: the first by name if there are several. If the zygote retires, the
+	// function that it was loaded for. Empty for a worker.
 	Function   string
 	Digest     string // of the image
-	Bytes      int64  // proportional set size once loaded; while it loads, what it is expected to take
+	Bytes      int64  // proportional set size once loaded; while it loads, the expected size
 	Replicas   int
 	Load       time.Duration
 	Namespace  string
@@ -71,35 +73,34 @@ type ZygoteInfo struct {
 	State      string
 	Key        bool      // a key stage's: evicted last
 	Path       string    // how replicas start from it
-	Worker     string    // its name, of a worker; empty: it is none, but a zygote
+	Worker     string    // name of the worker; empty: a zygote, not a worker
 	Device     string    // of a worker; empty: the CPU
-	LastUsed   time.Time // by a start; zero: by none
+	LastUsed   time.Time // by a start; zero: never used
 	Usage      *Usage    // nil: not measured
 }
 
-// Failure is a zygote that did not load or that ended, and is loaded again at the next order after
-// Retry.
+// Failure is a zygote that did not load or that ended. The next order after Retry loads it again.
 type Failure struct {
-	Function string // as ZygoteInfo has it
+	Function string // as in ZygoteInfo
 	Digest   string
 	Count    int // in a row
 	Retry    time.Time
 	Cause    string
 }
 
-// ReplicaInfo is a replica that runs.
+// ReplicaInfo describes a replica that runs.
 type ReplicaInfo struct {
 	Name, Function string
 	PID            int
-	Path           string // as node.Started has it
-	Device         string // as node.Order has it
+	Path           string // as in node.Started
+	Device         string // as in node.Order
 	Started        time.Time
 	Phases         []node.Phase
-	CPUMilli       int    // that it may use; 0: all there is
+	CPUMilli       int    // CPU limit in thousandths of a core; 0: none
 	Usage          *Usage // nil: not measured
 }
 
-// Inventory returns what the node has now.
+// Inventory returns the node's inventory as of now.
 func (m *Manager) Inventory() Inventory {
 	m.measure()
 	now := m.loader.weigh(resources.SampleFresh)
@@ -133,7 +134,7 @@ func (m *Manager) Inventory() Inventory {
 	return inv
 }
 
-// info describes a slot whose zygote is there or loads, with the store's mutex held.
+// info describes a slot whose zygote is ready or loads. The caller holds the store's mutex.
 func (st *store) info(k zygote.Key, s *slot) ZygoteInfo {
 	e := st.slots.Entry(k)
 	z := ZygoteInfo{
@@ -156,7 +157,7 @@ func (st *store) info(k zygote.Key, s *slot) ZygoteInfo {
 	return z
 }
 
-// newMetrics registers what the node's inventory does not say.
+// newMetrics registers the metrics that the node's inventory does not have.
 func (m *Manager) newMetrics(r prometheus.Registerer) error {
 	m.store.retired = prometheus.NewHistogram(prometheus.HistogramOpts{
 		Namespace: "stagecoach", Subsystem: "cache", Name: "retire_seconds",

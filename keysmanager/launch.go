@@ -14,18 +14,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// maxLaunches is how many replicas of one function are launched at a time. The others wait for
-// their turn, in the order in which they came and without descriptors; other functions do not wait
-// for them.
+// maxLaunches bounds how many replicas of one function are launched at the same time. Further
+// replicas of the function wait in order of arrival, and hold no descriptors while they wait. Other
+// functions do not wait for them.
 const maxLaunches = 16
 
-// gate lets maxLaunches launches of a function through.
+// gate lets at most maxLaunches launches of a function run at the same time.
 type gate struct {
 	turns chan struct{}
-	users int // starts that have asked for it; guarded by starter.mu
+	users int // starts that use the gate; guarded by starter.mu
 }
 
-// enter waits for a turn of a function, which ends with leave.
+// enter waits for a turn of a function. leave ends the turn.
 func (l *starter) enter(ctx context.Context, function string) (leave func(), err error) {
 	l.mu.Lock()
 	g := l.gates[function]
@@ -43,7 +43,7 @@ func (l *starter) enter(ctx context.Context, function string) (leave func(), err
 		}
 	}
 	select {
-	case g.turns <- struct{}{}: // who has waited longest is served first
+	case g.turns <- struct{}{}: // the longest waiting start is first
 		return func() { <-g.turns; gone() }, nil
 	case <-ctx.Done():
 		gone()
@@ -51,8 +51,8 @@ func (l *starter) enter(ctx context.Context, function string) (leave func(), err
 	}
 }
 
-// launch makes what a replica's process gets, has run start it in its cgroup, and returns the
-// dispatcher's end of its stage socket.
+// launch creates the descriptors of a replica's process, calls run to start it in its cgroup, and
+// returns the dispatcher's end of its stage socket.
 func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func(socket *os.File) error) (wire.Socket, error) {
 	leave, err := l.enter(ctx, o.Spec.Function)
 	if err != nil {
@@ -78,25 +78,25 @@ func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func
 	return wire.NewSocket(conn), nil
 }
 
-// timing is when a replica's start began and how long its parts took. The goroutine of the start
-// owns it. Others read it once the replica runs.
+// timing records when the start of a replica began and how long its parts took. The goroutine of
+// the start owns it. Others read it once the replica runs.
 type timing struct {
 	started time.Time
 	phases  []node.Phase
-	told    func(node.Phase) // gets the phases as they end; nil: nobody
+	told    func(node.Phase) // is called with each phase that has ended; nil: nobody is told
 }
 
-// ordered notes how long it took until the process was ordered, less the time in which its
-// parameters loaded; 0: they were there.
+// ordered records how long it took until the process was ordered, without the time in which its
+// parameters loaded. That time is 0 if they were in memory.
 func (t *timing) ordered(load time.Duration) {
-	t.phases = nil // an attempt on another path may have had some
+	t.phases = nil // an attempt on another path may have recorded some
 	t.phase("order", time.Since(t.started)-load)
 	if load > 0 {
 		t.phase("load", load)
 	}
 }
 
-// phase notes a part of the start, and tells it to whoever has asked for that.
+// phase records a part of the start, and tells it to whoever has asked for the phases.
 func (t *timing) phase(name string, took time.Duration) {
 	t.phases = append(t.phases, node.Phase{Name: name, Took: took})
 	if t.told != nil {

@@ -17,27 +17,27 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// loader loads parameters and lends them to starts. It has no lock of its own: what
-// changes is the store's.
+// loader loads parameters and lends them to starts. It has no lock of its own, because only the
+// store's state changes.
 type loader struct {
 	cfg   *Config
 	store *store
-	scale *resources.Scale // what the node's processes take of its memory
+	scale *resources.Scale // the memory that the node's processes take
 	host  *zygote.Host
-	disk  *packedFolders // what zygotes keep across restarts
-	// Of loads, which outlive the orders that began them; ends with the Manager.
+	disk  *packedFolders // the files that zygotes keep across restarts
+	// Context of loads, which may outlive the orders that began them. It ends with the Manager.
 	ctx context.Context
 
 	starts, watchers *sync.WaitGroup // loads under way; one goroutine per zygote
 }
 
-// loadTimeout bounds the load of a zygote, also when nobody waits for it any more, unless who began
-// it would have waited for longer.
+// loadTimeout bounds the load of a zygote, also when nobody waits for it any more. A load whose
+// first caller waits longer may take that long.
 const loadTimeout = 5 * time.Minute
 
-// in returns the spec with what an image that speaks the stage protocol says of its environment,
-// under the function's own: which file is the model, above all. What other images say is their
-// watchdog's business.
+// inImage returns the spec with the environment of its image added, if the image speaks the stage
+// protocol. The function's own variables win. Above all, the image's environment names the model
+// file. For other images, the watchdog reads the environment.
 func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	if !image.Stage || len(image.Env) == 0 {
 		return s
@@ -54,12 +54,12 @@ func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	return s
 }
 
-// borrow returns the zygote of a key, loaded if it was not there, and keeps it from eviction until
-// release is called; of parameters that are invalidated meanwhile it is that of the next
-// generation. warm says that it was there.
+// borrow returns the zygote of a key and keeps it from eviction until release is called. It loads
+// the zygote if it is not in memory. If the parameters are invalidated meanwhile, it returns the
+// zygote of the next generation. warm reports that the zygote was in memory.
 func (l *loader) borrow(ctx context.Context, key zygote.Key, spec node.Spec, image sandbox.Image) (z *zygote.Zygote, warm bool, release func(), err error) {
 	l.store.mu.Lock()
-	key = l.store.newest(key) // what is settled is held by nobody any more
+	key = l.store.newest(key) // no order holds a settled key any more
 	s := l.store.hold(key)
 	warm = s.zygote != nil && s.zygote.Alive()
 	l.store.mu.Unlock()
@@ -71,7 +71,7 @@ func (l *loader) borrow(ctx context.Context, key zygote.Key, spec node.Spec, ima
 	}
 	for {
 		l.store.mu.Lock()
-		if s.settled != nil { // invalidated meanwhile: what comes after it is another
+		if s.settled != nil { // invalidated meanwhile: the next generation has another key
 			l.store.release(key)
 			key = l.store.newest(key)
 			s = l.store.hold(key)
@@ -123,7 +123,7 @@ func (l *loader) awaitLoad(ctx context.Context, key zygote.Key, s *slot, done <-
 	}
 }
 
-// errPause says that a zygote is not loaded until a back-off has passed.
+// errPause is the error of a zygote that is not loaded until a back-off has passed.
 type errPause struct {
 	left time.Duration
 	error
@@ -132,11 +132,11 @@ type errPause struct {
 // Unwrap returns the wrapped error.
 func (e errPause) Unwrap() error { return e.error }
 
-// longestSleep bounds how long an order waits for a back-off before it looks again, because the
-// back-off ends when the parameters are invalidated.
+// longestSleep bounds how long an order waits for a back-off before it checks again. The back-off
+// ends early if the parameters are invalidated.
 const longestSleep = time.Second
 
-// sleep waits for a back-off, longestSleep at most.
+// sleep waits for a back-off, but at most longestSleep.
 func sleep(ctx context.Context, p errPause) error {
 	t := time.NewTimer(min(p.left, longestSleep))
 	defer t.Stop()
@@ -148,21 +148,22 @@ func sleep(ctx context.Context, p errPause) error {
 	}
 }
 
-// nothing is what needs no waiting for.
+// nothing returns a closed channel: there is nothing to wait for.
 func nothing() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }
 
-// beginLoad makes room for a slot's zygote and begins to load it, and returns what is closed when
-// that has ended. What does not fit is refused, which is no failure of the zygote's.
+// beginLoad makes room for a slot's zygote and begins to load it. It returns a channel that is
+// closed when the load has ended. If the zygote does not fit, the load is refused, which does not
+// count as a failed load.
 func (l *loader) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image) (done chan struct{}, err error) {
 	n, err := l.need(key, image)
 	now := l.lockWeighed(0)
 	defer l.store.mu.Unlock()
 	if s.loading != nil || s.settled != nil || s.zygote != nil {
-		return nothing(), nil // somebody was faster
+		return nothing(), nil // another start was faster
 	}
 	if err := l.store.mayLoad(key, s); err != nil {
 		return nil, err
@@ -193,8 +194,8 @@ func (l *loader) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec no
 	return s.loading, nil
 }
 
-// load starts a slot's zygote, once those that give way to it have gone, and tells those who wait.
-// It goes on when they have given up: what is loaded is cached.
+// load starts a slot's zygote, once the zygotes that make room for it have gone, and wakes the
+// orders that wait. It goes on when they have given up, because the loaded zygote is cached.
 func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image, gone []<-chan struct{}) {
 	defer l.starts.Done()
 	defer s.cancel(nil)
@@ -229,7 +230,7 @@ func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, 
 	s.loading, s.cancel, s.pid = nil, nil, 0
 	l.store.mu.Unlock()
 	switch {
-	// fallBack says so.
+	// fallBack logs this
 	case err != nil && (stale || choosesPath(spec) && errors.As(err, new(zygote.Impossible))):
 	case err != nil:
 		l.cfg.Log.Warn(key.What()+" does not load", "function", spec.Function, "error", err)
@@ -244,7 +245,7 @@ func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, 
 	l.cfg.changed()
 }
 
-// watch notices the end of a zygote.
+// watch waits for the end of a zygote and records it.
 func (l *loader) watch(key zygote.Key, s *slot, z *zygote.Zygote) {
 	<-z.Gone()
 	l.store.mu.Lock()

@@ -23,71 +23,72 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// Config is what a Manager is made of.
+// Config configures a Manager.
 type Config struct {
 	Node   string
 	Images Images
 	ORT    string // ONNX Runtime's shared library; empty: functions with a model cannot start
 	Cache  string // folder for pre-packed parameters, kept across restarts; empty: none are made
-	// Bytes of the node for zygotes and replicas, in all; the machine's and the cgroup's memory
-	// bound it anyway. 0: they alone.
+	// Bytes of the node's memory for all zygotes and replicas together; 0: no limit of its own. The
+	// memory of the machine and of the cgroup are limits in any case.
 	Memory  int64
-	Threads int // that a replica computes with; 0: as many as this process may run
-	// Watchdog is the command of a program that runs package watchdog, for functions that do not
-	// speak the stage protocol.
+	Threads int // threads that a replica computes with; 0: as many as this process may run
+	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak
+	// the stage protocol.
 	Watchdog []string
-	// Warden is the parent of the node's processes, and has what an earlier Manager has left to it;
-	// it stays the caller's to close. nil: one inside this process.
+	// Warden is the parent of the node's processes, and may hold processes of an earlier Manager. The
+	// caller closes it. nil: a warden inside this process.
 	Warden *warden.Client
-	// Accounts are who processes run as that have no root of their own; nil: as this one. They stay
-	// the caller's to close.
+	// Accounts are the users of processes that have no root of their own; nil: this process's user.
+	// The caller closes them.
 	Accounts Accounts
-	// Networks makes the networks of replicas and zygotes; nil: they share the machine's.
-	// HostNetwork allows functions to ask for the machine's.
+	// Networks makes the networks of replicas and zygotes; nil: they share the machine's. HostNetwork
+	// allows functions to ask for the machine's network.
 	Networks    Networks
 	HostNetwork bool
-	// Groups makes the cgroups of replicas and zygotes; nil: there are none, and so no limits of
-	// functions.
+	// Groups makes the cgroups of replicas and zygotes; nil: there are no cgroups, so functions have
+	// no limits.
 	Groups Groups
-	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there
+	// Devices returns the node's accelerators as they were last seen; it must not block. nil: there
 	// are none.
 	Devices func() []Device
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
 	// OnExit is called once for each replica that Start has started, possibly before Start has
-	// returned, and for each that was adopted, possibly before New has; nil: nobody is told.
+	// returned. It is also called once for each adopted replica, possibly before New has returned.
+	// nil: nobody is told.
 	OnExit func(Exit)
-	// OnEvict is called for each zygote that is ended for want of memory, with its function and its
-	// size in bytes. It must not block or call back; nil: nobody is told.
+	// OnEvict is called for each zygote that is ended because memory is short, with its function and
+	// its size in bytes. It must not block, nor call the Manager. nil: nobody is told.
 	OnEvict func(function string, bytes int64)
 	// OnChange is called when the inventory has changed; it must not block. nil: nobody is told.
 	OnChange func()
-	// Output gets each line that a replica or zygote prints to stdout or stderr, at most
-	// sandbox.MaxLine bytes of it, with the key of its function; a zygote's is the one that it was
-	// loaded for. It may be called by many goroutines and must not block for long: who prints is
-	// held up.
+	// Output gets each line that a replica or zygote prints to stdout or stderr, with the key of its
+	// function. At most sandbox.MaxLine bytes of a line are passed. The function of a zygote is the
+	// one that it was loaded for. Many goroutines may call Output. It must not block for long, because
+	// it holds up the process that prints.
 	Output func(function, replica, stream, line string)
 
 	tuning
 }
 
-// tuning is what only tests change. The zero value is that of the product.
+// tuning has settings that only tests change. The zero value is that of the product.
 type tuning struct {
 	meter       resources.Meter // nil: this machine's
-	loadTimeout time.Duration   // 0: as the constant; so are the others
+	loadTimeout time.Duration   // 0: the constant's value; also for the fields below
 	workerRests time.Duration
 	workerEnds  time.Duration
 	sampleEvery time.Duration
 }
 
-// Images knows where images can be run from; sandbox.Images does.
+// Images resolves images to roots that they can run from; sandbox.Images implements it.
 type Images interface {
 	Resolve(image string) (sandbox.Image, error)
 }
 
-// Exit says that a replica's process has ended, and why: "exited", "killed by SIGKILL", "exit
-// status 1: " and its last line on stderr, "its zygote ended: " and why.
+// Exit reports that a replica's process has ended. Its cause is "exited", "killed by SIGKILL",
+// "exit status 1: " and the last line on stderr, or "its zygote ended: " and why.
 type Exit struct {
 	Replica, Function string
 	PID               int
@@ -96,12 +97,12 @@ type Exit struct {
 	Memory            *task.MemoryError // nil: its devices had enough memory
 }
 
-// Manager is a node's KeysManager: orders come in, and ends and changes are told. Its methods are
-// safe for concurrent use.
+// Manager is a node's KeysManager. It carries out orders, and reports ends and changes. Its methods
+// are safe for concurrent use.
 //
-// Its parts have the state. The store's mutex guards what is in memory and which replicas there
-// are; each other part says what guards it. The Manager's own fields are set by New, and do not
-// change.
+// Its state is in its parts. The store's mutex guards which parameters are in memory and which
+// replicas there are. Each other part says what guards it. New sets the Manager's own fields, and
+// they do not change.
 type Manager struct {
 	cfg    *Config
 	warden *warden.Client
@@ -116,35 +117,36 @@ type Manager struct {
 	parker *parker
 	ahead  *ahead
 
-	over     sync.Once       // Close or Detach
-	detached chan struct{}   // closed by Detach: what runs is left to the warden
+	over     sync.Once       // for Close or Detach
+	detached chan struct{}   // closed by Detach: processes are left to the warden
 	ctx      context.Context // of starts and loads; ends with Close
 	cancel   context.CancelCauseFunc
-	starts   sync.WaitGroup // Starts and loads under way
+	starts   sync.WaitGroup // starts and loads under way
 	watchers sync.WaitGroup // one goroutine per zygote
-	ends     sync.WaitGroup // one goroutine per process of our own; reports and evictions under way
+	// One goroutine per process of the warden's own. Also reports and evictions under way.
+	ends sync.WaitGroup
 }
 
 // Errors of Start that callers may want to tell apart.
 var (
 	// ErrClosed means that nothing is started any more.
 	ErrClosed = errors.New("keysmanager: closed")
-	// ErrRunning refuses an order whose replica is there: an order that comes twice is carried out
-	// once.
+	// ErrRunning refuses an order whose replica starts or runs already, so an order that comes twice
+	// is carried out once.
 	ErrRunning = errors.New("a replica of this name starts or runs already")
 )
 
-// maxThreads is the most threads that a zygote can be made for.
+// maxThreads bounds the threads that a zygote can be made for.
 const maxThreads = 256
 
-// New returns a Manager with what runs under its warden, which is nothing when it has none. The
-// caller closes or detaches it.
+// New returns a Manager that has adopted the processes of its warden, if there are any. The caller
+// calls Close or Detach.
 func New(cfg Config) (*Manager, error) {
 	if cfg.meter == nil {
 		cfg.meter = resources.NewKernel("")
 	}
 	if cfg.Threads == 0 {
-		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // which knows the cgroup's limit
+		cfg.Threads = min(runtime.GOMAXPROCS(0), maxThreads) // GOMAXPROCS knows the cgroup's limit
 	}
 	if cfg.ORT != "" {
 		abs, err := filepath.Abs(cfg.ORT)
@@ -181,7 +183,7 @@ func New(cfg Config) (*Manager, error) {
 	return m, nil
 }
 
-// wire makes the parts of a Manager.
+// wire creates the parts of a Manager and connects them.
 func (m *Manager) wire() {
 	cfg := m.cfg
 	m.pool = resources.NewPool(resources.Config{
@@ -201,9 +203,9 @@ func (m *Manager) wire() {
 	m.ahead = &ahead{loader: m.loader}
 }
 
-// exited forgets a process and reports it.
+// exited forgets a process and reports its end.
 func (m *Manager) exited(p *process, e resources.Ending) {
-	p.held.Release() // before another may have its name
+	p.held.Release() // before another replica may have its name
 	if p.zygote.Works() {
 		m.pool.Left(p.function)
 	}
@@ -216,18 +218,18 @@ func (m *Manager) exited(p *process, e resources.Ending) {
 	if m.cfg.OnExit != nil {
 		m.cfg.OnExit(Exit{Replica: p.replica, Function: p.function, PID: p.pid, Cause: e.Cause, End: e.End, Memory: e.Memory})
 	}
-	m.pool.Drop(p.entry) // now that it has been heard of
+	m.pool.Drop(p.entry) // now that its end has been reported
 	m.loader.tidy()
 	m.cfg.changed()
 }
 
-// endTimeout is how long the end of what has got SIGKILL is waited for, and longer than that its
-// cgroup may take to be removed.
+// endTimeout bounds the wait for the end of a process that got SIGKILL. It is longer than the
+// removal of the process's cgroup may take.
 const endTimeout = 30 * time.Second
 
-// Stop ends a replica whose Start has returned: SIGTERM, and after grace, or when ctx ends,
-// SIGKILL. It returns when the process has ended and was reported. Stopping what does not run is no
-// error.
+// Stop ends a replica whose Start has returned. It sends SIGTERM, and SIGKILL after grace or when
+// ctx ends. It returns when the process has ended and was reported. It returns nil if no such
+// replica runs.
 func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration) error {
 	m.store.mu.Lock()
 	p := m.store.processes.running(replica)
@@ -247,7 +249,7 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	case <-ctx.Done():
 	}
 	p.signal(syscall.SIGKILL)
-	if p.zygote.Works() { // which alone can end its threads, and may not even hear of it
+	if p.zygote.Works() { // only the worker can end its threads, and it may hang
 		err := p.awaitEnd(cmp.Or(m.cfg.workerEnds, workerEnds))
 		if err == nil || errors.Is(err, ErrClosed) {
 			return err
@@ -257,8 +259,8 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	return p.awaitEnd(endTimeout)
 }
 
-// Close ends all processes and returns when they are gone and reported. What is still there long
-// after SIGKILL is logged. After Detach it does nothing.
+// Close ends all processes and returns when they have ended and were reported. Processes that
+// remain long after SIGKILL are logged. After Detach it does nothing.
 func (m *Manager) Close() { m.over.Do(m.close) }
 
 func (m *Manager) close() {
@@ -276,7 +278,7 @@ func (m *Manager) close() {
 }
 
 func (m *Manager) endAll() {
-	m.starts.Wait() // each ends with m.ctx
+	m.starts.Wait() // each start ends with m.ctx
 	m.store.mu.Lock()
 	processes := slices.Collect(maps.Values(m.store.processes))
 	var zygotes []*zygote.Zygote

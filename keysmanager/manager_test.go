@@ -52,7 +52,7 @@ var built struct {
 	err  error
 }
 
-// scripts are what functions without a model may name as their process.
+// scripts are programs that functions without a model can name as their process.
 var scripts = map[string]string{
 	"talk":       "echo out of $STAGECOACH_REPLICA; echo err of $STAGECOACH_REPLICA >&2; exit 3\n",
 	"stubborn":   "trap '' TERM; echo ready; while :; do sleep 600; done\n",
@@ -68,7 +68,8 @@ func images(t *testing.T) sandbox.Images {
 	t.Helper()
 	model := proctest.Built(t, "models", "ocr", "rec.onnx")
 	built.once.Do(func() {
-		if built.dir, built.err = os.MkdirTemp("", "stagecoach-images-"); built.err != nil { //nolint:usetesting // shared by the tests
+		built.dir, built.err = os.MkdirTemp("", "stagecoach-images-") //nolint:usetesting // shared
+		if built.err != nil {
 			return
 		}
 		stage := filepath.Join(built.dir, "stage")
@@ -149,7 +150,7 @@ func (n *rig) start(replica string, s node.Spec) *startedReplica {
 	return r
 }
 
-// answers makes the replica do one call.
+// answers makes the replica answer one call.
 func (n *rig) answers(r *startedReplica) {
 	n.t.Helper()
 	c := wire.NewConn(r.Conn)
@@ -230,7 +231,7 @@ func (n *rig) spare(of int) (pid int) {
 	return pid
 }
 
-// phase is how long a part of a start took; 0: it has none.
+// phase returns how long a part of a start took, or 0 if the start has no such part.
 func phase(r *startedReplica, name string) time.Duration {
 	for _, p := range r.Phases {
 		if p.Name == name {

@@ -9,10 +9,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// sampleEvery is how often the watcher looks at the memory.
+// sampleEvery is the time between two samples of the memory by the watcher.
 const sampleEvery = 500 * time.Millisecond
 
-// census returns what runs and has to be counted.
+// census returns the processes whose memory counts.
 func (st *store) census() resources.Census {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -35,14 +35,13 @@ func (st *store) census() resources.Census {
 	return c
 }
 
-// weigh samples the memory, unless that was done a moment ago. It must be called without the
-// store's mutex.
+// weigh samples the memory, unless the latest sample is fresh. The caller must not hold the store's
+// mutex.
 func (l *loader) weigh(fresh time.Duration) resources.Sample {
 	return l.scale.Weigh(fresh, l.store.census)
 }
 
-// lockWeighed locks the store's mutex and returns a sample that counts the zygotes that there are
-// now.
+// lockWeighed locks the store's mutex and returns a sample that counts all zygotes that exist now.
 func (l *loader) lockWeighed(fresh time.Duration) resources.Sample {
 	for tries := 0; ; tries++ {
 		s := l.weigh(fresh)
@@ -55,7 +54,7 @@ func (l *loader) lockWeighed(fresh time.Duration) resources.Sample {
 	}
 }
 
-// maxWeighed bounds how often memory is measured again because zygotes come and go meanwhile.
+// maxWeighed bounds how often memory is measured again because zygotes start or end meanwhile.
 const maxWeighed = 10
 
 // watchMemory evicts as soon as memory is short, until ctx ends.
@@ -73,8 +72,8 @@ func (m *Manager) watchMemory() {
 	}
 }
 
-// tidy ends zygotes that nobody's present spec uses and, when memory is short, idle ones. Their
-// ends are not waited for.
+// tidy ends zygotes that no function's current spec uses and, when memory is short, idle ones. It
+// does not wait for their ends.
 func (l *loader) tidy() {
 	now := l.lockWeighed(resources.SampleFresh)
 	if l.store.closed {

@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// metaVersion is the version of what is kept by the warden beside descriptors and processes.
+// metaVersion is the version of the descriptions that the warden keeps with processes and
+// descriptors.
 const metaVersion = 2
 
 // meta describes an entry of the warden: a zygote's or a replica's.
@@ -20,8 +21,8 @@ type meta struct {
 	Replica *replicaMeta        `json:"replica,omitempty"`
 }
 
-// replicaMeta is what a daemon has to know to go on with a replica. Its descriptors are its stdout
-// and stderr.
+// replicaMeta is what a daemon must know to adopt a replica. The entry's descriptors are the
+// replica's stdout and stderr.
 type replicaMeta struct {
 	Replica  string           `json:"replica"`
 	Function string           `json:"function"`
@@ -30,14 +31,14 @@ type replicaMeta struct {
 	Reserved map[string]int64 `json:"reserved,omitempty"` // bytes by device
 	Phases   []node.Phase     `json:"phases,omitempty"`
 	Started  time.Time        `json:"started"`
-	// Its parent's entry; empty: its parent is the warden.
+	// Entry of its parent; empty: the warden is its parent.
 	Zygote string      `json:"zygote,omitempty"`
-	Mapped string      `json:"mapped,omitempty"` // the entry of the memory that it maps
+	Mapped string      `json:"mapped,omitempty"` // entry of the memory that it maps
 	PID    int         `json:"pid,omitempty"`    // of a zygote's child
-	Task   int         `json:"task,omitempty"`   // of a worker's thread, its id
-	Group  string      `json:"group,omitempty"`  // its cgroup
-	Limits GroupLimits `json:"limits,omitzero"`  // of that
-	// Of the processor that it may use now; 0: not bounded.
+	Task   int         `json:"task,omitempty"`   // thread id, of a worker's thread
+	Group  string      `json:"group,omitempty"`  // name of its cgroup
+	Limits GroupLimits `json:"limits,omitzero"`  // of its cgroup
+	// CPU limit now, in thousandths of a core; 0: none.
 	CPUMilli int `json:"cpuMilli,omitempty"`
 }
 
@@ -64,12 +65,12 @@ func encode(m meta) []byte {
 	m.Version = metaVersion
 	b, err := json.Marshal(m)
 	if err != nil {
-		panic(err) // of strings and numbers
+		panic(err) // cannot happen: it has only strings and numbers
 	}
 	return b
 }
 
-// decode reads the description of an entry.
+// decode decodes the description of an entry.
 func decode(b []byte) (meta, error) {
 	var m meta
 	if err := json.Unmarshal(b, &m); err != nil {

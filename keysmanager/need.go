@@ -14,22 +14,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// ErrNoRoom says that parameters do not fit into a node's memory, now or ever.
+// ErrNoRoom means that parameters do not fit into a node's memory, now or ever.
 var ErrNoRoom = errors.New("no room")
 
-// need is what a zygote takes in memory.
+// need is the memory that a zygote takes.
 type need struct {
 	bytes int64
 	of    string // where the number comes from
 }
 
-// needShare is what a zygote takes with its parameters and its engine's base: one part in so many
-// of the former.
+// needShare divides the size of the parameters. A zygote takes the quotient in addition to its
+// parameters and its engine's base.
 const needShare = 32
 
-// need returns what the zygote of an image is going to take: what it took before, or else by the
-// sizes of its model's files. A model that is not there, or not all of it, is an error here
-// already.
+// need returns the memory that the zygote of an image is expected to take: what it took the last
+// time, or else an estimate from the sizes of its model's files. It returns an error if the model
+// is missing or incomplete.
 func (l *loader) need(key zygote.Key, image sandbox.Image) (need, error) {
 	key.Generation = 0
 	l.store.mu.Lock()
@@ -49,19 +49,20 @@ func (l *loader) need(key zygote.Key, image sandbox.Image) (need, error) {
 	return need{bytes + bytes/needShare + base, of}, nil
 }
 
-// memory is how much of a node's memory is in use.
+// memory describes how much of a node's memory is in use.
 type memory struct {
 	bounds []resources.Bound
 	coming int64 // bytes that loads under way are expected to take
 }
 
-// keeper is who has memory.
+// keeper is a function that has memory.
 type keeper struct {
 	name  string
 	bytes int64
 }
 
-// refusal says why a zygote is not loaded: what it needs, what is there, and who has it.
+// refusal is the error of a load that does not fit: how much it needs, how much is free, and which
+// functions have the rest.
 func refusal(function string, n need, m memory, own int64, busy, loading []keeper) error {
 	b, room := cache.Tightest(m.bounds, Threshold)
 	limit := int64(float64(b.Total) * Threshold)

@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-// bareNetworks makes real namespaces with nothing in them, and notes what it was asked for.
+// bareNetworks makes real namespaces with nothing in them, and records its calls.
 type bareNetworks struct {
 	mu    sync.Mutex
 	calls []string
@@ -28,7 +28,7 @@ func (n *bareNetworks) note(call string) {
 	n.calls = append(n.calls, call)
 }
 
-// taken returns the calls since the last one of taken.
+// taken returns the calls since the last call of taken.
 func (n *bareNetworks) taken() []string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -60,7 +60,7 @@ func (n *bareNetworks) Files(gateway netip.AddrPort) (hosts, resolv string, err 
 	return "/etc/hosts", "/etc/resolv.conf", nil
 }
 
-// networkOf names the network namespace of a process.
+// networkOf returns an identifier of a process's network namespace.
 func networkOf(t *testing.T, pid int) string {
 	t.Helper()
 	name, err := os.Readlink("/proc/" + strconv.Itoa(pid) + "/ns/net")
@@ -70,8 +70,8 @@ func networkOf(t *testing.T, pid int) string {
 	return name
 }
 
-// TestNetworks: each process that is started is in the network that its function asks for, and a fork in that of its
-// zygote.
+// TestNetworks checks that each process is in the network that its function asks for, and a fork in
+// that of its zygote.
 func TestNetworks(t *testing.T) {
 	openDir(t) // needs root
 	nets := &bareNetworks{}
@@ -110,7 +110,7 @@ func TestNetworks(t *testing.T) {
 	n.answers(a)
 	shared := fresh("a", a.PID)
 	nets.taken()
-	forked.Network = "" // which is the same
+	forked.Network = "" // an empty network means the default
 	b := n.start("b", forked)
 	n.answers(b)
 	if got := networkOf(t, b.PID); got != shared || len(nets.taken()) != 0 {
@@ -125,7 +125,8 @@ func TestNetworks(t *testing.T) {
 	}
 }
 
-// TestNetworkRefused: the machine's network is for functions that may have it, and without a network nothing starts.
+// TestNetworkRefused checks that only functions that may use the machine's network get it, and that
+// nothing starts if a network cannot be made.
 func TestNetworkRefused(t *testing.T) {
 	openDir(t) // needs root
 	nets := &bareNetworks{full: true}
@@ -151,8 +152,8 @@ func TestNetworkRefused(t *testing.T) {
 	}
 }
 
-// TestZygotesOfTheMachinesNetwork: a daemon forks nothing from an adopted zygote that is in another
-// network than the function asks for now.
+// TestZygotesOfTheMachinesNetwork checks that a daemon forks nothing from an adopted zygote in
+// another network than the function asks for now.
 func TestZygotesOfTheMachinesNetwork(t *testing.T) {
 	openDir(t) // needs root
 	w := wardenOf(t)

@@ -11,34 +11,35 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// A child that is parked was told its device ahead of need, and has made itself ready there but for
-// parameters, which takes longer than anything else of a start. Key stages in Python that use one
-// device have one on each device that would take a replica of theirs. It gives way to whatever is
-// wanted in earnest (docs/adr/0033).
+// A parked child was told its device ahead of need and is ready there except for its parameters.
+// Making it ready takes longer than any other part of a start. Each key stage in Python that uses
+// one device has a parked child on each device that would take a replica of it. Parked children
+// give way to every order (docs/adr/0033).
 
-// parker says what is free of devices, and has children parked on them. It has no lock of its own:
-// the store's mutex is held when a method is called that is not said to take it.
+// parker knows how much of each device is free, and parks children on devices. It has no lock of
+// its own. The caller of a method holds the store's mutex, unless the method says that it takes it.
 type parker struct {
 	cfg    *Config
 	store  *store
 	pool   *resources.Pool
-	loader *loader // whose samples say what memory is free
+	loader *loader // its samples say how much memory is free
 }
 
-// keeping is what is known of a slot because of a key stage. The zero value is that of others.
+// keeping is the part of a slot that only key stages use. The zero value means that the slot is not
+// a key stage's.
 type keeping struct {
 	keep  bool
 	parks bool  // its children may be parked on devices
-	bytes int64 // of a device that a replica takes, as node.Spec.DeviceMemory
+	bytes int64 // of a device, per replica, as node.Spec.DeviceMemory
 }
 
-// keeping is what a function that is a key stage says of its slot.
+// keepingOf returns the keeping of a function that is a key stage.
 func keepingOf(s node.Spec, e engine) keeping {
 	return keeping{keep: true, parks: s.Devices == 1 && e.name == python.name, bytes: s.DeviceMemory}
 }
 
-// holdersOf returns what a slot has of devices beside its replicas: a worker's context, parked
-// children; with the store's mutex held.
+// holdersOf returns what a slot holds of devices in addition to its replicas: a worker's context
+// and parked children. The caller holds the store's mutex.
 func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	if k.Form == zygote.Worker && k.Device != "" {
 		h := resources.Holder{PID: s.pid, Reserved: map[string]int64{k.Device: resources.ContextOverhead}}
@@ -61,8 +62,9 @@ func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	return all
 }
 
-// unparkAll dismisses all parked children because memory is short, with the store's mutex held. It
-// returns how many, and how many bytes of that they have beyond what they share with their zygotes.
+// unparkAll dismisses all parked children because memory is short. It returns how many there were,
+// and how many bytes they had that they did not share with their zygotes. The caller holds the
+// store's mutex.
 func (st *store) unparkAll() (n int, bytes int64) {
 	for _, z := range st.slots.parkedZygotes() {
 		shared, _ := st.cfg.meter.Resident(z.PID)
@@ -77,8 +79,9 @@ func (st *store) unparkAll() (n int, bytes int64) {
 	return n, bytes
 }
 
-// unparkFor dismisses parked children whose memory an order has reserved now, those of its own
-// function's last: it may become one of these; with the store's mutex held.
+// unparkFor dismisses parked children whose device memory an order has just reserved. Children of
+// the order's own function come last, because the order may use one of them. The caller holds the
+// store's mutex.
 func (p *parker) unparkFor(o node.Order) {
 	if o.Device == "" {
 		return
@@ -87,8 +90,8 @@ func (p *parker) unparkFor(o node.Order) {
 	p.unparkBeyond(strings.Split(o.Device, ","), func(z *zygote.Zygote) bool { return ok && z.Key == own })
 }
 
-// unparkBeyond dismisses parked children of devices whose memory is wanted, but for those that
-// stay, with the store's mutex held.
+// unparkBeyond dismisses parked children of devices whose memory is wanted, except those that stay.
+// The caller holds the store's mutex.
 func (p *parker) unparkBeyond(devices []string, stays func(*zygote.Zygote) bool) {
 	for _, d := range p.devices() {
 		if !slices.Contains(devices, d.ID) {
@@ -104,7 +107,8 @@ func (p *parker) unparkBeyond(devices []string, stays func(*zygote.Zygote) bool)
 	}
 }
 
-// parkAhead has children parked where they should be, and ends those that should not be.
+// parkAhead parks children where key stages need them, and ends parked children that are not
+// needed.
 func (p *parker) parkAhead() {
 	if p.cfg.Devices == nil {
 		return
@@ -147,7 +151,8 @@ func (p *parker) parkAhead() {
 	}
 }
 
-// devices returns the node's devices and what is free of them, with the store's mutex held.
+// devices returns the node's devices and how much of each is free. The caller holds the store's
+// mutex.
 func (p *parker) devices() []DeviceInfo {
 	if !p.pool.HasDevices() {
 		return nil
@@ -155,8 +160,8 @@ func (p *parker) devices() []DeviceInfo {
 	return p.pool.Devices(p.holders())
 }
 
-// holders returns what zygotes and workers hold of devices beside replicas, with the store's mutex
-// held.
+// holders returns what zygotes and workers hold of devices in addition to their replicas. The
+// caller holds the store's mutex.
 func (p *parker) holders() (all []resources.Holder) {
 	for _, k := range p.store.slots.Keys() {
 		if s, _ := p.store.slots.Peek(k); s.zygote != nil || s.loading != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-// pyPlaced has parameters that are placed without a hook, and says which device it thinks to have.
+// pyPlaced has parameters that are placed without a hook, and reports the device that it uses.
 const pyPlaced = `
 import os
 import torch
@@ -26,8 +26,9 @@ def infer(state, calls):
     return [{"pid": os.getpid(), "loaded": state["loaded"], "env": env} for c in calls]
 `
 
-// onStandIn has images of stages use a device that is in host memory, in place of CUDA's. It imports PyTorch, whose BLAS starts threads
-// unless the process around a stage has said how many: it is imported only when a device is asked for.
+// onStandIn makes images of stages use a device in host memory in place of CUDA's. The stand-in
+// imports PyTorch, whose BLAS starts threads unless the process around a stage has said how many.
+// So it is imported only when a device is asked for.
 func onStandIn(t *testing.T, dir string, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -47,8 +48,9 @@ func onStandIn(t *testing.T, dir string, names ...string) {
 	}
 }
 
-// TestPythonChildrenPark on a stand-in of a device, and become replicas whose parameters are copied there; where a device is not
-// there, replicas are forked without.
+// TestPythonChildrenPark parks children on a stand-in of a device. They become replicas, and their
+// parameters are copied to the device. If a device does not exist, replicas are forked without a
+// parked child.
 func TestPythonChildrenPark(t *testing.T) {
 	python, dir := proctest.Torch(t), t.TempDir()
 	r := &rack{all: []Device{{ID: "GPU-a", Memory: 10 * gib}}}
@@ -87,7 +89,7 @@ func TestPythonChildrenPark(t *testing.T) {
 	}
 }
 
-// TestPythonStagesShareADevice: two stages in one worker, whose device is a stand-in.
+// TestPythonStagesShareADevice runs two stages in one worker, whose device is a stand-in.
 func TestPythonStagesShareADevice(t *testing.T) {
 	python, dir := proctest.Torch(t), t.TempDir()
 	r := &rack{all: []Device{{ID: "GPU-a", Memory: 10 * gib}}}

@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// rack is devices that a test changes.
+// rack is a set of devices that a test changes.
 type rack struct {
 	mu  sync.Mutex
 	all []Device
@@ -33,7 +33,8 @@ func (r *rack) change(id string, f func(*Device)) {
 	f(&r.all[slices.IndexFunc(r.all, func(d Device) bool { return d.ID == id })])
 }
 
-// parking is a node with such devices of 10 GiB, and a function of which a replica takes 4.
+// parking returns a node with such devices of 10 GiB, and a function whose replicas take 4 GiB
+// each.
 func parking(t *testing.T, change func(*Config), ids ...string) (*rig, *rack, node.Spec) {
 	t.Helper()
 	r := &rack{}
@@ -53,7 +54,7 @@ func parking(t *testing.T, change func(*Config), ids ...string) (*rig, *rack, no
 	}
 }
 
-// keyStages says that these are key stages, and no others are.
+// keyStages makes exactly these functions key stages.
 func (n *rig) keyStages(specs ...node.Spec) {
 	n.t.Helper()
 	var wanted []node.Wanted
@@ -94,7 +95,8 @@ func (n *rig) on(replica, device string, s node.Spec) *startedReplica {
 	return r
 }
 
-// TestParkedChildren wait on each device that has room for a replica, become it, and give way.
+// TestParkedChildren checks that children are parked on each device that has room for a replica,
+// become replicas, and give way.
 func TestParkedChildren(t *testing.T) {
 	n, r, s := parking(t, nil, "GPU-a", "GPU-b")
 	n.keyStages(s)
@@ -112,14 +114,14 @@ func TestParkedChildren(t *testing.T) {
 	if second := n.on("second", "GPU-a", s); second.PID != next["GPU-a"] || second.Path != PathParked {
 		t.Errorf("path %s, process %d, want the parked child %d", second.Path, second.PID, next["GPU-a"])
 	}
-	n.parkedOn("GPU-b") // 2 GiB are left on the other
+	n.parkedOn("GPU-b") // 2 GiB are left on the other device
 	if got := n.Inventory().Replicas[0]; got.Path != PathParked || got.Device != "GPU-a" {
 		t.Errorf("replica %+v", got)
 	}
 	if info := n.Inventory().Devices[0]; info.Reserved != 8*gib || info.Free != 2*gib || info.Parked != 0 {
 		t.Errorf("device %+v", info)
 	}
-	other := s // that is no key stage, and takes all of a device
+	other := s // it is no key stage, and takes a whole device
 	other.Function, other.DeviceMemory = "g.ns", 0
 	if whole := n.on("whole", "GPU-b", other); whole.Path != PathFork {
 		t.Errorf("path %s of another function", whole.Path)
@@ -134,14 +136,15 @@ func TestParkedChildren(t *testing.T) {
 	proctest.Gone(t, pids["GPU-b"])
 	r.change("GPU-b", func(d *Device) { d.Unhealthy = "" })
 	pids = n.parkedOn("GPU-b")
-	n.keyStages() // it is none any more
+	n.keyStages() // the function is no key stage any more
 	proctest.Gone(t, pids["GPU-b"])
 	if n.spare(n.zygote()) == 0 || len(n.exits) != 1 {
 		t.Errorf("%d ends were told, want that of one replica", len(n.exits))
 	}
 }
 
-// TestParkedChildrenOfOrders: who is not parked where, or as, an order wants is not what it gets.
+// TestParkedChildrenOfOrders checks that an order gets a parked child only if the child lives and
+// waits on exactly the devices of the order.
 func TestParkedChildrenOfOrders(t *testing.T) {
 	n, _, s := parking(t, nil, "GPU-a", "GPU-b")
 	n.keyStages(s)
@@ -167,7 +170,8 @@ func TestParkedChildrenOfOrders(t *testing.T) {
 	}
 }
 
-// TestADeviceWithoutRoomForAContext: a child cannot be parked, and replicas start without.
+// TestADeviceWithoutRoomForAContext checks that replicas start without a parked child where no
+// child can be parked.
 func TestADeviceWithoutRoomForAContext(t *testing.T) {
 	n, _, s := parking(t, nil, "GPU-bad", "GPU-good")
 	n.keyStages(s)
@@ -182,7 +186,8 @@ func TestADeviceWithoutRoomForAContext(t *testing.T) {
 	}
 }
 
-// TestAChildIsParkedOnceItSaysSo: until then it counts, nobody is told that it is there, and no replica waits for it.
+// TestAChildIsParkedOnceItSaysSo checks a child that is still being parked: its memory counts, it
+// is not reported, and no replica waits for it.
 func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 	n, _, s := parking(t, nil, "GPU-slow")
 	n.keyStages(s)
@@ -198,7 +203,8 @@ func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 	}
 }
 
-// TestParkedChildrenGoFirst when memory is short, and before anybody's zygote.
+// TestParkedChildrenGoFirst checks that parked children are dismissed before any zygote is evicted
+// when memory is short.
 func TestParkedChildrenGoFirst(t *testing.T) {
 	g := &gauge{Meter: resources.NewKernel("")}
 	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: gb})
@@ -215,7 +221,8 @@ func TestParkedChildrenGoFirst(t *testing.T) {
 	}
 }
 
-// TestWhatParkedChildrenGiveBack is what they have beyond their zygote.
+// TestWhatParkedChildrenGiveBack checks that dismissed children free only the memory that they do
+// not share with their zygote.
 func TestWhatParkedChildrenGiveBack(t *testing.T) {
 	f := &faker{Meter: resources.NewKernel("")}
 	n, _, s := parking(t, func(c *Config) { c.meter = f }, "GPU-a")
@@ -236,7 +243,8 @@ func TestWhatParkedChildrenGiveBack(t *testing.T) {
 	proctest.Gone(t, pid)
 }
 
-// TestALoadTakesTheMemoryOfParkedChildren, and no zygote is evicted for it if that is enough.
+// TestALoadTakesTheMemoryOfParkedChildren checks that a load dismisses parked children, and evicts
+// no zygote if that frees enough.
 func TestALoadTakesTheMemoryOfParkedChildren(t *testing.T) {
 	g := &gauge{Meter: resources.NewKernel("")}
 	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: gb})
@@ -255,7 +263,7 @@ func TestALoadTakesTheMemoryOfParkedChildren(t *testing.T) {
 	key := n.store.key(other, python, image)
 	n.store.uses[other.Function], n.store.sizes[key] = key, 10*gb
 	n.store.mu.Unlock()
-	n.press(g, 75*gb+gb/2) // half a gigabyte too much for the load, which the child gives back
+	n.press(g, 75*gb+gb/2) // half a gigabyte too much for the load, which the child frees
 	if _, err := n.Load(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
@@ -265,7 +273,8 @@ func TestALoadTakesTheMemoryOfParkedChildren(t *testing.T) {
 	}
 }
 
-// TestParkedChildrenAreNotAdopted: they end with their manager, and the next has others once it knows what it is to keep.
+// TestParkedChildrenAreNotAdopted checks that parked children end with their manager. The next
+// manager parks others once it knows the key stages.
 func TestParkedChildrenAreNotAdopted(t *testing.T) {
 	g, w := groups(t), wardenOf(t)
 	change := func(c *Config) { c.Groups, c.Warden = g, w }

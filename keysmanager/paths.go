@@ -14,26 +14,27 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// The paths on which a replica comes up, those of functions with a model in order of preference
+// The paths on which a replica starts. For functions with a model they are in order of preference
 // (docs/adr/0023).
 const (
 	// Forked by a zygote whose weights are mapped from their pre-packed file.
 	PathFork    = zygote.PathFork
-	PathHeap    = zygote.PathHeap // forked by a zygote that has them in its heap
-	PathMap     = zygote.PathMap  // a process that maps them from sealed memory
-	PathCold    = "cold"          // a process that loads them by itself
+	PathHeap    = zygote.PathHeap // forked by a zygote that has the weights in its heap
+	PathMap     = zygote.PathMap  // a process that maps the weights from sealed memory
+	PathCold    = "cold"          // a process that loads the weights itself
 	PathProcess = "process"       // a process of a function without a model
-	// Told who it is when it was ready on its device, but for its parameters: a fork that was
-	// parked there (docs/adr/0033).
+	// A fork that was parked on its device. It was ready there except for its parameters when it was
+	// told which replica it is (docs/adr/0033).
 	PathParked = zygote.PathParked
-	// A thread of a worker, a process that stages of one name share on a device (docs/adr/0033).
+	// A thread of a worker. Functions with the same worker name share the worker on a device
+	// (docs/adr/0033).
 	PathResident = zygote.PathResident
 )
 
-// choice tells whether a function leaves its path to us.
+// choosesPath reports whether a function leaves the choice of its path to the Manager.
 func choosesPath(s node.Spec) bool { return s.Start == "" || s.Start == "auto" }
 
-// possibly does something with a function's parameters in the first form that is possible.
+// possibly calls do with a function's parameters in the first form that is possible.
 func (l *loader) possibly(a *asking, s node.Spec, e engine, image sandbox.Image, do func(zygote.Key) error) error {
 	if err := e.can(s); err != nil {
 		return err
@@ -48,7 +49,7 @@ func (l *loader) possibly(a *asking, s node.Spec, e engine, image sandbox.Image,
 		l.store.uses[s.Function] = key
 		l.store.mu.Unlock()
 		if again {
-			l.tidy() // what failed
+			l.tidy() // ends the zygotes that failed
 		}
 		err := do(key)
 		var no zygote.Impossible
@@ -86,7 +87,7 @@ func (l *starter) place(ctx context.Context, o node.Order, p *process, e engine,
 	return conn, err
 }
 
-// mostZygotes is how many zygotes a start tries at most if they end before they have forked its
+// mostZygotes bounds how many zygotes a start tries if they end before they have forked its
 // process.
 const mostZygotes = 3
 
@@ -113,8 +114,8 @@ func (l *loader) withZygote(ctx context.Context, key zygote.Key, s node.Spec, im
 	}
 }
 
-// loaded loads a function's parameters, unless they are in memory or its replicas share none, and
-// calls do, if not nil, before they may be evicted again.
+// loaded loads a function's parameters, unless they are in memory or its replicas share none. It
+// then calls do, if that is not nil, before they may be evicted again.
 func (l *loader) loaded(ctx context.Context, a *asking, s node.Spec, e engine, image sandbox.Image, do func(*zygote.Zygote)) error {
 	return l.possibly(a, s, e, image, func(key zygote.Key) error {
 		if key.Form == zygote.None {
@@ -136,7 +137,7 @@ func (l *loader) loaded(ctx context.Context, a *asking, s node.Spec, e engine, i
 func (l *starter) fork(ctx context.Context, z *zygote.Zygote, o node.Order, p *process, root string, env map[string]string, socket *os.File) error {
 	begin := time.Now()
 	p.zygote = z
-	if ctx.Err() != nil { // a spare child needs no waiting for
+	if ctx.Err() != nil { // a spare child needs no wait
 		return context.Cause(ctx)
 	}
 	if z.Works() {
@@ -185,12 +186,12 @@ func (l *starter) mapMemory(z *zygote.Zygote, o node.Order, p *process, e engine
 	if err := l.spawn(o, p, image, env, slices.Concat([]*os.File{socket}, z.Memory())); err != nil {
 		return err
 	}
-	z.Family.Add(p.pid, p) // its end comes later: it waits for this start
+	z.Family.Add(p.pid, p) // its end comes later, because it waits for this start
 	return nil
 }
 
-// loadForm loads a function's parameters in the form of the key. began is told the process that
-// does it.
+// loadForm loads a function's parameters in the form of the key. It calls began with the pid of the
+// process that loads them.
 func (l *loader) loadForm(ctx context.Context, cmd sandbox.Command, key zygote.Key, s node.Spec, began func(pid int)) (*zygote.Zygote, error) {
 	pid := 0
 	tell := func(is int) { pid = is; began(is) }

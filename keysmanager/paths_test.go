@@ -23,14 +23,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// onPath is withModel with the annotation stagecoach.dev/start.
+// onPath returns withModel with the annotation stagecoach.dev/start.
 func onPath(start string) node.Spec {
 	s := withModel
 	s.Function, s.Start = start+".ns", start
 	return s
 }
 
-// threadedORT builds a library that is ONNX Runtime with a thread of its own, so that no zygote of it can be forked.
+// threadedORT builds an ONNX Runtime library that starts a thread, so that no zygote of it can be
+// forked.
 func threadedORT(t *testing.T) string {
 	t.Helper()
 	t.Setenv("THREADED_ORT", proctest.Built(t, "ort", "libonnxruntime.so.1"))
@@ -67,7 +68,8 @@ func names(all []node.Phase) (out []string) {
 	return out
 }
 
-// TestStartsAreOnTheirPath asks for each path by name, twice: the first start may have to load.
+// TestStartsAreOnTheirPath asks for each path by name, twice, because the first start may have to
+// load.
 func TestStartsAreOnTheirPath(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Cache, c.Threads = t.TempDir(), 3 })
 	for _, tc := range []struct {
@@ -75,7 +77,8 @@ func TestStartsAreOnTheirPath(t *testing.T) {
 		first, second []string
 	}{
 		{"auto", PathFork, []string{"order", "load", "fork"}, []string{"order", "fork"}},
-		{"fork", PathFork, []string{"order", "fork"}, []string{"order", "fork"}}, // it has the zygote of the one before
+		// It uses the zygote of the case before.
+		{"fork", PathFork, []string{"order", "fork"}, []string{"order", "fork"}},
 		{"heap", PathHeap, []string{"order", "load", "fork"}, []string{"order", "fork"}},
 		{"map", PathMap, []string{"order", "load", "spawn"}, []string{"order", "spawn"}},
 		{"cold", PathCold, []string{"order", "spawn"}, []string{"order", "spawn"}},
@@ -115,7 +118,7 @@ func TestStartsAreOnTheirPath(t *testing.T) {
 	}
 }
 
-// lockedLog is where a Manager logs to.
+// lockedLog is a buffer for the log of a Manager.
 type lockedLog struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -133,7 +136,8 @@ func (l *lockedLog) count(text string) int {
 	return strings.Count(l.b.String(), text)
 }
 
-// TestWhatCannotForkMaps has a library that starts threads: the zygote says so, and replicas map one sealed memory instead.
+// TestWhatCannotForkMaps has a library that starts threads. The zygote reports that, and replicas
+// map one sealed memory instead.
 func TestWhatCannotForkMaps(t *testing.T) {
 	log := &lockedLog{}
 	n := newNode(t, func(c *Config) {
@@ -197,7 +201,8 @@ func TestWhatCannotForkMaps(t *testing.T) {
 	}
 }
 
-// TestWhatCannotBePackedStartsCold has a program that does not pack, and a library that cannot fork.
+// TestWhatCannotBePackedStartsCold has a program that does not pack, and a library that cannot
+// fork.
 func TestWhatCannotBePackedStartsCold(t *testing.T) {
 	log := &lockedLog{}
 	n := newNode(t, func(c *Config) { c.ORT, c.Log = threadedORT(t), slog.New(slog.NewTextHandler(log, nil)) })
@@ -249,8 +254,8 @@ func descriptors(t *testing.T, pid int) int {
 	return len(all)
 }
 
-// TestAThousandOrdersAtOnce orders more than can be carried out at once. All come up, another function does not wait for
-// them, and nothing is left of them.
+// TestAThousandOrdersAtOnce sends more orders than can be carried out at the same time. All
+// replicas start, another function does not wait for them, and nothing of them is left.
 func TestAThousandOrdersAtOnce(t *testing.T) {
 	const orders = 1000
 	var ended atomic.Int64
@@ -274,7 +279,7 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 				errs <- err
 				return
 			}
-			defer r.Conn.Close() // and so it ends
+			defer r.Conn.Close() // then the replica ends
 			if open, err := os.ReadDir("/proc/self/fd"); err == nil {
 				most.Store(max(most.Load(), int64(len(open))))
 			}
@@ -306,8 +311,8 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 	t.Logf("at most %d descriptors open here", most.Load())
 }
 
-// TestAZygoteDiesInTheMiddle kills it while orders are on their way: each start either succeeded, and its end is reported, or
-// says why it failed.
+// TestAZygoteDiesInTheMiddle kills a zygote while orders are on their way. Each start either
+// succeeds, and its end is reported, or its error says why it failed.
 func TestAZygoteDiesInTheMiddle(t *testing.T) {
 	const orders = 40
 	var mu sync.Mutex
@@ -355,13 +360,15 @@ func TestAZygoteDiesInTheMiddle(t *testing.T) {
 	})
 }
 
-// TestAChildDiesBeforeItsHello, and is reported with its cause; its siblings do not notice.
+// TestAChildDiesBeforeItsHello checks that the end of a child is reported with its cause, and that
+// its siblings go on.
 func TestAChildDiesBeforeItsHello(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("a", withModel)
 	for _, start := range []string{"auto", "map", "cold"} {
 		r := n.start(start, onPath(start))
-		if err := syscall.Kill(r.PID, syscall.SIGSTOP); err != nil { // before its hello or after, it does not say more
+		// Before or after its hello, it sends nothing more.
+		if err := syscall.Kill(r.PID, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
 		if err := syscall.Kill(r.PID, syscall.SIGKILL); err != nil {

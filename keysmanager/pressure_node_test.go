@@ -20,7 +20,7 @@ import (
 
 const gb = 1 << 30
 
-// gauge is a resources.Meter that says what a test wants.
+// gauge is a resources.Meter whose values a test sets.
 type gauge struct {
 	resources.Meter
 	mu  sync.Mutex
@@ -39,7 +39,7 @@ func (g *gauge) Bounds() []resources.Bound {
 	return append([]resources.Bound(nil), g.all...)
 }
 
-// newGauged is a node whose machine has 100 GB, and uses what the test says.
+// newGauged returns a node whose machine has 100 GB, and uses what the test sets.
 func newGauged(t *testing.T, change func(*Config)) (*rig, *gauge) {
 	t.Helper()
 	g := &gauge{Meter: resources.NewKernel("")}
@@ -51,7 +51,7 @@ func newGauged(t *testing.T, change func(*Config)) (*rig, *gauge) {
 	}), g
 }
 
-// press sets what the machine uses and has the node see it.
+// press sets the memory that the machine uses, and makes the node sample it.
 func (n *rig) press(g *gauge, used int64) Inventory {
 	g.set(resources.Bound{Name: resources.BoundMachine, Total: 100 * gb, Used: used})
 	n.loader.weigh(0)
@@ -97,13 +97,14 @@ func TestPressureFromOutside(t *testing.T) {
 	if inv := n.press(g, 86*gb); len(inv.Zygotes) != 1 {
 		t.Errorf("zygotes %+v", inv.Zygotes)
 	}
-	if r := n.start("b", withModel); r.PID == 0 { // a fork of what is there is never refused
+	if r := n.start("b", withModel); r.PID == 0 { // a fork from a loaded zygote is never refused
 		t.Error("no process")
 	}
 	if err := n.Stop(t.Context(), "a", time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Stop(t.Context(), "b", time.Minute); err != nil { // and what becomes idle goes
+	// A zygote that becomes idle is evicted.
+	if err := n.Stop(t.Context(), "b", time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	proctest.Until(t, "the zygote that became idle to go", func() bool { return len(n.Inventory().Zygotes) == 0 })
@@ -134,12 +135,12 @@ func TestWhatCannotFitIsRefused(t *testing.T) {
 	n.start("b", other) // without a back-off
 }
 
-// TestRoomIsMadeForWhoNeedsIt has memory of its own for one zygote and two that are wanted.
+// TestRoomIsMadeForWhoNeedsIt has memory for one zygote, and two functions that want one.
 func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Memory = 60 << 20 })
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"
-	large := func() { // more than half of the memory, whatever they are found to be
+	large := func() { // both zygotes are set to take more than half of the memory
 		n.store.mu.Lock()
 		defer n.store.mu.Unlock()
 		image, err := n.cfg.Images.Resolve(withModel.Image)
@@ -168,7 +169,7 @@ func TestRoomIsMadeForWhoNeedsIt(t *testing.T) {
 		}
 	}
 	large()
-	n.start("a", other) // who needs it gets it
+	n.start("a", other) // the order gets the memory
 	inv := n.Inventory()
 	if len(inv.Zygotes) != 1 || inv.Zygotes[0].Function != "f.other" || inv.Evicted.Memory != 1 {
 		t.Fatalf("%+v, want f.other's zygote alone", inv)
@@ -195,7 +196,8 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 	all := images(t)
 	s, dir := bad(t, all, "balloon")
 	const script = "#!/bin/sh\nf=$(mktemp -u); mkfifo $f; { rm $f; head -c 130000000 /dev/zero; sleep 600; } >$f & exec tail -c 130000000 <$f\n"
-	if err := os.WriteFile(filepath.Join(dir, "balloon"), []byte(script), 0o755); err != nil { //nolint:gosec // to be run
+	balloon := filepath.Join(dir, "balloon")
+	if err := os.WriteFile(balloon, []byte(script), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	s.Process, s.Env = "./balloon", nil
@@ -213,7 +215,8 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 	}
 }
 
-// TestALoadCountsOnce: what it has already taken of the machine is not kept for it as well.
+// TestALoadCountsOnce checks that memory that a load has already taken is not reserved for it in
+// addition.
 func TestALoadCountsOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
 	g.Meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}
@@ -233,7 +236,7 @@ func TestALoadCountsOnce(t *testing.T) {
 	n.store.mu.Unlock()
 }
 
-// faker is a resources.Meter of processes that take what a test says.
+// faker is a resources.Meter of processes whose memory a test sets.
 type faker struct {
 	resources.Meter
 	mu  sync.Mutex

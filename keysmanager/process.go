@@ -18,11 +18,12 @@ import (
 type process struct {
 	replica, function string
 	pid               int
-	task              int // by which its zygote knows it: its pid, or in a worker its thread's id
-	path              string
-	milli             int    // as node.Order.CPUMilli
-	device            string // as node.Order has it
-	held              *resources.Reservation
+	// id by which its zygote knows it: its pid, or the id of its thread in a worker
+	task   int
+	path   string
+	milli  int    // as in node.Order.CPUMilli
+	device string // as in node.Order
+	held   *resources.Reservation
 	timing
 	output   *sandbox.Output
 	running  bool        // its Start has returned; guarded by the manager's mutex
@@ -30,26 +31,27 @@ type process struct {
 
 	entry  string         // of the warden
 	zygote *zygote.Zygote // its parent; nil: the warden
-	mapped *zygote.Zygote // whose memory it maps; nil: none
+	mapped *zygote.Zygote // the zygote whose memory it maps; nil: none
 	asking *asking        // by its Start
 
 	once   sync.Once
-	placed chan struct{} // closed when its Start is done with it
+	placed chan struct{} // closed when its Start has finished with it
 	gone   chan struct{} // closed when it has ended and was reported
 	owner  *Manager
 }
 
-// linesWhile is how long somebody listens to what has been started by a process that has ended. The
-// end of the process is reported earlier, after resources.LinesMoment at most.
+// linesWhile bounds how long the daemon reads the output of a process that has ended, because
+// programs that it started may still print. The end is reported earlier, at most
+// resources.LinesMoment after it.
 const linesWhile = 2 * time.Second
 
-// Take takes over the cgroup of the child that is about to become p; see zygote.Replica.
+// Take takes over the cgroup of the child that becomes p; see zygote.Replica.
 func (p *process) Take(child *resources.Reservation) { p.held.Take(child, p.milli) }
 
-// Began says which process p is; see zygote.Replica.
+// Began records which process p is; see zygote.Replica.
 func (p *process) Began(pid, id int) { p.pid, p.task = pid, id }
 
-// Abandon leaves what p prints to the warden.
+// Abandon stops reading the output of p: p is left to the warden.
 func (p *process) Abandon() { p.output.Abandon() }
 
 // End reports once how the process has ended. It first waits a moment for the process's last
@@ -82,7 +84,7 @@ func (p *process) signal(s syscall.Signal) {
 		p.zygote.Family.Signal(p.task, s)
 		return
 	}
-	_ = p.owner.warden.Signal(p.entry, s) // fails when the warden is gone, and the process with it
+	_ = p.owner.warden.Signal(p.entry, s) // fails if the warden is gone; then the process is gone, too
 }
 
 // awaitEnd waits until p has ended after SIGKILL and was reported.

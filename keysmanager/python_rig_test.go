@@ -21,7 +21,7 @@ import (
 
 // Handlers of Python stages.
 const (
-	// pyProbe says what a replica is.
+	// pyProbe reports what a replica sees.
 	pyProbe = `
 import gc, json, os, random, signal, sys
 import stagecoach as sc
@@ -67,7 +67,8 @@ torch.cuda._initialized = True  # as the first tensor on a device has it
 `
 )
 
-// pyNode is a node whose images are Python stages with these handlers, by name; it has no ONNX Runtime.
+// pyNode returns a node whose images are Python stages with these handlers, by name. It has no ONNX
+// Runtime.
 func pyNode(t *testing.T, dir string, handlers map[string]string, change func(*Config)) *rig {
 	t.Helper()
 	for name, text := range handlers {
@@ -85,14 +86,14 @@ func pyNode(t *testing.T, dir string, handlers map[string]string, change func(*C
 	})
 }
 
-// weights writes a model of so many bytes.
+// weights writes a model of this many bytes.
 func weights(path string, size int64) error {
 	var b bytes.Buffer
 	err := safetensors.Write(&b, nil, []safetensors.Source{{Name: "w", Dtype: "F32", Shape: []int64{size / 4}, Data: bytes.NewReader(make([]byte, size))}})
 	return errors.Join(err, os.WriteFile(path, b.Bytes(), 0o644))
 }
 
-// pySpec is a function of such an image.
+// pySpec returns a function of such an image.
 func pySpec(python, name string, env ...string) node.Spec {
 	s := node.Spec{Function: name + ".ns", Namespace: "ns", Image: "py/" + name + ":1", Process: python + " ./stage", Env: map[string]string{wire.EnvRuntime: "python"}}
 	for _, kv := range env {
@@ -102,7 +103,7 @@ func pySpec(python, name string, env ...string) node.Spec {
 	return s
 }
 
-// probed is what a probe says.
+// probed is what a probe reports.
 type probed struct {
 	PID, Loaded, Threads int
 	Env, At              map[string]string
@@ -113,9 +114,10 @@ type probed struct {
 	Compiled             compiled
 }
 
-// compiled is what a probe has compiled with torch.compile, its zygote's part included.
+// compiled is what a probe and its zygote have compiled with torch.compile.
 type compiled struct {
-	Graphs, Hits, Misses int // graphs that were compiled; how many of them were in the folder of compiled code, and not
+	// Compiled graphs; how many of them were in the folder of compiled code, and how many were not.
+	Graphs, Hits, Misses int
 	Value                []float64
 	Folder               string
 }
@@ -150,7 +152,7 @@ func (n *rig) probe(r *startedReplica) (p probed) {
 	return p
 }
 
-// printedBy is what a replica, or "zygote", has printed.
+// printedBy returns the lines that a replica, or "zygote", has printed.
 func (n *rig) printedBy(replica string) []string {
 	n.printing.Lock()
 	defer n.printing.Unlock()
@@ -169,7 +171,7 @@ func startError(t *testing.T, n *rig, s node.Spec) string {
 	return ""
 }
 
-// drain takes what a node has told.
+// drain takes the lines that a node has reported.
 func drain(n *rig) {
 	for len(n.exits) > 0 {
 		<-n.exits

@@ -22,8 +22,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// TestPythonPaths: real PyTorch forks, with its parameters mapped or in the heap, and starts cold; each replica has its own environment,
-// threads and chance.
+// TestPythonPaths starts real PyTorch stages on each path: forked, with parameters mapped or in the
+// heap, and cold. Each replica has its own environment, threads and random numbers.
 func TestPythonPaths(t *testing.T) {
 	python := proctest.Torch(t)
 	n := pyNode(t, t.TempDir(), map[string]string{"mapped": pyMapped, "copied": pyCopied}, nil)
@@ -69,7 +69,7 @@ func TestPythonPaths(t *testing.T) {
 	}
 }
 
-// TestPythonFaults: what is wrong with a handler is said, once.
+// TestPythonFaults checks that an error in a handler is reported once.
 func TestPythonFaults(t *testing.T) {
 	python := proctest.Python(t)
 	n := pyNode(t, t.TempDir(), map[string]string{
@@ -105,7 +105,8 @@ func TestPythonFaults(t *testing.T) {
 	}
 }
 
-// TestPythonThatCannotFork starts cold, and says why, unless a fork is asked for by name.
+// TestPythonThatCannotFork checks that such a stage starts cold and the log says why, unless a fork
+// is asked for by name.
 func TestPythonThatCannotFork(t *testing.T) {
 	python := proctest.Torch(t)
 	log := &lockedLog{}
@@ -128,8 +129,8 @@ func TestPythonThatCannotFork(t *testing.T) {
 	}
 }
 
-// TestPythonEnds: ends of children and zygotes are told, parameters that are invalidated go, and a node that comes later forks
-// from what it finds.
+// TestPythonEnds checks that ends of children and zygotes are reported, that invalidated parameters
+// are freed, and that a later node forks from the zygotes that it adopts.
 func TestPythonEnds(t *testing.T) {
 	python, w, dir := proctest.Python(t), wardenOf(t), t.TempDir()
 	n := pyNode(t, dir, map[string]string{"probe": pyProbe}, func(c *Config) { c.Warden = w })
@@ -189,7 +190,8 @@ func TestPythonEnds(t *testing.T) {
 	proctest.Gone(t, b.PID)
 }
 
-// TestPythonIsKeptWarm: stages in Python without a model are loaded ahead of need, too, once for all starts at a time, and evicted.
+// TestPythonIsKeptWarm checks that Python stages without a model are loaded ahead of need, once for
+// all starts, and can be evicted.
 func TestPythonIsKeptWarm(t *testing.T) {
 	python := proctest.Python(t)
 	n := pyNode(t, t.TempDir(), map[string]string{"probe": pyProbe}, nil)
@@ -232,7 +234,8 @@ func TestPythonIsKeptWarm(t *testing.T) {
 	}
 }
 
-// TestPythonUnderAnAccount: PyTorch runs as a user of its own among files that it cannot change, and nobody looks into it.
+// TestPythonUnderAnAccount checks that PyTorch runs as a user of its own among files that it cannot
+// change, and that other users cannot look into it.
 func TestPythonUnderAnAccount(t *testing.T) {
 	python, dir := proctest.Torch(t), openDir(t)
 	images := filepath.Join(dir, "images")
@@ -268,7 +271,7 @@ def infer(state, calls):
 	}
 }
 
-// TestPythonNeeds: what a zygote is going to take is known by its files.
+// TestPythonNeeds checks that the memory of a zygote is estimated from its files.
 func TestPythonNeeds(t *testing.T) {
 	m := &loader{store: newStore(new(Config), nil, nil)}
 	root := t.TempDir()

@@ -8,8 +8,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// replicas are the processes of the node's replicas, by name, also of those that start. Manager.mu
-// guards them: it is held when a method is called.
+// replicas are the processes of the node's replicas by name, including replicas that are being
+// started. The caller of each method holds the store's mutex.
 type replicas map[string]*process
 
 // remove frees the name of a process.
@@ -19,7 +19,8 @@ func (all replicas) remove(p *process) {
 	}
 }
 
-// running returns the process of a replica whose Start has returned; nil: none of this name runs.
+// running returns the process of a replica whose Start has returned, or nil if no such replica
+// runs.
 func (all replicas) running(name string) *process {
 	if p := all[name]; p != nil && p.running {
 		return p
@@ -27,7 +28,7 @@ func (all replicas) running(name string) *process {
 	return nil
 }
 
-// of returns the names of the replicas that have started from a zygote and run, sorted.
+// of returns the sorted names of the replicas that have started from a zygote and run.
 func (all replicas) of(z *zygote.Zygote) (names []string) {
 	for name, p := range all {
 		if (p.zygote == z || p.mapped == z) && p.running {
@@ -38,7 +39,8 @@ func (all replicas) of(z *zygote.Zygote) (names []string) {
 	return names
 }
 
-// functionsOf returns the functions of the replicas that a zygote has, running or not.
+// functionsOf returns the functions of a zygote's replicas, including replicas that are being
+// started.
 func (all replicas) functionsOf(z *zygote.Zygote) (functions []string) {
 	for _, p := range all {
 		if p.zygote == z || p.mapped == z {
@@ -48,7 +50,7 @@ func (all replicas) functionsOf(z *zygote.Zygote) (functions []string) {
 	return functions
 }
 
-// guests returns the functions of the replicas of each worker, by its cgroup.
+// guests returns the functions of each worker's replicas, by the worker's cgroup.
 func (all replicas) guests() map[*resources.Cgroup][]string {
 	out := map[*resources.Cgroup][]string{}
 	for p := range maps.Values(all) {
@@ -62,7 +64,7 @@ func (all replicas) guests() map[*resources.Cgroup][]string {
 	return out
 }
 
-// groups returns the cgroups of what runs.
+// groups returns the cgroups of the replicas that run.
 func (all replicas) groups() (out []*resources.Cgroup) {
 	for _, p := range all {
 		if p.running && p.held.Group() != nil {
@@ -72,8 +74,9 @@ func (all replicas) groups() (out []*resources.Cgroup) {
 	return out
 }
 
-// count adds the replicas that run to the families of their zygotes, which byZygote has the indices
-// of, and returns the replicas that have no zygote. A worker's replicas are counted with it.
+// count adds the replicas that run to the families of their zygotes and returns the replicas that
+// have no zygote. byZygote has the indices of the families. The replicas of a worker are counted as
+// part of the worker.
 func (all replicas) count(families []resources.Family, byZygote map[*zygote.Zygote]int) (alone resources.Family) {
 	for _, p := range all {
 		if !p.running || p.zygote.Works() {

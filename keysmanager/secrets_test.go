@@ -32,22 +32,23 @@ func secretStore(t *testing.T) string {
 	return dir
 }
 
-// give makes a spec one of another function that names a set of secrets, of which key has this
-// value.
+// give returns a spec of another function that names a set of secrets, of which key has this value.
 func give(t *testing.T, s node.Spec, function, store string, gid int, set, value string) node.Spec {
 	t.Helper()
 	s.Function, s.Group, s.Secrets = function+".ns", gid, filepath.Join(store, "ns", function, set)
 	key := filepath.Join(s.Secrets, "key")
 	if err := errors.Join(
-		os.MkdirAll(s.Secrets, 0o700), os.Chown(s.Secrets, 0, gid), os.Chmod(s.Secrets, 0o750), //nolint:gosec // for its group
-		os.WriteFile(key, []byte(value), 0o400), os.Chown(key, 0, gid), os.Chmod(key, 0o440), //nolint:gosec // for its group
+		os.MkdirAll(s.Secrets, 0o700), os.Chown(s.Secrets, 0, gid),
+		os.Chmod(s.Secrets, 0o750), //nolint:gosec // for its group
+		os.WriteFile(key, []byte(value), 0o400), os.Chown(key, 0, gid),
+		os.Chmod(key, 0o440), //nolint:gosec // for its group
 	); err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-// finds lists what a process finds below sandbox.RunFolder: the files with what is in them, without
+// finds lists what a process finds below sandbox.RunFolder: the files with their content, without
 // the part of their path before the namespace.
 func finds(t *testing.T, pid int, store string) string {
 	t.Helper()
@@ -70,9 +71,9 @@ func finds(t *testing.T, pid int, store string) string {
 	return strings.Join(out, " ")
 }
 
-// TestSecretsDivideZygotes: functions of one image have one zygote, except that each one with
-// secrets has its own. Such a function finds its own secrets on each start path. It is so with a
-// later daemon, too.
+// TestSecretsDivideZygotes checks that functions of one image share a zygote, except that each
+// function with secrets has its own. Such a function finds its own secrets on each start path, also
+// under a later daemon.
 func TestSecretsDivideZygotes(t *testing.T) {
 	dir, store, w := openDir(t), secretStore(t), wardenOf(t)
 	first := accountsIn(t, dir)
@@ -118,7 +119,7 @@ func TestSecretsDivideZygotes(t *testing.T) {
 		t.Fatal(err)
 	}
 	n = newNode(t, func(c *Config) { c.Accounts, c.Warden = accountsIn(t, dir), w })
-	// The folder is made anew, as after a start of `up`: forks of a zygote that has the old one
+	// The folder is made again, as after a start of `up`. Forks of a zygote that has the old folder
 	// find the new one.
 	if err := os.RemoveAll(keyed.Secrets); err != nil {
 		t.Fatal(err)
@@ -145,8 +146,8 @@ func TestSecretsDivideZygotes(t *testing.T) {
 	n.Close()
 }
 
-// TestDescriptionsOfAnEarlierRelease: its zygotes are in the machine's network, and are no zygotes
-// of functions with secrets.
+// TestDescriptionsOfAnEarlierRelease checks that zygotes of an earlier release are in the machine's
+// network, and are no zygotes of functions with secrets.
 func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
 	d := zygote.Description{Namespace: "ns", Digest: "d", Network: resources.NetworkDefault, Secrets: "/s", Function: "f.ns"}
 	key, now := zygote.Key{Namespace: "ns", Digest: "d", Network: resources.NetworkDefault, Secrets: "/s"}, encode(meta{Zygote: &d})
@@ -169,8 +170,8 @@ func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
 	}
 }
 
-// TestSecretsInAWorker: each function that names the same secrets finds its folder; a deploy with
-// others goes into another worker.
+// TestSecretsInAWorker checks that each function that names the same secrets finds its folder, and
+// that a deploy with other secrets uses another worker.
 func TestSecretsInAWorker(t *testing.T) {
 	python, dir, store := proctest.Python(t), openDir(t), secretStore(t)
 	accounts := accountsIn(t, dir)
@@ -206,8 +207,8 @@ func TestSecretsInAWorker(t *testing.T) {
 	}
 }
 
-// TestASecretsFolderIsNobodysToName: the environment of a function says nothing to its watchdog,
-// which may be root.
+// TestASecretsFolderIsNobodysToName checks that the environment of a function sets nothing in the
+// environment of its watchdog, which may be root.
 func TestASecretsFolderIsNobodysToName(t *testing.T) {
 	m := &starter{cfg: &Config{Watchdog: []string{"stagecoach", "watchdog"}}}
 	s := node.Spec{Process: "cat", Env: map[string]string{"STAGECOACH_SECRETS": "/root", "secret_mount_path": "/root"}}

@@ -11,17 +11,17 @@ import (
 )
 
 // slot is the manager's side of an entry of the cache. The cache knows who holds the entry, and
-// when it may be loaded or evicted. The slot has the process, and what orders wait for.
+// when it may be loaded or evicted. The slot has the process and the channels that orders wait on.
 type slot struct {
 	loading  chan struct{}           // closed when the load has ended; nil: none is under way
-	cancel   context.CancelCauseFunc // gives that load up
-	need     need                    // of that load
-	pid      int                     // of its process; 0: it has not begun
+	cancel   context.CancelCauseFunc // cancels the load
+	need     need                    // of the load under way
+	pid      int                     // of the loading process; 0: not started yet
 	function string                  // that it was loaded for
 	zygote   *zygote.Zygote          // nil: none
-	used     time.Time               // by a start, the latest
-	keeping                          // of a key stage
-	failed   uint64                  // loads that failed, ever
+	used     time.Time               // when a start last used it
+	keeping                          // set for a key stage
+	failed   uint64                  // number of loads that ever failed
 	err      error                   // of the latest failed load, or why the latest zygote ended
 	guests   map[string]bool         // functions that a worker has had replicas of
 	// Closed when no order forks from it any more; nil: it was not invalidated.
@@ -29,7 +29,7 @@ type slot struct {
 }
 
 // slots are a node's slots and the cache that decides about them. Each entry of the cache has a
-// slot. They are a part of the store, whose mutex is held when a method is called.
+// slot. They are a part of the store. The caller of each method holds the store's mutex.
 type slots struct {
 	cache *cache.Core[zygote.Key]
 	all   map[zygote.Key]*slot
@@ -39,7 +39,7 @@ func newSlots() *slots {
 	return &slots{cache: cache.New[zygote.Key](), all: map[zygote.Key]*slot{}}
 }
 
-// Peek returns the slot of a key, if there is one.
+// Peek returns the slot of a key, or nil and false if there is none.
 func (s *slots) Peek(k zygote.Key) (*slot, bool) {
 	is, ok := s.all[k]
 	return is, ok
@@ -59,13 +59,13 @@ func (s *slots) Values() (all []*slot) {
 // Len returns the number of slots.
 func (s *slots) Len() int { return s.cache.Len() }
 
-// Entry returns what the cache knows of a slot.
+// Entry returns the cache's entry of a slot.
 func (s *slots) Entry(k zygote.Key) cache.Entry {
 	e, _ := s.cache.Get(k)
 	return e
 }
 
-// visit notes that a worker has, or had, a replica of a function.
+// visit records that a worker has, or had, a replica of a function.
 func (s *slots) visit(k zygote.Key, function string) {
 	if worker, ok := s.Peek(k); ok {
 		if worker.guests == nil {
@@ -85,7 +85,7 @@ func (s *slots) parkedZygotes() (all []*zygote.Zygote) {
 	return all
 }
 
-// memory is the sample as a refusal reports it.
+// memory returns the sample in the form that a refusal reports.
 func (s *slots) memory(now resources.Sample) memory {
 	_, room := cache.Tightest(now.Bounds, Threshold)
 	return memory{bounds: now.Bounds, coming: room - s.cache.Free(now.Bounds)}

@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// TestSpecInImage: what an OCI image says of its environment counts where the function says nothing, and only when the image
-// speaks the stage protocol.
+// TestSpecInImage checks that the environment of an OCI image counts below the function's own, and
+// only if the image speaks the stage protocol.
 func TestSpecInImage(t *testing.T) {
 	image := sandbox.Image{Stage: true, Env: []string{"STAGECOACH_MODEL=model/model.onnx", "A=image", "PATH=/none", "bad"}}
 	spec := node.Spec{Function: "f", Env: map[string]string{"A": "function"}}
@@ -29,8 +29,8 @@ func TestSpecInImage(t *testing.T) {
 	}
 }
 
-// TestRecordsOfEarlierReleasesKeepTheirPhases reads the description of a replica as earlier releases
-// wrote it, with phases that begin with capitals.
+// TestRecordsOfEarlierReleasesKeepTheirPhases reads the description of a replica as earlier
+// releases wrote it, with phases that begin with capitals.
 func TestRecordsOfEarlierReleasesKeepTheirPhases(t *testing.T) {
 	t.Parallel()
 	m, err := decode([]byte(`{"version":2,"replica":{"replica":"r","function":"f.ns","path":"fork","phases":[{"Name":"fork","Took":2500000}],"started":"2026-11-21T13:33:00Z"}}`))

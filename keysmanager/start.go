@@ -16,11 +16,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// Start starts a replica and returns when its process runs. The replica says on Conn when it is
-// ready; the caller closes Conn. If ctx ends first, nothing of the replica is left. Start returns
-// ErrRunning if the replica's name is taken.
+// Start starts a replica and returns when its process runs. The replica reports on Conn when it is
+// ready; the caller closes Conn. If ctx ends first, Start ends the replica and leaves nothing
+// behind. Start returns ErrRunning if the replica's name is taken.
 //
-// progress is called for each phase that has ended, and must not block; it may be nil.
+// progress is called for each phase that has ended. It must not block, and may be nil.
 func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
 	m.store.mu.Lock()
 	if m.store.closed {
@@ -68,14 +68,14 @@ func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Ph
 	return started, nil
 }
 
-// notTheirs is not a function's to say.
+// notTheirs lists the variables that a function must not set.
 var notTheirs = []string{
 	wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvNetwork, wire.EnvReady, wire.EnvHealth, wire.EnvORT, wire.EnvPoolThreads, wire.EnvThreads,
 	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
 }
 
-// starter starts the processes of replicas, on the path that their function asks for. It has no
-// part in what is kept in memory: it asks the loader for a zygote to start from.
+// starter starts the processes of replicas, on the path that their function asks for. It does not
+// decide what stays in memory: it asks the loader for a zygote to start from.
 type starter struct {
 	cfg    *Config
 	pool   *resources.Pool
@@ -85,11 +85,11 @@ type starter struct {
 	loader *loader
 
 	mu    sync.Mutex       // guards gates; nothing is called under it
-	gates map[string]*gate // by function, of those that are launched
+	gates map[string]*gate // by function, for functions with launches under way
 }
 
 func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Started, error) {
-	// Also if it would fork from a zygote that is there.
+	// Applies also if a zygote to fork from is in memory.
 	if err := l.pool.CheckNetwork(o.Spec.Network); err != nil {
 		return node.Started{}, err
 	}
@@ -122,19 +122,19 @@ func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Sta
 		return node.Started{}, err
 	}
 	if err := p.held.Group().Bound(o.CPUMilli); err != nil {
-		l.cfg.Log.Warn("replica's processor is not bounded", "replica", o.Replica, "error", err)
+		l.cfg.Log.Warn("replica's CPU limit is not set", "replica", o.Replica, "error", err)
 	}
 	return node.Started{PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
 }
 
-// keep describes p to the warden.
+// keep stores the description of p with the warden.
 func (l *starter) keep(p *process, files ...*os.File) {
 	if err := l.warden.Put(p.entry, p.meta(), files...); err != nil {
-		l.cfg.Log.Warn("replica would not be adopted as it is by another daemon", "replica", p.replica, "error", err)
+		l.cfg.Log.Warn("description of a replica is not stored: another daemon may not adopt it correctly", "replica", p.replica, "error", err)
 	}
 }
 
-// spawn starts p as a process of its own. Its files, from descriptor 3 on, begin with its stage
+// spawn starts p as a process of its own. Its files start at descriptor 3; the first is its stage
 // socket.
 func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
@@ -176,9 +176,9 @@ func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[s
 	return nil
 }
 
-// Watched tells whether replicas of a function of this image and environment are run by a watchdog,
-// because they do not speak the stage protocol: the image does not, or the environment asks for one
-// of of-watchdog's modes.
+// Watched reports whether a watchdog runs the replicas of a function of this image and environment.
+// That is so if the image does not speak the stage protocol, or if the environment asks for one of
+// of-watchdog's modes.
 func Watched(image sandbox.Image, env map[string]string) bool {
 	switch env["mode"] {
 	case "http", "streaming", "serializing", "static":
@@ -187,7 +187,7 @@ func Watched(image sandbox.Image, env map[string]string) bool {
 	return !image.Stage
 }
 
-// shim makes the command of a function that of its watchdog.
+// shim changes the command of a function to that of its watchdog.
 func (l *starter) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) error {
 	if len(l.cfg.Watchdog) == 0 {
 		return fmt.Errorf("image %q has no executable ./%s, and this node runs no functions of other kinds", image.Name, sandbox.Executable)

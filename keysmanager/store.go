@@ -14,22 +14,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// store is what a node has in memory, and which replicas run from it: the executor of the cache's
-// decisions. mu guards all of it. A method says if it is called with mu held. Other locks are taken
-// after mu: a zygote's, the pool's. The warden is not called with mu held: its answer may have to
-// wait for an end to be told.
+// store knows what a node has in memory and which replicas run from it, and carries out the cache's
+// decisions. mu guards all of it; each method says if its caller holds mu. Other locks are taken
+// after mu: a zygote's and the pool's. The warden is not called with mu held, because its answer
+// may have to wait until an end has been reported.
 type store struct {
 	cfg  *Config
 	ends *sync.WaitGroup // evictions under way
 
 	mu        sync.Mutex
-	closed    bool // nothing begins any more
+	closed    bool // no start or load begins any more
 	processes replicas
 	slots     *slots
 	functions
 	counts Counts
 	going  map[*zygote.Zygote]bool // that are being ended
-	// Grows when a zygote comes or goes: a sample from before does not count it.
+	// Grows when a zygote starts or ends. A sample with a lower epoch does not count that zygote.
 	epoch   uint64
 	retired prometheus.Histogram // seconds that replaced parameters have stayed
 }
@@ -44,16 +44,16 @@ func newStore(cfg *Config, pool *resources.Pool, ends *sync.WaitGroup) *store {
 	}
 }
 
-// decided is what a step has decided, as far as its caller has to know.
+// decided is what a step has decided, as far as its caller needs to know.
 type decided struct {
 	load    bool              // a load begins
 	discard bool              // what has loaded is not wanted any more
 	unpark  bool              // parked children end
-	freed   int64             // bytes that they give back
+	freed   int64             // bytes that these children free
 	gone    []<-chan struct{} // closed when the evicted zygotes have ended
 }
 
-// step steps the cache and carries out what it decides, with the store's mutex held.
+// step steps the cache and carries out its decisions. The caller holds the store's mutex.
 func (st *store) step(ev cache.Event) (d decided) {
 	for _, e := range st.slots.cache.Step(time.Now(), ev) {
 		switch e := e.(type) {
@@ -77,8 +77,8 @@ func (st *store) step(ev cache.Event) (d decided) {
 	return d
 }
 
-// tell tells the cache what its entries have, with the store's mutex held. A step that may evict
-// comes after it.
+// tell tells the cache what its entries have now. It is called before each step that may evict. The
+// caller holds the store's mutex.
 func (st *store) tell() {
 	wanted := map[zygote.Key]bool{}
 	for _, k := range st.uses {
@@ -92,7 +92,7 @@ func (st *store) tell() {
 		if s.zygote != nil {
 			u.Replicas = s.zygote.Family.Replicas()
 			for _, child := range s.zygote.Family.Parked() {
-				if child.PID != 0 { // one that is not there yet cannot give way
+				if child.PID != 0 { // a child that is not there yet has nothing to free
 					u.Parked++
 				}
 			}
@@ -101,8 +101,8 @@ func (st *store) tell() {
 	}
 }
 
-// hold returns the slot of a key, now the most recently used, and keeps its zygote from eviction
-// until release, with the store's mutex held.
+// hold returns the slot of a key, makes it the most recently used, and keeps its zygote from
+// eviction until release. The caller holds the store's mutex.
 func (st *store) hold(key zygote.Key) *slot {
 	s := st.slots.all[key]
 	if s == nil {
@@ -113,11 +113,11 @@ func (st *store) hold(key zygote.Key) *slot {
 	return s
 }
 
-// release undoes one hold, with the store's mutex held.
+// release undoes one hold. The caller holds the store's mutex.
 func (st *store) release(key zygote.Key) { st.step(cache.Release[zygote.Key]{Key: key}) }
 
-// retire ends a zygote that the cache evicts, with the store's mutex held. What it returns is
-// closed when the zygote has ended.
+// retire ends a zygote that the cache evicts. It returns a channel that is closed when the zygote
+// has ended. The caller holds the store's mutex.
 func (st *store) retire(e cache.Evict[zygote.Key]) (gone <-chan struct{}) {
 	s := st.slots.all[e.Key]
 	z := s.zygote
@@ -137,7 +137,7 @@ func (st *store) retire(e cache.Evict[zygote.Key]) (gone <-chan struct{}) {
 	case cache.Asked:
 		st.counts.Evicted.Asked++
 	case cache.Rested:
-		st.cfg.Log.Info("worker ends: it has had no replicas for a while", "worker", e.Key.Worker, "device", e.Key.Device)
+		st.cfg.Log.Info("worker ends: it was idle", "worker", e.Key.Worker, "device", e.Key.Device)
 	}
 	st.going[z] = true
 	st.epoch++
@@ -156,8 +156,8 @@ func (st *store) retire(e cache.Evict[zygote.Key]) (gone <-chan struct{}) {
 	return z.Gone()
 }
 
-// fill puts a zygote that has loaded into its slot, with the store's mutex held. It reports false
-// if the slot was invalidated while the zygote loaded. Then the caller ends the zygote.
+// fill puts a zygote that has loaded into its slot. It reports false if the slot was invalidated
+// while the zygote loaded; then the caller ends the zygote. The caller holds the store's mutex.
 func (st *store) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
 	if st.step(cache.Loaded[zygote.Key]{Key: key, Bytes: z.Bytes}).discard {
 		return false
@@ -167,9 +167,9 @@ func (st *store) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
 	return true
 }
 
-// recordEnd empties the slot of a zygote that ended without an order to; the store's mutex is held.
-// The zygote had loaded, so this is no failed load. It is loaded again at once, or after a back-off
-// if earlier ones ended soon, too.
+// recordEnd empties the slot of a zygote that ended by itself. The zygote had loaded, so this is no
+// failed load. It is loaded again at once, or after a back-off if earlier zygotes of the slot also
+// ended soon. The caller holds the store's mutex.
 func (st *store) recordEnd(key zygote.Key, s *slot) {
 	if s.zygote == nil || s.zygote.Alive() || st.closed {
 		return
@@ -181,7 +181,8 @@ func (st *store) recordEnd(key zygote.Key, s *slot) {
 	st.epoch++
 }
 
-// mayLoad says why a zygote is not loaded now, with the store's mutex held.
+// mayLoad returns why a zygote may not be loaded now, or nil if it may. The caller holds the
+// store's mutex.
 func (st *store) mayLoad(key zygote.Key, s *slot) error {
 	switch left, err := time.Until(st.slots.Entry(key).Retry), st.cfg.loadable(engineByKey(key)); {
 	case st.closed:
@@ -194,14 +195,14 @@ func (st *store) mayLoad(key zygote.Key, s *slot) error {
 	return nil
 }
 
-// loadFailed counts a failed load of a slot's zygote; the store's mutex is held.
+// loadFailed records a failed load of a slot's zygote. The caller holds the store's mutex.
 func (st *store) loadFailed(key zygote.Key, s *slot, err error) {
 	s.failed++
 	s.err = err
 	st.step(cache.Failed[zygote.Key]{Key: key})
 }
 
-// refuse says why parameters do not fit, with the store's mutex held.
+// refuse returns the error that says why parameters do not fit. The caller holds the store's mutex.
 func (st *store) refuse(function string, n need, now resources.Sample) error {
 	var busy, loading []keeper
 	for _, k := range st.slots.Keys() {
@@ -215,8 +216,8 @@ func (st *store) refuse(function string, n need, now resources.Sample) error {
 	return refusal(function, n, st.slots.memory(now), now.Own, busy, loading)
 }
 
-// unlessUsed calls take unless a function or a zygote uses what is in the folder of this name, with
-// the store's mutex held.
+// unlessUsed calls take unless a function or a zygote uses the folder of this name. The store's
+// mutex is held during the call.
 func (st *store) unlessUsed(name string, take func()) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -233,7 +234,7 @@ func (st *store) unlessUsed(name string, take func()) {
 	take()
 }
 
-// count counts a start that needed a zygote.
+// count counts a start that needed a zygote, as a hit or a miss.
 func (st *store) count(key zygote.Key, hit bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -247,9 +248,9 @@ func (st *store) count(key zygote.Key, hit bool) {
 	}
 }
 
-// retiring keeps everything from starting from a slot's zygote, with the store's mutex held, and
-// returns what is closed when the starts that had already begun to have forked or gone elsewhere. A
-// load under way is given up.
+// retiring makes a slot's zygote one that nothing starts from any more. It returns a channel that
+// is closed when the starts that were under way have forked or use another zygote. A load under way
+// is cancelled. The caller holds the store's mutex.
 func (st *store) retiring(key zygote.Key, s *slot) <-chan struct{} {
 	if s.settled == nil {
 		s.settled = make(chan struct{})
@@ -258,8 +259,8 @@ func (st *store) retiring(key zygote.Key, s *slot) <-chan struct{} {
 	return s.settled
 }
 
-// busyWith says what keeps a slot's zygote from being ended, with the store's mutex held; empty:
-// nothing.
+// busyWith returns what keeps a slot's zygote from being ended, or "" if nothing does. The caller
+// holds the store's mutex.
 func (st *store) busyWith(k zygote.Key, s *slot) string {
 	if s.loading != nil {
 		return "it loads; wait for it"

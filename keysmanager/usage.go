@@ -6,16 +6,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-// measure looks at what the processes of the node use.
+// measure measures the usage of the node's processes.
 func (m *Manager) measure() {
 	m.pool.Measure(m.store.seen)
 }
 
-// used returns what has been used by function, as of the latest measurement.
+// used returns the usage per function, as of the latest measurement.
 func (m *Manager) used() map[string]resources.Used { return m.pool.Used(m.store.seen()) }
 
-// seen returns the cgroups of what runs, and the functions of the replicas of each worker, by its
-// cgroup.
+// seen returns the cgroups of the replicas and zygotes that run, and the functions of each worker's
+// replicas by the worker's cgroup.
 func (st *store) seen() (live []*resources.Cgroup, guests map[*resources.Cgroup][]string) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -28,7 +28,7 @@ func (st *store) seen() (live []*resources.Cgroup, guests map[*resources.Cgroup]
 	return live, st.processes.guests()
 }
 
-// usageMetrics exports what the replicas of each function have used.
+// usageMetrics exports the usage of each function's replicas.
 type usageMetrics struct {
 	m                      *Manager
 	cpu, memory, throttled *prometheus.Desc

@@ -23,18 +23,18 @@ type ahead struct {
 	looked map[string]looked // by image, as the latest Warm saw it
 }
 
-// lookEvery is how often Warm looks at an image. What is told every second need not be read from
-// the disk as often; each start looks for itself.
+// lookEvery is how long Warm reuses a resolved image. Warm is told every second, and need not read
+// the disk as often. Each start resolves the image itself.
 const lookEvery = 15 * time.Second
 
-// looked is what an image was.
+// looked is a resolved image, and when it was resolved.
 type looked struct {
 	image sandbox.Image
 	err   error
 	at    time.Time
 }
 
-// look resolves an image, unless the latest Warm has done so a moment ago.
+// look resolves an image, unless an earlier Warm has resolved it less than lookEvery ago.
 func (h *ahead) look(image string, now time.Time) looked {
 	h.mu.Lock()
 	l, ok := h.looked[image]
@@ -46,21 +46,21 @@ func (h *ahead) look(image string, now time.Time) looked {
 	return l
 }
 
-// warmAtOnce is how many zygotes Warm loads at a time, and so how many that hang it takes to hold
-// up the others.
+// warmAtOnce is how many zygotes Warm loads at the same time. This many loads must hang before the
+// others are held up.
 const warmAtOnce = 4
 
-// Warm loads the zygotes that are wanted and not there, a few at a time, and marks key stages. The
-// list is complete: what is not in it may be evicted when memory is short, and is no key stage.
-// What there is no room for (see Threshold) is left to the first order, in silence; functions
-// without a model are passed over. One that does not load, as the error says, keeps none of the
-// others from it. When ctx ends nothing more is begun, and nothing waited for; what has begun goes
-// on.
+// Warm loads the zygotes that the specs want and that are not in memory, a few at a time, and marks
+// key stages. The list is complete: zygotes that it does not name may be evicted when memory is
+// short, and are no key stages. A zygote that does not fit (see Threshold) is left to the first
+// order, without an error. Functions without a model are skipped. The error has the zygotes that
+// did not load; the others are loaded all the same. When ctx ends, Warm begins no more loads and
+// waits for none. Loads under way go on.
 func (m *Manager) Warm(ctx context.Context, wanted []node.Wanted) error {
 	return m.ahead.load(ctx, wanted)
 }
 
-// load is Manager.Warm.
+// load implements Manager.Warm.
 func (h *ahead) load(ctx context.Context, wanted []node.Wanted) error {
 	h.loader.store.mu.Lock()
 	asks := make([]*asking, len(wanted))
@@ -82,7 +82,7 @@ func (h *ahead) load(ctx context.Context, wanted []node.Wanted) error {
 	return errors.Join(err, h.loadAhead(ctx, wishes, func() { h.mark(keep) }))
 }
 
-// wish is a zygote that is wanted, for one of the functions that want it.
+// wish is a zygote to load, for one of the functions that want it.
 type wish struct {
 	key    zygote.Key
 	spec   node.Spec
@@ -92,7 +92,8 @@ type wish struct {
 	keeping
 }
 
-// wishes returns what zygotes are wanted, each once, and what cannot be told of which functions.
+// wishes returns the zygotes to load, each once, and an error for each function whose image cannot
+// be read.
 func (h *ahead) wishes(wanted []node.Wanted, asks []*asking) (out []*wish, err error) {
 	now, seen, byKey := time.Now(), map[string]looked{}, map[zygote.Key]*wish{}
 	for i, w := range wanted {
@@ -103,7 +104,7 @@ func (h *ahead) wishes(wanted []node.Wanted, asks []*asking) (out []*wish, err e
 		}
 		s := inImage(w.Spec, l.image)
 		if s.Worker != "" {
-			continue // which keeps nothing that its stages would start from
+			continue // its stages start from nothing that the node keeps
 		}
 		e, fault := engineOf(s, l.image)
 		if fault == nil && !e.keeps(s) {
@@ -133,7 +134,8 @@ func (h *ahead) wishes(wanted []node.Wanted, asks []*asking) (out []*wish, err e
 	return out, err
 }
 
-// loadAhead loads what is not there and has room, in order, and calls loaded after each.
+// loadAhead loads the zygotes that are missing and for which there is room, in order. It calls
+// loaded after each.
 func (h *ahead) loadAhead(ctx context.Context, wishes []*wish, loaded func()) error {
 	errs := make([]error, len(wishes))
 	var loads sync.WaitGroup
@@ -159,14 +161,14 @@ func (h *ahead) loadAhead(ctx context.Context, wishes []*wish, loaded func()) er
 			}
 			loaded()
 		})
-		<-begun // and its memory is kept for it: what comes next is decided knowing that
+		<-begun // its memory is reserved now, so the next decision counts it
 	}
 	loads.Wait()
 	return errors.Join(errs...)
 }
 
-// fulfil loads a zygote, and calls begun when that has begun or does not. One that there is no room
-// for any more, or that is not wanted any more, is no error.
+// fulfil loads a zygote, and calls begun when the load has begun or will not begin. It returns nil
+// if there is no room any more, or if the zygote is not wanted any more.
 func (h *ahead) fulfil(ctx context.Context, w *wish, begun func()) error {
 	defer begun()
 	err := h.loader.possibly(w.asking, w.spec, w.engine, w.image, func(key zygote.Key) error {
@@ -179,7 +181,7 @@ func (h *ahead) fulfil(ctx context.Context, w *wish, begun func()) error {
 		h.loader.store.mu.Unlock()
 		_, err := h.loader.beginLoad(ctx, key, s, w.spec, w.image)
 		h.loader.store.mu.Lock()
-		h.loader.store.release(key) // what loads is not let go of, nor what its function uses
+		h.loader.store.release(key) // a zygote that loads is not evicted, nor one that its function uses
 		h.loader.store.mu.Unlock()
 		if err != nil {
 			return err
@@ -198,7 +200,7 @@ func (h *ahead) fulfil(ctx context.Context, w *wish, begun func()) error {
 	return err
 }
 
-// mark says which zygotes are of key stages, and that no others are.
+// mark marks the zygotes of key stages, and unmarks all others.
 func (h *ahead) mark(keep map[zygote.Key]keeping) {
 	h.loader.store.mu.Lock()
 	defer h.loader.store.mu.Unlock()
@@ -216,7 +218,7 @@ func (h *ahead) mark(keep map[zygote.Key]keeping) {
 	h.loader.store.step(cache.Mark[zygote.Key]{Keys: keyStages})
 }
 
-// worthLoading says whether a zygote is neither there nor, loaded now, one that would be evicted
+// worthLoading reports whether a zygote is missing and, if it were loaded now, would not be evicted
 // again.
 func (h *ahead) worthLoading(key zygote.Key, image sandbox.Image, keep bool) bool {
 	there := func() bool {
@@ -231,7 +233,7 @@ func (h *ahead) worthLoading(key zygote.Key, image sandbox.Image, keep bool) boo
 	}
 	n, err := h.loader.need(key, image)
 	if err != nil {
-		return true // loading says why
+		return true // the load reports why
 	}
 	now := h.loader.lockWeighed(resources.SampleFresh)
 	defer h.loader.store.mu.Unlock()

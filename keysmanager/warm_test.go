@@ -12,14 +12,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
-// hangs is a function whose zygote never says that it has loaded.
+// hangs is a function whose zygote never reports that it has loaded.
 func hangs(name string) node.Spec {
 	s := withModel
 	s.Function, s.Namespace, s.Process = "f."+name, name, "./stubborn"
 	return s
 }
 
-// wish says how many bytes the zygote of a function is taken to need.
+// wish makes a function want a zygote, with this expected size in bytes.
 func (n *rig) wish(s node.Spec, bytes int64) {
 	n.t.Helper()
 	image, err := n.cfg.Images.Resolve(s.Image)
@@ -29,10 +29,11 @@ func (n *rig) wish(s node.Spec, bytes int64) {
 	n.store.mu.Lock()
 	defer n.store.mu.Unlock()
 	key := n.store.key(s, onnxRuntime, image)
-	n.store.uses[s.Function], n.store.sizes[key] = key, bytes // what nobody uses is forgotten at any time
+	// Keys and sizes that nobody uses are forgotten at any time.
+	n.store.uses[s.Function], n.store.sizes[key] = key, bytes
 }
 
-// states returns the states of the zygotes by function, "" for one that is not there.
+// states returns the states of the zygotes by function, "" for a missing one.
 func (n *rig) states() map[string]string {
 	out := map[string]string{}
 	for _, z := range n.Inventory().Zygotes {
@@ -41,7 +42,7 @@ func (n *rig) states() map[string]string {
 	return out
 }
 
-// warming runs Warm and returns what ends it, with its error.
+// warming runs Warm in the background. end cancels it and returns its error.
 func (n *rig) warming(wanted ...node.Wanted) (end func() error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(n.t.Context()), time.Minute)
 	done := make(chan error, 1)
@@ -58,8 +59,8 @@ func (n *rig) warming(wanted ...node.Wanted) (end func() error) {
 	}
 }
 
-// TestALoadThatHangsHoldsUpNoOther, and what is loaded beside it is what there is room for while it hangs: an idle zygote is not evicted
-// for what nobody has asked for.
+// TestALoadThatHangsHoldsUpNoOther checks that other zygotes load while one load hangs, as far as
+// there is room. No idle zygote is evicted for a zygote that no order needs.
 func TestALoadThatHangsHoldsUpNoOther(t *testing.T) {
 	n, g := newGauged(t, nil)
 	idle, large, small := withModel, withModel, withModel
@@ -72,7 +73,7 @@ func TestALoadThatHangsHoldsUpNoOther(t *testing.T) {
 	}
 	bytes := n.Inventory().Zygotes[0].Bytes
 	n.wish(hung, 10*bytes)
-	n.wish(large, bytes+bytes/2) // there is room for it beside the hung one if the idle one goes
+	n.wish(large, bytes+bytes/2) // it would fit beside the hung one if the idle one were evicted
 	n.wish(small, 1)
 	n.press(g, 85*gb-10*bytes-bytes*9/10)
 	end := n.warming(node.Wanted{Spec: hung}, node.Wanted{Spec: large}, node.Wanted{Spec: small})
@@ -88,7 +89,7 @@ func TestALoadThatHangsHoldsUpNoOther(t *testing.T) {
 	}
 }
 
-// TestWarmLoadsAFewAtATime, each once, whoever wants it.
+// TestWarmLoadsAFewAtATime checks that each zygote is loaded once, however many functions want it.
 func TestWarmLoadsAFewAtATime(t *testing.T) {
 	n := newNode(t, nil)
 	var wanted []node.Wanted

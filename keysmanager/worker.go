@@ -16,19 +16,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// A worker is a process whose children are threads, and they are the replicas of functions with one
-// name in their annotation stagecoach.dev/process: what a device's context takes in time and
-// memory, it takes once (docs/adr/0033). It is a zygote in all but what follows from that.
+// A worker is a process whose threads are replicas. All functions with one name in their annotation
+// stagecoach.dev/process share a worker. So the time and memory of a device's context are spent
+// only once (docs/adr/0033). Except for this, a worker is a zygote.
 
-// workerRests is how long a worker without replicas waits for others.
+// workerRests is how long a worker without replicas waits for new ones.
 const workerRests = 5 * time.Minute
 
-// workerEnds is how long a worker may take to end a replica that has got SIGKILL, before it is
-// ended as a whole. It does that by itself after two seconds, unless one of its threads does not
-// let the others run.
+// workerEnds bounds how long a worker may take to end a replica that has got SIGKILL. Then the
+// whole worker is ended. The worker ends itself after two seconds, unless one of its threads blocks
+// the others.
 const workerEnds = 10 * time.Second
 
-// residence returns the worker that an order's replica belongs to.
+// residence returns the key of the worker that an order's replica belongs to.
 func (l *starter) residence(o node.Order, e engine) (zygote.Key, error) {
 	s := o.Spec
 	switch what := "annotation stagecoach.dev/process is " + s.Worker; {
@@ -42,7 +42,8 @@ func (l *starter) residence(o node.Order, e engine) (zygote.Key, error) {
 	return zygote.Key{Namespace: s.Namespace, Process: s.Process, Form: zygote.Worker, Engine: e.name, Worker: s.Worker, Device: o.Device, Network: l.pool.NetworkOf(s.Network), Secrets: secretSet(s)}, nil
 }
 
-// secretSet tells sets of secrets apart; empty: no secrets.
+// secretSet returns a text that differs for different sets of secrets. It is empty if there are
+// none.
 func secretSet(s node.Spec) string {
 	if s.Secrets == "" {
 		return ""
@@ -50,7 +51,8 @@ func secretSet(s node.Spec) string {
 	return filepath.Base(s.Secrets)
 }
 
-// reside starts p in the worker that its function names, and that first, unless it is there.
+// reside starts p in the worker that its function names. It starts the worker first if it does not
+// run.
 func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
 	key, err := l.residence(o, e)
 	if err != nil {
@@ -80,8 +82,8 @@ func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine
 	return conn, nil
 }
 
-// usage is what a replica uses, for an inventory: in a worker an equal share of what that does, as
-// nobody can tell more.
+// usage returns the usage of a replica, for an inventory. In a worker it is an equal share of the
+// worker's usage, because threads cannot be measured separately.
 func (p *process) usage() *Usage {
 	if !p.zygote.Works() {
 		return p.held.Group().Info()

@@ -19,7 +19,7 @@ import (
 
 // Handlers of stages that share a worker.
 const (
-	// pyTenant says whose it is; its image has a module of the same name as another's.
+	// pyTenant reports which function it is; its image has a module of the same name as another's.
 	pyTenant = `
 import os, threading
 import stagecoach as sc
@@ -38,7 +38,7 @@ def infer(state, calls):
     return [{"pid": os.getpid(), "env": env} for c in calls]
 `
 	pyLeft, pyRight = "NAME = 'left'\n" + pyTenant, "NAME = 'right'\n" + pyTenant
-	// pyStuck never answers, and hears nothing.
+	// pyStuck never answers, and ignores all messages.
 	pyStuck = "NAME = 'stuck'\n" + pyTenant + `
 def infer(state, calls):
     import time
@@ -47,14 +47,15 @@ def infer(state, calls):
 `
 )
 
-// sharing is a function in the worker shared.
+// sharing returns a function in the worker "shared".
 func sharing(python, image string, env ...string) node.Spec {
 	s := pySpec(python, image, env...)
 	s.Worker = "shared"
 	return s
 }
 
-// TestPythonStagesInAWorker: two functions of two images in one process, of which one stops and starts again while the other goes on.
+// TestPythonStagesInAWorker runs two functions of two images in one process. One stops and starts
+// again while the other goes on.
 func TestPythonStagesInAWorker(t *testing.T) {
 	python, dir := proctest.Python(t), t.TempDir()
 	n := pyNode(t, dir, map[string]string{
@@ -114,7 +115,8 @@ func TestPythonStagesInAWorker(t *testing.T) {
 	if want := "its worker ended: killed by SIGKILL"; ended["a"] != want || ended["b"] != want {
 		t.Errorf("ends %v", ended)
 	}
-	proctest.Until(t, "its back-off to be over", func() bool { // as of a zygote that has ended unasked
+	// As for a zygote that has ended by itself.
+	proctest.Until(t, "its back-off to be over", func() bool {
 		r, err := n.Start(t.Context(), node.Order{Replica: "a", Spec: left})
 		if err != nil {
 			return false
@@ -124,7 +126,8 @@ func TestPythonStagesInAWorker(t *testing.T) {
 	})
 }
 
-// TestAPythonStageThatIsStuck: killed, it takes its worker with it, which nobody else may wait for.
+// TestAPythonStageThatIsStuck checks that killing a stuck replica ends its worker, without making
+// others wait.
 func TestAPythonStageThatIsStuck(t *testing.T) {
 	python := proctest.Python(t)
 	n := pyNode(t, t.TempDir(), map[string]string{"stuck": pyStuck, "right": pyRight}, nil)
@@ -151,7 +154,7 @@ func TestAPythonStageThatIsStuck(t *testing.T) {
 	}
 }
 
-// TestAWorkerIsAdopted with all that runs in it.
+// TestAWorkerIsAdopted checks that a worker is adopted with all replicas that run in it.
 func TestAWorkerIsAdopted(t *testing.T) {
 	python, dir, w, g := proctest.Python(t), t.TempDir(), wardenOf(t), groups(t)
 	n := pyNode(t, dir, map[string]string{"left": pyLeft, "right": pyRight}, func(c *Config) { c.Warden, c.Groups = w, g })
@@ -200,7 +203,8 @@ func TestAWorkerIsAdopted(t *testing.T) {
 	}
 }
 
-// TestAWorkerUnderAnAccount reads images that others may not, and their namespace's alone.
+// TestAWorkerUnderAnAccount checks that a worker reads images that other users cannot read, but
+// only those of its namespace.
 func TestAWorkerUnderAnAccount(t *testing.T) {
 	python, dir := proctest.Python(t), openDir(t)
 	closed := filepath.Join(dir, "closed")
@@ -209,7 +213,7 @@ func TestAWorkerUnderAnAccount(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := pyNode(t, images, map[string]string{"left": pyLeft, "right": pyRight}, func(c *Config) { c.Accounts = accountsIn(t, dir) })
-	for _, name := range []string{"left", "right"} { // as a store has them
+	for _, name := range []string{"left", "right"} { // with the modes that an image store sets
 		if err := os.Chmod(filepath.Join(images, "py", name), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -226,7 +230,7 @@ func TestAWorkerUnderAnAccount(t *testing.T) {
 	}
 }
 
-// TestAWorkerThatDoesNotStart says why.
+// TestAWorkerThatDoesNotStart checks that the error of the start says why.
 func TestAWorkerThatDoesNotStart(t *testing.T) {
 	python := proctest.Torch(t)
 	n := pyNode(t, t.TempDir(), map[string]string{"left": pyLeft}, func(c *Config) {

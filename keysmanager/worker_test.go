@@ -26,7 +26,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// actWorks is a worker, whose threads wait for the end of their stage sockets. Their ids begin with the given one.
+// actWorks runs a worker whose threads wait for the end of their stage sockets. Thread ids begin
+// with the given one.
 func actWorks(first string) error {
 	fd, err := strconv.Atoi(os.Getenv(wire.EnvZygoteFD))
 	if err != nil || os.Getenv(wire.EnvWorker) == "" {
@@ -44,7 +45,7 @@ func actWorks(first string) error {
 	stages, killed := map[uint32]net.Conn{}, map[uint32]bool{} // by id
 	say := func(o wire.Order) {
 		o.Version = wire.OrderVersion
-		_, _ = conn.Write(wire.AppendOrder(nil, o)) // fails when nobody listens
+		_, _ = conn.Write(wire.AppendOrder(nil, o)) // fails if nobody listens
 	}
 	serve := func(id uint32, gate *net.UnixConn) {
 		defer gate.Close()
@@ -93,7 +94,7 @@ func actWorks(first string) error {
 	}
 }
 
-// workers is a node with two devices of 10 GiB, and a function whose replicas are in a worker.
+// workers returns a node with two devices of 10 GiB, and a function whose replicas are in a worker.
 func workers(t *testing.T, change func(*Config)) (*rig, *rack, node.Spec) {
 	t.Helper()
 	n, r, s := parking(t, change, "GPU-a", "GPU-b")
@@ -117,7 +118,8 @@ func (n *rig) worker(device string) (z ZygoteInfo) {
 	return z
 }
 
-// TestResidents are threads of one process a device and name, for all functions of their namespace that name it.
+// TestResidents checks that replicas are threads of one process per device and worker name, for all
+// functions of a namespace that name the worker.
 func TestResidents(t *testing.T) {
 	n, _, s := workers(t, nil)
 	other := s
@@ -168,12 +170,13 @@ func TestResidents(t *testing.T) {
 	if e := n.exit(); e.Replica != "c" || e.Cause != "its worker ended: killed by SIGKILL" || e.End != task.EndUnclear {
 		t.Errorf("exit %+v", e)
 	}
-	if next := n.on("next", "GPU-b", s); next.PID == c.PID { // which nothing refuses
+	if next := n.on("next", "GPU-b", s); next.PID == c.PID { // nothing refuses it
 		t.Errorf("it is in process %d, which was killed", next.PID)
 	}
 }
 
-// TestAWorkerRestsBeforeItEnds, and gives its device back then.
+// TestAWorkerRestsBeforeItEnds checks that a worker without replicas stays for a while, and frees
+// its device when it ends.
 func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 	n, _, s := workers(t, func(c *Config) { c.workerRests = time.Nanosecond })
 	r := n.on("a", "GPU-a", s)
@@ -205,7 +208,8 @@ func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 	}
 }
 
-// TestAWorkerThatDoesNotHear is ended as a whole when one of its replicas is to end.
+// TestAWorkerThatDoesNotHear checks that a worker that ignores messages is ended as a whole when
+// one of its replicas must end.
 func TestAWorkerThatDoesNotHear(t *testing.T) {
 	n, _, s := workers(t, func(c *Config) { c.workerEnds = time.Millisecond })
 	a := n.on("a", "", s)
@@ -214,7 +218,8 @@ func TestAWorkerThatDoesNotHear(t *testing.T) {
 		t.Fatal(err)
 	}
 	proctest.Until(t, "all threads of the worker to be stopped", func() bool {
-		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", a.PID)) // the pattern is well-formed
+		// The pattern is well-formed.
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", a.PID))
 		return len(threads) > 0 && !slices.ContainsFunc(threads, func(file string) bool {
 			b, err := os.ReadFile(file)
 			return err == nil && !bytes.Contains(b, []byte("State:\tT"))
@@ -230,7 +235,8 @@ func TestAWorkerThatDoesNotHear(t *testing.T) {
 	}
 }
 
-// TestAWorkerIsEvicted by the name of any function that it has had replicas of, on all devices, and not while it has some.
+// TestAWorkerIsEvicted evicts a worker by the name of any function that it has had replicas of, on
+// all devices, but not while it has replicas.
 func TestAWorkerIsEvicted(t *testing.T) {
 	n, _, s := workers(t, nil)
 	other := s
@@ -262,13 +268,13 @@ func TestAWorkerIsEvicted(t *testing.T) {
 	}
 }
 
-// configOf is a configuration with another's images and devices.
+// configOf returns a configuration with the images and devices of another.
 func configOf(c, other Config) Config {
 	c.Images, c.Devices, c.ORT = other.Images, other.Devices, ""
 	return c
 }
 
-// TestResidences: who may share a process, and who has none.
+// TestResidences checks which functions share a process, and which share none.
 func TestResidences(t *testing.T) {
 	s := node.Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
 	m := &starter{pool: resources.NewPool(resources.Config{Networks: new(bareNetworks)})}
@@ -305,7 +311,8 @@ func TestResidences(t *testing.T) {
 	}
 }
 
-// TestAWorkerThatLies: it names a process of somebody else's as its thread, which gets no signal.
+// TestAWorkerThatLies has a worker that names a process of somebody else as its thread. That
+// process gets no signal.
 func TestAWorkerThatLies(t *testing.T) {
 	victim := exec.Command("sleep", "600")
 	if err := victim.Start(); err != nil {
@@ -337,7 +344,8 @@ func TestAWorkerThatLies(t *testing.T) {
 	}
 }
 
-// TestWhatAWorkerUses is its replicas', in equal parts, as long as their functions are there.
+// TestWhatAWorkerUses checks that a worker's usage is charged to its replicas in equal parts, as
+// long as their functions exist.
 func TestWhatAWorkerUses(t *testing.T) {
 	n, _, s := workers(t, func(c *Config) { c.Groups = groups(t) })
 	other := s
@@ -370,7 +378,7 @@ func TestWhatAWorkerUses(t *testing.T) {
 	}
 }
 
-// TestAWorkerIsCountedOnce whatever its replicas are.
+// TestAWorkerIsCountedOnce checks that a worker's memory counts once, whatever its replicas are.
 func TestAWorkerIsCountedOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
 	z := &zygote.Zygote{Key: zygote.Key{Form: zygote.Worker}, Entry: "e", Facts: zygote.Facts{PID: os.Getpid()}, Family: new(zygote.Family)}

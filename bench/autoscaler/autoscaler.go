@@ -21,7 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// contender is a way to size functions.
+// contender is a policy that decides the number of replicas.
 type contender struct {
 	name  string
 	flags []string // of `stagecoach up`
@@ -50,7 +50,7 @@ type autoscalerBench struct {
 	cv          float64
 	slo         time.Duration
 	body        string
-	// seventh is how many times as long the seventh of the stages that wait takes as the others.
+	// seventh is how many times as long the seventh waiting stage takes as the others.
 	seventh float64
 }
 
@@ -58,13 +58,13 @@ type autoscalerBench struct {
 type turn struct {
 	result      openloop.Result
 	replicaTime float64 // replica-seconds, from orders to ends
-	peak        int     // replicas at a time
+	peak        int     // replicas at the same time
 	// first is the time from the step to the first answer of a replica ordered after it; 0: none.
 	first time.Duration
 }
 
-// Run compares policies on a running `up`: gamma arrivals whose rate steps from a fifth to one and
-// a half times what one replica of the slowest stage can do, and back.
+// Run compares policies on a running `up`. The load has gamma arrivals. Its rate steps from a fifth
+// of what one replica of the slowest stage can serve to one and a half times that, and back.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench autoscaler", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -123,7 +123,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	return bench.Print(report, *asJSON, out)
 }
 
-// prepare makes the stages and the load.
+// prepare sets the stages and the load.
 func (b *autoscalerBench) prepare(ctx context.Context) error {
 	if b.model == "minilm" {
 		return b.prepareMiniLM(ctx)
@@ -163,8 +163,8 @@ func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t
 	})
 }
 
-// begin deploys the stages, and has their service times known and all that was ordered ready before
-// the load begins.
+// begin deploys the stages. It waits until their service times are known and all ordered replicas
+// are ready, before the load begins.
 func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 	if err := running.DeployAll(ctx, api, b.stages); err != nil {
 		return err
@@ -182,7 +182,7 @@ func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 	return nil
 }
 
-// replicas adds what the stages' replicas did. The load begins when the generator says so, and
+// replicas records what the stages' replicas did. The load begins when the generator says so, and
 // steps after the first of its parts.
 func (b *autoscalerBench) replicas(ctx context.Context, api *client.Client, t *turn) error {
 	begun := t.result.Started

@@ -13,21 +13,21 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// What the pipeline that computes is deployed with. A replica may use a tenth of a core, so that it
-// is a slow server and several fit on one machine. At 1.5 times the rate of one replica of the
-// slowest stage, eight stages use at most 1.5 × 8 × 0.1 = 1.2 cores.
+// Settings of the pipeline that computes. A replica may use a tenth of a core, so that it is a slow
+// server and several fit on one machine. At 1.5 times the rate of one replica of the slowest stage,
+// eight stages use at most 1.5 × 8 × 0.1 = 1.2 cores.
 const (
 	jsonType      = "application/json"
 	miniLMLimit   = "100m"
 	miniLMBody    = `["` + miniLMText + miniLMText + `"]`
 	miniLMText    = "The guard put his horn to his lips, the horses drew, and the coach rolled out of the yard into the rain, with six inside and eleven on the roof. "
-	miniLMClients = 64 // as many as keep every stage busy
+	miniLMClients = 64 // enough to keep every stage busy
 	miniLMWarm    = 2 * miniLMClients
 	miniLMCalls   = 3 * miniLMClients
 )
 
-// prepareMiniLM takes the real pipeline of eight stages, and measures what one replica of each can
-// do: the load goes from 20 % to 150 % of the slowest one's rate.
+// prepareMiniLM deploys the real pipeline of eight stages, and measures the rate of one replica of
+// each. The load goes from 20 % to 150 % of the slowest one's rate.
 func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 	file, err := stack.Read("functions/minilm/stack.yml")
 	if err != nil {
@@ -62,10 +62,10 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 	return nil
 }
 
-// miniLMRate is how many requests a second one replica of the slowest stage answers: what the chain
-// does when every line is full. A request's time is that of its stages, from the Server-Timing of
-// these answers. Their slowest one alone would tell too large a rate: a process whose quota is used
-// up stands still between its calls, too.
+// miniLMRate returns how many requests per second one replica of the slowest stage answers. It is
+// the rate of the chain when every line is full. A request's time is that of its stages, from the
+// Server-Timing of the answers. The slowest service time alone would give too large a rate, because
+// a process whose quota is used up also stands still between its calls.
 func (b *autoscalerBench) miniLMRate(ctx context.Context) (one float64, whole time.Duration, err error) {
 	err = running.OnUp(ctx, []string{"--images", b.images, "--ort", b.ort}, func(api *client.Client) error {
 		if err := running.DeployAll(ctx, api, b.stages); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 )
 
-// Size is a synthetic stage to be started. Slow paths are started a fifth as often as the others.
+// Size is a synthetic stage to start. Slow paths are started a fifth as often as the others.
 type Size struct {
 	Kind  *Kind
 	Size  string
@@ -53,7 +53,7 @@ func TorchCases() []starts.Case {
 	}
 }
 
-// coldstart is what the flags say.
+// coldstart has the values of the flags.
 type coldstart struct {
 	machine                    starts.Machine
 	images, ort, python, match string
@@ -87,11 +87,12 @@ func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) er
 			break
 		}
 	}
-	return errors.Join(failed, bench.Print(report, *asJSON, out)) // what was measured is not lost
+	// Measured figures are printed also after an error.
+	return errors.Join(failed, bench.Print(report, *asJSON, out))
 }
 
-// sizes are the stages to be measured. Those in PyTorch are passed over where no interpreter has
-// it, unless one was named.
+// sizes returns the stages to measure. It skips those in PyTorch if no interpreter has PyTorch,
+// unless one was named.
 func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []Size, err error) {
 	ofONNX := &Kind{"onnx", func(_ context.Context, bytes int64) (*starts.Stage, error) {
 		return starts.NewONNXStage(c.machine, bytes, c.images, c.ort)
@@ -154,7 +155,7 @@ func (s Size) Measure(ctx context.Context, report *bench.Report) error {
 	if err := b.Manage(); err != nil {
 		return err
 	}
-	// What all paths keep in memory at once is about nine times the weights; with less, they are
+	// All paths together keep about nine times the weights in memory. If that does not fit, they are
 	// measured one after the other.
 	groups := [][]starts.Case{cases}
 	if available := starts.MemAvailable(); 10*s.Bytes > available {
@@ -247,8 +248,8 @@ func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, 
 	return nil
 }
 
-// memory measures what each of several live replicas adds: (ΣPSS of what they share and they − PSS
-// of what they share alone) / replicas, and what it is all together.
+// memory measures what each of several live replicas adds, and what all take together. One replica
+// adds (ΣPSS of the replicas and what they share − PSS of what they share alone) / replicas.
 func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage, c starts.Case) error {
 	all := b.Keys.Inventory().Zygotes
 	i := slices.IndexFunc(all, func(z keysmanager.ZygoteInfo) bool { return z.Function == b.Spec(c.Path).Function })
@@ -281,7 +282,7 @@ func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage,
 			return err
 		}
 		if all[i].PID == 0 {
-			pss += alone - memfds // all of it, also what nobody maps
+			pss += alone - memfds // all of it, also pages that nobody maps
 		}
 		report.Add(s.name()+"_"+c.Name, fmt.Sprintf("extra_per_replica_at_%d_mb", n), float64(pss-alone)/float64(n)/1e6, n)
 		report.Add(s.name()+"_"+c.Name, fmt.Sprintf("all_at_%d_mb", n), float64(pss)/1e6, n)

@@ -1,4 +1,5 @@
-// Package hop measures the way of a request to a replica and back, beside a bare echo.
+// Package hop measures the way of a request to a replica and back, and compares it with a bare
+// echo.
 package hop
 
 import (
@@ -35,10 +36,10 @@ type hopCase struct {
 	messages float64 // NATS messages per request
 }
 
-// Run measures HTTP → provider → queue → a no-op replica process → back, and HTTP → rendezvous → a
-// function that speaks HTTP → back, with bodies of several sizes, beside a bare net/http echo with
-// the same body. Load comes from a process of its own; the cases take turns, so that what disturbs
-// the machine disturbs them alike.
+// Run measures two ways with bodies of several sizes: HTTP → provider → queue → a no-op replica
+// process → back, and HTTP → rendezvous → a function that speaks HTTP → back. It compares them with
+// a bare net/http echo of the same body. Load comes from a process of its own. The cases take
+// turns, so that disturbances of the machine affect all alike.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench hop", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -77,7 +78,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		{name: "function_c16", addr: up.Addr, path: "/function/noop", c: 16, size: usual, of: "direct_c16"},
 		{name: "stages3_c16", addr: up.Addr, path: "/function/three", c: 16, size: usual, of: "direct_c16"},
 		{name: "http_c16", addr: up.Addr, path: "/function/web/echo", c: 16, size: usual, of: "direct_c16"},
-		// These requests are accepted: on disk, and not yet run.
+		// Accepted requests are on disk, and have not run yet.
 		{name: "function_async_c16", addr: up.Addr, path: "/async-function/noop", c: 16, size: usual, of: "direct_c16"},
 	}
 	for _, b := range []struct {
@@ -174,7 +175,7 @@ func (c *hopCase) turn(ctx context.Context, api *client.Client, loader string, w
 	if err != nil {
 		return err
 	}
-	if err := drained(ctx, api); err != nil { // so that what is left disturbs nobody
+	if err := drained(ctx, api); err != nil { // so that remaining requests disturb no later case
 		return err
 	}
 	if counts {
@@ -203,7 +204,7 @@ func drained(ctx context.Context, api *client.Client) error {
 	}
 }
 
-// messages reads how many messages NATS has carried so far.
+// messages returns how many messages NATS has carried so far.
 func messages(ctx context.Context, api *client.Client) (float64, error) {
 	return api.Metric(ctx, "stagecoach_queue_messages_total")
 }

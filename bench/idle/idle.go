@@ -1,4 +1,4 @@
-// Package idle measures what functions cost that nobody calls.
+// Package idle measures the cost of functions that nobody calls.
 package idle
 
 import (
@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// Run measures what functions cost that nobody calls: how long they take to deploy and to list, and
-// what `up` uses of memory and processor while nothing happens.
+// Run measures the cost of functions that nobody calls: the time to deploy and to list them, and
+// the memory and CPU that `up` uses while nothing happens.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench idle", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -79,7 +79,7 @@ func deployIdle(ctx context.Context, api *client.Client, report *bench.Report, n
 	return nil
 }
 
-// Measure lets a process be for a moment, then watches it for a while.
+// Measure waits a moment, and then measures a process for a while.
 func Measure(ctx context.Context, report *bench.Report, name string, pid int, window time.Duration) error {
 	const settle = 5 * time.Second
 	var meter sandbox.Meter

@@ -22,12 +22,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// keysBench measures with a stage.
+// keysBench measures a KeysManager with one stage.
 type keysBench struct{ *starts.Stage }
 
-// Run measures a node's daemon: forks of one zygote, a thousand orders at once, an invalidation,
-// and what it uses while nothing happens. Through the whole product, it measures how much longer a
-// request to a function at zero takes than a request to a replica that is there.
+// Run measures a node's daemon: forks of one zygote, a thousand orders at the same time, an
+// invalidation, and its usage while nothing happens. Through the whole product, it measures how
+// much longer a request to a function without replicas takes than a request to a ready replica.
 func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench keysmanager", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -96,7 +96,7 @@ func (b keysBench) orders(ctx context.Context, report *bench.Report) error {
 
 // daemon measures `stagecoach keysmanager` while nothing happens.
 func (b keysBench) daemon(ctx context.Context, report *bench.Report, window time.Duration) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // a port that is free
+	l, err := net.Listen("tcp", "127.0.0.1:0") // a free port
 	if err != nil {
 		return err
 	}
@@ -118,8 +118,8 @@ func (b keysBench) daemon(ctx context.Context, report *bench.Report, window time
 	return idle.Measure(ctx, report, "daemon_idle", daemon.Cmd.Process.Pid, window)
 }
 
-// wakes measures requests to a function at zero, whose parameters are in memory or not, against a
-// warm one.
+// wakes measures requests to a function without replicas, with its parameters in memory or not, and
+// compares them with requests to a ready replica.
 func (b keysBench) wakes(ctx context.Context, report *bench.Report, wakes int) error {
 	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.Dir, "wakes"), "--images", b.Images.Dir, "--ort", b.Ort, "--log", "error")
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package running has what benches do with a running product: deploy, wait, send load, count
-// replicas.
+// Package running has what benches do with a running product: deploy functions, wait, send load and
+// count replicas.
 package running
 
 import (
@@ -132,7 +132,7 @@ func (c *Case) Real(ctx context.Context, api *client.Client, seed uint64) (Outco
 func (c *Case) Load(ctx context.Context, api *client.Client, seed uint64) (Outcome, error) {
 	body := openloop.Body{Text: "x"}
 	header := map[string]string{"X-Timeout": Timeout.String(), "Content-Type": "text/plain"}
-	if c.Items > 1 { // a list has an item a member
+	if c.Items > 1 { // a list has one item per member
 		body.Text = "[1" + strings.Repeat(",1", c.Items-1) + "]"
 		header["Content-Type"] = "application/json"
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// What costs are measured with.
+// Settings of the measurement of costs.
 const (
 	probeWait    = 10 * time.Millisecond
 	probeStages  = 3
@@ -22,7 +22,7 @@ const (
 	probeStarts  = 4 // replicas per stage
 )
 
-// probeChain is a chain of stages that wait for exactly so long.
+// probeChain is a chain of stages that wait for exactly this long.
 func probeChain() *running.Case {
 	c := &running.Case{Name: "probe"}
 	for i := range probeStages {
@@ -32,7 +32,7 @@ func probeChain() *running.Case {
 	return c
 }
 
-// freshCosts measures on an `up` of its own.
+// freshCosts measures the costs on an `up` of its own.
 func freshCosts(ctx context.Context, images string) (out costs, err error) {
 	err = running.OnUp(ctx, []string{"--images", images}, func(api *client.Client) error {
 		if out, err = MeasureCosts(ctx, api, 8*time.Second); err != nil {
@@ -44,10 +44,10 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 	return out, err
 }
 
-// MeasureCosts measures for so long what a slot and a hop cost, on stages of its own that wait for
-// exactly 10 ms. A slot whose line is never empty tells by the rate of its answers; requests that
-// come one by one to a chain take its slots, and two hops each. Both run at once, so that the
-// machine is the same for them.
+// MeasureCosts measures the costs of a slot and a hop, on stages of its own that wait for exactly
+// 10 ms. A stage whose line is never empty shows the cost of a slot by the rate of its answers.
+// Requests that pass a chain one by one show the costs of its slots and two hops each. Both run at
+// the same time, under the same load of the machine.
 func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
 	c := probeChain()
 	c.Rate, c.CV = fmt.Sprintf("8:%v", length), 0
@@ -56,7 +56,7 @@ func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration)
 	if err := running.DeployAll(ctx, api, append(c.Deployments(), alone)); err != nil {
 		return costs{}, err
 	}
-	for range 5 { // connections, and pages
+	for range 5 { // opens connections and touches pages
 		for _, name := range []string{alone.Service, c.Pipeline()} {
 			if _, err := api.Invoke(ctx, name, "text/plain", []byte("x")); err != nil {
 				return costs{}, err
@@ -83,8 +83,8 @@ func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration)
 	return costs{slot: slot, hop: max((mean-probeStages*(probeWait+slot))/(2*probeStages), 0)}, nil
 }
 
-// measureStarts is the median time from an order of a replica to its being ready, of nine that are
-// ordered at once, as at a step.
+// measureStarts returns the median time from the order of a replica until it is ready, of nine
+// replicas that are ordered together, as at a step of the load.
 func measureStarts(ctx context.Context, api *client.Client) (time.Duration, error) {
 	all := probeChain().Deployments()
 	for i := range all {
@@ -99,7 +99,7 @@ func measureStarts(ctx context.Context, api *client.Client) (time.Duration, erro
 		if err := api.Send(ctx, "scale "+all[i].Service, http.MethodPost, "/system/scale-function/"+all[i].Service, body); err != nil {
 			return 0, err
 		}
-		all[i].Labels["com.openfaas.scale.min"] = fmt.Sprint(probeStarts) // to wait for
+		all[i].Labels["com.openfaas.scale.min"] = fmt.Sprint(probeStarts) // DeployAll waits for this many
 	}
 	var took []float64
 	for _, d := range all {

@@ -1,4 +1,4 @@
-// Package sim holds the simulator against a running product: the same arrivals and stages.
+// Package sim compares the simulator with a running product: the same arrivals and stages.
 package sim
 
 import (
@@ -26,17 +26,17 @@ const (
 	simP99  = 0.10
 )
 
-// costs are what a running `up` adds to what a case says.
+// costs are the times that a running `up` adds to a case.
 type costs struct {
-	// hop is that of a task to its line, and of a reply back. They share the gateway's part.
+	// from a task's arrival to its line, and from a reply back; both include the gateway's part
 	hop time.Duration
 	// slot is how long a call keeps its slot beyond its service time.
 	slot  time.Duration
 	start time.Duration // from the order of a replica until it is ready
 }
 
-// simCases are those that are compared, of so long a load. Under bursts service times vary little:
-// a queue would multiply their chance, which is not the same in both.
+// simCases returns the cases to compare, with loads of this length. Under bursts, service times
+// vary little, because a queue would multiply random differences, which are not the same in both.
 func simCases(length time.Duration) []running.Case {
 	chain := func(cv float64) []running.Stage {
 		var out []running.Stage
@@ -62,8 +62,8 @@ func simCases(length time.Duration) []running.Case {
 	}
 }
 
-// Run holds the simulator against a running `up`: the same arrivals, distributions of service times
-// and policies. What a hop, a slot and a start cost is measured beside it, on other stages.
+// Run compares the simulator with a running `up`: the same arrivals, distributions of service times
+// and policies. It measures the costs of a hop, a slot and a start on other stages.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench sim", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -89,7 +89,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		for i := range cases {
 			at := (i + round) % len(cases)
 			c := &cases[at]
-			// Costs depend on what else the machine does, so they are measured near in time.
+			// Costs depend on the load of the machine, so they are measured near in time.
 			cost, err := freshCosts(ctx, *images)
 			if err != nil {
 				return fmt.Errorf("costs, round %d: %w", round+1, err)
@@ -133,7 +133,7 @@ func compare(ctx context.Context, c *running.Case, images string, cost costs, se
 	return pair, nil
 }
 
-// Simulate is the case in virtual time.
+// Simulate runs the case in virtual time.
 func Simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (running.Outcome, error) {
 	s, err := sim.Parse(strings.NewReader(scenario(c, cost, seed)))
 	if err != nil {
@@ -154,8 +154,8 @@ func Simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (ru
 	}, nil
 }
 
-// scenario is the case as the simulator takes it. What a slot costs lengthens each call and leaves
-// its spread.
+// scenario returns the case as the simulator's scenario. The cost of a slot lengthens each call and
+// does not change its spread.
 func scenario(c *running.Case, cost costs, seed uint64) string {
 	host := bench.NewReport("", io.Discard).Host
 	var b strings.Builder
@@ -170,8 +170,8 @@ func scenario(c *running.Case, cost costs, seed uint64) string {
 	return b.String()
 }
 
-// reportPairs adds what a case came to: medians over the rounds. The difference is the median of
-// the rounds' own: in a round both had the same arrivals.
+// reportPairs adds the results of a case: medians over the rounds. The difference is the median of
+// the rounds' differences, because both had the same arrivals in a round.
 func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
 	figures := []struct {
 		metric string
@@ -216,7 +216,7 @@ func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
 	}
 }
 
-// reportCosts adds what was measured for the simulator.
+// reportCosts adds the costs that were measured for the simulator.
 func reportCosts(r *bench.Report, all []costs) {
 	for _, f := range []struct {
 		name string

@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/onnx"
 )
 
-// NewONNXStage writes a model of about so many bytes, and its image. The caller closes it.
+// NewONNXStage writes a model of about this many bytes, and its image. The caller closes it.
 func NewONNXStage(m Machine, bytes int64, images, ort string) (*Stage, error) {
 	return newStage(m, func(b *Stage) error {
 		if err := RoomFor(b.Dir, 4*bytes); err != nil {
@@ -66,7 +66,7 @@ func positions(width int) tensor.Tensor {
 	return tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, sequence, int64(width)}, Data: data}
 }
 
-// prepacked starts a process of its own over the weights that a zygote has pre-packed.
+// prepacked starts a process of its own with the weights that a zygote has pre-packed.
 func (b *Stage) prepacked(context.Context) (Launched, error) {
 	image, err := b.Images.Resolve(Image)
 	if err != nil {

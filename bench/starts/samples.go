@@ -28,7 +28,7 @@ func (b *Stage) Way(c Case) Starter {
 type Samples struct {
 	Hello, Load, Place, First, again []time.Duration
 	phases                           map[string][]time.Duration
-	Said                             []string // answers, which are to be the same
+	Said                             []string // answers, which should be equal
 }
 
 // Add adds a start.

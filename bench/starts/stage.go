@@ -33,15 +33,15 @@ type Stage struct {
 	Process string // of its functions, as their env fprocess has it
 	Env     map[string]string
 	Input   tensor.Item // of a call
-	// reads takes out of an answer what is the same in all; nil: nobody looks.
+	// reads returns the part of an answer that is equal in all starts; nil: answers are not compared.
 	Reads   func(answer []byte) string
 	Images  sandbox.Images
 	Keys    *keysmanager.Manager
 	machine Machine
 	users   bool   // stages have accounts of their own
-	done    func() // with what Isolate has opened; nil: nothing is open
+	done    func() // closes what Isolate has opened; nil: nothing is open
 	own     *sandbox.Spawner
-	n       int // replicas so far, of those that order names
+	n       int // replicas so far that order has named
 	// told gets each line that a replica prints; nil: they go to standard error.
 	Told func(replica, line string)
 	// others are ways to start that are not the KeysManager's, by name of the case.
@@ -57,13 +57,13 @@ const (
 	Namespace = "bench"
 )
 
-// Machine is how the product uses the machine that it runs on.
+// Machine gives access to the machine as the product does.
 type Machine struct {
-	// Isolate returns the configuration of a KeysManager with users, networks and cgroups. What the
-	// machine does not have is left out, and told to log. dir tells the KeysManager from others. done
-	// gives all of it back.
+	// Isolate returns the configuration of a KeysManager with users, networks and cgroups. If the
+	// machine lacks one of them, it is left out and logged. dir tells the KeysManager from others.
+	// done frees all of them.
 	Isolate func(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error)
-	// Devices returns the devices of a watch as a KeysManager takes them.
+	// Devices returns the devices of a watch in the KeysManager's type.
 	Devices func(*device.Watch) []keysmanager.Device
 }
 
@@ -72,8 +72,8 @@ func newStage(m Machine, prepare func(*Stage) error) (*Stage, error) {
 	return NewStageIn(m, "", prepare)
 }
 
-// NewStageIn makes a stage in a folder of its own below parent, and has prepare fill its image. An
-// empty parent is the folder for temporary files. The caller closes the stage.
+// NewStageIn makes a stage in a folder of its own below parent, and calls prepare to fill its
+// image. An empty parent means the folder for temporary files. The caller closes the stage.
 func NewStageIn(m Machine, parent string, prepare func(*Stage) error) (*Stage, error) {
 	dir, err := os.MkdirTemp(parent, "stagecoach-bench-")
 	if err != nil {
@@ -91,7 +91,7 @@ func NewStageIn(m Machine, parent string, prepare func(*Stage) error) (*Stage, e
 	return b, nil
 }
 
-// Manage makes the KeysManager, with users, networks and cgroups as the product has them.
+// Manage creates the KeysManager, with users, networks and cgroups as in the product.
 func (b *Stage) Manage() error {
 	cfg, err := b.Isolate(slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -100,16 +100,15 @@ func (b *Stage) Manage() error {
 	return b.Open(cfg)
 }
 
-// Isolate returns the configuration of a KeysManager with users, networks and cgroups as the
-// product has them. What the machine does not have is left out, and told to log. Shut gives all of
-// it back.
+// Isolate returns the configuration of a KeysManager with users, networks and cgroups as in the
+// product. If the machine lacks one of them, it is left out and logged. Shut frees all of them.
 func (b *Stage) Isolate(log *slog.Logger) (cfg keysmanager.Config, err error) {
 	cfg, b.done, err = b.machine.Isolate(b.Dir, log)
 	b.users = cfg.Accounts != nil
 	return cfg, err
 }
 
-// Open makes the KeysManager.
+// Open creates the KeysManager.
 func (b *Stage) Open(cfg keysmanager.Config) (err error) {
 	cfg.Node, cfg.Images, cfg.ORT, cfg.Cache = "bench", b.Images, b.Ort, b.cache()
 	cfg.Log, cfg.Metrics = slog.New(slog.DiscardHandler), prometheus.NewRegistry()
@@ -117,7 +116,7 @@ func (b *Stage) Open(cfg keysmanager.Config) (err error) {
 		switch {
 		case b.Told != nil:
 			b.Told(replica, line)
-		case !strings.Contains(replica, atOnce): // those are given up at once, and say so
+		case !strings.Contains(replica, atOnce): // those are given up at once, and log it
 			console.Progress("%s: %s", replica, line)
 		}
 	}
@@ -145,7 +144,7 @@ func (b *Stage) Close() {
 	_ = os.RemoveAll(b.Dir) // a temporary folder
 }
 
-// RoomFor returns an error unless the disk of a folder has so many free bytes.
+// RoomFor returns an error unless the disk of a folder has this many free bytes.
 func RoomFor(dir string, bytes int64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
@@ -166,15 +165,15 @@ type Launched struct {
 	End    func() // ends it and waits
 }
 
-// Spec returns what the KeysManager knows of the stage's function on a start path.
+// Spec returns the spec of the stage's function on a start path.
 func (b *Stage) Spec(path string) node.Spec {
 	return node.Spec{
 		Function: pipeline.Key{Name: path, Namespace: Namespace}.String(), Namespace: Namespace, Image: Image, Process: b.Process, Env: b.Env, Start: path,
 	}
 }
 
-// Order orders a replica from the KeysManager, which it names unless it has a name. Replicas that
-// it names are ordered by one goroutine at a time.
+// Order orders a replica from the KeysManager. It names the replica if the name is empty. Only one
+// goroutine at a time may order replicas without names.
 func (b *Stage) Order(ctx context.Context, o node.Order) (Launched, error) {
 	if o.Replica == "" {
 		b.n++
@@ -190,25 +189,25 @@ func (b *Stage) Order(ctx context.Context, o node.Order) (Launched, error) {
 // Started is a replica that has answered.
 type Started struct {
 	Launched
-	// Both are counted from its order. A process that speaks no stage protocol says no hello: 0.
+	// Both count from its order. hello is 0 for a process that does not speak the stage protocol.
 	hello, first time.Duration
-	load, place  time.Duration // of the parameters in its process, as it says itself
+	load, place  time.Duration // of the parameters in its process, as it reports them
 	again        time.Duration // its second call, warm
-	// said is its answer, which is the same however it was started; empty: nobody looks.
+	// said is its answer, which is equal for all ways to start; empty: answers are not compared.
 	said  string
 	Parts DeviceParts // of its way onto a device
 }
 
-// DeviceParts is how long the parts of a process's way onto a device took; 0: it had no such part,
-// or did not say.
+// DeviceParts has the durations of a process's steps onto a device; 0: the process had no such
+// step, or did not report it.
 type DeviceParts struct {
 	Imports time.Duration // of PyTorch
 	Context time.Duration // until the process has a context on the device
 	Copied  time.Duration // of the parameters to the device
-	Kernels time.Duration // until the first kernels have run; a replica does that beside the copy
+	Kernels time.Duration // until the first kernels have run, in parallel with the copy
 }
 
-// on returns what starts replicas on a path of the KeysManager.
+// on returns a Starter for a path of the KeysManager.
 func (b *Stage) on(path string) Starter {
 	return func(ctx context.Context) (Started, error) {
 		return b.Start(ctx, func(ctx context.Context) (Launched, error) {
@@ -325,8 +324,8 @@ func Family(zygote int) []int {
 	return pids
 }
 
-// SharedMemory returns the proportional set sizes of processes in bytes, added up, and the part of
-// it that is memory without a file, which of replicas on the map path is their parameters.
+// SharedMemory returns the sum of the proportional set sizes of processes in bytes, and the part of
+// it that is memory without a file. For replicas on the map path, that part is their parameters.
 func SharedMemory(pids []int) (pss, memfds int64, err error) {
 	for _, pid := range pids {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

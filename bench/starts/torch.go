@@ -105,8 +105,8 @@ type Device struct {
 // OnCPU is the device of stages that compute on the CPU.
 var OnCPU = Device{Name: "cpu", ID: "none", Dtype: "F32"}
 
-// NewTorchStage builds the image of a transformer with parameters of about so many bytes, and saves
-// the same model as torch.save does, for those who load it by hand. The caller closes it.
+// NewTorchStage builds the image of a transformer with parameters of about this many bytes. It also
+// saves the same model with torch.save, for starts by hand. The caller closes it.
 func NewTorchStage(ctx context.Context, m Machine, py Python, bytes int64, at Device) (*Stage, error) {
 	shape, err := synthetic.Of(1, bytes, at.Dtype)
 	if err != nil {
@@ -264,5 +264,5 @@ func (p *Plain) Start(ctx context.Context) (Started, error) {
 	return s, nil
 }
 
-// Seconds returns a duration of so many seconds.
+// Seconds returns a duration of this many seconds.
 func Seconds(s float64) time.Duration { return time.Duration(s * 1e9) }

@@ -17,13 +17,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/flow"
 )
 
-// Shells meet here: each adapter gives one of them what another has, in the first one's words.
+// Adapters connect the packages: each one implements an interface of one package with another
+// package.
 
-// envSecrets names the folder with a function's secrets, as OpenFaaS's own SDKs read it.
+// envSecrets is the variable with the folder of a function's secrets. OpenFaaS's own SDKs read it,
+// too.
 const envSecrets = "secret_mount_path"
 
-// mountSecrets makes every function see its secrets, as its deploy did; an earlier process's
-// folders are gone. A secret that somebody took away by hand is that function's trouble alone.
+// mountSecrets makes every function see its secrets, as its deploy did. The folders of an earlier
+// process are gone. If the secrets of a function cannot be mounted, for example because somebody
+// removed one by hand, only that function is affected.
 func mountSecrets(s *secret.Store, functions []*provider.Deployed, log *slog.Logger) {
 	for _, f := range functions {
 		if err := s.Mount(f.Declared.Namespace, f.Declared.Name, f.Deployment.Secrets); err != nil {
@@ -32,7 +35,7 @@ func mountSecrets(s *secret.Store, functions []*provider.Deployed, log *slog.Log
 	}
 }
 
-// bookLogs is the logbook as the provider reads it.
+// bookLogs gives the provider access to the logbook.
 type bookLogs struct{ *logbook.Book }
 
 // Read implements provider.Logs.
@@ -52,11 +55,11 @@ func (r bookReader) Read(ctx context.Context) ([]provider.LogLine, uint64, error
 	return out, lost, err
 }
 
-// deployed is what the cluster knows of functions, from the provider's registry.
+// deployed gives the cluster the functions of the provider's registry.
 type deployed struct {
 	*provider.Registry
 	secrets *secret.Store
-	gateway string // where their replicas reach functions; empty: nowhere
+	gateway string // where their replicas reach functions; empty: unreachable
 }
 
 func (u *up) deployedFunctions() deployed {
@@ -77,7 +80,8 @@ func (d deployed) Functions() []cluster.FunctionSpec {
 func (d deployed) replicaSpec(f *provider.Deployed) node.Spec {
 	names := f.Deployment.Secrets
 	folder := d.secrets.MountPath(f.Declared.Namespace, f.Declared.Name, names)
-	group, _ := d.secrets.Group(f.Declared.Namespace, names) // an error kept the secrets from being mounted, and was logged then
+	// An error also kept the secrets from being mounted, which logged it.
+	group, _ := d.secrets.Group(f.Declared.Namespace, names)
 	env := f.Environment()
 	delete(env, envSecrets)
 	if folder != "" {
@@ -93,7 +97,7 @@ func (d deployed) replicaSpec(f *provider.Deployed) node.Spec {
 	}
 }
 
-// Spec returns the spec of a function: what a node starts it from.
+// Spec returns the spec from which a node starts a function.
 func (d deployed) Spec(key pipeline.Key) (node.Spec, bool) {
 	f, there := d.Function(key)
 	if !there {
@@ -102,8 +106,8 @@ func (d deployed) Spec(key pipeline.Key) (node.Spec, bool) {
 	return d.replicaSpec(&f), true
 }
 
-// lined is graphs whose stages all have lines. While a function is deployed, its graph is there a
-// moment before its line, and a task of it would reach nobody.
+// lined has only graphs whose stages all have lines. During a deploy, a function's graph exists a
+// moment before its line, and a task of that graph would reach no line.
 type lined struct {
 	flow.Graphs
 	owns func(pipeline.Key) bool
@@ -112,7 +116,7 @@ type lined struct {
 // Graph implements flow.Graphs.
 func (l lined) Graph(key pipeline.Key) (pipeline.Pipeline, bool) {
 	g, ok := l.Graphs.Graph(key)
-	for i := range g.Stages { // which are large: none is copied
+	for i := range g.Stages { // stages are large: none is copied
 		ok = ok && l.owns(g.Stages[i].Key())
 	}
 	return g, ok
@@ -125,7 +129,7 @@ func annotation(f *provider.Deployed, name string) string {
 	return (*f.Deployment.Annotations)[name]
 }
 
-// localNode is this machine's KeysManager as the cluster's node.
+// localNode is this machine's KeysManager as a node of the cluster.
 type localNode struct{ *keysmanager.Manager }
 
 // Inventory implements cluster.Node.
@@ -158,5 +162,5 @@ func (c *replicaCount) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// maxReplicas is the most replicas that a function may have.
+// maxReplicas returns the most replicas that a function may have.
 func maxReplicas(f pipeline.Function) int { return max(f.Scale.Min, f.Scale.Max) }

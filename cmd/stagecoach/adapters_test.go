@@ -15,12 +15,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// graphOf has one pipeline, whatever it is asked for.
+// graphOf has one pipeline, for every key.
 type graphOf pipeline.Pipeline
 
 func (g graphOf) Graph(pipeline.Key) (pipeline.Pipeline, bool) { return pipeline.Pipeline(g), true }
 
-// TestLined: a pipeline can be invoked once each of its stages has a line.
+// TestLined checks that a pipeline can be invoked once each of its stages has a line.
 func TestLined(t *testing.T) {
 	g := graphOf{Name: "p", Namespace: "ns"}
 	for _, name := range []string{"a", "b"} {
@@ -39,8 +39,8 @@ func TestLined(t *testing.T) {
 	}
 }
 
-// TestWordsOfEvents: clients know the cluster's kinds of events by other names, and top shows events
-// as they are streamed.
+// TestWordsOfEvents checks that clients know the cluster's kinds of events by other names, and that
+// top shows events as they are streamed.
 func TestWordsOfEvents(t *testing.T) {
 	for word, kind := range map[string]cluster.Kind{
 		schema.Ordered: cluster.Ordered, schema.Process: cluster.Process, schema.Ready: cluster.Ready, schema.Answered: cluster.Answered,

@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// admin has the parts of this process that its API tells of.
+// admin gives the admin API the parts of this process that it reports on.
 func (u *up) admin() admin.Config {
 	return admin.Config{
 		Registry: u.registry, Calls: u.calls, Journal: u.journal, Requests: u.flow, Loop: u.loop, Replicas: replicas{u.local},

@@ -31,7 +31,7 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 	if len(b) <= tensor.InlineLimit {
 		value = e
 	}
-	j.calls.Accept(e) // first: it may be done before Append returns
+	j.calls.Accept(e) // first: the call may have ended before Append returns
 	if err = j.AppendValue(e.Request.Target, e.Request.ID, b, value); err != nil {
 		j.calls.Refuse(e.Request.ID)
 	}
@@ -50,7 +50,7 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 	return err
 }
 
-// asyncRules are what annotations say of async work.
+// asyncRules are the rules for async requests, from annotations.
 type asyncRules struct{ *provider.Registry }
 
 // undeployed has the rules of a function that is not deployed. The rules are read several times per
@@ -62,7 +62,7 @@ var undeployed, _ = pipeline.Parse("none", pipeline.DefaultNamespace, nil, nil)
 func (r asyncRules) entry(key pipeline.Key) (rules pipeline.Async, idempotent bool) {
 	rules, idempotent = undeployed.Async, true
 	g, _ := r.Graph(key)
-	for i := range g.Stages { // which are large: none is copied
+	for i := range g.Stages { // stages are large: none is copied
 		s := &g.Stages[i]
 		if s.Name == g.Entry {
 			rules = s.Async
@@ -77,8 +77,8 @@ func (r asyncRules) limits(key string) queue.Limits {
 	return queue.Limits{Concurrency: rules.Concurrency, Queue: rules.QueueLimit}
 }
 
-// retry is when another run is worth it. What must not run twice runs again by itself only when it
-// has not begun.
+// retry returns when another run may help. A request that must not run twice is run again only if
+// it has not begun.
 func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 	rules, idempotent := r.entry(key)
 	a := rules.Retry
@@ -99,7 +99,7 @@ func (u *up) journalConfig() queue.JournalConfig {
 	}
 }
 
-// async works on what the journal keeps.
+// async runs the requests that the journal keeps.
 func (u *up) async(ctx context.Context) error {
 	rules := asyncRules{u.registry}
 	u.journal.Run(ctx, func(ctx context.Context, r queue.Record) queue.End {
@@ -132,12 +132,12 @@ func (u *up) async(ctx context.Context) error {
 	return nil
 }
 
-// ended is a gateway's ending in the journal's words.
+// ended converts the result of a gateway's run to the journal's type.
 func ended(e gateway.Ending) queue.End {
 	out := queue.End{Err: e.Err, Again: e.Again, After: e.After, Busy: e.Busy}
 	if e.Notice != nil {
 		b, err := e.Notice.MarshalBinary()
-		if err != nil { // a time that JSON does not write
+		if err != nil { // a time that JSON cannot encode
 			out.Err = errors.Join(out.Err, err)
 			return out
 		}

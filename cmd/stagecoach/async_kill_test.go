@@ -19,7 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// ledger is what was accepted, and what came of it.
+// ledger records the accepted requests and their results.
 type ledger struct {
 	mu       sync.Mutex
 	chance   *rand.Rand // of a receiver that fails
@@ -76,8 +76,9 @@ func (l *ledger) waiting() (n int) {
 	return n
 }
 
-// TestKillAnywhere kills everything at random moments, during starts and while the work of rounds before is done again, and
-// loses no accepted request. KILL_ROUNDS and KILL_SEED make it longer and another one.
+// TestKillAnywhere kills all processes at random moments, during starts and while the work of
+// earlier rounds is repeated, and loses no accepted request. KILL_ROUNDS sets the number of rounds,
+// and KILL_SEED chooses other moments.
 func TestKillAnywhere(t *testing.T) {
 	t.Parallel()
 	rounds, seed := int(envNumber(t, "KILL_ROUNDS", 8)), envNumber(t, "KILL_SEED", rand.Uint64())
@@ -133,11 +134,12 @@ func TestKillAnywhere(t *testing.T) {
 		rounds, starting, len(l.accepted), twice, more, l.marked, l.attempts, time.Since(begin).Round(time.Second))
 }
 
-// perReceiver is how many callbacks one receiver gets at a time. A kill leaves no more than these told and not known to be told.
+// perReceiver is how many callbacks one receiver gets at the same time. After a kill, at most this
+// many callbacks were made and are not known to be made.
 const perReceiver = 16
 
-// nothingComesBack kills everything once all that was accepted is told and known to be told, and wants the next start to find nothing
-// to do.
+// nothingComesBack waits until all accepted requests have a callback and the journal knows it,
+// kills all processes, and checks that the next start has nothing to do.
 func (r *rig) nothingComesBack(l *ledger) {
 	r.t.Helper()
 	r.until(2*late, "all accepted to be told", func() bool { return l.waiting() == 0 })
@@ -187,7 +189,7 @@ func (l *ledger) send(t *testing.T, to *client.Client, back string, round int, s
 	return &clients
 }
 
-// killAll ends up and all that it started, at once.
+// killAll kills up and all processes that it started, at once.
 func (r *rig) killAll() {
 	r.t.Helper()
 	left := descendants(r.up.Cmd.Process.Pid)
@@ -207,7 +209,7 @@ func pidsOf(all []process) []int {
 	return out
 }
 
-// startAndKill starts up and kills it and all that it started after a while.
+// startAndKill starts up, and after a while kills it and all processes that it started.
 func (r *rig) startAndKill(after time.Duration) {
 	r.t.Helper()
 	self, err := os.Executable()

@@ -16,7 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// told is what a callback brought.
+// told is the content of a callback.
 type told struct {
 	query, status, attempt, body string
 	at                           time.Time
@@ -68,8 +68,8 @@ func (r *receiver) next(t *testing.T) told {
 	}
 }
 
-// TestASlowFunctionDelaysNoOther queues 500 requests of 200 ms for a function that takes one at a time. Another one's
-// answers come as if nothing else was there.
+// TestASlowFunctionDelaysNoOther queues 500 requests of 200 ms for a function that takes one at a
+// time. The answers of another function come without delay.
 func TestASlowFunctionDelaysNoOther(t *testing.T) {
 	t.Parallel()
 	r, to := start(t), newReceiver(t)
@@ -122,7 +122,8 @@ func (r *rig) letters(args ...string) (all []schema.DeadLetter) {
 	return all
 }
 
-// TestDeadLetters: runs and callbacks that fail for good are listed, shown, redriven and dropped, and survive a kill.
+// TestDeadLetters checks that runs and callbacks that finally fail are listed, shown, redriven and
+// dropped, and survive a kill.
 func TestDeadLetters(t *testing.T) {
 	t.Parallel()
 	r, to := start(t), newReceiver(t)
@@ -207,7 +208,8 @@ func TestDeadLetters(t *testing.T) {
 	}
 }
 
-// TestAsyncLimit: a function's requests are refused when too many wait, and others' are not.
+// TestAsyncLimit checks that a function's requests are refused when too many wait, and that those
+// of other functions are not.
 func TestAsyncLimit(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -36,7 +36,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"wake":        wake.Run,
 		"sim":         simbench.Run,
 		"echo":        hop.Echo, // a server that hop compares with
-		"load":        hop.Load, // a process that hop takes its load from
+		"load":        hop.Load, // a process that sends hop's load
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return fmt.Errorf("bench: got %q, want one of: autoscaler, coldstart, gpu, hop, idle, keysmanager, sim, wake", args)
@@ -45,7 +45,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // isolateBench returns the configuration of a bench's KeysManager, with users, networks and cgroups
-// as a node has them.
+// as on a node.
 func isolateBench(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error) {
 	users, err := openAccounts(sandbox.DefaultRange.String(), log)
 	if err != nil {
@@ -58,7 +58,7 @@ func isolateBench(dir string, log *slog.Logger) (cfg keysmanager.Config, done fu
 	groups, closeGroups := openGroups("bench", dir, log)
 	done = func() {
 		closeGroups()
-		_, _ = nets.close(), users.close() // no process has one any more
+		_, _ = nets.close(), users.close() // no process uses them any more
 	}
 	cfg.Groups, cfg.Accounts, cfg.Networks, cfg.HostNetwork, cfg.Watchdog = groups, users.forKeys(), nets.forKeys(), true, watchdogLine[:]
 	return cfg, done, nil

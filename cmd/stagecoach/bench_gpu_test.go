@@ -105,7 +105,8 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 		start = "first_output_p50_ms inference_p50_ms context_p50_ms copy_p50_ms kernels_p50_ms copy_gb_per_s share_of_pinned device_mb_per_replica"
 		fork  = " hello_p50_ms order_p50_ms fork_p50_ms first_call_p50_ms"
 	)
-	parked := strings.ReplaceAll(strings.ReplaceAll(start, "context_p50_ms ", ""), "kernels_p50_ms ", "") // parked children have these before the order
+	// Parked children have these before the order.
+	parked := strings.ReplaceAll(strings.ReplaceAll(start, "context_p50_ms ", ""), "kernels_p50_ms ", "")
 	want := map[string]string{
 		"device":               "import_p50_ms context_p50_ms kernels_p50_ms context_device_mb kernels_device_mb",
 		"2MB_pinned_1_streams": "copy_gb_per_s", "2MB_pinned_2_streams": "copy_gb_per_s", "2MB_pinned_4_streams": "copy_gb_per_s",
@@ -275,7 +276,8 @@ func TestBenchGPUBundle(t *testing.T) {
 	}
 	total := int64(0)
 	for file := range strings.SplitSeq(strings.Trim(string(out), "\x00"), "\x00") {
-		if info, err := os.Lstat(filepath.Join("..", "..", file)); err == nil { // otherwise it was removed
+		// Otherwise it was removed.
+		if info, err := os.Lstat(filepath.Join("..", "..", file)); err == nil {
 			total += info.Size()
 		}
 	}

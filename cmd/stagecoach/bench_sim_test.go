@@ -9,8 +9,9 @@ import (
 	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
 )
 
-// TestBenchSim runs a short load on a real `up` and simulates it: as many requests, and about the same mean. What `up` costs on this
-// machine now is measured before. The bound is wide, because machines that test do other things meanwhile; `make bench-sim` has the real one.
+// TestBenchSim runs a short load on a real `up` and simulates it: as many requests, and about the
+// same mean. It measures the costs of `up` on this machine first. The bound is wide, because test
+// machines have other work meanwhile. `make bench-sim` has the real bound.
 func TestBenchSim(t *testing.T) {
 	r := start(t)
 	cost, err := simbench.MeasureCosts(t.Context(), r.Client, 3*time.Second)

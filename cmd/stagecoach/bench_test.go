@@ -17,7 +17,8 @@ import (
 func figures(r *bench.Report) []string {
 	var out []string
 	for _, f := range r.Results {
-		// What replicas add falls below zero if processes of other tests, which share pages with them, end meanwhile.
+		// The figure is negative if processes of other tests, which share pages with replicas, end
+		// meanwhile.
 		if f.Value > 0 || strings.HasPrefix(f.Metric, "extra_per_replica") {
 			out = append(out, f.Case+" "+f.Metric)
 		}
@@ -25,7 +26,8 @@ func figures(r *bench.Report) []string {
 	return out
 }
 
-// TestBenchColdstartTorch measures a small stage with real PyTorch: each case answers the same and has its figures.
+// TestBenchColdstartTorch measures a small stage with real PyTorch. Each case gives the same answer
+// and has its figures.
 func TestBenchColdstartTorch(t *testing.T) {
 	t.Parallel()
 	py, err := starts.FindTorch(t.Context(), proctest.Torch(t), false)
@@ -58,7 +60,7 @@ func TestBenchColdstartTorch(t *testing.T) {
 	}
 }
 
-// TestBenchRefuses: what cannot be measured is said in a line.
+// TestBenchRefuses checks that each bench says in one line why it cannot measure.
 func TestBenchRefuses(t *testing.T) {
 	for _, tc := range []struct{ args, want string }{
 		{"coldstart --match quick", `--match "quick": no stage`},

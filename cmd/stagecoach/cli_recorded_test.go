@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// TestRecordedCLI sends what faas-cli has sent, in order, with the images of these tests: each request gets the status that
-// it got then.
+// TestRecordedCLI sends recorded requests of faas-cli, in order, with the images of these tests.
+// Each request gets the recorded status.
 func TestRecordedCLI(t *testing.T) {
 	t.Parallel()
 	auth := t.TempDir()

@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// cli runs the program as a user does, in a folder and with a home of its own.
+// operator runs the program as a user does, in a folder and with a home of its own.
 type operator struct {
 	t       *testing.T
 	dir     string
@@ -39,7 +39,7 @@ func (c *operator) try(in string, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// run is a command that has to work and print what matches want.
+// run runs a command that must succeed and print what matches want.
 func (c *operator) run(want, in string, args ...string) string {
 	c.t.Helper()
 	out, err := c.try(in, args...)
@@ -49,7 +49,7 @@ func (c *operator) run(want, in string, args ...string) string {
 	return out
 }
 
-// refuse is a command that has to fail and print what matches want.
+// refuse runs a command that must fail and print what matches want.
 func (c *operator) refuse(want, in string, args ...string) {
 	c.t.Helper()
 	if out, err := c.try(in, args...); err == nil || !regexp.MustCompile(want).MatchString(out) {
@@ -100,8 +100,9 @@ functions:
   lines: {lang: onnx-stage, handler: ./lines, image: "example/lines:latest"}
 `
 
-// TestTemplates goes the way of a user without Docker and faas-cli: each template is built, deployed, called, looked at and
-// removed. The third function is the program that the README of onnx-stage shows.
+// TestTemplates acts as a user without Docker and faas-cli. Each template is built, deployed,
+// called, described and removed. The third function is the program that the README of onnx-stage
+// shows.
 func TestTemplates(t *testing.T) {
 	t.Parallel()
 	auth := t.TempDir()
@@ -119,7 +120,8 @@ func TestTemplates(t *testing.T) {
 	c.write("lines/handler.go", goBlock(t, "onnx-stage"))
 	c.write("stack.yaml", cliStack)
 	c.refuse("functions that are deployed.*401", "", "deploy", "--filter", "shout")
-	c.write("config.yml", "auths:\n- gateway: "+r.Base+"\n  auth: basic\n  token: YWRtaW46czNjcmV0\n") // as faas-cli login leaves it
+	// As faas-cli login writes it.
+	c.write("config.yml", "auths:\n- gateway: "+r.Base+"\n  auth: basic\n  token: YWRtaW46czNjcmV0\n")
 
 	c.refuse(`image "example/shout:latest"`, "", "deploy", "--filter", "shout") // not built yet
 	c.run(`double +example/double:latest +2\.\d MiB +sha256:[0-9a-f]{12}`, "", "build", "--images", images)
@@ -164,7 +166,8 @@ func TestTemplates(t *testing.T) {
 	c.run("double: removed\nlines: removed\n", "", "remove", "double", "lines")
 	c.refuse("remove double: status 404", "", "remove", "double")
 	c.run("shout: removed", "", "remove", "-f", "stack.yaml", "--filter", "shout")
-	c.run("^double: is not deployed\nlines: is not deployed\nshout: is not deployed\n$", "", "remove") // a second try
+	// A second attempt.
+	c.run("^double: is not deployed\nlines: is not deployed\nshout: is not deployed\n$", "", "remove")
 }
 
 // TestCLILogs reads what a function's replicas print.
@@ -182,7 +185,8 @@ func TestCLILogs(t *testing.T) {
 	r.must(http.StatusOK, http.MethodGet, "/healthz", "")
 }
 
-// TestBuildsThisRepository builds functions of the repository's stack: their handlers are packages of its own module.
+// TestBuildsThisRepository builds functions of the repository's stack, whose handlers are packages
+// of its own module.
 func TestBuildsThisRepository(t *testing.T) {
 	t.Parallel()
 	proctest.Built(t, "models") // links in the handlers lead there

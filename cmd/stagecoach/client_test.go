@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// TestNobodyListens: if no gateway is there, the error says what to do.
+// TestNobodyListens checks that the error says what to do if no gateway listens.
 func TestNobodyListens(t *testing.T) {
 	t.Setenv("OPENFAAS_CONFIG", t.TempDir())
 	err := run(t.Context(), []string{"list", "--gateway", "http://127.0.0.1:1"}, &bytes.Buffer{})
@@ -17,7 +17,7 @@ func TestNobodyListens(t *testing.T) {
 	}
 }
 
-// TestNamesInPaths wants names to stay names, whatever is in them.
+// TestNamesInPaths checks that names stay names in paths, whatever characters they have.
 func TestNamesInPaths(t *testing.T) {
 	var got string
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -39,7 +39,7 @@ func TestNamesInPaths(t *testing.T) {
 	}
 }
 
-// TestHarmless wants no escape sequences of a server in a user's terminal.
+// TestHarmless checks that escape sequences of a server do not reach a user's terminal.
 func TestHarmless(t *testing.T) {
 	const evil = "a\u001b]0;title\u0007\u009b2Jß"
 	status := http.StatusOK

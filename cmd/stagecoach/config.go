@@ -23,12 +23,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// Config is what `stagecoach up` runs with: defaults, then the file, then flags.
+// Config configures `stagecoach up`: defaults, then the file, then flags.
 type Config struct {
-	Listen       string `yaml:"listen"`       // host:port of the API and the data path
-	State        string `yaml:"state"`        // folder that survives restarts: specs, journal, parameter files
-	Images       string `yaml:"images"`       // folder with the images of the process runtime; default STATE/images
-	ORT          string `yaml:"ort"`          // ONNX Runtime's shared library; empty: functions with a model cannot start
+	Listen string `yaml:"listen"` // host:port of the API and the data path
+	// Folder that survives restarts. It holds specs, the journal and parameter files.
+	State string `yaml:"state"`
+	// Folder with the images of the process runtime; default STATE/images.
+	Images string `yaml:"images"`
+	// ONNX Runtime's shared library; empty: functions with a model cannot start.
+	ORT          string `yaml:"ort"`
 	BasicAuthDir string `yaml:"basicAuthDir"` // holds basic-auth-user and basic-auth-password
 
 	Node     NodeConfig     `yaml:"node"`
@@ -43,18 +46,20 @@ type Config struct {
 	Log       LogConfig       `yaml:"log"`
 }
 
-// TelemetryConfig says where spans go.
+// TelemetryConfig configures where spans are sent.
 type TelemetryConfig struct {
-	OTLP string `yaml:"otlp"` // URL of a collector; empty: as OTEL_EXPORTER_OTLP_ENDPOINT says, which is nowhere by default
+	// URL of a collector; empty: OTEL_EXPORTER_OTLP_ENDPOINT decides, and by default spans are not
+	// sent.
+	OTLP string `yaml:"otlp"`
 }
 
-// LogConfig is what is written to standard error, and how.
+// LogConfig configures the log on standard error.
 type LogConfig struct {
 	Level  slog.Level `yaml:"level"`
 	Format string     `yaml:"format"` // text, json
 }
 
-// logger returns what writes to w as configured.
+// logger returns a logger that writes to w as configured.
 func (c LogConfig) logger(w io.Writer) *slog.Logger {
 	options := &slog.HandlerOptions{Level: c.Level}
 	if c.Format == "json" {
@@ -63,60 +68,71 @@ func (c LogConfig) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, options))
 }
 
-// NodeConfig is this machine's share.
+// NodeConfig configures the node that this process is.
 type NodeConfig struct {
-	Name    string `yaml:"name"`    // default: the host's
-	Memory  Bytes  `yaml:"memory"`  // for zygotes and replicas; default: the machine's or the cgroup's
-	Devices string `yaml:"devices"` // accelerators that are its share: all, none, or UUIDs and indices with commas between
-	None    bool   `yaml:"none"`    // this process is no node: replicas run on those that join
+	Name   string `yaml:"name"`   // default: the host name
+	Memory Bytes  `yaml:"memory"` // for zygotes and replicas; default: the machine's or the cgroup's
+	// Accelerators of the node: all, none, or UUIDs and indices separated by commas.
+	Devices string `yaml:"devices"`
+	None    bool   `yaml:"none"` // this process is no node: replicas run on nodes that join
 }
 
-// NATSConfig is how nodes reach this process.
+// NATSConfig configures how nodes reach this process.
 type NATSConfig struct {
-	Listen string `yaml:"listen"` // host:port where `stagecoach keysmanager` joins, with the token in STATE/nats-token; empty: nowhere
+	// host:port where `stagecoach keysmanager` joins, with the token in STATE/nats-token; empty: no
+	// node can join.
+	Listen string `yaml:"listen"`
 }
 
-// RequestsConfig bounds what clients may ask for.
+// RequestsConfig bounds the requests of clients.
 type RequestsConfig struct {
-	Timeout    time.Duration `yaml:"timeout"`    // of a request that names none
-	MaxTimeout time.Duration `yaml:"maxTimeout"` // that a request may ask for with X-Timeout
+	Timeout    time.Duration `yaml:"timeout"`    // of a request without a timeout of its own
+	MaxTimeout time.Duration `yaml:"maxTimeout"` // the most that X-Timeout may ask for
 	MaxBody    Bytes         `yaml:"maxBody"`
-	BodyMemory Bytes         `yaml:"bodyMemory"` // of all bodies together; more get 503
-	InFlight   int           `yaml:"inFlight"`   // requests at a time; more get 429
-	Stall      time.Duration `yaml:"stall"`      // that a client may send nothing of its body, or take nothing of its answer
+	BodyMemory Bytes         `yaml:"bodyMemory"` // of all bodies together; further requests get 503
+	InFlight   int           `yaml:"inFlight"`   // requests at the same time; further requests get 429
+	// Time for which a client may send nothing of its body, or read nothing of its answer.
+	Stall time.Duration `yaml:"stall"`
 
-	TrustedProxies []string `yaml:"trustedProxies"` // CIDRs of proxies whose X-Forwarded-For says who the client is
+	// CIDRs of proxies whose X-Forwarded-For names the client.
+	TrustedProxies []string `yaml:"trustedProxies"`
 }
 
-// RegistryConfig is how images are fetched.
+// RegistryConfig configures how images are fetched.
 type RegistryConfig struct {
-	Auth     string        `yaml:"auth"`     // file with credentials; empty: ~/.docker/config.json, or DOCKER_CONFIG/config.json
-	Insecure []string      `yaml:"insecure"` // hosts[:port] without TLS; loopback addresses need none
-	Default  string        `yaml:"default"`  // host for images that name none; empty: those are in no registry
-	Timeout  time.Duration `yaml:"timeout"`  // of a deploy whose image is fetched
+	// File with credentials; empty: ~/.docker/config.json, or DOCKER_CONFIG/config.json.
+	Auth     string   `yaml:"auth"`
+	Insecure []string `yaml:"insecure"` // hosts[:port] without TLS; loopback addresses never need TLS
+	// Host for images that name none; empty: such images are in no registry.
+	Default string        `yaml:"default"`
+	Timeout time.Duration `yaml:"timeout"` // of a deploy whose image is fetched
 }
 
-// ControlConfig is how often and how patiently the cluster is steered.
+// ControlConfig configures the control loop and its limits.
 type ControlConfig struct {
-	Budget       int           `yaml:"budget"` // replicas that all functions together may have; 0: as many as the nodes hold
+	// Replicas that all functions together may have; 0: as many as the nodes hold.
+	Budget       int           `yaml:"budget"`
 	Tick         time.Duration `yaml:"tick"`
-	StartTimeout time.Duration `yaml:"startTimeout"` // of a replica, its parameters' loading included
-	DrainTimeout time.Duration `yaml:"drainTimeout"` // for a replica, or longer until its requests' deadlines; and for the whole process on SIGTERM
-	Policies     policy.Names  `yaml:"policies"`     // which decide; empty: the default of each level
-	Record       string        `yaml:"record"`       // file that gets each decision; empty: none does
+	StartTimeout time.Duration `yaml:"startTimeout"` // in work at the same time, over all functions
+	// For a replica, or longer if its requests have later deadlines; also for the whole process on
+	// SIGTERM.
+	DrainTimeout time.Duration `yaml:"drainTimeout"`
+	Policies     policy.Names  `yaml:"policies"` // that decide; empty: the default of each level
+	Record       string        `yaml:"record"`   // file to which each decision is written; empty: none
 }
 
 // JournalConfig bounds async requests.
 type JournalConfig struct {
-	Bytes  Bytes         `yaml:"bytes"`  // kept on disk; beyond it async requests get 503
-	Sync   time.Duration `yaml:"sync"`   // how often they are forced to the disk; 0: each before its 202
-	Window int           `yaml:"window"` // in work at a time, over all functions
+	Bytes Bytes `yaml:"bytes"` // kept on disk; above it async requests get 503
+	// How often records are synced to the disk; 0: each one before its 202.
+	Sync   time.Duration `yaml:"sync"`
+	Window int           `yaml:"window"` // requests in work at the same time, over all functions
 }
 
-// Bytes is a size in a file or flag: a number of bytes, or one with the suffix Ki, Mi or Gi.
+// Bytes is a size in a file or flag: a number of bytes, or a number with the suffix Ki, Mi or Gi.
 type Bytes int64
 
-// UnmarshalText reads 123, 64Ki, 64Mi, 2Gi.
+// UnmarshalText accepts forms such as 123, 64Ki, 64Mi and 2Gi.
 func (b *Bytes) UnmarshalText(text []byte) error {
 	s, shift := string(text), 0
 	for i, suffix := range []string{"Ki", "Mi", "Gi"} {
@@ -133,7 +149,7 @@ func (b *Bytes) UnmarshalText(text []byte) error {
 	return nil
 }
 
-// UnmarshalYAML makes plain numbers and strings alike go through UnmarshalText.
+// UnmarshalYAML passes numbers and strings to UnmarshalText.
 func (b *Bytes) UnmarshalYAML(n *yaml.Node) error { return b.UnmarshalText([]byte(n.Value)) }
 
 func defaultConfig() Config {
@@ -156,7 +172,8 @@ func defaultConfig() Config {
 	}
 }
 
-// readConfig lays file over c. Unknown fields are errors.
+// readConfig reads file into c. Fields that the file lacks keep their values. Unknown fields are
+// errors.
 func (c *Config) readConfig(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
@@ -171,7 +188,7 @@ func (c *Config) readConfig(file string) error {
 	return nil
 }
 
-// Validate reports every bad field by its path in the file.
+// Validate reports every invalid field by its path in the file.
 func (c *Config) Validate() error {
 	var errs []error
 	bad := func(path string, got any, want string) {
@@ -240,7 +257,8 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// validateAddresses reports addresses that nobody can listen on, or that somebody else could reach.
+// validateAddresses reports addresses that cannot be listened on, or that other machines could
+// reach.
 func (c *Config) validateAddresses(bad func(path string, got any, want string)) {
 	if host, port, err := net.SplitHostPort(c.Listen); err != nil || port == "" {
 		bad("listen", fmt.Sprintf("%q", c.Listen), "host:port, such as 127.0.0.1:8080")
@@ -253,7 +271,7 @@ func (c *Config) validateAddresses(bad func(path string, got any, want string)) 
 	}
 }
 
-// validate reports the bad fields of node.
+// validate reports the invalid fields of node.
 func (n *NodeConfig) validate(bad func(path string, got any, want string)) {
 	if n.Name == "" || strings.ContainsAny(n.Name, " \t\n/") {
 		bad("node.name", fmt.Sprintf("%q", n.Name), "a name without spaces and slashes")
@@ -266,8 +284,8 @@ func (n *NodeConfig) validate(bad func(path string, got any, want string)) {
 	}
 }
 
-// validate reports the bad names of policies, a budget that none of them keeps to, and a record
-// that has no place.
+// validate reports unknown policies, a budget that no policy keeps, and a record whose folder does
+// not exist.
 func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 	p := c.Policies
 	for _, level := range []struct {

@@ -83,7 +83,8 @@ func errorText(err error) string {
 	return err.Error()
 }
 
-// TestValidateKnowsEveryField holds the table above complete: a new field needs a line there, or here why it has none.
+// TestValidateKnowsEveryField checks that the table above is complete: a new field needs a line
+// there, or here the reason why it has none.
 func TestValidateKnowsEveryField(t *testing.T) {
 	free := map[string]string{
 		"images": "any folder may come to be there later", "basicAuthDir": "read, and complained about, when up opens it",

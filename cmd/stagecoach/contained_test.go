@@ -243,8 +243,9 @@ func (r *rig) settled(n int, fns []fn) {
 }
 
 // TestFunctionsOfOneTemplate has three functions whose programs listen on the same port, with three
-// replicas each, called all the time while they are updated, their replicas killed and `up`
-// restarted: each answer is the function's own, and from no revision that was replaced.
+// replicas each. They are called all the time while they are updated, their replicas are killed and
+// `up` is restarted. Each answer must be the function's own, and from no revision that was
+// replaced.
 func TestFunctionsOfOneTemplate(t *testing.T) {
 	needRoot(t)
 	images := answeringImages(t)
@@ -307,8 +308,8 @@ func (r *rig) killSome(t *testing.T) {
 	kill9(t, proctest.Children(t, watchdogs[1].pid)[0])
 }
 
-// TestImagesOnTheSamePorts: functions of an image that listens on 8080, or on 8080 and 8081,
-// whatever it is told, stand side by side.
+// TestImagesOnTheSamePorts runs functions of an image side by side that listens on 8080, or on 8080
+// and 8081, whatever its configuration.
 func TestImagesOnTheSamePorts(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
@@ -329,9 +330,9 @@ func TestImagesOnTheSamePorts(t *testing.T) {
 	c.end(t)
 }
 
-// TestOnePortOfTheMachine: of functions that listen on one port of the machine's network one is
-// ready. The others say who has the port, even if their programs stay up, and get none of its
-// answers; nor does an update while the old revision has it.
+// TestOnePortOfTheMachine has functions that listen on one port of the machine's network. One is
+// ready. The others report which process has the port, even if their programs stay up, and get none
+// of its answers. An update is also refused the port while the old revision has it.
 func TestOnePortOfTheMachine(t *testing.T) {
 	t.Parallel()
 	for _, stays := range []string{"yes", ""} {
@@ -393,8 +394,8 @@ func TestOnePortOfTheMachine(t *testing.T) {
 	}
 }
 
-// TestWhereItListens: a program that does not come up because it listens elsewhere is told so,
-// where its failures are shown.
+// TestWhereItListens has a program that is not ready because it listens elsewhere. The cause of its
+// failures says so.
 func TestWhereItListens(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "config.yml")

@@ -25,7 +25,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// secrets reads what a process is told of its secrets: the folder in its environment, and the files in it with their modes.
+// secrets returns the folder in a process's environment, and the files in it with their modes.
 func secrets(t *testing.T, pid int) string {
 	t.Helper()
 	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
@@ -63,8 +63,9 @@ func secrets(t *testing.T, pid int) string {
 	return strings.Join(out, " | ")
 }
 
-// TestSecretsReachFunctions: as files that only the function reads, or its namespace's group where they have one, those that it has named, also after kill -9; and
-// in nothing that up prints or keeps elsewhere.
+// TestSecretsReachFunctions checks that a function sees its named secrets as files, also after kill
+// -9. Only the function can read them, or its namespace's group if it has one. Nothing else that up
+// prints or stores has them.
 func TestSecretsReachFunctions(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--log", "debug")
@@ -117,7 +118,8 @@ type message struct {
 	Timestamp                       time.Time
 }
 
-// TestLogs: what a replica has printed is there when it has gone, and who follows sees the next one's.
+// TestLogs checks that lines of a replica can be read after its end, and that a follower sees those
+// of the next replica.
 func TestLogs(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -142,7 +144,8 @@ func TestLogs(t *testing.T) {
 		t.Fatalf("status %d, %v", resp.StatusCode, resp.Header)
 	}
 	instances := map[string]bool{}
-	for lines := bufio.NewScanner(resp.Body); len(instances) < 2 && lines.Scan(); { // the second try follows a second after the first
+	// The second attempt comes one second after the first.
+	for lines := bufio.NewScanner(resp.Body); len(instances) < 2 && lines.Scan(); {
 		var m message
 		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
 			t.Fatalf("%v: %s", err, lines.Bytes())
@@ -168,7 +171,7 @@ func TestLogs(t *testing.T) {
 	r.must(http.StatusNotFound, http.MethodGet, "/system/logs?name=prints", "")
 }
 
-// TestShutdownEndsFollowers: who follows logs does not hold up the end of up.
+// TestShutdownEndsFollowers checks that clients that follow logs do not delay the shutdown of up.
 func TestShutdownEndsFollowers(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -185,7 +188,7 @@ func TestShutdownEndsFollowers(t *testing.T) {
 	}
 }
 
-// TestUsage: describe shows what the replicas use, where they are and how they came up.
+// TestUsage checks that describe shows the usage of replicas, their node and how they started.
 func TestUsage(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -231,7 +234,8 @@ func TestUsage(t *testing.T) {
 	})
 }
 
-// TestSystemWantsCredentials walks every route below /system that stands in the code, and some that do not.
+// TestSystemWantsCredentials calls every route below /system that the code has, and some that it
+// does not have.
 func TestSystemWantsCredentials(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -295,7 +299,7 @@ func systemRoutes(t *testing.T) []string {
 	return out
 }
 
-// TestContract leads functions of two namespaces through a real up with OpenFaaS's client.
+// TestContract uses functions of two namespaces on a real up with OpenFaaS's client.
 func TestContract(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -16,7 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// quota is what the kernel lets a process's cgroup have of the processor, in thousandths of a core; 0: all there is.
+// quota returns the CPU limit of a process's cgroup, in thousandths of a core; 0: none.
 func quota(t *testing.T, pid int) int {
 	t.Helper()
 	milli, err := quotaOf(pid)
@@ -26,7 +26,7 @@ func quota(t *testing.T, pid int) int {
 	return milli
 }
 
-// quotaOf is quota of a process that may be ending.
+// quotaOf returns the quota of a process that may be ending.
 func quotaOf(pid int) (int, error) {
 	groups, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {
@@ -66,7 +66,7 @@ func quotaOf(pid int) (int, error) {
 	return 0, fmt.Errorf("process %d is in no group with a quota:\n%s", pid, groups)
 }
 
-// poolThreads is how many threads besides the calling one compute in a process.
+// poolThreads returns how many threads compute in a process besides the calling one.
 func poolThreads(pid int) (n int) {
 	names, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", pid))
 	for _, name := range names {
@@ -77,8 +77,9 @@ func poolThreads(pid int) (n int) {
 	return n
 }
 
-// TestCPUOfARunningReplica has plans give a forked replica another share of the processor: its quota changes, and it computes with
-// as many threads as it may use cores. Nothing but the plan is played: no policy gives shares yet.
+// TestCPUOfARunningReplica applies plans that give a forked replica another CPU limit. Its quota
+// changes, and it computes with as many threads as it may use cores. Only the plan is made by the
+// test, because no policy sets limits yet.
 func TestCPUOfARunningReplica(t *testing.T) {
 	needGroups(t)
 	t.Parallel()
@@ -141,7 +142,8 @@ func TestCPUOfARunningReplica(t *testing.T) {
 	}
 	most := min(2000, 1000*runtime.GOMAXPROCS(0))
 	for _, tc := range []struct{ give, want, threads int }{
-		{250, 250, 0}, {0, 600, 0}, {most, most, most/1000 - 1}, {0, 600, most/1000 - 1}, // what has begun is not ended
+		// Threads that have started are not ended.
+		{250, 250, 0}, {0, 600, 0}, {most, most, most/1000 - 1}, {0, 600, most/1000 - 1},
 	} {
 		proctest.Until(t, fmt.Sprintf("the quota and threads of %dm", tc.give), func() bool {
 			give(tc.give) // again, for the loop's own plans may come between while the replica is new

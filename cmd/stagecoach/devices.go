@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 )
 
-// openDevices watches the share of the machine's accelerators that a flag or field names. The
-// caller ends it with close.
+// openDevices watches the machine's accelerators that share names. share is the value of a flag or
+// field. The caller ends the watch with done.
 func openDevices(share string, log *slog.Logger) (devices func() []keysmanager.Device, done func(), err error) {
 	s, err := device.ParseShare(share)
 	if err != nil {
@@ -18,7 +18,7 @@ func openDevices(share string, log *slog.Logger) (devices func() []keysmanager.D
 	return func() []keysmanager.Device { return devicesOf(w) }, w.Close, nil
 }
 
-// devicesOf returns the devices of a watch as a KeysManager takes them.
+// devicesOf returns the devices of a watch in the KeysManager's type.
 func devicesOf(w *device.Watch) (out []keysmanager.Device) {
 	for _, d := range w.Devices() {
 		out = append(out, keysmanager.Device{

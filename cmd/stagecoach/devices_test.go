@@ -20,8 +20,8 @@ import (
 // The devices of twoGPUs.
 const gpu0, gpu1 = "GPU-00000000-aaaa", "GPU-00000001-aaaa"
 
-// twoGPUs has programs that the test starts find a library in place of NVIDIA's. Of the two GPUs that it knows one is lost while the
-// folder has a file of its index.
+// twoGPUs makes the programs that the test starts load a library in place of NVIDIA's. The library
+// knows two GPUs. A GPU is lost while the folder has a file named by its index.
 func twoGPUs(t *testing.T) (lost string) {
 	t.Helper()
 	lib, lost := t.TempDir(), t.TempDir()
@@ -33,8 +33,9 @@ func twoGPUs(t *testing.T) (lost string) {
 	return lost
 }
 
-// TestDevices runs up beside a library in place of NVIDIA's, with two GPUs: replicas have one each and see no other, what is
-// reserved is nobody else's, a GPU that is lost is drained and used again when it is back.
+// TestDevices runs up with a library in place of NVIDIA's that has two GPUs. Each replica has one
+// and sees no other. Reserved memory is given to no other replica. A GPU that is lost is drained,
+// and used again when it is back.
 func TestDevices(t *testing.T) {
 	lost := twoGPUs(t)
 	r := start(t)
@@ -107,8 +108,8 @@ func onDevice(function, device string) func(node.Replica) bool {
 	return func(r node.Replica) bool { return strings.HasPrefix(r.Function, function+".") && r.Device == device }
 }
 
-// TestOutOfMemory has stages that find their device too full, for a call or to come up: both run on the other one, and what fits on
-// none says so and is not tried in a loop.
+// TestOutOfMemory has stages that find their device too full, during a call or a start. Both then
+// run on the other device. A stage that fits on no device reports that, and is not tried in a loop.
 func TestOutOfMemory(t *testing.T) {
 	twoGPUs(t)
 	images := t.TempDir()
@@ -137,7 +138,8 @@ func testOutOfMemory(t *testing.T, r *rig, host string) {
 		t.Helper()
 		r.deployAll(fn{name, "test/crowded:1", nil, small, map[string]string{kind: devices}})
 	}
-	// wantBarred checks that a function was kept from these devices, in this order, and tried on each of them once, and so often on others.
+	// wantBarred checks that a function was kept from these devices, in this order, and was tried once
+	// on each of them, and this often on others.
 	wantBarred := func(name string, others int, devices ...string) {
 		t.Helper()
 		var got []string

@@ -26,9 +26,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestDocs runs the examples of the documentation, page by page, in order, as a reader would: each page in a shell of its own
-// beside a running `stagecoach up`. A block of shell code whose fence says "run" is run and must end well; a block that says
-// "output" right after it is what it prints, where … stands for anything. Pages without such blocks are skipped.
+// TestDocs runs the examples of the documentation as a reader would: page by page and in order,
+// each page in a shell of its own beside a running `stagecoach up`. A block of shell code whose
+// fence says "run" is run and must succeed. A block that says "output" right after it is its
+// expected output, in which … stands for anything. Pages without such blocks are skipped.
 func TestDocs(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil || len(pages) == 0 {
@@ -142,7 +143,7 @@ func examples(t *testing.T, page string) []example {
 	return all
 }
 
-// patience is how long an example, or what it has stopped, may take on a machine that has much else to do.
+// patience bounds the time of an example, or of what it has stopped, on a busy machine.
 const patience = 3 * time.Minute
 
 // follow runs a page's examples in a folder, beside an up that has the repository's images and
@@ -152,7 +153,8 @@ func follow(t *testing.T, folder string, page []example) {
 	if strings.HasPrefix(folder, "..") {
 		home = t.TempDir()
 	}
-	images := filepath.Join(home, ".stagecoach", "images") // the reader's, with the repository's beside them
+	// The reader's images, and links to the repository's.
+	images := filepath.Join(home, ".stagecoach", "images")
 	if err := os.MkdirAll(images, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -176,12 +178,13 @@ func follow(t *testing.T, folder string, page []example) {
 
 // reader runs examples.
 type reader struct {
-	t           *testing.T
-	r           *rig
-	folder      string
-	bin         string   // the program, as its PATH has it
-	env         []string // but for where up is
-	here, there []string // what examples and outputs have in place of what they say, in pairs; but for where up is
+	t      *testing.T
+	r      *rig
+	folder string
+	bin    string   // the program, as its PATH has it
+	env    []string // but for where up is
+	// Pairs of texts in examples and their replacements, except the address of up.
+	here, there []string
 }
 
 // newReader returns a reader in a folder, with a home that has the program.
@@ -198,7 +201,8 @@ func newReader(t *testing.T, folder, home string, r *rig) *reader {
 	if err := os.WriteFile(bin, fmt.Appendf(nil, "#!/bin/sh\n%s=1 exec %q \"$@\"\n", actAsMain, self), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	caches, err := exec.Command("go", "env", "GOCACHE", "GOMODCACHE").Output() // not the reader's: a home of its own has none
+	// The caches of this user: the reader's home has none.
+	caches, err := exec.Command("go", "env", "GOCACHE", "GOMODCACHE").Output()
 	cache := strings.Fields(string(caches))
 	if err != nil || len(cache) != 2 {
 		t.Fatalf("go env: %q, %v", caches, err)
@@ -232,8 +236,8 @@ func (rd *reader) follow(page []example) {
 	}
 }
 
-// endBackground wants nothing to be left of what examples have had running in the background, once it has had time to end: each has
-// written its pid into a file.
+// endBackground checks that no background process of an example is left after some time. Each of
+// them has written its pid into a file.
 func endBackground(t *testing.T, folder string) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(folder, "*.pid")) // the pattern is good
@@ -272,12 +276,14 @@ func registryOf(user, password string) *httptest.Server {
 	}))
 }
 
-// matches tells whether text is what pattern says, in which … stands for anything and the number of spaces does not count.
+// matches reports whether text matches pattern, in which … stands for anything. The number of
+// spaces does not count.
 func matches(pattern, text string) bool {
 	if pattern == "" {
 		return true
 	}
 	quoted := regexp.QuoteMeta(strings.Join(strings.Fields(pattern), " "))
-	quoted = strings.NewReplacer(" … ", "…", " …", "…", "… ", "…").Replace(quoted) // anything is also nothing
+	// The dots may also stand for an empty text.
+	quoted = strings.NewReplacer(" … ", "…", " …", "…", "… ", "…").Replace(quoted)
 	return regexp.MustCompile("(?s)^" + strings.ReplaceAll(quoted, "…", ".*") + "$").MatchString(strings.Join(strings.Fields(text), " "))
 }

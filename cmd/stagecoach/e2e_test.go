@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestOCR is the main job: the repository's stack, deployed in a random order, reads drawn pages.
+// TestOCR deploys the repository's stack in a random order, which then reads drawn pages.
 func TestOCR(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -62,7 +62,7 @@ func TestOCR(t *testing.T) {
 	}
 }
 
-// TestDrain sends SIGTERM under requests: they end well, up does too, and nothing is left.
+// TestDrain sends SIGTERM while requests run. They end well, up does too, and nothing is left.
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -101,7 +101,8 @@ var graph = []fn{
 
 var zero = map[string]string{"min": "0", "zero": "true", "zero-duration": "1m"}
 
-// TestDeployOrders deploys five stages in random orders. Until the graph is whole an invocation says what is missing.
+// TestDeployOrders deploys five stages in random orders. Until the graph is complete, an invocation
+// says what is missing.
 func TestDeployOrders(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -211,7 +212,8 @@ func TestZero(t *testing.T) {
 	}
 }
 
-// TestABudgetOfMinimums: whoever calls a function that the budget has no replica for is told so, and what to do, at once.
+// TestABudgetOfMinimums checks that a caller of a function for which the budget has no replica is
+// told so at once, and what to do.
 func TestABudgetOfMinimums(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--budget", "1")

@@ -8,9 +8,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study/paper"
 )
 
-// Only this file joins the product to its evaluation: it has `stagecoach sim paper`, and the
-// allocators of other systems by name. A build with `-tags noevaluation` has neither, and needs
-// none of the folders sim/study and autoscaler/baseline.
+// Only this file joins the product to its evaluation. It has `stagecoach sim paper`, and the
+// allocators of other systems by name. A build with `-tags noevaluation` has neither. Such a build
+// does not need the folders sim/study and autoscaler/baseline.
 func init() {
 	evaluate = paper.Run
 	policy.AddAllocator("hpa", baseline.NewHPA(baseline.HPAConfig{}))

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// TestFlags wants help on standard output and no error, and one line for a flag or an argument that is wrong.
+// TestFlags checks that help goes to standard output without an error, and that the error for a
+// wrong flag or argument is one line.
 func TestFlags(t *testing.T) {
 	for args, want := range map[string]struct{ out, err string }{
 		"list --help":       {out: "stagecoach list: the functions of a running stagecoach\n  -gateway string"},
@@ -36,7 +37,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestNothingAsJSON wants an empty list to be one, and not null.
+// TestNothingAsJSON checks that an empty list is [] and not null.
 func TestNothingAsJSON(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("[]")) }))
 	defer s.Close()

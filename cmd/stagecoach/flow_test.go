@@ -42,7 +42,8 @@ func TestRedeploy(t *testing.T) {
 	t.Logf("%d requests, slowest answer %v", requests, l.slowest)
 }
 
-// TestLargeItems sends bodies through the graph that travel by reference; nothing of them stays behind.
+// TestLargeItems sends bodies through the graph that travel by reference, and checks that none of
+// them is left.
 func TestLargeItems(t *testing.T) {
 	t.Parallel()
 	r := start(t)

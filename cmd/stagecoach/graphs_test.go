@@ -85,7 +85,8 @@ func TestDeployLooksAtGraphsFirst(t *testing.T) {
 	c.run("second: created", "", "deploy", "-f", "graph.yml", "--filter", "second")
 	c.refuse(`second: ready(?s:.*)pipeline "p\.openfaas-fn" cannot run: function "first", annotation stagecoach\.dev/next: got "third", which is not deployed`,
 		"", "deploy", "-f", "graph.yml", "--filter", "second", "--wait")
-	c.run("other: ready", "", "deploy", "-f", "graph.yml", "--filter", "other", "--wait") // not its pipeline
+	// It is ready, although its pipeline is not.
+	c.run("other: ready", "", "deploy", "-f", "graph.yml", "--filter", "other", "--wait")
 	deployed("first other second")
 	c.run("third: ready", "", "deploy", "-f", "graph.yml", "--wait")
 	deployed("first other second third")
@@ -99,7 +100,8 @@ func TestDeployLooksAtGraphsFirst(t *testing.T) {
 	deployed("first other second third")
 	c.run("second: updated", "", "deploy", "-f", "graph.yml", "--check-graphs=false")
 	c.write("graph.yml", stackOf("fourth: ", "third: pipeline=p; idempotent=false"))
-	c.run("third: updated", "", "deploy", "-f", "graph.yml") // the fault is not theirs, and was there before
+	// The fault is not of these functions, and existed before.
+	c.run("third: updated", "", "deploy", "-f", "graph.yml")
 	c.refuse(`pipeline "p\.openfaas-fn" cannot run: function "first"`, "", "deploy", "-f", "graph.yml", "--wait")
 
 	// Of the file, what is not selected completes a graph, and does not matter where it belongs to
@@ -107,5 +109,6 @@ func TestDeployLooksAtGraphsFirst(t *testing.T) {
 	c.write("graph.yml", stackOf("x: pipeline=r; next=y", "y: pipeline=r", "z: pipeline=elsewhere; next=nowhere"))
 	c.run("x: created", "", "deploy", "-f", "graph.yml", "--filter", "x")
 	c.write("graph.yml", stackOf("x: pipeline=r; next=y"))
-	c.refuse(`functions\.x\.annotations\["stagecoach\.dev/next"\]: got "y"`, "", "deploy", "-f", "graph.yml") // though it was so before
+	// Refused although the fault existed before.
+	c.refuse(`functions\.x\.annotations\["stagecoach\.dev/next"\]: got "y"`, "", "deploy", "-f", "graph.yml")
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/cgroup"
 )
 
-// nodeGroups are the cgroups of a node as its KeysManager has them.
+// nodeGroups gives a KeysManager the cgroups of a node.
 type nodeGroups struct{ *cgroup.Root }
 
 type nodeGroup struct{ *cgroup.Group }
@@ -40,8 +40,8 @@ func (g nodeGroup) Usage() (keysmanager.GroupUsage, error) {
 	return keysmanager.GroupUsage(u), err
 }
 
-// openGroups returns the cgroups of a node, told from those of another of the same name by its
-// state folder. Where none may be made there are none, and one warning.
+// openGroups returns the cgroups of a node. The state folder tells them from the cgroups of another
+// node of the same name. If cgroups cannot be made, openGroups logs one warning and returns nil.
 func openGroups(node, state string, log *slog.Logger) (keysmanager.Groups, func()) {
 	abs, err := filepath.Abs(state)
 	if err != nil {
@@ -51,11 +51,11 @@ func openGroups(node, state string, log *slog.Logger) (keysmanager.Groups, func(
 	_, _ = h.Write([]byte(abs)) // never fails
 	root, err := cgroup.Open(fmt.Sprintf("%s-%08x", node, h.Sum32()))
 	if err != nil {
-		log.Warn("no cgroups: limits of functions bound nothing, and usage is estimated", "error", err)
+		log.Warn("no cgroups: functions have no limits, and usage is estimated", "error", err)
 		return nil, func() {}
 	}
 	if lacks := root.Lacks(); len(lacks) > 0 {
-		log.Warn("some cgroup controllers may not be used here: what they would bound is not bounded", "controllers", strings.Join(lacks, ", "))
+		log.Warn("some cgroup controllers are not available: their limits do not apply", "controllers", strings.Join(lacks, ", "))
 	}
 	return nodeGroups{root}, func() { _ = root.Close() } // only folders are left
 }

@@ -10,9 +10,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestGuessedProcesses deploys image folders whose functions do not say what runs in them: a script, a program in Python and a
-// server. Each is run, and every answer says what was guessed. A folder with several programs is refused until the function
-// says which one is meant. The host of Docker Hub in an image's name changes nothing.
+// TestGuessedProcesses deploys image folders of functions without fprocess: a script, a program in
+// Python and a server. Each is run, and every answer names the guessed process. A folder with
+// several programs is refused until the function names one. The host of Docker Hub in an image's
+// name changes nothing.
 func TestGuessedProcesses(t *testing.T) {
 	t.Parallel()
 	proctest.Python(t)

@@ -125,7 +125,8 @@ func TestMemoryOfTheFunctionAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	tiny := shells("tiny").deployment()
-	tiny.Limits = &client.Resources{Memory: "8Mi"} // a watchdog with the race detector takes more than that alone
+	// A watchdog with the race detector alone takes more than that.
+	tiny.Limits = &client.Resources{Memory: "8Mi"}
 	if err := r.Deploy(t.Context(), tiny); err != nil {
 		t.Fatal(err)
 	}
@@ -134,7 +135,8 @@ func TestMemoryOfTheFunctionAlone(t *testing.T) {
 			t.Errorf("%q, want fine", a.Body)
 		}
 	}
-	const most = "exec python3 -c 'b = bytearray(46 << 20); print(len(b))'" // with the interpreter, nearly the limit
+	// Together with the interpreter, it takes nearly the limit.
+	const most = "exec python3 -c 'b = bytearray(46 << 20); print(len(b))'"
 	if a := r.must(http.StatusOK, http.MethodPost, "/function/small", most, "X-Timeout", "2m"); string(a.Body) != "48234496\n" {
 		t.Errorf("%q, want all the memory", a.Body)
 	}

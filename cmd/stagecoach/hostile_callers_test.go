@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// TestSilentUploads: clients that announce bodies and send none, or a byte, do not keep a good request waiting.
+// TestSilentUploads checks that clients that announce bodies and send none, or one byte, do not
+// delay a good request.
 func TestSilentUploads(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -54,7 +55,8 @@ func TestSilentUploads(t *testing.T) {
 	}
 }
 
-// TestUploadsAreWhole: bodies whose bytes come late, in pieces or after a 100 reach the function whole.
+// TestUploadsAreWhole checks that bodies whose bytes come late, in pieces or after a 100 reach the
+// function completely.
 func TestUploadsAreWhole(t *testing.T) {
 	t.Parallel()
 	r := start(t)

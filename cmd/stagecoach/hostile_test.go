@@ -39,7 +39,8 @@ func attackers(t *testing.T) string {
 	return images
 }
 
-// attack has a function of the image test/hostile:1 carry out orders and returns what came of each.
+// attack makes a function of the image test/hostile:1 carry out orders, and returns the result of
+// each.
 func (r *rig) attack(function string, orders ...string) []string {
 	r.t.Helper()
 	a := r.must(http.StatusOK, http.MethodPost, "/function/"+function, strings.Join(orders, "\n")+"\n")
@@ -112,8 +113,8 @@ func inNetworkOf(t *testing.T, pid int, f func() error) {
 	}
 }
 
-// TestAHostileFunctionReachesNobody: a function reaches other functions through the gateway, and nothing else of its
-// machine.
+// TestAHostileFunctionReachesNobody checks that a function reaches other functions through the
+// gateway, and nothing else of its machine.
 func TestAHostileFunctionReachesNobody(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
@@ -175,7 +176,7 @@ func TestAHostileFunctionReachesNobody(t *testing.T) {
 			t.Errorf("%s: %s", async, got[0])
 		}
 		r.until(late, "its callback to be refused", func() bool {
-			return strings.Contains(r.log.String(), host+":"+port+" is out of the reach of functions")
+			return strings.Contains(r.log.String(), "functions cannot reach "+host+":"+port)
 		})
 	}
 	got := r.attack("hermit", "tcp "+r.up.Addr, "get "+strings.TrimPrefix(call, "get "), "abstract "+t.Name())
@@ -187,7 +188,8 @@ func TestAHostileFunctionReachesNobody(t *testing.T) {
 	}
 }
 
-// TestAHostileFunctionTakesNoMore: processes, memory and files are bounded, and nobody else suffers.
+// TestAHostileFunctionTakesNoMore checks that its processes, memory and files are bounded, and that
+// no other function suffers.
 func TestAHostileFunctionTakesNoMore(t *testing.T) {
 	needRoot(t)
 	needGroups(t)
@@ -223,8 +225,8 @@ func TestAHostileFunctionTakesNoMore(t *testing.T) {
 	}
 }
 
-// TestNetworkOfAnAdoptedReplica: what a killed daemon has left keeps its network, and the daemon that adopts it gives others
-// theirs.
+// TestNetworkOfAnAdoptedReplica checks that a replica of a killed daemon keeps its network, and
+// that the next daemon gives new replicas other networks.
 func TestNetworkOfAnAdoptedReplica(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
@@ -278,7 +280,8 @@ func TestNetworkOfAnAdoptedReplica(t *testing.T) {
 	}
 }
 
-// TestTheMachinesNetworkIsAllowed: a function has the machine's network only where the operator allows it.
+// TestTheMachinesNetworkIsAllowed checks that a function gets the machine's network only if the
+// operator allows it.
 func TestTheMachinesNetworkIsAllowed(t *testing.T) {
 	needRoot(t)
 	t.Parallel()

@@ -9,7 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestHealth: a replica whose health stays bad after it was ready is ended, with that as the cause.
+// TestHealth checks that a replica whose health stays bad after it was ready is ended, with that as
+// the cause.
 func TestHealth(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -31,8 +32,9 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestAsyncHTTP: an async request of a function that speaks HTTP has the function's own status and body, is tried again for the
-// codes that its annotation names alone, and tells the function which attempt it is.
+// TestAsyncHTTP checks async requests to a function that speaks HTTP. The result has the function's
+// own status and body. Only the codes that its annotation names are tried again, and the function
+// is told which attempt it is.
 func TestAsyncHTTP(t *testing.T) {
 	t.Parallel()
 	r, to := start(t), newReceiver(t)
@@ -62,13 +64,15 @@ func TestAsyncHTTP(t *testing.T) {
 	if err := r.Deploy(t.Context(), once); err != nil {
 		t.Fatal(err)
 	}
-	for code, attempt := range map[string]string{"500": "1", "504": "1", "503": "2"} { // of these 503 alone says that it has not begun
+	// Only 503 says that the work has not begun.
+	for code, attempt := range map[string]string{"500": "1", "504": "1", "503": "2"} {
 		r.must(http.StatusAccepted, http.MethodPost, "/async-function/once/status?code="+code, "x", "X-Callback-Url", to.URL)
 		if got := to.next(t); got.status != code || got.attempt != attempt {
 			t.Errorf("what must not run twice: %s after %s, want %s after %s", got.status, got.attempt, code, attempt)
 		}
 	}
-	big := strings.Repeat("0123456789abcdef", 3<<16) // 3 MiB: larger than a message, and than what is spooled of sync ones
+	// 3 MiB: larger than a message, and than the spooled part of a sync body.
+	big := strings.Repeat("0123456789abcdef", 3<<16)
 	r.must(http.StatusAccepted, http.MethodPost, "/async-function/web/echo", big, "X-Callback-Url", to.URL)
 	if got := to.next(t); got.status != "200" || got.body != big {
 		t.Errorf("large: %s, %d bytes of %d", got.status, len(got.body), len(big))

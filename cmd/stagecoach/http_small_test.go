@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// TestSmallExchangesTravelWithTheirTasks: they work while nobody can reach the rendezvous. Streams and large bodies do not.
+// TestSmallExchangesTravelWithTheirTasks checks that small exchanges work while nobody can reach
+// the rendezvous. Streams and large bodies do not.
 func TestSmallExchangesTravelWithTheirTasks(t *testing.T) {
 	t.Parallel()
 	r := start(t)

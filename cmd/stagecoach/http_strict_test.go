@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-// TestStall: a client that neither sends nor takes is cut off, and holds nothing any more.
+// TestStall checks that a client that neither sends nor reads is cut off, and holds nothing any
+// more.
 func TestStall(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "config.yml")
@@ -69,8 +70,8 @@ func (r *rig) raw(t *testing.T, text string) (status, body string) {
 	return strings.TrimPrefix(status, "HTTP/1.1 "), body
 }
 
-// TestSmuggling: what two servers could read in two ways is refused, and nothing after it is read. Package gateway's tests have
-// more of it.
+// TestSmuggling checks that requests that two servers could read in two ways are refused, and that
+// nothing after them is read. Package gateway's tests have more of them.
 func TestSmuggling(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -32,7 +32,7 @@ func httpFn(name string, labels map[string]string, env ...string) fn {
 	return f
 }
 
-// TestHTTPFunction is about what HTTP can do and what a queue cannot carry.
+// TestHTTPFunction checks what HTTP can do and a queue cannot carry.
 func TestHTTPFunction(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--log", "debug")
@@ -77,7 +77,8 @@ func TestHTTPFunction(t *testing.T) {
 		if !strings.Contains(string(a.Body), "exec_timeout, 300ms") {
 			t.Errorf("%s", a.Body)
 		}
-		r.until(soon, "a call that begins and misses its deadline", func() bool { // else it is refused, as it would be late
+		// Otherwise the call is refused, because it would be late.
+		r.until(soon, "a call that begins and misses its deadline", func() bool {
 			return r.send(http.MethodPost, "/function/web/slow?for=1m&name=late", "x", "X-Timeout", "1s").Status == http.StatusGatewayTimeout
 		})
 		for _, name := range []string{"brief", "late"} {
@@ -173,7 +174,8 @@ func request(t *testing.T, method, url string, body io.Reader) *http.Request {
 	return req
 }
 
-// events2 has each event wait for what the client says after the one before: neither direction is held back.
+// events2 sends each event only after the client has answered the one before, so neither direction
+// may be buffered.
 func (r *rig) events2(t *testing.T) {
 	body, say := io.Pipe()
 	req := request(t, http.MethodPost, r.Base+"/function/web/events?n=3", body)
@@ -217,8 +219,8 @@ func (r *rig) upgrades(t *testing.T) {
 	}
 }
 
-// TestHTTPReplicaLost: a request whose function ends under it is tried elsewhere, unless something of it is gone: of a large
-// body, all that the gateway does not keep.
+// TestHTTPReplicaLost checks that a request whose replica ends is tried on another one, unless a
+// part of it is gone: the part of a large body that the gateway does not keep.
 func TestHTTPReplicaLost(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--allow-host-network")
@@ -251,8 +253,8 @@ func TestHTTPReplicaLost(t *testing.T) {
 	}
 }
 
-// TestHTTPFromZero: the first requests of many clients wait for a function that says when it is ready, or are told to come
-// again; none fails.
+// TestHTTPFromZero checks that the first requests of many clients wait for a function that says
+// when it is ready, or are told to try again. None fails.
 func TestHTTPFromZero(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -291,7 +293,8 @@ func TestHTTPRedeploy(t *testing.T) {
 	r := start(t)
 	web := httpFn("web", map[string]string{"min": "2", "max": "4"})
 	r.deployAll(web)
-	r.until(soon, "two replicas", func() bool { return r.shows("web").AvailableReplicas == 2 }) // one that is replaced while it starts does not stop
+	// A replica that is replaced while it starts does not stop.
+	r.until(soon, "two replicas", func() bool { return r.shows("web").AvailableReplicas == 2 })
 	l := r.load(8, "/function/web/echo", func(body string, a client.Answer) error {
 		if a.Status != http.StatusOK || string(a.Body) != body {
 			return fmt.Errorf("status %d: %s", a.Status, a.Body)
@@ -316,7 +319,8 @@ func TestHTTPRedeploy(t *testing.T) {
 	t.Logf("%d requests, slowest answer %v", requests, l.slowest)
 }
 
-// TestOtherKinds: a process a request, stages of a pipeline and async requests that are functions of other kinds.
+// TestOtherKinds runs functions of other kinds: with a process per request, as stages of a
+// pipeline, and with async requests.
 func TestOtherKinds(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -19,7 +19,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// rootProgram answers like a CGI program: with its argument, who it is, what is in its root and its secret.
+// rootProgram answers like a CGI program, with its argument, its user, the content of its root and
+// its secret.
 const rootProgram = `package main
 
 import ("fmt"; "os")
@@ -37,7 +38,8 @@ func main() {
 }
 `
 
-// throughAFile saves what was built, removes it, and loads it again, beside an up on the same store.
+// throughAFile saves the built images, removes them, and loads them again, beside an up on the same
+// store.
 func (c *operator) throughAFile(images string) {
 	c.t.Helper()
 	const name = "example/double:latest"
@@ -79,7 +81,8 @@ func stored(t *testing.T, name string) {
 	}
 }
 
-// TestImagesFromARegistry deploys an image that a registry has, moves its tag, and takes the registry away.
+// TestImagesFromARegistry deploys an image of a registry, moves its tag, and shuts the registry
+// down.
 func TestImagesFromARegistry(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: the image is no stage")
@@ -151,7 +154,8 @@ func TestImagesFromARegistry(t *testing.T) {
 	says("two")
 }
 
-// TestADigestThatIsNotThere: an order for an image that a node's store does not have, or by what is no digest, says so.
+// TestADigestThatIsNotThere checks the error of an order for an image that a node's store does not
+// have, or whose digest is invalid.
 func TestADigestThatIsNotThere(t *testing.T) {
 	store, err := image.OpenStore(t.TempDir())
 	if err != nil {

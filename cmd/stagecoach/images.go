@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// images knows images from where they are looked for, in this order: a folder of folders, for
-// development; a store; the registries that names name.
+// images finds images in this order: in a folder of folders, for development; in a store; in the
+// registries that their names have.
 type images struct {
 	folders  sandbox.Images
 	store    *image.Store
@@ -23,13 +23,13 @@ type images struct {
 	accounts bool // replicas on this machine run as users of their own
 }
 
-// registry is how registries are reached.
+// registry configures access to registries.
 func (c *Config) registry() image.Registry {
 	r := c.Registry
 	return image.Registry{Auth: r.Auth, Insecure: r.Insecure, Default: r.Default, Timeout: r.Timeout}
 }
 
-// openImages opens what knows images.
+// openImages opens the places where images are found.
 func (u *up) openImages(context.Context) error {
 	dir := u.cfg.imagesDir()
 	store, err := image.OpenStore(image.Folder(dir))
@@ -41,7 +41,7 @@ func (u *up) openImages(context.Context) error {
 	return nil
 }
 
-// Pin implements provider.Images. A folder is what is in it now, and not pinned.
+// Pin implements provider.Images. The content of a folder can change, so a folder is not pinned.
 func (i *images) Pin(ctx context.Context, name string) (string, error) {
 	noFolder := i.folders.Check(image.Familiar(name))
 	if noFolder == nil {
@@ -59,7 +59,8 @@ func (i *images) Pin(ctx context.Context, name string) (string, error) {
 		digest, err = i.registry.Pull(ctx, i.store, name)
 	}
 	if err == nil {
-		_, err = i.store.Root(ctx, digest) // so that starts find it unpacked, and the deploy says why it cannot be
+		// Unpacks the image ahead of its starts, so that the deploy reports it if that fails.
+		_, err = i.store.Root(ctx, digest)
 	}
 	if err != nil && !errors.Is(err, image.ErrNoImage) {
 		err = fmt.Errorf("%w: %w", provider.ErrImages, err)
@@ -80,7 +81,7 @@ func (i *images) Stage(name, digest string) bool {
 }
 
 // Model implements provider.Images. A folder without its model passes, because files can still be
-// added to it; the start says what is missing.
+// added to it. The start then reports what is missing.
 func (i *images) Model(name, digest string, env map[string]string) error {
 	resolved, err := i.Resolve(withDigest(name, digest))
 	if err != nil || !resolved.Stage {
@@ -139,27 +140,26 @@ func (i *images) Resolve(name string) (sandbox.Image, error) {
 	}, nil
 }
 
-// pinned is the name of a function's image as its latest deploy found it.
+// pinned returns the name of a function's image with the digest that its latest deploy resolved.
 func pinned(f *provider.Deployed) string { return withDigest(f.Deployment.Image, f.Digest) }
 
-// withDigest returns the name of an image with what it stood for, one per image however a deploy
-// spelt it; digest is empty for a folder.
+// withDigest returns the name of an image with its digest. All spellings of an image give the same
+// name. digest is empty for a folder.
 func withDigest(name, digest string) string {
 	ref, err := image.ParseRef(name)
-	if digest == "" || err != nil { // a folder's name may be one that no registry has
+	if digest == "" || err != nil { // a folder's name may not be valid for a registry
 		return image.Familiar(name)
 	}
 	return ref.Name + "@" + digest
 }
 
-// Images that nothing uses are removed each collectEvery, when nobody has touched them for
-// collectAfter.
+// Every collectEvery, unused images are removed if they were not touched for collectAfter.
 const (
 	collectEvery = time.Hour
 	collectAfter = time.Hour
 )
 
-// collectImages keeps the store from growing with each deploy.
+// collectImages removes unused images, so that the store does not grow with each deploy.
 func (u *up) collectImages(ctx context.Context) error {
 	tick := time.NewTicker(collectEvery)
 	defer tick.Stop()
@@ -172,10 +172,10 @@ func (u *up) collectImages(ctx context.Context) error {
 		}
 		freed, err := u.images.store.Collect(ctx, used, collectAfter)
 		if err != nil && ctx.Err() == nil {
-			u.log.Warn("images that nothing uses are still there", "error", err)
+			u.log.Warn("unused images are not removed", "error", err)
 		}
 		if freed > 0 {
-			u.log.Info("removed images that nothing uses", "bytes", freed)
+			u.log.Info("removed unused images", "bytes", freed)
 		}
 		select {
 		case <-tick.C:

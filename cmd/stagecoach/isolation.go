@@ -18,14 +18,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
 )
 
-// IsolationConfig is who functions run as.
+// IsolationConfig configures the users and the network of functions.
 type IsolationConfig struct {
-	UIDs        string `yaml:"uids"`        // FIRST-LAST, numbers of users and groups that nobody else on the machine has
-	Network     string `yaml:"network"`     // addresses of replicas, as a prefix; nobody else on the machine uses them
+	// FIRST-LAST: numbers of users and groups that nobody else on the machine has.
+	UIDs string `yaml:"uids"`
+	// Addresses of replicas, as a prefix that nobody else on the machine uses.
+	Network     string `yaml:"network"`
 	HostNetwork bool   `yaml:"hostNetwork"` // functions may ask for the machine's network
 }
 
-// accounts are who functions run as that have no root of their own; where there are none, they are
+// accounts are the users of processes that have no root of their own. If open is nil, they run as
 // this process's user.
 type accounts struct{ open *sandbox.Accounts }
 
@@ -54,7 +56,7 @@ func (a accounts) close() error {
 	return a.open.Close()
 }
 
-// forKeys are the accounts as a KeysManager takes them.
+// forKeys returns the accounts in the KeysManager's type.
 func (a accounts) forKeys() keysmanager.Accounts {
 	if a.open == nil {
 		return nil
@@ -62,9 +64,9 @@ func (a accounts) forKeys() keysmanager.Accounts {
 	return a.open
 }
 
-// secretsGroup returns the group of the functions of a namespace of this state folder that name
-// these secrets. Other state folders have groups of their own: they may have namespaces of the same
-// name.
+// secretsGroup returns the group that reads these secrets: the functions of a namespace of this
+// state folder that name them. Other state folders have their own groups, because they may have
+// namespaces of the same name.
 func (u *up) secretsGroup(namespace string, names []string) (int, error) {
 	state, err := filepath.Abs(u.cfg.State)
 	if err != nil {
@@ -73,7 +75,7 @@ func (u *up) secretsGroup(namespace string, names []string) (int, error) {
 	return u.accounts.open.Group(fmt.Sprintf("%q of %q with %q", namespace, state, names))
 }
 
-// sweepEvery is how often folders of secrets that nothing uses are looked for.
+// sweepEvery is the time between two searches for unused folders of secrets.
 const sweepEvery = time.Minute
 
 // sweepSecrets removes the secrets of earlier deploys, once their replicas have gone.
@@ -87,25 +89,26 @@ func (u *up) sweepSecrets(ctx context.Context) error {
 			return nil
 		}
 		if err := u.secrets.Sweep(u.secretsUsed); err != nil {
-			u.log.Warn("secrets that nothing uses are still there", "error", err)
+			u.log.Warn("unused secrets are not removed", "error", err)
 		}
 	}
 }
 
-// secretsUsed tells whether something may use a folder of a function's secrets.
+// secretsUsed reports whether a replica may use a folder of a function's secrets.
 func (u *up) secretsUsed(namespace, function, folder string) bool {
 	key := pipeline.Key{Name: function, Namespace: namespace}
-	f, _ := u.registry.Function(key) // of one that is not there: revision 0, which no replica has
+	f, _ := u.registry.Function(key) // an unknown function has revision 0, which no replica has
 	return folder == u.secrets.MountPath(namespace, function, f.Deployment.Secrets) || hasEarlier(u.local.Replicas(key), f.Revision)
 }
 
-// hasEarlier tells whether replicas are of another deploy than the one with this revision.
+// hasEarlier reports whether any of the replicas are of another deploy than the one with this
+// revision.
 func hasEarlier(replicas []cluster.Replica, revision uint64) bool {
 	return slices.ContainsFunc(replicas, func(r cluster.Replica) bool { return r.Revision != revision })
 }
 
-// openSecrets opens the secrets. Where functions have accounts, their copies lie below
-// sandbox.RunFolder, which is in memory on most machines, and not in the state folder.
+// openSecrets opens the secrets. If functions have accounts, the copies of secrets lie below
+// sandbox.RunFolder, which is in memory on most machines. Otherwise they lie in the state folder.
 func (u *up) openSecrets() error {
 	var err error
 	if u.accounts.open == nil {

@@ -28,7 +28,8 @@ func needRoot(t *testing.T) {
 	}
 }
 
-// who is a process's user and group, if it has no more rights than these, gains none, and lets no other of its user look into it.
+// who returns a process's user and group. It checks that the process has no more rights than these,
+// gains none, and cannot be inspected by other processes of its user.
 func who(t *testing.T, pid int) (uid, gid int) {
 	t.Helper()
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
@@ -112,7 +113,7 @@ func TestReplicasAreUsersOfTheirOwn(t *testing.T) {
 
 func within(n int) bool { return n >= sandbox.DefaultRange.First && n <= sandbox.DefaultRange.Last }
 
-// TestAHostileFunction is one that runs what it is sent, and is sent attacks.
+// TestAHostileFunction sends attacks to a function that runs whatever it gets.
 func TestAHostileFunction(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
@@ -176,7 +177,8 @@ func TestAHostileFunction(t *testing.T) {
 			t.Fatalf("%s was written to (%v)", file, err)
 		}
 	}
-	// A bomb, in sessions of its own: it stops at the limit of its user, and goes with the replica. The others answer meanwhile.
+	// A fork bomb, in sessions of its own. It stops at the limit of its user and ends with the
+	// replica. The other functions answer meanwhile.
 	bomb := make(chan struct{})
 	go func() {
 		defer close(bomb)

@@ -35,12 +35,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// keysManagerConfig is what `stagecoach keysmanager` runs with.
+// keysManagerConfig configures `stagecoach keysmanager`.
 type keysManagerConfig struct {
 	node, nats, token          string
 	memory                     Bytes
 	cpus                       int
-	devices                    string // UUIDs or indices, by commas; "all", "none"
+	devices                    string // UUIDs or indices, separated by commas; "all", "none"
 	images, ort, state, listen string
 	uids, network              string
 	hostNetwork                bool
@@ -83,7 +83,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	return c, c.validate()
 }
 
-// validate reports every bad flag.
+// validate reports every invalid flag.
 func (c *keysManagerConfig) validate() error {
 	var errs []error
 	bad := func(flag string, got any, want string) {
@@ -118,8 +118,8 @@ func (c *keysManagerConfig) validate() error {
 	return errors.Join(errs...)
 }
 
-// daemon is a node's KeysManager in a process of its own. Its parts are made in newDaemon and
-// closed the other way round.
+// daemon is a node's KeysManager in a process of its own. newDaemon opens its parts, and close
+// closes them in reverse order.
 type daemon struct {
 	cfg     keysManagerConfig
 	log     *slog.Logger
@@ -128,7 +128,7 @@ type daemon struct {
 
 	keys    *keysmanager.Manager
 	server  *node.Server
-	stopped bool // as an operator does: nothing is to be left for the next daemon
+	stopped bool // the operator stops the node: nothing is left for the next daemon
 }
 
 func runKeysManager(ctx context.Context, args []string, out io.Writer) error {
@@ -137,7 +137,7 @@ func runKeysManager(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	if cfg.cpus > 0 {
-		runtime.GOMAXPROCS(cfg.cpus) // what is computed with, and announced, follows from it
+		runtime.GOMAXPROCS(cfg.cpus) // the number of threads, and the announced one, follow from it
 	}
 	d := &daemon{cfg: cfg, log: cfg.log.logger(os.Stderr), metrics: prometheus.NewRegistry()}
 	defer d.close()
@@ -158,7 +158,7 @@ func (d *daemon) onClose(f func()) { d.closers = append(d.closers, f) }
 
 func (d *daemon) socket() string { return filepath.Join(d.cfg.state, "run", "node.sock") }
 
-// open makes the daemon's parts.
+// open opens the daemon's parts.
 func (d *daemon) open(ctx context.Context) error {
 	lock, err := lockState(d.cfg.state)
 	if err != nil {
@@ -178,7 +178,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	worker := &keysWorker{} // which nobody needs before run
+	worker := &keysWorker{} // not used before run
 	d.server, err = node.NewServer(node.ServerConfig{
 		Me: me, Bus: queue.NewLink(nc), Worker: worker, Codes: errorCodes(), Socket: d.socket(), Log: d.log,
 	})
@@ -197,7 +197,7 @@ func (d *daemon) open(ctx context.Context) error {
 	return d.openMetrics()
 }
 
-// openKeys makes the KeysManager, with what an earlier one has left.
+// openKeys creates the KeysManager, which adopts the processes of an earlier one.
 func (d *daemon) openKeys(ctx context.Context) error {
 	store, err := image.OpenStore(image.Folder(d.cfg.images))
 	if err != nil {
@@ -251,12 +251,12 @@ func (d *daemon) openKeys(ctx context.Context) error {
 			d.keys.Close()
 			return
 		}
-		d.keys.Detach() // what it has adopted serves on
+		d.keys.Detach() // its adopted processes go on serving
 	})
 	return nil
 }
 
-// leave closes the daemon's networks, or leaves them to its replicas, which serve on.
+// leave closes the daemon's networks, or leaves them to replicas that go on serving.
 func (d *daemon) leave(n networks) {
 	if n.Networks == nil {
 		return
@@ -266,7 +266,7 @@ func (d *daemon) leave(n networks) {
 		end = n.Close
 	}
 	if err := end(); err != nil {
-		d.log.Warn("networks of functions may be left", "error", err)
+		d.log.Warn("networks of functions may be left over", "error", err)
 	}
 }
 
@@ -289,7 +289,7 @@ func (d *daemon) openMetrics() error {
 	return nil
 }
 
-// run serves until ctx ends; replicas are drained then before all ends.
+// run serves until ctx ends, and then drains the replicas before it returns.
 func (d *daemon) run(ctx context.Context) error {
 	serve, end := context.WithCancel(context.Background())
 	defer end()
@@ -310,7 +310,7 @@ func (d *daemon) run(ctx context.Context) error {
 	return served
 }
 
-// drain waits until no replica is left, as long as --drain allows, unless done comes first.
+// drain waits until no replica is left, for at most --drain, unless done comes first.
 func (d *daemon) drain(done <-chan struct{}) {
 	limit := time.NewTimer(d.cfg.drain)
 	defer limit.Stop()
@@ -344,7 +344,7 @@ func lockState(folder string) (*os.File, error) {
 	}
 	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if err == nil {
-		_ = f.Truncate(0) // on a full disk the error of others lacks the process id
+		_ = f.Truncate(0) // on a full disk, other processes' errors lack the process id
 		_, _ = f.WriteAt(strconv.AppendInt(nil, int64(os.Getpid()), 10), 0)
 		return f, nil
 	}

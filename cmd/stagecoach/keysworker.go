@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// keysWorker is a KeysManager as a node's server has it.
+// keysWorker gives a node's server access to its KeysManager.
 type keysWorker struct{ *keysmanager.Manager }
 
 // Start implements node.Worker.

@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// diamond is a pipeline whose answer holds both the request and what a replica under fire says: in leads to same and hold,
-// and these to out.
+// diamond is a pipeline whose answer contains both the request and what a replica under load
+// returns: in leads to same and hold, and these lead to out.
 func diamond(hold fn) []fn {
 	one := map[string]string{"max": "2"}
 	hold.annotations = map[string]string{"pipeline": "diamond", "next": "out"}
@@ -39,7 +39,8 @@ func crossed(body string, a client.Answer) error {
 	return nil
 }
 
-// TestKillReplicas kills replicas of every stage under load, again and again: no request is lost or answered wrongly.
+// TestKillReplicas kills replicas of every stage under load, again and again. No request is lost or
+// answered wrongly.
 func TestKillReplicas(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -63,7 +64,8 @@ func TestKillReplicas(t *testing.T) {
 	}
 	lost := 0
 	for _, stage := range []string{"in", "same", "hold", "out"} {
-		for _, e := range slices.Concat(r.events(stage, "lost"), r.events(stage, "failed")) { // failed: killed before it was ready
+		// Failed replicas were killed before they were ready.
+		for _, e := range slices.Concat(r.events(stage, "lost"), r.events(stage, "failed")) {
 			lost++
 			if !strings.Contains(e.Cause, "killed by SIGKILL") {
 				t.Errorf("%s lost %s: %q, want killed by SIGKILL", stage, e.Replica, e.Cause)
@@ -77,7 +79,8 @@ func TestKillReplicas(t *testing.T) {
 	t.Logf("%d requests, %d kills, %v calls retried, slowest answer %v", requests, kills, retries, l.slowest)
 }
 
-// TestKillZygote kills the zygote, and with it all replicas, under load. Requests wait until it is loaded again.
+// TestKillZygote kills the zygote, and with it all replicas, under load. Requests wait until it is
+// loaded again.
 func TestKillZygote(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -112,7 +115,8 @@ func TestKillZygote(t *testing.T) {
 	t.Logf("%d requests, %d replicas lost, %v calls retried, slowest answer %v", requests, len(lost), r.value("stagecoach_flow_retries_total"), l.slowest)
 }
 
-// TestNotIdempotent kills the replica under a call that must not run twice: its client is told, and nothing is retried.
+// TestNotIdempotent kills the replica during a call that must not run twice. Its client is told,
+// and nothing is retried.
 func TestNotIdempotent(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -133,7 +137,7 @@ func TestNotIdempotent(t *testing.T) {
 	}
 }
 
-// callbacks is who async requests report to.
+// callbacks receives the callbacks of requests.
 type callbacks struct {
 	mu  sync.Mutex
 	got map[string]int // by the query, which names the request
@@ -157,8 +161,8 @@ func (c *callbacks) count() int {
 	return len(c.got)
 }
 
-// TestKillUp kills the whole of stagecoach under async requests, twice. Its successor on the same folder knows what is
-// deployed and runs every request that was accepted.
+// TestKillUp kills all of stagecoach under async requests, twice. Its successor on the same folder
+// knows the deployed functions and runs every accepted request.
 func TestKillUp(t *testing.T) {
 	t.Parallel()
 	to := &callbacks{got: map[string]int{}}
@@ -216,7 +220,8 @@ func TestKillUp(t *testing.T) {
 			t.Errorf("deployed are %+v, want what was: %+v", after, before)
 		}
 	}
-	r.until(2*late, "every accepted request to be called back", func() bool { // and some whose 202 the kill cut off
+	// Some of them lost their 202 in the kill.
+	r.until(2*late, "every accepted request to be called back", func() bool {
 		to.mu.Lock()
 		defer to.mu.Unlock()
 		return !slices.ContainsFunc(accepted, func(name string) bool { return to.got[name] == 0 })

@@ -13,7 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// needGroups skips a test where no cgroups may be made. Where tests of real parts have to run, it fails there.
+// needGroups skips a test if cgroups cannot be made. If tests of real parts must run, it fails the
+// test.
 func needGroups(t *testing.T) {
 	t.Helper()
 	root, err := cgroup.Open("test-" + strings.ToLower(t.Name()))
@@ -37,8 +38,8 @@ func (r *rig) limited(name string, l client.Resources) {
 	}
 }
 
-// TestLimits: who asks a function for more memory than it may have is told so, and a function that may have less of a core
-// is seen to wait for it.
+// TestLimits checks that a caller of a function that exceeds its memory limit is told so, and that
+// a function with a CPU limit below one core is throttled.
 func TestLimits(t *testing.T) {
 	needGroups(t)
 	t.Parallel()
@@ -100,12 +101,14 @@ func TestLimits(t *testing.T) {
 	r.must(http.StatusOK, http.MethodPost, "/function/eats/eat?mb=8", "")
 }
 
-// TestNoGroups: where no cgroup may be made there is one warning, and the KeysManager is told that there are none.
+// TestNoGroups checks that one warning is logged if cgroups cannot be made, and that the
+// KeysManager gets none.
 func TestNoGroups(t *testing.T) {
 	var log bytes.Buffer
-	groups, done := openGroups("\x00", t.TempDir(), slog.New(slog.NewTextHandler(&log, nil))) // a name that no folder can have
+	// No folder can have this name.
+	groups, done := openGroups("\x00", t.TempDir(), slog.New(slog.NewTextHandler(&log, nil)))
 	done()
-	if said := log.String(); groups != nil || strings.Count(said, "\n") != 1 || !strings.Contains(said, `level=WARN msg="no cgroups: limits of functions bound nothing`) {
+	if said := log.String(); groups != nil || strings.Count(said, "\n") != 1 || !strings.Contains(said, `level=WARN msg="no cgroups: functions have no limits`) {
 		t.Errorf("got %v, and it says %q, want none and one warning", groups, said)
 	}
 }

@@ -39,8 +39,8 @@ func loadWith(t *testing.T, args ...string) openloop.Result {
 	return r
 }
 
-// TestLoadFollowsAStep loads a pipeline of a stage that forks, with a step in the rate: its line and stages are seen, and
-// replicas come.
+// TestLoadFollowsAStep sends a load with a step in its rate to a pipeline with a stage that forks.
+// The result has its line and its stages, and replicas are added.
 func TestLoadFollowsAStep(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -78,7 +78,8 @@ func TestLoadFollowsAStep(t *testing.T) {
 	}
 }
 
-// TestLoadOfSeveralFunctions runs a scenario: one function answers, one is called asynchronously, one does not exist.
+// TestLoadOfSeveralFunctions runs a scenario with three functions: one answers, one is called
+// asynchronously, and one does not exist.
 func TestLoadOfSeveralFunctions(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -105,7 +105,8 @@ func TestOtherCallsEndOnAStuckReplica(t *testing.T) {
 	r.until(soon, "the other call to run", func() bool { return r.line("web").Running == 1 })
 	r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/web/spin?for=10m", "", "X-Timeout", "2s")
 	r.until(late, "the replica to be given up", func() bool { return len(r.events("web", "stuck")) == 1 })
-	r.must(http.StatusOK, http.MethodPost, "/function/web/echo", "x", "X-Timeout", "1m") // by the replacement
+	// The replacement answers.
+	r.must(http.StatusOK, http.MethodPost, "/function/web/echo", "x", "X-Timeout", "1m")
 	if len(r.events("web", "stopped")) > 0 {
 		t.Log("the machine is slow: the other call ended first")
 	}

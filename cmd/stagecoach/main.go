@@ -23,16 +23,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// command runs with the arguments after its name and writes what was asked for to out, everything
-// else to standard error.
+// command is a command of the program. It runs with the arguments after its name. It writes its
+// result to out, and everything else to standard error.
 type command struct {
 	name    string
 	summary string
 	run     func(ctx context.Context, args []string, out io.Writer) error
-	verbs   []string // what the first argument may be, with what follows it; each verb takes --help
+	// Values of the first argument, each with what follows it. Each verb takes --help.
+	verbs []string
 }
 
-// commands are in the order in which help lists them.
+// commands has all commands, in the order in which help lists them.
 func commands() []command {
 	return []command{
 		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp, nil},
@@ -107,16 +108,16 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return err
 }
 
-// help is what --help prints: what the command takes beside flags, in place of the first line of
-// package flag, and the flags.
+// help returns the text of --help: the command's arguments, in place of the first line of package
+// flag, and the flags.
 func (c command) help(args []string, flags string) string {
 	flags, plain := strings.CutPrefix(flags, "Usage of ")
 	if !plain {
-		return flags // it says all of it
+		return flags // flags is the whole text
 	}
 	_, flags, _ = strings.Cut(flags, "\n")
 	line := ": " + c.summary
-	if argument(c.summary) { // what it takes comes first
+	if argument(c.summary) { // its arguments come first
 		line = " " + c.summary
 	}
 	for _, v := range c.verbs {
@@ -127,7 +128,7 @@ func (c command) help(args []string, flags string) string {
 	return fmt.Sprintf("stagecoach %s%s\n%s", c.name, line, flags)
 }
 
-// argument says that text begins with what stands for an argument.
+// argument reports whether text begins with a placeholder for an argument.
 func argument(text string) bool { return text[0] <= 'Z' }
 
 func usage(out io.Writer) {
@@ -155,7 +156,7 @@ func runVersion(_ context.Context, args []string, out io.Writer) error {
 	return err
 }
 
-// version is the module's, as the linker recorded it.
+// version returns the module's version, as the linker recorded it.
 func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version

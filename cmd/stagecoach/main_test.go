@@ -10,17 +10,20 @@ import (
 	"go.uber.org/goleak"
 )
 
-// actAsMain makes this test's binary the program itself, so that tests run `stagecoach up` as users do: as a process of its
-// own, with real NATS, real zygotes and real models; under -race the program is checked too.
+// actAsMain makes this test's binary the program itself. So tests run `stagecoach up` as users do:
+// as a process of its own, with real NATS, real zygotes and real models. Under -race the program is
+// checked, too.
 const actAsMain = "STAGECOACH_TEST_MAIN"
 
 func TestMain(m *testing.M) {
-	// A child that it starts by itself, such as a watchdog, has an environment of its own: never the tests again in there.
+	// Children that it starts itself, such as a watchdog, have an environment without the variable.
+	// They must not run the tests again.
 	if os.Getenv(actAsMain) != "" || len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-test.") {
 		main()
 		return
 	}
-	for name, value := range map[string]string{actAsMain: "1", "GORACE": "atexit_sleep_ms=0"} { // with -race a program sleeps for a second at its end
+	// With -race, a program sleeps for a second at its end unless told otherwise.
+	for name, value := range map[string]string{actAsMain: "1", "GORACE": "atexit_sleep_ms=0"} {
 		if err := os.Setenv(name, value); err != nil {
 			panic(err)
 		}

@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestMinilm deploys the eight stages of the minilm stack in a random order, and wakes them all with the first request: the
-// embeddings are the reference's.
+// TestMinilm deploys the eight stages of the minilm stack in a random order, and wakes them all
+// with the first request. The embeddings must be those of the reference.
 func TestMinilm(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -74,7 +74,8 @@ func TestMinilm(t *testing.T) {
 	}
 }
 
-// checkMinilmTiming wants eight stages in order, and the layers called once a batch.
+// checkMinilmTiming checks that there are eight stages in order, and that the layers are called
+// once per batch.
 func checkMinilmTiming(t *testing.T, a client.Answer) {
 	t.Helper()
 	stages := []string{"minilm-embed"}

@@ -15,7 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// keepFunction writes a function of the default namespace into the state of an up that does not run, as an earlier version did.
+// keepFunction writes a function of the default namespace into the state of an up that does not
+// run, as an earlier version did.
 func (r *rig) keepFunction(d client.Deployment) {
 	r.t.Helper()
 	d.Namespace = "openfaas-fn"
@@ -42,12 +43,14 @@ func (r *rig) keepFunction(d client.Deployment) {
 	}
 }
 
-// TestOneMeaningPerName: a of namespace b and a.b of the default namespace, which an earlier version stored, are two functions to
-// every request: each reaches the one that its words name, and never the other.
+// TestOneMeaningPerName has two functions: a in namespace b, and a.b in the default namespace,
+// which an earlier version stored. Each request reaches the function that it names, and never the
+// other one.
 func TestOneMeaningPerName(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	says := func(name, namespace string) client.Deployment { // each answers with its environment, and prints how much that was
+	// Each function answers with its environment, and prints how large that was.
+	says := func(name, namespace string) client.Deployment {
 		f := fn{name, "echo-http", nil, nil, map[string]string{"fprocess": "dd if=/proc/self/environ", "mode": "streaming", "who": name + " of " + namespace}}
 		d := f.deployment()
 		d.Namespace = namespace
@@ -121,7 +124,8 @@ func TestOneMeaningPerName(t *testing.T) {
 	r.must(http.StatusBadRequest, http.MethodPut, "/system/functions", `{"service":"a.b","image":"stagecoach/echo-http:0.1.0"}`)
 
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", kinds[0].body)
-	r.must(http.StatusNotFound, http.MethodDelete, "/system/functions", kinds[0].body) // and not the other
+	// The other function is not removed.
+	r.must(http.StatusNotFound, http.MethodDelete, "/system/functions", kinds[0].body)
 	r.must(http.StatusNotFound, http.MethodPost, "/function/a.b", "")
 	r.must(http.StatusNotFound, http.MethodGet, "/system/function/a.b", "")
 	if a := r.must(http.StatusOK, http.MethodPost, "/function/a.b.openfaas-fn", ""); !strings.Contains(string(a.Body), "who=a.b of openfaas-fn\x00") {
@@ -138,8 +142,8 @@ func TestOneMeaningPerName(t *testing.T) {
 	}
 }
 
-// TestAnEntryOfThePipelinesName: /function/NAME runs the pipeline, not its entry stage alone. A name that means one thing is
-// refused to another.
+// TestAnEntryOfThePipelinesName checks that /function/NAME runs the pipeline, not its entry stage
+// alone. A name that is in use is refused for another meaning.
 func TestAnEntryOfThePipelinesName(t *testing.T) {
 	t.Parallel()
 	r := start(t)

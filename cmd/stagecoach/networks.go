@@ -19,13 +19,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 )
 
-// defaultNetwork has the addresses of replicas unless the operator says otherwise.
+// defaultNetwork is the default prefix of the addresses of replicas.
 const defaultNetwork = "10.231.0.0/16"
 
-// gatewayPort is the port of gateway.openfaas, as users of OpenFaaS know it.
+// gatewayPort is the port of gateway.openfaas in OpenFaaS.
 const gatewayPort = 8080
 
-// validNetwork says what is wanted of a prefix for replicas; nil: it is one.
+// validNetwork returns an error that says what is wanted if cidr is no valid prefix for replicas.
 func validNetwork(cidr string) error {
 	p, err := netip.ParsePrefix(cidr)
 	if err != nil || !p.Addr().Is4() || p != p.Masked() || p.Bits() < 8 || p.Bits() > 20 {
@@ -34,12 +34,12 @@ func validNetwork(cidr string) error {
 	return nil
 }
 
-// networks makes the networks of functions. Where it is not possible, functions share the
-// machine's.
+// networks makes the networks of functions. If that is not possible, functions share the machine's
+// network.
 type networks struct{ *network.Networks }
 
-// openNetworks opens the networks of a Stagecoach process. Role and state tell it from all others
-// of the machine, also after a restart.
+// openNetworks opens the networks of a Stagecoach process. role and state identify the process on
+// this machine, also after a restart.
 func openNetworks(cidr, role, state string, log *slog.Logger) (networks, error) {
 	prefix, err := netip.ParsePrefix(cidr)
 	if err != nil {
@@ -57,7 +57,7 @@ func openNetworks(cidr, role, state string, log *slog.Logger) (networks, error) 
 	return networks{n}, err
 }
 
-// forKeys are the networks as a KeysManager takes them.
+// forKeys returns the networks in the KeysManager's type.
 func (n networks) forKeys() keysmanager.Networks {
 	if n.Networks == nil {
 		return nil
@@ -75,7 +75,7 @@ func (n networks) close() error {
 	return n.Close()
 }
 
-// gateway is where functions reach functions of this process; empty: nowhere.
+// gateway returns the address at which functions reach functions of this process; empty: none.
 func (n networks) gateway() string {
 	if n.Networks == nil {
 		return ""
@@ -83,10 +83,10 @@ func (n networks) gateway() string {
 	return netip.AddrPortFrom(n.Gateway(), gatewayPort).String()
 }
 
-// gatewayName is how functions call the gateway, and how their callbacks may.
+// gatewayName is the host name by which functions, and their callbacks, may call the gateway.
 const gatewayName = "gateway.openfaas:8080"
 
-// dial connects to an address of a callback.
+// dial connects to the address of a callback.
 func (n networks) dial(ctx context.Context, kind, address string) (net.Conn, error) {
 	if at := n.gateway(); at != "" && address == gatewayName {
 		address = at
@@ -94,14 +94,14 @@ func (n networks) dial(ctx context.Context, kind, address string) (net.Conn, err
 	return new(net.Dialer).DialContext(ctx, kind, address)
 }
 
-// dialInside connects to an address of a callback that a function has asked for, if functions reach
-// it.
+// dialInside connects to the address of a callback that a function has asked for, if functions can
+// reach that address.
 func (n networks) dialInside(ctx context.Context, kind, address string) (net.Conn, error) {
 	if n.Networks == nil || address == gatewayName {
 		return n.dial(ctx, kind, address)
 	}
 	refused := func() error {
-		return fmt.Errorf("%s is out of the reach of functions, and so of their callbacks: %w", address, gateway.ErrRefused)
+		return fmt.Errorf("functions cannot reach %s, so a callback may not use it: %w", address, gateway.ErrRefused)
 	}
 	d := net.Dialer{Control: func(_, resolved string, _ syscall.RawConn) error {
 		if to, err := netip.ParseAddrPort(resolved); err != nil || !n.Reaches(to.Addr()) {
@@ -117,8 +117,9 @@ func (n networks) dialInside(ctx context.Context, kind, address string) (net.Con
 	return c, err
 }
 
-// listenInside listens where functions reach the gateway. It returns nil if functions have no
-// networks, or if the listener front, on all addresses of the machine, gets what they send, too.
+// listenInside listens at the address at which functions reach the gateway. It returns nil if
+// functions have no networks, or if the listener front listens on all addresses of the machine and
+// so also gets the requests of functions.
 func (u *up) listenInside(front net.Addr) (net.Listener, error) {
 	at := u.networks.gateway()
 	if at == "" || coversGateway(front) {
@@ -131,14 +132,14 @@ func (u *up) listenInside(front net.Addr) (net.Listener, error) {
 	return l, nil
 }
 
-// coversGateway reports whether a listener on an address gets what functions send to the gateway.
+// coversGateway reports whether a listener on an address also gets the requests of functions.
 func coversGateway(front net.Addr) bool {
 	a, ok := front.(*net.TCPAddr)
 	return ok && a.IP.IsUnspecified() && a.Port == gatewayPort
 }
 
-// byAddress serves requests that come to the gateway's address of functions as theirs, whichever
-// listener has accepted them.
+// byAddress serves requests to the gateway's address for functions as requests of functions, no
+// matter which listener has accepted them.
 func (u *up) byAddress() http.Handler {
 	if u.networks.Networks == nil {
 		return u.handler
@@ -153,7 +154,7 @@ func (u *up) byAddress() http.Handler {
 	})
 }
 
-// guardedInside serves management to functions: only to those that know the credentials.
+// guardedInside lets functions manage Stagecoach only with its credentials.
 func guardedInside(api *provider.Provider, credentials *provider.Credentials, next http.Handler) http.Handler {
 	if credentials != nil {
 		return api.GuardInside(next)

@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// TestOneListenerForAllAddresses: a listener on all addresses of the machine serves functions, too, and takes them for
-// functions.
+// TestOneListenerForAllAddresses checks that a listener on all addresses of the machine also serves
+// functions, and recognizes their requests.
 func TestOneListenerForAllAddresses(t *testing.T) {
 	needRoot(t)
 	n, err := openNetworks(defaultNetwork, "test", t.TempDir(), slog.New(slog.DiscardHandler))

@@ -96,14 +96,15 @@ func TestNewRefuses(t *testing.T) {
 	before := filesIn(t, c.dir)
 	c.write("flow.yml", "version: 1.0\nprovider: {name: openfaas}\nfunctions: {a: {lang: go-stage, handler: ./a, image: a}}\n")
 	c.write("shout/handler.go", "// mine\n")
-	c.run(`^shout: is there already, and in stack.yml; nothing was changed\n`, "", "new", "shout", "--lang", "go-stage") // as mkdir -p
+	// It succeeds, as mkdir -p does.
+	c.run(`^shout: is there already, and in stack.yml; nothing was changed\n`, "", "new", "shout", "--lang", "go-stage")
 	c.refuse(`new: stack.yml has a function "shout" already, with lang go-stage, handler ./shout and image shout:latest: choose another name, or take it out of the file`,
 		"", "new", "shout", "--lang", "python3-stage")
 	c.refuse(`new: stack.yml has a function "shout" already, .* image shout:latest`, "", "new", "shout", "--lang", "go-stage", "--prefix", "example")
 	if err := os.Rename(filepath.Join(c.dir, "double"), filepath.Join(c.dir, "gone")); err != nil {
 		t.Fatal(err)
 	}
-	c.refuse(`new: other.yml has the function "double" already, but its folder is not there: take it out of the file`, "", "new", "double", "--lang", "onnx-stage", "-f", "other.yml")
+	c.refuse(`new: other.yml has the function "double" already, but its folder does not exist: remove it from the file`, "", "new", "double", "--lang", "onnx-stage", "-f", "other.yml")
 	if err := os.Rename(filepath.Join(c.dir, "gone"), filepath.Join(c.dir, "double")); err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +121,8 @@ func TestNewRefuses(t *testing.T) {
 	if b, err := os.ReadFile(filepath.Join(c.dir, "shout", "handler.go")); err != nil || string(b) != "// mine\n" {
 		t.Errorf("the handler is %q, %v, want it as it was", b, err)
 	}
-	c.write("stack.yml", "version: 1.0\nprovider: {name: openfaas}") // no functions, and no end of its line
+	// The file has no functions, and no newline at its end.
+	c.write("stack.yml", "version: 1.0\nprovider: {name: openfaas}")
 	c.run("b: made from python3-stage", "", "new", "b", "--lang", "python3-stage")
 	c.run("c: made from go-stage", "", "new", "c", "--lang", "go-stage")
 	if b, err := os.ReadFile(filepath.Join(c.dir, "stack.yml")); err != nil || !strings.Contains(string(b), "\nfunctions:\n  b:\n") || !strings.Contains(string(b), "\n  c:\n") {

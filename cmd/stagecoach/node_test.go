@@ -59,7 +59,8 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.watch, err = node.OpenDirectory(node.DirectoryConfig{ // beside up's own; it takes no lines, which are up's
+	// It runs beside up's own directory, and takes no lines, which are up's.
+	n.watch, err = node.OpenDirectory(node.DirectoryConfig{
 		Bus: queue.NewLink(nc), Boot: boot, Log: slog.New(slog.DiscardHandler),
 		Joined: func(*node.Client) {}, Left: func(string, string) {}, Heard: func(*node.Client) {}, Event: func(string, node.Event) {},
 	})
@@ -165,7 +166,7 @@ func waited(_ string, a client.Answer) error {
 	return nil
 }
 
-// steady returns when all replicas of a function are ready: so many, over the nodes.
+// steady returns when a function has this many replicas on all nodes together, and all are ready.
 func (n *nodesRig) steady(function string, want int, names ...string) {
 	n.t.Helper()
 	n.until(late, fmt.Sprintf("%d replicas of %s on %v", want, function, names), func() bool {
@@ -177,8 +178,9 @@ func (n *nodesRig) steady(function string, want int, names ...string) {
 	})
 }
 
-// TestNodes runs replicas on two daemons: one falls silent and returns, and is stopped as operators do; the other, which has all
-// replicas then, is killed and started again. Requests come all the time, and none of them fails.
+// TestNodes runs replicas on two daemons. One falls silent and returns, and is stopped as operators
+// do. The other one, which then has all replicas, is killed and started again. Requests come all
+// the time, and none of them fails.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
@@ -256,12 +258,14 @@ func TestNodes(t *testing.T) {
 	t.Logf("%d requests, slowest answer %v, %v calls retried", requests, l.slowest, n.value("stagecoach_flow_retries_total"))
 }
 
-// TestUpUnderNodes has up stand still under a daemon, as on a laptop that sleeps: all is as it was afterwards. Then it kills up and
-// starts it again: the replicas have gone with it, the parameters have not.
+// TestUpUnderNodes suspends up under a daemon, as on a laptop that sleeps. Afterwards everything is
+// as before. Then it kills up and starts it again: the replicas have ended with it, and the
+// parameters are still in memory.
 func TestUpUnderNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
-	n.args = append(n.args, "--nats-listen", strings.TrimPrefix(n.url, "nats://")) // where the daemon looks for it again
+	// The daemon looks for up at this address again.
+	n.args = append(n.args, "--nats-listen", strings.TrimPrefix(n.url, "nats://"))
 	n.daemon("n1")
 	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "3", "max": "3"}, nil))
 	n.steady("hold", 3, "n1")
@@ -296,7 +300,7 @@ func TestUpUnderNodes(t *testing.T) {
 	gone(t, before[:1]) // nobody needs it any more
 }
 
-// TestStrayReplica starts a replica behind up's back: it is stopped.
+// TestStrayReplica starts a replica that up has not ordered, and checks that up stops it.
 func TestStrayReplica(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t)
@@ -343,7 +347,7 @@ func (d *keysDaemon) exports(t *testing.T, line string) {
 	}
 }
 
-// TestNodeNames starts daemons under names that others have.
+// TestNodeNames starts daemons under names that other nodes have.
 func TestNodeNames(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t)
@@ -372,7 +376,7 @@ func TestNodeNames(t *testing.T) {
 	}
 }
 
-// gap is a way to NATS that can be cut.
+// gap is a connection to NATS that can be cut.
 type gap struct {
 	l      net.Listener
 	to     string
@@ -438,8 +442,8 @@ func (g *gap) set(cut bool) {
 	}
 }
 
-// TestNATSOutage cuts a node off from NATS under load: its replicas go on, and are known again afterwards. NATS_OUTAGE is how long
-// that lasts once it was noticed; see `make test-faults`.
+// TestNATSOutage cuts a node off from NATS under load. Its replicas go on, and are known again
+// afterwards. NATS_OUTAGE is how long the outage lasts once it was noticed; see `make test-faults`.
 func TestNATSOutage(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")

@@ -17,20 +17,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// nodes is the nodes of a running stagecoach: its own KeysManager, if it has one, and the daemons
+// nodes has the nodes of a running stagecoach: its own KeysManager, if it has one, and the daemons
 // that have joined.
 type nodes struct {
 	self   node.Identity        // of this process
-	keys   *keysmanager.Manager // nil: it is no node itself
+	keys   *keysmanager.Manager // nil: this process is no node
 	bus    *queue.Link          // to daemons; nil: it does not listen for them
-	joined *node.Directory      // likewise
+	joined *node.Directory      // nil: it does not listen for daemons
 
-	ctx    context.Context // of what is told to daemons in passing
+	ctx    context.Context // of messages to daemons that nobody waits for
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
 	mu         sync.Mutex
-	forgetting map[string]bool // nodes and functions that they are being told to forget
+	forgetting map[string]bool // nodes and functions with a forget order under way
 }
 
 // close stops listening to daemons.
@@ -74,7 +74,7 @@ func (n *nodes) Evict(ctx context.Context, name, what string) (int64, error) {
 	return n.order(ctx, name, node.Order{Kind: node.OrderEvict, Function: what})
 }
 
-// errorCodes are those of a KeysManager's errors that say more than that something has failed.
+// errorCodes are the codes of a KeysManager's errors that callers tell apart.
 func errorCodes() node.Codes {
 	return node.Codes{
 		node.CodeUnsupported: errors.ErrUnsupported, node.CodeBusy: keysmanager.ErrBusy, node.CodeNoModel: keysmanager.ErrNoModel,
@@ -82,7 +82,7 @@ func errorCodes() node.Codes {
 	}
 }
 
-// order has a daemon do something.
+// order sends an order to a daemon, and waits for the answer.
 func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, error) {
 	if n.joined != nil {
 		for _, c := range n.joined.Clients() {
@@ -94,8 +94,8 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 	return 0, &node.Error{Node: name, Err: fmt.Errorf("%w now", admin.ErrNoNode)}
 }
 
-// forget tells our own node that a function is no longer deployed. Daemons are told when they
-// announce that they have it.
+// forget tells this process's own node that a function is no longer deployed. Daemons are told when
+// they announce that they have it.
 func (n *nodes) forget(function string) {
 	if n.keys != nil {
 		n.keys.Forget(function)
@@ -105,7 +105,8 @@ func (n *nodes) forget(function string) {
 // forgetTimeout bounds an order to forget a function.
 const forgetTimeout = 5 * time.Second
 
-// forgetThere tells a daemon that a function is no longer deployed, unless it is being told.
+// forgetThere tells a daemon that a function is no longer deployed, unless such an order is under
+// way.
 func (n *nodes) forgetThere(c *node.Client, function string) {
 	what := c.Name() + " " + function
 	n.mu.Lock()
@@ -117,21 +118,24 @@ func (n *nodes) forgetThere(c *node.Client, function string) {
 	n.group.Go(func() {
 		ctx, cancel := context.WithTimeout(n.ctx, forgetTimeout)
 		defer cancel()
-		_, _ = c.Do(ctx, node.Order{Kind: node.OrderForget, Function: function}) // its next announcement says whether it did
+		// The next announcement of the daemon says whether it did.
+		_, _ = c.Do(ctx, node.Order{Kind: node.OrderForget, Function: function})
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		delete(n.forgetting, what)
 	})
 }
 
-// inventoryOf is what a KeysManager has, as the node protocol says it. Who it is the caller adds.
+// inventoryOf returns the inventory of a KeysManager in the node protocol's type. The caller adds
+// the node's identity.
 func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 	out := node.Inventory{
 		V:        node.Version,
 		Identity: node.Identity{Name: inv.Node},
 		Memory:   node.Memory{Bound: inv.Bound, Total: inv.Memory, Used: inv.MemoryUsed, Threshold: inv.Threshold, Free: inv.Free},
 		CPU:      node.CPU{Total: inv.CPUMilli},
-		Devices:  []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, // JSON lists, not null
+		// JSON has empty lists here, not null.
+		Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{},
 		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions, Refused: inv.Refused, Evicted: node.Evicted(inv.Evicted)},
 	}
 	for _, z := range inv.Zygotes {
@@ -167,11 +171,11 @@ func usageOf(u *keysmanager.Usage) *node.Usage {
 	return &node.Usage{CPUMilli: int(u.CPUMilli), Memory: u.Memory, Throttled: u.Throttled}
 }
 
-// remoteNode is a daemon as the cluster's node.
+// remoteNode is a daemon as a node of the cluster.
 type remoteNode struct{ *node.Client }
 
 // detailed is an error with a part of it in the type that the receiver knows. The text already
-// tells of that part.
+// describes that part.
 type detailed struct {
 	error
 	part error
@@ -193,7 +197,7 @@ func (n remoteNode) Start(ctx context.Context, o node.Order, progress func(node.
 // Inventory implements cluster.Node.
 func (n remoteNode) Inventory() plan.Node { return planned(n.Client.Inventory()) }
 
-// planned is a node as policies see it.
+// planned returns a node in the form that policies read.
 func planned(inv node.Inventory) plan.Node {
 	out := plan.Node{Name: inv.Name, Memory: inv.Memory.Total, MemoryUsed: inv.Memory.Used, Threshold: inv.Memory.Threshold, CPUMilli: inv.CPU.Total}
 	for _, z := range inv.Zygotes {
@@ -201,10 +205,10 @@ func planned(inv node.Inventory) plan.Node {
 		case node.Retiring:
 			continue // nothing starts from it
 		case node.Loading:
-			out.MemoryUsed += z.Bytes // what it has taken so far is not in it
+			out.MemoryUsed += z.Bytes // the measured use lacks the bytes that it has loaded so far
 		}
 		if z.Worker != "" {
-			continue // no parameters wait in it
+			continue // no parameters are kept in it
 		}
 		out.Zygotes = append(out.Zygotes, plan.Zygote{Function: z.Function, Digest: z.Digest, Bytes: z.Bytes, Idle: z.State == node.Ready && z.Replicas == 0})
 	}

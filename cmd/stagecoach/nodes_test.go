@@ -18,8 +18,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 )
 
-// TestNodesAndCache looks at a node through a function's life: its replica and its parameters are there; warm brings them, so that the
-// next start is a hit; what is in use is not taken away.
+// TestNodesAndCache looks at a node while a function is deployed, called and idle. The node has its
+// replica and its parameters. `cache warm` loads parameters, so that the next start is a hit.
+// Parameters in use cannot be evicted.
 func TestNodesAndCache(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -36,7 +37,8 @@ func TestNodesAndCache(t *testing.T) {
 
 	r.deployAll(waitFn("asleep", "1ms", map[string]string{"min": "0", "zero": "true"}, nil), fn{"plain", "noop", nil, nil, nil})
 	c.run(host+`: [\d.]+ MiB in memory\n`, "", "cache", "warm", "asleep")
-	c.run(host+`: [\d.]+ MiB in memory\n`, "", "cache", "warm", "asleep.openfaas-fn", "--node", host) // it was there
+	// It was in memory already.
+	c.run(host+`: [\d.]+ MiB in memory\n`, "", "cache", "warm", "asleep.openfaas-fn", "--node", host)
 	misses := r.value(`stagecoach_cache_lookups_total{node="` + host + `",result="miss"}`)
 	r.must(http.StatusOK, http.MethodPost, "/function/asleep", "x")
 	if now := r.value(`stagecoach_cache_lookups_total{node="` + host + `",result="miss"}`); now != misses {
@@ -77,7 +79,8 @@ func TestNodesAndCache(t *testing.T) {
 	c.refuse(`status 404: digest "0123456789ab": no parameters`, "", "cache", "evict", "0123456789ab")
 }
 
-// TestWhatPoliciesSeeOfANode: what gives way is told apart, and what is being loaded is taken.
+// TestWhatPoliciesSeeOfANode checks that memory that gives way is reported apart, and that memory
+// of loads under way counts as used.
 func TestWhatPoliciesSeeOfANode(t *testing.T) {
 	got := planned(inventoryOf(keysmanager.Inventory{
 		Node: "n", Memory: 1000, MemoryUsed: 300, Threshold: 850, CPUMilli: 2000,
@@ -99,7 +102,7 @@ func TestWhatPoliciesSeeOfANode(t *testing.T) {
 	}
 }
 
-// TestDeviceMetrics holds the metrics of devices against docs/metrics.md.
+// TestDeviceMetrics compares the metrics of devices with docs/metrics.md.
 func TestDeviceMetrics(t *testing.T) {
 	t.Parallel()
 	r := prometheus.NewPedanticRegistry()
@@ -140,7 +143,8 @@ stagecoach_device_reserved_bytes{node="a",uuid="MIG-2"} 0
 		exported = append(exported, f.GetName())
 	}
 	for name, d := range documentedMetrics(t) {
-		if strings.HasPrefix(name, "stagecoach_device_") && name != "stagecoach_device_out_of_memory_total" { // TestOutOfMemory has that
+		// TestOutOfMemory checks this metric.
+		if strings.HasPrefix(name, "stagecoach_device_") && name != "stagecoach_device_out_of_memory_total" {
 			documented = append(documented, name)
 			if d.kind != "gauge" || !slices.Equal(d.labels, []string{"node", "uuid"}) {
 				t.Errorf("%s: the page says %+v, want a gauge by node and uuid", name, d)

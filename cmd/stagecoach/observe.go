@@ -17,10 +17,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// flushTimeout bounds what a collector may cost the shutdown.
+// flushTimeout bounds how long a collector can delay the shutdown.
 const flushTimeout = 5 * time.Second
 
-// openTelemetry makes what sends spans, if somebody wants them.
+// openTelemetry opens the tracer, if spans are to go to a collector.
 func (u *up) openTelemetry(ctx context.Context) error {
 	var err error
 	u.tracer, err = telemetry.Open(ctx, telemetry.Config{
@@ -37,8 +37,8 @@ func (u *up) openTelemetry(ctx context.Context) error {
 	return nil
 }
 
-// gatewayTracer is the tracer in the gateway's words; nil when there is none, so that requests pay
-// nothing.
+// gatewayTracer returns the tracer in the gateway's type. It returns nil if there is none, so that
+// requests have no cost.
 func (u *up) gatewayTracer() gateway.Tracer {
 	if u.tracer == nil {
 		return nil
@@ -46,7 +46,7 @@ func (u *up) gatewayTracer() gateway.Tracer {
 	return requestTracer{u.tracer}
 }
 
-// requestTracer is the gateway's tracer.
+// requestTracer gives the gateway access to the tracer.
 type requestTracer struct{ *telemetry.Tracer }
 
 // Begin implements gateway.Tracer.
@@ -54,7 +54,7 @@ func (t requestTracer) Begin(start time.Time, traceparent, tracestate string) ga
 	return t.Tracer.Begin(start, traceparent, tracestate)
 }
 
-// replicaEvent takes a step in the life of a replica or a node to whoever wants to know.
+// replicaEvent publishes an event of a replica or a node.
 func (u *up) replicaEvent(e cluster.Event) {
 	of := "replica."
 	if e.Replica == "" {
@@ -72,7 +72,7 @@ func (u *up) replicaEvent(e cluster.Event) {
 	})
 }
 
-// phases are the parts of a start by name.
+// phases returns the durations of a start's parts by name.
 func phases(all []node.Phase) map[string]string {
 	if len(all) == 0 {
 		return nil
@@ -84,18 +84,18 @@ func phases(all []node.Phase) map[string]string {
 	return out
 }
 
-// evicted tells that a node has ended a zygote for want of memory.
+// evicted publishes that a node has ended a zygote because memory was short.
 func (u *up) evicted(at time.Time, node, function string, bytes int64) {
 	u.events.Publish(events.Event{At: at, Kind: "zygote.evicted", Function: pipeline.ParseKey(function), Node: node, Why: fmt.Sprintf("%d MiB for others", bytes>>20)})
 }
 
-// deadLetter tells that an async request, or its callback, has failed for good.
+// deadLetter publishes that an async request, or its callback, has finally failed.
 func (u *up) deadLetter(l queue.DeadLetter) {
 	u.calls.Died(l)
 	u.events.Publish(events.Event{At: l.Died, Kind: "request.dead", Function: pipeline.ParseKey(l.Function), Call: l.ID, Why: l.Cause})
 }
 
-// deployed tells of a function's deployment or removal.
+// deployed publishes that a function was deployed or removed.
 func (u *up) deployed(c provider.Change) {
 	e := events.Event{Kind: "function.removed", Function: c.Key}
 	if f := c.Function; f != nil {
@@ -104,10 +104,10 @@ func (u *up) deployed(c provider.Change) {
 	u.events.Publish(e)
 }
 
-// announcer tells what applied plans change in the functions' scale, and why.
+// announcer publishes how applied plans change the scale of functions, and why.
 type announcer struct {
 	events *events.Hub
-	wants  map[string]int // replicas, by function; used by control's goroutine only
+	wants  map[string]int // replicas by function; used only by the goroutine of the control loop
 }
 
 // applied publishes an event for each function whose number of wanted replicas p changes.

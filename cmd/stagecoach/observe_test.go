@@ -58,8 +58,9 @@ func (r *rig) trace(c *otlptest.Receiver, id, root string) map[string]otlptest.S
 	return all
 }
 
-// TestTraces sends a traced request through three stages and looks at the tree at a collector: on a good way, when a replica
-// is killed under it, when its deadline passes, and when it is asynchronous.
+// TestTraces sends a traced request through three stages and checks the spans at a collector. It
+// does so for a good request, for one whose replica is killed, for one past its deadline, and for
+// an async one.
 func TestTraces(t *testing.T) {
 	t.Parallel()
 	r, collector := traced(t)
@@ -80,7 +81,8 @@ func TestTraces(t *testing.T) {
 		}
 		before = s.End
 	}
-	if s := spans["inference"]; s.Parent != spans["call last"].ID { // the map has the last one of each name
+	// The map has the last span of each name.
+	if s := spans["inference"]; s.Parent != spans["call last"].ID {
 		t.Errorf("inference %+v, want it below its call", s)
 	}
 	hold := time.Duration(0)
@@ -93,7 +95,8 @@ func TestTraces(t *testing.T) {
 		t.Errorf("the second stage's inference took %v, want 150 ms at least and no longer than its call", hold)
 	}
 
-	for _, pid := range r.pids("wait", false) { // it takes the request, and does not end it before it is killed
+	// The replica takes the request, and is killed before it can answer.
+	for _, pid := range r.pids("wait", false) {
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}
@@ -154,7 +157,8 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// TestEvents listens while a function is deployed, called, killed and removed, and comes back after a while.
+// TestEvents listens while a function is deployed, called, killed and removed, and reconnects after
+// a while.
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -244,8 +248,8 @@ func TestEvents(t *testing.T) {
 // official are names that OpenFaaS has chosen, which the linter would not.
 var official = []string{"gateway_function_invocation_started", "gateway_service_count"}
 
-// TestMetricsAreDocumented scrapes up after some traffic: docs/metrics.md has each metric with its type and labels, and no
-// other; the names are as Prometheus wants them.
+// TestMetricsAreDocumented scrapes up after some traffic. docs/metrics.md must have each metric
+// with its type and labels, and no other. The names must follow the conventions of Prometheus.
 func TestMetricsAreDocumented(t *testing.T) {
 	t.Parallel()
 	r, _ := traced(t)
@@ -259,7 +263,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 	exported := map[string]string{} // TYPE by name
 	var a client.Answer
 	r.until(soon, "a replica to be lost and another one ready, an async request to wait, and spans to be sent", func() bool {
-		if exported["stagecoach_async_pending"] == "" || exported["stagecoach_async_in_work"] == "" { // as long as one is there
+		// These exist while an async request is pending.
+		if exported["stagecoach_async_pending"] == "" || exported["stagecoach_async_in_work"] == "" {
 			r.must(http.StatusAccepted, http.MethodPost, "/async-function/hold", "x")
 		}
 		for _, pid := range r.pids("wait", false) {
@@ -298,7 +303,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 		}
 	}
 	for name := range documented {
-		if exported[name] == "" && name != "stagecoach_dispatch_expired_total" && // a coordinator may be quicker to cancel
+		// A coordinator may cancel before the task expires.
+		if exported[name] == "" && name != "stagecoach_dispatch_expired_total" &&
 			name != "stagecoach_control_record_dropped_total" && // of a record that could not be written
 			!strings.HasPrefix(name, "stagecoach_device_") { // TestDeviceMetrics looks at them
 			t.Errorf("docs/metrics.md has %s, which is not there", name)

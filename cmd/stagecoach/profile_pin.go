@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
-// pinner is the cluster as the provider's Pinner.
+// pinner lets the provider pin functions of the cluster.
 type pinner struct {
 	local *cluster.Local
 	nodes *nodes

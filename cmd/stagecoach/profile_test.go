@@ -21,7 +21,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// profiled is an up with the function spin, which burns 10 ms of a core a call, in one replica that may use a core.
+// profiled is an up with the function spin, which uses 10 ms of a core per call, in one replica
+// that may use one core.
 type profiled struct {
 	*client.Client
 	t   *testing.T
@@ -57,13 +58,13 @@ func newProfiled(t *testing.T) *profiled {
 	return p
 }
 
-// replicas waits for so many, each with a quota.
+// replicas waits until there are this many, each with a quota.
 func (p *profiled) replicas(n, milli int) {
 	p.t.Helper()
 	proctest.Until(p.t, fmt.Sprintf("%d replicas with %dm each", n, milli), func() bool { return p.has(n, milli) })
 }
 
-// has tells whether there are so many, each with a quota.
+// has reports whether there are this many, each with a quota.
 func (p *profiled) has(n, milli int) bool {
 	all := p.up.nodes.Inventories()[0].Replicas
 	for _, r := range all {
@@ -99,8 +100,9 @@ func TestItemsOfAProfile(t *testing.T) {
 	}
 }
 
-// TestProfileCommand measures a real stage whose time depends on its CPU: time falls with the quota, the batches are of the size that was asked
-// for, the result is stored and reaches policies, and the function is as it was before.
+// TestProfileCommand measures a real stage whose time depends on its CPU. The time falls with the
+// quota, and batches have the size that was asked for. The result is stored and reaches policies,
+// and the function is as before afterwards.
 func TestProfileCommand(t *testing.T) {
 	t.Parallel()
 	p := newProfiled(t)
@@ -167,7 +169,8 @@ func TestProfileCommand(t *testing.T) {
 	}
 }
 
-// TestProfileLetsGo: who is interrupted gives back what it took, and who dies loses it soon after.
+// TestProfileLetsGo checks that an interrupted measurement releases the function, and that a killed
+// one loses it soon after.
 func TestProfileLetsGo(t *testing.T) {
 	t.Parallel()
 	p := newProfiled(t)

@@ -60,8 +60,9 @@ functions:
   starter: {lang: python3-stage, handler: ./starter, image: "example/starter:latest", fprocess: %[1]s ./stage}
 `
 
-// TestPythonStage goes the way of an author in Python: a handler with a package from requirements.txt is built without a network,
-// deployed, called in every way, put to sleep and woken from its zygote; one whose module is missing says so.
+// TestPythonStage acts as an author in Python. A handler with a package from requirements.txt is
+// built without a network, deployed, called in every way, put to sleep and woken from its zygote. A
+// handler whose module is missing reports that.
 func TestPythonStage(t *testing.T) {
 	t.Parallel()
 	py := proctest.Pip(t)
@@ -151,9 +152,10 @@ func (r *rig) together(function string) {
 	wg.Wait()
 }
 
-// TestPythonFromDocker runs an image as the template's Dockerfile makes it, with an interpreter of its own that does not fit this machine:
-// it speaks the stage protocol, and so is run among the machine's files by the machine's. A program that does not is no Python stage,
-// whatever it says.
+// TestPythonFromDocker runs an image as the template's Dockerfile makes it. Its interpreter does
+// not fit this machine. The image speaks the stage protocol, so the machine's interpreter runs it
+// among the machine's files. An image that does not speak it is no Python stage, whatever its
+// environment says.
 func TestPythonFromDocker(t *testing.T) {
 	t.Parallel()
 	py := proctest.Python(t)
@@ -192,7 +194,8 @@ func TestPythonFromDocker(t *testing.T) {
 	for _, of := range []struct{ name, image, env, path string }{
 		{"docker", "example/docker:1", "", "fork"},
 		{"folder", "example/starter:latest", `"STAGECOACH_RUNTIME":"python"`, "fork"},
-		{"silent", "example/starter:latest", "", keysmanager.PathProcess}, // a folder says nothing of itself
+		// A folder has no image configuration.
+		{"silent", "example/starter:latest", "", keysmanager.PathProcess},
 	} {
 		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(deploy, of.name, of.image, py, of.env), "Content-Type", "application/json")
 		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/"+of.name, "hello").Body); got != "You said: hello\n" {

@@ -17,13 +17,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// envRecord names the file that `make record` makes anew: autoscaler/testdata/record.jsonl.
+// envRecord names the file that `make record` writes: autoscaler/testdata/record.jsonl.
 const envRecord = "STAGECOACH_RECORD"
 
 // recordSize bounds that file, in bytes.
 const recordSize = 300 << 10
 
-// TestDecisionsOfARealRunAreMadeAgain has up record what it decides for a pipeline under a burst, asks it why, and replays the record.
+// TestDecisionsOfARealRunAreMadeAgain makes up record its decisions for a pipeline under a burst,
+// calls explain, and replays the record.
 func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	dir := t.TempDir()
 	config, record := filepath.Join(dir, "up.yml"), filepath.Join(dir, "record.jsonl")

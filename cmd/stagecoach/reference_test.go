@@ -124,7 +124,7 @@ func allCommands() (all []string) {
 	return all
 }
 
-// TestCLIReference holds docs/cli.md against what each command says of itself.
+// TestCLIReference compares docs/cli.md with the help of each command.
 func TestCLIReference(t *testing.T) {
 	t.Parallel()
 	tables, text := reference(t, "cli.md")
@@ -162,7 +162,7 @@ func TestCLIReference(t *testing.T) {
 	sameNames(t, "commands", documented, allCommands())
 }
 
-// TestAPIReference holds docs/api.md against the routes in the code.
+// TestAPIReference compares docs/api.md with the routes in the code.
 func TestAPIReference(t *testing.T) {
 	t.Parallel()
 	known := []string{"GET /healthz", "GET /readyz", "GET /metrics", "ANY /function/NAME[/PATH]", "POST /async-function/NAME[/PATH]"}
@@ -192,8 +192,8 @@ func TestAPIReference(t *testing.T) {
 	sameNames(t, "routes", documented, known)
 }
 
-// TestAnnotationsReference holds docs/annotations.md against what is read: the keys, that defaults are taken, that the
-// examples of what is refused are.
+// TestAnnotationsReference compares docs/annotations.md with the code: all keys are there, the
+// defaults are accepted, and the examples of refused values are refused.
 func TestAnnotationsReference(t *testing.T) {
 	t.Parallel()
 	tables, _ := reference(t, "annotations.md")
@@ -270,7 +270,7 @@ func readKeys(t *testing.T) []string {
 	return known
 }
 
-// TestConfigReference holds docs/config.md against Config: fields, flags, defaults.
+// TestConfigReference compares docs/config.md with Config: fields, flags and defaults.
 func TestConfigReference(t *testing.T) {
 	t.Parallel()
 	tables, _ := reference(t, "config.md")
@@ -313,7 +313,8 @@ func TestConfigReference(t *testing.T) {
 	sameNames(t, "flags", append(flags, "config"), slices.Sorted(maps.Keys(helpOf(t, "up"))))
 }
 
-// TestProtocolReference holds docs/node-protocol.md against package node: orders, codes of errors, fields of all messages, examples.
+// TestProtocolReference compares docs/node-protocol.md with package node: orders, codes of errors,
+// fields of all messages, and examples.
 func TestProtocolReference(t *testing.T) {
 	t.Parallel()
 	tables, text := reference(t, "node-protocol.md")

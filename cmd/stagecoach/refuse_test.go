@@ -21,8 +21,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestAdmission asks one replica for ten times what it can do: those who would wait too long are refused at once, and the
-// others are answered in time.
+// TestAdmission sends one replica ten times the load that it can serve. Requests that would wait
+// too long are refused at once, and the others are answered in time.
 func TestAdmission(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -42,14 +42,16 @@ func TestAdmission(t *testing.T) {
 	t.Logf("answers by status: %v", count)
 }
 
-// TestExpiry lets requests in whose service time nobody knows yet: those that expire in the line never reach a replica.
+// TestExpiry admits requests while their service time is unknown. Those that expire in the line
+// never reach a replica.
 func TestExpiry(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(waitFn("busy", "2s", map[string]string{"max": "1"}, nil))
 	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
 	count := r.storm("busy", 20, time.Microsecond)
-	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x") // with no ghosts of the expired before it, see below
+	// No expired request runs before it, see below.
+	r.must(http.StatusOK, http.MethodPost, "/function/busy", "x")
 	if count[http.StatusOK] < 1 || count[http.StatusGatewayTimeout] < 15 || count[http.StatusOK]+count[http.StatusGatewayTimeout] != 20 {
 		t.Errorf("answers by status: %v, want about two 200 and the rest 504", count)
 	}
@@ -62,7 +64,8 @@ func TestExpiry(t *testing.T) {
 	t.Logf("answers by status: %v", count)
 }
 
-// storm sends n requests, one per gap, that allow four seconds each, and counts the answers by status.
+// storm sends n requests, one per gap, each with a timeout of four seconds, and counts the answers
+// by status.
 func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
 	r.t.Helper()
 	answers := make(chan client.Answer, n)
@@ -84,7 +87,8 @@ func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
 	return count
 }
 
-// TestBadDeploys deploys what is wrong in itself: the answer is 400 with the path of the field.
+// TestBadDeploys deploys functions with invalid fields. The answer is 400 with the path of the
+// field.
 func TestBadDeploys(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -123,8 +127,8 @@ func TestBadDeploys(t *testing.T) {
 	}
 }
 
-// TestBrokenFunctions deploys what only running shows to be wrong: callers and the operator are told why, and a good deploy
-// mends it.
+// TestBrokenFunctions deploys functions whose faults show only when they run. Callers and the
+// operator are told the cause, and a good deploy repairs it.
 func TestBrokenFunctions(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()
@@ -178,7 +182,7 @@ func TestBrokenFunctions(t *testing.T) {
 	}
 }
 
-// TestUpRefuses starts up with what it must not run with: it ends at once and says why.
+// TestUpRefuses starts up with invalid settings. It ends at once and says why.
 func TestUpRefuses(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -214,7 +218,8 @@ func TestUpRefuses(t *testing.T) {
 	r.must(http.StatusOK, http.MethodGet, "/healthz", "")
 }
 
-// TestBasicAuth wants credentials on the management API and none on the data path.
+// TestBasicAuth checks that the management API requires credentials, and that the data path does
+// not.
 func TestBasicAuth(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

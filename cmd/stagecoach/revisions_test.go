@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestNoRequestMeetsTwoRevisions redeploys, under load, a stage that is called for each of many items of a request: no request
-// fails, and what each gets comes from one revision.
+// TestNoRequestMeetsTwoRevisions redeploys, under load, a stage that is called for each of many
+// items of a request. No request fails, and all items of a request are answered by one revision.
 func TestNoRequestMeetsTwoRevisions(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -22,7 +22,8 @@ func TestNoRequestMeetsTwoRevisions(t *testing.T) {
 		"says", "echo-http",
 		map[string]string{"min": "2", "max": "4"},
 		map[string]string{"pipeline": "many", "each": "true"},
-		map[string]string{"fprocess": "env", "content_type": "text/plain", "generation": "0"}, // a process a call prints its environment
+		// A process per call prints its environment.
+		map[string]string{"fprocess": "env", "content_type": "text/plain", "generation": "0"},
 	}
 	r.deployAll(says)
 	body, err := json.Marshal(make([]string, items))

@@ -25,7 +25,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// Limits of waits: generous, because machines that test are slow; a test that works waits for a fraction of them.
+// Limits of waits. They are long, because test machines are slow. A test that works waits for a
+// fraction of them.
 const (
 	soon = time.Minute
 	late = 3 * time.Minute
@@ -59,8 +60,8 @@ func (l *logFile) String() string {
 	return l.b.String()
 }
 
-// start runs up on a state folder of its own, with the built images and ONNX Runtime unless flags say otherwise. At the
-// test's end it is stopped, and must end well and leave no process.
+// start runs up on a state folder of its own, with the built images and ONNX Runtime unless flags
+// say otherwise. At the end of the test, up is stopped. It must end well and leave no process.
 func start(t *testing.T, flags ...string) *rig {
 	t.Helper()
 	r := &rig{t: t, log: &logFile{}, state: t.TempDir()}
@@ -88,7 +89,8 @@ func start(t *testing.T, flags ...string) *rig {
 func (r *rig) restart() {
 	r.t.Helper()
 	var err error
-	if r.up, err = child.Start(context.Background(), r.log, r.args...); err != nil { // the test's own context ends before its cleanup
+	// The test's own context ends before its cleanup.
+	if r.up, err = child.Start(context.Background(), r.log, r.args...); err != nil {
 		r.t.Fatal(err)
 	}
 	r.Client = client.New("http://" + r.up.Addr)
@@ -105,7 +107,7 @@ func (r *rig) stop() {
 	gone(r.t, left)
 }
 
-// kill ends up as nobody should, and returns when it and all that it had started have gone.
+// kill kills up, and returns when it and all processes that it had started have ended.
 func (r *rig) kill() {
 	r.t.Helper()
 	left := descendants(r.up.Cmd.Process.Pid)
@@ -153,7 +155,8 @@ func readProcess(pid int) (process, error) {
 	if p.parent, err = strconv.Atoi(f[1]); err != nil {
 		return process{}, err
 	}
-	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil { // IMAGES/stagecoach/NAME/VERSION
+	// The folder is IMAGES/stagecoach/NAME/VERSION.
+	if cwd, err := os.Readlink(filepath.Join(dir, "cwd")); err == nil {
 		p.image = filepath.Base(filepath.Dir(cwd))
 	}
 	env, err := os.ReadFile(filepath.Join(dir, "environ"))
@@ -244,7 +247,8 @@ func (f fn) deployment() client.Deployment {
 	return d
 }
 
-// waitFn is a function that holds a slot for exactly mean in replicas that are forked from a zygote.
+// waitFn returns a function that holds a slot for exactly mean, in replicas that are forked from a
+// zygote.
 func waitFn(name, mean string, labels, annotations map[string]string) fn {
 	return fn{name, "wait", labels, annotations, map[string]string{"STAGECOACH_MODEL": "model/rec.onnx", "wait_mean": mean, "wait_cv": "0"}}
 }
@@ -258,7 +262,7 @@ func (r *rig) deployAll(fns ...fn) {
 	}
 }
 
-// send sends a request with headers, given as name, value, and fails the test when no answer comes at all.
+// send sends a request with headers, given as name, value. It fails the test if no answer comes.
 func (r *rig) send(method, path, body string, header ...string) client.Answer {
 	r.t.Helper()
 	a, err := r.trySend(method, path, body, header...)
@@ -269,7 +273,8 @@ func (r *rig) send(method, path, body string, header ...string) client.Answer {
 }
 
 func (r *rig) trySend(method, path, body string, header ...string) (client.Answer, error) {
-	req, err := http.NewRequest(method, r.Base+path, strings.NewReader(body)) // an answer is wanted even when the test has failed
+	// An answer is wanted even after the test has failed.
+	req, err := http.NewRequest(method, r.Base+path, strings.NewReader(body))
 	if err != nil {
 		return client.Answer{}, err
 	}
@@ -381,7 +386,8 @@ func (r *rig) load(n int, path string, check func(body string, a client.Answer) 
 	return l
 }
 
-// turn waits until each client has ended a request that it began after now, so that nothing that runs now still does.
+// turn waits until each client has ended a request that it began after the call, so that no earlier
+// request still runs.
 func (l *load) turn() {
 	l.t.Helper()
 	l.mu.Lock()

@@ -7,7 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/simulate"
 )
 
-// evaluate is set in builds with the evaluation, by evaluation.go.
+// evaluate runs the commands of the evaluation. evaluation.go sets it in builds that have the
+// evaluation.
 var evaluate simulate.Evaluation
 
 // runSimulator runs `stagecoach sim`, with the evaluation if this build has it.

@@ -18,10 +18,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestStagesShareTheRealPyTorch builds two stages that require the PyTorch of the index that pip
-// asks, runs both, and wants its files once on the disk. The second build asks pip nothing and
-// installs nothing. It needs 10 GB of disk and the index, so it runs if STAGECOACH_TEST_TORCH is set;
-// STAGECOACH_TEST_TORCH_VERSION is the version of PyTorch.
+// TestStagesShareTheRealPyTorch builds two stages that require the PyTorch of pip's index, runs
+// both, and checks that its files are on the disk once. The second build asks pip nothing and
+// installs nothing. The test needs 10 GB of disk and the index, so it runs only if
+// STAGECOACH_TEST_TORCH is set. STAGECOACH_TEST_TORCH_VERSION is the version of PyTorch.
 func TestStagesShareTheRealPyTorch(t *testing.T) {
 	if os.Getenv("STAGECOACH_TEST_TORCH") == "" {
 		t.Skip("fetches PyTorch: set STAGECOACH_TEST_TORCH=1")

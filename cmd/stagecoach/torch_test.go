@@ -13,8 +13,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestMinilmInPyTorch deploys the minilm pipeline whose layers are in PyTorch, and wakes it with the first request: embeddings are
-// the reference's, and each layer's replica is a fork of a zygote that has mapped its parameters.
+// TestMinilmInPyTorch deploys the minilm pipeline whose layers are in PyTorch, and wakes it with
+// the first request. The embeddings must be those of the reference, and each layer's replica must
+// be a fork of a zygote that has mapped its parameters.
 func TestMinilmInPyTorch(t *testing.T) {
 	t.Parallel()
 	python := proctest.Torch(t)
@@ -64,8 +65,8 @@ func TestMinilmInPyTorch(t *testing.T) {
 	}
 }
 
-// TestPyTorchCachesItsKernels asks PyTorch where it keeps compiled kernels: it needs the name of its
-// user for that, and a folder that it can write to.
+// TestPyTorchCachesItsKernels asks PyTorch where it keeps compiled kernels. For that, it needs the
+// name of its user and a folder that it can write to.
 func TestPyTorchCachesItsKernels(t *testing.T) {
 	t.Parallel()
 	python := proctest.Torch(t)

@@ -48,7 +48,8 @@ func runUp(ctx context.Context, args []string, out io.Writer) error {
 	return errors.Join(u.serve(ctx, out), u.close())
 }
 
-// upConfig puts defaults, file and flags together; flags win.
+// upConfig merges defaults, file and flags. Flags win over the file, and the file wins over
+// defaults.
 func upConfig(args []string) (Config, *slog.Logger, error) {
 	cfg := defaultConfig()
 	fs := flag.NewFlagSet("up", flag.ContinueOnError)
@@ -92,14 +93,14 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	return cfg, cfg.Log.logger(os.Stderr), nil
 }
 
-// Bounds of what replicas have printed, in bytes of memory.
+// Bounds of the lines that replicas have printed, in bytes of memory.
 const (
 	logsPerFunction = 1 << 20
 	logsInAll       = 64 << 20
 )
 
-// up is all of Stagecoach in one process. Its parts are made in newUp, in the order of their needs,
-// and closed the other way round.
+// up is all of Stagecoach in one process. newUp opens its parts, each after those that it needs,
+// and close closes them in reverse order.
 type up struct {
 	cfg     Config
 	log     *slog.Logger
@@ -122,7 +123,7 @@ type up struct {
 	local     *cluster.Local
 	loop      *control.Loop
 	flow      *flow.Coordinator
-	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts before flow
+	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts earlier
 	journal   *queue.Journal
 	calls     *admin.Calls
 	callbacks *gateway.Callbacks
@@ -131,10 +132,10 @@ type up struct {
 	meeting   *gateway.Rendezvous
 	meets     string // folder of the rendezvous's socket
 	status    *status
-	tracer    *telemetry.Tracer // nil: nobody wants spans
+	tracer    *telemetry.Tracer // nil: spans are sent nowhere
 	events    *events.Hub
 	handler   http.Handler
-	inside    http.Handler // in place of handler, for functions
+	inside    http.Handler // used in place of handler, for functions
 }
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
@@ -178,7 +179,7 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 		ErrorLog: slog.NewLogLogger(u.log.Handler(), slog.LevelWarn),
 	}
 	fmt.Fprintf(out, "%shttp://%s\n", child.Listening, l.Addr())
-	srv.RegisterOnShutdown(u.book.Close) // who follows logs would hold it up
+	srv.RegisterOnShutdown(u.book.Close) // clients that follow logs would delay the shutdown
 	srv.RegisterOnShutdown(u.events.Close)
 	served := make(chan error, 2)
 	running := 0

@@ -21,7 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// newNodes returns no nodes.
+// newNodes returns an empty set of nodes.
 func newNodes(name string) (*nodes, error) {
 	self, err := node.Identify(name, version())
 	n := &nodes{self: self, forgetting: map[string]bool{}}
@@ -29,7 +29,7 @@ func newNodes(name string) (*nodes, error) {
 	return n, err
 }
 
-// own is this process as the cluster's first node, if it is one.
+// own returns this process as the cluster's first node, if it is a node.
 func (n *nodes) own() []cluster.Node {
 	if n.keys == nil {
 		return nil
@@ -66,7 +66,7 @@ func (u *up) openNode() error {
 	return nil
 }
 
-// printed takes a line that a replica or zygote has printed.
+// printed handles a line that a replica or zygote has printed.
 func (u *up) printed(function string, l logbook.Line) {
 	u.book.Add(pipeline.ParseKey(function), l)
 	u.log.Debug("output", "function", function, "replica", l.Replica, "stream", l.Stream, "line", l.Text)
@@ -74,8 +74,8 @@ func (u *up) printed(function string, l logbook.Line) {
 
 func (u *up) tokenFile() string { return filepath.Join(u.cfg.State, "nats-token") }
 
-// natsToken returns what nodes have to know to join, which is made at the first start; empty: none
-// can.
+// natsToken returns the token with which nodes join. The first start creates it. It is empty if no
+// node can join.
 func (u *up) natsToken() (string, error) {
 	if u.cfg.NATS.Listen == "" {
 		return "", nil
@@ -86,7 +86,7 @@ func (u *up) natsToken() (string, error) {
 		err = os.WriteFile(u.tokenFile(), []byte(token+"\n"), 0o600)
 	}
 	if err == nil {
-		err = os.Chmod(u.tokenFile(), 0o600) // also one that was put there
+		err = os.Chmod(u.tokenFile(), 0o600) // also if the operator created the file
 	}
 	if err != nil {
 		return "", fmt.Errorf("token of nodes: %w", err)
@@ -106,8 +106,7 @@ func readToken(file string) (string, error) {
 	return token, nil
 }
 
-// connectNodes makes the way to daemons. It is there for as long as there are replicas to be
-// stopped.
+// connectNodes opens the connection to daemons. It stays open until all replicas are stopped.
 func (u *up) connectNodes() error {
 	if u.cfg.NATS.Listen == "" {
 		return nil
@@ -122,7 +121,7 @@ func (u *up) connectNodes() error {
 	return nil
 }
 
-// openNodes lets daemons join. By then there is all that has to know of them.
+// openNodes lets daemons join. All parts that handle their messages exist by then.
 func (u *up) openNodes(context.Context) error {
 	if u.nodes.bus == nil {
 		return nil
@@ -140,7 +139,7 @@ func (u *up) openNodes(context.Context) error {
 		Event:  u.nodeEvent,
 		Line: func(name string, l node.Line) {
 			if l.Lost > 0 {
-				u.log.Warn("lines of replicas were lost: they printed faster than was read", "node", name, "lines", l.Lost)
+				u.log.Warn("lines of replicas were lost: replicas printed faster than the daemon read", "node", name, "lines", l.Lost)
 				return
 			}
 			u.printed(l.Function, logbook.Line{At: l.At, Replica: l.Replica, Stream: l.Stream, Text: l.Text})
@@ -149,7 +148,8 @@ func (u *up) openNodes(context.Context) error {
 	return err
 }
 
-// heard takes what a daemon says of itself: what it runs, and what it holds parameters of.
+// heard handles the announcement of a daemon: its replicas, and the functions whose parameters it
+// has.
 func (u *up) heard(c *node.Client) {
 	inv := c.Inventory()
 	running := make([]string, len(inv.Replicas))
@@ -165,12 +165,12 @@ func (u *up) heard(c *node.Client) {
 	}
 }
 
-// nodeEvent takes what a daemon tells.
+// nodeEvent handles an event of a daemon.
 func (u *up) nodeEvent(name string, e node.Event) {
 	switch e.Kind {
 	case node.EventExit:
 		u.local.Lost(e.Replica, task.Death{Cause: e.Cause, End: task.End(e.End), Memory: (*task.MemoryError)(e.Memory)})
 	case node.EventEvict:
-		u.evicted(e.At, name, e.Function, e.Bytes) // perhaps before we were there
+		u.evicted(e.At, name, e.Function, e.Bytes) // possibly from before this process started
 	}
 }

@@ -26,7 +26,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// openState locks the state folder: two processes on one journal would lose requests.
+// openState locks the state folder, because two processes on one journal would lose requests.
 func (u *up) openState(context.Context) error {
 	f, err := lockState(u.cfg.State)
 	if err != nil {
@@ -52,7 +52,7 @@ func (u *up) openState(context.Context) error {
 // blobLimit bounds the large items of all requests under way, in bytes.
 const blobLimit = 8 << 30
 
-// openQueue starts NATS and opens what is kept in it.
+// openQueue starts NATS and opens the streams that it keeps.
 func (u *up) openQueue(ctx context.Context) error {
 	var err error
 	sync := u.cfg.Journal.Sync
@@ -101,7 +101,7 @@ func (u *up) openQueue(ctx context.Context) error {
 	return nil
 }
 
-// epoch returns a number higher than that of any process before this one on the same state.
+// epoch returns a number higher than that of any earlier process on the same state.
 func (u *up) epoch(ctx context.Context) (uint64, error) {
 	nc, err := u.nats.Connect("epoch")
 	if err != nil {
@@ -112,10 +112,10 @@ func (u *up) epoch(ctx context.Context) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return kv.Mark(ctx, "cluster", []byte(u.cfg.Node.Name)) // on a full disk too
+	return kv.Mark(ctx, "cluster", []byte(u.cfg.Node.Name)) // also works on a full disk
 }
 
-// openReplicas makes what starts replicas and gives them work.
+// openReplicas opens the parts that start replicas and send them tasks.
 func (u *up) openReplicas(ctx context.Context) error {
 	var err error
 	if u.nodes, err = newNodes(u.cfg.Node.Name); err != nil {
@@ -196,7 +196,7 @@ func (u *up) openControl(context.Context) error {
 	return nil
 }
 
-// background runs f until close, which waits for it.
+// background runs f in a goroutine. close waits for it.
 func (u *up) background(f func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -208,8 +208,8 @@ func (u *up) background(f func(context.Context) error) {
 	u.onClose(func() error { cancel(); wg.Wait(); return nil })
 }
 
-// expected returns how many requests have yet to reach each function. It returns nil before there
-// is a coordinator, because the control loop starts earlier.
+// expected returns how many requests will still reach each function. It returns nil until there is
+// a coordinator, because the control loop starts earlier.
 func (u *up) expected() map[string]int {
 	if f := u.walking.Load(); f != nil {
 		return f.Expected()
@@ -281,8 +281,8 @@ func (u *up) openHTTP(context.Context) error {
 	return nil
 }
 
-// follow makes the lines of functions follow what is deployed, and starts to work on what the
-// journal has kept.
+// follow creates and removes the lines of functions as functions are deployed and removed. Then it
+// begins to run the requests that the journal has kept.
 func (u *up) follow(context.Context) error {
 	update := func(c provider.Change) {
 		u.kinds.changed(c.Key, c.Function)
@@ -301,7 +301,8 @@ func (u *up) follow(context.Context) error {
 		}
 		u.loop.Poke()
 	}
-	u.registry.OnChange(func(c provider.Change) { u.deployed(c); update(c) }) // whose replicas are ordered after it is told
+	// The event comes before the order for replicas.
+	u.registry.OnChange(func(c provider.Change) { u.deployed(c); update(c) })
 	for _, f := range u.registry.Functions() {
 		update(provider.Change{Key: f.Key, Function: f})
 	}

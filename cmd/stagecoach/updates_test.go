@@ -33,7 +33,8 @@ type mixed struct {
 	wrong  []string       // the first few
 }
 
-// items is how many calls of one stage a request has: more than the coordinator sends at a time.
+// items is how many calls of a stage each request makes: more than the coordinator sends at the
+// same time.
 const items = 80
 
 // manyItems is the body of a request with as many calls as items.
@@ -250,5 +251,6 @@ func TestUpdatesOutlastTheDrainTimeout(t *testing.T) {
 		t.Errorf("%v calls retried, want none", n)
 	}
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"many"}`)
-	r.until(late, "no replica to be left", func() bool { return len(r.pids("wait", false)) == 0 }) // for a shutdown takes the timeout, too
+	// A shutdown takes the timeout, too.
+	r.until(late, "no replica to be left", func() bool { return len(r.pids("wait", false)) == 0 })
 }

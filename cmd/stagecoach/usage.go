@@ -9,17 +9,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
 
-// used is what the replicas of a function use, as far as their cgroups tell.
+// used is the usage of a function's replicas, as far as their cgroups report it.
 type used struct {
-	replicas         int // that the inventories have
+	replicas         int // in the inventories
 	cpuMilli, memory float64
-	pids             []int // processes of replicas whose cgroups do not tell
+	pids             []int // processes of replicas without a report from a cgroup
 }
 
-// usedBy adds up what inventories, all of this machine, say of the functions that are keys of by.
+// usedBy adds up the usage of the functions that are keys of by. All inventories are of this
+// machine.
 func usedBy(inventories []node.Inventory, by map[string]*used) {
 	for _, inv := range inventories {
-		counted := map[int]bool{} // processes: a worker's is counted once, for the first of its replicas
+		counted := map[int]bool{} // processes: a worker is counted once, for the first of its replicas
 		for _, r := range inv.Replicas {
 			first := !counted[r.PID]
 			counted[r.PID] = true
@@ -57,15 +58,16 @@ func (s *status) Usage(key pipeline.Key) (provider.Usage, bool) {
 	return provider.Usage{CPUMilli: u.cpuMilli + cpu, MemoryBytes: u.memory + float64(memory)}, true
 }
 
-// cpuLoad measures the processor that functions use, for those that are scaled by it. Its meter is
-// its own, since what a meter measures is since it was asked last.
+// cpuLoad measures the CPU usage of functions that are scaled by it. It has a meter of its own,
+// because a meter measures since it was last asked.
 type cpuLoad struct {
 	nodes *nodes
 	meter sandbox.Meter
 	log   *slog.Logger
 }
 
-// of returns thousandths of a core by function; what cannot be measured is left out.
+// of returns the CPU usage by function, in thousandths of a core. It leaves out functions that
+// cannot be measured.
 func (c *cpuLoad) of(functions []pipeline.Key) map[pipeline.Key]float64 {
 	by := make(map[string]*used, len(functions))
 	for _, f := range functions {

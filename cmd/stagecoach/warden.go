@@ -18,15 +18,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
-// wardenLine starts this program as a warden, also when its file was replaced since.
+// wardenLine starts this program as a warden, also if its file was replaced since.
 var wardenLine = [...]string{"/proc/self/exe", "warden"}
 
-// wardenLinger is for how long a node's processes may be without a KeysManager before the useless
-// ones end.
+// wardenLinger is how long a node may be without a KeysManager before the warden ends processes
+// that serve nothing.
 const wardenLinger = time.Minute
 
-// launchWarden returns the way to the warden of a node whose state is in a folder, and starts one
-// if there is none.
+// launchWarden returns a client of the warden of the node with this state folder. It starts a
+// warden if there is none.
 func launchWarden(ctx context.Context, state string) (*warden.Client, error) {
 	folder := filepath.Join(state, "warden")
 	return warden.Launch(ctx, warden.Launcher{
@@ -41,11 +41,11 @@ func runWarden(ctx context.Context, args []string, _ io.Writer) error {
 		return fmt.Errorf("%w (`stagecoach keysmanager` starts it)", err)
 	}
 	pipes := make(chan os.Signal, 1)
-	signal.Notify(pipes, syscall.SIGPIPE) // a log that nobody reads must not end it
+	signal.Notify(pipes, syscall.SIGPIPE) // a log that nobody reads must not end the warden
 	defer signal.Stop(pipes)
 	f := os.NewFile(warden.ListenFD, "socket")
 	l, err := net.FileListener(f)
-	_ = f.Close() // the listener has its own
+	_ = f.Close() // the listener has its own copy
 	if err != nil {
 		return fmt.Errorf("warden: descriptor %d: %w, want the socket that `stagecoach keysmanager` starts it with", warden.ListenFD, err)
 	}

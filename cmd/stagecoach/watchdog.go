@@ -21,7 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
-// watchdogLine starts this program as a watchdog, also when its file was replaced since.
+// watchdogLine starts this program as a watchdog, also if its file was replaced since.
 var watchdogLine = [...]string{"/proc/self/exe", "watchdog"}
 
 func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
@@ -32,12 +32,13 @@ func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 	return watchdog.Run(ctx)
 }
 
-// openRendezvous makes the place where the gateway meets functions that speak HTTP, and what knows
-// which they are.
+// openRendezvous opens the socket on which functions that speak HTTP meet the gateway, and the
+// kinds that say which functions do.
 func (u *up) openRendezvous() error {
 	u.kinds = &kinds{images: u.images}
 	folder := filepath.Join(u.cfg.State, "rendezvous")
-	if abs, err := filepath.Abs(folder); err != nil || len(abs) > gateway.MaxFolder { // a socket's path is short
+	// The path of a socket must be short.
+	if abs, err := filepath.Abs(folder); err != nil || len(abs) > gateway.MaxFolder {
 		var err error
 		if folder, err = os.MkdirTemp("", "stagecoach-"); err != nil {
 			return fmt.Errorf("rendezvous: %w", err)
@@ -53,23 +54,23 @@ func (u *up) openRendezvous() error {
 	return nil
 }
 
-// resolver knows images.
+// resolver resolves images.
 type resolver interface {
 	Resolve(image string) (sandbox.Image, error)
 }
 
-// kinds knows which functions speak HTTP themselves. It looks at an image when its function is
+// kinds knows which functions speak HTTP themselves. It inspects an image when its function is
 // deployed.
 type kinds struct {
 	images resolver
 	known  sync.Map // pipeline.Key → *kind
 }
 
-// kind is a function's.
+// kind describes one function.
 type kind struct {
 	image string
 	env   map[string]string
-	found bool // its image was there to be looked at
+	found bool // its image could be inspected
 	http  bool
 	exec  time.Duration // its exec_timeout; 0: none
 }
@@ -84,7 +85,8 @@ func (k *kinds) look(f kind) *kind {
 }
 
 // execTimeout returns the exec_timeout of a function. The function's environment overrides that of
-// the image. It returns 0 if neither has one, and for a value that replicas will refuse.
+// the image. It returns 0 if neither has one, or if the value is invalid; replicas refuse such a
+// value.
 func execTimeout(image []string, env map[string]string) time.Duration {
 	const name = "exec_timeout"
 	value, ok := env[name]
@@ -100,7 +102,7 @@ func execTimeout(image []string, env map[string]string) time.Duration {
 	return d
 }
 
-// changed takes what is deployed under a key now; nil: nothing.
+// changed inspects the function that is deployed under a key now; nil: the function was removed.
 func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 	if f == nil {
 		k.known.Delete(key)
@@ -109,12 +111,11 @@ func (k *kinds) changed(key pipeline.Key, f *provider.Deployed) {
 	k.known.Store(key, k.look(kind{image: pinned(f), env: f.Environment()}))
 }
 
-// speaksHTTP reports whether an invocation of key is of a function that speaks HTTP itself, and of
-// no pipeline.
+// speaksHTTP reports whether key is a function that speaks HTTP itself, and not a pipeline.
 func (u *up) speaksHTTP(key pipeline.Key) bool { return u.registry.Alone(key) && u.kinds.HTTP(key) }
 
-// execTimeout returns how long an invocation of key may run by the environment of its function; 0:
-// until its deadline.
+// execTimeout returns how long an invocation of key may run, from the environment of its function.
+// 0 means until its deadline.
 func (u *up) execTimeout(key pipeline.Key) time.Duration {
 	if !u.speaksHTTP(key) {
 		return 0
@@ -122,13 +123,12 @@ func (u *up) execTimeout(key pipeline.Key) time.Duration {
 	return u.kinds.of(key).exec
 }
 
-// measures reports whether an invocation of key is of a function that this holder has pinned, and
-// of no pipeline.
+// measures reports whether key is a function that this holder has pinned, and not a pipeline.
 func (u *up) measures(key pipeline.Key, holder string) bool {
 	return u.registry.Alone(key) && u.local.PinnedBy(key, holder)
 }
 
-// HTTP tells whether the function with this key speaks HTTP itself.
+// HTTP reports whether the function with this key speaks HTTP itself.
 func (k *kinds) HTTP(key pipeline.Key) bool { return k.of(key).http }
 
 // of returns the kind of the function with this key; for a pipeline it returns an empty kind.
@@ -141,7 +141,7 @@ func (k *kinds) of(key pipeline.Key) *kind {
 	if f.found {
 		return f
 	}
-	now := k.look(*f) // it may have come since
+	now := k.look(*f) // its image may have been added since
 	if now.found && !k.known.CompareAndSwap(key, v, now) {
 		return k.of(key) // another revision was deployed meanwhile
 	}

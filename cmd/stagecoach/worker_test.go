@@ -33,8 +33,8 @@ functions:
   bad: {lang: python3-stage, handler: ./right, image: "example/right:latest", fprocess: %[1]s ./stage, annotations: {stagecoach.dev/process: shared, stagecoach.dev/start: cold}}
 `
 
-// TestSharedProcess: two functions that name one process have their replicas in that, each with its own lines; one is removed, the
-// other goes on.
+// TestSharedProcess has two functions that name one process. Their replicas run in that process,
+// each with its own lines. When one function is removed, the other goes on.
 func TestSharedProcess(t *testing.T) {
 	t.Parallel()
 	py := proctest.Python(t)

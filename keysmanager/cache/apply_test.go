@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// evict takes out what is evicted, and checks what must hold for each.
+// evict removes the evicted entries from the model, and checks the rules for each.
 func (m *model) evict(e *modelEntry, v Evict[int]) Effect {
 	if e.Busy() || !e.Ready {
 		m.t.Fatalf("the model evicts %+v, which is busy", e)

@@ -212,8 +212,9 @@ func TestParametersThatLoadWellAndEnd(t *testing.T) {
 	}
 }
 
-// TestInvalidatedParameters gives a load up, waits for the orders that hold the entry, and discards
-// what was loaded all the same. A new entry takes its place.
+// TestInvalidatedParameters invalidates an entry during its load. The load is cancelled, the orders
+// that hold the entry are waited for, and what was loaded all the same is discarded. A new entry
+// takes its place.
 func TestInvalidatedParameters(t *testing.T) {
 	t.Parallel()
 	c := New[string]()
@@ -238,7 +239,8 @@ func TestInvalidatedParameters(t *testing.T) {
 	step(Want[string]{Key: "v2", Bytes: 5}, Load[string]{"v2"})
 }
 
-// TestTimeDoesNotGoBack: a step whose time is before that of an earlier step happens at the latter.
+// TestTimeDoesNotGoBack checks that a step whose time is before that of an earlier step happens at
+// the later time.
 func TestTimeDoesNotGoBack(t *testing.T) {
 	t.Parallel()
 	c := cacheOf(held{name: "a", bytes: 100})

@@ -22,8 +22,8 @@ const (
 	childs  = 15 // bytes of a parked child
 )
 
-// model is the cache as the package comment has it, slowly: a slice in the order of use. It also
-// has what the core cannot see, which is the memory really in use.
+// model is the cache as the package comment describes it, implemented slowly: a slice in the order
+// of use. It also knows the memory really in use, which the core cannot see.
 type model struct {
 	t      *testing.T
 	choose func(n int) int // 0 to n-1
@@ -125,7 +125,7 @@ func (m *model) drop(name int) {
 	m.held = slices.DeleteFunc(m.held, func(e *modelEntry) bool { return e.name == name })
 }
 
-// used is the memory in use, which the core is told as the use of two bounds.
+// used returns the memory in use, which the core is given as the use of two bounds.
 func (m *model) used() (bytes int64) {
 	for _, e := range m.held {
 		if e.Ready {
@@ -139,7 +139,7 @@ func (m *model) bounds() []Bound {
 	return []Bound{{"own", 1000, m.used()}, {"machine", 1500, m.used() + m.others}}
 }
 
-// coming is what loads will take.
+// coming returns what loads are expected to take.
 func (m *model) coming() (bytes int64) {
 	for _, e := range m.held {
 		if e.Loading {
@@ -149,7 +149,7 @@ func (m *model) coming() (bytes int64) {
 	return bytes
 }
 
-// over is how many bytes more than a share of some bound are in use.
+// over returns how many bytes more than a share of a bound are in use.
 func (m *model) over(share float64) int64 {
 	most := int64(-1 << 40)
 	for _, b := range m.bounds() {
@@ -158,7 +158,7 @@ func (m *model) over(share float64) int64 {
 	return most
 }
 
-// idle returns what may be evicted, in order.
+// idle returns the entries that may be evicted, in order.
 func (m *model) idle() []*modelEntry {
 	all := slices.DeleteFunc(slices.Clone(m.held), func(e *modelEntry) bool { return !e.Ready || e.Busy() })
 	slices.SortStableFunc(all, func(a, b *modelEntry) int {
@@ -173,7 +173,8 @@ func (m *model) idle() []*modelEntry {
 	return all
 }
 
-// victims returns the first entries of a list that make up a number of bytes, and what is missing.
+// victims returns the first entries of a list that together have a number of bytes, and how many
+// bytes are missing.
 func victims(all []*modelEntry, bytes int64) (out []*modelEntry, missing int64) {
 	for _, e := range all {
 		if bytes > 0 {
@@ -184,7 +185,7 @@ func victims(all []*modelEntry, bytes int64) (out []*modelEntry, missing int64) 
 	return out, max(0, bytes)
 }
 
-// move lets some time pass, and something happen.
+// move advances the time, and makes something happen.
 func (m *model) move() {
 	m.now = m.now.Add([]time.Duration{0, 0, sec / 10, sec / 2, 2 * sec, 11 * sec}[m.choose(6)])
 	name := m.choose(names)
@@ -244,7 +245,7 @@ func (m *model) move() {
 	}
 }
 
-// want asks for a load, and once more if parked children have to go first.
+// want asks for a load. If parked children must end first, it asks once more.
 func (m *model) want(name int) {
 	w := Want[int]{Key: name, Bytes: 50 + 10*int64(m.choose(40)), Bounds: m.bounds()}
 	if fx := m.step(w); len(fx) > 0 && fx[0] == Effect(Unpark{}) {
@@ -254,7 +255,7 @@ func (m *model) want(name int) {
 	}
 }
 
-// step steps both, and compares.
+// step steps the core and the model, and compares them.
 func (m *model) step(ev Event) []Effect {
 	m.t.Helper()
 	want := m.apply(ev)

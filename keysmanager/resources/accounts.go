@@ -13,14 +13,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// Accounts gives out the users that processes run as; sandbox.Accounts does.
+// Accounts assigns the users that processes run as; sandbox.Accounts implements it.
 type Accounts interface {
-	// Take returns an account that nobody has, in the group that may read its secrets; 0: in one of
-	// its own.
+	// Take returns an unused account in the group that may read its secrets. Group 0 gives the account
+	// a group of its own.
 	Take(gid int) (*sandbox.Lease, error)
 	// Adopt returns the account of a process that an earlier daemon has started; nil: it has none.
 	Adopt(pid int) (*sandbox.Lease, error)
-	// Resume returns that of a user whom an earlier daemon had taken.
+	// Resume returns the account of a user that an earlier daemon had taken.
 	Resume(uid, gid int) (*sandbox.Lease, error)
 }
 
@@ -43,15 +43,16 @@ type lodging struct {
 	function string
 	entry    string // of the warden
 	most     int    // processes and threads
-	packing  string // folder that its zygote packs its model into; empty: it does not
-	packed   string // folder that this becomes
+	packing  string // folder into which its zygote packs its model; empty: none
+	packed   string // the name of that folder once packed
 }
 
 func newLodging(lease *sandbox.Lease, function, entry string) *lodging {
 	return &lodging{lease: lease, function: function, entry: entry, most: sandbox.MaxProcesses}
 }
 
-// furnish makes a command run with the account, and lets it read what it needs beside its image.
+// furnish makes a command run with the account, and gives the account access to the files that it
+// needs in addition to its image.
 func (l *lodging) furnish(c *sandbox.Command, who Lodger, t Tenant) error {
 	if who == ItsPrograms {
 		b, err := json.Marshal(l.lease.Account)
@@ -70,13 +71,14 @@ func (l *lodging) furnish(c *sandbox.Command, who Lodger, t Tenant) error {
 	if folder == "" {
 		return nil
 	}
-	l.packed = filepath.Join(folder, t.Namespace) // what one namespace has written, no other one maps
+	// Parameters are never shared between namespaces, so each has its own folder.
+	l.packed = filepath.Join(folder, t.Namespace)
 	if _, err := os.Stat(l.packed); err == nil {
 		c.Env[wire.EnvPrepacked] = l.packed
 		c.Reads = append(c.Reads, l.packed)
 		return nil
 	}
-	l.packing = l.packed + "." + strconv.Itoa(l.lease.UID) // a name that no namespace has
+	l.packing = l.packed + "." + strconv.Itoa(l.lease.UID) // no namespace has such a name
 	if err := os.RemoveAll(l.packing); err != nil {
 		return err
 	}
@@ -88,7 +90,7 @@ func (l *lodging) furnish(c *sandbox.Command, who Lodger, t Tenant) error {
 	return os.Chown(l.packing, l.lease.UID, l.lease.GID)
 }
 
-// AdmitTo lets a worker of this pid, if it has an account, read an image's files.
+// AdmitTo lets the worker with this pid read an image's files, if the worker has an account.
 func (r *Reservation) AdmitTo(pid int, root string) error {
 	if r.account == nil {
 		return nil
@@ -111,26 +113,28 @@ func (r *Reservation) ShowSecrets(pid int, folder string) error {
 	return sandbox.ReachSecrets(pid, &r.account.lease.Account, folder)
 }
 
-// KeepPacked keeps what a zygote that has loaded has packed, for the next ones of its namespace.
+// KeepPacked keeps the files that a zygote has packed while it loaded, for later zygotes of its
+// namespace.
 func (r *Reservation) KeepPacked() {
 	l := r.account
 	if l == nil || l.packing == "" {
 		return
 	}
 	if os.Remove(l.packing) == nil {
-		return // empty: there was nothing to make, or it could not and has said why
+		return // empty: the zygote packed nothing, or could not and has logged why
 	}
 	err := sandbox.Seize(l.packing, sandbox.MaxFileSize)
 	if err == nil {
 		err = os.Rename(l.packing, l.packed)
 	}
-	if _, there := os.Stat(l.packed); err != nil && there != nil { // else another one was faster
+	// Otherwise another zygote was faster.
+	if _, there := os.Stat(l.packed); err != nil && there != nil {
 		r.pool.cfg.Log.Warn("pre-packed parameters are not kept", "function", l.function, "error", err)
 	}
 }
 
-// vacate gives the account of an ended process back, if it had one. What it has left running is
-// killed.
+// vacate returns the account of an ended process, if it had one. It kills processes that the ended
+// one has left running.
 func (r *Reservation) vacate() {
 	l, log := r.account, r.pool.cfg.Log
 	if l == nil {
@@ -138,17 +142,17 @@ func (r *Reservation) vacate() {
 	}
 	n, err := l.lease.Kill()
 	if err != nil {
-		log.Error("processes may be left", "function", l.function, "error", err)
+		log.Error("processes may still run", "function", l.function, "error", err)
 	}
 	if n >= l.most*9/10 {
-		log.Warn("it had as many processes as it may", "function", l.function, "entry", l.entry, "killed", n, "most", l.most)
+		log.Warn("the limit on processes was reached", "function", l.function, "entry", l.entry, "killed", n, "most", l.most)
 		r.pool.cfg.Output(l.function, l.entry, "stderr", fmt.Sprintf("stagecoach: it left %d processes and threads of at most %d; they were killed", n, l.most))
 	}
 	if err := l.lease.Release(); err != nil {
-		log.Warn("an account is not given back whole", "function", l.function, "error", err)
+		log.Warn("an account is not completely cleaned up", "function", l.function, "error", err)
 	}
 	if l.packing != "" {
-		_ = os.RemoveAll(l.packing) // what was half made; otherwise it is gone already
+		_ = os.RemoveAll(l.packing) // half-packed files; a complete folder was renamed
 	}
 }
 
@@ -163,7 +167,7 @@ func (r *Reservation) adoptAccount(k warden.Kept) {
 		lease, err = accounts.Resume(program.UID, program.GID)
 	}
 	if err != nil {
-		r.pool.cfg.Log.Warn("what runs has a user that is not its own", "entry", k.Name, "pid", k.PID, "error", err)
+		r.pool.cfg.Log.Warn("an adopted process has no account of its own", "entry", k.Name, "pid", k.PID, "error", err)
 		return
 	}
 	if lease != nil {
@@ -172,8 +176,8 @@ func (r *Reservation) adoptAccount(k warden.Kept) {
 	}
 }
 
-// programAccount returns the account of the programs of a watchdog, as its environment has it; nil:
-// it has none.
+// programAccount returns the account of a watchdog's programs, from the watchdog's environment;
+// nil: none.
 func programAccount(pid int) *sandbox.Account {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	if err != nil {

@@ -14,37 +14,37 @@ import (
 // MaxProcesses bounds the processes and threads of a replica or zygote.
 const MaxProcesses = 1024
 
-// measureEvery is the least time between two measurements of a group, whoever asks.
+// measureEvery is the shortest time between two measurements of a group.
 const measureEvery = time.Second
 
-// Cgroup is the group of a replica or zygote, and what was measured of it. A node without cgroups
-// has nil in its place; those methods that others call for any process work then, too.
+// Cgroup is the group of a replica or zygote, and its latest measurement. A node without cgroups
+// uses a nil Cgroup. Methods that are called for any process accept nil.
 //
-// The fields up to began are set before the process is known to others.
+// The fields up to began are set before other goroutines know the process.
 type Cgroup struct {
 	group          Group
-	id             string // of the group, unlike any other
-	name, function string // of the replica, or of what has none yet or is none
-	replica        bool   // a replica's: its use counts in its function's totals
-	done           bool   // it does already; guarded by the mutex of totals
+	id             string // unique name of the group
+	name, function string // of the replica; name is empty for a spare child or a zygote
+	replica        bool   // it is a replica's: its usage counts in its function's totals
+	done           bool   // its usage is in the totals already; guarded by the mutex of totals
 	limits         Limits
 	began          time.Time
 
 	setting sync.Mutex   // held while cpu is set
 	cpu     atomic.Int64 // the limit on the processor, in thousandths of a core; 0: none
 
-	// Of a worker: what its replicas' functions have been given of its use; guarded by the mutex of
+	// Of a worker: the usage that its replicas' functions have been charged; guarded by the mutex of
 	// totals.
 	shared GroupUsage
 
-	mu     sync.Mutex // guards what follows
-	latest Usage      // At is zero: none yet
-	told   GroupUsage // of which the function's log was told what the limits have prevented
+	mu     sync.Mutex // guards the fields below
+	latest Usage      // At is zero: not measured yet
+	told   GroupUsage // usage at the time of the latest line in the function's log about its limits
 }
 
-// Enter makes the cgroup of a process, in place of an earlier one of the reservation. The caller
-// closes the files by which a process enters it, and calls Bound once it has. Without cgroups there
-// are none.
+// Enter creates the cgroup of a process, in place of an earlier one of the reservation. The caller
+// closes the files by which a process enters it, and calls Bound once the process has entered.
+// Without cgroups there are no files.
 func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 	r.pool.leave(r.group)
 	r.group = nil
@@ -56,7 +56,7 @@ func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 		first.Memory += first.Platform
 	}
 	first.Platform = 0
-	// The processor is not bounded while it is started, by threads that others wait for as well.
+	// There is no CPU limit during the start, because other processes wait for threads that start it.
 	first.CPUMilli = 0
 	g, err := r.pool.cfg.Groups.Create(id, first)
 	if err != nil {
@@ -66,9 +66,9 @@ func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 	return g.Files()
 }
 
-// Become says that the cgroup is now the replica's of this reservation, which may use so many
-// thousandths of a core once it is bound; 0: as its limits say. The process must not be known to
-// others yet.
+// Become makes the cgroup that of this reservation's replica. milli is its CPU limit in thousandths
+// of a core once Bound is called; 0: the one of its limits. Other goroutines must not know the
+// process yet.
 func (r *Reservation) Become(milli int) {
 	c := r.group
 	if c == nil {
@@ -88,8 +88,8 @@ func (r *Reservation) Take(child *Reservation, milli int) {
 }
 
 // AdoptGroup takes over a cgroup that an earlier daemon has made with these limits, for a zygote or
-// for the replica of this name, and given milli of the processor since. A cgroup that is not there
-// is logged.
+// for the replica of this name. milli is the CPU limit that was set since. If the cgroup does not
+// exist, AdoptGroup logs that.
 func (r *Reservation) AdoptGroup(id, function, replica string, l Limits, milli int, began time.Time) {
 	p := r.pool
 	if p.cfg.Groups == nil {
@@ -97,7 +97,7 @@ func (r *Reservation) AdoptGroup(id, function, replica string, l Limits, milli i
 	}
 	g, err := p.cfg.Groups.Adopt(id)
 	if err != nil {
-		p.cfg.Log.Warn("what runs is neither bounded nor measured: its cgroup is not there", "name", cmp.Or(replica, id), "error", err)
+		p.cfg.Log.Warn("an adopted process has no limits and is not measured: its cgroup does not exist", "name", cmp.Or(replica, id), "error", err)
 		return
 	}
 	r.group = &Cgroup{group: g, id: id, name: cmp.Or(replica, id), function: function, limits: l, began: began, replica: replica != ""}
@@ -107,8 +107,7 @@ func (r *Reservation) AdoptGroup(id, function, replica string, l Limits, milli i
 	}
 }
 
-// RetainGroups removes the cgroups of an earlier daemon that are not among these, which were
-// adopted.
+// RetainGroups removes the cgroups of an earlier daemon, except these, which were adopted.
 func (p *Pool) RetainGroups(adopted []*Cgroup) {
 	if p.cfg.Groups == nil {
 		return
@@ -118,18 +117,18 @@ func (p *Pool) RetainGroups(adopted []*Cgroup) {
 		names = append(names, c.id)
 	}
 	if err := p.cfg.Groups.Retain(names); err != nil {
-		p.cfg.Log.Warn("cgroups of an earlier KeysManager are left", "error", err)
+		p.cfg.Log.Warn("cgroups of an earlier KeysManager are not removed", "error", err)
 	}
 }
 
-// leave removes a cgroup whose process has ended, kills what that has left in it, and counts what
-// it has used. nil is none.
+// leave removes the cgroup of an ended process, kills the processes that remain in it, and counts
+// its usage. c may be nil.
 func (p *Pool) leave(c *Cgroup) {
 	if c == nil {
 		return
 	}
 	if err := c.group.Remove(); err != nil {
-		p.cfg.Log.Warn("cgroup is left", "name", c.name, "error", err)
+		p.cfg.Log.Warn("cgroup is not removed", "name", c.name, "error", err)
 	}
 	u, err := c.group.Usage()
 	if err != nil {
@@ -138,7 +137,7 @@ func (p *Pool) leave(c *Cgroup) {
 	p.totals.ended(c, u)
 }
 
-// Bound sets the limit on the processor, once the process runs; 0: as declared.
+// Bound sets the CPU limit, once the process runs. 0 sets the declared limit.
 func (c *Cgroup) Bound(milli int) error {
 	if c == nil {
 		return nil
@@ -153,7 +152,7 @@ func (c *Cgroup) Bound(milli int) error {
 	return nil
 }
 
-// Milli is the limit on the processor as it is now; 0: none.
+// Milli returns the current CPU limit in thousandths of a core; 0: none.
 func (c *Cgroup) Milli() int {
 	if c == nil {
 		return 0
@@ -197,8 +196,8 @@ func (c *Cgroup) outOfMemory() string {
 	return "out of memory, its limit is " + plan.Size(c.limits.Memory) + " (limits.memory)"
 }
 
-// ID returns the name of the group, which no other one has.
+// ID returns the unique name of the group.
 func (c *Cgroup) ID() string { return c.id }
 
-// Limits returns the limits that it was made with.
+// Limits returns the limits that the group was made with.
 func (c *Cgroup) Limits() Limits { return c.limits }

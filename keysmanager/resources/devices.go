@@ -11,54 +11,54 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// EnvDevices says to CUDA which devices a process may see, by UUID; empty: none.
+// EnvDevices is the variable that tells CUDA which devices a process may see, by UUID; empty: none.
 const EnvDevices = "CUDA_VISIBLE_DEVICES"
 
-// Device is an accelerator as it was seen last: a whole GPU, or a part of one (MIG).
+// Device is an accelerator as it was last seen: a whole GPU, or a part of one (MIG).
 type Device struct {
 	ID          string // its UUID
-	Index       string // of the GPU on the machine, such as 2; of a part GPU:PART, such as 2:0
+	Index       string // number of the GPU on the machine, such as 2; for a part GPU:PART, such as 2:0
 	Name        string
 	Memory      int64         // bytes
 	Used        int64         // bytes, by all processes of the machine
 	Utilisation float64       // share of the latest seconds in which it computed; negative: unknown
 	Temperature int           // degrees Celsius; 0: unknown
-	Power       float64       // watts that it draws; 0: unknown
-	Unhealthy   string        // why nothing may run on it; empty: it is well
-	Processes   map[int]int64 // bytes by pid, where they are known; not changed
+	Power       float64       // power draw in watts; 0: unknown
+	Unhealthy   string        // why nothing may run on it; empty: it is healthy
+	Processes   map[int]int64 // bytes by pid, as far as known; must not be changed
 }
 
-// DeviceInfo is a device and who has it.
+// DeviceInfo is a device and the replicas that use it.
 type DeviceInfo struct {
 	Device
 	Reserved int64    // bytes, for this node's replicas
-	Free     int64    // bytes that may still be reserved: what is neither reserved nor used by others
-	Replicas []string // for which some of it is reserved, sorted
+	Free     int64    // bytes that may still be reserved: neither reserved nor used by other processes
+	Replicas []string // that have reserved memory of it, sorted
 
-	// Bytes of Free that children take who wait on it or are about to, and give back when they are
-	// wanted.
+	// Bytes of Free that parked children take, or children that are being parked. They are freed when
+	// an order needs them.
 	Parked    int64
-	ParkedFor []string // whose children wait on it, by function, sorted
+	ParkedFor []string // functions whose children are parked on it, sorted
 }
 
-// ContextOverhead is what a process takes of a device's memory beside parameters, in bytes, until
-// that is measured.
+// ContextOverhead is the device memory that a process takes in addition to its parameters, in
+// bytes, until it is measured.
 const ContextOverhead = 512 << 20
 
-// Holder is a process and what is reserved for it: a replica's, or a part of a worker's. Several
-// holders may have one process.
+// Holder is a process and the device memory that is reserved for it: a replica's, or a part of a
+// worker's. Several holders may have one process.
 type Holder struct {
 	Replica  string           // empty: a worker's context, or a parked child
 	PID      int              // 0: not yet known
 	Reserved map[string]int64 // bytes by device
-	Parks    bool             // it is a child that is parked, or about to be
-	Parked   string           // the function whose child is parked; empty: it is not yet, or none
+	Parks    bool             // a child that is parked, or is being parked
+	Parked   string           // function whose child is parked; empty: no child is parked yet
 }
 
-// survey says what is free of each device. What a replica uses beyond what is reserved for it is
-// not free either, and use that cannot be told to be a replica's counts as somebody else's: too
-// much is taken for used then, never too little. parent returns the parent of a process, so that a
-// replica's children are its own.
+// survey returns how much of each device is free. Memory that a replica uses beyond its reservation
+// is not free. Usage that belongs to no known replica counts as that of another program. So survey
+// may overestimate the usage, but never underestimates it. parent returns the parent of a process;
+// with it, the children of a replica's process count as the replica's.
 func survey(seen []Device, holders []Holder, parent func(pid int) int) []DeviceInfo {
 	out := make([]DeviceInfo, 0, len(seen))
 	for _, d := range seen {
@@ -111,8 +111,7 @@ func usage(d Device, holders []Holder, parent func(pid int) int) []int64 {
 			}
 		}
 	}
-	// Of a process's use each of its holders has as much as is reserved for it, and the first the
-	// rest.
+	// Each holder of a process is charged what is reserved for it. The first is charged the rest.
 	for i, h := range holders {
 		if first, ok := owner[h.PID]; ok && first != i {
 			used[i] = min(h.Reserved[d.ID], max(0, used[first]-holders[first].Reserved[d.ID]))
@@ -122,8 +121,8 @@ func usage(d Device, holders []Holder, parent func(pid int) int) []int64 {
 	return used
 }
 
-// reserve returns what a replica is to get of each of the devices: bytes of each, or when that is 0
-// all that is free of devices that no other replica has.
+// reserve returns what a replica gets of each device: bytes of each. If bytes is 0, it gets all
+// free memory of devices that no other replica has.
 func reserve(all []DeviceInfo, ids []string, bytes int64) (map[string]int64, error) {
 	got := map[string]int64{}
 	for _, id := range ids {
@@ -150,14 +149,14 @@ func reserve(all []DeviceInfo, ids []string, bytes int64) (map[string]int64, err
 	return got, nil
 }
 
-// Takes tells whether a child may be parked on a device for replicas that take so many bytes of it;
-// 0: all.
+// Takes reports whether a child may be parked on a device for replicas that take this many bytes of
+// it; 0: all of it.
 func (d DeviceInfo) Takes(bytes int64) bool {
 	need := plan.DeviceNeed(bytes, d.Memory)
 	return d.Unhealthy == "" && (bytes > 0 || len(d.Replicas) == 0) && d.Free >= max(need, d.Parked+ContextOverhead)
 }
 
-// ParentOf returns the parent of a process; 0: it has ended.
+// ParentOf returns the parent of a process, or 0 if the process has ended.
 func ParentOf(pid int) int {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -167,6 +166,6 @@ func ParentOf(pid int) int {
 	if len(fields) < 2 {
 		return 0
 	}
-	parent, _ := strconv.Atoi(fields[1]) // 0 when it is no number
+	parent, _ := strconv.Atoi(fields[1]) // 0 if it is not a number
 	return parent
 }

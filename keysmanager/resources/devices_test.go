@@ -67,8 +67,8 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestChildrenOfReplicas: what a replica's child uses is the replica's, as when a watchdog runs a
-// program on a device.
+// TestChildrenOfReplicas checks that the device memory of a replica's child counts as the
+// replica's, as when a watchdog runs a program on a device.
 func TestChildrenOfReplicas(t *testing.T) {
 	parents := map[int]int{30: 20, 20: 7, 99: 1}
 	seen := []Device{{ID: "GPU-a", Memory: 40 * gib, Used: 12 * gib, Processes: map[int]int64{30: 10 * gib, 99: 2 * gib}}}
@@ -81,9 +81,9 @@ func TestChildrenOfReplicas(t *testing.T) {
 	}
 }
 
-// TestNeverOverbooked lets replicas come, grow as far as they may and go at random, beside programs
-// of others that do as they like: as long as those leave the reservations alone, all that is used
-// fits, whoever uses it.
+// TestNeverOverbooked makes replicas start, grow within their reservations and end at random,
+// beside programs of others that use the device freely. As long as these programs leave the
+// reservations alone, all use fits on the device.
 func TestNeverOverbooked(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -111,12 +111,12 @@ func TestNeverOverbooked(t *testing.T) {
 		}
 		for step := range 400 {
 			switch r.IntN(6) {
-			case 0: // a replica ends; the latest look still has what it used
+			case 0: // a replica ends; the latest survey still counts its use
 				if n := len(holders); n > 0 {
 					i := r.IntN(n)
 					holders = slices.Delete(holders, i, i+1)
 				}
-			case 1: // others take what nobody has reserved, or give some back
+			case 1: // others take unreserved memory, or free some
 				d := seen[r.IntN(len(seen))]
 				foreign[d.ID] = r.Int64N(d.Memory - promised(d.ID) + 1)
 				look()
@@ -151,8 +151,8 @@ func TestNeverOverbooked(t *testing.T) {
 	}
 }
 
-// TestWhoHasADevice: parked children give way, and a worker's context and replicas share what their
-// process uses.
+// TestWhoHasADevice checks that parked children give way, and that the context and the replicas of
+// a worker share the use of their process.
 func TestWhoHasADevice(t *testing.T) {
 	reserved := func(bytes int64) map[string]int64 { return map[string]int64{"GPU-a": bytes} }
 	for name, tc := range map[string]struct {
@@ -192,7 +192,8 @@ func TestWhoHasADevice(t *testing.T) {
 	}
 }
 
-// TestWhereChildrenMayPark: on devices that are well, where a replica fits beside what is there.
+// TestWhereChildrenMayPark checks that children are parked only on healthy devices on which a
+// replica still fits.
 func TestWhereChildrenMayPark(t *testing.T) {
 	for name, tc := range map[string]struct {
 		d     DeviceInfo

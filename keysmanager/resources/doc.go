@@ -1,11 +1,11 @@
-// Package resources gives the processes of a node what they hold of it: a cgroup, a user account, a
+// Package resources assigns a node's resources to its processes: a cgroup, a user account, a
 // network, and memory of devices.
 //
-// A [Pool] gives, and a [Reservation] is what one process holds. The owner of a process makes the
-// reservation with [Pool.Reserve], [Pool.New] or [Pool.Adopt], before the process starts. The
-// reservation grows with Enter, Take and Start. Release gives everything back. It is the only
-// function that does, and may be called more than once.
+// A [Pool] assigns resources, and a [Reservation] is what one process holds. The owner of a process
+// makes the reservation with [Pool.Reserve], [Pool.New] or [Pool.Adopt], before the process starts.
+// Enter, Take and Start add to the reservation. Release frees everything. No other function does.
+// It may be called more than once.
 //
-// The package also says what memory there is: [Kernel] reads the machine and its processes, and
-// [Scale] counts what the node's own processes take of it.
+// The package also measures memory: [Kernel] reads the memory of the machine and of processes, and
+// [Scale] counts the memory that the node's own processes take.
 package resources

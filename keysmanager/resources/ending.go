@@ -57,7 +57,7 @@ func (e Ending) Of(what string, end task.End) Ending {
 	return Ending{Cause: what + " ended: " + e.Cause, End: end, Memory: e.Memory}
 }
 
-// Saying adds the last line on stderr to an end that was not a wanted one.
+// Saying adds the last line on stderr to an end that was not asked for.
 func (e Ending) Saying(o *sandbox.Output) Ending {
 	last := o.LastError()
 	if last == "" || e.Well {
@@ -98,10 +98,10 @@ type Printed string
 // Error returns the words.
 func (p Printed) Error() string { return string(p) }
 
-// Unwrap returns the lack of device memory that the words tell of, or nil.
+// Unwrap returns the lack of device memory that the words report, or nil.
 func (p Printed) Unwrap() error { return memoryError(wire.MemoryErrorIn(string(p))) }
 
-// memoryError returns short as an error, which is nil if short is.
+// memoryError returns short as an error, or a nil error if short is nil.
 func memoryError(short *task.MemoryError) error {
 	if short == nil {
 		return nil

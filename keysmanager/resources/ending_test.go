@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// usedGroup is a group with this use.
+// usedGroup is a group with this usage.
 type usedGroup struct {
 	Group
 	use GroupUsage

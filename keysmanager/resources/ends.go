@@ -10,12 +10,12 @@ import (
 // Ends passes each end of a process of the warden to the goroutine that awaits it. The zero value
 // is ready, and adopts nothing.
 type Ends struct {
-	mu      sync.Mutex                    // guards what follows; nothing is called under it
+	mu      sync.Mutex                    // guards the fields below; nothing is called under it
 	awaited map[string]chan<- warden.Exit // by name of the warden's entry
-	early   map[string]warden.Exit        // ends that were told during an adoption; nil: there is none
+	early   map[string]warden.Exit        // ends that came during an adoption; nil: none is under way
 }
 
-// Await returns where the end of a process will be told.
+// Await returns a channel that receives the end of a process.
 func (e *Ends) Await(entry string) <-chan warden.Exit {
 	ch := make(chan warden.Exit, 1)
 	e.mu.Lock()
@@ -31,14 +31,14 @@ func (e *Ends) Await(entry string) <-chan warden.Exit {
 	return ch
 }
 
-// Cancel says that the process has not started: nobody awaits its end any more.
+// Cancel notes that the process has not started, so nobody awaits its end any more.
 func (e *Ends) Cancel(entry string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.awaited, entry)
 }
 
-// Tell takes the end of a process from the warden.
+// Tell passes on the end of a process. The warden calls it.
 func (e *Ends) Tell(end warden.Exit) {
 	e.mu.Lock()
 	ch := e.awaited[end.Name]
@@ -48,19 +48,19 @@ func (e *Ends) Tell(end warden.Exit) {
 	}
 	e.mu.Unlock()
 	if ch != nil {
-		ch <- end // has room for the only one
+		ch <- end // the buffer has room for one end, and there is only one
 	}
 }
 
 // BeginAdoption keeps ends that nobody awaits yet, until EndAdoption. The caller calls it before it
-// attaches to the warden, and then Left with what the warden has kept.
+// attaches to the warden. Afterwards it calls Left with the warden's entries.
 func (e *Ends) BeginAdoption() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.early = map[string]warden.Exit{}
 }
 
-// Left tells the ends that came before the daemon did.
+// Left passes on the ends that came before the daemon attached.
 func (e *Ends) Left(kept []warden.Kept) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -71,7 +71,7 @@ func (e *Ends) Left(kept []warden.Kept) {
 	}
 }
 
-// EndAdoption drops the ends that nobody has awaited.
+// EndAdoption drops the ends that nobody awaits.
 func (e *Ends) EndAdoption() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

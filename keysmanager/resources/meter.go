@@ -11,26 +11,26 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// Meter reads what memory there is and what processes take of it. Sizes are in bytes.
+// Meter measures the memory of the machine and of processes. Sizes are in bytes.
 type Meter interface {
-	// Bounds returns the machine's and the cgroup's memory; used is without what the Kernel can
-	// give back, as far as that is a file's.
+	// Bounds returns the memory of the machine and of the cgroup. Used memory excludes file pages that
+	// the kernel can take back.
 	Bounds() []Bound
-	// Resident returns what a process has in memory: of its own, and of files.
+	// Resident returns the resident memory of a process: its own pages, and file pages.
 	Resident(pid int) (anonymous, files int64)
-	// Exact returns the proportional set size of a process. It takes some 12 ms for each gigabyte.
+	// Exact returns the proportional set size of a process. It takes some 12 ms per gigabyte.
 	Exact(pid int) (int64, error)
 }
 
 // Kernel is the Meter of this machine.
 type Kernel struct {
-	root   string // where /proc and /sys are; empty: at the root
+	root   string // folder that has /proc and /sys; empty: the root
 	page   int64
 	groups []string // folders of the cgroups around this process, innermost first
 }
 
-// NewKernel looks where this process is. That stays so: who moves a process to another cgroup does
-// it before it has much memory.
+// NewKernel finds the cgroups of this process. It assumes that the process stays in them: whoever
+// moves a process to another cgroup does so before it has much memory.
 func NewKernel(root string) Kernel {
 	k := Kernel{root: root, page: int64(os.Getpagesize())}
 	k.groups = groupFolders(string(k.read("proc/self/cgroup")), string(k.read("proc/self/mountinfo")))
@@ -38,7 +38,7 @@ func NewKernel(root string) Kernel {
 }
 
 func (k Kernel) read(path ...string) []byte {
-	// What cannot be read bounds nothing.
+	// A file that cannot be read sets no limit.
 	b, _ := os.ReadFile(filepath.Join(append([]string{k.root, "/"}, path...)...))
 	return b
 }
@@ -65,7 +65,7 @@ func (k Kernel) Bounds() []Bound {
 	return all
 }
 
-// group reads a cgroup's limit and use; false: it has none.
+// group returns the limit and the usage of a cgroup; false: it has no limit.
 func (k Kernel) group(dir string) (Bound, bool) {
 	limit, usage, files := "memory.max", "memory.current", [2]string{"active_file", "inactive_file"}
 	if k.read(dir, limit) == nil { // version 1
@@ -101,7 +101,7 @@ func (k Kernel) Resident(pid int) (anonymous, files int64) {
 // Exact implements Meter.
 func (k Kernel) Exact(pid int) (int64, error) { return sandbox.PSS(pid) }
 
-// field finds the number that follows a name at the start of a line.
+// field returns the number that follows a name at the start of a line.
 func field(text []byte, name string) (int64, bool) {
 	for line := range bytes.Lines(text) {
 		if rest, ok := bytes.CutPrefix(line, []byte(name)); ok && len(rest) > 0 && (rest[0] == ' ' || rest[0] == '\t') {
@@ -112,9 +112,9 @@ func field(text []byte, name string) (int64, bool) {
 	return 0, false
 }
 
-// groupFolders returns the folders of the cgroups that Bound the memory of a process, innermost
-// first: its own and those around it, of version 1 and 2, as its /proc/self/cgroup and mountinfo
-// say.
+// groupFolders returns the folders of the cgroups that bound the memory of a process, innermost
+// first: its own and those around it, of versions 1 and 2. It reads them from /proc/self/cgroup and
+// mountinfo.
 func groupFolders(cgroup, mountinfo string) []string {
 	var out []string
 	for line := range strings.Lines(cgroup) {
@@ -135,9 +135,10 @@ func groupFolders(cgroup, mountinfo string) []string {
 			}
 			rel, err := filepath.Rel(root, parts[2])
 			if err != nil || rel == ".." || strings.HasPrefix(rel, "../") {
-				rel = "." // what is mounted is not above the process's: the mount is all that is seen of it
+				// The mount is not above the process's cgroup, so it is all that the process sees.
+				rel = "."
 			}
-			for range 64 { // deeper than anybody nests
+			for range 64 { // no system nests deeper
 				out = append(out, filepath.Join(at, rel))
 				if rel == "." {
 					break
@@ -150,8 +151,8 @@ func groupFolders(cgroup, mountinfo string) []string {
 	return out
 }
 
-// cgroupMount takes a line of mountinfo apart when it is the mount of a kind of cgroup, of version
-// 1 the memory controller's.
+// cgroupMount parses a line of mountinfo if it mounts a cgroup hierarchy: version 2, or the memory
+// controller of version 1.
 func cgroupMount(line, kind string) (root, at string, ok bool) {
 	before, after, found := strings.Cut(strings.TrimSuffix(line, "\n"), " - ")
 	f, tail := strings.Fields(before), strings.Fields(after)
@@ -161,7 +162,7 @@ func cgroupMount(line, kind string) (root, at string, ok bool) {
 	return f[3], f[4], true
 }
 
-// hasWord says whether a list by commas has a word.
+// hasWord reports whether a comma-separated list has a word.
 func hasWord(list, word string) bool {
 	for w := range strings.SplitSeq(list, ",") {
 		if w == word {

@@ -9,7 +9,8 @@ import (
 
 const statm = "2000 500 200 10 0 300 0\n"
 
-// TestKernelReads reads trees of version 1 and 2 as they are in containers and out of them.
+// TestKernelReads reads file trees of versions 1 and 2, as they are inside and outside of
+// containers.
 func TestKernelReads(t *testing.T) {
 	const mounts1 = "33 32 0:30 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n34 32 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
 	const mounts2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
@@ -88,7 +89,8 @@ func TestKernelIsThisOne(t *testing.T) {
 	}
 }
 
-// FuzzGroupFolders: whatever /proc says, what is looked at lies under a mount that it names.
+// FuzzGroupFolders checks that, whatever /proc says, only folders below a mount that /proc names
+// are read.
 func FuzzGroupFolders(f *testing.F) {
 	f.Add("3:memory:/a/b\n0::/x\n", "33 32 0:30 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
 	f.Add("0::/../x\n", "30 23 0:26 /a /sys rw - cgroup2 c rw")

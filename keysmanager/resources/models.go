@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-// ErrModelMissing says that an image lacks the file or folder that its model should be.
+// ErrModelMissing means that an image lacks the file or folder of its model.
 var ErrModelMissing = errors.New("there is no")
 
 // CheckModel checks the files of a model below an image's root as a start does before it loads
@@ -28,9 +28,9 @@ func CheckModel(root, model string) error {
 	return err
 }
 
-// Parameters returns how many bytes the files of a model below an image's root have, and says which
-// files they are. If the model is by its name neither an ONNX model nor safetensors, it is the size
-// of the file or of a folder's files.
+// Parameters returns the size of a model's files below an image's root, in bytes, and says which
+// files they are. If the name is of neither an ONNX model nor safetensors, it returns the size of
+// the file or of all files in the folder.
 func Parameters(root, model string) (bytes int64, of string, err error) {
 	path := model
 	if !filepath.IsAbs(path) {
@@ -44,7 +44,7 @@ func Parameters(root, model string) (bytes int64, of string, err error) {
 		return 0, "", fmt.Errorf("model %s: %w", model, err)
 	}
 	bytes, of = info.Size(), "model file "+plan.Size(info.Size())
-	// A function names it: opening a pipe would wait, a device may do anything.
+	// A function names the path: opening a pipe would block, and a device could have side effects.
 	if !info.IsDir() && !info.Mode().IsRegular() {
 		return 0, "", fmt.Errorf("model %s: %v, want a file or folder", model, info.Mode())
 	}
@@ -78,9 +78,9 @@ func Parameters(root, model string) (bytes int64, of string, err error) {
 	return bytes + outside, of, nil
 }
 
-// inFolder returns how many bytes the files of a folder have.
+// inFolder returns the total size of the files in a folder, in bytes.
 func inFolder(path string) (bytes int64) {
-	entries, _ := os.ReadDir(path) // what cannot be read is found when it is loaded
+	entries, _ := os.ReadDir(path) // the load reports files that cannot be read
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil && info.Mode().IsRegular() {
 			bytes += info.Size()

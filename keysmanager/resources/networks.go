@@ -12,22 +12,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// Networks makes network namespaces for processes; package network does.
+// Networks makes network namespaces for processes; package network implements it.
 type Networks interface {
-	// Create makes a namespace with loopback and a way out.
+	// Create makes a namespace with loopback and a route to other machines.
 	Create() (*os.File, error)
 	// Lonely makes a namespace with loopback alone.
 	Lonely() (*os.File, error)
 	// Admit lets processes in namespaces of Create reach an address of the machine: the gateway's.
 	Admit(gateway netip.AddrPort) error
-	// Files returns the paths of what these processes see as /etc/hosts and /etc/resolv.conf. In
-	// hosts the gateway has its names; the zero gateway is one where nobody listens.
+	// Files returns the paths of the files that these processes see as /etc/hosts and
+	// /etc/resolv.conf. The hosts file has the gateway's names, unless the gateway is zero, which
+	// means that none listens.
 	Files(gateway netip.AddrPort) (hosts, resolv string, err error)
 }
 
 // The networks that a function can ask for, in the words of the annotation stagecoach.dev/network.
 const (
-	NetworkDefault = "default" // a namespace with a way out
+	NetworkDefault = "default" // a namespace with a route to other machines
 	NetworkHost    = "host"    // the machine's network
 	NetworkNone    = "none"    // a namespace with loopback alone
 )
@@ -36,10 +37,10 @@ const (
 var ErrHostNetwork = errors.New("annotation stagecoach.dev/network is host, and this node gives no function the machine's network: " +
 	"want default or none, or start the node with --allow-host-network")
 
-// NetworkOf returns the network in which a process is started that asks for this one: what it asks
-// for, or the machine's if this node makes no networks. It is part of the keys of zygotes. So a
-// node that makes networks forks nothing from a zygote that an earlier daemon has started without
-// one.
+// NetworkOf returns the network in which a process is started that asks for this one. That is the
+// network that it asks for, or the machine's if this node makes no networks. The network is part of
+// the keys of zygotes. So a node that makes networks forks nothing from a zygote that an earlier
+// daemon has started without one.
 func (p *Pool) NetworkOf(asked string) string {
 	if p.cfg.Networks == nil {
 		return NetworkHost
@@ -56,7 +57,7 @@ func (p *Pool) CheckNetwork(asked string) error {
 }
 
 // connect gives a command the network that its function asks for. The caller calls release once the
-// process has started or has failed to: from then on the process alone keeps the namespace.
+// process has started or has failed to start. From then on only the process keeps the namespace.
 func (p *Pool) connect(c *sandbox.Command, t Tenant, who Lodger) (release func(), err error) {
 	release = func() {
 		if c.Network != nil {
@@ -101,7 +102,7 @@ func (p *Pool) wayOut(c *sandbox.Command, t Tenant) (err error) {
 	return err
 }
 
-// tellWatchdog tells a watchdog which network its program is in.
+// tellWatchdog sets in a watchdog's environment which network its program is in.
 func tellWatchdog(c *sandbox.Command) error {
 	b, err := json.Marshal(wire.Network{Own: true, Hosts: c.Hosts, Resolv: c.Resolv})
 	c.Env[wire.EnvNetwork] = string(b)

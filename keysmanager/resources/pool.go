@@ -10,19 +10,19 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
-// Config says what a Pool has to give.
+// Config configures a Pool.
 type Config struct {
 	Warden *warden.Client // starts the processes
-	// Accounts are the users that processes run as if they have no root of their own; nil: the user
-	// of this process.
+	// Accounts are the users of processes that have no root of their own; nil: the user of this
+	// process.
 	Accounts Accounts
 	// Networks makes the networks of processes; nil: they share the machine's. HostNetwork allows
-	// functions to ask for the machine's.
+	// functions to ask for the machine's network.
 	Networks    Networks
 	HostNetwork bool
-	// Groups makes the cgroups; nil: there are none, and so no limits of functions.
+	// Groups makes the cgroups; nil: there are none, so functions have no limits.
 	Groups Groups
-	// Devices returns the node's accelerators as they were seen last; it must not block. nil: there
+	// Devices returns the node's accelerators as they were last seen; it must not block. nil: there
 	// are none.
 	Devices func() []Device
 	Log     *slog.Logger
@@ -30,7 +30,7 @@ type Config struct {
 	Output func(function, replica, stream, line string)
 }
 
-// Pool is what a node has for its processes. Its methods are safe for concurrent use.
+// Pool assigns a node's resources to its processes. Its methods are safe for concurrent use.
 type Pool struct {
 	cfg Config
 
@@ -43,35 +43,36 @@ type Pool struct {
 	replicas map[*Reservation]bool // that have not been released
 }
 
-// NewPool returns a Pool of which nothing is reserved.
+// NewPool returns a Pool without reservations.
 func NewPool(cfg Config) *Pool {
 	return &Pool{cfg: cfg, replicas: map[*Reservation]bool{}}
 }
 
-// Reservation is what a process holds of a node. The process need not run yet, and may never do.
+// Reservation is what a process holds of a node. The process need not run yet, and may never run.
 //
 // group and account belong to the goroutine that starts the process. Others may read them once the
 // process is known to run.
 type Reservation struct {
 	pool              *Pool
-	replica, function string // empty: of a zygote, or of a child that is no replica yet
+	replica, function string // empty for a zygote, and for a child that is no replica yet
 
 	pid     int              // of a replica that runs; guarded by pool.mu
 	devices map[string]int64 // bytes by device; guarded by pool.mu, and its content does not change
 
 	group     *Cgroup    // nil: none
 	account   *lodging   // nil: none
-	admitting sync.Mutex // held while the process gets another folder to read
+	admitting sync.Mutex // held while the process gets access to another folder
 
 	once sync.Once // of Release
 }
 
-// New returns the reservation of a process that is no replica. It holds nothing yet.
+// New returns an empty reservation for a process that is no replica.
 func (p *Pool) New() *Reservation { return &Reservation{pool: p} }
 
-// Reserve returns the reservation of a replica that gets the devices with these ids, by commas, and
-// so many bytes of each of them, or all that is free if bytes is 0. others are the holders of
-// device memory that are no replicas. The error is ErrDevice if a device has not enough.
+// Reserve returns the reservation of a replica that gets the devices with these ids, separated by
+// commas. It reserves the given bytes of each device, or all that is free if bytes is 0. others are
+// the holders of device memory that are no replicas. The error is ErrDevice if a device has too
+// little free memory.
 func (p *Pool) Reserve(replica, function, ids string, bytes int64, others []Holder) (*Reservation, error) {
 	r := &Reservation{pool: p, replica: replica, function: function}
 	p.mu.Lock()
@@ -86,8 +87,8 @@ func (p *Pool) Reserve(replica, function, ids string, bytes int64, others []Hold
 	return r, nil
 }
 
-// Adopt returns the reservation of what an earlier daemon has left to the warden: its account. Its
-// cgroup and devices are adopted with AdoptGroup and AdoptDevices.
+// Adopt returns the reservation of a process that an earlier daemon has left to the warden. It has
+// the process's account. AdoptGroup and AdoptDevices add its cgroup and devices.
 func (p *Pool) Adopt(k warden.Kept) *Reservation {
 	r := p.New()
 	r.adoptAccount(k)
@@ -102,22 +103,22 @@ func (r *Reservation) AdoptDevices(replica, function string, devices map[string]
 	r.pool.replicas[r] = true
 }
 
-// Runs says that the replica is this process from now on: what the process uses of a device counts
-// as the reservation's.
+// Runs sets the process of the replica. From now on the process's use of a device counts as the
+// reservation's.
 func (r *Reservation) Runs(pid int) {
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()
 	r.pid = pid
 }
 
-// Devices returns what is reserved, in bytes by device; it must not be changed.
+// Devices returns the reserved bytes by device. The caller must not change the map.
 func (r *Reservation) Devices() map[string]int64 {
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()
 	return r.devices
 }
 
-// Group returns the cgroup; nil: it has none. The methods of a nil Cgroup work.
+// Group returns the cgroup, or nil if there is none. The methods of a nil Cgroup work.
 func (r *Reservation) Group() *Cgroup {
 	if r == nil {
 		return nil
@@ -125,8 +126,8 @@ func (r *Reservation) Group() *Cgroup {
 	return r.group
 }
 
-// Release gives back all that is held, once the process has ended or will not start. What the
-// process has left running is killed. A second call does nothing.
+// Release releases all resources, once the process has ended or will not start. It kills processes
+// that the process has left running. A second call does nothing.
 func (r *Reservation) Release() {
 	r.once.Do(func() {
 		r.pool.leave(r.group)
@@ -137,7 +138,7 @@ func (r *Reservation) Release() {
 	})
 }
 
-// survey returns the devices and what is free of them, with p.mu held.
+// survey returns the devices and how much of each is free. The caller holds p.mu.
 func (p *Pool) survey(others []Holder) []DeviceInfo {
 	if p.cfg.Devices == nil {
 		return nil
@@ -149,17 +150,18 @@ func (p *Pool) survey(others []Holder) []DeviceInfo {
 	return survey(p.cfg.Devices(), append(all, others...), ParentOf)
 }
 
-// Devices returns the node's devices and what is free of them, sorted by ID; others as for Reserve.
+// Devices returns the node's devices and how much of each is free, sorted by ID; others as for
+// Reserve.
 func (p *Pool) Devices(others []Holder) []DeviceInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.survey(others)
 }
 
-// HasDevices reports whether the node is told of devices.
+// HasDevices reports whether the node knows its devices.
 func (p *Pool) HasDevices() bool { return p.cfg.Devices != nil }
 
-// Tenant is what the Pool has to know of the function whose process starts.
+// Tenant is what the Pool must know of the function whose process starts.
 type Tenant struct {
 	Function  string // pipeline.Key
 	Namespace string
@@ -192,17 +194,17 @@ func (r *Reservation) Start(t Tenant, who Lodger, p warden.Process) (pid int, er
 	return r.pool.cfg.Warden.Start(p)
 }
 
-// Drop has the warden forget an entry whose process has ended.
+// Drop makes the warden forget an entry whose process has ended.
 func (p *Pool) Drop(entry string) {
 	if err := p.cfg.Warden.Drop(entry); err != nil {
-		p.cfg.Log.Warn("warden keeps what has ended", "error", err)
+		p.cfg.Log.Warn("warden does not forget an ended process", "error", err)
 	}
 }
 
 // CloseFiles closes files that were only passed on.
 func CloseFiles(files []*os.File) {
 	for _, f := range files {
-		_ = f.Close() // nothing was written through it
+		_ = f.Close() // nothing was written
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
-// fakeGroups notes what becomes of cgroups. Package keysmanager tests the machine's.
+// fakeGroups records what is done with cgroups. Package keysmanager tests the machine's.
 type fakeGroups struct{ calls []string }
 
 func (g *fakeGroups) note(format string, args ...any) {
@@ -53,8 +53,8 @@ func newPool(t *testing.T) (*Pool, *fakeGroups) {
 	}), g
 }
 
-// TestReleaseGivesBackAllOnce: the device memory, the cgroup that a replica has taken over from a
-// child, and its count, however often it is called.
+// TestReleaseGivesBackAllOnce checks that Release frees the device memory, the cgroup that a
+// replica has taken over from a child, and its count, once, however often it is called.
 func TestReleaseGivesBackAllOnce(t *testing.T) {
 	t.Parallel()
 	p, g := newPool(t)
@@ -91,8 +91,8 @@ func TestReleaseGivesBackAllOnce(t *testing.T) {
 	}
 }
 
-// TestAnotherCgroupTakesThePlaceOfTheFirst removes the first: a start that is tried again leaves
-// none.
+// TestAnotherCgroupTakesThePlaceOfTheFirst checks that the first cgroup is removed, so that a start
+// that is tried again leaves none behind.
 func TestAnotherCgroupTakesThePlaceOfTheFirst(t *testing.T) {
 	t.Parallel()
 	p, g := newPool(t)
@@ -116,7 +116,7 @@ func TestAnotherCgroupTakesThePlaceOfTheFirst(t *testing.T) {
 	}
 }
 
-// TestEndsComeToThoseWhoAwaitThem, also if an end came before, during an adoption.
+// TestEndsComeToThoseWhoAwaitThem checks this also for an end that came before, during an adoption.
 func TestEndsComeToThoseWhoAwaitThem(t *testing.T) {
 	t.Parallel()
 	var e Ends

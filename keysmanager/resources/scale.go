@@ -9,14 +9,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 )
 
-// Bounds of how often memory is looked at.
+// Bounds of how often memory is measured.
 const (
-	SampleFresh = 100 * time.Millisecond // a sample that is not older is not taken again
-	// Exact measurements take at most one part in so many of the time.
+	SampleFresh = 100 * time.Millisecond // a sample that is younger is not taken again
+	// Exact measurements take at most one part in exactShare of the time.
 	exactShare = 100
 )
 
-// Sample is what memory looked like at some time.
+// Sample is the memory at one time.
 type Sample struct {
 	at     time.Time
 	Bounds []Bound
@@ -24,56 +24,58 @@ type Sample struct {
 	Epoch  uint64 // of the Census that was counted
 }
 
-// Census is what runs on a node and has to be counted.
+// Census is the set of processes on a node whose memory counts.
 type Census struct {
 	Families []Family
-	Coming   map[int]int64 // bytes that loads under way are expected to take, by their process
-	Going    []int         // processes of zygotes that are being ended
-	Epoch    uint64        // grows when a zygote comes or goes
+	Coming   map[int]int64 // bytes that loads under way are expected to take, by the pid of the load
+	Going    []int         // pids of zygotes that are being ended
+	Epoch    uint64        // grows when a zygote starts or ends
 }
 
-// Parent is a zygote as it is counted.
+// Parent is a zygote in the form in which memory is counted.
 type Parent struct {
 	Entry  string // of the warden; empty: there is no zygote
-	PID    int    // 0: it is no process but memory
+	PID    int    // 0: memory in place of a process
 	Bytes  int64  // proportional set size once loaded
-	Shared int64  // of a worker: bytes resident in it that are other processes' part of what it shares
+	Shared int64  // of a worker: resident bytes that it shares and that count for other processes
 	Worker bool
 }
 
-// Family is a zygote with its replicas, or the replicas without one.
+// Family is a zygote with its replicas, or the replicas that have no zygote.
 type Family struct {
 	Of       Parent
 	Replicas []Copied
-	// Bytes: as it seems, and if the replicas have changed all that they were forked with.
+	// Bytes: the estimate, and the estimate if the replicas have changed all memory that they were
+	// forked with.
 	seems, most int64
 }
 
-// Copied is a replica as it is counted.
+// Copied is a replica in the form in which memory is counted.
 type Copied struct {
 	PID   int
-	Bytes int64 // of its own, as its cgroup says; -1: it has none
+	Bytes int64 // of its own, from its cgroup; -1: it has none
 }
 
-// Scale counts what a node's processes take of its memory. Its methods are safe for concurrent use.
+// Scale counts the memory that a node's processes take. Its methods are safe for concurrent use.
 type Scale struct {
 	meter Meter
-	own   int64 // bytes that the node's processes may take together; 0: not bounded
+	own   int64 // bytes that the node's processes may take together; 0: no limit
 
-	mu     sync.Mutex // guards what follows, and is held while memory is measured
+	mu     sync.Mutex // guards the fields below, and is held while memory is measured
 	latest Sample
 	exact  struct { // the latest exact measurement
-		beyond map[string]int64 // bytes that families take beyond what it seemed, by entry of the zygote
-		next   time.Time        // not before
+		beyond map[string]int64 // bytes that families take beyond the estimate, by the zygote's entry
+		next   time.Time        // time of the next exact measurement
 	}
 }
 
-// NewScale returns a Scale for a node whose processes may take so many bytes together; 0: not
-// bounded.
+// NewScale returns a Scale for a node whose processes may take this many bytes together; 0: no
+// limit.
 func NewScale(m Meter, own int64) *Scale { return &Scale{meter: m, own: own} }
 
-// Weigh samples the memory, unless that was done so long ago at most. look returns what runs. It is
-// called under the Scale's lock, so the caller must hold no lock that look takes.
+// Weigh samples the memory, unless the latest sample is younger than the given age. look returns
+// the processes to count. It is called under the Scale's lock, so the caller must hold no lock that
+// look takes.
 func (s *Scale) Weigh(fresh time.Duration, look func() Census) Sample {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -92,7 +94,8 @@ func (s *Scale) Weigh(fresh time.Duration, look func() Census) Sample {
 	if s.own > 0 && (Bound{Total: s.own, Used: most}).Below(cache.CalmBelow) < 0 {
 		out.Own += s.beyond(c.Families)
 	}
-	twice := int64(0) // what leaves, and what is counted as coming already
+	// Bytes that would be counted twice: what leaves, and what is counted as coming already.
+	twice := int64(0)
 	for _, pid := range c.Going {
 		own, _ := s.meter.Resident(pid)
 		twice += own
@@ -112,8 +115,8 @@ func (s *Scale) Weigh(fresh time.Duration, look func() Census) Sample {
 	return out
 }
 
-// weigh says what a family takes, and returns how much of it are pages of a file that its zygote
-// alone maps.
+// weigh estimates what a family takes, and returns how much of it are pages of a file that only its
+// zygote maps.
 func (f *Family) weigh(m Meter) (mapped int64) {
 	var anonymous, files int64
 	if f.Of.Entry != "" {
@@ -123,7 +126,8 @@ func (f *Family) weigh(m Meter) (mapped int64) {
 			if f.Of.Worker { // it has grown by its replicas' parameters
 				f.seems = max(f.seems, anonymous+files-f.Of.Shared)
 			}
-			mapped = min(files, max(0, f.seems-anonymous)) // the rest is libraries, which all share
+			// The rest is libraries, which all processes share.
+			mapped = min(files, max(0, f.seems-anonymous))
 		}
 	}
 	f.most = f.seems
@@ -134,15 +138,15 @@ func (f *Family) weigh(m Meter) (mapped int64) {
 			continue
 		}
 		own, _ := m.Resident(r.PID)
-		f.seems += max(0, own-anonymous) // what a fork has not changed is its zygote's
-		// Unless it has changed all of it, which only an exact look tells.
+		f.seems += max(0, own-anonymous) // pages that a fork has not changed are its zygote's
+		// The replica may have changed all of them. Only an exact measurement tells.
 		f.most += own
 	}
 	return mapped
 }
 
-// beyond returns how much more families take than it seems, as an exact look tells. If the latest
-// look was too recent for the time that it took, that one counts. s.mu is held.
+// beyond returns how much more families take than estimated, by an exact measurement. If the latest
+// one is too recent for the time that it took, beyond returns its result. The caller holds s.mu.
 func (s *Scale) beyond(all []Family) (bytes int64) {
 	if begin := time.Now(); !begin.Before(s.exact.next) {
 		s.exact.beyond = map[string]int64{}
@@ -154,13 +158,13 @@ func (s *Scale) beyond(all []Family) (bytes int64) {
 		s.exact.next = time.Now().Add(exactShare * time.Since(begin))
 	}
 	for _, f := range all {
-		// Of replicas that have ended meanwhile nothing.
+		// Replicas that have ended meanwhile take nothing.
 		bytes += min(s.exact.beyond[f.Of.Entry], f.most-f.seems)
 	}
 	return bytes
 }
 
-// exactly measures a zygote's family; 0: it cannot be done.
+// exactly measures the memory of a zygote's family; 0: it cannot be measured.
 func (f *Family) exactly(m Meter) int64 {
 	n, changed := int64(0), int64(0)
 	// The zygote has its part of what it shares with them.
@@ -175,5 +179,5 @@ func (f *Family) exactly(m Meter) int64 {
 		}
 		n += one
 	}
-	return max(n, f.Of.Bytes) + changed // what has given way of a file is read in again
+	return max(n, f.Of.Bytes) + changed // file pages that were evicted are read in again
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // TestForksThatChangeAllCount has replicas that look as if they had changed all of their zygote's
-// memory, and then do.
+// memory, and then really change it.
 func TestForksThatChangeAllCount(t *testing.T) {
 	f := &faker{own: map[int]int64{1: 900, 2: 900, 3: 900, 5: 600}, all: map[int]int64{1: 300, 2: 300, 3: 320}}
 	s := NewScale(f, 2000)
@@ -39,8 +39,8 @@ func TestForksThatChangeAllCount(t *testing.T) {
 	check("and the other one", nil, 1050)
 }
 
-// TestLibrariesAreNotParameters: of the files that a zygote maps, only its parameters are taken for
-// memory that is not to give way.
+// TestLibrariesAreNotParameters checks that, of the files that a zygote maps, only its parameters
+// count as memory that must stay.
 func TestLibrariesAreNotParameters(t *testing.T) {
 	f := &faker{own: map[int]int64{1: 100}, files: map[int]int64{1: 500}}
 	for bytes, want := range map[int64]int64{90: 0, 430: 330, 900: 500} {
@@ -50,7 +50,7 @@ func TestLibrariesAreNotParameters(t *testing.T) {
 	}
 }
 
-// faker is a Meter of processes that are not.
+// faker is a Meter of processes that do not exist.
 type faker struct {
 	Meter
 	own, files, all map[int]int64

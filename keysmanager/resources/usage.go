@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// Usage returns what was seen of it last; the zero Usage: nothing.
+// Usage returns the latest measurement; the zero Usage: not measured yet.
 func (c *Cgroup) Usage() Usage {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.latest
 }
 
-// Info is usage for an inventory.
+// Info returns the usage for an inventory.
 func (c *Cgroup) Info() *Usage {
 	if c == nil {
 		return nil
@@ -25,8 +25,8 @@ func (c *Cgroup) Info() *Usage {
 	return &u
 }
 
-// measure looks at the group, unless that was done a moment ago, and returns what its limits have
-// kept it from since it was last asked.
+// measure measures the group, unless the latest measurement is fresh. It returns what the group's
+// limits have prevented since the last call, as text.
 func (c *Cgroup) measure(now time.Time) (news string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,9 +55,9 @@ func (c *Cgroup) measure(now time.Time) (news string, err error) {
 	return news, nil
 }
 
-// Measure looks at the cgroups of what runs, so that an inventory has what they use. A cgroup that
-// is just being removed is passed over. guests has the functions of the replicas of each worker, by
-// the worker's cgroup. One measurement is made at a time; a call during another one does nothing.
+// Measure measures the cgroups of all processes that run, for the inventory. A cgroup that is being
+// removed is skipped. guests has the functions of each worker's replicas, by the worker's cgroup. A
+// call while another one runs does nothing.
 func (p *Pool) Measure(look func() (live []*Cgroup, guests map[*Cgroup][]string)) {
 	if p.cfg.Groups == nil || !p.measuring.TryLock() {
 		return
@@ -80,14 +80,14 @@ func (p *Pool) Measure(look func() (live []*Cgroup, guests map[*Cgroup][]string)
 	}
 }
 
-// Used is what the replicas of a function have used.
+// Used is the usage of a function's replicas.
 type Used struct {
 	CPU, Throttled time.Duration
 	Memory         int64
 }
 
-// Used returns what the replicas of each function have used, as of the latest measurement; live and
-// guests as for Measure.
+// Used returns the usage of each function's replicas, as of the latest measurement; live and guests
+// as for Measure.
 func (p *Pool) Used(live []*Cgroup, guests map[*Cgroup][]string) map[string]Used {
 	all := map[string]Used{}
 	p.totals.mu.Lock()
@@ -113,16 +113,16 @@ func (p *Pool) Used(live []*Cgroup, guests map[*Cgroup][]string) map[string]Used
 	return all
 }
 
-// Began says that a function has one replica more, in a worker.
+// Began notes that a function has one more replica in a worker.
 func (p *Pool) Began(function string) { p.totals.began(function) }
 
-// Left says that a replica of the function in a worker has ended.
+// Left notes that a replica of the function in a worker has ended.
 func (p *Pool) Left(function string) { p.totals.left(function) }
 
-// Forget drops what a function's replicas have used, once the last of them has ended.
+// Forget drops a function's usage, once its last replica has ended.
 func (p *Pool) Forget(function string) { p.totals.forget(function) }
 
-// totals add up what replicas that have ended had used, by function. The zero value is ready.
+// totals adds up the usage of replicas that have ended, by function. The zero value is ready.
 type totals struct {
 	mu sync.Mutex
 	of map[string]*total
@@ -131,10 +131,10 @@ type totals struct {
 type total struct {
 	cpu, throttled time.Duration
 	live           int  // replicas that have not ended
-	gone           bool // the function is not deployed any more: forgotten with its last replica
+	gone           bool // not deployed any more: forgotten with its last replica
 }
 
-// began says that a function has one replica more.
+// began notes that a function has one more replica.
 func (t *totals) began(function string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,7 +150,7 @@ func (t *totals) began(function string) {
 	f.gone = false
 }
 
-// ended takes over what a replica had used.
+// ended adds the usage of a replica that has ended.
 func (t *totals) ended(e *Cgroup, u GroupUsage) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -160,7 +160,7 @@ func (t *totals) ended(e *Cgroup, u GroupUsage) {
 	}
 }
 
-// left says that a replica in a worker has ended.
+// left notes that a replica in a worker has ended.
 func (t *totals) left(function string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -176,8 +176,8 @@ func (t *totals) end(function string, u GroupUsage) {
 	}
 }
 
-// share takes over what a worker has used since it was last asked, in equal parts for each of its
-// replicas, by function.
+// share charges a worker's usage since the last call to its replicas' functions, in equal parts per
+// replica.
 func (t *totals) share(e *Cgroup, functions []string) {
 	u, n := e.Usage().GroupUsage, time.Duration(len(functions))
 	t.mu.Lock()

@@ -11,11 +11,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// Away says when what cannot be told any more has happened.
+// Away says when an event happened that the daemon cannot date.
 const Away = "while no KeysManager ran"
 
-// Adopt makes a Zygote of what an earlier daemon has left to the warden. Nothing is read from it
-// until Resume, so that its replicas can be adopted before.
+// Adopt makes a Zygote of a process that an earlier daemon has left to the warden. Nothing is read
+// from it until Resume, so that its replicas can be adopted before.
 func Adopt(h *Host, k warden.Kept, held *resources.Reservation, d Description) (*Zygote, error) {
 	z := newZygote(h, d.Key(), k.Name, d.Function)
 	z.held = held
@@ -35,7 +35,7 @@ func Adopt(h *Host, k warden.Kept, held *resources.Reservation, d Description) (
 	z.control.conn, z.PID = conn, k.PID
 	z.ended = h.Exits.Await(k.Name)
 	f := z.Family
-	f.nextID = rand.Uint32() // answers to an earlier daemon's orders may still come
+	f.nextID = rand.Uint32() // the zygote may still answer orders of an earlier daemon
 	f.unlisted, f.listed, f.limits = map[uint32]bool{}, make(chan struct{}), d.Limits
 	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], z.prints)
 	z.measureShared()
@@ -50,18 +50,19 @@ func (z *Zygote) Replaced() bool {
 	return z.Family.replaced
 }
 
-// Resume begins to read from an adopted zygote, and asks it which children it has.
+// Resume begins to read from an adopted zygote, and asks it to list its children.
 func (z *Zygote) Resume() {
 	if z.memory != nil {
 		return
 	}
 	list := wire.Order{Kind: wire.OrderList, Version: wire.OrderVersion, ID: z.Family.nextID}
-	go z.read()                   // ends with the process, or with Leave; gone says so
-	_ = z.control.send(list, nil) // fails when the zygote has ended; it may first have much to tell
+	go z.read() // ends with the process, or with Leave; gone is closed then
+	// Fails if the zygote has ended. The zygote may send other messages first.
+	_ = z.control.send(list, nil)
 }
 
-// Add makes a replica a child by its process or thread: one that maps memory, or one that the
-// zygote has forked for an earlier daemon. In the latter case, Resume is called later.
+// Add adds a replica to the family by its process or thread. The replica maps memory, or the zygote
+// has forked it for an earlier daemon. In the latter case, Resume is called later.
 func (f *Family) Add(id int, r Replica) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -71,15 +72,16 @@ func (f *Family) Add(id int, r Replica) {
 	}
 }
 
-// Listed is closed once an adopted zygote has said which children it has; nil: it has, or was not
-// asked.
+// Listed returns a channel that is closed once an adopted zygote has listed its children. It is nil
+// if the zygote has listed them already, or was not asked.
 func (f *Family) Listed() <-chan struct{} {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.listed
 }
 
-// lives takes the answers to Resume's question: one per child that lives, and then the list's end.
+// lives handles the answers to Resume's question: one per child that lives, and then the end of the
+// list.
 func (f *Family) lives(o wire.Order) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -88,7 +90,7 @@ func (f *Family) lives(o wire.Order) {
 	}
 	if o.Kind == wire.ChildLives {
 		delete(f.unlisted, o.PID)
-		if f.replicas[o.PID] == nil { // forked in the daemon's last instant
+		if f.replicas[o.PID] == nil { // forked in the daemon's last moment
 			f.killUnwanted(o.PID)
 		}
 		return

@@ -17,25 +17,25 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// child is a process that a zygote has forked and that waits at its gate to be told which replica
-// it is. It is in its cgroup.
+// child is a process that a zygote has forked. It is in its cgroup, and waits at its gate to be
+// told which replica it is.
 //
-// A zygote has one that is spare, ahead of need: to enter a cgroup takes longer than to fork and to
-// become a replica together (docs/adr/0029). It may have others that are parked, each on a device
-// (docs/adr/0033).
+// A zygote has one spare child ahead of need, because entering a cgroup takes longer than to fork
+// and to become a replica together (docs/adr/0029). It may have other children that are parked,
+// each on a device (docs/adr/0033).
 type child struct {
-	id   int           // its pid, or in a worker its thread's id
-	gate *net.UnixConn // SOCK_SEQPACKET; closed, the child ends by itself
+	id   int           // its pid, or in a worker the id of its thread
+	gate *net.UnixConn // SOCK_SEQPACKET; when it is closed, the child ends by itself
 	held *resources.Reservation
 }
 
-// dispose gives back what is held of a child that has ended or will.
+// dispose releases the resources of a child that has ended or will end.
 func (c *child) dispose() {
-	_ = c.gate.Close() // nothing is on its way
+	_ = c.gate.Close() // no message is on its way
 	c.held.Release()
 }
 
-// dismiss ends a child that is to be no replica.
+// dismiss ends a child that will not become a replica.
 func (f *Family) dismiss(c *child) {
 	f.mu.Lock()
 	waits := f.waiting[uint32(c.id)] == c
@@ -49,8 +49,8 @@ func (f *Family) dismiss(c *child) {
 	c.dispose()
 }
 
-// begin tells a child that it is a replica. A child that has just ended has begun, too: its end is
-// the replica's.
+// begin tells a child that it is a replica. It also succeeds if the child has just ended: then that
+// end is the replica's.
 func (f *Family) begin(c *child, o ForkOrder) error {
 	id := uint32(c.id)
 	f.mu.Lock()
@@ -79,7 +79,7 @@ func (f *Family) begin(c *child, o ForkOrder) error {
 	}
 	_ = c.gate.SetWriteDeadline(time.Now().Add(sendTimeout)) // fails as the write does
 	_, _, err := c.gate.WriteMsgUnix(o.Message, unix.UnixRights(fds...), nil)
-	_ = c.gate.Close() // it has been said
+	_ = c.gate.Close() // the message is sent
 	if err == nil || errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
 		return nil
 	}
@@ -89,7 +89,7 @@ func (f *Family) begin(c *child, o ForkOrder) error {
 		delete(f.replicas, id)
 	}
 	f.mu.Unlock()
-	if !awaited { // its end has been told meanwhile
+	if !awaited { // its end was reported meanwhile
 		return nil
 	}
 	f.killUnwanted(id)
@@ -109,13 +109,15 @@ func Beginning(threads int, env map[string]string) ([]byte, error) {
 	return b, nil
 }
 
-// admit moves a child, which waits at its gate, to its cgroups. The zygote never gets the files by
-// which one enters them: whoever has them can move any process of the machine there.
+// admit moves a child, which waits at its gate, to its cgroups. The zygote never gets the files of
+// the cgroups, because a process that has them can move any process of the machine into these
+// cgroups.
 func (f *Family) admit(c *child, groups []*os.File) error {
 	zygote := f.of.PID
 	switch parent := resources.ParentOf(c.id); {
 	case parent != zygote && (parent != 0 || c.id == 1):
-		if hasEnded(zygote) { // then what it leaves has another parent, and is told to have ended with it
+		// Then its children have another parent, and are reported to have ended with it.
+		if hasEnded(zygote) {
 			return nil
 		}
 		return f.of.Lied(fmt.Errorf("it says that process %d is its child, whose parent is %d", c.id, parent))
@@ -130,21 +132,21 @@ func (f *Family) admit(c *child, groups []*os.File) error {
 	return nil
 }
 
-// hasEnded tells whether a process has ended, reaped or not.
+// hasEnded reports whether a process has ended, reaped or not.
 func hasEnded(pid int) bool {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return errors.Is(err, unix.ESRCH)
 	}
 	defer unix.Close(fd)
-	// Fails: it is not known to have.
+	// Fails: the process is not known to have ended.
 	n, _ := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 	return n > 0
 }
 
 // Signal sends a child a signal, unless it has been reaped. It does so directly, because a zygote
-// may be slow to hear, or even held up by what it has to tell. Only if that is not possible, it
-// asks the zygote to.
+// may be slow to read, or may be blocked while it sends. If that is not possible, it asks the
+// zygote to send the signal.
 func (f *Family) Signal(id int, s syscall.Signal) {
 	if !f.of.Works() {
 		if err := signalChild(f.of.PID, id, s); err == nil || errors.Is(err, unix.ESRCH) {
@@ -152,29 +154,30 @@ func (f *Family) Signal(id int, s syscall.Signal) {
 		}
 	}
 	o := wire.Order{Kind: wire.OrderKill, Version: wire.OrderVersion, Signal: uint16(s), PID: uint32(id)}
-	_ = f.of.control.send(o, nil) // fails when the zygote is gone, and its children with it
+	_ = f.of.control.send(o, nil) // fails if the zygote is gone; then its children are gone, too
 }
 
-// signalChild signals a process if that is its parent; otherwise it has ended, and its number is
-// another process's.
+// signalChild signals a process if parent is its parent. Otherwise the child has ended, and its
+// number belongs to another process.
 func signalChild(parent, pid int, s syscall.Signal) error {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	// Asked only now: if it is, the descriptor is of this child, or of one that has ended.
+	// Checked only now: if parent is the parent, the descriptor is this child's, or that of a child
+	// that has ended.
 	switch resources.ParentOf(pid) {
 	case parent:
 		return unix.PidfdSendSignal(fd, s, nil, 0)
 	case 0:
-		return unix.EPERM // it has ended just now, or /proc hides it
+		return unix.EPERM // it has just ended, or /proc hides it
 	}
 	return unix.ESRCH
 }
 
-// killUnwanted ends a child that nobody wants. It does not wait: what reads from a zygote must
-// never wait for it.
+// killUnwanted kills a child that nobody wants. It does not wait, because the goroutine that reads
+// from a zygote must never wait for it.
 func (f *Family) killUnwanted(id uint32) {
 	f.of.host.Tasks.Go(func() { f.Signal(int(id), syscall.SIGKILL) })
 }

@@ -7,9 +7,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-// Description is what a daemon has to know to go on with a zygote. The warden keeps it beside the
-// zygote's descriptors: its control socket, stdout, stderr; of memory in its place, graph and
-// weights.
+// Description is what a daemon must know to adopt a zygote. The warden keeps it with the zygote's
+// descriptors: its control socket, stdout and stderr, or for memory in place of a zygote, the files
+// of the graph and the weights.
 type Description struct {
 	Namespace string        `json:"namespace"`
 	Digest    string        `json:"digest"`
@@ -27,13 +27,13 @@ type Description struct {
 	Generation uint64 `json:"generation,omitempty"` // of the parameters
 	Replaced   bool   `json:"replaced,omitempty"`   // they have been invalidated
 
-	Worker string `json:"worker,omitempty"` // its name, if it is one
-	Device string `json:"device,omitempty"` // of that
+	Worker string `json:"worker,omitempty"` // its name; empty: it is no worker
+	Device string `json:"device,omitempty"` // of a worker
 
-	// Network that it is in, as its key has it; empty: the machine's, in which earlier releases
-	// started all.
+	// Network that it is in, as in its key. Empty: the machine's, in which earlier releases started
+	// all zygotes.
 	Network string `json:"network,omitempty"`
-	Secrets string `json:"secrets,omitempty"` // as its key has it
+	Secrets string `json:"secrets,omitempty"` // as in its key
 
 	Limits resources.Limits `json:"limits,omitzero"` // of its next replica's cgroup
 }
@@ -46,7 +46,7 @@ func (d Description) Key() Key {
 	}
 }
 
-// Describe returns the zygote as it is now.
+// Describe returns the description of the zygote as it is now.
 func (z *Zygote) Describe() Description {
 	z.Family.mu.Lock()
 	defer z.Family.mu.Unlock()

@@ -20,34 +20,35 @@ import (
 type Replica interface {
 	// Take takes over the cgroup of the child that is about to become the replica.
 	Take(child *resources.Reservation)
-	// Began says which process the replica is, and by which id its zygote knows it: the same, or of
-	// a worker the id of a thread.
+	// Began records the replica's pid, and the id by which its zygote knows it. The id is the pid, or
+	// in a worker the id of a thread.
 	Began(pid, id int)
 	// End reports how the replica has ended. Only the first call counts.
 	End(e resources.Ending)
-	// Abandon stops to listen to what it prints: it is left to the warden.
+	// Abandon stops reading the replica's output: the replica is left to the warden.
 	Abandon()
 }
 
-// Family is a zygote's children. Each is, one after the other, ordered (pending), at its gate
-// (waiting), and a replica. Of memory it is the replicas that map it. Its methods are safe for
-// concurrent use.
+// Family is the children of a zygote. A child is first ordered (pending), then at its gate
+// (waiting), then a replica. The family of memory is the replicas that map it. Its methods are safe
+// for concurrent use.
 type Family struct {
 	of *Zygote
 
-	mu       sync.Mutex // guards what follows; the daemon's locks are taken before it
-	nextID   uint32     // of orders
+	mu       sync.Mutex // guards the fields below; the daemon's locks are taken before it
+	nextID   uint32     // of the next order
 	pending  map[uint32]*forkOrder
-	waiting  map[uint32]*child  // by id; nil: the zygote has ended, or is left
-	berths   berths             // of the waiting, those that nobody has ordered yet
+	waiting  map[uint32]*child  // by id; nil: the zygote has ended, or is left to the warden
+	berths   berths             // the waiting children that no order has claimed yet
 	limits   resources.Limits   // of the next spare's cgroup: those of the latest replica
 	replicas map[uint32]Replica // by id
-	lie      error              // for which the zygote was ended; nil: none
+	lie      error              // protocol violation for which the zygote was ended; nil: none
 	died     error              // why the zygote ended; nil: it lives
-	replaced bool               // its parameters have been invalidated
-	// Closed when an adopted one has said which children it has; nil: it has, or is not.
+	replaced bool               // its parameters were invalidated
+	// Closed when an adopted zygote has listed its children; nil: it has listed them, or was not
+	// asked.
 	listed   chan struct{}
-	unlisted map[uint32]bool // children of an adopted one that it has not yet said to live
+	unlisted map[uint32]bool // children of an adopted zygote that it has not listed yet
 }
 
 func newFamily(z *Zygote) *Family {
@@ -58,22 +59,23 @@ func newFamily(z *Zygote) *Family {
 type forkOrder struct {
 	child *child
 	spare bool
-	// Has room for the one that comes when the order leaves pending by the other side's doing.
+	// Buffered for one answer, so the sender never waits, also if the order was given up.
 	reply chan error
 }
 
-// ForkOrder is what a replica gets that is forked.
+// ForkOrder is what a forked replica gets.
 type ForkOrder struct {
 	Replica Replica
 	Limits  resources.Limits // of its cgroup
-	Device  string           // UUIDs of its devices, by commas; empty: none
-	Message []byte           // of Beginning
-	Files   []*os.File       // its stage socket, stdout and stderr; they stay the caller's to close
+	Device  string           // UUIDs of its devices, separated by commas; empty: none
+	Message []byte           // made by Beginning
+	Files   []*os.File       // its stage socket, stdout and stderr; the caller closes them
 }
 
-// Fork makes a child the replica of an order: one that waits on the order's device or is spare, or
-// else a new one. parked says that it waited on the device. The caller calls it in a goroutine that
-// the daemon waits for before it waits for Host.Tasks.
+// Fork makes a child the replica of an order. It prefers a child that is parked on the order's
+// device, or else the spare child, or else forks a new one. parked reports that the child was
+// parked on the device. The caller calls it in a goroutine that the daemon waits for before it
+// waits for Host.Tasks.
 func (f *Family) Fork(ctx context.Context, o ForkOrder) (parked bool, err error) {
 	c := f.claim(o.Limits, o.Device)
 	parked = c != nil && o.Device != ""
@@ -97,7 +99,7 @@ func (f *Family) Fork(ctx context.Context, o ForkOrder) (parked bool, err error)
 	}
 }
 
-// order has a zygote fork a child, which waits at its gate, in a cgroup with these limits.
+// order makes a zygote fork a child in a cgroup with these limits. The child waits at its gate.
 func (f *Family) order(ctx context.Context, limits resources.Limits, spare bool) (*child, error) {
 	gate, theirs, err := Socketpair(unix.SOCK_SEQPACKET)
 	if err != nil {
@@ -106,7 +108,7 @@ func (f *Family) order(ctx context.Context, limits resources.Limits, spare bool)
 	defer theirs.Close()
 	c := &child{gate: gate, held: f.of.host.Pool.New()}
 	var groups []*os.File
-	if !f.of.Works() { // whose threads are in its own
+	if !f.of.Works() { // the threads of a worker are in the worker's cgroup
 		groups, err = c.held.Enter(NewEntry("child"), f.of.Function, limits)
 		defer resources.CloseFiles(groups)
 	}
@@ -122,8 +124,8 @@ func (f *Family) order(ctx context.Context, limits resources.Limits, spare bool)
 	return c, nil
 }
 
-// fork orders a child and waits until it is there, at its gate, whose other end stays the caller's
-// to close. If ctx ends first, a child that comes later is killed.
+// fork orders a child and waits until it is at its gate. The caller closes the other end of the
+// gate. If ctx ends first, a child that comes later is killed.
 func (f *Family) fork(ctx context.Context, c *child, gate *os.File, spare bool) error {
 	order := wire.Order{Kind: wire.OrderFork, Version: wire.OrderVersion}
 	o := &forkOrder{child: c, spare: spare, reply: make(chan error, 1)}
@@ -139,7 +141,7 @@ func (f *Family) fork(ctx context.Context, c *child, gate *os.File, spare bool) 
 	f.of.control.owed.Add(answers)
 	failed := f.of.control.send(order, gate)
 	if failed == nil || errors.Is(failed, unix.EPIPE) || errors.Is(failed, unix.ECONNRESET) || errors.Is(failed, net.ErrClosed) {
-		// Sent, or the zygote has ended: then read answers why.
+		// Sent, or the zygote has ended: then read reports why.
 		select {
 		case err := <-o.reply:
 			return err
@@ -156,14 +158,15 @@ func (f *Family) fork(ctx context.Context, c *child, gate *os.File, spare bool) 
 	return failed
 }
 
-// take takes an order that waits for its answer out, with f.mu held; nil: none of this id waits.
+// take removes an order that waits for its answer; nil: no order of this id waits. The caller holds
+// f.mu.
 func (f *Family) take(id uint32) *forkOrder {
 	o := f.pending[id]
 	delete(f.pending, id)
 	return o
 }
 
-// handle takes a message of the zygote. It must not wait for the zygote.
+// handle handles a message of the zygote. It must not wait for the zygote.
 func (f *Family) handle(o wire.Order) {
 	switch o.Kind {
 	case wire.ChildLives, wire.OrderList:
@@ -183,7 +186,7 @@ func (f *Family) handle(o wire.Order) {
 		delete(f.replicas, o.PID)
 		delete(f.waiting, o.PID)
 		f.mu.Unlock()
-		if spare != nil { // the next start has another forked
+		if spare != nil { // the next start forks another one
 			f.of.host.Tasks.Go(spare.dispose)
 		}
 		if r != nil {
@@ -193,7 +196,7 @@ func (f *Family) handle(o wire.Order) {
 	}
 }
 
-// forked takes the answer that a child is at its gate.
+// forked handles the answer that a child is at its gate.
 func (f *Family) forked(o wire.Order) {
 	f.mu.Lock()
 	order, twice := f.take(o.ID), f.waiting[o.PID] != nil || f.replicas[o.PID] != nil
@@ -203,7 +206,7 @@ func (f *Family) forked(o wire.Order) {
 	}
 	f.mu.Unlock()
 	switch {
-	case order == nil: // it was given up
+	case order == nil: // the order was given up
 		f.killUnwanted(o.PID)
 	case twice:
 		order.reply <- f.of.Lied(fmt.Errorf("it says that process %d is its child, and said so before", o.PID))
@@ -213,7 +216,7 @@ func (f *Family) forked(o wire.Order) {
 }
 
 // end reports that all children have ended with the zygote. how is the zygote's own end. fault is
-// what the zygote said that is not understood; nil: nothing.
+// the message of the zygote that the daemon did not understand; nil: none.
 func (f *Family) end(how resources.Ending, fault error) {
 	f.mu.Lock()
 	if f.lie != nil {
@@ -221,7 +224,7 @@ func (f *Family) end(how resources.Ending, fault error) {
 	}
 	end := task.EndShared
 	if f.of.Works() && f.lie == nil {
-		end = task.EndUnclear // what a replica does ends its whole worker
+		end = task.EndUnclear // the end of one thread ends the whole worker
 	}
 	e := how.Of("its "+f.of.Key.What(), end).Saying(f.of.output)
 	if fault != nil {
@@ -242,7 +245,7 @@ func (f *Family) end(how resources.Ending, fault error) {
 	}
 }
 
-// leave stops to listen to the children: they are left to the warden.
+// leave stops reading from the children: they are left to the warden.
 func (f *Family) leave() {
 	f.mu.Lock()
 	spares := f.berths.clear()
@@ -252,12 +255,12 @@ func (f *Family) leave() {
 	}
 	f.mu.Unlock()
 	for _, c := range spares {
-		c.dispose() // the next daemon has it make others
+		c.dispose() // the next daemon orders others
 	}
 }
 
-// Replicas returns how many replicas a zygote has or is about to have. A child that is about to be
-// forked as a spare is none.
+// Replicas returns how many replicas a zygote has or is about to have. It does not count a spare
+// child, nor one that is being forked.
 func (f *Family) Replicas() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// rig is a worker whose process is the test. The tests of package keysmanager have real zygotes.
+// rig has a worker whose process is the test. The tests of package keysmanager have real zygotes.
 type rig struct {
 	*Zygote
 	t     *testing.T
@@ -61,7 +61,7 @@ func newRig(t *testing.T) *rig {
 	return &rig{z, t, peer, tasks}
 }
 
-// hears returns the next order to the worker, with the descriptor that comes with it, if any.
+// hears returns the next order to the worker, with its descriptor, if any.
 func (r *rig) hears() (wire.Order, *net.UnixConn) {
 	r.t.Helper()
 	_ = r.peer.SetReadDeadline(time.Now().Add(time.Minute))
@@ -100,7 +100,7 @@ func (r *rig) says(o wire.Order) {
 	}
 }
 
-// replica is a Replica that notes what it is told.
+// replica is a Replica that records its calls.
 type replica struct {
 	pid, id int
 	ended   chan resources.Ending
@@ -122,8 +122,7 @@ func (r *rig) forks(ctx context.Context, to *replica) <-chan error {
 	return done
 }
 
-// TestForkTakesAnotherChildIfTheSpareHasEnded has the spare child end after an order has claimed
-// it.
+// TestForkTakesAnotherChildIfTheSpareHasEnded ends the spare child after an order has claimed it.
 func TestForkTakesAnotherChildIfTheSpareHasEnded(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -133,7 +132,7 @@ func TestForkTakesAnotherChildIfTheSpareHasEnded(t *testing.T) {
 	}
 	defer theirs.Close()
 	r.Family.mu.Lock()
-	// It waits no more.
+	// It does not wait any more.
 	r.Family.berths[""] = &berth{child: &child{id: 7, gate: gate, held: r.host.Pool.New()}}
 	r.Family.mu.Unlock()
 	to := newReplica()
@@ -155,7 +154,8 @@ func TestForkTakesAnotherChildIfTheSpareHasEnded(t *testing.T) {
 	}
 }
 
-// TestAChildOfAnOrderThatWasGivenUpIsKilled when it comes.
+// TestAChildOfAnOrderThatWasGivenUpIsKilled checks that a child that comes after its order was
+// given up is killed.
 func TestAChildOfAnOrderThatWasGivenUpIsKilled(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -172,7 +172,8 @@ func TestAChildOfAnOrderThatWasGivenUpIsKilled(t *testing.T) {
 	}
 }
 
-// TestTheEndOfAZygoteIsItsChildrens and fails orders that wait for an answer.
+// TestTheEndOfAZygoteIsItsChildrens checks that the end of a zygote ends its children, and fails
+// orders that wait for an answer.
 func TestTheEndOfAZygoteIsItsChildrens(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)

@@ -2,8 +2,8 @@ package zygote
 
 import "crypto/rand"
 
-// Key says which replicas may share a zygote. Namespaces never do: all children of a zygote have
-// its address layout.
+// Key identifies the replicas that may share a zygote. Namespaces never share one, because all
+// children of a zygote have its address layout.
 type Key struct {
 	Namespace string
 	Digest    string // of the image
@@ -11,36 +11,36 @@ type Key struct {
 	Process   string
 	Form      Form
 
-	Engine string // the name of what its processes compute with; empty: ONNX Runtime
-	// What the zygote knows of the function's environment, as a hash; empty: nothing.
+	Engine string // name of the engine; empty: ONNX Runtime
+	// Hash of what the zygote knows of the function's environment; empty: it knows nothing.
 	Environment string
 
-	// Secrets is the folder that its replicas read, or of a worker the set of secrets that all its
-	// functions name; empty: none.
+	// Secrets is the folder that its replicas read. For a worker it is the set of secrets that all its
+	// functions name. Empty: none.
 	Secrets string
 
 	Generation uint64 // how often the parameters have been invalidated
 
-	Network string // that its processes are in, as resources.Pool.NetworkOf has it
+	Network string // of its processes, as resources.Pool.NetworkOf returns it
 
-	Worker, Device string // of a worker: its name, and its device; empty: the CPU
+	Worker, Device string // of a worker: its name and its device; empty device: the CPU
 }
 
-// Form is what is kept of a variant's parameters, for its replicas to start from.
+// Form is the form in which a variant's parameters are kept for its replicas to start from.
 type Form string
 
 // The forms.
 const (
-	Forks Form = ""     // a zygote, with pre-packed weights if it can have them
-	Heap  Form = "heap" // a zygote that is not to write any
+	Forks Form = ""     // a zygote, with pre-packed weights if possible
+	Heap  Form = "heap" // a zygote that must not write pre-packed weights
 	Map   Form = "map"  // sealed memory
 	None  Form = "cold" // nothing
-	// Worker is a worker: it keeps no parameters but a device's context, and has the replicas
-	// themselves.
+	// Worker is a worker: it keeps no parameters but a device's context, and its threads are the
+	// replicas.
 	Worker Form = "worker"
 )
 
-// What returns what is kept under the key, as text.
+// What returns the kind of process or memory that the key names, as text.
 func (k Key) What() string {
 	if k.Form == Worker {
 		return "worker"
@@ -48,8 +48,7 @@ func (k Key) What() string {
 	return "zygote"
 }
 
-// Variant returns the key of the same variant in the form that is tried first and of the first
-// generation.
+// Variant returns the key of the same variant in the form that is tried first, with generation 0.
 func (k Key) Variant() Key {
 	k.Form, k.Generation = Forks, 0
 	return k
@@ -61,8 +60,9 @@ const (
 	PathHeap     = "forkheap" // forked by a zygote that has them in its heap
 	PathMap      = "map"      // a process that maps them from sealed memory
 	PathParked   = "parked"   // a fork that was parked on its device, ready but for its parameters
-	PathResident = "resident" // a thread of a worker, a process that stages of one name share
+	PathResident = "resident" // a thread of a worker; functions with the same worker name share it
 )
 
-// NewEntry returns a name for an entry of the warden that no other has, also of an earlier daemon.
+// NewEntry returns a name for an entry of the warden. It is unique, also among the entries of
+// earlier daemons.
 func NewEntry(kind string) string { return kind + "-" + rand.Text() }

@@ -18,7 +18,7 @@ import (
 )
 
 // Load starts a zygote process for a function and waits until it has loaded. limits are those of
-// its first spare child; began is told the process.
+// its first spare child. began is called with the zygote's pid.
 func Load(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resources.Tenant, limits resources.Limits, began func(pid int)) (*Zygote, error) {
 	z := newZygote(h, key, NewEntry("zygote"), t.Function)
 	z.Family.limits = limits
@@ -32,24 +32,24 @@ func Load(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resource
 	}
 	z.Loaded, z.Load = time.Now(), time.Since(begin)
 	z.held.KeepPacked()
-	z.Bytes, _ = sandbox.PSS(z.PID) // of one that has ended: 0
+	z.Bytes, _ = sandbox.PSS(z.PID) // 0 if it has ended
 	z.measureShared()
 	if err := h.Warden.Put(z.Entry, h.Describe(z.Describe())); err != nil {
-		h.Log.Warn("zygote would not be adopted by another daemon", "function", t.Function, "error", err)
+		h.Log.Warn("description of a zygote is not stored: another daemon would not adopt it", "function", t.Function, "error", err)
 	}
-	go z.read() // ends with the process, or with Leave; gone says so
+	go z.read() // ends with the process, or with Leave; gone is closed then
 	return z, nil
 }
 
-// start starts the process of a zygote that is not known to others yet. After an error nothing is
-// left of it.
+// start starts the process of a zygote that no other goroutine knows yet. If it returns an error,
+// it has cleaned up.
 func (z *Zygote) start(cmd sandbox.Command, t resources.Tenant) (err error) {
 	ours, theirs, err := pair(unix.SOCK_SEQPACKET)
 	if err != nil {
 		return fmt.Errorf("zygote's %w", err)
 	}
 	defer theirs.Close()
-	defer ours.Close() // the warden and conn have their own
+	defer ours.Close() // the warden and conn have their own copies
 	conn, err := unixConn(ours)
 	if err != nil {
 		return err
@@ -78,10 +78,10 @@ func (z *Zygote) start(cmd sandbox.Command, t resources.Tenant) (err error) {
 		z.output.Abandon()
 		z.held.Release()
 	}
-	return err // theirs is closed, so that the zygote's end is heard
+	return err // theirs is closed, so the daemon notices if the zygote ends
 }
 
-// failed ends a zygote that does not load, and says why.
+// failed ends a zygote that does not load, and returns why it does not.
 func (z *Zygote) failed(err error) error {
 	z.Kill()
 	status := <-z.ended
@@ -124,8 +124,8 @@ func (z *Zygote) awaitReady(ctx context.Context) error {
 	return conn.SetReadDeadline(time.Time{})
 }
 
-// read handles the zygote's messages until it ends, and then reports the children that ended with
-// it, or until it is left to the warden.
+// read handles the zygote's messages until the zygote ends or is left to the warden. After the end
+// it reports the children that ended with the zygote.
 func (z *Zygote) read() {
 	defer close(z.gone)
 	buf := make([]byte, MaxOrder)
@@ -133,7 +133,7 @@ func (z *Zygote) read() {
 	for fault == nil {
 		o, err := receive(z.control.conn, buf)
 		if z.control.chatty() && err == nil {
-			err = errors.New("it says more than it was asked")
+			err = errors.New("it sends more messages than it was asked for")
 		}
 		if fault = err; err == nil {
 			z.Family.handle(o)
@@ -142,7 +142,7 @@ func (z *Zygote) read() {
 	if z.leftBehind() {
 		return
 	}
-	z.Kill() // it has ended, or speaks what we do not understand
+	z.Kill() // it has ended, or violates the protocol
 	_ = z.control.conn.Close()
 	status := <-z.ended
 	z.output.Finish(resources.LinesMoment)
@@ -155,8 +155,8 @@ func (z *Zygote) read() {
 	z.host.Pool.Drop(z.Entry)
 }
 
-// leftBehind tells whether the zygote is left to the warden, and then stops to listen to it and its
-// children.
+// leftBehind reports whether the zygote is left to the warden. If so, it stops reading from the
+// zygote and its children.
 func (z *Zygote) leftBehind() bool {
 	select {
 	case <-z.host.Detached:

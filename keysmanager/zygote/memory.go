@@ -16,12 +16,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// seals are those of memory that replicas map: nobody can change its content or size any more.
+// seals make memory that replicas map unchangeable, in content and size.
 const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
 
-// Pack has a process of the function's own program write the pre-packed form of its parameters to
-// memory, and seals that. What it returns is no process: its replicas are processes of the warden's
-// that map the memory.
+// Pack runs a process of the function's own program that writes the pre-packed form of its
+// parameters to memory, and seals the memory. The returned Zygote is not a process. Its replicas
+// are processes of the warden's own that map the memory.
 func Pack(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resources.Tenant, began func(pid int)) (*Zygote, error) {
 	z := newZygote(h, key, NewEntry("zygote"), t.Function)
 	memory, err := newMemory()
@@ -45,12 +45,12 @@ func Pack(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resource
 	z.memory, z.Entry = memory, NewEntry("memory")
 	z.Loaded, z.Load = time.Now(), time.Since(begin)
 	if err := h.Warden.Put(z.Entry, h.Describe(z.Describe()), memory...); err != nil {
-		h.Log.Warn("parameters in memory would not be adopted by another daemon", "function", t.Function, "error", err)
+		h.Log.Warn("description of parameters in memory is not stored: another daemon would not adopt them", "function", t.Function, "error", err)
 	}
 	return z, nil
 }
 
-// newMemory makes the files for a graph and its weights.
+// newMemory creates the files for a graph and its weights.
 func newMemory() ([]*os.File, error) {
 	var files []*os.File
 	for _, name := range []string{"graph", "weights"} {
@@ -70,7 +70,7 @@ func newMemory() ([]*os.File, error) {
 // runPacker runs the process that packs, to its end.
 func (z *Zygote) runPacker(ctx context.Context, t resources.Tenant, cmd sandbox.Command, memory []*os.File, began func(pid int)) error {
 	h := z.host
-	null, err := os.Open(os.DevNull) // where a replica has its stage socket
+	null, err := os.Open(os.DevNull) // a replica has its stage socket in this place
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func (z *Zygote) runPacker(ctx context.Context, t resources.Tenant, cmd sandbox.
 	if err != nil {
 		return err
 	}
-	held := h.Pool.New() // of the process; the memory holds nothing of the node
+	held := h.Pool.New() // for the process; the memory reserves nothing
 	defer held.Release()
 	groups, err := held.Enter(z.Entry, z.Function, h.Limits)
 	defer resources.CloseFiles(groups)

@@ -15,23 +15,23 @@ import (
 // MaxOrder is the largest message on a zygote's socket, in bytes.
 const MaxOrder = 64 << 10
 
-// sendTimeout bounds how long a zygote that does not read can hold up its daemon.
+// sendTimeout bounds how long a zygote that does not read can block its daemon.
 const sendTimeout = 5 * time.Second
 
-// A fork order has so many answers at most, and a zygote may say so much more, for what an earlier
-// daemon has ordered. A zygote that says more than that is ended: it would keep us busy.
+// Bounds of the zygote's messages. A zygote that sends more is ended, because it would keep the
+// daemon busy. answers is per fork order; the other bound is for the orders of an earlier daemon.
 const (
 	answers = 2 // that a child is there, and that it has ended
 	unasked = 4096
 )
 
-// control is our end of a zygote's control socket.
+// control is the daemon's end of a zygote's control socket.
 type control struct {
-	conn *net.UnixConn // SOCK_SEQPACKET; nil: a zygote in memory has none
+	conn *net.UnixConn // SOCK_SEQPACKET; nil: memory in place of a zygote has none
 	owed atomic.Int64  // messages that the zygote may still send
 }
 
-// send sends a message, and a copy of file unless that is nil.
+// send sends a message, and a copy of file unless file is nil.
 func (c *control) send(o wire.Order, file *os.File) error {
 	var rights []byte
 	if file != nil {
@@ -44,7 +44,7 @@ func (c *control) send(o wire.Order, file *os.File) error {
 	return nil
 }
 
-// chatty counts a message, and reports whether the zygote says more than it was asked.
+// chatty counts a message, and reports whether the zygote has sent more than it was asked for.
 func (c *control) chatty() bool { return c.owed.Add(-1) < -unasked }
 
 // receive reads one message.
@@ -56,14 +56,14 @@ func receive(conn *net.UnixConn, buf []byte) (wire.Order, error) {
 	return wire.DecodeOrder(buf[:n])
 }
 
-// Socketpair makes a socket of a kind, such as unix.SOCK_STREAM: our end of it, and the process's.
-// The caller closes both.
+// Socketpair creates a pair of sockets of a kind, such as unix.SOCK_STREAM: the daemon's end and
+// the process's end. The caller closes both.
 func Socketpair(kind int) (ours *net.UnixConn, theirs *os.File, err error) {
 	file, theirs, err := pair(kind)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer file.Close() // ours has its own
+	defer file.Close() // the connection has its own copy
 	if ours, err = unixConn(file); err != nil {
 		_ = theirs.Close()
 		return nil, nil, err
@@ -71,8 +71,8 @@ func Socketpair(kind int) (ours *net.UnixConn, theirs *os.File, err error) {
 	return ours, theirs, nil
 }
 
-// pair makes the two ends of a socket of a kind. The files are not in non-blocking mode, so that
-// passing them on does not change the mode of connections made of them.
+// pair creates the two ends of a socket of a kind. The files are in blocking mode, so that passing
+// them on does not change the mode of connections made of them.
 func pair(kind int) (ours, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -81,7 +81,7 @@ func pair(kind int) (ours, theirs *os.File, err error) {
 	return os.NewFile(uintptr(fds[0]), "our end"), os.NewFile(uintptr(fds[1]), "process's end"), nil
 }
 
-// unixConn returns a connection with a descriptor of its own for the same socket.
+// unixConn returns a connection with its own descriptor for the same socket.
 func unixConn(f *os.File) (*net.UnixConn, error) {
 	c, err := net.FileConn(f)
 	if err != nil {

@@ -10,23 +10,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// The most that a spare child may take to be there, and one that makes itself ready on a device.
+// Bounds of the time until a spare child is forked, and until a child is ready on a device.
 const (
 	spareTimeout = 10 * time.Second
 	parkTimeout  = time.Minute
 )
 
-// berths are the places where spare children wait, by the device that they wait on; empty: none.
-// They are guarded by Family.mu.
+// berths are the places where spare children wait, by the device that they wait on; an empty key
+// means no device. Family.mu guards them.
 type berths map[string]*berth
 
-// berth is where a spare child waits.
+// berth is the place of one spare child.
 type berth struct {
 	child  *child // nil: none
-	coming bool   // one is on its way: it is not there, or not yet parked
+	coming bool   // a child is being forked or parked
 
-	failures int       // to park a child, or to keep it, in a row
-	retry    time.Time // not before
+	failures int       // to park or keep a child, in a row
+	retry    time.Time // no attempt before this time
 }
 
 func (b *berth) fail() {
@@ -34,7 +34,7 @@ func (b *berth) fail() {
 	b.retry = time.Now().Add(cache.Backoff(b.failures))
 }
 
-// remove takes a child from its berth and returns it; nil: it is at none.
+// remove removes a child from its berth and returns it, or nil if it is at none.
 func (all berths) remove(c *child) *child {
 	for _, b := range all {
 		if c != nil && b.child == c {
@@ -45,7 +45,8 @@ func (all berths) remove(c *child) *child {
 	return nil
 }
 
-// lost removes a child that has ended by itself. One that was parked is not tried again at once.
+// lost removes a child that has ended by itself. If it was parked, the next attempt waits for a
+// back-off.
 func (all berths) lost(c *child) *child {
 	for device, b := range all {
 		if c != nil && b.child == c && device != "" {
@@ -55,7 +56,7 @@ func (all berths) lost(c *child) *child {
 	return all.remove(c)
 }
 
-// clear takes all children from their berths.
+// clear removes all children from their berths.
 func (all berths) clear() (out []*child) {
 	for _, b := range all {
 		if b.child != nil {
@@ -66,8 +67,8 @@ func (all berths) clear() (out []*child) {
 	return out
 }
 
-// EnsureSpare gives a zygote a spare child soon, parked on a device unless that is empty, if it has
-// none there. The caller holds off the end of Host.Tasks meanwhile.
+// EnsureSpare forks a spare child in the background, unless the zygote has one. If device is set,
+// the child is parked on it. The caller makes sure that Host.Tasks does not end during the call.
 func (f *Family) EnsureSpare(device string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -93,7 +94,8 @@ func (f *Family) EnsureSpare(device string) {
 			err = f.keepSpare(ctx, c, b, device)
 		}
 		f.mu.Lock()
-		if err != nil || device != "" { // else it may be another by now that is on its way
+		// Otherwise the spare may by now be another child that is on its way.
+		if err != nil || device != "" {
 			b.coming = false
 		}
 		if err != nil && device != "" {
@@ -101,14 +103,14 @@ func (f *Family) EnsureSpare(device string) {
 		}
 		f.mu.Unlock()
 		if err != nil && h.Context.Err() == nil {
-			// The next start has one forked, and says why not.
+			// The next start forks a child itself, and reports why that fails.
 			h.Log.Debug("no spare child", "function", f.of.Function, "device", device, "error", err)
 		}
 	})
 }
 
-// keepSpare lets a child wait at a berth, on a device unless that is empty. A child that does not
-// is dismissed.
+// keepSpare lets a child wait at a berth, and parks it if device is set. A child that cannot be
+// parked is dismissed.
 func (f *Family) keepSpare(ctx context.Context, c *child, b *berth, device string) error {
 	f.mu.Lock()
 	there := f.waiting[uint32(c.id)] == c
@@ -135,7 +137,7 @@ func (f *Family) keepSpare(ctx context.Context, c *child, b *berth, device strin
 	return err
 }
 
-// park tells a child at its gate to make itself ready on a device, and waits until it is.
+// park tells a child at its gate to make itself ready on a device, and waits until it is ready.
 func (c *child) park(ctx context.Context, device string) error {
 	stop := context.AfterFunc(ctx, func() { _ = c.gate.SetDeadline(time.Now()) })
 	defer stop()
@@ -161,7 +163,7 @@ func (c *child) park(ctx context.Context, device string) error {
 }
 
 // claim returns the spare child that waits on a device, or on none, if there is one with these
-// limits. It is no spare any more. One with other limits is dismissed.
+// limits. The child is no spare any more. A child with other limits is dismissed.
 func (f *Family) claim(limits resources.Limits, device string) *child {
 	var c *child
 	f.mu.Lock()
@@ -173,18 +175,18 @@ func (f *Family) claim(limits resources.Limits, device string) *child {
 	if c == nil || c.held.Group() == nil || c.held.Group().Limits() == limits {
 		return c
 	}
-	f.of.host.Tasks.Go(func() { f.dismiss(c) }) // the start need not wait for it
+	f.of.host.Tasks.Go(func() { f.dismiss(c) }) // the start need not wait for this
 	return nil
 }
 
-// Waiting is a spare child, or a place where one is about to wait.
+// Waiting describes a spare child, or a place where a child is about to wait.
 type Waiting struct {
 	PID      int  // 0: the child is not there yet, or has gone
-	Coming   bool // it is not there, or not yet parked
-	Failures int  // of the latest attempts to have one there
+	Coming   bool // the child is being forked or parked
+	Failures int  // of the latest attempts, in a row
 }
 
-// Waiting returns the spare children by the device that they wait on; empty: none.
+// Waiting returns the spare children by the device that they wait on; an empty key means no device.
 func (f *Family) Waiting() map[string]Waiting {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -199,7 +201,7 @@ func (f *Family) Waiting() map[string]Waiting {
 	return all
 }
 
-// Parked returns the children that are parked, or about to be, by device.
+// Parked returns the children that are parked, or are being parked, by device.
 func (f *Family) Parked() map[string]Waiting {
 	all := f.Waiting()
 	for device, w := range all {
@@ -210,8 +212,9 @@ func (f *Family) Parked() map[string]Waiting {
 	return all
 }
 
-// Unpark dismisses the child that is parked on a device; false: it is not there yet, and goes when
-// it is found to be too much. The caller holds off the end of Host.Tasks meanwhile.
+// Unpark dismisses the child that is parked on a device. It returns false if the child is not there
+// yet; such a child is dismissed when a later check finds it superfluous. The caller makes sure
+// that Host.Tasks does not end during the call.
 func (f *Family) Unpark(device string) bool {
 	f.mu.Lock()
 	var c *child
@@ -225,8 +228,8 @@ func (f *Family) Unpark(device string) bool {
 	return c != nil
 }
 
-// Spares returns the children without a replica, as memory is counted. A worker's threads are
-// counted with it.
+// Spares returns the children without a replica, in the form in which memory is counted. It returns
+// none for a worker, whose threads are counted with it.
 func (f *Family) Spares() (all []resources.Copied) {
 	if f.of.Works() {
 		return nil

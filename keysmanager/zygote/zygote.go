@@ -14,17 +14,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
-// Host is what zygotes get from their daemon.
+// Host is what a daemon gives its zygotes.
 type Host struct {
 	Warden *warden.Client
 	Pool   *resources.Pool
 	Exits  *resources.Ends
 	Meter  resources.Meter
 	Limits resources.Limits // of a zygote's cgroup
-	// Context ends with the daemon. Children that are forked ahead of need are given up then: they
-	// outlive the call that began them.
+	// Context ends with the daemon. It bounds forks ahead of need, because they outlive the call that
+	// began them.
 	Context context.Context
-	// Detached is closed once what runs is left to the warden.
+	// Detached is closed when the daemon leaves its processes to the warden.
 	Detached <-chan struct{}
 	// Tasks are goroutines that the daemon waits for before it ends.
 	Tasks *sync.WaitGroup
@@ -37,11 +37,11 @@ type Host struct {
 
 // Facts are what is known of a zygote once it has loaded. They do not change.
 type Facts struct {
-	PID    int           // 0: it is no process but memory
-	Loaded time.Time     // when it was
-	Load   time.Duration // how long that took
+	PID    int           // 0: memory in place of a process
+	Loaded time.Time     // time at which it had loaded
+	Load   time.Duration // duration of the load
 	Bytes  int64         // proportional set size once loaded
-	// Of a worker: bytes resident in it that are other processes' part of what it shares.
+	// Of a worker: bytes resident in it that belong to other processes, with which it shares them.
 	Shared    int64
 	Prepacked bool // its weights are mapped from a file
 }
@@ -49,8 +49,9 @@ type Facts struct {
 // Zygote is a zygote process, a worker, or memory that replicas map in place of a zygote. Its
 // methods are safe for concurrent use.
 //
-// One goroutine, read, receives what the process says. The Family has a lock for what changes; the
-// other fields are set before Load, Pack or Adopt returns the Zygote, and do not change.
+// One goroutine runs read, which receives the messages of the process. The Family has a lock for
+// its changing state. The other fields are set before Load, Pack or Adopt returns the Zygote, and
+// do not change.
 type Zygote struct {
 	Family *Family // its children
 
@@ -66,7 +67,7 @@ type Zygote struct {
 	output  *sandbox.Output
 	memory  []*os.File    // graph and weights, sealed; nil: it is a process
 	freed   sync.Once     // of memory
-	gone    chan struct{} // closed when the process has ended and its children are reported
+	gone    chan struct{} // closed when it has ended and the ends of its children are reported
 }
 
 func newZygote(h *Host, key Key, entry, function string) *Zygote {
@@ -75,12 +76,12 @@ func newZygote(h *Host, key Key, entry, function string) *Zygote {
 	return z
 }
 
-// prints takes a line that the zygote has printed.
+// prints handles a line that the zygote has printed.
 func (z *Zygote) prints(stream, line string) {
 	z.host.Output(z.Function, z.Key.What(), stream, line)
 }
 
-// Held returns what the process holds of the node.
+// Held returns the reservation of the process.
 func (z *Zygote) Held() *resources.Reservation {
 	if z == nil {
 		return nil
@@ -88,13 +89,14 @@ func (z *Zygote) Held() *resources.Reservation {
 	return z.held
 }
 
-// Gone is closed when the zygote has ended or is left to the warden, and its children are reported.
+// Gone returns a channel that is closed when the zygote has ended or is left to the warden, and the
+// ends of its children are reported.
 func (z *Zygote) Gone() <-chan struct{} { return z.gone }
 
-// Works tells whether a zygote, which may be nil, is a worker.
+// Works reports whether a zygote, which may be nil, is a worker.
 func (z *Zygote) Works() bool { return z != nil && z.Key.Form == Worker }
 
-// Memory returns the sealed files that replicas map; nil: it is a process. They stay the Zygote's.
+// Memory returns the sealed files that replicas map; nil: it is a process. The Zygote closes them.
 func (z *Zygote) Memory() []*os.File { return z.memory }
 
 // Path returns the path of replicas that start from z.
@@ -110,13 +112,13 @@ func (z *Zygote) Path() string {
 	return PathHeap
 }
 
-// Parent returns the zygote as memory is counted.
+// Parent returns the zygote in the form in which memory is counted.
 func (z *Zygote) Parent() resources.Parent {
 	return resources.Parent{Entry: z.Entry, PID: z.PID, Bytes: z.Bytes, Shared: z.Shared, Worker: z.Works()}
 }
 
-// measureShared notes how much of what seems to be a worker's is other processes': only what it
-// grows by is its own.
+// measureShared measures how much of a worker's memory belongs to other processes. Only memory
+// beyond that counts as the worker's.
 func (z *Zygote) measureShared() {
 	if !z.Works() {
 		return
@@ -127,7 +129,7 @@ func (z *Zygote) measureShared() {
 	}
 }
 
-// Kill ends the process. It fails when the warden is gone, and the zygote with it.
+// Kill kills the process. If the signal fails, the warden is gone, and the zygote with it.
 func (z *Zygote) Kill() {
 	if z.memory != nil {
 		z.free(false)
@@ -136,13 +138,13 @@ func (z *Zygote) Kill() {
 	_ = z.host.Warden.Signal(z.Entry, syscall.SIGKILL)
 }
 
-// Stop ends the zygote and its children and waits.
+// Stop ends the zygote and its children and waits for their ends.
 func (z *Zygote) Stop() {
 	z.Kill()
 	<-z.gone
 }
 
-// Lied ends a zygote for a lie, and returns the error of the start that found it.
+// Lied ends a zygote that violated the protocol, and returns the error of the start that found it.
 func (z *Zygote) Lied(lie error) error {
 	z.Family.mu.Lock()
 	z.Family.lie = lie
@@ -151,7 +153,7 @@ func (z *Zygote) Lied(lie error) error {
 	return ErrLied{lie}
 }
 
-// ErrLied says that a zygote was ended for a lie.
+// ErrLied means that a zygote was ended because it violated the protocol.
 type ErrLied struct{ error }
 
 func (e ErrLied) Error() string { return "zygote was ended: " + e.error.Error() }
@@ -181,8 +183,8 @@ func (z *Zygote) Replace() error {
 	return z.host.Warden.Put(z.Entry, z.host.Describe(z.Describe()))
 }
 
-// Leave stops to listen to a zygote, or closes memory, that the warden keeps. The daemon has closed
-// Host.Detached before.
+// Leave stops reading from a zygote that the warden keeps, or closes memory that the warden keeps.
+// The daemon has closed Host.Detached before.
 func (z *Zygote) Leave() {
 	if z.memory != nil {
 		z.free(true)
@@ -191,8 +193,8 @@ func (z *Zygote) Leave() {
 	_ = z.control.conn.Close() // read ends
 }
 
-// free gives memory back, once its replicas have ended; they keep what they map. kept says that it
-// is left to the warden.
+// free frees memory once its replicas have ended; they keep their own mappings. kept reports that
+// the memory is left to the warden.
 func (z *Zygote) free(kept bool) {
 	z.freed.Do(func() {
 		resources.CloseFiles(z.memory)
@@ -205,19 +207,19 @@ func (z *Zygote) free(kept bool) {
 
 // Errors of Load that the daemon tells apart.
 var (
-	// errNotLoaded says that a zygote ended early. Its status says why: it was set before the
-	// socket closed.
+	// errNotLoaded means that a zygote ended early. Its status says why: it was set before the socket
+	// closed.
 	errNotLoaded = errors.New("zygote ended before it had loaded its parameters")
-	// errChildEnded says that a child ended at its gate.
+	// errChildEnded means that a child ended at its gate.
 	errChildEnded = errors.New("its process ended before it was told which replica it is")
 )
 
-// Impossible says that a variant's parameters cannot be kept in a form.
+// Impossible is the error of parameters that cannot be kept in a form.
 type Impossible struct{ Why string }
 
 func (e Impossible) Error() string { return e.Why }
 
-// said is why a zygote does not load, in its own words.
+// said is why a zygote does not load, in the zygote's words.
 type said struct{ who, text string }
 
 func (e said) Error() string { return e.who + ": " + e.text }

@@ -62,7 +62,7 @@ func New(_ context.Context, args []string, out io.Writer) error {
 			_, err = fmt.Fprintf(out, "%s: is there already, and in %s; nothing was changed\n", name, at)
 			return err
 		}
-		err = fmt.Errorf("%s has the function %q already, but its folder is not there: take it out of the file, or bring the folder back: %w", at, name, err)
+		err = fmt.Errorf("%s has the function %q already, but its folder does not exist: remove it from the file, or restore the folder: %w", at, name, err)
 	}
 	if err != nil {
 		return fmt.Errorf("new: %w", err)
@@ -144,7 +144,7 @@ func newFolder(name, lang string) error {
 		return fmt.Errorf("template %q has no folder function, want one with the first files of a function: %w", lang, err)
 	}
 	if _, err := os.Lstat(name); err == nil {
-		return fmt.Errorf("%s is there already: choose another name, or remove it (rm -r %[1]s) to begin anew", name)
+		return fmt.Errorf("%s is there already: choose another name, or remove it (rm -r %[1]s) to start again", name)
 	}
 	tmp, err := os.MkdirTemp(".", ".stagecoach-new-")
 	if err != nil {

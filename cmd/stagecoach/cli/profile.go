@@ -154,7 +154,7 @@ func (f *profileFlags) bodies(ctx context.Context, c *client.Client, path string
 			}
 		}
 		if other, twice := seen[s.length]; twice {
-			return nil, fmt.Errorf("profile: --input %q and %q are of one length, want one file a length, as LENGTH=FILE", other, in)
+			return nil, fmt.Errorf("profile: --input %q and %q have one length, want one file per length, as LENGTH=FILE", other, in)
 		}
 		seen[s.length] = in
 		var err error

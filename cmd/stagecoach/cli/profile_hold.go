@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// The lease of a function that is measured. It is renewed three times in its length; without that,
-// it ends.
+// Times of the lease on a function that is measured. The lease is renewed three times in its
+// length; without renewal it ends.
 const (
 	lease      = 10 * time.Second
 	holdWait   = time.Minute       // for a replica that is ready and has its quota
@@ -100,7 +100,7 @@ func (h *hold) put(ctx context.Context, cpu int) (held provider.Held, status int
 		h.revision = held.Revision
 	}
 	if h.revision != held.Revision {
-		return held, a.Status, fmt.Errorf("function %s was deployed anew while it was measured; measure it again", h.name)
+		return held, a.Status, fmt.Errorf("function %s was deployed again while it was measured; measure it again", h.name)
 	}
 	return held, a.Status, nil
 }

@@ -49,8 +49,8 @@ func Top(ctx context.Context, args []string, out io.Writer) error {
 	return liveTop(ctx, api, v, tty)
 }
 
-// liveTop redraws once a second, and when the terminal changes its size, until ctx ends or somebody
-// types q.
+// liveTop redraws once a second, and when the size of the terminal changes, until ctx ends or
+// somebody types q.
 func liveTop(ctx context.Context, api *client.Client, v schema.Top, tty *terminal) error {
 	restore, err := tty.raw()
 	if err != nil {
