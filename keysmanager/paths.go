@@ -34,8 +34,8 @@ const (
 // choosesPath reports whether a function leaves the choice of its path to the Manager.
 func choosesPath(s node.Spec) bool { return s.Start == "" || s.Start == "auto" }
 
-// possibly calls do with a function's parameters in the first form that is possible.
-func (l *loader) possibly(a *asking, s node.Spec, e engine, image sandbox.Image, do func(zygote.Key) error) error {
+// withPossibleForm calls do with a function's parameters in the first form that is possible.
+func (l *loader) withPossibleForm(a *asking, s node.Spec, e engine, image sandbox.Image, do func(zygote.Key) error) error {
 	if err := e.can(s); err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func (l *loader) possibly(a *asking, s node.Spec, e engine, image sandbox.Image,
 
 // place starts p from its function's parameters.
 func (l *starter) place(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (conn wire.Socket, err error) {
-	err = l.loader.possibly(p.asking, o.Spec, e, image, func(key zygote.Key) (err error) {
+	err = l.loader.withPossibleForm(p.asking, o.Spec, e, image, func(key zygote.Key) (err error) {
 		if key.Form == zygote.None {
 			conn, err = l.cold(ctx, o, p, e, image, env)
 			return err
@@ -117,7 +117,7 @@ func (l *loader) withZygote(ctx context.Context, key zygote.Key, s node.Spec, im
 // loaded loads a function's parameters, unless they are in memory or its replicas share none. It
 // then calls do, if that is not nil, before they may be evicted again.
 func (l *loader) loaded(ctx context.Context, a *asking, s node.Spec, e engine, image sandbox.Image, do func(*zygote.Zygote)) error {
-	return l.possibly(a, s, e, image, func(key zygote.Key) error {
+	return l.withPossibleForm(a, s, e, image, func(key zygote.Key) error {
 		if key.Form == zygote.None {
 			return nil
 		}

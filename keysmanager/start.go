@@ -107,7 +107,7 @@ func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Sta
 	var conn wire.Socket
 	switch {
 	case o.Spec.Worker != "":
-		conn, err = l.reside(ctx, o, p, e, image, env)
+		conn, err = l.startResident(ctx, o, p, e, image, env)
 	case e.keeps(o.Spec):
 		conn, err = l.place(ctx, o, p, e, image, env)
 	default:

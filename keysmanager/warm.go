@@ -171,7 +171,7 @@ func (h *ahead) loadAhead(ctx context.Context, wishes []*wish, loaded func()) er
 // if there is no room any more, or if the zygote is not wanted any more.
 func (h *ahead) fulfil(ctx context.Context, w *wish, begun func()) error {
 	defer begun()
-	err := h.loader.possibly(w.asking, w.spec, w.engine, w.image, func(key zygote.Key) error {
+	err := h.loader.withPossibleForm(w.asking, w.spec, w.engine, w.image, func(key zygote.Key) error {
 		if key.Form == zygote.None {
 			return nil
 		}

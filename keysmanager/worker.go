@@ -51,9 +51,9 @@ func secretSet(s node.Spec) string {
 	return filepath.Base(s.Secrets)
 }
 
-// reside starts p in the worker that its function names. It starts the worker first if it does not
-// run.
-func (l *starter) reside(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
+// startResident starts p in the worker that its function names. It starts the worker first if it
+// does not run.
+func (l *starter) startResident(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
 	key, err := l.residence(o, e)
 	if err != nil {
 		return nil, err

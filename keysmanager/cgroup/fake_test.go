@@ -199,7 +199,7 @@ func TestEvacuate(t *testing.T) {
 	home := filepath.Join(f.mount, "svc")
 	f.write(t, filepath.Join(home, "cgroup.procs"), fmt.Sprintln(os.Getpid()))
 	f.write(t, filepath.Join(home, leaf, "cgroup.procs"), "")
-	if err := evacuate(home); err != nil {
+	if err := moveProcesses(home); err != nil {
 		t.Fatal(err)
 	}
 	if got := read(t, filepath.Join(home, leaf, "cgroup.procs")); got != fmt.Sprint(os.Getpid()) {
@@ -210,7 +210,7 @@ func TestEvacuate(t *testing.T) {
 	if strings.Contains(string(own), "0::/\n") {
 		return // here everything may be moved
 	}
-	if err := evacuate(home); err == nil || !strings.Contains(err.Error(), "not ours") {
+	if err := moveProcesses(home); err == nil || !strings.Contains(err.Error(), "not ours") {
 		t.Errorf("with a process that is not ours: %v, want an error", err)
 	}
 }

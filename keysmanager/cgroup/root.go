@@ -154,7 +154,7 @@ func (r *Root) delegate() error {
 	wanted := slices.Sorted(maps.Keys(r.places))
 	err := enable(home, wanted)
 	if errors.Is(err, unix.EBUSY) {
-		if err = evacuate(home); err == nil {
+		if err = moveProcesses(home); err == nil {
 			err = enable(home, wanted)
 		}
 	}
@@ -172,10 +172,10 @@ func enable(folder string, controllers []string) error {
 	return os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte("+"+strings.Join(controllers, " +")), 0)
 }
 
-// evacuate moves the processes of a v2 group into a child group, so that the group may have other
-// children. It does so only if all of these processes are ours, or if they are all processes of a
-// container, whose own group looks like the root.
-func evacuate(home string) error {
+// moveProcesses moves the processes of a v2 group into a child group, so that the group may have
+// other children. It does so only if all of these processes are ours, or if they are all processes
+// of a container, whose own group looks like the root.
+func moveProcesses(home string) error {
 	procs, err := readPIDs(filepath.Join(home, "cgroup.procs"))
 	if err != nil {
 		return err

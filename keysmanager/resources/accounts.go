@@ -24,21 +24,21 @@ type Accounts interface {
 	Resume(uid, gid int) (*sandbox.Lease, error)
 }
 
-// Lodger says which processes use the account that a process is started with.
-type Lodger int
+// AccountUser says which processes use the account that a process is started with.
+type AccountUser int
 
-// The lodgers.
+// The processes that may use an account.
 const (
-	Itself      Lodger = iota // the process
-	ItsPrograms               // the programs of a watchdog, which starts each of them
-	Nobody                    // a watchdog whose programs have a root of their own
+	Itself      AccountUser = iota // the process
+	ItsPrograms                    // the programs of a watchdog, which starts each of them
+	Nobody                         // a watchdog whose programs have a root of their own
 )
 
 // maxFamily bounds the processes and threads of a zygote and all its replicas together.
 const maxFamily = 8192
 
-// lodging is an account in use.
-type lodging struct {
+// heldAccount is an account in use.
+type heldAccount struct {
 	lease    *sandbox.Lease
 	function string
 	entry    string // of the warden
@@ -47,13 +47,13 @@ type lodging struct {
 	packed   string // the name of that folder once packed
 }
 
-func newLodging(lease *sandbox.Lease, function, entry string) *lodging {
-	return &lodging{lease: lease, function: function, entry: entry, most: sandbox.MaxProcesses}
+func newHeldAccount(lease *sandbox.Lease, function, entry string) *heldAccount {
+	return &heldAccount{lease: lease, function: function, entry: entry, most: sandbox.MaxProcesses}
 }
 
-// furnish makes a command run with the account, and gives the account access to the files that it
+// apply makes a command run with the account, and gives the account access to the files that it
 // needs in addition to its image.
-func (l *lodging) furnish(c *sandbox.Command, who Lodger, t Tenant) error {
+func (l *heldAccount) apply(c *sandbox.Command, who AccountUser, t Tenant) error {
 	if who == ItsPrograms {
 		b, err := json.Marshal(l.lease.Account)
 		c.Env[wire.EnvAccount] = string(b)
@@ -171,7 +171,7 @@ func (r *Reservation) adoptAccount(k warden.Kept) {
 		return
 	}
 	if lease != nil {
-		r.account = newLodging(lease, "", k.Name)
+		r.account = newHeldAccount(lease, "", k.Name)
 		r.account.most = maxFamily
 	}
 }

@@ -58,7 +58,7 @@ func (p *Pool) CheckNetwork(asked string) error {
 
 // connect gives a command the network that its function asks for. The caller calls release once the
 // process has started or has failed to start. From then on only the process keeps the namespace.
-func (p *Pool) connect(c *sandbox.Command, t Tenant, who Lodger) (release func(), err error) {
+func (p *Pool) connect(c *sandbox.Command, t Tenant, who AccountUser) (release func(), err error) {
 	release = func() {
 		if c.Network != nil {
 			_ = c.Network.Close() // nothing was written

@@ -59,9 +59,9 @@ type Reservation struct {
 	pid     int              // of a replica that runs; guarded by pool.mu
 	devices map[string]int64 // bytes by device; guarded by pool.mu, and its content does not change
 
-	group     *Cgroup    // nil: none
-	account   *lodging   // nil: none
-	admitting sync.Mutex // held while the process gets access to another folder
+	group     *Cgroup      // nil: none
+	account   *heldAccount // nil: none
+	admitting sync.Mutex   // held while the process gets access to another folder
 
 	once sync.Once // of Release
 }
@@ -174,7 +174,7 @@ type Tenant struct {
 // Start has the warden start a process of a function, in the network that the function asks for,
 // and with an account of its own if the node has accounts. A process that does not start leaves its
 // account to Release.
-func (r *Reservation) Start(t Tenant, who Lodger, p warden.Process) (pid int, err error) {
+func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid int, err error) {
 	closeNetwork, err := r.pool.connect(&p.Command, t, who)
 	if err != nil {
 		return 0, err
@@ -187,8 +187,8 @@ func (r *Reservation) Start(t Tenant, who Lodger, p warden.Process) (pid int, er
 	if err != nil {
 		return 0, err
 	}
-	r.account = newLodging(lease, t.Function, p.Name)
-	if err := r.account.furnish(&p.Command, who, t); err != nil {
+	r.account = newHeldAccount(lease, t.Function, p.Name)
+	if err := r.account.apply(&p.Command, who, t); err != nil {
 		return 0, err
 	}
 	return r.pool.cfg.Warden.Start(p)

@@ -35,16 +35,16 @@ type Replica interface {
 type Family struct {
 	of *Zygote
 
-	mu       sync.Mutex // guards the fields below; the daemon's locks are taken before it
-	nextID   uint32     // of the next order
-	pending  map[uint32]*forkOrder
-	waiting  map[uint32]*child  // by id; nil: the zygote has ended, or is left to the warden
-	berths   berths             // the waiting children that no order has claimed yet
-	limits   resources.Limits   // of the next spare's cgroup: those of the latest replica
-	replicas map[uint32]Replica // by id
-	lie      error              // protocol violation for which the zygote was ended; nil: none
-	died     error              // why the zygote ended; nil: it lives
-	replaced bool               // its parameters were invalidated
+	mu         sync.Mutex // guards the fields below; the daemon's locks are taken before it
+	nextID     uint32     // of the next order
+	pending    map[uint32]*forkOrder
+	waiting    map[uint32]*child  // by id; nil: the zygote has ended, or is left to the warden
+	spareSlots spareSlots         // the waiting children that no order has claimed yet
+	limits     resources.Limits   // of the next spare's cgroup: those of the latest replica
+	replicas   map[uint32]Replica // by id
+	lie        error              // protocol violation for which the zygote was ended; nil: none
+	died       error              // why the zygote ended; nil: it lives
+	replaced   bool               // its parameters were invalidated
 	// Closed when an adopted zygote has listed its children; nil: it has listed them, or was not
 	// asked.
 	listed   chan struct{}
@@ -52,7 +52,7 @@ type Family struct {
 }
 
 func newFamily(z *Zygote) *Family {
-	return &Family{of: z, berths: berths{}, pending: map[uint32]*forkOrder{}, waiting: map[uint32]*child{}, replicas: map[uint32]Replica{}}
+	return &Family{of: z, spareSlots: spareSlots{}, pending: map[uint32]*forkOrder{}, waiting: map[uint32]*child{}, replicas: map[uint32]Replica{}}
 }
 
 // forkOrder is an order on its way.
@@ -182,7 +182,7 @@ func (f *Family) handle(o wire.Order) {
 		}
 	case wire.ChildExited:
 		f.mu.Lock()
-		r, spare := f.replicas[o.PID], f.berths.lost(f.waiting[o.PID])
+		r, spare := f.replicas[o.PID], f.spareSlots.lost(f.waiting[o.PID])
 		delete(f.replicas, o.PID)
 		delete(f.waiting, o.PID)
 		f.mu.Unlock()
@@ -231,7 +231,7 @@ func (f *Family) end(how resources.Ending, fault error) {
 		e = resources.Ending{Cause: "its " + f.of.Key.What() + " was ended: " + fault.Error(), End: end}
 	}
 	f.died = e
-	replicas, pending, spares := f.replicas, f.pending, f.berths.clear()
+	replicas, pending, spares := f.replicas, f.pending, f.spareSlots.clear()
 	f.replicas, f.pending, f.waiting = nil, nil, nil
 	f.mu.Unlock()
 	for _, o := range pending {
@@ -248,7 +248,7 @@ func (f *Family) end(how resources.Ending, fault error) {
 // leave stops reading from the children: they are left to the warden.
 func (f *Family) leave() {
 	f.mu.Lock()
-	spares := f.berths.clear()
+	spares := f.spareSlots.clear()
 	f.waiting = nil
 	for _, r := range f.replicas {
 		r.Abandon()

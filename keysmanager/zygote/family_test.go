@@ -133,7 +133,7 @@ func TestForkTakesAnotherChildIfTheSpareHasEnded(t *testing.T) {
 	defer theirs.Close()
 	r.Family.mu.Lock()
 	// It does not wait any more.
-	r.Family.berths[""] = &berth{child: &child{id: 7, gate: gate, held: r.host.Pool.New()}}
+	r.Family.spareSlots[""] = &spareSlot{child: &child{id: 7, gate: gate, held: r.host.Pool.New()}}
 	r.Family.mu.Unlock()
 	to := newReplica()
 	done := r.forks(t.Context(), to)

@@ -16,12 +16,12 @@ const (
 	parkTimeout  = time.Minute
 )
 
-// berths are the places where spare children wait, by the device that they wait on; an empty key
-// means no device. Family.mu guards them.
-type berths map[string]*berth
+// spareSlots are the places where spare children wait, by the device that they wait on; an empty
+// key means no device. Family.mu guards them.
+type spareSlots map[string]*spareSlot
 
-// berth is the place of one spare child.
-type berth struct {
+// spareSlot is the place of one spare child.
+type spareSlot struct {
 	child  *child // nil: none
 	coming bool   // a child is being forked or parked
 
@@ -29,13 +29,13 @@ type berth struct {
 	retry    time.Time // no attempt before this time
 }
 
-func (b *berth) fail() {
+func (b *spareSlot) fail() {
 	b.failures++
 	b.retry = time.Now().Add(cache.Backoff(b.failures))
 }
 
-// remove removes a child from its berth and returns it, or nil if it is at none.
-func (all berths) remove(c *child) *child {
+// remove removes a child from its slot and returns it, or nil if it is at none.
+func (all spareSlots) remove(c *child) *child {
 	for _, b := range all {
 		if c != nil && b.child == c {
 			b.child = nil
@@ -47,7 +47,7 @@ func (all berths) remove(c *child) *child {
 
 // lost removes a child that has ended by itself. If it was parked, the next attempt waits for a
 // back-off.
-func (all berths) lost(c *child) *child {
+func (all spareSlots) lost(c *child) *child {
 	for device, b := range all {
 		if c != nil && b.child == c && device != "" {
 			b.fail()
@@ -56,8 +56,8 @@ func (all berths) lost(c *child) *child {
 	return all.remove(c)
 }
 
-// clear removes all children from their berths.
-func (all berths) clear() (out []*child) {
+// clear removes all children from their slots.
+func (all spareSlots) clear() (out []*child) {
 	for _, b := range all {
 		if b.child != nil {
 			out = append(out, b.child)
@@ -72,10 +72,10 @@ func (all berths) clear() (out []*child) {
 func (f *Family) EnsureSpare(device string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	b := f.berths[device]
+	b := f.spareSlots[device]
 	if b == nil {
-		b = &berth{}
-		f.berths[device] = b
+		b = &spareSlot{}
+		f.spareSlots[device] = b
 	}
 	if b.child != nil || b.coming || f.waiting == nil || f.of.memory != nil || f.of.Works() || time.Now().Before(b.retry) {
 		return
@@ -109,9 +109,9 @@ func (f *Family) EnsureSpare(device string) {
 	})
 }
 
-// keepSpare lets a child wait at a berth, and parks it if device is set. A child that cannot be
+// keepSpare lets a child wait in a slot, and parks it if device is set. A child that cannot be
 // parked is dismissed.
-func (f *Family) keepSpare(ctx context.Context, c *child, b *berth, device string) error {
+func (f *Family) keepSpare(ctx context.Context, c *child, b *spareSlot, device string) error {
 	f.mu.Lock()
 	there := f.waiting[uint32(c.id)] == c
 	if there {
@@ -127,7 +127,7 @@ func (f *Family) keepSpare(ctx context.Context, c *child, b *berth, device strin
 			return nil
 		}
 		f.mu.Lock()
-		there = f.berths.remove(c) == c
+		there = f.spareSlots.remove(c) == c
 		f.mu.Unlock()
 		if !there { // it was dismissed meanwhile
 			return err
@@ -168,7 +168,7 @@ func (f *Family) claim(limits resources.Limits, device string) *child {
 	var c *child
 	f.mu.Lock()
 	f.limits = limits
-	if b := f.berths[device]; b != nil && !b.coming {
+	if b := f.spareSlots[device]; b != nil && !b.coming {
 		c, b.child, b.failures, b.retry = b.child, nil, 0, time.Time{}
 	}
 	f.mu.Unlock()
@@ -191,7 +191,7 @@ func (f *Family) Waiting() map[string]Waiting {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	all := map[string]Waiting{}
-	for device, b := range f.berths {
+	for device, b := range f.spareSlots {
 		w := Waiting{Coming: b.coming, Failures: b.failures}
 		if b.child != nil {
 			w.PID = b.child.id
@@ -218,8 +218,8 @@ func (f *Family) Parked() map[string]Waiting {
 func (f *Family) Unpark(device string) bool {
 	f.mu.Lock()
 	var c *child
-	if b := f.berths[device]; b != nil {
-		c = f.berths.remove(b.child)
+	if b := f.spareSlots[device]; b != nil {
+		c = f.spareSlots.remove(b.child)
 	}
 	f.mu.Unlock()
 	if c != nil {
