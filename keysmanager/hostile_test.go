@@ -148,7 +148,7 @@ func TestAZygoteThatLies(t *testing.T) {
 	if err := n.hostile("files"); !strings.Contains(err.Error(), "socket:") || strings.Contains(err.Error(), "cgroup") {
 		t.Errorf("it was given %v", err)
 	}
-	if err := n.hostile("flood"); !strings.Contains(err.Error(), "more than it was asked") {
+	if err := n.hostile("flood"); !strings.Contains(err.Error(), "more messages than it was asked for") {
 		t.Errorf("a zygote that talks without end: %v", err)
 	}
 	if _, err := n.Start(t.Context(), node.Order{Replica: "x", Spec: withModel}); err != nil && !errors.Is(err, ErrRunning) {
