@@ -26,7 +26,7 @@ type process struct {
 	held   *resources.Reservation
 	timing
 	output   *sandbox.Output
-	running  bool        // its Start has returned; guarded by the manager's mutex
+	running  bool        // its Start has returned; guarded by the store's mutex
 	signaled atomic.Bool // the Manager has signaled it
 
 	entry  string         // of the warden

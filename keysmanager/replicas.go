@@ -31,7 +31,7 @@ func (all replicas) running(name string) *process {
 // of returns the sorted names of the replicas that have started from a zygote and run.
 func (all replicas) of(z *zygote.Zygote) (names []string) {
 	for name, p := range all {
-		if (p.zygote == z || p.mapped == z) && p.running {
+		if p.running && (p.zygote == z || p.mapped == z) { // until it runs, its start may still set them
 			names = append(names, name)
 		}
 	}

@@ -57,7 +57,8 @@ func (m *model) apply(ev Event) (fx []Effect) {
 	}
 	switch ev := ev.(type) {
 	case Release[int]:
-		if e.Holds--; e.Holds == 0 && e.Stale {
+		if e.Holds--; e.Holds == 0 && e.Stale && !e.settled {
+			e.settled = true
 			fx = append(fx, Settled[int]{e.name})
 		}
 	case Want[int]:
@@ -100,6 +101,7 @@ func (m *model) apply(ev Event) (fx []Effect) {
 			fx = append(fx, Cancel[int]{e.name})
 		}
 		if e.Holds == 0 {
+			e.settled = true
 			fx = append(fx, Settled[int]{e.name})
 		}
 	case Drop[int]:

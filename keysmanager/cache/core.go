@@ -111,8 +111,16 @@ func (c *Core[K]) release(name K) {
 	if e == nil || e.holds == 0 {
 		return
 	}
-	if e.holds--; e.holds == 0 && e.stale {
-		c.do(Settled[K]{name})
+	e.holds--
+	c.settle(e)
+}
+
+// settle reports that nothing holds a stale entry any more. It reports this once, although the
+// entry may be held again: by an adoption of another process of the same name.
+func (c *Core[K]) settle(e *entry[K]) {
+	if e.stale && e.holds == 0 && !e.settled {
+		e.settled = true
+		c.do(Settled[K]{e.name})
 	}
 }
 
@@ -146,9 +154,7 @@ func (c *Core[K]) invalidate(now time.Time, e *entry[K]) {
 	if e.state == loading {
 		c.do(Cancel[K]{e.name})
 	}
-	if e.holds == 0 {
-		c.do(Settled[K]{e.name})
-	}
+	c.settle(e)
 }
 
 // expire ends and forgets idle entries that nothing wants any more.

@@ -231,6 +231,8 @@ func TestInvalidatedParameters(t *testing.T) {
 	step(Release[string]{"v1"})
 	step(Release[string]{"v1"}, Settled[string]{"v1"})
 	step(Invalidate[string]{"v1"})
+	step(Hold[string]{"v1"})
+	step(Release[string]{"v1"}) // it has settled before
 	step(Weighed{})
 	step(Loaded[string]{"v1", 5}, Discard[string]{"v1"})
 	step(Want[string]{Key: "v1", Bytes: 5})

@@ -23,9 +23,10 @@ type entry[K comparable] struct {
 	parked   int
 	keyStage bool // of a key stage
 
-	wanted bool
-	stale  bool
-	since  time.Time // when functions stopped to use it; zero: they did not
+	wanted  bool
+	stale   bool
+	settled bool      // Settled was returned
+	since   time.Time // when functions stopped to use it; zero: they did not
 
 	rests time.Duration // of a worker; 0: it is none
 	idle  time.Time     // since when a worker has been idle; zero: it was busy at the latest sample

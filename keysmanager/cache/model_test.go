@@ -42,6 +42,7 @@ type modelEntry struct {
 	Entry
 	parked      int
 	wanted      bool
+	settled     bool
 	idle        time.Time
 	workerRests time.Duration
 }
