@@ -18,7 +18,7 @@ func limitsOf(s node.Spec) GroupLimits {
 	return GroupLimits{Memory: s.Memory, CPUMilli: s.CPUMilli, PIDs: resources.MaxProcesses}
 }
 
-// tenant returns what a process of the function asks of the pool.
+// tenantOf returns what a process of the function asks of the pool.
 func tenantOf(s node.Spec) resources.Tenant {
 	return resources.Tenant{Function: s.Function, Namespace: s.Namespace, Group: s.Group, Secrets: s.Secrets, Network: s.Network, Gateway: s.Gateway}
 }
