@@ -67,9 +67,9 @@ func likePoints(f *plan.Function) []plan.Point {
 func abs(v int) int { return max(v, -v) }
 
 // asDeclared returns the fits of the functions of d that may get more CPU. It sets their service
-// times in s to those with the declared CPU. Otherwise extra CPU would change the service times by
-// which the next decision gives or takes extra CPU. Functions that hold devices keep their measured
-// service times: see exchange.
+// times in s to the times with the declared CPU. Otherwise extra CPU would change the service times
+// by which the next decision gives or takes extra CPU. Functions that hold devices keep their
+// measured service times: see exchange.
 func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 	var fits map[string]*cpuFit
 	copied := false

@@ -19,15 +19,15 @@ import (
 // less. A gain rises with the load, so more load never gives a function less. The order is:
 //
 //  1. Functions without any replica.
-//  2. Functions that are behind what arrives, here or at an earlier stage. They are ordered by the
-//     time each needs for all calls that have to go through it, not by where the pipeline's line
-//     stands.
+//  2. Functions that cannot keep up with their calls, here or at an earlier stage. They are ordered
+//     by the time that each function needs for all calls that have to go through it. The order does
+//     not depend on the stage at which these calls wait now.
 //  3. The other functions.
 //  4. Replicas that start ahead of need. They take what nobody else asks for.
 //
-// Of equal gains, existing replicas go before new ones. If all functions that use a resource need
-// the same amount of it, one function's replica can be replaced by a replica of a function that
-// gains more. QUART has R_total among the inputs of its Alg. 1 and does not use it.
+// If gains are equal, existing replicas go before new ones. If all functions that use a resource
+// need the same amount of it, one function's replica can be replaced by a replica of a function
+// that gains more. R_total is an input of QUART's Alg. 1, but the algorithm does not use it.
 type Gain struct{}
 
 // keeping is the factor by which an existing replica's gain counts more than a new one's. Without
@@ -236,9 +236,9 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 	}
 }
 
-// lacks returns the resource of which too little is free for one more replica; -1: none. A
-// function's first replica is left to the placer, which reports where it looked, unless it would
-// start ahead of need.
+// lacks returns a resource that has too little free for one more replica, or -1 if there is none.
+// It also returns -1 for a function's first replica, unless this replica would start ahead of need.
+// The placer then tries the replica, and reports where it looked.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {
@@ -258,11 +258,11 @@ func (c *contender) mean() float64 {
 
 // look sets what the next replica gains. A pipeline that is behind is treated as a fluid. W is the
 // number of calls that wait at the stage or before it, or that enter within the horizon. All of
-// them go through the stage, so the slowest stage decides when the last one is through. With
-// capacity C, that takes D = W/C. So replicas go to the stage with the longest D. Raising all
-// stages together from C costs effort. One replica, as a part of that effort, takes D²/(W·effort)
-// off D for each of the W requests. Their product, D²/effort, is the gain, so pipelines can be
-// compared.
+// these calls go through the stage, so the slowest stage decides when the last call is done. A
+// stage with capacity C needs the time D = W/C for them. So replicas go to the stage with the
+// longest D. Raising all stages together from C costs effort. One replica, as a part of that
+// effort, takes D²/(W·effort) off D for each of the W requests. Their product, D²/effort, is the
+// gain, so pipelines can be compared.
 func (c *contender) look() {
 	n := float64(c.count)
 	capacity := n * float64(c.slots) / c.mean()

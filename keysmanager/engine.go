@@ -105,9 +105,9 @@ func environmentOf(s node.Spec) map[string]string {
 	return env
 }
 
-// seen returns the part of a function's environment that a zygote of the engine knows, as text.
-// Environments that differ in it give different texts. It is empty if the zygote knows nothing of
-// the environment.
+// seen returns a text that identifies the part of a function's environment that a zygote of the
+// engine knows. If two environments differ in this part, their texts differ. The text is empty if
+// the zygote knows nothing of the environment.
 func (e engine) seen(s node.Spec) string {
 	if !e.author {
 		return ""

@@ -21,8 +21,9 @@ func newAssembly() assembly {
 }
 
 // change records that a function changed from old to now, where nil means that it does not exist.
-// It returns the keys of the pipelines that may have changed, sorted: those that it was or is a
-// stage of, those with a stage that leads to it, and the one with its name.
+// It returns the keys of the pipelines that may have changed, sorted: the pipelines that the
+// function was or is a stage of, the pipelines with a stage that leads to it, and the pipeline with
+// its name.
 func (a *assembly) change(key pipeline.Key, old, now *pipeline.Function) []pipeline.Key {
 	affected := map[pipeline.Key]bool{}
 	if len(a.members[key]) > 0 {
@@ -75,9 +76,9 @@ func (a *assembly) enter(p, key pipeline.Key, f *pipeline.Function, in bool) {
 	}
 }
 
-// pipeline assembles one pipeline. ok is false if it has no stages. Besides its stages,
-// [pipeline.Assemble] gets the functions that they lead to and the function with its name. Nothing
-// else can affect it.
+// pipeline assembles one pipeline. ok is false if the pipeline has no stages. [pipeline.Assemble]
+// gets the pipeline's stages, the functions that these stages lead to, and the function with the
+// pipeline's name. No other function can affect the pipeline.
 func (a *assembly) pipeline(key pipeline.Key) (p pipeline.Pipeline, ok bool) {
 	stages := a.members[key]
 	if len(stages) == 0 {

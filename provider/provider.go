@@ -24,8 +24,8 @@ import (
 type Images interface {
 	// Pin returns the digest of the image that a name refers to now. The image is then local and
 	// can run. The digest is empty if only the name identifies the image. An error that wraps
-	// ErrImages means that this cannot be found out now. Any other error says why the image cannot
-	// run: what was got, and what is wanted.
+	// ErrImages means that Pin cannot check the image now. Any other error says why the image
+	// cannot run: what was found, and what is required.
 	Pin(ctx context.Context, image string) (digest string, err error)
 	// Guess returns the program that an image without a digest, which is a folder, probably runs.
 	// If several programs are possible, the error names them.

@@ -119,9 +119,10 @@ type Stage struct {
 
 // Service is how long a batch keeps its slot.
 //
-// A batch of b calls on a CPU quota q takes the draw of its first call, times 1 + BatchCost·(b −
-// 1), times (1 − CPUShare) + CPUShare·q₀/q. q₀ is the quota with which Mean was measured. With a
-// Profile, both factors come from its points instead: linear in the batch, and in 1/q.
+// For a batch of b calls on a CPU quota q, a time is drawn once, for the first call. It is
+// multiplied by 1 + BatchCost·(b − 1) and by (1 − CPUShare) + CPUShare·q₀/q, where q₀ is the quota
+// with which Mean was measured. With a Profile, both factors come from the points of the profile
+// instead. The first is then linear in b, and the second is linear in 1/q.
 type Service struct {
 	Dist Dist          `yaml:"dist"`
 	Mean time.Duration `yaml:"mean"`

@@ -136,10 +136,10 @@ func itemFromJSON(raw json.RawMessage) (Item, error) {
 	return Item{ContentType: "application/json", Bytes: raw}, nil
 }
 
-// ToHTTP makes a response's body. If there is one part with one byte item, that is the body, with
-// the item's content type. Several items become a JSON array, and several parts an object by the
-// parts' names. In these, JSON stays JSON, UTF-8 text becomes a string, other bytes become
-// {"contentType","base64"}, and tensors {"outputs":[…]}. Items must not be references.
+// ToHTTP makes a response's body. If there is one part with one byte item, the item is the body,
+// with its own content type. Several items become a JSON array, and several parts an object by the
+// parts' names. In these arrays and objects, JSON stays JSON, UTF-8 text becomes a string, other
+// bytes become {"contentType","base64"}, and tensors {"outputs":[…]}. Items must not be references.
 func ToHTTP(out Input) (contentType string, body []byte, err error) {
 	if len(out) == 1 && len(out[0].Items) == 1 && out[0].Items[0].Tensors == nil && out[0].Items[0].Ref == nil {
 		it := out[0].Items[0]

@@ -216,8 +216,8 @@ func best(fits [][]int, room, load []int) int {
 }
 
 // TestDispersedAgainstAllPlacements compares the sum of squares with the smallest of all
-// placements, on small clusters. Each key stage fits on some nodes only: it needs a whole device,
-// and is barred from those of other nodes.
+// placements, on small clusters. Each key stage fits on some nodes only. It needs a whole device,
+// and is barred from the devices of the other nodes.
 func TestDispersedAgainstAllPlacements(t *testing.T) {
 	const rounds = 2000
 	worse, greedy := 0, 0

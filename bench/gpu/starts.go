@@ -288,9 +288,9 @@ func (w *gpuWay) oneByOne(ctx context.Context) error {
 	return nil
 }
 
-// unmapped reports whether a fork counts as one from the heap although its parameters are mapped.
-// That happens with small models: PyTorch imports modules in load, so the zygote has more memory of
-// its own than of the model.
+// unmapped reports whether a fork counts as a fork from the heap although its parameters are
+// mapped. This happens with small models. PyTorch imports modules in load, so the zygote's own
+// memory is larger than the memory of the model.
 func (w *gpuWay) unmapped(path string) bool {
 	return w.name == "fork" && path == keysmanager.PathHeap
 }

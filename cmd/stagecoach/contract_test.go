@@ -64,8 +64,8 @@ func secrets(t *testing.T, pid int) string {
 }
 
 // TestSecretsReachFunctions checks that a function sees its named secrets as files, also after kill
-// -9. Only the function can read them, or its namespace's group if it has one. Nothing else that up
-// prints or stores has them.
+// -9. Only the function, or its namespace's group if there is one, can read these files. The
+// secrets are in nothing else that `stagecoach up` prints or stores.
 func TestSecretsReachFunctions(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--log", "debug")

@@ -55,10 +55,10 @@ func (l *trial) count() int {
 	return l.done
 }
 
-// TestKillAnyProcess kills replicas, zygotes and spare children in turn under OCR requests at
-// concurrency 8, one per ten answers, and loses no request. With KILL_EVERY it kills any process of
-// these, one per so much time. KILL_REQUESTS is the number of requests; KILL_SEED chooses other
-// processes.
+// TestKillAnyProcess kills replicas, zygotes and spare children in turn while eight clients send
+// OCR requests. It kills one process per ten answers, and no request may be lost. If KILL_EVERY is
+// set, it kills a random one of these processes once per KILL_EVERY instead. KILL_REQUESTS is the
+// number of requests. KILL_SEED is the seed by which the processes are chosen.
 func TestKillAnyProcess(t *testing.T) {
 	t.Parallel()
 	requests, seed := int(envNumber(t, "KILL_REQUESTS", 100)), envNumber(t, "KILL_SEED", rand.Uint64())

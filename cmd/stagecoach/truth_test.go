@@ -38,9 +38,10 @@ func (c *operator) fails(want string, args ...string) string {
 	return out
 }
 
-// TestDeployWaitTellsWhyARevisionFails updates a function with releases that cannot start: deploy
-// --wait ends with 1 and the cause, list and the API say that it fails, and the old revision serves
-// on. A good release puts all of it right. A function that is asleep is woken for that.
+// TestDeployWaitTellsWhyARevisionFails updates a function with releases that cannot start. deploy
+// --wait must end with status 1 and print the cause. list and the API must say that the function
+// fails, and the old revision must continue to serve. A good release must end the failure. If the
+// function sleeps, it is woken to try the release.
 func TestDeployWaitTellsWhyARevisionFails(t *testing.T) {
 	t.Parallel()
 	r := start(t, configFile(t, "control: {startTimeout: 15s}\n")...)

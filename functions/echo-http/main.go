@@ -192,7 +192,7 @@ func spin(w http.ResponseWriter, r *http.Request) {
 }
 
 // exit ends the program. Query parameters delay the end:
-//   - once=URL: only if that URL answers 201, as it does for the first caller
+//   - once=URL: only if that URL answers 201, which it does for the first caller only
 //   - read: after 1 MiB of the body has arrived
 //   - begun: after half of the answer is sent
 func exit(w http.ResponseWriter, r *http.Request) {

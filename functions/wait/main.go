@@ -1,8 +1,8 @@
-// Command wait is a stage that holds its slot for a random time and uses no processor: it stands
-// for a device. On a machine with two cores, it shows how queues and replicas behave if the work is
-// done elsewhere. It says nothing about the speed of real work, and every figure made with it says
-// so. With a model, a replica computes once on a small input before it is ready, so that a start
-// costs as much as that of a real stage.
+// Command wait is a stage that holds its slot for a random time and uses no processor, as if a
+// device did the work. On a machine with two cores, it shows how queues and replicas behave if the
+// work is done elsewhere. It says nothing about the speed of real work, and every figure that was
+// measured with it must say so. With a model, a replica computes once on a small input before it is
+// ready. So its start costs as much as the start of a real stage.
 //
 // Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5),
 // wait_seed (default: random), wait_stubborn (true: a call continues after it was canceled, like a

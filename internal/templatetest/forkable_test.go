@@ -211,9 +211,10 @@ def infer(state, calls):
 	saysAll(t, "without a driver", unforkable(t, []string{withCUDA(t)}, handler), nil)
 }
 
-// TestPyTorchThatAsksDriverDoesNotFork checks C++ code of PyTorch that asks the driver for devices,
-// which PyTorch's own flag does not show. The zygote must notice, and name the line. That holds
-// even without devices, because CUDA's runtime remembers that there were none.
+// TestPyTorchThatAsksDriverDoesNotFork checks C++ code of PyTorch that asks CUDA's driver for
+// devices. PyTorch's own flag does not show that this has happened. The zygote must notice it, and
+// name the line of the handler. It must do so even without devices, because CUDA's runtime
+// remembers that there were none.
 func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 	python := withCUDA(t)
 	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)

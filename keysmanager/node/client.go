@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-// When a [Client] repeats an order under the same id: soon at first, then after twice as long each
-// time, because a slow daemon has enough to do. Orders that could not be sent do not add to the
-// pause.
+// Pauses before a [Client] repeats an order under the same id. The first pause is sendAgain. Each
+// next pause is twice as long, up to mostAgain, because a slow daemon already has much to do.
+// Orders that could not be sent do not make the pause longer.
 const (
 	sendAgain = 250 * time.Millisecond
 	mostAgain = 4 * time.Second
@@ -101,7 +101,7 @@ func (c *Client) SetCPU(ctx context.Context, replica string, milli int) error {
 	return err
 }
 
-// Warm loads and evicts parameters as wanted, which is the whole list.
+// Warm loads and evicts parameters. The argument wanted is the whole list of parameters to keep.
 func (c *Client) Warm(ctx context.Context, wanted []Wanted) error {
 	_, err := c.Do(ctx, Order{Kind: OrderWarm, Wanted: wanted})
 	return err

@@ -29,8 +29,8 @@ func CheckModel(root, model string) error {
 }
 
 // Parameters returns the size of a model's files below an image's root, in bytes, and says which
-// files they are. If the name is of neither an ONNX model nor safetensors, it returns the size of
-// the file or of all files in the folder.
+// files they are. If the name is not the name of an ONNX or safetensors model, it returns the size
+// of the file or of all files in the folder.
 func Parameters(root, model string) (bytes int64, of string, err error) {
 	path := model
 	if !filepath.IsAbs(path) {

@@ -228,8 +228,8 @@ func foreign(t *testing.T, l net.Listener, err error) {
 // TestPortIsTakenOver checks that calls fail if another process listens on the port beside the
 // program or in its place.
 //
-// It does not run in parallel: a process that is started by this one has all its sockets for a
-// moment, and belongs to the replica.
+// The test does not run in parallel. Each process that the test process starts holds all of its
+// sockets for a moment, and would count as part of the replica.
 func TestPortIsTakenOver(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		where := freeAddress(t)
@@ -383,7 +383,7 @@ func TestListeners(t *testing.T) {
 	}
 }
 
-// BenchmarkConnection measures the guard on new connections; kept ones need none.
+// BenchmarkConnection measures the guard on new connections. Kept connections need no check.
 func BenchmarkConnection(b *testing.B) { benchmarkGuard(b, (*http.Transport).CloseIdleConnections) }
 
 func BenchmarkRequest(b *testing.B) { benchmarkGuard(b, func(*http.Transport) {}) }

@@ -142,9 +142,9 @@ func TestSmallAnswersAreResults(t *testing.T) {
 	}
 }
 
-// TestOtherAnswersMeetTheGateway checks answers that are flushed early, large, or follow an
-// informational answer. They must go to the rendezvous from their beginning, and the connection
-// must be kept for the next one.
+// TestOtherAnswersMeetTheGateway checks answers that are flushed early, are large, or follow an
+// informational answer. The whole answer must go to the rendezvous, and the connection must be kept
+// for the next answer.
 func TestOtherAnswersMeetTheGateway(t *testing.T) {
 	t.Parallel()
 	more := make(chan struct{})

@@ -150,10 +150,9 @@ type Exhausted struct{ Replica, Cause string }
 // no other call runs on the replica; each of them ends at its limit.
 type Stuck struct{ Replica, Cause string }
 
-// Revive asks for a replica of a revision that is not deployed any more. Tasks wait for it because
-// their requests began on this revision, and it has no replica any more. The Core returns one
-// Revive per revision. It returns another one only after a replica has come and gone, or after
-// [NoReplica].
+// Revive asks for a replica of a revision that is no longer deployed. Tasks wait for this revision
+// because their requests began on it, and it has no replica left. The Core returns one Revive per
+// revision. It returns another one only after a replica has come and gone, or after [NoReplica].
 type Revive struct{ Revision uint64 }
 
 // Wanted asks for more replicas, for one of two reasons:

@@ -68,9 +68,9 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
-	// InFlight bounds concurrent requests; more get 429. 0 means that the callers bound them. Leave
-	// room for requests that were accepted earlier, such as async requests: a refused run counts as
-	// one of their attempts.
+	// InFlight is the maximum number of concurrent requests. Further requests get status 429. If
+	// InFlight is 0, the callers bound the number. Leave room for requests that were accepted
+	// earlier, such as async requests: a refused run counts as one of their attempts.
 	InFlight int
 }
 

@@ -126,9 +126,9 @@ func CallbackTransport(dial func(ctx context.Context, network, address string) (
 	}
 }
 
-// NewCallbacks returns a Callbacks with its own clients. Results of requests that functions sent
-// use the transport inside, which must reach no more than functions do. All other results use
-// transport.
+// NewCallbacks returns a Callbacks with its own clients. The argument inside carries the results of
+// requests that functions sent. It must not reach any address that functions cannot reach. The
+// argument transport carries all other results.
 func NewCallbacks(transport, inside http.RoundTripper) *Callbacks {
 	return &Callbacks{callbackClient(transport), callbackClient(inside)}
 }

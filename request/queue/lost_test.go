@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// TestLostRecordsAreDeleted checks that a record whose Append was refused without an answer, and
-// that the stream has, is deleted by the same process. A record that was appended again under the
-// same id stays until it is done.
+// TestLostRecordsAreDeleted checks records that are in the stream although their Append was refused
+// without an answer. The same process must delete them. If a record is appended again under the
+// same id, it stays until it is done.
 func TestLostRecordsAreDeleted(t *testing.T) {
 	t.Parallel() // waits for appendTimeout
 	nc := start(t, t.TempDir())

@@ -28,9 +28,9 @@ const (
 )
 
 // CallParent returns the traceparent for the function that runs an attempt of a task. It is the
-// request's, with the attempt's own span id. The id is a hash of the request's span, the task and
-// the attempt. So the coordinator knows it before the span has ended, and whoever creates the span
-// later computes the same id. CallParent returns an invalid traceparent unchanged.
+// request's traceparent with the attempt's own span id. This id is a hash of the request's span,
+// the task and the attempt. So the coordinator knows the id before the span has ended, and whoever
+// creates the span later computes the same id. CallParent returns an invalid traceparent unchanged.
 func CallParent(request string, number uint32, attempt uint8) string {
 	if len(request) != traceparentSize {
 		return request

@@ -17,8 +17,8 @@ const fileOwner = "fd:"
 
 // Attach moves the large items of a into files, for a frame that already has n files. An inline
 // item above tensor.InlineLimit goes into a sealed memfd. A reference becomes the file that open
-// returns for it. All other items stay inline. Attach does not change a. It fails if the files are
-// more than Detach reads. In any case the caller closes the returned files once the frame is
+// returns for it. All other items stay inline. Attach does not change a. It fails if there are more
+// files than Detach reads. In any case, the caller closes the returned files once the frame is
 // written.
 func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error)) (tensor.Activation, []*os.File, error) {
 	var out tensor.Activation

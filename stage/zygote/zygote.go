@@ -34,11 +34,11 @@
 //
 // # Threads
 //
-// Threads do not survive a fork. A session is made for N threads, with the calling one. The starts
-// of the other N−1 are recorded and not carried out. An order for k threads starts min(k, N)−1 of
-// them in the child, so that k threads compute; k = 0 and k = 1 start none. The calling thread does
-// the work of the missing ones. [Session.AddThreads] starts more of them later. No thread is ever
-// stopped: a cgroup's quota limits them instead.
+// Threads do not survive a fork. A session is made for N threads, including the calling thread. The
+// starts of the other N−1 threads are recorded but not carried out. An order for k threads starts
+// min(k, N)−1 of them in the child, so that k threads compute; k = 0 and k = 1 start none. The
+// calling thread does the work of the missing ones. [Session.AddThreads] starts more of them later.
+// No thread is ever stopped: a cgroup's quota limits them instead.
 //
 // # Pre-packed models
 //

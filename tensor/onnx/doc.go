@@ -1,7 +1,7 @@
 // Package onnx makes and cuts ONNX models.
 //
-// [Synthetic] writes a transformer encoder of a wanted size with generated weights, for benchmarks
-// that need parameters of 100 MB or 5 GB without a meaning.
+// [Synthetic] writes a transformer encoder of the requested size with generated weights. It is for
+// benchmarks that need, for example, 100 MB or 5 GB of parameters, but no meaningful results.
 //
 // [Bert.Sentences] makes a sentence encoder from trained parameters.
 //

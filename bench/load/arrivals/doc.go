@@ -26,9 +26,9 @@ package arrivals
 
 import "time"
 
-// Source returns instants in ascending order, since the start of a run. Next returns false when
-// there are no more, and from then on. Some sources never end (see [Until]). A Source is not safe
-// for concurrent use.
+// Source returns instants in ascending order, since the start of a run. After the last instant,
+// every call of Next returns false. Some sources never end (see [Until]). A Source is not safe for
+// concurrent use.
 type Source interface {
 	Next() (at time.Duration, ok bool)
 }

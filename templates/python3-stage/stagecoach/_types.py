@@ -34,10 +34,10 @@ class Expired(Exception):
 
 class OutOfMemory(Exception):
     """The replica's device lacks memory for the call. The platform tries the call on a replica with
-    other devices, and replaces this replica by one elsewhere. If the place hook raises it, the
-    platform does not start the function on this device for a while. PyTorch's own error for a full
-    device counts as this. If the replica has no device, it is an error like any other, because no
-    other replica would have more memory."""
+    other devices, and replaces this replica by another one elsewhere. If the place hook raises
+    OutOfMemory, the platform does not start the function on this device for a while. PyTorch's own
+    error for a full device counts as OutOfMemory. If the replica has no device, OutOfMemory is
+    treated like any other error, because no other replica would have more memory."""
 
 
 class StageError(Exception):
