@@ -14,9 +14,9 @@ func TestKPAIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewKPA(KPAConfig{}))
 }
 
-// TestKPAScales has the examples of Knative's own tests (pkg/autoscaler/scaling, TestAutoscaler…).
-// The maximal rate is 10 both ways unless an example says otherwise. Times are seconds since the
-// first decision.
+// TestKPAScales runs the examples of Knative's own tests (pkg/autoscaler/scaling, TestAutoscaler…).
+// A count may rise and fall tenfold per decision, unless an example sets other rates. Times are in
+// seconds since the first decision.
 func TestKPAScales(t *testing.T) {
 	type step struct {
 		at, stable, panicked float64

@@ -344,10 +344,10 @@ func TestINFlessWindows(t *testing.T) {
 	}
 }
 
-// TestInferLinePlans is computed by hand. Three requests come at once, each second. The stages take
-// 100 and 200 ms, with one slot each. With one replica each, the third request ends after 700 ms.
-// The slower stage has less throughput. With two replicas of it, the third request ends after 500
-// ms. Then the other stage gets one, and so on.
+// TestInferLinePlans checks plans that were computed by hand. Three requests come at once, each
+// second. Stage a takes 100 ms and stage b 200 ms, with one slot each. With one replica each, the
+// third request ends after 700 ms. Stage b has less throughput, so it gets a second replica first.
+// Then the third request ends after 500 ms. Next, stage a gets one, and so on.
 func TestInferLinePlans(t *testing.T) {
 	var arrivals []time.Duration
 	for i := range 300 {
