@@ -11,7 +11,7 @@ import (
 )
 
 // model describes a domain as queues: the load and the speed of each function, and how long tasks
-// may wait on each pipeline. [newModel] makes it once per decision. Stages have the indices of the
+// may wait on each pipeline. [newModel] makes it once per decision. stages has the order of the
 // domain's functions.
 type model struct {
 	stages []stage
@@ -266,9 +266,9 @@ func (g *stage) stable() int {
 	return g.replicas(g.lambda / (saturated * g.mu))
 }
 
-// least returns the smallest count of replicas, from the stable one on, whose predicted
-// [stage.sojourn] without a line is at most target. It returns limit if no count up to limit is
-// enough.
+// least returns the smallest stable count of replicas for which a new task's predicted sojourn is
+// at most target, if no other task waits: see [stage.sojourn]. It returns limit if no count up to
+// limit is enough, and 0 if the service time is unknown.
 func (g *stage) least(target time.Duration, limit int) int {
 	if !g.known {
 		return 0

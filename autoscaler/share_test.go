@@ -208,10 +208,10 @@ func TestGainCountsDevicesOfAnySize(t *testing.T) {
 	}
 }
 
-// TestGainLevelsCapacitiesOfAPipelineBehind checks a pipeline that is behind. All waiting requests
-// go through all stages, so the stages must get equal capacities, wherever the line stands. A
-// replica that one stage has too many must go to another. The same holds if devices are short and
-// not the budget.
+// TestGainLevelsCapacitiesOfAPipelineBehind checks that the stages of a pipeline that is behind get
+// equal capacities, wherever its tasks wait. The reason is that all waiting requests go through all
+// stages. A replica that one stage has too many must go to another. Here devices are short, not the
+// budget.
 func TestGainLevelsCapacitiesOfAPipelineBehind(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mean  [3]time.Duration

@@ -9,10 +9,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// TestParametersAreLoadedWhereReplicasGoNext checks clusters with plenty of memory. All functions
-// must find their parameters for as many further replicas as they have, and for four at least,
-// loaded where the placer puts the replicas. Until then, no node may load two at a time. At the
-// end, no node may load anything.
+// TestParametersAreLoadedWhereReplicasGoNext checks clusters with plenty of memory. Each function's
+// parameters must be loaded on the nodes where the placer puts its further replicas. That holds for
+// as many further replicas as it has, and for four at least. No node may load two functions'
+// parameters at a time. In the end, no node may load any more.
 func TestParametersAreLoadedWhereReplicasGoNext(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))

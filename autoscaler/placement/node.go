@@ -209,9 +209,9 @@ func (n *node) room(f *function) int64 {
 	return bytes
 }
 
-// fits reports whether one more replica of f has room. A replica of unknown size needs a node that
-// is not full. A replica without a CPU request always fits the processors. A node with unknown
-// processors cannot satisfy CPU requests.
+// fits reports whether n has room for one more replica of f. If the replica's size is unknown, it
+// needs only some free memory. A replica without a CPU request needs no processors. If n's
+// processors are unknown, n cannot satisfy a CPU request.
 func (n *node) fits(f *function) bool {
 	return n.Unavailable == "" && n.room(f) >= max(n.cost(f), 1) && len(n.find(f, f.GPU)) == f.GPU &&
 		(f.CPUMilli == 0 || f.CPUMilli <= n.cpu)

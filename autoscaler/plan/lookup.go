@@ -28,9 +28,9 @@ func (s *Snapshot) Pipeline(name string) (p *Pipeline, ok bool) {
 	return &s.Pipelines[i], true
 }
 
-// Finder finds functions of a snapshot by name. It is fastest if names are looked up in the
-// snapshot's order, in which lines, wants and most domains are sorted. The zero value finds
-// nothing.
+// Finder finds functions of a snapshot by name. It tries the latest hit and the function after it
+// first, so lookups in the snapshot's order are the fastest. Lines, wants and most domains are in
+// that order. The zero value finds nothing.
 type Finder struct {
 	all []Function
 	at  int // index of the latest hit, or where the search ended
