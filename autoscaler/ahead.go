@@ -22,9 +22,9 @@ const (
 )
 
 // update returns l after the decision at time at. It moves Ratio towards the measured ratio: stage
-// i's arrival rate divided by the sum of the rates of the stages before it. Ratio stays as long as
-// stage i or a stage before it cannot serve all its arrivals. The rate behind an overloaded stage
-// only shows how much that stage lets through.
+// i's arrival rate divided by the sum of the rates of the stages before it. Ratio does not change
+// while stage i or a stage before it cannot serve all its arrivals. The rate behind an overloaded
+// stage only shows how much that stage lets through.
 func (l Learned) update(m *model, i int, at time.Time) Learned {
 	dt := 0.0
 	if !l.At.IsZero() {
@@ -51,10 +51,10 @@ func (g *stage) steady() bool {
 	return g.known && g.measured > 0 && starting == 0 && g.measured <= saturated*float64(g.servers(ready))*g.mu
 }
 
-// connect sets before for each stage: the stages whose answers arrive at it, in pipelines with an
-// objective. before stays empty for the entry stage of such a pipeline, because requests from
-// outside arrive there too. connect also sets order, in which each stage comes after the stages
-// before it.
+// connect fills in stage.before and model.order. A stage's before has the stages whose answers
+// arrive at it, in pipelines with an objective. It stays empty for the entry stage of such a
+// pipeline, because requests from outside arrive there too. In order, each stage comes after the
+// stages before it.
 func (m *model) connect() {
 	named := 0
 	m.order = make([]int, 0, len(m.stages))

@@ -7,8 +7,8 @@ import "math"
 // next stage that serves as fast has no line of them. For deterministic tandem queues, that is a
 // theorem (Friedman, Reduction Methods for Tandem Queuing Systems, Operations Research 13, 1965).
 // Network calculus calls it "pay bursts only once" (Le Boudec and Thiran, Network Calculus, 2001,
-// §1.4.3). In contrast, waits by chance add up over the stages. Single arrivals and varying service
-// times cause them.
+// §1.4.3). In contrast, waits by chance add up over the stages. Their causes are single arrivals
+// and varying service times.
 //
 // So the model splits Allen and Cunneen's factor (Ca²+Cs²)/2. The part of Ca² up to 1 causes waits
 // by chance at each stage. The part above 1 causes waits for bursts. With λ arrivals per second and

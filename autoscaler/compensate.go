@@ -105,8 +105,8 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 func (c cpuFit) scaled(mean float64, from, to int) float64 { return mean * c.At(to) / c.At(from) }
 
 const (
-	// near and far are parts of a function's target. A function whose tasks take longer than near gets
-	// CPU until they take no longer than near. Below far it does not need the extra CPU.
+	// near and far are parts of a function's target. A function gets CPU if its tasks take longer than
+	// near. It no longer needs the CPU if its tasks would take less than far without it.
 	near, far = 0.8, 0.6
 	// cpuHold is how long extra CPU must be unneeded before it is taken back. cpuEvery is how long it
 	// takes until the effect of a change shows.
@@ -114,10 +114,10 @@ const (
 	cpuEvery = 10 * time.Second
 )
 
-// compensate gives CPU to functions whose replicas the smoother has taken. If the tasks of such a
-// function nearly take too long, its other replicas get the smallest quota that keeps tasks well
-// within the target. If the nodes do not have this CPU free, or its effect is unknown, the replica
-// stays instead.
+// compensate gives CPU to functions from which the smoother has taken replicas. If the tasks of
+// such a function come near the target, its other replicas get the smallest quota that keeps tasks
+// well within the target. If the nodes do not have this CPU free, or its effect is unknown, the
+// replica stays instead.
 //
 // compensate also gives CPU while tasks take too long and requested replicas have not started. It
 // skips functions that hold devices and are faster with more CPU: see exchange.
@@ -230,8 +230,8 @@ func (c *correction) give(wants, most int, at time.Time) {
 	c.why += fmt.Sprintf("; cpu %dm", has)
 }
 
-// anywhere returns the largest quota that was measured and that every node has on which a new
-// replica may start.
+// anywhere returns the largest measured quota, but at most the CPU of the smallest node on which a
+// new replica may start.
 func (c *correction) anywhere(s *plan.Snapshot) int {
 	most := c.fit.most
 	for i := range s.Nodes {
@@ -268,8 +268,8 @@ func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	return most
 }
 
-// freeCPU returns per node the CPU that no replica may use, in thousandths of a core. A node whose
-// CPU is unknown has none.
+// freeCPU returns per node the CPU beyond the limits of all replicas, in thousandths of a core. A
+// node whose CPU is unknown has none.
 func freeCPU(s *plan.Snapshot) map[string]int {
 	free := make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

@@ -154,8 +154,8 @@ func (c *correction) evenMost(s *plan.Snapshot, share map[string]int) int {
 	return most
 }
 
-// evenCPU returns for each node the CPU that is not declared for its replicas, in thousandths of a
-// core per replica. A node whose CPU is unknown has none.
+// evenCPU returns per node the CPU that no replica declares, divided by the node's replicas, in
+// thousandths of a core. A node whose CPU is unknown has none.
 func evenCPU(s *plan.Snapshot) map[string]int {
 	left, on := make(map[string]int, len(s.Nodes)), make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

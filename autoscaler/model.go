@@ -64,8 +64,8 @@ type visit struct {
 	wait    float64 // seconds; share if no prediction is possible
 }
 
-// leastBudget is the smallest part of a pipeline's service time that the pipeline may wait, even if
-// its objective leaves less.
+// leastBudget is the smallest budget for waits, as a part of the pipeline's service time. It
+// applies even if the objective leaves less.
 const leastBudget = 0.1
 
 // newModel makes the model of a domain of s. part is the part of the time left to wait that mean
@@ -289,8 +289,8 @@ func (m *model) waits(counts []int) []float64 {
 	return wait
 }
 
-// unmet returns for each stage the pipeline whose objective is missed on a path through the stage
-// with these counts; empty: none. wait is the mean wait of each stage with them, in seconds.
+// unmet returns for each stage a text about a pipeline that misses its objective on a path through
+// the stage; empty: none. wait is the mean wait of each stage with these counts, in seconds.
 func (m *model) unmet(counts []int, wait []float64) []string {
 	out := make([]string, len(m.stages))
 	for k := range m.pipes {

@@ -9,9 +9,9 @@ import (
 // The correction is added to a feed-forward count, and is never negative. The state is an argument
 // and a result of [PID.Step].
 //
-// The error is (measured − target)/target. As in Åström and Murray, Feedback Systems (2008), ch.
-// 10, the derivative acts on the filtered measurement only, and the integral grows only under
-// conditions.
+// The error is (measured − target)/target. The rest follows Åström and Murray, Feedback Systems
+// (2008), ch. 10. The derivative acts on the filtered measurement only, so a new target causes no
+// jump. The integral grows only under conditions: see [PID.Step].
 //
 // QUART's Eq. 2–3 add the three terms to the count in each period, which integrates twice. Its Alg.
 // 1 uses target − measured as the error, so positive gains remove replicas under overload.

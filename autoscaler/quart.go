@@ -24,14 +24,13 @@ type QuartConfig struct {
 //   - The compensator replaces those replicas with CPU.
 //   - The list of key stages records which functions had to be scaled up.
 //
-// After the smoother, replicas on devices get idle CPU. That is not in the paper: see exchange.
-// Build a Quart with [NewQuart].
+// Between the smoother and the compensator, replicas on devices get idle CPU. That is not in the
+// paper: see exchange. Build a Quart with [NewQuart].
 //
-// Quart differs from the paper where the paper's text is wrong; each part has its differences in
-// its comment. The parts run once, one after another, while the paper's Smooth and Correct call
-// each other. More load on a function never reduces its replicas, because its target does not
-// depend on its own rate and line. The target depends on what other functions measure, and on the
-// past.
+// Quart differs from the paper where the paper's text is wrong; the comment of each part has the
+// details. The parts run once, one after another, while the paper's Smooth and Correct call each
+// other. More load on a function never reduces its replicas, because its target does not depend on
+// its own rate and line. The target depends on what other functions measure, and on the past.
 type Quart struct{ cfg QuartConfig }
 
 // NewQuart returns a Quart.
@@ -42,8 +41,9 @@ func NewQuart(cfg QuartConfig) Quart { return Quart{cfg} }
 // part, it would add replicas whenever waits are longer by chance.
 const steered = 0.5
 
-// steered returns the part of the time to wait to which c steers mean waits. It is larger than the
-// constant if Attainment allows that, so that Quart does not undo the Sizer's counts.
+// steered returns the part of the time to wait that mean waits may take before Quart adds replicas.
+// It is larger than the constant if Attainment allows that, so that Quart does not undo the Sizer's
+// counts.
 func (c QuartConfig) steered() float64 {
 	return max(steered, NewSizer(Config{Attainment: c.Attainment}).cfg.meanPart())
 }

@@ -15,14 +15,13 @@ import (
 // function that gains most, until nothing is left (Fox 1966). A function's gain is the time that
 // one more replica takes off its predicted wait, times the requests of its pipelines.
 //
-// Replicas are given in this order, and within each class by gain:
+// Functions get replicas in this order, and within each class by gain:
 //
-//  1. To functions without any replica.
-//  2. To functions that cannot keep up with their calls. Their gain is by the time that they need
-//     for all calls that have to go through them. It does not matter at which stage these calls
-//     wait now.
-//  3. To the other functions.
-//  4. To functions that start ahead of need. They get what nobody else asks for.
+//  1. functions without any replica
+//  2. functions that cannot keep up with their calls, including calls that wait at an earlier
+//     stage; the gain of such a function rises with the time that it needs for all these calls
+//  3. all other functions
+//  4. functions that start ahead of need, which get what nobody else asks for
 //
 // The order does not depend on the size of the budget, so a larger budget never gives a function
 // less. A gain rises with the load, so more load never gives a function less. An existing replica
@@ -33,7 +32,7 @@ import (
 type Gain struct{}
 
 // keeping is the factor by which an existing replica's gain counts more than a new one's. Without
-// it, shares that swing by chance would each cost a start.
+// it, gains that swing by chance would move replicas, and each move would cost a start.
 const keeping = 1.5
 
 // moving is the same factor for pipelines that are behind. It is smaller, because all of their
@@ -155,8 +154,8 @@ func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	return out
 }
 
-// wholeDevice returns the bytes that a replica with a whole device needs. It may get any
-// device, so it is the mean of the devices' sizes.
+// wholeDevice returns the bytes that a replica with a whole device needs. The replica may get any
+// device, so the result is computed from the mean size of the devices.
 func wholeDevice(s *plan.Snapshot) int64 {
 	sum, n := int64(0), int64(0)
 	for i := range s.Nodes {
@@ -228,8 +227,8 @@ func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
 	return moves
 }
 
-// take subtracts what a replica needs. here says that the replica exists; then it already has what
-// cannot move.
+// take subtracts what a replica needs. here means that the replica exists already, so it has the
+// resources that cannot move.
 func (c *contender) take(free *[resources]int64, moves [resources]bool, here bool) {
 	for r, n := range c.needs {
 		if moves[r] || !here {
@@ -239,9 +238,9 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 }
 
 // lacks returns a resource that has too little free for c's next replica, or -1 if there is none.
-// here means that the replica exists already. lacks also returns -1 for a function's first replica,
-// unless this replica would start ahead of need. The placer then tries the replica, and reports
-// where it looked.
+// here means that the replica exists already, so it has the resources that cannot move. lacks also
+// returns -1 for a function's first replica, unless this replica would start ahead of need. The
+// placer then tries the replica, and reports where it looked.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {

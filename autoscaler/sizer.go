@@ -23,8 +23,8 @@ const (
 const (
 	// growEvery is how often a function with an unknown service time may double.
 	growEvery = time.Second
-	// panicAt is how many times the ready replicas arrivals must need to count as a burst, as in
-	// Knative.
+	// panicAt is the size of a burst: arrivals are a burst if they need at least this many times the
+	// ready replicas, as in Knative.
 	panicAt = 2
 	// mostPart bounds the part of the time to wait that mean waits may take. It matters if few
 	// requests have to be in time.

@@ -76,8 +76,8 @@ func (c *correction) need() int {
 // smooth takes back replicas that are not needed, one at a time, down to y' = ⌈β·y + (1−β)·mean⌉
 // and never below what is needed:
 //
-//   - y is the present count.
-//   - mean is the mean count that the neighbours need for an equal amount of work.
+//   - y is the count that is left so far.
+//   - mean is the mean count that the neighbours would need for this stage's amount of work.
 //   - β is Ca²/(1+Ca²). With arrivals by chance, a stage becomes like its neighbours. With bursty
 //     arrivals, it keeps its count.
 //

@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// The defaults of CocktailConfig. They are those of the authors' code, modules/constants.py and
-// modules/scheduler.py, except Smooth.
+// The defaults of CocktailConfig. Except for Smooth, they are those of the authors' code,
+// modules/constants.py and modules/scheduler.py.
 const (
 	CocktailPeriod   = time.Minute // PREDICTOR_PARAM
 	CocktailHeadroom = 1.2         // Times

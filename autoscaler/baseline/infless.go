@@ -52,8 +52,8 @@ type INFlessConfig struct {
 // Batches: t_slo is the function's objective, and t_exec is the time of a batch of b requests. The
 // wait and the batch must fit: t_wait + t_exec ≤ t_slo. A batch fills while the previous one runs,
 // so t_exec ≤ t_slo/2. A batch of one does not wait to fill, and needs only t_exec ≤ t_slo. An
-// instance serves up to r_up = b/t_exec requests per second. It needs at least r_low = b/(t_slo −
-// t_exec). With fewer, the first request of a batch would wait too long for the last one.
+// instance serves up to r_up = b/t_exec requests per second. At a rate below r_low = b/(t_slo −
+// t_exec), the first request of a batch would wait too long for the last one.
 //
 // Instances: R is the rate of arrivals. R_max and R_min are the sums of r_up and r_low over the
 // instances that get load.
@@ -68,7 +68,8 @@ type INFlessConfig struct {
 // Idle instances (the paper's LSTH): an idle instance ends, starts again after a pre-warm window,
 // and stays until a keep-alive window ends. The pre-warm window is the 5th percentile of the
 // function's idle times, and the keep-alive window is their Tail quantile. Each window is a
-// weighted mean of a long-term histogram, with weight γ, and a short-term one, with weight 1 − γ.
+// weighted mean of two histograms: the long-term one has weight γ, and the short-term one has
+// weight 1 − γ.
 //
 // Differences:
 //
@@ -208,8 +209,7 @@ func (p INFless) windows(past *INFlessPast) (head, tail time.Duration) {
 	return time.Duration(long*headLong + short*headShort), time.Duration(long*tailLong + short*tailShort)
 }
 
-// turn gives the load to another number of instances. Instances that get load again were idle until
-// now.
+// turn moves the load to need instances. Instances that get load again were idle until now.
 func (p INFlessPast) turn(need int, now time.Time) INFlessPast {
 	next := INFlessPast{At: now, Count: need, Short: p.Short.faded(now.Sub(p.At), inflessShort), Long: p.Long.faded(now.Sub(p.At), inflessLong)}
 	again := min(max(need-p.Count, 0), len(p.Idle))

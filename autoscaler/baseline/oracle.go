@@ -239,8 +239,8 @@ func join(spans []span, s span, gap time.Duration) []span {
 	return append(spans, s)
 }
 
-// pass sets when requests arrive at the next stage, and when they are due there. They leave a queue
-// whose replicas change at each tick.
+// pass sets when each request arrives at the next stage, and when it is due there. The requests
+// leave a queue whose replicas change at each tick.
 func (st *OracleStage) pass(requests []visit, wanted stretches, tick time.Duration) {
 	have := max(wanted.at(0), 1)
 	free := make(times, have*st.Slots) // when each server is free

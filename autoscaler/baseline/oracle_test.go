@@ -115,8 +115,8 @@ func TestOraclePlansKeepRequestsInTime(t *testing.T) {
 	}
 }
 
-// TestOraclePacks checks servers that exist all the time. First fit may take at most two more than
-// the fewest with which a queue is in time.
+// TestOraclePacks checks servers that exist all the time. First fit may need at most two servers
+// more than the fewest that keep all requests in time.
 func TestOraclePacks(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 0))

@@ -31,7 +31,7 @@ func (z Static) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc
 	return out, m, err
 }
 
-// level splits a level of replicas per stage: each of n stages has each replicas, and the first
+// level splits v replicas per stage among n stages. Each stage has each replicas, and the first
 // more stages have one extra.
 func level(v float64, n int) (each, more int) {
 	if !(v > 0) {

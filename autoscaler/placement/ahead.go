@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// fewest is for how many further replicas of a function its parameters are kept at least, if memory
-// is plentiful. A burst asks for several at once.
+// fewest is the smallest number of further replicas for which a function's parameters are kept, if
+// memory is plentiful. A burst asks for several replicas at once.
 const fewest = 4
 
 // ahead adds to l nodes that keep a function's parameters for replicas that it may get later. These
@@ -27,8 +27,8 @@ const fewest = 4
 //
 //   - Parameters are loaded only if they and a replica fit below the threshold, so nothing is
 //     evicted for them. If memory becomes short, they are evicted like any zygote.
-//   - A node that is already reading parameters from its disk gets no more to read, because a
-//     replica may be waiting for the first ones.
+//   - A node that is reading parameters from its disk gets no more to read, because a replica may
+//     be waiting for them.
 func (c *cluster) ahead(wants []plan.Want, l *list) {
 	quiet := c.settle()
 	for _, key := range []bool{true, false} {
@@ -69,8 +69,8 @@ func (c *cluster) settle() (quiet []*node) {
 	return quiet
 }
 
-// growing returns the functions whose parameters are kept ahead: the corrector's key stages, or
-// all.
+// growing returns the functions whose parameters are kept ahead: the corrector's key stages if key
+// is true, else all functions that gain from it. Their further replicas are counted in more.
 func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
 	for _, w := range wants {
 		f, ok := c.function(w.Function)
@@ -89,7 +89,7 @@ func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
 }
 
 // gains reports whether a start from parameters in memory saves f more time than a call takes. It
-// is false if that is unknown.
+// is true if that is unknown, and false if f's replicas fail to start.
 func (f *function) gains() bool {
 	saved, known := saving(f.Function)
 	return f.Failing.Count == 0 && (!known || saved > f.Service.Mean)
@@ -126,8 +126,8 @@ func first(f *function, nodes []*node, may func(*node) bool) (most *node) {
 	return most
 }
 
-// hasRoomWhereLoaded reports whether a replica of f has room where its parameters are. For a copy
-// that no replica of f uses, nothing is evicted.
+// hasRoomWhereLoaded reports whether n, which has f's parameters, has room for a replica of f. If
+// the plan does not keep the parameters warm yet, the replica must fit without evictions.
 func (n *node) hasRoomWhereLoaded(f *function) bool {
 	return n.fits(f) && (n.of[f.i].listed || n.hasRoomToLoad(f))
 }

@@ -14,10 +14,9 @@ import (
 // packs all other replicas. Existing replicas stay where they are.
 //
 // Key stages go first in each round, beginning with those that fit on the fewest nodes. A new
-// replica goes to the node with the fewest replicas of key stages. Ties go to a node that has the
-// function's parameters. Afterwards, new replicas move while that makes the sum over the nodes of
-// the squared number of key stages' replicas smaller. The limits are memory, processors and
-// devices.
+// replica goes to the node with room that has the fewest replicas of key stages. Ties go to a node
+// that has the function's parameters. At the end, new replicas move to nodes with fewer replicas of
+// key stages. Each move reduces the sum, over the nodes, of the squared number of these replicas.
 //
 // If a key stage grows while tasks wait or run, its next replica is urgent. It goes to a node that
 // has its parameters, else to a node that is loading them, else to any other. Ties go to a node

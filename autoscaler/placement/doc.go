@@ -3,5 +3,5 @@
 //
 // Placers keep running replicas. They give new replicas to nodes with free memory and, if needed,
 // free devices. They release the newest replicas first. If a replica does not fit, they report the
-// shortage, and give its place to no other function. Their results depend only on their arguments.
+// shortage, and never change the allocation. Their results depend only on their arguments.
 package placement

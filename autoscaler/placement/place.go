@@ -79,8 +79,8 @@ func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
 	return p, nil
 }
 
-// rounds calls round with 0, 1, … until no line is open: first for all other lines, then for those
-// that start ahead of need.
+// rounds calls round with 0, 1, … until no line is open. It does so first for the lines that are
+// needed now, and then for those that start ahead of need.
 func (p *placing) rounds(round func(int)) {
 	for _, p.open = range [][]int{p.open, p.ahead} {
 		for n := 0; len(p.open) > 0; n++ {

@@ -110,8 +110,8 @@ func (l *list) warm() []plan.Warm {
 }
 
 // sleepNode returns the node that keeps the zygote of the sleeping function f, or nil if no node
-// can. A node that already has the zygote is preferred. Otherwise, the zygote and a replica must
-// fit without evictions. Ties go to the node with the most free memory.
+// can. It prefers a node that already has the zygote. Any other node must have room for the zygote
+// and a replica without evictions. Among equals, it takes the node with the most free memory.
 func (c *cluster) sleepNode(f *function) *node {
 	var best *node
 	for _, n := range c.nodes {

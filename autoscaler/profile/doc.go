@@ -5,7 +5,7 @@
 //
 //   - [Cells] returns the sampling plan.
 //   - [Series] holds the service times of a cell, and estimates the error of their mean by batch
-//     means. Single times are not independent, because the kernel stops a replica at its quota for
-//     tens of milliseconds, which affects neighbouring calls alike.
+//     means. Single times are not independent: a replica at its quota is stopped for tens of
+//     milliseconds, and such a stop makes several calls slower.
 //   - [Fit] is the regression of service time on the inverse of the quota.
 package profile
