@@ -146,8 +146,8 @@ func (m *model) follow(past Memory) {
 // start at the same time. With the returned count, the stage's waits will be within its share of
 // the budget. within is the time, in seconds, in which a waiting line should be gone.
 //
-// The result is 0 for a stage that sleeps or has no overloaded stage before it. Otherwise it rises
-// with the stage's own rate.
+// The result is 0 for a stage that sleeps, has an unknown service time, or has no overloaded stage
+// before it. Otherwise it rises with the stage's own rate.
 func (m *model) ahead(needs []need, within float64) []int {
 	out, rate, late := make([]int, len(m.stages)), make([]float64, len(m.stages)), make([]bool, len(m.stages))
 	for i := range m.stages {

@@ -16,9 +16,9 @@ const negligible = 0.05
 //
 // allocate gives replicas one by one, each to the stage whose wait falls most. This is Fox's greedy
 // method (Discrete Optimization via Marginal Analysis, Management Science 13, 1966). On a single
-// path, the first allocation within the budget has the smallest total, because mean waits are
-// convex in the number of servers (Dyer and Proll, On the Validity of Marginal Analysis for
-// Allocating Servers in M/M/c Queues, 1977).
+// path, the first allocation within the budget has the smallest total. The reason is that mean
+// waits are convex in the number of servers (Dyer and Proll, On the Validity of Marginal Analysis
+// for Allocating Servers in M/M/c Queues, 1977).
 //
 // A stage can get replicas while any path through it is too long, in any pipeline. If a stage is on
 // several paths, it gets what its most demanding path alone would give it. So more load never takes

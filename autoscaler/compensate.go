@@ -268,8 +268,9 @@ func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	return most
 }
 
-// freeCPU returns per node the CPU beyond the limits of all replicas, in thousandths of a core. A
-// node whose CPU is unknown has none.
+// freeCPU returns per node the CPU that is left beyond the limits of all replicas, in thousandths
+// of a core. A replica without a limit counts with its request. A node whose CPU is unknown has
+// none.
 func freeCPU(s *plan.Snapshot) map[string]int {
 	free := make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

@@ -194,7 +194,7 @@ func (w *fluid) run(t *testing.T, seconds int) string {
 	return out.String()
 }
 
-func TestSeries(t *testing.T) {
+func TestQuartMatchesGoldenSeries(t *testing.T) {
 	for name, build := range map[string]func() (*fluid, int){
 		"step.txt": func() (*fluid, int) {
 			w := newFluid(600*time.Millisecond, 50*time.Millisecond, 150*time.Millisecond, 80*time.Millisecond)

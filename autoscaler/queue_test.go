@@ -46,7 +46,7 @@ func TestSojournAgainstTheTextbook(t *testing.T) {
 	}
 }
 
-func TestSojournOfOtherQueues(t *testing.T) {
+func TestSojournOfGeneralQueues(t *testing.T) {
 	for name, tc := range map[string]struct {
 		lambda, mu float64
 		c          int
@@ -127,7 +127,7 @@ func TestWaitRisesWithoutAStep(t *testing.T) {
 	}
 }
 
-func TestServers(t *testing.T) {
+func TestServersReturnsTheFewestWithinTheWait(t *testing.T) {
 	for name, tc := range map[string]struct {
 		lambda, mu float64
 		ca2        float64

@@ -85,10 +85,10 @@ func measured(f *plan.Function) []plan.Batched {
 	return out
 }
 
-// objectives returns for each function how many seconds a task may spend there, including its wait.
-// A pipeline's objective is split among its stages in proportion to their service times. A function
-// in several pipelines gets the smallest of its parts. A function without an objective gets twice
-// its service time. 0 means that the service time is unknown.
+// objectives returns for each function the longest time that a task may spend there, in seconds,
+// its wait included. A pipeline's objective is split among its stages in proportion to their
+// service times. A function in several pipelines gets the smallest of its parts. A function without
+// an objective gets twice its service time. 0 means that the service time is unknown.
 func objectives(s *plan.Snapshot, d plan.Domain, functions []*plan.Function) []float64 {
 	out := make([]float64, len(functions))
 	for _, name := range d.Pipelines {

@@ -41,8 +41,9 @@ func TestInferLineScalesUpAgain(t *testing.T) {
 	}
 }
 
-// TestInferLineShortest checks that windows of fewer service times than Shortest do not count.
-func TestInferLineShortest(t *testing.T) {
+// TestInferLineIgnoresShorterWindows checks that windows of fewer service times than Shortest do
+// not count.
+func TestInferLineIgnoresShorterWindows(t *testing.T) {
 	p := InferLinePlan{Stages: map[string]InferLineProvision{"a": {Count: 2, Batch: 1, Throughput: 5, Ratio: 0.4}}, Service: time.Second, Rate: 4}
 	for range len(plan.Envelope{}) {
 		p.Envelope = append(p.Envelope, 8)

@@ -9,9 +9,9 @@ import (
 )
 
 // Proportional is a plan.Sharer. If functions ask for more replicas than the budget has, each
-// function gets its minimum, and the same part of what it asks for beyond its minimum. Parts are
-// rounded down. The replicas that are then left go to the functions that lost the most by rounding,
-// in order among equals.
+// function gets its minimum, at least one replica, and the same part of what it asks for beyond
+// that. Parts are rounded down. The replicas that are then left go to the functions that lost the
+// most by rounding, in order among equals.
 //
 // The papers' systems run in a cloud, and do not say which function gets less. Equal parts keep the
 // balance between the stages of a pipeline that its policy wants.

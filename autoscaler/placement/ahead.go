@@ -70,7 +70,7 @@ func (c *cluster) settle() (quiet []*node) {
 }
 
 // growing returns the functions whose parameters are kept ahead: the corrector's key stages if key
-// is true, else all functions that gain from it. Their further replicas are counted in more.
+// is true, else all functions that gain from it. It sets more for each of them.
 func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
 	for _, w := range wants {
 		f, ok := c.function(w.Function)

@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-func TestDispersed(t *testing.T) {
+func TestDispersedSpreadsKeyStagesAndPacksTheRest(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*plan.Snapshot)
 		a      plan.Alloc
@@ -173,8 +173,9 @@ func waits(s *plan.Snapshot, tasks int) {
 	s.Nodes[0].Zygotes = []plan.Zygote{{Function: f.Name, Bytes: 1}}
 }
 
-// TestDispersedOnOneNode checks that a single node with room gets everything, as with Spread.
-func TestDispersedOnOneNode(t *testing.T) {
+// TestDispersedUsesASingleNodeFully checks that a single node with room gets everything, as with
+// Spread.
+func TestDispersedUsesASingleNodeFully(t *testing.T) {
 	s := world()
 	s.Nodes = s.Nodes[:1]
 	a := plan.Alloc{{Function: "f", Count: 2, Key: true}, {Function: "g", Count: 1}}
@@ -293,7 +294,7 @@ func squares(t *testing.T, p plan.Placer, s plan.Snapshot, a plan.Alloc) (sum in
 	return sum, complete
 }
 
-func TestKL(t *testing.T) {
+func TestKLIsZeroForAnEvenDistribution(t *testing.T) {
 	s := world()
 	for name, tc := range map[string]struct {
 		f, g string // nodes of their slots
