@@ -11,7 +11,7 @@ import (
 // memory is plentiful. A burst asks for several replicas at once.
 const fewest = 4
 
-// ahead adds to l nodes that keep a function's parameters for replicas that it may get later. These
+// ahead extends the list l by nodes that keep a function's parameters for its later replicas. These
 // replicas then fork there, or start in a parked child. ahead plans for as many further replicas as
 // the function has now, up to its maximum. [function.next] chooses the nodes. ahead reserves room
 // for the further replicas, so that all functions can grow at once.

@@ -97,9 +97,9 @@ func (f *Function) Bounds() (least, most int) {
 // use: one in wholeShare of its memory. Displays and the driver take some.
 const wholeShare = 16
 
-// DeviceNeed returns how many bytes must be free on a device of size bytes for a replica that takes
-// this many of them. If takes is 0, the replica takes the whole device, of which others may use a
-// sixteenth.
+// DeviceNeed returns how many bytes of a device must be free for a replica. takes is the number of
+// bytes that the replica takes, and size is the size of the device. If takes is 0, the replica
+// takes the whole device, of which others may use a sixteenth.
 func DeviceNeed(takes, size int64) int64 {
 	if takes == 0 {
 		return size - size/wholeShare
