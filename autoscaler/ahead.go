@@ -21,9 +21,10 @@ const (
 	mostRatio = 64
 )
 
-// update learns the ratio of stage i's rate to the sum of the rates of the stages before it. It
-// learns only while each of those stages serves all that arrives. Behind an overloaded stage, rates
-// only show how much the overloaded stage lets through.
+// update returns l after the decision at time at. It moves Ratio towards the measured ratio: stage
+// i's arrival rate divided by the sum of the rates of the stages before it. Ratio does not change
+// while stage i or a stage before it cannot serve all its arrivals. The rate behind an overloaded
+// stage only shows how much that stage lets through.
 func (l Learned) update(m *model, i int, at time.Time) Learned {
 	dt := 0.0
 	if !l.At.IsZero() {
@@ -50,9 +51,10 @@ func (g *stage) steady() bool {
 	return g.known && g.measured > 0 && starting == 0 && g.measured <= saturated*float64(g.servers(ready))*g.mu
 }
 
-// connect sets for each stage the stages whose answers arrive at it in pipelines with an objective.
-// It sorts the stages so that each comes after the stages before it. An entry stage gets none,
-// because requests from outside arrive there too.
+// connect fills in stage.before and model.order. A stage's before has the stages whose answers
+// arrive at it, in pipelines with an objective. It stays empty for the entry stage of such a
+// pipeline, because requests from outside arrive there too. In order, each stage comes after the
+// stages before it.
 func (m *model) connect() {
 	named := 0
 	m.order = make([]int, 0, len(m.stages))
@@ -120,10 +122,10 @@ func (m *model) sorted() []int {
 	return order
 }
 
-// follow raises the rate of each stage to the rate that the stages before it are about to send, by
-// the learned ratio of their rates. So all stages react as soon as the entry stage sees a change.
-// Otherwise each stage would wait until the change stands out from chance in its own rate. Method
-// ahead handles stages behind an overloaded one.
+// follow raises each stage's rate to the rate that the stages before it are about to send: the sum
+// of their rates, times the learned ratio. So all stages react as soon as the entry stage's rate
+// changes. Without follow, each stage would react only when its own measured rate has clearly
+// changed. follow skips stages behind an overloaded stage: see [model.ahead].
 func (m *model) follow(past Memory) {
 	for _, i := range m.order {
 		g, arriving, served := &m.stages[i], 0.0, true
@@ -139,11 +141,13 @@ func (m *model) follow(past Memory) {
 	}
 }
 
-// ahead returns how many replicas to start now for each stage behind an overloaded one. The stage's
-// rate will rise once the overloaded stage has its replicas. The result is the count that then
-// keeps the stage's waits within its share of the budget. So its replicas start at the same time as
-// those of the overloaded stage. 0 means that no stage before it is overloaded. The result rises
-// with the stage's own rate, but whether it is above 0 does not depend on that rate.
+// ahead returns how many replicas to start now for each stage behind an overloaded stage. More
+// calls will reach the stage once the overloaded stage has its replicas, so the replicas of both
+// start at the same time. With the returned count, the stage's waits will be within its share of
+// the budget. within is the time, in seconds, in which a waiting line should be gone.
+//
+// The result is 0 for a stage that sleeps, has an unknown service time, or has no overloaded stage
+// before it. Otherwise it rises with the stage's own rate.
 func (m *model) ahead(needs []need, within float64) []int {
 	out, rate, late := make([]int, len(m.stages)), make([]float64, len(m.stages)), make([]bool, len(m.stages))
 	for i := range m.stages {

@@ -111,8 +111,8 @@ func TestRatiosAreLearnedWhileAllArrivalsAreServed(t *testing.T) {
 	}
 }
 
-// TestMeanWaitsGetAPartOfTheTimeLeft checks that mean waits get the time left to wait divided by
-// -ln(1 - Attainment).
+// TestMeanWaitsGetAPartOfTheTimeLeft checks that mean waits get the time to wait, divided by -ln(1
+// - Attainment).
 func TestMeanWaitsGetAPartOfTheTimeLeft(t *testing.T) {
 	for attainment, want := range map[float64]float64{0: 1 / math.Log(100), 0.9: 1 / math.Log(10), 0.999: 1 / math.Log(1000), 0.1: -1 / math.Log(0.9), 1e-6: mostPart, 1: 1 / math.Log(100), math.NaN(): 1 / math.Log(100)} {
 		if got := NewSizer(Config{Attainment: attainment}).cfg.meanPart(); math.Abs(got-want) > 1e-12 {
@@ -121,9 +121,9 @@ func TestMeanWaitsGetAPartOfTheTimeLeft(t *testing.T) {
 	}
 }
 
-// TestAheadOfAFunctionTwice checks a pipeline that calls a function twice. The function is one
-// queue, and is not behind itself.
-func TestAheadOfAFunctionTwice(t *testing.T) {
+// TestFunctionCalledTwiceIsNotBehindItself checks a pipeline that calls a function twice. The
+// function is one queue, and is not behind itself.
+func TestFunctionCalledTwiceIsNotBehindItself(t *testing.T) {
 	s, d := behind()
 	s.Pipelines[0].Stages = []string{"a", "b", "c", "a"}
 	s.Pipelines[0].Edges = append(s.Pipelines[0].Edges, plan.Edge{From: 2, To: 3})

@@ -4,25 +4,25 @@ import (
 	"container/heap"
 )
 
-// negligible is a part of a stage's share of a pipeline's budget. A wait below that part does not
-// count as the cause of a missed objective. If the objective is out of reach, a stage gets no more
-// replicas once its wait is below that part.
+// negligible is a part of a stage's share of its pipeline's budget. A stage whose wait is below
+// this part gets no more replicas, even if the pipeline still misses its objective, because the
+// stage's wait is not the cause.
 const negligible = 0.05
 
-// allocate returns a count of replicas for each stage, between least and most. It is the smallest
-// allocation in which the mean waits on every path fit the budget of its pipeline. by holds, for
-// each stage, the index in pipes of the pipeline that asked for its last replica; -1: none did.
-// wait is the mean wait of each stage with its count, in seconds.
+// allocate returns a count of replicas for each stage, between least and most. With these counts,
+// the mean waits on every path fit the budget of its pipeline, if most allows that. by[i] is the
+// index in pipes of the pipeline for which stage i got its last replica; -1: for none. wait[i] is
+// stage i's mean wait with its count, in seconds.
 //
-// The method is Fox's greedy (Discrete Optimization via Marginal Analysis, Management Science 13,
-// 1966). Replicas are given one by one, each to the stage whose wait falls most. Mean waits are
-// convex in the number of servers (Dyer and Proll, On the Validity of Marginal Analysis for
-// Allocating Servers in M/M/c Queues, 1977). So the first allocation within the budget has the
-// least total.
+// allocate gives replicas one by one, each to the stage whose wait falls most. This is Fox's greedy
+// method (Discrete Optimization via Marginal Analysis, Management Science 13, 1966). On a single
+// path, the first allocation within the budget has the smallest total. The reason is that mean
+// waits are convex in the number of servers (Dyer and Proll, On the Validity of Marginal Analysis
+// for Allocating Servers in M/M/c Queues, 1977).
 //
-// A stage takes part while any path through it, of any pipeline, is too long. If there are several
-// paths, each stage gets the most that any of its paths alone would give it. So a stage never loses
-// a replica because its load rises.
+// A stage can get replicas while any path through it is too long, in any pipeline. If a stage is on
+// several paths, it gets what its most demanding path alone would give it. So more load never takes
+// a replica from a stage.
 func (m *model) allocate(least, most []int) (counts, by []int, wait []float64) {
 	n := len(m.stages)
 	ints := make([]int, 3*n)

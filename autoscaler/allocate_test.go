@@ -97,9 +97,9 @@ func fewest(m *model, least, most []int) (best int, ok bool) {
 }
 
 // TestAllocateAgainstBruteForce compares allocations with all possible ones, for pipelines of two
-// to four stages with up to six replicas each. No total may be smaller. Every objective that can be
-// met must be met. The few exceptions need waits that are negligible beside the wait of a stage at
-// its maximum.
+// to four stages with up to six replicas each. If an allocation can meet the objective, allocate
+// must meet it too, with the smallest possible total. In a few cases it may miss the objective:
+// when each stage is at its maximum or has a negligible wait.
 func TestAllocateAgainstBruteForce(t *testing.T) {
 	met, missed := 0, 0
 	for seed := range uint64(3000) {

@@ -35,9 +35,9 @@ func (Fixed) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc, s
 	return out, m, nil
 }
 
-// Uniform is a plan.Allocator for comparison that scales pipelines as a whole. Every stage of a
-// pipeline gets the count of the stage that needs the most replicas by the [Sizer]. A stage gets at
-// most its equal part of the cluster's budget.
+// Uniform is a plan.Allocator for comparison that scales pipelines as a whole: all stages of a
+// domain get the same count. It is the largest count that the [Sizer] gives any of them, but at
+// most an equal part of the cluster's budget. A function's own bounds still apply.
 type Uniform struct{ sizer Sizer }
 
 // NewUniform returns a Uniform.

@@ -2,29 +2,32 @@ package autoscaler
 
 import "math"
 
-// A path waits for a burst only once. The tasks of a burst leave a stage no faster than the stage
-// serves. So the next stage, if it serves as fast, has no line of them. The wait for a burst on a
-// path is the wait at the path's slowest stage, not a sum over stages. For deterministic tandem
-// queues that is a theorem (Friedman, Reduction Methods for Tandem Queuing Systems, Operations
-// Research 13, 1965). Network calculus calls it "pay bursts only once" (Le Boudec and Thiran,
-// Network Calculus, 2001, §1.4.3). Waits by chance, caused by single arrivals and by service times,
-// do add up.
+// This file predicts waits for bursts. A path waits for a burst only once, at its slowest stage.
+// The reason is that the tasks of a burst leave a stage no faster than the stage serves them. A
+// next stage that serves as fast has no line of them. For deterministic tandem queues, that is a
+// theorem (Friedman, Reduction Methods for Tandem Queuing Systems, Operations Research 13, 1965).
+// Network calculus calls it "pay bursts only once" (Le Boudec and Thiran, Network Calculus, 2001,
+// §1.4.3). In contrast, waits by chance add up over the stages. Their causes are single arrivals
+// and varying service times.
 //
 // So the model splits Allen and Cunneen's factor (Ca²+Cs²)/2. The part of Ca² up to 1 causes waits
-// by chance at each stage. The rest is bursts. With λ arrivals per second and capacity C, the wait
-// for bursts is (Ca²−1)/2·λ/(C(C−λ)), Kingman's formula for heavy traffic. A burst is as long for
-// several servers as for one fast server, so Erlang's C is not a factor of it. Ca² is measured
-// where requests enter the pipeline. The stages behind see bursts that the stages before have
-// flattened, and more replicas would flatten them less.
+// by chance at each stage. The part above 1 causes waits for bursts. With λ arrivals per second and
+// capacity C, the wait for bursts is (Ca²−1)/2·λ/(C(C−λ)), Kingman's formula for heavy traffic.
+// Several servers drain a burst in the same time as one server of their total speed, so Erlang's C
+// is not a factor.
+//
+// Ca² is measured where requests enter the pipeline. Later stages measure smaller bursts, because
+// the earlier stages have flattened them. With more replicas, the earlier stages would flatten them
+// less.
 
 // bursty returns the burst part of Allen and Cunneen's factor for a squared coefficient of
 // variation of arrivals.
 func bursty(ca2 float64) float64 { return max(ca2-1, 0) / 2 }
 
-// payOnce sets for each stage its bursts and its patience: how long they may wait. It splits a
-// pipeline's budget between bursts and waits by chance, in the proportion of their parts of Allen
-// and Cunneen's factor. A stage with one call per item gets larger bursts than those that enter the
-// pipeline.
+// payOnce sets for each stage its bursts, and its patience: how long tasks may wait for bursts. It
+// splits a pipeline's budget between waits for bursts and waits by chance, in proportion to their
+// parts of Allen and Cunneen's factor. A stage's bursts are those that it measures or those that
+// enter its pipeline, whichever are larger. A stage with one call per item measures larger ones.
 func (m *model) payOnce() {
 	for i := range m.stages {
 		g := &m.stages[i]

@@ -25,9 +25,9 @@ func row() (plan.Snapshot, plan.Domain) {
 	return s, d
 }
 
-// TestEqualStagesPayForABurstOnce checks that equal stages get equal counts for bursts, whatever CV
-// each measures, also under a budget. The counts must be far smaller than if each stage had to wait
-// for the burst.
+// TestEqualStagesPayForABurstOnce checks that equal stages get equal counts for bursts, although
+// each measures a different CV. The same holds if a budget cuts the counts. The counts must be far
+// smaller than if each stage had to wait for the burst.
 func TestEqualStagesPayForABurstOnce(t *testing.T) {
 	s, d := row()
 	// λ=40/s, e=7.5, patience 400 ms/ln(10)·7.5/8.5 = 153 ms. So

@@ -17,9 +17,10 @@ type cpuFit struct {
 	most int // largest measured quota; larger ones are unknown
 }
 
-// fitCPU returns the regression of f's service time on 1/quota. ok is false if fewer than three
-// quotas were measured, or if more CPU makes f no faster. If several batches and lengths were
-// measured, it takes those with the most quotas, and among them the batch size closest to f's own.
+// fitCPU returns the regression of f's service time on 1/quota. It uses points of one batch size
+// and input length: those with the most quotas, and among equals those whose batch size is closest
+// to f's own. ok is false if fewer than three quotas were measured, or if f is not faster with more
+// CPU.
 //
 // QUART also measures its response times offline, and adds "a specific number of CPUs" (§5.3). It
 // does not print how many.
@@ -66,10 +67,10 @@ func likePoints(f *plan.Function) []plan.Point {
 
 func abs(v int) int { return max(v, -v) }
 
-// asDeclared returns the fits of the functions of d that may get more CPU. It sets their service
-// times in s to the times with the declared CPU. Otherwise extra CPU would change the service times
-// by which the next decision gives or takes extra CPU. Functions that hold devices keep their
-// measured service times: see exchange.
+// asDeclared returns, by name, the fits of the functions of d that may get extra CPU. In s, it
+// replaces their service times by the times with the declared CPU; s.Functions is then a copy.
+// Otherwise extra CPU would shorten the service times that the next decision uses to give or take
+// extra CPU. Functions that hold devices keep their measured service times: see exchange.
 func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 	var fits map[string]*cpuFit
 	copied := false
@@ -104,8 +105,8 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 func (c cpuFit) scaled(mean float64, from, to int) float64 { return mean * c.At(to) / c.At(from) }
 
 const (
-	// near and far are parts of a function's target. A function whose tasks take longer than near gets
-	// CPU until they take no longer than near. Below far it does not need the extra CPU.
+	// near and far are parts of a function's target. A function gets CPU if its tasks take longer than
+	// near. It no longer needs the CPU if its tasks would take less than far without it.
 	near, far = 0.8, 0.6
 	// cpuHold is how long extra CPU must be unneeded before it is taken back. cpuEvery is how long it
 	// takes until the effect of a change shows.
@@ -113,15 +114,17 @@ const (
 	cpuEvery = 10 * time.Second
 )
 
-// compensate gives more CPU to the replicas of a function whose other replicas the smoother has
-// taken, if tasks nearly take too long. It gives the smallest quota with which they do not, as far
-// as the nodes have CPU. If no node has any, or its effect is unknown, the replica stays instead.
-// CPU also helps while tasks take too long and the requested replicas have not started. Functions
-// that hold devices may get more: see exchange.
+// compensate gives CPU to functions from which the smoother has taken replicas. If the tasks of
+// such a function come near the target, its other replicas get the smallest quota that keeps tasks
+// well within the target. If the nodes do not have this CPU free, or its effect is unknown, the
+// replica stays instead.
 //
-// QUART's Alg. 1 tests C' ≤ max and then C' > max in Smooth. It gives CPU for a count that is not
-// the new one, and goes back to Correct if there is no CPU. This implementation is one pass: CPU
-// first, else the replica.
+// compensate also gives CPU while tasks take too long and requested replicas have not started. It
+// skips functions that hold devices and are faster with more CPU: see exchange.
+//
+// QUART's Alg. 1 works differently. Its Smooth tests C' ≤ max and then C' > max, and gives CPU for
+// a count that is not the new one. If there is no CPU, it goes back to Correct. This implementation
+// needs one pass: it tries CPU first, and keeps the replica if that is not enough.
 func compensate(s *plan.Snapshot, all []correction) {
 	var free map[string]int
 	for i := range all {
@@ -227,8 +230,8 @@ func (c *correction) give(wants, most int, at time.Time) {
 	c.why += fmt.Sprintf("; cpu %dm", has)
 }
 
-// anywhere returns the largest quota that was measured and that every node has on which a new
-// replica may start.
+// anywhere returns the largest measured quota, but at most the CPU of the smallest node on which a
+// new replica may start.
 func (c *correction) anywhere(s *plan.Snapshot) int {
 	most := c.fit.most
 	for i := range s.Nodes {
@@ -239,9 +242,10 @@ func (c *correction) anywhere(s *plan.Snapshot) int {
 	return most
 }
 
-// mostCPU returns the largest quota that a replica may get: at most the largest that was measured,
-// and at most half of the free CPU of the replicas' nodes, because other domains decide at the same
-// time. 0 means that there is none.
+// mostCPU returns the largest quota that a replica may get, in thousandths of a core; 0: no extra
+// CPU is possible. It is at most the largest quota that was measured. Beyond its present quota, a
+// replica gets at most half of its even share of the node's free CPU, because other domains decide
+// at the same time.
 func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	if c.fit == nil {
 		return 0
@@ -264,8 +268,9 @@ func (c *correction) mostCPU(s *plan.Snapshot, free map[string]int) int {
 	return most
 }
 
-// freeCPU returns per node the CPU that no replica may use, in thousandths of a core. A node whose
-// CPU is unknown has none.
+// freeCPU returns per node the CPU that is left beyond the limits of all replicas, in thousandths
+// of a core. A replica without a limit counts with its request. A node whose CPU is unknown has
+// none.
 func freeCPU(s *plan.Snapshot) map[string]int {
 	free := make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

@@ -1,12 +1,13 @@
-// Package autoscaler sizes functions: it decides how many replicas each needs for its load.
+// Package autoscaler sizes functions: it decides how many replicas each function needs for its
+// load.
 //
-// [Sizer] is the default plan.Allocator. It is a function of its arguments: a plan.Snapshot and its
-// memory. It returns a count for each function, with one line for the operator that gives the
-// reason. It models a domain as a network of queues. Each function is a queue with as many servers
-// as its replicas have slots. Sizer finds the fewest replicas that keep the mean waits on every
-// path of every pipeline within the time that the objectives leave to wait. [Quart], the corrector,
-// uses the same queues, and corrects counts by the measured waits. [Gain] shares the cluster when
-// it has less than all functions ask for.
+// [Sizer] is the default plan.Allocator. Its arguments are a plan.Snapshot and its memory. It
+// returns a count for each function, and one line for the operator that gives the reason. It models
+// a domain as a network of queues: each function is a queue with as many servers as its replicas
+// have slots. A pipeline's objective, less its service time, is the time that its tasks may wait.
+// Sizer finds the fewest replicas that keep the mean waits on every path within a part of that
+// time. [Quart], the corrector, uses the same queues, and corrects counts by the measured waits.
+// [Gain] shares the cluster if it has less than all functions ask for.
 //
 // # One model per decision
 //
@@ -28,10 +29,12 @@
 //	which stages are key                     raises that fade                     keys.go
 //
 // The queues are those of the textbooks: Kleinrock, Queueing Systems I (1975), ch. 3;
-// Harchol-Balter, Performance Modeling and Design of Computer Systems (2013), ch. 14. QUART
-// (ICDCS'24) uses the same model in its Eq. 1, but the printed formula, P0·λ/(rμ(μ−λ/r)) + 1/μ, is
-// wrong. It has the probability of an empty system instead of the probability of waiting. For 38
-// requests/s on 8 servers of 5/s it gives 0.201 s. The queue's sojourn, C(c)/(cμ−λ) + 1/μ, is 0.622
-// s. If P0 is read as C(c), the wait is too long by a factor of λ/μ: 3.41 s. The paper says neither
-// how bursts change the wait nor what the wait is past saturation.
+// Harchol-Balter, Performance Modeling and Design of Computer Systems (2013), ch. 14.
+//
+// QUART (ICDCS'24) uses the same model in its Eq. 1, but the printed formula, P0·λ/(rμ(μ−λ/r)) +
+// 1/μ, is wrong. It has P0, the probability of an empty system, instead of C(c), the probability of
+// waiting. For 38 requests/s on 8 servers of 5/s, it gives 0.201 s. The correct sojourn,
+// C(c)/(cμ−λ) + 1/μ, is 0.622 s. With C(c) in place of P0, the printed formula gives 3.41 s,
+// because its wait is then too long by a factor of λ/μ. The paper gives no wait for bursts or past
+// saturation.
 package autoscaler

@@ -13,19 +13,20 @@ import (
 // dispatch uses the same constant.
 const serviceFade = 30 * time.Second
 
-// exchange gives idle CPU to replicas that hold devices, if that saves a replica. A replica of such
-// a stage is expensive because of its device, while cores beside it are idle. CPU is given first,
-// and the replica is removed later. The allocator uses measured service times, so it asks for fewer
-// replicas only when the service times have become shorter.
+// exchange gives idle CPU to replicas that hold devices, if that saves a replica. Such a replica is
+// expensive because of its device, while cores beside it are idle. CPU is given first, and the
+// replica is removed later: the allocator asks for fewer replicas only when the measured service
+// times have become shorter.
 //
-// QUART removes the replica first and gives the CPU afterwards ("compensates"), from whatever a
-// server has. Here a replica may have its declared CPU and an even share of the CPU that its node
-// has beyond all declared CPU. It never gets more than the largest quota that was measured. So
-// domains that decide at the same time do not take the same cores.
+// A replica may use its declared CPU, and an even share of the CPU that no replica on its node
+// declares. Its quota is at most the largest that was measured. Shares depend only on what is
+// declared, so domains that decide at the same time do not take the same cores. QUART does it the
+// other way round: it removes the replica first, and then "compensates" with any CPU that a server
+// has.
 //
-// CPU is taken back if it is of no use for a while: it saves no replica, and tasks would be in time
-// without it. If the node no longer has the CPU, it is taken back at once, and the count rises to
-// what is needed without it.
+// CPU is taken back when it was useless for a while: it saves no replica, and tasks would be in
+// time without it. If the node no longer has the CPU, it is taken back at once, and the count rises
+// to what is needed without it.
 func exchange(s *plan.Snapshot, all []correction) {
 	var share map[string]int
 	for i := range all {
@@ -67,11 +68,11 @@ func (c *correction) fits(fit *cpuFit, at time.Time) {
 	}
 }
 
-// worthCPU reports whether extra CPU is useful. It is if one of these is true:
+// worthCPU reports whether extra CPU is useful. One of these conditions is enough:
 //
-//   - A replica could be removed with it.
+//   - A replica could be removed.
 //   - Tasks take too long.
-//   - Tasks would take too long without the CPU that was given.
+//   - Extra CPU was given, and tasks would take too long without it.
 func (c *correction) worthCPU() bool {
 	least, _ := c.f.Bounds()
 	switch n := c.line.Count; {
@@ -153,8 +154,8 @@ func (c *correction) evenMost(s *plan.Snapshot, share map[string]int) int {
 	return most
 }
 
-// evenCPU returns for each node the CPU that is not declared for its replicas, in thousandths of a
-// core per replica. A node whose CPU is unknown has none.
+// evenCPU returns per node the CPU that no replica declares, divided by the node's replicas, in
+// thousandths of a core. A node whose CPU is unknown has none.
 func evenCPU(s *plan.Snapshot) map[string]int {
 	left, on := make(map[string]int, len(s.Nodes)), make(map[string]int, len(s.Nodes))
 	for i := range s.Nodes {

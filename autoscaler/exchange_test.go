@@ -20,9 +20,9 @@ func onDevices() plan.Function {
 	return f
 }
 
-// TestExchange checks that a function on devices gets CPU that no other replica declares, as long
-// as that saves a replica.
-func TestExchange(t *testing.T) {
+// TestExchangeGivesIdleCPUThatSavesAReplica checks that a function on devices gets CPU that no
+// other replica declares, as long as that saves a replica.
+func TestExchangeGivesIdleCPUThatSavesAReplica(t *testing.T) {
 	before := Course{At: t0.Add(-time.Second), Asked: 3}
 	given := before
 	given.CPU, given.CPUAt, given.Inverse = 1333, t0.Add(-30*time.Second), 1.0/1333
@@ -75,8 +75,9 @@ func TestExchange(t *testing.T) {
 	}
 }
 
-// TestExchangeOverlaps checks that domains that decide at the same time do not get the same CPU.
-func TestExchangeOverlaps(t *testing.T) {
+// TestExchangeGivesNoCPUTwice checks that domains that decide at the same time do not get the same
+// CPU.
+func TestExchangeGivesNoCPUTwice(t *testing.T) {
 	s := plan.Snapshot{At: t0, Nodes: []plan.Node{{Name: "n", CPUMilli: 7000}}}
 	for i := range 4 {
 		f := onDevices()
@@ -99,9 +100,9 @@ func TestExchangeOverlaps(t *testing.T) {
 	}
 }
 
-// TestExchangeBesideSmallNodes checks that a node without devices, where no replica can start, does
-// not limit the CPU.
-func TestExchangeBesideSmallNodes(t *testing.T) {
+// TestExchangeIgnoresNodesWithoutDevices checks that a small node without devices does not limit
+// the CPU, because no replica can start there.
+func TestExchangeIgnoresNodesWithoutDevices(t *testing.T) {
 	for devices, want := range map[int]int{0: 1333, 1: 700} {
 		f := onDevices()
 		for k := range f.Replicas {

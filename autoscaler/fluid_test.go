@@ -11,9 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 )
 
-// fluid is a pipeline whose requests are a fluid: arrivals that replicas cannot serve stand in line
-// and flow on later. In addition, tasks wait as in a queue with the true burstiness, which the
-// snapshot does not show.
+// fluid simulates a pipeline whose requests flow like a fluid: arrivals that replicas cannot serve
+// stand in line and flow on later. In addition, tasks wait as in a queue with the true burstiness,
+// which the snapshot does not show.
 type fluid struct {
 	s      plan.Snapshot
 	stages []*fluidStage
@@ -194,7 +194,7 @@ func (w *fluid) run(t *testing.T, seconds int) string {
 	return out.String()
 }
 
-func TestSeries(t *testing.T) {
+func TestQuartMatchesGoldenSeries(t *testing.T) {
 	for name, build := range map[string]func() (*fluid, int){
 		"step.txt": func() (*fluid, int) {
 			w := newFluid(600*time.Millisecond, 50*time.Millisecond, 150*time.Millisecond, 80*time.Millisecond)
@@ -221,9 +221,9 @@ func TestSeries(t *testing.T) {
 			w.rate = func(s float64) float64 { return pick(s < 20, 60, pick(s < 150, 26, 4)) }
 			return w, 260
 		},
-		// On devices idle CPU is given first, and replicas are removed later. At 60 s the node's cores
-		// are gone: the count returns to what it was, and a little later to what is needed without the
-		// CPU. At 150 s the cores are back.
+		// On devices, idle CPU is given first, and replicas are removed later. At 60 s the node loses its
+		// free cores. The count returns to its old value, and a little later to the value that is needed
+		// without extra CPU. At 150 s the cores are back.
 		"devices.txt": func() (*fluid, int) {
 			w := newFluid(500*time.Millisecond, 40*time.Millisecond, 100*time.Millisecond)
 			for i := range w.stages {

@@ -1,8 +1,8 @@
 package autoscaler
 
-// nextB returns Erlang's B(k), the probability that a call finds all k servers busy and is lost,
-// for an offered load of a = λ/μ Erlang, from b = B(k−1). B(0) is 1. The recursion neither
-// overflows nor cancels (Harchol-Balter 2013, §14.4).
+// nextB returns Erlang's B(k) from b = B(k−1); B(0) is 1. B(k) is the probability that a call finds
+// all k servers busy and is lost, for an offered load of a = λ/μ Erlang. The recursion neither
+// overflows nor loses digits by cancellation (Harchol-Balter 2013, §14.4).
 func nextB(b float64, k int, a float64) float64 { return a * b / (float64(k) + a*b) }
 
 // cFromB returns Erlang's C(c), the probability that a call finds all c servers busy and waits

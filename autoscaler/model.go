@@ -11,7 +11,7 @@ import (
 )
 
 // model describes a domain as queues: the load and the speed of each function, and how long tasks
-// may wait on each pipeline. [newModel] makes it once per decision. Stages have the indices of the
+// may wait on each pipeline. [newModel] makes it once per decision. stages has the order of the
 // domain's functions.
 type model struct {
 	stages []stage
@@ -64,8 +64,8 @@ type visit struct {
 	wait    float64 // seconds; share if no prediction is possible
 }
 
-// leastBudget is the smallest part of a pipeline's service time that the pipeline may wait, even if
-// its objective leaves less.
+// leastBudget is the smallest budget for waits, as a part of the pipeline's service time. It
+// applies even if the objective leaves less.
 const leastBudget = 0.1
 
 // newModel makes the model of a domain of s. part is the part of the time left to wait that mean
@@ -266,9 +266,9 @@ func (g *stage) stable() int {
 	return g.replicas(g.lambda / (saturated * g.mu))
 }
 
-// least returns the smallest count of replicas, from the stable one on, whose predicted
-// [stage.sojourn] without a line is at most target. It returns limit if no count up to limit is
-// enough.
+// least returns the smallest stable count of replicas for which a new task's predicted sojourn is
+// at most target, if no other task waits: see [stage.sojourn]. It returns limit if no count up to
+// limit is enough, and 0 if the service time is unknown.
 func (g *stage) least(target time.Duration, limit int) int {
 	if !g.known {
 		return 0
@@ -289,8 +289,8 @@ func (m *model) waits(counts []int) []float64 {
 	return wait
 }
 
-// unmet returns for each stage the pipeline whose objective is missed on a path through the stage
-// with these counts; empty: none. wait is the mean wait of each stage with them, in seconds.
+// unmet returns for each stage a text about a pipeline that misses its objective on a path through
+// the stage; empty: none. wait is the mean wait of each stage with these counts, in seconds.
 func (m *model) unmet(counts []int, wait []float64) []string {
 	out := make([]string, len(m.stages))
 	for k := range m.pipes {

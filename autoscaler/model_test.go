@@ -17,7 +17,7 @@ func timed(name string, mean time.Duration) plan.Function {
 	}
 }
 
-func TestBudgets(t *testing.T) {
+func TestBudgetIsPartOfTheTimeLeftByTheObjective(t *testing.T) {
 	row := []plan.Edge{{From: 0, To: 1}, {From: 1, To: 2}, {From: 2, To: 3}}
 	diamond := []plan.Edge{{From: 0, To: 1}, {From: 0, To: 2}, {From: 1, To: 3}, {From: 2, To: 3}}
 	for name, tc := range map[string]struct {
@@ -52,9 +52,9 @@ func TestBudgets(t *testing.T) {
 	}
 }
 
-// TestNoObjective checks that a function in no pipeline with an objective may wait as long as it
-// serves. A function whose service time is unknown is in no pipe.
-func TestNoObjective(t *testing.T) {
+// TestWaitWithoutObjectiveIsTheServiceTime checks that a task of a function without an objective
+// may wait as long as it is served. A function whose service time is unknown is in no pipe.
+func TestWaitWithoutObjectiveIsTheServiceTime(t *testing.T) {
 	s := plan.Snapshot{
 		Functions: []plan.Function{timed("a", 100*time.Millisecond), timed("u", 0)},
 		Pipelines: []plan.Pipeline{{Name: "none", Stages: []string{"a"}}, {Name: "unknown", Stages: []string{"u"}, SLO: time.Second}},
@@ -68,7 +68,7 @@ func TestNoObjective(t *testing.T) {
 	}
 }
 
-func TestStage(t *testing.T) {
+func TestStagePredictionsMatchTheTextbook(t *testing.T) {
 	f := timed("f", 200*time.Millisecond)
 	f.Slots, f.Demand.Rate, f.Demand.CV, f.Waiting = 2, 18, 2, 100
 	s := plan.Snapshot{Functions: []plan.Function{f, timed("u", 0)}}
@@ -97,7 +97,7 @@ func TestStage(t *testing.T) {
 	}
 }
 
-func TestUnmet(t *testing.T) {
+func TestUnmetDescribesMissedObjectives(t *testing.T) {
 	s := plan.Snapshot{
 		Functions: []plan.Function{timed("a", 100*time.Millisecond), timed("b", 100*time.Millisecond), timed("c", 300*time.Millisecond), timed("d", 100*time.Millisecond)},
 		Pipelines: []plan.Pipeline{

@@ -5,14 +5,16 @@ import (
 	"time"
 )
 
-// PID is a positional controller. Its state is an argument and a result. Its output is a count to
-// add to a feed-forward count, and is never negative.
+// PID is a positional controller: its output is the whole correction, not a change of the last one.
+// The correction is added to a feed-forward count, and is never negative. The state is an argument
+// and a result of [PID.Step].
+//
+// The error is (measured − target)/target. The rest follows Åström and Murray, Feedback Systems
+// (2008), ch. 10. The derivative acts on the filtered measurement only, so a new target causes no
+// jump. The integral grows only under conditions: see [PID.Step].
 //
 // QUART's Eq. 2–3 add the three terms to the count in each period, which integrates twice. Its Alg.
-// 1 uses target − measured as the error, so positive gains remove replicas under overload. Here the
-// error is (measured − target)/target, and the output is the whole correction, not a step of it
-// (Åström and Murray, Feedback Systems (2008), ch. 10: set-point and measurement apart, derivative
-// filtered, conditional integration).
+// 1 uses target − measured as the error, so positive gains remove replicas under overload.
 type PID struct {
 	Kp float64 // per error of 1
 	// per second and error of 1; larger errors count as 1, because none is below −1
@@ -29,8 +31,8 @@ type PID struct {
 }
 
 // defaultPID is for waits that are means over a window of about 15 s. Its integral takes longer
-// than 15 s to correct an error of 1; the other terms act at once. Its output is in square roots of
-// the feed-forward count.
+// than 15 s to correct an error of 1; the other terms act at once. Its output is in units of the
+// square root of the feed-forward count.
 var defaultPID = PID{
 	Kp: 0.4, Ki: 0.04, Kd: 1, Unwind: 2, Filter: 3 * time.Second, Band: 0.1, Limit: 3, Up: 0.5, Down: 0.2, Most: 20, Leak: time.Minute,
 }
@@ -48,7 +50,7 @@ type PIDState struct {
 
 // Step returns the state after a measurement. measured and target are positive and have the same
 // unit. held means that the last output is not in effect yet, or cannot take effect. The integral
-// does not grow while held is set or the measurement falls.
+// does not grow while held is set, or while the measurement falls.
 func (c PID) Step(s PIDState, at time.Time, measured, target float64, held bool) PIDState {
 	dt := s.elapsed(at)
 	// larger values say no more

@@ -81,7 +81,7 @@ func TestPIDRisesAndFallsBySteps(t *testing.T) {
 	}
 }
 
-func TestPIDSurvivesClocks(t *testing.T) {
+func TestPIDSurvivesClockJumps(t *testing.T) {
 	s := last(follow(defaultPID, false, constant(10, 2)...))
 	for name, at := range map[string]time.Time{
 		"an hour back": t0.Add(-time.Hour), "a day on": t0.Add(24 * time.Hour), "no time": t0.Add(9 * time.Second),
@@ -99,7 +99,7 @@ func TestPIDSurvivesClocks(t *testing.T) {
 	}
 }
 
-func TestPIDRises(t *testing.T) {
+func TestPIDOutputRisesWithTheMeasurement(t *testing.T) {
 	for _, before := range [][]PIDState{follow(defaultPID, false, 1), follow(defaultPID, false, constant(30, 5)...), follow(defaultPID, true, 5, 4, 3, 2, 1, 0.5)} {
 		lastOut := -1.0
 		for m := 0.01; m < 100; m *= 1.3 {
@@ -116,7 +116,7 @@ func TestPIDRises(t *testing.T) {
 	}
 }
 
-func TestStay(t *testing.T) {
+func TestStayRoundsOnlyBeyondThreeQuarters(t *testing.T) {
 	for _, tc := range []struct {
 		n    int
 		v    float64
@@ -128,7 +128,7 @@ func TestStay(t *testing.T) {
 	}
 }
 
-func TestKeys(t *testing.T) {
+func TestKeyStagesFadeAfterTheirLastRaise(t *testing.T) {
 	var k Key
 	at := func(d time.Duration) time.Time { return t0.Add(d) }
 	if k = k.step(at(0), false); k.is() {

@@ -19,30 +19,31 @@ type QuartConfig struct {
 
 // Quart is a plan.Corrector after QUART (ICDCS'24), §5 and Alg. 1. It has four parts:
 //
-//   - The corrector, a [PID], adjusts the counts of an allocator by what is measured.
+//   - The corrector, a [PID], adjusts an allocator's counts to the measured waits.
 //   - The smoother takes back replicas that are not needed.
 //   - The compensator replaces those replicas with CPU.
 //   - The list of key stages records which functions had to be scaled up.
 //
-// Before these parts, replicas on devices get idle CPU. That is not in the paper: see exchange.
-// Build a Quart with [NewQuart].
+// Between the smoother and the compensator, replicas on devices get idle CPU. That is not in the
+// paper: see exchange. Build a Quart with [NewQuart].
 //
-// Quart differs from the paper where the paper's text is wrong; each part says where. The parts run
-// once, one after another, while the paper's Smooth and Correct call each other. More load never
-// reduces a function's replicas: its target depends on what other functions measure and on the
-// past, not on its own rate and line.
+// Quart differs from the paper where the paper's text is wrong; the comment of each part has the
+// details. The parts run once, one after another, while the paper's Smooth and Correct call each
+// other. More load on a function never reduces its replicas, because its target does not depend on
+// its own rate and line. The target depends on what other functions measure, and on the past.
 type Quart struct{ cfg QuartConfig }
 
 // NewQuart returns a Quart.
 func NewQuart(cfg QuartConfig) Quart { return Quart{cfg} }
 
-// steered is the part of the time to wait to which Quart steers mean waits. Measured waits include
-// the tail that the Sizer leaves room for. With the Sizer's smaller part, Quart would add replicas
-// whenever waits are longer by chance.
+// steered is the part of the time to wait that mean waits may take before Quart adds replicas.
+// Measured waits include the tail that the Sizer leaves room for. If Quart used the Sizer's smaller
+// part, it would add replicas whenever waits are longer by chance.
 const steered = 0.5
 
-// steered returns the part of the time to wait to which c steers mean waits. It is larger than the
-// constant if Attainment allows that, so that Quart does not undo the Sizer's counts.
+// steered returns the part of the time to wait that mean waits may take before Quart adds replicas.
+// It is larger than the constant if Attainment allows that, so that Quart does not undo the Sizer's
+// counts.
 func (c QuartConfig) steered() float64 {
 	return max(steered, NewSizer(Config{Attainment: c.Attainment}).cfg.meanPart())
 }
@@ -160,13 +161,14 @@ func (c *correction) begin(g *stage, l *plan.Line, past, next *Course, at time.T
 	}
 }
 
-// targets sets how long tasks may stay at each function, as the larger of two times:
+// targets sets how long tasks may stay at each function: its service time, and the larger of two
+// waits. For functions in several pipelines, the smallest result counts. The waits are:
 //
-//   - the function's share of its pipeline's time to wait, by service time
+//   - the function's share of its pipeline's time to wait, in proportion to its service time
 //   - the part of that time that the other functions on its longest path leave, as measured
 //
 // So slack goes where it is needed, and no stage is corrected while its pipelines are in time.
-// QUART takes T_target from "the SLO setting for each stage" and says no more.
+// QUART takes T_target from "the SLO setting for each stage", and gives no details.
 func targets(m *model, all []correction) {
 	for k := range m.pipes {
 		p := &m.pipes[k]

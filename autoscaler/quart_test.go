@@ -47,7 +47,7 @@ func correct(t *testing.T, cfg QuartConfig, f plan.Function, count int, past Cou
 	return a[0], *m[f.Name]
 }
 
-func TestSmoother(t *testing.T) {
+func TestSmootherTakesSurplusReplicasAfterTheHold(t *testing.T) {
 	ago := func(d time.Duration) time.Time { return t0.Add(-d) }
 	second := ago(time.Second)
 	for name, tc := range map[string]struct {
@@ -121,7 +121,7 @@ func TestSmootherLooksAtNeighbours(t *testing.T) {
 	}
 }
 
-func TestCompensator(t *testing.T) {
+func TestCompensatorGivesTheLeastCPUThatHelps(t *testing.T) {
 	profile := func(quotas ...int) (points []plan.Point) {
 		for _, q := range quotas {
 			points = append(points, plan.Point{CPUMilli: q, Batch: 1, Mean: time.Duration(20+40000/q) * time.Millisecond, N: 50})
@@ -178,9 +178,9 @@ func TestCompensator(t *testing.T) {
 	}
 }
 
-// TestCPUOfAClockSetBack checks that CPU that was last needed at a future time is taken back after
-// the usual hold.
-func TestCPUOfAClockSetBack(t *testing.T) {
+// TestCPUIsTakenBackAfterTheClockIsSetBack checks that CPU that was last needed at a future time is
+// taken back after the usual hold.
+func TestCPUIsTakenBackAfterTheClockIsSetBack(t *testing.T) {
 	f := calm()
 	f.CPUNow, f.Demand.Rate, f.Replicas = 700, 2, replicas(2, plan.Ready)
 	for _, quota := range []int{250, 500, 1000} {
@@ -192,7 +192,7 @@ func TestCPUOfAClockSetBack(t *testing.T) {
 	}
 }
 
-func TestFitCPU(t *testing.T) {
+func TestFitCPUTakesTheBatchWithTheMostQuotas(t *testing.T) {
 	point := func(cpu, batch, length int, ms float64) plan.Point {
 		return plan.Point{CPUMilli: cpu, Batch: batch, Length: length, Mean: time.Duration(ms * 1e6), N: 10}
 	}

@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	// saturated is the utilisation above which a queue's steady state says nothing. The steady state
-	// is reached only after hours, and a rate that is measured over seconds has an error of more than
-	// two percent.
+	// saturated is the utilisation above which a queue's steady state predicts nothing. A queue would
+	// reach that state only after hours, and a rate that is measured over seconds has an error of more
+	// than two percent.
 	saturated = 0.98
 	// horizon is how long a line is assumed to grow. By then there is another decision.
 	horizon = 10 * time.Second
@@ -24,10 +24,11 @@ const (
 // rate mu each, while lambda tasks arrive per second. k is (Ca²+Cs²)/2. mu must be positive. The
 // result is finite, has no step, falls in c and rises in lambda.
 //
-// Up to a utilisation of saturated it is k·C(c)/(cμ−λ). That is Erlang's C for M/M/c (Kleinrock
-// 1975, §3.5), times the correction of Allen and Cunneen for other arrivals and services (Allen,
-// Probability, Statistics and Queueing Theory, 1990, §5.4). Above, it is the wait at saturated plus
-// the time to serve what the line grows by within horizon.
+// Up to a utilisation of saturated, the wait is k·C(c)/(cμ−λ). That is Erlang's C for M/M/c
+// (Kleinrock 1975, §3.5), times the correction of Allen and Cunneen for other arrivals and services
+// (Allen, Probability, Statistics and Queueing Theory, 1990, §5.4). Above saturated, the line
+// grows. The wait is then the wait at saturated, plus the time to serve the tasks that join the
+// line within horizon.
 //
 // QUART's Eq. 1 has P0, the probability of an empty system, instead of C(c), and another
 // denominator: see the package comment.
@@ -50,14 +51,14 @@ func meanWait(lambda, mu float64, c int, k float64) float64 {
 	return wait
 }
 
-// Sojourn predicts the mean time from a task's arrival to its end, at c servers that serve mu tasks
-// per second each while lambda tasks arrive per second. ca2 and cs2 are the squared coefficients of
-// variation of the times between arrivals and of service times; 1 if unknown. waiting is the number
-// of tasks in line. A new task waits at least until those have been taken. Past saturation, the
-// line's growth within ten seconds is added. The prediction is at most a day.
+// Sojourn predicts the mean time from a task's arrival to its end. There are c servers that serve
+// mu tasks per second each, lambda tasks arrive per second, and waiting tasks are in line. ca2 and
+// cs2 are the squared coefficients of variation of the times between arrivals and of service times;
+// 1 if unknown. The prediction is at most a day.
 //
-// The wait is that of M/M/c by Erlang's C, times (ca2+cs2)/2 (Allen-Cunneen). It falls in c, and
-// rises in lambda and in waiting.
+// The wait is that of M/M/c by Erlang's C, times (ca2+cs2)/2 (Allen-Cunneen), but at least the time
+// until the waiting tasks have been taken. Past saturation, the line's growth within ten seconds is
+// added. The prediction falls in c, and rises in lambda and in waiting.
 func Sojourn(lambda, mu float64, c int, ca2, cs2 float64, waiting int) time.Duration {
 	if !(mu > 0) || c <= 0 || math.IsNaN(lambda) {
 		return longest

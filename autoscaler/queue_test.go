@@ -46,7 +46,7 @@ func TestSojournAgainstTheTextbook(t *testing.T) {
 	}
 }
 
-func TestSojournOfOtherQueues(t *testing.T) {
+func TestSojournOfGeneralQueues(t *testing.T) {
 	for name, tc := range map[string]struct {
 		lambda, mu float64
 		c          int
@@ -86,9 +86,9 @@ func TestSojournOfOtherQueues(t *testing.T) {
 	}
 }
 
-// TestWaitFallsConvexlyInServers checks what marginal gain needs to find the optimum. It also
-// checks that the time saved by one more server rises with the rate. Otherwise a stage could lose
-// replicas when its load rises.
+// TestWaitFallsConvexlyInServers checks that waits are convex in the number of servers, so that
+// marginal gain finds the optimum. It also checks that the time saved by one more server rises with
+// the rate. Otherwise a stage could lose replicas when its load rises.
 func TestWaitFallsConvexlyInServers(t *testing.T) {
 	for _, mu := range []float64{0.1, 1, 7} {
 		for _, a := range []float64{0.01, 0.3, 0.97, 1, 2.4, 9.7, 40, 300} {
@@ -127,7 +127,7 @@ func TestWaitRisesWithoutAStep(t *testing.T) {
 	}
 }
 
-func TestServers(t *testing.T) {
+func TestServersReturnsTheFewestWithinTheWait(t *testing.T) {
 	for name, tc := range map[string]struct {
 		lambda, mu float64
 		ca2        float64

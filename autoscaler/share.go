@@ -10,28 +10,29 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Gain is a plan.Sharer for a cluster that has less than all functions ask for. It gives replicas
-// one by one to the function that gains most, until nothing is left (Fox 1966). It shares the
-// budget of replicas, or the free memory, CPU and devices. A function's gain is how much one more
-// replica shortens its predicted wait, times the requests of the function's pipelines.
+// Gain is a plan.Sharer for a cluster that has less than all functions ask for. It shares the
+// budget of replicas, and scarce memory, CPU and device memory. It gives replicas one by one to the
+// function that gains most, until nothing is left (Fox 1966). A function's gain is the time that
+// one more replica takes off its predicted wait, times the requests of its pipelines.
+//
+// Functions get replicas in this order, and within each class by gain:
+//
+//  1. functions without any replica
+//  2. functions that cannot keep up with their calls, including calls that wait at an earlier
+//     stage; the gain of such a function rises with the time that it needs for all these calls
+//  3. all other functions
+//  4. functions that start ahead of need, which get what nobody else asks for
 //
 // The order does not depend on the size of the budget, so a larger budget never gives a function
-// less. A gain rises with the load, so more load never gives a function less. The order is:
+// less. A gain rises with the load, so more load never gives a function less. An existing replica
+// counts more than a new one: see keeping. If all functions that use a resource need the same
+// amount of it, a replica can be replaced by a replica of a function that gains more.
 //
-//  1. Functions without any replica.
-//  2. Functions that cannot keep up with their calls, here or at an earlier stage. They are ordered
-//     by the time that each function needs for all calls that have to go through it. The order does
-//     not depend on the stage at which these calls wait now.
-//  3. The other functions.
-//  4. Replicas that start ahead of need. They take what nobody else asks for.
-//
-// If gains are equal, existing replicas go before new ones. If all functions that use a resource
-// need the same amount of it, one function's replica can be replaced by a replica of a function
-// that gains more. R_total is an input of QUART's Alg. 1, but the algorithm does not use it.
+// R_total is an input of QUART's Alg. 1, but the algorithm does not use it.
 type Gain struct{}
 
 // keeping is the factor by which an existing replica's gain counts more than a new one's. Without
-// it, shares that swing by chance would each cost a start.
+// it, gains that swing by chance would move replicas, and each move would cost a start.
 const keeping = 1.5
 
 // moving is the same factor for pipelines that are behind. It is smaller, because all of their
@@ -134,9 +135,9 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 	return out, nil
 }
 
-// oneAhead returns a with at most one replica for each function that would start ahead of need. One
-// replica is all that the function is sure to need when its task comes. After its first start, the
-// function is like any other and may get more.
+// oneAhead returns the allocation a with at most one replica for each function that would start
+// ahead of need. One replica is all that such a function is sure to need when its task comes. After
+// its first start, it is like any other function and may get more.
 func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	out := a
 	finder := s.Finder()
@@ -153,8 +154,8 @@ func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	return out
 }
 
-// wholeDevice returns the bytes that a replica with a whole device needs. It may get any
-// device, so it is the mean of the devices' sizes.
+// wholeDevice returns the bytes that a replica with a whole device needs. The replica may get any
+// device, so the result is computed from the mean size of the devices.
 func wholeDevice(s *plan.Snapshot) int64 {
 	sum, n := int64(0), int64(0)
 	for i := range s.Nodes {
@@ -226,8 +227,8 @@ func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
 	return moves
 }
 
-// take subtracts what a replica needs. here says that the replica exists; then it already has what
-// cannot move.
+// take subtracts what a replica needs. here means that the replica exists already, so it has the
+// resources that cannot move.
 func (c *contender) take(free *[resources]int64, moves [resources]bool, here bool) {
 	for r, n := range c.needs {
 		if moves[r] || !here {
@@ -236,9 +237,10 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 	}
 }
 
-// lacks returns a resource that has too little free for one more replica, or -1 if there is none.
-// It also returns -1 for a function's first replica, unless this replica would start ahead of need.
-// The placer then tries the replica, and reports where it looked.
+// lacks returns a resource that has too little free for c's next replica, or -1 if there is none.
+// here means that the replica exists already, so it has the resources that cannot move. lacks also
+// returns -1 for a function's first replica, unless this replica would start ahead of need. The
+// placer then tries the replica, and reports where it looked.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {
@@ -256,13 +258,16 @@ func (c *contender) mean() float64 {
 	return 1
 }
 
-// look sets what the next replica gains. A pipeline that is behind is treated as a fluid. W is the
-// number of calls that wait at the stage or before it, or that enter within the horizon. All of
-// these calls go through the stage, so the slowest stage decides when the last call is done. A
-// stage with capacity C needs the time D = W/C for them. So replicas go to the stage with the
-// longest D. Raising all stages together from C costs effort. One replica, as a part of that
-// effort, takes D²/(W·effort) off D for each of the W requests. Their product, D²/effort, is the
-// gain, so pipelines can be compared.
+// look sets the urgency and the gain of c's next replica: see [Gain]. The gain of a function that
+// is behind has this model, which treats calls as a fluid:
+//
+//   - W calls have to go through the function: those that wait at it or before it, and those that
+//     arrive within the horizon. With capacity C, it needs the time D = W/C for them.
+//   - The stage with the longest D decides when a pipeline's last call is done, so it should get
+//     the next replica.
+//   - effort is the number of replicas that raise the capacity of all stages of a pipeline by one
+//     request per second. One replica is 1/effort of that, and takes D²/(W·effort) off D.
+//   - W requests profit, so the gain is D²/effort. Gains of different pipelines can be compared.
 func (c *contender) look() {
 	n := float64(c.count)
 	capacity := n * float64(c.slots) / c.mean()
@@ -296,8 +301,8 @@ func (c *contender) look() {
 }
 
 // capacity returns the free resources of all nodes for new replicas, and which of them are scarce.
-// A resource is scarce if several functions together ask for more of it than is free. If a single
-// function asks for too much, the placer reports that.
+// A resource is scarce if functions ask for more of it than is free, and at least two functions ask
+// for more. If a single function asks for too much, the placer reports that.
 func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce [resources]bool) {
 	for i := range s.Nodes {
 		n := &s.Nodes[i]

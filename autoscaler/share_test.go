@@ -47,9 +47,9 @@ func expected(name string) plan.Function {
 	return f
 }
 
-// TestGainDenies checks that a function that gets nothing says why and what to do, and that no
-// other function does.
-func TestGainDenies(t *testing.T) {
+// TestGainSaysWhyAFunctionGetsNothing checks that the line of a function that gets nothing has the
+// reason and what to do. No other line may have such a text.
+func TestGainSaysWhyAFunctionGetsNothing(t *testing.T) {
 	s := plan.Snapshot{Budget: 1, Functions: []plan.Function{served("a", 10, 1), sleeper("b")}}
 	for budget, want := range map[int]string{1: "the budget of 1 replicas is used up by the fewest that other functions may have: raise it (--budget)", 2: ""} {
 		s.Budget = budget
@@ -60,7 +60,7 @@ func TestGainDenies(t *testing.T) {
 	}
 }
 
-func TestGain(t *testing.T) {
+func TestGainGivesReplicasWhereTheyGainMost(t *testing.T) {
 	ask := func(counts ...int) (a plan.Alloc) {
 		for i, n := range counts {
 			a = append(a, plan.Line{Function: string(rune('a' + i)), Count: n, Why: "so it is"})
@@ -133,7 +133,7 @@ func TestGainWeighsPipelines(t *testing.T) {
 	}
 }
 
-func TestBaselines(t *testing.T) {
+func TestFixedAndUniformKeepToTheBudget(t *testing.T) {
 	s := plan.Snapshot{At: t0, Functions: []plan.Function{served("a", 2, 0), served("b", 38, 0), served("c", 1, 0)}, Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a", "b", "c"}, SLO: time.Second}}}
 	s.Functions[2].Max = 2
 	d := plan.Domains(s)[0]
@@ -156,8 +156,9 @@ func TestBaselines(t *testing.T) {
 	}
 }
 
-// TestGainRisesWithLoad checks a queue that stays behind even with one more replica. By predicted
-// waits alone it would gain less than a queue that does not stay behind.
+// TestGainRisesWithLoad checks that a function gets no fewer replicas if its rate is higher. By
+// predicted waits alone, a queue that stays behind even with one more replica would gain less than
+// a queue that does not.
 func TestGainRisesWithLoad(t *testing.T) {
 	for budget := 4; budget < 16; budget++ {
 		had := 0
@@ -208,10 +209,10 @@ func TestGainCountsDevicesOfAnySize(t *testing.T) {
 	}
 }
 
-// TestGainLevelsCapacitiesOfAPipelineBehind checks a pipeline that is behind. All waiting requests
-// go through all stages, so the stages must get equal capacities, wherever the line stands. A
-// replica that one stage has too many must go to another. The same holds if devices are short and
-// not the budget.
+// TestGainLevelsCapacitiesOfAPipelineBehind checks that the stages of a pipeline that is behind get
+// equal capacities, wherever its tasks wait. The reason is that all waiting requests go through all
+// stages. A replica that one stage has too many must go to another. Here devices are short, not the
+// budget.
 func TestGainLevelsCapacitiesOfAPipelineBehind(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mean  [3]time.Duration

@@ -23,8 +23,8 @@ const (
 const (
 	// growEvery is how often a function with an unknown service time may double.
 	growEvery = time.Second
-	// panicAt is how many times the ready replicas arrivals must need to count as a burst, as in
-	// Knative.
+	// panicAt is the size of a burst: arrivals are a burst if they need at least this many times the
+	// ready replicas, as in Knative.
 	panicAt = 2
 	// mostPart bounds the part of the time to wait that mean waits may take. It matters if few
 	// requests have to be in time.
@@ -39,9 +39,9 @@ type Config struct {
 	Attainment  float64       // the share of requests that should be in time, below 1
 }
 
-// Sizer is a plan.Allocator. It gives a domain the fewest replicas that serve the measured load and
-// drain what already waits. With them, the mean waits of its pipelines stay within what their
-// objectives leave to wait. Build it with [NewSizer].
+// Sizer is a plan.Allocator. It gives a domain the fewest replicas that serve the measured load,
+// drain what already waits, and keep the mean waits of its pipelines short enough for their
+// objectives. Build it with [NewSizer].
 type Sizer struct{ cfg Config }
 
 // NewSizer returns a Sizer.
@@ -55,9 +55,9 @@ func NewSizer(cfg Config) Sizer {
 	return Sizer{cfg}
 }
 
-// meanPart returns the part of the time to wait that mean waits may take. Then at most a share 1 −
-// Attainment of the tasks waits longer than that time. An exponential wait with mean W exceeds a
-// time t with probability exp(−t/W).
+// meanPart returns the part of the time to wait that mean waits may take. With this part, at most a
+// share 1 − Attainment of the tasks waits longer than the whole time. The reason is that an
+// exponential wait with mean W exceeds a time t with probability exp(−t/W).
 func (c Config) meanPart() float64 { return min(-1/math.Log1p(-c.Attainment), mostPart) }
 
 // Memory is what the Sizer remembers, by function. A Past is never changed.
@@ -231,10 +231,11 @@ func (z Sizer) keep(n *need, now time.Time, count int, room []Peak) int {
 	return out
 }
 
-// floor returns the fewest replicas that f's owner and its past allow, and whether f sleeps. A
-// function that may sleep does so ZeroAge after it was last used: after its latest task, or after
-// the last time that a request was on its way to it. If it was never used, it sleeps ZeroAge after
-// it was first seen. Until it sleeps, a function that was used keeps at least one replica.
+// floor returns the fewest replicas that f's settings and its past allow, and whether f sleeps. A
+// function that may sleep does so when it was not used for ZeroAge. Its latest use is its latest
+// task, or the last time that a request was on its way to it. A function that was never used sleeps
+// ZeroAge after it was first seen. Until it sleeps, a function that was used keeps at least one
+// replica.
 func floor(f *plan.Function, now time.Time, past *Past) (least int, idle bool) {
 	least, _ = f.Bounds()
 	if !f.Zero {
@@ -258,10 +259,11 @@ func floor(f *plan.Function, now time.Time, past *Past) (least int, idle bool) {
 	return min(max(f.Min, 1), max(f.Max, 1)), false
 }
 
-// byLoad returns the replicas that serve all arrivals, or the replicas that drain what waits, if
-// those are more. c servers take c·μ − λ tasks per second off the line. A slot is a server. The
-// service time is a task's share of its batch's time, so larger batches show as faster servers. The
-// line includes its growth until a replica has started, and need not be gone before that.
+// byLoad returns the larger of two counts: the replicas that serve all arrivals, and the replicas
+// that drain the waiting line in time. c servers take c·μ − λ tasks per second off the line. A slot
+// is a server. The service time is a task's share of its batch's time, so larger batches count as
+// faster servers. The line includes its growth until a new replica has started, so the time to
+// drain it is at least the start time.
 func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 	why.add("λ=").float(g.lambda).add("/s μ=").float(g.mu).add("/s")
 	if g.f.Demand.CV > 0 {
@@ -309,9 +311,9 @@ func (g *stage) byTarget() int {
 	return math.MaxInt32
 }
 
-// grow sizes a function whose service time is unknown. It returns one replica if anything waits. It
-// doubles the count, at most once per second, if all requested replicas are ready and the line has
-// still grown.
+// grow returns the count of a function whose service time is unknown: 0 if no task waits or runs,
+// else at least one. It doubles the count, at most once per second, if all requested replicas are
+// ready and the line has grown since the last check.
 func grow(f *plan.Function, now time.Time, past *Past, ready, starting int, why *text) int {
 	if f.Waiting == 0 && f.Running == 0 {
 		why.add("service time unknown, nothing waits")

@@ -21,8 +21,8 @@ type sizing struct {
 	seconds   int
 }
 
-// TestSizerSeries compares the Sizer's decisions, second by second, with golden files.
-func TestSizerSeries(t *testing.T) {
+// TestSizerMatchesGoldenSeries compares the Sizer's decisions, second by second, with golden files.
+func TestSizerMatchesGoldenSeries(t *testing.T) {
 	step := func(at, until int, low, high float64) func(int) float64 {
 		return func(second int) float64 {
 			if at <= second && second < until {

@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan/plantest"
 )
 
-func TestPolicy(t *testing.T) {
+func TestSizerIsAnAllocator(t *testing.T) {
 	t.Parallel()
 	plantest.Run(t, NewSizer(Config{}))
 }
@@ -45,7 +45,7 @@ func sizeOne(t *testing.T, f plan.Function, at time.Duration, m Memory) (plan.Li
 	return a[0], m
 }
 
-func TestSizer(t *testing.T) {
+func TestSizerGivesCountsWithReasons(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*plan.Function)
 		want   int
@@ -125,7 +125,7 @@ func TestUnknownServiceDoublesOncePerSecond(t *testing.T) {
 	}
 }
 
-func TestZero(t *testing.T) {
+func TestIdleFunctionsSleepAfterZeroAge(t *testing.T) {
 	sleepy := func() plan.Function {
 		f := loaded()
 		f.Zero, f.Min, f.ZeroAge, f.Running = true, 0, 30*time.Second, 0
@@ -231,7 +231,7 @@ func TestCountFallsAfterTheHold(t *testing.T) {
 }
 
 // TestBurstKeepsTheCountUp checks a load that needs twice the ready replicas. The count must stay
-// up for a minute after that was last so.
+// up for a minute after the load last needed so many.
 func TestBurstKeepsTheCountUp(t *testing.T) {
 	f := loaded()
 	f.Demand.Rate, f.Replicas = 5, replicas(2, plan.Ready)
@@ -271,9 +271,9 @@ func TestBurstKeepsTheCountUp(t *testing.T) {
 	}
 }
 
-// TestClockJumps checks that an hour forward or back neither freezes a count nor loses what is
-// needed.
-func TestClockJumps(t *testing.T) {
+// TestClockJumpsDoNotFreezeCounts checks that a jump of an hour, forward or back, neither freezes a
+// count nor loses what is needed.
+func TestClockJumpsDoNotFreezeCounts(t *testing.T) {
 	for _, jump := range []time.Duration{-time.Hour, time.Hour} {
 		f := loaded()
 		var m Memory

@@ -48,9 +48,10 @@ func neighbours(s *plan.Snapshot, d plan.Domain, all []correction) {
 	}
 }
 
-// recall makes the smoother and the compensator use the burstiness measured at the last decision,
-// and records the present measurement for the next. That is persistence: no predictor of burstiness
-// is measurably better (docs/adr/0045, docs/adr/0076).
+// recall makes the smoother and the compensator use the burstiness that was measured at the last
+// decision. It records the present measurement for the next decision. The last value is the
+// prediction (persistence), because no predictor of burstiness is measurably better (docs/adr/0045,
+// docs/adr/0076).
 func (c *correction) recall() {
 	c.next.CA2 = 1
 	if c.f.Demand.Known && c.f.Demand.CV > 0 {
@@ -73,15 +74,19 @@ func (c *correction) need() int {
 }
 
 // smooth takes back replicas that are not needed, one at a time, down to y' = ⌈β·y + (1−β)·mean⌉
-// and never below what is needed. y is the count after the earlier steps. mean is the mean count
-// that the neighbours need for an equal amount of work. β = Ca²/(1+Ca²): with arrivals by chance a
-// stage becomes like its neighbours; with bursty arrivals it keeps its count.
+// and never below what is needed:
 //
-// QUART's Eq. 7 calls that Laplace smoothing, which it is not. It leaves β open. Its result is a
-// fraction that may be more than y or too little for the load. Its Alg. 1 releases replicas at
-// once. Here a replica is taken only after it was not needed for a while. The replica is given back
-// as soon as tasks take too long, and then the hold doubles. Key stages keep their replicas during
-// a burst.
+//   - y is the count that is left so far.
+//   - mean is the mean count that the neighbours would need for this stage's amount of work.
+//   - β is Ca²/(1+Ca²). With arrivals by chance, a stage becomes like its neighbours. With bursty
+//     arrivals, it keeps its count.
+//
+// A replica is taken only after it was not needed for a while, the hold. It is given back as soon
+// as tasks take too long, and then the hold doubles. Key stages keep their replicas during a burst.
+//
+// QUART's Eq. 7 calls the formula Laplace smoothing, which it is not, and leaves β open. The
+// equation's result is a fraction that may be more than y or too little for the load. Alg. 1
+// releases replicas at once.
 func smooth(all []correction, at time.Time) {
 	need := make([]int, len(all))
 	for i := range all {

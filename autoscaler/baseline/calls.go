@@ -8,9 +8,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// This file reads snapshots for the policies of papers. Their authors measure service times in a
-// profile before a run. Here the profile is Function.Profile or, if there is none, the recent
-// measurements.
+// This file reads snapshots for the policies of papers. The papers' authors measure service times
+// in a profile before a run. Here, service times come from Function.Profile, or from recent
+// measurements if a function has no profile.
 
 // functions returns the functions of a domain.
 func functions(s *plan.Snapshot, d plan.Domain) ([]*plan.Function, error) {
@@ -35,9 +35,9 @@ func arriving(f *plan.Function) float64 {
 	return 0
 }
 
-// batchTime returns the mean time in seconds of a batch of this size, with the CPU that f declares.
-// It returns 0 if nothing is known. It interpolates between measured sizes. Beyond them, a call
-// takes as long as in the nearest size.
+// batchTime returns the mean time in seconds of a batch of size calls, with the CPU that f
+// declares. It returns 0 if nothing is known. Between measured sizes, it interpolates. For smaller
+// and larger sizes, the time per call is that of the nearest measured size.
 func batchTime(f *plan.Function, size int) float64 {
 	known := measured(f)
 	if len(known) == 0 {
@@ -55,9 +55,9 @@ func batchTime(f *plan.Function, size int) float64 {
 	return a.Mean.Seconds() + (b.Mean-a.Mean).Seconds()*float64(size-a.Size)/float64(b.Size-a.Size)
 }
 
-// measured returns the times of batches by size. They come from the profile's quota nearest to the
-// declared one, or from its largest quota if none is declared. Without a profile they are the
-// recent measurements.
+// measured returns the mean times of batches, sorted by size. They come from f's profile, at the
+// quota nearest to f's CPU limit, or at the largest quota if f has no limit. Without a profile,
+// they are the recent measurements.
 func measured(f *plan.Function) []plan.Batched {
 	quota, off := 0, math.Inf(1)
 	for _, p := range f.Profile {
@@ -85,10 +85,10 @@ func measured(f *plan.Function) []plan.Batched {
 	return out
 }
 
-// objectives returns for each function of a domain the seconds that a task may take, its wait
-// included. That is the function's part of its pipeline's objective, by service time. If the
-// function is in several pipelines, it is the smallest part. Without an objective it is twice the
-// service time. 0 means that the service time is unknown.
+// objectives returns for each function the longest time that a task may spend there, in seconds,
+// its wait included. A pipeline's objective is split among its stages in proportion to their
+// service times. A function in several pipelines gets the smallest of its parts. A function without
+// an objective gets twice its service time. 0 means that the service time is unknown.
 func objectives(s *plan.Snapshot, d plan.Domain, functions []*plan.Function) []float64 {
 	out := make([]float64, len(functions))
 	for _, name := range d.Pipelines {

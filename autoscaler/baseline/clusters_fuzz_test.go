@@ -11,9 +11,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// FuzzClusters gives the autoscalers of clusters, the oracle and Static any signals, settings and
-// clocks. Their memories go through JSON. Counts must be within bounds, with a reason, the same for
-// the same arguments, and never lower with more load.
+// FuzzClusters gives HPA, KPA, Oracle and Static arbitrary signals, settings and clocks, and
+// memories that went through JSON. Each count must be within bounds and have a reason. The same
+// arguments must give the same counts. For HPA and KPA, more waiting tasks must never give a lower
+// count.
 func FuzzClusters(f *testing.F) {
 	f.Add([]byte{})
 	f.Add([]byte("0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"))

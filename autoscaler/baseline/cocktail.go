@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// The defaults of CocktailConfig. They are those of the authors' code, modules/constants.py and
-// modules/scheduler.py, except Smooth.
+// The defaults of CocktailConfig. Except for Smooth, they are those of the authors' code,
+// modules/constants.py and modules/scheduler.py.
 const (
 	CocktailPeriod   = time.Minute // PREDICTOR_PARAM
 	CocktailHeadroom = 1.2         // Times
@@ -27,7 +27,7 @@ const (
 //	knob       default  searched     what it is
 //	Period     1 min    5 s to 1 min time between forecasts
 //	Headroom   1.2      1 to 2       factor of a forecast
-//	Keep       6        1 to 6       periods: a count is the largest that any of them asked for
+//	Keep       6        1 to 6       latest periods; a count is the largest of their results
 //	Smooth     0.5      0.1 to 1     weight of the latest period in the forecast's level
 type CocktailConfig struct {
 	Period           time.Duration
@@ -40,26 +40,34 @@ type CocktailConfig struct {
 // github.com/jashwantraj92/cocktail). The stages of a pipeline take the place of the models of an
 // ensemble, as for QUART's authors ("we integrate it with the pipeline").
 //
-// Forecast: requests are counted in windows of 5 s. The largest window of a period is its sample.
-// The load of the next period is forecast from the samples, and multiplied by a headroom.
+// Forecast: load is measured in windows of 5 s. A period's sample is the load of its fullest
+// window. The load of the next period is forecast from the samples, and multiplied by Headroom.
 //
-// Weighted: each pool gets instances in proportion to its weight. In the paper that is the share of
-// requests that a model serves, divided by how many an instance packs. Here it is the visits per
-// request to a stage, with its service time and slots. A count is the largest of the latest
-// results. The authors' scheduler would end the instances beyond that, but the call is commented
-// out in their code, so it ends none.
+// Weights: each pool gets instances in proportion to its weight. In the paper, a pool serves one
+// model. Its weight is the model's share of the requests, divided by the number of requests that an
+// instance packs. Here, a pool is a stage. Its weight comes from its visits per request, its
+// service time and its slots. A count is the largest result of the latest Keep periods. Instances
+// beyond this count end here. The authors' code ends none, because its call that would end them is
+// commented out.
 //
-// Reactive: if more than SLA_BOUND, 2 %, of a pool's answers are late, standby instances are added
-// until the next forecast. There are enough of them for the arrivals, and for the waiting tasks
-// before the next look, 5 s later. At least one is added while a late task waits.
+// Reaction: if more than 2 % (SLA_BOUND) of a pool's answers are late, its count is raised until
+// the next forecast. The raised count serves the arrivals, and drains the waiting tasks within 5 s,
+// the time to the next check. If a waiting task is late and no instance is starting, the count
+// rises by at least one.
 //
-// Differences: DeepAR is trained on weeks of a trace, with hours to learn. Here Holt's linear
-// smoothing (double exponential: Holt 1957, Hyndman and Athanasopoulos, Forecasting) forecasts the
-// same samples, with a trend weight of 0.1. Before the first sample there is only reaction. (The
-// authors' scheduler uses the largest sample ever, times 1.2.) Late means that the 99th percentile
-// of waits exceeds what a stage's part of the objective leaves to wait, because there is no 98th
-// percentile. Selection of models, kinds of machines and their prices do not apply to a pipeline. A
-// window's rate is the largest Demand in it. Build it with [NewCocktail].
+// Differences:
+//
+//   - The paper forecasts with DeepAR, which needs weeks of a trace and hours of training. Here
+//     Holt's linear smoothing (double exponential: Holt 1957, Hyndman and Athanasopoulos,
+//     Forecasting) forecasts the same samples, with a trend weight of 0.1. The authors' scheduler
+//     uses the largest sample ever, times 1.2.
+//   - Before the first sample, only the reaction changes counts.
+//   - Answers count as late if the 99th percentile of waits is longer than a stage's part of the
+//     objective allows. Snapshots do not have the 98th percentile.
+//   - The load of a window is the largest Demand.Rate in it.
+//   - The selection of models, kinds of machines and prices does not apply to a pipeline.
+//
+// Build it with [NewCocktail].
 type Cocktail struct{ cfg CocktailConfig }
 
 // NewCocktail returns a Cocktail.

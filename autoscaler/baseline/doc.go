@@ -1,12 +1,12 @@
-// Package baseline has the autoscalers of others, to compare ours with. Each is a plan.Allocator
-// after its published rules. Its Config has the settings that its authors leave open; zero fields
-// mean the published defaults.
+// Package baseline has autoscalers by other authors, to compare ours with. Each is a plan.Allocator
+// that follows its published rules. Its Config has the settings that its authors leave open; a zero
+// field means the default.
 //
 // [Static] and [Oracle] are the two ends of the scale: Static never reacts, and Oracle knows the
 // future load. [HPA] and [KPA] are what clusters use today. The others come from papers. Each file
-// names its source. It says which signal of a plan.Function replaces each signal of the source, and
-// where it had to differ.
+// names its source. It lists the signals of a plan.Function that replace those of the source, and
+// other differences.
 //
-// All are pure, as package autoscaler is, and keep to a function's bounds. Their memories can be
-// encoded, by function, so that recordings of their decisions can be replayed.
+// All these allocators are pure, as package autoscaler is, and keep counts within a function's
+// bounds. Their memories can be encoded, so that recorded decisions can be replayed.
 package baseline

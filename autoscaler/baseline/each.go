@@ -7,9 +7,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// each calls decide for every function of d with what is remembered about it. known is false if
-// nothing is. each holds the counts to the function's bounds. If decide remembers a count, it
-// should hold that count to the bounds itself.
+// each returns one line per function of d, with the count that decide returns, held within the
+// function's bounds. decide gets the function and what is remembered about it; known is false if
+// nothing is remembered. each does not change next, so a decide that remembers its count must hold
+// the count within the bounds itself.
 func each[P any](s *plan.Snapshot, d plan.Domain, m map[string]P, decide func(f *plan.Function, past P, known bool) (count int, next P, why string)) (plan.Alloc, map[string]P, error) {
 	out, next := make(plan.Alloc, len(d.Functions)), make(map[string]P, len(d.Functions))
 	finder := s.Finder()

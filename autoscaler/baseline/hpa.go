@@ -39,18 +39,26 @@ type HPAConfig struct {
 //
 //	desired = ceil(current · usage/target)
 //
-// unless usage is within a tenth of the target. Pods that are not ready are set aside. If more pods
-// are needed, they count as pods without usage; if that would reverse the direction, the count
-// stays. A count at most doubles in 15 s, or grows by four if that is more. It falls to the highest
-// recommendation of the last five minutes.
+// with these exceptions:
 //
-// Instead of CPU usage, it uses the share of time that the slots of replicas are taken, plan.Busy.
-// If a stage has its device for itself, that is the device's usage. It is at most 1, so a count
-// grows by at most 1/target per step. That also holds for pods whose CPU limit equals their
-// request. Busy is measured for all replicas together, so no replica's usage is missing.
-// (Kubernetes takes missing usage as 0 to scale up, and as 100 % of the request to scale down.)
-// While Busy is unknown, counts stay. A function keeps at least one replica, the smallest value of
-// minReplicas. Build it with [NewHPA].
+//   - The count stays if usage is within a tenth of the target.
+//   - Pods that are not ready are left out. If usage asks for more pods, they are included as pods
+//     without usage. The count stays if the result would then go in the other direction.
+//   - A count at most doubles in 15 s, or grows by four if that is more.
+//   - A count falls only to the highest recommendation of the last five minutes.
+//
+// Differences from Kubernetes:
+//
+//   - Usage is plan.Busy, the share of time that the slots of replicas are taken, not CPU usage. If
+//     a stage has its device for itself, that is the device's usage. Usage is at most 1, so a count
+//     grows at most by a factor of 1/target per step. Pods whose CPU limit equals their request
+//     have the same bound.
+//   - Busy is measured for all replicas together, so no single replica's usage is missing.
+//     Kubernetes takes missing usage as 0 to scale up, and as 100 % of the request to scale down.
+//   - While Busy is unknown, counts stay.
+//   - A function always keeps at least one replica, because minReplicas is at least 1.
+//
+// Build it with [NewHPA].
 type HPA struct{ cfg HPAConfig }
 
 // NewHPA returns an HPA.

@@ -52,9 +52,9 @@ func TestHPARecommends(t *testing.T) {
 	}
 }
 
-// TestHPAPace checks a decision every 15 s. A count grows at most twofold or by four, and falls to
-// the largest recommendation within five minutes.
-func TestHPAPace(t *testing.T) {
+// TestHPALimitsTheRateOfChange checks one decision every 15 s. A count at most doubles or grows by
+// four, and falls only to the largest recommendation within five minutes.
+func TestHPALimitsTheRateOfChange(t *testing.T) {
 	h, m := NewHPA(HPAConfig{Target: 0.5}), HPAMemory{}
 	f := plan.Function{Name: "f", Revision: 1, Min: 1, Max: 30, Replicas: copies(1, plan.Ready)}
 	var got []int

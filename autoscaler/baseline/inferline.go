@@ -18,46 +18,45 @@ const (
 	inferLineWindows = 60              // largest number of windows within Look
 )
 
-// InferLineConfig has the settings of InferLine's tuner.
+// InferLineConfig has the settings of InferLine's tuner. A zero field means its default. The last
+// two rows are arguments of [PlanInferLine].
 //
 //	knob       default   searched        what it is
 //	Stable     15 s      2 s to 60 s     time after a change without scaling down
-//	Look       30 s      5 s to 60 s     scaling down uses the largest rate of this time
+//	Look       30 s      5 s to 60 s     scaling down uses the largest rate within this time
 //	Shortest   1         1 to 64         shortest window of the envelope, in service times
-//	(planner)  1         1 to 8          the planner's objective, as a part of the pipeline's
+//	(planner)  1         1 to 8          the planner's objective, as a multiple of the pipeline's
 //	(planner)  0.99      0.9 to 0.99     quantile of latencies that the planner keeps to
-//
-// Zero fields mean their defaults. The last two are arguments of [PlanInferLine].
 type InferLineConfig struct {
 	Plan         InferLinePlan
 	Stable, Look time.Duration
 	Shortest     float64
 }
 
-// InferLine is a plan.Allocator after InferLine (Crankshaw et al., InferLine: Latency-Aware
-// Provisioning and Scaling for Prediction Serving Pipelines, SoCC'20, arXiv 1812.01776). It is a
-// tuner that keeps a pipeline at the provision that a planner made beforehand for a sample of its
-// load: see [PlanInferLine].
+// InferLine is a plan.Allocator after the tuner of InferLine (Crankshaw et al., InferLine:
+// Latency-Aware Provisioning and Scaling for Prediction Serving Pipelines, SoCC'20, arXiv
+// 1812.01776). Before the run, a planner provisions the pipeline for a sample of its load: see
+// [PlanInferLine]. During the run, the tuner adapts this provision to the measured load. For each
+// stage m, s_m is the number of visits per request, and μ_m is the throughput of a replica. ρ_m is
+// the share of the planned throughput that the sample uses.
 //
-// Up: a traffic envelope has the largest number of requests in any window of ΔT, for windows from
-// the pipeline's service time, doubling, to 60 s. If rates exceed those of the sample, r_max is the
-// largest of them. Each stage m then gets k_m = ⌈r_max·s_m/(μ_m·ρ_m)⌉ replicas. ρ_m is the share of
-// the stage's throughput that the sample took. So the stage keeps the slack that the planner found
-// necessary.
+// Up: a traffic envelope holds the largest number of requests in any window of a given length. The
+// lengths double from the pipeline's service time to 60 s. If some rates of the envelope exceed
+// those of the sample, r_max is the largest of them. Each stage then gets k_m =
+// ⌈r_max·s_m/(μ_m·ρ_m)⌉ replicas. So each stage keeps the slack that the planner found necessary.
 //
-// Down: 15 s after the latest change, λ is the largest rate of windows of 5 s over 30 s, and k_m =
-// ⌈λ·s_m/(μ_m·ρ_p)⌉. ρ_p is the smallest ρ of the pipeline.
+// Down: 15 s after the latest change, each stage gets k_m = ⌈λ·s_m/(μ_m·ρ_p)⌉ replicas. λ is the
+// largest rate in any window of 5 s over the last 30 s. ρ_p is the smallest ρ of the pipeline.
 //
-// Up again: the tuner compares the load with the sample. The paper does not say what it compares
-// with after it has scaled down. By its text, a load within the sample's envelope would never scale
-// the provision up again. Here a stage with fewer replicas than planned gets what the rule for
-// scaling down asks for, at once, up to the planned count. That count is enough for loads within
-// the sample's envelope.
+// Up again: the paper does not say how counts rise again after scaling down. By its text, a load
+// within the sample's envelope never raises them. Here, a stage with fewer replicas than planned
+// gets the count of the rule for scaling down at once, up to the planned count. The planned count
+// is enough for loads within the sample's envelope.
 //
-// The envelope is plan.Demand's, over the last minute, at a pipeline's first stage. A burst stays
-// in it for a minute. Rates of 5 s are the Demand's, faded over 5 s, at their largest since the
-// window began. Each request visits each stage once (s_m = 1). Functions that are not in the plan
-// keep their counts. Build it with [NewInferLine].
+// The envelope is Demand.Envelope of a pipeline's first stage. It covers the last minute, so a
+// burst stays in it for a minute. The rate of a window of 5 s is the largest Demand.Rate in it,
+// which fades over 5 s. Each request visits each stage once (s_m = 1). Functions that are not in
+// the plan keep their counts. Build it with [NewInferLine].
 type InferLine struct{ cfg InferLineConfig }
 
 // NewInferLine returns an InferLine.

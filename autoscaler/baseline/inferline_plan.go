@@ -40,18 +40,21 @@ type InferLineProvision struct {
 }
 
 // PlanInferLine is InferLine's planner (Crankshaw et al., InferLine: Latency-Aware Provisioning and
-// Scaling for Prediction Serving Pipelines, SoCC'20). It returns the cheapest provision of a row of
-// stages that keeps a quantile of the sample's latencies within an objective. It estimates
-// latencies by simulation. Arrivals must ascend. limit is the number of devices; 0: no limit.
+// Scaling for Prediction Serving Pipelines, SoCC'20). It searches for the cheapest provision of a
+// row of stages that keeps a quantile of the sample's latencies within the objective slo. It
+// estimates latencies by simulation. arrivals is the sample, in ascending order. limit is the
+// number of devices; 0: no limit. It returns an error if an argument is out of range.
 //
-// It begins with one replica per stage and batches of one. It gives another replica to the stage
-// with the least throughput until the objective is met. Then it repeats the step that saves the
-// most devices within the objective, while there is one. A step takes one replica away. Or it
-// doubles a batch, and takes away as many replicas as that allows. There is one kind of hardware,
-// and no branch.
+// The search begins with one replica per stage and batches of one. It has two phases:
 //
-// If no provision meets the objective, the result has Feasible false and as many replicas as the
-// bounds allow.
+//  1. Until the objective is met, the stage with the least throughput gets another replica.
+//  2. While devices can be saved within the objective, the step that saves the most is taken. A
+//     step removes one replica of a stage. Or it doubles a stage's batch, and removes as many of
+//     the stage's replicas as the objective then allows.
+//
+// If no provision meets the objective, Feasible is false, and there are as many replicas as the
+// bounds allow. Unlike the paper's planner, this one knows only one kind of hardware, and no
+// branches.
 func PlanInferLine(stages []InferLineStage, arrivals []time.Duration, slo time.Duration, quantile float64, limit int) (InferLinePlan, error) {
 	out := InferLinePlan{Stages: map[string]InferLineProvision{}}
 	if len(stages) == 0 || len(arrivals) < 2 || arrivals[len(arrivals)-1] <= arrivals[0] || slo <= 0 || !(quantile > 0 && quantile < 1) {
@@ -173,9 +176,9 @@ func (p *planner) shrink() {
 	}
 }
 
-// estimate returns the quantile of the sample's latencies with a provision. It is the paper's
-// estimator, and computes one stage after another. Tasks go in order of arrival to the slot that is
-// free first. A batch takes as many waiting tasks as fit.
+// estimate returns the quantile of the sample's latencies with the given counts of replicas and
+// sizes of batches. Like the paper's estimator, it simulates one stage after another. Tasks go in
+// order of arrival to the slot that is free first. A batch takes as many waiting tasks as fit.
 func (p *planner) estimate(counts, sizes []int) time.Duration {
 	at := slices.Clone(p.arrivals)
 	done := make([]task, len(at))

@@ -7,9 +7,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// TestInferLineScalesUpAgain checks a load within the sample's envelope that returns after a calm.
-// It must get as many replicas as planned, and no more. The plan is for 4/s, with four replicas of
-// 5/s and ρ 0.2.
+// TestInferLineScalesUpAgain checks a load that falls and then rises again within the sample's
+// envelope. The stage must rise up to its planned replicas, and no further. The plan is for 4
+// requests per second, with four replicas that serve 5 per second each and ρ = 0.2.
 func TestInferLineScalesUpAgain(t *testing.T) {
 	p := InferLinePlan{Stages: map[string]InferLineProvision{"a": {Count: 4, Batch: 1, Throughput: 5, Ratio: 0.2}}, Service: time.Second, Rate: 4}
 	for range len(plan.Envelope{}) {
@@ -41,8 +41,9 @@ func TestInferLineScalesUpAgain(t *testing.T) {
 	}
 }
 
-// TestInferLineShortest checks that windows of fewer service times than Shortest do not count.
-func TestInferLineShortest(t *testing.T) {
+// TestInferLineIgnoresShorterWindows checks that windows of fewer service times than Shortest do
+// not count.
+func TestInferLineIgnoresShorterWindows(t *testing.T) {
 	p := InferLinePlan{Stages: map[string]InferLineProvision{"a": {Count: 2, Batch: 1, Throughput: 5, Ratio: 0.4}}, Service: time.Second, Rate: 4}
 	for range len(plan.Envelope{}) {
 		p.Envelope = append(p.Envelope, 8)

@@ -30,15 +30,16 @@ const (
 )
 
 // INFlessConfig has the settings that INFless leaves open. A zero field means its default.
+// [INFless] explains the symbols.
 //
 //	knob       default  searched       what it is
-//	Alpha      0.8      0.2 to 1       below this part of the way from R_min to R_max, instances go
-//	Load       1        0.5 to 1       the part of r_up that an instance gets; the paper: all
-//	Tail       0.99     0.5 to 0.99    the part of idle times that keep-alive covers
+//	Alpha      0.8      0.2 to 1       instances lose their load below R_min + Alpha·(R_max − R_min)
+//	Load       1        0.5 to 1       part of r_up that an instance gets; in the paper: all
+//	Tail       0.99     0.5 to 0.99    quantile of idle times that keep-alive covers
 //	KeepAlive  1 min    5 s to 5 min   keep-alive while fewer than five idle times are known
 //
-// Gamma is the weight of the long-term histogram. In scenarios of minutes both histograms have the
-// same times, so Gamma changes nothing.
+// Gamma is the weight of the long-term histogram. It changes nothing in scenarios of minutes,
+// because both histograms then hold the same times.
 type INFlessConfig struct {
 	Alpha, Gamma, Tail, Load float64
 	KeepAlive                time.Duration
@@ -46,31 +47,40 @@ type INFlessConfig struct {
 
 // INFless is a plan.Allocator after INFless (Yang et al., INFless: A Native Serverless System for
 // Low-Latency, High-Throughput Inference, ASPLOS'22; github.com/TankLabTJU/INFless). It scales each
-// function by itself; in the paper, a function is a whole model.
+// function by itself. In the paper, a function is a whole model.
 //
-// Batches: t_slo is the objective. A batch of b takes t_exec(b) and needs t_wait + t_exec ≤ t_slo.
-// The next batch fills while it runs, so t_exec ≤ t_slo/2. A batch of one does not wait to fill,
-// and needs t_exec ≤ t_slo. An instance then serves up to r_up = b/t_exec requests per second. It
-// needs at least r_low = b/(t_slo − t_exec), because otherwise a batch's first request would wait
-// too long for its last.
+// Batches: t_slo is the function's objective, and t_exec is the time of a batch of b requests. The
+// wait and the batch must fit: t_wait + t_exec ≤ t_slo. A batch fills while the previous one runs,
+// so t_exec ≤ t_slo/2. A batch of one does not wait to fill, and needs only t_exec ≤ t_slo. An
+// instance serves up to r_up = b/t_exec requests per second. At a rate below r_low = b/(t_slo −
+// t_exec), the first request of a batch would wait too long for the last one.
 //
-// Instances: R_max and R_min are the sums of r_up and r_low over instances. R is the rate of
-// arrivals, in the paper and here. If R is above R_max, enough instances for R − R_max are added.
-// If R is below R_min + α(R_max − R_min), as in the authors' code, only as many instances as R
-// needs get load, and the others are idle. R does not include what waits. So if Load is 1, a line
-// drains only by what rounding up adds.
+// Instances: R is the rate of arrivals. R_max and R_min are the sums of r_up and r_low over the
+// instances that get load.
 //
-// Idle instances (LSTH): an idle instance is let go, started again after a pre-warm window, and
-// kept until a keep-alive window ends. The pre-warm window is the head of the function's idle
-// times, the 5th percentile, and the keep-alive window is their tail. Each is a weighted mean of a
-// long-term histogram, with weight γ, and a short-term one, with weight 1 − γ.
+//   - If R is above R_max, enough instances for R − R_max are added.
+//   - If R is below R_min + α(R_max − R_min), as in the authors' code, only as many instances as R
+//     needs get load. The others are idle.
 //
-// Differences: all replicas of a function have the same batch here. So the choice among non-uniform
-// ⟨batch, CPU, GPU⟩ becomes the choice of the batch with the most throughput, with the declared CPU
-// and GPU. No batch waits to fill. So r_low excludes no batch, and is 0 for a batch of one.
-// Histograms have faded counts, and bins that double from one second. The paper has bins of a
-// minute, which show nothing in a load of minutes. Both changes let instances go sooner. Times come
-// from the profile, or from measurements if there is none. Build it with [NewINFless].
+// R does not include waiting tasks. So if Load is 1, only the capacity that rounding up adds can
+// drain a line.
+//
+// Idle instances (the paper's LSTH): an idle instance ends, starts again after a pre-warm window,
+// and stays until a keep-alive window ends. The pre-warm window is the 5th percentile of the
+// function's idle times, and the keep-alive window is their Tail quantile. Each window is a
+// weighted mean of two histograms: the long-term one has weight γ, and the short-term one has
+// weight 1 − γ.
+//
+// Differences:
+//
+//   - The paper chooses among ⟨batch, CPU, GPU⟩ per instance. Here all replicas of a function have
+//     the same batch, with the declared CPU and GPU. It is the batch with the most throughput.
+//   - No batch waits to fill. So r_low excludes no batch, and is 0 for a batch of one.
+//   - Histograms have counts that fade, and bins that double from one second. The paper has bins of
+//     a minute, which show nothing in a load of minutes. Both changes end idle instances sooner.
+//   - Times come from the profile, or from measurements if there is none.
+//
+// Build it with [NewINFless].
 type INFless struct{ cfg INFlessConfig }
 
 // NewINFless returns an INFless.
@@ -199,8 +209,7 @@ func (p INFless) windows(past *INFlessPast) (head, tail time.Duration) {
 	return time.Duration(long*headLong + short*headShort), time.Duration(long*tailLong + short*tailShort)
 }
 
-// turn gives the load to another number of instances. Instances that get load again were idle until
-// now.
+// turn moves the load to need instances. Instances that get load again were idle until now.
 func (p INFlessPast) turn(need int, now time.Time) INFlessPast {
 	next := INFlessPast{At: now, Count: need, Short: p.Short.faded(now.Sub(p.At), inflessShort), Long: p.Long.faded(now.Sub(p.At), inflessLong)}
 	again := min(max(need-p.Count, 0), len(p.Idle))

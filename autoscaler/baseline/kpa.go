@@ -42,18 +42,24 @@ type KPAConfig struct {
 //
 //	desired = ceil(average concurrency / (concurrency a replica can take · target utilisation))
 //
-// over a stable window and over a panic window. If the panic window asks for twice the ready
-// replicas, it panics: counts follow the larger of the two results and never fall. Panic ends when
-// the panic window has not asked for that during a stable window. A decision never goes below half
-// of the ready replicas.
+// twice: over a stable window and over a shorter panic window. By default, panic begins when the
+// result of the panic window is at least twice the ready replicas. In panic, counts follow the
+// larger result and never fall. Panic ends after a whole stable window without such a result. A
+// decision never goes below half of the ready replicas.
 //
 // Concurrency is the number of tasks that wait or run. A replica can take its slots times its
-// batch. Concurrency is measured at each decision, and is assumed to change evenly in between;
-// Knative's proxies report the average of each second. The line of a stage is in one place, as in
-// Knative while its activator is in the path. Tasks that wait for a function without replicas are
-// seen at once, as by the activator. A function that may sleep does so after a stable window
-// without tasks, or after its own ZeroAge, if that is longer. scale-down-delay is 0 and
-// initial-scale 1, the defaults. Build it with [NewKPA].
+// batch. Differences from Knative:
+//
+//   - Concurrency is measured at each decision, and is assumed to change linearly in between.
+//     Knative's proxies report the average of each second.
+//   - All waiting tasks of a stage are in one line, as in Knative while its activator is in the
+//     path. If a task waits for a function without replicas, KPA decides at once, as Knative does
+//     through its activator.
+//   - A function that may sleep does so after a stable window without tasks, or after its own
+//     ZeroAge if that is longer.
+//   - scale-down-delay is 0 and initial-scale is 1, Knative's defaults.
+//
+// Build it with [NewKPA].
 type KPA struct{ cfg KPAConfig }
 
 // NewKPA returns a KPA.

@@ -14,9 +14,9 @@ func TestKPAIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewKPA(KPAConfig{}))
 }
 
-// TestKPAScales has the examples of Knative's own tests (pkg/autoscaler/scaling, TestAutoscaler…).
-// The maximal rate is 10 both ways unless an example says otherwise. Times are seconds since the
-// first decision.
+// TestKPAScales runs the examples of Knative's own tests (pkg/autoscaler/scaling, TestAutoscaler…).
+// A count may rise and fall tenfold per decision, unless an example sets other rates. Times are in
+// seconds since the first decision.
 func TestKPAScales(t *testing.T) {
 	type step struct {
 		at, stable, panicked float64
@@ -54,8 +54,8 @@ func TestKPAScales(t *testing.T) {
 	}
 }
 
-// TestKPAWindows compares averages over windows with the whole history.
-func TestKPAWindows(t *testing.T) {
+// TestKPAAveragesOverWindows compares averages over windows with averages from the whole history.
+func TestKPAAveragesOverWindows(t *testing.T) {
 	k := NewKPA(KPAConfig{Panic: 0.125})
 	if w := k.cfg.panicWindow(); w != 8*time.Second { // 7.5 rounded
 		t.Errorf("panic window of %v", w)
@@ -95,9 +95,9 @@ func TestKPAWindows(t *testing.T) {
 	}
 }
 
-// TestKPASleeps checks that a function that may sleep does so after a stable window without tasks,
-// and wakes at once.
-func TestKPASleeps(t *testing.T) {
+// TestKPASleepsAfterAStableWindow checks that a function that may sleep does so after a stable
+// window without tasks, and wakes at once.
+func TestKPASleepsAfterAStableWindow(t *testing.T) {
 	k, m := NewKPA(KPAConfig{}), KPAMemory{}
 	f := plan.Function{Name: "f", Revision: 1, Zero: true, Max: 10}
 	at := func(seconds float64, waiting int) int {
@@ -137,8 +137,9 @@ func TestKPASleeps(t *testing.T) {
 	}
 }
 
-// TestKPAStartsInPanic checks that the present count stays until enough is known.
-func TestKPAStartsInPanic(t *testing.T) {
+// TestKPAKeepsTheCountUntilItKnowsEnough checks that KPA starts in panic, so that the present count
+// stays until enough is known.
+func TestKPAKeepsTheCountUntilItKnowsEnough(t *testing.T) {
 	for there, want := range map[int]int{1: 1, 6: 6} {
 		k, m := NewKPA(KPAConfig{}), KPAMemory(nil)
 		f := plan.Function{Name: "f", Revision: 1, Min: 1, Max: 10, Replicas: copies(there, plan.Ready)}

@@ -35,28 +35,35 @@ type OracleStage struct {
 
 // Oracle is a plan.Allocator that knows the run: when every request will come, and how long
 // services and starts take on average. Before the run, it plans how many replicas each stage has at
-// each instant. It keeps the wait of each request within a bound, for as little replica time as it
-// finds: see [NewOracle]. It is a reference, not an opponent: it shows what better knowledge of the
-// load could be worth.
+// each instant. The plan keeps the wait of each request within a bound, with little replica time:
+// see [NewOracle]. Oracle is a reference that shows what better knowledge of the load could be
+// worth.
 //
-// It is not a bound. It is good for two reasons. Its replicas are ready when their request comes,
-// because it orders them one start ahead, which needs knowledge of the future. And it lets a burst
-// through one stage no faster than the other stages will serve it. But it has limits:
+// It has two advantages:
+//
+//   - Its replicas are ready when their requests come, because it orders them one start ahead.
+//   - It lets a burst through one stage no faster than the other stages will serve it.
+//
+// But a better allocator may exist, because Oracle has limits:
 //
 //   - It packs requests greedily, first fit, one stage after another. Cheaper plans may exist.
-//   - It bounds the wait of each request. A plan in which some requests wait longer and many wait
-//     less may have a better mean for the same time.
-//   - It knows the means of service times, not single ones. It does not look at the lines that
-//     these cause: it never reacts.
-//   - It plans for the whole cluster. It does not know that a sharer may take some of it away, or
+//   - It bounds the wait of each request. If a few requests waited longer, the mean latency might
+//     be shorter for the same replica time.
+//   - It knows only the means of service times. It never reacts to the lines that longer services
+//     cause.
+//   - It plans for the whole cluster. It does not know that a sharer may take replicas away, or
 //     that replicas die.
-//   - A start takes the configured time on every node.
+//   - It assumes that a start takes the configured time on every node.
 //
-// So it has to be tuned like the others. If a load changes and stays, it is far ahead of an
-// allocator that has to see the change first. If bursts are shorter than a start, foresight alone
-// is worth less than a Floor. With eight stages of 500 ms, starts of 4.5 s and gaps of CV 4, it had
-// a mean latency of 7.47 s for 23 replicas without a Floor. [Static] had 6.71 s for 24, and the
-// Oracle with a Floor of 3 had 6.33 s for 25.
+// So its knobs, Wait and Floor, must be tuned like those of other allocators. If a load changes and
+// stays, Oracle is far better than an allocator that has to see the change first. If bursts are
+// shorter than a start, a Floor is worth more than foresight alone. An example has eight stages of
+// 500 ms, starts of 4.5 s, and gaps between requests with a CV of 4:
+//
+//	allocator               replicas  mean latency
+//	Oracle without a Floor  23        7.47 s
+//	Static                  24        6.71 s
+//	Oracle, Floor 3         25        6.33 s
 type Oracle struct {
 	stages map[string]stretches
 }
@@ -81,18 +88,18 @@ func (z stretches) next(t, tick time.Duration) time.Duration {
 	return (event + tick - 1) / tick * tick
 }
 
-// NewOracle makes the plan.
+// NewOracle makes the plan, one stage after another. It returns an error if cfg is out of range.
 //
-// It plans one stage after another. It gives requests, in order of arrival, to servers (slots). A
-// request gets the first server that can begin it in time, so that its total wait is at most Wait.
-// So the first servers are always busy, and the last ones only at the height of a burst.
+// Requests go to servers (slots) in order of arrival. Each request takes the first server that can
+// begin it in time, so that its total wait is at most Wait. So the first servers are always busy,
+// and the last ones only at the height of a burst.
 //
-// A replica is kept from one request to the next if the gap is shorter than a start and a tick.
-// Otherwise it ends, and is ordered again a start and a tick before it is needed.
+// If the gap between two requests of a replica is at most a start and a tick, the replica is kept.
+// Otherwise it ends, and is ordered again a start and a tick before the next request.
 //
-// Requests reach the next stage as from a queue with the planned replicas, first come first served.
-// If all services are equal, its k-th start is no later than in any other schedule, so no request
-// in a batch of one is late.
+// Requests reach the next stage as from a first-come-first-served queue with the planned replicas.
+// If all services take the same time and batches have one request, no request is late: this queue's
+// k-th start is no later than in any other schedule.
 func NewOracle(cfg OracleConfig) (Oracle, error) {
 	cfg.Tick = cmp.Or(cfg.Tick, time.Second)
 	if err := cfg.check(); err != nil {
@@ -232,8 +239,8 @@ func join(spans []span, s span, gap time.Duration) []span {
 	return append(spans, s)
 }
 
-// pass sets when requests arrive at the next stage, and when they are due there. They leave a queue
-// whose replicas change at each tick.
+// pass sets when each request arrives at the next stage, and when it is due there. The requests
+// leave a queue whose replicas change at each tick.
 func (st *OracleStage) pass(requests []visit, wanted stretches, tick time.Duration) {
 	have := max(wanted.at(0), 1)
 	free := make(times, have*st.Slots) // when each server is free

@@ -46,8 +46,9 @@ func TestOracleIsAnAllocator(t *testing.T) {
 	plantest.Run(t, o)
 }
 
-// TestOraclePlans has plans that can be made by hand: how many replicas are wanted in each second.
-func TestOraclePlans(t *testing.T) {
+// TestOraclePlansCountsPerSecond checks plans that were made by hand: how many replicas are wanted
+// in each second.
+func TestOraclePlansCountsPerSecond(t *testing.T) {
 	for name, tc := range map[string]struct {
 		arrivals []time.Duration
 		wait     float64
@@ -115,9 +116,9 @@ func TestOraclePlansKeepRequestsInTime(t *testing.T) {
 	}
 }
 
-// TestOraclePacks checks servers that exist all the time. First fit may take at most two more than
-// the fewest with which a queue is in time.
-func TestOraclePacks(t *testing.T) {
+// TestOraclePacksNearlyOptimally checks servers that exist all the time. First fit may need at most
+// two servers more than the fewest that keep all requests in time.
+func TestOraclePacksNearlyOptimally(t *testing.T) {
 	for seed := range uint64(20) {
 		rng := rand.New(rand.NewPCG(seed, 0))
 		var requests []visit
@@ -145,8 +146,9 @@ func TestOraclePacks(t *testing.T) {
 	}
 }
 
-// TestOracleBatches checks that a request that may wait joins a batch if that needs fewer servers.
-func TestOracleBatches(t *testing.T) {
+// TestOracleFillsBatchesToSaveServers checks that a request that may wait joins a batch if that
+// needs fewer servers.
+func TestOracleFillsBatchesToSaveServers(t *testing.T) {
 	st := OracleStage{Function: "a", Service: time.Second, Batch: 4, BatchCost: 0.1}
 	// nine at once: each alone; on two servers, one and then four; on one server, one, four, four
 	for wait, want := range map[float64]int{0: 9, 1: 2, 2.5: 1} {
@@ -171,9 +173,9 @@ func TestOracleBatches(t *testing.T) {
 	}
 }
 
-// TestOracleMost checks that with a bound, the other requests wait for the server that is free
-// first.
-func TestOracleMost(t *testing.T) {
+// TestOracleKeepsToTheMostReplicas checks a stage with a largest number of replicas. Requests
+// beyond their capacity wait for the server that is free first.
+func TestOracleKeepsToTheMostReplicas(t *testing.T) {
 	st := OracleStage{Function: "a", Service: time.Second, Most: 3}
 	o, err := NewOracle(OracleConfig{Arrivals: slices.Repeat(sec(1), 10), Stages: []OracleStage{st}})
 	if err != nil {
@@ -186,7 +188,7 @@ func TestOracleMost(t *testing.T) {
 	}
 }
 
-func TestOracleErrors(t *testing.T) {
+func TestNewOracleRefusesInvalidConfigs(t *testing.T) {
 	for name, cfg := range map[string]OracleConfig{
 		"unsorted":   {Arrivals: sec(2, 1)},
 		"before":     {Arrivals: sec(-1, 1)},
@@ -201,8 +203,8 @@ func TestOracleErrors(t *testing.T) {
 	}
 }
 
-// TestTimes checks that the earliest time comes out first.
-func TestTimes(t *testing.T) {
+// TestTimesPopsTheEarliestFirst checks that the earliest time comes out first.
+func TestTimesPopsTheEarliestFirst(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 0))
 	var h times
 	var all []time.Duration

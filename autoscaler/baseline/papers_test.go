@@ -165,9 +165,9 @@ func between(from, to int, low, high float64) func(int) float64 {
 	}
 }
 
-// TestPapersSeries compares the decisions of the papers' policies, second by second, with golden
-// files.
-func TestPapersSeries(t *testing.T) {
+// TestPapersMatchGoldenSeries compares the decisions of the papers' policies, second by second,
+// with golden files.
+func TestPapersMatchGoldenSeries(t *testing.T) {
 	row := []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 100 * time.Millisecond}
 	for name, x := range map[string]struct {
 		about string
@@ -202,9 +202,9 @@ func TestPapersSeries(t *testing.T) {
 	}
 }
 
-// TestBatchTime reads profiles and measurements. It interpolates between sizes. Beyond them, the
-// time per call stays the same.
-func TestBatchTime(t *testing.T) {
+// TestBatchTimeInterpolatesBetweenSizes checks times from profiles and from measurements. Beyond
+// the measured sizes, the time per call stays the same.
+func TestBatchTimeInterpolatesBetweenSizes(t *testing.T) {
 	at := func(cpu, batch, ms int) plan.Point {
 		return plan.Point{CPUMilli: cpu, Batch: batch, Mean: time.Duration(ms) * time.Millisecond}
 	}
@@ -232,8 +232,9 @@ func TestBatchTime(t *testing.T) {
 	}
 }
 
-// TestINFlessBatches is computed by hand: batches take 100, 120, 150 and 190 ms, in two slots.
-func TestINFlessBatches(t *testing.T) {
+// TestINFlessChoosesTheBatchWithTheMostThroughput checks results that were computed by hand.
+// Batches take 100, 120, 150 and 190 ms, in two slots.
+func TestINFlessChoosesTheBatchWithTheMostThroughput(t *testing.T) {
 	f := plan.Function{Name: "f", Batch: 4, Slots: 2}
 	for i, ms := range []int{100, 120, 150, 190} {
 		f.Profile = append(f.Profile, plan.Point{CPUMilli: 1000, Batch: i + 1, Mean: time.Duration(ms) * time.Millisecond})
@@ -257,9 +258,9 @@ func TestINFlessBatches(t *testing.T) {
 	}
 }
 
-// TestINFlessScales is computed by hand: r_up 10/s, r_low 0. With an α of 0.8, instances are let go
-// below 80 % of their capacity.
-func TestINFlessScales(t *testing.T) {
+// TestINFlessScalesByRate checks counts that were computed by hand: r_up is 10/s and r_low is 0.
+// With an α of 0.8, instances lose their load below 80 % of their capacity.
+func TestINFlessScalesByRate(t *testing.T) {
 	p := NewINFless(INFlessConfig{})
 	m := INFlessMemory{}
 	for i, tc := range []struct {
@@ -313,9 +314,10 @@ func TestINFlessKeepsWithinAlpha(t *testing.T) {
 	}
 }
 
-// TestINFlessWindows has nine idle times of 3 s, in the bin from 2 to 4 s, and one of 100 s, in the
-// bin up to 128 s. The head must be the start of the first bin, and the tail the end of the second.
-func TestINFlessWindows(t *testing.T) {
+// TestINFlessWindowsAreQuantilesOfIdleTimes has nine idle times of 3 s, in the bin from 2 to 4 s,
+// and one of 100 s, in the bin up to 128 s. The head must be the start of the first bin, and the
+// tail the end of the second.
+func TestINFlessWindowsAreQuantilesOfIdleTimes(t *testing.T) {
 	p := NewINFless(INFlessConfig{})
 	var past INFlessPast
 	for range 4 {
@@ -344,10 +346,10 @@ func TestINFlessWindows(t *testing.T) {
 	}
 }
 
-// TestInferLinePlans is computed by hand. Three requests come at once, each second. The stages take
-// 100 and 200 ms, with one slot each. With one replica each, the third request ends after 700 ms.
-// The slower stage has less throughput. With two replicas of it, the third request ends after 500
-// ms. Then the other stage gets one, and so on.
+// TestInferLinePlans checks plans that were computed by hand. Three requests come at once, each
+// second. Stage a takes 100 ms and stage b 200 ms, with one slot each. With one replica each, the
+// third request ends after 700 ms. Stage b has less throughput, so it gets a second replica first.
+// Then the third request ends after 500 ms. Next, stage a gets one, and so on.
 func TestInferLinePlans(t *testing.T) {
 	var arrivals []time.Duration
 	for i := range 300 {
@@ -397,8 +399,8 @@ func TestInferLinePlans(t *testing.T) {
 	}
 }
 
-// TestInferLineTunes is computed by hand. The plan is for 4/s, with two replicas of 5/s and ρ 0.4.
-// The envelope allows 8/s within 1 s and 4/s within 64 s.
+// TestInferLineTunes checks counts that were computed by hand. The plan is for 4/s, with two
+// replicas of 5/s and ρ 0.4. The envelope allows 8/s within 1 s and 4/s within 64 s.
 func TestInferLineTunes(t *testing.T) {
 	p := InferLinePlan{Stages: map[string]InferLineProvision{
 		"a": {Count: 2, Batch: 1, Throughput: 5, Ratio: 0.4}, "b": {Count: 4, Batch: 1, Throughput: 5, Ratio: 0.2},
@@ -441,8 +443,8 @@ func TestInferLineTunes(t *testing.T) {
 	}
 }
 
-// TestCocktailForecasts is computed by hand: samples of 10, 20 and 20/s, one per minute, with
-// weights of 0.5 and 0.1.
+// TestCocktailForecasts checks forecasts that were computed by hand: samples of 10, 20 and 20/s,
+// one per minute, with weights of 0.5 and 0.1.
 func TestCocktailForecasts(t *testing.T) {
 	c := NewCocktail(CocktailConfig{Keep: 1})
 	m := CocktailMemory{}
@@ -485,8 +487,8 @@ func TestCocktailForecasts(t *testing.T) {
 	}
 }
 
-// TestCocktailReacts checks waits above the time left. Enough replicas for the arrivals and the
-// line are added, and none for the next five seconds.
+// TestCocktailReacts checks waits that are longer than the objective allows. The count must rise to
+// enough replicas for the arrivals and the line, and must not rise again in the next five seconds.
 func TestCocktailReacts(t *testing.T) {
 	c := NewCocktail(CocktailConfig{})
 	m := CocktailMemory{}

@@ -7,9 +7,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
 )
 
-// TestSeries compares the decisions of the clusters' autoscalers and the oracle, second by second,
-// with golden files.
-func TestSeries(t *testing.T) {
+// TestClustersMatchGoldenSeries compares the decisions of the clusters' autoscalers and the oracle,
+// second by second, with golden files.
+func TestClustersMatchGoldenSeries(t *testing.T) {
 	row := []time.Duration{100 * time.Millisecond, 200 * time.Millisecond, 100 * time.Millisecond}
 	for name, x := range map[string]struct {
 		about string

@@ -8,12 +8,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Proportional is a plan.Sharer. If more replicas are asked for than the budget has, every function
-// gets the same part of what it asks for beyond its minimum. What rounding leaves goes to the
-// functions that lose the most by it, in order among equals.
+// Proportional is a plan.Sharer. If functions ask for more replicas than the budget has, each
+// function gets its minimum, at least one replica, and the same part of what it asks for beyond
+// that. Parts are rounded down. The replicas that are then left go to the functions that lost the
+// most by rounding, in order among equals.
 //
-// The papers' systems run in a cloud, and do not say which function gets less. In proportion, a
-// pipeline keeps the balance between stages that its policy wants.
+// The papers' systems run in a cloud, and do not say which function gets less. Equal parts keep the
+// balance between the stages of a pipeline that its policy wants.
 type Proportional struct{}
 
 // Share implements plan.Sharer.

@@ -8,9 +8,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// TestProportional is computed by hand: everybody gets the same part of what is asked for beyond
-// one each.
-func TestProportional(t *testing.T) {
+// TestProportionalGivesEqualParts checks counts that were computed by hand. Each function gets the
+// same part of what it asks for beyond one replica.
+func TestProportionalGivesEqualParts(t *testing.T) {
 	for _, tc := range []struct {
 		about             string
 		budget            int

@@ -11,9 +11,9 @@ import (
 // Static is a plan.Allocator that gives each stage a fixed count. That is how serverful systems
 // provision for a peak that is known beforehand. QUART argues against it (ICDCS'24, §2.2).
 type Static struct {
-	// Level is the number of replicas per stage, on average over the domain. If it is not whole, for
-	// example 3.5, the first stages have one more, so that every budget can be spent. 0: each stage's
-	// minimum.
+	// Level is the mean number of replicas per stage in a domain. If Level is not whole, for example
+	// 3.5, the first stages have one replica more than the others, so that every budget can be spent.
+	// 0: each stage's minimum.
 	Level float64
 }
 
@@ -31,7 +31,7 @@ func (z Static) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc
 	return out, m, err
 }
 
-// level splits a level of replicas per stage: each of n stages has each replicas, and the first
+// level splits v replicas per stage among n stages. Each stage has each replicas, and the first
 // more stages have one extra.
 func level(v float64, n int) (each, more int) {
 	if !(v > 0) {

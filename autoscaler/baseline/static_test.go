@@ -11,9 +11,9 @@ import (
 
 func TestStaticIsAnAllocator(t *testing.T) { plantest.Run(t, Static{Level: 2.6}) }
 
-// TestStaticLevels checks that the extra replicas of a fractional level go to the first stages in
-// the pipeline's order.
-func TestStaticLevels(t *testing.T) {
+// TestStaticGivesExtraReplicasToTheFirstStages checks a fractional level. Its extra replicas go to
+// the first stages in the pipeline's order.
+func TestStaticGivesExtraReplicasToTheFirstStages(t *testing.T) {
 	s := plan.Snapshot{Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"d", "gone", "b", "a"}}, {Name: "q", Stages: []string{"a", "e"}}}}
 	for _, name := range []string{"a", "b", "c", "d", "e"} {
 		s.Functions = append(s.Functions, plan.Function{Name: name, Min: 1, Max: 6})

@@ -7,23 +7,28 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// fewest is for how many further replicas of a function its parameters are kept at least, if memory
-// is plentiful. A burst asks for several at once.
+// fewest is the smallest number of further replicas for which a function's parameters are kept, if
+// memory is plentiful. A burst asks for several replicas at once.
 const fewest = 4
 
-// ahead adds nodes on which a function's parameters are kept ahead of need, beside those of its
-// replicas. So its next replicas fork there, or start in a parked child. It plans for as many
-// further replicas as the function has, or as it may still get. [cluster.next] chooses the nodes.
-// Room that the next replicas of one function will use is not counted for others, so that all can
-// grow at once.
+// ahead extends the list l by nodes that keep a function's parameters for its later replicas. These
+// replicas then fork there, or start in a parked child. ahead plans for as many further replicas as
+// the function has now, up to its maximum. [function.next] chooses the nodes. ahead reserves room
+// for the further replicas, so that all functions can grow at once.
 //
-// Key stages of the corrector go first. Then come all functions with a replica, on nodes with
-// plenty of memory, for [fewest] replicas at least. Parameters are loaded only if they and a
-// replica fit below the threshold, so that nothing is evicted for them. If memory becomes short,
-// they are ordinary zygotes again. A node that is reading parameters from its disk gets no more to
-// read, because a replica may be waiting for them.
+// The functions are taken in this order:
 //
-// Functions take turns, so that no function gets all of its copies before another has one.
+//  1. the corrector's key stages
+//  2. all functions that have replicas and gain from such starts, for at least [fewest] further
+//     replicas, on nodes with plenty of memory
+//
+// In both groups, functions take turns, so that no function gets all of its copies before another
+// has one. Loading disturbs nothing else:
+//
+//   - Parameters are loaded only if they and a replica fit below the threshold, so nothing is
+//     evicted for them. If memory becomes short, they are evicted like any zygote.
+//   - A node that is reading parameters from its disk gets no more to read, because a replica may
+//     be waiting for them.
 func (c *cluster) ahead(wants []plan.Want, l *list) {
 	quiet := c.settle()
 	for _, key := range []bool{true, false} {
@@ -64,8 +69,8 @@ func (c *cluster) settle() (quiet []*node) {
 	return quiet
 }
 
-// growing returns the functions whose parameters are kept ahead: the corrector's key stages, or
-// all.
+// growing returns the functions whose parameters are kept ahead: the corrector's key stages if key
+// is true, else all functions that gain from it. It sets more for each of them.
 func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
 	for _, w := range wants {
 		f, ok := c.function(w.Function)
@@ -84,17 +89,17 @@ func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
 }
 
 // gains reports whether a start from parameters in memory saves f more time than a call takes. It
-// is false if that is unknown.
+// is true if that is unknown, and false if f's replicas fail to start.
 func (f *function) gains() bool {
 	saved, known := saving(f.Function)
 	return f.Failing.Count == 0 && (!known || saved > f.Service.Mean)
 }
 
-// next returns the node for a further replica of f, or nil. It is the node that [Dispersed] would
-// choose if every node with plenty of memory had f's parameters, because the plan loads them there.
-// But f grows on the only node of all its replicas only if it cannot grow elsewhere, so that it has
-// two nodes. If memory is short, a key stage's parameters are loaded if no node that has them has
-// room.
+// next returns the node for a further replica of f, or nil. quiet has the nodes that may load
+// parameters. next assumes that every quiet node with plenty of memory has f's parameters, because
+// the plan can load them there, and chooses as [Dispersed] would. A node that already runs all
+// replicas of f comes last, so that f gets a second node. If no node with the parameters has room
+// and key is true, next returns any quiet node where the parameters and a replica fit.
 func (f *function) next(quiet []*node, key bool) *node {
 	has := first(f, f.homes, func(n *node) bool { return !n.hasAll(f) && n.hasRoomWhereLoaded(f) })
 	given := first(f, quiet, func(n *node) bool { return (has == nil || n.load < has.load) && n.takes(f) && n.calm(f) })
@@ -121,8 +126,8 @@ func first(f *function, nodes []*node, may func(*node) bool) (most *node) {
 	return most
 }
 
-// hasRoomWhereLoaded reports whether a replica of f has room where its parameters are. For a copy
-// that no replica of f uses, nothing is evicted.
+// hasRoomWhereLoaded reports whether n, which has f's parameters, has room for a replica of f. If
+// the plan does not keep the parameters warm yet, the replica must fit without evictions.
 func (n *node) hasRoomWhereLoaded(f *function) bool {
 	return n.fits(f) && (n.of[f.i].listed || n.hasRoomToLoad(f))
 }

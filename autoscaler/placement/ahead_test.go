@@ -9,10 +9,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// TestParametersAreLoadedWhereReplicasGoNext checks clusters with plenty of memory. All functions
-// must find their parameters for as many further replicas as they have, and for four at least,
-// loaded where the placer puts the replicas. Until then, no node may load two at a time. At the
-// end, no node may load anything.
+// TestParametersAreLoadedWhereReplicasGoNext checks clusters with plenty of memory. Each function's
+// parameters must be loaded on the nodes where the placer puts its further replicas: as many as it
+// has now, and at least four. No node may load two functions' parameters at a time. In the end, no
+// node may load any more.
 func TestParametersAreLoadedWhereReplicasGoNext(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -53,8 +53,8 @@ func TestParametersAreLoadedWhereReplicasGoNext(t *testing.T) {
 	}
 }
 
-// plentiful is a cluster with memory for everything on each of its nodes, on which functions run
-// that have a device to themselves.
+// plentiful returns a cluster whose nodes have memory for all functions. Each replica has a device
+// for itself.
 func plentiful(rng *rand.Rand) (s plan.Snapshot, wants []plan.Want) {
 	s.At = t0
 	for i := range 3 + rng.IntN(10) {
@@ -116,8 +116,8 @@ func load(t *testing.T, s *plan.Snapshot, wants []plan.Want) (any bool) {
 	return any
 }
 
-// BenchmarkWarm is of functions with four replicas each, which are loaded on twice as many of fifty
-// nodes.
+// BenchmarkWarm measures a cluster of fifty nodes. Each function has four replicas, and its
+// parameters are loaded on twice as many nodes.
 func BenchmarkWarm(b *testing.B) {
 	for _, functions := range []int{10, 100, 1000} {
 		b.Run(fmt.Sprintf("functions=%d", functions), func(b *testing.B) {

@@ -9,28 +9,28 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Dispersed is a plan.Placer (QUART, section 6, figure 5, and section 6.2). Urgent replicas of key
-// stages start where their parameters are. Other replicas of key stages are spread over the nodes,
-// so that each node keeps room for one of them to grow. All other replicas are packed. Existing
-// replicas stay where they are. Within memory, processors and devices, Dispersed minimizes the sum
-// over the nodes of the squared number of key stages' replicas. Ties go to a node that has the
-// function's parameters.
+// Dispersed is a plan.Placer after QUART, section 6, figure 5, and section 6.2. It spreads the
+// replicas of key stages over the nodes, so that each node keeps room for one of them to grow. It
+// packs all other replicas. Existing replicas stay where they are.
+//
+// Key stages go first in each round, beginning with those that fit on the fewest nodes. A new
+// replica goes to the node with room that has the fewest replicas of key stages. Ties go to a node
+// that has the function's parameters. At the end, new replicas move to nodes with fewer replicas of
+// key stages. Each move reduces the sum, over the nodes, of the squared number of these replicas.
+//
+// If a key stage grows while tasks wait or run, its next replica is urgent. It goes to a node that
+// has its parameters, else to a node that is loading them, else to any other. Ties go to a node
+// that does not already run every replica of the function, so that losing one node never takes the
+// whole function down. After that, the rules for other replicas of key stages decide. [KeyStages]
+// loads parameters where Dispersed would place replicas, so the two rules rarely conflict.
+//
+// Any replica of another function goes where its function has the fewest, as with [Spread], because
+// a lost node should not take all of a function. Ties go to a node that has its parameters, then to
+// the fullest node with room.
 //
 // QUART's Eq. 8 to 10 use gradient descent on KL(P, uniform) instead. Its minimum is simply P =
-// uniform, the unconstrained descent leaves the simplex (towards 1/e of it), and it knows no
-// capacity. [KL] returns that divergence for a finished placement.
-//
-// If a key stage grows while tasks wait or run, its replica goes to a node in this order: with its
-// parameters, with its parameters being loaded, any other. Ties go to a node that does not already
-// run every replica of the function, so that losing one node never takes the whole function down.
-// Then the even distribution decides, as it does for replicas that are not urgent. [KeyStages]
-// loads parameters where Dispersed would place replicas, so the two rarely conflict.
-//
-// New replicas of key stages go first in each round, beginning with those that fit on the fewest
-// nodes. Each goes to the node with the fewest replicas of key stages. Afterwards, new ones move
-// while that makes the sum smaller. Any other replica goes where its function has the fewest, as
-// with [Spread], because a lost node should not take all of a function. Among such nodes, it goes
-// to one that has its parameters, else to the fullest one with room.
+// uniform. Without constraints, the descent leaves the simplex (towards 1/e of it), and it ignores
+// capacity. [KL] returns this divergence for a finished placement.
 type Dispersed struct{}
 
 // Place implements plan.Placer.
@@ -97,11 +97,14 @@ func warmer(f *function, x, y *node) int {
 // would take all of f.
 func (n *node) hasAll(f *function) bool { return f.replicas > 0 && n.of[f.i].replicas == f.replicas }
 
-// pressing reports whether f's next replica should start where its parameters are. has is the
-// number of replicas that f has. That is so if there are tasks, and if such a start saves more time
-// than one task takes or the saving is unknown. At the start of a step no task waits yet, so
-// running tasks count. Up to its minimum, a function's replicas stay apart, because that is the
-// purpose of a minimum of two.
+// pressing reports whether f's next replica is urgent, so that it should start where f's parameters
+// are. has is the number of f's replicas. The replica is urgent if all of these hold:
+//
+//   - Tasks wait or run. Running tasks count because no task waits yet when a sudden load begins.
+//   - A start from parameters in memory saves more time than one task takes, or the saving is
+//     unknown.
+//   - f has no replica, or at least its minimum. Up to a minimum of two or more, replicas stay
+//     apart, because that is the purpose of such a minimum.
 func pressing(f *plan.Function, has int) bool {
 	if f.Waiting+f.Running == 0 || has > 0 && has < f.Min {
 		return false
@@ -140,9 +143,9 @@ func (p *placing) order(round int, key []bool) []int {
 	return lines
 }
 
-// level moves new replicas of key stages to nodes with at least two fewer of them, until there are
-// none. Other replicas do not use the room that a moved one leaves. Each move makes the sum of
-// squares smaller, so the loop ends.
+// level moves new replicas of key stages to nodes with at least two fewer replicas of key stages,
+// until no such move is left. The room that a moved replica leaves is not used for other replicas.
+// Each move makes the sum of squares smaller, so the loop ends.
 func (p *placing) level(key []bool) {
 	for moved := true; moved; {
 		moved = false
@@ -177,10 +180,10 @@ func Key(f *plan.Function, w plan.Want) bool {
 	return w.Key || max(len(w.Slots), len(f.Replicas)) > max(f.Min, 1)
 }
 
-// KL returns the Kullback-Leibler divergence, in nats, between the distribution of key stages'
-// replicas over the nodes that take new ones, and an even distribution. It is 0 for an even
-// distribution, and the logarithm of the number of nodes if all are on one. It is 0 without
-// replicas.
+// KL returns how unevenly the replicas of key stages are distributed over the nodes. It is the
+// Kullback-Leibler divergence, in nats, of their distribution from an even one. Nodes that take no
+// new replicas count only if they have replicas of key stages. KL is 0 for an even distribution or
+// without replicas. If all replicas are on one node, it is the logarithm of the number of nodes.
 func KL(s plan.Snapshot, wants []plan.Want) float64 {
 	load, total := map[string]int{}, 0
 	for _, w := range wants {

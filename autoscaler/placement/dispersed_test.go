@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-func TestDispersed(t *testing.T) {
+func TestDispersedSpreadsKeyStagesAndPacksTheRest(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*plan.Snapshot)
 		a      plan.Alloc
@@ -173,8 +173,9 @@ func waits(s *plan.Snapshot, tasks int) {
 	s.Nodes[0].Zygotes = []plan.Zygote{{Function: f.Name, Bytes: 1}}
 }
 
-// TestDispersedOnOneNode checks that a single node with room gets everything, as with Spread.
-func TestDispersedOnOneNode(t *testing.T) {
+// TestDispersedUsesASingleNodeFully checks that a single node with room gets everything, as with
+// Spread.
+func TestDispersedUsesASingleNodeFully(t *testing.T) {
 	s := world()
 	s.Nodes = s.Nodes[:1]
 	a := plan.Alloc{{Function: "f", Count: 2, Key: true}, {Function: "g", Count: 1}}
@@ -215,9 +216,10 @@ func best(fits [][]int, room, load []int) int {
 	return least
 }
 
-// TestDispersedAgainstAllPlacements compares the sum of squares with the smallest of all
-// placements, on small clusters. Each key stage fits on some nodes only. It needs a whole device,
-// and is barred from the devices of the other nodes.
+// TestDispersedAgainstAllPlacements compares Dispersed's sum of squares with the smallest sum of
+// all possible placements, on small clusters. Each key stage has one replica that needs a whole
+// device, and is barred from the devices of some nodes. At most 2 % of the placements may be worse
+// than the best.
 func TestDispersedAgainstAllPlacements(t *testing.T) {
 	const rounds = 2000
 	worse, greedy := 0, 0
@@ -292,7 +294,7 @@ func squares(t *testing.T, p plan.Placer, s plan.Snapshot, a plan.Alloc) (sum in
 	return sum, complete
 }
 
-func TestKL(t *testing.T) {
+func TestKLIsZeroForAnEvenDistribution(t *testing.T) {
 	s := world()
 	for name, tc := range map[string]struct {
 		f, g string // nodes of their slots

@@ -196,8 +196,8 @@ func (n *node) cost(f *function) int64 {
 	return f.Memory + f.zygote
 }
 
-// room returns the memory for one more replica of f if idle zygotes of others are evicted. A zygote
-// that must be loaded for it has less room.
+// room returns the memory for one more replica of f if idle zygotes of others are evicted. If f's
+// zygote must be loaded first, memory above the threshold does not count.
 func (n *node) room(f *function) int64 {
 	bytes := n.free + n.idle
 	if n.idles != nil {
@@ -209,9 +209,9 @@ func (n *node) room(f *function) int64 {
 	return bytes
 }
 
-// fits reports whether one more replica of f has room. A replica of unknown size needs a node that
-// is not full. A replica without a CPU request always fits the processors. A node with unknown
-// processors cannot satisfy CPU requests.
+// fits reports whether n has room for one more replica of f. A replica of unknown size needs only
+// some free memory. A replica without a CPU request needs no processors. If n's processors are
+// unknown, n cannot satisfy a CPU request.
 func (n *node) fits(f *function) bool {
 	return n.Unavailable == "" && n.room(f) >= max(n.cost(f), 1) && len(n.find(f, f.GPU)) == f.GPU &&
 		(f.CPUMilli == 0 || f.CPUMilli <= n.cpu)
@@ -232,8 +232,8 @@ func (n *node) pick(f *function) []string {
 	return ids
 }
 
-// find returns the indices of devices that f can have, at most most of them. The next call
-// overwrites them.
+// find returns the indices of up to most devices that f can have. The next call overwrites the
+// result.
 func (n *node) find(f *function, most int) []int {
 	n.able = n.able[:0]
 	whole := f.DeviceMemory == 0

@@ -9,9 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Spread is a plan.Placer that puts a new replica on the node where its function has the fewest, so
-// that a lost node costs little. Ties go to a node that already has the function's zygote, then to
-// the one with the most free memory.
+// Spread is a plan.Placer that puts a new replica on the node with the fewest replicas of its
+// function, so that a lost node costs little. Ties go to a node that already has the function's
+// zygote, then to the node with the most free memory.
 type Spread struct{}
 
 // Place implements plan.Placer.
@@ -47,9 +47,9 @@ func prefer(x, y bool) int {
 	return 1
 }
 
-// placing is the state of an allocation while its replicas are placed. Kept replicas have their
-// places from the start. New ones are added round by round, so that every function gets its first
-// replica before any gets its second.
+// placing is the state while the replicas of an allocation are placed. Kept replicas have their
+// places from the start. New replicas are added in rounds, so that every function gets its first
+// replica before any function gets its second.
 type placing struct {
 	*cluster
 	alloc plan.Alloc
@@ -79,8 +79,8 @@ func begin(s *plan.Snapshot, a plan.Alloc) (*placing, error) {
 	return p, nil
 }
 
-// rounds calls round with 0, 1, … until no line is open: first for all other lines, then for those
-// that start ahead of need.
+// rounds calls round with 0, 1, … until no line is open. It does so first for the lines that are
+// needed now, and then for those that start ahead of need.
 func (p *placing) rounds(round func(int)) {
 	for _, p.open = range [][]int{p.open, p.ahead} {
 		for n := 0; len(p.open) > 0; n++ {

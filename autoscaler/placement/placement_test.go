@@ -49,7 +49,7 @@ func show(slots []plan.Slot) string {
 	return strings.Join(out, " ")
 }
 
-func TestPlace(t *testing.T) {
+func TestPlaceKeepsReplicasAndAddsNewOnes(t *testing.T) {
 	spread, first := plan.Placer(Spread{}), plan.Placer(FirstFit{})
 	for name, tc := range map[string]struct {
 		placer plan.Placer
@@ -196,7 +196,7 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-func TestKeyStages(t *testing.T) {
+func TestKeyStagesWarmsWhereReplicasRunOrGrow(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*plan.Snapshot)
 		wants  []plan.Want
@@ -375,8 +375,9 @@ func grown(key bool) plan.Want {
 	return plan.Want{Function: "f", Key: key, Slots: []plan.Slot{{Replica: "r1", Node: "b"}}}
 }
 
-// TestKeepingIsStable checks that a plan that was carried out is made again unchanged.
-func TestKeepingIsStable(t *testing.T) {
+// TestPlacingAgainChangesNothing checks that a placer returns the same plan again after the plan
+// was carried out.
+func TestPlacingAgainChangesNothing(t *testing.T) {
 	s := world()
 	a := plan.Alloc{{Function: "f", Count: 5}, {Function: "g", Count: 2}}
 	wants, err := Spread{}.Place(s, a)

@@ -7,11 +7,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// KeyStages is a plan.Warmer. A function stays warm in host memory on every node where it has or
-// gets replicas. A key stage's zygote is evicted last (QUART, section 6.1; see [Key]). Key stages
-// of the corrector are also loaded ahead of need on the nodes where they would grow next, and other
-// functions too if memory is plentiful. A function that may scale to zero keeps one zygote while it
-// sleeps, if there is memory, so that waking is a fork.
+// KeyStages is a plan.Warmer after QUART, section 6.1. It keeps parameters warm in host memory:
+//
+//   - for each function, on every node where it has or gets replicas
+//   - for the corrector's key stages, also on the nodes where they would grow next, and for other
+//     functions too if memory is plentiful: see [cluster.ahead]
+//   - for each function that sleeps, on one node if there is memory, so that waking is a fork
+//
+// It marks the zygotes of key stages, which are evicted last: see [Key].
 type KeyStages struct{}
 
 // Warm implements plan.Warmer.
@@ -106,9 +109,9 @@ func (l *list) warm() []plan.Warm {
 	return warm
 }
 
-// sleepNode returns the node that keeps a sleeping function's zygote, or nil. That is a node that
-// has it, else the one with the most free memory that has room for it and a replica without
-// evictions.
+// sleepNode returns the node that keeps the zygote of the sleeping function f, or nil if no node
+// can. It prefers a node that already has the zygote. Any other node must have room for the zygote
+// and a replica without evictions. Among equals, it takes the node with the most free memory.
 func (c *cluster) sleepNode(f *function) *node {
 	var best *node
 	for _, n := range c.nodes {

@@ -24,9 +24,11 @@ type Lack struct {
 	Most string // what the nodes have, for example "the largest node, a, has 15.6 GiB"
 }
 
-// Lacking returns the resources that no node has enough of for one replica of f, even if the node
-// is empty and its devices have no faults. It returns nil if a node could hold the replica, or if
-// there are no nodes. A node whose memory or cores are unknown counts as large enough.
+// Lacking returns why no node could hold one replica of f, even if the node were empty and its
+// devices had no faults. The result has the resources that no node has enough of. If each resource
+// is enough on some node but no node has enough of all, one Lack describes all of them. Lacking
+// returns nil if a node could hold the replica, or if there are no nodes. Unknown memory or cores
+// count as enough.
 func Lacking(nodes []Node, f *Function) []Lack {
 	if len(nodes) == 0 {
 		return nil

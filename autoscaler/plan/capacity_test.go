@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// TestLacking checks that a node lacks exactly what it could not give a replica if it were empty.
-func TestLacking(t *testing.T) {
+// TestLackingNamesWhatNoNodeHas checks that only resources are named that no node could give a
+// replica even if it were empty.
+func TestLackingNamesWhatNoNodeHas(t *testing.T) {
 	const gib = 1 << 30
 	small := Node{Name: "small", Memory: 8 * gib, MemoryUsed: 8 * gib, CPUMilli: 16000}
 	large := Node{Name: "large", Memory: 64 * gib, CPUMilli: 4000, Unavailable: "leaving", Leaving: true}

@@ -28,9 +28,9 @@ func (s *Snapshot) Pipeline(name string) (p *Pipeline, ok bool) {
 	return &s.Pipelines[i], true
 }
 
-// Finder finds functions of a snapshot by name. It is fastest if names are looked up in the
-// snapshot's order, in which lines, wants and most domains are sorted. The zero value finds
-// nothing.
+// Finder finds functions of a snapshot by name. It tries the latest hit and the function after it
+// first, so lookups in the snapshot's order are the fastest. Lines, wants and most domains are in
+// that order. The zero value finds nothing.
 type Finder struct {
 	all []Function
 	at  int // index of the latest hit, or where the search ended
@@ -97,8 +97,9 @@ func (f *Function) Bounds() (least, most int) {
 // use: one in wholeShare of its memory. Displays and the driver take some.
 const wholeShare = 16
 
-// DeviceNeed returns how many bytes must be free on a device of this size for a replica that takes
-// so many of it. takes 0 means the whole device, of which others may use a sixteenth.
+// DeviceNeed returns how many bytes of a device must be free for a replica. takes is the number of
+// bytes that the replica takes, and size is the size of the device. If takes is 0, the replica
+// takes the whole device, of which others may use a sixteenth.
 func DeviceNeed(takes, size int64) int64 {
 	if takes == 0 {
 		return size - size/wholeShare

@@ -41,7 +41,7 @@ func good() Plan {
 	}
 }
 
-func TestValidate(t *testing.T) {
+func TestValidateFindsEachFault(t *testing.T) {
 	if err := good().Validate(snapshot()); err != nil {
 		t.Fatalf("a good plan: %v", err)
 	}
@@ -124,7 +124,7 @@ func TestMemoryOfIdleZygotesCountsAsFree(t *testing.T) {
 	}
 }
 
-func TestDomains(t *testing.T) {
+func TestDomainsJoinPipelinesThatShareFunctions(t *testing.T) {
 	s := Snapshot{}
 	for _, n := range []string{"a", "b", "c", "d", "e", "f"} {
 		s.Functions = append(s.Functions, Function{Name: n})
@@ -181,7 +181,7 @@ func roundTrip[T any](t *testing.T, v T) {
 	}
 }
 
-func TestSize(t *testing.T) {
+func TestSizeHasOneDecimal(t *testing.T) {
 	for bytes, want := range map[int64]string{0: "0 B", 120: "120 B", 3 << 19: "1.5 MiB", 1 << 30: "1 GiB", -5: "-5 B"} {
 		if got := Size(bytes); got != want {
 			t.Errorf("Size(%d) = %q, want %q", bytes, got, want)
@@ -210,7 +210,7 @@ func FuzzPlanJSON(f *testing.F) {
 	})
 }
 
-func TestDevices(t *testing.T) {
+func TestDeviceNeedAndUnfit(t *testing.T) {
 	if got := DeviceNeed(30, 160); got != 30 {
 		t.Errorf("30 bytes of a device: %d", got)
 	}
@@ -227,7 +227,7 @@ func TestDevices(t *testing.T) {
 	}
 }
 
-func TestFinder(t *testing.T) {
+func TestFinderFindsWhatSnapshotFinds(t *testing.T) {
 	s := Snapshot{Functions: []Function{{Name: "a"}, {Name: "b"}, {Name: "d"}}}
 	finder := s.Finder()
 	for _, name := range []string{"a", "b", "b", "c", "d", "e", "a", "d", "", "b"} {

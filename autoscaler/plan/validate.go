@@ -174,9 +174,9 @@ func (v *validator) keep(f *Function, slot Slot) {
 	v.kept[i] = true
 }
 
-// capacity compares the sums of new replicas with the free resources. Memory of replicas that the
-// plan stops counts as used until they have ended. Idle zygotes are evicted at once, so their
-// memory counts as free.
+// capacity adds an error for each node or device with too little free memory for its new replicas.
+// The memory of replicas that the plan stops is not free until they have ended. The memory of idle
+// zygotes is free, because they are evicted at once.
 func (v *validator) capacity() {
 	for _, n := range v.s.Nodes {
 		free := n.Memory - n.MemoryUsed

@@ -10,9 +10,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Memory is what policies remember between decisions, by function. Domains appear, merge and
-// disappear with deployments; the functions of one domain share a past. It is nil before the first
-// decision. It is never modified, and can be encoded (see [Set.DecodeMemory]).
+// Memory is what policies remember between decisions. All functions of a domain share one past. The
+// key is the function because domains appear, merge and disappear with deployments. A Memory is nil
+// before the first decision. It is never modified, and can be encoded (see [Set.DecodeMemory]).
 type Memory map[string]*past
 
 // past is what the policies of a domain remember.

@@ -50,9 +50,9 @@ func (p *told) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 }
 
 // FuzzDecide lets a random world live for a while with a set of policies, then makes some of its
-// signals impossible. The decision must be valid. It must be the same again, even with an encoded
-// memory and nodes in another order. More load or a larger budget must never reduce a function's
-// replicas.
+// signals impossible. The decision must be valid. A second decision must be the same, even if the
+// memory was encoded or the nodes are in another order. More load or a larger budget must never
+// reduce a function's replicas.
 func FuzzDecide(f *testing.F) {
 	for i := range sets {
 		f.Add(uint64(i), uint8(i), uint8(8), []byte{})

@@ -73,8 +73,8 @@ func (s Set) Names() Names { return s.names }
 // added has the allocators of AddAllocator.
 var added = map[string]level{}
 
-// AddAllocator adds an allocator that may be chosen by a name. It is for init functions only. A
-// name that is taken is a panic.
+// AddAllocator adds an allocator that may be chosen by a name. Only init functions may call it. It
+// panics if the name is taken.
 func AddAllocator[M any](name string, a plan.Allocator[M]) {
 	if _, err := (Names{Allocator: name}).Choose(); err == nil {
 		panic(fmt.Sprintf("policy: allocator %q is added twice", name))

@@ -6,9 +6,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Line is service time as a line in the inverse of the quota: A + B/q, with q in cores (Amdahl). A
-// is the time that no quota makes shorter. B is the CPU time of a batch. Neither is below 0.
-// QUART's compensator inverts it.
+// Line is a function's service time by CPU quota: A + B/q, with q in cores (Amdahl). It is a line
+// in 1/q. A is the time that no quota makes shorter, and B is the CPU time of a batch. Neither is
+// negative. QUART's compensator uses the line to find the quota for a wanted time.
 type Line struct {
 	A, B float64 // seconds, core seconds
 	R2   float64 // share of the variance that the line explains; 1 if all times are equal
@@ -19,8 +19,8 @@ type Line struct {
 const fewestQuotas = 3
 
 // Fit returns the line through points that differ only in their quota. It uses least squares,
-// weighted with the points' numbers of batches. It returns false for fewer than three quotas.
-// Points without a quota or a time do not count.
+// weighted by the points' numbers of batches. It skips points without a quota or a time, and
+// returns false for fewer than three quotas.
 func Fit(points []plan.Point) (Line, bool) {
 	var quotas []int
 	var x, y, weight []float64

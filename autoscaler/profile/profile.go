@@ -73,9 +73,9 @@ func Cells(cpu, batch, length []int) []Cell {
 	return out
 }
 
-// Quotas returns the default quotas, in thousandths of a core: a quarter, half, once and twice the
-// limit, without those that the node does not have. Without a limit, one core takes its place. A
-// regression needs at least three quotas.
+// Quotas returns the default quotas to measure: a quarter, half, once and twice the limit, except
+// those above node, the node's CPU. All are in thousandths of a core. If limit is 0, one core takes
+// its place. If node is 0, it is unknown. [Fit] needs at least three quotas.
 func Quotas(limit, node int) []int {
 	base := cmp.Or(limit, 1000)
 	var out []int

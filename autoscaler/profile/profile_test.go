@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-func TestCells(t *testing.T) {
+func TestCellsHaveNoDuplicates(t *testing.T) {
 	got := fmt.Sprint(Cells([]int{250, 1000, 250}, []int{4, 1}, []int{0}))
 	if want := "[{1000 1 0} {1000 4 0} {250 1 0} {250 4 0}]"; got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -25,7 +25,7 @@ func TestCells(t *testing.T) {
 	}
 }
 
-func TestQuotas(t *testing.T) {
+func TestQuotasFitTheNode(t *testing.T) {
 	for _, tc := range []struct {
 		limit, node int
 		want        []int
@@ -88,7 +88,7 @@ func TestIntervalsHoldTheMean(t *testing.T) {
 	}
 }
 
-func TestSeries(t *testing.T) {
+func TestSeriesNeedsEnoughBatches(t *testing.T) {
 	var s Series
 	rule := Rule{Relative: 0.05, For: time.Second, Most: 100}
 	if e := s.Estimate(); e.N != 0 || !math.IsInf(e.Err, 1) || s.Enough(rule, time.Hour) {
@@ -118,7 +118,7 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-func TestFit(t *testing.T) {
+func TestFitNeedsThreeQuotas(t *testing.T) {
 	points := func(a, b float64, quotas ...int) (out []plan.Point) {
 		for _, q := range quotas {
 			out = append(out, plan.Point{CPUMilli: q, Batch: 1, Mean: time.Duration((a + 1000*b/float64(q)) * float64(time.Second)), N: 50})
@@ -167,7 +167,7 @@ func point(cpu, batch, length int) Point {
 	return Point{Cell: Cell{cpu, batch, length}, Mean: 0.01, Err: 0.0004, CV: 0.2, N: 40}
 }
 
-func TestRows(t *testing.T) {
+func TestRowsAreSortedAndFormatted(t *testing.T) {
 	p := Profile{Version: Version, Relative: 0.05, Points: []Point{point(500, 1, 64), point(250, 1, 0), point(1000, 1, 0), point(500, 1, 0)}}
 	p.Points[1].Loose, p.Points[1].Mean, p.Points[1].Err = true, 0.0412345, 0.0021
 	p.Points[2].Mean = 0.01
@@ -189,7 +189,7 @@ func TestRows(t *testing.T) {
 	}
 }
 
-func TestDecode(t *testing.T) {
+func TestDecodeSortsAndValidates(t *testing.T) {
 	p := Profile{Version: Version, Relative: 0.05, Stale: true, Points: []Point{point(500, 1, 0), point(250, 2, 0), point(250, 1, 0)}}
 	b, err := json.Marshal(p)
 	if err != nil {

@@ -23,13 +23,13 @@ func (c corrected[M]) Allocate(s plan.Snapshot, d plan.Domain, m M) (plan.Alloc,
 // RunCorrector checks a corrector on random histories. Clocks jump, and every third history has
 // impossible signals. The checks are:
 //
-//   - It changes only count, CPU and the key-stage mark of its lines, and says why. Counts stay
-//     within bounds.
+//   - The corrector changes only count, CPU and the key-stage mark of its lines, and gives reasons.
+//     Counts stay within bounds.
 //   - The same arguments give the same lines, even if the memory went through JSON or the nodes are
 //     in another order.
-//   - It does not change its arguments.
-//   - More load never reduces a function's replicas. An overloaded function keeps what it was
-//     allocated.
+//   - The corrector does not change its arguments.
+//   - More load never reduces a function's replicas. An overloaded function keeps all replicas that
+//     it was allocated.
 func RunCorrector[M any](t *testing.T, c plan.Corrector[M]) {
 	for seed := range uint64(histories) {
 		w := NewWorld(seed)

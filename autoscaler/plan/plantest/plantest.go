@@ -1,6 +1,5 @@
 // Package plantest is the test suite for policies of package plan. Call [Run] for an allocator, and
-// [RunCorrector], [RunSharer], [RunPlacer] and [RunWarmer] for the other levels, each from one
-// test.
+// [RunCorrector], [RunSharer], [RunPlacer] or [RunWarmer] for a policy of another level:
 //
 //	func TestPolicy(t *testing.T) { plantest.Run(t, autoscaler.NewSizer(autoscaler.Config{})) }
 //
@@ -28,11 +27,11 @@ const (
 
 // Run checks an allocator on random histories:
 //
-//   - It returns one line per function of its domain, sorted, within the function's bounds, with a
-//     reason.
+//   - The allocator returns one line per function of its domain, sorted, within the function's
+//     bounds, with a reason.
 //   - The same arguments give the same lines, even if the memory went through JSON or the nodes are
 //     in another order.
-//   - It does not change its arguments.
+//   - The allocator does not change its arguments.
 //   - More load never reduces a function's replicas.
 func Run[M any](t *testing.T, a plan.Allocator[M]) {
 	for seed := range uint64(histories) {
@@ -191,9 +190,10 @@ func anywhere(s plan.Snapshot, a plan.Alloc) []plan.Want {
 
 // RunPlacer checks a placer on random histories:
 //
-//   - It returns one want per line, and a plan of the wants is valid.
-//   - A want has as many slots as the line says, or the reason why it has fewer.
-//   - It keeps all existing replicas that it can keep, and uses no unhealthy or barred devices.
+//   - The placer returns one want per line, and a plan of the wants is valid.
+//   - A want has as many slots as the line's count, or the reason why it has fewer.
+//   - The placer keeps all existing replicas that it can keep, and uses no unhealthy or barred
+//     devices.
 //   - The same arguments give the same wants, even if the nodes are in another order.
 func RunPlacer(t *testing.T, p plan.Placer) {
 	for seed := range uint64(histories) {

@@ -8,12 +8,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// RunSharer checks a sharer on random histories, of which every third has impossible signals:
+// RunSharer checks a sharer on random histories. Every third history has impossible signals. The
+// checks are:
 //
-//   - It only removes replicas, says why, and leaves each function its least number.
-//   - The rest is within the budget, apart from these least numbers.
+//   - The sharer only removes replicas, gives a reason, and leaves each function its minimum.
+//   - The total is within the budget, unless the minimums exceed it.
 //   - The same arguments give the same lines, even if the nodes are in another order.
-//   - It does not change its arguments.
+//   - The sharer does not change its arguments.
 //   - A smaller budget never gives a function more replicas, and more load never gives it fewer.
 func RunSharer(t *testing.T, sh plan.Sharer) {
 	for seed := range uint64(histories) {

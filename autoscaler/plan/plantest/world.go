@@ -10,9 +10,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// World is a random cluster with a history. It changes between steps and obeys the plans that it
-// gets, so that policies meet situations that they have caused. Two worlds with the same seed and
-// the same plans stay equal.
+// World is a random cluster with a history. It changes between steps and carries out the plans that
+// it gets, so policies meet situations that they have caused. Two worlds with the same seed and the
+// same plans stay equal.
 type World struct {
 	rng  *rand.Rand
 	s    plan.Snapshot
