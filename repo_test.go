@@ -47,10 +47,10 @@ func packages(t *testing.T) map[string]pkg {
 	}
 }
 
-// groups are the folders that hold Go packages, with the groups that their packages may import
-// beside internal and their own. Imports point one way: a group names earlier ones only. All are at
-// the top but two: simulators and running products are both loaded and drawn alike, so bench/load
-// and bench/chart come before sim, and benches after it.
+// groups lists the folders that hold Go packages. Packages of a group may import the groups in
+// imports, internal, and their own group. imports names only earlier groups, so imports point one
+// way. All groups are top-level folders, except bench/chart and bench/load. These two come before
+// sim, because simulators and running products share them; the rest of bench comes after sim.
 var groups = []struct {
 	name    string
 	imports []string

@@ -81,9 +81,10 @@ func firstLines(err error) string {
 // recordQueue is how many decisions may wait to be written. Further ones are dropped.
 const recordQueue = 64
 
-// RecordFile is a Recorder that appends to a file. When the file has reached half of the limit, it
-// is renamed to FILE.1, which replaces an older one, and a new file is started. Decisions that come
-// too fast or cannot be written are dropped and counted, and logged once. [OpenRecord] makes one.
+// RecordFile is a Recorder that appends to a file; [OpenRecord] opens one. When the file reaches
+// half of the limit, it is renamed to FILE.1, which replaces the previous FILE.1, and a new file is
+// started. Decisions that come too fast or cannot be written are dropped and counted. Each series
+// of drops is logged once.
 type RecordFile struct {
 	path  string
 	limit int64 // bytes of both files

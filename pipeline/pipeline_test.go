@@ -416,9 +416,9 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestTakesItems checks the default meaning of an array: a list of items for pipelines and for
-// functions with one call per item, and one document for other functions. The annotation of the
-// function or of the pipeline's entry overrides it.
+// TestTakesItems checks whether a JSON array is a list of items or one document. By default, it is
+// a list for pipelines and for functions with one call per item, and one document for all other
+// functions. The annotation of the function, or of the pipeline's entry, overrides the default.
 func TestTakesItems(t *testing.T) {
 	f := func(name, items string, each bool, next ...Edge) Function {
 		return Function{Name: name, Namespace: "ns", Pipelines: []string{"p"}, Items: items, Each: each, Next: next}

@@ -12,9 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Apply carries out p. It orders missing replicas and releases those that p does not
-// want. It returns at once; replicas start and stop later. Functions that were redeployed or
-// removed since p's snapshot are left to the next plan.
+// Apply carries out p: it orders missing replicas and releases the replicas that p does not want.
+// It returns at once; replicas start and stop later. It skips functions that were redeployed or
+// removed since p's snapshot, because the next plan decides about them.
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	failed, err := l.apply(p, l.cfg.Functions.Functions())
 	if err != nil {
@@ -138,9 +138,12 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 		}
 	}
 	keep := keeping(w.Slots)
-	// Until the wanted revision has a ready replica, the newest revision with a ready one serves.
-	// If the wanted revision finds no room now, the older one makes room. Replicas of other
-	// revisions only finish their calls; those that are not ready have none.
+	// Replicas of revisions that w does not want:
+	//   - The newest revision with a ready replica serves until w's revision has a ready replica.
+	//     If w has no slots, it is released earlier, to make room, unless no node could hold w's
+	//     revision.
+	//   - Starting replicas are released, except revived ones, for which requests wait.
+	//   - All others are released. They finish their calls first.
 	serving := newest(have)
 	for _, r := range have {
 		switch {

@@ -110,9 +110,9 @@ func (w *world) answered() []string {
 	return failed
 }
 
-// TestOutOfMemoryBarsTheDevice checks that the replica stops, that the function is placed
-// elsewhere, that waiting tasks are answered if there is no other place, and that the device is
-// tried again, less often each time.
+// TestOutOfMemoryBarsTheDevice checks that a replica that is out of memory stops, and that the next
+// replica gets another device. If all devices are barred, waiting tasks are answered. The device is
+// tried again after half a minute, and after longer if it fails again.
 func TestOutOfMemoryBarsTheDevice(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.twoDevices()

@@ -47,9 +47,10 @@ type failure struct {
 	plan.Failure
 }
 
-// add counts a failure of a replica at now. outside says that something else ended its process, so
-// the next start may succeed. Replicas that failed side by side count as one failure. Those of
-// older revisions do not count. chance is in [0, 1).
+// add counts a failure of r at now. Failures of older revisions do not count. Replicas that were
+// ordered before the latest failure count as the same failure. outside says that something else
+// ended the replica's process; the failure then does not count towards maxSameFailures. chance is a
+// random number in [0, 1) for the jitter.
 func (f *failure) add(r *replica, now time.Time, cause string, outside bool, chance float64) {
 	if r.spec.Revision < f.revision {
 		return

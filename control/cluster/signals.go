@@ -109,9 +109,9 @@ func edges(p *pipeline.Pipeline) []plan.Edge {
 	return slices.Compact(out)
 }
 
-// quota is what a function's replicas may use, in thousandths of a core. now is their quota if a
-// plan has changed it, and 0 if they have what was declared. While a change is on its way replicas
-// differ; then it is the least.
+// quota is the CPU quota of a function's replicas, in thousandths of a core. While a change is
+// being rolled out, replicas differ; quota then holds the smallest value. now is 0 if that replica
+// has the declared quota. least is that quota in either case.
 type quota struct{ now, least int }
 
 // add counts a replica, with the quota that was declared.

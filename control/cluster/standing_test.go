@@ -222,9 +222,9 @@ func (w *world) short() {
 	synctest.Wait()
 }
 
-// TestFunctionThatNoNodeCouldHold checks that requests for a function that no known node could hold
-// get the cause at once. A full node, and a node that fell silent a moment ago, could still hold
-// it.
+// TestFunctionThatNoNodeCouldHold checks that requests for a function get the cause at once if no
+// known node could hold it. Full nodes, and nodes that fell silent within the last minute, count as
+// nodes that could hold it.
 func TestFunctionThatNoNodeCouldHold(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		needs := func(bytes int64) { w.set(func() { w.specs[0].Memory = bytes }) }

@@ -60,9 +60,9 @@ type Replicas interface {
 
 // Node is a machine's KeysManager.
 type Node interface {
-	// Start starts a replica: as a fork of a zygote if there is one, which may have to be loaded
-	// first. It ends early when ctx ends. progress is called for each phase that has ended; it may
-	// be nil.
+	// Start starts a replica. If its function has a zygote, the replica is a fork of that zygote,
+	// which is loaded first if necessary. Start ends early when ctx ends. progress is called after
+	// each phase; it may be nil.
 	Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error)
 	// Stop ends a replica's process, with SIGKILL after grace. It is no error if the replica does
 	// not run.
