@@ -25,9 +25,10 @@ type Store interface {
 	Drop(owner string) error
 }
 
-// Dir is a Store of files in a folder, with one folder per owner. OpenDir removes what a crash left
-// behind, because those requests are gone too. Dir is safe for concurrent use. A Put during its
-// owner's Drop fails with ErrDropped, and a later one creates the owner again.
+// Dir is a Store of files in a folder, with one folder per owner. [OpenDir] deletes files that a
+// crash left behind, because their requests are gone too. Dir is safe for concurrent use. A Put
+// that runs or begins during its owner's Drop fails with ErrDropped. A Put after the Drop creates
+// the owner again.
 type Dir struct {
 	path  string
 	limit int64

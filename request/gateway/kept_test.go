@@ -129,9 +129,8 @@ func TestConnectionIsClosedAfterUncleanExchange(t *testing.T) {
 	}
 }
 
-// TestKeptConnectionBreaks checks that a request is tried on the next connection if its kept
-// connection breaks before the replica has answered. The next attempt sends the body again, and the
-// request runs once per replica that received it.
+// TestKeptConnectionBreaks checks a request whose kept connection breaks before the replica has
+// answered. The gateway tries the request on the next connection and sends the body again.
 func TestKeptConnectionBreaks(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, nil)

@@ -229,9 +229,9 @@ func failed(w http.ResponseWriter, c *call, terr *task.Error) int {
 	return fail(w, c, terr)
 }
 
-// exchange runs one exchange. Afterwards x holds its status or error, or c.broken is set. Until the
-// caller calls release, the end of ctx also ends a Read that waits for the client, because that
-// Read holds the lock of the body's state.
+// exchange runs one HTTP exchange with a replica. Afterwards, x holds its status or error, or
+// c.broken is set. A Read that waits for the client holds the lock of the body's state. So if ctx
+// ends before the caller has called release, that Read is ended.
 func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.Request, x *exchange, body *source) (release func()) {
 	release = func() {}
 	out := *r

@@ -173,9 +173,9 @@ func TestBodyEndsAfterAnswer(t *testing.T) {
 	}
 }
 
-// TestBodyNeverEnds checks a client that never ends its body. After the answer, its request ends
-// and its connection is closed. Later bytes are not taken for a request, and the server reads as
-// few of them as possible.
+// TestBodyNeverEnds checks a client that never ends its body. After the answer, the request is over
+// and the server closes the connection. The server does not take later bytes for a new request, and
+// reads as few of them as possible.
 func TestBodyNeverEnds(t *testing.T) {
 	t.Parallel()
 	const stall, is200 = 50 * time.Millisecond, "HTTP/1.1 200 "

@@ -210,7 +210,7 @@ func DecodeCancelFrame(b []byte) (Cancel, error) {
 }
 
 // Threads asks a replica to compute with Total threads, including the calling one. The replica adds
-// missing threads if it can. A number that is not above the present one changes nothing. There is
+// missing threads if it can. It never removes threads, so a smaller number has no effect. There is
 // no answer.
 type Threads struct{ Total uint16 }
 
