@@ -226,8 +226,9 @@ func TestTheProductNeedsNoEvaluation(t *testing.T) {
 	}
 }
 
-// reach returns what a room and the rooms that it imports, directly or not, import themselves: the import and one of its
-// importers. What the standard library imports in turn is its own business: fmt alone reaches os.
+// reach returns what a room imports, directly or through other packages of this module, each with
+// one of its importers. It leaves out what the standard library imports in turn: fmt alone reaches
+// os.
 func reach(all map[string]pkg, room string) map[string]string {
 	out := map[string]string{}
 	for _, dep := range append(all[room].Deps, module+room) {
@@ -337,7 +338,7 @@ var pathRow = regexp.MustCompile("(?m)^\\| ([0-9]+) \\| `([a-z/]+)` \\| `([A-Za-
 const mostOnPath = 40
 
 // TestTheDeploymentPathIsInTheCode checks that each function of docs/deployment-path.md exists, and
-// that the function of the row that it comes from mentions it.
+// that it is called by the function of the row that the page says it comes from.
 func TestTheDeploymentPathIsInTheCode(t *testing.T) {
 	page, err := os.ReadFile("docs/deployment-path.md")
 	if err != nil {

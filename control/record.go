@@ -29,8 +29,8 @@ type Decision struct {
 // Recorder gets every decision. Record must not block.
 type Recorder interface{ Record(d Decision) }
 
-// RecordVersion is the version of a record's lines. It changes with their form, or if an older
-// line's plan.Snapshot or plan.Plan would now mean something else.
+// RecordVersion is the version of a record's lines. It changes when the form of the lines changes,
+// or when a plan.Snapshot or plan.Plan in an older line would now mean something else.
 const RecordVersion = 1
 
 // record is a line of a record, in JSON.

@@ -25,8 +25,8 @@ func ItemsFromHTTP(contentType string, body []byte) (Activation, error) {
 	return a, err
 }
 
-// FromHTTP is [ItemsFromHTTP] and also returns what a request of the Open Inference Protocol says
-// about its answer, or nil if the body is no such request.
+// FromHTTP works like [ItemsFromHTTP]. It also returns what a request of the Open Inference
+// Protocol says about its answer, or nil if the body is no such request.
 func FromHTTP(contentType string, body []byte) (Activation, *Inference, error) {
 	trimmed := bytes.TrimLeft(body, space)
 	if !isJSON(contentType) || len(trimmed) == 0 {

@@ -103,8 +103,8 @@ func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []failedFunctio
 	return failed, nil
 }
 
-// gather gives what is known of each function its spec and its replicas, until scatter takes them
-// back. It releases replicas of functions that are not deployed any more; l.mu is held.
+// gather adds each function's spec and replicas to its entry in l.functions, until scatter removes
+// them. It releases replicas of functions that are no longer deployed. The caller holds l.mu.
 func (l *Local) gather(specs []FunctionSpec) {
 	for i := range specs {
 		l.of(specs[i].Key).deployed = &specs[i]

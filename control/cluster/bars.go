@@ -136,8 +136,8 @@ func (l *Local) OutOfMemory(replica string, short *task.MemoryError) {
 	}
 }
 
-// bar keeps r's function off r's devices, once per replica. call is that of add. The caller holds
-// l.mu.
+// bar keeps r's function off r's devices, at most once per replica. call has the same meaning as
+// for add. The caller holds l.mu.
 func (l *Local) bar(r *replica, call bool, now time.Time, short *task.MemoryError) {
 	if r.starved || r.device == "" {
 		return

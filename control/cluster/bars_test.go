@@ -223,8 +223,9 @@ func TestOutOfMemoryAtTheStart(t *testing.T) {
 	})
 }
 
-// TestAReplicaThatDiesOutOfMemory checks that its device is barred too, whenever it dies, and that
-// without a device the function has failed.
+// TestAReplicaThatDiesOutOfMemory checks that the device is barred, even if the replica had been
+// ready for long or is not ready yet. Without a device, it checks that the death counts as a failed
+// start.
 func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.twoDevices()

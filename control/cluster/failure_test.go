@@ -212,8 +212,8 @@ func TestDeathsThatAreNoFailedStarts(t *testing.T) {
 	}
 }
 
-// TestRevisionThatWasReadyMayFailLonger checks that its requests wait for the next start, unless it
-// fails repeatedly for one cause.
+// TestRevisionThatWasReadyMayFailLonger checks that requests wait for the next start if the
+// revision has had a ready replica, unless its starts fail repeatedly for the same cause.
 func TestRevisionThatWasReadyMayFailLonger(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)

@@ -57,8 +57,8 @@ type Config struct {
 	Metrics prometheus.Registerer
 
 	StartTimeout time.Duration // of a start, including loading; 0: 60 s
-	// For a replica to finish its calls, or until its requests' deadlines if they are later; 0: 30
-	// s.
+	// How long a replica may take to finish its calls; 0: 30 s. If its requests' deadlines are
+	// later, it may take until then.
 	DrainTimeout time.Duration
 	Grace        time.Duration // between SIGTERM and SIGKILL; 0: 2 s
 }
@@ -271,8 +271,8 @@ func (l *Local) place(s *plan.Snapshot, known []*function) {
 	}
 }
 
-// promise counts device memory as used that a replica has not reserved yet. At the moment of the
-// start it may count twice.
+// promise counts bytes of n's devices as used, for a replica that has not reserved them yet. At the
+// moment of the replica's start, the bytes may count twice.
 func promise(n *plan.Node, devices []string, bytes int64) {
 	if len(devices) == 0 {
 		return

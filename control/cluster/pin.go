@@ -16,8 +16,8 @@ var (
 	ErrInUse  = errors.New("cluster: in use")
 )
 
-// Quiet is how long a function must have had no request before it can be pinned, because a pin
-// takes it from its users.
+// Quiet is how long a function must have had no request before it can be pinned, because a pinned
+// function serves its users worse.
 const Quiet = profile.Quiet
 
 // Pin keeps a function at one replica with a given CPU limit, so that the function can be measured.

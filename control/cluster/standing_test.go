@@ -264,8 +264,8 @@ func TestFunctionThatNoNodeCouldHold(t *testing.T) {
 	})
 }
 
-// TestNoAnswerWhileAReplicaServes checks that a replica that is out of sight serves on, whatever no
-// node could hold.
+// TestNoAnswerWhileAReplicaServes checks that waiting tasks are not answered while a hidden replica
+// serves, even if no node could hold a new one.
 func TestNoAnswerWhileAReplicaServes(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
@@ -280,8 +280,8 @@ func TestNoAnswerWhileAReplicaServes(t *testing.T) {
 	})
 }
 
-// TestOldRevisionServesIfNoNodeCouldHoldTheNewOne checks that a revision that has no place anywhere
-// replaces none.
+// TestOldRevisionServesIfNoNodeCouldHoldTheNewOne checks that an old revision is not replaced by a
+// revision that no node could hold.
 func TestOldRevisionServesIfNoNodeCouldHoldTheNewOne(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)

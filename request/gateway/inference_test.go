@@ -16,8 +16,8 @@ import (
 
 const jsonType = "application/json"
 
-// TestItemsHeader checks that X-Items decides whether an array is a list of items, and without it
-// the function does.
+// TestItemsHeader checks that X-Items decides whether an array is a list of items. Without X-Items,
+// the function decides.
 func TestItemsHeader(t *testing.T) {
 	f := newFront(t, nil)
 	const body = ` [1, "a"] `
@@ -128,8 +128,8 @@ func TestInference(t *testing.T) {
 	}
 }
 
-// TestBinaryInference checks that requests may carry binary data, and that answers do if the
-// request asks for it.
+// TestBinaryInference checks that requests may carry binary data, and that answers carry binary
+// data if the request asks for it.
 func TestBinaryInference(t *testing.T) {
 	f := newFront(t, nil)
 	f.invoker.f = doubler

@@ -125,8 +125,8 @@ func (s *source) pace() {
 	}
 }
 
-// silent returns how long a Read has waited for the client, and since when after s.made. It returns
-// 0 if none waits.
+// silent returns how long the current Read has waited for the client, and when it began to wait, as
+// a duration after s.made. Both are 0 if no Read waits.
 func (s *source) silent() (silent, since time.Duration) {
 	if since = time.Duration(s.since.Load()); since > 0 {
 		silent = max(time.Since(s.made)-since, 1)
@@ -203,7 +203,7 @@ func (s *source) whole() bool {
 }
 
 // cut ends a Read that waits for the client, and all later ones. Otherwise the transport would wait
-// for it.
+// for the Read to end.
 func (s *source) cut() {
 	s.deadline.Lock()
 	defer s.deadline.Unlock()

@@ -166,8 +166,8 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	return code
 }
 
-// settle waits a moment for the task's end. The answer was complete, but the replica may be gone,
-// and the task tried again.
+// settle waits for the task's end, at most settleTime. The client has its whole answer. But if the
+// replica was lost before it ended the task, the task runs again, which can take long.
 func settle(end <-chan taskEnd, c *call) {
 	t := time.NewTimer(settleTime)
 	defer t.Stop()
@@ -181,7 +181,7 @@ func settle(end <-chan taskEnd, c *call) {
 }
 
 // talk answers the client with the answer of the replica that comes to the meeting. If that replica
-// is lost before the request is, the next one answers.
+// is lost and the request can be tried again, the next replica answers.
 func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Request, c *call, body *source, meet *meeting, end <-chan taskEnd) int {
 	parent := c.traceparent
 	for attempt := uint8(1); ; attempt++ {

@@ -487,8 +487,8 @@ func TestUploadsTrailer(t *testing.T) {
 	}
 }
 
-// TestUploadsBehindProxies checks that clients behind a trusted proxy count separately, and those
-// behind another proxy as one. A function is never a trusted proxy.
+// TestUploadsBehindProxies checks that clients behind a trusted proxy count separately, and that
+// all clients behind any other proxy count as one. A function is never a trusted proxy.
 func TestUploadsBehindProxies(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {

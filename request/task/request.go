@@ -37,8 +37,8 @@ const (
 	HeaderStatus = "Http-Status"
 )
 
-// Content types of the input and output of a task with a rendezvous whose HTTP exchange is small
-// enough to travel with the task. Each is one item.
+// Content types of a small HTTP exchange, which travels with its task. The request is the task's
+// only input item, and the answer is its only output item.
 const (
 	TypeRequest  = "message/http;msgtype=request"
 	TypeResponse = "message/http;msgtype=response"

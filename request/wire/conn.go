@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Conn sends and receives frames over a [Socket]. Any number of goroutines may call
-// Write, Gather and Flush. Only one at a time may call Read.
+// Conn sends and receives frames over a [Socket]. Any number of goroutines may call Write, Gather
+// and Flush. Only one at a time may call Read.
 type Conn struct {
 	c Socket
 

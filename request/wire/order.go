@@ -36,11 +36,12 @@ const (
 	EnvPoolThreads = "STAGECOACH_POOL_THREADS"
 	// EnvThreads is how many of these threads a replica starts that is not a zygote's child.
 	EnvThreads = "STAGECOACH_THREADS"
-	// EnvPrepacked is the folder for what zygotes of an image make for later ones: a model's
-	// pre-packed form (package stage/zygote), or compiled code (torch.compile in Python stages).
+	// EnvPrepacked is the folder where zygotes of an image store results for later zygotes: a
+	// model's pre-packed form (package stage/zygote), or compiled code (torch.compile in Python
+	// stages).
 	EnvPrepacked = "STAGECOACH_PREPACKED"
-	// EnvPack makes a stage binary write its model's pre-packed form to the descriptors 4 and 5 and
-	// end. EnvMapped means that a replica has that form on these descriptors.
+	// EnvPack makes a stage binary write its model's pre-packed form to the descriptors 4 and 5,
+	// and then end. EnvMapped means that a replica has that form on these descriptors.
 	EnvPack   = "STAGECOACH_PACK"
 	EnvMapped = "STAGECOACH_MAPPED"
 	// EnvReplica is the name of a replica, and EnvFunction the key of its function.
@@ -90,8 +91,8 @@ type Network struct {
 type OrderKind byte
 
 // The messages on a zygote's SOCK_SEQPACKET socket and on a child's gate. All integers are
-// little-endian. A text is the last field of its message and has no length. stage/zygote/zygote.c
-// has the same layouts in C.
+// little-endian. A text extends to the end of its message. stage/zygote/zygote.c has the same
+// layouts in C.
 //
 // A worker (EnvWorker) answers like a zygote, with these differences:
 //
@@ -123,8 +124,8 @@ const (
 	// The child initializes that device as far as possible without parameters. It answers with a
 	// ChildParked, or sends a ZygoteError and ends. Zygotes without devices do not know this order.
 	OrderPark OrderKind = 'P'
-	// ChildParked, child to manager, on its gate: u8 kind, u8 version, u16 0, u32 0, u64 time in ns
-	// that it took.
+	// ChildParked, child to manager, on its gate: u8 kind, u8 version, u16 0, u32 0, u64 duration
+	// of the parking in ns.
 	ChildParked OrderKind = 'D'
 	// OrderKill, manager to zygote: u8 kind, u8 version, u16 signal, u32 pid. The zygote signals
 	// only children that it has not reaped.
