@@ -305,8 +305,8 @@ func TestErrorsAreValues(t *testing.T) {
 	}
 }
 
-// TestOwnedModules checks the direct imports of modules that one package owns.
-func TestOwnedModules(t *testing.T) {
+// TestOwnedModulesHaveOneImporter checks the direct imports of modules that one package owns.
+func TestOwnedModulesHaveOneImporter(t *testing.T) {
 	owners := map[string][]string{
 		"github.com/nats-io/":                     {"request/queue"},
 		"github.com/openfaas/":                    {"provider"},

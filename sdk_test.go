@@ -67,7 +67,7 @@ func listed(t *testing.T, dir string) []string {
 	return all
 }
 
-func TestTemplates(t *testing.T) {
+func TestTemplatesHaveTheirFiles(t *testing.T) {
 	compiled := []string{"main.go", "function/handler.go"}
 	for lang, own := range map[string][]string{
 		"go-stage": compiled, "onnx-stage": compiled, "python3-stage": {"stage", "stagecoach/__init__.py", "function/handler.py", "function/requirements.txt"},

@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-func TestBars(t *testing.T) {
+func TestBarsGrowWithEachFailure(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(s int) time.Time { return t0.Add(time.Duration(s) * time.Second) }
 	type add struct {

@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-func TestStartsThatFail(t *testing.T) {
+func TestFailedStartsAreRetriedWithBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		broken := true
 		w.start = func(context.Context, node.Order) error {

@@ -83,9 +83,9 @@ func TestStandingIsOfTheDeployedRevision(t *testing.T) {
 	})
 }
 
-// TestWantedBeforeAPlan checks that the wanted count is right before a plan knows of a deploy, a
-// wish or a pin.
-func TestWantedBeforeAPlan(t *testing.T) {
+// TestWantedIsRightBeforeAPlan checks that the wanted count is right before a plan knows of a
+// deploy, a wish or a pin.
+func TestWantedIsRightBeforeAPlan(t *testing.T) {
 	const never = 0 // no plan yet
 	asleep := pipeline.Scale{Min: 2, Max: 10, Zero: true, ZeroAge: time.Minute}
 	for name, c := range map[string]struct {
@@ -134,8 +134,8 @@ func TestWantedBeforeAPlan(t *testing.T) {
 	}
 }
 
-// TestWantedWhileAsleep checks that an update wakes nothing, and a wish does.
-func TestWantedWhileAsleep(t *testing.T) {
+// TestUpdateOfASleepingFunctionWantsNothing checks that an update wakes nothing, and a wish does.
+func TestUpdateOfASleepingFunctionWantsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		scale := pipeline.Scale{Min: 1, Max: 10, Zero: true, ZeroAge: time.Minute}
 		w.deploy(1, scale)
@@ -186,9 +186,9 @@ func TestFailuresAreOfTheDeployedRevision(t *testing.T) {
 	})
 }
 
-// TestStandingOutOfMemory checks that a revision that was out of memory on its only device has
-// nowhere to go.
-func TestStandingOutOfMemory(t *testing.T) {
+// TestRevisionOutOfMemoryOnItsOnlyDeviceHasNoPlace checks that a revision that was out of memory on
+// its only device has nowhere to go.
+func TestRevisionOutOfMemoryOnItsOnlyDeviceHasNoPlace(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.set(func() {
 			w.nodes["a"].devices, w.specs[0].GPU = []plan.Device{{ID: "gpu0", Memory: 1 << 30}}, 1

@@ -55,9 +55,9 @@ func newSmall(t testing.TB, replica func(ctx context.Context, r *http.Request, m
 	return s
 }
 
-// TestSmallExchanges checks that requests that are complete when their task is queued travel with
-// it, and that their answers reach the client as usual.
-func TestSmallExchanges(t *testing.T) {
+// TestSmallExchangesTravelWithTheirTasks checks that requests that are complete when their task is
+// queued travel with it, and that their answers reach the client as usual.
+func TestSmallExchangesTravelWithTheirTasks(t *testing.T) {
 	t.Parallel()
 	var got string // by the function; the client waits for the answer
 	s := newSmall(t, func(_ context.Context, r *http.Request, _ func() net.Conn) (string, *task.Error) {
@@ -188,8 +188,8 @@ func TestSmallRequestsWhoseAnswersStream(t *testing.T) {
 	}
 }
 
-// TestClientOfASmallRequestLeaves checks that the task is canceled and nobody is answered.
-func TestClientOfASmallRequestLeaves(t *testing.T) {
+// TestClientThatLeavesCancelsSmallRequest checks that the task is canceled and nobody is answered.
+func TestClientThatLeavesCancelsSmallRequest(t *testing.T) {
 	t.Parallel()
 	begun, ended := make(chan struct{}), make(chan struct{})
 	s := newSmall(t, func(ctx context.Context, _ *http.Request, _ func() net.Conn) (string, *task.Error) {
