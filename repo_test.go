@@ -47,10 +47,11 @@ func packages(t *testing.T) map[string]pkg {
 	}
 }
 
-// groups lists the folders that hold Go packages. Packages of a group may import the groups in
-// imports, internal, and their own group. imports names only earlier groups, so imports point one
-// way. All groups are top-level folders, except bench/chart and bench/load. These two come before
-// sim, because simulators and running products share them; the rest of bench comes after sim.
+// groups lists the folders that hold Go packages. Packages of a group may import three things:
+// their own group, internal, and the groups that the field imports lists. That field has only
+// earlier groups, so imports point one way. All groups are top-level folders, except bench/chart
+// and bench/load. These two come before sim, because simulators and running products share them;
+// the rest of bench comes after sim.
 var groups = []struct {
 	name    string
 	imports []string

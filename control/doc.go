@@ -11,6 +11,6 @@
 //
 // A [Recorder] writes each decision to a file. [ReplayRecord] makes the recorded decisions again.
 //
-// A domain is a set of pipelines that share functions, with these functions. If a policy fails or
-// panics in a domain, only the functions of that domain keep their replicas as they are.
+// A domain is a set of pipelines that share functions. If a policy fails or panics in a domain,
+// only the functions of that domain keep their replicas as they are.
 package control

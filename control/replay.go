@@ -46,7 +46,8 @@ func (r Replay) Same() bool { return len(r.Diffs) == 0 && len(r.Unread) == 0 }
 
 // ReplayRecord makes the decisions of a record again, with the policies that the record names, and
 // compares the plans. The result also lists the lines that this program cannot read, such as those
-// of another version. The error is one of reading file.
+// of another version. ReplayRecord returns an error if file cannot be read or has a line that is
+// too long.
 func ReplayRecord(file io.Reader) (Replay, error) {
 	out := Replay{Diffs: []Diff{}, Unread: []Unread{}}
 	sets := map[policy.Names]policy.Set{}

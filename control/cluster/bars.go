@@ -43,11 +43,11 @@ type bar struct {
 	tolerated int       // number of times that did not bar the device
 }
 
-// add records that a replica of revision was out of memory at now, and keeps the function off the
-// replica's devices on node. call says that the replica had answered calls before and still lives.
-// A device is not barred in these cases:
+// add records that a replica of revision was out of memory at now, and bars the replica's devices
+// on node for its function. call says that the replica had answered calls before and still lives. A
+// device is not barred in these cases:
 //   - The function has a newer revision.
-//   - The replica was ordered, at begun, before the latest failure on the device. Both count as one
+//   - The replica was ordered (at begun) before the latest failure on the device. Both count as one
 //     failure.
 //   - call is true, and this is one of the first [tolerated] such failures on the device.
 //
@@ -174,10 +174,10 @@ func (l *Local) Bars(function pipeline.Key) []plan.Bar {
 
 // nowhere returns why a function has no replica and will not get one soon. The text continues a
 // sentence that starts with the function's name. nowhere returns "" if there is or may be a place
-// for a replica. The causes are:
+// for a replica. never is the result of [lackText] for the function. The causes are:
 //   - The budget denies the replica.
-//   - No node could hold it. never is the text of [lackText].
-//   - All devices that could hold it are barred.
+//   - No node could hold the replica.
+//   - All devices that could hold the replica are barred.
 func nowhere(w plan.Want, bars []plan.Bar, never string) (cause string) {
 	switch {
 	case len(w.Slots) > 0 || w.Short == "":

@@ -131,9 +131,9 @@ func (l *Local) room(f *former) plan.Slot {
 	return slot
 }
 
-// unrevived records that a revived replica did not start. It returns "" if another start follows,
-// or else why none does. counts says whether this was a failed start. It is false if something else
-// ended the start, or if the node is away. The caller holds l.mu.
+// unrevived records that a revived replica did not start. counts is true for a failed start. It is
+// false if something else ended the start, or if the node is away. unrevived returns why no other
+// start follows, or "" if one does. The caller holds l.mu.
 func (k *function) unrevived(revision uint64, now time.Time, failed error, counts bool) (cause string) {
 	f := k.formers[revision]
 	if f == nil {

@@ -109,9 +109,9 @@ func edges(p *pipeline.Pipeline) []plan.Edge {
 	return slices.Compact(out)
 }
 
-// quota is the CPU quota of a function's replicas, in thousandths of a core. While a change is
-// being rolled out, replicas differ; quota then holds the smallest value. now is 0 if that replica
-// has the declared quota. least is that quota in either case.
+// quota is the smallest CPU quota among a function's replicas, in thousandths of a core. Replicas
+// differ only while a change is being rolled out. least is the quota. now is 0 if it is the
+// declared quota, and equals least if a plan has set it.
 type quota struct{ now, least int }
 
 // add counts a replica, with the quota that was declared.

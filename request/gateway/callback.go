@@ -149,9 +149,9 @@ func (c *Callbacks) Close() {
 }
 
 // Deliver posts n to its URL. It adds X-Redelivered: true unless this is certainly the first
-// attempt. A 2xx status means that the receiver accepted n. A 429, a status from 500 and an error
-// of the connection mean that Deliver may be tried again. Any other status is final. If ctx ends
-// first, the attempt was cut short and does not count.
+// attempt. A 2xx status means that the receiver accepted n. After status 429, a status of 500 or
+// above, or a failed connection, Deliver may be called again. Any other status is final. If ctx
+// ends first, the attempt was cut short and does not count.
 func (c *Callbacks) Deliver(ctx context.Context, n Notice, try Try) Ending {
 	attempt := try.Attempt
 	err := c.post(ctx, n, try.Redelivered || attempt > 1)

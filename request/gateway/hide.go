@@ -12,7 +12,7 @@ const imageRoot = `/\.oci/roots/[0-9a-f]+/fs`
 
 // HidePaths returns a function that replaces paths in a text. It shortens the path of a file in an
 // unpacked image to the path that the function sees. It replaces the three folders with STATE,
-// IMAGES and RENDEZVOUS. In the folder rendezvous, replicas meet the gateway.
+// IMAGES and RENDEZVOUS. rendezvous is the folder of the socket where replicas meet the gateway.
 func HidePaths(state, images, rendezvous string) func(string) string {
 	type folder struct{ path, name string }
 	var all []folder

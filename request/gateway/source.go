@@ -254,7 +254,7 @@ func (s *source) end(until time.Time) bool {
 	return false
 }
 
-// endBody stops the reading of a call's body, which net/http requires before the handler returns.
+// endBody ends all reading of a call's body. net/http requires this before the handler returns.
 // status is the answer's status. The caller has flushed the answer, unless it will abort the
 // connection.
 func (c *call) endBody(w http.ResponseWriter, r *http.Request, status int) {

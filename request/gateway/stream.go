@@ -231,7 +231,7 @@ func failed(w http.ResponseWriter, c *call, terr *task.Error) int {
 
 // exchange runs one HTTP exchange with a replica. Afterwards, x holds its status or error, or
 // c.broken is set. A Read that waits for the client holds the lock of the body's state. So if ctx
-// ends before the caller has called release, that Read is ended.
+// ends before the caller has called release, the Read is cut short.
 func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.Request, x *exchange, body *source) (release func()) {
 	release = func() {}
 	out := *r

@@ -70,8 +70,8 @@ func (s *stalls) give(k stallKey) {
 
 // upload watches the body of a request to a function that speaks HTTP while the client sends it. It
 // starts the request's task when the body begins to arrive. It ends the request if the client's
-// silence delays other requests. It stops when the answer begins. From then on, only [Config.Stall]
-// limits the client's silence.
+// silence delays other requests. The watch stops when the answer begins. From then on, only
+// [Config.Stall] limits the client's silence.
 type upload struct {
 	g           *Gateway
 	function    pipeline.Key

@@ -29,7 +29,7 @@ const (
 	// are three cases:
 	//   - The replica got SIGKILL below its memory limit.
 	//   - The replica was a thread of a worker that ended.
-	//   - Its connection closed without a reported cause.
+	//   - The replica's connection closed without a reported cause.
 	EndUnclear End = ""
 	// EndItself means that the process exited, crashed, exceeded its memory limit or broke the
 	// protocol. One of its tasks may be the cause.

@@ -29,8 +29,8 @@ const (
 
 // CallParent returns the traceparent for the function that runs an attempt of a task: the request's
 // traceparent with the span id of the attempt. The span id is a hash of the request's span id, the
-// task's number and the attempt. So it is known before the attempt's span exists, and is computed
-// again when that span is created. CallParent returns an invalid traceparent unchanged.
+// task's number and the attempt. So the id is known before the attempt's span exists, and the span
+// gets the same id when it is created. CallParent returns an invalid traceparent unchanged.
 func CallParent(request string, number uint32, attempt uint8) string {
 	if len(request) != traceparentSize {
 		return request
