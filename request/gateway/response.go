@@ -196,9 +196,10 @@ next:
 	return string(b)
 }
 
-// batchTiming returns a second Server-Timing header, with one entry per call: the time in
-// milliseconds that the call worked, and in the description the number and size of its batch and
-// its replica. Only a client that sends the holder of the function's pin as X-Batch-Timing gets it.
+// batchTiming returns a second Server-Timing header, with one entry per call. An entry has the time
+// in milliseconds that the call worked. Its description has the number and size of the call's
+// batch, and the replica. Only a client that sends the holder of the function's pin as
+// X-Batch-Timing gets this header.
 func batchTiming(stages []task.Timing) string {
 	var out []string
 	for i := range stages {
