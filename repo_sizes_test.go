@@ -19,8 +19,8 @@ const (
 // size is how much a type has: methods, and fields of a struct (an embedded type is one).
 type size struct{ methods, fields int }
 
-// largeTypes may be larger than the limits, up to these sizes. Types may only shrink: lower a number
-// here when a type has, and delete the line once the limits hold.
+// largeTypes may be larger than the limits, up to these sizes. They may only shrink: when one does,
+// lower its number here, or delete its line if the limits hold.
 var largeTypes = map[string]size{
 	"autoscaler/plan.Function":     {7, 27},
 	"bench/load.Figures":           {1, 21},

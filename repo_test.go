@@ -47,10 +47,11 @@ func packages(t *testing.T) map[string]pkg {
 	}
 }
 
-// groups are the folders that hold Go packages, with the groups that their packages may import
-// beside internal and their own. Imports point one way: a group names earlier ones only. All are at
-// the top but two: simulators and running products are both loaded and drawn alike, so bench/load
-// and bench/chart come before sim, and benches after it.
+// groups lists the folders that hold Go packages. Packages of a group may import three things:
+// their own group, internal, and the groups that the field imports lists. That field has only
+// earlier groups, so imports point one way. All groups are top-level folders, except bench/chart
+// and bench/load. These two come before sim, because simulators and running products share them;
+// the rest of bench comes after sim.
 var groups = []struct {
 	name    string
 	imports []string
@@ -226,8 +227,9 @@ func TestTheProductNeedsNoEvaluation(t *testing.T) {
 	}
 }
 
-// reach returns what a room and the rooms that it imports, directly or not, import themselves: the import and one of its
-// importers. What the standard library imports in turn is its own business: fmt alone reaches os.
+// reach returns what a room imports, directly or through other packages of this module, each with
+// one of its importers. It leaves out what the standard library imports in turn: fmt alone reaches
+// os.
 func reach(all map[string]pkg, room string) map[string]string {
 	out := map[string]string{}
 	for _, dep := range append(all[room].Deps, module+room) {
@@ -304,8 +306,8 @@ func TestErrorsAreValues(t *testing.T) {
 	}
 }
 
-// TestOwnedModules checks the direct imports of modules that one package owns.
-func TestOwnedModules(t *testing.T) {
+// TestOwnedModulesHaveOneImporter checks the direct imports of modules that one package owns.
+func TestOwnedModulesHaveOneImporter(t *testing.T) {
 	owners := map[string][]string{
 		"github.com/nats-io/":                     {"request/queue"},
 		"github.com/openfaas/":                    {"provider"},
@@ -337,7 +339,7 @@ var pathRow = regexp.MustCompile("(?m)^\\| ([0-9]+) \\| `([a-z/]+)` \\| `([A-Za-
 const mostOnPath = 40
 
 // TestTheDeploymentPathIsInTheCode checks that each function of docs/deployment-path.md exists, and
-// that the function of the row that it comes from mentions it.
+// that it is called by the function of the row that the page says it comes from.
 func TestTheDeploymentPathIsInTheCode(t *testing.T) {
 	page, err := os.ReadFile("docs/deployment-path.md")
 	if err != nil {

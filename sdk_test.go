@@ -14,8 +14,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach"
 )
 
-// TestSDKIsComplete lists, inside the written SDK alone, what a stage binary is made of: it is what it is made of here, needs
-// no module that the SDK does not require, and has no tests. That it compiles and serves is tested with `stagecoach build`.
+// TestSDKIsComplete checks that package stage is made of the same files in the written SDK as here.
+// The SDK must require all modules that these files need, and have no tests. Tests of `stagecoach
+// build` check that the SDK compiles and serves.
 func TestSDKIsComplete(t *testing.T) {
 	dir := t.TempDir()
 	if err := stagecoach.WriteSDK(dir); err != nil {
@@ -66,7 +67,7 @@ func listed(t *testing.T, dir string) []string {
 	return all
 }
 
-func TestTemplates(t *testing.T) {
+func TestTemplatesHaveTheirFiles(t *testing.T) {
 	compiled := []string{"main.go", "function/handler.go"}
 	for lang, own := range map[string][]string{
 		"go-stage": compiled, "onnx-stage": compiled, "python3-stage": {"stage", "stagecoach/__init__.py", "function/handler.py", "function/requirements.txt"},

@@ -2,13 +2,15 @@
 // apply.
 //
 // A [Loop] ticks every second. When it is poked, for example to wake a function from zero, it ticks
-// within milliseconds. The decision of a tick is a function of the plan.Snapshot and of the memory
-// of the last applied plan. The policies are chosen by name and run by package policy.
+// within milliseconds. The decision of a tick depends only on the plan.Snapshot and on the memory
+// that policies returned with the last applied plan. Package policy runs the policies, which are
+// chosen by name.
 //
 //	Observer ──Snapshot──▶ allocate, correct (per domain) ─▶ share ─▶ place ─▶ warm
 //	                                       Applier ◀── Validate ◀──Plan──────────┘
 //
 // A [Recorder] writes each decision to a file. [ReplayRecord] makes the recorded decisions again.
 //
-// If a policy fails or panics in a domain, only that domain keeps its replicas as they are.
+// A domain is a set of pipelines that share functions. If a policy fails or panics in a domain,
+// only the functions of that domain keep their replicas as they are.
 package control

@@ -206,8 +206,9 @@ func stayed(stay []policy.Held) error {
 	return errors.Join(errs...)
 }
 
-// Last returns the plan applied last and its snapshot. Each Want's Why and Short say what was
-// decided and why. Both are zero before the first plan, and must not be changed.
+// Last returns the plan that was applied last, and its snapshot. Each Want's Why and Short give the
+// reasons for its decision. Plan and snapshot are zero before the first plan. The caller must not
+// change them.
 func (l *Loop) Last() (plan.Snapshot, plan.Plan) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

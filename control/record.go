@@ -29,8 +29,8 @@ type Decision struct {
 // Recorder gets every decision. Record must not block.
 type Recorder interface{ Record(d Decision) }
 
-// RecordVersion is the version of a record's lines. It changes with their form, or if an older
-// line's plan.Snapshot or plan.Plan would now mean something else.
+// RecordVersion is the version of a record's lines. It changes when the form of the lines changes,
+// or when a plan.Snapshot or plan.Plan in an older line would now mean something else.
 const RecordVersion = 1
 
 // record is a line of a record, in JSON.
@@ -81,9 +81,10 @@ func firstLines(err error) string {
 // recordQueue is how many decisions may wait to be written. Further ones are dropped.
 const recordQueue = 64
 
-// RecordFile is a Recorder that appends to a file. When the file has reached half of the limit, it
-// is renamed to FILE.1, which replaces an older one, and a new file is started. Decisions that come
-// too fast or cannot be written are dropped and counted, and logged once. [OpenRecord] makes one.
+// RecordFile is a Recorder that appends to a file; [OpenRecord] opens one. When the file reaches
+// half of the limit, it is renamed to FILE.1, which replaces the previous FILE.1, and a new file is
+// started. Decisions that come too fast or cannot be written are dropped and counted. Each series
+// of drops is logged once.
 type RecordFile struct {
 	path  string
 	limit int64 // bytes of both files

@@ -216,8 +216,8 @@ func TestRecordGoesOnAfterItsFileIsRemoved(t *testing.T) {
 	}
 }
 
-// TestSlowDiskDelaysNothing checks that while nobody reads the queue, Record returns, drops and
-// counts decisions, and logs that once.
+// TestSlowDiskDelaysNothing checks that Record returns at once while nobody reads the queue. It
+// drops and counts decisions, and logs that once.
 func TestSlowDiskDelaysNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // in a bubble, a Record that blocks is a deadlock
 		logged := &lines{}
@@ -247,8 +247,8 @@ func TestSlowDiskDelaysNothing(t *testing.T) {
 	})
 }
 
-// BenchmarkLine measures encoding one decision on so many functions, which the record's goroutine
-// does.
+// BenchmarkLine measures how long the record's goroutine takes to encode one decision, by the
+// number of functions.
 func BenchmarkLine(b *testing.B) {
 	for _, n := range []int{10, 100, 1000} {
 		b.Run(fmt.Sprint("functions=", n), func(b *testing.B) {

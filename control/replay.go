@@ -44,9 +44,10 @@ type Unread struct {
 // Same reports whether every decision was made again with the same result.
 func (r Replay) Same() bool { return len(r.Diffs) == 0 && len(r.Unread) == 0 }
 
-// ReplayRecord makes the decisions of a record again, with the policies that it names, and compares
-// the plans. Lines that this program cannot read, such as those of another version, are listed in
-// the result. The error comes from reading file.
+// ReplayRecord makes the decisions of a record again, with the policies that the record names, and
+// compares the plans. The result also lists the lines that this program cannot read, such as those
+// of another version. ReplayRecord returns an error if file cannot be read or has a line that is
+// too long.
 func ReplayRecord(file io.Reader) (Replay, error) {
 	out := Replay{Diffs: []Diff{}, Unread: []Unread{}}
 	sets := map[policy.Names]policy.Set{}

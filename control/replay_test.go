@@ -120,10 +120,10 @@ func FuzzReplay(f *testing.F) {
 	})
 }
 
-// TestTheRecordOfARealRun makes the recorded decisions of a real up again: a pipeline of four
-// stages, calm, under a burst, and calm again. If it fails, a policy decides differently, and the
-// differences say how. If that is intended, `make record` makes a new record, and the commit says
-// why.
+// TestTheRecordOfARealRun replays decisions that a real `stagecoach up` recorded: a pipeline of
+// four stages before, during and after a burst. If the test fails, a policy decides differently
+// now, and the output has the differences. If the change is intended, `make record` makes a new
+// record, and the commit gives the reason.
 func TestTheRecordOfARealRun(t *testing.T) {
 	path := filepath.Join("..", "autoscaler", "testdata", "record.jsonl")
 	b, err := os.ReadFile(path)

@@ -176,9 +176,9 @@ func (a *assembly) sort() {
 	}
 }
 
-// cycle returns the stages of a cycle in order, beginning with the first by name. It walks back
-// from a stage that could not be placed: such a stage always has a predecessor that could not be
-// placed either.
+// cycle returns the stages of a cycle in order, beginning with the first by name. left has, per
+// stage, the number of predecessors that [assembly.sort] has not placed. Each of these predecessors
+// has such predecessors too. So a walk from one to the next must reach a stage twice.
 func (a *assembly) cycle(left []int) []string {
 	i := slices.IndexFunc(left, func(n int) bool { return n > 0 })
 	var path []string

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestAsync(t *testing.T) {
+func TestAsyncAnnotations(t *testing.T) {
 	def := defaultAsync()
 	for name, tc := range map[string]struct {
 		annotations map[string]string

@@ -2,9 +2,9 @@
 // with one entry.
 //
 // [Parse] reads one function's declaration and refuses faults within that function. [Assemble]
-// combines the declarations of a namespace. Functions arrive in any order. So a fault of a graph (a
-// missing successor, two entries, a cycle) is not an error, but is listed in the pipeline's
-// [Fault]s. It disappears when the missing function is deployed.
+// combines the declarations of a namespace. Functions may be deployed in any order, so a fault of a
+// graph (a missing successor, two entries, a cycle) is not an error. The pipeline lists it as a
+// [Fault] until a deployment corrects it.
 //
 // The package is pure: it uses the standard library only and does no I/O.
 package pipeline

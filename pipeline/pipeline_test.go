@@ -81,9 +81,9 @@ func TestParseNamesEachBadField(t *testing.T) {
 	}
 }
 
-// TestNames compares names of functions and pipelines with Kubernetes' labels. Names that earlier
-// versions stored can still be read.
-func TestNames(t *testing.T) {
+// TestNewNamesAreKubernetesLabels compares names of functions and pipelines with Kubernetes'
+// labels. Names that earlier versions stored can still be read.
+func TestNewNamesAreKubernetesLabels(t *testing.T) {
 	long := strings.Repeat("a", 63)
 	for _, name := range []string{"a", "0", "a-b", "0-9", long} {
 		if _, err := Parse(name, "ns", nil, map[string]string{Prefix + "pipeline": name, Prefix + "next": name + "0"}); err != nil && len(name) < 63 {
@@ -289,10 +289,10 @@ func checkFaults(t *testing.T, p Pipeline) {
 	}
 }
 
-// TestRandomGraphs assembles graphs that are often faulty. Without faults, the order must be
-// topological, and the entry must reach every stage. In any case, the order of the functions must
-// not matter.
-func TestRandomGraphs(t *testing.T) {
+// TestRandomGraphsAreOrderedOrFaulty assembles graphs that are often faulty. Without faults, the
+// order must be topological, and the entry must reach every stage. In any case, the order of the
+// functions must not matter.
+func TestRandomGraphsAreOrderedOrFaulty(t *testing.T) {
 	good := 0
 	for seed := range uint64(3000) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -416,9 +416,9 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// TestTakesItems checks the default meaning of an array: a list of items for pipelines and for
-// functions with one call per item, and one document for other functions. The annotation of the
-// function or of the pipeline's entry overrides it.
+// TestTakesItems checks whether a JSON array is a list of items or one document. By default, it is
+// a list for pipelines and for functions with one call per item, and one document for all other
+// functions. The annotation of the function, or of the pipeline's entry, overrides the default.
 func TestTakesItems(t *testing.T) {
 	f := func(name, items string, each bool, next ...Edge) Function {
 		return Function{Name: name, Namespace: "ns", Pipelines: []string{"p"}, Items: items, Each: each, Next: next}

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestProbes(t *testing.T) {
+func TestProbeAnnotationsAreChecked(t *testing.T) {
 	for _, tc := range []struct{ key, value, want string }{
 		{"ready.http.path", "/ready", ""},
 		{"health.http.path", "/up,down", ""},

@@ -12,9 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestAFullDisk checks that an item that finds the disk full gets the error of a full store, with
-// the disk's name, and leaves no file.
-func TestAFullDisk(t *testing.T) {
+// TestFullDiskIsAFullStore checks that an item that finds the disk full gets the error of a full
+// store, with the disk's name, and leaves no file.
+func TestFullDiskIsAFullStore(t *testing.T) {
 	small := proctest.Disk(t, "4m")
 	d, err := tensor.OpenDir(filepath.Join(small, "blobs"), 1<<30)
 	if err != nil {

@@ -15,18 +15,18 @@ import (
 const binaryType = "application/octet-stream"
 
 // ItemsFromHTTP turns a body into items. A JSON array is a list of items. An object with tensors in
-// "inputs" or "outputs", as in the Open Inference Protocol v2, is one item of tensors. Anything
-// else is one item of bytes.
+// "inputs" or "outputs", as in the Open Inference Protocol v2, is one item of tensors. Any other
+// body is one item of bytes.
 //
-// In an array, strings are text items, {"contentType","base64"} is bytes, an object with such
-// tensors is tensors, and other values are JSON items. Bytes alias body.
+// An element of an array becomes one item. A string is text, {"contentType","base64"} is bytes, an
+// object with tensors as above is tensors, and any other value is JSON. Bytes alias body.
 func ItemsFromHTTP(contentType string, body []byte) (Activation, error) {
 	a, _, err := FromHTTP(contentType, body)
 	return a, err
 }
 
-// FromHTTP is [ItemsFromHTTP] and also returns what a request of the Open Inference Protocol says
-// about its answer, or nil if the body is no such request.
+// FromHTTP works like [ItemsFromHTTP]. It also returns what a request of the Open Inference
+// Protocol says about its answer, or nil if the body is no such request.
 func FromHTTP(contentType string, body []byte) (Activation, *Inference, error) {
 	trimmed := bytes.TrimLeft(body, space)
 	if !isJSON(contentType) || len(trimmed) == 0 {
@@ -136,10 +136,13 @@ func itemFromJSON(raw json.RawMessage) (Item, error) {
 	return Item{ContentType: "application/json", Bytes: raw}, nil
 }
 
-// ToHTTP makes a response's body. If there is one part with one byte item, the item is the body,
-// with its own content type. Several items become a JSON array, and several parts an object by the
-// parts' names. In these arrays and objects, JSON stays JSON, UTF-8 text becomes a string, other
-// bytes become {"contentType","base64"}, and tensors {"outputs":[…]}. Items must not be references.
+// ToHTTP makes the body of a response. If out is one part with one byte item, that item is the
+// body, with its own content type. Otherwise the body is JSON:
+//   - Several items are an array. Several parts are an object, by the parts' names.
+//   - An item of JSON stays JSON, and UTF-8 text is a string. Other bytes are
+//     {"contentType","base64"}, and tensors are {"outputs":[…]}.
+//
+// Items must not be references.
 func ToHTTP(out Input) (contentType string, body []byte, err error) {
 	if len(out) == 1 && len(out[0].Items) == 1 && out[0].Items[0].Tensors == nil && out[0].Items[0].Ref == nil {
 		it := out[0].Items[0]

@@ -276,9 +276,9 @@ func (inf *Inference) InJSON() *Inference {
 	return out
 }
 
-// Answer makes the answer to a request from out, the function's answer. If out is one item of
+// Answer makes the answer to a request from out, the function's output. If out is one item of
 // tensors, the answer has the outputs that the request selects. Selecting an output that does not
-// exist is a *FieldError. For any other out, Answer works like [ToHTTP]; it fails if the request
+// exist is a *FieldError. Any other out is encoded by [ToHTTP], or is a *FieldError if the request
 // selects outputs or names a model.
 func (inf *Inference) Answer(out Input) (Answer, error) {
 	if len(out) != 1 || len(out[0].Items) != 1 || out[0].Items[0].Tensors == nil {

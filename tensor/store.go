@@ -25,9 +25,10 @@ type Store interface {
 	Drop(owner string) error
 }
 
-// Dir is a Store of files in a folder, with one folder per owner. OpenDir removes what a crash left
-// behind, because those requests are gone too. Dir is safe for concurrent use. A Put during its
-// owner's Drop fails with ErrDropped, and a later one creates the owner again.
+// Dir is a Store of files in a folder, with one folder per owner. [OpenDir] deletes files that a
+// crash left behind, because their requests are gone too. Dir is safe for concurrent use. A Put
+// that runs or begins during its owner's Drop fails with ErrDropped. A Put after the Drop creates
+// the owner again.
 type Dir struct {
 	path  string
 	limit int64
@@ -204,12 +205,13 @@ func (d *Dir) file(ref Ref) string {
 	return filepath.Join(d.folder(ref.Owner), "b-"+url.PathEscape(ref.Blob))
 }
 
-// messageLimit is the total size in bytes of small items in one message above which the largest are
-// moved to the store.
+// messageLimit is the largest total size in bytes of a message's items. Above it, small items are
+// moved to the store too.
 const messageLimit = 1 << 20
 
 // Externalise returns a copy of a in which every item above InlineLimit is replaced by a reference
-// into s. Smaller ones are replaced too, as long as the rest has more than 1 MiB together.
+// into s. Smaller items are replaced too, from the first on, until the rest has at most 1 MiB
+// together.
 func Externalise(s Store, owner string, a Activation) (Activation, error) {
 	total, large := 0, false
 	for _, it := range a {

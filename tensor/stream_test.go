@@ -9,8 +9,8 @@ import (
 	"testing/iotest"
 )
 
-// TestStream checks that pieces make the same item as the whole.
-func TestStream(t *testing.T) {
+// TestStreamedPiecesMakeTheWholeItem checks that pieces make the same item as the whole.
+func TestStreamedPiecesMakeTheWholeItem(t *testing.T) {
 	t.Parallel()
 	d, err := OpenDir(t.TempDir(), 1<<20)
 	if err != nil {
@@ -33,8 +33,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// TestStreamEnds checks that a failed stream leaves nothing behind.
-func TestStreamEnds(t *testing.T) {
+// TestFailedStreamLeavesNothing checks that a failed stream leaves nothing behind.
+func TestFailedStreamLeavesNothing(t *testing.T) {
 	t.Parallel()
 	d, err := OpenDir(t.TempDir(), 100<<10)
 	if err != nil {

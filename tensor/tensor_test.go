@@ -385,8 +385,8 @@ func BenchmarkActivation(b *testing.B) {
 	})
 }
 
-// TestPutDuringDropLeavesNothing drops an owner while others put items into it,
-// and once more after the last Put, as a coordinator does for late replies.
+// TestPutDuringDropLeavesNothing drops an owner while others put items into it, and once more after
+// the last Put, as a coordinator does for late replies.
 func TestPutDuringDropLeavesNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "blobs")
 	s, err := OpenDir(dir, 1<<30)

@@ -12,9 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Apply carries out p. It orders missing replicas and releases those that p does not
-// want. It returns at once; replicas start and stop later. Functions that were redeployed or
-// removed since p's snapshot are left to the next plan.
+// Apply carries out p: it orders missing replicas and releases the replicas that p does not want.
+// It returns at once; replicas start and stop later. It skips functions that were redeployed or
+// removed since p's snapshot, because the next plan decides about them.
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	failed, err := l.apply(p, l.cfg.Functions.Functions())
 	if err != nil {
@@ -103,8 +103,8 @@ func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []failedFunctio
 	return failed, nil
 }
 
-// gather gives what is known of each function its spec and its replicas, until scatter takes them
-// back. It releases replicas of functions that are not deployed any more; l.mu is held.
+// gather adds each function's spec and replicas to its entry in l.functions, until scatter removes
+// them. It releases replicas of functions that are no longer deployed. The caller holds l.mu.
 func (l *Local) gather(specs []FunctionSpec) {
 	for i := range specs {
 		l.of(specs[i].Key).deployed = &specs[i]
@@ -138,9 +138,12 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 		}
 	}
 	keep := keeping(w.Slots)
-	// Until the wanted revision has a ready replica, the newest revision with a ready one serves.
-	// If the wanted revision finds no room now, the older one makes room. Replicas of other
-	// revisions only finish their calls; those that are not ready have none.
+	// Replicas of revisions that w does not want:
+	//   - The newest revision with a ready replica serves until w's revision has a ready replica.
+	//     If w has no slots, the older replicas are released earlier, to make room, unless no node
+	//     could hold w's revision.
+	//   - Starting replicas are released, except revived ones, for which requests wait.
+	//   - All other replicas are released. They finish their calls first.
 	serving := newest(have)
 	for _, r := range have {
 		switch {

@@ -16,9 +16,9 @@ import (
 const (
 	firstBar = 30 * time.Second
 	lastBar  = 10 * time.Minute
-	// tolerated is how many times replicas that had answered before may be out of memory before their
-	// device is barred. A single call may have been too large, which is no reason to bar the other
-	// replicas.
+	// tolerated is the number of times that a call may find a device out of memory before the
+	// device is barred. A single large call may be the cause, which is no reason to bar the device
+	// for other replicas.
 	tolerated = 2
 )
 
@@ -43,10 +43,15 @@ type bar struct {
 	tolerated int       // number of times that did not bar the device
 }
 
-// add keeps a function off devices of a node after a replica was out of memory at now. The replica
-// was ordered at begun. Replicas that were ordered before the latest bar count as the same failure.
-// Older revisions are ignored. call says that the replica had answered calls before, and still
-// lives. add returns the devices and the length of the bar.
+// add records that a replica of revision was out of memory at now, and bars the replica's devices
+// on node for its function. call says that the replica had answered calls before and still lives. A
+// device is not barred in these cases:
+//   - The function has a newer revision.
+//   - The replica was ordered (at begun) before the latest failure on the device. Both count as one
+//     failure.
+//   - call is true, and this is one of the first [tolerated] such failures on the device.
+//
+// add returns the barred devices and the end of the bar.
 func (b *bars) add(revision uint64, node string, devices []string, call bool, begun, now time.Time, cause string) (barred []string, until time.Time) {
 	if revision < b.revision {
 		return nil, until
@@ -112,8 +117,9 @@ func blamed(devices []string, short *task.MemoryError) []string {
 }
 
 // OutOfMemory reports that a replica's device had too little memory for a call. The replica is
-// released, and its function is kept off the device for a while. Without a device, it counts as a
-// failed start. OutOfMemory returns at once. It does nothing for an unknown replica.
+// released, and its function is kept off the device for a while. If the replica has no device, the
+// failure counts as a failed start. OutOfMemory returns at once. It does nothing for an unknown
+// replica.
 func (l *Local) OutOfMemory(replica string, short *task.MemoryError) {
 	l.mu.Lock()
 	r := l.replicas[replica]
@@ -130,8 +136,8 @@ func (l *Local) OutOfMemory(replica string, short *task.MemoryError) {
 	}
 }
 
-// bar keeps r's function off r's devices, once per replica. call is that of add. The caller holds
-// l.mu.
+// bar keeps r's function off r's devices, at most once per replica. call has the same meaning as
+// for add. The caller holds l.mu.
 func (l *Local) bar(r *replica, call bool, now time.Time, short *task.MemoryError) {
 	if r.starved || r.device == "" {
 		return
@@ -166,10 +172,12 @@ func (l *Local) Bars(function pipeline.Key) []plan.Bar {
 	return nil
 }
 
-// nowhere returns why a function has no place for a replica and will not have one soon, as a text
-// that follows its name. The reason is one of these: the budget denies it, no node could hold a
-// replica, or all remaining devices are barred for it. It returns "" if there is or may be a place.
-// never is the text of lackText, or empty.
+// nowhere returns why a function has no replica and will not get one soon. The text continues a
+// sentence that starts with the function's name. nowhere returns "" if there is or may be a place
+// for a replica. never is the result of [lackText] for the function. The causes are:
+//   - The budget denies the replica.
+//   - No node could hold the replica.
+//   - All devices that could hold the replica are barred.
 func nowhere(w plan.Want, bars []plan.Bar, never string) (cause string) {
 	switch {
 	case len(w.Slots) > 0 || w.Short == "":

@@ -17,7 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-func TestBars(t *testing.T) {
+func TestBarsGrowWithEachFailure(t *testing.T) {
 	t0 := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	at := func(s int) time.Time { return t0.Add(time.Duration(s) * time.Second) }
 	type add struct {
@@ -110,9 +110,9 @@ func (w *world) answered() []string {
 	return failed
 }
 
-// TestOutOfMemoryBarsTheDevice checks that the replica stops, that the function is placed
-// elsewhere, that waiting tasks are answered if there is no other place, and that the device is
-// tried again, less often each time.
+// TestOutOfMemoryBarsTheDevice checks that a replica that is out of memory stops, and that the next
+// replica gets another device. If all devices are barred, waiting tasks are answered. The device is
+// tried again after half a minute, and after longer if it fails again.
 func TestOutOfMemoryBarsTheDevice(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.twoDevices()
@@ -223,8 +223,9 @@ func TestOutOfMemoryAtTheStart(t *testing.T) {
 	})
 }
 
-// TestAReplicaThatDiesOutOfMemory checks that its device is barred too, whenever it dies, and that
-// without a device the function has failed.
+// TestAReplicaThatDiesOutOfMemory checks that the device is barred, even if the replica had been
+// ready for long or is not ready yet. Without a device, it checks that the death counts as a failed
+// start.
 func TestAReplicaThatDiesOutOfMemory(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.twoDevices()

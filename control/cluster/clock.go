@@ -2,9 +2,9 @@ package cluster
 
 import "time"
 
-// clock is the time of plans: the wall clock at its creation plus the time since. It does not jump
-// when the wall clock is set, so no function becomes idle or is retried earlier or later because of
-// that.
+// clock gives plans their time: the wall clock time at the clock's creation plus the monotonic time
+// since then. Setting the machine's wall clock does not change it, so idle times and back-offs keep
+// their lengths.
 type clock struct {
 	start time.Time // with its monotonic reading
 	wall  time.Time // then

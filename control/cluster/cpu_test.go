@@ -79,9 +79,9 @@ func TestCPUFollowsThePlan(t *testing.T) {
 	})
 }
 
-// TestCPUAsDeclared checks that a replica that was started with a smaller limit gets as many
-// threads as the declared limit can use, once that limit applies again.
-func TestCPUAsDeclared(t *testing.T) {
+// TestDeclaredCPULimitGivesThreadsBack checks that a replica that was started with a smaller limit
+// gets as many threads as the declared limit can use, once that limit applies again.
+func TestDeclaredCPULimitGivesThreadsBack(t *testing.T) {
 	for name, tc := range map[string]struct {
 		limit int
 		cpu   []int // limits of consecutive plans
@@ -108,9 +108,9 @@ func TestCPUAsDeclared(t *testing.T) {
 	}
 }
 
-// TestCPUAfterAHalf checks that a node is told the present limit again after the answer to an
-// earlier change was lost.
-func TestCPUAfterAHalf(t *testing.T) {
+// TestCPULimitIsSentAgainAfterALostAnswer checks that a node is told the present limit again after
+// the answer to an earlier change was lost.
+func TestCPULimitIsSentAgainAfterALostAnswer(t *testing.T) {
 	bubble(t, func(_ *testing.T, w *world, _ *Local) {
 		w.give(500)
 		w.setCPU = func(replica string) error {

@@ -1,9 +1,9 @@
 // Package cluster carries out plans on nodes that this process can reach, and observes the result.
 //
-// [Local] implements the observer and the applier of package control. It gets specs from
-// [Functions] and load from [Lines]. [Node] starts and stops processes, and [Replicas] gives them
-// work. Each replica has one goroutine, which takes it through its life and is the only one that
-// changes its state:
+// [Local] implements the observer and the applier of package control. It gets the functions' specs
+// from [Functions] and their load from [Lines]. It starts and stops processes with [Node], and
+// gives the replicas in them work with [Replicas]. One goroutine per replica takes the replica
+// through its states:
 //
 //	ordered ─▶ starting ─Start, Attach─▶ ready ─not wanted─▶ draining ─Drain─▶ Stop ─▶ gone
 //	              └──── failed ─▶ Stop     └── lost ─▶ Stop ─▶ gone

@@ -17,8 +17,9 @@ const (
 	// maxFailures is the number of consecutive failures after which waiting tasks fail, if no replica
 	// of the revision has ever been ready.
 	maxFailures = 3
-	// maxSameFailures is that number once a replica has been ready, for failures with the same cause.
-	// Then a few failures prove nothing: something else may be killing processes.
+	// maxSameFailures is the number of consecutive failures with the same cause after which waiting
+	// tasks fail in any case. If a replica has been ready, fewer failures prove nothing: something
+	// else may be killing processes.
 	maxSameFailures = 5
 	// jitter is the largest share by which a back-off is randomly shortened, so that functions that
 	// failed together do not restart together.
@@ -47,9 +48,10 @@ type failure struct {
 	plan.Failure
 }
 
-// add counts a failure of a replica at now. outside says that something else ended its process, so
-// the next start may succeed. Replicas that failed side by side count as one failure. Those of
-// older revisions do not count. chance is in [0, 1).
+// add counts a failure of r at now. Failures of older revisions do not count. Replicas that were
+// ordered before the latest failure count as the same failure. outside says that something else
+// ended the replica's process; the failure then does not count towards maxSameFailures. chance is a
+// random number in [0, 1) for the jitter.
 func (f *failure) add(r *replica, now time.Time, cause string, outside bool, chance float64) {
 	if r.spec.Revision < f.revision {
 		return
@@ -101,8 +103,9 @@ func (f *failure) became(revision uint64) {
 	f.ready = f.ready || revision == f.revision
 }
 
-// worked resets the count when a replica of the same revision answers that became ready after the
-// latest failure. If that replica soon ends without a request, the count continues.
+// worked records an answer of a replica that became ready at readySince. It resets the count if the
+// replica has the same revision and became ready after the latest failure. If the replica soon ends
+// without a request, the count continues.
 func (f *failure) worked(revision uint64, readySince time.Time) {
 	if revision == f.revision && f.Count > 0 && readySince.After(f.at) {
 		*f = failure{revision: f.revision, at: f.at, ready: true, before: f.Count}

@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-func TestStartsThatFail(t *testing.T) {
+func TestFailedStartsAreRetriedWithBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		broken := true
 		w.start = func(context.Context, node.Order) error {
@@ -212,8 +212,8 @@ func TestDeathsThatAreNoFailedStarts(t *testing.T) {
 	}
 }
 
-// TestRevisionThatWasReadyMayFailLonger checks that its requests wait for the next start, unless it
-// fails repeatedly for one cause.
+// TestRevisionThatWasReadyMayFailLonger checks that requests wait for the next start if the
+// revision has had a ready replica, unless its starts fail repeatedly for the same cause.
 func TestRevisionThatWasReadyMayFailLonger(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)

@@ -51,9 +51,9 @@ func (w *world) trouble(rng *rand.Rand) {
 	w.warm = func(ctx context.Context, _ *fakeNode) error { return chance(ctx) }
 }
 
-// TestRandomHistoryEndsAsPlanned lets functions come, change and go, replicas fail and die, and
-// plans be applied twice and late. At the end, cluster, nodes and dispatcher must have exactly what
-// the plan wants.
+// TestRandomHistoryEndsAsPlanned deploys, changes and removes functions at random. Replicas fail
+// and die, and plans are applied twice or late. At the end, the cluster, the nodes and the
+// dispatcher must have exactly the replicas that the plan wants.
 func TestRandomHistoryEndsAsPlanned(t *testing.T) {
 	for seed := range uint64(25) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {

@@ -45,9 +45,9 @@ func (l *Local) lacking(f *plan.Function, now time.Time) []plan.Lack {
 	return plan.Lacking(nodes, f)
 }
 
-// Lacking returns what no node has enough of for one replica of f, even if the node is empty. Nodes
-// that fell silent within the last minute count. It returns nil if a node could hold the replica,
-// and while no node is known.
+// Lacking returns the resources that no node has enough of for one replica of f, even if the node
+// is empty. Nodes that fell silent within the last minute count too. Lacking returns nil if a node
+// could hold the replica, if no node is known, and while nodes may still join after the start.
 func (l *Local) Lacking(f plan.Function) []plan.Lack {
 	var nodes []plan.Node
 	for _, n := range l.present() {

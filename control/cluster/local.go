@@ -38,13 +38,13 @@ type Config struct {
 	// Returns the last part of a replica's name: short, random, safe in file names; nil: five
 	// letters and digits.
 	NewID func() string
-	// CPU returns the present CPU use of the replicas of each of these functions together, in
-	// thousandths of a core. It leaves out functions that it cannot measure. It is called for
-	// functions that scale by CPU. Nil means that none can be measured.
+	// CPU returns the present CPU use of each function, in thousandths of a core, as the sum over
+	// its replicas. It leaves out functions that it cannot measure. It is called only for functions
+	// that scale by CPU. Nil means that no function can be measured.
 	CPU func(functions []pipeline.Key) map[pipeline.Key]float64
-	// Expected returns how many requests have yet to reach each function from earlier stages of
-	// their pipelines. It is called while a function is idle. Nil means that no function expects
-	// requests.
+	// Expected returns, per function, how many requests are still in earlier stages of its
+	// pipelines and have yet to reach it. It is called only while some function is idle. Nil means
+	// that no function expects requests.
 	Expected func() map[string]int
 	// Called when control should tick again, because a replica became ready or ended. It must not
 	// block, and may be nil.
@@ -57,8 +57,8 @@ type Config struct {
 	Metrics prometheus.Registerer
 
 	StartTimeout time.Duration // of a start, including loading; 0: 60 s
-	// For a replica to finish its calls, or until its requests' deadlines if they are later; 0: 30
-	// s.
+	// How long a replica may take to finish its calls; 0: 30 s. If its requests' deadlines are
+	// later, it may take until then.
 	DrainTimeout time.Duration
 	Grace        time.Duration // between SIGTERM and SIGKILL; 0: 2 s
 }
@@ -271,8 +271,8 @@ func (l *Local) place(s *plan.Snapshot, known []*function) {
 	}
 }
 
-// promise counts device memory as used that a replica has not reserved yet. At the moment of the
-// start it may count twice.
+// promise counts bytes of n's devices as used, for a replica that has not reserved them yet. At the
+// moment of the replica's start, the bytes may count twice.
 func promise(n *plan.Node, devices []string, bytes int64) {
 	if len(devices) == 0 {
 		return

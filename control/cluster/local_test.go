@@ -116,7 +116,7 @@ func TestOnlyTheChangedFunctionIsSkipped(t *testing.T) {
 	})
 }
 
-func TestARollingRedeploy(t *testing.T) {
+func TestOldRevisionServesDuringARedeploy(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(2)
 		w.set(func() { w.specs, w.attach = []FunctionSpec{spec("f", 2)}, after(time.Second) })
@@ -148,9 +148,9 @@ func TestARollingRedeploy(t *testing.T) {
 	})
 }
 
-// TestARedeployWithLittleRoom checks that if one of two new replicas finds room, the old ones serve
-// until it is ready.
-func TestARedeployWithLittleRoom(t *testing.T) {
+// TestRedeployWithLittleRoomKeepsOldReplicas checks that if one of two new replicas finds room, the
+// old ones serve until it is ready.
+func TestRedeployWithLittleRoomKeepsOldReplicas(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(2)
 		w.set(func() { w.specs, w.attach = []FunctionSpec{spec("f", 2)}, after(time.Second) })

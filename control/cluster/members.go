@@ -38,9 +38,9 @@ const (
 )
 
 const (
-	// missingFor is how long announcements must lack a ready replica before it counts as lost, and
-	// how long they may still list a stopped one. An announcement may be older than what is known
-	// here, and a broken connection reports a loss sooner.
+	// missingFor is how long an announcement may be out of date. A ready replica counts as lost
+	// when announcements have lacked it for this long. A stopped replica may be listed for this
+	// long without being stopped again. A broken connection reports a loss sooner.
 	missingFor = 2 * time.Second
 	// stopsAtATime bounds how many unknown replicas are stopped on a node at a time. The next
 	// announcement lists the others.
@@ -48,9 +48,9 @@ const (
 )
 
 // Join adds n, so that plans may place replicas there. It replaces a node with the same name, for
-// example after its daemon was restarted. A node that comes back after [Local.Leave] with known
-// replicas takes part from its first [Local.Running], which says which of them still run. Join does
-// not monitor n: the caller reports when n falls silent.
+// example after its daemon was restarted. If n returns after [Local.Leave] and has known replicas,
+// plans use it again only after its next [Local.Running], which says which of them still run. Join
+// does not monitor n: the caller calls Leave when n falls silent.
 func (l *Local) Join(n Node) {
 	name := n.Inventory().Name
 	if l.join(n, name, true) {
@@ -85,9 +85,9 @@ func (l *Local) join(n Node, name string, tell bool) bool {
 	return true
 }
 
-// Leave reports that a node is silent. It is in no Snapshot until it joins again. Its replicas are
-// hidden: they serve as long as their connections last, but they do not count and are not released.
-// Running starts continue until their timeout.
+// Leave reports that a node is silent. Snapshots leave the node out until it joins again. Its
+// replicas are hidden: they serve as long as their connections last, but plans neither count nor
+// release them. Starts that have begun continue until their timeout.
 func (l *Local) Leave(name string) {
 	hidden, ok := l.leave(name)
 	switch {
@@ -140,9 +140,10 @@ func (l *Local) dropLocked(n *member) {
 	delete(l.nodes, n.name)
 }
 
-// Running handles a node's announcement of its replicas. Hidden replicas that run are visible
-// again. Ready replicas that do not run any more are lost. Unknown replicas are stopped. Running
-// returns at once. It does nothing for an unknown node.
+// Running handles a node's announcement of the replicas that run there. Hidden replicas that run
+// become visible again. Ready replicas that no longer run are lost: at once if the node was away,
+// otherwise after missingFor. Unknown replicas are stopped. Running returns at once. It does
+// nothing for an unknown node.
 func (l *Local) Running(name string, replicas []string) {
 	if l.running(name, replicas) {
 		l.cfg.Changed()

@@ -279,9 +279,10 @@ func TestPhasesOfAStart(t *testing.T) {
 	})
 }
 
-// TestNodesComeAndGo lets nodes, processes, plans and announcements do anything. No replica may end
-// twice. Once all nodes are back, exactly the wanted replicas must run, and nothing else.
-func TestNodesComeAndGo(t *testing.T) {
+// TestWantedReplicasRunAfterNodesComeAndGo joins and removes nodes, ends processes, and applies
+// plans and announcements at random. No replica may end twice. Once all nodes are back, exactly the
+// wanted replicas must run.
+func TestWantedReplicasRunAfterNodesComeAndGo(t *testing.T) {
 	for seed := range uint64(25) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

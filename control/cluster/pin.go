@@ -16,13 +16,13 @@ var (
 	ErrInUse  = errors.New("cluster: in use")
 )
 
-// Quiet is how long a function must have had no request before it can be pinned, because a pin
-// takes it from its users.
+// Quiet is how long a function must have had no request before it can be pinned, because a pinned
+// function serves its users worse.
 const Quiet = profile.Quiet
 
-// Pin keeps a function at one replica with a given CPU limit, so that it can be measured. It is a
-// lease: if it is not renewed, the next plan ignores it. While it lasts, nothing counts as measured
-// for policies.
+// Pin keeps a function at one replica with a given CPU limit, so that the function can be measured.
+// A pin is a lease: it ends at Until unless its holder renews it. While the pin lasts, policies get
+// no new measurements of the function.
 type Pin struct {
 	Holder   string
 	CPUMilli int // thousandths of a core; 0: as declared

@@ -10,9 +10,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// TestPin checks that while a function is pinned, a policy may give it only one replica, with the
-// pin's CPU limit. After Unpin or the end of the lease, everything must be as before.
-func TestPin(t *testing.T) {
+// TestPinKeepsOneReplica checks that while a function is pinned, a policy may give it only one
+// replica, with the pin's CPU limit. After Unpin or the end of the lease, everything must be as
+// before.
+func TestPinKeepsOneReplica(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		limits := func() (least, most int, profile []plan.Point) {
 			t.Helper()

@@ -134,9 +134,9 @@ func (d deployed) Pipelines() []pipeline.Pipeline { return nil }
 
 const patience = time.Minute
 
-// TestRealParts uses real processes, NATS, the dispatcher and the control loop: wake, answer,
-// survive a kill, sleep.
-func TestRealParts(t *testing.T) {
+// TestRealPartsWakeAnswerAndSleep uses real processes, NATS, the dispatcher and the control loop:
+// wake, answer, survive a kill, sleep.
+func TestRealPartsWakeAnswerAndSleep(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	server, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: log})
 	if err != nil {

@@ -45,9 +45,9 @@ func (k *function) remember(spec FunctionSpec, slot plan.Slot) {
 	}
 }
 
-// Revive starts a replica of a revision that plans no longer want, because requests began on it and
-// its last replica was lost. It returns at once. If no such replica can be started, it calls
-// NoReplica of [Lines].
+// Revive starts a replica of a revision that plans no longer want. It is called when requests have
+// begun on the revision and its last replica was lost. Revive returns at once. If no replica of the
+// revision can be started, NoReplica of [Lines] is called.
 func (l *Local) Revive(function pipeline.Key, revision uint64) {
 	l.mu.Lock()
 	var f *former
@@ -110,9 +110,9 @@ func (l *Local) serves(function pipeline.Key, revision uint64) bool {
 	return false
 }
 
-// room returns the slot of the latest replica of f. If the slot's node is away and it has no
-// device, room moves it to another node, to a different one after each failed start. The caller
-// holds l.mu.
+// room returns the slot for the next replica of f, which is the slot of its latest replica. If that
+// slot has no device and its node is away, room chooses a present node, and a different one after
+// each failed start. The caller holds l.mu.
 func (l *Local) room(f *former) plan.Slot {
 	slot := f.slot
 	slot.Replica = ""
@@ -131,9 +131,9 @@ func (l *Local) room(f *former) plan.Slot {
 	return slot
 }
 
-// unrevived records that a revived replica did not start. counts is false if something else ended
-// the start, or if the node is away. It returns why no other start is tried, or "" if there is
-// another try. The caller holds l.mu.
+// unrevived records that a revived replica did not start. counts is true for a failed start. It is
+// false if something else ended the start, or if the node is away. unrevived returns why no other
+// start follows, or "" if one does. The caller holds l.mu.
 func (k *function) unrevived(revision uint64, now time.Time, failed error, counts bool) (cause string) {
 	f := k.formers[revision]
 	if f == nil {

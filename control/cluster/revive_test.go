@@ -23,9 +23,9 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// TestAnUpdateOfAnUpdate checks three revisions. Replicas of the middle one that are not ready end
-// at once, and the oldest ones serve until a newer one does.
-func TestAnUpdateOfAnUpdate(t *testing.T) {
+// TestStartingReplicasOfASkippedRevisionEnd checks three revisions. Replicas of the middle one that
+// are not ready end at once, and the oldest ones serve until a newer one does.
+func TestStartingReplicasOfASkippedRevisionEnd(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(2)
 		w.set(func() { w.specs, w.attach = []FunctionSpec{spec("f", 2)}, after(time.Second) })
@@ -63,9 +63,9 @@ func redeployed(w *world) {
 	w.l.Revive(functionF, 1)
 }
 
-// TestRevive starts a replica of an old revision beside the wanted one. No plan may end it before
-// it is ready.
-func TestRevive(t *testing.T) {
+// TestReviveStartsAnOldRevision starts a replica of an old revision beside the wanted one. No plan
+// may end it before it is ready.
+func TestReviveStartsAnOldRevision(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		var orders []node.Order
 		w.set(func() {
@@ -94,9 +94,9 @@ func TestRevive(t *testing.T) {
 	})
 }
 
-// TestReviveAgain checks that the dispatcher asks again when the replica is lost, even before the
-// cluster knows that it has ended.
-func TestReviveAgain(t *testing.T) {
+// TestRevivedReplicaThatIsLostIsStartedAgain checks that the dispatcher asks again when the replica
+// is lost, even before the cluster knows that it has ended.
+func TestRevivedReplicaThatIsLostIsStartedAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		redeployed(w)
 		w.set(func() { w.drain = after(5 * time.Second) })
@@ -110,7 +110,7 @@ func TestReviveAgain(t *testing.T) {
 	})
 }
 
-func TestReviveGivesUp(t *testing.T) {
+func TestReviveGivesUpAfterFailedStarts(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		redeployed(w)
 		starts := 0
@@ -135,9 +135,10 @@ func TestReviveGivesUp(t *testing.T) {
 	})
 }
 
-// TestReviveElsewhere checks that a replica of an old revision starts on the node of the previous
-// one, or on another node if that one is away and no device is needed.
-func TestReviveElsewhere(t *testing.T) {
+// TestReviveUsesAnotherNodeIfItsNodeIsAway checks that a replica of an old revision starts on the
+// node of the previous replica. If that node is away and no device is needed, the replica starts on
+// another node.
+func TestReviveUsesAnotherNodeIfItsNodeIsAway(t *testing.T) {
 	for device, want := range map[string]string{"": "1 on b", "gpu-0": "told 1: no replica of revision 1 has started within 1m0s; the last failure: node \"a\" is away"} {
 		synctest.Test(t, func(t *testing.T) {
 			w, l := newWorld(t, "a", "b")
@@ -208,8 +209,8 @@ func TestRevivalLeavesTheStatusOfTheDeployedRevision(t *testing.T) {
 	})
 }
 
-// TestKilledRevivals checks that starts that something else ends are retried.
-func TestKilledRevivals(t *testing.T) {
+// TestKilledRevivalsAreRetried checks that starts that something else ends are retried.
+func TestKilledRevivalsAreRetried(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		redeployed(w)
 		starts := 0

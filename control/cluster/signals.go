@@ -109,9 +109,9 @@ func edges(p *pipeline.Pipeline) []plan.Edge {
 	return slices.Compact(out)
 }
 
-// quota is what a function's replicas may use, in thousandths of a core. now is their quota if a
-// plan has changed it, and 0 if they have what was declared. While a change is on its way replicas
-// differ; then it is the least.
+// quota is the smallest CPU quota among a function's replicas, in thousandths of a core. Replicas
+// differ only while a change is being rolled out. least is the quota. now is 0 if it is the
+// declared quota, and equals least if a plan has set it.
 type quota struct{ now, least int }
 
 // add counts a replica, with the quota that was declared.

@@ -112,7 +112,7 @@ func TestASnapshotIsJSON(t *testing.T) {
 	}
 }
 
-func TestTargets(t *testing.T) {
+func TestTargetsHaveTheMeasuredLoad(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, _ *Local) {
 		is := plan.Signals{Demand: plan.Demand{Known: true, Rate: 70}, Waiting: 5, Running: 3}
 		for name, tc := range map[string]struct {
@@ -166,7 +166,7 @@ func (w *world) metric(name string) float64 {
 	return 0
 }
 
-func TestEdges(t *testing.T) {
+func TestEdgesSkipUnknownStages(t *testing.T) {
 	stage := func(name string, next ...string) pipeline.Stage {
 		s := pipeline.Stage{Function: pipeline.Function{Name: name, Namespace: "ns"}}
 		for _, to := range next {
@@ -191,7 +191,7 @@ func TestEdges(t *testing.T) {
 	}
 }
 
-func TestStarts(t *testing.T) {
+func TestStartsAverageRecentTimes(t *testing.T) {
 	var s starts
 	for i := range 100 {
 		s.add("fork", 10*time.Millisecond)
@@ -274,7 +274,7 @@ func TestObserveHasStartsAndCPU(t *testing.T) {
 	})
 }
 
-func TestBudget(t *testing.T) {
+func TestObserveHasTheBudget(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		if got := w.observe().Budget; got != 0 {
 			t.Errorf("budget %d, want none", got)

@@ -83,9 +83,9 @@ func TestStandingIsOfTheDeployedRevision(t *testing.T) {
 	})
 }
 
-// TestWantedBeforeAPlan checks that the wanted count is right before a plan knows of a deploy, a
-// wish or a pin.
-func TestWantedBeforeAPlan(t *testing.T) {
+// TestWantedIsRightBeforeAPlan checks that the wanted count is right before a plan knows of a
+// deploy, a wish or a pin.
+func TestWantedIsRightBeforeAPlan(t *testing.T) {
 	const never = 0 // no plan yet
 	asleep := pipeline.Scale{Min: 2, Max: 10, Zero: true, ZeroAge: time.Minute}
 	for name, c := range map[string]struct {
@@ -134,8 +134,8 @@ func TestWantedBeforeAPlan(t *testing.T) {
 	}
 }
 
-// TestWantedWhileAsleep checks that an update wakes nothing, and a wish does.
-func TestWantedWhileAsleep(t *testing.T) {
+// TestUpdateOfASleepingFunctionWantsNothing checks that an update wakes nothing, and a wish does.
+func TestUpdateOfASleepingFunctionWantsNothing(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		scale := pipeline.Scale{Min: 1, Max: 10, Zero: true, ZeroAge: time.Minute}
 		w.deploy(1, scale)
@@ -186,9 +186,9 @@ func TestFailuresAreOfTheDeployedRevision(t *testing.T) {
 	})
 }
 
-// TestStandingOutOfMemory checks that a revision that was out of memory on its only device has
-// nowhere to go.
-func TestStandingOutOfMemory(t *testing.T) {
+// TestRevisionOutOfMemoryOnItsOnlyDeviceHasNoPlace checks that a revision that was out of memory on
+// its only device has nowhere to go.
+func TestRevisionOutOfMemoryOnItsOnlyDeviceHasNoPlace(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.set(func() {
 			w.nodes["a"].devices, w.specs[0].GPU = []plan.Device{{ID: "gpu0", Memory: 1 << 30}}, 1
@@ -222,9 +222,9 @@ func (w *world) short() {
 	synctest.Wait()
 }
 
-// TestFunctionThatNoNodeCouldHold checks that requests for a function that no known node could hold
-// get the cause at once. A full node, and a node that fell silent a moment ago, could still hold
-// it.
+// TestFunctionThatNoNodeCouldHold checks that requests for a function get the cause at once if no
+// known node could hold it. Full nodes, and nodes that fell silent within the last minute, count as
+// nodes that could hold it.
 func TestFunctionThatNoNodeCouldHold(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		needs := func(bytes int64) { w.set(func() { w.specs[0].Memory = bytes }) }
@@ -264,8 +264,8 @@ func TestFunctionThatNoNodeCouldHold(t *testing.T) {
 	})
 }
 
-// TestNoAnswerWhileAReplicaServes checks that a replica that is out of sight serves on, whatever no
-// node could hold.
+// TestNoAnswerWhileAReplicaServes checks that waiting tasks are not answered while a hidden replica
+// serves, even if no node could hold a new one.
 func TestNoAnswerWhileAReplicaServes(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)
@@ -280,8 +280,8 @@ func TestNoAnswerWhileAReplicaServes(t *testing.T) {
 	})
 }
 
-// TestOldRevisionServesIfNoNodeCouldHoldTheNewOne checks that a revision that has no place anywhere
-// replaces none.
+// TestOldRevisionServesIfNoNodeCouldHoldTheNewOne checks that an old revision is not replaced by a
+// revision that no node could hold.
 func TestOldRevisionServesIfNoNodeCouldHoldTheNewOne(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.want(1)

@@ -20,8 +20,8 @@ type ticker struct {
 	parts map[string]time.Duration
 }
 
-// newTicker returns a ticker whose cluster is in pipelines of five stages that are busy, and have
-// the replicas that they need. Nodes and lines are made up.
+// newTicker returns a ticker over a cluster with pipelines of five stages. All stages are busy and
+// have the replicas that they need. Nodes and lines are fakes.
 func newTicker(t testing.TB, stages int) *ticker {
 	var nodes []string
 	for i := range max(stages/20, 1) {
@@ -89,8 +89,9 @@ func BenchmarkTick(b *testing.B) {
 	}
 }
 
-// TestAllocationsPerTick bounds how often a tick asks for memory, per stage. Most of a tick is
-// making and collecting memory, so this keeps it short whatever else runs on the machine.
+// TestAllocationsPerTick bounds the number of allocations per stage in a tick. Most of a tick's
+// time is spent on allocation and garbage collection. Unlike the time, the number does not depend
+// on the machine's load.
 func TestAllocationsPerTick(t *testing.T) {
 	const stages, most = 200, 22
 	k := newTicker(t, stages)
@@ -102,8 +103,8 @@ func TestAllocationsPerTick(t *testing.T) {
 	}
 }
 
-// processorTime returns what the process has used so far. Unlike the clock, it does not count other
-// processes.
+// processorTime returns the CPU time that the process has used so far. Unlike the clock, it does
+// not count other processes.
 func processorTime(b *testing.B) time.Duration {
 	b.Helper()
 	var u syscall.Rusage

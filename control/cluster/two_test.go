@@ -31,9 +31,10 @@ func (a *thinker) Apply(ctx context.Context, p plan.Plan) error {
 	return err
 }
 
-// TestTwoAutoscalers runs two loops on one cluster. The slower one must be refused and say so,
-// nothing may be started twice, and when the faster one ends, the other must go on.
-func TestTwoAutoscalers(t *testing.T) {
+// TestSlowerAutoscalerIsRefused runs two loops on one cluster. The plans of the slower one must be
+// refused, and it must say so. Nothing may be started twice. When the faster one ends, the other
+// must go on.
+func TestSlowerAutoscalerIsRefused(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		autoscaler := func(thinks time.Duration) (a *thinker, log *strings.Builder, stop func()) {
 			// Used by the loop's goroutine alone until stop.

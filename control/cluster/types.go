@@ -30,10 +30,10 @@ type Lines interface {
 	// Signals returns the measurements of a function as of now.
 	Signals(function pipeline.Key, now time.Time) plan.Signals
 	// PauseMeasuring ignores all measurements of a function until the given time. The zero time
-	// ends that.
+	// ends the pause.
 	PauseMeasuring(function pipeline.Key, until time.Time)
-	// Fail answers the waiting tasks of a function task.Unavailable with the cause, if this
-	// revision is deployed. Later tasks wait again.
+	// Fail answers the waiting tasks of a function with task.Unavailable and the cause, if this
+	// revision is deployed. Tasks that arrive later wait again.
 	Fail(function pipeline.Key, revision uint64, cause string)
 	// NoReplica answers the tasks that wait for a revision with task.Redeployed and the cause. The
 	// revision is no longer deployed, and no replica of it can be started.
@@ -42,8 +42,8 @@ type Lines interface {
 
 // Replicas gives replicas work; dispatch.Shell implements it.
 type Replicas interface {
-	// Attach takes ownership of conn, even if it fails. It returns when the replica is ready.
-	// revision is the one of the spec that the replica was started from.
+	// Attach takes ownership of conn, even if it fails. It returns when the replica is ready. The
+	// replica was started from the function's spec of this revision.
 	Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, conn wire.Socket) (wire.Hello, error)
 	// Drain gives a replica no new tasks, and returns when it has no tasks left or was lost.
 	Drain(ctx context.Context, function pipeline.Key, replica string) error
@@ -53,16 +53,16 @@ type Replicas interface {
 	// Lost reports why a replica's process ended. It returns whether the replica had calls that it
 	// had not answered. Reporting a replica that is not attached does nothing.
 	Lost(function pipeline.Key, replica string, death task.Death) (busy bool)
-	// Threads asks a replica to compute with n threads. It has no effect if the replica has as
-	// many, or cannot have more.
+	// Threads asks a replica to compute with n threads. It has no effect if the replica already has
+	// n threads, or cannot have more.
 	Threads(function pipeline.Key, replica string, n int) error
 }
 
 // Node is a machine's KeysManager.
 type Node interface {
-	// Start starts a replica: as a fork of a zygote if there is one, which may have to be loaded
-	// first. It ends early when ctx ends. progress is called for each phase that has ended; it may
-	// be nil.
+	// Start starts a replica. If its function has a zygote, the replica is a fork of that zygote,
+	// which is loaded first if necessary. Start ends early when ctx ends. progress is called after
+	// each phase; it may be nil.
 	Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error)
 	// Stop ends a replica's process, with SIGKILL after grace. It is no error if the replica does
 	// not run.

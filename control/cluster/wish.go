@@ -17,9 +17,10 @@ type wish struct {
 	rev      uint64 // of the first Snapshot with this wish; 0: none yet
 }
 
-// Scale sets the least number of replicas of a function by hand, until the next call or redeploy.
-// Load may add more. A function that may scale to zero still does so when it is idle. Zero puts any
-// function to sleep until its next request. Scale returns when the wish is recorded.
+// Scale sets the minimum number of a function's replicas by hand. It holds until the next Scale or
+// the next deploy of the function. Load may add more replicas. A function that may scale to zero
+// still does so when it is idle. Scale to zero puts any function to sleep until its next request.
+// Scale returns when the wish is recorded, before any replica starts or stops.
 func (l *Local) Scale(_ context.Context, function pipeline.Key, replicas int) error {
 	l.mu.Lock()
 	closed := l.closed

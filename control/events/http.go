@@ -16,8 +16,8 @@ const (
 )
 
 // ServeHTTP streams events as text/event-stream until the client leaves or the hub is closed. The
-// query parameters function and namespace select events. The header Last-Event-ID asks for the
-// events after that one.
+// query parameters function and namespace select events. With the header Last-Event-ID, the stream
+// begins after the event with that id.
 func (h *Hub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	l, replay, gone, open := h.listen(filter{q.Get("function"), q.Get("namespace")}, r.Header.Get("Last-Event-ID"))

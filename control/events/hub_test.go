@@ -82,9 +82,9 @@ func (r *reader) want(kinds ...string) (last string) {
 	return last
 }
 
-// TestStream listens, leaves, and comes back with the id of the last event. It must see all events
-// in order. Filters must select.
-func TestStream(t *testing.T) {
+// TestReturningListenerGetsAllEvents listens, leaves, and comes back with the id of the last event.
+// The listener must see all events that its filter selects, in order.
+func TestReturningListenerGetsAllEvents(t *testing.T) {
 	h := New(7)
 	s := httptest.NewServer(h)
 	defer s.Close()
@@ -173,8 +173,8 @@ func TestSlowReaderIsCutOff(t *testing.T) {
 	}
 }
 
-// TestHeartbeat checks that comments are sent while nothing happens.
-func TestHeartbeat(t *testing.T) {
+// TestIdleStreamSendsComments checks that comments are sent while nothing happens.
+func TestIdleStreamSendsComments(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, w := New(1), httptest.NewRecorder()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*heartbeat+time.Second)

@@ -1,9 +1,9 @@
 // Package telemetry sends OpenTelemetry spans of requests and of replicas' starts to a collector,
 // over OTLP/HTTP.
 //
-// It is off unless a collector is configured. [Open] then returns a [Tracer]. [Tracer.Begin] starts
-// the span of a request and says which trace context its calls carry. [Span.End] gets the
-// coordinator's measurements and creates the rest of the tree:
+// [Open] returns a [Tracer], or nil if no collector is configured. [Tracer.Begin] starts the span
+// of a request and says which trace context its calls carry. [Span.End] gets the coordinator's
+// measurements and creates the rest of the tree:
 //
 //	request (server)                      gateway: from the headers to the answer
 //	└─ call NAME (client)                 one per attempt: replica, attempt, batch
@@ -13,8 +13,8 @@
 //
 //	replica start                         a separate trace: load, fork or spawn, load, place
 //
-// The cores of flow and dispatch know nothing of spans, which are created when a request has ended
-// (docs/adr/0019). The standard variables apply: OTEL_EXPORTER_OTLP_*, OTEL_TRACES_SAMPLER,
-// OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED. Spans that the collector does not
-// take in time are dropped and counted. Nobody waits for it.
+// The spans of calls are created when the request has ended, so the cores of flow and dispatch know
+// nothing of spans (docs/adr/0019). The standard variables apply: OTEL_EXPORTER_OTLP_*,
+// OTEL_TRACES_SAMPLER, OTEL_RESOURCE_ATTRIBUTES, OTEL_SERVICE_NAME, OTEL_SDK_DISABLED. Requests
+// never wait for the collector: spans that it does not take in time are dropped and counted.
 package telemetry

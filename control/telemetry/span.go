@@ -28,8 +28,8 @@ type Span struct {
 }
 
 // Begin starts the span of a request that came at start. Its parent is the span in the client's W3C
-// headers, if there is one. The sampler decides whether it is recorded; the default is to follow
-// the client.
+// headers, if there is one. The sampler decides whether the new span is recorded. By default it is
+// recorded if the client's span is, and always if there is none.
 func (t *Tracer) Begin(start time.Time, traceparent, tracestate string) *Span {
 	ctx := context.Background()
 	w3c := propagation.TraceContext{}

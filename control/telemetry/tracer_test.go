@@ -44,8 +44,9 @@ func shut(t *testing.T, tr *Tracer) {
 	}
 }
 
-// TestOff checks that tracing is off by default, and if the standard's variables say so.
-func TestOff(t *testing.T) {
+// TestTracingIsOffByDefault checks that tracing is off by default, and if the standard's variables
+// say so.
+func TestTracingIsOffByDefault(t *testing.T) {
 	for name, env := range map[string][2]string{
 		"nothing is set":   {},
 		"the SDK is off":   {"OTEL_SDK_DISABLED", "true"},
@@ -64,9 +65,9 @@ func TestOff(t *testing.T) {
 	}
 }
 
-// TestTree ends a request with two attempts on a replica that had to be started, and checks the
-// spans at the collector.
-func TestTree(t *testing.T) {
+// TestSpansOfARequestFormATree ends a request with two attempts on a replica that had to be
+// started, and checks the spans at the collector.
+func TestSpansOfARequestFormATree(t *testing.T) {
 	r := otlptest.Start(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", r.URL)
 	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
@@ -160,9 +161,9 @@ func TestTree(t *testing.T) {
 	}
 }
 
-// TestSampling checks that a request that the client does not sample has no spans, and that its
-// functions are told so.
-func TestSampling(t *testing.T) {
+// TestUnsampledRequestHasNoSpans checks that a request that the client does not sample has no
+// spans, and that its functions are told so.
+func TestUnsampledRequestHasNoSpans(t *testing.T) {
 	r := otlptest.Start(t)
 	tr := open(t, r.URL)
 	not := strings.TrimSuffix(client, "01") + "00"

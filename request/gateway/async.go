@@ -97,10 +97,10 @@ type Retry struct {
 	MinWait, MaxWait time.Duration // wait before the second run; longest wait between two runs
 }
 
-// wait returns how long to wait after a failed attempt. Attempts count from 1. The wait doubles
-// with each attempt and varies randomly by half, so that requests that failed together do not
-// return together. said is the wait that the function asked for, which replaces the computed one;
-// 0: none.
+// wait returns how long to wait after a failed attempt; attempts count from 1. The wait starts at
+// MinWait and doubles with each attempt. If said is not 0, it is the wait that the function asked
+// for, and replaces the computed one. The wait varies randomly by up to half, so that requests that
+// failed together do not return together. It is always between MinWait and MaxWait.
 func (r Retry) wait(attempt int, said time.Duration) time.Duration {
 	d := min(r.MinWait<<min(attempt-1, 16), r.MaxWait)
 	if said > 0 {
@@ -129,9 +129,9 @@ type Try struct {
 	Redelivered bool // an earlier process may have started or finished this attempt
 }
 
-// Work runs an entry of the journal once. The function gets the number of the attempt as X-Attempt.
-// It gets X-Redelivered: true if an earlier process may have started this attempt. If ctx ends
-// first, the run was cut short and does not count.
+// Work runs an entry of the journal once. The function gets the number of the attempt as X-Attempt,
+// and X-Redelivered: true if an earlier process may have started this attempt. If ctx ends first,
+// the run was cut short and does not count as an attempt.
 func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Ending {
 	r, start, attempt := e.Request, time.Now(), try.Attempt
 	r.Deadline = start.Add(e.Timeout)

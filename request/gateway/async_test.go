@@ -22,7 +22,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-func TestAccept(t *testing.T) {
+func TestAcceptJournalsRequest(t *testing.T) {
 	f := newFront(t, nil)
 	w := f.do(http.MethodPost, "/async-function/echo/p?q=1", "hello", "X-Callback-Url", "http://127.0.0.1:1/cb", "X-Call-Id", "mine",
 		"X-Timeout", "5s", "Content-Type", "text/plain")
@@ -45,7 +45,7 @@ func TestAccept(t *testing.T) {
 	}
 }
 
-func TestAcceptRefuses(t *testing.T) {
+func TestAcceptRefusesInvalidRequests(t *testing.T) {
 	f := newFront(t, nil)
 	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodHead} {
 		if w := f.do(method, "/async-function/echo", ""); w.Code != http.StatusMethodNotAllowed || w.Header().Get("Allow") != http.MethodPost {
@@ -110,8 +110,8 @@ func TestEntryBinary(t *testing.T) {
 	}
 }
 
-// TestEntryOfTheFirstVersion checks that entries accepted by the first version still run.
-func TestEntryOfTheFirstVersion(t *testing.T) {
+// TestEntryOfTheFirstVersionStillRuns checks that entries accepted by the first version still run.
+func TestEntryOfTheFirstVersionStillRuns(t *testing.T) {
 	const head = `{"id":"a.b","target":"echo.openfaas-fn","traceparent":"t","header":[{"Name":"N","Value":"v"}],"callId":"a","name":"echo",` +
 		`"timeout":1000000000,"callback":"http://x","inside":true,"accepted":"1970-01-01T00:00:01.000000002Z"}`
 	input := tensor.Activation{{ContentType: "text/plain", Bytes: []byte("x")}}
@@ -174,7 +174,7 @@ func (r *receiver) RoundTrip(req *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: status, Body: http.NoBody, Header: http.Header{"Location": {"http://elsewhere"}}, Request: req}, nil
 }
 
-func TestWork(t *testing.T) {
+func TestWorkRetriesAsConfigured(t *testing.T) {
 	ok := func(_ context.Context, r task.Request) (*task.Response, *task.Error) { return echo(r), nil }
 	fails := func(e task.Error) func(context.Context, task.Request) (*task.Response, *task.Error) {
 		return func(context.Context, task.Request) (*task.Response, *task.Error) { return nil, &e }
@@ -330,7 +330,7 @@ func FuzzNotice(f *testing.F) {
 	})
 }
 
-func TestDeliver(t *testing.T) {
+func TestDeliverRetriesUnlessRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		answer, attempt int
 		err, again      bool

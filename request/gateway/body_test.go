@@ -75,9 +75,9 @@ func TestLargeBodyIsSpooled(t *testing.T) {
 	}
 }
 
-// TestBodyMemory checks that the memory of all bodies is bounded, and that ended requests release
-// theirs.
-func TestBodyMemory(t *testing.T) {
+// TestBodyMemoryIsBounded checks that the memory of all bodies is bounded, and that ended requests
+// release theirs.
+func TestBodyMemoryIsBounded(t *testing.T) {
 	t.Parallel()
 	f := newFront(t, func(c *Config) { c.BodyMemory = 100 << 10 })
 	in, out := make(chan struct{}), make(chan struct{})

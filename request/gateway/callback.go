@@ -126,9 +126,9 @@ func CallbackTransport(dial func(ctx context.Context, network, address string) (
 	}
 }
 
-// NewCallbacks returns a Callbacks with its own clients. The argument inside carries the results of
-// requests that functions sent. It must not reach any address that functions cannot reach. The
-// argument transport carries all other results.
+// NewCallbacks returns Callbacks that send over two transports. inside sends the results of
+// requests that came from functions, so it must reach only addresses that functions can reach.
+// transport sends all other results.
 func NewCallbacks(transport, inside http.RoundTripper) *Callbacks {
 	return &Callbacks{callbackClient(transport), callbackClient(inside)}
 }
@@ -149,8 +149,9 @@ func (c *Callbacks) Close() {
 }
 
 // Deliver posts n to its URL. It adds X-Redelivered: true unless this is certainly the first
-// attempt. A 2xx status means that the receiver accepted n. Any other status below 500, except 429,
-// means that it never will. If ctx ends first, the attempt was cut short and does not count.
+// attempt. A 2xx status means that the receiver accepted n. After status 429, a status of 500 or
+// above, or a failed connection, Deliver may be called again. Any other status is final. If ctx
+// ends first, the attempt was cut short and does not count.
 func (c *Callbacks) Deliver(ctx context.Context, n Notice, try Try) Ending {
 	attempt := try.Attempt
 	err := c.post(ctx, n, try.Redelivered || attempt > 1)

@@ -5,10 +5,10 @@ import (
 	"strconv"
 )
 
-// framing tracks where requests begin and end on one HTTP/1 connection. It refuses what two servers
-// could read differently (RFC 9112, 11.2) and net/http would repair:
+// framing tracks where requests begin and end on one HTTP/1 connection. It refuses requests that
+// net/http would repair and that another server could read differently (RFC 9112, section 11.2):
 //
-//   - a length together with a transfer coding, or two of either
+//   - a length together with a transfer coding, or more than one of either
 //   - a coding other than chunked
 //   - folded lines, and lines that end without CR
 //

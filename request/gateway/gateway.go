@@ -81,8 +81,8 @@ type Config struct {
 	// Stall is how long a client may pause while it sends its body or reads its answer; 0: no
 	// limit.
 	Stall time.Duration
-	// Lines knows how many requests wait per function. With it, a client may pause for less than
-	// Stall while others wait. Nil: no difference.
+	// Lines returns how many requests wait per function. With it, a client may pause only for less
+	// than Stall while others wait. If it is nil, Stall is the only limit.
 	Lines   Lines
 	Proxies peer.Proxies // proxies trusted to name the client
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-func TestInvoke(t *testing.T) {
+func TestInvokePassesRequestToFunction(t *testing.T) {
 	f := newFront(t, nil)
 	const trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 	w := f.do(http.MethodPut, "/function/echo.openfaas-fn/a/b?q=1&q=2", "hello", "Content-Type", "text/plain", "X-Custom", "yes",
@@ -185,9 +185,9 @@ func TestUnknownNamesMakeNoSeries(t *testing.T) {
 	}
 }
 
-// TestInvocationsOfStages checks that a function's count includes its answered calls as a stage,
-// once per call however many attempts it took.
-func TestInvocationsOfStages(t *testing.T) {
+// TestInvocationsIncludeCallsAsStage checks that a function's count includes its answered calls as
+// a stage, once per call however many attempts it took.
+func TestInvocationsIncludeCallsAsStage(t *testing.T) {
 	there := directory{"film.openfaas-fn": true, "cut.openfaas-fn": true, "grade.openfaas-fn": true}
 	f := newFront(t, func(c *Config) { c.Directory = there })
 	stages := []task.Timing{
@@ -223,7 +223,7 @@ func TestInvocationsOfStages(t *testing.T) {
 	}
 }
 
-func TestErrors(t *testing.T) {
+func TestErrorsBecomeStatuses(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err   task.Error
 		code  int
@@ -259,7 +259,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-func TestBadHeaders(t *testing.T) {
+func TestBadHeadersAreRefused(t *testing.T) {
 	f := newFront(t, nil)
 	for _, tc := range [][2]string{
 		{"X-Timeout", "soon"},
@@ -374,7 +374,7 @@ func TestServerTiming(t *testing.T) {
 	}
 }
 
-func TestInFlight(t *testing.T) {
+func TestRequestsAboveInFlightAreRefused(t *testing.T) {
 	f := newFront(t, func(c *Config) { c.InFlight = 2 })
 	hold, entered := make(chan struct{}), make(chan struct{})
 	f.invoker.f = func(_ context.Context, r task.Request) (*task.Response, *task.Error) {
@@ -415,7 +415,7 @@ func (f *front) server(t *testing.T) *httptest.Server {
 // unsized hides a reader's length, so that the body is sent in chunks.
 type unsized struct{ io.Reader }
 
-func TestBodies(t *testing.T) {
+func TestBodiesUpToMaxBodyAreServed(t *testing.T) {
 	f := newFront(t, func(c *Config) { c.MaxBody = 3 << 20 })
 	s := f.server(t)
 	for _, size := range []int{0, 1, 511, 512, 513, 4096, 1<<20 - 1, 1 << 20, 1<<20 + 1, 3 << 20, 3<<20 + 1, 5 << 20} {
@@ -461,7 +461,7 @@ func TestLargeBodyIsNotRead(t *testing.T) {
 	}
 }
 
-func TestHead(t *testing.T) {
+func TestHeadHasNoBody(t *testing.T) {
 	f := newFront(t, nil)
 	f.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {
 		return &task.Response{Output: tensor.Input{{Items: tensor.Activation{{ContentType: "text/plain", Bytes: []byte("12345")}}}}}, nil
@@ -483,9 +483,9 @@ func TestHead(t *testing.T) {
 	}
 }
 
-// TestClientHangsUp checks that the invocation is canceled when the client leaves after its body
-// and the read deadline.
-func TestClientHangsUp(t *testing.T) {
+// TestClientThatLeavesCancelsItsRequest checks that the invocation is canceled when the client
+// leaves, even after its body has arrived and the read deadline has passed.
+func TestClientThatLeavesCancelsItsRequest(t *testing.T) {
 	f := newFront(t, nil)
 	entered, ended := make(chan struct{}), make(chan error, 1)
 	f.invoker.f = func(ctx context.Context, _ task.Request) (*task.Response, *task.Error) {
@@ -515,9 +515,9 @@ func TestClientHangsUp(t *testing.T) {
 	<-gone
 }
 
-// TestReadDeadline checks that a late body gets 408, and that the read deadline does not end an
+// TestLateBodyGets408 checks that a late body gets 408, and that the read deadline does not end an
 // invocation whose body arrived in time.
-func TestReadDeadline(t *testing.T) {
+func TestLateBodyGets408(t *testing.T) {
 	f := newFront(t, nil)
 	s := f.server(t)
 	r, w := io.Pipe()
@@ -559,7 +559,7 @@ func TestReadDeadline(t *testing.T) {
 	}
 }
 
-func TestNextHandler(t *testing.T) {
+func TestOtherPathsGoToNextHandler(t *testing.T) {
 	f := newFront(t, nil)
 	for _, path := range []string{"/", "/system/functions", "/metrics", "/functions/echo"} {
 		if w := f.do(http.MethodGet, path, ""); w.Code != http.StatusTeapot {

@@ -10,9 +10,9 @@ import (
 // imageRoot matches the root of an unpacked image, below the folder of images.
 const imageRoot = `/\.oci/roots/[0-9a-f]+/fs`
 
-// HidePaths returns a function that replaces paths in a text. A file of an image with a root of its
-// own gets the path that the function sees. The other folders get the names STATE, IMAGES and
-// RENDEZVOUS, which is where replicas meet the gateway.
+// HidePaths returns a function that replaces paths in a text. It shortens the path of a file in an
+// unpacked image to the path that the function sees. It replaces the three folders with STATE,
+// IMAGES and RENDEZVOUS. rendezvous is the folder of the socket where replicas meet the gateway.
 func HidePaths(state, images, rendezvous string) func(string) string {
 	type folder struct{ path, name string }
 	var all []folder

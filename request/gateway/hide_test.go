@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// TestHidePaths: paths of the operator's folders become names, and paths of an image's files become
-// the paths that the function sees.
+// TestHidePaths checks that paths of the operator's folders become names, and that paths of an
+// image's files become the paths that the function sees.
 func TestHidePaths(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -16,9 +16,9 @@ import (
 
 const jsonType = "application/json"
 
-// TestItemsHeader checks that X-Items decides whether an array is a list of items, and without it
-// the function does.
-func TestItemsHeader(t *testing.T) {
+// TestItemsHeaderDecidesWhatAnArrayIs checks that X-Items decides whether an array is a list of
+// items. Without X-Items, the function decides.
+func TestItemsHeaderDecidesWhatAnArrayIs(t *testing.T) {
 	f := newFront(t, nil)
 	const body = ` [1, "a"] `
 	for _, tc := range []struct {
@@ -61,9 +61,9 @@ func TestItemsHeader(t *testing.T) {
 	}
 }
 
-// TestBodiesOfHTTPFunctions checks that an async request to a function that speaks HTTP keeps its
-// body and X-Items.
-func TestBodiesOfHTTPFunctions(t *testing.T) {
+// TestAsyncHTTPRequestKeepsItsBody checks that an async request to a function that speaks HTTP
+// keeps its body and X-Items.
+func TestAsyncHTTPRequestKeepsItsBody(t *testing.T) {
 	f := newFront(t, func(c *Config) { c.HTTP = func(pipeline.Key) bool { return true } })
 	for _, body := range []string{` ["a"] `, inferBody} {
 		if w := f.do(http.MethodPost, "/async-function/echo", body, "Content-Type", jsonType, "X-Items", "mine", tensor.InferenceHeader, "9"); w.Code != http.StatusAccepted {
@@ -87,7 +87,7 @@ func doubler(_ context.Context, r task.Request) (*task.Response, *task.Error) {
 	return &task.Response{Output: tensor.Input{{Items: tensor.Activation{{Tensors: []tensor.Tensor{in, half}}}}}}, nil
 }
 
-func TestInference(t *testing.T) {
+func TestInferenceSelectsOutputs(t *testing.T) {
 	f := newFront(t, nil)
 	f.invoker.f = doubler
 	const y = `{"name":"y","datatype":"FP32","shape":[2],"data":[1,2]}`
@@ -128,9 +128,9 @@ func TestInference(t *testing.T) {
 	}
 }
 
-// TestBinaryInference checks that requests may carry binary data, and that answers do if the
-// request asks for it.
-func TestBinaryInference(t *testing.T) {
+// TestInferenceCarriesBinaryData checks that requests may carry binary data, and that answers carry
+// binary data if the request asks for it.
+func TestInferenceCarriesBinaryData(t *testing.T) {
 	f := newFront(t, nil)
 	f.invoker.f = doubler
 	const head = `{"id":"42","inputs":[{"name":"x","shape":[1],"datatype":"FP32","parameters":{"binary_data_size":4}}],"parameters":{"binary_data_output":true}}`
@@ -147,9 +147,9 @@ func TestBinaryInference(t *testing.T) {
 	}
 }
 
-// TestAsyncInference checks that an async result has the request's id and only the selected
-// outputs, in JSON.
-func TestAsyncInference(t *testing.T) {
+// TestAsyncInferenceAnswersInJSON checks that an async result has the request's id and only the
+// selected outputs, in JSON.
+func TestAsyncInferenceAnswersInJSON(t *testing.T) {
 	f := newFront(t, nil)
 	f.invoker.f = doubler
 	body := strings.TrimSuffix(inferBody, "}") + `,"outputs":[{"name":"y","parameters":{"binary_data":true}}]}`

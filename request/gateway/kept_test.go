@@ -69,8 +69,8 @@ func answered(c net.Conn, in *bufio.Reader, answer string) bool {
 	return err == nil
 }
 
-// TestKeptConnection checks that consecutive requests share one kept connection.
-func TestKeptConnection(t *testing.T) {
+// TestRequestsShareKeptConnection checks that consecutive requests share one kept connection.
+func TestRequestsShareKeptConnection(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, nil)
 	dials := s.pooled(func(_ int, c net.Conn, in *bufio.Reader) bool { return answered(c, in, ok) })
@@ -129,10 +129,10 @@ func TestConnectionIsClosedAfterUncleanExchange(t *testing.T) {
 	}
 }
 
-// TestKeptConnectionBreaks checks that a request is tried on the next connection if its kept
-// connection breaks before the replica has answered. The next attempt sends the body again, and the
-// request runs once per replica that received it.
-func TestKeptConnectionBreaks(t *testing.T) {
+// TestRequestIsTriedAgainIfKeptConnectionBreaks checks a request whose kept connection breaks
+// before the replica has answered. The gateway tries the request on the next connection and sends
+// the body again.
+func TestRequestIsTriedAgainIfKeptConnectionBreaks(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, nil)
 	dials := s.pooled(func(attempt int, c net.Conn, in *bufio.Reader) bool {
@@ -159,8 +159,9 @@ func TestKeptConnectionBreaks(t *testing.T) {
 	}
 }
 
-// TestUpgradeEnds checks that an upgraded request ends with its connection and is counted once.
-func TestUpgradeEnds(t *testing.T) {
+// TestUpgradedRequestEndsWithItsConnection checks that an upgraded request ends with its connection
+// and is counted once.
+func TestUpgradedRequestEndsWithItsConnection(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, func(c net.Conn, in *bufio.Reader) {
 		if _, err := http.ReadRequest(in); err == nil {

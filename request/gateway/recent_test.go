@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestRecentWindow fills a window with known latencies and lets it expire.
-func TestRecentWindow(t *testing.T) {
+// TestRecentWindowExpires fills a window with known latencies and lets it expire.
+func TestRecentWindowExpires(t *testing.T) {
 	var r recent
 	t0 := time.Unix(1000, 0)
 	for i := range 300 { // 1 to 100 ms, over three seconds

@@ -121,8 +121,8 @@ const acceptPause = 10 * time.Millisecond
 var ready = []byte{hop.Ready}
 
 // keep tells the replica that its connection can be used again, and waits for the next token on it.
-// The replica may have finished long before a slow client has its answer. So it may name any
-// request whose token it got since then, as on a new connection.
+// A replica may be done long before a slow client has the whole answer. It may have got tokens of
+// other requests since then, and may send any of them, as on a new connection.
 func (v *Rendezvous) keep(c net.Conn) {
 	if !v.begin(c, true) {
 		return

@@ -92,8 +92,8 @@ func TestReplicaMeetsOnlyItsRequest(t *testing.T) {
 	}
 }
 
-// TestSlowReplica checks that a replica may pause between its dial and its token.
-func TestSlowReplica(t *testing.T) {
+// TestReplicaMayPauseBeforeItsToken checks that a replica may pause between its dial and its token.
+func TestReplicaMayPauseBeforeItsToken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		v := &Rendezvous{waiting: map[string]*meeting{}, greeting: map[net.Conn]struct{}{}}

@@ -56,8 +56,8 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 func CallOf(request string) string { return strings.TrimSuffix(request, path.Ext(request)) }
 
 // timeout parses X-Timeout: a Go duration or a number of seconds. The default is Config.Timeout
-// plus the function's own limit, so that a request that has waited may still run as long as the
-// function allows.
+// plus the function's own limit, at most Config.MaxTimeout. So a request that has waited in line
+// still has the function's whole limit to run.
 func (g *Gateway) timeout(c *call, value string) (time.Duration, *task.Error) {
 	if value == "" {
 		own := time.Duration(0)

@@ -150,9 +150,10 @@ func fromTheFunction(canonical string) bool {
 // maxTimings is the largest number of stages in a Server-Timing header.
 const maxTimings = 32
 
-// serverTiming returns the Server-Timing header of a request. For each stage it shows in
-// milliseconds how long its calls waited and worked, in the order in which the first calls ended.
-// If a stage had several calls, the times are sums, and the description is their number.
+// serverTiming returns the Server-Timing header of a request. Per stage, it has the time in
+// milliseconds that the stage's calls waited and worked. If a stage had several calls, the times
+// are sums, and the description is the number of calls. Stages are in the order in which their
+// first calls ended.
 func serverTiming(stages []task.Timing) string {
 	type sum struct {
 		stage         string
@@ -195,9 +196,10 @@ next:
 	return string(b)
 }
 
-// batchTiming returns what a client gets in addition to serverTiming if it holds the function's pin
-// and sends it as X-Batch-Timing. For each call, it shows how long the call worked in milliseconds.
-// The description has the number and size of its batch, and its replica.
+// batchTiming returns a second Server-Timing header, with one entry per call. An entry has the time
+// in milliseconds that the call worked. Its description has the number and size of the call's
+// batch, and the replica. Only a client that sends the holder of the function's pin as
+// X-Batch-Timing gets this header.
 func batchTiming(stages []task.Timing) string {
 	var out []string
 	for i := range stages {

@@ -16,9 +16,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// newSmall starts a stage whose replicas answer requests in their tasks, with the text that replica
-// returns. An empty text means no answer. meet dials the rendezvous with the task's token, as a
-// replica that already has the request.
+// newSmall starts a stage whose tasks contain the whole HTTP request. replica runs the request and
+// returns the HTTP answer as text; with "", the task has no answer. To answer over the rendezvous
+// instead, replica calls meet, which connects there and says that it already has the request.
 func newSmall(t testing.TB, replica func(ctx context.Context, r *http.Request, meet func() net.Conn) (string, *task.Error)) *stage {
 	s := newStage(t, time.Minute, early(ok))
 	rendezvous := s.front.invoker.f
@@ -55,9 +55,9 @@ func newSmall(t testing.TB, replica func(ctx context.Context, r *http.Request, m
 	return s
 }
 
-// TestSmallExchanges checks that requests that are complete when their task is queued travel with
-// it, and that their answers reach the client as usual.
-func TestSmallExchanges(t *testing.T) {
+// TestSmallExchangesTravelWithTheirTasks checks that requests that are complete when their task is
+// queued travel with it, and that their answers reach the client as usual.
+func TestSmallExchangesTravelWithTheirTasks(t *testing.T) {
 	t.Parallel()
 	var got string // by the function; the client waits for the answer
 	s := newSmall(t, func(_ context.Context, r *http.Request, _ func() net.Conn) (string, *task.Error) {
@@ -147,9 +147,9 @@ func TestOtherRequestsStayAtTheRendezvous(t *testing.T) {
 	}
 }
 
-// TestSmallRequestsWhoseAnswersStream checks that a streamed answer comes over the rendezvous as it
-// is written. If a replica is lost before it has written anything, the next one answers. If it is
-// lost later, the answer breaks off.
+// TestSmallRequestsWhoseAnswersStream checks that a streamed answer comes over the rendezvous while
+// the replica writes it. If the replica is lost before it has written anything, the next replica
+// answers. If it is lost later, the answer breaks off.
 func TestSmallRequestsWhoseAnswersStream(t *testing.T) {
 	t.Parallel()
 	more := make(chan struct{})
@@ -188,8 +188,8 @@ func TestSmallRequestsWhoseAnswersStream(t *testing.T) {
 	}
 }
 
-// TestClientOfASmallRequestLeaves checks that the task is canceled and nobody is answered.
-func TestClientOfASmallRequestLeaves(t *testing.T) {
+// TestClientThatLeavesCancelsSmallRequest checks that the task is canceled and nobody is answered.
+func TestClientThatLeavesCancelsSmallRequest(t *testing.T) {
 	t.Parallel()
 	begun, ended := make(chan struct{}), make(chan struct{})
 	s := newSmall(t, func(ctx context.Context, _ *http.Request, _ func() net.Conn) (string, *task.Error) {

@@ -125,8 +125,8 @@ func (s *source) pace() {
 	}
 }
 
-// silent returns how long a Read has waited for the client, and since when after s.made. It returns
-// 0 if none waits.
+// silent returns how long the current Read has waited for the client, and when it began to wait, as
+// a duration after s.made. Both are 0 if no Read waits.
 func (s *source) silent() (silent, since time.Duration) {
 	if since = time.Duration(s.since.Load()); since > 0 {
 		silent = max(time.Since(s.made)-since, 1)
@@ -203,7 +203,7 @@ func (s *source) whole() bool {
 }
 
 // cut ends a Read that waits for the client, and all later ones. Otherwise the transport would wait
-// for it.
+// for the Read to end.
 func (s *source) cut() {
 	s.deadline.Lock()
 	defer s.deadline.Unlock()
@@ -213,14 +213,15 @@ func (s *source) cut() {
 	}
 }
 
-// end stops all reading. A Read may wait for the client up to the time until. If the rest of the
-// body is not too large, it is read by then. With longAgo, nothing waits. After end, nobody reads.
-// end returns whether the body was read completely, so that the next bytes on the connection are
-// the next request.
+// end stops all reading. The argument until limits how long a Read may still wait for the client.
+// By then, end also reads the rest of the body if it has at most maxDrain bytes. With [longAgo],
+// end waits for nothing. After end, no goroutine reads the body. end returns true if the body was
+// read completely, so that the next request begins at the connection's next byte.
 //
-// Without end, two things could go wrong after the handler has returned. A Read that meets the end
-// of the body would read on for net/http while net/http reads too, and net/http panics. And
-// net/http would take the rest of a chunked body for the next request.
+// Without end, two things could go wrong after the handler has returned:
+//   - A Read that meets the end of the body would read on for net/http. net/http would read at the
+//     same time, and panic.
+//   - net/http would take the rest of a chunked body for the next request.
 func (s *source) end(until time.Time) bool {
 	s.deadline.Lock()
 	s.ended = true
@@ -253,9 +254,9 @@ func (s *source) end(until time.Time) bool {
 	return false
 }
 
-// endBody ends the reading of a call's body, which net/http requires before the handler returns.
-// status is the answer's status. The answer has been flushed, unless the connection will be
-// aborted.
+// endBody ends all reading of a call's body. net/http requires this before the handler returns.
+// status is the answer's status. The caller has flushed the answer, unless it will abort the
+// connection.
 func (c *call) endBody(w http.ResponseWriter, r *http.Request, status int) {
 	s, until := c.body, longAgo
 	if s == nil {

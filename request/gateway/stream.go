@@ -166,8 +166,8 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	return code
 }
 
-// settle waits a moment for the task's end. The answer was complete, but the replica may be gone,
-// and the task tried again.
+// settle waits for the task's end, at most settleTime. The client has its whole answer. But if the
+// replica was lost before it ended the task, the task runs again, which can take long.
 func settle(end <-chan taskEnd, c *call) {
 	t := time.NewTimer(settleTime)
 	defer t.Stop()
@@ -181,7 +181,7 @@ func settle(end <-chan taskEnd, c *call) {
 }
 
 // talk answers the client with the answer of the replica that comes to the meeting. If that replica
-// is lost before the request is, the next one answers.
+// is lost and the request can be tried again, the next replica answers.
 func (g *Gateway) talk(ctx context.Context, w http.ResponseWriter, r *http.Request, c *call, body *source, meet *meeting, end <-chan taskEnd) int {
 	parent := c.traceparent
 	for attempt := uint8(1); ; attempt++ {
@@ -229,9 +229,9 @@ func failed(w http.ResponseWriter, c *call, terr *task.Error) int {
 	return fail(w, c, terr)
 }
 
-// exchange runs one exchange. Afterwards x holds its status or error, or c.broken is set. Until the
-// caller calls release, the end of ctx also ends a Read that waits for the client, because that
-// Read holds the lock of the body's state.
+// exchange runs one HTTP exchange with a replica. Afterwards, x holds its status or error, or
+// c.broken is set. A Read that waits for the client holds the lock of the body's state. So if ctx
+// ends before the caller has called release, the Read is cut short.
 func (g *Gateway) exchange(ctx context.Context, w http.ResponseWriter, r *http.Request, x *exchange, body *source) (release func()) {
 	release = func() {}
 	out := *r

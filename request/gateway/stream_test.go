@@ -173,10 +173,10 @@ func TestBodyEndsAfterAnswer(t *testing.T) {
 	}
 }
 
-// TestBodyNeverEnds checks a client that never ends its body. After the answer, its request ends
-// and its connection is closed. Later bytes are not taken for a request, and the server reads as
-// few of them as possible.
-func TestBodyNeverEnds(t *testing.T) {
+// TestUnendedBodyClosesConnection checks a client that never ends its body. After the answer, the
+// request is over and the server closes the connection. The server does not take later bytes for a
+// new request, and reads as few of them as possible.
+func TestUnendedBodyClosesConnection(t *testing.T) {
 	t.Parallel()
 	const stall, is200 = 50 * time.Millisecond, "HTTP/1.1 200 "
 	for name, tc := range map[string]struct {
@@ -292,9 +292,9 @@ func TestTimeoutWhileBodyIsAwaited(t *testing.T) {
 	}
 }
 
-// TestFailedWithoutBody checks that an error sent before the body was read leaves the connection
-// usable.
-func TestFailedWithoutBody(t *testing.T) {
+// TestErrorBeforeBodyKeepsConnection checks that an error sent before the body was read leaves the
+// connection usable.
+func TestErrorBeforeBodyKeepsConnection(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, time.Minute, nil)
 	s.front.invoker.f = func(context.Context, task.Request) (*task.Response, *task.Error) {

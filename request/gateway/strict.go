@@ -38,9 +38,9 @@ type strictConn struct {
 	refusal string // what is still to be read of refusal
 }
 
-// refusal is what the server reads instead of bad bytes, followed by EOF. It is invalid both in a
-// head and between chunks. So net/http sends 400 after the answers to earlier requests, and closes.
-// A read error would mean that the client is gone.
+// refusal is the text that the server reads in place of bad bytes, followed by EOF. It is invalid
+// both in a head and between chunks. So net/http answers earlier requests, then sends 400 and
+// closes the connection. With a read error instead, net/http would treat the client as gone.
 const refusal = "\r?\r\n?\r\n\r\n"
 
 // Read implements io.Reader.

@@ -38,9 +38,9 @@ func (t *tracer) End(e task.Ended) {
 	t.ended = append(t.ended, e)
 }
 
-// TestTracer checks that a tracer sees the start and end of each request, successful or not, sync
-// and async, and that the trace context is passed on.
-func TestTracer(t *testing.T) {
+// TestTracerSeesEachRequest checks that a tracer sees the start and end of each request, successful
+// or not, sync and async, and that the trace context is passed on.
+func TestTracerSeesEachRequest(t *testing.T) {
 	const client = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	tr := &tracer{}
 	var log bytes.Buffer

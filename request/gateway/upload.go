@@ -68,10 +68,10 @@ func (s *stalls) give(k stallKey) {
 	}
 }
 
-// upload is the body of a request to a function that speaks HTTP while the client sends it. It
+// upload watches the body of a request to a function that speaks HTTP while the client sends it. It
 // starts the request's task when the body begins to arrive. It ends the request if the client's
-// silence delays others. It stops watching when the answer begins. From then on only [Config.Stall]
-// applies.
+// silence delays other requests. The watch stops when the answer begins. From then on, only
+// [Config.Stall] limits the client's silence.
 type upload struct {
 	g           *Gateway
 	function    pipeline.Key
@@ -155,9 +155,9 @@ func (u *upload) refusal() *task.Error {
 	return u.refused
 }
 
-// silence returns how long the client has been silent while it owed data, or 0. Delays of the
-// checks do not count: this process had no processor then, and may not have read what the client
-// sent. The caller holds u.mu.
+// silence returns how long the client has been silent while it owed data. It returns 0 if the
+// client owes none. It subtracts the delays of late checks: a late check shows that this process
+// had no processor, so it may not have read data that has arrived. The caller holds u.mu.
 func (u *upload) silence() time.Duration {
 	silent, since := u.body.silent()
 	if since != u.since {

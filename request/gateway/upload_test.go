@@ -165,9 +165,9 @@ const (
 	good   = post + "Content-Length: 5\r\n\r\nhello"
 )
 
-// TestSilentUploads checks that clients that announce bodies but send at most a byte neither delay
-// another client's request nor take all slots of the function.
-func TestSilentUploads(t *testing.T) {
+// TestSilentUploadsDelayNobody checks that clients that announce bodies but send at most a byte
+// neither delay another client's request nor take all slots of the function.
+func TestSilentUploadsDelayNobody(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		slots, uploads int
@@ -218,8 +218,9 @@ func TestSilentUploads(t *testing.T) {
 	}
 }
 
-// TestUploadsStart checks that a task starts with its body's first bytes, or after a second.
-func TestUploadsStart(t *testing.T) {
+// TestUploadStartsTaskWithFirstBytes checks that a task starts with its body's first bytes, or
+// after a second.
+func TestUploadStartsTaskWithFirstBytes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b, end := newBubble(t, 4, nil)
@@ -254,8 +255,9 @@ func TestUploadsStart(t *testing.T) {
 	})
 }
 
-// TestUploadsGoOn checks that a silence that delays nobody, and a short one, end nothing.
-func TestUploadsGoOn(t *testing.T) {
+// TestHarmlessSilenceEndsNoUpload checks that a silence ends no upload if it is short or delays no
+// other request.
+func TestHarmlessSilenceEndsNoUpload(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		slots  int
@@ -301,9 +303,9 @@ func TestUploadsGoOn(t *testing.T) {
 	}
 }
 
-// TestUploadsStallInTheLine checks that a client that is silent for Stall while its request waits
-// gets an error, even if nobody else waits.
-func TestUploadsStallInTheLine(t *testing.T) {
+// TestUploadThatStallsInTheLineFails checks that a client that is silent for Stall while its
+// request waits gets an error, even if nobody else waits.
+func TestUploadThatStallsInTheLineFails(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{"nothing": silent, "a byte": silent + "x"} {
 		t.Run(name, func(t *testing.T) {
@@ -391,9 +393,9 @@ func TestUploadsMayFollowTheAnswer(t *testing.T) {
 	})
 }
 
-// TestUploadsReadAhead checks that the part of a body that arrived while its request waited reaches
-// the function at once, before the rest arrives.
-func TestUploadsReadAhead(t *testing.T) {
+// TestWaitingUploadsAreReadAhead checks that the part of a body that arrived while its request
+// waited reaches the function at once, before the rest arrives.
+func TestWaitingUploadsAreReadAhead(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b, end := newBubble(t, 1, nil)
@@ -433,9 +435,9 @@ func TestUploadsReadAhead(t *testing.T) {
 	})
 }
 
-// TestUploadsOfStarvedServers checks that time in which the server had no processor does not count
-// as the client's silence.
-func TestUploadsOfStarvedServers(t *testing.T) {
+// TestStarvedServerIsNoSilenceOfItsClients checks that time in which the server had no processor
+// does not count as the client's silence.
+func TestStarvedServerIsNoSilenceOfItsClients(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b, end := newBubble(t, 1, nil)
@@ -465,8 +467,8 @@ func TestUploadsOfStarvedServers(t *testing.T) {
 	})
 }
 
-// TestUploadsTrailer checks that the trailer of a late body reaches the function.
-func TestUploadsTrailer(t *testing.T) {
+// TestTrailerOfLateBodyReachesFunction checks that the trailer of a late body reaches the function.
+func TestTrailerOfLateBodyReachesFunction(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string]string{"a body": "1\r\na\r\n0\r\nSum: 1\r\n\r\n", "none": "0\r\nSum: 1\r\n\r\n"} {
 		for _, pause := range []time.Duration{0, lateTime, lateTime + time.Second} {
@@ -487,9 +489,10 @@ func TestUploadsTrailer(t *testing.T) {
 	}
 }
 
-// TestUploadsBehindProxies checks that clients behind a trusted proxy count separately, and those
-// behind another proxy as one. A function is never a trusted proxy.
-func TestUploadsBehindProxies(t *testing.T) {
+// TestClientsBehindTrustedProxyCountSeparately checks that clients behind a trusted proxy count
+// separately, and that all clients behind any other proxy count as one. A function is never a
+// trusted proxy.
+func TestClientsBehindTrustedProxyCountSeparately(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		trusted string
@@ -531,9 +534,9 @@ func TestUploadsBehindProxies(t *testing.T) {
 	}
 }
 
-// TestUploadsOfClientsThatLeave checks that a client that leaves before its body has begun takes no
-// slot.
-func TestUploadsOfClientsThatLeave(t *testing.T) {
+// TestClientThatLeavesBeforeItsBodyTakesNoSlot checks that a client that leaves before its body has
+// begun takes no slot.
+func TestClientThatLeavesBeforeItsBodyTakesNoSlot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b, end := newBubble(t, 1, nil)
@@ -550,9 +553,9 @@ func TestUploadsOfClientsThatLeave(t *testing.T) {
 	})
 }
 
-// TestUploadsEndWithTheirConnection checks that a refused upload ends with its connection: nobody
+// TestRefusedUploadEndsItsConnection checks that a refused upload ends with its connection: nobody
 // waits for the rest of its body or takes it for a request.
-func TestUploadsEndWithTheirConnection(t *testing.T) {
+func TestRefusedUploadEndsItsConnection(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		b, end := newBubble(t, 1, nil)

@@ -25,9 +25,11 @@ type End string
 
 // The ends of a replica.
 const (
-	// EndUnclear means that nobody knows whether one of the replica's tasks is the cause. The
-	// replica got SIGKILL below its memory limit, it was a thread of a worker that ended, or its
-	// connection closed without a reported cause.
+	// EndUnclear means that it is unknown whether one of the replica's tasks is the cause. There
+	// are three cases:
+	//   - The replica got SIGKILL below its memory limit.
+	//   - The replica was a thread of a worker that ended.
+	//   - The replica's connection closed without a reported cause.
 	EndUnclear End = ""
 	// EndItself means that the process exited, crashed, exceeded its memory limit or broke the
 	// protocol. One of its tasks may be the cause.

@@ -22,12 +22,13 @@ type Request struct {
 // Header fields between the gateway and functions that speak HTTP. Neither clients nor functions
 // can set HeaderDirect.
 const (
-	// HeaderDirect in a request means that the function was invoked by its own name, so that the
-	// client sees its status and headers. The value is empty or "unix TOKEN PATH". PATH is the
-	// socket where the gateway waits for the replica. The replica sends the token and a newline,
-	// and then gets the HTTP request on that connection. If the task's input is the request (see
-	// [TypeRequest]), the replica may send the token and a plus sign instead, wait for a newline,
-	// and answer.
+	// HeaderDirect in a request means that the client invoked the function by its own name and sees
+	// its status and headers. The value is empty or "unix TOKEN PATH". PATH is a socket where the
+	// gateway waits for the replica. The replica connects, sends TOKEN and a newline, and then gets
+	// the HTTP request on that connection.
+	//
+	// If the task's input is the HTTP request (see [TypeRequest]), the replica may send TOKEN and a
+	// plus sign instead. It then waits for a newline from the gateway, and sends only its answer.
 	//
 	// In an answer, HeaderDirect says how long the function worked before it began to answer.
 	HeaderDirect = "Stagecoach-Direct"
@@ -36,8 +37,8 @@ const (
 	HeaderStatus = "Http-Status"
 )
 
-// Content types of the input and output of a task with a rendezvous whose HTTP exchange is small
-// enough to travel with the task. Each is one item.
+// Content types of a small HTTP exchange, which travels with its task. The request is the task's
+// only input item, and the answer is its only output item.
 const (
 	TypeRequest  = "message/http;msgtype=request"
 	TypeResponse = "message/http;msgtype=response"

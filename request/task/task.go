@@ -1,9 +1,9 @@
 // Package task holds the types of the fast path. A [Task] is one call of one function for a
-// request, and a [Reply] is its end. [Orderer], [Router] and [Batcher] are the decisions that a
-// dispatcher leaves to policies.
+// request, and a [Reply] is its result. A dispatcher leaves decisions to three kinds of policies:
+// [Orderer], [Router] and [Batcher].
 //
-// A task travels from a coordinator to the dispatcher of its function, and its reply travels back,
-// both in the encoding of package wire. Policies see a [View], but no connection, clock or
+// A task travels from a coordinator to the dispatcher of its function, and its reply travels back.
+// Between processes, package wire encodes them. Policies see a [View], but no connection, clock or
 // goroutine.
 package task
 

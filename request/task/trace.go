@@ -27,10 +27,10 @@ const (
 	spanAt, spanEnd = 36, 52
 )
 
-// CallParent returns the traceparent for the function that runs an attempt of a task. It is the
-// request's traceparent with the attempt's own span id. This id is a hash of the request's span,
-// the task and the attempt. So the coordinator knows the id before the span has ended, and whoever
-// creates the span later computes the same id. CallParent returns an invalid traceparent unchanged.
+// CallParent returns the traceparent for the function that runs an attempt of a task: the request's
+// traceparent with the span id of the attempt. The span id is a hash of the request's span id, the
+// task's number and the attempt. So the id is known before the attempt's span exists, and the span
+// gets the same id when it is created. CallParent returns an invalid traceparent unchanged.
 func CallParent(request string, number uint32, attempt uint8) string {
 	if len(request) != traceparentSize {
 		return request

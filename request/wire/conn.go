@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Conn sends and receives frames over a [Socket]. Any number of goroutines may call
-// Write, Gather and Flush. Only one at a time may call Read.
+// Conn sends and receives frames over a [Socket]. Any number of goroutines may call Write, Gather
+// and Flush. Only one at a time may call Read.
 type Conn struct {
 	c Socket
 
@@ -32,8 +32,8 @@ func NewConn(c Socket) *Conn { return &Conn{c: c, rbuf: make([]byte, 32<<10)} }
 // copyLimit is the size in bytes up to which headers and payloads are joined for one system call.
 const copyLimit = 64 << 10
 
-// Write sends f after all gathered frames. When it returns, f is in the socket's buffer. Its files
-// are duplicated for the receiver, and the caller still closes its own. After an error of the
+// Write sends f after all gathered frames. When it returns, f is in the socket's buffer. The
+// receiver gets duplicates of f's files; the caller still closes its own. After an error of the
 // socket, each Write, Gather and Flush returns that error.
 func (c *Conn) Write(f Frame) error {
 	c.wmu.Lock()
@@ -44,9 +44,9 @@ func (c *Conn) Write(f Frame) error {
 	return c.flush()
 }
 
-// Gather copies f. The next Flush or Write sends f with other small frames, in order, in one system
-// call. Gather itself sends frames that should not wait: frames with files, large frames, and small
-// ones that together make a large one.
+// Gather copies f, so that the next Flush or Write sends it with other small frames, in order, in
+// one system call. Gather sends a frame with files or with a large payload at once. It also sends
+// the frames gathered so far when f would make them too large for one system call.
 func (c *Conn) Gather(f Frame) error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()

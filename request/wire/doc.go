@@ -26,18 +26,19 @@
 //	          ◀───────────────── Threads    compute with at least this many threads; version 2
 //	          ◀───────────────── Drain      finish, then close
 //
-// A batch is over when each of its calls has a Result or an Error. A canceled call still gets one
-// when its handler has ended. If the handler does not end, the dispatcher replaces the replica.
-// After a Drain, a replica still obeys Cancel and Credit until it has answered all calls.
+// A batch is over when each of its calls has a Result or an Error. After a Cancel, a call still
+// gets its Result or Error once its handler has ended. If the handler does not end, the dispatcher
+// replaces the replica. After a Drain, a replica still obeys Cancel and Credit until it has
+// answered all calls.
 //
-// A replica that a signal tells to end sends a Credit of 0. It answers batches that were on their
+// A replica that gets a signal to end sends a Credit of 0. It answers batches that were on their
 // way with an Error of code task.ReplicaLost. If the device has too little memory for a call, the
 // call gets an Error of code task.OutOfMemory, and the dispatcher drains the replica. If the device
-// has too little memory to start, the replica ends, and its last line on stderr contains
-// OutOfMemoryOn.
+// has too little memory for the replica to start, the replica ends, and its last line on stderr
+// contains OutOfMemoryOn.
 //
-// A receiver refuses frames above MaxFrame bytes, and unknown types of its own version. It skips
-// unknown types of a later version.
+// A receiver refuses frames above MaxFrame bytes, and frames of its own version with an unknown
+// type. It skips frames of a later version with an unknown type.
 //
 // # Fork orders
 //

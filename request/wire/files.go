@@ -16,10 +16,10 @@ import (
 const fileOwner = "fd:"
 
 // Attach moves the large items of a into files, for a frame that already has n files. An inline
-// item above tensor.InlineLimit goes into a sealed memfd. A reference becomes the file that open
-// returns for it. All other items stay inline. Attach does not change a. It fails if there are more
-// files than Detach reads. In any case, the caller closes the returned files once the frame is
-// written.
+// item above tensor.InlineLimit goes into a sealed memfd, unless the frame already has MaxFiles. A
+// reference becomes the file that open returns for it. All other items stay inline. Attach does not
+// change a. It fails if the files are too many or too large for Detach. The caller closes the
+// returned files once the frame is written, and also after an error.
 func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error)) (tensor.Activation, []*os.File, error) {
 	var out tensor.Activation
 	var files []*os.File
@@ -62,9 +62,9 @@ func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error))
 	return out, files, nil
 }
 
-// Detach puts the items of a that are in a frame's files back into a. It copies them, so that later
-// writes of the sender change nothing. It fails on references to anything else, and if the files
-// have more than 1 GiB together.
+// Detach replaces each reference in a by the item in the frame's file that it names. It copies the
+// items, so that later writes of the sender to the files have no effect. It fails on other
+// references, and if the items have more than 1 GiB together.
 func Detach(a tensor.Activation, files []*os.File) (tensor.Activation, error) {
 	left := int64(maxDetached)
 	for i, it := range a {

@@ -15,7 +15,7 @@ const OutOfMemoryOn = "out of memory on device "
 // maxMemoryText bounds the text of a lack of memory in bytes. A function may have written it.
 const maxMemoryText = 400
 
-// MemoryErrorIn returns the lack of memory that a replica's last line on stderr tells of, or nil if
+// MemoryErrorIn returns the lack of memory that a replica's last line on stderr reports, or nil if
 // the line has no [OutOfMemoryOn].
 func MemoryErrorIn(line string) *task.MemoryError {
 	if !strings.Contains(line, OutOfMemoryOn) {
@@ -24,8 +24,8 @@ func MemoryErrorIn(line string) *task.MemoryError {
 	return NewMemoryError(line)
 }
 
-// NewMemoryError returns the lack of memory of a call that a replica has answered with
-// [task.OutOfMemory] and this message. If the message has [OutOfMemoryOn], the text begins there.
+// NewMemoryError returns the error for a call that a replica has answered with [task.OutOfMemory]
+// and this message. If the message has [OutOfMemoryOn], the error's text begins there.
 func NewMemoryError(message string) *task.MemoryError {
 	if at := strings.Index(message, OutOfMemoryOn); at >= 0 {
 		message = message[at:]

@@ -13,10 +13,12 @@ const (
 	EnvStageFD = "STAGECOACH_STAGE_FD"
 	// EnvWorker, set together with EnvZygoteFD, makes a Python stage binary a worker. A worker is a
 	// process that creates the context of its device, and whose children are its own threads. All
-	// comments about children below apply to these threads, with these differences: the pid is the
-	// thread's id, descriptors and environment belong to the thread alone, and a thread ends with
-	// status 0, or 256 if its stage has failed. If a worker cannot end a thread after an OrderKill
-	// with SIGKILL, it ends itself.
+	// comments about children below apply to these threads, with three differences:
+	//   - The pid is the thread's id.
+	//   - Descriptors and environment belong to the thread alone.
+	//   - A thread ends with status 0, or 256 if its stage has failed.
+	//
+	// If a worker cannot end a thread after an OrderKill with SIGKILL, the worker ends.
 	EnvWorker = "STAGECOACH_WORKER"
 	// EnvStageRoot is the absolute path of the root of a stage's image. It is set in the OrderBegin
 	// of a worker's thread.
@@ -34,11 +36,12 @@ const (
 	EnvPoolThreads = "STAGECOACH_POOL_THREADS"
 	// EnvThreads is how many of these threads a replica starts that is not a zygote's child.
 	EnvThreads = "STAGECOACH_THREADS"
-	// EnvPrepacked is the folder for what zygotes of an image make for later ones: a model's
-	// pre-packed form (package stage/zygote), or compiled code (torch.compile in Python stages).
+	// EnvPrepacked is the folder where zygotes of an image store results for later zygotes: a
+	// model's pre-packed form (package stage/zygote), or compiled code (torch.compile in Python
+	// stages).
 	EnvPrepacked = "STAGECOACH_PREPACKED"
-	// EnvPack makes a stage binary write its model's pre-packed form to the descriptors 4 and 5 and
-	// end. EnvMapped means that a replica has that form on these descriptors.
+	// EnvPack makes a stage binary write its model's pre-packed form to the descriptors 4 and 5,
+	// and then end. EnvMapped means that a replica has that form on these descriptors.
 	EnvPack   = "STAGECOACH_PACK"
 	EnvMapped = "STAGECOACH_MAPPED"
 	// EnvReplica is the name of a replica, and EnvFunction the key of its function.
@@ -55,9 +58,10 @@ const (
 	// EnvSecrets tells `stagecoach watchdog` the absolute path of the folder with the program's
 	// secrets; empty: none.
 	EnvSecrets = "STAGECOACH_SECRETS"
-	// EnvOutOfMemory tells `stagecoach watchdog` which file in its cgroup counts processes killed
-	// for their memory, and the error text for such a process. The value is the file's absolute
-	// path, a space, and the text. It is empty if the file is unknown.
+	// EnvOutOfMemory tells `stagecoach watchdog` how to detect that a process was killed for its
+	// memory. The value is an absolute path, a space, and a text. The file at the path counts the
+	// killed processes of the watchdog's cgroup. The text is the error for such a process. The
+	// value is empty if the file is unknown.
 	EnvOutOfMemory = "STAGECOACH_OUT_OF_MEMORY"
 	// EnvProgram is the prefix of the program's own variables for `stagecoach watchdog`. Without
 	// it, a function's variable such as LD_PRELOAD would affect the watchdog, which may be root.
@@ -87,41 +91,41 @@ type Network struct {
 type OrderKind byte
 
 // The messages on a zygote's SOCK_SEQPACKET socket and on a child's gate. All integers are
-// little-endian. Text extends to the end of the message. stage/zygote/zygote.c has the same layouts
-// in C.
+// little-endian. A text extends to the end of its message. stage/zygote/zygote.c has the same
+// layouts in C.
 //
 // A worker (EnvWorker) answers like a zygote, with these differences:
 //
-//   - It loads no stage before it is ready, but initializes its device, which its own
-//     CUDA_VISIBLE_DEVICES names, if set.
+//   - It loads no stage before it is ready. It only initializes its device, if its own
+//     CUDA_VISIBLE_DEVICES names one.
 //   - A thread that gets its OrderBegin imports, loads and places the stage of EnvStageRoot, which
 //     becomes its working directory. Then it serves its stage socket. CUDA_VISIBLE_DEVICES in the
 //     order has no effect.
-//   - A ChildExited has the status that the stage would have had as a process. 0 means that it
-//     drained, or that its stage socket was closed. 1<<8 means that it could not load or place, or
-//     that its dispatcher broke the protocol; the last line on its stderr says why. SIGKILL means
-//     that it was killed.
-//   - OrderKill with SIGTERM or SIGINT drains a stage. Any other signal ends the stage. If it has
-//     not ended two seconds later, the worker ends too, with status 1.
+//   - A ChildExited has the status that the stage would have had as a process. 0 means that the
+//     stage drained, or that its stage socket was closed. 1<<8 means that it could not load or
+//     place, or that its dispatcher broke the protocol; the last line on its stderr says why.
+//     SIGKILL means that it was killed.
+//   - OrderKill with SIGTERM or SIGINT drains a stage. Any other signal ends the stage. If the
+//     stage has not ended two seconds later, the worker ends too, with status 1.
 //   - There is no OrderPark at a worker's gates.
 const (
 	// OrderFork, manager to zygote: u8 kind, u8 version, u16 0, u32 id. One descriptor comes with
 	// it: the child's end of its gate, a SOCK_SEQPACKET socket. The child has no other descriptors
-	// than the gate and the zygote's stdin, stdout and stderr. ps shows it as spare. It waits at
-	// its gate for an OrderBegin, and ends with status 0 if the gate is closed. The manager moves
-	// it to its cgroups before the OrderBegin.
+	// than the gate and the zygote's stdin, stdout and stderr. Its name in ps is spare. The child
+	// waits at its gate for an OrderBegin, and ends with status 0 if the gate is closed. The
+	// manager moves the child to its cgroups before the OrderBegin.
 	OrderFork OrderKind = 'F'
 	// OrderBegin, manager to child, on its gate: u8 kind, u8 version, u16 threads, u32 0, then
 	// KEY=VALUE strings, each ended by a NUL, for its environment. Descriptors come with it: stage
-	// socket, stdout, stderr. The order makes the child a replica, and the gate is closed.
+	// socket, stdout, stderr. The order makes the child a replica, which then closes the gate.
 	OrderBegin OrderKind = 'B'
 	// OrderPark, manager to child, on its gate before OrderBegin: u8 kind, u8 version, u16 0, u32
 	// 0, then KEY=VALUE strings as in OrderBegin. CUDA_VISIBLE_DEVICES names its device by UUID.
 	// The child initializes that device as far as possible without parameters. It answers with a
 	// ChildParked, or sends a ZygoteError and ends. Zygotes without devices do not know this order.
 	OrderPark OrderKind = 'P'
-	// ChildParked, child to manager, on its gate: u8 kind, u8 version, u16 0, u32 0, u64 time in ns
-	// that it took.
+	// ChildParked, child to manager, on its gate: u8 kind, u8 version, u16 0, u32 0, u64 duration
+	// of the parking in ns.
 	ChildParked OrderKind = 'D'
 	// OrderKill, manager to zygote: u8 kind, u8 version, u16 signal, u32 pid. The zygote signals
 	// only children that it has not reaped.

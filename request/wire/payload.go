@@ -209,9 +209,9 @@ func DecodeCancelFrame(b []byte) (Cancel, error) {
 	return m, end("cancel", r)
 }
 
-// Threads asks a replica to compute with Total threads, including the calling one. The replica adds
-// missing threads if it can. A number that is not above the present one changes nothing. There is
-// no answer.
+// Threads asks a replica to compute with Total threads, including the calling thread. The replica
+// adds missing threads if it can. It never removes threads, so a smaller number has no effect.
+// There is no answer.
 type Threads struct{ Total uint16 }
 
 // Append appends the payload of a FrameThreads.

@@ -15,9 +15,9 @@ type Socket interface {
 	// SendFiles writes b, which must not be empty, with files at its first byte. It returns how many
 	// bytes were written. The receiver gets its own descriptors; the caller still closes the files.
 	SendFiles(b []byte, files []*os.File) (int, error)
-	// ReceiveFiles reads up to len(b) bytes and the files that came with them, which the caller
-	// closes, also after an error. It returns 0 bytes and no error at the end of the connection.
-	// Only one goroutine at a time may call it.
+	// ReceiveFiles reads up to len(b) bytes and the files that came with them. The caller closes
+	// the files, even after an error. At the end of the connection, it returns 0 bytes and no
+	// error. Only one goroutine at a time may call it.
 	ReceiveFiles(b []byte) (n int, files []*os.File, err error)
 }
 

@@ -30,14 +30,14 @@ const (
 	BertEmbedding = "embedding"      // FP32 [B,Width], of length 1
 )
 
-// Hidden returns the name of the tensor FP32 [B,S,Width] after layer l, counted from 1. For 0, it
-// is the tensor with the embedded tokens. A model can be cut at each of them if it carries
-// [BertMask].
+// Hidden returns the name of the tensor after layer l, which counts from 1. Layer 0 means the
+// embedded tokens. The tensors are FP32 [B,S,Width]. [Cut] can cut a model at each of them if
+// [BertMask] is a carried input.
 func (Bert) Hidden(l int) string { return fmt.Sprintf("hidden.%d", l) }
 
 // Sentences makes the model of a sentence encoder: an embedding, layers, the mean over a text's
-// tokens, and scaling to length 1. parameter returns the trained parameter with this name and
-// shape, as its authors published it.
+// tokens, and scaling to length 1. It calls parameter for each trained parameter, with the name and
+// shape of the published model.
 func (c Bert) Sentences(parameter func(name string, shape ...int64) ([]float32, error)) (*onnxpb.ModelProto, error) {
 	if c.Layers < 1 || c.Heads < 1 || c.Width < 1 || c.Width%c.Heads != 0 || c.Inner < 1 || c.Vocabulary < 1 || c.Positions < 1 || c.Types < 1 || c.Epsilon <= 0 {
 		return nil, fmt.Errorf("BERT %+v: want every field above 0, and a width that is a multiple of the heads", c)

@@ -98,13 +98,14 @@ func Balanced(m *onnxpb.ModelProto, n int, carried ...string) ([]string, error) 
 	return at, nil
 }
 
-// Cut splits m at the named cut points, in the graph's order, into len(at)+1 models. Stage i
-// computes the tensor at[i] from at[i−1] and the carried inputs. The first stage takes m's inputs,
-// and the last returns m's outputs.
+// Cut splits m at the named cut points into len(at)+1 models. The names must be in the graph's
+// order. Stage i computes the tensor at[i] from at[i−1] and the carried inputs. The first stage
+// takes m's inputs, and the last returns m's outputs.
 //
-// If later stages read a carried input, it is also an output of the stage, unchanged. So the
-// outputs of one stage are the inputs of the next. Each stage has only the parameters that it uses.
-// It computes values that depend only on carried inputs by itself. The stages share memory with m.
+// A stage also outputs the carried inputs that later stages read, unchanged. So the outputs of one
+// stage are the inputs of the next. Each stage has only the parameters that it uses. If a value
+// depends only on carried inputs, each stage that needs the value computes it. The stages share
+// memory with m.
 //
 // If m does not give a tensor's type, Cut assumes FP32. ONNX Runtime refuses to load the stage if
 // that is wrong.

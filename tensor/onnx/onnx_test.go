@@ -199,9 +199,9 @@ func TestCutRefuses(t *testing.T) {
 	}
 }
 
-// TestCarried checks that an input that every stage reads does not prevent a cut, and that stages
-// pass it on as long as a later stage reads it.
-func TestCarried(t *testing.T) {
+// TestCarriedInputsDoNotPreventCuts checks that an input that every stage reads does not prevent a
+// cut, and that stages pass it on as long as a later stage reads it.
+func TestCarriedInputsDoNotPreventCuts(t *testing.T) {
 	m := model("x m n", "y", node("Relu m > k"), node("Relu x > a"), node("Mul a k > b"), node("Relu b > c"), node("Mul c k > d"), node("Relu d > e"), node("Relu e > y"))
 	if at, err := onnx.CutPoints(m); err != nil || fmt.Sprint(at) != "[d e]" {
 		t.Errorf("points %v, %v, want d, e without carrying", at, err)
@@ -235,9 +235,9 @@ func TestCarried(t *testing.T) {
 	}
 }
 
-// TestBert cuts a small encoder at every layer. functions/minilm compares a real encoder with its
-// reference.
-func TestBert(t *testing.T) {
+// TestBertCanBeCutAtEveryLayer cuts a small encoder at every layer. functions/minilm compares a
+// real encoder with its reference.
+func TestBertCanBeCutAtEveryLayer(t *testing.T) {
 	c := onnx.Bert{Layers: 2, Width: 32, Heads: 4, Inner: 64, Vocabulary: 50, Positions: 16, Types: 2, Epsilon: 1e-12}
 	drawn := func(name string, dims ...int64) ([]float32, error) {
 		n := int64(1)

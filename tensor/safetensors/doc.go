@@ -22,6 +22,6 @@
 // an index. In a folder, the model is the index if there is one, and otherwise each *.safetensors.
 // Other files, and names that begin with a dot, are ignored.
 //
-// An index is a JSON object. Its weight_map names, for each tensor, the file beside the index that
-// has it. Those files have these tensors and no others.
+// An index is a JSON object. Its weight_map has, for each tensor, the name of the file that has the
+// tensor. The files are in the index's folder, and have no other tensors.
 package safetensors

@@ -24,8 +24,8 @@ func (d Dtype) Bits() int {
 	return 0
 }
 
-// Datatype returns the name of d in the rest of the program. It returns false if there is none, as
-// for floating-point types of less than 16 bits.
+// Datatype returns the datatype of package tensor for d. It returns false if there is none, as for
+// floating-point types of less than 16 bits.
 func (d Dtype) Datatype() (tensor.Datatype, bool) {
 	switch d {
 	case "BOOL", "BF16":

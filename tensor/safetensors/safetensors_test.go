@@ -70,9 +70,9 @@ func texts(n int) string {
 	return b.String()
 }
 
-// TestDatatypes checks that all datatypes of the format are read, and that those that stages know
-// are converted.
-func TestDatatypes(t *testing.T) {
+// TestAllDatatypesAreRead checks that all datatypes of the format are read, and that those that
+// stages know are converted.
+func TestAllDatatypesAreRead(t *testing.T) {
 	for dtype, want := range map[string]struct {
 		bytes    int
 		datatype string

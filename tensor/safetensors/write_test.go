@@ -68,8 +68,9 @@ func rewritten(t *testing.T, b []byte, f *safetensors.File) {
 	}
 }
 
-// TestWrite writes generated files, and each file a second time.
-func TestWrite(t *testing.T) {
+// TestWrittenFilesAreReadBack writes generated files, reads them, and writes and reads the result
+// again.
+func TestWrittenFilesAreReadBack(t *testing.T) {
 	dtypes := []safetensors.Dtype{"BOOL", "U8", "I16", "BF16", "F32", "F64", "C64", "F8_E4M3", "F4", "F6_E2M3"}
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
