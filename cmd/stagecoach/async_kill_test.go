@@ -76,9 +76,9 @@ func (l *ledger) waiting() (n int) {
 	return n
 }
 
-// TestKillAnywhere kills all processes at random moments, during starts and while the work of
-// earlier rounds is repeated, and loses no accepted request. KILL_ROUNDS sets the number of rounds,
-// and KILL_SEED chooses other moments.
+// TestKillAnywhere kills all processes at random moments: under load, during a start, and while the
+// work of earlier rounds runs again. No accepted request may be lost. KILL_ROUNDS sets the number
+// of rounds. KILL_SEED sets the seed for the moments.
 func TestKillAnywhere(t *testing.T) {
 	t.Parallel()
 	rounds, seed := int(envNumber(t, "KILL_ROUNDS", 8)), envNumber(t, "KILL_SEED", rand.Uint64())

@@ -178,9 +178,9 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 	}
 }
 
-// TestBenchGPUWithoutAccounts runs on the CPU, as a user without the right to make accounts,
-// cgroups and networks. A model that torch.load cannot read gives a row, and all other cells are
-// measured.
+// TestBenchGPUWithoutAccounts runs `bench gpu` on the CPU, as a user who may not create accounts,
+// cgroups or networks. torch.load cannot read the saved model of one cell. The bench reports this
+// cell as failed, measures all other cells, and ends with status 1.
 func TestBenchGPUWithoutAccounts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it becomes another user")

@@ -242,10 +242,10 @@ func (r *rig) settled(n int, fns []fn) {
 	}
 }
 
-// TestFunctionsOfOneTemplate has three functions whose programs listen on the same port, with three
-// replicas each. They are called all the time while they are updated, their replicas are killed and
-// `up` is restarted. Each answer must be the function's own, and from no revision that was
-// replaced.
+// TestFunctionsOfOneTemplate deploys three functions with three replicas each. All their programs
+// listen on the same port. Calls go on while the functions are updated, their replicas are killed
+// and `up` is restarted. Each answer must come from the called function, and never from a revision
+// that was replaced before the call.
 func TestFunctionsOfOneTemplate(t *testing.T) {
 	needRoot(t)
 	images := answeringImages(t)
@@ -330,9 +330,10 @@ func TestImagesOnTheSamePorts(t *testing.T) {
 	c.end(t)
 }
 
-// TestOnePortOfTheMachine has functions that listen on one port of the machine's network. One is
-// ready. The others report which process has the port, even if their programs stay up, and get none
-// of its answers. An update is also refused the port while the old revision has it.
+// TestOnePortOfTheMachine deploys three functions that listen on the same port of the machine's
+// network. One becomes ready, and all answers come from it. The others report which process has the
+// port, even if their programs keep running. An update of the ready function does not get the port
+// either while the old revision has it.
 func TestOnePortOfTheMachine(t *testing.T) {
 	t.Parallel()
 	for _, stays := range []string{"yes", ""} {
@@ -394,9 +395,9 @@ func TestOnePortOfTheMachine(t *testing.T) {
 	}
 }
 
-// TestWhereItListens has a program that is not ready because it listens elsewhere. The cause of its
-// failures says so.
-func TestWhereItListens(t *testing.T) {
+// TestFailureNamesTheOtherPort has a program that is not ready, because it listens on another port
+// than expected. The cause of the failure names that port.
+func TestFailureNamesTheOtherPort(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "config.yml")
 	if err := os.WriteFile(config, []byte("control: {startTimeout: 2s}\n"), 0o600); err != nil {

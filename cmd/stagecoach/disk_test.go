@@ -72,9 +72,9 @@ func diskRounds(t *testing.T) int {
 	return 3
 }
 
-// TestFullDiskWhileIdle: with no byte left, sync requests go on, all that has to be stored is
-// refused with the disk's name, and deletions work, also after a restart. With room again, so does
-// everything else, without one.
+// TestFullDiskWhileIdle fills the disk to the last byte. Small sync requests and deletions still
+// work, also after a restart. Every request that has to store something is refused with the disk's
+// name. Once the disk has room again, all requests work, without a restart.
 func TestFullDiskWhileIdle(t *testing.T) {
 	t.Parallel()
 	r, disk := startOnSmallDisk(t)
@@ -125,9 +125,9 @@ func TestFullDiskWhileIdle(t *testing.T) {
 	}
 }
 
-// TestFullDiskDuringDeploys fills the disk while functions are deployed, updated and removed: each
-// change is made or refused with the disk's name, none hangs, and with room again changes are made,
-// without a restart.
+// TestFullDiskDuringDeploys fills the disk while functions are deployed, updated and removed. Each
+// change either succeeds or is refused with the disk's name, and none hangs. Once the disk has room
+// again, changes succeed without a restart.
 func TestFullDiskDuringDeploys(t *testing.T) {
 	t.Parallel()
 	r, disk := startOnSmallDisk(t)
@@ -236,9 +236,9 @@ func TestFullDiskWhileAsyncWaits(t *testing.T) {
 	t.Logf("opened again %v times", r.value("stagecoach_disk_reopened_total"))
 }
 
-// TestFullDiskStopsTheStreams takes the reserve away too, so that a deletion's write fails and the
-// streams keep its error. Sync requests go on, everything else is refused at once, and with room
-// again all is accepted, without a restart.
+// TestFullDiskStopsTheStreams fills the disk and also takes the reserve for deletions. A deletion's
+// write fails, and NATS's streams stop with this error. Sync requests still work, and everything
+// else is refused at once. Once the disk has room again, all requests work, without a restart.
 func TestFullDiskStopsTheStreams(t *testing.T) {
 	t.Parallel()
 	r, disk := startOnSmallDisk(t)

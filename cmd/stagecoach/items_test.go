@@ -19,10 +19,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestArrays: a JSON array is one document for a function by itself and a list of items for a
-// pipeline, unless the function declares or the request says otherwise; also in async requests. A
-// function that speaks HTTP gets bodies as they are.
-func TestArrays(t *testing.T) {
+// TestArraysAreDocumentsOrItems checks what a JSON array in a sync or async request means. To a
+// function alone, it is one document; to a pipeline, it is a list of items. The function's
+// annotation and the request's header can change that. A function that speaks HTTP always gets the
+// body unchanged.
+func TestArraysAreDocumentsOrItems(t *testing.T) {
 	t.Parallel()
 	r, to := start(t), newReceiver(t)
 	stage := func(name string, annotations map[string]string) fn { return fn{name, "noop", nil, annotations, nil} }

@@ -18,9 +18,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 )
 
-// TestNodesAndCache looks at a node while a function is deployed, called and idle. The node has its
-// replica and its parameters. `cache warm` loads parameters, so that the next start is a hit.
-// Parameters in use cannot be evicted.
+// TestNodesAndCache checks `stagecoach node` and `stagecoach cache` while a function is deployed,
+// called and idle. They list the function's replica and its parameters. `cache warm` loads
+// parameters, so that the next start finds them in memory. Parameters in use cannot be evicted.
 func TestNodesAndCache(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -159,10 +159,10 @@ func TestInvocationsThroughPipelines(t *testing.T) {
 	}
 }
 
-// TestWhatHasNoPlace: a deploy of what no node could hold is refused with the field and what the
-// largest node has; if the node shrinks, requests for what was deployed before are answered at
-// once, with the cause.
-func TestWhatHasNoPlace(t *testing.T) {
+// TestDeployRefusesWhatNoNodeCanHold checks functions that need more than any node has. A deploy is
+// refused with the field and with what the largest node has. If the node shrinks after a deploy,
+// requests for the function are answered at once, with the cause.
+func TestDeployRefusesWhatNoNodeCanHold(t *testing.T) {
 	t.Parallel()
 	flags := configFile(t, "node: {memory: 4Gi}\n")
 	r := start(t, flags...)

@@ -18,9 +18,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// mixed is requests of all kinds, sent while their functions are updated: to a function alone,
-// through calls of a stage for each of many items, through a join, and to a function that speaks
-// HTTP.
+// mixed sends requests of all kinds while their functions are updated: to a function alone, with
+// one call of a stage per item, through a join, and to a function that speaks HTTP.
 type mixed struct {
 	*rig
 	fns   []fn
@@ -190,10 +189,10 @@ func TestUpdatesUnderLoad(t *testing.T) {
 	t.Logf("%d updates, requests %v, failed %v, %v calls retried", updates, m.done, m.failed, r.value("stagecoach_flow_retries_total"))
 }
 
-// TestADeathAmongUpdates kills the only replica of a revision under a request that has begun on it
-// and has many calls to go, after the function was updated: a replica of the old revision is
-// started again for the rest.
-func TestADeathAmongUpdates(t *testing.T) {
+// TestOldRevisionStartsAgainForItsRequest updates a function while a request with many calls runs
+// on the old revision, and then kills the only replica of that revision. A replica of the old
+// revision is started again for the remaining calls.
+func TestOldRevisionStartsAgainForItsRequest(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	old := waitFn("many", "500ms", map[string]string{"max": "1"}, map[string]string{"each": "true"})

@@ -35,8 +35,8 @@ const (
 )
 
 // keptWheels returns the kept wheels of the indexes that a requirements.txt asks. It returns nil if
-// this user has no cache folder, or if the file names packages by paths or URLs: those may change
-// while their versions stay.
+// no wheels can be kept, for example because this user has no cache folder, or because the file
+// names packages by paths or URLs. Such a package may change while its version stays.
 func (p *python) keptWheels(ctx context.Context, handler, requirements string) (*wheels, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {

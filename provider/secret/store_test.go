@@ -41,9 +41,9 @@ func list(t *testing.T, s *Store, namespace string) string {
 	return strings.Join(names, " ")
 }
 
-// TestLife checks that secrets are files that nobody else can read, that they survive a restart,
-// and that each namespace has its own.
-func TestLife(t *testing.T) {
+// TestSecretsSurviveARestart checks that secrets are files that nobody else can read, that they
+// survive a restart, and that each namespace has its own.
+func TestSecretsSurviveARestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "s")
 	s := open(t, dir)
 	if got := list(t, s, "a"); got != "" {
@@ -189,9 +189,9 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSharedMounts checks that only this user can read the values, that the group of the functions
-// with the same secrets can read their copy, and that nobody else can list or enter the folders
-// above it.
+// TestSharedMounts checks who can read secrets that functions see as other users. Only this user
+// can read the values. The group of the functions with the same secrets can read their copies.
+// Nobody else can list or enter the folders above these copies.
 func TestSharedMounts(t *testing.T) {
 	if os.Getuid() != 0 {
 		if os.Getenv("CI") != "" {
