@@ -18,11 +18,11 @@ import (
 //
 //   - It has no name.
 //   - Its digest is not in used.
-//   - Nobody has touched it for idle.
+//   - It was not touched for idle.
 //
-// The idle time protects images that were just fetched and will be used soon, and images that were
-// just replaced and may still have replicas. Collect returns the number of bytes that it has freed
-// on the disk.
+// This spares images that were just fetched and will be used soon, and images that were just
+// replaced and may still have replicas. Collect returns the number of bytes that it has freed on
+// the disk.
 func (s *Store) Collect(ctx context.Context, used []string, idle time.Duration) (freed int64, err error) {
 	release, err := s.lock(ctx, "lock", unix.LOCK_EX)
 	if err != nil {

@@ -38,7 +38,7 @@ type layer struct {
 	size    int64
 }
 
-// Pack makes an image of the shared layers and, above them, the files of a folder. These are sorted
+// Pack makes an image of the files of a folder, on top of the shared layers. The files are sorted
 // by name and owned by root, without times, with mode 0755 or 0644. They replace files of the
 // shared layers with the same names. The folder must not change before the image is in a store.
 func Pack(folder string, c Config, shared ...*Layer) (*Image, error) {

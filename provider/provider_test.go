@@ -191,8 +191,8 @@ func (a *api) keep(name, namespace string) {
 	}
 }
 
-// TestDotsAndNamespaces checks that what a request names depends on its words alone, never on what
-// is deployed.
+// TestDotsAndNamespaces checks that the function that a request names depends only on the request's
+// words, and never on which functions are deployed.
 func TestDotsAndNamespaces(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.keep("v1.echo", "openfaas-fn")

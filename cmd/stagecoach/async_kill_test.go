@@ -134,12 +134,12 @@ func TestKillAnywhere(t *testing.T) {
 		rounds, starting, len(l.accepted), twice, more, l.marked, l.attempts, time.Since(begin).Round(time.Second))
 }
 
-// perReceiver is how many callbacks one receiver gets at the same time. After a kill, at most this
-// many callbacks were made and are not known to be made.
+// perReceiver is how many callbacks one receiver gets at the same time. It bounds the callbacks
+// that were made before a kill but not recorded, and are made again.
 const perReceiver = 16
 
-// nothingComesBack waits until all accepted requests have a callback and the journal knows it,
-// kills all processes, and checks that the next start has nothing to do.
+// nothingComesBack waits until all accepted requests have had their callbacks and the journal is
+// empty. Then it kills all processes, and checks that the next start has nothing to do.
 func (r *rig) nothingComesBack(l *ledger) {
 	r.t.Helper()
 	r.until(2*late, "all accepted to be told", func() bool { return l.waiting() == 0 })

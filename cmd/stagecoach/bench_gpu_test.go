@@ -257,12 +257,12 @@ func TestBenchGPUWithoutGPU(t *testing.T) {
 	}
 }
 
-// bundleLimit is the most bytes of a working tree and carried files that a borrowed machine takes,
-// with a margin.
+// bundleLimit is the most bytes that a borrowed machine takes for the working tree and carried
+// files together, less a margin.
 const bundleLimit = 60 << 20
 
-// TestBenchGPUBundle builds the file that `make bench-gpu-bundle` makes for another machine. With
-// the tracked files it stays below the limit.
+// TestBenchGPUBundle builds the file that `make bench-gpu-bundle` makes for another machine. The
+// file and the tracked files together stay below bundleLimit.
 func TestBenchGPUBundle(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

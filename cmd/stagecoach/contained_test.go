@@ -24,8 +24,8 @@ import (
 // The programs of ./testdata whose answers name their function and revision.
 var answering = []string{"template", "stubborn", "ofwatchdog"}
 
-// answeringImages returns a folder with images of these programs: as folders, test/NAME:1, and with
-// a root of their own, rooted/NAME:1.
+// answeringImages returns a folder of images with these programs. Each program has two images: the
+// folder test/NAME:1, and rooted/NAME:1, which has its own root.
 func answeringImages(t *testing.T) string {
 	t.Helper()
 	images := t.TempDir()
@@ -66,8 +66,8 @@ func answeringFn(name, image string, labels map[string]string, env ...string) fn
 	return f
 }
 
-// callers call functions over connections that they keep, all the time, and check whose answers
-// they get.
+// callers call functions all the time over connections that stay open, and check which function has
+// answered.
 type callers struct {
 	stop, wake chan struct{}
 	over       sync.Once
@@ -187,8 +187,8 @@ func (c *callers) total() (n int) {
 	return n
 }
 
-// end stops the callers and fails the test for each answer that was not the function's. Later ends
-// do nothing.
+// end stops the callers, and fails the test for each answer of another function. Further calls do
+// nothing.
 func (c *callers) end(t *testing.T) {
 	t.Helper()
 	c.over.Do(func() {
@@ -308,8 +308,8 @@ func (r *rig) killSome(t *testing.T) {
 	kill9(t, proctest.Children(t, watchdogs[1].pid)[0])
 }
 
-// TestImagesOnTheSamePorts runs functions of an image side by side that listens on 8080, or on 8080
-// and 8081, whatever its configuration.
+// TestImagesOnTheSamePorts runs functions side by side whose images listen on the same ports, 8080
+// or 8080 and 8081, whatever their configuration.
 func TestImagesOnTheSamePorts(t *testing.T) {
 	needRoot(t)
 	t.Parallel()

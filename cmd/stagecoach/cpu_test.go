@@ -78,8 +78,8 @@ func poolThreads(pid int) (n int) {
 }
 
 // TestCPUOfARunningReplica applies plans that change the CPU limit of a running, forked replica.
-// The quota of its cgroup must change. It must compute with one thread per core of the limit. The
-// test makes the plans itself, because no policy sets limits yet.
+// The quota of its cgroup must change, and it must compute with one thread per core of the limit.
+// The test makes the plans itself, because no policy sets limits yet.
 func TestCPUOfARunningReplica(t *testing.T) {
 	needGroups(t)
 	t.Parallel()

@@ -25,8 +25,9 @@ func startOnSmallDisk(t *testing.T) (r *rig, disk string) {
 	return r, disk
 }
 
-// full wants an answer that refuses with 503, and says when to try again and which disk has how
-// many bytes of how many. Callers of functions read STATE in place of the folder's path.
+// full sends a request that must be refused with 503. The answer must say when to try again, which
+// disk is full, and how many bytes are left. Callers of functions get STATE instead of the folder's
+// path.
 func (r *rig) full(disk string, method, path, body string, header ...string) {
 	r.t.Helper()
 	if strings.HasPrefix(path, "/function/") || strings.HasPrefix(path, "/async-function/") {
@@ -194,8 +195,8 @@ func TestFullDiskDuringDeploys(t *testing.T) {
 	t.Logf("changes by status: %v, opened again %v times", counts, r.value("stagecoach_disk_reopened_total"))
 }
 
-// TestFullDiskWhileAsyncWaits fills the disk again and again while 100 async requests wait or run:
-// with room again, all are told, once each, without a restart.
+// TestFullDiskWhileAsyncWaits fills the disk again and again while 100 async requests wait or run.
+// Once the disk has room again, each request gets its callback exactly once, without a restart.
 func TestFullDiskWhileAsyncWaits(t *testing.T) {
 	t.Parallel()
 	r, disk := startOnSmallDisk(t)

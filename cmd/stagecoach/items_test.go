@@ -214,8 +214,8 @@ func TestTritonClient(t *testing.T) {
 	}
 }
 
-// TestUnknownNamespacesGet404: API, CLI and invocations name a namespace that does not exist. A
-// deploy creates it.
+// TestUnknownNamespacesGet404 checks that the API, the CLI and invocations report a namespace that
+// does not exist. A deploy creates it.
 func TestUnknownNamespacesGet404(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -253,8 +253,8 @@ func TestUnknownNamespacesGet404(t *testing.T) {
 	c.refuse(`404: no function "g" in namespace "team-z"`, "", "describe", "g", "-n", "team-z")
 }
 
-// TestNamesOfDockerHub: an image has one name, with Docker Hub's host and without, in a folder and
-// in the store.
+// TestNamesOfDockerHub checks that a name with Docker Hub's host and the name without it mean one
+// image, in a folder and in the store.
 func TestNamesOfDockerHub(t *testing.T) {
 	t.Parallel()
 	images := withDouble(t)

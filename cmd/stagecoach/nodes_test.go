@@ -79,8 +79,8 @@ func TestNodesAndCache(t *testing.T) {
 	c.refuse(`status 404: digest "0123456789ab": no parameters`, "", "cache", "evict", "0123456789ab")
 }
 
-// TestWhatPoliciesSeeOfANode checks that memory that gives way is reported apart, and that memory
-// of loads under way counts as used.
+// TestWhatPoliciesSeeOfANode checks that idle parameters are marked as such for policies, and that
+// the memory of loads under way counts as used.
 func TestWhatPoliciesSeeOfANode(t *testing.T) {
 	got := planned(inventoryOf(keysmanager.Inventory{
 		Node: "n", Memory: 1000, MemoryUsed: 300, Threshold: 850, CPUMilli: 2000,

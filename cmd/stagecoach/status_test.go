@@ -45,8 +45,8 @@ func TestStatusDescribesTheDeployedRevision(t *testing.T) {
 	}
 }
 
-// TestWaitReady: deploy --wait watches all functions at the same time, ends with the first cause,
-// and wakes functions that are asleep.
+// TestWaitReady checks that deploy --wait watches all functions at the same time, ends with the
+// first cause of a failure, and wakes functions that are asleep.
 func TestWaitReady(t *testing.T) {
 	type reply struct {
 		replicas int

@@ -104,8 +104,8 @@ functions:
 	serves("woken")
 }
 
-// TestFirstListing: the count that is wanted is right in the first listing after a deploy, an
-// update, a scaling and a restart.
+// TestFirstListing checks that the first listing after a deploy, an update, a scaling or a restart
+// has the right number of wanted replicas.
 func TestFirstListing(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -141,8 +141,8 @@ func TestFirstListing(t *testing.T) {
 	}
 }
 
-// TestInvocationsThroughPipelines: a stage's count has the calls that came through its pipeline,
-// each item one.
+// TestInvocationsThroughPipelines checks that the invocations of a stage include the calls through
+// its pipeline, one per item.
 func TestInvocationsThroughPipelines(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -18,8 +18,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// mixed sends requests of all kinds while their functions are updated: to a function alone, with
-// one call of a stage per item, through a join, and to a function that speaks HTTP.
+// mixed sends requests of four kinds while their functions are updated:
+//
+//   - to a function alone
+//   - with one call of a stage per item
+//   - through a join
+//   - to a function that speaks HTTP
 type mixed struct {
 	*rig
 	fns   []fn
@@ -156,8 +160,8 @@ func (m *mixed) ended() (n int) {
 	return n
 }
 
-// TestUpdatesUnderLoad updates functions in turn under requests of all kinds: none fails, and none
-// is answered by two revisions of a function. UPDATES and REQUESTS make it longer.
+// TestUpdatesUnderLoad updates functions in turn under requests of all kinds. No request fails, and
+// none is answered by two revisions of a function. UPDATES and REQUESTS make the test longer.
 func TestUpdatesUnderLoad(t *testing.T) {
 	t.Parallel()
 	updates, requests := fromEnvironment(t, "UPDATES", 10), fromEnvironment(t, "REQUESTS", 400)
@@ -223,8 +227,8 @@ func TestOldRevisionStartsAgainForItsRequest(t *testing.T) {
 	}
 }
 
-// TestUpdatesOutlastTheDrainTimeout: a replica of an old revision serves the request that has begun
-// on it for as long as that takes, however short the drain timeout is.
+// TestUpdatesOutlastTheDrainTimeout checks that a replica of an old revision serves a request that
+// began on it until the request ends, even if the drain timeout is shorter.
 func TestUpdatesOutlastTheDrainTimeout(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "up.yml")

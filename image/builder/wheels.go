@@ -79,8 +79,8 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 }
 
 // checkOwner returns an error unless a folder belongs to this user and no other user can write to
-// it. A build installs wheels from the folder. With sudo, or with a cache that users share, the
-// folder may belong to another user.
+// it, because a build installs wheels from the folder. With sudo, or with a cache that users share,
+// the folder may belong to another user.
 func checkOwner(folder string) error {
 	info, err := os.Lstat(folder)
 	if err != nil {

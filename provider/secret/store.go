@@ -227,10 +227,10 @@ func (s *Store) Group(namespace string, names []string) (int, error) {
 	return s.groups(namespace, setOf(names))
 }
 
-// Mount writes the present values of these secrets into the function's folder for them. It reuses
-// an existing folder and replaces each file atomically, so running replicas read either the old or
-// the new value. Folders with other secrets, from earlier deploys of the function, stay until
-// [Store.Sweep] removes them. Without names, Mount does nothing.
+// Mount writes the present values of these secrets into the function's folder for this set of
+// secrets. It reuses an existing folder and replaces each file atomically, so running replicas read
+// either the old or the new value. Folders with other secrets, from earlier deploys of the
+// function, stay until [Store.Sweep] removes them. Without names, Mount does nothing.
 func (s *Store) Mount(namespace, function string, names []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

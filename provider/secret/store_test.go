@@ -98,8 +98,8 @@ func sees(t *testing.T, folder string) string {
 	return strings.Join(got, " ")
 }
 
-// TestMounts checks that a function sees the present values of the secrets that it has named, in a
-// folder that does not change. Secrets that an earlier deploy named stay and are updated.
+// TestMounts checks that a function sees the present values of the secrets that it names, in a
+// folder that does not change. Secrets that only an earlier deploy named stay and are updated.
 func TestMounts(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -312,8 +312,8 @@ func FuzzNames(f *testing.F) {
 	})
 }
 
-// TestAFullDisk checks that the error for a secret names the full disk, that deletions work, and
-// that changes work again with room.
+// TestAFullDisk checks that the error for a secret names the full disk and that deletions still
+// work. Once the disk has room, changes work again.
 func TestAFullDisk(t *testing.T) {
 	small := proctest.Disk(t, "4m")
 	s, err := Open(small)

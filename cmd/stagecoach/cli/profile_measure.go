@@ -162,7 +162,7 @@ type answered struct {
 
 // inARow is the number of batches in a round of the largest batch size. A round has fewer if the
 // line has no room for them. Several batches in a row keep the replica busy most of the time, even
-// if calls are under way for long. An idle replica would recover its CPU quota, and the next batch
+// if calls take long to reach it. An idle replica would recover its CPU quota, and the next batch
 // would run too fast.
 const inARow = 8
 
