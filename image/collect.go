@@ -14,9 +14,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Collect removes images that have no name, whose digest is not in used, and that were not touched
-// for idle. An image that was just fetched will be used soon, and one that was just replaced may
-// still have replicas. Collect returns the number of bytes that it has freed on the disk.
+// Collect removes an image if all of these apply:
+//
+//   - It has no name.
+//   - Its digest is not in used.
+//   - It was not touched for idle.
+//
+// This spares images that were just fetched and will be used soon, and images that were just
+// replaced and may still have replicas. Collect returns the number of bytes that it has freed on
+// the disk.
 func (s *Store) Collect(ctx context.Context, used []string, idle time.Duration) (freed int64, err error) {
 	release, err := s.lock(ctx, "lock", unix.LOCK_EX)
 	if err != nil {
@@ -128,9 +134,9 @@ func (s *Store) namesLayer(key string) bool {
 	return err == nil
 }
 
-// linked reports whether files of a layer have other names: links in an image that is a folder. No
-// index lists such an image, but its next build needs the layer. Removing the layer would free no
-// bytes, either.
+// linked reports whether files of a layer have other hard links, from an image that is a folder. No
+// index lists such an image, but its next build needs the layer. Besides, removing the layer would
+// free no bytes.
 func (s *Store) linked(layer string) (yes bool) {
 	// A folder that cannot be read has none.
 	_ = filepath.WalkDir(s.path("layers", layer, "fs"), func(_ string, d fs.DirEntry, err error) error {

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// flights runs at most one job per key at a time. All callers that ask for a running job get its
-// result. A job continues until its own deadline even if its callers give up, so that the next
-// caller finds it done.
+// flights runs at most one job per key at a time. All callers that ask for a key while its job runs
+// get the result of this job. A job continues until its own deadline even if its callers give up,
+// so that the next caller finds it done.
 type flights[T any] struct {
 	ctx    context.Context
 	cancel context.CancelFunc

@@ -116,9 +116,9 @@ type Ref struct {
 const dockerHub = "docker.io"
 
 // Familiar returns an image's name without the host of Docker Hub and without library/, its folder
-// of official images. So docker.io/team/ocr:1 and team/ocr:1 name the same image, and so do
-// index.docker.io/library/redis, library/redis and redis. Names with another registry, and texts
-// that are no image's name, are returned unchanged.
+// of official images. So docker.io/team/ocr:1 becomes team/ocr:1, and index.docker.io/library/redis
+// becomes redis. Names with another registry, and texts that are not image names, are returned
+// unchanged.
 func Familiar(name string) string {
 	short, _ := trimHub(name)
 	return short

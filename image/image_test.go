@@ -207,7 +207,7 @@ func TestPackRefuses(t *testing.T) {
 	}
 }
 
-func TestStore(t *testing.T) {
+func TestStoreKeepsImagesWhenATagMoves(t *testing.T) {
 	dir := t.TempDir()
 	s := store(t, dir)
 	if _, err := s.Resolve("team/ocr:1"); !errors.Is(err, ErrNoImage) || !strings.Contains(err.Error(), "team/ocr:1") {
@@ -417,9 +417,9 @@ func TestProcessesAtOnce(t *testing.T) {
 	}
 }
 
-// TestAddingAgainStoresNothing adds the same image again. Nothing is stored a second time, and its
-// idle time starts again. An image with a name stays, however old it is and even if no function
-// uses it.
+// TestAddingAgainStoresNothing adds the same image twice. The second time stores nothing, and the
+// image's idle time starts again. Collect keeps an image with a name, however old it is, even if no
+// function uses it.
 func TestAddingAgainStoresNothing(t *testing.T) {
 	s := store(t, t.TempDir())
 	src := folder(t)

@@ -57,9 +57,9 @@ const packagesOf = "packages"
 
 var hexForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
-// MakeLayer returns the layer of a key. If the store does not have the layer, or its files were
-// changed, MakeLayer calls fill, which writes the files into a folder. The same key must always
-// give the same files. what names the layer in the history of images.
+// MakeLayer returns the layer of a key. It calls fill to write the layer's files into a folder if
+// the store does not have the layer, or if its files were changed. The same key must always give
+// the same files. what names the layer in the history of images.
 func (s *Store) MakeLayer(ctx context.Context, key, what string, fill func(folder string) error) (*Layer, error) {
 	release, err := s.use(ctx)
 	if err != nil {
@@ -120,9 +120,10 @@ type listed struct {
 // errOther means that the files of an archive do not give the same archive again.
 var errOther = errors.New("not an archive as this store writes it")
 
-// keepLayer makes the folder fs in tmp a layer of the store. If want is not empty and the layer has
-// another digest, the store does not keep the layer and the error is errOther. If the store already
-// has an intact layer, that stays, because other processes may be linking its files.
+// keepLayer moves the folder tmp into the store as a layer. The layer's files are in tmp's folder
+// fs. If want is set and is not the layer's digest, keepLayer returns errOther and stores nothing.
+// If the store already has the layer intact, it keeps that copy, because other processes may be
+// linking its files.
 func (s *Store) keepLayer(ctx context.Context, tmp, want string) (*Layer, error) {
 	dir := filepath.Join(tmp, "fs")
 	if err := seal(dir); err != nil {
@@ -270,9 +271,9 @@ func sharable(m *v1.Manifest, f *v1.ConfigFile) []bool {
 	return out
 }
 
-// takeLayer unpacks a shared layer from its archive, and does not store the archive. It returns
-// errOther if the files do not give the same archive again. left is the rest of the image's limits,
-// which takeLayer reduces.
+// takeLayer unpacks a shared layer from its archive. The store keeps only the files, so they must
+// give the same archive again; otherwise the error is errOther. left is what remains of the image's
+// limits; takeLayer reduces it.
 func (s *Store) takeLayer(ctx context.Context, d v1.Descriptor, open func() (io.ReadCloser, error), left *limits) error {
 	r, err := open()
 	if err != nil {

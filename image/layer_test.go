@@ -88,9 +88,9 @@ func onDisk(t *testing.T, dir string) (n int64) {
 
 const lib = "site-packages/words/lib.so"
 
-// TestSharedLayerIsStoredOnce checks that two images with a layer share its files, in the store
-// and unpacked, and that no archive of it is stored. Another key with the same content is the same
-// layer.
+// TestSharedLayerIsStoredOnce checks that two images with the same layer share its files, in the
+// store and in their unpacked roots, and that no archive of the layer is stored. Two keys with the
+// same content give the same layer.
 func TestSharedLayerIsStoredOnce(t *testing.T) {
 	s, filled := store(t, t.TempDir()), 0
 	l := site(t, s, "a", library, &filled)

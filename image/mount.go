@@ -38,9 +38,9 @@ func (e mountingImage) Layers() ([]v1.Layer, error) {
 	return out, nil
 }
 
-// otherRepositories returns the layers that the registry of ref may have in other repositories.
-// These are the layers of the store's images whose names are in that registry. Some of these images
-// may never have been pushed.
+// otherRepositories returns layers of img that the registry of ref may already have in other
+// repositories. These are layers that img shares with images of the store whose names are in that
+// registry. Some of those images may never have been pushed.
 func (s *Store) otherRepositories(r Registry, img *Image, ref name.Reference) (map[v1.Hash]name.Reference, error) {
 	m, err := img.of.Manifest()
 	if err != nil {

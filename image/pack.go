@@ -38,9 +38,9 @@ type layer struct {
 	size    int64
 }
 
-// Pack makes an image of a folder. The files are sorted by name and owned by root, without times,
-// with mode 0755 or 0644. They replace files of the shared layers with the same names. The folder
-// must not change before the image is in a store.
+// Pack makes an image of the files of a folder, on top of the shared layers. The files are sorted
+// by name and owned by root, without times, with mode 0755 or 0644. They replace files of the
+// shared layers with the same names. The folder must not change before the image is in a store.
 func Pack(folder string, c Config, shared ...*Layer) (*Image, error) {
 	small := &layer{what: "files"}
 	var layers []*layer

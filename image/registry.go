@@ -36,8 +36,8 @@ type Registry struct {
 	Timeout  time.Duration // per image, plus a second per 4 MiB of its layers; 0: [DefaultTimeout]
 }
 
-// DefaultTimeout bounds how long a pull or push of an image may take, in addition to a second per
-// slowest bytes.
+// DefaultTimeout bounds a pull or push of an image, in addition to the time that its layers take at
+// slowest bytes per second.
 const DefaultTimeout = 2 * time.Minute
 
 // slowest is the slowest accepted transfer, in bytes per second.

@@ -29,7 +29,7 @@ const refName = "org.opencontainers.image.ref.name"
 //	roots/HEX/fs                      the unpacked image of the manifest sha256:HEX
 //	layers/HEX/fs                     the files of the layer sha256:HEX, linked into all roots
 //	                                  that have it; blobs/ lacks it
-//	keys/                             names of these layers, by what they were made from
+//	keys/                             one file per key of MakeLayer: the HEX of its layer
 //	files/                            big files, linked into all roots that have them
 //	tmp/                              unfinished files
 type Store struct {

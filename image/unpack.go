@@ -30,9 +30,9 @@ const (
 	maxHops = 40
 )
 
-// unpacker unpacks the layers of an image into one folder, in order. It keeps owners if this
-// process may change owners. It leaves out set-user-ID and set-group-ID bits, extended attributes,
-// devices and pipes.
+// unpacker unpacks the layers of an image into one folder, in order. Files keep their owners if
+// this process may change owners. Set-user-ID and set-group-ID bits, extended attributes, devices
+// and pipes are left out.
 type unpacker struct {
 	ctx    context.Context
 	root   *os.Root

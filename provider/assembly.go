@@ -20,10 +20,12 @@ func newAssembly() assembly {
 	return assembly{map[pipeline.Key]*pipeline.Function{}, map[pipeline.Key]map[pipeline.Key]bool{}, map[pipeline.Key]map[pipeline.Key]int{}}
 }
 
-// change records that a function changed from old to now, where nil means that it does not exist.
-// It returns the keys of the pipelines that may have changed, sorted: the pipelines that the
-// function was or is a stage of, the pipelines with a stage that leads to it, and the pipeline with
-// its name.
+// change records that a function changed from old to now; nil means that it does not exist. It
+// returns the sorted keys of the pipelines that may have changed:
+//
+//   - the pipelines that the function was or is a stage of
+//   - the pipelines with a stage that leads to the function
+//   - the pipeline with the function's name
 func (a *assembly) change(key pipeline.Key, old, now *pipeline.Function) []pipeline.Key {
 	affected := map[pipeline.Key]bool{}
 	if len(a.members[key]) > 0 {

@@ -41,9 +41,9 @@ func draw(r *rand.Rand) types.FunctionDeployment {
 	return types.FunctionDeployment{Service: name, Namespace: ns, Image: "i", Annotations: &annotations}
 }
 
-// TestIncremental checks after each of many changes that the registry shows what pipeline.Assemble
-// makes of all functions.
-func TestIncremental(t *testing.T) {
+// TestIncrementalAssemblyMatchesAssemble makes many changes. After each one, the registry must show
+// what pipeline.Assemble makes of all functions.
+func TestIncrementalAssemblyMatchesAssemble(t *testing.T) {
 	store := newMemoryStore()
 	reg, err := OpenRegistry(t.Context(), store, slog.New(slog.DiscardHandler))
 	if err != nil {

@@ -532,9 +532,9 @@ func TestBehindAGateway(t *testing.T) {
 	}
 }
 
-// TestGolden plays testdata/faas-cli.txt: requests as faas-cli sends them, in order, and the
-// answers that it needs.
-func TestGolden(t *testing.T) {
+// TestRecordedRequestsOfFaasCLI plays testdata/faas-cli.txt: requests as faas-cli sends them, in
+// order, and the answers that faas-cli needs.
+func TestRecordedRequestsOfFaasCLI(t *testing.T) {
 	r := newRemote(t)
 	b, err := os.ReadFile("testdata/faas-cli.txt")
 	ok(t, err)
@@ -570,8 +570,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestBadInput checks that bad requests get a clear 4xx and change nothing.
-func TestBadInput(t *testing.T) {
+// TestBadInputChangesNothing checks that bad requests get a clear 4xx and change nothing.
+func TestBadInputChangesNothing(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	long := strings.Repeat("a", 300)
 	for _, tc := range []struct{ method, path, body string }{

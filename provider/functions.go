@@ -75,9 +75,9 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 	return p.Registry.wait(ctx, rev)
 }
 
-// checkNamesake refuses a function with the name of a pipeline, and a function that declares a
-// pipeline with the name of a function, because the name would have two meanings. A stage of the
-// pipeline may have the pipeline's name. The caller holds the token p.change.
+// checkNamesake refuses a function that would give a name two meanings. It refuses a function with
+// the name of a pipeline, and a function that declares a pipeline with the name of a function. A
+// stage of the pipeline may have the pipeline's name. The caller holds the token p.change.
 func (p *Provider) checkNamesake(f pipeline.Function) error {
 	const path = "annotations[" + `"` + pipeline.Prefix + `pipeline"]`
 	var errs []error

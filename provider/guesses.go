@@ -51,8 +51,8 @@ func newGuesses(log *slog.Logger) *guesses {
 	return &guesses{log: log, clients: clients}
 }
 
-// wrong counts a wrong password of a client. It returns when the request may be answered, which may
-// be at once. It returns an error if too many answers are delayed already, for this client or in
+// wrong counts a wrong password of a client, and waits until the request may be answered, which may
+// be at once. It returns an error if too many answers are already delayed, for this client or in
 // total.
 func (g *guesses) wrong(ctx context.Context, client netip.Addr) error {
 	c, err := g.count(client)

@@ -6,9 +6,9 @@ import (
 	"testing"
 )
 
-// TestUnknownNamespacesGet404 checks that requests in a namespace that does not exist get 404 with
-// its name. A deploy there creates it, and it ends with its last function, unless it was created
-// explicitly.
+// TestUnknownNamespacesGet404 checks that a request in an unknown namespace gets 404 with the name
+// of the namespace. A deploy creates its namespace. The namespace ends with its last function,
+// unless it was created explicitly.
 func TestUnknownNamespacesGet404(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	requests := []struct{ method, path, body string }{

@@ -16,9 +16,9 @@ import (
 
 // Pinner keeps functions unchanged while they are measured.
 type Pinner interface {
-	// Pin runs a function in one replica with a given CPU limit, for as long as p.Until is renewed.
-	// It returns the present state. It returns [ErrPinned] if another holder has the function, or
-	// if the function is in use.
+	// Pin runs a function in one replica with a given CPU limit until p.Until. The holder calls it
+	// again to renew the pin. It returns the present state, or [ErrPinned] if another holder has
+	// the function or if the function is in use.
 	Pin(key pipeline.Key, p Pin) (Held, error)
 	// Unpin ends the holder's pin, if there is one.
 	Unpin(key pipeline.Key, holder string)
@@ -77,8 +77,9 @@ func (r *Registry) Profile(key pipeline.Key) (profile.Profile, bool) {
 }
 
 // Points returns a deployed function's profile in the form for policies. It returns nothing if
-// there is no profile, if it is stale, or if the function shares a process, whose CPU is not
-// limited. The result is shared and must not be changed.
+// there is no profile or if the profile is stale. It also returns nothing if the function shares a
+// process, because the CPU of such a process is not limited. The result is shared and must not be
+// changed.
 func (r *Registry) Points(d *Deployed) []plan.Point {
 	if p, ok := r.profiles.Load(d.Key); ok && d.Declared.Process == "" && p.(*profiled).Of(d.Deployment.Image, d.Digest) {
 		return p.(*profiled).points

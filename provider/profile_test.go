@@ -133,8 +133,8 @@ func TestBadProfiles(t *testing.T) {
 
 func many(n int) string { return strings.Repeat("{},", n) }
 
-// TestPin checks that a function has one holder at a time.
-func TestPin(t *testing.T) {
+// TestPinHasOneHolder checks that a function has one holder at a time.
+func TestPinHasOneHolder(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	const path = "/system/function/echo/pin"
 	const order = `{"holder":"me","cpuMilli":250,"seconds":10}`

@@ -36,9 +36,9 @@ type Images interface {
 	// that env names, else the image's own. The error says which file and what of it is wrong.
 	Model(image, digest string, env map[string]string) error
 
-	// Program returns why replicas cannot see the program that a function's process names, or what
-	// that needs to run; nil if they can, or if that is not known here. An empty process is the
-	// image's own.
+	// Program returns an error if replicas cannot see the program that a function's process names,
+	// or a file that the program needs to run. It returns nil if they can, or if that is not known
+	// here. An empty process means the process of the image.
 	Program(image, digest, process string, env map[string]string) error
 }
 
@@ -105,8 +105,8 @@ type Status interface {
 
 // Room knows the capacity of the nodes.
 type Room interface {
-	// Lacking returns the resources that no known node has enough of for one replica of f, even if
-	// the node is empty. It returns nothing if a node could hold the replica, or while no node is
+	// Lacking returns the resources of which no known node has enough for one replica of f, not
+	// even an empty node. It returns nothing if a node could hold the replica, or while no node is
 	// known.
 	Lacking(f plan.Function) []plan.Lack
 }
@@ -234,10 +234,10 @@ func (p *Provider) ready(w http.ResponseWriter, _ *http.Request) {
 	writeText(w, http.StatusOK, "OK")
 }
 
-// Guard protects /system and the paths below it. It requires the credentials, if there are any. It
-// refuses requests from web pages of another origin, which may be open in the operator's browser.
-// Other paths are not protected. Guard must come before any mux, because a mux answers some paths,
-// such as /system and //system/info, with a redirect.
+// Guard protects /system and the paths below it, and no other paths. It requires the credentials,
+// if there are any. It refuses requests from web pages of another origin, which may be open in the
+// operator's browser. Guard must come before any mux, because a mux answers some paths, such as
+// /system and //system/info, with a redirect.
 func (p *Provider) Guard(h http.Handler) http.Handler { return p.guard(h, belowSystem, p.Proxies) }
 
 // GuardInside is Guard for requests that functions send. It protects every path, and no function is

@@ -32,9 +32,9 @@ func decodeJSON[T any](t *testing.T, text string) T {
 	return v
 }
 
-// TestLife follows a function through faas-cli's requests: an update that finds nothing, a create,
-// an update, a delete.
-func TestLife(t *testing.T) {
+// TestFunctionLifecycle follows a function through faas-cli's requests: an update that finds no
+// function, a create, an update and a delete.
+func TestFunctionLifecycle(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	const echo = `{"service":"echo","image":"stagecoach/echo:1","envProcess":"cat","envVars":{"K":"v"},"labels":{"l":"1"},"annotations":{"a":"2"}}`
 	a.must(http.StatusNotFound, put, functions, echo)
@@ -191,8 +191,8 @@ func (a *api) keep(name, namespace string) {
 	}
 }
 
-// TestDotsAndNamespaces checks that what a request names depends on its words alone, never on what
-// is deployed.
+// TestDotsAndNamespaces checks that the function that a request names depends only on the request's
+// words, and never on which functions are deployed.
 func TestDotsAndNamespaces(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.keep("v1.echo", "openfaas-fn")
@@ -290,14 +290,14 @@ func TestADotNeverReachesAnotherNamespace(t *testing.T) {
 	}
 }
 
-// TestLeastAndLargest checks values at the bounds.
-func TestLeastAndLargest(t *testing.T) {
+// TestDeployAcceptsValuesAtTheBounds checks values at the bounds.
+func TestDeployAcceptsValuesAtTheBounds(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"least","image":"stagecoach/echo:1","envProcess":"`+strings.Repeat("a", 100_000)+
 		`","envVars":{"STAGECOACH_MODEL":"model/./a/../model.onnx"},"limits":{"memory":"4Mi","cpu":"1m"},"requests":{"memory":"0","cpu":"0.001"}}`)
 }
 
-func TestAuth(t *testing.T) {
+func TestSystemPathsNeedCredentials(t *testing.T) {
 	synctest.Test(t, testAuth) // answers to wrong passwords are delayed
 }
 
@@ -361,9 +361,9 @@ func TestReadCredentials(t *testing.T) {
 	}
 }
 
-// TestOtherOrigins checks that a page in the operator's browser cannot deploy to an API without a
-// password on the same machine.
-func TestOtherOrigins(t *testing.T) {
+// TestOtherOriginsCannotDeploy checks that a web page in the operator's browser cannot deploy
+// functions to an API without a password on the same machine.
+func TestOtherOriginsCannotDeploy(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	const echo = `{"service":"echo","image":"stagecoach/echo:1"}`
 	if status, _ := a.do(post, functions, echo, "Sec-Fetch-Site", "cross-site"); status != http.StatusForbidden {
@@ -553,7 +553,7 @@ func TestADeployNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestRestart(t *testing.T) {
+func TestRegistryAfterARestart(t *testing.T) {
 	store := newMemoryStore()
 	a := newAPI(t, store, nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"echo","image":"stagecoach/echo:1"}`)
@@ -580,9 +580,9 @@ func TestRestart(t *testing.T) {
 	b.must(http.StatusAccepted, post, functions, `{"service":"future","image":"stagecoach/echo:1"}`)
 }
 
-// TestOldNames checks that a function stored by an earlier version under a name that is refused now
-// still serves, and can be removed.
-func TestOldNames(t *testing.T) {
+// TestOldNamesStillServe checks a function that an earlier version stored under a name that is
+// refused now. The function still serves and can be removed.
+func TestOldNamesStillServe(t *testing.T) {
 	store := newMemoryStore()
 	a := newAPI(t, store, nil)
 	a.keep("Old.one", "openfaas-fn")
@@ -797,7 +797,7 @@ func TestDeployIsAnsweredWhenVisible(t *testing.T) {
 	})
 }
 
-func TestStoreTrouble(t *testing.T) {
+func TestDeployReportsAFailingStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := newAPI(t, newMemoryStore(), nil)
 		const echo = `{"service":"echo","image":"stagecoach/echo:1"}`
@@ -816,9 +816,9 @@ func TestStoreTrouble(t *testing.T) {
 	})
 }
 
-// TestManyAtOnce deploys from many clients while others read. With the race detector, it checks
-// that returned values do not change.
-func TestManyAtOnce(t *testing.T) {
+// TestConcurrentDeploysAndReaders deploys from many clients while others read. With the race
+// detector, it checks that returned values do not change.
+func TestConcurrentDeploysAndReaders(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	const n = 20
 	var wg sync.WaitGroup
@@ -882,8 +882,9 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// TestReady checks that /readyz says what is refused and why, while /healthz succeeds.
-func TestReady(t *testing.T) {
+// TestReadyzSaysWhatIsRefused checks that /readyz names the refused requests and the cause, while
+// /healthz succeeds.
+func TestReadyzSaysWhatIsRefused(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusOK, get, "/readyz", "")
 	a.fakes.unready = &disk.FullError{Path: "/state/nats", Free: 7, Want: 64 << 20}

@@ -191,9 +191,9 @@ func (r *Registry) namespaceNames() []string {
 // functions. The map is shared and must not be changed.
 func (r *Registry) Namespaces() map[string]Namespace { return *r.declared.Load() }
 
-// OnChange registers f to be called after each later change of a function. f runs when the registry
-// shows the change, before the deploy is answered. Calls come one at a time and delay the next
-// change, so f must be quick.
+// OnChange registers f to be called after each later change of a function. The registry already
+// shows the change when f runs, but the deploy is not yet answered. Calls of f come one at a time
+// and delay the next change, so f must be quick.
 func (r *Registry) OnChange(f func(Change)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -25,8 +25,8 @@ type Secrets interface {
 
 // Mounts shows functions their secrets.
 type Mounts interface {
-	// Mount sets which secrets replicas of a function see if they start from now on. Replicas of
-	// earlier deploys keep theirs. The function's name has no namespace.
+	// Mount sets the secrets that new replicas of a function see. Replicas of earlier deploys keep
+	// theirs. The function's name has no namespace.
 	Mount(namespace, function string, secrets []string) error
 	// Unmount removes all secrets from a removed function.
 	Unmount(namespace, function string) error
@@ -152,8 +152,8 @@ func checkSecret(s types.Secret, value bool) error {
 	return nil
 }
 
-// valueOf returns a secret's value. rawValue wins, which may be any bytes; for a file, faas-cli
-// sends it in addition to value.
+// valueOf returns a secret's value. If rawValue is set, it is the value, and may have any bytes.
+// For a file, faas-cli sends rawValue in addition to value.
 func valueOf(s types.Secret) []byte {
 	if len(s.RawValue) > 0 {
 		return s.RawValue

@@ -22,9 +22,9 @@ type Store interface {
 	Put(ctx context.Context, key string, value []byte) (revision uint64, err error)
 	// Delete removes key. It is no error if the key does not exist.
 	Delete(ctx context.Context, key string) error
-	// Watch calls f with every key's latest value and then with every change in the order of
-	// revisions, one at a time, until stop is called or ctx ends. It returns once f has seen all
-	// values that existed before.
+	// Watch calls f with the latest value of every key, and then with every change in the order of
+	// revisions. Calls come one at a time, until stop is called or ctx ends. Watch returns once f
+	// has seen all values that existed before.
 	Watch(ctx context.Context, f func(Entry)) (stop func(), err error)
 }
 

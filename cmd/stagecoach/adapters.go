@@ -24,9 +24,9 @@ import (
 // too.
 const envSecrets = "secret_mount_path"
 
-// mountSecrets makes every function see its secrets, as its deploy did. The folders of an earlier
-// process are gone. If the secrets of a function cannot be mounted, for example because somebody
-// removed one by hand, only that function is affected.
+// mountSecrets fills the secret folders of all functions when up starts, because the folders of an
+// earlier process are removed. If it fails for a function, for example because somebody removed a
+// secret by hand, it logs the error and goes on with the others.
 func mountSecrets(s *secret.Store, functions []*provider.Deployed, log *slog.Logger) {
 	for _, f := range functions {
 		if err := s.Mount(f.Declared.Namespace, f.Declared.Name, f.Deployment.Secrets); err != nil {

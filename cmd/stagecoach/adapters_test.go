@@ -20,8 +20,9 @@ type graphOf pipeline.Pipeline
 
 func (g graphOf) Graph(pipeline.Key) (pipeline.Pipeline, bool) { return pipeline.Pipeline(g), true }
 
-// TestLined checks that a pipeline can be invoked once each of its stages has a line.
-func TestLined(t *testing.T) {
+// TestPipelineRunsOnceAllStagesHaveALine checks that a pipeline can be invoked once each of its
+// stages has a line.
+func TestPipelineRunsOnceAllStagesHaveALine(t *testing.T) {
 	g := graphOf{Name: "p", Namespace: "ns"}
 	for _, name := range []string{"a", "b"} {
 		g.Stages = append(g.Stages, pipeline.Stage{Function: pipeline.Function{Name: name, Namespace: "ns"}})

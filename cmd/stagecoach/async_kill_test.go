@@ -76,9 +76,9 @@ func (l *ledger) waiting() (n int) {
 	return n
 }
 
-// TestKillAnywhere kills all processes at random moments, during starts and while the work of
-// earlier rounds is repeated, and loses no accepted request. KILL_ROUNDS sets the number of rounds,
-// and KILL_SEED chooses other moments.
+// TestKillAnywhere kills all processes at random moments: under load, during a start, and while the
+// work of earlier rounds runs again. No accepted request may be lost. KILL_ROUNDS sets the number
+// of rounds. KILL_SEED sets the seed for the moments.
 func TestKillAnywhere(t *testing.T) {
 	t.Parallel()
 	rounds, seed := int(envNumber(t, "KILL_ROUNDS", 8)), envNumber(t, "KILL_SEED", rand.Uint64())
@@ -134,12 +134,12 @@ func TestKillAnywhere(t *testing.T) {
 		rounds, starting, len(l.accepted), twice, more, l.marked, l.attempts, time.Since(begin).Round(time.Second))
 }
 
-// perReceiver is how many callbacks one receiver gets at the same time. After a kill, at most this
-// many callbacks were made and are not known to be made.
+// perReceiver is how many callbacks one receiver gets at the same time. It bounds the callbacks
+// that were made before a kill but not recorded, and are made again.
 const perReceiver = 16
 
-// nothingComesBack waits until all accepted requests have a callback and the journal knows it,
-// kills all processes, and checks that the next start has nothing to do.
+// nothingComesBack waits until all accepted requests have had their callbacks and the journal is
+// empty. Then it kills all processes, and checks that the next start has nothing to do.
 func (r *rig) nothingComesBack(l *ledger) {
 	r.t.Helper()
 	r.until(2*late, "all accepted to be told", func() bool { return l.waiting() == 0 })

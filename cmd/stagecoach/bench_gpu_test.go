@@ -178,9 +178,9 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 	}
 }
 
-// TestBenchGPUWithoutAccounts runs on the CPU, as a user without the right to make accounts,
-// cgroups and networks. A model that torch.load cannot read gives a row, and all other cells are
-// measured.
+// TestBenchGPUWithoutAccounts runs `bench gpu` on the CPU, as a user who may not create accounts,
+// cgroups or networks. torch.load cannot read the saved model of one cell. The bench reports this
+// cell as failed, measures all other cells, and ends with status 1.
 func TestBenchGPUWithoutAccounts(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it becomes another user")
@@ -257,12 +257,12 @@ func TestBenchGPUWithoutGPU(t *testing.T) {
 	}
 }
 
-// bundleLimit is the most bytes of a working tree and carried files that a borrowed machine takes,
-// with a margin.
+// bundleLimit is the most bytes that a borrowed machine takes for the working tree and carried
+// files together, less a margin.
 const bundleLimit = 60 << 20
 
-// TestBenchGPUBundle builds the file that `make bench-gpu-bundle` makes for another machine. With
-// the tracked files it stays below the limit.
+// TestBenchGPUBundle builds the file that `make bench-gpu-bundle` makes for another machine. The
+// file and the tracked files together stay below bundleLimit.
 func TestBenchGPUBundle(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

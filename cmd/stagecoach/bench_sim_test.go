@@ -9,9 +9,10 @@ import (
 	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
 )
 
-// TestBenchSim runs a short load on a real `up` and simulates it: as many requests, and about the
-// same mean. It measures the costs of `up` on this machine first. The bound is wide, because test
-// machines have other work meanwhile. `make bench-sim` has the real bound.
+// TestBenchSim runs a short load on a real `up` and on the simulator. Both must count the same
+// requests, and their mean times must be close. First it measures the costs of `up` on this
+// machine, which the simulator needs. The bound on the means is wide, because test machines also do
+// other work. `make bench-sim` has the real bound.
 func TestBenchSim(t *testing.T) {
 	r := start(t)
 	cost, err := simbench.MeasureCosts(t.Context(), r.Client, 3*time.Second)

@@ -14,11 +14,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// TestCall follows async calls with `stagecoach call`: one that runs in the second stage of a
-// pipeline, one that waits behind it, one between two attempts, one whose callback is refused, one
-// that is done and one that is dead. After a kill -9, the calls that have not ended and the dead
-// one are still known.
-func TestCall(t *testing.T) {
+// TestCallShowsEachState follows async calls in different states with `stagecoach call`:
+//
+//   - a call that runs in the second stage of a pipeline
+//   - a call that waits behind the first
+//   - a call between two attempts
+//   - a call whose callback is refused
+//   - a call that is done
+//   - a call that is dead
+//
+// After a kill -9, the calls that have not ended and the dead call are still known.
+func TestCallShowsEachState(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()
 	if err := os.Symlink(proctest.Built(t, "images", "stagecoach"), filepath.Join(images, "stagecoach")); err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestNobodyListens checks that the error says what to do if no gateway listens.
-func TestNobodyListens(t *testing.T) {
+// TestErrorWithoutAGatewaySaysWhatToDo checks that the error says what to do if no gateway listens.
+func TestErrorWithoutAGatewaySaysWhatToDo(t *testing.T) {
 	t.Setenv("OPENFAAS_CONFIG", t.TempDir())
 	err := run(t.Context(), []string{"list", "--gateway", "http://127.0.0.1:1"}, &bytes.Buffer{})
 	if err == nil || !strings.Contains(err.Error(), "want a running `stagecoach up` there") {
@@ -39,8 +39,9 @@ func TestNamesInPaths(t *testing.T) {
 	}
 }
 
-// TestHarmless checks that escape sequences of a server do not reach a user's terminal.
-func TestHarmless(t *testing.T) {
+// TestEscapeSequencesDoNotReachTheTerminal checks that a client removes the escape sequences in a
+// server's answers before it prints them.
+func TestEscapeSequencesDoNotReachTheTerminal(t *testing.T) {
 	const evil = "a\u001b]0;title\u0007\u009b2Jß"
 	status := http.StatusOK
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

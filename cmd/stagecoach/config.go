@@ -114,8 +114,8 @@ type ControlConfig struct {
 	Budget       int           `yaml:"budget"`
 	Tick         time.Duration `yaml:"tick"`
 	StartTimeout time.Duration `yaml:"startTimeout"` // in work at the same time, over all functions
-	// For a replica, or longer if its requests have later deadlines; also for the whole process on
-	// SIGTERM.
+	// Time for a replica to drain, longer if its requests have later deadlines. It is also the time
+	// for the whole process on SIGTERM.
 	DrainTimeout time.Duration `yaml:"drainTimeout"`
 	Policies     policy.Names  `yaml:"policies"` // that decide; empty: the default of each level
 	Record       string        `yaml:"record"`   // file to which each decision is written; empty: none

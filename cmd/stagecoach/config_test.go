@@ -161,7 +161,7 @@ func TestUpConfig(t *testing.T) {
 	}
 }
 
-func TestBytes(t *testing.T) {
+func TestBytesParsesBinaryUnits(t *testing.T) {
 	for text, want := range map[string]Bytes{"0": 0, "123": 123, "64Ki": 64 << 10, "512Mi": 512 << 20, "4Gi": 4 << 30} {
 		var b Bytes
 		if err := yaml.Unmarshal([]byte(text), &b); err != nil || b != want {

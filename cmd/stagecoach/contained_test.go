@@ -24,8 +24,8 @@ import (
 // The programs of ./testdata whose answers name their function and revision.
 var answering = []string{"template", "stubborn", "ofwatchdog"}
 
-// answeringImages returns a folder with images of these programs: as folders, test/NAME:1, and with
-// a root of their own, rooted/NAME:1.
+// answeringImages returns a folder of images with these programs. Each program has two images: the
+// folder test/NAME:1, and rooted/NAME:1, which has its own root.
 func answeringImages(t *testing.T) string {
 	t.Helper()
 	images := t.TempDir()
@@ -66,8 +66,8 @@ func answeringFn(name, image string, labels map[string]string, env ...string) fn
 	return f
 }
 
-// callers call functions over connections that they keep, all the time, and check whose answers
-// they get.
+// callers call functions all the time over connections that stay open, and check which function has
+// answered.
 type callers struct {
 	stop, wake chan struct{}
 	over       sync.Once
@@ -187,8 +187,8 @@ func (c *callers) total() (n int) {
 	return n
 }
 
-// end stops the callers and fails the test for each answer that was not the function's. Later ends
-// do nothing.
+// end stops the callers, and fails the test for each answer of another function. Further calls do
+// nothing.
 func (c *callers) end(t *testing.T) {
 	t.Helper()
 	c.over.Do(func() {
@@ -242,10 +242,10 @@ func (r *rig) settled(n int, fns []fn) {
 	}
 }
 
-// TestFunctionsOfOneTemplate has three functions whose programs listen on the same port, with three
-// replicas each. They are called all the time while they are updated, their replicas are killed and
-// `up` is restarted. Each answer must be the function's own, and from no revision that was
-// replaced.
+// TestFunctionsOfOneTemplate deploys three functions with three replicas each. All their programs
+// listen on the same port. Calls go on while the functions are updated, their replicas are killed
+// and `up` is restarted. Each answer must come from the called function, and never from a revision
+// that was replaced before the call.
 func TestFunctionsOfOneTemplate(t *testing.T) {
 	needRoot(t)
 	images := answeringImages(t)
@@ -308,8 +308,8 @@ func (r *rig) killSome(t *testing.T) {
 	kill9(t, proctest.Children(t, watchdogs[1].pid)[0])
 }
 
-// TestImagesOnTheSamePorts runs functions of an image side by side that listens on 8080, or on 8080
-// and 8081, whatever its configuration.
+// TestImagesOnTheSamePorts runs functions side by side whose images listen on the same ports, 8080
+// or 8080 and 8081, whatever their configuration.
 func TestImagesOnTheSamePorts(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
@@ -330,9 +330,10 @@ func TestImagesOnTheSamePorts(t *testing.T) {
 	c.end(t)
 }
 
-// TestOnePortOfTheMachine has functions that listen on one port of the machine's network. One is
-// ready. The others report which process has the port, even if their programs stay up, and get none
-// of its answers. An update is also refused the port while the old revision has it.
+// TestOnePortOfTheMachine deploys three functions that listen on the same port of the machine's
+// network. One becomes ready, and all answers come from it. The others report which process has the
+// port, even if their programs keep running. An update of the ready function does not get the port
+// either while the old revision has it.
 func TestOnePortOfTheMachine(t *testing.T) {
 	t.Parallel()
 	for _, stays := range []string{"yes", ""} {
@@ -394,9 +395,9 @@ func TestOnePortOfTheMachine(t *testing.T) {
 	}
 }
 
-// TestWhereItListens has a program that is not ready because it listens elsewhere. The cause of its
-// failures says so.
-func TestWhereItListens(t *testing.T) {
+// TestFailureNamesTheOtherPort has a program that is not ready, because it listens on another port
+// than expected. The cause of the failure names that port.
+func TestFailureNamesTheOtherPort(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "config.yml")
 	if err := os.WriteFile(config, []byte("control: {startTimeout: 2s}\n"), 0o600); err != nil {

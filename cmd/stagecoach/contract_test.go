@@ -63,9 +63,10 @@ func secrets(t *testing.T, pid int) string {
 	return strings.Join(out, " | ")
 }
 
-// TestSecretsReachFunctions checks that a function sees its named secrets as files, also after kill
-// -9. Only the function, or its namespace's group if there is one, can read these files. The
-// secrets are in nothing else that `stagecoach up` prints or stores.
+// TestSecretsReachFunctions checks that a function sees its secrets as files, also after a kill -9
+// of `up`. If functions run as users of their own, the files are for the group of these secrets;
+// otherwise they are for the user of `up`. The log never has the secrets. After they are deleted,
+// no file in the state folder has them.
 func TestSecretsReachFunctions(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--log", "debug")
@@ -118,9 +119,9 @@ type message struct {
 	Timestamp                       time.Time
 }
 
-// TestLogs checks that lines of a replica can be read after its end, and that a follower sees those
-// of the next replica.
-func TestLogs(t *testing.T) {
+// TestLogsOutliveTheirReplica checks that a replica's lines can be read after its end. A client
+// that follows the lines also gets those of the next replica.
+func TestLogsOutliveTheirReplica(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	printing := fn{name: "prints", image: "noop"}
@@ -188,8 +189,9 @@ func TestShutdownEndsFollowers(t *testing.T) {
 	}
 }
 
-// TestUsage checks that describe shows the usage of replicas, their node and how they started.
-func TestUsage(t *testing.T) {
+// TestDescribeShowsUsageAndNodes checks that describe shows the usage of the replicas, their nodes
+// and how they started.
+func TestDescribeShowsUsageAndNodes(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(waitFn("used", "1ms", map[string]string{"min": "2", "max": "2"}, nil))
@@ -299,8 +301,9 @@ func systemRoutes(t *testing.T) []string {
 	return out
 }
 
-// TestContract uses functions of two namespaces on a real up with OpenFaaS's client.
-func TestContract(t *testing.T) {
+// TestOpenFaaSClientWithTwoNamespaces manages functions of two namespaces on a real up, with
+// OpenFaaS's client.
+func TestOpenFaaSClientWithTwoNamespaces(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	u, err := url.Parse(r.Base)

@@ -77,9 +77,9 @@ func poolThreads(pid int) (n int) {
 	return n
 }
 
-// TestCPUOfARunningReplica applies plans that give a forked replica another CPU limit. Its quota
-// changes, and it computes with as many threads as it may use cores. Only the plan is made by the
-// test, because no policy sets limits yet.
+// TestCPUOfARunningReplica applies plans that change the CPU limit of a running, forked replica.
+// The quota of its cgroup must change, and it must compute with one thread per core of the limit.
+// The test makes the plans itself, because no policy sets limits yet.
 func TestCPUOfARunningReplica(t *testing.T) {
 	needGroups(t)
 	t.Parallel()

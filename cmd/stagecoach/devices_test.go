@@ -33,9 +33,9 @@ func twoGPUs(t *testing.T) (lost string) {
 	return lost
 }
 
-// TestDevices runs up with a library in place of NVIDIA's that has two GPUs. Each replica has one
-// and sees no other. Reserved memory is given to no other replica. A GPU that is lost is drained,
-// and used again when it is back.
+// TestDevices runs up with a fake NVML that has two GPUs. Each replica gets one GPU and sees no
+// other. The memory of a GPU that a replica has reserved goes to no other replica. A lost GPU is
+// drained, and is used again when it returns.
 func TestDevices(t *testing.T) {
 	lost := twoGPUs(t)
 	r := start(t)

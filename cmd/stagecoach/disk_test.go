@@ -25,8 +25,9 @@ func startOnSmallDisk(t *testing.T) (r *rig, disk string) {
 	return r, disk
 }
 
-// full wants an answer that refuses with 503, and says when to try again and which disk has how
-// many bytes of how many. Callers of functions read STATE in place of the folder's path.
+// full sends a request that must be refused with 503. The answer must say when to try again, which
+// disk is full, and how many bytes are left. Callers of functions get STATE instead of the folder's
+// path.
 func (r *rig) full(disk string, method, path, body string, header ...string) {
 	r.t.Helper()
 	if strings.HasPrefix(path, "/function/") || strings.HasPrefix(path, "/async-function/") {
@@ -72,9 +73,9 @@ func diskRounds(t *testing.T) int {
 	return 3
 }
 
-// TestFullDiskWhileIdle: with no byte left, sync requests go on, all that has to be stored is
-// refused with the disk's name, and deletions work, also after a restart. With room again, so does
-// everything else, without one.
+// TestFullDiskWhileIdle fills the disk to the last byte. Small sync requests and deletions still
+// work, also after a restart. Every request that has to store something is refused with the disk's
+// name. Once the disk has room again, all requests work, without a restart.
 func TestFullDiskWhileIdle(t *testing.T) {
 	t.Parallel()
 	r, disk := startOnSmallDisk(t)
@@ -125,9 +126,9 @@ func TestFullDiskWhileIdle(t *testing.T) {
 	}
 }
 
-// TestFullDiskDuringDeploys fills the disk while functions are deployed, updated and removed: each
-// change is made or refused with the disk's name, none hangs, and with room again changes are made,
-// without a restart.
+// TestFullDiskDuringDeploys fills the disk while functions are deployed, updated and removed. Each
+// change either succeeds or is refused with the disk's name, and none hangs. Once the disk has room
+// again, changes succeed without a restart.
 func TestFullDiskDuringDeploys(t *testing.T) {
 	t.Parallel()
 	r, disk := startOnSmallDisk(t)
@@ -194,8 +195,8 @@ func TestFullDiskDuringDeploys(t *testing.T) {
 	t.Logf("changes by status: %v, opened again %v times", counts, r.value("stagecoach_disk_reopened_total"))
 }
 
-// TestFullDiskWhileAsyncWaits fills the disk again and again while 100 async requests wait or run:
-// with room again, all are told, once each, without a restart.
+// TestFullDiskWhileAsyncWaits fills the disk again and again while 100 async requests wait or run.
+// Once the disk has room again, each request gets its callback exactly once, without a restart.
 func TestFullDiskWhileAsyncWaits(t *testing.T) {
 	t.Parallel()
 	r, disk := startOnSmallDisk(t)
@@ -236,9 +237,9 @@ func TestFullDiskWhileAsyncWaits(t *testing.T) {
 	t.Logf("opened again %v times", r.value("stagecoach_disk_reopened_total"))
 }
 
-// TestFullDiskStopsTheStreams takes the reserve away too, so that a deletion's write fails and the
-// streams keep its error. Sync requests go on, everything else is refused at once, and with room
-// again all is accepted, without a restart.
+// TestFullDiskStopsTheStreams fills the disk and also takes the reserve for deletions. A deletion's
+// write fails, and NATS's streams stop with this error. Sync requests still work, and everything
+// else is refused at once. Once the disk has room again, all requests work, without a restart.
 func TestFullDiskStopsTheStreams(t *testing.T) {
 	t.Parallel()
 	r, disk := startOnSmallDisk(t)

@@ -26,10 +26,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestDocs runs the examples of the documentation as a reader would: page by page and in order,
-// each page in a shell of its own beside a running `stagecoach up`. A block of shell code whose
-// fence says "run" is run and must succeed. A block that says "output" right after it is its
-// expected output, in which … stands for anything. Pages without such blocks are skipped.
+// TestDocs runs the examples of the documentation as a reader would. Each page has its own shell,
+// beside a running `stagecoach up`, and its examples run in order. A block of shell code with "run"
+// in its fence must succeed. A block with "output" in its fence, right after it, is its expected
+// output; … stands for any text. TestTutorial runs the tutorial.
 func TestDocs(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil || len(pages) == 0 {
@@ -60,8 +60,8 @@ func TestDocs(t *testing.T) {
 const tutorial = "tutorial.md"
 
 // TestTutorial runs the tutorial as a new user does, with only what the tutorial asks for: a
-// folder, the program, Go, a C compiler and a shell. It runs the tutorial again in the same folder:
-// after its end, and after it was aborted in the middle and `up` was killed.
+// folder, the program, Go, a C compiler and a shell. Then it starts the tutorial again in the same
+// folder, aborts it in the middle and kills `up`. The third run must succeed, too.
 func TestTutorial(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile("../../docs/" + tutorial)

@@ -62,8 +62,9 @@ func TestOCR(t *testing.T) {
 	}
 }
 
-// TestDrain sends SIGTERM while requests run. They end well, up does too, and nothing is left.
-func TestDrain(t *testing.T) {
+// TestUpDrainsRequestsOnSIGTERM sends SIGTERM to up while requests run. The requests succeed, up
+// ends without an error, and nothing is left.
+func TestUpDrainsRequestsOnSIGTERM(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	const n = 6
@@ -174,8 +175,9 @@ func (r *rig) describes(name string, parts ...string) {
 	}
 }
 
-// TestZero lets an idle function go to sleep, wakes it by a request, and scales it by hand.
-func TestZero(t *testing.T) {
+// TestIdleFunctionSleepsAndWakes lets an idle function go to sleep, wakes it with a request, and
+// scales it by hand.
+func TestIdleFunctionSleepsAndWakes(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(waitFn("doze", "10ms", map[string]string{"min": "0", "max": "4", "zero": "true", "zero-duration": "2s"}, nil))
@@ -211,9 +213,9 @@ func TestZero(t *testing.T) {
 	}
 }
 
-// TestABudgetOfMinimums checks that a caller of a function for which the budget has no replica is
-// told so at once, and what to do.
-func TestABudgetOfMinimums(t *testing.T) {
+// TestCallerIsToldThatTheBudgetHasNoReplica calls a function for which the budget has no replica.
+// The caller is told so at once, and what to do.
+func TestCallerIsToldThatTheBudgetHasNoReplica(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--budget", "1")
 	r.deployAll(waitFn("awake", "10ms", nil, nil), waitFn("doze", "10ms", map[string]string{"min": "0", "zero": "true"}, nil))

@@ -8,9 +8,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study/paper"
 )
 
-// Only this file joins the product to its evaluation. It has `stagecoach sim paper`, and the
-// allocators of other systems by name. A build with `-tags noevaluation` has neither. Such a build
-// does not need the folders sim/study and autoscaler/baseline.
+// init adds the evaluation to the product: the command `stagecoach sim paper`, and the allocators
+// of other systems by name. Only this file imports the evaluation. A build with `-tags
+// noevaluation` leaves it out, and does not need the folders sim/study and autoscaler/baseline.
 func init() {
 	evaluate = paper.Run
 	policy.AddAllocator("hpa", baseline.NewHPA(baseline.HPAConfig{}))

@@ -8,9 +8,9 @@ import (
 	"testing"
 )
 
-// TestFlags checks that help goes to standard output without an error, and that the error for a
-// wrong flag or argument is one line.
-func TestFlags(t *testing.T) {
+// TestHelpSucceedsAndFlagErrorsAreOneLine checks that help goes to standard output without an
+// error, and that the error for a wrong flag or argument is one line.
+func TestHelpSucceedsAndFlagErrorsAreOneLine(t *testing.T) {
 	for args, want := range map[string]struct{ out, err string }{
 		"list --help":       {out: "stagecoach list: the functions of a running stagecoach\n  -gateway string"},
 		"describe --help":   {out: "stagecoach describe NAME: what is known of a function\n  -gateway string"},
@@ -37,8 +37,8 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestNothingAsJSON checks that an empty list is [] and not null.
-func TestNothingAsJSON(t *testing.T) {
+// TestEmptyListIsAnEmptyJSONArray checks that an empty list is [] and not null.
+func TestEmptyListIsAnEmptyJSONArray(t *testing.T) {
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("[]")) }))
 	defer s.Close()
 	var out bytes.Buffer

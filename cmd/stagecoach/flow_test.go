@@ -14,8 +14,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestRedeploy replaces a stage under load, again and again: no request notices.
-func TestRedeploy(t *testing.T) {
+// TestRedeployUnderLoadFailsNoRequest replaces a stage under load, again and again, and no request
+// fails.
+func TestRedeployUnderLoadFailsNoRequest(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	hold := waitFn("hold", "50ms", map[string]string{"min": "2", "max": "4"}, nil)
@@ -42,9 +43,9 @@ func TestRedeploy(t *testing.T) {
 	t.Logf("%d requests, slowest answer %v", requests, l.slowest)
 }
 
-// TestLargeItems sends bodies through the graph that travel by reference, and checks that none of
-// them is left.
-func TestLargeItems(t *testing.T) {
+// TestLargeItemsAreRemovedAfterTheRequest sends bodies through a pipeline that are so large that
+// they travel by reference, and checks that no blob is left.
+func TestLargeItemsAreRemovedAfterTheRequest(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(graph...)
@@ -71,8 +72,9 @@ func TestLargeItems(t *testing.T) {
 	}
 }
 
-// TestClientLeaves cancels what nobody waits for any more: its slot is free at once.
-func TestClientLeaves(t *testing.T) {
+// TestSlotIsFreeWhenItsClientLeaves checks that a request is canceled when its client leaves, and
+// that its slot is free at once.
+func TestSlotIsFreeWhenItsClientLeaves(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(waitFn("long", "1m", map[string]string{"max": "1"}, nil))
@@ -93,8 +95,9 @@ func TestClientLeaves(t *testing.T) {
 	}
 }
 
-// TestTimeout answers 504 at the deadline and names where the request was.
-func TestTimeout(t *testing.T) {
+// TestTimeoutNamesWhereTheRequestWas checks that a request gets 504 at its deadline, and that the
+// answer names the stage that it was in.
+func TestTimeoutNamesWhereTheRequestWas(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	hold := waitFn("hold", "1m", map[string]string{"max": "1"}, nil)
@@ -111,8 +114,9 @@ func TestTimeout(t *testing.T) {
 	}
 }
 
-// TestRemove deletes a function under a request and finds nothing of it afterwards.
-func TestRemove(t *testing.T) {
+// TestRemoveFunctionUnderARequest deletes a function while a request runs on it, and checks that
+// nothing of the function is left.
+func TestRemoveFunctionUnderARequest(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(waitFn("brief", "1m", map[string]string{"max": "1"}, nil))

@@ -29,8 +29,9 @@ func stackOf(functions ...string) string {
 	return text
 }
 
-// TestDeployLooksAtGraphsFirst: a graph with a fault is refused before anything is sent, and the
-// error names the function and its field. With --wait, a fault that is left at the end is an error.
+// TestDeployLooksAtGraphsFirst checks that a graph with a fault is refused before anything is sent,
+// and that the error names the function and its field. With --wait, a fault that is left at the end
+// is an error.
 func TestDeployLooksAtGraphsFirst(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -80,8 +81,8 @@ func TestDeployLooksAtGraphsFirst(t *testing.T) {
 		t.Errorf("the answer %q, want it to name what is missing", a.Body)
 	}
 	c.write("graph.yml", stackOf("second: pipeline=p", "third: pipeline=p", "other: "))
-	// Of the file, functions that are not selected may come later; with --wait it is said that they
-	// have to.
+	// Functions of the file that are not selected may be deployed later. With --wait, the error
+	// says that they are missing.
 	c.run("second: created", "", "deploy", "-f", "graph.yml", "--filter", "second")
 	c.refuse(`second: ready(?s:.*)pipeline "p\.openfaas-fn" cannot run: function "first", annotation stagecoach\.dev/next: got "third", which is not deployed`,
 		"", "deploy", "-f", "graph.yml", "--filter", "second", "--wait")
@@ -104,8 +105,8 @@ func TestDeployLooksAtGraphsFirst(t *testing.T) {
 	c.run("third: updated", "", "deploy", "-f", "graph.yml")
 	c.refuse(`pipeline "p\.openfaas-fn" cannot run: function "first"`, "", "deploy", "-f", "graph.yml", "--wait")
 
-	// Of the file, what is not selected completes a graph, and does not matter where it belongs to
-	// another pipeline.
+	// A function of the file that is not selected can complete a graph. Its faults in another
+	// pipeline do not matter.
 	c.write("graph.yml", stackOf("x: pipeline=r; next=y", "y: pipeline=r", "z: pipeline=elsewhere; next=nowhere"))
 	c.run("x: created", "", "deploy", "-f", "graph.yml", "--filter", "x")
 	c.write("graph.yml", stackOf("x: pipeline=r; next=y"))

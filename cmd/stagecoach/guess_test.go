@@ -10,10 +10,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestGuessedProcesses deploys image folders of functions without fprocess: a script, a program in
-// Python and a server. Each is run, and every answer names the guessed process. A folder with
-// several programs is refused until the function names one. The host of Docker Hub in an image's
-// name changes nothing.
+// TestGuessedProcesses deploys functions without fprocess from image folders: a script, a Python
+// program and a server. Each function runs, and deploy and describe print the guessed process. A
+// folder with several programs is refused until the function sets fprocess. The images are named
+// with docker.io, which must make no difference.
 func TestGuessedProcesses(t *testing.T) {
 	t.Parallel()
 	proctest.Python(t)

@@ -17,8 +17,8 @@ func shells(name string) fn {
 	return fn{name, "echo-http", one(), nil, map[string]string{"fprocess": "sh", "mode": "streaming"}}
 }
 
-// TestStaticFunction: a function in mode static serves the files of its image, and a mode that does
-// not exist is refused at the deploy.
+// TestStaticFunction checks that a function in mode static serves the files of its image. A mode
+// that does not exist is refused at the deploy.
 func TestStaticFunction(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()
@@ -55,8 +55,8 @@ func TestStaticFunction(t *testing.T) {
 	}
 }
 
-// TestErrorBodiesHideTheMachine: whatever fails, clients do not read paths of the state and image
-// folders. The operator's log has these paths.
+// TestErrorBodiesHideTheMachine checks that clients never get the paths of the state and image
+// folders, whatever fails. The operator's log has these paths.
 func TestErrorBodiesHideTheMachine(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()
@@ -113,8 +113,9 @@ func TestErrorBodiesHideTheMachine(t *testing.T) {
 	}
 }
 
-// TestMemoryOfTheFunctionAlone: the platform's own process does not count against limits.memory. If
-// a process passes the limit, its caller and describe get that as the cause.
+// TestMemoryOfTheFunctionAlone checks that the platform's own process does not count against
+// limits.memory. If a function's process exceeds the limit, its caller and describe get that as the
+// cause.
 func TestMemoryOfTheFunctionAlone(t *testing.T) {
 	needGroups(t)
 	t.Parallel()
@@ -153,8 +154,8 @@ func TestMemoryOfTheFunctionAlone(t *testing.T) {
 	}
 }
 
-// TestTmpIsTheReplicasOwn: a function's /tmp is in memory, has the documented size, counts against
-// the function's limit, and no other function sees it.
+// TestTmpIsTheReplicasOwn checks a function's /tmp. It is in memory, has the documented size and
+// counts against the function's limit. No other function sees it.
 func TestTmpIsTheReplicasOwn(t *testing.T) {
 	needGroups(t) // who may make them is root
 	t.Parallel()

@@ -9,9 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestHealth checks that a replica whose health stays bad after it was ready is ended, with that as
-// the cause.
-func TestHealth(t *testing.T) {
+// TestUnhealthyReplicaIsEnded checks that a replica is ended if its health check keeps failing
+// after the replica was ready. The failed check is the cause of its end.
+func TestUnhealthyReplicaIsEnded(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	ill := httpFn("ill", map[string]string{"min": "1"}).deployment()
@@ -32,9 +32,9 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestAsyncHTTP checks async requests to a function that speaks HTTP. The result has the function's
-// own status and body. Only the codes that its annotation names are tried again, and the function
-// is told which attempt it is.
+// TestAsyncHTTP checks async requests to a function that speaks HTTP. The result has the status and
+// body that the function answered. A request is retried only after a status that the function's
+// annotation names. The function gets the number of the attempt.
 func TestAsyncHTTP(t *testing.T) {
 	t.Parallel()
 	r, to := start(t), newReceiver(t)

@@ -53,8 +53,9 @@ func (r *rig) frames(t *testing.T) {
 	}
 }
 
-// TestHTTPLongExchanges: neither read_timeout nor write_timeout ends what flows, and a function may
-// run for its exec_timeout although requests have less.
+// TestHTTPLongExchanges checks that read_timeout and write_timeout do not end an exchange while
+// data flows. A function may run for its exec_timeout, even if that is longer than the default
+// timeout of requests.
 func TestHTTPLongExchanges(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "stagecoach.yml")

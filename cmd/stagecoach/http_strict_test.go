@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// TestStall checks that a client that neither sends nor reads is cut off, and holds nothing any
-// more.
-func TestStall(t *testing.T) {
+// TestStalledClientIsCutOff checks that a client that neither sends nor reads is disconnected, and
+// that it then holds no slot or memory.
+func TestStalledClientIsCutOff(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "config.yml")
 	if err := os.WriteFile(config, []byte("requests: {stall: 500ms}\n"), 0o600); err != nil {
@@ -70,9 +70,10 @@ func (r *rig) raw(t *testing.T, text string) (status, body string) {
 	return strings.TrimPrefix(status, "HTTP/1.1 "), body
 }
 
-// TestSmuggling checks that requests that two servers could read in two ways are refused, and that
-// nothing after them is read. Package gateway's tests have more of them.
-func TestSmuggling(t *testing.T) {
+// TestAmbiguousRequestsAreRefused checks that a request is refused if two servers could read it in
+// two ways (request smuggling), and that nothing after it is read. Package gateway's tests have
+// more of these requests.
+func TestAmbiguousRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(httpFn("web", map[string]string{"min": "1"}), fn{name: "noop", image: "noop", labels: map[string]string{"min": "1"}})

@@ -219,8 +219,8 @@ func (r *rig) upgrades(t *testing.T) {
 	}
 }
 
-// TestHTTPReplicaLost checks that a request whose replica ends is tried on another one, unless a
-// part of it is gone: the part of a large body that the gateway does not keep.
+// TestHTTPReplicaLost checks that a request whose replica ends is tried on another one. It is not
+// tried again if its body is so large that the gateway has not kept all of it.
 func TestHTTPReplicaLost(t *testing.T) {
 	t.Parallel()
 	r := start(t, "--allow-host-network")

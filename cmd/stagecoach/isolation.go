@@ -64,9 +64,9 @@ func (a accounts) forKeys() keysmanager.Accounts {
 	return a.open
 }
 
-// secretsGroup returns the group that reads these secrets: the functions of a namespace of this
-// state folder that name them. Other state folders have their own groups, because they may have
-// namespaces of the same name.
+// secretsGroup returns the gid of the group that may read a set of secrets. Its members are the
+// functions of the namespace that name exactly these secrets. Each state folder has its own groups,
+// because namespaces of two state folders may have the same name.
 func (u *up) secretsGroup(namespace string, names []string) (int, error) {
 	state, err := filepath.Abs(u.cfg.State)
 	if err != nil {

@@ -63,8 +63,8 @@ func who(t *testing.T, pid int) (uid, gid int) {
 	return id("Uid"), id("Gid")
 }
 
-// TestReplicasAreUsersOfTheirOwn: one per zygote, in a group of its own, and nobody changes what is
-// mapped.
+// TestReplicasAreUsersOfTheirOwn checks that each zygote runs with its replicas as a separate user,
+// in a group of its own. None of these users can change the files that zygotes map.
 func TestReplicasAreUsersOfTheirOwn(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
@@ -225,8 +225,8 @@ func processesOf() map[int]int {
 	return out
 }
 
-// TestSecretsOfOneFunction: of the functions of a namespace, and of one image, each sees its own
-// secrets alone, as they are now; and what runs as others it does not see at all.
+// TestSecretsOfOneFunction has functions of one namespace, some with the same image. Each sees only
+// its own secrets, with their present values. It does not see the processes of other users.
 func TestSecretsOfOneFunction(t *testing.T) {
 	needRoot(t)
 	t.Parallel()
@@ -312,8 +312,8 @@ func TestSecretsOfOneFunction(t *testing.T) {
 	if got := mine(`cat "$secret_mount_path/key"`); got != "key-2" {
 		t.Errorf("after the change, a program finds %q", got)
 	}
-	// A deploy with other secrets leaves replicas of the earlier one theirs for as long as they
-	// run.
+	// After a deploy with other secrets, replicas of the earlier deploy keep their secrets for as
+	// long as they run.
 	r.must(http.StatusAccepted, http.MethodPut, "/system/functions", `{"service":"keyed","image":"stagecoach/wait:0.1.0","secrets":["cert"],
 		"envVars":{"STAGECOACH_MODEL":"model/rec.onnx"},"labels":{"com.openfaas.scale.max":"1"}}`)
 	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s/key", keyed, folder)); err == nil && string(b) != "key-2" || err != nil && !gonePID(keyed) {
@@ -333,8 +333,8 @@ func gonePID(pid int) bool {
 	return err != nil
 }
 
-// TestSecretsUsed: the present deploy uses its own folder, and replicas of another deploy may use
-// any.
+// TestSecretsUsed checks when other folders of secrets may still be in use beside the folder of the
+// present deploy: while a function has replicas of another deploy.
 func TestSecretsUsed(t *testing.T) {
 	now, before := cluster.Replica{Replica: plan.Replica{Revision: 7}}, cluster.Replica{Replica: plan.Replica{Revision: 5, State: plan.Draining}}
 	for _, tc := range []struct {

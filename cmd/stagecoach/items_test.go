@@ -19,10 +19,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestArrays: a JSON array is one document for a function by itself and a list of items for a
-// pipeline, unless the function declares or the request says otherwise; also in async requests. A
-// function that speaks HTTP gets bodies as they are.
-func TestArrays(t *testing.T) {
+// TestArraysAreDocumentsOrItems checks what a JSON array in a sync or async request means. To a
+// function alone, it is one document; to a pipeline, it is a list of items. The function's
+// annotation and the request's header can change that. A function that speaks HTTP always gets the
+// body unchanged.
+func TestArraysAreDocumentsOrItems(t *testing.T) {
 	t.Parallel()
 	r, to := start(t), newReceiver(t)
 	stage := func(name string, annotations map[string]string) fn { return fn{name, "noop", nil, annotations, nil} }
@@ -213,8 +214,8 @@ func TestTritonClient(t *testing.T) {
 	}
 }
 
-// TestUnknownNamespacesGet404: API, CLI and invocations name a namespace that does not exist. A
-// deploy creates it.
+// TestUnknownNamespacesGet404 checks that the API, the CLI and invocations report a namespace that
+// does not exist. A deploy creates it.
 func TestUnknownNamespacesGet404(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -252,8 +253,8 @@ func TestUnknownNamespacesGet404(t *testing.T) {
 	c.refuse(`404: no function "g" in namespace "team-z"`, "", "describe", "g", "-n", "team-z")
 }
 
-// TestNamesOfDockerHub: an image has one name, with Docker Hub's host and without, in a folder and
-// in the store.
+// TestNamesOfDockerHub checks that a name with Docker Hub's host and the name without it mean one
+// image, in a folder and in the store.
 func TestNamesOfDockerHub(t *testing.T) {
 	t.Parallel()
 	images := withDouble(t)

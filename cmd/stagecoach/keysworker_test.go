@@ -6,8 +6,9 @@ import (
 	"testing"
 )
 
-// TestToken: it is made once, and its owner's alone whatever somebody has made of the file.
-func TestToken(t *testing.T) {
+// TestTokenIsMadeOnceForItsOwner checks that the token is made once. If somebody opens the file to
+// other users, its mode is set back.
+func TestTokenIsMadeOnceForItsOwner(t *testing.T) {
 	c := defaultConfig()
 	c.State, c.NATS.Listen = t.TempDir(), "127.0.0.1:0"
 	u := &up{cfg: c}

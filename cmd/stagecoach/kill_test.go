@@ -115,9 +115,9 @@ func TestKillZygote(t *testing.T) {
 	t.Logf("%d requests, %d replicas lost, %v calls retried, slowest answer %v", requests, len(lost), r.value("stagecoach_flow_retries_total"), l.slowest)
 }
 
-// TestNotIdempotent kills the replica during a call that must not run twice. Its client is told,
-// and nothing is retried.
-func TestNotIdempotent(t *testing.T) {
+// TestNotIdempotentCallIsNotRetried kills the replica during a call that must not run twice. The
+// client is told, and the call is not retried.
+func TestNotIdempotentCallIsNotRetried(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	f := waitFn("once", "1m", map[string]string{"max": "1"}, map[string]string{"pipeline": "p", "idempotent": "false"})

@@ -55,10 +55,10 @@ func (l *trial) count() int {
 	return l.done
 }
 
-// TestKillAnyProcess kills replicas, zygotes and spare children in turn while eight clients send
-// OCR requests. It kills one process per ten answers, and no request may be lost. If KILL_EVERY is
-// set, it kills a random one of these processes once per KILL_EVERY instead. KILL_REQUESTS is the
-// number of requests. KILL_SEED is the seed by which the processes are chosen.
+// TestKillAnyProcess kills replicas, zygotes and spare children while eight clients send OCR
+// requests. No request may be lost. The three kinds take turns, with one kill per ten answers. If
+// the duration KILL_EVERY is set, there is one kill per KILL_EVERY instead, of a random kind.
+// KILL_REQUESTS is the number of requests. KILL_SEED is the seed for the choice of processes.
 func TestKillAnyProcess(t *testing.T) {
 	t.Parallel()
 	requests, seed := int(envNumber(t, "KILL_REQUESTS", 100)), envNumber(t, "KILL_SEED", rand.Uint64())

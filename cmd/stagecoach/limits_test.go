@@ -38,9 +38,9 @@ func (r *rig) limited(name string, l client.Resources) {
 	}
 }
 
-// TestLimits checks that a caller of a function that exceeds its memory limit is told so, and that
-// a function with a CPU limit below one core is throttled.
-func TestLimits(t *testing.T) {
+// TestMemoryAndCPULimitsApply checks two limits. If a function exceeds its memory limit, its caller
+// is told so. A function with a CPU limit below one core is throttled.
+func TestMemoryAndCPULimitsApply(t *testing.T) {
 	needGroups(t)
 	t.Parallel()
 	r := start(t)
@@ -101,9 +101,9 @@ func TestLimits(t *testing.T) {
 	r.must(http.StatusOK, http.MethodPost, "/function/eats/eat?mb=8", "")
 }
 
-// TestNoGroups checks that one warning is logged if cgroups cannot be made, and that the
-// KeysManager gets none.
-func TestNoGroups(t *testing.T) {
+// TestMissingCgroupsAreLoggedOnce checks that one warning is logged if cgroups cannot be made, and
+// that the KeysManager gets no cgroups.
+func TestMissingCgroupsAreLoggedOnce(t *testing.T) {
 	var log bytes.Buffer
 	// No folder can have this name.
 	groups, done := openGroups("\x00", t.TempDir(), slog.New(slog.NewTextHandler(&log, nil)))

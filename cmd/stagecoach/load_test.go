@@ -112,8 +112,8 @@ targets:
 	}
 }
 
-// TestLoadExitStatus runs `stagecoach load` as a script does: failures are an error after the
-// result, refusals (429) are not, and --allow-errors makes failures none.
+// TestLoadExitStatus runs `stagecoach load` as a script does. Failed requests are an error, which
+// follows the result, unless --allow-errors is set. Refused requests (429) are no error.
 func TestLoadExitStatus(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -49,8 +49,8 @@ func (r *rig) replaced(t *testing.T, name, beyond string) {
 	}
 }
 
-// TestLoopingHandlersAreReplaced: for each kind of function, if a handler goes on after
-// exec_timeout or its caller's deadline, the caller gets 504, and the replica is replaced.
+// TestLoopingHandlersAreReplaced has a handler per kind of function that goes on after exec_timeout
+// or its caller's deadline. The caller gets 504, and the replica is replaced.
 func TestLoopingHandlersAreReplaced(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -87,8 +87,8 @@ func TestLoopingHandlersAreReplaced(t *testing.T) {
 	}
 }
 
-// TestOtherCallsEndOnAStuckReplica: a replica that is stuck because of one call goes on with its
-// other calls until they have ended, while its replacement serves.
+// TestOtherCallsEndOnAStuckReplica checks a replica that is stuck because of one call. It goes on
+// with its other calls until they have ended, while its replacement serves.
 func TestOtherCallsEndOnAStuckReplica(t *testing.T) {
 	t.Parallel()
 	r := start(t)

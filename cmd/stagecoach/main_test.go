@@ -10,9 +10,9 @@ import (
 	"go.uber.org/goleak"
 )
 
-// actAsMain makes this test's binary the program itself. So tests run `stagecoach up` as users do:
-// as a process of its own, with real NATS, real zygotes and real models. Under -race the program is
-// checked, too.
+// actAsMain is the environment variable that makes this test binary run as the program itself. So
+// tests run `stagecoach up` as users do: as a separate process, with real NATS, zygotes and models.
+// Under -race, the race detector checks that process, too.
 const actAsMain = "STAGECOACH_TEST_MAIN"
 
 func TestMain(m *testing.M) {
@@ -39,7 +39,7 @@ func (t tests) Run() int {
 	return t.M.Run()
 }
 
-func TestRun(t *testing.T) {
+func TestRunPrintsHelpOrNamesWrongArguments(t *testing.T) {
 	for name, tc := range map[string]struct {
 		args []string
 		out  string // in what is printed

@@ -54,8 +54,8 @@ const (
 
 var goodParameters = parameters("{"+weightAt+","+biasAt+"}", 12)
 
-// brokenModels are files that no reader takes, by name of the case: the files of the folder model,
-// and what the error says.
+// brokenModels are files that nothing can read, by the name of the case. A case has the files of
+// the folder model, and the text that the error must have.
 var brokenModels = map[string]struct {
 	files map[string]string
 	want  string
@@ -91,8 +91,8 @@ func replace(t *testing.T, folder string, files map[string]string) {
 	}
 }
 
-// TestModelsThatNobodyCanRead: the build refuses broken parameters, and so does the deploy if an
-// image has them all the same.
+// TestModelsThatNobodyCanRead checks that the build refuses broken parameters. The deploy refuses
+// them, too, if an image has them.
 func TestModelsThatNobodyCanRead(t *testing.T) {
 	t.Parallel()
 	py := proctest.Python(t)
@@ -139,8 +139,8 @@ func TestModelsThatNobodyCanRead(t *testing.T) {
 	r.must(http.StatusBadRequest, http.MethodPost, "/system/functions", fmt.Sprintf(deploy, "example/packed:1", py, `"STAGECOACH_MODEL":"none.safetensors"`), "Content-Type", "application/json")
 }
 
-// TestModelsThatDoNotFit: deploy --wait names each tensor that the handler's module has otherwise,
-// and the revision before serves on.
+// TestModelsThatDoNotFit releases parameters that do not fit the handler's module. deploy --wait
+// must name each tensor that differs, and the earlier revision must continue to serve.
 func TestModelsThatDoNotFit(t *testing.T) {
 	t.Parallel()
 	py := proctest.Torch(t)

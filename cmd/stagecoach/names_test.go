@@ -43,9 +43,9 @@ func (r *rig) keepFunction(d client.Deployment) {
 	}
 }
 
-// TestOneMeaningPerName has two functions: a in namespace b, and a.b in the default namespace,
-// which an earlier version stored. Each request reaches the function that it names, and never the
-// other one.
+// TestOneMeaningPerName has two functions that a.b could mean: a in namespace b, and a.b in the
+// default namespace, which an earlier version stored. Each request reaches the function that it
+// names, and never the other one.
 func TestOneMeaningPerName(t *testing.T) {
 	t.Parallel()
 	r := start(t)

@@ -118,8 +118,8 @@ func (n networks) dialInside(ctx context.Context, kind, address string) (net.Con
 }
 
 // listenInside listens at the address at which functions reach the gateway. It returns nil if
-// functions have no networks, or if the listener front listens on all addresses of the machine and
-// so also gets the requests of functions.
+// functions have no networks. It also returns nil if the listener at front already gets the
+// functions' requests, because it listens on all addresses of the machine.
 func (u *up) listenInside(front net.Addr) (net.Listener, error) {
 	at := u.networks.gateway()
 	if at == "" || coversGateway(front) {

@@ -55,9 +55,9 @@ func pullTemplates(t *testing.T, dir string) {
 	}
 }
 
-// TestNew makes a function of each template, and lists what that writes. The functions build, run
-// and answer as they are: from the templates that the program carries, and from those that faas-cli
-// pulls.
+// TestNew creates a function from each template with `stagecoach new`, and checks which files this
+// writes. It does so with the templates that the program contains, and with those that faas-cli
+// pulls. The functions must build, run and answer without a change.
 func TestNew(t *testing.T) {
 	t.Parallel()
 	images := t.TempDir()

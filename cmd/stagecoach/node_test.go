@@ -178,9 +178,9 @@ func (n *nodesRig) steady(function string, want int, names ...string) {
 	})
 }
 
-// TestNodes runs replicas on two daemons. One falls silent and returns, and is stopped as operators
-// do. The other one, which then has all replicas, is killed and started again. Requests come all
-// the time, and none of them fails.
+// TestNodes runs replicas on two daemons under load, and no request may fail. One daemon falls
+// silent, returns, and is then stopped as operators do. The other daemon, which now has all
+// replicas, is killed and started again.
 func TestNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
@@ -258,9 +258,9 @@ func TestNodes(t *testing.T) {
 	t.Logf("%d requests, slowest answer %v, %v calls retried", requests, l.slowest, n.value("stagecoach_flow_retries_total"))
 }
 
-// TestUpUnderNodes suspends up under a daemon, as on a laptop that sleeps. Afterwards everything is
-// as before. Then it kills up and starts it again: the replicas have ended with it, and the
-// parameters are still in memory.
+// TestUpUnderNodes suspends up while a daemon runs its replicas, as on a laptop that sleeps. When
+// up resumes, the same replicas run. Then the test kills up and starts it again. The replicas have
+// ended with it, but the daemon has kept the parameters in memory, and new replicas fork from them.
 func TestUpUnderNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")

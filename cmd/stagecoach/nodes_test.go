@@ -18,9 +18,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 )
 
-// TestNodesAndCache looks at a node while a function is deployed, called and idle. The node has its
-// replica and its parameters. `cache warm` loads parameters, so that the next start is a hit.
-// Parameters in use cannot be evicted.
+// TestNodesAndCache checks `stagecoach node` and `stagecoach cache` while a function is deployed,
+// called and idle. They list the function's replica and its parameters. `cache warm` loads
+// parameters, so that the next start finds them in memory. Parameters in use cannot be evicted.
 func TestNodesAndCache(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -79,8 +79,8 @@ func TestNodesAndCache(t *testing.T) {
 	c.refuse(`status 404: digest "0123456789ab": no parameters`, "", "cache", "evict", "0123456789ab")
 }
 
-// TestWhatPoliciesSeeOfANode checks that memory that gives way is reported apart, and that memory
-// of loads under way counts as used.
+// TestWhatPoliciesSeeOfANode checks that idle parameters are marked as such for policies, and that
+// the memory of loads under way counts as used.
 func TestWhatPoliciesSeeOfANode(t *testing.T) {
 	got := planned(inventoryOf(keysmanager.Inventory{
 		Node: "n", Memory: 1000, MemoryUsed: 300, Threshold: 850, CPUMilli: 2000,

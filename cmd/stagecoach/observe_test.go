@@ -58,10 +58,10 @@ func (r *rig) trace(c *otlptest.Receiver, id, root string) map[string]otlptest.S
 	return all
 }
 
-// TestTraces sends a traced request through three stages and checks the spans at a collector. It
-// does so for a good request, for one whose replica is killed, for one past its deadline, and for
+// TestTracesHaveASpanPerCall sends traced requests through three stages and checks the spans at a
+// collector. The requests are a good one, one whose replica is killed, one past its deadline, and
 // an async one.
-func TestTraces(t *testing.T) {
+func TestTracesHaveASpanPerCall(t *testing.T) {
 	t.Parallel()
 	r, collector := traced(t)
 	r.deployAll(three()...)
@@ -157,9 +157,9 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// TestEvents listens while a function is deployed, called, killed and removed, and reconnects after
-// a while.
-func TestEvents(t *testing.T) {
+// TestEventStreamContinuesAfterAReconnect reads the event stream while a function is deployed,
+// called, killed and removed, and reconnects after a while.
+func TestEventStreamContinuesAfterAReconnect(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), late)

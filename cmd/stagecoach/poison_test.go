@@ -35,8 +35,8 @@ func fragileImages(t *testing.T) string {
 	return images
 }
 
-// TestPoison sends requests that end their replica among others that run in the same batches and
-// slots: each poison is answered 502 after the second replica, and no other request fails.
+// TestPoison sends requests that end their replica among others in the same batches and slots. Each
+// of these requests gets 502 after the second replica, and no other request fails.
 func TestPoison(t *testing.T) {
 	t.Parallel()
 	images := fragileImages(t)

@@ -43,10 +43,10 @@ var popularPaths = map[string]string{
 // popularReplicas is how many replicas each model has while its memory is measured.
 const popularReplicas = 3
 
-// TestPopularModels runs models of popular libraries as stages: built, deployed, and forked from a
-// zygote. Their answers have to be those of the libraries by themselves. The test writes a table
-// with each model's start path and the cost of one more replica to the file that
-// STAGECOACH_MODELS_TABLE names.
+// TestPopularModels builds and deploys models of popular libraries as stages, whose replicas fork
+// from a zygote. Their answers must match those of the libraries alone. If STAGECOACH_MODELS_TABLE
+// names a file, the test writes a table with each model's start path and the cost of one more
+// replica.
 func TestPopularModels(t *testing.T) {
 	t.Parallel()
 	python := proctest.Torch(t)

@@ -82,9 +82,9 @@ func (p *profiled) run(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// TestItemsOfAProfile: calls that measure a stage of a pipeline have lists of items, as in the
-// pipeline, unless the stage declares items. For a function that is in no pipeline, they have no
-// X-Items.
+// TestItemsOfAProfile checks the header X-Items of calls that measure a function. A stage of a
+// pipeline gets lists of items, as in the pipeline, unless it declares items. Calls to a function
+// in no pipeline have no X-Items.
 func TestItemsOfAProfile(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -100,9 +100,9 @@ func TestItemsOfAProfile(t *testing.T) {
 	}
 }
 
-// TestProfileCommand measures a real stage whose time depends on its CPU. The time falls with the
-// quota, and batches have the size that was asked for. The result is stored and reaches policies,
-// and the function is as before afterwards.
+// TestProfileCommand measures a real stage whose time depends on its CPU quota. A higher quota must
+// give a shorter time, and batches must have the requested size. The profile is stored and reaches
+// policies. Afterwards, the function runs as before.
 func TestProfileCommand(t *testing.T) {
 	t.Parallel()
 	p := newProfiled(t)

@@ -60,9 +60,10 @@ functions:
   starter: {lang: python3-stage, handler: ./starter, image: "example/starter:latest", fprocess: %[1]s ./stage}
 `
 
-// TestPythonStage acts as an author in Python. A handler with a package from requirements.txt is
-// built without a network, deployed, called in every way, put to sleep and woken from its zygote. A
-// handler whose module is missing reports that.
+// TestPythonStage acts as an author of stages in Python. A handler with a package from
+// requirements.txt is built without a network, deployed, called in every way, put to sleep and
+// woken from its zygote. If a handler imports a module that is missing, the build and the start
+// report it.
 func TestPythonStage(t *testing.T) {
 	t.Parallel()
 	py := proctest.Pip(t)
@@ -152,10 +153,10 @@ func (r *rig) together(function string) {
 	wg.Wait()
 }
 
-// TestPythonFromDocker runs an image as the template's Dockerfile makes it. Its interpreter does
-// not fit this machine. The image speaks the stage protocol, so the machine's interpreter runs it
-// among the machine's files. An image that does not speak it is no Python stage, whatever its
-// environment says.
+// TestPythonFromDocker runs an image as the template's Dockerfile makes it, with an interpreter
+// that does not run on this machine. The image speaks the stage protocol, so the machine's
+// interpreter runs it among the machine's files. An image that does not speak the protocol is no
+// Python stage, whatever its environment says.
 func TestPythonFromDocker(t *testing.T) {
 	t.Parallel()
 	py := proctest.Python(t)

@@ -349,8 +349,9 @@ func TestProtocolReference(t *testing.T) {
 	}
 }
 
-// TestLinks follows the links between the pages and to files of this repository.
-func TestLinks(t *testing.T) {
+// TestLinksOfTheDocumentationExist checks that the links between pages, and to files of this
+// repository, lead to something that exists.
+func TestLinksOfTheDocumentationExist(t *testing.T) {
 	t.Parallel()
 	link := regexp.MustCompile(`\]\(([^):#]*)(#[^)]*)?\)`)
 	pages := strings.Fields("README.md ARCHITECTURE.md CONTRIBUTING.md")

@@ -21,9 +21,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestAdmission sends one replica ten times the load that it can serve. Requests that would wait
-// too long are refused at once, and the others are answered in time.
-func TestAdmission(t *testing.T) {
+// TestRequestsThatWouldBeLateAreRefused sends one replica ten times the load that it can serve.
+// Requests that would wait too long are refused at once, and the others are answered in time.
+func TestRequestsThatWouldBeLateAreRefused(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(waitFn("busy", "800ms", map[string]string{"max": "1"}, nil))
@@ -42,9 +42,9 @@ func TestAdmission(t *testing.T) {
 	t.Logf("answers by status: %v", count)
 }
 
-// TestExpiry admits requests while their service time is unknown. Those that expire in the line
-// never reach a replica.
-func TestExpiry(t *testing.T) {
+// TestExpiredRequestsReachNoReplica sends requests while their service time is unknown, so that
+// they are accepted. Requests that expire in the line never reach a replica.
+func TestExpiredRequestsReachNoReplica(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	r.deployAll(waitFn("busy", "2s", map[string]string{"max": "1"}, nil))
@@ -182,8 +182,8 @@ func TestBrokenFunctions(t *testing.T) {
 	}
 }
 
-// TestUpRefuses starts up with invalid settings. It ends at once and says why.
-func TestUpRefuses(t *testing.T) {
+// TestUpRefusesInvalidSettings starts up with invalid settings. It ends at once and says why.
+func TestUpRefusesInvalidSettings(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	bad := filepath.Join(t.TempDir(), "bad.yml")

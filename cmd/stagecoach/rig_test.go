@@ -187,8 +187,8 @@ func allProcesses() []process {
 	return all
 }
 
-// descendants returns the zygotes and replicas of the up with this pid, sorted by pid. A zygote's
-// child has its environment, so that the parent tells the two apart.
+// descendants returns the zygotes and replicas of the up with this pid, sorted by pid. Replicas
+// have the environment of their zygote, so only their parent shows that they are replicas.
 func descendants(up int) []process {
 	all := allProcesses()
 	var out []process

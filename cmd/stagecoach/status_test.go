@@ -16,8 +16,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestStands: a status describes only the deployed revision, and says why it lacks replicas.
-func TestStands(t *testing.T) {
+// TestStatusDescribesTheDeployedRevision checks that a status describes only the deployed revision,
+// and says why replicas are missing.
+func TestStatusDescribesTheDeployedRevision(t *testing.T) {
 	failing := plan.Failure{Count: 2, Until: time.Date(2025, 6, 1, 12, 0, 3, 0, time.UTC), Cause: "exit status 1"}
 	for want, is := range map[string]cluster.Standing{
 		"ready":            {Wanted: 2, Ready: 2},
@@ -44,8 +45,8 @@ func TestStands(t *testing.T) {
 	}
 }
 
-// TestWaitReady: deploy --wait watches all functions at the same time, ends with the first cause,
-// and wakes functions that are asleep.
+// TestWaitReady checks that deploy --wait watches all functions at the same time, ends with the
+// first cause of a failure, and wakes functions that are asleep.
 func TestWaitReady(t *testing.T) {
 	type reply struct {
 		replicas int

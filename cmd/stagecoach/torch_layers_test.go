@@ -18,9 +18,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestStagesShareTheRealPyTorch builds two stages that require the PyTorch of pip's index, runs
-// both, and checks that its files are on the disk once. The second build asks pip nothing and
-// installs nothing. The test needs 10 GB of disk and the index, so it runs only if
+// TestStagesShareTheRealPyTorch builds and runs two stages that require PyTorch from pip's index,
+// and checks that PyTorch's files are on the disk once. The second build neither asks pip nor
+// installs anything. The test needs 10 GB of disk and the index, so it runs only if
 // STAGECOACH_TEST_TORCH is set. STAGECOACH_TEST_TORCH_VERSION is the version of PyTorch.
 func TestStagesShareTheRealPyTorch(t *testing.T) {
 	if os.Getenv("STAGECOACH_TEST_TORCH") == "" {

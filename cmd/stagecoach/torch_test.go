@@ -13,9 +13,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// TestMinilmInPyTorch deploys the minilm pipeline whose layers are in PyTorch, and wakes it with
-// the first request. The embeddings must be those of the reference, and each layer's replica must
-// be a fork of a zygote that has mapped its parameters.
+// TestMinilmInPyTorch deploys the minilm pipeline with its layers in PyTorch, and wakes it with the
+// first request. The embeddings must be those of the reference. Each layer's replica must be a fork
+// of a zygote that has mapped its parameters.
 func TestMinilmInPyTorch(t *testing.T) {
 	t.Parallel()
 	python := proctest.Torch(t)

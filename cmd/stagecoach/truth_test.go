@@ -104,8 +104,8 @@ functions:
 	serves("woken")
 }
 
-// TestFirstListing: the count that is wanted is right in the first listing after a deploy, an
-// update, a scaling and a restart.
+// TestFirstListing checks that the first listing after a deploy, an update, a scaling or a restart
+// has the right number of wanted replicas.
 func TestFirstListing(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -141,8 +141,8 @@ func TestFirstListing(t *testing.T) {
 	}
 }
 
-// TestInvocationsThroughPipelines: a stage's count has the calls that came through its pipeline,
-// each item one.
+// TestInvocationsThroughPipelines checks that the invocations of a stage include the calls through
+// its pipeline, one per item.
 func TestInvocationsThroughPipelines(t *testing.T) {
 	t.Parallel()
 	r := start(t)
@@ -159,10 +159,10 @@ func TestInvocationsThroughPipelines(t *testing.T) {
 	}
 }
 
-// TestWhatHasNoPlace: a deploy of what no node could hold is refused with the field and what the
-// largest node has; if the node shrinks, requests for what was deployed before are answered at
-// once, with the cause.
-func TestWhatHasNoPlace(t *testing.T) {
+// TestDeployRefusesWhatNoNodeCanHold checks functions that need more than any node has. A deploy is
+// refused with the field and with what the largest node has. If the node shrinks after a deploy,
+// requests for the function are answered at once, with the cause.
+func TestDeployRefusesWhatNoNodeCanHold(t *testing.T) {
 	t.Parallel()
 	flags := configFile(t, "node: {memory: 4Gi}\n")
 	r := start(t, flags...)

@@ -18,9 +18,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// mixed is requests of all kinds, sent while their functions are updated: to a function alone,
-// through calls of a stage for each of many items, through a join, and to a function that speaks
-// HTTP.
+// mixed sends requests of four kinds while their functions are updated:
+//
+//   - to a function alone
+//   - with one call of a stage per item
+//   - through a join
+//   - to a function that speaks HTTP
 type mixed struct {
 	*rig
 	fns   []fn
@@ -157,8 +160,8 @@ func (m *mixed) ended() (n int) {
 	return n
 }
 
-// TestUpdatesUnderLoad updates functions in turn under requests of all kinds: none fails, and none
-// is answered by two revisions of a function. UPDATES and REQUESTS make it longer.
+// TestUpdatesUnderLoad updates functions in turn under requests of all kinds. No request fails, and
+// none is answered by two revisions of a function. UPDATES and REQUESTS make the test longer.
 func TestUpdatesUnderLoad(t *testing.T) {
 	t.Parallel()
 	updates, requests := fromEnvironment(t, "UPDATES", 10), fromEnvironment(t, "REQUESTS", 400)
@@ -190,10 +193,10 @@ func TestUpdatesUnderLoad(t *testing.T) {
 	t.Logf("%d updates, requests %v, failed %v, %v calls retried", updates, m.done, m.failed, r.value("stagecoach_flow_retries_total"))
 }
 
-// TestADeathAmongUpdates kills the only replica of a revision under a request that has begun on it
-// and has many calls to go, after the function was updated: a replica of the old revision is
-// started again for the rest.
-func TestADeathAmongUpdates(t *testing.T) {
+// TestOldRevisionStartsAgainForItsRequest updates a function while a request with many calls runs
+// on the old revision, and then kills the only replica of that revision. A replica of the old
+// revision is started again for the remaining calls.
+func TestOldRevisionStartsAgainForItsRequest(t *testing.T) {
 	t.Parallel()
 	r := start(t)
 	old := waitFn("many", "500ms", map[string]string{"max": "1"}, map[string]string{"each": "true"})
@@ -224,8 +227,8 @@ func TestADeathAmongUpdates(t *testing.T) {
 	}
 }
 
-// TestUpdatesOutlastTheDrainTimeout: a replica of an old revision serves the request that has begun
-// on it for as long as that takes, however short the drain timeout is.
+// TestUpdatesOutlastTheDrainTimeout checks that a replica of an old revision serves a request that
+// began on it until the request ends, even if the drain timeout is shorter.
 func TestUpdatesOutlastTheDrainTimeout(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "up.yml")

@@ -28,9 +28,9 @@ def infer(state, call: sc.Call) -> str:
     return f"{sys.prefix} {AT_IMPORT == getpass.getuser() == listed} {home} {os.environ.get('USER')}"
 `
 
-// TestVirtualEnvironments deploys a stage with interpreters of virtual environments. One that
-// replicas see works. One below /tmp, in a closed folder, or whose base interpreter is in one of
-// these, is refused with the reason.
+// TestVirtualEnvironments deploys a stage with the interpreters of virtual environments. An
+// environment that replicas see works. A deploy is refused with the reason if the environment or
+// its base interpreter is below /tmp or in a closed folder.
 func TestVirtualEnvironments(t *testing.T) {
 	t.Parallel()
 	if os.Getuid() != 0 {

@@ -9,8 +9,9 @@ import (
 	"testing"
 )
 
-// TestAllStagesWakeAtOnce: the first stage of a sleeping pipeline holds a request for an hour, and
-// the others have replicas meanwhile. When the request is given up, all stages sleep again.
+// TestAllStagesWakeAtOnce sends a request to a sleeping pipeline whose first stage holds it for an
+// hour. The other stages get replicas meanwhile. When the request is given up, all stages sleep
+// again.
 func TestAllStagesWakeAtOnce(t *testing.T) {
 	t.Parallel()
 	config := filepath.Join(t.TempDir(), "config.yml") // nobody waits for the held requests at the end

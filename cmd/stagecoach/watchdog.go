@@ -85,8 +85,8 @@ func (k *kinds) look(f kind) *kind {
 }
 
 // execTimeout returns the exec_timeout of a function. The function's environment overrides that of
-// the image. It returns 0 if neither has one, or if the value is invalid; replicas refuse such a
-// value.
+// the image. It returns 0 if neither sets one, or if the value is invalid. Replicas refuse an
+// invalid value when they start.
 func execTimeout(image []string, env map[string]string) time.Duration {
 	const name = "exec_timeout"
 	value, ok := env[name]

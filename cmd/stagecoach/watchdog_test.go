@@ -50,8 +50,8 @@ func TestKindsOfAFunctionDeployedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestExecTimeoutOfImages: the function's variable overrides its image's, and a value that replicas
-// will refuse has no effect.
+// TestExecTimeoutOfImages checks that a function's exec_timeout overrides its image's. A value that
+// replicas will refuse has no effect.
 func TestExecTimeoutOfImages(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {

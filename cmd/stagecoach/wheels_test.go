@@ -14,8 +14,8 @@ import (
 )
 
 // TestPackagesAreKept builds a Python stage with packages of an index, and builds it again in
-// another project when the index is gone: the images are the same. A package of one index does not
-// replace a package of another.
+// another project after the index is gone. Both images are the same. A package of one index does
+// not replace a package of another.
 func TestPackagesAreKept(t *testing.T) {
 	t.Parallel()
 	py := proctest.Pip(t)

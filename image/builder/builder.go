@@ -5,7 +5,7 @@
 //
 //	b, err := builder.New(ctx, stackFile, store)
 //	defer b.Close()
-//	r, err := b.Build(ctx, "ocr-detect")   // r.Image into a store, or r.Dir into a folder: PutFolder
+//	r, err := b.Build(ctx, "ocr-detect")   // add r.Image to a store, or pass r.Dir to PutFolder
 package builder
 
 import (
@@ -168,9 +168,9 @@ const (
 // languages are the languages of templates that need no Docker.
 var languages = []string{goStage, onnxStage, python3Stage}
 
-// Template returns the template of a lang: the one that was pulled into the folder of the stack
-// file, or else the one that this program contains. language is the language that the template
-// declares.
+// Template returns the template for a lang of the stack file. It prefers a template that was pulled
+// into the folder of the stack file to the one that this program contains. language is the language
+// that the template declares.
 func Template(f *stack.File, lang string) (t fs.FS, language string, err error) {
 	docker := func() error {
 		return fmt.Errorf("lang: %q is built with Docker (faas-cli build); without it, want %s, or a template whose template.yml has one of them as its language",

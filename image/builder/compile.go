@@ -127,9 +127,9 @@ func (b *Builder) compileInModule(ctx context.Context, name, handler, root, pkg 
 	return b.goBuild(ctx, root, work, binary, "function", append(flags, target)...)
 }
 
-// workspace writes a go.work with the module and the SDK that this program contains. It returns
-// "off" for a module whose go.mod says where the SDK is. Unlike a replacement in a go.mod, a
-// go.work leaves no path in the binary.
+// workspace returns a value of GOWORK for a handler's module. This is a new go.work with the module
+// and the SDK that this program contains, or "off" if the module's go.mod replaces the SDK itself.
+// Unlike a replacement in a go.mod, a go.work leaves no path in the binary.
 func (b *Builder) workspace(name, root string, gomod []byte) (string, error) {
 	if regexp.MustCompile(`(?m)^\s*(replace\s+)?` + regexp.QuoteMeta(stagecoach.Module) + `(\s+v\S+)?\s+=>`).Match(gomod) {
 		return "off", nil

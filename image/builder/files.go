@@ -17,9 +17,9 @@ import (
 // maxFolders bounds the depth of a handler's folders, because links may form a circle.
 const maxFolders = 32
 
-// walk calls f for each file of the handler, and of the stack's further paths (configuration.copy).
-// name is the file's path relative to the handler. walk follows links. It skips names with a
-// leading dot and the files that `faas-cli build` skips.
+// walk calls f for each file of the handler and of the paths in the stack's configuration.copy.
+// name is the file's path relative to the handler; for configuration.copy, to the current folder.
+// walk follows links. It skips names with a leading dot and the files that `faas-cli build` skips.
 func (b *Builder) walk(handler string, f func(file, name string) error) error {
 	if err := walk(handler, "", 0, f); err != nil {
 		return fmt.Errorf("handler: %w", err)
@@ -148,10 +148,10 @@ func linkFile(from, to string) error {
 // part matches a part of an image's name that can also be a folder's name.
 var part = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`)
 
-// PutFolder makes the folder IMAGES/REPOSITORY/TAG of the image REPOSITORY:TAG from the files in
-// the folder from. It replaces the old files in one step, and changes no file that may be in use.
-// It keeps files with the same content, so that building an image again does not give a new image.
-// Packages of Python stages are links to the files of their layers.
+// PutFolder makes IMAGES/REPOSITORY/TAG, the folder of the image REPOSITORY:TAG, from the files in
+// the folder from. It prepares a new folder and then renames it, so that no file in use is changed.
+// Unchanged files are linked from the old folder, so that building an image again does not give a
+// new image. Packages of Python stages are links to the files of their layers.
 func PutFolder(images, image, from string) error {
 	repository, tag, ok := strings.Cut(image, ":")
 	if !ok {

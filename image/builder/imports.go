@@ -23,9 +23,10 @@ var importsPy []byte
 // result.
 const importPatience = 2 * time.Minute
 
-// imports imports the handler in an image's folder as the stage's processes will: with the same
-// interpreter and the function's environment. The error names a missing module. Any other error of
-// the import is only printed: its cause may be missing only during the build, such as a secret.
+// imports imports the handler in an image's folder as the stage's processes will, with the same
+// interpreter and the function's environment. It returns an error if Python cannot find or import a
+// module. Any other exception is only printed, because it may occur only during the build: for
+// example, a secret is missing there.
 func (p *python) imports(ctx context.Context, fn stack.Function, dir string) error {
 	work, err := os.MkdirTemp(p.builder.work, "imports-")
 	if err != nil {

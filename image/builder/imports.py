@@ -2,8 +2,10 @@
 interpreter.
 
     imports.py RESULT    runs in a folder with the image's files. If the import fails, it writes the
-                         error to the file RESULT: "missing" and the module's name, or "import" or
-                         "other" and the exception.
+                         kind of the error and its text to the file RESULT, as two lines.
+
+Kinds are "missing" (a module is not found), "import" (any other ImportError) and "other" (any other
+exception).
 """
 from __future__ import annotations
 

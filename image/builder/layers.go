@@ -14,9 +14,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 )
 
-// A wheel of at least bigWheel bytes gets a layer of its own, which images share even if their
-// other packages differ. maxOwn bounds the number of these layers: other tools allow an image 127
-// layers.
+// A wheel of at least bigWheel bytes gets its own layer, so that images share it even if their
+// other packages differ. maxOwn bounds the number of these layers, because other tools allow an
+// image at most 127 layers.
 const (
 	bigWheel = 4 << 20
 	maxOwn   = 40

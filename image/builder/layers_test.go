@@ -103,9 +103,9 @@ func build(t *testing.T, b *Builder, name string) (r Result, digest, said string
 
 const library = "site-packages/tensors/lib/libtensors.so"
 
-// TestStagesShareTheirPackages builds two stages with the same requirements, and one that requires
-// another version of a small package. All three share one copy of the large package: in the build,
-// in the store and in the unpacked roots. Installed packages are not installed again.
+// TestStagesShareTheirPackages builds two stages with the same requirements, and a third that
+// requires another version of a small package. All three share one copy of the large package in the
+// build, in the store and in the unpacked roots. No package is installed twice.
 func TestStagesShareTheirPackages(t *testing.T) {
 	_, content := index(t)
 	dir, at := t.TempDir(), t.TempDir()

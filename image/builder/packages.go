@@ -19,9 +19,9 @@ import (
 const requirementsFile = "requirements.txt"
 
 // packages returns the layers with the packages that the handler's requirements.txt names. The
-// interpreter's pip chooses the wheels, with the user's configuration, and prints its progress.
-// Wheels that the store has installed are not installed again. If the index cannot be reached, pip
-// chooses among the wheels of earlier builds.
+// interpreter's pip chooses the wheels, with the user's configuration, and prints its progress. A
+// wheel is not installed again if the store already has its layer. If the index cannot be reached,
+// pip chooses among the wheels that earlier builds have kept.
 func (p *python) packages(ctx context.Context, handler string) ([]*image.Layer, error) {
 	text, err := requirements(handler)
 	if text == "" || err != nil {
@@ -117,9 +117,9 @@ func (t *tail) String() string {
 	return strings.Join(lines[max(0, len(lines)-tailLines):], "\n")
 }
 
-// normalise makes installed packages independent of the place, the user and the source of their
-// installation. It also removes files that no stage uses: programs, whose first line has the
-// interpreter's path, and modules that were compiled elsewhere.
+// normalise makes installed packages independent of the folder, the user and the source of their
+// installation. It removes the packages' programs, because their first line has the interpreter's
+// path. It also removes compiled modules, because they were compiled in another folder.
 func normalise(site string) error {
 	var caches, records []string
 	err := filepath.WalkDir(site, func(file string, d fs.DirEntry, err error) error {

@@ -6,9 +6,9 @@ interpreter.
     prepare.py packages ROOT    compiles the SDK and the packages: a file that does not compile
                                 stays as it is
 
-Compiled files name their sources relative to ROOT and contain no times. Python uses those of
-packages without a check. It compares those of the handler with their sources, because users may
-edit the sources in an image that is a folder.
+Compiled files name their sources relative to ROOT and contain no times. Python loads the compiled
+files of packages without a check. It compares the compiled files of the handler with their sources,
+because users may edit the sources in an image that is a folder.
 """
 from __future__ import annotations
 

@@ -111,9 +111,9 @@ func leftOut(name string) bool {
 		strings.HasPrefix(base, "test_") && path.Ext(base) == ".py" || strings.HasSuffix(base, "_test.py")
 }
 
-// python finds the interpreter that runs a function's processes: the words before ./stage in its
-// fprocess, or else python3. It looks in the PATH of the processes, or else in the PATH of this
-// process.
+// python finds the interpreter that runs a function's processes. The command is the part of
+// fprocess before ./stage, or python3 if fprocess names no interpreter. python looks for the
+// command in the PATH of the function's processes, and then in the PATH of this process.
 func (b *Builder) python(ctx context.Context, fn stack.Function) (*python, error) {
 	words := strings.Fields(fn.FProcess)
 	script := slices.Index(words, "./"+stageFile)

@@ -103,7 +103,7 @@ func TestPython(t *testing.T) {
 	}
 }
 
-// checkCompiled checks the compiled files. Python uses those of packages without a check, and
+// checkCompiled checks the compiled files. Python loads those of packages without a check, and
 // compares those of the handler with their sources. No file names a folder of this machine.
 func checkCompiled(t *testing.T, dir string, folders ...string) {
 	t.Helper()

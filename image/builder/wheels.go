@@ -35,8 +35,8 @@ const (
 )
 
 // keptWheels returns the kept wheels of the indexes that a requirements.txt asks. It returns nil if
-// this user has no cache folder, or if the file names packages by paths or URLs: those may change
-// while their versions stay.
+// no wheels can be kept, for example because this user has no cache folder, or because the file
+// names packages by paths or URLs. Such a package may change while its version stays.
 func (p *python) keptWheels(ctx context.Context, handler, requirements string) (*wheels, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -79,8 +79,8 @@ func (p *python) keptWheels(ctx context.Context, handler, requirements string) (
 }
 
 // checkOwner returns an error unless a folder belongs to this user and no other user can write to
-// it. A build installs wheels from the folder. With sudo, or with a cache that users share, the
-// folder may belong to another user.
+// it, because a build installs wheels from the folder. With sudo, or with a cache that users share,
+// the folder may belong to another user.
 func checkOwner(folder string) error {
 	info, err := os.Lstat(folder)
 	if err != nil {

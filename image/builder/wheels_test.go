@@ -85,9 +85,9 @@ func TestKeptWheelsAreThisUsersOwn(t *testing.T) {
 	}
 }
 
-// TestWheelsShrink checks that a wheel that is used again stays, and that the least recently used
-// wheels are removed. Parts of wheels are removed when they are too old to belong to a running
-// build.
+// TestWheelsShrink checks that the least recently used wheels are removed, and that a wheel that is
+// used again stays. Folders with parts of wheels are removed once they are too old to belong to a
+// running build.
 func TestWheelsShrink(t *testing.T) {
 	t.Parallel()
 	all := t.TempDir()

@@ -229,9 +229,9 @@ func (k *keys) fields(n *yaml.Node, t reflect.Type, path string) {
 	}
 }
 
-// Read reads the file and adds the variables of the functions' environment_file to their
-// environments. As with faas-cli, relative paths in the file start in the current folder, wherever
-// the file is.
+// Read reads a stack file and adds the variables of the functions' environment_file to their
+// environments. As with faas-cli, relative paths in the file are relative to the current folder,
+// not to the folder of the file.
 func Read(file string) (*File, error) {
 	b, err := read(file)
 	if err != nil {

@@ -1,6 +1,7 @@
 // Package admin serves Stagecoach's own part of the management API: async calls and dead letters,
 // timelines, explanations, nodes and the parameters in their memory, and what `stagecoach top`
-// shows. Package provider serves OpenFaaS's part. Package schema has the words of the answers.
+// shows. Package provider serves OpenFaaS's part. Package schema has the JSON types of admin's
+// answers.
 package admin
 
 import (

@@ -34,9 +34,9 @@ type asyncCall struct {
 	result   *gateway.Result
 }
 
-// Calls knows all async calls that have not ended, and the latest that have. It is in memory only:
-// after a restart, the journal tells it the calls that have not ended. Its methods are safe for
-// concurrent use.
+// Calls is a record of all async calls that have not ended, and of the latest that have. It is only
+// in memory. After a restart, the journal adds the calls that have not ended. Its methods are safe
+// for concurrent use.
 type Calls struct {
 	mu      sync.Mutex
 	from    time.Time               // no call that ended after it is forgotten

@@ -21,8 +21,8 @@ func runCallOf(b *Calls, id string, body []byte, fault error) {
 	b.Ran(r, gateway.Ending{Err: fault, Result: &gateway.Result{Status: 200, Body: body}})
 }
 
-// TestCallBookIsBounded: the oldest ends go first, by their number and by the bytes of their
-// results; what has not ended stays.
+// TestCallBookIsBounded checks that the calls that ended first are forgotten first, if there are
+// too many or their results have too many bytes. Calls that have not ended stay.
 func TestCallBookIsBounded(t *testing.T) {
 	t.Parallel()
 	b := NewCalls()
@@ -59,8 +59,8 @@ func TestCallBookIsBounded(t *testing.T) {
 	}
 }
 
-// TestCallBookOfOneID: calls of a client that names all of them alike are bounded as others are,
-// and so are the content types of results.
+// TestCallBookOfOneID checks calls to which a client gives the same id. They are bounded as others
+// are, and so are the content types of their results.
 func TestCallBookOfOneID(t *testing.T) {
 	t.Parallel()
 	b := NewCalls()
@@ -84,8 +84,8 @@ func TestCallBookOfOneID(t *testing.T) {
 	}
 }
 
-// TestCallBookRunsAgain: a dead letter that is sent again leaves the ends, a refused request leaves
-// nothing, and of calls with one id the latest is shown.
+// TestCallBookRunsAgain checks that a dead letter that is sent again no longer counts as ended, and
+// that a refused request leaves no call. Of several calls with one id, the latest is shown.
 func TestCallBookRunsAgain(t *testing.T) {
 	t.Parallel()
 	b := NewCalls()
@@ -117,8 +117,8 @@ func TestCallBookRunsAgain(t *testing.T) {
 	}
 }
 
-// TestLetterOfACall: a call that is known has its own letter, not that of another call with the
-// same id of a client. Of calls that are not known, the latest letter counts.
+// TestLetterOfACall checks that a known call has its own dead letter, not the letter of another
+// call with the same client's id. If the call is not known, the latest letter with its id counts.
 func TestLetterOfACall(t *testing.T) {
 	t.Parallel()
 	all := []queue.DeadLetter{{ID: "mine.a"}, {ID: "mine.b.callback", Kind: queue.Callback}, {ID: "other.c"}}

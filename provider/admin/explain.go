@@ -26,9 +26,9 @@ type draftStage struct {
 	function *plan.Function // nil: no plan knows it
 }
 
-// Explain says why the stages of a pipeline have their sizes. last is the plan that was applied
-// last, and s is the Snapshot that it was made from. trouble says why the autoscaler made no plan
-// since; it is empty if there is none.
+// Explain returns the reasons for the numbers of replicas of a pipeline's stages. last is the
+// latest plan that was applied, and s is the Snapshot that it was made from. trouble is the reason
+// why the autoscaler has made no plan since; it is empty if there is none.
 func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies policy.Names, trouble string) schema.Explanation {
 	x := draft{Explanation: schema.Explanation{
 		Pipeline: p.Key().String(), At: last.At, Policies: policies, Budget: s.Budget,

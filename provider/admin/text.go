@@ -14,8 +14,8 @@ func MeasuredUntil(until time.Time) string {
 	return "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)
 }
 
-// Barred lists the devices that are barred for a function which runs on others. If it runs on none,
-// its Short says so.
+// Barred describes the devices that are barred for a function that runs on other devices. If the
+// function runs on none, plan.Want.Short says so.
 func Barred(bars []plan.Bar) string {
 	var out []string
 	for _, b := range bars {

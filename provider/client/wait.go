@@ -31,10 +31,10 @@ type awaited struct {
 	late  error // why it is not ready, at the latest look
 }
 
-// WaitReady returns once the deployed revision of each function has the replicas that it must have.
-// It wakes a revision that is asleep to test that it starts, and then puts it to sleep again. It
-// returns an error as soon as the platform knows why a revision cannot start. The error also names
-// the functions that are not ready by then.
+// WaitReady waits until the deployed revision of each function has the replicas that it must have,
+// at most for ReadyPatience. It wakes a sleeping revision to test that the revision starts, and
+// then puts it to sleep again. It returns an error as soon as the platform knows why a revision
+// cannot start. The error also names the functions that are not ready by then.
 func WaitReady(ctx context.Context, c *Client, all []Deployment, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, ReadyPatience)
 	defer cancel()
@@ -74,8 +74,8 @@ func WaitReady(ctx context.Context, c *Client, all []Deployment, out io.Writer) 
 	}
 }
 
-// look asks for the status of the revision. It returns a text for the user if the revision is
-// ready, or an error if it cannot start. If it returns neither, the revision may still become
+// look asks for the status of the revision. ready is a text for the user if the revision is ready.
+// failed is set if the revision cannot start. If both are empty, the revision may still become
 // ready.
 func (a *awaited) look(ctx context.Context, c *Client, begin time.Time) (ready string, failed error) {
 	var s FunctionStatus

@@ -179,9 +179,9 @@ func (r *Reader) Close() {
 // maxRead is the largest number of lines per Read.
 const maxRead = 1000
 
-// Read returns the next lines, oldest first, at most 1000. lost is how many lines were dropped
-// before this slow reader got them. With Follow, Read waits for new lines. It returns io.EOF at the
-// end of the query, when the function is forgotten, or when the book is closed. If ctx ends, it
+// Read returns the next lines, oldest first, at most 1000. lost is how many lines before them were
+// dropped because this reader was slow. With Follow, Read waits for new lines. It returns io.EOF at
+// the end of the query, when the function is forgotten, or when the book is closed. If ctx ends, it
 // returns ctx's error.
 func (r *Reader) Read(ctx context.Context) (lines []Line, lost uint64, err error) {
 	for {

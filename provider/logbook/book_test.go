@@ -47,7 +47,7 @@ func all(t *testing.T, b *Book, q Query) string {
 	}
 }
 
-func TestQueries(t *testing.T) {
+func TestReadSelectsTheLinesOfItsQuery(t *testing.T) {
 	b := New(1<<20, 1<<20)
 	fill(b, "f", 6)
 	fill(b, "g", 1)
@@ -77,7 +77,7 @@ func TestQueries(t *testing.T) {
 	}
 }
 
-func TestBounds(t *testing.T) {
+func TestBookKeepsItsBounds(t *testing.T) {
 	const line = overhead + 1
 	b := New(3*line, 5*line)
 	fill(b, "loud", 9)
@@ -165,9 +165,9 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// TestSlowReader checks that the writer does not wait, and that the reader learns how many lines it
-// has missed.
-func TestSlowReader(t *testing.T) {
+// TestSlowReaderLearnsHowManyLinesItMissed checks that a writer does not wait for a slow reader,
+// and that the reader learns how many lines it has missed.
+func TestSlowReaderLearnsHowManyLinesItMissed(t *testing.T) {
 	const line = overhead + 1
 	b := New(4*line, 100*line)
 	r := b.Read(Query{Function: pipeline.ParseKey("f"), Follow: true})
@@ -182,8 +182,9 @@ func TestSlowReader(t *testing.T) {
 	}
 }
 
-// TestManyAtOnce runs writers, readers and calls of Forget concurrently, for the race detector.
-func TestManyAtOnce(t *testing.T) {
+// TestConcurrentWritersAndReaders runs writers, readers and calls of Forget concurrently, for the
+// race detector.
+func TestConcurrentWritersAndReaders(t *testing.T) {
 	b := New(100*overhead, 300*overhead)
 	ctx, stop := context.WithCancel(t.Context())
 	var readers, writers sync.WaitGroup

@@ -1,5 +1,5 @@
-// Package schema has the words of Stagecoach's own HTTP API, in JSON: what package provider/admin
-// answers, and what clients send and read. The words of OpenFaaS's API are those of faas-provider.
+// Package schema has the JSON types of Stagecoach's own HTTP API: the answers of package
+// provider/admin, and what clients send. The types of OpenFaaS's API are those of faas-provider.
 package schema
 
 import "time"

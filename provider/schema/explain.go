@@ -6,8 +6,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// Explanation is the answer of GET /system/pipelines/NAME/explain: why the stages of a pipeline are
-// as large as they are.
+// Explanation is the answer of GET /system/pipelines/NAME/explain: why each stage of a pipeline has
+// its number of replicas.
 type Explanation struct {
 	Pipeline string    `json:"pipeline"`      // its key, or that of a function alone
 	At       time.Time `json:"at"`            // of the decision; zero: there is none yet

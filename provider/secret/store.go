@@ -55,10 +55,10 @@ const (
 // mounts of an earlier owner. Its own mounts are below dir, for this process's user only.
 func Open(dir string) (*Store, error) { return openStore(dir, filepath.Join(dir, mountsDir), nil) }
 
-// OpenShared is Open for functions that run as other users. The mounts are in another folder, whose
-// last part is created. A function's group can read the function's folder. But only this process's
-// user, which must be root, can enter the folders above it. The function's processes get the folder
-// as a mount (sandbox.Command.Secrets).
+// OpenShared does what [Open] does, for functions that run as other users. The folders of the
+// functions are below mounts, whose last part is created. A function's group can read the
+// function's folder, but only this process's user, which must be root, can enter the folders above
+// it. So the function's processes get their folder as a mount (sandbox.Command.Secrets).
 func OpenShared(dir, mounts string, groups Groups) (*Store, error) {
 	return openStore(dir, mounts, groups)
 }
@@ -201,8 +201,8 @@ func valueFile(namespace, name string) (string, error) {
 }
 
 // MountPath returns the absolute path of the folder that [Store.Mount] fills for a function with
-// these secrets, or "" if it names none. The last part of the path is the same for all functions of
-// a namespace that name the same secrets.
+// these secrets, or "" without names. The last part of the path is the same for all functions that
+// name the same secrets.
 func (s *Store) MountPath(namespace, function string, names []string) string {
 	if len(names) == 0 {
 		return ""
@@ -227,10 +227,10 @@ func (s *Store) Group(namespace string, names []string) (int, error) {
 	return s.groups(namespace, setOf(names))
 }
 
-// Mount fills a function's folder for these secrets with their present values. The folder is
-// reused, and each file is replaced atomically, so running replicas read either the old or the new
-// value. Folders with other secrets, from earlier deploys of the function, stay until [Store.Sweep]
-// removes them. Without names, Mount does nothing.
+// Mount writes the present values of these secrets into the function's folder for this set of
+// secrets. It reuses an existing folder and replaces each file atomically, so running replicas read
+// either the old or the new value. Folders with other secrets, from earlier deploys of the
+// function, stay until [Store.Sweep] removes them. Without names, Mount does nothing.
 func (s *Store) Mount(namespace, function string, names []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

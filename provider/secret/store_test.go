@@ -41,9 +41,9 @@ func list(t *testing.T, s *Store, namespace string) string {
 	return strings.Join(names, " ")
 }
 
-// TestLife checks that secrets are files that nobody else can read, that they survive a restart,
-// and that each namespace has its own.
-func TestLife(t *testing.T) {
+// TestSecretsSurviveARestart checks that secrets are files that nobody else can read, that they
+// survive a restart, and that each namespace has its own.
+func TestSecretsSurviveARestart(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "s")
 	s := open(t, dir)
 	if got := list(t, s, "a"); got != "" {
@@ -98,8 +98,8 @@ func sees(t *testing.T, folder string) string {
 	return strings.Join(got, " ")
 }
 
-// TestMounts checks that a function sees the present values of the secrets that it has named, in a
-// folder that does not change. Secrets that an earlier deploy named stay and are updated.
+// TestMounts checks that a function sees the present values of the secrets that it names, in a
+// folder that does not change. Secrets that only an earlier deploy named stay and are updated.
 func TestMounts(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -189,9 +189,9 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// TestSharedMounts checks that only this user can read the values, that the group of the functions
-// with the same secrets can read their copy, and that nobody else can list or enter the folders
-// above it.
+// TestSharedMounts checks who can read secrets that functions see as other users. Only this user
+// can read the values. The group of the functions with the same secrets can read their copies.
+// Nobody else can list or enter the folders above these copies.
 func TestSharedMounts(t *testing.T) {
 	if os.Getuid() != 0 {
 		if os.Getenv("CI") != "" {
@@ -312,8 +312,8 @@ func FuzzNames(f *testing.F) {
 	})
 }
 
-// TestAFullDisk checks that the error for a secret names the full disk, that deletions work, and
-// that changes work again with room.
+// TestAFullDisk checks that the error for a secret names the full disk and that deletions still
+// work. Once the disk has room, changes work again.
 func TestAFullDisk(t *testing.T) {
 	small := proctest.Disk(t, "4m")
 	s, err := Open(small)

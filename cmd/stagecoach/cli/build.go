@@ -26,8 +26,8 @@ func stackFlags(fs *flag.FlagSet) (file, filter *string) {
 	return fs.String("f", "", "stack file; default stack.yml or stack.yaml"), fs.String("filter", "", "only the functions of this name, in which * stands for anything")
 }
 
-// stackFile returns the stack file that a command reads: named, or if that is empty, stack.yml or
-// stack.yaml.
+// stackFile returns the stack file that a command reads. This is named, or if named is empty,
+// stack.yml or stack.yaml.
 func stackFile(named string) string {
 	if named != "" {
 		return named

@@ -1,6 +1,6 @@
-// Package cli has the commands that speak to a running gateway, and those that make what it runs:
-// functions and their images. Each command takes the arguments after its name, and writes its
-// result to out and everything else to standard error.
+// Package cli has the commands that call a running gateway, and the commands that create functions
+// and their images. Each command takes the arguments after its name. It writes its result to out
+// and everything else to standard error.
 package cli
 
 import (
@@ -24,9 +24,9 @@ func newAPIFlags(fs *flag.FlagSet) *apiFlags {
 	return f
 }
 
-// open returns a client for the gateway of the flag, the stack file, the environment or the
-// default, in this order. A stack file that names the default gateway counts as one that names
-// none.
+// open returns a client for a gateway. It takes the gateway of the flag, else the one of the stack
+// file (inStack), else the one of the environment, else the default. The default gateway in a stack
+// file counts as none.
 func (f *apiFlags) open(inStack string) (*client.Client, error) {
 	if inStack == client.DefaultGateway {
 		inStack = ""

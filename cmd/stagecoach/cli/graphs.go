@@ -18,9 +18,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// graphCheck checks the pipelines that a deploy makes or changes, before anything is sent. It
-// includes all functions of the stack file, because those that are not selected may be deployed
-// later.
+// graphCheck checks the pipelines that a deploy creates or changes, before the deploy sends
+// anything. It includes the functions of the stack file that this deploy does not send, because
+// they may be deployed later.
 type graphCheck struct {
 	file   string                             // for messages
 	inFile map[pipeline.Key]pipeline.Function // functions of the stack file

@@ -86,9 +86,9 @@ func imagePrefix(prefix string) string {
 	return prefix + "/"
 }
 
-// stackWith returns the text to append to a stack file so that it has a function's entry. before is
-// the present text of the file, which may be empty. It returns "" if the file has the same function
-// already.
+// stackWith returns the text to append to a stack file, so that the file has the entry of a
+// function. before is the file's present text, which may be empty. added is empty if the file
+// already has this function. A different function of the same name is an error.
 func stackWith(file, before, name, entry string) (added string, err error) {
 	if strings.TrimSpace(before) == "" {
 		return newStack + entry, nil

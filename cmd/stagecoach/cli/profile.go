@@ -185,10 +185,10 @@ func (f *profileFlags) bodies(ctx context.Context, c *client.Client, path string
 	return []probe{s}, nil
 }
 
-// ProfileItems returns X-Items for the calls that measure a function. path is that of its
-// description, with the query. A stage of a pipeline gets its inputs as in the pipeline: an array
-// is a list of items, unless the function's annotation sets something else. For any other function
-// the header is empty.
+// ProfileItems returns the X-Items header for the calls that measure a function; empty: none. path
+// is the API's path of the function, with the query. For a stage of a pipeline, the header makes a
+// JSON array a list of items, as in the pipeline. If the stage has the annotation items, the
+// annotation decides and the header is empty.
 func ProfileItems(ctx context.Context, c *client.Client, path string) (string, error) {
 	var d client.Deployment
 	if err := c.Get(ctx, path, &d); err != nil {

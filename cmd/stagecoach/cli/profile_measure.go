@@ -160,9 +160,10 @@ type answered struct {
 	took    time.Duration // on the replica
 }
 
-// inARow is how many of the largest batches a round has. They keep the replica busy most of the
-// time, however long calls are under way, because a replica that rests gets its quota back. A round
-// has fewer if the line has no room for them.
+// inARow is the number of batches in a round of the largest batch size. A round has fewer if the
+// line has no room for them. Several batches in a row keep the replica busy most of the time, even
+// if calls take long to reach it. An idle replica would recover its CPU quota, and the next batch
+// would run too fast.
 const inARow = 8
 
 // calls returns how many calls a round has for batches of a size. One per slot goes ahead.
@@ -176,9 +177,10 @@ func (m *meter) calls(size int) int {
 	return m.slots + size
 }
 
-// round sends calls that should run in batches of a size, and returns how long the replica had each
-// batch, in their order. It returns none if no such batch formed. One call per slot goes ahead, so
-// that the others gather behind it.
+// round sends calls at the same time, to form batches of a size. It returns how long the replica
+// took for each batch of exactly this size, in the order of the batches, or nothing if no such
+// batch formed. The calls include one more per slot (see calls), which keeps the slot busy while
+// the others gather into a batch.
 func (m *meter) round(ctx context.Context, size int, s probe) (took []time.Duration, err error) {
 	calls := m.calls(size)
 	all, errs := make([]answered, calls), make([]error, calls)

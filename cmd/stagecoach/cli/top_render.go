@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// topSection is one table. Rows are as long as the header, and the last column takes the rest of
-// the line.
+// topSection is one table. Each row has as many columns as the header, and the last column takes
+// the rest of the line.
 type topSection struct {
 	header []string
 	rows   [][]string

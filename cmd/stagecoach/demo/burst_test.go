@@ -14,7 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-func TestArrivals(t *testing.T) {
+func TestArrivalsFollowSeedAndPhases(t *testing.T) {
 	phases := []phase{{5, 200 * time.Second}, {50, 100 * time.Second}, {5, 200 * time.Second}}
 	got := arrivals(1, phases)
 	if !slices.Equal(got, arrivals(1, phases)) {

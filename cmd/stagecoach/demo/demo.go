@@ -1,5 +1,5 @@
-// Package demo does the main job end to end with a gateway of its own: pages through a pipeline, a
-// burst that forks replicas answer, and a request that wakes sleeping stages.
+// Package demo does the main job end to end with its own gateway. It sends pages through a
+// pipeline, a burst for which replicas are forked, and a request that wakes sleeping stages.
 package demo
 
 import (
