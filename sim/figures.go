@@ -11,9 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// Figures are the results of one run: one policy on one seed. Counts are of requests that arrived
-// after the warm-up, and of their calls. Amounts over time are from the end of the warm-up to the
-// end of the arrivals. Times are in seconds. A mean of nothing is 0.
+// Figures are the results of one run: one policy on one seed. Counts include the requests that
+// arrived after the warm-up, and their calls. Amounts over time are measured from the end of the
+// warm-up to the end of the arrivals. Times are in seconds. A mean without observations is 0.
 type Figures struct {
 	Policy    string       // its name in the scenario
 	Policies  policy.Names // one per level

@@ -17,9 +17,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// burst is a chain that uses every feature: parameters that are loaded, forked from and parked,
-// batches, one call per item, a join, replicas that die, functions that sleep, several policies and
-// kinds of arrivals.
+// burst is a scenario that uses every feature: loads of parameters, forks, parked children,
+// batches, one call per item, a join, replicas that die, functions that sleep, several policies,
+// and several kinds of arrivals.
 const burst = `
 name: everything
 duration: 60s

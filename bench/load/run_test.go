@@ -96,10 +96,10 @@ func must(t *testing.T, cfg Config) Result {
 	return r
 }
 
-// TestStallDelaysEveryRequestOfItsTime tests for coordinated omission. A server with one slot and
-// 1 ms per request stalls once, for the whole second from 5 s on. Ten requests per second are due
-// at 50 ms, 150 ms, …. Those of that second wait 950 ms, 850 ms, … for its end. A closed loop would
-// see one slow request.
+// TestStallDelaysEveryRequestOfItsTime checks that there is no coordinated omission. The server has
+// one slot and takes 1 ms per request. It stalls once, from 5 s to 6 s. Ten requests are due per
+// second, at 50 ms, 150 ms, …, so the ten requests of that second wait 950 ms, 850 ms, … for the
+// end of the stall. A closed loop would measure only one slow request.
 func TestStallDelaysEveryRequestOfItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()

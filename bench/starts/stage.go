@@ -59,9 +59,9 @@ const (
 
 // Machine gives access to the machine as the product does.
 type Machine struct {
-	// Isolate returns the configuration of a KeysManager with users, networks and cgroups. If the
-	// machine lacks one of them, it is left out and logged. dir tells the KeysManager from others.
-	// done frees all of them.
+	// Isolate returns the configuration of a KeysManager with users, networks and cgroups. It leaves
+	// out and logs any of the three that the machine lacks. dir, a folder that only this KeysManager
+	// uses, identifies it on the machine. done removes the users, networks and cgroups.
 	Isolate func(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error)
 	// Devices returns the devices of a watch in the KeysManager's type.
 	Devices func(*device.Watch) []keysmanager.Device
@@ -101,7 +101,7 @@ func (b *Stage) Manage() error {
 }
 
 // Isolate returns the configuration of a KeysManager with users, networks and cgroups as in the
-// product. If the machine lacks one of them, it is left out and logged. Shut frees all of them.
+// product. It leaves out and logs any of the three that the machine lacks. Shut removes them.
 func (b *Stage) Isolate(log *slog.Logger) (cfg keysmanager.Config, err error) {
 	cfg, b.done, err = b.machine.Isolate(b.Dir, log)
 	b.users = cfg.Accounts != nil

@@ -15,13 +15,13 @@ var primes = [...]int{2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37}
 // tried before.
 const perTry = 64
 
-// Candidates returns up to n different configurations of a contender: its defaults, then points
-// spread evenly over its space. They depend only on the space. If the space has fewer than n
-// points, it returns fewer.
+// Candidates returns up to n different configurations of a contender. The first one is its
+// defaults. The others are spread evenly over its space, and depend only on the space. If the space
+// has fewer than n points, Candidates returns fewer.
 //
-// The points are Halton's, with digits reversed. With few points in many dimensions, the plain
-// sequence runs along lines (Vandewoestyne and Cools, Good permutations for deterministic scrambled
-// Halton sequences in terms of L2-discrepancy, 2006).
+// The points are a Halton sequence with reversed digits. The plain sequence would not do: with few
+// points in many dimensions, they lie along lines (Vandewoestyne and Cools, Good permutations for
+// deterministic scrambled Halton sequences in terms of L2-discrepancy, 2006).
 func (c Contender) Candidates(n int) [][]float64 {
 	out := [][]float64{slices.Clone(c.Defaults)}
 	for i := 1; len(out) < n && i <= perTry*n; i++ {

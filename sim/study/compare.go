@@ -14,9 +14,9 @@ const BestBaseline = "best baseline"
 // because it was tuned on other loads.
 const overBudget = 1.05
 
-// Comparison compares two contenders by pairs of runs on equal seeds. For each seed, it takes the
-// mean over settings, of logarithms if the figure is a ratio. Its interval is Student's over the
-// seeds. It covers chance in loads and work, not the choice of settings.
+// Comparison compares two contenders by pairs of runs with equal seeds. For each seed it averages
+// over settings; a ratio is averaged in logarithms. The intervals are Student's over the seeds.
+// They cover the chance in loads and work, but not the choice of settings.
 type Comparison struct {
 	Of         string   `json:"of"`
 	To         string   `json:"to"`
@@ -47,9 +47,10 @@ func (r *Result) Outcome(setting, contender string) *Outcome {
 	return &r.Outcomes[i]
 }
 
-// MostInTime stands, in comparisons, for the contender with the most requests within the objective.
-// It may be an oracle, with any number of GPUs, or a contender that may be the best baseline.
-// Baselines are included because an oracle need not be good.
+// MostInTime stands, in comparisons, for the contender with the most requests within the objective
+// on a setting. That is the best of all oracles, however many GPUs they use, and of the contenders
+// that may be the best baseline. Baselines are included because an oracle may do worse than they
+// do.
 const MostInTime = "most in time"
 
 // mostInTime returns the contender that [MostInTime] stands for on a setting. It returns "" if no
@@ -79,10 +80,10 @@ func (r *Result) baseline(c ContendInfo, o *Outcome) bool {
 	return !c.Oracle && !c.Ours && (!r.OverBudget(o) || own != nil && o.GPUs.Mean <= own.GPUs.Mean)
 }
 
-// BestBaseline returns the contender with the smallest mean latency on a setting. Oracles and our
-// own contenders are excluded. It must have at most 1.05 times the budget of GPUs on average, or no
-// more GPUs than ours has there. It is chosen from the results, which favours it. BestBaseline
-// returns "" if no contender qualifies.
+// BestBaseline returns the contender with the smallest mean latency on a setting, without oracles
+// and our own contenders. On average, it must use at most 1.05 times the budget of GPUs, or no more
+// GPUs than ours uses there. The choice is made with the results known, so it favours the baseline.
+// BestBaseline returns "" if no contender qualifies.
 func (r *Result) BestBaseline(setting string) string {
 	var best *Outcome
 	for _, c := range r.Contenders {
@@ -116,9 +117,9 @@ func (r *Result) OverBudget(o *Outcome) bool {
 	return o.GPUs.Mean > overBudget*budget
 }
 
-// Compare compares a contender with another on settings, or on all if none is named. Each contender
-// may be [BestBaseline] or [MostInTime]. It returns false if both were evaluated on no common
-// setting.
+// Compare compares contender of with contender to on the named settings, or on all settings if none
+// is named. Each contender may be [BestBaseline] or [MostInTime]. Compare skips settings on which
+// only one of the two was evaluated, and returns false if no setting is left.
 func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 	c := Comparison{Of: of, To: to}
 	var pairs [][2]*Outcome

@@ -35,9 +35,9 @@ func madeUpResult() *Result {
 	}
 }
 
-// TestCompare checks ratios of pairs and their intervals, computed by hand. Student's quantile for
-// one degree of freedom is 12.706. So half of an interval of two values is 12.706 times half of
-// their difference.
+// TestCompare checks ratios of pairs and their intervals against values computed by hand. With two
+// values, the half-width of an interval is 12.706 times half of their difference: 12.706 is
+// Student's quantile for one degree of freedom.
 func TestCompare(t *testing.T) {
 	r := madeUpResult()
 	near := func(what string, got, want Interval) {
@@ -64,9 +64,9 @@ func TestCompare(t *testing.T) {
 	if !ok || len(c.Settings) != 1 {
 		t.Errorf("%v, compared on %v, want x", ok, c.Settings)
 	}
-	// Both: on y the ratios are 8/8 and 4/8, so the seeds' means over settings are √(1/4·1) and
-	// √(1/2·1/2). lean has no good request in 100 s, which counts as one. So goodput there is 200 and
-	// 100 times as much.
+	// Both settings: on y, the ratios are 8/8 and 4/8. So the means over settings are √(1/4·1) for one
+	// seed and √(1/2·1/2) for the other. lean has no good request on y in 100 s, which counts as one.
+	// So ours has 200 and 100 times lean's goodput there.
 	c, _ = r.Compare("ours", "lean")
 	near("mean", c.Mean, factor(0.5, 0))
 	near("goodput", c.Goodput, factor(math.Sqrt(2*math.Sqrt(200*100)), math.Log(2)/2))

@@ -43,9 +43,9 @@ func meanCV(at []time.Duration) (mean, cv float64) {
 	return mean, math.Sqrt(squares/float64(len(gaps))-mean*mean) / mean
 }
 
-// TestRenewal checks rate and variation of many gaps. The count of n expected arrivals has the
-// standard deviation cv·√n, so a limit of 4 deviations fails one seed in 16,000. The seeds are
-// fixed.
+// TestRenewal checks the rate and the variation of many gaps. If n arrivals are expected, their
+// count has the standard deviation cv·√n. With a limit of 4 deviations, one seed in 16,000 fails by
+// chance; the seeds here are fixed.
 func TestRenewal(t *testing.T) {
 	const rate, n = 50.0, 50_000
 	end := time.Duration(n / rate * float64(time.Second))
