@@ -125,8 +125,9 @@ type Stage struct {
 //   - (1 − CPUShare) + CPUShare·q₀/q, where q is the replica's CPU quota, and q₀ the quota with
 //     which Mean was measured
 //
-// With a Profile, the mean comes from its points instead of Mean and the factors. Between points it
-// is linear in b and in 1/q.
+// With a Profile, the mean comes from its points instead of Mean and the factors. It is linear in b
+// and in 1/q, between the points and beyond them. BatchCost is used only for a quota with a single
+// point.
 type Service struct {
 	Dist Dist          `yaml:"dist"`
 	Mean time.Duration `yaml:"mean"`

@@ -93,8 +93,8 @@ func TestPollaczekKhinchine(t *testing.T) {
 
 // TestKingman compares G/G/c queues in heavy traffic with approximations of the wait: Kingman's for
 // one server, and Allen and Cunneen's for several servers, which is (Ca²+Cs²)/2 times the wait of
-// M/M/c. Kingman's approximation is an upper bound that is at most a few percent too high here. For
-// G/M/1, the test also compares with the exact wait.
+// M/M/c. Kingman's approximation is an upper bound, which the test checks as well. For G/M/1, it
+// also compares with the exact wait.
 func TestKingman(t *testing.T) {
 	erlang := map[int]float64{1: 0.9, 4: 0.787776}
 	for _, tc := range []struct {

@@ -8,8 +8,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Goals are what a design should reach on each setting, and on all settings together. 0 means that
-// there is no such goal.
+// Goals are figures that a design should reach on each setting, and on all settings together. 0
+// means no goal.
 type Goals struct {
 	Latency   float64 `json:"latency"`    // largest mean latency, per that of the best baseline
 	Goodput   float64 `json:"goodput"`    // smallest goodput, per that of the best baseline
@@ -21,10 +21,11 @@ type Goals struct {
 // Reached says whether a goal was reached.
 type Reached string
 
-// The values of Reached, from the 95 % interval:
+// The values of Reached, by the 95 % interval of the figure:
 //
 //   - Met: the whole interval is within the goal.
-//   - Open: the goal is in the interval, or there is one seed and no interval.
+//   - Open: the interval has values within the goal and others, or there is one seed and no
+//     interval.
 //   - Missed: no part of the interval is within the goal.
 //   - Dearer: the goal was met, but ours certainly took more GPU-seconds than the best baseline.
 const (

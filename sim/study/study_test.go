@@ -20,9 +20,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// small returns a study of two loads on two stages, and of contenders with a fixed number of
-// replicas. For the first, the number is tuned. The second is also twice as fast, on two GPUs per
-// replica. The third is the first without its second knob.
+// small returns a study of two loads on a chain of two stages. Each contender has a fixed number of
+// replicas, which is tuned. In two, a replica has two GPUs and is twice as fast. part is an
+// ablation: it uses the configuration of one, and runs on one of the loads only.
 func small() *Study {
 	load := func(name, rate string) Setting {
 		return Setting{
@@ -84,8 +84,8 @@ func run2(t *testing.T, s *Study) *Result {
 	return r
 }
 
-// TestStudy checks the result of a small study, as JSON and for people. It must not depend on the
-// number of processors.
+// TestStudy compares the result of a small study with golden files, as JSON and as Markdown. The
+// number of processors must not change it.
 func TestStudy(t *testing.T) {
 	s := small()
 	if err := s.Check(); err != nil {

@@ -41,7 +41,7 @@ func weights(r *rand.Rand) AttentionWeights {
 	return w
 }
 
-// TestGradient compares each derivative with a difference.
+// TestGradient compares each derivative with a difference quotient.
 func TestGradient(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	const step = 1e-6
@@ -69,8 +69,7 @@ func TestGradient(t *testing.T) {
 	}
 }
 
-// TestTrain checks that training learns what only the neighbours' CVs say, and that it is
-// deterministic.
+// TestTrain checks that training is deterministic, and that it learns to use the neighbours' CVs.
 func TestTrain(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	draw := func(n int) []Sample {
@@ -137,9 +136,9 @@ func TestHeldBack(t *testing.T) {
 	}
 }
 
-// TestCompare compares predictors on a part of the record of a few runs. The record is stored, and
-// only -rewrite makes it again. So the test depends on the predictors and not on how functions are
-// sized.
+// TestCompare compares predictors on stored records: a part of what a few runs recorded. Only
+// -rewrite runs them again. So the test depends on the predictors, but not on how the policies size
+// functions.
 func TestCompare(t *testing.T) {
 	const kept = "testdata/records.json"
 	runs := HeldBackRuns(9)
@@ -165,8 +164,8 @@ func TestCompare(t *testing.T) {
 	golden.Compare(t, "compare.md", b.String())
 }
 
-// TestRecord checks runs with fixed counts: persistence is off by less than QNA, and no predictor
-// is off by much.
+// TestRecord checks runs with fixed replica counts: each has a record about every 5 s, persistence
+// has the smallest error, and no predictor has a large one.
 func TestRecord(t *testing.T) {
 	var runs []Run
 	for _, r := range HeldBackRuns(30) {
