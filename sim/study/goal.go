@@ -24,8 +24,7 @@ type Reached string
 // The values of Reached, by the 95 % interval of the figure:
 //
 //   - Met: the whole interval is within the goal.
-//   - Open: the interval has values within the goal and others, or there is one seed and no
-//     interval.
+//   - Open: a part of the interval is within the goal, or there is one seed and no interval.
 //   - Missed: no part of the interval is within the goal.
 //   - Dearer: the goal was met, but ours certainly took more GPU-seconds than the best baseline.
 const (

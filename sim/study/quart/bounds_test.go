@@ -91,8 +91,9 @@ func with(set func(*condition)) condition {
 	return c
 }
 
-// TestArrive checks the arrivals. The time that counts has the requested number, gaps have their
-// CV, bursts have their length, and the warm-up is the part of the circle before the beginning.
+// TestArrive checks the arrivals of a run. The counted time has the requested number, gaps have the
+// requested CV, and bursts the requested length. The arrivals of the warm-up are those of the part
+// of the circle before the run.
 func TestArrive(t *testing.T) {
 	const n = 2000
 	all := func(c condition, seed uint64) (early, counts []float64) {

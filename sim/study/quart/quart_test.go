@@ -86,8 +86,8 @@ func TestMoreCores(t *testing.T) {
 }
 
 // TestContenders simulates a few seconds of every contender, with its defaults and with another
-// configuration. Its plans must be valid, it must always decide, answer requests and keep to the
-// cluster.
+// configuration. Every plan must be valid. The contender must decide at every tick, answer
+// requests, and use no more GPUs than the cluster has.
 func TestContenders(t *testing.T) {
 	for _, c := range contenders() {
 		t.Run(c.Name, func(t *testing.T) {
@@ -134,9 +134,9 @@ func TestPhysics(t *testing.T) {
 	golden.Compare(t, "physics.txt", b.String())
 }
 
-// TestQuick evaluates the small study. Only fixed counts have exact figures, which follow from
-// arrivals, work and starts. Ours has ranges, because its figures change whenever the policy
-// changes.
+// TestQuick evaluates the small study. The figures of fixed replica counts are compared exactly,
+// because they follow from arrivals, work and starts. The figures of ours only need to be in a
+// range, because they change with every change of the policy.
 func TestQuick(t *testing.T) {
 	s := Quick()
 	for i := range s.Settings { // shorter, because this runs with the race detector
@@ -199,9 +199,9 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestAveragesAreTheHarderOnes checks that each average is of the kind that favours ours less.
-// Reductions of latency are averaged as they are, multiples of goodput as logarithms. Requests in
-// time are averaged before they are compared.
+// TestAveragesAreTheHarderOnes checks that each kind of figure has the average that favours ours
+// less: arithmetic for reductions of latency, and geometric for multiples of goodput. For requests
+// in time, both sides are averaged before they are divided.
 func TestAveragesAreTheHarderOnes(t *testing.T) {
 	r := made(t)
 	n := r.Seeds.N
