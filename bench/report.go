@@ -103,8 +103,8 @@ func (r *Report) With(name, version string) {
 	r.Versions[name] = version
 }
 
-// AddMillis appends the q-quantile of sample in milliseconds, unless the sample is too small for
-// it.
+// AddMillis appends the q-quantile of sample in milliseconds. If the sample is too small for it,
+// AddMillis appends nothing.
 func (r *Report) AddMillis(c, metric string, sample []time.Duration, q float64) {
 	if v, ok := Quantile(sample, q); ok {
 		r.Add(c, metric, float64(v)/float64(time.Millisecond), len(sample))

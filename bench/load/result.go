@@ -13,8 +13,8 @@ import (
 // Schema is the version of a result's JSON form. Fields may be added but never changed.
 const Schema = "stagecoach.load/1"
 
-// Result is the result of a run. Times are in seconds. t_s counts from the first instant of the
-// run.
+// Result is the result of a run. Times are in seconds. The fields t_s count from the first instant
+// of the run.
 type Result struct {
 	Schema    string    `json:"schema"`
 	Started   time.Time `json:"started"`

@@ -338,8 +338,8 @@ func TestWaitsOfTheCallsSinceTheSampleBefore(t *testing.T) {
 	})
 }
 
-// TestAsync uses real connections, with callbacks that come once, twice, before the 202, with a
-// failure, and never.
+// TestAsync uses real connections. Its callbacks come once, twice, before the 202, with a failure,
+// or never.
 func TestAsync(t *testing.T) {
 	var calls sync.WaitGroup
 	var mu sync.Mutex

@@ -47,8 +47,8 @@ func Interpreters() (all []string) {
 	return all
 }
 
-// Output runs a program and returns what it prints. The first import of PyTorch on a machine reads
-// gigabytes of libraries from its disk.
+// Output runs a program and returns its standard output. Its limit is three minutes, because the
+// first import of PyTorch on a machine reads gigabytes of libraries from disk.
 func Output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()

@@ -198,8 +198,8 @@ type Started struct {
 	Parts DeviceParts // of its way onto a device
 }
 
-// DeviceParts has the durations of a process's steps onto a device; 0: the process had no such
-// step, or did not report it.
+// DeviceParts has the durations of the steps by which a process gets its parameters onto a device.
+// 0 means that it did not do or report the step.
 type DeviceParts struct {
 	Imports time.Duration // of PyTorch
 	Context time.Duration // until the process has a context on the device
@@ -325,7 +325,7 @@ func Family(zygote int) []int {
 }
 
 // SharedMemory returns the sum of the proportional set sizes of processes in bytes, and the part of
-// it that is memory without a file. For replicas on the map path, that part is their parameters.
+// that sum in memory without a file. Replicas on the map path have their parameters there.
 func SharedMemory(pids []int) (pss, memfds int64, err error) {
 	for _, pid := range pids {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

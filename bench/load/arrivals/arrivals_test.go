@@ -77,8 +77,9 @@ func TestRenewal(t *testing.T) {
 
 func first(s Source) time.Duration { at, _ := s.Next(); return at }
 
-// TestRenewalIsExactInTheMeanFromTheStart counts the first second of many runs. Without the
-// equilibrium's first gap, a cv of 4 would give (16-1)/2 arrivals more.
+// TestRenewalIsExactInTheMeanFromTheStart counts the arrivals in the first second of many runs. If
+// the first gap did not have the equilibrium distribution, there would be (16-1)/2 more with a cv
+// of 4.
 func TestRenewalIsExactInTheMeanFromTheStart(t *testing.T) {
 	const rate, runs = 20, 2000
 	for _, cv := range []float64{0.5, 1, 4} {
@@ -94,8 +95,8 @@ func TestRenewalIsExactInTheMeanFromTheStart(t *testing.T) {
 	}
 }
 
-// TestRateChangesKeepTheCount checks the change of time: the arrivals up to t under any rate are
-// those of the process of rate one up to Λ(t).
+// TestRateChangesKeepTheCount checks that under any rate there are as many arrivals up to t as the
+// process of rate one has up to Λ(t).
 func TestRateChangesKeepTheCount(t *testing.T) {
 	for _, p := range []Profile{
 		{{10 * time.Second, 2, 20}},
