@@ -70,8 +70,8 @@ func (m *Model) Runs(ctx context.Context, report func(Progress)) ([][]Figures, e
 	return runs, nil
 }
 
-// One simulates one policy, by its index in the scenario, on one seed, on the caller's goroutine.
-// It is for studies that have many models and choose the order of runs themselves.
+// One simulates one policy, by its index in the scenario, on one seed. It runs on the caller's
+// goroutine, for studies that have many models and schedule the runs themselves.
 func (m *Model) One(ctx context.Context, policy int, seed uint64) (Figures, error) {
 	f, err := m.one(ctx, policy, seed, &meter{})
 	if err != nil {

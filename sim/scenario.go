@@ -40,8 +40,8 @@ type Policy struct {
 // Run is what a policy may know about its run before it begins.
 type Run struct {
 	Seed uint64
-	// Arrivals returns when all requests of a pipeline will arrive, ascending, since the run began.
-	// Only an oracle may use it.
+	// Arrivals returns the times at which all requests of a pipeline will arrive, ascending, since the
+	// begin of the run. Only an oracle may use it.
 	Arrivals func(pipeline string) ([]time.Duration, error)
 }
 

@@ -217,9 +217,9 @@ func TestFindPythonAndNVML(t *testing.T) {
 	}
 }
 
-// TestFirstWell checks that the first healthy device is chosen, and that the error says what is
-// wrong with the first device if none is healthy.
-func TestFirstWell(t *testing.T) {
+// TestFirstHealthyDeviceIsChosen checks that the first healthy device is chosen, and that the error
+// says what is wrong with the first device if none is healthy.
+func TestFirstHealthyDeviceIsChosen(t *testing.T) {
 	t.Parallel()
 	ill := []keysmanager.Device{{ID: "GPU-1", Unhealthy: "XID 79"}, {ID: "GPU-2"}}
 	if d, err := firstWell(ill); err != nil || d.ID != "GPU-2" {

@@ -261,8 +261,8 @@ func TestSeveralTargets(t *testing.T) {
 	})
 }
 
-// TestInterrupted checks that an interrupted run has a result.
-func TestInterrupted(t *testing.T) {
+// TestInterruptedRunHasAResult checks that an interrupted run has a result.
+func TestInterruptedRunHasAResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t, "http://bubble", Target{Name: "f", Function: "f", Source: even(t, "10"), Timeout: time.Minute})
 		cfg.Transport = server(func(r *http.Request) (*http.Response, error) {
@@ -338,9 +338,9 @@ func TestWaitsOfTheCallsSinceTheSampleBefore(t *testing.T) {
 	})
 }
 
-// TestAsync uses real connections. Its callbacks come once, twice, before the 202, with a failure,
-// or never.
-func TestAsync(t *testing.T) {
+// TestCallbacksAreCountedByOutcome uses real connections. Its callbacks come once, twice, before
+// the 202, with a failure, or never.
+func TestCallbacksAreCountedByOutcome(t *testing.T) {
 	var calls sync.WaitGroup
 	var mu sync.Mutex
 	n := 0

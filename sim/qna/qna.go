@@ -30,15 +30,15 @@ type Station struct {
 // Link says that what leaves one station arrives at another.
 type Link struct{ From, To int }
 
-// The bounds of squared coefficients of variation: one that is measured over a few arrivals can be
-// any number.
+// The bounds of squared coefficients of variation. They are needed because a measurement over a few
+// arrivals can be any number.
 const (
 	Least = 0.01
 	Most  = 64 // a CV of 8, the largest that QUART looks at
 )
 
-// passes bounds the work on networks with cycles, which pipelines in opposite directions make.
-// Other networks need one pass, in topological order.
+// passes bounds the work on networks with cycles. Two pipelines that use the same stages in
+// opposite order make a cycle. Other networks need one pass, in topological order.
 const passes = 20
 
 // Predict returns, for each station, the squared coefficient of variation of the times between

@@ -10,8 +10,8 @@ import (
 // [Result.BestBaseline].
 const BestBaseline = "best baseline"
 
-// overBudget is the factor by which a baseline may exceed the budget and still be the best one,
-// because it was tuned on other loads.
+// overBudget is the factor by which a baseline may exceed the budget and still be the best one.
+// Baselines are tuned to the budget on other loads, so they may exceed it a little.
 const overBudget = 1.05
 
 // Comparison compares two contenders by pairs of runs with equal seeds. For each seed it averages
@@ -107,8 +107,8 @@ const mayFail = 0.001
 // Fails reports whether more than a thousandth of the requests failed.
 func (o *Outcome) Fails() bool { return o.Failed.Mean > mayFail }
 
-// OverBudget reports whether an outcome had, on average, more than 1.05 times the budget of GPUs.
-// The setting's budget replaces the study's if it is set.
+// OverBudget reports whether an outcome used, on average, more than 1.05 times the budget of GPUs.
+// The budget is the setting's if that is set, and otherwise the study's.
 func (r *Result) OverBudget(o *Outcome) bool {
 	budget := r.Budget
 	if i := slices.IndexFunc(r.Settings, func(s SettingInfo) bool { return s.Name == o.Setting }); i >= 0 {
@@ -156,8 +156,8 @@ func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 // objective returns the index of the objective among the multiples.
 func (r *Result) objective() int { return slices.Index(r.Multiples, r.Objective) }
 
-// paired returns the mean change over settings between the runs of a pair, with its interval over
-// the seeds.
+// paired returns the mean of change over the pairs, with its interval over the seeds. For each
+// seed, change compares the two runs of a pair.
 func paired(pairs [][2]*Outcome, change func(a, b *Outcome, seed int) float64) Interval {
 	seeds := make([]float64, len(pairs[0][0].Mean.Seeds))
 	for i := range seeds {

@@ -85,8 +85,8 @@ func (r *Result) goalNames() []string {
 	})
 }
 
-// reach returns the results of the goals: on all settings with a best baseline, on each group, and
-// on each setting.
+// reach returns the results of the goals on all settings together, on each group, and on each
+// setting.
 func (r *Result) reach() []GoalResult {
 	if r.Goals == (Goals{}) {
 		return nil
@@ -140,8 +140,8 @@ func (r *Result) reached(on string, in func(SettingInfo) bool) []GoalResult {
 	return out
 }
 
-// goals writes the results of the goals. Then it writes ours, the best baseline and the oracle side
-// by side.
+// goals writes the results of the goals, and a table that compares ours, the best baseline and the
+// oracle.
 func (r *Result) goals(b *strings.Builder) {
 	if len(r.Reached) == 0 {
 		return
@@ -197,8 +197,8 @@ func (r *Result) reachedText(x GoalResult) string {
 	return string(x.Reached) + ": " + x.String() + " times"
 }
 
-// sides writes ours, the best baseline and the oracle of each setting, one below the other, with
-// the ratio of ours to each.
+// sides writes, for each setting, a row each for ours, the best baseline and the oracle, with the
+// ratio of ours to them.
 func (r *Result) sides(b *strings.Builder) {
 	fmt.Fprintf(b, "\n### %s, the best baseline and the oracle, by setting\n\nRatios are ours over the row's, in pairs of runs; goodput is within %g T.\n", clean(r.title(r.Ours)), r.Objective)
 	t := table{{"setting", "contender", "mean/T", fmt.Sprintf("in %g T, %%", r.Objective), "goodput/s", "GPUs", "core-seconds", "failed, %", "mean, ratio", "goodput, ratio", "GPU-seconds, ratio"}}

@@ -46,8 +46,8 @@ type Contender struct {
 	Ours   bool // is the subject of the study, or a part of it; not a baseline
 	// In reports whether it is evaluated on a setting; nil: on all.
 	In func(Setting) bool
-	// Apply puts the contender into a scenario: its stages, its start costs, and its policy as the
-	// only entry of s.Policies. Knobs are in the order of Space. It may change s.
+	// Apply adds the contender to a scenario, which it may change: its stages, its start costs, and
+	// its policy, as the only entry of s.Policies. knobs are in the order of Space.
 	Apply func(s sim.Scenario, knobs []float64) sim.Scenario
 }
 

@@ -43,10 +43,10 @@ func meanCV(at []time.Duration) (mean, cv float64) {
 	return mean, math.Sqrt(squares/float64(len(gaps))-mean*mean) / mean
 }
 
-// TestRenewal checks the rate and the variation of many gaps. If n arrivals are expected, their
-// count has the standard deviation cv·√n. With a limit of 4 deviations, one seed in 16,000 fails by
-// chance; the seeds here are fixed.
-func TestRenewal(t *testing.T) {
+// TestRenewalHasTheRateAndVariation checks the rate and the variation of many gaps. If n arrivals
+// are expected, their count has the standard deviation cv·√n. With a limit of 4 deviations, one
+// seed in 16,000 fails by chance; the seeds here are fixed.
+func TestRenewalHasTheRateAndVariation(t *testing.T) {
 	const rate, n = 50.0, 50_000
 	end := time.Duration(n / rate * float64(time.Second))
 	for _, cv := range []float64{0, 0.25, 0.5, 1, 2, 4, 13} {
@@ -122,7 +122,7 @@ func TestRateChangesKeepTheCount(t *testing.T) {
 	}
 }
 
-func TestEven(t *testing.T) {
+func TestEvenGapsAreEqual(t *testing.T) {
 	s, err := Renewal(constant(2), 0, 9)
 	ms := time.Millisecond
 	if got := take(t, s, err, 2*time.Second); !slices.Equal(got, []time.Duration{250 * ms, 750 * ms, 1250 * ms, 1750 * ms}) {

@@ -53,8 +53,8 @@ const (
 	AttentionHidden   = 8  // of the layer of tanh
 )
 
-// AttentionWeights are the learned weights of an Attention. Weights of another shape do not
-// compile.
+// AttentionWeights are the learned weights of an Attention. The array types make the compiler
+// reject weights of another shape.
 type AttentionWeights struct {
 	W     [AttentionWidth][AttentionFeatures]float64
 	A     [2 * AttentionWidth]float64                  // of W·x_i, then of W·x_j

@@ -36,7 +36,7 @@ func unlearned(n qna.Network) qna.Network {
 	return out
 }
 
-// Score is the prediction error on a group of stations. Each figure is a mean over runs with its 95
+// Score is the prediction error on a group of stations. Each figure is a mean over runs, with a 95
 // % confidence interval.
 type Score struct {
 	Group string // of stations

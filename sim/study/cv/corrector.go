@@ -90,8 +90,8 @@ func learn(factor, ca2, measured, dt float64) float64 {
 	if !(measured > 0) {
 		return factor
 	}
-	// The prediction includes the factor. The rest of the error moves the factor, in logarithms,
-	// because it is a ratio.
+	// The prediction already includes the factor. The remaining error changes the factor gradually, in
+	// logarithms because the factor is a ratio.
 	step := 1 - math.Exp(-clamp(dt, 0, longestStep.Seconds())/learning.Seconds())
 	return clamp(cmp.Or(factor, 1)*math.Exp(step*math.Log(measured/ca2)), 1.0/mostFactor, mostFactor)
 }

@@ -91,8 +91,8 @@ func (w *witness) corrector() Corrector {
 	return c
 }
 
-// saw keeps n, unless the last decision was less than half a second earlier. Each decision makes a
-// new network, so n may be kept.
+// saw records n, unless it recorded another network less than half a second earlier. Each decision
+// makes a new network, so n does not change later.
 func (w *witness) saw(at time.Time, n qna.Network) {
 	if k := len(w.seen); k == 0 || at.Sub(w.seen[k-1].at) >= time.Second/2 {
 		w.seen = append(w.seen, sight{at, n})

@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// TestBounds checks that the studies are valid, and that every cell is under its budget before it
-// begins.
+// TestBounds checks that the studies are valid, and that every contender begins a cell within its
+// budget.
 func TestBounds(t *testing.T) {
 	full, quick := Bounds(), QuickBounds()
 	for _, c := range full.Contenders {
@@ -39,9 +39,9 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestConditions checks that scenarios are what their cells say: the work, the stages, the slow
-// stage, and the starts.
-func TestConditions(t *testing.T) {
+// TestScenariosMatchTheirCells checks that the scenarios of cells have the work, the stages, the
+// slow stage and the start costs that the cells' labels promise.
+func TestScenariosMatchTheirCells(t *testing.T) {
 	for name, c := range map[string]condition{
 		"usual":  usual,
 		"load":   with(func(c *condition) { c.work = 36 }),
@@ -159,8 +159,8 @@ func longest(at []float64, length time.Duration) float64 {
 	return out
 }
 
-// TestStay checks that fixed counts use up the budget where the work is.
-func TestStay(t *testing.T) {
+// TestFixedCountsUseUpTheBudget checks that fixed counts use up the budget where the work is.
+func TestFixedCountsUseUpTheBudget(t *testing.T) {
 	for name, tc := range map[string]struct {
 		c    condition
 		want []int

@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
-// data returns the folder with public traces and profiles. It skips the test if there is none,
-// because they are not part of the project.
+// data returns the folder with public traces and profiles. They are not part of the repository. If
+// the folder is missing, data skips the test.
 func data(t *testing.T) string {
 	dir := cmp.Or(os.Getenv("STAGECOACH_DATA"), "../../../../shared/data")
 	if _, err := os.Stat(dir); err != nil {
@@ -127,9 +127,9 @@ func TestCachedLoadsMatchServerlessLLM(t *testing.T) {
 	}
 }
 
-// TestTraces plays every trace to every seed. On average, the load must be about as large as
-// requested. The windows of training and comparison must not overlap.
-func TestTraces(t *testing.T) {
+// TestTracesPlayTheRequestedLoad plays every trace with every seed. The mean load must be about the
+// requested one. Windows for training and for comparison must not overlap.
+func TestTracesPlayTheRequestedLoad(t *testing.T) {
 	dir := data(t)
 	open := func(name string) (io.ReadCloser, error) { return os.Open(filepath.Join(dir, name)) }
 	for _, tr := range traces() {

@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// observed is the group of settings in which no contenders are compared. They repeat section 3's
-// and section 2.1's observations with fixed replicas.
+// observed is the group of settings that repeat the observations of sections 2.1 and 3, with fixed
+// replicas. Contenders are not compared on them.
 const observed = "observed"
 
 // The contenders of those settings.

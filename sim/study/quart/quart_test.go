@@ -78,17 +78,18 @@ func TestWholeModelsHaveTheirGPUs(t *testing.T) {
 	}
 }
 
-// TestMoreCores checks section 3.4: four cores take 33 % less time than two.
-func TestMoreCores(t *testing.T) {
+// TestFourCoresTakeAThirdLessTimeThanTwo checks section 3.4: four cores take 33 % less time than
+// two.
+func TestFourCoresTakeAThirdLessTimeThanTwo(t *testing.T) {
 	if got := quota(4) / quota(2); math.Abs(got-0.67) > 1e-9 || quota(cores) != 1 {
 		t.Errorf("four cores take %g of two, want 0.67; %g of what is declared, want 1", got, quota(cores))
 	}
 }
 
-// TestContenders simulates a few seconds of every contender, with its defaults and with another
-// configuration. Every plan must be valid. The contender must decide at every tick, answer
-// requests, and use no more GPUs than the cluster has.
-func TestContenders(t *testing.T) {
+// TestContendersStayWithinTheCluster simulates a few seconds of every contender, with its defaults
+// and with another configuration. Every plan must be valid. The contender must decide at every
+// tick, answer requests, and use no more GPUs than the cluster has.
+func TestContendersStayWithinTheCluster(t *testing.T) {
 	for _, c := range contenders() {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -117,8 +118,9 @@ func TestContenders(t *testing.T) {
 	}
 }
 
-// TestPhysics compares the inputs with a golden file: stages, their times and starts, and the load.
-func TestPhysics(t *testing.T) {
+// TestInputsMatchTheGoldenFile compares the inputs with a golden file: stages, their times and
+// starts, and the load.
+func TestInputsMatchTheGoldenFile(t *testing.T) {
 	var b strings.Builder
 	for _, m := range append(Models(), bert5()) {
 		s := m.scenario(m.Name, renewal(m.Rate(), 1))
@@ -239,8 +241,8 @@ func TestAveragesAreTheHarderOnes(t *testing.T) {
 	}
 }
 
-// TestReasons checks that a reason is given only with the verdict that it explains.
-func TestReasons(t *testing.T) {
+// TestReasonsFitTheirVerdicts checks that a reason is given only with the verdict that it explains.
+func TestReasonsFitTheirVerdicts(t *testing.T) {
 	ids := map[string]bool{}
 	for _, c := range judge(made(t)) {
 		ids[c.ID] = true

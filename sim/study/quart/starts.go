@@ -17,8 +17,8 @@ const (
 	// assumption, because nobody has published it for this testbed. In docs/RESULTS.md, a start
 	// without container and CUDA takes 0.8 s.
 	processStart = 3 * time.Second
-	// cudaContext is the time to make a process's CUDA context, which is never forked. It is an
-	// assumption.
+	// cudaContext is the time that a process needs to make its CUDA context. A child cannot inherit
+	// one by a fork. The value is an assumption.
 	cudaContext = 300 * time.Millisecond
 	// forked is the time until a zygote's child reports that it is ready: docs/RESULTS.md, PyTorch, 1
 	// GB, p50.
