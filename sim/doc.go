@@ -36,7 +36,7 @@
 // # Chance
 //
 // A run is a function of its scenario and seed. It does not depend on the wall clock, on goroutines
-// or on the order of maps. A call's service time is drawn from the number of its request. So on
-// equal seeds, all policies get the same arrivals and the same work, and any difference comes from
-// the policies (common random numbers; Law 2015, §11.2).
+// or on the order of maps. A call's service time depends on its request and stage, not on earlier
+// draws. So on equal seeds, all policies get the same arrivals and the same work, and any
+// difference comes from the policies (common random numbers; Law 2015, §11.2).
 package sim

@@ -41,7 +41,7 @@ type Policy struct {
 type Run struct {
 	Seed uint64
 	// Arrivals returns the times at which all requests of a pipeline will arrive, ascending, since the
-	// begin of the run. Only an oracle may use it.
+	// start of the run. Only an oracle may use it.
 	Arrivals func(pipeline string) ([]time.Duration, error)
 }
 

@@ -60,10 +60,10 @@ type coldstart struct {
 	full                       bool
 }
 
-// Run measures how long replicas take to start: from their order to the hello of their stage, and
-// to their first output. It measures synthetic stages in ONNX and PyTorch on each start path, and a
-// program that speaks HTTP in each kind of network. It also measures how much memory each of
-// several live replicas adds, and how many times per second one zygote forks.
+// Run measures how long replicas take to start: from their order to the stage's first message
+// (hello), and to its first output. It measures synthetic stages in ONNX and PyTorch on each start
+// path, and a program that speaks HTTP in each kind of network. It also measures how much memory
+// each of several live replicas adds, and how many times per second one zygote forks.
 func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	c := coldstart{machine: m}
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
@@ -249,9 +249,9 @@ func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, 
 	return nil
 }
 
-// memory measures the memory that each of several live replicas adds, and the memory of all
-// together. With "shared" for the processes and files that replicas share, one replica adds (ΣPSS
-// of replicas and shared − PSS of shared alone) / replicas.
+// memory measures the memory of several live replicas: the total, and how much each replica adds.
+// Totals are proportional set sizes. They include what the replicas share, such as their zygote. A
+// replica adds (total − total before the replicas started) / number of replicas.
 func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage, c starts.Case) error {
 	all := b.Keys.Inventory().Zygotes
 	i := slices.IndexFunc(all, func(z keysmanager.ZygoteInfo) bool { return z.Function == b.Spec(c.Path).Function })

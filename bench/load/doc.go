@@ -8,7 +8,7 @@
 //
 // The report also has the latency from the actual sending, and the generator's own lag, because a
 // generator that lags measures itself. If too many requests are in flight, a due request is not
-// sent, and is counted as not sent. Nothing is delayed without a trace in the report.
+// sent, and is counted as not sent. No request is delayed silently.
 //
 // A [Scenario] is what users write, in YAML or flags. [Scenario.Config] reads the files that it
 // names and returns a [Config]. [Run] runs the Config and returns a [Result]. docs/load.md

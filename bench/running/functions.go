@@ -82,8 +82,8 @@ func Asleep(ctx context.Context, api *client.Client, name string, evict bool) er
 }
 
 // Saturate sends calls from several clients, and returns how long all calls took together. Each
-// client sends its next call after the answer to the last one. If each is not nil, it gets the
-// answers, one at a time.
+// client sends its next call after the answer to the last one. The function each, if not nil, gets
+// the answers, one at a time.
 func Saturate(ctx context.Context, api *client.Client, function, contentType, body string, clients, calls int, each func(client.Answer)) (time.Duration, error) {
 	var sent atomic.Int64
 	var mu sync.Mutex

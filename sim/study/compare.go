@@ -49,8 +49,8 @@ func (r *Result) Outcome(setting, contender string) *Outcome {
 
 // MostInTime stands, in comparisons, for the contender with the most requests within the objective
 // on a setting. That is the best of all oracles, however many GPUs they use, and of the contenders
-// that may be the best baseline. Baselines are included because an oracle may do worse than they
-// do.
+// that may be the best baseline. Baselines are included because an oracle may do worse than a
+// baseline.
 const MostInTime = "most in time"
 
 // mostInTime returns the contender that [MostInTime] stands for on a setting. It returns "" if no
@@ -117,8 +117,8 @@ func (r *Result) OverBudget(o *Outcome) bool {
 	return o.GPUs.Mean > overBudget*budget
 }
 
-// Compare compares contender of with contender to on the named settings, or on all settings if none
-// is named. Each contender may be [BestBaseline] or [MostInTime]. Compare skips settings on which
+// Compare compares two contenders, of and to, on the named settings, or on all settings if none is
+// named. Each of the two may be [BestBaseline] or [MostInTime]. Compare skips settings on which
 // only one of the two was evaluated, and returns false if no setting is left.
 func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 	c := Comparison{Of: of, To: to}

@@ -4,6 +4,7 @@
 //
 //   - settings: a model under a load
 //   - contenders: a policy with its start costs, and its configuration as a list of knobs
+//   - "ours": the contender with which the others are compared
 //   - seeds
 //   - a budget of GPUs
 //

@@ -21,8 +21,9 @@
 // nonstationary arrival processes"). Thinning would keep only the mean.
 //
 // The mean is exact from the first instant on, because the first gap has the equilibrium
-// distribution. An observer who arrives at a random time waits that long for the next arrival. For
-// gamma gaps of shape k, the first gap is a uniform part of a gap of shape k+1.
+// distribution: that of the time that an observer, who comes at a random time, waits for the next
+// arrival. For gamma gaps of shape k, that is a gap of shape k+1 multiplied by a uniform random
+// number.
 package arrivals
 
 import "time"

@@ -132,9 +132,9 @@ func (p *paper) study(f paperFlags, open sim.Opener) (study.Study, error) {
 	return s, s.Only(f.only)
 }
 
-// configurations returns the configurations for an evaluation: those of the file that --tuned
-// names, or those that come with the study. If there are none, or if asked to, it tunes the
-// contenders, and stores the result in the named file.
+// configurations returns the configurations for an evaluation: those in the file that --tuned
+// names, or those that come with the study. With --tune, or if the study comes with none, it tunes
+// the contenders. If --tuned names a file, it stores new configurations there.
 func (p *paper) configurations(ctx context.Context, s *study.Study, f paperFlags, open sim.Opener) (study.Tuned, error) {
 	tuned, err := p.stored(f.tuned)
 	missing := errors.Is(err, fs.ErrNotExist)

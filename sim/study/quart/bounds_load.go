@@ -13,8 +13,7 @@ import (
 // n gaps, and scales them to fill the counted time.
 //
 // It then treats the counted time as a circle. A run begins at a random point of the circle. The
-// warm-up has the arrivals of the part of the circle just before that point, so the load does not
-// change at its end.
+// warm-up has the arrivals of the part of the circle just before that point.
 func (c condition) arrive(n int, seed uint64) arrivals.Source {
 	r := rand.New(rand.NewPCG(seed, 0))
 	at := gaps(n, c.cv, r)

@@ -20,8 +20,8 @@ type versus struct {
 
 // compareBounds compares ours with the contender other. If other is empty, it compares ours with
 // the contender that has the smallest mean latency. A failed request counts with its timeout.
-// Contenders above the budget are left out. If ours is above it, or no other contender is left, the
-// result is empty.
+// Contenders above the budget are left out. If ours is above the budget, or no other contender is
+// left, the result is empty.
 func compareBounds(r *study.Result, setting, other string) versus {
 	own := r.Outcome(setting, byStages)
 	if own == nil || r.OverBudget(own) {

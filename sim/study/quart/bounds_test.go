@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// TestBounds checks that the studies are valid, and that every contender begins a cell within its
-// budget.
+// TestBounds checks that the studies are valid. The budget of every cell must be enough for one
+// replica of each stage.
 func TestBounds(t *testing.T) {
 	full, quick := Bounds(), QuickBounds()
 	for _, c := range full.Contenders {

@@ -33,9 +33,9 @@ func compared(c study.Contender) study.Contender {
 }
 
 // rivals has the policies that all baselines use at the levels below their own allocator. Nothing
-// is corrected, replicas are spread, and nothing is loaded ahead. If replicas do not fit on the
-// GPUs, the sharer removes those that gain least. That is better than what most baselines do
-// themselves.
+// is corrected, replicas are spread, and nothing is loaded ahead of need. If replicas do not fit on
+// the GPUs, the sharer removes those that gain least. Most baselines would share GPUs in a worse
+// way by themselves.
 var rivals = policy.Names{Corrector: "none", Sharer: "gain", Placer: "spread", Warmer: "none"}
 
 // rival puts a baseline's allocator into a scenario, with starts from disk or the page cache.

@@ -1,6 +1,7 @@
 // Package quart repeats the evaluation of QUART (ICDCS'24, section 8) on the simulator, with the
-// paper's five models, its cluster and its loads, and with public traces. It compares ours with
-// tuned opponents, and with variants of ours that lack one part. It judges the paper's claims.
+// paper's five models, its cluster and its loads, and with public traces. It compares Stagecoach
+// ("ours") with tuned opponents, and with variants of Stagecoach that lack one part. It judges the
+// paper's claims.
 //
 //	s := quart.Full(open)            // everything
 //	s := quart.Quick()               // seconds: one model, two loads, a few contenders

@@ -115,12 +115,13 @@ func counts(t arrivals.Trace, tick time.Duration) arrivals.Trace {
 	return out
 }
 
-// windows returns the starts of the parts ("windows") of a trace that runs play. length is the
-// trace's length. Windows for tuning are in the first part of the trace, and those for the
-// comparison in the rest. They do not overlap. There are at most as many as seeds.
+// windows returns where the windows of a trace begin. A window is the part of the trace that one
+// run plays. length is the trace's length. For tuning, windows are in the first part of the trace;
+// for the comparison, they are in the rest. There are at most as many windows as seeds.
 //
-// Each window lies in its own one of equally long parts. A window for the comparison is in the
-// middle of that part. A window for tuning is at the end, where the load is about the trace's mean.
+// Windows do not overlap. They are in equally long pieces of the trace, one per piece. For the
+// comparison, a window is in the middle of its piece. For tuning, it is at the end of its piece,
+// where the load is about the trace's mean.
 func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	from, to, most := t.first, length, testSeeds.N
 	if train {

@@ -18,9 +18,9 @@ type Model struct {
 	// Section 5.3 says the same of its own predictions.
 	Time time.Duration
 	// GiB has the sizes of the stages' parameters. They are from the authors' stage_sizes_gb.csv,
-	// which says GB but has GiB. A layer of OPT-66B has 12·9216² half-precision numbers. That is 2.038
-	// GB or 1.898 GiB, and the file has 1.8987. The stages of BERT-21B are 40.78 together, and Table 1
-	// has 43 GB.
+	// which says GB but has GiB. One proof is a layer of OPT-66B: its 12·9216² half-precision numbers
+	// are 2.038 GB or 1.898 GiB, and the file has 1.8987. Another is BERT-21B: the file has 40.78 in
+	// total, and Table 1 has 43 GB.
 	GiB       []float64
 	Batch     int     // largest number of calls that a replica computes at a time
 	BatchCost float64 // what each further call of a batch adds, as a part of the first

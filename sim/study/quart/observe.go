@@ -31,9 +31,9 @@ const (
 	stable = 0.95
 )
 
-// observations returns the settings of sections 3 and 2.1. In section 3, BERT-21B runs in five
-// stages on five GPUs, with arrivals of several CVs. In section 2.1, there are four replicas of the
-// whole model, and nearly as many requests as they can serve.
+// observations returns the settings that repeat sections 3 and 2.1. In section 3, BERT-21B runs in
+// five stages on five GPUs, with arrivals of several CVs. In section 2.1, there are four replicas
+// of the whole model, and nearly as many requests as they can serve.
 func observations() []study.Setting {
 	m := bert5()
 	slowest := slices.Max(m.GiB) / m.Size() * m.Time.Seconds()

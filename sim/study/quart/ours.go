@@ -50,7 +50,7 @@ func ours() study.Contender {
 }
 
 // dissected has the loads of ablations: those on which the parts of ours make a difference.
-// Ablations run only with the models on which contenders are tuned. The ablation of CPU runs on all
+// Ablations run only with the models on which contenders are tuned. The ablation no-cpu runs on all
 // loads.
 var dissected = []string{"cv=4", "cv=8", "azure-code"}
 

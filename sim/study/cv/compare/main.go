@@ -2,8 +2,8 @@
 // held-back runs. It also measures how well scenarios are served if the autoscaler's smoother uses
 // that predictor.
 //
-// With --train, it first makes new weights for the attention. It then measures errors only, also
-// those of an attention without neighbours, and of one with Eq. 4 as QUART prints it.
+// With --train, it makes new weights for the attention. It then measures only errors, and includes
+// an attention without neighbours and one with Eq. 4 as QUART prints it.
 //
 //	go run ./sim/study/cv/compare                                    # make bench-cv
 //	go run ./sim/study/cv/compare --train sim/study/cv/weights.go    # make train-cv
