@@ -31,14 +31,15 @@ type Client string
 const (
 	// NetHTTP is Go's own client, as load generators and Go programs use it.
 	NetHTTP Client = "net/http"
-	// Lean writes and reads HTTP/1.1 by itself, and costs about a fifth of NetHTTP. The processor time
-	// that it saves goes to the servers, so their difference shows more.
+	// Lean writes and reads HTTP/1.1 by itself, and needs about a fifth of NetHTTP's processor time.
+	// The servers get the processor time that it saves, so the difference between servers is easier to
+	// see.
 	Lean Client = "lean"
 )
 
-// Load posts body to http://addr/path over c connections for the given time. Each connection has
-// one request at a time. Each answer must be 200 and echo the body; an answer of /async-function/
-// must be 202 and empty.
+// Load posts body to http://addr/path over c connections for the time d. Each connection has one
+// request at a time. An answer counts as failed unless it is 200 and repeats the body. For an async
+// function, an answer must be 202 and empty instead.
 func Load(ctx context.Context, client Client, addr, path string, c int, d time.Duration, body []byte) (LoadResult, error) {
 	one := loadLean
 	if client == NetHTTP {

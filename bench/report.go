@@ -1,7 +1,7 @@
-// Package bench has what the product's benchmarks share: [Load] sends requests to a server and
-// counts the answers, and a [Report] prints figures as an aligned table or as JSON.
+// Package bench has code that the product's benchmarks share. [Load] sends requests to a server and
+// counts the answers. A [Report] prints figures as an aligned table or as JSON.
 //
-// If a sample is too small for a figure, the figure is left out, never extrapolated.
+// A figure for which the sample is too small is left out, never extrapolated.
 package bench
 
 import (
@@ -103,8 +103,8 @@ func (r *Report) With(name, version string) {
 	r.Versions[name] = version
 }
 
-// AddMillis appends the q-quantile of sample in milliseconds, unless the sample is too small for
-// it.
+// AddMillis appends the q-quantile of sample in milliseconds. If the sample is too small for it,
+// AddMillis appends nothing.
 func (r *Report) AddMillis(c, metric string, sample []time.Duration, q float64) {
 	if v, ok := Quantile(sample, q); ok {
 		r.Add(c, metric, float64(v)/float64(time.Millisecond), len(sample))

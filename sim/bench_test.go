@@ -9,7 +9,8 @@ import (
 	"time"
 )
 
-// BenchmarkEvents simulates a chain of eight stages on one goroutine, with one decision per second.
+// BenchmarkEvents measures simulated events per second, on a chain of eight stages with one
+// decision per simulated second, on one goroutine.
 //
 //	go test -run '^$' -bench Events -benchtime 3x -cpuprofile cpu.out ./sim
 func BenchmarkEvents(b *testing.B) {

@@ -27,8 +27,8 @@ type replica struct {
 	gone    bool
 }
 
-// starts records how long replicas took to start, as package cluster does. Each mean follows the
-// latest eight starts of its path.
+// starts records how long replicas took to start, as package cluster does. The mean of each path
+// covers about the latest eight starts.
 type starts struct {
 	list   []plan.Start // sorted by path
 	latest time.Duration
@@ -49,8 +49,8 @@ func (s *starts) add(path string, took time.Duration) {
 	x.Mean += (took - x.Mean) / time.Duration(x.N)
 }
 
-// apply carries out p, as package cluster does. atOnce says that starts take no time, because they
-// were before the run.
+// apply carries out p, as package cluster does. If atOnce is set, starts take no time: their
+// replicas were started before the run.
 func (w *world) apply(p *plan.Plan, atOnce bool) {
 	for i := range p.Wants {
 		want := &p.Wants[i]
@@ -114,8 +114,8 @@ func (w *world) release(l *line, want *plan.Want) {
 	}
 }
 
-// order starts a replica. key says whether its stage is a key stage. If the node has no room for
-// the parameters, no replica is started, and the next plan may order another.
+// order starts a replica. key tells whether its stage is a key stage. If the node has no room for
+// the parameters, order starts nothing, and the next plan may order another replica.
 func (w *world) order(l *line, slot plan.Slot, key, atOnce bool) {
 	n := w.node(slot.Node)
 	path, took, ok := n.start(w, l, atOnce)

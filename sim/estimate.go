@@ -5,8 +5,8 @@ import (
 	"strconv"
 )
 
-// Estimate is a mean over seeds, and half the width of its 95 % confidence interval (Student's t).
-// With one seed, the half width is 0.
+// Estimate is a mean over seeds. CI is half the width of its 95 % confidence interval (Student's
+// t); with one seed it is 0.
 type Estimate struct {
 	Mean float64 `json:"mean"`
 	CI   float64 `json:"ci95"`
@@ -42,8 +42,8 @@ func student(df int) float64 {
 	return 1.95996 + 2.3722/float64(df) // Cornish and Fisher 1938: z + (z³+z)/4ν
 }
 
-// Round keeps six digits, because the last digits of sums depend on how a processor multiplies and
-// adds. It returns 0 if v is not a number.
+// Round rounds v to six digits, because the last digits of sums differ between kinds of processors.
+// It returns 0 if v is not finite.
 func Round(v float64) float64 {
 	if v == 0 || math.IsNaN(v) || math.IsInf(v, 0) {
 		return 0

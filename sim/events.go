@@ -30,9 +30,8 @@ type event struct {
 	kind kind
 }
 
-// events is a heap by time and, within one instant, by order of scheduling. Each node has four
-// children. So it is half as deep as a binary heap, and siblings share lines of the processor's
-// cache.
+// events is a heap, ordered by time and then by order of scheduling. Each node has four children.
+// So the heap is half as deep as a binary heap, and siblings share cache lines of the processor.
 type events struct {
 	heap []event
 	seq  uint64

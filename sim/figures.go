@@ -11,9 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// Figures are the results of one run: one policy on one seed. Counts are of requests that arrived
-// after the warm-up, and of their calls. Amounts over time are from the end of the warm-up to the
-// end of the arrivals. Times are in seconds. A mean of nothing is 0.
+// Figures are the results of one run: one policy on one seed. Counts include the requests that
+// arrived after the warm-up, and their calls. Amounts over time are measured from the end of the
+// warm-up to the end of the arrivals. Times are in seconds. A mean without observations is 0.
 type Figures struct {
 	Policy    string       // its name in the scenario
 	Policies  policy.Names // one per level
@@ -54,8 +54,8 @@ type bucket struct {
 	count int64 // includes all buckets before
 }
 
-// Attained returns the share of the offered requests that were answered within d. It cannot tell
-// latencies apart that differ by less than 0.1 %. Attainment is exact.
+// Attained returns the share of the offered requests that were answered within d. Latencies that
+// differ by less than 0.1 % count as equal. The field Attainment is exact.
 func (p *PipelineFigures) Attained(d time.Duration) float64 {
 	i := sort.Search(len(p.latency), func(i int) bool { return p.latency[i].from > d })
 	if i == 0 {
@@ -64,8 +64,8 @@ func (p *PipelineFigures) Attained(d time.Duration) float64 {
 	return ratio(float64(p.latency[i-1].count), p.Offered)
 }
 
-// Quantile returns the latency within which a share q of the offered requests was answered. It is
-// up to 0.1 % too small. It returns false if fewer were answered.
+// Quantile returns the latency within which a share q of the offered requests was answered, up to
+// 0.1 % too small. It returns false if fewer requests were answered.
 func (p *PipelineFigures) Quantile(q float64) (time.Duration, bool) {
 	i := sort.Search(len(p.latency), func(i int) bool { return float64(p.latency[i].count) >= q*p.Offered })
 	if i == len(p.latency) {

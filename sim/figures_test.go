@@ -31,9 +31,9 @@ func (a boosting) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.All
 	return out, m, err
 }
 
-// TestAmounts checks that the resources of replicas are counted over the time that counts, with the
-// CPU that plans gave them.
-func TestAmounts(t *testing.T) {
+// TestResourcesAreCountedAfterTheWarmup checks that replicas' resources are counted after the
+// warm-up only, with the CPU that plans gave them.
+func TestResourcesAreCountedAfterTheWarmup(t *testing.T) {
 	f := runs(t, Scenario{
 		Duration: time.Minute, Warmup: 10 * time.Second, Seeds: 1,
 		Policies: []Policy{{Make: func(Run) (policy.Set, error) {
@@ -53,15 +53,15 @@ func TestAmounts(t *testing.T) {
 	near(t, "core-seconds", f.CoreSeconds, 2*(30*1+20*1.5), 0.01) // a decision is up to a second late
 	near(t, "GPU-seconds of b", f.Stages[1].DeviceSeconds, 0, 0)
 	near(t, "utilisation of a", f.Stages[0].Utilisation, 0.5, 0.1)
-	// By Pollaczek and Khinchine, a's line at half of its capacity has λ·E[W] = ρ²/2/(1 − ρ) calls. By
-	// Little, that is the mean wait times λ.
+	// By Pollaczek and Khinchine, λ·E[W] = ρ²/2/(1 − ρ) calls wait on average in a's line, which is at
+	// half of its capacity. By Little's law, that is also the mean wait times λ.
 	near(t, "queue of a", f.Stages[0].Queue, 0.25, 0.4)
 	near(t, "queue of a by Little", f.Stages[0].Queue, f.Stages[0].Rate*f.Stages[0].Wait, 0.02)
 }
 
-// TestLatencies checks that quantiles ascend. Attainment must count all requests, also those that
-// failed.
-func TestLatencies(t *testing.T) {
+// TestQuantilesAscendAndAttainmentCountsFailures checks that quantiles ascend. Attainment must
+// count all requests, also those that failed.
+func TestQuantilesAscendAndAttainmentCountsFailures(t *testing.T) {
 	s := coded()
 	s.Stages[1].Max, s.Pipelines[0].Timeout, s.Pipelines[0].Arrivals.Rate = 1, 600*time.Millisecond, "30"
 	s.Pipelines[0].SLO = 200 * time.Millisecond
@@ -85,8 +85,9 @@ func TestLatencies(t *testing.T) {
 	}
 }
 
-// TestAttained checks that a request that took exactly the time asked for is in time.
-func TestAttained(t *testing.T) {
+// TestAttainedIncludesTheTimeItself checks that a request that took exactly the time asked for is
+// in time.
+func TestAttainedIncludesTheTimeItself(t *testing.T) {
 	p := PipelineFigures{Offered: 10, latency: []bucket{{time.Millisecond, 4}, {2 * time.Millisecond, 8}}}
 	for d, want := range map[time.Duration]float64{0: 0, 999 * time.Microsecond: 0, time.Millisecond: 0.4, 1999 * time.Microsecond: 0.4, 2 * time.Millisecond: 0.8, time.Hour: 0.8} {
 		near(t, d.String(), p.Attained(d), want, 0)

@@ -69,8 +69,8 @@ func edges(g pipeline.Pipeline) []plan.Edge {
 	return slices.Compact(out)
 }
 
-// addArrivals makes the source of a pipeline's requests. If the scenario has no duration, it makes
-// the run at least as long as the source.
+// addArrivals makes the source of a pipeline's requests. If the scenario has no duration, the run
+// lasts at least until the source ends.
 func (m *Model) addArrivals(i int, open Opener, p *problems) {
 	pipe, path := &m.pipelines[i], fmt.Sprintf("pipelines[%d].arrivals", i)
 	a := pipe.spec.Arrivals

@@ -25,9 +25,9 @@ func coded(policies ...Policy) Scenario {
 	}
 }
 
-// TestScenarioInCode checks that a scenario built by a program gets the same defaults as a parsed
-// one. The original must not change.
-func TestScenarioInCode(t *testing.T) {
+// TestScenarioInCodeGetsTheDefaults checks that a scenario built by a program gets the same
+// defaults as a parsed one. The original must not change.
+func TestScenarioInCodeGetsTheDefaults(t *testing.T) {
 	s := coded()
 	m, err := s.Model(nil)
 	if err != nil {
@@ -63,9 +63,9 @@ func (a timely) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc
 	return a.Fixed.Allocate(s, d, m)
 }
 
-// TestMadePolicy checks a policy that is made in code. Its run must call it, the result must have
-// its names, and it must know the run's arrivals.
-func TestMadePolicy(t *testing.T) {
+// TestPolicyMadeInCodeIsUsed checks a policy that is made in code: the run calls it, the result
+// shows its names, and it can see the run's arrivals.
+func TestPolicyMadeInCodeIsUsed(t *testing.T) {
 	var mu sync.Mutex
 	known := map[uint64][]time.Duration{}
 	asked := map[uint64]*time.Time{}
@@ -106,8 +106,9 @@ func TestMadePolicy(t *testing.T) {
 	}
 }
 
-// TestMadeArrivals checks that requests arrive as the study's source for the seed says.
-func TestMadeArrivals(t *testing.T) {
+// TestArrivalsMadeInCodeAreUsed checks that requests arrive as the study's source for the seed
+// says.
+func TestArrivalsMadeInCodeAreUsed(t *testing.T) {
 	s := coded()
 	s.Pipelines[0].Arrivals = Arrivals{Make: func(seed uint64) (arrivals.Source, error) {
 		return arrivals.Renewal(arrivals.Profile{{Length: time.Second, From: float64(seed), To: float64(seed)}}, 0, seed)
@@ -127,8 +128,9 @@ func TestMadeArrivals(t *testing.T) {
 	}
 }
 
-// TestMakeFails checks that errors from a study's functions name the policy or pipeline.
-func TestMakeFails(t *testing.T) {
+// TestErrorsOfMakeNameThePolicyOrPipeline checks that errors from a study's functions name the
+// policy or pipeline.
+func TestErrorsOfMakeNameThePolicyOrPipeline(t *testing.T) {
 	none := errors.New("none today")
 	s := coded(Policy{Name: "mine", Make: func(Run) (policy.Set, error) { return policy.Set{}, none }})
 	m, err := s.Model(nil)

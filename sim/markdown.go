@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// WriteMarkdown writes the result for people: a table of all policies, their differences from the
-// first, and one table of stages per policy.
+// WriteMarkdown writes the result as Markdown: a table of all policies, a table of their
+// differences from the first policy, and one table of stages per policy.
 func (r Result) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# %s\n\n", text(r.Scenario))

@@ -65,7 +65,7 @@ const (
 )
 
 // Model fills in the defaults of a scenario, checks it, and opens the files that it names. open may
-// be nil if it names none. Errors have the field's path.
+// be nil if it names no files. Errors name the path of the wrong field.
 func (s Scenario) Model(open Opener) (*Model, error) {
 	s.complete()
 	m := &Model{scenario: s, duration: s.Duration}

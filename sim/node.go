@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/cache"
 )
 
-// node is a machine. Its cache decides which parameters it keeps, as that of a KeysManager does.
-// What the node models is how long their loads take, and how much memory is in use.
+// node is a machine. Its cache, the production code of the KeysManager, decides which parameters it
+// keeps. The node models the rest: how long loads take, and how much memory is in use.
 type node struct {
 	spec    *plan.Node
 	used    int64            // by replicas and zygotes
@@ -35,15 +35,15 @@ type zygote struct {
 	parking int64 // when its child is parked; never: it has none. Only key stages have one
 }
 
-// never is when a child is parked that there is not.
+// never is the time at which a child is parked if there is no such child.
 const never = math.MaxInt64
 
 func newNode(spec *plan.Node, stages int) *node {
 	return &node{spec: spec, devices: slices.Clone(spec.Devices), cache: cache.New[int](), zygotes: make([]*zygote, stages)}
 }
 
-// start returns how a new replica comes up, and how long that takes. It reports false if its
-// parameters have no room.
+// start returns the path and the duration of a new replica's start. ok is false if there is no room
+// for its parameters.
 func (n *node) start(w *world, l *line, atOnce bool) (path string, took time.Duration, ok bool) {
 	is := l.spec.Start
 	if l.spec.Parameters == 0 {
@@ -65,8 +65,8 @@ func (n *node) start(w *world, l *line, atOnce bool) (path string, took time.Dur
 	return "fork", is.Fork, true
 }
 
-// step steps the cache and carries out what it decides. again reports that a load has to be asked
-// for once more.
+// step steps the cache and carries out its effects. again is true if the cache unparked children
+// first, so that the load has to be requested again.
 func (n *node) step(w *world, ev cache.Event) (again bool) {
 	for _, e := range n.cache.Step(w.clock, ev) {
 		switch e := e.(type) {
@@ -86,8 +86,8 @@ func (n *node) step(w *world, ev cache.Event) (again bool) {
 	return again
 }
 
-// load begins to load a stage's parameters, unless they have no room. A disk reads one stage's
-// after another's: together they would take as long.
+// load begins to load a stage's parameters. It returns false if there is no room for them. A disk
+// reads for one stage after another, because reading for several at once would not be faster.
 func (n *node) load(w *world, l *line, atOnce bool) bool {
 	bytes := int64(l.spec.Parameters)
 	want := cache.Want[int]{Key: l.i, Bytes: bytes, Bounds: n.weigh(w)}
@@ -187,7 +187,7 @@ func (n *node) warm(w *world, l *line, key, atOnce bool) {
 	}
 }
 
-// take counts what a replica has of the node, or gives it back.
+// take adds a replica's use of the node's resources (sign 1), or subtracts it (sign -1).
 func (n *node) take(w *world, r *replica, sign int64) {
 	n.used += sign * int64(r.line.spec.Memory)
 	for i := range n.devices {
@@ -201,7 +201,7 @@ func (n *node) take(w *world, r *replica, sign int64) {
 	}
 }
 
-// tidy ends idle zygotes if more memory is in use than its threshold.
+// tidy evicts idle zygotes if more memory is in use than the cache's threshold.
 func (n *node) tidy(w *world) { n.step(w, cache.Weighed{Bounds: n.weigh(w)}) }
 
 // observe returns the node as a snapshot shows it.

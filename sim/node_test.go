@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestDisk checks that a node's disk reads parameters for one stage after another, while another
-// node reads at the same time.
-func TestDisk(t *testing.T) {
+// TestDiskReadsForOneStageAfterAnother checks that loads from one disk queue up, and that another
+// node's disk is independent of them.
+func TestDiskReadsForOneStageAfterAnother(t *testing.T) {
 	w, err := model(t, `
 nodes: [{name: n, count: 2, memory: 16Gi, cpu: 100}]
 pipelines: [{name: p, arrivals: {rate: "1"}}]
@@ -35,9 +35,9 @@ stages:
 	}
 }
 
-// TestAStartWithoutRoomIsNone: parameters that do not fit below the threshold are not loaded, and
-// no replica starts.
-func TestAStartWithoutRoomIsNone(t *testing.T) {
+// TestNoReplicaStartsWithoutRoomForItsParameters checks that no replica starts if its parameters do
+// not fit below the threshold of memory.
+func TestNoReplicaStartsWithoutRoomForItsParameters(t *testing.T) {
 	t.Parallel()
 	r := simulate(t, `
 duration: 20s
@@ -52,9 +52,10 @@ stages: [{name: s, zero: true, service: {mean: 10ms}, start: {cold: 1s, fork: 10
 	}
 }
 
-// TestMemoryIsShort: parked children give way to a load. What a replica takes beyond the threshold
-// evicts idle parameters, and for ten seconds nothing is loaded ahead of need.
-func TestMemoryIsShort(t *testing.T) {
+// TestShortMemoryUnparksAndEvicts checks that a load unparks children, that a replica above the
+// threshold of memory evicts idle parameters, and that nothing is loaded ahead of need for ten
+// seconds after that.
+func TestShortMemoryUnparksAndEvicts(t *testing.T) {
 	t.Parallel()
 	w, err := model(t, `
 nodes: [{memory: 20Gi, cpu: 100, gpus: 1, gpuMemory: 80Gi}]

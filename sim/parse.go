@@ -118,8 +118,8 @@ func decodeSlice(path string, n *yaml.Node, v reflect.Value) error {
 	return errors.Join(errs...)
 }
 
-// decodeStruct sets the fields of v. Merged mappings (<<: *name) come first, so the mapping's own
-// fields win.
+// decodeStruct sets the fields of v. It decodes merged mappings (<<: *name) first, so that the
+// mapping's own fields win.
 func decodeStruct(path string, n *yaml.Node, v reflect.Value, depth int) error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias

@@ -77,9 +77,9 @@ func TestErrorsNameTheField(t *testing.T) {
 	model(t, good)
 }
 
-// TestMergedMappings checks that a mapping's own fields win over merged ones, and replace lists and
-// mappings as a whole.
-func TestMergedMappings(t *testing.T) {
+// TestOwnFieldsWinOverMergedMappings checks that a mapping's own fields win over merged ones. A
+// list or mapping replaces the merged one as a whole.
+func TestOwnFieldsWinOverMergedMappings(t *testing.T) {
 	s, err := Parse(strings.NewReader(`
 nodes: [{memory: 16Gi, cpu: 8}]
 pipelines: [{name: p, arrivals: {rate: "5"}}]
@@ -96,9 +96,9 @@ stages:
 	}
 }
 
-// TestShippedScenarios checks and runs the scenarios in bench/scenarios, except those with traces
-// that may be missing.
-func TestShippedScenarios(t *testing.T) {
+// TestShippedScenariosRun checks and runs the scenarios in bench/scenarios. It leaves out those
+// whose traces may be missing.
+func TestShippedScenariosRun(t *testing.T) {
 	files, err := filepath.Glob("../bench/scenarios/*.yml")
 	if err != nil || len(files) < 3 {
 		t.Fatalf("%d scenarios: %v", len(files), err)

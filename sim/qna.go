@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// predict sets how bursty arrivals at each stage should have been by Whitt's QNA. Its input is the
-// burstiness of the entering requests and the mean number of each stage's replicas.
+// predict sets, for each stage, the burstiness that Whitt's QNA predicts. The prediction uses the
+// measured burstiness of the entering requests and the mean number of each stage's replicas.
 func (f *Figures) predict(m *Model, rec *recorder) {
 	n := qna.Network{Stations: make([]qna.Station, len(m.stages))}
 	for i, s := range rec.stages {
@@ -41,8 +41,8 @@ func (f *Figures) predict(m *Model, rec *recorder) {
 	f.compare(m, entries)
 }
 
-// compare measures the error of the predictions. It also measures the error of a simple guess: each
-// stage's arrivals are as bursty as those of its pipeline's entry.
+// compare measures the error of the predictions. For comparison, it also measures the error of a
+// simple guess: every stage's arrivals are as bursty as those of the pipeline's entry stage.
 func (f *Figures) compare(m *Model, entries map[int]bool) {
 	compared := 0.0
 	for i := range m.pipelines {

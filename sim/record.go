@@ -12,8 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// recorder records what happens in a run. It counts requests that arrive after the warm-up, and
-// their calls. It counts amounts over time from the end of the warm-up to the end of the arrivals.
+// recorder records what happens in a run. It counts the requests that arrive after the warm-up, and
+// their calls. It measures amounts over time from the end of the warm-up to the end of the
+// arrivals.
 type recorder struct {
 	from, to  int64 // ns
 	every     int64 // between samples

@@ -31,10 +31,10 @@ func (m *Model) Run(ctx context.Context, report func(Progress)) (Result, error) 
 	return m.Result(runs), nil
 }
 
-// Runs simulates each policy on each seed and returns the figures by policy, then seed. It makes as
-// many runs at a time as there are processors. It calls report, unless nil, now and then, one call
-// at a time. The figures depend only on the scenario. If ctx ends, the runs end early with its
-// error.
+// Runs simulates each policy on each seed and returns the figures by policy, then seed. As many
+// runs go on at a time as there are processors. If report is not nil, Runs calls it now and then,
+// one call at a time. The figures depend only on the scenario. If ctx ends, Runs returns its error
+// early.
 func (m *Model) Runs(ctx context.Context, report func(Progress)) ([][]Figures, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -70,8 +70,8 @@ func (m *Model) Runs(ctx context.Context, report func(Progress)) ([][]Figures, e
 	return runs, nil
 }
 
-// One simulates one policy, by its index in the scenario, on one seed, on the caller's goroutine.
-// It is for studies that have many models and choose the order of runs themselves.
+// One simulates one policy, by its index in the scenario, on one seed. It runs on the caller's
+// goroutine, for studies that have many models and schedule the runs themselves.
 func (m *Model) One(ctx context.Context, policy int, seed uint64) (Figures, error) {
 	f, err := m.one(ctx, policy, seed, &meter{})
 	if err != nil {

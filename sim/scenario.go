@@ -31,17 +31,17 @@ type Policy struct {
 	Name         string `yaml:"name"`
 	policy.Names `yaml:",inline"`
 
-	// Make, if not nil, makes the policies of each run instead of Names. Studies use it for policies
-	// without a name, and for policies that must know the run. It is called before the run begins, by
-	// several goroutines at a time.
+	// Make, if not nil, makes the policies of each run, and Names is not used. Studies need it for
+	// policies without a name, and for policies that depend on the run. It is called before a run
+	// begins. Several goroutines may call it at the same time.
 	Make func(Run) (policy.Set, error) `yaml:"-"`
 }
 
 // Run is what a policy may know about its run before it begins.
 type Run struct {
 	Seed uint64
-	// Arrivals returns when all requests of a pipeline will arrive, ascending, since the run began.
-	// Only an oracle may use it.
+	// Arrivals returns the times at which all requests of a pipeline will arrive, ascending, since the
+	// start of the run. Only an oracle may use it.
 	Arrivals func(pipeline string) ([]time.Duration, error)
 }
 
@@ -71,8 +71,8 @@ type Arrivals struct {
 	MMPP  string   `yaml:"mmpp"` // see arrivals.ParseStates
 	Trace Trace    `yaml:"trace"`
 
-	// Make makes the source of a run's requests from its seed, in studies. It is called by several
-	// goroutines at a time.
+	// Make, if not nil, makes the source of a run's requests from the run's seed. Studies set it.
+	// Several goroutines may call it at the same time.
 	Make func(seed uint64) (arrivals.Source, error) `yaml:"-"`
 }
 
@@ -119,10 +119,15 @@ type Stage struct {
 
 // Service is how long a batch keeps its slot.
 //
-// For a batch of b calls on a CPU quota q, a time is drawn once, for the first call. It is
-// multiplied by 1 + BatchCost·(b − 1) and by (1 − CPUShare) + CPUShare·q₀/q, where q₀ is the quota
-// with which Mean was measured. With a Profile, both factors come from the points of the profile
-// instead. The first is then linear in b, and the second is linear in 1/q.
+// Per batch, one random time with mean Mean is drawn. It is multiplied by two factors:
+//
+//   - 1 + BatchCost·(b − 1), where b is the number of calls in the batch
+//   - (1 − CPUShare) + CPUShare·q₀/q, where q is the replica's CPU quota, and q₀ the quota with
+//     which Mean was measured
+//
+// With a Profile, the mean comes from its points instead of Mean and the factors. It is linear in b
+// and in 1/q, between the points and beyond them. BatchCost is used only for a quota with a single
+// point.
 type Service struct {
 	Dist Dist          `yaml:"dist"`
 	Mean time.Duration `yaml:"mean"`
@@ -131,8 +136,8 @@ type Service struct {
 	BatchCost *float64 `yaml:"batchCost"`
 	CPUShare  float64  `yaml:"cpuShare"` // the part of the time that depends on the CPU quota
 	Profile   []Point  `yaml:"profile"`  // measured times; policies see them, too
-	// ProfileFile names a file with the output of `stagecoach profile FUNCTION --show --json`, instead
-	// of Profile. Only its points with inputs of Length are used.
+	// ProfileFile names a file that replaces Profile: the output of `stagecoach profile FUNCTION
+	// --show --json`. Only points for inputs of Length are used.
 	ProfileFile string `yaml:"profileFile"`
 	Length      int    `yaml:"length"`
 }
@@ -156,8 +161,8 @@ type Point struct {
 	CV    float64       `yaml:"cv"`
 }
 
-// Start is how long a replica takes from its order until it is ready, by path. A cold start loads
-// the parameters. They stay on the node in a zygote, from which later replicas fork, until they are
+// Start is how long a replica takes from its order until it is ready, by start path. A cold start
+// loads the parameters into a zygote on the node. Later replicas fork from the zygote, until it is
 // evicted.
 type Start struct {
 	Cold time.Duration `yaml:"cold"`

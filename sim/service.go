@@ -90,8 +90,8 @@ func (s *service) draw(r *rand.Rand) float64 {
 	return 1
 }
 
-// base returns the mean time of a batch in ns, with a quota in thousandths of a core; 0: the usual
-// one.
+// base returns the mean time of a batch in ns. cpu is the quota in thousandths of a core; 0 means
+// the usual quota.
 func (s *service) base(batch, cpu int) float64 {
 	q := cmp.Or(float64(cpu), s.usual)
 	if len(s.profile) > 0 {
@@ -122,8 +122,8 @@ func (s *service) measured(batch, q float64) float64 {
 	return max(interpolate(x, y, -1/q), float64(time.Microsecond))
 }
 
-// batched returns the time from the points of one quota, linear in the batch between and beyond
-// them.
+// batched returns the time of a batch from the points of one quota. It is linear in the batch size,
+// between the points and beyond them.
 func (s *service) batched(points []Point, batch float64) float64 {
 	if len(points) == 1 {
 		p := points[0]

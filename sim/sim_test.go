@@ -17,9 +17,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// burst is a chain that uses every feature: parameters that are loaded, forked from and parked,
-// batches, one call per item, a join, replicas that die, functions that sleep, several policies and
-// kinds of arrivals.
+// burst is a scenario that uses every feature: loads of parameters, forks, parked children,
+// batches, one call per item, a join, replicas that die, functions that sleep, several policies,
+// and several kinds of arrivals.
 const burst = `
 name: everything
 duration: 60s
@@ -106,9 +106,9 @@ func TestBusyScenarioShowsEveryFeature(t *testing.T) {
 	}
 }
 
-// TestStarts checks that a replica's start takes the time of its path, and that the path depends on
-// what the node keeps.
-func TestStarts(t *testing.T) {
+// TestStartTakesTheTimeOfItsPath checks that a replica's start takes the time of its path, and that
+// the path depends on what the node keeps.
+func TestStartTakesTheTimeOfItsPath(t *testing.T) {
 	const scenario = `
 duration: 60s
 seeds: 1
@@ -165,9 +165,9 @@ stages:
 	}
 }
 
-// TestParked checks that a key stage has a child parked on the device, and another one a while
-// after the first was used. Other stages have none.
-func TestParked(t *testing.T) {
+// TestOnlyKeyStagesHaveAParkedChild checks that a key stage has a child parked on the device, and
+// another one a while after the first was used. Other stages have none.
+func TestOnlyKeyStagesHaveAParkedChild(t *testing.T) {
 	w, err := model(t, `
 nodes: [{memory: 16Gi, cpu: 100, gpus: 1, gpuMemory: 80Gi}]
 pipelines: [{name: p, arrivals: {rate: "1"}}]
@@ -204,9 +204,10 @@ stages: [{name: s, service: {mean: 10ms}, gpu: 1, start: {cold: 2s, fork: 500ms,
 	start(6*time.Second, false, "fork")
 }
 
-// TestEviction checks that a node without room for a replica's parameters evicts others, least
-// recently used first. The next start of an evicted stage must be cold.
-func TestEviction(t *testing.T) {
+// TestNodeEvictsLeastRecentlyUsedParameters checks that a node without room for a replica's
+// parameters evicts others, least recently used first. The next start of an evicted stage must be
+// cold.
+func TestNodeEvictsLeastRecentlyUsedParameters(t *testing.T) {
 	r := simulate(t, `
 duration: 120s
 seeds: 1
@@ -223,9 +224,9 @@ stages:
 	}
 }
 
-// TestTimeouts checks that a request that takes too long ends at its deadline, and that a request
-// that cannot be done in time is refused.
-func TestTimeouts(t *testing.T) {
+// TestRequestsEndAtTheirDeadlineOrAreRefused checks that a request that takes too long ends at its
+// deadline, and that a request that cannot be done in time is refused.
+func TestRequestsEndAtTheirDeadlineOrAreRefused(t *testing.T) {
 	r := simulate(t, `
 duration: 60s
 seeds: 1
@@ -239,8 +240,8 @@ stages: [{name: s, max: 1, service: {mean: 100ms}}]
 	}
 }
 
-// TestProfile checks service times that come from a profile.
-func TestProfile(t *testing.T) {
+// TestServiceTimesFollowTheProfile checks service times that come from a profile.
+func TestServiceTimesFollowTheProfile(t *testing.T) {
 	s := newService(Stage{Service: Service{Dist: Deterministic, BatchCost: pointer(1.0), Profile: []Point{
 		{CPU: 1000, Batch: 1, Mean: 100 * time.Millisecond}, {CPU: 2000, Batch: 1, Mean: 60 * time.Millisecond}, {CPU: 2000, Batch: 4, Mean: 120 * time.Millisecond},
 	}}})
@@ -265,9 +266,9 @@ func TestProfile(t *testing.T) {
 	}
 }
 
-// TestIdleCores checks that a pipeline on devices needs fewer of them, and is faster, if it gets
-// idle CPU. CPU that others declare must not be given.
-func TestIdleCores(t *testing.T) {
+// TestIdleCoresSaveDevicesAndTime checks that a pipeline on devices needs fewer of them, and is
+// faster, if it gets idle CPU. CPU that others declare must not be given.
+func TestIdleCoresSaveDevicesAndTime(t *testing.T) {
 	const scenario = `
 {name: idle, duration: 2m, warmup: 40s, seeds: 2, policies: [{name: whole}, {name: without, corrector: quart-no-cpu}],
  nodes: [{name: gpu, count: 2, cpu: CORES, memory: 64Gi, gpus: 8, gpuMemory: 24Gi}],
@@ -293,8 +294,9 @@ func TestIdleCores(t *testing.T) {
 	}
 }
 
-// TestProfileFile checks service times that come from the output of stagecoach profile.
-func TestProfileFile(t *testing.T) {
+// TestServiceTimesFollowAProfileFile checks service times that come from the output of stagecoach
+// profile.
+func TestServiceTimesFollowAProfileFile(t *testing.T) {
 	const measured = `{"version": 1, "function": "f.openfaas-fn", "image": "x", "at": "2026-01-01T00:00:00Z", "relative": 0.05, "points": [
 		{"cpuMilli": 500, "batch": 1, "length": 64, "meanSeconds": 0.08, "errSeconds": 0.001, "cv": 0.1, "n": 50},
 		{"cpuMilli": 1000, "batch": 1, "length": 64, "meanSeconds": 0.04, "errSeconds": 0.001, "cv": 0.1, "n": 50},
@@ -332,9 +334,9 @@ stages: [{name: s, service: {profileFile: f.json, length: LENGTH}}]
 	}
 }
 
-// TestDraws checks that a call's service time depends only on its seed, request, stage, task and
-// attempt, not on earlier draws.
-func TestDraws(t *testing.T) {
+// TestServiceTimeDependsOnlyOnTheCall checks that a call's service time depends only on its seed,
+// request, stage, task and attempt, not on earlier draws.
+func TestServiceTimeDependsOnlyOnTheCall(t *testing.T) {
 	w, err := model(t, burst).newWorld(0, 1)
 	if err != nil {
 		t.Fatal(err)
@@ -351,8 +353,9 @@ func TestDraws(t *testing.T) {
 	}
 }
 
-// TestHops checks that a request without any wait takes its service times and two hops per stage.
-func TestHops(t *testing.T) {
+// TestLatencyHasTwoHopsPerStage checks that a request without any wait takes its service times and
+// two hops per stage.
+func TestLatencyHasTwoHopsPerStage(t *testing.T) {
 	r := simulate(t, `
 duration: 60s
 seeds: 1
@@ -366,9 +369,9 @@ stages: [{name: a, next: b, service: {dist: deterministic, mean: 10ms}}, {name: 
 	}
 }
 
-// TestCanceled checks that a cancelled context ends the runs and leaves no goroutine (TestMain
-// looks).
-func TestCanceled(t *testing.T) {
+// TestCanceledRunsLeaveNoGoroutine checks that a cancelled context ends the runs and leaves no
+// goroutine (TestMain looks).
+func TestCanceledRunsLeaveNoGoroutine(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	_, err := model(t, strings.Replace(burst, "60s", "9000h", 1)).Run(ctx, func(p Progress) {
 		if p.Events > 0 {
@@ -380,8 +383,8 @@ func TestCanceled(t *testing.T) {
 	}
 }
 
-// TestTrace plays a trace from a file.
-func TestTrace(t *testing.T) {
+// TestTraceFileIsPlayed plays a trace from a file.
+func TestTraceFileIsPlayed(t *testing.T) {
 	s, err := Parse(strings.NewReader(`
 seeds: 1
 nodes: [{memory: 10Gi, cpu: 100}]

@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/chart"
 )
 
-// WriteSVG draws the first seed over time: the offered load, and each policy's latency, waiting
-// tasks and replicas.
+// WriteSVG draws the run on the first seed over time: the offered load, and each policy's latency,
+// waiting tasks and replicas.
 func (r Result) WriteSVG(w io.Writer) error {
 	plots := []chart.Plot{
 		{Title: "offered, requests/s"}, {Title: "latency, mean in s", LogY: true}, {Title: "waiting tasks"}, {Title: "replicas"},

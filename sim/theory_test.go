@@ -24,8 +24,8 @@ pipelines: [{name: p, timeout: 9000h, arrivals: {rate: "RATE", cv: CV}}]
 stages: [{name: s, service: {SERVICE}, min: SERVERS, max: SERVERS, queueLimit: 1000000}]
 `
 
-// sojourn simulates a station with a mean service time of 100 ms. SIM_LONG=1 simulates twenty times
-// as many requests.
+// sojourn simulates a station with a mean service time of 100 ms. With SIM_LONG=1 in the
+// environment, it simulates twenty times as many requests.
 func sojourn(t *testing.T, servers int, rho, cv float64, service string) Estimate {
 	t.Helper()
 	return stationary(t, servers, rho, cv, service).Mean
@@ -77,8 +77,8 @@ func TestErlangC(t *testing.T) {
 	}
 }
 
-// TestPollaczekKhinchine compares M/G/1 queues with the exact wait: ρ/(1−ρ)·(1+Cs²)/2 service
-// times.
+// TestPollaczekKhinchine compares M/G/1 queues with the exact wait, which is ρ/(1−ρ)·(1+Cs²)/2
+// times the mean service time.
 func TestPollaczekKhinchine(t *testing.T) {
 	for service, cs2 := range map[string]float64{
 		"dist: deterministic": 0, "dist: lognormal, cv: 1.5": 2.25,
@@ -91,10 +91,10 @@ func TestPollaczekKhinchine(t *testing.T) {
 	}
 }
 
-// TestKingman compares G/G/c queues in heavy traffic with approximations: Kingman's for one server,
-// and Allen and Cunneen's for several, (Ca²+Cs²)/2 times the wait of M/M/c. It also compares G/M/1
-// with the exact wait. Kingman's formula is an upper bound for one server, within a few percent
-// here.
+// TestKingman compares G/G/c queues in heavy traffic with approximations of the wait: Kingman's for
+// one server, and Allen and Cunneen's for several servers, which is (Ca²+Cs²)/2 times the wait of
+// M/M/c. Kingman's approximation is an upper bound, which the test checks as well. For G/M/1, it
+// also compares with the exact wait.
 func TestKingman(t *testing.T) {
 	erlang := map[int]float64{1: 0.9, 4: 0.787776}
 	for _, tc := range []struct {
@@ -123,9 +123,8 @@ func TestKingman(t *testing.T) {
 	}
 }
 
-// root returns σ of a G/M/1 queue with gamma arrivals. It is the solution below 1 of σ =
-// A*(μ(1−σ)), where A* is the Laplace transform of the times between arrivals, (1 + sθ)^−k
-// (Kleinrock 1975, §6.4).
+// root returns σ of a G/M/1 queue with gamma arrivals: the solution below 1 of σ = A*(μ(1−σ)). A*
+// is the Laplace transform of the times between arrivals, (1 + sθ)^−k (Kleinrock 1975, §6.4).
 func root(rho, ca float64) float64 {
 	k := 1 / (ca * ca)
 	sigma := rho

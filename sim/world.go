@@ -294,8 +294,8 @@ func (w *world) begin(l *line, s *dispatch.Send) {
 	w.events.push(w.now+took, ends, l.i, b)
 }
 
-// reseed makes the next draw depend only on the task and the stage, so that it is equal under all
-// policies.
+// reseed makes the next random draw depend only on the run's seed, the task and the stage, so that
+// all policies get the same draw.
 func (w *world) reseed(t *task.Task, stage int) {
 	h := w.seed*0x9E3779B97F4A7C15 + uint64(stage)<<40 + uint64(t.Task)<<8 + uint64(t.Attempt)
 	for i := range len(t.Request) {

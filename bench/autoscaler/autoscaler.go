@@ -63,8 +63,9 @@ type turn struct {
 	first time.Duration
 }
 
-// Run compares policies on a running `up`. The load has gamma arrivals. Its rate steps from a fifth
-// of what one replica of the slowest stage can serve to one and a half times that, and back.
+// Run compares policies on a running `up`. Arrivals have gamma gaps. Their rate is first a fifth of
+// what one replica of the slowest stage can serve, then one and a half times that, then a fifth
+// again.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench autoscaler", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -163,8 +164,8 @@ func (b *autoscalerBench) turn(ctx context.Context, c contender, seed uint64) (t
 	})
 }
 
-// begin deploys the stages. It waits until their service times are known and all ordered replicas
-// are ready, before the load begins.
+// begin deploys the stages. It returns when their service times are known and all ordered replicas
+// are ready.
 func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 	if err := running.DeployAll(ctx, api, b.stages); err != nil {
 		return err
@@ -182,8 +183,8 @@ func (b *autoscalerBench) begin(ctx context.Context, api *client.Client) error {
 	return nil
 }
 
-// replicas records what the stages' replicas did. The load begins when the generator says so, and
-// steps after the first of its parts.
+// replicas records the use of replicas in a turn. The load has three parts of length b.step, and
+// begins at the time that the load generator reports.
 func (b *autoscalerBench) replicas(ctx context.Context, api *client.Client, t *turn) error {
 	begun := t.result.Started
 	step, back := begun.Add(b.step), begun.Add(2*b.step)

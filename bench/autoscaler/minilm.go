@@ -13,9 +13,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// Settings of the pipeline that computes. A replica may use a tenth of a core, so that it is a slow
-// server and several fit on one machine. At 1.5 times the rate of one replica of the slowest stage,
-// eight stages use at most 1.5 × 8 × 0.1 = 1.2 cores.
+// Settings of the pipeline minilm, which runs a real model. A replica may use a tenth of a core, so
+// it is slow enough for several replicas to fit on one machine. At most, the load is 1.5 times what
+// one replica of the slowest stage can serve. Then all eight stages together use at most 1.5 × 8 ×
+// 0.1 = 1.2 cores.
 const (
 	jsonType      = "application/json"
 	miniLMLimit   = "100m"
@@ -26,8 +27,8 @@ const (
 	miniLMCalls   = 3 * miniLMClients
 )
 
-// prepareMiniLM deploys the real pipeline of eight stages, and measures the rate of one replica of
-// each. The load goes from 20 % to 150 % of the slowest one's rate.
+// prepareMiniLM reads the stages of the real pipeline, and measures the rate that one replica of
+// each stage can serve. It sets the load to 20 % to 150 % of that rate.
 func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 	file, err := stack.Read("functions/minilm/stack.yml")
 	if err != nil {
@@ -62,10 +63,11 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 	return nil
 }
 
-// miniLMRate returns how many requests per second one replica of the slowest stage answers. It is
-// the rate of the chain when every line is full. A request's time is that of its stages, from the
-// Server-Timing of the answers. The slowest service time alone would give too large a rate, because
-// a process whose quota is used up also stands still between its calls.
+// miniLMRate runs the pipeline with one replica per stage, and with enough clients to keep every
+// stage busy. one is the rate of answers per second, which is the rate of the slowest stage's
+// replica. whole is the mean service time of a request: the sum over its stages, from the
+// Server-Timing headers. The rate is not computed from service times, because it would be too high:
+// a process that has used up its CPU quota also pauses between calls.
 func (b *autoscalerBench) miniLMRate(ctx context.Context) (one float64, whole time.Duration, err error) {
 	err = running.OnUp(ctx, []string{"--images", b.images, "--ort", b.ort}, func(api *client.Client) error {
 		if err := running.DeployAll(ctx, api, b.stages); err != nil {

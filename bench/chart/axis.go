@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// axis returns the scale for values from lo to hi, with round ends. On a vertical scale, from is
-// below to.
+// axis returns a scale for values from lo to hi, whose ends are round numbers. from and to are the
+// positions of its ends. On a vertical scale, from is the lower one.
 func axis(lo, hi float64, log bool, from, to float64) scale {
 	if !log {
 		return fit(lo, hi, false, true, from, to)

@@ -1,7 +1,9 @@
-// Package chart draws measurements as SVG that is readable on light and dark backgrounds. A
-// [Figure] has panels of bars, points and matrices of ratios. A [Plot] has lines. A [Chart] has
-// time series, one above the other on a shared time axis, because queue lengths and replica counts
-// do not share a scale.
+// Package chart draws measurements as SVG that is readable on light and dark backgrounds:
+//
+//   - A [Figure] has panels of bars, points and matrices of ratios.
+//   - A [Plot] has lines.
+//   - A [Chart] has time series, one above the other. They share a time axis but no scale, because
+//     some are queue lengths and others are replica counts.
 package chart
 
 import (

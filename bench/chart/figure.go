@@ -12,8 +12,9 @@ import (
 // Figure is a file with several panels: a title, one legend for all panels, and notes.
 //
 // Series with equal Name and Style in several panels have one entry in the legend. A style is a
-// number from 0. It stands for a colour, a shape of points and a hatching of bars. 50 consecutive
-// styles all look different, and nobody needs the colour alone to tell neighbours apart.
+// number from 0. It selects a colour, a shape for points and a hatching for bars. 50 consecutive
+// styles all look different. Two styles that are close to each other differ in more than their
+// colour.
 type Figure struct {
 	Title   string
 	Notes   []string // below the panels: the source of the numbers

@@ -276,8 +276,8 @@ func TestShort(t *testing.T) {
 	}
 }
 
-// Machado, Oliveira, Fernandes 2009, severity 1, in linear RGB: how people without one kind of
-// cones see colours.
+// eyes has, by kind of colour blindness, the matrix that shows how such a person sees colours: in
+// linear RGB, severity 1 (Machado, Oliveira, Fernandes 2009).
 var eyes = map[string][9]float64{
 	"all cones": {1, 0, 0, 0, 1, 0, 0, 0, 1},
 	"no long":   {.152286, 1.052583, -.204868, .114503, .786281, .099216, -.003882, -.048116, 1.051998},

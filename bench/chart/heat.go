@@ -22,8 +22,8 @@ type Heat struct {
 // heatSteps is the number of colours: one in the middle, and equally many on both sides.
 const heatSteps = 9
 
-// The colours of cells and of their texts, from far below to far above. Blue and orange are told
-// apart with any kind of colour vision.
+// The colours of cells, from far below Even to far above it. Blue and orange look different with
+// any kind of colour vision.
 var (
 	heatLight = [heatSteps]string{"#2166ac", "#4a90c9", "#8fbfe0", "#cfe3f1", "#f0f0f0", "#fbdcb8", "#f5b469", "#dd8326", "#b35806"}
 	heatDark  = [heatSteps]string{"#5fb0f5", "#3f86c6", "#2c5f91", "#22405f", "#2a2f36", "#573a1b", "#875419", "#c0761c", "#f0a040"}
@@ -129,8 +129,8 @@ func (p Heat) even() float64 {
 	return p.Even
 }
 
-// reach returns the factor from Even for the last colour. It is that of the farthest value, rounded
-// up, and at least 1.25.
+// reach returns how far from Even, as a factor, the last colour is. It is the distance of the
+// farthest value, rounded up, and at least 1.25.
 func (p Heat) reach() float64 {
 	far := 0.0
 	for _, row := range p.Values {

@@ -25,8 +25,8 @@ type Mark struct {
 	Vertical bool
 }
 
-// Plot draws several lines over common axes, with a legend. It is put into a page as it is, with
-// the style [PlotStyle].
+// Plot draws several lines over common axes, with a legend. It is embedded in an HTML page, which
+// needs the style [PlotStyle].
 type Plot struct {
 	Title      string
 	Unit       func(float64) string // of Y; nil: plain numbers

@@ -19,8 +19,8 @@ type Scatter struct {
 	Guides         []Mark
 }
 
-// Points are the points of one series. Points with a NaN are not drawn, nor are points without a
-// logarithm on a logarithmic axis.
+// Points are the points of one series. A point is left out if one of its values is NaN, or if it is
+// not positive on a logarithmic axis.
 type Points struct {
 	Name   string
 	Style  int
@@ -38,8 +38,8 @@ type Join int
 const (
 	Loose  Join = iota // none
 	Joined             // from each to the next
-	// Front is the Pareto front as stairs, with less being better on both axes. All points are on it
-	// or above.
+	// Front is the Pareto front, drawn as stairs. On both axes, less is better, so no point is below
+	// the front.
 	Front
 )
 

@@ -60,9 +60,10 @@ type coldstart struct {
 	full                       bool
 }
 
-// Run measures order → hello and → first output of replicas of synthetic stages in ONNX and
-// PyTorch, on each start path, and of a program that speaks HTTP, in each kind of network. It also
-// measures what each of several live ones adds to the memory, and how often one zygote forks.
+// Run measures how long replicas take to start: from their order to the stage's first message
+// (hello), and to its first output. It measures synthetic stages in ONNX and PyTorch on each start
+// path, and a program that speaks HTTP in each kind of network. It also measures how much memory
+// each of several live replicas adds, and how many times per second one zygote forks.
 func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	c := coldstart{machine: m}
 	fs := flag.NewFlagSet("bench coldstart", flag.ContinueOnError)
@@ -91,8 +92,8 @@ func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) er
 	return errors.Join(failed, bench.Print(report, *asJSON, out))
 }
 
-// sizes returns the stages to measure. It skips those in PyTorch if no interpreter has PyTorch,
-// unless one was named.
+// sizes returns the stages to measure. If no interpreter has PyTorch, it leaves out the stages in
+// PyTorch. If a flag asks for them, it returns an error instead.
 func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []Size, err error) {
 	ofONNX := &Kind{"onnx", func(_ context.Context, bytes int64) (*starts.Stage, error) {
 		return starts.NewONNXStage(c.machine, bytes, c.images, c.ort)
@@ -155,8 +156,8 @@ func (s Size) Measure(ctx context.Context, report *bench.Report) error {
 	if err := b.Manage(); err != nil {
 		return err
 	}
-	// All paths together keep about nine times the weights in memory. If that does not fit, they are
-	// measured one after the other.
+	// All paths together keep about nine times the weights in memory. If that does not fit, the paths
+	// are measured one after the other.
 	groups := [][]starts.Case{cases}
 	if available := starts.MemAvailable(); 10*s.Bytes > available {
 		console.Progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
@@ -248,8 +249,9 @@ func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, 
 	return nil
 }
 
-// memory measures what each of several live replicas adds, and what all take together. One replica
-// adds (ΣPSS of the replicas and what they share − PSS of what they share alone) / replicas.
+// memory measures the memory of several live replicas: the total, and how much each replica adds.
+// Totals are proportional set sizes. They include what the replicas share, such as their zygote. A
+// replica adds (total − total before the replicas started) / number of replicas.
 func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage, c starts.Case) error {
 	all := b.Keys.Inventory().Zygotes
 	i := slices.IndexFunc(all, func(z keysmanager.ZygoteInfo) bool { return z.Function == b.Spec(c.Path).Function })

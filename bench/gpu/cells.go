@@ -67,9 +67,10 @@ type gpuCells struct {
 	broken error    // set when lines cannot be written
 }
 
-// resume reads the lines of earlier runs. The cells that they have measured are not measured again,
-// and their figures are in the report. Cells that others need are measured by every run: what the
-// device does, and weights.
+// resume reads the lines of earlier runs from file, so that this run continues them. Cells with
+// figures in the file are not measured again, and the report includes their figures. Two kinds of
+// cells are measured again by every run, because other cells need them: the device's own figures,
+// and the weights.
 func (c *gpuCells) resume(file *os.File) error {
 	b, err := io.ReadAll(file)
 	whole := b[:bytes.LastIndexByte(b, '\n')+1]
@@ -167,9 +168,9 @@ func (c *gpuCells) fits(ctx context.Context, cell gpuCell) (why string, err erro
 	return "", nil
 }
 
-// deadline bounds a cell by several times its estimate, because the machine may be slower than
-// estimated, and by the budget. Without a budget the bound is looser, for a machine that is busy
-// with other work.
+// deadline returns a context that ends a cell that takes too long. The limit is five times the
+// estimate plus a minute, but not later than the end of the budget. Without a budget, the limit is
+// ten minutes longer than five estimates, because the machine may be busy with other work.
 func (c *gpuCells) deadline(ctx context.Context, takes time.Duration) (context.Context, context.CancelFunc) {
 	end := time.Now().Add(10*time.Minute + 5*takes)
 	if !c.end.IsZero() {
@@ -268,9 +269,9 @@ func (c *gpuCells) err() error {
 	return errors.Join(failed, c.broken)
 }
 
-// gpuTimes estimates how long cells take, so that a run ends within its budget. Estimates are on
-// the high side: a high estimate may leave out the last cells, but a low one would cut a cell off
-// and lose its figures.
+// gpuTimes estimates how long cells take, so that a run ends within its budget. Estimates are
+// rather too high: a high estimate may leave out the last cells, but a low estimate would end a
+// cell early and lose its figures.
 type gpuTimes struct {
 	start time.Duration // of a process, until it has imported PyTorch and made a context
 }

@@ -67,8 +67,7 @@ func (g *gpuBench) contexts(ctx context.Context) error {
 // pinnedStreams are the numbers of streams that pinned copies are measured with.
 var pinnedStreams = []string{"1", "2", "4"}
 
-// pinnedCopy measures what the bus can do, with copies of the size's number of bytes from pinned
-// memory.
+// pinnedCopy measures the bandwidth of the bus, with copies of s.bytes bytes from pinned memory.
 func (g *gpuBench) pinnedCopy(ctx context.Context, s gpuSize) error {
 	var took map[string][]float64
 	if err := g.ask(ctx, &took, "copies", g.at.Name, strconv.FormatInt(s.bytes, 10)); err != nil {
@@ -100,8 +99,8 @@ func (g *gpuBench) ring(ctx context.Context, b *starts.Stage, s gpuSize) error {
 	return nil
 }
 
-// copied reports the speed of a copy of some bytes, and its share of a pinned copy's speed. On the
-// CPU there is no copy.
+// copied reports the speed of a copy, also as a share of the speed of a pinned copy. On the CPU
+// there is no copy.
 func (g *gpuBench) copied(s gpuSize, name string, bytes, took float64, n int) {
 	if took <= 0 || !g.at.onGPU() {
 		return
@@ -113,8 +112,8 @@ func (g *gpuBench) copied(s gpuSize, name string, bytes, took float64, n int) {
 	}
 }
 
-// onGPU reports whether the device is a GPU: parameters are copied to it, and it has memory of its
-// own.
+// onGPU reports whether the device is a GPU. If it is, parameters are copied to it, and it has its
+// own memory.
 func (d gpuDevice) onGPU() bool { return d.Device != starts.OnCPU }
 
 func durations(all []float64) []time.Duration {

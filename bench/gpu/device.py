@@ -1,21 +1,20 @@
-"""Measures a device by PyTorch alone, and the SDK's way to it. Prints JSON.
+"""Measures what a device can do with PyTorch, with and without the SDK, and prints JSON.
 
-`stagecoach bench gpu` compares starts with these figures.
+`stagecoach bench gpu` compares starts with these figures. The first argument is a verb:
 
 device.py context DEVICE:
-    the time and the device's memory that another process takes to make a context.
+    prints the time and the device memory that a new process needs to make a context.
 
 device.py copies DEVICE BYTES:
-    seconds of copies of so many bytes from a pinned buffer, over 1, 2 and 4 streams.
+    prints the seconds to copy BYTES bytes from a pinned buffer, over 1, 2 and 4 streams.
 
 device.py ring DEVICE IMAGE MODEL:
-    seconds that the SDK's device module takes for the model's parameters.
+    prints the seconds that the SDK's device module takes to copy the model's parameters.
 
 device.py hold DEVICE:
-    makes a context and keeps it until its stdin ends. The verb context uses it.
+    makes a context and keeps it until its stdin ends. The verb context starts such processes.
 
-DEVICE is cuda:0 or cpu. The CPU has no context, no pinned memory and no streams. Otherwise it runs
-the same lines.
+DEVICE is cuda:0 or cpu. With cpu, the same code runs without context, pinned memory and streams.
 """
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from contextlib import nullcontext
 from typing import Any, Callable
 
 PROCESSES, COPIES, PLACES = 3, 5, 5
-# Bytes of pinned memory, at most. To pin those of a large model would take longer than all copies.
+# The most bytes to pin. Pinning all bytes of a large model would take longer than all copies.
 BUFFER = 1 << 30
 
 
@@ -45,7 +44,7 @@ def clock(device: str, work: Callable[[], Any]) -> float:
 
 
 def free(device: str) -> int:
-    """The device's bytes that nobody has."""
+    """The free bytes of the device's memory."""
     import torch
 
     return 0 if device == "cpu" else torch.cuda.mem_get_info(0)[0]
@@ -65,7 +64,7 @@ def hold(device: str) -> None:
 
 
 def context(device: str) -> dict[str, list[float]]:
-    """What processes that make a context take, one after the other."""
+    """The time and device memory that new processes need to make a context, one per process."""
     import torch
 
     out: dict[str, list[float]] = {"import_s": [], "context_s": [], "kernels_s": [], "context_bytes": [], "kernels_bytes": []}
@@ -86,7 +85,7 @@ def context(device: str) -> dict[str, list[float]]:
 
 
 def copies(device: str, size: str) -> dict[str, list[float]]:
-    """Seconds of copies of so many bytes from one pinned buffer, by the number of streams."""
+    """The seconds to copy size bytes from a pinned buffer, by the number of streams."""
     import torch
 
     total, on_device = int(size), device != "cpu"
@@ -110,9 +109,9 @@ def copies(device: str, size: str) -> dict[str, list[float]]:
 
 
 def ring(device: str, image: str, path: str) -> dict[str, list[float]]:
-    """Seconds that a stage's parameters take from the mapped file to the device, as in a replica.
+    """The seconds to copy a stage's parameters from the mapped file to the device, as in a replica.
 
-    The first time, which allocates, is not counted.
+    The first copy is not counted, because it allocates memory.
     """
     sys.path.insert(0, image)
     import handler

@@ -40,14 +40,14 @@ type gpuSize struct {
 	bytes int64
 }
 
-// gpuPaths are the ways to start a stage, in the order in which they are measured. The others are
-// compared with the first.
+// gpuPaths are the ways to start a stage, in the order of measurement. The first is a start by
+// hand, with which the others are compared.
 var gpuPaths = []string{"plain", "fork", "parked", "resident", "heap", "cold"}
 
-// Run measures a device: the cost of a context, and the speed of copies from pinned memory and of a
-// stage's parameters. It also measures the time from order to first output on each start path,
-// beside torch.load by hand. It needs this program, an interpreter with
-// PyTorch, and no network.
+// Run measures a device: the cost of a context, the speed of copies from pinned memory, and the
+// speed at which a stage's parameters are copied. It also measures the time from order to first
+// output on each start path, and compares it with torch.load by hand. It needs this program and an
+// interpreter with PyTorch, but no network.
 func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	g := gpuBench{machine: m, times: gpuTimes{start: guessed}, stages: map[string]*starts.Stage{}, answers: map[string]string{}}
 	fs := flag.NewFlagSet("bench gpu", flag.ContinueOnError)
@@ -124,8 +124,9 @@ func (g *gpuBench) choose(sizes, paths string) error {
 	return nil
 }
 
-// Turns of a run, from what the goals need to what explains it. All sizes take the first turn
-// before any takes the second, so a run that is too short leaves out the least important figures.
+// Turns of a run, the most important first: the figures with goals, then figures that explain them.
+// Every size is measured in the first turn before the second turn begins, so a run that is too
+// short leaves out the least important figures.
 const (
 	turnGoals  = iota // pinned, ring, plain, fork, parked, resident, four forks at once
 	turnOthers        // heap, cold

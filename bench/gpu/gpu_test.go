@@ -75,8 +75,8 @@ func testGPUCells(t *testing.T) {
 	}
 }
 
-// TestSkipLeavesOutMeasuredCells resumes a run: a cell with figures of an earlier run gets no note
-// that it was not run.
+// TestSkipLeavesOutMeasuredCells checks that a resumed run does not report a cell as not run if an
+// earlier run has measured it.
 func TestSkipLeavesOutMeasuredCells(t *testing.T) {
 	t.Parallel()
 	c := &gpuCells{report: &bench.Report{}, before: map[string]bool{"1GB_fork": true}}
@@ -87,8 +87,8 @@ func TestSkipLeavesOutMeasuredCells(t *testing.T) {
 	}
 }
 
-// TestWayNamesTheCellsOfItsTurn checks which cells fail if there is no KeysManager: those of the
-// turn that no earlier run has measured.
+// TestWayNamesTheCellsOfItsTurn checks which cells fail if there is no KeysManager: the cells of
+// this turn that no earlier run has measured.
 func TestWayNamesTheCellsOfItsTurn(t *testing.T) {
 	t.Parallel()
 	g := &gpuBench{paths: gpuPaths, cells: &gpuCells{before: map[string]bool{"1GB_fork": true, "1GB_heap_x4": true}}}
@@ -107,8 +107,8 @@ func TestWayNamesTheCellsOfItsTurn(t *testing.T) {
 	}
 }
 
-// TestBareStartsAreLeftOutIfAnEarlierRunWasBare resumes a run on a machine that has nothing to
-// isolate replicas with. Measuring bare starts would fail, because there is no stage.
+// TestBareStartsAreLeftOutIfAnEarlierRunWasBare resumes a run on a machine without accounts,
+// cgroups and networks. There is no stage, so the test would fail if it measured bare starts.
 func TestBareStartsAreLeftOutIfAnEarlierRunWasBare(t *testing.T) {
 	t.Parallel()
 	lines := filepath.Join(t.TempDir(), "lines")
@@ -217,9 +217,9 @@ func TestFindPythonAndNVML(t *testing.T) {
 	}
 }
 
-// TestFirstWell: the first device that is well is chosen, and an error says what is wrong with the
-// others.
-func TestFirstWell(t *testing.T) {
+// TestFirstHealthyDeviceIsChosen checks that the first healthy device is chosen, and that the error
+// says what is wrong with the first device if none is healthy.
+func TestFirstHealthyDeviceIsChosen(t *testing.T) {
 	t.Parallel()
 	ill := []keysmanager.Device{{ID: "GPU-1", Unhealthy: "XID 79"}, {ID: "GPU-2"}}
 	if d, err := firstWell(ill); err != nil || d.ID != "GPU-2" {

@@ -1,7 +1,7 @@
-"""The stage of transformer.py, whose load copies the parameters into the process's memory.
+"""The stage of transformer.py with another load: it copies the parameters into the process's heap.
 
 Most handlers that do not read their model with the SDK do the same. Replicas that fork from the
-process share that memory until they write to it.
+process share the copy until they write to it.
 """
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ type gpuSaid struct {
 	parts map[string]chan starts.DeviceParts // by replica
 }
 
-// expect returns a channel that gets the parts of a replica. It is called before the replica is
-// ordered.
+// expect returns a channel that gets the parts of a replica's start. Call it before ordering the
+// replica.
 func (s *gpuSaid) expect(replica string) <-chan starts.DeviceParts {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -58,8 +58,8 @@ func (g *gpuBench) size(ctx context.Context, s gpuSize, turn int) {
 	g.starts(ctx, b, ways, turn == turnBare)
 }
 
-// weighted returns the stage of a size, and makes its weights before the first turn that needs
-// them. It returns nil if there are none, and says so once.
+// weighted returns the stage of a size. The first call for a size makes the stage's weights.
+// weighted returns nil if that failed or was skipped; the first call then reports it.
 func (g *gpuBench) weighted(ctx context.Context, s gpuSize) *starts.Stage {
 	b, asked := g.stages[s.name]
 	if asked {
@@ -81,9 +81,9 @@ func (g *gpuBench) weighted(ctx context.Context, s gpuSize) *starts.Stage {
 	return b
 }
 
-// stage makes the images of a transformer with parameters of about the size's bytes. If plain
-// starts are measured, it also saves the model with torch.save. With --weights, existing files are
-// used.
+// stage builds the images of a transformer with about s.bytes of parameters. If starts by hand are
+// measured, it also saves the model with torch.save. With --weights, it uses files that are already
+// in that folder.
 func (g *gpuBench) stage(ctx context.Context, s gpuSize) (*starts.Stage, error) {
 	shape, err := synthetic.Of(1, s.bytes, g.at.Dtype)
 	if err != nil {
@@ -158,8 +158,8 @@ func (g *gpuBench) generate(ctx context.Context, b *starts.Stage, p *starts.Plai
 	return os.Link(saved, p.Model())
 }
 
-// manage makes a KeysManager for the stage: as in the product, or bare, which means without users,
-// networks and cgroups. lacks names those of the three that the machine does not have.
+// manage makes a KeysManager for the stage. It has users, networks and cgroups as in the product,
+// unless bare is set. lacks names those of the three that the machine does not have.
 func (g *gpuBench) manage(b *starts.Stage, bare bool) (lacks string, err error) {
 	var cfg keysmanager.Config
 	if !bare {

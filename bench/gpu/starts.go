@@ -21,8 +21,8 @@ const (
 	hostBase   = 2 << 30 // of the machine
 )
 
-// together is how many replicas are started at once, to see how they slow each other down. The
-// names of their cells end in atOnceCell.
+// together is the number of replicas that are started at once, to see how they slow each other
+// down. The names of the cells of such starts end in atOnceCell.
 const (
 	together   = 4
 	atOnceCell = "_x4"
@@ -103,14 +103,13 @@ func (g *gpuBench) starts(ctx context.Context, b *starts.Stage, ways []*gpuWay, 
 	}
 }
 
-// lacksAll reports whether the product's path went without accounts, cgroups and networks, in this
-// run or an earlier one.
+// lacksAll reports whether replicas ran without accounts, cgroups and networks although the bench
+// asked for them, in this run or an earlier one.
 func (g *gpuBench) lacksAll() bool {
 	return slices.ContainsFunc(g.report.Notes, func(n bench.Note) bool { return n.Text == lacksAll })
 }
 
-// managed completes a way whose replicas the KeysManager starts. Each path has a function of its
-// own.
+// managed completes a way whose replicas the KeysManager starts. Each path has its own function.
 func (w *gpuWay) managed(b *starts.Stage, said *gpuSaid) {
 	w.b, w.said, w.path, w.spec = b, said, w.name, b.Spec(w.name)
 	switch w.name {
@@ -246,8 +245,8 @@ func (w *gpuWay) park(ctx context.Context) error {
 	}
 }
 
-// oneByOne starts replicas, one after the other. The first one loads what the others share, so it
-// is not counted. The memory of the last one is measured.
+// oneByOne starts replicas, one after the other. It does not count the first start, because that
+// start loads what the others share. After the last start, it measures the replica's memory.
 func (w *gpuWay) oneByOne(ctx context.Context) error {
 	samples := &gpuSamples{way: w}
 	defer samples.report() // even after fewer starts than wanted
@@ -288,9 +287,10 @@ func (w *gpuWay) oneByOne(ctx context.Context) error {
 	return nil
 }
 
-// unmapped reports whether a fork counts as a fork from the heap although its parameters are
-// mapped. This happens with small models. PyTorch imports modules in load, so the zygote's own
-// memory is larger than the memory of the model.
+// unmapped reports whether path is a fork from the heap although w measures forks with mapped
+// parameters. That is not an error. It happens with small models: PyTorch imports modules during
+// load, so the zygote's own memory is larger than the model, and the KeysManager counts the start
+// as one from the heap.
 func (w *gpuWay) unmapped(path string) bool {
 	return w.name == "fork" && path == keysmanager.PathHeap
 }

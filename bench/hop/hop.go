@@ -1,5 +1,5 @@
-// Package hop measures the way of a request to a replica and back, and compares it with a bare
-// echo.
+// Package hop measures the time that a request takes to a replica and back, and compares it with a
+// bare echo.
 package hop
 
 import (
@@ -36,10 +36,14 @@ type hopCase struct {
 	messages float64 // NATS messages per request
 }
 
-// Run measures two ways with bodies of several sizes: HTTP → provider → queue → a no-op replica
-// process → back, and HTTP → rendezvous → a function that speaks HTTP → back. It compares them with
-// a bare net/http echo of the same body. Load comes from a process of its own. The cases take
-// turns, so that disturbances of the machine affect all alike.
+// Run measures two paths of a request, with bodies of several sizes, and compares both with a bare
+// net/http echo of the same body:
+//
+//   - HTTP → provider → queue → a replica that does nothing → back
+//   - HTTP → rendezvous → a function that speaks HTTP → back
+//
+// A separate process sends the load. The cases take turns, so that disturbances on the machine
+// affect all cases alike.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench hop", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -119,8 +123,8 @@ func sum(report *bench.Report, cases []*hopCase, rounds int) {
 	}
 }
 
-// deployHop deploys a function of its own and a pipeline of three stages, all of the same no-op
-// program.
+// deployHop deploys a function outside any pipeline and a pipeline of three stages, all of the same
+// program that does nothing.
 func deployHop(ctx context.Context, api *client.Client) error {
 	const image = "stagecoach/noop:0.1.0"
 	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"}

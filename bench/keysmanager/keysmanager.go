@@ -25,9 +25,9 @@ import (
 // keysBench measures a KeysManager with one stage.
 type keysBench struct{ *starts.Stage }
 
-// Run measures a node's daemon: forks of one zygote, a thousand orders at the same time, an
-// invalidation, and its usage while nothing happens. Through the whole product, it measures how
-// much longer a request to a function without replicas takes than a request to a ready replica.
+// Run measures a KeysManager: forks of one zygote, a thousand orders at once, invalidations, and
+// the idle daemon's memory and CPU. It also measures, through the whole product, how much longer a
+// request to a function without replicas takes than a request to a ready replica.
 func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench keysmanager", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -118,8 +118,9 @@ func (b keysBench) daemon(ctx context.Context, report *bench.Report, window time
 	return idle.Measure(ctx, report, "daemon_idle", daemon.Cmd.Process.Pid, window)
 }
 
-// wakes measures requests to a function without replicas, with its parameters in memory or not, and
-// compares them with requests to a ready replica.
+// wakes measures requests to a function without replicas, and compares them with requests to a
+// ready replica. The parameters are in memory for half of the requests, and evicted before the
+// others.
 func (b keysBench) wakes(ctx context.Context, report *bench.Report, wakes int) error {
 	up, err := child.Start(ctx, os.Stderr, "up", "--listen", "127.0.0.1:0", "--state", filepath.Join(b.Dir, "wakes"), "--images", b.Images.Dir, "--ort", b.Ort, "--log", "error")
 	if err != nil {

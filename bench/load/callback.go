@@ -95,8 +95,7 @@ func (c *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	status, err := strconv.Atoi(r.Header.Get("X-Function-Status"))
 	if err != nil {
-		// The header is Stagecoach's and OpenFaaS's. Without it, only the callback's arrival is
-		// known.
+		// Stagecoach and OpenFaaS set the header. Without it, the callback itself counts as a success.
 		status = http.StatusOK
 	}
 	c.mu.Lock()

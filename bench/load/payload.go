@@ -168,8 +168,8 @@ func (b Body) template(r *rand.Rand) (payload, error) {
 	return next, err
 }
 
-// contentType returns the configured type. Otherwise it guesses from the file's name, or from the
-// content: JSON, or what browsers would assume.
+// contentType returns the configured type. Otherwise it guesses from the extension of the file's
+// name, and then from the content: JSON, or what browsers would guess.
 func (b Body) contentType(body []byte, name string) string {
 	if b.ContentType != "" {
 		return b.ContentType

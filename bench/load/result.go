@@ -13,8 +13,8 @@ import (
 // Schema is the version of a result's JSON form. Fields may be added but never changed.
 const Schema = "stagecoach.load/1"
 
-// Result is the result of a run. Times are in seconds. t_s counts from the first instant of the
-// run.
+// Result is the result of a run. Times are in seconds. The fields t_s count from the first instant
+// of the run.
 type Result struct {
 	Schema    string    `json:"schema"`
 	Started   time.Time `json:"started"`
@@ -86,9 +86,10 @@ func (f Figures) Faults() (kinds []Kind, requests int64) {
 // kindNotSent is the kind of requests that were due but not sent.
 const kindNotSent = "not sent"
 
-// Latency is a distribution of times in seconds. A quantile q is left out if the sample is too
-// small for it. It is present if, with a confidence of 95 %, some of the sample lies above the true
-// q, that is if 1-qⁿ >= 0.95 (Wilks 1941). So p95 needs 59 answers, p99 299, and p99.9 2995.
+// Latency is a distribution of times in seconds. It leaves out quantiles for which the sample is
+// too small. Quantile q needs n answers with 1-qⁿ >= 0.95: then at least one answer is above the
+// true quantile with a probability of 95 % (Wilks 1941). So p95 needs 59 answers, p99 299, and
+// p99.9 2995.
 type Latency struct {
 	Count int64    `json:"count"`
 	Mean  float64  `json:"mean_s"`
@@ -132,9 +133,9 @@ type Callbacks struct {
 	Lost       int64 `json:"lost"`       // accepted, without a callback by the deadline
 }
 
-// Second is one second of the run. Requests count in the second of their instant, and answers in
-// the second of their arrival. Quantiles are nearest rank, so P99 of fewer than 100 answers is the
-// slowest one.
+// Second is one second of the run. A request counts in the second in which it is due, and an answer
+// in the second in which it arrives. Quantiles are nearest-rank, so with fewer than 100 answers P99
+// is the slowest one.
 type Second struct {
 	T        int     `json:"t_s"`
 	Offered  int64   `json:"offered"`

@@ -96,10 +96,10 @@ func must(t *testing.T, cfg Config) Result {
 	return r
 }
 
-// TestStallDelaysEveryRequestOfItsTime tests for coordinated omission. A server with one slot and
-// 1 ms per request stalls once, for the whole second from 5 s on. Ten requests per second are due
-// at 50 ms, 150 ms, …. Those of that second wait 950 ms, 850 ms, … for its end. A closed loop would
-// see one slow request.
+// TestStallDelaysEveryRequestOfItsTime checks that there is no coordinated omission. The server has
+// one slot and takes 1 ms per request. It stalls once, from 5 s to 6 s. Ten requests are due per
+// second, at 50 ms, 150 ms, …, so the ten requests of that second wait 950 ms, 850 ms, … for the
+// end of the stall. A closed loop would measure only one slow request.
 func TestStallDelaysEveryRequestOfItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
@@ -261,8 +261,8 @@ func TestSeveralTargets(t *testing.T) {
 	})
 }
 
-// TestInterrupted checks that an interrupted run has a result.
-func TestInterrupted(t *testing.T) {
+// TestInterruptedRunHasAResult checks that an interrupted run has a result.
+func TestInterruptedRunHasAResult(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := config(t, "http://bubble", Target{Name: "f", Function: "f", Source: even(t, "10"), Timeout: time.Minute})
 		cfg.Transport = server(func(r *http.Request) (*http.Response, error) {
@@ -338,9 +338,9 @@ func TestWaitsOfTheCallsSinceTheSampleBefore(t *testing.T) {
 	})
 }
 
-// TestAsync uses real connections, with callbacks that come once, twice, before the 202, with a
-// failure, and never.
-func TestAsync(t *testing.T) {
+// TestCallbacksAreCountedByOutcome uses real connections. Its callbacks come once, twice, before
+// the 202, with a failure, or never.
+func TestCallbacksAreCountedByOutcome(t *testing.T) {
 	var calls sync.WaitGroup
 	var mu sync.Mutex
 	n := 0

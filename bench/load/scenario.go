@@ -38,8 +38,8 @@ type Scenario struct {
 	Targets     []TargetSpec  `yaml:"targets"`
 }
 
-// TargetSpec is a target as users write it. It has one of Rate, MMPP and Trace, or else a share of
-// the scenario's rate.
+// TargetSpec is a target as users write it. It has one of Rate, MMPP and Trace, or it gets a share
+// of the scenario's rate.
 type TargetSpec struct {
 	Function string            `yaml:"function"`
 	Name     string            `yaml:"name"`   // default: the function's

@@ -75,7 +75,7 @@ func (r *run) url(t *Target) string {
 	return strings.TrimSuffix((&url.URL{Scheme: r.cfg.Gateway.Scheme, Host: r.cfg.Gateway.Host, Path: r.cfg.Gateway.Path}).String(), "/") + path + t.Function
 }
 
-// answer reads a response completely, so that its connection can be used again. It returns the
+// answer reads a response to its end, so that the connection can be used again. It returns the
 // first bytes.
 func answer(resp *http.Response) ([]byte, error) {
 	defer resp.Body.Close()

@@ -18,9 +18,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// watcher asks the server once per second for the state of its functions. It uses Stagecoach's GET
-// /system/timeline/NAME, if present, and /metrics, where every OpenFaaS gateway has
-// gateway_service_count.
+// watcher asks the server once per second for the state of its functions. It reads /metrics, where
+// every OpenFaaS gateway has gateway_service_count. It prefers GET /system/timeline/NAME, which
+// only Stagecoach has.
 type watcher struct {
 	client   *http.Client
 	gateway  *url.URL

@@ -13,8 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// DeployAll deploys functions, and waits until they have the replicas that they have without a
-// load.
+// DeployAll deploys functions. It returns when each has its smallest number of replicas ready.
 func DeployAll(ctx context.Context, api *client.Client, all []client.Deployment) error {
 	for _, d := range all {
 		if err := api.Deploy(ctx, d); err != nil {
@@ -51,8 +50,8 @@ func Settled(ctx context.Context, api *client.Client, name string) error {
 	}
 }
 
-// Asleep waits until a function has no replicas. If evict is set, it then has the function's
-// parameters evicted, which is possible once their processes have ended.
+// Asleep waits until a function has no replicas. If evict is set, it then evicts the function's
+// parameters, which is possible only once their processes have ended.
 func Asleep(ctx context.Context, api *client.Client, name string, evict bool) error {
 	deadline := time.Now().Add(time.Minute)
 	for {
@@ -82,8 +81,9 @@ func Asleep(ctx context.Context, api *client.Client, name string, evict bool) er
 	}
 }
 
-// Saturate sends calls from several clients, each of which sends one after another, and returns how
-// long all of them took. each gets the answers, one at a time; nil: nobody does.
+// Saturate sends calls from several clients, and returns how long all calls took together. Each
+// client sends its next call after the answer to the last one. The function each, if not nil, gets
+// the answers, one at a time.
 func Saturate(ctx context.Context, api *client.Client, function, contentType, body string, clients, calls int, each func(client.Answer)) (time.Duration, error) {
 	var sent atomic.Int64
 	var mu sync.Mutex

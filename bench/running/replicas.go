@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// ReplicaSeconds returns the sum of the times that replicas were there between two instants, from
-// their orders until they had stopped. Replicas that start or drain occupy the machine, too.
+// ReplicaSeconds returns the replica-seconds between two instants. A replica counts from its order
+// until it has stopped, because replicas that start or drain occupy the machine, too.
 func ReplicaSeconds(events []schema.Event, from, to time.Time) float64 {
 	begun, sum := map[string]time.Time{}, 0.0
 	add := func(since, until time.Time) {
@@ -35,8 +35,8 @@ func ReplicaSeconds(events []schema.Event, from, to time.Time) float64 {
 	return sum
 }
 
-// FirstAnswer returns when the first of the replicas answered that were ordered between two
-// instants; zero: none did.
+// FirstAnswer returns the time of the first answer from a replica that was ordered between two
+// instants. It returns the zero time if there is no such answer.
 func FirstAnswer(events []schema.Event, from, to time.Time) (at time.Time) {
 	ordered := map[string]bool{}
 	for _, e := range events {

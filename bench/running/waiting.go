@@ -1,5 +1,5 @@
-// Package running has what benches do with a running product: deploy functions, wait, send load and
-// count replicas.
+// Package running has what benches need to use a running product: they deploy functions, wait for
+// states, send load and count replicas.
 package running
 
 import (
@@ -35,8 +35,8 @@ type Stage struct {
 	Replicas int // fixed; 0: policies choose
 }
 
-// ExecTimes has the times of standalone inference in QUART's Table 1. Stages that wait stand in for
-// these models.
+// ExecTimes has the times of one inference, without waits, from QUART's Table 1. Benches simulate
+// these models with stages that wait.
 var ExecTimes = map[string]time.Duration{
 	"whisper-9b": 74 * time.Millisecond, "bert-21b": 137 * time.Millisecond, "llama-7b": 243 * time.Millisecond,
 	"opt-66b": 278 * time.Millisecond, "wideresnet": 646 * time.Millisecond,
@@ -54,8 +54,8 @@ func StepRate(low, high float64, each time.Duration) string {
 	return fmt.Sprintf("%.4g:%v,%.4g:%v,%.4g:%v", low, each, high, each, low, each)
 }
 
-// SplitEvenly splits a model's time evenly into a chain of stages that wait. The seventh stage
-// takes seventh times as long as the others.
+// SplitEvenly splits a model's time evenly into a chain of stages that wait. The time of the
+// seventh stage is then multiplied by seventh.
 func SplitEvenly(exec time.Duration, seventh float64) []Stage {
 	out := make([]Stage, Stages)
 	for i := range out {

@@ -44,10 +44,11 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 	return out, err
 }
 
-// MeasureCosts measures the costs of a slot and a hop, on stages of its own that wait for exactly
-// 10 ms. A stage whose line is never empty shows the cost of a slot by the rate of its answers.
-// Requests that pass a chain one by one show the costs of its slots and two hops each. Both run at
-// the same time, under the same load of the machine.
+// MeasureCosts measures the costs of a slot and a hop. It deploys stages that wait for exactly 10
+// ms, so longer times are the product's cost. One stage always has tasks in its line: its rate of
+// answers shows the cost of a slot. Single requests through a chain of three stages show the cost
+// of three slots and six hops. Both measurements run at the same time, so that the load of the
+// machine is the same for both.
 func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
 	c := probeChain()
 	c.Rate, c.CV = fmt.Sprintf("8:%v", length), 0
@@ -83,8 +84,8 @@ func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration)
 	return costs{slot: slot, hop: max((mean-probeStages*(probeWait+slot))/(2*probeStages), 0)}, nil
 }
 
-// measureStarts returns the median time from the order of a replica until it is ready, of nine
-// replicas that are ordered together, as at a step of the load.
+// measureStarts returns the median time from the order of a replica until it is ready. It orders
+// nine replicas together, as a step of the load would do.
 func measureStarts(ctx context.Context, api *client.Client) (time.Duration, error) {
 	all := probeChain().Deployments()
 	for i := range all {

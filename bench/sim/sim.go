@@ -35,8 +35,9 @@ type costs struct {
 	start time.Duration // from the order of a replica until it is ready
 }
 
-// simCases returns the cases to compare, with loads of this length. Under bursts, service times
-// vary little, because a queue would multiply random differences, which are not the same in both.
+// simCases returns the cases to compare, with loads of this length. In cases with bursts, service
+// times vary little. The product and the simulator draw different service times, and long queues
+// would multiply that difference.
 func simCases(length time.Duration) []running.Case {
 	chain := func(cv float64) []running.Stage {
 		var out []running.Stage
@@ -62,8 +63,9 @@ func simCases(length time.Duration) []running.Case {
 	}
 }
 
-// Run compares the simulator with a running `up`: the same arrivals, distributions of service times
-// and policies. It measures the costs of a hop, a slot and a start on other stages.
+// Run compares the simulator with a running `up`, with the same arrivals, distributions of service
+// times and policies. The simulator gets the costs of a hop, a slot and a start as measured on
+// other stages.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench sim", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -154,8 +156,8 @@ func Simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (ru
 	}, nil
 }
 
-// scenario returns the case as the simulator's scenario. The cost of a slot lengthens each call and
-// does not change its spread.
+// scenario returns the case as a scenario for the simulator. The cost of a slot is added to each
+// service time, and does not change the variance.
 func scenario(c *running.Case, cost costs, seed uint64) string {
 	host := bench.NewReport("", io.Discard).Host
 	var b strings.Builder
@@ -170,8 +172,8 @@ func scenario(c *running.Case, cost costs, seed uint64) string {
 	return b.String()
 }
 
-// reportPairs adds the results of a case: medians over the rounds. The difference is the median of
-// the rounds' differences, because both had the same arrivals in a round.
+// reportPairs adds the results of a case: medians over the rounds. In a round, both have the same
+// arrivals, so their difference is the median of the rounds' differences.
 func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
 	figures := []struct {
 		metric string

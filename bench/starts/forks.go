@@ -13,8 +13,8 @@ import (
 // atOnce is part of the names of replicas that several goroutines order together.
 const atOnce = "at-once"
 
-// ForksPerSecond makes one zygote fork n replicas, as fast as their orders come. It returns the
-// number of forks per second.
+// ForksPerSecond orders n replicas from one zygote as fast as possible, and returns the number of
+// forks per second.
 func (b *Stage) ForksPerSecond(ctx context.Context, n int) (float64, error) {
 	took, err := b.AtOnce(ctx, n, 8)
 	var all time.Duration
@@ -24,8 +24,8 @@ func (b *Stage) ForksPerSecond(ctx context.Context, n int) (float64, error) {
 	return float64(n) / all.Seconds(), err
 }
 
-// AtOnce orders n replicas of the stage from several goroutines. It returns the time until each
-// replica had started. All have ended again when it returns.
+// AtOnce orders n replicas of the stage from several goroutines. It returns, for each replica, the
+// time until it had started. When AtOnce returns, all replicas have ended.
 func (b *Stage) AtOnce(ctx context.Context, n, goroutines int) ([]time.Duration, error) {
 	took := make([]time.Duration, n)
 	next := make(chan int, n)

@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// HTTPCases returns a case per network that a function which speaks HTTP can ask for. The machine's
-// network costs nothing, so the others are compared with it.
+// HTTPCases returns one case for each kind of network that an HTTP function can ask for. Cases are
+// compared with the machine's own network, which costs nothing.
 func HTTPCases() []Case {
 	return []Case{{Name: pipeline.NetworkHost}, {Name: pipeline.NetworkNone}, {Name: pipeline.NetworkDefault}}
 }

@@ -10,9 +10,10 @@ import (
 	"time"
 )
 
-// Interpreters returns the Python interpreters of the machine, each once, in the order in which
-// they are tried: in the active virtual environment, in PATH, in conda's folders, below the working
-// directory, in /opt and /usr/local, and the system's.
+// Interpreters returns the paths of the machine's Python interpreters, in the order in which to try
+// them. It looks in the active virtual environment, conda's environments, PATH, the working
+// directory, the home folder, /opt and /usr/local, and finally in /usr/bin. No path is in the
+// result twice.
 func Interpreters() (all []string) {
 	var patterns []string
 	for _, root := range []string{os.Getenv("VIRTUAL_ENV"), os.Getenv("CONDA_PREFIX")} {
@@ -46,8 +47,8 @@ func Interpreters() (all []string) {
 	return all
 }
 
-// Output runs a program and returns what it prints. The first import of PyTorch on a machine reads
-// gigabytes of libraries from its disk.
+// Output runs a program and returns its standard output. Its limit is three minutes, because the
+// first import of PyTorch on a machine reads gigabytes of libraries from disk.
 func Output(ctx context.Context, name string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()

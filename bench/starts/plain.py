@@ -1,13 +1,11 @@
-"""Loads a model with torch.load and runs it, without Stagecoach. Benches compare with it.
+"""Runs a model without Stagecoach. Benches compare Stagecoach's starts with it.
 
 plain.py pack IMAGE MODEL.safetensors MODEL.pt:
-    torch.save of the module that the image's handler makes.
+    saves the module that the image's handler makes, with torch.save.
 
 plain.py run IMAGE MODEL.pt DEVICE TEXT:
-    prints a line of JSON after the first answer, and one after the second.
-
-Only the module's class is taken from IMAGE. After the second answer, run keeps the process until
-its stdin ends.
+    loads the saved module with torch.load, and answers TEXT twice. Prints a line of JSON after each
+    answer, and then waits until its stdin ends. From IMAGE, it needs only the module's class.
 """
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def pack(root: str, model: str, out: str) -> None:
 
 
 def run(root: str, model: str, device: str, text: str) -> None:
-    """Load it onto the device and make it answer twice. A step ends when the device has ended."""
+    """Load the model onto the device and answer twice. A step ends when the device is done."""
     took: dict[str, float] = {}
 
     def timed(name: str, work: Callable[[], Any]) -> Any:

@@ -59,9 +59,9 @@ const (
 
 // Machine gives access to the machine as the product does.
 type Machine struct {
-	// Isolate returns the configuration of a KeysManager with users, networks and cgroups. If the
-	// machine lacks one of them, it is left out and logged. dir tells the KeysManager from others.
-	// done frees all of them.
+	// Isolate returns the configuration of a KeysManager with users, networks and cgroups. It leaves
+	// out and logs any of the three that the machine lacks. dir, a folder that only this KeysManager
+	// uses, identifies it on the machine. done removes the users, networks and cgroups.
 	Isolate func(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error)
 	// Devices returns the devices of a watch in the KeysManager's type.
 	Devices func(*device.Watch) []keysmanager.Device
@@ -101,7 +101,7 @@ func (b *Stage) Manage() error {
 }
 
 // Isolate returns the configuration of a KeysManager with users, networks and cgroups as in the
-// product. If the machine lacks one of them, it is left out and logged. Shut frees all of them.
+// product. It leaves out and logs any of the three that the machine lacks. Shut removes them.
 func (b *Stage) Isolate(log *slog.Logger) (cfg keysmanager.Config, err error) {
 	cfg, b.done, err = b.machine.Isolate(b.Dir, log)
 	b.users = cfg.Accounts != nil
@@ -198,8 +198,8 @@ type Started struct {
 	Parts DeviceParts // of its way onto a device
 }
 
-// DeviceParts has the durations of a process's steps onto a device; 0: the process had no such
-// step, or did not report it.
+// DeviceParts has the durations of the steps by which a process gets its parameters onto a device.
+// 0 means that it did not do or report the step.
 type DeviceParts struct {
 	Imports time.Duration // of PyTorch
 	Context time.Duration // until the process has a context on the device
@@ -325,7 +325,7 @@ func Family(zygote int) []int {
 }
 
 // SharedMemory returns the sum of the proportional set sizes of processes in bytes, and the part of
-// it that is memory without a file. For replicas on the map path, that part is their parameters.
+// that sum in memory without a file. Replicas on the map path have their parameters there.
 func SharedMemory(pids []int) (pss, memfds int64, err error) {
 	for _, pid := range pids {
 		f, err := os.Open(fmt.Sprintf("/proc/%d/smaps_rollup", pid))

@@ -76,8 +76,8 @@ print(json.dumps({"program": sys.executable, "python": platform.python_version()
 // Tell adds the versions of Python and PyTorch to a report.
 func (p Python) Tell(r *bench.Report) { r.With("python", p.Python); r.With("torch", p.Torch) }
 
-// Process returns the env fprocess of stages that the interpreter runs. It includes the variables
-// of our environment by which the interpreter may find its modules and libraries.
+// Process returns the value of fprocess for stages that run with this interpreter. It includes
+// those variables of our environment that help the interpreter find its modules and libraries.
 func (p Python) Process() string {
 	words := []string{}
 	for _, name := range []string{"PYTHONPATH", "LD_LIBRARY_PATH"} {
@@ -144,8 +144,8 @@ func NextByte(answer []byte) string {
 	return strconv.Itoa(said.Next[0].Byte)
 }
 
-// BuildTorch makes an image of a stage, named ref, with these files beside its handler, without its
-// parameters, as `stagecoach build -folder` does.
+// BuildTorch builds the image ref of a stage as `stagecoach build -folder` does, with the given
+// files in the handler's folder. The image has no parameters yet.
 func BuildTorch(ctx context.Context, b *Stage, ref string, files map[string][]byte) error {
 	handler, err := os.MkdirTemp(b.Dir, "handler-")
 	if err != nil {
@@ -212,8 +212,8 @@ func (p *Plain) Pack(ctx context.Context) error {
 	return nil
 }
 
-// Start starts a process, and returns when it has done its second call. The process stays until its
-// end is called.
+// Start starts a process by hand. It returns after the process has answered two calls. The process
+// runs until the caller ends it.
 func (p *Plain) Start(ctx context.Context) (Started, error) {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Minute)
 	begin := time.Now()

@@ -46,9 +46,10 @@ type wakeBench struct {
 	waits  map[string][]time.Duration // of the last stage's call for a replica, by case
 }
 
-// Run measures the first answer of two pipelines of three stages that sleep: OCR, and one of
+// Run measures how long calls of two pipelines take while their stages sleep, and while they are
+// awake. Each pipeline has three stages: the OCR pipeline has models, and the other one has
 // ordinary processes. With --against, another build of this program takes turns with this one, and
-// the report has the median of each round's ratio.
+// the report has the median over rounds of the ratio of their times.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench wake", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)

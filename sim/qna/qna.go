@@ -1,8 +1,8 @@
-// Package qna predicts how bursty arrivals are at each station of a queueing network: by Whitt's
-// Queueing Network Analyzer (Bell System Technical Journal 62(9), 1983).
+// Package qna predicts how bursty arrivals are at each station of a queueing network. It implements
+// Whitt's Queueing Network Analyzer (Bell System Technical Journal 62(9), 1983).
 //
-// Only simulations and studies use it. The autoscaler takes burstiness as measured, because on
-// simulations that measurement predicts better than these formulas (docs/adr/0045).
+// Only simulations and studies use it. The autoscaler uses measured burstiness, because in
+// simulations the latest measurement predicts better than these formulas (docs/adr/0045).
 package qna
 
 import (
@@ -30,20 +30,21 @@ type Station struct {
 // Link says that what leaves one station arrives at another.
 type Link struct{ From, To int }
 
-// The bounds of squared coefficients of variation: one that is measured over a few arrivals can be
-// any number.
+// The bounds of squared coefficients of variation. They are needed because a measurement over a few
+// arrivals can be any number.
 const (
 	Least = 0.01
 	Most  = 64 // a CV of 8, the largest that QUART looks at
 )
 
-// passes bounds the work on networks with cycles, which pipelines in opposite directions make.
-// Other networks need one pass, in topological order.
+// passes bounds the work on networks with cycles. Two pipelines that use the same stages in
+// opposite order make a cycle. Other networks need one pass, in topological order.
 const passes = 20
 
-// Predict returns the squared coefficient of variation of the times between arrivals, one per
-// station, between [Least] and [Most]. What enters the network is as measured. How its burstiness
-// changes on the way is computed, station by station. A station's Factor corrects the result.
+// Predict returns, for each station, the squared coefficient of variation of the times between
+// arrivals, bounded by [Least] and [Most]. For stations without predecessors, that is the measured
+// value. For other stations, Predict computes it from the departures of their predecessors, and
+// multiplies it by the station's Factor if that is known.
 func Predict(n Network) []float64 {
 	out := make([]float64, len(n.Stations))
 	into := make([][]int, len(n.Stations))
@@ -124,9 +125,10 @@ func (n Network) order() (order []int, cyclic bool) {
 	return order, cyclic
 }
 
-// Departure returns the squared coefficient of variation of the times between departures of a
-// queue with c servers of utilisation rho: Cd² = 1 + (1−ρ²)(Ca²−1) + ρ²/√c (Cs²−1) (Whitt 1983,
-// Eq. 39). An idle queue passes on what arrives; a busy one passes on how it serves.
+// Departure returns the squared coefficient of variation of the times between departures of a queue
+// with c servers of utilisation rho: Cd² = 1 + (1−ρ²)(Ca²−1) + ρ²/√c (Cs²−1) (Whitt 1983, Eq. 39).
+// Departures of an idle queue vary as its arrivals do, and those of a busy queue as its service
+// times do.
 func Departure(ca2, cs2, rho float64, c int) float64 {
 	r2 := max(rho, 0)
 	if rho != rho {

@@ -26,7 +26,7 @@ func TestDeparture(t *testing.T) {
 	}
 }
 
-func TestQNA(t *testing.T) {
+func TestPredictFollowsTheNetwork(t *testing.T) {
 	bursty := Station{Rate: 10, Servers: 1, Rho: 0.8, CS2: 0, CA2: 16}
 	after := Station{Rate: 10, Servers: 1, Rho: 0.8, CS2: 0}
 	one := Departure(16, 0, 0.8, 1)
@@ -59,9 +59,9 @@ func TestQNA(t *testing.T) {
 	}
 }
 
-// TestQNAConverges checks networks with cycles, which pipelines in opposite directions make, with
-// any rates and CVs.
-func TestQNAConverges(t *testing.T) {
+// TestPredictConvergesWithCycles checks networks with cycles, with any rates and CVs. Pipelines
+// that use stages in opposite order make such networks.
+func TestPredictConvergesWithCycles(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	floats := []float64{0, 1, -1, math.NaN(), math.Inf(1), 1e300, 1e-300, 7, 0.01}
 	any := func() float64 { return floats[rng.IntN(len(floats))] }

@@ -18,8 +18,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// GC is the percentage by which the heap of a simulation may grow between collections. A
-// simulation allocates much for a short time, and holds little.
+// GC is the percentage by which the heap may grow between garbage collections. It is high because a
+// simulation allocates much, but holds little of it for long.
 const GC = 800
 
 // Evaluation runs `stagecoach sim paper`; nil: this build has no evaluation.
@@ -71,8 +71,8 @@ func Run(ctx context.Context, args []string, out io.Writer, evaluate Evaluation)
 	return errors.Join(errs...)
 }
 
-// simModel reads a scenario. Traces are looked for where their paths say, from here, then beside
-// the scenario, then among the recorded data.
+// simModel reads a scenario. It looks for a trace first at its path, then in the scenario's folder,
+// then in the folder of recorded data.
 func simModel(name string, seeds int) (*sim.Model, error) {
 	file, err := os.Open(name)
 	if err != nil {
@@ -87,8 +87,8 @@ func simModel(name string, seeds int) (*sim.Model, error) {
 	return s.Model(Opener(filepath.Dir(name)))
 }
 
-// Opener returns a function that opens traces. It looks for a trace where its path says, then in
-// the folder, then among the recorded data.
+// Opener returns a function that opens traces. It looks for a trace first at its path, then in
+// folder, then in the folder of recorded data.
 func Opener(folder string) sim.Opener {
 	data := cmp.Or(os.Getenv("STAGECOACH_DATA"), openloop.DefaultData)
 	return func(trace string) (io.ReadCloser, error) {

@@ -11,9 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// TestSim: traces are found beside the scenario, JSON goes to standard output, and what is wrong
-// names file and field.
-func TestSim(t *testing.T) {
+// TestErrorsNameFileAndField checks that traces are found beside the scenario, that JSON goes to
+// standard output, and that errors name the file and the field.
+func TestErrorsNameFileAndField(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	write := func(name, text string) string {

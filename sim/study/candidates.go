@@ -11,17 +11,17 @@ import (
 // primes are the bases of the dimensions. A contender may have as many knobs as there are primes.
 var primes = [...]int{2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37}
 
-// perTry bounds how many points are drawn per candidate. In small spaces most points have been
-// tried before.
+// perTry bounds the number of points that are drawn per candidate. In a small space, most points
+// are already candidates.
 const perTry = 64
 
-// Candidates returns up to n different configurations of a contender: its defaults, then points
-// spread evenly over its space. They depend only on the space. If the space has fewer than n
-// points, it returns fewer.
+// Candidates returns up to n different configurations of a contender. The first one is its
+// defaults. The others are spread evenly over its space, and depend only on the space. If the space
+// has fewer than n points, Candidates returns fewer.
 //
-// The points are Halton's, with digits reversed. With few points in many dimensions, the plain
-// sequence runs along lines (Vandewoestyne and Cools, Good permutations for deterministic scrambled
-// Halton sequences in terms of L2-discrepancy, 2006).
+// The points are a Halton sequence with reversed digits. The plain sequence would not do: with few
+// points in many dimensions, they lie along lines (Vandewoestyne and Cools, Good permutations for
+// deterministic scrambled Halton sequences in terms of L2-discrepancy, 2006).
 func (c Contender) Candidates(n int) [][]float64 {
 	out := [][]float64{slices.Clone(c.Defaults)}
 	for i := 1; len(out) < n && i <= perTry*n; i++ {
@@ -36,8 +36,8 @@ func (c Contender) Candidates(n int) [][]float64 {
 	return out
 }
 
-// halton returns the i-th number of a base in [0, 1). Each digit d is replaced by (base − d) mod
-// base.
+// halton returns the i-th number in [0, 1) of the Halton sequence of a base. Each digit d is
+// replaced by (base − d) mod base.
 func halton(i, base int) float64 {
 	v, part := 0.0, 1.0
 	for ; i > 0; i /= base {
@@ -47,8 +47,8 @@ func halton(i, base int) float64 {
 	return v
 }
 
-// at returns the knob's value at a share u of its range, in [0, 1). It keeps six digits, so that
-// the stored value is the one that was tried.
+// at returns the knob's value at a share u of its range, where u is in [0, 1). The value has six
+// digits, so that the stored configuration is exactly the one that was tried.
 func (k Knob) at(u float64) float64 {
 	if len(k.Values) > 0 {
 		return k.Values[int(u*float64(len(k.Values)))]

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Check returns all faults of a study, for example duplicate names, knobs without range, and seeds
-// of training that are also seeds of the test.
+// Check returns all faults of a study, for example duplicate names, knobs without a range, and
+// seeds that are used for both training and comparison.
 func (s *Study) Check() error {
 	var errs []error
 	add := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
@@ -96,8 +96,8 @@ func knobNames(space []Knob) []string {
 	return out
 }
 
-// Only keeps the settings whose names match the pattern, and the contenders that match what follows
-// the pattern's first slash. Call it after [Study.Check].
+// Only keeps the settings whose names match the pattern up to its first slash, and the contenders
+// whose names match the rest. Both parts are regular expressions. Call Only after [Study.Check].
 func (s *Study) Only(pattern string) error {
 	settings, contenders, _ := strings.Cut(pattern, "/")
 	var errs [2]error

@@ -10,13 +10,13 @@ import (
 // [Result.BestBaseline].
 const BestBaseline = "best baseline"
 
-// overBudget is the factor by which a baseline may exceed the budget and still be the best one,
-// because it was tuned on other loads.
+// overBudget is the factor by which a baseline may exceed the budget and still be the best one.
+// Baselines are tuned to the budget on other loads, so they may exceed it a little.
 const overBudget = 1.05
 
-// Comparison compares two contenders by pairs of runs on equal seeds. For each seed, it takes the
-// mean over settings, of logarithms if the figure is a ratio. Its interval is Student's over the
-// seeds. It covers chance in loads and work, not the choice of settings.
+// Comparison compares two contenders by pairs of runs with equal seeds. For each seed it averages
+// over settings; a ratio is averaged in logarithms. The intervals are Student's over the seeds.
+// They cover the chance in loads and work, but not the choice of settings.
 type Comparison struct {
 	Of         string   `json:"of"`
 	To         string   `json:"to"`
@@ -47,9 +47,10 @@ func (r *Result) Outcome(setting, contender string) *Outcome {
 	return &r.Outcomes[i]
 }
 
-// MostInTime stands, in comparisons, for the contender with the most requests within the objective.
-// It may be an oracle, with any number of GPUs, or a contender that may be the best baseline.
-// Baselines are included because an oracle need not be good.
+// MostInTime stands, in comparisons, for the contender with the most requests within the objective
+// on a setting. That is the best of all oracles, however many GPUs they use, and of the contenders
+// that may be the best baseline. Baselines are included because an oracle may do worse than a
+// baseline.
 const MostInTime = "most in time"
 
 // mostInTime returns the contender that [MostInTime] stands for on a setting. It returns "" if no
@@ -79,10 +80,10 @@ func (r *Result) baseline(c ContendInfo, o *Outcome) bool {
 	return !c.Oracle && !c.Ours && (!r.OverBudget(o) || own != nil && o.GPUs.Mean <= own.GPUs.Mean)
 }
 
-// BestBaseline returns the contender with the smallest mean latency on a setting. Oracles and our
-// own contenders are excluded. It must have at most 1.05 times the budget of GPUs on average, or no
-// more GPUs than ours has there. It is chosen from the results, which favours it. BestBaseline
-// returns "" if no contender qualifies.
+// BestBaseline returns the contender with the smallest mean latency on a setting, without oracles
+// and our own contenders. On average, it must use at most 1.05 times the budget of GPUs, or no more
+// GPUs than ours uses there. The choice is made with the results known, so it favours the baseline.
+// BestBaseline returns "" if no contender qualifies.
 func (r *Result) BestBaseline(setting string) string {
 	var best *Outcome
 	for _, c := range r.Contenders {
@@ -106,8 +107,8 @@ const mayFail = 0.001
 // Fails reports whether more than a thousandth of the requests failed.
 func (o *Outcome) Fails() bool { return o.Failed.Mean > mayFail }
 
-// OverBudget reports whether an outcome had, on average, more than 1.05 times the budget of GPUs.
-// The setting's budget replaces the study's if it is set.
+// OverBudget reports whether an outcome used, on average, more than 1.05 times the budget of GPUs.
+// The budget is the setting's if that is set, and otherwise the study's.
 func (r *Result) OverBudget(o *Outcome) bool {
 	budget := r.Budget
 	if i := slices.IndexFunc(r.Settings, func(s SettingInfo) bool { return s.Name == o.Setting }); i >= 0 {
@@ -116,9 +117,9 @@ func (r *Result) OverBudget(o *Outcome) bool {
 	return o.GPUs.Mean > overBudget*budget
 }
 
-// Compare compares a contender with another on settings, or on all if none is named. Each contender
-// may be [BestBaseline] or [MostInTime]. It returns false if both were evaluated on no common
-// setting.
+// Compare compares two contenders, of and to, on the named settings, or on all settings if none is
+// named. Each of the two may be [BestBaseline] or [MostInTime]. Compare skips settings on which
+// only one of the two was evaluated, and returns false if no setting is left.
 func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 	c := Comparison{Of: of, To: to}
 	var pairs [][2]*Outcome
@@ -155,8 +156,8 @@ func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 // objective returns the index of the objective among the multiples.
 func (r *Result) objective() int { return slices.Index(r.Multiples, r.Objective) }
 
-// paired returns the mean change over settings between the runs of a pair, with its interval over
-// the seeds.
+// paired returns the mean of change over the pairs, with its interval over the seeds. For each
+// seed, change compares the two runs of a pair.
 func paired(pairs [][2]*Outcome, change func(a, b *Outcome, seed int) float64) Interval {
 	seeds := make([]float64, len(pairs[0][0].Mean.Seeds))
 	for i := range seeds {

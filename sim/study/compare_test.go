@@ -35,10 +35,10 @@ func madeUpResult() *Result {
 	}
 }
 
-// TestCompare checks ratios of pairs and their intervals, computed by hand. Student's quantile for
-// one degree of freedom is 12.706. So half of an interval of two values is 12.706 times half of
-// their difference.
-func TestCompare(t *testing.T) {
+// TestCompareAveragesPairsOfRuns checks ratios of pairs and their intervals against values computed
+// by hand. With two values, the half-width of an interval is 12.706 times half of their difference:
+// 12.706 is Student's quantile for one degree of freedom.
+func TestCompareAveragesPairsOfRuns(t *testing.T) {
 	r := madeUpResult()
 	near := func(what string, got, want Interval) {
 		t.Helper()
@@ -64,9 +64,9 @@ func TestCompare(t *testing.T) {
 	if !ok || len(c.Settings) != 1 {
 		t.Errorf("%v, compared on %v, want x", ok, c.Settings)
 	}
-	// Both: on y the ratios are 8/8 and 4/8, so the seeds' means over settings are √(1/4·1) and
-	// √(1/2·1/2). lean has no good request in 100 s, which counts as one. So goodput there is 200 and
-	// 100 times as much.
+	// Both settings: on y, the ratios are 8/8 and 4/8. So the means over settings are √(1/4·1) for one
+	// seed and √(1/2·1/2) for the other. lean has no good request on y in 100 s, which counts as one.
+	// So ours has 200 and 100 times lean's goodput there.
 	c, _ = r.Compare("ours", "lean")
 	near("mean", c.Mean, factor(0.5, 0))
 	near("goodput", c.Goodput, factor(math.Sqrt(2*math.Sqrt(200*100)), math.Log(2)/2))
@@ -80,9 +80,9 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestBestBaseline checks the choice: the fastest within 1.05 times the budget, without ours and
-// oracles.
-func TestBestBaseline(t *testing.T) {
+// TestBestBaselineIsTheFastestWithinTheBudget checks that the best baseline is the fastest
+// contender within 1.05 times the budget that is neither ours nor an oracle.
+func TestBestBaselineIsTheFastestWithinTheBudget(t *testing.T) {
 	r := madeUpResult()
 	for setting, want := range map[string]string{"x": "lean", "y": "rich", "z": ""} {
 		if got := r.BestBaseline(setting); got != want {
@@ -104,8 +104,8 @@ func TestBestBaseline(t *testing.T) {
 	}
 }
 
-// TestGoals checks goals on a setting, a group and all settings, with their uncertainty, against
-// the best baseline and against the oracle.
+// TestGoals checks the results of goals on a setting, on a group and on all settings, against the
+// best baseline and against the oracle.
 func TestGoals(t *testing.T) {
 	r := madeUpResult()
 	r.Goals = Goals{Latency: 0.6, Goodput: 2, GoodputIn: "g", Attained: 0.85}
@@ -141,9 +141,9 @@ func TestGoals(t *testing.T) {
 	}
 }
 
-// TestIntervals is computed by hand: 1, 2, 3 have the standard deviation 1, and Student's quantile
-// for two degrees of freedom is 4.303.
-func TestIntervals(t *testing.T) {
+// TestIntervalsAreStudents compares intervals with values computed by hand. 1, 2, 3 have the
+// standard deviation 1, and Student's quantile for two degrees of freedom is 4.303.
+func TestIntervalsAreStudents(t *testing.T) {
 	for what, tc := range map[string]struct{ got, want Interval }{
 		"mean":           {Mean([]float64{1, 2, 3}), Interval{2, -0.484338, 4.48434, 3}},
 		"one value":      {Mean([]float64{7}), Interval{7, 7, 7, 1}},
@@ -171,8 +171,9 @@ func TestIntervals(t *testing.T) {
 	}
 }
 
-// TestStarts checks that starts are summed over the seeds, by path, with those of key stages last.
-func TestStarts(t *testing.T) {
+// TestStartsAreSummedByPath checks that starts are summed over the seeds, by path, with those of
+// key stages last.
+func TestStartsAreSummedByPath(t *testing.T) {
 	seed := func(starts ...sim.StartFigures) run { return run{stages: []sim.StageFigures{{Starts: starts}}} }
 	got := starts([]run{
 		seed(sim.StartFigures{Path: "cold", N: 1, Mean: 8}, sim.StartFigures{Path: "fork", Key: true, N: 2, Mean: 1}),

@@ -1,10 +1,17 @@
 // Package study compares ways to size pipelines on the simulator, without favouring any of them.
 //
-// A [Study] has settings (a model under a load), contenders (a policy with its start costs and its
-// knobs), seeds and a budget of GPUs. [Study.Tune] tries equally many configurations of every
-// contender, on other loads than those of the comparison. Per group of settings it chooses one
-// configuration that fits the budget. [Study.Evaluate] runs the chosen configurations on the seeds
-// of the comparison. [Result.Compare] pairs runs of two contenders on equal seeds, which have equal
+// A [Study] has:
+//
+//   - settings: a model under a load
+//   - contenders: a policy with its start costs, and its configuration as a list of knobs
+//   - "ours": the contender with which the others are compared
+//   - seeds
+//   - a budget of GPUs
+//
+// [Study.Tune] tries equally many configurations of every contender, on other loads than those of
+// the comparison. For each contender and group of settings, it chooses a configuration that fits
+// the budget. [Study.Evaluate] runs the chosen configurations on the seeds of the comparison.
+// [Result.Compare] compares two contenders by pairs of runs with equal seeds, which have equal
 // arrivals and equal work.
 //
 //	tuned, err := s.Tune(ctx, open, report)       // minutes; kept as JSON
@@ -12,6 +19,6 @@
 //	c := result.Compare("ours", "kpa", "BERT-21B cv=4", "BERT-21B cv=8")
 //	err = result.WriteMarkdown(os.Stdout)
 //
-// The package reads neither files nor the clock. Results depend only on the study, not on the
-// number of processors.
+// The package itself neither reads files nor looks at the clock. Results depend only on the study,
+// not on the number of processors.
 package study

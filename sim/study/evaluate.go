@@ -8,9 +8,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Evaluate runs every contender on the loads of the comparison, with its configuration in tuned. A
-// contender without one runs with its defaults, and its outcome is marked. report and ctx are as
-// for [Study.Tune].
+// Evaluate runs every contender on the loads of the comparison, with its configuration in tuned. If
+// tuned has no configuration for a contender, the contender runs with its defaults, and its outcome
+// is marked. report and ctx are as for [Study.Tune].
 func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, report func(Progress)) (*Result, error) {
 	out := &Result{
 		Schema: Schema, Study: s.Name, Title: s.Title, About: s.About, Goals: s.Goals, Ours: s.Ours, Budget: s.Budget, Seeds: s.Test,

@@ -8,8 +8,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Goals are what a design should reach on each setting, and on all settings together. 0 means that
-// there is no such goal.
+// Goals are figures that a design should reach on each setting, and on all settings together. 0
+// means no goal.
 type Goals struct {
 	Latency   float64 `json:"latency"`    // largest mean latency, per that of the best baseline
 	Goodput   float64 `json:"goodput"`    // smallest goodput, per that of the best baseline
@@ -21,10 +21,10 @@ type Goals struct {
 // Reached says whether a goal was reached.
 type Reached string
 
-// The values of Reached, from the 95 % interval:
+// The values of Reached, by the 95 % interval of the figure:
 //
 //   - Met: the whole interval is within the goal.
-//   - Open: the goal is in the interval, or there is one seed and no interval.
+//   - Open: a part of the interval is within the goal, or there is one seed and no interval.
 //   - Missed: no part of the interval is within the goal.
 //   - Dearer: the goal was met, but ours certainly took more GPU-seconds than the best baseline.
 const (
@@ -85,8 +85,8 @@ func (r *Result) goalNames() []string {
 	})
 }
 
-// reach returns the results of the goals: on all settings with a best baseline, on each group, and
-// on each setting.
+// reach returns the results of the goals on all settings together, on each group, and on each
+// setting.
 func (r *Result) reach() []GoalResult {
 	if r.Goals == (Goals{}) {
 		return nil
@@ -140,8 +140,8 @@ func (r *Result) reached(on string, in func(SettingInfo) bool) []GoalResult {
 	return out
 }
 
-// goals writes the results of the goals. Then it writes ours, the best baseline and the oracle side
-// by side.
+// goals writes the results of the goals, and a table that compares ours, the best baseline and the
+// oracle.
 func (r *Result) goals(b *strings.Builder) {
 	if len(r.Reached) == 0 {
 		return
@@ -197,8 +197,8 @@ func (r *Result) reachedText(x GoalResult) string {
 	return string(x.Reached) + ": " + x.String() + " times"
 }
 
-// sides writes ours, the best baseline and the oracle of each setting, one below the other, with
-// the ratio of ours to each.
+// sides writes, for each setting, a row each for ours, the best baseline and the oracle, with the
+// ratio of ours to them.
 func (r *Result) sides(b *strings.Builder) {
 	fmt.Fprintf(b, "\n### %s, the best baseline and the oracle, by setting\n\nRatios are ours over the row's, in pairs of runs; goodput is within %g T.\n", clean(r.title(r.Ours)), r.Objective)
 	t := table{{"setting", "contender", "mean/T", fmt.Sprintf("in %g T, %%", r.Objective), "goodput/s", "GPUs", "core-seconds", "failed, %", "mean, ratio", "goodput, ratio", "GPU-seconds, ratio"}}

@@ -11,8 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// WriteMarkdown writes the result for people. The order is: the question, goals, claims, all
-// settings together, pairs, each setting, configurations, parts, starts.
+// WriteMarkdown writes the result as a report in Markdown. Its parts are, in this order: the
+// question, goals, claims, all settings together, pairs, each setting, configurations, parts of
+// ours, starts.
 func (r *Result) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	r.intro(&b)

@@ -59,8 +59,8 @@ type Outcome struct {
 	// defaults, because there was no tuned configuration
 	Untuned bool `json:"untuned,omitempty"`
 
-	// Latencies are over all requests. A failed request counts with its timeout. Otherwise a contender
-	// that refuses requests instead of letting them wait would look fast.
+	// Latencies include all requests: a failed request counts with its timeout. Otherwise a contender
+	// that refuses requests would look faster than one that lets them wait.
 	Requests Sample `json:"requests"`
 	Mean     Sample `json:"mean_s"`
 	P50      Sample `json:"p50_s"`

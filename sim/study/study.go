@@ -14,9 +14,10 @@ type Setting struct {
 	Service time.Duration // T: latency without any wait. Objectives are multiples of it
 	Train   bool          // contenders are tuned on its training scenario
 	Budget  float64       // GPUs, replaces the study's; equal in a group; 0: the study's
-	// Scenario returns the simulated scenario without policies, seeds and what [Contender.Apply] adds.
-	// If train is set, it has the load for tuning, which shares nothing with the other load. Each call
-	// returns a new scenario, with one pipeline. Several goroutines may call it.
+	// Scenario returns the simulated scenario, without policies, seeds and the changes of
+	// [Contender.Apply]. It has one pipeline. If train is set, it has the load for tuning, which
+	// shares nothing with the load of the comparison. Each call returns a new scenario. Several
+	// goroutines may call Scenario at the same time.
 	Scenario func(train bool) sim.Scenario
 }
 
@@ -38,15 +39,15 @@ type Contender struct {
 	Space    []Knob
 	Defaults []float64 // as published, one value per knob: the first candidate
 	// Like names the contender whose tuned configuration this one uses, for ablations. Both have the
-	// same Space. Empty: its own.
+	// same Space. If Like is empty, this contender is tuned itself.
 	Like string
 
 	Oracle bool // knows what no policy can know; not a baseline
 	Ours   bool // is the subject of the study, or a part of it; not a baseline
 	// In reports whether it is evaluated on a setting; nil: on all.
 	In func(Setting) bool
-	// Apply puts the contender into a scenario: its stages, its start costs, and its policy as the
-	// only entry of s.Policies. Knobs are in the order of Space. It may change s.
+	// Apply adds the contender to a scenario, which it may change: its stages, its start costs, and
+	// its policy, as the only entry of s.Policies. knobs are in the order of Space.
 	Apply func(s sim.Scenario, knobs []float64) sim.Scenario
 }
 
@@ -56,8 +57,8 @@ type Seeds struct {
 	N     int    `json:"n"`
 }
 
-// Study is a question to the simulator: which contender serves which load how well, with how many
-// GPUs.
+// Study is a question to the simulator: how well does each contender serve each load, and with how
+// many GPUs?
 type Study struct {
 	Name, Title string
 	About       string // the question, in a few lines of Markdown

@@ -20,9 +20,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// small returns a study of two loads on two stages, and of contenders with a fixed number of
-// replicas. For the first, the number is tuned. The second is also twice as fast, on two GPUs per
-// replica. The third is the first without its second knob.
+// small returns a study of two loads on a chain of two stages. Each contender has a fixed number of
+// replicas, which is tuned. In two, a replica has two GPUs and is twice as fast. part is an
+// ablation: it uses the configuration of one, and runs on one of the loads only.
 func small() *Study {
 	load := func(name, rate string) Setting {
 		return Setting{
@@ -84,9 +84,9 @@ func run2(t *testing.T, s *Study) *Result {
 	return r
 }
 
-// TestStudy checks the result of a small study, as JSON and for people. It must not depend on the
-// number of processors.
-func TestStudy(t *testing.T) {
+// TestStudyDoesNotDependOnProcessors compares the result of a small study with golden files, as
+// JSON and as Markdown. The number of processors must not change it.
+func TestStudyDoesNotDependOnProcessors(t *testing.T) {
 	s := small()
 	if err := s.Check(); err != nil {
 		t.Fatal(err)
@@ -119,8 +119,8 @@ func TestStudy(t *testing.T) {
 	}
 }
 
-// TestProgress checks that each run is reported once, in order.
-func TestProgress(t *testing.T) {
+// TestProgressReportsEachRunOnce checks that each run is reported once, in order.
+func TestProgressReportsEachRunOnce(t *testing.T) {
 	s := small()
 	s.Candidates = 3
 	var seen []Progress
@@ -143,9 +143,9 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestCancel checks that a cancelled study ends early with the context's error, and leaves no
-// goroutine.
-func TestCancel(t *testing.T) {
+// TestCanceledStudyLeavesNoGoroutine checks that a cancelled study ends early with the context's
+// error, and leaves no goroutine.
+func TestCanceledStudyLeavesNoGoroutine(t *testing.T) {
 	defer goleak.VerifyNone(t)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
@@ -180,9 +180,9 @@ func TestErrorNamesItsContender(t *testing.T) {
 	}
 }
 
-// TestUntuned checks contenders without a choice, or with a choice for other knobs: they have their
-// defaults, and are marked.
-func TestUntuned(t *testing.T) {
+// TestUntunedContendersRunWithDefaults checks contenders without a choice, or with a choice for
+// other knobs. They must run with their defaults, and their outcomes must be marked.
+func TestUntunedContendersRunWithDefaults(t *testing.T) {
 	s := small()
 	tuned := Tuned{Choices: []Choice{
 		{Group: "load 10", Contender: "one", Knobs: []string{"level", "spare"}, Chosen: 1, Points: []Point{{Knobs: []float64{1, 0}}, {Knobs: []float64{3, 0}}}},
@@ -203,9 +203,9 @@ func TestUntuned(t *testing.T) {
 	}
 }
 
-// TestFailures checks that a request without an answer counts with its timeout, and that the
-// outcome is marked.
-func TestFailures(t *testing.T) {
+// TestFailedRequestsCountWithTheirTimeout checks that a request without an answer counts with its
+// timeout, and that the outcome is marked.
+func TestFailedRequestsCountWithTheirTimeout(t *testing.T) {
 	s := small()
 	s.Settings = s.Settings[1:]
 	scenario := s.Settings[0].Scenario
@@ -228,8 +228,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestOnly checks a pattern for settings and one for contenders.
-func TestOnly(t *testing.T) {
+// TestOnlyKeepsMatchingNames checks a pattern for settings and one for contenders.
+func TestOnlyKeepsMatchingNames(t *testing.T) {
 	for pattern, want := range map[string]string{
 		"": "idle busy/one two part", "^b": "busy/one two part", "/two|part": "idle busy/two part", "^b/t": "busy/two part",
 	} {
@@ -255,8 +255,8 @@ func TestOnly(t *testing.T) {
 	}
 }
 
-// TestCheck checks that each mistake is named.
-func TestCheck(t *testing.T) {
+// TestCheckNamesEachMistake checks that each mistake is named.
+func TestCheckNamesEachMistake(t *testing.T) {
 	for want, spoil := range map[string]func(s *Study){
 		`setting "idle": want a name of its own`:                       func(s *Study) { s.Settings[1].Name = "idle" },
 		`setting "idle": service 0s`:                                   func(s *Study) { s.Settings[0].Service = 0 },

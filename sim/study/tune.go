@@ -9,9 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Tune tries the candidates of every contender on the training loads of each group of settings, and
-// chooses one candidate per group: see [Choose]. report, if not nil, is called after each run, one
-// call at a time. If ctx ends, Tune ends early with its error.
+// Tune runs the candidates of every contender on the training loads of each group of settings. For
+// each contender and group, it chooses one candidate: see [Choose]. If report is not nil, Tune
+// calls it after each run, one call at a time. If ctx ends, Tune returns its error early.
 func (s *Study) Tune(ctx context.Context, open sim.Opener, report func(Progress)) (Tuned, error) {
 	out := s.Nothing()
 	var cells []*cell
@@ -72,9 +72,9 @@ func (s *Study) measure(p *Point, cells []*cell, runs [][]run) {
 	p.GPUs, p.Score, p.InTime, p.Failed = sim.Round(p.GPUs), sim.Round(p.Score), sim.Round(p.InTime), sim.Round(p.Failed)
 }
 
-// Choose returns the index of the point with the smallest score among those with at most budget
-// GPUs on average. If there is none, it returns the point with the fewest GPUs. The first of equal
-// points wins. points must not be empty.
+// Choose returns the index of the best point: the one with the smallest score of all points that
+// use at most budget GPUs on average. If there is no such point, it is the point with the fewest
+// GPUs. Of equal points, the first wins. points must not be empty.
 func Choose(points []Point, budget float64) int {
 	best := 0
 	for i, p := range points {

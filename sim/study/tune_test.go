@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestHalton checks the first numbers of two bases, computed by hand. In base 3, the digits 1 and 2
-// change places.
+// TestHalton checks the first numbers of two bases against values computed by hand. In base 3, the
+// digits 1 and 2 are swapped.
 func TestHalton(t *testing.T) {
 	for base, want := range map[int][]float64{2: {0.5, 0.25, 0.75, 0.125}, 3: {2. / 3, 1. / 3, 2. / 9, 8. / 9, 5. / 9}} {
 		for i, w := range want {
@@ -22,9 +22,9 @@ func TestHalton(t *testing.T) {
 	}
 }
 
-// TestCandidates checks that defaults come first, that no candidate comes twice, and that all are
-// in the space and spread over it.
-func TestCandidates(t *testing.T) {
+// TestCandidatesSpreadOverTheSpace checks that defaults come first, that no candidate comes twice,
+// and that all are in the space and spread over it.
+func TestCandidatesSpreadOverTheSpace(t *testing.T) {
 	c := Contender{
 		Space: []Knob{
 			{Name: "line", Low: -1, High: 1},
@@ -76,9 +76,9 @@ func TestCandidates(t *testing.T) {
 	}
 }
 
-// TestChoose checks the choice: the smallest score under the budget, else the fewest GPUs; the
-// first of equals.
-func TestChoose(t *testing.T) {
+// TestChooseTakesTheBestWithinTheBudget checks that the smallest score within the budget is chosen,
+// or the fewest GPUs if no point is within it. Of equal points, the first is chosen.
+func TestChooseTakesTheBestWithinTheBudget(t *testing.T) {
 	for name, tc := range map[string]struct {
 		points []Point
 		want   int
@@ -96,9 +96,9 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestTuned checks that choices of newer runs win if they were made in the same way, and that a
-// file is checked.
-func TestTuned(t *testing.T) {
+// TestMergeRefusesChoicesMadeInAnotherWay checks that Merge replaces older choices by newer ones
+// only if both were made in the same way, and that a file with wrong content is refused.
+func TestMergeRefusesChoicesMadeInAnotherWay(t *testing.T) {
 	choice := func(group, contender string, gpus float64) Choice {
 		return Choice{Group: group, Contender: contender, Knobs: []string{"level", "spare"}, Points: []Point{{Knobs: []float64{1, 0}, GPUs: gpus}}}
 	}

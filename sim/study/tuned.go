@@ -41,8 +41,8 @@ type Point struct {
 	Failed float64 `json:"failed"`  // share of requests
 }
 
-// Knobs returns the choice for a contender in a group. It returns false if there is none, or if it
-// has other knobs.
+// Knobs returns the chosen configuration of a contender in a group. It returns false if there is no
+// choice, or a choice for other knobs.
 func (t *Tuned) Knobs(c Contender, group string) ([]float64, bool) {
 	name := c.Name
 	if c.Like != "" {
@@ -74,8 +74,8 @@ func ReadTuned(r io.Reader, study string) (Tuned, error) {
 	return t, nil
 }
 
-// Merge returns t with the choices of newer, which replace t's own. It returns an error if the two
-// were not made in the same way.
+// Merge returns t with the choices of newer, which replace t's choices for the same contender and
+// group. It returns an error if the two were not made in the same way.
 func (t *Tuned) Merge(newer Tuned) (Tuned, error) {
 	a, b := *t, newer
 	a.Choices, b.Choices = nil, nil

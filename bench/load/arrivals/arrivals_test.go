@@ -43,10 +43,10 @@ func meanCV(at []time.Duration) (mean, cv float64) {
 	return mean, math.Sqrt(squares/float64(len(gaps))-mean*mean) / mean
 }
 
-// TestRenewal checks rate and variation of many gaps. The count of n expected arrivals has the
-// standard deviation cv·√n, so a limit of 4 deviations fails one seed in 16,000. The seeds are
-// fixed.
-func TestRenewal(t *testing.T) {
+// TestRenewalHasTheRateAndVariation checks the rate and the variation of many gaps. If n arrivals
+// are expected, their count has the standard deviation cv·√n. With a limit of 4 deviations, one
+// seed in 16,000 fails by chance; the seeds here are fixed.
+func TestRenewalHasTheRateAndVariation(t *testing.T) {
 	const rate, n = 50.0, 50_000
 	end := time.Duration(n / rate * float64(time.Second))
 	for _, cv := range []float64{0, 0.25, 0.5, 1, 2, 4, 13} {
@@ -77,8 +77,9 @@ func TestRenewal(t *testing.T) {
 
 func first(s Source) time.Duration { at, _ := s.Next(); return at }
 
-// TestRenewalIsExactInTheMeanFromTheStart counts the first second of many runs. Without the
-// equilibrium's first gap, a cv of 4 would give (16-1)/2 arrivals more.
+// TestRenewalIsExactInTheMeanFromTheStart counts the arrivals in the first second of many runs. If
+// the first gap did not have the equilibrium distribution, there would be (16-1)/2 more with a cv
+// of 4.
 func TestRenewalIsExactInTheMeanFromTheStart(t *testing.T) {
 	const rate, runs = 20, 2000
 	for _, cv := range []float64{0.5, 1, 4} {
@@ -94,8 +95,8 @@ func TestRenewalIsExactInTheMeanFromTheStart(t *testing.T) {
 	}
 }
 
-// TestRateChangesKeepTheCount checks the change of time: the arrivals up to t under any rate are
-// those of the process of rate one up to Λ(t).
+// TestRateChangesKeepTheCount checks that under any rate there are as many arrivals up to t as the
+// process of rate one has up to Λ(t).
 func TestRateChangesKeepTheCount(t *testing.T) {
 	for _, p := range []Profile{
 		{{10 * time.Second, 2, 20}},
@@ -121,7 +122,7 @@ func TestRateChangesKeepTheCount(t *testing.T) {
 	}
 }
 
-func TestEven(t *testing.T) {
+func TestEvenGapsAreEqual(t *testing.T) {
 	s, err := Renewal(constant(2), 0, 9)
 	ms := time.Millisecond
 	if got := take(t, s, err, 2*time.Second); !slices.Equal(got, []time.Duration{250 * ms, 750 * ms, 1250 * ms, 1750 * ms}) {

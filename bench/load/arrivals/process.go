@@ -14,9 +14,10 @@ import (
 // a nanosecond.
 const maxCV = 30
 
-// Renewal returns arrivals at the rates of p. At a constant rate, the gaps are independent with the
-// coefficient of variation cv: 0 means even, 1 Poisson, and others gamma with shape 1/cv². The mean
-// is exact (see the package comment). The source ends only if the last rate is 0.
+// Renewal returns arrivals at the rates of p. cv is the coefficient of variation of the gaps, which
+// are independent at a constant rate. Gaps are equal if cv is 0, exponential if it is 1 (a Poisson
+// process), and otherwise gamma with shape 1/cv². The mean is exact (see the package comment). The
+// source ends only if the last rate is 0.
 func Renewal(p Profile, cv float64, seed uint64) (Source, error) {
 	if err := p.Validate(); err != nil {
 		return nil, err

@@ -120,9 +120,10 @@ func (v *inverter) at(y float64) (float64, bool) {
 	return v.begin + (y-v.sum)/last, true
 }
 
-// ParseProfile parses a rate such as "20", or segments separated by commas: "RATE:LENGTH" is a step
-// and "FROM..TO:LENGTH" a ramp, as in "2:10s,2..20:30s,20:1m". Rates are per second, and lengths
-// are Go durations. The last segment needs no length.
+// ParseProfile parses a rate such as "20", or segments separated by commas, as in
+// "2:10s,2..20:30s,20:1m". The segment "RATE:LENGTH" is a constant rate, and "FROM..TO:LENGTH" is a
+// ramp. Rates are per second, and lengths are Go durations. The last segment needs no length unless
+// it is a ramp.
 func ParseProfile(text string) (Profile, error) {
 	var p Profile
 	parts := strings.Split(text, ",")

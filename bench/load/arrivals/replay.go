@@ -12,8 +12,8 @@ type Trace struct {
 	Times  []time.Duration // ascending, beginning with 0; nil for counts
 	Counts []float64       // arrivals per bucket
 	Bucket time.Duration   // length of a bucket
-	// Of the whole trace; it ends one mean gap after the last instant, so that repetitions do not
-	// touch.
+	// Length is the length of the whole trace. It ends one mean gap after the last instant, so that a
+	// trace can be repeated.
 	Length time.Duration
 }
 
@@ -29,8 +29,8 @@ func (t Trace) Arrivals() float64 {
 	return sum
 }
 
-// Cut returns the part in [from, to), shifted to begin at 0. A to of 0 means the end. Counts are
-// cut at their buckets.
+// Cut returns the part in [from, to), shifted to begin at 0. If to is 0, the part ends with the
+// trace. Counts are cut at the ends of buckets.
 func (t Trace) Cut(from, to time.Duration) (Trace, error) {
 	if to == 0 {
 		to = t.Length
@@ -71,8 +71,8 @@ const (
 // Replay says how a trace is played.
 type Replay struct {
 	Speed float64 // 10 means ten times as fast, at ten times the rate; 0 means 1
-	// Factor for the number of arrivals; 0 means 1. With 0.1, a random tenth is kept. With 2, each
-	// instant comes twice, the copy at a random time before the next.
+	// Scale is a factor for the number of arrivals; 0 means 1. With 0.1, a random tenth of the
+	// arrivals is kept. With 2, each arrival gets a copy at a random time before the next one.
 	Scale  float64
 	Spread Spread // for counts; empty means Uniform
 	Loop   bool   // start again at the end

@@ -45,8 +45,9 @@ const (
 	maxBuckets  = 50_000_000
 )
 
-// ReadTrace reads a trace, gzipped or not. column selects a column of counts by its header, or a
-// function by the start of its name. Empty means the first count, or all functions.
+// ReadTrace reads a trace, which may be gzipped. column selects a column of counts by its header,
+// or a function by the beginning of its name. If column is empty, ReadTrace takes the first column
+// of counts, or all functions.
 func ReadTrace(r io.Reader, f Format, column string) (Trace, error) {
 	b := bufio.NewReaderSize(r, 64<<10)
 	if magic, err := b.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {

@@ -88,8 +88,8 @@ func TestReadTraceSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
-// FuzzReadTrace checks that every readable trace can be played: ascending, with the announced
-// number of arrivals.
+// FuzzReadTrace checks that every trace that can be read can be played: its instants ascend, and
+// their number is as announced.
 func FuzzReadTrace(f *testing.F) {
 	for _, tc := range traces {
 		f.Add(tc.text, tc.column)
@@ -146,7 +146,7 @@ func FuzzParseProfile(f *testing.F) {
 	})
 }
 
-// TestRealTraces reads the published traces, if they are there, and compares them with their
+// TestRealTraces reads the published traces that are on the machine, and compares them with their
 // descriptions.
 func TestRealTraces(t *testing.T) {
 	dir := cmp.Or(os.Getenv("STAGECOACH_DATA"), "../../../../shared/data")

@@ -1,5 +1,5 @@
 // Package report draws the result of a load as one HTML page with figures, SVG charts and tables.
-// The page needs no network, and follows the reader's light or dark scheme.
+// The page loads nothing from the network, and follows the reader's light or dark scheme.
 package report
 
 import (

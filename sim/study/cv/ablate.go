@@ -6,20 +6,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// View limits what an attention sees of a station's neighbourhood, to measure what each part is
-// worth.
+// View changes what an [Attention] sees of a station and its neighbours, to measure what each part
+// is worth.
 type View func(Attended) Attended
 
-// Whole returns all of a.
+// Whole is the [View] of everything.
 func Whole(a Attended) Attended { return a }
 
-// Alone returns the station without its neighbours.
+// Alone is a [View] of the station without its neighbours.
 func Alone(a Attended) Attended {
 	return Attended{X: a.X[:1], CV: a.CV[:1]}
 }
 
-// AsPrinted has θ·CV_i in each term of the softmax over j, as QUART's Eq. 4 is printed. There it
-// cancels.
+// AsPrinted is a [View] for QUART's Eq. 4 as printed: each term of the softmax over j has θ·CV_i,
+// which cancels.
 func AsPrinted(a Attended) Attended {
 	cv := make([]float64, len(a.CV))
 	for j := range cv {

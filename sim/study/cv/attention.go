@@ -6,10 +6,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// Predictor returns how bursty arrivals at each station of a network will be. The result is the
+// Predictor predicts how bursty arrivals at each station of a network will be. It returns the
 // squared coefficient of variation of the times between arrivals, positive and finite. The
-// predictors are [Persistence], [qna.Predict] and [Attention.Predict]. On simulations that were
-// held back, Persistence and Attention are equally good, and QNA is worse (docs/adr/0045).
+// predictors are [Persistence], [qna.Predict] and [Attention.Predict]. On held-back simulations,
+// Persistence and Attention are equally good, and QNA is worse (docs/adr/0045).
 type Predictor func(n qna.Network) []float64
 
 // Persistence is a [Predictor]: it returns the measured burstiness. Without a measurement, it
@@ -22,26 +22,28 @@ func Persistence(n qna.Network) []float64 {
 	return out
 }
 
-// Attention predicts from features of a station and of its neighbours, as QUART (ICDCS'24, Eq. 4–6)
-// does. It takes the features x of a station, of the stations before it and of those behind it. It
-// weighs them by a softmax and sums them up. It reads the result as the burstiness of arrivals.
-// [Train] learned the weights from simulations. A station's factor has no part in it. Build it with
-// [NewAttention].
+// Attention predicts burstiness from features of a station and of its neighbours, as QUART
+// (ICDCS'24, Eq. 4–6) does. It takes the features x of the station, of the stations before it and
+// of those behind it. It sums them, weighted by a softmax, and computes the predicted burstiness
+// from the sum. [Train] learns the weights from simulations. Attention does not use a station's
+// Factor. Build it with [NewAttention].
 //
-// In the paper's Eq. 4 each term of the softmax over j has the same θ·CV_i. It cancels, so the
-// weights depend on no CV at all. Here a term has its own station's CV: α_ij =
-// softmax_j(LReLU(aᵀ[W·x_i ‖ W·x_j]) + θ·CV_j). The paper's CV_i is of the neighbours' features;
-// here it is of the times between arrivals. The paper leaves open what the features are, and what f
-// of Eq. 6 is. Here f has x_i, W·x_i and Eq. 5's x'_i as inputs, a layer of tanh, and ln Ca² as
-// output.
+// It differs from the paper in the softmax. In Eq. 4, all terms j of station i have the same
+// summand θ·CV_i. That summand cancels, so the weights do not depend on any CV. Here the term of
+// station j has the summand θ·CV_j: α_ij = softmax_j(LReLU(aᵀ[W·x_i ‖ W·x_j]) + θ·CV_j). In the
+// paper, CV_i is the CV of the neighbours' features. Here it is the CV of the times between
+// arrivals.
+//
+// The paper does not say what the features are, nor what f in Eq. 6 is. Here f is a network with
+// one layer of tanh. Its inputs are x_i, W·x_i and x'_i of Eq. 5, and its output is ln Ca².
 type Attention struct{ w AttentionWeights }
 
 // NewAttention returns an Attention with the weights of weights.go.
 func NewAttention() Attention { return Attention{trainedWeights()} }
 
-// AttentionRecipe is the version of how the weights are made: runs, features, shape and training.
-// Raise it after a change of any of them, and make the weights again (`make train-cv`). A test
-// compares it with the version in the weights.
+// AttentionRecipe is the version of the method that makes the weights: the runs, features, shape
+// and training. After a change of any of them, raise it and make the weights again (`make
+// train-cv`). A test fails if the weights have another version.
 const AttentionRecipe = 1
 
 // The shape of an Attention.
@@ -51,8 +53,8 @@ const (
 	AttentionHidden   = 8  // of the layer of tanh
 )
 
-// AttentionWeights are the learned weights of an Attention. Weights of another shape do not
-// compile.
+// AttentionWeights are the learned weights of an Attention. The array types make the compiler
+// reject weights of another shape.
 type AttentionWeights struct {
 	W     [AttentionWidth][AttentionFeatures]float64
 	A     [2 * AttentionWidth]float64                  // of W·x_i, then of W·x_j
@@ -88,8 +90,8 @@ func (a Attention) Predict(n qna.Network) []float64 {
 	return out
 }
 
-// See returns what an [Attention] sees of each station. All numbers are bounded, whatever was
-// measured.
+// See returns what an [Attention] sees of each station. All numbers are bounded, even if a
+// measurement is NaN or infinite.
 func See(n qna.Network) []Attended {
 	out := make([]Attended, len(n.Stations))
 	for i := range n.Stations {

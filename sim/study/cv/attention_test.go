@@ -47,9 +47,10 @@ func anyWeights(r *rand.Rand) AttentionWeights {
 	return w
 }
 
-// TestAttentionUsesEachCV checks that each CV has a part in the prediction. With QUART's Eq. 4 as
-// printed, θ cancels. Here the features say nothing about burstiness, so only θ·CV_j does: of each
-// neighbour, before or behind, and of the station itself.
+// TestAttentionUsesEachCV checks that θ makes the prediction for a station depend on its own CV and
+// on the CV of each neighbour, before or behind it. In QUART's Eq. 4 as printed, θ would cancel.
+// The test sets the weights of all features of burstiness to 0, so that CVs can act only through
+// θ·CV_j.
 func TestAttentionUsesEachCV(t *testing.T) {
 	w := anyWeights(rand.New(rand.NewPCG(1, 1)))
 	for k := range w.W {

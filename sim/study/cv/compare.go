@@ -36,8 +36,8 @@ func unlearned(n qna.Network) qna.Network {
 	return out
 }
 
-// Score is how far predictions were off. Each figure is a mean over runs with its 95 % confidence
-// interval.
+// Score is the prediction error on a group of stations. Each figure is a mean over runs, with a 95
+// % confidence interval.
 type Score struct {
 	Group string // of stations
 	Runs  int
@@ -51,9 +51,10 @@ type Error struct {
 	Versus   sim.Estimate // Log minus that of persistence, run by run
 }
 
-// Compare scores contenders on recorded runs. It scores all stations behind the first, then groups
-// of them by the first station's burstiness and by depth. The first station is left out, because
-// all contenders know it by measurement alone.
+// Compare scores contenders on recorded runs. The first group has all stations behind the first
+// station of each run. Further groups divide them by the burstiness of requests, by sizing and by
+// depth. The first station has its own group, because every contender knows its burstiness from
+// measurement.
 func Compare(runs []Run, records [][]Recorded, contenders []Contender) []Score {
 	groups := []struct {
 		name string

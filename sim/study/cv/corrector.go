@@ -21,9 +21,9 @@ const (
 	mostFactor = 4
 )
 
-// Corrector is a plan.Corrector. It is [autoscaler.Quart] with a predictor: it uses the burstiness
-// predicted at the last decision, instead of the burstiness measured then. Build it with
-// [NewCorrector].
+// Corrector is a plan.Corrector: [autoscaler.Quart] with a predictor. It uses the burstiness that
+// was predicted at the last decision. [autoscaler.Quart] uses the burstiness that was measured
+// then. Build it with [NewCorrector].
 type Corrector struct {
 	quart   autoscaler.Quart
 	predict Predictor
@@ -35,8 +35,8 @@ func NewCorrector(cfg autoscaler.QuartConfig, predict Predictor) Corrector {
 	return Corrector{quart: autoscaler.NewQuart(cfg), predict: predict}
 }
 
-// Memory is what a Corrector remembers. Factors are by function: measured Ca² over predicted Ca²,
-// so far.
+// Memory is what a Corrector remembers. Factors has, by function, the ratio of measured to
+// predicted Ca² so far.
 type Memory struct {
 	Quart   autoscaler.QuartMemory `json:"quart,omitempty"`
 	Factors map[string]float64     `json:"factors,omitempty"`
@@ -84,14 +84,14 @@ func (c Corrector) Correct(s plan.Snapshot, d plan.Domain, a plan.Alloc, m Memor
 	return out, Memory{quart, factors}, nil
 }
 
-// learn returns the factor dt seconds later. ca2 is the prediction, and measured the measurement;
-// 0: none.
+// learn returns the factor after dt more seconds. ca2 is the predicted squared CV, and measured the
+// measured one, or 0 if there is none.
 func learn(factor, ca2, measured, dt float64) float64 {
 	if !(measured > 0) {
 		return factor
 	}
-	// The prediction includes the factor. The rest of the error moves the factor, in logarithms,
-	// because it is a ratio.
+	// The prediction already includes the factor. The remaining error changes the factor gradually, in
+	// logarithms because the factor is a ratio.
 	step := 1 - math.Exp(-clamp(dt, 0, longestStep.Seconds())/learning.Seconds())
 	return clamp(cmp.Or(factor, 1)*math.Exp(step*math.Log(measured/ca2)), 1.0/mostFactor, mostFactor)
 }

@@ -41,8 +41,8 @@ func weights(r *rand.Rand) AttentionWeights {
 	return w
 }
 
-// TestGradient compares each derivative with a difference.
-func TestGradient(t *testing.T) {
+// TestGradientIsTheDerivativeOfTheLoss compares each derivative with a difference quotient.
+func TestGradientIsTheDerivativeOfTheLoss(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	const step = 1e-6
 	for neighbours := range 5 {
@@ -69,9 +69,9 @@ func TestGradient(t *testing.T) {
 	}
 }
 
-// TestTrain checks that training learns what only the neighbours' CVs say, and that it is
-// deterministic.
-func TestTrain(t *testing.T) {
+// TestTrainLearnsFromNeighbours checks that training is deterministic, and that it learns to use
+// the neighbours' CVs.
+func TestTrainLearnsFromNeighbours(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	draw := func(n int) []Sample {
 		out := make([]Sample, n)
@@ -116,8 +116,9 @@ func TestWeightsFile(t *testing.T) {
 	}
 }
 
-// TestHeldBack checks that training used no pipelines, CVs, loads or seeds of the comparison.
-func TestHeldBack(t *testing.T) {
+// TestTrainingUsesNothingOfTheComparison checks that training used no pipelines, CVs, loads or
+// seeds of the comparison.
+func TestTrainingUsesNothingOfTheComparison(t *testing.T) {
 	seen := map[any]bool{}
 	for _, r := range slices.Concat(TrainingRuns(), ValidationRuns()) {
 		seen[r.Shape], seen[r.CV], seen[r.scenario.Seed] = true, true, true
@@ -137,9 +138,9 @@ func TestHeldBack(t *testing.T) {
 	}
 }
 
-// TestCompare compares predictors on a part of the record of a few runs. The record is stored, and
-// only -rewrite makes it again. So the test depends on the predictors and not on how functions are
-// sized.
+// TestCompare compares predictors on stored records: a part of what a few runs recorded. Only
+// -rewrite runs them again. So the test depends on the predictors, but not on how the policies size
+// functions.
 func TestCompare(t *testing.T) {
 	const kept = "testdata/records.json"
 	runs := HeldBackRuns(9)
@@ -165,8 +166,8 @@ func TestCompare(t *testing.T) {
 	golden.Compare(t, "compare.md", b.String())
 }
 
-// TestRecord checks runs with fixed counts: persistence is off by less than QNA, and no predictor
-// is off by much.
+// TestRecord checks runs with fixed replica counts: each has a record about every 5 s, persistence
+// has the smallest error, and no predictor has a large one.
 func TestRecord(t *testing.T) {
 	var runs []Run
 	for _, r := range HeldBackRuns(30) {
@@ -222,9 +223,9 @@ func marshal(t *testing.T, v any) []byte {
 	return append(b, '\n')
 }
 
-// TestPair checks that a decision is paired with the measurement one window later, and that
-// decisions before the end of the warm-up are left out.
-func TestPair(t *testing.T) {
+// TestPairJoinsDecisionsOneWindowApart checks that a decision is paired with the measurement one
+// window later. Decisions during the warm-up are left out.
+func TestPairJoinsDecisionsOneWindowApart(t *testing.T) {
 	w := &witness{}
 	for second := range 100 {
 		w.saw(time.Time{}.Add(time.Duration(second+1)*time.Second), qna.Network{Stations: []qna.Station{{CA2: float64(second)}, {}}, Links: []qna.Link{{From: 1, To: 0}}})

@@ -17,8 +17,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/qna"
 )
 
-// Every fifth second of a run is kept, with the measurement of one window later. By then a third of
-// the measurement is still of earlier gaps, because they fade with 20 s (package dispatch).
+// Every five seconds, a decision of the run is kept, with the burstiness measured one window
+// (Horizon) later. By then, a third of the measurement still comes from earlier gaps, because
+// package dispatch lets gaps fade with a time constant of 20 s.
 const (
 	every   = 5 * time.Second
 	Horizon = 20 * time.Second
@@ -32,7 +33,7 @@ type Recorded struct {
 	Depth   []int       // per station: number of links on the longest path to it
 }
 
-// Record makes the runs and returns what was recorded in each. It makes as many at a time as there
+// Record simulates runs and returns what each run recorded. As many runs go on at a time as there
 // are processors. The result depends only on the runs.
 func Record(ctx context.Context, runs []Run, report func(done, of int)) ([][]Recorded, error) {
 	out := make([][]Recorded, len(runs))
@@ -90,8 +91,8 @@ func (w *witness) corrector() Corrector {
 	return c
 }
 
-// saw keeps n, unless the last decision was less than half a second earlier. Each decision makes a
-// new network, so n may be kept.
+// saw records n, unless it recorded another network less than half a second earlier. Each decision
+// makes a new network, so n does not change later.
 func (w *witness) saw(at time.Time, n qna.Network) {
 	if k := len(w.seen); k == 0 || at.Sub(w.seen[k-1].at) >= time.Second/2 {
 		w.seen = append(w.seen, sight{at, n})

@@ -33,8 +33,8 @@ const (
 	mostC2  = 36
 )
 
-// Constants of training by Adam (Kingma and Ba, ICLR 2015). They are the usual ones, and the rate
-// falls to 0 along half a cosine.
+// Constants of training by Adam (Kingma and Ba, ICLR 2015). They are the usual ones. The learning
+// rate falls to 0 along half a cosine.
 const (
 	epochs    = 30
 	batchSize = 64
@@ -50,9 +50,9 @@ type Fit struct {
 	Training, Validation float64 // loss
 }
 
-// Train fits weights to samples. It returns the weights of the epoch that was best on the
-// validation samples. On one architecture, the result depends only on the arguments. report may be
-// nil.
+// Train fits weights to the training samples. It returns the weights after the epoch with the
+// smallest loss on the validation samples. On one processor architecture, the result depends only
+// on the samples. If report is not nil, it is called after each epoch.
 func Train(training, validation []Sample, report func(Fit)) AttentionWeights {
 	r := rand.New(rand.NewPCG(weightsSeed, 0))
 	w := begin(r)
@@ -96,8 +96,8 @@ func Train(training, validation []Sample, report func(Fit)) AttentionWeights {
 	return best
 }
 
-// begin returns small random weights (Glorot and Bengio, AISTATS 2010) that at first predict that
-// burstiness stays as it is.
+// begin returns the initial weights: small random numbers (Glorot and Bengio, AISTATS 2010), which
+// predict about the measured burstiness.
 func begin(r *rand.Rand) AttentionWeights {
 	var w AttentionWeights
 	draw := func(row []float64, out int) {
@@ -117,9 +117,9 @@ func begin(r *rand.Rand) AttentionWeights {
 	return w
 }
 
-// Loss returns the mean of √(1+e²)−1, where e is the error of ln Ca². It is half the squared error
-// where the error is small, and the error where it is large. So single measurements of a few
-// arrivals, which can be any number, do not dominate.
+// Loss returns the mean of √(1+e²)−1 over the samples, where e is the error of ln Ca². That is
+// about e²/2 for a small error and about |e| for a large one. So the loss is not dominated by
+// measurements over a few arrivals, which can be any number.
 func Loss(w *AttentionWeights, samples []Sample) float64 {
 	sum := 0.0
 	for i := range samples {

@@ -28,8 +28,8 @@ type paper struct {
 	name  string
 	full  func(sim.Opener) (study.Study, error)
 	quick func() study.Study
-	// tuned returns fs.ErrNotExist if no configurations come with the paper; then each evaluation
-	// chooses its own.
+	// tuned returns the configurations that come with the paper. It returns fs.ErrNotExist if there
+	// are none; then each evaluation chooses its own.
 	tuned func() (study.Tuned, error)
 	write func(*study.Result, io.Writer) error // the report
 }
@@ -132,8 +132,9 @@ func (p *paper) study(f paperFlags, open sim.Opener) (study.Study, error) {
 	return s, s.Only(f.only)
 }
 
-// configurations are those of the file, or else those that come with the study; or new ones, which
-// are put into the file.
+// configurations returns the configurations for an evaluation: those in the file that --tuned
+// names, or those that come with the study. With --tune, or if the study comes with none, it tunes
+// the contenders. If --tuned names a file, it stores new configurations there.
 func (p *paper) configurations(ctx context.Context, s *study.Study, f paperFlags, open sim.Opener) (study.Tuned, error) {
 	tuned, err := p.stored(f.tuned)
 	missing := errors.Is(err, fs.ErrNotExist)
@@ -209,8 +210,8 @@ func linkFigures(w io.Writer, figures []study.Figure) error {
 	return err
 }
 
-// studyProgress says once a second, and at the end, how far the runs are and how much longer it
-// takes if they go on like that.
+// studyProgress returns a function that prints the progress of the runs and the estimated time
+// left, at most once per second and at the end.
 func studyProgress() func(study.Progress) {
 	begun := time.Now()
 	last := begun

@@ -50,8 +50,9 @@ func toyStudy() study.Study {
 	}
 }
 
-// TestSimPaper: the report goes to standard output, everything to a folder; what is chosen goes to
-// a file and is used from there.
+// TestSimPaper checks that the report goes to standard output, and that report, result and figures
+// go to a folder. It also checks that chosen configurations are stored in a file and then used from
+// there.
 func TestSimPaper(t *testing.T) {
 	t.Parallel()
 	toy := paper{

@@ -10,14 +10,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// Bounds returns the study of where scaling stage by stage stops paying. It has four maps of a
-// load. Each map varies two properties, and compares ours with contenders that do not scale stages.
-// All have the KeysManager's starts, equal budgets, and equally many candidates. [WriteBounds] and
-// the figures show the maps.
+// Bounds returns the study of when it pays to scale each stage by itself. Its settings are the
+// cells of four maps. A map varies two properties of a load. In each cell, ours is compared with
+// contenders that do not scale stages by themselves. All contenders have the KeysManager's start
+// costs, equal budgets, and equally many candidates. [WriteBounds] and the figures show the maps.
 func Bounds() study.Study { return boundsOf(boundsMaps()) }
 
-// QuickBounds returns a small part of [Bounds] for a look, and for tests: two by two cells of two
-// maps, and two runs of less than a minute.
+// QuickBounds returns a small part of [Bounds], for a quick look and for tests: four cells of each
+// of two maps, with two runs of less than a minute per cell.
 func QuickBounds() study.Study {
 	maps := boundsMaps()[:2]
 	for i := range maps {
@@ -76,20 +76,21 @@ type condition struct {
 // usual has the values that a map does not vary.
 var usual = condition{work: work, cv: 1, start: 1, parts: stages, slow: 1, warmup: 40 * time.Second, counted: 100 * time.Second}
 
-// startWarmup is added to the warm-up for each multiple of keptStart. A run begins with one
-// replica of each stage.
+// startWarmup is added to the warm-up, multiplied by condition.start. Slower starts need a longer
+// warm-up, because a run begins with one replica of each stage.
 const startWarmup = 4 * time.Second
 
-// burstRate is the rate in a burst, in mean rates. Between bursts no request arrives. It is above
-// the budget, because otherwise fixed counts would do.
+// burstRate is the rate in a burst, as a multiple of the mean rate. Between bursts no request
+// arrives. A burst needs more than the budget, because otherwise fixed replica counts would do.
 const burstRate = 3
 
-// length returns how long a run counts. It is at least counted, and at least one burst with its
-// gap.
+// length returns how long the counted part of a run takes: counted, but at least the time of one
+// burst and the gap after it.
 func (c condition) length() time.Duration { return max(c.counted, burstRate*c.burst) }
 
-// model returns the served model. WideResnet has the fewest calls per second for its work, so its
-// runs are the cheapest. It fits on one GPU, so it can also be served without a pipeline.
+// model returns the model that is served: WideResnet. It makes the fewest calls per second for its
+// work, so its runs take the least time to simulate. It fits on one GPU, so it can also be served
+// without a pipeline.
 func (c condition) model() Model {
 	m := Models()[4]
 	size := m.Size()
@@ -120,8 +121,8 @@ func (c condition) scenario(name string) sim.Scenario {
 	return s
 }
 
-// starts returns the costs of a start. Every node has the parameters in main memory. It would read
-// them only once, and the study does not ask about that.
+// starts returns the costs of a start. Every node already has the parameters in main memory: it
+// would read them only once, and this study is not about that.
 func (c condition) starts(b sim.Bytes) sim.Start {
 	is := keptStart(b)
 	return sim.Start{Cold: part(is.Fork, c.start), Fork: part(is.Fork, c.start), Parked: part(is.Parked, c.start)}
@@ -146,7 +147,8 @@ func (m *boundsMap) at(row, column axis) string {
 	return fmt.Sprintf("%s: %s %s, %s %s", m.name, m.rowTitle, row.label, m.columnTitle, column.label)
 }
 
-// draining is the factor by which replicas that finish their work may exceed the budget.
+// draining is the factor by which a contender may exceed the budget. Replicas that still finish
+// their work after a plan has removed them count as well.
 const draining = 1.02
 
 // budget returns twice the work in GPUs, or all GPUs of the cluster if that is less.

@@ -22,36 +22,36 @@ func boundsLetter(name string) string {
 	return map[string]string{byPipelines: "p", byModel: "m", byCounts: "s", byCopies: "c"}[name]
 }
 
-// boundsKnobs is the search space of all contenders that scale. One knob is how long counts are
-// kept, from briefly up to the default. The other is the largest number of GPUs at a time, per
-// budget, which bounds the mean. The largest value is more than any load needs, or the whole
-// cluster.
+// boundsKnobs is the search space of all contenders that scale. keep_s is how many seconds a
+// replica count is kept before it may fall. most limits the number of GPUs at any time, as a
+// multiple of the budget, and so the mean number. Its largest value allows more than any load
+// needs, or the whole cluster.
 var (
 	boundsKnobs    = []study.Knob{{Name: "keep_s", Values: []float64{0.5, autoscaler.Hold.Seconds()}}, {Name: "most", Values: []float64{1, 1.25, 1.5, 4}}}
 	boundsDefaults = []float64{autoscaler.Hold.Seconds(), 4}
 )
 
-// kept returns the knobs in the order of sizing. After a burst counts are kept six times as long,
-// as by default.
+// kept returns the knobs in the order of sizing. After a burst, counts are kept longer than usual,
+// by the same factor as in the defaults.
 func kept(k []float64) []float64 {
 	const burst = float64(autoscaler.Panic) / float64(autoscaler.Hold)
 	return []float64{autoscaler.DrainWithin.Seconds(), k[0], burst * k[0], autoscaler.Attainment}
 }
 
-// scaling returns the defaults without extra CPU. Contenders that do not scale by stage get none
-// either, so only counts are compared.
+// scaling returns the parts of ours with their defaults, except that replicas get no extra CPU. The
+// contenders that do not scale by stage get none either, so only replica counts are compared.
 func scaling(c condition) parts {
 	return parts{start: c.starts, quart: autoscaler.QuartConfig{NoCPU: true}}
 }
 
-// most limits all stages of a scenario together to the GPUs that knobs allow.
+// most limits the GPUs of all stages together to what the knob most allows.
 func (c condition) most(s sim.Scenario, k []float64) sim.Scenario {
 	s.Budget = max(int(min(k[1]*c.budget(), gpus))/s.Stages[0].GPU, len(s.Stages))
 	return s
 }
 
-// boundsContenders returns the contenders, with stages and without. under has the conditions by the
-// names of scenarios.
+// boundsContenders returns the contenders of [Bounds]. under has the conditions by the names of
+// their scenarios.
 func boundsContenders(under map[string]condition) []study.Contender {
 	type apply = func(s sim.Scenario, c condition, k []float64) sim.Scenario
 	in := func(a apply) func(sim.Scenario, []float64) sim.Scenario {
@@ -89,8 +89,8 @@ func scaleWhole(s sim.Scenario, c condition, k []float64) sim.Scenario {
 	return s
 }
 
-// stay gives stages fixed counts that use up the budget: one each, then one at a time to the stage
-// whose replicas have the most work.
+// stay gives stages fixed replica counts that use up the budget. Each stage starts with one
+// replica. Each further replica goes to the stage whose replicas have the most work.
 func (c condition) stay(s sim.Scenario, name string) sim.Scenario {
 	s = starts(s, c.starts)
 	each := func(st *sim.Stage) float64 { return st.Service.Profile[0].Mean.Seconds() / float64(st.Min*st.Slots) }

@@ -8,10 +8,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
-// arrive returns n arrivals in the time that counts, and those of the warm-up before it. With few
-// bursts, the number of requests would differ much between runs. So arrive draws the gaps of
-// exactly n requests, and scales them together to fill the time. It treats the time as a circle.
-// The run begins at a random point of the circle, and the warm-up is the part before that point.
+// arrive returns a run's arrivals: exactly n in the counted time, and those of the warm-up before
+// it. With few bursts, a random number of requests would differ much between runs. So arrive draws
+// n gaps, and scales them to fill the counted time.
+//
+// It then treats the counted time as a circle. A run begins at a random point of the circle. The
+// warm-up has the arrivals of the part of the circle just before that point.
 func (c condition) arrive(n int, seed uint64) arrivals.Source {
 	r := rand.New(rand.NewPCG(seed, 0))
 	at := gaps(n, c.cv, r)
@@ -42,9 +44,9 @@ func gaps(n int, cv float64, r *rand.Rand) []float64 {
 	return ends(draws(n, func() float64 { return arrivals.Gamma(r, 1/(cv*cv)) }))
 }
 
-// bursts returns n instants in [0, 1) of a Poisson process within count bursts, with nothing
-// between them. That is a Markov-modulated Poisson process of two states, each with exactly its
-// mean share of the time.
+// bursts returns n instants in [0, 1). They are a Poisson process during count bursts, and there
+// are none between bursts. That is a Markov-modulated Poisson process of two states, except that
+// each state takes exactly its mean share of the time.
 func bursts(n, count int, r *rand.Rand) []float64 {
 	on := ends(draws(count, r.ExpFloat64))  // the share of arrivals up to the end of each burst
 	off := ends(draws(count, r.ExpFloat64)) // of the time between bursts

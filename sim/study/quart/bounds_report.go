@@ -11,16 +11,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// versus is the comparison in a cell: another contender's figure over ours. Above 1, ours is
-// better.
+// versus is the comparison in a cell. It has another contender's figures divided by ours, so ours
+// is better where they are above 1.
 type versus struct {
 	other         string // empty: nothing to compare
 	latency, gpus study.Interval
 }
 
-// compareBounds compares ours with another contender. If other is empty, that is the one with the
-// smallest mean latency. It compares no contender that takes more than the budget. A failed request
-// counts with its timeout.
+// compareBounds compares ours with the contender other. If other is empty, it compares ours with
+// the contender that has the smallest mean latency. A failed request counts with its timeout.
+// Contenders above the budget are left out. If ours is above the budget, or no other contender is
+// left, the result is empty.
 func compareBounds(r *study.Result, setting, other string) versus {
 	own := r.Outcome(setting, byStages)
 	if own == nil || r.OverBudget(own) {
@@ -64,8 +65,8 @@ var questions = []question{
 	{"Mean latency: the model as one function over stage by stage", "stage by stage is slower", "it is faster", byModel, false},
 }
 
-// cell returns the ratio for a question, or NaN if there is none, and the text behind it. The text
-// is the best contender's letter, and ~ if the interval includes 1.
+// cell returns the ratio that answers a question, or NaN if there is none, and the note behind it:
+// the best contender's letter, and ~ if the interval includes 1.
 func (m *shownMap) cell(q question, row, column axis) (float64, string) {
 	v := compareBounds(m.result, m.at(row, column), q.other)
 	if v.other == "" {

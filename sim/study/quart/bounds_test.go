@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// TestBounds checks that the studies are valid, and that every cell is under its budget before it
-// begins.
+// TestBounds checks that the studies are valid. The budget of every cell must be enough for one
+// replica of each stage.
 func TestBounds(t *testing.T) {
 	full, quick := Bounds(), QuickBounds()
 	for _, c := range full.Contenders {
@@ -39,9 +39,9 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// TestConditions checks that scenarios are what their cells say: the work, the stages, the slow
-// stage, and the starts.
-func TestConditions(t *testing.T) {
+// TestScenariosMatchTheirCells checks that the scenarios of cells have the work, the stages, the
+// slow stage and the start costs that the cells' labels promise.
+func TestScenariosMatchTheirCells(t *testing.T) {
 	for name, c := range map[string]condition{
 		"usual":  usual,
 		"load":   with(func(c *condition) { c.work = 36 }),
@@ -91,8 +91,9 @@ func with(set func(*condition)) condition {
 	return c
 }
 
-// TestArrive checks the arrivals. The time that counts has the requested number, gaps have their
-// CV, bursts have their length, and the warm-up is the part of the circle before the beginning.
+// TestArrive checks the arrivals of a run. The counted time has the requested number, gaps have the
+// requested CV, and bursts the requested length. The arrivals of the warm-up are those of the part
+// of the circle before the run.
 func TestArrive(t *testing.T) {
 	const n = 2000
 	all := func(c condition, seed uint64) (early, counts []float64) {
@@ -158,8 +159,8 @@ func longest(at []float64, length time.Duration) float64 {
 	return out
 }
 
-// TestStay checks that fixed counts use up the budget where the work is.
-func TestStay(t *testing.T) {
+// TestFixedCountsUseUpTheBudget checks that fixed counts use up the budget where the work is.
+func TestFixedCountsUseUpTheBudget(t *testing.T) {
 	for name, tc := range map[string]struct {
 		c    condition
 		want []int

@@ -13,23 +13,24 @@ import (
 // were results:
 //
 //   - A comparison uses runs paired by seed, with Student's 95 % interval. A claim "holds" if the
-//     interval reaches the paper's value or a better one, and excludes "no difference". It holds
+//     interval excludes "no difference" and reaches the paper's value or a better one. It holds
 //     "partly" if the interval only excludes "no difference". Otherwise the verdict is "no".
 //   - Claims on the paper's trace are tested on all available traces.
-//   - A claim is "not measured" if the paper's value is an input here, if it needs the paper's
-//     hardware, or if one seed gives no interval.
+//   - A claim is "not measured" if the paper's value is an input of this simulation, if it needs
+//     the paper's hardware, or if there is one seed and no interval.
 //   - GPU-seconds are in no verdict, because the paper does not report them. They are among the
 //     circumstances.
 //
-// Where the paper averages over models and loads, the average here is the one that is harder for
-// ours:
+// Where the paper averages over models and loads, judge uses the kind of average that favours ours
+// less:
 //
-//   - Reductions of latency are averaged as they are, as in the paper, because their geometric mean
-//     is larger.
-//   - Multiples of goodput are averaged as logarithms, because their arithmetic mean depends on the
-//     few settings where another contender has almost none. The ratio of the mean figures is given
+//   - A reduction of latency is an arithmetic mean of ratios, as in the paper. A geometric mean
+//     would show a larger reduction.
+//   - A multiple of goodput is a geometric mean. An arithmetic mean would depend on the few
+//     settings where the other contender has almost none. The ratio of the mean figures is given
 //     beside it.
-//   - Requests in time (Q3) are summed over all settings on both sides, as for the paper's 47.5 %.
+//   - For requests in time (Q3), both sides are summed over all settings before they are compared,
+//     as for the paper's 47.5 %.
 func judge(r *study.Result) []study.Claim {
 	j := &judged{Result: r}
 	for _, section := range []func(){j.q1, j.q2, j.q3, j.q4, j.q5, j.q6, j.q7, j.q8, j.q9, j.inputs, j.q13} {
@@ -50,8 +51,8 @@ type judged struct {
 	claims []study.Claim
 }
 
-// settings returns the names of the settings of a group and a model; "" stands for any. Group "cv"
-// means all gamma loads, and "trace" all traces.
+// settings returns the names of the settings of a group and a model. "" stands for any group or
+// model, "cv" for all groups of gamma loads, and "trace" for all groups of traces.
 func (j *judged) settings(group, model string) []string {
 	var out []string
 	for _, s := range j.Settings {
@@ -64,15 +65,15 @@ func (j *judged) settings(group, model string) []string {
 	return out
 }
 
-// add adds a claim about a ratio. claimed is the paper's ratio, neutral is the ratio of no
-// difference, and format writes ratios.
+// add adds a claim about a ratio. claimed is the paper's ratio. neutral is the ratio that means no
+// difference. format writes ratios as text.
 func (j *judged) add(c study.Claim, name string, got study.Interval, claimed, neutral float64, format func(study.Interval) string) {
 	c.Ours, c.Verdict = format(got), verdict(got, claimed, neutral)
 	c.Values = append([]study.Value{{Name: name, Interval: got}}, c.Values...)
 	j.claims = append(j.claims, c)
 }
 
-// missing adds a claim about which the settings at hand say nothing.
+// missing adds a claim that the settings at hand cannot test.
 func (j *judged) missing(c study.Claim) {
 	c.Verdict = study.NotMeasured
 	j.claims = append(j.claims, c)
@@ -111,8 +112,8 @@ func share(i study.Interval) string {
 	return fmt.Sprintf("%.1f %% (%.1f to %.1f)", 100*i.Value, 100*i.Low, 100*i.High)
 }
 
-// circumstances returns what a comparison of ours with another does not show: what each of the two
-// used, and what failed.
+// circumstances returns a text with what a comparison of ours with another contender does not show:
+// the GPU-seconds of both, and the failed requests of both.
 func (j *judged) circumstances(to string, settings []string) string {
 	c, _ := j.Compare(oursName, to, settings...)
 	failed := func(name string) float64 {
@@ -151,8 +152,8 @@ func (j *judged) latency(id, what string, settings []string, paper [3]float64) {
 	}
 }
 
-// reduction adds a claim on ours' latency as a part of another's. It is the mean over settings for
-// each seed, then over seeds.
+// reduction adds a claim about the ratio of our latency to another contender's. The ratio is
+// averaged over settings for each seed, and then over seeds.
 func (j *judged) reduction(c study.Claim, to string, settings []string, geometric study.Interval, claimed float64) {
 	sum, n := []float64(nil), 0
 	for _, s := range settings {
@@ -273,8 +274,8 @@ func (j *judged) seeds(contender string, settings []string, figure func(o *study
 	return out
 }
 
-// ratio returns a figure of one contender over another's. It is the geometric mean over settings
-// for each seed.
+// ratio returns a figure of one contender divided by another's. For each seed, it is the geometric
+// mean over settings.
 func (j *judged) ratio(of, to string, settings []string, figure func(o *study.Outcome, seed int) float64) study.Interval {
 	logs := func(name string) []float64 {
 		return j.seeds(name, settings, func(o *study.Outcome, seed int) float64 { return math.Log(figure(o, seed)) })
@@ -282,8 +283,8 @@ func (j *judged) ratio(of, to string, settings []string, figure func(o *study.Ou
 	return quotient(logs(of), logs(to))
 }
 
-// ratioOfSums returns the ratio of the requests within the objective of two contenders: for each
-// seed, the mean over settings of each, then their ratio.
+// ratioOfSums returns the ratio of two contenders' requests within the objective. For each seed, it
+// averages both over the settings before it divides.
 func (j *judged) ratioOfSums(of, to string, settings []string) study.Interval {
 	at := slices.Index(j.Multiples, j.Objective)
 	in := func(name string) []float64 {
@@ -301,7 +302,7 @@ func logs(values []float64) []float64 {
 	return out
 }
 
-// quotient returns the mean of a/b, seed by seed, of their logarithms.
+// quotient returns the geometric mean of a/b over the seeds. a and b are logarithms.
 func quotient(a, b []float64) study.Interval {
 	out := make([]float64, min(len(a), len(b)))
 	for i := range out {

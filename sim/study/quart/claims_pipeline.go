@@ -9,8 +9,8 @@ import (
 
 // This file has the claims on what happens inside pipelines, and the claims that are inputs here.
 
-// q6 judges that Cocktail's own latency grows with burstiness, and ours less. It holds if
-// Cocktail's at CV 8 is 2.93 times that at CV 0.1.
+// q6 judges the claim that Cocktail's latency grows with burstiness: at CV 8, it is 2.93 times the
+// latency at CV 0.1. The growth of our latency is given beside it.
 func (j *judged) q6() {
 	var even, bursty []string // of the same models
 	for _, m := range Models() {
@@ -36,8 +36,8 @@ func (j *judged) q6() {
 	j.add(c, cocktailName, got, 2.93, 1, times)
 }
 
-// leastQueue is the smallest queue that counts, because a ratio with a queue that is always empty
-// says nothing.
+// leastQueue is the smallest queue that counts. Without it, a ratio to a queue that is always empty
+// would be infinite.
 const leastQueue = 1e-3
 
 // queued returns how many calls wait in all stages together.
@@ -82,8 +82,8 @@ func stageFigure(o *study.Outcome, figure func(s *study.StageOutcome) study.Samp
 	return out
 }
 
-// apart returns two ratios: of the largest stage's figure to the smallest's, and of the last
-// stage's to the first's. The largest and the smallest stage are those on average over the seeds.
+// apart returns two ratios: the largest stage's figure divided by the smallest's, and the last
+// stage's figure divided by the first's. Largest and smallest are those of the means over seeds.
 func apart(stages [][]float64, least float64) (largest, last study.Interval) {
 	most, fewest := 0, 0
 	for i, s := range stages {
@@ -104,8 +104,8 @@ func apart(stages [][]float64, least float64) (largest, last study.Interval) {
 	return quotient(logs(stages[most]), logs(stages[fewest])), quotient(logs(stages[len(stages)-1]), logs(stages[0]))
 }
 
-// q8 judges that burstiness grows from stage to stage. It holds if the last stage's CV is the
-// claimed multiple of the first stage's, and "partly" if it is larger at all.
+// q8 judges the claim that burstiness grows from stage to stage. It holds if the last stage's CV is
+// the claimed multiple of the first stage's CV, and "partly" if it is larger by less.
 func (j *judged) q8() {
 	for _, x := range []struct {
 		id, cv, paper string
@@ -162,8 +162,8 @@ func (j *judged) inputs() {
 		})
 }
 
-// q13 judges that replicas add up: "a stable throughput of 20 r/s". It holds if four replicas serve
-// nearly 4 times what one serves: 0.95 times that, within 1 %.
+// q13 judges the claim that the throughputs of replicas add up: "a stable throughput of 20 r/s". It
+// holds if four replicas serve 0.95 times the throughput of four single ones, within 1 %.
 func (j *judged) q13() {
 	c := study.Claim{ID: "Q13", What: "requests a second of four BERT-21B in one piece, times one's 1/T", Paper: "4× (20 of 5 per second, on a V100)"}
 	o := j.Outcome(fourOfIt, fourWhole)

@@ -32,9 +32,10 @@ func compared(c study.Contender) study.Contender {
 	return c
 }
 
-// rivals has the levels of baselines other than their allocator. Nothing is corrected. If replicas
-// do not fit on the GPUs, those that gain least are trimmed, which is better than what most
-// baselines do themselves. Replicas are spread, and nothing is loaded ahead.
+// rivals has the policies that all baselines use at the levels below their own allocator. Nothing
+// is corrected, replicas are spread, and nothing is loaded ahead of need. If replicas do not fit on
+// the GPUs, the sharer removes those that gain least. Most baselines would share GPUs in a worse
+// way by themselves.
 var rivals = policy.Names{Corrector: "none", Sharer: "gain", Placer: "spread", Warmer: "none"}
 
 // rival puts a baseline's allocator into a scenario, with starts from disk or the page cache.
@@ -51,9 +52,10 @@ func rival[M any](s sim.Scenario, name string, make func(sim.Run) (plan.Allocato
 	return s
 }
 
-// inProportion works like rival, for policies of pipelines that balance their stages. If GPUs are
-// short, it keeps the balance. A sharer that gives to the function that gains most would follow the
-// queue from stage to stage, and end replicas that the policy wants to keep.
+// inProportion works like rival, for policies that balance the stages of a pipeline. If GPUs are
+// short, it keeps the stages in proportion. The sharer of rivals would give GPUs to the function
+// that gains most. It would follow the queue from stage to stage, and stop replicas that the policy
+// wants to keep.
 func inProportion[M any](s sim.Scenario, name string, make func(sim.Run) (plan.Allocator[M], error)) sim.Scenario {
 	s = rival(s, name, make)
 	choose := s.Policies[0].Make
@@ -71,8 +73,8 @@ func always[M any](a plan.Allocator[M]) func(sim.Run) (plan.Allocator[M], error)
 
 func seconds(v float64) time.Duration { return time.Duration(v * float64(time.Second)) }
 
-// declaring sets the declared cores of every stage, to one of the numbers with which it was
-// measured.
+// declaring sets the number of cores that every stage declares. It must be one with which the
+// stages were measured.
 func declaring(s sim.Scenario, cores sim.Milli) sim.Scenario {
 	for i := range s.Stages {
 		s.Stages[i].CPU, s.Stages[i].CPULimit = cores*1000, cores*1000

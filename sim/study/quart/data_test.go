@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
-// data returns the folder with public traces and profiles. It skips the test if there is none,
-// because they are not part of the project.
+// data returns the folder with public traces and profiles. They are not part of the repository. If
+// the folder is missing, data skips the test.
 func data(t *testing.T) string {
 	dir := cmp.Or(os.Getenv("STAGECOACH_DATA"), "../../../../shared/data")
 	if _, err := os.Stat(dir); err != nil {
@@ -84,8 +84,8 @@ func TestSizesMatchTheReleasedOnes(t *testing.T) {
 	}
 }
 
-// TestTimesMatchTheReleasedOnes compares Table 1 with the released times: one of n stages takes
-// Time/n and a few ms.
+// TestTimesMatchTheReleasedOnes compares Table 1 with the released times: each of n stages must
+// take Time/n plus a few ms.
 func TestTimesMatchTheReleasedOnes(t *testing.T) {
 	models := map[string]Model{"bert-21b": Models()[0], "opt-66b": Models()[3], "whishper-9b": Models()[2]}
 	for _, r := range rows(t, data(t), "quart/model_config.csv")[1:] {
@@ -127,9 +127,9 @@ func TestCachedLoadsMatchServerlessLLM(t *testing.T) {
 	}
 }
 
-// TestTraces plays every trace to every seed. On average, the load must be about as large as
-// requested. The windows of training and comparison must not overlap.
-func TestTraces(t *testing.T) {
+// TestTracesPlayTheRequestedLoad plays every trace with every seed. The mean load must be about the
+// requested one. Windows for training and for comparison must not overlap.
+func TestTracesPlayTheRequestedLoad(t *testing.T) {
 	dir := data(t)
 	open := func(name string) (io.ReadCloser, error) { return os.Open(filepath.Join(dir, name)) }
 	for _, tr := range traces() {

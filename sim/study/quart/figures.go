@@ -184,8 +184,8 @@ func marks(outcomes ...*study.Outcome) string {
 	return out
 }
 
-// pooled summarizes settings: for each seed the mean of a figure, which may be NaN, then Student's
-// interval over the seeds.
+// pooled summarizes a figure over settings: the mean over settings for each seed, then Student's
+// interval over the seeds. It returns unknown if the figure is NaN for any setting or seed.
 func (d *drawing) pooled(settings []study.SettingInfo, contender string, geometric bool, figure func(o *study.Outcome, s study.SettingInfo, seed int) float64) shown {
 	sums := make([]float64, max(d.Seeds.N, 1))
 	var outcomes []*study.Outcome
@@ -229,8 +229,8 @@ func inMultiples(of func(*study.Outcome) study.Sample) func(*study.Outcome, stud
 	return func(o *study.Outcome, s study.SettingInfo, seed int) float64 { return of(o).Seeds[seed] / s.Service }
 }
 
-// traceFigures returns figures like Figure 6: one of a trace that is played to all models, and one
-// of the other traces together.
+// traceFigures returns figures like Figure 6: one for the trace that is played to all models, and
+// one for the other traces together.
 func (d *drawing) traceFigures() []figure {
 	var out []figure
 	var rest []string

@@ -19,7 +19,7 @@ func each(n int, v float64) study.Sample {
 	return s
 }
 
-// made returns a result of the whole study with settings of two more traces. In it the k-th
+// made returns an invented result of the whole study, with settings of two more traces. The k-th
 // contender takes 1 + k/10 times T on average, and has 10 + k GPUs.
 func made(t *testing.T) *study.Result {
 	t.Helper()

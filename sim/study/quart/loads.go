@@ -41,8 +41,8 @@ func renewal(rate, cv float64) sim.Arrivals {
 	return sim.Arrivals{Rate: strconv.FormatFloat(rate, 'g', -1, 64), CV: &cv}
 }
 
-// tunedOn reports whether contenders are tuned on m. They are tuned on the paper's own example, and
-// on a model that batches nothing.
+// tunedOn reports whether contenders are tuned on m. They are tuned on two models: the paper's own
+// example, and one that does not batch.
 func tunedOn(m Model) bool { return m.Name == bert || m.Name == llama }
 
 // trace is a public recording of requests for models.
@@ -51,9 +51,9 @@ type trace struct {
 	Source string
 	file   string
 	format arrivals.Format
-	// tick is the resolution of its instants; 0: exact. Arrivals are counted per tick and spread
-	// evenly at random. Arrivals at one instant come from the clock of the recording, not from its
-	// callers.
+	// tick is the resolution of the recording's clock; 0: exact. Requests with equal timestamps did
+	// not all arrive at that instant. So arrivals are counted per tick, and each is played at a random
+	// time within its tick.
 	tick time.Duration
 	// first part, which has the windows for training; those of the comparison are in the rest
 	first  time.Duration
@@ -64,8 +64,8 @@ type trace struct {
 const noFunctions = "of Microsoft's Azure Functions trace, which the paper replays without saying which functions of it and how scaled, " +
 	"only samples can be had: four functions with at most five calls a minute, and 199 calls in 20 minutes. Each call would have to stand for hundreds"
 
-// traces returns the traces that can be played. The first is as bursty as the paper's own, by the
-// paper's words.
+// traces returns the traces that can be played. The paper describes its own trace as about as
+// bursty as the first one.
 func traces() []trace {
 	const llm, early = "Azure LLM inference trace 2023 (Patel et al., Splitwise, ISCA 2024), ", 4 * window
 	return []trace{
@@ -115,10 +115,13 @@ func counts(t arrivals.Trace, tick time.Duration) arrivals.Trace {
 	return out
 }
 
-// windows returns where the windows of runs begin, in the first part of a trace or in the rest.
-// length is the trace's length. Windows do not overlap, and there are at most as many as seeds.
-// Each is within one of equal parts of the trace. For the comparison it is in the middle of its
-// part. For tuning it is at the end, where the load is about the trace's mean.
+// windows returns where the windows of a trace begin. A window is the part of the trace that one
+// run plays. length is the trace's length. For tuning, windows are in the first part of the trace;
+// for the comparison, they are in the rest. There are at most as many windows as seeds.
+//
+// Windows do not overlap. They are in equally long pieces of the trace, one per piece. For the
+// comparison, a window is in the middle of its piece. For tuning, it is at the end of its piece,
+// where the load is about the trace's mean.
 func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	from, to, most := t.first, length, testSeeds.N
 	if train {
@@ -136,9 +139,9 @@ func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	return out
 }
 
-// play returns a seed's part of the trace, scaled to a mean rate of the whole trace. To raise the
-// rate, it adds arrivals, each at a random time before the next. To lower it, it drops arrivals at
-// random. It does not stretch time.
+// play returns the arrivals of a seed's window, scaled so that the mean rate of the whole trace
+// would be rate. To raise the rate, it adds arrivals, each at a random time before the next one. To
+// lower the rate, it drops arrivals at random. It does not stretch time.
 func (t trace) play(all arrivals.Trace, rate float64, train bool, seed uint64) (arrivals.Source, error) {
 	first := testSeeds.First
 	if train = train || seed == sampleSeed; train {
@@ -156,7 +159,7 @@ func (t trace) play(all arrivals.Trace, rate float64, train bool, seed uint64) (
 	return part.Replay(arrivals.Replay{Scale: rate * all.Length.Seconds() / all.Arrivals()}, seed)
 }
 
-// settings returns the settings of models under a trace. Each seed has its own window, as far as
+// settings returns the settings of models under a trace. Seeds have different windows, as long as
 // there are enough windows.
 func (t trace) settings(all arrivals.Trace, models []Model) []study.Setting {
 	var out []study.Setting

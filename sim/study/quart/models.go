@@ -11,15 +11,16 @@ import (
 // Model is a model of the paper's Table 1, cut into stages.
 type Model struct {
 	Name string
-	// Time is the time of one call on a GPU, without waits: "Exec." of Table 1. The stages share it in
-	// proportion to their parameters. The authors' cuts by time (TIME-8) and by parameters (PARAM-8)
-	// support that. For BERT-21B, both cuts have the same parts, except that two parts change places.
-	// For OPT-66B, the largest part of both cuts has 9 of 64 equal layers. Section 5.3 says the same
-	// about its own predictions.
+	// Time is the time of one call on a GPU, without waits: "Exec." of Table 1. Each stage's part of
+	// it is in proportion to its parameters. That agrees with the authors' data: a cut by time
+	// (TIME-8) gives nearly the same stages as a cut by parameters (PARAM-8). For BERT-21B, only two
+	// stages change places. For OPT-66B, the largest stage has 9 of 64 equal layers in both cuts.
+	// Section 5.3 says the same of its own predictions.
 	Time time.Duration
-	// GiB has the sizes of the stages' parameters. The authors' stage_sizes_gb.csv counts in GiB,
-	// although it says GB. A layer of OPT-66B, 12·9216² half-precision numbers, is 2.038 GB or 1.898
-	// GiB, and the file has 1.8987. The file's 40.78 of BERT-21B are Table 1's 43 GB.
+	// GiB has the sizes of the stages' parameters. They are from the authors' stage_sizes_gb.csv,
+	// which says GB but has GiB. One proof is a layer of OPT-66B: its 12·9216² half-precision numbers
+	// are 2.038 GB or 1.898 GiB, and the file has 1.8987. Another is BERT-21B: the file has 40.78 in
+	// total, and Table 1 has 43 GB.
 	GiB       []float64
 	Batch     int     // largest number of calls that a replica computes at a time
 	BatchCost float64 // what each further call of a batch adds, as a part of the first
@@ -37,9 +38,10 @@ const (
 // stages is the number of parts into which section 8.1 cuts each model.
 const stages = 8
 
-// bertBatch is what a further call adds to a batch with 128 tokens, as a part of a call's time.
-// FasterTransformer's BERT-6B on one A100 takes 10.87 ms for one call and 24.98 ms for four
-// (docs/bert_guide.md, FP16, TP1 PP1). With 1024 tokens, four calls take four times as long as one.
+// bertBatch is the time that each further call adds to a batch, as a part of the first call's time,
+// with 128 tokens per call. It is from FasterTransformer's BERT-6B on one A100, which takes 10.87
+// ms for one call and 24.98 ms for four (docs/bert_guide.md, FP16, TP1 PP1). With 1024 tokens, a
+// batch saves nothing: four calls take four times as long as one.
 const (
 	batched   = 4
 	bertBatch = (24.98/10.87 - 1) / (batched - 1)
@@ -47,11 +49,15 @@ const (
 
 // Models returns the models of Table 1, in the order of section 8.2.
 //
-// There are several times of BERT-21B. 137 ms is the time on the paper's testbed. About 200 ms
-// (section 2.1) is that of a V100. The released model_config.csv has 21 ms for each of eight
-// stages, 168 ms together. That is 137/8 and about 4 ms to pass data on. Its times of two to 32
-// stages, of OPT-66B and of Whisper fit that as well. LLAMA-7B takes 35 ms there, and 243 ms with
-// Table 1's 1024 tokens.
+// The sources have different times for BERT-21B:
+//
+//   - Table 1 has 137 ms, on the paper's testbed. This is the time used here.
+//   - Section 2.1 has about 200 ms, on a V100.
+//   - The released model_config.csv has 21 ms for each of eight stages, 168 ms together. That is
+//     137/8 ms of work and about 4 ms to pass data on, per stage. Its times for two to 32 stages
+//     fit this as well, and so do its times of OPT-66B and Whisper.
+//
+// LLAMA-7B takes 35 ms in that file, and 243 ms with the 1024 tokens of Table 1.
 func Models() []Model {
 	return []Model{
 		{
@@ -102,16 +108,17 @@ func (m Model) Size() float64 {
 	return sum
 }
 
-// work is the load of every setting: the GPUs that are busy on average if calls run one by one. The
-// cluster has four times as many.
+// work is the load of every setting, as the mean number of GPUs that are busy if calls are not
+// batched. The cluster has four times as many GPUs.
 const work = 12
 
 // Rate returns the rate per second at which calls of m, one by one, keep work GPUs busy.
 func (m Model) Rate() float64 { return work / m.Time.Seconds() }
 
 // The cluster of section 8.1: twelve GPU servers with 108 cores, 1 TiB and four GPUs each. The
-// section does not name the GPUs. Sections 2.2 and 3 measure on A40s. Their 46,068 MiB hold
-// BERT-21B, as the text says, and OPT-66B in the three parts of the released opt-66b-whole.
+// section does not name the type of GPU. Here it is the A40, which sections 2.2 and 3 use. An A40's
+// 46,068 MiB hold BERT-21B, as the paper says, and each third of OPT-66B as cut in the released
+// opt-66b-whole.
 const (
 	servers      = 12
 	perServer    = 4
@@ -143,8 +150,8 @@ func (m Model) scenario(name string, a sim.Arrivals) sim.Scenario {
 	}
 }
 
-// stages returns m's stages. A replica has a GPU to itself, because no two computations share a GPU
-// for free.
+// stages returns m's stages. Each replica has a whole GPU, because two computations on one GPU
+// would slow each other down.
 func (m Model) stages() []sim.Stage {
 	out := make([]sim.Stage, len(m.GiB))
 	whole := m.Size()
@@ -159,9 +166,9 @@ func (m Model) stages() []sim.Stage {
 
 func stageName(i int) string { return fmt.Sprintf("s%d", i+1) }
 
-// whole makes a scenario's model one function. A replica has as many GPUs as hold its parameters.
-// It computes one call per GPU at a time, one after another on each. So a GPU does as much per
-// second as a GPU of a stage.
+// whole replaces a scenario's stages by one function that is the whole model. A replica has as many
+// GPUs as its parameters need. Each of its GPUs computes one call at a time, and a call takes as
+// long as in all stages together. So each GPU does as much work per second as the GPU of a stage.
 func whole(s sim.Scenario) sim.Scenario {
 	w := s.Stages[0]
 	w.Name, w.Next, w.Service.Profile = "whole", nil, slices.Clone(w.Service.Profile)
@@ -181,7 +188,8 @@ func whole(s sim.Scenario) sim.Scenario {
 	return s
 }
 
-// queueLimit is larger than any queue of a run. So requests fail by time, not by number.
+// queueLimit is larger than any queue of a run, so requests fail by their timeout, never because of
+// a full queue.
 const queueLimit = 100_000
 
 // stage returns a function with a part of m's parameters and of its time.
@@ -204,9 +212,9 @@ func (m Model) stage(name string, size, share float64) sim.Stage {
 	return s
 }
 
-// quota returns the time with q cores as a part of that with the declared cores. In section 3.4,
-// the median with four cores is 33 % lower than with two. From s(q) = a + b/q and s(4) = 0.67·s(2)
-// follows b = 3.88·a.
+// quota returns the time of a call with q cores, divided by its time with the declared cores. The
+// time is s(q) = a + b/q. In section 3.4, the median with four cores is 33 % lower than with two:
+// s(4) = 0.67·s(2), so b = 3.88·a.
 func quota(q int) float64 {
 	const b = (1 - 0.67) / (0.67/2 - 1.0/4)
 	return (1 + b/float64(q)) / (1 + b/cores)

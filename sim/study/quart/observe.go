@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// observed is the group of settings without comparison: section 3's observations of a pipeline with
-// fixed replicas.
+// observed is the group of settings that repeat the observations of sections 2.1 and 3, with fixed
+// replicas. Contenders are not compared on them.
 const observed = "observed"
 
 // The contenders of those settings.
@@ -31,9 +31,9 @@ const (
 	stable = 0.95
 )
 
-// observations returns the settings of sections 3 and 2.1. Section 3 has BERT-21B in five stages on
-// five GPUs, with arrivals of several CVs. Section 2.1 has four replicas of the whole model, under
-// nearly the load that four can serve.
+// observations returns the settings that repeat sections 3 and 2.1. In section 3, BERT-21B runs in
+// five stages on five GPUs, with arrivals of several CVs. In section 2.1, there are four replicas
+// of the whole model, and nearly as many requests as they can serve.
 func observations() []study.Setting {
 	m := bert5()
 	slowest := slices.Max(m.GiB) / m.Size() * m.Time.Seconds()

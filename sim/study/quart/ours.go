@@ -18,8 +18,8 @@ type parts struct {
 	cv    cv.Predictor // of burstiness; nil: as measured
 }
 
-// put puts ours with a configuration into a scenario. Only put knows which settings are tuned.
-// Knobs are in the order of sizing.
+// put adds ours, with a configuration, to a scenario. k has the knobs in the order of sizing. All
+// other settings are those of p.
 func (p parts) put(s sim.Scenario, name string, k []float64) sim.Scenario {
 	s = starts(s, p.start)
 	s.Policies = []sim.Policy{{Name: name, Make: func(sim.Run) (policy.Set, error) {
@@ -49,8 +49,9 @@ func ours() study.Contender {
 	})
 }
 
-// dissected has the loads of ablations, on which parts make a difference. Ablations run on the
-// models on which contenders are tuned. The ablation of CPU runs on all loads.
+// dissected has the loads of ablations: those on which the parts of ours make a difference.
+// Ablations run only with the models on which contenders are tuned. The ablation no-cpu runs on all
+// loads.
 var dissected = []string{"cv=4", "cv=8", "azure-code"}
 
 // noCPU is ours with only the cores that stages declare.

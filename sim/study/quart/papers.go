@@ -15,8 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// papers returns the three policies that QUART was compared with, as QUART describes them: INFless
-// has no pipeline (section 8.4), InferLine and Cocktail have one.
+// papers returns the three policies that the paper compares QUART with, as the paper describes
+// them. INFless has no pipeline (section 8.4). InferLine and Cocktail have one.
 func papers() []study.Contender {
 	return []study.Contender{
 		compared(study.Contender{
@@ -119,9 +119,10 @@ func sampled(s sim.Scenario) ([]time.Duration, error) {
 // key returns the name of a stage in a snapshot.
 func key(s sim.Stage) string { return pipeline.Key{Name: s.Name, Namespace: "sim"}.String() }
 
-// oracle returns the contender that knows when requests arrive. It has the KeysManager's starts
-// and, like ours, keeps parameters of key stages warm. Its stages declare the idle cores that ours
-// may use. Otherwise it would be easy for ours to come close to it.
+// oracle returns the contender that knows when requests will arrive. Like ours, it has the
+// KeysManager's starts, and keeps the parameters of key stages in memory. Its stages declare the
+// idle cores that ours may use. With fewer cores, it would be too easy for ours to come close to
+// the oracle.
 func oracle() study.Contender {
 	return compared(study.Contender{
 		Name: "oracle", Title: "oracle", Source: "knows when every request will come, and declares eight cores; a mark, neither a policy nor a bound", Oracle: true,

@@ -17,13 +17,13 @@ const (
 	candidates = 16       // configurations to try per contender
 )
 
-// multiples are multiples of a model's time. Section 8.2 counts the requests within each. They
-// include the objective.
+// multiples are the multiples of a model's time within which section 8.2 counts requests. The
+// objective is one of them.
 var multiples = []float64{1, 1.5, objective, 2.5, 3}
 
-// Full returns the whole evaluation. It opens traces by their paths in $STAGECOACH_DATA. It leaves
-// out the settings of missing traces, and the study says so. It returns an error if a trace could
-// not be read.
+// Full returns the whole evaluation. It opens traces by their paths in $STAGECOACH_DATA. If a trace
+// is missing, its settings are listed in LeftOut. If a trace exists but cannot be read, Full
+// returns an error.
 func Full(open sim.Opener) (study.Study, error) {
 	s := base()
 	s.Title = "QUART (ICDCS'24) against tuned opponents"
@@ -79,8 +79,8 @@ const (
 	quickCounted = 40 * time.Second
 )
 
-// quick has Quick's contenders. One has eight cores, so that the value of cores is not mistaken for
-// sizing.
+// quick has the contenders of [Quick]. static8 has eight cores per stage: it shows how much of
+// ours' advantage comes from more cores instead of better sizing.
 var quick = []string{"static", "static8", "kpa", "oracle", oursName}
 
 // base returns what both studies share.

@@ -78,17 +78,18 @@ func TestWholeModelsHaveTheirGPUs(t *testing.T) {
 	}
 }
 
-// TestMoreCores checks section 3.4: four cores take 33 % less time than two.
-func TestMoreCores(t *testing.T) {
+// TestFourCoresTakeAThirdLessTimeThanTwo checks section 3.4: four cores take 33 % less time than
+// two.
+func TestFourCoresTakeAThirdLessTimeThanTwo(t *testing.T) {
 	if got := quota(4) / quota(2); math.Abs(got-0.67) > 1e-9 || quota(cores) != 1 {
 		t.Errorf("four cores take %g of two, want 0.67; %g of what is declared, want 1", got, quota(cores))
 	}
 }
 
-// TestContenders simulates a few seconds of every contender, with its defaults and with another
-// configuration. Its plans must be valid, it must always decide, answer requests and keep to the
-// cluster.
-func TestContenders(t *testing.T) {
+// TestContendersStayWithinTheCluster simulates a few seconds of every contender, with its defaults
+// and with another configuration. Every plan must be valid. The contender must decide at every
+// tick, answer requests, and use no more GPUs than the cluster has.
+func TestContendersStayWithinTheCluster(t *testing.T) {
 	for _, c := range contenders() {
 		t.Run(c.Name, func(t *testing.T) {
 			t.Parallel()
@@ -117,8 +118,9 @@ func TestContenders(t *testing.T) {
 	}
 }
 
-// TestPhysics compares the inputs with a golden file: stages, their times and starts, and the load.
-func TestPhysics(t *testing.T) {
+// TestInputsMatchTheGoldenFile compares the inputs with a golden file: stages, their times and
+// starts, and the load.
+func TestInputsMatchTheGoldenFile(t *testing.T) {
 	var b strings.Builder
 	for _, m := range append(Models(), bert5()) {
 		s := m.scenario(m.Name, renewal(m.Rate(), 1))
@@ -134,9 +136,9 @@ func TestPhysics(t *testing.T) {
 	golden.Compare(t, "physics.txt", b.String())
 }
 
-// TestQuick evaluates the small study. Only fixed counts have exact figures, which follow from
-// arrivals, work and starts. Ours has ranges, because its figures change whenever the policy
-// changes.
+// TestQuick evaluates the small study. The figures of fixed replica counts are compared exactly,
+// because they follow from arrivals, work and starts. The figures of ours only need to be in a
+// range, because they change with every change of the policy.
 func TestQuick(t *testing.T) {
 	s := Quick()
 	for i := range s.Settings { // shorter, because this runs with the race detector
@@ -199,9 +201,9 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// TestAveragesAreTheHarderOnes checks that each average is of the kind that favours ours less.
-// Reductions of latency are averaged as they are, multiples of goodput as logarithms. Requests in
-// time are averaged before they are compared.
+// TestAveragesAreTheHarderOnes checks that each kind of figure has the average that favours ours
+// less: arithmetic for reductions of latency, and geometric for multiples of goodput. For requests
+// in time, both sides are averaged before they are divided.
 func TestAveragesAreTheHarderOnes(t *testing.T) {
 	r := made(t)
 	n := r.Seeds.N
@@ -239,8 +241,8 @@ func TestAveragesAreTheHarderOnes(t *testing.T) {
 	}
 }
 
-// TestReasons checks that a reason is given only with the verdict that it explains.
-func TestReasons(t *testing.T) {
+// TestReasonsFitTheirVerdicts checks that a reason is given only with the verdict that it explains.
+func TestReasonsFitTheirVerdicts(t *testing.T) {
 	ids := map[string]bool{}
 	for _, c := range judge(made(t)) {
 		ids[c.ID] = true

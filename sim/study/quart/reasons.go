@@ -8,8 +8,8 @@ type reason struct {
 	why     string
 }
 
-// reasons has the reasons, by the ids of claims. They are written by hand, after a look at the runs
-// behind a verdict.
+// reasons has the reason for each verdict, by the id of the claim. They were written by hand, after
+// a look at the runs behind the verdicts.
 var reasons = map[string]reason{
 	"Q2a":   {study.Holds, "as Q1c"},
 	"Q2b":   {study.Holds, "as Q1c"},

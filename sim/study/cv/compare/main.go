@@ -1,6 +1,9 @@
-// Command cv compares predictors of burstiness. It measures the error of each on runs that were
-// held back, and what each is worth to the smoother. With --train it first makes new weights of
-// attention, and shows what they are worth without neighbours and with Eq. 4 as QUART prints it.
+// Command cv compares predictors of burstiness. It measures the error of each predictor on
+// held-back runs. It also measures how well scenarios are served if the autoscaler's smoother uses
+// that predictor.
+//
+// With --train, it makes new weights for the attention. It then measures only errors, and includes
+// an attention without neighbours and one with Eq. 4 as QUART prints it.
 //
 //	go run ./sim/study/cv/compare                                    # make bench-cv
 //	go run ./sim/study/cv/compare --train sim/study/cv/weights.go    # make train-cv
