@@ -1,7 +1,8 @@
-// Package hop passes one HTTP/1.1 exchange on to another connection. It writes the request that a
-// handler got to that connection, and copies the answer to the handler's ResponseWriter. It does
-// the work of a reverse proxy and its transport, on connections that the caller chooses and keeps.
-// It starts a goroutine only if a body is sent while the answer may come.
+// Package hop passes one HTTP/1.1 exchange on to another connection. It writes a handler's request
+// to that connection, and copies the answer to the handler's ResponseWriter. It does the work of a
+// reverse proxy and its transport, but the caller chooses and keeps the connections. It starts a
+// goroutine only for a body that is not yet in memory, because the answer may begin before the body
+// ends.
 package hop
 
 import (

@@ -39,9 +39,10 @@ def infer(state, calls):
     return calls
 `
 
-// TestPythonDevice checks how parameters get to a device, which is a stand-in in host memory. They
-// must arrive unchanged, whatever the state consists of. They go through a few buffers, which are
-// reused only when they are free. If the device has no room, the error must have the sizes.
+// TestPythonDevice checks the copy of parameters to a device, which is a stand-in in host memory:
+//   - the parameters of every kind of state arrive unchanged
+//   - a buffer is used again only after its copy has ended
+//   - if the device has no room, the error has the sizes
 func TestPythonDevice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()

@@ -1,6 +1,6 @@
-// Package templatetest_test checks the files of the templates, and runs the Python SDK of one of
-// them. It is not in the folder templates, because `faas-cli template pull` copies that whole
-// folder. The tests of `stagecoach build` check that templates build and serve.
+// Package templatetest_test checks the files of the templates, and runs the Python SDK of the
+// template python3-stage. It is outside the folder templates, because `faas-cli template pull`
+// copies that whole folder. The tests of `stagecoach build` check that templates build and serve.
 package templatetest_test
 
 import (

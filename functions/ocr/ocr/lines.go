@@ -65,9 +65,10 @@ func Plain(lines []Line) string {
 	return strings.Join(texts, "\n")
 }
 
-// group splits boxes into lines, from top to bottom, each from left to right. A box belongs to a
-// line if the distance of its middle to that of the line's topmost box is less than half of the
-// lower box's height. Equal boxes keep their order in all.
+// group splits boxes into lines, from top to bottom, and sorts each line from left to right. A box
+// belongs to a line if it is about as high on the page as the line's topmost box: the vertical
+// distance of their middles is less than half the height of the less tall box. Equal boxes stay in
+// the order of all.
 func group[T any](all []T, rect func(T) image.Rectangle) [][]T {
 	byTop := slices.Clone(all)
 	slices.SortStableFunc(byTop, func(a, b T) int { return compare(rect(a), rect(b), false) })

@@ -117,10 +117,9 @@ func (t Transformer) Bytes(stage int) int64 {
 	return elements * int64(t.Dtype.Bits()/8)
 }
 
-// Write writes DIR/1.safetensors and so on, one file per stage, with numbers that depend on seed.
-// Together, the files are the whole model. Write needs some megabytes of memory, whatever their
-// size. It calls told after each file. For a file that exists already, it only calls told, with
-// done = 0.
+// Write writes one file per stage, DIR/1.safetensors and so on. Together, the files are the whole
+// model. The numbers depend on seed. Write needs only some megabytes of memory. After each file, it
+// calls told with the file's size in bytes, or with 0 if the file existed already and was kept.
 func (t Transformer) Write(ctx context.Context, dir string, seed uint64, told func(path string, done int64)) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
