@@ -19,8 +19,8 @@ ${GO:-go} build -trimpath -buildvcs=false -o "$programs/" "${packages[@]/#/./fun
 
 # image NAME PROGRAM [FILE ...] makes the image NAME. PROGRAM is the last part of the program's
 # package. Each FILE of the models' folder goes into the image's folder `model`. The program is
-# called `stage` in the image, or X with as=X, for a function that does not speak the stage
-# protocol.
+# called `stage` in the image. `as=X image ...` calls it X, for a function that does not speak the
+# stage protocol.
 image() {
   local to=$images/$1/$version program=$2 file
   shift 2

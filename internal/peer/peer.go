@@ -37,9 +37,9 @@ func ParseProxies(list []string) (Proxies, error) {
 }
 
 // Client returns the address of the client that sent r. If the connection comes from a trusted
-// proxy, that is the rightmost address in X-Forwarded-For that is not a trusted proxy's. Otherwise,
-// it is the connection's address. A client can forge addresses only to the left of the one that is
-// returned. If an entry is not an address, the proxy that passed it on counts as the client.
+// proxy, the result is the rightmost address in X-Forwarded-For that is not a trusted proxy's.
+// Otherwise, it is the connection's address. A client can forge only addresses further left. If an
+// entry is not an address, the proxy that passed it on counts as the client.
 //
 // An IPv6 address is cut to its /64 network, because one client has a whole network. The result is
 // the zero Addr if the connection has no address.

@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// driverSource is a stand-in for CUDA's driver. As in the driver, other functions fail before
+// driverSource is a stand-in for CUDA's driver. As in the driver, cuDeviceGetCount fails before
 // cuInit, and cuInit fails without devices. The stand-in has only the functions that CUDA's runtime
 // needs to call cuInit.
 const driverSource = `

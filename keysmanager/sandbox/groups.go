@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry moves this thread into a process's cgroups, where the thread starts the process, and back.
-// It is opened before the thread enters the process's view of the files, because groups cannot be
-// written to from there.
+// entry moves the Spawner's thread into a process's cgroups, starts the process there, and moves
+// the thread back. openEntry must run before the thread enters the process's mount namespace,
+// because cgroups cannot be written to from there.
 type entry struct {
 	// Files tasks of v1: groups are those of the process, which their owner closes; home are those of
 	// this thread.

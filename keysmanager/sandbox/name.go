@@ -105,8 +105,8 @@ func appendTo(file, line string) error {
 	return err
 }
 
-// chooseHome sets the user's home to a folder that the user can write to. It takes the folder of
-// /etc/passwd, which it creates if it is missing, or else Home. If the root is read-only, an
+// chooseHome sets the user's home: the folder in /etc/passwd if the user can write to it, otherwise
+// Home. It creates the folder of /etc/passwd if that is missing. If the root is read-only, an
 // existing folder stays the home, because an image may have files for its programs there.
 func (id *identity) chooseHome(readOnly bool) {
 	info, err := os.Stat(id.home)

@@ -15,8 +15,8 @@ import (
 )
 
 // TestProcessesHaveANameAndAHome checks processes with a root of their own. The image's /etc/passwd
-// and /etc/group name its users, a missing user is added, and each user has a home that it can
-// write to.
+// and /etc/group name its users. A user that is missing there is added. Each user has a home that
+// it can write to.
 func TestProcessesHaveANameAndAHome(t *testing.T) {
 	const lists = "root:x:0:0:root:/root:/bin/sh\napp:x:100:101:App:/home/app:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\nweb:x:33:33::/var/www:/bin/sh"
 	userVariables := map[string]struct {

@@ -85,8 +85,8 @@ func (e *exchanges) do(call *stage.Call, address string) error {
 }
 
 // meet sends the token to the gateway that listens at path, and serves the request that follows. It
-// returns when the request or ctx has ended. There is no other bound for a slow gateway, because
-// the gateway waits too.
+// returns when the request or ctx has ended. Only ctx bounds the wait for a slow gateway, because
+// the gateway waits for the replica, too.
 func (e *exchanges) meet(ctx context.Context, token, path string) error {
 	pool := e.begin(path)
 	if pool == nil {

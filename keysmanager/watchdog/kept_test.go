@@ -85,8 +85,8 @@ func (c *caller) read(t *testing.T, want string) {
 const hello = "POST / HTTP/1.1\r\nHost: f\r\nContent-Length: 5\r\n\r\nhello"
 
 // TestKeptConnection checks that consecutive exchanges share one connection to the gateway. If the
-// gateway has closed it, before or after the token was sent, it is replaced, and the function runs
-// once per request.
+// gateway has closed that connection, before or after the token was sent, the replica makes a new
+// one, and the function still runs once per request.
 func TestKeptConnection(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)

@@ -23,8 +23,8 @@ const (
 )
 
 // Run runs the replica. It starts the program, sends Hello when the program is ready, and answers
-// calls until ctx ends or the dispatcher drains it. If the program ends by itself, this process
-// ends in the same way, and Run does not return.
+// calls until ctx ends or the dispatcher drains the replica. If the program ends by itself, this
+// process ends in the same way, and Run does not return.
 func Run(ctx context.Context) error {
 	c, err := parse(os.Environ())
 	if err != nil {

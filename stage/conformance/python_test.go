@@ -257,9 +257,9 @@ def infer(state, calls): return [[torch.get_num_threads(), state(torch.ones(1, 2
 	r.drained()
 }
 
-// TestFill runs the tests of Model.fill with PyTorch. They compare the outputs of filled modules,
-// and check which modules are refused. A test is skipped by name if the interpreter lacks its
-// package.
+// TestFill runs the Python tests of Model.fill with PyTorch. They compare the outputs of filled
+// modules, and check which modules fill refuses. A test is skipped, and its name printed, if the
+// interpreter lacks a package that the test needs.
 func TestFill(t *testing.T) {
 	for _, file := range []string{"test_fill", "test_architectures"} {
 		t.Run(file, func(t *testing.T) {

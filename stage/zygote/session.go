@@ -95,9 +95,9 @@ func Open(o Options) (*Session, error) {
 	return s, nil
 }
 
-// AddThreads raises the number of threads that compute one Run to total, with the calling thread.
-// The maximum is the number that the session was made for. AddThreads returns the new number. It
-// never removes threads, so a smaller total changes nothing.
+// AddThreads raises the number of threads that compute one Run to total, including the calling
+// thread, and returns the new number. The maximum is the number that the session was made for. A
+// smaller total changes nothing, because AddThreads never removes threads.
 func (s *Session) AddThreads(total int) (int, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -340,9 +340,9 @@ func TestStringTensorsAreRefused(t *testing.T) {
 	}
 }
 
-// TestClassifiers checks that a model with outputs that are no tensors is not loaded, and that the
-// error says how to convert it. A model with strings as labels is loaded, and can compute its other
-// outputs.
+// TestClassifiers checks two kinds of classifiers that skl2onnx makes. A model with outputs that
+// are not tensors is refused, and the error says how to convert it. A model with strings as labels
+// is loaded, and can compute its other outputs.
 func TestClassifiers(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "classifier.onnx")
 	open := func(text, zipMap bool) (*zygote.Session, error) {

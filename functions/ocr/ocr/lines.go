@@ -66,9 +66,9 @@ func Plain(lines []Line) string {
 }
 
 // group splits boxes into lines, from top to bottom, and sorts each line from left to right. A box
-// belongs to a line if it is about as high on the page as the line's topmost box: the vertical
-// distance of their middles is less than half the height of the less tall box. Equal boxes stay in
-// the order of all.
+// belongs to a line if its middle is close enough to the middle of the line's topmost box: the
+// vertical distance must be less than half the height of the smaller box. Boxes with equal
+// rectangles keep their order in all.
 func group[T any](all []T, rect func(T) image.Rectangle) [][]T {
 	byTop := slices.Clone(all)
 	slices.SortStableFunc(byTop, func(a, b T) int { return compare(rect(a), rect(b), false) })

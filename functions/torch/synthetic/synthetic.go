@@ -118,8 +118,9 @@ func (t Transformer) Bytes(stage int) int64 {
 }
 
 // Write writes one file per stage, DIR/1.safetensors and so on. Together, the files are the whole
-// model. The numbers depend on seed. Write needs only some megabytes of memory. After each file, it
-// calls told with the file's size in bytes, or with 0 if the file existed already and was kept.
+// model. The numbers depend on seed. Write needs only some megabytes of memory, also for large
+// files. After each file, it calls told with the file's size in bytes, or with 0 if the file
+// existed already and was kept.
 func (t Transformer) Write(ctx context.Context, dir string, seed uint64, told func(path string, done int64)) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
