@@ -64,8 +64,8 @@ type Result struct {
 	// Kept is true if request and answer have ended properly, so that the connection can be used
 	// again. Otherwise Do has closed it.
 	Kept bool
-	// Sent is closed when In.Body is no longer read; nil: it is not read at all. The caller ends a
-	// Read that waits for the body, and then waits for Sent.
+	// Sent is closed when the goroutine that reads In.Body has ended; nil: there is no such goroutine.
+	// The caller must unblock a pending Read of In.Body, and then wait for Sent.
 	Sent <-chan struct{}
 }
 

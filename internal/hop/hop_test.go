@@ -109,8 +109,8 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// TestNotKept checks answers of other programs: the connection is kept only if they end where they
-// say.
+// TestNotKept checks raw answers of a server. The connection is kept only if the answer ends where
+// its headers say, and nothing follows.
 func TestNotKept(t *testing.T) {
 	t.Parallel()
 	for text, kept := range map[string]bool{

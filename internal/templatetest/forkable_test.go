@@ -170,8 +170,8 @@ func TestPythonFindsDeviceFiles(t *testing.T) {
 
 // Tests that import PyTorch take turns, because each keeps a processor busy for seconds.
 
-// withCUDA returns an interpreter whose PyTorch is built for CUDA. If there is none, it skips the
-// test. Debian's is not.
+// withCUDA returns an interpreter whose PyTorch is built for CUDA. Debian's PyTorch is not. If
+// there is no such interpreter, withCUDA skips the test.
 func withCUDA(t *testing.T) string {
 	t.Helper()
 	python := proctest.Torch(t)

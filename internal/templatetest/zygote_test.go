@@ -185,8 +185,9 @@ func TestPythonGate(t *testing.T) {
 	}
 }
 
-// TestPythonMapped checks a mapped model. If it is in its place, it needs no name. A waiting child
-// has its pages in its page tables, which a fork does not copy, and has no pages of its own.
+// TestPythonMapped checks a model that is mapped from model.safetensors in the stage's folder. The
+// stage finds the file without STAGECOACH_MODEL. A waiting child must have all pages of the file in
+// its page tables, because a fork does not copy them, and must have no private copies of the pages.
 func TestPythonMapped(t *testing.T) {
 	const size = 40 << 20
 	root := imaged(t, "def load(model):\n    return model.tensors\n\ndef infer(state, calls):\n    return calls\n")

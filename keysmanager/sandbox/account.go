@@ -18,14 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Account is the user and group that a process without a root of its own runs as. No other process
-// has this user at the time. It has no rights.
+// Account is the user and group of a process that has no root of its own. No other process has this
+// user at the time, and the user has no rights.
 type Account struct {
 	UID, GID int
 }
 
 // Accounts assigns users and groups to processes. All Stagecoach processes of a machine share the
-// numbers, through files in a folder that is empty after the machine's next start.
+// numbers, through files in a folder that a restart of the machine empties.
 type Accounts struct {
 	numbers Range
 	file    *os.File // one byte per user is locked; the locks end with the process that holds them

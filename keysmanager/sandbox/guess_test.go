@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// TestGuess: a single program runs. Of several, the only one with a telling name runs; if there is
-// none, the error names all.
+// TestGuess checks that a single program is chosen. Of several programs, the only one with a
+// telling name is chosen. If none or several have one, the error names all programs.
 func TestGuess(t *testing.T) {
 	t.Parallel()
 	const script, text, elf = "#!/bin/sh\n", "text", "\x7fELF…"

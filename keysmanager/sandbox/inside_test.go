@@ -252,8 +252,9 @@ func TestDescriptorsAndSignalsReachAProcessWithARoot(t *testing.T) {
 	}
 }
 
-// TestProcessWithARootEndsWithItsParent kills a program that has started such a process as another
-// user. A change of the user clears the kernel's parent-death signal, so Init has to set it again.
+// TestProcessWithARootEndsWithItsParent kills a program that has started a process with a root as
+// another user. A change of the user clears the kernel's parent-death signal, so Init has to set it
+// again.
 func TestProcessWithARootEndsWithItsParent(t *testing.T) {
 	parent := exec.Command("/proc/self/exe")
 	parent.Env = append(os.Environ(), parentOf+"="+root(t))

@@ -67,8 +67,8 @@ func TestProcessesHaveANameAndAHome(t *testing.T) {
 	}
 }
 
-// TestAccountsHaveANameAndAHome checks processes among the machine's files with a real program that
-// asks for both, and that the machine's own lists stay as they are.
+// TestAccountsHaveANameAndAHome checks processes that see the machine's files. A real program asks
+// for the user's name and home. The machine's own lists of users must stay unchanged.
 func TestAccountsHaveANameAndAHome(t *testing.T) {
 	a := openAccounts(t)
 	l := take(t, a, "ns")

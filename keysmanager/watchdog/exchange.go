@@ -126,7 +126,7 @@ func (e *exchanges) serve(ctx context.Context, c net.Conn, pool *hop.Pool) (sile
 	case served.Kept:
 		pool.Put(c)
 	case served.Whole:
-		// The gateway may still send the rest of an unwanted body, and if it could not, it would
+		// The gateway may still send the rest of an unwanted body. If that failed, the gateway would
 		// believe that the replica is lost.
 		e.running.Go(func() { hop.Linger(c) })
 	}

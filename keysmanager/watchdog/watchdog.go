@@ -126,8 +126,8 @@ func (w *watchdog) watch() {
 	}
 }
 
-// exitLike ends this process as another one has ended. The cause is reported as if there were no
-// watchdog, because the last line on stderr is the program's own.
+// exitLike ends this process in the same way as the program has ended. So the cause is reported as
+// if there were no watchdog, because the last line on stderr is the program's own.
 func exitLike(s unix.WaitStatus) {
 	if s.Signaled() {
 		if s.Signal() == unix.SIGKILL {

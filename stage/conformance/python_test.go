@@ -198,7 +198,7 @@ def infer(state, calls): return [c.wait() if c.input.text() == "wait" else 1 / 0
 }
 
 // TestALostContextEndsTheReplica checks that a replica ends after errors of CUDA that make all
-// later calls fail. It would fail fast, so it would get even more calls.
+// later calls fail. Otherwise the replica would fail fast, and so get even more calls.
 func TestALostContextEndsTheReplica(t *testing.T) {
 	handler := filepath.Join(t.TempDir(), "handler.py")
 	code := `import sys, types

@@ -51,8 +51,8 @@ type Options struct {
 	// Start is how many of these threads compute from the start, at least 1. AddThreads adds the
 	// others.
 	Start int
-	// Prepacked is the folder of the model's pre-packed form; see the package comment. If that exists,
-	// it is loaded; it is never written. If the field is empty, the model itself is loaded.
+	// Prepacked is the folder of the model's pre-packed form; see the package comment. Open loads that
+	// form if it exists, and never writes it. If Prepacked is empty, Open loads the model itself.
 	Prepacked string
 	// Mapped says that the pre-packed form is in the files at descriptors 4 and 5; see the package
 	// comment.

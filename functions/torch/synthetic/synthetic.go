@@ -42,8 +42,8 @@ type Transformer struct {
 	Dtype  safetensors.Dtype
 }
 
-// Of returns a transformer with this number of stages, of about stageBytes each: within 1 % from 4
-// MB on. dtype is F32 or BF16.
+// Of returns a transformer with this number of stages, of about stageBytes each. From 4 MB on, the
+// size is within 1 % of stageBytes. dtype is F32 or BF16.
 func Of(stages int, stageBytes int64, dtype safetensors.Dtype) (Transformer, error) {
 	if stages < 1 || stages > mostStages || stageBytes < leastStage || stageBytes > mostStage {
 		return Transformer{}, fmt.Errorf("%d stages of %d bytes, want 1 to %d of %d to %d", stages, stageBytes, mostStages, leastStage, int64(mostStage))
