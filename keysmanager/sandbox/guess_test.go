@@ -10,9 +10,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// TestGuess checks that a single program is chosen. Of several programs, the only one with a
-// telling name is chosen. If none or several have one, the error names all programs.
-func TestGuess(t *testing.T) {
+// TestGuessChoosesTheTellingName checks that a single program is chosen. Of several programs, the
+// only one with a telling name is chosen. If none or several have one, the error names all
+// programs.
+func TestGuessChoosesTheTellingName(t *testing.T) {
 	t.Parallel()
 	const script, text, elf = "#!/bin/sh\n", "text", "\x7fELF…"
 	type file struct {

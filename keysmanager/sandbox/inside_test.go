@@ -310,7 +310,7 @@ func TestStartInsideNamesTheMissingFile(t *testing.T) {
 	}
 }
 
-func TestIdentify(t *testing.T) {
+func TestIdentifyReadsTheImagesAccounts(t *testing.T) {
 	const passwd = "root:x:0:0:root:/root:/bin/sh\napp:x:100:101:App:/home/app:/bin/sh\nodd:x:-1:0::/:/x\n12:x:200:200::relative:/x\n"
 	const group = "root:x:0:\nwheel:x:102:app,root\nstaff:x:103:\nodd:x:y:\n"
 	for user, want := range map[string]string{

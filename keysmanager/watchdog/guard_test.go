@@ -332,7 +332,7 @@ func TestProgramInItsOwnNetwork(t *testing.T) {
 	}
 }
 
-func TestAnswers(t *testing.T) {
+func TestAnswersKnowsWhichAddressesAListenerServes(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		at     string
@@ -355,8 +355,9 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestListeners checks that the kernel lists each listening socket with its port and address.
-func TestListeners(t *testing.T) {
+// TestListenersHavePortAndAddress checks that the kernel lists each listening socket with its port
+// and address.
+func TestListenersHavePortAndAddress(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"} {
 		for _, network := range []string{"tcp", "tcp6"} {

@@ -210,9 +210,9 @@ func TestOtherAnswersMeetTheGateway(t *testing.T) {
 	}
 }
 
-// TestBrokenSmallAnswers checks that an answer that breaks off is not a result, and that its part
-// reaches the gateway.
-func TestBrokenSmallAnswers(t *testing.T) {
+// TestBrokenSmallAnswersAreNotResults checks that an answer that breaks off is not a result, and
+// that its part reaches the gateway.
+func TestBrokenSmallAnswersAreNotResults(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
 	done := carrying(t, v, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
