@@ -44,9 +44,9 @@ type running struct {
 	all    context.CancelFunc   // ends the batch's context
 }
 
-// serve sends Hello and answers batches. It returns nil when ctx has ended, or when the dispatcher
-// has drained the replica or closed the connection. In the first two cases, it has answered all
-// accepted calls.
+// serve sends Hello and answers batches. After ctx has ended or the dispatcher has drained the
+// replica, serve answers all accepted calls and returns nil. If the dispatcher closes the
+// connection, serve cancels the calls and returns nil, too.
 func serve(ctx context.Context, conn *wire.Conn, hello wire.Hello, hooks Hooks, log *slog.Logger) error {
 	s := &server{conn: conn, hooks: hooks, log: log, drain: make(chan struct{}), jobs: make(chan job), batches: map[uint64]*running{}}
 	s.credit.init()

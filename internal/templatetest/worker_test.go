@@ -119,8 +119,8 @@ func worker(t *testing.T) *keeper {
 }
 
 // TestPythonStagesOfAWorkerAreSeparate checks stages whose modules, environments, folders and
-// outputs have equal names. All stages must run in one process, each with its own modules and so
-// on. When one ends, the others must go on.
+// outputs have equal names. They must run in one process, but each must see only its own. When one
+// stage ends, the others must go on.
 func TestPythonStagesOfAWorkerAreSeparate(t *testing.T) {
 	k := worker(t)
 	roots := map[string]string{"a": tenantImage(t, "a"), "b": tenantImage(t, "b")}
@@ -168,9 +168,9 @@ func TestPythonStagesOfAWorkerAreSeparate(t *testing.T) {
 	}
 }
 
-// TestPythonWorkerOutlivesFailedStarts checks stages that fail to start. Each must report that on
-// its own stderr, and the others must go on. Only a stage that does not end takes the worker with
-// it.
+// TestPythonWorkerOutlivesFailedStarts checks stages that fail to start. Each must report its
+// failure on its own stderr, and the others must go on. The worker must end only if a failed stage
+// does not end.
 func TestPythonWorkerOutlivesFailedStarts(t *testing.T) {
 	k := worker(t)
 	root := tenantImage(t, "a")

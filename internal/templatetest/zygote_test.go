@@ -226,9 +226,9 @@ func TestPythonChildMapsTheModelsPages(t *testing.T) {
 	})
 }
 
-// TestPythonZygoteReportsEachEndOnce checks that every child's end is reported once, however many
-// there are and whatever the handler does. The living children must be listed, and only they may be
-// killed.
+// TestPythonZygoteReportsEachEndOnce checks that every child's end is reported once, for any number
+// of children and any behaviour of the handler. The zygote must list its living children, and kill
+// no other process.
 func TestPythonZygoteReportsEachEndOnce(t *testing.T) {
 	k := zygote(t)
 	if got := k.Alive(77); len(got) != 0 {

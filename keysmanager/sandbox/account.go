@@ -262,8 +262,8 @@ func threads(uid int) int {
 
 // killAll sends SIGKILL to all processes of a user in one step, so that no fork escapes. It calls
 // kill(-1) on a thread with the effective user uid, which may signal only that user's processes.
-// The real and the saved user of the thread are a user without processes, so that the killed
-// processes cannot signal the thread first.
+// The thread's real and saved user is another one without processes, so the killed processes may
+// not signal the thread first.
 func killAll(uid int, numbers Range) error {
 	if !numbers.users().holds(uid) || uid <= 0 {
 		return fmt.Errorf("kill processes of user %d, want one of %v", uid, numbers.users())

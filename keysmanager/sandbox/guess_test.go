@@ -10,9 +10,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// TestGuessChoosesTheTellingName checks that a single program is chosen. Of several programs, the
-// only one with a telling name is chosen. If none or several have one, the error names all
-// programs.
+// TestGuessChoosesTheTellingName checks folders with several programs: Guess must choose the only
+// one with a telling name. If none or several have one, the error must name all programs. A single
+// program is chosen whatever its name is.
 func TestGuessChoosesTheTellingName(t *testing.T) {
 	t.Parallel()
 	const script, text, elf = "#!/bin/sh\n", "text", "\x7fELF…"

@@ -6,8 +6,8 @@
 // image's own entrypoint runs, in mode http. The modes are:
 //
 //   - http: the program listens on the port that the variable port (PORT, http_port) names, or
-//     where upstream_url says. It answers HTTP requests for as long as the replica lives.
-//   - streaming and serializing: there is one process per request. It gets the body on stdin, and
+//     at the address in upstream_url. It answers HTTP requests for as long as the replica lives.
+//   - streaming and serializing: the program runs once per request. It gets the body on stdin, and
 //     the request line and the headers as variables Http_*. Its stdout is the answer.
 //   - static: there is no program. This process serves the files of a folder of the image.
 //
@@ -24,9 +24,8 @@
 //
 // A call that is an HTTP request has the address of a rendezvous (task.HeaderDirect). The replica
 // connects to the gateway there, and the HTTP exchange runs on that connection, beside the queue,
-// with all features of HTTP. If the call carries the whole request, because it is small, the answer
-// is the call's result, unless the answer streams or is large. The call ends with the exchange, so
-// slots, deadlines, cancellation and drains work as for any stage. For calls that are not HTTP
-// requests, the input is in the call. A canceled call keeps its slot until the program has ended
-// it.
+// with all features of HTTP. If the request is small enough to travel with the call, its answer is
+// the call's result, unless the answer streams or is large. The call ends with the exchange, so
+// slots, deadlines, cancellation and drains work as for any stage. A call that is not an HTTP
+// request carries its input. A canceled call keeps its slot until the program has ended it.
 package watchdog

@@ -14,10 +14,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
-// For its caller, a call in mode http ends with its exchange with the gateway. But the program may
-// still work on the request. The program has ended the request when it closes its side of the
-// connection or writes an answer. Until then, the call keeps its slot. If a canceled call has no
-// answer, the dispatcher knows that the handler still runs (docs/adr/0061).
+// For its caller, a call in mode http ends when its exchange with the gateway ends. But the program
+// may still work on the request. The program has ended the request when it closes its side of the
+// connection or writes an answer. Until then, the call keeps its slot. As long as a canceled call
+// has no answer, the dispatcher knows that the handler still runs (docs/adr/0061).
 
 const (
 	// holdMost bounds how long a call waits for the program after its cancellation and its

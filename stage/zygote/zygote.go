@@ -4,8 +4,9 @@
 // Forking a running Go program is unsafe, but forking before the Go runtime starts is safe. A
 // program that imports this package has a C constructor. If the environment names a control socket
 // (wire.EnvZygoteFD), the constructor loads ONNX Runtime and the model while the process has one
-// thread. It reports that it is ready, and serves fork orders (package wire, order.go) until the
-// socket closes. Its Go main never runs. A forked child returns from the constructor into main:
+// thread. The process is then a zygote: it reports that it is ready, and serves fork orders
+// (package wire, order.go) until the socket closes. Its Go main never runs. A forked child returns
+// from the constructor into main:
 //
 //	if fd, env, ok := zygote.Child(); ok {
 //		session := zygote.Inherited() // nil if the zygote has no model
@@ -27,7 +28,7 @@
 //
 // # A child
 //
-// A child enters the cgroups whose descriptors came with its order before anything else. It has
+// Before anything else, a child enters the cgroups whose descriptors came with its order. It has
 // stdin, stdout, stderr and its stage socket, and no other open descriptor. It has the zygote's
 // environment, arguments and folder. It ends with the zygote (SIGKILL). It has its own random
 // seeds. All children have the same address layout, so one zygote never serves two tenants.

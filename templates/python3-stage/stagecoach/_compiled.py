@@ -1,8 +1,8 @@
 """Keeps the code that torch.compile and Triton have compiled.
 
 A zygote and its replicas compile into one folder, below the temporary folder. After its load hook,
-the zygote copies the compiled code into the folder of the image, on the node's disk, unless that
-has a copy. Nothing writes to the copy later. The next zygotes of the image begin with links to that
+the zygote copies the compiled code into the image's folder, on the node's disk, unless a copy is
+there. Nothing writes to the copy later. The next zygotes of the image begin with links to that
 code, and do not compile it again. Code that a replica compiles later is only in the zygote's
 folder: other replicas of the zygote find it there until the zygote ends.
 """
