@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// The recogniser often leaves out spaces, and gaps finds them again. A run of columns without ink
-// is a gap between two words if:
+// The recogniser often leaves out spaces. The function gaps finds the gaps between words in the
+// picture. A run of columns without ink is such a gap if:
 //   - its width is at least wordGap of the ink's height, and
 //   - its width is at least narrowGap of the median width of the runs that meet the first
 //     condition.
