@@ -17,9 +17,10 @@ packages=(ocr/detect ocr/recognise ocr/text noop echo-http wait spin onnx minilm
 mkdir -p "$programs"
 ${GO:-go} build -trimpath -buildvcs=false -o "$programs/" "${packages[@]/#/./functions/}"
 
-# image NAME PROGRAM [FILE ...] makes one image. Each FILE of the models' folder goes into the
-# image's folder `model`. PROGRAM is the last part of its package. With as=NAME, the program has
-# that name in the image, and the function is no `stage`.
+# image NAME PROGRAM [FILE ...] makes the image NAME. PROGRAM is the last part of the program's
+# package. Each FILE of the models' folder goes into the image's folder `model`. The program is
+# called `stage` in the image. `as=X image ...` calls it X, for a function that does not speak the
+# stage protocol.
 image() {
   local to=$images/$1/$version program=$2 file
   shift 2
@@ -53,9 +54,9 @@ for layer in 1 2 3 4 5 6; do image minilm-layer-$layer onnx layer-$layer.onnx; d
 image minilm-embed embed embed.onnx vocab.txt
 image minilm-pool pool pool.onnx
 
-# The platform's own command checks stages in Python and compiles them for the machine's
-# interpreter. It does not import their handlers, because PyTorch may be missing. Existing
-# parameters stay, because a user may have chosen another size.
+# `stagecoach build` checks stages in Python and compiles them for the machine's interpreter. It
+# does not import their handlers here, because PyTorch may be missing. The loop does not replace
+# existing parameters, because a user may have chosen another size.
 for stage in 1 2 3 4 5 6 7 8; do
   [ -f build/models/transformer/$stage.safetensors ] || "$programs/weights" build/models/transformer
 done

@@ -1,10 +1,10 @@
-// Package stage is what a stage binary imports. It has the hooks of its author, and the replica's
-// side of the stage protocol.
+// Package stage is the library of stage binaries. It defines the hooks that a stage's author
+// writes, and implements the replica's side of the stage protocol.
 //
 // A stage has three hooks in every language. Load reads the parameters into host memory, once.
-// Place puts them on the replica's device, after the fork. Infer runs a batch. In Go, package
-// stage/zygote loads an ONNX model before the Go runtime starts, so that replicas share it. So only
-// Place and Infer are left:
+// Place puts them on the replica's device, after the fork. Infer runs a batch. In Go, only Place
+// and Infer are left, because package stage/zygote loads an ONNX model before the Go runtime
+// starts, so that replicas share it:
 //
 //	func main() {
 //		stage.Main(stage.Hooks{

@@ -132,11 +132,11 @@ type outOfMemory struct{ error }
 
 func (o outOfMemory) Unwrap() error { return o.error }
 
-// OutOfMemory marks err as caused by a device that lacks memory. An error of a call makes the
-// platform run the call on a replica with other devices, and replace this replica by one elsewhere.
-// After an error of Place, the platform does not start the function on this device for a while. The
-// message should name the device, the wanted memory and the free memory. If the replica has no
-// device, the mark has no effect, because no other replica would have more memory.
+// OutOfMemory marks err as caused by a device that lacks memory. If a call returns such an error,
+// the platform runs the call on a replica with other devices, and replaces this replica by one
+// elsewhere. If Place returns one, the platform does not start the function on this device for a
+// while. The message should name the device, the wanted memory and the free memory. If the replica
+// has no device, the mark has no effect, because no other replica would have more memory.
 func OutOfMemory(err error) error { return outOfMemory{err} }
 
 // code returns the outcome that an error of a hook stands for.

@@ -9,8 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// TestCallLog checks that lines logged with a call's logger have the id that the client knows.
-func TestCallLog(t *testing.T) {
+// TestCallLogHasTheRequestsID checks that lines logged with a call's logger have the id that the
+// client knows.
+func TestCallLogHasTheRequestsID(t *testing.T) {
 	var b bytes.Buffer
 	c := &Call{Key: task.Key{Request: "id.x~1"}, log: slog.New(slog.NewTextHandler(&b, nil))}
 	c.Log().Info("first")

@@ -39,9 +39,13 @@ func Main(h Hooks) {
 	os.Exit(0)
 }
 
-// Run runs this process as a replica, as [Main] does, but returns. It returns when the replica was
-// drained, when its dispatcher has gone, or after ctx has ended and all accepted calls are
-// answered. Call it at most once per process.
+// Run runs this process as a replica, as [Main] does, but returns when the replica has ended. A
+// replica ends when:
+//   - the dispatcher has drained it
+//   - the dispatcher has gone
+//   - ctx has ended, and all accepted calls are answered
+//
+// Call Run at most once per process.
 func Run(ctx context.Context, h Hooks) error {
 	fd, err := stageSocket()
 	if err != nil {

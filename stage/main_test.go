@@ -16,7 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-func TestLimits(t *testing.T) {
+func TestLimitsComeFromHooksAndEnvironment(t *testing.T) {
 	if s, b, err := limits(Hooks{}, ""); s != 1 || b != 1 || err != nil {
 		t.Errorf("defaults: %d slots, batches of %d, %v", s, b, err)
 	}
@@ -124,9 +124,9 @@ func TestAStageEndsWithItsDispatcher(t *testing.T) {
 	r.exits(0, "")
 }
 
-// TestExecTimeout checks that the environment bounds a call even if its request has no deadline,
-// and that the earlier of the two bounds counts.
-func TestExecTimeout(t *testing.T) {
+// TestExecTimeoutBoundsACall checks that the environment bounds a call even if its request has no
+// deadline, and that the earlier of the two bounds counts.
+func TestExecTimeoutBoundsACall(t *testing.T) {
 	r := start(t, "patient", "exec_timeout=50ms")
 	r.read(wire.FrameHello)
 	r.send(wire.FrameWelcome, 0, welcome.Append(nil))

@@ -11,9 +11,9 @@ import (
 )
 
 // Model returns the hooks of a stage that runs its ONNX model once per item. before turns an item
-// into the model's inputs. after turns the model's outputs into the item of the answer. If one is
-// nil, items are sets of tensors and stay as they are. An error of before is the client's fault
-// (400).
+// into the model's inputs, and after turns the model's outputs into the item of the answer. If
+// before or after is nil, the items on its side are sets of tensors and stay unchanged. An error of
+// before is the client's fault (400).
 func Model(before func(c *Call, it tensor.Item) ([]tensor.Tensor, error), after func(c *Call, out []tensor.Tensor) (tensor.Item, error)) Hooks {
 	if before == nil {
 		before = tensors

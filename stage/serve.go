@@ -44,9 +44,9 @@ type running struct {
 	all    context.CancelFunc   // ends the batch's context
 }
 
-// serve sends Hello and answers batches until ctx ends, or the dispatcher drains the replica or
-// closes the connection. In each of these cases it returns nil; in the first two, all accepted
-// calls have been answered.
+// serve sends Hello and answers batches. After ctx has ended or the dispatcher has drained the
+// replica, serve answers all accepted calls and returns nil. If the dispatcher closes the
+// connection, serve cancels the calls and returns nil, too.
 func serve(ctx context.Context, conn *wire.Conn, hello wire.Hello, hooks Hooks, log *slog.Logger) error {
 	s := &server{conn: conn, hooks: hooks, log: log, drain: make(chan struct{}), jobs: make(chan job), batches: map[uint64]*running{}}
 	s.credit.init()
@@ -74,9 +74,9 @@ func serve(ctx context.Context, conn *wire.Conn, hello wire.Hello, hooks Hooks, 
 	return err
 }
 
-// finish waits until the replica should leave, and until all accepted calls are answered. Then it
-// stops the reader, which has received cancels and credits until then. It returns false if the
-// connection has ended before.
+// finish waits until ctx ends or the replica is drained, and then until all accepted calls are
+// answered. The reader receives cancels and credits until then. Finally, finish stops the reader.
+// finish returns false if the connection ended first.
 func (s *server) finish(ctx context.Context, ended <-chan struct{}) bool {
 	select {
 	case <-ended:
@@ -284,9 +284,9 @@ func (s *server) begin(j job) {
 	}
 }
 
-// work runs batches until the connection ends. Workers are kept because a new goroutine has a small
-// stack, which each batch would grow again. Growing took 8 % of the processor time of a replica
-// with no-op calls.
+// work runs batches until the connection ends. Workers are kept, because each new goroutine would
+// have to grow its small stack again: with no-op calls, that took 8 % of a replica's processor
+// time.
 func (s *server) work() {
 	for j := range s.jobs {
 		s.run(j)
@@ -329,9 +329,9 @@ func (s *server) run(j job) {
 // the system call that sends a result.
 const quick = 100 * time.Microsecond
 
-// flush sends the gathered answers. If patient is set, it first lets goroutines run that are ready
-// to add theirs. So batches that came together and take no time are answered in one system call. It
-// does not wait for other goroutines.
+// flush sends the gathered answers. If patient is set, it first calls Gosched, so that other
+// goroutines that are ready can add their answers. Then one system call sends the answers of
+// several quick batches. flush does not wait for batches that still run.
 func (s *server) flush(patient bool) error {
 	if patient {
 		if !s.flushing.CompareAndSwap(false, true) {

@@ -191,8 +191,8 @@ func spin(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintln(w, n)
 }
 
-// exit ends the program. Query parameters delay the end:
-//   - once=URL: only if that URL answers 201, which it does for the first caller only
+// exit ends the program. Query parameters choose whether and when:
+//   - once=URL: only if that URL answers 201; otherwise the answer is "alive"
 //   - read: after 1 MiB of the body has arrived
 //   - begun: after half of the answer is sent
 func exit(w http.ResponseWriter, r *http.Request) {

@@ -12,9 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// TestStack reads the repository's stack.yml as a deployment does. Each function is valid, and
-// together they form the pipelines that the file names.
-func TestStack(t *testing.T) {
+// TestStackDeploysItsPipelines reads the repository's stack.yml as a deployment does. Each function
+// is valid, and together they form the pipelines that the file names.
+func TestStackDeploysItsPipelines(t *testing.T) {
 	b, err := os.ReadFile("../../stack.yml")
 	if err != nil {
 		t.Fatal(err)

@@ -1,6 +1,6 @@
-// Command spin is a stage that uses a given time of one core. How long a call takes depends in a
-// known way on the CPU that the stage may use, on the size of the batch and on the length of the
-// input. It is useful to try `stagecoach profile` and quotas.
+// Command spin is a stage that computes for a given time on one core. The time of a call depends in
+// a known way on the stage's CPU quota, the size of the batch and the length of the input. Use it
+// to try `stagecoach profile` and quotas.
 //
 // Environment: spin_base per batch (default 2ms), spin_call per call (default 1ms), spin_byte per
 // byte of input (default 0s), and spin_batch, the maximum batch size (default 8).

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-func TestCosts(t *testing.T) {
+func TestCostsComeFromTheEnvironment(t *testing.T) {
 	env := map[string]string{"spin_base": "10ms", "spin_call": "3ms", "spin_byte": "1us", "spin_batch": "4"}
 	c, err := parse(func(name string) string { return env[name] })
 	if err != nil || c.batch != 4 {
@@ -23,9 +23,9 @@ func TestCosts(t *testing.T) {
 	}
 }
 
-// TestSpin checks that spin uses the wanted time of a core, and that it stops when its context
-// ends.
-func TestSpin(t *testing.T) {
+// TestSpinUsesTheWantedTime checks that spin uses the wanted time of a core, and that it stops when
+// its context ends.
+func TestSpinUsesTheWantedTime(t *testing.T) {
 	const d = 5 * time.Millisecond
 	begin := time.Now()
 	if err := spin(t.Context(), d); err != nil || time.Since(begin) < d {

@@ -11,9 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// TestStacks reads the stack files as a deployment does. Each function is valid, and together they
-// form a pipeline of eight stages.
-func TestStacks(t *testing.T) {
+// TestStacksFormPipelinesOfEightStages reads the stack files as a deployment does. Each function is
+// valid, and together they form a pipeline of eight stages.
+func TestStacksFormPipelinesOfEightStages(t *testing.T) {
 	for name, first := range map[string]string{"transformer": "transformer-1", "minilm": "minilm-torch-embed"} {
 		file, err := stack.Read(name + "/stack.yml")
 		if err != nil {

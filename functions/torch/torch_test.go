@@ -66,8 +66,9 @@ func embedded(t *testing.T) []tensor.Tensor {
 	return out
 }
 
-// TestMinilm compares each layer with ONNX Runtime's, and the output of all six layers.
-func TestMinilm(t *testing.T) {
+// TestMinilmEqualsONNXRuntime compares each layer with ONNX Runtime's, and the output of all six
+// layers.
+func TestMinilmEqualsONNXRuntime(t *testing.T) {
 	const layers, near = 6, 1e-4
 	theirs := embedded(t)
 	ours := theirs

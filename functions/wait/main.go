@@ -1,8 +1,8 @@
 // Command wait is a stage that holds its slot for a random time and uses no processor, as if a
-// device did the work. On a machine with two cores, it shows how queues and replicas behave if the
-// work is done elsewhere. It says nothing about the speed of real work, and every figure that was
-// measured with it must say so. With a model, a replica computes once on a small input before it is
-// ready. So its start costs as much as the start of a real stage.
+// device did the work. It shows how queues and replicas behave on a small machine. It says nothing
+// about the speed of real work, and every figure measured with it must say so. If it has a model, a
+// replica computes once on a small input before it is ready, so its start costs as much as the
+// start of a real stage.
 //
 // Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5),
 // wait_seed (default: random), wait_stubborn (true: a call continues after it was canceled, like a
@@ -125,9 +125,10 @@ func touch(m *zygote.Session, log *slog.Logger) {
 	}
 }
 
-// smallest returns zeros for an input of FP32. A free dimension is 1, but the height and width of
-// an image are 64, which most models can halve often enough. smallest returns false for other
-// datatypes, an unknown shape, and more than 64 MiB.
+// smallest returns a small input of zeros for an FP32 input of the model. A free dimension is 1,
+// except that a free height or width of an image is 64, which most models can halve often enough.
+// smallest returns false for other datatypes, for an unknown shape, and if the input would need
+// more than 64 MiB.
 func smallest(in zygote.Info) (tensor.Tensor, bool) {
 	t := tensor.Tensor{Name: in.Name, Datatype: in.Datatype, Shape: slices.Clone(in.Shape)}
 	n := int64(4)

@@ -43,7 +43,7 @@ func TestParseNamesTheVariable(t *testing.T) {
 	}
 }
 
-func TestSmallestInput(t *testing.T) {
+func TestSmallestInputIsBounded(t *testing.T) {
 	for name, tc := range map[string]struct {
 		in    zygote.Info
 		shape []int64 // nil: no input
@@ -67,8 +67,8 @@ func TestSmallestInput(t *testing.T) {
 	}
 }
 
-// TestTouchComputes runs the real models that the function is deployed with.
-func TestTouchComputes(t *testing.T) {
+// TestTouchRunsRealModels runs the real models that the function is deployed with.
+func TestTouchRunsRealModels(t *testing.T) {
 	for _, name := range []string{"rec.onnx", "det.onnx"} {
 		m, err := zygote.Open(zygote.Options{Library: proctest.Built(t, "ort", "libonnxruntime.so.1"), Model: proctest.Built(t, "models", "ocr", name), Threads: 1, Start: 1})
 		if err != nil {

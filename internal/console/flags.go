@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// HelpAsked is the error of a command that was asked for --help. It has what the command prints,
-// and is no failure.
+// HelpAsked is the error of a command that got --help. Text is the help to print. The command has
+// not failed.
 type HelpAsked struct{ Text string }
 
 // Error implements error.
 func (HelpAsked) Error() string { return flag.ErrHelp.Error() }
 
-// ParseMixed parses flags before, between and after arguments, and returns the arguments. All that
-// follows -- is arguments.
+// ParseMixed parses flags before, between and after arguments, and returns the arguments.
+// Everything after -- is an argument.
 func ParseMixed(fs *flag.FlagSet, args []string) ([]string, error) {
 	var usage bytes.Buffer
 	fs.SetOutput(&usage) // with an error it would bury the message

@@ -1,6 +1,6 @@
-// Package golden compares the results of tests with files in testdata, because a series, a report
-// or a drawing is easier to read than to assert. The flag -rewrite, which it adds to the tests that
-// import it, writes the files instead.
+// Package golden compares results of tests with golden files in the folder testdata. A series, a
+// report or a drawing is easier to review as a file than to check in code. The package adds the
+// flag -rewrite to each test that imports it; with the flag, the test writes its golden files.
 //
 //	golden.Compare(t, "step.txt", series)
 package golden

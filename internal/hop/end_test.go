@@ -31,9 +31,9 @@ func TestBodyThatWasTaken(t *testing.T) {
 	}
 }
 
-// TestAmbiguousAnswers checks answers whose end is ambiguous. The client must get them in one
-// defined way, and bytes that follow must not reach another client.
-func TestAmbiguousAnswers(t *testing.T) {
+// TestAmbiguousAnswersDoNotReachOtherClients checks answers whose end is ambiguous. The client must
+// get them in one defined way, and bytes that follow must not reach another client.
+func TestAmbiguousAnswersDoNotReachOtherClients(t *testing.T) {
 	t.Parallel()
 	for text, kept := range map[string]bool{
 		// Chunks win over the length.
@@ -66,9 +66,9 @@ func TestAmbiguousAnswers(t *testing.T) {
 	}
 }
 
-// TestOldClients checks that a client of HTTP/1.0 gets no informational answers, which it would
-// take for the answer.
-func TestOldClients(t *testing.T) {
+// TestOldClientsGetNoInformationalAnswers checks clients of HTTP/1.0, which would take an
+// informational answer for the answer.
+func TestOldClientsGetNoInformationalAnswers(t *testing.T) {
 	t.Parallel()
 	client, server := sockets(t)
 	_, _ = io.WriteString(server, "HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")

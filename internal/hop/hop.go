@@ -1,7 +1,8 @@
-// Package hop passes one HTTP/1.1 exchange on to another connection. It writes the request that a
-// handler got to that connection, and copies the answer to the handler's ResponseWriter. It does
-// the work of a reverse proxy and its transport, on connections that the caller chooses and keeps.
-// It starts a goroutine only if a body is sent while the answer may come.
+// Package hop passes one HTTP/1.1 exchange on to another connection. It writes a handler's request
+// to that connection, and copies the answer to the handler's ResponseWriter. It does the work of a
+// reverse proxy and its transport, but the caller chooses and keeps the connections. It starts a
+// goroutine only for a body that is not yet in memory, because the answer may begin before the body
+// ends.
 package hop
 
 import (
@@ -63,8 +64,8 @@ type Result struct {
 	// Kept is true if request and answer have ended properly, so that the connection can be used
 	// again. Otherwise Do has closed it.
 	Kept bool
-	// Sent is closed when In.Body is no longer read; nil: it is not read at all. The caller ends a
-	// Read that waits for the body, and then waits for Sent.
+	// Sent is closed when the goroutine that reads In.Body has ended; nil: there is no such goroutine.
+	// The caller must unblock a pending Read of In.Body, and then wait for Sent.
 	Sent <-chan struct{}
 }
 

@@ -64,8 +64,9 @@ func answers(t *testing.T, r *http.Request, h http.HandlerFunc) (*httptest.Respo
 // streamed is a body of unknown length.
 type streamed struct{ io.Reader }
 
-// TestKept checks that a connection is kept only if request and answer have ended properly.
-func TestKept(t *testing.T) {
+// TestConnectionIsKeptAfterProperEnds checks that a connection is kept only if both request and
+// answer have ended properly.
+func TestConnectionIsKeptAfterProperEnds(t *testing.T) {
 	t.Parallel()
 	echo := func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) }
 	none := func() io.Reader { return nil }
@@ -109,9 +110,9 @@ func TestKept(t *testing.T) {
 	}
 }
 
-// TestNotKept checks answers of other programs: the connection is kept only if they end where they
-// say.
-func TestNotKept(t *testing.T) {
+// TestConnectionIsNotKeptAfterUnclearEnds checks raw answers of a server. The connection is kept
+// only if the answer ends where its headers say, and nothing follows.
+func TestConnectionIsNotKeptAfterUnclearEnds(t *testing.T) {
 	t.Parallel()
 	for text, kept := range map[string]bool{
 		"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok":                                                 true,
@@ -144,9 +145,9 @@ func TestNotKept(t *testing.T) {
 	}
 }
 
-// TestLargeHead checks that an answer's head and the informational answers before it have a common
-// bound, and that the body has none.
-func TestLargeHead(t *testing.T) {
+// TestHeadsOfAnswersAreBounded checks the bound of an answer's head together with the informational
+// answers before it. The body has no bound.
+func TestHeadsOfAnswersAreBounded(t *testing.T) {
 	t.Parallel()
 	client, server := sockets(t)
 	go func() {
@@ -214,9 +215,9 @@ func TestAmbiguousRequestsAreNotSent(t *testing.T) {
 	}
 }
 
-// TestHopByHop checks that hop-by-hop headers are not passed on, and that a Request's headers
-// replace the client's.
-func TestHopByHop(t *testing.T) {
+// TestHopByHopHeadersAreNotPassedOn checks that hop-by-hop headers are not passed on, and that a
+// Request's headers replace the client's.
+func TestHopByHopHeadersAreNotPassedOn(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequest("GET", "/", nil)
 	for name, value := range map[string]string{
@@ -243,9 +244,9 @@ func TestHopByHop(t *testing.T) {
 	}
 }
 
-// TestReadTimeout checks that a body with a length must come within the timeout. For other bodies,
-// and once the answer has begun, only silence is bounded.
-func TestReadTimeout(t *testing.T) {
+// TestReadTimeoutBoundsBodies checks that a body with a length must come within the timeout. For
+// other bodies, and once the answer has begun, only silence is bounded.
+func TestReadTimeoutBoundsBodies(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		chunked, begins bool
@@ -295,9 +296,9 @@ func TestReadTimeout(t *testing.T) {
 	}
 }
 
-// TestSilence checks that an upgraded connection is closed after a time without traffic, and not
-// before.
-func TestSilence(t *testing.T) {
+// TestSilentUpgradedConnectionIsClosed checks that an upgraded connection is closed after a time
+// without traffic, and not before.
+func TestSilentUpgradedConnectionIsClosed(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		clientFar, clientNear := net.Pipe()
@@ -335,9 +336,9 @@ func TestSilence(t *testing.T) {
 	})
 }
 
-// TestPool checks that the connection that was kept last is used first, unless it is old, closed at
-// the other end, or has unread data.
-func TestPool(t *testing.T) {
+// TestPoolReturnsTheConnectionKeptLast checks that the connection that was kept last is used first,
+// unless it is old, closed at the other end, or has unread data.
+func TestPoolReturnsTheConnectionKeptLast(t *testing.T) {
 	t.Parallel()
 	p := &Pool{Max: 2, Idle: time.Hour}
 	defer p.Close()
@@ -411,9 +412,9 @@ func TestPool(t *testing.T) {
 	})
 }
 
-// TestEndOfContext checks that an exchange ends with its context, and that its connection is not
-// kept.
-func TestEndOfContext(t *testing.T) {
+// TestExchangeEndsWithItsContext checks that an exchange ends with its context, and that its
+// connection is not kept.
+func TestExchangeEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	client, server := sockets(t)
 	ctx, cancel := context.WithCancel(t.Context())

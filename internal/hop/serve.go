@@ -17,8 +17,8 @@ type Server struct {
 	Handler http.Handler
 	MaxHead int64 // largest request head in bytes
 
-	// Read bounds how long the body of a request may take, if it has a length and the answer has
-	// not begun. Otherwise it bounds how long the body may be silent. 0: no bound.
+	// Read bounds the time for reading the body of a request. If the body has a length and the answer
+	// has not begun, Read bounds the whole time, else the time without any bytes. 0: no bound.
 	Read time.Duration
 	// Write bounds how long the client may take for a piece of the answer; 0: no bound.
 	Write time.Duration

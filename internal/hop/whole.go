@@ -8,8 +8,8 @@ import (
 	"net/http"
 )
 
-// Bytes returns the request in its form on a connection. All must hold the whole body. It returns
-// nil if the request has more than most bytes.
+// Bytes returns the request as it is sent on a connection. All must hold the whole body. Bytes
+// returns nil if the request has more than most bytes.
 func (r *Request) Bytes(most int) ([]byte, error) {
 	head, err := r.head()
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package pack is the binary encoding below packages tensor and wire: varints and length-prefixed
-// bytes. Encoding appends to a slice. A [Reader] decodes with bounds checks and keeps its first
-// fault, so that a decoder reads all fields and asks for the error once.
+// bytes. Encoding appends to a slice. A [Reader] checks bounds and keeps its first fault, so a
+// decoder can read all fields and check for a fault once.
 package pack
 
 import (

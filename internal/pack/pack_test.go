@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestRoundTrip(t *testing.T) {
+func TestReaderReturnsWhatWasAppended(t *testing.T) {
 	b := Bytes(nil, []byte("bytes"))
 	b = String(b, "")
 	b = Uint(b, math.MaxUint64)

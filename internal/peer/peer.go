@@ -36,12 +36,13 @@ func ParseProxies(list []string) (Proxies, error) {
 	return out, nil
 }
 
-// Client returns the address of the client that sent r. That is the connection's address or, if it
-// is a trusted proxy's, the rightmost address in X-Forwarded-For that is not a trusted proxy's.
-// Addresses that a client wrote itself are further left and are never reached. An entry that is not
-// an address ends the search, and the proxy that passed it on counts as the client. Of an IPv6
-// address, Client returns the /64 network, because one client has a whole network. It returns the
-// zero Addr if the connection has no address.
+// Client returns the address of the client that sent r. If the connection comes from a trusted
+// proxy, the result is the rightmost address in X-Forwarded-For that is not a trusted proxy's.
+// Otherwise, it is the connection's address. A client can forge only addresses further left. If an
+// entry is not an address, the proxy that passed it on counts as the client.
+//
+// An IPv6 address is cut to its /64 network, because one client has a whole network. The result is
+// the zero Addr if the connection has no address.
 func (p Proxies) Client(r *http.Request) netip.Addr {
 	from, ok := parse(r.RemoteAddr)
 	if !ok || !p.trusted(from) {

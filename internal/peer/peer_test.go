@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-func TestClient(t *testing.T) {
+func TestClientIgnoresUntrustedProxies(t *testing.T) {
 	proxies, err := ParseProxies([]string{"10.0.0.0/8", "192.0.2.7", "fd00::/8", "::ffff:172.16.0.0/108"})
 	if err != nil {
 		t.Fatal(err)
@@ -43,7 +43,7 @@ func TestClient(t *testing.T) {
 	}
 }
 
-func TestParseProxiesRefuses(t *testing.T) {
+func TestParseProxiesRefusesInvalidAddresses(t *testing.T) {
 	for _, s := range []string{"", "10.0.0.0/33", "proxy.example", "10.0.0.1:80", "fe80::1%eth0", "::ffff:0.0.0.0/90"} {
 		if p, err := ParseProxies([]string{s}); err == nil {
 			t.Errorf("%q: %v, want an error", s, p)

@@ -10,9 +10,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/third_party/onnx/onnxpb"
 )
 
-// Classifier writes a logistic regression of three numbers to path, as skl2onnx converts it. With
-// text, the labels are strings, and integers otherwise. With zipMap, the model ends with the
-// operator ZipMap, whose output is a sequence of maps.
+// Classifier writes a logistic regression of three numbers to path, in the form that skl2onnx
+// makes. Labels are strings if text is true, and integers otherwise. If zipMap is true, the model
+// ends with the operator ZipMap, whose output is a sequence of maps and not a tensor.
 func Classifier(t testing.TB, path string, text, zipMap bool) {
 	t.Helper()
 	tensor := func(of onnxpb.TensorProto_DataType) *onnxpb.TypeProto {

@@ -108,8 +108,8 @@ func Torch(t testing.TB) string {
 
 func torchPython() string { return cmp.Or(os.Getenv("STAGECOACH_TORCH_PYTHON"), "/usr/bin/python3") }
 
-// interpreters are the candidates that run a code, by the code and the candidate. A test process
-// asks each once, because importing PyTorch takes seconds.
+// interpreters caches the results of try, by code and candidate. A test process runs each candidate
+// only once, because importing PyTorch takes seconds.
 var interpreters sync.Map
 
 // try runs code with an interpreter. It returns the interpreter's path, and why it cannot be used.

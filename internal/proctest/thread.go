@@ -7,8 +7,8 @@ import (
 )
 
 // OnThread runs f on a new thread that ends with f, so that f may change the thread's namespaces.
-// It never uses the process's first thread, which cannot end and whose namespaces are those of the
-// process.
+// It never uses the process's first thread: that thread cannot end, and its namespaces count as
+// those of the process.
 func OnThread(f func()) {
 	done := make(chan struct{})
 	go func() {

@@ -18,7 +18,7 @@ func within(got, want time.Duration) bool {
 	return want < least && got == 0 || math.Abs(float64(got-want)) <= Error*float64(want)+1
 }
 
-func TestQuantiles(t *testing.T) {
+func TestQuantilesHaveABoundedError(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	for name, draw := range map[string]func() time.Duration{
 		"exponential":    func() time.Duration { return time.Duration(rnd.ExpFloat64() * 1e8) },
@@ -58,7 +58,7 @@ func TestQuantiles(t *testing.T) {
 	}
 }
 
-func TestEmptyAndAbsurd(t *testing.T) {
+func TestExtremeDurationsDoNoHarm(t *testing.T) {
 	var s, none Sketch
 	if s.Quantile(0.5) != 0 || s.Count() != 0 {
 		t.Error("an empty sketch has values")

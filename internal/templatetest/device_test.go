@@ -39,10 +39,12 @@ def infer(state, calls):
     return calls
 `
 
-// TestPythonDevice checks how parameters get to a device, which is a stand-in in host memory. They
-// must arrive unchanged, whatever the state consists of. They go through a few buffers, which are
-// reused only when they are free. If the device has no room, the error must have the sizes.
-func TestPythonDevice(t *testing.T) {
+// TestPythonCopiesParametersToDevice checks the copy of parameters to a device, which is a stand-in
+// in host memory:
+//   - the parameters of every kind of state arrive unchanged
+//   - a buffer is used again only after its copy has ended
+//   - if the device has no room, the error has the sizes
+func TestPythonCopiesParametersToDevice(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*patience)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, proctest.Torch(t), "testdata/device_test.py")
@@ -67,9 +69,9 @@ func (k *keeper) answer(gate interface{ Read([]byte) (int, error) }) wire.Order 
 	return o
 }
 
-// TestPythonParked checks that a child prepares its device before it gets its replica, and reports
-// how long that took.
-func TestPythonParked(t *testing.T) {
+// TestPythonParkedChildPreparesItsDevice checks that a child prepares its device before it gets its
+// replica, and reports how long that took.
+func TestPythonParkedChildPreparesItsDevice(t *testing.T) {
 	root := imaged(t, onStandIn)
 	b, err := os.ReadFile("testdata/standin.py")
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// driverSource is a stand-in for CUDA's driver. Like the driver, it answers nothing before cuInit,
-// and cuInit fails without devices. It has only the functions that CUDA's runtime needs to call
-// cuInit.
+// driverSource is a stand-in for CUDA's driver. As in the driver, cuDeviceGetCount fails before
+// cuInit, and cuInit fails without devices. The stand-in has only the functions that CUDA's runtime
+// needs to call cuInit.
 const driverSource = `
 #include <stdlib.h>
 #include <string.h>
@@ -97,8 +97,8 @@ func saysAll(t *testing.T, what, text string, parts []string) {
 }
 
 // TestPythonFindsInitialisedDriver checks a handler that initialises CUDA's driver without PyTorch.
-// Its zygote cannot be forked, and the error must name the line. A driver that is only loaded does
-// no harm.
+// Its zygote cannot be forked, and the error must name the handler's line. If the handler only
+// loads the driver, its zygote can be forked.
 func TestPythonFindsInitialisedDriver(t *testing.T) {
 	t.Parallel()
 	const infer = "\ndef infer(state, calls):\n    return calls\n"
@@ -170,8 +170,8 @@ func TestPythonFindsDeviceFiles(t *testing.T) {
 
 // Tests that import PyTorch take turns, because each keeps a processor busy for seconds.
 
-// withCUDA returns an interpreter whose PyTorch is built for CUDA. If there is none, it skips the
-// test. Debian's is not.
+// withCUDA returns an interpreter whose PyTorch is built for CUDA. Debian's PyTorch is not. If
+// there is no such interpreter, withCUDA skips the test.
 func withCUDA(t *testing.T) string {
 	t.Helper()
 	python := proctest.Torch(t)
@@ -211,10 +211,10 @@ def infer(state, calls):
 	saysAll(t, "without a driver", unforkable(t, []string{withCUDA(t)}, handler), nil)
 }
 
-// TestPyTorchThatAsksDriverDoesNotFork checks C++ code of PyTorch that asks CUDA's driver for
-// devices. PyTorch's own flag does not show that this has happened. The zygote must notice it, and
-// name the line of the handler. It must do so even without devices, because CUDA's runtime
-// remembers that there were none.
+// TestPyTorchThatAsksDriverDoesNotFork checks handlers that make PyTorch's C++ code ask CUDA's
+// driver for devices. PyTorch's own flag does not record such a call. The zygote must notice the
+// call, refuse to fork, and name the handler's line. This holds on a machine without devices, too,
+// because CUDA's runtime would remember that there were none.
 func TestPyTorchThatAsksDriverDoesNotFork(t *testing.T) {
 	python := withCUDA(t)
 	env := "LD_LIBRARY_PATH=" + library(t, "libcuda.so.1", driverSource)
@@ -368,9 +368,9 @@ def infer(state, calls):
 	saysAll(t, "threads of OpenMP", unforkable(t, []string{proctest.Torch(t)}, handler, wire.EnvThreads+"=3"), nil)
 }
 
-// TestPythonStartsNoThreadsThatItCannotEnd checks a runtime of OpenMP that cannot end its threads,
-// as GCC's before version 9. The handler must load with one thread. The runtime is a stand-in,
-// because the machine's own can end them.
+// TestPythonStartsNoThreadsThatItCannotEnd checks an OpenMP runtime that cannot end its threads,
+// such as that of GCC before version 9. With such a runtime, the handler must load with one thread.
+// The runtime is a stand-in, because the machine's own runtime can end its threads.
 func TestPythonStartsNoThreadsThatItCannotEnd(t *testing.T) {
 	t.Parallel()
 	const old = "static int threads = 1;\nvoid omp_set_num_threads(int n) { threads = n; }\nint omp_get_max_threads(void) { return threads; }\n"

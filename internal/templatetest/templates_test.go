@@ -1,6 +1,6 @@
-// Package templatetest_test checks the files of the templates, and runs the Python SDK of one of
-// them. It is not in the folder templates, because `faas-cli template pull` copies that whole
-// folder. The tests of `stagecoach build` check that templates build and serve.
+// Package templatetest_test checks the files of the templates, and runs the Python SDK of the
+// template python3-stage. It is outside the folder templates, because `faas-cli template pull`
+// copies that whole folder. The tests of `stagecoach build` check that templates build and serve.
 package templatetest_test
 
 import (
@@ -27,8 +27,9 @@ const templates = "../../templates"
 
 var rewrite = flag.Bool("rewrite", false, "write the files that are made by these tests")
 
-// TestModel writes the model of onnx-stage, y = 2x + 1, and compares it with the file.
-func TestModel(t *testing.T) {
+// TestModelOfOnnxStageIsGenerated writes the model of onnx-stage, y = 2x + 1, and compares it with
+// the file.
+func TestModelOfOnnxStageIsGenerated(t *testing.T) {
 	scalar := func(name string, v float32) *onnxpb.TensorProto {
 		raw, _ := binary.Append(nil, binary.LittleEndian, v)
 		return &onnxpb.TensorProto{Name: &name, DataType: proto.Int32(int32(onnxpb.TensorProto_FLOAT)), RawData: raw}
@@ -70,8 +71,8 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// TestSameMain checks that the Go templates differ only in their handlers.
-func TestSameMain(t *testing.T) {
+// TestGoTemplatesDifferOnlyInHandlers checks that the Go templates differ only in their handlers.
+func TestGoTemplatesDifferOnlyInHandlers(t *testing.T) {
 	a, err := os.ReadFile(templates + "/go-stage/main.go")
 	if err != nil {
 		t.Fatal(err)
@@ -81,9 +82,9 @@ func TestSameMain(t *testing.T) {
 	}
 }
 
-// TestDockerSaysStage checks that images that Docker builds have the label that marks a stage, like
-// those of `stagecoach build`.
-func TestDockerSaysStage(t *testing.T) {
+// TestDockerImagesHaveTheLabelOfStages checks that images that Docker builds have the label that
+// marks a stage, like those of `stagecoach build`.
+func TestDockerImagesHaveTheLabelOfStages(t *testing.T) {
 	for _, file := range []string{"go-stage/Dockerfile", "onnx-stage/Dockerfile", "python3-stage/Dockerfile"} {
 		want := "\nLABEL " + image.ProtocolLabel + "=" + image.ProtocolVersion + "\n"
 		if b, err := os.ReadFile(filepath.Join(templates, file)); err != nil || !bytes.Contains(b, []byte(want)) {
@@ -92,9 +93,9 @@ func TestDockerSaysStage(t *testing.T) {
 	}
 }
 
-// TestPulled lists what `faas-cli template pull` copies, as git has it: the folders below template,
-// which is a link to templates.
-func TestPulled(t *testing.T) {
+// TestPullCopiesOnlyTemplates lists what `faas-cli template pull` copies, as git has it: the
+// folders below template, which is a link to templates.
+func TestPullCopiesOnlyTemplates(t *testing.T) {
 	if to, err := os.Readlink("../../template"); err != nil || to != "templates" {
 		t.Errorf("template leads to %q (%v), want templates", to, err)
 	}

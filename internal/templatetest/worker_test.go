@@ -118,9 +118,10 @@ func worker(t *testing.T) *keeper {
 	return started(t, proctest.Python(t), tenantImage(t, "first"), wire.EnvWorker+"=1")
 }
 
-// TestPythonWorker checks stages whose modules, environments, folders and outputs have equal names.
-// They must run in one process, each with its own. When one ends, the others must go on.
-func TestPythonWorker(t *testing.T) {
+// TestPythonStagesOfAWorkerAreSeparate checks stages whose modules, environments, folders and
+// outputs have equal names. They must run in one process, but each must see only its own. When one
+// stage ends, the others must go on.
+func TestPythonStagesOfAWorkerAreSeparate(t *testing.T) {
 	k := worker(t)
 	roots := map[string]string{"a": tenantImage(t, "a"), "b": tenantImage(t, "b")}
 	a := k.moveIn("one", roots["a"])
@@ -167,9 +168,10 @@ func TestPythonWorker(t *testing.T) {
 	}
 }
 
-// TestPythonWorkerFailures checks stages that fail to start. Each must report that on its own
-// stderr, and the others must go on. Only a stage that does not end takes the worker with it.
-func TestPythonWorkerFailures(t *testing.T) {
+// TestPythonWorkerOutlivesFailedStarts checks stages that fail to start. Each must report its
+// failure on its own stderr, and the others must go on. The worker must end only if a failed stage
+// does not end.
+func TestPythonWorkerOutlivesFailedStarts(t *testing.T) {
 	k := worker(t)
 	root := tenantImage(t, "a")
 	lives := k.moveIn("lives", root)
@@ -259,9 +261,9 @@ func TestPythonWorkerWithoutContext(t *testing.T) {
 	}
 }
 
-// TestPythonWorkerEnds checks that a worker ends with its control socket. It must refuse invalid
-// orders, as a zygote does.
-func TestPythonWorkerEnds(t *testing.T) {
+// TestPythonWorkerEndsWithItsSocket checks that a worker ends when its control socket closes.
+// Before that, it must refuse invalid orders, as a zygote does.
+func TestPythonWorkerEndsWithItsSocket(t *testing.T) {
 	k := worker(t)
 	k.Say(k.Socket, []byte{'?', wire.OrderVersion, 0, 0, 0, 0, 0, 0})
 	if o := k.Want(wire.ZygoteError); !strings.Contains(o.Text, "kind 63") {

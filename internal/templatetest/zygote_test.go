@@ -118,9 +118,9 @@ func comm(t *testing.T, pid int) string {
 	return string(b)
 }
 
-// TestPythonGate checks a child at its gate. It waits for its replica, and then becomes the
-// replica. It ends if the gate is closed, or if the message is invalid.
-func TestPythonGate(t *testing.T) {
+// TestPythonChildWaitsAtItsGate checks that a forked child waits at its gate until an order makes
+// it a replica. The child ends if the gate is closed, or if the message is invalid.
+func TestPythonChildWaitsAtItsGate(t *testing.T) {
 	k := zygote(t)
 	own := comm(t, k.Cmd.Process.Pid)
 	pid, gate := k.Fork(1)
@@ -185,9 +185,11 @@ func TestPythonGate(t *testing.T) {
 	}
 }
 
-// TestPythonMapped checks a mapped model. If it is in its place, it needs no name. A waiting child
-// has its pages in its page tables, which a fork does not copy, and has no pages of its own.
-func TestPythonMapped(t *testing.T) {
+// TestPythonChildMapsTheModelsPages checks a model that is mapped from model.safetensors in the
+// stage's folder. The stage finds the file without STAGECOACH_MODEL. A waiting child must have all
+// pages of the file in its page tables, because a fork does not copy them, and must have no private
+// copies of the pages.
+func TestPythonChildMapsTheModelsPages(t *testing.T) {
 	const size = 40 << 20
 	root := imaged(t, "def load(model):\n    return model.tensors\n\ndef infer(state, calls):\n    return calls\n")
 	f, err := os.Create(filepath.Join(root, "model.safetensors"))
@@ -224,9 +226,10 @@ func TestPythonMapped(t *testing.T) {
 	})
 }
 
-// TestPythonChildren checks that every child's end is reported once, however many there are and
-// whatever the handler does. The living children must be listed, and only they may be killed.
-func TestPythonChildren(t *testing.T) {
+// TestPythonZygoteReportsEachEndOnce checks that every child's end is reported once, for any number
+// of children and any behaviour of the handler. The zygote must list its living children, and kill
+// no other process.
+func TestPythonZygoteReportsEachEndOnce(t *testing.T) {
 	k := zygote(t)
 	if got := k.Alive(77); len(got) != 0 {
 		t.Errorf("before any fork: %v", got)
@@ -270,9 +273,9 @@ func TestPythonChildren(t *testing.T) {
 	}
 }
 
-// TestPythonZygoteEnds checks that a zygote ends with its control socket, and its children with it,
-// however it ends.
-func TestPythonZygoteEnds(t *testing.T) {
+// TestPythonZygoteEndsWithItsSocket checks that a zygote ends when its control socket closes. Its
+// children must end with it, also if it is killed.
+func TestPythonZygoteEndsWithItsSocket(t *testing.T) {
 	for name, end := range map[string]func(k *keeper){
 		"control socket closed": func(k *keeper) { k.Socket.Close() },
 		"killed":                func(k *keeper) { _ = k.Cmd.Process.Kill() },
@@ -295,9 +298,9 @@ func TestPythonZygoteEnds(t *testing.T) {
 	}
 }
 
-// TestPythonRefusals checks that invalid orders are refused as by package stage/zygote, and leave
-// no descriptor open.
-func TestPythonRefusals(t *testing.T) {
+// TestPythonRefusesInvalidOrders checks that invalid orders are refused as by package stage/zygote,
+// and leave no descriptor open.
+func TestPythonRefusesInvalidOrders(t *testing.T) {
 	k := zygote(t)
 	open := func() int { return len(descriptors(k.Cmd.Process.Pid)) }
 	before := open()

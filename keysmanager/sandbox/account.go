@@ -18,14 +18,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Account is the user and group that a process without a root of its own runs as. No other process
-// has this user at the time. It has no rights.
+// Account is the user and group of a process that has no root of its own. No other process has this
+// user at the time, and the user has no rights.
 type Account struct {
 	UID, GID int
 }
 
 // Accounts assigns users and groups to processes. All Stagecoach processes of a machine share the
-// numbers, through files in a folder that is empty after the machine's next start.
+// numbers, through files in a folder that a restart of the machine empties.
 type Accounts struct {
 	numbers Range
 	file    *os.File // one byte per user is locked; the locks end with the process that holds them
@@ -56,9 +56,9 @@ var wanted = []struct {
 	{unix.CAP_SYS_CHROOT, "SYS_CHROOT"},
 }
 
-// OpenAccounts returns the accounts with these numbers, and keeps their state in the folder run. It
-// creates the folder, which must belong to root. The caller closes the result. If this process
-// lacks a right, the error is ErrNoAccounts with the reason.
+// OpenAccounts returns the accounts with these numbers. It keeps their state in the folder run,
+// which it creates and which must belong to root. The caller closes the result. If this process
+// lacks a right that accounts need, the error is ErrNoAccounts with the reason.
 func OpenAccounts(run string, numbers Range) (*Accounts, error) {
 	if err := mayChange(numbers); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNoAccounts, err)
@@ -261,8 +261,9 @@ func threads(uid int) int {
 }
 
 // killAll sends SIGKILL to all processes of a user in one step, so that no fork escapes. It calls
-// kill(-1) on a thread that may signal only that user's processes. The thread's real and saved user
-// has no processes, so that the victims cannot signal the thread.
+// kill(-1) on a thread with the effective user uid, which may signal only that user's processes.
+// The thread's real and saved user is another one without processes, so the killed processes may
+// not signal the thread first.
 func killAll(uid int, numbers Range) error {
 	if !numbers.users().holds(uid) || uid <= 0 {
 		return fmt.Errorf("kill processes of user %d, want one of %v", uid, numbers.users())

@@ -412,7 +412,7 @@ func TestOpenAccountsNamesTheMissingRight(t *testing.T) {
 	}
 }
 
-func TestRange(t *testing.T) {
+func TestRangeSplitsIntoUsersAndGroups(t *testing.T) {
 	for text, want := range map[string]string{
 		"200000-265535": "", "1000-2023": "", "1000-2022": "at least", "0-65535": "all at least 1000", "a": "FIRST-LAST", "5000-4000": "FIRST-LAST", "1000-4294967295": "FIRST-LAST", "": "FIRST-LAST",
 	} {

@@ -20,8 +20,8 @@ const (
 
 // noUserNamespaces keeps the calling thread and its descendants from creating a user namespace. In
 // such a namespace, a process has all rights of root: for example, it could mount the cgroups that
-// bound it and lift their limits. The filter also forbids the kernel's keys: they belong to a user,
-// and those of root to the whole machine.
+// limit it and lift the limits. The filter also forbids the kernel's keys. They belong to a user
+// and not to a namespace, so root in a sandbox would share them with root of the machine.
 func noUserNamespaces() error {
 	machine := map[string]uint32{"amd64": unix.AUDIT_ARCH_X86_64, "arm64": unix.AUDIT_ARCH_AARCH64}[runtime.GOARCH]
 	if machine == 0 {

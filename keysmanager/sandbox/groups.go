@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// entry moves this thread into a process's cgroups, where the thread starts the process, and back.
-// It is opened before the thread enters the process's view of the files, because groups cannot be
-// written to from there.
+// entry moves the Spawner's thread into a process's cgroups, starts the process there, and moves
+// the thread back. openEntry must run before the thread enters the process's mount namespace,
+// because cgroups cannot be written to from there.
 type entry struct {
-	// Files tasks of v1: groups are those of the process, which their owner closes; home are those of
-	// this thread.
+	// Files named tasks, of cgroups v1. groups are those of the process, which their owner closes.
+	// home are those of this thread.
 	groups, home []*os.File
 	unified      *os.File // file cgroup.procs of v2, which its owner closes; nil: there is none
 }
@@ -60,8 +60,8 @@ func (e entry) start(cmd *exec.Cmd) error {
 	return err
 }
 
-// startUnified starts cmd in the group of v2 with the file cgroup.procs. If procs is nil, cmd
-// starts in this process's group.
+// startUnified starts cmd in the group of cgroups v2 whose file cgroup.procs is procs. If procs is
+// nil, cmd starts in this process's group.
 func startUnified(cmd *exec.Cmd, procs *os.File) error {
 	if procs == nil {
 		return cmd.Start()
@@ -105,8 +105,8 @@ func enterAll(files []*os.File) error {
 	return errors.Join(errs...)
 }
 
-// homes opens the files tasks of this thread's current groups, in the hierarchies of these files.
-// The caller closes them.
+// homes opens the file tasks of this thread's current group in each hierarchy of cgroups v1 that
+// the given files belong to. The caller closes the results.
 func homes(files []*os.File) ([]*os.File, error) {
 	if len(files) == 0 {
 		return nil, nil

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestHomeIn(t *testing.T) {
+func TestHomeInFindsTheGroupsFolder(t *testing.T) {
 	const mounts = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n" +
 		"32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw shared:3 - cgroup cgroup rw,cpu,cpuacct\n" +
 		"35 31 0:32 /docker/ab /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n" +

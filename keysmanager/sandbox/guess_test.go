@@ -10,9 +10,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// TestGuess: a single program runs. Of several, the only one with a telling name runs; if there is
-// none, the error names all.
-func TestGuess(t *testing.T) {
+// TestGuessChoosesTheTellingName checks folders with several programs: Guess must choose the only
+// one with a telling name. If none or several have one, the error must name all programs. A single
+// program is chosen whatever its name is.
+func TestGuessChoosesTheTellingName(t *testing.T) {
 	t.Parallel()
 	const script, text, elf = "#!/bin/sh\n", "text", "\x7fELF…"
 	type file struct {

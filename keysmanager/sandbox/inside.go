@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InitCommand is the argument with which this program is run again as the init process of a root:
-// the first program in a new root, which prepares the root and then becomes the wanted program. A
+// InitCommand is the first argument of this program when it runs as the init process of a root: the
+// first process in the new root, which prepares the root and then becomes the wanted program. A
 // program that starts processes with a root must call [Init] with the arguments after InitCommand.
 const InitCommand = "sandbox-init"
 
@@ -47,11 +47,11 @@ type inside struct {
 	ReadOnly bool
 }
 
-// The Spawner and an init process exchange lines:
-//   - the Spawner sends the inside as JSON
-//   - the init process sends ready when it only has to become the program
+// The Spawner and an init process talk over a socket:
+//   - the Spawner sends an inside as one line of JSON
+//   - the init process sends ready when only the exec of the program is left
 //   - the Spawner sends go
-//   - the socket closes because the program runs
+//   - the init process becomes the program, which closes the socket
 //
 // A line that begins with ! is the reason for a failure.
 const (
@@ -143,9 +143,9 @@ func awaitProgram(conn net.Conn, in inside) error {
 	return lines.Err() // nil: exec closed the socket
 }
 
-// Init runs the init process of a root. It runs in the namespaces of the new process, makes the
-// root, gives up its rights and becomes the program. It returns only if it fails; it has told the
-// Spawner the reason then.
+// Init runs the init process of a root, in the namespaces of the new process. It makes the root,
+// gives up its rights and becomes the program. Init returns only if it fails, after it has sent the
+// reason to the Spawner.
 func Init(args []string) error {
 	if len(args) != 1 {
 		return fmt.Errorf("%s: got %d arguments, want a descriptor; only a Spawner runs it", InitCommand, len(args))

@@ -252,8 +252,9 @@ func TestDescriptorsAndSignalsReachAProcessWithARoot(t *testing.T) {
 	}
 }
 
-// TestProcessWithARootEndsWithItsParent kills a program that has started such a process as another
-// user. A change of the user clears the kernel's parent-death signal, so Init has to set it again.
+// TestProcessWithARootEndsWithItsParent kills a program that has started a process with a root as
+// another user. A change of the user clears the kernel's parent-death signal, so Init has to set it
+// again.
 func TestProcessWithARootEndsWithItsParent(t *testing.T) {
 	parent := exec.Command("/proc/self/exe")
 	parent.Env = append(os.Environ(), parentOf+"="+root(t))
@@ -309,7 +310,7 @@ func TestStartInsideNamesTheMissingFile(t *testing.T) {
 	}
 }
 
-func TestIdentify(t *testing.T) {
+func TestIdentifyReadsTheImagesAccounts(t *testing.T) {
 	const passwd = "root:x:0:0:root:/root:/bin/sh\napp:x:100:101:App:/home/app:/bin/sh\nodd:x:-1:0::/:/x\n12:x:200:200::relative:/x\n"
 	const group = "root:x:0:\nwheel:x:102:app,root\nstaff:x:103:\nodd:x:y:\n"
 	for user, want := range map[string]string{

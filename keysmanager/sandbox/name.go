@@ -25,8 +25,8 @@ const (
 	groupFile  = "/etc/group"
 )
 
-// userName returns the name of a user or group that no list has. The name contains the number, so
-// each user has a different name.
+// userName returns the name for a user or group without a name in /etc/passwd and /etc/group. The
+// name contains the number, so each user has a different name.
 func userName(id int) string {
 	if id == 0 {
 		return "root"
@@ -60,8 +60,9 @@ func starterVariables() ([]string, error) {
 	return userVariables(starterName(), home), nil
 }
 
-// lines returns a line for /etc/passwd with the user, and a line for /etc/group with its group. The
-// second line is empty if the content of /etc/group, groups, has the group.
+// lines returns a line for /etc/passwd with the user, and a line for /etc/group with the user's
+// group. groups is the content of /etc/group; the second line is empty if groups has the group
+// already.
 func (id identity) lines(groups string) (user, group string) {
 	user = fmt.Sprintf("%s:x:%d:%d::%s:/bin/sh\n", id.name, id.uid, id.gid, id.home)
 	number := strconv.Itoa(id.gid)
@@ -105,8 +106,8 @@ func appendTo(file, line string) error {
 	return err
 }
 
-// chooseHome sets the user's home to a folder that the user can write to. It takes the folder of
-// /etc/passwd, which it creates if it is missing, or else Home. If the root is read-only, an
+// chooseHome sets the user's home: the folder in /etc/passwd if the user can write to it, otherwise
+// Home. It creates the folder of /etc/passwd if that is missing. If the root is read-only, an
 // existing folder stays the home, because an image may have files for its programs there.
 func (id *identity) chooseHome(readOnly bool) {
 	info, err := os.Stat(id.home)

@@ -15,8 +15,8 @@ import (
 )
 
 // TestProcessesHaveANameAndAHome checks processes with a root of their own. The image's /etc/passwd
-// and /etc/group name its users, a missing user is added, and each user has a home that it can
-// write to.
+// and /etc/group name its users. A user that is missing there is added. Each user has a home that
+// it can write to.
 func TestProcessesHaveANameAndAHome(t *testing.T) {
 	const lists = "root:x:0:0:root:/root:/bin/sh\napp:x:100:101:App:/home/app:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\nweb:x:33:33::/var/www:/bin/sh"
 	userVariables := map[string]struct {
@@ -67,8 +67,8 @@ func TestProcessesHaveANameAndAHome(t *testing.T) {
 	}
 }
 
-// TestAccountsHaveANameAndAHome checks processes among the machine's files with a real program that
-// asks for both, and that the machine's own lists stay as they are.
+// TestAccountsHaveANameAndAHome checks processes that see the machine's files. A real program asks
+// for the user's name and home. The machine's own lists of users must stay unchanged.
 func TestAccountsHaveANameAndAHome(t *testing.T) {
 	a := openAccounts(t)
 	l := take(t, a, "ns")

@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestNetwork checks that a process starts in the network namespace that it is given, and that the
-// next process starts in the namespace of this process again.
-func TestNetwork(t *testing.T) {
+// TestProcessStartsInItsNetworkNamespace checks that a process starts in the network namespace that
+// it is given, and that the next process starts in the namespace of this process again.
+func TestProcessStartsInItsNetworkNamespace(t *testing.T) {
 	if os.Getuid() != 0 {
 		if os.Getenv("CI") == "true" {
 			t.Fatal("needs root")

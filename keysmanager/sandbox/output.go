@@ -49,7 +49,7 @@ func NewOutput(sink func(stream, line string)) (*Output, error) {
 }
 
 // ResumeOutput continues an Output that another process has stopped reading. stdout and stderr are
-// its Readers; ResumeOutput takes them over.
+// the reading ends of its pipes. ResumeOutput owns them from then on.
 func ResumeOutput(stdout, stderr *os.File, sink func(stream, line string)) *Output {
 	o := &Output{}
 	o.listen("stdout", stdout, sink)

@@ -34,34 +34,34 @@ type Command struct {
 	Groups []*os.File
 	Stays  bool // it stays in the caller's process group and ends with that; only without Chroot
 
-	// Hosts and Resolv are paths of files that the process sees as /etc/hosts and /etc/resolv.conf;
+	// Hosts and Resolv are the files that appear as /etc/hosts and /etc/resolv.conf to the process;
 	// empty: the machine's files. Both need Chroot or As. With As, a file that the machine does not
-	// have is left out.
+	// have stays missing.
 	Hosts, Resolv string
 
-	// As is the account that the process runs as, without Chroot; nil: this process's user. With an
-	// account, the process sees only what every user can reach, Dir, Reads and Writes. Reads and
-	// Writes are absolute paths, and appear at these paths wherever they are. The process can write to
-	// Writes; everything else is read-only. Its /tmp, /var/tmp and /dev/shm are in memory and private.
+	// As is the account that the process runs as, without Chroot; nil: this process's user. A process
+	// with an account sees only Dir, Reads, Writes and what every user can reach. It can write only to
+	// Writes and to its private /tmp, /var/tmp and /dev/shm, which are in memory. Reads and Writes are
+	// absolute paths; the process sees each file at its own path.
 	As        *Account
 	Reads     []string
 	Writes    []string
 	Processes int // with As: the limit of processes and threads of its user; 0: MaxProcesses
 
-	// Secrets, with As, is the absolute path of a function's secrets: a folder that the account's
-	// group may read. The process reads them at that path. It sees nothing else of RunFolder, with or
-	// without Secrets.
+	// Secrets, with As, is the folder of the function's secrets, as an absolute path. The account's
+	// group may read it, and the process sees it at the same path. The process sees nothing else of
+	// RunFolder, even without Secrets.
 	Secrets string
 
 	// Network is an open network namespace in which the process starts; nil: that of this process. The
 	// caller closes it.
 	Network *os.File
 
-	// Chroot is the folder that becomes the root of the process; empty: the root of this process. What
-	// the process writes there stays in memory and ends with it. The root has a /proc with only its
-	// own processes, few devices, and /etc/resolv.conf and /etc/hosts (see Hosts). The program runs as
-	// a user of the image, with few rights. Without Network, it has the network of this process. This
-	// program has to handle [InitCommand].
+	// Chroot is the folder that becomes the root of the process; empty: the root of this process. The
+	// process's writes to its root stay in memory and are lost when the process ends. The root has a
+	// /proc with only the process's own processes, few devices, and /etc/resolv.conf and /etc/hosts
+	// (see Hosts). The program runs as a user of the image, with few rights. Without Network, it has
+	// the network of this process. The program that calls the Spawner must handle [InitCommand].
 	Chroot string
 	Binds  []Bind // with Chroot
 	// GPUs adds all devices of NVIDIA's driver to /dev, with Chroot. CUDA_VISIBLE_DEVICES says which
@@ -113,9 +113,9 @@ type Spawner struct {
 // ErrClosed means that a Spawner no longer starts processes.
 var ErrClosed = errors.New("sandbox: closed")
 
-// NewSpawner returns a Spawner. The caller closes it after its processes have ended. Processes do
-// not inherit the descriptors that this process inherited (from Linux 5.11 on), nor those that Go
-// opened.
+// NewSpawner returns a Spawner. The caller closes it after its processes have ended. Its processes
+// inherit no descriptors except those of their Commands. On Linux before 5.11, they may also
+// inherit descriptors that this process has inherited.
 func NewSpawner() *Spawner {
 	// Older kernels fail, and the descriptors stay open.
 	_ = unix.CloseRange(3, math.MaxInt32, unix.CLOSE_RANGE_CLOEXEC)
@@ -258,9 +258,9 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	return nil
 }
 
-// Wait waits until a process of a Spawner has ended, and returns how it ended. The caller calls it
-// once, in place of cmd.Wait. Wait kills the other processes of the process's group, because no
-// other code would end them.
+// Wait waits until a process of a Spawner has ended, and returns how it ended. The caller calls
+// Wait once, in place of cmd.Wait. Wait also kills the other processes of the process's group,
+// because nothing else would end them.
 func Wait(cmd *exec.Cmd) unix.WaitStatus {
 	err := error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) {

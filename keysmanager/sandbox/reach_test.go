@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestReach checks that a running process can read folders that it is given later, one after the
-// other, and nothing beside them.
-func TestReach(t *testing.T) {
+// TestReachAddsFoldersToARunningProcess checks that a running process can read folders that it is
+// given later, one after the other, and nothing beside them.
+func TestReachAddsFoldersToARunningProcess(t *testing.T) {
 	a := openAccounts(t)
 	image, beside := private(t)
 	state := filepath.Dir(filepath.Dir(beside))

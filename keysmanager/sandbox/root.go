@@ -35,9 +35,8 @@ var (
 	hidden   = []string{"/proc/kcore", "/proc/keys", "/proc/timer_list"}
 )
 
-// enter makes in.Root the root of this process, with a layer in memory over it that takes all
-// writes. It returns the identity that the program runs as. The process has its own mount
-// namespace.
+// enter makes in.Root the root of this process, which has its own mount namespace. A layer in
+// memory over the root takes all writes. enter returns the identity that the program runs as.
 func enter(in inside) (identity, error) {
 	unix.Umask(0o022)
 	if err := mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {

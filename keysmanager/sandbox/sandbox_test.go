@@ -29,7 +29,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-func TestResolve(t *testing.T) {
+func TestResolveFindsTheImagesFolder(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "stagecoach/ocr/0.1.0/stage"), "x")
 	write(t, filepath.Join(dir, "a/latest/run"), "x") // no stage
@@ -282,7 +282,7 @@ func TestLinesAreBounded(t *testing.T) {
 	}
 }
 
-func TestOutput(t *testing.T) {
+func TestOutputDeliversEachLine(t *testing.T) {
 	l := &lines{}
 	o, err := NewOutput(l.add)
 	if err != nil {

@@ -102,9 +102,10 @@ func TestProcessSeesOnlyItsOwnSecrets(t *testing.T) {
 	}
 }
 
-// TestReachSecrets checks that a running process can read a folder of secrets that it is given
-// later, and nothing beside it. The folder may have been removed and created again.
-func TestReachSecrets(t *testing.T) {
+// TestReachSecretsAddsThemToARunningProcess checks that a running process can read a folder of
+// secrets that it is given later, and nothing beside it. The folder may have been removed and
+// created again.
+func TestReachSecretsAddsThemToARunningProcess(t *testing.T) {
 	a := openAccounts(t)
 	image, _ := private(t)
 	l := take(t, a, "ns")
@@ -210,7 +211,7 @@ func TestProcessesOfOthersAreHidden(t *testing.T) {
 	}
 }
 
-func TestOutermost(t *testing.T) {
+func TestOutermostDropsFoldersBelowOthers(t *testing.T) {
 	got := outermost([]string{"/run/stagecoach", "/root", "/run", "/run-x/y", "/root/a/b", "/run"})
 	if want := []string{"/root", "/run", "/run-x/y"}; !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)

@@ -12,10 +12,10 @@ import (
 // maxSeized bounds the number of files and folders below a folder.
 const maxSeized = 1000
 
-// Seize makes a folder that a process with an account has written the property of this process's
-// user, readable by all. Afterwards nobody else can change its content, not even through a
-// descriptor or mapping that is still open. The folder may contain only files and folders, whose
-// sizes add up to at most most bytes. If Seize fails, the caller must not use the folder.
+// Seize makes this process's user the owner of a folder that an account's process has written, and
+// lets all users read the folder. Afterwards nobody else can change its content, not even through a
+// descriptor or mapping that is still open. The folder may contain only files and folders; most is
+// the maximum total size of its files in bytes. If Seize fails, the caller must not use the folder.
 func Seize(folder string, most int64) error {
 	fd, err := unix.Open(folder, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {

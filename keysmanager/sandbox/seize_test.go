@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestSeize(t *testing.T) {
+func TestSeizeTakesFoldersFromTheirWriter(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}

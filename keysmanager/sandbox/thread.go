@@ -8,8 +8,8 @@ import (
 )
 
 // onThread runs f on a new thread that ends after f, so that f may change attributes of the thread.
-// It never runs f on the process's first thread: that thread cannot end, and its user is what the
-// rest of the machine sees as the user of the process.
+// onThread never uses the process's first thread: that thread cannot end, and the rest of the
+// machine sees its user as the user of the process.
 func onThread(f func()) {
 	done := make(chan struct{})
 	go func() {

@@ -10,7 +10,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-func TestThrottle(t *testing.T) {
+func TestThrottleBoundsLinesAndBytes(t *testing.T) {
 	for name, tc := range map[string]struct {
 		perSecond, size int
 		passed          [2]int // lines passed in 20 seconds: at least, at most
@@ -45,7 +45,7 @@ func TestThrottle(t *testing.T) {
 	}
 }
 
-func TestPace(t *testing.T) {
+func TestPaceBoundsTheSpeedOfReading(t *testing.T) {
 	for _, size := range []int{2, 100, MaxLine} {
 		var p pace
 		now, read := time.Unix(1, 0), 0

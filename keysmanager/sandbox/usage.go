@@ -62,9 +62,9 @@ type sample struct {
 const window = time.Second
 
 // Measure returns the usage of these processes and all their descendants. cpuMilli is in
-// thousandths of a core. It covers the time since the group's last measurement at least a second
-// ago, or since the processes started if there is none. memory is in bytes, as [PSS] counts them.
-// Processes that have ended count as 0.
+// thousandths of a core. It is the mean since the group's previous measurement, or since the
+// processes started. It is measured at most once a second; a call in between returns the previous
+// value again. memory is in bytes, as [PSS] counts them. Processes that have ended count as 0.
 func (m *Meter) Measure(group string, pids []int) (cpuMilli float64, memory int64, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

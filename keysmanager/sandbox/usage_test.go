@@ -24,9 +24,9 @@ func child(t *testing.T, argv ...string) int {
 	return cmd.Process.Pid
 }
 
-// TestMeter checks three loads. An idle process uses nothing. A busy process uses one core. The
-// work of children counts for their parent.
-func TestMeter(t *testing.T) {
+// TestMeterCountsTheWorkOfChildren checks three loads. An idle process uses nothing. A busy process
+// uses one core. The work of children counts for their parent.
+func TestMeterCountsTheWorkOfChildren(t *testing.T) {
 	t.Parallel()
 	idle := child(t, "sleep", "100")
 	busy := child(t, "sh", "-c", "(while :; do :; done) & wait")
@@ -78,8 +78,9 @@ func TestMeterForgetsEndedProcesses(t *testing.T) {
 	}
 }
 
-// TestMeterWindow checks that the rate covers the time since the last measurement.
-func TestMeterWindow(t *testing.T) {
+// TestRateCoversTheTimeSinceTheLastMeasurement checks that the rate covers the time since the last
+// measurement.
+func TestRateCoversTheTimeSinceTheLastMeasurement(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var m Meter
 		me := os.Getpid()

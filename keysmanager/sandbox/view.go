@@ -22,10 +22,11 @@ type view struct {
 }
 
 // enterView gives the calling thread a mount namespace in which c's user reaches the paths of c,
-// and changes to c.Dir. leave returns the thread to home, a descriptor of its own namespace.
+// and sets the thread's folder to c.Dir. leave returns the thread to home, a descriptor of its own
+// namespace.
 //
-// Each path of c appears as a mount at the same path. If others cannot enter a folder on the way,
-// such as /root, an empty folder covers it; the covering folder contains only the rest of the way.
+// Each path of c is mounted at the same path. c's user may be unable to enter a folder on the way,
+// such as /root. Then a folder in memory covers that folder, and contains only the rest of the way.
 // Everything is read-only except the paths that c writes to and privateFolders.
 func enterView(c Command, home int) (leave func() error, err error) {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {

@@ -19,10 +19,13 @@ import (
 // Others can reach.
 var Others = Account{UID: -1, GID: -1}
 
-// Visible checks whether the process of a command with an account can see and run its files. These
-// are the program, the interpreter that the program's first line names, and the interpreter that
-// its virtual environment was made with. A program that does not exist is no error, because it may
-// be added later.
+// Visible returns an error if a process with c's account could not see or run the files that its
+// start needs:
+//   - the program
+//   - the interpreter that the program's first line names
+//   - the interpreter that made the program's virtual environment
+//
+// A missing program is no error, because it may be added later.
 func (c Command) Visible() error {
 	_, err := c.program(environment(c.Env, nil))
 	if errors.Is(err, errNoProgram) {

@@ -74,9 +74,9 @@ type keeper interface {
 func InProcess() *Client { return &Client{newStore()} }
 
 // Attach makes the caller the manager and returns all entries. From then on, one goroutine calls
-// onExit for each process that ends, unless the list already had it as ended. onExit must not block
-// and must not call the Client. The warden stops reading output. Ended processes stay in the list
-// until they are dropped.
+// onExit once for each process that ends. It does not repeat the ends that the returned entries
+// show. onExit must not block and must not call the Client. The warden stops reading output.
+// Entries of ended processes stay until they are dropped.
 func (c *Client) Attach(onExit func(Exit)) ([]Kept, error) { return c.to.attach(onExit) }
 
 // Release undoes Attach. onExit is not called after Release returns.

@@ -31,9 +31,9 @@ type Launcher struct {
 // ListenFD is the descriptor of the listening socket in a program that is started as a warden.
 const ListenFD = 3
 
-// Launch connects to the warden of a socket, and starts the warden if there is none. If the warden
-// ends, so do its processes. The Client then reports them with ErrLost, and its next Start starts
-// another warden.
+// Launch connects to the warden of a socket, and starts a warden if there is none. If the warden
+// ends, its processes end, too. The Client then reports them with ErrLost, and its next Start
+// starts another warden.
 func Launch(ctx context.Context, l Launcher) (*Client, error) {
 	r, err := l.reach(ctx)
 	if err != nil {

@@ -167,8 +167,8 @@ func (r *remote) exited(e Exit) {
 	}
 }
 
-// end reports that the warden has ended. It kills the warden if it still runs, and the kernel then
-// kills its processes. end kills the rest of their process groups.
+// end reports that the warden has ended. end kills a warden that still runs; the kernel then kills
+// the processes of the warden. end kills the rest of their process groups.
 func (r *remote) end(why error) {
 	r.mu.Lock()
 	closed := r.closed

@@ -79,9 +79,9 @@ func (s *server) attend(ctx context.Context) {
 	}
 }
 
-// withoutManager does the work of a warden without a manager. It returns the time to the next
-// check, or 0 if the next check follows the next event. over means that nothing is left to do; the
-// warden then accepts no manager any more.
+// withoutManager does the work of a warden without a manager. wait is the time to the next check,
+// or 0 if no check is needed before the next event. If over is true, nothing is left to do, and the
+// warden accepts no manager any more.
 func (s *server) withoutManager() (wait time.Duration, over bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

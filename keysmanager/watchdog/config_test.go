@@ -22,7 +22,7 @@ func given(env []string) (out []string) {
 	return out
 }
 
-func TestParse(t *testing.T) {
+func TestParseChoosesModeAndDefaults(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		env   []string

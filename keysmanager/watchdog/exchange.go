@@ -85,8 +85,8 @@ func (e *exchanges) do(call *stage.Call, address string) error {
 }
 
 // meet sends the token to the gateway that listens at path, and serves the request that follows. It
-// returns when the request or ctx has ended. There is no other bound for a slow gateway, because
-// the gateway waits too.
+// returns when the request or ctx has ended. Only ctx bounds the wait for a slow gateway, because
+// the gateway waits for the replica, too.
 func (e *exchanges) meet(ctx context.Context, token, path string) error {
 	pool := e.begin(path)
 	if pool == nil {
@@ -126,7 +126,7 @@ func (e *exchanges) serve(ctx context.Context, c net.Conn, pool *hop.Pool) (sile
 	case served.Kept:
 		pool.Put(c)
 	case served.Whole:
-		// The gateway may still send the rest of an unwanted body, and if it could not, it would
+		// The gateway may still send the rest of an unwanted body. If that failed, the gateway would
 		// believe that the replica is lost.
 		e.running.Go(func() { hop.Linger(c) })
 	}

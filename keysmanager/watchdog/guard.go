@@ -20,10 +20,10 @@ import (
 // guard makes sure that only the replica's own processes answer on the program's port. In the
 // machine's network, every replica can listen on every port.
 //
-// After a connection is made, guard looks at all sockets that listen on the port. If it knows from
-// before that each of them belongs to the replica, the connection is the program's. A socket keeps
-// its port as long as it listens, so no other process can have accepted the connection. Sockets
-// that share the port (SO_REUSEPORT) appear beside it.
+// After a connection is made, guard looks at all sockets that listen on the port. If guard already
+// knew each of them as the replica's socket before the connection, the connection is the program's.
+// A socket keeps its port as long as it listens, so no other process can have accepted the
+// connection. If another process shares the port (SO_REUSEPORT), its socket is listed, too.
 type guard struct {
 	at    url.URL // address where the program should listen
 	port  uint16
@@ -75,9 +75,9 @@ func (g *guard) takenBy(who string) error {
 	return err
 }
 
-// claim reserves the port among the replicas of this network and checks that no process listens on
+// claim reserves the port among the replicas of this network, and checks that no process listens on
 // it. If two replicas start at the same time, exactly one gets the port, even if both programs
-// could listen there. The reservation ends with close, or with this process.
+// could listen on it at once. The reservation ends with close, or with this process.
 func (g *guard) claim() error {
 	// An abstract socket belongs to the network, not to a folder.
 	name := fmt.Sprintf("@stagecoach/port/%d", g.port)

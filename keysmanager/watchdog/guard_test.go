@@ -33,9 +33,9 @@ func listenShared(address string) (net.Listener, error) {
 	return c.Listen(context.Background(), "tcp", address)
 }
 
-// serveProgram runs this test's binary as a function's program. It listens where the variable
-// `listen` says, with SO_REUSEPORT if `shared` is set. It keeps running even if it cannot listen. A
-// request for /close closes its listener.
+// serveProgram runs this test's binary as a function's program. The program listens at the address
+// in the variable `listen`, with SO_REUSEPORT if `shared` is set. It keeps running even if it
+// cannot listen. A request for /close closes its listener.
 func serveProgram() {
 	listen := func(address string) (net.Listener, error) { return net.Listen("tcp", address) }
 	if os.Getenv("shared") != "" {
@@ -131,8 +131,8 @@ func freeAddress(t testing.TB) string {
 }
 
 // TestOnePortGoesToOneFunction starts two functions on one port at the same time. One must become
-// ready. The start of the other must fail and name the first, even if its program stays up or could
-// listen too.
+// ready. The start of the other must fail with an error that names the first, even if its program
+// keeps running or could listen on the port, too.
 func TestOnePortGoesToOneFunction(t *testing.T) {
 	t.Parallel()
 	s := sandbox.NewSpawner()
@@ -332,7 +332,7 @@ func TestProgramInItsOwnNetwork(t *testing.T) {
 	}
 }
 
-func TestAnswers(t *testing.T) {
+func TestAnswersKnowsWhichAddressesAListenerServes(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		at     string
@@ -355,8 +355,9 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestListeners checks that the kernel lists each listening socket with its port and address.
-func TestListeners(t *testing.T) {
+// TestListenersHavePortAndAddress checks that the kernel lists each listening socket with its port
+// and address.
+func TestListenersHavePortAndAddress(t *testing.T) {
 	t.Parallel()
 	for _, address := range []string{"127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"} {
 		for _, network := range []string{"tcp", "tcp6"} {

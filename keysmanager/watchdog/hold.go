@@ -14,10 +14,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
-// For its caller, a call in mode http is over when its exchange with the gateway has ended. But the
-// program may still work on the request. The program has ended the request when it closes its side
-// of the connection or writes an answer. Until then the call keeps its slot: a canceled call
-// without an answer tells the dispatcher that the handler still runs (docs/adr/0061).
+// For its caller, a call in mode http ends when its exchange with the gateway ends. But the program
+// may still work on the request. The program has ended the request when it closes its side of the
+// connection or writes an answer. Until then, the call keeps its slot. As long as a canceled call
+// has no answer, the dispatcher knows that the handler still runs (docs/adr/0061).
 
 const (
 	// holdMost bounds how long a call waits for the program after its cancellation and its
@@ -187,9 +187,10 @@ func (c *programConn) ReadFrom(r io.Reader) (int64, error) {
 	return n, err
 }
 
-// Close implements net.Conn. If a request is on the connection, the program learns that nobody
-// waits for the answer, but the connection stays open until the program ends the request. Only the
-// first of several concurrent calls closes it, so that no other call takes the socket away.
+// Close implements net.Conn. If a request is on the connection, Close tells the program that nobody
+// waits for the answer, but keeps the socket open until the program ends the request. If several
+// goroutines call Close, only the first call closes, so that a second one cannot close the socket
+// that the first has kept.
 func (c *programConn) Close() error {
 	if c.ended.Swap(true) {
 		return net.ErrClosed

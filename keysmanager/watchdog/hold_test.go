@@ -167,8 +167,8 @@ func TestUnreadRequestsDoNotHoldCalls(t *testing.T) {
 	s.mustEnd(let, "a call that waits in the line of a program that answers others")
 }
 
-// TestWholeAnswerEndsTheHold checks that a complete answer ends the hold, even if the program says
-// that it closes the connection and does not.
+// TestWholeAnswerEndsTheHold checks that a complete answer ends the hold, even if the program
+// announces that it closes the connection, but does not close it.
 func TestWholeAnswerEndsTheHold(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -84,10 +84,10 @@ func (c *caller) read(t *testing.T, want string) {
 
 const hello = "POST / HTTP/1.1\r\nHost: f\r\nContent-Length: 5\r\n\r\nhello"
 
-// TestKeptConnection checks that consecutive exchanges share one connection to the gateway. If the
-// gateway has closed it, before or after the token was sent, it is replaced, and the function runs
-// once per request.
-func TestKeptConnection(t *testing.T) {
+// TestConsecutiveExchangesShareAConnection checks that consecutive exchanges share one connection
+// to the gateway. If the gateway has closed that connection, before or after the token was sent,
+// the replica makes a new one, and the function still runs once per request.
+func TestConsecutiveExchangesShareAConnection(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
 	var ran atomic.Int64
@@ -176,9 +176,9 @@ func TestConnectionWaitsForASlowClient(t *testing.T) {
 	}
 }
 
-// TestSlowGateway checks that a gateway gets its answer even if it is slow to send a request or to
-// read its token.
-func TestSlowGateway(t *testing.T) {
+// TestSlowGatewayGetsItsAnswer checks that a gateway gets its answer even if it is slow to send a
+// request or to read its token.
+func TestSlowGatewayGetsItsAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		near, far := net.Pipe()
@@ -227,9 +227,9 @@ func TestConnectionWithUnreadRequestIsClosed(t *testing.T) {
 	}
 }
 
-// TestProgramClosesConnections checks that a request without a body gets another connection if the
-// program closes the kept one when the request comes.
-func TestProgramClosesConnections(t *testing.T) {
+// TestRequestSurvivesAClosedKeptConnection checks that a request without a body gets another
+// connection if the program closes the kept one when the request comes.
+func TestRequestSurvivesAClosedKeptConnection(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

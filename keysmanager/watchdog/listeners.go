@@ -40,8 +40,8 @@ const (
 )
 
 // listeners returns the sockets that listen on a TCP port of any address; port 0 means any port. It
-// asks the kernel over a netlink socket. /proc/net/tcp would take milliseconds, because the kernel
-// scans its whole connection table for it.
+// asks the kernel over netlink, because reading /proc/net/tcp takes milliseconds: the kernel scans
+// its whole connection table for it.
 func listeners(port uint16) ([]listener, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.NETLINK_SOCK_DIAG)
 	if err != nil {

@@ -38,9 +38,9 @@ func (o oom) why(s unix.WaitStatus, before int) string {
 	return "killed by " + unix.SignalName(s.Signal())
 }
 
-// killFirst makes the kernel kill the function's process pid instead of the watchdog when the
-// replica is out of memory. Files in memory belong to no process, so the watchdog may be the
-// largest process.
+// killFirst makes the kernel kill the function's process pid, and not the watchdog, when the
+// replica is out of memory. By itself, the kernel kills the largest process. That may be the
+// watchdog, because files in memory belong to no process.
 func killFirst(pid int) {
 	// Fails if the process has ended or belongs to another user.
 	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte("1000"), 0)

@@ -37,9 +37,9 @@ func refuse(w http.ResponseWriter, status int, text string) {
 	http.Error(w, text, status)
 }
 
-// idle is how long a connection to the program is kept for the next request. It is shorter than
-// servers keep connections, because a request fails on a connection that its server is about to
-// close.
+// idle is how long a connection to the program is kept for the next request. It is short, because
+// servers close idle connections, too: a request fails if it is sent while the program closes its
+// connection.
 const idle = time.Second
 
 // lastMoment is how long a program that broke a connection may take to end.

@@ -185,7 +185,7 @@ func (k *lazyConn) Flush() error {
 }
 
 // meet sends the token to the gateway, then the stored bytes. The caller holds k.mu. When k.ctx
-// ends, it closes the connection and meet returns.
+// ends, the connection is closed and meet returns.
 func (k *lazyConn) meet() error {
 	// The gateway may be about to close a kept connection.
 	for c := k.pool.Get(); c != nil; c = nil {
@@ -204,8 +204,8 @@ func (k *lazyConn) meet() error {
 	return k.begin(c)
 }
 
-// greet sends the token and waits until the gateway wants the answer. If it does not, greet closes
-// the connection.
+// greet sends the token and waits until the gateway wants the answer. If the gateway does not want
+// it, greet closes the connection.
 func (k *lazyConn) greet(c net.Conn) error {
 	defer context.AfterFunc(k.ctx, func() { _ = c.Close() })()
 	_, err := c.Write([]byte(k.token + "+"))

@@ -143,8 +143,8 @@ func TestSmallAnswersAreResults(t *testing.T) {
 }
 
 // TestOtherAnswersMeetTheGateway checks answers that are flushed early, are large, or follow an
-// informational answer. The whole answer must go to the rendezvous, and the connection must be kept
-// for the next answer.
+// informational answer. The replica must send the whole answer to the rendezvous, and keep the
+// connection for the next answer.
 func TestOtherAnswersMeetTheGateway(t *testing.T) {
 	t.Parallel()
 	more := make(chan struct{})
@@ -210,9 +210,9 @@ func TestOtherAnswersMeetTheGateway(t *testing.T) {
 	}
 }
 
-// TestBrokenSmallAnswers checks that an answer that breaks off is not a result, and that its part
-// reaches the gateway.
-func TestBrokenSmallAnswers(t *testing.T) {
+// TestBrokenSmallAnswersAreNotResults checks that an answer that breaks off is not a result, and
+// that its part reaches the gateway.
+func TestBrokenSmallAnswersAreNotResults(t *testing.T) {
 	t.Parallel()
 	v := newRendezvous(t)
 	done := carrying(t, v, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

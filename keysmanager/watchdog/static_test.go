@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStaticFiles checks that files of the folder are served with HTTP's features for files, and
-// that no other file is.
-func TestStaticFiles(t *testing.T) {
+// TestStaticServesOnlyFilesOfItsFolder checks that files of the folder are served with HTTP's
+// features for files, and that no other files are served.
+func TestStaticServesOnlyFilesOfItsFolder(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	image := filepath.Join(dir, "image")

@@ -23,8 +23,8 @@ const (
 )
 
 // Run runs the replica. It starts the program, sends Hello when the program is ready, and answers
-// calls until ctx ends or the dispatcher drains it. If the program ends by itself, this process
-// ends in the same way, and Run does not return.
+// calls until ctx ends or the dispatcher drains the replica. If the program ends by itself, this
+// process ends in the same way, and Run does not return.
 func Run(ctx context.Context) error {
 	c, err := parse(os.Environ())
 	if err != nil {
@@ -126,8 +126,8 @@ func (w *watchdog) watch() {
 	}
 }
 
-// exitLike ends this process as another one has ended. The cause is reported as if there were no
-// watchdog, because the last line on stderr is the program's own.
+// exitLike ends this process in the same way as the program has ended. So the cause is reported as
+// if there were no watchdog, because the last line on stderr is the program's own.
 func exitLike(s unix.WaitStatus) {
 	if s.Signaled() {
 		if s.Signal() == unix.SIGKILL {

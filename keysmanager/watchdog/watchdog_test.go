@@ -53,9 +53,9 @@ func shell(mode, script string) *config {
 // soon bounds events that are expected at once.
 const soon = time.Minute
 
-// TestReadinessProbe checks that a program is ready if it says so, or if it answers without knowing
-// the probe's path.
-func TestReadinessProbe(t *testing.T) {
+// TestProgramIsReadyAfterItsProbe checks that a program is ready if its answer to a probe says so,
+// or if the program answers but does not know the probe's path.
+func TestProgramIsReadyAfterItsProbe(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		path string
@@ -174,8 +174,9 @@ func TestProgramThatEndsIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// TestUpstreamTaken checks that a second replica does not use the first one's program.
-func TestUpstreamTaken(t *testing.T) {
+// TestReplicaRefusesTheProgramOfAnother checks that a second replica does not use the first one's
+// program.
+func TestReplicaRefusesTheProgramOfAnother(t *testing.T) {
 	t.Parallel()
 	first := httptest.NewServer(http.NotFoundHandler())
 	defer first.Close()
@@ -263,9 +264,9 @@ func forkServer(t *testing.T, c *config) *httptest.Server {
 	return s
 }
 
-// TestProcessPerRequest checks the modes with one process per request, whose output is sent as it
-// comes or after success.
-func TestProcessPerRequest(t *testing.T) {
+// TestEachRequestHasItsProcess checks the modes with one process per request, whose output is sent
+// as it comes or after success.
+func TestEachRequestHasItsProcess(t *testing.T) {
 	t.Parallel()
 	big := strings.Repeat("0123456789abcdef", 1<<19) // 8 MiB
 	for name, tc := range map[string]struct {
@@ -311,9 +312,9 @@ func TestProcessPerRequest(t *testing.T) {
 	}
 }
 
-// TestExecTimeout checks that a process that takes too long is killed, with everything that it has
-// started.
-func TestExecTimeout(t *testing.T) {
+// TestExecTimeoutKillsTheProcessGroup checks that a process that takes too long is killed, with
+// everything that it has started.
+func TestExecTimeoutKillsTheProcessGroup(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{modeStreaming, modeSerializing} {
 		file := t.TempDir() + "/pid"

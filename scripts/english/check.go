@@ -124,8 +124,8 @@ var (
 	word = regexp.MustCompile(`[A-Za-z]+`)
 )
 
-// noRate has words between a number and "a stage" that make them two things. It also has "times":
-// "ten times a second" is English.
+// noRate has words after which "a stage" does not belong to the number before them, as in "two of a
+// stage". It also has "times": "ten times a second" is English.
 var noRate = strings.Fields("times after as at before by for from gives if in is like load make makes needs of on or over " +
 	"plus takes than that through to under wakes want when where which while with without")
 

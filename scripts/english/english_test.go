@@ -10,7 +10,7 @@ import (
 
 var long = strings.Repeat("a word and ", 14)
 
-func TestCheck(t *testing.T) {
+func TestCheckFindsBrokenRules(t *testing.T) {
 	t.Parallel()
 	for what, c := range map[string]struct {
 		file, src string
@@ -113,8 +113,8 @@ func TestRunRefusesListsThatRot(t *testing.T) {
 	}
 }
 
-// TestLists reads the repository's own lists. Each room exists.
-func TestLists(t *testing.T) {
+// TestListedRoomsExist reads the repository's own lists. Each room exists.
+func TestListedRoomsExist(t *testing.T) {
 	t.Parallel()
 	rooms, err := readList("rooms")
 	if err != nil {

@@ -91,9 +91,9 @@ func run(w io.Writer, root string, paths []string) (int, error) {
 	return n, nil
 }
 
-// filesOf returns the files at or below p that can be checked, except foreign ones and those to
-// skip; p itself is never skipped. A path that does not exist is an error, so that a renamed room
-// does not drop out of the check.
+// filesOf returns the files at or below p that can be checked. It leaves out foreign files and
+// those to skip, but never p itself. It returns an error if p does not exist, so that a renamed
+// room does not drop out of the check unnoticed.
 func filesOf(root, p string, skip []string) (files []string, err error) {
 	err = filepath.WalkDir(filepath.Join(root, p), func(name string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -12,9 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// BenchmarkNoop measures a call of a stage that does nothing: wall time, and processor time of the
-// stage. It runs one batch of one call at a time, one batch of 16 calls, and 8 batches. It compares
-// Go and Python in one run: go test -bench Noop -run '^$' ./stage/conformance
+// BenchmarkNoop measures a call of a stage that does nothing: wall time, and the stage's processor
+// time. It runs one batch of one call at a time, one batch of 16 calls at a time, and 8 batches at
+// a time. One run compares Go and Python: go test -bench Noop -run '^$' ./stage/conformance
 func BenchmarkNoop(b *testing.B) {
 	for _, tc := range []struct{ slots, batch int }{{1, 1}, {1, 16}, {8, 1}} {
 		for _, s := range []sdk{{"go", goStage}, {"python", pythonStage}} {

@@ -19,7 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-func TestHello(t *testing.T) {
+func TestHelloDescribesTheReplica(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.launch(t, "each", "max_inflight=5", "greeting=hello")
 		h := r.hello()
@@ -151,7 +151,7 @@ func TestCancelAndDeadlineEndACall(t *testing.T) {
 	})
 }
 
-func TestExecTimeout(t *testing.T) {
+func TestExecTimeoutBoundsACall(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each", "exec_timeout=50ms")
 		r.batch(1, never, "wait")
@@ -225,8 +225,9 @@ func (r *replica) files(id uint64, in tensor.Input) {
 	}
 }
 
-// TestTensors sends tensors to a stage that returns them: small ones, and one in a file.
-func TestTensors(t *testing.T) {
+// TestTensorsComeBackUnchanged sends tensors to a stage that returns them: small ones, and one in a
+// file.
+func TestTensorsComeBackUnchanged(t *testing.T) {
 	of := func(name, datatype string, data []byte, shape ...int64) tensor.Tensor {
 		return tensor.Tensor{Name: name, Datatype: tensor.Datatype(datatype), Shape: shape, Data: data}
 	}

@@ -193,9 +193,9 @@ func TestBrokenDispatchersEndTheReplica(t *testing.T) {
 	}
 }
 
-// TestThreads asks for too many threads, for fewer and for none. The stage keeps serving with what
-// it has.
-func TestThreads(t *testing.T) {
+// TestThreadsFrameNeverStopsTheStage asks a stage for too many threads, for fewer threads and for
+// no threads. The stage keeps serving with the threads that it has.
+func TestThreadsFrameNeverStopsTheStage(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		r := s.begin(t, "each")
 		for i, total := range []uint16{2, 1, 0, 65535} {

@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// TestPythonItself runs the Python tests of the SDK's parts.
-func TestPythonItself(t *testing.T) {
+// TestPythonUnitTestsPass runs the Python tests of the SDK's parts.
+func TestPythonUnitTestsPass(t *testing.T) {
 	cmd := exec.CommandContext(t.Context(), proctest.Python(t), "-X", "dev", "-W", "error", "testdata/test_sdk.py")
 	cmd.Env = append(os.Environ(), "PYTHONPATH=../../templates/python3-stage", "PYTHONDONTWRITEBYTECODE=1")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -28,7 +28,7 @@ func ownStage(t *testing.T) *replica {
 	return launch(t, pythonHandler(t, "testdata/own.py"))
 }
 
-func TestResultsOfInfer(t *testing.T) {
+func TestInferMayReturnAGenerator(t *testing.T) {
 	r := ownStage(t)
 	if h := r.hello(); h.Slots != 2 || h.MaxBatch != 4 || h.Load <= 0 {
 		t.Errorf("hello %+v, want the handler's numbers", h)
@@ -198,7 +198,7 @@ def infer(state, calls): return [c.wait() if c.input.text() == "wait" else 1 / 0
 }
 
 // TestALostContextEndsTheReplica checks that a replica ends after errors of CUDA that make all
-// later calls fail. It would fail fast, so it would get even more calls.
+// later calls fail. Otherwise the replica would fail fast, and so get even more calls.
 func TestALostContextEndsTheReplica(t *testing.T) {
 	handler := filepath.Join(t.TempDir(), "handler.py")
 	code := `import sys, types
@@ -257,10 +257,10 @@ def infer(state, calls): return [[torch.get_num_threads(), state(torch.ones(1, 2
 	r.drained()
 }
 
-// TestFill runs the tests of Model.fill with PyTorch. They compare the outputs of filled modules,
-// and check which modules are refused. A test is skipped by name if the interpreter lacks its
-// package.
-func TestFill(t *testing.T) {
+// TestPythonTestsOfFillPass runs the Python tests of Model.fill with PyTorch. They compare the
+// outputs of filled modules, and check which modules fill refuses. A test is skipped, and its name
+// printed, if the interpreter lacks a package that the test needs.
+func TestPythonTestsOfFillPass(t *testing.T) {
 	for _, file := range []string{"test_fill", "test_architectures"} {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()

@@ -9,9 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// datatypes returns the Open Inference Protocol's datatypes, each at the index of its ONNX number
-// (TensorProto.DataType, which equals ONNXTensorElementDataType), with the size of an element in
-// bytes. A size of 0 means that it is not fixed.
+// datatypes returns the datatypes of the Open Inference Protocol. The index of each is its ONNX
+// number (TensorProto.DataType, which equals ONNXTensorElementDataType). size is the size of an
+// element in bytes, or 0 if elements have no fixed size.
 func datatypes() [17]struct {
 	name tensor.Datatype
 	size int

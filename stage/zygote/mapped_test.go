@@ -60,9 +60,9 @@ func mappedOptions(t *testing.T, model string) zygote.Options {
 	return zygote.Options{Library: library(t), Model: model, Threads: 2, Start: 2, Mapped: true}
 }
 
-// TestMapped loads one packed model in several processes. They compute what a cold process
-// computes, and share the pages.
-func TestMapped(t *testing.T) {
+// TestMappedProcessesSharePages loads one packed model in several processes. They compute what a
+// cold process computes, and share the pages.
+func TestMappedProcessesSharePages(t *testing.T) {
 	model, in := encoder(t), sequence(64)
 	want := cold(t, model, 1, in)
 	graph, weights := packed(t, model)
@@ -130,8 +130,8 @@ func TestPackedIsSealed(t *testing.T) {
 	}
 }
 
-// TestMappedRealModels packs real models, which have many small weights.
-func TestMappedRealModels(t *testing.T) {
+// TestMappedRealModelsCompute packs real models, which have many small weights.
+func TestMappedRealModelsCompute(t *testing.T) {
 	for _, name := range []string{"rec.onnx", "det.onnx"} {
 		model := proctest.Built(t, "models", "ocr", name)
 		in := tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, 3, 64, 320}, Data: make([]byte, 4*3*64*320)}
@@ -174,7 +174,7 @@ func TestPrepackedInAnOrdinaryProcess(t *testing.T) {
 	}
 }
 
-func TestPackRefuses(t *testing.T) {
+func TestPackNamesTheFault(t *testing.T) {
 	graph, weights := memfds(t)
 	for want, try := range map[string]func() (string, error){
 		"nosuch.onnx":                   func() (string, error) { return pack(t, "nosuch.onnx", graph, weights) },
@@ -187,9 +187,9 @@ func TestPackRefuses(t *testing.T) {
 	}
 }
 
-// TestNotForkable uses a library that starts a thread. The zygote reports that it cannot be forked,
-// and loads nothing.
-func TestNotForkable(t *testing.T) {
+// TestLibraryWithThreadsIsNotForked uses a library that starts a thread. The zygote reports that it
+// cannot be forked, and loads nothing.
+func TestLibraryWithThreadsIsNotForked(t *testing.T) {
 	k := start(t, wire.EnvORT+"="+threaded(t), wire.EnvModel+"=nosuch.onnx", "THREADED_ORT="+library(t))
 	if o := k.Want(wire.ZygoteError); o.ID != 0 || !o.Unforkable || !strings.Contains(o.Text, "threads after loading, want 1") {
 		t.Errorf("error %+v, want one that says it cannot be forked", o)

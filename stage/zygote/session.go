@@ -51,8 +51,8 @@ type Options struct {
 	// Start is how many of these threads compute from the start, at least 1. AddThreads adds the
 	// others.
 	Start int
-	// Prepacked is the folder of the model's pre-packed form; see the package comment. If that exists,
-	// it is loaded; it is never written. If the field is empty, the model itself is loaded.
+	// Prepacked is the folder of the model's pre-packed form; see the package comment. Open loads that
+	// form if it exists, and never writes it. If Prepacked is empty, Open loads the model itself.
 	Prepacked string
 	// Mapped says that the pre-packed form is in the files at descriptors 4 and 5; see the package
 	// comment.
@@ -95,9 +95,9 @@ func Open(o Options) (*Session, error) {
 	return s, nil
 }
 
-// AddThreads raises the number of threads that compute one Run to total, with the calling thread.
-// The maximum is the number that the session was made for. AddThreads returns the new number. It
-// never removes threads, so a smaller total changes nothing.
+// AddThreads raises the number of threads that compute one Run to total, including the calling
+// thread, and returns the new number. The maximum is the number that the session was made for. A
+// smaller total changes nothing, because AddThreads never removes threads.
 func (s *Session) AddThreads(total int) (int, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -160,9 +160,9 @@ func TestSessionsOfAChild(t *testing.T) {
 	}
 }
 
-// TestPrepackedRealModels runs real models from their pre-packed form. These have many small
+// TestPrepackedRealModelsCompute runs real models from their pre-packed form. These have many small
 // weights, which must stay aligned.
-func TestPrepackedRealModels(t *testing.T) {
+func TestPrepackedRealModelsCompute(t *testing.T) {
 	for _, name := range []string{"rec.onnx", "det.onnx"} {
 		model := proctest.Built(t, "models", "ocr", name)
 		in := tensor.Tensor{Name: "x", Datatype: "FP32", Shape: []int64{1, 3, 64, 320}, Data: make([]byte, 4*3*64*320)}
@@ -180,9 +180,9 @@ func TestPrepackedRealModels(t *testing.T) {
 	}
 }
 
-// TestPrepacked starts twice with the same folder. The first start writes the files, and the second
-// only maps them.
-func TestPrepacked(t *testing.T) {
+// TestSecondStartMapsPrepackedFiles starts twice with the same folder. The first start writes the
+// files, and the second only maps them.
+func TestSecondStartMapsPrepackedFiles(t *testing.T) {
 	model, in, dir := encoder(t), sequence(64), t.TempDir()
 	want := cold(t, model, 1, in)
 	env := []string{wire.EnvORT + "=" + library(t), wire.EnvModel + "=" + model, wire.EnvPoolThreads + "=2", wire.EnvPrepacked + "=" + dir}
@@ -277,7 +277,7 @@ func identity(t *testing.T, types map[string]onnxpb.TensorProto_DataType) string
 	return path
 }
 
-func TestDatatypes(t *testing.T) {
+func TestTensorsOfEachDatatypeComeBack(t *testing.T) {
 	types := map[string]onnxpb.TensorProto_DataType{
 		"BOOL": onnxpb.TensorProto_BOOL, "UINT8": onnxpb.TensorProto_UINT8, "UINT16": onnxpb.TensorProto_UINT16, "UINT32": onnxpb.TensorProto_UINT32,
 		"UINT64": onnxpb.TensorProto_UINT64, "INT8": onnxpb.TensorProto_INT8, "INT16": onnxpb.TensorProto_INT16, "INT32": onnxpb.TensorProto_INT32,
@@ -340,10 +340,10 @@ func TestStringTensorsAreRefused(t *testing.T) {
 	}
 }
 
-// TestClassifiers checks that a model with outputs that are no tensors is not loaded, and that the
-// error says how to convert it. A model with strings as labels is loaded, and can compute its other
-// outputs.
-func TestClassifiers(t *testing.T) {
+// TestClassifiersWithMapsAreRefused checks two kinds of classifiers that skl2onnx makes. A model
+// with outputs that are not tensors is refused, and the error says how to convert it. A model with
+// strings as labels is loaded, and can compute its other outputs.
+func TestClassifiersWithMapsAreRefused(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "classifier.onnx")
 	open := func(text, zipMap bool) (*zygote.Session, error) {
 		proctest.Classifier(t, path, text, zipMap)
@@ -371,7 +371,7 @@ func TestClassifiers(t *testing.T) {
 	}
 }
 
-func TestRunRefuses(t *testing.T) {
+func TestRunRefusesInvalidInputs(t *testing.T) {
 	s, err := zygote.Open(zygote.Options{Library: library(t), Model: identity(t, map[string]onnxpb.TensorProto_DataType{"x": onnxpb.TensorProto_FLOAT}), Threads: 1, Start: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -409,7 +409,7 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenRefusesInvalidOptions(t *testing.T) {
 	lib := library(t)
 	for _, tc := range []struct {
 		lib, model string

@@ -4,8 +4,9 @@
 // Forking a running Go program is unsafe, but forking before the Go runtime starts is safe. A
 // program that imports this package has a C constructor. If the environment names a control socket
 // (wire.EnvZygoteFD), the constructor loads ONNX Runtime and the model while the process has one
-// thread. It reports that it is ready, and serves fork orders (package wire, order.go) until the
-// socket closes. Its Go main never runs. A forked child returns from the constructor into main:
+// thread. The process is then a zygote: it reports that it is ready, and serves fork orders
+// (package wire, order.go) until the socket closes. Its Go main never runs. A forked child returns
+// from the constructor into main:
 //
 //	if fd, env, ok := zygote.Child(); ok {
 //		session := zygote.Inherited() // nil if the zygote has no model
@@ -27,30 +28,30 @@
 //
 // # A child
 //
-// A child enters the cgroups whose descriptors came with its order before anything else. It has
+// Before anything else, a child enters the cgroups whose descriptors came with its order. It has
 // stdin, stdout, stderr and its stage socket, and no other open descriptor. It has the zygote's
 // environment, arguments and folder. It ends with the zygote (SIGKILL). It has its own random
-// seeds, but the address layout of its siblings, so one zygote never serves two tenants.
+// seeds. All children have the same address layout, so one zygote never serves two tenants.
 //
 // # Threads
 //
-// Threads do not survive a fork. A session is made for N threads, including the calling thread. The
-// starts of the other N−1 threads are recorded but not carried out. An order for k threads starts
-// min(k, N)−1 of them in the child, so that k threads compute; k = 0 and k = 1 start none. The
-// calling thread does the work of the missing ones. [Session.AddThreads] starts more of them later.
-// No thread is ever stopped: a cgroup's quota limits them instead.
+// Threads do not survive a fork. A session is made for N threads, including the calling thread, but
+// the zygote only records the starts of the other N−1 threads. With an order for k threads, a child
+// starts min(k, N)−1 of them, so that k threads compute; k = 0 and k = 1 start none. The calling
+// thread does the work of threads that have not started. [Session.AddThreads] starts more of them
+// later. No thread is ever stopped: a cgroup's quota limits them instead.
 //
 // # Pre-packed models
 //
-// In the folder STAGECOACH_PREPACKED, the zygote looks for NAME.ort-VERSION.prepacked, and writes
-// it first if it is missing. It is the model as ONNX Runtime has optimised it for this processor,
-// with the weights in the layout of the kernels. Such weights are mapped and not copied to the
-// heap. The caller makes sure that the folder is used for one model content on one kind of machine.
-// If the file cannot be written or read, a line on stderr says why, and the model itself is loaded.
-// ZygoteReady reports which form was loaded.
+// The pre-packed form of a model is the model as ONNX Runtime has optimised it for this processor,
+// with the weights in the layout of the kernels. Its weights are mapped and not copied to the heap.
+// The zygote loads it from NAME.ort-VERSION.prepacked in the folder STAGECOACH_PREPACKED, and first
+// writes it if it is missing. The caller makes sure that the folder is used for one model content
+// on one kind of machine. If the file cannot be written or read, a line on stderr says why, and the
+// model itself is loaded. ZygoteReady reports which form was loaded.
 //
-// If no process can be forked, because its libraries start threads of their own, ordinary processes
-// can share a pre-packed model, too:
+// Ordinary processes can share a pre-packed model, too. This is for programs that cannot be forked,
+// because their libraries start threads of their own:
 //
 //   - A process with STAGECOACH_PACK in its environment writes the model. It also has
 //     STAGECOACH_MODEL, STAGECOACH_ORT_LIB and STAGECOACH_POOL_THREADS, as a zygote has. It writes
@@ -63,9 +64,11 @@
 //
 // # Refused messages
 //
-// ZygoteError has the id of its fork order. The id is 0 if loading has failed and the zygote ends;
-// the reason is then 1 if only forking is impossible. The id is 2³²−1 for an order that is no fork
-// order, or that is too short to tell. A kill of a child that has been reaped is ignored.
+// ZygoteError usually has the id of its fork order. Two ids are special:
+//   - 0: loading has failed, and the zygote ends. The reason is 1 if only forking is impossible.
+//   - 2³²−1: the order was no fork order, or was too short to have an id.
+//
+// A kill of a child that has been reaped is ignored.
 package zygote
 
 /*
@@ -82,8 +85,8 @@ import (
 )
 
 // Child reports whether this process was forked by a zygote. It returns the descriptor of the stage
-// socket, and the environment of the fork order as KEY=VALUE strings. The Go runtime does not see
-// that environment by itself.
+// socket, and the environment of the fork order as KEY=VALUE strings. The caller must set these
+// variables itself, because they are not in Go's environment.
 func Child() (fd int, env []string, ok bool) {
 	if C.sc_child_fd < 0 {
 		return -1, nil, false

@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-func TestForkWithoutModel(t *testing.T) {
+func TestZygoteWithoutModelForks(t *testing.T) {
 	k := start(t)
 	if ready := k.Want(wire.ZygoteReady); ready.PID != uint32(k.Cmd.Process.Pid) || ready.Threads != 0 || ready.Nanos == 0 {
 		t.Errorf("ready %+v, want pid %d, no threads, a load time", ready, k.Cmd.Process.Pid)
@@ -116,8 +116,9 @@ func TestStdoutAndStderrComeFromTheOrder(t *testing.T) {
 	}
 }
 
-// TestExits checks that each end of a child is reported once, with its cause.
-func TestExits(t *testing.T) {
+// TestEachEndOfAChildIsReportedOnce checks that each end of a child is reported once, with its
+// cause.
+func TestEachEndOfAChildIsReportedOnce(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
 	for name, tc := range map[string]struct {
@@ -152,9 +153,9 @@ func TestExits(t *testing.T) {
 	k.fork(1)
 }
 
-// TestGate checks that a child waits for its begin order. It ends if the gate is closed or the
-// order is invalid.
-func TestGate(t *testing.T) {
+// TestChildWaitsForItsBeginOrder checks that a child waits at its gate for its begin order. The
+// child ends if the gate is closed or the order is invalid.
+func TestChildWaitsForItsBeginOrder(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
 	pid, gate := k.Fork(77)
@@ -223,8 +224,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestList lists the children that run.
-func TestList(t *testing.T) {
+// TestListNamesRunningChildren lists the children that run.
+func TestListNamesRunningChildren(t *testing.T) {
 	k := start(t)
 	k.Want(wire.ZygoteReady)
 	if got := k.Alive(77); len(got) != 0 {
@@ -341,7 +342,7 @@ func TestRefusedOrders(t *testing.T) {
 	}
 }
 
-func TestLoadingFails(t *testing.T) {
+func TestFailedLoadNamesTheCause(t *testing.T) {
 	lib := library(t)
 	garbage := filepath.Join(t.TempDir(), "garbage.onnx")
 	if err := os.WriteFile(garbage, []byte("not a model"), 0o600); err != nil {

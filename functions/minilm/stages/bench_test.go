@@ -11,7 +11,7 @@ import (
 )
 
 // BenchmarkLayer measures the cost per token in batches of several shapes. BatchTokens was chosen
-// by it.
+// from its results.
 func BenchmarkLayer(b *testing.B) {
 	s, err := zygote.Open(zygote.Options{Library: proctest.Built(b, "ort", "libonnxruntime.so.1"), Model: proctest.Built(b, "models", "minilm", "layer-3.onnx"), Threads: 1, Start: 1})
 	if err != nil {

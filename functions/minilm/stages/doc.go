@@ -13,9 +13,9 @@
 // The answer is an array with one embedding per text. The request may be one text as a plain body,
 // or several texts as a JSON array.
 //
-// Consecutive texts of a request are padded to a batch, which is one call of a layer. A batch has
-// at most [BatchTokens] tokens, of which at most a quarter is padding. On a processor, a token
-// costs about 50 µs per layer, whether its text is computed alone or with others (BenchmarkLayer).
-// So padding is a loss, and larger batches are no gain. Batches help short texts, which cost as
-// little as the way to the replica. Small batches also spread well over replicas.
+// Consecutive texts of a request form a batch, which is one call of a layer. They are padded to the
+// longest of them. A batch has at most [BatchTokens] tokens, of which at most a quarter is padding.
+// On a processor, a token costs about 50 µs per layer in a batch of any size (BenchmarkLayer), so
+// padding costs time and large batches save none. Batches only save calls: sending a short text to
+// a replica takes about as long as computing it. Small batches spread well over replicas.
 package stages

@@ -99,9 +99,9 @@ func cut(t *testing.T) func(texts ...tensor.Item) [][]float32 {
 	}
 }
 
-// TestReference compares the whole model, the stages and the reference, text by text and with all
-// texts in one request.
-func TestReference(t *testing.T) {
+// TestEmbeddingsEqualTheReference compares the whole model, the stages and the reference, text by
+// text and with all texts in one request.
+func TestEmbeddingsEqualTheReference(t *testing.T) {
 	all, tok, whole, stages := references(t), tokenizer(t), model(t, "whole"), cut(t)
 	var ids [][]int64
 	var items []tensor.Item
@@ -156,7 +156,7 @@ func distance(a, b []float32) (far float64) {
 	return far
 }
 
-func TestBatches(t *testing.T) {
+func TestBatchesAreBoundedWithLittlePadding(t *testing.T) {
 	for name, tc := range map[string]struct{ texts, want []int }{
 		"nothing":            {nil, nil},
 		"one":                {[]int{256}, []int{1}},
@@ -198,7 +198,7 @@ func (b broken) Run([]tensor.Tensor, ...string) ([]tensor.Tensor, error) {
 	return nil, errors.New("broken")
 }
 
-func TestBadInput(t *testing.T) {
+func TestInvalidItemsAreBadInput(t *testing.T) {
 	first, last := embed(broken{t}, tokenizer(t)), pool(broken{t})
 	tensors := tensor.Item{Tensors: []tensor.Tensor{{Name: "x"}}}
 	for name, tc := range map[string]struct {
@@ -220,8 +220,9 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// TestForms checks that texts may come in several forms, and that embeddings have one form.
-func TestForms(t *testing.T) {
+// TestTextsComeInSeveralForms checks that texts may come in several forms, and that embeddings have
+// one form.
+func TestTextsComeInSeveralForms(t *testing.T) {
 	first, last := embed(model(t, "embed"), tokenizer(t)), pool(model(t, "pool"))
 	answer := func(texts ...tensor.Item) string {
 		items, err := first(call(texts...))

@@ -6,7 +6,6 @@
 //   - Each word is covered with the longest pieces of the vocabulary (Wu et al. 2016). A word that
 //     cannot be covered is unknown.
 //
-// If a text contains the name of a special token, exactly as the vocabulary spells it ("[SEP]" and
-// so on), it becomes that token. The reference does the same, and the embeddings follow the
-// reference.
+// A name of a special token in the text, spelled exactly as in the vocabulary ("[SEP]" and so on),
+// becomes that token, because the reference does this, too.
 package wordpiece

@@ -13,8 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestReference compares the ids of every text with those of the reference.
-func TestReference(t *testing.T) {
+// TestIDsEqualTheReference compares the ids of every text with those of the reference.
+func TestIDsEqualTheReference(t *testing.T) {
 	b, err := os.ReadFile(proctest.Built(t, "models", "minilm", "vocab.txt"))
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func tokenizer(t testing.TB) *wordpiece.Tokenizer {
 	return tok
 }
 
-func TestIDs(t *testing.T) {
+func TestIDsCoverWordsWithLongestPieces(t *testing.T) {
 	names := strings.Fields(small)
 	for text, want := range map[string]string{
 		"":                             "",
@@ -96,7 +96,7 @@ func TestIDs(t *testing.T) {
 	}
 }
 
-func TestLimit(t *testing.T) {
+func TestLimitCutsIDsBeforeTheEndToken(t *testing.T) {
 	tok := tokenizer(t)
 	for _, text := range []string{strings.Repeat("a ", 50), strings.Repeat("ab", 50), strings.Repeat("[SEP]", 50), strings.Repeat(",", 50), strings.Repeat("世", 50)} {
 		whole := tok.IDs(text, 1000)
@@ -109,7 +109,7 @@ func TestLimit(t *testing.T) {
 	}
 }
 
-func TestNewRefuses(t *testing.T) {
+func TestNewRefusesInvalidVocabularies(t *testing.T) {
 	for name, tc := range map[string]struct{ vocabulary, want string }{
 		"nothing": {"", "no token [PAD]"},
 		"twice":   {small + "ab\n", `line 20: token "ab" is already in line 8`},

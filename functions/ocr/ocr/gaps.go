@@ -7,10 +7,13 @@ import (
 	"strings"
 )
 
-// The recogniser often leaves out spaces, and the gap rule adds them again. A run of columns
-// without ink separates two words if it is at least wordGap of the ink's height, and at least
-// narrowGap of the median of such runs. In fixed-width fonts, the first condition alone would split
-// a number at its point.
+// The recogniser often leaves out spaces. The function gaps finds the gaps between words in the
+// picture. A run of columns without ink is such a gap if:
+//   - its width is at least wordGap of the ink's height, and
+//   - its width is at least narrowGap of the median width of the runs that meet the first
+//     condition.
+//
+// The second condition keeps a number in a fixed-width font from being split at its decimal point.
 const (
 	wordGap   = 0.25
 	narrowGap = 0.6

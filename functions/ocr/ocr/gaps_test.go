@@ -23,7 +23,7 @@ func bars(paper, ink color.Color, columns ...[2]int) *image.RGBA {
 	return img
 }
 
-func TestGaps(t *testing.T) {
+func TestGapsAreWideRunsWithoutInk(t *testing.T) {
 	for name, tc := range map[string]struct {
 		columns [][2]int
 		want    []float64
@@ -47,7 +47,7 @@ func TestGaps(t *testing.T) {
 	}
 }
 
-func TestSpaced(t *testing.T) {
+func TestSpacedPutsSpacesAtGaps(t *testing.T) {
 	keys := Keys{"", "a", "b", " "}
 	chars := []Char{{Class: 1, Step: 1}, {Class: 2, Step: 3}, {Class: 1, Step: 5}, {Class: 2, Step: 7}}
 	for name, tc := range map[string]struct {
@@ -84,9 +84,9 @@ func (r reader) Run(in []tensor.Tensor, _ ...string) ([]tensor.Tensor, error) {
 	return []tensor.Tensor{out}, nil
 }
 
-// TestPaddedLine checks that gaps have the right places although the recogniser gets a short line
-// padded on the right.
-func TestPaddedLine(t *testing.T) {
+// TestPaddingDoesNotMoveGaps checks that gaps have the right places although the recogniser gets a
+// short line padded on the right.
+func TestPaddingDoesNotMoveGaps(t *testing.T) {
 	// 100×30, which is half of 320×48.
 	line := bars(color.White, color.Black, [2]int{10, 45}, [2]int{55, 90})
 	text, confidence, err := Recognise(reader{t}, Keys{"", "a", "b", " "}, line)
@@ -98,7 +98,7 @@ func TestPaddedLine(t *testing.T) {
 	}
 }
 
-func TestDetectorSize(t *testing.T) {
+func TestDetectorSizeIsBoundedAndAMultiple(t *testing.T) {
 	for _, tc := range [][4]int{{800, 600, 800, 608}, {960, 960, 960, 960}, {1920, 1080, 960, 544}, {16, 16, 32, 32}, {16, 1 << 20, 32, 960}, {3000, 4000, 736, 960}} {
 		if w, h := detectorSize(tc[0], tc[1]); w != tc[2] || h != tc[3] {
 			t.Errorf("%d×%d is scaled to %d×%d, want %d×%d", tc[0], tc[1], w, h, tc[2], tc[3])
@@ -106,7 +106,7 @@ func TestDetectorSize(t *testing.T) {
 	}
 }
 
-func TestPlanes(t *testing.T) {
+func TestPlanesAreNormalisedAndPadded(t *testing.T) {
 	img := image.NewRGBA(image.Rect(0, 0, 2, 2))
 	img.SetRGBA(1, 0, color.RGBA{255, 51, 0, 255})
 	in := planes(img, 3, [3]float32{0, .2, 0}, [3]float32{1, .5, 2})

@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 )
 
-// TestDrawnPages reads pages with known text, with the real models.
-func TestDrawnPages(t *testing.T) {
+// TestRealModelsReadDrawnPages reads pages with known text, with the real models.
+func TestRealModelsReadDrawnPages(t *testing.T) {
 	detector, recogniser, keys := model(t, "det.onnx"), model(t, "rec.onnx"), keys(t)
 	for name, noise := range map[string]int{"clean": 0, "noisy": 40} {
 		t.Run(name, func(t *testing.T) {
@@ -63,8 +63,8 @@ func TestDrawnPages(t *testing.T) {
 	}
 }
 
-// TestBlankPage checks that a page without text has no boxes, and that this is no error.
-func TestBlankPage(t *testing.T) {
+// TestBlankPageHasNoBoxes checks that a page without text has no boxes, and that this is no error.
+func TestBlankPageHasNoBoxes(t *testing.T) {
 	boxes, err := ocr.Detect(model(t, "det.onnx"), blank(320, 240))
 	if err != nil || len(boxes) != 0 {
 		t.Errorf("boxes %v, error %v, want none", boxes, err)

@@ -44,7 +44,7 @@ func claiming(t testing.TB, w, h uint32) []byte {
 	return b
 }
 
-func TestDecode(t *testing.T) {
+func TestDecodePutsPicturesOnWhite(t *testing.T) {
 	var photo bytes.Buffer
 	if err := jpeg.Encode(&photo, blank(40, 30), nil); err != nil {
 		t.Fatal(err)
@@ -62,7 +62,7 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-func TestDecodeRefuses(t *testing.T) {
+func TestDecodeRefusesInvalidPictures(t *testing.T) {
 	whole := encoded(t, blank(200, 100))
 	for name, tc := range map[string]struct {
 		b    []byte
@@ -97,7 +97,7 @@ func mapWith(w, h int, v float32, rs ...image.Rectangle) []float32 {
 	return p
 }
 
-func TestBoxes(t *testing.T) {
+func TestBoxesAreGrownAndInReadingOrder(t *testing.T) {
 	r := image.Rect
 	for name, tc := range map[string]struct {
 		p    []float32
@@ -131,8 +131,8 @@ func TestBoxes(t *testing.T) {
 	}
 }
 
-// TestBoxesGrow checks that a box contains its area, and scales with it.
-func TestBoxesGrow(t *testing.T) {
+// TestBoxContainsItsAreaAndScalesWithIt checks that a box contains its area, and scales with it.
+func TestBoxContainsItsAreaAndScalesWithIt(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 0))
 	for range 200 {
 		x, y := random.IntN(100), random.IntN(100)
@@ -189,7 +189,7 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func TestCrop(t *testing.T) {
+func TestCropScalesLargePartsDown(t *testing.T) {
 	for name, tc := range map[string]struct {
 		r    image.Rectangle
 		w, h int
@@ -205,7 +205,7 @@ func TestCrop(t *testing.T) {
 	}
 }
 
-func TestDecoded(t *testing.T) {
+func TestDecodedMergesRepetitions(t *testing.T) {
 	row := func(class int) []float32 {
 		p := []float32{.1, .1, .1}
 		p[class] = .8
@@ -236,7 +236,7 @@ func TestDecoded(t *testing.T) {
 	}
 }
 
-func TestParseKeys(t *testing.T) {
+func TestParseKeysAddsBlankAndSpace(t *testing.T) {
 	keys, err := ocr.ParseKeys([]byte("a\n\u3000\n…"))
 	if want := (ocr.Keys{"", "a", "\u3000", "…", " "}); err != nil || !slices.Equal(keys, want) {
 		t.Errorf("keys %q, error %v, want %q", keys, err, want)
@@ -252,7 +252,7 @@ func line(text string, x, y, w, h int) ocr.Line {
 	return ocr.Line{Text: text, Confidence: .5, Box: ocr.Rect{Rectangle: image.Rect(x, y, x+w, y+h)}}
 }
 
-func TestAssemble(t *testing.T) {
+func TestAssembleJoinsPiecesOfALine(t *testing.T) {
 	for name, tc := range map[string]struct {
 		pieces []ocr.Line
 		want   string
@@ -276,9 +276,9 @@ func TestAssemble(t *testing.T) {
 	}
 }
 
-// TestAssembleWhateverOrder checks that the order of the pieces does not matter, even among equal
-// boxes, and that Assemble does not change them.
-func TestAssembleWhateverOrder(t *testing.T) {
+// TestAssembleIgnoresTheOrderOfPieces checks that the order of the pieces does not matter, even
+// among equal boxes, and that Assemble does not change them.
+func TestAssembleIgnoresTheOrderOfPieces(t *testing.T) {
 	random := rand.New(rand.NewPCG(2, 0))
 	for range 300 {
 		var pieces []ocr.Line
@@ -314,7 +314,7 @@ func TestLineJSON(t *testing.T) {
 	}
 }
 
-func TestCER(t *testing.T) {
+func TestCERIsTheEditDistancePerCharacter(t *testing.T) {
 	for _, tc := range []struct {
 		got, want string
 		cer       float64

@@ -20,7 +20,7 @@ func sample(t *testing.T, seed uint64, noise int) *page.Page {
 	return p
 }
 
-func TestSample(t *testing.T) {
+func TestSampleDependsOnlyOnItsOptions(t *testing.T) {
 	for seed := range uint64(2) {
 		clean, again, noisy := sample(t, seed, 0), sample(t, seed, 0), sample(t, seed, 30)
 		if !bytes.Equal(clean.PNG, again.PNG) || clean.Text() != again.Text() {

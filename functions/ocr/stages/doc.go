@@ -10,7 +10,7 @@
 //	               out: the page's text
 //
 // A box is [left, top, right, bottom] in the page's pixels. A crop is at most 48 pixels high, so
-// most crops are small enough to travel in messages. A page without text has no boxes, no calls and
-// an empty text. A client that accepts application/json gets {"text", "lines": [{"text",
-// "confidence", "box"}]} instead of plain text.
+// most crops are small enough to travel in messages. For a page without text, ocr-recognise is not
+// called, and the answer is empty. A client that accepts application/json gets {"text", "lines":
+// [{"text", "confidence", "box"}]} instead of plain text.
 package stages

@@ -37,9 +37,9 @@ func call(from string, items ...tensor.Item) *stage.Call {
 	return &stage.Call{Input: tensor.Input{{From: from, Items: items}}}
 }
 
-// TestChain passes a page through the three stages and compares the result with a direct
-// computation.
-func TestChain(t *testing.T) {
+// TestStagesEqualADirectComputation passes a page through the three stages and compares the result
+// with a direct computation.
+func TestStagesEqualADirectComputation(t *testing.T) {
 	detector, recogniser, keys := model(t, "det.onnx"), model(t, "rec.onnx"), keys(t)
 	p, err := page.Draw(page.Options{Seed: 7, Width: 500, Height: 160, Size: 16, Noise: 10})
 	if err != nil {
@@ -125,7 +125,7 @@ func (b broken) Run([]tensor.Tensor, ...string) ([]tensor.Tensor, error) {
 	return nil, io.ErrUnexpectedEOF
 }
 
-func TestBadInput(t *testing.T) {
+func TestInvalidItemsAreBadInput(t *testing.T) {
 	find, read := detect(broken{t}), recognise(broken{t}, nil)
 	box := boxItem(image.NewRGBA(image.Rect(0, 0, 9, 5)), image.Rect(1, 2, 10, 7))
 	with := func(change func(crop, box *tensor.Tensor)) []tensor.Item {

@@ -42,8 +42,8 @@ type Transformer struct {
 	Dtype  safetensors.Dtype
 }
 
-// Of returns a transformer with this number of stages, of about stageBytes each: within 1 % from 4
-// MB on. dtype is F32 or BF16.
+// Of returns a transformer with this number of stages, of about stageBytes each. From 4 MB on, the
+// size is within 1 % of stageBytes. dtype is F32 or BF16.
 func Of(stages int, stageBytes int64, dtype safetensors.Dtype) (Transformer, error) {
 	if stages < 1 || stages > mostStages || stageBytes < leastStage || stageBytes > mostStage {
 		return Transformer{}, fmt.Errorf("%d stages of %d bytes, want 1 to %d of %d to %d", stages, stageBytes, mostStages, leastStage, int64(mostStage))
@@ -117,10 +117,10 @@ func (t Transformer) Bytes(stage int) int64 {
 	return elements * int64(t.Dtype.Bits()/8)
 }
 
-// Write writes DIR/1.safetensors and so on, one file per stage, with numbers that depend on seed.
-// Together, the files are the whole model. Write needs some megabytes of memory, whatever their
-// size. It calls told after each file. For a file that exists already, it only calls told, with
-// done = 0.
+// Write writes one file per stage, DIR/1.safetensors and so on. Together, the files are the whole
+// model. The numbers depend on seed. Write needs only some megabytes of memory, also for large
+// files. After each file, it calls told with the file's size in bytes, or with 0 if the file
+// existed already and was kept.
 func (t Transformer) Write(ctx context.Context, dir string, seed uint64, told func(path string, done int64)) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err

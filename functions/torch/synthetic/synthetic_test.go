@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-func TestSizes(t *testing.T) {
+func TestSizeIsWithinOnePercent(t *testing.T) {
 	for _, bytes := range []int64{1 << 20, 4e6, 8e6, 100e6, 700e6, 1e9, 2.7e9, 5.4e9, 40e9} {
 		for _, dtype := range []safetensors.Dtype{"F32", "BF16"} {
 			shape, err := Of(8, bytes, dtype)
@@ -61,7 +61,7 @@ func write(t *testing.T, shape Transformer, seed uint64) [][]byte {
 	return all
 }
 
-func TestWrite(t *testing.T) {
+func TestWriteDependsOnTheSeed(t *testing.T) {
 	for _, dtype := range []safetensors.Dtype{"F32", "BF16"} {
 		shape, err := Of(2, 1<<20, dtype)
 		if err != nil {
@@ -114,7 +114,7 @@ func check(t *testing.T, f *safetensors.File, name string, mean, deviation float
 	}
 }
 
-func TestWriteAgain(t *testing.T) {
+func TestWriteKeepsExistingFiles(t *testing.T) {
 	dir := t.TempDir()
 	shape, err := Of(2, 1<<20, "F32")
 	if err != nil {

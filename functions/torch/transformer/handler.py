@@ -63,9 +63,9 @@ class Stage(nn.Module):
         self.to(tensors[f"blocks.{numbers[0]}.inner.weight"].dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: bytes [texts, bytes] in the first stage, else hidden [texts, bytes, width]. The last
-        stage returns the logarithms of the probabilities of each next byte, [texts, 256]; the
-        others return hidden."""
+        """Compute the stage's blocks. In the first stage, x is bytes [texts, bytes]; in the
+        others, it is hidden [texts, bytes, width]. The last stage returns the logarithms of the
+        probabilities of each next byte, [texts, 256]; the others return hidden."""
         if self.embedding is not None:
             x = self.embedding(x) + places(x.shape[1], self.width, x.device)
         any_block = next(iter(self.blocks.values()))

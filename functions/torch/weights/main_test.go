@@ -8,7 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor/safetensors"
 )
 
-func TestRun(t *testing.T) {
+func TestRunWritesOneFilePerStage(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new")
 	var out strings.Builder
 	if err := run(t.Context(), []string{"--stages", "3", "--stage-size", "2M", "--dtype", "BF16", dir}, &out); err != nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-func TestReply(t *testing.T) {
+func TestReplyRepeatsTheText(t *testing.T) {
 	got, err := reply(tensor.Item{ContentType: "text/plain", Bytes: []byte("hello")})
 	if err != nil || string(got.Bytes) != "You said: hello\n" {
 		t.Errorf("got %q, %v", got.Bytes, err)

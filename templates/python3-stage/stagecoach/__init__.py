@@ -1,5 +1,5 @@
-"""What a Python stage of a Stagecoach pipeline imports: the types of its hooks, and the process
-around them.
+"""The package that a Python stage of a Stagecoach pipeline imports. It has the types of the stage's
+hooks, and runs the process around them.
 
 A stage is a module ``handler`` (handler.py) with up to three hooks::
 

@@ -1,10 +1,10 @@
 """Keeps the code that torch.compile and Triton have compiled.
 
-A zygote compiles into a folder of its own below the temporary folder, which it shares with its
-replicas. After its load hook, it copies the compiled code once into the folder of the image, on the
-node's disk. Later zygotes of the image begin with links to that code, and do not compile it again.
-Nobody writes to the image's folder after the copy. The other replicas of a zygote find the code
-that one of them compiles; it is removed with the zygote.
+A zygote and its replicas compile into one folder, below the temporary folder. After its load hook,
+the zygote copies the compiled code into the image's folder, on the node's disk, unless a copy is
+there. Nothing writes to the copy later. The next zygotes of the image begin with links to that
+code, and do not compile it again. Code that a replica compiles later is only in the zygote's
+folder: other replicas of the zygote find it there until the zygote ends.
 """
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ MOST = 900  # files and folders that are kept; the platform takes 1000 in the im
 def prepare() -> str:
     """Make this process and its children compile into one folder, and return it.
 
-    The folder begins with links to the code that earlier zygotes of the image have compiled. The
-    result is empty if the function sets a folder of its own, or if the platform keeps none.
+    The folder begins with links to the code that earlier zygotes of the image have compiled. Return
+    "" if the function has set a compile folder itself, if the platform gives no image folder, or if
+    the folder cannot be made.
     """
     image = os.environ.get(ENV_FOLDER, "")
     if not image or INDUCTOR in os.environ:
@@ -72,8 +73,8 @@ def keep(folder: str) -> None:
 def _kept(image: str) -> str:
     """Return the path of the copy in the image's folder.
 
-    It depends on the processor, because Inductor compiles for it (-march=native): a disk may move
-    to another machine.
+    The path depends on the processor. Inductor compiles for the local processor (-march=native),
+    and a disk may move to another machine.
     """
     with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as f:
         processor = next((line for line in f if line.startswith(("flags", "Features"))), "")

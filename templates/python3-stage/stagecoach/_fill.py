@@ -44,7 +44,8 @@ _HIDDEN = "make them parameters or buffers of the module, or compute them in for
 
 @contextlib.contextmanager
 def empty() -> Iterator[None]:
-    """Put each parameter that this thread registers in a module on meta.
+    """Put each parameter that this thread registers in a module on the device meta, where it has no
+    memory.
 
     All other tensors are made as usual.
     """
@@ -257,7 +258,7 @@ class Filling:
 
 
 def _recomputed(module: torch.nn.Module) -> list[tuple[str, Any]]:
-    """Return the attributes that a hook computes from parameters before each call, with the hook.
+    """Return attributes that hooks compute from parameters before each call, each with its hook.
 
     PyTorch's older weight_norm and spectral_norm and its pruning have such hooks.
     """
@@ -270,7 +271,7 @@ def _recomputed(module: torch.nn.Module) -> list[tuple[str, Any]]:
 
 
 def _storage(tensor: Any) -> int | None:
-    """Return a number that is the same for tensors that share memory, also on meta.
+    """Return a number that is equal for tensors that share memory, also for tensors on meta.
 
     Return None for a tensor without memory.
     """

@@ -141,9 +141,9 @@ class Model:
         return module
 
     def onnx(self, **options: Any) -> Any:
-        """Return an onnxruntime.InferenceSession of the model's ONNX file. It has one thread unless
-        ``sess_options`` says otherwise. Several threads do not survive a fork: make such a session
-        in the place hook."""
+        """Return an onnxruntime.InferenceSession of the model's ONNX file. It has one thread
+        unless ``sess_options`` says otherwise. Make a session with several threads in the place
+        hook, because threads do not survive a fork."""
         import onnxruntime
 
         path = self._there()

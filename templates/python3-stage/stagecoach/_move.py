@@ -128,9 +128,9 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def layout(torch: Any, tensors: list[Any]) -> tuple[dict[int, Slot], list[Source], int]:
-    """Plan one allocation for tensors. Return the slot of each tensor by id, the sources to copy by
-    place, and the size in bytes. Tensors that overlap in host memory also overlap in the
-    allocation. Tensors that are not plain or not in host memory are left out."""
+    """Plan one allocation for tensors. Return each tensor's slot by the tensor's id, the sources
+    to copy, sorted by place, and the size in bytes. Tensors that overlap in host memory also
+    overlap in the allocation. Tensors that are not plain or not in host memory are left out."""
     groups: list[list[Any]] = []
     begin = end = 0  # of the bytes in host memory that the last group of tensors covers
     for t in sorted((t for t in tensors if _plain(torch, t)), key=lambda t: (t.data_ptr(), -_extent(t))):

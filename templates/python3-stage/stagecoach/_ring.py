@@ -5,9 +5,9 @@ threads, called lanes, copy one piece each. A lane has two pinned buffers and a 
 It reads the bytes of a piece from host memory or from the mapped file into one buffer, and copies
 the other buffer to the device meanwhile. Neither step holds the interpreter's lock.
 
-So each byte is read once by a processor and once by the device. Through a mapping, pages that this
-process has not touched yet would also cost faults. So unchanged mapped bytes are read from their
-file, which is in memory, and not through the mapping.
+A processor and the device read each byte only once. Bytes that this process has mapped but not yet
+touched would also cost page faults. So unchanged bytes of a mapped file are read from the file,
+which is in memory, and not through the mapping.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class _Lane:
         self.slots: list[_Slot] = []
 
     def slot(self, turn: int, size: int) -> _Slot:
-        """Return the buffer for a turn, of at least size bytes. Buffers are made on demand, because
-        all of their memory is pinned: a small state has small buffers, and a lane with one piece
-        has one buffer."""
+        """Return the buffer for a turn, of at least size bytes. Buffers are made on demand,
+        because their memory is pinned: a small state has small buffers, and a lane with one
+        piece has one buffer."""
         i = turn % BUFFERS
         if i == len(self.slots):
             self.slots.append(_Slot(self._backend.pinned(size)))
@@ -144,8 +144,8 @@ class Ring:
 
     def copy(self, sources: Sequence[Source], flat: Any, meanwhile: Callable[[], None] | None = None) -> float:
         """Copy sources, sorted by their place, into the flat allocation, and return the time in
-        seconds. Run meanwhile at the same time. After copy has returned or raised, no thread reads
-        the sources or writes the allocation."""
+        seconds. Call meanwhile() during the copy. After copy has returned or raised, no thread
+        reads the sources or writes to the allocation."""
         starts = [s.at for s in sources]
         total = sources[-1].at + sources[-1].size if sources else 0
         size = min(self._piece, -(-total // mmap.PAGESIZE) * mmap.PAGESIZE)
@@ -223,9 +223,9 @@ class Cuda:
         self._registered: set[int] = set()  # addresses of buffers that PyTorch has not allocated
 
     def pinned(self, size: int) -> Any:
-        # Huge pages are pinned in a fraction of the time, and unlike PyTorch's own buffers, these
-        # can be freed. A child must not inherit them: after a copy on write, neither process would
-        # have a valid pinned page.
+        # Huge pages are pinned in a fraction of the time, and can be unpinned and freed, unlike
+        # PyTorch's own buffers. Children must not inherit the pages: a copy on write would leave
+        # both processes without valid pinned pages.
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(MADV_DONTFORK)
         with contextlib.suppress(OSError):  # an older kernel lacks it
@@ -265,9 +265,9 @@ class Cuda:
 
 
 def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
-    """Find the files that sources are mapped from, so that they are read from the files. Return the
-    sources, and the descriptors of the files, which the caller closes. A source stays as it is if
-    it was written to after it was mapped, or if its file no longer exists."""
+    """Find the files that sources are mapped from, to read them from these files. Return the
+    sources, and the descriptors of the files, which the caller closes. A source stays unchanged
+    if it was written to after it was mapped, or if its file no longer exists."""
     mapped: list[_Mapped] = []
     if any(s.size >= _READ for s in sources):
         mapped = _unchanged() if _remembered is None else _remembered
@@ -286,9 +286,9 @@ def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
 
 
 def remember_mappings() -> None:
-    """Find, once per zygote, the unchanged file mappings. Children use the result if no code of the
-    author runs before their parameters are on the device. Finding them takes a walk through all
-    page tables."""
+    """Find the unchanged file mappings, once per zygote, because this walks through all page
+    tables. Children use the result if none of the author's code runs before their parameters are
+    on the device."""
     global _remembered
     _remembered = _unchanged()
 

@@ -1,7 +1,7 @@
-"""The format safetensors. A file has a length of 8 bytes, a JSON header with the datatype, shape
-and place of each tensor, and the bytes of the tensors, little-endian and row by row. Files are
-mapped and not read. A header is checked completely before it is used, as in the platform's own
-reader (Go package safetensors)."""
+"""Reads the format safetensors. A file has a length of 8 bytes, a JSON header with the datatype,
+shape and place of each tensor, and the bytes of the tensors, little-endian and row by row. Files
+are mapped and not read. A header is checked completely before it is used, as in the platform's
+own reader (Go package safetensors)."""
 
 from __future__ import annotations
 

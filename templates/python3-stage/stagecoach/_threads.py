@@ -52,9 +52,9 @@ def _openblas() -> list[Any]:
 def load_with(total: int) -> None:
     """Make the calling thread compute with total threads of OpenMP, which start on demand.
 
-    torch.compile makes code for the current number of threads, and compiles again if a call finds
-    another number. If :func:`end_openmp` cannot end a runtime's threads, the runtime starts none,
-    because they would keep the process from being forked."""
+    torch.compile makes code for the current number of threads, and compiles again if a call
+    finds another number. Runtimes that :func:`end_openmp` cannot stop start no threads, because
+    these would keep the process from being forked."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         torch.get_num_threads()  # the first call sets the number for this thread, to MKL's number

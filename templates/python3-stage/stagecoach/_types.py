@@ -189,8 +189,8 @@ class Output:
     - numpy arrays or torch tensors: a dict by name, or a single one, which is named "output"
     - any other JSON, which may contain numpy's numbers
 
-    If a call's result is one of these, it stands for an Output of that item. None stands for an
-    Output without items.
+    A call's result can also be one of these alone: it stands for an Output of that one item. None
+    stands for an Output without items.
     """
 
     __slots__ = ("items", "header")
@@ -348,10 +348,10 @@ class Call:
         return self.cancelled() if self._link is None else self._link.wait(self, timeout)
 
     def send(self, data: bytes | str) -> None:
-        """Stream a piece of the call's output before its result. A call may stream 64 MiB in all;
-        with more, it fails and ends. send waits while the receiver is behind, and raises
-        :class:`Cancelled` or :class:`Expired` if the call has ended. The platform joins the pieces.
-        The receiver, the client or the next stage, gets them at the end of the call."""
+        """Stream a piece of the call's output before its result. A call may stream 64 MiB in
+        all; a call that streams more fails. send waits while the receiver is behind, and raises
+        :class:`Cancelled` or :class:`Expired` if the call has ended. The platform joins the
+        pieces. The client or the next stage gets them when the call ends."""
         self.check()
         try:
             piece = memoryview(_utf8(data) if isinstance(data, str) else data).cast("B")
@@ -380,8 +380,9 @@ class Replica:
 
     def to_device(self, state: Any) -> Any:
         """Return state with PyTorch's modules and tensors on the device, also those in dicts,
-        lists, tuples and dataclasses. Modules are changed in place. This is what happens without a
-        place hook, at the speed of the bus. On the CPU, the result is the state itself."""
+        lists, tuples and dataclasses. Modules are changed in place. Without a place hook, the
+        platform calls this. On the CPU, the result is the state itself. The copy is as fast as
+        the bus to the device."""
         return state if self._place is None else self._place(state)
 
 

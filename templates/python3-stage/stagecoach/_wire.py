@@ -1,6 +1,6 @@
 """Encodes and decodes the stage protocol: frames over a socket, and their payloads. The Go package
-wire defines the protocol; this module has what a replica needs. Decoding checks every length before
-it is used. An error is a :class:`WireError`, which ends the connection.
+wire defines the protocol; this module has the part that a replica needs. Decoding checks every
+length before it is used. An error is a :class:`WireError`, which ends the connection.
 
 Decoding a batch is the hot path: it is one pass over the bytes, without helpers for the parts of
 each call.

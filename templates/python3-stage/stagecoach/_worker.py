@@ -1,20 +1,20 @@
 """The worker: one process on a device that runs several stages, each in a thread of its own.
 
-The worker makes the device's context once, so it takes its time and memory only once. A new stage
-is only imported, loaded and placed. To its manager, the worker is a zygote whose children are
-threads (package wire, order.go).
+The worker makes the device's context only once, which saves time and device memory. A new stage is
+only imported, loaded and placed. To its manager, the worker is a zygote whose children are threads
+(package wire, order.go).
 
 The stages of a worker share:
 
-- the interpreter and the loaded libraries, also those of site-packages: the first one that is
-  loaded stays
+- the interpreter and the loaded libraries, also those of site-packages; of several versions of a
+  library, the first that is loaded stays
 - the settings of these libraries
 - their end: a crash of one stage ends all
 
 Each stage has its own:
 
-- handler and other modules of its image's root, which are found while the handler is imported and
-  loads, and not later
+- handler and other modules of its image's root, which can be imported only until the load hook has
+  returned
 - environment (os.environ)
 - working directory
 - output and logs; a thread that the handler starts prints to the worker's own output, unless it

@@ -3,13 +3,13 @@
 It is the twin of stage/zygote/zygote.c, with the same messages (package wire, order.go) and
 refusals.
 
-A process can be forked only if it has one thread: the other threads would be missing in a child,
-with their locks held. So libraries are told to start none before the handler is imported. If one
-has started threads nevertheless, or the handler has used CUDA, the zygote reports that it cannot be
-forked.
+A process can be forked only if it has one thread: a child would lack the other threads, and locks
+that they held would stay locked. So libraries are told to start no threads before the handler is
+imported. The zygote reports that it cannot be forked if a library has started threads nevertheless,
+or if the handler has used CUDA.
 
-From the first order on, no code of the handler runs here, and no garbage is collected: a reference
-count that changes costs each child a page of its own.
+From the first order on, no code of the handler runs in the zygote, and no garbage is collected: if
+a reference count changes, each child needs its own copy of a page.
 
 A child inherits the descriptors that the handler has left open, but not those of the zygote.
 """
@@ -85,9 +85,9 @@ def run(fd: int) -> NoReturn:
 
 
 def _load() -> tuple[_stage.Loaded, list[tuple[int, int]], bool]:
-    """Load what replicas share, and read its parameters into memory. Also return the addresses at
-    which these are mapped from files, and whether the parameters are in these mappings and not in
-    the heap."""
+    """Load what replicas share, and read its parameters into memory. Return the loaded stage,
+    the addresses at which the model's files are mapped, and whether the parameters are in these
+    mappings and not in the heap."""
     compiled, watch = _compiled.prepare(), _forkable.Watch()
     with watch.on():
         _stage._handler()
@@ -114,9 +114,10 @@ def _load() -> tuple[_stage.Loaded, list[tuple[int, int]], bool]:
 
 
 def _shares(state: Any, mapped: list[tuple[int, int]], before: int) -> bool:
-    """Return whether a state's parameters are in the mapped files and not in the heap. Tensors of
-    PyTorch have addresses. For other states, the heap must have grown by less than half the size of
-    the files; before is its size before."""
+    """Return whether a state's parameters are in the mapped files and not in the heap. If
+    PyTorch's tensors make up the state, compare their addresses with the mappings. For any other
+    state, the heap must have grown by less than half the size of the files; before is the heap's
+    earlier size in bytes."""
     size = sum(end - start for start, end in mapped)
     torch = sys.modules.get("torch")
     tensors = list(_move.State(torch, state).tensors.values()) if hasattr(torch, "nn") else []

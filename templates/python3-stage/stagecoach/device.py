@@ -1,7 +1,7 @@
 """The device that a replica computes on, and the way of parameters to it.
 
 On the CPU, everything stays where it is: a model's tensors are used in the pages of its files. On a
-device, PyTorch's objects go into one allocation, through a ring of pinned buffers. Meanwhile, the
+device, PyTorch's objects go into one allocation, through a ring of pinned buffers, while the
 libraries with the kernels are loaded. A parked child or a worker makes the context, the ring and
 the libraries ready beforehand.
 """
