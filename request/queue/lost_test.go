@@ -95,7 +95,8 @@ func TestLostRecordsAreDeleted(t *testing.T) {
 		return End{}
 	})
 	until(t, "no records", func() bool { return stored() == 0 })
-	until(t, "no lost and no uncertain records", func() bool { // the answer to the last deletion comes later
+	// The answer to the last deletion comes a moment after the stream is empty.
+	until(t, "no lost and no uncertain records", func() bool {
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		return len(j.lost) == 0 && len(j.uncertain) == 0

@@ -22,8 +22,8 @@ func boundsLetter(name string) string {
 	return map[string]string{byPipelines: "p", byModel: "m", byCounts: "s", byCopies: "c"}[name]
 }
 
-// boundsKnobs is the search space of all contenders that scale. keep_s is how many seconds a
-// replica count is kept before it may fall. most limits the number of GPUs at any time, as a
+// boundsKnobs is the search space of all contenders that scale. keep_s is the seconds for which a
+// count of replicas is kept before it may fall. most limits the number of GPUs at any time, as a
 // multiple of the budget, and so the mean number. Its largest value allows more than any load
 // needs, or the whole cluster.
 var (
