@@ -31,9 +31,8 @@ func (LeastLoaded) Route(_ struct{}, v *task.View, _ *task.Task) task.Choice {
 	return task.Choice{Action: task.Bind, Replica: best}
 }
 
-// Fill is a task.Batcher that never waits. When a slot becomes free, the waiting tasks run
-// together, up to the replica's largest batch. With a largest batch of 1, the default, tasks run
-// one by one.
+// Fill is a task.Batcher that never waits for more tasks. A batch has all waiting tasks, up to the
+// replica's MaxBatch. MaxBatch is 1 by default, so tasks run one by one.
 type Fill struct{}
 
 // Batch takes all of head.
