@@ -16,9 +16,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestDiskNearlyFull uses a disk that others have nearly filled. New requests must be refused at
-// once and leave nothing behind. Accepted requests must be retried, completed and reported. A
-// restart must work, and with room again requests must be accepted.
+// TestDiskNearlyFull uses a disk that is nearly full of other data:
+//
+//   - New requests are refused at once and leave no files.
+//   - Accepted requests run after a restart, are tried again, and have their results delivered.
+//   - Once the disk has room, new requests are accepted.
 func TestDiskNearlyFull(t *testing.T) {
 	small := proctest.Disk(t, "160m")
 	cfg := JournalConfig{Blobs: filepath.Join(small, "blobs")}
@@ -102,9 +104,9 @@ func breakStream(t *testing.T, s *Server, kv *KV) {
 	wg.Wait()
 }
 
-// TestStreamsAreOpenedAgain checks that a stream with a write error takes writes again when there
-// is room, without a restart, and that watchers of a bucket see each change once. Meanwhile, writes
-// are refused at once with the cause, and core messages go on.
+// TestStreamsAreOpenedAgain fills the disk until a stream keeps a write error. Until there is room,
+// writes are refused at once with the cause, and core NATS messages are delivered. When there is
+// room, the stream takes writes without a restart. Watchers of a bucket see each change once.
 func TestStreamsAreOpenedAgain(t *testing.T) {
 	s, dir := smallServer(t)
 	nc := connect(t, s)
@@ -239,8 +241,8 @@ func TestDeletionOnAFullDisk(t *testing.T) {
 	}
 }
 
-// TestResultsWaitForTheDisk has 100 requests whose results come while the disk is full and their
-// streams keep a write error. Each must be told once when there is room.
+// TestResultsWaitForTheDisk runs 100 requests whose results come while the disk is full and the
+// streams keep a write error. Each result must be delivered once when the disk has room.
 func TestResultsWaitForTheDisk(t *testing.T) {
 	s, dir := smallServer(t)
 	nc := connect(t, s)

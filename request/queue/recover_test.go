@@ -251,8 +251,8 @@ func TestDeadLetters(t *testing.T) {
 	}
 }
 
-// TestInterruptedDeadLetterIsStoredAgain checks that everything is done again if the disk fails
-// between a letter and what follows it.
+// TestInterruptedDeadLetterIsStoredAgain checks that a dead letter that is stored twice exists
+// once. This happens if the disk fails after the first time, before the record is deleted.
 func TestInterruptedDeadLetterIsStoredAgain(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
 	large := strings.Repeat("x", blobAbove+1)
@@ -300,8 +300,8 @@ func TestRedriveIntoFullJournalIsRefused(t *testing.T) {
 	empty(t, j)
 }
 
-// TestRecordThatIsAlsoDeadLetterStaysInJournal checks that a record that is both in the journal and
-// a dead letter stays in the journal only.
+// TestRecordThatIsAlsoDeadLetterStaysInJournal checks that a start deletes a dead letter whose
+// record is still in the journal.
 func TestRecordThatIsAlsoDeadLetterStaysInJournal(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
@@ -402,8 +402,8 @@ func TestJournalSurvivesKill(t *testing.T) {
 	}
 }
 
-// TestStatesSideBySide has a kill between storing a record's next state and deleting the previous
-// one. The later one counts, and the record runs once.
+// TestStatesSideBySide simulates a kill between storing a record's next state and deleting the
+// previous state. The later state counts, and the record runs once.
 func TestStatesSideBySide(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
