@@ -8,7 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-func TestEnvelopeByHand(t *testing.T) {
+func TestEnvelopeHasLargestCountPerLength(t *testing.T) {
 	// Three tasks arrive at 0 s, one at 0.2 s, and one per second from 10 s to 30 s. The largest
 	// counts at 30 s are:
 	//
@@ -40,9 +40,9 @@ func TestEnvelopeByHand(t *testing.T) {
 	}
 }
 
-// TestEnvelopeCounts compares the measurement with a direct count. A measured stretch may be up to
-// an eighth shorter than its length, which gives the lower bound.
-func TestEnvelopeCounts(t *testing.T) {
+// TestEnvelopeMatchesDirectCount compares the measurement with a direct count. A measured stretch
+// may be up to an eighth shorter than its length, which gives the lower bound.
+func TestEnvelopeMatchesDirectCount(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	for range 20 {
 		var b bursts

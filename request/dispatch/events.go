@@ -40,7 +40,7 @@ type ReplicaUp struct {
 // the replica has no calls, and these requests have left or their deadlines have passed.
 type ReplicaDrain struct{ Name string }
 
-// ReplicaDown removes a replica. Its tasks are answered [task.ReplicaLost] with the cause.
+// ReplicaDown removes a replica. Its tasks are answered with [task.ReplicaLost] and the cause.
 type ReplicaDown struct {
 	Name, Cause string
 	End         task.End
@@ -61,20 +61,20 @@ type Credit struct {
 	Slots   int
 }
 
-// Deployed sets the revision of the function's spec that is deployed now. Requests that began on
+// Deployed reports which revision of the function's spec is deployed now. Requests that began on
 // another revision may still need it. If that revision has no replica left, the Core asks for one
 // with [Revive], and the tasks wait for it.
 type Deployed struct{ Revision uint64 }
 
 // NoReplica reports that no replica can be started for a [Revive]. The tasks that wait for the
-// revision are answered [task.Redeployed].
+// revision are answered with [task.Redeployed].
 type NoReplica struct {
 	Revision uint64
 	Cause    string
 }
 
-// Fail reports that no replica of Revision can be started. Waiting tasks are answered
-// [task.Unavailable] with Cause, except tasks that need another revision (see [NoReplica]). Running
+// Fail reports that no replica of Revision can be started. Waiting tasks are answered with
+// [task.Unavailable] and Cause, except tasks that need another revision (see [NoReplica]). Running
 // tasks go on. If another revision has been deployed since, Fail does nothing.
 type Fail struct {
 	Revision uint64
@@ -84,8 +84,8 @@ type Fail struct {
 // Tick reports that time has passed; see [Wake].
 type Tick struct{}
 
-// Close ends the function. Waiting, running and later tasks are answered [task.Unavailable] with
-// the cause.
+// Close ends the function. Waiting, running and later tasks are answered with [task.Unavailable]
+// and the cause.
 type Close struct{ Cause string }
 
 func (Submit) event()       {}

@@ -158,8 +158,8 @@ func (f *function) handle(msg []byte, more bool) {
 }
 
 // take applies an event; nil stands for a message that was dropped. more means that another event
-// follows at once. While more is set, frames wait, so that one system call can carry several tasks;
-// but gatherLimit events write them anyway.
+// follows at once. While more is set, the frames of up to gatherLimit events wait, so that one
+// system call can carry several tasks.
 func (f *function) take(ev Event, more bool) {
 	f.taking.Lock()
 	defer f.taking.Unlock()

@@ -197,7 +197,7 @@ func TestFramesOfAdjacentMessagesAreGathered(t *testing.T) {
 	waits(1)
 }
 
-func TestUnread(t *testing.T) {
+func TestAnswerConfirmsEarlierFrames(t *testing.T) {
 	var u unread
 	for id := range uint64(4) {
 		u.add(parcel{Send{Batch: id}, 10})

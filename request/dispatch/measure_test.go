@@ -14,9 +14,9 @@ import (
 )
 
 // TestCVOfBursts checks the CV of the gaps between arrivals for a stage that gets one call per
-// item. Its arrivals come in bursts of n. Per burst, there is one long gap before it, and n-1 gaps
-// inside it are almost zero. If long gaps are exponential, the squared CV of all gaps is 2n-1. If
-// they are constant, it is n-1.
+// item. Its arrivals come in bursts of n. Each burst has one long gap before it, and n-1 gaps of
+// almost zero inside. If long gaps are exponential, the squared CV of all gaps is 2n-1. If they are
+// constant, it is n-1.
 func TestCVOfBursts(t *testing.T) {
 	gap := 20 * time.Microsecond // between the calls of a burst
 	for _, tc := range []struct {
@@ -118,7 +118,7 @@ func TestCVForgetsARateStep(t *testing.T) {
 	}
 }
 
-func TestWaits(t *testing.T) {
+func TestWaitsLeaveTheWindow(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	now := epoch
 	c.Step(now, ReplicaUp{Name: "r1", Slots: 1, MaxBatch: 1})
@@ -179,7 +179,7 @@ func TestOldestTaskInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestBusy(t *testing.T) {
+func TestBusyIsTheShareOfTakenSlots(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	share := func(now time.Duration) float64 {
 		t.Helper()

@@ -35,8 +35,8 @@ type modelReplica struct {
 	order           []uint64
 }
 
-// TestModel runs random histories against the model.
-func TestModel(t *testing.T) {
+// TestRandomHistoriesMatchModel runs random histories against the model.
+func TestRandomHistoriesMatchModel(t *testing.T) {
 	stuck := 0
 	for seed := range uint64(200) {
 		first, second := history(t, seed), history(t, seed)

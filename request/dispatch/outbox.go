@@ -16,10 +16,10 @@ import (
 // outbox writes frames to one replica, in the order in which they were pushed.
 //
 // Small frames are written by the goroutine that calls flush, which saves a switch to another
-// goroutine. That write never waits for the replica: it happens only if the socket's buffer has
-// room for it, even if the replica has read nothing since its last answer. All other frames are
-// written by the outbox's own goroutine. These are frames without room, large frames, and frames
-// that need files opened. So a replica that does not read delays no other replica.
+// goroutine. Such a write never waits for the replica, because flush writes only frames that fit
+// into the socket's buffer. For that, flush assumes that the replica has read nothing since its
+// last answer. The outbox's own goroutine writes the other frames, and those that need files
+// opened. So a replica that does not read delays no other replica.
 type outbox struct {
 	link *link
 	kick chan struct{} // work for the goroutine

@@ -12,8 +12,8 @@ type FIFO struct{}
 // Key returns the same key for all tasks, so that the order of arrival decides.
 func (FIFO) Key(*task.View, *task.Task) (key float64, until time.Time) { return 0, time.Time{} }
 
-// LeastLoaded is a task.Router. It picks the replica with the most free slots, and by name among
-// equals. It holds the task if no slot is free.
+// LeastLoaded is a task.Router. It picks the replica with the most free slots; ties go to the first
+// name. It holds the task if no slot is free.
 type LeastLoaded struct{}
 
 // Route binds t to the replica with the most free slots.

@@ -52,7 +52,8 @@ type Config struct {
 	OnDemand func(function pipeline.Key)
 	// Revive is called when tasks wait for a revision that is no longer deployed and has no replica
 	// left, because their requests began on it. The receiver starts a replica of the revision, or
-	// calls [Shell.NoReplica]. If Revive is nil, such tasks are answered [task.Redeployed] at once.
+	// calls [Shell.NoReplica]. If Revive is nil, such tasks are answered with [task.Redeployed] at
+	// once.
 	Revive func(function pipeline.Key, revision uint64)
 	// FirstAnswer is called when a replica has answered its first call.
 	FirstAnswer func(First)
@@ -157,7 +158,7 @@ func (s *Shell) Ensure(spec Spec) error {
 	return nil
 }
 
-// Remove ends a function, if it exists. The function's waiting and running tasks are answered
+// Remove ends a function, if it exists. The function's waiting and running tasks are answered with
 // [task.Unavailable], and its replicas' connections are closed. Remove returns when all goroutines
 // of the function have ended.
 func (s *Shell) Remove(function pipeline.Key) {
@@ -216,9 +217,9 @@ func (s *Shell) Due(function pipeline.Key, replica string) time.Time {
 	return f.core.Due(replica)
 }
 
-// Drain drains a replica (see [ReplicaDrain]), waits until it is idle, and asks it to leave. If ctx
-// ends earlier, Drain returns the cause. It returns nil if the replica is lost meanwhile or is not
-// attached.
+// Drain drains a replica (see [ReplicaDrain]), waits until the replica is idle, and asks it to
+// leave. If ctx ends earlier, Drain returns the cause. It returns nil if the replica is lost
+// meanwhile or is not attached.
 func (s *Shell) Drain(ctx context.Context, function pipeline.Key, replica string) error {
 	f := s.function(function)
 	if f == nil {
@@ -235,8 +236,8 @@ func (s *Shell) Drain(ctx context.Context, function pipeline.Key, replica string
 }
 
 // Lost takes the report of how a replica's process ended. busy reports whether the replica had
-// unanswered calls at that time. After the replica's last answers have been read, the calls that
-// are still unanswered are answered [task.ReplicaLost] with the cause.
+// unanswered calls at that time. After the replica's last answers have been read, the remaining
+// calls are answered with [task.ReplicaLost] and the cause.
 func (s *Shell) Lost(function pipeline.Key, replica string, death task.Death) (busy bool) {
 	f := s.function(function)
 	if f == nil {
@@ -251,7 +252,7 @@ func (s *Shell) Lost(function pipeline.Key, replica string, death task.Death) (b
 	return busy
 }
 
-// Fail answers the waiting tasks of a function [task.Unavailable] with the cause, because no
+// Fail answers the waiting tasks of a function with [task.Unavailable] and the cause, because no
 // replica of this revision can be started. Tasks that need another revision go on waiting. Tasks
 // that come later wait as usual. If another revision is deployed, Fail does nothing.
 func (s *Shell) Fail(function pipeline.Key, revision uint64, cause string) {
@@ -260,8 +261,8 @@ func (s *Shell) Fail(function pipeline.Key, revision uint64, cause string) {
 	}
 }
 
-// NoReplica answers the tasks that wait for a revision [task.Redeployed] with the cause. The
-// revision has no replica and gets none.
+// NoReplica answers the tasks that wait for a revision with [task.Redeployed] and the cause,
+// because no replica of this revision can be started.
 func (s *Shell) NoReplica(function pipeline.Key, revision uint64, cause string) {
 	if f := s.function(function); f != nil {
 		f.step(NoReplica{Revision: revision, Cause: cause})

@@ -20,10 +20,10 @@ import (
 //
 //   - The base window is 15 s long, and an arrival's weight fades with exp(-age/5s). It is steady,
 //     and forgets a burst when the burst leaves the window.
-//   - The short window is the last 2 s. Its rate replaces the rate of the base window if chance
-//     does not explain its count: if the count is more than three standard deviations above what
-//     the base rate predicts. The standard deviation is sqrt(mean) for Poisson arrivals, and CV
-//     times that for bursty arrivals.
+//   - The short window is the last 2 s. Its rate replaces the base window's rate if it has more
+//     arrivals than chance explains: more than three standard deviations above the count that the
+//     base rate predicts. The standard deviation is sqrt(mean) for Poisson arrivals, and CV times
+//     that for bursty arrivals.
 //   - Bursty arrivals also have longer windows (see rates).
 //
 // If a rate of 50/s doubles, the measured rate has reached 1.7 times the old rate after 1 s. With a
@@ -74,8 +74,8 @@ type bucket struct {
 	busy, slots time.Duration
 }
 
-// tick moves the time of s to now. Since the latest tick, busy of slots were taken. Whatever is
-// recorded before the next tick counts as happening at now.
+// tick moves the time of s to now. busy and slots are the numbers of taken slots and of all slots
+// since the latest tick. Whatever is recorded before the next tick counts as happening at now.
 func (s *signals) tick(now time.Time, busy, slots int) {
 	if s.first.IsZero() {
 		s.first = now
@@ -150,9 +150,8 @@ func (s *signals) leave(wait time.Duration) {
 	s.waits[s.newest/perPart%parts].Add(wait)
 }
 
-// read returns all signals as of now. Since the latest tick, busy of slots were taken. The rate is
-// known after a few arrivals, or some time after the first arrival. From then on, a rate of zero is
-// a measurement.
+// read returns all signals as of now. busy and slots are as for tick. The rate is known after a few
+// arrivals, or some time after the first arrival. From then on, a rate of zero is a measurement.
 func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, plan.Busy) {
 	var d plan.Demand
 	var w plan.Wait

@@ -24,7 +24,7 @@ func (a *arrivals) read(now time.Time) plan.Demand {
 
 func near(got, want, tolerance float64) bool { return math.Abs(got-want) <= tolerance }
 
-func TestArrivalsByHand(t *testing.T) {
+func TestRateOfFewArrivals(t *testing.T) {
 	var a arrivals
 	if d := a.read(epoch); d.Known {
 		t.Errorf("%+v before the first arrival, want unknown", d)
@@ -48,7 +48,7 @@ func TestArrivalsByHand(t *testing.T) {
 	}
 }
 
-func TestArrivalsCVByHand(t *testing.T) {
+func TestCVOfAlternatingGaps(t *testing.T) {
 	// Alternating gaps of 10 and 30 ms: mean 20 ms, standard deviation 10 ms.
 	var a arrivals
 	now := epoch
@@ -79,7 +79,7 @@ func drive(a *arrivals, rnd *rand.Rand, rate float64, from, end time.Duration, s
 	}
 }
 
-func TestArrivalsPoisson(t *testing.T) {
+func TestPoissonArrivalsHaveSteadyRateAndCVOfOne(t *testing.T) {
 	for _, rate := range []float64{2, 20, 500} {
 		var a arrivals
 		rnd := rand.New(rand.NewPCG(1, uint64(rate)))
@@ -106,7 +106,7 @@ func TestArrivalsPoisson(t *testing.T) {
 	}
 }
 
-func TestArrivalsBurst(t *testing.T) {
+func TestRateFollowsABurstAndForgetsIt(t *testing.T) {
 	var a arrivals
 	rnd := rand.New(rand.NewPCG(3, 3))
 	quiet := func(time.Duration) {}
@@ -131,7 +131,7 @@ func TestArrivalsBurst(t *testing.T) {
 	}
 }
 
-func TestArrivalsAfterIdle(t *testing.T) {
+func TestIdleTimeDoesNotCount(t *testing.T) {
 	var a arrivals
 	a.add(epoch)
 	for i := range 50 {
@@ -142,7 +142,7 @@ func TestArrivalsAfterIdle(t *testing.T) {
 	}
 }
 
-func TestServices(t *testing.T) {
+func TestServiceTimesFadeSlowly(t *testing.T) {
 	var s services
 	s.add(epoch, 10*ms, 1)
 	s.add(epoch, 20*ms, 1)

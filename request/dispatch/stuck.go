@@ -6,10 +6,11 @@ import (
 )
 
 // A call's limit is the end of the function's exec_timeout or the call's deadline, whichever comes
-// first. At its limit a call is over: its caller is answered, and its replica is asked to cancel
-// it. When the handler ends, the replica answers the call, and the slot is free. If the handler
-// goes on for longer than the grace period after the limit, the replica is stuck. A stuck replica
-// gets no more tasks. Its other calls go on until their own limits. Then the replica is idle.
+// first. At its limit, a call is over: the caller gets an answer, and the replica is told to cancel
+// the call. When the handler ends, the replica answers the call, and the slot is free. If the
+// handler goes on for longer than the grace period after the limit, the replica is stuck. A stuck
+// replica gets no more tasks. Its other calls go on until their own limits. Then the replica is
+// idle.
 
 const (
 	// defaultGrace is how long a handler may go on after its call's limit.

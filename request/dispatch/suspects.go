@@ -9,13 +9,13 @@ import (
 
 // A suspect is a task whose earlier replica ended (see task.Task.Alone). It runs in a batch of one
 // on a replica that is reserved for it. From the reservation until the suspect's answer, the
-// replica gets no other task. So if this replica ends too, the suspect is its only call.
+// replica gets no other task. So if this replica ends too, no other call can have caused that.
 //
 // Suspects keep their places among the other tasks. When no other task comes before a suspect, it
 // takes an idle replica. If no replica is idle, it reserves the replica with the fewest batches and
-// waits until they are done. At most half of the replicas are reserved at a time, but at least one
-// may always be. Draining replicas are counted separately, per revision, because they run only
-// tasks of their revision.
+// waits until these batches are done. At most half of the replicas are reserved at a time, but at
+// least one may always be. Draining replicas are counted separately, per revision, because they run
+// only tasks of their revision.
 
 // queue adds a waiting item to the line, or moves it if its key has changed.
 func (c *Core) queue(it *item) {
@@ -120,9 +120,9 @@ func (c *Core) reservationsFull(revision uint64) bool {
 	return reserved >= max(all/2, 1)
 }
 
-// leastBusy returns the index of the replica that a suspect should run on: the one with the fewest
-// batches that may run it, or -1. at is the index of the replica that is reserved for the suspect,
-// or -1. A reservation is moved only to an idle replica, or if its replica can no longer run the
+// leastBusy returns the index of the replica with the fewest batches among those that may run a
+// suspect, or -1. at is the index of the replica that is reserved for the suspect, or -1. The
+// suspect keeps that replica, unless another one is idle or the replica can no longer run the
 // suspect.
 func (c *Core) leastBusy(it *item, at int) int {
 	best, revision := -1, it.revision()
