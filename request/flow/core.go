@@ -170,8 +170,8 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 //
 //   - The replica was lost.
 //   - The replica's device was out of memory. The replica gets no more tasks.
-//   - The call needs a revision that has no replica left, but the request has not used any answer
-//     of that revision yet, so another revision will do.
+//   - No replica is left of the revision that the request began with, and the request has used no
+//     answer of that revision. So another revision will do.
 func (w *walk) elsewhere(k *call, r *task.Reply) bool {
 	return r.Code == task.ReplicaLost || r.Code == task.OutOfMemory || r.Code == task.Redeployed && w.stages[k.stage].revision == 0
 }
@@ -203,8 +203,8 @@ func (k *call) exhausted(r *task.Reply) bool {
 	return k.convicted(r) || k.used >= Attempts || k.attempt >= mostAttempts
 }
 
-// convicted reports whether a call is to blame for the ends of its replicas. It is if at least two
-// replicas ended under it, and the last one ended by itself without another call on it.
+// convicted reports whether a call is to blame for the ends of its replicas. That is the case if at
+// least two replicas ended under it, and the last one ended by itself without another call on it.
 func (k *call) convicted(r *task.Reply) bool {
 	return r.Code == task.ReplicaLost && r.Blame == task.BlameAlone && k.ends > 1
 }

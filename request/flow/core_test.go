@@ -157,7 +157,7 @@ func (w *world) failed(status int, stage, cause string) {
 	}
 }
 
-func TestLinear(t *testing.T) {
+func TestOutputOfAStageIsInputOfTheNext(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "a>b;b"), "x")
 	a := w.take("a")

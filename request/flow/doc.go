@@ -22,7 +22,7 @@
 //   - A call has three attempts. An attempt does not count if the call did not cause the loss, or
 //     if other calls on the replica may have caused it.
 //   - A call that may have ended its replica runs alone from then on. If another replica then ends
-//     by itself under it, its request ends with 502.
+//     by itself under the same call, the request ends with 502.
 //   - The statuses 429 and 503 invite a retry. A request ends with them only if all stages that may
 //     have run are idempotent.
 package flow
