@@ -281,8 +281,8 @@ func (j *Journal) AppendValue(function, id string, data []byte, value any) error
 	return nil
 }
 
-// startReady starts all records that may run now. If the caller has the content of one of them, it
-// is the index entry of that record and m is its content. Otherwise m is nil.
+// startReady starts all records that may run now. m is the content of the record with the index
+// entry it, if the caller has it; otherwise nil.
 func (j *Journal) startReady(kind Kind, it item, m *message) {
 	for j.begin != nil {
 		ln, next, ok := j.lines.next(kind)

@@ -185,7 +185,7 @@ type follower struct {
 }
 
 // updates passes a watcher's changes to f. It returns when ctx ends, when the streams were opened
-// again, or when the watcher has ended by itself. In the last two cases again is true: the bucket
+// again, or when the watcher has ended by itself. In the last two cases, again is true: the bucket
 // must be watched again. A watcher ends by itself if it misses heartbeats and its stream does not
 // exist, for example while the streams are being opened.
 func (f *follower) updates(ctx context.Context, from <-chan jetstream.KeyValueEntry, opened <-chan struct{}) (again bool) {

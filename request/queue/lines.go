@@ -219,10 +219,9 @@ func (l *lines) next(kind Kind) (*line, item, bool) {
 	return ln, it, true
 }
 
-// end removes the record it, which next returned, from the records in work. If busy is set, the
-// function or receiver was overloaded: the line's window shrinks to the number of records still in
-// work. Otherwise a window that is set grows by 1/window, which is by one while as many records end
-// as it allows.
+// end ends the work on a record that next returned. If busy is set, the function or receiver was
+// overloaded: the line's window shrinks to the number of records still in work. Otherwise a window
+// that is set grows by 1/window, so by one when a whole window of records has ended.
 func (l *lines) end(ln *line, it item, busy bool) {
 	k := &l.kinds[ln.key.kind]
 	k.inWork--

@@ -63,8 +63,9 @@ func NewLink(nc *nats.Conn) *Link { return &Link{nc: nc} }
 
 func nodeSubject(node, kind string) string { return NodeSubjects + "." + Token(node) + "." + kind }
 
-// Send sends a message about a node. kind must not be empty. Answers go to the node's messages of
-// the kind reply; an empty reply means no answer. If the server is unreachable, Send fails at once.
+// Send sends a message about a node. kind must not be empty. An answer is a message about the same
+// node with the kind reply; an empty reply means no answer. If the server is unreachable, Send
+// fails at once.
 func (l *Link) Send(node, kind, reply string, data []byte) error {
 	var err error
 	if reply == "" {
@@ -82,7 +83,7 @@ func (l *Link) Send(node, kind, reply string, data []byte) error {
 const linkPending = 64 << 10
 
 // Listen calls f with each message of a kind about a node, in order, until stop is called. An empty
-// node means all nodes. f gets empty data if a message whose reply is this kind was sent and had no
+// node means all nodes. f gets empty data if a message that asked for a reply of this kind had no
 // listener. When stop returns, f does not run and will not be called again.
 func (l *Link) Listen(node, kind string, f func(node, reply string, data []byte)) (stop func(), err error) {
 	token := Token(node)

@@ -10,7 +10,7 @@ import (
 
 // A record is lost if its Append failed because the disk did not answer in time. The stream may
 // have the record, or get it soon. The journal deletes lost records so that they do not run. The
-// client of a lost record was refused, and has probably sent the request again under a new id.
+// client of a lost record got an error, and has probably sent the request again under a new id.
 
 // mostLost bounds how many lost records a journal remembers. Further lost records are not deleted,
 // so the next start runs them.
