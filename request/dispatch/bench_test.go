@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// BenchmarkStep measures a task's way through the Core while n others wait: Submit, Send, Result,
-// Reply.
+// BenchmarkStep measures a task's way through the Core, from Submit to Reply, while n other tasks
+// wait.
 //
 //	go test -run '^$' -bench . -count 10 ./request/dispatch | benchstat -
 func BenchmarkStep(b *testing.B) {

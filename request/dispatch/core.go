@@ -97,8 +97,8 @@ const defaultQueueLimit = 1000
 // SetQueueLimit sets how many tasks may wait; 0: 1000.
 func (c *Core) SetQueueLimit(n int) { c.cfg.QueueLimit = cmp.Or(n, defaultQueueLimit) }
 
-// Step applies an event and returns the effects to carry out. now must not be before the previous
-// step's. The next Step overwrites the slice, but not its elements.
+// Step applies an event and returns the effects to carry out. now must not be before the time of
+// the previous step. The next Step overwrites the slice, but the effects may be kept.
 func (c *Core) Step(now time.Time, ev Event) []Effect {
 	clear(c.fx)
 	c.fx = c.fx[:0]
@@ -261,8 +261,8 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 	c.do(Reply{To: it.task.ReplyTo, Reply: r, Last: it.task.Last})
 }
 
-// expire ends calls at their limit and ranks items whose keys have expired. It also marks replicas
-// stuck whose handlers go on after their calls were cut.
+// expire ends calls at their limit, and ranks items whose keys have expired. It also marks a
+// replica stuck if one of its handlers goes on for too long after the handler's call was cut.
 func (c *Core) expire(now time.Time) {
 	for c.timers.len() > 0 {
 		it := c.timers.items[0]
@@ -285,9 +285,9 @@ func (c *Core) expire(now time.Time) {
 	}
 }
 
-// dispatch gives waiting tasks to replicas, from the head of the line, until a policy holds a task.
-// If c.strict is set, tasks of other revisions may pass a held task. Suspects that come before the
-// head are isolated first.
+// dispatch sends waiting tasks to replicas, in the order of the line, until the Router or the
+// Batcher holds a task. If tasks are bound to revisions, tasks of other revisions may overtake a
+// held task. Before each task, dispatch isolates the suspects that come before it.
 func (c *Core) dispatch(now time.Time) {
 	c.held = time.Time{}
 	c.blocked = c.blocked[:0]

@@ -320,7 +320,7 @@ func run(t *testing.T, c *Core, steps []step) {
 	}
 }
 
-func TestReplySaysWhy(t *testing.T) {
+func TestReplyHasReplicaAndCause(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1"})
 	c.Step(epoch, submit("a", 0))
@@ -350,7 +350,7 @@ func TestServiceIsOfWholeBatches(t *testing.T) {
 	}
 }
 
-func TestLoadNumbers(t *testing.T) {
+func TestLoadCountsSlotsAndCalls(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, ReplicaUp{Name: "r1", Slots: 2, MaxBatch: 4})
 	c.Step(epoch, ReplicaUp{Name: "r2", Slots: 1, MaxBatch: 1})

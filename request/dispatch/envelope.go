@@ -6,9 +6,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Arrivals are counted in cells, of which a stretch has a fixed number. A stretch ends with an
-// arrival and is up to one cell shorter than its length. Exact counts would have to store each
-// arrival's time. Cells need bounded memory and are exact to an eighth of the length.
+// An envelope has the largest number of arrivals in any stretch of time, for several lengths of
+// stretches (see plan.Envelope). Per length, arrivals are counted in 8 cells of equal width. A
+// stretch ends with an arrival, somewhere in its last cell, so it is up to one cell shorter than
+// its length. Cells need bounded memory. Exact counts would need the time of each arrival.
 const (
 	cells    = 8
 	eras     = 12
@@ -16,8 +17,8 @@ const (
 	cellLong = plan.ShortestStretch / cells
 )
 
-// bursts measures a plan.Envelope. The zero value is ready. Time must not go backwards. An arrival
-// costs a few steps per length.
+// bursts measures a plan.Envelope. The zero value is ready. Time must not go backwards. The cost of
+// an arrival is a few steps for each length.
 type bursts struct {
 	lengths [len(plan.Envelope{})]stretch
 	newest  int64                             // number of the newest era

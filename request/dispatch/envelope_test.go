@@ -8,15 +8,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-func TestEnvelopeByHand(t *testing.T) {
-	// Three arrivals at 0 s, one at 0.2 s, and one per second from 10 s to 30 s. The largest counts
-	// are:
+func TestEnvelopeHasLargestCountPerLength(t *testing.T) {
+	// Three tasks arrive at 0 s, one at 0.2 s, and one per second from 10 s to 30 s. The largest
+	// counts at 30 s are:
 	//
-	//   - 125 ms: three
-	//   - 250 ms to 4 s: four, all from the beginning
-	//   - 8 s: eight, one per second
-	//   - 16 s: sixteen
-	//   - longer: all arrivals, 17 by 25 s and 21 by 30 s
+	//   - in 125 ms: three
+	//   - in 250 ms to 4 s: four, those at the beginning
+	//   - in 8 s: eight, one per second
+	//   - in 16 s: sixteen
+	//   - in 32 s and 64 s: all 25
 	var a arrivals
 	for range 3 {
 		a.add(epoch)
@@ -40,9 +40,9 @@ func TestEnvelopeByHand(t *testing.T) {
 	}
 }
 
-// TestEnvelopeCounts compares the measurement with a count of all pairs. A stretch is at most its
-// length, and up to an eighth shorter.
-func TestEnvelopeCounts(t *testing.T) {
+// TestEnvelopeMatchesDirectCount compares the measurement with a direct count. A measured stretch
+// may be up to an eighth shorter than its length, which gives the lower bound.
+func TestEnvelopeMatchesDirectCount(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	for range 20 {
 		var b bursts

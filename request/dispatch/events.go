@@ -21,8 +21,8 @@ type Expect struct{}
 // Cancel reports that nobody waits for the task any more.
 type Cancel struct{ Key task.Key }
 
-// Leave reports that a request with several tasks will send no more of them. So no replica of their
-// revision need be kept for it.
+// Leave reports that a request with several tasks will send no more of them. So the Core need not
+// keep replicas of the tasks' revision for the request.
 type Leave struct{ Request string }
 
 // ReplicaUp adds a replica that takes up to Slots batches at a time, each of at most MaxBatch
@@ -35,12 +35,12 @@ type ReplicaUp struct {
 	Timeout time.Duration
 }
 
-// ReplicaDrain lets a replica finish its calls and gives it no new ones. It still takes tasks of
-// requests that began on its revision, if no other replica can take them. [Idle] follows once these
-// requests have left or their deadlines have passed.
+// ReplicaDrain lets a replica finish its calls. The replica gets no new tasks, except tasks of
+// requests that began on its revision if all replicas of that revision drain. [Idle] follows once
+// the replica has no calls, and these requests have left or their deadlines have passed.
 type ReplicaDrain struct{ Name string }
 
-// ReplicaDown removes a replica. Its tasks are answered [task.ReplicaLost] with the cause.
+// ReplicaDown removes a replica. Its tasks are answered with [task.ReplicaLost] and the cause.
 type ReplicaDown struct {
 	Name, Cause string
 	End         task.End
@@ -61,21 +61,21 @@ type Credit struct {
 	Slots   int
 }
 
-// Deployed sets the wanted revision of the function's spec. If the last replica of another revision
-// is lost, the Core asks for a new one with [Revive], and the tasks that need the revision wait for
-// it.
+// Deployed reports which revision of the function's spec is deployed now. Requests that began on
+// another revision may still need it. If that revision has no replica left, the Core asks for one
+// with [Revive], and the tasks wait for it.
 type Deployed struct{ Revision uint64 }
 
 // NoReplica reports that no replica can be started for a [Revive]. The tasks that wait for the
-// revision are answered [task.Redeployed].
+// revision are answered with [task.Redeployed].
 type NoReplica struct {
 	Revision uint64
 	Cause    string
 }
 
-// Fail answers all waiting tasks [task.Unavailable] with the cause, because no replica of a
-// revision can be started. If another revision has been deployed since, Fail does nothing. Running
-// tasks go on, and so do tasks that need another revision (see [NoReplica]).
+// Fail reports that no replica of Revision can be started. Waiting tasks are answered with
+// [task.Unavailable] and Cause, except tasks that need another revision (see [NoReplica]). Running
+// tasks go on. If another revision has been deployed since, Fail does nothing.
 type Fail struct {
 	Revision uint64
 	Cause    string
@@ -84,8 +84,8 @@ type Fail struct {
 // Tick reports that time has passed; see [Wake].
 type Tick struct{}
 
-// Close ends the function. Waiting, running and later tasks are answered [task.Unavailable] with
-// the cause.
+// Close ends the function. Waiting, running and later tasks are answered with [task.Unavailable]
+// and the cause.
 type Close struct{ Cause string }
 
 func (Submit) event()       {}
@@ -104,8 +104,8 @@ func (Tick) event()         {}
 func (Close) event()        {}
 
 // Effect is an output of the core: one of [Send], [CancelCall], [Reply], [Idle], [Evict],
-// [Exhausted], [Stuck], [Revive], [Wanted] and [Wake]. Carry out effects that name a replica in
-// order.
+// [Exhausted], [Stuck], [Revive], [Wanted] and [Wake]. The effects for one replica must be carried
+// out in order.
 type Effect interface{ effect() }
 
 // Send gives a replica a batch. Batch numbers are unique within the function. A call's number is
@@ -139,20 +139,20 @@ type Idle struct{ Replica string }
 // tasks.
 type Evict struct{ Replica, Cause string }
 
-// Exhausted reports that a replica answered a call with [task.OutOfMemory]. The replica drains, and
-// gets not even tasks of requests that began on its revision. The Core returns Exhausted once per
-// replica.
+// Exhausted reports that a replica answered a call with [task.OutOfMemory]. The replica drains and
+// gets no more tasks, not even of requests that began on its revision. The Core returns Exhausted
+// once per replica.
 type Exhausted struct{ Replica, Cause string }
 
-// Stuck reports that a handler did not end after its call was over. The call ran beyond
-// exec_timeout or its deadline, or was canceled. The replica drains, and gets not even tasks of
-// requests that began on its revision. The Core returns Stuck once per replica. [Idle] follows when
-// no other call runs on the replica; each of them ends at its limit.
+// Stuck reports that a handler goes on although its call is over: the call ran beyond exec_timeout
+// or its deadline, or was canceled. The replica drains and gets no more tasks, not even of requests
+// that began on its revision. The Core returns Stuck once per replica. [Idle] follows when all
+// other calls of the replica have ended, at their limits at the latest.
 type Stuck struct{ Replica, Cause string }
 
-// Revive asks for a replica of a revision that is no longer deployed. Tasks wait for this revision
-// because their requests began on it, and it has no replica left. The Core returns one Revive per
-// revision. It returns another one only after a replica has come and gone, or after [NoReplica].
+// Revive asks for a replica of a revision that is no longer deployed and has no replica left. Tasks
+// wait for it because their requests began on this revision. The Core does not repeat a Revive
+// until a replica of the revision has come and gone, or [NoReplica] has arrived.
 type Revive struct{ Revision uint64 }
 
 // Wanted asks for more replicas, for one of two reasons:

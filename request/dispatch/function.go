@@ -144,8 +144,7 @@ func (f *function) ticks() {
 	}
 }
 
-// gatherLimit is how many consecutive messages may leave their frames to be written with those of
-// the next message.
+// gatherLimit is the largest number of consecutive messages whose frames are written together.
 const gatherLimit = 16
 
 // handle takes a message from the bus.
@@ -158,8 +157,9 @@ func (f *function) handle(msg []byte, more bool) {
 	f.take(ev, more)
 }
 
-// take applies an event; nil: there is none. While more events follow, it gathers the frames for
-// replicas, so that one system call carries several tasks.
+// take applies an event; nil stands for a message that was dropped. more means that another event
+// follows at once. While more is set, the frames of up to gatherLimit events wait, so that one
+// system call can carry several tasks.
 func (f *function) take(ev Event, more bool) {
 	f.taking.Lock()
 	defer f.taking.Unlock()
@@ -200,10 +200,13 @@ func (f *function) step(ev Event) {
 	f.advance(ev, space[:0], false)
 }
 
-// advance is step for callers that gather frames. It adds the replicas that got frames to links,
-// and flushes links unless more events follow. Frames are queued while the mutex is held, in the
-// order of the decisions, and written after it is released. Replies are sent last. So a replica has
-// its next batch before the outputs of the previous one are stored and sent.
+// advance is step for callers that gather frames over several events. links has the replicas with
+// unwritten frames. advance adds the replicas that got frames now, and returns the result. It
+// writes the frames unless more is set.
+//
+// Frames are queued in the order of the Core's decisions, because f.mu is held meanwhile, and
+// written after f.mu is released. Replies are sent after that. So a replica has its next batch
+// before the outputs of the previous batch are stored and sent.
 func (f *function) advance(ev Event, links []*link, more bool) []*link {
 	var replySpace [8]Reply
 	replies, wanted := replySpace[:0], false

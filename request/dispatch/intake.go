@@ -11,9 +11,9 @@ import (
 // over the bus.
 const intakeLimit = 1 << 14
 
-// intake holds events from coordinators of this process, undecoded, until a goroutine of the
-// function applies them. So a coordinator never waits for the line, and frames of events in quick
-// succession are written together.
+// intake queues events from coordinators of this process until a goroutine of the function applies
+// them. So a coordinator never waits for the function. Events in quick succession are applied
+// together, so their frames can be written together.
 type intake struct {
 	wake chan struct{} // events are waiting, or it was closed
 
@@ -50,8 +50,8 @@ func (in *intake) close() {
 	in.ring()
 }
 
-// run calls take with each event, in order, until the intake is closed. more says that another call
-// follows at once.
+// run calls take with each event, in order, until the intake is closed. more means that another
+// call follows at once.
 func (in *intake) run(take func(ev Event, more bool)) {
 	var taken []Event
 	for range in.wake {
@@ -74,16 +74,16 @@ func (in *intake) run(take func(ev Event, more bool)) {
 	}
 }
 
-// Submit takes a task from a coordinator in this process, which must not change it afterwards. It
-// returns false if this process does not own the function's line, or the intake is full. It does
-// not wait, and calls nobody back.
+// Submit queues a task from a coordinator in this process. The coordinator must not change the task
+// afterwards. Submit returns false if this process does not own the function, or if the function's
+// intake is full. It does not wait, and makes no callbacks.
 func (s *Shell) Submit(t *task.Task) bool {
 	f := s.function(pipeline.ParseKey(t.Function))
 	return f != nil && f.intake.put(Submit{Task: t})
 }
 
-// Leave reports that a request sends no more tasks for a function. It returns false if this process
-// does not own the function, as Submit does.
+// Leave reports that a request sends no more tasks for a function. Like Submit, it returns false if
+// this process does not own the function, or if the function's intake is full.
 func (s *Shell) Leave(function, request string) bool {
 	f := s.function(pipeline.ParseKey(function))
 	return f != nil && f.intake.put(Leave{Request: request})

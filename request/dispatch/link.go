@@ -259,9 +259,10 @@ func (s Spec) slots(said uint64) int {
 	return int(min(said, 1<<16))
 }
 
-// why returns the reason for the connection's end: a protocol fault, or the end of the replica's
-// process. A process that dies closes its socket before its parent can report how it ended. So why
-// waits for the report, for up to patience or until enough is closed.
+// why returns why the connection ended: a fault in the protocol, or the end of the replica's
+// process. The socket of a process that dies is closed before the parent can report how the process
+// ended. So why waits for that report, until patience has passed, enough is closed or the function
+// ends.
 func (l *link) why(err error, patience time.Duration, enough <-chan struct{}) task.Death {
 	if !hangup(err) {
 		return task.Death{Cause: err.Error(), End: task.EndItself}

@@ -157,8 +157,8 @@ func TestManySmallInputsInOrder(t *testing.T) {
 	}
 }
 
-// While messages follow each other, frames wait for the last message. Their number is bounded, and
-// a dropped message does not hold them.
+// TestFramesOfAdjacentMessagesAreGathered checks that frames wait for the last of several adjacent
+// messages. The number of frames that wait is bounded, and a dropped message does not hold them.
 func TestFramesOfAdjacentMessagesAreGathered(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 100, 1)
@@ -197,7 +197,7 @@ func TestFramesOfAdjacentMessagesAreGathered(t *testing.T) {
 	waits(1)
 }
 
-func TestUnread(t *testing.T) {
+func TestAnswerConfirmsEarlierFrames(t *testing.T) {
 	var u unread
 	for id := range uint64(4) {
 		u.add(parcel{Send{Batch: id}, 10})
@@ -213,8 +213,8 @@ func TestUnread(t *testing.T) {
 	}
 }
 
-// While the Shell finds out why the last replica of a revision lost its connection, tasks that need
-// the revision wait for another replica.
+// TestNothingMoreGoesToALostReplica checks that a replica gets no tasks after its connection is
+// lost, while the Shell waits for the cause. Tasks that need its revision wait for another replica.
 func TestNothingMoreGoesToALostReplica(t *testing.T) {
 	r := newRig(t, Spec{Revision: 1})
 	r.shell.bounds.cause = patience

@@ -13,10 +13,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// TestCVOfBursts measures a stage that gets one call per item, so its arrivals come in bursts.
-// Bursts of n start at the times of a Poisson process. Of n gaps between arrivals, one is
-// exponential and the others are zero. So their squared CV is 2n-1. If the one gap is constant, the
-// squared CV is n-1.
+// TestCVOfBursts checks the CV of the gaps between arrivals for a stage that gets one call per
+// item. Its arrivals come in bursts of n. Each burst has one long gap before it, and n-1 gaps of
+// almost zero inside. If long gaps are exponential, the squared CV of all gaps is 2n-1. If they are
+// constant, it is n-1.
 func TestCVOfBursts(t *testing.T) {
 	gap := 20 * time.Microsecond // between the calls of a burst
 	for _, tc := range []struct {
@@ -73,8 +73,8 @@ func TestOneBurstHasNoCV(t *testing.T) {
 	}
 }
 
-// TestCVOfGamma checks that gamma arrivals with a CV of 4, as benchmarks send them, are measured as
-// such.
+// TestCVOfGamma checks that the measured CV is 4 for gamma arrivals with a CV of 4, which
+// benchmarks send.
 func TestCVOfGamma(t *testing.T) {
 	const cv = 4.0
 	for _, rate := range []float64{5, 20} {
@@ -118,7 +118,7 @@ func TestCVForgetsARateStep(t *testing.T) {
 	}
 }
 
-func TestWaits(t *testing.T) {
+func TestWaitsLeaveTheWindow(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	now := epoch
 	c.Step(now, ReplicaUp{Name: "r1", Slots: 1, MaxBatch: 1})
@@ -179,7 +179,7 @@ func TestOldestTaskInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestBusy(t *testing.T) {
+func TestBusyIsTheShareOfTakenSlots(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	share := func(now time.Duration) float64 {
 		t.Helper()
@@ -315,8 +315,8 @@ func FuzzSignals(f *testing.F) {
 	})
 }
 
-// TestPauseMeasuring checks that nothing counts during PauseMeasuring, be it demand, waits, busy
-// slots or service times, and that all of it counts afterwards.
+// TestPauseMeasuring checks that nothing is measured during PauseMeasuring, neither demand nor
+// waits, busy slots or service times, and that everything is measured afterwards.
 func TestPauseMeasuring(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	now, n := epoch, uint64(0)

@@ -126,8 +126,8 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// sizeLabel returns the upper bound of a batch size's class, as services has them. There are few
-// enough classes for a label.
+// sizeLabel returns the label for a batch size: the upper bound of the size's class (see
+// sizeClass). Classes keep the number of labels small.
 func sizeLabel(size int) string { return strconv.Itoa(1 << bits.Len(uint(max(size, 1)-1))) }
 
 // signals returns all measurements of a function, and its number of replicas.

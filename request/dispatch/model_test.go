@@ -35,8 +35,8 @@ type modelReplica struct {
 	order           []uint64
 }
 
-// TestModel runs random histories against the model.
-func TestModel(t *testing.T) {
+// TestRandomHistoriesMatchModel runs random histories against the model.
+func TestRandomHistoriesMatchModel(t *testing.T) {
 	stuck := 0
 	for seed := range uint64(200) {
 		first, second := history(t, seed), history(t, seed)
@@ -191,9 +191,9 @@ func (m *model) step(ev Event) {
 	m.fair()
 }
 
-// fair checks that no task waits without need. A task may wait if all replicas are full or reserved
-// for suspects. A suspect may wait for a busy replica, for its share of replicas, or for earlier
-// tasks.
+// fair checks that no task waits without need. A task may wait while all replicas are full or
+// reserved for suspects. A suspect may also wait for the calls of its reserved replica, and while
+// no further replica may be reserved.
 func (m *model) fair() {
 	c, reserved := m.core, 0
 	share := max(c.Replicas()/2, 1) // number of replicas that may still be reserved

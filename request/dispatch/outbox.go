@@ -15,10 +15,11 @@ import (
 
 // outbox writes frames to one replica, in the order in which they were pushed.
 //
-// The goroutine that pushes a small frame also writes it, which saves a switch to another
-// goroutine. It does so only while all bytes that the replica may not have read fit into the
-// socket's buffer, so that the write never waits for the replica. The outbox's own goroutine writes
-// frames that are larger or need a file opened. So a replica that does not read delays nobody else.
+// Small frames are written by the goroutine that calls flush, which saves a switch to another
+// goroutine. Such a write never waits for the replica, because flush writes only frames that fit
+// into the socket's buffer. For that, flush assumes that the replica has read nothing since its
+// last answer. The outbox's own goroutine writes the other frames, and those that need files
+// opened. So a replica that does not read delays no other replica.
 type outbox struct {
 	link *link
 	kick chan struct{} // work for the goroutine
@@ -157,8 +158,8 @@ func (o *outbox) gather(e Effect) error {
 	}
 }
 
-// send encodes a batch. If an input cannot be opened, the batch is not sent: its call fails, and
-// the other calls may be tried again.
+// send encodes a batch. If a call's input cannot be opened, the batch is not sent: this call fails,
+// and the other calls may be tried again.
 func (o *outbox) send(e Send) error {
 	var files []*os.File
 	defer func() {
@@ -212,8 +213,8 @@ func (o *outbox) input(in tensor.Input, n int) (out tensor.Input, files []*os.Fi
 	return out, files, nil
 }
 
-// refuse answers the calls of a batch that is not sent: the bad one with why, the others so that
-// they are tried again.
+// refuse answers the calls of a batch that is not sent. The call with the index bad fails with why.
+// The other calls are answered so that they are tried again.
 func (o *outbox) refuse(e Send, bad int, why string) {
 	for i := range e.Tasks {
 		r := &task.Reply{Code: task.ReplicaLost, Message: "another call of its batch could not be sent: " + why}
@@ -262,8 +263,8 @@ func cost(e Effect) int {
 	return n
 }
 
-// unread counts the bytes that were sent to a replica and that it may not have read yet. A replica
-// reads in order. So its answer to a batch shows that it has read everything up to that batch.
+// unread estimates how many of the bytes that were sent to a replica it has not read yet. A replica
+// reads in order, so its answer to a batch shows that it has read everything up to that batch.
 type unread struct {
 	sent, read int
 	marks      []mark // of the unanswered batches, in order

@@ -12,8 +12,8 @@ type FIFO struct{}
 // Key returns the same key for all tasks, so that the order of arrival decides.
 func (FIFO) Key(*task.View, *task.Task) (key float64, until time.Time) { return 0, time.Time{} }
 
-// LeastLoaded is a task.Router. It picks the replica with the most free slots, and by name among
-// equals. It holds the task if no slot is free.
+// LeastLoaded is a task.Router. It picks the replica with the most free slots; ties go to the first
+// name. It holds the task if no slot is free.
 type LeastLoaded struct{}
 
 // Route binds t to the replica with the most free slots.
@@ -31,9 +31,8 @@ func (LeastLoaded) Route(_ struct{}, v *task.View, _ *task.Task) task.Choice {
 	return task.Choice{Action: task.Bind, Replica: best}
 }
 
-// Fill is a task.Batcher that never waits. When a slot becomes free, the waiting tasks run
-// together, up to the replica's largest batch. With a largest batch of 1, the default, tasks run
-// one by one.
+// Fill is a task.Batcher that never waits for more tasks. A batch has all waiting tasks, up to the
+// replica's MaxBatch. MaxBatch is 1 by default, so tasks run one by one.
 type Fill struct{}
 
 // Batch takes all of head.

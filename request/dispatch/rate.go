@@ -5,22 +5,24 @@ import (
 	"time"
 )
 
-// A count of bursty arrivals is less certain than one of Poisson arrivals. In a time t the count
-// has mean λt and variance Ca²·λt (Cox, Renewal Theory, 1962, §4.2). To know a rate as well as the
-// base window does, a window must be Ca² times as long. So there are sums that fade more slowly
-// than the base, each half as fast as the previous one. The rate comes from the shortest sum that
-// is long enough.
+// Bursty arrivals need longer windows than Poisson arrivals, because a count of bursty arrivals is
+// less certain. Let λ be the rate, and Ca the CV of the gaps between arrivals. In a time t, the
+// count has mean λt and variance Ca²·λt (Cox, Renewal Theory, 1962, §4.2). To know the rate as well
+// as the base window (see signals.go) does for Poisson arrivals, a window must be Ca² times as
+// long. So there are sums that fade more slowly than the base, each half as fast as the previous
+// one. The rate comes from the shortest sum that is long enough.
 //
-// Old arrivals may not describe the present load. If a shorter window differs by more than chance
-// explains, the shorter one counts (Lepski, On a Problem of Adaptive Estimation, 1990: take the
-// widest window that no narrower one contradicts).
+// But a long window may hold arrivals that no longer describe the present load. If the rate of a
+// shorter window differs from the long window's rate by more than chance explains, the shorter
+// window counts. This is Lepski's rule (On a Problem of Adaptive Estimation, 1990): take the widest
+// window that no narrower window contradicts.
 const (
 	slower     = 4 // number of slower sums; the slowest fades in 16 times the base's time
 	slowestFor = 1 << slower
 )
 
-// rates are sums of arrivals. The first fades half as fast as the base, and each other one half as
-// fast as the one before.
+// rates holds sums of arrivals that fade. The first sum fades half as fast as the base, and each
+// further sum half as fast as the one before.
 type rates struct {
 	sums [slower]float64
 	at   time.Duration // time of the sums
@@ -46,14 +48,14 @@ func (r *rates) add(at time.Duration) {
 	}
 }
 
-// longGaps says when a gap means that the load has ended: when the gap is longer than longGaps
-// times Ca²/λ. For gamma distributed gaps, the probability of a longer gap is below exp(−5). Bursty
-// gamma gaps resemble batches.
+// longGaps is the gap after which the load counts as ended, in units of Ca²/λ. For gamma
+// distributed gaps, which resemble batches if they are bursty, a longer gap has a probability below
+// exp(−5).
 const longGaps = 5
 
-// rate returns the best estimate of the rate. base is the rate of the base window, ca2 is the
-// squared coefficient of variation of the gaps, age is the time since the first arrival, and
-// silence the time since the last.
+// rate returns the best estimate of the rate, in arrivals per second. base is the rate of the base
+// window, and ca2 the squared CV of the gaps. age is the time since the first arrival, and silence
+// the time since the latest.
 func (r rates) rate(base, ca2 float64, age, silence time.Duration) float64 {
 	known := make([]float64, 1, 1+slower) // by window: the k-th fades in 2ᵏ times the base's time
 	known[0] = base

@@ -170,8 +170,8 @@ func (c *Core) Busy(name string) bool {
 	return ok && len(c.replicas[i].batches) > 0
 }
 
-// fail ends the tasks that wait for the deployed revision. Tasks that need another revision go on:
-// a draining replica serves them, or one is asked for.
+// fail ends the tasks that wait for the deployed revision. Tasks that need another revision stay: a
+// draining replica runs them, or the Core has asked for a replica with Revive.
 func (c *Core) fail(now time.Time, cause string) {
 	for _, it := range c.waitingFor(0, c.cfg.Revision) {
 		c.end(now, it, task.Unavailable, cause)

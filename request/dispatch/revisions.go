@@ -58,8 +58,8 @@ func (c *Core) absent(revision uint64) bool {
 		!slices.ContainsFunc(c.replicas, func(r *replica) bool { return r.revision == revision })
 }
 
-// miss handles a waiting item whose revision is absent. If no answer of that revision was used, the
-// item may run on any other. Otherwise miss asks for a replica of the revision.
+// miss handles a waiting item whose revision is absent. If the item's request has used no answer of
+// that revision, the item may run on any other. Otherwise miss asks for a replica of the revision.
 func (c *Core) miss(it *item) {
 	r := it.revision()
 	if !c.absent(r) {
@@ -111,8 +111,8 @@ func (c *Core) serving(revision uint64) bool {
 	return false
 }
 
-// fits reports whether a task that is not a suspect may go to the i-th replica. revision is the one
-// that the task needs; 0: any.
+// fits reports whether a task that is not a suspect may go to the i-th replica. revision is the
+// revision that the task needs; 0: any.
 func (c *Core) fits(revision uint64, i int) bool {
 	return c.replicas[i].suspect == nil && c.suits(revision, i)
 }
@@ -163,9 +163,9 @@ func (c *Core) vacant() bool {
 	return slices.ContainsFunc(c.view.Replicas, func(r task.Replica) bool { return r.Busy < r.Slots })
 }
 
-// first returns the first item in the line whose revision is not blocked and that fits the i-th
-// replica. If i is negative, any replica will do. It returns nil if there is no such item. Without
-// pinned items it looks at the head alone.
+// first returns the earliest item in the line that fits the i-th replica and whose revision is not
+// in c.blocked, or nil. If i is negative, items need not fit. The search usually ends at the head
+// of the line; only items that are pinned to revisions make it longer.
 func (c *Core) first(i int) *item { return c.search(0, i, nil) }
 
 // search is first for the subtree of the heap below at. It returns best unless it finds an earlier

@@ -23,7 +23,7 @@ func due(s Submit, after time.Duration) Submit {
 	return s
 }
 
-func TestRevisions(t *testing.T) {
+func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 	up := func(name string, revision uint64) ReplicaUp {
 		return ReplicaUp{Name: name, Slots: 1, MaxBatch: 1, Revision: revision}
 	}

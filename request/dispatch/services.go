@@ -8,9 +8,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// How service times fade. They depend on the model and not on the time of day. So the last few
-// batches stay known however old they are, and a function that comes back from zero is sized by
-// them.
+// Old batches fade from the mean service time, but the last serviceKeep batches count however old
+// they are. Service times depend on the model and not on the time of day. So a function that was
+// scaled to zero is sized by its earlier batches when it comes back.
 const (
 	serviceFade   = 30 * time.Second
 	serviceKeep   = 20 // number of batches that never fade

@@ -21,9 +21,9 @@ import (
 
 // Bus delivers the tasks of functions and takes replies; package queue implements it over NATS.
 type Bus interface {
-	// Tasks calls handler with each message for function, in order, until stop is called. The
-	// handler may keep msg. more says that another call follows at once. When stop returns, no
-	// handler runs or will run.
+	// Tasks calls handler with each message for function, in order, until stop is called. The handler
+	// may keep msg. more means that another call follows at once. When stop returns, no handler runs
+	// or will run.
 	Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error)
 	// Reply sends msg and does not keep it.
 	Reply(to string, msg []byte) error
@@ -44,15 +44,16 @@ type Config struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 
-	// Near takes a reply to a coordinator in this process, undecoded. If it returns false, the
-	// reply goes over the bus. Nil means that all replies do.
+	// Near takes a reply to a coordinator in this process, without encoding. If it returns false, the
+	// reply goes over the bus. If Near is nil, all replies go over the bus.
 	Near func(to string, r *task.Reply) bool
 	// OnDemand is called when more replicas would help (see [Wanted]), at most ten times per second
 	// per function.
 	OnDemand func(function pipeline.Key)
-	// Revive is called when tasks wait for a revision that is not deployed any more and has no
-	// replica, because their requests began on it. The receiver starts a replica of it or calls
-	// [Shell.NoReplica]. If Revive is nil, such tasks are answered [task.Redeployed] at once.
+	// Revive is called when tasks wait for a revision that is no longer deployed and has no replica
+	// left, because their requests began on it. The receiver starts a replica of the revision, or
+	// calls [Shell.NoReplica]. If Revive is nil, such tasks are answered with [task.Redeployed] at
+	// once.
 	Revive func(function pipeline.Key, revision uint64)
 	// FirstAnswer is called when a replica has answered its first call.
 	FirstAnswer func(First)
@@ -60,8 +61,8 @@ type Config struct {
 	// call's reply is sent. The replica gets no more calls. The receiver drains it with
 	// [Shell.Drain].
 	OutOfMemory func(function pipeline.Key, replica string, short *task.MemoryError)
-	// Stuck is called when a handler did not end after its call was over. The replica gets no more
-	// calls. The receiver starts another replica, and drains this one with [Shell.Drain].
+	// Stuck is called when a handler goes on for too long after its call is over. The replica gets no
+	// more calls. The receiver starts another replica, and drains this one with [Shell.Drain].
 	Stuck func(function pipeline.Key, replica, cause string)
 	// Dropped is called when a replica was given up for a reason that [Shell.Lost] did not report:
 	// its connection closed, or it broke the protocol. Its process may still run.
@@ -157,9 +158,9 @@ func (s *Shell) Ensure(spec Spec) error {
 	return nil
 }
 
-// Remove ends a function. Its waiting and running tasks are answered [task.Unavailable], and its
-// replicas' connections are closed. Remove returns when nothing of the function is left. It does
-// nothing if the function does not exist.
+// Remove ends a function, if it exists. The function's waiting and running tasks are answered with
+// [task.Unavailable], and its replicas' connections are closed. Remove returns when all goroutines
+// of the function have ended.
 func (s *Shell) Remove(function pipeline.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,9 +189,9 @@ func (s *Shell) remove(key pipeline.Key, cause string) {
 	s.metrics.forget(key.String())
 }
 
-// Attach makes c, the near end of a new replica's socket, a replica of the function. It waits for
-// the replica's Hello, until ctx ends or a minute has passed. revision is the one of the spec that
-// the replica was started from. If Attach fails, it closes c.
+// Attach adds a replica to a function. c is the near end of the replica's socket. Attach waits for
+// the replica's Hello until ctx ends, but at most a minute. revision is the revision of the spec
+// that the replica was started from. On an error, Attach closes c.
 func (s *Shell) Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, c wire.Socket) (wire.Hello, error) {
 	f := s.function(function)
 	if f == nil {
@@ -216,9 +217,9 @@ func (s *Shell) Due(function pipeline.Key, replica string) time.Time {
 	return f.core.Due(replica)
 }
 
-// Drain gives a replica no new tasks, waits until it has answered its calls and no request needs
-// its revision, and detaches it. It is no error if the replica is lost meanwhile or was not
-// attached.
+// Drain drains a replica (see [ReplicaDrain]), waits until the replica is idle, and asks it to
+// leave. If ctx ends earlier, Drain returns the cause. It returns nil if the replica is lost
+// meanwhile or is not attached.
 func (s *Shell) Drain(ctx context.Context, function pipeline.Key, replica string) error {
 	f := s.function(function)
 	if f == nil {
@@ -234,9 +235,9 @@ func (s *Shell) Drain(ctx context.Context, function pipeline.Key, replica string
 	return nil
 }
 
-// Lost reports why a replica's process ended. It returns whether the replica has unanswered calls.
-// They are answered [task.ReplicaLost] with the cause, after the replica's last answers have been
-// read.
+// Lost takes the report of how a replica's process ended. busy reports whether the replica had
+// unanswered calls at that time. After the replica's last answers have been read, the remaining
+// calls are answered with [task.ReplicaLost] and the cause.
 func (s *Shell) Lost(function pipeline.Key, replica string, death task.Death) (busy bool) {
 	f := s.function(function)
 	if f == nil {
@@ -251,17 +252,17 @@ func (s *Shell) Lost(function pipeline.Key, replica string, death task.Death) (b
 	return busy
 }
 
-// Fail answers the waiting tasks of a function [task.Unavailable] with the cause, because no
-// replica of this revision can be started. It does nothing if another revision is deployed. Tasks
-// that need another revision go on waiting, and later tasks wait again.
+// Fail answers the waiting tasks of a function with [task.Unavailable] and the cause, because no
+// replica of this revision can be started. Tasks that need another revision go on waiting. Tasks
+// that come later wait as usual. If another revision is deployed, Fail does nothing.
 func (s *Shell) Fail(function pipeline.Key, revision uint64, cause string) {
 	if f := s.function(function); f != nil {
 		f.step(Fail{Revision: revision, Cause: cause})
 	}
 }
 
-// NoReplica answers the tasks that wait for a revision [task.Redeployed] with the cause. The
-// revision has no replica and gets none.
+// NoReplica answers the tasks that wait for a revision with [task.Redeployed] and the cause,
+// because no replica of this revision can be started.
 func (s *Shell) NoReplica(function pipeline.Key, revision uint64, cause string) {
 	if f := s.function(function); f != nil {
 		f.step(NoReplica{Revision: revision, Cause: cause})
@@ -300,8 +301,8 @@ func (s *Shell) PauseMeasuring(function pipeline.Key, until time.Time) {
 }
 
 // Signals returns the measurements of a function for control, or zero if this process does not own
-// the function. now should have a monotonic reading, as the times of the steps do. Otherwise
-// setting the clock looks like time that has passed.
+// the function. now should have a monotonic reading, like the times of the Core's steps. Otherwise
+// a change of the machine's clock counts as elapsed time.
 func (s *Shell) Signals(function pipeline.Key, now time.Time) plan.Signals {
 	f := s.function(function)
 	if f == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-func TestRoundTrip(t *testing.T) {
+func TestTaskTravelsToReplicaAndBack(t *testing.T) {
 	r := newRig(t, Spec{QueueLimit: 7, MaxReplicas: 3, Batch: 2, Slots: 1})
 	r.submit("a", text("one"))
 	if got := receive(t, r.wanted, "demand"); got != "f.ns" {
@@ -166,7 +166,7 @@ func TestDeathSaysWhetherReplicaWasBusy(t *testing.T) {
 	}
 }
 
-func TestProtocolBreaks(t *testing.T) {
+func TestReplicaThatBreaksTheProtocolIsDropped(t *testing.T) {
 	for name, tc := range map[string]struct {
 		send func(a *actor, id uint64)
 		want string
@@ -268,7 +268,7 @@ func TestResponseInProcessIsNotStored(t *testing.T) {
 	}
 }
 
-func TestMissingInput(t *testing.T) {
+func TestCallWithoutItsInputFails(t *testing.T) {
 	r := newRig(t, Spec{Batch: 2})
 	r.submit("a", tensor.Item{Ref: &tensor.Ref{Owner: "a", Blob: "gone", Size: 100_000}})
 	r.submit("b")
@@ -279,7 +279,7 @@ func TestMissingInput(t *testing.T) {
 	a.batch("c")
 }
 
-func TestDrain(t *testing.T) {
+func TestDrainWaitsForRunningCalls(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 1, 1)
 	r.submit("a")
@@ -339,7 +339,7 @@ func TestOutOfMemoryIsReported(t *testing.T) {
 	}
 }
 
-func TestRemove(t *testing.T) {
+func TestRemoveAnswersTasksAndClosesConnections(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 1, 1)
 	r.submit("a")
@@ -379,7 +379,7 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-func TestTimerAndCancel(t *testing.T) {
+func TestShellExpiresAndCancelsTasks(t *testing.T) {
 	r := newRig(t, Spec{})
 	r.submitUntil("waits", time.Now().Add(5*ms))
 	r.reply("waits", task.Expired, "waited")

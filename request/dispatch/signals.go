@@ -8,24 +8,27 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/sketch"
 )
 
-// The window over arrivals, waits and slots.
+// signals measures over sliding windows. The rate needs two of them, because it must rise fast and
+// must not follow chance.
 //
-// Erlang C turns the rate into a number of replicas. A rate that is too low grows the queue for as
-// long as the error lasts. A rate that is too high only costs an idle replica. So the rate must
-// rise within a second or two, before the line is long, and may fall slowly. But it must not follow
-// chance, because each change starts or stops a replica. One window cannot do both: n arrivals
-// estimate a rate with a relative error of 1/sqrt(n). A window of 2 s is too noisy, and one of 15 s
-// shows only half of a step after 5 s.
+// Erlang C turns the rate into a number of replicas. If the measured rate is too low, the queue
+// grows for as long as the error lasts. If it is too high, the only cost is an idle replica. So the
+// measured rate must rise within a second or two, before the line is long, but it may fall slowly.
+// It must not follow chance, because each change starts or stops a replica. One window cannot do
+// both, because n arrivals estimate a rate with a relative error of 1/sqrt(n). A window of 2 s is
+// too noisy, and a window of 15 s shows only half of a step after 5 s.
 //
-// So there are two windows. The base window is 15 s long, and an arrival's weight fades with
-// exp(-age/5s). It is steady, and has forgotten a burst when the burst leaves the window. The last
-// 2 s replace it if they hold more arrivals than chance explains at the base's rate: more than
-// three standard deviations of a count. For Poisson arrivals the standard deviation is sqrt(mean),
-// and for bursty ones CV times that. Bursty arrivals also have longer windows (see rates).
+//   - The base window is 15 s long, and an arrival's weight fades with exp(-age/5s). It is steady,
+//     and forgets a burst when the burst leaves the window.
+//   - The short window is the last 2 s. Its rate replaces the base window's rate if it has more
+//     arrivals than chance explains: more than three standard deviations above the count that the
+//     base rate predicts. The standard deviation is sqrt(mean) for Poisson arrivals, and CV times
+//     that for bursty arrivals.
+//   - Bursty arrivals also have longer windows (see rates).
 //
-// A doubling of 50/s shows as 1.7 times the rate after 1 s, with a CV of 2 after 4 s, and with a CV
-// of 4 after 14 s (means of 20 runs). Until then it may be a burst, and the waits show that it
-// lasts.
+// If a rate of 50/s doubles, the measured rate has reached 1.7 times the old rate after 1 s. With a
+// CV of 2, this takes 4 s, and with a CV of 4, 14 s (means of 20 runs). Before that, the change may
+// be a burst. If it lasts, longer waits show it.
 //
 // Means of waits and of busy slots use the base window and its weights. Quantiles of waits cover
 // the last 12 to 15 s with equal weights.
@@ -71,8 +74,8 @@ type bucket struct {
 	busy, slots time.Duration
 }
 
-// tick records the time since the latest tick with busy of slots taken. Everything recorded after
-// it happens at now.
+// tick moves the time of s to now. busy and slots are the numbers of taken slots and of all slots
+// since the latest tick. Whatever is recorded before the next tick counts as happening at now.
 func (s *signals) tick(now time.Time, busy, slots int) {
 	if s.first.IsZero() {
 		s.first = now
@@ -147,7 +150,7 @@ func (s *signals) leave(wait time.Duration) {
 	s.waits[s.newest/perPart%parts].Add(wait)
 }
 
-// read returns all signals as of now, with busy of slots taken. The rate is known after a few
+// read returns all signals as of now. busy and slots are as for tick. The rate is known after a few
 // arrivals, or some time after the first arrival. From then on, a rate of zero is a measurement.
 func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, plan.Busy) {
 	var d plan.Demand
@@ -182,9 +185,9 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 	return d, w, use
 }
 
-// sum adds the buckets up with their weights in base. last is the unweighted number of arrivals in
-// the short window. exposure is the time in seconds that each of the two covers, since the first
-// arrival.
+// sum adds the buckets up. base is their sum over the base window, with weights. last is the number
+// of arrivals in the short window, without weights. exposure has the seconds since the first
+// arrival that each window covers; those of the base window are weighted.
 func (s *signals) sum(age time.Duration, busy, slots int) (base weighed, last float64, exposure struct{ base, last float64 }) {
 	current := int64(age / bucketLength)
 	for k := max(current-buckets+1, 0); k <= current; k++ {
@@ -239,11 +242,11 @@ func (s *signals) quantiles(k int64) (p50, p95, p99 time.Duration) {
 	return all.Quantile(0.50), all.Quantile(0.95), all.Quantile(0.99)
 }
 
-// The variation of the gaps between arrivals fades slower than their rate, because its estimate
-// needs the rare long gaps. If a stage calls the next one once per item, arrivals come in bursts,
-// with one long gap per burst. At 5 arrivals/s, a CV of 4 is estimated as 3.4 over 5 s, as 3.8 over
-// 20 s, and as 4.0 over a minute. But over a minute, a step of the rate looks like bursts for a
-// minute.
+// The sums of gaps between arrivals fade more slowly than the sums of arrivals, because the CV
+// depends on rare long gaps. For example, if a stage calls the next stage once per item, arrivals
+// come in bursts, with one long gap per burst. At 5 arrivals/s and a CV of 4, sums that fade in 5 s
+// estimate a CV of 3.4; in 20 s, 3.8; in a minute, 4.0. But if sums fade in a minute, a step of the
+// rate looks like bursts for a minute.
 const (
 	gapFade    = 20 * time.Second
 	longestGap = time.Minute // a longer gap means idle, not bursty

@@ -24,7 +24,7 @@ func (a *arrivals) read(now time.Time) plan.Demand {
 
 func near(got, want, tolerance float64) bool { return math.Abs(got-want) <= tolerance }
 
-func TestArrivalsByHand(t *testing.T) {
+func TestRateOfFewArrivals(t *testing.T) {
 	var a arrivals
 	if d := a.read(epoch); d.Known {
 		t.Errorf("%+v before the first arrival, want unknown", d)
@@ -35,8 +35,9 @@ func TestArrivalsByHand(t *testing.T) {
 	if d := a.read(at(300 * ms)); d.Known {
 		t.Errorf("%+v after 3 arrivals in 300 ms, want unknown", d)
 	}
-	// At 2 s: one bucket of 3 arrivals, [0, 0.5 s), and three empty ones; ages of their middles
-	// 1.75, 1.25, 0.75, 0.25 s. Weights exp(-age/5 s): 0.7047, 0.7788, 0.8607, 0.9512. Rate
+	// At 2 s, the window has four buckets: [0, 0.5 s) with 3 arrivals, and three empty ones. The ages
+	// of their middles are 1.75, 1.25, 0.75 and 0.25 s, so their weights exp(-age/5 s) are 0.7047,
+	// 0.7788, 0.8607 and 0.9512. The sum of the weights is 3.2954, and the rate is
 	// 3*0.7047/(0.5*3.2954) = 1.283/s.
 	d := a.read(at(2 * time.Second))
 	if !d.Known || !near(d.Rate, 1.283, 0.001) || d.CV != 0 || d.Last != at(200*ms) {
@@ -47,7 +48,7 @@ func TestArrivalsByHand(t *testing.T) {
 	}
 }
 
-func TestArrivalsCVByHand(t *testing.T) {
+func TestCVOfAlternatingGaps(t *testing.T) {
 	// Alternating gaps of 10 and 30 ms: mean 20 ms, standard deviation 10 ms.
 	var a arrivals
 	now := epoch
@@ -78,7 +79,7 @@ func drive(a *arrivals, rnd *rand.Rand, rate float64, from, end time.Duration, s
 	}
 }
 
-func TestArrivalsPoisson(t *testing.T) {
+func TestPoissonArrivalsHaveSteadyRateAndCVOfOne(t *testing.T) {
 	for _, rate := range []float64{2, 20, 500} {
 		var a arrivals
 		rnd := rand.New(rand.NewPCG(1, uint64(rate)))
@@ -105,7 +106,7 @@ func TestArrivalsPoisson(t *testing.T) {
 	}
 }
 
-func TestArrivalsBurst(t *testing.T) {
+func TestRateFollowsABurstAndForgetsIt(t *testing.T) {
 	var a arrivals
 	rnd := rand.New(rand.NewPCG(3, 3))
 	quiet := func(time.Duration) {}
@@ -130,7 +131,7 @@ func TestArrivalsBurst(t *testing.T) {
 	}
 }
 
-func TestArrivalsAfterIdle(t *testing.T) {
+func TestIdleTimeDoesNotCount(t *testing.T) {
 	var a arrivals
 	a.add(epoch)
 	for i := range 50 {
@@ -141,7 +142,7 @@ func TestArrivalsAfterIdle(t *testing.T) {
 	}
 }
 
-func TestServices(t *testing.T) {
+func TestServiceTimesFadeSlowly(t *testing.T) {
 	var s services
 	s.add(epoch, 10*ms, 1)
 	s.add(epoch, 20*ms, 1)

@@ -5,11 +5,12 @@ import (
 	"time"
 )
 
-// A call is over at its limit: after the function's exec_timeout, or at its deadline. Its caller is
-// answered, and the replica is told to cancel the call. When the handler ends, the replica answers
-// the call, and the slot is free. If the handler has not ended some time after the limit, its
-// replica is stuck. A stuck replica gets no more tasks. Its other calls go on until their own
-// limits, and then the replica is idle.
+// A call's limit is the end of the function's exec_timeout or the call's deadline, whichever comes
+// first. At its limit, a call is over: the caller gets an answer, and the replica is told to cancel
+// the call. When the handler ends, the replica answers the call, and the slot is free. If the
+// handler goes on for longer than the grace period after the limit, the replica is stuck. A stuck
+// replica gets no more tasks. Its other calls go on until their own limits. Then the replica is
+// idle.
 
 const (
 	// defaultGrace is how long a handler may go on after its call's limit.

@@ -11,7 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-func TestStuckReplicas(t *testing.T) {
+func TestReplicaIsStuckIfAHandlerDoesNotEnd(t *testing.T) {
 	const s = time.Second
 	up := func(name string, slots int, timeout time.Duration) ReplicaUp {
 		return ReplicaUp{Name: name, Slots: slots, Timeout: timeout}

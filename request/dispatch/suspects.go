@@ -9,13 +9,13 @@ import (
 
 // A suspect is a task whose earlier replica ended (see task.Task.Alone). It runs in a batch of one
 // on a replica that is reserved for it. From the reservation until the suspect's answer, the
-// replica gets nothing else. If this replica ends too, it ends under the suspect alone.
+// replica gets no other task. So if this replica ends too, no other call can have caused that.
 //
-// Suspects keep their places among the other tasks: a suspect gets a replica once it comes before
-// the head of the line. It takes an idle replica if there is one. Otherwise it reserves the replica
-// with the fewest batches and waits for it. At most half of the replicas are reserved at a time,
-// but always at least one. Draining replicas are counted separately, per revision, because they
-// take only tasks of their revision.
+// Suspects keep their places among the other tasks. When no other task comes before a suspect, it
+// takes an idle replica. If no replica is idle, it reserves the replica with the fewest batches and
+// waits until these batches are done. At most half of the replicas are reserved at a time, but at
+// least one may always be. Draining replicas are counted separately, per revision, because they run
+// only tasks of their revision.
 
 // queue adds a waiting item to the line, or moves it if its key has changed.
 func (c *Core) queue(it *item) {
@@ -69,9 +69,9 @@ func (c *Core) unreserve(i int) {
 	}
 }
 
-// isolate reserves replicas for the suspects that come before head, the head of the line, which may
-// be nil. It sends the suspects whose replica is idle. It reports whether it has sent or reserved
-// anything.
+// isolate reserves replicas for the suspects that come before head, and sends each suspect whose
+// replica is idle. head is the first other task that could run now; nil: there is none. isolate
+// reports whether it has reserved or sent anything.
 func (c *Core) isolate(now time.Time, head *item) bool {
 	changed := false
 	for k := 0; k < len(c.suspects); {
@@ -102,9 +102,9 @@ func (c *Core) isolate(now time.Time, head *item) bool {
 	return changed
 }
 
-// reservationsFull reports whether no more replicas may be reserved for suspects that need this
-// revision; 0 stands for any revision. It counts the replicas that do not drain. If the suspect can
-// run only on draining replicas, it counts those of its revision.
+// reservationsFull reports whether half of the replicas, but at least one, are reserved for
+// suspects. revision is the revision that a suspect needs; 0: any. Draining replicas do not count.
+// But if all replicas of the revision drain, only these replicas count.
 func (c *Core) reservationsFull(revision uint64) bool {
 	draining := revision != 0 && !c.serving(revision)
 	all, reserved := 0, 0
@@ -120,9 +120,10 @@ func (c *Core) reservationsFull(revision uint64) bool {
 	return reserved >= max(all/2, 1)
 }
 
-// leastBusy returns the index of the best replica for a suspect, which is the one with the fewest
-// batches, or -1. at is the replica that is reserved for it, or -1. The suspect leaves that one
-// only for an idle one.
+// leastBusy returns the index of the replica with the fewest batches among those that may run a
+// suspect, or -1. at is the index of the replica that is reserved for the suspect, or -1. The
+// suspect keeps that replica, unless another one is idle or the replica can no longer run the
+// suspect.
 func (c *Core) leastBusy(it *item, at int) int {
 	best, revision := -1, it.revision()
 	if at >= 0 && c.view.Replicas[at].Slots > 0 && c.suits(revision, at) {

@@ -27,7 +27,7 @@ func cancelAgain(name string) Cancel {
 	return Cancel{task.Key{Request: name, Attempt: 2}}
 }
 
-func TestSuspects(t *testing.T) {
+func TestSuspectsRunAlone(t *testing.T) {
 	up := func(name string, slots, batch int) ReplicaUp {
 		return ReplicaUp{Name: name, Slots: slots, MaxBatch: batch}
 	}
@@ -213,9 +213,9 @@ func TestSuspects(t *testing.T) {
 	}
 }
 
-// TestBlame checks that the blame of a replica's tasks depends on how it ended, and on which other
-// tasks it had.
-func TestBlame(t *testing.T) {
+// TestBlameDependsOnEndAndOtherTasks checks that the blame of a replica's tasks depends on how it
+// ended, and on which other tasks it had.
+func TestBlameDependsOnEndAndOtherTasks(t *testing.T) {
 	for name, tc := range map[string]struct {
 		slots, batch int
 		tasks        []Event

@@ -8,7 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-func TestThreads(t *testing.T) {
+func TestThreadsSendsFrameToReplica(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 1, 1)
 	for range 2 { // the second request changes nothing here: the replica knows how many it has

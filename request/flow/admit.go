@@ -11,12 +11,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// admit predicts when a request would be done. It refuses the request before it costs anything if
-// it would be too late, or if a line is full. A nil result admits the request.
+// admit predicts when a request would be done. It returns an error if that is after the request's
+// deadline, or if the line of one of its stages is full. Then the request has cost nothing. nil
+// admits the request.
 //
-// The prediction is optimistic on purpose. Capacity is what a stage may be scaled to, because a
-// burst that the autoscaler will absorb must be admitted. Unknown service times count as zero. Only
-// the deadline matters: a pipeline's SLO is a target for policies.
+// The prediction is optimistic on purpose. It assumes that each stage runs at the largest scale
+// that it may have, because the autoscaler can absorb a burst. Unknown service times count as zero.
+// Only the deadline matters: a pipeline's SLO is a target for policies.
 func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.Load) *task.Error {
 	if !req.Deadline.IsZero() && !now.Before(req.Deadline) {
 		return &task.Error{Status: http.StatusGatewayTimeout, Internal: true, Cause: "the deadline had passed when the request arrived"}
@@ -52,8 +53,8 @@ func admit(now time.Time, req *task.Request, g *pipeline.Pipeline, loads []task.
 		total.Round(time.Millisecond), left.Round(time.Millisecond)))
 }
 
-// begin returns when stage i would have its input, which is when the last predecessor that it waits
-// for is done.
+// begin returns when stage i would have its input: when enough of its predecessors are done.
+// done[k] is when stage k would be done. All times are from now.
 func begin(g *pipeline.Pipeline, i int, done []time.Duration) time.Duration {
 	s := &g.Stages[i]
 	var few [16]time.Duration

@@ -8,7 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-func TestAdmission(t *testing.T) {
+func TestRequestThatWouldBeLateIsRefused(t *testing.T) {
 	g := graph(t, "a>b;b")
 	second := task.Load{Servers: 2, Max: 2, Limit: 100, Service: time.Second}
 	for name, tc := range map[string]struct {

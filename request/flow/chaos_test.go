@@ -169,9 +169,10 @@ func (c *chaos) noise() {
 	}
 }
 
-// TestChaos runs many requests in one core with losses, duplicates, stray replies, failures,
-// clients that leave, and deadlines. Each request must end exactly once and leave nothing behind.
-func TestChaos(t *testing.T) {
+// TestRequestsEndOnceDespiteChaos runs many requests in one core with losses, duplicates, stray
+// replies, failures, clients that leave, and deadlines. Each request must end exactly once and
+// leave nothing behind.
+func TestRequestsEndOnceDespiteChaos(t *testing.T) {
 	ends := map[int]int{} // by status; 0: success
 	for seed := range uint64(60) {
 		c := &chaos{

@@ -38,16 +38,16 @@ type Graphs interface {
 }
 
 // Loads reports how many tasks wait and run per function. The load of an unknown function is zero.
-// Each request asks it.
+// Each request calls Load once per stage.
 type Loads interface {
 	Load(function pipeline.Key) task.Load
 }
 
 // Near hands tasks to the dispatchers of this process, without encoding them.
 type Near interface {
-	// Submit takes t if a dispatcher of this process owns its function. Otherwise it returns false,
-	// and t goes over the bus. Nobody changes t afterwards. Submit makes no callbacks before it
-	// returns.
+	// Submit takes t if a dispatcher of this process owns t's function and has room for t. Otherwise
+	// it returns false, and the coordinator sends t over the bus. The coordinator does not change t
+	// afterwards. Submit does not call the coordinator back before it returns.
 	Submit(t *task.Task) bool
 	// Expect announces that a request will need a replica of a function that has none. It does not
 	// wait, and does not call the coordinator back before it returns.
@@ -68,9 +68,9 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
-	// InFlight is the maximum number of concurrent requests. Further requests get status 429. If
-	// InFlight is 0, the callers bound the number. Leave room for requests that were accepted
-	// earlier, such as async requests: a refused run counts as one of their attempts.
+	// InFlight is the maximum number of concurrent requests; 0: the callers bound the number. Further
+	// requests get status 429. InFlight should leave room for requests that were accepted earlier,
+	// such as async requests, because a refused run counts as one of their attempts.
 	InFlight int
 }
 
@@ -239,9 +239,9 @@ func internal(err error) *task.Error {
 	return &task.Error{Status: http.StatusInternalServerError, Internal: true, Cause: err.Error()}
 }
 
-// run returns an id for one run of a request. A request's own id may repeat, because a client
-// passes its X-Call-Id on or the journal runs the request again. Dispatchers would drop tasks with
-// known keys.
+// run returns the id of one run of a request. A request's own id is not enough, because it may
+// repeat: a client may send one X-Call-Id twice, or the journal may run the request again.
+// Dispatchers would drop the tasks of the second run as duplicates.
 func (c *Coordinator) run(request string) string {
 	return request + "~" + strconv.FormatUint(c.runs.Add(1), 36)
 }
@@ -303,8 +303,8 @@ func (c *Coordinator) receive(msg []byte) {
 	c.replied(r)
 }
 
-// Reply takes a reply from a dispatcher in this process, which does not change it afterwards. It
-// returns false if the reply is for another coordinator.
+// Reply takes a reply from a dispatcher in this process. The dispatcher must not change r
+// afterwards. Reply returns false if the reply is for another coordinator.
 func (c *Coordinator) Reply(to string, r *task.Reply) bool {
 	if to == c.inbox {
 		c.replied(r)

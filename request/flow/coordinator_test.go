@@ -401,7 +401,7 @@ func TestRunsWithSameIDStaySeparate(t *testing.T) {
 	wg.Wait()
 }
 
-func TestThousandsAtOnce(t *testing.T) {
+func TestConcurrentRequestsDespiteLossesAndCancels(t *testing.T) {
 	g := graph(t, "a>b,c;b*>d;c>d;d")
 	var n atomic.Uint32
 	r := newRig(t, g, nil, func(k *task.Task) *task.Reply {
@@ -434,7 +434,7 @@ func TestThousandsAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-func TestOverNATS(t *testing.T) {
+func TestRequestsRunOverNATS(t *testing.T) {
 	srv, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)

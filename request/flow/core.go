@@ -47,7 +47,7 @@ func (c *Core) Next() (at time.Time, ok bool) {
 }
 
 // Step applies an event and returns the effects to carry out. The next Step overwrites the slice,
-// but not its elements.
+// but the effects may be kept.
 func (c *Core) Step(now time.Time, ev Event) []Effect {
 	clear(c.out) // tasks of the last step may be large
 	c.out, c.now = c.out[:0], now
@@ -101,9 +101,10 @@ func (c *Core) start(now time.Time, e Start) {
 	c.expect(w, e.Loads)
 }
 
-// advance starts every stage whose input is complete. from is the first stage whose input or calls
-// have grown. Outputs only go to later stages, so one pass is enough. advance finishes the request
-// when its sinks are done.
+// advance does what has become possible in the stages with index from and above: it starts stages
+// whose input is complete, submits calls, and passes the outputs of complete stages on. Outputs go
+// only to later stages, so one pass is enough. If all sinks are complete, advance finishes the
+// request.
 func (c *Core) advance(w *walk, from int) {
 	for i := from; i < len(w.stages); i++ {
 		if s := &w.stages[i]; !s.started && len(s.parts) >= s.need {
@@ -165,13 +166,12 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 	}
 }
 
-// elsewhere reports whether another replica may succeed where this one failed. That is so in three
-// cases:
+// elsewhere reports whether a failed call may succeed on another replica. It may in three cases:
 //
-//   - the replica was lost
-//   - its device was out of memory, so that it takes no more tasks
-//   - no replica is left of the revision that the request began with, and the request has used no
-//     answer of that revision
+//   - The replica was lost.
+//   - The replica's device was out of memory. The replica gets no more tasks.
+//   - No replica is left of the revision that the request began with, and the request has used no
+//     answer of that revision. So another revision will do.
 func (w *walk) elsewhere(k *call, r *task.Reply) bool {
 	return r.Code == task.ReplicaLost || r.Code == task.OutOfMemory || r.Code == task.Redeployed && w.stages[k.stage].revision == 0
 }
@@ -203,8 +203,8 @@ func (k *call) exhausted(r *task.Reply) bool {
 	return k.convicted(r) || k.used >= Attempts || k.attempt >= mostAttempts
 }
 
-// convicted reports whether a call is to blame for the ends of its replicas: at least two ended
-// under it, and the last one ended by itself with no other call on it.
+// convicted reports whether a call is to blame for the ends of its replicas. That is the case if at
+// least two replicas ended under it, and the last one ended by itself without another call on it.
 func (k *call) convicted(r *task.Reply) bool {
 	return r.Code == task.ReplicaLost && r.Blame == task.BlameAlone && k.ends > 1
 }
@@ -217,8 +217,8 @@ func beforeDeadline(now time.Time, w *walk) bool {
 	return w.req.Deadline.IsZero() || now.Before(w.req.Deadline)
 }
 
-// failure returns the client's error for a failed call. 429 and 503 invite a retry, so they are
-// replaced if a stage that is not idempotent may have run.
+// failure returns the client's error for a failed call. The statuses 429 and 503 invite a retry, so
+// failure replaces them with 502 if a stage that is not idempotent may have run.
 func (w *walk) failure(k *call, r *task.Reply) *task.Error {
 	stage := &w.graph.Stages[k.stage]
 	e := failure(stage.Name, stage.Idempotent, k, r)

@@ -157,7 +157,7 @@ func (w *world) failed(status int, stage, cause string) {
 	}
 }
 
-func TestLinear(t *testing.T) {
+func TestOutputOfAStageIsInputOfTheNext(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "a>b;b"), "x")
 	a := w.take("a")
@@ -324,8 +324,8 @@ func TestEndsOfTasksAreEndsOfRequests(t *testing.T) {
 	}
 }
 
-// Clients and the journal retry after 429 and 503. So a request gets them only while no stage that
-// is not idempotent may have run.
+// TestClientIsNotToldToRetryCallsThatMayHaveRun checks that a request does not get 429 or 503 if a
+// stage that is not idempotent may have run. Clients and the journal retry after 429 and 503.
 func TestClientIsNotToldToRetryCallsThatMayHaveRun(t *testing.T) {
 	refused := func(w *world, name, replica string) {
 		w.step(Replied{&task.Reply{Key: w.take(name).Key, Code: task.Unavailable, Replica: replica, Message: "why"}})

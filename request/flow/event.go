@@ -36,8 +36,8 @@ type Effect interface{ effect() }
 // Submit sends a task to the owner of its function. The shell sets ReplyTo.
 type Submit struct{ Task *task.Task }
 
-// Expect tells the owner of Function, which has no replica, that a later stage of a request will
-// need one. The core returns it when the request begins.
+// Expect announces to the owner of Function, which has no replica, that a later stage of a request
+// will need one. The core returns Expect when the request begins.
 type Expect struct{ Function string }
 
 // Cancel tells the owner of Function that nobody waits for the task any more.
@@ -47,7 +47,7 @@ type Cancel struct {
 }
 
 // Leave tells the owner of Function that a request with several tasks for it will send no more. So
-// replicas of their revision need not be kept for the request.
+// the owner need not keep replicas of the tasks' revision for the request.
 type Leave struct{ Request, Function string }
 
 // Finish ends a request. Exactly one of Response and Error is set. If Blobs is true, the store may

@@ -12,9 +12,9 @@ func (c *Core) expect(w *walk, loads []task.Load) {
 	}
 }
 
-// Expected adds, per function, the number of stages that requests have not started yet. A
-// successful request starts all stages of its graph, because edges have no conditions. A stage with
-// one call per item gets no call if there are no items.
+// Expected adds to counts, per function, the number of stages that requests have not started yet.
+// Edges have no conditions, so a successful request starts all stages of its graph. But a stage
+// with one call per item makes no call if there are no items.
 func (c *Core) Expected(counts map[string]int) {
 	for _, w := range c.walks {
 		for i := range w.stages {

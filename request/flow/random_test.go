@@ -44,9 +44,9 @@ func randomGraph(t *testing.T, r *rand.Rand, wild bool) pipeline.Pipeline {
 	return graph(t, strings.Join(parts, ";"))
 }
 
-// TestRandomWalks runs random graphs with random replies, duplicates and losses, and compares the
-// results with a direct evaluation.
-func TestRandomWalks(t *testing.T) {
+// TestRandomGraphsMatchDirectEvaluation runs random graphs with random replies, duplicates and
+// losses, and compares the results with a direct evaluation.
+func TestRandomGraphsMatchDirectEvaluation(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		g := randomGraph(t, r, false)

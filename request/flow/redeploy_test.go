@@ -293,8 +293,8 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 }
 
 // TestRedeploysUnderLoad redeploys a function again and again while requests have many calls of it.
-// The answers of each request must come from one revision. No request may fail, as long as old
-// replicas get the time that they need.
+// All answers in one request must come from one revision. No request may fail, because old replicas
+// get all the time that they need.
 func TestRedeploysUnderLoad(t *testing.T) {
 	g := graph(t, "a>b;b*>c;c")
 	for seed := range uint64(6) {
@@ -309,8 +309,8 @@ func TestRedeploysUnderLoad(t *testing.T) {
 	}
 }
 
-// TestRedeploysWithLossesNeverMixRevisions also lets replicas die, and gives old ones too little
-// time. Requests may fail, but never mix revisions.
+// TestRedeploysWithLossesNeverMixRevisions is TestRedeploysUnderLoad with replicas that die and old
+// replicas that get too little time. Requests may fail, but never mix revisions.
 func TestRedeploysWithLossesNeverMixRevisions(t *testing.T) {
 	g := graph(t, "a>b;b*>c;c")
 	all := map[int]int{}

@@ -8,8 +8,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Sizes in bytes of an encoded task. Above the first, its inline items are moved to the store too.
-// Above the second, the task is refused. The bus's own limit is higher.
+// Bounds in bytes of an encoded task. Above largeTask, the task's inline items are moved to the
+// store too. Above maxTask, the task is refused. The bus's own limit is higher.
 const (
 	largeTask = 4 << 20
 	maxTask   = 7 << 20

@@ -9,10 +9,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// TestConviction checks that a call runs alone after a replica has ended under it. If the call runs
-// alone on the next replica and that replica ends too, the call is convicted. If the call cannot
-// have caused the loss of a replica, the loss costs no attempt.
-func TestConviction(t *testing.T) {
+// TestCallThatEndsTwoReplicasIsConvicted checks that a call runs alone after a replica has ended
+// under it. If its next replica then ends by itself, the call is convicted: its request ends at
+// once with 502. The loss of a replica costs no attempt if the call cannot have caused it.
+func TestCallThatEndsTwoReplicasIsConvicted(t *testing.T) {
 	const none, shared, company, unclear, alone = task.BlameNone, task.BlameShared, task.BlameCompany, task.BlameUnclear, task.BlameAlone
 	for name, tc := range map[string]struct {
 		losses []task.Blame

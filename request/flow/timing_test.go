@@ -9,9 +9,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestTimings loses the first replica of a request, then fails it while a call is outstanding. Each
-// attempt must be reported with its times and its own trace context.
-func TestTimings(t *testing.T) {
+// TestEachAttemptIsReported loses the first replica of a request, then fails it while a call is
+// outstanding. Each attempt must be reported with its times and its own trace context.
+func TestEachAttemptIsReported(t *testing.T) {
 	const trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	g := pipeline.Pipeline{Name: "f", Namespace: "ns", Entry: "f", Stages: []pipeline.Stage{{Function: pipeline.Function{Name: "f", Namespace: "ns", Each: true, Idempotent: true}}}}
 	items := tensor.Activation{{Bytes: []byte("x")}, {Bytes: []byte("y")}}

@@ -132,8 +132,8 @@ func (w *walk) task(k *call) *task.Task {
 	}
 }
 
-// mixes reports whether a successful reply comes from another revision than earlier replies in the
-// same stage.
+// mixes reports whether a successful reply comes from another revision than earlier replies to
+// calls of the same stage.
 func (w *walk) mixes(k *call, r *task.Reply) bool {
 	s := &w.stages[k.stage]
 	return r.Revision != 0 && s.revision != 0 && r.Revision != s.revision

@@ -10,9 +10,10 @@ type Progress struct {
 	Attempt int // highest attempt of the calls that are not done, from 1
 }
 
-// Where returns the stages that a request is in, in the graph's order. id is the id that Invoke
-// got. If two runs have this id, Where returns the stages of one of them. It scans all requests in
-// flight, so the data path must not call it.
+// Where returns the stages that a request is in, in the graph's order. id is the request's id, as
+// given to Invoke. If several runs with this id are in flight, Where returns the stages of one run;
+// if there is none, it returns nil. It scans all requests in flight, so the data path must not call
+// it.
 func (c *Coordinator) Where(id string) []Progress {
 	for _, s := range c.shards {
 		s.mu.Lock()

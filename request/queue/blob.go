@@ -12,9 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
-// blobs holds the contents of large records, one file per record. The file is on disk before the
-// message that names it, and is deleted after it. sweep removes files that a crash left without a
-// message.
+// blobs holds the contents of large records, one file per record. A file is written before the
+// message that names it, and deleted after that message. A crash may leave files that no message
+// names; sweep removes them.
 type blobs struct{ dir string }
 
 const blobPrefix = "record-"

@@ -20,7 +20,7 @@ func (b *Bus) Submit(function string, msg []byte) error {
 	return nil
 }
 
-// Tasks calls handler with each task for function, in order, until stop is called. more says that
+// Tasks calls handler with each task for function, in order, until stop is called. more means that
 // another call follows at once. When stop returns, no handler runs or will run.
 func (b *Bus) Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error) {
 	return b.subscribe(taskSubject(function), func(m *nats.Msg) {

@@ -122,8 +122,9 @@ func letter(m *message, seq uint64, size int64) (*DeadLetter, error) {
 	return l, nil
 }
 
-// recoverDead reads the stream DEAD. there holds the deadIDs of the records in the journal. A
-// letter with such an ID was being moved when the process ended, and is deleted.
+// recoverDead reads the stream DEAD. there holds the deadIDs of the records in the journal.
+// recoverDead deletes letters with these IDs, because the process ended while it moved their
+// records between the journal and DEAD.
 func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool) error {
 	return scan(ctx, j.dead.stream, func(f found) {
 		l, err := letter(&f.message, f.seq, f.size)
@@ -212,8 +213,8 @@ func (j *Journal) drop(l *DeadLetter) error {
 }
 
 // Dead returns up to limit dead letters, oldest first. of selects functions; nil selects all. If
-// after is not empty, Dead starts behind the letter with that ID. more reports that there are
-// further letters.
+// after is not empty, Dead starts with the letter that follows the letter with this ID. If there is
+// no letter with this ID, it returns ErrNoLetter. more reports whether further letters exist.
 func (j *Journal) Dead(of func(function string) bool, after string, limit int) (letters []DeadLetter, more bool, err error) {
 	d := j.dead
 	d.mu.Lock()

@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
-// Bytes of the disk that writes leave free. Each value is larger than what the writes below it
-// need.
+// Bytes that writes must leave free on the disk, by the purpose of the write. Each value leaves
+// enough room for the purposes below it.
 const (
 	// Left free by Append, because retries, results and deletions of accepted records write too.
 	acceptRoom = 64 << 20
@@ -40,16 +40,16 @@ const (
 	reopenWait = 5 * time.Second
 )
 
-// missingTries is how many consecutive attempts with room on the disk may leave a stream closed.
-// After that, the other streams are used without it.
+// missingTries is how many attempts in a row may leave a stream closed although the disk has room.
+// After the last attempt, the other streams are used without this stream.
 const missingTries = 4
 
 // Disk watches the disk of a [Server]'s streams, and opens the streams again after a failed write.
 //
-// The server keeps the first write error of a stream for as long as the stream is open. From then
-// on, the stream does not answer any write, even if the disk has room again. So a Disk detects the
-// error and refuses writes with the cause until there is room. Then it closes and opens JetStream
-// inside the running server. Connections, and messages that no stream stores, are not affected.
+// After a write error, a stream answers no further write until it is opened again, even if the disk
+// has room. So a Disk detects write errors, and refuses writes with the cause until there is room.
+// Then it closes and opens JetStream inside the running server. Connections are not affected, and
+// neither are messages that no stream stores.
 type Disk struct {
 	server  *Server
 	dir     string // folder of the streams
@@ -152,8 +152,8 @@ func (d *Disk) report(cause error) {
 	d.log.Error("a write to the streams failed, so they take no more; they are opened again when the disk has room", "disk", d.dir, "want free", int64(changeRoom), "error", cause)
 }
 
-// reopen opens the streams again. If some streams stay closed although the disk has room, they are
-// given up after a few attempts, because further attempts would interrupt the others.
+// reopen opens the streams again. If the disk has room and some streams stay closed, the Disk gives
+// these streams up after missingTries attempts, because each attempt interrupts the other streams.
 func (d *Disk) reopen(now time.Time, room bool) {
 	err, missing := d.server.reopen()
 	d.mu.Lock()
@@ -231,8 +231,8 @@ func (d *Disk) fault() error {
 	return fmt.Errorf("the streams in %s take no writes, and will be opened again: %w: %w", d.dir, ErrStopped, failed)
 }
 
-// serverError is an error of the server. The server has lost the error number of a failed write on
-// the way to its answers, so errors.Is finds the number by its text.
+// serverError is an error of the server. The server reports the text of a failed write, but not its
+// error number. So Is compares texts.
 type serverError struct{ error }
 
 // Unwrap returns the server's error.
@@ -247,8 +247,8 @@ func (e serverError) Is(target error) bool {
 // noSpace reports whether the server failed to write because a disk is full.
 func noSpace(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
 
-// Degraded returns why async requests, and perhaps deploys, are refused. It returns nil if they are
-// not.
+// Degraded returns why async requests, and perhaps deploys, are refused. It returns nil if nothing
+// is refused.
 func (d *Disk) Degraded() error { return d.room(0, acceptRoom) }
 
 // DiskStats is the state of a [Disk].

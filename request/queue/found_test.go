@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// TestFoundDescribesLeftRecords checks that Found gets each record that a start finds, with its
-// attempts and the time of the next one. At a redrive, Found gets the record before the record
-// runs.
+// TestFoundDescribesLeftRecords checks that a start calls Found for each record in the journal,
+// with the number of failed attempts and the time of the next attempt. A redrive calls Found before
+// the record runs.
 func TestFoundDescribesLeftRecords(t *testing.T) {
 	nc := start(t, t.TempDir())
 	blobs := filepath.Join(t.TempDir(), "blobs")

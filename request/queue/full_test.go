@@ -16,10 +16,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// TestDiskNearlyFull uses a disk that others have nearly filled. New requests must be refused at
-// once and leave nothing behind. Accepted requests must be retried, completed and reported. A
-// restart must work, and with room again requests must be accepted.
-func TestDiskNearlyFull(t *testing.T) {
+// TestNearlyFullDiskRefusesNewRequestsOnly checks a journal whose disk is nearly full of other
+// data:
+//
+//   - New requests are refused at once and leave no files.
+//   - Accepted requests run after a restart, are tried again, and have their results delivered.
+//   - Once the disk has room, new requests are accepted.
+func TestNearlyFullDiskRefusesNewRequestsOnly(t *testing.T) {
 	small := proctest.Disk(t, "160m")
 	cfg := JournalConfig{Blobs: filepath.Join(small, "blobs")}
 	nc := start(t, filepath.Join(small, "nats"))
@@ -102,9 +105,9 @@ func breakStream(t *testing.T, s *Server, kv *KV) {
 	wg.Wait()
 }
 
-// TestStreamsAreOpenedAgain checks that a stream with a write error takes writes again when there
-// is room, without a restart, and that watchers of a bucket see each change once. Meanwhile, writes
-// are refused at once with the cause, and core messages go on.
+// TestStreamsAreOpenedAgain fills the disk until a stream has a write error. Until there is room,
+// writes are refused at once with the cause, and core NATS messages are delivered. When there is
+// room, the stream takes writes without a restart. Watchers of a bucket see each change once.
 func TestStreamsAreOpenedAgain(t *testing.T) {
 	s, dir := smallServer(t)
 	nc := connect(t, s)
@@ -182,9 +185,9 @@ func TestStreamsAreOpenedAgain(t *testing.T) {
 	}
 }
 
-// TestDeletionOnAFullDisk checks that keys and dead letters can be deleted with no free byte,
+// TestDeletionWorksOnAFullDisk checks that keys and dead letters can be deleted with no free byte,
 // whether or not the streams take writes.
-func TestDeletionOnAFullDisk(t *testing.T) {
+func TestDeletionWorksOnAFullDisk(t *testing.T) {
 	for _, broken := range []bool{false, true} {
 		t.Run(fmt.Sprint("broken ", broken), func(t *testing.T) {
 			s, dir := smallServer(t)
@@ -239,8 +242,8 @@ func TestDeletionOnAFullDisk(t *testing.T) {
 	}
 }
 
-// TestResultsWaitForTheDisk has 100 requests whose results come while the disk is full and their
-// streams keep a write error. Each must be told once when there is room.
+// TestResultsWaitForTheDisk runs 100 requests whose results come while the disk is full and the
+// streams keep a write error. Each result must be delivered once when the disk has room.
 func TestResultsWaitForTheDisk(t *testing.T) {
 	s, dir := smallServer(t)
 	nc := connect(t, s)
@@ -305,9 +308,9 @@ func TestResultsWaitForTheDisk(t *testing.T) {
 	}
 }
 
-// TestStatesWithoutAnswer checks that if a record's next state may have been stored without an
-// answer, that state is deleted with the record.
-func TestStatesWithoutAnswer(t *testing.T) {
+// TestUnconfirmedStateIsDeletedWithItsRecord checks that if a record's next state may have been
+// stored without an answer, that state is deleted with the record.
+func TestUnconfirmedStateIsDeletedWithItsRecord(t *testing.T) {
 	nc := start(t, t.TempDir())
 	j := openJournal(t, nc, JournalConfig{})
 	for _, id := range []string{"told", "gone"} {

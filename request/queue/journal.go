@@ -75,11 +75,11 @@ func (c JournalConfig) withDefaults() JournalConfig {
 }
 
 // Journal keeps accepted async requests on disk until they are done. Once Append has returned, a
-// record survives kill -9 of every process. It survives power loss once the file system has written
-// it, which happens as often as ServerConfig.Sync says.
+// record survives kill -9 of every process. To survive power loss, it must also have been synced;
+// ServerConfig.Sync sets how often that happens.
 //
-// The streams hold the records. An index in memory, rebuilt at each start, says which record is
-// next (docs/adr/0014). At most one process may have a journal open.
+// The records are in JetStream streams. An index in memory, rebuilt at each start, selects the next
+// record to run (docs/adr/0014). At most one process may have a journal open.
 type Journal struct {
 	js     jetstream.JetStream
 	cfg    JournalConfig
@@ -231,14 +231,15 @@ func (j *Journal) Append(function, id string, data []byte) error {
 	return j.AppendValue(function, id, data, nil)
 }
 
-// AppendValue returns once the record is on disk. id must be unique: a second record with the same
-// id replaces the first. The caller must not use data afterwards. value is the decoded form of
-// data; if the record runs at once, its Record has it.
+// AppendValue stores a record, and returns once the record is on disk. id must be unique: a second
+// record with the same id replaces the first. The caller must not use data afterwards. value is the
+// decoded form of data. Work gets value in its Record, unless the record had to be read from disk.
 //
 // On a full disk, the error wraps syscall.ENOSPC and names the disk. If the streams take no writes
-// for another reason, it wraps ErrStopped. After any error but ErrTooLarge, ErrQueueFull, ErrShare
-// and ErrFull, the record may still have been stored, because the disk answered too late. Run
-// deletes it later. If the process ends before that, the next process runs it.
+// for another reason, the error wraps ErrStopped. After ErrTooLarge, ErrQueueFull, ErrShare and
+// ErrFull, nothing is stored. After any other error, the record may be in the stream, because the
+// disk may have answered too late. Then Run deletes it. If the process ends before that, the next
+// process runs the record.
 func (j *Journal) AppendValue(function, id string, data []byte, value any) error {
 	size := int64(len(data))
 	if most := j.cfg.Bytes / 4; size > most {
@@ -280,8 +281,8 @@ func (j *Journal) AppendValue(function, id string, data []byte, value any) error
 	return nil
 }
 
-// startReady starts all records that may run. m is the content of one of them, if the caller has
-// it.
+// startReady starts all records that may run now. m is the content of the record with the index
+// entry it, if the caller has it; otherwise nil.
 func (j *Journal) startReady(kind Kind, it item, m *message) {
 	for j.begin != nil {
 		ln, next, ok := j.lines.next(kind)

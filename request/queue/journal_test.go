@@ -331,7 +331,7 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-func TestLimits(t *testing.T) {
+func TestAppendRefusesRecordsBeyondLimits(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{Bytes: 1 << 20, Limits: func(string) Limits { return Limits{Concurrency: 1, Queue: 3} }})
 	for i := range 3 {
 		enter(t, j, "f", fmt.Sprint(i), "")
@@ -415,8 +415,9 @@ func TestNoFunctionFillsTheJournal(t *testing.T) {
 	enter(t, j, "g", "4", strings.Repeat("x", 200<<10))
 }
 
-// TestBackOffAndClock checks that a time written by a wrong clock delays nobody for long.
-func TestBackOffAndClock(t *testing.T) {
+// TestBackOffIsBoundedIfTheClockIsSetBack checks that a time written by a wrong clock delays nobody
+// for long.
+func TestBackOffIsBoundedIfTheClockIsSetBack(t *testing.T) {
 	stored := time.Unix(1_000_000, 0)
 	end := stored.Add(time.Minute).UnixNano()
 	for name, tc := range map[string]struct {
@@ -436,9 +437,9 @@ func TestBackOffAndClock(t *testing.T) {
 	}
 }
 
-// TestLargeRecords checks that large records are stored as files, which are deleted with their
-// records.
-func TestLargeRecords(t *testing.T) {
+// TestLargeRecordsAreFiles checks that large records are stored as files, which are deleted with
+// their records.
+func TestLargeRecordsAreFiles(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
 	j := openJournal(t, nc, cfg)

@@ -108,9 +108,9 @@ func (k *KV) retry(ctx context.Context, f func(context.Context) error) error {
 	}
 }
 
-// Watch calls f with every key's latest value and then with every change, one at a time, until stop
-// is called or ctx ends. It returns once f has seen all values that existed before. When stop
-// returns, f does not run and will not be called again.
+// Watch calls f with every key's latest value and then with every change, until stop is called or
+// ctx ends. Calls of f do not overlap. Watch returns once f has seen all values that existed at the
+// call. When stop returns, f does not run and will not be called again.
 func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	opened := k.disk.opens()
@@ -126,8 +126,8 @@ func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) 
 		follow := follower{f: f, synced: synced}
 		for w != nil {
 			again := follow.updates(ctx, w.Updates(), opened)
-			// Fails only if the connection is closed or the streams were opened again. Then nothing
-			// is left to stop.
+			// Stop fails only if the connection is closed or the streams were opened again. Then there is
+			// nothing to stop.
 			_ = w.Stop()
 			for range w.Updates() {
 				continue // drains the channel, so that its sender ends
@@ -184,9 +184,10 @@ type follower struct {
 	ended  bool          // the last watcher ended by itself
 }
 
-// updates follows a watcher. It reports whether the bucket must be watched again, because the
-// streams were opened again or the watcher ended before ctx. A watcher ends if it misses heartbeats
-// and its stream does not exist, for example while the streams are opened.
+// updates passes a watcher's changes to f. It returns when ctx ends, when the streams were opened
+// again, or when the watcher has ended by itself. In the last two cases, again is true: the bucket
+// must be watched again. A watcher ends by itself if it misses heartbeats and its stream does not
+// exist, for example while the streams are being opened.
 func (f *follower) updates(ctx context.Context, from <-chan jetstream.KeyValueEntry, opened <-chan struct{}) (again bool) {
 	f.ended = false
 	for {

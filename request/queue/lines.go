@@ -5,12 +5,13 @@ import (
 	"time"
 )
 
-// lines is the order of the journal's work: which records wait, for which function or receiver, and
-// which of them may run now. It is a pure value without a clock. The journal's lock guards it.
+// lines decides in which order the journal's records run. It knows which records wait, for which
+// function or receiver, and which may run now. It is a pure value without a clock. The journal's
+// lock guards it.
 //
-// Records of one function wait in one line, and results for one receiver in another. Lines take
-// turns, one record each, within the bounds of the line and of its kind. So a slow or long line
-// delays only itself.
+// The runs of one function wait in one line, and the callbacks for one receiver in another. Lines
+// take turns, one record per turn. Two bounds limit the records in work: one per line, and one per
+// kind of work. So a slow or long line delays only itself.
 type lines struct {
 	limits   func(function string) Limits
 	of       map[lineKey]*line
@@ -218,9 +219,9 @@ func (l *lines) next(kind Kind) (*line, item, bool) {
 	return ln, it, true
 }
 
-// end reports that a record taken by next is no longer in work. If busy is set, the worker was
-// overloaded, so the line's window shrinks to the records still in work. Otherwise it grows by one
-// for each window of ended records.
+// end ends the work on a record that next returned. If busy is set, the function or receiver was
+// overloaded: the line's window shrinks to the number of records still in work. Otherwise a window
+// that is set grows by 1/window, so by one when a whole window of records has ended.
 func (l *lines) end(ln *line, it item, busy bool) {
 	k := &l.kinds[ln.key.kind]
 	k.inWork--

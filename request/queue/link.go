@@ -20,9 +20,9 @@ const nodeUser = "node"
 // reconnectWait is the pause between attempts to reach a lost server.
 const reconnectWait = 250 * time.Millisecond
 
-// Connect opens a connection from another process to a listening server, with its token. It
-// reconnects for ever. While the server is away, sending fails and subscriptions stay. Connect
-// fails only if the url is invalid.
+// Connect opens a connection from another process to a listening server, with the server's token.
+// The connection reconnects for ever. While the server is away, sending fails, and subscriptions
+// are kept. Connect fails only if url is invalid.
 func Connect(url, token, name string, log *slog.Logger) (*nats.Conn, error) {
 	var mu sync.Mutex
 	last := ""
@@ -63,8 +63,9 @@ func NewLink(nc *nats.Conn) *Link { return &Link{nc: nc} }
 
 func nodeSubject(node, kind string) string { return NodeSubjects + "." + Token(node) + "." + kind }
 
-// Send sends a message about a node. kind must not be empty. Answers go to the node's messages of
-// the kind reply; an empty reply means no answer. If the server is unreachable, Send fails at once.
+// Send sends a message about a node. kind must not be empty. An answer is a message about the same
+// node with the kind reply; an empty reply means no answer. If the server is unreachable, Send
+// fails at once.
 func (l *Link) Send(node, kind, reply string, data []byte) error {
 	var err error
 	if reply == "" {
@@ -82,7 +83,7 @@ func (l *Link) Send(node, kind, reply string, data []byte) error {
 const linkPending = 64 << 10
 
 // Listen calls f with each message of a kind about a node, in order, until stop is called. An empty
-// node means all nodes. Empty data means that a message with this kind as its reply had no
+// node means all nodes. f gets empty data if a message that asked for a reply of this kind had no
 // listener. When stop returns, f does not run and will not be called again.
 func (l *Link) Listen(node, kind string, f func(node, reply string, data []byte)) (stop func(), err error) {
 	token := Token(node)

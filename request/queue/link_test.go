@@ -60,9 +60,9 @@ func next(t *testing.T, from <-chan heard) heard {
 	}
 }
 
-// TestLink sends both ways between a foreign and an in-process connection, with a name that must be
-// escaped, and sends to a kind without listeners.
-func TestLink(t *testing.T) {
+// TestLinkCarriesMessagesBothWays sends both ways between a foreign and an in-process connection,
+// with a name that must be escaped, and sends to a kind without listeners.
+func TestLinkCarriesMessagesBothWays(t *testing.T) {
 	s := listening(t, t.TempDir(), "127.0.0.1:0")
 	t.Cleanup(s.Close)
 	in, out := NewLink(connect(t, s)), NewLink(foreign(t, s.URL(), "secret", slog.New(slog.DiscardHandler)))
@@ -95,9 +95,9 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestForeignRights tries what a node must not do: use other subjects or JetStream, or connect with
-// a wrong token.
-func TestForeignRights(t *testing.T) {
+// TestNodesMayUseOnlyTheirSubjects tries what a node must not do: use other subjects or JetStream,
+// or connect with a wrong token.
+func TestNodesMayUseOnlyTheirSubjects(t *testing.T) {
 	s := listening(t, t.TempDir(), "127.0.0.1:0")
 	t.Cleanup(s.Close)
 	inside := connect(t, s)
@@ -148,9 +148,9 @@ func TestForeignRights(t *testing.T) {
 	}
 }
 
-// TestServerComesBack restarts the server at the same address. Connections and subscriptions must
-// be there again.
-func TestServerComesBack(t *testing.T) {
+// TestConnectionsReturnAfterServerRestart restarts the server at the same address. Connections and
+// subscriptions must be there again.
+func TestConnectionsReturnAfterServerRestart(t *testing.T) {
 	dir := t.TempDir()
 	s := listening(t, dir, "127.0.0.1:0")
 	url := s.URL()

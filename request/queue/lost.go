@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// A record is lost if its Append was refused because the disk did not answer in time. The stream
-// may have the record, or get it soon. It must not run at the next start: its client was told that
-// it was refused, and has probably sent it again under a new id.
+// A record is lost if its Append failed because the disk did not answer in time. The stream may
+// have the record, or get it soon. The journal deletes lost records so that they do not run. The
+// client of a lost record got an error, and has probably sent the request again under a new id.
 
-// mostLost bounds how many lost records a journal remembers. Further ones stay until the next
-// start.
+// mostLost bounds how many lost records a journal remembers. Further lost records are not deleted,
+// so the next start runs them.
 const mostLost = 4096
 
 // lost describes a lost record.
@@ -29,8 +29,8 @@ type unanswered struct{ error }
 
 func (u unanswered) Unwrap() error { return u.error }
 
-// recordLost records that m is lost, if err says so or was does. was means that an earlier record
-// with its id is lost. The caller holds j.mu.
+// recordLost records that m is lost, if err means that the stream did not answer, or if was is set.
+// was means that an earlier record with m's id is lost. The caller holds j.mu.
 func (j *Journal) recordLost(m *message, shard int32, err error, was bool) {
 	if was {
 		delete(j.uncertain, m.subject)
@@ -44,8 +44,8 @@ func (j *Journal) recordLost(m *message, shard int32, err error, was bool) {
 	}
 }
 
-// takeLost reports whether the record to be appended is lost, and removes it from the lost ones.
-// From now on it may have unknown states.
+// takeLost reports whether a record with this subject is lost, and takes it out of j.lost. The
+// caller appends a record under the same subject, which may have unknown states from now on.
 func (j *Journal) takeLost(subject string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -78,9 +78,9 @@ func (j *Journal) deleteLost(ctx context.Context) {
 	}
 }
 
-// deleteLostBefore deletes the records that were lost before then, if the disk has room. It reports
-// whether lost records are left. Records lost within the last appendTimeout may still be on their
-// way to the stream.
+// deleteLostBefore deletes the records that were lost before the time then, if the disk has room.
+// left reports whether lost records remain. The caller sets then to appendTimeout ago, because
+// records lost later may still be on their way to the stream.
 func (j *Journal) deleteLostBefore(ctx context.Context, then time.Time) (left bool) {
 	if j.cfg.Disk.room(0, changeRoom) != nil { // deletions of lost records do not use the reserve
 		return true

@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// TestLostRecordsAreDeleted checks records that are in the stream although their Append was refused
-// without an answer. The same process must delete them. If a record is appended again under the
-// same id, it stays until it is done.
+// TestLostRecordsAreDeleted checks that the process deletes records that are in the stream although
+// their Append got no answer and was refused. If a record is appended again under the same id, it
+// stays until it is done.
 func TestLostRecordsAreDeleted(t *testing.T) {
 	t.Parallel() // waits for appendTimeout
 	nc := start(t, t.TempDir())

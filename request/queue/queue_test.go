@@ -206,8 +206,9 @@ func TestStopWaitsForTheHandlerOfAClosedConnection(t *testing.T) {
 	}
 }
 
-// TestSync checks that the sync interval reaches the server. The rest is up to NATS.
-func TestSync(t *testing.T) {
+// TestSyncIntervalReachesTheServer checks that the sync interval reaches the server. The rest is up
+// to NATS.
+func TestSyncIntervalReachesTheServer(t *testing.T) {
 	for wish, want := range map[time.Duration]struct {
 		every  time.Duration
 		always bool

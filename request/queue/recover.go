@@ -30,8 +30,8 @@ func (j *Journal) recover(ctx context.Context) error {
 		}
 	}
 	slices.SortStableFunc(all, func(a, b found) int { return a.at.Compare(b.at) })
-	// If a kill came between storing a record's next state and deleting the previous one, both are
-	// there.
+	// A kill between storing a record's next state and deleting the previous state leaves both. The
+	// later state counts.
 	latest := map[string]uint64{}
 	for _, f := range all {
 		latest[f.subject] = max(latest[f.subject], f.seq)
@@ -80,9 +80,9 @@ func (f *found) left(function, id string, now time.Time, wait time.Duration) Fou
 	return out
 }
 
-// backOff returns how much of a record's back-off is left. end is its end in Unix nanoseconds. The
-// result is never longer than the back-off was when the record was stored, even if the clock has
-// been set back since.
+// backOff returns how much of a record's back-off is left. end is the end of the back-off in Unix
+// nanoseconds. stored is the time when the back-off began. The result is at most the whole
+// back-off, even if the clock has been set back.
 func backOff(end int64, stored, now time.Time) time.Duration {
 	at := time.Unix(0, end)
 	return max(0, min(at.Sub(now), at.Sub(stored)))

@@ -69,9 +69,9 @@ func TestAttemptsSurviveTheProcess(t *testing.T) {
 	empty(t, j)
 }
 
-// TestRedelivered checks that runs, retries and callbacks that an earlier process may have started
-// are marked, and that others are not.
-func TestRedelivered(t *testing.T) {
+// TestRedeliveredMarksRepetitions checks that runs, retries and callbacks that an earlier process
+// may have started are marked, and that others are not.
+func TestRedeliveredMarksRepetitions(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
 	var mu sync.Mutex
@@ -115,9 +115,9 @@ func TestRedelivered(t *testing.T) {
 	}
 }
 
-// TestEarlierVersions opens a state folder of the first version: subjects without a function, one
-// durable consumer per shard, and dead letters without a function.
-func TestEarlierVersions(t *testing.T) {
+// TestStateOfTheFirstVersionIsRead opens a state folder of the first version: subjects without a
+// function, one durable consumer per shard, and dead letters without a function.
+func TestStateOfTheFirstVersionIsRead(t *testing.T) {
 	nc := start(t, t.TempDir())
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -177,7 +177,7 @@ func TestEarlierVersions(t *testing.T) {
 	empty(t, j)
 }
 
-func TestDeadLetters(t *testing.T) {
+func TestDeadLettersArePagedDroppedAndRedriven(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir(), Dead: 6}
 	j := openJournal(t, nc, cfg)
@@ -251,8 +251,8 @@ func TestDeadLetters(t *testing.T) {
 	}
 }
 
-// TestInterruptedDeadLetterIsStoredAgain checks that everything is done again if the disk fails
-// between a letter and what follows it.
+// TestInterruptedDeadLetterIsStoredAgain checks that a dead letter that is stored twice exists only
+// once. This happens if the disk fails after the first time, before the record is deleted.
 func TestInterruptedDeadLetterIsStoredAgain(t *testing.T) {
 	j := openJournal(t, start(t, t.TempDir()), JournalConfig{})
 	large := strings.Repeat("x", blobAbove+1)
@@ -300,8 +300,8 @@ func TestRedriveIntoFullJournalIsRefused(t *testing.T) {
 	empty(t, j)
 }
 
-// TestRecordThatIsAlsoDeadLetterStaysInJournal checks that a record that is both in the journal and
-// a dead letter stays in the journal only.
+// TestRecordThatIsAlsoDeadLetterStaysInJournal checks that a start deletes a dead letter whose
+// record is still in the journal.
 func TestRecordThatIsAlsoDeadLetterStaysInJournal(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
@@ -402,9 +402,9 @@ func TestJournalSurvivesKill(t *testing.T) {
 	}
 }
 
-// TestStatesSideBySide has a kill between storing a record's next state and deleting the previous
-// one. The later one counts, and the record runs once.
-func TestStatesSideBySide(t *testing.T) {
+// TestLaterOfTwoStatesCounts simulates a kill between storing a record's next state and deleting
+// the previous state. The later state counts, and the record runs once.
+func TestLaterOfTwoStatesCounts(t *testing.T) {
 	nc := start(t, t.TempDir())
 	cfg := JournalConfig{Blobs: t.TempDir()}
 	j := openJournal(t, nc, cfg)

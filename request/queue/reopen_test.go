@@ -84,9 +84,9 @@ func TestWatchOutlivesItsWatcher(t *testing.T) {
 	}
 }
 
-// TestStreamThatStaysClosed checks that if one stream cannot be opened again, the others take
-// writes, as they would after a restart.
-func TestStreamThatStaysClosed(t *testing.T) {
+// TestOtherStreamsWorkIfOneStaysClosed checks that if one stream cannot be opened again, the others
+// take writes, as they would after a restart.
+func TestOtherStreamsWorkIfOneStaysClosed(t *testing.T) {
 	dir := t.TempDir()
 	nc := start(t, dir)
 	d := diskOf(t, nc)
@@ -109,9 +109,9 @@ func TestStreamThatStaysClosed(t *testing.T) {
 	}
 }
 
-// TestLooksAtTheStreams checks that the streams are checked four times per second while something
-// is written, and once per second otherwise.
-func TestLooksAtTheStreams(t *testing.T) {
+// TestStreamsAreCheckedMoreOftenDuringWrites checks that the streams are checked four times per
+// second while something is written, and once per second otherwise.
+func TestStreamsAreCheckedMoreOftenDuringWrites(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDisk(nil, t.TempDir(), slog.New(slog.DiscardHandler))
 		looks := func(writes bool) (n int) {

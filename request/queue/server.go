@@ -20,8 +20,8 @@ import (
 // MaxMessage is the largest message in bytes that the embedded server takes.
 const MaxMessage = 8 << 20
 
-// pendingBytes bounds what waits for one slow reader, in the server and in the client. Above it,
-// messages are dropped, so it is far above what admission lets in.
+// pendingBytes bounds the bytes that wait for one slow reader, in the server and in the client.
+// Further messages are dropped, so the bound is far above what admission lets in.
 const pendingBytes = 512 << 20
 
 // Server is an embedded nats-server with JetStream. Connections are made in process. If the server

@@ -44,9 +44,9 @@ type End struct {
 // but a record that ends every process must be given up eventually.
 const maxStarts = 50
 
-// Run works on records until ctx ends, and waits for the workers. work's context ends with ctx. If
-// work then returns an error, it was cut short, and the record runs again in the next process. A
-// panic counts as an error of its record.
+// Run calls work for each record that may run, until ctx ends, and then waits for the calls to
+// return. The context of work ends with ctx. If work returns an error after that, the record was
+// cut short, and runs again in the next process. A panic counts as an error of its record.
 func (j *Journal) Run(ctx context.Context, work func(context.Context, Record) End) {
 	var workers sync.WaitGroup
 	jobs := make(chan job) // to idle workers
@@ -295,8 +295,8 @@ func (j *Journal) purge(ctx context.Context, s jetstream.Stream, subject string,
 	return nil
 }
 
-// reported returns err, a stream's answer to a deletion. If err means a full disk, the stream keeps
-// the error, so reported tells the Disk.
+// reported returns err, which is a stream's answer to a deletion. If err means that the disk is
+// full, the stream now keeps this error, so reported passes it to the Disk.
 func (j *Journal) reported(err error) error {
 	var api *jetstream.APIError
 	if failed := (serverError{err}); errors.As(err, &api) && noSpace(failed) {
