@@ -100,10 +100,10 @@ func (r *Reservation) AdmitTo(pid int, root string) error {
 	return sandbox.Reach(pid, &r.account.lease.Account, root)
 }
 
-// ShowSecrets makes a function's folder of secrets appear to a zygote of this pid, if the zygote
+// ShowSecrets makes a function's secrets folder visible to the zygote with this pid, if the zygote
 // has an account. A zygote sees the folder that it was started with. A worker also needs the
-// folders of its other functions, and every zygote needs a folder that was removed and made again
-// since.
+// folders of its other functions. If a folder is removed and made again, every zygote that runs
+// needs the new one.
 func (r *Reservation) ShowSecrets(pid int, folder string) error {
 	if r.account == nil || folder == "" {
 		return nil
@@ -133,8 +133,8 @@ func (r *Reservation) KeepPacked() {
 	}
 }
 
-// vacate returns the account of an ended process, if it had one. It kills processes that the ended
-// one has left running.
+// vacate returns the account of an ended process, if the process had one. It kills all processes
+// that still run with this account.
 func (r *Reservation) vacate() {
 	l, log := r.account, r.pool.cfg.Log
 	if l == nil {

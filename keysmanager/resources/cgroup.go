@@ -17,10 +17,10 @@ const MaxProcesses = 1024
 // measureEvery is the shortest time between two measurements of a group.
 const measureEvery = time.Second
 
-// Cgroup is the group of a replica or zygote, and its latest measurement. A node without cgroups
-// uses a nil Cgroup. Methods that are called for any process accept nil.
+// Cgroup is the cgroup of a replica or zygote, and its latest measurement. A node without cgroups
+// uses a nil *Cgroup; the methods that are called for any process accept nil.
 //
-// The fields up to began are set before other goroutines know the process.
+// The fields up to began, except done, are set before other goroutines see the process.
 type Cgroup struct {
 	group          Group
 	id             string // unique name of the group
@@ -42,9 +42,10 @@ type Cgroup struct {
 	told   GroupUsage // usage at the time of the latest line in the function's log about its limits
 }
 
-// Enter creates the cgroup of a process, in place of an earlier one of the reservation. The caller
-// closes the files by which a process enters it, and calls Bound once the process has entered.
-// Without cgroups there are no files.
+// Enter creates a cgroup for the process that is about to start. If the reservation has a cgroup,
+// that one is removed first. Enter returns the files by which the process enters the cgroup, as
+// [Group] says; without cgroups there are none. The caller closes the files, and calls Bound to set
+// the CPU limit once the process has entered.
 func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 	r.pool.leave(r.group)
 	r.group = nil
@@ -66,9 +67,9 @@ func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 	return g.Files()
 }
 
-// Become makes the cgroup that of this reservation's replica. milli is its CPU limit in thousandths
-// of a core once Bound is called; 0: the one of its limits. Other goroutines must not know the
-// process yet.
+// Become makes the reservation's cgroup count as its replica's. milli is the CPU limit, in
+// thousandths of a core, that the caller sets with Bound later; 0 means the declared limit. Other
+// goroutines must not see the process yet.
 func (r *Reservation) Become(milli int) {
 	c := r.group
 	if c == nil {
@@ -87,9 +88,10 @@ func (r *Reservation) Take(child *Reservation, milli int) {
 	r.Become(milli)
 }
 
-// AdoptGroup takes over a cgroup that an earlier daemon has made with these limits, for a zygote or
-// for the replica of this name. milli is the CPU limit that was set since. If the cgroup does not
-// exist, AdoptGroup logs that.
+// AdoptGroup takes over the cgroup id, which an earlier daemon has made with the limits l. replica
+// is the name of the replica in it; empty means that a zygote is in it. milli is the CPU limit that
+// the earlier daemon has set since, in thousandths of a core. If the cgroup does not exist,
+// AdoptGroup logs that, and the process is not measured.
 func (r *Reservation) AdoptGroup(id, function, replica string, l Limits, milli int, began time.Time) {
 	p := r.pool
 	if p.cfg.Groups == nil {
@@ -170,10 +172,10 @@ func (c *Cgroup) PassedItsLimit() bool {
 	return err == nil && u.OOMKills > 0
 }
 
-// TellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group. With it,
-// the watchdog recognises that the kernel killed a process because of the replica's memory limit.
-// files are the files by which the group is entered. It returns an empty string if there is no
-// limit.
+// TellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group: a file
+// that counts the processes that the kernel has killed because of memory, and the error text for
+// such a process. It returns an empty string if the group has no memory limit. files are the files
+// of Group.Files; the counting file is in the folder of one of them.
 func (c *Cgroup) TellsOutOfMemory(files []*os.File) string {
 	if c == nil || c.limits.Memory == 0 {
 		return ""

@@ -56,9 +56,9 @@ type Holder struct {
 }
 
 // survey returns how much of each device is free. Memory that a replica uses beyond its reservation
-// is not free. Usage that belongs to no known replica counts as that of another program. So survey
-// may overestimate the usage, but never underestimates it. parent returns the parent of a process;
-// with it, the children of a replica's process count as the replica's.
+// is not free. Usage of a process that belongs to no known replica counts as another program's. So
+// survey may overestimate the usage, but never underestimates it. parent returns the parent of a
+// process; survey calls it to find the replica of a child process.
 func survey(seen []Device, holders []Holder, parent func(pid int) int) []DeviceInfo {
 	out := make([]DeviceInfo, 0, len(seen))
 	for _, d := range seen {
@@ -121,8 +121,8 @@ func usage(d Device, holders []Holder, parent func(pid int) int) []int64 {
 	return used
 }
 
-// reserve returns what a replica gets of each device: bytes of each. If bytes is 0, it gets all
-// free memory of devices that no other replica has.
+// reserve returns the bytes that a replica gets of each device in ids: the given number, or, if
+// bytes is 0, all free memory. In the latter case, no other replica may have memory of the device.
 func reserve(all []DeviceInfo, ids []string, bytes int64) (map[string]int64, error) {
 	got := map[string]int64{}
 	for _, id := range ids {

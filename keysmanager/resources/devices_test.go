@@ -17,7 +17,7 @@ const gib = int64(1 << 30)
 
 func orphan(int) int { return 0 }
 
-func TestReserve(t *testing.T) {
+func TestReserveRefusesMemoryThatIsNotFree(t *testing.T) {
 	gpu := Device{ID: "GPU-a", Memory: 40 * gib}
 	ill := Device{ID: "GPU-b", Memory: 40 * gib, Unhealthy: "it is lost"}
 	used := func(bytes int64, by map[int]int64) Device {
@@ -36,24 +36,24 @@ func TestReserve(t *testing.T) {
 		want    int64 // of each; 0: refused
 		refused string
 	}{
-		"fits":                              {[]Device{gpu}, nil, "GPU-a", 40 * gib, 40 * gib, ""},
-		"too large":                         {[]Device{gpu}, nil, "GPU-a", 41 * gib, 0, "want 41 GiB, and 40 GiB of 40 GiB are free"},
-		"beside another":                    {[]Device{gpu}, []Holder{has("r", 0, 30*gib)}, "GPU-a", 10 * gib, 10 * gib, ""},
-		"no room beside another":            {[]Device{gpu}, []Holder{has("r", 0, 31*gib)}, "GPU-a", 10 * gib, 0, "9 GiB of 40 GiB are free: 31 GiB are reserved for 1 replicas, 0 B are in use"},
-		"what replicas use is not foreign":  {[]Device{used(30*gib, map[int]int64{7: 30 * gib})}, []Holder{has("r", 7, 30*gib)}, "GPU-a", 10 * gib, 10 * gib, ""},
-		"a replica uses more than it may":   {[]Device{used(35*gib, map[int]int64{7: 35 * gib})}, []Holder{has("r", 7, 30*gib)}, "GPU-a", 6 * gib, 0, "5 GiB of 40 GiB are free"},
-		"somebody else uses it":             {[]Device{used(20*gib, map[int]int64{9: 20 * gib})}, []Holder{has("r", 7, 15*gib)}, "GPU-a", 6 * gib, 0, "5 GiB of 40 GiB are free"},
-		"nobody is said to use it":          {[]Device{used(20*gib, nil)}, []Holder{has("r", 7, 15*gib)}, "GPU-a", 6 * gib, 0, "5 GiB of 40 GiB are free"},
-		"one without a reservation uses it": {[]Device{used(20*gib, map[int]int64{7: 20 * gib})}, []Holder{{Replica: "r", PID: 7}}, "GPU-a", 21 * gib, 0, "20 GiB of 40 GiB are free"},
-		"whole":                             {[]Device{gpu}, nil, "GPU-a", 0, 40 * gib, ""},
-		"whole, but for a display":          {[]Device{used(2*gib, nil)}, nil, "GPU-a", 0, 38 * gib, ""},
-		"whole, but somebody else uses it":  {[]Device{used(3*gib, nil)}, nil, "GPU-a", 0, 0, "want 37.5 GiB, and 37 GiB of 40 GiB are free"},
-		"whole, but a small one is there":   {[]Device{gpu}, []Holder{has("r", 0, 1)}, "GPU-a", 0, 0, "reserved for 1 replicas"},
-		"beside one that has it whole":      {[]Device{gpu}, []Holder{has("r", 0, 40*gib)}, "GPU-a", 1, 0, "0 B of 40 GiB are free"},
-		"not there":                         {[]Device{gpu}, nil, "GPU-x", 1, 0, `device "GPU-x": cannot be reserved: this node does not have it`},
-		"not well":                          {[]Device{gpu, ill}, nil, "GPU-b", 1, 0, "it is not well: it is lost"},
-		"twice":                             {[]Device{gpu}, nil, "GPU-a,GPU-a", 1, 0, "asked for twice"},
-		"one of two is not well":            {[]Device{gpu, ill}, nil, "GPU-a,GPU-b", 1, 0, "not well"},
+		"fits":                             {[]Device{gpu}, nil, "GPU-a", 40 * gib, 40 * gib, ""},
+		"too large":                        {[]Device{gpu}, nil, "GPU-a", 41 * gib, 0, "want 41 GiB, and 40 GiB of 40 GiB are free"},
+		"beside another":                   {[]Device{gpu}, []Holder{has("r", 0, 30*gib)}, "GPU-a", 10 * gib, 10 * gib, ""},
+		"no room beside another":           {[]Device{gpu}, []Holder{has("r", 0, 31*gib)}, "GPU-a", 10 * gib, 0, "9 GiB of 40 GiB are free: 31 GiB are reserved for 1 replicas, 0 B are in use"},
+		"what replicas use is not foreign": {[]Device{used(30*gib, map[int]int64{7: 30 * gib})}, []Holder{has("r", 7, 30*gib)}, "GPU-a", 10 * gib, 10 * gib, ""},
+		"a replica uses more than it may":  {[]Device{used(35*gib, map[int]int64{7: 35 * gib})}, []Holder{has("r", 7, 30*gib)}, "GPU-a", 6 * gib, 0, "5 GiB of 40 GiB are free"},
+		"another program uses it":          {[]Device{used(20*gib, map[int]int64{9: 20 * gib})}, []Holder{has("r", 7, 15*gib)}, "GPU-a", 6 * gib, 0, "5 GiB of 40 GiB are free"},
+		"a process that the driver does not name uses it": {[]Device{used(20*gib, nil)}, []Holder{has("r", 7, 15*gib)}, "GPU-a", 6 * gib, 0, "5 GiB of 40 GiB are free"},
+		"a replica without a reservation uses it":         {[]Device{used(20*gib, map[int]int64{7: 20 * gib})}, []Holder{{Replica: "r", PID: 7}}, "GPU-a", 21 * gib, 0, "20 GiB of 40 GiB are free"},
+		"whole":                               {[]Device{gpu}, nil, "GPU-a", 0, 40 * gib, ""},
+		"whole, but for a display":            {[]Device{used(2*gib, nil)}, nil, "GPU-a", 0, 38 * gib, ""},
+		"whole, but another program uses it":  {[]Device{used(3*gib, nil)}, nil, "GPU-a", 0, 0, "want 37.5 GiB, and 37 GiB of 40 GiB are free"},
+		"whole, but a small replica is on it": {[]Device{gpu}, []Holder{has("r", 0, 1)}, "GPU-a", 0, 0, "reserved for 1 replicas"},
+		"beside a replica that has it whole":  {[]Device{gpu}, []Holder{has("r", 0, 40*gib)}, "GPU-a", 1, 0, "0 B of 40 GiB are free"},
+		"not there":                           {[]Device{gpu}, nil, "GPU-x", 1, 0, `device "GPU-x": cannot be reserved: this node does not have it`},
+		"not well":                            {[]Device{gpu, ill}, nil, "GPU-b", 1, 0, "it is not well: it is lost"},
+		"twice":                               {[]Device{gpu}, nil, "GPU-a,GPU-a", 1, 0, "asked for twice"},
+		"one of two is not well":              {[]Device{gpu, ill}, nil, "GPU-a,GPU-b", 1, 0, "not well"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := reserve(survey(tc.seen, tc.holders, orphan), strings.Split(tc.ids, ","), tc.bytes)
@@ -67,9 +67,9 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestChildrenOfReplicas checks that the device memory of a replica's child counts as the
-// replica's, as when a watchdog runs a program on a device.
-func TestChildrenOfReplicas(t *testing.T) {
+// TestDeviceMemoryOfAChildCountsAsItsReplicas covers, for example, a watchdog that runs a program
+// on a device.
+func TestDeviceMemoryOfAChildCountsAsItsReplicas(t *testing.T) {
 	parents := map[int]int{30: 20, 20: 7, 99: 1}
 	seen := []Device{{ID: "GPU-a", Memory: 40 * gib, Used: 12 * gib, Processes: map[int]int64{30: 10 * gib, 99: 2 * gib}}}
 	all := survey(seen, []Holder{{Replica: "r", PID: 7, Reserved: map[string]int64{"GPU-a": 10 * gib}}}, func(pid int) int { return parents[pid] })
@@ -81,10 +81,10 @@ func TestChildrenOfReplicas(t *testing.T) {
 	}
 }
 
-// TestNeverOverbooked makes replicas start, grow within their reservations and end at random,
-// beside programs of others that use the device freely. As long as these programs leave the
-// reservations alone, all use fits on the device.
-func TestNeverOverbooked(t *testing.T) {
+// TestReservationsNeverOverbookADevice makes replicas start, grow within their reservations and end
+// at random. Meanwhile, other programs take and free unreserved memory of the devices. All
+// reservations and the other programs' memory must always fit on each device together.
+func TestReservationsNeverOverbookADevice(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		seen := []Device{{ID: "GPU-a", Memory: 40 * gib}, {ID: "GPU-b", Memory: 10 * gib}}
@@ -151,9 +151,9 @@ func TestNeverOverbooked(t *testing.T) {
 	}
 }
 
-// TestWhoHasADevice checks that parked children give way, and that the context and the replicas of
-// a worker share the use of their process.
-func TestWhoHasADevice(t *testing.T) {
+// TestSurveyChargesParkedChildrenAndWorkers checks that memory of parked children counts as free,
+// and that the context and the replicas of a worker share the use of their process.
+func TestSurveyChargesParkedChildrenAndWorkers(t *testing.T) {
 	reserved := func(bytes int64) map[string]int64 { return map[string]int64{"GPU-a": bytes} }
 	for name, tc := range map[string]struct {
 		used                   map[int]int64
@@ -161,15 +161,15 @@ func TestWhoHasADevice(t *testing.T) {
 		reserved, free, parked int64
 		names                  []string
 	}{
-		"a parked child":                   {nil, []Holder{{PID: 7, Reserved: reserved(gib), Parks: true, Parked: "f"}}, 0, 40 * gib, gib, nil},
-		"one that uses more":               {map[int]int64{7: 2 * gib}, []Holder{{PID: 7, Reserved: reserved(gib), Parks: true, Parked: "f"}}, 0, 40 * gib, 2 * gib, nil},
-		"one that is about to be":          {map[int]int64{7: gib / 2}, []Holder{{PID: 7, Reserved: reserved(gib), Parks: true}}, 0, 40 * gib, gib, nil},
-		"beside a stranger":                {map[int]int64{7: 2 * gib, 9: gib}, []Holder{{PID: 7, Reserved: reserved(gib), Parks: true, Parked: "f"}}, 0, 39 * gib, 2 * gib, nil},
-		"a worker":                         {nil, []Holder{{Replica: "r", PID: 7, Reserved: reserved(4 * gib)}, {PID: 7, Reserved: reserved(gib)}}, 5 * gib, 35 * gib, 0, []string{"r"}},
-		"a worker that uses what it may":   {map[int]int64{7: 9 * gib}, []Holder{{Replica: "r", PID: 7, Reserved: reserved(4 * gib)}, {Replica: "s", PID: 7, Reserved: reserved(4 * gib)}, {PID: 7, Reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
-		"a worker that uses more":          {map[int]int64{7: 12 * gib}, []Holder{{Replica: "r", PID: 7, Reserved: reserved(4 * gib)}, {Replica: "s", PID: 7, Reserved: reserved(4 * gib)}, {PID: 7, Reserved: reserved(gib)}}, 9 * gib, 28 * gib, 0, []string{"r", "s"}},
-		"a worker without replicas":        {map[int]int64{7: gib / 2}, []Holder{{PID: 7, Reserved: reserved(gib)}}, gib, 39 * gib, 0, nil},
-		"a worker one of whose is to come": {map[int]int64{7: 5 * gib}, []Holder{{Replica: "r", PID: 7, Reserved: reserved(4 * gib)}, {Replica: "s", Reserved: reserved(4 * gib)}, {PID: 7, Reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
+		"a parked child": {nil, []Holder{{PID: 7, Reserved: reserved(gib), Parks: true, Parked: "f"}}, 0, 40 * gib, gib, nil},
+		"a parked child that uses more than reserved":    {map[int]int64{7: 2 * gib}, []Holder{{PID: 7, Reserved: reserved(gib), Parks: true, Parked: "f"}}, 0, 40 * gib, 2 * gib, nil},
+		"a child that is being parked":                   {map[int]int64{7: gib / 2}, []Holder{{PID: 7, Reserved: reserved(gib), Parks: true}}, 0, 40 * gib, gib, nil},
+		"a parked child beside another program":          {map[int]int64{7: 2 * gib, 9: gib}, []Holder{{PID: 7, Reserved: reserved(gib), Parks: true, Parked: "f"}}, 0, 39 * gib, 2 * gib, nil},
+		"a worker":                                       {nil, []Holder{{Replica: "r", PID: 7, Reserved: reserved(4 * gib)}, {PID: 7, Reserved: reserved(gib)}}, 5 * gib, 35 * gib, 0, []string{"r"}},
+		"a worker that uses what it may":                 {map[int]int64{7: 9 * gib}, []Holder{{Replica: "r", PID: 7, Reserved: reserved(4 * gib)}, {Replica: "s", PID: 7, Reserved: reserved(4 * gib)}, {PID: 7, Reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
+		"a worker that uses more":                        {map[int]int64{7: 12 * gib}, []Holder{{Replica: "r", PID: 7, Reserved: reserved(4 * gib)}, {Replica: "s", PID: 7, Reserved: reserved(4 * gib)}, {PID: 7, Reserved: reserved(gib)}}, 9 * gib, 28 * gib, 0, []string{"r", "s"}},
+		"a worker without replicas":                      {map[int]int64{7: gib / 2}, []Holder{{PID: 7, Reserved: reserved(gib)}}, gib, 39 * gib, 0, nil},
+		"a worker with a replica that is still starting": {map[int]int64{7: 5 * gib}, []Holder{{Replica: "r", PID: 7, Reserved: reserved(4 * gib)}, {Replica: "s", Reserved: reserved(4 * gib)}, {PID: 7, Reserved: reserved(gib)}}, 9 * gib, 31 * gib, 0, []string{"r", "s"}},
 	} {
 		d := Device{ID: "GPU-a", Memory: 40 * gib, Processes: tc.used}
 		for _, bytes := range tc.used {
@@ -192,22 +192,22 @@ func TestWhoHasADevice(t *testing.T) {
 	}
 }
 
-// TestWhereChildrenMayPark checks that children are parked only on healthy devices on which a
-// replica still fits.
-func TestWhereChildrenMayPark(t *testing.T) {
+// TestChildrenParkOnlyWhereAReplicaStillFits checks that children are parked only on healthy
+// devices on which a replica still fits.
+func TestChildrenParkOnlyWhereAReplicaStillFits(t *testing.T) {
 	for name, tc := range map[string]struct {
 		d     DeviceInfo
 		bytes int64
 		want  bool
 	}{
-		"free":                     {DeviceInfo{Free: 40 * gib}, 30 * gib, true},
-		"too little":               {DeviceInfo{Free: 20 * gib}, 30 * gib, false},
-		"beside others":            {DeviceInfo{Free: 20 * gib, Replicas: []string{"r"}}, 20 * gib, true},
-		"whole":                    {DeviceInfo{Free: 40 * gib}, 0, true},
-		"whole, and somebody's":    {DeviceInfo{Free: 39 * gib, Replicas: []string{"r"}}, 0, false},
-		"ill":                      {DeviceInfo{Device: Device{Unhealthy: "lost"}, Free: 40 * gib}, gib, false},
-		"full of those who parked": {DeviceInfo{Free: gib, Parked: gib - 1}, 1, false},
-		"room for one more":        {DeviceInfo{Free: 2 * gib, Parked: gib}, gib, true},
+		"free":                           {DeviceInfo{Free: 40 * gib}, 30 * gib, true},
+		"too little":                     {DeviceInfo{Free: 20 * gib}, 30 * gib, false},
+		"beside others":                  {DeviceInfo{Free: 20 * gib, Replicas: []string{"r"}}, 20 * gib, true},
+		"whole":                          {DeviceInfo{Free: 40 * gib}, 0, true},
+		"whole, but a replica uses it":   {DeviceInfo{Free: 39 * gib, Replicas: []string{"r"}}, 0, false},
+		"ill":                            {DeviceInfo{Device: Device{Unhealthy: "lost"}, Free: 40 * gib}, gib, false},
+		"full of parked children":        {DeviceInfo{Free: gib, Parked: gib - 1}, 1, false},
+		"room for one more parked child": {DeviceInfo{Free: 2 * gib, Parked: gib}, gib, true},
 	} {
 		tc.d.Memory = 40 * gib
 		if got := tc.d.Takes(tc.bytes); got != tc.want {

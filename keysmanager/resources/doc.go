@@ -3,8 +3,8 @@
 //
 // A [Pool] assigns resources, and a [Reservation] is what one process holds. The owner of a process
 // makes the reservation with [Pool.Reserve], [Pool.New] or [Pool.Adopt], before the process starts.
-// Enter, Take and Start add to the reservation. Release frees everything. No other function does.
-// It may be called more than once.
+// Enter, Take and Start add resources to the reservation. Only Release frees all of them; a second
+// call of Release does nothing.
 //
 // The package also measures memory: [Kernel] reads the memory of the machine and of processes, and
 // [Scale] counts the memory that the node's own processes take.

@@ -32,9 +32,10 @@ func (e Ending) Unwrap() error { return memoryError(e.Memory) }
 // ExitedWell is the cause of an end with status 0.
 const ExitedWell = "exited"
 
-// EndingOf returns the end of a process, as far as its status shows it. SIGKILL, and the signals
-// that ask a process to end, come from outside, or from the kernel when memory is short. Only the
-// cgroup knows the latter; see [Cgroup.Explain].
+// EndingOf returns how a process has ended, as far as its exit status shows that. The status does
+// not show who sent SIGKILL, SIGTERM, SIGINT or SIGHUP, so End is task.EndUnclear for these
+// signals. [Cgroup.Explain] finds out whether the kernel killed the process because memory was
+// short.
 func EndingOf(e warden.Exit) Ending {
 	switch s := e.Status; {
 	case e.Err != nil: // its warden has ended

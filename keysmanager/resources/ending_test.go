@@ -21,9 +21,10 @@ type usedGroup struct {
 
 func (u usedGroup) Usage() (GroupUsage, error) { return u.use, nil }
 
-// TestEndingOfStatus checks what the status of a process says, and what its group adds. The tests
-// in ends_test.go and groups_test.go have real processes.
-func TestEndingOfStatus(t *testing.T) {
+// TestEndingExplainsStatusAndCgroup checks the cause that an exit status gives, and what the cgroup
+// adds to it. The tests in ends_test.go and groups_test.go of package keysmanager have real
+// processes.
+func TestEndingExplainsStatusAndCgroup(t *testing.T) {
 	t.Parallel()
 	short := &Cgroup{group: usedGroup{use: GroupUsage{OOMKills: 2}}, replica: true, limits: Limits{Memory: 1 << 30}}
 	full := &Cgroup{group: usedGroup{use: GroupUsage{ForksRefused: 3}}, limits: Limits{PIDs: 7}}

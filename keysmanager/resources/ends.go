@@ -52,8 +52,8 @@ func (e *Ends) Tell(end warden.Exit) {
 	}
 }
 
-// BeginAdoption keeps ends that nobody awaits yet, until EndAdoption. The caller calls it before it
-// attaches to the warden. Afterwards it calls Left with the warden's entries.
+// BeginAdoption makes e keep the ends that nobody awaits yet, until EndAdoption. The daemon calls
+// BeginAdoption before it attaches to the warden, and Left with the warden's entries afterwards.
 func (e *Ends) BeginAdoption() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -13,8 +13,8 @@ type Groups interface {
 	Create(name string, l Limits) (Group, error)
 	// Adopt returns the group of this name that an earlier daemon has made. Its limits do not change.
 	Adopt(name string) (Group, error)
-	// Retain kills and removes all groups except these: groups of an earlier daemon that are not
-	// adopted.
+	// Retain removes all groups except these, and kills the processes in the groups that it removes.
+	// Those are groups of an earlier daemon that were not adopted.
 	Retain(names []string) error
 }
 

@@ -9,9 +9,9 @@ import (
 
 const statm = "2000 500 200 10 0 300 0\n"
 
-// TestKernelReads reads file trees of versions 1 and 2, as they are inside and outside of
-// containers.
-func TestKernelReads(t *testing.T) {
+// TestKernelFindsTheTightestCgroup reads file trees of cgroups of versions 1 and 2, as they look
+// inside and outside of containers.
+func TestKernelFindsTheTightestCgroup(t *testing.T) {
 	const mounts1 = "33 32 0:30 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory\n34 32 0:31 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
 	const mounts2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n"
 	const info = "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    400 kB\n"
@@ -75,8 +75,8 @@ func TestKernelReads(t *testing.T) {
 	}
 }
 
-// TestKernelIsThisOne reads the machine that the test runs on.
-func TestKernelIsThisOne(t *testing.T) {
+// TestKernelMeasuresThisMachine reads the machine that the test runs on.
+func TestKernelMeasuresThisMachine(t *testing.T) {
 	k := NewKernel("")
 	b := k.Bounds()
 	if len(b) == 0 || b[0].Name != BoundMachine || b[0].Total < 64<<20 || b[0].Used <= 0 || b[0].Used > b[0].Total {

@@ -28,9 +28,10 @@ func CheckModel(root, model string) error {
 	return err
 }
 
-// Parameters returns the size of a model's files below an image's root, in bytes, and says which
-// files they are. If the name is not the name of an ONNX or safetensors model, it returns the size
-// of the file or of all files in the folder.
+// Parameters returns the size of a model's files in bytes, and a text that names them, such as
+// "model file 90 MiB". model is a path below root, the image's folder, unless it is absolute. A
+// model that is neither ONNX nor safetensors counts with the size of its file, or of all files
+// directly in its folder.
 func Parameters(root, model string) (bytes int64, of string, err error) {
 	path := model
 	if !filepath.IsAbs(path) {

@@ -20,9 +20,9 @@ type Networks interface {
 	Lonely() (*os.File, error)
 	// Admit lets processes in namespaces of Create reach an address of the machine: the gateway's.
 	Admit(gateway netip.AddrPort) error
-	// Files returns the paths of the files that these processes see as /etc/hosts and
-	// /etc/resolv.conf. The hosts file has the gateway's names, unless the gateway is zero, which
-	// means that none listens.
+	// Files returns the paths of the files that processes in namespaces of Create see as /etc/hosts
+	// and /etc/resolv.conf. The hosts file contains the gateway's names; a zero gateway means that no
+	// gateway listens, and adds no names.
 	Files(gateway netip.AddrPort) (hosts, resolv string, err error)
 }
 
@@ -37,10 +37,10 @@ const (
 var ErrHostNetwork = errors.New("annotation stagecoach.dev/network is host, and this node gives no function the machine's network: " +
 	"want default or none, or start the node with --allow-host-network")
 
-// NetworkOf returns the network in which a process is started that asks for this one. That is the
-// network that it asks for, or the machine's if this node makes no networks. The network is part of
-// the keys of zygotes. So a node that makes networks forks nothing from a zygote that an earlier
-// daemon has started without one.
+// NetworkOf returns the network in which a process starts: the network that its function asks for,
+// or the machine's network if this node makes no networks. The key of a zygote contains this
+// network. So if an earlier daemon made no networks and this one does, replicas that need their own
+// network never fork from a zygote of the earlier daemon.
 func (p *Pool) NetworkOf(asked string) string {
 	if p.cfg.Networks == nil {
 		return NetworkHost

@@ -37,8 +37,8 @@ type Pool struct {
 	measuring sync.Mutex // held while usage is measured
 	totals    totals     // of usage, with a lock of its own
 
-	// Guards replicas, and pid and devices of each reservation. The owner of a Pool may call it
-	// with its own locks held; the Pool calls nobody back under mu.
+	// Guards replicas, and pid and devices of each reservation. The owner of a Pool may call it with
+	// its own locks held. Under mu, the Pool calls back only Config.Devices.
 	mu       sync.Mutex
 	replicas map[*Reservation]bool // that have not been released
 }
@@ -48,10 +48,11 @@ func NewPool(cfg Config) *Pool {
 	return &Pool{cfg: cfg, replicas: map[*Reservation]bool{}}
 }
 
-// Reservation is what a process holds of a node. The process need not run yet, and may never run.
+// Reservation is the share of a node's resources that one process holds. It exists before the
+// process starts, and the start may fail.
 //
-// group and account belong to the goroutine that starts the process. Others may read them once the
-// process is known to run.
+// group and account belong to the goroutine that starts the process. Other goroutines may read them
+// once they know that the process runs.
 type Reservation struct {
 	pool              *Pool
 	replica, function string // empty for a zygote, and for a child that is no replica yet
@@ -69,10 +70,10 @@ type Reservation struct {
 // New returns an empty reservation for a process that is no replica.
 func (p *Pool) New() *Reservation { return &Reservation{pool: p} }
 
-// Reserve returns the reservation of a replica that gets the devices with these ids, separated by
-// commas. It reserves the given bytes of each device, or all that is free if bytes is 0. others are
-// the holders of device memory that are no replicas. The error is ErrDevice if a device has too
-// little free memory.
+// Reserve returns the reservation of a new replica on the devices ids, separated by commas; empty:
+// none. It reserves the given bytes of each device, or, if bytes is 0, all free memory of devices
+// that no replica uses. others are the holders of device memory that are not replicas, such as
+// parked children. If a device cannot be reserved, the error wraps ErrDevice.
 func (p *Pool) Reserve(replica, function, ids string, bytes int64, others []Holder) (*Reservation, error) {
 	r := &Reservation{pool: p, replica: replica, function: function}
 	p.mu.Lock()
@@ -171,9 +172,9 @@ type Tenant struct {
 	Gateway   string // address and port of the gateway on this machine; empty: unreachable
 }
 
-// Start has the warden start a process of a function, in the network that the function asks for,
-// and with an account of its own if the node has accounts. A process that does not start leaves its
-// account to Release.
+// Start asks the warden to start a process of t's function, in the network that the function asks
+// for. If the node has accounts, Start takes one, unless who is Nobody. Release returns the
+// account, also if the process does not start.
 func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid int, err error) {
 	closeNetwork, err := r.pool.connect(&p.Command, t, who)
 	if err != nil {

@@ -53,9 +53,9 @@ func newPool(t *testing.T) (*Pool, *fakeGroups) {
 	}), g
 }
 
-// TestReleaseGivesBackAllOnce checks that Release frees the device memory, the cgroup that a
-// replica has taken over from a child, and its count, once, however often it is called.
-func TestReleaseGivesBackAllOnce(t *testing.T) {
+// TestReleaseFreesEverythingOnce calls Release twice. The device memory is freed, the cgroup that
+// the replica took over from a child is removed once, and the replica's usage is counted once.
+func TestReleaseFreesEverythingOnce(t *testing.T) {
 	t.Parallel()
 	p, g := newPool(t)
 	r, err := p.Reserve("r", "f", "GPU-a", 8*gib, nil)
@@ -91,9 +91,9 @@ func TestReleaseGivesBackAllOnce(t *testing.T) {
 	}
 }
 
-// TestAnotherCgroupTakesThePlaceOfTheFirst checks that the first cgroup is removed, so that a start
-// that is tried again leaves none behind.
-func TestAnotherCgroupTakesThePlaceOfTheFirst(t *testing.T) {
+// TestAnotherCgroupReplacesTheFirst checks that the first cgroup is removed, so that a repeated
+// start leaves no cgroup behind.
+func TestAnotherCgroupReplacesTheFirst(t *testing.T) {
 	t.Parallel()
 	p, g := newPool(t)
 	r, err := p.Reserve("r", "f", "", 0, nil)
@@ -116,8 +116,8 @@ func TestAnotherCgroupTakesThePlaceOfTheFirst(t *testing.T) {
 	}
 }
 
-// TestEndsComeToThoseWhoAwaitThem checks this also for an end that came before, during an adoption.
-func TestEndsComeToThoseWhoAwaitThem(t *testing.T) {
+// TestEndsReachTheGoroutineThatAwaitsThem also has ends that came before, during an adoption.
+func TestEndsReachTheGoroutineThatAwaitsThem(t *testing.T) {
 	t.Parallel()
 	var e Ends
 	e.BeginAdoption()

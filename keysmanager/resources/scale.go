@@ -74,8 +74,8 @@ type Scale struct {
 func NewScale(m Meter, own int64) *Scale { return &Scale{meter: m, own: own} }
 
 // Weigh samples the memory, unless the latest sample is younger than the given age. look returns
-// the processes to count. It is called under the Scale's lock, so the caller must hold no lock that
-// look takes.
+// the processes to count. Weigh calls look under the Scale's lock, so the caller must not hold a
+// lock that look takes.
 func (s *Scale) Weigh(fresh time.Duration, look func() Census) Sample {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -115,8 +115,8 @@ func (s *Scale) Weigh(fresh time.Duration, look func() Census) Sample {
 	return out
 }
 
-// weigh estimates what a family takes, and returns how much of it are pages of a file that only its
-// zygote maps.
+// weigh sets the estimates of the family's memory. It returns how many bytes of that are pages of a
+// file that only the family's zygote maps.
 func (f *Family) weigh(m Meter) (mapped int64) {
 	var anonymous, files int64
 	if f.Of.Entry != "" {
@@ -145,8 +145,9 @@ func (f *Family) weigh(m Meter) (mapped int64) {
 	return mapped
 }
 
-// beyond returns how much more families take than estimated, by an exact measurement. If the latest
-// one is too recent for the time that it took, beyond returns its result. The caller holds s.mu.
+// beyond returns how many bytes families take in addition to the estimate, according to an exact
+// measurement. If the next exact measurement is not due yet, the latest one counts; see exactShare.
+// The caller holds s.mu.
 func (s *Scale) beyond(all []Family) (bytes int64) {
 	if begin := time.Now(); !begin.Before(s.exact.next) {
 		s.exact.beyond = map[string]int64{}

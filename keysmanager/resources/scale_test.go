@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// TestForksThatChangeAllCount has replicas that look as if they had changed all of their zygote's
-// memory, and then really change it.
-func TestForksThatChangeAllCount(t *testing.T) {
+// TestMemoryThatForksHaveChangedCounts has replicas whose resident memory looks as if they had
+// changed all pages of their zygote. Later they really change all pages.
+func TestMemoryThatForksHaveChangedCounts(t *testing.T) {
 	f := &faker{own: map[int]int64{1: 900, 2: 900, 3: 900, 5: 600}, all: map[int]int64{1: 300, 2: 300, 3: 320}}
 	s := NewScale(f, 2000)
 	z, idle := Parent{Entry: "z", PID: 1, Bytes: 1000}, Parent{Entry: "idle", PID: 5, Bytes: 700}
@@ -39,8 +39,8 @@ func TestForksThatChangeAllCount(t *testing.T) {
 	check("and the other one", nil, 1050)
 }
 
-// TestLibrariesAreNotParameters checks that, of the files that a zygote maps, only its parameters
-// count as memory that must stay.
+// TestLibrariesAreNotParameters checks which of a zygote's mapped files count as memory that must
+// stay: its parameters, but not its libraries.
 func TestLibrariesAreNotParameters(t *testing.T) {
 	f := &faker{own: map[int]int64{1: 100}, files: map[int]int64{1: 500}}
 	for bytes, want := range map[int64]int64{90: 0, 430: 330, 900: 500} {

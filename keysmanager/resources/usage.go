@@ -25,8 +25,8 @@ func (c *Cgroup) Info() *Usage {
 	return &u
 }
 
-// measure measures the group, unless the latest measurement is fresh. It returns what the group's
-// limits have prevented since the last call, as text.
+// measure measures the group, unless the latest measurement is younger than measureEvery. news says
+// what the group's limits have prevented since the previous measurement; empty: nothing.
 func (c *Cgroup) measure(now time.Time) (news string, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,9 +55,9 @@ func (c *Cgroup) measure(now time.Time) (news string, err error) {
 	return news, nil
 }
 
-// Measure measures the cgroups of all processes that run, for the inventory. A cgroup that is being
-// removed is skipped. guests has the functions of each worker's replicas, by the worker's cgroup. A
-// call while another one runs does nothing.
+// Measure measures the cgroups of all processes that run, for the inventory. look returns these
+// cgroups, and the functions of each worker's replicas by the worker's cgroup. A cgroup that is
+// being removed is skipped. Measure does nothing while another call of it runs.
 func (p *Pool) Measure(look func() (live []*Cgroup, guests map[*Cgroup][]string)) {
 	if p.cfg.Groups == nil || !p.measuring.TryLock() {
 		return
