@@ -20,9 +20,8 @@ import (
 // child is a process that a zygote has forked. It is in its cgroup, and waits at its gate to be
 // told which replica it is.
 //
-// A zygote has one spare child ahead of need, because entering a cgroup takes longer than to fork
-// and to become a replica together (docs/adr/0029). It may have other children that are parked,
-// each on a device (docs/adr/0033).
+// A zygote keeps one spare child, because entering a cgroup takes longer than forking and becoming a
+// replica together (docs/adr/0029). Further children may be parked, one per device (docs/adr/0033).
 type child struct {
 	id   int           // its pid, or in a worker the id of its thread
 	gate *net.UnixConn // SOCK_SEQPACKET; when it is closed, the child ends by itself
@@ -144,9 +143,9 @@ func hasEnded(pid int) bool {
 	return n > 0
 }
 
-// Signal sends a child a signal, unless it has been reaped. It does so directly, because a zygote
-// may be slow to read, or may be blocked while it sends. If that is not possible, it asks the
-// zygote to send the signal.
+// Signal sends a signal to a child that has not been reaped. The daemon sends the signal directly,
+// because a zygote may be slow to read, or may be blocked while it sends. If the child is a thread
+// of a worker, or the daemon cannot signal it, the zygote gets an order to do so.
 func (f *Family) Signal(id int, s syscall.Signal) {
 	if !f.of.Works() {
 		if err := signalChild(f.of.PID, id, s); err == nil || errors.Is(err, unix.ESRCH) {

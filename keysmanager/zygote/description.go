@@ -7,9 +7,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-// Description is what a daemon must know to adopt a zygote. The warden keeps it with the zygote's
-// descriptors: its control socket, stdout and stderr. If it describes memory instead of a zygote,
-// the descriptors are the files of the graph and the weights.
+// Description is what a daemon must know to adopt a zygote. The warden keeps the description with
+// the zygote's descriptors: control socket, stdout and stderr. If memory takes the place of a
+// zygote, the descriptors are the files of the graph and the weights.
 type Description struct {
 	Namespace string        `json:"namespace"`
 	Digest    string        `json:"digest"`

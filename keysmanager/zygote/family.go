@@ -30,8 +30,8 @@ type Replica interface {
 }
 
 // Family is the children of a zygote. A child is first ordered (pending), then at its gate
-// (waiting), then a replica. The family of memory is the replicas that map it. Its methods are safe
-// for concurrent use.
+// (waiting), then a replica. If memory takes the place of a zygote, its family is the replicas that
+// map it. Methods of a Family are safe for concurrent use.
 type Family struct {
 	of *Zygote
 
@@ -74,8 +74,8 @@ type ForkOrder struct {
 
 // Fork makes a child the replica of an order. It prefers a child that is parked on the order's
 // device, or else the spare child, or else forks a new one. parked reports that the child was
-// parked on the device. The caller calls it in a goroutine that the daemon waits for before it
-// waits for Host.Tasks.
+// parked on the device. The daemon must wait for the calling goroutine before it waits for
+// Host.Tasks.
 func (f *Family) Fork(ctx context.Context, o ForkOrder) (parked bool, err error) {
 	c := f.claim(o.Limits, o.Device)
 	parked = c != nil && o.Device != ""

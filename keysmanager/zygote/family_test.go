@@ -154,9 +154,9 @@ func TestForkTakesAnotherChildIfTheSpareHasEnded(t *testing.T) {
 	}
 }
 
-// TestAChildOfAnOrderThatWasGivenUpIsKilled checks that a child that comes after its order was
-// given up is killed.
-func TestAChildOfAnOrderThatWasGivenUpIsKilled(t *testing.T) {
+// TestChildOfACancelledOrderIsKilled checks that a child is killed if its order was cancelled
+// before the zygote answered.
+func TestChildOfACancelledOrderIsKilled(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -172,9 +172,9 @@ func TestAChildOfAnOrderThatWasGivenUpIsKilled(t *testing.T) {
 	}
 }
 
-// TestTheEndOfAZygoteIsItsChildrens checks that the end of a zygote ends its children, and fails
-// orders that wait for an answer.
-func TestTheEndOfAZygoteIsItsChildrens(t *testing.T) {
+// TestEndOfAZygoteEndsItsChildrenAndOrders checks that the end of a zygote ends its children, and
+// fails orders that wait for an answer.
+func TestEndOfAZygoteEndsItsChildrenAndOrders(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
 	first, second := newReplica(), newReplica()

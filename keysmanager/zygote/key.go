@@ -2,8 +2,8 @@ package zygote
 
 import "crypto/rand"
 
-// Key identifies the replicas that may share a zygote. Namespaces never share one, because all
-// children of a zygote have its address layout.
+// Key identifies the replicas that may share a zygote. Functions of different namespaces never
+// share one, because all children of a zygote have its address layout.
 type Key struct {
 	Namespace string
 	Digest    string // of the image

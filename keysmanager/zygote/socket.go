@@ -18,8 +18,9 @@ const MaxOrder = 64 << 10
 // sendTimeout bounds how long a zygote that does not read can block its daemon.
 const sendTimeout = 5 * time.Second
 
-// Bounds of the zygote's messages. A zygote that sends more is ended, because it would keep the
-// daemon busy. answers is per fork order; the other bound is for the orders of an earlier daemon.
+// Bounds of the zygote's messages: a zygote may send this number of answers per fork order, and
+// this number of unasked messages in addition, such as answers to orders of an earlier daemon. A
+// zygote that sends more is ended, because it would keep the daemon busy.
 const (
 	answers = 2 // that a child is there, and that it has ended
 	unasked = 4096

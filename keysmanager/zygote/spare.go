@@ -162,8 +162,9 @@ func (c *child) park(ctx context.Context, device string) error {
 	return c.gate.SetDeadline(time.Time{})
 }
 
-// claim returns the spare child that waits on a device, or on none, if there is one with these
-// limits. The child is no spare any more. A child with other limits is dismissed.
+// claim takes the spare child out of the slot of a device; an empty device means the slot without a
+// device. It returns nil if no child waits there, or if the child has other limits. Such a child is
+// dismissed.
 func (f *Family) claim(limits resources.Limits, device string) *child {
 	var c *child
 	f.mu.Lock()
@@ -212,9 +213,9 @@ func (f *Family) Parked() map[string]Waiting {
 	return all
 }
 
-// Unpark dismisses the child that is parked on a device. It returns false if the child is not there
-// yet; such a child is dismissed when a later check finds it superfluous. The caller makes sure
-// that Host.Tasks does not end during the call.
+// Unpark dismisses the child that is parked on a device. It returns false if no child is there. A
+// child that arrives later is dismissed by a later check, if it is superfluous then. The caller
+// makes sure that Host.Tasks does not end during the call.
 func (f *Family) Unpark(device string) bool {
 	f.mu.Lock()
 	var c *child
@@ -228,8 +229,8 @@ func (f *Family) Unpark(device string) bool {
 	return c != nil
 }
 
-// Spares returns the children without a replica, in the form in which memory is counted. It returns
-// none for a worker, whose threads are counted with it.
+// Spares returns the children that are not replicas yet, in the form in which memory is counted. It
+// returns none for a worker, because memory of its threads is counted as the worker's.
 func (f *Family) Spares() (all []resources.Copied) {
 	if f.of.Works() {
 		return nil
