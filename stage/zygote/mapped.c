@@ -1,6 +1,6 @@
 // Pre-packed models in memory: a process writes a model into two memfds, and their creator seals
-// them. Any number of ordinary processes load the model from there. They share its pages, as a
-// zygote's children do, without a fork.
+// them. Any number of ordinary processes load the model from these memfds. Like the children of a
+// zygote, they share the model's pages, but they need no fork.
 #define _GNU_SOURCE
 #include "zygote.h"
 
@@ -17,10 +17,10 @@
 static const char graph[] = OPEN_FILES "4", weights[] = "5";
 _Static_assert(SC_GRAPH_FD == 4 && SC_WEIGHTS_FD == 5, "the names say these numbers");
 
-// realpath overrides the C library's function, because ONNX Runtime calls it to check that the file
-// of a model's weights is in the model's folder. A memfd has no path, so the C library's realpath
-// fails for it. Here, the name of an open file is its own path. All other paths go to the C
-// library.
+// realpath overrides the C library's function. ONNX Runtime calls it to check that the file of a
+// model's weights is in the model's folder. A memfd has no path, so the C library's realpath fails
+// for it. This realpath returns the path of an open file in /proc/self/fd unchanged, and passes all
+// other paths to the C library.
 char *realpath(const char *restrict path, char *restrict to) {
   size_t n = sizeof OPEN_FILES - 1;
   if (path && !to && strncmp(path, OPEN_FILES, n) == 0 && path[n + strspn(path + n, "0123456789")] == 0) return strdup(path);
@@ -28,9 +28,9 @@ char *realpath(const char *restrict path, char *restrict to) {
   return real(path, to);
 }
 
-// sc_pack leaves the files as ONNX Runtime writes them. They also contain the weights from before
-// pre-packing, almost half of their size. Loading needs these, because it finds a pre-packed weight
-// by the content of the original.
+// sc_pack leaves the files as ONNX Runtime writes them. The original weights take almost half of
+// their size, and must stay: when ONNX Runtime loads the model, it finds a pre-packed weight by the
+// content of the original weight.
 char *sc_pack(const sc_options *plain) {
   sc_options o = *plain;
   sc_session *s;

@@ -25,8 +25,8 @@ static void remove_prepacked(const char *dir) {
 }
 
 // write_prepacked writes the optimised model and its pre-packed weights into a new folder dir. A
-// child does the work, so that the zygote's own heap stays small. It returns whether the folder
-// exists afterwards.
+// child does the work, so that the zygote's own heap stays small. write_prepacked returns true if
+// the folder exists afterwards.
 static int write_prepacked(const sc_options *plain, const char *dir) {
   char *partial = sc_message("%s.%d", dir, (int)getpid());
   remove_prepacked(partial);

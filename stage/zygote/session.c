@@ -140,9 +140,9 @@ static char *configure(OrtSessionOptions *to, const sc_options *from, struct sc_
     TRY(api->SetOptimizedModelFilePath(to, from->write));
     TRY(api->AddSessionConfigEntry(to, "session.optimized_model_external_initializers_file_name", from->weights));
     TRY(api->AddSessionConfigEntry(to, "session.save_external_prepacked_constant_initializers", "1"));
-    // ONNX Runtime aligns only weights above 1 MiB in the file. Smaller mapped weights crash
-    // kernels that load aligned vectors (the recogniser of PP-OCRv4 does). So they stay in the
-    // model and go to the heap.
+    // ONNX Runtime aligns only weights above 1 MiB in the file. Kernels that load aligned vectors,
+    // such as those of the recogniser of PP-OCRv4, crash on smaller weights if these are mapped. So
+    // smaller weights stay in the model, and are loaded into the heap.
     TRY(api->AddSessionConfigEntry(to, "session.optimized_model_external_initializers_min_size_in_bytes", "1048577"));
   }
 end:

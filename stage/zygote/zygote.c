@@ -1,6 +1,7 @@
 // The zygote is a C constructor that runs before the Go runtime, while the process has one thread.
-// It loads ONNX Runtime and the model, then serves fork orders. Only a forked child returns from
-// it, into a normal Go main. Package wire, order.go, has the layouts of the messages.
+// It loads ONNX Runtime and the model, then serves fork orders. Only forked children return from
+// it, into a normal Go main. A process that packs a model ends in the constructor, and a process
+// that is neither returns from it at once. Package wire, order.go, has the layouts of the messages.
 #define _GNU_SOURCE
 #include "zygote.h"
 
@@ -151,10 +152,12 @@ static struct received receive_from(int socket) {
   return r;
 }
 
-// leave_zygote prepares a new child. The child ends with its zygote, and is called spare until its
-// begin order. Its only descriptors are stdin, stdout, stderr and its gate. It has the signal mask
-// that the zygote was started with, and its own random seeds: the kernel has put the zygote's at
-// AT_RANDOM, where the Go runtime reads them.
+// leave_zygote prepares a new child:
+// - The child ends with its zygote.
+// - Its only descriptors are stdin, stdout, stderr and its gate.
+// - It has the signal mask that the zygote was started with.
+// - It has random seeds of its own. The kernel has put the zygote's seeds at AT_RANDOM, where the
+//   Go runtime of the child reads them.
 static void leave_zygote(pid_t zygote, int gate) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) < 0) end_child("parent-death signal");
   if (getppid() != zygote) _exit(1); // the zygote ended before the signal was set

@@ -1,7 +1,7 @@
 // The C side of package zygote: sessions of ONNX Runtime (session.c), pre-packed models in files
 // (prepacked.c) and in memory (mapped.c), and the constructor that makes a stage binary a zygote
-// (zygote.c). A function that can fail returns NULL for success, or a message that the caller
-// frees.
+// (zygote.c). Unless its comment says otherwise, a function that returns char * returns NULL for
+// success, or an error message that the caller frees.
 #ifndef STAGECOACH_ZYGOTE_H
 #define STAGECOACH_ZYGOTE_H
 
@@ -51,13 +51,15 @@ char *sc_load(const char *library, const char **version);
 // sc_open loads a model. It records the starts of its pool's threads; see sc_start_threads.
 char *sc_open(const sc_options *options, sc_session **session);
 
-// sc_open_prepacked loads a model from its pre-packed form in the folder parent. If may is true, it
-// first writes a missing form; only a process with one thread may do that. It returns NULL if
-// parent is NULL, or after an error, which it prints to stderr.
+// sc_open_prepacked loads a model from its pre-packed form in the folder parent. If the form is
+// missing and may_write is true, it first writes the form; only a process with one thread may do
+// that. It returns NULL if parent is NULL or empty, if there is no form, or after an error, which
+// it prints to stderr.
 sc_session *sc_open_prepacked(const char *parent, const char *version, const sc_options *plain, int may_write);
 
-// sc_pack writes the pre-packed form of a model to the empty files at the descriptors SC_GRAPH_FD
-// and SC_WEIGHTS_FD. sc_open_mapped loads it from there. plain->model is the name in messages.
+// sc_pack writes the pre-packed form of the model plain->model to the empty files at the
+// descriptors SC_GRAPH_FD and SC_WEIGHTS_FD. sc_open_mapped loads the model from these files; it
+// uses plain->model only as the name in messages.
 enum { SC_GRAPH_FD = 4, SC_WEIGHTS_FD = 5 };
 char *sc_pack(const sc_options *plain);
 char *sc_open_mapped(const sc_options *plain, sc_session **session);
@@ -70,16 +72,17 @@ void sc_release(size_t n_out, sc_tensor *out);
 // sc_close frees the session and ends its pool's threads.
 void sc_close(sc_session *session);
 
-// sc_recorded returns the number of threads of the session's pool. sc_start_threads starts them
-// until n run, or all of them run. If running is not NULL, it gets the number of running threads.
+// sc_recorded returns the number of threads of the session's pool. sc_start_threads starts threads
+// of the pool until n threads run, or all of them if there are fewer. If running is not NULL, it
+// gets the number of running threads.
 int sc_recorded(const sc_session *session);
 char *sc_start_threads(sc_session *session, int n, int *running);
 
 // sc_message formats a message that the caller frees.
 char *sc_message(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// What a forked child inherits: its stage socket (-1: this process is no child), the environment of
-// its order, and the zygote's session, if it has one.
+// The state of a forked child: its stage socket (-1: this process is no child), the environment
+// from its begin order, and the session that it inherits from the zygote (NULL: none).
 extern int sc_child_fd;
 extern const char *sc_child_env;
 extern size_t sc_child_env_bytes;

@@ -1,6 +1,8 @@
-// A library in place of NVIDIA's, for tests: two GPUs of 10 GiB, of which each is lost while the folder FAKE_NVML has a file of
-// its index. While it has a file "filling", each look at a device's memory finds 1 MiB more of it used. What it leaves out is
-// what an old driver lacks.
+// A fake of NVIDIA's NVML library for tests, with two GPUs of 10 GiB each. Files in the folder
+// FAKE_NVML control it:
+// - While there is a file with the index of a GPU as its name, that GPU is lost.
+// - While there is a file "filling", the used memory grows by 1 MiB each time that it is asked for.
+// The fake lacks the functions that an old driver lacks.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
