@@ -15,8 +15,8 @@ A stage is a module ``handler`` (handler.py) with up to three hooks::
                                                     # parameters onto its device
     def infer(state, calls: list[sc.Call]): ...     # one result per call, in order
 
-Threads of Python take turns. More than one slot helps hooks that wait; a larger ``MAX_BATCH`` helps
-hooks that compute.
+Only one thread of a Python process runs Python code at a time. More than one slot helps hooks that
+wait; a larger ``MAX_BATCH`` helps hooks that compute.
 
 ``load`` runs in a process with one thread, from which replicas are forked. It must not start
 threads or use a device. Without ``load``, the state is the :class:`Model`. Without ``place``,
@@ -24,7 +24,7 @@ PyTorch's modules and tensors go to the replica's device, and everything else st
 
 A call's result is one of:
 
-- what :class:`Output` takes
+- anything that :class:`Output` accepts
 - an exception, which is that call's error
 - a generator: its pieces are streamed (:meth:`Call.send`), and its return value is the output
 

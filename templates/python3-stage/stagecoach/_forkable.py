@@ -1,10 +1,10 @@
 """Checks whether a process can be forked: it has one thread, and has not used CUDA.
 
 A child has only the thread that forked, and locks that other threads held stay locked. If the
-driver was asked for devices before the fork, each replica on a device fails. PyTorch's own flag
-(``torch.cuda.is_initialized``) misses calls from its C++ code, such as a backward pass. So this
-module also checks the driver's state, the mappings and the open device files. A loaded driver alone
-is allowed: cuBLAS loads it when PyTorch is imported.
+process asked the CUDA driver for devices before the fork, each replica on a device fails. PyTorch's
+own flag (``torch.cuda.is_initialized``) misses calls from PyTorch's C++ code, such as a backward
+pass. So this module also checks the driver's state, the mappings and the open device files. The
+driver may be loaded, because cuBLAS loads it when PyTorch is imported.
 """
 from __future__ import annotations
 
@@ -106,9 +106,10 @@ class Watch:
         self._wrap(torch.autograd, "grad", "torch.autograd.grad", True)
 
     def _wrap(self, owner: Any, name: str, what: str, asks: bool, hidden: Callable[[], Any] | None = None) -> None:
-        """Watch the function owner.name. While the environment hides all devices, calls go to
-        hidden instead. hidden returns what the function would return after it had asked the
-        driver, which torch.compile needs."""
+        """Watch the function owner.name. what names it in messages. asks is true if a call of it
+        asks the driver for devices. While the environment hides all devices, call hidden instead:
+        it returns or raises what the function would, without asking the driver. torch.compile
+        needs these results."""
         call = getattr(owner, name, None)
         if call is None:
             return

@@ -133,10 +133,12 @@ class Model:
 
     def fill(self, module: torch.nn.Module) -> torch.nn.Module:
         """Replace the parameters and buffers of module by the model's tensors, without a copy. Set
-        the module to evaluation mode, and return it. Names, shapes and datatypes must be those of
-        its state_dict. If a parameter has several names, one is enough. Buffers that are not saved
-        keep their values. If a tensor does not fit, or would stay on meta, a :class:`StageError`
-        names it, and the module is unchanged."""
+        the module to evaluation mode, and return it.
+
+        The model's names, shapes and datatypes must be those of the module's state_dict. If a
+        parameter has several names, the model needs only one of them. Buffers that are not saved
+        keep their values. If a tensor does not fit, or would stay on meta, fill raises a
+        :class:`StageError` that names the tensor, and leaves the module unchanged."""
         _fill.fill(module, self.path, self._read(), self.torch())
         return module
 

@@ -1,4 +1,4 @@
-"""The tensors of a state, and copies of the state with other tensors in their places.
+"""Finds the tensors of a state, and copies the state with other tensors in their places.
 
 A state is the result of load: modules, tensors, and dicts, lists, tuples and dataclasses of these.
 As with PyTorch's own ``to``, a module is changed in place. All other objects with tensors are
@@ -128,9 +128,15 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def layout(torch: Any, tensors: list[Any]) -> tuple[dict[int, Slot], list[Source], int]:
-    """Plan one allocation for tensors. Return each tensor's slot by the tensor's id, the sources
-    to copy, sorted by place, and the size in bytes. Tensors that overlap in host memory also
-    overlap in the allocation. Tensors that are not plain or not in host memory are left out."""
+    """Plan one allocation for tensors. Tensors that overlap in host memory also overlap in the
+    allocation. Tensors that are not plain or not in host memory are left out.
+
+    Return three things:
+
+    - each tensor's slot, by the tensor's id
+    - the sources to copy, sorted by their place in the allocation
+    - the size of the allocation in bytes
+    """
     groups: list[list[Any]] = []
     begin = end = 0  # of the bytes in host memory that the last group of tensors covers
     for t in sorted((t for t in tensors if _plain(torch, t)), key=lambda t: (t.data_ptr(), -_extent(t))):

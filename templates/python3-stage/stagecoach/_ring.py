@@ -5,9 +5,9 @@ threads, called lanes, copy one piece each. A lane has two pinned buffers and a 
 It reads the bytes of a piece from host memory or from the mapped file into one buffer, and copies
 the other buffer to the device meanwhile. Neither step holds the interpreter's lock.
 
-A processor and the device read each byte only once. Bytes that this process has mapped but not yet
-touched would also cost page faults. So unchanged bytes of a mapped file are read from the file,
-which is in memory, and not through the mapping.
+Each byte is read once by a processor and once by the device. A lane reads unchanged bytes of a
+mapped file from the file, whose pages are in memory, and not through the mapping, because the first
+access to each page of a mapping costs a page fault.
 """
 
 from __future__ import annotations
@@ -223,9 +223,9 @@ class Cuda:
         self._registered: set[int] = set()  # addresses of buffers that PyTorch has not allocated
 
     def pinned(self, size: int) -> Any:
-        # Huge pages are pinned in a fraction of the time, and can be unpinned and freed, unlike
-        # PyTorch's own buffers. Children must not inherit the pages: a copy on write would leave
-        # both processes without valid pinned pages.
+        # Huge pages are pinned in a fraction of the time. Unlike PyTorch's own buffers, this memory
+        # can be unpinned and freed. Children must not inherit the pages: a copy on write would
+        # leave both processes without valid pinned pages.
         memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         memory.madvise(MADV_DONTFORK)
         with contextlib.suppress(OSError):  # an older kernel lacks it
@@ -265,9 +265,10 @@ class Cuda:
 
 
 def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
-    """Find the files that sources are mapped from, to read them from these files. Return the
-    sources, and the descriptors of the files, which the caller closes. A source stays unchanged
-    if it was written to after it was mapped, or if its file no longer exists."""
+    """Open the files that sources are mapped from. Return the sources, each with the file and
+    offset to read it from, and the descriptors of the files, which the caller closes. A source
+    gets no file if it is small, if it was written to after it was mapped, or if its file no longer
+    exists: it is read from memory."""
     mapped: list[_Mapped] = []
     if any(s.size >= _READ for s in sources):
         mapped = _unchanged() if _remembered is None else _remembered
@@ -286,9 +287,9 @@ def opened(sources: Sequence[Source]) -> tuple[list[Source], list[int]]:
 
 
 def remember_mappings() -> None:
-    """Find the unchanged file mappings, once per zygote, because this walks through all page
-    tables. Children use the result if none of the author's code runs before their parameters are
-    on the device."""
+    """Find the unchanged file mappings, for this process and its children. A zygote does this once,
+    because it walks through all page tables. A child uses the result unless a place hook runs
+    first, because the hook may write to parameters."""
     global _remembered
     _remembered = _unchanged()
 

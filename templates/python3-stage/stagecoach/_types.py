@@ -68,8 +68,8 @@ class Item:
     type.
 
     An item of bytes has ``body`` and ``content_type``; an item of tensors has ``tensors``,
-    ``torch`` and ``datatype``. Asking a received item for the other kind raises :class:`BadInput`:
-    the client gets 400 with a text that says so.
+    ``torch`` and ``datatype``. A received item raises :class:`BadInput` if it is asked for the
+    other kind. The client then gets 400 with a text that says so.
     """
 
     __slots__ = ("content_type", "_body", "_wire", "_arrays")
@@ -189,8 +189,8 @@ class Output:
     - numpy arrays or torch tensors: a dict by name, or a single one, which is named "output"
     - any other JSON, which may contain numpy's numbers
 
-    A call's result can also be one of these alone: it stands for an Output of that one item. None
-    stands for an Output without items.
+    A hook may return an item alone in place of an Output with only this item, and None in place of
+    an Output without items.
     """
 
     __slots__ = ("items", "header")
@@ -348,8 +348,8 @@ class Call:
         return self.cancelled() if self._link is None else self._link.wait(self, timeout)
 
     def send(self, data: bytes | str) -> None:
-        """Stream a piece of the call's output before its result. A call may stream 64 MiB in
-        all; a call that streams more fails. send waits while the receiver is behind, and raises
+        """Stream a piece of the call's output before its result. A call that streams more than
+        64 MiB in all fails. send waits while the receiver is behind, and raises
         :class:`Cancelled` or :class:`Expired` if the call has ended. The platform joins the
         pieces. The client or the next stage gets them when the call ends."""
         self.check()

@@ -6,10 +6,10 @@ only imported, loaded and placed. To its manager, the worker is a zygote whose c
 
 The stages of a worker share:
 
-- the interpreter and the loaded libraries, also those of site-packages; of several versions of a
-  library, the first that is loaded stays
+- the interpreter and the loaded libraries, also those of site-packages; if stages have different
+  versions of a library, all use the version that was loaded first
 - the settings of these libraries
-- their end: a crash of one stage ends all
+- their process: a crash of one stage ends all stages
 
 Each stage has its own:
 

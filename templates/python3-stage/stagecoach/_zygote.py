@@ -8,8 +8,8 @@ that they held would stay locked. So libraries are told to start no threads befo
 imported. The zygote reports that it cannot be forked if a library has started threads nevertheless,
 or if the handler has used CUDA.
 
-From the first order on, no code of the handler runs in the zygote, and no garbage is collected: if
-a reference count changes, each child needs its own copy of a page.
+From the first order on, no code of the handler runs in the zygote, and no garbage is collected.
+Both would change reference counts, and each child would then need its own copies of these pages.
 
 A child inherits the descriptors that the handler has left open, but not those of the zygote.
 """

@@ -1,4 +1,4 @@
-"""The device that a replica computes on, and the way of parameters to it.
+"""The device that a replica computes on, and how parameters get there.
 
 On the CPU, everything stays where it is: a model's tensors are used in the pages of its files. On a
 device, PyTorch's objects go into one allocation, through a ring of pinned buffers, while the
