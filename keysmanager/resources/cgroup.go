@@ -42,10 +42,10 @@ type Cgroup struct {
 	told   GroupUsage // usage at the time of the latest line in the function's log about its limits
 }
 
-// Enter creates a cgroup for the process that is about to start. If the reservation has a cgroup,
-// that one is removed first. Enter returns the files by which the process enters the cgroup, as
-// [Group] says; without cgroups there are none. The caller closes the files, and calls Bound to set
-// the CPU limit once the process has entered.
+// Enter creates a cgroup for the process that is about to start. If the reservation has a cgroup
+// already, that cgroup is removed first. Enter returns the files by which the process enters the
+// new cgroup (Group.Files); without cgroups there are none. The caller closes the files, and calls
+// Bound to set the CPU limit once the process has entered.
 func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 	r.pool.leave(r.group)
 	r.group = nil
@@ -88,7 +88,7 @@ func (r *Reservation) Take(child *Reservation, milli int) {
 	r.Become(milli)
 }
 
-// AdoptGroup takes over the cgroup id, which an earlier daemon has made with the limits l. replica
+// AdoptGroup takes over the cgroup named id, which an earlier daemon made with the limits l. replica
 // is the name of the replica in it; empty means that a zygote is in it. milli is the CPU limit that
 // the earlier daemon has set since, in thousandths of a core. If the cgroup does not exist,
 // AdoptGroup logs that, and the process is not measured.

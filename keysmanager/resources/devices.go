@@ -35,8 +35,8 @@ type DeviceInfo struct {
 	Free     int64    // bytes that may still be reserved: neither reserved nor used by other processes
 	Replicas []string // that have reserved memory of it, sorted
 
-	// Bytes of Free that parked children take, or children that are being parked. They are freed when
-	// an order needs them.
+	// Bytes of Free that children take which are parked or are being parked. They are freed when an
+	// order needs them.
 	Parked    int64
 	ParkedFor []string // functions whose children are parked on it, sorted
 }
@@ -45,8 +45,8 @@ type DeviceInfo struct {
 // bytes, until it is measured.
 const ContextOverhead = 512 << 20
 
-// Holder is a process and the device memory that is reserved for it: a replica's, or a part of a
-// worker's. Several holders may have one process.
+// Holder is a process and the device memory that is reserved for it: for a replica, a parked child,
+// or a part of a worker. Several holders may share one process.
 type Holder struct {
 	Replica  string           // empty: a worker's context, or a parked child
 	PID      int              // 0: not yet known

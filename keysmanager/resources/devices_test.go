@@ -67,8 +67,8 @@ func TestReserveRefusesMemoryThatIsNotFree(t *testing.T) {
 	}
 }
 
-// TestDeviceMemoryOfAChildCountsAsItsReplicas covers, for example, a watchdog that runs a program
-// on a device.
+// TestDeviceMemoryOfAChildCountsAsItsReplicas has a replica whose grandchild uses a device, as when
+// a watchdog runs a program there.
 func TestDeviceMemoryOfAChildCountsAsItsReplicas(t *testing.T) {
 	parents := map[int]int{30: 20, 20: 7, 99: 1}
 	seen := []Device{{ID: "GPU-a", Memory: 40 * gib, Used: 12 * gib, Processes: map[int]int64{30: 10 * gib, 99: 2 * gib}}}

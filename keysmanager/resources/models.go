@@ -18,8 +18,8 @@ import (
 // ErrModelMissing means that an image lacks the file or folder of its model.
 var ErrModelMissing = errors.New("there is no")
 
-// CheckModel checks the files of a model below an image's root as a start does before it loads
-// them. It reads headers only. Without a model there is nothing to check.
+// CheckModel makes the checks of a model's files that a start makes before it loads them. It reads
+// headers only. It returns nil if model is empty.
 func CheckModel(root, model string) error {
 	if model == "" {
 		return nil

@@ -1,8 +1,8 @@
 """Keeps the code that torch.compile and Triton have compiled.
 
-A zygote and its replicas compile into one folder, below the temporary folder. After the
-load hook, the zygote copies the compiled code into the image's folder on the node's disk, unless a
-copy exists. Nothing writes to the copy later. The next zygotes of the image begin with links to the
+A zygote and its replicas compile into one folder, below the temporary folder. After the load hook,
+the zygote copies the compiled code into the image's folder on the node's disk, unless a copy
+exists. Nothing writes to the copy later. The next zygotes of the image begin with links to the
 copied code, and do not compile it again. Code that a replica compiles later is only in the zygote's
 folder. Other replicas of the zygote find it there until the zygote ends.
 """
