@@ -88,10 +88,10 @@ func (r *Reservation) Take(child *Reservation, milli int) {
 	r.Become(milli)
 }
 
-// AdoptGroup takes over the cgroup named id, which an earlier daemon made with the limits l. replica
-// is the name of the replica in it; empty means that a zygote is in it. milli is the CPU limit that
-// the earlier daemon has set since, in thousandths of a core. If the cgroup does not exist,
-// AdoptGroup logs that, and the process is not measured.
+// AdoptGroup takes over the cgroup named id, which an earlier daemon made with the limits l.
+// replica is the name of the replica in it; empty means that a zygote is in it. milli is the CPU
+// limit that the earlier daemon has set since, in thousandths of a core. If the cgroup does not
+// exist, AdoptGroup logs that, and the process is not measured.
 func (r *Reservation) AdoptGroup(id, function, replica string, l Limits, milli int, began time.Time) {
 	p := r.pool
 	if p.cfg.Groups == nil {

@@ -20,8 +20,8 @@ import (
 // child is a process that a zygote has forked. It is in its cgroup, and waits at its gate to be
 // told which replica it is.
 //
-// A zygote keeps one spare child, because entering a cgroup takes longer than forking and becoming a
-// replica together (docs/adr/0029). Further children may be parked, one per device (docs/adr/0033).
+// A zygote keeps one spare child, because entering a cgroup takes longer than forking and becoming
+// a replica together (docs/adr/0029). More children may be parked, one per device (docs/adr/0033).
 type child struct {
 	id   int           // its pid, or in a worker the id of its thread
 	gate *net.UnixConn // SOCK_SEQPACKET; when it is closed, the child ends by itself
