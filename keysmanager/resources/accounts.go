@@ -100,10 +100,9 @@ func (r *Reservation) AdmitTo(pid int, root string) error {
 	return sandbox.Reach(pid, &r.account.lease.Account, root)
 }
 
-// ShowSecrets makes a function's folder of secrets appear to a zygote of this pid, if the zygote
-// has an account. A zygote sees the folder that it was started with. A worker also needs the
-// folders of its other functions, and every zygote needs a folder that was removed and made again
-// since.
+// ShowSecrets lets the zygote with this pid see a function's folder of secrets. It does nothing if
+// the zygote has no account. A zygote sees the folder that it was started with, until the folder is
+// removed and made again. A worker also needs the folders of its other functions.
 func (r *Reservation) ShowSecrets(pid int, folder string) error {
 	if r.account == nil || folder == "" {
 		return nil

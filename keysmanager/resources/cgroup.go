@@ -18,9 +18,9 @@ const MaxProcesses = 1024
 const measureEvery = time.Second
 
 // Cgroup is the group of a replica or zygote, and its latest measurement. A node without cgroups
-// uses a nil Cgroup. Methods that are called for any process accept nil.
+// uses a nil Cgroup, so the methods that are called for any process accept nil.
 //
-// The fields up to began are set before other goroutines know the process.
+// The fields up to began, except done, are set before other goroutines know the process.
 type Cgroup struct {
 	group          Group
 	id             string // unique name of the group
@@ -42,9 +42,9 @@ type Cgroup struct {
 	told   GroupUsage // usage at the time of the latest line in the function's log about its limits
 }
 
-// Enter creates the cgroup of a process, in place of an earlier one of the reservation. The caller
-// closes the files by which a process enters it, and calls Bound once the process has entered.
-// Without cgroups there are no files.
+// Enter creates the cgroup of a process, and removes the reservation's earlier one. The process
+// enters the cgroup by the returned files, which the caller closes. Then the caller calls Bound,
+// because the cgroup has no CPU limit yet. On a node without cgroups, there are no files.
 func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 	r.pool.leave(r.group)
 	r.group = nil
@@ -66,9 +66,9 @@ func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 	return g.Files()
 }
 
-// Become makes the cgroup that of this reservation's replica. milli is its CPU limit in thousandths
-// of a core once Bound is called; 0: the one of its limits. Other goroutines must not know the
-// process yet.
+// Become makes the cgroup that of this reservation's replica. milli is the CPU limit that the
+// caller sets later with Bound, in thousandths of a core; 0 means the declared limit. Other
+// goroutines must not know the process yet.
 func (r *Reservation) Become(milli int) {
 	c := r.group
 	if c == nil {
@@ -87,9 +87,9 @@ func (r *Reservation) Take(child *Reservation, milli int) {
 	r.Become(milli)
 }
 
-// AdoptGroup takes over a cgroup that an earlier daemon has made with these limits, for a zygote or
-// for the replica of this name. milli is the CPU limit that was set since. If the cgroup does not
-// exist, AdoptGroup logs that.
+// AdoptGroup takes over the cgroup of a zygote or replica of an earlier daemon. replica is empty
+// for a zygote. l are the limits that the cgroup was made with, and milli is its CPU limit now. If
+// the cgroup does not exist, AdoptGroup logs a warning.
 func (r *Reservation) AdoptGroup(id, function, replica string, l Limits, milli int, began time.Time) {
 	p := r.pool
 	if p.cfg.Groups == nil {
@@ -170,10 +170,9 @@ func (c *Cgroup) PassedItsLimit() bool {
 	return err == nil && u.OOMKills > 0
 }
 
-// TellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group. With it,
-// the watchdog recognises that the kernel killed a process because of the replica's memory limit.
-// files are the files by which the group is entered. It returns an empty string if there is no
-// limit.
+// TellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group. From the
+// file that it names, the watchdog sees when the kernel kills a process because of the replica's
+// memory limit. files are those that Enter has returned. The value is empty if there is no limit.
 func (c *Cgroup) TellsOutOfMemory(files []*os.File) string {
 	if c == nil || c.limits.Memory == 0 {
 		return ""

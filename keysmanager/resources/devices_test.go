@@ -81,9 +81,9 @@ func TestChildrenOfReplicas(t *testing.T) {
 	}
 }
 
-// TestNeverOverbooked makes replicas start, grow within their reservations and end at random,
-// beside programs of others that use the device freely. As long as these programs leave the
-// reservations alone, all use fits on the device.
+// TestNeverOverbooked starts and ends replicas at random, which use parts of their reservations.
+// Other programs take and free memory that is not reserved. The reservations and these programs
+// must always fit on the device together.
 func TestNeverOverbooked(t *testing.T) {
 	for seed := range uint64(50) {
 		r := rand.New(rand.NewPCG(seed, 1))

@@ -32,9 +32,9 @@ func (e Ending) Unwrap() error { return memoryError(e.Memory) }
 // ExitedWell is the cause of an end with status 0.
 const ExitedWell = "exited"
 
-// EndingOf returns the end of a process, as far as its status shows it. SIGKILL, and the signals
-// that ask a process to end, come from outside, or from the kernel when memory is short. Only the
-// cgroup knows the latter; see [Cgroup.Explain].
+// EndingOf returns the end of a process, as far as its status shows it. SIGKILL, SIGTERM, SIGINT
+// and SIGHUP come from outside the process, so its own part in the end is unclear. The kernel sends
+// SIGKILL when memory is short. Only the cgroup knows that; see [Cgroup.Explain].
 func EndingOf(e warden.Exit) Ending {
 	switch s := e.Status; {
 	case e.Err != nil: // its warden has ended

@@ -28,9 +28,9 @@ func CheckModel(root, model string) error {
 	return err
 }
 
-// Parameters returns the size of a model's files below an image's root, in bytes, and says which
-// files they are. If the name is not the name of an ONNX or safetensors model, it returns the size
-// of the file or of all files in the folder.
+// Parameters returns the size of a model's files in bytes, and a text that says which files they
+// are. model is a path in the image, from its root. If the model is neither ONNX nor safetensors,
+// the size is that of the file, or of all files in the folder.
 func Parameters(root, model string) (bytes int64, of string, err error) {
 	path := model
 	if !filepath.IsAbs(path) {

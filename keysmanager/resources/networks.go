@@ -21,8 +21,9 @@ type Networks interface {
 	// Admit lets processes in namespaces of Create reach an address of the machine: the gateway's.
 	Admit(gateway netip.AddrPort) error
 	// Files returns the paths of the files that these processes see as /etc/hosts and
-	// /etc/resolv.conf. The hosts file has the gateway's names, unless the gateway is zero, which
-	// means that none listens.
+	// /etc/resolv.conf. The hosts file maps the gateway's names to its address. If gateway is zero, no
+	// gateway listens, and the names stand for the address under which these processes see the
+	// machine.
 	Files(gateway netip.AddrPort) (hosts, resolv string, err error)
 }
 
@@ -37,10 +38,10 @@ const (
 var ErrHostNetwork = errors.New("annotation stagecoach.dev/network is host, and this node gives no function the machine's network: " +
 	"want default or none, or start the node with --allow-host-network")
 
-// NetworkOf returns the network in which a process is started that asks for this one. That is the
-// network that it asks for, or the machine's if this node makes no networks. The network is part of
-// the keys of zygotes. So a node that makes networks forks nothing from a zygote that an earlier
-// daemon has started without one.
+// NetworkOf returns the network in which a process is started. It is the network that the function
+// asks for, or the machine's if this node makes no networks. The network is part of a zygote's key,
+// so a replica is never forked from a zygote in another kind of network, such as one that an
+// earlier daemon has started.
 func (p *Pool) NetworkOf(asked string) string {
 	if p.cfg.Networks == nil {
 		return NetworkHost

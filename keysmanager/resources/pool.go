@@ -48,10 +48,11 @@ func NewPool(cfg Config) *Pool {
 	return &Pool{cfg: cfg, replicas: map[*Reservation]bool{}}
 }
 
-// Reservation is what a process holds of a node. The process need not run yet, and may never run.
+// Reservation is what a process holds of a node. It exists before the process starts, and even if
+// the process never starts.
 //
-// group and account belong to the goroutine that starts the process. Others may read them once the
-// process is known to run.
+// Until the process is known to run, only the goroutine that starts it uses group and account. Then
+// others may read them.
 type Reservation struct {
 	pool              *Pool
 	replica, function string // empty for a zygote, and for a child that is no replica yet
@@ -69,10 +70,10 @@ type Reservation struct {
 // New returns an empty reservation for a process that is no replica.
 func (p *Pool) New() *Reservation { return &Reservation{pool: p} }
 
-// Reserve returns the reservation of a replica that gets the devices with these ids, separated by
-// commas. It reserves the given bytes of each device, or all that is free if bytes is 0. others are
-// the holders of device memory that are no replicas. The error is ErrDevice if a device has too
-// little free memory.
+// Reserve returns the reservation of a replica. ids are the replica's devices, separated by commas;
+// empty: none. Reserve reserves the given bytes of each device. If bytes is 0, it reserves all free
+// memory of the devices, which no other replica may use. others are the holders of device memory
+// that are no replicas. The error is ErrDevice if a device is missing, unhealthy or too full.
 func (p *Pool) Reserve(replica, function, ids string, bytes int64, others []Holder) (*Reservation, error) {
 	r := &Reservation{pool: p, replica: replica, function: function}
 	p.mu.Lock()
@@ -171,9 +172,9 @@ type Tenant struct {
 	Gateway   string // address and port of the gateway on this machine; empty: unreachable
 }
 
-// Start has the warden start a process of a function, in the network that the function asks for,
-// and with an account of its own if the node has accounts. A process that does not start leaves its
-// account to Release.
+// Start has the warden start a process of a function, in the network that the function asks for. If
+// the node has accounts, the process gets its own account, except if who is Nobody. If Start fails,
+// Release still returns the account.
 func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid int, err error) {
 	closeNetwork, err := r.pool.connect(&p.Command, t, who)
 	if err != nil {

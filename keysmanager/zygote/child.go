@@ -17,12 +17,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// child is a process that a zygote has forked. It is in its cgroup, and waits at its gate to be
-// told which replica it is.
+// child is a process that a zygote has forked and that is no replica yet. It is in its cgroup, and
+// waits at its gate, a socket, to be told which replica it is.
 //
-// A zygote has one spare child ahead of need, because entering a cgroup takes longer than to fork
-// and to become a replica together (docs/adr/0029). It may have other children that are parked,
-// each on a device (docs/adr/0033).
+// A zygote has one spare child ahead of need, because to enter a cgroup takes longer than the rest
+// of a start by fork (docs/adr/0029). It may have other children that are parked, one per device
+// (docs/adr/0033).
 type child struct {
 	id   int           // its pid, or in a worker the id of its thread
 	gate *net.UnixConn // SOCK_SEQPACKET; when it is closed, the child ends by itself
@@ -109,9 +109,9 @@ func Beginning(threads int, env map[string]string) ([]byte, error) {
 	return b, nil
 }
 
-// admit moves a child, which waits at its gate, to its cgroups. The zygote never gets the files of
-// the cgroups, because a process that has them can move any process of the machine into these
-// cgroups.
+// admit moves a child that waits at its gate to its cgroups. It fails if the process is not a child
+// of the zygote. The zygote never gets the files of the cgroups, because a process that has them
+// can move any process of the machine into these cgroups.
 func (f *Family) admit(c *child, groups []*os.File) error {
 	zygote := f.of.PID
 	switch parent := resources.ParentOf(c.id); {
@@ -144,9 +144,9 @@ func hasEnded(pid int) bool {
 	return n > 0
 }
 
-// Signal sends a child a signal, unless it has been reaped. It does so directly, because a zygote
-// may be slow to read, or may be blocked while it sends. If that is not possible, it asks the
-// zygote to send the signal.
+// Signal sends a child a signal, unless the child has been reaped. The daemon sends it directly,
+// because a zygote may be slow to read, or may be blocked while it sends. If the daemon cannot, it
+// asks the zygote to send the signal.
 func (f *Family) Signal(id int, s syscall.Signal) {
 	if !f.of.Works() {
 		if err := signalChild(f.of.PID, id, s); err == nil || errors.Is(err, unix.ESRCH) {

@@ -8,8 +8,8 @@ import (
 )
 
 // Description is what a daemon must know to adopt a zygote. The warden keeps it with the zygote's
-// descriptors: its control socket, stdout and stderr. If it describes memory instead of a zygote,
-// the descriptors are the files of the graph and the weights.
+// descriptors: its control socket, stdout and stderr. For sealed memory in place of a process, the
+// descriptors are the files of the graph and the weights.
 type Description struct {
 	Namespace string        `json:"namespace"`
 	Digest    string        `json:"digest"`

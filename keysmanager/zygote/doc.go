@@ -5,13 +5,12 @@
 //
 // A [Zygote] goes through these steps:
 //
-//   - Load starts the process and waits until it has loaded; Pack makes sealed memory in its place.
-//     Adopt takes over a zygote that an earlier daemon has left to the warden.
-//   - Fork makes a child a replica. The child waits at its gate, a socket of its own, until it is
-//     told which replica it is. EnsureSpare forks a child that waits there ahead of need. It can
-//     park the child on a device.
-//   - Kill or Stop ends it; Leave leaves it to the warden for the next daemon. Gone is closed when
-//     it has ended and the ends of all its children were reported.
+//   - Load starts a zygote process and waits until it has loaded. Pack makes sealed memory, which
+//     needs no process. Adopt takes over what an earlier daemon has left to the warden.
+//   - Fork makes a child a replica. The child waits at its gate, a socket, until it is told which
+//     replica it is. EnsureSpare forks a child ahead of need, and can park the child on a device.
+//   - Kill or Stop ends the zygote. Leave leaves it to the warden, for the next daemon. Gone is
+//     closed when the zygote has ended and the ends of all its children were reported.
 //
 // A Zygote owns its descriptors: its control socket, the gates of its children, its sealed memory.
 // Nobody else reads, writes or closes them.

@@ -19,9 +19,9 @@ import (
 // seals make memory that replicas map unchangeable, in content and size.
 const seals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
 
-// Pack runs a process of the function's own program that writes the pre-packed form of its
-// parameters to memory, and seals the memory. The returned Zygote is not a process. Its replicas
-// are processes of the warden's own that map the memory.
+// Pack has the function's own program write the pre-packed form of its parameters to memory, waits
+// until the program has ended, and seals the memory. The returned Zygote is not a process. Its
+// replicas are processes that the warden starts and that map the memory.
 func Pack(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resources.Tenant, began func(pid int)) (*Zygote, error) {
 	z := newZygote(h, key, NewEntry("zygote"), t.Function)
 	memory, err := newMemory()

@@ -212,9 +212,9 @@ func (f *Family) Parked() map[string]Waiting {
 	return all
 }
 
-// Unpark dismisses the child that is parked on a device. It returns false if the child is not there
-// yet; such a child is dismissed when a later check finds it superfluous. The caller makes sure
-// that Host.Tasks does not end during the call.
+// Unpark dismisses the child that is parked on a device, or is being parked there. It returns false
+// if the child has not been forked yet; a later call has to dismiss it. The caller makes sure that
+// Host.Tasks does not end during the call.
 func (f *Family) Unpark(device string) bool {
 	f.mu.Lock()
 	var c *child
