@@ -57,10 +57,10 @@ func userOf(t *testing.T, pid int) int {
 	return int(info.Sys().(*syscall.Stat_t).Uid)
 }
 
-// TestAccounts checks that a zygote and its replicas run as one user, and other processes as other
-// users. Packed files belong to one namespace, and nobody can change them. A later daemon has the
-// same accounts, and in the end no account is left.
-func TestAccounts(t *testing.T) {
+// TestProcessesRunAsSeparateUsers checks that a zygote and its replicas run as one user, and that
+// each other process here has its own user. Pre-packed files are kept per namespace, and only root
+// can change them. A later daemon adopts the accounts, so it gives none of them to another process.
+func TestProcessesRunAsSeparateUsers(t *testing.T) {
 	dir, cache, w := openDir(t), t.TempDir(), wardenOf(t)
 	first := accountsIn(t, dir)
 	with := func(a *sandbox.Accounts) func(*Config) {
@@ -131,9 +131,9 @@ func TestAccounts(t *testing.T) {
 	n.Close()
 }
 
-// TestModelsOfOneName checks that each model is packed separately, also if two models of one image
-// have one name.
-func TestModelsOfOneName(t *testing.T) {
+// TestModelsOfOneNameArePackedSeparately checks that each model is packed separately, also if two
+// models of one image have one name.
+func TestModelsOfOneNameArePackedSeparately(t *testing.T) {
 	dir := openDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // an image
 		t.Fatal(err)

@@ -245,9 +245,9 @@ func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error
 	return gone
 }
 
-// Detach leaves all processes to the warden, for the next Manager to adopt. It returns when nothing
-// of this Manager runs any more. Starts and loads that are under way are ended. After Close it does
-// nothing.
+// Detach ends the Manager, but leaves its processes to the warden, so that the next Manager can
+// adopt them. It cancels the starts and loads that are under way, and returns when the Manager's
+// goroutines have ended. After Close it does nothing.
 func (m *Manager) Detach() { m.over.Do(m.detach) }
 
 func (m *Manager) detach() {

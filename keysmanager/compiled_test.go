@@ -79,9 +79,9 @@ func files(t *testing.T, folder string) (out []string) {
 	return out
 }
 
-// TestPythonCompilesOnce checks that code that load compiles with torch.compile is compiled again
-// by no replica, and by no later zygote of the image. Code that a replica compiles is not in the
-// folder that later zygotes read.
+// TestPythonCompilesOnce checks code that a stage's load hook compiles with torch.compile. Neither
+// its replicas nor a later zygote of the image compile that code again. Code that a replica
+// compiles does not get into the folder that later zygotes read.
 func TestPythonCompilesOnce(t *testing.T) {
 	python, cache := compiles(t), t.TempDir()
 	n := pyNode(t, t.TempDir(), map[string]string{"compiles": pyCompiles}, func(c *Config) { c.Cache = cache })

@@ -205,9 +205,9 @@ func TestAWardenThatDies(t *testing.T) {
 	}
 }
 
-// TestDaemonsThatAreKilledAtAnyMoment kills four daemons, one after the other, while they start and
-// stop replicas. The other ends of the stage sockets die with them, so no replica may be left, and
-// nothing that was only partly started.
+// TestDaemonsThatAreKilledAtAnyMoment kills four daemons, one after the other, each while it starts
+// and stops replicas. The daemon has the other ends of the stage sockets, so its replicas end with
+// it. The next daemon must find no replica and no process that was only partly started.
 func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
 	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
 	if err != nil {

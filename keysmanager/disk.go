@@ -17,9 +17,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// folderOf returns the name of the folder for the files that zygotes make of an image's model. The
-// full path of the model is part of the name, because folders of one image may have models of one
-// name. The files that an author's code makes also depend on the interpreter and the environment.
+// folderOf returns the name of the folder for the files that zygotes make from an image's model.
+// The name contains a hash of the model's full path, because an image may have models of the same
+// name in several folders. If the zygote runs the author's code, its files also depend on the
+// interpreter and the environment, so the hash covers them, too.
 func folderOf(k zygote.Key) string {
 	of := filepath.Clean(k.Model)
 	if engineByKey(k).author {
@@ -29,9 +30,9 @@ func folderOf(k zygote.Key) string {
 	return k.Digest + "-" + hex.EncodeToString(sum[:8])
 }
 
-// packedFolders manages the folder for the files that zygotes make of models, such as pre-packed
-// parameters. The files are kept across restarts, with one folder per image and model. Its methods
-// are safe for concurrent use. It has no lock, because its only state is the file system.
+// packedFolders manages the files that zygotes make from models, such as pre-packed parameters.
+// There is one folder per image and model, which is kept across restarts. Its methods are safe for
+// concurrent use. They need no lock, because the only state is in the file system.
 type packedFolders struct {
 	folder string // empty: nothing is kept
 	log    *slog.Logger
@@ -100,9 +101,9 @@ func (d *packedFolders) sweepHalfPacked(loading []<-chan struct{}) {
 	}
 }
 
-// removeHalfPacked removes half-packed files from a folder of an image's parameters: those of one
-// killed process, or with 0 those of all processes. The name of such a file ends with the number of
-// the process or of its user.
+// removeHalfPacked removes files that a process has not finished packing from the folder of a
+// model. The name of such a file ends in "." and the pid or uid of the process. pid selects the
+// files of one killed process; 0 means the files of all processes.
 func (d *packedFolders) removeHalfPacked(folder string, pid int) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {

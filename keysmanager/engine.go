@@ -105,9 +105,8 @@ func environmentOf(s node.Spec) map[string]string {
 	return env
 }
 
-// seen returns a text that identifies the part of a function's environment that a zygote of the
-// engine knows. If two environments differ in this part, their texts differ. The text is empty if
-// the zygote knows nothing of the environment.
+// seen returns a hash of the part of a function's environment that the engine's zygotes get. The
+// hash is part of the zygote's key. It is empty if the zygotes get nothing of the environment.
 func (e engine) seen(s node.Spec) string {
 	if !e.author {
 		return ""
@@ -120,10 +119,9 @@ func (e engine) seen(s node.Spec) string {
 	return hex.EncodeToString(h.Sum(nil)[:8])
 }
 
-// loads returns the environment of a process that loads its model. For a zygote, env is empty, or
-// the function's environment if the zygote runs the author's code. For a replica, env is the
-// function's environment. threads is how many threads the process computes with at first; 0 means
-// as many as its replicas are told.
+// loads returns a copy of env with the variables that a process needs to load its model: ONNX
+// Runtime's library, if the engine uses it, and numbers of threads. threads is how many threads the
+// process computes with at first. 0 sets no number: each replica of a zygote is then told its own.
 func (c *Config) loads(e engine, env map[string]string, threads int) map[string]string {
 	env = maps.Clone(env)
 	if e.library {

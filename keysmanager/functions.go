@@ -59,9 +59,9 @@ type asking struct {
 	forgotten bool // Forget came after it had begun
 }
 
-// ask notes that a start or a load begins for a function. Its owner calls asked when the start or
-// load has ended. If Forget comes in between, the start or load does not make the function known
-// again. The caller holds st.mu.
+// ask records that a start or load of a function begins. The caller calls asked when the start or
+// load has ended. If Forget is called in between, it sets forgotten, and the start or load must not
+// make the function known again. The caller holds st.mu.
 func (st *store) ask(function string) *asking {
 	a := st.asks[function]
 	if a == nil {
@@ -117,9 +117,8 @@ func (st *store) forgetVariants() {
 	maps.DeleteFunc(st.instead, func(k zygote.Key, _ zygote.Form) bool { return !variants[k] })
 }
 
-// nameOf returns the function that uses a zygote: the first by name if there are several. If no
-// function uses it, nameOf returns the one that it was loaded for. The caller holds the store's
-// mutex.
+// nameOf returns the first function by name that uses a zygote. If no function uses the zygote, it
+// returns the function that the zygote was loaded for. The caller holds the store's mutex.
 func (st *store) nameOf(k zygote.Key, s *slot) string {
 	first := ""
 	for f, used := range st.uses {

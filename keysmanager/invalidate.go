@@ -87,9 +87,10 @@ func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) 
 	return z, nil
 }
 
-// Evict ends the idle zygotes of a function and the workers that have had replicas of it, or the
-// zygotes of an image's digest. It waits until they are gone and returns how many bytes they took.
-// If one of them is busy, Evict ends none, and the error says what keeps it busy.
+// Evict ends zygotes, waits until they have ended, and returns how many bytes they took. what is an
+// image's digest or a function; of a function, Evict also ends the workers that have had its
+// replicas. If one of the processes is busy, Evict ends none and returns an [ErrBusy] that says
+// why. If there are none, it returns [ErrNotCached].
 func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err error) {
 	m.store.mu.Lock()
 	if m.store.closed {
@@ -132,10 +133,10 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	return bytes, nil
 }
 
-// Invalidate notes that a function's parameters have changed, although its image has not. When it
-// has returned, no replica starts from the old parameters any more, and the next start loads them
-// again. The old zygote ends with the last of its replicas, which the caller stops. This includes
-// the replicas of other functions that share the parameters.
+// Invalidate records that a function's parameters have changed, although its image has not. Once it
+// has returned, no replica starts from the old parameters, and the next start loads the new ones.
+// The old zygote ends with the last of its replicas, which the caller stops. Other functions that
+// share the parameters also have replicas of that zygote.
 func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation, error) {
 	begin := time.Now()
 	m.store.mu.Lock()

@@ -35,9 +35,9 @@ type loader struct {
 // first caller waits longer may take that long.
 const loadTimeout = 5 * time.Minute
 
-// inImage returns the spec with the environment of its image added, if the image speaks the stage
-// protocol. The function's own variables win. Above all, the image's environment names the model
-// file. For other images, the watchdog reads the environment.
+// inImage adds the image's environment, which names the model file, to the spec. The function's own
+// variables win. If the image does not speak the stage protocol, inImage returns the spec
+// unchanged, because the function's watchdog reads the image's environment.
 func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	if !image.Stage || len(image.Env) == 0 {
 		return s
@@ -54,9 +54,9 @@ func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	return s
 }
 
-// borrow returns the zygote of a key and keeps it from eviction until release is called. It loads
-// the zygote if it is not in memory. If the parameters are invalidated meanwhile, it returns the
-// zygote of the next generation. warm reports that the zygote was in memory.
+// borrow returns the zygote of a key, and loads it first if it is not in memory. The zygote is not
+// evicted until release is called. If the parameters are invalidated meanwhile, borrow returns the
+// zygote of the next generation. warm reports that the zygote was in memory already.
 func (l *loader) borrow(ctx context.Context, key zygote.Key, spec node.Spec, image sandbox.Image) (z *zygote.Zygote, warm bool, release func(), err error) {
 	l.store.mu.Lock()
 	key = l.store.newest(key) // no order holds a settled key any more
@@ -100,10 +100,9 @@ func (l *loader) borrow(ctx context.Context, key zygote.Key, spec node.Spec, ima
 	}
 }
 
-// awaitLoad waits until a load has ended, and returns why it failed. failed is the number of failed
-// loads of the slot before this one. An order whose load failed does not wait for the next load, so
-// that its caller gets the error. If the zygote loaded and ended before the order could use it,
-// this is no failed load.
+// awaitLoad waits until done is closed by the end of a load, and returns the load's error, if it
+// failed. failed is the slot's number of failed loads before this load. awaitLoad never waits for a
+// second load. It also returns nil if the zygote has loaded and has ended again.
 func (l *loader) awaitLoad(ctx context.Context, key zygote.Key, s *slot, done <-chan struct{}, failed uint64) error {
 	select {
 	case <-done:
@@ -155,9 +154,9 @@ func nothing() chan struct{} {
 	return c
 }
 
-// beginLoad makes room for a slot's zygote and begins to load it. It returns a channel that is
-// closed when the load has ended. If the zygote does not fit, the load is refused, which does not
-// count as a failed load.
+// beginLoad begins to load a slot's zygote, and evicts idle zygotes if they must make room. done is
+// closed when the load has ended. If the zygote does not fit, beginLoad returns [ErrNoRoom], which
+// does not count as a failed load.
 func (l *loader) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image) (done chan struct{}, err error) {
 	n, err := l.need(key, image)
 	now := l.lockWeighed(0)

@@ -55,19 +55,18 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
-	// OnExit is called once for each replica that Start has started, possibly before Start has
-	// returned. It is also called once for each adopted replica, possibly before New has returned.
-	// nil: nobody is told.
+	// OnExit is called once per replica that Start has started or New has adopted, when the replica's
+	// process has ended. The call may come before Start or New has returned. nil: nobody is told.
 	OnExit func(Exit)
 	// OnEvict is called for each zygote that is ended because memory is short, with its function and
 	// its size in bytes. It must not block, nor call the Manager. nil: nobody is told.
 	OnEvict func(function string, bytes int64)
 	// OnChange is called when the inventory has changed; it must not block. nil: nobody is told.
 	OnChange func()
-	// Output gets each line that a replica or zygote prints to stdout or stderr, with the key of its
-	// function. At most sandbox.MaxLine bytes of a line are passed. The function of a zygote is the
-	// one that it was loaded for. Many goroutines may call Output. It must not block for long, because
-	// it holds up the process that prints.
+	// Output gets each line that a replica or zygote prints to stdout or stderr. A line is cut off
+	// after sandbox.MaxLine bytes. function is the key of the replica's function, or of the function
+	// that the zygote was loaded for. Many goroutines may call Output. It must not block for long,
+	// because it holds up the process that prints.
 	Output func(function, replica, stream, line string)
 
 	tuning
@@ -100,9 +99,8 @@ type Exit struct {
 // Manager is a node's KeysManager. It carries out orders, and reports ends and changes. Its methods
 // are safe for concurrent use.
 //
-// Its state is in its parts. The store's mutex guards which parameters are in memory and which
-// replicas there are. Each other part says what guards it. New sets the Manager's own fields, and
-// they do not change.
+// Its state is in its parts: starter, store, loader, parker and ahead. The comment of each part
+// says what guards it. New sets the Manager's own fields, and they do not change.
 type Manager struct {
 	cfg    *Config
 	warden *warden.Client
@@ -228,8 +226,8 @@ func (m *Manager) exited(p *process, e resources.Ending) {
 const endTimeout = 30 * time.Second
 
 // Stop ends a replica whose Start has returned. It sends SIGTERM, and SIGKILL after grace or when
-// ctx ends. It returns when the process has ended and was reported. It returns nil if no such
-// replica runs.
+// ctx ends. It returns when the process has ended and OnExit has been called. If no such replica
+// runs, it returns nil.
 func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration) error {
 	m.store.mu.Lock()
 	p := m.store.processes.running(replica)

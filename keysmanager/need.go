@@ -27,9 +27,9 @@ type need struct {
 // parameters and its engine's base.
 const needShare = 32
 
-// need returns the memory that the zygote of an image is expected to take: what it took the last
-// time, or else an estimate from the sizes of its model's files. It returns an error if the model
-// is missing or incomplete.
+// need returns how much memory the zygote of an image is expected to take. This is what the zygote
+// took the last time. Before its first load, need estimates it from the sizes of its model's files.
+// It returns an error if the model is missing or incomplete.
 func (l *loader) need(key zygote.Key, image sandbox.Image) (need, error) {
 	key.Generation = 0
 	l.store.mu.Lock()

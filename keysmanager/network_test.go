@@ -70,9 +70,9 @@ func networkOf(t *testing.T, pid int) string {
 	return name
 }
 
-// TestNetworks checks that each process is in the network that its function asks for, and a fork in
-// that of its zygote.
-func TestNetworks(t *testing.T) {
+// TestProcessesGetTheNetworkOfTheirFunction checks that each process is in the network that its
+// function asks for, and a fork in that of its zygote.
+func TestProcessesGetTheNetworkOfTheirFunction(t *testing.T) {
 	openDir(t) // needs root
 	nets := &bareNetworks{}
 	n := newNode(t, func(c *Config) { c.Networks = nets })

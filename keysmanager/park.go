@@ -11,10 +11,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// A parked child was told its device ahead of need and is ready there except for its parameters.
-// Making it ready takes longer than any other part of a start. Each key stage in Python that uses
-// one device has a parked child on each device that would take a replica of it. Parked children
-// give way to every order (docs/adr/0033).
+// A parked child was told its device ahead of need, and is ready there except for its parameters.
+// That saves the longest part of a start. Each key stage in Python that uses one device has a
+// parked child on each device with room for one of its replicas. If an order needs the memory that
+// a parked child takes, the child is ended (docs/adr/0033).
 
 // parker knows how much of each device is free, and parks children on devices. It has no lock of
 // its own. The caller of a method holds the store's mutex, unless the method says that it takes it.
@@ -62,9 +62,9 @@ func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	return all
 }
 
-// unparkAll dismisses all parked children because memory is short. It returns how many there were,
-// and how many bytes they had that they did not share with their zygotes. The caller holds the
-// store's mutex.
+// unparkAll dismisses all parked children because memory is short. It returns how many it
+// dismissed, and how many bytes they had that they did not share with their zygotes. The caller
+// holds the store's mutex.
 func (st *store) unparkAll() (n int, bytes int64) {
 	for _, z := range st.slots.parkedZygotes() {
 		shared, _ := st.cfg.meter.Resident(z.PID)
@@ -79,8 +79,8 @@ func (st *store) unparkAll() (n int, bytes int64) {
 	return n, bytes
 }
 
-// unparkFor dismisses parked children whose device memory an order has just reserved. Children of
-// the order's own function come last, because the order may use one of them. The caller holds the
+// unparkFor dismisses parked children whose device memory an order has just reserved. It leaves
+// children of the order's own function, because the order may use one of them. The caller holds the
 // store's mutex.
 func (p *parker) unparkFor(o node.Order) {
 	if o.Device == "" {

@@ -26,9 +26,9 @@ def infer(state, calls):
     return [{"pid": os.getpid(), "loaded": state["loaded"], "env": env} for c in calls]
 `
 
-// onStandIn makes images of stages use a device in host memory in place of CUDA's. The stand-in
-// imports PyTorch, whose BLAS starts threads unless the process around a stage has said how many.
-// So it is imported only when a device is asked for.
+// onStandIn makes the stages of these images use a stand-in for CUDA's device, in host memory. The
+// stand-in imports PyTorch, whose BLAS starts threads unless their number is set before. So the
+// stand-in is imported only when a stage asks for a device.
 func onStandIn(t *testing.T, dir string, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -48,9 +48,9 @@ func onStandIn(t *testing.T, dir string, names ...string) {
 	}
 }
 
-// TestPythonChildrenPark parks children on a stand-in of a device. They become replicas, and their
-// parameters are copied to the device. If a device does not exist, replicas are forked without a
-// parked child.
+// TestPythonChildrenPark checks that a child that is parked on a stand-in device becomes a replica,
+// and copies its parameters to the device. If no child can be parked, a replica is forked without
+// one.
 func TestPythonChildrenPark(t *testing.T) {
 	python, dir := proctest.Torch(t), t.TempDir()
 	r := &rack{all: []Device{{ID: "GPU-a", Memory: 10 * gib}}}

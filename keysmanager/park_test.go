@@ -95,9 +95,9 @@ func (n *rig) on(replica, device string, s node.Spec) *startedReplica {
 	return r
 }
 
-// TestParkedChildren checks that children are parked on each device that has room for a replica,
-// become replicas, and give way.
-func TestParkedChildren(t *testing.T) {
+// TestParkedChildrenBecomeReplicas checks that children are parked on each device that has room for
+// a replica, become replicas, and give way.
+func TestParkedChildrenBecomeReplicas(t *testing.T) {
 	n, r, s := parking(t, nil, "GPU-a", "GPU-b")
 	n.keyStages(s)
 	pids := n.parkedOn("GPU-a", "GPU-b")

@@ -40,9 +40,9 @@ type process struct {
 	owner  *Manager
 }
 
-// linesWhile bounds how long the daemon reads the output of a process that has ended, because
-// programs that it started may still print. The end is reported earlier, at most
-// resources.LinesMoment after it.
+// linesWhile bounds how long the daemon reads the output of a process that has ended. Programs that
+// the process started may still print. The process's end is reported earlier, after at most
+// resources.LinesMoment.
 const linesWhile = 2 * time.Second
 
 // Take takes over the cgroup of the child that becomes p; see zygote.Replica.

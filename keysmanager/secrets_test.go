@@ -71,9 +71,9 @@ func finds(t *testing.T, pid int, store string) string {
 	return strings.Join(out, " ")
 }
 
-// TestSecretsDivideZygotes checks that functions of one image share a zygote, except that each
-// function with secrets has its own. Such a function finds its own secrets on each start path, also
-// under a later daemon.
+// TestSecretsDivideZygotes checks that functions of one image share a zygote if they have no
+// secrets, and that each function with secrets has its own zygote. On each start path, a replica
+// finds its own function's secrets, also under a later daemon.
 func TestSecretsDivideZygotes(t *testing.T) {
 	dir, store, w := openDir(t), secretStore(t), wardenOf(t)
 	first := accountsIn(t, dir)

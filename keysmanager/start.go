@@ -16,9 +16,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// Start starts a replica and returns when its process runs. The replica reports on Conn when it is
-// ready; the caller closes Conn. If ctx ends first, Start ends the replica and leaves nothing
-// behind. Start returns ErrRunning if the replica's name is taken.
+// Start starts a replica and returns when its process runs. The replica reports on Started.Conn
+// when it is ready; the caller closes Conn. If ctx ends first, Start ends the replica and leaves
+// nothing behind. Start returns ErrRunning if the replica's name is taken.
 //
 // progress is called for each phase that has ended. It must not block, and may be nil.
 func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
@@ -176,9 +176,9 @@ func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[s
 	return nil
 }
 
-// Watched reports whether a watchdog runs the replicas of a function of this image and environment.
-// That is so if the image does not speak the stage protocol, or if the environment asks for one of
-// of-watchdog's modes.
+// Watched reports whether a watchdog runs the replicas of a function with this image and
+// environment. A watchdog is needed if the image does not speak the stage protocol. A function can
+// also ask for one: its environment then names one of of-watchdog's modes.
 func Watched(image sandbox.Image, env map[string]string) bool {
 	switch env["mode"] {
 	case "http", "streaming", "serializing", "static":

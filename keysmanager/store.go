@@ -14,10 +14,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// store knows what a node has in memory and which replicas run from it, and carries out the cache's
-// decisions. mu guards all of it; each method says if its caller holds mu. Other locks are taken
-// after mu: a zygote's and the pool's. The warden is not called with mu held, because its answer
-// may have to wait until an end has been reported.
+// store knows which parameters are in a node's memory and which replicas run, and carries out the
+// cache's decisions. mu guards all of it; each method says if its caller holds mu. The locks of
+// zygotes and of the pool are taken after mu. The warden must not be called with mu held, because
+// its answer may have to wait until a process's end has been reported, which needs mu.
 type store struct {
 	cfg  *Config
 	ends *sync.WaitGroup // evictions under way
@@ -167,9 +167,9 @@ func (st *store) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
 	return true
 }
 
-// recordEnd empties the slot of a zygote that ended by itself. The zygote had loaded, so this is no
-// failed load. It is loaded again at once, or after a back-off if earlier zygotes of the slot also
-// ended soon. The caller holds the store's mutex.
+// recordEnd empties a slot whose zygote has ended by itself. This does not count as a failed load,
+// because the zygote had loaded. The parameters may be loaded again at once, or after a back-off if
+// earlier zygotes of the slot also ended soon. The caller holds the store's mutex.
 func (st *store) recordEnd(key zygote.Key, s *slot) {
 	if s.zygote == nil || s.zygote.Alive() || st.closed {
 		return
@@ -248,9 +248,9 @@ func (st *store) count(key zygote.Key, hit bool) {
 	}
 }
 
-// retiring makes a slot's zygote one that nothing starts from any more. It returns a channel that
-// is closed when the starts that were under way have forked or use another zygote. A load under way
-// is cancelled. The caller holds the store's mutex.
+// retiring invalidates a slot: no new start uses its zygote, and a load under way is cancelled. The
+// returned channel is closed when no earlier start uses the zygote any more. The caller holds the
+// store's mutex.
 func (st *store) retiring(key zygote.Key, s *slot) <-chan struct{} {
 	if s.settled == nil {
 		s.settled = make(chan struct{})

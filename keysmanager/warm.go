@@ -50,12 +50,13 @@ func (h *ahead) look(image string, now time.Time) looked {
 // others are held up.
 const warmAtOnce = 4
 
-// Warm loads the zygotes that the specs want and that are not in memory, a few at a time, and marks
-// key stages. The list is complete: zygotes that it does not name may be evicted when memory is
-// short, and are no key stages. A zygote that does not fit (see Threshold) is left to the first
-// order, without an error. Functions without a model are skipped. The error has the zygotes that
-// did not load; the others are loaded all the same. When ctx ends, Warm begins no more loads and
-// waits for none. Loads under way go on.
+// Warm loads the zygotes of the wanted functions that are not in memory, a few at a time, and marks
+// the zygotes of key stages. The list is complete: all other zygotes are unmarked, and may be
+// evicted when memory is short.
+//
+// Warm skips functions without a model. It leaves a zygote that does not fit (see Threshold) to the
+// first order, without an error. If a load fails, the others go on, and the error names the zygotes
+// that did not load. When ctx ends, Warm begins no more loads and returns; loads under way go on.
 func (m *Manager) Warm(ctx context.Context, wanted []node.Wanted) error {
 	return m.ahead.load(ctx, wanted)
 }

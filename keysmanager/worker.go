@@ -16,16 +16,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// A worker is a process whose threads are replicas. All functions with one name in their annotation
-// stagecoach.dev/process share a worker. So the time and memory of a device's context are spent
-// only once (docs/adr/0033). Except for this, a worker is a zygote.
+// A worker is a process whose threads are replicas. Functions of a namespace that have the same
+// name in their annotation stagecoach.dev/process share a worker per device. So the time and memory
+// of a device's context are spent only once (docs/adr/0033). In all else, a worker is a zygote.
 
 // workerRests is how long a worker without replicas waits for new ones.
 const workerRests = 5 * time.Minute
 
-// workerEnds bounds how long a worker may take to end a replica that has got SIGKILL. Then the
-// whole worker is ended. The worker ends itself after two seconds, unless one of its threads blocks
-// the others.
+// workerEnds bounds how long a worker may take to end a replica that has got SIGKILL. After that,
+// the daemon ends the whole worker. The worker usually ends itself after two seconds, but it cannot
+// if one of its threads blocks the others.
 const workerEnds = 10 * time.Second
 
 // residence returns the key of the worker that an order's replica belongs to.

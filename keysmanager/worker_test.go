@@ -118,9 +118,9 @@ func (n *rig) worker(device string) (z ZygoteInfo) {
 	return z
 }
 
-// TestResidents checks that replicas are threads of one process per device and worker name, for all
-// functions of a namespace that name the worker.
-func TestResidents(t *testing.T) {
+// TestReplicasShareAWorkerPerDevice checks that replicas are threads of one process per device and
+// worker name, for all functions of a namespace that name the worker.
+func TestReplicasShareAWorkerPerDevice(t *testing.T) {
 	n, _, s := workers(t, nil)
 	other := s
 	other.Function = "g.ns"

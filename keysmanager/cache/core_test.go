@@ -212,10 +212,10 @@ func TestParametersThatLoadWellAndEnd(t *testing.T) {
 	}
 }
 
-// TestInvalidatedParameters invalidates an entry during its load. The load is cancelled, the orders
-// that hold the entry are waited for, and what was loaded all the same is discarded. A new entry
-// takes its place.
-func TestInvalidatedParameters(t *testing.T) {
+// TestInvalidateCancelsTheLoad invalidates an entry during its load. The core cancels the load, and
+// reports Settled once, when the last order releases the entry. If the load succeeds all the same,
+// the core discards its result. A new entry can then load.
+func TestInvalidateCancelsTheLoad(t *testing.T) {
 	t.Parallel()
 	c := New[string]()
 	step := func(ev Event, want ...Effect) {

@@ -1,43 +1,44 @@
 // Package cache decides which parameters a node keeps in memory.
 //
-// [Core] is the cache of one node as a state machine. [Core.Step] takes the time and an [Event] and
-// returns the [Effect]s to carry out. It has no clock, no goroutine and no I/O, so a simulator runs
-// the same code as production. Two shells call it: package keysmanager, with its mutex held, and
-// package sim, for each node of a virtual cluster.
+// [Core] is the cache of one node as a state machine. [Core.Step] takes the time and an [Event],
+// and returns the [Effect]s to carry out. It has no clock, no goroutine and no I/O, so the
+// simulator runs the same code as production. Two shells call it: package keysmanager, with its
+// mutex held, and package sim, for each node of a virtual cluster.
 //
 // # Entries
 //
-// An entry is one set of parameters in the form that replicas start from: a zygote, sealed memory
-// that replicas map, or a worker. What K names is the shell's matter. Another revision, or another
-// form of the same parameters, has another name. An entry is, one after the other:
+// An entry is one set of parameters in a form from which replicas start: a zygote, sealed memory
+// that replicas map, or a worker. The shell chooses the type K of its name. Each revision of the
+// parameters and each form has another name. An entry goes through these states:
 //
 //   - empty: orders wait for its parameters, or its latest load failed;
-//   - loading: its load is expected to take some bytes;
-//   - ready: replicas start from it. Children may be parked on devices beside it;
+//   - loading: its parameters are being loaded, and their size is an estimate;
+//   - ready: replicas start from it, and children of it may be parked on devices;
 //   - stale: it was invalidated. No order starts from it any more. It ends with its last replica.
 //
-// An entry is busy while it loads, an order holds it, or replicas run from it. Otherwise it is
-// idle. The spare child of a zygote does not count: it ends with its zygote. Pre-packed files are
-// on a disk, not in memory, so they are no entries.
+// An entry is busy while it loads, while an order holds it, or while replicas run from it.
+// Otherwise it is idle. The spare child of a zygote does not keep the entry busy, because the child
+// ends with the zygote. Pre-packed files are on a disk, so they are no entries.
 //
 // # Rules
 //
-//   - No load takes a node above [Threshold] of any of its bounds. Idle entries make room for a
-//     load that an order waits for. If that is not enough, the load is refused and nothing is
-//     evicted.
+//   - A load must not take the node above [Threshold] of any [Bound]. If an order waits for the
+//     load, idle entries are evicted to make room. If evicting all of them would not be enough, the
+//     load is refused and nothing is evicted.
 //   - Above Threshold, idle entries are evicted until at most 80 % of each bound are in use. If
-//     there are too few of them, eviction goes on with those that become idle.
-//   - Least recently used entries go first, and those of key stages last. An entry is used when an
-//     order takes hold of it. Busy entries stay.
-//   - Parked children go before any entry.
-//   - Ahead of need, parameters are loaded and children parked only into free memory. Parameters of
-//     a key stage may also take the place of idle entries of others. For ten seconds after memory
-//     was short, nothing is done ahead of need.
+//     there are too few idle entries, entries that become idle later are evicted, too.
+//   - The least recently used entry is evicted first, but entries of key stages come last. An entry
+//     is used when an order begins to hold it. Busy entries are never evicted.
+//   - Parked children are ended before any entry is evicted.
+//   - Loads and parked children that no order waits for take only free memory, with one exception:
+//     parameters of a key stage may replace idle entries of other stages. While memory is short,
+//     and for ten seconds afterwards, nothing is loaded or parked ahead of need.
 //   - An entry that no function uses any more ends as soon as it is idle. A worker ends when it has
 //     been idle for a while.
-//   - A load that failed is not tried again before a back-off of 0.5 s has passed, which doubles
-//     with each further failure to at most 30 s. Parameters that had loaded are loaded again at
-//     once; if they keep ending within ten seconds, after at most 4 s.
+//   - A failed load is tried again only after a back-off. It is 0.5 s after the first failure,
+//     doubles with each further failure, and is 30 s at most.
+//   - If a ready entry's process ends, its parameters are loaded again at once. If processes keep
+//     ending within ten seconds of their loads, the next load waits for a back-off of at most 4 s.
 //
 // The reasons are in docs/adr:
 //
@@ -50,6 +51,6 @@
 //
 // # Units
 //
-// Sizes are in bytes. The shell measures memory and passes the latest sample along with the events
-// that depend on it. So the core counts only what no measurement shows yet: loads under way.
+// Sizes are in bytes. The shell measures memory, and passes the latest sample along with each event
+// that depends on it. The core itself counts only loads under way, which no sample shows yet.
 package cache

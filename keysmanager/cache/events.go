@@ -3,8 +3,8 @@ package cache
 import "time"
 
 // Event is an input of the core: one of [Hold], [Release], [Want], [Loaded], [Failed], [Ended],
-// [Using], [Mark], [Invalidate], [Drop] and [Weighed]. An event about an entry that the core does
-// not know changes nothing, except Hold and Loaded, which add it.
+// [Using], [Mark], [Invalidate], [Drop] and [Weighed]. If the core does not know the entry of an
+// event, it ignores the event; only Hold and Loaded add the entry.
 type Event interface{ event() }
 
 // Hold reports that an order is about to start from an entry. The entry is now the most recently
@@ -14,13 +14,13 @@ type Hold[K comparable] struct{ Key K }
 // Release ends a Hold, because the order has started its replica or was given up.
 type Release[K comparable] struct{ Key K }
 
-// Want asks to load the parameters of an entry. It has no effect if the entry is ready, loading or
-// stale. Otherwise it has exactly one of these effects, the last one after any [Evict]:
+// Want asks to load the parameters of an entry. The core ignores it if the entry is ready, loading
+// or stale. Otherwise the effects are one of these:
 //
-//   - [Wait]: an earlier failure is too recent;
-//   - [Unpark]: tell again, with what that freed;
-//   - [Refuse]: it does not fit;
-//   - [Load].
+//   - [Wait]: the back-off after an earlier failure has not ended;
+//   - [Unpark]: parked children end first; send Want again, with the bytes that they free;
+//   - [Refuse]: the parameters do not fit;
+//   - [Load], after an [Evict] for each entry that makes room.
 type Want[K comparable] struct {
 	Key    K
 	Bytes  int64   // expected size, at least 0

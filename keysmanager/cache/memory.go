@@ -61,9 +61,10 @@ func (c *Core[K]) Ahead(now time.Time, bounds []Bound) int64 {
 // short reports whether memory is short, or was so a moment ago.
 func (c *Core[K]) short(now time.Time) bool { return c.pressed || latest(now, c.now).Before(c.calm) }
 
-// Room reports whether parameters of the given size may be loaded ahead of need: into free memory,
-// and for a key stage also into that of idle entries of others. Nothing else gives way to them, or
-// two entries that do not fit together would take turns.
+// Room reports whether parameters of the given size may be loaded ahead of need now. They may take
+// free memory, and those of a key stage also the memory of idle entries of other stages. No other
+// entry is evicted ahead of need, because two entries that do not fit together would evict each
+// other in turn.
 func (c *Core[K]) Room(now time.Time, bounds []Bound, bytes int64, keyStage bool) bool {
 	missing := bytes - c.Free(bounds)
 	if keyStage {

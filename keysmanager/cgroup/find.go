@@ -38,9 +38,9 @@ type place struct {
 
 func (p place) dir() string { return filepath.Join(p.mount, p.home) }
 
-// find returns the place of each available controller, and whether they are all in the unified
-// hierarchy of v2. On hybrid systems, which mount the controllers of v1, it ignores a v2 hierarchy
-// without controllers.
+// find returns the place of each available controller. unified reports that all of them are in the
+// hierarchy of v2. A hybrid system mounts the controllers of v1 and a v2 hierarchy; find then
+// returns those of v1 only.
 func (s system) find() (places map[string]place, unified bool, err error) {
 	f, err := os.Open(s.mountinfo)
 	if err != nil {

@@ -170,9 +170,9 @@ func TestEntersBeforeItsFirstInstruction(t *testing.T) {
 	}
 }
 
-// TestRemoveLeavesTheSpawnerAlone removes a group again and again while processes are started in
-// it. These processes must be killed, but never the one that starts them, although one of its
-// threads is in the group for a moment.
+// TestRemoveLeavesTheSpawnerAlone removes groups while the spawner starts a process in them. Remove
+// may kill that process, but never the spawner, although a thread of the spawner is in the group
+// for a moment.
 func TestRemoveLeavesTheSpawnerAlone(t *testing.T) {
 	root, s := open(t), spawner(t)
 	for i := range 50 {
@@ -197,8 +197,9 @@ func TestRemoveLeavesTheSpawnerAlone(t *testing.T) {
 	}
 }
 
-// TestSetCPU changes the quota of a program that spins, and compares its work per throttled period.
-func TestSetCPU(t *testing.T) {
+// TestSetCPUChangesTheQuotaOfARunningProgram changes the quota of a program that spins, and
+// compares its work per throttled period.
+func TestSetCPUChangesTheQuotaOfARunningProgram(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "spins", cgroup.Limits{CPUMilli: 100}) // which it gets on a busy machine, too
 	cmd, _ := start(t, s, g, "while :; do :; done")
@@ -242,8 +243,8 @@ func TestSetCPU(t *testing.T) {
 	}
 }
 
-// TestMemory checks a program that exceeds its memory limit.
-func TestMemory(t *testing.T) {
+// TestProgramAboveItsMemoryLimitIsKilled checks a program that exceeds its memory limit.
+func TestProgramAboveItsMemoryLimitIsKilled(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "eats", cgroup.Limits{Memory: 32 << 20})
 	cmd, _ := start(t, s, g, "exec dd if=/dev/zero of=/dev/null bs=256M count=1")
@@ -258,9 +259,10 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestForkBomb lets a program start as many processes as it can. All must end with the group. The
-// program gives up after a while, so that only this test fails if it is not contained.
-func TestForkBomb(t *testing.T) {
+// TestForkBombEndsWithItsGroup lets a program start as many processes as it can. All must end with
+// the group. The program gives up after a while, so that only this test fails if it is not
+// contained.
+func TestForkBombEndsWithItsGroup(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "bomb", cgroup.Limits{PIDs: 50})
 	cmd, out := start(t, s, g, `for i in $(seq 10); do (for j in $(seq 20); do sleep 1000 & done; wait) & done; exec sleep 1000`)
@@ -279,9 +281,9 @@ func TestForkBomb(t *testing.T) {
 	}
 }
 
-// TestThousandGroups creates and removes groups, some with processes and nested groups, and checks
-// that nothing is left.
-func TestThousandGroups(t *testing.T) {
+// TestThousandGroupsLeaveNothing creates and removes groups, some with processes and nested groups,
+// and checks that nothing is left.
+func TestThousandGroupsLeaveNothing(t *testing.T) {
 	root, s := open(t), spawner(t)
 	for i := range 1000 {
 		g := create(t, root, fmt.Sprint("g", i), cgroup.Limits{Memory: 64 << 20, CPUMilli: 500, PIDs: 10})

@@ -42,8 +42,8 @@ type Limits struct {
 }
 
 // Open creates the folder for the groups of a node, below the cgroup of this process. It removes
-// empty groups of nodes that no longer exist. It fails if the node is open already. The caller
-// closes the Root.
+// the empty groups of nodes whose process has ended. It fails if the node is open already, in this
+// or another process. The caller closes the Root.
 func Open(node string) (*Root, error) { return open(real, node) }
 
 func open(s system, node string) (*Root, error) {
@@ -172,9 +172,10 @@ func enable(folder string, controllers []string) error {
 	return os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte("+"+strings.Join(controllers, " +")), 0)
 }
 
-// moveProcesses moves the processes of a v2 group into a child group, so that the group may have
-// other children. It does so only if all of these processes are ours, or if they are all processes
-// of a container, whose own group looks like the root.
+// moveProcesses moves the processes of a v2 group into a child group, because the kernel allows
+// children with controllers only in a group without processes. It fails if some of the processes
+// are neither this process nor its descendants. In a container, whose own group looks like the
+// root, all processes are moved.
 func moveProcesses(home string) error {
 	procs, err := readPIDs(filepath.Join(home, "cgroup.procs"))
 	if err != nil {

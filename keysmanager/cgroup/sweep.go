@@ -15,9 +15,10 @@ import (
 // claimWait is how long another process may take to sweep a node's folder.
 const claimWait = time.Second
 
-// claim locks a folder for as long as the file is open, also against other callers in this process.
-// The kernel unlocks it when its owner dies. If the folder was removed meanwhile, claim returns
-// fs.ErrNotExist, even if there is a new folder with the same name.
+// claim locks a folder. If the folder is locked already, also by another caller in this process,
+// claim waits for at most the given time. The lock ends when the returned file is closed or this
+// process ends. If the folder was removed before it was locked, claim returns fs.ErrNotExist, even
+// if there is a new folder with the same name.
 func claim(folder string, wait time.Duration) (*os.File, error) {
 	f, err := os.Open(folder)
 	if err != nil {

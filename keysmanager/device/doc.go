@@ -9,9 +9,10 @@
 // A machine without the library has no devices, which is not an error. If a GPU is divided (MIG),
 // its instances are the devices, each with its own memory. A GPU is unhealthy if it is lost,
 // reports uncorrected memory errors, waits for a reset to remap rows, or has recently reported a
-// critical error (XID); see health.go. It recovers without an operator.
+// critical error (XID); see health.go. When the fault is gone, the GPU is healthy again without an
+// operator.
 //
-// Calls into NVML may hang with the driver. One goroutine makes all of them, and owns the library
-// from Init to Shutdown. [Watch.Devices] never waits for it, and reports all devices as unhealthy
-// if it hangs.
+// A call into NVML may hang if the driver hangs. One goroutine makes all calls, and owns the
+// library from Init to Shutdown. [Watch.Devices] never waits for a call. While a call hangs, it
+// reports all devices as unhealthy.
 package device

@@ -31,10 +31,14 @@ type Fault struct {
 // quarantine is how long a device is not used after a critical error.
 const quarantine = 10 * time.Minute
 
-// applicationErrors are the XIDs that a program's own fault causes. The replica fails, but the
-// device is healthy. NVIDIA's plugin for Kubernetes ignores the same ones: illegal instruction or
-// access, page fault, a channel that was stopped or cleaned up, video decoder, and a context switch
-// that timed out.
+// applicationErrors lists the XIDs that a faulty program causes on a healthy device. NVIDIA's
+// device plugin for Kubernetes ignores them, too:
+//
+//   - 13: illegal instruction or access
+//   - 31: page fault
+//   - 43, 45: a channel that was stopped or cleaned up
+//   - 68: video decoder
+//   - 109: a context switch that timed out
 var applicationErrors = []uint64{13, 31, 43, 45, 68, 109}
 
 // anyInstance is the id of a GPU instance that means the whole GPU.

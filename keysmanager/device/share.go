@@ -17,8 +17,8 @@ type Share struct {
 var nameForm = regexp.MustCompile(`^(\d{1,3}(:\d{1,3})?|(GPU|MIG)-[-0-9a-fA-F/]+)$`)
 
 // ParseShare parses "all", "none", or a comma-separated list of devices. A device is a UUID (GPU-…
-// or MIG-…), a GPU's index such as 2, or an instance's index such as 2:0. A divided GPU means all
-// its instances. Empty means all.
+// or MIG-…), a GPU's index such as 2, or an instance's index such as 2:0. The UUID or index of a
+// divided GPU means all its instances. An empty text means all devices.
 func ParseShare(s string) (Share, error) {
 	switch s {
 	case "", "all":

@@ -1,12 +1,12 @@
-// Package network gives replicas their own network namespaces. Each has a loopback link and a way
-// out of the machine. It reaches neither other replicas nor the machine's own services, except
-// admitted ones.
+// Package network gives each replica its own network namespace, with a loopback link and a link
+// that leads out of the machine. A replica reaches neither other replicas nor the machine's own
+// services, except those that [Networks.Admit] names.
 //
 //	cfg := network.Config{CIDR: cidr, Run: "/run/stagecoach", Owner: state, Log: log}
 //	n, err := network.Open(cfg)
 //	defer n.Close()
 //	err = n.Admit(netip.AddrPortFrom(n.Gateway(), 8080))
-//	ns, err := n.Create() // a process enters it with setns(2); it ends with its last process
+//	ns, err := n.Create() // a process enters ns with setns(2); ns ends with its last process
 //
 // [Open] reserves a slice of the configured addresses on this machine. The slice has these parts:
 //
@@ -17,8 +17,8 @@
 //
 // Nothing else records which addresses are in use: an address is free if its link does not exist.
 // The kernel removes the link when the last process of its namespace has ended. All other parts
-// outlive their owner. The next Open with the same owner adopts them. An Open with another owner
-// removes them if the owner is gone and no link is left.
+// outlive the process that made them. The next Open with the same Config.Owner adopts them. An Open
+// with another owner removes them if that process has ended and no link is left.
 //
 // The package works in the network namespace of the thread that calls [Open], whichever threads
 // call the methods. It never changes the namespace of a thread that runs other code. Code that must

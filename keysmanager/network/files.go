@@ -13,9 +13,9 @@ import (
 )
 
 // Files writes the files that replicas see as /etc/hosts and /etc/resolv.conf, and returns their
-// paths. All users may read them. hosts gives the gateway's address the names that OpenFaaS uses;
-// the zero gateway means this slice's. resolv has the machine's resolvers if replicas can reach all
-// of them, else a forwarder in this process.
+// paths. All users may read them. The file hosts maps OpenFaaS's names of the gateway to the
+// gateway's address; the zero gateway stands for n.Gateway(). The file resolv names the machine's
+// resolvers. If replicas cannot reach all of these, it names a forwarder in this process instead.
 func (n *Networks) Files(gateway netip.AddrPort) (hosts, resolv string, err error) {
 	n.use.RLock()
 	defer n.use.RUnlock()

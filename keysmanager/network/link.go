@@ -141,9 +141,9 @@ func (n *Networks) address(i uint32) netip.Addr {
 	return offset(n.slice.Addr(), 2+i%n.size())
 }
 
-// connectOutside sets up the machine's end. Neighbour entries are permanent, so no replica can
-// claim another's address, nothing waits for ARP, and many replicas do not fill the machine's
-// neighbour table.
+// connectOutside sets up the machine's end of a replica's link. Its neighbour entry (ARP) is
+// permanent, so no replica can claim another's address, nothing waits for ARP, and many replicas do
+// not fill the machine's neighbour table.
 func (n *Networks) connectOutside(veth *netlink.Veth, addr netip.Addr) error {
 	// A kernel without IPv6.
 	if err := n.netlink.LinkSetIP6AddrGenMode(veth, genModeNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
@@ -195,9 +195,9 @@ func (n *Networks) deleteLinks() error {
 	return nil
 }
 
-// awaitOutside waits until the machine's end can send. This end came up before its peer, so the
-// kernel activates it in the background and drops packets until then. Since Linux 6.8, the kernel
-// activates it at once when it is asked for the state.
+// awaitOutside waits until the machine's end of a link can send. This end came up before its peer,
+// so the kernel activates it later, in the background, and drops packets until then. Since Linux
+// 6.8, a query for the link's state activates it at once.
 func (n *Networks) awaitOutside(veth *netlink.Veth) error {
 	for deadline := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
 		l, err := n.netlink.LinkByIndex(veth.Index)

@@ -56,9 +56,9 @@ func (n *Networks) in(f func() error) error {
 	})
 }
 
-// sysctls are the settings of a new namespace. The first two allow processes without privileges
-// to listen on ports below 1024 and to send ICMP echo requests, which is harmless in a separate
-// namespace. IPv6 stays on loopback only.
+// sysctls are the settings of a new namespace. The first two let processes without privileges
+// listen on ports below 1024 and send ICMP echo requests, which is harmless in a separate
+// namespace. The last two leave IPv6 on for loopback only.
 var sysctls = [][2]string{
 	{"net/ipv4/ip_unprivileged_port_start", "0"},
 	{"net/ipv4/ping_group_range", "0 2147483647"},

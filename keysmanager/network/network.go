@@ -70,11 +70,11 @@ type Networks struct {
 	admitted []netip.AddrPort
 }
 
-// Open reserves addresses for replicas on this machine and prepares their way out. It adopts the
-// slice of an earlier process with the same owner, including replicas that still live. It removes
-// slices of dead owners without living replicas. The caller ends with [Networks.Close] or
-// [Networks.Detach]. The error wraps [ErrUnavailable] if this process or kernel cannot give
-// replicas networks at all.
+// Open reserves a slice of addresses for replicas on this machine and sets up their way out. If an
+// earlier process with the same owner has left a slice, Open adopts it with the replicas that still
+// run. Open removes the slices of dead owners in which no replica runs. The caller ends with
+// [Networks.Close] or [Networks.Detach]. The error wraps [ErrUnavailable] if this process or kernel
+// cannot give replicas networks at all.
 func Open(c Config) (*Networks, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -310,9 +310,9 @@ func (n *Networks) Gateway() netip.Addr { return gatewayOf(n.slice) }
 // A second call does nothing.
 func (n *Networks) Close() error { return n.end(false) }
 
-// Detach releases the owner's part of the machine's network, but leaves it in place if replicas
-// still live. Meanwhile, their name resolution works only if they can reach the machine's resolvers
-// without this process. The next Open with the same owner adopts it.
+// Detach closes the Networks. If replicas still run, it leaves their networks in place, and the
+// next Open with the same owner adopts these. Until then, the replicas can resolve names only if
+// they reach the machine's resolvers without the forwarder in this process.
 func (n *Networks) Detach() error { return n.end(true) }
 
 func (n *Networks) end(keep bool) error {

@@ -36,9 +36,10 @@ func (n *Networks) Reaches(a netip.Addr) bool {
 	return len(routes) == 1 && routes[0].Type == unix.RTN_UNICAST
 }
 
-// Admit lets replicas reach one TCP port at one address of this machine, which any process may
-// serve. The first call after [Open] replaces what an earlier process with the same owner admitted.
-// If the firewall was deleted (`nft flush ruleset`), Admit creates it again.
+// Admit lets replicas reach a TCP port of this machine at this address, whichever process listens
+// there. Later calls add ports. The first call after [Open] removes the ports that an earlier
+// process with the same owner admitted. If the firewall was deleted (`nft flush ruleset`), Admit
+// creates it again.
 func (n *Networks) Admit(gateway netip.AddrPort) error {
 	n.use.RLock()
 	defer n.use.RUnlock()

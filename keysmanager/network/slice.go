@@ -24,12 +24,12 @@ const sliceBits = 20
 // label marks the gateways' addresses on the loopback link.
 const label = "lo:" + prefix
 
-// registry is shared by the Stagecoach processes of a machine: a folder that is emptied when the
+// registry is a folder that all Stagecoach processes of a machine share. It is emptied when the
 // machine starts.
 //
-//	networks/lock       held while a process opens or closes
-//	networks/addresses  the process that has address N locks byte N until it ends
-//	networks/forward    exists while forwarding is on because of us
+//	networks/lock       is locked while a process opens or closes
+//	networks/addresses  a process locks byte N while it has address N
+//	networks/forward    exists while IP forwarding is on because of Stagecoach
 //	networks/BASE_BITS  folder of a slice
 type registry struct {
 	dir       string

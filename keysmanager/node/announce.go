@@ -13,9 +13,9 @@ const claimTimeout = 2 * time.Second
 // claimAgain is the pause between questions to the holder.
 const claimAgain = 250 * time.Millisecond
 
-// Run announces the node and takes orders until ctx ends, then announces that the node is gone. It
-// waits for a bus that is not there yet, and continues without a bus that is lost. It returns
-// ErrTaken if another daemon has the node's name.
+// Run announces the node and takes orders until ctx ends. Then it announces that the node is gone.
+// If the bus does not work yet, Run waits for it. If the bus fails later, Run continues. Run
+// returns ErrTaken if another daemon has the node's name.
 func (s *Server) Run(ctx context.Context) error {
 	if err := s.claim(ctx); err != nil {
 		return err

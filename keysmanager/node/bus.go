@@ -6,9 +6,9 @@ type Bus interface {
 	// Send sends a message about a node. Answers go to the node's messages of the kind reply;
 	// empty: there are none.
 	Send(node, kind, reply string, data []byte) error
-	// Listen calls f with each message of a kind about a node, in order, until stop is called.
-	// After stop returns, f does not run. An empty node means any. Empty data means that a message
-	// with this kind as its reply had no listener.
+	// Listen calls f, in order, with each message of a kind about a node, or about any node if node is
+	// empty. It does so until stop is called; after stop has returned, f does not run. f gets empty
+	// data if nobody listened to a message that asked for replies of this kind.
 	Listen(node, kind string, f func(node, reply string, data []byte)) (stop func(), err error)
 }
 

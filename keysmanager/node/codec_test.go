@@ -76,8 +76,8 @@ func TestDecodeOrder(t *testing.T) {
 	}
 }
 
-// TestInventoryOfAnother checks that unknown fields are ignored.
-func TestInventoryOfAnother(t *testing.T) {
+// TestInventoryIgnoresUnknownFields checks that unknown fields are ignored.
+func TestInventoryIgnoresUnknownFields(t *testing.T) {
 	inv, err := DecodeInventory([]byte(`{"v":1,"name":"n1","id":"A","colour":"red","memory":{"total":5}}`))
 	if err != nil || inv.Memory.Total != 5 {
 		t.Errorf("%+v, %v", inv, err)

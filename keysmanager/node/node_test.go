@@ -20,9 +20,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
-// TestStart starts a replica. Its socket must arrive and work, its phases must be reported as they
-// end, and an announcement must follow.
-func TestStart(t *testing.T) {
+// TestStartHandsOverTheSocket starts a replica. Its socket must arrive and work, its phases must be
+// reported as they end, and an announcement must follow.
+func TestStartHandsOverTheSocket(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch()
 	d := b.join("n.1", newWorker()) // a name with a dot, as hosts have
@@ -96,8 +96,9 @@ func (r repeater) Send(name, kind, reply string, data []byte) error {
 	return r.Bus.Send(name, kind, reply, data)
 }
 
-// TestOnce sends orders several times. Each must be carried out once and answered each time.
-func TestOnce(t *testing.T) {
+// TestRepeatedOrdersAreCarriedOutOnce sends orders several times. Each must be carried out once and
+// answered each time.
+func TestRepeatedOrdersAreCarriedOutOnce(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	b.join("n1", w)
@@ -180,9 +181,9 @@ func descriptors(t *testing.T) int {
 	return len(all)
 }
 
-// TestStartGivenUp lets a start expire, while it runs and after it has ended with its answers lost.
-// Nothing may be left.
-func TestStartGivenUp(t *testing.T) {
+// TestStartGivenUpLeavesNothing lets a start expire, while it runs and after it has ended with its
+// answers lost. Nothing may be left.
+func TestStartGivenUpLeavesNothing(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	w.hold = make(chan struct{})
@@ -213,9 +214,9 @@ func (d deaf) Listen(name, kind string, f func(node, reply string, data []byte))
 	})
 }
 
-// TestUnclaimed checks that a started replica whose socket nobody claims is stopped, after a while
-// or when its order is canceled.
-func TestUnclaimed(t *testing.T) {
+// TestUnclaimedReplicaIsStopped checks that a started replica whose socket nobody claims is
+// stopped, after a while or when its order is canceled.
+func TestUnclaimedReplicaIsStopped(t *testing.T) {
 	for name, giveUp := range map[string]bool{"forgotten": false, "given up": true} {
 		t.Run(name, func(t *testing.T) {
 			b := startBroker(t)
@@ -248,8 +249,9 @@ func TestUnclaimed(t *testing.T) {
 	}
 }
 
-// TestEvents reports events while nobody listens. A later listener must get each once, in order.
-func TestEvents(t *testing.T) {
+// TestMissedEventsArriveOnceInOrder reports events while nobody listens. A later listener must get
+// each once, in order.
+func TestMissedEventsArriveOnceInOrder(t *testing.T) {
 	b := startBroker(t)
 	d := b.join("n1", newWorker())
 	for _, r := range []string{"a", "b", "c"} {
@@ -432,9 +434,9 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRestart kills a daemon and starts another with its name, which must take over the running
-// replicas under the same node.
-func TestRestart(t *testing.T) {
+// TestNextDaemonTakesOverTheReplicas kills a daemon and starts another with its name, which must
+// take over the running replicas under the same node.
+func TestNextDaemonTakesOverTheReplicas(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = time.Minute })
 	mute := &muted{}
@@ -464,8 +466,9 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestLines prints more than anyone can read, and checks that lost lines are reported in place.
-func TestLines(t *testing.T) {
+// TestLostLinesAreReportedInPlace prints more than anyone can read, and checks that lost lines are
+// reported in place.
+func TestLostLinesAreReportedInPlace(t *testing.T) {
 	b := startBroker(t)
 	d := b.join("n1", newWorker())
 	text := strings.Repeat("x", 8<<10)

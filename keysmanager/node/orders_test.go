@@ -201,9 +201,9 @@ func TestOrdersForAnotherDaemonAreRefused(t *testing.T) {
 	}
 }
 
-// TestCancelled cancels a start that succeeds all the same, one that has ended unclaimed, and one
-// that arrives only afterwards. No replica may be left.
-func TestCancelled(t *testing.T) {
+// TestCancelledStartLeavesNoReplica cancels a start that succeeds all the same, one that has ended
+// unclaimed, and one that arrives only afterwards. No replica may be left.
+func TestCancelledStartLeavesNoReplica(t *testing.T) {
 	for name, tc := range map[string]struct {
 		do   func(b *bare)
 		want []string
@@ -251,9 +251,9 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestCloseUnclaimed closes a server with an unclaimed replica, which must see that its connection
-// is closed.
-func TestCloseUnclaimed(t *testing.T) {
+// TestCloseDisconnectsUnclaimedReplicas closes a server with an unclaimed replica, which must see
+// that its connection is closed.
+func TestCloseDisconnectsUnclaimedReplicas(t *testing.T) {
 	b := newBare(t)
 	b.free()
 	b.give(b.start("A", "r-1"))

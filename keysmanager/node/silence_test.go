@@ -36,9 +36,9 @@ func (b *table) Listen(name, kind string, f func(node, reply string, data []byte
 	return func() {}, nil
 }
 
-// TestSilentWithinThreeSeconds measures in virtual time how long a silent node still counts as
-// present. A pause of slightly more than two seconds must not count as silence, nor must a pause of
-// this process itself.
+// TestSilentWithinThreeSeconds checks, in virtual time, that a silent node leaves within three
+// seconds of its last announcement, and that the next announcement makes it join again. A pause of
+// slightly more than two seconds must not count as silence.
 func TestSilentWithinThreeSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bus := &table{all: map[string][]func(string, string, []byte){}}
@@ -83,9 +83,9 @@ func TestSilentWithinThreeSeconds(t *testing.T) {
 	})
 }
 
-// TestSleep stops the listener itself, as when a laptop sleeps. When it wakes up, no node may have
-// left, and a node that falls silent then must be found as fast as ever.
-func TestSleep(t *testing.T) {
+// TestSleepOfTheListenerSilencesNoNode stops the listener itself, as when a laptop sleeps. When it
+// wakes up, no node may have left, and a node that falls silent then must be found as fast as ever.
+func TestSleepOfTheListenerSilencesNoNode(t *testing.T) {
 	for range 8 { // what comes first on waking up is chance
 		synctest.Test(t, func(t *testing.T) {
 			bus := &table{all: map[string][]func(string, string, []byte){}}
@@ -134,10 +134,10 @@ func TestSleep(t *testing.T) {
 	}
 }
 
-// TestManyNames lets more nodes come and go than are kept. The next one must be able to join,
-// unless all of them are present. It runs in virtual time, so that nobody falls silent on a busy
-// machine.
-func TestManyNames(t *testing.T) { synctest.Test(t, testManyNames) }
+// TestNodesThatHaveGoneMakeRoom announces more nodes than a Directory keeps. Nodes that have gone
+// make room for new ones. If all nodes are present, a new one cannot join. The test runs in virtual
+// time, so that no node falls silent because the machine is busy.
+func TestNodesThatHaveGoneMakeRoom(t *testing.T) { synctest.Test(t, testManyNames) }
 
 func testManyNames(t *testing.T) {
 	bus := &table{all: map[string][]func(string, string, []byte){}}
@@ -179,8 +179,8 @@ func testManyNames(t *testing.T) {
 	}
 }
 
-// TestKnown checks who may ask a daemon for a replica's socket.
-func TestKnown(t *testing.T) {
+// TestOnlyRootAndTheSameUserMayAskForSockets checks who may ask a daemon for a replica's socket.
+func TestOnlyRootAndTheSameUserMayAskForSockets(t *testing.T) {
 	for _, tc := range []struct {
 		peer, me uint32
 		ok       bool

@@ -146,13 +146,15 @@ type Usage struct {
 	Throttled time.Duration `json:"throttled"` // since its start, in nanoseconds
 }
 
-// Phase is a part of a start. A KeysManager reports these phases:
-//   - order: from the order until the process is ordered, without load
-//   - load: of parameters that were not in memory
-//   - fork: from the order to the zygote until its answer
-//   - spawn: of a process
+// Phase is a timed part of a replica's start. A KeysManager reports these phases:
 //
-// The control process adds place, until the replica is ready, and phases that the replica reports.
+//   - order: from the arrival of the order until the fork or spawn begins, without load
+//   - load: the load of parameters that were not in memory
+//   - fork: the fork by the zygote, until a child is the replica
+//   - spawn: the start of a process without a zygote
+//
+// The control process adds the phase place, which ends when the replica is ready, and the phases
+// that the replica reports.
 type Phase struct {
 	Name string        `json:"name"`
 	Took time.Duration `json:"took"` // nanoseconds
@@ -196,9 +198,9 @@ const (
 	OrderRefuse     OrderKind = "refuse"     // Cause: why the node cannot be used; its daemon ends
 )
 
-// Order asks a node to do something. An order that arrives again under its id is not carried out
-// again. [Client] fills in V, ID, To and Within; a KeysManager in the same process needs none of
-// them.
+// Order asks a node to do something. If an order arrives again with the same id, it is not carried
+// out again. [Client] fills in V, ID, To and Within. A KeysManager in the same process needs none
+// of them.
 type Order struct {
 	V  int    `json:"v"`
 	ID string `json:"id"`

@@ -17,10 +17,10 @@ const MaxProcesses = 1024
 // measureEvery is the shortest time between two measurements of a group.
 const measureEvery = time.Second
 
-// Cgroup is the cgroup of a replica or zygote, and its latest measurement. A node without cgroups
-// uses a nil *Cgroup; the methods that are called for any process accept nil.
+// Cgroup is the group of a replica or zygote, and its latest measurement. A node without cgroups
+// uses a nil Cgroup, so the methods that are called for any process accept nil.
 //
-// The fields up to began, except done, are set before other goroutines see the process.
+// The fields up to began, except done, are set before other goroutines know the process.
 type Cgroup struct {
 	group          Group
 	id             string // unique name of the group
@@ -42,10 +42,9 @@ type Cgroup struct {
 	told   GroupUsage // usage at the time of the latest line in the function's log about its limits
 }
 
-// Enter creates a cgroup for the process that is about to start. If the reservation has a cgroup
-// already, that cgroup is removed first. Enter returns the files by which the process enters the
-// new cgroup (Group.Files); without cgroups there are none. The caller closes the files, and calls
-// Bound to set the CPU limit once the process has entered.
+// Enter creates the cgroup of a process, and removes the reservation's earlier one. The process
+// enters the cgroup by the returned files, which the caller closes. Then the caller calls Bound,
+// because the cgroup has no CPU limit yet. On a node without cgroups, there are no files.
 func (r *Reservation) Enter(id, function string, l Limits) ([]*os.File, error) {
 	r.pool.leave(r.group)
 	r.group = nil
@@ -88,10 +87,9 @@ func (r *Reservation) Take(child *Reservation, milli int) {
 	r.Become(milli)
 }
 
-// AdoptGroup takes over the cgroup named id, which an earlier daemon made with the limits l.
-// replica is the name of the replica in it; empty means that a zygote is in it. milli is the CPU
-// limit that the earlier daemon has set since, in thousandths of a core. If the cgroup does not
-// exist, AdoptGroup logs that, and the process is not measured.
+// AdoptGroup takes over the cgroup of a zygote or replica of an earlier daemon. replica is empty
+// for a zygote. l are the limits that the cgroup was made with, and milli is its CPU limit now. If
+// the cgroup does not exist, AdoptGroup logs a warning.
 func (r *Reservation) AdoptGroup(id, function, replica string, l Limits, milli int, began time.Time) {
 	p := r.pool
 	if p.cfg.Groups == nil {
@@ -172,10 +170,9 @@ func (c *Cgroup) PassedItsLimit() bool {
 	return err == nil && u.OOMKills > 0
 }
 
-// TellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group: a file
-// that counts the processes that the kernel has killed because of memory, and the error text for
-// such a process. It returns an empty string if the group has no memory limit. files are the files
-// of Group.Files; the counting file is in the folder of one of them.
+// TellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group. From the
+// file that it names, the watchdog sees when the kernel kills a process because of the replica's
+// memory limit. files are those that Enter has returned. The value is empty if there is no limit.
 func (c *Cgroup) TellsOutOfMemory(files []*os.File) string {
 	if c == nil || c.limits.Memory == 0 {
 		return ""

@@ -55,10 +55,10 @@ type Holder struct {
 	Parked   string           // function whose child is parked; empty: no child is parked yet
 }
 
-// survey returns how much of each device is free. Memory that a replica uses beyond its reservation
-// is not free. Usage of a process that belongs to no known replica counts as another program's. So
-// survey may overestimate the usage, but never underestimates it. parent returns the parent of a
-// process; survey calls it to find the replica of a child process.
+// survey returns how much of each device is free. A holder takes its reservation, or what it uses
+// if that is more. Usage that belongs to no holder counts as that of another program. So survey may
+// overestimate the usage, but never underestimates it. Parked children count as free memory. parent
+// returns the parent of a process; usage of a holder's descendants counts as the holder's.
 func survey(seen []Device, holders []Holder, parent func(pid int) int) []DeviceInfo {
 	out := make([]DeviceInfo, 0, len(seen))
 	for _, d := range seen {

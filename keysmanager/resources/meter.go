@@ -112,9 +112,9 @@ func field(text []byte, name string) (int64, bool) {
 	return 0, false
 }
 
-// groupFolders returns the folders of the cgroups that bound a process's memory: the process's own
-// cgroup first, then the cgroups around it, outermost last. It finds cgroups of versions 1 and 2.
-// The arguments are the contents of /proc/self/cgroup and /proc/self/mountinfo.
+// groupFolders returns the folders of the cgroups that bound the memory of a process, in versions 1
+// and 2: the process's cgroup first, then each parent. cgroup and mountinfo are the texts of the
+// files of that name in /proc/self.
 func groupFolders(cgroup, mountinfo string) []string {
 	var out []string
 	for line := range strings.Lines(cgroup) {

@@ -20,9 +20,10 @@ type Networks interface {
 	Lonely() (*os.File, error)
 	// Admit lets processes in namespaces of Create reach an address of the machine: the gateway's.
 	Admit(gateway netip.AddrPort) error
-	// Files returns the paths of the files that processes in namespaces of Create see as /etc/hosts
-	// and /etc/resolv.conf. The hosts file contains the gateway's names; a zero gateway means that no
-	// gateway listens, and adds no names.
+	// Files returns the paths of the files that these processes see as /etc/hosts and
+	// /etc/resolv.conf. The hosts file maps the gateway's names to its address. If gateway is zero, no
+	// gateway listens, and the names stand for the address under which these processes see the
+	// machine.
 	Files(gateway netip.AddrPort) (hosts, resolv string, err error)
 }
 
@@ -37,10 +38,10 @@ const (
 var ErrHostNetwork = errors.New("annotation stagecoach.dev/network is host, and this node gives no function the machine's network: " +
 	"want default or none, or start the node with --allow-host-network")
 
-// NetworkOf returns the network in which a process starts: the network that its function asks for,
-// or the machine's network if this node makes no networks. The key of a zygote contains this
-// network. So if an earlier daemon made no networks and this one does, replicas that need their own
-// network never fork from a zygote of the earlier daemon.
+// NetworkOf returns the network in which a process is started. It is the network that the function
+// asks for, or the machine's if this node makes no networks. The network is part of a zygote's key,
+// so a replica is never forked from a zygote in another kind of network, such as one that an
+// earlier daemon has started.
 func (p *Pool) NetworkOf(asked string) string {
 	if p.cfg.Networks == nil {
 		return NetworkHost

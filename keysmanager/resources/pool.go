@@ -70,10 +70,10 @@ type Reservation struct {
 // New returns an empty reservation for a process that is no replica.
 func (p *Pool) New() *Reservation { return &Reservation{pool: p} }
 
-// Reserve returns the reservation of a new replica on the devices ids, separated by commas; empty:
-// none. It reserves the given bytes of each device, or, if bytes is 0, all free memory of devices
-// that no replica uses. others are the holders of device memory that are not replicas, such as
-// parked children. If a device cannot be reserved, the error wraps ErrDevice.
+// Reserve returns the reservation of a replica. ids are the replica's devices, separated by commas;
+// empty: none. Reserve reserves the given bytes of each device. If bytes is 0, it reserves all free
+// memory of the devices, which no other replica may use. others are the holders of device memory
+// that are no replicas. The error is ErrDevice if a device is missing, unhealthy or too full.
 func (p *Pool) Reserve(replica, function, ids string, bytes int64, others []Holder) (*Reservation, error) {
 	r := &Reservation{pool: p, replica: replica, function: function}
 	p.mu.Lock()

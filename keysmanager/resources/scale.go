@@ -73,9 +73,9 @@ type Scale struct {
 // limit.
 func NewScale(m Meter, own int64) *Scale { return &Scale{meter: m, own: own} }
 
-// Weigh samples the memory, unless the latest sample is younger than the given age. look returns
-// the processes to count. Weigh calls look under the Scale's lock, so the caller must not hold a
-// lock that look takes.
+// Weigh samples the memory. If the latest sample is younger than fresh, Weigh returns that one.
+// look returns the processes to count. Weigh calls look while it holds the Scale's lock, so the
+// caller must not hold a lock that look takes.
 func (s *Scale) Weigh(fresh time.Duration, look func() Census) Sample {
 	s.mu.Lock()
 	defer s.mu.Unlock()

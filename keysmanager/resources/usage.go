@@ -55,9 +55,10 @@ func (c *Cgroup) measure(now time.Time) (news string, err error) {
 	return news, nil
 }
 
-// Measure measures the cgroups of all processes that run, for the inventory. look returns these
-// cgroups, and the functions of each worker's replicas by the worker's cgroup. A cgroup that is
-// being removed is skipped. Measure does nothing while another call of it runs.
+// Measure measures the cgroups of all processes that run, for the inventory, and logs limits that
+// were hit. look returns the cgroups, and the functions of each worker's replicas, by the worker's
+// cgroup (guests). Measure skips a cgroup that is being removed. It does nothing while another call
+// runs.
 func (p *Pool) Measure(look func() (live []*Cgroup, guests map[*Cgroup][]string)) {
 	if p.cfg.Groups == nil || !p.measuring.TryLock() {
 		return

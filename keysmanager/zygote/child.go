@@ -17,8 +17,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// child is a process that a zygote has forked. It is in its cgroup, and waits at its gate to be
-// told which replica it is.
+// child is a process that a zygote has forked and that is no replica yet. It is in its cgroup, and
+// waits at its gate, a socket, to be told which replica it is.
 //
 // A zygote keeps one spare child, because entering a cgroup takes longer than forking and becoming
 // a replica together (docs/adr/0029). More children may be parked, one per device (docs/adr/0033).
@@ -108,9 +108,9 @@ func Beginning(threads int, env map[string]string) ([]byte, error) {
 	return b, nil
 }
 
-// admit moves a child, which waits at its gate, to its cgroups. The zygote never gets the files of
-// the cgroups, because a process that has them can move any process of the machine into these
-// cgroups.
+// admit moves a child that waits at its gate to its cgroups. It fails if the process is not a child
+// of the zygote. The zygote never gets the files of the cgroups, because a process that has them
+// can move any process of the machine into these cgroups.
 func (f *Family) admit(c *child, groups []*os.File) error {
 	zygote := f.of.PID
 	switch parent := resources.ParentOf(c.id); {

@@ -29,9 +29,9 @@ type Replica interface {
 	Abandon()
 }
 
-// Family is the children of a zygote. A child is first ordered (pending), then at its gate
-// (waiting), then a replica. If memory takes the place of a zygote, its family is the replicas that
-// map it. Methods of a Family are safe for concurrent use.
+// Family manages the children of a zygote. A child is first ordered (pending), then at its gate
+// (waiting), then a replica (replicas). If the zygote is sealed memory, its family is the replicas
+// that map it. The methods are safe for concurrent use.
 type Family struct {
 	of *Zygote
 
@@ -72,9 +72,9 @@ type ForkOrder struct {
 	Files   []*os.File       // its stage socket, stdout and stderr; the caller closes them
 }
 
-// Fork makes a child the replica of an order. It prefers a child that is parked on the order's
+// Fork makes a child the replica of an order. It takes the child that is parked on the order's
 // device, or else the spare child, or else forks a new one. parked reports that the child was
-// parked on the device. The daemon must wait for the calling goroutine before it waits for
+// parked. Fork may add to Host.Tasks, so the daemon must wait for its caller before it waits for
 // Host.Tasks.
 func (f *Family) Fork(ctx context.Context, o ForkOrder) (parked bool, err error) {
 	c := f.claim(o.Limits, o.Device)

@@ -213,9 +213,9 @@ func (f *Family) Parked() map[string]Waiting {
 	return all
 }
 
-// Unpark dismisses the child that is parked on a device. It returns false if no child is there. A
-// child that arrives later is dismissed by a later check, if it is superfluous then. The caller
-// makes sure that Host.Tasks does not end during the call.
+// Unpark dismisses the child that is parked on a device, or is being parked there. It returns false
+// if the child has not been forked yet; a later call has to dismiss it. The caller makes sure that
+// Host.Tasks does not end during the call.
 func (f *Family) Unpark(device string) bool {
 	f.mu.Lock()
 	var c *child

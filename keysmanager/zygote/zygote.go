@@ -46,12 +46,11 @@ type Facts struct {
 	Prepacked bool // its weights are mapped from a file
 }
 
-// Zygote is a zygote process, a worker, or memory that replicas map in place of a zygote. Its
-// methods are safe for concurrent use.
+// Zygote is a zygote process, a worker, or sealed memory that replicas map in place of a zygote.
+// Its methods are safe for concurrent use.
 //
-// One goroutine runs read, which receives the messages of the process. The Family guards its
-// changing state with a lock. The other fields are set before Load, Pack or Adopt returns the
-// Zygote, and do not change.
+// One goroutine runs read, which receives the messages of the process. Family has its own lock. The
+// other fields are set before Load, Pack or Adopt returns the Zygote, and do not change.
 type Zygote struct {
 	Family *Family // its children
 
