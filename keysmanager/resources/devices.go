@@ -35,8 +35,8 @@ type DeviceInfo struct {
 	Free     int64    // bytes that may still be reserved: neither reserved nor used by other processes
 	Replicas []string // that have reserved memory of it, sorted
 
-	// Bytes of Free that children take which are parked or are being parked. They are freed when an
-	// order needs them.
+	// Bytes of Free that belong to parked children, or to children that are being parked. They are
+	// freed when an order needs them.
 	Parked    int64
 	ParkedFor []string // functions whose children are parked on it, sorted
 }
