@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
@@ -53,5 +54,5 @@ func runWarden(ctx context.Context, args []string, _ io.Writer) error {
 	if !ok {
 		return errors.Join(fmt.Errorf("warden: descriptor %d is a %T, want a unix socket", warden.ListenFD, l), l.Close())
 	}
-	return warden.Serve(ctx, warden.Server{Listener: listener, Linger: *linger, Log: slog.New(slog.NewJSONHandler(os.Stderr, nil))})
+	return warden.Serve(ctx, warden.Server{Listener: listener, Runtime: sandbox.NewSpawner(), Linger: *linger, Log: slog.New(slog.NewJSONHandler(os.Stderr, nil))})
 }
