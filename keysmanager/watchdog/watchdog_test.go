@@ -258,7 +258,7 @@ func forkServer(t *testing.T, c *config) *httptest.Server {
 	t.Helper()
 	spawner := sandbox.NewSpawner()
 	t.Cleanup(spawner.Close)
-	s := httptest.NewServer(bounded(c.exec, &forker{c: c, spawner: spawner, log: slog.New(slog.DiscardHandler)}))
+	s := httptest.NewServer(bounded(c.exec, &forker{c: c, runtime: spawner, log: slog.New(slog.DiscardHandler)}))
 	t.Cleanup(s.Close)
 	return s
 }
