@@ -50,13 +50,14 @@ type Runtime struct {
 	owner   string           // identifies this Runtime's containers, and says whether it lives
 	removes sync.WaitGroup   // removals under way
 
+	sweeping sync.Mutex // held while Sweep runs
+
 	mu     sync.Mutex
 	closed bool
 	live   map[*process]bool // until they are forgotten
 }
 
-// Open returns a Runtime. It removes what killed processes of the node have left. The caller closes
-// it.
+// Open returns a Runtime. The caller closes it.
 func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("runtime containerd: containers need root: run as root, or choose --runtime process")
@@ -76,15 +77,17 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, fmt.Errorf("runtime containerd: %w; want containerd at %s: start it, or name its socket with --containerd-address", err, cfg.Address)
 	}
-	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), live: map[*process]bool{}}
-	r.sweep(ctx)
-	return r, nil
+	return &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), live: map[*process]bool{}}, nil
 }
 
 // Start implements sandbox.Runtime.
 func (r *Runtime) Start(c sandbox.Command) (sandbox.Process, error) {
 	if c.Platform {
-		return r.spawner.Start(c)
+		p, err := r.spawner.Start(c)
+		if err != nil {
+			return nil, err
+		}
+		return platform{p, r}, nil
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
@@ -97,6 +100,18 @@ func (r *Runtime) Start(c sandbox.Command) (sandbox.Process, error) {
 		return nil, fmt.Errorf("start %s in %s, in a container: %w", program(c), where, err)
 	}
 	return p, nil
+}
+
+// platform is a process of the platform, such as a watchdog. If it is killed, it leaves containers.
+type platform struct {
+	sandbox.Process
+	of *Runtime
+}
+
+// Forget implements sandbox.Process.
+func (p platform) Forget() {
+	p.Process.Forget()
+	p.of.removes.Go(func() { p.of.Sweep(context.Background()) })
 }
 
 // add makes a process one of the Runtime's. It returns false if the Runtime is closed.

@@ -18,7 +18,7 @@ const (
 	labelNode     = "stagecoach.dev/node"
 	labelOwner    = "stagecoach.dev/warden"
 	labelFunction = "stagecoach.dev/function"
-	labelImage    = "stagecoach.dev/image-digest"
+	labelImage    = "stagecoach.dev/image"
 	labelReplica  = "stagecoach.dev/replica"
 )
 
@@ -65,8 +65,11 @@ func lives(owner string) bool {
 	return err == nil && startOf(pid) == parts[1]
 }
 
-// sweep removes what killed processes of this node have left: containers and folders.
-func (r *Runtime) sweep(ctx context.Context) {
+// Sweep removes what killed processes of this node have left: containers and folders. What it
+// cannot remove, it logs.
+func (r *Runtime) Sweep(ctx context.Context) {
+	r.sweeping.Lock()
+	defer r.sweeping.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	left, err := r.client.Containers(ctx, fmt.Sprintf("labels.%q==%q", labelNode, r.cfg.Node))

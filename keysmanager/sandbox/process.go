@@ -102,7 +102,7 @@ type Command struct {
 // Names of a Command's Labels.
 const (
 	LabelFunction = "function"
-	LabelImage    = "image"   // its digest
+	LabelImage    = "image"   // the name that the node knows
 	LabelReplica  = "replica" // or what else it is, such as a zygote
 )
 
