@@ -72,9 +72,11 @@ func (c *Conn) Begin(w Wanted, files []*os.File, until time.Time) (pid int, err 
 		if err != nil {
 			return 0, err
 		}
-		// The caller keeps the files open meanwhile.
-		if err := raw.Control(func(fd uintptr) { fds = append(fds, int(fd)) }); err != nil {
-			return 0, err
+		// Programs expect blocking descriptors; os/exec does the same. The caller keeps the files open
+		// meanwhile.
+		var failed error
+		if err := raw.Control(func(fd uintptr) { fds, failed = append(fds, int(fd)), unix.SetNonblock(int(fd), false) }); err != nil || failed != nil {
+			return 0, errors.Join(err, failed)
 		}
 	}
 	b, err := json.Marshal(w)
