@@ -40,8 +40,8 @@ func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Namespace, runtimeFlags["namespace"], c.Namespace, "namespace of containerd for the containers")
 }
 
-// nodeFlag is the flag of programs of the platform with the name of the node, which no other node of
-// the machine has.
+// nodeFlag is the flag of programs of the platform with the name of the node, which no other node
+// of the machine has.
 const nodeFlag = "node"
 
 // arguments returns the flags of c and of the node for another program of the platform.
@@ -70,8 +70,8 @@ func (c RuntimeConfig) validate(bad func(field string, got any, want string)) {
 	}
 }
 
-// open opens the runtime of a node, or of a program of this node's platform. labels are those of all
-// its containers. The caller closes it.
+// open opens the runtime of a node, or of one of the node's watchdogs. labels are those of all
+// containers of a watchdog; nil: it is the node's. The caller closes it.
 func (c RuntimeConfig) open(ctx context.Context, node string, labels map[string]string, log *slog.Logger) (sandbox.Runtime, error) {
 	if c.Name != runtimeContainerd {
 		return sandbox.NewSpawner(), nil
@@ -85,7 +85,7 @@ func (c RuntimeConfig) open(ctx context.Context, node string, labels map[string]
 	if err != nil {
 		return nil, err
 	}
-	if labels == nil { // the node's own, not that of one function
+	if labels == nil {
 		r.Sweep(ctx)
 	}
 	return r, nil

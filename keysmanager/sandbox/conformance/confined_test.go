@@ -32,8 +32,8 @@ func TestForbiddenThingsFail(t *testing.T) {
 			c.Argv = append(c.Argv, append(things, "status=NoNewPrivs", "status=CapEff", "status=CapPrm", "status=CapInh", "status=CapAmb", "id")...)
 			text := r.said(t, c)
 			for _, thing := range things {
-				// A process with an account has keys of its user. It may have a user namespace where the machine
-				// lets users have one.
+				// A process with an account has keys of its user. It may have a user namespace where
+				// the machine lets users have one.
 				if name == "account" && r.name == "process" && slices.Contains([]string{"userns", "unshare", "keys"}, thing) {
 					continue
 				}
