@@ -156,7 +156,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: &cfg, warden: cfg.Warden, detached: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	if m.warden == nil {
-		m.warden = warden.InProcess()
+		m.warden = warden.InProcess(sandbox.NewSpawner())
 	}
 	m.wire()
 	if err := m.newMetrics(cfg.Metrics); err != nil {

@@ -23,7 +23,8 @@ import (
 // A zygote keeps one spare child, because entering a cgroup takes longer than forking and becoming
 // a replica together (docs/adr/0029). More children may be parked, one per device (docs/adr/0033).
 type child struct {
-	id   int           // its pid, or in a worker the id of its thread
+	id   int           // its pid in the zygote's namespace, or in a worker the id of its thread
+	pid  int           // its pid on this machine; in a worker its id
 	gate *net.UnixConn // SOCK_SEQPACKET; when it is closed, the child ends by itself
 	held *resources.Reservation
 }
@@ -65,7 +66,7 @@ func (f *Family) begin(c *child, o ForkOrder) error {
 		return errChildEnded
 	}
 	delete(f.waiting, id)
-	pid := c.id
+	pid := c.pid
 	if f.of.Works() {
 		pid = f.of.PID
 	}
@@ -108,12 +109,22 @@ func Beginning(threads int, env map[string]string) ([]byte, error) {
 	return b, nil
 }
 
-// admit moves a child that waits at its gate to its cgroups. It fails if the process is not a child
-// of the zygote. The zygote never gets the files of the cgroups, because a process that has them
-// can move any process of the machine into these cgroups.
+// admit finds the process of a child that waits at its gate, and moves it to its cgroups. It fails
+// if the process is not a child of the zygote. The zygote never gets the files of the cgroups,
+// because a process that has them can move any process of the machine into these cgroups.
 func (f *Family) admit(c *child, groups []*os.File) error {
+	pid, err := f.of.pids.Outside(c.id)
+	if errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d of its zygote: %w", c.id, errChildEnded)
+	}
+	if err != nil {
+		return fmt.Errorf("process %d of its zygote: %w", c.id, err)
+	}
+	f.mu.Lock()
+	c.pid = pid
+	f.mu.Unlock()
 	zygote := f.of.PID
-	switch parent := resources.ParentOf(c.id); {
+	switch parent := resources.ParentOf(c.pid); {
 	case parent != zygote && (parent != 0 || c.id == 1):
 		// Then its children have another parent, and are reported to have ended with it.
 		if hasEnded(zygote) {
@@ -124,7 +135,7 @@ func (f *Family) admit(c *child, groups []*os.File) error {
 		return fmt.Errorf("process %d: %w", c.id, errChildEnded)
 	}
 	for _, g := range groups {
-		if _, err := g.WriteString(strconv.Itoa(c.id)); err != nil && !errors.Is(err, unix.ESRCH) {
+		if _, err := g.WriteString(strconv.Itoa(c.pid)); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("cgroup of process %d: %w", c.id, err)
 		}
 	}
@@ -148,7 +159,11 @@ func hasEnded(pid int) bool {
 // of a worker, or the daemon cannot signal it, the zygote gets an order to do so.
 func (f *Family) Signal(id int, s syscall.Signal) {
 	if !f.of.Works() {
-		if err := signalChild(f.of.PID, id, s); err == nil || errors.Is(err, unix.ESRCH) {
+		pid, err := f.of.pids.Outside(id)
+		if err == nil {
+			err = signalChild(f.of.PID, pid, s)
+		}
+		if err == nil || errors.Is(err, unix.ESRCH) {
 			return
 		}
 	}
