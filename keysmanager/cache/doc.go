@@ -8,36 +8,38 @@
 // # Entries
 //
 // An entry is one set of parameters in the form that replicas start from: a zygote, sealed memory
-// that replicas map, or a worker. What K names is the shell's matter. Another revision, or another
-// form of the same parameters, has another name. An entry is, one after the other:
+// that replicas map, or a worker. The shell chooses the names of entries (the type K). It gives
+// each revision and each form of the same parameters a separate name. An entry is in one of these
+// states:
 //
-//   - empty: orders wait for its parameters, or its latest load failed;
-//   - loading: its load is expected to take some bytes;
-//   - ready: replicas start from it. Children may be parked on devices beside it;
+//   - empty: orders wait for its parameters, its latest load failed, or its process ended;
+//   - loading: its load is under way, and the expected size of its parameters is known;
+//   - ready: replicas start from it, and children may be parked on devices beside it;
 //   - stale: it was invalidated. No order starts from it any more. It ends with its last replica.
 //
 // An entry is busy while it loads, an order holds it, or replicas run from it. Otherwise it is
-// idle. The spare child of a zygote does not count: it ends with its zygote. Pre-packed files are
-// on a disk, not in memory, so they are no entries.
+// idle. A zygote's spare child does not make the entry busy, because the child ends with its
+// zygote. Pre-packed files are on a disk, not in memory, so they are not entries.
 //
 // # Rules
 //
-//   - No load takes a node above [Threshold] of any of its bounds. Idle entries make room for a
-//     load that an order waits for. If that is not enough, the load is refused and nothing is
-//     evicted.
-//   - Above Threshold, idle entries are evicted until at most 80 % of each bound are in use. If
-//     there are too few of them, eviction goes on with those that become idle.
-//   - Least recently used entries go first, and those of key stages last. An entry is used when an
-//     order takes hold of it. Busy entries stay.
-//   - Parked children go before any entry.
-//   - Ahead of need, parameters are loaded and children parked only into free memory. Parameters of
-//     a key stage may also take the place of idle entries of others. For ten seconds after memory
-//     was short, nothing is done ahead of need.
+//   - A load is never begun if it would bring the use of a bound above [Threshold]. If an order
+//     waits for the load, idle entries are evicted to make room for it. If that is not enough, the
+//     load is refused and nothing is evicted.
+//   - If more than Threshold of a bound is in use, idle entries are evicted until at most 80 % of
+//     each bound is in use. If too few entries are idle, eviction continues as others become idle.
+//   - The least recently used entries are evicted first, and entries of key stages last. An entry
+//     counts as used when an order takes hold of it. Busy entries are never evicted.
+//   - Parked children are ended before any entry is evicted.
+//   - Ahead of need, loads and parked children may use only free memory. As an exception, a load
+//     for a key stage may evict idle entries that do not belong to key stages. For ten seconds
+//     after memory was short, nothing is done ahead of need.
 //   - An entry that no function uses any more ends as soon as it is idle. A worker ends when it has
 //     been idle for a while.
-//   - A load that failed is not tried again before a back-off of 0.5 s has passed, which doubles
-//     with each further failure to at most 30 s. Parameters that had loaded are loaded again at
-//     once; if they keep ending within ten seconds, after at most 4 s.
+//   - After a failed load, the next load waits for a back-off of 0.5 s. The back-off doubles with
+//     each further failure, to at most 30 s.
+//   - If a process ends after a successful load, its parameters may be loaded again at once. If it
+//     keeps ending within ten seconds of the load, there is a back-off of at most 4 s.
 //
 // The reasons are in docs/adr:
 //
@@ -51,5 +53,5 @@
 // # Units
 //
 // Sizes are in bytes. The shell measures memory and passes the latest sample along with the events
-// that depend on it. So the core counts only what no measurement shows yet: loads under way.
+// that depend on it. The core itself counts only loads under way, because no sample shows them yet.
 package cache

@@ -6,7 +6,7 @@ const (
 	// Threshold is the share of a bound that may be in use before idle entries are evicted (QUART,
 	// §5).
 	Threshold = 0.85
-	// CalmBelow is the share of a bound down to which eviction goes once it has begun. Without this
+	// CalmBelow is the share of a bound at which eviction stops once it has begun. Without this
 	// margin, each further byte would begin another eviction.
 	CalmBelow = 0.80
 	// calmFor is how long after memory was short nothing is done ahead of need.
@@ -20,8 +20,8 @@ type Bound struct {
 	Used  int64 // as the limit counts it, without what the kernel can take back
 }
 
-// Below returns how many bytes of the bound are unused below a share of it. It is negative if more
-// than the share is in use.
+// Below returns how many more bytes may be used until a share of the bound is in use. It is
+// negative if more than the share is in use.
 func (b Bound) Below(share float64) int64 { return int64(float64(b.Total)*share) - b.Used }
 
 // unbounded is the room of a node without bounds.
@@ -39,8 +39,8 @@ func Tightest(bounds []Bound, share float64) (tightest Bound, room int64) {
 	return tightest, room
 }
 
-// Free returns how many bytes a load finds without eviction. If it is negative, so many bytes have
-// to go before anything is loaded.
+// Free returns how many bytes can be loaded without eviction. If it is negative, that many bytes
+// must be freed before any load can begin.
 func (c *Core[K]) Free(bounds []Bound) int64 {
 	_, room := Tightest(bounds, Threshold)
 	return room - c.coming
@@ -61,9 +61,10 @@ func (c *Core[K]) Ahead(now time.Time, bounds []Bound) int64 {
 // short reports whether memory is short, or was so a moment ago.
 func (c *Core[K]) short(now time.Time) bool { return c.pressed || latest(now, c.now).Before(c.calm) }
 
-// Room reports whether parameters of the given size may be loaded ahead of need: into free memory,
-// and for a key stage also into that of idle entries of others. Nothing else gives way to them, or
-// two entries that do not fit together would take turns.
+// Room reports whether parameters of the given size may be loaded ahead of need. They may use free
+// memory. For a key stage, they may also replace idle entries that do not belong to key stages.
+// They never replace entries of equal rank, because two entries that do not fit together would
+// evict each other in turn.
 func (c *Core[K]) Room(now time.Time, bounds []Bound, bytes int64, keyStage bool) bool {
 	missing := bytes - c.Free(bounds)
 	if keyStage {

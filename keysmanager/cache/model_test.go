@@ -51,8 +51,8 @@ func newModel(t *testing.T, choose func(n int) int) *model {
 	return &model{t: t, choose: choose, core: New[int](), now: epoch, counts: map[string]int{}}
 }
 
-// TestModel runs random histories against the model, each twice.
-func TestModel(t *testing.T) {
+// TestCoreFollowsTheModel runs random histories against the model, each twice.
+func TestCoreFollowsTheModel(t *testing.T) {
 	t.Parallel()
 	counts := map[string]int{}
 	for seed := range uint64(300) {
