@@ -38,9 +38,9 @@ type place struct {
 
 func (p place) dir() string { return filepath.Join(p.mount, p.home) }
 
-// find returns the place of each available controller, and whether they are all in the unified
-// hierarchy of v2. On hybrid systems, which mount the controllers of v1, it ignores a v2 hierarchy
-// without controllers.
+// find returns the place of each available controller. unified reports whether they are controllers
+// of v2. A hybrid system mounts v1 controllers and a v2 hierarchy that has none; find then returns
+// the v1 controllers.
 func (s system) find() (places map[string]place, unified bool, err error) {
 	f, err := os.Open(s.mountinfo)
 	if err != nil {
@@ -113,8 +113,8 @@ func (m mount) place(group string) (place, bool) {
 	return place{m.point, filepath.Join("/", rel)}, true
 }
 
-// parseMounts parses mountinfo (see proc_pid_mountinfo(5)). If a mount hides another, its line
-// comes later.
+// parseMounts parses mountinfo (see proc_pid_mountinfo(5)). Of two mounts at the same place, the
+// later line is the visible one.
 func parseMounts(r io.Reader) ([]mount, error) {
 	var all []mount
 	lines := bufio.NewScanner(r)

@@ -170,9 +170,9 @@ func TestEntersBeforeItsFirstInstruction(t *testing.T) {
 	}
 }
 
-// TestRemoveLeavesTheSpawnerAlone removes a group again and again while processes are started in
-// it. These processes must be killed, but never the one that starts them, although one of its
-// threads is in the group for a moment.
+// TestRemoveLeavesTheSpawnerAlone removes groups while processes are started in them. The started
+// processes must be killed. The spawner must survive, although one of its threads is in the group
+// for a moment.
 func TestRemoveLeavesTheSpawnerAlone(t *testing.T) {
 	root, s := open(t), spawner(t)
 	for i := range 50 {
@@ -197,8 +197,9 @@ func TestRemoveLeavesTheSpawnerAlone(t *testing.T) {
 	}
 }
 
-// TestSetCPU changes the quota of a program that spins, and compares its work per throttled period.
-func TestSetCPU(t *testing.T) {
+// TestSetCPUChangesTheQuota changes the quota of a program that spins, and compares its work per
+// throttled period.
+func TestSetCPUChangesTheQuota(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "spins", cgroup.Limits{CPUMilli: 100}) // which it gets on a busy machine, too
 	cmd, _ := start(t, s, g, "while :; do :; done")
@@ -242,8 +243,8 @@ func TestSetCPU(t *testing.T) {
 	}
 }
 
-// TestMemory checks a program that exceeds its memory limit.
-func TestMemory(t *testing.T) {
+// TestMemoryLimitKillsTheProgram runs a program that exceeds its memory limit.
+func TestMemoryLimitKillsTheProgram(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "eats", cgroup.Limits{Memory: 32 << 20})
 	cmd, _ := start(t, s, g, "exec dd if=/dev/zero of=/dev/null bs=256M count=1")
@@ -258,9 +259,10 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestForkBomb lets a program start as many processes as it can. All must end with the group. The
-// program gives up after a while, so that only this test fails if it is not contained.
-func TestForkBomb(t *testing.T) {
+// TestPIDLimitContainsAForkBomb lets a program start as many processes as it can. All of them must
+// end with the group. The number of attempts is bounded, so that a failure does not harm the
+// machine.
+func TestPIDLimitContainsAForkBomb(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "bomb", cgroup.Limits{PIDs: 50})
 	cmd, out := start(t, s, g, `for i in $(seq 10); do (for j in $(seq 20); do sleep 1000 & done; wait) & done; exec sleep 1000`)
@@ -279,9 +281,8 @@ func TestForkBomb(t *testing.T) {
 	}
 }
 
-// TestThousandGroups creates and removes groups, some with processes and nested groups, and checks
-// that nothing is left.
-func TestThousandGroups(t *testing.T) {
+// TestThousandGroupsLeaveNothing creates and removes groups, some of them with processes.
+func TestThousandGroupsLeaveNothing(t *testing.T) {
 	root, s := open(t), spawner(t)
 	for i := range 1000 {
 		g := create(t, root, fmt.Sprint("g", i), cgroup.Limits{Memory: 64 << 20, CPUMilli: 500, PIDs: 10})
@@ -302,8 +303,9 @@ func TestThousandGroups(t *testing.T) {
 	}
 }
 
-// TestGroupsOfAnEarlierProcess adopts groups of an earlier Root, and removes unwanted ones.
-func TestGroupsOfAnEarlierProcess(t *testing.T) {
+// TestGroupsOfAnEarlierProcessAreAdopted adopts a group of an earlier Root, and removes unwanted
+// ones.
+func TestGroupsOfAnEarlierProcessAreAdopted(t *testing.T) {
 	root, s := open(t), spawner(t)
 	create(t, root, "kept", cgroup.Limits{CPUMilli: 300})
 	old := create(t, root, "old", cgroup.Limits{})
@@ -366,9 +368,9 @@ func TestGroupsOfAnEarlierProcess(t *testing.T) {
 	}
 }
 
-// TestManyNodesComeAndGo opens and closes nodes concurrently. Each sweeps and removes folders that
-// it shares with others.
-func TestManyNodesComeAndGo(t *testing.T) {
+// TestManyNodesOpenAndCloseAtOnce opens and closes nodes concurrently. Each node sweeps and removes
+// folders that the nodes share.
+func TestManyNodesOpenAndCloseAtOnce(t *testing.T) {
 	open(t)
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -397,8 +399,9 @@ func TestManyNodesComeAndGo(t *testing.T) {
 	wg.Wait()
 }
 
-// TestGroupsWithinGroups removes groups that a privileged replica has created in its own group.
-func TestGroupsWithinGroups(t *testing.T) {
+// TestRemoveEndsGroupsWithinGroups removes groups that a privileged replica has created in its own
+// group.
+func TestRemoveEndsGroupsWithinGroups(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "outer", cgroup.Limits{})
 	files, err := g.Files()

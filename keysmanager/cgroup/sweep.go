@@ -15,15 +15,15 @@ import (
 // claimWait is how long another process may take to sweep a node's folder.
 const claimWait = time.Second
 
-// claim locks a folder for as long as the file is open, also against other callers in this process.
-// The kernel unlocks it when its owner dies. If the folder was removed meanwhile, claim returns
-// fs.ErrNotExist, even if there is a new folder with the same name.
+// claim locks a folder until the returned file is closed, also against other callers in this
+// process. The kernel unlocks the folder when its owner dies. If the folder was removed while claim
+// waited for the lock, claim returns fs.ErrNotExist, even if a new folder has its name.
 func claim(folder string, wait time.Duration) (*os.File, error) {
 	f, err := os.Open(folder)
 	if err != nil {
 		return nil, err
 	}
-	// There is no event for its end.
+	// No event reports that another process releases the lock, so claim polls.
 	for until := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -58,7 +58,7 @@ func (r *Root) sweep() {
 		if err != nil {
 			continue // another process has it open
 		}
-		// The locked folder goes last. Then another process can have the name.
+		// The locked folder is removed last, because another process may take the name after that.
 		for _, folder := range slices.Backward(r.folders()) {
 			dir := filepath.Join(filepath.Dir(folder), n.Name())
 			groups, _ := os.ReadDir(dir) // of none, nothing is removed

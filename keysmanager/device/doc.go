@@ -7,11 +7,17 @@
 //	for _, d := range w.Devices() { … }
 //
 // A machine without the library has no devices, which is not an error. If a GPU is divided (MIG),
-// its instances are the devices, each with its own memory. A GPU is unhealthy if it is lost,
-// reports uncorrected memory errors, waits for a reset to remap rows, or has recently reported a
-// critical error (XID); see health.go. It recovers without an operator.
+// its instances are the devices, each with its own memory. A GPU is unhealthy in these cases (see
+// health.go):
+//
+//   - it is lost;
+//   - it reports uncorrected memory errors;
+//   - it waits for a reset, for example to remap memory rows;
+//   - it has recently reported a critical error (XID).
+//
+// It counts as healthy again as soon as none of these applies.
 //
 // Calls into NVML may hang with the driver. One goroutine makes all of them, and owns the library
-// from Init to Shutdown. [Watch.Devices] never waits for it, and reports all devices as unhealthy
-// if it hangs.
+// from Init to Shutdown. [Watch.Devices] never waits for that goroutine. If a call hangs, Devices
+// reports all devices as unhealthy.
 package device

@@ -31,10 +31,10 @@ type Fault struct {
 // quarantine is how long a device is not used after a critical error.
 const quarantine = 10 * time.Minute
 
-// applicationErrors are the XIDs that a program's own fault causes. The replica fails, but the
-// device is healthy. NVIDIA's plugin for Kubernetes ignores the same ones: illegal instruction or
-// access, page fault, a channel that was stopped or cleaned up, video decoder, and a context switch
-// that timed out.
+// applicationErrors are the XIDs that a fault of a program causes. The program's replica fails, but
+// the device is healthy. NVIDIA's plugin for Kubernetes ignores the same XIDs: illegal instruction
+// or access, page fault, a channel that was stopped or cleaned up, video decoder, and a context
+// switch that timed out.
 var applicationErrors = []uint64{13, 31, 43, 45, 68, 109}
 
 // anyInstance is the id of a GPU instance that means the whole GPU.
@@ -77,7 +77,7 @@ func (r *reader) register() {
 	n, _ := r.lib.DeviceGetCount() // 0 if it fails
 	for i := range n {
 		if h, ret := r.lib.DeviceGetHandleByIndex(i); ret == nvml.SUCCESS {
-			// Not all devices support it.
+			// Not all devices support these events.
 			_ = h.RegisterEvents(nvml.EventTypeXidCriticalError, set)
 		}
 	}
@@ -102,8 +102,7 @@ func (r *reader) watchEvents(now time.Time) {
 	}
 }
 
-// health returns what is wrong with a GPU. It does not ask for what the GPU does not
-// support.
+// health returns what is wrong with a GPU. States that the GPU does not support are skipped.
 func (r *reader) health(h nvml.Device) Fault {
 	n, ret := h.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
 	switch {

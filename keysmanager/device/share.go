@@ -16,9 +16,9 @@ type Share struct {
 // nameForm is the form of a device's name: its index, that of an instance, or a UUID.
 var nameForm = regexp.MustCompile(`^(\d{1,3}(:\d{1,3})?|(GPU|MIG)-[-0-9a-fA-F/]+)$`)
 
-// ParseShare parses "all", "none", or a comma-separated list of devices. A device is a UUID (GPU-…
-// or MIG-…), a GPU's index such as 2, or an instance's index such as 2:0. A divided GPU means all
-// its instances. Empty means all.
+// ParseShare parses "all", "none", or a comma-separated list of devices. The empty string means
+// "all". An item is a UUID (GPU-… or MIG-…), the index of a GPU such as 2, or the index of an
+// instance such as 2:0. A GPU that is divided (MIG) stands for all its instances.
 func ParseShare(s string) (Share, error) {
 	switch s {
 	case "", "all":
