@@ -1,6 +1,6 @@
-// Package network gives replicas their own network namespaces. Each has a loopback link and a way
-// out of the machine. It reaches neither other replicas nor the machine's own services, except
-// admitted ones.
+// Package network gives replicas their own network namespaces. Each namespace has a loopback link
+// and a way out of the machine. It cannot reach other replicas. Of the services on this machine, it
+// reaches only the resolver and the ports of [Networks.Admit].
 //
 //	cfg := network.Config{CIDR: cidr, Run: "/run/stagecoach", Owner: state, Log: log}
 //	n, err := network.Open(cfg)
@@ -15,14 +15,14 @@
 //	table    an nftables table "stagecoach_BASE_BITS" with the filters and address translation
 //	folder   RUN/networks/BASE_BITS with the owner's name and the files that replicas see in /etc
 //
-// Nothing else records which addresses are in use: an address is free if its link does not exist.
-// The kernel removes the link when the last process of its namespace has ended. All other parts
+// Only the links record which addresses are in use: an address without a link is free. The kernel
+// removes a link when the last process of its namespace has ended. All other parts of a slice
 // outlive their owner. The next Open with the same owner adopts them. An Open with another owner
 // removes them if the owner is gone and no link is left.
 //
 // The package works in the network namespace of the thread that calls [Open], whichever threads
-// call the methods. It never changes the namespace of a thread that runs other code. Code that must
-// run in another namespace runs on a new thread, which then ends.
+// call the methods. It never changes the namespace of a thread that runs other code. If code must
+// run in another namespace, it runs on a new thread, which then ends.
 //
 // It is the only package that imports the netlink and nftables libraries.
 package network

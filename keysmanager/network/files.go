@@ -13,9 +13,11 @@ import (
 )
 
 // Files writes the files that replicas see as /etc/hosts and /etc/resolv.conf, and returns their
-// paths. All users may read them. hosts gives the gateway's address the names that OpenFaaS uses;
-// the zero gateway means this slice's. resolv has the machine's resolvers if replicas can reach all
-// of them, else a forwarder in this process.
+// paths. All users may read them.
+//
+// The hosts file maps the names that OpenFaaS uses to the gateway's address. The zero gateway means
+// the gateway of this slice. The resolv.conf file has the machine's resolvers if replicas can reach
+// all of them. Otherwise its only server is this slice's gateway, where the forwarder listens.
 func (n *Networks) Files(gateway netip.AddrPort) (hosts, resolv string, err error) {
 	n.use.RLock()
 	defer n.use.RUnlock()
@@ -72,8 +74,8 @@ type resolvConf struct {
 // maxServers is how many name servers of a resolv.conf count.
 const maxServers = 3
 
-// readResolvConf parses a file like /etc/resolv.conf. Without name servers, or without the file,
-// the server is on this machine.
+// readResolvConf parses a file like /etc/resolv.conf. If the file is missing or has no name
+// servers, the result has 127.0.0.1 as the server.
 func readResolvConf(name string) (resolvConf, error) {
 	b, err := os.ReadFile(name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -56,9 +56,9 @@ func (n *Networks) in(f func() error) error {
 	})
 }
 
-// sysctls are the settings of a new namespace. The first two allow processes without privileges
-// to listen on ports below 1024 and to send ICMP echo requests, which is harmless in a separate
-// namespace. IPv6 stays on loopback only.
+// sysctls are the settings of a new namespace. The first two allow unprivileged processes to listen
+// on ports below 1024 and to send ICMP echo requests. Both are harmless in a separate namespace.
+// The others disable IPv6 on all links except loopback.
 var sysctls = [][2]string{
 	{"net/ipv4/ip_unprivileged_port_start", "0"},
 	{"net/ipv4/ping_group_range", "0 2147483647"},
@@ -76,9 +76,9 @@ func setSysctl(key, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Lonely returns a new network namespace with only a loopback link. It needs no [Networks]. The
-// caller starts a process in it and closes the file. The error is [ErrUnavailable] if this process
-// may not create namespaces.
+// Lonely returns a new network namespace that has only a loopback link. It does not need a
+// [Networks]. The caller starts a process in the namespace and closes the file. The error is
+// [ErrUnavailable] if this process may not create namespaces.
 func Lonely() (*os.File, error) {
 	var ns *os.File
 	err := onThread(func() error {
@@ -115,7 +115,7 @@ func newNamespace() (_ *os.File, _ *netlink.Handle, err error) {
 		}
 	}()
 	for _, s := range sysctls {
-		// A kernel without IPv6.
+		// The file of an IPv6 setting does not exist if the kernel has no IPv6.
 		if err := setSysctl(s[0], s[1]); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, nil, unavailable("new network namespace", err)
 		}

@@ -66,15 +66,17 @@ type Networks struct {
 	closed bool
 
 	admitting sync.Mutex
-	// Since Open; while it is empty, the firewall has those of an earlier owner.
+	// Addresses that were admitted since Open. While it is empty, the firewall has those of an
+	// earlier owner.
 	admitted []netip.AddrPort
 }
 
-// Open reserves addresses for replicas on this machine and prepares their way out. It adopts the
-// slice of an earlier process with the same owner, including replicas that still live. It removes
-// slices of dead owners without living replicas. The caller ends with [Networks.Close] or
-// [Networks.Detach]. The error wraps [ErrUnavailable] if this process or kernel cannot give
-// replicas networks at all.
+// Open reserves addresses for replicas on this machine and prepares their way out. If an earlier
+// process with the same owner has left a slice, Open adopts it with its living replicas. Slices
+// whose owner is dead and that have no living replicas are removed.
+//
+// The caller ends with [Networks.Close] or [Networks.Detach]. The error wraps [ErrUnavailable] if
+// this process or kernel cannot give replicas networks at all.
 func Open(c Config) (*Networks, error) {
 	if err := c.check(); err != nil {
 		return nil, err
@@ -142,8 +144,8 @@ func possible() error {
 	})
 }
 
-// unavailable wraps an error. The result is [ErrUnavailable] if the error means that the process or
-// the kernel cannot do it at all.
+// unavailable wraps an error. The result wraps [ErrUnavailable] if the error means that this
+// process or kernel cannot give replicas networks at all.
 func unavailable(what string, err error) error {
 	for _, e := range []error{unix.EPERM, unix.EACCES, unix.EROFS, unix.ENOENT, unix.ENOSYS, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
 		if errors.Is(err, e) {
@@ -255,7 +257,7 @@ func (n *Networks) known() ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Of no slice.
+	// This firewall belongs to no slice: it only lists tables.
 	f, err := openFirewall(n.home, netip.PrefixFrom(netip.IPv4Unspecified(), sliceBits))
 	if err != nil {
 		return nil, unavailable("nftables", err)
@@ -269,8 +271,8 @@ func (n *Networks) known() ([]netip.Prefix, error) {
 	return slices.Compact(all), nil
 }
 
-// setUp creates or adopts the parts of the slice. The folder is created first and removed last, so
-// that the rest can be found.
+// setUp creates or adopts the parts of the slice. The folder is created first and removed last,
+// because the other parts are found by it.
 func (n *Networks) setUp() (err error) {
 	if err := n.registry.setOwner(n.slice, n.c.Owner); err != nil {
 		return err
@@ -296,23 +298,24 @@ var loopback = &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"
 // gatewayOf returns the machine's address as replicas of a slice see it.
 func gatewayOf(slice netip.Prefix) netip.Addr { return offset(slice.Addr(), 1) }
 
-// gatewayAddr returns that address for the loopback link. Nothing that leaves the machine has it as
-// its source.
+// gatewayAddr returns the gateway's address for the loopback link. Its scope keeps it from being
+// the source address of packets that leave the machine.
 func gatewayAddr(slice netip.Prefix) *netlink.Addr {
 	return &netlink.Addr{IPNet: host(gatewayOf(slice)), Label: label, Scope: int(netlink.SCOPE_HOST)}
 }
 
-// Gateway returns the machine's address that replicas reach, the first of their network. A service
-// can listen on it.
+// Gateway returns the address by which replicas reach this machine: the first of their slice. A
+// service can listen on it.
 func (n *Networks) Gateway() netip.Addr { return gatewayOf(n.slice) }
 
 // Close removes the owner's part of the machine's network, including the links of living replicas.
 // A second call does nothing.
 func (n *Networks) Close() error { return n.end(false) }
 
-// Detach releases the owner's part of the machine's network, but leaves it in place if replicas
-// still live. Meanwhile, their name resolution works only if they can reach the machine's resolvers
-// without this process. The next Open with the same owner adopts it.
+// Detach releases the owner's part of the machine's network. If replicas still live, it leaves that
+// part in place, and the next Open with the same owner adopts it. In between, the forwarder does
+// not run, so those replicas can resolve names only if they can reach the machine's resolvers
+// themselves.
 func (n *Networks) Detach() error { return n.end(true) }
 
 func (n *Networks) end(keep bool) error {

@@ -21,8 +21,9 @@ var nowhere = []netip.Prefix{
 	netip.MustParsePrefix("224.0.0.0/3"),      // multicast, reserved, broadcast
 }
 
-// Reaches reports whether replicas reach an address without admission, that is, whether it is an
-// IPv4 address of another machine. A process that acts for a replica asks it first.
+// Reaches reports whether replicas reach an address without admission, which means that it is an
+// IPv4 address of another machine. A process that connects on behalf of a replica asks Reaches
+// first.
 func (n *Networks) Reaches(a netip.Addr) bool {
 	a = a.Unmap()
 	if !a.Is4() || n.c.CIDR.Contains(a) || slices.ContainsFunc(nowhere, func(p netip.Prefix) bool { return p.Contains(a) }) {
@@ -30,15 +31,15 @@ func (n *Networks) Reaches(a netip.Addr) bool {
 	}
 	routes, err := n.netlink.RouteGet(a.AsSlice())
 	if err != nil {
-		// now; it is not this machine.
+		// No route leads to the address now, but it is not this machine's.
 		return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)
 	}
 	return len(routes) == 1 && routes[0].Type == unix.RTN_UNICAST
 }
 
-// Admit lets replicas reach one TCP port at one address of this machine, which any process may
-// serve. The first call after [Open] replaces what an earlier process with the same owner admitted.
-// If the firewall was deleted (`nft flush ruleset`), Admit creates it again.
+// Admit lets replicas reach one TCP port at one address of this machine, whichever process serves
+// it. The first call after [Open] removes the addresses that an earlier process with the same owner
+// admitted. If the firewall was deleted (`nft flush ruleset`), Admit creates it again.
 func (n *Networks) Admit(gateway netip.AddrPort) error {
 	n.use.RLock()
 	defer n.use.RUnlock()
