@@ -13,8 +13,8 @@ const claimTimeout = 2 * time.Second
 // claimAgain is the pause between questions to the holder.
 const claimAgain = 250 * time.Millisecond
 
-// Run announces the node and takes orders until ctx ends, then announces that the node is gone. It
-// waits for a bus that is not there yet, and continues without a bus that is lost. It returns
+// Run announces the node and carries out its orders until ctx ends. Then it announces that the node
+// is gone. Run waits until the bus is connected, and goes on if the connection is lost. It returns
 // ErrTaken if another daemon has the node's name.
 func (s *Server) Run(ctx context.Context) error {
 	if err := s.claim(ctx); err != nil {
@@ -115,8 +115,8 @@ func (s *Server) claim(ctx context.Context) error {
 	}
 }
 
-// handleRival gives up if another daemon that announces this node has the better right to the name.
-// Otherwise the other one will.
+// handleRival ends this daemon if another daemon that announces this node has the better right to
+// the name. If this daemon has the better right, the other one ends.
 func (s *Server) handleRival(data []byte) {
 	inv, err := DecodeInventory(data)
 	if err != nil || inv.ID == s.cfg.Me.ID || inv.Gone {

@@ -20,9 +20,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
-// TestStart starts a replica. Its socket must arrive and work, its phases must be reported as they
-// end, and an announcement must follow.
-func TestStart(t *testing.T) {
+// TestStartHandsOverTheSocket starts a replica. Its socket must arrive and work. Each phase must be
+// reported when it ends, and an announcement must follow.
+func TestStartHandsOverTheSocket(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch()
 	d := b.join("n.1", newWorker()) // a name with a dot, as hosts have
@@ -53,8 +53,8 @@ func TestStart(t *testing.T) {
 	c.until(c.mark(), "heard n.1 []")
 }
 
-// TestAnswers checks what other orders are answered.
-func TestAnswers(t *testing.T) {
+// TestAnswersHaveResultsAndErrors checks the answers to orders other than successful starts.
+func TestAnswersHaveResultsAndErrors(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch()
 	d := b.join("n1", newWorker())
@@ -96,8 +96,9 @@ func (r repeater) Send(name, kind, reply string, data []byte) error {
 	return r.Bus.Send(name, kind, reply, data)
 }
 
-// TestOnce sends orders several times. Each must be carried out once and answered each time.
-func TestOnce(t *testing.T) {
+// TestOrdersAreCarriedOutOnce sends orders several times. Each must be carried out once and
+// answered each time.
+func TestOrdersAreCarriedOutOnce(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	b.join("n1", w)
@@ -123,9 +124,9 @@ func TestOnce(t *testing.T) {
 	}
 }
 
-// TestThousandAtOnce runs a thousand starts concurrently. Each must be carried out once and hand
-// over its socket. Other orders must get through meanwhile, and no descriptor may be left.
-func TestThousandAtOnce(t *testing.T) {
+// TestAThousandStartsAtOnce runs a thousand starts concurrently. Each must be carried out once and
+// hand over its socket. Meanwhile, other orders must be answered. No descriptor may stay open.
+func TestAThousandStartsAtOnce(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	w.hold = make(chan struct{})
@@ -180,9 +181,9 @@ func descriptors(t *testing.T) int {
 	return len(all)
 }
 
-// TestStartGivenUp lets a start expire, while it runs and after it has ended with its answers lost.
-// Nothing may be left.
-func TestStartGivenUp(t *testing.T) {
+// TestACancelledStartLeavesNothing cancels a start while it runs. The error must have the cause of
+// the cancellation, and no replica may run.
+func TestACancelledStartLeavesNothing(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	w.hold = make(chan struct{})
@@ -213,9 +214,9 @@ func (d deaf) Listen(name, kind string, f func(node, reply string, data []byte))
 	})
 }
 
-// TestUnclaimed checks that a started replica whose socket nobody claims is stopped, after a while
-// or when its order is canceled.
-func TestUnclaimed(t *testing.T) {
+// TestUnclaimedReplicasAreStopped checks that a started replica whose socket nobody claims is
+// stopped: after a while, or at once if its order is cancelled.
+func TestUnclaimedReplicasAreStopped(t *testing.T) {
 	for name, giveUp := range map[string]bool{"forgotten": false, "given up": true} {
 		t.Run(name, func(t *testing.T) {
 			b := startBroker(t)
@@ -248,8 +249,9 @@ func TestUnclaimed(t *testing.T) {
 	}
 }
 
-// TestEvents reports events while nobody listens. A later listener must get each once, in order.
-func TestEvents(t *testing.T) {
+// TestMissedEventsArriveInOrder reports events while nobody listens. A later listener must get each
+// event once, in order.
+func TestMissedEventsArriveInOrder(t *testing.T) {
 	b := startBroker(t)
 	d := b.join("n1", newWorker())
 	for _, r := range []string{"a", "b", "c"} {
@@ -272,9 +274,9 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// TestOutage stops NATS and starts it again. Meanwhile, a replica's socket must work, and orders
-// must say why they fail. Afterwards, missed events must arrive.
-func TestOutage(t *testing.T) {
+// TestReplicasServeWithoutNATS stops NATS and starts it again. Meanwhile, a replica's socket must
+// work, and orders must say why they fail. Afterwards, missed events must arrive.
+func TestReplicasServeWithoutNATS(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	d := b.join("n1", w)
@@ -313,8 +315,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestSilence has a daemon fall silent without a goodbye, and return.
-func TestSilence(t *testing.T) {
+// TestASilentNodeLeavesAndReturns lets a daemon fall silent without a goodbye, and return.
+func TestASilentNodeLeavesAndReturns(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 500 * time.Millisecond })
 	mute := &muted{}
@@ -353,7 +355,8 @@ func (m *muted) Send(name, kind, reply string, data []byte) error {
 	return m.Bus.Send(name, kind, reply, data)
 }
 
-// TestTakenNameIsRefused gives two daemons one name, one after the other and at the same time.
+// TestTakenNameIsRefused starts two daemons with one name. The second may have the name only after
+// the first has ended.
 func TestTakenNameIsRefused(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch()
@@ -374,8 +377,8 @@ func TestTakenNameIsRefused(t *testing.T) {
 	}
 }
 
-// TestOneOfTwoDaemonsGetsTheName lets both daemons miss the other's question. The one that started
-// later must give up when it hears the other's announcements.
+// TestOneOfTwoDaemonsGetsTheName starts two daemons that both miss the other's question for the
+// name. One of them must end when it hears the announcements of the other.
 func TestOneOfTwoDaemonsGetsTheName(t *testing.T) {
 	b := startBroker(t)
 	early := time.Now().Add(-time.Minute)
@@ -398,7 +401,7 @@ func TestOneOfTwoDaemonsGetsTheName(t *testing.T) {
 	}
 }
 
-// deafToWho lets no answer come to the question who has the name.
+// deafToWho drops all answers to the question who has the name.
 type deafToWho struct{ node.Bus }
 
 func (d deafToWho) Listen(name, kind string, f func(node, reply string, data []byte)) (func(), error) {
@@ -408,8 +411,8 @@ func (d deafToWho) Listen(name, kind string, f func(node, reply string, data []b
 	return d.Bus.Listen(name, kind, f)
 }
 
-// TestRefused checks which daemons cannot join, and that they end with the reason.
-func TestRefused(t *testing.T) {
+// TestRefusedDaemonsEndWithTheReason checks which daemons may not join.
+func TestRefusedDaemonsEndWithTheReason(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*node.ServerConfig)
 		want   string
@@ -432,9 +435,9 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestRestart kills a daemon and starts another with its name, which must take over the running
-// replicas under the same node.
-func TestRestart(t *testing.T) {
+// TestANewDaemonTakesOver kills a daemon and starts another one with its name. The second daemon
+// must take over the running replicas, and the node must not leave.
+func TestANewDaemonTakesOver(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = time.Minute })
 	mute := &muted{}
@@ -464,8 +467,9 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// TestLines prints more than anyone can read, and checks that lost lines are reported in place.
-func TestLines(t *testing.T) {
+// TestLostLinesAreReported prints more than anyone can read, and checks that lost lines are
+// reported in place.
+func TestLostLinesAreReported(t *testing.T) {
 	b := startBroker(t)
 	d := b.join("n1", newWorker())
 	text := strings.Repeat("x", 8<<10)
@@ -504,8 +508,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// TestSocketIsPrivate checks the socket's permissions, also of one whose path is too long for the
-// kernel.
+// TestSocketIsPrivate checks the permissions of a socket. Its path is too long for the kernel.
 func TestSocketIsPrivate(t *testing.T) {
 	b := startBroker(t)
 	path := t.TempDir() + "/" + strings.Repeat("long", 30) + "/run/node.sock"
@@ -524,9 +527,9 @@ func TestSocketIsPrivate(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfTheFirstMoment: a control plane that waits for a daemon's socket connects as
-// soon as that is there, which may be before NewServer has returned.
-func TestConnectionsOfTheFirstMoment(t *testing.T) {
+// TestEarlyConnectionsAreServed connects to a daemon's socket as soon as the socket exists. That
+// may be before NewServer has returned.
+func TestEarlyConnectionsAreServed(t *testing.T) {
 	b := startBroker(t)
 	for i := range 20 {
 		path := filepath.Join(t.TempDir(), "node.sock")

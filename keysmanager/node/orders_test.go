@@ -21,8 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// stubborn is a worker whose starts end only when released, whatever their context says, and
-// succeed.
+// stubborn is a Worker whose starts ignore their context. They succeed when they are released.
 type stubborn struct {
 	let chan struct{}
 
@@ -46,7 +45,7 @@ func (w *stubborn) done() []string {
 func (w *stubborn) Start(_ context.Context, o Order, _ func(Phase)) (Started, error) {
 	w.note("start " + o.Replica)
 	<-w.let
-	// deadlines need the last.
+	// Deadlines need SOCK_NONBLOCK.
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return Started{}, err
@@ -163,8 +162,8 @@ func TestRepeatedOrderIsCarriedOutOnce(t *testing.T) {
 	}
 }
 
-// TestTooManyOrdersAreRefused sends an order while the largest number of orders runs. It must be
-// refused with the bound, and carried out once there is room.
+// TestTooManyOrdersAreRefused sends an order while the largest number of orders runs. The order
+// must be refused with that number. When there is room again, it must be carried out.
 func TestTooManyOrdersAreRefused(t *testing.T) {
 	b := newBare(t)
 	b.free()
@@ -201,9 +200,9 @@ func TestOrdersForAnotherDaemonAreRefused(t *testing.T) {
 	}
 }
 
-// TestCancelled cancels a start that succeeds all the same, one that has ended unclaimed, and one
-// that arrives only afterwards. No replica may be left.
-func TestCancelled(t *testing.T) {
+// TestCancelStopsAStart cancels a start while it runs, after it has ended unclaimed, and before it
+// arrives. No replica may be left.
+func TestCancelStopsAStart(t *testing.T) {
 	for name, tc := range map[string]struct {
 		do   func(b *bare)
 		want []string
@@ -251,9 +250,9 @@ func TestCancelled(t *testing.T) {
 	}
 }
 
-// TestCloseUnclaimed closes a server with an unclaimed replica, which must see that its connection
-// is closed.
-func TestCloseUnclaimed(t *testing.T) {
+// TestCloseEndsUnclaimedSockets closes a server with an unclaimed replica. The replica must see
+// that its connection is closed.
+func TestCloseEndsUnclaimedSockets(t *testing.T) {
 	b := newBare(t)
 	b.free()
 	b.give(b.start("A", "r-1"))

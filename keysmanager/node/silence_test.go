@@ -37,8 +37,8 @@ func (b *table) Listen(name, kind string, f func(node, reply string, data []byte
 }
 
 // TestSilentWithinThreeSeconds measures in virtual time how long a silent node still counts as
-// present. A pause of slightly more than two seconds must not count as silence, nor must a pause of
-// this process itself.
+// present. A pause of slightly more than two seconds between announcements must not count as
+// silence.
 func TestSilentWithinThreeSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		bus := &table{all: map[string][]func(string, string, []byte){}}
@@ -83,9 +83,10 @@ func TestSilentWithinThreeSeconds(t *testing.T) {
 	})
 }
 
-// TestSleep stops the listener itself, as when a laptop sleeps. When it wakes up, no node may have
-// left, and a node that falls silent then must be found as fast as ever.
-func TestSleep(t *testing.T) {
+// TestOwnSleepIsNotTheNodesSilence stops the listener itself, as when a laptop sleeps. When the
+// listener wakes up, no node may have left. A node that falls silent afterwards must be noticed
+// within 3 s as usual.
+func TestOwnSleepIsNotTheNodesSilence(t *testing.T) {
 	for range 8 { // what comes first on waking up is chance
 		synctest.Test(t, func(t *testing.T) {
 			bus := &table{all: map[string][]func(string, string, []byte){}}
@@ -134,10 +135,10 @@ func TestSleep(t *testing.T) {
 	}
 }
 
-// TestManyNames lets more nodes come and go than are kept. The next one must be able to join,
-// unless all of them are present. It runs in virtual time, so that nobody falls silent on a busy
-// machine.
-func TestManyNames(t *testing.T) { synctest.Test(t, testManyNames) }
+// TestAbsentNodesMakeRoomForNewOnes lets more nodes come and go than a Directory keeps. A new node
+// must be able to join unless all kept nodes are present. The test runs in virtual time, so that no
+// node falls silent on a busy machine.
+func TestAbsentNodesMakeRoomForNewOnes(t *testing.T) { synctest.Test(t, testManyNames) }
 
 func testManyNames(t *testing.T) {
 	bus := &table{all: map[string][]func(string, string, []byte){}}
@@ -179,8 +180,8 @@ func testManyNames(t *testing.T) {
 	}
 }
 
-// TestKnown checks who may ask a daemon for a replica's socket.
-func TestKnown(t *testing.T) {
+// TestOnlyOurUserAndRootMayAsk checks which users may ask a daemon for a replica's socket.
+func TestOnlyOurUserAndRootMayAsk(t *testing.T) {
 	for _, tc := range []struct {
 		peer, me uint32
 		ok       bool

@@ -116,8 +116,8 @@ type Zygote struct {
 	Generation uint64 `json:"generation,omitempty"` // how often the parameters were invalidated
 }
 
-// Failure is a zygote that did not load or that ended. It is loaded again at the next order after
-// Retry.
+// Failure describes a zygote that did not load or that ended. The first order after Retry loads it
+// again.
 type Failure struct {
 	Function string    `json:"function"`
 	Digest   string    `json:"digest"`
@@ -147,12 +147,14 @@ type Usage struct {
 }
 
 // Phase is a part of a start. A KeysManager reports these phases:
-//   - order: from the order until the process is ordered, without load
-//   - load: of parameters that were not in memory
-//   - fork: from the order to the zygote until its answer
-//   - spawn: of a process
 //
-// The control process adds place, until the replica is ready, and phases that the replica reports.
+//   - order: from the order's arrival until its fork or spawn begins, without load
+//   - load: the load of parameters that were not in memory
+//   - fork: from the request to the zygote until its answer
+//   - spawn: the start of a process
+//
+// The control process adds the phase place, which lasts until the replica is ready, and the phases
+// that the replica reports.
 type Phase struct {
 	Name string        `json:"name"`
 	Took time.Duration `json:"took"` // nanoseconds
@@ -196,9 +198,9 @@ const (
 	OrderRefuse     OrderKind = "refuse"     // Cause: why the node cannot be used; its daemon ends
 )
 
-// Order asks a node to do something. An order that arrives again under its id is not carried out
-// again. [Client] fills in V, ID, To and Within; a KeysManager in the same process needs none of
-// them.
+// Order asks a node to do something. If an order arrives again with the same ID, it is not carried
+// out again. [Client] fills in V, ID, To and Within. A KeysManager in the same process needs none
+// of these fields.
 type Order struct {
 	V  int    `json:"v"`
 	ID string `json:"id"`
@@ -244,7 +246,7 @@ type Answer struct {
 	Path   string  `json:"path,omitempty"`
 	Phases []Phase `json:"phases,omitempty"`
 	Bytes  int64   `json:"bytes,omitempty"` // that what was loaded takes, or what was evicted took
-	// The lack of device memory that Error tells of; nil: none.
+	// The lack of device memory that caused Error; nil: Error has another cause.
 	Memory *MemoryError `json:"memory,omitempty"`
 	Events []Event      `json:"events,omitempty"`
 }
@@ -252,7 +254,7 @@ type Answer struct {
 // Code is the kind of an [Answer]'s Error.
 type Code string
 
-// The codes of an [Answer]'s Error. What is none of them has no code.
+// The codes of an [Answer]'s Error. Other errors have no code.
 const (
 	CodeUnsupported Code = "unsupported" // the node cannot do what is asked
 	CodeBusy        Code = "busy"        // what is to go is in use
@@ -339,7 +341,7 @@ type Event struct {
 	PID      int       `json:"pid,omitempty"`
 	Cause    string    `json:"cause,omitempty"`
 	End      string    `json:"end,omitempty"` // of an exit: task.End
-	// The lack of device memory that ended the replica; nil: the end has another cause.
+	// The lack of device memory that ended the replica; nil: it ended for another reason.
 	Memory *MemoryError `json:"memory,omitempty"`
 	Bytes  int64        `json:"bytes,omitempty"`
 }
