@@ -57,10 +57,10 @@ func userOf(t *testing.T, pid int) int {
 	return int(info.Sys().(*syscall.Stat_t).Uid)
 }
 
-// TestAccounts checks that a zygote and its replicas run as one user, and other processes as other
-// users. Packed files belong to one namespace, and nobody can change them. A later daemon has the
-// same accounts, and in the end no account is left.
-func TestAccounts(t *testing.T) {
+// TestZygotesShareAUserWithTheirReplicas checks that a zygote and its replicas run as one user, and
+// all other processes as other users. Pre-packed files belong to one namespace, and nobody can
+// change them. A later daemon does not give away the accounts of running processes.
+func TestZygotesShareAUserWithTheirReplicas(t *testing.T) {
 	dir, cache, w := openDir(t), t.TempDir(), wardenOf(t)
 	first := accountsIn(t, dir)
 	with := func(a *sandbox.Accounts) func(*Config) {
@@ -102,7 +102,7 @@ func TestAccounts(t *testing.T) {
 		t.Errorf("packed are %q (%v), want ns and other", packed, err)
 	}
 	second := mine
-	// The same model file.
+	// ./model.onnx is the same model file as model.onnx.
 	second.Function, second.Env = "g.ns", map[string]string{"STAGECOACH_MODEL": "./model.onnx", "wait_mean": "1ms"}
 	if r := old.start("d", second); r.Path != "cold" && !strings.HasPrefix(r.Path, "fork") {
 		t.Errorf("path %q", r.Path)
@@ -131,9 +131,8 @@ func TestAccounts(t *testing.T) {
 	n.Close()
 }
 
-// TestModelsOfOneName checks that each model is packed separately, also if two models of one image
-// have one name.
-func TestModelsOfOneName(t *testing.T) {
+// TestModelsOfOneNameArePackedSeparately has an image with two models that have the same file name.
+func TestModelsOfOneNameArePackedSeparately(t *testing.T) {
 	dir := openDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil { //nolint:gosec // an image
 		t.Fatal(err)
@@ -176,8 +175,9 @@ func TestModelsOfOneName(t *testing.T) {
 	}
 }
 
-// TestAWatchdogHasNothingOfTheFunction checks that no variable of the function is in the
-// environment of its watchdog, which may be root.
+// TestAWatchdogHasNothingOfTheFunction checks that a watchdog, which may be root, gets the
+// variables of its function only under other names. So the function cannot change how its watchdog
+// runs.
 func TestAWatchdogHasNothingOfTheFunction(t *testing.T) {
 	m := &starter{cfg: &Config{Watchdog: []string{"stagecoach", "watchdog"}}}
 	c := sandbox.Command{Env: map[string]string{"LD_PRELOAD": "/x.so", "PATH": "/x", "STAGECOACH_STAGE_FD": "3", "mode": "http"}}

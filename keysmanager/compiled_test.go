@@ -79,9 +79,9 @@ func files(t *testing.T, folder string) (out []string) {
 	return out
 }
 
-// TestPythonCompilesOnce checks that code that load compiles with torch.compile is compiled again
-// by no replica, and by no later zygote of the image. Code that a replica compiles is not in the
-// folder that later zygotes read.
+// TestPythonCompilesOnce has a load hook that compiles code with torch.compile. Neither the
+// replicas nor a later zygote of the image may compile that code again. Code that a replica
+// compiles must not get into the folder that later zygotes read.
 func TestPythonCompilesOnce(t *testing.T) {
 	python, cache := compiles(t), t.TempDir()
 	n := pyNode(t, t.TempDir(), map[string]string{"compiles": pyCompiles}, func(c *Config) { c.Cache = cache })
@@ -128,7 +128,7 @@ func TestPythonCompilesOnce(t *testing.T) {
 	if _, err := n.Invalidate(t.Context(), s.Function); err != nil {
 		t.Fatal(err)
 	}
-	// The folder is removed with a zygote that has an account.
+	// With an account, the zygote's end removes this folder.
 	if err := os.RemoveAll(first.Compiled.Folder); err != nil {
 		t.Fatal(err)
 	}

@@ -18,8 +18,9 @@ import (
 )
 
 // folderOf returns the name of the folder for the files that zygotes make of an image's model. The
-// full path of the model is part of the name, because folders of one image may have models of one
-// name. The files that an author's code makes also depend on the interpreter and the environment.
+// name depends on the full path of the model, because two models in different folders of an image
+// may have the same file name. For files that an author's code makes, the name also depends on the
+// interpreter and the environment.
 func folderOf(k zygote.Key) string {
 	of := filepath.Clean(k.Model)
 	if engineByKey(k).author {
@@ -29,9 +30,9 @@ func folderOf(k zygote.Key) string {
 	return k.Digest + "-" + hex.EncodeToString(sum[:8])
 }
 
-// packedFolders manages the folder for the files that zygotes make of models, such as pre-packed
-// parameters. The files are kept across restarts, with one folder per image and model. Its methods
-// are safe for concurrent use. It has no lock, because its only state is the file system.
+// packedFolders manages the files that zygotes make of models, such as pre-packed parameters. They
+// are in one folder per image and model, and are kept across restarts. Its methods are safe for
+// concurrent use. It needs no lock, because its only state is the file system.
 type packedFolders struct {
 	folder string // empty: nothing is kept
 	log    *slog.Logger
@@ -60,8 +61,8 @@ func (d *packedFolders) prepacked(key zygote.Key) string {
 	return folder
 }
 
-// diskFree is the share of a disk that trim keeps free. It removes pre-packed parameters that
-// nobody uses until that much is free.
+// diskFree is the share of a disk that trim keeps free: trim removes unused pre-packed parameters
+// until that share is free.
 const diskFree = 0.10
 
 // removed is the prefix of the name of a folder that is being removed.
@@ -100,9 +101,9 @@ func (d *packedFolders) sweepHalfPacked(loading []<-chan struct{}) {
 	}
 }
 
-// removeHalfPacked removes half-packed files from a folder of an image's parameters: those of one
-// killed process, or with 0 those of all processes. The name of such a file ends with the number of
-// the process or of its user.
+// removeHalfPacked removes half-packed files from the folder of an image's model. If pid is 0, it
+// removes all of them, otherwise only those of the killed process pid. The name of a half-packed
+// file ends with the number of the process that packed it, or of that process's user.
 func (d *packedFolders) removeHalfPacked(folder string, pid int) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
@@ -119,8 +120,8 @@ func (d *packedFolders) removeHalfPacked(folder string, pid int) {
 	}
 }
 
-// packed returns the names of the folders with parameters, least recently used first. Folders that
-// an earlier removal has left come before all others.
+// packed returns the names of the folders with parameters, least recently used first. Before all of
+// these are the folders whose removal was interrupted.
 func (d *packedFolders) packed() []string {
 	entries, err := os.ReadDir(d.folder)
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// functions knows the parameters of the node's functions, and under which keys they are kept. It is
-// a part of the store. The caller of each method holds the store's mutex.
+// functions knows which parameters the node's functions use, and under which keys they are kept. It
+// is a part of the store. The caller of each method holds the store's mutex.
 type functions struct {
 	pool        *resources.Pool
 	uses        map[string]zygote.Key      // by function: the zygote of its current spec
@@ -59,9 +59,9 @@ type asking struct {
 	forgotten bool // Forget came after it had begun
 }
 
-// ask notes that a start or a load begins for a function. Its owner calls asked when the start or
-// load has ended. If Forget comes in between, the start or load does not make the function known
-// again. The caller holds st.mu.
+// ask records that a start or a load of a function begins. The caller calls asked when it has
+// ended. If Forget is called in between, the start or load must not make the function known again;
+// asking records that. The caller holds st.mu.
 func (st *store) ask(function string) *asking {
 	a := st.asks[function]
 	if a == nil {
@@ -80,8 +80,8 @@ func (st *store) asked(a *asking) {
 	}
 }
 
-// unuse notes that a function has no model now. Parameters of its earlier deployment are freed with
-// its replicas.
+// unuse records that a function has no model now. The parameters of its earlier deployment are
+// freed when their last replica ends.
 func (st *store) unuse(a *asking) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -117,9 +117,9 @@ func (st *store) forgetVariants() {
 	maps.DeleteFunc(st.instead, func(k zygote.Key, _ zygote.Form) bool { return !variants[k] })
 }
 
-// nameOf returns the function that uses a zygote: the first by name if there are several. If no
-// function uses it, nameOf returns the one that it was loaded for. The caller holds the store's
-// mutex.
+// nameOf returns the function that uses a zygote. If several functions use it, the first by name is
+// returned. If none does, the function that it was loaded for is returned. The caller holds the
+// store's mutex.
 func (st *store) nameOf(k zygote.Key, s *slot) string {
 	first := ""
 	for f, used := range st.uses {

@@ -17,11 +17,11 @@ type Invalidation struct {
 	// Digest of the image whose parameters are not used any more; empty: none were in memory.
 	Digest     string
 	Generation uint64 // of the parameters that starts load from now on
-	// Replicas that still run with the old parameters, sorted. The old zygote ends with the last of
-	// them.
+	// Replicas that still run with the old parameters, sorted. When the last of them ends, the old
+	// zygote ends, too.
 	Replicas []string
-	// Time until no replica could start from the old parameters any more. If no replicas are left,
-	// also until their memory was free.
+	// Time until no replica could start from the old parameters any more. If no such replica ran,
+	// it includes the time until the memory of the old parameters was free.
 	Took time.Duration
 }
 
@@ -87,9 +87,13 @@ func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) 
 	return z, nil
 }
 
-// Evict ends the idle zygotes of a function and the workers that have had replicas of it, or the
-// zygotes of an image's digest. It waits until they are gone and returns how many bytes they took.
-// If one of them is busy, Evict ends none, and the error says what keeps it busy.
+// Evict ends idle zygotes and waits until they are gone. It returns how many bytes they took. what
+// is one of these:
+//
+//   - a function: Evict ends its zygotes, and the workers that have had replicas of it;
+//   - the digest of an image: Evict ends all zygotes of the image.
+//
+// If one of these is busy, Evict ends none, and the error says what keeps it busy.
 func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err error) {
 	m.store.mu.Lock()
 	if m.store.closed {
@@ -132,10 +136,10 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	return bytes, nil
 }
 
-// Invalidate notes that a function's parameters have changed, although its image has not. When it
-// has returned, no replica starts from the old parameters any more, and the next start loads them
-// again. The old zygote ends with the last of its replicas, which the caller stops. This includes
-// the replicas of other functions that share the parameters.
+// Invalidate replaces the parameters of a function that have changed although its image has not.
+// After it has returned, no replica starts from the old parameters any more, and the next start
+// loads them again. The caller stops the replicas that still run from the old zygote, including
+// those of other functions that share the zygote. The old zygote ends with the last of them.
 func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation, error) {
 	begin := time.Now()
 	m.store.mu.Lock()

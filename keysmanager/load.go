@@ -31,20 +31,20 @@ type loader struct {
 	starts, watchers *sync.WaitGroup // loads under way; one goroutine per zygote
 }
 
-// loadTimeout bounds the load of a zygote, also when nobody waits for it any more. A load whose
-// first caller waits longer may take that long.
+// loadTimeout bounds the load of a zygote, also when nobody waits for it any more. If the deadline
+// of the start that began the load is later, that deadline is the bound.
 const loadTimeout = 5 * time.Minute
 
 // inImage returns the spec with the environment of its image added, if the image speaks the stage
-// protocol. The function's own variables win. Above all, the image's environment names the model
-// file. For other images, the watchdog reads the environment.
+// protocol. That environment names the model file, among other things. The function's own variables
+// win. For other images, the watchdog adds the environment of the image.
 func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	if !image.Stage || len(image.Env) == 0 {
 		return s
 	}
 	env := map[string]string{}
 	for _, kv := range image.Env {
-		// The images of stages share this machine's root.
+		// A stage runs with this machine's root, so the PATH of its image does not apply.
 		if name, value, ok := strings.Cut(kv, "="); ok && name != "PATH" {
 			env[name] = value
 		}
@@ -54,9 +54,9 @@ func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	return s
 }
 
-// borrow returns the zygote of a key and keeps it from eviction until release is called. It loads
-// the zygote if it is not in memory. If the parameters are invalidated meanwhile, it returns the
-// zygote of the next generation. warm reports that the zygote was in memory.
+// borrow returns the zygote of a key, and loads it if it is not in memory. The zygote is not
+// evicted until release is called. If the parameters are invalidated meanwhile, borrow returns the
+// zygote of the next generation. warm reports whether the zygote was already in memory.
 func (l *loader) borrow(ctx context.Context, key zygote.Key, spec node.Spec, image sandbox.Image) (z *zygote.Zygote, warm bool, release func(), err error) {
 	l.store.mu.Lock()
 	key = l.store.newest(key) // no order holds a settled key any more
@@ -100,10 +100,10 @@ func (l *loader) borrow(ctx context.Context, key zygote.Key, spec node.Spec, ima
 	}
 }
 
-// awaitLoad waits until a load has ended, and returns why it failed. failed is the number of failed
-// loads of the slot before this one. An order whose load failed does not wait for the next load, so
-// that its caller gets the error. If the zygote loaded and ended before the order could use it,
-// this is no failed load.
+// awaitLoad waits until a load has ended. failed is how many loads of the slot had failed before
+// this one. If this load fails, awaitLoad returns its error, so that the caller does not wait for
+// the next load. If the zygote loads but ends before the caller could use it, that is not a failed
+// load, and awaitLoad returns nil.
 func (l *loader) awaitLoad(ctx context.Context, key zygote.Key, s *slot, done <-chan struct{}, failed uint64) error {
 	select {
 	case <-done:
@@ -156,8 +156,8 @@ func nothing() chan struct{} {
 }
 
 // beginLoad makes room for a slot's zygote and begins to load it. It returns a channel that is
-// closed when the load has ended. If the zygote does not fit, the load is refused, which does not
-// count as a failed load.
+// closed when the load has ended. If the zygote does not fit, beginLoad refuses the load with an
+// error. A refused load does not count as a failed one.
 func (l *loader) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image) (done chan struct{}, err error) {
 	n, err := l.need(key, image)
 	now := l.lockWeighed(0)
@@ -194,8 +194,8 @@ func (l *loader) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec no
 	return s.loading, nil
 }
 
-// load starts a slot's zygote, once the zygotes that make room for it have gone, and wakes the
-// orders that wait. It goes on when they have given up, because the loaded zygote is cached.
+// load starts a slot's zygote after the zygotes that make room for it have ended. Then it wakes the
+// orders that wait. It goes on if they have all given up, because the loaded zygote is cached.
 func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image, gone []<-chan struct{}) {
 	defer l.starts.Done()
 	defer s.cancel(nil)
@@ -230,7 +230,7 @@ func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, 
 	s.loading, s.cancel, s.pid = nil, nil, 0
 	l.store.mu.Unlock()
 	switch {
-	// fallBack logs this
+	// Not logged here: fallBack logs an impossible form, and a stale load has failed as intended.
 	case err != nil && (stale || choosesPath(spec) && errors.As(err, new(zygote.Impossible))):
 	case err != nil:
 		l.cfg.Log.Warn(key.What()+" does not load", "function", spec.Function, "error", err)

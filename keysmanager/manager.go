@@ -29,7 +29,7 @@ type Config struct {
 	Images Images
 	ORT    string // ONNX Runtime's shared library; empty: functions with a model cannot start
 	Cache  string // folder for pre-packed parameters, kept across restarts; empty: none are made
-	// Bytes of the node's memory for all zygotes and replicas together; 0: no limit of its own. The
+	// Bytes of the node's memory for all zygotes and replicas together; 0: no configured limit. The
 	// memory of the machine and of the cgroup are limits in any case.
 	Memory  int64
 	Threads int // threads that a replica computes with; 0: as many as this process may run
@@ -39,8 +39,8 @@ type Config struct {
 	// Warden is the parent of the node's processes, and may hold processes of an earlier Manager. The
 	// caller closes it. nil: a warden inside this process.
 	Warden *warden.Client
-	// Accounts are the users of processes that have no root of their own; nil: this process's user.
-	// The caller closes them.
+	// Accounts are the users of processes that run among the machine's files, without a root of
+	// their own; nil: this process's user. The caller closes them.
 	Accounts Accounts
 	// Networks makes the networks of replicas and zygotes; nil: they share the machine's. HostNetwork
 	// allows functions to ask for the machine's network.
@@ -55,19 +55,21 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
-	// OnExit is called once for each replica that Start has started, possibly before Start has
-	// returned. It is also called once for each adopted replica, possibly before New has returned.
-	// nil: nobody is told.
+	// OnExit is called once when a replica has ended, for each replica that Start has started and
+	// for each adopted one. It may be called before Start or New has returned. nil: ends are not
+	// reported.
 	OnExit func(Exit)
-	// OnEvict is called for each zygote that is ended because memory is short, with its function and
-	// its size in bytes. It must not block, nor call the Manager. nil: nobody is told.
+	// OnEvict is called for each zygote that is ended because memory is short, with its function
+	// and its size in bytes. It must neither block nor call the Manager. nil: evictions are not
+	// reported.
 	OnEvict func(function string, bytes int64)
-	// OnChange is called when the inventory has changed; it must not block. nil: nobody is told.
+	// OnChange is called when the inventory has changed; it must not block. nil: changes are not
+	// reported.
 	OnChange func()
-	// Output gets each line that a replica or zygote prints to stdout or stderr, with the key of its
-	// function. At most sandbox.MaxLine bytes of a line are passed. The function of a zygote is the
-	// one that it was loaded for. Many goroutines may call Output. It must not block for long, because
-	// it holds up the process that prints.
+	// Output gets each line that a replica or zygote prints to stdout or stderr, and the key of its
+	// function. The function of a zygote is the one that it was loaded for. A line is cut after
+	// sandbox.MaxLine bytes. Many goroutines may call Output. It must not block for long, because
+	// the process that prints waits for it.
 	Output func(function, replica, stream, line string)
 
 	tuning
@@ -100,9 +102,9 @@ type Exit struct {
 // Manager is a node's KeysManager. It carries out orders, and reports ends and changes. Its methods
 // are safe for concurrent use.
 //
-// Its state is in its parts. The store's mutex guards which parameters are in memory and which
-// replicas there are. Each other part says what guards it. New sets the Manager's own fields, and
-// they do not change.
+// Its state is in its parts, and the comment of each part says what guards it. The store has the
+// main mutex. It guards which parameters are in memory and which replicas there are. The Manager's
+// own fields do not change after New.
 type Manager struct {
 	cfg    *Config
 	warden *warden.Client
@@ -123,16 +125,17 @@ type Manager struct {
 	cancel   context.CancelCauseFunc
 	starts   sync.WaitGroup // starts and loads under way
 	watchers sync.WaitGroup // one goroutine per zygote
-	// One goroutine per process of the warden's own. Also reports and evictions under way.
+	// One goroutine per process whose parent is the warden, and one per report or eviction under
+	// way.
 	ends sync.WaitGroup
 }
 
 // Errors of Start that callers may want to tell apart.
 var (
-	// ErrClosed means that nothing is started any more.
+	// ErrClosed means that the Manager is closed and starts nothing any more.
 	ErrClosed = errors.New("keysmanager: closed")
-	// ErrRunning refuses an order whose replica starts or runs already, so an order that comes twice
-	// is carried out once.
+	// ErrRunning refuses an order whose replica starts or runs already. So an order that arrives
+	// twice is carried out once.
 	ErrRunning = errors.New("a replica of this name starts or runs already")
 )
 
@@ -172,7 +175,7 @@ func New(cfg Config) (*Manager, error) {
 	live, _ := m.store.seen()
 	m.pool.RetainGroups(live)
 	m.store.mu.Lock()
-	// What was adopted, now that groups of its children are no more taken for left ones.
+	// Spare children start only now, because RetainGroups would have removed their new groups.
 	for _, s := range m.store.slots.Values() {
 		if s.zygote != nil && s.settled == nil {
 			s.zygote.Family.EnsureSpare("")
@@ -223,13 +226,13 @@ func (m *Manager) exited(p *process, e resources.Ending) {
 	m.cfg.changed()
 }
 
-// endTimeout bounds the wait for the end of a process that got SIGKILL. It is longer than the
-// removal of the process's cgroup may take.
+// endTimeout bounds the wait for the end of a process that got SIGKILL. The removal of the
+// process's cgroup is part of this wait and takes less time.
 const endTimeout = 30 * time.Second
 
-// Stop ends a replica whose Start has returned. It sends SIGTERM, and SIGKILL after grace or when
-// ctx ends. It returns when the process has ended and was reported. It returns nil if no such
-// replica runs.
+// Stop ends a replica whose Start has returned. It sends SIGTERM. After grace, or when ctx ends, it
+// sends SIGKILL. It returns after the process has ended and its end was reported. If no such
+// replica runs, it returns nil at once.
 func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration) error {
 	m.store.mu.Lock()
 	p := m.store.processes.running(replica)
@@ -259,8 +262,8 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	return p.awaitEnd(endTimeout)
 }
 
-// Close ends all processes and returns when they have ended and were reported. Processes that
-// remain long after SIGKILL are logged. After Detach it does nothing.
+// Close ends all processes. It returns after they have ended and their ends were reported. If some
+// remain long after SIGKILL, it logs that and returns. After Detach it does nothing.
 func (m *Manager) Close() { m.over.Do(m.close) }
 
 func (m *Manager) close() {

@@ -23,13 +23,13 @@ type need struct {
 	of    string // where the number comes from
 }
 
-// needShare divides the size of the parameters. A zygote takes the quotient in addition to its
-// parameters and its engine's base.
+// needShare is the divisor of a zygote's overhead: a zygote takes 1/needShare of the size of its
+// parameters, in addition to the parameters themselves and its engine's base.
 const needShare = 32
 
-// need returns the memory that the zygote of an image is expected to take: what it took the last
-// time, or else an estimate from the sizes of its model's files. It returns an error if the model
-// is missing or incomplete.
+// need returns the memory that the zygote of an image is expected to take. If the zygote has been
+// loaded before, that is the size it had. Otherwise it is estimated from the sizes of the model's
+// files. need returns an error if the model is missing or incomplete.
 func (l *loader) need(key zygote.Key, image sandbox.Image) (need, error) {
 	key.Generation = 0
 	l.store.mu.Lock()
@@ -61,8 +61,8 @@ type keeper struct {
 	bytes int64
 }
 
-// refusal is the error of a load that does not fit: how much it needs, how much is free, and which
-// functions have the rest.
+// refusal returns the error of a load that does not fit. The error says how much memory the load
+// needs, how much is free, and which functions have the rest.
 func refusal(function string, n need, m memory, own int64, busy, loading []keeper) error {
 	b, room := cache.Tightest(m.bounds, Threshold)
 	limit := int64(float64(b.Total) * Threshold)

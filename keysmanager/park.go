@@ -11,10 +11,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// A parked child was told its device ahead of need and is ready there except for its parameters.
-// Making it ready takes longer than any other part of a start. Each key stage in Python that uses
-// one device has a parked child on each device that would take a replica of it. Parked children
-// give way to every order (docs/adr/0033).
+// A parked child was assigned its device ahead of need, and is ready there except for its
+// parameters. Making a child ready takes longer than any other part of a start.
+//
+// Children are parked for key stages in Python that use one device. Each of these stages has a
+// parked child on every device with room for one of its replicas. A parked child is ended as soon
+// as an order needs its memory (docs/adr/0033).
 
 // parker knows how much of each device is free, and parks children on devices. It has no lock of
 // its own. The caller of a method holds the store's mutex, unless the method says that it takes it.
@@ -38,8 +40,8 @@ func keepingOf(s node.Spec, e engine) keeping {
 	return keeping{keep: true, parks: s.Devices == 1 && e.name == python.name, bytes: s.DeviceMemory}
 }
 
-// holdersOf returns what a slot holds of devices in addition to its replicas: a worker's context
-// and parked children. The caller holds the store's mutex.
+// holdersOf returns what a slot holds of devices in addition to its replicas: the context of a
+// worker, or parked children. The caller holds the store's mutex.
 func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	if k.Form == zygote.Worker && k.Device != "" {
 		h := resources.Holder{PID: s.pid, Reserved: map[string]int64{k.Device: resources.ContextOverhead}}
@@ -62,8 +64,8 @@ func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	return all
 }
 
-// unparkAll dismisses all parked children because memory is short. It returns how many there were,
-// and how many bytes they had that they did not share with their zygotes. The caller holds the
+// unparkAll ends all parked children because memory is short. It returns their number, and how many
+// bytes this frees: the memory that they did not share with their zygotes. The caller holds the
 // store's mutex.
 func (st *store) unparkAll() (n int, bytes int64) {
 	for _, z := range st.slots.parkedZygotes() {
@@ -79,9 +81,9 @@ func (st *store) unparkAll() (n int, bytes int64) {
 	return n, bytes
 }
 
-// unparkFor dismisses parked children whose device memory an order has just reserved. Children of
-// the order's own function come last, because the order may use one of them. The caller holds the
-// store's mutex.
+// unparkFor ends parked children on devices whose memory an order has just reserved, until the
+// order fits. It spares children of the order's own function, because the order may use one of
+// them. The caller holds the store's mutex.
 func (p *parker) unparkFor(o node.Order) {
 	if o.Device == "" {
 		return
@@ -90,8 +92,8 @@ func (p *parker) unparkFor(o node.Order) {
 	p.unparkBeyond(strings.Split(o.Device, ","), func(z *zygote.Zygote) bool { return ok && z.Key == own })
 }
 
-// unparkBeyond dismisses parked children of devices whose memory is wanted, except those that stay.
-// The caller holds the store's mutex.
+// unparkBeyond ends parked children on devices whose memory is wanted, except those of zygotes for
+// which stays returns true. The caller holds the store's mutex.
 func (p *parker) unparkBeyond(devices []string, stays func(*zygote.Zygote) bool) {
 	for _, d := range p.devices() {
 		if !slices.Contains(devices, d.ID) {

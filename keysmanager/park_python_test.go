@@ -26,9 +26,9 @@ def infer(state, calls):
     return [{"pid": os.getpid(), "loaded": state["loaded"], "env": env} for c in calls]
 `
 
-// onStandIn makes images of stages use a device in host memory in place of CUDA's. The stand-in
-// imports PyTorch, whose BLAS starts threads unless the process around a stage has said how many.
-// So it is imported only when a device is asked for.
+// onStandIn changes images of stages so that they use a device in host memory in place of CUDA's.
+// The stand-in is imported only when a device is asked for, because it imports PyTorch. If PyTorch
+// is imported before the number of threads is set, its BLAS starts threads.
 func onStandIn(t *testing.T, dir string, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -48,9 +48,9 @@ func onStandIn(t *testing.T, dir string, names ...string) {
 	}
 }
 
-// TestPythonChildrenPark parks children on a stand-in of a device. They become replicas, and their
-// parameters are copied to the device. If a device does not exist, replicas are forked without a
-// parked child.
+// TestPythonChildrenPark parks children on a stand-in for a device. When a parked child becomes a
+// replica, its parameters are copied to the device. A stage that does not find its device has no
+// parked child, and its replicas are forked.
 func TestPythonChildrenPark(t *testing.T) {
 	python, dir := proctest.Torch(t), t.TempDir()
 	r := &rack{all: []Device{{ID: "GPU-a", Memory: 10 * gib}}}

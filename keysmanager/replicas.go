@@ -74,9 +74,9 @@ func (all replicas) groups() (out []*resources.Cgroup) {
 	return out
 }
 
-// count adds the replicas that run to the families of their zygotes and returns the replicas that
-// have no zygote. byZygote has the indices of the families. The replicas of a worker are counted as
-// part of the worker.
+// count adds each replica that runs to the family of its zygote. It returns the replicas without a
+// zygote. byZygote has the index of each zygote's family. Replicas of a worker are skipped, because
+// the memory of the worker includes theirs.
 func (all replicas) count(families []resources.Family, byZygote map[*zygote.Zygote]int) (alone resources.Family) {
 	for _, p := range all {
 		if !p.running || p.zygote.Works() {

@@ -18,7 +18,7 @@ import (
 
 // Start starts a replica and returns when its process runs. The replica reports on Conn when it is
 // ready; the caller closes Conn. If ctx ends first, Start ends the replica and leaves nothing
-// behind. Start returns ErrRunning if the replica's name is taken.
+// behind. If the name of the replica is taken, the error is ErrRunning.
 //
 // progress is called for each phase that has ended. It must not block, and may be nil.
 func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
@@ -74,8 +74,8 @@ var notTheirs = []string{
 	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
 }
 
-// starter starts the processes of replicas, on the path that their function asks for. It does not
-// decide what stays in memory: it asks the loader for a zygote to start from.
+// starter starts the processes of replicas on the path that their function asks for. It asks the
+// loader for a zygote to start from, and does not decide what stays in memory.
 type starter struct {
 	cfg    *Config
 	pool   *resources.Pool
@@ -89,7 +89,7 @@ type starter struct {
 }
 
 func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Started, error) {
-	// Applies also if a zygote to fork from is in memory.
+	// A function is refused even if a zygote that it could fork from is in memory.
 	if err := l.pool.CheckNetwork(o.Spec.Network); err != nil {
 		return node.Started{}, err
 	}
@@ -134,8 +134,8 @@ func (l *starter) keep(p *process, files ...*os.File) {
 	}
 }
 
-// spawn starts p as a process of its own. Its files start at descriptor 3; the first is its stage
-// socket.
+// spawn starts p as a child of the warden. files become its descriptors from 3 on; the first one is
+// its stage socket.
 func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
 	limits := limitsOf(o.Spec)
@@ -176,9 +176,9 @@ func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[s
 	return nil
 }
 
-// Watched reports whether a watchdog runs the replicas of a function of this image and environment.
-// That is so if the image does not speak the stage protocol, or if the environment asks for one of
-// of-watchdog's modes.
+// Watched reports whether a watchdog runs the replicas of a function with this image and
+// environment. It does in two cases: the image does not speak the stage protocol, or the
+// environment asks for one of of-watchdog's modes.
 func Watched(image sandbox.Image, env map[string]string) bool {
 	switch env["mode"] {
 	case "http", "streaming", "serializing", "static":

@@ -14,10 +14,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// store knows what a node has in memory and which replicas run from it, and carries out the cache's
-// decisions. mu guards all of it; each method says if its caller holds mu. Other locks are taken
-// after mu: a zygote's and the pool's. The warden is not called with mu held, because its answer
-// may have to wait until an end has been reported.
+// store knows which parameters a node has in memory and which replicas run, and carries out the
+// cache's decisions. mu guards all of it; the comment of each method says if its caller holds mu.
+//
+// Lock order: mu comes before the locks of zygotes and of the pool. The warden must not be called
+// with mu held, because its answer may have to wait until an end has been reported, and reporting
+// takes mu.
 type store struct {
 	cfg  *Config
 	ends *sync.WaitGroup // evictions under way
@@ -29,7 +31,8 @@ type store struct {
 	functions
 	counts Counts
 	going  map[*zygote.Zygote]bool // that are being ended
-	// Grows when a zygote starts or ends. A sample with a lower epoch does not count that zygote.
+	// Incremented when a zygote starts or ends. A memory sample with a lower epoch lacks that
+	// change.
 	epoch   uint64
 	retired prometheus.Histogram // seconds that replaced parameters have stayed
 }
@@ -77,8 +80,8 @@ func (st *store) step(ev cache.Event) (d decided) {
 	return d
 }
 
-// tell tells the cache what its entries have now. It is called before each step that may evict. The
-// caller holds the store's mutex.
+// tell passes the current use of each slot to the cache. It is called before each step that may
+// evict. The caller holds the store's mutex.
 func (st *store) tell() {
 	wanted := map[zygote.Key]bool{}
 	for _, k := range st.uses {
@@ -156,8 +159,8 @@ func (st *store) retire(e cache.Evict[zygote.Key]) (gone <-chan struct{}) {
 	return z.Gone()
 }
 
-// fill puts a zygote that has loaded into its slot. It reports false if the slot was invalidated
-// while the zygote loaded; then the caller ends the zygote. The caller holds the store's mutex.
+// fill puts a zygote that has loaded into its slot. It returns false if the slot was invalidated
+// during the load; the caller then ends the zygote. The caller holds the store's mutex.
 func (st *store) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
 	if st.step(cache.Loaded[zygote.Key]{Key: key, Bytes: z.Bytes}).discard {
 		return false
@@ -167,9 +170,9 @@ func (st *store) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
 	return true
 }
 
-// recordEnd empties the slot of a zygote that ended by itself. The zygote had loaded, so this is no
-// failed load. It is loaded again at once, or after a back-off if earlier zygotes of the slot also
-// ended soon. The caller holds the store's mutex.
+// recordEnd empties the slot of a zygote that has ended without being asked to. This does not count
+// as a failed load, because the zygote had loaded. It may be loaded again at once, or after a
+// back-off if the slot's zygotes keep ending soon. The caller holds the store's mutex.
 func (st *store) recordEnd(key zygote.Key, s *slot) {
 	if s.zygote == nil || s.zygote.Alive() || st.closed {
 		return
@@ -248,9 +251,9 @@ func (st *store) count(key zygote.Key, hit bool) {
 	}
 }
 
-// retiring makes a slot's zygote one that nothing starts from any more. It returns a channel that
-// is closed when the starts that were under way have forked or use another zygote. A load under way
-// is cancelled. The caller holds the store's mutex.
+// retiring invalidates a slot, so that no later start uses its zygote. A load under way is
+// cancelled. Starts under way may still fork from the zygote, or go on to another one. The returned
+// channel is closed when none of them holds the slot any more. The caller holds the store's mutex.
 func (st *store) retiring(key zygote.Key, s *slot) <-chan struct{} {
 	if s.settled == nil {
 		s.settled = make(chan struct{})

@@ -23,8 +23,8 @@ type ahead struct {
 	looked map[string]looked // by image, as the latest Warm saw it
 }
 
-// lookEvery is how long Warm reuses a resolved image. Warm is told every second, and need not read
-// the disk as often. Each start resolves the image itself.
+// lookEvery is how long Warm reuses a resolved image. Warm is called every second, and need not
+// read the disk each time. A start always resolves its image itself.
 const lookEvery = 15 * time.Second
 
 // looked is a resolved image, and when it was resolved.
@@ -46,16 +46,18 @@ func (h *ahead) look(image string, now time.Time) looked {
 	return l
 }
 
-// warmAtOnce is how many zygotes Warm loads at the same time. This many loads must hang before the
-// others are held up.
+// warmAtOnce is how many zygotes Warm loads at the same time. Fewer loads than that can hang
+// without holding up the others.
 const warmAtOnce = 4
 
-// Warm loads the zygotes that the specs want and that are not in memory, a few at a time, and marks
-// key stages. The list is complete: zygotes that it does not name may be evicted when memory is
-// short, and are no key stages. A zygote that does not fit (see Threshold) is left to the first
-// order, without an error. Functions without a model are skipped. The error has the zygotes that
-// did not load; the others are loaded all the same. When ctx ends, Warm begins no more loads and
-// waits for none. Loads under way go on.
+// Warm loads the missing zygotes of the wanted specs, a few at a time, and marks key stages.
+// Functions that use no zygote are skipped. The list is complete: all other zygotes may be evicted
+// when memory is short, and do not belong to key stages.
+//
+// A zygote that does not fit (see [Threshold]) is skipped without an error; the first order loads
+// it. If a zygote fails to load, Warm loads the others all the same, and the error names the
+// functions whose zygotes failed. When ctx ends, Warm begins no more loads and returns. Loads under
+// way go on.
 func (m *Manager) Warm(ctx context.Context, wanted []node.Wanted) error {
 	return m.ahead.load(ctx, wanted)
 }
@@ -167,8 +169,8 @@ func (h *ahead) loadAhead(ctx context.Context, wishes []*wish, loaded func()) er
 	return errors.Join(errs...)
 }
 
-// fulfil loads a zygote, and calls begun when the load has begun or will not begin. It returns nil
-// if there is no room any more, or if the zygote is not wanted any more.
+// fulfil loads a zygote. It calls begun when the load has begun or will not begin. If there is no
+// room any more, or the function has been removed, it returns nil.
 func (h *ahead) fulfil(ctx context.Context, w *wish, begun func()) error {
 	defer begun()
 	err := h.loader.withPossibleForm(w.asking, w.spec, w.engine, w.image, func(key zygote.Key) error {
@@ -218,8 +220,7 @@ func (h *ahead) mark(keep map[zygote.Key]keeping) {
 	h.loader.store.step(cache.Mark[zygote.Key]{Keys: keyStages})
 }
 
-// worthLoading reports whether a zygote is missing and, if it were loaded now, would not be evicted
-// again.
+// worthLoading reports whether a zygote is missing and would stay in memory if it were loaded now.
 func (h *ahead) worthLoading(key zygote.Key, image sandbox.Image, keep bool) bool {
 	there := func() bool {
 		s, ok := h.loader.store.slots.Peek(h.loader.store.newest(key))

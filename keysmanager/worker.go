@@ -16,16 +16,17 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// A worker is a process whose threads are replicas. All functions with one name in their annotation
-// stagecoach.dev/process share a worker. So the time and memory of a device's context are spent
-// only once (docs/adr/0033). Except for this, a worker is a zygote.
+// A worker is a process whose threads are replicas. Functions share a worker if they agree in the
+// name in their annotation stagecoach.dev/process, and in namespace, interpreter, device, network
+// and set of secrets. So they spend the time and memory of a device's context only once
+// (docs/adr/0033). Apart from that, a worker is treated like a zygote.
 
 // workerRests is how long a worker without replicas waits for new ones.
 const workerRests = 5 * time.Minute
 
-// workerEnds bounds how long a worker may take to end a replica that has got SIGKILL. Then the
-// whole worker is ended. The worker ends itself after two seconds, unless one of its threads blocks
-// the others.
+// workerEnds bounds how long a worker may take to end a replica that has got SIGKILL. After that,
+// the Manager ends the whole worker. Normally, a worker that cannot end a replica ends itself after
+// two seconds, but it cannot if one of its threads blocks the others.
 const workerEnds = 10 * time.Second
 
 // residence returns the key of the worker that an order's replica belongs to.
@@ -51,8 +52,8 @@ func secretSet(s node.Spec) string {
 	return filepath.Base(s.Secrets)
 }
 
-// startResident starts p in the worker that its function names. It starts the worker first if it
-// does not run.
+// startResident starts p in the worker that its function names. If the worker does not run, it is
+// started first.
 func (l *starter) startResident(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
 	key, err := l.residence(o, e)
 	if err != nil {
