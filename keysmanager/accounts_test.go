@@ -102,7 +102,7 @@ func TestProcessesRunAsSeparateUsers(t *testing.T) {
 		t.Errorf("packed are %q (%v), want ns and other", packed, err)
 	}
 	second := mine
-	// The same model file.
+	// ./model.onnx is the same model file as model.onnx.
 	second.Function, second.Env = "g.ns", map[string]string{"STAGECOACH_MODEL": "./model.onnx", "wait_mean": "1ms"}
 	if r := old.start("d", second); r.Path != "cold" && !strings.HasPrefix(r.Path, "fork") {
 		t.Errorf("path %q", r.Path)
@@ -176,8 +176,9 @@ func TestModelsOfOneNameArePackedSeparately(t *testing.T) {
 	}
 }
 
-// TestAWatchdogHasNothingOfTheFunction checks that no variable of the function is in the
-// environment of its watchdog, which may be root.
+// TestAWatchdogHasNothingOfTheFunction checks that a watchdog, which may be root, gets the
+// variables of its function only under other names. So the function cannot change how its watchdog
+// runs.
 func TestAWatchdogHasNothingOfTheFunction(t *testing.T) {
 	m := &starter{cfg: &Config{Watchdog: []string{"stagecoach", "watchdog"}}}
 	c := sandbox.Command{Env: map[string]string{"LD_PRELOAD": "/x.so", "PATH": "/x", "STAGECOACH_STAGE_FD": "3", "mode": "http"}}

@@ -36,8 +36,8 @@ type leftReplica struct {
 	d    replicaMeta
 }
 
-// adopt takes over the zygotes and replicas that an earlier daemon left, and reports the ends that
-// nobody was told. Processes that were only partly started are ended.
+// adopt takes over the zygotes and replicas that an earlier daemon left. It reports ends that have
+// not been reported yet. Processes that were only partly started are ended.
 func (m *Manager) adopt() error {
 	a := adoption{m: m, byEntry: map[string]*zygote.Zygote{}}
 	m.exits.BeginAdoption()
@@ -103,12 +103,12 @@ func (a *adoption) adoptReplicas() {
 	}
 }
 
-// errSucceeded says that a newer entry has the replica's name. The older one has ended and was
-// reported.
+// errSucceeded means that a newer entry has the replica's name. The older replica has ended, and
+// its end was reported.
 var errSucceeded = errors.New("another replica has its name since")
 
-// adoptReplica adopts a replica, which started from z. If the replica's zygote is unknown, the
-// replica has ended with it.
+// adoptReplica adopts a replica that started from z. If the zygote in the replica's description is
+// unknown, z is nil and the replica has ended with its zygote.
 func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 	m := a.m
 	k, d := r.k, r.d
@@ -189,7 +189,7 @@ func (a *adoption) install(z *zygote.Zygote) {
 	m.watchers.Go(func() { m.loader.watch(z.Key, s, z) })
 }
 
-// awaitLists waits until each adopted zygote has said which of its children live, or listTimeout
+// awaitLists waits until each adopted zygote has listed its living children, or until listTimeout
 // has passed.
 func (a *adoption) awaitLists() {
 	m := a.m
@@ -233,7 +233,7 @@ func (a *adoption) discard(k warden.Kept, held *resources.Reservation, why error
 	ended, gone := m.exits.Await(k.Name), make(chan struct{})
 	m.ends.Go(func() {
 		defer close(gone)
-		// Fails if the warden is gone; then the process is gone, too.
+		// This fails only if the warden is gone, and then the process is gone, too.
 		_ = m.warden.Signal(k.Name, unix.SIGKILL)
 		select {
 		case <-ended:

@@ -87,9 +87,9 @@ func TestWhatIsDetachedIsAdopted(t *testing.T) {
 	}
 }
 
-// TestWhatWasInvalidatedIsAdoptedAsThat checks that an adopted zygote with invalidated parameters
-// keeps its replicas, and that nothing starts from it.
-func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
+// TestInvalidatedZygotesStayInvalidated checks that an adopted zygote with invalidated parameters
+// keeps its replicas, and that no other replica starts from it.
+func TestInvalidatedZygotesStayInvalidated(t *testing.T) {
 	w := wardenOf(t)
 	n := after(t, w)
 	old := n.start("old", withModel)
@@ -124,7 +124,7 @@ func TestWhatWasInvalidatedIsAdoptedAsThat(t *testing.T) {
 	}
 }
 
-func TestEndsThatNobodyHasHeardOf(t *testing.T) {
+func TestMissedEndsAreReportedOnce(t *testing.T) {
 	w := wardenOf(t)
 	old := after(t, w)
 	killed, plain := old.start("killed", withModel), old.start("plain", node.Spec{Function: "g.ns", Image: "test/wait:1"})
@@ -163,7 +163,7 @@ func TestEndsThatNobodyHasHeardOf(t *testing.T) {
 	}
 }
 
-func TestAZygoteThatEndedMeanwhile(t *testing.T) {
+func TestReplicasOfADeadZygoteAreReported(t *testing.T) {
 	w := wardenOf(t)
 	old := after(t, w)
 	a, b := old.start("a", withModel), old.start("b", withModel)
@@ -200,9 +200,9 @@ func TestAZygoteThatEndedMeanwhile(t *testing.T) {
 	}
 }
 
-// TestHalfMadeThingsAreEnded leaves entries as a daemon does that is killed between two steps, and
-// checks that the next daemon ends them.
-func TestHalfMadeThingsAreEnded(t *testing.T) {
+// TestPartlyStartedProcessesAreEnded leaves the entries of a daemon that was killed between two
+// steps of a start. The next daemon must end them.
+func TestPartlyStartedProcessesAreEnded(t *testing.T) {
 	w := wardenOf(t)
 	old := after(t, w)
 	a, untold := old.start("a", withModel), old.start("untold", withModel)

@@ -60,9 +60,9 @@ func TestAStartTakesTheSpareChild(t *testing.T) {
 	})
 }
 
-// TestASpareChildThatEnds checks that the end of a spare child is not reported, leaves nothing
-// behind, and does not fail the next start.
-func TestASpareChildThatEnds(t *testing.T) {
+// TestAnEndedSpareChildIsReplaced checks that the end of a spare child is not reported as a
+// replica's, leaves nothing behind, and does not fail the next start.
+func TestAnEndedSpareChildIsReplaced(t *testing.T) {
 	n := grouped(t)
 	n.answers(n.start("first", withModel))
 	z := n.only()
@@ -92,9 +92,9 @@ func TestASpareChildThatEnds(t *testing.T) {
 	})
 }
 
-// TestASpareChildHasTheLimits checks that a start uses a spare child only if it has the limits of
-// the replica.
-func TestASpareChildHasTheLimits(t *testing.T) {
+// TestAStartNeedsASpareChildWithItsLimits checks that a start uses a spare child only if the child
+// has the limits of the replica.
+func TestAStartNeedsASpareChildWithItsLimits(t *testing.T) {
 	n := grouped(t)
 	s := withModel
 	s.Memory = 64 << 20
@@ -139,7 +139,7 @@ func TestSpareChildrenAreNotAdopted(t *testing.T) {
 	})
 }
 
-func TestAnEnvironmentThatIsTooLong(t *testing.T) {
+func TestATooLongEnvironmentIsRefused(t *testing.T) {
 	n := newNode(t, nil)
 	s := withModel
 	s.Env = map[string]string{"LONG": strings.Repeat("x", zygote.MaxOrder)}

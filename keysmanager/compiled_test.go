@@ -128,7 +128,7 @@ func TestPythonCompilesOnce(t *testing.T) {
 	if _, err := n.Invalidate(t.Context(), s.Function); err != nil {
 		t.Fatal(err)
 	}
-	// The folder is removed with a zygote that has an account.
+	// With an account, the zygote's end removes this folder.
 	if err := os.RemoveAll(first.Compiled.Folder); err != nil {
 		t.Fatal(err)
 	}

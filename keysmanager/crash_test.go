@@ -61,9 +61,9 @@ func (l *load) more(t *testing.T, name string) {
 	proctest.Until(t, name+" to answer", func() bool { return l.answered.Load() > from+10 })
 }
 
-// TestADaemonThatIsKilledUnderLoad kills a daemon with eight replicas. The replicas go on
+// TestReplicasSurviveAKilledDaemon kills a daemon with eight replicas. The replicas go on
 // answering, and another daemon adopts them.
-func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
+func TestReplicasSurviveAKilledDaemon(t *testing.T) {
 	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
 	if err != nil {
 		t.Fatal(err)
@@ -155,7 +155,7 @@ func TestADaemonThatIsKilledUnderLoad(t *testing.T) {
 	}
 }
 
-func TestAWardenThatDies(t *testing.T) {
+func TestADeadWardenIsReplaced(t *testing.T) {
 	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
 	if err != nil {
 		t.Fatal(err)
@@ -256,9 +256,9 @@ func TestDaemonsThatAreKilledAtAnyMoment(t *testing.T) {
 	}
 }
 
-// TestADaemonThatIsKilledDuringALoad checks that nothing is left of the load: neither its process
-// nor the files that it had written.
-func TestADaemonThatIsKilledDuringALoad(t *testing.T) {
+// TestAKilledDaemonLeavesNothingOfItsLoad kills a daemon during a load. Neither the loading process
+// nor the files that it has written may be left.
+func TestAKilledDaemonLeavesNothingOfItsLoad(t *testing.T) {
 	folder, err := os.MkdirTemp("", "kept-") //nolint:usetesting // a socket's path is short
 	if err != nil {
 		t.Fatal(err)

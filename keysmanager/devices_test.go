@@ -47,8 +47,8 @@ func (n *rig) reserved() (bytes int64, replicas int) {
 	return bytes, replicas
 }
 
-// TestDevicesAreReserved starts and stops many processes at the same time. Never more than fit may
-// start, and all memory is freed in the end.
+// TestDevicesAreReserved starts and stops many processes at the same time. No more processes may
+// start than fit into the devices' memory. In the end, all of that memory must be free.
 func TestDevicesAreReserved(t *testing.T) {
 	n := onDevices(t)
 	spec := node.Spec{Function: "f.ns", Namespace: "ns", Image: "i", Process: "sleep 600", DeviceMemory: 3 * gib}

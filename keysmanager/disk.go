@@ -61,8 +61,8 @@ func (d *packedFolders) prepacked(key zygote.Key) string {
 	return folder
 }
 
-// diskFree is the share of a disk that trim keeps free. It removes pre-packed parameters that
-// nobody uses until that much is free.
+// diskFree is the share of a disk that trim keeps free: trim removes unused pre-packed parameters
+// until that share is free.
 const diskFree = 0.10
 
 // removed is the prefix of the name of a folder that is being removed.
@@ -120,8 +120,8 @@ func (d *packedFolders) removeHalfPacked(folder string, pid int) {
 	}
 }
 
-// packed returns the names of the folders with parameters, least recently used first. Folders that
-// an earlier removal has left come before all others.
+// packed returns the names of the folders with parameters, least recently used first. Before all of
+// these are the folders whose removal was interrupted.
 func (d *packedFolders) packed() []string {
 	entries, err := os.ReadDir(d.folder)
 	if err != nil {

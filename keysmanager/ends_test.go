@@ -70,8 +70,7 @@ func TestADeadZygoteTakesItsReplicasAndComesBack(t *testing.T) {
 	n.answers(r)
 }
 
-// TestNoStartFailsForKilledZygotes kills one zygote after the other, each time with a start under
-// way.
+// TestNoStartFailsForKilledZygotes kills several zygotes in turn, each during a start.
 func TestNoStartFailsForKilledZygotes(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("first", withModel)
@@ -157,7 +156,7 @@ func TestLoadingThatFailsSaysWhy(t *testing.T) {
 	}
 }
 
-func TestLinesAreTheirReplicas(t *testing.T) {
+func TestLinesArriveUnderTheirReplica(t *testing.T) {
 	n := newNode(t, nil)
 	bad := func(text string) node.Spec {
 		s := withModel
@@ -189,7 +188,7 @@ func TestLinesAreTheirReplicas(t *testing.T) {
 	}
 }
 
-func TestStopIsPoliteFirst(t *testing.T) {
+func TestStopSendsSIGTERMFirst(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("stubborn", node.Spec{Function: "s.ns", Image: "test/wait:1", Process: "./stubborn"})
 	n.printed("stubborn") // from now on it ignores SIGTERM
@@ -221,7 +220,7 @@ func TestStopIsPoliteFirst(t *testing.T) {
 	}
 }
 
-func TestWhatAReplicaLeavesBehindEnds(t *testing.T) {
+func TestProcessesOfAReplicaEndWithIt(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("litter", node.Spec{Function: "l.ns", Image: "test/wait:1", Process: "./litter"})
 	pid, err := strconv.Atoi(n.printed("litter"))
@@ -269,7 +268,7 @@ func TestAnOrderThatIsGivenUpLeavesNothing(t *testing.T) {
 	}
 }
 
-func TestALoadOutlivesWhoWaitedForIt(t *testing.T) {
+func TestALoadOutlivesItsCaller(t *testing.T) {
 	n := newNode(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -300,9 +299,9 @@ func TestCloseEndsALoad(t *testing.T) {
 	}
 }
 
-// TestAZygoteThatDoesNotListen checks that replicas of a zygote can be ended even when no order
-// reaches it any more.
-func TestAZygoteThatDoesNotListen(t *testing.T) {
+// TestReplicasOfADeafZygoteCanBeStopped checks that replicas can be stopped although their zygote
+// reads no orders any more.
+func TestReplicasOfADeafZygoteCanBeStopped(t *testing.T) {
 	n := newNode(t, nil)
 	a, b := n.start("a", withModel), n.start("b", withModel)
 	n.answers(a)

@@ -15,8 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// engine is what a stage's processes compute with, as its wire.EnvRuntime says. It holds all
-// differences between functions of one engine and another that the Manager knows (docs/adr/0031).
+// engine describes a runtime that stages compute with, as named by wire.EnvRuntime. All differences
+// between runtimes that the Manager knows are in its fields (docs/adr/0031).
 type engine struct {
 	name string // part of a variant's key; empty: ONNX Runtime
 	// Functions without a model have zygotes, too, because a fork saves their imports.
@@ -27,12 +27,12 @@ type engine struct {
 	// Its zygotes make files that later zygotes of the image use: pre-packed parameters or compiled
 	// code.
 	makes bool
-	// Bytes that a zygote takes in addition to its parameters and a needShare of these.
+	// Bytes that a zygote takes in addition to its parameters and to 1/needShare of their size.
 	base int64
-	// The form in which parameters are kept, by the form that the annotation stagecoach.dev/start asks
-	// for.
+	// Maps the form that the annotation stagecoach.dev/start asks for to the form in which this
+	// engine keeps parameters.
 	starts map[zygote.Form]zygote.Form
-	// The form that replaces an impossible one, if the function does not ask for a form.
+	// Maps an impossible form to the form that replaces it, unless the function asks for a form.
 	next map[zygote.Form]zygote.Form
 }
 
@@ -164,8 +164,8 @@ func (c *Config) loadable(e engine) error {
 	return nil
 }
 
-// threads returns how many threads a replica computes with at first: as many as its CPU limit can
-// use.
+// threads returns how many threads a replica computes with at first. It is the number that the
+// replica's CPU limit can use, at most Config.Threads.
 func (c *Config) threads(o node.Order) int {
 	milli := o.CPUMilli
 	if milli == 0 {

@@ -47,15 +47,15 @@ func (c countingImages) Resolve(image string) (sandbox.Image, error) {
 	return c.Images.Resolve(image)
 }
 
-// TestWarmLooksSeldom checks that Warm, which is called every second, does not read an image from
-// the disk each time, unless the image could not be read.
-func TestWarmLooksSeldom(t *testing.T) {
+// TestWarmReadsImagesSeldom calls Warm repeatedly, as the control plane does every second. Warm
+// must not read an image from the disk each time, unless the last read has failed.
+func TestWarmReadsImagesSeldom(t *testing.T) {
 	looks := map[string]int{}
 	n := newNode(t, func(c *Config) { c.Images = countingImages{c.Images, looks} })
 	twin, gone := withModel, withModel
 	twin.Function, gone.Function, gone.Image = "twin.ns", "gone.ns", "test/nosuch:1"
 	for range 3 {
-		// The error is gone's.
+		// The error is that of the image that does not exist.
 		_ = n.Warm(t.Context(), []node.Wanted{{Spec: withModel}, {Spec: twin}, {Spec: gone}})
 	}
 	if looks[withModel.Image] != 1 || looks[gone.Image] != 3 {
@@ -66,7 +66,7 @@ func TestWarmLooksSeldom(t *testing.T) {
 	}
 }
 
-func TestWarmIsNoUse(t *testing.T) {
+func TestWarmDoesNotCountAsUse(t *testing.T) {
 	n := newNode(t, nil)
 	other := withModel
 	other.Namespace, other.Function = "other", "f.other"

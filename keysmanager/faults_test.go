@@ -57,9 +57,9 @@ func (f twoFolders) Resolve(image string) (sandbox.Image, error) {
 	return f.a.Resolve(image)
 }
 
-// TestBadModels checks that the error says what is wrong with a model, and that nothing of the load
-// is left.
-func TestBadModels(t *testing.T) {
+// TestBadModelsAreRefusedWithACause checks that the error says what is wrong with a model, and that
+// nothing of the load is left.
+func TestBadModelsAreRefusedWithACause(t *testing.T) {
 	good, err := os.ReadFile(proctest.Built(t, "models", "ocr", "rec.onnx"))
 	if err != nil {
 		t.Fatal(err)
@@ -121,8 +121,8 @@ func TestBadModels(t *testing.T) {
 	}
 }
 
-// TestLoadsThatDoNotEnd has zygotes that block and that exit.
-func TestLoadsThatDoNotEnd(t *testing.T) {
+// TestFailingLoadsLeaveNoZygote has one zygote that never finishes its load, and one that exits.
+func TestFailingLoadsLeaveNoZygote(t *testing.T) {
 	for process, tc := range map[string]struct {
 		limit time.Duration
 		want  string
@@ -142,8 +142,9 @@ func TestLoadsThatDoNotEnd(t *testing.T) {
 	}
 }
 
-// TestAZygoteIsKilledWhilePacking checks that the files that it had written are removed.
-func TestAZygoteIsKilledWhilePacking(t *testing.T) {
+// TestAKilledZygoteLeavesNoPackedFiles kills a zygote while it packs. The files that it has written
+// must be removed.
+func TestAKilledZygoteLeavesNoPackedFiles(t *testing.T) {
 	n := newNode(t, func(c *Config) { c.Cache = t.TempDir() })
 	s := withModel
 	s.Process = "./packs-some"
@@ -184,9 +185,9 @@ func disk(t *testing.T, size string) string {
 	return dir
 }
 
-// TestAFullDiskWhilePacking checks that the model itself is loaded, and that a log line says why it
-// was not packed.
-func TestAFullDiskWhilePacking(t *testing.T) {
+// TestAFullDiskDoesNotFailALoad checks that the model is loaded although the disk is too full to
+// pack it, and that a log line says so.
+func TestAFullDiskDoesNotFailALoad(t *testing.T) {
 	dir := disk(t, "1m")
 	n := newNode(t, func(c *Config) { c.Cache = dir })
 	n.answers(n.start("a", withModel))

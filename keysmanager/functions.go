@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// functions knows the parameters of the node's functions, and under which keys they are kept. It is
-// a part of the store. The caller of each method holds the store's mutex.
+// functions knows which parameters the node's functions use, and under which keys they are kept. It
+// is a part of the store. The caller of each method holds the store's mutex.
 type functions struct {
 	pool        *resources.Pool
 	uses        map[string]zygote.Key      // by function: the zygote of its current spec
@@ -80,8 +80,8 @@ func (st *store) asked(a *asking) {
 	}
 }
 
-// unuse notes that a function has no model now. Parameters of its earlier deployment are freed with
-// its replicas.
+// unuse records that a function has no model now. The parameters of its earlier deployment are
+// freed when their last replica ends.
 func (st *store) unuse(a *asking) {
 	st.mu.Lock()
 	defer st.mu.Unlock()

@@ -38,8 +38,8 @@ func (g realGroup) Usage() (GroupUsage, error) {
 	return GroupUsage(u), err
 }
 
-// groups returns this machine's cgroups. Without cgroups it fails the test if tests of real parts
-// must run, and skips it otherwise.
+// groups returns this machine's cgroups. If there are none, it skips the test, or fails it where
+// tests of real parts must run.
 func groups(t *testing.T) realGroups {
 	t.Helper()
 	root, err := cgroup.Open("test-" + strings.ToLower(t.Name()))
@@ -108,9 +108,9 @@ func TestAnEndNamesTheLimit(t *testing.T) {
 	}
 }
 
-// TestWhatALimitOnMemoryMeans forks a replica whose limit is below the memory of its zygote. Shared
-// memory counts as the zygote's.
-func TestWhatALimitOnMemoryMeans(t *testing.T) {
+// TestAMemoryLimitExcludesSharedMemory forks a replica whose limit is below the memory of its
+// zygote. The memory that they share counts only for the zygote.
+func TestAMemoryLimitExcludesSharedMemory(t *testing.T) {
 	n := grouped(t)
 	s := withModel
 	s.Memory, s.CPUMilli = 12<<20, 900
@@ -134,7 +134,7 @@ func TestWhatALimitOnMemoryMeans(t *testing.T) {
 	}
 }
 
-func TestSetCPU(t *testing.T) {
+func TestSetCPUChangesAReplicasLimit(t *testing.T) {
 	n := grouped(t)
 	s := script(t, "echo on; while :; do :; done")
 	s.CPUMilli = 400
@@ -180,9 +180,9 @@ func TestSetCPU(t *testing.T) {
 	}
 }
 
-// TestGroupsOfAnEarlierLife adopts a replica with its group, and checks that groups left by a
-// killed daemon are removed.
-func TestGroupsOfAnEarlierLife(t *testing.T) {
+// TestGroupsOfAnEarlierDaemon adopts a replica with its group. Groups that a killed daemon has left
+// must be removed.
+func TestGroupsOfAnEarlierDaemon(t *testing.T) {
 	g, w := groups(t), wardenOf(t)
 	change := func(c *Config) { c.Groups, c.Warden = g, w }
 	first := newNode(t, change)

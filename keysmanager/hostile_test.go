@@ -95,8 +95,8 @@ func given(oob []byte) string {
 	return strings.Join(all, " ")
 }
 
-// hostile starts a replica of a zygote that lies. The start must fail; hostile returns its error.
-// The zygote is left with no replica.
+// hostile starts a replica from a zygote that lies, and returns the error of the start. If the
+// start succeeds, the test fails. The zygote keeps no replica.
 func (n *rig) hostile(how string) error {
 	n.t.Helper()
 	s := withModel
@@ -113,8 +113,8 @@ func (n *rig) hostile(how string) error {
 	return err
 }
 
-// TestAZygoteThatLies checks that a lying zygote harms nobody but itself.
-func TestAZygoteThatLies(t *testing.T) {
+// TestALyingZygoteHarmsOnlyItself has zygotes that claim foreign processes as their children.
+func TestALyingZygoteHarmsOnlyItself(t *testing.T) {
 	n := grouped(t)
 	victim := exec.Command("sleep", "600")
 	if err := victim.Start(); err != nil {
@@ -143,8 +143,8 @@ func TestAZygoteThatLies(t *testing.T) {
 	if err := victim.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("somebody else's process: %v", err)
 	}
-	// A zygote gets no descriptor by which it could reach other processes. With a cgroup's file,
-	// opened by root, it could move any process of the machine into that cgroup.
+	// A zygote must get no descriptor that lets it reach other processes. With a file of a cgroup
+	// that root has opened, it could move any process of the machine into that cgroup.
 	if err := n.hostile("files"); !strings.Contains(err.Error(), "socket:") || strings.Contains(err.Error(), "cgroup") {
 		t.Errorf("it was given %v", err)
 	}
@@ -156,9 +156,9 @@ func TestAZygoteThatLies(t *testing.T) {
 	}
 }
 
-// TestAChildForTwo checks that a zygote that names one child for two orders is ended, together with
-// that child.
-func TestAChildForTwo(t *testing.T) {
+// TestOneChildForTwoOrdersEndsItsZygote checks that a zygote that names one child for two orders is
+// ended, together with that child.
+func TestOneChildForTwoOrdersEndsItsZygote(t *testing.T) {
 	n := newNode(t, nil)
 	s := withModel
 	s.Process, s.Start = os.Args[0]+" "+actAs+" zygote twice", "heap"
@@ -173,9 +173,9 @@ func TestAChildForTwo(t *testing.T) {
 	}
 }
 
-// TestAChildThatHasEndedAlready checks that either the start of such a child fails, or its end is
-// reported.
-func TestAChildThatHasEndedAlready(t *testing.T) {
+// TestAChildThatHasEndedIsNoSilentReplica has a zygote whose child has already ended when the
+// zygote names it. Either the start fails, or the end of the replica is reported.
+func TestAChildThatHasEndedIsNoSilentReplica(t *testing.T) {
 	n := newNode(t, nil)
 	s := withModel
 	s.Process, s.Start = os.Args[0]+" "+actAs+" zygote gone", "heap"

@@ -17,11 +17,11 @@ type Invalidation struct {
 	// Digest of the image whose parameters are not used any more; empty: none were in memory.
 	Digest     string
 	Generation uint64 // of the parameters that starts load from now on
-	// Replicas that still run with the old parameters, sorted. The old zygote ends with the last of
-	// them.
+	// Replicas that still run with the old parameters, sorted. When the last of them ends, the old
+	// zygote ends, too.
 	Replicas []string
-	// Time until no replica could start from the old parameters any more. If no replicas are left,
-	// also until their memory was free.
+	// Time until no replica could start from the old parameters any more. If no such replica ran,
+	// it includes the time until the memory of the old parameters was free.
 	Took time.Duration
 }
 

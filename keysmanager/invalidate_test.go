@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-func TestInvalidate(t *testing.T) {
+func TestInvalidateReplacesTheZygote(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	n := newNode(t, nil)
@@ -89,8 +89,8 @@ func TestInvalidateDuringALoad(t *testing.T) {
 	}
 }
 
-// TestAnInvalidationOvertakesAStart invalidates parameters after a start has chosen them and before
-// it has asked for them, while a replica keeps the old ones.
+// TestAnInvalidationOvertakesAStart invalidates parameters while a replica uses them. At that time,
+// another start has chosen the old parameters but has not asked for them yet.
 func TestAnInvalidationOvertakesAStart(t *testing.T) {
 	n := newNode(t, nil)
 	n.start("old", withModel)
@@ -213,7 +213,7 @@ func TestARedeployWithoutAModelRetiresTheZygote(t *testing.T) {
 	proctest.Gone(t, z)
 }
 
-func TestLoadAndEvict(t *testing.T) {
+func TestLoadAndEvictOnRequest(t *testing.T) {
 	var changes atomic.Int64
 	n := newNode(t, func(c *Config) { c.OnChange = func() { changes.Add(1) } })
 	if _, err := n.Load(t.Context(), node.Spec{Function: "g.ns", Image: "test/wait:1"}); !errors.Is(err, ErrNoModel) {

@@ -15,7 +15,7 @@ import (
 )
 
 // maxLaunches bounds how many replicas of one function are launched at the same time. Further
-// replicas of the function wait in order of arrival, and hold no descriptors while they wait. Other
+// replicas of that function wait in order of arrival, without open descriptors. Replicas of other
 // functions do not wait for them.
 const maxLaunches = 16
 
@@ -86,8 +86,9 @@ type timing struct {
 	told    func(node.Phase) // is called with each phase that has ended; nil: nobody is told
 }
 
-// ordered records how long it took until the process was ordered, without the time in which its
-// parameters loaded. That time is 0 if they were in memory.
+// ordered records the phase "order": the time from the order's arrival until the fork or spawn
+// begins, without the load of parameters. load is how long that load took; 0 if they were in
+// memory.
 func (t *timing) ordered(load time.Duration) {
 	t.phases = nil // an attempt on another path may have recorded some
 	t.phase("order", time.Since(t.started)-load)

@@ -31,8 +31,8 @@ type loader struct {
 	starts, watchers *sync.WaitGroup // loads under way; one goroutine per zygote
 }
 
-// loadTimeout bounds the load of a zygote, also when nobody waits for it any more. A load whose
-// first caller waits longer may take that long.
+// loadTimeout bounds the load of a zygote, also when nobody waits for it any more. If the deadline
+// of the start that began the load is later, that deadline is the bound.
 const loadTimeout = 5 * time.Minute
 
 // inImage adds the image's environment, which names the model file, to the spec. The function's own
@@ -44,7 +44,7 @@ func inImage(s node.Spec, image sandbox.Image) node.Spec {
 	}
 	env := map[string]string{}
 	for _, kv := range image.Env {
-		// The images of stages share this machine's root.
+		// A stage runs with this machine's root, so the PATH of its image does not apply.
 		if name, value, ok := strings.Cut(kv, "="); ok && name != "PATH" {
 			env[name] = value
 		}
@@ -193,8 +193,8 @@ func (l *loader) beginLoad(ctx context.Context, key zygote.Key, s *slot, spec no
 	return s.loading, nil
 }
 
-// load starts a slot's zygote, once the zygotes that make room for it have gone, and wakes the
-// orders that wait. It goes on when they have given up, because the loaded zygote is cached.
+// load starts a slot's zygote after the zygotes that make room for it have ended. Then it wakes the
+// orders that wait. It goes on if they have all given up, because the loaded zygote is cached.
 func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, s *slot, spec node.Spec, image sandbox.Image, gone []<-chan struct{}) {
 	defer l.starts.Done()
 	defer s.cancel(nil)
@@ -229,7 +229,7 @@ func (l *loader) load(ctx context.Context, limit time.Duration, key zygote.Key, 
 	s.loading, s.cancel, s.pid = nil, nil, 0
 	l.store.mu.Unlock()
 	switch {
-	// fallBack logs this
+	// Not logged here: fallBack logs an impossible form, and a stale load has failed as intended.
 	case err != nil && (stale || choosesPath(spec) && errors.As(err, new(zygote.Impossible))):
 	case err != nil:
 		l.cfg.Log.Warn(key.What()+" does not load", "function", spec.Function, "error", err)

@@ -29,7 +29,7 @@ type Config struct {
 	Images Images
 	ORT    string // ONNX Runtime's shared library; empty: functions with a model cannot start
 	Cache  string // folder for pre-packed parameters, kept across restarts; empty: none are made
-	// Bytes of the node's memory for all zygotes and replicas together; 0: no limit of its own. The
+	// Bytes of the node's memory for all zygotes and replicas together; 0: no configured limit. The
 	// memory of the machine and of the cgroup are limits in any case.
 	Memory  int64
 	Threads int // threads that a replica computes with; 0: as many as this process may run
@@ -39,8 +39,8 @@ type Config struct {
 	// Warden is the parent of the node's processes, and may hold processes of an earlier Manager. The
 	// caller closes it. nil: a warden inside this process.
 	Warden *warden.Client
-	// Accounts are the users of processes that have no root of their own; nil: this process's user.
-	// The caller closes them.
+	// Accounts are the users of processes that run among the machine's files, without a root of
+	// their own; nil: this process's user. The caller closes them.
 	Accounts Accounts
 	// Networks makes the networks of replicas and zygotes; nil: they share the machine's. HostNetwork
 	// allows functions to ask for the machine's network.
@@ -58,10 +58,12 @@ type Config struct {
 	// OnExit is called once per replica that Start has started or New has adopted, when the replica's
 	// process has ended. The call may come before Start or New has returned. nil: nobody is told.
 	OnExit func(Exit)
-	// OnEvict is called for each zygote that is ended because memory is short, with its function and
-	// its size in bytes. It must not block, nor call the Manager. nil: nobody is told.
+	// OnEvict is called for each zygote that is ended because memory is short, with its function
+	// and its size in bytes. It must neither block nor call the Manager. nil: evictions are not
+	// reported.
 	OnEvict func(function string, bytes int64)
-	// OnChange is called when the inventory has changed; it must not block. nil: nobody is told.
+	// OnChange is called when the inventory has changed; it must not block. nil: changes are not
+	// reported.
 	OnChange func()
 	// Output gets each line that a replica or zygote prints to stdout or stderr. A line is cut off
 	// after sandbox.MaxLine bytes. function is the key of the replica's function, or of the function
@@ -121,16 +123,17 @@ type Manager struct {
 	cancel   context.CancelCauseFunc
 	starts   sync.WaitGroup // starts and loads under way
 	watchers sync.WaitGroup // one goroutine per zygote
-	// One goroutine per process of the warden's own. Also reports and evictions under way.
+	// One goroutine per process whose parent is the warden, and one per report or eviction under
+	// way.
 	ends sync.WaitGroup
 }
 
 // Errors of Start that callers may want to tell apart.
 var (
-	// ErrClosed means that nothing is started any more.
+	// ErrClosed means that the Manager is closed and starts nothing any more.
 	ErrClosed = errors.New("keysmanager: closed")
-	// ErrRunning refuses an order whose replica starts or runs already, so an order that comes twice
-	// is carried out once.
+	// ErrRunning refuses an order whose replica starts or runs already. So an order that arrives
+	// twice is carried out once.
 	ErrRunning = errors.New("a replica of this name starts or runs already")
 )
 
@@ -170,7 +173,7 @@ func New(cfg Config) (*Manager, error) {
 	live, _ := m.store.seen()
 	m.pool.RetainGroups(live)
 	m.store.mu.Lock()
-	// What was adopted, now that groups of its children are no more taken for left ones.
+	// Spare children start only now, because RetainGroups would have removed their new groups.
 	for _, s := range m.store.slots.Values() {
 		if s.zygote != nil && s.settled == nil {
 			s.zygote.Family.EnsureSpare("")
@@ -221,8 +224,8 @@ func (m *Manager) exited(p *process, e resources.Ending) {
 	m.cfg.changed()
 }
 
-// endTimeout bounds the wait for the end of a process that got SIGKILL. It is longer than the
-// removal of the process's cgroup may take.
+// endTimeout bounds the wait for the end of a process that got SIGKILL. The removal of the
+// process's cgroup is part of this wait and takes less time.
 const endTimeout = 30 * time.Second
 
 // Stop ends a replica whose Start has returned. It sends SIGTERM, and SIGKILL after grace or when
@@ -257,8 +260,8 @@ func (m *Manager) Stop(ctx context.Context, replica string, grace time.Duration)
 	return p.awaitEnd(endTimeout)
 }
 
-// Close ends all processes and returns when they have ended and were reported. Processes that
-// remain long after SIGKILL are logged. After Detach it does nothing.
+// Close ends all processes. It returns after they have ended and their ends were reported. If some
+// remain long after SIGKILL, it logs that and returns. After Detach it does nothing.
 func (m *Manager) Close() { m.over.Do(m.close) }
 
 func (m *Manager) close() {

@@ -285,7 +285,7 @@ func TestTwentyStartsAtOnceLoadOnce(t *testing.T) {
 	}
 }
 
-func TestWithoutModelAProcess(t *testing.T) {
+func TestWithoutAModelThereIsNoZygote(t *testing.T) {
 	n := newNode(t, nil)
 	s := withModel
 	s.Env = map[string]string{"wait_mean": "1ms"}

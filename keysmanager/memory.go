@@ -72,8 +72,8 @@ func (m *Manager) watchMemory() {
 	}
 }
 
-// tidy ends zygotes that no function's current spec uses and, when memory is short, idle ones. It
-// does not wait for their ends.
+// tidy ends zygotes that no function's current spec uses. When memory is short, it also ends idle
+// zygotes. It does not wait until they have ended.
 func (l *loader) tidy() {
 	now := l.lockWeighed(resources.SampleFresh)
 	if l.store.closed {

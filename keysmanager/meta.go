@@ -21,8 +21,8 @@ type meta struct {
 	Replica *replicaMeta        `json:"replica,omitempty"`
 }
 
-// replicaMeta is what a daemon must know to adopt a replica. The entry's descriptors are the
-// replica's stdout and stderr.
+// replicaMeta is what a daemon must know to adopt a replica. The warden's entry also has the
+// descriptors of the replica's stdout and stderr.
 type replicaMeta struct {
 	Replica  string           `json:"replica"`
 	Function string           `json:"function"`

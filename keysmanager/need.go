@@ -23,8 +23,8 @@ type need struct {
 	of    string // where the number comes from
 }
 
-// needShare divides the size of the parameters. A zygote takes the quotient in addition to its
-// parameters and its engine's base.
+// needShare is the divisor of a zygote's overhead: a zygote takes 1/needShare of the size of its
+// parameters, in addition to the parameters themselves and its engine's base.
 const needShare = 32
 
 // need returns how much memory the zygote of an image is expected to take. This is what the zygote
@@ -61,8 +61,8 @@ type keeper struct {
 	bytes int64
 }
 
-// refusal is the error of a load that does not fit: how much it needs, how much is free, and which
-// functions have the rest.
+// refusal returns the error of a load that does not fit. The error says how much memory the load
+// needs, how much is free, and which functions have the rest.
 func refusal(function string, n need, m memory, own int64, busy, loading []keeper) error {
 	b, room := cache.Tightest(m.bounds, Threshold)
 	limit := int64(float64(b.Total) * Threshold)

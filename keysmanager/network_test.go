@@ -125,9 +125,9 @@ func TestProcessesGetTheNetworkOfTheirFunction(t *testing.T) {
 	}
 }
 
-// TestNetworkRefused checks that only functions that may use the machine's network get it, and that
-// nothing starts if a network cannot be made.
-func TestNetworkRefused(t *testing.T) {
+// TestOnlyAllowedNetworksAreGiven checks that a function gets the machine's network only where that
+// is allowed, and that no replica starts if its network cannot be created.
+func TestOnlyAllowedNetworksAreGiven(t *testing.T) {
 	openDir(t) // needs root
 	nets := &bareNetworks{full: true}
 	allowed := newNode(t, func(c *Config) { c.Networks, c.HostNetwork = nets, true })
@@ -152,9 +152,9 @@ func TestNetworkRefused(t *testing.T) {
 	}
 }
 
-// TestZygotesOfTheMachinesNetwork checks that a daemon forks nothing from an adopted zygote in
-// another network than the function asks for now.
-func TestZygotesOfTheMachinesNetwork(t *testing.T) {
+// TestAdoptedZygotesKeepTheirNetwork checks that a daemon forks no replica from an adopted zygote
+// if the zygote is in another network than the function asks for now.
+func TestAdoptedZygotesKeepTheirNetwork(t *testing.T) {
 	openDir(t) // needs root
 	w := wardenOf(t)
 	old := after(t, w)

@@ -38,8 +38,8 @@ func keepingOf(s node.Spec, e engine) keeping {
 	return keeping{keep: true, parks: s.Devices == 1 && e.name == python.name, bytes: s.DeviceMemory}
 }
 
-// holdersOf returns what a slot holds of devices in addition to its replicas: a worker's context
-// and parked children. The caller holds the store's mutex.
+// holdersOf returns what a slot holds of devices in addition to its replicas: the context of a
+// worker, or parked children. The caller holds the store's mutex.
 func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	if k.Form == zygote.Worker && k.Device != "" {
 		h := resources.Holder{PID: s.pid, Reserved: map[string]int64{k.Device: resources.ContextOverhead}}
@@ -90,8 +90,8 @@ func (p *parker) unparkFor(o node.Order) {
 	p.unparkBeyond(strings.Split(o.Device, ","), func(z *zygote.Zygote) bool { return ok && z.Key == own })
 }
 
-// unparkBeyond dismisses parked children of devices whose memory is wanted, except those that stay.
-// The caller holds the store's mutex.
+// unparkBeyond ends parked children on devices whose memory is wanted, except those of zygotes for
+// which stays returns true. The caller holds the store's mutex.
 func (p *parker) unparkBeyond(devices []string, stays func(*zygote.Zygote) bool) {
 	for _, d := range p.devices() {
 		if !slices.Contains(devices, d.ID) {

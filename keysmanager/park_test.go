@@ -33,8 +33,8 @@ func (r *rack) change(id string, f func(*Device)) {
 	f(&r.all[slices.IndexFunc(r.all, func(d Device) bool { return d.ID == id })])
 }
 
-// parking returns a node with such devices of 10 GiB, and a function whose replicas take 4 GiB
-// each.
+// parking returns a node with devices of these ids, 10 GiB each, and a function whose replicas take
+// 4 GiB each.
 func parking(t *testing.T, change func(*Config), ids ...string) (*rig, *rack, node.Spec) {
 	t.Helper()
 	r := &rack{}
@@ -143,9 +143,9 @@ func TestParkedChildrenBecomeReplicas(t *testing.T) {
 	}
 }
 
-// TestParkedChildrenOfOrders checks that an order gets a parked child only if the child lives and
-// waits on exactly the devices of the order.
-func TestParkedChildrenOfOrders(t *testing.T) {
+// TestOrdersGetParkedChildrenOfTheirDevice checks that an order gets a parked child only if the
+// child lives and waits on exactly the devices of the order.
+func TestOrdersGetParkedChildrenOfTheirDevice(t *testing.T) {
 	n, _, s := parking(t, nil, "GPU-a", "GPU-b")
 	n.keyStages(s)
 	pids := n.parkedOn("GPU-a", "GPU-b")
@@ -170,8 +170,8 @@ func TestParkedChildrenOfOrders(t *testing.T) {
 	}
 }
 
-// TestADeviceWithoutRoomForAContext checks that replicas start without a parked child where no
-// child can be parked.
+// TestADeviceWithoutRoomForAContext has a device on which no child can be parked. Replicas start
+// there without a parked child.
 func TestADeviceWithoutRoomForAContext(t *testing.T) {
 	n, _, s := parking(t, nil, "GPU-bad", "GPU-good")
 	n.keyStages(s)
@@ -186,8 +186,8 @@ func TestADeviceWithoutRoomForAContext(t *testing.T) {
 	}
 }
 
-// TestAChildIsParkedOnceItSaysSo checks a child that is still being parked: its memory counts, it
-// is not reported, and no replica waits for it.
+// TestAChildIsParkedOnceItSaysSo has a child that is still being parked. Its memory counts, but it
+// is not reported as parked, and no replica waits for it.
 func TestAChildIsParkedOnceItSaysSo(t *testing.T) {
 	n, _, s := parking(t, nil, "GPU-slow")
 	n.keyStages(s)

@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// The paths on which a replica starts. For functions with a model they are in order of preference
-// (docs/adr/0023).
+// The paths on which a replica starts. Paths for functions with a model are listed in order of
+// preference (docs/adr/0023).
 const (
 	// Forked by a zygote whose weights are mapped from their pre-packed file.
 	PathFork    = zygote.PathFork
@@ -91,8 +91,9 @@ func (l *starter) place(ctx context.Context, o node.Order, p *process, e engine,
 // process.
 const mostZygotes = 3
 
-// withZygote calls start with the zygote of a key, and with another one if that zygote ends
-// meanwhile. load is how long the start waited for the zygote; 0: it was ready.
+// withZygote calls start with the zygote of a key. If that zygote ends during the call, it calls
+// start with another one. load is how long the start waited for the zygote; 0: the zygote was
+// ready.
 func (l *loader) withZygote(ctx context.Context, key zygote.Key, s node.Spec, image sandbox.Image, start func(z *zygote.Zygote, load time.Duration) error) error {
 	begin := time.Now()
 	for n := 1; ; n++ {
@@ -114,8 +115,9 @@ func (l *loader) withZygote(ctx context.Context, key zygote.Key, s node.Spec, im
 	}
 }
 
-// loaded loads a function's parameters, unless they are in memory or its replicas share none. It
-// then calls do, if that is not nil, before they may be evicted again.
+// loaded loads a function's parameters, unless they are in memory. It then calls do, if do is not
+// nil, while the parameters cannot be evicted. If the replicas share no parameters, loaded does
+// nothing.
 func (l *loader) loaded(ctx context.Context, a *asking, s node.Spec, e engine, image sandbox.Image, do func(*zygote.Zygote)) error {
 	return l.withPossibleForm(a, s, e, image, func(key zygote.Key) error {
 		if key.Form == zygote.None {

@@ -77,7 +77,7 @@ func TestStartsAreOnTheirPath(t *testing.T) {
 		first, second []string
 	}{
 		{"auto", PathFork, []string{"order", "load", "fork"}, []string{"order", "fork"}},
-		// It uses the zygote of the case before.
+		// This case uses the zygote of the case before.
 		{"fork", PathFork, []string{"order", "fork"}, []string{"order", "fork"}},
 		{"heap", PathHeap, []string{"order", "load", "fork"}, []string{"order", "fork"}},
 		{"map", PathMap, []string{"order", "load", "spawn"}, []string{"order", "spawn"}},
@@ -136,8 +136,8 @@ func (l *lockedLog) count(text string) int {
 	return strings.Count(l.b.String(), text)
 }
 
-// TestWhatCannotForkMaps has a library that starts threads. The zygote reports that, and replicas
-// map one sealed memory instead.
+// TestWhatCannotForkMaps has a library that starts threads. The zygote reports that it cannot be
+// forked, and the replicas map sealed memory instead.
 func TestWhatCannotForkMaps(t *testing.T) {
 	log := &lockedLog{}
 	n := newNode(t, func(c *Config) {
@@ -367,7 +367,7 @@ func TestAChildDiesBeforeItsHello(t *testing.T) {
 	n.start("a", withModel)
 	for _, start := range []string{"auto", "map", "cold"} {
 		r := n.start(start, onPath(start))
-		// Before or after its hello, it sends nothing more.
+		// The replica sends nothing more, whether it has sent its hello or not.
 		if err := syscall.Kill(r.PID, syscall.SIGSTOP); err != nil {
 			t.Fatal(err)
 		}

@@ -59,7 +59,7 @@ func (n *rig) press(g *gauge, used int64) Inventory {
 	return n.Inventory()
 }
 
-func TestPressureFromOutside(t *testing.T) {
+func TestPressureEvictsIdleZygotes(t *testing.T) {
 	evicted := map[string]int64{}
 	n, g := newGauged(t, func(c *Config) { c.OnEvict = func(f string, bytes int64) { evicted[f] = bytes } })
 	other := withModel
@@ -215,8 +215,8 @@ func TestABalloonTakesTheMemory(t *testing.T) {
 	}
 }
 
-// TestALoadCountsOnce checks that memory that a load has already taken is not reserved for it in
-// addition.
+// TestALoadCountsOnce checks that the memory of a load counts once: what the load has already taken
+// is not reserved for it again.
 func TestALoadCountsOnce(t *testing.T) {
 	n, g := newGauged(t, nil)
 	g.Meter = &faker{own: map[int]int64{7: 3 * gb, 8: 3 * gb}}

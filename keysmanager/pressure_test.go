@@ -7,7 +7,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
 )
 
-func TestRefusalSaysWhatIsWhere(t *testing.T) {
+func TestARefusalSaysWhoHasTheMemory(t *testing.T) {
 	const gb = 1 << 30
 	n := need{5<<30 + gb*2/5, "model file 5.2 GiB"}
 	own := memory{bounds: []resources.Bound{{Name: resources.BoundMachine, Total: 64 * gb, Used: 20 * gb}, {Name: resources.BoundOwn, Total: 24 * gb, Used: 173 * gb / 10}}, coming: gb}

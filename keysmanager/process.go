@@ -55,8 +55,8 @@ func (p *process) Began(pid, id int) { p.pid, p.task = pid, id }
 // Abandon stops reading the output of p: p is left to the warden.
 func (p *process) Abandon() { p.output.Abandon() }
 
-// End reports once how the process has ended. It first waits a moment for the process's last
-// output.
+// End reports how the process has ended, once. Before that, it waits up to resources.LinesMoment
+// for the process's last output.
 func (p *process) End(e resources.Ending) {
 	p.once.Do(func() {
 		finished := make(chan struct{})
@@ -100,8 +100,8 @@ func (p *process) awaitEnd(most time.Duration) error {
 	}
 }
 
-// reportEnd waits for the end of a process of the warden's own and reports it, unless the process
-// is left to the warden.
+// reportEnd waits for the end of a process whose parent is the warden, and reports it. If the
+// Manager detaches first, the process is left to the warden.
 func (p *process) reportEnd(ended <-chan warden.Exit) {
 	select {
 	case e := <-ended:

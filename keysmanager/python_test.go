@@ -22,9 +22,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// TestPythonPaths starts real PyTorch stages on each path: forked, with parameters mapped or in the
-// heap, and cold. Each replica has its own environment, threads and random numbers.
-func TestPythonPaths(t *testing.T) {
+// TestPythonStartsOnEachPath starts real PyTorch stages on each path: forked with mapped
+// parameters, forked with parameters in the heap, and cold. Each replica has its own environment,
+// threads and random numbers.
+func TestPythonStartsOnEachPath(t *testing.T) {
 	python := proctest.Torch(t)
 	n := pyNode(t, t.TempDir(), map[string]string{"mapped": pyMapped, "copied": pyCopied}, nil)
 	for _, tc := range []struct{ image, start, path string }{
@@ -69,8 +70,8 @@ func TestPythonPaths(t *testing.T) {
 	}
 }
 
-// TestPythonFaults checks that an error in a handler is reported once.
-func TestPythonFaults(t *testing.T) {
+// TestPythonFaultsAreReportedOnce checks that an error in a handler is reported once.
+func TestPythonFaultsAreReportedOnce(t *testing.T) {
 	python := proctest.Python(t)
 	n := pyNode(t, t.TempDir(), map[string]string{
 		"missing": "import no_such_module\n" + pyProbe, "raises": pyProbe + "\ndef load(model): raise ValueError('bad shape')\n",
@@ -105,9 +106,9 @@ func TestPythonFaults(t *testing.T) {
 	}
 }
 
-// TestPythonThatCannotFork checks that such a stage starts cold and the log says why, unless a fork
-// is asked for by name.
-func TestPythonThatCannotFork(t *testing.T) {
+// TestPythonThatCannotForkStartsCold checks that a stage that cannot be forked starts cold, and
+// that the log says why. If the function asks for a fork by name, the start fails.
+func TestPythonThatCannotForkStartsCold(t *testing.T) {
 	python := proctest.Torch(t)
 	log := &lockedLog{}
 	n := pyNode(t, t.TempDir(), map[string]string{"threads": pyThreads, "cuda": pyCuda, "joined": pyJoined}, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(log, nil)) })
@@ -271,8 +272,9 @@ def infer(state, calls):
 	}
 }
 
-// TestPythonNeeds checks that the memory of a zygote is estimated from its files.
-func TestPythonNeeds(t *testing.T) {
+// TestPythonNeedsAreEstimatedFromFiles checks that the memory of a zygote is estimated from the
+// sizes of its model's files.
+func TestPythonNeedsAreEstimatedFromFiles(t *testing.T) {
 	m := &loader{store: newStore(new(Config), nil, nil)}
 	root := t.TempDir()
 	if err := errors.Join(os.Mkdir(filepath.Join(root, "model"), 0o755), weights(filepath.Join(root, "model", "a.safetensors"), 8<<20),

@@ -48,8 +48,8 @@ func give(t *testing.T, s node.Spec, function, store string, gid int, set, value
 	return s
 }
 
-// finds lists what a process finds below sandbox.RunFolder: the files with their content, without
-// the part of their path before the namespace.
+// finds lists what a process finds below sandbox.RunFolder: files and their content. It leaves out
+// the part of each path before the namespace.
 func finds(t *testing.T, pid int, store string) string {
 	t.Helper()
 	root := fmt.Sprintf("/proc/%d/root", pid)
@@ -119,8 +119,8 @@ func TestSecretsDivideZygotes(t *testing.T) {
 		t.Fatal(err)
 	}
 	n = newNode(t, func(c *Config) { c.Accounts, c.Warden = accountsIn(t, dir), w })
-	// The folder is made again, as after a start of `up`. Forks of a zygote that has the old folder
-	// find the new one.
+	// The folder is created again, as it is when `up` starts again. A zygote may still have the old
+	// folder, but its forks must find the new one.
 	if err := os.RemoveAll(keyed.Secrets); err != nil {
 		t.Fatal(err)
 	}
@@ -146,8 +146,8 @@ func TestSecretsDivideZygotes(t *testing.T) {
 	n.Close()
 }
 
-// TestDescriptionsOfAnEarlierRelease checks that zygotes of an earlier release are in the machine's
-// network, and are no zygotes of functions with secrets.
+// TestDescriptionsOfAnEarlierRelease reads the description of a zygote as an earlier release wrote
+// it. That zygote is in the machine's network and has no secrets.
 func TestDescriptionsOfAnEarlierRelease(t *testing.T) {
 	d := zygote.Description{Namespace: "ns", Digest: "d", Network: resources.NetworkDefault, Secrets: "/s", Function: "f.ns"}
 	key, now := zygote.Key{Namespace: "ns", Digest: "d", Network: resources.NetworkDefault, Secrets: "/s"}, encode(meta{Zygote: &d})
@@ -207,9 +207,9 @@ func TestSecretsInAWorker(t *testing.T) {
 	}
 }
 
-// TestASecretsFolderIsNobodysToName checks that the environment of a function sets nothing in the
-// environment of its watchdog, which may be root.
-func TestASecretsFolderIsNobodysToName(t *testing.T) {
+// TestFunctionsCannotNameASecretsFolder checks that a function's environment cannot set the secrets
+// folder of its watchdog, which may be root.
+func TestFunctionsCannotNameASecretsFolder(t *testing.T) {
 	m := &starter{cfg: &Config{Watchdog: []string{"stagecoach", "watchdog"}}}
 	s := node.Spec{Process: "cat", Env: map[string]string{"STAGECOACH_SECRETS": "/root", "secret_mount_path": "/root"}}
 	for folder, want := range map[string]string{"": "", "/run/stagecoach/secrets-x/ns/f/set": "/run/stagecoach/secrets-x/ns/f/set"} {

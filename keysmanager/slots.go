@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// slot is the manager's side of an entry of the cache. The cache knows who holds the entry, and
-// when it may be loaded or evicted. The slot has the process and the channels that orders wait on.
+// slot is what the store has for an entry of the cache: its process, and the channels that orders
+// wait on. The cache knows which orders hold the entry, and when it may be loaded or evicted.
 type slot struct {
 	loading  chan struct{}           // closed when the load has ended; nil: none is under way
 	cancel   context.CancelCauseFunc // cancels the load
@@ -28,8 +28,9 @@ type slot struct {
 	settled chan struct{}
 }
 
-// slots are a node's slots and the cache that decides about them. Each entry of the cache has a
-// slot. They are a part of the store. The caller of each method holds the store's mutex.
+// slots are a node's slots, together with the cache that decides about them. Each entry of the
+// cache has one slot. The slots are a part of the store. The caller of each method holds the
+// store's mutex.
 type slots struct {
 	cache *cache.Core[zygote.Key]
 	all   map[zygote.Key]*slot

@@ -11,9 +11,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// TestSpecInImage checks that the environment of an OCI image counts below the function's own, and
-// only if the image speaks the stage protocol.
-func TestSpecInImage(t *testing.T) {
+// TestFunctionsVariablesWinOverTheImages checks that the environment of an OCI image is used where
+// the function does not set a variable, and only if the image speaks the stage protocol.
+func TestFunctionsVariablesWinOverTheImages(t *testing.T) {
 	image := sandbox.Image{Stage: true, Env: []string{"STAGECOACH_MODEL=model/model.onnx", "A=image", "PATH=/none", "bad"}}
 	spec := node.Spec{Function: "f", Env: map[string]string{"A": "function"}}
 	got := inImage(spec, image)

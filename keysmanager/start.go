@@ -74,8 +74,8 @@ var notTheirs = []string{
 	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
 }
 
-// starter starts the processes of replicas, on the path that their function asks for. It does not
-// decide what stays in memory: it asks the loader for a zygote to start from.
+// starter starts the processes of replicas on the path that their function asks for. It asks the
+// loader for a zygote to start from, and does not decide what stays in memory.
 type starter struct {
 	cfg    *Config
 	pool   *resources.Pool
@@ -89,7 +89,7 @@ type starter struct {
 }
 
 func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Started, error) {
-	// Applies also if a zygote to fork from is in memory.
+	// A function is refused even if a zygote that it could fork from is in memory.
 	if err := l.pool.CheckNetwork(o.Spec.Network); err != nil {
 		return node.Started{}, err
 	}
@@ -134,8 +134,8 @@ func (l *starter) keep(p *process, files ...*os.File) {
 	}
 }
 
-// spawn starts p as a process of its own. Its files start at descriptor 3; the first is its stage
-// socket.
+// spawn starts p as a child of the warden. files become its descriptors from 3 on; the first one is
+// its stage socket.
 func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
 	limits := limitsOf(o.Spec)

@@ -29,7 +29,8 @@ type store struct {
 	functions
 	counts Counts
 	going  map[*zygote.Zygote]bool // that are being ended
-	// Grows when a zygote starts or ends. A sample with a lower epoch does not count that zygote.
+	// Incremented when a zygote starts or ends. A memory sample with a lower epoch lacks that
+	// change.
 	epoch   uint64
 	retired prometheus.Histogram // seconds that replaced parameters have stayed
 }
@@ -77,8 +78,8 @@ func (st *store) step(ev cache.Event) (d decided) {
 	return d
 }
 
-// tell tells the cache what its entries have now. It is called before each step that may evict. The
-// caller holds the store's mutex.
+// tell passes the current use of each slot to the cache. It is called before each step that may
+// evict. The caller holds the store's mutex.
 func (st *store) tell() {
 	wanted := map[zygote.Key]bool{}
 	for _, k := range st.uses {
@@ -156,8 +157,8 @@ func (st *store) retire(e cache.Evict[zygote.Key]) (gone <-chan struct{}) {
 	return z.Gone()
 }
 
-// fill puts a zygote that has loaded into its slot. It reports false if the slot was invalidated
-// while the zygote loaded; then the caller ends the zygote. The caller holds the store's mutex.
+// fill puts a zygote that has loaded into its slot. It returns false if the slot was invalidated
+// during the load; the caller then ends the zygote. The caller holds the store's mutex.
 func (st *store) fill(key zygote.Key, s *slot, z *zygote.Zygote) bool {
 	if st.step(cache.Loaded[zygote.Key]{Key: key, Bytes: z.Bytes}).discard {
 		return false

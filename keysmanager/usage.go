@@ -14,8 +14,8 @@ func (m *Manager) measure() {
 // used returns the usage per function, as of the latest measurement.
 func (m *Manager) used() map[string]resources.Used { return m.pool.Used(m.store.seen()) }
 
-// seen returns the cgroups of the replicas and zygotes that run, and the functions of each worker's
-// replicas by the worker's cgroup.
+// seen returns the cgroups of the replicas and zygotes that run. guests has the functions of each
+// worker's replicas, by the worker's cgroup.
 func (st *store) seen() (live []*resources.Cgroup, guests map[*resources.Cgroup][]string) {
 	st.mu.Lock()
 	defer st.mu.Unlock()

@@ -23,8 +23,8 @@ type ahead struct {
 	looked map[string]looked // by image, as the latest Warm saw it
 }
 
-// lookEvery is how long Warm reuses a resolved image. Warm is told every second, and need not read
-// the disk as often. Each start resolves the image itself.
+// lookEvery is how long Warm reuses a resolved image. Warm is called every second, and need not
+// read the disk each time. A start always resolves its image itself.
 const lookEvery = 15 * time.Second
 
 // looked is a resolved image, and when it was resolved.
@@ -46,8 +46,8 @@ func (h *ahead) look(image string, now time.Time) looked {
 	return l
 }
 
-// warmAtOnce is how many zygotes Warm loads at the same time. This many loads must hang before the
-// others are held up.
+// warmAtOnce is how many zygotes Warm loads at the same time. Fewer loads than that can hang
+// without holding up the others.
 const warmAtOnce = 4
 
 // Warm loads the zygotes of the wanted functions that are not in memory, a few at a time, and marks
@@ -168,8 +168,8 @@ func (h *ahead) loadAhead(ctx context.Context, wishes []*wish, loaded func()) er
 	return errors.Join(errs...)
 }
 
-// fulfil loads a zygote, and calls begun when the load has begun or will not begin. It returns nil
-// if there is no room any more, or if the zygote is not wanted any more.
+// fulfil loads a zygote. It calls begun when the load has begun or will not begin. If there is no
+// room any more, or the function has been removed, it returns nil.
 func (h *ahead) fulfil(ctx context.Context, w *wish, begun func()) error {
 	defer begun()
 	err := h.loader.withPossibleForm(w.asking, w.spec, w.engine, w.image, func(key zygote.Key) error {
@@ -219,8 +219,7 @@ func (h *ahead) mark(keep map[zygote.Key]keeping) {
 	h.loader.store.step(cache.Mark[zygote.Key]{Keys: keyStages})
 }
 
-// worthLoading reports whether a zygote is missing and, if it were loaded now, would not be evicted
-// again.
+// worthLoading reports whether a zygote is missing and would stay in memory if it were loaded now.
 func (h *ahead) worthLoading(key zygote.Key, image sandbox.Image, keep bool) bool {
 	there := func() bool {
 		s, ok := h.loader.store.slots.Peek(h.loader.store.newest(key))

@@ -59,8 +59,8 @@ func (n *rig) warming(wanted ...node.Wanted) (end func() error) {
 	}
 }
 
-// TestALoadThatHangsHoldsUpNoOther checks that other zygotes load while one load hangs, as far as
-// there is room. No idle zygote is evicted for a zygote that no order needs.
+// TestALoadThatHangsHoldsUpNoOther checks that other zygotes load while one load hangs, as long as
+// there is room. No idle zygote may be evicted for a zygote that no order needs.
 func TestALoadThatHangsHoldsUpNoOther(t *testing.T) {
 	n, g := newGauged(t, nil)
 	idle, large, small := withModel, withModel, withModel

@@ -51,8 +51,8 @@ func secretSet(s node.Spec) string {
 	return filepath.Base(s.Secrets)
 }
 
-// startResident starts p in the worker that its function names. It starts the worker first if it
-// does not run.
+// startResident starts p in the worker that its function names. If the worker does not run, it is
+// started first.
 func (l *starter) startResident(ctx context.Context, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string) (wire.Socket, error) {
 	key, err := l.residence(o, e)
 	if err != nil {

@@ -115,7 +115,7 @@ func TestPythonStagesInAWorker(t *testing.T) {
 	if want := "its worker ended: killed by SIGKILL"; ended["a"] != want || ended["b"] != want {
 		t.Errorf("ends %v", ended)
 	}
-	// As for a zygote that has ended by itself.
+	// There is a back-off, as for a zygote that has ended without being asked to.
 	proctest.Until(t, "its back-off to be over", func() bool {
 		r, err := n.Start(t.Context(), node.Order{Replica: "a", Spec: left})
 		if err != nil {
@@ -126,9 +126,9 @@ func TestPythonStagesInAWorker(t *testing.T) {
 	})
 }
 
-// TestAPythonStageThatIsStuck checks that killing a stuck replica ends its worker, without making
-// others wait.
-func TestAPythonStageThatIsStuck(t *testing.T) {
+// TestAStuckPythonStageEndsItsWorker kills a stuck replica. Its worker must end, and no other start
+// or stop may have to wait.
+func TestAStuckPythonStageEndsItsWorker(t *testing.T) {
 	python := proctest.Python(t)
 	n := pyNode(t, t.TempDir(), map[string]string{"stuck": pyStuck, "right": pyRight}, nil)
 	b, a := n.start("b", sharing(python, "right")), n.start("a", sharing(python, "stuck"))
@@ -203,9 +203,9 @@ func TestAWorkerIsAdopted(t *testing.T) {
 	}
 }
 
-// TestAWorkerUnderAnAccount checks that a worker reads images that other users cannot read, but
-// only those of its namespace.
-func TestAWorkerUnderAnAccount(t *testing.T) {
+// TestAWorkerUnderAnAccountReadsItsImages checks that a worker reads images of its namespace
+// although other users cannot read them.
+func TestAWorkerUnderAnAccountReadsItsImages(t *testing.T) {
 	python, dir := proctest.Python(t), openDir(t)
 	closed := filepath.Join(dir, "closed")
 	images := filepath.Join(closed, "images")

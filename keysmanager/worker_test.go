@@ -208,9 +208,9 @@ func TestAWorkerRestsBeforeItEnds(t *testing.T) {
 	}
 }
 
-// TestAWorkerThatDoesNotHear checks that a worker that ignores messages is ended as a whole when
-// one of its replicas must end.
-func TestAWorkerThatDoesNotHear(t *testing.T) {
+// TestADeafWorkerIsEndedAsAWhole checks that a worker that ignores messages is ended as a whole
+// when one of its replicas must end.
+func TestADeafWorkerIsEndedAsAWhole(t *testing.T) {
 	n, _, s := workers(t, func(c *Config) { c.workerEnds = time.Millisecond })
 	a := n.on("a", "", s)
 	n.on("b", "", s)
@@ -235,8 +235,8 @@ func TestAWorkerThatDoesNotHear(t *testing.T) {
 	}
 }
 
-// TestAWorkerIsEvicted evicts a worker by the name of any function that it has had replicas of, on
-// all devices, but not while it has replicas.
+// TestAWorkerIsEvicted evicts workers by the name of a function that they have had replicas of.
+// That must end them on all devices, but not while they have replicas.
 func TestAWorkerIsEvicted(t *testing.T) {
 	n, _, s := workers(t, nil)
 	other := s
@@ -274,8 +274,8 @@ func configOf(c, other Config) Config {
 	return c
 }
 
-// TestResidences checks which functions share a process, and which share none.
-func TestResidences(t *testing.T) {
+// TestWhichFunctionsShareAWorker checks which functions share a worker, and which cannot have one.
+func TestWhichFunctionsShareAWorker(t *testing.T) {
 	s := node.Spec{Function: "f.ns", Namespace: "ns", Worker: "w", Process: "p"}
 	m := &starter{pool: resources.NewPool(resources.Config{Networks: new(bareNetworks)})}
 	base, err := m.residence(node.Order{Spec: s, Device: "d"}, python)
@@ -311,9 +311,9 @@ func TestResidences(t *testing.T) {
 	}
 }
 
-// TestAWorkerThatLies has a worker that names a process of somebody else as its thread. That
-// process gets no signal.
-func TestAWorkerThatLies(t *testing.T) {
+// TestALyingWorkerReachesNoOtherProcess has a worker that names somebody else's process as its
+// thread. That process must get no signal and stay in its cgroup.
+func TestALyingWorkerReachesNoOtherProcess(t *testing.T) {
 	victim := exec.Command("sleep", "600")
 	if err := victim.Start(); err != nil {
 		t.Fatal(err)
@@ -344,9 +344,9 @@ func TestAWorkerThatLies(t *testing.T) {
 	}
 }
 
-// TestWhatAWorkerUses checks that a worker's usage is charged to its replicas in equal parts, as
-// long as their functions exist.
-func TestWhatAWorkerUses(t *testing.T) {
+// TestAWorkersUsageIsSharedEqually checks that a worker's usage is charged to its replicas'
+// functions in equal parts, until the functions are forgotten.
+func TestAWorkersUsageIsSharedEqually(t *testing.T) {
 	n, _, s := workers(t, func(c *Config) { c.Groups = groups(t) })
 	other := s
 	other.Function = "g.ns"

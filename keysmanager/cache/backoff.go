@@ -13,7 +13,7 @@ const (
 	longLife = 10 * time.Second
 )
 
-// Backoff returns how long something is not tried again after so many failures in a row: 0.5 s,
+// Backoff returns how long to wait after a number of failures in a row: 0.5 s after the first,
 // doubled with each further failure, and 30 s at most.
 func Backoff(failures int) time.Duration {
 	if failures < 1 {

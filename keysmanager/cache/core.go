@@ -46,7 +46,7 @@ func (c *Core[K]) Step(now time.Time, ev Event) []Effect {
 	return c.fx
 }
 
-// change applies an event about an entry that is there.
+// change applies an event that cannot add an entry.
 func (c *Core[K]) change(ev Event) {
 	switch ev := ev.(type) {
 	case Failed[K]:
@@ -115,8 +115,8 @@ func (c *Core[K]) release(name K) {
 	c.settle(e)
 }
 
-// settle reports that nothing holds a stale entry any more. It reports this once, although the
-// entry may be held again: by an adoption of another process of the same name.
+// settle emits Settled once no order holds a stale entry any more. It does so only once, although
+// the adoption of another process with the same name may hold the entry again.
 func (c *Core[K]) settle(e *entry[K]) {
 	if e.stale && e.holds == 0 && !e.settled {
 		e.settled = true
@@ -195,7 +195,7 @@ type Entry struct {
 	Fails          int       // failed loads in a row
 	Ends           int       // times in a row that its process ended soon after it had loaded
 	Retry          time.Time // it is not loaded before; zero, or in the past: it may be
-	Since          time.Time // when functions stopped to use it; zero: they did not
+	Since          time.Time // when functions stopped using it; zero: they use it
 }
 
 // Busy reports whether the entry loads, is held or has replicas.

@@ -146,7 +146,7 @@ func TestParkedChildrenGoBeforeEntries(t *testing.T) {
 	}
 }
 
-func TestRoomAheadOfNeed(t *testing.T) {
+func TestRoomAheadOfNeedSparesBusyAndKeyStageEntries(t *testing.T) {
 	t.Parallel()
 	all := []held{{"idle", 10, false, false}, {"busy", 20, true, false}, {"key", 30, false, true}}
 	for name, tc := range map[string]struct {
@@ -175,7 +175,7 @@ func TestRoomAheadOfNeed(t *testing.T) {
 	}
 }
 
-func TestBackoff(t *testing.T) {
+func TestBackoffDoublesUpToThirtySeconds(t *testing.T) {
 	t.Parallel()
 	for n, want := range map[int]time.Duration{0: 0, 1: 500 * time.Millisecond, 3: 2 * time.Second, 100: 30 * time.Second} {
 		if got := Backoff(n); got != want {
@@ -184,8 +184,9 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestParametersThatLoadWellAndEnd ends an entry after five early ends. That is no failed load.
-func TestParametersThatLoadWellAndEnd(t *testing.T) {
+// TestEarlyEndsBackOffWithoutCountingAsFailedLoads ends an entry that has already ended early five
+// times.
+func TestEarlyEndsBackOffWithoutCountingAsFailedLoads(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
 		lived, wait time.Duration

@@ -26,7 +26,7 @@ type entry[K comparable] struct {
 	wanted  bool
 	stale   bool
 	settled bool      // Settled was returned
-	since   time.Time // when functions stopped to use it; zero: they did not
+	since   time.Time // when functions stopped using it; zero: they use it
 
 	rests time.Duration // of a worker; 0: it is none
 	idle  time.Time     // since when a worker has been idle; zero: it was busy at the latest sample

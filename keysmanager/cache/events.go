@@ -28,8 +28,8 @@ type Want[K comparable] struct {
 	Freed  int64   // of that, bytes of parked children that are ending
 }
 
-// Loaded reports that an entry's parameters are in memory, and their size as measured. The load has
-// ended, or an earlier process has left them.
+// Loaded reports that an entry's parameters are in memory, and their measured size. They were just
+// loaded, or were adopted from an earlier process.
 type Loaded[K comparable] struct {
 	Key   K
 	Bytes int64
@@ -44,7 +44,7 @@ type Ended[K comparable] struct {
 	Lived time.Duration // since it had loaded
 }
 
-// Using sets what an entry has. The shell tells it before each event that could evict.
+// Using sets how an entry is used. The shell sends it before each event that could evict.
 type Using[K comparable] struct {
 	Key      K
 	Replicas int  // that run from it or are being forked
@@ -55,17 +55,18 @@ type Using[K comparable] struct {
 	Rests time.Duration
 }
 
-// Mark names the entries of key stages. Those that it does not name are of none.
+// Mark names the entries of key stages. All other entries do not belong to key stages.
 type Mark[K comparable] struct{ Keys []K }
 
-// Invalidate makes an entry stale: its parameters are not those that later starts want. [Cancel]
-// follows if it loads. [Settled] follows when no order holds it.
+// Invalidate makes an entry stale: later starts must not use its parameters. [Cancel] follows if
+// the entry is loading. [Settled] follows as soon as no order holds the entry.
 type Invalidate[K comparable] struct{ Key K }
 
 // Drop evicts an entry on request, if it is ready and idle.
 type Drop[K comparable] struct{ Key K }
 
-// Weighed reports the memory in use, and ends what has to end.
+// Weighed reports the memory in use. The core then evicts entries that have expired, and idle
+// entries if memory is short.
 type Weighed struct{ Bounds []Bound }
 
 func (Hold[K]) event()       {}
@@ -94,8 +95,8 @@ type Wait[K comparable] struct {
 	Until time.Time
 }
 
-// Refuse answers a [Want] that does not fit. Missing is how many bytes too few there would be
-// without all idle entries.
+// Refuse answers a [Want] whose parameters do not fit. Missing is how many bytes they would lack
+// even after all idle entries were evicted.
 type Refuse[K comparable] struct {
 	Key     K
 	Missing int64
@@ -110,7 +111,7 @@ type Evict[K comparable] struct {
 	Why   Reason
 	For   K         // the entry that it makes room for; set only if Why is Room
 	Bound string    // name of the bound that is short; set only if Why is Pressure
-	Since time.Time // when functions stopped to use it; zero: they did not
+	Since time.Time // when functions stopped using it; zero: they use it
 }
 
 // Forget reports that the core has forgotten an entry that was empty.

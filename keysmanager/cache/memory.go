@@ -6,7 +6,7 @@ const (
 	// Threshold is the share of a bound that may be in use before idle entries are evicted (QUART,
 	// §5).
 	Threshold = 0.85
-	// CalmBelow is the share of a bound down to which eviction goes once it has begun. Without this
+	// CalmBelow is the share of a bound at which eviction stops once it has begun. Without this
 	// margin, each further byte would begin another eviction.
 	CalmBelow = 0.80
 	// calmFor is how long after memory was short nothing is done ahead of need.
@@ -20,8 +20,8 @@ type Bound struct {
 	Used  int64 // as the limit counts it, without what the kernel can take back
 }
 
-// Below returns how many bytes of the bound are unused below a share of it. It is negative if more
-// than the share is in use.
+// Below returns how many more bytes may be used until a share of the bound is in use. It is
+// negative if more than the share is in use.
 func (b Bound) Below(share float64) int64 { return int64(float64(b.Total)*share) - b.Used }
 
 // unbounded is the room of a node without bounds.
@@ -39,8 +39,8 @@ func Tightest(bounds []Bound, share float64) (tightest Bound, room int64) {
 	return tightest, room
 }
 
-// Free returns how many bytes a load finds without eviction. If it is negative, so many bytes have
-// to go before anything is loaded.
+// Free returns how many bytes can be loaded without eviction. If it is negative, that many bytes
+// must be freed before any load can begin.
 func (c *Core[K]) Free(bounds []Bound) int64 {
 	_, room := Tightest(bounds, Threshold)
 	return room - c.coming

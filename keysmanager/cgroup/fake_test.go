@@ -42,7 +42,7 @@ func (f fake) write(t *testing.T, file, text string) {
 
 func read(t *testing.T, file string) string {
 	t.Helper()
-	// The tests created these files without permissions, before a kernel would.
+	// The tests created this file without permissions, where a kernel would have created it.
 	_ = os.Chmod(file, 0o600)
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -51,7 +51,7 @@ func read(t *testing.T, file string) string {
 	return string(b)
 }
 
-func TestUnified(t *testing.T) {
+func TestGroupsInAUnifiedHierarchy(t *testing.T) {
 	f := newFake(t, "/system.slice/stagecoach.service", "cpuset cpu io memory pids")
 	root, err := open(f.system, "n1")
 	if err != nil {
@@ -120,7 +120,7 @@ func TestUnified(t *testing.T) {
 	}
 }
 
-func TestUnifiedWithLess(t *testing.T) {
+func TestMissingControllersAreReported(t *testing.T) {
 	f := newFake(t, "/user.slice", "memory pids") // as systemd delegates to users
 	root, err := open(f.system, "n1")
 	if err != nil {
@@ -141,7 +141,7 @@ func TestUnifiedWithLess(t *testing.T) {
 	}
 }
 
-func TestFind(t *testing.T) {
+func TestFindReturnsAPlacePerController(t *testing.T) {
 	const v1 = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n" +
 		"32 31 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n" +
 		"35 31 0:32 /docker/ab /sys/fs/cgroup/memory rw shared:1 master:2 - cgroup cgroup rw,memory\n" +
@@ -184,8 +184,9 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// TestUnifiedLeaf finds the place for groups again after this process was moved out of it.
-func TestUnifiedLeaf(t *testing.T) {
+// TestFindLeavesTheLeafGroup finds the place for groups again after an earlier process has moved
+// this one into the leaf group.
+func TestFindLeavesTheLeafGroup(t *testing.T) {
 	f := newFake(t, "/svc", "cpu memory pids")
 	f.write(t, f.cgroup, "0::/svc/"+leaf+"\n")
 	places, unified, err := f.find()
@@ -194,7 +195,7 @@ func TestUnifiedLeaf(t *testing.T) {
 	}
 }
 
-func TestEvacuate(t *testing.T) {
+func TestOnlyOurProcessesAreMoved(t *testing.T) {
 	f := newFake(t, "/svc", "cpu memory pids")
 	home := filepath.Join(f.mount, "svc")
 	f.write(t, filepath.Join(home, "cgroup.procs"), fmt.Sprintln(os.Getpid()))
@@ -215,7 +216,7 @@ func TestEvacuate(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestInvalidGroupNamesAreRefused(t *testing.T) {
 	f := newFake(t, "/", "cpu memory pids")
 	root, err := open(f.system, "n1")
 	if err != nil {

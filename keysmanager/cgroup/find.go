@@ -113,8 +113,8 @@ func (m mount) place(group string) (place, bool) {
 	return place{m.point, filepath.Join("/", rel)}, true
 }
 
-// parseMounts parses mountinfo (see proc_pid_mountinfo(5)). If a mount hides another, its line
-// comes later.
+// parseMounts parses mountinfo (see proc_pid_mountinfo(5)). Of two mounts at the same place, the
+// later line is the visible one.
 func parseMounts(r io.Reader) ([]mount, error) {
 	var all []mount
 	lines := bufio.NewScanner(r)

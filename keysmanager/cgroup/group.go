@@ -33,7 +33,7 @@ type Group struct {
 // Usage is what the processes of a group have used, including those that have ended.
 type Usage struct {
 	CPU time.Duration // of all cores
-	// present bytes, without file pages that the kernel can free at once.
+	// Bytes in use now, without file pages that the kernel can free at once.
 	Memory       int64
 	Throttled    time.Duration // time spent waiting because of the CPU limit
 	Periods      uint64        // number of 100 ms periods with work while the CPU was limited
@@ -88,7 +88,7 @@ func (g *Group) SetCPU(milli int) error {
 		quota = max(int64(milli)*period/1000, least)
 	}
 	err := g.setQuota(quota)
-	// A larger limit than that of a parent group, which applies anyway.
+	// v1 refuses a larger limit than that of a parent group. The parent's limit applies anyway.
 	if errors.Is(err, unix.EINVAL) && !g.root.unified {
 		err = g.setQuota(-1)
 	}
@@ -182,15 +182,15 @@ func (g *Group) removeTree(dir string) error {
 
 // kill sends SIGKILL to the processes of one folder.
 func (g *Group) kill(dir string) {
-	// Without these files, or without permission, the loop below takes several rounds at worst.
-	// The first write keeps processes from being started meanwhile.
+	// If these files are missing or cannot be written, the loop below takes several rounds at
+	// worst. The first write keeps processes from being started meanwhile.
 	_ = os.WriteFile(filepath.Join(dir, "pids.max"), []byte("0"), 0)
 	if os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
 		return
 	}
 	procs, _ := readPIDs(filepath.Join(dir, "cgroup.procs"))
 	for _, pid := range procs {
-		// through a descriptor, so that no other process gets the signal.
+		// FindProcess opens a pidfd, so no other process with the same pid gets the signal.
 		p, err := os.FindProcess(pid)
 		if err != nil {
 			continue
@@ -202,8 +202,8 @@ func (g *Group) kill(dir string) {
 	}
 }
 
-// belongs reports whether a process is in the group. A process that starts another one has a thread
-// in there for a moment, but does not belong.
+// belongs reports whether a process is in the group. A process that only starts another one does
+// not belong, although one of its threads is in the group for a moment.
 func (g *Group) belongs(pid int) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)) // of its first thread
 	if err != nil {

@@ -304,8 +304,9 @@ func TestThousandGroupsLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestGroupsOfAnEarlierProcess adopts groups of an earlier Root, and removes unwanted ones.
-func TestGroupsOfAnEarlierProcess(t *testing.T) {
+// TestGroupsOfAnEarlierProcessAreAdopted adopts a group of an earlier Root, and removes unwanted
+// ones.
+func TestGroupsOfAnEarlierProcessAreAdopted(t *testing.T) {
 	root, s := open(t), spawner(t)
 	create(t, root, "kept", cgroup.Limits{CPUMilli: 300})
 	old := create(t, root, "old", cgroup.Limits{})
@@ -368,9 +369,9 @@ func TestGroupsOfAnEarlierProcess(t *testing.T) {
 	}
 }
 
-// TestManyNodesComeAndGo opens and closes nodes concurrently. Each sweeps and removes folders that
-// it shares with others.
-func TestManyNodesComeAndGo(t *testing.T) {
+// TestManyNodesOpenAndCloseAtOnce opens and closes nodes concurrently. Each node sweeps and removes
+// folders that the nodes share.
+func TestManyNodesOpenAndCloseAtOnce(t *testing.T) {
 	open(t)
 	var wg sync.WaitGroup
 	for i := range 8 {
@@ -399,8 +400,9 @@ func TestManyNodesComeAndGo(t *testing.T) {
 	wg.Wait()
 }
 
-// TestGroupsWithinGroups removes groups that a privileged replica has created in its own group.
-func TestGroupsWithinGroups(t *testing.T) {
+// TestRemoveEndsGroupsWithinGroups removes groups that a privileged replica has created in its own
+// group.
+func TestRemoveEndsGroupsWithinGroups(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "outer", cgroup.Limits{})
 	files, err := g.Files()

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Names of folders: of all groups of Stagecoach, and of the group into which a v2 group's own
-// processes move, because a group with child groups may not have processes.
+// Names of folders. All groups of Stagecoach are in above. A v2 group's own processes move to leaf,
+// because a group with child groups may not have processes.
 const (
 	above = "stagecoach"
 	leaf  = "stagecoach.daemon"
@@ -95,8 +95,8 @@ func (r *Root) settle() error {
 	return fmt.Errorf("%s is removed again and again", r.folders()[0])
 }
 
-// mkdirAll is os.MkdirAll while other processes may remove parent folders, which are empty for a
-// moment.
+// mkdirAll is like os.MkdirAll, but tries again if another process removes an empty parent folder
+// meanwhile.
 func mkdirAll(folder string) error {
 	err := os.MkdirAll(folder, 0o755)
 	for range 100 {

@@ -24,7 +24,7 @@ func claim(folder string, wait time.Duration) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// There is no event for its end.
+	// No event reports that another process releases the lock, so claim polls.
 	for until := time.Now().Add(wait); ; time.Sleep(10 * time.Millisecond) {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
@@ -59,7 +59,7 @@ func (r *Root) sweep() {
 		if err != nil {
 			continue // another process has it open
 		}
-		// The locked folder goes last. Then another process can have the name.
+		// The locked folder is removed last, because another process may take the name after that.
 		for _, folder := range slices.Backward(r.folders()) {
 			dir := filepath.Join(filepath.Dir(folder), n.Name())
 			groups, _ := os.ReadDir(dir) // of none, nothing is removed

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// The library reads twenty files per group for its statistics, and misses some of these. So usage
-// is read here.
+// Usage is read here, because the library reads twenty files per group for its statistics, and
+// still lacks some of these numbers.
 
 // counter is a number in a group's file: the named field, or the only number if field is empty.
 type counter struct{ controller, file, field string }
@@ -49,8 +49,8 @@ var (
 	}
 )
 
-// usage reads the group's files. Numbers without a controller, or that this kernel does not count,
-// are 0.
+// usage reads the group's files. A number is 0 if its controller is missing or if the kernel does
+// not count it.
 func (g *Group) usage() (Usage, error) {
 	files := filesV1
 	if g.root.unified {

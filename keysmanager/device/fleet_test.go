@@ -11,8 +11,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml/mock/dgxa100"
 )
 
-// fleet is the mock of a DGX A100 with eight GPUs, and adds what the mock lacks: memory, processes,
-// health, instances, events.
+// fleet is NVIDIA's mock of a DGX A100 with eight GPUs. It adds what the mock lacks: memory,
+// processes, health, instances and events.
 type fleet struct {
 	*dgxa100.Server
 	gpus [8]*gpu

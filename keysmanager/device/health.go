@@ -81,7 +81,7 @@ func (r *reader) register() {
 	n, _ := r.lib.DeviceGetCount() // 0 if it fails
 	for i := range n {
 		if h, ret := r.lib.DeviceGetHandleByIndex(i); ret == nvml.SUCCESS {
-			// Not all devices support it.
+			// Not all devices support these events.
 			_ = h.RegisterEvents(nvml.EventTypeXidCriticalError, set)
 		}
 	}
@@ -106,8 +106,7 @@ func (r *reader) watchEvents(now time.Time) {
 	}
 }
 
-// health returns what is wrong with a GPU. It does not ask for what the GPU does not
-// support.
+// health returns what is wrong with a GPU. States that the GPU does not support are skipped.
 func (r *reader) health(h nvml.Device) Fault {
 	n, ret := h.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
 	switch {

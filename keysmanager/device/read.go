@@ -10,8 +10,8 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// reopenEvery is how often the library is opened again while a device is lost, because it cannot
-// see a device again after a reset.
+// reopenEvery is how often the library is opened again while a device is lost. Without that, the
+// library would not see the device again after a reset.
 const reopenEvery = 30 * time.Second
 
 // reader calls the library. It belongs to one goroutine.
@@ -234,8 +234,8 @@ func (r *reader) readSensors(h nvml.Device, d *Info) {
 	}
 }
 
-// memory returns how much memory of a device processes may use, and how much they use. If the
-// driver reports its own memory separately, it counts as neither.
+// memory returns how much memory of a device processes may use, and how much is in use. If the
+// driver reports its own memory separately, that memory is part of neither.
 func (r *reader) memory(h nvml.Device) (total, used int64, ret nvml.Return) {
 	if r.has("nvmlDeviceGetMemoryInfo_v2") {
 		if m, ret := h.GetMemoryInfo_v2(); ret == nvml.SUCCESS {

@@ -19,7 +19,7 @@ type Info struct {
 	Name   string
 	Memory int64 // bytes that processes may use
 	Used   int64 // bytes that they use
-	// Share of the last moments in which it computed, 0 to 1; -1: unknown.
+	// Share of recent time in which the device computed, 0 to 1; -1: unknown.
 	Utilisation float64
 	Temperature int           // degrees Celsius; 0: unknown, as for an instance
 	Power       float64       // in watts; 0: unknown, as for an instance
@@ -99,8 +99,8 @@ func (w *Watch) Devices() []Info {
 	return out
 }
 
-// Look reads the devices now, and returns after that. It fails if ctx ends before. Without a
-// library there is nothing to look at.
+// Look reads the devices now and returns when it has. It returns an error if ctx ends first.
+// Without a library, Look has no effect.
 func (w *Watch) Look(ctx context.Context) error {
 	looked := make(chan struct{})
 	select {

@@ -61,7 +61,7 @@ func wantIll(t *testing.T, w *Watch, want map[string]string) {
 	}
 }
 
-func TestDiscovery(t *testing.T) {
+func TestDevicesHaveWhatNVMLReports(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		g := f.gpus[3]
 		g.used, g.busy, g.celsius, g.milliwatts = 10*gib, 75, 41, 61_500
@@ -97,8 +97,8 @@ func TestDiscovery(t *testing.T) {
 	})
 }
 
-// TestLook checks that Look sees at once what has changed, and not at the next look.
-func TestLook(t *testing.T) {
+// TestLookReadsAtOnce checks that Look sees a change at once, before the next periodic look.
+func TestLookReadsAtOnce(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		w, _ := open(t, f, "all")
 		f.set(func() { f.gpus[2].used = 5 * gib })
@@ -120,13 +120,13 @@ func TestLook(t *testing.T) {
 	})
 }
 
-// TestOldDriver checks that functions that an old library lacks are not called, which would end the
-// process.
-func TestOldDriver(t *testing.T) {
+// TestMissingFunctionsAreNotCalled has a library that lacks functions. A call to one of them would
+// end the process.
+func TestMissingFunctionsAreNotCalled(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		f.LookupSymbolFunc = func(string) error { return nvml.ERROR_FUNCTION_NOT_FOUND }
 		for _, g := range f.gpus {
-			// Calling one of them panics.
+			// A call to one of these functions panics.
 			g.GetMemoryInfo_v2Func, g.GetRemappedRowsFunc, g.GetMigModeFunc = nil, nil, nil
 			g.GetTemperatureFunc, g.GetPowerUsageFunc = nil, nil
 			g.MemoryInfo.Used = gib
@@ -139,7 +139,7 @@ func TestOldDriver(t *testing.T) {
 	})
 }
 
-func TestShares(t *testing.T) {
+func TestOnlyDevicesOfTheShareAreReported(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		f.gpus[0].UUID, f.gpus[1].UUID = "GPU-00", "GPU-01"
 		f.open(f.gpus[0])
@@ -180,7 +180,7 @@ func TestShares(t *testing.T) {
 	})
 }
 
-func TestMIG(t *testing.T) {
+func TestInstancesOfADividedGPUAreDevices(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		f.divide(f.gpus[2], "MIG-a", "", "MIG-c")
 		w, _ := open(t, f, "2")
@@ -209,7 +209,7 @@ func TestMIG(t *testing.T) {
 	})
 }
 
-func TestLostAndBack(t *testing.T) {
+func TestLostDevicesRecover(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		f.divide(f.gpus[5], "MIG-x", "MIG-y")
 		w, logged := open(t, f, "all")
@@ -242,7 +242,7 @@ func TestLostAndBack(t *testing.T) {
 	})
 }
 
-func TestHealth(t *testing.T) {
+func TestFaultsMakeADeviceUnhealthy(t *testing.T) {
 	for name, tc := range map[string]struct {
 		break_ func(g *gpu)
 		why    string
@@ -273,7 +273,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-func TestCriticalErrors(t *testing.T) {
+func TestCriticalErrorsQuarantineADevice(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		w, _ := open(t, f, "all")
 		f.xid(f.gpus[1], 31, anyInstance) // a program's own page fault
@@ -292,7 +292,7 @@ func TestCriticalErrors(t *testing.T) {
 	})
 }
 
-func TestNVMLHangs(t *testing.T) {
+func TestDevicesAreUnhealthyWhileNVMLHangs(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		w, logged := open(t, f, "0,1")
 		hang := make(chan struct{})
@@ -322,7 +322,7 @@ func TestNVMLHangs(t *testing.T) {
 	})
 }
 
-func TestNVMLHangsFromTheStart(t *testing.T) {
+func TestOpenReturnsWhileNVMLHangs(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		hang := make(chan struct{})
 		f.hang = hang
@@ -339,7 +339,7 @@ func TestNVMLHangsFromTheStart(t *testing.T) {
 	})
 }
 
-func TestWithoutALibrary(t *testing.T) {
+func TestNoLibraryMeansNoDevices(t *testing.T) {
 	for ret, want := range map[nvml.Return]string{
 		nvml.ERROR_LIBRARY_NOT_FOUND: "level=INFO msg=\"no devices: this machine has no NVIDIA driver\"\n",
 		nvml.ERROR_DRIVER_NOT_LOADED: "level=WARN msg=\"no devices: NVML does not start\" error=",
@@ -354,16 +354,16 @@ func TestWithoutALibrary(t *testing.T) {
 	}
 }
 
-// TestRealLibrary checks that the presence or absence of the real library is never an error.
-func TestRealLibrary(t *testing.T) {
+// TestRealLibraryIsNeverAnError opens the real library, which this machine may have or not.
+func TestRealLibraryIsNeverAnError(t *testing.T) {
 	w := Open(Config{Log: discard()})
 	t.Logf("this machine has %+v", w.Devices())
 	w.Close()
 }
 
-// TestLibraryFailsLater checks that if the library does not open again, the devices are unfit and
-// opening is retried.
-func TestLibraryFailsLater(t *testing.T) {
+// TestOpeningTheLibraryIsRetried checks that devices are unhealthy while the library does not open
+// again, and that opening is retried.
+func TestOpeningTheLibraryIsRetried(t *testing.T) {
 	bubble(t, func(t *testing.T, f *fleet) {
 		w, _ := open(t, f, "0,1")
 		f.set(func() { f.gpus[0].lost = true; f.fails = nvml.ERROR_UNKNOWN })

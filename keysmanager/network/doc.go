@@ -21,8 +21,8 @@
 // with another owner removes them if that process has ended and no link is left.
 //
 // The package works in the network namespace of the thread that calls [Open], whichever threads
-// call the methods. It never changes the namespace of a thread that runs other code. Code that must
-// run in another namespace runs on a new thread, which then ends.
+// call the methods. It never changes the namespace of a thread that runs other code. If code must
+// run in another namespace, it runs on a new thread, which then ends.
 //
 // It is the only package that imports the netlink and nftables libraries.
 package network

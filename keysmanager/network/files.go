@@ -72,8 +72,8 @@ type resolvConf struct {
 // maxServers is how many name servers of a resolv.conf count.
 const maxServers = 3
 
-// readResolvConf parses a file like /etc/resolv.conf. Without name servers, or without the file,
-// the server is on this machine.
+// readResolvConf parses a file like /etc/resolv.conf. If the file is missing or has no name
+// servers, the result has 127.0.0.1 as the server.
 func readResolvConf(name string) (resolvConf, error) {
 	b, err := os.ReadFile(name)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

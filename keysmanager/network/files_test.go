@@ -165,7 +165,7 @@ func TestReplicasResolveByAServerOnTheMachinesLoopback(t *testing.T) {
 	m.resolvConf("nameserver 127.0.0.53\n")
 	want("udp", "1.1.1.1") // what is admitted does not replace the resolver
 
-	// The machine's own processes have resolvers.
+	// The forwarder does not answer the machine's own processes, which have other resolvers.
 	if got := m.lookUp(m.home, "tcp", server); got != io.EOF.Error() && !strings.Contains(got, "reset") {
 		t.Errorf("the machine's own process gets %s, want its connection closed", got)
 	}

@@ -47,8 +47,8 @@ type forwarder struct {
 	conns   quota
 }
 
-// startResolver starts the forwarder. If another process listens on port 53 of all addresses, that
-// process answers replicas that have no other resolver.
+// startResolver starts the forwarder. If another process listens on port 53 of all addresses,
+// replicas that need the forwarder ask that process instead.
 func (n *Networks) startResolver() error {
 	f := &forwarder{
 		slice: n.slice, gateway: n.Gateway(), in: n.in, log: n.log, servers: servers{name: n.c.resolvConf},
@@ -114,8 +114,8 @@ func (f *forwarder) close() {
 	f.running.Wait()
 }
 
-// isReplica reports whether a query comes from a replica of the slice. The machine's own processes
-// have other resolvers.
+// isReplica reports whether a query comes from a replica of the slice. Queries of the machine's own
+// processes are not answered, because they have other resolvers.
 func (f *forwarder) isReplica(a netip.Addr) bool {
 	return f.slice.Contains(a.Unmap()) && a.Unmap() != f.gateway
 }
@@ -245,7 +245,7 @@ func (f *forwarder) ask(over string, server netip.AddrPort, query []byte, id uin
 		if err != nil {
 			return nil, err
 		}
-		// A response to this query.
+		// Only a response with the query's id is returned.
 		if size > 3 && binary.BigEndian.Uint16(b) == id && b[2]&0x80 != 0 {
 			return b[:size], nil
 		}

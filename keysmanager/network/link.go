@@ -34,8 +34,8 @@ func linkAddr(name string) (_ netip.Addr, ok bool) {
 	return netip.AddrFrom4([4]byte(b)), true
 }
 
-// linkPrefix returns the common start of the names of a slice's links. No other slice has it,
-// because slices end at a hexadecimal digit of the address.
+// linkPrefix returns the common start of the names of a slice's links. No link of another slice has
+// it, because slices end at a hexadecimal digit of the address.
 func linkPrefix(slice netip.Prefix) string {
 	return linkName(slice.Addr())[:len(prefix)+slice.Bits()/4]
 }
@@ -61,9 +61,9 @@ func host(a netip.Addr) *net.IPNet {
 }
 
 // Create returns a new network namespace with a loopback link and a link eth0 that leads out of the
-// machine. The caller starts a process in it and closes the file. The namespace, its address and
-// its links end with its last process. Create is safe for concurrent use. It fails if all addresses
-// of the slice are in use.
+// machine. The caller starts a process in it and closes the file. When the last process in the
+// namespace ends, the kernel removes the namespace and its links, and its address is free again.
+// Create is safe for concurrent use. It returns an error if all addresses of the slice are in use.
 func (n *Networks) Create() (*os.File, error) {
 	n.use.RLock()
 	defer n.use.RUnlock()
@@ -135,7 +135,7 @@ func (n *Networks) allocate(ns *os.File) (*netlink.Veth, netip.Addr, error) {
 // and the last.
 func (n *Networks) size() uint32 { return 1<<(32-n.slice.Bits()) - 3 }
 
-// address returns the address for replica i, and starts over after the last one. So the most
+// address returns the address for replica i. It starts over after the last address, so the most
 // recently freed address is reused last.
 func (n *Networks) address(i uint32) netip.Addr {
 	return offset(n.slice.Addr(), 2+i%n.size())
@@ -145,7 +145,7 @@ func (n *Networks) address(i uint32) netip.Addr {
 // permanent, so no replica can claim another's address, nothing waits for ARP, and many replicas do
 // not fill the machine's neighbour table.
 func (n *Networks) connectOutside(veth *netlink.Veth, addr netip.Addr) error {
-	// A kernel without IPv6.
+	// EAFNOSUPPORT: the kernel has no IPv6.
 	if err := n.netlink.LinkSetIP6AddrGenMode(veth, genModeNone); err != nil && !errors.Is(err, unix.EAFNOSUPPORT) {
 		return fmt.Errorf("no IPv6: %w", err)
 	}
@@ -182,13 +182,13 @@ func (n *Networks) connectInside(h *netlink.Handle, addr netip.Addr) error {
 	return nil
 }
 
-// deleteLinks deletes all links of the slice in one request. One after another, each would take
-// about 25 ms. It runs in the namespace of Open.
+// deleteLinks deletes all links of the slice in one request, because each separate request would
+// take about 25 ms. It runs in the namespace of Open.
 func (n *Networks) deleteLinks() error {
 	req := nl.NewNetlinkRequest(unix.RTM_DELLINK, unix.NLM_F_ACK)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	req.AddData(nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(number(n.slice.Addr()))))
-	// There are none.
+	// ENODEV: the slice has no links.
 	if _, err := req.Execute(unix.NETLINK_ROUTE, 0); err != nil && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete the links of %v: %w", n.slice, err)
 	}

@@ -93,7 +93,7 @@ func newMachine(t testing.TB) *testMachine {
 	home, h, err := newNamespace()
 	check(t, err)
 	m.home, m.netlink = home, h
-	// Tests are refused more often than once per second.
+	// Without icmp_ratelimit 0, the kernel would send at most one refusal per second.
 	for _, s := range [][2]string{{forwardKey, "0"}, {"net/ipv6/conf/default/disable_ipv6", "0"}, {"net/ipv4/icmp_ratelimit", "0"}} {
 		check(t, setSysctl(s[0], s[1]))
 	}

@@ -76,9 +76,9 @@ func setSysctl(key, value string) error {
 	return errors.Join(err, f.Close())
 }
 
-// Lonely returns a new network namespace with only a loopback link. It needs no [Networks]. The
-// caller starts a process in it and closes the file. The error is [ErrUnavailable] if this process
-// may not create namespaces.
+// Lonely returns a new network namespace that has only a loopback link. It does not need a
+// [Networks]. The caller starts a process in the namespace and closes the file. The error is
+// [ErrUnavailable] if this process may not create namespaces.
 func Lonely() (*os.File, error) {
 	var ns *os.File
 	err := onThread(func() error {
@@ -115,7 +115,7 @@ func newNamespace() (_ *os.File, _ *netlink.Handle, err error) {
 		}
 	}()
 	for _, s := range sysctls {
-		// A kernel without IPv6.
+		// The file of an IPv6 setting does not exist if the kernel has no IPv6.
 		if err := setSysctl(s[0], s[1]); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, nil, unavailable("new network namespace", err)
 		}

@@ -66,7 +66,8 @@ type Networks struct {
 	closed bool
 
 	admitting sync.Mutex
-	// Since Open; while it is empty, the firewall has those of an earlier owner.
+	// Addresses that were admitted since Open. While it is empty, the firewall has those of an
+	// earlier owner.
 	admitted []netip.AddrPort
 }
 
@@ -142,8 +143,8 @@ func possible() error {
 	})
 }
 
-// unavailable wraps an error. The result is [ErrUnavailable] if the error means that the process or
-// the kernel cannot do it at all.
+// unavailable wraps an error. The result wraps [ErrUnavailable] if the error means that this
+// process or kernel cannot give replicas networks at all.
 func unavailable(what string, err error) error {
 	for _, e := range []error{unix.EPERM, unix.EACCES, unix.EROFS, unix.ENOENT, unix.ENOSYS, unix.EOPNOTSUPP, unix.EPROTONOSUPPORT, unix.EAFNOSUPPORT} {
 		if errors.Is(err, e) {
@@ -255,7 +256,7 @@ func (n *Networks) known() ([]netip.Prefix, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Of no slice.
+	// This firewall belongs to no slice: it only lists tables.
 	f, err := openFirewall(n.home, netip.PrefixFrom(netip.IPv4Unspecified(), sliceBits))
 	if err != nil {
 		return nil, unavailable("nftables", err)
@@ -269,8 +270,8 @@ func (n *Networks) known() ([]netip.Prefix, error) {
 	return slices.Compact(all), nil
 }
 
-// setUp creates or adopts the parts of the slice. The folder is created first and removed last, so
-// that the rest can be found.
+// setUp creates or adopts the parts of the slice. The folder is created first and removed last,
+// because the other parts are found by it.
 func (n *Networks) setUp() (err error) {
 	if err := n.registry.setOwner(n.slice, n.c.Owner); err != nil {
 		return err
@@ -296,14 +297,14 @@ var loopback = &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: 1, Name: "lo"
 // gatewayOf returns the machine's address as replicas of a slice see it.
 func gatewayOf(slice netip.Prefix) netip.Addr { return offset(slice.Addr(), 1) }
 
-// gatewayAddr returns that address for the loopback link. Nothing that leaves the machine has it as
-// its source.
+// gatewayAddr returns the gateway's address for the loopback link. Its scope keeps it from being
+// the source address of packets that leave the machine.
 func gatewayAddr(slice netip.Prefix) *netlink.Addr {
 	return &netlink.Addr{IPNet: host(gatewayOf(slice)), Label: label, Scope: int(netlink.SCOPE_HOST)}
 }
 
-// Gateway returns the machine's address that replicas reach, the first of their network. A service
-// can listen on it.
+// Gateway returns the address by which replicas reach this machine: the first of their slice. A
+// service can listen on it.
 func (n *Networks) Gateway() netip.Addr { return gatewayOf(n.slice) }
 
 // Close removes the owner's part of the machine's network, including the links of living replicas.

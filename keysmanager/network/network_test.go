@@ -50,7 +50,7 @@ func TestReplicasAreRefusedMachineNeighboursAndMetadata(t *testing.T) {
 	for _, at := range []*os.File{neighbour, far, m.home} {
 		m.serve(at, ":7")
 	}
-	// The machine's by a route, without an address of a link.
+	// These addresses belong to the machine by a route. No link has them.
 	_, local, _ := net.ParseCIDR("203.0.113.0/24")
 	check(t, m.netlink.RouteAdd(&netlink.Route{LinkIndex: 1, Dst: local, Scope: netlink.SCOPE_HOST, Type: unix.RTN_LOCAL, Table: unix.RT_TABLE_LOCAL}))
 	if n.Gateway() == other.Gateway() {
@@ -90,7 +90,7 @@ func TestReplicasAreRefusedMachineNeighboursAndMetadata(t *testing.T) {
 			t.Errorf("Reaches(%s) is %t, want %t", addr, got, want)
 		}
 	}
-	// A local user is no friend of replicas either.
+	// Processes on the machine do not reach replicas either.
 	m.wantRefused(m.home, "tcp", m.eth0(neighbour)+":7")
 	m.wantAnswer(ns, "tcp", routerAddr+":7", machineAddr)
 }
@@ -111,7 +111,7 @@ func TestAdmittedPortIsReachedByReplicasOnly(t *testing.T) {
 		m.wantRefused(ns, "tcp", netip.AddrPortFrom(g, 8).String())
 	}
 	m.wantAnswer(m.home, "tcp", netip.AddrPortFrom(n.Gateway(), 7).String(), n.Gateway().String())
-	// admitted for the other's replicas.
+	// The gateway of another owner is admitted only for that owner's replicas.
 	m.wantRefused(m.create(other), "tcp", netip.AddrPortFrom(other.Gateway(), 7).String())
 
 	// From outside, the machine's other address can be reached, but not the gateway's.
@@ -316,7 +316,7 @@ func TestConcurrentCreatesGetAddressesOfTheirOwn(t *testing.T) {
 				mu.Lock()
 				seen[addr]++
 				mu.Unlock()
-				// Which does not change what the kernel has still to do.
+				// Reading the list does not make the kernel activate the links.
 				links, err := dump(m.netlink.LinkList)
 				if err != nil {
 					t.Error(err)

@@ -21,8 +21,9 @@ var nowhere = []netip.Prefix{
 	netip.MustParsePrefix("224.0.0.0/3"),      // multicast, reserved, broadcast
 }
 
-// Reaches reports whether replicas reach an address without admission, that is, whether it is an
-// IPv4 address of another machine. A process that acts for a replica asks it first.
+// Reaches reports whether replicas reach an address without admission, which means that it is an
+// IPv4 address of another machine. A process that connects on behalf of a replica asks Reaches
+// first.
 func (n *Networks) Reaches(a netip.Addr) bool {
 	a = a.Unmap()
 	if !a.Is4() || n.c.CIDR.Contains(a) || slices.ContainsFunc(nowhere, func(p netip.Prefix) bool { return p.Contains(a) }) {
@@ -30,7 +31,7 @@ func (n *Networks) Reaches(a netip.Addr) bool {
 	}
 	routes, err := n.netlink.RouteGet(a.AsSlice())
 	if err != nil {
-		// now; it is not this machine.
+		// No route leads to the address now, but it is not this machine's.
 		return errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EHOSTUNREACH)
 	}
 	return len(routes) == 1 && routes[0].Type == unix.RTN_UNICAST

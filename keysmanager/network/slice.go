@@ -37,8 +37,8 @@ type registry struct {
 	patience  time.Duration // for processes that have the lock
 }
 
-// lockPatience bounds the wait for processes that open or close networks, which takes about 100 ms
-// each.
+// lockPatience bounds the wait for the lock. Each process that opens or closes networks holds the
+// lock for about 100 ms.
 const lockPatience = 30 * time.Second
 
 // openRegistry opens the folder, and creates it if it is missing.
@@ -127,8 +127,8 @@ func folderSlice(name string) (netip.Prefix, bool) {
 	return p, err == nil && p.Addr().Is4() && p == p.Masked() && folderName(p) == name && validSlice(p.Bits())
 }
 
-// validSlice reports whether slices can have this size: the names of their links must share a start
-// that no other slice's have.
+// validSlice reports whether slices can have this size. The names of a slice's links must share a
+// start that no link of another slice has.
 func validSlice(bits int) bool { return bits == sliceBits || bits == 24 || bits == 28 }
 
 func (r *registry) folder(slice netip.Prefix) string { return filepath.Join(r.dir, folderName(slice)) }
@@ -246,12 +246,12 @@ func look(h *netlink.Handle) (*machine, error) {
 			}
 			continue
 		}
-		// The latter follow from addresses.
+		// Routes over replicas' links are ours. Routes of the local table follow from addresses.
 		if _, ours := linkAddr(nameOf(l)); ours || r.Table == unix.RT_TABLE_LOCAL {
 			continue
 		}
 		p, ok := toPrefix(r.Dst.IP, r.Dst.Mask)
-		// A larger one is a default route in parts.
+		// A larger network than /8 is a part of a default route that was split.
 		if _, known := m.foreign[p.Masked()]; ok && !known && p.Bits() >= 8 {
 			m.foreign[p.Masked()] = fmt.Sprintf("route to %v by %s", p, nameOf(l))
 		}

@@ -115,8 +115,8 @@ func (s *Server) claim(ctx context.Context) error {
 	}
 }
 
-// handleRival gives up if another daemon that announces this node has the better right to the name.
-// Otherwise the other one will.
+// handleRival ends this daemon if another daemon that announces this node has the better right to
+// the name. If this daemon has the better right, the other one ends.
 func (s *Server) handleRival(data []byte) {
 	inv, err := DecodeInventory(data)
 	if err != nil || inv.ID == s.cfg.Me.ID || inv.Gone {

@@ -11,8 +11,8 @@ import (
 )
 
 // Pauses before a [Client] repeats an order under the same id. The first pause is sendAgain. Each
-// next pause is twice as long, up to mostAgain, because a slow daemon already has much to do.
-// Orders that could not be sent do not make the pause longer.
+// next pause is twice as long, up to mostAgain, because a daemon that is slow to answer has much to
+// do. The pause does not grow if the order could not be sent.
 const (
 	sendAgain = 250 * time.Millisecond
 	mostAgain = 4 * time.Second
@@ -53,7 +53,7 @@ func (c *Client) Inventory() Inventory {
 	return c.inv
 }
 
-// answered passes an answer on to who waits for it.
+// answered passes an answer to the call that waits for it.
 func (c *Client) answered(data []byte) {
 	a, err := DecodeAnswer(data)
 	if err != nil {
@@ -67,8 +67,8 @@ func (c *Client) answered(data []byte) {
 	}
 }
 
-// Start starts a replica and claims its stage socket. If ctx ends first, nothing of the replica is
-// left. Start fills in the order's id, addressee and time. progress may be nil.
+// Start starts a replica and claims its stage socket. If ctx ends first, the replica is stopped.
+// Start fills in the order's id, addressee and time. progress may be nil.
 func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Started, error) {
 	o.Kind = OrderStart
 	a, o, err := c.do(ctx, o, progress)
@@ -107,8 +107,8 @@ func (c *Client) Warm(ctx context.Context, wanted []Wanted) error {
 	return err
 }
 
-// Do carries out any other order, and returns how many bytes of memory were loaded or evicted. If
-// ctx ends first, the daemon is told to cancel it.
+// Do gives an order of any other kind to the daemon, and returns how many bytes of memory were
+// loaded or evicted. If ctx ends first, the daemon is told to cancel the order.
 func (c *Client) Do(ctx context.Context, o Order) (bytes int64, err error) {
 	a, _, err := c.do(ctx, o, nil)
 	return a.Bytes, err
@@ -191,8 +191,8 @@ func unanswered(accepted bool, done []string, sent error) string {
 	return "the daemon does not answer"
 }
 
-// cancel says that nobody waits for an order any more. If the message is lost, the order ends at
-// its own deadline.
+// cancel tells the daemon that nobody waits for an order any more. If the message is lost, the
+// order ends at its own deadline.
 func (c *Client) cancel(o Order) {
 	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: o.To, Kind: OrderCancel, Within: time.Second, Target: o.ID})
 	if err == nil {

@@ -23,8 +23,8 @@ import (
 
 var validOrder = Order{V: Version, ID: "A1", To: "B2", Kind: OrderStart, Within: time.Second, Replica: "r-1", Spec: Spec{Function: "f.ns", Namespace: "ns", Image: "i"}}
 
-// TestDecodeOrder checks which orders are refused, and that the error says why.
-func TestDecodeOrder(t *testing.T) {
+// TestDecodeOrderRefusesWithACause checks which orders are refused, and that the error says why.
+func TestDecodeOrderRefusesWithACause(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(map[string]any)
 		want   string // in the error; empty: none
@@ -87,8 +87,8 @@ func TestInventoryIgnoresUnknownFields(t *testing.T) {
 	}
 }
 
-// FuzzDecode checks that decoding does not panic, and that an accepted message keeps its meaning
-// when it is sent on.
+// FuzzDecode checks that decoding does not panic. An accepted message must stay the same when it is
+// encoded and decoded again.
 func FuzzDecode(f *testing.F) {
 	for _, v := range []any{
 		validOrder,
@@ -134,8 +134,9 @@ func again[T any](t *testing.T, b []byte, decode func([]byte) (T, error)) {
 	}
 }
 
-// TestSocketRequests asks a daemon's socket for unknown things, and in an unknown version.
-func TestSocketRequests(t *testing.T) {
+// TestBadSocketRequestsAreAnswered sends unknown requests and an unknown version to a daemon's
+// socket.
+func TestBadSocketRequestsAreAnswered(t *testing.T) {
 	me, err := Identify("n1", "test")
 	if err != nil {
 		t.Fatal(err)
@@ -166,8 +167,8 @@ func TestSocketRequests(t *testing.T) {
 	}
 }
 
-// TestHandOverOnce claims a socket twice: the second time there is none.
-func TestHandOverOnce(t *testing.T) {
+// TestASocketIsHandedOverOnce claims a socket twice. The second claim must fail.
+func TestASocketIsHandedOverOnce(t *testing.T) {
 	me, err := Identify("n1", "test")
 	if err != nil {
 		t.Fatal(err)

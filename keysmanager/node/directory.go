@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// DirectoryConfig configures a Directory. Its functions are called one at a time and must not block
-// for long.
+// DirectoryConfig configures a Directory. Its functions must not block for long. They are called
+// one at a time, except Line.
 type DirectoryConfig struct {
 	Bus  Bus
 	Boot string // of this machine, see BootID
@@ -28,8 +28,8 @@ type DirectoryConfig struct {
 	Left   func(node, cause string)   // it is silent, or has said that it goes
 	Heard  func(*Client)              // it has announced itself; after Joined
 	Event  func(node string, e Event) // each once, in order
-	// What replicas print; may be called concurrently with the others; nil: lines are left to
-	// others.
+	// Gets what replicas print. Line may be called concurrently with the other functions. nil: the
+	// Directory does not read lines.
 	Line func(node string, line Line)
 
 	Silence time.Duration // silence after which a node has left; 0: 2.5 s
@@ -49,8 +49,8 @@ type Directory struct {
 	nodes map[string]*member // written by run alone
 }
 
-// member is a node that was heard. Its fields belong to run, except the client and joined, which
-// change while Directory.mu is held.
+// member is a node that was heard. Only the goroutine run uses its fields, except client and
+// joined, which change while Directory.mu is held.
 type member struct {
 	client  *Client
 	heard   time.Time
@@ -134,7 +134,7 @@ func (d *Directory) run() {
 			f()
 		case <-look.C:
 			now := time.Now()
-			// This process itself was stopped; messages of that time arrive now.
+			// This process was stopped for a while, and messages of that time arrive only now.
 			late := now.Sub(last) - lookEvery
 			last = now
 			for name, m := range d.nodes {
@@ -319,8 +319,8 @@ func (d *Directory) catchUp(m *member) {
 	})
 }
 
-// follow reads what a node's replicas print from its socket, until the node leaves. The node joins
-// when its socket answers.
+// follow reads the lines that a node's replicas print from the daemon's socket, until the node
+// leaves. The node joins when its socket answers.
 func (d *Directory) follow(m *member) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	m.leave = cancel

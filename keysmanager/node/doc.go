@@ -8,8 +8,11 @@
 // A [Directory] is the side of the control process. It listens to announcements, and has a [Client]
 // for each node. It reports which nodes have come or fallen silent, and what runs on them.
 //
-// A KeysManager in the control process takes the same [Order] directly and answers with the same
-// [Started]. No other package has types of its own for an order, its [Spec] or a [Phase].
+// A [Directory] is the control process's side. It listens to announcements and has a [Client] for
+// each node. It reports which nodes have come or fallen silent, and what runs on them.
+//
+// A KeysManager inside the control process takes the same [Order] directly and answers with the
+// same [Started]. Other packages use the types of an order, its [Spec] and a [Phase] from here.
 //
 // Inventories, orders, answers and events are JSON on a [Bus], which package queue implements over
 // NATS. Descriptors cannot go over NATS, so the stage sockets of replicas go over the daemon's unix

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Line is a line that a replica or zygote has printed. If Lost is set, so many lines are missing
-// here.
+// Line is a line that a replica or zygote has printed. If Lost is set, the Line stands for that
+// many lines that were lost.
 type Line struct {
 	At       time.Time `json:"at,omitzero"`
 	Function string    `json:"function,omitempty"`

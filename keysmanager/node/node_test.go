@@ -53,8 +53,8 @@ func TestStartHandsOverTheSocket(t *testing.T) {
 	c.until(c.mark(), "heard n.1 []")
 }
 
-// TestAnswers checks what other orders are answered.
-func TestAnswers(t *testing.T) {
+// TestAnswersHaveResultsAndErrors checks the answers to orders other than successful starts.
+func TestAnswersHaveResultsAndErrors(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch()
 	d := b.join("n1", newWorker())
@@ -124,9 +124,9 @@ func TestRepeatedOrdersAreCarriedOutOnce(t *testing.T) {
 	}
 }
 
-// TestThousandAtOnce runs a thousand starts concurrently. Each must be carried out once and hand
-// over its socket. Other orders must get through meanwhile, and no descriptor may be left.
-func TestThousandAtOnce(t *testing.T) {
+// TestAThousandStartsAtOnce runs a thousand starts concurrently. Each must be carried out once and
+// hand over its socket. Meanwhile, other orders must be answered. No descriptor may stay open.
+func TestAThousandStartsAtOnce(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	w.hold = make(chan struct{})
@@ -274,9 +274,9 @@ func TestMissedEventsArriveOnceInOrder(t *testing.T) {
 	}
 }
 
-// TestOutage stops NATS and starts it again. Meanwhile, a replica's socket must work, and orders
-// must say why they fail. Afterwards, missed events must arrive.
-func TestOutage(t *testing.T) {
+// TestReplicasServeWithoutNATS stops NATS and starts it again. Meanwhile, a replica's socket must
+// work, and orders must say why they fail. Afterwards, missed events must arrive.
+func TestReplicasServeWithoutNATS(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	d := b.join("n1", w)
@@ -315,8 +315,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestSilence has a daemon fall silent without a goodbye, and return.
-func TestSilence(t *testing.T) {
+// TestASilentNodeLeavesAndReturns lets a daemon fall silent without a goodbye, and return.
+func TestASilentNodeLeavesAndReturns(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 500 * time.Millisecond })
 	mute := &muted{}
@@ -355,7 +355,8 @@ func (m *muted) Send(name, kind, reply string, data []byte) error {
 	return m.Bus.Send(name, kind, reply, data)
 }
 
-// TestTakenNameIsRefused gives two daemons one name, one after the other and at the same time.
+// TestTakenNameIsRefused starts two daemons with one name. The second may have the name only after
+// the first has ended.
 func TestTakenNameIsRefused(t *testing.T) {
 	b := startBroker(t)
 	c := b.watch()
@@ -376,8 +377,8 @@ func TestTakenNameIsRefused(t *testing.T) {
 	}
 }
 
-// TestOneOfTwoDaemonsGetsTheName lets both daemons miss the other's question. The one that started
-// later must give up when it hears the other's announcements.
+// TestOneOfTwoDaemonsGetsTheName starts two daemons that both miss the other's question for the
+// name. One of them must end when it hears the announcements of the other.
 func TestOneOfTwoDaemonsGetsTheName(t *testing.T) {
 	b := startBroker(t)
 	early := time.Now().Add(-time.Minute)
@@ -400,7 +401,7 @@ func TestOneOfTwoDaemonsGetsTheName(t *testing.T) {
 	}
 }
 
-// deafToWho lets no answer come to the question who has the name.
+// deafToWho drops all answers to the question who has the name.
 type deafToWho struct{ node.Bus }
 
 func (d deafToWho) Listen(name, kind string, f func(node, reply string, data []byte)) (func(), error) {
@@ -410,8 +411,8 @@ func (d deafToWho) Listen(name, kind string, f func(node, reply string, data []b
 	return d.Bus.Listen(name, kind, f)
 }
 
-// TestRefused checks which daemons cannot join, and that they end with the reason.
-func TestRefused(t *testing.T) {
+// TestRefusedDaemonsEndWithTheReason checks which daemons may not join.
+func TestRefusedDaemonsEndWithTheReason(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*node.ServerConfig)
 		want   string
@@ -507,8 +508,7 @@ func TestLostLinesAreReportedInPlace(t *testing.T) {
 	}
 }
 
-// TestSocketIsPrivate checks the socket's permissions, also of one whose path is too long for the
-// kernel.
+// TestSocketIsPrivate checks the permissions of a socket. Its path is too long for the kernel.
 func TestSocketIsPrivate(t *testing.T) {
 	b := startBroker(t)
 	path := t.TempDir() + "/" + strings.Repeat("long", 30) + "/run/node.sock"
@@ -527,9 +527,9 @@ func TestSocketIsPrivate(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfTheFirstMoment: a control plane that waits for a daemon's socket connects as
-// soon as that is there, which may be before NewServer has returned.
-func TestConnectionsOfTheFirstMoment(t *testing.T) {
+// TestEarlyConnectionsAreServed connects to a daemon's socket as soon as the socket exists. That
+// may be before NewServer has returned.
+func TestEarlyConnectionsAreServed(t *testing.T) {
 	b := startBroker(t)
 	for i := range 20 {
 		path := filepath.Join(t.TempDir(), "node.sock")

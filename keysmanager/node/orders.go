@@ -116,7 +116,7 @@ func (s *Server) carryOut(ctx context.Context, o Order, t *task) {
 	s.Changed()
 }
 
-// answer sends an answer to who has asked, if anyone listens.
+// answer sends an answer to the process that has asked, if it listens.
 func (s *Server) answer(reply string, a Answer) {
 	if !strings.HasPrefix(reply, kindAnswer) {
 		return
@@ -125,8 +125,8 @@ func (s *Server) answer(reply string, a Answer) {
 	_ = s.send(reply, a) // who waits for it asks again
 }
 
-// giveUp ends an order that nobody waits for, and stops what it has started if nobody has claimed
-// that.
+// giveUp cancels an order that nobody waits for. If the order has started a replica that nobody has
+// claimed, the replica is stopped.
 func (s *Server) giveUp(id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,8 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// stubborn is a worker whose starts end only when released, whatever their context says, and
-// succeed.
+// stubborn is a Worker whose starts ignore their context. They succeed when they are released.
 type stubborn struct {
 	let chan struct{}
 
@@ -46,7 +45,7 @@ func (w *stubborn) done() []string {
 func (w *stubborn) Start(_ context.Context, o Order, _ func(Phase)) (Started, error) {
 	w.note("start " + o.Replica)
 	<-w.let
-	// deadlines need the last.
+	// Deadlines need SOCK_NONBLOCK.
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return Started{}, err
@@ -163,8 +162,8 @@ func TestRepeatedOrderIsCarriedOutOnce(t *testing.T) {
 	}
 }
 
-// TestTooManyOrdersAreRefused sends an order while the largest number of orders runs. It must be
-// refused with the bound, and carried out once there is room.
+// TestTooManyOrdersAreRefused sends an order while the largest number of orders runs. The order
+// must be refused with that number. When there is room again, it must be carried out.
 func TestTooManyOrdersAreRefused(t *testing.T) {
 	b := newBare(t)
 	b.free()

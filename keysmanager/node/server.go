@@ -17,7 +17,7 @@ import (
 
 // Worker is the KeysManager that a [Server] serves.
 type Worker interface {
-	// Start starts a replica. If ctx ends first, nothing of it may be left. progress is called for
+	// Start starts a replica. If ctx ends first, the replica is stopped. progress is called for
 	// each phase that has ended.
 	Start(ctx context.Context, o Order, progress func(Phase)) (Started, error)
 	// Do carries out an order of any other kind. It returns how many bytes of memory were loaded or
@@ -27,12 +27,12 @@ type Worker interface {
 	Inventory() Inventory
 }
 
-// Started is a replica's process. Conn is the near end of its stage socket, which the receiver
-// closes.
+// Started is a replica's process. Conn is the control process's end of the stage socket; the
+// receiver closes it.
 type Started struct {
 	PID int
-	// How it was started: fork, forkheap, parked, resident, map, cold or process, as the
-	// constants of package keysmanager have it.
+	// Start path: fork, forkheap, parked, resident, map, cold or process, as in the constants of
+	// package keysmanager.
 	Path   string
 	Phases []Phase // in order
 	Conn   wire.Socket
@@ -164,7 +164,7 @@ func (s *Server) Leave() {
 	s.Changed()
 }
 
-// Line takes a line that a replica or zygote has printed. It does not block. Lines that nobody
+// Line queues a line that a replica or zygote has printed. It does not block. Lines that nobody
 // reads in time are dropped and counted.
 func (s *Server) Line(l Line) { s.out.add(l) }
 
@@ -194,8 +194,8 @@ func (s *Server) since(number uint64) []Event {
 	return nil
 }
 
-// send encodes and sends a message. Its error can be ignored, because everything important is sent
-// again.
+// send encodes and sends a message. The caller may ignore the error, because every message that
+// matters is sent again.
 func (s *Server) send(kind string, message any) error {
 	b, err := json.Marshal(message)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Requests on a daemon's unix socket. Each is one line of JSON, answered by one line, with a
-// descriptor beside it or lines after it.
+// Requests on a daemon's unix socket. Each request is one line of JSON. The answer is one line,
+// with a descriptor beside it or more lines after it.
 const (
 	wantSocket = "socket" // the stage socket of Replica, as Order has started it
 	wantLines  = "lines"  // all lines from now on; who asked before is cut off
@@ -35,7 +35,7 @@ type socketReply struct {
 const (
 	maxRequest   = 4 << 10   // bytes
 	maxLineBytes = 256 << 10 // of a line in JSON
-	// of a request, an answer, a write: a busy machine takes seconds
+	// For a request, an answer or a write. It is long because a busy machine takes seconds.
 	socketTimeout = 30 * time.Second
 	maxConns      = 1024                  // at a time; more wait
 	acceptAgain   = 50 * time.Millisecond // after an error
@@ -52,8 +52,8 @@ type socket struct {
 	conns  map[*net.UnixConn]bool
 }
 
-// listen opens a socket at path for processes of this user, or root. What connects waits until
-// serve is called.
+// listen opens a socket at path for processes of this user, or root. Connections wait until serve
+// is called.
 func listen(path string) (*socket, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {

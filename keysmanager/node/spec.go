@@ -7,18 +7,17 @@ import "fmt"
 type Spec struct {
 	Function  string `json:"function"` // pipeline.Key
 	Namespace string `json:"namespace"`
-	// gid of users that may read the function's secrets. The function runs in this group if it has
-	// an account; 0: in a group of its own.
+	// gid of the group that may read the function's secrets. With an account, the function runs in
+	// this group. 0: the function has a group of its own.
 	Group int `json:"group,omitempty"`
 	// Absolute path of the folder with its secrets; empty: it has none. The last part of the path
-	// tells the sets of secrets of one namespace apart.
+	// differs for different sets of secrets in a namespace.
 	Secrets string `json:"secrets,omitempty"`
 	Image   string `json:"image"` // name that the node's images know
 	// The env fprocess; empty: the image's ./stage, or its entrypoint.
 	Process string `json:"process,omitempty"`
 	Health  string `json:"health,omitempty"` // of a function that speaks HTTP: wire.EnvHealth
-	// HTTP path that says whether a function that speaks HTTP is ready; empty: see package
-	// watchdog.
+	// HTTP path of the readiness check of a function that speaks HTTP; empty: see package watchdog.
 	Ready string `json:"ready,omitempty"`
 	// default, host or none (annotation stagecoach.dev/network); empty: default.
 	Network string `json:"network,omitempty"`
@@ -32,7 +31,7 @@ type Spec struct {
 	// Name of the process that the function shares with others of its namespace on a device
 	// (docs/adr/0033); empty: none.
 	Worker string `json:"worker,omitempty"`
-	// Its program writes to /tmp only, if its image is its root.
+	// The program may write only to /tmp. This applies if the image is its root.
 	ReadOnly bool `json:"readOnly,omitempty"`
 	// Bytes that a replica may use (limits.memory); 0: not bounded.
 	Memory int64 `json:"memory,omitempty"`

@@ -116,8 +116,8 @@ type Zygote struct {
 	Generation uint64 `json:"generation,omitempty"` // how often the parameters were invalidated
 }
 
-// Failure is a zygote that did not load or that ended. It is loaded again at the next order after
-// Retry.
+// Failure describes a zygote that did not load or that ended. The first order after Retry loads it
+// again.
 type Failure struct {
 	Function string    `json:"function"`
 	Digest   string    `json:"digest"`
@@ -246,7 +246,7 @@ type Answer struct {
 	Path   string  `json:"path,omitempty"`
 	Phases []Phase `json:"phases,omitempty"`
 	Bytes  int64   `json:"bytes,omitempty"` // that what was loaded takes, or what was evicted took
-	// The lack of device memory that Error tells of; nil: none.
+	// The lack of device memory that caused Error; nil: Error has another cause.
 	Memory *MemoryError `json:"memory,omitempty"`
 	Events []Event      `json:"events,omitempty"`
 }
@@ -254,7 +254,7 @@ type Answer struct {
 // Code is the kind of an [Answer]'s Error.
 type Code string
 
-// The codes of an [Answer]'s Error. What is none of them has no code.
+// The codes of an [Answer]'s Error. Other errors have no code.
 const (
 	CodeUnsupported Code = "unsupported" // the node cannot do what is asked
 	CodeBusy        Code = "busy"        // what is to go is in use
@@ -341,7 +341,7 @@ type Event struct {
 	PID      int       `json:"pid,omitempty"`
 	Cause    string    `json:"cause,omitempty"`
 	End      string    `json:"end,omitempty"` // of an exit: task.End
-	// The lack of device memory that ended the replica; nil: the end has another cause.
+	// The lack of device memory that ended the replica; nil: it ended for another reason.
 	Memory *MemoryError `json:"memory,omitempty"`
 	Bytes  int64        `json:"bytes,omitempty"`
 }

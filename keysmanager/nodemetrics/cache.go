@@ -58,8 +58,8 @@ func (c *cacheMetrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// Register exports the parameters in the memory of nodes, and their devices.
-// inventories returns what each node has now.
+// Register exports the parameters in the memory of nodes, and their devices. inventories returns
+// the latest inventory of each node.
 func Register(r prometheus.Registerer, inventories func() []node.Inventory) error {
 	if err := r.Register(newCacheMetrics(inventories)); err != nil {
 		return err
