@@ -23,7 +23,8 @@
 //
 // A redeploy or [Manager.Invalidate] replaces parameters. The old parameters serve the replicas
 // that already run, and are freed with the last of them. When a zygote crashes, its replicas are
-// reported lost. The next order loads it again, after a back-off if it keeps crashing.
+// reported lost. The next order loads the parameters again, after a back-off if the zygote keeps
+// crashing.
 //
 // # What outlives the Manager
 //

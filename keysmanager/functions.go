@@ -60,8 +60,8 @@ type asking struct {
 }
 
 // ask records that a start or a load of a function begins. The caller calls asked when it has
-// ended. If Forget is called in between, the start or load must not make the function known again;
-// asking records that. The caller holds st.mu.
+// ended. The result's field forgotten is set if Forget is called in between. Then the start or load
+// must not make the function known again. The caller holds st.mu.
 func (st *store) ask(function string) *asking {
 	a := st.asks[function]
 	if a == nil {

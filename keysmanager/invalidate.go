@@ -136,8 +136,8 @@ func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err erro
 	return bytes, nil
 }
 
-// Invalidate replaces the parameters of a function that have changed although its image has not.
-// After it has returned, no replica starts from the old parameters any more, and the next start
+// Invalidate is for parameters that have changed although their image has not. After it has
+// returned, no replica of the function starts from the old parameters any more, and the next start
 // loads them again. The caller stops the replicas that still run from the old zygote, including
 // those of other functions that share the zygote. The old zygote ends with the last of them.
 func (m *Manager) Invalidate(ctx context.Context, function string) (Invalidation, error) {

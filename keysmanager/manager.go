@@ -55,9 +55,8 @@ type Config struct {
 	Log     *slog.Logger
 	Metrics prometheus.Registerer
 
-	// OnExit is called once when a replica has ended, for each replica that Start has started and
-	// for each adopted one. It may be called before Start or New has returned. nil: ends are not
-	// reported.
+	// OnExit is called once per replica when the replica has ended: for replicas of Start, and for
+	// adopted ones. It may be called before Start or New has returned. nil: ends are not reported.
 	OnExit func(Exit)
 	// OnEvict is called for each zygote that is ended because memory is short, with its function
 	// and its size in bytes. It must neither block nor call the Manager. nil: evictions are not

@@ -72,8 +72,8 @@ func finds(t *testing.T, pid int, store string) string {
 }
 
 // TestSecretsDivideZygotes checks that functions of one image share a zygote if they have no
-// secrets, and that each function with secrets has a zygote alone. The latter must find its secrets
-// on each start path, and also under a later daemon.
+// secrets, and that each function with secrets has a separate zygote. A function with secrets must
+// find its own secrets on each start path, and also under a later daemon.
 func TestSecretsDivideZygotes(t *testing.T) {
 	dir, store, w := openDir(t), secretStore(t), wardenOf(t)
 	first := accountsIn(t, dir)

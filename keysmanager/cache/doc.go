@@ -23,7 +23,7 @@
 //
 // # Rules
 //
-//   - A load is never begun if it would bring the use of a bound above [Threshold]. If an order
+//   - A load is never begun if more than [Threshold] of a bound would then be in use. If an order
 //     waits for the load, idle entries are evicted to make room for it. If that is not enough, the
 //     load is refused and nothing is evicted.
 //   - If more than Threshold of a bound is in use, idle entries are evicted until at most 80 % of

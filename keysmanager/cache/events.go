@@ -18,7 +18,8 @@ type Release[K comparable] struct{ Key K }
 // stale. Otherwise Step returns exactly one of these effects:
 //
 //   - [Wait]: the back-off after an earlier failure is not over;
-//   - [Unpark]: parked children end first. Send Want again, with the bytes that they free in Freed;
+//   - [Unpark]: parked children end first. Send Want again, with Freed set to the bytes that they
+//     free;
 //   - [Refuse]: the parameters would not fit even without the idle entries;
 //   - [Load]: the load begins. An [Evict] comes before it for each entry that makes room.
 type Want[K comparable] struct {

@@ -62,9 +62,8 @@ func (c *Core[K]) Ahead(now time.Time, bounds []Bound) int64 {
 func (c *Core[K]) short(now time.Time) bool { return c.pressed || latest(now, c.now).Before(c.calm) }
 
 // Room reports whether parameters of the given size may be loaded ahead of need. They may use free
-// memory. For a key stage, they may also replace idle entries that do not belong to key stages.
-// They never replace entries of equal rank, because two entries that do not fit together would
-// evict each other in turn.
+// memory. For a key stage, they may also replace idle entries that do not belong to key stages. All
+// other entries stay, because two entries that do not fit together would evict each other in turn.
 func (c *Core[K]) Room(now time.Time, bounds []Bound, bytes int64, keyStage bool) bool {
 	missing := bytes - c.Free(bounds)
 	if keyStage {

@@ -173,8 +173,9 @@ func enable(folder string, controllers []string) error {
 }
 
 // moveProcesses moves the processes of a v2 group into a child group, because a v2 group with child
-// groups may not have processes. It refuses if one of the processes was not started by this one. It
-// does not refuse in a container, where all processes of the group belong to the container.
+// groups may not have processes. It refuses if the group has a process that is not this process or
+// a descendant. It does not refuse in a container, where all processes of the group are the
+// container's.
 func moveProcesses(home string) error {
 	procs, err := readPIDs(filepath.Join(home, "cgroup.procs"))
 	if err != nil {

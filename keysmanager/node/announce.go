@@ -14,8 +14,8 @@ const claimTimeout = 2 * time.Second
 const claimAgain = 250 * time.Millisecond
 
 // Run announces the node and carries out its orders until ctx ends. Then it announces that the node
-// is gone. Run waits until the bus is connected, and goes on if the connection is lost. It returns
-// ErrTaken if another daemon has the node's name.
+// is gone. Run waits for the bus to connect, and goes on if the connection is lost later. It
+// returns ErrTaken if another daemon has the node's name.
 func (s *Server) Run(ctx context.Context) error {
 	if err := s.claim(ctx); err != nil {
 		return err
