@@ -78,8 +78,8 @@ func (l *starter) launch(ctx context.Context, o node.Order, p *process, run func
 	return wire.NewSocket(conn), nil
 }
 
-// timing records when the start of a replica began and how long its parts took. The goroutine of
-// the start owns it. Others read it once the replica runs.
+// timing records when the start of a replica began and how long its phases took. The goroutine of
+// the start owns it until the replica runs. After that, it is only read.
 type timing struct {
 	started time.Time
 	phases  []node.Phase
