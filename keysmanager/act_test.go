@@ -65,7 +65,7 @@ func actWarden() error {
 	if err != nil {
 		return err
 	}
-	return warden.Serve(context.Background(), warden.Server{Listener: l.(*net.UnixListener), Linger: time.Minute, Log: slog.New(slog.DiscardHandler)})
+	return warden.Serve(context.Background(), warden.Server{Listener: l.(*net.UnixListener), Runtime: sandbox.NewSpawner(), Linger: time.Minute, Log: slog.New(slog.DiscardHandler)})
 }
 
 func launcherAt(folder string) warden.Launcher {

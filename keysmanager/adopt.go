@@ -116,7 +116,7 @@ func (a *adoption) adoptReplica(r leftReplica, z *zygote.Zygote) error {
 		return fmt.Errorf("replica %q: process %d and %d descriptors, want 2: stdout, stderr", d.Replica, max(k.PID, d.PID), len(k.Files))
 	}
 	p := &process{
-		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), task: cmp.Or(d.Task, k.PID, d.PID), path: d.Path, device: d.Device, held: r.held,
+		replica: d.Replica, function: d.Function, pid: max(k.PID, d.PID), task: cmp.Or(d.Task, d.Inside, k.PID, d.PID), path: d.Path, device: d.Device, held: r.held,
 		timing: timing{phases: d.Phases, started: d.Started}, running: true, owner: m, entry: k.Name,
 		placed: make(chan struct{}), gone: make(chan struct{}),
 	}

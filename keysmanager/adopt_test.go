@@ -15,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
@@ -26,7 +27,7 @@ func after(t *testing.T, c *warden.Client) *rig {
 
 // wardenOf returns a warden that ends with the test, after the test's managers.
 func wardenOf(t *testing.T) *warden.Client {
-	c := warden.InProcess()
+	c := warden.InProcess(sandbox.NewSpawner())
 	t.Cleanup(c.Close)
 	return c
 }

@@ -20,7 +20,7 @@ func limitsOf(s node.Spec) GroupLimits {
 
 // tenantOf returns what a process of the function asks of the pool.
 func tenantOf(s node.Spec) resources.Tenant {
-	return resources.Tenant{Function: s.Function, Namespace: s.Namespace, Group: s.Group, Secrets: s.Secrets, Network: s.Network, Gateway: s.Gateway}
+	return resources.Tenant{Function: s.Function, Image: s.Image, Namespace: s.Namespace, Group: s.Group, Secrets: s.Secrets, Network: s.Network, Gateway: s.Gateway}
 }
 
 // ErrUnknown is the error for a replica that does not run here.

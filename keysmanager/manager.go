@@ -36,6 +36,8 @@ type Config struct {
 	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak
 	// the stage protocol.
 	Watchdog []string
+	// Containers is wire.EnvContainers of watchdogs; empty: they start processes.
+	Containers string
 	// Warden is the parent of the node's processes, and may hold processes of an earlier Manager. The
 	// caller closes it. nil: a warden inside this process.
 	Warden *warden.Client
@@ -158,7 +160,7 @@ func New(cfg Config) (*Manager, error) {
 	m := &Manager{cfg: &cfg, warden: cfg.Warden, detached: make(chan struct{})}
 	m.ctx, m.cancel = context.WithCancelCause(context.Background())
 	if m.warden == nil {
-		m.warden = warden.InProcess()
+		m.warden = warden.InProcess(sandbox.NewSpawner())
 	}
 	m.wire()
 	if err := m.newMetrics(cfg.Metrics); err != nil {

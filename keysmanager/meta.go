@@ -32,12 +32,14 @@ type replicaMeta struct {
 	Phases   []node.Phase     `json:"phases,omitempty"`
 	Started  time.Time        `json:"started"`
 	// Entry of its parent; empty: the warden is its parent.
-	Zygote string      `json:"zygote,omitempty"`
-	Mapped string      `json:"mapped,omitempty"` // entry of the memory that it maps
-	PID    int         `json:"pid,omitempty"`    // of a zygote's child
-	Task   int         `json:"task,omitempty"`   // thread id, of a worker's thread
-	Group  string      `json:"group,omitempty"`  // name of its cgroup
-	Limits GroupLimits `json:"limits,omitzero"`  // of its cgroup
+	Zygote string `json:"zygote,omitempty"`
+	Mapped string `json:"mapped,omitempty"` // entry of the memory that it maps
+	PID    int    `json:"pid,omitempty"`    // of a zygote's child
+	Task   int    `json:"task,omitempty"`   // thread id, of a worker's thread
+	// Number that its zygote knows it by, of a zygote's child in a container; 0: its PID.
+	Inside int         `json:"inside,omitempty"`
+	Group  string      `json:"group,omitempty"` // name of its cgroup
+	Limits GroupLimits `json:"limits,omitzero"` // of its cgroup
 	// CPU limit now, in thousandths of a core; 0: none.
 	CPUMilli int `json:"cpuMilli,omitempty"`
 }
@@ -53,6 +55,8 @@ func (p *process) meta() []byte {
 		r.Zygote = p.zygote.Entry
 		if p.zygote.Works() {
 			r.Task = p.task
+		} else if p.task != p.pid {
+			r.Inside = p.task
 		}
 	}
 	if p.mapped != nil {

@@ -18,7 +18,8 @@ import (
 type process struct {
 	replica, function string
 	pid               int
-	// id by which its zygote knows it: its pid, or the id of its thread in a worker
+	// id by which its zygote knows it: its pid in the zygote's namespace, or the id of its thread in a
+	// worker
 	task   int
 	path   string
 	milli  int    // as in node.Order.CPUMilli

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 
@@ -140,10 +140,10 @@ func (b *Stage) spawn(prepacked string) (Launched, error) {
 		end()
 		return Launched{}, err
 	}
-	return Launched{conn, cmd.Process.Pid, "", nil, end}, nil
+	return Launched{conn, cmd.PID(), "", nil, end}, nil
 }
 
-func endProcess(cmd *exec.Cmd) {
-	_ = cmd.Process.Kill()
-	sandbox.Wait(cmd)
+func endProcess(cmd sandbox.Process) {
+	_ = cmd.Signal(syscall.SIGKILL)
+	cmd.Wait()
 }

@@ -41,6 +41,7 @@ type Config struct {
 	Journal  JournalConfig  `yaml:"journal"`
 	NATS     NATSConfig     `yaml:"nats"`
 
+	Runtime   RuntimeConfig   `yaml:"runtime"`
 	Isolation IsolationConfig `yaml:"isolation"`
 	Telemetry TelemetryConfig `yaml:"telemetry"`
 	Log       LogConfig       `yaml:"log"`
@@ -168,6 +169,7 @@ func defaultConfig() Config {
 		Control:   ControlConfig{Tick: time.Second, StartTimeout: time.Minute, DrainTimeout: 30 * time.Second},
 		Journal:   JournalConfig{Bytes: 1 << 30, Sync: 2 * time.Minute, Window: 1024},
 		Log:       LogConfig{Format: "text"},
+		Runtime:   defaultRuntime(),
 		Isolation: IsolationConfig{UIDs: sandbox.DefaultRange.String(), Network: defaultNetwork},
 	}
 }
@@ -251,6 +253,7 @@ func (c *Config) Validate() error {
 	if err := validNetwork(c.Isolation.Network); err != nil {
 		bad("isolation.network", fmt.Sprintf("%q", c.Isolation.Network), err.Error())
 	}
+	c.Runtime.validate(func(field string, got any, want string) { bad("runtime."+field, got, want) })
 	if c.Log.Format != "text" && c.Log.Format != "json" {
 		bad("log.format", fmt.Sprintf("%q", c.Log.Format), "text or json")
 	}

@@ -40,16 +40,22 @@ func (g nodeGroup) Usage() (keysmanager.GroupUsage, error) {
 	return keysmanager.GroupUsage(u), err
 }
 
-// openGroups returns the cgroups of a node. The state folder tells them from the cgroups of another
-// node of the same name. If cgroups cannot be made, openGroups logs one warning and returns nil.
-func openGroups(node, state string, log *slog.Logger) (keysmanager.Groups, func()) {
+// nodeID returns a name of a node that differs from that of another node of this name, whose state
+// is in another folder.
+func nodeID(node, state string) string {
 	abs, err := filepath.Abs(state)
 	if err != nil {
 		abs = state
 	}
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(abs)) // never fails
-	root, err := cgroup.Open(fmt.Sprintf("%s-%08x", node, h.Sum32()))
+	return fmt.Sprintf("%s-%08x", node, h.Sum32())
+}
+
+// openGroups returns the cgroups of a node. The state folder tells them from the cgroups of another
+// node of the same name. If cgroups cannot be made, openGroups logs one warning and returns nil.
+func openGroups(node, state string, log *slog.Logger) (keysmanager.Groups, func()) {
+	root, err := cgroup.Open(nodeID(node, state))
 	if err != nil {
 		log.Warn("no cgroups: functions have no limits, and usage is estimated", "error", err)
 		return nil, func() {}

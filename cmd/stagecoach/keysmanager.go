@@ -43,13 +43,14 @@ type keysManagerConfig struct {
 	devices                    string // UUIDs or indices, separated by commas; "all", "none"
 	images, ort, state, listen string
 	uids, network              string
+	runtime                    RuntimeConfig
 	hostNetwork                bool
 	drain                      time.Duration
 	log                        LogConfig
 }
 
 func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
-	c := keysManagerConfig{log: LogConfig{Format: "text"}}
+	c := keysManagerConfig{log: LogConfig{Format: "text"}, runtime: defaultRuntime()}
 	defaults := defaultConfig()
 	fs := flag.NewFlagSet("keysmanager", flag.ContinueOnError)
 	fs.StringVar(&c.node, "node", "", "name of the node, which no other daemon has; default the host's")
@@ -66,6 +67,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
 	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
 	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
+	c.runtime.addFlags(fs)
 	fs.StringVar(&c.network, "network-cidr", defaults.Isolation.Network, "addresses of replicas, when this process is root")
 	fs.BoolVar(&c.hostNetwork, "allow-host-network", false, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
@@ -112,6 +114,7 @@ func (c *keysManagerConfig) validate() error {
 	if err := validNetwork(c.network); err != nil {
 		bad("network-cidr", fmt.Sprintf("%q", c.network), err.Error())
 	}
+	c.runtime.validate(func(field string, got any, want string) { bad(runtimeFlags[field], got, want) })
 	if c.log.Format != "text" && c.log.Format != "json" {
 		bad("log-format", fmt.Sprintf("%q", c.log.Format), "text or json")
 	}
@@ -204,7 +207,7 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		return err
 	}
 	d.onClose(store.Close)
-	processes, err := launchWarden(ctx, d.cfg.state)
+	processes, err := launchWarden(ctx, d.cfg.state, d.cfg.runtime, nodeID(d.cfg.node, d.cfg.state))
 	if err != nil {
 		return err
 	}
@@ -226,9 +229,13 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	d.onClose(done)
 	groups, done := openGroups(d.cfg.node, d.cfg.state, d.log)
 	d.onClose(done)
+	containers, err := d.cfg.runtime.forWatchdogs(nodeID(d.cfg.node, d.cfg.state))
+	if err != nil {
+		return err
+	}
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}, ORT: d.cfg.ort,
-		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Warden: processes, Accounts: users.forKeys(), Devices: devices,
+		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Containers: containers, Warden: processes, Accounts: users.forKeys(), Devices: devices,
 		Networks: nets.forKeys(), HostNetwork: d.cfg.hostNetwork, Groups: groups,
 		OnExit: func(e keysmanager.Exit) {
 			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause, End: string(e.End), Memory: (*node.MemoryError)(e.Memory)})

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -27,16 +28,19 @@ const wardenLinger = time.Minute
 
 // launchWarden returns a client of the warden of the node with this state folder. It starts a
 // warden if there is none.
-func launchWarden(ctx context.Context, state string) (*warden.Client, error) {
+func launchWarden(ctx context.Context, state string, r RuntimeConfig, node string) (*warden.Client, error) {
 	folder := filepath.Join(state, "warden")
 	return warden.Launch(ctx, warden.Launcher{
-		Socket: filepath.Join(folder, "socket"), Command: wardenLine[:], Log: filepath.Join(folder, "log"),
+		Socket: filepath.Join(folder, "socket"), Command: slices.Concat(wardenLine[:], r.arguments(), []string{"--node", node}), Log: filepath.Join(folder, "log"),
 	})
 }
 
 func runWarden(ctx context.Context, args []string, _ io.Writer) error {
 	fs := flag.NewFlagSet("warden", flag.ContinueOnError)
 	linger := fs.Duration("linger", wardenLinger, "for how long there may be no KeysManager before processes that are no use to anybody end")
+	node := fs.String("node", "", "name of the node, which no other node of the machine has")
+	runs := defaultRuntime()
+	runs.addFlags(fs)
 	if err := console.ParseFlags(fs, args); err != nil {
 		return fmt.Errorf("%w (`stagecoach keysmanager` starts it)", err)
 	}
@@ -53,5 +57,10 @@ func runWarden(ctx context.Context, args []string, _ io.Writer) error {
 	if !ok {
 		return errors.Join(fmt.Errorf("warden: descriptor %d is a %T, want a unix socket", warden.ListenFD, l), l.Close())
 	}
-	return warden.Serve(ctx, warden.Server{Listener: listener, Linger: *linger, Log: slog.New(slog.NewJSONHandler(os.Stderr, nil))})
+	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
+	r, err := runs.open(ctx, *node, log)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	return warden.Serve(ctx, warden.Server{Listener: listener, Runtime: r, Linger: *linger, Log: log})
 }

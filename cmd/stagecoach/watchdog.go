@@ -29,7 +29,12 @@ func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 	if err := console.ParseFlags(fs, args); err != nil {
 		return fmt.Errorf("%w (`stagecoach up` starts it, and says in its environment what to run)", err)
 	}
-	return watchdog.Run(ctx)
+	r, err := runtimeOfWatchdog(ctx)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	return watchdog.Run(ctx, r)
 }
 
 // openRendezvous opens the socket on which functions that speak HTTP meet the gateway, and the

@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,14 +55,14 @@ func create(t *testing.T, root *cgroup.Root, name string, l cgroup.Limits) *cgro
 }
 
 // start runs a shell's script in a group. What it prints can be read line by line.
-func start(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string) (*exec.Cmd, *bufio.Scanner) {
+func start(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string) (sandbox.Process, *bufio.Scanner) {
 	t.Helper()
 	return startAs(t, s, g, script, nil)
 }
 
 // startAs is like start, for another user. That user sees the machine's files in a private mount
 // namespace.
-func startAs(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string, as *sandbox.Account) (*exec.Cmd, *bufio.Scanner) {
+func startAs(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string, as *sandbox.Account) (sandbox.Process, *bufio.Scanner) {
 	t.Helper()
 	var files []*os.File
 	if g != nil {
@@ -87,7 +87,7 @@ func startAs(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string, a
 		t.Fatal(err)
 	}
 	_ = r.SetReadDeadline(time.Now().Add(time.Minute))
-	stuck := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	stuck := time.AfterFunc(time.Minute, func() { _ = cmd.Signal(syscall.SIGKILL) })
 	t.Cleanup(func() { stuck.Stop() })
 	return cmd, bufio.NewScanner(r)
 }
@@ -153,17 +153,17 @@ func TestEntersBeforeItsFirstInstruction(t *testing.T) {
 		if in := count(out); in != hierarchies {
 			t.Errorf("the process is in the group in %d hierarchies, want %d", in, hierarchies)
 		}
-		sandbox.Wait(cmd)
+		cmd.Wait()
 		cmd, out = startAs(t, s, g, "exec cat /proc/self/cgroup", &sandbox.Account{UID: 199998, GID: 199998})
 		if in := count(out); in != hierarchies {
 			t.Errorf("a process with a user of its own is in the group in %d hierarchies, want %d", in, hierarchies)
 		}
-		sandbox.Wait(cmd)
+		cmd.Wait()
 		cmd, out = start(t, s, nil, "exec cat /proc/self/cgroup")
 		if in := count(out); in != 0 {
 			t.Errorf("a process without a group is in an earlier one's in %d hierarchies, want none", in)
 		}
-		sandbox.Wait(cmd)
+		cmd.Wait()
 	}
 	if err := g.Remove(); err != nil {
 		t.Error(err)
@@ -191,8 +191,8 @@ func TestRemoveLeavesTheSpawnerAlone(t *testing.T) {
 			t.Error(err)
 		}
 		if err == nil {
-			_ = cmd.Process.Kill() // it may have died in the group, or come too late
-			sandbox.Wait(cmd)
+			_ = cmd.Signal(syscall.SIGKILL) // it may have died in the group, or come too late
+			cmd.Wait()
 		}
 	}
 }
@@ -231,7 +231,7 @@ func TestSetCPU(t *testing.T) {
 	if err := g.Remove(); err != nil {
 		t.Error(err)
 	}
-	if st := sandbox.Wait(cmd); !st.Signaled() {
+	if st := cmd.Wait(); !st.Signaled() {
 		t.Errorf("the program ended with %v, want it killed with its group", st)
 	}
 	if u := usage(t, g); u.CPU < after.CPU {
@@ -247,7 +247,7 @@ func TestMemory(t *testing.T) {
 	root, s := open(t), spawner(t)
 	g := create(t, root, "eats", cgroup.Limits{Memory: 32 << 20})
 	cmd, _ := start(t, s, g, "exec dd if=/dev/zero of=/dev/null bs=256M count=1")
-	if st := sandbox.Wait(cmd); !st.Signaled() {
+	if st := cmd.Wait(); !st.Signaled() {
 		t.Errorf("it ended with %v, want it killed", st)
 	}
 	if u := usage(t, g); u.OOMKills != 1 {
@@ -268,7 +268,7 @@ func TestForkBomb(t *testing.T) {
 	if err := g.Remove(); err != nil {
 		t.Error(err)
 	}
-	sandbox.Wait(cmd)
+	cmd.Wait()
 	for out.Scan() { // to the end: nobody holds the pipe any more
 	}
 	if err := out.Err(); err != nil && !errors.Is(err, io.EOF) {
@@ -285,7 +285,7 @@ func TestThousandGroups(t *testing.T) {
 	root, s := open(t), spawner(t)
 	for i := range 1000 {
 		g := create(t, root, fmt.Sprint("g", i), cgroup.Limits{Memory: 64 << 20, CPUMilli: 500, PIDs: 10})
-		var cmd *exec.Cmd
+		var cmd sandbox.Process
 		if i%50 == 0 {
 			cmd, _ = start(t, s, g, "sleep 1000 & sleep 1000")
 		}
@@ -293,7 +293,7 @@ func TestThousandGroups(t *testing.T) {
 			t.Fatal(err)
 		}
 		if cmd != nil {
-			sandbox.Wait(cmd)
+			cmd.Wait()
 		}
 	}
 	names, err := root.Names()
@@ -336,7 +336,7 @@ func TestGroupsOfAnEarlierProcess(t *testing.T) {
 	if names, err := later.Names(); err != nil || !slices.Equal(names, []string{"kept"}) {
 		t.Errorf("names %v, %v, want kept alone", names, err)
 	}
-	if st := sandbox.Wait(cmd); !st.Signaled() {
+	if st := cmd.Wait(); !st.Signaled() {
 		t.Errorf("the old one's process ended with %v, want it killed", st)
 	}
 	// A new group replaces an old one with the same name.
@@ -360,7 +360,7 @@ func TestGroupsOfAnEarlierProcess(t *testing.T) {
 	if err := full.Remove(); err != nil {
 		t.Error(err)
 	}
-	sandbox.Wait(cmd)
+	cmd.Wait()
 	if err := other.Close(); err != nil {
 		t.Error(err)
 	}
@@ -416,7 +416,7 @@ func TestGroupsWithinGroups(t *testing.T) {
 	if err := g.Remove(); err != nil {
 		t.Error(err)
 	}
-	sandbox.Wait(cmd)
+	cmd.Wait()
 	if _, err := os.Stat(inner); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the inner group: %v, want it gone", err)
 	}

@@ -1,12 +1,14 @@
 package resources
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"os"
 	"strings"
 	"sync"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
@@ -165,6 +167,7 @@ func (p *Pool) HasDevices() bool { return p.cfg.Devices != nil }
 type Tenant struct {
 	Function  string // pipeline.Key
 	Namespace string
+	Image     string // the name that its node knows
 	Group     int    // gid that may read its secrets; 0 gives each process a group of its own
 	Secrets   string // absolute path of the folder with its secrets; empty: it has none
 	Network   string // default, host or none; empty: default
@@ -180,6 +183,8 @@ func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid in
 		return 0, err
 	}
 	defer closeNetwork()
+	p.Command.Platform = who != Itself
+	p.Command.Labels = map[string]string{sandbox.LabelFunction: t.Function, sandbox.LabelImage: t.Image, sandbox.LabelReplica: cmp.Or(r.replica, p.Name)}
 	if r.pool.cfg.Accounts == nil || who == Nobody {
 		return r.pool.cfg.Warden.Start(p)
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -159,10 +158,10 @@ func TestAccountCannotReachAnotherAccount(t *testing.T) {
 	if !slices.Contains(l.sorted(), "stdout: read="+secrets+"/key: s3cret") {
 		t.Errorf("%q: its own secret is missing", l.sorted())
 	}
-	proc := fmt.Sprintf("/proc/%d/", p.Process.Pid)
+	proc := fmt.Sprintf("/proc/%d/", p.PID())
 	attacks := map[string]string{
 		"read=" + proc + "fd/3": "no such file", "read=" + proc + "environ": "no such file", "list=" + proc + "root/": "no such file",
-		fmt.Sprintf("kill=%d", p.Process.Pid): "operation not permitted", fmt.Sprintf("ptrace=%d", p.Process.Pid): "operation not permitted",
+		fmt.Sprintf("kill=%d", p.PID()): "operation not permitted", fmt.Sprintf("ptrace=%d", p.PID()): "operation not permitted",
 		fmt.Sprintf("kill=%d", os.Getpid()): "operation not permitted", "read=" + secrets + "/key": "permission denied",
 		"dial=" + socket: "permission denied",
 	}
@@ -175,16 +174,16 @@ func TestAccountCannotReachAnotherAccount(t *testing.T) {
 	// A process of the same user can signal it, but not look into it once it has sealed itself.
 	q, qo, ql := start(t, s, Command{Dir: image, Argv: []string{"./stage", "sealed", "wait"}, As: &victim.Account, Files: []*os.File{given}})
 	proctest.Until(t, "the sibling to wait", func() bool { return slices.Contains(ql.sorted(), "stdout: waiting") })
-	for _, attack := range []string{fmt.Sprintf("read=/proc/%d/fd/3", q.Process.Pid), fmt.Sprintf("ptrace=%d", q.Process.Pid)} {
+	for _, attack := range []string{fmt.Sprintf("read=/proc/%d/fd/3", q.PID()), fmt.Sprintf("ptrace=%d", q.PID())} {
 		if got := finished(t, s, Command{Dir: image, Argv: []string{"./stage", attack}, As: &victim.Account}); len(got) != 1 || !strings.Contains(got[0], "no such file") && !strings.Contains(got[0], "not permitted") {
 			t.Errorf("%s on a sibling: %q", attack, got)
 		}
 	}
-	for _, one := range []*exec.Cmd{p, q} {
-		if err := one.Process.Signal(syscall.SIGTERM); err != nil {
+	for _, one := range []Process{p, q} {
+		if err := one.Signal(syscall.SIGTERM); err != nil {
 			t.Error(err)
 		}
-		Wait(one)
+		one.Wait()
 	}
 	o.Finish(time.Second)
 	qo.Finish(time.Second)
@@ -272,7 +271,7 @@ func TestKillEndsAWholeForkBomb(t *testing.T) {
 	if err != nil || n < 50 {
 		t.Errorf("killed %d threads, %v", n, err)
 	}
-	if status := Wait(p); status.Signal() != syscall.SIGKILL {
+	if status := p.Wait(); status.Signal() != syscall.SIGKILL {
 		t.Errorf("status %#x, want SIGKILL", status)
 	}
 	proctest.Until(t, "nothing to be left", func() bool { return threads(bomber.UID) == 0 })
@@ -307,11 +306,11 @@ func TestEachAccountHasOneOwner(t *testing.T) {
 	if next := take(t, b, "x"); next.UID == l.UID {
 		t.Errorf("user %d is assigned although processes have it", l.UID)
 	}
-	adopted, err := b.Adopt(p.Process.Pid)
+	adopted, err := b.Adopt(p.PID())
 	if err != nil || adopted == nil || adopted.Account != l.Account {
 		t.Fatalf("%+v, %v, want %+v", adopted, err, l.Account)
 	}
-	if _, err := b.Adopt(p.Process.Pid); err == nil {
+	if _, err := b.Adopt(p.PID()); err == nil {
 		t.Error("adopted twice")
 	}
 	if none, err := b.Adopt(os.Getpid()); none != nil || err != nil {
@@ -320,7 +319,7 @@ func TestEachAccountHasOneOwner(t *testing.T) {
 	if err := adopted.Release(); err != nil {
 		t.Error(err)
 	}
-	if Wait(p).Signal() != syscall.SIGKILL {
+	if p.Wait().Signal() != syscall.SIGKILL {
 		t.Error("a process still runs after its account was released")
 	}
 	o.Finish(time.Second)

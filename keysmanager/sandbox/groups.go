@@ -54,7 +54,7 @@ func (e entry) start(cmd *exec.Cmd) error {
 		err = errors.Join(err, fmt.Errorf("the way back: %w", back))
 		if cmd.Process != nil {
 			_ = cmd.Process.Kill()
-			Wait(cmd)
+			wait(cmd)
 		}
 	}
 	return err
@@ -88,7 +88,7 @@ func startUnified(cmd *exec.Cmd, procs *os.File) error {
 	}
 	if _, err := procs.WriteString(strconv.Itoa(cmd.Process.Pid)); err != nil && !errors.Is(err, unix.ESRCH) {
 		_ = cmd.Process.Kill()
-		Wait(cmd)
+		wait(cmd)
 		return fmt.Errorf("cgroup: %w", err)
 	}
 	return nil

@@ -103,7 +103,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	_ = theirs.Close()
 	if err := awaitProgram(conn, in); err != nil {
 		_ = cmd.Process.Kill()
-		Wait(cmd)
+		wait(cmd)
 		return nil, fmt.Errorf("start %s in root %s: %w", in.Argv[0], root, err)
 	}
 	return cmd, nil

@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			panic(err)
 		}
-		fmt.Println(p.Process.Pid)
+		fmt.Println(p.PID())
 		select {}
 	}
 	goleak.VerifyTestMain(m)
@@ -240,10 +240,10 @@ func TestDescriptorsAndSignalsReachAProcessWithARoot(t *testing.T) {
 		}
 	}
 	proctest.Until(t, "it to wait", func() bool { return slices.Contains(l.sorted(), "stdout: waiting") })
-	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := p.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if status := Wait(p); status != 0 {
+	if status := p.Wait(); status != 0 {
 		t.Errorf("status %#x, want 0", status)
 	}
 	o.Finish(10 * time.Second)

@@ -27,15 +27,8 @@ func setLimits(pid int, c Command, traced bool) error {
 			return fmt.Errorf("wait for its start: %w", err)
 		}
 	}
-	limits := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: MaxFiles, unix.RLIMIT_FSIZE: MaxFileSize, unix.RLIMIT_MEMLOCK: MaxLocked}
-	if c.As != nil {
-		limits[unix.RLIMIT_NPROC] = MaxProcesses
-		if c.Processes > 0 {
-			limits[unix.RLIMIT_NPROC] = uint64(c.Processes)
-		}
-	}
 	lowerAll := func() error {
-		for resource, most := range limits {
+		for resource, most := range c.limits() {
 			if err := lowerLimit(pid, resource, most); err != nil {
 				return fmt.Errorf("set limit %d to %d: %w", resource, most, err)
 			}
@@ -56,6 +49,24 @@ func setLimits(pid int, c Command, traced bool) error {
 		}
 	}
 	return nil
+}
+
+// limits returns the most that each limited resource of a process may have.
+func (c Command) limits() map[int]uint64 {
+	all := map[int]uint64{unix.RLIMIT_CORE: 0, unix.RLIMIT_NOFILE: MaxFiles, unix.RLIMIT_FSIZE: MaxFileSize, unix.RLIMIT_MEMLOCK: MaxLocked}
+	if c.As != nil {
+		all[unix.RLIMIT_NPROC] = MaxProcesses
+		if c.Processes > 0 {
+			all[unix.RLIMIT_NPROC] = uint64(c.Processes)
+		}
+	}
+	return all
+}
+
+// limitNames are the names of the resources of [Command.limits].
+var limitNames = map[int]string{
+	unix.RLIMIT_CORE: "RLIMIT_CORE", unix.RLIMIT_NOFILE: "RLIMIT_NOFILE", unix.RLIMIT_FSIZE: "RLIMIT_FSIZE", unix.RLIMIT_MEMLOCK: "RLIMIT_MEMLOCK",
+	unix.RLIMIT_NPROC: "RLIMIT_NPROC",
 }
 
 // lowerLimit reduces a limit of a process to at most this value.

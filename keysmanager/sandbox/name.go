@@ -163,20 +163,17 @@ func mountExtended(file, line string) error {
 	if err != nil {
 		return err
 	}
-	if n := len(b); n > 0 && b[n-1] != '\n' {
-		line = "\n" + line
-	}
 	copied := filepath.Join(Home, filepath.Base(file))
 	// The mount keeps the content.
 	defer os.Remove(copied)
 	// The mode is that of the list that it replaces, whatever the umask is.
 	const mode = 0o644
 	//nolint:gosec // as above
-	err = errors.Join(os.WriteFile(copied, append(b, line...), mode), os.Chmod(copied, mode))
+	err = errors.Join(os.WriteFile(copied, extended(b, line), mode), os.Chmod(copied, mode))
 	if err != nil {
 		return err
 	}
-	v, err := openView(view{path: copied}, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
+	v, err := view{from: copied, data: true}.open()
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"os"
 	"strconv"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -36,12 +37,12 @@ func TestNetwork(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		name, err := os.Readlink("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/ns/net")
+		name, err := os.Readlink("/proc/" + strconv.Itoa(cmd.PID()) + "/ns/net")
 		if err != nil {
 			t.Error(err)
 		}
-		_ = cmd.Process.Kill()
-		Wait(cmd)
+		_ = cmd.Signal(syscall.SIGKILL)
+		cmd.Wait()
 		return name
 	}
 	want, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(int(network.Fd())))

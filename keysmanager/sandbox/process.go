@@ -17,7 +17,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Command describes a process that a Spawner starts.
+// Runtime starts processes. Its methods are safe for concurrent use.
+type Runtime interface {
+	// Start starts the process of a command.
+	Start(c Command) (Process, error)
+	// Close ends the Runtime and its processes. The caller calls it after they have ended.
+	Close()
+}
+
+// Process is a process that a Runtime has started.
+type Process interface {
+	// PID returns the number of the process on this machine. It stays the same after its end.
+	PID() int
+	// Signal signals the process. The error says why it cannot be signaled; most often, it has ended.
+	Signal(s syscall.Signal) error
+	// Wait waits until the process has ended, and returns how it ended. The caller calls it once. Other
+	// processes of its process group, or of its container, end with it.
+	Wait() unix.WaitStatus
+	// Forget removes what the Runtime keeps of a process that has ended, once nobody reads the
+	// counters of its cgroup any more. The caller calls it after Wait.
+	Forget()
+}
+
+// Command describes a process that a Runtime starts.
 type Command struct {
 	// Dir is the working folder, usually an image's root; with Chroot, a path inside the root.
 	Dir string
@@ -33,6 +55,12 @@ type Command struct {
 	// instruction. The caller closes the files.
 	Groups []*os.File
 	Stays  bool // it stays in the caller's process group and ends with that; only without Chroot
+	// Platform says that the process is a part of Stagecoach, such as a watchdog. Each Runtime starts
+	// it as a Spawner does.
+	Platform bool
+	// Labels say what the process is for, to the tools of operators: see the names that begin with
+	// Label.
+	Labels map[string]string
 
 	// Hosts and Resolv are paths of files that the process sees as /etc/hosts and /etc/resolv.conf;
 	// empty: the machine's files. Both need Chroot or As. With As, a file that the machine does not
@@ -70,6 +98,13 @@ type Command struct {
 	User     string // with Chroot: user[:group], numbers or names that the image lists; empty: root
 	ReadOnly bool   // with Chroot: only /tmp and /dev/shm can be written to
 }
+
+// Names of a Command's Labels.
+const (
+	LabelFunction = "function"
+	LabelImage    = "image"   // the name that the node knows
+	LabelReplica  = "replica" // or what else it is, such as a zygote
+)
 
 // name is one of the machine's files for resolving names, and the file that replaces it. If from is
 // empty, nothing replaces it.
@@ -144,11 +179,21 @@ func (s *Spawner) Close() {
 }
 
 // Start starts the process as the leader of its own session and process group, unless c.Stays is
-// set. The caller waits for the process with [Wait].
-func (s *Spawner) Start(c Command) (*exec.Cmd, error) {
+// set. The caller waits for the process.
+func (s *Spawner) Start(c Command) (Process, error) {
+	start := s.startBeside
 	if c.Chroot != "" {
-		return s.startInside(c)
+		start = s.startInside
 	}
+	cmd, err := start(c)
+	if err != nil {
+		return nil, err
+	}
+	return spawned{cmd}, nil
+}
+
+// startBeside starts a process without a root of its own.
+func (s *Spawner) startBeside(c Command) (*exec.Cmd, error) {
 	cmd, err := c.cmd()
 	if err == nil {
 		err = s.run(cmd, c)
@@ -252,16 +297,31 @@ func (s *Spawner) begin(cmd *exec.Cmd, c Command) error {
 	}
 	if err := setLimits(cmd.Process.Pid, c, cmd.SysProcAttr.Ptrace); err != nil {
 		_ = cmd.Process.Kill()
-		Wait(cmd)
+		wait(cmd)
 		return err
 	}
 	return nil
 }
 
-// Wait waits until a process of a Spawner has ended, and returns how it ended. The caller calls it
-// once, in place of cmd.Wait. Wait kills the other processes of the process's group, because no
+// spawned is a process of a Spawner.
+type spawned struct{ cmd *exec.Cmd }
+
+// PID implements Process.
+func (p spawned) PID() int { return p.cmd.Process.Pid }
+
+// Signal implements Process.
+func (p spawned) Signal(s syscall.Signal) error { return p.cmd.Process.Signal(s) }
+
+// Wait implements Process.
+func (p spawned) Wait() unix.WaitStatus { return wait(p.cmd) }
+
+// Forget implements Process. The kernel has forgotten the process.
+func (p spawned) Forget() {}
+
+// wait waits until a process of a Spawner has ended, and returns how it ended. The caller calls it
+// once, in place of cmd.Wait. wait kills the other processes of the process's group, because no
 // other code would end them.
-func Wait(cmd *exec.Cmd) unix.WaitStatus {
+func wait(cmd *exec.Cmd) unix.WaitStatus {
 	err := error(unix.EINTR)
 	for errors.Is(err, unix.EINTR) {
 		err = unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil)

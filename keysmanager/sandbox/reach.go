@@ -78,6 +78,10 @@ func reach(pid int, as *Account, open func() (view, error)) error {
 	if int(got.Uid) != as.UID { // another process has got its number
 		return fmt.Errorf("it is of user %d, want %d", got.Uid, as.UID)
 	}
+	var machines, its unix.Stat_t
+	if err := unix.Stat("/", &machines); err != nil {
+		return err
+	}
 	// Else the namespace would change for other threads, too.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return err
@@ -108,6 +112,10 @@ func reach(pid int, as *Account, open func() (view, error)) error {
 		return err
 	}
 	within, err := mountOf(v.path)
+	// A container has a root of its own, in which folders may be made.
+	if errors.Is(err, os.ErrNotExist) && unix.Stat("/", &its) == nil && (its.Dev != machines.Dev || its.Ino != machines.Ino) {
+		within, err = "/", nil
+	}
 	if err != nil {
 		return err
 	}

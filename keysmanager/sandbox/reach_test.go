@@ -22,8 +22,8 @@ func TestReach(t *testing.T) {
 	state := filepath.Dir(filepath.Dir(beside))
 	l := take(t, a, "ns")
 	p, o, _ := start(t, newSpawner(t), Command{Dir: image, Process: "sleep 600", As: &l.Account})
-	defer func() { _, _ = p.Process.Signal(syscall.SIGKILL), Wait(p); o.Finish(time.Second) }()
-	within := func(path string) string { return fmt.Sprintf("/proc/%d/root%s", p.Process.Pid, path) }
+	defer func() { _, _ = p.Signal(syscall.SIGKILL), p.Wait(); o.Finish(time.Second) }()
+	within := func(path string) string { return fmt.Sprintf("/proc/%d/root%s", p.PID(), path) }
 	var folders []string
 	for i := range 8 {
 		folder := filepath.Join(state, "store", fmt.Sprint(i), "fs")
@@ -35,7 +35,7 @@ func TestReach(t *testing.T) {
 	}
 	for range 2 { // the second call finds the folder readable already
 		for _, folder := range folders[:7] {
-			if err := Reach(p.Process.Pid, &l.Account, folder); err != nil {
+			if err := Reach(p.PID(), &l.Account, folder); err != nil {
 				t.Error(err)
 			}
 			if b, err := os.ReadFile(within(filepath.Join(folder, "file"))); err != nil || string(b) != "of another" {
@@ -59,7 +59,7 @@ func TestReach(t *testing.T) {
 	if mounts, err := os.ReadFile("/proc/self/mountinfo"); err != nil || strings.Contains(string(mounts), state) {
 		t.Errorf("other processes see its mounts (%v)", err)
 	}
-	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", p.Process.Pid))
+	mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", p.PID()))
 	// Each folder is listed twice: as the mounted folder and as the mount point.
 	if n := strings.Count(string(mounts), "/store/"); err != nil || n != 2*7 {
 		t.Errorf("it has %d mounts of folders, %v, want 7:\n%s", n/2, err, mounts)
@@ -67,7 +67,7 @@ func TestReach(t *testing.T) {
 	if err := os.Chmod(folders[7], 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := Reach(p.Process.Pid, &l.Account, folders[7]); err == nil || !strings.Contains(err.Error(), "chmod -R a+rX") {
+	if err := Reach(p.PID(), &l.Account, folders[7]); err == nil || !strings.Contains(err.Error(), "chmod -R a+rX") {
 		t.Errorf("a folder that it may not read: %v", err)
 	}
 	if err := Reach(1<<22, &l.Account, folders[0]); !errors.Is(err, syscall.ENOENT) {

@@ -338,10 +338,11 @@ func mount(what, at, kind string, flags uintptr, data string) error {
 
 // kept are the capabilities that a program keeps if it runs as root: those over its own files and
 // processes.
-var kept = map[uintptr]bool{
-	unix.CAP_CHOWN: true, unix.CAP_DAC_OVERRIDE: true, unix.CAP_FOWNER: true, unix.CAP_FSETID: true, unix.CAP_KILL: true,
-	unix.CAP_SETGID: true, unix.CAP_SETUID: true, unix.CAP_SETPCAP: true, unix.CAP_SETFCAP: true,
-	unix.CAP_NET_BIND_SERVICE: true, unix.CAP_SYS_CHROOT: true, unix.CAP_AUDIT_WRITE: true,
+var kept = map[uintptr]string{
+	unix.CAP_CHOWN: "CAP_CHOWN", unix.CAP_DAC_OVERRIDE: "CAP_DAC_OVERRIDE", unix.CAP_FOWNER: "CAP_FOWNER", unix.CAP_FSETID: "CAP_FSETID",
+	unix.CAP_KILL: "CAP_KILL", unix.CAP_SETGID: "CAP_SETGID", unix.CAP_SETUID: "CAP_SETUID", unix.CAP_SETPCAP: "CAP_SETPCAP",
+	unix.CAP_SETFCAP: "CAP_SETFCAP", unix.CAP_NET_BIND_SERVICE: "CAP_NET_BIND_SERVICE", unix.CAP_SYS_CHROOT: "CAP_SYS_CHROOT",
+	unix.CAP_AUDIT_WRITE: "CAP_AUDIT_WRITE",
 }
 
 // dropRights gives up the rights that the program must not have. It locks the calling goroutine to
@@ -349,7 +350,7 @@ var kept = map[uintptr]bool{
 func dropRights(who identity) error {
 	runtime.LockOSThread()
 	for c := uintptr(0); c <= 63; c++ {
-		if kept[c] {
+		if kept[c] != "" {
 			continue
 		}
 		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); errors.Is(err, unix.EINVAL) {

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -150,7 +149,7 @@ func (l *lines) sorted() []string {
 }
 
 // start starts c with its output into l.
-func start(t *testing.T, s *Spawner, c Command) (*exec.Cmd, *Output, *lines) {
+func start(t *testing.T, s *Spawner, c Command) (Process, *Output, *lines) {
 	t.Helper()
 	l := &lines{one: make(chan string, 1)}
 	o, err := NewOutput(l.add)
@@ -170,7 +169,7 @@ func start(t *testing.T, s *Spawner, c Command) (*exec.Cmd, *Output, *lines) {
 func finished(t *testing.T, s *Spawner, c Command) []string {
 	t.Helper()
 	p, o, l := start(t, s, c)
-	if status := Wait(p); status != 0 {
+	if status := p.Wait(); status != 0 {
 		t.Errorf("%s: status %#x, want 0", c.Process, status)
 	}
 	o.Finish(10 * time.Second)
@@ -221,13 +220,13 @@ func TestProcessInheritsOnlyItsCommand(t *testing.T) {
 		}
 	}
 	p, o, _ := start(t, s, Command{Dir: dir, Process: "sleep 600"})
-	if sid, err := unix.Getsid(p.Process.Pid); sid != p.Process.Pid {
-		t.Errorf("session %d, %v, want its own, %d", sid, err, p.Process.Pid)
+	if sid, err := unix.Getsid(p.PID()); sid != p.PID() {
+		t.Errorf("session %d, %v, want its own, %d", sid, err, p.PID())
 	}
-	if err := p.Process.Signal(syscall.SIGTERM); err != nil {
+	if err := p.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if status := Wait(p); !status.Signaled() || status.Signal() != syscall.SIGTERM {
+	if status := p.Wait(); !status.Signaled() || status.Signal() != syscall.SIGTERM {
 		t.Errorf("status %#x, want SIGTERM", status)
 	}
 	o.Finish(time.Second)
@@ -252,7 +251,7 @@ func TestWaitEndsTheProcessGroup(t *testing.T) {
 	s, dir := newSpawner(t), t.TempDir()
 	write(t, filepath.Join(dir, "stage"), "#!/bin/sh\nsleep 600 & echo $!\nexit 7\n")
 	p, o, l := start(t, s, Command{Dir: dir})
-	if status := Wait(p); status.ExitStatus() != 7 {
+	if status := p.Wait(); status.ExitStatus() != 7 {
 		t.Errorf("status %#x, want 7", status)
 	}
 	o.Finish(10 * time.Second)
@@ -267,7 +266,7 @@ func TestProcessesEndWithTheSpawner(t *testing.T) {
 	s := NewSpawner()
 	p, o, _ := start(t, s, Command{Dir: t.TempDir(), Process: "sleep 600"})
 	s.Close()
-	if status := Wait(p); status.Signal() != syscall.SIGKILL {
+	if status := p.Wait(); status.Signal() != syscall.SIGKILL {
 		t.Errorf("status %#x, want SIGKILL", status)
 	}
 	o.Finish(time.Second)

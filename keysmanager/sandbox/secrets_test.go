@@ -57,16 +57,16 @@ func TestProcessSeesOnlyItsOwnSecrets(t *testing.T) {
 	secrets, own := secretsOf(t, victim.GID, "s3cret"), secretsOf(t, hostile.GID, "own")
 	key := secrets + "/key"
 	p, o, l := start(t, s, Command{Dir: image, Argv: []string{"./stage", "read=" + key, "wait"}, As: &victim.Account, Secrets: secrets})
-	defer func() { _, _ = p.Process.Signal(syscall.SIGTERM), Wait(p); o.Finish(time.Second) }()
+	defer func() { _, _ = p.Signal(syscall.SIGTERM), p.Wait(); o.Finish(time.Second) }()
 	proctest.Until(t, "the victim to wait", func() bool { return slices.Contains(l.sorted(), "stdout: waiting") })
 	if !slices.Contains(l.sorted(), "stdout: read="+key+": s3cret") {
 		t.Errorf("%q: its own secret is missing", l.sorted())
 	}
 	putSecret(t, secrets, victim.GID, "changed")
-	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", p.Process.Pid, key)); err != nil || string(b) != "changed" {
+	if b, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", p.PID(), key)); err != nil || string(b) != "changed" {
 		t.Errorf("it sees %q, %v, after the change", b, err)
 	}
-	proc := fmt.Sprintf("/proc/%d", p.Process.Pid)
+	proc := fmt.Sprintf("/proc/%d", p.PID())
 	attacks := map[string]string{
 		"read=" + key: "no such file", "list=" + secrets: "no such file", "read=" + proc + "/root" + key: "no such file", "list=" + proc + "/root" + RunFolder: "no such file",
 		"read=" + proc + "/cwd/.." + key: "no such file", "read=" + proc + "/cmdline": "no such file", "read=" + proc + "/environ": "no such file",
@@ -110,9 +110,9 @@ func TestReachSecrets(t *testing.T) {
 	l := take(t, a, "ns")
 	first, second, others := secretsOf(t, l.GID, "one"), secretsOf(t, l.GID, "two"), secretsOf(t, take(t, a, "other").GID, "not its own")
 	p, o, _ := start(t, newSpawner(t), Command{Dir: image, Process: "sleep 600", As: &l.Account, Secrets: first})
-	defer func() { _, _ = p.Process.Signal(syscall.SIGKILL), Wait(p); o.Finish(time.Second) }()
+	defer func() { _, _ = p.Signal(syscall.SIGKILL), p.Wait(); o.Finish(time.Second) }()
 	sees := func(folder string) string {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s/key", p.Process.Pid, folder))
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s/key", p.PID(), folder))
 		if errors.Is(err, fs.ErrNotExist) {
 			return "nothing"
 		}
@@ -121,7 +121,7 @@ func TestReachSecrets(t *testing.T) {
 	reach := func(want string) {
 		t.Helper()
 		for _, folder := range []string{first, second} {
-			if err := ReachSecrets(p.Process.Pid, &l.Account, folder); err != nil {
+			if err := ReachSecrets(p.PID(), &l.Account, folder); err != nil {
 				t.Error(err)
 			}
 		}
@@ -146,14 +146,14 @@ func TestReachSecrets(t *testing.T) {
 		putSecret(t, folder, l.GID, "anew")
 	}
 	reach("anew<nil> anew<nil>")
-	if err := ReachSecrets(p.Process.Pid, &l.Account, others); err == nil || sees(others) != "nothing" {
+	if err := ReachSecrets(p.PID(), &l.Account, others); err == nil || sees(others) != "nothing" {
 		t.Errorf("another group's: %v, it sees %s", err, sees(others))
 	}
-	if err := ReachSecrets(p.Process.Pid, &Account{UID: l.UID + 1, GID: l.GID}, secretsOf(t, l.GID, "x")); err == nil || !strings.Contains(err.Error(), "it is of user") {
+	if err := ReachSecrets(p.PID(), &Account{UID: l.UID + 1, GID: l.GID}, secretsOf(t, l.GID, "x")); err == nil || !strings.Contains(err.Error(), "it is of user") {
 		t.Errorf("a process of another user: %v", err)
 	}
 	for _, path := range []string{RunFolder + "/x", filepath.Dir(second) + "/x", second + "/x"} {
-		if err := os.WriteFile(fmt.Sprintf("/proc/%d/root%s", p.Process.Pid, path), nil, 0o600); !errors.Is(err, syscall.EROFS) {
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/root%s", p.PID(), path), nil, 0o600); !errors.Is(err, syscall.EROFS) {
 			t.Errorf("%s can be written to: %v", path, err)
 		}
 	}
@@ -174,8 +174,8 @@ func TestProcessesOfOthersAreHidden(t *testing.T) {
 	sealed, so, sl := start(t, s, Command{Dir: image, Argv: []string{"./stage", "sealed", "read=/proc/self/status", "wait"}, As: &l.Account})
 	open, oo, ol := start(t, s, Command{Dir: image, Argv: []string{"./stage", "wait"}, As: &l.Account})
 	defer func() {
-		_, _ = sealed.Process.Signal(syscall.SIGTERM), open.Process.Signal(syscall.SIGTERM)
-		_, _ = Wait(sealed), Wait(open)
+		_, _ = sealed.Signal(syscall.SIGTERM), open.Signal(syscall.SIGTERM)
+		_, _ = sealed.Wait(), open.Wait()
 		so.Finish(time.Second)
 		oo.Finish(time.Second)
 	}()
@@ -195,7 +195,7 @@ func TestProcessesOfOthersAreHidden(t *testing.T) {
 	if n, err := fmt.Sscanf(got[max(i, 0)], "stdout: pid: %d", &pid); n != 1 {
 		t.Fatalf("%v:\n%s", err, text)
 	}
-	seen := []string{fmt.Sprintf("/proc/%d", pid), fmt.Sprintf("/proc/%d", open.Process.Pid)}
+	seen := []string{fmt.Sprintf("/proc/%d", pid), fmt.Sprintf("/proc/%d", open.PID())}
 	slices.Sort(seen)
 	if want := fmt.Sprintf("stdout: pid: %d %v <nil>", pid, seen); got[i] != want {
 		t.Errorf("%s, want %s", got[i], want)

@@ -68,10 +68,10 @@ func TestAProcessThatPrintsForever(t *testing.T) {
 		lines := l.sorted()
 		return len(lines) > burst*LinesPerSecond && strings.HasPrefix(lines[0], began)
 	})
-	if err := p.Process.Signal(syscall.SIGKILL); err != nil {
+	if err := p.Signal(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	Wait(p)
+	p.Wait()
 	o.Finish(10 * time.Second)
 	lines, dropped := l.sorted(), 0
 	for _, line := range lines[:4] {

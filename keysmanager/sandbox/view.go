@@ -16,8 +16,10 @@ import (
 // view is a file or folder that one process sees at the path at which this process sees it.
 type view struct {
 	path  string // absolute, without links
+	from  string // the file or folder that appears there; absolute, without links
 	write bool
-	tree  int // a detached mount of it
+	data  bool // no programs run from it
+	tree  int  // a detached mount of it
 	isDir bool
 }
 
@@ -152,6 +154,21 @@ func finish(at string, done bool) error {
 
 // views opens the paths of c, outer folders first.
 func (c Command) views() ([]view, error) {
+	all, err := c.seen()
+	var out []view
+	for _, v := range all {
+		if err != nil {
+			break
+		}
+		if v, err = v.open(); err == nil {
+			out = append(out, v)
+		}
+	}
+	return out, err
+}
+
+// seen returns the paths of c, outer folders first.
+func (c Command) seen() ([]view, error) {
 	given := map[string]bool{c.Dir: false}
 	for _, p := range c.Reads {
 		given[p] = false
@@ -161,7 +178,7 @@ func (c Command) views() ([]view, error) {
 	}
 	var out []view
 	for p, write := range given {
-		v, err := newView(p, write)
+		v, err := checkView(p, write)
 		if err != nil {
 			return out, err
 		}
@@ -175,7 +192,7 @@ func (c Command) views() ([]view, error) {
 		if err != nil {
 			return out, err
 		}
-		v, err := newView(n.from, false)
+		v, err := checkView(n.from, false)
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", n.at, err)
 		}
@@ -183,7 +200,7 @@ func (c Command) views() ([]view, error) {
 		out = append(out, v)
 	}
 	if c.Secrets != "" {
-		v, err := newSecrets(c.Secrets, c.As)
+		v, err := checkSecrets(c.Secrets, c.As)
 		if err != nil {
 			return out, err
 		}
@@ -195,6 +212,15 @@ func (c Command) views() ([]view, error) {
 
 // newView opens a view of a file or folder. The caller closes its tree.
 func newView(p string, write bool) (view, error) {
+	v, err := checkView(p, write)
+	if err != nil {
+		return view{}, err
+	}
+	return v.open()
+}
+
+// checkView checks that a process may see a file or folder.
+func checkView(p string, write bool) (view, error) {
 	path, info, err := resolve(p)
 	if err != nil {
 		return view{}, err
@@ -202,15 +228,20 @@ func newView(p string, write bool) (view, error) {
 	if need := fs.FileMode(0o004); !write && info.Mode().Perm()&need == 0 {
 		return view{}, fmt.Errorf("%s has mode %v: its process runs as a user of its own, want it readable by all (chmod -R a+rX)", path, info.Mode().Perm())
 	}
-	attr := uint64(0)
-	if !write {
-		attr = unix.MOUNT_ATTR_RDONLY
-	}
-	return openView(view{path: path, write: write, isDir: info.IsDir()}, attr)
+	return view{path: path, from: path, write: write, isDir: info.IsDir()}, nil
 }
 
 // newSecrets opens a view of a folder of secrets. The caller closes its tree.
 func newSecrets(p string, as *Account) (view, error) {
+	v, err := checkSecrets(p, as)
+	if err != nil {
+		return view{}, err
+	}
+	return v.open()
+}
+
+// checkSecrets checks that an account may read a folder of secrets.
+func checkSecrets(p string, as *Account) (view, error) {
 	path, info, err := resolve(p)
 	if err != nil {
 		return view{}, fmt.Errorf("secrets: %w", err)
@@ -219,7 +250,7 @@ func newSecrets(p string, as *Account) (view, error) {
 	if !ok || !info.IsDir() || int(st.Gid) != as.GID || info.Mode().Perm()&0o050 != 0o050 {
 		return view{}, fmt.Errorf("secrets: %s is %v of group %d, want a folder that group %d can read: run `stagecoach up` as root, as this node is", path, info.Mode(), st.Gid, as.GID)
 	}
-	return openView(view{path: path, isDir: true}, unix.MOUNT_ATTR_RDONLY|unix.MOUNT_ATTR_NOEXEC)
+	return view{path: path, from: path, isDir: true, data: true}, nil
 }
 
 // resolve returns the path of a file or folder without links, and its description.
@@ -235,15 +266,21 @@ func resolve(p string) (string, fs.FileInfo, error) {
 	return path, info, err
 }
 
-// openView creates the detached mount of a view, with these attributes in addition to those of all
-// views.
-func openView(v view, attr uint64) (view, error) {
-	path := v.path
+// open creates the detached mount of a view. The caller closes its tree.
+func (v view) open() (view, error) {
+	attr := uint64(unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV)
+	if !v.write {
+		attr |= unix.MOUNT_ATTR_RDONLY
+	}
+	if v.data {
+		attr |= unix.MOUNT_ATTR_NOEXEC
+	}
+	path := v.from
 	tree, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
 	if err != nil {
 		return view{}, fmt.Errorf("mount of %s: %w", path, err)
 	}
-	set := unix.MountAttr{Attr_set: attr | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV}
+	set := unix.MountAttr{Attr_set: attr}
 	if err := unix.MountSetattr(tree, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &set); err != nil {
 		_ = unix.Close(tree)
 		return view{}, fmt.Errorf("mount of %s: %w", path, err)

@@ -4,6 +4,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // BenchmarkPut measures what a warden adds to each fork: it puts a description and two pipes, and
@@ -15,7 +17,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 	defer r.Close()
 	defer w.Close()
-	for name, c := range map[string]*Client{"inside": InProcess(), "outside": outside(b)} {
+	for name, c := range map[string]*Client{"inside": InProcess(sandbox.NewSpawner()), "outside": outside(b)} {
 		b.Run(name, func(b *testing.B) {
 			if _, err := c.Attach(func(Exit) {}); err != nil {
 				b.Fatal(err)

@@ -69,9 +69,9 @@ type keeper interface {
 	close()
 }
 
-// InProcess returns a warden inside this process. Its processes end with this process, or with
-// Close.
-func InProcess() *Client { return &Client{newStore()} }
+// InProcess returns a warden inside this process, whose processes r starts. They end with this
+// process, or with Close, which closes r as well.
+func InProcess(r sandbox.Runtime) *Client { return &Client{newStore(r)} }
 
 // Attach makes the caller the manager and returns all entries. From then on, one goroutine calls
 // onExit for each process that ends, unless the list already had it as ended. onExit must not block

@@ -13,11 +13,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // Server is the configuration of [Serve].
 type Server struct {
 	Listener *net.UnixListener // of type SOCK_SEQPACKET; Serve closes it
+	Runtime  sandbox.Runtime   // starts the processes; Serve closes it
 	// Linger is how long a warden without a manager waits before it ends idle processes. It ends
 	// itself after its last process.
 	Linger time.Duration
@@ -27,7 +30,7 @@ type Server struct {
 // Serve runs a warden in this process. It returns nil when the warden has nothing left to do. It
 // also returns when ctx ends, after it has ended all processes.
 func Serve(ctx context.Context, cfg Server) error {
-	s := &server{cfg: cfg, store: newStore(), turned: make(chan struct{}, 1), since: time.Now()}
+	s := &server{cfg: cfg, store: newStore(cfg.Runtime), turned: make(chan struct{}, 1), since: time.Now()}
 	s.group.Go(s.accept)
 	s.attend(ctx)
 	_ = cfg.Listener.Close() // makes accept return

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"slices"
 	"sync"
 	"syscall"
@@ -18,7 +17,7 @@ import (
 
 // store is a warden without a connection.
 type store struct {
-	spawner   *sandbox.Spawner
+	runtime   sandbox.Runtime
 	waits     sync.WaitGroup // one per process
 	reporting sync.Mutex     // held while onExit is called, and while it is replaced
 
@@ -36,15 +35,15 @@ type entry struct {
 	files []*os.File
 	drain drain
 
-	cmd    *exec.Cmd // nil: no process, or it is not started yet
-	starts bool      // the process is being started
-	idle   bool
-	ended  bool
-	status unix.WaitStatus
+	process sandbox.Process // nil: no process, or it is not started yet
+	starts  bool            // the process is being started
+	idle    bool
+	ended   bool
+	status  unix.WaitStatus
 }
 
-func newStore() *store {
-	return &store{spawner: sandbox.NewSpawner(), entries: map[string]*entry{}, changed: make(chan struct{}, 1)}
+func newStore(r sandbox.Runtime) *store {
+	return &store{runtime: r, entries: map[string]*entry{}, changed: make(chan struct{}, 1)}
 }
 
 func (s *store) attach(onExit func(Exit)) ([]Kept, error) {
@@ -124,7 +123,7 @@ func (s *store) start(p Process) (int, error) {
 		}
 		return 0, fmt.Errorf("warden: process %q: %w", p.Name, ErrTaken)
 	}
-	cmd, err := s.spawner.Start(p.Command)
+	process, err := s.runtime.Start(p.Command)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.starts = false
@@ -134,21 +133,21 @@ func (s *store) start(p Process) (int, error) {
 		s.waits.Done()
 		return 0, err
 	}
-	e.cmd = cmd
+	e.process = process
 	if s.onExit == nil {
 		e.drain.start(e.files)
 	}
 	if s.closed {
-		_ = cmd.Process.Kill()
+		_ = process.Signal(syscall.SIGKILL)
 	}
 	go s.wait(e) // ends with the process; close waits for it
-	return cmd.Process.Pid, nil
+	return process.PID(), nil
 }
 
 // wait records the end of a process.
 func (s *store) wait(e *entry) {
 	defer s.waits.Done()
-	status := sandbox.Wait(e.cmd)
+	status := e.process.Wait()
 	s.reporting.Lock()
 	defer s.reporting.Unlock()
 	s.mu.Lock()
@@ -160,7 +159,7 @@ func (s *store) wait(e *entry) {
 	default:
 	}
 	if tell != nil {
-		tell(Exit{Name: e.name, PID: e.cmd.Process.Pid, Status: status})
+		tell(Exit{Name: e.name, PID: e.process.PID(), Status: status})
 	}
 }
 
@@ -168,11 +167,11 @@ func (s *store) signal(name string, sig syscall.Signal) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entries[name]
-	if e == nil || e.cmd == nil {
+	if e == nil || e.process == nil {
 		return fmt.Errorf("warden: signal to %q: %w", name, ErrUnknown)
 	}
 	if !e.ended {
-		_ = e.cmd.Process.Signal(sig) // fails if it has just ended
+		_ = e.process.Signal(sig) // fails if it has just ended
 	}
 	return nil
 }
@@ -208,18 +207,27 @@ func (s *store) put(name string, meta []byte, files []*os.File) error {
 }
 
 func (s *store) drop(name string) error {
+	e, err := s.remove(name)
+	if err == nil && e != nil && e.process != nil {
+		e.process.Forget()
+	}
+	return err
+}
+
+// remove removes an entry whose process has ended, and returns it; nil: there is none of this name.
+func (s *store) remove(name string) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entries[name]
 	switch {
 	case e == nil:
-		return nil
+		return nil, nil
 	case e.runs():
-		return fmt.Errorf("warden: drop %q: its process still runs; end it first", name)
+		return nil, fmt.Errorf("warden: drop %q: its process still runs; end it first", name)
 	}
 	delete(s.entries, name)
 	e.forget()
-	return nil
+	return e, nil
 }
 
 // forget closes the descriptors of an entry.
@@ -236,19 +244,23 @@ func (s *store) close() {
 	s.mu.Lock()
 	s.closed = true
 	for _, e := range s.entries {
-		if e.cmd != nil && !e.ended {
-			_ = e.cmd.Process.Kill()
+		if e.process != nil && !e.ended {
+			_ = e.process.Signal(syscall.SIGKILL)
 		}
 	}
 	s.mu.Unlock()
 	s.waits.Wait()
-	s.spawner.Close()
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, e := range s.entries {
-		e.forget()
-	}
+	entries := s.entries
 	s.entries = nil
+	s.mu.Unlock()
+	for _, e := range entries {
+		e.forget()
+		if e.process != nil {
+			e.process.Forget()
+		}
+	}
+	s.runtime.Close()
 }
 
 // count returns how many processes run, and how many entries there are.
@@ -269,7 +281,7 @@ func (s *store) endIdle() (names []string) {
 	defer s.mu.Unlock()
 	var idle []*entry
 	for _, e := range s.entries {
-		if s.onExit == nil && e.idle && e.runs() && e.cmd != nil {
+		if s.onExit == nil && e.idle && e.runs() && e.process != nil {
 			idle = append(idle, e)
 		}
 	}
@@ -282,7 +294,7 @@ func (s *store) endIdle() (names []string) {
 	}
 	for _, e := range idle {
 		if !busy[e.pid()] {
-			_ = e.cmd.Process.Kill() // fails if it has just ended
+			_ = e.process.Signal(syscall.SIGKILL) // fails if it has just ended
 			names = append(names, e.name)
 		}
 	}
@@ -290,13 +302,13 @@ func (s *store) endIdle() (names []string) {
 }
 
 // runs reports whether the entry has a process that runs or is being started.
-func (e *entry) runs() bool { return e.starts || e.cmd != nil && !e.ended }
+func (e *entry) runs() bool { return e.starts || e.process != nil && !e.ended }
 
 func (e *entry) pid() int {
-	if e.cmd == nil {
+	if e.process == nil {
 		return 0
 	}
-	return e.cmd.Process.Pid
+	return e.process.PID()
 }
 
 // check returns an error if an entry would be larger than the limits.

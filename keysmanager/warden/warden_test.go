@@ -52,7 +52,7 @@ func serve() error {
 	if err != nil {
 		return err
 	}
-	return Serve(context.Background(), Server{Listener: l.(*net.UnixListener), Linger: linger, Log: slog.New(slog.DiscardHandler)})
+	return Serve(context.Background(), Server{Listener: l.(*net.UnixListener), Runtime: sandbox.NewSpawner(), Linger: linger, Log: slog.New(slog.DiscardHandler)})
 }
 
 // launcher starts this test's binary as a warden in its own process.
@@ -133,7 +133,7 @@ func (m *manager) start(p Process) int {
 // each runs a test with a warden in this process and with a warden in its own process.
 func each(t *testing.T, f func(t *testing.T, m *manager)) {
 	t.Run("inside", func(t *testing.T) {
-		c := InProcess()
+		c := InProcess(sandbox.NewSpawner())
 		t.Cleanup(c.Close)
 		f(t, attach(t, c))
 	})

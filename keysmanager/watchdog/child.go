@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -64,16 +63,16 @@ const (
 
 // child is the program of a function in mode http. It runs as long as the replica.
 type child struct {
-	cmd    *exec.Cmd
-	at     url.URL       // address on which it listens
-	guard  *guard        // guards that port; nil: nobody else can listen there
-	gone   chan struct{} // closed when it has ended; then status is set
-	status unix.WaitStatus
-	heard  atomic.Int64 // time of its last answer, in nanoseconds since 1970
+	process sandbox.Process
+	at      url.URL       // address on which it listens
+	guard   *guard        // guards that port; nil: nobody else can listen there
+	gone    chan struct{} // closed when it has ended; then status is set
+	status  unix.WaitStatus
+	heard   atomic.Int64 // time of its last answer, in nanoseconds since 1970
 }
 
 // startChild starts the program. It returns before the program is ready.
-func startChild(s *sandbox.Spawner, c *config) (*child, error) {
+func startChild(s sandbox.Runtime, c *config) (*child, error) {
 	command := c.command()
 	// Everything that it starts ends with this process, however this process ends.
 	command.Stays = true
@@ -105,13 +104,14 @@ func startChild(s *sandbox.Spawner, c *config) (*child, error) {
 	if !c.network.Own {
 		p.guard = g
 	}
-	if p.cmd, err = s.Start(command); err != nil {
+	if p.process, err = s.Start(command); err != nil {
 		g.close()
 		return nil, err
 	}
-	killFirst(p.cmd.Process.Pid)
+	killFirst(p.process.PID())
 	go func() { // ends with the child, which ends with this process
-		p.status = sandbox.Wait(p.cmd)
+		p.status = p.process.Wait()
+		p.process.Forget()
 		g.close()
 		close(p.gone)
 	}()
@@ -136,15 +136,18 @@ func freePort() (string, error) {
 // stop ends the program with SIGTERM, and with SIGKILL when ctx ends. It returns when the program
 // has ended.
 func (p *child) stop(ctx context.Context) {
-	_ = p.cmd.Process.Signal(syscall.SIGTERM) // it may have ended already
+	_ = p.process.Signal(syscall.SIGTERM) // it may have ended already
 	select {
 	case <-p.gone:
 		return
 	case <-ctx.Done():
 	}
-	_ = p.cmd.Process.Kill()
+	p.kill()
 	<-p.gone
 }
+
+// kill kills the program.
+func (p *child) kill() { _ = p.process.Signal(syscall.SIGKILL) } // it may have ended already
 
 // end describes how the program has ended.
 func (p *child) end() string {
@@ -195,7 +198,7 @@ func (p *child) wait(ctx context.Context, path string) error {
 // notReady returns the error for a program that is not ready in time. It says where the program
 // listens instead, or what it answered last.
 func (p *child) notReady(end, said error) error {
-	if elsewhere := p.listensAt(); p.cmd != nil && elsewhere != "" {
+	if elsewhere := p.listensAt(); p.process != nil && elsewhere != "" {
 		return fmt.Errorf("%w; %s", end, elsewhere)
 	}
 	if said != nil {

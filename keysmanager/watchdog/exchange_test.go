@@ -37,7 +37,7 @@ func TestBodyAfterTheAnswer(t *testing.T) {
 	spawner := sandbox.NewSpawner()
 	defer spawner.Close()
 	log := slog.New(slog.DiscardHandler)
-	e := newExchanges(&forker{c: shell(modeStreaming, "echo done"), spawner: spawner, log: log}, 1, 0, 0)
+	e := newExchanges(&forker{c: shell(modeStreaming, "echo done"), runtime: spawner, log: log}, 1, 0, 0)
 	defer e.close(t.Context())
 	defer gateway.Close() // must run before the test waits for the server
 	var served sync.WaitGroup

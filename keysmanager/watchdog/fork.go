@@ -11,9 +11,9 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,7 +27,7 @@ const maxOutput = 64 << 20
 // forker is a handler that runs one process per request.
 type forker struct {
 	c       *config
-	spawner *sandbox.Spawner
+	runtime sandbox.Runtime
 	log     *slog.Logger
 }
 
@@ -105,7 +105,7 @@ func (a *answer) end() {
 
 // process is the process of one request.
 type process struct {
-	cmd    *exec.Cmd
+	runs   sandbox.Process
 	stdout *os.File
 	stderr *sandbox.Output
 	fed    chan struct{} // closed when nothing more will be written to its stdin
@@ -136,20 +136,21 @@ func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error)
 	command := f.c.command()
 	command.Env = variables(command.Env, r)
 	command.Stdin, command.Stdout, command.Stderr = theirIn, theirOut, stderr.Stderr
-	cmd, err := f.spawner.Start(command)
+	runs, err := f.runtime.Start(command)
 	stderr.Started()
 	if err != nil {
 		_, _ = in.Close(), out.Close()
 		stderr.Abandon()
 		return nil, err
 	}
-	killFirst(cmd.Process.Pid)
-	p := &process{cmd: cmd, stdout: out, stderr: stderr, fed: make(chan struct{}), ended: make(chan struct{})}
+	killFirst(runs.PID())
+	p := &process{runs: runs, stdout: out, stderr: stderr, fed: make(chan struct{}), ended: make(chan struct{})}
 	// A body in memory needs no such end.
 	p.hurry = func() { _ = http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) }
 	p.stop = context.AfterFunc(r.Context(), p.kill)
 	go func() { // wait waits for both goroutines
-		p.status = sandbox.Wait(cmd)
+		p.status = runs.Wait()
+		runs.Forget()
 		close(p.ended)
 	}()
 	go func() {
@@ -161,7 +162,7 @@ func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error)
 }
 
 // kill kills the process and everything that it has started.
-func (p *process) kill() { _ = p.cmd.Process.Kill() }
+func (p *process) kill() { _ = p.runs.Signal(syscall.SIGKILL) } // it may have ended
 
 // wait returns how the process ended, once nothing of it is left.
 func (p *process) wait() unix.WaitStatus {

@@ -107,8 +107,8 @@ func startWatchdog(t *testing.T, s *sandbox.Spawner, function string, env map[st
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		sandbox.Wait(cmd)
+		_ = cmd.Signal(syscall.SIGKILL)
+		cmd.Wait()
 		_ = out.Close()
 	})
 	return func() string {
@@ -197,7 +197,7 @@ func served(t testing.TB, c *config) (p *child, ask func(path string) (int, stri
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = p.cmd.Process.Kill()
+		_ = p.process.Signal(syscall.SIGKILL)
 		<-p.gone
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
@@ -239,7 +239,7 @@ func TestPortIsTakenOver(t *testing.T) {
 		}
 		ask("/close") // so that the next request needs a new connection
 		if shared {
-			_ = p.cmd.Process.Kill()
+			_ = p.process.Signal(syscall.SIGKILL)
 			<-p.gone
 			p, ask = served(t, programAt(where, where, shared))
 			l, err := listenShared(where)
@@ -284,7 +284,7 @@ func TestStartFailsAtOnceIfThePortIsTaken(t *testing.T) {
 	if err := p.wait(ctx, ""); !errors.As(err, &taken) {
 		t.Errorf("%v, want that the port is taken", err)
 	}
-	_ = p.cmd.Process.Kill()
+	_ = p.process.Signal(syscall.SIGKILL)
 	<-p.gone
 }
 
@@ -305,8 +305,8 @@ func TestProgramOpensItsPortAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		sandbox.Wait(cmd)
+		_ = cmd.Signal(syscall.SIGKILL)
+		cmd.Wait()
 	})
 	proctest.Until(t, "an answer", func() bool { status, _ := ask("/"); return status == http.StatusOK })
 	select {

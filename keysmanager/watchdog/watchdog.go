@@ -24,8 +24,8 @@ const (
 
 // Run runs the replica. It starts the program, sends Hello when the program is ready, and answers
 // calls until ctx ends or the dispatcher drains it. If the program ends by itself, this process
-// ends in the same way, and Run does not return.
-func Run(ctx context.Context) error {
+// ends in the same way, and Run does not return. r starts the program; the caller closes it.
+func Run(ctx context.Context, r sandbox.Runtime) error {
 	c, err := parse(os.Environ())
 	if err != nil {
 		return err
@@ -35,9 +35,7 @@ func Run(ctx context.Context) error {
 			return err
 		}
 	}
-	spawner := sandbox.NewSpawner()
-	defer spawner.Close()
-	w := &watchdog{c: &c, spawner: spawner, holds: newHolds(ctx.Done())}
+	w := &watchdog{c: &c, runtime: r, holds: newHolds(ctx.Done())}
 	err = stage.Run(ctx, stage.Hooks{Place: w.place, Infer: w.infer, Slots: c.slots})
 	w.stop()
 	return err
@@ -45,7 +43,7 @@ func Run(ctx context.Context) error {
 
 type watchdog struct {
 	c         *config
-	spawner   *sandbox.Spawner
+	runtime   sandbox.Runtime
 	child     *child // nil: one process per request
 	stopping  chan struct{}
 	watched   chan struct{} // closed when nobody watches the child any more
@@ -66,12 +64,12 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		}
 		w.function, w.forget = h, func() { _ = root.Close() } // opened for reading only
 	case modeHTTP:
-		p, err := startChild(w.spawner, w.c)
+		p, err := startChild(w.runtime, w.c)
 		if err != nil {
 			return err
 		}
 		if err := p.wait(ctx, w.c.ready); err != nil {
-			_ = p.cmd.Process.Kill()
+			p.kill()
 			<-p.gone
 			return err
 		}
@@ -79,7 +77,7 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		w.function, w.forget = proxy(p, w.c.slots, w.c.read)
 		w.function = w.holds.handler(w.function)
 	default:
-		w.function = &forker{c: w.c, spawner: w.spawner, log: r.Log}
+		w.function = &forker{c: w.c, runtime: w.runtime, log: r.Log}
 	}
 	w.function = bounded(w.c.exec, w.function)
 	w.exchanges = newExchanges(withTimeoutHeader(w.function), w.c.slots, w.c.read, w.c.write)

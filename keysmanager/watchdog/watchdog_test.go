@@ -243,10 +243,10 @@ func TestProgramEndsWithItsWatchdog(t *testing.T) {
 	if _, err := fmt.Fscan(out, &program, &started); err != nil {
 		t.Fatal(err)
 	}
-	if err := syscall.Kill(cmd.Process.Pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(cmd.PID(), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if status := sandbox.Wait(cmd); status.Signal() != unix.SIGKILL {
+	if status := cmd.Wait(); status.Signal() != unix.SIGKILL {
 		t.Errorf("ended with %v", status)
 	}
 	proctest.Gone(t, program)
@@ -258,7 +258,7 @@ func forkServer(t *testing.T, c *config) *httptest.Server {
 	t.Helper()
 	spawner := sandbox.NewSpawner()
 	t.Cleanup(spawner.Close)
-	s := httptest.NewServer(bounded(c.exec, &forker{c: c, spawner: spawner, log: slog.New(slog.DiscardHandler)}))
+	s := httptest.NewServer(bounded(c.exec, &forker{c: c, runtime: spawner, log: slog.New(slog.DiscardHandler)}))
 	t.Cleanup(s.Close)
 	return s
 }

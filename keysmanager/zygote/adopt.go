@@ -32,7 +32,7 @@ func Adopt(h *Host, k warden.Kept, held *resources.Reservation, d Description) (
 		return nil, fmt.Errorf("zygote of %q: %w", d.Function, err)
 	}
 	_ = k.Files[0].Close() // conn has its own
-	z.control.conn, z.PID = conn, k.PID
+	z.control.conn, z.PID, z.pids = conn, k.PID, sandbox.PIDsOf(k.PID)
 	z.ended = h.Exits.Await(k.Name)
 	f := z.Family
 	f.nextID = rand.Uint32() // the zygote may still answer orders of an earlier daemon

@@ -24,7 +24,8 @@ import (
 // and to become a replica together (docs/adr/0029). It may have other children that are parked,
 // each on a device (docs/adr/0033).
 type child struct {
-	id   int           // its pid, or in a worker the id of its thread
+	id   int           // its pid in the zygote's namespace, or in a worker the id of its thread
+	pid  int           // its pid on this machine; in a worker its id
 	gate *net.UnixConn // SOCK_SEQPACKET; when it is closed, the child ends by itself
 	held *resources.Reservation
 }
@@ -66,7 +67,7 @@ func (f *Family) begin(c *child, o ForkOrder) error {
 		return errChildEnded
 	}
 	delete(f.waiting, id)
-	pid := c.id
+	pid := c.pid
 	if f.of.Works() {
 		pid = f.of.PID
 	}
@@ -109,12 +110,27 @@ func Beginning(threads int, env map[string]string) ([]byte, error) {
 	return b, nil
 }
 
+// locate finds the process of a child, which waits at its gate, and moves it to its cgroups.
+func (f *Family) locate(c *child, groups []*os.File) (err error) {
+	pid, err := f.of.pids.Outside(c.id)
+	if errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("process %d of its zygote: %w", c.id, errChildEnded)
+	}
+	if err != nil {
+		return fmt.Errorf("process %d of its zygote: %w", c.id, err)
+	}
+	f.mu.Lock()
+	c.pid = pid
+	f.mu.Unlock()
+	return f.admit(c, groups)
+}
+
 // admit moves a child, which waits at its gate, to its cgroups. The zygote never gets the files of
 // the cgroups, because a process that has them can move any process of the machine into these
 // cgroups.
 func (f *Family) admit(c *child, groups []*os.File) error {
 	zygote := f.of.PID
-	switch parent := resources.ParentOf(c.id); {
+	switch parent := resources.ParentOf(c.pid); {
 	case parent != zygote && (parent != 0 || c.id == 1):
 		// Then its children have another parent, and are reported to have ended with it.
 		if hasEnded(zygote) {
@@ -125,7 +141,7 @@ func (f *Family) admit(c *child, groups []*os.File) error {
 		return fmt.Errorf("process %d: %w", c.id, errChildEnded)
 	}
 	for _, g := range groups {
-		if _, err := g.WriteString(strconv.Itoa(c.id)); err != nil && !errors.Is(err, unix.ESRCH) {
+		if _, err := g.WriteString(strconv.Itoa(c.pid)); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("cgroup of process %d: %w", c.id, err)
 		}
 	}
@@ -149,7 +165,11 @@ func hasEnded(pid int) bool {
 // zygote to send the signal.
 func (f *Family) Signal(id int, s syscall.Signal) {
 	if !f.of.Works() {
-		if err := signalChild(f.of.PID, id, s); err == nil || errors.Is(err, unix.ESRCH) {
+		pid, err := f.of.pids.Outside(id)
+		if err == nil {
+			err = signalChild(f.of.PID, pid, s)
+		}
+		if err == nil || errors.Is(err, unix.ESRCH) {
 			return
 		}
 	}

@@ -41,7 +41,7 @@ type Family struct {
 	waiting    map[uint32]*child  // by id; nil: the zygote has ended, or is left to the warden
 	spareSlots spareSlots         // the waiting children that no order has claimed yet
 	limits     resources.Limits   // of the next spare's cgroup: those of the latest replica
-	replicas   map[uint32]Replica // by id
+	replicas   map[uint32]Replica // by id, as in the zygote's messages
 	lie        error              // protocol violation for which the zygote was ended; nil: none
 	died       error              // why the zygote ended; nil: it lives
 	replaced   bool               // its parameters were invalidated
@@ -114,7 +114,7 @@ func (f *Family) order(ctx context.Context, limits resources.Limits, spare bool)
 	}
 	if err == nil {
 		if err = f.fork(ctx, c, theirs, spare); err == nil && !f.of.Works() {
-			err = f.admit(c, groups)
+			err = f.locate(c, groups)
 		}
 	}
 	if err != nil {

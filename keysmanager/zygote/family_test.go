@@ -39,7 +39,7 @@ func newRig(t *testing.T) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w, tasks := warden.InProcess(), new(sync.WaitGroup)
+	w, tasks := warden.InProcess(sandbox.NewSpawner()), new(sync.WaitGroup)
 	ended := make(chan warden.Exit, 1)
 	ended <- warden.Exit{Err: errors.New("it went away")}
 	z := newZygote(&Host{

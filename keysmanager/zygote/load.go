@@ -77,6 +77,8 @@ func (z *Zygote) start(cmd sandbox.Command, t resources.Tenant) (err error) {
 		_ = conn.Close()
 		z.output.Abandon()
 		z.held.Release()
+	} else {
+		z.pids = sandbox.PIDsOf(z.PID)
 	}
 	return err // theirs is closed, so the daemon notices if the zygote ends
 }

@@ -194,7 +194,7 @@ func (f *Family) Waiting() map[string]Waiting {
 	for device, b := range f.spareSlots {
 		w := Waiting{Coming: b.coming, Failures: b.failures}
 		if b.child != nil {
-			w.PID = b.child.id
+			w.PID = b.child.pid
 		}
 		all[device] = w
 	}
@@ -236,8 +236,10 @@ func (f *Family) Spares() (all []resources.Copied) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for id := range f.waiting {
-		all = append(all, resources.Copied{PID: int(id), Bytes: -1})
+	for _, c := range f.waiting {
+		if c.pid != 0 { // else it is not located yet
+			all = append(all, resources.Copied{PID: c.pid, Bytes: -1})
+		}
 	}
 	return all
 }

@@ -64,6 +64,7 @@ type Zygote struct {
 	held    *resources.Reservation
 	ended   <-chan warden.Exit
 	control control
+	pids    sandbox.PIDSpace // of the process: its messages have the numbers of its namespace
 	output  *sandbox.Output
 	memory  []*os.File    // graph and weights, sealed; nil: it is a process
 	freed   sync.Once     // of memory

@@ -1,0 +1,213 @@
+// Package entry is the way of a process into a container. Descriptors, arguments and the
+// environment cannot pass through containerd, so a container's first program is a small one of ours
+// that gets them by a unix socket. That program, [Run], starts the wanted program, hands on its
+// signals, reaps what it leaves, and ends when it ends or when the other side has gone.
+package entry
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Paths in a container.
+const (
+	Program = "/dev/stagecoach/init" // our first program
+	Folder  = "/dev/stagecoach/run"  // has the socket, until the program has connected to it
+	Socket  = "socket"               // the name of the socket there
+)
+
+// Limits of a message.
+const (
+	maxMessage = 160 << 10 // bytes
+	maxFiles   = 253       // descriptors; the kernel's limit
+)
+
+// Wanted says which program runs.
+type Wanted struct {
+	Program string   `json:"program"` // absolute; empty: it is looked for in the environment's PATH
+	Argv    []string `json:"argv"`
+	Env     []string `json:"env"`
+	Dir     string   `json:"dir"`
+	// Open says which of the program's descriptors are open. The descriptors beside the message are
+	// these, in order.
+	Open []bool `json:"open"`
+}
+
+// said is a message of the first program.
+type said struct {
+	Fault string `json:"fault,omitempty"` // why the program does not run
+	PID   int    `json:"pid,omitempty"`   // of the program, in the container's namespace
+	// Status is how the program has ended, once Ended is set.
+	Ended  bool   `json:"ended,omitempty"`
+	Status uint32 `json:"status,omitempty"`
+}
+
+// Conn is the connection of a Runtime to the first program of a container. When it is closed, all
+// processes of the container end.
+type Conn struct{ conn *net.UnixConn }
+
+// NewConn returns the connection of a container's first program.
+func NewConn(c *net.UnixConn) *Conn { return &Conn{c} }
+
+// Begin has the program started, with these descriptors; nil stands for a closed one. It returns
+// the program's number in the container's namespace. The process is not reaped before Go.
+func (c *Conn) Begin(w Wanted, files []*os.File, until time.Time) (pid int, err error) {
+	if err := c.conn.SetDeadline(until); err != nil {
+		return 0, err
+	}
+	var fds []int
+	for _, f := range files {
+		w.Open = append(w.Open, f != nil)
+		if f == nil {
+			continue
+		}
+		raw, err := f.SyscallConn() // Fd would make the file a blocking one
+		if err != nil {
+			return 0, err
+		}
+		// Programs expect blocking descriptors; os/exec does the same. The caller keeps the files open
+		// meanwhile.
+		var failed error
+		if err := raw.Control(func(fd uintptr) { fds, failed = append(fds, int(fd)), unix.SetNonblock(int(fd), false) }); err != nil || failed != nil {
+			return 0, errors.Join(err, failed)
+		}
+	}
+	b, err := json.Marshal(w)
+	if err != nil {
+		return 0, err
+	}
+	if len(b) > maxMessage || len(fds) > maxFiles {
+		return 0, fmt.Errorf("arguments and environment of %d bytes and %d descriptors, want at most %d and %d", len(b), len(fds), maxMessage, maxFiles)
+	}
+	if _, _, err := c.conn.WriteMsgUnix(b, unix.UnixRights(fds...), nil); err != nil {
+		return 0, fmt.Errorf("its first program: %w", err)
+	}
+	s, err := c.hear()
+	switch {
+	case err != nil:
+		return 0, err
+	case s.Fault != "":
+		return 0, errors.New(s.Fault)
+	case s.PID <= 0:
+		return 0, errors.New("its first program has started nothing and does not say why")
+	}
+	return s.PID, nil
+}
+
+// Go tells the first program that the number of the process is known.
+func (c *Conn) Go() error {
+	if _, err := c.conn.Write([]byte("{}")); err != nil {
+		return fmt.Errorf("its first program: %w", err)
+	}
+	return c.conn.SetDeadline(time.Time{})
+}
+
+// Status waits until the program has ended, and returns how. The error says that the first program
+// has ended without telling.
+func (c *Conn) Status() (unix.WaitStatus, error) {
+	s, err := c.hear()
+	if err == nil && !s.Ended {
+		err = errors.New("its first program says something else than how its program has ended")
+	}
+	return unix.WaitStatus(s.Status), err
+}
+
+// Close ends the container's processes.
+func (c *Conn) Close() { _ = c.conn.Close() } // nothing is on its way
+
+func (c *Conn) hear() (said, error) {
+	buf := make([]byte, maxMessage)
+	n, err := c.conn.Read(buf)
+	if err == nil && n == 0 {
+		err = errors.New("it has ended early")
+	}
+	if err != nil {
+		return said{}, fmt.Errorf("its first program: %w", err)
+	}
+	var s said
+	if err := json.Unmarshal(buf[:n], &s); err != nil {
+		return said{}, fmt.Errorf("its first program: %w", err)
+	}
+	return s, nil
+}
+
+// listen opens the socket for a container's first program.
+func listen(path string, uid, gid int) (*net.UnixListener, error) {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(os.Chmod(path, 0o600), os.Chown(path, uid, gid)); err != nil {
+		return nil, errors.Join(err, l.Close())
+	}
+	return l, nil
+}
+
+// Listener waits for a container's first program.
+type Listener struct{ l *net.UnixListener }
+
+// Listen opens the socket at a path on this machine. Only this user and root can connect.
+func Listen(path string, uid, gid int) (Listener, error) {
+	l, err := listen(path, uid, gid)
+	return Listener{l}, err
+}
+
+// Accept waits for the first program, whose number on this machine is pid. Other processes are
+// refused. The socket is removed when Accept returns.
+func (l Listener) Accept(pid int, until time.Time) (*Conn, error) {
+	defer l.Close()
+	if err := l.l.SetDeadline(until); err != nil {
+		return nil, err
+	}
+	for {
+		c, err := l.l.AcceptUnix()
+		if err != nil {
+			return nil, err
+		}
+		if peer(c) == pid {
+			return NewConn(c), nil
+		}
+		_ = c.Close()
+	}
+}
+
+// Close closes and removes the socket. A second call does nothing.
+func (l Listener) Close() { _ = l.l.Close() }
+
+// peer returns the number of the process at the other end.
+func peer(c *net.UnixConn) (pid int) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return 0
+	}
+	_ = raw.Control(func(fd uintptr) { // fails if it is closed
+		if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(who.Pid)
+		}
+	})
+	return pid
+}
+
+// files returns the descriptors of control messages.
+func files(oob []byte) ([]int, error) {
+	all, err := syscall.ParseSocketControlMessage(oob)
+	if err != nil {
+		return nil, err
+	}
+	var out []int
+	for _, m := range all {
+		fds, err := syscall.ParseUnixRights(&m)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, fds...)
+	}
+	return out, nil
+}

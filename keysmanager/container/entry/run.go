@@ -1,0 +1,166 @@
+package entry
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// killed is the exit status of a container whose Runtime has gone.
+const killed = 128 + int(unix.SIGKILL)
+
+// Run is the first program of a container. It never returns.
+func Run() {
+	// The program has the same user. It must not look into this process, nor take its socket.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		os.Exit(fail(nil, fmt.Errorf("undumpable: %w", err)))
+	}
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(Folder, Socket), Net: "unixpacket"})
+	if err != nil {
+		os.Exit(fail(nil, err))
+	}
+	// SIGCHLD wakes the loop of reap.
+	signals := make(chan os.Signal, 64)
+	signal.Notify(signals)
+	pid, err := begin(conn)
+	if err != nil {
+		os.Exit(fail(conn, err))
+	}
+	go func() { // ends with this process
+		_, _ = conn.Read(make([]byte, 1)) // nothing is sent: it returns when the Runtime has gone
+		os.Exit(killed)
+	}()
+	os.Exit(reap(conn, pid, signals))
+}
+
+// fail reports why the program does not run, and returns an exit status.
+func fail(conn *net.UnixConn, err error) int {
+	if conn != nil {
+		tell(conn, said{Fault: err.Error()})
+	}
+	return 1
+}
+
+func tell(conn *net.UnixConn, s said) {
+	b, err := json.Marshal(s)
+	if err == nil {
+		_, _ = conn.Write(b) // if the Runtime has gone, nobody reads it
+	}
+}
+
+// begin receives what to run, starts it, and returns its number when the Runtime knows that.
+func begin(conn *net.UnixConn) (pid int, err error) {
+	buf, oob := make([]byte, maxMessage+1), make([]byte, unix.CmsgSpace(4*maxFiles))
+	n, oobn, flags, _, err := conn.ReadMsgUnix(buf, oob)
+	if err != nil {
+		return 0, err
+	}
+	fds, err := files(oob[:oobn])
+	if err != nil || n > maxMessage || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		return 0, fmt.Errorf("a message of %d bytes and %d descriptors is not complete (%v)", n, len(fds), err)
+	}
+	var w Wanted
+	if err := json.Unmarshal(buf[:n], &w); err != nil {
+		return 0, err
+	}
+	pid, err = start(w, fds)
+	for _, fd := range fds {
+		_ = unix.Close(fd)
+	}
+	if err != nil {
+		return 0, err
+	}
+	tell(conn, said{PID: pid})
+	if _, err := conn.Read(buf); err != nil {
+		return 0, err
+	}
+	return pid, nil
+}
+
+// start starts the program with these descriptors.
+func start(w Wanted, fds []int) (pid int, err error) {
+	if len(w.Argv) == 0 {
+		return 0, errors.New("no program is named")
+	}
+	program := w.Program
+	if program == "" {
+		if program, err = find(w.Argv[0], w.Env); err != nil {
+			return 0, err
+		}
+	}
+	all, next := make([]uintptr, len(w.Open)), 0
+	for i, open := range w.Open {
+		switch {
+		case !open:
+			all[i] = ^uintptr(0) // closed
+		case next < len(fds):
+			all[i] = uintptr(fds[next])
+			next++
+		default:
+			return 0, fmt.Errorf("%d descriptors, want more", len(fds))
+		}
+	}
+	pid, err = syscall.ForkExec(program, w.Argv, &syscall.ProcAttr{Dir: w.Dir, Env: w.Env, Files: all, Sys: &syscall.SysProcAttr{Setsid: true}})
+	if err != nil {
+		// The kernel gives the same error for a folder as for a program.
+		if folder := unix.Access(w.Dir, unix.X_OK); folder != nil {
+			return 0, fmt.Errorf("folder %s: %w", w.Dir, folder)
+		}
+		return 0, fmt.Errorf("fork/exec %s: %w", program, err)
+	}
+	return pid, nil
+}
+
+// find looks for a program in the folders of PATH.
+func find(program string, env []string) (string, error) {
+	if strings.Contains(program, "/") {
+		return program, nil // exec reports what is wrong with it
+	}
+	for _, e := range env {
+		path, ok := strings.CutPrefix(e, "PATH=")
+		for _, dir := range filepath.SplitList(path) {
+			file := filepath.Join(dir, program)
+			if info, err := os.Stat(file); ok && err == nil && info.Mode().IsRegular() && info.Mode()&0o111 != 0 {
+				return file, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("%s: not in the image's PATH", program)
+}
+
+// reap reaps children and hands on signals until the program has ended. It returns the exit status
+// of the container.
+func reap(conn *net.UnixConn, program int, signals <-chan os.Signal) int {
+	for {
+		for {
+			var status unix.WaitStatus
+			pid, err := unix.Wait4(-1, &status, unix.WNOHANG, nil)
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			if err != nil || pid == 0 {
+				break
+			}
+			if pid != program {
+				continue
+			}
+			tell(conn, said{Ended: true, Status: uint32(status)})
+			if status.Signaled() {
+				return 128 + int(status.Signal())
+			}
+			return status.ExitStatus()
+		}
+		s, ok := (<-signals).(syscall.Signal)
+		if ok && s != unix.SIGCHLD && s != unix.SIGURG && s != unix.SIGPIPE { // Go uses SIGURG itself
+			_ = unix.Kill(program, s) // it may have just ended
+		}
+	}
+}

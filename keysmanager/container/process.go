@@ -1,0 +1,229 @@
+package container
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
+)
+
+// process is a container and the program in it. Its fields are set before start returns it.
+type process struct {
+	of        *Runtime
+	id        string
+	folder    *folder              // nil: none yet
+	container containerd.Container // nil: none yet
+	task      containerd.Task      // nil: none yet
+	init      int                  // number of the container's first process; 0: none yet
+	initEnd   *os.File             // is readable once that has ended; nil: none yet
+	conn      *entry.Conn          // nil: none yet
+	pid       int                  // number of the program; 0: none yet
+	pidfd     int                  // of the program
+
+	once sync.Once // of Forget
+}
+
+// PID implements sandbox.Process.
+func (p *process) PID() int { return p.pid }
+
+// Signal implements sandbox.Process.
+func (p *process) Signal(s syscall.Signal) error { return unix.PidfdSendSignal(p.pidfd, s, nil, 0) }
+
+// watch notes the first process of the container.
+func (p *process) watch(pid int) error {
+	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("first process %d of container %s: %w", pid, p.id, err)
+	}
+	p.init, p.initEnd = pid, os.NewFile(uintptr(fd), "pidfd")
+	return nil
+}
+
+// awaitInit waits until the first process has ended, and all others of the container with it.
+func (p *process) awaitInit(until time.Time) error {
+	if err := p.initEnd.SetReadDeadline(until); err != nil {
+		return err
+	}
+	return p.readInit()
+}
+
+// readInit waits until the first process has ended, or until the deadline of initEnd.
+func (p *process) readInit() error {
+	raw, err := p.initEnd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return raw.Read(func(fd uintptr) bool {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+		return err == nil && n > 0
+	})
+}
+
+// whenInitEnds calls f when the first process ends. stop undoes that, and waits for f.
+func (p *process) whenInitEnds(f func()) (stop func()) {
+	done := make(chan struct{})
+	_ = p.initEnd.SetReadDeadline(time.Time{}) // fails as the read does
+	go func() {                                // stop waits for it
+		defer close(done)
+		if p.readInit() == nil {
+			f()
+		}
+	}()
+	return func() {
+		_ = p.initEnd.SetReadDeadline(time.Unix(1, 0))
+		<-done
+	}
+}
+
+// initEnded returns an error that says how the first process has ended, if it has.
+func (p *process) initEnded() error {
+	if p.awaitInit(time.Now().Add(10*time.Millisecond)) != nil {
+		return nil
+	}
+	return fmt.Errorf("its first program has ended: %w", errStatus(p.status()))
+}
+
+type errStatus unix.WaitStatus
+
+func (e errStatus) Error() string {
+	s := unix.WaitStatus(e)
+	if s.Signaled() {
+		return "killed by " + unix.SignalName(s.Signal())
+	}
+	return fmt.Sprintf("exit status %d", s.ExitStatus())
+}
+
+// Wait implements sandbox.Process.
+func (p *process) Wait() unix.WaitStatus {
+	status, err := p.conn.Status()
+	if err != nil {
+		p.conn.Close()
+	}
+	// The program has ended, so its container ends at once. The kernel kills what is left there.
+	if late := p.awaitInit(time.Now().Add(settleTime)); late != nil {
+		p.of.cfg.Log.Warn("container does not end with its program; it is killed", "container", p.id, "error", late)
+		_ = unix.Kill(p.init, unix.SIGKILL) // it has not ended, so the number is its own
+		_ = p.awaitInit(time.Now().Add(endTimeout))
+	}
+	if err == nil {
+		return status
+	}
+	return p.status()
+}
+
+// retryPause is the pause between two questions to a containerd that does not answer.
+const retryPause = 200 * time.Millisecond
+
+// status returns how the first process has ended, as containerd knows it. If containerd does not
+// say so in time, SIGKILL is assumed.
+func (p *process) status() unix.WaitStatus {
+	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+	defer cancel()
+	for {
+		s, err := p.task.Status(ctx)
+		if err == nil && s.Status == containerd.Stopped {
+			return waitStatus(s.ExitStatus)
+		}
+		if errdefs.IsNotFound(err) {
+			return unix.WaitStatus(unix.SIGKILL)
+		}
+		select {
+		case <-time.After(retryPause): // containerd may come back
+		case <-ctx.Done():
+			p.of.cfg.Log.Warn("containerd does not say how a container has ended; SIGKILL is assumed", "container", p.id, "waited", endTimeout, "error", err)
+			return unix.WaitStatus(unix.SIGKILL)
+		}
+	}
+}
+
+// maxSignal is the highest number of a signal.
+const maxSignal = 64
+
+// waitStatus converts an exit status of containerd: 128 and a signal's number mean the signal.
+func waitStatus(exit uint32) unix.WaitStatus {
+	if exit > 128 && exit <= 128+maxSignal {
+		return unix.WaitStatus(exit - 128)
+	}
+	return unix.WaitStatus(exit << 8)
+}
+
+// Forget implements sandbox.Process. It kills the container if it still runs, and removes it in the
+// background.
+func (p *process) Forget() {
+	p.once.Do(func() {
+		p.of.removes.Go(func() {
+			defer p.of.forget(p)
+			if p.conn != nil {
+				p.conn.Close()
+			}
+			if p.pidfd > 0 {
+				_ = unix.Close(p.pidfd)
+			}
+			if p.initEnd != nil {
+				if p.awaitInit(time.Unix(1, 0)) != nil {
+					_ = unix.Kill(p.init, unix.SIGKILL)
+					_ = p.awaitInit(time.Now().Add(settleTime))
+				}
+				_ = p.initEnd.Close()
+			}
+			if err := p.remove(); err != nil {
+				p.of.cfg.Log.Warn("container is not removed; the node's next start removes it", "container", p.id, "error", err)
+			}
+		})
+	})
+}
+
+// remove removes the container from containerd, and its folder.
+func (p *process) remove() error {
+	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	defer cancel()
+	var err error
+	for {
+		if err = p.of.removeContainer(ctx, p.id); err == nil {
+			break
+		}
+		select {
+		case <-time.After(retryPause): // containerd may come back
+			continue
+		case <-ctx.Done():
+		}
+		break
+	}
+	if p.folder != nil && err == nil {
+		err = p.folder.remove()
+	}
+	return err
+}
+
+// removeContainer ends and removes a container, if it exists.
+func (r *Runtime) removeContainer(ctx context.Context, id string) error {
+	c, err := r.client.LoadContainer(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	task, err := c.Task(ctx, nil)
+	switch {
+	case errdefs.IsNotFound(err):
+	case err != nil:
+		return err
+	default:
+		if _, err := task.Delete(ctx, containerd.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
+			return err
+		}
+	}
+	if err := c.Delete(ctx); err != nil && !errdefs.IsNotFound(err) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,213 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd/containerd/v2/contrib/seccomp"
+	"github.com/containerd/containerd/v2/core/containers"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/containerd/v2/pkg/oci"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+)
+
+// systemFolders are the machine's folders that a process with an account sees, where they exist.
+var systemFolders = []string{"/bin", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/sbin", "/usr"}
+
+// spec describes a container to containerd. socket is the folder with the socket of its first
+// program.
+func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o sandbox.Outline, root, socket string) (*specs.Spec, error) {
+	s, err := oci.GenerateSpec(namespaces.WithNamespace(ctx, r.cfg.Namespace), nil, &containers.Container{ID: p.id})
+	if err != nil {
+		return nil, err
+	}
+	s.Root = &specs.Root{Path: root, Readonly: c.Chroot == "" || c.ReadOnly}
+	s.Hostname = hostname(p.id)
+	user := specs.User{UID: uint32(o.UID), GID: uint32(o.GID)}
+	for _, g := range o.Groups {
+		user.AdditionalGids = append(user.AdditionalGids, uint32(g))
+	}
+	s.Process = &specs.Process{
+		Args: []string{entry.Program}, Env: []string{"GOMAXPROCS=1", "GOGC=off"}, Cwd: "/", User: user, NoNewPrivileges: true,
+		Capabilities: &specs.LinuxCapabilities{Bounding: o.Rights, Permitted: o.Rights, Effective: o.Rights, Inheritable: nil},
+	}
+	if s.Process.Rlimits, err = limits(o.Limits); err != nil {
+		return nil, err
+	}
+	network := c.Network
+	path := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
+	if network != nil {
+		path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), network.Fd())
+	}
+	s.Linux.Namespaces = []specs.LinuxNamespace{
+		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
+		{Type: specs.NetworkNamespace, Path: path},
+	}
+	if s.Linux.CgroupsPath, err = cgroupsPath(p.id, c.Groups); err != nil {
+		return nil, err
+	}
+	if err := addDevices(s, o.Devices); err != nil {
+		return nil, err
+	}
+	if s.Mounts, err = r.mounts(c, p, o, root, socket); err != nil {
+		return nil, err
+	}
+	s.Linux.Seccomp = seccomp.DefaultProfile(s)
+	return s, nil
+}
+
+// hostname returns the name of a container's machine, from its id.
+func hostname(id string) string { return id[:min(len(id), 63)] }
+
+// limits returns resource limits that are not above this process's own.
+func limits(all map[string]uint64) ([]specs.POSIXRlimit, error) {
+	var out []specs.POSIXRlimit
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		most := all[name]
+		out = append(out, specs.POSIXRlimit{Type: name, Hard: most, Soft: most})
+	}
+	return out, nil
+}
+
+// cgroupsPath returns the cgroup of a container. In version 2 it is the group that the process
+// enters. In version 1 the hierarchies may have it at different paths; then the container has a
+// group of its own, which it leaves for these before it starts.
+func cgroupsPath(id string, groups []*os.File) (string, error) {
+	for _, g := range groups {
+		var s unix.Statfs_t
+		if err := unix.Fstatfs(int(g.Fd()), &s); err != nil {
+			return "", fmt.Errorf("cgroup: %w", err)
+		}
+		if s.Type == unix.CGROUP2_SUPER_MAGIC {
+			name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", g.Fd()))
+			if err != nil {
+				return "", fmt.Errorf("cgroup: %w", err)
+			}
+			return strings.TrimPrefix(filepath.Dir(name), "/sys/fs/cgroup"), nil
+		}
+	}
+	return "/stagecoach." + id, nil
+}
+
+// addDevices adds devices of this machine.
+func addDevices(s *specs.Spec, paths []string) error {
+	const access = "rwm"
+	for _, path := range paths {
+		var st unix.Stat_t
+		err := unix.Stat(path, &st)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("device %s: %w", path, err)
+		}
+		//nolint:unconvert // the type differs on other machines
+		major, minor := int64(unix.Major(uint64(st.Rdev))), int64(unix.Minor(uint64(st.Rdev)))
+		mode := fs.FileMode(st.Mode & 0o777)
+		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: path, Type: "c", Major: major, Minor: minor, FileMode: &mode, UID: &st.Uid, GID: &st.Gid})
+		s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: access})
+	}
+	return nil
+}
+
+// mounts returns the file systems of a container, outer folders first.
+func (r *Runtime) mounts(c sandbox.Command, p *process, o sandbox.Outline, root, socket string) ([]specs.Mount, error) {
+	all := []specs.Mount{
+		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "strictatime", "mode=755", "size=64k"}},
+	}
+	if c.Chroot == "" {
+		all = append(all, specs.Mount{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}})
+		system, err := systemMounts(root)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, system...)
+	}
+	for _, m := range o.Memory {
+		options := []string{"nosuid", "nodev", "mode=1777", "size=" + m.Size}
+		if m.At == "/dev/shm" && c.Chroot != "" {
+			options = append(options, "noexec")
+		}
+		all = append(all, specs.Mount{Destination: m.At, Type: "tmpfs", Source: "tmpfs", Options: options})
+	}
+	lists, n := map[string][]byte{}, 0
+	for _, at := range slices.Sorted(maps.Keys(o.Lists)) {
+		lists[filepath.Base(at)] = o.Lists[at]
+	}
+	if len(lists) > 0 {
+		from, err := p.folder.copyOf("lists", lists, 0o644, 0, 0)
+		if err != nil {
+			return nil, err
+		}
+		for _, at := range slices.Sorted(maps.Keys(o.Lists)) {
+			all = append(all, bind(filepath.Join(from, filepath.Base(at)), at, "ro", "noexec"))
+		}
+	}
+	for _, m := range o.Mounts {
+		var options []string
+		if !m.Write {
+			options = append(options, "ro")
+		}
+		if m.Data {
+			options = append(options, "noexec")
+		}
+		from := m.From
+		if m.Files != nil {
+			var err error
+			if from, err = p.folder.copyOf(fmt.Sprintf("files-%d", n), m.Files, 0o400, o.UID, o.GID); err != nil {
+				return nil, err
+			}
+			n++
+		} else if _, err := os.Stat(from); err != nil {
+			return nil, fmt.Errorf("bind %s: %w", m.At, err)
+		}
+		all = append(all, bind(from, m.At, options...))
+	}
+	all = append(all, bind(r.cfg.Init, entry.Program, "ro"), bind(socket, entry.Folder, "ro", "noexec"))
+	slices.SortStableFunc(all, func(a, b specs.Mount) int { return strings.Compare(a.Destination, b.Destination) })
+	return all, nil
+}
+
+func bind(from, at string, options ...string) specs.Mount {
+	if slices.Contains(options, "ro") {
+		options = append(options, "rro")
+	}
+	return specs.Mount{Destination: at, Type: "bind", Source: from, Options: append([]string{"rbind", "nosuid", "nodev"}, options...)}
+}
+
+// systemMounts returns the mounts of the machine's system folders. Those that are links become
+// links in the root.
+func systemMounts(root string) ([]specs.Mount, error) {
+	var all []specs.Mount
+	for _, at := range systemFolders {
+		info, err := os.Lstat(at)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return nil, err
+		case info.Mode()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(at)
+			if err == nil {
+				err = os.Symlink(target, filepath.Join(root, at))
+			}
+			if err != nil {
+				return nil, err
+			}
+		case info.IsDir():
+			all = append(all, bind(at, at, "ro"))
+		}
+	}
+	return all, nil
+}

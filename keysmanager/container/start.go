@@ -1,0 +1,133 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/pkg/cio"
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+)
+
+// runc is the name of containerd's runtime that starts containers with runc.
+const runc = "io.containerd.runc.v2"
+
+func program(c sandbox.Command) string {
+	if len(c.Argv) > 0 {
+		return c.Argv[0]
+	}
+	if c.Process != "" {
+		return c.Process
+	}
+	return "./" + sandbox.Executable
+}
+
+// start makes a container and starts a command's program in it.
+func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err error) {
+	p := &process{of: r, id: newID(c, r.cfg.Labels), folder: nil}
+	if !r.add(p) {
+		return nil, sandbox.ErrClosed
+	}
+	defer func() {
+		if err != nil {
+			p.Forget()
+		}
+	}()
+	if p.folder, err = newFolder(p.id, r.owner, r.cfg.Node); err != nil {
+		return nil, err
+	}
+	root, err := p.folder.mountRoot(c)
+	if err != nil {
+		return nil, err
+	}
+	outline, err := c.Outline(root)
+	if err != nil {
+		return nil, err
+	}
+	socket, err := p.folder.socketFolder(outline.UID, outline.GID)
+	if err != nil {
+		return nil, err
+	}
+	spec, err := r.spec(ctx, c, p, outline, root, socket)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := entry.Listen(filepath.Join(socket, entry.Socket), outline.UID, outline.GID)
+	if err != nil {
+		return nil, err
+	}
+	defer listener.Close()
+	p.container, err = r.client.NewContainer(ctx, p.id, containerd.WithSpec(spec), containerd.WithRuntime(runc, nil), containerd.WithContainerLabels(r.labels(c)))
+	if err != nil {
+		return nil, fmt.Errorf("containerd: %w", err)
+	}
+	if p.task, err = p.container.NewTask(ctx, cio.NullIO); err != nil {
+		return nil, fmt.Errorf("containerd: %w", err)
+	}
+	if err := p.watch(int(p.task.Pid())); err != nil {
+		return nil, err
+	}
+	if err := enter(c.Groups, p.init); err != nil {
+		return nil, err
+	}
+	if err := p.task.Start(ctx); err != nil {
+		return nil, fmt.Errorf("containerd: %w", err)
+	}
+	return p, p.begin(ctx, c, outline, listener)
+}
+
+// enter moves the first process of a container, which waits for its start, into cgroups.
+func enter(groups []*os.File, pid int) error {
+	for _, g := range groups {
+		if _, err := g.WriteString(strconv.Itoa(pid)); err != nil {
+			return fmt.Errorf("cgroup of the container: %w", err)
+		}
+	}
+	return nil
+}
+
+// begin has the program started, once the container runs.
+func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outline, l entry.Listener) error {
+	until, _ := ctx.Deadline()
+	stop := p.whenInitEnds(l.Close)
+	conn, err := l.Accept(p.init, until)
+	stop()
+	if err != nil {
+		return errors.Join(fmt.Errorf("its first program does not connect: %w", err), p.initEnded())
+	}
+	p.conn = conn
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	files := []*os.File{c.Stdin, c.Stdout, c.Stderr}
+	for i := range files {
+		if files[i] == nil {
+			files[i] = null
+		}
+	}
+	inside, err := conn.Begin(entry.Wanted{Program: o.Program, Argv: o.Argv, Env: o.Env, Dir: o.Dir}, append(files, c.Files...), until)
+	if err != nil {
+		return err
+	}
+	if p.pid, err = sandbox.PIDsOf(p.init).Outside(inside); err != nil {
+		return fmt.Errorf("process %d of container %s: %w", inside, p.id, err)
+	}
+	// The process is not reaped yet, so the number is its own.
+	if p.pidfd, err = unix.PidfdOpen(p.pid, 0); err != nil {
+		return fmt.Errorf("process %d: %w", p.pid, err)
+	}
+	return conn.Go()
+}
+
+// settleTime bounds how long the end of a container's first process may take to become visible.
+const settleTime = 10 * time.Second
