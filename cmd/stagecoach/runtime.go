@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 
+	"github.com/stagecoach-serving/stagecoach/image/contained"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -20,6 +21,10 @@ type RuntimeConfig struct {
 	Name      string `yaml:"name"`      // process, containerd
 	Address   string `yaml:"address"`   // path of containerd's socket
 	Namespace string `yaml:"namespace"` // of containerd, in which the containers are
+	// Snapshotter of containerd that unpacks images.
+	Snapshotter string `yaml:"snapshotter"`
+	// Folder with a hosts.toml per registry, for containerd's images.
+	HostsDir string `yaml:"hostsDir"`
 }
 
 // The runtimes.
@@ -29,11 +34,11 @@ const (
 )
 
 func defaultRuntime() RuntimeConfig {
-	return RuntimeConfig{Name: runtimeProcess, Address: container.Address, Namespace: container.Namespace}
+	return RuntimeConfig{Name: runtimeProcess, Address: container.Address, Namespace: container.Namespace, Snapshotter: contained.DefaultSnapshotter, HostsDir: contained.DefaultHostsDir}
 }
 
 // runtimeFlags has the flags of a RuntimeConfig's fields.
-var runtimeFlags = map[string]string{"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace"}
+var runtimeFlags = map[string]string{"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace", "snapshotter": "containerd-snapshotter", "hostsDir": "containerd-hosts-dir"}
 
 func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Name, runtimeFlags["name"], c.Name, "in what functions run: process or containerd")
@@ -41,7 +46,23 @@ func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Namespace, runtimeFlags["namespace"], c.Namespace, "namespace of containerd for the containers")
 }
 
-// arguments returns the flags of c.
+// addImageFlags adds the flags of images in containerd.
+func (c *RuntimeConfig) addImageFlags(fs *flag.FlagSet) {
+	fs.StringVar(&c.Snapshotter, runtimeFlags["snapshotter"], c.Snapshotter, "snapshotter of containerd that unpacks images")
+	fs.StringVar(&c.HostsDir, runtimeFlags["hostsDir"], c.HostsDir, "folder with a hosts.toml per registry, for images in containerd")
+}
+
+// openImages opens the images of a node in containerd. It returns nil if the runtime is another one.
+func (c RuntimeConfig) openImages(ctx context.Context, state string, of contained.Config) (*contained.Store, error) {
+	if c.Name != runtimeContainerd {
+		return nil, nil
+	}
+	of.Address, of.Namespace, of.Snapshotter, of.HostsDir = c.Address, c.Namespace, c.Snapshotter, c.HostsDir
+	of.Dir = filepath.Join(state, "containerd", "images")
+	return contained.Open(ctx, of)
+}
+
+// arguments returns the flags of c that a warden needs.
 func (c RuntimeConfig) arguments() []string {
 	return []string{"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace}
 }
@@ -59,6 +80,9 @@ func (c RuntimeConfig) validate(bad func(field string, got any, want string)) {
 	}
 	if !filepath.IsAbs(c.Address) {
 		bad("address", fmt.Sprintf("%q", c.Address), "the absolute path of containerd's socket, such as "+container.Address)
+	}
+	if c.Snapshotter == "" {
+		bad("snapshotter", `""`, "the name of one, such as "+contained.DefaultSnapshotter)
 	}
 	if len(c.Namespace) > maxContainerdNamespace || !containerdNamespace.MatchString(c.Namespace) {
 		bad("namespace", fmt.Sprintf("%q", c.Namespace), fmt.Sprintf("letters and digits, with single dots, dashes or underscores between, such as %s", container.Namespace))
