@@ -1,0 +1,123 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-containerregistry/pkg/registry"
+
+	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/internal/containerdtest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// initBeside builds stagecoach-init beside this program, where `up` looks for it.
+func initBeside(t *testing.T) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	build := exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(self), "stagecoach-init"), "../stagecoach-init")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+}
+
+// viewsBelow returns what is mounted below a folder.
+func viewsBelow(t *testing.T, dir string) (all []string) {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if at := strings.Fields(line)[1]; strings.HasPrefix(at, dir+"/") {
+			all = append(all, at)
+		}
+	}
+	return all
+}
+
+// TestFunctionsRunFromImagesInContainerd deploys a stage that a build has stored, and an image of
+// another kind from a registry. Both run from views of containerd's snapshots, also after a kill -9
+// of `up` without the registry.
+func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
+	server := containerdtest.Start(t)
+	initBeside(t)
+	images := t.TempDir()
+	store, err := image.OpenStore(image.Folder(images))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	stage, err := image.Pack(proctest.Built(t, "images", "stagecoach", "wait", "0.1.0"), image.Config{
+		Entrypoint: []string{"/stage"}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion},
+	})
+	if err == nil {
+		_, err = store.Add(t.Context(), stage, "team/wait:1")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	defer reg.Close()
+	name := strings.TrimPrefix(reg.URL, "http://") + "/team/who:1"
+	files, build := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(build, "main.go"), []byte(rootProgram), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("go", "build", "-o", filepath.Join(files, "who"), filepath.Join(build, "main.go"))
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	who, err := image.Pack(files, image.Config{Entrypoint: []string{"/who"}, Env: []string{"VERSION=one", "fprocess=/who"}, User: "1000"})
+	if err == nil {
+		_, err = store.Add(t.Context(), who, name)
+	}
+	if err == nil {
+		_, err = image.Registry{}.Push(t.Context(), store, name)
+	}
+	if err == nil {
+		err = store.Remove(t.Context(), name)
+	}
+	if err == nil {
+		_, err = store.Collect(t.Context(), nil, -1)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := start(t, "--images", images, "--runtime", "containerd", "--containerd-address", server.Address, "--containerd-namespace", "stagecoach-images-e2e")
+	for service, image := range map[string]string{"wait": "team/wait:1", "who": name} {
+		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(`{"service":%q,"image":%q}`, service, image), "Content-Type", "application/json")
+	}
+	answer := func(when string) {
+		t.Helper()
+		r.must(http.StatusOK, http.MethodPost, "/function/wait", "x")
+		if got := string(r.must(http.StatusOK, http.MethodPost, "/function/who", "x").Body); !strings.HasPrefix(got, "one uid=1000 pid=") {
+			t.Errorf("%s: got %q, want the image's program", when, got)
+		}
+		if got := viewsBelow(t, filepath.Join(r.state, "containerd", "images")); len(got) != 2 {
+			t.Errorf("%s: views %q, want 2", when, got)
+		}
+	}
+	answer("after the deploy")
+	reg.Close()
+	r.kill()
+	r.restart()
+	answer("after kill -9")
+	r.stop()
+	if got := viewsBelow(t, r.state); len(got) != 0 {
+		t.Errorf("after the end: %q are mounted", got)
+	}
+}
