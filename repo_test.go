@@ -167,6 +167,9 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"keysmanager/device"}, []string{module}, "what a machine has, anybody may ask"},
 		{[]string{"keysmanager/network"}, []string{module}, "network knows the kernel's links and filters and nothing of what runs behind them"},
 		{[]string{"keysmanager/warden"}, []string{module + "keysmanager", module + "request/queue", "net/http", "github.com/prometheus"}, "what outlives all else knows nothing of it"},
+		{[]string{"keysmanager/container/entry"}, []string{module, "net/http", "log/slog"}, "a container's first program is small"},
+		{[]string{"keysmanager/container"}, []string{module + "keysmanager", module + "keysmanager/node", module + "keysmanager/warden", module + "keysmanager/resources", module + "keysmanager/cgroup", module + "keysmanager/network", module + "request/wire"}, "a runtime knows no orders and no zygotes"},
+		{[]string{"keysmanager", "keysmanager/warden", "keysmanager/watchdog", "keysmanager/zygote", "keysmanager/resources", "keysmanager/sandbox"}, []string{module + "keysmanager/container", "github.com/containerd/containerd/"}, "code above a runtime does not know which one runs"},
 		{[]string{"keysmanager/node"}, []string{module + "keysmanager", module + "keysmanager/sandbox", module + "keysmanager/warden", module + "request/queue", module + "autoscaler/plan", module + "control/cluster", "github.com/nats-io"}, "the node protocol is of both sides, and of neither"},
 		{[]string{"image/stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
 		{[]string{"image/builder"}, []string{module + "request/gateway", module + "provider", module + "request/queue", module + "keysmanager", module + "request/flow", module + "request/dispatch"}, "images are built without a running stagecoach"},
@@ -286,7 +289,7 @@ var textOfError = regexp.MustCompile(`strings\.(Contains|HasPrefix|HasSuffix|Cut
 func TestErrorsAreValues(t *testing.T) {
 	mayRead := []string{
 		`"json: unknown field "`, // encoding/json
-		`number.Error()`,         // of NATS's server
+		`number.Error()`,         // of NATS's server and of containerd
 		`, "\n")`,                // the rest is the stack of a panic
 	}
 	for name, p := range packages(t) {
@@ -310,7 +313,9 @@ func TestOwnedModules(t *testing.T) {
 		"github.com/nats-io/":                     {"request/queue"},
 		"github.com/openfaas/":                    {"provider"},
 		"github.com/containerd/cgroups/":          {"keysmanager/cgroup"},
-		"github.com/opencontainers/runtime-spec/": {"keysmanager/cgroup"},
+		"github.com/opencontainers/runtime-spec/": {"keysmanager/cgroup", "keysmanager/container"},
+		"github.com/containerd/containerd/":       {"keysmanager/container", "image/contained", "internal/containerdtest"},
+		"github.com/containerd/errdefs":           {"keysmanager/container", "image/contained"},
 		"github.com/hashicorp/golang-lru/":        {"keysmanager/node", "provider"},
 		"github.com/google/go-containerregistry/": {"image"},
 		"github.com/docker/cli/":                  {"image"},

@@ -15,23 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/registry"
 
 	"github.com/stagecoach-serving/stagecoach/image"
-	"github.com/stagecoach-serving/stagecoach/internal/containerdtest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
-
-// initBeside builds stagecoach-init beside this program, where `up` looks for it.
-func initBeside(t *testing.T) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	build := exec.Command("go", "build", "-o", filepath.Join(filepath.Dir(self), "stagecoach-init"), "../stagecoach-init")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-}
 
 // viewsBelow returns what is mounted below a folder.
 func viewsBelow(t *testing.T, dir string) (all []string) {
@@ -52,8 +37,7 @@ func viewsBelow(t *testing.T, dir string) (all []string) {
 // another kind from a registry. Both run from views of containerd's snapshots, also after a kill -9
 // of `up` without the registry.
 func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
-	server := containerdtest.Start(t)
-	initBeside(t)
+	_, flags := containerFlags(t)
 	images := t.TempDir()
 	store, err := image.OpenStore(image.Folder(images))
 	if err != nil {
@@ -97,7 +81,7 @@ func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, "--images", images, "--runtime", "containerd", "--containerd-address", server.Address, "--containerd-namespace", "stagecoach-images-e2e")
+	r := start(t, append(flags, "--images", images)...)
 	for service, image := range map[string]string{"wait": "team/wait:1", "who": name} {
 		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(`{"service":%q,"image":%q}`, service, image), "Content-Type", "application/json")
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -134,7 +135,10 @@ func (s *Store) judgeRegistry(err *askError) (kind error, advice string) {
 
 // full reports whether containerd's disk is full. gRPC carries the text only.
 func full(err error) bool {
-	return disk.IsFull(err) || strings.Contains(err.Error(), syscall.ENOSPC.Error()) || strings.Contains(err.Error(), syscall.EDQUOT.Error())
+	text := err.Error()
+	return disk.IsFull(err) || slices.ContainsFunc([]syscall.Errno{syscall.ENOSPC, syscall.EDQUOT}, func(number syscall.Errno) bool {
+		return strings.Contains(text, number.Error())
+	})
 }
 
 // corrupt reports whether content does not match its digest or size. containerd has no kind of

@@ -24,6 +24,9 @@ type Server struct {
 	Address string // of its unix socket
 	Root    string // folder of its content and snapshots
 	State   string // folder of its sockets and running tasks
+	// Namespace is one that no other containerd of this machine has. Those that run with runc share a
+	// folder, in which a container's id is unique per namespace.
+	Namespace string
 
 	t      testing.TB
 	config string
@@ -55,7 +58,7 @@ func Start(t testing.TB) *Server {
 	}
 	s := &Server{
 		Address: filepath.Join(dir, "c.sock"), Root: filepath.Join(dir, "root"), State: filepath.Join(dir, "state"),
-		config: filepath.Join(dir, "config.toml"), log: filepath.Join(dir, "log"), t: t,
+		Namespace: filepath.Base(dir), config: filepath.Join(dir, "config.toml"), log: filepath.Join(dir, "log"), t: t,
 	}
 	config := fmt.Sprintf(`version = 2
 root = %q
@@ -82,6 +85,28 @@ address = %q
 	})
 	s.Run()
 	return s
+}
+
+// initProgram builds stagecoach-init once per test binary.
+var initProgram = sync.OnceValues(func() (string, error) {
+	path := filepath.Join(os.TempDir(), "stagecoach-init-of-tests")
+	next := fmt.Sprintf("%s.%d", path, os.Getpid()) // other test binaries do the same
+	cmd := exec.Command("go", "build", "-o", next, "github.com/stagecoach-serving/stagecoach/cmd/stagecoach-init")
+	cmd.Env, cmd.Stderr = append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
+	if err := cmd.Run(); err != nil {
+		return "", err
+	}
+	return path, os.Rename(next, path)
+})
+
+// Init returns the path of the program stagecoach-init.
+func Init(t testing.TB) string {
+	t.Helper()
+	path, err := initProgram()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // missing returns why this machine cannot run a containerd; empty: it can.

@@ -15,7 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
 )
 
-// process is a container and the program in it. Its fields are set before start returns it.
+// process is a container and the program in it. Its fields but status are set before start returns
+// it.
 type process struct {
 	of        *Runtime
 	id        string
@@ -27,6 +28,8 @@ type process struct {
 	conn      *entry.Conn          // nil: none yet
 	pid       int                  // number of the program; 0: none yet
 	pidfd     int                  // of the program
+	ended     chan struct{}        // closed when it has ended; then status is set. nil: it never ran
+	status    unix.WaitStatus
 
 	once sync.Once // of Forget
 }
@@ -67,6 +70,13 @@ func (p *process) readInit() error {
 	})
 }
 
+// killInit kills the first process, if it has not ended.
+func (p *process) killInit() {
+	if raw, err := p.initEnd.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
+	}
+}
+
 // whenInitEnds calls f when the first process ends. stop undoes that, and waits for f.
 func (p *process) whenInitEnds(f func()) (stop func()) {
 	done := make(chan struct{})
@@ -88,7 +98,7 @@ func (p *process) initEnded() error {
 	if p.awaitInit(time.Now().Add(10*time.Millisecond)) != nil {
 		return nil
 	}
-	return fmt.Errorf("its first program has ended: %w", errStatus(p.status()))
+	return fmt.Errorf("its first program has ended: %w", errStatus(p.asked()))
 }
 
 type errStatus unix.WaitStatus
@@ -103,6 +113,12 @@ func (e errStatus) Error() string {
 
 // Wait implements sandbox.Process.
 func (p *process) Wait() unix.WaitStatus {
+	<-p.ended
+	return p.status
+}
+
+// awaitEnd waits until the container has ended, and returns how its program has.
+func (p *process) awaitEnd() unix.WaitStatus {
 	status, err := p.conn.Status()
 	if err != nil {
 		p.conn.Close()
@@ -110,21 +126,21 @@ func (p *process) Wait() unix.WaitStatus {
 	// The program has ended, so its container ends at once. The kernel kills what is left there.
 	if late := p.awaitInit(time.Now().Add(settleTime)); late != nil {
 		p.of.cfg.Log.Warn("container does not end with its program; it is killed", "container", p.id, "error", late)
-		_ = unix.Kill(p.init, unix.SIGKILL) // it has not ended, so the number is its own
+		p.killInit()
 		_ = p.awaitInit(time.Now().Add(endTimeout))
 	}
 	if err == nil {
 		return status
 	}
-	return p.status()
+	return p.asked()
 }
 
 // retryPause is the pause between two questions to a containerd that does not answer.
 const retryPause = 200 * time.Millisecond
 
-// status returns how the first process has ended, as containerd knows it. If containerd does not
+// asked returns how the first process has ended, as containerd knows it. If containerd does not
 // say so in time, SIGKILL is assumed.
-func (p *process) status() unix.WaitStatus {
+func (p *process) asked() unix.WaitStatus {
 	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
 	defer cancel()
 	for {
@@ -161,24 +177,30 @@ func (p *process) Forget() {
 	p.once.Do(func() {
 		p.of.removes.Go(func() {
 			defer p.of.forget(p)
-			if p.conn != nil {
-				p.conn.Close()
-			}
-			if p.pidfd > 0 {
-				_ = unix.Close(p.pidfd)
-			}
-			if p.initEnd != nil {
-				if p.awaitInit(time.Unix(1, 0)) != nil {
-					_ = unix.Kill(p.init, unix.SIGKILL)
-					_ = p.awaitInit(time.Now().Add(settleTime))
-				}
-				_ = p.initEnd.Close()
-			}
+			p.end()
 			if err := p.remove(); err != nil {
 				p.of.cfg.Log.Warn("container is not removed; the node's next start removes it", "container", p.id, "error", err)
 			}
 		})
 	})
+}
+
+// end ends the container, and closes its descriptors.
+func (p *process) end() {
+	if p.conn != nil {
+		p.conn.Close()
+	}
+	if p.ended != nil {
+		<-p.ended
+	}
+	if p.initEnd != nil {
+		p.killInit()
+		_ = p.awaitInit(time.Now().Add(settleTime))
+		_ = p.initEnd.Close()
+	}
+	if p.pidfd > 0 {
+		_ = unix.Close(p.pidfd)
+	}
 }
 
 // remove removes the container from containerd, and its folder.

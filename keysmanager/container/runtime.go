@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"sync"
 	"time"
@@ -48,7 +49,7 @@ type Runtime struct {
 	client  *containerd.Client
 	spawner *sandbox.Spawner // for processes of the platform
 	owner   string           // identifies this Runtime's containers, and says whether it lives
-	removes sync.WaitGroup   // removals under way
+	removes sync.WaitGroup   // removals under way, and waits for ends
 
 	sweeping sync.Mutex // held while Sweep runs
 
@@ -65,19 +66,31 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if info, err := os.Stat(cfg.Init); err != nil || !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("runtime containerd: program %s is missing: make build puts it beside stagecoach", cfg.Init)
 	}
-	client, err := containerd.New(cfg.Address, containerd.WithDefaultNamespace(cfg.Namespace), containerd.WithTimeout(answerTimeout))
-	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-		_, err = client.Version(ctx)
-		cancel()
-		if err != nil {
-			_ = client.Close()
-		}
-	}
+	client, err := connect(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("runtime containerd: %w; want containerd at %s: start it, or name its socket with --containerd-address", err, cfg.Address)
 	}
 	return &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), live: map[*process]bool{}}, nil
+}
+
+// connect returns a client of a containerd that answers. If nothing listens at its socket, connect
+// fails at once.
+func connect(ctx context.Context, cfg Config) (*containerd.Client, error) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", cfg.Address)
+	if err != nil {
+		return nil, err
+	}
+	_ = conn.Close() // nothing was sent
+	client, err := containerd.New(cfg.Address, containerd.WithDefaultNamespace(cfg.Namespace), containerd.WithTimeout(answerTimeout))
+	if err != nil {
+		return nil, err
+	}
+	if _, err = client.Version(ctx); err != nil {
+		return nil, errors.Join(err, client.Close())
+	}
+	return client, nil
 }
 
 // Start implements sandbox.Runtime.

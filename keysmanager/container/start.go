@@ -81,7 +81,12 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	if err := p.task.Start(ctx); err != nil {
 		return nil, fmt.Errorf("containerd: %w", err)
 	}
-	return p, p.begin(ctx, c, outline, listener)
+	if err := p.begin(ctx, c, outline, listener); err != nil {
+		return nil, err
+	}
+	p.ended = make(chan struct{})
+	r.removes.Go(func() { defer close(p.ended); p.status = p.awaitEnd() })
+	return p, nil
 }
 
 // enter moves the first process of a container, which waits for its start, into cgroups.
