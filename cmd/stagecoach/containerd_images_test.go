@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/registry"
 
@@ -35,7 +36,8 @@ func viewsBelow(t *testing.T, dir string) (all []string) {
 
 // TestFunctionsRunFromImagesInContainerd deploys a stage that a build has stored, and an image of
 // another kind from a registry. Both run from views of containerd's snapshots, also after a kill -9
-// of `up` without the registry.
+// of `up` without the registry. A deploy
+// of an image that cannot run changes nothing.
 func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
 	_, flags := containerFlags(t)
 	images := t.TempDir()
@@ -55,7 +57,7 @@ func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
 	}
 	reg := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	defer reg.Close()
-	name := strings.TrimPrefix(reg.URL, "http://") + "/team/who:1"
+	repository := strings.TrimPrefix(reg.URL, "http://") + "/team/who:"
 	files, build := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(build, "main.go"), []byte(rootProgram), 0o644); err != nil {
 		t.Fatal(err)
@@ -65,24 +67,26 @@ func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	who, err := image.Pack(files, image.Config{Entrypoint: []string{"/who"}, Env: []string{"VERSION=one", "fprocess=/who"}, User: "1000"})
-	if err == nil {
-		_, err = store.Add(t.Context(), who, name)
+	for version, platform := range map[string]string{"1": "", "2": "linux/arm64"} {
+		who, err := image.Pack(files, image.Config{Entrypoint: []string{"/who"}, Env: []string{"VERSION=one", "fprocess=/who"}, User: "1000", Platform: platform})
+		if err == nil {
+			_, err = store.Add(t.Context(), who, repository+version)
+		}
+		if err == nil {
+			_, err = image.Registry{}.Push(t.Context(), store, repository+version)
+		}
+		if err == nil {
+			err = store.Remove(t.Context(), repository+version)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err == nil {
-		_, err = image.Registry{}.Push(t.Context(), store, name)
-	}
-	if err == nil {
-		err = store.Remove(t.Context(), name)
-	}
-	if err == nil {
-		_, err = store.Collect(t.Context(), nil, -1)
-	}
-	if err != nil {
+	if _, err := store.Collect(t.Context(), nil, -time.Minute); err != nil { // so that both are pulled
 		t.Fatal(err)
 	}
 	r := start(t, append(flags, "--images", images)...)
-	for service, image := range map[string]string{"wait": "team/wait:1", "who": name} {
+	for service, image := range map[string]string{"wait": "team/wait:1", "who": repository + "1"} {
 		r.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(`{"service":%q,"image":%q}`, service, image), "Content-Type", "application/json")
 	}
 	answer := func(when string) {
@@ -96,6 +100,11 @@ func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
 		}
 	}
 	answer("after the deploy")
+	refused := r.must(http.StatusBadRequest, http.MethodPut, "/system/functions", fmt.Sprintf(`{"service":"who","image":"%s2"}`, repository), "Content-Type", "application/json")
+	if !strings.Contains(string(refused.Body), "it is for linux/arm64, want linux/amd64") {
+		t.Errorf("an image of another platform: %s", refused.Body)
+	}
+	answer("after a deploy that was refused")
 	reg.Close()
 	r.kill()
 	r.restart()
