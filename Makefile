@@ -67,7 +67,7 @@ test-disk: images ## the disk of the state folder is full, 100 times; DISK_ROUND
 test-faults: images ## faults at their real length: NATS gone for 30 s
 	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach
 
-test-containerd: images ## containers and their images, with the machine's containerd and with go.mod's
+test-containerd: images ## containers and images, with the machine's containerd and go.mod's
 	@scripts/tools --containerd
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-containerd
 

@@ -52,7 +52,7 @@ func (c *RuntimeConfig) addImageFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.HostsDir, runtimeFlags["hostsDir"], c.HostsDir, "folder with a hosts.toml per registry, for images in containerd")
 }
 
-// openImages opens the images of a node in containerd. It returns nil if the runtime is another one.
+// openImages opens the images of a node in containerd. With another runtime, it returns nil.
 func (c RuntimeConfig) openImages(ctx context.Context, state string, of contained.Config) (*contained.Store, error) {
 	if c.Name != runtimeContainerd {
 		return nil, nil

@@ -11,6 +11,6 @@
 // The time of change of the folder HEX is the time of the image's last use.
 //
 // Leases, and views among containerd's snapshots, have the label of the folder that they belong to.
-// So several nodes may share a namespace of containerd, and a node finds what an earlier process has
-// left.
+// So several nodes may share a namespace of containerd, and a node finds what an earlier process
+// has left.
 package contained

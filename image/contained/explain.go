@@ -154,8 +154,8 @@ func corrupt(err error) bool {
 // snapshotters is the type of containerd's plugins that unpack layers.
 const snapshotters = "io.containerd.snapshotter.v1"
 
-// hasSnapshotter returns the names of containerd's snapshotters, and whether the wanted one is among
-// them.
+// hasSnapshotter returns the names of containerd's snapshotters, and whether the wanted one is
+// among them.
 func (s *Store) hasSnapshotter(ctx context.Context) (has []string, ok bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTimeout)
 	defer cancel()

@@ -26,8 +26,8 @@ import (
 // maxManifest bounds a manifest and an index, in bytes. Registries allow 4 MiB.
 const maxManifest = 4 << 20
 
-// attempts is the number of attempts to fetch a part if the transfer breaks off. What has arrived is
-// kept between them.
+// attempts is the number of attempts to fetch a part if the transfer breaks off. What has arrived
+// is kept between them.
 const attempts = 3
 
 // source is where the parts of an image come from.
@@ -179,7 +179,7 @@ func choose(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) (oc
 	return d, fmt.Errorf("%w for this machine in its index: it is for %q, want %s", image.ErrNoImage, has, image.Platform)
 }
 
-// fetch brings all parts of an image into containerd. It checks what the manifest and configuration
+// fetch adds all parts of an image to containerd. It checks what the manifest and configuration
 // say before it fetches layers.
 func (s *Store) fetch(ctx context.Context, from *source) (parts, error) {
 	p := parts{digest: from.manifest}
@@ -214,7 +214,7 @@ func (s *Store) fetch(ctx context.Context, from *source) (parts, error) {
 	rest, cancel := context.WithTimeout(ctx, s.cfg.Registry.Limit(all))
 	defer cancel()
 	for i, l := range p.manifest.Layers {
-		if err := s.bring(rest, from.parts, l); err != nil {
+		if err := s.ingest(rest, from.parts, l); err != nil {
 			return p, fmt.Errorf("layer %d of %d: %w", i+1, len(p.manifest.Layers), err)
 		}
 	}
@@ -238,9 +238,9 @@ func check(m ocispec.Manifest) (all int64, err error) {
 	return all, nil
 }
 
-// read brings a small part into containerd, parses it and returns its text.
+// read adds a small part to containerd, parses it and returns its text.
 func (s *Store) read(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor, into any) ([]byte, error) {
-	if err := s.bring(ctx, from, d); err != nil {
+	if err := s.ingest(ctx, from, d); err != nil {
 		return nil, err
 	}
 	b, err := content.ReadBlob(ctx, s.client.ContentStore(), d)
@@ -253,11 +253,10 @@ func (s *Store) read(ctx context.Context, from remotes.Fetcher, d ocispec.Descri
 	return b, nil
 }
 
-// bring brings a part into containerd, unless it is there. The part then belongs to the lease in
-// ctx.
-func (s *Store) bring(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) (err error) {
+// ingest adds a part to containerd, unless it is there. The part then belongs to the lease in ctx.
+func (s *Store) ingest(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) (err error) {
 	for range attempts {
-		err = s.bringOnce(ctx, from, d)
+		err = s.ingestOnce(ctx, from, d)
 		if err == nil || ctx.Err() != nil || !errors.As(err, new(*brokenError)) {
 			return err
 		}
@@ -265,7 +264,7 @@ func (s *Store) bring(ctx context.Context, from remotes.Fetcher, d ocispec.Descr
 	return err
 }
 
-func (s *Store) bringOnce(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) error {
+func (s *Store) ingestOnce(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) error {
 	w, err := s.writer(ctx, d)
 	if errdefs.IsAlreadyExists(err) {
 		id, _ := leases.FromContext(ctx)

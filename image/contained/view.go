@@ -21,8 +21,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 )
 
-// unpack makes a snapshot per layer, each on top of the one before. Snapshots that are there already
-// are used.
+// unpack makes a snapshot per layer, each on top of the one before. Snapshots that exist are used.
 func (s *Store) unpack(ctx context.Context, p parts) error {
 	snapshotter := s.client.SnapshotService(s.cfg.Snapshotter)
 	var chain []digest.Digest
