@@ -30,39 +30,39 @@ type Export struct {
 	release func()
 }
 
-// Export opens the image with a digest for reading.
-func (s *Store) Export(ctx context.Context, digest string) (*Export, error) {
+// OpenExport opens an image of a store, by its digest, for reading.
+func OpenExport(ctx context.Context, s *Store, digest string) (*Export, error) {
 	release, err := s.use(ctx)
 	if err != nil {
 		return nil, err
 	}
-	e, err := s.export(digest)
-	if err != nil {
+	e := &Export{store: s, release: release}
+	if err := e.describe(digest); err != nil {
 		release()
 		return nil, err
 	}
-	e.release = release
 	return e, nil
 }
 
-func (s *Store) export(digest string) (*Export, error) {
-	img, err := s.Image(digest)
+func (e *Export) describe(digest string) error {
+	img, err := e.store.Image(digest)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	m, err := img.of.Manifest()
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", digest, err)
+		return fmt.Errorf("image %s: %w", digest, err)
 	}
-	info, err := os.Stat(s.blob(digest))
+	info, err := os.Stat(e.store.blob(digest))
 	if err != nil {
-		return nil, fmt.Errorf("image %s: %w", digest, err)
+		return fmt.Errorf("image %s: %w", digest, err)
 	}
 	kind := m.MediaType
 	if kind == "" {
 		kind = types.OCIManifestSchema1 // whose field is optional
 	}
-	return &Export{MediaType: string(kind), Size: info.Size(), store: s}, nil
+	e.MediaType, e.Size = string(kind), info.Size()
+	return nil
 }
 
 // Open opens a part of the image by its digest: the manifest, the configuration or a layer.

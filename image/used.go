@@ -13,9 +13,9 @@ import (
 
 var noteForm = regexp.MustCompile(`^[a-zA-Z0-9-]+$`)
 
-// NoteUsed notes which digests the functions of a control plane use, for [Store.Used]. who differs
-// between the control planes that share the store.
-func (s *Store) NoteUsed(ctx context.Context, who string, digests []string) error {
+// NoteUsed notes in a store which digests the functions of a control plane use, for [Used]. who
+// differs between the control planes that share the store.
+func NoteUsed(ctx context.Context, s *Store, who string, digests []string) error {
 	if !noteForm.MatchString(who) {
 		return fmt.Errorf("image store: note of %q, want letters, digits and dashes", who)
 	}
@@ -36,7 +36,7 @@ func (s *Store) NoteUsed(ctx context.Context, who string, digests []string) erro
 
 // Used returns the digests that functions of all control planes use which share the store. Notes
 // older than age do not count. known is false if there is no younger note.
-func (s *Store) Used(age time.Duration) (digests []string, known bool, err error) {
+func Used(s *Store, age time.Duration) (digests []string, known bool, err error) {
 	entries, err := os.ReadDir(s.path("used"))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, false, nil

@@ -207,7 +207,7 @@ func (u *up) collectImages(ctx context.Context) error {
 				used = append(used, f.Digest)
 			}
 		}
-		if err := u.images.store.NoteUsed(ctx, nodeID("up", u.cfg.State), used); err != nil && ctx.Err() == nil {
+		if err := image.NoteUsed(ctx, u.images.store, nodeID("up", u.cfg.State), used); err != nil && ctx.Err() == nil {
 			u.log.Warn("nodes cannot know which images are used", "error", err)
 		}
 		freed, err := u.images.collect(ctx, used)
@@ -234,7 +234,7 @@ func (d *daemon) collectImages(ctx context.Context, built *image.Store, of *cont
 	tick := time.NewTicker(collectEvery)
 	defer tick.Stop()
 	for {
-		used, known, err := built.Used(notesAge)
+		used, known, err := image.Used(built, notesAge)
 		var freed int64
 		if err == nil && known {
 			freed, err = of.Collect(ctx, used, collectAfter+collectEvery)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"golang.org/x/sys/unix"
@@ -52,7 +53,7 @@ func checkSocket(ctx context.Context, address string) (f Finding, peer int) {
 	default:
 		defer conn.Close()
 		f.OK = true
-		if raw, err := conn.(*net.UnixConn).SyscallConn(); err == nil {
+		if raw, err := conn.(syscall.Conn).SyscallConn(); err == nil {
 			_ = raw.Control(func(fd uintptr) {
 				if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
 					peer = int(who.Pid)

@@ -59,7 +59,7 @@ func (s *Store) takeIdle(digest string, idle time.Duration) (release func(), ok 
 }
 
 // remove removes an image and returns how many bytes that has freed.
-func (s *Store) remove(ctx context.Context, digest string) (freed int64, err error) {
+func (s *holder) remove(ctx context.Context, digest string) (freed int64, err error) {
 	sizes := s.sizes(ctx, digest)
 	if err := s.drop(ctx, digest); err != nil {
 		return 0, err
@@ -78,7 +78,7 @@ type part struct {
 	snapshot string
 }
 
-func (p part) gone(ctx context.Context, s *Store) bool {
+func (p part) gone(ctx context.Context, s *holder) bool {
 	var err error
 	if p.digest != "" {
 		_, err = s.client.ContentStore().Info(ctx, p.digest)
@@ -89,7 +89,7 @@ func (p part) gone(ctx context.Context, s *Store) bool {
 }
 
 // sizes returns the sizes of an image's parts, in bytes. Parts that cannot be read are left out.
-func (s *Store) sizes(ctx context.Context, of string) map[part]int64 {
+func (s *holder) sizes(ctx context.Context, of string) map[part]int64 {
 	out := map[part]int64{}
 	store := s.client.ContentStore()
 	var m ocispec.Manifest

@@ -44,7 +44,7 @@ func (e *unpackError) Unwrap() error { return e.error }
 const probeTimeout = 2 * time.Second
 
 // probe returns why containerd does not answer, or nil.
-func (s *Store) probe(ctx context.Context) error {
+func (s *fetcher) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTimeout)
 	defer cancel()
 	_, err := s.client.Version(ctx)
@@ -56,7 +56,7 @@ func (s *Store) probe(ctx context.Context) error {
 
 // explain adds the image and the remedy to an error. An empty name means that the error concerns
 // several images.
-func (s *Store) explain(ctx context.Context, name string, err error) error {
+func (s *fetcher) explain(ctx context.Context, name string, err error) error {
 	if err == nil {
 		return nil
 	}
@@ -77,7 +77,7 @@ func (s *Store) explain(ctx context.Context, name string, err error) error {
 
 // judge returns the kind of an error and what helps. The kind is nil, image.ErrNoImage or
 // image.ErrUnavailable.
-func (s *Store) judge(ctx context.Context, err error) (kind error, advice string) {
+func (s *fetcher) judge(ctx context.Context, err error) (kind error, advice string) {
 	var ask *askError
 	var unpack *unpackError
 	late := errors.Is(err, context.DeadlineExceeded) || errdefs.IsDeadlineExceeded(err)
@@ -107,7 +107,7 @@ func (s *Store) judge(ctx context.Context, err error) (kind error, advice string
 }
 
 // judgeRegistry does what judge does, for an error of a registry.
-func (s *Store) judgeRegistry(err *askError) (kind error, advice string) {
+func (s *fetcher) judgeRegistry(err *askError) (kind error, advice string) {
 	var answer remoteerrors.ErrUnexpectedStatus
 	var dns *net.DNSError
 	var cert *tls.CertificateVerificationError
@@ -156,7 +156,7 @@ const snapshotters = "io.containerd.snapshotter.v1"
 
 // hasSnapshotter returns the names of containerd's snapshotters, and whether the wanted one is
 // among them.
-func (s *Store) hasSnapshotter(ctx context.Context) (has []string, ok bool) {
+func (s *fetcher) hasSnapshotter(ctx context.Context) (has []string, ok bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTimeout)
 	defer cancel()
 	all, err := plugins(ctx, s.client, snapshotters)
@@ -172,7 +172,7 @@ func (s *Store) hasSnapshotter(ctx context.Context) (has []string, ok bool) {
 
 // diskRoot returns the folder of containerd's snapshotter, or of the views if containerd does not
 // say it.
-func (s *Store) diskRoot(ctx context.Context) string {
+func (s *fetcher) diskRoot(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probeTimeout)
 	defer cancel()
 	if all, err := plugins(ctx, s.client, snapshotters); err == nil && all[s.cfg.Snapshotter] != "" {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
@@ -30,6 +31,12 @@ const maxManifest = 4 << 20
 // is kept between them.
 const attempts = 3
 
+// fetcher adds images to containerd, and explains its errors.
+type fetcher struct {
+	cfg    Config
+	client *containerd.Client
+}
+
 // source is where the parts of an image come from.
 type source struct {
 	manifest ocispec.Descriptor // of one platform, never an index
@@ -47,9 +54,9 @@ type parts struct {
 
 // find returns where the image with a digest is: in the store that a build has filled, or else in
 // the registry in its name.
-func (s *Store) find(ctx context.Context, name, digest string) (*source, error) {
+func (s *fetcher) find(ctx context.Context, name, digest string) (*source, error) {
 	if s.cfg.Built != nil {
-		e, err := s.cfg.Built.Export(ctx, digest)
+		e, err := image.OpenExport(ctx, s.cfg.Built, digest)
 		if err == nil {
 			d, err := described(e.MediaType, digest, e.Size)
 			if err != nil {
@@ -98,7 +105,7 @@ func (r hosted) Fetch(ctx context.Context, d ocispec.Descriptor) (io.ReadCloser,
 
 // ask asks the registry for an image's manifest. Of an index, it chooses the manifest for this
 // platform.
-func (s *Store) ask(ctx context.Context, name string) (*source, error) {
+func (s *fetcher) ask(ctx context.Context, name string) (*source, error) {
 	host, repository, object, err := s.cfg.Registry.Locate(name)
 	if err != nil {
 		return nil, err
@@ -127,7 +134,7 @@ func (s *Store) ask(ctx context.Context, name string) (*source, error) {
 }
 
 // hosts returns the hosts that stand for a registry, as the operator has configured them.
-func (s *Store) hosts(repository string) docker.RegistryHosts {
+func (s *fetcher) hosts(repository string) docker.RegistryHosts {
 	options := config.HostOptions{
 		HostDir: config.HostDirFromRoot(s.cfg.HostsDir),
 		Credentials: func(host string) (string, string, error) {
@@ -181,7 +188,7 @@ func choose(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) (oc
 
 // fetch adds all parts of an image to containerd. It checks what the manifest and configuration
 // say before it fetches layers.
-func (s *Store) fetch(ctx context.Context, from *source) (parts, error) {
+func (s *fetcher) fetch(ctx context.Context, from *source) (parts, error) {
 	p := parts{digest: from.manifest}
 	if !images.IsManifestType(p.digest.MediaType) {
 		return p, fmt.Errorf("%w: it is a %s", image.ErrNoImage, p.digest.MediaType)
@@ -239,7 +246,7 @@ func check(m ocispec.Manifest) (all int64, err error) {
 }
 
 // read adds a small part to containerd, parses it and returns its text.
-func (s *Store) read(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor, into any) ([]byte, error) {
+func (s *fetcher) read(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor, into any) ([]byte, error) {
 	if err := s.ingest(ctx, from, d); err != nil {
 		return nil, err
 	}
@@ -254,7 +261,7 @@ func (s *Store) read(ctx context.Context, from remotes.Fetcher, d ocispec.Descri
 }
 
 // ingest adds a part to containerd, unless it is there. The part then belongs to the lease in ctx.
-func (s *Store) ingest(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) (err error) {
+func (s *fetcher) ingest(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) (err error) {
 	for range attempts {
 		err = s.ingestOnce(ctx, from, d)
 		if err == nil || ctx.Err() != nil || !errors.As(err, new(*brokenError)) {
@@ -264,7 +271,7 @@ func (s *Store) ingest(ctx context.Context, from remotes.Fetcher, d ocispec.Desc
 	return err
 }
 
-func (s *Store) ingestOnce(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) error {
+func (s *fetcher) ingestOnce(ctx context.Context, from remotes.Fetcher, d ocispec.Descriptor) error {
 	w, err := s.writer(ctx, d)
 	if errdefs.IsAlreadyExists(err) {
 		id, _ := leases.FromContext(ctx)
@@ -302,7 +309,7 @@ func (s *Store) ingestOnce(ctx context.Context, from remotes.Fetcher, d ocispec.
 const lockWait = 100 * time.Millisecond
 
 // writer opens a part for writing. While another process writes it, writer waits.
-func (s *Store) writer(ctx context.Context, d ocispec.Descriptor) (content.Writer, error) {
+func (s *fetcher) writer(ctx context.Context, d ocispec.Descriptor) (content.Writer, error) {
 	for {
 		w, err := s.client.ContentStore().Writer(ctx, content.WithRef(remotes.MakeRefKey(ctx, d)), content.WithDescriptor(d))
 		// containerd says the same of a locked part as gRPC of a containerd that is away.

@@ -24,17 +24,30 @@ const (
 	labelFolder = "stagecoach.dev/images" // the folder of the node's views
 )
 
-func (s *Store) labels(digest string) map[string]string {
+// holder holds images in containerd, and mounts their views in a folder.
+type holder struct {
+	*fetcher
+
+	id string // of the folder, in names of leases and snapshots
+}
+
+func (s *holder) folder(digest string) string {
+	return filepath.Join(s.cfg.Dir, strings.TrimPrefix(digest, "sha256:"))
+}
+
+func (s *holder) fs(digest string) string { return filepath.Join(s.folder(digest), "fs") }
+
+func (s *holder) labels(digest string) map[string]string {
 	return map[string]string{labelNode: s.cfg.Node, labelDigest: digest, labelFolder: s.cfg.Dir}
 }
 
 // key returns the name of an image's lease and of its view.
-func (s *Store) key(digest string) string {
+func (s *holder) key(digest string) string {
 	return s.id + "-" + strings.TrimPrefix(digest, "sha256:")
 }
 
 // lease creates the lease of an image, and returns a context whose calls add what they make to it.
-func (s *Store) lease(ctx context.Context, digest string) (context.Context, error) {
+func (s *holder) lease(ctx context.Context, digest string) (context.Context, error) {
 	_, err := s.client.LeasesService().Create(ctx, leases.WithID(s.key(digest)), leases.WithLabels(s.labels(digest)))
 	if err != nil && !errdefs.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("lease: %w", err)
@@ -53,11 +66,11 @@ type record struct {
 
 const recordVersion = 1
 
-func (s *Store) recordFile(digest string) string {
+func (s *holder) recordFile(digest string) string {
 	return filepath.Join(s.folder(digest), "image.json")
 }
 
-func (s *Store) readRecord(digest string) (r record, err error) {
+func (s *holder) readRecord(digest string) (r record, err error) {
 	b, err := os.ReadFile(s.recordFile(digest))
 	if err != nil {
 		return r, err
@@ -71,7 +84,7 @@ func (s *Store) readRecord(digest string) (r record, err error) {
 	return r, nil
 }
 
-func (s *Store) writeRecord(digest string, r record) error {
+func (s *holder) writeRecord(digest string, r record) error {
 	b, err := json.Marshal(r)
 	if err != nil {
 		return err
@@ -86,7 +99,7 @@ func (s *Store) writeRecord(digest string, r record) error {
 var folderForm = regexp.MustCompile(`^[0-9a-f]{64}$`)
 
 // digests returns the digests of the images that have a folder.
-func (s *Store) digests() ([]string, error) {
+func (s *holder) digests() ([]string, error) {
 	entries, err := os.ReadDir(s.cfg.Dir)
 	if err != nil {
 		return nil, err
@@ -160,7 +173,7 @@ func (s *Store) tryTake(digest string) (release func(), ok bool) {
 
 // drop removes all of an image: its mount, its folder, its view, and the lease on its content. It
 // continues after ctx has ended, for a bounded time.
-func (s *Store) drop(ctx context.Context, digest string) error {
+func (s *holder) drop(ctx context.Context, digest string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 	defer cancel()
 	snapshotter := s.cfg.Snapshotter

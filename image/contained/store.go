@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -44,11 +43,10 @@ type Config struct {
 
 // Store is a node's images in containerd. The methods are safe for concurrent use.
 type Store struct {
-	cfg    Config
-	id     string // of the folder, in names of leases and snapshots
-	client *containerd.Client
-	roots  *flight.Group[image.Root]
-	pulls  *flight.Group[string]
+	*holder
+
+	roots *flight.Group[image.Root]
+	pulls *flight.Group[string]
 
 	mu     sync.Mutex
 	views  map[string]image.Root    // images that are ready, by digest
@@ -89,8 +87,8 @@ func Open(ctx context.Context, c Config) (*Store, error) {
 	}
 	sum := sha256.Sum256([]byte(dir))
 	s := &Store{
-		cfg: c, id: "stagecoach-" + hex.EncodeToString(sum[:6]), client: client,
-		roots: flight.New[image.Root](), pulls: flight.New[string](),
+		holder: &holder{&fetcher{c, client}, "stagecoach-" + hex.EncodeToString(sum[:6])},
+		roots:  flight.New[image.Root](), pulls: flight.New[string](),
 		views: map[string]image.Root{}, busy: map[string]chan struct{}{},
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
@@ -124,12 +122,6 @@ func (s *Store) Close() error {
 	}
 	return fault
 }
-
-func (s *Store) folder(digest string) string {
-	return filepath.Join(s.cfg.Dir, strings.TrimPrefix(digest, "sha256:"))
-}
-
-func (s *Store) fs(digest string) string { return filepath.Join(s.folder(digest), "fs") }
 
 // Root returns the folder from which an image can run. The name has a digest. If the image is not
 // ready, Root imports it from what was built, or else pulls it.

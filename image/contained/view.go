@@ -22,7 +22,7 @@ import (
 )
 
 // unpack makes a snapshot per layer, each on top of the one before. Snapshots that exist are used.
-func (s *Store) unpack(ctx context.Context, p parts) error {
+func (s *holder) unpack(ctx context.Context, p parts) error {
 	snapshotter := s.client.SnapshotService(s.cfg.Snapshotter)
 	var chain []digest.Digest
 	for i, blob := range p.manifest.Layers {
@@ -41,13 +41,13 @@ func (s *Store) unpack(ctx context.Context, p parts) error {
 }
 
 // hold adds a snapshot to the lease in ctx.
-func (s *Store) hold(ctx context.Context, snapshot string) error {
+func (s *holder) hold(ctx context.Context, snapshot string) error {
 	id, _ := leases.FromContext(ctx)
 	return s.client.LeasesService().AddResource(ctx, leases.Lease{ID: id}, leases.Resource{ID: snapshot, Type: "snapshots/" + s.cfg.Snapshotter})
 }
 
 // show mounts a view of an unpacked image, and records that the image is ready.
-func (s *Store) show(ctx context.Context, name, digest string, p parts) (image.Root, error) {
+func (s *holder) show(ctx context.Context, name, digest string, p parts) (image.Root, error) {
 	parent := identity.ChainID(p.config.RootFS.DiffIDs).String()
 	snapshotter := s.client.SnapshotService(s.cfg.Snapshotter)
 	mounts, err := snapshotter.View(ctx, s.key(digest), parent, snapshots.WithLabels(s.labels(digest)))
@@ -71,7 +71,7 @@ func (s *Store) show(ctx context.Context, name, digest string, p parts) (image.R
 }
 
 // remount mounts the view of an image that was ready, unless it is mounted.
-func (s *Store) remount(ctx context.Context, digest string) error {
+func (s *holder) remount(ctx context.Context, digest string) error {
 	if mounted(s.fs(digest)) {
 		return nil
 	}
@@ -83,7 +83,7 @@ func (s *Store) remount(ctx context.Context, digest string) error {
 }
 
 // mount mounts a view. Nothing in it has the rights of its owner, and devices in it do not work.
-func (s *Store) mount(digest string, mounts []mount.Mount) error {
+func (s *holder) mount(digest string, mounts []mount.Mount) error {
 	at := s.fs(digest)
 	if err := os.MkdirAll(at, 0o700); err != nil {
 		return err
