@@ -34,18 +34,15 @@ func viewsBelow(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// TestFunctionsRunFromImagesInContainerd deploys a stage that a build has stored, and an image of
-// another kind from a registry. Both run from views of containerd's snapshots, also after a kill -9
-// of `up` without the registry. A deploy
-// of an image that cannot run changes nothing.
-func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
-	_, flags := containerFlags(t)
-	images := t.TempDir()
+// builtStage makes a folder of images whose store has the stage team/wait:1.
+func builtStage(t *testing.T) (images string, store *image.Store) {
+	t.Helper()
+	images = t.TempDir()
 	store, err := image.OpenStore(image.Folder(images))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer store.Close()
+	t.Cleanup(store.Close)
 	stage, err := image.Pack(proctest.Built(t, "images", "stagecoach", "wait", "0.1.0"), image.Config{
 		Entrypoint: []string{"/stage"}, Labels: map[string]string{image.ProtocolLabel: image.ProtocolVersion},
 	})
@@ -55,6 +52,15 @@ func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return images, store
+}
+
+// TestFunctionsRunFromImagesInContainerd deploys a stage that a build has stored, and an image of
+// another kind from a registry. Both run from views of containerd's snapshots, also after a kill -9
+// of `up` without the registry. A deploy of an image that cannot run changes nothing.
+func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
+	_, flags := containerFlags(t)
+	images, store := builtStage(t)
 	reg := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
 	defer reg.Close()
 	repository := strings.TrimPrefix(reg.URL, "http://") + "/team/who:"
@@ -112,5 +118,31 @@ func TestFunctionsRunFromImagesInContainerd(t *testing.T) {
 	r.stop()
 	if got := viewsBelow(t, r.state); len(got) != 0 {
 		t.Errorf("after the end: %q are mounted", got)
+	}
+}
+
+// TestNodesImportImagesIntoContainerd deploys a stage to an `up` that is no node. The node imports
+// the stage by digest, and a second daemon of the node has it at once.
+func TestNodesImportImagesIntoContainerd(t *testing.T) {
+	_, flags := containerFlags(t)
+	images, _ := builtStage(t)
+	n := startNodes(t, "--no-node", "--images", images)
+	var d *keysDaemon
+	t.Cleanup(func() { // after the daemon's end
+		if got := viewsBelow(t, d.state); len(got) != 0 {
+			t.Errorf("after the end: %q are mounted", got)
+		}
+	})
+	d = n.daemon("node-a", append(flags, "--images", images)...)
+	n.must(http.StatusAccepted, http.MethodPost, "/system/functions", `{"service":"wait","image":"team/wait:1"}`, "Content-Type", "application/json")
+	n.must(http.StatusOK, http.MethodPost, "/function/wait", "x")
+	if err := d.Cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-d.Done
+	n.restartDaemon(d)
+	n.must(http.StatusOK, http.MethodPost, "/function/wait", "x")
+	if got := viewsBelow(t, filepath.Join(d.state, "containerd", "images")); len(got) != 1 {
+		t.Errorf("views %q, want 1", got)
 	}
 }
