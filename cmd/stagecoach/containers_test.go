@@ -69,8 +69,9 @@ func forksOf(image string, s *containerdtest.Server) (pids []int) {
 	return pids
 }
 
-// TestFunctionsInContainers runs functions of each kind under containerd: forks of a zygote, a stage
-// without parameters, a program that speaks HTTP, and a program per request. Then up is killed.
+// TestFunctionsInContainers runs functions of each kind under containerd: forks of a zygote, a
+// stage without parameters, a program that speaks HTTP, and a program per request. Then up is
+// killed.
 func TestFunctionsInContainers(t *testing.T) {
 	s, flags := containerFlags(t)
 	r := start(t, append(flags, "--log", "debug")...)
@@ -153,7 +154,7 @@ func TestContainersAreAdopted(t *testing.T) {
 	n := startNodes(t, "--no-node")
 	d := n.daemon("node-a", flags...)
 	n.deployAll(waitFn("wait", "10ms", map[string]string{"min": "2"}, nil))
-	n.until(late, "two replicas", func() bool { return n.shows("wait").AvailableReplicas == 2 })
+	n.steady("wait", 2, "node-a")
 	before := n.running("node-a", "wait")
 	if err := d.Cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
