@@ -97,6 +97,9 @@ func (c RuntimeConfig) validate(bad func(field string, got any, want string)) {
 	if c.Snapshotter == "" {
 		bad("snapshotter", `""`, "the name of one, such as "+contained.DefaultSnapshotter)
 	}
+	if c.HostsDir == "" {
+		bad("hostsDir", `""`, "a folder, such as "+contained.DefaultHostsDir)
+	}
 	if len(c.Namespace) > maxContainerdNamespace || !containerdNamespace.MatchString(c.Namespace) {
 		bad("namespace", fmt.Sprintf("%q", c.Namespace), fmt.Sprintf("letters and digits, with single dots, dashes or underscores between, such as %s", container.Namespace))
 	}
