@@ -122,6 +122,9 @@ func TestTheNextProcessMountsTheViewsAgain(t *testing.T) {
 	check := func(after string) {
 		t.Helper()
 		r.open(dir, nil)
+		if !mounted(first.Dir) {
+			t.Errorf("%s: the view is not mounted before the first start", after)
+		}
 		root, err := r.Root(within(t), name+"@"+digest)
 		if err != nil || root.Dir != first.Dir || content1(t, root, "data/a") != "second" || fmt.Sprint(root.Config) != fmt.Sprint(first.Config) {
 			t.Errorf("%s: %+v, %v, want %+v", after, root, err, first)
@@ -247,6 +250,28 @@ func TestConcurrentStartsMakeAnImageReadyOnce(t *testing.T) {
 	if n := len(r.mounts()); n != 1 {
 		t.Errorf("%d mounts, want 1", n)
 	}
+}
+
+// TestCollectionWaitsForStarts makes an image ready and collects it at the same time, many times.
+// Starts succeed, and nothing is left at the end.
+func TestCollectionWaitsForStarts(t *testing.T) {
+	r := newRig(t, nil)
+	name, digest := r.pushed("a:1", plain(t))
+	var works sync.WaitGroup
+	for range 4 {
+		works.Go(func() {
+			for range 10 {
+				if _, err := r.Root(within(t), name+"@"+digest); err != nil {
+					t.Error(err)
+				}
+				if _, err := r.Collect(within(t), nil, -time.Minute); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	works.Wait()
+	r.wantNothingLeft()
 }
 
 // TestFormsOfImagesThatRun pulls images that other tools make.
