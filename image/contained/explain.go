@@ -64,7 +64,7 @@ func (s *fetcher) explain(ctx context.Context, name string, err error) error {
 	if name != "" {
 		subject = fmt.Sprintf("image %q", name)
 	}
-	kind, advice := s.judge(ctx, err)
+	advice, kind := s.judge(ctx, err)
 	if full(err) {
 		root := s.diskRoot(ctx)
 		err = disk.Explain(root, 0, fmt.Errorf("%w: %w", syscall.ENOSPC, err))
@@ -75,39 +75,39 @@ func (s *fetcher) explain(ctx context.Context, name string, err error) error {
 	return fmt.Errorf("%s: %w: %w; %s", subject, kind, err, advice)
 }
 
-// judge returns the kind of an error and what helps. The kind is nil, image.ErrNoImage or
+// judge returns what helps against an error, and its kind. The kind is nil, image.ErrNoImage or
 // image.ErrUnavailable.
-func (s *fetcher) judge(ctx context.Context, err error) (kind error, advice string) {
+func (s *fetcher) judge(ctx context.Context, err error) (advice string, kind error) {
 	var ask *askError
 	var unpack *unpackError
 	late := errors.Is(err, context.DeadlineExceeded) || errdefs.IsDeadlineExceeded(err)
 	switch {
 	case errors.Is(err, image.ErrNoImage):
-		return image.ErrNoImage, "build it for this platform, or name another"
+		return "build it for this platform, or name another", image.ErrNoImage
 	case full(err):
-		return nil, "nothing of it was kept; free some space there, or give containerd another disk"
+		return "nothing of it was kept; free some space there, or give containerd another disk", nil
 	case corrupt(err):
-		return image.ErrNoImage, "the content does not match its digest: push the image again"
+		return "the content does not match its digest: push the image again", image.ErrNoImage
 	case errors.As(err, &ask) && !late:
 		return s.judgeRegistry(ask)
 	}
 	if away := s.probe(ctx); away != nil {
-		return image.ErrUnavailable, fmt.Sprintf("containerd at %s does not answer (%v): start it, correct --containerd-address, or try again if it is busy; stagecoach doctor says more", s.cfg.Address, away)
+		return fmt.Sprintf("containerd at %s does not answer (%v): start it, correct --containerd-address, or try again if it is busy; stagecoach doctor says more", s.cfg.Address, away), image.ErrUnavailable
 	}
 	switch {
 	case late:
-		return image.ErrUnavailable, fmt.Sprintf("it was not done in %v and a second per 4 MiB: try again, or allow more time (registry.timeout)", s.cfg.Registry.Limit(0))
+		return fmt.Sprintf("it was not done in %v and a second per 4 MiB: try again, or allow more time (registry.timeout)", s.cfg.Registry.Limit(0)), image.ErrUnavailable
 	case errors.As(err, &unpack):
 		if has, ok := s.hasSnapshotter(ctx); !ok {
-			return image.ErrUnavailable, fmt.Sprintf("containerd has no snapshotter %q, only %q: name one of these (--containerd-snapshotter)", s.cfg.Snapshotter, has)
+			return fmt.Sprintf("containerd has no snapshotter %q, only %q: name one of these (--containerd-snapshotter)", s.cfg.Snapshotter, has), image.ErrUnavailable
 		}
-		return image.ErrNoImage, "containerd cannot unpack it: correct the layer and push the image again, or look into containerd's log"
+		return "containerd cannot unpack it: correct the layer and push the image again, or look into containerd's log", image.ErrNoImage
 	}
-	return image.ErrUnavailable, "try again; containerd's log may say more"
+	return "try again; containerd's log may say more", image.ErrUnavailable
 }
 
 // judgeRegistry does what judge does, for an error of a registry.
-func (s *fetcher) judgeRegistry(err *askError) (kind error, advice string) {
+func (s *fetcher) judgeRegistry(err *askError) (advice string, kind error) {
 	var answer remoteerrors.ErrUnexpectedStatus
 	var dns *net.DNSError
 	var cert *tls.CertificateVerificationError
@@ -118,19 +118,19 @@ func (s *fetcher) judgeRegistry(err *askError) (kind error, advice string) {
 	}
 	switch {
 	case errdefs.IsNotFound(err):
-		return image.ErrNoImage, fmt.Sprintf("push it to %s, or correct the name and tag", err.host)
+		return fmt.Sprintf("push it to %s, or correct the name and tag", err.host), image.ErrNoImage
 	case denied:
 		file := s.cfg.Registry.Credentials()
 		if file == "" {
 			file = "no file"
 		}
-		return image.ErrNoImage, fmt.Sprintf("log in (docker login %s), or name the file with credentials (--registry-config); asked with those of %s", err.host, file)
+		return fmt.Sprintf("log in (docker login %s), or name the file with credentials (--registry-config); asked with those of %s", err.host, file), image.ErrNoImage
 	case errors.As(err, &dns):
-		return image.ErrUnavailable, "correct the name of the registry, or the machine's DNS"
+		return "correct the name of the registry, or the machine's DNS", image.ErrUnavailable
 	case errors.As(err, &cert), errors.As(err, &authority), errors.Is(err, http.ErrSchemeMismatch):
-		return image.ErrUnavailable, fmt.Sprintf("give %s a certificate that this machine trusts, or configure it in %s", err.host, s.cfg.HostsDir)
+		return fmt.Sprintf("give %s a certificate that this machine trusts, or configure it in %s", err.host, s.cfg.HostsDir), image.ErrUnavailable
 	}
-	return image.ErrUnavailable, fmt.Sprintf("try again, or name a mirror of %s in %s", err.host, s.cfg.HostsDir)
+	return fmt.Sprintf("try again, or name a mirror of %s in %s", err.host, s.cfg.HostsDir), image.ErrUnavailable
 }
 
 // full reports whether containerd's disk is full. gRPC carries the text only.
