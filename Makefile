@@ -22,7 +22,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ test-disk: images ## the disk of the state folder is full, 100 times; DISK_ROUND
 
 test-faults: images ## faults at their real length: NATS gone for 30 s
 	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach
+
+test-containerd: images ## containers and images, with the machine's containerd and go.mod's
+	@scripts/tools --containerd
+	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-containerd
 
 record: images ## record decisions for the replay tests again, after a change of a policy
 	STAGECOACH_RECORD=$(CURDIR)/autoscaler/testdata/record.jsonl CI=true $(GO) test $(LAZY) -count=1 -timeout 5m -run TestDecisionsOfARealRun -v ./cmd/stagecoach

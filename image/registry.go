@@ -96,7 +96,7 @@ func (r Registry) Pull(ctx context.Context, s *Store, image string) (digest stri
 	if err != nil {
 		return "", err
 	}
-	return s.pulls.do(ctx, ref.Name(), r.timeout()+transferTime(s.limits.bytes), func(ctx context.Context) (string, error) {
+	return s.pulls.Do(ctx, ref.Name(), r.timeout()+transferTime(s.limits.bytes), func(ctx context.Context) (string, error) {
 		ctx, cancel := context.WithCancelCause(ctx)
 		defer cancel(nil)
 		limit := time.AfterFunc(r.timeout(), func() { cancel(context.DeadlineExceeded) })

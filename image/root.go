@@ -41,7 +41,7 @@ func (s *Store) Root(ctx context.Context, digest string) (Root, error) {
 	if err := touch(s.root(digest)); err == nil {
 		return r, nil
 	}
-	return s.roots.do(ctx, digest, unpackTimeout, func(ctx context.Context) (Root, error) {
+	return s.roots.Do(ctx, digest, unpackTimeout, func(ctx context.Context) (Root, error) {
 		release, err := s.use(ctx)
 		if err != nil {
 			return Root{}, err

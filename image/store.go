@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
+	"github.com/stagecoach-serving/stagecoach/internal/flight"
 )
 
 // refName is the annotation that holds an image's name in an index.
@@ -35,8 +36,8 @@ const refName = "org.opencontainers.image.ref.name"
 type Store struct {
 	dir    string
 	limits limits
-	roots  *flights[Root]
-	pulls  *flights[string]
+	roots  *flight.Group[Root]
+	pulls  *flight.Group[string]
 }
 
 // OpenStore opens the store in a folder. It creates the folder if it does not exist. The caller
@@ -46,7 +47,7 @@ func OpenStore(dir string) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("image store: %w", err)
 	}
-	s := &Store{dir: dir, limits: defaultLimits, roots: newFlights[Root](), pulls: newFlights[string]()}
+	s := &Store{dir: dir, limits: defaultLimits, roots: flight.New[Root](), pulls: flight.New[string]()}
 	for _, d := range []string{"", "blobs/sha256", "roots", "layers", "keys", "files", "tmp"} {
 		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
 			return nil, fmt.Errorf("image store: %w", err)
@@ -62,8 +63,8 @@ func OpenStore(dir string) (*Store, error) {
 
 // Close ends the background jobs and waits for them.
 func (s *Store) Close() {
-	s.pulls.close()
-	s.roots.close()
+	s.pulls.Close()
+	s.roots.Close()
 }
 
 func (s *Store) path(parts ...string) string {

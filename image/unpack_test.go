@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/internal/flight"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
@@ -290,8 +291,8 @@ func TestFailedWritesLeaveNothing(t *testing.T) {
 		s := store(t, t.TempDir())
 		d := add(t, s, packed(t, folder(t), stageConfig), "a:1")
 		s.Close()
-		if _, err := s.Root(t.Context(), d); !errors.Is(err, errClosed) {
-			t.Errorf("%v, want %v", err, errClosed)
+		if _, err := s.Root(t.Context(), d); !errors.Is(err, flight.ErrClosed) {
+			t.Errorf("%v, want %v", err, flight.ErrClosed)
 		}
 	})
 	t.Run("the folder changes", func(t *testing.T) {

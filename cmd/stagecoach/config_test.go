@@ -31,6 +31,8 @@ func TestValidateNamesEachField(t *testing.T) {
 		"node.name empty":       {func(c *Config) { c.Node.Name = "" }, []string{"node.name: "}},
 		"node.name":             {func(c *Config) { c.Node.Name = "a b" }, []string{`node.name: "a b"`}},
 		"node.memory":           {func(c *Config) { c.Node.Memory = 1 << 20 }, []string{"node.memory: 1048576, want at least 64Mi"}},
+		"runtime.snapshotter":   {func(c *Config) { c.Runtime.Snapshotter = "" }, []string{`runtime.snapshotter: ""`, "overlayfs"}},
+		"runtime.hostsDir":      {func(c *Config) { c.Runtime.HostsDir = "" }, []string{`runtime.hostsDir: ""`, "certs.d"}},
 		"ort":                   {func(c *Config) { c.ORT = "/none" }, []string{"ort: ", "libonnxruntime.so"}},
 		"requests.timeout":      {func(c *Config) { c.Requests.Timeout = 0 }, []string{"requests.timeout: 0s, want at least 1ms"}},
 		"requests.maxTimeout":   {func(c *Config) { c.Requests.MaxTimeout = time.Second }, []string{"requests.maxTimeout: 1s, want at least 1m0s"}},

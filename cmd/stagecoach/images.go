@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/image/contained"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/provider"
@@ -17,10 +18,39 @@ import (
 // images finds images in this order: in a folder of folders, for development; in a store; in the
 // registries that their names have.
 type images struct {
-	folders  sandbox.Images
-	store    *image.Store
-	registry image.Registry
-	accounts bool // replicas on this machine run as users of their own
+	folders   sandbox.Images
+	store     *image.Store
+	contained *contained.Store // of a node with runtime containerd; nil: images run from store
+	registry  image.Registry
+	accounts  bool // replicas on this machine run as users of their own
+}
+
+// pull asks the registry which image a name stands for, fetches that image and returns its digest.
+func (i *images) pull(ctx context.Context, name string) (digest string, err error) {
+	if i.contained != nil {
+		return i.contained.Pull(ctx, name)
+	}
+	return i.registry.Pull(ctx, i.store, name)
+}
+
+// root returns the folder from which the image with a digest runs.
+func (i *images) root(ctx context.Context, ref image.Ref, digest string) (image.Root, error) {
+	if i.contained != nil {
+		ref.Digest = digest
+		return i.contained.Root(ctx, ref.String())
+	}
+	return i.store.Root(ctx, digest)
+}
+
+// collect removes the images that no function uses, and returns the number of bytes that it has
+// freed.
+func (i *images) collect(ctx context.Context, used []string) (freed int64, err error) {
+	freed, err = i.store.Collect(ctx, used, collectAfter)
+	if i.contained != nil {
+		n, bad := i.contained.Collect(ctx, used, collectAfter)
+		freed, err = freed+n, errors.Join(err, bad)
+	}
+	return freed, err
 }
 
 // registry configures access to registries.
@@ -30,15 +60,22 @@ func (c *Config) registry() image.Registry {
 }
 
 // openImages opens the places where images are found.
-func (u *up) openImages(context.Context) error {
+func (u *up) openImages(ctx context.Context) error {
 	dir := u.cfg.imagesDir()
 	store, err := image.OpenStore(image.Folder(dir))
 	if err != nil {
 		return err
 	}
 	u.onClose(func() error { store.Close(); return nil })
-	u.images = &images{sandbox.Images{Dir: dir}, store, u.cfg.registry(), u.accounts.open != nil && !u.cfg.Node.None}
-	return nil
+	u.images = &images{folders: sandbox.Images{Dir: dir}, store: store, registry: u.cfg.registry(), accounts: u.accounts.open != nil && !u.cfg.Node.None}
+	if u.cfg.Node.None {
+		return nil // images are pinned for nodes that join, and imported or pulled there
+	}
+	c := contained.Config{Node: u.cfg.Node.Name, Built: store, Registry: u.cfg.registry(), Log: u.log}
+	if u.images.contained, err = u.cfg.Runtime.openImages(ctx, u.cfg.State, c); err == nil && u.images.contained != nil {
+		u.onClose(u.images.contained.Close)
+	}
+	return err
 }
 
 // Pin implements provider.Images. The content of a folder can change, so a folder is not pinned.
@@ -56,11 +93,11 @@ func (i *images) Pin(ctx context.Context, name string) (string, error) {
 		if ref.Host == "" && i.registry.Default == "" {
 			return "", fmt.Errorf("%w; or bring it into the store (stagecoach image load FILE, stagecoach image pull NAME); or name its registry, REGISTRY/%s", noFolder, name)
 		}
-		digest, err = i.registry.Pull(ctx, i.store, name)
+		digest, err = i.pull(ctx, name)
 	}
 	if err == nil {
 		// Unpacks the image ahead of its starts, so that the deploy reports it if that fails.
-		_, err = i.store.Root(ctx, digest)
+		_, err = i.root(ctx, ref, digest)
 	}
 	if err != nil && !errors.Is(err, image.ErrNoImage) {
 		err = fmt.Errorf("%w: %w", provider.ErrImages, err)
@@ -127,7 +164,7 @@ func (i *images) Resolve(name string) (sandbox.Image, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), unpackTimeout)
 	defer cancel()
-	root, err := i.store.Root(ctx, ref.Digest)
+	root, err := i.root(ctx, ref, ref.Digest)
 	if errors.Is(err, image.ErrNoImage) {
 		err = fmt.Errorf("%w; deploy the function again, and give each node the --images that up has", err)
 	}
@@ -170,7 +207,10 @@ func (u *up) collectImages(ctx context.Context) error {
 				used = append(used, f.Digest)
 			}
 		}
-		freed, err := u.images.store.Collect(ctx, used, collectAfter)
+		if err := image.NoteUsed(ctx, u.images.store, nodeID("up", u.cfg.State), used); err != nil && ctx.Err() == nil {
+			u.log.Warn("nodes cannot know which images are used", "error", err)
+		}
+		freed, err := u.images.collect(ctx, used)
 		if err != nil && ctx.Err() == nil {
 			u.log.Warn("unused images are not removed", "error", err)
 		}
@@ -181,6 +221,34 @@ func (u *up) collectImages(ctx context.Context) error {
 		case <-tick.C:
 		case <-ctx.Done():
 			return nil
+		}
+	}
+}
+
+// notesAge is the age from which a note of used images does not count: its `up` has ended for good.
+const notesAge = 7 * 24 * time.Hour
+
+// collectImages removes a node's images from containerd if no function uses them. The control plane
+// notes once per collectEvery which images functions use.
+func (d *daemon) collectImages(ctx context.Context, built *image.Store, of *contained.Store) {
+	tick := time.NewTicker(collectEvery)
+	defer tick.Stop()
+	for {
+		used, known, err := image.Used(built, notesAge)
+		var freed int64
+		if err == nil && known {
+			freed, err = of.Collect(ctx, used, collectAfter+collectEvery)
+		}
+		if err != nil && ctx.Err() == nil {
+			d.log.Warn("unused images are not removed", "error", err)
+		}
+		if freed > 0 {
+			d.log.Info("removed unused images", "bytes", freed)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
 		}
 	}
 }

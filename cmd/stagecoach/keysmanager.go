@@ -25,6 +25,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/stagecoach-serving/stagecoach/image"
+	"github.com/stagecoach-serving/stagecoach/image/contained"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
@@ -68,6 +69,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
 	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
 	c.runtime.addFlags(fs)
+	c.runtime.addImageFlags(fs)
 	fs.StringVar(&c.network, "network-cidr", defaults.Isolation.Network, "addresses of replicas, when this process is root")
 	fs.BoolVar(&c.hostNetwork, "allow-host-network", false, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
@@ -207,6 +209,17 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		return err
 	}
 	d.onClose(store.Close)
+	found := &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}
+	if found.contained, err = d.cfg.runtime.openImages(ctx, d.cfg.state, contained.Config{Node: d.cfg.node, Built: store, Log: d.log}); err != nil {
+		return err
+	}
+	if found.contained != nil {
+		d.onClose(func() { d.closeImages(found.contained) })
+		collect, cancel := context.WithCancel(context.Background())
+		var collects sync.WaitGroup
+		collects.Go(func() { d.collectImages(collect, store, found.contained) })
+		d.onClose(func() { cancel(); collects.Wait() })
+	}
 	processes, err := launchWarden(ctx, d.cfg.state, d.cfg.runtime, nodeID(d.cfg.node, d.cfg.state))
 	if err != nil {
 		return err
@@ -230,7 +243,7 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	groups, done := openGroups(d.cfg.node, d.cfg.state, d.log)
 	d.onClose(done)
 	d.keys, err = keysmanager.New(keysmanager.Config{
-		Node: d.cfg.node, Images: &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}, ORT: d.cfg.ort,
+		Node: d.cfg.node, Images: found, ORT: d.cfg.ort,
 		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: d.cfg.runtime.watchdog(nodeID(d.cfg.node, d.cfg.state)), Warden: processes, Accounts: users.forKeys(), Devices: devices,
 		Networks: nets.forKeys(), HostNetwork: d.cfg.hostNetwork, Groups: groups,
 		OnExit: func(e keysmanager.Exit) {
@@ -257,6 +270,13 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		d.keys.Detach() // its adopted processes go on serving
 	})
 	return nil
+}
+
+// closeImages closes the node's images in containerd.
+func (d *daemon) closeImages(of *contained.Store) {
+	if err := of.Close(); err != nil {
+		d.log.Warn("views of images may be left mounted; the next daemon uses them", "error", err)
+	}
 }
 
 // leave closes the daemon's networks, or leaves them to replicas that go on serving.

@@ -57,6 +57,7 @@ func commands() []command {
 		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", replay.Run, nil},
 		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", cli.Node, []string{"list", "describe NAME"}},
 		{"cache", "parameters that nodes hold in memory", cli.Cache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
+		{"doctor", "what this machine lacks for `up --runtime containerd`", cli.Doctor, nil},
 		{"call", "ID: show the state and the result of an async call", cli.Call, nil},
 		{"dead", "async requests and callbacks that failed for good", cli.Dead, []string{"list", "show ID", "redrive ID", "drop ID"}},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},

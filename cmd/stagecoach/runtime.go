@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 
+	"github.com/stagecoach-serving/stagecoach/image/contained"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -19,6 +20,10 @@ type RuntimeConfig struct {
 	Name      string `yaml:"name"`      // process, containerd
 	Address   string `yaml:"address"`   // path of containerd's socket
 	Namespace string `yaml:"namespace"` // of containerd, in which the containers are
+	// Snapshotter of containerd that unpacks images.
+	Snapshotter string `yaml:"snapshotter"`
+	// Folder with a hosts.toml per registry, for containerd's images.
+	HostsDir string `yaml:"hostsDir"`
 }
 
 // The runtimes.
@@ -28,7 +33,7 @@ const (
 )
 
 func defaultRuntime() RuntimeConfig {
-	return RuntimeConfig{Name: runtimeProcess, Address: container.Address, Namespace: container.Namespace}
+	return RuntimeConfig{Name: runtimeProcess, Address: container.Address, Namespace: container.Namespace, Snapshotter: contained.DefaultSnapshotter, HostsDir: contained.DefaultHostsDir}
 }
 
 // String names the runtime; empty: processes.
@@ -40,12 +45,28 @@ func (c RuntimeConfig) String() string {
 }
 
 // runtimeFlags has the flags of a RuntimeConfig's fields.
-var runtimeFlags = map[string]string{"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace"}
+var runtimeFlags = map[string]string{"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace", "snapshotter": "containerd-snapshotter", "hostsDir": "containerd-hosts-dir"}
 
 func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Name, runtimeFlags["name"], c.Name, "in what functions run: process or containerd")
 	fs.StringVar(&c.Address, runtimeFlags["address"], c.Address, "path of containerd's socket")
 	fs.StringVar(&c.Namespace, runtimeFlags["namespace"], c.Namespace, "namespace of containerd for the containers")
+}
+
+// addImageFlags adds the flags of images in containerd.
+func (c *RuntimeConfig) addImageFlags(fs *flag.FlagSet) {
+	fs.StringVar(&c.Snapshotter, runtimeFlags["snapshotter"], c.Snapshotter, "snapshotter of containerd that unpacks images")
+	fs.StringVar(&c.HostsDir, runtimeFlags["hostsDir"], c.HostsDir, "folder with a hosts.toml per registry, for images in containerd")
+}
+
+// openImages opens the images of a node in containerd. With another runtime, it returns nil.
+func (c RuntimeConfig) openImages(ctx context.Context, state string, of contained.Config) (*contained.Store, error) {
+	if c.Name != runtimeContainerd {
+		return nil, nil
+	}
+	of.Address, of.Namespace, of.Snapshotter, of.HostsDir = c.Address, c.Namespace, c.Snapshotter, c.HostsDir
+	of.Dir = filepath.Join(state, "containerd", "images")
+	return contained.Open(ctx, of)
 }
 
 // nodeFlag is the flag of programs of the platform with the name of the node, which no other node
@@ -72,6 +93,12 @@ func (c RuntimeConfig) validate(bad func(field string, got any, want string)) {
 	}
 	if !filepath.IsAbs(c.Address) {
 		bad("address", fmt.Sprintf("%q", c.Address), "the absolute path of containerd's socket, such as "+container.Address)
+	}
+	if c.Snapshotter == "" {
+		bad("snapshotter", `""`, "the name of one, such as "+contained.DefaultSnapshotter)
+	}
+	if c.HostsDir == "" {
+		bad("hostsDir", `""`, "a folder, such as "+contained.DefaultHostsDir)
 	}
 	if len(c.Namespace) > maxContainerdNamespace || !containerdNamespace.MatchString(c.Namespace) {
 		bad("namespace", fmt.Sprintf("%q", c.Namespace), fmt.Sprintf("letters and digits, with single dots, dashes or underscores between, such as %s", container.Namespace))

@@ -1,4 +1,5 @@
-package image
+// Package flight runs one job per key at a time, for all callers that ask for it.
+package flight
 
 import (
 	"context"
@@ -8,10 +9,10 @@ import (
 	"time"
 )
 
-// flights runs at most one job per key at a time. All callers that ask for a key while its job runs
+// Group runs at most one job per key at a time. All callers that ask for a key while its job runs
 // get the result of this job. A job continues until its own deadline even if its callers give up,
 // so that the next caller finds it done.
-type flights[T any] struct {
+type Group[T any] struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	works  sync.WaitGroup
@@ -26,27 +27,32 @@ type flight[T any] struct {
 	err   error
 }
 
-var errClosed = errors.New("image store: closed")
+// ErrClosed means that a job was asked of a closed group.
+var ErrClosed = errors.New("closed")
 
-func newFlights[T any]() *flights[T] {
-	f := &flights[T]{now: map[string]*flight[T]{}}
+// New returns a group. The caller closes it.
+func New[T any]() *Group[T] {
+	f := &Group[T]{now: map[string]*flight[T]{}}
 	f.ctx, f.cancel = context.WithCancel(context.Background())
 	return f
 }
 
-func (f *flights[T]) close() {
+// Close cancels the running jobs and waits for them.
+func (f *Group[T]) Close() {
 	f.mu.Lock() // no job starts any more
 	f.cancel()
 	f.mu.Unlock()
 	f.works.Wait()
 }
 
-func (f *flights[T]) do(ctx context.Context, key string, limit time.Duration, work func(context.Context) (T, error)) (T, error) {
+// Do returns the result of the job with this key. It starts work, with the deadline limit, unless
+// the job already runs.
+func (f *Group[T]) Do(ctx context.Context, key string, limit time.Duration, work func(context.Context) (T, error)) (T, error) {
 	var none T
 	f.mu.Lock()
 	if f.ctx.Err() != nil {
 		f.mu.Unlock()
-		return none, errClosed
+		return none, ErrClosed
 	}
 	one := f.now[key]
 	if one == nil {
