@@ -17,21 +17,25 @@ type Function struct {
 	Next      []Edge   // successors
 	Each      bool     // one call per item of the input, with results joined in order
 	// Meaning of a JSON array in a request: ItemsMany or ItemsOne; empty: see [Function.Alone].
-	Items      string
-	Join       int // number of predecessors to wait for; 0: all
-	SLO        time.Duration
-	GPU        int    // devices per replica
-	GPUMemory  int64  // bytes that it takes of each device; 0: all of it, exclusively
-	Start      string // how replicas get their model: auto, fork, heap, map or cold; empty: auto
-	Process    string // stages with the same name share a worker process; empty: its own
-	Network    string // what replicas can reach: NetworkDefault, NetworkHost or NetworkNone
-	QueueLimit int    // largest number of waiting requests
-	Weight     int    // weight of its fair share among functions that compete
-	Idempotent bool   // a call may run twice
-	Batch      int    // largest batch; 0: from the profile
-	VariantOf  string // the stage that this function can replace
-	Accuracy   float64
-	MaxLength  int // in tokens
+	Items     string
+	Join      int // number of predecessors to wait for; 0: all
+	SLO       time.Duration
+	GPU       int    // devices per replica
+	GPUMemory int64  // bytes that it takes of each device; 0: all of it, exclusively
+	Start     string // how replicas get their model: auto, fork, heap, map or cold; empty: auto
+	Process   string // stages with the same name share a worker process; empty: its own
+	Network   string // what replicas can reach: NetworkDefault, NetworkHost or NetworkNone
+	// Runtime of its containers, by the operator's name; empty: the default.
+	RuntimeClass     string
+	DropCapabilities []string // that its program gives up, such as CAP_CHOWN, or ALL; sorted
+	CDIDevices       []string // that its containers get, by CDI's names; sorted
+	QueueLimit       int      // largest number of waiting requests
+	Weight           int      // weight of its fair share among functions that compete
+	Idempotent       bool     // a call may run twice
+	Batch            int      // largest batch; 0: from the profile
+	VariantOf        string   // the stage that this function can replace
+	Accuracy         float64
+	MaxLength        int // in tokens
 
 	Scale Scale
 	Async Async

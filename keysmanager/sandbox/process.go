@@ -97,6 +97,8 @@ type Command struct {
 	GPUs     bool
 	User     string // with Chroot: user[:group], numbers or names that the image lists; empty: root
 	ReadOnly bool   // with Chroot: only /tmp and /dev/shm can be written to
+
+	Options Options // what its function asks for beyond the above
 }
 
 // Names of a Command's Labels.
@@ -181,6 +183,9 @@ func (s *Spawner) Close() {
 // Start starts the process as the leader of its own session and process group, unless c.Stays is
 // set. The caller waits for the process.
 func (s *Spawner) Start(c Command) (Process, error) {
+	if err := c.Options.inProcess(); err != nil {
+		return nil, err
+	}
 	start := s.startBeside
 	if c.Chroot != "" {
 		start = s.startInside
