@@ -9,8 +9,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -20,6 +22,11 @@ type RuntimeConfig struct {
 	Name      string `yaml:"name"`      // process, containerd
 	Address   string `yaml:"address"`   // path of containerd's socket
 	Namespace string `yaml:"namespace"` // of containerd, in which the containers are
+	// NAME=RUNTIME,…: containerd's runtimes by the names that functions may ask for.
+	Classes string `yaml:"classes"`
+	// CDI devices that functions may ask for: vendor.com/class=name, or * for the name, with commas
+	// between.
+	CDIDevices string `yaml:"cdiDevices"`
 }
 
 // The runtimes.
@@ -33,17 +40,20 @@ func defaultRuntime() RuntimeConfig {
 }
 
 // runtimeFlags has the flags of a RuntimeConfig's fields.
-var runtimeFlags = map[string]string{"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace"}
+var runtimeFlags = map[string]string{"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace", "classes": "runtime-classes", "cdiDevices": "cdi-devices"}
 
 func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Name, runtimeFlags["name"], c.Name, "in what functions run: process or containerd")
 	fs.StringVar(&c.Address, runtimeFlags["address"], c.Address, "path of containerd's socket")
 	fs.StringVar(&c.Namespace, runtimeFlags["namespace"], c.Namespace, "namespace of containerd for the containers")
+	fs.StringVar(&c.Classes, runtimeFlags["classes"], c.Classes, "NAME=RUNTIME, with commas between: containerd's runtimes that functions may ask for (annotation stagecoach.dev/runtime-class)")
+	fs.StringVar(&c.CDIDevices, runtimeFlags["cdiDevices"], c.CDIDevices, "CDI devices that functions may ask for (annotation stagecoach.dev/cdi-devices): vendor.com/class=name, or * for the name, with commas between")
 }
 
 // arguments returns the flags of c.
 func (c RuntimeConfig) arguments() []string {
-	return []string{"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace}
+	return []string{"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace,
+		"--" + runtimeFlags["classes"], c.Classes, "--" + runtimeFlags["cdiDevices"], c.CDIDevices}
 }
 
 // containerdNamespace matches the namespaces that containerd accepts.
@@ -60,27 +70,85 @@ func (c RuntimeConfig) validate(bad func(field string, got any, want string)) {
 	if !filepath.IsAbs(c.Address) {
 		bad("address", fmt.Sprintf("%q", c.Address), "the absolute path of containerd's socket, such as "+container.Address)
 	}
+	if _, err := c.classes(); err != nil {
+		bad("classes", fmt.Sprintf("%q", c.Classes), err.Error())
+	}
+	if _, err := c.devices(); err != nil {
+		bad("cdiDevices", fmt.Sprintf("%q", c.CDIDevices), err.Error())
+	}
 	if len(c.Namespace) > maxContainerdNamespace || !containerdNamespace.MatchString(c.Namespace) {
 		bad("namespace", fmt.Sprintf("%q", c.Namespace), fmt.Sprintf("letters and digits, with single dots, dashes or underscores between, such as %s", container.Namespace))
 	}
 }
 
+// Forms of the names in Classes and CDIDevices.
+var (
+	className  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	shimName   = regexp.MustCompile(`^[a-z0-9]+(\.[A-Za-z0-9_-]+)*\.[A-Za-z0-9_-]+\.v[0-9]+$`)
+	deviceName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*/[A-Za-z][A-Za-z0-9_-]*=(\*|[A-Za-z0-9][A-Za-z0-9._:-]*)$`)
+)
+
+// classes returns containerd's runtimes by their names for functions.
+func (c RuntimeConfig) classes() (map[string]string, error) {
+	out := map[string]string{}
+	for _, part := range parts(c.Classes) {
+		name, shim, _ := strings.Cut(part, "=")
+		switch {
+		case !className.MatchString(name) || !shimName.MatchString(shim):
+			return nil, fmt.Errorf("NAME=RUNTIME with commas between, such as runc=io.containerd.runc.v2,gvisor=io.containerd.runsc.v1; got %q", part)
+		case out[name] != "":
+			return nil, fmt.Errorf("each name once; %s is there twice", name)
+		}
+		out[name] = shim
+	}
+	return out, nil
+}
+
+// devices returns the CDI devices that functions may ask for.
+func (c RuntimeConfig) devices() ([]string, error) {
+	all := parts(c.CDIDevices)
+	for _, part := range all {
+		if !deviceName.MatchString(part) {
+			return nil, fmt.Errorf("CDI's names, vendor.com/class=name or vendor.com/class=*, with commas between; got %q", part)
+		}
+	}
+	return all, nil
+}
+
+// parts returns the parts of a list with commas between.
+func parts(list string) (out []string) {
+	for part := range strings.SplitSeq(list, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			out = append(out, part)
+		}
+	}
+	return out
+}
+
 // containers returns the configuration of containers for a node.
-func (c RuntimeConfig) containers(node string) (container.Config, error) {
+func (c RuntimeConfig) containers(name string) (container.Config, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return container.Config{}, fmt.Errorf("runtime containerd: %w", err)
 	}
-	return container.Config{Address: c.Address, Namespace: c.Namespace, Node: node, Init: filepath.Join(filepath.Dir(self), "stagecoach-init")}, nil
+	classes, err := c.classes()
+	if err != nil {
+		return container.Config{}, err
+	}
+	devices, err := c.devices()
+	if err != nil {
+		return container.Config{}, err
+	}
+	return container.Config{Address: c.Address, Namespace: c.Namespace, Node: name, Classes: classes, Devices: devices, Init: filepath.Join(filepath.Dir(self), "stagecoach-init")}, nil
 }
 
 // open opens the runtime of a node, and removes what killed processes of the node have left. The
 // caller closes it.
-func (c RuntimeConfig) open(ctx context.Context, node string, log *slog.Logger) (sandbox.Runtime, error) {
+func (c RuntimeConfig) open(ctx context.Context, name string, log *slog.Logger) (sandbox.Runtime, error) {
 	if c.Name != runtimeContainerd {
 		return sandbox.NewSpawner(), nil
 	}
-	cfg, err := c.containers(node)
+	cfg, err := c.containers(name)
 	if err != nil {
 		return nil, err
 	}
@@ -94,16 +162,29 @@ func (c RuntimeConfig) open(ctx context.Context, node string, log *slog.Logger) 
 }
 
 // forWatchdogs returns wire.EnvContainers of a node's watchdogs.
-func (c RuntimeConfig) forWatchdogs(node string) (string, error) {
+func (c RuntimeConfig) forWatchdogs(name string) (string, error) {
 	if c.Name != runtimeContainerd {
 		return "", nil
 	}
-	cfg, err := c.containers(node)
+	cfg, err := c.containers(name)
 	if err != nil {
 		return "", err
 	}
 	b, err := json.Marshal(cfg)
 	return string(b), err
+}
+
+// lists returns a function that lists the containers of a node; nil: its functions run in none.
+func (c RuntimeConfig) lists(name string) func() []node.Container {
+	if c.Name != runtimeContainerd {
+		return nil
+	}
+	return func() (out []node.Container) {
+		for _, i := range container.List(name) {
+			out = append(out, node.Container(i))
+		}
+		return out
+	}
 }
 
 // runtimeOfWatchdog opens the runtime that a watchdog's environment names. The caller closes it.

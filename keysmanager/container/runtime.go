@@ -23,6 +23,11 @@ type Config struct {
 	// killed processes of its node have left.
 	Node string `json:"node"`
 	Init string `json:"init"` // path of the program stagecoach-init
+	// Classes are containerd's runtimes by the names that functions may ask for. A command without a
+	// class has runc.
+	Classes map[string]string `json:"classes,omitempty"`
+	// Devices are the CDI devices that functions may have: vendor.com/class=name, or * for the name.
+	Devices []string `json:"devices,omitempty"`
 	// Labels are those of all Commands, in addition to a Command's own.
 	Labels map[string]string `json:"labels,omitempty"`
 
