@@ -69,8 +69,9 @@ func forksOf(image string, s *containerdtest.Server) (pids []int) {
 	return pids
 }
 
-// TestFunctionsInContainers runs functions of each kind under containerd: forks of a zygote, a stage
-// without parameters, a program that speaks HTTP, and a program per request. Then up is killed.
+// TestFunctionsInContainers runs functions of each kind under containerd: forks of a zygote, a
+// stage without parameters, a program that speaks HTTP, and a program per request. Then up is
+// killed.
 func TestFunctionsInContainers(t *testing.T) {
 	s, flags := containerFlags(t)
 	r := start(t, append(flags, "--log", "debug")...)

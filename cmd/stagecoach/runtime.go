@@ -2,19 +2,18 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
-	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // RuntimeConfig says in what the processes of functions run.
@@ -47,13 +46,19 @@ func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Address, runtimeFlags["address"], c.Address, "path of containerd's socket")
 	fs.StringVar(&c.Namespace, runtimeFlags["namespace"], c.Namespace, "namespace of containerd for the containers")
 	fs.StringVar(&c.Classes, runtimeFlags["classes"], c.Classes, "NAME=RUNTIME, with commas between: containerd's runtimes that functions may ask for (annotation stagecoach.dev/runtime-class)")
-	fs.StringVar(&c.CDIDevices, runtimeFlags["cdiDevices"], c.CDIDevices, "CDI devices that functions may ask for (annotation stagecoach.dev/cdi-devices): vendor.com/class=name, or * for the name, with commas between")
+	fs.StringVar(&c.CDIDevices, runtimeFlags["cdiDevices"], c.CDIDevices, "CDI devices that functions may ask for (annotation stagecoach.dev/cdi-devices): vendor.com/class=name, or * for the name")
 }
 
-// arguments returns the flags of c.
-func (c RuntimeConfig) arguments() []string {
-	return []string{"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace,
-		"--" + runtimeFlags["classes"], c.Classes, "--" + runtimeFlags["cdiDevices"], c.CDIDevices}
+// nodeFlag is the flag of programs of the platform with the name of the node, which no other node
+// of the machine has.
+const nodeFlag = "node"
+
+// arguments returns the flags of c and of the node for another program of the platform.
+func (c RuntimeConfig) arguments(node string) []string {
+	return []string{
+		"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace,
+		"--" + runtimeFlags["classes"], c.Classes, "--" + runtimeFlags["cdiDevices"], c.CDIDevices, "--" + nodeFlag, node,
+	}
 }
 
 // containerdNamespace matches the namespaces that containerd accepts.
@@ -125,55 +130,6 @@ func parts(list string) (out []string) {
 	return out
 }
 
-// containers returns the configuration of containers for a node.
-func (c RuntimeConfig) containers(name string) (container.Config, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return container.Config{}, fmt.Errorf("runtime containerd: %w", err)
-	}
-	classes, err := c.classes()
-	if err != nil {
-		return container.Config{}, err
-	}
-	devices, err := c.devices()
-	if err != nil {
-		return container.Config{}, err
-	}
-	return container.Config{Address: c.Address, Namespace: c.Namespace, Node: name, Classes: classes, Devices: devices, Init: filepath.Join(filepath.Dir(self), "stagecoach-init")}, nil
-}
-
-// open opens the runtime of a node, and removes what killed processes of the node have left. The
-// caller closes it.
-func (c RuntimeConfig) open(ctx context.Context, name string, log *slog.Logger) (sandbox.Runtime, error) {
-	if c.Name != runtimeContainerd {
-		return sandbox.NewSpawner(), nil
-	}
-	cfg, err := c.containers(name)
-	if err != nil {
-		return nil, err
-	}
-	cfg.Log = log
-	r, err := container.Open(ctx, cfg)
-	if err != nil {
-		return nil, err
-	}
-	r.Sweep(ctx)
-	return r, nil
-}
-
-// forWatchdogs returns wire.EnvContainers of a node's watchdogs.
-func (c RuntimeConfig) forWatchdogs(name string) (string, error) {
-	if c.Name != runtimeContainerd {
-		return "", nil
-	}
-	cfg, err := c.containers(name)
-	if err != nil {
-		return "", err
-	}
-	b, err := json.Marshal(cfg)
-	return string(b), err
-}
-
 // lists returns a function that lists the containers of a node; nil: its functions run in none.
 func (c RuntimeConfig) lists(name string) func() []node.Container {
 	if c.Name != runtimeContainerd {
@@ -187,16 +143,39 @@ func (c RuntimeConfig) lists(name string) func() []node.Container {
 	}
 }
 
-// runtimeOfWatchdog opens the runtime that a watchdog's environment names. The caller closes it.
-func runtimeOfWatchdog(ctx context.Context) (sandbox.Runtime, error) {
-	text := os.Getenv(wire.EnvContainers)
-	if text == "" {
+// open opens the runtime of a node, or of one of the node's watchdogs. labels are those of all
+// containers of a watchdog; nil: it is the node's. The caller closes it.
+func (c RuntimeConfig) open(ctx context.Context, node string, labels map[string]string, log *slog.Logger) (sandbox.Runtime, error) {
+	if c.Name != runtimeContainerd {
 		return sandbox.NewSpawner(), nil
 	}
-	cfg := container.Config{Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
-	if err := json.Unmarshal([]byte(text), &cfg); err != nil {
-		return nil, fmt.Errorf("environment %s: %w", wire.EnvContainers, err)
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("runtime containerd: %w", err)
 	}
-	cfg.Labels = map[string]string{sandbox.LabelFunction: os.Getenv(wire.EnvFunction), sandbox.LabelReplica: os.Getenv(wire.EnvReplica)}
-	return container.Open(ctx, cfg)
+	classes, err := c.classes()
+	if err != nil {
+		return nil, fmt.Errorf("--%s: want %w", runtimeFlags["classes"], err)
+	}
+	devices, err := c.devices()
+	if err != nil {
+		return nil, fmt.Errorf("--%s: want %w", runtimeFlags["cdiDevices"], err)
+	}
+	init := filepath.Join(filepath.Dir(self), "stagecoach-init")
+	r, err := container.Open(ctx, container.Config{Address: c.Address, Namespace: c.Namespace, Node: node, Init: init, Classes: classes, Devices: devices, Labels: labels, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	if labels == nil {
+		r.Sweep(ctx)
+	}
+	return r, nil
+}
+
+// watchdog returns the command of a node's watchdogs.
+func (c RuntimeConfig) watchdog(node string) []string {
+	if c.Name != runtimeContainerd {
+		return watchdogLine[:]
+	}
+	return slices.Concat(watchdogLine[:], c.arguments(node))
 }
