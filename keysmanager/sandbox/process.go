@@ -89,8 +89,6 @@ type Command struct {
 	GPUs     bool
 	User     string // with Chroot: user[:group], numbers or names that the image lists; empty: root
 	ReadOnly bool   // with Chroot: only /tmp and /dev/shm can be written to
-
-	Options Options // what its function asks for beyond the above
 }
 
 // Purpose says what a process is for.
@@ -101,6 +99,8 @@ type Purpose struct {
 	// Labels say what the process is for, to the tools of operators: see the names that begin with
 	// Label.
 	Labels map[string]string
+	// Options are what the function asks for. Processes of the platform have none.
+	Options Options
 }
 
 // Names are the files by which a process resolves names.
