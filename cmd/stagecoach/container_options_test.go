@@ -4,9 +4,12 @@ import (
 	"encoding/json"
 	"net/http"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/provider"
 )
@@ -74,6 +77,49 @@ func TestFunctionsAskForClassesAndDevices(t *testing.T) {
 		})
 	}
 	r.stop()
+}
+
+// TestProgramsGiveUpCapabilities runs a program that is root in its image, in both runtimes, with and
+// without the annotation.
+func TestProgramsGiveUpCapabilities(t *testing.T) {
+	images, folder := t.TempDir(), t.TempDir()
+	build := exec.Command("go", "build", "-o", filepath.Join(folder, "probe"), "../../keysmanager/sandbox/testdata/probe")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	store, err := image.OpenStore(image.Folder(images))
+	if err != nil {
+		t.Fatal(err)
+	}
+	img, err := image.Pack(folder, image.Config{Entrypoint: []string{"/probe"}})
+	if err == nil {
+		_, err = store.Add(t.Context(), img, "rooted/probe:1")
+	}
+	store.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, flags := range map[string]func(t *testing.T) []string{
+		"process":    func(*testing.T) []string { return nil },
+		"containerd": func(t *testing.T) []string { _, flags := containerFlags(t); return flags },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, append(flags(t), "--images", images)...)
+			for service, drop := range map[string]string{"all": "", "some": "CHOWN, CAP_NET_BIND_SERVICE", "none": "ALL"} {
+				f := fn{service, "rooted/probe:1", map[string]string{"min": "1"}, nil, map[string]string{"mode": "streaming", "fprocess": "/probe status=CapEff"}}
+				if drop != "" {
+					f.annotations = map[string]string{"drop-capabilities": drop}
+				}
+				r.deployAll(f)
+				want := map[string]string{"all": "CapEff: 00000000a00405fb\n", "some": "CapEff: 00000000a00401fa\n", "none": "CapEff: 0000000000000000\n"}[service]
+				if a := r.must(http.StatusOK, http.MethodPost, "/function/"+service, ""); string(a.Body) != want {
+					t.Errorf("%s: %q, want %q", service, a.Body, want)
+				}
+			}
+			r.stop()
+		})
+	}
 }
 
 // TestProcessesRefuseClassesAndDevices checks a node without containers.
