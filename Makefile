@@ -8,6 +8,8 @@ LINT      := v2.15.0
 DEADCODE  := v0.52.0
 LINTERS   := $(BIN)/golangci-lint-$(LINT) $(BIN)/deadcode-$(DEADCODE)
 FUZZTIME  ?= 30s
+# What the demo's functions run in: process or containerd.
+RUNTIME   ?= process
 # How long the tests of one package may take. Use `make test TEST_TIMEOUT=1h` on a busy machine.
 TEST_TIMEOUT ?= 20m
 
@@ -40,7 +42,7 @@ images: fetch build ## build the functions' images into build/images
 	@functions/images.sh $(IMAGES)
 
 demo: images ## OCR through three stages on real input, then a burst answered by forks
-	@$(BIN)/stagecoach demo --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --out build/demo
+	@$(BIN)/stagecoach demo --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --out build/demo --runtime $(RUNTIME)
 
 test: images ## what CI runs: every test with the race detector, against the real parts
 	$(GO) vet ./...
