@@ -79,8 +79,8 @@ func TestFunctionsAskForClassesAndDevices(t *testing.T) {
 	r.stop()
 }
 
-// TestProgramsGiveUpCapabilities runs a program that is root in its image, in both runtimes, with and
-// without the annotation.
+// TestProgramsGiveUpCapabilities runs a program that is root in its image, in both runtimes, with
+// and without the annotation.
 func TestProgramsGiveUpCapabilities(t *testing.T) {
 	images, folder := t.TempDir(), t.TempDir()
 	build := exec.Command("go", "build", "-o", filepath.Join(folder, "probe"), "../../keysmanager/sandbox/testdata/probe")

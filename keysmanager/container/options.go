@@ -42,8 +42,8 @@ var registry struct {
 // nvidia is the kind that NVIDIA's CDI specs have.
 const nvidia = "nvidia.com/gpu="
 
-// cdiNames returns CDI's names of the devices that a command gets. gpus says that NVIDIA's are among
-// them; else the command gets the device files of the machine.
+// cdiNames returns CDI's names of the devices that a command gets. gpus says that NVIDIA's are
+// among them; else the command gets the device files of the machine.
 func (r *Runtime) cdiNames(c sandbox.Command) (names []string, gpus bool, err error) {
 	for _, name := range c.Options.Devices {
 		kind, _, _ := strings.Cut(name, "=")

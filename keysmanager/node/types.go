@@ -41,7 +41,7 @@ type Inventory struct {
 	Zygotes    []Zygote    `json:"zygotes"`
 	Failures   []Failure   `json:"failures"`
 	Replicas   []Replica   `json:"replicas"`
-	Containers []Container `json:"containers,omitempty"` // sorted by function; empty: processes run in none
+	Containers []Container `json:"containers,omitempty"` // sorted by function; empty: none
 	Counts     Counts      `json:"counts"`
 	OutputLost uint64      `json:"outputLost"` // lines of replicas that nobody took in time
 }

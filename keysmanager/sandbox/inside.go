@@ -195,7 +195,8 @@ func become(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if err := dropRights(who, in.Options.kept()); err != nil { // locks this goroutine's thread, which becomes the program
+	// Locks this goroutine's thread, which becomes the program.
+	if err := dropRights(who, in.Options.kept()); err != nil {
 		return err
 	}
 	if _, err := conn.Write([]byte(sayReady + "\n")); err != nil {
