@@ -95,7 +95,8 @@ func writeSpecs(t *testing.T) (hooked string) {
 	for file, text := range map[string]string{
 		"vendor.yaml": fmt.Sprintf(`{cdiVersion: "0.6.0", kind: vendor.com/device, containerEdits: {env: ["VENDOR=here"]}, devices: [{name: "null", containerEdits: {
 			deviceNodes: [{path: /dev/testdev, hostPath: /dev/null}], mounts: [{hostPath: %q, containerPath: /library, options: [ro, bind]}],
-			hooks: [{hookName: createRuntime, path: /usr/bin/touch, args: [touch, %q]}]}}, {name: other, containerEdits: {env: ["OTHER=1"]}}]}`, library, hooked),
+			hooks: [{hookName: createRuntime, path: /usr/bin/touch, args: [touch, %q]}]}}, {name: other, containerEdits: {env: ["OTHER=1"]}},
+			{name: tty, containerEdits: {deviceNodes: [{path: /dev/testtty, hostPath: /dev/tty}]}}]}`, library, hooked),
 		"gpu.yaml": `{cdiVersion: "0.6.0", kind: nvidia.com/gpu, devices: [{name: GPU-1, containerEdits: {deviceNodes: [{path: /dev/nvidia7, hostPath: /dev/zero}]}}]}`,
 		"bad.yaml": `{cdiVersion: "0.6.0", kind: other.com/device`,
 	} {
@@ -130,14 +131,20 @@ func TestCDIGivesDevices(t *testing.T) {
 	if _, err := os.Stat(hooked); err != nil {
 		t.Errorf("its hook has not run: %v", err)
 	}
+	// Its cgroup lets it open a device that no container has otherwise, and only to see that it has no
+	// terminal.
+	c.Options.Devices = []string{"vendor.com/device=tty"}
+	if text := said(t, r, c, "(: < /dev/testtty) 2>&1 || true"); !strings.Contains(text, "No such device or address") {
+		t.Errorf("%q, want that the device may be opened", text)
+	}
 	account := sleeper()
 	account.Options.Devices = []string{"vendor.com/device=other"}
 	if text := said(t, r, account, "echo $VENDOR $OTHER"); text != "here 1\n" {
 		t.Errorf("%q, want its variables", text)
 	}
 	for want, device := range map[string]string{
-		"this node gives functions vendor.com/device=*, other.com/device=one (--cdi-devices)":                           "other.com/device=two",
-		"has vendor.com/device=none: want one of nvidia.com/gpu=GPU-1, vendor.com/device=null, vendor.com/device=other": "vendor.com/device=none",
+		"this node gives functions vendor.com/device=*, other.com/device=one (--cdi-devices)":                                                  "other.com/device=two",
+		"has vendor.com/device=none: want one of nvidia.com/gpu=GPU-1, vendor.com/device=null, vendor.com/device=other, vendor.com/device=tty": "vendor.com/device=none",
 		"bad.yaml": "other.com/device=one",
 	} {
 		c.Options.Devices = []string{device}
