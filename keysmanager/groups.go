@@ -26,7 +26,7 @@ func tenantOf(s node.Spec) resources.Tenant {
 
 // optionsOf returns what the function asks for its processes.
 func optionsOf(s node.Spec) sandbox.Options {
-	return sandbox.Options{Class: s.RuntimeClass, Drop: s.DropCapabilities, Devices: s.CDIDevices}
+	return sandbox.Options{Class: s.Options.RuntimeClass, Drop: s.Options.DropCapabilities, Devices: s.Options.CDIDevices}
 }
 
 // ErrUnknown is the error for a replica that does not run here.

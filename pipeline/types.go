@@ -24,21 +24,25 @@ type Function struct {
 	GPUMemory int64  // bytes that it takes of each device; 0: all of it, exclusively
 	Start     string // how replicas get their model: auto, fork, heap, map or cold; empty: auto
 	Process   string // stages with the same name share a worker process; empty: its own
-	Network   string // what replicas can reach: NetworkDefault, NetworkHost or NetworkNone
-	// Runtime of its containers, by the operator's name; empty: the default.
-	RuntimeClass     string
-	DropCapabilities []string // that its program gives up, such as CAP_CHOWN, or ALL; sorted
-	CDIDevices       []string // that its containers get, by CDI's names; sorted
-	QueueLimit       int      // largest number of waiting requests
-	Weight           int      // weight of its fair share among functions that compete
-	Idempotent       bool     // a call may run twice
-	Batch            int      // largest batch; 0: from the profile
-	VariantOf        string   // the stage that this function can replace
-	Accuracy         float64
-	MaxLength        int // in tokens
+	Isolation
+	QueueLimit int    // largest number of waiting requests
+	Weight     int    // weight of its fair share among functions that compete
+	Idempotent bool   // a call may run twice
+	Batch      int    // largest batch; 0: from the profile
+	VariantOf  string // the stage that this function can replace
+	Accuracy   float64
+	MaxLength  int // in tokens
 
 	Scale Scale
 	Async Async
+}
+
+// Isolation is what replicas have of their machine.
+type Isolation struct {
+	Network          string   // what they can reach: NetworkDefault, NetworkHost or NetworkNone
+	RuntimeClass     string   // of their containers, by the operator's name; empty: the default
+	DropCapabilities []string // that their program gives up, such as CAP_CHOWN, or ALL; sorted
+	CDIDevices       []string // that their containers get, by CDI's names; sorted
 }
 
 // What the replicas of a function can reach: the values of the annotation network.

@@ -10,7 +10,7 @@ import (
 
 // checkOptions refuses runtime classes and devices that the operator does not allow. Values that
 // cannot be read are package pipeline's to refuse.
-func (p *Provider) checkOptions(annotations map[string]string) []error {
+func (c *Config) checkOptions(annotations map[string]string) []error {
 	const class, devices = pipeline.Prefix + "runtime-class", pipeline.Prefix + "cdi-devices"
 	asked := map[string]string{}
 	for _, name := range []string{class, devices} {
@@ -26,13 +26,13 @@ func (p *Provider) checkOptions(annotations map[string]string) []error {
 	bad := func(name, got, want string) {
 		errs = append(errs, &pipeline.FieldError{Path: fmt.Sprintf("annotations[%q]", name), Got: quote(got), Want: want})
 	}
-	if c := f.RuntimeClass; c != "" && !slices.Contains(p.RuntimeClasses, c) {
-		bad(class, c, allowed("runtime class", p.RuntimeClasses, "--runtime-classes"))
+	if name := f.RuntimeClass; name != "" && !slices.Contains(c.RuntimeClasses, name) {
+		bad(class, name, allowed("runtime class", c.RuntimeClasses, "--runtime-classes"))
 	}
 	for _, d := range f.CDIDevices {
 		kind, _, _ := strings.Cut(d, "=")
-		if !slices.Contains(p.CDIDevices, d) && !slices.Contains(p.CDIDevices, kind+"=*") {
-			bad(devices, d, allowed("device", p.CDIDevices, "--cdi-devices"))
+		if !slices.Contains(c.CDIDevices, d) && !slices.Contains(c.CDIDevices, kind+"=*") {
+			bad(devices, d, allowed("device", c.CDIDevices, "--cdi-devices"))
 		}
 	}
 	return errs

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/stagecoach-serving/stagecoach/internal/containerdtest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -88,6 +90,10 @@ func writeSpecs(t *testing.T) (hooked string) {
 	specFolders, registry.cache = []string{dir}, nil
 	t.Cleanup(func() { specFolders, registry.cache = was, nil })
 	hooked = filepath.Join(dir, "hooked")
+	// Nothing has such devices.
+	if err := unix.Mknod(filepath.Join(dir, "free"), unix.S_IFCHR|0o666, int(unix.Mkdev(60, 0))); err != nil {
+		t.Fatal(err)
+	}
 	library := filepath.Join(proctest.Outside(t), "library")
 	if err := os.WriteFile(library, []byte("its library"), 0o644); err != nil {
 		t.Fatal(err)
@@ -96,7 +102,7 @@ func writeSpecs(t *testing.T) (hooked string) {
 		"vendor.yaml": fmt.Sprintf(`{cdiVersion: "0.6.0", kind: vendor.com/device, containerEdits: {env: ["VENDOR=here"]}, devices: [{name: "null", containerEdits: {
 			deviceNodes: [{path: /dev/testdev, hostPath: /dev/null}], mounts: [{hostPath: %q, containerPath: /library, options: [ro, bind]}],
 			hooks: [{hookName: createRuntime, path: /usr/bin/touch, args: [touch, %q]}]}}, {name: other, containerEdits: {env: ["OTHER=1"]}},
-			{name: tty, containerEdits: {deviceNodes: [{path: /dev/testtty, hostPath: /dev/tty}]}}]}`, library, hooked),
+			{name: free, containerEdits: {deviceNodes: [{path: /dev/free, hostPath: %q}]}}]}`, library, hooked, filepath.Join(dir, "free")),
 		"gpu.yaml": `{cdiVersion: "0.6.0", kind: nvidia.com/gpu, devices: [{name: GPU-1, containerEdits: {deviceNodes: [{path: /dev/nvidia7, hostPath: /dev/zero}]}}]}`,
 		"bad.yaml": `{cdiVersion: "0.6.0", kind: other.com/device`,
 	} {
@@ -131,11 +137,10 @@ func TestCDIGivesDevices(t *testing.T) {
 	if _, err := os.Stat(hooked); err != nil {
 		t.Errorf("its hook has not run: %v", err)
 	}
-	// Its cgroup lets it open a device that no container has otherwise, and only to see that it has no
-	// terminal.
-	c.Options.Devices = []string{"vendor.com/device=tty"}
-	if text := said(t, r, c, "(: < /dev/testtty) 2>&1 || true"); !strings.Contains(text, "No such device or address") {
-		t.Errorf("%q, want that the device may be opened", text)
+	// Its cgroup lets it open a device that no container has otherwise.
+	c.Options.Devices = []string{"vendor.com/device=free"}
+	if text := said(t, r, c, "(: < /dev/free) 2>&1 || true"); !strings.Contains(text, "No such device or address") {
+		t.Errorf("%q, want what the kernel says of a device without a driver", text)
 	}
 	account := sleeper()
 	account.Options.Devices = []string{"vendor.com/device=other"}
@@ -143,8 +148,8 @@ func TestCDIGivesDevices(t *testing.T) {
 		t.Errorf("%q, want its variables", text)
 	}
 	for want, device := range map[string]string{
-		"this node gives functions vendor.com/device=*, other.com/device=one (--cdi-devices)":                                                  "other.com/device=two",
-		"has vendor.com/device=none: want one of nvidia.com/gpu=GPU-1, vendor.com/device=null, vendor.com/device=other, vendor.com/device=tty": "vendor.com/device=none",
+		"this node gives functions vendor.com/device=*, other.com/device=one (--cdi-devices)":                                                   "other.com/device=two",
+		"has vendor.com/device=none: want one of nvidia.com/gpu=GPU-1, vendor.com/device=free, vendor.com/device=null, vendor.com/device=other": "vendor.com/device=none",
 		"bad.yaml": "other.com/device=one",
 	} {
 		c.Options.Devices = []string{device}

@@ -42,6 +42,12 @@ type Spec struct {
 	Devices int `json:"devices,omitempty"`
 	// Bytes that a replica may use of each of its devices; 0: all of it, exclusively.
 	DeviceMemory int64 `json:"deviceMemory,omitempty"`
+	// What its processes get beyond the above, or give up.
+	Options Options `json:"options,omitzero"`
+}
+
+// Options are a part of a [Spec].
+type Options struct {
 	// Name of a runtime class of the node (annotation stagecoach.dev/runtime-class); empty: the
 	// default.
 	RuntimeClass string `json:"runtimeClass,omitempty"`
