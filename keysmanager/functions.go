@@ -27,7 +27,7 @@ type functions struct {
 func (f *functions) key(s node.Spec, e engine, image sandbox.Image) zygote.Key {
 	k := zygote.Key{
 		Namespace: s.Namespace, Digest: image.Digest, Model: s.Env[wire.EnvModel], Process: s.Process, Engine: e.name, Environment: e.seen(s), Network: f.pool.NetworkOf(s.Network),
-		Secrets: s.Secrets,
+		Secrets: s.Secrets, Options: optionsOf(s).Text(),
 	}
 	k.Form = e.starts[formOf(s)]
 	if choosesPath(s) {

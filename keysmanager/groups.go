@@ -7,6 +7,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/resources"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
 // watchdogMemory is added to a function's memory limit if a watchdog runs its program, in bytes. It
@@ -20,7 +21,12 @@ func limitsOf(s node.Spec) GroupLimits {
 
 // tenantOf returns what a process of the function asks of the pool.
 func tenantOf(s node.Spec) resources.Tenant {
-	return resources.Tenant{Function: s.Function, Image: s.Image, Namespace: s.Namespace, Group: s.Group, Secrets: s.Secrets, Network: s.Network, Gateway: s.Gateway}
+	return resources.Tenant{Function: s.Function, Image: s.Image, Namespace: s.Namespace, Group: s.Group, Secrets: s.Secrets, Network: s.Network, Gateway: s.Gateway, Options: optionsOf(s)}
+}
+
+// optionsOf returns what the function asks for its processes.
+func optionsOf(s node.Spec) sandbox.Options {
+	return sandbox.Options{Class: s.Options.RuntimeClass, Drop: s.Options.DropCapabilities, Devices: s.Options.CDIDevices}
 }
 
 // ErrUnknown is the error for a replica that does not run here.

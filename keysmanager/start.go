@@ -192,7 +192,7 @@ func (l *starter) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) err
 	if len(l.cfg.Watchdog) == 0 {
 		return fmt.Errorf("image %q has no executable ./%s, and this node runs no functions of other kinds", image.Name, sandbox.Executable)
 	}
-	image.ReadOnly = s.ReadOnly
+	image.ReadOnly, image.Options = s.ReadOnly, optionsOf(s)
 	b, err := json.Marshal(image)
 	if err != nil {
 		return fmt.Errorf("image %q: %w", image.Name, err)

@@ -39,7 +39,7 @@ func (l *starter) residence(o node.Order, e engine) (zygote.Key, error) {
 	case strings.Contains(o.Device, ","):
 		return zygote.Key{}, fmt.Errorf("%s and its replica gets the devices %s, want one: that process has one", what, o.Device)
 	}
-	return zygote.Key{Namespace: s.Namespace, Process: s.Process, Form: zygote.Worker, Engine: e.name, Worker: s.Worker, Device: o.Device, Network: l.pool.NetworkOf(s.Network), Secrets: secretSet(s)}, nil
+	return zygote.Key{Namespace: s.Namespace, Process: s.Process, Form: zygote.Worker, Engine: e.name, Worker: s.Worker, Device: o.Device, Network: l.pool.NetworkOf(s.Network), Secrets: secretSet(s), Options: optionsOf(s).Text()}, nil
 }
 
 // secretSet returns a text that differs for different sets of secrets. It is empty if there are

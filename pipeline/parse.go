@@ -64,7 +64,7 @@ func ParseStored(name, namespace string, labels, annotations map[string]string) 
 
 func parse(name, namespace string, labels, annotations map[string]string, validName func(string) bool) (Function, error) {
 	f := Function{
-		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1, Start: "auto", Network: NetworkDefault,
+		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1, Start: "auto", Isolation: Isolation{Network: NetworkDefault},
 		Scale: Scale{Min: DefaultMin, Max: DefaultMax, ZeroAge: DefaultZeroAge}, Async: defaultAsync(),
 	}
 	p := &parser{validName: validName}
@@ -203,6 +203,9 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 				p.fail(p.path, strconv.Quote(v), "default, host or none")
 			}
 		},
+		"runtime-class":     func(v string) { f.RuntimeClass = p.className(v) },
+		"drop-capabilities": func(v string) { f.DropCapabilities = p.capabilities(v) },
+		"cdi-devices":       func(v string) { f.CDIDevices = p.cdiDevices(v) },
 		"items": func(v string) {
 			if f.Items = strings.TrimSpace(v); f.Items != ItemsMany && f.Items != ItemsOne {
 				p.fail(p.path, strconv.Quote(v), "many or one: a JSON array in a request is a list of items, or one document")

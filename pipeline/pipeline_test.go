@@ -18,12 +18,14 @@ func TestParseReadsEveryField(t *testing.T) {
 		map[string]string{
 			"stagecoach.dev/pipeline": "ocr, b", "stagecoach.dev/next": "z , a", "stagecoach.dev/each": "true", "stagecoach.dev/join": "2",
 			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8Gi", "stagecoach.dev/start": "map", "stagecoach.dev/network": " none", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
-			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "stagecoach.dev/items": "one", "other/x": "y",
+			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "stagecoach.dev/items": "one", "stagecoach.dev/runtime-class": "gvisor",
+			"stagecoach.dev/drop-capabilities": "NET_BIND_SERVICE, CAP_CHOWN", "stagecoach.dev/cdi-devices": "vendor.com/device=b, vendor.com/device=a:0", "other/x": "y",
 		})
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
-		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", Network: "none", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
-		Async: defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
+		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
+		Isolation: Isolation{Network: "none", RuntimeClass: "gvisor", DropCapabilities: []string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE"}, CDIDevices: []string{"vendor.com/device=a:0", "vendor.com/device=b"}},
+		Async:     defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}
 	if err != nil || !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v, %v\nwant %+v", got, err, want)
@@ -50,6 +52,11 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"twice":             {nil, map[string]string{"stagecoach.dev/pipeline": "p,p"}, []string{`annotations["stagecoach.dev/pipeline"]`}, "once"},
 		"slo":               {nil, map[string]string{"stagecoach.dev/slo": "-3s"}, []string{`annotations["stagecoach.dev/slo"]`}, "above zero"},
 		"network":           {nil, map[string]string{"stagecoach.dev/network": "bridge"}, []string{`annotations["stagecoach.dev/network"]`}, "default, host or none"},
+		"class":             {nil, map[string]string{"stagecoach.dev/runtime-class": "My/Class"}, []string{`annotations["stagecoach.dev/runtime-class"]`}, "lower-case letters"},
+		"capability":        {nil, map[string]string{"stagecoach.dev/drop-capabilities": "CHOWN,FLY"}, []string{`annotations["stagecoach.dev/drop-capabilities"]`}, "capabilities of Linux with commas between"},
+		"all and more":      {nil, map[string]string{"stagecoach.dev/drop-capabilities": "CHOWN,ALL"}, []string{`annotations["stagecoach.dev/drop-capabilities"]`}, "ALL alone"},
+		"device":            {nil, map[string]string{"stagecoach.dev/cdi-devices": "/dev/null"}, []string{`annotations["stagecoach.dev/cdi-devices"]`}, "vendor.com/class=name"},
+		"device twice":      {nil, map[string]string{"stagecoach.dev/cdi-devices": "a.b/c=d,a.b/c=d"}, []string{`annotations["stagecoach.dev/cdi-devices"]`}, "each device once"},
 		"items":             {nil, map[string]string{"stagecoach.dev/items": "all"}, []string{`annotations["stagecoach.dev/items"]`}, "many or one"},
 		"start":             {nil, map[string]string{"stagecoach.dev/start": "warm"}, []string{`annotations["stagecoach.dev/start"]`}, "auto, fork, heap, map or cold"},
 		"gpu memory":        {nil, map[string]string{"stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8GB"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "a size such as 512Mi or 8Gi"},

@@ -17,14 +17,14 @@ type Function struct {
 	Next      []Edge   // successors
 	Each      bool     // one call per item of the input, with results joined in order
 	// Meaning of a JSON array in a request: ItemsMany or ItemsOne; empty: see [Function.Alone].
-	Items      string
-	Join       int // number of predecessors to wait for; 0: all
-	SLO        time.Duration
-	GPU        int    // devices per replica
-	GPUMemory  int64  // bytes that it takes of each device; 0: all of it, exclusively
-	Start      string // how replicas get their model: auto, fork, heap, map or cold; empty: auto
-	Process    string // stages with the same name share a worker process; empty: its own
-	Network    string // what replicas can reach: NetworkDefault, NetworkHost or NetworkNone
+	Items     string
+	Join      int // number of predecessors to wait for; 0: all
+	SLO       time.Duration
+	GPU       int    // devices per replica
+	GPUMemory int64  // bytes that it takes of each device; 0: all of it, exclusively
+	Start     string // how replicas get their model: auto, fork, heap, map or cold; empty: auto
+	Process   string // stages with the same name share a worker process; empty: its own
+	Isolation
 	QueueLimit int    // largest number of waiting requests
 	Weight     int    // weight of its fair share among functions that compete
 	Idempotent bool   // a call may run twice
@@ -35,6 +35,14 @@ type Function struct {
 
 	Scale Scale
 	Async Async
+}
+
+// Isolation is what replicas have of their machine.
+type Isolation struct {
+	Network          string   // what they can reach: NetworkDefault, NetworkHost or NetworkNone
+	RuntimeClass     string   // of their containers, by the operator's name; empty: the default
+	DropCapabilities []string // that their program gives up, such as CAP_CHOWN, or ALL; sorted
+	CDIDevices       []string // that their containers get, by CDI's names; sorted
 }
 
 // What the replicas of a function can reach: the values of the annotation network.

@@ -248,6 +248,15 @@ func TestProcessOfOtherSecrets(t *testing.T) {
 		Annotations: &map[string]string{"stagecoach.dev/process": "shared", "stagecoach.dev/network": "none"},
 	})
 	ok(t, err)
+	// Nor do functions with different runtime classes or devices.
+	r.RuntimeClasses, r.CDIDevices = []string{"gvisor"}, []string{"vendor.com/device=*"}
+	for service, option := range map[string][2]string{"enclosed": {"runtime-class", "gvisor"}, "equipped": {"cdi-devices", "vendor.com/device=null"}} {
+		_, err := r.Deploy(ctx, types.FunctionDeployment{
+			Service: service, Image: "stagecoach/echo:1", Secrets: []string{"a"},
+			Annotations: &map[string]string{"stagecoach.dev/process": "shared", "stagecoach.dev/" + option[0]: option[1]},
+		})
+		ok(t, err)
+	}
 	for _, secrets := range [][]string{nil, {"a"}} {
 		for _, name := range []string{"third", "second"} {
 			err := deploy(name, "", "shared", "", secrets...)

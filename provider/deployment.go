@@ -90,6 +90,7 @@ func (p *Provider) check(d types.FunctionDeployment) error {
 	if deref(d.Annotations)[network] == pipeline.NetworkHost && !p.HostNetwork {
 		bad(fmt.Sprintf("annotations[%q]", network), `"host"`, "default or none: the operator allows no function the machine's network (up --allow-host-network)")
 	}
+	errs = append(errs, p.checkOptions(deref(d.Annotations))...)
 	for _, name := range slices.Sorted(maps.Keys(d.EnvVars)) {
 		value := d.EnvVars[name]
 		switch n := len(name) + len("=") + len(value); {

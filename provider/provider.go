@@ -158,6 +158,9 @@ type Config struct {
 	Ready       func() error
 	Credentials *Credentials // nil: the /system routes need none
 	HostNetwork bool         // functions may use the machine's network
+	// Names of the runtime classes that functions may ask for, sorted, and forms of the devices of CDI
+	// that they may have: vendor.com/class=name, or * for the name.
+	RuntimeClasses, CDIDevices []string
 	// proxies trusted to name the client, so that password guesses count per client.
 	Proxies peer.Proxies
 	Version string // of the program, for GET /system/info

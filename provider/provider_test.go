@@ -138,6 +138,10 @@ func TestBadDeploymentsNameTheField(t *testing.T) {
 		"quantities":   {`{"service":"a","image":"stagecoach/echo:1","limits":{"memory":"much","cpu":"-1"},"requests":{"nvidia.com/gpu":"one"}}`, []string{"limits.memory", "limits.cpu", "requests.nvidia.com/gpu"}},
 		"bad duration": {`{"service":"a","image":"stagecoach/echo:1","annotations":{"stagecoach.dev/slo":"fast"}}`, []string{`annotations["stagecoach.dev/slo"]`}},
 		"host network": {`{"service":"a","image":"stagecoach/echo:1","annotations":{"stagecoach.dev/network":"host"}}`, []string{`annotations["stagecoach.dev/network"]`}},
+		"class and device": {
+			`{"service":"f","image":"stagecoach/echo:1","annotations":{"stagecoach.dev/runtime-class":"gvisor","stagecoach.dev/cdi-devices":"vendor.com/device=null"}}`,
+			[]string{`annotations["stagecoach.dev/runtime-class"]`, `annotations["stagecoach.dev/cdi-devices"]`},
+		},
 		"unknown annotation, and more": {
 			`{"service":"a","annotations":{"stagecoach.dev/sol":"1s"}}`, []string{`annotations["stagecoach.dev/sol"]`, "image"},
 		},

@@ -209,8 +209,8 @@ func (p *Provider) checkProcess(d Deployed) error {
 	its := setOf(d.Deployment.Secrets)
 	for _, other := range p.Registry.Functions() {
 		if other.Key == d.Key || other.Declared.Namespace != d.Declared.Namespace || other.Declared.Process != name || other.Deployment.EnvProcess != d.Deployment.EnvProcess ||
-			// different networks keep their processes separate.
-			other.Declared.Network != d.Declared.Network {
+			// different networks, runtime classes and devices keep their processes separate.
+			other.Declared.Network != d.Declared.Network || other.Declared.RuntimeClass != d.Declared.RuntimeClass || !slices.Equal(other.Declared.CDIDevices, d.Declared.CDIDevices) {
 			continue
 		}
 		if theirs := setOf(other.Deployment.Secrets); !slices.Equal(its, theirs) {

@@ -50,6 +50,9 @@ func TestValidateNamesEachField(t *testing.T) {
 		"journal.bytes":         {func(c *Config) { c.Journal.Bytes = 0 }, []string{"journal.bytes: 0, want at least 16Mi"}},
 		"journal.sync":          {func(c *Config) { c.Journal.Sync = -1 }, []string{"journal.sync: "}},
 		"journal.window":        {func(c *Config) { c.Journal.Window = 0 }, []string{"journal.window: "}},
+		"runtime.classes":       {func(c *Config) { c.Runtime.Classes = "gvisor=runsc" }, []string{`runtime.classes: "gvisor=runsc", want NAME=RUNTIME with commas between`}},
+		"runtime.classes twice": {func(c *Config) { c.Runtime.Classes = "a=io.x.v1,a=io.y.v1" }, []string{"want each name once; a is there twice"}},
+		"runtime.cdiDevices":    {func(c *Config) { c.Runtime.CDIDevices = "/dev/null" }, []string{`runtime.cdiDevices: "/dev/null", want CDI's names`}},
 		"isolation.uids":        {func(c *Config) { c.Isolation.UIDs = "0-9" }, []string{`isolation.uids: "0-9", want FIRST-LAST`}},
 		"isolation.network":     {func(c *Config) { c.Isolation.Network = "10.0.0.0/30" }, []string{`isolation.network: "10.0.0.0/30", want a prefix of 8 to 20 bits of IPv4`}},
 		"three at once": {
@@ -93,7 +96,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 		"registry.auth": "read, and complained about, when a registry asks for it", "log.level": "its type knows what is a level", "isolation.hostNetwork": "any value is a decision",
 	}
 	// A value that is wrong wherever it is.
-	c := Config{Listen: "x", Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Budget: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
+	c := Config{Listen: "x", Runtime: RuntimeConfig{Classes: "x", CDIDevices: "/dev/null"}, Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Budget: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
 	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e"}
 	text := errorText(c.Validate())

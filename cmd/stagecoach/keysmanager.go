@@ -194,7 +194,7 @@ func (d *daemon) open(ctx context.Context) error {
 	if err := d.openKeys(ctx); err != nil {
 		return err
 	}
-	worker.Manager = d.keys
+	worker.Manager, worker.containers = d.keys, d.cfg.runtime.lists(nodeID(d.cfg.node, d.cfg.state))
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := nodemetrics.Register(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
 		return err

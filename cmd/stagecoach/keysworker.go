@@ -11,7 +11,11 @@ import (
 )
 
 // keysWorker gives a node's server access to its KeysManager.
-type keysWorker struct{ *keysmanager.Manager }
+type keysWorker struct {
+	*keysmanager.Manager
+	// lists its containers; nil: its functions run in none
+	containers func() []node.Container
+}
 
 // Start implements node.Worker.
 func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
@@ -52,4 +56,10 @@ func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {
 }
 
 // Inventory implements node.Worker.
-func (w *keysWorker) Inventory() node.Inventory { return inventoryOf(w.Manager.Inventory()) }
+func (w *keysWorker) Inventory() node.Inventory {
+	inv := inventoryOf(w.Manager.Inventory())
+	if w.containers != nil {
+		inv.Containers = w.containers()
+	}
+	return inv
+}

@@ -24,6 +24,8 @@ type nodes struct {
 	keys   *keysmanager.Manager // nil: this process is no node
 	bus    *queue.Link          // to daemons; nil: it does not listen for them
 	joined *node.Directory      // nil: it does not listen for daemons
+	// lists the containers of this process; nil: its functions run in none
+	containers func() []node.Container
 
 	ctx    context.Context // of messages to daemons that nobody waits for
 	cancel context.CancelFunc
@@ -51,6 +53,9 @@ func (n *nodes) Inventories() []node.Inventory {
 	if n.keys != nil {
 		own := inventoryOf(n.keys.Inventory())
 		own.Identity, own.Embedded = n.self, true
+		if n.containers != nil {
+			own.Containers = n.containers()
+		}
 		out = append(out, own)
 	}
 	slices.SortFunc(out, func(a, b node.Inventory) int { return cmp.Compare(a.Name, b.Name) })

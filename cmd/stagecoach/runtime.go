@@ -9,9 +9,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/image/contained"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -24,6 +26,11 @@ type RuntimeConfig struct {
 	Snapshotter string `yaml:"snapshotter"`
 	// Folder with a hosts.toml per registry, for containerd's images.
 	HostsDir string `yaml:"hostsDir"`
+	// NAME=RUNTIME,…: containerd's runtimes by the names that functions may ask for.
+	Classes string `yaml:"classes"`
+	// CDI devices that functions may ask for: vendor.com/class=name, or * for the name, with commas
+	// between.
+	CDIDevices string `yaml:"cdiDevices"`
 }
 
 // The runtimes.
@@ -45,12 +52,17 @@ func (c RuntimeConfig) String() string {
 }
 
 // runtimeFlags has the flags of a RuntimeConfig's fields.
-var runtimeFlags = map[string]string{"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace", "snapshotter": "containerd-snapshotter", "hostsDir": "containerd-hosts-dir"}
+var runtimeFlags = map[string]string{
+	"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace", "snapshotter": "containerd-snapshotter",
+	"hostsDir": "containerd-hosts-dir", "classes": "runtime-classes", "cdiDevices": "cdi-devices",
+}
 
 func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Name, runtimeFlags["name"], c.Name, "in what functions run: process or containerd")
 	fs.StringVar(&c.Address, runtimeFlags["address"], c.Address, "path of containerd's socket")
 	fs.StringVar(&c.Namespace, runtimeFlags["namespace"], c.Namespace, "namespace of containerd for the containers")
+	fs.StringVar(&c.Classes, runtimeFlags["classes"], c.Classes, "NAME=RUNTIME, with commas between: containerd's runtimes that functions may ask for (annotation stagecoach.dev/runtime-class)")
+	fs.StringVar(&c.CDIDevices, runtimeFlags["cdiDevices"], c.CDIDevices, "CDI devices that functions may ask for (annotation stagecoach.dev/cdi-devices): vendor.com/class=name, or * for the name")
 }
 
 // addImageFlags adds the flags of images in containerd.
@@ -76,7 +88,8 @@ const nodeFlag = "node"
 // arguments returns the flags of c and of the node for another program of the platform.
 func (c RuntimeConfig) arguments(node string) []string {
 	return []string{
-		"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace, "--" + nodeFlag, node,
+		"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace,
+		"--" + runtimeFlags["classes"], c.Classes, "--" + runtimeFlags["cdiDevices"], c.CDIDevices, "--" + nodeFlag, node,
 	}
 }
 
@@ -100,8 +113,71 @@ func (c RuntimeConfig) validate(bad func(field string, got any, want string)) {
 	if c.HostsDir == "" {
 		bad("hostsDir", `""`, "a folder, such as "+contained.DefaultHostsDir)
 	}
+	if _, err := c.classes(); err != nil {
+		bad("classes", fmt.Sprintf("%q", c.Classes), err.Error())
+	}
+	if _, err := c.devices(); err != nil {
+		bad("cdiDevices", fmt.Sprintf("%q", c.CDIDevices), err.Error())
+	}
 	if len(c.Namespace) > maxContainerdNamespace || !containerdNamespace.MatchString(c.Namespace) {
 		bad("namespace", fmt.Sprintf("%q", c.Namespace), fmt.Sprintf("letters and digits, with single dots, dashes or underscores between, such as %s", container.Namespace))
+	}
+}
+
+// Forms of the names in Classes and CDIDevices.
+var (
+	className  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+	shimName   = regexp.MustCompile(`^[a-z0-9]+(\.[A-Za-z0-9_-]+)*\.[A-Za-z0-9_-]+\.v[0-9]+$`)
+	deviceName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*/[A-Za-z][A-Za-z0-9_-]*=(\*|[A-Za-z0-9][A-Za-z0-9._:-]*)$`)
+)
+
+// classes returns containerd's runtimes by their names for functions.
+func (c RuntimeConfig) classes() (map[string]string, error) {
+	out := map[string]string{}
+	for _, part := range parts(c.Classes) {
+		name, shim, _ := strings.Cut(part, "=")
+		switch {
+		case !className.MatchString(name) || !shimName.MatchString(shim):
+			return nil, fmt.Errorf("NAME=RUNTIME with commas between, such as runc=io.containerd.runc.v2,gvisor=io.containerd.runsc.v1; got %q", part)
+		case out[name] != "":
+			return nil, fmt.Errorf("each name once; %s is there twice", name)
+		}
+		out[name] = shim
+	}
+	return out, nil
+}
+
+// devices returns the CDI devices that functions may ask for.
+func (c RuntimeConfig) devices() ([]string, error) {
+	all := parts(c.CDIDevices)
+	for _, part := range all {
+		if !deviceName.MatchString(part) {
+			return nil, fmt.Errorf("CDI's names, vendor.com/class=name or vendor.com/class=*, with commas between; got %q", part)
+		}
+	}
+	return all, nil
+}
+
+// parts returns the parts of a list with commas between.
+func parts(list string) (out []string) {
+	for part := range strings.SplitSeq(list, ",") {
+		if part = strings.TrimSpace(part); part != "" {
+			out = append(out, part)
+		}
+	}
+	return out
+}
+
+// lists returns a function that lists the containers of a node; nil: its functions run in none.
+func (c RuntimeConfig) lists(name string) func() []node.Container {
+	if c.Name != runtimeContainerd {
+		return nil
+	}
+	return func() (out []node.Container) {
+		for _, i := range container.List(name) {
+			out = append(out, node.Container(i))
+		}
+		return out
 	}
 }
 
@@ -115,8 +191,16 @@ func (c RuntimeConfig) open(ctx context.Context, node string, labels map[string]
 	if err != nil {
 		return nil, fmt.Errorf("runtime containerd: %w", err)
 	}
+	classes, err := c.classes()
+	if err != nil {
+		return nil, fmt.Errorf("--%s: want %w", runtimeFlags["classes"], err)
+	}
+	devices, err := c.devices()
+	if err != nil {
+		return nil, fmt.Errorf("--%s: want %w", runtimeFlags["cdiDevices"], err)
+	}
 	init := filepath.Join(filepath.Dir(self), "stagecoach-init")
-	r, err := container.Open(ctx, container.Config{Address: c.Address, Namespace: c.Namespace, Node: node, Init: init, Labels: labels, Log: log})
+	r, err := container.Open(ctx, container.Config{Address: c.Address, Namespace: c.Namespace, Node: node, Init: init, Classes: classes, Devices: devices, Labels: labels, Log: log})
 	if err != nil {
 		return nil, err
 	}

@@ -52,6 +52,7 @@ func (u *up) openNode() error {
 	if err != nil {
 		return err
 	}
+	u.nodes.containers = u.cfg.Runtime.lists(id)
 	processes := warden.InProcess(runtime)
 	u.onClose(func() error { processes.Close(); return nil })
 	u.nodes.keys, err = keysmanager.New(keysmanager.Config{

@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -264,10 +266,19 @@ func (u *up) openHTTP(context.Context) error {
 	} else {
 		u.log.Warn("no credentials: everyone on this machine may deploy; --basic-auth-dir changes that")
 	}
+	classes, err := u.cfg.Runtime.classes()
+	if err != nil {
+		return fmt.Errorf("runtime.classes: want %w", err)
+	}
+	devices, err := u.cfg.Runtime.devices()
+	if err != nil {
+		return fmt.Errorf("runtime.cdiDevices: want %w", err)
+	}
 	u.status = &status{registry: u.registry, local: u.local, gateway: u.gateway, loop: u.loop, nodes: u.nodes, log: u.log}
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
-		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork, Version: version(), Log: u.log,
+		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
+		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Version: version(), Log: u.log,
 	})
 	if err != nil {
 		return err

@@ -30,6 +30,11 @@ const ownerFile = "owner"
 type whose struct {
 	Node  string `json:"node"`
 	Owner string `json:"owner"`
+
+	Function string `json:"function,omitempty"`
+	Replica  string `json:"replica,omitempty"`
+	Class    string `json:"class,omitempty"`
+	PID      int    `json:"pid,omitempty"` // of the program; 0: it does not run yet
 }
 
 // maxName is the length of a container's id that containerd allows, less that of the random part.
@@ -57,19 +62,28 @@ func newID(c sandbox.Command, all map[string]string) string {
 	return strings.TrimRight(clean[:min(len(clean), maxName)], "-") + "-" + strings.ToLower(rand.Text()[:12])
 }
 
-func newFolder(id, owner, node string) (*folder, error) {
+func newFolder(id string, who whose) (*folder, error) {
 	f := &folder{filepath.Join(Folders, id)}
 	if err := os.MkdirAll(Folders, 0o700); err != nil {
-		return nil, err
-	}
-	b, err := json.Marshal(whose{Node: node, Owner: owner})
-	if err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(f.path, 0o700); err != nil {
 		return nil, err
 	}
-	return f, os.WriteFile(filepath.Join(f.path, ownerFile), b, 0o600)
+	return f, f.setOwner(who)
+}
+
+// setOwner writes whose folder it is. Readers find the old or the new text.
+func (f *folder) setOwner(who whose) error {
+	b, err := json.Marshal(who)
+	if err != nil {
+		return err
+	}
+	at := filepath.Join(f.path, ownerFile)
+	if err := os.WriteFile(at+".new", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(at+".new", at)
 }
 
 // owner returns whose folder it is.

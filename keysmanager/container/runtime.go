@@ -23,6 +23,11 @@ type Config struct {
 	// killed processes of its node have left.
 	Node string
 	Init string // path of the program stagecoach-init
+	// Classes are containerd's runtimes by the names that functions may ask for. A command without a
+	// class has runc.
+	Classes map[string]string
+	// Devices are the CDI devices that functions may have: vendor.com/class=name, or * for the name.
+	Devices []string
 	// Labels are those of all Commands, in addition to a Command's own.
 	Labels map[string]string
 

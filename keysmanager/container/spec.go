@@ -26,11 +26,11 @@ import (
 var systemFolders = []string{"/bin", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/sbin", "/usr"}
 
 // spec describes a container to containerd. socket is the folder with the socket of its first
-// program.
-func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o sandbox.Outline, root, socket string) (*specs.Spec, error) {
+// program, and env what the program's environment gets from CDI.
+func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o sandbox.Outline, root, socket string) (_ *specs.Spec, env []string, err error) {
 	s, err := oci.GenerateSpec(namespaces.WithNamespace(ctx, r.cfg.Namespace), nil, &containers.Container{ID: p.id})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	s.Root = &specs.Root{Path: root, Readonly: c.Chroot == "" || c.ReadOnly}
 	s.Hostname = hostname(p.id)
@@ -52,16 +52,26 @@ func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o san
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: own})
 	}
 	if s.Linux.CgroupsPath, err = cgroupsPath(p.id, c.Groups); err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	names, gpus, err := r.cdiNames(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	if gpus {
+		o.Devices = slices.DeleteFunc(o.Devices, func(path string) bool { return strings.HasPrefix(path, "/dev/nvidia") })
 	}
 	if err := addDevices(s, o.Devices); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if s.Mounts, err = r.mounts(c, p, o, root, socket); err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if env, err = addCDI(s, names); err != nil {
+		return nil, nil, err
 	}
 	s.Linux.Seccomp = seccomp.DefaultProfile(s)
-	return s, nil
+	return s, env, nil
 }
 
 // hostname returns the name of a container's machine, from its id.

@@ -41,7 +41,11 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 			p.Forget()
 		}
 	}()
-	if p.folder, err = newFolder(p.id, r.owner, r.cfg.Node); err != nil {
+	if p.folder, err = newFolder(p.id, r.whose(c)); err != nil {
+		return nil, err
+	}
+	handler, err := r.handler(c.Options.Class)
+	if err != nil {
 		return nil, err
 	}
 	root, err := p.folder.mountRoot(c)
@@ -56,7 +60,7 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	if err != nil {
 		return nil, err
 	}
-	spec, err := r.spec(ctx, c, p, outline, root, socket)
+	spec, added, err := r.spec(ctx, c, p, outline, root, socket)
 	if err != nil {
 		return nil, err
 	}
@@ -65,11 +69,16 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 		return nil, err
 	}
 	defer listener.Close()
-	p.container, err = r.client.NewContainer(ctx, p.id, containerd.WithSpec(spec), containerd.WithRuntime(runc, nil), containerd.WithContainerLabels(r.labels(c)))
+	labels := r.labels(c)
+	p.container, err = r.client.NewContainer(ctx, p.id, containerd.WithSpec(spec), containerd.WithRuntime(handler, nil),
+		containerd.WithContainerLabels(labels), containerd.WithImageName(labels[labelImage]))
 	if err != nil {
 		return nil, fmt.Errorf("containerd: %w", err)
 	}
 	if p.task, err = p.container.NewTask(ctx, cio.NullIO); err != nil {
+		if c.Options.Class != "" {
+			return nil, fmt.Errorf("runtime class %s, %s: containerd: %w", c.Options.Class, handler, err)
+		}
 		return nil, fmt.Errorf("containerd: %w", err)
 	}
 	if err := p.watch(int(p.task.Pid())); err != nil {
@@ -81,7 +90,13 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	if err := p.task.Start(ctx); err != nil {
 		return nil, fmt.Errorf("containerd: %w", err)
 	}
+	outline.Env = append(outline.Env, added...)
 	if err := p.begin(ctx, c, outline, listener); err != nil {
+		return nil, err
+	}
+	who := r.whose(c)
+	who.PID = p.pid
+	if err := p.folder.setOwner(who); err != nil {
 		return nil, err
 	}
 	p.ended = make(chan struct{})

@@ -41,6 +41,19 @@ type Spec struct {
 	Devices int `json:"devices,omitempty"`
 	// Bytes that a replica may use of each of its devices; 0: all of it, exclusively.
 	DeviceMemory int64 `json:"deviceMemory,omitempty"`
+	// What its processes get beyond the above, or give up.
+	Options Options `json:"options,omitzero"`
+}
+
+// Options are a part of a [Spec].
+type Options struct {
+	// Name of a runtime class of the node (annotation stagecoach.dev/runtime-class); empty: the
+	// default.
+	RuntimeClass string `json:"runtimeClass,omitempty"`
+	// Capabilities that its program gives up, such as CAP_CHOWN, or ALL.
+	DropCapabilities []string `json:"dropCapabilities,omitempty"`
+	// CDI's names of devices that its containers get (annotation stagecoach.dev/cdi-devices).
+	CDIDevices []string `json:"cdiDevices,omitempty"`
 }
 
 // validate returns an error if a field is missing that every function has.

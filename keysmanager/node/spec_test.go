@@ -24,6 +24,8 @@ func TestSpecTravelsWhole(t *testing.T) {
 			f.SetBool(true)
 		case reflect.Map:
 			f.Set(reflect.ValueOf(map[string]string{"name": "value"}))
+		case reflect.Struct:
+			f.Set(reflect.ValueOf(Options{RuntimeClass: "class", DropCapabilities: []string{"ALL"}, CDIDevices: []string{"a.b/c=d"}}))
 		default:
 			t.Fatalf("%s is a %s: teach this test", field.Name, f.Kind())
 		}

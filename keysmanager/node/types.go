@@ -35,14 +35,25 @@ type Inventory struct {
 	Gone    bool   `json:"gone,omitempty"` // its last one
 	Events  uint64 `json:"events"`         // the number of the latest event
 
-	Memory     Memory    `json:"memory"`
-	CPU        CPU       `json:"cpu"`
-	Devices    []Device  `json:"devices"`
-	Zygotes    []Zygote  `json:"zygotes"`
-	Failures   []Failure `json:"failures"`
-	Replicas   []Replica `json:"replicas"`
-	Counts     Counts    `json:"counts"`
-	OutputLost uint64    `json:"outputLost"` // lines of replicas that nobody took in time
+	Memory     Memory      `json:"memory"`
+	CPU        CPU         `json:"cpu"`
+	Devices    []Device    `json:"devices"`
+	Zygotes    []Zygote    `json:"zygotes"`
+	Failures   []Failure   `json:"failures"`
+	Replicas   []Replica   `json:"replicas"`
+	Containers []Container `json:"containers,omitempty"` // sorted by function; empty: none
+	Counts     Counts      `json:"counts"`
+	OutputLost uint64      `json:"outputLost"` // lines of replicas that nobody took in time
+}
+
+// Container is a container of containerd that the node has started.
+type Container struct {
+	ID       string `json:"id"`
+	Function string `json:"function"`
+	// Name of the replica, or of the zygote whose forks are in it.
+	Replica string `json:"replica"`
+	PID     int    `json:"pid"`             // of its program on this machine
+	Class   string `json:"class,omitempty"` // its runtime class; empty: the default
 }
 
 // Memory is in bytes.

@@ -168,11 +168,12 @@ func (p *Pool) HasDevices() bool { return p.cfg.Devices != nil }
 type Tenant struct {
 	Function  string // pipeline.Key
 	Namespace string
-	Image     string // the name that its node knows
-	Group     int    // gid that may read its secrets; 0 gives each process a group of its own
-	Secrets   string // absolute path of the folder with its secrets; empty: it has none
-	Network   string // default, host or none; empty: default
-	Gateway   string // address and port of the gateway on this machine; empty: unreachable
+	Image     string          // the name that its node knows
+	Group     int             // gid that may read its secrets; 0 gives each process a group of its own
+	Secrets   string          // absolute path of the folder with its secrets; empty: it has none
+	Network   string          // default, host or none; empty: default
+	Gateway   string          // address and port of the gateway on this machine; empty: unreachable
+	Options   sandbox.Options // that the process gets, unless it is a watchdog, which passes them on
 }
 
 // Start asks the warden to start a process of t's function, in the network that the function asks
@@ -184,7 +185,9 @@ func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid in
 		return 0, err
 	}
 	defer closeNetwork()
-	p.Command.Platform = who != Itself
+	if p.Command.Platform = who != Itself; who == Itself {
+		p.Command.Options = t.Options
+	}
 	p.Command.Labels = map[string]string{sandbox.LabelFunction: t.Function, sandbox.LabelImage: t.Image, sandbox.LabelReplica: cmp.Or(r.replica, p.Name)}
 	if r.pool.cfg.Accounts == nil || who == Nobody {
 		return r.pool.cfg.Warden.Start(p)

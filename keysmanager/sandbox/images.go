@@ -33,6 +33,7 @@ type Image struct {
 	WorkDir    string   // absolute, inside Root; empty: /
 	User       string   // user[:group]: numbers, or names that the image lists; empty: root
 	ReadOnly   bool     // with Rootfs, if the function asks for it: Command.ReadOnly
+	Options    Options  // what the function asks for: Command.Options
 }
 
 // Executable is the program of an image unless its function names another.

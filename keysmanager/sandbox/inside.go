@@ -45,6 +45,8 @@ type inside struct {
 	Names    []Bind // /etc/hosts and /etc/resolv.conf
 	GPUs     bool
 	ReadOnly bool
+	Options  Options
+	Zone     zone
 }
 
 // The Spawner and an init process talk over a socket:
@@ -71,6 +73,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	}
 	in := inside{
 		Root: root, Dir: c.Dir, Argv: c.argv(), Env: environment(c.Env, []string{"TMPDIR=/tmp"}), User: c.User, Binds: c.Binds, GPUs: c.GPUs, ReadOnly: c.ReadOnly,
+		Options: c.Options, Zone: machineZone(),
 	}
 	for _, n := range c.names() {
 		in.Names = append(in.Names, Bind{From: cmp.Or(n.from, n.at), To: n.at})
@@ -192,7 +195,8 @@ func become(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if err := dropRights(who); err != nil { // locks this goroutine's thread, which becomes the program
+	// Locks this goroutine's thread, which becomes the program.
+	if err := dropRights(who, in.Options.kept()); err != nil {
 		return err
 	}
 	if _, err := conn.Write([]byte(sayReady + "\n")); err != nil {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -73,7 +72,7 @@ func (c Command) Outline(root string) (Outline, error) {
 }
 
 func (c Command) outlineRoot(o *Outline, root string) error {
-	in := inside{Dir: c.Dir, User: c.User, ReadOnly: c.ReadOnly}
+	in := inside{Dir: c.Dir, User: c.User, ReadOnly: c.ReadOnly, Zone: machineZone()}
 	who, err := settleIn(root, in)
 	if err != nil {
 		return err
@@ -81,7 +80,7 @@ func (c Command) outlineRoot(o *Outline, root string) error {
 	o.UID, o.GID, o.Groups, o.Dir = who.uid, who.gid, who.groups, filepath.Join("/", c.Dir)
 	o.Env = environment(c.Env, append([]string{"TMPDIR=/tmp"}, userVariables(who.name, who.home)...))
 	if who.uid == 0 {
-		o.Rights = Kept()
+		o.Rights = c.Options.Kept()
 	}
 	if c.GPUs {
 		o.Devices = append(o.Devices, gpuDevices()...)
@@ -132,6 +131,7 @@ func settleIn(root string, in inside) (who identity, err error) {
 			// Fails if the image has a file of this name.
 			_ = errors.Join(os.MkdirAll("/tmp", 0o755), os.Chmod("/tmp", 0o777|fs.ModeSticky))
 		}
+		in.Zone.set()
 		err = os.MkdirAll(filepath.Join("/", in.Dir), 0o755)
 	})
 	return who, err
@@ -195,6 +195,3 @@ func extended(list []byte, line string) []byte {
 	}
 	return append(slices.Clip(list), line...)
 }
-
-// Kept returns the names of the capabilities that a program keeps if it runs as root.
-func Kept() []string { return slices.Sorted(maps.Values(kept)) }

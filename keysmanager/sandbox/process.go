@@ -99,6 +99,8 @@ type Purpose struct {
 	// Labels say what the process is for, to the tools of operators: see the names that begin with
 	// Label.
 	Labels map[string]string
+	// Options are what the function asks for. Processes of the platform have none.
+	Options Options
 }
 
 // Names are the files by which a process resolves names.
@@ -191,6 +193,9 @@ func (s *Spawner) Close() {
 // Start starts the process as the leader of its own session and process group, unless c.Stays is
 // set. The caller waits for the process.
 func (s *Spawner) Start(c Command) (Process, error) {
+	if err := c.Options.inProcess(); err != nil {
+		return nil, err
+	}
 	start := s.startBeside
 	if c.Chroot != "" {
 		start = s.startInside

@@ -78,6 +78,7 @@ func enter(in inside) (identity, error) {
 			}
 		}
 	}
+	in.Zone.set()
 	dir := filepath.Join("/", in.Dir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return identity{}, err
@@ -344,9 +345,9 @@ var kept = map[uintptr]string{
 	unix.CAP_AUDIT_WRITE: "CAP_AUDIT_WRITE",
 }
 
-// dropRights gives up the rights that the program must not have. It locks the calling goroutine to
-// its thread; that thread must become the program.
-func dropRights(who identity) error {
+// dropRights gives up the rights that the program must not have: all but the given capabilities. It
+// locks the calling goroutine to its thread; that thread must become the program.
+func dropRights(who identity, kept map[uintptr]string) error {
 	runtime.LockOSThread()
 	for c := uintptr(0); c <= 63; c++ {
 		if kept[c] != "" {

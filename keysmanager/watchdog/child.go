@@ -25,6 +25,7 @@ import (
 // command returns how to start the function's program, without its files.
 func (c *config) command() sandbox.Command {
 	cmd := sandbox.Command{Dir: c.image.Root, Argv: c.process, Env: c.env, Stdout: os.Stdout, Stderr: os.Stderr, As: c.account, Secrets: c.secrets}
+	cmd.Labels, cmd.Options = map[string]string{sandbox.LabelImage: c.image.Name}, c.image.Options
 	cmd.Hosts, cmd.Resolv = c.network.Hosts, c.network.Resolv
 	if c.image.Rootfs {
 		cmd.Chroot, cmd.As, cmd.Dir, cmd.User = c.image.Root, nil, cmp.Or(c.image.WorkDir, "/"), c.image.User

@@ -34,6 +34,7 @@ type Description struct {
 	// all zygotes.
 	Network string `json:"network,omitempty"`
 	Secrets string `json:"secrets,omitempty"` // as in its key
+	Options string `json:"options,omitempty"` // as in its key
 
 	Limits resources.Limits `json:"limits,omitzero"` // of its next replica's cgroup
 }
@@ -42,7 +43,7 @@ type Description struct {
 func (d Description) Key() Key {
 	return Key{
 		Namespace: d.Namespace, Digest: d.Digest, Model: d.Model, Process: d.Process, Form: d.Form, Engine: d.Runtime, Environment: d.Seen,
-		Generation: d.Generation, Worker: d.Worker, Device: d.Device, Network: cmp.Or(d.Network, resources.NetworkHost), Secrets: d.Secrets,
+		Generation: d.Generation, Worker: d.Worker, Device: d.Device, Network: cmp.Or(d.Network, resources.NetworkHost), Secrets: d.Secrets, Options: d.Options,
 	}
 }
 
@@ -53,7 +54,7 @@ func (z *Zygote) Describe() Description {
 	k := z.Key
 	return Description{
 		Namespace: k.Namespace, Digest: k.Digest, Model: k.Model, Process: k.Process, Form: k.Form, Prepacked: z.Prepacked, Function: z.Function,
-		Runtime: k.Engine, Seen: k.Environment, Worker: k.Worker, Device: k.Device, Network: k.Network, Secrets: k.Secrets,
+		Runtime: k.Engine, Seen: k.Environment, Worker: k.Worker, Device: k.Device, Network: k.Network, Secrets: k.Secrets, Options: k.Options,
 		Bytes: z.Bytes, Loaded: z.Loaded, Load: z.Load, Generation: k.Generation, Replaced: z.Family.replaced, Limits: z.Family.limits,
 	}
 }

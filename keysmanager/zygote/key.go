@@ -23,6 +23,8 @@ type Key struct {
 
 	Network string // of its processes, as resources.Pool.NetworkOf returns it
 
+	Options string // as sandbox.Options.Text returns them
+
 	Worker, Device string // of a worker: its name and its device; empty device: the CPU
 }
 

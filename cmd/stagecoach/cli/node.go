@@ -139,6 +139,12 @@ func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
 	for _, r := range n.Replicas {
 		replicaRow(t, r, now)
 	}
+	if len(n.Containers) > 0 {
+		fmt.Fprintln(t, "\nCONTAINER\tFUNCTION\tPID\tFOR\tCLASS")
+	}
+	for _, c := range n.Containers {
+		fmt.Fprintf(t, "%s\t%s\t%d\t%s\t%s\n", c.ID, c.Function, c.PID, c.Replica, cmp.Or(c.Class, "-"))
+	}
 	return t.Flush()
 }
 

@@ -19,9 +19,10 @@ func TestNodeTables(t *testing.T) {
 				{UUID: "GPU-1", Index: "0", Name: "A100", Memory: 40 << 30, Used: 1 << 30, Reserved: 8 << 30, Free: 31 << 30, Parked: 512 << 20, ParkedFor: []string{"f.ns"}, Utilisation: 0.5, Temperature: 41, Power: 61.5, Healthy: true},
 				{UUID: "MIG-2", Index: "1:0", Name: "A100 MIG 1g.5gb", Memory: 5 << 30, Free: 5 << 30, Utilisation: -1, Cause: "it is lost"},
 			},
-			Failures: []node.Failure{{Function: "g.ns", Count: 3, Retry: time.Unix(0, 0), Cause: "no\tsuch\x1b[2Jfile"}},
-			Replicas: []node.Replica{{Name: "f-1", PID: 7, Path: "fork", Device: "GPU-1", CPUMilli: 500, Usage: &node.Usage{CPUMilli: 250, Memory: 3 << 20, Throttled: 1500 * time.Millisecond}}},
-			Memory:   node.Memory{Bound: "cgroup"}, Counts: node.Counts{Hits: 1, Misses: 2, Evictions: 3, Refused: 4},
+			Failures:   []node.Failure{{Function: "g.ns", Count: 3, Retry: time.Unix(0, 0), Cause: "no\tsuch\x1b[2Jfile"}},
+			Replicas:   []node.Replica{{Name: "f-1", PID: 7, Path: "fork", Device: "GPU-1", CPUMilli: 500, Usage: &node.Usage{CPUMilli: 250, Memory: 3 << 20, Throttled: 1500 * time.Millisecond}}},
+			Containers: []node.Container{{ID: "f-ns-abc", Function: "f.ns", Replica: "zygote-1", PID: 8, Class: "gvisor"}, {ID: "web-abd", Function: "web.ns", Replica: "web-1", PID: 9}},
+			Memory:     node.Memory{Bound: "cgroup"}, Counts: node.Counts{Hits: 1, Misses: 2, Evictions: 3, Refused: 4},
 		},
 		{Identity: node.Identity{Name: "b"}, Zygotes: []node.Zygote{zygote}, Leaving: true},
 	}
@@ -36,7 +37,7 @@ func TestNodeTables(t *testing.T) {
 	}
 	for _, want := range []string{
 		"0 GPU-1 A100 40 GiB 1 GiB 8 GiB 512 MiB (f.ns) 31 GiB 50% 41 °C 62 W well", "1:0 MIG-2 A100 MIG 1g.5gb 5 GiB 0 B 0 B 0 B 5 GiB ? ? ? it is lost",
-		"f.ns aaaabbbb11 3 MiB 0 ready ? false never", "g.ns 3 00:00:00 no such?[2Jfile", "f-1 7 fork GPU-1 250m of 500m 1.5s 3 MiB", "Memory: 0 B (cgroup), 0 B used;", "Cache: 1 hits, 2 misses, 3 evictions, 4 refused",
+		"f.ns aaaabbbb11 3 MiB 0 ready ? false never", "g.ns 3 00:00:00 no such?[2Jfile", "f-1 7 fork GPU-1 250m of 500m 1.5s 3 MiB", "CONTAINER FUNCTION PID FOR CLASS f-ns-abc f.ns 8 zygote-1 gvisor web-abd web.ns 9 web-1 -", "Memory: 0 B (cgroup), 0 B used;", "Cache: 1 hits, 2 misses, 3 evictions, 4 refused",
 	} {
 		if !strings.Contains(oneSpace(one.String()), want) {
 			t.Errorf("want %q in\n%s", want, one.String())

@@ -44,6 +44,12 @@ func say(what, of string) error {
 			return err
 		}
 		fmt.Printf("read=%s: %s\n", of, bytes.TrimSpace(b))
+	case "link":
+		to, err := os.Readlink(of)
+		if err != nil {
+			to = "-"
+		}
+		fmt.Printf("link=%s: %s\n", of, to)
 	case "list":
 		entries, err := os.ReadDir(of)
 		var names []string

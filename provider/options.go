@@ -1,0 +1,47 @@
+package provider
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// checkOptions refuses runtime classes and devices that the operator does not allow. Values that
+// cannot be read are package pipeline's to refuse.
+func (c *Config) checkOptions(annotations map[string]string) []error {
+	const class, devices = pipeline.Prefix + "runtime-class", pipeline.Prefix + "cdi-devices"
+	asked := map[string]string{}
+	for _, name := range []string{class, devices} {
+		if value, there := annotations[name]; there {
+			asked[name] = value
+		}
+	}
+	f, err := pipeline.Parse("f", "", nil, asked)
+	if err != nil {
+		return nil
+	}
+	var errs []error
+	bad := func(name, got, want string) {
+		errs = append(errs, &pipeline.FieldError{Path: fmt.Sprintf("annotations[%q]", name), Got: quote(got), Want: want})
+	}
+	if name := f.RuntimeClass; name != "" && !slices.Contains(c.RuntimeClasses, name) {
+		bad(class, name, allowed("runtime class", c.RuntimeClasses, "--runtime-classes"))
+	}
+	for _, d := range f.CDIDevices {
+		kind, _, _ := strings.Cut(d, "=")
+		if !slices.Contains(c.CDIDevices, d) && !slices.Contains(c.CDIDevices, kind+"=*") {
+			bad(devices, d, allowed("device", c.CDIDevices, "--cdi-devices"))
+		}
+	}
+	return errs
+}
+
+// allowed says what the operator allows, and with which flag.
+func allowed(what string, names []string, flag string) string {
+	if len(names) == 0 {
+		return fmt.Sprintf("no %s: the operator allows none (up %s)", what, flag)
+	}
+	return fmt.Sprintf("a %s that the operator allows (up %s): %s", what, flag, strings.Join(names, ", "))
+}
