@@ -63,8 +63,9 @@ functions:
 // TestPythonStage acts as an author in Python. A handler with a package from requirements.txt is
 // built without a network, deployed, called in every way, put to sleep and woken from its zygote. A
 // handler whose module is missing reports that.
-func TestPythonStage(t *testing.T) {
-	t.Parallel()
+func TestPythonStage(t *testing.T) { onEachRuntime(t, testPythonStage) }
+
+func testPythonStage(t *testing.T, start starter) {
 	py := proctest.Pip(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")
