@@ -34,6 +34,7 @@ fetch: tools ## fetch ONNX Runtime and the models into build/
 build: tools ## build the stagecoach binary into build/bin
 	@mkdir -p $(BIN)
 	@$(GO) build $(LAZY) -o $(BIN)/stagecoach ./cmd/stagecoach
+	@CGO_ENABLED=0 $(GO) build -trimpath -ldflags="-s -w" -o $(BIN)/stagecoach-init ./cmd/stagecoach-init
 
 images: fetch build ## build the functions' images into build/images
 	@functions/images.sh $(IMAGES)

@@ -71,7 +71,7 @@ func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Ph
 // notTheirs lists the variables that a function must not set.
 var notTheirs = []string{
 	wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvNetwork, wire.EnvReady, wire.EnvHealth, wire.EnvORT, wire.EnvPoolThreads, wire.EnvThreads,
-	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets, wire.EnvContainers,
+	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
 }
 
 // starter starts the processes of replicas, on the path that their function asks for. It does not
@@ -203,9 +203,6 @@ func (l *starter) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) err
 	own := map[string]string{wire.EnvImage: string(b), wire.EnvReady: s.Ready, wire.EnvHealth: s.Health}
 	if s.Secrets != "" {
 		own[wire.EnvSecrets] = s.Secrets
-	}
-	if l.cfg.Containers != "" {
-		own[wire.EnvContainers] = l.cfg.Containers
 	}
 	for name, value := range c.Env {
 		switch name {

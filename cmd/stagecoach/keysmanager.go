@@ -229,13 +229,9 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	d.onClose(done)
 	groups, done := openGroups(d.cfg.node, d.cfg.state, d.log)
 	d.onClose(done)
-	containers, err := d.cfg.runtime.forWatchdogs(nodeID(d.cfg.node, d.cfg.state))
-	if err != nil {
-		return err
-	}
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}, ORT: d.cfg.ort,
-		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: watchdogLine[:], Containers: containers, Warden: processes, Accounts: users.forKeys(), Devices: devices,
+		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: d.cfg.runtime.watchdog(nodeID(d.cfg.node, d.cfg.state)), Warden: processes, Accounts: users.forKeys(), Devices: devices,
 		Networks: nets.forKeys(), HostNetwork: d.cfg.hostNetwork, Groups: groups,
 		OnExit: func(e keysmanager.Exit) {
 			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause, End: string(e.End), Memory: (*node.MemoryError)(e.Memory)})

@@ -2,17 +2,16 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
-	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // RuntimeConfig says in what the processes of functions run.
@@ -41,9 +40,15 @@ func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Namespace, runtimeFlags["namespace"], c.Namespace, "namespace of containerd for the containers")
 }
 
-// arguments returns the flags of c.
-func (c RuntimeConfig) arguments() []string {
-	return []string{"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace}
+// nodeFlag is the flag of programs of the platform with the name of the node, which no other node
+// of the machine has.
+const nodeFlag = "node"
+
+// arguments returns the flags of c and of the node for another program of the platform.
+func (c RuntimeConfig) arguments(node string) []string {
+	return []string{
+		"--" + runtimeFlags["name"], c.Name, "--" + runtimeFlags["address"], c.Address, "--" + runtimeFlags["namespace"], c.Namespace, "--" + nodeFlag, node,
+	}
 }
 
 // containerdNamespace matches the namespaces that containerd accepts.
@@ -65,57 +70,31 @@ func (c RuntimeConfig) validate(bad func(field string, got any, want string)) {
 	}
 }
 
-// containers returns the configuration of containers for a node.
-func (c RuntimeConfig) containers(node string) (container.Config, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return container.Config{}, fmt.Errorf("runtime containerd: %w", err)
-	}
-	return container.Config{Address: c.Address, Namespace: c.Namespace, Node: node, Init: filepath.Join(filepath.Dir(self), "stagecoach-init")}, nil
-}
-
-// open opens the runtime of a node, and removes what killed processes of the node have left. The
-// caller closes it.
-func (c RuntimeConfig) open(ctx context.Context, node string, log *slog.Logger) (sandbox.Runtime, error) {
+// open opens the runtime of a node, or of one of the node's watchdogs. labels are those of all
+// containers of a watchdog; nil: it is the node's. The caller closes it.
+func (c RuntimeConfig) open(ctx context.Context, node string, labels map[string]string, log *slog.Logger) (sandbox.Runtime, error) {
 	if c.Name != runtimeContainerd {
 		return sandbox.NewSpawner(), nil
 	}
-	cfg, err := c.containers(node)
+	self, err := os.Executable()
+	if err != nil {
+		return nil, fmt.Errorf("runtime containerd: %w", err)
+	}
+	init := filepath.Join(filepath.Dir(self), "stagecoach-init")
+	r, err := container.Open(ctx, container.Config{Address: c.Address, Namespace: c.Namespace, Node: node, Init: init, Labels: labels, Log: log})
 	if err != nil {
 		return nil, err
 	}
-	cfg.Log = log
-	r, err := container.Open(ctx, cfg)
-	if err != nil {
-		return nil, err
+	if labels == nil {
+		r.Sweep(ctx)
 	}
-	r.Sweep(ctx)
 	return r, nil
 }
 
-// forWatchdogs returns wire.EnvContainers of a node's watchdogs.
-func (c RuntimeConfig) forWatchdogs(node string) (string, error) {
+// watchdog returns the command of a node's watchdogs.
+func (c RuntimeConfig) watchdog(node string) []string {
 	if c.Name != runtimeContainerd {
-		return "", nil
+		return watchdogLine[:]
 	}
-	cfg, err := c.containers(node)
-	if err != nil {
-		return "", err
-	}
-	b, err := json.Marshal(cfg)
-	return string(b), err
-}
-
-// runtimeOfWatchdog opens the runtime that a watchdog's environment names. The caller closes it.
-func runtimeOfWatchdog(ctx context.Context) (sandbox.Runtime, error) {
-	text := os.Getenv(wire.EnvContainers)
-	if text == "" {
-		return sandbox.NewSpawner(), nil
-	}
-	cfg := container.Config{Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))}
-	if err := json.Unmarshal([]byte(text), &cfg); err != nil {
-		return nil, fmt.Errorf("environment %s: %w", wire.EnvContainers, err)
-	}
-	cfg.Labels = map[string]string{sandbox.LabelFunction: os.Getenv(wire.EnvFunction), sandbox.LabelReplica: os.Getenv(wire.EnvReplica)}
-	return container.Open(ctx, cfg)
+	return slices.Concat(watchdogLine[:], c.arguments(node))
 }

@@ -48,11 +48,7 @@ func (u *up) openNode() error {
 	groups, done := openGroups(u.cfg.Node.Name, u.cfg.State, u.log)
 	u.onClose(func() error { done(); return nil })
 	id := nodeID(u.cfg.Node.Name, u.cfg.State)
-	containers, err := u.cfg.Runtime.forWatchdogs(id)
-	if err != nil {
-		return err
-	}
-	runtime, err := u.cfg.Runtime.open(context.Background(), id, u.log)
+	runtime, err := u.cfg.Runtime.open(context.Background(), id, nil, u.log)
 	if err != nil {
 		return err
 	}
@@ -60,7 +56,7 @@ func (u *up) openNode() error {
 	u.onClose(func() error { processes.Close(); return nil })
 	u.nodes.keys, err = keysmanager.New(keysmanager.Config{
 		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
-		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: watchdogLine[:], Containers: containers, Warden: processes, Devices: devices, Groups: groups, Accounts: u.accounts.forKeys(),
+		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: u.cfg.Runtime.watchdog(id), Warden: processes, Devices: devices, Groups: groups, Accounts: u.accounts.forKeys(),
 		Networks: u.networks.forKeys(), HostNetwork: u.cfg.Isolation.HostNetwork,
 		OnExit: func(e keysmanager.Exit) {
 			u.local.Lost(e.Replica, task.Death{Cause: e.Cause, End: e.End, Memory: e.Memory})

@@ -31,14 +31,14 @@ const wardenLinger = time.Minute
 func launchWarden(ctx context.Context, state string, r RuntimeConfig, node string) (*warden.Client, error) {
 	folder := filepath.Join(state, "warden")
 	return warden.Launch(ctx, warden.Launcher{
-		Socket: filepath.Join(folder, "socket"), Command: slices.Concat(wardenLine[:], r.arguments(), []string{"--node", node}), Log: filepath.Join(folder, "log"),
+		Socket: filepath.Join(folder, "socket"), Command: slices.Concat(wardenLine[:], r.arguments(node)), Log: filepath.Join(folder, "log"),
 	})
 }
 
 func runWarden(ctx context.Context, args []string, _ io.Writer) error {
 	fs := flag.NewFlagSet("warden", flag.ContinueOnError)
 	linger := fs.Duration("linger", wardenLinger, "for how long there may be no KeysManager before processes that are no use to anybody end")
-	node := fs.String("node", "", "name of the node, which no other node of the machine has")
+	node := fs.String(nodeFlag, "", "name of the node, which no other node of the machine has")
 	runs := defaultRuntime()
 	runs.addFlags(fs)
 	if err := console.ParseFlags(fs, args); err != nil {
@@ -58,7 +58,7 @@ func runWarden(ctx context.Context, args []string, _ io.Writer) error {
 		return errors.Join(fmt.Errorf("warden: descriptor %d is a %T, want a unix socket", warden.ListenFD, l), l.Close())
 	}
 	log := slog.New(slog.NewJSONHandler(os.Stderr, nil))
-	r, err := runs.open(ctx, *node, log)
+	r, err := runs.open(ctx, *node, nil, log)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}

@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
@@ -26,10 +28,15 @@ var watchdogLine = [...]string{"/proc/self/exe", "watchdog"}
 
 func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 	fs := flag.NewFlagSet("watchdog", flag.ContinueOnError)
+	node := fs.String(nodeFlag, "", "name of the node, which no other node of the machine has")
+	runs := defaultRuntime()
+	runs.addFlags(fs)
 	if err := console.ParseFlags(fs, args); err != nil {
 		return fmt.Errorf("%w (`stagecoach up` starts it, and says in its environment what to run)", err)
 	}
-	r, err := runtimeOfWatchdog(ctx)
+	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	labels := map[string]string{sandbox.LabelFunction: os.Getenv(wire.EnvFunction), sandbox.LabelReplica: os.Getenv(wire.EnvReplica)}
+	r, err := runs.open(ctx, *node, labels, log)
 	if err != nil {
 		return err
 	}

@@ -61,7 +61,9 @@ func openConfig(cfg Config) (*Runtime, error) { return Open(context.Background()
 func sleeper() sandbox.Command {
 	return sandbox.Command{
 		Dir: "/usr", Argv: []string{"sleep", "600"}, As: &sandbox.Account{UID: 320_001, GID: 320_001}, Env: map[string]string{"PASSWORD": "of nobody else"},
-		Labels: map[string]string{sandbox.LabelFunction: "ocr-detect.openfaas-fn", sandbox.LabelImage: "stagecoach/ocr:1", sandbox.LabelReplica: "zygote-X"},
+		Purpose: sandbox.Purpose{Labels: map[string]string{
+			sandbox.LabelFunction: "ocr-detect.openfaas-fn", sandbox.LabelImage: "stagecoach/ocr:1", sandbox.LabelReplica: "zygote-X",
+		}},
 	}
 }
 
@@ -380,5 +382,27 @@ func TestOpenSaysWhatIsMissing(t *testing.T) {
 		if _, err := openConfig(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
+	}
+}
+
+// BenchmarkStart measures the start of a container up to its running program, and its removal.
+func BenchmarkStart(b *testing.B) {
+	s := containerdtest.Start(b)
+	r, err := openConfig(Config{Address: s.Address, Namespace: s.Namespace, Node: s.Namespace, Init: containerdtest.Init(b), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer r.Close()
+	for b.Loop() {
+		p, err := r.Start(sleeper())
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.StopTimer()
+		_ = p.Signal(syscall.SIGKILL)
+		p.Wait()
+		p.Forget()
+		r.removes.Wait()
+		b.StartTimer()
 	}
 }

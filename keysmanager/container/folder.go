@@ -160,7 +160,8 @@ func (f *folder) copyOf(name string, files map[string][]byte, mode fs.FileMode, 
 func (f *folder) remove() error {
 	for _, name := range []string{"root", "layer"} {
 		err := unix.Unmount(filepath.Join(f.path, name), unix.MNT_DETACH)
-		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // not mounted, or not there
+		// It may not be mounted, or not be there.
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("unmount %s: %w", filepath.Join(f.path, name), err)
 		}
 	}

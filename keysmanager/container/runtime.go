@@ -17,16 +17,16 @@ import (
 
 // Config says which containerd a Runtime uses, and for which node.
 type Config struct {
-	Address   string `json:"address"`   // path of containerd's unix socket
-	Namespace string `json:"namespace"` // of containerd, in which the containers are
+	Address   string // path of containerd's unix socket
+	Namespace string // of containerd, in which the containers are
 	// Node is the name of the node, which no other node of the machine has. A Runtime removes what
 	// killed processes of its node have left.
-	Node string `json:"node"`
-	Init string `json:"init"` // path of the program stagecoach-init
+	Node string
+	Init string // path of the program stagecoach-init
 	// Labels are those of all Commands, in addition to a Command's own.
-	Labels map[string]string `json:"labels,omitempty"`
+	Labels map[string]string
 
-	Log *slog.Logger `json:"-"`
+	Log *slog.Logger
 }
 
 // Defaults of a Config.

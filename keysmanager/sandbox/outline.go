@@ -129,7 +129,8 @@ func settleIn(root string, in inside) (who identity, err error) {
 			return
 		}
 		if _, err := os.Stat("/tmp"); err != nil {
-			_ = errors.Join(os.MkdirAll("/tmp", 0o755), os.Chmod("/tmp", 0o777|fs.ModeSticky)) // the image may have a file of this name
+			// Fails if the image has a file of this name.
+			_ = errors.Join(os.MkdirAll("/tmp", 0o755), os.Chmod("/tmp", 0o777|fs.ModeSticky))
 		}
 		err = os.MkdirAll(filepath.Join("/", in.Dir), 0o755)
 	})

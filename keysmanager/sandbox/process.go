@@ -31,8 +31,8 @@ type Process interface {
 	PID() int
 	// Signal signals the process. The error says why it cannot be signaled; most often, it has ended.
 	Signal(s syscall.Signal) error
-	// Wait waits until the process has ended, and returns how it ended. The caller calls it once. Other
-	// processes of its process group, or of its container, end with it.
+	// Wait waits until the process has ended, and returns how it ended. The caller calls it once.
+	// Other processes of its process group, or of its container, end with it.
 	Wait() unix.WaitStatus
 	// Forget removes what the Runtime keeps of a process that has ended, once nobody reads the
 	// counters of its cgroup any more. The caller calls it after Wait.
@@ -55,17 +55,9 @@ type Command struct {
 	// instruction. The caller closes the files.
 	Groups []*os.File
 	Stays  bool // it stays in the caller's process group and ends with that; only without Chroot
-	// Platform says that the process is a part of Stagecoach, such as a watchdog. Each Runtime starts
-	// it as a Spawner does.
-	Platform bool
-	// Labels say what the process is for, to the tools of operators: see the names that begin with
-	// Label.
-	Labels map[string]string
 
-	// Hosts and Resolv are paths of files that the process sees as /etc/hosts and /etc/resolv.conf;
-	// empty: the machine's files. Both need Chroot or As. With As, a file that the machine does not
-	// have is left out.
-	Hosts, Resolv string
+	Purpose
+	Names
 
 	// As is the account that the process runs as, without Chroot; nil: this process's user. With an
 	// account, the process sees only what every user can reach, Dir, Reads and Writes. Reads and
@@ -97,6 +89,24 @@ type Command struct {
 	GPUs     bool
 	User     string // with Chroot: user[:group], numbers or names that the image lists; empty: root
 	ReadOnly bool   // with Chroot: only /tmp and /dev/shm can be written to
+}
+
+// Purpose says what a process is for.
+type Purpose struct {
+	// Platform says that the process is a part of Stagecoach, such as a watchdog. Each Runtime starts
+	// it as a Spawner does.
+	Platform bool
+	// Labels say what the process is for, to the tools of operators: see the names that begin with
+	// Label.
+	Labels map[string]string
+}
+
+// Names are the files by which a process resolves names.
+type Names struct {
+	// Hosts and Resolv are paths of files that the process sees as /etc/hosts and /etc/resolv.conf;
+	// empty: the machine's files. Both need Chroot or As. With As, a file that the machine does not
+	// have is left out.
+	Hosts, Resolv string
 }
 
 // Names of a Command's Labels.

@@ -110,8 +110,10 @@ func Beginning(threads int, env map[string]string) ([]byte, error) {
 	return b, nil
 }
 
-// locate finds the process of a child, which waits at its gate, and moves it to its cgroups.
-func (f *Family) locate(c *child, groups []*os.File) (err error) {
+// admit finds the process of a child, which waits at its gate, and moves it to its cgroups. The
+// zygote never gets the files of the cgroups, because a process that has them can move any process
+// of the machine into these cgroups.
+func (f *Family) admit(c *child, groups []*os.File) error {
 	pid, err := f.of.pids.Outside(c.id)
 	if errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("process %d of its zygote: %w", c.id, errChildEnded)
@@ -122,13 +124,6 @@ func (f *Family) locate(c *child, groups []*os.File) (err error) {
 	f.mu.Lock()
 	c.pid = pid
 	f.mu.Unlock()
-	return f.admit(c, groups)
-}
-
-// admit moves a child, which waits at its gate, to its cgroups. The zygote never gets the files of
-// the cgroups, because a process that has them can move any process of the machine into these
-// cgroups.
-func (f *Family) admit(c *child, groups []*os.File) error {
 	zygote := f.of.PID
 	switch parent := resources.ParentOf(c.pid); {
 	case parent != zygote && (parent != 0 || c.id == 1):

@@ -114,7 +114,7 @@ func (f *Family) order(ctx context.Context, limits resources.Limits, spare bool)
 	}
 	if err == nil {
 		if err = f.fork(ctx, c, theirs, spare); err == nil && !f.of.Works() {
-			err = f.locate(c, groups)
+			err = f.admit(c, groups)
 		}
 	}
 	if err != nil {

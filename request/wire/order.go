@@ -67,9 +67,6 @@ const (
 	// EnvReady tells `stagecoach watchdog` the HTTP path of the readiness probe; empty: see package
 	// watchdog.
 	EnvReady = "STAGECOACH_READY_PATH"
-	// EnvContainers tells `stagecoach watchdog` how to start the program in a container, as JSON of a
-	// container.Config; empty: as a process.
-	EnvContainers = "STAGECOACH_CONTAINERS"
 	// EnvHealth tells `stagecoach watchdog` how to probe the program's health: DELAY,PERIOD,PATH.
 	// An empty path means no probe; empty times mean defaults.
 	EnvHealth = "STAGECOACH_HEALTH"

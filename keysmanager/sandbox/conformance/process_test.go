@@ -81,7 +81,8 @@ func TestEndsAreToldAsTheyWere(t *testing.T) {
 				t.Errorf("%s: it ended with %#x", script, status)
 			}
 		}
-		for _, s := range []syscall.Signal{unix.SIGTERM, unix.SIGUSR1, unix.SIGKILL} { // from outside, with no handler
+		// From outside, with no handler.
+		for _, s := range []syscall.Signal{unix.SIGTERM, unix.SIGUSR1, unix.SIGKILL} {
 			c.Argv = []string{"sh", "-c", "echo ready; sleep 60"}
 			p := r.start(t, c)
 			p.awaitLine(t)
