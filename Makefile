@@ -6,6 +6,10 @@ IMAGES    := build/images
 GPU       ?= build/gpu
 LINT      := v2.15.0
 DEADCODE  := v0.52.0
+# What functions run in: process or containerd. With containerd, demo and bench-coldstart start one
+# of their own.
+RUNTIME   ?= process
+BESIDE    := $(if $(filter containerd,$(RUNTIME)),scripts/with-containerd)
 LINTERS   := $(BIN)/golangci-lint-$(LINT) $(BIN)/deadcode-$(DEADCODE)
 FUZZTIME  ?= 30s
 # How long the tests of one package may take. Use `make test TEST_TIMEOUT=1h` on a busy machine.
@@ -20,7 +24,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-containerd test-python test-torch test-kill test-updates test-disk test-faults record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,11 +44,16 @@ images: fetch build ## build the functions' images into build/images
 	@functions/images.sh $(IMAGES)
 
 demo: images ## OCR through three stages on real input, then a burst answered by forks
-	@$(BIN)/stagecoach demo --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --out build/demo
+	@$(BESIDE) $(BIN)/stagecoach demo --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --out build/demo --runtime $(RUNTIME)
 
 test: images ## what CI runs: every test with the race detector, against the real parts
 	$(GO) vet ./...
 	$(GO) test $(LAZY) -race -timeout $(TEST_TIMEOUT) ./...
+
+test-containerd: images ## functions in containers: 50 cycles, 50 kills, and the other tests of it
+	CI=true CYCLES=$${CYCLES:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestCyclesLeaveNothing -v ./cmd/stagecoach
+	CI=true KILL_ROUNDS=$${KILL_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run 'TestKillAnyContainerProcess|TestKillAnywhere/containerd' -v ./cmd/stagecoach
+	CI=true $(GO) test $(LAZY) -count=1 -timeout 10m -run 'Contain|/containerd|TestBurst|TestEnds' ./cmd/stagecoach ./keysmanager/container/... ./keysmanager/sandbox/conformance ./internal/containerdtest
 
 test-python: images ## test stages in Python, also with real PyTorch
 	@scripts/tools --torch
@@ -99,7 +108,7 @@ bench-autoscaler: images ## fixed, uniform and QUART's sizes; BENCH="--model min
 	@$(BIN)/stagecoach bench autoscaler --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --svg build/autoscaler.svg $(BENCH)
 
 bench-coldstart: images ## order to first output on every start path; BENCH=--full for 4 GB
-	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)
+	@$(BESIDE) $(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --runtime $(RUNTIME) $(BENCH)
 
 bench-gpu: build ## order to first output of PyTorch stages; needs a GPU; BENCH="--size 5.4GB"
 	@$(BIN)/stagecoach bench gpu $(BENCH)

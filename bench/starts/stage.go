@@ -63,6 +63,9 @@ type Machine struct {
 	// machine lacks one of them, it is left out and logged. dir tells the KeysManager from others.
 	// done frees all of them.
 	Isolate func(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error)
+	// Contain returns a Machine whose processes are in containers of the containerd at an address, in
+	// a namespace of it.
+	Contain func(address, namespace string) Machine
 	// Devices returns the devices of a watch in the KeysManager's type.
 	Devices func(*device.Watch) []keysmanager.Device
 }
