@@ -2,7 +2,6 @@
 package coldstart
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -16,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
 )
 
 // Size is a synthetic stage to start. Slow paths are started a fifth as often as the others.
@@ -102,8 +102,8 @@ func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) er
 	fs.StringVar(&c.python, "python", "", "interpreter with PyTorch; default: python3, or else /usr/bin/python3")
 	fs.StringVar(&c.match, "match", "", "only stages whose name begins so, such as http, torch or onnx_1GB")
 	fs.StringVar(&c.runtime, "runtime", process, "process, or containerd to measure both in turns, without cases that no KeysManager starts")
-	fs.StringVar(&c.address, "containerd-address", cmp.Or(os.Getenv("CONTAINERD_ADDRESS"), "/run/containerd/containerd.sock"), "path of containerd's socket; $CONTAINERD_ADDRESS is its default")
-	fs.StringVar(&c.namespace, "containerd-namespace", cmp.Or(os.Getenv("CONTAINERD_NAMESPACE"), "stagecoach-bench"), "namespace of containerd for the containers")
+	fs.StringVar(&c.address, "containerd-address", container.Address, "path of containerd's socket")
+	fs.StringVar(&c.namespace, "containerd-namespace", container.Namespace, "namespace of containerd for the containers")
 	fs.BoolVar(&c.full, "full", false, "4 GB too, more cases and more starts; takes about half an hour, 20 GB of memory and 16 GB of disk")
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err

@@ -20,7 +20,7 @@ import (
 // flags that make daemons use it.
 func startContainedNodes(t *testing.T) (*nodesRig, []string) {
 	t.Helper()
-	s, runtime := startContainerd(t)
+	s, runtime := containerFlags(t)
 	n := startNodes(t, "--no-node")
 	n.ctr = s
 	return n, runtime

@@ -36,27 +36,11 @@ func onEachRuntime(t *testing.T, test func(t *testing.T, start starter)) {
 	}
 }
 
-// startContainerd starts a containerd for functions of this test, and returns the flags that make
-// Stagecoach use it.
-func startContainerd(t *testing.T) (*containerdtest.Server, []string) {
-	t.Helper()
-	s := containerdtest.Start(t)
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	// The program looks for it there. Another test may have made the link.
-	if err := os.Symlink(containerdtest.Init(t), filepath.Join(filepath.Dir(self), "stagecoach-init")); err != nil && !os.IsExist(err) {
-		t.Fatal(err)
-	}
-	return s, []string{"--runtime", runtimeContainerd, "--containerd-address", s.Address, "--containerd-namespace", s.Namespace}
-}
-
 // startContained does the same as start with functions in containers. At the end of the test,
 // nothing of them may be left.
 func startContained(t *testing.T, flags ...string) *rig {
 	t.Helper()
-	s, runtime := startContainerd(t)
+	s, runtime := containerFlags(t)
 	r := &rig{t: t, log: &logFile{}, state: t.TempDir(), ctr: s}
 	t.Cleanup(func() { nothingContained(t, s, nodeID(r.node(), r.state)) })
 	return startRig(t, r, append(runtime, flags...)...)

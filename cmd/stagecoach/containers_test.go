@@ -154,7 +154,7 @@ func TestContainersAreAdopted(t *testing.T) {
 	n := startNodes(t, "--no-node")
 	d := n.daemon("node-a", flags...)
 	n.deployAll(waitFn("wait", "10ms", map[string]string{"min": "2"}, nil))
-	n.until(late, "two replicas", func() bool { return n.shows("wait").AvailableReplicas == 2 })
+	n.steady("wait", 2, "node-a")
 	before := n.running("node-a", "wait")
 	if err := d.Cmd.Process.Kill(); err != nil {
 		t.Fatal(err)

@@ -31,6 +31,14 @@ func defaultRuntime() RuntimeConfig {
 	return RuntimeConfig{Name: runtimeProcess, Address: container.Address, Namespace: container.Namespace}
 }
 
+// String names the runtime; empty: processes.
+func (c RuntimeConfig) String() string {
+	if c.Name != runtimeContainerd {
+		return ""
+	}
+	return fmt.Sprintf("containers of containerd at %s, namespace %s", c.Address, c.Namespace)
+}
+
 // runtimeFlags has the flags of a RuntimeConfig's fields.
 var runtimeFlags = map[string]string{"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace"}
 

@@ -31,7 +31,7 @@ const wardenLinger = time.Minute
 func launchWarden(ctx context.Context, state string, r RuntimeConfig, node string) (*warden.Client, error) {
 	folder := filepath.Join(state, "warden")
 	return warden.Launch(ctx, warden.Launcher{
-		Socket: filepath.Join(folder, "socket"), Command: slices.Concat(wardenLine[:], r.arguments(node)), Log: filepath.Join(folder, "log"),
+		Socket: filepath.Join(folder, "socket"), Command: slices.Concat(wardenLine[:], r.arguments(node)), Log: filepath.Join(folder, "log"), Runs: r.String(),
 	})
 }
 
@@ -62,5 +62,5 @@ func runWarden(ctx context.Context, args []string, _ io.Writer) error {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	return warden.Serve(ctx, warden.Server{Listener: listener, Runtime: r, Linger: *linger, Log: log})
+	return warden.Serve(ctx, warden.Server{Listener: listener, Runtime: r, Runs: runs.String(), Linger: *linger, Log: log})
 }

@@ -64,6 +64,8 @@ type message struct {
 	Lost   int64  `json:"lost,omitempty"`
 	Error  string `json:"error,omitempty"`
 	Code   string `json:"code,omitempty"` // of an error that callers distinguish
+	// Runs is, in the answer to hello, Server.Runs.
+	Runs string `json:"runs,omitempty"`
 
 	files []*os.File // the descriptors beside it
 }

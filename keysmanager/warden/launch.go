@@ -1,6 +1,7 @@
 package warden
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,9 @@ type Launcher struct {
 	// [ListenFD].
 	Command []string
 	Log     string // file that receives its standard error; empty: this process's standard error
+	// Runs is the Server.Runs that the warden must have. A warden of an earlier daemon may have
+	// another one.
+	Runs string
 }
 
 // ListenFD is the descriptor of the listening socket in a program that is started as a warden.
@@ -93,10 +97,10 @@ func (l Launcher) reach(ctx context.Context) (*remote, error) {
 	for {
 		r, err := connect(ctx, l.Socket)
 		if err == nil || !absent(err) {
-			return r, err
+			return l.check(r, err)
 		}
 		if r, err = l.start(ctx); err == nil || !absent(err) && !errors.Is(err, unix.EWOULDBLOCK) {
-			return r, err
+			return l.check(r, err)
 		}
 		select {
 		case <-time.After(retry): // another process starts it, or it has ended meanwhile
@@ -104,6 +108,16 @@ func (l Launcher) reach(ctx context.Context) (*remote, error) {
 			return nil, errors.Join(err, ctx.Err())
 		}
 	}
+}
+
+// check disconnects from a warden whose processes run in something else than is wanted.
+func (l Launcher) check(r *remote, err error) (*remote, error) {
+	if err != nil || r.runs == l.Runs {
+		return r, err
+	}
+	r.close()
+	return nil, fmt.Errorf("it runs processes in %s, want %s: end the node's processes first (kill %d), or start as before",
+		cmp.Or(r.runs, "no containers"), cmp.Or(l.Runs, "no containers"), r.pid)
 }
 
 // maxSocket is the maximum length of a socket's path, in bytes.

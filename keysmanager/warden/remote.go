@@ -19,7 +19,8 @@ const answerTimeout = time.Minute
 // remote is the connection to a warden in another process.
 type remote struct {
 	wire     *wire
-	pid      int // pid of the warden
+	pid      int    // pid of the warden
+	runs     string // as Server.Runs
 	pidfd    int
 	patience time.Duration  // normally answerTimeout
 	done     chan struct{}  // closed when reading has ended
@@ -69,7 +70,7 @@ func greet(conn *net.UnixConn, deadline time.Time) (*remote, error) {
 	if r.pidfd, err = unix.PidfdOpen(m.PID, 0); err != nil {
 		return nil, fmt.Errorf("process %d: %w", m.PID, err)
 	}
-	r.pid = m.PID
+	r.pid, r.runs = m.PID, m.Runs
 	if err := conn.SetReadDeadline(time.Time{}); err != nil {
 		return nil, errors.Join(err, unix.Close(r.pidfd))
 	}

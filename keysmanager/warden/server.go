@@ -21,6 +21,8 @@ import (
 type Server struct {
 	Listener *net.UnixListener // of type SOCK_SEQPACKET; Serve closes it
 	Runtime  sandbox.Runtime   // starts the processes; Serve closes it
+	// Runs names the Runtime. A manager that wants another one is told so; see Launcher.Runs.
+	Runs string
 	// Linger is how long a warden without a manager waits before it ends idle processes. It ends
 	// itself after its last process.
 	Linger time.Duration
@@ -201,7 +203,7 @@ func (s *server) enter(w *wire, peer *unix.Ucred) error {
 	case s.manager != nil:
 		return fmt.Errorf("process %d is the manager already, want one at a time: stop it first", s.pid)
 	}
-	if err := w.send(message{Op: opAnswer, PID: os.Getpid()}); err != nil {
+	if err := w.send(message{Op: opAnswer, PID: os.Getpid(), Runs: s.cfg.Runs}); err != nil {
 		return err
 	}
 	s.manager, s.pid, s.had, s.left = w, int(peer.Pid), true, make(chan struct{})

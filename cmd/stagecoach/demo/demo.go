@@ -23,6 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image/stack"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
@@ -45,19 +46,12 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	images := fs.String("images", "build/images", "the functions' images")
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	stack := fs.String("stack", "stack.yml", "what is deployed")
+	runtime := fs.String("runtime", "process", "what functions run in, as in up: process or containerd")
+	address := fs.String("containerd-address", container.Address, "path of containerd's socket")
+	namespace := fs.String("containerd-namespace", container.Namespace, "namespace of containerd for the containers")
 	dir := fs.String("out", "build/demo", "folder for the log, the pages, the chart and the figures as JSON")
-	runtime := fs.String("runtime", "process", "what functions run in: process or containerd")
-	address := fs.String("containerd-address", os.Getenv("CONTAINERD_ADDRESS"), "path of containerd's socket; default: $CONTAINERD_ADDRESS, or else that of up")
-	namespace := fs.String("containerd-namespace", os.Getenv("CONTAINERD_NAMESPACE"), "namespace of containerd for the containers; default: $CONTAINERD_NAMESPACE, or else that of up")
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
-	}
-	flags := []string{"--images", *images, "--ort", *ort, "--runtime", *runtime}
-	if *address != "" {
-		flags = append(flags, "--containerd-address", *address)
-	}
-	if *namespace != "" {
-		flags = append(flags, "--containerd-namespace", *namespace)
 	}
 	if err := os.MkdirAll(*dir, 0o755); err != nil {
 		return err
@@ -73,7 +67,8 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	defer os.RemoveAll(state)
 	console.Progress("demo: starting stagecoach up (log: %s)", log.Name())
-	up, err := child.Start(ctx, log, append([]string{"up", "--listen", "127.0.0.1:0", "--state", state}, flags...)...)
+	up, err := child.Start(ctx, log, "up", "--listen", "127.0.0.1:0", "--state", state, "--images", *images, "--ort", *ort,
+		"--runtime", *runtime, "--containerd-address", *address, "--containerd-namespace", *namespace)
 	if err != nil {
 		return fmt.Errorf("%w; see %s", err, log.Name())
 	}

@@ -19,7 +19,7 @@ func TestAccountSeesItsFilesAlone(t *testing.T) {
 		root := image(t)
 		private := filepath.Dir(root)
 		reads, writes := filepath.Join(private, "reads", "file"), filepath.Join(private, "writes")
-		write(t, reads, "given", 0o644)
+		write(t, reads, "given", 0o666) // only the mount is in the way
 		write(t, filepath.Join(writes, "file"), "here", 0o644)
 		secrets := filepath.Join(sandbox.RunFolder, fmt.Sprintf("secrets-of-%d-%s", os.Getpid(), r.name))
 		write(t, filepath.Join(secrets, "own", "key"), "secret", 0o440)
@@ -53,7 +53,7 @@ func TestRootHasItsOwnFiles(t *testing.T) {
 		root := image(t)
 		secrets, hosts := t.TempDir(), filepath.Join(t.TempDir(), "hosts")
 		write(t, filepath.Join(secrets, "key"), "secret", 0o400)
-		write(t, hosts, "10.0.0.1 here", 0o644)
+		write(t, hosts, "10.0.0.1 here", 0o666)
 		c := inside(root, "id", "read=/home/app/file", "write=/home/app/file", "read=/etc/hosts", "write=/etc/hosts", "read=/var/secrets/key", "write=/var/secrets/key",
 			"env", "read=/etc/passwd", "write=/etc/passwd", "temp", "write=/dev/shm/x", "list=/", "read=/dev/zero/x", "write=/dev/null")
 		c.User, c.Hosts, c.Binds = "app", hosts, []sandbox.Bind{{From: secrets, To: "/var/secrets", Copy: true}}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -53,11 +54,19 @@ func TestShellReadsItsInput(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		fmt.Fprintln(feed, "fed")
-		_ = feed.Close()
 		c := r.beside(image(t))
-		c.Stdin, c.Argv = in, []string{"sh", "-c", "cat; echo to stderr >&2; exit 0"}
-		want(t, r.said(t, c), "stdout: fed\n", "stderr: to stderr\n")
+		c.Stdin, c.Argv = in, []string{"sh", "-c", "echo ready; cat; echo to stderr >&2; exit 0"}
+		p := r.start(t, c)
+		p.awaitLine(t)
+		for range 100 { // it finds an empty pipe in between
+			fmt.Fprintln(feed, "fed")
+			runtime.Gosched()
+		}
+		_ = feed.Close()
+		if status := p.end(); status != 0 {
+			t.Errorf("%#x, want 0", status)
+		}
+		want(t, p.lines.text(), "stdout: fed\n", "stderr: to stderr\n")
 		_ = in.Close()
 		c.Stdin, c.Argv = nil, []string{"sh", "-c", "cat; echo and no input"}
 		want(t, r.said(t, c), "stdout: and no input\n", "not fed")
