@@ -46,8 +46,8 @@ func startContained(t *testing.T, flags ...string) *rig {
 	return startRig(t, r, append(runtime, flags...)...)
 }
 
-// nothingContained waits until a containerd and this machine have nothing that the runtime of a node
-// has made.
+// nothingContained waits until a containerd and this machine have nothing that the runtime of a
+// node has made.
 func nothingContained(t *testing.T, s *containerdtest.Server, nodes ...string) {
 	t.Helper()
 	s.Run()
