@@ -52,7 +52,7 @@ func Start(t testing.TB) *Server {
 		t.Skip(why)
 	}
 	// A socket's path has at most 107 bytes, and shims have sockets below State.
-	dir, err := os.MkdirTemp("", "ctr")
+	dir, err := os.MkdirTemp("", "ctr") //nolint:usetesting // as above
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,6 +40,7 @@ const (
 	answerTimeout = 10 * time.Second // for its first answer
 	startTimeout  = 45 * time.Second // for the start of a container
 	endTimeout    = 30 * time.Second // for the status of a container that has ended
+	settleTime    = 10 * time.Second // for the end of a container whose program has ended
 	removeTimeout = 30 * time.Second // for the removal of a container
 )
 

@@ -40,19 +40,16 @@ func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o san
 	}
 	s.Process = &specs.Process{
 		Args: []string{entry.Program}, Env: []string{"GOMAXPROCS=1", "GOGC=off"}, Cwd: "/", User: user, NoNewPrivileges: true,
-		Capabilities: &specs.LinuxCapabilities{Bounding: o.Rights, Permitted: o.Rights, Effective: o.Rights, Inheritable: nil},
+		Capabilities: &specs.LinuxCapabilities{Bounding: o.Rights, Permitted: o.Rights, Effective: o.Rights},
 	}
-	if s.Process.Rlimits, err = limits(o.Limits); err != nil {
-		return nil, err
-	}
-	network := c.Network
+	s.Process.Rlimits = limits(o.Limits)
 	path := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
-	if network != nil {
-		path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), network.Fd())
+	if c.Network != nil {
+		path = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), c.Network.Fd())
 	}
-	s.Linux.Namespaces = []specs.LinuxNamespace{
-		{Type: specs.PIDNamespace}, {Type: specs.IPCNamespace}, {Type: specs.UTSNamespace}, {Type: specs.MountNamespace},
-		{Type: specs.NetworkNamespace, Path: path},
+	s.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.NetworkNamespace, Path: path}}
+	for _, own := range []specs.LinuxNamespaceType{specs.PIDNamespace, specs.IPCNamespace, specs.UTSNamespace, specs.MountNamespace} {
+		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: own})
 	}
 	if s.Linux.CgroupsPath, err = cgroupsPath(p.id, c.Groups); err != nil {
 		return nil, err
@@ -70,14 +67,12 @@ func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o san
 // hostname returns the name of a container's machine, from its id.
 func hostname(id string) string { return id[:min(len(id), 63)] }
 
-// limits returns resource limits that are not above this process's own.
-func limits(all map[string]uint64) ([]specs.POSIXRlimit, error) {
-	var out []specs.POSIXRlimit
+// limits returns resource limits in the form of a container's spec.
+func limits(all map[string]uint64) (out []specs.POSIXRlimit) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		most := all[name]
-		out = append(out, specs.POSIXRlimit{Type: name, Hard: most, Soft: most})
+		out = append(out, specs.POSIXRlimit{Type: name, Hard: all[name], Soft: all[name]})
 	}
-	return out, nil
+	return out
 }
 
 // cgroupsPath returns the cgroup of a container. In version 2 it is the group that the process
@@ -142,9 +137,9 @@ func (r *Runtime) mounts(c sandbox.Command, p *process, o sandbox.Outline, root,
 		}
 		all = append(all, specs.Mount{Destination: m.At, Type: "tmpfs", Source: "tmpfs", Options: options})
 	}
-	lists, n := map[string][]byte{}, 0
-	for _, at := range slices.Sorted(maps.Keys(o.Lists)) {
-		lists[filepath.Base(at)] = o.Lists[at]
+	lists, copies := map[string][]byte{}, 0
+	for at, content := range o.Lists {
+		lists[filepath.Base(at)] = content
 	}
 	if len(lists) > 0 {
 		from, err := p.folder.copyOf("lists", lists, 0o644, 0, 0)
@@ -166,10 +161,10 @@ func (r *Runtime) mounts(c sandbox.Command, p *process, o sandbox.Outline, root,
 		from := m.From
 		if m.Files != nil {
 			var err error
-			if from, err = p.folder.copyOf(fmt.Sprintf("files-%d", n), m.Files, 0o400, o.UID, o.GID); err != nil {
+			if from, err = p.folder.copyOf(fmt.Sprintf("files-%d", copies), m.Files, 0o400, o.UID, o.GID); err != nil {
 				return nil, err
 			}
-			n++
+			copies++
 		} else if _, err := os.Stat(from); err != nil {
 			return nil, fmt.Errorf("bind %s: %w", m.At, err)
 		}

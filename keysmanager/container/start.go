@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
@@ -21,6 +20,7 @@ import (
 // runc is the name of containerd's runtime that starts containers with runc.
 const runc = "io.containerd.runc.v2"
 
+// program returns what a command runs, for messages.
 func program(c sandbox.Command) string {
 	if len(c.Argv) > 0 {
 		return c.Argv[0]
@@ -33,7 +33,7 @@ func program(c sandbox.Command) string {
 
 // start makes a container and starts a command's program in it.
 func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err error) {
-	p := &process{of: r, id: newID(c, r.cfg.Labels), folder: nil}
+	p := &process{of: r, id: newID(c, r.cfg.Labels)}
 	if !r.add(p) {
 		return nil, sandbox.ErrClosed
 	}
@@ -146,6 +146,3 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 	}
 	return conn.Go()
 }
-
-// settleTime bounds how long the end of a container's first process may take to become visible.
-const settleTime = 10 * time.Second

@@ -48,10 +48,10 @@ func (s PIDSpace) Outside(inside int) (int, error) {
 	defer unix.Close(ns)
 	//nolint:gosec // the kernel gives a number of a process
 	pid, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(ns), getPIDFrom, uintptr(inside))
-	switch {
-	case e == 0:
+	switch e {
+	case 0:
 		return int(pid), nil
-	case e == unix.ENOTTY || e == unix.EINVAL: // an older kernel
+	case unix.ENOTTY, unix.EINVAL: // an older kernel
 		return s.search(inside)
 	}
 	return 0, e

@@ -53,9 +53,6 @@ type said struct {
 // processes of the container end.
 type Conn struct{ conn *net.UnixConn }
 
-// NewConn returns the connection of a container's first program.
-func NewConn(c *net.UnixConn) *Conn { return &Conn{c} }
-
 // Begin has the program started, with these descriptors; nil stands for a closed one. It returns
 // the program's number in the container's namespace. The process is not reaped before Go.
 func (c *Conn) Begin(w Wanted, files []*os.File, until time.Time) (pid int, err error) {
@@ -138,25 +135,20 @@ func (c *Conn) hear() (said, error) {
 	return s, nil
 }
 
-// listen opens the socket for a container's first program.
-func listen(path string, uid, gid int) (*net.UnixListener, error) {
-	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	if err != nil {
-		return nil, err
-	}
-	if err := errors.Join(os.Chmod(path, 0o600), os.Chown(path, uid, gid)); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	return l, nil
-}
-
 // Listener waits for a container's first program.
 type Listener struct{ l *net.UnixListener }
 
-// Listen opens the socket at a path on this machine. Only this user and root can connect.
+// Listen opens the socket at a path on this machine. Only this user and root can connect. The
+// caller closes it.
 func Listen(path string, uid, gid int) (Listener, error) {
-	l, err := listen(path, uid, gid)
-	return Listener{l}, err
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
+	if err != nil {
+		return Listener{}, err
+	}
+	if err := errors.Join(os.Chmod(path, 0o600), os.Chown(path, uid, gid)); err != nil {
+		return Listener{}, errors.Join(err, l.Close())
+	}
+	return Listener{l}, nil
 }
 
 // Accept waits for the first program, whose number on this machine is pid. Other processes are
@@ -172,7 +164,7 @@ func (l Listener) Accept(pid int, until time.Time) (*Conn, error) {
 			return nil, err
 		}
 		if peer(c) == pid {
-			return NewConn(c), nil
+			return &Conn{c}, nil
 		}
 		_ = c.Close()
 	}

@@ -64,8 +64,11 @@ func begin(conn *net.UnixConn) (pid int, err error) {
 		return 0, err
 	}
 	fds, err := files(oob[:oobn])
-	if err != nil || n > maxMessage || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
-		return 0, fmt.Errorf("a message of %d bytes and %d descriptors is not complete (%v)", n, len(fds), err)
+	if err != nil {
+		return 0, fmt.Errorf("descriptors: %w", err)
+	}
+	if n > maxMessage || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
+		return 0, fmt.Errorf("a message above %d bytes or %d descriptors, want less", maxMessage, maxFiles)
 	}
 	var w Wanted
 	if err := json.Unmarshal(buf[:n], &w); err != nil {
