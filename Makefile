@@ -6,10 +6,12 @@ IMAGES    := build/images
 GPU       ?= build/gpu
 LINT      := v2.15.0
 DEADCODE  := v0.52.0
+# What functions run in: process or containerd. With containerd, demo and bench-coldstart start one
+# of their own.
+RUNTIME   ?= process
+BESIDE    := $(if $(filter containerd,$(RUNTIME)),scripts/with-containerd)
 LINTERS   := $(BIN)/golangci-lint-$(LINT) $(BIN)/deadcode-$(DEADCODE)
 FUZZTIME  ?= 30s
-# What the demo's functions run in: process or containerd.
-RUNTIME   ?= process
 # How long the tests of one package may take. Use `make test TEST_TIMEOUT=1h` on a busy machine.
 TEST_TIMEOUT ?= 20m
 
@@ -42,7 +44,7 @@ images: fetch build ## build the functions' images into build/images
 	@functions/images.sh $(IMAGES)
 
 demo: images ## OCR through three stages on real input, then a burst answered by forks
-	@$(BIN)/stagecoach demo --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --out build/demo --runtime $(RUNTIME)
+	@$(BESIDE) $(BIN)/stagecoach demo --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --out build/demo --runtime $(RUNTIME)
 
 test: images ## what CI runs: every test with the race detector, against the real parts
 	$(GO) vet ./...
@@ -69,9 +71,11 @@ test-disk: images ## the disk of the state folder is full, 100 times; DISK_ROUND
 test-faults: images ## faults at their real length: NATS gone for 30 s
 	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach
 
-test-containerd: images ## containers and images, with the machine's containerd and go.mod's
+test-containerd: images ## containers, with the machine's containerd and go.mod's; 50 cycles, 50 kills
 	@scripts/tools --containerd
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-containerd
+	CI=true CYCLES=$${CYCLES:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestCyclesLeaveNothing -v ./cmd/stagecoach
+	CI=true KILL_ROUNDS=$${KILL_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run 'TestKillAnyContainerProcess|TestKillAnywhere/containerd' -v ./cmd/stagecoach
 
 record: images ## record decisions for the replay tests again, after a change of a policy
 	STAGECOACH_RECORD=$(CURDIR)/autoscaler/testdata/record.jsonl CI=true $(GO) test $(LAZY) -count=1 -timeout 5m -run TestDecisionsOfARealRun -v ./cmd/stagecoach
@@ -105,7 +109,7 @@ bench-autoscaler: images ## fixed, uniform and QUART's sizes; BENCH="--model min
 	@$(BIN)/stagecoach bench autoscaler --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --svg build/autoscaler.svg $(BENCH)
 
 bench-coldstart: images ## order to first output on every start path; BENCH=--full for 4 GB
-	@$(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)
+	@$(BESIDE) $(BIN)/stagecoach bench coldstart --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 --runtime $(RUNTIME) $(BENCH)
 
 bench-gpu: build ## order to first output of PyTorch stages; needs a GPU; BENCH="--size 5.4GB"
 	@$(BIN)/stagecoach bench gpu $(BENCH)

@@ -15,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
 )
 
 // Size is a synthetic stage to start. Slow paths are started a fifth as often as the others.
@@ -24,12 +25,35 @@ type Size struct {
 	Bytes int64
 	Often int
 	Alive []int // how many replicas are alive when their memory is measured
+
+	Machine starts.Machine
+	// Contained is the machine of a second stage, whose processes are in containers; nil: there is
+	// none. The starts of both stages take turns.
+	Contained *starts.Machine
+}
+
+// way is a case of one of the stages of a Size.
+type way struct {
+	starts.Case
+	b    *starts.Stage
+	name string // in the report
+}
+
+// suffix ends the names of cases whose processes are in containers.
+const suffix = "_" + containerd
+
+// ways returns the cases of a stage with names that end with suffix.
+func ways(b *starts.Stage, cases []starts.Case, suffix string) (out []way) {
+	for _, c := range cases {
+		out = append(out, way{c, b, c.Name + suffix})
+	}
+	return out
 }
 
 // Kind is a kind of stages: what they compute with, and the ways to start them.
 type Kind struct {
 	Name  string
-	Stage func(ctx context.Context, bytes int64) (*starts.Stage, error)
+	Stage func(ctx context.Context, m starts.Machine, bytes int64) (*starts.Stage, error)
 	Cases []starts.Case
 }
 
@@ -53,11 +77,18 @@ func TorchCases() []starts.Case {
 	}
 }
 
+// The runtimes.
+const (
+	process    = "process"
+	containerd = "containerd"
+)
+
 // coldstart has the values of the flags.
 type coldstart struct {
-	machine                    starts.Machine
-	images, ort, python, match string
-	full                       bool
+	runtime, address, namespace string
+	machine                     starts.Machine
+	images, ort, python, match  string
+	full                        bool
 }
 
 // Run measures how long replicas take to start: from their order to the stage's first message
@@ -71,9 +102,15 @@ func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) er
 	fs.StringVar(&c.ort, "ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's shared library")
 	fs.StringVar(&c.python, "python", "", "interpreter with PyTorch; default: python3, or else /usr/bin/python3")
 	fs.StringVar(&c.match, "match", "", "only stages whose name begins so, such as http, torch or onnx_1GB")
+	fs.StringVar(&c.runtime, "runtime", process, "process, or containerd to measure both in turns, without cases that no KeysManager starts")
+	fs.StringVar(&c.address, "containerd-address", container.Address, "path of containerd's socket")
+	fs.StringVar(&c.namespace, "containerd-namespace", container.Namespace, "namespace of containerd for the containers")
 	fs.BoolVar(&c.full, "full", false, "4 GB too, more cases and more starts; takes about half an hour, 20 GB of memory and 16 GB of disk")
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
+	}
+	if c.runtime != process && c.runtime != containerd {
+		return fmt.Errorf("bench coldstart: --runtime %q, want %s or %s", c.runtime, process, containerd)
 	}
 	c.images = *images
 	report := bench.NewReport("coldstart", os.Stderr)
@@ -95,27 +132,42 @@ func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) er
 // sizes returns the stages to measure. If no interpreter has PyTorch, it leaves out the stages in
 // PyTorch. If a flag asks for them, it returns an error instead.
 func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []Size, err error) {
-	ofONNX := &Kind{"onnx", func(_ context.Context, bytes int64) (*starts.Stage, error) {
-		return starts.NewONNXStage(c.machine, bytes, c.images, c.ort)
+	ofONNX := &Kind{"onnx", func(_ context.Context, m starts.Machine, bytes int64) (*starts.Stage, error) {
+		return starts.NewONNXStage(m, bytes, c.images, c.ort)
 	}, onnxCases()}
 	ofTorch := &Kind{"torch", nil, TorchCases()}
-	ofHTTP := &Kind{"http", func(context.Context, int64) (*starts.Stage, error) { return starts.NewHTTPStage(c.machine, c.images) }, starts.HTTPCases()}
+	ofHTTP := &Kind{"http", func(_ context.Context, m starts.Machine, _ int64) (*starts.Stage, error) {
+		return starts.NewHTTPStage(m, c.images)
+	}, starts.HTTPCases()}
+	size := func(k *Kind, name string, bytes int64, often int, alive []int) Size {
+		s := Size{Kind: k, Size: name, Bytes: bytes, Often: often, Alive: alive, Machine: c.machine}
+		if c.runtime == containerd {
+			m := c.machine.Contain(c.address, c.namespace)
+			s.Contained = &m
+		}
+		return s
+	}
 	out = []Size{
-		{ofHTTP, "echo", 0, 40, nil},
-		{ofONNX, "100MB", 100 << 20, 20, []int{8}},
-		{ofONNX, "1GB", 1 << 30, 20, []int{8}},
-		{ofTorch, "100MB", 100e6, 20, []int{8}},
-		{ofTorch, "1GB", 1e9, 20, []int{8}},
+		size(ofHTTP, "echo", 0, 40, nil),
+		size(ofONNX, "100MB", 100<<20, 20, []int{8}),
+		size(ofONNX, "1GB", 1<<30, 20, []int{8}),
+		size(ofTorch, "100MB", 100e6, 20, []int{8}),
+		size(ofTorch, "1GB", 1e9, 20, []int{8}),
 	}
 	if c.full {
 		some := []int{1, 8, 32}
 		out = []Size{
-			{ofHTTP, "echo", 0, 200, nil},
-			{ofONNX, "100MB", 100 << 20, 200, some},
-			{ofONNX, "1GB", 1 << 30, 100, some},
-			{ofONNX, "4GB", 4 << 30, 30, some},
-			{ofTorch, "100MB", 100e6, 100, some},
-			{ofTorch, "1GB", 1e9, 50, some},
+			size(ofHTTP, "echo", 0, 200, nil),
+			size(ofONNX, "100MB", 100<<20, 200, some),
+			size(ofONNX, "1GB", 1<<30, 100, some),
+			size(ofONNX, "4GB", 4<<30, 30, some),
+			size(ofTorch, "100MB", 100e6, 100, some),
+			size(ofTorch, "1GB", 1e9, 50, some),
+		}
+	}
+	if c.runtime == containerd {
+		for _, k := range []*Kind{ofONNX, ofTorch} {
+			k.Cases = slices.DeleteFunc(k.Cases, func(s starts.Case) bool { return s.Path == "" })
 		}
 	}
 	for _, k := range []*Kind{ofONNX, ofTorch} {
@@ -136,8 +188,8 @@ func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []Size,
 	if err == nil {
 		py.Tell(report)
 	}
-	ofTorch.Stage = func(ctx context.Context, bytes int64) (*starts.Stage, error) {
-		return starts.NewTorchStage(ctx, c.machine, py, bytes, starts.OnCPU)
+	ofTorch.Stage = func(ctx context.Context, m starts.Machine, bytes int64) (*starts.Stage, error) {
+		return starts.NewTorchStage(ctx, m, py, bytes, starts.OnCPU)
 	}
 	return out, err
 }
@@ -146,9 +198,8 @@ func (s Size) name() string { return s.Kind.Name + "_" + s.Size }
 
 // Measure measures all cases of a size, and adds their figures to the report.
 func (s Size) Measure(ctx context.Context, report *bench.Report) error {
-	cases := s.Kind.Cases
 	console.Progress("bench coldstart: %s: generating weights", s.name())
-	b, err := s.Kind.Stage(ctx, s.Bytes)
+	b, err := s.Kind.Stage(ctx, s.Machine, s.Bytes)
 	if err != nil {
 		return err
 	}
@@ -156,31 +207,43 @@ func (s Size) Measure(ctx context.Context, report *bench.Report) error {
 	if err := b.Manage(); err != nil {
 		return err
 	}
+	all := ways(b, s.Kind.Cases, "")
+	if s.Contained != nil {
+		other, err := s.Kind.Stage(ctx, *s.Contained, s.Bytes)
+		if err != nil {
+			return err
+		}
+		defer other.Close()
+		if err := other.Manage(); err != nil {
+			return err
+		}
+		all = append(all, ways(other, s.Kind.Cases, suffix)...)
+	}
 	// All paths together keep about nine times the weights in memory. If that does not fit, the paths
 	// are measured one after the other.
-	groups := [][]starts.Case{cases}
+	groups := [][]way{all}
 	if available := starts.MemAvailable(); 10*s.Bytes > available {
 		console.Progress("bench coldstart: %s: %d MB of memory are not enough to take turns, so the cases follow one another", s.name(), available>>20)
 		groups = nil
-		for _, c := range cases {
-			groups = append(groups, []starts.Case{c})
+		for _, c := range all {
+			groups = append(groups, []way{c})
 		}
 	}
 	samples := map[string]*starts.Samples{}
-	for _, c := range cases {
-		samples[c.Name] = &starts.Samples{}
+	for _, c := range all {
+		samples[c.name] = &starts.Samples{}
 	}
 	for _, g := range groups {
-		if err := s.group(ctx, report, b, g, samples); err != nil {
+		if err := s.group(ctx, report, g, samples); err != nil {
 			return err
 		}
 	}
-	for _, c := range cases {
-		samples[c.Name].Report(report, s.name()+"_"+c.Name)
+	for _, c := range all {
+		samples[c.name].Report(report, s.name()+"_"+c.name)
 	}
-	for _, c := range cases {
-		if other := samples[c.Name].Unlike(samples[cases[0].Name]); len(other) > 0 {
-			return fmt.Errorf("%s answers %q, and %s %q", c.Name, other, cases[0].Name, samples[cases[0].Name].Said)
+	for _, c := range all {
+		if other := samples[c.name].Unlike(samples[all[0].name]); len(other) > 0 {
+			return fmt.Errorf("%s answers %q, and %s %q", c.name, other, all[0].name, samples[all[0].name].Said)
 		}
 	}
 	slow := samples["cold"]
@@ -188,22 +251,22 @@ func (s Size) Measure(ctx context.Context, report *bench.Report) error {
 		return nil
 	}
 	cold, ok := bench.Quantile(slow.First, 0.5)
-	for _, c := range cases {
-		if p50, has := bench.Quantile(samples[c.Name].First, 0.5); ok && has && c.Name != "cold" {
-			report.Add(s.name()+"_"+c.Name, "speedup_over_cold", float64(cold)/float64(p50), len(slow.First))
+	for _, c := range all {
+		if p50, has := bench.Quantile(samples[c.name].First, 0.5); ok && has && c.name != "cold" {
+			report.Add(s.name()+"_"+c.name, "speedup_over_cold", float64(cold)/float64(p50), len(slow.First))
 		}
 	}
 	return nil
 }
 
 // group measures cases in turns, then their memory, and frees it.
-func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, cases []starts.Case, samples map[string]*starts.Samples) error {
+func (s Size) group(ctx context.Context, report *bench.Report, cases []way, samples map[string]*starts.Samples) error {
 	for _, c := range cases {
-		console.Progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.Name)
+		console.Progress("bench coldstart: %s_%s: the first start, which loads what the others share", s.name(), c.name)
 		// This holds for colddisk, too: the disk's cache is as warm for the first start as for others.
-		r, err := b.Way(c)(ctx)
+		r, err := c.b.Way(c.Case)(ctx)
 		if err != nil {
-			return fmt.Errorf("%s: %w", c.Name, err)
+			return fmt.Errorf("%s: %w", c.name, err)
 		}
 		r.End()
 	}
@@ -212,11 +275,11 @@ func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, 
 			if c.Slow && i%5 != 0 {
 				continue
 			}
-			r, err := b.Way(c)(ctx)
+			r, err := c.b.Way(c.Case)(ctx)
 			if err != nil {
-				return fmt.Errorf("%s: %w", c.Name, err)
+				return fmt.Errorf("%s: %w", c.name, err)
 			}
-			samples[c.Name].Add(r)
+			samples[c.name].Add(r)
 			r.End()
 		}
 		if (i+1)%10 == 0 {
@@ -227,21 +290,21 @@ func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, 
 		if !c.Shares {
 			continue
 		}
-		if err := s.memory(ctx, report, b, c); err != nil {
-			return fmt.Errorf("%s: memory: %w", c.Name, err)
+		if err := s.memory(ctx, report, c); err != nil {
+			return fmt.Errorf("%s: memory: %w", c.name, err)
 		}
 		if c.Path == "fork" {
 			forks := min(200, 10*s.Often)
-			rate, err := b.ForksPerSecond(ctx, forks)
+			rate, err := c.b.ForksPerSecond(ctx, forks)
 			if err != nil {
 				return err
 			}
-			report.Add(s.name()+"_fork", "forks_per_second", rate, forks)
+			report.Add(s.name()+"_"+c.name, "forks_per_second", rate, forks)
 		}
 	}
 	for _, c := range cases {
 		if c.Shares {
-			if _, err := b.Keys.Evict(ctx, b.Spec(c.Path).Function); err != nil {
+			if _, err := c.b.Keys.Evict(ctx, c.b.Spec(c.Path).Function); err != nil {
 				return err
 			}
 		}
@@ -252,7 +315,8 @@ func (s Size) group(ctx context.Context, report *bench.Report, b *starts.Stage, 
 // memory measures the memory of several live replicas: the total, and how much each replica adds.
 // Totals are proportional set sizes. They include what the replicas share, such as their zygote. A
 // replica adds (total − total before the replicas started) / number of replicas.
-func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage, c starts.Case) error {
+func (s Size) memory(ctx context.Context, report *bench.Report, c way) error {
+	b := c.b
 	all := b.Keys.Inventory().Zygotes
 	i := slices.IndexFunc(all, func(z keysmanager.ZygoteInfo) bool { return z.Function == b.Spec(c.Path).Function })
 	if i < 0 {
@@ -268,14 +332,14 @@ func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage,
 	live := 0
 	for _, n := range s.Alive {
 		for ; live < n; live++ {
-			r, err := b.Way(c)(ctx)
+			r, err := b.Way(c.Case)(ctx)
 			if err != nil {
 				return err
 			}
 			defer r.End()
 			pids = append(pids, r.PID)
 		}
-		console.Progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.Name, n)
+		console.Progress("bench coldstart: %s_%s: memory of %d replicas", s.name(), c.name, n)
 		if pid := all[i].PID; pid != 0 {
 			pids = starts.Family(pid)
 		}
@@ -286,8 +350,8 @@ func (s Size) memory(ctx context.Context, report *bench.Report, b *starts.Stage,
 		if all[i].PID == 0 {
 			pss += alone - memfds // all of it, also pages that nobody maps
 		}
-		report.Add(s.name()+"_"+c.Name, fmt.Sprintf("extra_per_replica_at_%d_mb", n), float64(pss-alone)/float64(n)/1e6, n)
-		report.Add(s.name()+"_"+c.Name, fmt.Sprintf("all_at_%d_mb", n), float64(pss)/1e6, n)
+		report.Add(s.name()+"_"+c.name, fmt.Sprintf("extra_per_replica_at_%d_mb", n), float64(pss-alone)/float64(n)/1e6, n)
+		report.Add(s.name()+"_"+c.name, fmt.Sprintf("all_at_%d_mb", n), float64(pss)/1e6, n)
 	}
 	return nil
 }

@@ -63,6 +63,9 @@ type Machine struct {
 	// out and logs any of the three that the machine lacks. dir, a folder that only this KeysManager
 	// uses, identifies it on the machine. done removes the users, networks and cgroups.
 	Isolate func(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error)
+	// Contain returns a Machine whose processes are in containers of the containerd at an address, in
+	// a namespace of it.
+	Contain func(address, namespace string) Machine
 	// Devices returns the devices of a watch in the KeysManager's type.
 	Devices func(*device.Watch) []keysmanager.Device
 }

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
@@ -79,8 +80,9 @@ func (l *ledger) waiting() (n int) {
 // TestKillAnywhere kills all processes at random moments: under load, during a start, and while the
 // work of earlier rounds runs again. No accepted request may be lost. KILL_ROUNDS sets the number
 // of rounds. KILL_SEED sets the seed for the moments.
-func TestKillAnywhere(t *testing.T) {
-	t.Parallel()
+func TestKillAnywhere(t *testing.T) { onEachRuntime(t, testKillAnywhere) }
+
+func testKillAnywhere(t *testing.T, start starter) {
 	rounds, seed := int(envNumber(t, "KILL_ROUNDS", 8)), envNumber(t, "KILL_SEED", rand.Uint64())
 	t.Logf("seed %d", seed)
 	chance := rand.New(rand.NewPCG(seed, 0))
@@ -192,7 +194,7 @@ func (l *ledger) send(t *testing.T, to *client.Client, back string, round int, s
 // killAll kills up and all processes that it started, at once.
 func (r *rig) killAll() {
 	r.t.Helper()
-	left := descendants(r.up.Cmd.Process.Pid)
+	left := r.descendants()
 	for _, pid := range append([]int{r.up.Cmd.Process.Pid}, pidsOf(left)...) {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have gone with its parent
 	}
@@ -222,7 +224,9 @@ func (r *rig) startAndKill(after time.Duration) {
 		r.t.Fatal(err)
 	}
 	r.until(soon, "the moment", moment(after))
-	left := descendants(cmd.Process.Pid)
+	r.up = &child.Process{Cmd: cmd}
+	left := r.descendants()
+	r.up = nil
 	for _, pid := range slices.Concat([]int{cmd.Process.Pid}, pidsOf(left)) {
 		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have gone with its parent
 	}

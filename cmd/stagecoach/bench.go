@@ -18,11 +18,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/wake"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
 
 // runBench runs one of the benches.
 func runBench(ctx context.Context, args []string, out io.Writer) error {
-	m := starts.Machine{Isolate: isolateBench, Devices: devicesOf}
+	m := benchMachine(defaultRuntime())
+	m.Contain = func(address, namespace string) starts.Machine {
+		return benchMachine(RuntimeConfig{Name: runtimeContainerd, Address: address, Namespace: namespace})
+	}
 	on := func(bench func(context.Context, starts.Machine, []string, io.Writer) error) func(context.Context, []string, io.Writer) error {
 		return func(ctx context.Context, args []string, out io.Writer) error { return bench(ctx, m, args, out) }
 	}
@@ -44,9 +48,16 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 	return benches[args[0]](ctx, args[1:], out)
 }
 
-// isolateBench returns the configuration of a bench's KeysManager, with users, networks and cgroups
-// as on a node.
-func isolateBench(dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error) {
+// benchMachine returns this machine with a runtime.
+func benchMachine(r RuntimeConfig) starts.Machine {
+	return starts.Machine{Devices: devicesOf, Isolate: func(dir string, log *slog.Logger) (keysmanager.Config, func(), error) {
+		return isolateBench(r, dir, log)
+	}}
+}
+
+// isolateBench returns the configuration of a bench's KeysManager, with users, networks, cgroups
+// and a runtime as on a node.
+func isolateBench(r RuntimeConfig, dir string, log *slog.Logger) (cfg keysmanager.Config, done func(), err error) {
 	users, err := openAccounts(sandbox.DefaultRange.String(), log)
 	if err != nil {
 		return cfg, nil, err
@@ -56,10 +67,19 @@ func isolateBench(dir string, log *slog.Logger) (cfg keysmanager.Config, done fu
 		return cfg, nil, errors.Join(err, users.close())
 	}
 	groups, closeGroups := openGroups("bench", dir, log)
-	done = func() {
+	shut := func() {
 		closeGroups()
 		_, _ = nets.close(), users.close() // no process uses them any more
 	}
-	cfg.Groups, cfg.Accounts, cfg.Networks, cfg.HostNetwork, cfg.Watchdog = groups, users.forKeys(), nets.forKeys(), true, watchdogLine[:]
+	node := nodeID("bench", dir)
+	opened, err := r.open(context.Background(), node, nil, log)
+	if err != nil {
+		shut()
+		return cfg, nil, err
+	}
+	processes := warden.InProcess(opened)
+	done = func() { processes.Close(); shut() }
+	cfg.Warden = processes
+	cfg.Groups, cfg.Accounts, cfg.Networks, cfg.HostNetwork, cfg.Watchdog = groups, users.forKeys(), nets.forKeys(), true, r.watchdog(node)
 	return cfg, done, nil
 }

@@ -38,12 +38,12 @@ func TestBenchColdstartTorch(t *testing.T) {
 	for i := range cases {
 		cases[i].Slow = false // each as often
 	}
-	kind := &coldstart.Kind{Name: "torch", Stage: func(ctx context.Context, bytes int64) (*starts.Stage, error) {
-		return starts.NewTorchStage(ctx, starts.Machine{Isolate: isolateBench}, py, bytes, starts.OnCPU)
+	kind := &coldstart.Kind{Name: "torch", Stage: func(ctx context.Context, m starts.Machine, bytes int64) (*starts.Stage, error) {
+		return starts.NewTorchStage(ctx, m, py, bytes, starts.OnCPU)
 	}, Cases: cases}
 	var warnings bytes.Buffer
 	report := bench.NewReport("coldstart", &warnings)
-	if err := (coldstart.Size{Kind: kind, Size: "2MB", Bytes: 2e6, Often: 2, Alive: []int{2}}).Measure(t.Context(), report); err != nil {
+	if err := (coldstart.Size{Kind: kind, Machine: benchMachine(defaultRuntime()), Size: "2MB", Bytes: 2e6, Often: 2, Alive: []int{2}}).Measure(t.Context(), report); err != nil {
 		t.Fatal(err)
 	}
 	got := figures(report)

@@ -296,7 +296,7 @@ func TestFunctionsOfOneTemplate(t *testing.T) {
 func (r *rig) killSome(t *testing.T) {
 	t.Helper()
 	var watchdogs []process
-	for _, p := range descendants(r.up.Cmd.Process.Pid) {
+	for _, p := range r.descendants() {
 		if children := proctest.Children(t, p.pid); len(children) == 1 {
 			watchdogs = append(watchdogs, p)
 		}

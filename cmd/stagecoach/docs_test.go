@@ -50,7 +50,14 @@ func TestDocs(t *testing.T) {
 				if filepath.Base(page) == "README.md" { // whose reader is in a clone
 					folder = filepath.Dir(page)
 				}
-				follow(t, folder, blocks)
+				if filepath.Base(page) == "howto-containerd.md" {
+					s, flags := containerFlags(t)
+					rd := read(t, folder, flags...)
+					rd.here = append(rd.here, "/run/containerd/containerd.sock", s.Address, "-n stagecoach ", "-n "+s.Namespace+" ")
+					rd.follow(blocks)
+					return
+				}
+				read(t, folder).follow(blocks)
 			})
 		}
 	}
@@ -146,9 +153,9 @@ func examples(t *testing.T, page string) []example {
 // patience bounds the time of an example, or of what it has stopped, on a busy machine.
 const patience = 3 * time.Minute
 
-// follow runs a page's examples in a folder, beside an up that has the repository's images and
-// knows a registry.
-func follow(t *testing.T, folder string, page []example) {
+// read returns a reader in a folder, beside an up that has the repository's images and knows a
+// registry.
+func read(t *testing.T, folder string, flags ...string) *reader {
 	home := folder
 	if strings.HasPrefix(folder, "..") {
 		home = t.TempDir()
@@ -163,7 +170,7 @@ func follow(t *testing.T, folder string, page []example) {
 	}
 	store := registryOf("reader", "s3cret")
 	t.Cleanup(store.Close)
-	r := start(t, "--nats-listen", "127.0.0.1:0", "--images", images, "--registry-config", filepath.Join(home, ".docker", "config.json"))
+	r := start(t, append(flags, "--nats-listen", "127.0.0.1:0", "--images", images, "--registry-config", filepath.Join(home, ".docker", "config.json"))...)
 	if err := os.Symlink(filepath.Join(r.state, "nats-token"), filepath.Join(home, ".stagecoach", "nats-token")); err != nil {
 		t.Fatal(err)
 	}
@@ -173,7 +180,7 @@ func follow(t *testing.T, folder string, page []example) {
 	registry := store.Listener.Addr().String()
 	rd.here = []string{"nats://127.0.0.1:4222", joins, "127.0.0.1:5000", registry}
 	rd.there = []string{registry, "127.0.0.1:5000"}
-	rd.follow(page)
+	return rd
 }
 
 // reader runs examples.

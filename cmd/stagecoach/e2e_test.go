@@ -18,8 +18,9 @@ import (
 )
 
 // TestOCR deploys the repository's stack in a random order, which then reads drawn pages.
-func TestOCR(t *testing.T) {
-	t.Parallel()
+func TestOCR(t *testing.T) { onEachRuntime(t, testOCR) }
+
+func testOCR(t *testing.T, start starter) {
 	r := start(t)
 	stack, err := stack.Read("../../stack.yml")
 	if err != nil {

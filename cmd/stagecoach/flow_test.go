@@ -130,5 +130,5 @@ func TestRemoveFunctionUnderARequest(t *testing.T) {
 	r.must(http.StatusNotFound, http.MethodPost, "/function/brief", "x")
 	r.must(http.StatusNotFound, http.MethodGet, "/system/function/brief", "")
 	r.must(http.StatusNotFound, http.MethodGet, "/system/timeline/brief", "")
-	r.until(soon, "its processes to end", func() bool { return len(descendants(r.up.Cmd.Process.Pid)) == 0 })
+	r.until(soon, "its processes to end", func() bool { return len(r.descendants()) == 0 })
 }

@@ -65,7 +65,7 @@ func (r *rig) attack(function string, orders ...string) []string {
 func (r *rig) replica(function string) int {
 	r.t.Helper()
 	var pids []int
-	for _, p := range descendants(r.up.Cmd.Process.Pid) {
+	for _, p := range r.descendants() {
 		env, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", p.pid)) // of one that has ended: empty
 		if strings.Contains(string(env), wire.EnvFunction+"="+function+".openfaas-fn\x00") {
 			pids = append(pids, p.pid)

@@ -93,7 +93,7 @@ func TestKillZygote(t *testing.T) {
 		if len(zygotes) != 1 || len(replicas) < 3 {
 			t.Fatalf("zygotes %v and replicas %v, want one and at least 3", zygotes, replicas)
 		}
-		left := descendants(r.up.Cmd.Process.Pid)
+		left := r.descendants()
 		kill9(t, zygotes[0])
 		gone(t, slices.DeleteFunc(left, func(p process) bool { return p.image != "wait" }))
 	}

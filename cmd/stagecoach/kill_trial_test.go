@@ -132,7 +132,7 @@ func TestKillAnyProcess(t *testing.T) {
 // killOne kills a process of one of these kinds, and returns its kind; empty: there was none, or it
 // had just ended.
 func (r *rig) killOne(kinds []string, chance *rand.Rand) string {
-	all := byKind(r.t, r.up.Cmd.Process.Pid)
+	all := r.byKind()
 	n := 0
 	for _, kind := range kinds {
 		n += len(all[kind])
@@ -164,7 +164,7 @@ func TestKillZygoteAgainAndAgain(t *testing.T) {
 	for range 4 {
 		var zygote int
 		r.until(late, "a zygote with a replica", func() bool {
-			all := byKind(t, r.up.Cmd.Process.Pid)
+			all := r.byKind()
 			if len(all["zygote"]) == 0 || len(all["replica"]) == 0 {
 				return false
 			}
@@ -188,10 +188,10 @@ func TestKillZygoteAgainAndAgain(t *testing.T) {
 }
 
 // byKind returns the pids of up's processes by kind: replica, zygote, spare.
-func byKind(t *testing.T, up int) map[string][]int {
-	out := map[string][]int{}
+func (r *rig) byKind() map[string][]int {
+	out, parents := map[string][]int{}, r.parents()
 	for _, p := range allProcesses() {
-		if p.parent != up {
+		if !slices.Contains(parents, p.parent) {
 			continue
 		}
 		if !p.zygote {
@@ -199,7 +199,7 @@ func byKind(t *testing.T, up int) map[string][]int {
 			continue
 		}
 		out["zygote"] = append(out["zygote"], p.pid)
-		for _, pid := range proctest.Children(t, p.pid) {
+		for _, pid := range proctest.Children(r.t, p.pid) {
 			kind := "replica"
 			if spare(pid) {
 				kind = "spare"

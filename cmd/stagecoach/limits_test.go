@@ -42,7 +42,10 @@ func (r *rig) limited(name string, l client.Resources) {
 // is told so. A function with a CPU limit below one core is throttled.
 func TestMemoryAndCPULimitsApply(t *testing.T) {
 	needGroups(t)
-	t.Parallel()
+	onEachRuntime(t, testLimits)
+}
+
+func testLimits(t *testing.T, start starter) {
 	r := start(t)
 	r.limited("eats", client.Resources{Memory: "96Mi"})
 	r.limited("spins", client.Resources{CPU: "100m"})

@@ -137,7 +137,7 @@ func (r *rig) measure(t *testing.T, c *operator, m popular) string {
 		}
 	}
 	var replicas []int
-	for _, p := range descendants(r.up.Cmd.Process.Pid) {
+	for _, p := range r.descendants() {
 		if !p.zygote {
 			replicas = append(replicas, p.pid)
 		}
@@ -152,7 +152,7 @@ func (r *rig) measure(t *testing.T, c *operator, m popular) string {
 	}
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", fmt.Sprintf(`{"functionName":%q}`, m.Name))
 	r.until(late, "no replica to be left", func() bool {
-		return !slices.ContainsFunc(descendants(r.up.Cmd.Process.Pid), func(p process) bool { return !p.zygote })
+		return !slices.ContainsFunc(r.descendants(), func(p process) bool { return !p.zygote })
 	})
 	shared := "no"
 	if most.mapped > m.Bytes/2 {

@@ -64,8 +64,9 @@ functions:
 // requirements.txt is built without a network, deployed, called in every way, put to sleep and
 // woken from its zygote. If a handler imports a module that is missing, the build and the start
 // report it.
-func TestPythonStage(t *testing.T) {
-	t.Parallel()
+func TestPythonStage(t *testing.T) { onEachRuntime(t, testPythonStage) }
+
+func testPythonStage(t *testing.T, start starter) {
 	py := proctest.Pip(t)
 	images := t.TempDir()
 	r := start(t, "--images", images, "--ort", "")

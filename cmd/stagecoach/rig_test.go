@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/child"
+	"github.com/stagecoach-serving/stagecoach/internal/containerdtest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
@@ -40,6 +41,7 @@ type rig struct {
 	log   *logFile
 	state string
 	args  []string
+	ctr   *containerdtest.Server // nil: functions run in processes
 }
 
 // logFile collects what up prints.
@@ -64,7 +66,12 @@ func (l *logFile) String() string {
 // say otherwise. At the end of the test, up is stopped. It must end well and leave no process.
 func start(t *testing.T, flags ...string) *rig {
 	t.Helper()
-	r := &rig{t: t, log: &logFile{}, state: t.TempDir()}
+	return startRig(t, &rig{t: t, log: &logFile{}, state: t.TempDir()}, flags...)
+}
+
+// startRig does the same as start with a rig that has its log and its state folder.
+func startRig(t *testing.T, r *rig, flags ...string) *rig {
+	t.Helper()
 	r.args = append([]string{
 		"up", "--listen", "127.0.0.1:0", "--state", r.state, "--images", proctest.Built(t, "images"),
 		"--ort", proctest.Built(t, "ort", "libonnxruntime.so.1"),
@@ -99,7 +106,7 @@ func (r *rig) restart() {
 // stop ends up as an operator does.
 func (r *rig) stop() {
 	r.t.Helper()
-	left := descendants(r.up.Cmd.Process.Pid)
+	left := r.descendants()
 	if err := r.up.Stop(); err != nil {
 		r.t.Errorf("up ended with %v, want exit status 0", err)
 	}
@@ -110,7 +117,7 @@ func (r *rig) stop() {
 // kill kills up, and returns when it and all processes that it had started have ended.
 func (r *rig) kill() {
 	r.t.Helper()
-	left := descendants(r.up.Cmd.Process.Pid)
+	left := r.descendants()
 	if len(left) == 0 {
 		r.t.Error("up has no processes: its end proves nothing")
 	}
@@ -187,13 +194,28 @@ func allProcesses() []process {
 	return all
 }
 
-// descendants returns the zygotes and replicas of the up with this pid, sorted by pid. Replicas
-// have the environment of their zygote, so only their parent shows that they are replicas.
-func descendants(up int) []process {
+// descendants returns the zygotes and replicas of the rig's up.
+func (r *rig) descendants() []process { return descendants(r.parents()...) }
+
+// parents returns the processes whose children are zygotes and replicas: up, and with containers
+// their first processes.
+func (r *rig) parents() []int {
+	out := []int{r.up.Cmd.Process.Pid}
+	if r.ctr != nil {
+		for _, shim := range r.ctr.Shims() {
+			out = append(out, proctest.Children(r.t, shim)...)
+		}
+	}
+	return out
+}
+
+// descendants returns the zygotes and replicas that are children of these processes, sorted by pid.
+// Replicas have the environment of their zygote, so only their parent shows that they are replicas.
+func descendants(parents ...int) []process {
 	all := allProcesses()
 	var out []process
 	for _, p := range all {
-		if p.parent == up {
+		if slices.Contains(parents, p.parent) {
 			out = append(out, p)
 			for _, c := range all {
 				if c.parent == p.pid && !spare(c.pid) {
@@ -210,7 +232,7 @@ func descendants(up int) []process {
 // pids returns the processes of an image's zygotes, or its replicas.
 func (r *rig) pids(image string, zygotes bool) []int {
 	var out []int
-	for _, p := range descendants(r.up.Cmd.Process.Pid) {
+	for _, p := range r.descendants() {
 		if p.image == image && p.zygote == zygotes {
 			out = append(out, p.pid)
 		}

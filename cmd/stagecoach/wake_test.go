@@ -12,8 +12,9 @@ import (
 // TestAllStagesWakeAtOnce sends a request to a sleeping pipeline whose first stage holds it for an
 // hour. The other stages get replicas meanwhile. When the request is given up, all stages sleep
 // again.
-func TestAllStagesWakeAtOnce(t *testing.T) {
-	t.Parallel()
+func TestAllStagesWakeAtOnce(t *testing.T) { onEachRuntime(t, testAllStagesWakeAtOnce) }
+
+func testAllStagesWakeAtOnce(t *testing.T, start starter) {
 	config := filepath.Join(t.TempDir(), "config.yml") // nobody waits for the held requests at the end
 	if err := os.WriteFile(config, []byte("control: {drainTimeout: 1s}\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,6 +62,33 @@ func (g *Group) Files() ([]*os.File, error) {
 	var files []*os.File
 	for _, dir := range g.dirs() {
 		f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY, 0)
+		if err != nil {
+			for _, f := range files {
+				_ = f.Close()
+			}
+			return nil, fmt.Errorf("cgroup: %w", err)
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// OpenOwn opens the files through which another process enters the groups of this process, as
+// Files does. The caller closes them.
+func OpenOwn() ([]*os.File, error) { return openOwn(real) }
+
+func openOwn(s system) ([]*os.File, error) {
+	places, _, err := s.find()
+	if err != nil {
+		return nil, fmt.Errorf("cgroup: %w", err)
+	}
+	dirs := map[string]bool{} // several controllers may have one
+	for _, p := range places {
+		dirs[p.dir()] = true
+	}
+	var files []*os.File
+	for _, dir := range slices.Sorted(maps.Keys(dirs)) {
+		f, err := os.OpenFile(filepath.Join(dir, "cgroup.procs"), os.O_WRONLY, 0)
 		if err != nil {
 			for _, f := range files {
 				_ = f.Close()

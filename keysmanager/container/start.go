@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/cgroup"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -84,7 +85,7 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	if err := p.watch(int(p.task.Pid())); err != nil {
 		return nil, err
 	}
-	if err := enter(c.Groups, p.init); err != nil {
+	if err := p.enter(c.Groups); err != nil {
 		return nil, err
 	}
 	if err := p.task.Start(ctx); err != nil {
@@ -104,10 +105,22 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	return p, nil
 }
 
-// enter moves the first process of a container, which waits for its start, into cgroups.
-func enter(groups []*os.File, pid int) error {
+// enter moves the first process of the container, which waits for its start, into cgroups. Without
+// groups it enters those of this process, as a child process would. So the program of a watchdog
+// has the limits of its replica.
+func (p *process) enter(groups []*os.File) error {
+	if len(groups) == 0 {
+		own, err := cgroup.OpenOwn()
+		if err != nil {
+			return err
+		}
+		for _, f := range own {
+			defer f.Close()
+		}
+		groups = own
+	}
 	for _, g := range groups {
-		if _, err := g.WriteString(strconv.Itoa(pid)); err != nil {
+		if _, err := g.WriteString(strconv.Itoa(p.init)); err != nil {
 			return fmt.Errorf("cgroup of the container: %w", err)
 		}
 	}

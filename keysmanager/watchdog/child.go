@@ -66,6 +66,7 @@ const (
 type child struct {
 	process sandbox.Process
 	at      url.URL       // address on which it listens
+	root    int           // see guard
 	guard   *guard        // guards that port; nil: nobody else can listen there
 	gone    chan struct{} // closed when it has ended; then status is set
 	status  unix.WaitStatus
@@ -109,6 +110,8 @@ func startChild(s sandbox.Runtime, c *config) (*child, error) {
 		g.close()
 		return nil, err
 	}
+	p.root = rootOf(p.process.PID())
+	g.root = p.root
 	killFirst(p.process.PID())
 	go func() { // ends with the child, which ends with this process
 		p.status = p.process.Wait()

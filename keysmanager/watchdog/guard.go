@@ -30,6 +30,10 @@ type guard struct {
 	hosts []netip.Addr
 	lock  *net.UnixConn // see claim; nil: not claimed
 
+	// root is the process from which the program and all that it starts descend: this process, or the
+	// first process of the program's container.
+	root int
+
 	mu    sync.Mutex
 	known map[uint32]bool // inodes of the replica's sockets; replaced, never modified
 
@@ -45,7 +49,7 @@ func newGuard(at url.URL) (*guard, error) {
 	if err != nil || port == 0 {
 		return nil, fmt.Errorf("%s: port %q, want 1 to 65535", &at, at.Port())
 	}
-	g := &guard{at: at, port: uint16(port), taken: make(chan struct{})}
+	g := &guard{at: at, port: uint16(port), root: os.Getpid(), taken: make(chan struct{})}
 	switch at.Hostname() {
 	case "127.0.0.1":
 		g.hosts = []netip.Addr{loopback}
@@ -147,7 +151,7 @@ func (p *child) listensAt() string {
 		return "" // it is only a hint
 	}
 	port := p.at.Port()
-	own := readProcesses().sockets(os.Getpid())
+	own := readProcesses().sockets(p.root)
 	var where []string
 	upstream := ""
 	for _, l := range all {
@@ -235,7 +239,7 @@ const (
 // replica, false if an owner was not found, and a takenError if another process owns one.
 func (g *guard) checkOwners(all []listener) (bool, error) {
 	procs := readProcesses()
-	own := procs.sockets(os.Getpid())
+	own := procs.sockets(g.root)
 	settled := true
 	for _, l := range all {
 		if own[l.inode] {
@@ -248,7 +252,7 @@ func (g *guard) checkOwners(all []listener) (bool, error) {
 			continue
 		}
 		// Read again, because processes may have ended during the first read.
-		if procs = readProcesses(); !slices.Contains(procs.ours(os.Getpid()), pid) {
+		if procs = readProcesses(); !slices.Contains(procs.ours(g.root), pid) {
 			return false, g.takenBy(procs.describe(pid))
 		}
 	}

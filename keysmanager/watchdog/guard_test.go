@@ -395,7 +395,7 @@ func benchmarkGuard(b *testing.B, after func(*http.Transport)) {
 	guards := map[string]*guard{"shared network": p.guard, "own network": nil}
 	for name, g := range guards {
 		b.Run(name, func(b *testing.B) {
-			p := &child{at: p.at, guard: g}
+			p := &child{at: p.at, guard: g, root: g.root}
 			t := &http.Transport{DialContext: p.dial}
 			defer t.CloseIdleConnections()
 			c := http.Client{Transport: t}

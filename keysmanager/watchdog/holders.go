@@ -27,22 +27,39 @@ func readProcesses() processes {
 		if err != nil {
 			continue
 		}
-		b, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
-		if err != nil {
-			continue
-		}
-		// fields: state, parent, group, session.
-		f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
-		if len(f) < 4 {
-			continue
-		}
-		parent, err1 := strconv.Atoi(f[1])
-		session, err2 := strconv.Atoi(f[3])
-		if err1 == nil && err2 == nil {
-			all[pid] = proc{parent, session}
+		if p, ok := readProcess(pid); ok {
+			all[pid] = p
 		}
 	}
 	return all
+}
+
+// readProcess reads a process's entry in /proc. ok is false if the process has ended.
+func readProcess(pid int) (p proc, ok bool) {
+	b, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return proc{}, false
+	}
+	// fields: state, parent, group, session.
+	f := strings.Fields(string(b[bytes.LastIndexByte(b, ')')+1:]))
+	if len(f) < 4 {
+		return proc{}, false
+	}
+	parent, err1 := strconv.Atoi(f[1])
+	session, err2 := strconv.Atoi(f[3])
+	return proc{parent, session}, err1 == nil && err2 == nil
+}
+
+// rootOf returns the process from which a function's program and all that it starts descend: this
+// process, or the first process of the program's container.
+func rootOf(program int) int {
+	first, ok := readProcess(program)
+	for p := first; ok && p.parent != os.Getpid(); p, ok = readProcess(p.parent) {
+		if p.parent <= 1 {
+			return first.parent
+		}
+	}
+	return os.Getpid()
 }
 
 // ours returns the processes of the replica whose watchdog is self: self's descendants and the

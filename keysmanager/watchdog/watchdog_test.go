@@ -109,7 +109,7 @@ func at(t *testing.T, where string) *child {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &child{at: *u, gone: make(chan struct{})}
+	return &child{at: *u, root: os.Getpid(), gone: make(chan struct{})}
 }
 
 // TestProgramIsGivenUpAfterThreeFailures checks that a program is given up after three consecutive

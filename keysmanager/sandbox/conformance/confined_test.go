@@ -158,3 +158,21 @@ func TestMemoryLimitKills(t *testing.T) {
 		p.Forget()
 	})
 }
+
+// TestProgramInheritsTheGroupsOfItsRuntime checks that a program without cgroups of its own is in
+// those of this process. So the programs of a watchdog have the limits of its replica.
+func TestProgramInheritsTheGroupsOfItsRuntime(t *testing.T) {
+	each(t, func(t *testing.T, r rig) {
+		own, err := os.ReadFile("/proc/self/cgroup")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := r.said(t, r.beside(image(t), "read=/proc/self/cgroup"))
+		for _, line := range groupsOf(string(own)) {
+			want(t, text, strings.TrimSpace(line)+"\n")
+		}
+		if strings.Contains(string(own), ":memory:") && len(groupsOf(text)) != len(groupsOf(string(own))) {
+			t.Errorf("it is in the groups\n%s\nwant those of this process:\n%s", text, own)
+		}
+	})
+}
