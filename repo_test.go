@@ -169,7 +169,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"keysmanager/network"}, []string{module}, "network knows the kernel's links and filters and nothing of what runs behind them"},
 		{[]string{"keysmanager/warden"}, []string{module + "keysmanager", module + "request/queue", "net/http", "github.com/prometheus"}, "what outlives all else knows nothing of it"},
 		{[]string{"keysmanager/container/entry"}, []string{module, "net/http", "log/slog"}, "a container's first program is small"},
-		{[]string{"keysmanager/container"}, []string{module + "keysmanager", module + "keysmanager/node", module + "keysmanager/warden", module + "keysmanager/resources", module + "keysmanager/cgroup", module + "keysmanager/network", module + "request/wire"}, "a runtime knows no orders and no zygotes"},
+		{[]string{"keysmanager/container"}, []string{module + "keysmanager", module + "keysmanager/node", module + "keysmanager/warden", module + "keysmanager/resources", module + "keysmanager/network", module + "request/wire"}, "a runtime knows no orders and no zygotes"},
 		{[]string{"keysmanager", "keysmanager/warden", "keysmanager/watchdog", "keysmanager/zygote", "keysmanager/resources", "keysmanager/sandbox"}, []string{module + "keysmanager/container", "github.com/containerd/containerd/"}, "code above a runtime does not know which one runs"},
 		{[]string{"keysmanager/node"}, []string{module + "keysmanager", module + "keysmanager/sandbox", module + "keysmanager/warden", module + "request/queue", module + "autoscaler/plan", module + "control/cluster", "github.com/nats-io"}, "the node protocol is of both sides, and of neither"},
 		{[]string{"image/stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
