@@ -37,6 +37,9 @@ type Server struct {
 	end chan struct{} // closed when cmd has ended
 }
 
+// runcFolder is where containerd has runc keep its containers, by namespace.
+const runcFolder = "/run/containerd/runc"
+
 // wait bounds how long a containerd may take to answer or to end.
 const wait = 2 * time.Minute
 
@@ -79,6 +82,9 @@ address = %q
 		}
 		s.endShims()
 		unmountBelow(dir)
+		if err := os.RemoveAll(filepath.Join(runcFolder, s.Namespace)); err != nil {
+			t.Error(err)
+		}
 		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
