@@ -19,7 +19,7 @@ type Options struct {
 	Devices []string `json:"devices,omitempty"`
 }
 
-// DropAll, in Options.Drop, stands for all capabilities.
+// DropAll stands for all capabilities in Options.Drop.
 const DropAll = "ALL"
 
 // Text returns a text that differs for processes that must not share a container.
