@@ -258,7 +258,8 @@ func TestNextRuntimeRemovesWhatAKilledOneLeft(t *testing.T) {
 	if _, err := fmt.Fscan(out, &pids[0], &pids[1]); err != nil {
 		t.Fatal(err)
 	}
-	abandoned := filepath.Join(Folders, "abandoned-"+s.Namespace) // its process was killed before it wrote the owner
+	// Its process was killed before it wrote the owner.
+	abandoned := filepath.Join(Folders, "abandoned-"+s.Namespace)
 	if err := errors.Join(os.Mkdir(abandoned, 0o700), os.Chtimes(abandoned, time.Time{}, time.Now().Add(-time.Hour))); err != nil {
 		t.Fatal(err)
 	}
