@@ -15,6 +15,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -257,9 +258,17 @@ func TestNextRuntimeRemovesWhatAKilledOneLeft(t *testing.T) {
 	if _, err := fmt.Fscan(out, &pids[0], &pids[1]); err != nil {
 		t.Fatal(err)
 	}
+	// Its process was killed before it wrote the owner.
+	abandoned := filepath.Join(Folders, "abandoned-"+s.Namespace)
+	if err := errors.Join(os.Mkdir(abandoned, 0o700), os.Chtimes(abandoned, time.Time{}, time.Now().Add(-time.Hour))); err != nil {
+		t.Fatal(err)
+	}
 	r := open(t, s)
 	defer r.Close()
 	r.Sweep(t.Context())
+	if _, err := os.Stat(abandoned); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a folder without an owner is left: %v", err)
+	}
 	if have := left(t, s); len(have) < 7 {
 		t.Errorf("%v, want the containers of a process that lives", have)
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -93,6 +94,13 @@ func (f *folder) owner() (w whose, err error) {
 		err = json.Unmarshal(b, &w)
 	}
 	return w, err
+}
+
+// abandoned reports whether the process that made the folder was killed before it said whose the
+// folder is. Nothing is mounted there then.
+func (f *folder) abandoned() bool {
+	info, err := os.Stat(f.path)
+	return err == nil && time.Since(info.ModTime()) > startTimeout
 }
 
 // mountRoot makes the root of a container. For a command with Chroot it is that folder with a layer

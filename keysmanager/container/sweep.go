@@ -93,8 +93,7 @@ func (r *Runtime) Sweep(ctx context.Context) {
 	folders, _ := os.ReadDir(Folders) // there are none
 	for _, e := range folders {
 		f := &folder{filepath.Join(Folders, e.Name())}
-		who, err := f.owner()
-		if err != nil || who.Node != r.cfg.Node || lives(who.Owner) {
+		if who, err := f.owner(); err == nil && (who.Node != r.cfg.Node || lives(who.Owner)) || err != nil && !f.abandoned() {
 			continue
 		}
 		if err := f.remove(); err != nil {
