@@ -17,7 +17,8 @@ import (
 // a parked child takes, the child is ended (docs/adr/0033).
 
 // parker knows how much of each device is free, and parks children on devices. It has no lock of
-// its own. The caller of a method holds the store's mutex, unless the method says that it takes it.
+// its own. The caller of a method holds the store's mutex, unless the method says that it takes the
+// mutex itself.
 type parker struct {
 	cfg    *Config
 	store  *store

@@ -138,8 +138,8 @@ func testOutOfMemory(t *testing.T, r *rig, host string) {
 		t.Helper()
 		r.deployAll(fn{name, "test/crowded:1", nil, small, map[string]string{kind: devices}})
 	}
-	// wantBarred checks that a function was kept from these devices, in this order, and was tried once
-	// on each of them, and this often on others.
+	// wantBarred checks that a function was kept from these devices, in this order. It must have
+	// been started once on each of them, and as many times on other devices as others says.
 	wantBarred := func(name string, others int, devices ...string) {
 		t.Helper()
 		var got []string

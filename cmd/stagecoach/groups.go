@@ -40,8 +40,9 @@ func (g nodeGroup) Usage() (keysmanager.GroupUsage, error) {
 	return keysmanager.GroupUsage(u), err
 }
 
-// openGroups returns the cgroups of a node. The state folder tells them from the cgroups of another
-// node of the same name. If cgroups cannot be made, openGroups logs one warning and returns nil.
+// openGroups returns the cgroups of a node. The name of their folder also depends on the state
+// folder, because another node may have the same name. If cgroups cannot be made, openGroups logs
+// one warning and returns nil.
 func openGroups(node, state string, log *slog.Logger) (keysmanager.Groups, func()) {
 	abs, err := filepath.Abs(state)
 	if err != nil {

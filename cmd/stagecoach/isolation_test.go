@@ -333,8 +333,8 @@ func gonePID(pid int) bool {
 	return err != nil
 }
 
-// TestSecretsUsed checks when other folders of secrets may still be in use beside the folder of the
-// present deploy: while a function has replicas of another deploy.
+// TestSecretsUsed checks that a function's other folders of secrets count as used only while the
+// function has replicas of another deploy.
 func TestSecretsUsed(t *testing.T) {
 	now, before := cluster.Replica{Replica: plan.Replica{Revision: 7}}, cluster.Replica{Replica: plan.Replica{Revision: 5, State: plan.Draining}}
 	for _, tc := range []struct {

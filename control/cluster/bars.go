@@ -44,8 +44,8 @@ type bar struct {
 }
 
 // add records that a replica of revision was out of memory at now, and bars the replica's devices
-// on node for its function. call says that the replica had answered calls before and still lives. A
-// device is not barred in these cases:
+// on node for its function. call is true if the replica had answered calls before and still lives.
+// A device is not barred in these cases:
 //   - The function has a newer revision.
 //   - The replica was ordered (at begun) before the latest failure on the device. Both count as one
 //     failure.

@@ -173,8 +173,8 @@ type Tenant struct {
 }
 
 // Start asks the warden to start a process of t's function, in the network that the function asks
-// for. If the node has accounts, Start takes one, unless who is Nobody. Release returns the
-// account, also if the process does not start.
+// for. If the node has accounts, Start takes one for the process; with Nobody as the AccountUser it
+// takes none. Release returns the account, also if the process does not start.
 func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid int, err error) {
 	closeNetwork, err := r.pool.connect(&p.Command, t, who)
 	if err != nil {

@@ -23,8 +23,8 @@ type topSection struct {
 	show   int    // rows that are shown
 }
 
-// renderTop draws v in at most height lines of at most width columns. It is a function of its
-// arguments.
+// renderTop draws v in at most height lines of at most width columns. The result depends only on
+// the arguments.
 func renderTop(v schema.Top, width, height int) []string {
 	sections := []*topSection{topPipelines(v.Pipelines), topFunctions(v.Functions), topNodes(v.Nodes), topEventRows(v.Events)}
 	share(sections, height-1-2*len(sections))

@@ -10,9 +10,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Parameters of the detector's training and of reading its map. unclip and extraHeight were chosen
-// on drawn pages with text of 14–17 pixels: smaller values cut ascenders off, and larger ones
-// include neighbouring lines.
+// Parameters that the detector was trained with, and parameters for reading its output, a map of
+// where the page has text. unclip and extraHeight were chosen on pages that package page has drawn,
+// with text of 14–17 pixels: smaller values cut ascenders off, and larger ones include neighbouring
+// lines.
 const (
 	longestSide  = 960 // pixels; larger pages are scaled down
 	sideMultiple = 32

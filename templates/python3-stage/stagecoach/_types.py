@@ -294,8 +294,8 @@ class Call:
         self.parts: list[Part] = parts  # one per predecessor, sorted by name
         self.header: list[tuple[str, str]] = header or []  # header fields of the request
         self.deadline = self._until = (
-            # Seconds since 1970; None: there is none. _until: the earlier of it and the end of
-            # exec_timeout.
+            # The deadline in seconds since 1970, or None without a deadline. _until is the earlier
+            # of the deadline and the end of exec_timeout.
             deadline
         )
         self.key = key

@@ -256,7 +256,7 @@ class Zygote(Control):
 
     def _touch(self) -> None:
         """While the child waits, map the parameters into its page tables, which a fork leaves
-        empty. Otherwise, the first call would take the faults, up to 65 ms for 1 GB."""
+        empty. Otherwise, the first call would take the page faults, up to 65 ms for 1 GB."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if not self._mapped or poll.poll(QUIET * 1000):
