@@ -20,7 +20,7 @@ import (
 // untilLimit is long enough for a busy machine.
 const untilLimit = 3 * time.Minute
 
-// Until polls done until it is true, and fails the test after a few minutes.
+// Until calls done again and again until it returns true, and fails the test after a few minutes.
 func Until(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)

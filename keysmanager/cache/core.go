@@ -21,8 +21,8 @@ type Core[K comparable] struct {
 func New[K comparable]() *Core[K] { return &Core[K]{entries: map[K]*entry[K]{}} }
 
 // Step applies an event and returns the effects to carry out. If now is before the time of an
-// earlier step, Step uses that earlier step's time. The next Step reuses the returned slice, but
-// leaves the effects in it unchanged.
+// earlier step, Step uses that earlier step's time. The returned slice is valid until the next
+// Step; the effects in it stay valid.
 func (c *Core[K]) Step(now time.Time, ev Event) []Effect {
 	clear(c.fx)
 	c.fx = c.fx[:0]

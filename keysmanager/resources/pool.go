@@ -96,7 +96,8 @@ func (p *Pool) Adopt(k warden.Kept) *Reservation {
 	return r
 }
 
-// AdoptDevices makes the reservation that of a replica which has these bytes of devices.
+// AdoptDevices records which replica the reservation belongs to, and how many bytes of each device
+// the replica has.
 func (r *Reservation) AdoptDevices(replica, function string, devices map[string]int64) {
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()

@@ -71,7 +71,8 @@ type Replicas interface {
 	ReplicaCounts
 	// Events returns the latest events of a function, in order.
 	Events(function pipeline.Key) []schema.Event
-	// PinnedUntil returns until when at least a function is held at one replica to be measured.
+	// PinnedUntil returns until when a function is held at one replica, at least, because it is
+	// measured.
 	PinnedUntil(function pipeline.Key) (until time.Time, pinned bool)
 }
 

@@ -100,7 +100,8 @@ var (
 	pythonName = regexp.MustCompile(`^\s*(?:def|class)\s+(\w+)`)
 )
 
-// declared returns the names that a form finds, one per line at most.
+// declared returns the names that a source declares. On each line, it finds at most one name, by
+// the given expression.
 func declared(src string, form *regexp.Regexp) (names []name) {
 	for i, line := range strings.Split(src, "\n") {
 		if m := form.FindStringSubmatch(line); m != nil {
