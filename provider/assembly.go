@@ -21,8 +21,8 @@ func newAssembly() assembly {
 }
 
 // change records that a function was deployed, updated or removed. old is the function before the
-// change, and now after it; nil: it did not or does not exist. change returns the sorted keys of
-// the pipelines that may have changed:
+// change, or nil if there was none. now is the function after the change, or nil if it was removed.
+// change returns the sorted keys of the pipelines that may have changed:
 //
 //   - the pipelines that the function was or is a stage of
 //   - the pipelines with a stage that leads to the function

@@ -305,7 +305,8 @@ func (s *server) run(j job) {
 		}
 	}
 	s.mu.Lock()
-	// Delete it before the last result is sent: that result frees the slot for the dispatcher.
+	// Delete the batch before its last result is sent: with that result, the dispatcher counts the
+	// slot as free.
 	delete(s.batches, batch)
 	others := len(s.batches)
 	s.mu.Unlock()

@@ -77,8 +77,8 @@ func (r asyncRules) limits(key string) queue.Limits {
 	return queue.Limits{Concurrency: rules.Concurrency, Queue: rules.QueueLimit}
 }
 
-// retry returns for which failures a request is run again. A request that must not run twice is run
-// again only if it has not begun.
+// retry returns how often and for which failures a request is run again, and how long it waits in
+// between. A request that must not run twice is run again only if it has not begun.
 func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 	rules, idempotent := r.entry(key)
 	a := rules.Retry

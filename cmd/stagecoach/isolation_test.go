@@ -327,7 +327,7 @@ func TestSecretsOfOneFunction(t *testing.T) {
 	}
 }
 
-// gonePID tells whether a process has ended.
+// gonePID reports whether a process has ended.
 func gonePID(pid int) bool {
 	_, err := readProcess(pid)
 	return err != nil

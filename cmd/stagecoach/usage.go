@@ -16,8 +16,8 @@ type used struct {
 	pids             []int // processes of replicas without a report from a cgroup
 }
 
-// usedBy adds the usage of replicas to the entries of their functions in by. Functions without an
-// entry are left out. All inventories are of this machine.
+// usedBy adds the usage of each replica to the entry of its function in the map by. It leaves out
+// functions without an entry. All inventories are of this machine.
 func usedBy(inventories []node.Inventory, by map[string]*used) {
 	for _, inv := range inventories {
 		counted := map[int]bool{} // processes: a worker is counted once, for the first of its replicas

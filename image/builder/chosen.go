@@ -35,7 +35,8 @@ type chosen struct {
 }
 
 // choose runs pip, with the user's configuration, to choose the wheels for a requirements.txt. The
-// wheels in the list before are pip's last choice for the same text. They are not downloaded again.
+// argument before has the wheels of pip's last choice for the same text, which are not downloaded
+// again.
 func (p *python) choose(ctx context.Context, handler string, kept *wheels, before []wheel) (out chosen, err error) {
 	at, prefix := p.builder.work, "wheels-"
 	if kept != nil { // on the disk of the kept wheels, so that wheels are linked and not copied

@@ -26,7 +26,7 @@ func Disk(t testing.TB, size string) string {
 	return dir
 }
 
-// Fill fills dir's disk with a file. leave is how many bytes it leaves free, about. The returned
+// Fill fills dir's disk with a file. leave is roughly how many bytes stay free. The returned
 // function removes the file.
 func Fill(t testing.TB, dir string, leave int64) (free func()) {
 	t.Helper()

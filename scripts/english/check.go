@@ -139,7 +139,7 @@ func ordinal(phrase, after string) bool {
 // nouns follow "a second" where it is an ordinal.
 var nouns = strings.Fields("one time try attempt chance copy replica node call request process daemon run stage function terminal machine")
 
-// sentence is one of a text, and where it starts there.
+// sentence is a sentence of a text, with its offset in that text.
 type sentence struct {
 	offset int
 	text   string

@@ -69,7 +69,7 @@ func (s *topSection) draw(width int) []string {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
-	// The first column gives way when the numbers need the room, the last takes what there is.
+	// The first column gets narrower if the numbers need the room. The last column takes the rest.
 	others := 0
 	for _, w := range widths[1 : len(widths)-1] {
 		others += w + 2
