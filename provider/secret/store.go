@@ -348,8 +348,8 @@ func (s *Store) toGroup(gid int) giver {
 	}
 }
 
-// write writes a file with mode 0400. If give is set, it then gives the file another owner and
-// mode. The file is written completely or not at all, even after a power failure.
+// write writes a file with mode 0400. If give is set, it then makes the file readable for a group.
+// The file is written completely or not at all, even after a power failure.
 func write(root *os.Root, file string, value []byte, give giver) error {
 	// Not a valid name of a secret; there is only one writer.
 	temporary := filepath.Join(filepath.Dir(file), ".new")

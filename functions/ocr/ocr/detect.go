@@ -75,8 +75,8 @@ func detectorSize(w, h int) (int, int) {
 
 // Boxes turns the detector's map into boxes on a page of the given size, in reading order. p has
 // w×h probabilities, row by row. A box is the upright rectangle around a connected area above the
-// threshold, with a margin around it, because the network was trained to find areas smaller than
-// the text.
+// threshold, plus a margin. The margin is needed because the network was trained to find areas
+// smaller than the text.
 func Boxes(p []float32, w, h int, page image.Point) []Box {
 	var boxes []Box
 	for _, r := range areas(p, w, h) {

@@ -406,7 +406,7 @@ class _Server:
             rest = rest[n:]
 
     def wait(self, call: Call, timeout: float | None) -> bool:
-        """Wait until the call has ended, or for timeout seconds."""
+        """Wait until the call has ended, or for ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         with self.change:
             while not call.cancelled():
