@@ -127,8 +127,8 @@ func (s *Store) archive(ctx context.Context, w io.Writer, index v1.IndexManifest
 }
 
 // Load adds the images of an archive to the store and returns them. The archive is from
-// [Store.Save] or docker save, or is any OCI layout in an uncompressed tar. If the archive has only
-// one image and that has no name, as becomes its name. Otherwise as has no effect.
+// [Store.Save] or docker save, or is any OCI layout in an uncompressed tar. The last argument has
+// an effect only if the archive has a single image without a name: it becomes the image's name.
 func (s *Store) Load(ctx context.Context, file, as string) ([]Entry, error) {
 	release, err := s.use(ctx) // collection removes unfinished images, too
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 // Collect removes an image if all of these apply:
 //
 //   - It has no name.
-//   - Its digest is not in used.
-//   - It was not touched for idle.
+//   - The list used does not have its digest.
+//   - It was last touched longer ago than the duration idle.
 //
 // This spares images that were just fetched and will be used soon, and images that were just
 // replaced and may still have replicas. Collect returns the number of bytes that it has freed on

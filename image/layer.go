@@ -204,8 +204,8 @@ func (s *Store) discard(kind, name string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// seal sets owner, modes and times of a folder's files to those in its archive. A file that is
-// written to later has another time.
+// seal sets owner, modes and times of a folder's files to those in its archive. So a later write to
+// a file can be seen, because it changes the time.
 func seal(dir string) error {
 	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// TestCollectSharedLayers checks that a layer stays as long as an image has it, and that its bytes
-// are free when it is removed.
+// TestCollectSharedLayers checks that a layer stays as long as an image has the layer, and that
+// removing the layer frees its bytes.
 func TestCollectSharedLayers(t *testing.T) {
 	s, filled := store(t, t.TempDir()), 0
 	l := site(t, s, "a", library, &filled)

@@ -220,8 +220,8 @@ func TestPullErrorsNameCauseAndRemedy(t *testing.T) {
 	}
 }
 
-// TestUnreachableHostIsNotTooSlow checks that the error of a host that does not answer suggests no
-// longer timeout, because more time would not help.
+// TestUnreachableHostIsNotTooSlow checks the error for a host that does not answer. It must not
+// suggest a longer timeout, because more time would not help.
 func TestUnreachableHostIsNotTooSlow(t *testing.T) {
 	_, late := (&net.Dialer{Timeout: time.Nanosecond}).DialContext(t.Context(), "tcp", "127.0.0.1:1")
 	r := Registry{}

@@ -51,8 +51,8 @@ func newUnpacker(ctx context.Context, root *os.Root, shared string, l limits) *u
 func (u *unpacker) layer(r io.Reader) (string, error) {
 	u.made = map[string]bool{}
 	h := sha256.New()
-	// Count padding and bytes behind the end, too: the stream may not be longer than the remaining
-	// limits, with headers.
+	// Bound the whole stream, including padding and bytes after the archive's end. Apart from the
+	// content, it may have 2 KiB per entry for headers.
 	in := io.TeeReader(io.LimitReader(r, u.left.bytes+int64(u.left.entries)*(2<<10)), h)
 	t := tar.NewReader(in)
 	for {

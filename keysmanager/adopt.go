@@ -19,8 +19,9 @@ import (
 // listTimeout bounds how long all adopted zygotes together may take to list their children.
 const listTimeout = 5 * time.Second
 
-// adoption takes over the processes that an earlier daemon left to the warden. New runs it before
-// anything else runs, so it has no lock of its own. It takes the store's mutex to change the store.
+// adoption takes over the processes that an earlier daemon left to the warden. It needs no lock of
+// its own, because New runs the adoption before other goroutines use the Manager. To change the
+// store, it takes the store's mutex.
 type adoption struct {
 	m        *Manager
 	byEntry  map[string]*zygote.Zygote
@@ -63,8 +64,8 @@ func (m *Manager) adopt() error {
 	return nil
 }
 
-// sort adopts an entry of the warden as a zygote, notes it as a replica for later, or ends it if it
-// is neither.
+// sort handles an entry of the warden. It adopts a zygote at once, and notes a replica for later.
+// It ends the process of any other entry.
 func (a *adoption) sort(k warden.Kept) {
 	held := a.m.pool.Adopt(k)
 	switch d, err := decode(k.Meta); {

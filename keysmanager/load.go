@@ -17,8 +17,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/zygote"
 )
 
-// loader loads parameters and lends them to starts. It has no lock of its own, because only the
-// store's state changes.
+// loader loads parameters and lends them to starts. It needs no lock of its own, because its own
+// fields do not change; what changes is in the store.
 type loader struct {
 	cfg   *Config
 	store *store

@@ -27,9 +27,9 @@ type need struct {
 // parameters, in addition to the parameters themselves and its engine's base.
 const needShare = 32
 
-// need returns how much memory the zygote of an image is expected to take. This is what the zygote
-// took the last time. Before its first load, need estimates it from the sizes of its model's files.
-// It returns an error if the model is missing or incomplete.
+// need returns how much memory the zygote of an image is expected to take. If the zygote was loaded
+// before, this is what it took then. Otherwise, need estimates the memory from the sizes of the
+// model's files. It returns an error if the model is missing or incomplete.
 func (l *loader) need(key zygote.Key, image sandbox.Image) (need, error) {
 	key.Generation = 0
 	l.store.mu.Lock()

@@ -17,7 +17,8 @@ import (
 // a parked child takes, the child is ended (docs/adr/0033).
 
 // parker knows how much of each device is free, and parks children on devices. It has no lock of
-// its own. The caller of a method holds the store's mutex, unless the method says that it takes it.
+// its own. The caller of a method holds the store's mutex, unless the method says that it takes the
+// mutex itself.
 type parker struct {
 	cfg    *Config
 	store  *store
@@ -62,9 +63,9 @@ func (p *parker) holdersOf(k zygote.Key, s *slot) (all []resources.Holder) {
 	return all
 }
 
-// unparkAll dismisses all parked children because memory is short. It returns how many it
-// dismissed, and how many bytes they had that they did not share with their zygotes. The caller
-// holds the store's mutex.
+// unparkAll dismisses all parked children because memory is short. It returns the number of
+// dismissed children, and how many bytes they had in addition to the memory that they shared with
+// their zygotes. The caller holds the store's mutex.
 func (st *store) unparkAll() (n int, bytes int64) {
 	for _, z := range st.slots.parkedZygotes() {
 		shared, _ := st.cfg.meter.Resident(z.PID)

@@ -23,8 +23,8 @@ const (
 	PathMap     = zygote.PathMap  // a process that maps the weights from sealed memory
 	PathCold    = "cold"          // a process that loads the weights itself
 	PathProcess = "process"       // a process of a function without a model
-	// A fork that was parked on its device. It was ready there except for its parameters when it was
-	// told which replica it is (docs/adr/0033).
+	// A fork that was parked on its device before the order came. By then, all was ready there
+	// except for the parameters (docs/adr/0033).
 	PathParked = zygote.PathParked
 	// A thread of a worker. Functions with the same worker name share the worker on a device
 	// (docs/adr/0033).

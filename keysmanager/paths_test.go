@@ -311,8 +311,8 @@ func TestAThousandOrdersAtOnce(t *testing.T) {
 	t.Logf("at most %d descriptors open here", most.Load())
 }
 
-// TestAZygoteDiesInTheMiddle kills a zygote while orders are on their way. Each start either
-// succeeds, and its end is reported, or its error says why it failed.
+// TestAZygoteDiesInTheMiddle kills a zygote while orders are on their way. Either a start succeeds
+// and the replica's end is reported later, or the start's error says why it failed.
 func TestAZygoteDiesInTheMiddle(t *testing.T) {
 	const orders = 40
 	var mu sync.Mutex

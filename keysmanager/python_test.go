@@ -235,8 +235,8 @@ func TestPythonIsKeptWarm(t *testing.T) {
 	}
 }
 
-// TestPythonUnderAnAccount checks that PyTorch runs as a user of its own among files that it cannot
-// change, and that other users cannot look into it.
+// TestPythonUnderAnAccount checks that a process with PyTorch runs as a user of its own, among
+// files that this user cannot change. Other users cannot look into the process.
 func TestPythonUnderAnAccount(t *testing.T) {
 	python, dir := proctest.Torch(t), openDir(t)
 	images := filepath.Join(dir, "images")

@@ -46,8 +46,8 @@ func (h *ahead) look(image string, now time.Time) looked {
 	return l
 }
 
-// warmAtOnce is how many zygotes Warm loads at the same time. Fewer loads than that can hang
-// without holding up the others.
+// warmAtOnce is how many zygotes Warm loads at the same time. As long as fewer loads hang, the
+// others go on.
 const warmAtOnce = 4
 
 // Warm loads the zygotes of the wanted functions that are not in memory, a few at a time, and marks

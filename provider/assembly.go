@@ -20,8 +20,9 @@ func newAssembly() assembly {
 	return assembly{map[pipeline.Key]*pipeline.Function{}, map[pipeline.Key]map[pipeline.Key]bool{}, map[pipeline.Key]map[pipeline.Key]int{}}
 }
 
-// change records that a function changed from old to now; nil means that it does not exist. It
-// returns the sorted keys of the pipelines that may have changed:
+// change records that a function was deployed, updated or removed. old is the function before the
+// change, or nil if there was none. now is the function after the change, or nil if it was removed.
+// change returns the sorted keys of the pipelines that may have changed:
 //
 //   - the pipelines that the function was or is a stage of
 //   - the pipelines with a stage that leads to the function

@@ -57,8 +57,8 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 	return out, err
 }
 
-// checkProgram refuses a program that replicas do not see, such as an interpreter below /tmp.
-// Without it, each start would fail.
+// checkProgram refuses a program that replicas do not see, such as an interpreter below /tmp. If
+// such a deploy were accepted, each start would fail.
 func (p *Provider) checkProgram(d *Deployed) error {
 	env := d.Environment()
 	if d.Deployment.Image == "" || env["mode"] == "static" {
@@ -118,8 +118,8 @@ func (p *Provider) check(d types.FunctionDeployment) error {
 	return errors.Join(errs...)
 }
 
-// checkModel refuses a model that no start could load. Names and shapes that the handler's module
-// does not have are found by the start.
+// checkModel refuses a model that no start could load. Only the start finds out whether the names
+// and shapes fit the handler's module.
 func (p *Provider) checkModel(d types.FunctionDeployment, digest string) error {
 	model, set := d.EnvVars[wire.EnvModel]
 	if set && !filepath.IsLocal(model) {

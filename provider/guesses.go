@@ -24,8 +24,8 @@ const (
 	guessLogEvery = 10 * time.Second // interval of log lines
 )
 
-// guesses delays clients that guess passwords. It only gets wrong ones: a client with the right
-// password never waits, even if it shares its address with a guesser.
+// guesses delays clients that guess passwords. Only wrong passwords are passed to it: a client with
+// the right password never waits, even if it shares its address with a guesser.
 type guesses struct {
 	log *slog.Logger
 

@@ -33,7 +33,7 @@ type Images interface {
 	// Stage reports whether a pinned image speaks the stage protocol.
 	Stage(image, digest string) bool
 	// Model checks what can be seen of a stage's model without loading it. The model is the one
-	// that env names, else the image's own. The error says which file and what of it is wrong.
+	// that env names, else the image's own. The error says which file is wrong, and how.
 	Model(image, digest string, env map[string]string) error
 
 	// Program returns an error if replicas cannot see the program that a function's process names,

@@ -853,7 +853,8 @@ func TestConcurrentDeploysAndReaders(t *testing.T) {
 }
 
 // TestFunctionBeforePipeline checks a name under which an earlier version stored both a function
-// and a pipeline. It invokes the function, and the pipeline is shown with its fault.
+// and a pipeline. An invocation of the name runs the function. The pipeline is shown with its
+// fault.
 func TestFunctionBeforePipeline(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"read","image":"stagecoach/r:1","annotations":{"stagecoach.dev/pipeline":"ocr"}}`)

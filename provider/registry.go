@@ -163,7 +163,7 @@ func (r *Registry) HasNamespace(name string) bool {
 }
 
 // NotFound returns the error for a function or pipeline that does not exist, or whose namespace
-// does not exist. what says which of the two it is.
+// does not exist. what is the word for the text: "function", "pipeline", or both.
 func (r *Registry) NotFound(what string, key pipeline.Key) error {
 	if !r.HasNamespace(key.Namespace) {
 		return r.noNamespace(key.Namespace)

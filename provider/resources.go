@@ -159,8 +159,8 @@ func (p *Provider) checkRoom(d *Deployed) error {
 	return errors.Join(errs...)
 }
 
-// askedFor returns the field of a deployment that asks for a resource, and its value. Without a
-// request, that is the limit.
+// askedFor returns the field of a deployment that asks for a resource, and its value. If the
+// deployment requests none, the limit counts.
 func askedFor(d *Deployed, resource string) (path, value string) {
 	name := map[string]string{"devices": pipeline.Prefix + "gpu", "device-memory": pipeline.Prefix + "gpu-memory"}[resource]
 	if name != "" {

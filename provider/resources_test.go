@@ -65,8 +65,9 @@ func TestResourcesRefused(t *testing.T) {
 	}
 }
 
-// TestDeployNeedsRoom checks that a deploy that no node could hold is refused, with the field that
-// asks for it and what the nodes have. If it is an update, the function must stay as it was.
+// TestDeployNeedsRoom checks that a deploy is refused if no node could hold its replicas. The
+// answer must have the field that asks for too much, and what the nodes have. If the deploy is an
+// update, the function must stay as it was.
 func TestDeployNeedsRoom(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	var needs plan.Function

@@ -90,7 +90,7 @@ func encode(d Deployed) ([]byte, error) {
 }
 
 // decode decodes a stored deployment. It fails if an earlier version accepted something that this
-// one refuses, except for names (see [pipeline.ParseStored]).
+// version refuses, except for names (see [pipeline.ParseStored]).
 func decode(e Entry) (Deployed, error) {
 	var r record
 	if err := json.Unmarshal(e.Value, &r); err != nil {

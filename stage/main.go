@@ -131,8 +131,8 @@ func connection(fd int) (wire.Socket, error) {
 	return c, nil
 }
 
-// limits returns slots and the maximum batch: those of the hooks, or 1. The environment overrides
-// slots.
+// limits returns the number of slots and the maximum batch size: the numbers of the hooks, or 1.
+// The environment overrides the number of slots.
 func limits(h Hooks, maxInflight string) (slots, batch int, err error) {
 	slots = max(1, h.Slots)
 	if maxInflight != "" && maxInflight != "0" {
@@ -159,8 +159,8 @@ func Duration(name, value string) (time.Duration, error) {
 	return d, nil
 }
 
-// open sets the model: the inherited session, or one that it opens. It returns the number of
-// threads that compute.
+// open sets the replica's model: the session that the process has inherited, or else a new one. It
+// returns the number of threads that compute.
 func (r *Replica) open() (threads int, err error) {
 	if r.model = zygote.Inherited(); r.model != nil {
 		return r.model.AddThreads(1)
@@ -194,8 +194,8 @@ func (r *Replica) addThreads(total int) {
 	}
 }
 
-// number parses an environment variable with a number of threads. It returns otherwise if the
-// variable is not set.
+// number parses an environment variable with a number of threads. If the variable is not set,
+// number returns its second argument.
 func number(name string, otherwise int) (int, error) {
 	text := os.Getenv(name)
 	if text == "" {

@@ -87,8 +87,8 @@ func (s *server) finish(ctx context.Context, ended <-chan struct{}) bool {
 	s.mu.Lock()
 	s.leaving = true
 	s.mu.Unlock()
-	// The replica wants to leave, and the dispatcher does not know it. If telling it fails, the reader
-	// reports the cause.
+	// The replica wants to leave, which the dispatcher does not know yet. If this message fails,
+	// the reader reports the cause.
 	if ctx.Err() != nil {
 		_ = s.conn.Write(wire.Frame{Type: wire.FrameCredit, Payload: wire.Credit{Amount: 0}.Append(nil)})
 	}
@@ -305,7 +305,8 @@ func (s *server) run(j job) {
 		}
 	}
 	s.mu.Lock()
-	// Delete it before the last result is sent: that result frees the slot for the dispatcher.
+	// Delete the batch before its last result is sent: with that result, the dispatcher counts the
+	// slot as free.
 	delete(s.batches, batch)
 	others := len(s.batches)
 	s.mu.Unlock()
@@ -325,8 +326,8 @@ func (s *server) run(j job) {
 	}
 }
 
-// quick is the service time below which a result waits for others, because it is about as short as
-// the system call that sends a result.
+// quick is the bound of short service times. The result of a shorter batch waits for others,
+// because a system call for it alone would take about as long as the batch.
 const quick = 100 * time.Microsecond
 
 // flush sends the gathered answers. If patient is set, it first calls Gosched, so that other

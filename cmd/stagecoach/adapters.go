@@ -24,9 +24,9 @@ import (
 // too.
 const envSecrets = "secret_mount_path"
 
-// mountSecrets fills the secret folders of all functions when up starts, because the folders of an
-// earlier process are removed. If it fails for a function, for example because somebody removed a
-// secret by hand, it logs the error and goes on with the others.
+// mountSecrets fills the secret folders of all functions when up starts, because opening the store
+// has removed the folders of the earlier process. If a folder cannot be filled, for example because
+// somebody removed a secret by hand, mountSecrets logs the error and goes on with the others.
 func mountSecrets(s *secret.Store, functions []*provider.Deployed, log *slog.Logger) {
 	for _, f := range functions {
 		if err := s.Mount(f.Declared.Namespace, f.Declared.Name, f.Deployment.Secrets); err != nil {
@@ -107,8 +107,8 @@ func (d deployed) Spec(key pipeline.Key) (node.Spec, bool) {
 	return d.replicaSpec(&f), true
 }
 
-// lined has only graphs whose stages all have lines. During a deploy, a function's graph exists a
-// moment before its line, and a task of that graph would reach no line.
+// lined hides a graph until each of its stages has a line. During a deploy, a function's graph
+// exists a moment before the function's line, and a task for the function would find no line.
 type lined struct {
 	flow.Graphs
 	owns func(pipeline.Key) bool

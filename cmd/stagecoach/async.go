@@ -53,12 +53,12 @@ func (j asyncJournal) Append(_ context.Context, e gateway.Entry) error {
 // asyncRules are the rules for async requests, from annotations.
 type asyncRules struct{ *provider.Registry }
 
-// undeployed has the rules of a function that is not deployed. The rules are read several times per
-// request, and parsing them takes longer than looking up a function.
+// undeployed has the rules of a function that is not deployed. They are parsed only once, because
+// rules are read several times per request.
 var undeployed, _ = pipeline.Parse("none", pipeline.DefaultNamespace, nil, nil)
 
-// entry returns the rules of a key, which are those of the function or of the pipeline's first
-// stage, and whether all of its stages may run twice.
+// entry returns the rules of the function or pipeline with a key, and whether all stages of the
+// request may run twice. The rules of a pipeline are those of its first stage.
 func (r asyncRules) entry(key pipeline.Key) (rules pipeline.Async, idempotent bool) {
 	rules, idempotent = undeployed.Async, true
 	g, _ := r.Graph(key)
@@ -77,8 +77,8 @@ func (r asyncRules) limits(key string) queue.Limits {
 	return queue.Limits{Concurrency: rules.Concurrency, Queue: rules.QueueLimit}
 }
 
-// retry returns when another run may help. A request that must not run twice is run again only if
-// it has not begun.
+// retry returns how often and for which failures a request is run again, and how long it waits in
+// between. A request that must not run twice is run again only if it has not begun.
 func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 	rules, idempotent := r.entry(key)
 	a := rules.Retry

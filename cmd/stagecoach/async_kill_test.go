@@ -136,8 +136,8 @@ func testKillAnywhere(t *testing.T, start starter) {
 		rounds, starting, len(l.accepted), twice, more, l.marked, l.attempts, time.Since(begin).Round(time.Second))
 }
 
-// perReceiver is how many callbacks one receiver gets at the same time. It bounds the callbacks
-// that were made before a kill but not recorded, and are made again.
+// perReceiver is how many callbacks one receiver gets at the same time. So it also bounds how many
+// callbacks per receiver are made again after a kill, because they were made but not yet recorded.
 const perReceiver = 16
 
 // nothingComesBack waits until all accepted requests have had their callbacks and the journal is

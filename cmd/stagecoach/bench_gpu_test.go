@@ -257,8 +257,8 @@ func TestBenchGPUWithoutGPU(t *testing.T) {
 	}
 }
 
-// bundleLimit is the most bytes that a borrowed machine takes for the working tree and carried
-// files together, less a margin.
+// bundleLimit bounds the working tree and the carried files together, in bytes. It is the limit of
+// a borrowed machine, less a margin.
 const bundleLimit = 60 << 20
 
 // TestBenchGPUBundle builds the file that `make bench-gpu-bundle` makes for another machine. The
@@ -295,8 +295,8 @@ func TestBenchGPUBundle(t *testing.T) {
 	}
 }
 
-// seenCUDA returns a folder with the stand-in of CUDA that replicas see, wherever the sources are:
-// replicas have a /tmp of their own.
+// seenCUDA returns a folder with the stand-in of CUDA. Replicas see this folder even if the sources
+// are in /tmp, which replicas do not share with the machine.
 func seenCUDA(t *testing.T) string {
 	t.Helper()
 	folder := proctest.Outside(t)

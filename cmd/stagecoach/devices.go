@@ -7,8 +7,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
 )
 
-// openDevices watches the machine's accelerators that share names. share is the value of a flag or
-// field. The caller ends the watch with done.
+// openDevices watches the accelerators that the text share lists, such as "all" or "0,2" (see
+// device.ParseShare). The caller ends the watch with done.
 func openDevices(share string, log *slog.Logger) (devices func() []keysmanager.Device, done func(), err error) {
 	s, err := device.ParseShare(share)
 	if err != nil {

@@ -53,7 +53,8 @@ func TestDevices(t *testing.T) {
 		}
 		return n
 	}
-	// holds says which devices the replicas of whole have, and checks that each sees its own.
+	// holds returns the devices that the replicas of the function "whole" have, and checks that
+	// each replica sees its own.
 	holds := func() (devices []string) {
 		t.Helper()
 		for _, p := range describe().Replicas {
@@ -138,8 +139,8 @@ func testOutOfMemory(t *testing.T, r *rig, host string) {
 		t.Helper()
 		r.deployAll(fn{name, "test/crowded:1", nil, small, map[string]string{kind: devices}})
 	}
-	// wantBarred checks that a function was kept from these devices, in this order, and was tried once
-	// on each of them, and this often on others.
+	// wantBarred checks that a function was kept from these devices, in this order. It must have
+	// been started once on each of them; others is the number of its starts on other devices.
 	wantBarred := func(name string, others int, devices ...string) {
 		t.Helper()
 		var got []string

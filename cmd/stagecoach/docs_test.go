@@ -28,7 +28,7 @@ import (
 
 // TestDocs runs the examples of the documentation as a reader would. Each page has its own shell,
 // beside a running `stagecoach up`, and its examples run in order. A block of shell code with "run"
-// in its fence must succeed. A block with "output" in its fence, right after it, is its expected
+// in its fence must succeed. If the next block has "output" in its fence, it is the expected
 // output; … stands for any text. TestTutorial runs the tutorial.
 func TestDocs(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")

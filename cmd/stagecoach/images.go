@@ -15,8 +15,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// images finds images in this order: in a folder of folders, for development; in a store; in the
-// registries that their names have.
+// images finds an image in one of three places, in this order: a folder of folders, for
+// development; a store; the registry that the image's name contains.
 type images struct {
 	folders   sandbox.Images
 	store     *image.Store
@@ -137,8 +137,8 @@ func (i *images) Model(name, digest string, env map[string]string) error {
 	return err
 }
 
-// Program implements provider.Images. It looks at the files of this machine, so it knows nothing
-// where only other nodes run replicas.
+// Program implements provider.Images. It looks at the files of this machine. If replicas run only
+// on other nodes, it accepts every program.
 func (i *images) Program(name, digest, process string, env map[string]string) error {
 	if !i.accounts {
 		return nil

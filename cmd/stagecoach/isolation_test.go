@@ -327,14 +327,14 @@ func TestSecretsOfOneFunction(t *testing.T) {
 	}
 }
 
-// gonePID tells whether a process has ended.
+// gonePID reports whether a process has ended.
 func gonePID(pid int) bool {
 	_, err := readProcess(pid)
 	return err != nil
 }
 
-// TestSecretsUsed checks when other folders of secrets may still be in use beside the folder of the
-// present deploy: while a function has replicas of another deploy.
+// TestSecretsUsed checks that a function's other folders of secrets count as used only while the
+// function has replicas of another deploy.
 func TestSecretsUsed(t *testing.T) {
 	now, before := cluster.Replica{Replica: plan.Replica{Revision: 7}}, cluster.Replica{Replica: plan.Replica{Revision: 5, State: plan.Draining}}
 	for _, tc := range []struct {

@@ -84,8 +84,8 @@ func TestArraysAreDocumentsOrItems(t *testing.T) {
 	}
 }
 
-// withDouble makes a folder of images that has example/double:0.1.0, a stage of the ONNX model of y
-// = 2x + 1, beside those that are built.
+// withDouble makes a folder of images with the built images and example/double:0.1.0, a stage with
+// the ONNX model y = 2x + 1.
 func withDouble(t *testing.T) string {
 	t.Helper()
 	images := t.TempDir()

@@ -17,7 +17,7 @@ import (
 )
 
 // diamond is a pipeline whose answer contains both the request and what a replica under load
-// returns: in leads to same and hold, and these lead to out.
+// returns. Its entry leads to a stage "same" and the given stage, and both lead to "out".
 func diamond(hold fn) []fn {
 	one := map[string]string{"max": "2"}
 	hold.annotations = map[string]string{"pipeline": "diamond", "next": "out"}

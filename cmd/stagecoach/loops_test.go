@@ -87,8 +87,8 @@ func TestLoopingHandlersAreReplaced(t *testing.T) {
 	}
 }
 
-// TestOtherCallsEndOnAStuckReplica checks a replica that is stuck because of one call. It goes on
-// with its other calls until they have ended, while its replacement serves.
+// TestOtherCallsEndOnAStuckReplica checks a replica that is stuck because of one call. The
+// replica's other calls go on until they end. Meanwhile, another replica serves new calls.
 func TestOtherCallsEndOnAStuckReplica(t *testing.T) {
 	t.Parallel()
 	r := start(t)

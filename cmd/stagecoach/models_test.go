@@ -75,7 +75,7 @@ var brokenModels = map[string]struct {
 	}, `tensor "bias": the index has it in m-1.safetensors`},
 }
 
-// replace makes files the only ones of a folder.
+// replace removes all files of a folder and writes the given ones.
 func replace(t *testing.T, folder string, files map[string]string) {
 	t.Helper()
 	if err := os.RemoveAll(folder); err != nil {

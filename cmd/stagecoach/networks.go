@@ -138,8 +138,8 @@ func coversGateway(front net.Addr) bool {
 	return ok && a.IP.IsUnspecified() && a.Port == gatewayPort
 }
 
-// byAddress serves requests to the gateway's address for functions as requests of functions, no
-// matter which listener has accepted them.
+// byAddress returns the handler of a listener on several addresses. Requests to the gateway's
+// address for functions go to the handler for functions, and all others to u.handler.
 func (u *up) byAddress() http.Handler {
 	if u.networks.Networks == nil {
 		return u.handler

@@ -59,7 +59,8 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// It runs beside up's own directory, and takes no lines, which are up's.
+	// This directory runs beside up's own one. It does not read the replicas' lines, because only
+	// up's directory may take them.
 	n.watch, err = node.OpenDirectory(node.DirectoryConfig{
 		Bus: queue.NewLink(nc), Boot: boot, Log: slog.New(slog.DiscardHandler),
 		Joined: func(*node.Client) {}, Left: func(string, string) {}, Heard: func(*node.Client) {}, Event: func(string, node.Event) {},

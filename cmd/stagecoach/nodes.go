@@ -99,8 +99,8 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 	return 0, &node.Error{Node: name, Err: fmt.Errorf("%w now", admin.ErrNoNode)}
 }
 
-// forget tells this process's own node that a function is no longer deployed. Daemons are told when
-// they announce that they have it.
+// forget tells this process's own node that a function is no longer deployed. A daemon is told
+// later, when it announces that it still has the function.
 func (n *nodes) forget(function string) {
 	if n.keys != nil {
 		n.keys.Forget(function)
@@ -179,7 +179,7 @@ func usageOf(u *keysmanager.Usage) *node.Usage {
 // remoteNode is a daemon as a node of the cluster.
 type remoteNode struct{ *node.Client }
 
-// detailed is an error with a part of it in the type that the receiver knows. The text already
+// detailed adds a typed part to an error, for callers that use errors.As. The error's text already
 // describes that part.
 type detailed struct {
 	error

@@ -64,8 +64,8 @@ func TestExpiredRequestsReachNoReplica(t *testing.T) {
 	t.Logf("answers by status: %v", count)
 }
 
-// storm sends n requests, one per gap, each with a timeout of four seconds, and counts the answers
-// by status.
+// storm sends n requests with a pause of the given length between two, each with a timeout of four
+// seconds. It counts the answers by status.
 func (r *rig) storm(function string, n int, gap time.Duration) map[int]int {
 	r.t.Helper()
 	answers := make(chan client.Answer, n)

@@ -171,7 +171,7 @@ func readProcess(pid int) (process, error) {
 	return p, nil
 }
 
-// spare tells a zygote's child that is no replica yet.
+// spare reports whether a process is a zygote's child that is no replica yet.
 func spare(pid int) bool {
 	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
 	return err == nil && string(comm) == "spare\n"
@@ -269,8 +269,8 @@ func (f fn) deployment() client.Deployment {
 	return d
 }
 
-// waitFn returns a function that holds a slot for exactly mean, in replicas that are forked from a
-// zygote.
+// waitFn returns a function whose calls hold a slot for exactly the given time. Its replicas are
+// forked from a zygote.
 func waitFn(name, mean string, labels, annotations map[string]string) fn {
 	return fn{name, "wait", labels, annotations, map[string]string{"STAGECOACH_MODEL": "model/rec.onnx", "wait_mean": mean, "wait_cv": "0"}}
 }

@@ -65,8 +65,8 @@ func TestMinilmInPyTorch(t *testing.T) {
 	}
 }
 
-// TestPyTorchCachesItsKernels asks PyTorch where it keeps compiled kernels. For that, it needs the
-// name of its user and a folder that it can write to.
+// TestPyTorchCachesItsKernels asks PyTorch where it keeps compiled kernels. To answer, PyTorch
+// needs a name for the process's user and a folder that this user can write to.
 func TestPyTorchCachesItsKernels(t *testing.T) {
 	t.Parallel()
 	python := proctest.Torch(t)

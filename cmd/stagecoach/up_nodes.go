@@ -83,8 +83,8 @@ func (u *up) printed(function string, l logbook.Line) {
 
 func (u *up) tokenFile() string { return filepath.Join(u.cfg.State, "nats-token") }
 
-// natsToken returns the token with which nodes join. The first start creates it. It is empty if no
-// node can join.
+// natsToken returns the token with which nodes join, or "" if no node can join. The first start
+// creates the token.
 func (u *up) natsToken() (string, error) {
 	if u.cfg.NATS.Listen == "" {
 		return "", nil

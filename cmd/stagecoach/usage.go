@@ -16,8 +16,8 @@ type used struct {
 	pids             []int // processes of replicas without a report from a cgroup
 }
 
-// usedBy adds up the usage of the functions that are keys of by. All inventories are of this
-// machine.
+// usedBy adds the usage of each replica to the entry of its function in the map by. It leaves out
+// functions without an entry. All inventories are of this machine.
 func usedBy(inventories []node.Inventory, by map[string]*used) {
 	for _, inv := range inventories {
 		counted := map[int]bool{} // processes: a worker is counted once, for the first of its replicas
@@ -59,7 +59,7 @@ func (s *status) Usage(key pipeline.Key) (provider.Usage, bool) {
 }
 
 // cpuLoad measures the CPU usage of functions that are scaled by it. It has a meter of its own,
-// because a meter measures since it was last asked.
+// because each reading of a meter covers the time since the previous reading.
 type cpuLoad struct {
 	nodes *nodes
 	meter sandbox.Meter

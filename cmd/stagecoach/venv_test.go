@@ -99,8 +99,8 @@ func TestVirtualEnvironments(t *testing.T) {
 	}
 }
 
-// venvOn makes a virtual environment whose interpreter is a copy, and that names the folder of
-// another one as its base.
+// venvOn makes a virtual environment in a folder. Its interpreter is a copy of the interpreter
+// base, and it names base's folder as its home.
 func venvOn(t *testing.T, folder, base string) string {
 	t.Helper()
 	b, err := os.ReadFile(base)

@@ -140,8 +140,8 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 	keep := keeping(w.Slots)
 	// Replicas of revisions that w does not want:
 	//   - The newest revision with a ready replica serves until w's revision has a ready replica.
-	//     If w has no slots, the older replicas are released earlier, to make room, unless no node
-	//     could hold w's revision.
+	//     If w has no slots although a node could hold w's revision, the older replicas are
+	//     released earlier, to make room.
 	//   - Starting replicas are released, except revived ones, for which requests wait.
 	//   - All other replicas are released. They finish their calls first.
 	serving := newest(have)

@@ -43,12 +43,12 @@ type bar struct {
 	tolerated int       // number of times that did not bar the device
 }
 
-// add records that a replica of revision was out of memory at now, and bars the replica's devices
-// on node for its function. call says that the replica had answered calls before and still lives. A
-// device is not barred in these cases:
+// add records that a replica of this revision was out of memory now, and bars the replica's devices
+// on its node for its function. call is true if the replica had answered calls before and still
+// lives. A device is not barred in these cases:
 //   - The function has a newer revision.
-//   - The replica was ordered (at begun) before the latest failure on the device. Both count as one
-//     failure.
+//   - The replica was ordered before the latest failure on the device (at the time begun). Both
+//     failures count as one.
 //   - call is true, and this is one of the first [tolerated] such failures on the device.
 //
 // add returns the barred devices and the end of the bar.
@@ -107,7 +107,8 @@ func (b *bars) now(now time.Time) []plan.Bar {
 	return hold
 }
 
-// blamed returns those of a replica's devices that short names, or all if it names none of them.
+// blamed returns the replica's devices that are named in the error, or all its devices if none is
+// named there.
 func blamed(devices []string, short *task.MemoryError) []string {
 	named := slices.DeleteFunc(slices.Clone(devices), func(id string) bool { return !slices.Contains(short.Devices, id) })
 	if len(named) == 0 {

@@ -11,7 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// place observes, places so many replicas of each function with a placer, and applies the plan.
+// place observes, places the given number of replicas of each function with a placer, and applies
+// the plan.
 func (w *world) place(n int) []plan.Want {
 	w.t.Helper()
 	s, err := w.l.Observe(w.t.Context())

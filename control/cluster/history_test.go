@@ -23,7 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// The dispatcher is both without an adapter.
+// A dispatch.Shell implements both interfaces, without an adapter.
 var (
 	_ Replicas = (*dispatch.Shell)(nil)
 	_ Lines    = (*dispatch.Shell)(nil)

@@ -49,8 +49,8 @@ const (
 
 // Join adds n, so that plans may place replicas there. It replaces a node with the same name, for
 // example after its daemon was restarted. If n returns after [Local.Leave] and has known replicas,
-// plans use it again only after its next [Local.Running], which says which of them still run. Join
-// does not monitor n: the caller calls Leave when n falls silent.
+// plans use n again only after the next [Local.Running]: that call says which of these replicas
+// still run. Join does not monitor n: the caller calls Leave when n falls silent.
 func (l *Local) Join(n Node) {
 	name := n.Inventory().Name
 	if l.join(n, name, true) {

@@ -267,8 +267,8 @@ func (l *Local) removed(function pipeline.Key) bool {
 	return !slices.ContainsFunc(l.cfg.Functions.Functions(), func(f FunctionSpec) bool { return f.Key == function })
 }
 
-// end forgets the replica and records how it ended. busy says that it had calls. failed is why it
-// did not start, or nil.
+// end forgets the replica and records how it ended. busy is true if the replica had calls. failed
+// is why it did not start, or nil.
 func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	removed := (failed != nil || r.alive.Err() != nil) && l.removed(r.function)
 	l.mu.Lock()

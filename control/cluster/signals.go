@@ -110,8 +110,8 @@ func edges(p *pipeline.Pipeline) []plan.Edge {
 }
 
 // quota is the smallest CPU quota among a function's replicas, in thousandths of a core. Replicas
-// differ only while a change is being rolled out. least is the quota. now is 0 if it is the
-// declared quota, and equals least if a plan has set it.
+// differ only while a change is being rolled out. least is that smallest quota. If a plan has set
+// it, now has the same value; if it is the declared quota, now is 0.
 type quota struct{ now, least int }
 
 // add counts a replica, with the quota that was declared.

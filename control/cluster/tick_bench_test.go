@@ -114,7 +114,7 @@ func processorTime(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// crowd makes the world one of so many busy stages.
+// crowd replaces the world's functions by this many busy stages.
 func (w *world) crowd(stages int) {
 	w.specs, w.signals = nil, map[string]plan.Signals{}
 	for i := range stages {

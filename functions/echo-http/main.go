@@ -127,8 +127,8 @@ func hints(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintln(w, "done")
 }
 
-// slow takes some time before it answers. It prints its start to standard error, if it has a name,
-// and whether the client left early.
+// slow takes some time before it answers. If the query names the request, slow prints to standard
+// error when the request starts, and whether its client left early.
 func slow(w http.ResponseWriter, r *http.Request) {
 	if _, err := io.Copy(io.Discard, r.Body); err != nil {
 		return

@@ -1,8 +1,8 @@
 // Command wait is a stage that holds its slot for a random time and uses no processor, as if a
 // device did the work. It shows how queues and replicas behave on a small machine. It says nothing
-// about the speed of real work, and every figure measured with it must say so. If it has a model, a
-// replica computes once on a small input before it is ready, so its start costs as much as the
-// start of a real stage.
+// about the speed of real work, and every figure measured with it must say so. If the function has
+// a model, each replica computes once on a small input before it is ready. So the start of a
+// replica costs what the start of a real stage costs.
 //
 // Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5),
 // wait_seed (default: random), wait_stubborn (true: a call continues after it was canceled, like a

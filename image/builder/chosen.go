@@ -34,8 +34,9 @@ type chosen struct {
 	wheels []wheel
 }
 
-// choose runs pip, with the user's configuration, to choose the wheels for a requirements.txt.
-// before lists pip's last choice for the same text: these wheels are not downloaded again.
+// choose runs pip, with the user's configuration, to choose the wheels for a requirements.txt. The
+// argument before has the wheels of pip's last choice for the same text, which are not downloaded
+// again.
 func (p *python) choose(ctx context.Context, handler string, kept *wheels, before []wheel) (out chosen, err error) {
 	at, prefix := p.builder.work, "wheels-"
 	if kept != nil { // on the disk of the kept wheels, so that wheels are linked and not copied
@@ -84,8 +85,9 @@ func (p *python) choose(ctx context.Context, handler string, kept *wheels, befor
 	return out, nil
 }
 
-// wheelOf describes a wheel file. If the file has the size of before, and was not modified after
-// the time unchanged, wheelOf copies the hash from before.
+// wheelOf describes a wheel file. before is an earlier description, and unchanged is the file's
+// modification time then. If this time and the size are still the same, wheelOf returns the earlier
+// description without reading the file.
 func wheelOf(file string, before wheel, unchanged time.Time) (wheel, error) {
 	info, err := os.Stat(file)
 	if err != nil {

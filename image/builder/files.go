@@ -148,10 +148,11 @@ func linkFile(from, to string) error {
 // part matches a part of an image's name that can also be a folder's name.
 var part = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9._-]*$`)
 
-// PutFolder makes IMAGES/REPOSITORY/TAG, the folder of the image REPOSITORY:TAG, from the files in
-// the folder from. It prepares a new folder and then renames it, so that no file in use is changed.
-// Unchanged files are linked from the old folder, so that building an image again does not give a
-// new image. Packages of Python stages are links to the files of their layers.
+// PutFolder makes IMAGES/REPOSITORY/TAG, the folder of the image REPOSITORY:TAG. Its content is
+// that of the folder in the last argument. PutFolder prepares a new folder and then renames it, so
+// that no file in use is changed. Unchanged files are linked from the old folder, so that building
+// an image again does not give a new image. Packages of Python stages are links to the files of
+// their layers.
 func PutFolder(images, image, from string) error {
 	repository, tag, ok := strings.Cut(image, ":")
 	if !ok {

@@ -78,8 +78,8 @@ func (p *python) note(format string, args ...any) {
 	}
 }
 
-// link makes the folder to, with a symbolic link to each entry of the folder from. New files in to
-// do not change from.
+// link makes a folder with a symbolic link to each entry of another one. Files that are created in
+// the new folder are not in the other one.
 func link(from, to string) error {
 	entries, err := os.ReadDir(from)
 	if err != nil {

@@ -128,8 +128,8 @@ func (w *wheels) link(file, to string) error {
 	return errors.Join(err, os.RemoveAll(tmp))
 }
 
-// shrink removes the least recently used wheels until at most most bytes are left. It also removes
-// the folders that killed builds have left.
+// shrink removes the least recently used wheels until the others fit into the given number of
+// bytes. It also removes the folders that killed builds have left.
 func (w *wheels) shrink(most int64) error {
 	type wheel struct {
 		file string

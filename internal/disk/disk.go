@@ -48,7 +48,7 @@ func Free(path string) (int64, error) {
 	return int64(s.Bavail) * s.Bsize, nil
 }
 
-// Room returns a *FullError if the disk of path has fewer than want bytes left.
+// Room returns a *FullError if the disk of path has fewer bytes left than are wanted.
 func Room(path string, want int64) error {
 	free, err := Free(path)
 	if err != nil {
@@ -65,8 +65,8 @@ func IsFull(err error) bool {
 	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
 }
 
-// Explain returns err, the error of writing want bytes below path, as a *FullError if the disk is
-// full. Otherwise it returns err unchanged.
+// Explain turns the error of a write below path into a *FullError if the disk was full. Any other
+// error is returned unchanged. want is how many bytes the write needed.
 func Explain(path string, want int64, err error) error {
 	var full *FullError
 	if !IsFull(err) || errors.As(err, &full) {

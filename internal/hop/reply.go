@@ -54,7 +54,8 @@ func (x *exchange) announced() (names []string) {
 	return names
 }
 
-// fields appends the header, without the framing fields and those in later.
+// fields appends the header to b, without the framing fields and without the trailer fields that
+// the list later names.
 func (x *exchange) fields(b []byte, later []string) []byte {
 	for name, values := range x.header {
 		if name == "Content-Length" || name == "Transfer-Encoding" || name == "Connection" || !token(name) || slices.Contains(later, name) {

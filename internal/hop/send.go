@@ -118,7 +118,8 @@ func token(s string) bool {
 	return s != ""
 }
 
-// printable reports whether s has no DEL and no bytes below from. Tabs are allowed if spaces are.
+// printable reports whether s has only bytes from the given one on, and no DEL. Tabs are allowed if
+// spaces are.
 func printable(s string, from byte) bool {
 	for i := range len(s) {
 		if c := s[i]; c < from && (c != '\t' || from > ' ') || c == 0x7f {

@@ -17,8 +17,9 @@ type Server struct {
 	Handler http.Handler
 	MaxHead int64 // largest request head in bytes
 
-	// Read bounds the time for reading the body of a request. If the body has a length and the answer
-	// has not begun, Read bounds the whole time, else the time without any bytes. 0: no bound.
+	// Read bounds the time for reading the body of a request. If the body has a length, the whole
+	// body must come within this time, until the answer begins. Otherwise Read bounds each pause in
+	// which no byte comes. 0: no bound.
 	Read time.Duration
 	// Write bounds how long the client may take for a piece of the answer; 0: no bound.
 	Write time.Duration

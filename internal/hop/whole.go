@@ -8,8 +8,8 @@ import (
 	"net/http"
 )
 
-// Bytes returns the request as it is sent on a connection. All must hold the whole body. Bytes
-// returns nil if the request has more than most bytes.
+// Bytes returns the request as it is sent on a connection. r.All must hold the whole body. The
+// argument is the largest accepted size; if the request is larger, Bytes returns nil.
 func (r *Request) Bytes(most int) ([]byte, error) {
 	head, err := r.head()
 	if err != nil {
@@ -23,7 +23,8 @@ func (r *Request) Bytes(most int) ([]byte, error) {
 	return append(append(make([]byte, 0, n), head.b...), r.All...), nil
 }
 
-// Pass is Do for an answer that is already here, in its form on a connection.
+// Pass does the work of [Do] for an answer that is already in memory, as the bytes that a
+// connection would carry.
 func (r *Request) Pass(w http.ResponseWriter, answer []byte) (out Result) {
 	in := takeReader(bytes.NewReader(answer))
 	defer in.give()
@@ -44,7 +45,8 @@ type Flusher interface {
 	Flush() error
 }
 
-// Run is Serve for a request that is already here. Its handler cannot hijack c, which nobody reads.
+// Run does the work of Serve for a request that is already in memory. Its handler cannot hijack c,
+// which nobody reads.
 func (s *Server) Run(ctx context.Context, c Flusher, request []byte) (out Served) {
 	in := takeReader(bytes.NewReader(request))
 	x := &exchange{s: s, c: c, in: in, keeps: c}

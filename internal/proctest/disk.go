@@ -26,7 +26,8 @@ func Disk(t testing.TB, size string) string {
 	return dir
 }
 
-// Fill fills dir's disk with a file, except for about leave bytes. free removes the file.
+// Fill fills dir's disk with a file. leave is roughly how many bytes stay free. The returned
+// function removes the file.
 func Fill(t testing.TB, dir string, leave int64) (free func()) {
 	t.Helper()
 	var disk syscall.Statfs_t

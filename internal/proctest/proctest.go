@@ -20,7 +20,7 @@ import (
 // untilLimit is long enough for a busy machine.
 const untilLimit = 3 * time.Minute
 
-// Until polls done until it is true, and fails the test after a few minutes.
+// Until calls done again and again until it returns true, and fails the test after a few minutes.
 func Until(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
@@ -99,8 +99,8 @@ func Pip(t testing.TB) string {
 	return interpreter(t, "import sys, numpy, pip; assert sys.version_info >= (3, 9)", "python3-numpy python3-pip", torchPython(), "python3")
 }
 
-// Torch returns an interpreter with PyTorch: $STAGECOACH_TORCH_PYTHON, else /usr/bin/python3. If it
-// has none, the test is skipped, or fails with CI=true.
+// Torch returns an interpreter with PyTorch: $STAGECOACH_TORCH_PYTHON, else /usr/bin/python3. If
+// this interpreter has no PyTorch, the test is skipped, or fails with CI=true.
 func Torch(t testing.TB) string {
 	t.Helper()
 	return interpreter(t, "import torch, numpy", "python3-torch python3-numpy", torchPython())
@@ -108,8 +108,8 @@ func Torch(t testing.TB) string {
 
 func torchPython() string { return cmp.Or(os.Getenv("STAGECOACH_TORCH_PYTHON"), "/usr/bin/python3") }
 
-// interpreters caches the results of try, by code and candidate. A test process runs each candidate
-// only once, because importing PyTorch takes seconds.
+// interpreters caches which candidates could run which Python code. A test process runs each
+// candidate only once, because importing PyTorch takes seconds.
 var interpreters sync.Map
 
 // try runs code with an interpreter. It returns the interpreter's path, and why it cannot be used.

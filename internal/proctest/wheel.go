@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// Wheel writes a Python package with these files, by name, that pip installs without a network. It
-// returns the package's file name.
+// Wheel writes a Python package that pip installs without a network. files has the content of each
+// file by its name. Wheel returns the package's file name.
 func Wheel(t testing.TB, dir, name, version string, files map[string]string) string {
 	t.Helper()
 	info := name + "-" + version + ".dist-info/"

@@ -69,8 +69,8 @@ func (k *keeper) answer(gate interface{ Read([]byte) (int, error) }) wire.Order 
 	return o
 }
 
-// TestPythonParkedChildPreparesItsDevice checks that a child prepares its device before it gets its
-// replica, and reports how long that took.
+// TestPythonParkedChildPreparesItsDevice checks that a child prepares its device before an order
+// makes it a replica. The child must report how long the preparation took.
 func TestPythonParkedChildPreparesItsDevice(t *testing.T) {
 	root := imaged(t, onStandIn)
 	b, err := os.ReadFile("testdata/standin.py")

@@ -186,9 +186,9 @@ func TestPythonChildWaitsAtItsGate(t *testing.T) {
 }
 
 // TestPythonChildMapsTheModelsPages checks a model that is mapped from model.safetensors in the
-// stage's folder. The stage finds the file without STAGECOACH_MODEL. A waiting child must have all
-// pages of the file in its page tables, because a fork does not copy them, and must have no private
-// copies of the pages.
+// stage's folder. The stage finds the file without STAGECOACH_MODEL. A fork does not copy the page
+// table entries of a mapped file. So a waiting child has to fill its page tables with all pages of
+// the file, and must not make private copies of these pages.
 func TestPythonChildMapsTheModelsPages(t *testing.T) {
 	const size = 40 << 20
 	root := imaged(t, "def load(model):\n    return model.tensors\n\ndef infer(state, calls):\n    return calls\n")

@@ -20,8 +20,9 @@ type Core[K comparable] struct {
 // New returns a Core without entries.
 func New[K comparable]() *Core[K] { return &Core[K]{entries: map[K]*entry[K]{}} }
 
-// Step applies an event and returns the effects to carry out. A time before an earlier step's
-// counts as that step's. The next Step overwrites the slice, but not its elements.
+// Step applies an event and returns the effects to carry out. If now is before the time of an
+// earlier step, Step uses that earlier step's time. The returned slice is valid until the next
+// Step; the effects in it stay valid.
 func (c *Core[K]) Step(now time.Time, ev Event) []Effect {
 	clear(c.fx)
 	c.fx = c.fx[:0]

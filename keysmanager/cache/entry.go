@@ -96,7 +96,7 @@ func (o *order[K]) take(e *entry[K]) {
 	}
 }
 
-// mark makes the entries of these names those of key stages.
+// mark records which entries are those of key stages: the named ones, and no others.
 func (o *order[K]) mark(entries map[K]*entry[K], names []K) {
 	for e := o.first; e != nil; e = e.next {
 		e.keyStage = false

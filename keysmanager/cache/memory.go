@@ -28,7 +28,7 @@ func (b Bound) Below(share float64) int64 { return int64(float64(b.Total)*share)
 const unbounded = 1 << 62
 
 // Tightest returns the bound with the least room below a share of it, and that room. Without
-// bounds, the room is endless.
+// bounds, the room is unlimited.
 func Tightest(bounds []Bound, share float64) (tightest Bound, room int64) {
 	room = unbounded
 	for _, b := range bounds {

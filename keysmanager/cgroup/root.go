@@ -67,8 +67,8 @@ func open(s system, node string) (*Root, error) {
 	return r, nil
 }
 
-// settle creates the node's folders and locks them. A concurrent sweep may remove them before they
-// are locked.
+// settle creates the node's folders and locks them. If a concurrent sweep removes them before they
+// are locked, settle tries again.
 func (r *Root) settle() error {
 	enter := r.enterV1
 	if r.unified {

@@ -15,7 +15,8 @@ import (
 // Files writes the files that replicas see as /etc/hosts and /etc/resolv.conf, and returns their
 // paths. All users may read them. The file hosts maps OpenFaaS's names of the gateway to the
 // gateway's address; the zero gateway stands for n.Gateway(). The file resolv names the machine's
-// resolvers. If replicas cannot reach all of these, it names a forwarder in this process instead.
+// resolvers. If replicas cannot reach all of these, resolv names a forwarder in this process
+// instead.
 func (n *Networks) Files(gateway netip.AddrPort) (hosts, resolv string, err error) {
 	n.use.RLock()
 	defer n.use.RUnlock()

@@ -276,7 +276,8 @@ func say(c net.Conn, text string) (string, error) {
 	return string(b[:n]), err
 }
 
-// wantAnswer checks that a namespace reaches an address, which sees as as the sender.
+// wantAnswer checks that a namespace reaches an address, and that the receiver sees the right
+// sender.
 func (m *testMachine) wantAnswer(ns *os.File, network, addr, as string) {
 	m.t.Helper()
 	if got, err := m.ask(ns, network, addr); err != nil || got != as+" hello" {

@@ -3,8 +3,8 @@ package node
 // Bus carries messages about nodes by their kind; queue.Link implements it over NATS. Messages are
 // not stored.
 type Bus interface {
-	// Send sends a message about a node. Answers to it are messages of the kind reply about this
-	// node. Empty: no answer is expected.
+	// Send sends a message about a node. reply is the kind that answers to the message will have;
+	// they are about the same node. If reply is empty, no answer is expected.
 	Send(node, kind, reply string, data []byte) error
 	// Listen calls f, in order, with each message of a kind about a node, or about any node if node is
 	// empty. It does so until stop is called; after stop has returned, f does not run. f gets empty

@@ -5,9 +5,6 @@
 // carries out each order once, even if the order arrives several times. It answers an order with
 // its progress and then a result.
 //
-// A [Directory] is the side of the control process. It listens to announcements, and has a [Client]
-// for each node. It reports which nodes have come or fallen silent, and what runs on them.
-//
 // A [Directory] is the control process's side. It listens to announcements and has a [Client] for
 // each node. It reports which nodes have come or fallen silent, and what runs on them.
 //

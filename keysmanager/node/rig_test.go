@@ -315,7 +315,8 @@ func (c *cluster) mark() int {
 	return len(c.told)
 }
 
-// until waits for a record since a mark that begins with a text, and returns it.
+// until waits for a record that begins with the given text and is not older than a mark, and
+// returns the record.
 func (c *cluster) until(since int, begins string) string {
 	c.t.Helper()
 	deadline := time.After(limit)

@@ -83,8 +83,9 @@ func TestSilentWithinThreeSeconds(t *testing.T) {
 	})
 }
 
-// TestSleepOfTheListenerSilencesNoNode stops the listener itself, as when a laptop sleeps. When it
-// wakes up, no node may have left, and a node that falls silent then must be found as fast as ever.
+// TestSleepOfTheListenerSilencesNoNode stops the listener itself, as when a laptop sleeps. When the
+// listener wakes up, no node may have left. A node that falls silent afterwards must be found
+// within the usual time.
 func TestSleepOfTheListenerSilencesNoNode(t *testing.T) {
 	for range 8 { // what comes first on waking up is chance
 		synctest.Test(t, func(t *testing.T) {

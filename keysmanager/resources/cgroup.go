@@ -170,9 +170,10 @@ func (c *Cgroup) PassedItsLimit() bool {
 	return err == nil && u.OOMKills > 0
 }
 
-// TellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group. From the
-// file that it names, the watchdog sees when the kernel kills a process because of the replica's
-// memory limit. files are those that Enter has returned. The value is empty if there is no limit.
+// TellsOutOfMemory returns the value of wire.EnvOutOfMemory for a watchdog in the group. The value
+// names a file, from which the watchdog sees when the kernel kills a process because of the
+// replica's memory limit. files are those that Enter has returned. The value is empty if there is
+// no limit, or no such file.
 func (c *Cgroup) TellsOutOfMemory(files []*os.File) string {
 	if c == nil || c.limits.Memory == 0 {
 		return ""

@@ -53,7 +53,8 @@ func EndingOf(e warden.Exit) Ending {
 	}
 }
 
-// Of returns the end of a process that ended because another one, called what, ended with e.
+// Of returns the end of a process that ended because another process ended with e. what names that
+// other process in the cause.
 func (e Ending) Of(what string, end task.End) Ending {
 	return Ending{Cause: what + " ended: " + e.Cause, End: end, Memory: e.Memory}
 }

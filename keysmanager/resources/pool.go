@@ -98,7 +98,8 @@ func (p *Pool) Adopt(k warden.Kept) *Reservation {
 	return r
 }
 
-// AdoptDevices makes the reservation that of a replica which has these bytes of devices.
+// AdoptDevices records which replica the reservation belongs to, and how many bytes of each device
+// the replica has.
 func (r *Reservation) AdoptDevices(replica, function string, devices map[string]int64) {
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()
@@ -177,8 +178,8 @@ type Tenant struct {
 }
 
 // Start asks the warden to start a process of t's function, in the network that the function asks
-// for. If the node has accounts, Start takes one, unless who is Nobody. Release returns the
-// account, also if the process does not start.
+// for. If the node has accounts, Start takes one for the process; with Nobody as the AccountUser it
+// takes none. Release returns the account, also if the process does not start.
 func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid int, err error) {
 	closeNetwork, err := r.pool.connect(&p.Command, t, who)
 	if err != nil {

@@ -189,8 +189,8 @@ func TestAccountCannotReachAnotherAccount(t *testing.T) {
 	qo.Finish(time.Second)
 }
 
-// TestFilesOfAnAccountArePrivateAndBounded checks that other processes do not see what a process
-// writes, that it cannot fill a disk, and that its files end with it.
+// TestFilesOfAnAccountArePrivateAndBounded checks the files that a process writes. Other processes
+// do not see these files, they cannot fill a disk, and they are gone when the process has ended.
 func TestFilesOfAnAccountArePrivateAndBounded(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	image, _ := private(t)
@@ -249,8 +249,8 @@ func socketOf(t *testing.T, path string) {
 	}
 }
 
-// TestKillEndsAWholeForkBomb checks that a fork bomb stops at its limit, with sessions of its own
-// or without, that it does not hinder other users, and that Kill leaves no process of it.
+// TestKillEndsAWholeForkBomb runs a fork bomb in which each process has its own session. The bomb
+// must stop at its limit and must not hinder other users. Kill must leave no process of the bomb.
 func TestKillEndsAWholeForkBomb(t *testing.T) {
 	a, s := openAccounts(t), newSpawner(t)
 	image, _ := private(t)

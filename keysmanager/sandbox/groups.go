@@ -94,7 +94,7 @@ func startUnified(cmd *exec.Cmd, procs *os.File) error {
 	return nil
 }
 
-// enterAll moves this thread into groups of v1, by their files tasks.
+// enterAll moves this thread into groups of v1. files are the groups' files named tasks.
 func enterAll(files []*os.File) error {
 	var errs []error
 	for _, f := range files {
@@ -138,7 +138,7 @@ func homes(files []*os.File) ([]*os.File, error) {
 }
 
 // openHome opens the file tasks of a thread's group, in the hierarchy that is mounted from a
-// device. own is the content of /proc/PID/cgroup and mounts that of /proc/PID/mountinfo.
+// device. own is the content of /proc/PID/cgroup, and mounts is the content of /proc/PID/mountinfo.
 func openHome(device, own, mounts string) (*os.File, error) {
 	dir, err := homeIn(device, own, mounts)
 	if err != nil {

@@ -19,9 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// InitCommand is the first argument of this program when it runs as the init process of a root: the
-// first process in the new root, which prepares the root and then becomes the wanted program. A
-// program that starts processes with a root must call [Init] with the arguments after InitCommand.
+// InitCommand is the first argument of this program when it runs as an init process: the first
+// process in a new root. The init process prepares the root and then becomes the wanted program. So
+// if a program starts processes with a root of their own, and finds InitCommand as its own first
+// argument, it must call [Init] with the remaining arguments.
 const InitCommand = "sandbox-init"
 
 // Bind makes a file or folder of the machine appear in the root of a process: read-only, without

@@ -106,9 +106,10 @@ func appendTo(file, line string) error {
 	return err
 }
 
-// chooseHome sets the user's home: the folder in /etc/passwd if the user can write to it, otherwise
-// Home. It creates the folder of /etc/passwd if that is missing. If the root is read-only, an
-// existing folder stays the home, because an image may have files for its programs there.
+// chooseHome sets the user's home: the folder that /etc/passwd names for the user if the user can
+// write to it, otherwise Home. chooseHome creates the named folder if it is missing. If the root is
+// read-only, the named folder only has to exist, because an image may have files for its programs
+// there.
 func (id *identity) chooseHome(readOnly bool) {
 	info, err := os.Stat(id.home)
 	if errors.Is(err, fs.ErrNotExist) && !readOnly && os.MkdirAll(id.home, 0o755) == nil && os.Chown(id.home, id.uid, id.gid) == nil {

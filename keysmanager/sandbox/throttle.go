@@ -21,8 +21,9 @@ type throttle struct {
 	dropped      int     // lines dropped since dropping began; 0: none
 }
 
-// pass decides whether a line of n bytes is passed on: ok. first reports that the line is the first
-// of a series of dropped lines. dropped is the length of the series that this line ends.
+// pass decides whether a line of n bytes is passed on, and returns the decision in ok. first is
+// true if the line is the first of a series of dropped lines. If the line ends such a series,
+// dropped is the length of the series.
 func (t *throttle) pass(now time.Time, n int) (ok, first bool, dropped int) {
 	if t.at.IsZero() {
 		t.lines, t.bytes = burst*LinesPerSecond, burst*BytesPerSecond

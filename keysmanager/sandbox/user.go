@@ -108,7 +108,8 @@ func accountOf(list, name string) []string {
 	return account(list, 4, func(f []string) bool { return f[0] == name })
 }
 
-// account returns the fields of the first line that has n fields and for which is returns true.
+// account returns the fields of the first line that has n fields and is accepted by the given
+// function.
 func account(list string, n int, is func(fields []string) bool) []string {
 	for line := range strings.Lines(list) {
 		if f := strings.Split(strings.TrimSpace(line), ":"); len(f) == n && is(f) {

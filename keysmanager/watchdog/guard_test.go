@@ -228,8 +228,10 @@ func foreign(t *testing.T, l net.Listener, err error) {
 // TestPortIsTakenOver checks that calls fail if another process listens on the port beside the
 // program or in its place.
 //
-// The test does not run in parallel. Each process that the test process starts holds all of its
-// sockets for a moment, and would count as part of the replica.
+// The test does not run in parallel. The test process is both the watchdog and the foreign listener
+// here. A child of the watchdog counts as part of the replica, and between its fork and its exec it
+// holds all sockets of the test process. If another test started a process now, the foreign
+// listener would look like the replica's.
 func TestPortIsTakenOver(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		where := freeAddress(t)

@@ -176,8 +176,8 @@ func TestConnectionWaitsForASlowClient(t *testing.T) {
 	}
 }
 
-// TestSlowGatewayGetsItsAnswer checks that a gateway gets its answer even if it is slow to send a
-// request or to read its token.
+// TestSlowGatewayGetsItsAnswer checks that a gateway gets the answer even if it is slow to send the
+// request or to read the token.
 func TestSlowGatewayGetsItsAnswer(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

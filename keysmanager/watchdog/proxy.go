@@ -45,8 +45,8 @@ const idle = time.Second
 // lastMoment is how long a program that broke a connection may take to end.
 const lastMoment = 200 * time.Millisecond
 
-// proxy passes requests to the program unchanged, over kept connections. It closes an upgraded
-// connection on which nothing flows for silence; 0: never.
+// proxy passes requests to the program unchanged, over kept connections. silence is how long an
+// upgraded connection may have no traffic before it is closed; 0: for ever.
 func proxy(p *child, slots int, silence time.Duration) (h http.Handler, done func()) {
 	pool := &hop.Pool{Max: slots, Idle: idle}
 	prefix := strings.TrimSuffix(p.at.EscapedPath(), "/")

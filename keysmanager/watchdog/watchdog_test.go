@@ -134,8 +134,8 @@ func TestProgramIsGivenUpAfterThreeFailures(t *testing.T) {
 	}
 }
 
-// TestSlowProgramIsNotReady checks that a program that accepts and does not answer is not ready,
-// nor is one that does not listen yet.
+// TestSlowProgramIsNotReady checks two programs that are not ready: one accepts connections and
+// does not answer, and the other does not listen yet.
 func TestSlowProgramIsNotReady(t *testing.T) {
 	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

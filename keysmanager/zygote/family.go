@@ -74,8 +74,8 @@ type ForkOrder struct {
 
 // Fork makes a child the replica of an order. It takes the child that is parked on the order's
 // device, or else the spare child, or else forks a new one. parked reports that the child was
-// parked. Fork may add to Host.Tasks, so the daemon must wait for its caller before it waits for
-// Host.Tasks.
+// parked. Fork may add to Host.Tasks. So when the daemon ends, it must wait until all calls of Fork
+// have returned, and only then for Host.Tasks.
 func (f *Family) Fork(ctx context.Context, o ForkOrder) (parked bool, err error) {
 	c := f.claim(o.Limits, o.Device)
 	parked = c != nil && o.Device != ""

@@ -45,8 +45,8 @@ func (all spareSlots) remove(c *child) *child {
 	return nil
 }
 
-// lost removes a child that has ended by itself. If it was parked, the next attempt waits for a
-// back-off.
+// lost removes a child that has ended by itself. If the child was parked, the next attempt to park
+// a child there waits for a back-off.
 func (all spareSlots) lost(c *child) *child {
 	for device, b := range all {
 		if c != nil && b.child == c && device != "" {

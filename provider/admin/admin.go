@@ -39,13 +39,14 @@ type Config struct {
 
 // Journal has the dead letters; a *queue.Journal is one.
 type Journal interface {
-	// Dead returns at most limit letters of the wanted functions, the oldest first, from the letter
-	// that follows the letter after. It returns whether there are more. A nil function wants all.
+	// Dead returns dead letters of the wanted functions, the oldest first, and at most limit of
+	// them. If after is the id of a letter, Dead begins with the next letter. It also returns
+	// whether more letters follow. If wanted is nil, all functions are wanted.
 	Dead(wanted func(function string) bool, after string, limit int) (letters []queue.DeadLetter, more bool, err error)
 	// DeadLetter returns a letter with its content, or an error that is queue.ErrNoLetter.
 	DeadLetter(ctx context.Context, id string) (queue.DeadLetter, []byte, error)
 	// Redrive accepts the request of a letter again, and DropDead deletes the letter. The error is
-	// queue.ErrNoLetter if there is none.
+	// queue.ErrNoLetter if there is no such letter.
 	Redrive(ctx context.Context, id string) error
 	DropDead(id string) error
 }
@@ -70,7 +71,8 @@ type Replicas interface {
 	ReplicaCounts
 	// Events returns the latest events of a function, in order.
 	Events(function pipeline.Key) []schema.Event
-	// PinnedUntil returns until when at least a function is held at one replica to be measured.
+	// PinnedUntil returns until when a function is held at one replica, at least, because it is
+	// measured.
 	PinnedUntil(function pipeline.Key) (until time.Time, pinned bool)
 }
 

@@ -51,8 +51,8 @@ func NewCalls() *Calls {
 	return &Calls{from: time.Now(), records: map[string]*asyncCall{}, calls: map[string][]*asyncCall{}}
 }
 
-// callOf returns the client's id of the call of a record. The record of a callback that was a dead
-// letter has the suffix ".callback".
+// callOf returns the id by which the client knows the call that a record belongs to. The record of
+// a callback that was a dead letter has the suffix ".callback".
 func callOf(record string) string { return gateway.CallOf(strings.TrimSuffix(record, ".callback")) }
 
 // find returns the call of a record, or nil if it is not known. The caller holds b.mu.

@@ -75,8 +75,9 @@ func writeResult(w http.ResponseWriter, r *gateway.Result) {
 	_, _ = w.Write(r.Body)                     // fails only when the client is gone
 }
 
-// letterOf returns the latest dead letter of a call: of the call with this record or, if record is
-// empty, of any that the id names. The id may be a client's, which several calls can have.
+// letterOf returns the latest dead letter of a call. If the call's record is known, the letter must
+// be of that record. Otherwise any letter with the id counts: if a client has chosen the id,
+// several calls can have it.
 func letterOf(all []queue.DeadLetter, id, record string) (found queue.DeadLetter, there bool) {
 	for _, l := range slices.Backward(all) {
 		of := strings.TrimSuffix(l.ID, ".callback")

@@ -97,8 +97,8 @@ func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 	return st
 }
 
-// slowest returns the mean time on the slowest path through a pipeline. It is unknown while that of
-// a stage is unknown.
+// slowest returns the mean time on the slowest path through a pipeline. It is unknown if the time
+// of a stage is unknown.
 func slowest(p pipeline.Pipeline, stages []draftStage, spends func(draftStage) time.Duration) (time.Duration, bool) {
 	before := make([]time.Duration, len(stages)) // when a stage begins
 	index := map[string]int{}

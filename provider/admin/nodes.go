@@ -213,8 +213,8 @@ func (c cacheAPI) digest(beginning string) (string, error) {
 	return found, nil
 }
 
-// each calls do for the node with a name, or for all nodes in turn if the name is empty. If one
-// node has the parameters in memory, it is no error that others have not.
+// each calls do for the named node, or for all nodes in turn if the name is empty. In the second
+// case, it is enough if one node has the parameters in memory.
 func (c cacheAPI) each(name string, do func(name string) (int64, error)) ([]schema.CacheDone, error) {
 	var done []schema.CacheDone
 	var errs, without []error

@@ -24,7 +24,8 @@ func Barred(bars []plan.Bar) string {
 	return strings.Join(out, "; ")
 }
 
-// Counted returns a number with its unit: one for 1, more for the other numbers.
+// Counted returns a number with its unit. one is the unit's singular, for 1, and more is its
+// plural.
 func Counted(n int, one, more string) string {
 	if n == 1 {
 		more = one

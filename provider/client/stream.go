@@ -36,7 +36,7 @@ func PrintLogs(in io.Reader, out io.Writer) error {
 	return lines.Err()
 }
 
-// Stream sends a request whose answer may take any time. It returns the answer, and its body is
+// Stream sends a request whose answer may take any time. It returns the answer with its body
 // unread.
 func (c *Client) Stream(ctx context.Context, method, path string, header http.Header, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.Base+path, body)

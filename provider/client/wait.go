@@ -32,9 +32,9 @@ type awaited struct {
 }
 
 // WaitReady waits until the deployed revision of each function has the replicas that it must have,
-// at most for ReadyPatience. It wakes a sleeping revision to test that the revision starts, and
+// for at most ReadyPatience. It wakes a sleeping revision to test that the revision starts, and
 // then puts it to sleep again. It returns an error as soon as the platform knows why a revision
-// cannot start. The error also names the functions that are not ready by then.
+// cannot start. The error also names the other functions that are not ready at that moment.
 func WaitReady(ctx context.Context, c *Client, all []Deployment, out io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, ReadyPatience)
 	defer cancel()

@@ -51,14 +51,16 @@ const (
 	mountsDir = "secret-mounts"
 )
 
-// Open opens the secrets in dir, and creates its last folder if it does not exist. It removes the
-// mounts of an earlier owner. Its own mounts are below dir, for this process's user only.
+// Open opens the secrets in the folder dir. It creates this folder if it does not exist; the parent
+// must exist. It removes the mounts of an earlier owner. The new Store's mounts are below dir, and
+// only this process's user can read them.
 func Open(dir string) (*Store, error) { return openStore(dir, filepath.Join(dir, mountsDir), nil) }
 
-// OpenShared does what [Open] does, for functions that run as other users. The folders of the
-// functions are below mounts, whose last part is created. A function's group can read the
-// function's folder, but only this process's user, which must be root, can enter the folders above
-// it. So the function's processes get their folder as a mount (sandbox.Command.Secrets).
+// OpenShared does what [Open] does, for functions that run as other users. The functions' folders
+// are in the folder at the path mounts. OpenShared creates this folder; its parent must exist. A
+// function's group can read the function's folder, but only this process's user, which must be
+// root, can enter the folders above it. So the function's processes get their folder as a mount
+// (sandbox.Command.Secrets).
 func OpenShared(dir, mounts string, groups Groups) (*Store, error) {
 	return openStore(dir, mounts, groups)
 }
@@ -346,8 +348,8 @@ func (s *Store) toGroup(gid int) giver {
 	}
 }
 
-// write writes a file with mode 0400, or makes it readable for others with give. The file is
-// written completely or not at all, even after a power failure.
+// write writes a file with mode 0400. If give is set, it then makes the file readable for a group.
+// The file is written completely or not at all, even after a power failure.
 func write(root *os.Root, file string, value []byte, give giver) error {
 	// Not a valid name of a secret; there is only one writer.
 	temporary := filepath.Join(filepath.Dir(file), ".new")

@@ -84,7 +84,7 @@ var (
 )
 
 // prose removes from a text what is not English: code in backquotes and the targets of links. Line
-// breaks stay, so that an offset still tells the line.
+// breaks stay, so that the line of an offset can still be found.
 func prose(text string) string {
 	breaks := func(with string) func(string) string {
 		return func(s string) string { return with + strings.Repeat("\n", strings.Count(s, "\n")) }
@@ -92,8 +92,8 @@ func prose(text string) string {
 	return target.ReplaceAllStringFunc(inlineCode.ReplaceAllStringFunc(text, breaks("`x`")), breaks("]"))
 }
 
-// endsInLink reports whether a line is too wide only because of a link or a word that cannot be
-// broken: what is before it fits.
+// endsInLink reports whether a line is too wide only because it ends in a link or word that cannot
+// be broken: the text before that fits.
 func endsInLink(raw string) bool {
 	if strings.HasPrefix(raw, "![") {
 		return true
@@ -129,8 +129,8 @@ var (
 var noRate = strings.Fields("times after as at before by for from gives if in is like load make makes needs of on or over " +
 	"plus takes than that through to under wakes want when where which while with without")
 
-// ordinal reports whether a phrase that ends in "a second" is not about time: `gives calls a second
-// try`.
+// ordinal reports whether "a second" at the end of a phrase is an ordinal and not a time, as in
+// `gives calls a second try`. after is the text that follows the phrase.
 func ordinal(phrase, after string) bool {
 	next := strings.TrimSpace(word.FindString(after))
 	return strings.HasSuffix(phrase, "second") && strings.HasPrefix(after, " "+next) && slices.Contains(nouns, next)
@@ -139,7 +139,7 @@ func ordinal(phrase, after string) bool {
 // nouns follow "a second" where it is an ordinal.
 var nouns = strings.Fields("one time try attempt chance copy replica node call request process daemon run stage function terminal machine")
 
-// sentence is one of a text, and where it starts there.
+// sentence is a sentence of a text, with its offset in that text.
 type sentence struct {
 	offset int
 	text   string

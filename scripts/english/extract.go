@@ -100,7 +100,8 @@ var (
 	pythonName = regexp.MustCompile(`^\s*(?:def|class)\s+(\w+)`)
 )
 
-// declared returns the names that a form finds, one per line at most.
+// declared returns the names that a source declares. On each line, it finds at most one name, by
+// the given expression.
 func declared(src string, form *regexp.Regexp) (names []name) {
 	for i, line := range strings.Split(src, "\n") {
 		if m := form.FindStringSubmatch(line); m != nil {
@@ -110,8 +111,9 @@ func declared(src string, form *regexp.Regexp) (names []name) {
 	return names
 }
 
-// comments returns the comments of a source: from mark to the end of a line, and from open to end.
-// Marks in strings are skipped where the string ends on its line.
+// comments returns the comments of a source. A comment begins with mark and ends with its line, or
+// it is the text between open and end. Marks in a string are skipped if the string ends on the line
+// that it begins on.
 func comments(src, mark, open, end string) (blocks []block) {
 	var b *block // that is being read
 	inside := false

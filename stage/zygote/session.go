@@ -95,9 +95,10 @@ func Open(o Options) (*Session, error) {
 	return s, nil
 }
 
-// AddThreads raises the number of threads that compute one Run to total, including the calling
-// thread, and returns the new number. The maximum is the number that the session was made for. A
-// smaller total changes nothing, because AddThreads never removes threads.
+// AddThreads raises the number of threads that compute one Run, and returns the new number. total
+// is the wanted number, including the calling thread. The maximum is the number that the session
+// was made for. If total is below the present number, nothing changes, because AddThreads never
+// removes threads.
 func (s *Session) AddThreads(total int) (int, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -45,10 +45,11 @@
 //
 // The pre-packed form of a model is the model as ONNX Runtime has optimised it for this processor,
 // with the weights in the layout of the kernels. Its weights are mapped and not copied to the heap.
-// The zygote loads it from NAME.ort-VERSION.prepacked in the folder STAGECOACH_PREPACKED, and first
-// writes it if it is missing. The caller makes sure that the folder is used for one model content
-// on one kind of machine. If the file cannot be written or read, a line on stderr says why, and the
-// model itself is loaded. ZygoteReady reports which form was loaded.
+// The zygote loads this form from the file NAME.ort-VERSION.prepacked in the folder
+// STAGECOACH_PREPACKED. If the file is missing, the zygote writes it first. The caller makes sure
+// that the folder is used for one model content on one kind of machine. If the file cannot be
+// written or read, a line on stderr says why, and the model itself is loaded. ZygoteReady reports
+// which form was loaded.
 //
 // Ordinary processes can share a pre-packed model, too. This is for programs that cannot be forked,
 // because their libraries start threads of their own:

@@ -268,8 +268,8 @@ func TestEveryEndIsReportedOnce(t *testing.T) {
 	}
 }
 
-// TestChildrenEndWithTheZygote checks that the zygote ends when its control socket closes, and that
-// its children end with it, however it ends.
+// TestChildrenEndWithTheZygote checks that the zygote ends when its control socket closes. However
+// a zygote ends, its children must end with it.
 func TestChildrenEndWithTheZygote(t *testing.T) {
 	for name, end := range map[string]func(k *keeper){
 		"control socket closed": func(k *keeper) { k.Socket.Close() },

@@ -26,7 +26,7 @@ func stackFlags(fs *flag.FlagSet) (file, filter *string) {
 	return fs.String("f", "", "stack file; default stack.yml or stack.yaml"), fs.String("filter", "", "only the functions of this name, in which * stands for anything")
 }
 
-// stackFile returns the stack file that a command reads. This is named, or if named is empty,
+// stackFile returns the stack file that a command reads: the one that the user has named, or else
 // stack.yml or stack.yaml.
 func stackFile(named string) string {
 	if named != "" {

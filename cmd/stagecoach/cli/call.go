@@ -123,7 +123,7 @@ func stateText(c schema.Call) string {
 	return c.State
 }
 
-// attemptText returns format with n, or an empty string if there was no attempt.
+// attemptText formats the number of attempts, or returns an empty string if there was none.
 func attemptText(format string, n int) string {
 	if n == 0 {
 		return ""

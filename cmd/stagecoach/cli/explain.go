@@ -108,7 +108,8 @@ func folded(why string, width int) []string {
 	return lines
 }
 
-// unknownOr formats a number, multiplied by times; nil gives ?.
+// unknownOr formats the product of a number and a factor, such as 1000 for ms. If the number is
+// nil, the result is "?".
 func unknownOr(format string, v *float64, times float64) string {
 	if v == nil {
 		return "?"

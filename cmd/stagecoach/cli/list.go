@@ -45,7 +45,7 @@ func List(ctx context.Context, args []string, out io.Writer) error {
 // statusWidth is how many characters of a status list shows; describe shows all of it.
 const statusWidth = 120
 
-// cut returns text, shortened to at most most characters.
+// cut shortens a text to the given number of characters, if it is longer.
 func cut(text string, most int) string {
 	if all := []rune(text); len(all) > most {
 		return string(all[:most-1]) + "…"

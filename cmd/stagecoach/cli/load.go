@@ -175,8 +175,8 @@ func readLoadScenario(name string) (openloop.Scenario, error) {
 	return s, nil
 }
 
-// targetFlags adds the flags of a single target. body returns its body from the flags, once they
-// are parsed.
+// targetFlags adds the flags of a single target. Once the flags are parsed, body returns the body
+// of the target's requests.
 func targetFlags(fs *flag.FlagSet) (t *openloop.TargetSpec, body func() (openloop.Body, error), headers *map[string]string, cv *float64) {
 	t = &openloop.TargetSpec{}
 	fs.StringVar(&t.Rate, "rate", "", "requests per second: 20, or steps and ramps: 2:10s,2..20:30s,20:1m")
@@ -215,8 +215,8 @@ func targetFlags(fs *flag.FlagSet) (t *openloop.TargetSpec, body func() (openloo
 	return t, func() (openloop.Body, error) { return bodyOf(b, *text) }, headers, cv
 }
 
-// bodyOf returns b with the text, which may name a file or a folder, and with the content of the
-// template's file.
+// bodyOf sets b's text, file or folder from the value of --body: a value @PATH names a file or a
+// folder. If b's template is @FILE, bodyOf reads that file.
 func bodyOf(b openloop.Body, text string) (openloop.Body, error) {
 	file, isFile := strings.CutPrefix(text, "@")
 	switch info, err := os.Stat(file); {

@@ -35,8 +35,9 @@ type profileFlags struct {
 	rule        profile.Rule
 }
 
-// settle is how long a replica has a quota before it is measured. The kernel refills a quota once
-// per period, so a few short calls after a pause never meet its limit.
+// settle is how long a replica has a new quota before it is measured. The kernel refills a quota
+// once per period, so the first short calls after a pause are not throttled. Therefore a
+// measurement takes many periods.
 const (
 	period     = 100 * time.Millisecond
 	settle     = 3 * period
@@ -187,8 +188,8 @@ func (f *profileFlags) bodies(ctx context.Context, c *client.Client, path string
 
 // ProfileItems returns the X-Items header for the calls that measure a function; empty: none. path
 // is the API's path of the function, with the query. For a stage of a pipeline, the header makes a
-// JSON array a list of items, as in the pipeline. If the stage has the annotation items, the
-// annotation decides and the header is empty.
+// JSON array a list of items, as in the pipeline. If the stage has an annotation named "items",
+// that annotation decides and the header is empty.
 func ProfileItems(ctx context.Context, c *client.Client, path string) (string, error) {
 	var d client.Deployment
 	if err := c.Get(ctx, path, &d); err != nil {

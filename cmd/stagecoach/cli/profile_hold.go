@@ -16,8 +16,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// Times of the lease on a function that is measured. The lease is renewed every third of its
-// length, and ends without renewal.
+// Times of the lease on a function that is measured. The lease is renewed each time a third of its
+// length has passed. Without renewal, it ends.
 const (
 	lease      = 10 * time.Second
 	holdWait   = time.Minute       // for a replica that is ready and has its quota

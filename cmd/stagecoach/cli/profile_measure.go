@@ -160,10 +160,10 @@ type answered struct {
 	took    time.Duration // on the replica
 }
 
-// inARow is the number of batches in a round of the largest batch size. A round has fewer if the
-// line has no room for them. Several batches in a row keep the replica busy most of the time, even
-// if calls take long to reach it. An idle replica would recover its CPU quota, and the next batch
-// would run too fast.
+// inARow is how many batches of the largest size a round sends, one after the other. A round has
+// fewer if the line has no room for them. Several batches in a row keep the replica busy most of
+// the time, even if calls take long to reach it. An idle replica would recover its CPU quota, and
+// the next batch would run too fast.
 const inARow = 8
 
 // calls returns how many calls a round has for batches of a size. One per slot goes ahead.

@@ -59,8 +59,8 @@ func (t *terminal) raw() (restore func(), err error) {
 	}, err
 }
 
-// keys calls quit when somebody types q, or when standard input ends. It returns then, or when ctx
-// ends.
+// keys waits until somebody types q or standard input ends, and then calls quit. It returns early
+// when ctx ends.
 func (t *terminal) keys(ctx context.Context, quit func()) {
 	b := make([]byte, 16)
 	for ctx.Err() == nil {

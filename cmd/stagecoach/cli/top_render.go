@@ -23,8 +23,8 @@ type topSection struct {
 	show   int    // rows that are shown
 }
 
-// renderTop draws v in at most height lines of at most width columns. It is a function of its
-// arguments.
+// renderTop draws v in at most height lines of at most width columns. The result depends only on
+// the arguments.
 func renderTop(v schema.Top, width, height int) []string {
 	sections := []*topSection{topPipelines(v.Pipelines), topFunctions(v.Functions), topNodes(v.Nodes), topEventRows(v.Events)}
 	share(sections, height-1-2*len(sections))
@@ -69,7 +69,7 @@ func (s *topSection) draw(width int) []string {
 			widths[i] = max(widths[i], utf8.RuneCountInString(cell))
 		}
 	}
-	// The first column gives way when the numbers need the room, the last takes what there is.
+	// The first column gets narrower if the numbers need the room. The last column takes the rest.
 	others := 0
 	for _, w := range widths[1 : len(widths)-1] {
 		others += w + 2

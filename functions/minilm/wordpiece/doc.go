@@ -6,6 +6,6 @@
 //   - Each word is covered with the longest pieces of the vocabulary (Wu et al. 2016). A word that
 //     cannot be covered is unknown.
 //
-// A name of a special token in the text, spelled exactly as in the vocabulary ("[SEP]" and so on),
-// becomes that token, because the reference does this, too.
+// If the text contains the name of a special token, such as "[SEP]", the name becomes that token,
+// as in the reference. It must be spelled exactly as in the vocabulary.
 package wordpiece

@@ -1,8 +1,9 @@
 package ocr
 
 // CER returns the character error rate: the number of insertions, deletions and replacements of
-// characters that turn got into want (Levenshtein 1966), divided by the length of want. The rate
-// may exceed 1. If want is empty, the rate is 0 for an empty got, and 1 otherwise.
+// characters that turn the read text into the wanted one (Levenshtein 1966), divided by the length
+// of the wanted one. The rate may exceed 1. If the wanted text is empty, the rate is 0 if the read
+// text is empty, too, and 1 otherwise.
 func CER(got, want string) float64 {
 	if want == "" {
 		return float64(min(1, len(got)))

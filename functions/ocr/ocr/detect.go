@@ -10,9 +10,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Parameters of the detector's training and of reading its map. unclip and extraHeight were chosen
-// on drawn pages with text of 14–17 pixels: smaller values cut ascenders off, and larger ones
-// include neighbouring lines.
+// Parameters that the detector was trained with, and parameters for reading its output, a map of
+// where the page has text. unclip and extraHeight were chosen on pages that package page has drawn,
+// with text of 14–17 pixels: smaller values cut ascenders off, and larger ones include neighbouring
+// lines.
 const (
 	longestSide  = 960 // pixels; larger pages are scaled down
 	sideMultiple = 32
@@ -74,8 +75,8 @@ func detectorSize(w, h int) (int, int) {
 
 // Boxes turns the detector's map into boxes on a page of the given size, in reading order. p has
 // w×h probabilities, row by row. A box is the upright rectangle around a connected area above the
-// threshold, with a margin around it, because the network was trained to find areas smaller than
-// the text.
+// threshold, plus a margin. The margin is needed because the network was trained to find areas
+// smaller than the text.
 func Boxes(p []float32, w, h int, page image.Point) []Box {
 	var boxes []Box
 	for _, r := range areas(p, w, h) {

@@ -106,10 +106,12 @@ class Watch:
         self._wrap(torch.autograd, "grad", "torch.autograd.grad", True)
 
     def _wrap(self, owner: Any, name: str, what: str, asks: bool, hidden: Callable[[], Any] | None = None) -> None:
-        """Watch the function owner.name. what names it in messages. asks is true if a call of it
-        asks the driver for devices. While the environment hides all devices, call hidden instead:
-        it returns or raises what the function would, without asking the driver. torch.compile
-        needs these results."""
+        """Watch the function ``owner.name``, which messages call ``what``. ``asks`` is true if the
+        function asks the driver for devices.
+
+        If ``hidden`` is given, it is called in place of the function while the environment hides
+        all devices. It returns or raises what the function would, without asking the driver.
+        torch.compile needs these results."""
         call = getattr(owner, name, None)
         if call is None:
             return

@@ -75,9 +75,9 @@ def number(name: str) -> int:
 
 
 def replica(loaded: Loaded, fd: int, spot: device.Device | None = None) -> NoReturn:
-    """Run this process as a replica on the stage socket fd, and end the process. loaded comes
-    from the zygote. spot is the device if the zygote has prepared it, else None. The caller has
-    set the environment, threads and seeds."""
+    """Run this process as a replica on the stage socket ``fd``, and then end the process.
+    ``loaded`` comes from the zygote. ``spot`` is the device if this process has prepared it, else
+    None. The caller has set the environment, threads and seeds."""
     try:
         sock = connection(fd)
     except StageError as err:
@@ -86,8 +86,8 @@ def replica(loaded: Loaded, fd: int, spot: device.Device | None = None) -> NoRet
 
 
 def run(loaded: Loaded, sock: socket.socket, load_ns: int, spot: device.Device | None = None) -> NoReturn:
-    """Run this process as a replica on sock, and end it. load_ns is the time of loading in this
-    process, in ns."""
+    """Run this process as a replica on ``sock``, and then end the process. ``load_ns`` is how long
+    loading in this process took, in ns."""
     try:
         answer(loaded, sock, load_ns, spot or device.Device(device.name()))
     except (StageError, WireError, OSError) as err:
@@ -98,9 +98,9 @@ def run(loaded: Loaded, sock: socket.socket, load_ns: int, spot: device.Device |
 def answer(
     loaded: Loaded, sock: socket.socket, load_ns: int, spot: device.Device, orders: Orders | None = None
 ) -> None:
-    """Place a stage on the device spot and answer batches over sock, until the stage is drained
-    or its dispatcher has gone. Close sock at the end. orders is set if several stages share this
-    process: it ends one stage, as a signal ends a process."""
+    """Place a stage on the device ``spot`` and answer batches over ``sock``, until the stage is
+    drained or its dispatcher has gone. Close ``sock`` at the end. If several stages share this
+    process, ``orders`` is set and can end this stage alone, as a signal ends a process."""
     with sock:
         hooks = replace(loaded.hooks, slots=slots(loaded.hooks.slots, os.environ.get("max_inflight", "")))
         timeout = duration("exec_timeout", os.environ.get("exec_timeout", ""))

@@ -178,8 +178,8 @@ class Ring:
         return max(ends) - began
 
     def _each(self, n: int, work: Callable[[_Lane], object], meanwhile: Callable[[], None] | None = None) -> None:
-        """Run work in n lanes at a time, and meanwhile beside them. When all have ended, raise the
-        error of one of them, if there is one."""
+        """Call ``work`` in ``n`` lanes at the same time, and ``meanwhile`` on the calling thread.
+        When all calls have ended, raise the error of one of them, if there is one."""
         failed: list[BaseException] = []
 
         def run(i: int) -> None:

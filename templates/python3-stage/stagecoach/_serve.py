@@ -67,13 +67,16 @@ def serve(
     timeout: float = 0,
     orders: Orders | None = None,
 ) -> None:
-    """Answer batches with ``hooks.infer(state, calls)`` over sock, which it closes.
+    """Answer batches with ``hooks.infer(state, calls)`` over ``sock``, and close it at the end.
 
-    load and place are the times of these hooks in ns. timeout bounds each call in seconds, in
-    addition to its deadline; 0 means no bound. The function returns when the dispatcher has drained
-    the replica or has gone, or when all accepted calls are answered after SIGTERM. It raises
-    :class:`WireError` if the dispatcher breaks the protocol. Call it in the main thread, or with
-    orders, which replace signals.
+    ``load`` and ``place`` are how long these hooks took, in ns. ``timeout`` bounds each call in
+    seconds, in addition to its deadline; 0 means no bound. The function returns when the dispatcher
+    has drained the replica or has gone. It also returns when it was told to end and all accepted
+    calls are answered. It raises :class:`WireError` if the dispatcher breaks the protocol.
+
+    Without ``orders``, SIGTERM and SIGINT tell the replica to end, so the function must run in the
+    main thread. With ``orders``, it sets no signal handlers, and ``orders.send`` tells the replica
+    to end.
     """
     hello = _wire.hello(
         os.getpid(), replica.function, replica.name, hooks.slots, hooks.max_batch, replica.threads, load, place
@@ -209,8 +212,8 @@ class _Server:
         if not greeted:
             self.conn.shut()
             return
-        # The replica wants to leave, and the dispatcher does not know it; if telling it fails, the
-        # reader reports the cause.
+        # The replica wants to leave, which the dispatcher does not know yet. If this message fails,
+        # the reader reports the cause.
         if told:
             try:
                 self.conn.write(_wire.CREDIT, 0, _wire.uvarint(0))
@@ -343,8 +346,8 @@ class _Server:
             results = _ends.run(self.infer, self.state, calls)
             service = time.monotonic_ns() - begin
             with self.lock:
-                # Delete it before the last result is sent: that result frees the slot for the
-                # dispatcher.
+                # Delete the batch before its last result is sent: with that result, the dispatcher
+                # counts the slot as free.
                 del self.batches[batch]
             for call in calls:
                 call._cancelled = True  # a call that has ended must not stream
@@ -403,7 +406,7 @@ class _Server:
             rest = rest[n:]
 
     def wait(self, call: Call, timeout: float | None) -> bool:
-        """Wait until the call has ended, or for timeout seconds."""
+        """Wait until the call has ended, or for ``timeout`` seconds."""
         end = None if timeout is None else time.monotonic() + timeout
         with self.change:
             while not call.cancelled():

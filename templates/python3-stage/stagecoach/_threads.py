@@ -25,8 +25,9 @@ _OMP_PAUSE_HARD = 2
 
 
 def compute_with(total: int) -> None:
-    """Make total threads compute from now on, with the calling one, in the libraries that are
-    loaded. Libraries that are loaded later use the environment's :data:`VARIABLES`."""
+    """Set the number of threads that PyTorch and each OpenBLAS compute with to ``total``, including
+    the calling thread. This has an effect on libraries that are loaded already. Later libraries use
+    the environment's :data:`VARIABLES`."""
     for setter in _openblas():
         setter(total)
     # PyTorch comes last, because an OpenBLAS over OpenMP uses the same number.
@@ -50,11 +51,13 @@ def _openblas() -> list[Any]:
 
 
 def load_with(total: int) -> None:
-    """Make the calling thread compute with total threads of OpenMP, which start on demand.
+    """Set the number of OpenMP threads that the calling thread computes with to ``total``. They
+    start on demand.
 
     torch.compile makes code for the current number of threads, and compiles again if a call
-    finds another number. Runtimes that :func:`end_openmp` cannot stop start no threads, because
-    these would keep the process from being forked."""
+    finds another number. A runtime whose threads :func:`end_openmp` cannot end keeps its number,
+    which is 1 in a zygote: threads that cannot be ended would keep the process from being
+    forked."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         torch.get_num_threads()  # the first call sets the number for this thread, to MKL's number

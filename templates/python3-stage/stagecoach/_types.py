@@ -247,7 +247,7 @@ def out_of_memory(err: BaseException) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether value is a numpy array or a torch tensor, without importing either."""
+    """Return whether ``value`` is a numpy array or a torch tensor, without importing either."""
     return any(t.__module__ in ("numpy", "torch") and t.__name__ in ("ndarray", "Tensor") for t in type(value).__mro__)
 
 
@@ -268,7 +268,7 @@ class Link(Protocol):
         :meth:`Call.check` raises."""
 
     def wait(self, call: Call, timeout: float | None) -> bool:
-        """Wait until the call has ended, or for timeout seconds."""
+        """Wait until the call has ended, or for ``timeout`` seconds."""
 
 
 class Call:
@@ -294,8 +294,8 @@ class Call:
         self.parts: list[Part] = parts  # one per predecessor, sorted by name
         self.header: list[tuple[str, str]] = header or []  # header fields of the request
         self.deadline = self._until = (
-            # Seconds since 1970; None: there is none. _until: the earlier of it and the end of
-            # exec_timeout.
+            # The deadline in seconds since 1970, or None without a deadline. _until is the earlier
+            # of the deadline and the end of exec_timeout.
             deadline
         )
         self.key = key
@@ -344,7 +344,7 @@ class Call:
             raise Expired(self._overtime or "the call's deadline has passed")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the call has ended, or for timeout seconds. Return whether it has ended."""
+        """Wait until the call has ended, or for ``timeout`` seconds. Return whether it has ended."""
         return self.cancelled() if self._link is None else self._link.wait(self, timeout)
 
     def send(self, data: bytes | str) -> None:

@@ -116,8 +116,8 @@ def _load() -> tuple[_stage.Loaded, list[tuple[int, int]], bool]:
 def _shares(state: Any, mapped: list[tuple[int, int]], before: int) -> bool:
     """Return whether a state's parameters are in the mapped files and not in the heap. If
     PyTorch's tensors make up the state, compare their addresses with the mappings. For any other
-    state, the heap must have grown by less than half the size of the files; before is the heap's
-    earlier size in bytes."""
+    state, the heap must have grown by less than half the size of the files; ``before`` is the
+    heap's earlier size in bytes."""
     size = sum(end - start for start, end in mapped)
     torch = sys.modules.get("torch")
     tensors = list(_move.State(torch, state).tensors.values()) if hasattr(torch, "nn") else []
@@ -256,7 +256,7 @@ class Zygote(Control):
 
     def _touch(self) -> None:
         """While the child waits, map the parameters into its page tables, which a fork leaves
-        empty. Otherwise, the first call would take the faults, up to 65 ms for 1 GB."""
+        empty. Otherwise, the first call would take the page faults, up to 65 ms for 1 GB."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if not self._mapped or poll.poll(QUIET * 1000):
@@ -295,8 +295,9 @@ class Zygote(Control):
 
 
 def _become_replica(told: Begin, before: dict[str, str | None]) -> None:
-    """Make a child the replica of its begin order: set its environment and its threads. before is
-    the zygote's environment before it was changed for a single thread."""
+    """Make a child the replica of its begin order: set its environment and its threads.
+
+    ``before`` is the environment that the zygote had before it was changed for a single thread."""
     threads = told.threads
     for name, value in before.items():
         if value is None and name in _threads.VARIABLES:

@@ -50,8 +50,8 @@ class Device:
     """A process's device. Any thread may use it; one at a time does."""
 
     def __init__(self, device: str = "cpu", keep: bool = False, backend: Backend | None = None) -> None:
-        """device is torch's name: "cpu" or "cuda:0". keep says that more states will be placed. The
-        default backend is CUDA's."""
+        """``device`` is torch's name: "cpu" or "cuda:0". ``keep`` is true if more states will be
+        placed. The default backend is CUDA's."""
         self.name = device
         self._keep = keep
         self._backend = backend

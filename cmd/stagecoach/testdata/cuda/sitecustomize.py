@@ -1,5 +1,6 @@
-"""Has PyTorch without CUDA look as if it had a device: what is there lies in host memory, and each look at its free memory
-finds 100 MB less. For programs that are to be tried without one, in each process whose PYTHONPATH has this folder."""
+"""Gives a PyTorch without CUDA a stand-in for a device, in each process whose PYTHONPATH has this folder.
+
+What is on the stand-in is in host memory. Each query of its free memory returns 100 MB less than the one before."""
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +17,7 @@ WORK = 0.002  # seconds that a context and first kernels take, so that there is 
 
 
 class Event:
-    """A point in a stream's work, of which all is done at once."""
+    """A point in a stream's work. The stream does all work at once, so there is nothing to wait for."""
 
     def __init__(self, blocking: bool = False) -> None:
         pass
@@ -29,7 +30,7 @@ class Event:
 
 
 class Stream:
-    """A stream that does at once what it is told."""
+    """A stream that does each piece of work at once."""
 
     def __init__(self, device: str = "") -> None:
         pass
@@ -45,12 +46,13 @@ class Stream:
 
 
 def on_host(device: Any) -> Any:
-    """Where that is which is to be on a device."""
+    """Return where a tensor goes that is meant for this device: the stand-in is in host memory."""
     return "cpu" if str(device).startswith("cuda") else device
 
 
 def in_host_memory(torch: Any, make: Callable[..., Any]) -> Callable[..., Any]:
-    """Make tensors without a device, and not of halves, with which old PyTorch on a CPU does not compute."""
+    """Wrap a maker of tensors, so that it makes them in host memory. Halves become floats, because old PyTorch cannot
+    compute with halves on a CPU."""
 
     @functools.wraps(make)
     def made(*args: Any, device: Any = None, pin_memory: bool = False, **more: Any) -> Any:
@@ -62,7 +64,7 @@ def in_host_memory(torch: Any, make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def staying(to: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave on the host what is to go to a device."""
+    """Wrap a method ``to``, so that it leaves tensors for the device in host memory."""
 
     @functools.wraps(to)
     def moved(self: Any, *args: Any, **more: Any) -> Any:
