@@ -166,8 +166,8 @@ def layout(torch: Any, tensors: list[Any]) -> tuple[dict[int, Slot], list[Source
 
 
 def view(flat: Any, slot: Slot) -> Any:
-    """Return a tensor at the slot's place in the flat allocation. Its shape and strides are those of
-    the slot's tensor in host memory."""
+    """Return a tensor at the slot's place in the flat allocation. Its shape and strides are those
+    of the slot's tensor in host memory."""
     t = slot.tensor
     return flat[slot.at : slot.at + _extent(t)].view(t.dtype).as_strided(t.shape, t.stride()).detach()
 
@@ -183,6 +183,6 @@ def _plain(torch: Any, t: Any) -> bool:
 
 
 def _extent(t: Any) -> int:
-    """Return the number of bytes from the first byte of a tensor's first element to the last byte of
-    its last element."""
+    """Return the number of bytes from the first byte of a tensor's first element to the last byte
+    of its last element."""
     return (1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))) * t.element_size()

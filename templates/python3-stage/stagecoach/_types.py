@@ -344,7 +344,7 @@ class Call:
             raise Expired(self._overtime or "the call's deadline has passed")
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the call has ended, or for ``timeout`` seconds. Return whether it has ended."""
+        """Wait until the call has ended, at most ``timeout`` seconds. Return whether it has."""
         return self.cancelled() if self._link is None else self._link.wait(self, timeout)
 
     def send(self, data: bytes | str) -> None:
