@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 
+	"github.com/stagecoach-serving/stagecoach/image/contained"
 	"github.com/stagecoach-serving/stagecoach/internal/containerdtest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
@@ -64,7 +65,8 @@ func nothingContained(t *testing.T, s *containerdtest.Server, nodes ...string) {
 }
 
 // inContainerd returns what a containerd has: containers, tasks, snapshots, leases, mounts, and the
-// processes of its shims.
+// processes of its shims. It leaves out images, which stay until they are collected, and the leases
+// of interrupted transfers, which containerd removes when they expire.
 func inContainerd(t *testing.T, s *containerdtest.Server) (all []string) {
 	t.Helper()
 	c, err := containerd.New(s.Address, containerd.WithDefaultNamespace(s.Namespace))
@@ -88,19 +90,46 @@ func inContainerd(t *testing.T, s *containerdtest.Server) (all []string) {
 	for _, task := range running.Tasks {
 		add("task", task.ID)
 	}
-	leases, err := c.LeasesService().List(ctx)
+	held, err := c.LeasesService().List(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range leases {
-		add("lease", l.ID)
+	ofImages := map[string]bool{} // snapshots
+	for _, l := range held {
+		_, expires := l.Labels["containerd.io/gc.expire"]
+		if _, image := l.Labels[contained.LabelFolder]; !image && !expires {
+			add("lease", l.ID)
+			continue
+		}
+		resources, err := c.LeasesService().ListResources(ctx, l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range resources {
+			if r.Type == "snapshots/overlayfs" {
+				ofImages[r.ID] = true
+			}
+		}
 	}
+	var infos []snapshots.Info
 	err = c.SnapshotService("overlayfs").Walk(ctx, func(_ context.Context, i snapshots.Info) error {
-		add("snapshot", i.Name)
+		infos = append(infos, i)
 		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	for range infos { // the snapshots below those of images
+		for _, i := range infos {
+			if ofImages[i.Name] && i.Parent != "" {
+				ofImages[i.Parent] = true
+			}
+		}
+	}
+	for _, i := range infos {
+		if !ofImages[i.Name] {
+			add("snapshot", i.Name)
+		}
 	}
 	for _, pid := range s.Shims() {
 		add("shim", fmt.Sprint(pid))

@@ -17,11 +17,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 )
 
-// Labels of leases and snapshots.
+// Labels of leases and snapshots. LabelFolder has the folder of the node's views, and only images
+// have it.
 const (
+	LabelFolder = "stagecoach.dev/images"
 	labelNode   = "stagecoach.dev/node"
 	labelDigest = "stagecoach.dev/image-digest"
-	labelFolder = "stagecoach.dev/images" // the folder of the node's views
 )
 
 // holder holds images in containerd, and mounts their views in a folder.
@@ -38,7 +39,7 @@ func (s *holder) folder(digest string) string {
 func (s *holder) fs(digest string) string { return filepath.Join(s.folder(digest), "fs") }
 
 func (s *holder) labels(digest string) map[string]string {
-	return map[string]string{labelNode: s.cfg.Node, labelDigest: digest, labelFolder: s.cfg.Dir}
+	return map[string]string{labelNode: s.cfg.Node, labelDigest: digest, LabelFolder: s.cfg.Dir}
 }
 
 // key returns the name of an image's lease and of its view.
@@ -142,7 +143,7 @@ func (s *Store) restore(ctx context.Context) error {
 
 // dropStrays deletes leases of this folder whose images are neither ready nor being made ready.
 func (s *Store) dropStrays(ctx context.Context) error {
-	all, err := s.client.LeasesService().List(ctx, fmt.Sprintf("labels.%q==%q", labelFolder, s.cfg.Dir))
+	all, err := s.client.LeasesService().List(ctx, fmt.Sprintf("labels.%q==%q", LabelFolder, s.cfg.Dir))
 	if err != nil {
 		return fmt.Errorf("leases: %w", err)
 	}

@@ -165,7 +165,7 @@ func TestLeftoversOfAnEarlierRunAreRemoved(t *testing.T) {
 	r := newRig(t, nil)
 	name, digest := r.pushed("a:1", plain(t))
 	root := r.pull(name)
-	others, err := r.client.LeasesService().Create(t.Context(), leases.WithID("others"), leases.WithLabels(map[string]string{labelFolder: "/elsewhere", labelDigest: digest}))
+	others, err := r.client.LeasesService().Create(t.Context(), leases.WithID("others"), leases.WithLabels(map[string]string{LabelFolder: "/elsewhere", labelDigest: digest}))
 	if err != nil {
 		t.Fatal(err)
 	}
