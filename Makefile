@@ -50,14 +50,6 @@ test: images ## what CI runs: every test with the race detector, against the rea
 	$(GO) vet ./...
 	$(GO) test $(LAZY) -race -timeout $(TEST_TIMEOUT) ./...
 
-<<<<<<< HEAD
-=======
-test-containerd: images ## functions in containers: 50 cycles, 50 kills, and the other tests of it
-	CI=true CYCLES=$${CYCLES:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestCyclesLeaveNothing -v ./cmd/stagecoach
-	CI=true KILL_ROUNDS=$${KILL_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 10m -run 'TestKillAnyContainerProcess|TestKillAnywhere/containerd' -v ./cmd/stagecoach
-	CI=true $(GO) test $(LAZY) -count=1 -timeout 10m -skip TestKillAny -run 'Contain|TestBurst|TestEnds|TestOCR/containerd|TestPythonStage/containerd|TestLimits/containerd|TestAllStagesWakeAtOnce/containerd|TestDocs/howto-containerd' ./cmd/stagecoach ./keysmanager/container/... ./keysmanager/sandbox/conformance ./internal/containerdtest
-
->>>>>>> ctr-proof
 test-python: images ## test stages in Python, also with real PyTorch
 	@scripts/tools --torch
 	scripts/test-python
