@@ -202,6 +202,16 @@ func (s *Server) Kill() {
 	s.cmd = nil
 }
 
+// Signal signals containerd. A stopped one takes connections and does not answer.
+func (s *Server) Signal(sig syscall.Signal) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
 // Client returns a client for a namespace. It is closed when the test ends.
 func (s *Server) Client(namespace string) *containerd.Client {
 	s.t.Helper()

@@ -181,6 +181,9 @@ func TestContainersHaveTheirOwnHostname(t *testing.T) {
 		if !strings.HasPrefix(text, "ocr-openfaas-fn-") || !strings.HasSuffix(text, "\nrefused\n") {
 			t.Errorf("%q, want a name that begins with its function, and stays", text)
 		}
+		if found := said(t, r, c, "getent hosts $(cat /proc/sys/kernel/hostname)"); !strings.HasPrefix(found, "127.0.1.1") {
+			t.Errorf("its own name is %q, want 127.0.1.1", found)
+		}
 	}
 }
 
