@@ -143,8 +143,8 @@ func TestOneSweepWaits(t *testing.T) {
 	}
 }
 
-// TestStartsFollowContainerdsReturn starts a container as soon as containerd is back, however long a
-// removal has tried to reach it.
+// TestStartsFollowContainerdsReturn starts a container as soon as containerd is back, however long
+// a removal has tried to reach it.
 func TestStartsFollowContainerdsReturn(t *testing.T) {
 	s := containerdtest.Start(t)
 	r := open(t, s)
@@ -189,7 +189,8 @@ func TestProgramIsEndedForMemoryAsItsRuntimeIs(t *testing.T) {
 	}
 }
 
-// TestFoldersWithoutAnOwnerAreRemoved has a folder whose maker was killed, and one that is made now.
+// TestFoldersWithoutAnOwnerAreRemoved has a folder whose maker was killed, and one that is made
+// now.
 func TestFoldersWithoutAnOwnerAreRemoved(t *testing.T) {
 	s := containerdtest.Start(t)
 	r := open(t, s)
@@ -212,8 +213,8 @@ func TestFoldersWithoutAnOwnerAreRemoved(t *testing.T) {
 	}
 }
 
-// TestOwnersOfAnotherBootDoNotLive checks that a process with the same number and time does not keep
-// what was left before the machine's start.
+// TestOwnersOfAnotherBootDoNotLive checks that a process with the same number and time does not
+// keep what was left before the machine's start.
 func TestOwnersOfAnotherBootDoNotLive(t *testing.T) {
 	own := ownName()
 	if !lives(own) {

@@ -50,7 +50,7 @@ const (
 	startTimeout  = 45 * time.Second // for the start of a container
 	endTimeout    = 30 * time.Second // for the status of a container that has ended
 	settleTime    = 10 * time.Second // for the end of a container whose program has ended
-	removeTimeout = 30 * time.Second // for the removal of a container, and for all when a Runtime is closed
+	removeTimeout = 30 * time.Second // for a removal, and for all of them in Close
 	redialPause   = time.Second      // between two connections to a containerd that is away, at most
 )
 

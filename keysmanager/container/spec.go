@@ -83,8 +83,8 @@ func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o san
 func hostname(id string) string { return id[:min(len(id), 63)] }
 
 // hosts returns the mount of the file in which the container's hostname is found. It is a copy of
-// the file that the command names, or of the machine's, with one more line. ok is false if a program
-// with an account would not see it, because the machine has none.
+// the file that the command names, or of the machine's, with one more line. ok is false if a
+// program with an account would not see it, because the machine has none.
 func (p *process) hosts(c sandbox.Command) (m specs.Mount, ok bool, err error) {
 	at := hostsFile
 	if c.Chroot == "" {
@@ -126,8 +126,8 @@ func limits(all map[string]uint64) (out []specs.POSIXRlimit) {
 }
 
 // cgroupsPath returns the cgroup of a container. In version 2 it is the group that the process
-// enters. In version 1 the hierarchies may have it at different paths; then, and without groups, the
-// container has a group of its own, which it leaves before it starts: see process.enter.
+// enters. In version 1 the hierarchies may have it at different paths; then, and without groups,
+// the container has a group of its own, which it leaves before it starts: see process.enter.
 func cgroupsPath(id string, groups []*os.File) (string, error) {
 	for _, g := range groups {
 		var s unix.Statfs_t

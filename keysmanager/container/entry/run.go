@@ -47,8 +47,8 @@ func Run() {
 // spare is more threads than this program needs later, beside those that it has at its start.
 const spare = 4
 
-// spareThreads has the threads made that this program may need later. The program that it starts may
-// use up what its user or cgroup has; then a new thread would fail, and the container would end.
+// spareThreads has the threads made that this program may need later. The program that it starts
+// may use up what its user or cgroup has; then a new thread would fail, and end the container.
 func spareThreads() {
 	var here, all sync.WaitGroup
 	here.Add(spare)
