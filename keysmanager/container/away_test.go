@@ -48,27 +48,39 @@ func TestCloseEndsStartsOfAStoppedContainerd(t *testing.T) {
 	nothingLeft(t, s)
 }
 
-// TestCloseWaitsForStarts closes a Runtime while containers are made.
+// TestCloseWaitsForStarts closes a Runtime while a container is made, by a start that cannot be
+// ended at this point.
 func TestCloseWaitsForStarts(t *testing.T) {
 	s := containerdtest.Start(t)
-	for range 3 {
-		r := open(t, s)
-		started := make(chan error, 1)
-		go func() { // the test waits for it
-			_, err := r.Start(sleeper())
-			started <- err
-		}()
-		proctest.Until(t, "a folder is made", func() bool { return len(left(t, s)) > 0 })
-		r.Close()
-		select {
-		case err := <-started: // it may have been quick enough
-			t.Log(err)
-		default:
-			t.Error("Close returns during a start")
-			<-started
-		}
-		nothingLeft(t, s)
+	cfg := config(t, s)
+	cfg.Devices = []string{"example.com/none=*"}
+	r, err := openConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
+	registry.Lock()
+	c := sleeper()
+	c.Options.Devices = []string{"example.com/none=one"}
+	started, closed := make(chan error, 1), make(chan struct{})
+	go func() { // the test waits for it
+		_, err := r.Start(c)
+		started <- err
+	}()
+	proctest.Until(t, "a folder is made", func() bool { return len(left(t, s)) > 0 })
+	go func() { defer close(closed); r.Close() }() // the test waits for it
+	<-r.open.Done()
+	for range 20 { // a Close that does not wait has enough time
+		if have := left(t, s); len(have) == 0 {
+			t.Error("the folder is removed during the start")
+			break
+		}
+	}
+	registry.Unlock()
+	if err := <-started; !errors.Is(err, sandbox.ErrClosed) {
+		t.Errorf("%v, want that the Runtime is closed", err)
+	}
+	<-closed
+	nothingLeft(t, s)
 }
 
 // TestFailedRemovalsAreTriedAgain has removals fail, as they do while containerd is away for long.
