@@ -180,48 +180,6 @@ func TestBytesOfTheEnvironmentStay(t *testing.T) {
 	}
 }
 
-// TestFirstProgramSurvivesAProgramAtItsLimit has programs use up the processes of their user, while
-// signals wake the first program.
-func TestFirstProgramSurvivesAProgramAtItsLimit(t *testing.T) {
-	s := containerdtest.Start(t)
-	r := open(t, s)
-	defer r.Close()
-	for i := range 6 {
-		in, feed, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		out, said, err := os.Pipe()
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := sleeper()
-		c.As = &sandbox.Account{UID: 320_010 + i, GID: 320_010 + i}
-		c.Processes = 30
-		c.Argv = []string{"sh", "-c", "(while sleep 600 & do :; done) 2>/dev/null; echo full; read line; exit 7"}
-		c.Stdin, c.Stdout = in, said
-		p := start(t, r, c)
-		_ = said.Close()
-		if err := out.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-			t.Fatal(err)
-		}
-		if n, err := out.Read(make([]byte, 5)); err != nil || n != 5 {
-			t.Fatalf("%d, %v, want that it is full", n, err)
-		}
-		for range 200 {
-			_ = unix.Kill(p.init, unix.SIGCHLD)
-		}
-		_, _ = feed.WriteString("go on\n")
-		if status := p.Wait(); status.ExitStatus() != 7 {
-			t.Errorf("%#x, want exit status 7", status)
-		}
-		for _, f := range []*os.File{in, feed, out} {
-			_ = f.Close()
-		}
-		p.Forget()
-	}
-}
-
 // TestContainersHaveTheirOwnHostname checks it from inside, and that a container's process cannot
 // change it.
 func TestContainersHaveTheirOwnHostname(t *testing.T) {

@@ -8,9 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +23,6 @@ func Run() {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		os.Exit(fail(nil, fmt.Errorf("undumpable: %w", err)))
 	}
-	spareThreads()
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: filepath.Join(Folder, Socket), Net: "unixpacket"})
 	if err != nil {
 		os.Exit(fail(nil, err))
@@ -42,25 +39,6 @@ func Run() {
 		os.Exit(killed)
 	}()
 	os.Exit(reap(conn, pid, signals))
-}
-
-// spare is more threads than this program needs later, beside those that it has at its start.
-const spare = 4
-
-// spareThreads has the threads made that this program may need later. The program that it starts
-// may use up what its user or cgroup has; then a new thread would fail, and end the container.
-func spareThreads() {
-	var here, all sync.WaitGroup
-	here.Add(spare)
-	for range spare {
-		all.Go(func() {
-			runtime.LockOSThread() // so that each has a thread of its own
-			here.Done()
-			here.Wait()
-			runtime.UnlockOSThread() // the thread stays, for other goroutines
-		})
-	}
-	all.Wait()
 }
 
 // fail reports why the program does not run, and returns an exit status.
