@@ -4,6 +4,7 @@ package containerdtest
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"os"
@@ -95,7 +96,13 @@ address = %q
 
 // initProgram builds stagecoach-init once per test binary.
 var initProgram = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(os.TempDir(), "stagecoach-init-of-tests")
+	module, err := exec.Command("go", "env", "GOMOD").Output()
+	if err != nil {
+		return "", err
+	}
+	// Another checkout may have another protocol.
+	sum := sha256.Sum256(module)
+	path := filepath.Join(os.TempDir(), fmt.Sprintf("stagecoach-init-of-tests-%x", sum[:6]))
 	next := fmt.Sprintf("%s.%d", path, os.Getpid()) // other test binaries do the same
 	cmd := exec.Command("go", "build", "-o", next, "github.com/stagecoach-serving/stagecoach/cmd/stagecoach-init")
 	cmd.Env, cmd.Stderr = append(os.Environ(), "CGO_ENABLED=0"), os.Stderr
@@ -200,6 +207,16 @@ func (s *Server) Kill() {
 	_ = s.cmd.Process.Kill() // fails if it has ended
 	<-s.end
 	s.cmd = nil
+}
+
+// Signal signals containerd. A stopped one takes connections and does not answer.
+func (s *Server) Signal(sig syscall.Signal) {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.cmd.Process.Signal(sig); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // Client returns a client for a namespace. It is closed when the test ends.

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -38,7 +37,7 @@ type whose struct {
 	PID      int    `json:"pid,omitempty"` // of the program; 0: it does not run yet
 }
 
-// maxName is the length of a container's id that containerd allows, less that of the random part.
+// maxName is the most bytes of an id before its random part: containerd allows 76 in all.
 const maxName = 76 - 14
 
 // newID returns an id for a container that says what it is for. No other container has it.
@@ -64,14 +63,14 @@ func newID(c sandbox.Command, all map[string]string) string {
 }
 
 func newFolder(id string, who whose) (*folder, error) {
-	f := &folder{filepath.Join(Folders, id)}
 	if err := os.MkdirAll(Folders, 0o700); err != nil {
 		return nil, err
 	}
+	f := &folder{filepath.Join(Folders, id)}
 	if err := os.Mkdir(f.path, 0o700); err != nil {
 		return nil, err
 	}
-	return f, f.setOwner(who)
+	return f, f.setOwner(who) // a Sweep removes folders without an owner
 }
 
 // setOwner writes whose folder it is. Readers find the old or the new text.
@@ -94,13 +93,6 @@ func (f *folder) owner() (w whose, err error) {
 		err = json.Unmarshal(b, &w)
 	}
 	return w, err
-}
-
-// abandoned reports whether the process that made the folder was killed before it said whose the
-// folder is. Nothing is mounted there then.
-func (f *folder) abandoned() bool {
-	info, err := os.Stat(f.path)
-	return err == nil && time.Since(info.ModTime()) > startTimeout
 }
 
 // mountRoot makes the root of a container. For a command with Chroot it is that folder with a layer
@@ -178,9 +170,26 @@ func (f *folder) copyOf(name string, files map[string][]byte, mode fs.FileMode, 
 	return path, nil
 }
 
+// memoryFolder names the folder of a folder whose files are never on a disk.
+const memoryFolder = "files"
+
+// inMemory makes the folder for secret files. Further calls do nothing.
+func (f *folder) inMemory() error {
+	at := filepath.Join(f.path, memoryFolder)
+	if err := os.Mkdir(at, 0o755); errors.Is(err, fs.ErrExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=0755,size="+sandbox.Writable); err != nil {
+		return fmt.Errorf("files in memory: %w", err)
+	}
+	return nil
+}
+
 // remove unmounts what is mounted in the folder, and removes it.
 func (f *folder) remove() error {
-	for _, name := range []string{"root", "layer"} {
+	for _, name := range []string{"root", "layer", memoryFolder} {
 		err := unix.Unmount(filepath.Join(f.path, name), unix.MNT_DETACH)
 		// It may not be mounted, or not be there.
 		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {

@@ -168,6 +168,18 @@ func TestCDIGivesDevices(t *testing.T) {
 	}
 }
 
+// TestBytesOfTheEnvironmentStay has a variable that is no UTF-8.
+func TestBytesOfTheEnvironmentStay(t *testing.T) {
+	s := containerdtest.Start(t)
+	r := open(t, s)
+	defer r.Close()
+	c := sleeper()
+	c.Env = map[string]string{"BYTES": "a\xff\xfeb"}
+	if got := said(t, r, c, `printf %s "$BYTES"`); got != c.Env["BYTES"] {
+		t.Errorf("%q, want %q", got, c.Env["BYTES"])
+	}
+}
+
 // TestContainersHaveTheirOwnHostname checks it from inside, and that a container's process cannot
 // change it.
 func TestContainersHaveTheirOwnHostname(t *testing.T) {
@@ -180,6 +192,9 @@ func TestContainersHaveTheirOwnHostname(t *testing.T) {
 		text := said(t, r, c, "cat /proc/sys/kernel/hostname; hostname elsewhere 2>/dev/null || echo refused")
 		if !strings.HasPrefix(text, "ocr-openfaas-fn-") || !strings.HasSuffix(text, "\nrefused\n") {
 			t.Errorf("%q, want a name that begins with its function, and stays", text)
+		}
+		if found := said(t, r, c, "getent hosts $(cat /proc/sys/kernel/hostname)"); !strings.HasPrefix(found, "127.0.1.1") {
+			t.Errorf("its own name is %q, want 127.0.1.1", found)
 		}
 	}
 }

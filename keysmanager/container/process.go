@@ -27,7 +27,7 @@ type process struct {
 	initEnd   *os.File             // is readable once that has ended; nil: none yet
 	conn      *entry.Conn          // nil: none yet
 	pid       int                  // number of the program; 0: none yet
-	pidfd     int                  // of the program
+	pidfd     *os.File             // of the program; nil: none yet
 	ended     chan struct{}        // closed when it has ended; then status is set. nil: it never ran
 	status    unix.WaitStatus
 
@@ -38,7 +38,20 @@ type process struct {
 func (p *process) PID() int { return p.pid }
 
 // Signal implements sandbox.Process.
-func (p *process) Signal(s syscall.Signal) error { return unix.PidfdSendSignal(p.pidfd, s, nil, 0) }
+func (p *process) Signal(s syscall.Signal) error { return signal(p.pidfd, s) }
+
+// signal signals the process of a pidfd. A closed one stands for a process that has ended.
+func signal(pidfd *os.File, s syscall.Signal) error {
+	raw, err := pidfd.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var failed error
+	if raw.Control(func(fd uintptr) { failed = unix.PidfdSendSignal(int(fd), s, nil, 0) }) != nil {
+		return os.ErrProcessDone
+	}
+	return failed
+}
 
 // watch notes the first process of the container.
 func (p *process) watch(pid int) error {
@@ -71,11 +84,7 @@ func (p *process) readInit() error {
 }
 
 // killInit kills the first process, if it has not ended.
-func (p *process) killInit() {
-	if raw, err := p.initEnd.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { _ = unix.PidfdSendSignal(int(fd), unix.SIGKILL, nil, 0) })
-	}
-}
+func (p *process) killInit() { _ = signal(p.initEnd, unix.SIGKILL) }
 
 // whenInitEnds calls f when the first process ends. stop undoes that, and waits for f.
 func (p *process) whenInitEnds(f func()) (stop func()) {
@@ -176,13 +185,19 @@ func waitStatus(exit uint32) unix.WaitStatus {
 func (p *process) Forget() {
 	p.once.Do(func() {
 		p.of.removes.Go(func() {
-			defer p.of.forget(p)
 			p.end()
-			if err := p.remove(); err != nil {
-				p.of.cfg.Log.Warn("container is not removed; the node's next start removes it", "container", p.id, "error", err)
-			}
+			p.removeOrKeep()
 		})
 	})
+}
+
+// removeOrKeep removes the container. If that fails, the container is kept for a later retry.
+func (p *process) removeOrKeep() {
+	err := p.remove()
+	if err != nil {
+		p.of.cfg.Log.Warn("container is not removed; a later start, the end of a watchdog or the node's next start tries it again", "container", p.id, "error", err)
+	}
+	p.of.forget(p, err)
 }
 
 // end ends the container, and closes its descriptors.
@@ -198,16 +213,20 @@ func (p *process) end() {
 		_ = p.awaitInit(time.Now().Add(settleTime))
 		_ = p.initEnd.Close()
 	}
-	if p.pidfd > 0 {
-		_ = unix.Close(p.pidfd)
+	if p.pidfd != nil {
+		_ = p.pidfd.Close()
 	}
 }
 
 // remove removes the container from containerd, and its folder.
 func (p *process) remove() error {
-	ctx, cancel := context.WithTimeout(context.Background(), removeTimeout)
+	err := enter(p.of.remove, p.of.removing, removeTimeout)
+	if err != nil {
+		return fmt.Errorf("containerd works on %d other removals: %w", cap(p.of.removing), err)
+	}
+	defer func() { <-p.of.removing }()
+	ctx, cancel := context.WithTimeout(p.of.remove, removeTimeout)
 	defer cancel()
-	var err error
 	for {
 		if err = p.of.removeContainer(ctx, p.id); err == nil {
 			break

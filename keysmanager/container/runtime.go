@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"runtime"
+	"slices"
 	"sync"
 	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
+	"google.golang.org/grpc"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -46,7 +50,8 @@ const (
 	startTimeout  = 45 * time.Second // for the start of a container
 	endTimeout    = 30 * time.Second // for the status of a container that has ended
 	settleTime    = 10 * time.Second // for the end of a container whose program has ended
-	removeTimeout = 30 * time.Second // for the removal of a container
+	removeTimeout = 30 * time.Second // for a removal, and for all of them in Close
+	redialPause   = time.Second      // between two connections to a containerd that is away, at most
 )
 
 // Runtime starts processes in containers. Its methods are safe for concurrent use.
@@ -55,13 +60,23 @@ type Runtime struct {
 	client  *containerd.Client
 	spawner *sandbox.Spawner // for processes of the platform
 	owner   string           // identifies this Runtime's containers, and says whether it lives
-	removes sync.WaitGroup   // removals under way, and waits for ends
+
+	open     context.Context // ends when Close begins; so do starts and Sweeps
+	shut     context.CancelFunc
+	starts   sync.WaitGroup  // starts under way
+	starting chan struct{}   // has an element per start that containerd works on
+	remove   context.Context // ends when Close has waited long enough for removals
+	giveUp   context.CancelFunc
+	removes  sync.WaitGroup // removals and Sweeps under way, and waits for ends
+	removing chan struct{}  // has an element per removal that containerd works on
 
 	sweeping sync.Mutex // held while Sweep runs
 
-	mu     sync.Mutex
-	closed bool
-	live   map[*process]bool // until they are forgotten
+	mu      sync.Mutex
+	closed  bool
+	live    map[*process]bool // until their removal ends
+	failed  []*process        // whose removal has failed; it is tried again
+	waiting bool              // a Sweep in the background has not begun yet
 }
 
 // Open returns a Runtime. The caller closes it.
@@ -76,7 +91,11 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, fmt.Errorf("runtime containerd: %w; want containerd at %s: start it, or name its socket with --containerd-address", err, cfg.Address)
 	}
-	return &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), live: map[*process]bool{}}, nil
+	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), live: map[*process]bool{}}
+	r.open, r.shut = context.WithCancel(context.Background())
+	r.remove, r.giveUp = context.WithCancel(context.Background())
+	r.starting, r.removing = make(chan struct{}, 2*runtime.NumCPU()), make(chan struct{}, 2*runtime.NumCPU())
+	return r, nil
 }
 
 // connect returns a client of a containerd that answers. If nothing listens at its socket, connect
@@ -84,12 +103,12 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 func connect(ctx context.Context, cfg Config) (*containerd.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", cfg.Address)
-	if err != nil {
+	if err := listens(ctx, cfg.Address); err != nil {
 		return nil, err
 	}
-	_ = conn.Close() // nothing was sent
-	client, err := containerd.New(cfg.Address, containerd.WithDefaultNamespace(cfg.Namespace), containerd.WithTimeout(answerTimeout))
+	// All calls have deadlines. Until then they wait for a containerd that comes back.
+	client, err := containerd.New(cfg.Address, containerd.WithDefaultNamespace(cfg.Namespace), containerd.WithTimeout(redialPause),
+		containerd.WithCallOpts([]grpc.CallOption{grpc.WaitForReady(true)}))
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +116,15 @@ func connect(ctx context.Context, cfg Config) (*containerd.Client, error) {
 		return nil, errors.Join(err, client.Close())
 	}
 	return client, nil
+}
+
+// listens returns an error if nothing listens at a unix socket.
+func listens(ctx context.Context, address string) error {
+	conn, err := new(net.Dialer).DialContext(ctx, "unix", address)
+	if err != nil {
+		return err
+	}
+	return conn.Close() // nothing was sent
 }
 
 // Start implements sandbox.Runtime.
@@ -108,9 +136,7 @@ func (r *Runtime) Start(c sandbox.Command) (sandbox.Process, error) {
 		}
 		return platform{p, r}, nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
-	defer cancel()
-	p, err := r.start(ctx, c)
+	p, err := r.startInTurn(c)
 	if err != nil {
 		where := c.Dir
 		if c.Chroot != "" {
@@ -119,6 +145,49 @@ func (r *Runtime) Start(c sandbox.Command) (sandbox.Process, error) {
 		return nil, fmt.Errorf("start %s in %s, in a container: %w", program(c), where, err)
 	}
 	return p, nil
+}
+
+// startInTurn starts a process once containerd works on few enough starts. Their time begins then.
+func (r *Runtime) startInTurn(c sandbox.Command) (*process, error) {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return nil, sandbox.ErrClosed
+	}
+	r.starts.Add(1)
+	r.mu.Unlock()
+	defer r.starts.Done()
+	if err := enter(r.open, r.starting, startTimeout); r.open.Err() != nil {
+		return nil, sandbox.ErrClosed
+	} else if err != nil {
+		return nil, fmt.Errorf("containerd works on %d other starts: %w", cap(r.starting), err)
+	}
+	defer func() { <-r.starting }()
+	ctx, cancel := context.WithTimeout(r.open, startTimeout)
+	defer cancel()
+	if err := listens(ctx, r.cfg.Address); err != nil {
+		return nil, fmt.Errorf("containerd: %w", err)
+	}
+	p, err := r.start(ctx, c)
+	if err != nil && r.open.Err() != nil {
+		err = fmt.Errorf("%w: %w", sandbox.ErrClosed, err)
+	}
+	if err == nil {
+		r.retry() // containerd answers
+	}
+	return p, err
+}
+
+// enter puts an element into a channel, when there is room within this time.
+func enter(ctx context.Context, room chan<- struct{}, most time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	select {
+	case room <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // platform is a process of the platform, such as a watchdog. If it is killed, it leaves containers.
@@ -130,42 +199,58 @@ type platform struct {
 // Forget implements sandbox.Process.
 func (p platform) Forget() {
 	p.Process.Forget()
-	p.of.removes.Go(func() { p.of.Sweep(context.Background()) })
+	p.of.sweepSoon()
 }
 
-// add makes a process one of the Runtime's. It returns false if the Runtime is closed.
-func (r *Runtime) add(p *process) bool {
+// add makes a process one of the Runtime's.
+func (r *Runtime) add(p *process) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
-		return false
-	}
 	r.live[p] = true
-	return true
 }
 
-// forget removes a process from the Runtime's, and reports whether it was one of them.
-func (r *Runtime) forget(p *process) bool {
+// forget removes a process from the Runtime's. If its removal has failed, it is kept for retry.
+func (r *Runtime) forget(p *process, failed error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	was := r.live[p]
 	delete(r.live, p)
-	return was
+	if failed != nil && !r.closed {
+		r.failed = append(r.failed, p)
+	}
 }
 
-// Close implements sandbox.Runtime. It returns when the containers are removed.
+// retry removes in the background what could not be removed before. The caller is a start, a
+// removal or a Sweep under way, or Close.
+func (r *Runtime) retry() {
+	r.mu.Lock()
+	failed := r.failed
+	r.failed = nil
+	for _, p := range failed {
+		r.live[p] = true
+		r.removes.Go(p.removeOrKeep)
+	}
+	r.mu.Unlock()
+}
+
+// Close implements sandbox.Runtime. It ends starts under way. It returns when the containers are
+// removed, or when containerd has had enough time for that.
 func (r *Runtime) Close() {
 	r.mu.Lock()
 	r.closed = true
-	var left []*process
-	for p := range r.live {
-		left = append(left, p)
-	}
+	r.mu.Unlock()
+	r.shut()
+	r.starts.Wait() // no process is half made from here on
+	r.retry()
+	r.mu.Lock()
+	left := slices.Collect(maps.Keys(r.live))
 	r.mu.Unlock()
 	for _, p := range left {
 		p.Forget()
 	}
+	stop := time.AfterFunc(removeTimeout, r.giveUp)
 	r.removes.Wait()
+	stop.Stop()
+	r.giveUp()
 	r.spawner.Close()
 	_ = r.client.Close() // nothing is on its way
 }

@@ -1,6 +1,7 @@
 package container
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd/containerd/v2/contrib/seccomp"
@@ -41,6 +43,9 @@ func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o san
 	s.Process = &specs.Process{
 		Args: []string{entry.Program}, Env: []string{"GOMAXPROCS=1", "GOGC=off"}, Cwd: "/", User: user, NoNewPrivileges: true,
 		Capabilities: &specs.LinuxCapabilities{Bounding: o.Rights, Permitted: o.Rights, Effective: o.Rights},
+	}
+	if s.Process.OOMScoreAdj, err = ownOOMScore(); err != nil {
+		return nil, nil, err
 	}
 	s.Process.Rlimits = limits(o.Limits)
 	path := fmt.Sprintf("/proc/%d/ns/net", os.Getpid())
@@ -77,6 +82,41 @@ func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o san
 // hostname returns the name of a container's machine, from its id.
 func hostname(id string) string { return id[:min(len(id), 63)] }
 
+// hosts returns the mount of the file in which the container's hostname is found. It is a copy of
+// the file that the command names, or of the machine's, with one more line. ok is false if a
+// program with an account would not see it, because the machine has none.
+func (p *process) hosts(c sandbox.Command) (m specs.Mount, ok bool, err error) {
+	at := hostsFile
+	if c.Chroot == "" {
+		if at, err = filepath.EvalSymlinks(at); errors.Is(err, fs.ErrNotExist) {
+			return m, false, nil
+		}
+	}
+	if err != nil {
+		return m, false, err
+	}
+	b, err := os.ReadFile(cmp.Or(c.Hosts, hostsFile))
+	if err != nil && (c.Hosts != "" || !errors.Is(err, fs.ErrNotExist)) {
+		return m, false, err
+	}
+	b = fmt.Appendf(b, "\n127.0.1.1\t%s\n", hostname(p.id))
+	from, err := p.folder.copyOf("hosts", map[string][]byte{"hosts": b}, 0o644, 0, 0)
+	return bind(filepath.Join(from, "hosts"), at, "ro", "noexec"), err == nil, err
+}
+
+const hostsFile = "/etc/hosts"
+
+// ownOOMScore returns how readily the kernel ends this process for memory. Without a value of its
+// own a container has that of its shim, which the kernel may be told never to end.
+func ownOOMScore() (*int, error) {
+	b, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil {
+		return nil, err
+	}
+	score, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	return &score, err
+}
+
 // limits returns resource limits in the form of a container's spec.
 func limits(all map[string]uint64) (out []specs.POSIXRlimit) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
@@ -86,8 +126,8 @@ func limits(all map[string]uint64) (out []specs.POSIXRlimit) {
 }
 
 // cgroupsPath returns the cgroup of a container. In version 2 it is the group that the process
-// enters. In version 1 the hierarchies may have it at different paths; then the container has a
-// group of its own, which it leaves for these before it starts.
+// enters. In version 1 the hierarchies may have it at different paths; then, and without groups,
+// the container has a group of its own, which it leaves before it starts: see process.enter.
 func cgroupsPath(id string, groups []*os.File) (string, error) {
 	for _, g := range groups {
 		var s unix.Statfs_t
@@ -160,7 +200,17 @@ func (r *Runtime) mounts(c sandbox.Command, p *process, o sandbox.Outline, root,
 			all = append(all, bind(filepath.Join(from, filepath.Base(at)), at, "ro", "noexec"))
 		}
 	}
+	hosts, named, err := p.hosts(c)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", hostsFile, err)
+	}
+	if named {
+		all = append(all, hosts)
+	}
 	for _, m := range o.Mounts {
+		if named && m.At == hosts.Destination {
+			continue
+		}
 		var options []string
 		if !m.Write {
 			options = append(options, "ro")
@@ -170,8 +220,10 @@ func (r *Runtime) mounts(c sandbox.Command, p *process, o sandbox.Outline, root,
 		}
 		from := m.From
 		if m.Files != nil {
-			var err error
-			if from, err = p.folder.copyOf(fmt.Sprintf("files-%d", copies), m.Files, 0o400, o.UID, o.GID); err != nil {
+			if err := p.folder.inMemory(); err != nil {
+				return nil, err
+			}
+			if from, err = p.folder.copyOf(fmt.Sprintf("%s/%d", memoryFolder, copies), m.Files, 0o400, o.UID, o.GID); err != nil {
 				return nil, err
 			}
 			copies++
@@ -189,7 +241,7 @@ func bind(from, at string, options ...string) specs.Mount {
 	if slices.Contains(options, "ro") {
 		options = append(options, "rro")
 	}
-	return specs.Mount{Destination: at, Type: "bind", Source: from, Options: append([]string{"rbind", "nosuid", "nodev"}, options...)}
+	return specs.Mount{Destination: at, Type: "bind", Source: from, Options: append([]string{"rbind", "nosuid", "nodev", "rnosuid", "rnodev"}, options...)}
 }
 
 // systemMounts returns the mounts of the machine's system folders. Those that are links become

@@ -34,9 +34,7 @@ func program(c sandbox.Command) string {
 // start makes a container and starts a command's program in it.
 func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err error) {
 	p := &process{of: r, id: newID(c, r.cfg.Labels)}
-	if !r.add(p) {
-		return nil, sandbox.ErrClosed
-	}
+	r.add(p)
 	defer func() {
 		if err != nil {
 			p.Forget()
@@ -107,7 +105,8 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 
 // enter moves the first process of the container, which waits for its start, into cgroups. Without
 // groups it enters those of this process, as a child process would. So the program of a watchdog
-// has the limits of its replica.
+// has the limits of its replica. In version 1 the files are named tasks, and take in one thread.
+// That is enough: runc calls exec from this one, and the kernel ends all others then.
 func (p *process) enter(groups []*os.File) error {
 	if len(groups) == 0 {
 		own, err := cgroup.OpenOwn()
@@ -130,6 +129,7 @@ func (p *process) enter(groups []*os.File) error {
 // begin has the program started, once the container runs.
 func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outline, l entry.Listener) error {
 	until, _ := ctx.Deadline()
+	defer context.AfterFunc(ctx, l.Close)() // the Runtime may be closed meanwhile
 	stop := p.whenInitEnds(l.Close)
 	conn, err := l.Accept(p.init, until)
 	stop()
@@ -137,6 +137,7 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 		return errors.Join(fmt.Errorf("its first program does not connect: %w", err), p.initEnded())
 	}
 	p.conn = conn
+	defer context.AfterFunc(ctx, conn.Close)()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -146,6 +147,8 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 	for i := range files {
 		if files[i] == nil {
 			files[i] = null
+		} else if c.Chroot != "" {
+			own(files[i], o.UID, o.GID)
 		}
 	}
 	inside, err := conn.Begin(entry.Wanted{Program: o.Program, Argv: o.Argv, Env: o.Env, Dir: o.Dir}, append(files, c.Files...), until)
@@ -156,8 +159,24 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 		return fmt.Errorf("process %d of container %s: %w", inside, p.id, err)
 	}
 	// The process is not reaped yet, so the number is its own.
-	if p.pidfd, err = unix.PidfdOpen(p.pid, 0); err != nil {
+	fd, err := unix.PidfdOpen(p.pid, 0)
+	if err != nil {
 		return fmt.Errorf("process %d: %w", p.pid, err)
 	}
+	p.pidfd = os.NewFile(uintptr(fd), "pidfd")
 	return conn.Go()
+}
+
+// own gives a pipe to a user, who may then open it again as /dev/stdout or the like.
+func own(f *os.File, uid, gid int) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) { // if it fails, only that opening fails
+		var st unix.Stat_t
+		if unix.Fstat(int(fd), &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
+			_ = unix.Fchown(int(fd), uid, gid)
+		}
+	})
 }

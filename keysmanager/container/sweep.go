@@ -4,11 +4,17 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
+	"time"
+
+	containerd "github.com/containerd/containerd/v2/client"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -36,10 +42,16 @@ func (r *Runtime) labels(c sandbox.Command) map[string]string {
 }
 
 // ownName returns a name that identifies a Runtime of this process: its number, the time of its
-// start, and a random text.
+// start since the machine's, the machine's start, and a random text.
 func ownName() string {
-	return fmt.Sprintf("%d-%s-%s", os.Getpid(), startOf(os.Getpid()), strings.ToLower(rand.Text()[:8]))
+	return fmt.Sprintf("%d-%s-%s-%s", os.Getpid(), startOf(os.Getpid()), boot(), strings.ToLower(rand.Text()[:8]))
 }
+
+// boot returns what identifies this start of the machine.
+var boot = sync.OnceValue(func() string {
+	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id") // without /proc, no process is found either
+	return strings.ReplaceAll(strings.TrimSpace(string(b)), "-", "")
+})
 
 // startOf returns when a process has started, in the kernel's clock; empty: it does not run.
 func startOf(pid int) string {
@@ -58,32 +70,61 @@ func startOf(pid int) string {
 // lives reports whether the process of a Runtime lives.
 func lives(owner string) bool {
 	parts := strings.Split(owner, "-")
-	if len(parts) != 3 {
+	if len(parts) != 4 || parts[2] != boot() {
 		return false
 	}
 	pid, err := strconv.Atoi(parts[0])
 	return err == nil && startOf(pid) == parts[1]
 }
 
-// Sweep removes what killed processes of this node have left: containers and folders. What it
-// cannot remove, it logs.
+// sweepSoon calls Sweep in the background. One that waits for another finds what all would find.
+func (r *Runtime) sweepSoon() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed || r.waiting {
+		return
+	}
+	r.waiting = true
+	r.removes.Go(func() { r.Sweep(r.open) })
+}
+
+// ownerless is the age from which a folder without an owner is removed. A folder has none while it
+// is made or removed.
+const ownerless = time.Minute
+
+// age returns the time since a folder was changed; 0: it is not there.
+func (f *folder) age() time.Duration {
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return 0
+	}
+	return time.Since(info.ModTime())
+}
+
+// Sweep removes what killed processes of this node have left: containers and folders. It also tries
+// again what this Runtime could not remove before. What it cannot remove, it logs. The caller calls
+// it before Close.
 func (r *Runtime) Sweep(ctx context.Context) {
 	r.sweeping.Lock()
 	defer r.sweeping.Unlock()
+	r.mu.Lock()
+	r.waiting = false
+	r.mu.Unlock()
+	r.retry()
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	left, err := r.client.Containers(ctx, fmt.Sprintf("labels.%q==%q", labelNode, r.cfg.Node))
 	if err != nil {
-		r.cfg.Log.Warn("containers of an earlier KeysManager are not looked for", "error", err)
+		r.cfg.Log.Warn("containers of killed processes are not looked for", "error", err)
 		return
 	}
 	for _, c := range left {
-		labels, err := c.Labels(ctx)
-		if err != nil || lives(labels[labelOwner]) { // it has been removed meanwhile
+		info, err := c.Info(ctx, containerd.WithoutRefreshedMetadata)
+		if err != nil || lives(info.Labels[labelOwner]) {
 			continue
 		}
 		if err := r.removeContainer(ctx, c.ID()); err != nil {
-			r.cfg.Log.Warn("container of an earlier KeysManager is not removed", "container", c.ID(), "error", err)
+			r.cfg.Log.Warn("container of a killed process is not removed", "container", c.ID(), "error", err)
 			continue
 		}
 		if err := (&folder{filepath.Join(Folders, c.ID())}).remove(); err != nil {
@@ -93,7 +134,13 @@ func (r *Runtime) Sweep(ctx context.Context) {
 	folders, _ := os.ReadDir(Folders) // there are none
 	for _, e := range folders {
 		f := &folder{filepath.Join(Folders, e.Name())}
-		if who, err := f.owner(); err == nil && (who.Node != r.cfg.Node || lives(who.Owner)) || err != nil && !f.abandoned() {
+		who, err := f.owner()
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			if f.age() < ownerless {
+				continue
+			}
+		case err != nil, who.Node != r.cfg.Node, lives(who.Owner):
 			continue
 		}
 		if err := f.remove(); err != nil {

@@ -151,7 +151,7 @@ func (s *server) serve(conn *net.UnixConn) error {
 		m.fail(err)
 		return errors.Join(err, w.send(m))
 	}
-	c := &connection{store: s.store, wire: w, slots: make(chan struct{}, maxRequests)}
+	c := &connection{store: s.store, wire: w, slots: make(chan struct{}, maxRequests), starts: make(chan struct{}, maxStarts)}
 	c.run()
 	_ = s.store.release()
 	s.mu.Lock()
@@ -243,16 +243,20 @@ func hungUp(conn *net.UnixConn) bool {
 	return gone
 }
 
-// maxRequests bounds the requests of a manager that run at the same time. Further requests wait on
-// the socket.
-const maxRequests = 64
+// Bounds of the requests of a manager that run at the same time. Further requests wait on the
+// socket. A start may wait for containerd, and the others must not wait for that.
+const (
+	maxRequests = 64
+	maxStarts   = 512
+)
 
 // connection is the connection to the manager.
 type connection struct {
 	store *store
 	wire  *wire
-	slots chan struct{}
 	group sync.WaitGroup
+	// slots and starts have an element per request, or per start, that runs.
+	slots, starts chan struct{}
 
 	attached atomic.Bool
 }
@@ -280,9 +284,13 @@ func (c *connection) run() {
 		if err != nil {
 			break // the manager has gone, or sent an invalid message
 		}
-		c.slots <- struct{}{}
+		slots := c.slots
+		if m.Op == opStart {
+			slots = c.starts
+		}
+		slots <- struct{}{}
 		c.group.Go(func() {
-			defer func() { <-c.slots }()
+			defer func() { <-slots }()
 			defer m.close()
 			c.handle(m)
 		})

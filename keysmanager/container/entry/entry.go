@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -25,19 +27,55 @@ const (
 
 // Limits of a message.
 const (
-	maxMessage = 160 << 10 // bytes
+	maxMessage = 160 << 10 // bytes of a Wanted
+	maxSaid    = 16 << 10  // bytes of an answer
 	maxFiles   = 253       // descriptors; the kernel's limit
 )
 
 // Wanted says which program runs.
 type Wanted struct {
-	Program string   `json:"program"` // absolute; empty: it is looked for in the environment's PATH
-	Argv    []string `json:"argv"`
-	Env     []string `json:"env"`
-	Dir     string   `json:"dir"`
+	Program string // absolute; empty: it is looked for in the environment's PATH
+	Argv    []string
+	Env     []string
+	Dir     string
 	// Open says which of the program's descriptors are open. The descriptors beside the message are
 	// these, in order.
+	Open []bool
+}
+
+// header begins the message of a Wanted. Its strings follow, each after a zero byte: JSON would
+// change bytes that are no UTF-8.
+type header struct {
+	Args int    `json:"args"` // number of arguments
 	Open []bool `json:"open"`
+}
+
+const zero = "\x00"
+
+func (w Wanted) encode() ([]byte, error) {
+	b, err := json.Marshal(header{len(w.Argv), w.Open})
+	if err != nil {
+		return nil, err
+	}
+	all := slices.Concat([]string{w.Program, w.Dir}, w.Argv, w.Env)
+	for _, s := range all {
+		if strings.Contains(s, zero) {
+			return nil, fmt.Errorf("%.40q has a zero byte, want arguments and environment without", s)
+		}
+	}
+	return append(b, zero+strings.Join(all, zero)...), nil
+}
+
+func decode(b []byte) (w Wanted, err error) {
+	all := strings.Split(string(b), zero)
+	var h header
+	if err := json.Unmarshal([]byte(all[0]), &h); err != nil {
+		return w, err
+	}
+	if h.Args < 0 || len(all) < 3+h.Args {
+		return w, fmt.Errorf("a message of %d strings, want %d arguments among them", len(all), h.Args)
+	}
+	return Wanted{Program: all[1], Dir: all[2], Argv: all[3 : 3+h.Args], Env: all[3+h.Args:], Open: h.Open}, nil
 }
 
 // said is a message of the first program.
@@ -76,7 +114,7 @@ func (c *Conn) Begin(w Wanted, files []*os.File, until time.Time) (pid int, err 
 			return 0, errors.Join(err, failed)
 		}
 	}
-	b, err := json.Marshal(w)
+	b, err := w.encode()
 	if err != nil {
 		return 0, err
 	}
@@ -120,7 +158,7 @@ func (c *Conn) Status() (unix.WaitStatus, error) {
 func (c *Conn) Close() { _ = c.conn.Close() } // nothing is on its way
 
 func (c *Conn) hear() (said, error) {
-	buf := make([]byte, maxMessage)
+	buf := make([]byte, maxSaid)
 	n, err := c.conn.Read(buf)
 	if err == nil && n == 0 {
 		err = errors.New("it has ended early")

@@ -70,8 +70,8 @@ func begin(conn *net.UnixConn) (pid int, err error) {
 	if n > maxMessage || flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0 {
 		return 0, fmt.Errorf("a message above %d bytes or %d descriptors, want less", maxMessage, maxFiles)
 	}
-	var w Wanted
-	if err := json.Unmarshal(buf[:n], &w); err != nil {
+	w, err := decode(buf[:n])
+	if err != nil {
 		return 0, err
 	}
 	pid, err = start(w, fds)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -114,6 +115,46 @@ func TestEndsAreToldAsTheyWere(t *testing.T) {
 		if err := p.Signal(unix.SIGTERM); err == nil {
 			t.Error("a signal to an ended process: no error")
 		}
+	})
+}
+
+// TestSignalAfterForgetHitsNobody signals a process whose descriptors are closed, while another has
+// the same ones.
+func TestSignalAfterForgetHitsNobody(t *testing.T) {
+	each(t, func(t *testing.T, r rig) {
+		p := r.start(t, r.beside(image(t), "wait"))
+		p.awaitLine(t)
+		_ = p.Signal(unix.SIGKILL)
+		p.end()
+		r.Close() // returns after the removal
+		other := exec.Command("sleep", "600")
+		if err := other.Start(); err != nil {
+			t.Fatal(err)
+		}
+		for range 64 {
+			fd, err := unix.PidfdOpen(other.Process.Pid, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(fd)
+		}
+		if err := p.Signal(unix.SIGKILL); err == nil {
+			t.Error("a signal to a forgotten process: no error")
+		}
+		_ = other.Process.Signal(unix.SIGTERM)
+		_ = other.Wait() // its state says how it ended
+		if status := other.ProcessState.String(); status != "signal: terminated" {
+			t.Errorf("another process: %s, want SIGTERM", status)
+		}
+	})
+}
+
+// TestUserOpensItsPipesAgain writes by way of /dev/stdout and /dev/stderr, as a user of the image.
+func TestUserOpensItsPipesAgain(t *testing.T) {
+	each(t, func(t *testing.T, r rig) {
+		c := inside(image(t), "write=/dev/stdout", "write=/dev/stderr")
+		c.User = "app"
+		want(t, r.said(t, c), "stdout: x", "stderr: x")
 	})
 }
 
