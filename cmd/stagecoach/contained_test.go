@@ -398,23 +398,24 @@ func TestOnePortOfTheMachine(t *testing.T) {
 // TestFailureNamesTheOtherPort has a program that is not ready, because it listens on another port
 // than expected. The cause of the failure names that port.
 func TestFailureNamesTheOtherPort(t *testing.T) {
-	t.Parallel()
 	config := filepath.Join(t.TempDir(), "config.yml")
 	if err := os.WriteFile(config, []byte("control: {startTimeout: 2s}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, "--images", answeringImages(t), "--config", config)
-	port := freePort(t)
-	r.deployAll(answeringFn("elsewhere", "test/template", map[string]string{"min": "1", "max": "1"}, "template_port", port))
-	want := fmt.Sprintf("or say upstream_url=http://127.0.0.1:%s", port)
-	r.until(late, "the reason why it is not ready", func() bool {
-		failed := r.events("elsewhere", "failed")
-		if len(failed) == 0 {
-			return false
-		}
-		if e := failed[0]; !strings.Contains(e.Cause, "not ready within 2s") || !strings.Contains(e.Cause, "it listens on "+port+"; want ") || !strings.Contains(e.Cause, want) {
-			t.Errorf("%s, want that it listens on %s", e.Cause, port)
-		}
-		return true
+	onEachRuntime(t, func(t *testing.T, start starter) {
+		r := start(t, "--images", answeringImages(t), "--config", config)
+		port := freePort(t)
+		r.deployAll(answeringFn("elsewhere", "test/template", map[string]string{"min": "1", "max": "1"}, "template_port", port))
+		want := fmt.Sprintf("or say upstream_url=http://127.0.0.1:%s", port)
+		r.until(late, "the reason why it is not ready", func() bool {
+			failed := r.events("elsewhere", "failed")
+			if len(failed) == 0 {
+				return false
+			}
+			if e := failed[0]; !strings.Contains(e.Cause, "not ready within 2s") || !strings.Contains(e.Cause, "it listens on "+port+"; want ") || !strings.Contains(e.Cause, want) {
+				t.Errorf("%s, want that it listens on %s", e.Cause, port)
+			}
+			return true
+		})
 	})
 }

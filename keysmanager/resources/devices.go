@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
@@ -53,6 +54,48 @@ type Holder struct {
 	Reserved map[string]int64 // bytes by device
 	Parks    bool             // a child that is parked, or is being parked
 	Parked   string           // function whose child is parked; empty: no child is parked yet
+}
+
+// parents returns a function that returns the parent of a process. A process in the cgroup of a
+// holder is its child: the program of a watchdog may be in a container, which descends from
+// containerd.
+func parents(holders []Holder) func(pid int) int {
+	inGroup := sync.OnceValue(func() map[string]int {
+		all := map[string]int{}
+		for _, h := range holders {
+			for group := range ownGroups(h.PID) {
+				if other, shared := all[group]; shared && other != h.PID {
+					all[group] = 0 // it tells nothing
+					continue
+				}
+				all[group] = h.PID
+			}
+		}
+		return all
+	})
+	return func(pid int) int {
+		for group := range ownGroups(pid) {
+			if holder := inGroup()[group]; holder != 0 && holder != pid {
+				return holder
+			}
+		}
+		return ParentOf(pid)
+	}
+}
+
+// ownGroups returns the cgroups of a process that are not also those of this process, as lines of
+// /proc/PID/cgroup.
+func ownGroups(pid int) map[string]bool {
+	own := map[string]bool{}
+	theirs, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/cgroup") // it may have ended
+	for line := range strings.Lines(string(theirs)) {
+		own[line] = true
+	}
+	ours, _ := os.ReadFile("/proc/self/cgroup") // fails only without /proc
+	for line := range strings.Lines(string(ours)) {
+		delete(own, line)
+	}
+	return own
 }
 
 // survey returns how much of each device is free. A holder takes its reservation, or what it uses

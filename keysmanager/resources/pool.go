@@ -151,7 +151,8 @@ func (p *Pool) survey(others []Holder) []DeviceInfo {
 	for r := range p.replicas {
 		all = append(all, Holder{Replica: r.replica, PID: r.pid, Reserved: r.devices})
 	}
-	return survey(p.cfg.Devices(), append(all, others...), ParentOf)
+	all = append(all, others...)
+	return survey(p.cfg.Devices(), all, parents(all))
 }
 
 // Devices returns the node's devices and how much of each is free, sorted by ID; others as for

@@ -36,9 +36,10 @@ type Outline struct {
 // Mount makes a file or folder of the machine appear at a path, without devices and set-user-ID
 // bits.
 type Mount struct {
-	From, At string // absolute, without links
-	Write    bool
-	Data     bool // no programs run from it
+	From  string // absolute, without links
+	At    string // absolute; folders on the way may be links
+	Write bool
+	Data  bool // no programs run from it
 	// Files has the content of a folder in place of From. They belong to the process's user.
 	Files map[string][]byte
 }
@@ -156,7 +157,20 @@ func (c Command) outlineAccount(o *Outline) error {
 		return err
 	}
 	for _, v := range views {
-		o.Mounts = append(o.Mounts, Mount{From: v.from, At: v.path, Write: v.write, Data: v.data})
+		m := Mount{From: v.from, At: v.path, Write: v.write, Data: v.data}
+		o.Mounts = append(o.Mounts, m)
+		// The root has no links of the machine, and the program gets this path.
+		if given := filepath.Clean(v.given); given != v.path {
+			m.At = given
+			o.Mounts = append(o.Mounts, m)
+		}
+	}
+	for _, n := range c.names() {
+		// The machine's file may be a link to a folder that the root lacks, such as /run/systemd.
+		at, err := filepath.EvalSymlinks(n.at)
+		if err == nil && n.from == "" && at != n.at {
+			o.Mounts = append(o.Mounts, Mount{From: at, At: at, Data: true})
+		}
 	}
 	o.Lists, err = c.As.lists()
 	return err

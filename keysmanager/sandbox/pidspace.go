@@ -21,15 +21,17 @@ type PIDSpace struct {
 	same bool
 }
 
-// PIDsOf returns the namespace of a process, which runs. If this process may not look at it, its
-// namespace counts as the same, because only root can start processes in another one.
+// PIDsOf returns the namespace of a process. The caller makes sure that it is not reaped meanwhile.
+// If this process may not look at it, its namespace counts as the same, because only root can start
+// processes in another one.
 func PIDsOf(pid int) PIDSpace {
 	own, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil {
-		return PIDSpace{pid, true}
+		return PIDSpace{of: pid, same: true}
 	}
 	theirs, err := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
-	return PIDSpace{pid, err != nil || own == theirs}
+	gone := errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) // then Outside fails, too
+	return PIDSpace{of: pid, same: own == theirs || err != nil && !gone}
 }
 
 // Outside returns this process's number of a process that has the given number in the namespace. It

@@ -35,6 +35,9 @@ func TestNumbersAreTranslated(t *testing.T) {
 	if pid, err := its.Outside(1); !errors.Is(err, unix.ESRCH) {
 		t.Errorf("after its end: %d, %v, want ESRCH", pid, err)
 	}
+	if pid, err := PIDsOf(p.PID()).Outside(1); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("in the namespace of a process that has gone: %d, %v, want ESRCH", pid, err)
+	}
 	if pid, err := PIDsOf(os.Getpid()).Outside(os.Getppid()); err != nil || pid != os.Getppid() {
 		t.Errorf("in this process's own namespace: %d, %v, want %d", pid, err, os.Getppid())
 	}

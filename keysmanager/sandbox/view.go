@@ -16,6 +16,7 @@ import (
 // view is a file or folder that one process sees at the path at which this process sees it.
 type view struct {
 	path  string // absolute, without links
+	given string // path, as the caller named it; it may have links
 	from  string // the file or folder that appears there; absolute, without links
 	write bool
 	data  bool // no programs run from it
@@ -197,7 +198,7 @@ func (c Command) seen() ([]view, error) {
 		if err != nil {
 			return out, fmt.Errorf("%s: %w", n.at, err)
 		}
-		v.path = at
+		v.path, v.given = at, at
 		out = append(out, v)
 	}
 	if c.Secrets != "" {
@@ -229,7 +230,7 @@ func checkView(p string, write bool) (view, error) {
 	if need := fs.FileMode(0o004); !write && info.Mode().Perm()&need == 0 {
 		return view{}, fmt.Errorf("%s has mode %v: its process runs as a user of its own, want it readable by all (chmod -R a+rX)", path, info.Mode().Perm())
 	}
-	return view{path: path, from: path, write: write, isDir: info.IsDir()}, nil
+	return view{path: path, given: p, from: path, write: write, isDir: info.IsDir()}, nil
 }
 
 // newSecrets opens a view of a folder of secrets. The caller closes its tree.
@@ -251,7 +252,7 @@ func checkSecrets(p string, as *Account) (view, error) {
 	if !ok || !info.IsDir() || int(st.Gid) != as.GID || info.Mode().Perm()&0o050 != 0o050 {
 		return view{}, fmt.Errorf("secrets: %s is %v of group %d, want a folder that group %d can read: run `stagecoach up` as root, as this node is", path, info.Mode(), st.Gid, as.GID)
 	}
-	return view{path: path, from: path, isDir: true, data: true}, nil
+	return view{path: path, given: p, from: path, isDir: true, data: true}, nil
 }
 
 // resolve returns the path of a file or folder without links, and its description.

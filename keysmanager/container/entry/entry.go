@@ -48,6 +48,9 @@ type Wanted struct {
 type header struct {
 	Args int    `json:"args"` // number of arguments
 	Open []bool `json:"open"`
+	// Pipes says that the program's user becomes the owner of the pipes among its first three
+	// descriptors. A program that is not root opens /dev/stdout again, which is such a pipe.
+	Pipes bool `json:"-"`
 }
 
 const zero = "\x00"
@@ -97,8 +100,12 @@ func (c *Conn) Begin(w Wanted, files []*os.File, until time.Time) (pid int, err 
 	if err := c.conn.SetDeadline(until); err != nil {
 		return 0, err
 	}
+	user, err := peer(c.conn)
+	if err != nil {
+		return 0, err
+	}
 	var fds []int
-	for _, f := range files {
+	for i, f := range files {
 		w.Open = append(w.Open, f != nil)
 		if f == nil {
 			continue
@@ -110,7 +117,12 @@ func (c *Conn) Begin(w Wanted, files []*os.File, until time.Time) (pid int, err 
 		// Programs expect blocking descriptors; os/exec does the same. The caller keeps the files open
 		// meanwhile.
 		var failed error
-		if err := raw.Control(func(fd uintptr) { fds, failed = append(fds, int(fd)), unix.SetNonblock(int(fd), false) }); err != nil || failed != nil {
+		if err := raw.Control(func(fd uintptr) {
+			fds, failed = append(fds, int(fd)), unix.SetNonblock(int(fd), false)
+			if w.Pipes && i < 3 {
+				own(int(fd), user)
+			}
+		}); err != nil || failed != nil {
 			return 0, errors.Join(err, failed)
 		}
 	}
@@ -201,7 +213,7 @@ func (l Listener) Accept(pid int, until time.Time) (*Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if peer(c) == pid {
+		if who, err := peer(c); err == nil && int(who.Pid) == pid {
 			return &Conn{c}, nil
 		}
 		_ = c.Close()
@@ -211,18 +223,22 @@ func (l Listener) Accept(pid int, until time.Time) (*Conn, error) {
 // Close closes and removes the socket. A second call does nothing.
 func (l Listener) Close() { _ = l.l.Close() }
 
-// peer returns the number of the process at the other end.
-func peer(c *net.UnixConn) (pid int) {
+// peer returns the process at the other end and its user, as they were when it connected.
+func peer(c *net.UnixConn) (who *unix.Ucred, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return 0
+		return nil, err
 	}
-	_ = raw.Control(func(fd uintptr) { // fails if it is closed
-		if who, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(who.Pid)
-		}
-	})
-	return pid
+	closed := raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	return who, errors.Join(closed, err)
+}
+
+// own makes a user the owner of a descriptor, if that is a pipe.
+func own(fd int, user *unix.Ucred) {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
+		_ = unix.Fchown(fd, int(user.Uid), int(user.Gid)) // if it fails, only that opening fails
+	}
 }
 
 // files returns the descriptors of control messages.

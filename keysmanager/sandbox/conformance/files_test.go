@@ -123,3 +123,38 @@ func namespace(t *testing.T) *os.File {
 	t.Cleanup(func() { _ = f.Close() })
 	return f
 }
+
+// TestAccountReachesItsFilesByLinks checks that a process with an account finds its files at the
+// paths that it was given, if these are links or below links.
+func TestAccountReachesItsFilesByLinks(t *testing.T) {
+	each(t, func(t *testing.T, r rig) {
+		root, dir := image(t), proctest.Outside(t)
+		files, writes, links := filepath.Join(dir, "files"), filepath.Join(dir, "writes"), filepath.Join(dir, "links")
+		write(t, filepath.Join(files, "model.so.1.2"), "given", 0o644)
+		write(t, filepath.Join(writes, "sub", "file"), "here", 0o644)
+		if err := errors.Join(
+			os.Mkdir(links, 0o755), os.Chown(filepath.Join(writes, "sub"), r.lease.UID, r.lease.GID),
+			os.Symlink(root, filepath.Join(links, "image")), os.Symlink("model.so.1.2", filepath.Join(files, "model.so.1")), os.Symlink("../writes", filepath.Join(links, "state")),
+		); err != nil {
+			t.Fatal(err)
+		}
+		read, state := filepath.Join(files, "model.so.1"), filepath.Join(links, "state", "sub")
+		c := r.beside(filepath.Join(links, "image"), "read="+read, "read="+read+".2", "read="+state+"/file", "write="+state+"/new", "write="+read, "read=home/app/file")
+		c.Reads, c.Writes = []string{read}, []string{state}
+		text := r.said(t, c)
+		want(t, text, "read="+read+": given", "read="+read+".2: given", "read="+state+"/file: here", "write="+read+": ", "read=home/app/file: of the image", "not write="+state)
+		if b, err := os.ReadFile(filepath.Join(writes, "sub", "new")); err != nil || string(b) != "x" {
+			t.Errorf("%q, %v, want what it wrote", b, err)
+		}
+	})
+}
+
+// TestUserOfAnImageOpensItsOutputAgain checks that a program that is not root opens /dev/stdout and
+// /dev/stderr, as servers do that log to files.
+func TestUserOfAnImageOpensItsOutputAgain(t *testing.T) {
+	each(t, func(t *testing.T, r rig) {
+		c := inside(image(t), "write=/dev/stdout", "id", "write=/dev/stderr")
+		c.User = "app"
+		want(t, r.said(t, c), "stdout: xid: 1234 1235", "stderr: x", "not write=/dev/std")
+	})
+}
