@@ -151,7 +151,7 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 			own(files[i], o.UID, o.GID)
 		}
 	}
-	inside, err := conn.Begin(entry.Wanted{Program: o.Program, Argv: o.Argv, Env: o.Env, Dir: o.Dir, Pipes: c.Chroot != ""}, append(files, c.Files...), until)
+	inside, err := conn.Begin(entry.Wanted{Program: o.Program, Argv: o.Argv, Env: o.Env, Dir: o.Dir}, append(files, c.Files...), until)
 	if err != nil {
 		return err
 	}

@@ -48,9 +48,6 @@ type Wanted struct {
 type header struct {
 	Args int    `json:"args"` // number of arguments
 	Open []bool `json:"open"`
-	// Pipes says that the program's user becomes the owner of the pipes among its first three
-	// descriptors. A program that is not root opens /dev/stdout again, which is such a pipe.
-	Pipes bool `json:"-"`
 }
 
 const zero = "\x00"
@@ -100,12 +97,8 @@ func (c *Conn) Begin(w Wanted, files []*os.File, until time.Time) (pid int, err 
 	if err := c.conn.SetDeadline(until); err != nil {
 		return 0, err
 	}
-	user, err := peer(c.conn)
-	if err != nil {
-		return 0, err
-	}
 	var fds []int
-	for i, f := range files {
+	for _, f := range files {
 		w.Open = append(w.Open, f != nil)
 		if f == nil {
 			continue
@@ -119,9 +112,6 @@ func (c *Conn) Begin(w Wanted, files []*os.File, until time.Time) (pid int, err 
 		var failed error
 		if err := raw.Control(func(fd uintptr) {
 			fds, failed = append(fds, int(fd)), unix.SetNonblock(int(fd), false)
-			if w.Pipes && i < 3 {
-				own(int(fd), user)
-			}
 		}); err != nil || failed != nil {
 			return 0, errors.Join(err, failed)
 		}
@@ -231,14 +221,6 @@ func peer(c *net.UnixConn) (who *unix.Ucred, err error) {
 	}
 	closed := raw.Control(func(fd uintptr) { who, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
 	return who, errors.Join(closed, err)
-}
-
-// own makes a user the owner of a descriptor, if that is a pipe.
-func own(fd int, user *unix.Ucred) {
-	var st unix.Stat_t
-	if unix.Fstat(fd, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFIFO {
-		_ = unix.Fchown(fd, int(user.Uid), int(user.Gid)) // if it fails, only that opening fails
-	}
 }
 
 // files returns the descriptors of control messages.
