@@ -210,23 +210,25 @@ func (d *Dir) file(ref Ref) string {
 const messageLimit = 1 << 20
 
 // Externalise returns a copy of a in which every item above InlineLimit is replaced by a reference
-// into s. Smaller items are replaced too, from the first on, until the rest has at most 1 MiB
-// together.
+// into s. If the smaller items have more than 1 MiB together, Externalise replaces them too, from
+// the first on, until at most 1 MiB is left.
 func Externalise(s Store, owner string, a Activation) (Activation, error) {
-	total, large := 0, false
+	small, large := 0, false
 	for _, it := range a {
-		n := it.Size()
-		total += n
-		large = large || n > InlineLimit
+		if n := it.Size(); n > InlineLimit {
+			large = true
+		} else {
+			small += n
+		}
 	}
-	if !large && total <= messageLimit {
+	if !large && small <= messageLimit {
 		return a, nil
 	}
 	out := make(Activation, len(a))
 	for i, it := range a {
 		out[i] = it
 		n := it.Size()
-		if it.Ref != nil || n <= InlineLimit && total <= messageLimit {
+		if it.Ref != nil || n <= InlineLimit && small <= messageLimit {
 			continue
 		}
 		ref, err := s.Put(owner, AppendItem(make([]byte, 0, n+64), it))
@@ -234,7 +236,9 @@ func Externalise(s Store, owner string, a Activation) (Activation, error) {
 			return nil, fmt.Errorf("item %d: %w", i, err)
 		}
 		out[i] = Item{Ref: &ref}
-		total -= n
+		if n <= InlineLimit {
+			small -= n
+		}
 	}
 	return out, nil
 }
