@@ -227,7 +227,7 @@ func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
 	return moves
 }
 
-// take subtracts what a replica needs. here means that the replica exists already, so it has the
+// take subtracts what a replica needs. If here is set, the replica exists already, so it has the
 // resources that cannot move.
 func (c *contender) take(free *[resources]int64, moves [resources]bool, here bool) {
 	for r, n := range c.needs {
@@ -238,7 +238,7 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 }
 
 // lacks returns a resource that has too little free for c's next replica, or -1 if there is none.
-// here means that the replica exists already, so it has the resources that cannot move. lacks also
+// If here is set, the replica exists already, so it has the resources that cannot move. lacks also
 // returns -1 for a function's first replica, unless this replica would start ahead of need. The
 // placer then tries the replica, and reports where it looked.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {

@@ -156,8 +156,8 @@ func wrap(what string, err error) error {
 	return nil
 }
 
-// Size returns the bytes per element. It returns 0 for BYTES, whose elements vary, and for unknown
-// datatypes.
+// Size returns the bytes per element. It returns 0 for BYTES, whose elements differ in size, and
+// for unknown datatypes.
 func (d Datatype) Size() int {
 	switch d {
 	case "BOOL", "UINT8", "INT8":

@@ -159,8 +159,8 @@ func (d *Dir) Get(ref Ref) ([]byte, error) {
 	return b, nil
 }
 
-// Open returns the encoded item as a file for reading. The caller closes it. It stays readable
-// after its owner is dropped.
+// Open returns the encoded item as a file for reading. The caller closes the file, which stays
+// readable after the item's owner is dropped.
 func (d *Dir) Open(ref Ref) (*os.File, error) {
 	f, err := os.Open(d.file(ref))
 	if err != nil {
@@ -169,7 +169,7 @@ func (d *Dir) Open(ref Ref) (*os.File, error) {
 	return f, nil
 }
 
-// Drop removes the owner's folder. If something is being written into it, the last writer removes
+// Drop removes the owner's folder. If a Put is writing into the folder, the last such Put removes
 // it.
 func (d *Dir) Drop(name string) error {
 	d.mu.Lock()
@@ -205,8 +205,8 @@ func (d *Dir) file(ref Ref) string {
 	return filepath.Join(d.folder(ref.Owner), "b-"+url.PathEscape(ref.Blob))
 }
 
-// messageLimit is the largest total size in bytes of a message's items. Above it, small items are
-// moved to the store too.
+// messageLimit is the largest total size in bytes of a message's small items. If the small items
+// are larger together, Externalise moves some of them to the store too.
 const messageLimit = 1 << 20
 
 // Externalise returns a copy of a in which every item above InlineLimit is replaced by a reference
@@ -267,7 +267,7 @@ func Resolve(s Store, a Activation) (Activation, error) {
 	return out, nil
 }
 
-// Size estimates the bytes of the item in a message. A reference counts as none.
+// Size estimates the bytes of the item in a message. A reference counts as 0 bytes.
 func (it Item) Size() int {
 	n := len(it.Bytes)
 	for _, t := range it.Tensors {

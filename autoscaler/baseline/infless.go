@@ -176,8 +176,8 @@ func (p INFless) decide(s *plan.Snapshot, f *plan.Function, slo float64, past IN
 	return line, next
 }
 
-// instance returns the batch size with the largest throughput, and the most and the fewest requests
-// per second that an instance takes with it; 0: nothing is known.
+// instance returns the batch size with the largest throughput, and r_up and r_low of an instance
+// with this batch size (see [INFless]). All are 0 if nothing is known.
 func (p INFless) instance(f *plan.Function, slo float64) (batch int, up, low float64) {
 	slots := float64(max(f.Slots, 1))
 	for b := 1; b <= min(max(f.Batch, 1), inflessMost); b++ {
@@ -195,8 +195,8 @@ func (p INFless) instance(f *plan.Function, slo float64) (batch int, up, low flo
 	return batch, up, low
 }
 
-// windows returns when an idle instance starts again after it was let go, and when it is let go for
-// good. Both are idle times.
+// windows returns two idle times: an instance that has been idle for head starts again, and one
+// that has been idle for tail ends for good.
 func (p INFless) windows(past *INFlessPast) (head, tail time.Duration) {
 	if past.Short.count() < inflessFewest {
 		return 0, p.cfg.KeepAlive

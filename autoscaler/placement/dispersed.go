@@ -84,8 +84,9 @@ func disperse(f *function, x, y *node) int {
 	)
 }
 
-// warmer orders nodes by how warm f is there, if f is urgent. Of equal nodes, one that has all of
-// f's replicas comes last.
+// warmer orders nodes for the next replica of f, if f is urgent: first the nodes that have f's
+// parameters, then those that are loading them. Of equal nodes, one that has all of f's replicas
+// comes last.
 func warmer(f *function, x, y *node) int {
 	if !f.urgent {
 		return 0

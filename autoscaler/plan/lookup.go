@@ -107,8 +107,8 @@ func DeviceNeed(takes, size int64) int64 {
 	return takes
 }
 
-// Unfit returns why no replica can be on n and these of its devices, or "" if it can. It applies to
-// existing replicas too. device has the form of Slot.Device.
+// Unfit returns why no replica can be on the node with the given devices, or "" if one can. It
+// applies to existing replicas too. device has the form of Slot.Device.
 func (n *Node) Unfit(device string) string {
 	if n.Leaving {
 		return fmt.Sprintf("node %s is leaving: %s", n.Name, n.Unavailable)
