@@ -41,9 +41,8 @@ func (k Key) step(at time.Time, raised bool) Key {
 // is reports whether the function is a key stage now.
 func (k Key) is() bool { return k.Weight >= keyThreshold }
 
-// bursts reports whether the function is a key stage that was raised in the last few seconds (see
-// the constant burst), so it may soon be raised again. If the clock was set back, that time does
-// not become longer.
+// bursts reports whether the function is a key stage that was raised within the time burst, so it
+// may soon be raised again. If the clock was set back, that time at most doubles.
 func (k Key) bursts(at time.Time) bool {
 	ago := at.Sub(k.Raised)
 	return k.is() && ago < burst && ago > -burst

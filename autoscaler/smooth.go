@@ -143,8 +143,8 @@ func (c *correction) goal(all []correction, need []int, i, left int) int {
 	beta := c.ca2 / (1 + c.ca2)
 	sum, n := 0.0, 0
 	for _, j := range c.neighbours {
-		// The replicas that the neighbour needs for the work of one busy server. A neighbour that
-		// keeps less than one server busy is no guide.
+		// The number of servers that the neighbour needs per server that its work keeps busy. A
+		// neighbour that keeps less than one server busy is no guide.
 		if work := all[j].lambda * all[j].service; all[j].known && work >= 1 {
 			sum += float64(need[j]*all[j].slots) / work
 			n++

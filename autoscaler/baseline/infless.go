@@ -176,8 +176,8 @@ func (p INFless) decide(s *plan.Snapshot, f *plan.Function, slo float64, past IN
 	return line, next
 }
 
-// instance returns the batch size with the largest throughput, and r_up and r_low of an instance
-// with this batch size (see [INFless]). All are 0 if nothing is known.
+// instance returns the batch size with the largest throughput, and the most and the fewest requests
+// per second that an instance gets with batches of this size. All are 0 if nothing is known.
 func (p INFless) instance(f *plan.Function, slo float64) (batch int, up, low float64) {
 	slots := float64(max(f.Slots, 1))
 	for b := 1; b <= min(max(f.Batch, 1), inflessMost); b++ {

@@ -31,8 +31,8 @@ func (z Static) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc
 	return out, m, err
 }
 
-// level splits v replicas per stage among n stages. The first stages, as many as more says, have
-// each+1 replicas, and the others have each.
+// level splits v replicas per stage among n stages. It returns the whole part of v, which each
+// stage gets, and the number of stages that get one more: the first ones.
 func level(v float64, n int) (each, more int) {
 	if !(v > 0) {
 		return 0, 0

@@ -29,8 +29,8 @@ import (
 // the fullest node with room.
 //
 // QUART's Eq. 8 to 10 use gradient descent on KL(P, uniform) instead. Its minimum is simply P =
-// uniform. Without constraints, the descent leaves the simplex (towards 1/e of it), and it ignores
-// capacity. [KL] returns this divergence for a finished placement.
+// uniform. But the descent does not keep the sum of P at 1: it goes towards uniform/e. It also
+// ignores capacity. [KL] returns this divergence for a finished placement.
 type Dispersed struct{}
 
 // Place implements plan.Placer.

@@ -48,9 +48,9 @@ func (r *rates) add(at time.Duration) {
 	}
 }
 
-// longGaps is the gap after which the load counts as ended, in units of Ca²/λ. For gamma
-// distributed gaps, which resemble batches if they are bursty, a longer gap has a probability below
-// exp(−5).
+// longGaps is the gap after which the load counts as ended, in units of Ca²/λ. It is used only for
+// bursty arrivals (Ca² > 1). If their gaps are gamma distributed, a longer gap has a probability
+// below exp(−5).
 const longGaps = 5
 
 // rate returns the best estimate of the rate, in arrivals per second. base is the rate of the base

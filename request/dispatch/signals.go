@@ -27,8 +27,9 @@ import (
 //   - Bursty arrivals also have longer windows (see rates).
 //
 // If a rate of 50/s doubles, the measured rate has reached 1.7 times the old rate after 1 s. With a
-// CV of 2, this takes 4 s, and with a CV of 4, 14 s (means of 20 runs). Before that, the change may
-// be a burst. If it lasts, longer waits show it.
+// CV of 2, this takes 4 s, and with a CV of 4, 14 s (means of 20 runs). Until then, the arrivals
+// cannot be told from a burst. But if the rate has really risen, the waits grow meanwhile, and the
+// waits are measured too.
 //
 // Means of waits and of busy slots use the base window and its weights. Quantiles of waits cover
 // the last 12 to 15 s with equal weights.

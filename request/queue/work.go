@@ -34,8 +34,8 @@ type End struct {
 	Again bool          // run the record again
 	After time.Duration // wait before the next run
 	Busy  bool          // the worker is overloaded: run fewer records of this line at a time
-	// Without Again, the record continues as a callback with this data, even if it also becomes a
-	// dead letter.
+	// If Again is not set, the record continues as a callback with this data, even if it also
+	// becomes a dead letter.
 	Callback []byte
 	To       string // receiver, which selects the callback's line
 }
