@@ -99,7 +99,7 @@ func (w *world) warm(p *plan.Plan, atOnce bool) {
 	}
 }
 
-// release drains the replicas that want does not list.
+// release drains the replicas of l that are not in the slots of want.
 func (w *world) release(l *line, want *plan.Want) {
 	for _, r := range slices.Clone(l.replicas) {
 		if r.state == plan.Draining || slices.ContainsFunc(want.Slots, func(s plan.Slot) bool { return s.Replica == r.name }) {

@@ -52,7 +52,8 @@ var ErrFull = errors.New("tensor: the store is full")
 // ErrDropped means that the owner of an item is being dropped.
 var ErrDropped = errors.New("tensor: its owner was dropped")
 
-// OpenDir creates an empty store of at most limit bytes at path. It removes what is there.
+// OpenDir creates an empty store in the folder at path, and removes what is in the folder. limit is
+// the largest total size of items in bytes.
 func OpenDir(path string, limit int64) (*Dir, error) {
 	if err := os.RemoveAll(path); err != nil {
 		return nil, fmt.Errorf("blob store: %w", err)
@@ -169,8 +170,8 @@ func (d *Dir) Open(ref Ref) (*os.File, error) {
 	return f, nil
 }
 
-// Drop removes the owner's folder. If a Put is writing into the folder, the last such Put removes
-// it.
+// Drop removes the owner's folder. If something is being written into the folder, the last writer
+// removes the folder.
 func (d *Dir) Drop(name string) error {
 	d.mu.Lock()
 	o := d.owners[name]

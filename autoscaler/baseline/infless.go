@@ -209,7 +209,8 @@ func (p INFless) windows(past *INFlessPast) (head, tail time.Duration) {
 	return time.Duration(long*headLong + short*headShort), time.Duration(long*tailLong + short*tailShort)
 }
 
-// turn moves the load to need instances. Instances that get load again were idle until now.
+// turn gives load to as many instances as need says. Instances that get load again were idle until
+// now.
 func (p INFlessPast) turn(need int, now time.Time) INFlessPast {
 	next := INFlessPast{At: now, Count: need, Short: p.Short.faded(now.Sub(p.At), inflessShort), Long: p.Long.faded(now.Sub(p.At), inflessLong)}
 	again := min(max(need-p.Count, 0), len(p.Idle))
@@ -243,7 +244,8 @@ func (h IdleTimes) count() (n float64) {
 	return n
 }
 
-// faded returns h after a time by, with over as the time constant.
+// faded returns h as it is some time later. by is that time, and over is the time constant of the
+// fading.
 func (h IdleTimes) faded(by, over time.Duration) IdleTimes {
 	f := math.Exp(-by.Seconds() / over.Seconds())
 	for i := range h {

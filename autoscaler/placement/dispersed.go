@@ -175,8 +175,8 @@ func (p *placing) level(key []bool) {
 	}
 }
 
-// Key reports whether f is a key stage: the corrector says so, or f has more than its minimum, or
-// has draining replicas above it.
+// Key reports whether f is a key stage. It is one if the corrector marks it, or if f has or gets
+// more replicas than its minimum. Draining replicas count too.
 func Key(f *plan.Function, w plan.Want) bool {
 	return w.Key || max(len(w.Slots), len(f.Replicas)) > max(f.Min, 1)
 }

@@ -97,9 +97,9 @@ func (f *Function) Bounds() (least, most int) {
 // use: one in wholeShare of its memory. Displays and the driver take some.
 const wholeShare = 16
 
-// DeviceNeed returns how many bytes of a device must be free for a replica. takes is the number of
-// bytes that the replica takes, and size is the size of the device. If takes is 0, the replica
-// takes the whole device, of which others may use a sixteenth.
+// DeviceNeed returns how many bytes of a device must be free for a replica. The replica takes the
+// number of bytes in takes, and the device has the number of bytes in size. If takes is 0, the
+// replica takes the whole device, of which others may use a sixteenth.
 func DeviceNeed(takes, size int64) int64 {
 	if takes == 0 {
 		return size - size/wholeShare
@@ -125,8 +125,8 @@ func (n *Node) Unfit(device string) string {
 	return ""
 }
 
-// Barred returns why no replica of f may be on any of these devices of a node, or "" if it may.
-// device has the form of Slot.Device.
+// Barred returns why no replica of f may be on any of these devices of a node, or "" if a replica
+// may. device has the form of Slot.Device.
 func (f *Function) Barred(node, device string) string {
 	for _, b := range f.Bars {
 		if b.Node == node && (Slot{Device: device}).On(b.Device) {

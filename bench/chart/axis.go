@@ -7,8 +7,8 @@ import (
 )
 
 // axis returns a scale for values from lo to hi. The values at the scale's ends are round. The
-// arguments from and to are the positions of the ends. On a vertical scale, from is the position of
-// the lower end.
+// scale reaches from the position from to the position to. On a vertical scale, the lower end is
+// first.
 func axis(lo, hi float64, log bool, from, to float64) scale {
 	if !log {
 		return fit(lo, hi, false, true, from, to)

@@ -301,8 +301,8 @@ func (s *Shell) PauseMeasuring(function pipeline.Key, until time.Time) {
 }
 
 // Signals returns the measurements of a function for control, or zero if this process does not own
-// the function. now should have a monotonic reading, like the times of the Core's steps. Otherwise
-// a change of the machine's clock counts as elapsed time.
+// the function. The time now should have a monotonic reading, like the times of the Core's steps.
+// Otherwise a change of the machine's clock counts as elapsed time.
 func (s *Shell) Signals(function pipeline.Key, now time.Time) plan.Signals {
 	f := s.function(function)
 	if f == nil {

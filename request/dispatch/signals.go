@@ -75,8 +75,9 @@ type bucket struct {
 	busy, slots time.Duration
 }
 
-// tick moves the time of s to now. busy and slots are the numbers of taken slots and of all slots
-// since the latest tick. Whatever is recorded before the next tick counts as happening at now.
+// tick moves the time of s to the time now. busy and slots are the numbers of taken slots and of
+// all slots since the latest tick. Whatever is recorded before the next tick counts as if it
+// happened at this time.
 func (s *signals) tick(now time.Time, busy, slots int) {
 	if s.first.IsZero() {
 		s.first = now
@@ -143,7 +144,8 @@ func (s *signals) arrive() {
 	s.bursts.add(s.at)
 }
 
-// leave counts a task that left the line after wait, for a replica or at its deadline.
+// leave counts a task that has left the line for a replica or at its deadline. wait is how long the
+// task was in the line.
 func (s *signals) leave(wait time.Duration) {
 	b := s.current()
 	b.left++
@@ -270,7 +272,7 @@ func (g *gaps) add(gap time.Duration) {
 	g.squares += s * s
 }
 
-// faded returns g as of by buckets later.
+// faded returns g as it is the given number of buckets later.
 func (g gaps) faded(by int64) gaps {
 	if by <= 0 {
 		return g

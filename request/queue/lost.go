@@ -29,8 +29,8 @@ type unanswered struct{ error }
 
 func (u unanswered) Unwrap() error { return u.error }
 
-// recordLost remembers m as lost in two cases: if err means that the stream did not answer, or if
-// was is set. The caller sets was if an earlier record with m's id is lost. The caller holds j.mu.
+// recordLost remembers m as lost in two cases: the stream did not answer, as err shows, or an
+// earlier record with m's id is lost, as was reports. The caller holds j.mu.
 func (j *Journal) recordLost(m *message, shard int32, err error, was bool) {
 	if was {
 		delete(j.uncertain, m.subject)
@@ -79,9 +79,9 @@ func (j *Journal) deleteLost(ctx context.Context) {
 	}
 }
 
-// deleteLostBefore deletes the records that were lost up to the instant then, if the disk has room.
-// left reports whether lost records remain. The caller passes an instant that is appendTimeout ago,
-// because records lost later may still be on their way to the stream.
+// deleteLostBefore deletes the records that were lost at the given time or earlier, if the disk has
+// room. left reports whether lost records remain. The caller passes a time that is appendTimeout
+// ago, because records lost later may still be on their way to the stream.
 func (j *Journal) deleteLostBefore(ctx context.Context, then time.Time) (left bool) {
 	if j.cfg.Disk.room(0, changeRoom) != nil { // deletions of lost records do not use the reserve
 		return true

@@ -180,8 +180,8 @@ func (j *Journal) try(ctx context.Context, rec Record, work func(context.Context
 	return work(ctx, rec)
 }
 
-// leave stores a record's end. from is its previous state. If the disk refuses, leave retries until
-// ctx ends.
+// leave stores a record's end. from is the record's previous state. If the disk refuses, leave
+// retries until ctx ends.
 func (j *Journal) leave(ctx context.Context, from state, m *message, end End) state {
 	to := from
 	to.busy = end.Busy
