@@ -105,9 +105,9 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 func (c cpuFit) scaled(mean float64, from, to int) float64 { return mean * c.At(to) / c.At(from) }
 
 const (
-	// near and far are parts of a function's target. A function gets extra CPU if its tasks take
-	// longer than the part near. It no longer needs the extra CPU if, without it, its tasks would
-	// take less than the part far.
+	// near and far are limits for the times of tasks, as parts of a function's target. A function
+	// gets extra CPU if its tasks take longer than near. It no longer needs the extra CPU if,
+	// without this CPU, its tasks would be faster than far.
 	near, far = 0.8, 0.6
 	// cpuHold is how long extra CPU must be unneeded before it is taken back. cpuEvery is how long
 	// a change of CPU takes to show its effect.

@@ -15,7 +15,7 @@ import (
 // function that gains most, until nothing is left (Fox 1966). A function's gain is the time that
 // one more replica takes off its predicted wait, times the requests of its pipelines.
 //
-// Functions get replicas in this order, and within each class by gain:
+// Functions get replicas in the order of these classes, and within a class by gain:
 //
 //  1. functions without any replica
 //  2. functions that cannot keep up with their calls, including calls that wait at an earlier
@@ -261,8 +261,9 @@ func (c *contender) mean() float64 {
 // look sets the urgency and the gain of c's next replica: see [Gain]. The gain of a function that
 // is behind has this model, which treats calls as a fluid:
 //
-//   - W calls have to go through the function: those that wait at it or before it, and those that
-//     arrive within the horizon. With capacity C, it needs the time D = W/C for them.
+//   - W calls have to go through the function: those that wait at the function or at an earlier
+//     stage, and those that arrive within the horizon. With capacity C, the function needs the time
+//     D = W/C for these calls.
 //   - The stage with the longest D decides when a pipeline's last call is done, so it should get
 //     the next replica.
 //   - effort is the number of replicas that raise the capacity of all stages of a pipeline by one

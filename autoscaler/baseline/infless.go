@@ -195,8 +195,8 @@ func (p INFless) instance(f *plan.Function, slo float64) (batch int, up, low flo
 	return batch, up, low
 }
 
-// windows returns two idle times: an instance that has been idle for head starts again, and one
-// that has been idle for tail ends for good.
+// windows returns two idle times. After the first, head, an idle instance starts again. After the
+// second, tail, the instance ends for good.
 func (p INFless) windows(past *INFlessPast) (head, tail time.Duration) {
 	if past.Short.count() < inflessFewest {
 		return 0, p.cfg.KeepAlive

@@ -18,11 +18,12 @@ import (
 // that has the function's parameters. At the end, new replicas move to nodes with fewer replicas of
 // key stages. Each move reduces the sum, over the nodes, of the squared number of these replicas.
 //
-// If a key stage grows while tasks wait or run, its next replica is urgent. It goes to a node that
-// has its parameters, else to a node that is loading them, else to any other. Ties go to a node
-// that does not already run every replica of the function, so that losing one node never takes the
-// whole function down. After that, the rules for other replicas of key stages decide. [KeyStages]
-// loads parameters where Dispersed would place replicas, so the two rules rarely conflict.
+// If a key stage grows while tasks wait or run, its next replica is urgent. This replica goes to a
+// node that has the stage's parameters, else to a node that is loading them, else to any other.
+// Ties go to a node that does not already run every replica of the function, so that losing one
+// node never takes the whole function down. After that, the rules for other replicas of key stages
+// decide. [KeyStages] loads parameters where Dispersed would place replicas, so the two rules
+// rarely conflict.
 //
 // Any replica of another function goes where its function has the fewest, as with [Spread], because
 // a lost node should not take all of a function. Ties go to a node that has its parameters, then to

@@ -8,15 +8,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/sketch"
 )
 
-// signals measures over sliding windows. The rate needs two of them, because it must rise fast and
-// must not follow chance.
+// signals measures over sliding windows. The rate needs two windows, because the measured rate must
+// rise fast and must not follow chance.
 //
 // Erlang C turns the rate into a number of replicas. If the measured rate is too low, the queue
-// grows for as long as the error lasts. If it is too high, the only cost is an idle replica. So the
-// measured rate must rise within a second or two, before the line is long, but it may fall slowly.
-// It must not follow chance, because each change starts or stops a replica. One window cannot do
-// both, because n arrivals estimate a rate with a relative error of 1/sqrt(n). A window of 2 s is
-// too noisy, and a window of 15 s shows only half of a step after 5 s.
+// grows for as long as the error lasts. If the measured rate is too high, the only cost is an idle
+// replica. So the measured rate must rise within a second or two, before the line is long, but it
+// may fall slowly. It must not follow chance, because each change starts or stops a replica. One
+// window cannot do both, because n arrivals estimate a rate with a relative error of 1/sqrt(n). A
+// window of 2 s is too noisy, and a window of 15 s shows only half of a step after 5 s.
 //
 //   - The base window is 15 s long, and an arrival's weight fades with exp(-age/5s). It is steady,
 //     and forgets a burst when the burst leaves the window.

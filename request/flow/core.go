@@ -204,7 +204,8 @@ func (k *call) exhausted(r *task.Reply) bool {
 }
 
 // convicted reports whether a call is to blame for the ends of its replicas. That is the case if at
-// least two replicas ended under it, and the last one ended by itself without another call on it.
+// least two replicas ended while they ran the call, and the last of these ended by itself and ran
+// no other call.
 func (k *call) convicted(r *task.Reply) bool {
 	return r.Code == task.ReplicaLost && r.Blame == task.BlameAlone && k.ends > 1
 }
