@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// near checks that a figure is at a value, within a part of it.
+// near checks that a figure is close to the wanted value. The difference may be the given part of
+// this value.
 func near(t *testing.T, what string, got, want, part float64) {
 	t.Helper()
 	if !(math.Abs(got-want) <= part*math.Abs(want)) {

@@ -6,8 +6,9 @@ import (
 	"slices"
 )
 
-// axis returns a scale for values from lo to hi, whose ends are round numbers. from and to are the
-// positions of its ends. On a vertical scale, from is the lower one.
+// axis returns a scale for values from lo to hi. The values at the scale's ends are round. The
+// scale reaches from the position from to the position to. On a vertical scale, the lower end is
+// first.
 func axis(lo, hi float64, log bool, from, to float64) scale {
 	if !log {
 		return fit(lo, hi, false, true, from, to)

@@ -46,7 +46,7 @@ type stallKey struct {
 	client   netip.Addr
 }
 
-// take counts one more stalled upload, unless there are already most.
+// take counts one more stalled upload. If the number in most is reached already, it returns false.
 func (s *stalls) take(k stallKey, most int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
