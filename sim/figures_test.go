@@ -10,8 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// near checks that a figure is close to the wanted value. The difference may be the given part of
-// this value.
+// near checks that a figure is close to the wanted value. They may differ by at most the given part
+// of the wanted value.
 func near(t *testing.T, what string, got, want, part float64) {
 	t.Helper()
 	if !(math.Abs(got-want) <= part*math.Abs(want)) {

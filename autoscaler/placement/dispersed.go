@@ -176,8 +176,8 @@ func (p *placing) level(key []bool) {
 	}
 }
 
-// Key reports whether f is a key stage. It is one if the corrector marks it, or if f has or gets
-// more replicas than its minimum. Draining replicas count too.
+// Key reports whether f is a key stage: the corrector marks f, or f has or gets more replicas than
+// its minimum. Draining replicas count too.
 func Key(f *plan.Function, w plan.Want) bool {
 	return w.Key || max(len(w.Slots), len(f.Replicas)) > max(f.Min, 1)
 }

@@ -97,9 +97,9 @@ func (f *Function) Bounds() (least, most int) {
 // use: one in wholeShare of its memory. Displays and the driver take some.
 const wholeShare = 16
 
-// DeviceNeed returns how many bytes of a device must be free for a replica. The replica takes the
-// number of bytes in takes, and the device has the number of bytes in size. If takes is 0, the
-// replica takes the whole device, of which others may use a sixteenth.
+// DeviceNeed returns how many bytes of a device must be free for a replica. The arguments are the
+// number of bytes that the replica takes, and the size of the device. 0 bytes mean that the replica
+// takes the whole device, of which others may use a sixteenth.
 func DeviceNeed(takes, size int64) int64 {
 	if takes == 0 {
 		return size - size/wholeShare

@@ -6,9 +6,8 @@ import (
 	"slices"
 )
 
-// axis returns a scale for values from lo to hi. The values at the scale's ends are round. The
-// scale reaches from the position from to the position to. On a vertical scale, the lower end is
-// first.
+// axis returns a scale for values from lo to hi. The values at the scale's ends are round. The last
+// two arguments are the positions of the low end and of the high end.
 func axis(lo, hi float64, log bool, from, to float64) scale {
 	if !log {
 		return fit(lo, hi, false, true, from, to)

@@ -168,8 +168,8 @@ func (c *Core) vacant() bool {
 // of the line; only items that are pinned to revisions make it longer.
 func (c *Core) first(i int) *item { return c.search(0, i, nil) }
 
-// search does what first does, but only in one subtree of the heap: the one with its root at index
-// at. It returns best unless it finds an earlier item.
+// search does what first does, but only in the subtree of the heap whose root has the index at. It
+// returns best unless it finds an earlier item.
 func (c *Core) search(at, i int, best *item) *item {
 	if at >= c.line.len() {
 		return best

@@ -102,9 +102,9 @@ func (c *Core) start(now time.Time, e Start) {
 }
 
 // advance does what has become possible in stage first and all later stages: it starts stages whose
-// input is complete, submits calls, and passes the outputs of complete stages on. Outputs go only to
-// stages with a higher index, so one pass is enough. If all sinks are complete, advance finishes the
-// request.
+// input is complete, submits calls, and passes the outputs of complete stages on. Outputs go only
+// to stages with a higher index, so one pass is enough. If all sinks are complete, advance finishes
+// the request.
 func (c *Core) advance(w *walk, first int) {
 	for i := first; i < len(w.stages); i++ {
 		if s := &w.stages[i]; !s.started && len(s.parts) >= s.need {

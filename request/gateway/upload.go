@@ -46,7 +46,8 @@ type stallKey struct {
 	client   netip.Addr
 }
 
-// take counts one more stalled upload. If the number in most is reached already, it returns false.
+// take counts one more stalled upload of k. It returns false if k has already reached its largest
+// number, which is most.
 func (s *stalls) take(k stallKey, most int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -122,7 +122,7 @@ func letter(m *message, seq uint64, size int64) (*DeadLetter, error) {
 	return l, nil
 }
 
-// recoverDead reads the stream DEAD. The keys of the map there are the deadIDs of all records in
+// recoverDead reads the stream DEAD. The map there has as its keys the deadIDs of all records in
 // the journal. If a letter has one of these IDs, an earlier process ended while it moved the record
 // between the journal and DEAD. Then the record counts, and recoverDead deletes the letter. It adds
 // the files of all other letters to named.

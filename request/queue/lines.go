@@ -134,7 +134,7 @@ func (l *lines) line(key lineKey) *line {
 	return ln
 }
 
-// push adds a record to its line. If the time at is later than now, the record waits until then.
+// push adds a record to its line. If at is in the future, the record waits until then.
 func (l *lines) push(key lineKey, it item, at, now time.Time) {
 	ln := l.line(key)
 	if at.After(now) {

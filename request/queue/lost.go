@@ -29,8 +29,8 @@ type unanswered struct{ error }
 
 func (u unanswered) Unwrap() error { return u.error }
 
-// recordLost remembers m as lost in two cases: the stream did not answer, as err shows, or an
-// earlier record with m's id is lost, as was reports. The caller holds j.mu.
+// recordLost remembers m as lost in two cases: err means that the stream did not answer, or an
+// earlier record with m's id is lost (then was is set). The caller holds j.mu.
 func (j *Journal) recordLost(m *message, shard int32, err error, was bool) {
 	if was {
 		delete(j.uncertain, m.subject)

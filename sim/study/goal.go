@@ -198,7 +198,7 @@ func (r *Result) reachedText(x GoalResult) string {
 }
 
 // sides writes, for each setting, a row for ours, a row for the best baseline and a row for each
-// oracle. The rows of the others have the ratio of ours to them.
+// oracle. All rows but the first have the ratio of ours to the contender of the row.
 func (r *Result) sides(b *strings.Builder) {
 	fmt.Fprintf(b, "\n### %s, the best baseline and the oracle, by setting\n\nRatios are ours over the row's, in pairs of runs; goodput is within %g T.\n", clean(r.title(r.Ours)), r.Objective)
 	t := table{{"setting", "contender", "mean/T", fmt.Sprintf("in %g T, %%", r.Objective), "goodput/s", "GPUs", "core-seconds", "failed, %", "mean, ratio", "goodput, ratio", "GPU-seconds, ratio"}}

@@ -76,9 +76,8 @@ type condition struct {
 // usual has the values that a map does not vary.
 var usual = condition{work: work, cv: 1, start: 1, parts: stages, slow: 1, warmup: 40 * time.Second, counted: 100 * time.Second}
 
-// startWarmup is the time by which the warm-up is longer if starts are as fast as usual. It is
-// multiplied by condition.start, because slower starts need a longer warm-up: a run begins with one
-// replica of each stage.
+// startWarmup is multiplied by condition.start and added to the warm-up. Slower starts need a
+// longer warm-up, because a run begins with one replica of each stage.
 const startWarmup = 4 * time.Second
 
 // burstRate is the rate in a burst, as a multiple of the mean rate. Between bursts no request
