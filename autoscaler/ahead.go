@@ -21,9 +21,9 @@ const (
 	mostRatio = 64
 )
 
-// update returns l after the decision at time at. It moves Ratio towards the measured ratio: stage
-// i's arrival rate divided by the sum of the rates of the stages before it. Ratio does not change
-// while stage i or a stage before it cannot serve all its arrivals. The rate behind an overloaded
+// update returns l as it is after a decision. It moves Ratio towards the measured ratio: stage i's
+// arrival rate divided by the sum of the rates of the stages before it. Ratio does not change while
+// stage i or a stage before it cannot serve all its arrivals, because the rate behind an overloaded
 // stage only shows how much that stage lets through.
 func (l Learned) update(m *model, i int, at time.Time) Learned {
 	dt := 0.0
@@ -51,10 +51,10 @@ func (g *stage) steady() bool {
 	return g.known && g.measured > 0 && starting == 0 && g.measured <= saturated*float64(g.servers(ready))*g.mu
 }
 
-// connect fills in stage.before and model.order. A stage's before has the stages whose answers
-// arrive at it, in pipelines with an objective. It stays empty for the entry stage of such a
-// pipeline, because requests from outside arrive there too. In order, each stage comes after the
-// stages before it.
+// connect fills in stage.before and model.order. stage.before lists the stages whose answers arrive
+// at the stage, in pipelines with an objective. The list stays empty for the entry stage of such a
+// pipeline, because requests from outside arrive there too. In model.order, each stage comes after
+// the stages before it.
 func (m *model) connect() {
 	named := 0
 	m.order = make([]int, 0, len(m.stages))
@@ -147,7 +147,7 @@ func (m *model) follow(past Memory) {
 // the budget. within is the time, in seconds, in which a waiting line should be gone.
 //
 // The result is 0 for a stage that sleeps, has an unknown service time, or has no overloaded stage
-// before it. Otherwise it rises with the stage's own rate.
+// before it. For any other stage, the result rises with the stage's own rate.
 func (m *model) ahead(needs []need, within float64) []int {
 	out, rate, late := make([]int, len(m.stages)), make([]float64, len(m.stages)), make([]bool, len(m.stages))
 	for i := range m.stages {
@@ -181,8 +181,9 @@ func (m *model) ahead(needs []need, within float64) []int {
 	return out
 }
 
-// alone returns the smallest count, up to limit, for lambda tasks per second. With that count, mean
-// waits are within g's share of each pipeline, and waits for bursts are within their patience.
+// alone returns the smallest count with which g serves lambda tasks per second, mean waits are
+// within g's share of each pipeline's budget, and waits for bursts are within g's patience. The
+// count is at most limit.
 func (g *stage) alone(lambda float64, m *model, limit int) int {
 	wait := math.Inf(1)
 	for _, at := range g.in {

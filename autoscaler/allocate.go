@@ -10,9 +10,10 @@ import (
 const negligible = 0.05
 
 // allocate returns a count of replicas for each stage, between least and most. With these counts,
-// the mean waits on every path fit the budget of its pipeline, if most allows that. by[i] is the
-// index in pipes of the pipeline for which stage i got its last replica; -1: for none. wait[i] is
-// stage i's mean wait with its count, in seconds.
+// the mean waits on each path fit the budget of the path's pipeline, unless the limits in most
+// prevent that. by[i] is the index in pipes of the pipeline for which stage i got its last replica,
+// or -1 if the stage has not got any beyond least[i]. wait[i] is stage i's mean wait with its
+// count, in seconds.
 //
 // allocate gives replicas one by one, each to the stage whose wait falls most. This is Fox's greedy
 // method (Discrete Optimization via Marginal Analysis, Management Science 13, 1966). On a single

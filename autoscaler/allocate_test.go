@@ -53,8 +53,8 @@ func bounds(m *model) (least, most []int) {
 	return least, most
 }
 
-// fits reports whether every path of every pipeline is within its limit, and waits for bursts are
-// within their patience.
+// fits reports whether every path of every pipeline is within its limit, and no stage's wait for
+// bursts is longer than the stage's patience.
 func fits(m *model, counts []int) bool {
 	wait := m.waits(counts)
 	for k := range m.pipes {
@@ -98,8 +98,8 @@ func fewest(m *model, least, most []int) (best int, ok bool) {
 
 // TestAllocateAgainstBruteForce compares allocations with all possible ones, for pipelines of two
 // to four stages with up to six replicas each. If an allocation can meet the objective, allocate
-// must meet it too, with the smallest possible total. In a few cases it may miss the objective:
-// when each stage is at its maximum or has a negligible wait.
+// must meet it too, with the smallest possible total. There are few exceptions: allocate gives up
+// if each stage is at its maximum or has a negligible wait.
 func TestAllocateAgainstBruteForce(t *testing.T) {
 	met, missed := 0, 0
 	for seed := range uint64(3000) {

@@ -3,12 +3,12 @@ package autoscaler
 import "math"
 
 // This file predicts waits for bursts. A path waits for a burst only once, at its slowest stage.
-// The reason is that the tasks of a burst leave a stage no faster than the stage serves them. A
-// next stage that serves as fast has no line of them. For deterministic tandem queues, that is a
-// theorem (Friedman, Reduction Methods for Tandem Queuing Systems, Operations Research 13, 1965).
-// Network calculus calls it "pay bursts only once" (Le Boudec and Thiran, Network Calculus, 2001,
-// §1.4.3). In contrast, waits by chance add up over the stages. Their causes are single arrivals
-// and varying service times.
+// The reason is that the tasks of a burst leave a stage no faster than the stage serves them. If
+// the next stage serves as fast, no line of these tasks forms there. For deterministic tandem
+// queues, that is a theorem (Friedman, Reduction Methods for Tandem Queuing Systems, Operations
+// Research 13, 1965). Network calculus calls it "pay bursts only once" (Le Boudec and Thiran,
+// Network Calculus, 2001, §1.4.3). In contrast, waits by chance come from single arrivals and
+// varying service times, and they add up over the stages.
 //
 // So the model splits Allen and Cunneen's factor (Ca²+Cs²)/2. The part of Ca² up to 1 causes waits
 // by chance at each stage. The part above 1 causes waits for bursts. With λ arrivals per second and
@@ -17,17 +17,18 @@ import "math"
 // is not a factor.
 //
 // Ca² is measured where requests enter the pipeline. Later stages measure smaller bursts, because
-// the earlier stages have flattened them. With more replicas, the earlier stages would flatten them
-// less.
+// the earlier stages have flattened them. With more replicas, the earlier stages would flatten
+// bursts less.
 
 // bursty returns the burst part of Allen and Cunneen's factor for a squared coefficient of
 // variation of arrivals.
 func bursty(ca2 float64) float64 { return max(ca2-1, 0) / 2 }
 
-// payOnce sets for each stage its bursts, and its patience: how long tasks may wait for bursts. It
-// splits a pipeline's budget between waits for bursts and waits by chance, in proportion to their
-// parts of Allen and Cunneen's factor. A stage's bursts are those that it measures or those that
-// enter its pipeline, whichever are larger. A stage with one call per item measures larger ones.
+// payOnce sets two fields of each stage: bursts, the burst part of Allen and Cunneen's factor, and
+// patience, how long tasks may wait for bursts. It splits a pipeline's budget between waits for
+// bursts and waits by chance, in proportion to their parts of the factor. A stage's bursts are the
+// larger of two values: what the stage measures, and what enters its pipelines. A stage with one
+// call per item measures larger bursts than enter.
 func (m *model) payOnce() {
 	for i := range m.stages {
 		g := &m.stages[i]

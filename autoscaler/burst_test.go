@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// row returns a pipeline of eight equal stages with bursty arrivals. Each stage measures another
-// CV.
+// row returns a pipeline of eight equal stages with bursty arrivals. Each stage measures a
+// different CV.
 func row() (plan.Snapshot, plan.Domain) {
 	s, d := plan.Snapshot{At: t0}, plan.Domain{Pipelines: []string{"p"}}
 	p := plan.Pipeline{Name: "p", SLO: 800 * time.Millisecond}

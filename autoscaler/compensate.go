@@ -105,11 +105,12 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 func (c cpuFit) scaled(mean float64, from, to int) float64 { return mean * c.At(to) / c.At(from) }
 
 const (
-	// near and far are parts of a function's target. A function gets CPU if its tasks take longer than
-	// near. It no longer needs the CPU if its tasks would take less than far without it.
+	// near and far are limits for the times of tasks, as parts of a function's target. A function
+	// gets extra CPU if its tasks take longer than near. It no longer needs the extra CPU if,
+	// without this CPU, its tasks would be faster than far.
 	near, far = 0.8, 0.6
-	// cpuHold is how long extra CPU must be unneeded before it is taken back. cpuEvery is how long it
-	// takes until the effect of a change shows.
+	// cpuHold is how long extra CPU must be unneeded before it is taken back. cpuEvery is how long
+	// a change of CPU takes to show its effect.
 	cpuHold  = time.Minute
 	cpuEvery = 10 * time.Second
 )
@@ -205,8 +206,8 @@ func (c *correction) expects(replicas, quota int) float64 {
 	return max(c.sojournAt(mu, replicas).Seconds(), measured)
 }
 
-// give sets the quota. It raises the quota towards wants at most once per cpuEvery. It lowers the
-// quota to the declared one when extra CPU was not needed for cpuHold.
+// give sets the quota. It raises the quota to wants, but waits for cpuEvery between two raises. It
+// goes back to the declared quota once extra CPU has not been needed for the time cpuHold.
 func (c *correction) give(wants, most int, at time.Time) {
 	has := min(c.past.CPU, most)
 	ago := at.Sub(c.past.CPUAt)

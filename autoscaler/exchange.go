@@ -24,9 +24,9 @@ const serviceFade = 30 * time.Second
 // other way round: it removes the replica first, and then "compensates" with any CPU that a server
 // has.
 //
-// CPU is taken back when it was useless for a while: it saves no replica, and tasks would be in
-// time without it. If the node no longer has the CPU, it is taken back at once, and the count rises
-// to what is needed without it.
+// CPU is taken back when it was useless for a while: it saved no replica, and tasks would have been
+// in time without it. If the node no longer has the CPU, the CPU is taken back at once, and the
+// count rises to what is needed without it.
 func exchange(s *plan.Snapshot, all []correction) {
 	var share map[string]int
 	for i := range all {

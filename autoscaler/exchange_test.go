@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// onDevices returns calm with devices. It takes 100 ms with 500m, 60 ms with 1000m and 40 ms with
-// 2000m.
+// onDevices returns the function of calm with devices. A task takes 100 ms with 500m of CPU, 60 ms
+// with 1000m and 40 ms with 2000m.
 func onDevices() plan.Function {
 	f := calm()
 	f.GPU, f.Demand.Rate, f.Replicas = 1, 13, replicas(3, plan.Ready)

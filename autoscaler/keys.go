@@ -14,7 +14,7 @@ type Key struct {
 }
 
 // Constants of the list of key stages. One raise makes a function a key stage for two half-lives. A
-// function that is raised often stays one somewhat longer.
+// function that is raised often stays a key stage somewhat longer.
 const (
 	keyHalfLife  = 3 * time.Minute
 	keyThreshold = 0.25
@@ -41,8 +41,8 @@ func (k Key) step(at time.Time, raised bool) Key {
 // is reports whether the function is a key stage now.
 func (k Key) is() bool { return k.Weight >= keyThreshold }
 
-// bursts reports whether the function was raised within burst, so that it may soon be raised again.
-// A clock that was set back does not make that time longer.
+// bursts reports whether the function is a key stage that was raised within the time burst, so it
+// may soon be raised again. If the clock was set back, that time at most doubles.
 func (k Key) bursts(at time.Time) bool {
 	ago := at.Sub(k.Raised)
 	return k.is() && ago < burst && ago > -burst

@@ -68,8 +68,8 @@ type visit struct {
 // applies even if the objective leaves less.
 const leastBudget = 0.1
 
-// newModel makes the model of a domain of s. part is the part of the time left to wait that mean
-// waits may take.
+// newModel makes the model of a domain of s. Objectives leave tasks some time to wait; part is the
+// part of this time that mean waits may take.
 func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 	m := &model{stages: make([]stage, len(d.Functions)), pipes: make([]pipe, 0, max(len(d.Pipelines), 1))}
 	places := make([]place, len(m.stages)) // memory for in: most stages are in one pipeline

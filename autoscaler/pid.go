@@ -49,7 +49,7 @@ type PIDState struct {
 }
 
 // Step returns the state after a measurement. measured and target are positive and have the same
-// unit. held means that the last output is not in effect yet, or cannot take effect. The integral
+// unit. If held is set, the last output is not in effect yet, or cannot take effect. The integral
 // does not grow while held is set, or while the measurement falls.
 func (c PID) Step(s PIDState, at time.Time, measured, target float64, held bool) PIDState {
 	dt := s.elapsed(at)
@@ -81,7 +81,7 @@ func (c PID) Blind(s PIDState, at time.Time) PIDState {
 	return PIDState{At: at, Sum: sum, Out: c.slew(s.Out, sum, dt)}
 }
 
-// slew moves an output from from towards to, within the bounds of its slope.
+// slew moves an output from one value towards another, within the bounds of its slope.
 func (c PID) slew(from, to, dt float64) float64 {
 	return clamp(clamp(to, from-c.Down*dt, from+c.Up*dt), 0, c.Most)
 }

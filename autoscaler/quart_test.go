@@ -22,7 +22,7 @@ func TestQuartIsACorrector(t *testing.T) {
 }
 
 // calm returns a function that needs 2 replicas for 10 requests/s. A task takes 100 ms, and may
-// take 200 ms.
+// stay for 200 ms with its wait.
 func calm() plan.Function {
 	return plan.Function{
 		Name: "f.ns", Revision: 1, Min: 1, Max: 20, Batch: 1, Slots: 1, CPULimit: 500, Replicas: replicas(6, plan.Ready),
@@ -32,8 +32,8 @@ func calm() plan.Function {
 	}
 }
 
-// correct runs a Quart on a single function, whose allocator asks for count replicas. Nodes have 4
-// cores.
+// correct runs a Quart on a single function, for which the allocator asks for the given count of
+// replicas. Nodes have 4 cores.
 func correct(t *testing.T, cfg QuartConfig, f plan.Function, count int, past Course) (plan.Line, Course) {
 	t.Helper()
 	for i := range f.Replicas {

@@ -22,13 +22,13 @@ const (
 
 // meanWait returns the predicted mean time in seconds that a task waits for one of c servers of
 // rate mu each, while lambda tasks arrive per second. k is (Ca²+Cs²)/2. mu must be positive. The
-// result is finite, has no step, falls in c and rises in lambda.
+// result is finite and continuous, falls in c and rises in lambda.
 //
-// Up to a utilisation of saturated, the wait is k·C(c)/(cμ−λ). That is Erlang's C for M/M/c
+// Up to the utilisation saturated, the wait is k·C(c)/(cμ−λ). That is Erlang's C for M/M/c
 // (Kleinrock 1975, §3.5), times the correction of Allen and Cunneen for other arrivals and services
-// (Allen, Probability, Statistics and Queueing Theory, 1990, §5.4). Above saturated, the line
-// grows. The wait is then the wait at saturated, plus the time to serve the tasks that join the
-// line within horizon.
+// (Allen, Probability, Statistics and Queueing Theory, 1990, §5.4). At higher utilisations, the
+// line grows. The wait is then the wait at the utilisation saturated, plus the time to serve the
+// tasks that join the line within the constant horizon.
 //
 // QUART's Eq. 1 has P0, the probability of an empty system, instead of C(c), and another
 // denominator: see the package comment.
@@ -52,13 +52,13 @@ func meanWait(lambda, mu float64, c int, k float64) float64 {
 }
 
 // Sojourn predicts the mean time from a task's arrival to its end. There are c servers that serve
-// mu tasks per second each, lambda tasks arrive per second, and waiting tasks are in line. ca2 and
-// cs2 are the squared coefficients of variation of the times between arrivals and of service times;
-// 1 if unknown. The prediction is at most a day.
+// mu tasks per second each, and lambda tasks arrive per second. waiting is the number of tasks in
+// line. ca2 and cs2 are the squared coefficients of variation of the times between arrivals and of
+// service times; 1 if unknown. The prediction is at most a day.
 //
 // The wait is that of M/M/c by Erlang's C, times (ca2+cs2)/2 (Allen-Cunneen), but at least the time
-// until the waiting tasks have been taken. Past saturation, the line's growth within ten seconds is
-// added. The prediction falls in c, and rises in lambda and in waiting.
+// until the tasks in line have been taken. Past saturation, the line's growth within ten seconds is
+// added. The prediction falls if c rises. It rises if lambda or waiting rises.
 func Sojourn(lambda, mu float64, c int, ca2, cs2 float64, waiting int) time.Duration {
 	if !(mu > 0) || c <= 0 || math.IsNaN(lambda) {
 		return longest

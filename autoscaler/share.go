@@ -15,7 +15,7 @@ import (
 // function that gains most, until nothing is left (Fox 1966). A function's gain is the time that
 // one more replica takes off its predicted wait, times the requests of its pipelines.
 //
-// Functions get replicas in this order, and within each class by gain:
+// Functions get replicas in the order of these classes, and within a class by gain:
 //
 //  1. functions without any replica
 //  2. functions that cannot keep up with their calls, including calls that wait at an earlier
@@ -227,7 +227,7 @@ func movable(all []contender, scarce [resources]bool) (moves [resources]bool) {
 	return moves
 }
 
-// take subtracts what a replica needs. here means that the replica exists already, so it has the
+// take subtracts what a replica needs. If here is set, the replica exists already, so it has the
 // resources that cannot move.
 func (c *contender) take(free *[resources]int64, moves [resources]bool, here bool) {
 	for r, n := range c.needs {
@@ -238,7 +238,7 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 }
 
 // lacks returns a resource that has too little free for c's next replica, or -1 if there is none.
-// here means that the replica exists already, so it has the resources that cannot move. lacks also
+// If here is set, the replica exists already, so it has the resources that cannot move. lacks also
 // returns -1 for a function's first replica, unless this replica would start ahead of need. The
 // placer then tries the replica, and reports where it looked.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
@@ -261,8 +261,9 @@ func (c *contender) mean() float64 {
 // look sets the urgency and the gain of c's next replica: see [Gain]. The gain of a function that
 // is behind has this model, which treats calls as a fluid:
 //
-//   - W calls have to go through the function: those that wait at it or before it, and those that
-//     arrive within the horizon. With capacity C, it needs the time D = W/C for them.
+//   - W calls have to go through the function: those that wait at the function or at an earlier
+//     stage, and those that arrive within the horizon. With capacity C, the function needs the time
+//     D = W/C for these calls.
 //   - The stage with the longest D decides when a pipeline's last call is done, so it should get
 //     the next replica.
 //   - effort is the number of replicas that raise the capacity of all stages of a pipeline by one

@@ -19,8 +19,8 @@ func TestUniformIsAnAllocator(t *testing.T) {
 	plantest.Run(t, NewUniform(Config{}))
 }
 
-// served returns a function with a rate of requests of 100 ms and this many ready replicas. Its
-// allocator asks for more.
+// served returns a function that gets requests of 100 ms at the given rate, and has the given
+// number of ready replicas.
 func served(name string, rate float64, ready int) plan.Function {
 	f := calm()
 	f.Name, f.Demand.Rate, f.Replicas, f.Memory = name, rate, replicas(ready, plan.Ready), 1<<30
@@ -157,8 +157,8 @@ func TestFixedAndUniformKeepToTheBudget(t *testing.T) {
 }
 
 // TestGainRisesWithLoad checks that a function gets no fewer replicas if its rate is higher. By
-// predicted waits alone, a queue that stays behind even with one more replica would gain less than
-// a queue that does not.
+// predicted waits alone, a queue that cannot catch up even with one more replica would gain less
+// than a queue that can.
 func TestGainRisesWithLoad(t *testing.T) {
 	for budget := 4; budget < 16; budget++ {
 		had := 0

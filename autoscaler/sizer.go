@@ -73,8 +73,8 @@ type Past struct {
 	Learned Learned `json:",omitzero"`
 	// when a burst was last seen, and the largest count since it began
 	Burst Peak `json:",omitzero"`
-	// Expected is the last time when requests were on their way to the function. It counts as use: see
-	// floor.
+	// Expected is the last time when requests were on their way to the function. That time counts
+	// as use of the function: see floor.
 	Expected time.Time `json:",omitzero"`
 }
 
@@ -262,8 +262,10 @@ func floor(f *plan.Function, now time.Time, past *Past) (least int, idle bool) {
 // byLoad returns the larger of two counts: the replicas that serve all arrivals, and the replicas
 // that drain the waiting line in time. c servers take c·μ − λ tasks per second off the line. A slot
 // is a server. The service time is a task's share of its batch's time, so larger batches count as
-// faster servers. The line includes its growth until a new replica has started, so the time to
-// drain it is at least the start time.
+// faster servers.
+//
+// New replicas help only once they have started. So the line counts with its growth until then, and
+// the time that is allowed for draining it is DrainWithin or the start time, whichever is longer.
 func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 	why.add("λ=").float(g.lambda).add("/s μ=").float(g.mu).add("/s")
 	if g.f.Demand.CV > 0 {

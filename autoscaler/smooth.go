@@ -12,7 +12,7 @@ import (
 
 const (
 	// smoothHold is how long a function must have too many replicas before one is taken. It is also
-	// the least time between two.
+	// the shortest time between two replicas that are taken.
 	smoothHold = 3 * time.Second
 	// smoothPatience is the longest hold. The hold doubles each time a replica has to be given back.
 	smoothPatience = 5 * time.Minute
@@ -143,8 +143,8 @@ func (c *correction) goal(all []correction, need []int, i, left int) int {
 	beta := c.ca2 / (1 + c.ca2)
 	sum, n := 0.0, 0
 	for _, j := range c.neighbours {
-		// A neighbour's need per server of work. With less than one server of work, a neighbour is no
-		// guide.
+		// The number of servers that the neighbour needs per server that its work keeps busy. A
+		// neighbour that keeps less than one server busy is no guide.
 		if work := all[j].lambda * all[j].service; all[j].known && work >= 1 {
 			sum += float64(need[j]*all[j].slots) / work
 			n++

@@ -176,9 +176,10 @@ func (a *assembly) sort() {
 	}
 }
 
-// cycle returns the stages of a cycle in order, beginning with the first by name. left has, per
-// stage, the number of predecessors that [assembly.sort] has not placed. Each of these predecessors
-// has such predecessors too. So a walk from one to the next must reach a stage twice.
+// cycle returns the stages of a cycle in order, beginning with the first by name. left has the
+// number of unplaced predecessors of each stage that [assembly.sort] could not place. Each of these
+// stages has a predecessor that could not be placed either. So a walk from predecessor to
+// predecessor comes to some stage twice, and the walk between the two visits is a cycle.
 func (a *assembly) cycle(left []int) []string {
 	i := slices.IndexFunc(left, func(n int) bool { return n > 0 })
 	var path []string

@@ -52,8 +52,8 @@ const (
 	NetworkNone    = "none"    // a separate network with loopback only
 )
 
-// Values of the annotation "items" of a function or of a pipeline's entry. It says what a JSON
-// array in a request means.
+// Values of the annotation "items" of a function or of a pipeline's entry. The annotation says what
+// a JSON array in a request means.
 const (
 	ItemsMany = "many" // a list of items
 	ItemsOne  = "one"  // one document

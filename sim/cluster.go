@@ -99,7 +99,7 @@ func (w *world) warm(p *plan.Plan, atOnce bool) {
 	}
 }
 
-// release drains the replicas that want does not list.
+// release drains the replicas of l that are not in the slots of want.
 func (w *world) release(l *line, want *plan.Want) {
 	for _, r := range slices.Clone(l.replicas) {
 		if r.state == plan.Draining || slices.ContainsFunc(want.Slots, func(s plan.Slot) bool { return s.Replica == r.name }) {
@@ -114,8 +114,8 @@ func (w *world) release(l *line, want *plan.Want) {
 	}
 }
 
-// order starts a replica. key tells whether its stage is a key stage. If the node has no room for
-// the parameters, order starts nothing, and the next plan may order another replica.
+// order starts a replica. key reports whether the replica's stage is a key stage. If the node has
+// no room for the parameters, order starts nothing, and the next plan may order another replica.
 func (w *world) order(l *line, slot plan.Slot, key, atOnce bool) {
 	n := w.node(slot.Node)
 	path, took, ok := n.start(w, l, atOnce)

@@ -10,7 +10,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
 
-// near checks that a figure is at a value, within a part of it.
+// near checks that a figure is close to the wanted value. They may differ by at most the given part
+// of the wanted value.
 func near(t *testing.T, what string, got, want, part float64) {
 	t.Helper()
 	if !(math.Abs(got-want) <= part*math.Abs(want)) {

@@ -199,7 +199,7 @@ func (s *stageRecorder) count(w *world) {
 	}
 }
 
-// passed returns how much of the time from since to now counts, in ns.
+// passed returns how many ns between since and now count.
 func (r *recorder) passed(since, now int64) float64 {
 	return float64(max(min(now, r.to)-max(since, r.from), 0))
 }

@@ -44,12 +44,14 @@ func simulate(t testing.TB, scenario string) Result {
 	return r
 }
 
-// fill replaces placeholders in a scenario's text. with has names and values in turn.
+// fill replaces placeholders in a scenario's text. The other arguments are placeholders and their
+// values, in turn.
 func fill(scenario string, with ...string) string {
 	return strings.NewReplacer(with...).Replace(scenario)
 }
 
-// want checks that a figure is at a value, within its interval and a part of the value.
+// want checks that a figure is close to a value. They may differ by at most the figure's interval
+// plus the given part of the value.
 func (e Estimate) want(t *testing.T, what string, value, part float64) {
 	t.Helper()
 	line := fmt.Sprintf("%s: %.5g ± %.2g, theory %.5g, %+.2f %%", what, e.Mean, e.CI, value, 100*(e.Mean/value-1))

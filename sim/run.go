@@ -31,9 +31,9 @@ func (m *Model) Run(ctx context.Context, report func(Progress)) (Result, error) 
 	return m.Result(runs), nil
 }
 
-// Runs simulates each policy on each seed and returns the figures by policy, then seed. As many
-// runs go on at a time as there are processors. If report is not nil, Runs calls it now and then,
-// one call at a time. The figures depend only on the scenario. If ctx ends, Runs returns its error
+// Runs simulates each policy on each seed and returns the figures by policy, then seed. It runs one
+// simulation per processor at a time. If report is not nil, Runs calls it now and then, one call at
+// a time. The figures depend only on the scenario. If ctx ends, Runs returns the context's error
 // early.
 func (m *Model) Runs(ctx context.Context, report func(Progress)) ([][]Figures, error) {
 	ctx, stop := context.WithCancelCause(ctx)

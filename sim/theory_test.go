@@ -38,8 +38,8 @@ func stationary(t *testing.T, servers int, rho, cv float64, service string) Pipe
 		requests *= 20
 	}
 	rate := 10 * rho * float64(servers)
-	// At a utilisation of 0.9, M/M/c forgets its start with a time constant of 1/cμ(1−√ρ)² (Abate and
-	// Whitt 1987). This is at least seven of them.
+	// At a utilisation of 0.9, M/M/c forgets its start with a time constant of 1/cμ(1−√ρ)² (Abate
+	// and Whitt 1987). The warm-up is at least seven of these time constants.
 	warmup := time.Duration(min(2700/rate, 300) * float64(time.Second))
 	duration := time.Duration(requests/rate*float64(time.Second)) + warmup
 	r := simulate(t, fill(station, "DURATION", duration.String(), "WARMUP", warmup.String(), "RATE", fmt.Sprint(rate), "CV", fmt.Sprint(cv), "SERVICE", "mean: 100ms, "+service,

@@ -14,7 +14,7 @@ const (
 	kindRef     = 2
 )
 
-// AppendItem appends the binary form of it to b.
+// AppendItem appends the binary form of the item to b.
 func AppendItem(b []byte, it Item) []byte {
 	switch {
 	case it.Ref != nil:
@@ -53,7 +53,7 @@ func DecodeItem(b []byte) (Item, error) {
 	return it, wrap("item", r.End())
 }
 
-// AppendActivation appends the binary form of a to b.
+// AppendActivation appends the binary form of the activation to b.
 func AppendActivation(b []byte, a Activation) []byte {
 	b = pack.Uint(b, uint64(len(a)))
 	for _, it := range a {
@@ -69,7 +69,7 @@ func DecodeActivation(b []byte) (Activation, error) {
 	return a, wrap("activation", r.End())
 }
 
-// AppendInput appends the binary form of in to b.
+// AppendInput appends the binary form of the input to b.
 func AppendInput(b []byte, in Input) []byte {
 	b = pack.Uint(b, uint64(len(in)))
 	for _, p := range in {
@@ -156,8 +156,8 @@ func wrap(what string, err error) error {
 	return nil
 }
 
-// Size returns the bytes per element. It returns 0 for BYTES, whose elements vary, and for unknown
-// datatypes.
+// Size returns the bytes per element. It returns 0 for BYTES, whose elements differ in size, and
+// for unknown datatypes.
 func (d Datatype) Size() int {
 	switch d {
 	case "BOOL", "UINT8", "INT8":

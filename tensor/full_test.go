@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestFullDiskIsAFullStore checks that an item that finds the disk full gets the error of a full
+// TestFullDiskIsAFullStore checks that storing an item on a full disk gives the error of a full
 // store, with the disk's name, and leaves no file.
 func TestFullDiskIsAFullStore(t *testing.T) {
 	small := proctest.Disk(t, "4m")

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// request returns a request of the protocol with one input and more fields.
+// request returns a request of the protocol with one input, followed by the text more, which has
+// further fields.
 func request(more string) string {
 	return `{"inputs":[{"name":"x","datatype":"INT16","shape":[2],"data":[1,2],"parameters":{"any":"thing"}}]` + more + `}`
 }

@@ -52,7 +52,8 @@ var ErrFull = errors.New("tensor: the store is full")
 // ErrDropped means that the owner of an item is being dropped.
 var ErrDropped = errors.New("tensor: its owner was dropped")
 
-// OpenDir creates an empty store of at most limit bytes at path. It removes what is there.
+// OpenDir creates an empty store in the folder at path, and removes what is in the folder. limit is
+// the largest total size of items in bytes.
 func OpenDir(path string, limit int64) (*Dir, error) {
 	if err := os.RemoveAll(path); err != nil {
 		return nil, fmt.Errorf("blob store: %w", err)
@@ -159,8 +160,8 @@ func (d *Dir) Get(ref Ref) ([]byte, error) {
 	return b, nil
 }
 
-// Open returns the encoded item as a file for reading. The caller closes it. It stays readable
-// after its owner is dropped.
+// Open returns the encoded item as a file for reading. The caller closes the file, which stays
+// readable after the item's owner is dropped.
 func (d *Dir) Open(ref Ref) (*os.File, error) {
 	f, err := os.Open(d.file(ref))
 	if err != nil {
@@ -169,8 +170,8 @@ func (d *Dir) Open(ref Ref) (*os.File, error) {
 	return f, nil
 }
 
-// Drop removes the owner's folder. If something is being written into it, the last writer removes
-// it.
+// Drop removes the owner's folder. If something is being written into the folder, the last writer
+// removes the folder.
 func (d *Dir) Drop(name string) error {
 	d.mu.Lock()
 	o := d.owners[name]
@@ -205,28 +206,30 @@ func (d *Dir) file(ref Ref) string {
 	return filepath.Join(d.folder(ref.Owner), "b-"+url.PathEscape(ref.Blob))
 }
 
-// messageLimit is the largest total size in bytes of a message's items. Above it, small items are
-// moved to the store too.
+// messageLimit is the largest total size in bytes of a message's small items. If the small items
+// are larger together, Externalise moves some of them to the store too.
 const messageLimit = 1 << 20
 
 // Externalise returns a copy of a in which every item above InlineLimit is replaced by a reference
-// into s. Smaller items are replaced too, from the first on, until the rest has at most 1 MiB
-// together.
+// into s. If the smaller items have more than 1 MiB together, Externalise replaces them too, from
+// the first on, until at most 1 MiB is left.
 func Externalise(s Store, owner string, a Activation) (Activation, error) {
-	total, large := 0, false
+	small, large := 0, false
 	for _, it := range a {
-		n := it.Size()
-		total += n
-		large = large || n > InlineLimit
+		if n := it.Size(); n > InlineLimit {
+			large = true
+		} else {
+			small += n
+		}
 	}
-	if !large && total <= messageLimit {
+	if !large && small <= messageLimit {
 		return a, nil
 	}
 	out := make(Activation, len(a))
 	for i, it := range a {
 		out[i] = it
 		n := it.Size()
-		if it.Ref != nil || n <= InlineLimit && total <= messageLimit {
+		if it.Ref != nil || n <= InlineLimit && small <= messageLimit {
 			continue
 		}
 		ref, err := s.Put(owner, AppendItem(make([]byte, 0, n+64), it))
@@ -234,7 +237,9 @@ func Externalise(s Store, owner string, a Activation) (Activation, error) {
 			return nil, fmt.Errorf("item %d: %w", i, err)
 		}
 		out[i] = Item{Ref: &ref}
-		total -= n
+		if n <= InlineLimit {
+			small -= n
+		}
 	}
 	return out, nil
 }
@@ -263,7 +268,7 @@ func Resolve(s Store, a Activation) (Activation, error) {
 	return out, nil
 }
 
-// Size estimates the bytes of the item in a message. A reference counts as none.
+// Size estimates the bytes of the item in a message. A reference counts as 0 bytes.
 func (it Item) Size() int {
 	n := len(it.Bytes)
 	for _, t := range it.Tensors {

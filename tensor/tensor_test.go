@@ -296,6 +296,23 @@ func TestManySmallItemsLeaveTheMessageToo(t *testing.T) {
 	}
 }
 
+func TestLargeItemsDoNotPushSmallOnesOut(t *testing.T) {
+	s, err := OpenDir(filepath.Join(t.TempDir(), "blobs"), 1<<30)
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, large := Item{Bytes: make([]byte, InlineLimit)}, Item{Bytes: make([]byte, 2*messageLimit)}
+	out, err := Externalise(s, "o", Activation{small, small, large, small})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []bool{false, false, true, false} {
+		if got := out[i].Ref != nil; got != want {
+			t.Errorf("item %d is a reference: %v, want %v", i, got, want)
+		}
+	}
+}
+
 func TestAStoreCountsWhatItHas(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "blobs")
 	s, err := OpenDir(dir, 1<<20)

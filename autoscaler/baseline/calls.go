@@ -35,9 +35,9 @@ func arriving(f *plan.Function) float64 {
 	return 0
 }
 
-// batchTime returns the mean time in seconds of a batch of size calls, with the CPU that f
+// batchTime returns the mean time in seconds of a batch of the given size, with the CPU that f
 // declares. It returns 0 if nothing is known. Between measured sizes, it interpolates. For smaller
-// and larger sizes, the time per call is that of the nearest measured size.
+// and larger sizes, it uses the time per call of the nearest measured size.
 func batchTime(f *plan.Function, size int) float64 {
 	known := measured(f)
 	if len(known) == 0 {

@@ -9,8 +9,8 @@ import (
 
 // each returns one line per function of d, with the count that decide returns, held within the
 // function's bounds. decide gets the function and what is remembered about it; known is false if
-// nothing is remembered. each does not change next, so a decide that remembers its count must hold
-// the count within the bounds itself.
+// nothing is remembered. each does not change the memory that decide returns. So if decide
+// remembers the count, it must hold the count within the bounds itself.
 func each[P any](s *plan.Snapshot, d plan.Domain, m map[string]P, decide func(f *plan.Function, past P, known bool) (count int, next P, why string)) (plan.Alloc, map[string]P, error) {
 	out, next := make(plan.Alloc, len(d.Functions)), make(map[string]P, len(d.Functions))
 	finder := s.Finder()

@@ -42,8 +42,9 @@ type HPAConfig struct {
 // with these exceptions:
 //
 //   - The count stays if usage is within a tenth of the target.
-//   - Pods that are not ready are left out. If usage asks for more pods, they are included as pods
-//     without usage. The count stays if the result would then go in the other direction.
+//   - Pods that are not ready are left out. If usage asks for more pods, the pods that are not
+//     ready are included, as pods without usage. The count stays if the result would then go in the
+//     other direction.
 //   - A count at most doubles in 15 s, or grows by four if that is more.
 //   - A count falls only to the highest recommendation of the last five minutes.
 //

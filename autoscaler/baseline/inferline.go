@@ -49,9 +49,9 @@ type InferLineConfig struct {
 // largest rate in any window of 5 s over the last 30 s. ρ_p is the smallest ρ of the pipeline.
 //
 // Up again: the paper does not say how counts rise again after scaling down. By its text, a load
-// within the sample's envelope never raises them. Here, a stage with fewer replicas than planned
-// gets the count of the rule for scaling down at once, up to the planned count. The planned count
-// is enough for loads within the sample's envelope.
+// within the sample's envelope never raises them. Here, the rule for scaling down also raises a
+// stage with fewer replicas than planned, at once and up to the planned count. The planned count is
+// enough for loads within the sample's envelope.
 //
 // The envelope is Demand.Envelope of a pipeline's first stage. It covers the last minute, so a
 // burst stays in it for a minute. The rate of a window of 5 s is the largest Demand.Rate in it,

@@ -177,7 +177,7 @@ func (p INFless) decide(s *plan.Snapshot, f *plan.Function, slo float64, past IN
 }
 
 // instance returns the batch size with the largest throughput, and the most and the fewest requests
-// per second that an instance takes with it; 0: nothing is known.
+// per second that an instance gets with batches of this size. All are 0 if nothing is known.
 func (p INFless) instance(f *plan.Function, slo float64) (batch int, up, low float64) {
 	slots := float64(max(f.Slots, 1))
 	for b := 1; b <= min(max(f.Batch, 1), inflessMost); b++ {
@@ -195,8 +195,8 @@ func (p INFless) instance(f *plan.Function, slo float64) (batch int, up, low flo
 	return batch, up, low
 }
 
-// windows returns when an idle instance starts again after it was let go, and when it is let go for
-// good. Both are idle times.
+// windows returns two idle times. After the first, head, an idle instance starts again. After the
+// second, tail, the instance ends for good.
 func (p INFless) windows(past *INFlessPast) (head, tail time.Duration) {
 	if past.Short.count() < inflessFewest {
 		return 0, p.cfg.KeepAlive
@@ -209,7 +209,8 @@ func (p INFless) windows(past *INFlessPast) (head, tail time.Duration) {
 	return time.Duration(long*headLong + short*headShort), time.Duration(long*tailLong + short*tailShort)
 }
 
-// turn moves the load to need instances. Instances that get load again were idle until now.
+// turn gives load to as many instances as need says. Instances that get load again were idle until
+// now.
 func (p INFlessPast) turn(need int, now time.Time) INFlessPast {
 	next := INFlessPast{At: now, Count: need, Short: p.Short.faded(now.Sub(p.At), inflessShort), Long: p.Long.faded(now.Sub(p.At), inflessLong)}
 	again := min(max(need-p.Count, 0), len(p.Idle))
@@ -243,7 +244,8 @@ func (h IdleTimes) count() (n float64) {
 	return n
 }
 
-// faded returns h after a time by, with over as the time constant.
+// faded returns h as it is some time later. by is that time, and over is the time constant of the
+// fading.
 func (h IdleTimes) faded(by, over time.Duration) IdleTimes {
 	f := math.Exp(-by.Seconds() / over.Seconds())
 	for i := range h {

@@ -181,8 +181,8 @@ func (k KPA) scale(past KPAPast, now time.Time, stable, panicked, target float64
 	return past
 }
 
-// look adds the time since the last look to the buckets, and drops buckets older than the window. A
-// clock that was set back starts over.
+// look adds the time since the last look to the buckets, and drops buckets older than the window.
+// If the clock was set back, look starts again with no buckets.
 func (p *KPAPast) look(now time.Time, tasks float64, window time.Duration) {
 	since, before := now.Sub(p.At).Seconds(), p.Tasks
 	first := p.At.IsZero() || since < 0

@@ -94,8 +94,9 @@ func (z stretches) next(t, tick time.Duration) time.Duration {
 // begin it in time, so that its total wait is at most Wait. So the first servers are always busy,
 // and the last ones only at the height of a burst.
 //
-// If the gap between two requests of a replica is at most a start and a tick, the replica is kept.
-// Otherwise it ends, and is ordered again a start and a tick before the next request.
+// A replica needs a start and a tick to be ready after its order. If the gap between two requests
+// of a replica is at most this long, the replica is kept. Otherwise it ends, and is ordered again
+// this long before the next request.
 //
 // Requests reach the next stage as from a first-come-first-served queue with the planned replicas.
 // If all services take the same time and batches have one request, no request is late: this queue's

@@ -11,7 +11,7 @@ import (
 // Proportional is a plan.Sharer. If functions ask for more replicas than the budget has, each
 // function gets its minimum, at least one replica, and the same part of what it asks for beyond
 // that. Parts are rounded down. The replicas that are then left go to the functions that lost the
-// most by rounding, in order among equals.
+// most by rounding. Among equals, they go to the first functions of the allocation.
 //
 // The papers' systems run in a cloud, and do not say which function gets less. Equal parts keep the
 // balance between the stages of a pipeline that its policy wants.

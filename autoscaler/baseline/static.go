@@ -31,8 +31,8 @@ func (z Static) Allocate(s plan.Snapshot, d plan.Domain, m struct{}) (plan.Alloc
 	return out, m, err
 }
 
-// level splits v replicas per stage among n stages. Each stage has each replicas, and the first
-// more stages have one extra.
+// level splits v replicas per stage among n stages. It returns the whole part of v, which each
+// stage gets, and the number of stages that get one more: the first ones.
 func level(v float64, n int) (each, more int) {
 	if !(v > 0) {
 		return 0, 0
@@ -42,8 +42,8 @@ func level(v float64, n int) (each, more int) {
 	return int(whole), int(math.Round((v - whole) * float64(n)))
 }
 
-// topological sorts the functions of d in the order of its pipelines, one pipeline after another.
-// Functions in no pipeline come last.
+// topological returns the names of the functions of d in the order of its pipelines, one pipeline
+// after another. Functions in no pipeline come last.
 func topological(s *plan.Snapshot, d plan.Domain) []string {
 	order := make([]string, 0, len(d.Functions))
 	add := func(names []string) {

@@ -69,8 +69,9 @@ func (c *cluster) settle() (quiet []*node) {
 	return quiet
 }
 
-// growing returns the functions whose parameters are kept ahead: the corrector's key stages if key
-// is true, else all functions that gain from it. It sets more for each of them.
+// growing returns the functions whose parameters are kept ahead, and sets the field more of each:
+// how many further replicas to plan for. With key, these are the corrector's key stages. Otherwise
+// they are all functions that gain from starts with parameters in memory.
 func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
 	for _, w := range wants {
 		f, ok := c.function(w.Function)
@@ -89,7 +90,7 @@ func (c *cluster) growing(wants []plan.Want, key bool) (turns []*function) {
 }
 
 // gains reports whether a start from parameters in memory saves f more time than a call takes. It
-// is true if that is unknown, and false if f's replicas fail to start.
+// returns true if that is unknown, and false if f's replicas fail to start.
 func (f *function) gains() bool {
 	saved, known := saving(f.Function)
 	return f.Failing.Count == 0 && (!known || saved > f.Service.Mean)

@@ -18,19 +18,20 @@ import (
 // that has the function's parameters. At the end, new replicas move to nodes with fewer replicas of
 // key stages. Each move reduces the sum, over the nodes, of the squared number of these replicas.
 //
-// If a key stage grows while tasks wait or run, its next replica is urgent. It goes to a node that
-// has its parameters, else to a node that is loading them, else to any other. Ties go to a node
-// that does not already run every replica of the function, so that losing one node never takes the
-// whole function down. After that, the rules for other replicas of key stages decide. [KeyStages]
-// loads parameters where Dispersed would place replicas, so the two rules rarely conflict.
+// If a key stage grows while tasks wait or run, its next replica is urgent. This replica goes to a
+// node that has the stage's parameters, else to a node that is loading them, else to any other.
+// Ties go to a node that does not already run every replica of the function, so that losing one
+// node never takes the whole function down. After that, the rules for other replicas of key stages
+// decide. [KeyStages] loads parameters where Dispersed would place replicas, so the two rules
+// rarely conflict.
 //
 // Any replica of another function goes where its function has the fewest, as with [Spread], because
 // a lost node should not take all of a function. Ties go to a node that has its parameters, then to
 // the fullest node with room.
 //
 // QUART's Eq. 8 to 10 use gradient descent on KL(P, uniform) instead. Its minimum is simply P =
-// uniform. Without constraints, the descent leaves the simplex (towards 1/e of it), and it ignores
-// capacity. [KL] returns this divergence for a finished placement.
+// uniform. But the descent does not keep the sum of P at 1: it goes towards uniform/e. It also
+// ignores capacity. [KL] returns this divergence for a finished placement.
 type Dispersed struct{}
 
 // Place implements plan.Placer.
@@ -84,8 +85,9 @@ func disperse(f *function, x, y *node) int {
 	)
 }
 
-// warmer orders nodes by how warm f is there, if f is urgent. Of equal nodes, one that has all of
-// f's replicas comes last.
+// warmer orders nodes for the next replica of f, if f is urgent: first the nodes that have f's
+// parameters, then those that are loading them. Of equal nodes, one that has all of f's replicas
+// comes last.
 func warmer(f *function, x, y *node) int {
 	if !f.urgent {
 		return 0
@@ -174,8 +176,8 @@ func (p *placing) level(key []bool) {
 	}
 }
 
-// Key reports whether f is a key stage: the corrector says so, or f has more than its minimum, or
-// has draining replicas above it.
+// Key reports whether f is a key stage: the corrector marks f, or f has or gets more replicas than
+// its minimum. Draining replicas count too.
 func Key(f *plan.Function, w plan.Want) bool {
 	return w.Key || max(len(w.Slots), len(f.Replicas)) > max(f.Min, 1)
 }

@@ -192,8 +192,9 @@ func TestDispersedUsesASingleNodeFully(t *testing.T) {
 	}
 }
 
-// best returns the smallest possible sum of squares for n functions' replicas, each on one of its
-// nodes, at most room per node; -1: not all have a place.
+// best returns the smallest possible sum of squares if each function's replica is placed on one of
+// the nodes in its entry of fits. load has the number of replicas on each node so far, and room the
+// largest number that each node may have. The result is -1 if not all replicas have a place.
 func best(fits [][]int, room, load []int) int {
 	if len(fits) == 0 {
 		sum := 0

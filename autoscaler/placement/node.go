@@ -217,8 +217,9 @@ func (n *node) fits(f *function) bool {
 		(f.CPUMilli == 0 || f.CPUMilli <= n.cpu)
 }
 
-// pick returns the names of the f.GPU devices with the most free memory that f can have, or fewer
-// if there are not as many.
+// pick returns the names of devices for one replica of f: of the devices that f can have, those
+// with the most free memory. It returns fewer names than f.GPU if there are not enough such
+// devices.
 func (n *node) pick(f *function) []string {
 	able := n.find(f, len(n.devices))
 	slices.SortFunc(able, func(x, y int) int {
@@ -232,8 +233,8 @@ func (n *node) pick(f *function) []string {
 	return ids
 }
 
-// find returns the indices of up to most devices that f can have. The next call overwrites the
-// result.
+// find returns the indices of devices that f can have. The argument most bounds their number. The
+// next call overwrites the result.
 func (n *node) find(f *function, most int) []int {
 	n.able = n.able[:0]
 	whole := f.DeviceMemory == 0

@@ -134,9 +134,9 @@ type kept struct {
 	on *node
 }
 
-// keep returns up to count slots for existing replicas. It prefers replicas on available nodes,
-// then ready replicas, then the oldest replicas. It does not keep a replica whose device is
-// unhealthy or barred to f.
+// keep returns the slots of the existing replicas that f keeps, up to the given count. It prefers
+// replicas on available nodes, then ready replicas, then the oldest replicas. It does not keep a
+// replica whose device is unhealthy or barred to f.
 func (c *cluster) keep(f *function, count int) []plan.Slot {
 	have := c.have[:0]
 	for i := range f.Replicas {

@@ -70,7 +70,7 @@ type list struct {
 	entries []uint64
 }
 
-// list returns an empty list with room for about so many wants.
+// list returns an empty list with room for the given wants.
 func (c *cluster) list(wants []plan.Want) *list {
 	l := &list{cluster: c, nodes: slices.Clone(c.nodes)}
 	slices.SortFunc(l.nodes, func(x, y *node) int { return cmp.Compare(x.Name, y.Name) })

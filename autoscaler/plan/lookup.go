@@ -97,8 +97,8 @@ func (f *Function) Bounds() (least, most int) {
 // use: one in wholeShare of its memory. Displays and the driver take some.
 const wholeShare = 16
 
-// DeviceNeed returns how many bytes of a device must be free for a replica. takes is the number of
-// bytes that the replica takes, and size is the size of the device. If takes is 0, the replica
+// DeviceNeed returns how many bytes of a device must be free for a replica. The arguments are the
+// number of bytes that the replica takes, and the size of the device. 0 bytes mean that the replica
 // takes the whole device, of which others may use a sixteenth.
 func DeviceNeed(takes, size int64) int64 {
 	if takes == 0 {
@@ -107,8 +107,8 @@ func DeviceNeed(takes, size int64) int64 {
 	return takes
 }
 
-// Unfit returns why no replica can be on n and these of its devices, or "" if it can. It applies to
-// existing replicas too. device has the form of Slot.Device.
+// Unfit returns why no replica can be on the node with the given devices, or "" if one can. It
+// applies to existing replicas too. device has the form of Slot.Device.
 func (n *Node) Unfit(device string) string {
 	if n.Leaving {
 		return fmt.Sprintf("node %s is leaving: %s", n.Name, n.Unavailable)
@@ -125,8 +125,8 @@ func (n *Node) Unfit(device string) string {
 	return ""
 }
 
-// Barred returns why no replica of f may be on any of these devices of a node, or "" if it may.
-// device has the form of Slot.Device.
+// Barred returns why no replica of f may be on any of these devices of a node, or "" if a replica
+// may. device has the form of Slot.Device.
 func (f *Function) Barred(node, device string) string {
 	for _, b := range f.Bars {
 		if b.Node == node && (Slot{Device: device}).On(b.Device) {

@@ -117,8 +117,8 @@ func guarded(policy func() error) (err error) {
 	return policy()
 }
 
-// hold keeps each function of d at its present count, within its bounds. It uses the first line of
-// the cause only, because a panic's stack differs in each run.
+// hold keeps each function of d at its present count, within its bounds. Of the cause, it uses only
+// the first line, because a panic's stack differs in each run.
 func hold(s plan.Snapshot, d plan.Domain, cause error) plan.Alloc {
 	first, _, _ := strings.Cut(cause.Error(), "\n")
 	a := make(plan.Alloc, 0, len(d.Functions))

@@ -74,8 +74,8 @@ func Cells(cpu, batch, length []int) []Cell {
 }
 
 // Quotas returns the default quotas to measure: a quarter, half, once and twice the limit, except
-// those above node, the node's CPU. All are in thousandths of a core. If limit is 0, one core takes
-// its place. If node is 0, it is unknown. [Fit] needs at least three quotas.
+// those that are larger than the node's CPU. All are in thousandths of a core. If limit is 0, one
+// core takes its place. If node is 0, the node's CPU is unknown. [Fit] needs at least three quotas.
 func Quotas(limit, node int) []int {
 	base := cmp.Or(limit, 1000)
 	var out []int

@@ -32,10 +32,10 @@ func (s *Series) Add(service time.Duration) { s.seconds = append(s.seconds, serv
 // Len returns the number of service times.
 func (s *Series) Len() int { return len(s.seconds) }
 
-// Enough reports whether r is met after the elapsed time. It estimates the error only if there are
-// a quarter more times than at the last estimate, and returns false otherwise. With an estimate
-// after every batch, a measurement would stop at a lucky moment more often than the interval
-// promises.
+// Enough reports whether r is met after the elapsed time. It makes a new estimate of the error only
+// after the number of service times has grown by a quarter, and returns false otherwise. With an
+// estimate after every batch, a measurement would stop at a lucky moment more often than the
+// interval promises.
 func (s *Series) Enough(r Rule, elapsed time.Duration) bool {
 	if elapsed < r.For || len(s.seconds) < max(s.due, Least) {
 		return false
@@ -46,8 +46,8 @@ func (s *Series) Enough(r Rule, elapsed time.Duration) bool {
 }
 
 // Estimate returns the mean, the half width of its 95 % confidence interval, the CV and the number
-// of times. The half width is infinite for fewer than two times. The caller fills in the rest of
-// the [Point].
+// of service times. The half width is infinite for fewer than two times. The caller fills in the
+// rest of the [Point].
 //
 // The method is batch means (Law, Simulation Modeling and Analysis, 5th ed., 9.5.3). It takes the
 // means of up to 20 groups of neighbouring times, and gets the interval from Student's t. If groups

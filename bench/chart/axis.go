@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// axis returns a scale for values from lo to hi, whose ends are round numbers. from and to are the
-// positions of its ends. On a vertical scale, from is the lower one.
+// axis returns a scale for values from lo to hi. The values at the scale's ends are round. The last
+// two arguments are the positions of the low end and of the high end.
 func axis(lo, hi float64, log bool, from, to float64) scale {
 	if !log {
 		return fit(lo, hi, false, true, from, to)

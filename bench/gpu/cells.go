@@ -279,8 +279,8 @@ type gpuTimes struct {
 // guessed is the estimate of a start until it was measured.
 const guessed = 10 * time.Second
 
-// of returns the time of n starts of a process, m fast steps of half a second, and perGB seconds
-// per GB of parameters.
+// of returns the estimate for a cell that starts n processes, takes m fast steps of half a second,
+// and reads bytes of parameters at perGB seconds per GB.
 func (t gpuTimes) of(n, m int, perGB float64, bytes int64) time.Duration {
 	return time.Duration(n)*t.start + time.Duration(m)*500*time.Millisecond + time.Duration(perGB*float64(bytes))
 }

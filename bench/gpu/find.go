@@ -52,8 +52,8 @@ type gpuDevice struct {
 	close func()
 }
 
-// openGPU finds the device that share names, and an interpreter for it. It reports both as progress
-// and in the report.
+// openGPU finds the device that the argument share names, and an interpreter for it. It reports
+// both as progress and in the report.
 func openGPU(ctx context.Context, devices func(*device.Watch) []keysmanager.Device, share, python string, report *bench.Report) (d gpuDevice, py starts.Python, err error) {
 	if share == "cpu" {
 		if py, err = starts.FindTorch(ctx, python, false); err != nil {
@@ -69,8 +69,8 @@ func openGPU(ctx context.Context, devices func(*device.Watch) []keysmanager.Devi
 	}
 	path := findNVML(nvmlFolders)
 	if dir := filepath.Dir(path); path != "" && !slices.Contains(filepath.SplitList(os.Getenv("LD_LIBRARY_PATH")), dir) && !strings.HasPrefix(dir, "/usr/lib") {
-		// Stages then find NVML, too, and the driver's other libraries beside it.
-		// Setenv fails for names with = alone.
+		// Stages then find NVML, too, and the driver's other libraries beside it. The error can be
+		// ignored: Setenv fails only for bad names.
 		_ = os.Setenv("LD_LIBRARY_PATH", strings.Trim(os.Getenv("LD_LIBRARY_PATH")+":"+dir, ":"))
 	}
 	watch := device.Open(device.Config{Share: s, Path: path, Log: slog.New(slog.DiscardHandler)})

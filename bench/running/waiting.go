@@ -55,7 +55,7 @@ func StepRate(low, high float64, each time.Duration) string {
 }
 
 // SplitEvenly splits a model's time evenly into a chain of stages that wait. The time of the
-// seventh stage is then multiplied by seventh.
+// seventh stage is then multiplied by the factor seventh.
 func SplitEvenly(exec time.Duration, seventh float64) []Stage {
 	out := make([]Stage, Stages)
 	for i := range out {

@@ -202,7 +202,7 @@ type Started struct {
 }
 
 // DeviceParts has the durations of the steps by which a process gets its parameters onto a device.
-// 0 means that it did not do or report the step.
+// 0 means that the process did not do or report the step.
 type DeviceParts struct {
 	Imports time.Duration // of PyTorch
 	Context time.Duration // until the process has a context on the device

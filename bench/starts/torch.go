@@ -36,8 +36,8 @@ type Python struct {
 	CUDA    string `json:"cuda"` // that PyTorch is made for; empty: for none
 }
 
-// FindTorch finds an interpreter with PyTorch, and with CUDA if that is wanted. It tries the named
-// one alone, or all of the machine if none is named.
+// FindTorch finds an interpreter with PyTorch, and with CUDA if that is wanted. If an interpreter
+// is named, FindTorch tries only this one. Otherwise it tries all interpreters of the machine.
 func FindTorch(ctx context.Context, named string, cuda bool) (Python, error) {
 	candidates := Interpreters()
 	if named != "" {

@@ -97,8 +97,8 @@ const defaultQueueLimit = 1000
 // SetQueueLimit sets how many tasks may wait; 0: 1000.
 func (c *Core) SetQueueLimit(n int) { c.cfg.QueueLimit = cmp.Or(n, defaultQueueLimit) }
 
-// Step applies an event and returns the effects to carry out. now must not be before the time of
-// the previous step. The next Step overwrites the slice, but the effects may be kept.
+// Step applies an event and returns the effects to carry out. The time now must not be before that
+// of the previous step. The next Step overwrites the slice, but the effects may be kept.
 func (c *Core) Step(now time.Time, ev Event) []Effect {
 	clear(c.fx)
 	c.fx = c.fx[:0]

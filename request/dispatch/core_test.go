@@ -14,8 +14,8 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func at(d time.Duration) time.Time { return epoch.Add(d) }
 
-// newTask returns task "a" of request "a" with the reply subject "a", for name "a". timeout 0 means
-// no deadline.
+// newTask returns a task of the request with this name. The task's reply subject is the same name.
+// A timeout of 0 means no deadline.
 func newTask(name string, timeout time.Duration) *task.Task {
 	t := &task.Task{Key: task.Key{Request: name, Attempt: 1}, Function: "f.ns", ReplyTo: name}
 	if timeout > 0 {

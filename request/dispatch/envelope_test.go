@@ -73,8 +73,8 @@ func TestEnvelopeMatchesDirectCount(t *testing.T) {
 	}
 }
 
-// most returns the largest number of arrivals in a stretch that ends with an arrival after since.
-// The stretch excludes its beginning.
+// most returns the largest number of arrivals in any stretch of the given length that ends with an
+// arrival later than since. An arrival at the very beginning of a stretch does not count.
 func most(all []time.Duration, length, since time.Duration) (out int) {
 	first := 0
 	for i, end := range all {

@@ -157,9 +157,9 @@ func (f *function) handle(msg []byte, more bool) {
 	f.take(ev, more)
 }
 
-// take applies an event; nil stands for a message that was dropped. more means that another event
-// follows at once. While more is set, the frames of up to gatherLimit events wait, so that one
-// system call can carry several tasks.
+// take applies an event; nil stands for a message that was dropped. If more is set, another event
+// follows at once. Then the frames of up to gatherLimit events wait, so that one system call can
+// carry several tasks.
 func (f *function) take(ev Event, more bool) {
 	f.taking.Lock()
 	defer f.taking.Unlock()

@@ -50,8 +50,8 @@ func (in *intake) close() {
 	in.ring()
 }
 
-// run calls take with each event, in order, until the intake is closed. more means that another
-// call follows at once.
+// run calls take with each event, in order, until the intake is closed. The argument more is true
+// if another call follows at once.
 func (in *intake) run(take func(ev Event, more bool)) {
 	var taken []Event
 	for range in.wake {

@@ -261,8 +261,8 @@ func (s Spec) slots(said uint64) int {
 
 // why returns why the connection ended: a fault in the protocol, or the end of the replica's
 // process. The socket of a process that dies is closed before the parent can report how the process
-// ended. So why waits for that report, until patience has passed, enough is closed or the function
-// ends.
+// ended. So why waits for that report. It waits no longer than patience, and stops when the channel
+// enough is closed or the function ends.
 func (l *link) why(err error, patience time.Duration, enough <-chan struct{}) task.Death {
 	if !hangup(err) {
 		return task.Death{Cause: err.Error(), End: task.EndItself}

@@ -158,7 +158,8 @@ func TestManySmallInputsInOrder(t *testing.T) {
 }
 
 // TestFramesOfAdjacentMessagesAreGathered checks that frames wait for the last of several adjacent
-// messages. The number of frames that wait is bounded, and a dropped message does not hold them.
+// messages. The number of frames that wait is bounded, and a dropped message does not hold the
+// frames up.
 func TestFramesOfAdjacentMessagesAreGathered(t *testing.T) {
 	r := newRig(t, Spec{})
 	a := attach(t, r.shell, "f-1", 100, 1)

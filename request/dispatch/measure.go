@@ -37,9 +37,9 @@ func (c *Core) Replicas() int {
 // Mean returns the mean time that a slot is busy per task; 0: unknown.
 func (c *Core) Mean() time.Duration { return c.service.mean() }
 
-// PauseMeasuring ignores all measurements until the given time. A caller that pins a replica to
-// measure it uses this, because the load and CPU quota of a pinned replica are not those of normal
-// operation.
+// PauseMeasuring makes the core ignore all measurements until the given time. Callers use it while
+// they pin a replica in order to measure it, because the load and CPU quota of a pinned replica are
+// not those of normal operation.
 func (c *Core) PauseMeasuring(until time.Time) { c.ignoreUntil = until }
 
 // tickSignals tells the signals that time has passed.

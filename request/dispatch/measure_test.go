@@ -269,8 +269,8 @@ func TestAClockThatGoesBackwardsStandsStill(t *testing.T) {
 	}
 }
 
-// FuzzSignals checks that all figures are numbers in their ranges that JSON can encode, whatever
-// happens at whatever times.
+// FuzzSignals checks that after any events at any times, all measurements are within their ranges
+// and can be encoded as JSON.
 func FuzzSignals(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, int64(1), int64(1e9))
 	f.Add([]byte{1, 1, 1, 1, 1, 1, 1, 9, 1, 1, 1}, int64(-3e18), int64(math.MaxInt64))

@@ -158,8 +158,8 @@ func (o *outbox) gather(e Effect) error {
 	}
 }
 
-// send encodes a batch. If a call's input cannot be opened, the batch is not sent: this call fails,
-// and the other calls may be tried again.
+// send encodes a batch. If the input of a call cannot be opened, the batch is not sent. Then this
+// call fails, and the other calls may be tried again.
 func (o *outbox) send(e Send) error {
 	var files []*os.File
 	defer func() {
@@ -190,8 +190,8 @@ func (o *outbox) send(e Send) error {
 	return err
 }
 
-// input returns in with its large items as files, for a frame that already has n files. If there
-// would be too many files, the items stay inline.
+// input returns a copy of the input with the large items as files, for a frame that already has n
+// files. If there would be too many files, the items stay inline.
 func (o *outbox) input(in tensor.Input, n int) (out tensor.Input, files []*os.File, err error) {
 	if !large(in) {
 		return in, nil, nil
@@ -213,8 +213,8 @@ func (o *outbox) input(in tensor.Input, n int) (out tensor.Input, files []*os.Fi
 	return out, files, nil
 }
 
-// refuse answers the calls of a batch that is not sent. The call with the index bad fails with why.
-// The other calls are answered so that they are tried again.
+// refuse answers the calls of a batch that is not sent. The call at the index bad fails with the
+// reason why. The other calls are answered so that they are tried again.
 func (o *outbox) refuse(e Send, bad int, why string) {
 	for i := range e.Tasks {
 		r := &task.Reply{Code: task.ReplicaLost, Message: "another call of its batch could not be sent: " + why}
@@ -263,8 +263,9 @@ func cost(e Effect) int {
 	return n
 }
 
-// unread estimates how many of the bytes that were sent to a replica it has not read yet. A replica
-// reads in order, so its answer to a batch shows that it has read everything up to that batch.
+// unread counts the bytes that were sent to a replica, and estimates how many of them the replica
+// has not read yet. A replica reads in order, so its answer to a batch shows that it has read
+// everything up to that batch.
 type unread struct {
 	sent, read int
 	marks      []mark // of the unanswered batches, in order

@@ -7,10 +7,11 @@ import (
 
 // Bursty arrivals need longer windows than Poisson arrivals, because a count of bursty arrivals is
 // less certain. Let λ be the rate, and Ca the CV of the gaps between arrivals. In a time t, the
-// count has mean λt and variance Ca²·λt (Cox, Renewal Theory, 1962, §4.2). To know the rate as well
-// as the base window (see signals.go) does for Poisson arrivals, a window must be Ca² times as
-// long. So there are sums that fade more slowly than the base, each half as fast as the previous
-// one. The rate comes from the shortest sum that is long enough.
+// count has mean λt and variance Ca²·λt (Cox, Renewal Theory, 1962, §4.2). The base window (see
+// signals.go) is long enough for Poisson arrivals. For the same certainty, bursty arrivals need a
+// window of Ca² times that length. So there are sums of arrivals that fade more slowly than those
+// of the base window, each half as fast as the previous one. The rate comes from the shortest sum
+// that is long enough.
 //
 // But a long window may hold arrivals that no longer describe the present load. If the rate of a
 // shorter window differs from the long window's rate by more than chance explains, the shorter
@@ -48,9 +49,9 @@ func (r *rates) add(at time.Duration) {
 	}
 }
 
-// longGaps is the gap after which the load counts as ended, in units of Ca²/λ. For gamma
-// distributed gaps, which resemble batches if they are bursty, a longer gap has a probability below
-// exp(−5).
+// longGaps is the gap after which the load counts as ended, in units of Ca²/λ. It is used only for
+// bursty arrivals (Ca² > 1). If their gaps are gamma distributed, a longer gap has a probability
+// below exp(−5).
 const longGaps = 5
 
 // rate returns the best estimate of the rate, in arrivals per second. base is the rate of the base

@@ -148,8 +148,8 @@ func (c *Core) result(now time.Time, ev Result) {
 	}
 }
 
-// batchIndex returns the index of the batch if the replica has not answered this call of it, else
-// -1.
+// batchIndex returns the index of the batch with this id. It returns -1 if the replica does not
+// have the batch, or has already answered the given call of the batch.
 func (r *replica) batchIndex(id uint64, call int) int {
 	at := slices.IndexFunc(r.batches, func(b *batch) bool { return b.id == id })
 	if at < 0 || call < 0 || call >= len(r.batches[at].items) || r.batches[at].items[call] == nil {

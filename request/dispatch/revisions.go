@@ -117,8 +117,8 @@ func (c *Core) fits(revision uint64, i int) bool {
 	return c.replicas[i].suspect == nil && c.suits(revision, i)
 }
 
-// suits reports whether the i-th replica may run tasks that need revision; 0: any. A draining
-// replica takes only tasks that no other replica can run.
+// suits reports whether the i-th replica may run tasks that need the given revision; 0: any. A
+// draining replica takes only tasks that no other replica can run.
 func (c *Core) suits(revision uint64, i int) bool {
 	if c.replicas[i].full {
 		return false
@@ -168,8 +168,8 @@ func (c *Core) vacant() bool {
 // of the line; only items that are pinned to revisions make it longer.
 func (c *Core) first(i int) *item { return c.search(0, i, nil) }
 
-// search is first for the subtree of the heap below at. It returns best unless it finds an earlier
-// item.
+// search does what first does, but only in the subtree of the heap whose root has the index at. It
+// returns best unless it finds an earlier item.
 func (c *Core) search(at, i int, best *item) *item {
 	if at >= c.line.len() {
 		return best

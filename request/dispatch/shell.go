@@ -21,9 +21,9 @@ import (
 
 // Bus delivers the tasks of functions and takes replies; package queue implements it over NATS.
 type Bus interface {
-	// Tasks calls handler with each message for function, in order, until stop is called. The handler
-	// may keep msg. more means that another call follows at once. When stop returns, no handler runs
-	// or will run.
+	// Tasks calls handler with each message for function, in order, until stop is called. The
+	// handler may keep msg. The argument more is true if another call follows at once. When stop
+	// returns, no handler runs or will run.
 	Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error)
 	// Reply sends msg and does not keep it.
 	Reply(to string, msg []byte) error
@@ -290,8 +290,8 @@ func (s *Shell) Waited(function pipeline.Key) time.Duration {
 	return f.waited
 }
 
-// PauseMeasuring ignores all measurements of a function until the given time. The zero time ends
-// that. It does nothing to a function that this process does not own.
+// PauseMeasuring makes the core of a function ignore all measurements until the given time. The
+// zero time ends the pause. If this process does not own the function, nothing happens.
 func (s *Shell) PauseMeasuring(function pipeline.Key, until time.Time) {
 	if f := s.function(function); f != nil {
 		f.mu.Lock()
@@ -301,8 +301,8 @@ func (s *Shell) PauseMeasuring(function pipeline.Key, until time.Time) {
 }
 
 // Signals returns the measurements of a function for control, or zero if this process does not own
-// the function. now should have a monotonic reading, like the times of the Core's steps. Otherwise
-// a change of the machine's clock counts as elapsed time.
+// the function. The time now should have a monotonic reading, like the times of the Core's steps.
+// Otherwise a change of the machine's clock counts as elapsed time.
 func (s *Shell) Signals(function pipeline.Key, now time.Time) plan.Signals {
 	f := s.function(function)
 	if f == nil {

@@ -8,15 +8,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/sketch"
 )
 
-// signals measures over sliding windows. The rate needs two of them, because it must rise fast and
-// must not follow chance.
+// signals measures over sliding windows. The rate needs two windows, because the measured rate must
+// rise fast and must not follow chance.
 //
 // Erlang C turns the rate into a number of replicas. If the measured rate is too low, the queue
-// grows for as long as the error lasts. If it is too high, the only cost is an idle replica. So the
-// measured rate must rise within a second or two, before the line is long, but it may fall slowly.
-// It must not follow chance, because each change starts or stops a replica. One window cannot do
-// both, because n arrivals estimate a rate with a relative error of 1/sqrt(n). A window of 2 s is
-// too noisy, and a window of 15 s shows only half of a step after 5 s.
+// grows for as long as the error lasts. If the measured rate is too high, the only cost is an idle
+// replica. So the measured rate must rise within a second or two, before the line is long, but it
+// may fall slowly. It must not follow chance, because each change starts or stops a replica. One
+// window cannot do both, because n arrivals estimate a rate with a relative error of 1/sqrt(n). A
+// window of 2 s is too noisy, and a window of 15 s shows only half of a step after 5 s.
 //
 //   - The base window is 15 s long, and an arrival's weight fades with exp(-age/5s). It is steady,
 //     and forgets a burst when the burst leaves the window.
@@ -27,8 +27,9 @@ import (
 //   - Bursty arrivals also have longer windows (see rates).
 //
 // If a rate of 50/s doubles, the measured rate has reached 1.7 times the old rate after 1 s. With a
-// CV of 2, this takes 4 s, and with a CV of 4, 14 s (means of 20 runs). Before that, the change may
-// be a burst. If it lasts, longer waits show it.
+// CV of 2, this takes 4 s, and with a CV of 4, 14 s (means of 20 runs). Until then, the arrivals
+// cannot be told from a burst. But if the rate has really risen, the waits grow meanwhile, and the
+// waits are measured too.
 //
 // Means of waits and of busy slots use the base window and its weights. Quantiles of waits cover
 // the last 12 to 15 s with equal weights.
@@ -74,8 +75,9 @@ type bucket struct {
 	busy, slots time.Duration
 }
 
-// tick moves the time of s to now. busy and slots are the numbers of taken slots and of all slots
-// since the latest tick. Whatever is recorded before the next tick counts as happening at now.
+// tick moves the time of s to the time now. busy and slots are the numbers of taken slots and of
+// all slots since the latest tick. Whatever is recorded before the next tick counts as if it
+// happened at this time.
 func (s *signals) tick(now time.Time, busy, slots int) {
 	if s.first.IsZero() {
 		s.first = now
@@ -142,7 +144,8 @@ func (s *signals) arrive() {
 	s.bursts.add(s.at)
 }
 
-// leave counts a task that left the line after wait, for a replica or at its deadline.
+// leave counts a task that has left the line for a replica or at its deadline. wait is how long the
+// task was in the line.
 func (s *signals) leave(wait time.Duration) {
 	b := s.current()
 	b.left++
@@ -269,7 +272,7 @@ func (g *gaps) add(gap time.Duration) {
 	g.squares += s * s
 }
 
-// faded returns g as of by buckets later.
+// faded returns g as it is the given number of buckets later.
 func (g gaps) faded(by int64) gaps {
 	if by <= 0 {
 		return g

@@ -64,7 +64,8 @@ func TestCVOfAlternatingGaps(t *testing.T) {
 	}
 }
 
-// drive adds Poisson arrivals of the rate until end, and calls seen every 100 ms.
+// drive adds Poisson arrivals of the given rate, and calls the function seen every 100 ms, until
+// the time end.
 func drive(a *arrivals, rnd *rand.Rand, rate float64, from, end time.Duration, seen func(time.Duration)) {
 	next, look := from, from
 	for {

@@ -12,8 +12,8 @@ import (
 )
 
 // admit predicts when a request would be done. It returns an error if that is after the request's
-// deadline, or if the line of one of its stages is full. Then the request has cost nothing. nil
-// admits the request.
+// deadline, or if the line of one of its stages is full. Then the request has cost nothing. If the
+// error is nil, the request is admitted.
 //
 // The prediction is optimistic on purpose. It assumes that each stage runs at the largest scale
 // that it may have, because the autoscaler can absorb a burst. Unknown service times count as zero.

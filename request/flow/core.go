@@ -101,12 +101,12 @@ func (c *Core) start(now time.Time, e Start) {
 	c.expect(w, e.Loads)
 }
 
-// advance does what has become possible in the stages with index from and above: it starts stages
-// whose input is complete, submits calls, and passes the outputs of complete stages on. Outputs go
-// only to later stages, so one pass is enough. If all sinks are complete, advance finishes the
-// request.
-func (c *Core) advance(w *walk, from int) {
-	for i := from; i < len(w.stages); i++ {
+// advance does what has become possible in stage first and all later stages: it starts stages whose
+// input is complete, submits calls, and passes the outputs of complete stages on. Outputs go only
+// to stages with a higher index, so one pass is enough. If all sinks are complete, advance finishes
+// the request.
+func (c *Core) advance(w *walk, first int) {
+	for i := first; i < len(w.stages); i++ {
 		if s := &w.stages[i]; !s.started && len(s.parts) >= s.need {
 			w.begin(i)
 		}
@@ -204,7 +204,8 @@ func (k *call) exhausted(r *task.Reply) bool {
 }
 
 // convicted reports whether a call is to blame for the ends of its replicas. That is the case if at
-// least two replicas ended under it, and the last one ended by itself without another call on it.
+// least two replicas ended while they ran the call, and the last of these ended by itself and ran
+// no other call.
 func (k *call) convicted(r *task.Reply) bool {
 	return r.Code == task.ReplicaLost && r.Blame == task.BlameAlone && k.ends > 1
 }

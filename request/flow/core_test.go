@@ -17,8 +17,8 @@ import (
 
 var t0 = time.Unix(1_700_000_000, 0)
 
-// graph parses "a>b,c*;b>d;…", stages with their successors. A star marks each, "!N" a join of N,
-// and "?" a stage that is not idempotent.
+// graph parses stages with their successors, written as "a>b,c*;b>d;…". A star marks a stage with
+// one call per item, "!N" a join of N parts, and "?" a stage that is not idempotent.
 func graph(t testing.TB, text string) pipeline.Pipeline {
 	t.Helper()
 	var fns []pipeline.Function

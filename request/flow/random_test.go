@@ -12,8 +12,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// randomGraph returns a graph of 1 to 7 stages, some with each. If wild is set, some joins wait for
-// fewer than all parts, and some stages are not idempotent.
+// randomGraph returns a graph of 1 to 7 stages. Some stages have one call per item. If wild is set,
+// some joins wait for fewer than all parts, and some stages are not idempotent.
 func randomGraph(t *testing.T, r *rand.Rand, wild bool) pipeline.Pipeline {
 	n := 1 + r.IntN(7)
 	next, prevs := make([][]string, n), make([]int, n)

@@ -126,9 +126,9 @@ func CallbackTransport(dial func(ctx context.Context, network, address string) (
 	}
 }
 
-// NewCallbacks returns Callbacks that send over two transports. inside sends the results of
-// requests that came from functions, so it must reach only addresses that functions can reach.
-// transport sends all other results.
+// NewCallbacks returns Callbacks that send over two transports. The transport inside is for the
+// results of requests that came from functions, so it must reach only addresses that functions can
+// reach. The other transport is for all other results.
 func NewCallbacks(transport, inside http.RoundTripper) *Callbacks {
 	return &Callbacks{callbackClient(transport), callbackClient(inside)}
 }

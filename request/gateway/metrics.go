@@ -126,9 +126,9 @@ func (m *metrics) invocations(key pipeline.Key) float64 {
 	return float64(n)
 }
 
-// called counts calls to stages of the pipeline that target names. It leaves out the function that
-// is also named target, because the request is already counted for it. A call counts once, however
-// many attempts it took. Canceled calls do not count, because most of them never ran.
+// called counts the calls to stages of the pipeline named target. It leaves out calls to a function
+// of the same name, because the request is already counted for that function. A call counts once,
+// however many attempts it took. Canceled calls do not count, because most of them never ran.
 func (m *metrics) called(target string, calls []task.Timing) {
 	for i := range calls {
 		if c := &calls[i]; c.Attempt <= 1 && c.Code != task.Canceled && c.Function != target {

@@ -18,7 +18,8 @@ const keeps = 2048
 // piece is how many bytes a client has to take per period.
 const piece = 64 << 10
 
-// paced gives the client Config.Stall for each piece of its answer. done does so for the last
+// paced wraps w, so that the client has the time Config.Stall to take each piece of its answer. The
+// caller calls done when it has written the answer. The client then has the same time for the last
 // piece, which net/http sends after the handler returns.
 func (g *Gateway) paced(w http.ResponseWriter) (out http.ResponseWriter, done func()) {
 	if g.cfg.Stall <= 0 {

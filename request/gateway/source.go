@@ -36,7 +36,7 @@ type source struct {
 	from *http.Request // net/http sets its Trailer when r ends
 	r    io.Reader
 	kept sync.Mutex
-	// head is read with mu or kept held and changed with both held. So its readers do not wait for
+	// To read head, hold mu or kept. To change it, hold both. So readers of head need not wait for
 	// the client.
 	head []byte
 	sent atomic.Int64 // bytes read from r
@@ -355,7 +355,7 @@ func (b *reading) finish(err error) error {
 }
 
 // Close implements io.Closer. It does not wait for a Read that waits for the client. The next
-// reader and end do.
+// reader waits for that Read, and so does [source.end].
 func (b *reading) Close() error {
 	b.closed.Store(true)
 	return nil

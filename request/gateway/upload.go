@@ -46,7 +46,8 @@ type stallKey struct {
 	client   netip.Addr
 }
 
-// take counts one more stalled upload, unless there are already most.
+// take counts one more stalled upload of k. It returns false if k has already reached its largest
+// number, which is most.
 func (s *stalls) take(k stallKey, most int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -20,8 +20,8 @@ func (b *Bus) Submit(function string, msg []byte) error {
 	return nil
 }
 
-// Tasks calls handler with each task for function, in order, until stop is called. more means that
-// another call follows at once. When stop returns, no handler runs or will run.
+// Tasks calls handler with each task for function, in order, until stop is called. The argument
+// more is true if another call follows at once. When stop returns, no handler runs or will run.
 func (b *Bus) Tasks(function string, handler func(msg []byte, more bool)) (stop func(), err error) {
 	return b.subscribe(taskSubject(function), func(m *nats.Msg) {
 		// Pending counts this message until it is handled. After an error, this message counts as

@@ -122,9 +122,10 @@ func letter(m *message, seq uint64, size int64) (*DeadLetter, error) {
 	return l, nil
 }
 
-// recoverDead reads the stream DEAD. there holds the deadIDs of the records in the journal.
-// recoverDead deletes letters with these IDs, because the process ended while it moved their
-// records between the journal and DEAD.
+// recoverDead reads the stream DEAD. The map there has as its keys the deadIDs of all records in
+// the journal. If a letter has one of these IDs, an earlier process ended while it moved the record
+// between the journal and DEAD. Then the record counts, and recoverDead deletes the letter. It adds
+// the files of all other letters to named.
 func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool) error {
 	return scan(ctx, j.dead.stream, func(f found) {
 		l, err := letter(&f.message, f.seq, f.size)
@@ -212,9 +213,10 @@ func (j *Journal) drop(l *DeadLetter) error {
 	return nil
 }
 
-// Dead returns up to limit dead letters, oldest first. of selects functions; nil selects all. If
-// after is not empty, Dead starts with the letter that follows the letter with this ID. If there is
-// no letter with this ID, it returns ErrNoLetter. more reports whether further letters exist.
+// Dead returns dead letters, oldest first, and at most as many as limit allows. The filter of, if
+// not nil, selects letters by their function. If after is not empty, Dead starts with the letter
+// that follows the letter with this ID; if there is no letter with this ID, it returns ErrNoLetter.
+// The result more is true if further letters exist.
 func (j *Journal) Dead(of func(function string) bool, after string, limit int) (letters []DeadLetter, more bool, err error) {
 	d := j.dead
 	d.mu.Lock()

@@ -204,8 +204,9 @@ func (d *Disk) keepReserve() error {
 	return nil
 }
 
-// room returns an error if the streams take no writes, or if a write of size bytes would leave
-// fewer than keep bytes of the disk free.
+// room returns an error if the streams take no writes, or if a write would leave too little of the
+// disk free. size is the number of bytes to write, and keep is the number of bytes that must stay
+// free.
 func (d *Disk) room(size, keep int64) error {
 	if err := d.fault(); err != nil {
 		return err

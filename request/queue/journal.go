@@ -281,8 +281,8 @@ func (j *Journal) AppendValue(function, id string, data []byte, value any) error
 	return nil
 }
 
-// startReady starts all records that may run now. m is the content of the record with the index
-// entry it, if the caller has it; otherwise nil.
+// startReady starts all records that may run now. A caller that already has the content of a record
+// passes the record's index entry and the content m. Otherwise m is nil.
 func (j *Journal) startReady(kind Kind, it item, m *message) {
 	for j.begin != nil {
 		ln, next, ok := j.lines.next(kind)

@@ -134,7 +134,7 @@ func (l *lines) line(key lineKey) *line {
 	return ln
 }
 
-// push adds a record to its line. If at is after now, the record waits until then.
+// push adds a record to its line. If at is in the future, the record waits until then.
 func (l *lines) push(key lineKey, it item, at, now time.Time) {
 	ln := l.line(key)
 	if at.After(now) {
@@ -219,9 +219,10 @@ func (l *lines) next(kind Kind) (*line, item, bool) {
 	return ln, it, true
 }
 
-// end ends the work on a record that next returned. If busy is set, the function or receiver was
-// overloaded: the line's window shrinks to the number of records still in work. Otherwise a window
-// that is set grows by 1/window, so by one when a whole window of records has ended.
+// end ends the work on a record that the method next has returned. If busy is set, the function or
+// receiver was overloaded: the line's window shrinks to the number of records still in work.
+// Otherwise the window, if one is set, grows by 1/window. So it has grown by about one after a
+// whole window of records.
 func (l *lines) end(ln *line, it item, busy bool) {
 	k := &l.kinds[ln.key.kind]
 	k.inWork--

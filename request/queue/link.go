@@ -63,9 +63,9 @@ func NewLink(nc *nats.Conn) *Link { return &Link{nc: nc} }
 
 func nodeSubject(node, kind string) string { return NodeSubjects + "." + Token(node) + "." + kind }
 
-// Send sends a message about a node. kind must not be empty. An answer is a message about the same
-// node with the kind reply; an empty reply means no answer. If the server is unreachable, Send
-// fails at once.
+// Send sends a message about a node. kind must not be empty. reply is the kind that the answer
+// shall have; empty: no answer. An answer is a message about the same node. If the server is
+// unreachable, Send fails at once.
 func (l *Link) Send(node, kind, reply string, data []byte) error {
 	var err error
 	if reply == "" {

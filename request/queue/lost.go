@@ -29,8 +29,8 @@ type unanswered struct{ error }
 
 func (u unanswered) Unwrap() error { return u.error }
 
-// recordLost records that m is lost, if err means that the stream did not answer, or if was is set.
-// was means that an earlier record with m's id is lost. The caller holds j.mu.
+// recordLost remembers m as lost in two cases: err means that the stream did not answer, or an
+// earlier record with m's id is lost (then was is set). The caller holds j.mu.
 func (j *Journal) recordLost(m *message, shard int32, err error, was bool) {
 	if was {
 		delete(j.uncertain, m.subject)
@@ -44,8 +44,9 @@ func (j *Journal) recordLost(m *message, shard int32, err error, was bool) {
 	}
 }
 
-// takeLost reports whether a record with this subject is lost, and takes it out of j.lost. The
-// caller appends a record under the same subject, which may have unknown states from now on.
+// takeLost reports whether a record with this subject is lost, and removes it from j.lost. The
+// caller appends a new record under the same subject. From now on, the subject may have states that
+// the journal does not know.
 func (j *Journal) takeLost(subject string) bool {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -78,9 +79,9 @@ func (j *Journal) deleteLost(ctx context.Context) {
 	}
 }
 
-// deleteLostBefore deletes the records that were lost before the time then, if the disk has room.
-// left reports whether lost records remain. The caller sets then to appendTimeout ago, because
-// records lost later may still be on their way to the stream.
+// deleteLostBefore deletes the records that were lost at the given time or earlier, if the disk has
+// room. left reports whether lost records remain. The caller passes a time that is appendTimeout
+// ago, because records lost later may still be on their way to the stream.
 func (j *Journal) deleteLostBefore(ctx context.Context, then time.Time) (left bool) {
 	if j.cfg.Disk.room(0, changeRoom) != nil { // deletions of lost records do not use the reserve
 		return true

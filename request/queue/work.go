@@ -34,8 +34,8 @@ type End struct {
 	Again bool          // run the record again
 	After time.Duration // wait before the next run
 	Busy  bool          // the worker is overloaded: run fewer records of this line at a time
-	// Without Again, the record continues as a callback with this data, even if it also becomes a
-	// dead letter.
+	// If Again is not set, the record continues as a callback with this data, even if it also
+	// becomes a dead letter.
 	Callback []byte
 	To       string // receiver, which selects the callback's line
 }
@@ -180,8 +180,8 @@ func (j *Journal) try(ctx context.Context, rec Record, work func(context.Context
 	return work(ctx, rec)
 }
 
-// leave stores a record's end. from is its previous state. If the disk refuses, leave retries until
-// ctx ends.
+// leave stores a record's end. from is the record's previous state. If the disk refuses, leave
+// retries until ctx ends.
 func (j *Journal) leave(ctx context.Context, from state, m *message, end End) state {
 	to := from
 	to.busy = end.Busy

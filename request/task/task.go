@@ -36,11 +36,11 @@ type Task struct {
 	Revision uint64 // revision of the function's spec that must run it; 0: any
 	// One of several tasks of its request for this function. One revision must run them all.
 	Together bool
-	// Its output is the response, so a coordinator in the same process gets the output in memory.
-	// Not encoded.
+	// The task's output is the response, so a coordinator in the same process gets the output in
+	// memory. Not encoded.
 	Last bool
-	// An earlier replica ended under it, so it runs in a batch of one, on a replica without other
-	// tasks.
+	// An earlier replica ended under the task, so the task runs in a batch of one, on a replica
+	// without other tasks.
 	Alone bool
 }
 
@@ -60,8 +60,8 @@ const (
 	Overloaded       // the line is full: 429
 	Canceled         // the coordinator canceled it
 	Unavailable      // no replica could be started: 503
-	// No replica is left of the revision that its request needs: 503, or retried if no answer of
-	// that revision was used.
+	// No replica is left of the revision that the task's request needs: 503. The task is retried
+	// instead if no answer of that revision was used.
 	Redeployed
 	// The replica's device has too little memory: retried on a replica on other devices, else 503.
 	OutOfMemory

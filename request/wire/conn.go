@@ -97,8 +97,8 @@ func (c *Conn) flush() error {
 	return nil
 }
 
-// send writes the gathered bytes, with files on the first byte, and then rest. A file may arrive
-// before its frame, because the frames before it claim no files.
+// send writes the gathered bytes, with files on the first byte, and then the bytes of rest. A file
+// may arrive before its frame, because the frames before it claim no files.
 func (c *Conn) send(files []*os.File, rest []byte) error {
 	b := c.wbuf
 	c.wbuf = c.wbuf[:0]

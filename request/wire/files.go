@@ -62,9 +62,10 @@ func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error))
 	return out, files, nil
 }
 
-// Detach replaces each reference in a by the item in the frame's file that it names. It copies the
-// items, so that later writes of the sender to the files have no effect. It fails on other
-// references, and if the items have more than 1 GiB together.
+// Detach replaces the references in the activation a. Each reference names one of the frame's
+// files, and is replaced by the item in that file. Detach copies the items, so that later writes of
+// the sender to the files have no effect. It fails on references to anything else, and if the items
+// have more than 1 GiB together.
 func Detach(a tensor.Activation, files []*os.File) (tensor.Activation, error) {
 	left := int64(maxDetached)
 	for i, it := range a {

@@ -117,9 +117,9 @@ func (r *Result) OverBudget(o *Outcome) bool {
 	return o.GPUs.Mean > overBudget*budget
 }
 
-// Compare compares two contenders, of and to, on the named settings, or on all settings if none is
-// named. Each of the two may be [BestBaseline] or [MostInTime]. Compare skips settings on which
-// only one of the two was evaluated, and returns false if no setting is left.
+// Compare compares the first contender with the second, on the named settings, or on all settings
+// if none is named. Each of the two may be [BestBaseline] or [MostInTime]. Compare skips settings
+// on which only one of the two was evaluated, and returns false if no setting is left.
 func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 	c := Comparison{Of: of, To: to}
 	var pairs [][2]*Outcome

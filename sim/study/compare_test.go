@@ -64,9 +64,9 @@ func TestCompareAveragesPairsOfRuns(t *testing.T) {
 	if !ok || len(c.Settings) != 1 {
 		t.Errorf("%v, compared on %v, want x", ok, c.Settings)
 	}
-	// Both settings: on y, the ratios are 8/8 and 4/8. So the means over settings are √(1/4·1) for one
-	// seed and √(1/2·1/2) for the other. lean has no good request on y in 100 s, which counts as one.
-	// So ours has 200 and 100 times lean's goodput there.
+	// With both settings: on the setting y, the ratios are 8/8 and 4/8. So the means over settings
+	// are √(1/4·1) for one seed and √(1/2·1/2) for the other. On y, the contender lean has no good
+	// request in 100 s, which counts as one. So ours has 200 and 100 times lean's goodput there.
 	c, _ = r.Compare("ours", "lean")
 	near("mean", c.Mean, factor(0.5, 0))
 	near("goodput", c.Goodput, factor(math.Sqrt(2*math.Sqrt(200*100)), math.Log(2)/2))

@@ -197,8 +197,8 @@ func (r *Result) reachedText(x GoalResult) string {
 	return string(x.Reached) + ": " + x.String() + " times"
 }
 
-// sides writes, for each setting, a row each for ours, the best baseline and the oracle, with the
-// ratio of ours to them.
+// sides writes, for each setting, a row for ours, a row for the best baseline and a row for each
+// oracle. All rows but the first have the ratio of ours to the contender of the row.
 func (r *Result) sides(b *strings.Builder) {
 	fmt.Fprintf(b, "\n### %s, the best baseline and the oracle, by setting\n\nRatios are ours over the row's, in pairs of runs; goodput is within %g T.\n", clean(r.title(r.Ours)), r.Objective)
 	t := table{{"setting", "contender", "mean/T", fmt.Sprintf("in %g T, %%", r.Objective), "goodput/s", "GPUs", "core-seconds", "failed, %", "mean, ratio", "goodput, ratio", "GPU-seconds, ratio"}}

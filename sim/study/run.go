@@ -50,8 +50,8 @@ func (c *cell) get(open sim.Opener) error {
 	return nil
 }
 
-// simulate makes the runs of all cells and returns them by cell, then seed. As many runs go on at a
-// time as there are processors. Their order does not change the results.
+// simulate makes the runs of all cells and returns them by cell, then seed. It makes one run per
+// processor at a time. The order of the runs does not change the results.
 func (s *Study) simulate(ctx context.Context, step string, cells []*cell, seeds Seeds, open sim.Opener, report func(Progress)) ([][]run, error) {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)

@@ -21,8 +21,9 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // small returns a study of two loads on a chain of two stages. Each contender has a fixed number of
-// replicas, which is tuned. In two, a replica has two GPUs and is twice as fast. part is an
-// ablation: it uses the configuration of one, and runs on one of the loads only.
+// replicas, which is tuned. The contender "two" has replicas with two GPUs, which are twice as
+// fast. The contender "part" is an ablation: it uses the configuration of the contender "one", and
+// runs on one of the loads only.
 func small() *Study {
 	load := func(name, rate string) Setting {
 		return Setting{

@@ -11,7 +11,7 @@ import (
 
 // Tune runs the candidates of every contender on the training loads of each group of settings. For
 // each contender and group, it chooses one candidate: see [Choose]. If report is not nil, Tune
-// calls it after each run, one call at a time. If ctx ends, Tune returns its error early.
+// calls it after each run, one call at a time. If ctx ends, Tune returns the context's error early.
 func (s *Study) Tune(ctx context.Context, open sim.Opener, report func(Progress)) (Tuned, error) {
 	out := s.Nothing()
 	var cells []*cell
@@ -72,9 +72,9 @@ func (s *Study) measure(p *Point, cells []*cell, runs [][]run) {
 	p.GPUs, p.Score, p.InTime, p.Failed = sim.Round(p.GPUs), sim.Round(p.Score), sim.Round(p.InTime), sim.Round(p.Failed)
 }
 
-// Choose returns the index of the best point: the one with the smallest score of all points that
-// use at most budget GPUs on average. If there is no such point, it is the point with the fewest
-// GPUs. Of equal points, the first wins. points must not be empty.
+// Choose returns the index of the best point: of all points that use on average no more GPUs than
+// the budget, the one with the smallest score. If there is no such point, Choose returns the index
+// of the point with the fewest GPUs. Of equal points, the first wins. points must not be empty.
 func Choose(points []Point, budget float64) int {
 	best := 0
 	for i, p := range points {

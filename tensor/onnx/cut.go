@@ -107,8 +107,8 @@ func Balanced(m *onnxpb.ModelProto, n int, carried ...string) ([]string, error) 
 // depends only on carried inputs, each stage that needs the value computes it. The stages share
 // memory with m.
 //
-// If m does not give a tensor's type, Cut assumes FP32. ONNX Runtime refuses to load the stage if
-// that is wrong.
+// If m does not give a tensor's type, Cut assumes FP32. If the tensor has another type, ONNX
+// Runtime refuses to load the stage.
 func Cut(m *onnxpb.ModelProto, carried []string, at ...string) ([]*onnxpb.ModelProto, error) {
 	g, err := open(m, carried)
 	if err != nil {

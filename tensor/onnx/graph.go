@@ -163,8 +163,8 @@ func (g *graph) info(name string) *onnxpb.ValueInfoProto {
 	return value(name, onnxpb.TensorProto_FLOAT, nil)
 }
 
-// between returns the part of the graph that computes outputs from inputs, and the inputs that it
-// reads. The caller sets the inputs and outputs of the part.
+// between returns the part of the graph that computes outputs from inputs, and the inputs that this
+// part reads. The caller sets the inputs and outputs of the part.
 func (g *graph) between(inputs, outputs []*onnxpb.ValueInfoProto) (part *onnxpb.GraphProto, reads map[string]bool, err error) {
 	given, needed, weights := map[string]bool{}, map[int]bool{}, map[string]bool{}
 	reads = map[string]bool{}

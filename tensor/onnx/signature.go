@@ -44,8 +44,8 @@ func (v Value) Served() bool { return v.kind == numbers }
 // appends to classifiers.
 func (v Value) Zipped() bool { return v.kind == sequence && strings.Contains(v.Type, "map(") }
 
-// Signature returns the inputs and outputs of the model in r, a file of size bytes. The inputs
-// include those with a default. Like [External], it skips parameters.
+// Signature returns the inputs and outputs of the model in r. size is the size of the model's file
+// in bytes. The inputs include those with a default. Like [External], Signature skips parameters.
 func Signature(r io.ReaderAt, size int64) (inputs, outputs []Value, err error) {
 	s := &scanner{r: r, files: map[string]int64{}}
 	s.value = func(field uint64, b []byte) error {

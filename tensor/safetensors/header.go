@@ -146,7 +146,7 @@ func (s *scanner) object(each func(key string) error) error {
 	})
 }
 
-// numbers decodes a list of at most limit integers of at least 0.
+// numbers decodes a list of integers of at least 0. limit is the largest length of the list.
 func (s *scanner) numbers(limit int) ([]int64, error) {
 	var all []int64
 	return all, s.list('[', ']', func() error {

@@ -36,8 +36,8 @@ type File struct {
 	metadata map[string]string
 }
 
-// Read reads the header of a file of size bytes. Its tensors must fill the data without holes or
-// overlaps.
+// Read reads the header of a file. size is the file's size in bytes. The tensors must fill the data
+// without holes or overlaps.
 func Read(r io.ReaderAt, size int64) (*File, error) {
 	var length [8]byte
 	if size < int64(len(length)) || size > maxFile {

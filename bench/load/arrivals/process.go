@@ -73,8 +73,8 @@ func (r *renewal) Next() (time.Duration, bool) {
 	return time.Duration(t * float64(time.Second)), true
 }
 
-// Gamma draws from the gamma distribution of shape k and scale 1 (Marsaglia and Tsang 2000; for k
-// below 1, with their power of a uniform).
+// Gamma draws from the gamma distribution of shape k and scale 1 (Marsaglia and Tsang 2000). For k
+// below 1, it uses their method with a power of a uniform number.
 func Gamma(r *rand.Rand, k float64) float64 {
 	if k < 1 {
 		return Gamma(r, k+1) * math.Pow(1-r.Float64(), 1/k)

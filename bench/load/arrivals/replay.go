@@ -12,8 +12,8 @@ type Trace struct {
 	Times  []time.Duration // ascending, beginning with 0; nil for counts
 	Counts []float64       // arrivals per bucket
 	Bucket time.Duration   // length of a bucket
-	// Length is the length of the whole trace. It ends one mean gap after the last instant, so that a
-	// trace can be repeated.
+	// Length is the length of the whole trace. The trace ends one mean gap after the last instant,
+	// so that it can be repeated.
 	Length time.Duration
 }
 

@@ -42,7 +42,7 @@ type Attention struct{ w AttentionWeights }
 func NewAttention() Attention { return Attention{trainedWeights()} }
 
 // AttentionRecipe is the version of the method that makes the weights: the runs, features, shape
-// and training. After a change of any of them, raise it and make the weights again (`make
+// and training. If you change any of these, raise the version and make the weights again (`make
 // train-cv`). A test fails if the weights have another version.
 const AttentionRecipe = 1
 

@@ -114,7 +114,7 @@ func dot(a, b []float64) float64 {
 	return sum
 }
 
-// add adds by times b to a.
+// add multiplies b by the factor by and adds the product to a.
 func add(a []float64, by float64, b []float64) {
 	for i := range a {
 		a[i] += by * b[i]

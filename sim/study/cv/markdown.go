@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// WriteMarkdown writes scores as two tables: the errors of the contenders, and how much larger they
-// are than that of persistence. It leaves out groups with fewer than two runs.
+// WriteMarkdown writes scores as two tables: the errors of the contenders, and how much larger
+// these errors are than those of persistence. It leaves out groups with fewer than two runs.
 func WriteMarkdown(w io.Writer, contenders []Contender, scores []Score) error {
 	var b strings.Builder
 	head := func() {

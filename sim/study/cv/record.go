@@ -33,8 +33,8 @@ type Recorded struct {
 	Depth   []int       // per station: number of links on the longest path to it
 }
 
-// Record simulates runs and returns what each run recorded. As many runs go on at a time as there
-// are processors. The result depends only on the runs.
+// Record simulates runs and returns what each run recorded. It runs one simulation per processor at
+// a time. The result depends only on the runs.
 func Record(ctx context.Context, runs []Run, report func(done, of int)) ([][]Recorded, error) {
 	out := make([][]Recorded, len(runs))
 	errs := make([]error, len(runs))

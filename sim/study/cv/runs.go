@@ -33,7 +33,7 @@ type source struct {
 }
 
 // modulated returns the states of a load that alternates between two rates, in requests per second.
-// for1 and for2 are the mean seconds at rate and at rate2.
+// for1 and for2 are the mean times, in seconds, that the first and the second rate last.
 func modulated(rate, for1, rate2, for2 float64) arrivals.States {
 	second := float64(time.Second)
 	return arrivals.States{{Rate: rate, Mean: time.Duration(for1 * second)}, {Rate: rate2, Mean: time.Duration(for2 * second)}}

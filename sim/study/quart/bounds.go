@@ -76,16 +76,16 @@ type condition struct {
 // usual has the values that a map does not vary.
 var usual = condition{work: work, cv: 1, start: 1, parts: stages, slow: 1, warmup: 40 * time.Second, counted: 100 * time.Second}
 
-// startWarmup is added to the warm-up, multiplied by condition.start. Slower starts need a longer
-// warm-up, because a run begins with one replica of each stage.
+// startWarmup is multiplied by condition.start and added to the warm-up. Slower starts need a
+// longer warm-up, because a run begins with one replica of each stage.
 const startWarmup = 4 * time.Second
 
 // burstRate is the rate in a burst, as a multiple of the mean rate. Between bursts no request
 // arrives. A burst needs more than the budget, because otherwise fixed replica counts would do.
 const burstRate = 3
 
-// length returns how long the counted part of a run takes: counted, but at least the time of one
-// burst and the gap after it.
+// length returns how long the counted part of a run takes: the time c.counted, or the time of one
+// burst and the gap after it if that is longer.
 func (c condition) length() time.Duration { return max(c.counted, burstRate*c.burst) }
 
 // model returns the model that is served: WideResnet. It makes the fewest calls per second for its

@@ -44,9 +44,9 @@ func gaps(n int, cv float64, r *rand.Rand) []float64 {
 	return ends(draws(n, func() float64 { return arrivals.Gamma(r, 1/(cv*cv)) }))
 }
 
-// bursts returns n instants in [0, 1). They are a Poisson process during count bursts, and there
-// are none between bursts. That is a Markov-modulated Poisson process of two states, except that
-// each state takes exactly its mean share of the time.
+// bursts returns n instants in [0, 1), in as many bursts as count says. Within the bursts, the
+// instants are a Poisson process; between bursts there are none. That is a Markov-modulated Poisson
+// process of two states, except that each state takes exactly its mean share of the time.
 func bursts(n, count int, r *rand.Rand) []float64 {
 	on := ends(draws(count, r.ExpFloat64))  // the share of arrivals up to the end of each burst
 	off := ends(draws(count, r.ExpFloat64)) // of the time between bursts

@@ -11,8 +11,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
 
-// versus is the comparison in a cell. It has another contender's figures divided by ours, so ours
-// is better where they are above 1.
+// versus is the comparison in a cell. Its ratios are another contender's figures divided by ours.
+// Above 1, ours is better.
 type versus struct {
 	other         string // empty: nothing to compare
 	latency, gpus study.Interval

@@ -83,7 +83,8 @@ func stageFigure(o *study.Outcome, figure func(s *study.StageOutcome) study.Samp
 }
 
 // apart returns two ratios: the largest stage's figure divided by the smallest's, and the last
-// stage's figure divided by the first's. Largest and smallest are those of the means over seeds.
+// stage's figure divided by the first's. The largest and the smallest stage are chosen by the means
+// of their figures over the seeds.
 func apart(stages [][]float64, least float64) (largest, last study.Interval) {
 	most, fewest := 0, 0
 	for i, s := range stages {

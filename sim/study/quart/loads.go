@@ -139,8 +139,8 @@ func (t trace) windows(length time.Duration, train bool) []time.Duration {
 	return out
 }
 
-// play returns the arrivals of a seed's window, scaled so that the mean rate of the whole trace
-// would be rate. To raise the rate, it adds arrivals, each at a random time before the next one. To
+// play returns the arrivals of a seed's window, scaled so that the whole trace would have the given
+// mean rate. To raise the rate, it adds arrivals, each at a random time before the next one. To
 // lower the rate, it drops arrivals at random. It does not stretch time.
 func (t trace) play(all arrivals.Trace, rate float64, train bool, seed uint64) (arrivals.Source, error) {
 	first := testSeeds.First

@@ -11,11 +11,12 @@ import (
 // Model is a model of the paper's Table 1, cut into stages.
 type Model struct {
 	Name string
-	// Time is the time of one call on a GPU, without waits: "Exec." of Table 1. Each stage's part of
-	// it is in proportion to its parameters. That agrees with the authors' data: a cut by time
-	// (TIME-8) gives nearly the same stages as a cut by parameters (PARAM-8). For BERT-21B, only two
-	// stages change places. For OPT-66B, the largest stage has 9 of 64 equal layers in both cuts.
-	// Section 5.3 says the same of its own predictions.
+	// Time is the time of one call on a GPU, without waits: "Exec." of Table 1. Each stage's part
+	// of it is in proportion to its parameters. That agrees with the authors' data: a cut by time
+	// (TIME-8) gives nearly the same stages as a cut by parameters (PARAM-8). For BERT-21B, only
+	// two stages change places. For OPT-66B, the largest stage has 9 of 64 equal layers in both
+	// cuts. By section 5.3, the paper's own predictions of times are in proportion to parameters,
+	// too.
 	Time time.Duration
 	// GiB has the sizes of the stages' parameters. They are from the authors' stage_sizes_gb.csv,
 	// which says GB but has GiB. One proof is a layer of OPT-66B: its 12·9216² half-precision numbers
