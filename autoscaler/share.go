@@ -28,7 +28,8 @@ import (
 // counts more than a new one: see keeping. If all functions that use a resource need the same
 // amount of it, a replica can be replaced by a replica of a function that gains more.
 //
-// R_total is an input of QUART's Alg. 1, but the algorithm does not use it.
+// QUART gives no rule for this: the budget (R_total) is an input of its Alg. 1, but the algorithm
+// does not use it.
 type Gain struct{}
 
 // keeping is the factor by which an existing replica's gain counts more than a new one's. Without
@@ -237,10 +238,11 @@ func (c *contender) take(free *[resources]int64, moves [resources]bool, here boo
 	}
 }
 
-// lacks returns a resource that has too little free for c's next replica, or -1 if there is none.
-// If here is set, the replica exists already, so it has the resources that cannot move. lacks also
-// returns -1 for a function's first replica, unless this replica would start ahead of need. The
-// placer then tries the replica, and reports where it looked.
+// lacks returns a resource of which too little is free for c's next replica, or -1 if there is
+// none. here means that this replica exists already. It then has what it needs of the resources
+// that cannot move between functions (see movable), so lacks checks only the others. For a
+// function's first replica, lacks returns -1 without a check, so that the placer tries the replica
+// and reports where it looked. A first replica that would start ahead of need is checked.
 func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, here bool) int {
 	for r, n := range c.needs {
 		if scarce[r] && n > free[r] && (c.count > 0 || c.ahead) && (moves[r] || !here) {

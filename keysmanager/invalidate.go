@@ -87,10 +87,11 @@ func (m *Manager) Load(ctx context.Context, spec node.Spec) (ZygoteInfo, error) 
 	return z, nil
 }
 
-// Evict ends zygotes, waits until they have ended, and returns how many bytes they took. what is an
-// image's digest or a function; of a function, Evict also ends the workers that have had its
-// replicas. If one of the processes is busy, Evict ends none and returns an [ErrBusy] that says
-// why. If there are none, it returns [ErrNotCached].
+// Evict ends the zygotes of an image or a function, waits until they have ended, and returns how
+// many bytes they took. The argument what is the image's digest or the function. For a function,
+// Evict also ends the workers that have had replicas of it. If one of these processes is busy,
+// Evict ends none and returns an [ErrBusy] that says why. If there is no such process, it returns
+// [ErrNotCached].
 func (m *Manager) Evict(ctx context.Context, what string) (bytes int64, err error) {
 	m.store.mu.Lock()
 	if m.store.closed {

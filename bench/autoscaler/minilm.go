@@ -64,10 +64,10 @@ func (b *autoscalerBench) prepareMiniLM(ctx context.Context) error {
 }
 
 // miniLMRate runs the pipeline with one replica per stage, and with enough clients to keep every
-// stage busy. The result one is the number of answers per second, which is the rate of the slowest
-// stage's replica. The result whole is the mean service time of a request: the sum over its stages,
-// from the Server-Timing headers. A rate that is computed from service times would be too high,
-// because a process that has used up its CPU quota also pauses between calls.
+// stage busy. It returns two measurements. one is the number of answers per second, which is the
+// rate of the slowest stage's replica. whole is the mean service time of a request: the sum over
+// its stages, from the Server-Timing headers. A rate that is computed from service times would be
+// too high, because a process that has used up its CPU quota also pauses between calls.
 func (b *autoscalerBench) miniLMRate(ctx context.Context) (one float64, whole time.Duration, err error) {
 	err = running.OnUp(ctx, []string{"--images", b.images, "--ort", b.ort}, func(api *client.Client) error {
 		if err := running.DeployAll(ctx, api, b.stages); err != nil {

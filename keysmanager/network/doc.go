@@ -18,7 +18,7 @@
 // Nothing else records which addresses are in use: an address is free if its link does not exist.
 // The kernel removes the link when the last process of its namespace has ended. All other parts
 // outlive the process that made them. The next Open with the same Config.Owner adopts them. An Open
-// with another owner removes them if that process has ended and no link is left.
+// with another owner removes them if the process that made them has ended and no link is left.
 //
 // The package works in the network namespace of the thread that calls [Open], whichever threads
 // call the methods. It never changes the namespace of a thread that runs other code. If code must

@@ -213,10 +213,10 @@ func (j *Journal) drop(l *DeadLetter) error {
 	return nil
 }
 
-// Dead returns dead letters, oldest first, and at most as many as limit allows. The filter of, if
-// not nil, selects letters by their function. If after is not empty, Dead starts with the letter
+// Dead returns at most limit dead letters, oldest first. If of is not nil, Dead returns only the
+// letters for whose function of returns true. If after is not empty, Dead starts with the letter
 // that follows the letter with this ID; if there is no letter with this ID, it returns ErrNoLetter.
-// The result more is true if further letters exist.
+// more is true if further letters exist.
 func (j *Journal) Dead(of func(function string) bool, after string, limit int) (letters []DeadLetter, more bool, err error) {
 	d := j.dead
 	d.mu.Lock()

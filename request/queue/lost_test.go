@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// TestLostRecordsAreDeleted checks that the process deletes records that are in the stream although
-// their Append got no answer and was refused. If a record is appended again under the same id, it
-// stays until it is done.
+// TestLostRecordsAreDeleted checks lost records: Append has failed because the stream did not
+// answer, but the stream has stored the record. The journal must delete such records and not run
+// them. If a lost record is appended again under the same id, it must stay until it is done.
 func TestLostRecordsAreDeleted(t *testing.T) {
 	t.Parallel() // waits for appendTimeout
 	nc := start(t, t.TempDir())

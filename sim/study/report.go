@@ -12,8 +12,9 @@ import (
 )
 
 // WriteMarkdown writes the result as a report in Markdown. Its parts are, in this order: the
-// question, goals, claims, all settings together, pairs, each setting, configurations, parts of
-// ours, starts.
+// question, the goals, the claims, all settings together, ours against each contender, ours against
+// the best baseline per group of settings, each setting, the configurations, ours without each of
+// its parts, and the starts of replicas.
 func (r *Result) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	r.intro(&b)

@@ -132,9 +132,10 @@ func (p *paper) study(f paperFlags, open sim.Opener) (study.Study, error) {
 	return s, s.Only(f.only)
 }
 
-// configurations returns the configurations for an evaluation: those in the file that --tuned
-// names, or those that come with the study. With --tune, or if the study comes with none, it tunes
-// the contenders. If --tuned names a file, it stores new configurations there.
+// configurations returns the contenders' configurations for an evaluation. They are read from the
+// file that --tuned names; without --tuned, they are those that come with the study. With --tune,
+// or if there is no --tuned and the study comes with none, the contenders are tuned instead. The
+// new configurations are then written to the file that --tuned names, if it names one.
 func (p *paper) configurations(ctx context.Context, s *study.Study, f paperFlags, open sim.Opener) (study.Tuned, error) {
 	tuned, err := p.stored(f.tuned)
 	missing := errors.Is(err, fs.ErrNotExist)

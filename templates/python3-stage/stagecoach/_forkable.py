@@ -106,8 +106,8 @@ class Watch:
         self._wrap(torch.autograd, "grad", "torch.autograd.grad", True)
 
     def _wrap(self, owner: Any, name: str, what: str, asks: bool, hidden: Callable[[], Any] | None = None) -> None:
-        """Watch the function ``owner.name``, which messages call ``what``. ``asks`` is true if the
-        function asks the driver for devices.
+        """Watch the attribute ``name`` of ``owner``, which is a function. ``what`` is the
+        function's name in messages. ``asks`` is true if it asks the driver for devices.
 
         If ``hidden`` is given, it is called in place of the function while the environment hides
         all devices. It returns or raises what the function would, without asking the driver.
