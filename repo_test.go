@@ -68,7 +68,8 @@ var groups = []struct {
 	{"control", []string{"pipeline", "autoscaler", "request", "keysmanager"}},
 	{"bench/chart", nil},
 	{"bench/load", []string{"pipeline", "bench/chart"}},
-	{"sim", []string{"pipeline", "tensor", "autoscaler", "request", "keysmanager", "bench/chart", "bench/load"}}, // of keysmanager its pure core alone, see below
+	// sim imports only the pure core of keysmanager, see below.
+	{"sim", []string{"pipeline", "tensor", "autoscaler", "request", "keysmanager", "bench/chart", "bench/load"}},
 	{"functions", []string{"tensor", "request", "stage"}},
 	{"templates", []string{"tensor", "stage"}},
 	{"scripts", nil},
@@ -147,7 +148,8 @@ func TestArrowsPointOneWay(t *testing.T) {
 		deps  []string
 		why   string
 	}{
-		{[]string{"pipeline", "autoscaler/plan", "autoscaler", "autoscaler/baseline", "autoscaler/placement", "autoscaler/policy", "autoscaler/profile"}, []string{"os"}, "pure packages do no I/O"}, // task reaches tensor's store of files
+		// Without task, which reaches tensor's store of files.
+		{[]string{"pipeline", "autoscaler/plan", "autoscaler", "autoscaler/baseline", "autoscaler/placement", "autoscaler/policy", "autoscaler/profile"}, []string{"os"}, "pure packages do no I/O"},
 		{[]string{"pipeline", "request/task", "autoscaler/plan", "autoscaler", "autoscaler/baseline", "autoscaler/placement", "autoscaler/policy", "autoscaler/profile"}, []string{"net", "net/http", "log/slog", "math/rand/v2"}, "pure packages do no I/O and draw no chance"},
 		{[]string{"pipeline"}, []string{module}, "pipeline imports the standard library only"},
 		{[]string{"bench/load/arrivals"}, []string{"os", "net", "net/http", "log/slog", module}, "when requests arrive is drawn from a seed alone; simulators use it too"},

@@ -36,7 +36,8 @@ func TestSDKIsComplete(t *testing.T) {
 	}
 }
 
-// listed returns the files of all packages outside the standard library that package stage is made of, sorted.
+// listed returns the files of the packages that package stage is made of, sorted, without the
+// standard library.
 func listed(t *testing.T, dir string) []string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "list", "-mod=readonly", "-deps", "-json=ImportPath,Standard,GoFiles,CgoFiles,CFiles,HFiles", "./stage")

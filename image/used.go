@@ -13,11 +13,11 @@ import (
 
 var noteForm = regexp.MustCompile(`^[a-zA-Z0-9-]+$`)
 
-// NoteUsed notes in a store which digests the functions of a control plane use, for [Used]. who
-// differs between the control planes that share the store.
-func NoteUsed(ctx context.Context, s *Store, who string, digests []string) error {
-	if !noteForm.MatchString(who) {
-		return fmt.Errorf("image store: note of %q, want letters, digits and dashes", who)
+// NoteUsed notes in a store which digests the functions of a control plane use, for [Used].
+// controlPlane is a name that no other control plane with this store has.
+func NoteUsed(ctx context.Context, s *Store, controlPlane string, digests []string) error {
+	if !noteForm.MatchString(controlPlane) {
+		return fmt.Errorf("image store: note of %q, want letters, digits and dashes", controlPlane)
 	}
 	release, err := s.use(ctx) // collection removes unfinished files, too
 	if err != nil {
@@ -29,7 +29,7 @@ func NoteUsed(ctx context.Context, s *Store, who string, digests []string) error
 		err = os.MkdirAll(s.path("used"), 0o700)
 	}
 	if err == nil {
-		err = s.replace(filepath.Join("used", who), b)
+		err = s.replace(filepath.Join("used", controlPlane), b)
 	}
 	return s.explain("list of used images", err)
 }

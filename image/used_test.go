@@ -15,10 +15,10 @@ func TestUsedDigestsAreThoseOfAllControlPlanes(t *testing.T) {
 		t.Errorf("without notes: %q, %t, %v, want nothing known", got, known, err)
 	}
 	for _, note := range []struct {
-		who     string
-		digests []string
+		controlPlane string
+		digests      []string
 	}{{"up-1", []string{"a", "b"}}, {"up-1", []string{"b"}}, {"up-2", []string{"c"}}} {
-		if err := NoteUsed(t.Context(), s, note.who, note.digests); err != nil {
+		if err := NoteUsed(t.Context(), s, note.controlPlane, note.digests); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -121,7 +121,8 @@ func TestFailedRemovalsAreTriedAgain(t *testing.T) {
 	}
 }
 
-// TestOneSweepWaits has watchdogs end while a Sweep runs, and after the Runtime is closed.
+// TestOneSweepWaits checks that at most one Sweep waits if watchdogs end while a Sweep runs, and
+// none once the Runtime is closed.
 func TestOneSweepWaits(t *testing.T) {
 	s := containerdtest.Start(t)
 	cfg, log := config(t, s), &proctest.Buffer{}

@@ -23,11 +23,11 @@ const Folders = sandbox.RunFolder + "/containers"
 // first program.
 type folder struct{ path string }
 
-// ownerFile names the file of a folder that says whose it is.
-const ownerFile = "owner"
+// recordFile names the file of a folder that has its record.
+const recordFile = "owner"
 
-// whose says to which Runtime a folder belongs.
-type whose struct {
+// record says to which Runtime a folder belongs, and what its container is for.
+type record struct {
 	Node  string `json:"node"`
 	Owner string `json:"owner"`
 
@@ -62,7 +62,8 @@ func newID(c sandbox.Command, all map[string]string) string {
 	return strings.TrimRight(clean[:min(len(clean), maxName)], "-") + "-" + strings.ToLower(rand.Text()[:12])
 }
 
-func newFolder(id string, who whose) (*folder, error) {
+// newFolder makes the folder of a container.
+func newFolder(id string, of record) (*folder, error) {
 	if err := os.MkdirAll(Folders, 0o700); err != nil {
 		return nil, err
 	}
@@ -70,29 +71,29 @@ func newFolder(id string, who whose) (*folder, error) {
 	if err := os.Mkdir(f.path, 0o700); err != nil {
 		return nil, err
 	}
-	return f, f.setOwner(who) // a Sweep removes folders without an owner
+	return f, f.setRecord(of) // a Sweep removes folders without an owner
 }
 
-// setOwner writes whose folder it is. Readers find the old or the new text.
-func (f *folder) setOwner(who whose) error {
-	b, err := json.Marshal(who)
+// setRecord writes the folder's record. Readers find the old or the new text.
+func (f *folder) setRecord(of record) error {
+	b, err := json.Marshal(of)
 	if err != nil {
 		return err
 	}
-	at := filepath.Join(f.path, ownerFile)
+	at := filepath.Join(f.path, recordFile)
 	if err := os.WriteFile(at+".new", b, 0o600); err != nil {
 		return err
 	}
 	return os.Rename(at+".new", at)
 }
 
-// owner returns whose folder it is.
-func (f *folder) owner() (w whose, err error) {
-	b, err := os.ReadFile(filepath.Join(f.path, ownerFile))
+// record returns the folder's record.
+func (f *folder) record() (of record, err error) {
+	b, err := os.ReadFile(filepath.Join(f.path, recordFile))
 	if err == nil {
-		err = json.Unmarshal(b, &w)
+		err = json.Unmarshal(b, &of)
 	}
-	return w, err
+	return of, err
 }
 
 // mountRoot makes the root of a container. For a command with Chroot it is that folder with a layer

@@ -24,10 +24,10 @@ func List(node string) (out []Info) {
 	entries, _ := os.ReadDir(Folders) // there are none
 	for _, e := range entries {
 		f := folder{filepath.Join(Folders, e.Name())}
-		who, err := f.owner()
+		of, err := f.record()
 		// A folder is removed a moment after its program has ended.
-		if err == nil && who.Node == node && who.PID != 0 && startOf(who.PID) != "" {
-			out = append(out, Info{ID: e.Name(), Function: who.Function, Replica: who.Replica, PID: who.PID, Class: who.Class})
+		if err == nil && of.Node == node && of.PID != 0 && startOf(of.PID) != "" {
+			out = append(out, Info{ID: e.Name(), Function: of.Function, Replica: of.Replica, PID: of.PID, Class: of.Class})
 		}
 	}
 	slices.SortFunc(out, func(a, b Info) int {
@@ -36,8 +36,8 @@ func List(node string) (out []Info) {
 	return out
 }
 
-// whose returns to whom the container of a command belongs.
-func (r *Runtime) whose(c sandbox.Command) whose {
+// record returns the record of a command's container, whose program does not run yet.
+func (r *Runtime) record(c sandbox.Command) record {
 	l := r.labels(c)
-	return whose{Node: r.cfg.Node, Owner: r.owner, Function: l[labelFunction], Replica: l[labelReplica], Class: c.Options.Class}
+	return record{Node: r.cfg.Node, Owner: r.owner, Function: l[labelFunction], Replica: l[labelReplica], Class: c.Options.Class}
 }

@@ -142,7 +142,7 @@ func (r *Runtime) Start(c sandbox.Command) (sandbox.Process, error) {
 		if c.Chroot != "" {
 			where = "root " + c.Chroot
 		}
-		return nil, fmt.Errorf("start %s in %s, in a container: %w", program(c), where, err)
+		return nil, fmt.Errorf("start %s in %s, in a container: %w", c.Args()[0], where, err)
 	}
 	return p, nil
 }

@@ -20,17 +20,6 @@ import (
 // runc is the name of containerd's runtime that starts containers with runc.
 const runc = "io.containerd.runc.v2"
 
-// program returns what a command runs, for messages.
-func program(c sandbox.Command) string {
-	if len(c.Argv) > 0 {
-		return c.Argv[0]
-	}
-	if c.Process != "" {
-		return c.Process
-	}
-	return "./" + sandbox.Executable
-}
-
 // start makes a container and starts a command's program in it.
 func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err error) {
 	p := &process{of: r, id: newID(c, r.cfg.Labels)}
@@ -40,7 +29,7 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 			p.Forget()
 		}
 	}()
-	if p.folder, err = newFolder(p.id, r.whose(c)); err != nil {
+	if p.folder, err = newFolder(p.id, r.record(c)); err != nil {
 		return nil, err
 	}
 	handler, err := r.handler(c.Options.Class)
@@ -93,9 +82,9 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	if err := p.begin(ctx, c, outline, listener); err != nil {
 		return nil, err
 	}
-	who := r.whose(c)
-	who.PID = p.pid
-	if err := p.folder.setOwner(who); err != nil {
+	of := r.record(c)
+	of.PID = p.pid
+	if err := p.folder.setRecord(of); err != nil {
 		return nil, err
 	}
 	p.ended = make(chan struct{})
@@ -148,7 +137,7 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 		if files[i] == nil {
 			files[i] = null
 		} else if c.Chroot != "" {
-			own(files[i], o.UID, o.GID)
+			ownPipe(files[i], o.UID, o.GID)
 		}
 	}
 	inside, err := conn.Begin(entry.Wanted{Program: o.Program, Argv: o.Argv, Env: o.Env, Dir: o.Dir}, append(files, c.Files...), until)
@@ -167,8 +156,9 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 	return conn.Go()
 }
 
-// own gives a pipe to a user, who may then open it again as /dev/stdout or the like.
-func own(f *os.File, uid, gid int) {
+// ownPipe makes a user the owner of a pipe, so that the user's program can open it again as
+// /dev/stdout. Other files stay as they are.
+func ownPipe(f *os.File, uid, gid int) {
 	raw, err := f.SyscallConn()
 	if err != nil {
 		return

@@ -134,13 +134,13 @@ func (r *Runtime) Sweep(ctx context.Context) {
 	folders, _ := os.ReadDir(Folders) // there are none
 	for _, e := range folders {
 		f := &folder{filepath.Join(Folders, e.Name())}
-		who, err := f.owner()
+		of, err := f.record()
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			if f.age() < ownerless {
 				continue
 			}
-		case err != nil, who.Node != r.cfg.Node, lives(who.Owner):
+		case err != nil, of.Node != r.cfg.Node, lives(of.Owner):
 			continue
 		}
 		if err := f.remove(); err != nil {

@@ -401,7 +401,7 @@ func TestOneOfTwoDaemonsGetsTheName(t *testing.T) {
 	}
 }
 
-// deafToWho drops all answers to the question who has the name.
+// deafToWho is a Bus that drops all answers to the question which daemon has a name.
 type deafToWho struct{ node.Bus }
 
 func (d deafToWho) Listen(name, kind string, f func(node, reply string, data []byte)) (func(), error) {

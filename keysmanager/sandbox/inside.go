@@ -73,7 +73,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 		return nil, fmt.Errorf("root %s: %w", c.Chroot, err)
 	}
 	in := inside{
-		Root: root, Dir: c.Dir, Argv: c.argv(), Env: environment(c.Env, []string{"TMPDIR=/tmp"}), User: c.User, Binds: c.Binds, GPUs: c.GPUs, ReadOnly: c.ReadOnly,
+		Root: root, Dir: c.Dir, Argv: c.Args(), Env: environment(c.Env, []string{"TMPDIR=/tmp"}), User: c.User, Binds: c.Binds, GPUs: c.GPUs, ReadOnly: c.ReadOnly,
 		Options: c.Options, Zone: machineZone(),
 	}
 	for _, n := range c.names() {

@@ -55,7 +55,7 @@ const Writable = writable
 // folder in which the root of a command with Chroot is mounted; the user and the working folder are
 // added there if they are missing.
 func (c Command) Outline(root string) (Outline, error) {
-	o := Outline{Argv: c.argv(), Limits: map[string]uint64{}, Devices: slices.Clone(devices)}
+	o := Outline{Argv: c.Args(), Limits: map[string]uint64{}, Devices: slices.Clone(devices)}
 	var err error
 	if c.Chroot != "" {
 		err = c.outlineRoot(&o, root)

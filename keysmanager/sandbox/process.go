@@ -126,7 +126,8 @@ func (c Command) names() []name {
 	return []name{{"/etc/hosts", c.Hosts}, {"/etc/resolv.conf", c.Resolv}}
 }
 
-func (c Command) argv() []string {
+// Args returns the program and its arguments.
+func (c Command) Args() []string {
 	switch fields := strings.Fields(c.Process); {
 	case len(c.Argv) > 0:
 		return c.Argv
@@ -217,14 +218,14 @@ func (s *Spawner) startBeside(c Command) (*exec.Cmd, error) {
 		err = fmt.Errorf("%w; it runs as a user of its own, want its files readable by all (chmod -R a+rX)", err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("start %s in %s: %w", c.argv()[0], c.Dir, err)
+		return nil, fmt.Errorf("start %s in %s: %w", c.Args()[0], c.Dir, err)
 	}
 	return cmd, nil
 }
 
 // cmd returns the command of a process without a root of its own.
 func (c Command) cmd() (*exec.Cmd, error) {
-	argv := c.argv()
+	argv := c.Args()
 	program := argv[0]
 	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
 		program = filepath.Join(c.Dir, program)

@@ -37,7 +37,7 @@ func (c Command) Visible() error {
 // program returns the path of the program of a command with an account, and an error if the process
 // cannot see it.
 func (c Command) program(env []string) (string, error) {
-	program := c.argv()[0]
+	program := c.Args()[0]
 	if strings.Contains(program, "/") && !filepath.IsAbs(program) {
 		program = filepath.Join(c.Dir, program)
 	}

@@ -149,15 +149,6 @@ func TestSignalAfterForgetHitsNobody(t *testing.T) {
 	})
 }
 
-// TestUserOpensItsPipesAgain writes by way of /dev/stdout and /dev/stderr, as a user of the image.
-func TestUserOpensItsPipesAgain(t *testing.T) {
-	each(t, func(t *testing.T, r rig) {
-		c := inside(image(t), "write=/dev/stdout", "write=/dev/stderr")
-		c.User = "app"
-		want(t, r.said(t, c), "stdout: x", "stderr: x")
-	})
-}
-
 // TestNumberIsTheMachines checks that a process is known by its number on this machine.
 func TestNumberIsTheMachines(t *testing.T) {
 	each(t, func(t *testing.T, r rig) {
