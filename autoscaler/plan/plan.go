@@ -48,14 +48,19 @@ type Zygote struct {
 type Function struct {
 	Name     string // pipeline.Key
 	Revision uint64 // of the spec
-	Min, Max int
-	Zero     bool          // may scale to zero
-	ZeroAge  time.Duration // idle time before it scales to zero
-	GPU      int           // devices per replica
-	Memory   int64         // bytes per additional replica; 0: unknown
-	CPUMilli int           // CPU request per replica in thousandths of a core; 0: none
-	CPULimit int           // CPU limit per replica in thousandths of a core, as declared; 0: none
-	CPUNow   int           // current CPU limit, if a plan has changed it; 0: as declared
+	// VariantOf is the stage, as pipeline.Key in text, that this function can serve too; empty: it
+	// is no variant.
+	VariantOf string  `json:",omitzero"`
+	Accuracy  float64 `json:",omitzero"` // of its answers, above 0 and at most 1; 0: not declared
+	MaxLength int     `json:",omitzero"` // the longest input that it takes; 0: any
+	Min, Max  int
+	Zero      bool          // may scale to zero
+	ZeroAge   time.Duration // idle time before it scales to zero
+	GPU       int           // devices per replica
+	Memory    int64         // bytes per additional replica; 0: unknown
+	CPUMilli  int           // CPU request per replica in thousandths of a core; 0: none
+	CPULimit  int           // CPU limit per replica in thousandths of a core, as declared; 0: none
+	CPUNow    int           // current CPU limit, if a plan has changed it; 0: as declared
 	// DeviceMemory is what a replica takes of each of its devices, in bytes; 0: all of it,
 	// exclusively.
 	DeviceMemory int64
@@ -294,6 +299,11 @@ type Plan struct {
 	At    time.Time
 	Wants []Want
 	Warm  []Warm
+	// Tables of the stages with several lanes, sorted by Stage.
+	Tables []Table `json:",omitempty"`
+	// Excluded are the chains of lanes that Tables do not have, because the allocator has excluded
+	// them.
+	Excluded []Chain `json:",omitempty"`
 }
 
 // Allocator decides the base replica count of each function in a domain. M is its memory, which is
