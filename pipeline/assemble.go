@@ -3,6 +3,7 @@ package pipeline
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -27,7 +28,16 @@ func (f Fault) String() string {
 func Assemble(fns []Function) []Pipeline {
 	byNamespace := map[string]map[string]Function{}
 	members := map[Key][]Function{} // by the pipeline's key
+	served := map[Key]bool{}        // functions with a variant
 	for _, f := range fns {
+		if f.VariantOf != "" {
+			served[Key{f.VariantOf, f.Namespace}] = true
+		}
+	}
+	for _, f := range fns {
+		if f.Retained && !served[f.Key()] {
+			continue
+		}
 		if byNamespace[f.Namespace] == nil {
 			byNamespace[f.Namespace] = map[string]Function{}
 		}
@@ -70,8 +80,61 @@ func assemble(name, namespace string, fns []Function, deployed map[string]Functi
 	a.findEntry()
 	a.sort()
 	a.check()
+	a.addVariants(deployed)
 	return a.p
 }
+
+// addVariants adds the variants of the stages, and a warning for each variant of a variant.
+func (a *assembly) addVariants(deployed map[string]Function) {
+	for _, name := range slices.Sorted(maps.Keys(deployed)) {
+		f := deployed[name]
+		i := slices.IndexFunc(a.p.Stages, func(s Stage) bool { return s.Name == root(f, deployed) })
+		if i < 0 {
+			continue
+		}
+		if fault, bad := VariantFault(f, deployed); bad {
+			a.p.Warnings = append(a.p.Warnings, fault)
+		} else {
+			a.p.Stages[i].Variants = append(a.p.Stages[i].Variants, f)
+		}
+	}
+}
+
+// root returns the name of the function to which the chain of variants from f leads; "" if f is not
+// a variant, or if the chain is a cycle.
+func root(f Function, deployed map[string]Function) string {
+	to := f.VariantOf
+	for range deployed {
+		next := deployed[to].VariantOf
+		if next == "" {
+			return to
+		}
+		to = next
+	}
+	return ""
+}
+
+// VariantFault returns why a variant serves no stage: its stage is missing, or is a variant too. bad
+// is false if it serves one, or is not a variant. deployed has the functions of its namespace by
+// name; no others than its stage are needed.
+func VariantFault(f Function, deployed map[string]Function) (fault Fault, bad bool) {
+	if f.VariantOf == "" {
+		return Fault{}, false
+	}
+	fault = Fault{Function: f.Name, Annotation: Prefix + "variant-of"}
+	of, there := deployed[f.VariantOf]
+	switch {
+	case !there:
+		fault.Got, fault.Want, fault.Missing = notDeployed(f.VariantOf), "a deployed function of the same namespace", f.VariantOf
+	case of.VariantOf != "":
+		fault.Got, fault.Want = fmt.Sprintf("%q, which is a variant of %q", f.VariantOf, of.VariantOf), "a function that is no variant"
+	default:
+		return Fault{}, false
+	}
+	return fault, true
+}
+
+func notDeployed(name string) string { return fmt.Sprintf("%q, which is not deployed", name) }
 
 type assembly struct {
 	p  Pipeline
@@ -99,7 +162,7 @@ func (a *assembly) connect(deployed map[string]Function) {
 				// Prev is sorted, because stages are.
 				a.p.Stages[k].Prev = append(a.p.Stages[k].Prev, s.Name)
 			case !exists:
-				a.fault(s.Name, "next", fmt.Sprintf("%q, which is not deployed", e.To), "a deployed function of the same namespace")
+				a.fault(s.Name, "next", notDeployed(e.To), "a deployed function of the same namespace")
 				a.p.Faults[len(a.p.Faults)-1].Missing = e.To
 			case target.VariantOf != "":
 				a.fault(s.Name, "next", fmt.Sprintf("%q, which is a variant of %q", e.To, target.VariantOf), "the stage that it is a variant of")

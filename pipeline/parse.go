@@ -231,7 +231,8 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		p.fail(fmt.Sprintf("annotations[%q]", Prefix+"gpu-memory"), strconv.Quote(annotations[Prefix+"gpu-memory"]), "an annotation "+Prefix+"gpu beside it")
 	}
 	p.process(f, annotations)
-	if len(f.Pipelines) == 0 && len(f.Next) > 0 {
+	p.variant(f, annotations)
+	if len(f.Pipelines) == 0 && len(f.Next) > 0 && f.VariantOf == "" {
 		p.fail(fmt.Sprintf("annotations[%q]", Prefix+"next"), strconv.Quote(annotations[Prefix+"next"]), "an annotation "+Prefix+"pipeline beside it")
 	}
 }
@@ -246,6 +247,19 @@ func (p *parser) process(f *Function, annotations map[string]string) {
 		p.fail(path("gpu"), strconv.Quote(annotations[Prefix+"gpu"]), "0 or 1 beside "+Prefix+"process: that process has one device")
 	case f.Start != "" && f.Start != "auto":
 		p.fail(path("start"), strconv.Quote(f.Start), "auto beside "+Prefix+"process: its stages start in that process")
+	}
+}
+
+// variant refuses the annotations of a graph on a variant: its stage has them.
+func (p *parser) variant(f *Function, annotations map[string]string) {
+	if f.VariantOf == "" {
+		return
+	}
+	for _, name := range []string{"each", "join", "next", "pipeline", "slo"} {
+		if v, set := annotations[Prefix+name]; set {
+			p.fail(fmt.Sprintf("annotations[%q]", Prefix+name), strconv.Quote(v),
+				fmt.Sprintf("none beside %svariant-of: the stage %q declares it", Prefix, f.VariantOf))
+		}
 	}
 }
 

@@ -66,9 +66,14 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"process name":      {nil, map[string]string{"stagecoach.dev/process": "a b"}, []string{`annotations["stagecoach.dev/process"]`}, "letters, digits"},
 		"no gpu":            {nil, map[string]string{"stagecoach.dev/gpu-memory": "8Gi"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "stagecoach.dev/gpu beside it"},
 		"own variant":       {nil, map[string]string{"stagecoach.dev/variant-of": "f"}, []string{`annotations["stagecoach.dev/variant-of"]`}, "no variant of itself"},
-		"min zero":          {map[string]string{"com.openfaas.scale.min": "0"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "scale.zero"},
-		"min and max":       {map[string]string{"com.openfaas.scale.min": "9", "com.openfaas.scale.max": "3"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "at most"},
-		"type":              {map[string]string{"com.openfaas.scale.type": "magic"}, nil, []string{`labels["com.openfaas.scale.type"]`}, "rps"},
+		"variant in a graph": {
+			nil,
+			map[string]string{"stagecoach.dev/variant-of": "s", "stagecoach.dev/pipeline": "p", "stagecoach.dev/next": "x", "stagecoach.dev/each": "true", "stagecoach.dev/join": "all", "stagecoach.dev/slo": "1s"},
+			[]string{`annotations["stagecoach.dev/each"]`, `annotations["stagecoach.dev/join"]`, `annotations["stagecoach.dev/next"]`, `annotations["stagecoach.dev/pipeline"]`, `annotations["stagecoach.dev/slo"]`}, "declares it",
+		},
+		"min zero":    {map[string]string{"com.openfaas.scale.min": "0"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "scale.zero"},
+		"min and max": {map[string]string{"com.openfaas.scale.min": "9", "com.openfaas.scale.max": "3"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "at most"},
+		"type":        {map[string]string{"com.openfaas.scale.type": "magic"}, nil, []string{`labels["com.openfaas.scale.type"]`}, "rps"},
 		"three at once": {
 			map[string]string{"com.openfaas.scale.max": "x"},
 			map[string]string{"stagecoach.dev/each": "maybe", "stagecoach.dev/join": "none"},
@@ -101,19 +106,23 @@ func TestNewNamesAreKubernetesLabels(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"A", "a.b", "a_b", "-a", "a-", "é", long + "a", ".", "a.b.c"} {
-		wrong := map[string]string{Prefix + "pipeline": "p," + name, Prefix + "next": name + ",x", Prefix + "variant-of": name}
-		_, err := Parse(name, "ns", nil, wrong)
-		want := []string{"name"}
-		for _, field := range []string{"next", "pipeline", "variant-of"} {
-			want = append(want, fmt.Sprintf("annotations[%q]", Prefix+field))
-		}
-		if err == nil {
-			t.Errorf("%q is accepted", name)
-			continue
-		}
-		paths := slices.Compact(fieldPaths(err))
-		if paths = slices.DeleteFunc(paths, func(p string) bool { return !slices.Contains(want, p) }); !slices.Equal(paths, want) {
-			t.Errorf("%q: errors at %q, want %q", name, paths, want)
+		for _, wrong := range []map[string]string{
+			{Prefix + "pipeline": "p," + name, Prefix + "next": name + ",x"},
+			{Prefix + "variant-of": name},
+		} {
+			want := []string{"name"}
+			for _, annotation := range slices.Sorted(maps.Keys(wrong)) {
+				want = append(want, fmt.Sprintf("annotations[%q]", annotation))
+			}
+			_, err := Parse(name, "ns", nil, wrong)
+			if err == nil {
+				t.Errorf("%q is accepted", name)
+				continue
+			}
+			paths := slices.Compact(fieldPaths(err))
+			if paths = slices.DeleteFunc(paths, func(p string) bool { return !slices.Contains(want, p) }); !slices.Equal(paths, want) {
+				t.Errorf("%q: errors at %q, want %q", name, paths, want)
+			}
 		}
 		if _, err := ParseStored(name, "ns", nil, map[string]string{Prefix + "pipeline": name}); err != nil && name != "é" {
 			t.Errorf("%q, as it may be stored: %v", name, err)
@@ -149,6 +158,9 @@ func stage(t testing.TB, name, next string, more ...string) Function {
 	}
 	for i := 0; i < len(more); i += 2 {
 		a[Prefix+more[i]] = more[i+1]
+	}
+	if a[Prefix+"variant-of"] != "" {
+		delete(a, Prefix+"pipeline")
 	}
 	f, err := Parse(name, "ns", nil, a)
 	if err != nil {
@@ -352,6 +364,47 @@ func TestVariantsAndOtherNamespacesAreNotStages(t *testing.T) {
 	}
 	if n := ps[0]; len(n.Faults) > 0 || len(n.Stages) != 2 || n.Stages[0].Name != "a" || n.Stages[1].Name != "b" {
 		t.Errorf("stages %+v, faults %v, want a and b alone", n.Stages, n.Faults)
+	}
+}
+
+// TestVariantsBelongToTheirStage checks which variants a stage has, and what is said of the others,
+// for every order of the functions.
+func TestVariantsBelongToTheirStage(t *testing.T) {
+	far := stage(t, "far", "", "variant-of", "b")
+	far.Namespace = "other"
+	gone := stage(t, "b", "")
+	gone.Retained = true
+	small, tiny := stage(t, "small", "", "variant-of", "b"), stage(t, "tiny", "", "variant-of", "b")
+	for name, c := range map[string]struct {
+		fns      []Function
+		variants []string // of b
+		faults   string
+		warnings string
+	}{
+		"two":                  {[]Function{stage(t, "a", "b"), stage(t, "b", ""), small, tiny}, []string{"small", "tiny"}, "[]", "[]"},
+		"another namespace":    {[]Function{stage(t, "a", "b"), stage(t, "b", ""), far}, nil, "[]", "[]"},
+		"of a variant":         {[]Function{stage(t, "b", ""), small, stage(t, "x", "", "variant-of", "small")}, []string{"small"}, "[]", `[function "x", annotation stagecoach.dev/variant-of: got "small", which is a variant of "b", want a function that is no variant]`},
+		"of a variant's":       {[]Function{stage(t, "b", ""), small, stage(t, "x", "", "variant-of", "y"), stage(t, "y", "", "variant-of", "small")}, []string{"small"}, "[]", `[function "x", annotation stagecoach.dev/variant-of: got "y", which is a variant of "small", want a function that is no variant function "y", annotation stagecoach.dev/variant-of: got "small", which is a variant of "b", want a function that is no variant]`},
+		"a cycle":              {[]Function{stage(t, "b", ""), stage(t, "x", "", "variant-of", "y"), stage(t, "y", "", "variant-of", "x")}, nil, "[]", "[]"},
+		"retained":             {[]Function{stage(t, "a", "b"), gone, small}, []string{"small"}, "[]", "[]"},
+		"retained for nothing": {[]Function{stage(t, "a", "b"), gone}, nil, `[function "a", annotation stagecoach.dev/next: got "b", which is not deployed, want a deployed function of the same namespace]`, "[]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			permutations(c.fns, func(fns []Function) {
+				p := Assemble(fns)[0]
+				var variants []string
+				for _, s := range p.Stages {
+					if s.Name == "b" {
+						for _, v := range s.Variants {
+							variants = append(variants, v.Name)
+						}
+					}
+				}
+				if !slices.Equal(variants, c.variants) || fmt.Sprint(p.Faults) != c.faults || fmt.Sprint(p.Warnings) != c.warnings {
+					t.Fatalf("variants %v, faults %v, warnings %v; want %v, %s, %s", variants, p.Faults, p.Warnings, c.variants, c.faults, c.warnings)
+				}
+			})
+		})
 	}
 }
 

@@ -29,9 +29,12 @@ type Function struct {
 	Weight     int    // weight of its fair share among functions that compete
 	Idempotent bool   // a call may run twice
 	Batch      int    // largest batch; 0: from the profile
-	VariantOf  string // the stage that this function can replace
+	VariantOf  string // the stage that this function can serve too; empty: it is no variant
 	Accuracy   float64
-	MaxLength  int // in tokens
+	MaxLength  int // the longest input that it takes, in tokens; 0: any
+	// Retained means that the function was removed while it had variants. Its declaration stays, so
+	// that they go on serving its stage. No deployment says so.
+	Retained bool
 
 	Scale Scale
 	Async Async
@@ -106,16 +109,19 @@ type Pipeline struct {
 	Namespace string
 	Entry     string // name of the first stage; empty: not known yet
 	// In topological order, ties by name; sorted by name while the graph is faulty.
-	Stages []Stage
-	SLO    time.Duration
-	Faults []Fault // empty: the pipeline can be invoked
+	Stages   []Stage
+	SLO      time.Duration
+	Faults   []Fault // empty: the pipeline can be invoked
+	Warnings []Fault // of variants that serve none of its stages but are meant to
+
 }
 
 // Stage is a function's place in one pipeline.
 type Stage struct {
 	Function
-	Next []Edge   // the function's edges within the pipeline
-	Prev []string // predecessors, sorted
+	Next     []Edge     // the function's edges within the pipeline
+	Prev     []string   // predecessors, sorted
+	Variants []Function // functions that can serve the stage too, sorted by name
 }
 
 // Fault describes a fault in a pipeline's graph so that its author can fix it.
