@@ -8,16 +8,17 @@ import (
 )
 
 // assembly indexes which functions belong to which pipelines. So a change of one function among
-// thousands assembles few pipelines again.
+// thousands assembles few pipelines again. Retained functions are in it like deployed ones.
 type assembly struct {
 	functions map[pipeline.Key]*pipeline.Function    // by key
 	members   map[pipeline.Key]map[pipeline.Key]bool // by pipeline: keys of its stages
 	// By function: keys of the pipelines with stages that name it in next, and how many.
-	leading map[pipeline.Key]map[pipeline.Key]int
+	leading  map[pipeline.Key]map[pipeline.Key]int
+	variants map[pipeline.Key]map[pipeline.Key]bool // by function: keys of its variants
 }
 
 func newAssembly() assembly {
-	return assembly{map[pipeline.Key]*pipeline.Function{}, map[pipeline.Key]map[pipeline.Key]bool{}, map[pipeline.Key]map[pipeline.Key]int{}}
+	return assembly{map[pipeline.Key]*pipeline.Function{}, map[pipeline.Key]map[pipeline.Key]bool{}, map[pipeline.Key]map[pipeline.Key]int{}, map[pipeline.Key]map[pipeline.Key]bool{}}
 }
 
 // change records that a function was deployed, updated or removed. old is the function before the
@@ -27,16 +28,32 @@ func newAssembly() assembly {
 //   - the pipelines that the function was or is a stage of
 //   - the pipelines with a stage that leads to the function
 //   - the pipeline with the function's name
+//   - the same of the functions that the function was or is a variant of, directly or not
 func (a *assembly) change(key pipeline.Key, old, now *pipeline.Function) []pipeline.Key {
 	affected := map[pipeline.Key]bool{}
-	if len(a.members[key]) > 0 {
-		affected[key] = true
+	affects := func(key pipeline.Key) {
+		if len(a.members[key]) > 0 {
+			affected[key] = true
+		}
+		for p := range a.leading[key] {
+			affected[p] = true
+		}
 	}
-	for p := range a.leading[key] {
-		affected[p] = true
-	}
+	affects(key)
 	for _, f := range []*pipeline.Function{old, now} {
-		if f == nil || f.VariantOf != "" {
+		if f == nil {
+			continue
+		}
+		if f.VariantOf != "" {
+			a.vary(pipeline.Key{Name: f.VariantOf, Namespace: f.Namespace}, key, f == now)
+			a.above(f, func(of pipeline.Key) {
+				affects(of)
+				if stage := a.functions[of]; stage != nil && stage.VariantOf == "" {
+					for _, name := range stage.Pipelines {
+						affected[pipeline.Key{Name: name, Namespace: of.Namespace}] = true
+					}
+				}
+			})
 			continue
 		}
 		for _, name := range f.Pipelines {
@@ -49,6 +66,32 @@ func (a *assembly) change(key pipeline.Key, old, now *pipeline.Function) []pipel
 		delete(a.functions, key)
 	}
 	return slices.SortedFunc(maps.Keys(affected), pipeline.Key.Compare)
+}
+
+// above calls each with the functions that f is a variant of, directly or not.
+func (a *assembly) above(f *pipeline.Function, each func(pipeline.Key)) {
+	for range len(a.functions) + 1 { // the chain may be a cycle
+		if f == nil || f.VariantOf == "" {
+			return
+		}
+		of := pipeline.Key{Name: f.VariantOf, Namespace: f.Namespace}
+		each(of)
+		f = a.functions[of]
+	}
+}
+
+// vary adds a variant of a function to the index, or removes it.
+func (a *assembly) vary(of, variant pipeline.Key, in bool) {
+	if !in {
+		if delete(a.variants[of], variant); len(a.variants[of]) == 0 {
+			delete(a.variants, of)
+		}
+		return
+	}
+	if a.variants[of] == nil {
+		a.variants[of] = map[pipeline.Key]bool{}
+	}
+	a.variants[of][variant] = true
 }
 
 // enter adds f to the stages of p in the index, or removes it.
@@ -80,21 +123,24 @@ func (a *assembly) enter(p, key pipeline.Key, f *pipeline.Function, in bool) {
 }
 
 // pipeline assembles one pipeline. ok is false if the pipeline has no stages. [pipeline.Assemble]
-// gets the pipeline's stages, the functions that these stages lead to, and the function with the
-// pipeline's name. No other function can affect the pipeline.
+// gets the pipeline's stages, their variants and the variants of these, the functions that the
+// stages lead to with their variants, and the function with the pipeline's name. No other function
+// can affect the pipeline.
 func (a *assembly) pipeline(key pipeline.Key) (p pipeline.Pipeline, ok bool) {
-	stages := a.members[key]
-	if len(stages) == 0 {
-		return pipeline.Pipeline{}, false
-	}
 	seen := map[pipeline.Key]*pipeline.Function{}
-	see := func(key pipeline.Key) {
-		if f := a.functions[key]; f != nil {
-			seen[key] = f
+	var see func(key pipeline.Key)
+	see = func(key pipeline.Key) {
+		f := a.functions[key]
+		if f == nil || seen[key] != nil {
+			return
+		}
+		seen[key] = f
+		for variant := range a.variants[key] {
+			see(variant)
 		}
 	}
 	see(key)
-	for stage := range stages {
+	for stage := range a.members[key] {
 		see(stage)
 		for _, e := range a.functions[stage].Next {
 			see(pipeline.Key{Name: e.To, Namespace: stage.Namespace})
@@ -106,5 +152,8 @@ func (a *assembly) pipeline(key pipeline.Key) (p pipeline.Pipeline, ok bool) {
 	}
 	all := pipeline.Assemble(fns)
 	i := slices.IndexFunc(all, func(p pipeline.Pipeline) bool { return p.Key() == key })
+	if i < 0 { // its only stages are retained, and have no variants
+		return pipeline.Pipeline{}, false
+	}
 	return all[i], true
 }

@@ -30,7 +30,7 @@ func draw(r *rand.Rand) types.FunctionDeployment {
 		others := slices.DeleteFunc(slices.Clone(names), func(n string) bool { return n == name })
 		switch r.IntN(6) {
 		case 0:
-			annotations["stagecoach.dev/variant-of"] = others[0]
+			annotations = map[string]string{"stagecoach.dev/variant-of": others[r.IntN(len(others))]}
 		case 1:
 			annotations["stagecoach.dev/slo"] = "1s"
 		default:
@@ -51,26 +51,33 @@ func TestIncrementalAssemblyMatchesAssemble(t *testing.T) {
 	}
 	defer reg.Close()
 	r := rand.New(rand.NewPCG(1, 2))
-	deployed := map[pipeline.Key]pipeline.Function{}
-	faulty, whole := 0, 0
+	deployed, retained := map[pipeline.Key]pipeline.Function{}, map[pipeline.Key]pipeline.Function{}
+	faulty, whole, varied, warned := 0, 0, 0, 0
 	for i := range 3000 {
 		d := draw(r)
 		key := pipeline.Key{Name: d.Service, Namespace: d.Namespace}
 		e := Entry{Key: key.String(), Revision: uint64(i + 1), Deleted: r.IntN(3) == 0}
+		in := deployed
+		if (*d.Annotations)["stagecoach.dev/variant-of"] == "" && r.IntN(5) == 0 {
+			e.Key, in = stagePrefix+e.Key, retained
+		}
 		if e.Deleted {
-			delete(deployed, key)
+			delete(in, key)
 		} else {
 			f, err := parse(d, pipeline.Parse)
 			if err != nil {
 				t.Fatal(err)
 			}
-			deployed[key] = f
+			f.Retained = strings.HasPrefix(e.Key, stagePrefix)
+			in[key] = f
 			if e.Value, err = encode(Deployed{Key: key, stored: stored{Deployment: d}}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		reg.apply(e)
-		want := pipeline.Assemble(slices.Collect(maps.Values(deployed)))
+		all := maps.Clone(retained)
+		maps.Copy(all, deployed)
+		want := pipeline.Assemble(slices.Collect(maps.Values(all)))
 		got := reg.Pipelines()
 		if len(got) != len(want) || len(want) > 0 && !reflect.DeepEqual(got, want) {
 			t.Fatalf("change %d, %+v: pipelines\n%+v\nwant\n%+v", i, e, got, want)
@@ -80,6 +87,10 @@ func TestIncrementalAssemblyMatchesAssemble(t *testing.T) {
 				faulty++
 			} else {
 				whole++
+			}
+			warned += len(p.Warnings)
+			for _, s := range p.Stages {
+				varied += len(s.Variants)
 			}
 			key := p.Key()
 			if _, function := deployed[key]; !function {
@@ -96,13 +107,16 @@ func TestIncrementalAssemblyMatchesAssemble(t *testing.T) {
 			t.Fatalf("change %d: functions %v, want %v", i, keys, slices.SortedFunc(maps.Keys(deployed), pipeline.Key.Compare))
 		}
 	}
-	if faulty < 500 || whole < 500 {
-		t.Errorf("%d faulty pipelines and %d whole ones: it proves little", faulty, whole)
+	if faulty < 500 || whole < 500 || varied < 500 || warned < 100 {
+		t.Errorf("%d faulty pipelines, %d whole ones, %d variants, %d warnings: it proves little", faulty, whole, varied, warned)
 	}
 	for key := range deployed {
 		reg.apply(Entry{Key: key.String(), Deleted: true})
 	}
-	if a := reg.assembly; len(a.functions)+len(a.members)+len(a.leading)+len(reg.present) != 0 {
+	for key := range retained {
+		reg.apply(Entry{Key: stagePrefix + key.String(), Deleted: true})
+	}
+	if a := reg.assembly; len(a.functions)+len(a.members)+len(a.leading)+len(a.variants)+len(reg.present) != 0 {
 		t.Errorf("without functions the index holds %+v", a)
 	}
 }

@@ -29,6 +29,9 @@ const (
 	FailureAnnotation = pipeline.Prefix + "last-failure"
 )
 
+// ServesNoStage comes in the status of a variant before the reason why it serves no stage.
+const ServesNoStage = "it serves no stage: "
+
 // DropAnswered deletes the annotations that answers add.
 func DropAnswered(annotations map[string]string) {
 	for _, name := range []string{StatusAnnotation, ReplicasAnnotation, GuessAnnotation, FailureAnnotation} {
@@ -82,7 +85,11 @@ func (p *Provider) show(d *Deployed) types.FunctionStatus {
 		CreatedAt: d.CreatedAt,
 	}
 	// faas-cli prints a table, so the text must be one line.
-	annotate(&out, StatusAnnotation, oneLine(s.Status))
+	status := s.Status
+	if fault, bad := p.Registry.VariantFault(d.Declared); bad {
+		status += "; " + ServesNoStage + fault.String()
+	}
+	annotate(&out, StatusAnnotation, oneLine(status))
 	annotate(&out, GuessAnnotation, d.guessed())
 	return out
 }

@@ -22,6 +22,8 @@ type PipelineStatus struct {
 	// In topological order; sorted by name if there are faults.
 	Stages []StageStatus   `json:"stages"`
 	Faults []PipelineFault `json:"faults"`
+	// Variants that are meant for its stages but serve none. They do not keep it from running.
+	Warnings []PipelineFault `json:"warnings,omitempty"`
 }
 
 // StageStatus is a stage of a [PipelineStatus].
@@ -32,6 +34,19 @@ type StageStatus struct {
 	Replicas          int         `json:"replicas"`
 	AvailableReplicas int         `json:"availableReplicas"`
 	Status            string      `json:"status,omitempty"` // as in [StatusAnnotation]
+	// The stage's own function was removed, so only its variants serve it.
+	Retained bool            `json:"retained,omitempty"`
+	Variants []VariantStatus `json:"variants,omitempty"` // sorted by name
+}
+
+// VariantStatus is a variant of a stage.
+type VariantStatus struct {
+	Name              string  `json:"name"`
+	Accuracy          float64 `json:"accuracy,omitempty"`  // 0: not declared
+	MaxLength         int     `json:"maxLength,omitempty"` // 0: any
+	Replicas          int     `json:"replicas"`
+	AvailableReplicas int     `json:"availableReplicas"`
+	Status            string  `json:"status,omitempty"` // as in [StatusAnnotation]
 }
 
 // StageEdge leads to a successor.
@@ -87,6 +102,11 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 		s := p.Status.State(st.Key())
 		stage := StageStatus{
 			Name: st.Name, Next: []StageEdge{}, Each: st.Each, Replicas: s.Replicas, AvailableReplicas: s.Available, Status: oneLine(s.Status),
+			Retained: st.Retained,
+		}
+		for _, v := range st.Variants {
+			s := p.Status.State(v.Key())
+			stage.Variants = append(stage.Variants, VariantStatus{v.Name, v.Accuracy, v.MaxLength, s.Replicas, s.Available, oneLine(s.Status)})
 		}
 		for _, e := range st.Next {
 			stage.Next = append(stage.Next, StageEdge(e))
@@ -96,15 +116,18 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 	for _, f := range pl.Faults {
 		out.Faults = append(out.Faults, PipelineFault{f.Function, f.Annotation, f.Got, f.Want})
 	}
+	for _, f := range pl.Warnings {
+		out.Warnings = append(out.Warnings, PipelineFault{f.Function, f.Annotation, f.Got, f.Want})
+	}
 	return out
 }
 
-// missing returns a text with the faults that still keep the function's pipelines from running, one
-// line per fault. Such faults are normal, because functions may be deployed in any order.
+// missing returns a text with the faults that still keep the function's pipelines from running, or
+// a variant from serving its stage, one line per fault. Such faults are normal, because functions may be deployed in any order.
 func (p *Provider) missing(f pipeline.Function) (text string) {
 	const most = 20 // faults per pipeline
-	if f.VariantOf != "" {
-		return ""
+	if fault, bad := p.Registry.VariantFault(f); bad {
+		return "\nit serves no stage so far: " + fault.String()
 	}
 	for _, name := range f.Pipelines {
 		pl, there := p.Registry.Pipeline(pipeline.Key{Name: name, Namespace: f.Namespace})

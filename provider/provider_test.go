@@ -656,8 +656,11 @@ func TestFunctionAndPipelineCannotShareAName(t *testing.T) {
 	a.must(http.StatusAccepted, put, functions, in("", "ocr"))
 	a.must(http.StatusConflict, post, functions, in("ocr", "detect"))
 
-	// A variant is not a stage, so it declares nothing.
-	a.must(http.StatusAccepted, post, functions, strings.Replace(in("ocr", "light"), `"stagecoach.dev/p`, `"stagecoach.dev/variant-of":"x","stagecoach.dev/p`, 1))
+	// A variant is not a stage, so it declares no pipeline.
+	text := a.must(http.StatusBadRequest, post, functions, strings.Replace(in("ocr", "light"), `"stagecoach.dev/p`, `"stagecoach.dev/variant-of":"x","stagecoach.dev/p`, 1))
+	if !strings.Contains(text, `annotations["stagecoach.dev/pipeline"]: got "ocr", want none beside`) {
+		t.Errorf("a variant that names a pipeline: %s", text)
+	}
 }
 
 // TestAnEntryOfThePipelinesName checks that the name means the pipeline, whichever stage is

@@ -24,6 +24,7 @@ type Registry struct {
 	functions sync.Map // pipeline.Key to *entry
 	profiles  sync.Map // pipeline.Key to *profiled; may include removed functions
 	graphs    sync.Map // pipeline.Key to *pipeline.Pipeline; without those of single functions
+	retained  sync.Map // pipeline.Key to *entry: removed functions whose variants serve their stage
 	sorted    atomic.Pointer[[]*Deployed]
 	// The values of graphs, sorted; nil: sorted on demand.
 	pipelines atomic.Pointer[[]pipeline.Pipeline]
@@ -118,6 +119,9 @@ func (r *Registry) Graph(key pipeline.Key) (pipeline.Pipeline, bool) {
 	if function { // the function joins or leaves the pipeline with its name right now
 		return e.(*entry).alone, true
 	}
+	if e, ok := r.retained.Load(key); ok {
+		return e.(*entry).alone, true
+	}
 	return pipeline.Pipeline{}, false
 }
 
@@ -129,12 +133,10 @@ func (r *Registry) Pipeline(key pipeline.Key) (pipeline.Pipeline, bool) {
 	return pipeline.Pipeline{}, false
 }
 
-// Known reports whether a function or pipeline has this key.
+// Known reports whether a function or pipeline has this key, or a removed function whose variants
+// serve its stage.
 func (r *Registry) Known(key pipeline.Key) bool {
-	if _, ok := r.functions.Load(key); ok {
-		return true
-	}
-	_, ok := r.graphs.Load(key)
+	_, ok := r.Graph(key)
 	return ok
 }
 
@@ -206,6 +208,8 @@ func (r *Registry) apply(e Entry) {
 		r.applyNamespace(name, e)
 	} else if key, ok := strings.CutPrefix(e.Key, profilePrefix); ok {
 		r.applyProfile(pipeline.ParseKey(key), e)
+	} else if key, ok := strings.CutPrefix(e.Key, stagePrefix); ok {
+		r.applyRetained(pipeline.ParseKey(key), e)
 	} else {
 		r.applyFunction(e)
 	}
@@ -248,17 +252,13 @@ func (r *Registry) applyFunction(e Entry) {
 		}
 	}
 	r.mu.Lock()
-	var old *pipeline.Function
-	if before, ok := r.functions.Load(change.Key); ok {
-		old = &before.(*entry).Declared
-	}
 	if change.Function != nil {
 		r.functions.Store(change.Key, &entry{*change.Function, change.Function.Declared.Alone()})
 	} else {
 		r.functions.Delete(change.Key)
 	}
 	r.sorted.Store(with(r.Functions(), change))
-	r.reassemble(old, change)
+	r.reassemble(change.Key)
 	listeners := slices.Clone(r.listeners)
 	r.mu.Unlock()
 	for _, f := range listeners {
@@ -281,13 +281,36 @@ func with(all []*Deployed, c Change) *[]*Deployed {
 	return &out
 }
 
-// reassemble assembles the pipelines that a change may have affected. The caller holds r.mu.
-func (r *Registry) reassemble(old *pipeline.Function, c Change) {
-	var now *pipeline.Function
-	if c.Function != nil {
-		now = &c.Function.Declared
+// applyRetained follows the declarations of removed functions whose variants serve their stages.
+func (r *Registry) applyRetained(key pipeline.Key, e Entry) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.retained.Delete(key)
+	if !e.Deleted {
+		d, err := decode(Entry{Key: key.String(), Value: e.Value, Revision: e.Revision})
+		if err != nil {
+			r.log.Warn("a stored stage without a function is left out", "error", err)
+		} else {
+			d.Declared.Retained = true
+			r.retained.Store(key, &entry{d, d.Declared.Alone()})
+		}
 	}
-	changed := r.assembly.change(c.Key, old, now)
+	r.reassemble(key)
+}
+
+// reassemble assembles the pipelines that a change of a function may have affected. The caller
+// holds r.mu.
+func (r *Registry) reassemble(key pipeline.Key) {
+	old, now := r.assembly.functions[key], (*pipeline.Function)(nil)
+	if e, ok := r.functions.Load(key); ok {
+		now = &e.(*entry).Declared
+	} else if e, ok := r.retained.Load(key); ok {
+		now = &e.(*entry).Declared
+	}
+	if old == now { // a deployed function counts, whatever is retained
+		return
+	}
+	changed := r.assembly.change(key, old, now)
 	if len(changed) == 0 {
 		return
 	}
@@ -299,6 +322,33 @@ func (r *Registry) reassemble(old *pipeline.Function, c Change) {
 		}
 	}
 	r.pipelines.Store(nil)
+}
+
+// Retained reports whether a key is that of a removed function whose variants serve its stage.
+func (r *Registry) Retained(key pipeline.Key) bool {
+	_, ok := r.retained.Load(key)
+	return ok
+}
+
+// Variants returns the keys of a function's variants, sorted.
+func (r *Registry) Variants(of pipeline.Key) []pipeline.Key {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(r.assembly.variants[of]), pipeline.Key.Compare)
+}
+
+// VariantFault returns why a variant serves no stage. bad is false if it serves one, or is none.
+func (r *Registry) VariantFault(f pipeline.Function) (fault pipeline.Fault, bad bool) {
+	if f.VariantOf == "" {
+		return pipeline.Fault{}, false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	near := map[string]pipeline.Function{}
+	if of := r.assembly.functions[pipeline.Key{Name: f.VariantOf, Namespace: f.Namespace}]; of != nil {
+		near[of.Name] = *of
+	}
+	return pipeline.VariantFault(f, near)
 }
 
 // stagesOf returns the names of a pipeline's stages, sorted.

@@ -111,8 +111,13 @@ func decode(e Entry) (Deployed, error) {
 	return d, nil
 }
 
-// namespacePrefix begins the keys of namespaces in the store. Functions' keys have no slash.
-const namespacePrefix = "namespace/"
+// Prefixes of keys in the store. Functions' keys have no slash.
+const (
+	namespacePrefix = "namespace/"
+	// stagePrefix begins the keys of functions that were removed while they had variants. Such a
+	// record is a function's last one.
+	stagePrefix = "stage/"
+)
 
 // Namespace is a declared namespace. It is shared, so its maps must not be changed.
 type Namespace struct {

@@ -170,11 +170,34 @@ func (g *graphCheck) faults() error {
 			}
 		}
 	}
+	errs = append(errs, g.variantFaults(with)...)
 	if len(errs) == 0 {
 		return nil
 	}
 	return errors.Join(append(errs, errors.New(
 		"nothing was sent: fix the stack file, deploy functions of other files first, or use --check-graphs=false"))...)
+}
+
+// variantFaults returns the faults of the file's variants, given all functions after the deploy. A
+// variant whose stage's own function was removed keeps its stage.
+func (g *graphCheck) variantFaults(all map[pipeline.Key]pipeline.Function) (errs []error) {
+	for _, key := range slices.SortedFunc(maps.Keys(g.inFile), pipeline.Key.Compare) {
+		fn := g.inFile[key]
+		stage := pipeline.Key{Name: fn.VariantOf, Namespace: key.Namespace}
+		near := map[string]pipeline.Function{}
+		if of, there := all[stage]; there {
+			near[of.Name] = of
+		}
+		fault, bad := pipeline.VariantFault(fn, near)
+		if !bad || !g.selected[key] || fault.Missing != "" && g.deployed[key].VariantOf == fn.VariantOf {
+			continue
+		}
+		if fault.Missing != "" {
+			fault.Got, fault.Want = fmt.Sprintf("%q, which is neither in %s nor deployed", fault.Missing, g.file), fmt.Sprintf("a function of namespace %q", key.Namespace)
+		}
+		errs = append(errs, fmt.Errorf("%s: functions.%s.annotations[%q]: got %s, want %s", g.file, fn.Name, fault.Annotation, fault.Got, fault.Want))
+	}
+	return errs
 }
 
 // concerns reports whether the deploy sends a stage of the pipeline, a function that such a stage
@@ -204,10 +227,15 @@ func (g *graphCheck) explain(p pipeline.Pipeline, f pipeline.Fault) error {
 		f.Function, g.file, f.Annotation, got, want, p.Key())
 }
 
-// checkPipelines returns the faults that the pipelines of deployed functions still have.
+// checkPipelines returns the faults that the pipelines of deployed functions still have, and those
+// of deployed variants that serve no stage.
 func checkPipelines(ctx context.Context, c *client.Client, all []client.Deployment) error {
+	var errs []error
 	stages := map[string]map[string]bool{} // names of functions by namespace
 	for _, d := range all {
+		if d.Annotations[pipeline.Prefix+"variant-of"] != "" {
+			errs = append(errs, checkVariant(ctx, c, pipeline.Named(d.Service, cmp.Or(d.Namespace, pipeline.DefaultNamespace))))
+		}
 		if strings.TrimSpace(d.Annotations[pipeline.Prefix+"pipeline"]) == "" {
 			continue
 		}
@@ -217,7 +245,6 @@ func checkPipelines(ctx context.Context, c *client.Client, all []client.Deployme
 		}
 		stages[ns][d.Service] = true
 	}
-	var errs []error
 	for _, ns := range slices.Sorted(maps.Keys(stages)) {
 		var pipelines []provider.PipelineStatus
 		if err := c.Get(ctx, "/system/pipelines?namespace="+url.QueryEscape(ns), &pipelines); err != nil {
@@ -235,4 +262,18 @@ func checkPipelines(ctx context.Context, c *client.Client, all []client.Deployme
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// checkVariant returns why a deployed variant serves no stage.
+func checkVariant(ctx context.Context, c *client.Client, key pipeline.Key) error {
+	var f struct {
+		Annotations map[string]string `json:"annotations"`
+	}
+	if err := c.Get(ctx, "/system/function/"+url.PathEscape(key.Name)+"?namespace="+url.QueryEscape(key.Namespace), &f); err != nil {
+		return fmt.Errorf("variant %q: %w", key, err)
+	}
+	if _, why, bad := strings.Cut(f.Annotations[provider.StatusAnnotation], provider.ServesNoStage); bad {
+		return fmt.Errorf("variant %q: %s%s", key, provider.ServesNoStage, console.Harmless(why))
+	}
+	return nil
 }

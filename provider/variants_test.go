@@ -1,0 +1,101 @@
+package provider
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+)
+
+// TestAStageLivesOnInItsVariants deploys a pipeline whose stage has a variant, and removes and
+// deploys its functions in every order that matters.
+func TestAStageLivesOnInItsVariants(t *testing.T) {
+	store := newMemoryStore()
+	a := newAPI(t, store, nil)
+	a.must(http.StatusAccepted, post, functions, `{"service":"detect","image":"stagecoach/x:1","annotations":{"stagecoach.dev/pipeline":"ocr","stagecoach.dev/next":"read"}}`)
+	read := in("ocr", "read")
+	small := `{"service":"small","image":"stagecoach/x:1","annotations":{"stagecoach.dev/variant-of":"read","stagecoach.dev/accuracy":"0.87"}}`
+	if text := a.must(http.StatusAccepted, post, functions, small); !strings.Contains(text, `serves no stage so far: function "small", annotation stagecoach.dev/variant-of: got "read", which is not deployed`) {
+		t.Errorf("a variant before its stage: %s", text)
+	}
+	status := func(name string) string {
+		var f struct{ Annotations map[string]string }
+		if err := json.Unmarshal([]byte(a.must(http.StatusOK, get, "/system/function/"+name, "")), &f); err != nil {
+			t.Fatal(err)
+		}
+		return f.Annotations[StatusAnnotation]
+	}
+	if got := status("small"); !strings.Contains(got, ServesNoStage) {
+		t.Errorf("status of a variant without a stage: %s", got)
+	}
+	a.must(http.StatusAccepted, post, functions, read)
+	if got := status("small"); strings.Contains(got, ServesNoStage) {
+		t.Errorf("status once the stage came: %s", got)
+	}
+	of := func() PipelineStatus {
+		var p PipelineStatus
+		if err := json.Unmarshal([]byte(a.must(http.StatusOK, get, "/system/pipelines/ocr", "")), &p); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	want := func(when string, ready, retained bool, variants ...string) {
+		t.Helper()
+		p := of()
+		i := slices.IndexFunc(p.Stages, func(s StageStatus) bool { return s.Name == "read" })
+		if p.Ready != ready || ready != (i >= 0) {
+			t.Fatalf("%s: %+v, want ready %t", when, p, ready)
+		}
+		if i < 0 {
+			return
+		}
+		var names []string
+		for _, v := range p.Stages[i].Variants {
+			names = append(names, v.Name)
+		}
+		if p.Stages[i].Retained != retained || !slices.Equal(names, variants) {
+			t.Errorf("%s: stage %+v, want retained %t, variants %v", when, p.Stages[i], retained, variants)
+		}
+	}
+	want("with a variant", true, false, "small")
+	a.must(http.StatusAccepted, post, functions, strings.NewReplacer("small", "tiny", `"read"`, `"small"`).Replace(small))
+	if p := of(); !p.Ready || len(p.Warnings) != 1 || p.Warnings[0].Function != "tiny" {
+		t.Errorf("with a variant of a variant: %+v, want it ready with a warning", p)
+	}
+	a.must(http.StatusAccepted, del, functions, `{"functionName":"tiny"}`)
+
+	a.must(http.StatusAccepted, del, functions, `{"functionName":"read"}`)
+	want("without the stage's own function", true, true, "small")
+	key := pipeline.ParseKey("read.openfaas-fn")
+	if g, ok := a.Registry.Graph(key); !ok || len(g.Stages) != 1 || !a.Registry.Known(key) {
+		t.Errorf("the stage by its own name: %+v, %t, want its graph", g, ok)
+	}
+	a.must(http.StatusNotFound, get, "/system/function/read", "")
+	a.must(http.StatusAccepted, post, functions, read)
+	want("deployed again", true, false, "small")
+	if a.Registry.Retained(key) {
+		t.Error("its declaration is still retained")
+	}
+
+	a.must(http.StatusAccepted, del, functions, `{"functionName":"read"}`)
+	a.must(http.StatusAccepted, del, functions, `{"functionName":"small"}`)
+	want("without any function", false, false)
+	a.must(http.StatusAccepted, post, functions, small)
+	want("with a new variant of nothing", false, false)
+
+	a.must(http.StatusAccepted, post, functions, read)
+	a.must(http.StatusAccepted, del, functions, `{"functionName":"read"}`)
+	a.must(http.StatusAccepted, put, functions, strings.Replace(small, `"read"`, `"detect"`, 1))
+	want("after its variant went to another stage", false, false)
+	for _, name := range []string{"small", "detect"} {
+		a.must(http.StatusAccepted, del, functions, `{"functionName":"`+name+`"}`)
+	}
+	store.mu.Lock()
+	defer store.mu.Unlock()
+	if len(store.entries) > 0 {
+		t.Errorf("the store still has %v", store.entries)
+	}
+}
