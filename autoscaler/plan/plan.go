@@ -78,6 +78,9 @@ type Function struct {
 	// measured.
 	Profile []Point
 	Target  Target // OpenFaaS's scaling target, if its owner declared one
+	// Stage is the demand of a stage with variants, whatever the lane; unknown for other functions.
+	// Demand has the tasks that this function's own lane got.
+	Stage Demand `json:",omitzero"`
 
 	Waiting int // tasks in the line
 	Running int // tasks on replicas

@@ -42,7 +42,19 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 	for _, st := range p.Stages {
 		key := st.Key().String()
 		f, _ := s.Function(key)
-		x.stages = append(x.stages, explainStage(st.Name, f, wants[key]))
+		stage := explainStage(st.Name, f, wants[key])
+		if st.Retained {
+			stage.Why = "its own function was removed, so its variants serve it"
+		}
+		for _, v := range st.Variants {
+			key := v.Key().String()
+			f, _ := s.Function(key)
+			variant := explainStage(v.Name, f, wants[key])
+			variant.Accuracy, variant.MaxLength = v.Accuracy, v.MaxLength
+			x.failing(variant, s.At)
+			stage.Variants = append(stage.Variants, variant.ExplainedStage)
+		}
+		x.stages = append(x.stages, stage)
 	}
 	if p.SLO > 0 {
 		x.SLO = p.SLO.String()
@@ -77,6 +89,9 @@ func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 		if f.Demand.CV > 0 {
 			st.CV = finite(f.Demand.CV)
 		}
+	}
+	if f.Stage.Known {
+		st.Arriving = finite(f.Stage.Rate)
 	}
 	if f.Service.Known {
 		st.Service = rounded(f.Service.Mean)
@@ -121,9 +136,25 @@ func slowest(p pipeline.Pipeline, stages []draftStage, spends func(draftStage) t
 	return end, len(stages) > 0
 }
 
+func (x *draft) add(format string, args ...any) {
+	x.Notes = append(x.Notes, fmt.Sprintf(format, args...))
+}
+
+// failing adds a note if replicas of a stage or variant do not start.
+func (x *draft) failing(st draftStage, now time.Time) {
+	if st.Failing == nil {
+		return
+	}
+	next := "now"
+	if st.Failing.Until.After(now) {
+		next = "at " + st.Failing.Until.UTC().Format(time.TimeOnly)
+	}
+	x.add("%s: %s failed, the next is tried %s: %s", st.Name, Counted(st.Failing.Count, "start", "starts in a row"), next, oneLine(st.Failing.Cause))
+}
+
 // note adds the notes: what the operator should know first.
 func (x *draft) note(p pipeline.Pipeline, s plan.Snapshot, trouble string) {
-	add := func(format string, args ...any) { x.Notes = append(x.Notes, fmt.Sprintf(format, args...)) }
+	add := x.add
 	if len(p.Faults) > 0 {
 		add("the pipeline's graph has a fault, so that it cannot be invoked: `stagecoach pipeline describe %s`", p.Name)
 	}
@@ -132,13 +163,7 @@ func (x *draft) note(p pipeline.Pipeline, s plan.Snapshot, trouble string) {
 	}
 	slow := -1 // the stage that takes the longest, of those that wait
 	for i, st := range x.stages {
-		if st.Failing != nil {
-			next := "now"
-			if st.Failing.Until.After(s.At) {
-				next = "at " + st.Failing.Until.UTC().Format(time.TimeOnly)
-			}
-			add("%s: %s failed, the next is tried %s: %s", st.Name, Counted(st.Failing.Count, "start", "starts in a row"), next, oneLine(st.Failing.Cause))
-		}
+		x.failing(st, s.At)
 		if st.Short != "" {
 			add("%s: %s", st.Name, st.Short)
 		}

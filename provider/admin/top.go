@@ -28,8 +28,15 @@ func (c *Config) top(now time.Time) schema.Top {
 				v.Pipelines = append(v.Pipelines, p)
 			}
 		}
-		v.Functions = append(v.Functions, c.topFunction(f.Key, counts[f.Key], now))
+		of := c.topFunction(f.Key, counts[f.Key], now)
+		if f.Declared.VariantOf != "" {
+			of.VariantOf = pipeline.Key{Name: f.Declared.VariantOf, Namespace: f.Declared.Namespace}.String()
+		}
+		v.Functions = append(v.Functions, of)
 	}
+	slices.SortStableFunc(v.Functions, func(a, b schema.TopFunction) int {
+		return cmp.Or(cmp.Compare(cmp.Or(a.VariantOf, a.Name), cmp.Or(b.VariantOf, b.Name)), cmp.Compare(a.VariantOf, b.VariantOf))
+	})
 	slices.SortFunc(v.Pipelines, func(a, b schema.TopPipeline) int { return strings.Compare(a.Name, b.Name) })
 	// A pipeline and a function of one name are possible if an earlier version has stored them.
 	v.Pipelines = slices.CompactFunc(v.Pipelines, func(a, b schema.TopPipeline) bool { return a.Name == b.Name })

@@ -50,6 +50,14 @@ type ExplainedStage struct {
 	Short   string         `json:"short,omitempty"`   // why fewer replicas have a place
 	Failing *FailingStarts `json:"failing,omitempty"` // nil: starts do not fail
 	Barred  string         `json:"barred,omitempty"`  // devices that are not tried for now
+
+	// Of a stage with variants: requests per second, whichever function serves them. Rate is of
+	// those that the stage's own function gets.
+	Arriving *float64 `json:"arriving,omitempty"`
+	// The variants of a stage, sorted by name. A variant has none.
+	Variants  []ExplainedStage `json:"variants,omitempty"`
+	Accuracy  float64          `json:"accuracy,omitempty"`  // of a variant; 0: not declared
+	MaxLength int              `json:"maxLength,omitempty"` // of a variant; 0: any
 }
 
 // FailingStarts says that replicas of a stage do not start.

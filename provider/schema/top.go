@@ -12,7 +12,7 @@ type Top struct {
 	At time.Time `json:"at"`
 	// sorted by name, with the functions that were lately called by themselves
 	Pipelines []TopPipeline `json:"pipelines"`
-	Functions []TopFunction `json:"functions"` // sorted by name
+	Functions []TopFunction `json:"functions"` // sorted by name, variants after their stage's function
 	Nodes     []TopNode     `json:"nodes"`
 	Events    []TopEvent    `json:"events"` // the latest events, in order
 }
@@ -33,9 +33,10 @@ type TopPipeline struct {
 
 // TopFunction is the present state of a function.
 type TopFunction struct {
-	Name        string  `json:"name"` // its key
-	Rate        float64 `json:"rate"` // arriving tasks per second
-	CV          float64 `json:"cv"`   // coefficient of variation of the times between arrivals
+	Name        string  `json:"name"`                // its key
+	VariantOf   string  `json:"variantOf,omitempty"` // key of its stage; empty: it is no variant
+	Rate        float64 `json:"rate"`                // arriving tasks per second
+	CV          float64 `json:"cv"`                  // coefficient of variation of the times between arrivals
 	Waiting     int     `json:"waiting"`
 	Running     int     `json:"running"`
 	Wait        float64 `json:"wait"`        // of the latest tasks in the line

@@ -60,7 +60,8 @@ func showExplanation(x schema.Explanation, out io.Writer) error {
 		fmt.Fprintf(t, "Note:\t%s\n", n)
 	}
 	fmt.Fprintln(t, "\nSTAGE\tREPLICAS\tWANTED\tKEY\tRATE\tCV\tBUSY\tWAITING\tWAIT\tSERVICE\tCPU")
-	for _, st := range x.Stages {
+	rows := explainedRows(x.Stages)
+	for _, st := range rows {
 		cpu := "as declared"
 		if st.CPUMilli > 0 {
 			cpu = fmt.Sprintf("%dm", st.CPUMilli)
@@ -77,13 +78,25 @@ func showExplanation(x schema.Explanation, out io.Writer) error {
 	}
 	t = console.NewTable(out)
 	fmt.Fprintln(t, "\nSTAGE\tWHY")
-	for _, st := range x.Stages {
+	for _, st := range rows {
 		fmt.Fprintf(t, "%s\t%s\n", st.Name, strings.Join(folded(st.Why, whyWidth), "\n\t"))
 		if st.Barred != "" {
 			fmt.Fprintf(t, "\t%s\n", st.Barred)
 		}
 	}
 	return t.Flush()
+}
+
+// explainedRows returns the stages, each followed by its variants with indented names.
+func explainedRows(stages []schema.ExplainedStage) (rows []schema.ExplainedStage) {
+	for _, st := range stages {
+		rows = append(rows, st)
+		for _, v := range st.Variants {
+			v.Name = "  " + v.Name
+			rows = append(rows, v)
+		}
+	}
+	return rows
 }
 
 // whyWidth is the width of a reason in the table, in bytes.
