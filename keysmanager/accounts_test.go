@@ -21,7 +21,8 @@ import (
 // accountsIn opens accounts that no Stagecoach on this machine uses.
 func accountsIn(t *testing.T, dir string) *sandbox.Accounts {
 	t.Helper()
-	a, err := sandbox.OpenAccounts(filepath.Join(dir, "run"), sandbox.Range{First: 310_000, Last: 314_095})
+	first, last := proctest.Numbers()
+	a, err := sandbox.OpenAccounts(filepath.Join(dir, "run"), sandbox.Range{First: first, Last: last})
 	if err != nil {
 		t.Fatal(err)
 	}

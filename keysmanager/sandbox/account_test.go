@@ -18,8 +18,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// testNumbers differ from the numbers of a Stagecoach that may run on this machine.
-var testNumbers = Range{300_000, 304_095}
+// testNumbers differ from the numbers of a Stagecoach that may run on this machine, and from those
+// of other test processes.
+var testNumbers = func() Range {
+	first, last := proctest.Numbers()
+	return Range{first, last}
+}()
 
 func openAccounts(t *testing.T) *Accounts {
 	t.Helper()

@@ -21,8 +21,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
-// numbers differ from the numbers of a Stagecoach that may run on this machine.
-var numbers = sandbox.Range{First: 310_000, Last: 314_095}
+// numbers differ from the numbers of a Stagecoach that may run on this machine, and from those of
+// other test processes.
+var numbers = func() sandbox.Range {
+	first, last := proctest.Numbers()
+	return sandbox.Range{First: first, Last: last}
+}()
 
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == sandbox.InitCommand {
