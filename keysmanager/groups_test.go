@@ -129,7 +129,7 @@ func TestAMemoryLimitExcludesSharedMemory(t *testing.T) {
 		t.Errorf("the replica may use %dm, want 900m", inv.Replicas[0].CPUMilli)
 	}
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", r.PID))
-	if in := strings.Count(string(b), "/stagecoach/test-"+strings.ToLower(t.Name())+"/child-"); err != nil || in < 3 {
+	if in := strings.Count(string(b), "/stagecoach/test-"+strings.ToLower(t.Name())+"/family-zygote-"); err != nil || in < 3 {
 		t.Errorf("the replica is in its group in %d hierarchies, %v, want 3 at least:\n%s", in, err, b)
 	}
 }

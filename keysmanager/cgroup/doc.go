@@ -13,4 +13,6 @@
 //
 //	v1  /sys/fs/cgroup/{cpu,cpuacct,memory,pids}/OURS/stagecoach/NODE/NAME
 //	v2  /sys/fs/cgroup/OURS/stagecoach/NODE/NAME
+//
+// A zygote and its children are a family, whose groups are in family-FAMILY/NAME in place of NAME.
 package cgroup

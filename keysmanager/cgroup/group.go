@@ -23,12 +23,14 @@ import (
 type Group struct {
 	root *Root
 	name string
+	path string           // below the node's folder
 	v1   cgroup1.Cgroup   // or
 	v2   *cgroup2.Manager // or neither: it can only be removed
 
 	mu      sync.Mutex
 	removed bool
-	last    Usage // once removed
+	pending *Limits // of the first group of a family in version 2, until Enforce
+	last    Usage   // once removed
 }
 
 // Usage is what the processes of a group have used, including those that have ended.
@@ -111,6 +113,14 @@ func (g *Group) SetCPU(milli int) error {
 	if _, ok := g.root.places[cpu]; !ok {
 		return nil
 	}
+	if g.pending != nil {
+		g.pending.CPUMilli = milli
+		return nil
+	}
+	return g.setCPU(milli)
+}
+
+func (g *Group) setCPU(milli int) error {
 	quota := int64(-1)
 	if milli > 0 {
 		quota = max(int64(milli)*period/1000, least)
@@ -149,7 +159,8 @@ func (g *Group) Usage() (Usage, error) {
 }
 
 // Remove kills the group's remaining processes and removes the group, with any groups that its
-// processes have created in it. It is no error to remove a group twice.
+// processes have created in it. The last group of a family ends the family. It is no error to
+// remove a group twice.
 func (g *Group) Remove() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -159,7 +170,12 @@ func (g *Group) Remove() error {
 	if u, err := g.usage(); err == nil { // of half a group there is none
 		g.last = u
 	}
-	if err := g.remove(); err != nil {
+	err := g.remove()
+	if err == nil {
+		g.weighFamily()
+		err = g.removeFamily()
+	}
+	if err != nil {
 		return fmt.Errorf("cgroup %s: %w", g.name, err)
 	}
 	g.removed = true
@@ -238,7 +254,7 @@ func (g *Group) belongs(pid int) bool {
 		return false
 	}
 	for line := range strings.Lines(string(b)) {
-		if strings.Contains(strings.TrimSpace(line)+"/", "/"+filepath.Join(above, g.root.node, g.name)+"/") {
+		if strings.Contains(strings.TrimSpace(line)+"/", "/"+filepath.Join(above, g.root.node, g.path)+"/") {
 			return true
 		}
 	}
@@ -249,7 +265,7 @@ func (g *Group) belongs(pid int) bool {
 func (g *Group) dirs() []string {
 	dirs := g.root.folders()
 	for i := range dirs {
-		dirs[i] = filepath.Join(dirs[i], g.name)
+		dirs[i] = filepath.Join(dirs[i], g.path)
 	}
 	return dirs
 }

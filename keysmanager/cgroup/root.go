@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/containerd/cgroups/v3/cgroup1"
 	"github.com/containerd/cgroups/v3/cgroup2"
@@ -32,6 +33,8 @@ type Root struct {
 	node    string
 	lacks   []string
 	lock    *os.File // the node's folder, locked while it is open
+
+	weighing sync.Mutex // held while a family's weight is set
 }
 
 // Limits bound the processes of a group together; 0: no limit.
@@ -115,7 +118,7 @@ func (r *Root) Lacks() []string { return r.lacks }
 // enterV1 creates the node's folders, and drops controllers for which it cannot.
 func (r *Root) enterV1() error {
 	var errs []error
-	for _, c := range slices.Sorted(maps.Keys(r.places)) {
+	for _, c := range r.controllers() {
 		err := mkdirAll(r.folder(c))
 		if here, there := filepath.Join(filepath.Dir(r.places[c].mount), c), r.places[c].mount; err == nil && !same(here, there) {
 			err = fmt.Errorf("%s is mounted on %s, want a folder or link of the controller's name beside it", c, there)
@@ -151,7 +154,7 @@ func (r *Root) delegate() error {
 	if err := mkdirAll(folder); err != nil {
 		return err
 	}
-	wanted := slices.Sorted(maps.Keys(r.places))
+	wanted := r.controllers()
 	err := enable(home, wanted)
 	if errors.Is(err, unix.EBUSY) {
 		if err = moveProcesses(home); err == nil {
@@ -220,38 +223,48 @@ func (r *Root) folders() []string {
 }
 
 // Create creates an empty group with these limits. It kills and removes what is left of an earlier
-// group with this name.
+// group with this name. A name FAMILY/NAME makes a group of a family. In version 2, the first group
+// of a family has no limits before Enforce.
 func (r *Root) Create(name string, l Limits) (*Group, error) {
-	if err := checkName(name); err != nil {
+	if err := checkGroup(name); err != nil {
 		return nil, fmt.Errorf("cgroup: %w", err)
 	}
 	g := r.group(name)
-	if err := g.Remove(); err != nil {
-		return nil, err
+	err := g.remove()
+	switch {
+	case err != nil:
+	case !r.unified:
+		g.v1, err = cgroup1.New(r.pathV1(g.path), r.resourcesV1(l), cgroup1.WithHierarchy(r.hierarchyV1))
+	case g.founds():
+		err = g.found(l)
+	default:
+		err = g.createV2(l)
 	}
-	g = r.group(name)
-	var err error
-	if r.unified {
-		g.v2, err = cgroup2.NewManager(r.folders()[0], "/"+name, r.resourcesV2(l))
-	} else {
-		g.v1, err = cgroup1.New(r.pathV1(name), r.resourcesV1(l), cgroup1.WithHierarchy(r.hierarchyV1))
+	if err == nil && l.CPUMilli > 0 {
+		err = g.SetCPU(l.CPUMilli)
 	}
 	if err != nil {
 		_ = g.Remove() // a part of it may exist
 		return nil, fmt.Errorf("cgroup %s: %w", name, err)
 	}
-	if l.CPUMilli > 0 {
-		if err := g.SetCPU(l.CPUMilli); err != nil {
-			_ = g.Remove()
-			return nil, err
+	g.weighFamily()
+	return g, nil
+}
+
+// createV2 creates a group in version 2.
+func (g *Group) createV2(l Limits) (err error) {
+	if family := g.family(); family != "" {
+		if err := enable(filepath.Join(g.root.folders()[0], family), g.root.controllers()); err != nil {
+			return err
 		}
 	}
-	return g, nil
+	g.v2, err = cgroup2.NewManager(g.root.folders()[0], "/"+g.path, g.root.resourcesV2(l))
+	return err
 }
 
 // Adopt returns a group that an earlier process created, with its present limits.
 func (r *Root) Adopt(name string) (*Group, error) {
-	if err := checkName(name); err != nil {
+	if err := checkGroup(name); err != nil {
 		return nil, fmt.Errorf("cgroup: %w", err)
 	}
 	g := r.group(name)
@@ -262,9 +275,9 @@ func (r *Root) Adopt(name string) (*Group, error) {
 	}
 	var err error
 	if r.unified {
-		g.v2, err = cgroup2.Load("/"+name, cgroup2.WithMountpoint(r.folders()[0]))
+		g.v2, err = cgroup2.Load("/"+g.path, cgroup2.WithMountpoint(r.folders()[0]))
 	} else {
-		g.v1, err = cgroup1.Load(r.pathV1(name), cgroup1.WithHierarchy(r.hierarchyV1))
+		g.v1, err = cgroup1.Load(r.pathV1(g.path), cgroup1.WithHierarchy(r.hierarchyV1))
 	}
 	if err != nil {
 		return nil, fmt.Errorf("cgroup %s: %w", name, err)
@@ -272,22 +285,24 @@ func (r *Root) Adopt(name string) (*Group, error) {
 	return g, nil
 }
 
-// Names returns the groups that there are, sorted.
+// Names returns the groups that there are, sorted. A family without groups is listed as FAMILY/.
 func (r *Root) Names() ([]string, error) {
-	var all []string
+	found := map[string]bool{}
 	for _, folder := range r.folders() {
-		entries, err := os.ReadDir(folder)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		names, err := folderNames(folder)
+		if err != nil {
 			return nil, fmt.Errorf("cgroup: %w", err)
 		}
-		for _, e := range entries {
-			if e.IsDir() {
-				all = append(all, e.Name())
-			}
+		for _, name := range names {
+			found[name] = true
 		}
 	}
-	slices.Sort(all)
-	return slices.Compact(all), nil
+	for name := range found { // a family may have groups in some hierarchies alone
+		if family, own, ok := strings.Cut(name, "/"); ok && own != "" {
+			delete(found, family+"/")
+		}
+	}
+	return slices.Sorted(maps.Keys(found)), nil
 }
 
 // Retain kills and removes all groups except those with these names.
@@ -316,7 +331,10 @@ func (r *Root) Close() error {
 	return nil
 }
 
-func (r *Root) group(name string) *Group { return &Group{root: r, name: name} }
+func (r *Root) group(name string) *Group { return &Group{root: r, name: name, path: pathOf(name)} }
+
+// controllers returns the controllers that groups have, sorted.
+func (r *Root) controllers() []string { return slices.Sorted(maps.Keys(r.places)) }
 
 // checkName makes sure that a name from outside is a single folder.
 func checkName(name string) error {
@@ -326,14 +344,15 @@ func checkName(name string) error {
 	return nil
 }
 
-// pathV1 is a group as the library wants it: its path below each controller's mount.
-func (r *Root) pathV1(name string) cgroup1.Path {
+// pathV1 is a group as the library wants it: its path below each controller's mount. path is below
+// the node's folder.
+func (r *Root) pathV1(path string) cgroup1.Path {
 	return func(c cgroup1.Name) (string, error) {
 		p, ok := r.places[string(c)]
 		if !ok {
 			return "", cgroup1.ErrControllerNotActive
 		}
-		return filepath.Join(p.home, above, r.node, name), nil
+		return filepath.Join(p.home, above, r.node, path), nil
 	}
 }
 

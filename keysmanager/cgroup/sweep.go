@@ -62,10 +62,11 @@ func (r *Root) sweep() {
 		// The locked folder is removed last, because another process may take the name after that.
 		for _, folder := range slices.Backward(r.folders()) {
 			dir := filepath.Join(filepath.Dir(folder), n.Name())
-			groups, _ := os.ReadDir(dir) // of none, nothing is removed
-			for _, g := range groups {
-				if g.IsDir() {
-					_ = os.Remove(filepath.Join(dir, g.Name())) // fails with processes in it
+			names, _ := folderNames(dir) // of none, nothing is removed
+			for _, name := range names {
+				_ = os.Remove(filepath.Join(dir, pathOf(name))) // fails with processes in it
+				if family := filepath.Dir(pathOf(name)); family != "." {
+					_ = os.Remove(filepath.Join(dir, family)) // fails with groups in it
 				}
 			}
 			_ = os.Remove(dir)

@@ -84,7 +84,7 @@ func (r *reader) read(c counter) uint64 {
 	}
 	text, ok := r.files[c.file]
 	if !ok {
-		dir := filepath.Join(r.group.root.folder(c.controller), r.group.name)
+		dir := filepath.Join(r.group.root.folder(c.controller), r.group.path)
 		b, err := os.ReadFile(filepath.Join(dir, c.file))
 		if errors.Is(err, fs.ErrNotExist) {
 			if _, gone := os.Stat(dir); gone == nil {

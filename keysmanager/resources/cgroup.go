@@ -196,8 +196,13 @@ func (c *Cgroup) outOfMemory() string {
 	return "out of memory, its limit is " + plan.Size(c.limits.Memory) + " (limits.memory)"
 }
 
-// ID returns the unique name of the group.
-func (c *Cgroup) ID() string { return c.id }
+// ID returns the unique name of the group; empty: there is none.
+func (c *Cgroup) ID() string {
+	if c == nil {
+		return ""
+	}
+	return c.id
+}
 
 // Limits returns the limits that the group was made with.
 func (c *Cgroup) Limits() Limits { return c.limits }

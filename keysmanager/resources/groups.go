@@ -5,8 +5,9 @@ import (
 	"time"
 )
 
-// Groups makes cgroups for the processes of a node: one for each replica and each zygote. Package
-// cgroup implements it.
+// Groups makes cgroups for the processes of a node: one for each replica and each zygote. A name
+// FAMILY/NAME is that of a group in the folder of a family, which is a zygote and its children. The
+// family's first group is the zygote's. Package cgroup implements Groups.
 type Groups interface {
 	// Create creates an empty group with these limits. An earlier group of this name is removed, and
 	// its processes are killed.
@@ -23,6 +24,9 @@ type Group interface {
 	// Files opens the files by which a process enters the group: it writes "0" to each. The caller
 	// closes them. See sandbox.Command.Groups.
 	Files() ([]*os.File, error)
+	// Enforce puts the limits of a family's first group into force, once its process runs. For other
+	// groups it does nothing.
+	Enforce() error
 	// SetCPU sets the CPU limit of all processes of the group together, in thousandths of a core; 0:
 	// no limit.
 	SetCPU(milli int) error

@@ -192,7 +192,7 @@ func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid in
 	}
 	p.Command.Labels = map[string]string{sandbox.LabelFunction: t.Function, sandbox.LabelImage: t.Image, sandbox.LabelReplica: cmp.Or(r.replica, p.Name)}
 	if r.pool.cfg.Accounts == nil || who == Nobody {
-		return r.pool.cfg.Warden.Start(p)
+		return r.launch(p)
 	}
 	lease, err := r.pool.cfg.Accounts.Take(t.Group)
 	if err != nil {
@@ -202,7 +202,17 @@ func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid in
 	if err := r.account.apply(&p.Command, who, t); err != nil {
 		return 0, err
 	}
-	return r.pool.cfg.Warden.Start(p)
+	return r.launch(p)
+}
+
+// launch asks the warden to start a process, and puts the limits of its cgroup into force.
+func (r *Reservation) launch(p warden.Process) (pid int, err error) {
+	if pid, err = r.pool.cfg.Warden.Start(p); err == nil && r.group != nil {
+		if failed := r.group.group.Enforce(); failed != nil {
+			r.pool.cfg.Log.Warn("a process has no limits", "name", p.Name, "error", failed)
+		}
+	}
+	return pid, err
 }
 
 // Drop makes the warden forget an entry whose process has ended.

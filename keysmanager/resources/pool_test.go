@@ -40,6 +40,7 @@ type fakeGroup struct {
 }
 
 func (g *fakeGroup) Files() ([]*os.File, error) { return nil, nil }
+func (g *fakeGroup) Enforce() error             { return nil }
 func (g *fakeGroup) SetCPU(int) error           { return nil }
 func (g *fakeGroup) Usage() (GroupUsage, error) { return GroupUsage{CPU: time.Second}, nil }
 func (g *fakeGroup) Remove() error              { g.all.note("remove %s", g.name); return nil }

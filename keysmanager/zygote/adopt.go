@@ -1,6 +1,7 @@
 package zygote
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 
@@ -39,7 +40,7 @@ func Adopt(h *Host, k warden.Kept, held *resources.Reservation, d Description) (
 	f.unlisted, f.listed, f.limits = map[uint32]bool{}, make(chan struct{}), d.Limits
 	z.output = sandbox.ResumeOutput(k.Files[1], k.Files[2], z.prints)
 	z.measureShared()
-	z.held.AdoptGroup(k.Name, d.Function, "", h.Limits, 0, d.Loaded.Add(-d.Load))
+	z.held.AdoptGroup(cmp.Or(d.Group, k.Name), d.Function, "", h.Limits, 0, d.Loaded.Add(-d.Load))
 	return z, nil
 }
 

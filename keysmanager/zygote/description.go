@@ -36,7 +36,14 @@ type Description struct {
 	Secrets string `json:"secrets,omitempty"` // as in its key
 	Options string `json:"options,omitempty"` // as in its key
 
-	Limits resources.Limits `json:"limits,omitzero"` // of its next replica's cgroup
+	Cgroups
+}
+
+// Cgroups are the cgroups of a zygote and its next replica.
+type Cgroups struct {
+	// Group is the name of the zygote's. Empty: the name of its entry, as in earlier releases.
+	Group  string           `json:"group,omitempty"`
+	Limits resources.Limits `json:"limits,omitzero"` // of the replica's
 }
 
 // Key returns the key of the zygote.
@@ -55,6 +62,6 @@ func (z *Zygote) Describe() Description {
 	return Description{
 		Namespace: k.Namespace, Digest: k.Digest, Model: k.Model, Process: k.Process, Form: k.Form, Prepacked: z.Prepacked, Function: z.Function,
 		Runtime: k.Engine, Seen: k.Environment, Worker: k.Worker, Device: k.Device, Network: k.Network, Secrets: k.Secrets, Options: k.Options,
-		Bytes: z.Bytes, Loaded: z.Loaded, Load: z.Load, Generation: k.Generation, Replaced: z.Family.replaced, Limits: z.Family.limits,
+		Bytes: z.Bytes, Loaded: z.Loaded, Load: z.Load, Generation: k.Generation, Replaced: z.Family.replaced, Cgroups: Cgroups{Group: z.held.Group().ID(), Limits: z.Family.limits},
 	}
 }

@@ -109,7 +109,7 @@ func (f *Family) order(ctx context.Context, limits resources.Limits, spare bool)
 	c := &child{gate: gate, held: f.of.host.Pool.New()}
 	var groups []*os.File
 	if !f.of.Works() { // the threads of a worker are in the worker's cgroup
-		groups, err = c.held.Enter(NewEntry("child"), f.of.Function, limits)
+		groups, err = c.held.Enter(childGroup(f.of.held.Group().ID()), f.of.Function, limits)
 		defer resources.CloseFiles(groups)
 	}
 	if err == nil {

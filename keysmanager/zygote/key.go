@@ -1,6 +1,9 @@
 package zygote
 
-import "crypto/rand"
+import (
+	"crypto/rand"
+	"path"
+)
 
 // Key identifies the replicas that may share a zygote. Functions of different namespaces never
 // share one, because all children of a zygote have its address layout.
@@ -68,3 +71,7 @@ const (
 // NewEntry returns a name for an entry of the warden. It is unique, also among the entries of
 // earlier daemons.
 func NewEntry(kind string) string { return kind + "-" + rand.Text() }
+
+// childGroup returns a name for the cgroup of a child of a zygote, whose own cgroup has the given
+// name. It is in the same family, if there is one: an earlier release made groups without families.
+func childGroup(of string) string { return path.Join(path.Dir(of), NewEntry("child")) }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -59,7 +60,7 @@ func (z *Zygote) start(cmd sandbox.Command, t resources.Tenant) (err error) {
 		_ = conn.Close()
 		return err
 	}
-	groups, err := z.held.Enter(z.Entry, z.Function, z.host.Limits)
+	groups, err := z.held.Enter(path.Join(z.Entry, z.Entry), z.Function, z.host.Limits)
 	defer resources.CloseFiles(groups)
 	if err == nil {
 		cmd.Groups = groups
