@@ -4,4 +4,4 @@ package main
 
 import "github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
 
-func main() { entry.Run() }
+func main() { entry.Main() }

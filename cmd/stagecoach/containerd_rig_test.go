@@ -179,6 +179,21 @@ func containerFiles(t *testing.T, nodes ...string) (all []string) {
 	return all
 }
 
+// pidsGroups returns the path of a process's cgroup by controller.
+func pidsGroups(t *testing.T, pid int) map[string]string {
+	t.Helper()
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]string{}
+	for line := range strings.Lines(string(b)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		all[f[1]] = f[2]
+	}
+	return all
+}
+
 // groupsBelow returns the cgroups in the folder of a node, in all hierarchies.
 func groupsBelow(t *testing.T, node string) (all []string) {
 	t.Helper()

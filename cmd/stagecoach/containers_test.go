@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -109,10 +111,20 @@ func TestFunctionsInContainers(t *testing.T) {
 		if containerOf(t, pid) != containerOf(t, int(task.Pid())) {
 			t.Errorf("replica %d is not in the container", pid)
 		}
-		group, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
-		if err != nil || strings.Count(string(group), "/child-") == 0 {
-			t.Errorf("replica %d: cgroups %s, %v, want one of its own", pid, group, err)
+	}
+	first, family := pidsGroups(t, int(task.Pid())), regexp.MustCompile("^(.*/family-zygote-[^/]*)(/zygote-[^/]*)?$")
+	for controller, of := range first {
+		for _, pid := range pids {
+			switch group, own := pidsGroups(t, pid)[controller], family.FindStringSubmatch(of); {
+			case own != nil && (path.Dir(group) != own[1] || !strings.HasPrefix(path.Base(group), "child-")):
+				t.Errorf("replica %d is in the group %s of %s, want one of its own below the container's, %s", pid, group, controller, own[1])
+			case own == nil && group != of:
+				t.Errorf("replica %d is in the group %s of %s, want the container's, %s", pid, group, controller, of)
+			}
 		}
+	}
+	if !strings.Contains(fmt.Sprint(first), "/family-zygote-") {
+		t.Errorf("the container is in the groups %v, want its family's among them", first)
 	}
 	if containerOf(t, pids[0]) == containerOf(t, os.Getpid()) {
 		t.Error("replicas are in no container")

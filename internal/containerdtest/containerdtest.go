@@ -82,6 +82,7 @@ address = %q
 			t.Logf("containerd's last lines:\n%s", strings.Join(lines[max(0, len(lines)-20):], "\n"))
 		}
 		s.endShims()
+		s.removeGroups()
 		unmountBelow(dir)
 		if err := os.RemoveAll(filepath.Join(runcFolder, s.Namespace)); err != nil {
 			t.Error(err)
@@ -257,6 +258,24 @@ func (s *Server) endShims() {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 		_ = unix.Kill(shim, unix.SIGKILL)
+	}
+}
+
+// removeGroups removes the cgroups of containers that a test has left. runc, which would do so, has
+// been killed.
+func (s *Server) removeGroups() {
+	left, _ := os.ReadDir(filepath.Join(runcFolder, s.Namespace)) // there are none
+	for _, c := range left {
+		groups, err := filepath.Glob("/sys/fs/cgroup/*/stagecoach." + c.Name())
+		if err != nil {
+			s.t.Error(err)
+		}
+		for _, g := range groups {
+			until := time.Now().Add(wait)
+			for err := os.Remove(g); errors.Is(err, unix.EBUSY) && time.Now().Before(until); err = os.Remove(g) {
+				time.Sleep(10 * time.Millisecond) // no event says that its killed processes have ended
+			}
+		}
 	}
 }
 

@@ -218,7 +218,7 @@ func (p *process) end() {
 	}
 }
 
-// remove removes the container from containerd, and its folder.
+// remove removes the container from containerd, and what it has left on this machine.
 func (p *process) remove() error {
 	err := enter(p.of.remove, p.of.removing, removeTimeout)
 	if err != nil {
@@ -228,20 +228,18 @@ func (p *process) remove() error {
 	ctx, cancel := context.WithTimeout(p.of.remove, removeTimeout)
 	defer cancel()
 	for {
-		if err = p.of.removeContainer(ctx, p.id); err == nil {
-			break
+		if err = p.of.removeContainer(ctx, p.id); err == nil && p.folder != nil {
+			err = removeLeft(p.id)
+		}
+		if err == nil {
+			return nil
 		}
 		select {
 		case <-time.After(retryPause): // containerd may come back
-			continue
 		case <-ctx.Done():
+			return err
 		}
-		break
 	}
-	if p.folder != nil && err == nil {
-		err = p.folder.remove()
-	}
-	return err
 }
 
 // removeContainer ends and removes a container, if it exists.

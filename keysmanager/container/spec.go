@@ -56,9 +56,6 @@ func (r *Runtime) spec(ctx context.Context, c sandbox.Command, p *process, o san
 	for _, own := range []specs.LinuxNamespaceType{specs.PIDNamespace, specs.IPCNamespace, specs.UTSNamespace, specs.MountNamespace} {
 		s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: own})
 	}
-	if s.Linux.CgroupsPath, err = cgroupsPath(p.id, c.Groups); err != nil {
-		return nil, nil, err
-	}
 	names, gpus, err := r.cdiNames(c)
 	if err != nil {
 		return nil, nil, err
@@ -123,26 +120,6 @@ func limits(all map[string]uint64) (out []specs.POSIXRlimit) {
 		out = append(out, specs.POSIXRlimit{Type: name, Hard: all[name], Soft: all[name]})
 	}
 	return out
-}
-
-// cgroupsPath returns the cgroup of a container. In version 2 it is the group that the process
-// enters. In version 1 the hierarchies may have it at different paths; then, and without groups,
-// the container has a group of its own, which it leaves before it starts: see process.enter.
-func cgroupsPath(id string, groups []*os.File) (string, error) {
-	for _, g := range groups {
-		var s unix.Statfs_t
-		if err := unix.Fstatfs(int(g.Fd()), &s); err != nil {
-			return "", fmt.Errorf("cgroup: %w", err)
-		}
-		if s.Type == unix.CGROUP2_SUPER_MAGIC {
-			name, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", g.Fd()))
-			if err != nil {
-				return "", fmt.Errorf("cgroup: %w", err)
-			}
-			return strings.TrimPrefix(filepath.Dir(name), "/sys/fs/cgroup"), nil
-		}
-	}
-	return "/stagecoach." + id, nil
 }
 
 // addDevices adds devices of this machine.

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"golang.org/x/sys/unix"
 
-	"github.com/stagecoach-serving/stagecoach/keysmanager/cgroup"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -52,6 +50,11 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	if err != nil {
 		return nil, err
 	}
+	groups, err := groupsFor(p.id, c.Groups)
+	if err != nil {
+		return nil, err
+	}
+	groups.addTo(spec, r.cfg.Init)
 	listener, err := entry.Listen(filepath.Join(socket, entry.Socket), outline.UID, outline.GID)
 	if err != nil {
 		return nil, err
@@ -72,14 +75,8 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	if err := p.watch(int(p.task.Pid())); err != nil {
 		return nil, err
 	}
-	if err := p.enter(c.Groups); err != nil {
-		return nil, err
-	}
-	if err := p.task.Start(ctx); err != nil {
-		return nil, fmt.Errorf("containerd: %w", err)
-	}
 	outline.Env = append(outline.Env, added...)
-	if err := p.begin(ctx, c, outline, listener); err != nil {
+	if err := p.run(ctx, c, outline, groups, listener); err != nil {
 		return nil, err
 	}
 	of := r.record(c)
@@ -92,27 +89,18 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	return p, nil
 }
 
-// enter moves the first process of the container, which waits for its start, into cgroups. Without
-// groups it enters those of this process, as a child process would. So the program of a watchdog
-// has the limits of its replica. In version 1 the files are named tasks, and take in one thread.
-// That is enough: runc calls exec from this one, and the kernel ends all others then.
-func (p *process) enter(groups []*os.File) error {
-	if len(groups) == 0 {
-		own, err := cgroup.OpenOwn()
-		if err != nil {
-			return err
-		}
-		for _, f := range own {
-			defer f.Close()
-		}
-		groups = own
+// run starts the container, which has been created, and the program in it.
+func (p *process) run(ctx context.Context, c sandbox.Command, o sandbox.Outline, g groups, l entry.Listener) error {
+	if err := g.enter(p.init); err != nil {
+		return err
 	}
-	for _, g := range groups {
-		if _, err := g.WriteString(strconv.Itoa(p.init)); err != nil {
-			return fmt.Errorf("cgroup of the container: %w", err)
-		}
+	if err := p.task.Start(ctx); err != nil {
+		return fmt.Errorf("containerd: %w", err)
 	}
-	return nil
+	if err := p.begin(ctx, c, o, l); err != nil {
+		return err
+	}
+	return g.leave(p.init)
 }
 
 // begin has the program started, once the container runs.

@@ -101,7 +101,8 @@ func (f *folder) age() time.Duration {
 	return time.Since(info.ModTime())
 }
 
-// Sweep removes what killed processes of this node have left: containers and folders. It also tries
+// Sweep removes what killed processes of this node have left: containers, with their cgroups and
+// folders. It also tries
 // again what this Runtime could not remove before. What it cannot remove, it logs. The caller calls
 // it before Close.
 func (r *Runtime) Sweep(ctx context.Context) {
@@ -127,8 +128,8 @@ func (r *Runtime) Sweep(ctx context.Context) {
 			r.cfg.Log.Warn("container of a killed process is not removed", "container", c.ID(), "error", err)
 			continue
 		}
-		if err := (&folder{filepath.Join(Folders, c.ID())}).remove(); err != nil {
-			r.cfg.Log.Warn("folder of a container is not removed", "container", c.ID(), "error", err)
+		if err := removeLeft(c.ID()); err != nil {
+			r.cfg.Log.Warn("folder or cgroup of a container is not removed", "container", c.ID(), "error", err)
 		}
 	}
 	folders, _ := os.ReadDir(Folders) // there are none
@@ -143,8 +144,8 @@ func (r *Runtime) Sweep(ctx context.Context) {
 		case err != nil, of.Node != r.cfg.Node, lives(of.Owner):
 			continue
 		}
-		if err := f.remove(); err != nil {
-			r.cfg.Log.Warn("folder of a container is not removed", "container", e.Name(), "error", err)
+		if err := removeLeft(e.Name()); err != nil {
+			r.cfg.Log.Warn("folder or cgroup of a container is not removed", "container", e.Name(), "error", err)
 		}
 	}
 }

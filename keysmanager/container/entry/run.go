@@ -8,7 +8,9 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -17,8 +19,22 @@ import (
 // killed is the exit status of a container whose Runtime has gone.
 const killed = 128 + int(unix.SIGKILL)
 
-// Run is the first program of a container. It never returns.
-func Run() {
+// Main is the program stagecoach-init: the first program of a container, or a hook. It never
+// returns.
+func Main() {
+	if len(os.Args) < 2 || os.Args[1] != EnterGroups {
+		run()
+	}
+	if err := enterGroups(os.Stdin, os.Args[2:]); err != nil {
+		fmt.Fprintln(os.Stderr, err) // which the runtime passes on
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// run is the first program of a container. It never returns.
+func run() {
+	makeThreads()
 	// The program has the same user. It must not look into this process, nor take its socket.
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		os.Exit(fail(nil, fmt.Errorf("undumpable: %w", err)))
@@ -39,6 +55,29 @@ func Run() {
 		os.Exit(killed)
 	}()
 	os.Exit(reap(conn, pid, signals))
+}
+
+// threads is more than the number of goroutines of this program and of its libraries.
+const threads = 8
+
+// makeThreads makes threads, which Go keeps for later. When the program has used up its limit on
+// processes and threads, which may be that of this process, too, Go would end this process if it
+// needed another one.
+func makeThreads() {
+	var running, done sync.WaitGroup
+	end := make(chan struct{})
+	for range threads {
+		running.Add(1)
+		done.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			running.Done()
+			<-end
+		})
+	}
+	running.Wait()
+	close(end)
+	done.Wait()
 }
 
 // fail reports why the program does not run, and returns an exit status.
