@@ -128,15 +128,18 @@ func listens(ctx context.Context, address string) error {
 }
 
 // Start implements sandbox.Runtime.
-func (r *Runtime) Start(c sandbox.Command) (sandbox.Process, error) {
+func (r *Runtime) Start(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if c.Platform {
-		p, err := r.spawner.Start(c)
+		p, err := r.spawner.Start(ctx, c)
 		if err != nil {
 			return nil, err
 		}
 		return platform{p, r}, nil
 	}
-	p, err := r.startInTurn(c)
+	p, err := r.startInTurn(ctx, c)
+	if err != nil && r.open.Err() != nil && !errors.Is(err, sandbox.ErrClosed) {
+		err = fmt.Errorf("%w: %w", sandbox.ErrClosed, err)
+	}
 	if err != nil {
 		where := c.Dir
 		if c.Chroot != "" {
@@ -148,7 +151,7 @@ func (r *Runtime) Start(c sandbox.Command) (sandbox.Process, error) {
 }
 
 // startInTurn starts a process once containerd works on few enough starts. Their time begins then.
-func (r *Runtime) startInTurn(c sandbox.Command) (*process, error) {
+func (r *Runtime) startInTurn(ctx context.Context, c sandbox.Command) (*process, error) {
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
@@ -157,21 +160,19 @@ func (r *Runtime) startInTurn(c sandbox.Command) (*process, error) {
 	r.starts.Add(1)
 	r.mu.Unlock()
 	defer r.starts.Done()
-	if err := enter(r.open, r.starting, startTimeout); r.open.Err() != nil {
-		return nil, sandbox.ErrClosed
-	} else if err != nil {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(r.open, func() { cancel(sandbox.ErrClosed) })()
+	if err := enter(ctx, r.starting, startTimeout); err != nil {
 		return nil, fmt.Errorf("containerd works on %d other starts: %w", cap(r.starting), err)
 	}
 	defer func() { <-r.starting }()
-	ctx, cancel := context.WithTimeout(r.open, startTimeout)
-	defer cancel()
+	ctx, end := context.WithTimeout(ctx, startTimeout)
+	defer end()
 	if err := listens(ctx, r.cfg.Address); err != nil {
 		return nil, fmt.Errorf("containerd: %w", err)
 	}
 	p, err := r.start(ctx, c)
-	if err != nil && r.open.Err() != nil {
-		err = fmt.Errorf("%w: %w", sandbox.ErrClosed, err)
-	}
 	if err == nil {
 		r.retry() // containerd answers
 	}
@@ -179,15 +180,18 @@ func (r *Runtime) startInTurn(c sandbox.Command) (*process, error) {
 }
 
 // enter puts an element into a channel, when there is room within this time.
-func enter(ctx context.Context, room chan<- struct{}, most time.Duration) error {
+func enter(ctx context.Context, room chan struct{}, most time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	select {
 	case room <- struct{}{}:
-		return nil
+		if ctx.Err() == nil {
+			return nil
+		}
+		<-room
 	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return context.Cause(ctx)
 }
 
 // platform is a process of the platform, such as a watchdog. If it is killed, it leaves containers.

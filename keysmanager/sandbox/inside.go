@@ -3,6 +3,7 @@ package sandbox
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -67,7 +68,7 @@ const (
 const initTimeout = 30 * time.Second
 
 // startInside starts a process that has c.Chroot as its root.
-func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
+func (s *Spawner) startInside(ctx context.Context, c Command) (*exec.Cmd, error) {
 	root, err := filepath.Abs(c.Chroot)
 	if err != nil {
 		return nil, fmt.Errorf("root %s: %w", c.Chroot, err)
@@ -98,7 +99,7 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC,
 	}
-	if err := s.run(cmd, c); err != nil {
+	if err := s.run(ctx, cmd, c); err != nil {
 		if errors.Is(err, unix.EPERM) {
 			err = fmt.Errorf("%w: an image with a root of its own needs namespaces, want the capability SYS_ADMIN (run as root)", err)
 		}

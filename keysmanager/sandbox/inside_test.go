@@ -2,6 +2,7 @@ package sandbox
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -32,7 +33,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	if root := os.Getenv(parentOf); root != "" {
-		p, err := NewSpawner().Start(Command{Chroot: root, Argv: []string{"/probe", "wait"}, User: "7", Stdout: os.Stderr})
+		p, err := NewSpawner().Start(context.Background(), Command{Chroot: root, Argv: []string{"/probe", "wait"}, User: "7", Stdout: os.Stderr})
 		if err != nil {
 			panic(err)
 		}
@@ -300,7 +301,7 @@ func TestStartInsideNamesTheMissingFile(t *testing.T) {
 			if tc.c.Chroot == "" {
 				tc.c.Chroot = dir
 			}
-			if _, err := s.Start(tc.c); err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "start "+tc.c.Argv[0]) {
+			if _, err := s.Start(t.Context(), tc.c); err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "start "+tc.c.Argv[0]) {
 				t.Errorf("%v, want an error with %q and the name of the program", err, tc.want)
 			}
 		})

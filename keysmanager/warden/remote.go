@@ -1,6 +1,7 @@
 package warden
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -294,11 +295,14 @@ func (r *remote) release() error {
 	return err
 }
 
-func (r *remote) start(p Process) (int, error) {
+func (r *remote) start(ctx context.Context, p Process) (int, error) {
 	if err := check(p.Name, p.Meta, p.Keep); err != nil {
 		return 0, err
 	}
 	m := message{Op: opStart, Name: p.Name, Meta: p.Meta, Idle: p.Idle, Keep: len(p.Keep)}
+	if ctx.Err() != nil {
+		return 0, fmt.Errorf("warden: process %q: %w", p.Name, context.Cause(ctx))
+	}
 	m.setCommand(p.Command)
 	m.files = append(m.files, p.Keep...)
 	a, _, err := r.ask(m)

@@ -45,7 +45,7 @@ func slow(t *testing.T) (r *remote, told chan Exit, warden *wire) {
 // startedLate starts a process whose answer does not come in time, and returns the request.
 func startedLate(t *testing.T, r *remote, w *wire, name string) message {
 	t.Helper()
-	if _, err := r.start(Process{Name: name}); err == nil || !strings.Contains(err.Error(), `start "`+name+`": not answered within`) {
+	if _, err := r.start(t.Context(), Process{Name: name}); err == nil || !strings.Contains(err.Error(), `start "`+name+`": not answered within`) {
 		t.Fatalf("got %v, want an error that there was no answer", err)
 	}
 	m, err := w.receive()
@@ -88,7 +88,7 @@ func TestProcessOfALateStartIsKilledAndDropped(t *testing.T) {
 	r.patience = time.Minute
 	started := make(chan error, 1)
 	go func() {
-		_, err := r.start(Process{Name: "d"}) // answered in time, though the process ends at once
+		_, err := r.start(t.Context(), Process{Name: "d"}) // answered in time, though the process ends at once
 		started <- err
 	}()
 	d, err := w.receive()

@@ -329,7 +329,7 @@ func (c *connection) do(m message, keep []*os.File) (pid int, err error) {
 		if err := blocking(m.files[:len(m.files)-m.Keep]); err != nil {
 			return 0, fmt.Errorf("warden: process %q: %w", m.Name, err)
 		}
-		return c.store.start(Process{Name: m.Name, Meta: m.Meta, Command: command, Keep: keep, Idle: m.Idle})
+		return c.store.start(context.Background(), Process{Name: m.Name, Meta: m.Meta, Command: command, Keep: keep, Idle: m.Idle})
 	case opSignal:
 		return 0, c.store.signal(m.Name, syscall.Signal(m.Signal))
 	case opPut:

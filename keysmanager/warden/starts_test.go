@@ -1,6 +1,7 @@
 package warden
 
 import (
+	"context"
 	"log/slog"
 	"net"
 	"os"
@@ -23,13 +24,13 @@ type hanging struct {
 	release chan struct{}
 }
 
-func (h *hanging) Start(c sandbox.Command) (sandbox.Process, error) {
+func (h *hanging) Start(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if len(c.Argv) > 0 && c.Argv[0] == "hang" {
 		h.waiting.Add(1)
 		<-h.release
 		return nil, sandbox.ErrClosed
 	}
-	return h.Runtime.Start(c)
+	return h.Runtime.Start(ctx, c)
 }
 
 // TestSignalsPassStartsThatWait has more starts wait than other requests may run, and signals a
@@ -60,12 +61,12 @@ func TestSignalsPassStartsThatWait(t *testing.T) {
 	if _, err := r.attach(func(e Exit) { exits <- e }); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := r.start(Process{Name: "runs", Command: script("sleep 600")}); err != nil {
+	if _, err := r.start(t.Context(), Process{Name: "runs", Command: script("sleep 600")}); err != nil {
 		t.Fatal(err)
 	}
 	for i := range maxRequests + 1 {
 		group.Go(func() {
-			_, err := r.start(Process{Name: "hangs" + strings.Repeat("x", i), Command: sandbox.Command{Argv: []string{"hang"}}})
+			_, err := r.start(t.Context(), Process{Name: "hangs" + strings.Repeat("x", i), Command: sandbox.Command{Argv: []string{"hang"}}})
 			if err == nil {
 				t.Error("it starts")
 			}

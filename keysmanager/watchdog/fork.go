@@ -136,7 +136,7 @@ func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error)
 	command := f.c.command()
 	command.Env = variables(command.Env, r)
 	command.Stdin, command.Stdout, command.Stderr = theirIn, theirOut, stderr.Stderr
-	runs, err := f.runtime.Start(command)
+	runs, err := f.runtime.Start(r.Context(), command)
 	stderr.Started()
 	if err != nil {
 		_, _ = in.Close(), out.Close()

@@ -170,7 +170,7 @@ func (r rig) try(t *testing.T, c sandbox.Command) (running, error) {
 		t.Fatal(err)
 	}
 	c.Stdout, c.Stderr = o.Stdout, o.Stderr
-	p, err := r.Start(c)
+	p, err := r.Start(t.Context(), c)
 	o.Started()
 	if err != nil {
 		o.Abandon()
