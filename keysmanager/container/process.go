@@ -31,7 +31,32 @@ type process struct {
 	ended     chan struct{}        // closed when it has ended; then status is set. nil: it never ran
 	status    unix.WaitStatus
 
+	calls  *sync.WaitGroup // of containerd, for the start
+	unsure bool            // containerd may still make what a call has asked for; set before calls ends
+
 	once sync.Once // of Forget
+}
+
+// call calls containerd for a start. If ctx ends first, call returns and the call goes on, because a
+// broken one may have an effect at any later time. settle waits for it.
+func (p *process) call(ctx context.Context, do func(ctx context.Context) error) error {
+	answer := make(chan error, 1)
+	p.calls.Go(func() {
+		ctx, cancel := context.WithTimeout(p.of.remove, p.of.patience)
+		defer cancel()
+		err := do(ctx)
+		p.unsure = p.unsure || err != nil && (errdefs.IsCanceled(err) || errdefs.IsDeadlineExceeded(err) || errdefs.IsUnavailable(err))
+		answer <- err
+	})
+	select {
+	case err := <-answer:
+		if err != nil {
+			return fmt.Errorf("containerd: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("containerd does not answer: %w", context.Cause(ctx))
+	}
 }
 
 // PID implements sandbox.Process.
@@ -103,11 +128,11 @@ func (p *process) whenInitEnds(f func()) (stop func()) {
 }
 
 // initEnded returns an error that says how the first process has ended, if it has.
-func (p *process) initEnded() error {
+func (p *process) initEnded(ctx context.Context) error {
 	if p.awaitInit(time.Now().Add(10*time.Millisecond)) != nil {
 		return nil
 	}
-	return fmt.Errorf("its first program has ended: %w", errStatus(p.asked()))
+	return fmt.Errorf("its first program has ended: %w", errStatus(p.asked(ctx)))
 }
 
 type errStatus unix.WaitStatus
@@ -141,7 +166,7 @@ func (p *process) awaitEnd() unix.WaitStatus {
 	if err == nil {
 		return status
 	}
-	return p.asked()
+	return p.asked(context.Background())
 }
 
 // retryPause is the pause between two questions to a containerd that does not answer.
@@ -149,8 +174,8 @@ const retryPause = 200 * time.Millisecond
 
 // asked returns how the first process has ended, as containerd knows it. If containerd does not
 // say so in time, SIGKILL is assumed.
-func (p *process) asked() unix.WaitStatus {
-	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+func (p *process) asked(ctx context.Context) unix.WaitStatus {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	for {
 		s, err := p.task.Status(ctx)
@@ -186,9 +211,22 @@ func (p *process) Forget() {
 	p.once.Do(func() {
 		p.of.removes.Go(func() {
 			p.end()
+			p.settle()
 			p.removeOrKeep()
 		})
 	})
+}
+
+// settle waits until containerd makes nothing of the container any more.
+func (p *process) settle() {
+	p.calls.Wait()
+	if !p.unsure {
+		return
+	}
+	select {
+	case <-time.After(lateTime):
+	case <-p.of.remove.Done():
+	}
 }
 
 // removeOrKeep removes the container. If that fails, the container is kept for a later retry.

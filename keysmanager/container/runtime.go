@@ -47,10 +47,11 @@ const (
 // Bounds of the waits for containerd.
 const (
 	answerTimeout = 10 * time.Second // for its first answer
-	startTimeout  = 45 * time.Second // for the start of a container
+	startTimeout  = 45 * time.Second // for the start of a container, and for each call of it
 	endTimeout    = 30 * time.Second // for the status of a container that has ended
 	settleTime    = 10 * time.Second // for the end of a container whose program has ended
 	removeTimeout = 30 * time.Second // for a removal, and for all of them in Close
+	lateTime      = 10 * time.Second // for what containerd still makes after a call without an answer
 	redialPause   = time.Second      // between two connections to a containerd that is away, at most
 )
 
@@ -65,6 +66,7 @@ type Runtime struct {
 	shut     context.CancelFunc
 	starts   sync.WaitGroup  // starts under way
 	starting chan struct{}   // has an element per start that containerd works on
+	patience time.Duration   // for a call of a start: startTimeout
 	remove   context.Context // ends when Close has waited long enough for removals
 	giveUp   context.CancelFunc
 	removes  sync.WaitGroup // removals and Sweeps under way, and waits for ends
@@ -91,7 +93,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, fmt.Errorf("runtime containerd: %w; want containerd at %s: start it, or name its socket with --containerd-address", err, cfg.Address)
 	}
-	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), live: map[*process]bool{}}
+	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), patience: startTimeout, live: map[*process]bool{}}
 	r.open, r.shut = context.WithCancel(context.Background())
 	r.remove, r.giveUp = context.WithCancel(context.Background())
 	r.starting, r.removing = make(chan struct{}, 2*runtime.NumCPU()), make(chan struct{}, 2*runtime.NumCPU())
@@ -107,7 +109,7 @@ func connect(ctx context.Context, cfg Config) (*containerd.Client, error) {
 		return nil, err
 	}
 	// All calls have deadlines. Until then they wait for a containerd that comes back.
-	client, err := containerd.New(cfg.Address, containerd.WithDefaultNamespace(cfg.Namespace), containerd.WithTimeout(redialPause),
+	client, err := containerd.New(cfg.Address, containerd.WithDefaultNamespace(cfg.Namespace), containerd.WithDefaultRuntime(runc), containerd.WithTimeout(redialPause),
 		containerd.WithCallOpts([]grpc.CallOption{grpc.WaitForReady(true)}))
 	if err != nil {
 		return nil, err
@@ -136,9 +138,12 @@ func (r *Runtime) Start(ctx context.Context, c sandbox.Command) (sandbox.Process
 		}
 		return platform{p, r}, nil
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(r.open, func() { cancel(sandbox.ErrClosed) })()
 	p, err := r.startInTurn(ctx, c)
-	if err != nil && r.open.Err() != nil && !errors.Is(err, sandbox.ErrClosed) {
-		err = fmt.Errorf("%w: %w", sandbox.ErrClosed, err)
+	if why := context.Cause(ctx); err != nil && why != nil && !errors.Is(err, why) {
+		err = fmt.Errorf("%w: %w", why, err)
 	}
 	if err != nil {
 		where := c.Dir
@@ -160,19 +165,17 @@ func (r *Runtime) startInTurn(ctx context.Context, c sandbox.Command) (*process,
 	r.starts.Add(1)
 	r.mu.Unlock()
 	defer r.starts.Done()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(r.open, func() { cancel(sandbox.ErrClosed) })()
 	if err := enter(ctx, r.starting, startTimeout); err != nil {
 		return nil, fmt.Errorf("containerd works on %d other starts: %w", cap(r.starting), err)
 	}
-	defer func() { <-r.starting }()
+	var calls sync.WaitGroup
+	defer r.removes.Go(func() { calls.Wait(); <-r.starting })
 	ctx, end := context.WithTimeout(ctx, startTimeout)
 	defer end()
 	if err := listens(ctx, r.cfg.Address); err != nil {
 		return nil, fmt.Errorf("containerd: %w", err)
 	}
-	p, err := r.start(ctx, c)
+	p, err := r.start(ctx, c, &calls)
 	if err == nil {
 		r.retry() // containerd answers
 	}
