@@ -129,7 +129,7 @@ func (p *process) whenInitEnds(f func()) (stop func()) {
 
 // initEnded returns an error that says how the first process has ended, if it has.
 func (p *process) initEnded(ctx context.Context) error {
-	if p.awaitInit(time.Now().Add(10*time.Millisecond)) != nil {
+	if ctx.Err() != nil || p.awaitInit(time.Now().Add(10*time.Millisecond)) != nil {
 		return nil
 	}
 	return fmt.Errorf("its first program has ended: %w", errStatus(p.asked(ctx)))
@@ -173,12 +173,12 @@ func (p *process) awaitEnd() unix.WaitStatus {
 const retryPause = 200 * time.Millisecond
 
 // asked returns how the first process has ended, as containerd knows it. If containerd does not
-// say so in time, SIGKILL is assumed.
+// say so in time, or before ctx ends, SIGKILL is assumed.
 func (p *process) asked(ctx context.Context) unix.WaitStatus {
-	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	limited, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	for {
-		s, err := p.task.Status(ctx)
+		s, err := p.task.Status(limited)
 		if err == nil && s.Status == containerd.Stopped {
 			return waitStatus(s.ExitStatus)
 		}
@@ -187,7 +187,10 @@ func (p *process) asked(ctx context.Context) unix.WaitStatus {
 		}
 		select {
 		case <-time.After(retryPause): // containerd may come back
-		case <-ctx.Done():
+		case <-limited.Done():
+			if ctx.Err() != nil {
+				return unix.WaitStatus(unix.SIGKILL)
+			}
 			p.of.cfg.Log.Warn("containerd does not say how a container has ended; SIGKILL is assumed", "container", p.id, "waited", endTimeout, "error", err)
 			return unix.WaitStatus(unix.SIGKILL)
 		}

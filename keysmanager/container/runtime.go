@@ -105,7 +105,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 func connect(ctx context.Context, cfg Config) (*containerd.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	if err := listens(ctx, cfg.Address); err != nil {
+	if err := listens(cfg.Address); err != nil {
 		return nil, err
 	}
 	// All calls have deadlines. Until then they wait for a containerd that comes back.
@@ -121,8 +121,8 @@ func connect(ctx context.Context, cfg Config) (*containerd.Client, error) {
 }
 
 // listens returns an error if nothing listens at a unix socket.
-func listens(ctx context.Context, address string) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", address)
+func listens(address string) error {
+	conn, err := net.DialTimeout("unix", address, answerTimeout)
 	if err != nil {
 		return err
 	}
@@ -172,7 +172,7 @@ func (r *Runtime) startInTurn(ctx context.Context, c sandbox.Command) (*process,
 	defer r.removes.Go(func() { calls.Wait(); <-r.starting })
 	ctx, end := context.WithTimeout(ctx, startTimeout)
 	defer end()
-	if err := listens(ctx, r.cfg.Address); err != nil {
+	if err := listens(r.cfg.Address); err != nil {
 		return nil, fmt.Errorf("containerd: %w", err)
 	}
 	p, err := r.start(ctx, c, &calls)

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/leases"
@@ -127,6 +128,7 @@ func (p *process) enter(groups []*os.File) error {
 // begin has the program started, once the container runs.
 func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outline, l entry.Listener) error {
 	until, _ := ctx.Deadline()
+	until = until.Add(time.Second) // ctx ends first, and says why
 	defer context.AfterFunc(ctx, l.Close)()
 	stop := p.whenInitEnds(l.Close)
 	conn, err := l.Accept(p.init, until)

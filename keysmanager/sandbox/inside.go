@@ -106,7 +106,7 @@ func (s *Spawner) startInside(ctx context.Context, c Command) (*exec.Cmd, error)
 		return nil, fmt.Errorf("start %s in root %s: %w", in.Argv[0], root, err)
 	}
 	_ = theirs.Close()
-	if err := awaitProgram(conn, in); err != nil {
+	if err := awaitProgram(ctx, conn, in); err != nil {
 		_ = cmd.Process.Kill()
 		wait(cmd)
 		return nil, fmt.Errorf("start %s in root %s: %w", in.Argv[0], root, err)
@@ -115,10 +115,16 @@ func (s *Spawner) startInside(ctx context.Context, c Command) (*exec.Cmd, error)
 }
 
 // awaitProgram talks to an init process. It returns nil once the program runs.
-func awaitProgram(conn net.Conn, in inside) error {
+func awaitProgram(ctx context.Context, conn net.Conn, in inside) (err error) {
 	if err := conn.SetDeadline(time.Now().Add(initTimeout)); err != nil {
 		return err
 	}
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+	}()
 	b, err := json.Marshal(in)
 	if err != nil {
 		return err

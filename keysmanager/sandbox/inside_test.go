@@ -1,10 +1,13 @@
 package sandbox
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +17,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -344,6 +348,27 @@ func FuzzIdentify(f *testing.F) {
 		}
 		if n, ok := parseID(user); ok && n != 0 && id.uid == 0 && passwd == "" {
 			t.Fatalf("%q is root", user)
+		}
+	})
+}
+
+// TestWaitForAProgramEndsWithItsContext has an init process that says nothing.
+func TestWaitForAProgramEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		defer theirs.Close()
+		defer ours.Close()
+		why := errors.New("nobody waits for it")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		failed := make(chan error, 1)
+		go func() { failed <- awaitProgram(ctx, ours, inside{}) }() // the test waits for it
+		if _, err := bufio.NewReader(theirs).ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		cancel(why)
+		if err := <-failed; !errors.Is(err, why) || time.Since(begin) != 0 {
+			t.Errorf("%v after %v, want %v at once", err, time.Since(begin), why)
 		}
 	})
 }
