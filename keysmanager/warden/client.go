@@ -84,7 +84,8 @@ func (c *Client) Attach(onExit func(Exit)) ([]Kept, error) { return c.to.attach(
 func (c *Client) Release() error { return c.to.release() }
 
 // Start starts a process and returns its pid. The process leads its own session, and its process
-// group ends with it. The entry stays after the process has ended, until it is dropped.
+// group ends with it. The entry stays after the process has ended, until it is dropped. If ctx ends
+// first, Start fails soon, and neither an entry nor a process is left.
 func (c *Client) Start(ctx context.Context, p Process) (pid int, err error) {
 	return c.to.start(ctx, p)
 }

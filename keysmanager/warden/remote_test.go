@@ -52,6 +52,9 @@ func startedLate(t *testing.T, r *remote, w *wire, name string) message {
 	if err != nil || m.Op != opStart || m.Name != name {
 		t.Fatalf("%+v, %v, want the request to start it", m, err)
 	}
+	if c, err := w.receive(); err != nil || c.Op != opCancel || c.Of != m.ID {
+		t.Fatalf("%+v, %v, want that the start is canceled", c, err)
+	}
 	return m
 }
 

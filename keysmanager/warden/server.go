@@ -151,7 +151,9 @@ func (s *server) serve(conn *net.UnixConn) error {
 		m.fail(err)
 		return errors.Join(err, w.send(m))
 	}
-	c := &connection{store: s.store, wire: w, slots: make(chan struct{}, maxRequests), starts: make(chan struct{}, maxStarts)}
+	c := &connection{
+		store: s.store, wire: w, slots: make(chan struct{}, maxRequests), starts: make(chan struct{}, maxStarts), cancels: map[uint64]context.CancelCauseFunc{},
+	}
 	c.run()
 	_ = s.store.release()
 	s.mu.Lock()
@@ -244,7 +246,8 @@ func hungUp(conn *net.UnixConn) bool {
 }
 
 // Bounds of the requests of a manager that run at the same time. Further requests wait on the
-// socket. A start may wait for containerd, and the others must not wait for that.
+// socket, and further starts in the manager, because the socket has to pass their cancellations. A
+// start may wait for containerd, and the others must not wait for that.
 const (
 	maxRequests = 64
 	maxStarts   = 512
@@ -259,6 +262,9 @@ type connection struct {
 	slots, starts chan struct{}
 
 	attached atomic.Bool
+
+	mu      sync.Mutex
+	cancels map[uint64]context.CancelCauseFunc // of the starts that run
 }
 
 // say sends a message. It waits as long as the manager does not read, and fails when the manager
@@ -277,30 +283,66 @@ func (c *connection) sayLocked(m message) error {
 	}
 }
 
-// run handles requests. It returns when the manager has gone and its requests are done.
+// run handles requests. It returns when the manager has gone and its requests are done. Starts that
+// the manager does not wait for any more are ended.
 func (c *connection) run() {
+	ctx, end := context.WithCancelCause(context.Background())
 	for {
 		m, err := c.wire.receive()
 		if err != nil {
 			break // the manager has gone, or sent an invalid message
 		}
-		slots := c.slots
+		if m.Op == opCancel {
+			c.cancel(m)
+			continue
+		}
+		slots, ctx, done := c.slots, ctx, func() {}
 		if m.Op == opStart {
 			slots = c.starts
+			ctx, done = c.begin(ctx, m.ID)
 		}
 		slots <- struct{}{}
 		c.group.Go(func() {
 			defer func() { <-slots }()
+			defer done()
 			defer m.close()
-			c.handle(m)
+			c.handle(ctx, m)
 		})
 	}
 	_ = c.wire.conn.Close()
+	end(errGone)
 	c.group.Wait()
 }
 
+// errGone is why starts end whose manager is not there any more.
+var errGone = errors.New("its manager has gone")
+
+// begin returns the context of a start. The caller calls done after the start.
+func (c *connection) begin(parent context.Context, id uint64) (ctx context.Context, done func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.cancels[id] = cancel
+	return ctx, func() {
+		cancel(nil)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.cancels, id)
+	}
+}
+
+// cancel ends a start, if it still runs. Its answer says so.
+func (c *connection) cancel(m message) {
+	m.close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if cancel := c.cancels[m.Of]; cancel != nil {
+		cancel(fault{text: m.Error})
+	}
+}
+
 // handle carries out a request and sends the answer.
-func (c *connection) handle(m message) {
+func (c *connection) handle(ctx context.Context, m message) {
 	if m.Op == opAttach {
 		c.attach(m)
 		return
@@ -308,7 +350,7 @@ func (c *connection) handle(m message) {
 	a := message{Op: opAnswer, ID: m.ID}
 	files, err := m.kept()
 	if err == nil {
-		a.PID, err = c.do(m, files)
+		a.PID, err = c.do(ctx, m, files)
 	}
 	if err != nil {
 		a.fail(err)
@@ -316,7 +358,7 @@ func (c *connection) handle(m message) {
 	_ = c.say(a) // if this fails, the next manager gets it
 }
 
-func (c *connection) do(m message, keep []*os.File) (pid int, err error) {
+func (c *connection) do(ctx context.Context, m message, keep []*os.File) (pid int, err error) {
 	switch m.Op {
 	case opRelease:
 		defer c.attached.Store(false)
@@ -329,7 +371,7 @@ func (c *connection) do(m message, keep []*os.File) (pid int, err error) {
 		if err := blocking(m.files[:len(m.files)-m.Keep]); err != nil {
 			return 0, fmt.Errorf("warden: process %q: %w", m.Name, err)
 		}
-		return c.store.start(context.Background(), Process{Name: m.Name, Meta: m.Meta, Command: command, Keep: keep, Idle: m.Idle})
+		return c.store.start(ctx, Process{Name: m.Name, Meta: m.Meta, Command: command, Keep: keep, Idle: m.Idle})
 	case opSignal:
 		return 0, c.store.signal(m.Name, syscall.Signal(m.Signal))
 	case opPut:
