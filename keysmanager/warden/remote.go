@@ -250,14 +250,16 @@ func (r *remote) ask(ctx context.Context, m message) (message, []Kept, error) {
 		}
 		_ = r.wire.conn.Close() // read then reports the cause
 	}
+	late := fmt.Errorf("warden: %s %q: not answered within %v", m.Op, m.Name, r.patience)
 	t := time.NewTimer(r.patience)
 	defer t.Stop()
 	select {
 	case a := <-q.answer:
 		return a, q.kept, a.err()
 	case <-ctx.Done():
+		late = fmt.Errorf("warden: %s %q: not answered within %v after its cancellation: %w", m.Op, m.Name, sendTimeout, context.Cause(ctx))
 		r.cancel(m.ID, context.Cause(ctx))
-		t.Reset(min(r.patience, sendTimeout))
+		t.Reset(sendTimeout)
 		select {
 		case a := <-q.answer:
 			return a, q.kept, a.err()
@@ -273,11 +275,10 @@ func (r *remote) ask(ctx context.Context, m message) (message, []Kept, error) {
 		a := <-q.answer
 		return a, q.kept, a.err()
 	}
-	err := fmt.Errorf("warden: %s %q: not answered within %v", m.Op, m.Name, r.patience)
-	if m.Op == opStart {
-		r.cancel(m.ID, err)
+	if m.Op == opStart && ctx.Err() == nil {
+		r.cancel(m.ID, late)
 	}
-	return message{}, nil, err
+	return message{}, nil, late
 }
 
 // cancel ends a start in the warden.
