@@ -364,3 +364,48 @@ func TestProcessEndsWithItsClient(t *testing.T) {
 	resp.Body.Close()
 	proctest.Gone(t, pid)
 }
+
+// TestStartsEndWithTheirRequest has a Runtime that waits, as containers wait for containerd.
+func TestStartsEndWithTheirRequest(t *testing.T) {
+	t.Parallel()
+	c := shell(modeStreaming, "echo done")
+	waits := &stalled{began: make(chan struct{}, 2), ended: make(chan error, 2)}
+	f := &forker{c: c, runtime: waits, log: slog.New(slog.DiscardHandler)}
+
+	w := httptest.NewRecorder()
+	bounded(10*time.Millisecond, f).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil))
+	if text := w.Body.String(); w.Code != http.StatusGatewayTimeout || !strings.Contains(text, "exec_timeout") {
+		t.Errorf("%d %s, want 504 and its exec_timeout", w.Code, text)
+	}
+	if err := <-waits.ended; !errors.As(err, new(timeoutError)) {
+		t.Errorf("the start ended for %v, want its exec_timeout", err)
+	}
+
+	<-waits.began
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan struct{})
+	go func() { // the test waits for it
+		defer close(served)
+		f.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodPost, "/", nil))
+	}()
+	<-waits.began
+	cancel()
+	<-served
+	if err := <-waits.ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the start ended for %v, want that the client has gone", err)
+	}
+}
+
+// stalled is a Runtime whose starts wait until their contexts end.
+type stalled struct {
+	sandbox.Runtime
+	began chan struct{}
+	ended chan error
+}
+
+func (w *stalled) Start(ctx context.Context, _ sandbox.Command) (sandbox.Process, error) {
+	w.began <- struct{}{}
+	<-ctx.Done()
+	w.ended <- context.Cause(ctx)
+	return nil, context.Cause(ctx)
+}
