@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -162,4 +163,83 @@ func slowShims(t *testing.T) (gate string) {
 	}
 	t.Setenv(folder, dir)
 	return gate
+}
+
+// TestRemovalsThatFailLeaveRoomForOthers has more removals fail than containerd works on at once, as
+// those of processes that the kernel cannot end do.
+func TestRemovalsThatFailLeaveRoomForOthers(t *testing.T) {
+	s := containerdtest.Start(t)
+	p := s.Proxy()
+	r := openAt(t, s, p)
+	n := cap(r.removing)
+	var all []*process
+	for range n {
+		all = append(all, start(t, r, sleeper()))
+	}
+	was := r.remove
+	gone, giveUp := context.WithCancel(was)
+	giveUp()
+	r.remove = gone
+	for _, process := range all {
+		end(t, process)
+		process.Forget()
+	}
+	failed := func() int { r.mu.Lock(); defer r.mu.Unlock(); return len(r.failed) }
+	proctest.Until(t, "all removals fail", func() bool { return failed() == n })
+	r.removes.Wait()
+	r.remove = was
+	var held []*containerdtest.Held
+	for range n / 2 {
+		held = append(held, p.HoldRequest("Containers/Get"))
+	}
+	r.retry(n / 2)
+	for _, h := range held {
+		within(t, "a removal", h.Came)
+	}
+	r.retry(n / 2) // of the next start
+	if left := failed(); left != n-n/2 {
+		t.Errorf("%d removals wait for their next try, want half of %d", left, n)
+	}
+	other := start(t, r, sleeper())
+	end(t, other)
+	other.Forget()
+	proctest.Until(t, "another container is removed", func() bool {
+		_, err := os.Stat(other.folder.path)
+		return errors.Is(err, os.ErrNotExist)
+	})
+	for _, h := range held {
+		h.Release()
+	}
+	r.Close()
+	nothingLeft(t, s)
+}
+
+// TestCloseDoesNotWaitForAStatus closes a Runtime whose container has ended in a way that only
+// containerd knows, while containerd is away.
+func TestCloseDoesNotWaitForAStatus(t *testing.T) {
+	s := containerdtest.Start(t)
+	cfg, log := config(t, s), &proctest.Buffer{}
+	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
+	r, err := openConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, r, sleeper())
+	s.Kill()
+	p.killInit()
+	r.giveUp() // as Close does once containerd has had enough time
+	if status := p.Wait(); status.Signal() != unix.SIGKILL {
+		t.Errorf("%#x, want that SIGKILL is assumed", status)
+	}
+	r.Close()
+	if text := log.String(); strings.Contains(text, "does not say how") {
+		t.Errorf("want no wait for containerd:\n%s", text)
+	}
+	s.Run()
+	next := open(t, s)
+	defer next.Close()
+	if err := errors.Join(next.removeContainer(t.Context(), p.id), p.folder.remove()); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(t, s, p.id)
 }

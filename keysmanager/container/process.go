@@ -166,7 +166,7 @@ func (p *process) awaitEnd() unix.WaitStatus {
 	if err == nil {
 		return status
 	}
-	return p.asked(context.Background())
+	return p.asked(p.of.remove)
 }
 
 // retryPause is the pause between two questions to a containerd that does not answer.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"runtime"
@@ -78,6 +79,7 @@ type Runtime struct {
 	closed  bool
 	live    map[*process]bool // until their removal ends
 	failed  []*process        // whose removal has failed; it is tried again
+	again   int               // removals under way that have failed before
 	waiting bool              // a Sweep in the background has not begun yet
 }
 
@@ -177,7 +179,7 @@ func (r *Runtime) startInTurn(ctx context.Context, c sandbox.Command) (*process,
 	}
 	p, err := r.start(ctx, c, &calls)
 	if err == nil {
-		r.retry() // containerd answers
+		r.retry(cap(r.removing) / 2) // containerd answers
 	}
 	return p, err
 }
@@ -226,17 +228,24 @@ func (r *Runtime) forget(p *process, failed error) {
 	}
 }
 
-// retry removes in the background what could not be removed before. The caller is a start, a
-// removal or a Sweep under way, or Close.
-func (r *Runtime) retry() {
+// retry removes in the background what could not be removed before, up to most containers at a
+// time: other removals must not wait for those that fail again. The caller is a start or a Sweep
+// under way, or Close.
+func (r *Runtime) retry(most int) {
 	r.mu.Lock()
-	failed := r.failed
-	r.failed = nil
-	for _, p := range failed {
+	defer r.mu.Unlock()
+	for len(r.failed) > 0 && r.again < most {
+		p := r.failed[0]
+		r.failed = r.failed[1:]
 		r.live[p] = true
-		r.removes.Go(p.removeOrKeep)
+		r.again++
+		r.removes.Go(func() {
+			p.removeOrKeep()
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.again--
+		})
 	}
-	r.mu.Unlock()
 }
 
 // Close implements sandbox.Runtime. It ends starts under way. It returns when the containers are
@@ -247,7 +256,7 @@ func (r *Runtime) Close() {
 	r.mu.Unlock()
 	r.shut()
 	r.starts.Wait() // no process is half made from here on
-	r.retry()
+	r.retry(math.MaxInt)
 	r.mu.Lock()
 	left := slices.Collect(maps.Keys(r.live))
 	r.mu.Unlock()
