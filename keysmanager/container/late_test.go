@@ -108,8 +108,8 @@ func TestCloseWaitsForCallsOfEndedStarts(t *testing.T) {
 	}
 }
 
-// TestTasksThatAppearLateAreRemoved has containerd wait for a shim after the call has got no answer.
-// Until the shim has begun, containerd knows no task that could be removed.
+// TestTasksThatAppearLateAreRemoved has containerd wait for a shim after the call has got no
+// answer. Until the shim has begun, containerd knows no task that could be removed.
 func TestTasksThatAppearLateAreRemoved(t *testing.T) {
 	gate := slowShims(t)
 	s := containerdtest.Start(t)
@@ -165,8 +165,8 @@ func slowShims(t *testing.T) (gate string) {
 	return gate
 }
 
-// TestRemovalsThatFailLeaveRoomForOthers has more removals fail than containerd works on at once, as
-// those of processes that the kernel cannot end do.
+// TestRemovalsThatFailLeaveRoomForOthers has as many removals fail as containerd works on at once.
+// Those of processes that the kernel cannot end fail again and again.
 func TestRemovalsThatFailLeaveRoomForOthers(t *testing.T) {
 	s := containerdtest.Start(t)
 	p := s.Proxy()

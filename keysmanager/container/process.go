@@ -31,14 +31,15 @@ type process struct {
 	ended     chan struct{}        // closed when it has ended; then status is set. nil: it never ran
 	status    unix.WaitStatus
 
-	calls  *sync.WaitGroup // of containerd, for the start
-	unsure bool            // containerd may still make what a call has asked for; set before calls ends
+	calls *sync.WaitGroup // to containerd, for the start
+	// unsure says that containerd may still do what a call has asked for. It is read after calls.
+	unsure bool
 
 	once sync.Once // of Forget
 }
 
-// call calls containerd for a start. If ctx ends first, call returns and the call goes on, because a
-// broken one may have an effect at any later time. settle waits for it.
+// call calls containerd for a start. If ctx ends first, call returns and the call goes on, because
+// one that is broken off may have an effect at any later time. settle waits for it.
 func (p *process) call(ctx context.Context, do func(ctx context.Context) error) error {
 	answer := make(chan error, 1)
 	p.calls.Go(func() {

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of a process and of each of its descendants, unless the hard limit of the Runtime's process
-// is lower.
+// Limits of a process and of each of its descendants. A hard limit of the Runtime's process counts
+// instead if it is lower.
 const (
 	MaxFiles    = 16 << 10 // descriptors
 	MaxFileSize = 64 << 30 // bytes per file that it writes

@@ -20,8 +20,8 @@ import (
 
 // Runtime starts processes. Its methods are safe for concurrent use.
 type Runtime interface {
-	// Start starts the process of a command. If ctx ends first, Start fails soon, and what it has begun
-	// is removed, at the latest by Close. After Start has returned, ctx means nothing to the process.
+	// Start starts the process of a command. If ctx ends first, Start fails soon, and the Runtime
+	// removes what has been begun, at the latest in Close. A process that runs does not end with ctx.
 	Start(ctx context.Context, c Command) (Process, error)
 	// Close ends the Runtime and its processes. The caller calls it after they have ended.
 	Close()

@@ -44,8 +44,8 @@ func (z zone) set() {
 	_ = os.WriteFile(zoneFile, z.Data, 0o644) // if the layer is full, the program's start says so
 }
 
-// is reports whether a file has the time zone. The file is the image's, and may be anything: a named
-// pipe, or larger than the memory.
+// is reports whether a file has the time zone. The file is the image's, and may be anything: a
+// named pipe, or larger than the memory.
 func (z zone) is(file string) bool {
 	info, err := os.Stat(file)
 	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(z.Data)) {

@@ -307,7 +307,8 @@ func (r *remote) attach(onExit func(Exit)) ([]Kept, error) {
 func (r *remote) release() error {
 	r.attaching.Lock()
 	defer r.attaching.Unlock()
-	_, _, err := r.ask(context.Background(), message{Op: opRelease}) // exits that came before the answer have been reported
+	// Exits that come before the answer are reported.
+	_, _, err := r.ask(context.Background(), message{Op: opRelease})
 	r.mu.Lock()
 	r.onExit = nil
 	clear(r.running)

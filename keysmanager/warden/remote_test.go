@@ -91,7 +91,8 @@ func TestProcessOfALateStartIsKilledAndDropped(t *testing.T) {
 	r.patience = time.Minute
 	started := make(chan error, 1)
 	go func() {
-		_, err := r.start(t.Context(), Process{Name: "d"}) // answered in time, though the process ends at once
+		// It is answered in time, though the process ends at once.
+		_, err := r.start(t.Context(), Process{Name: "d"})
 		started <- err
 	}()
 	d, err := w.receive()

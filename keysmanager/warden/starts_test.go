@@ -64,7 +64,8 @@ func serveHanging(t *testing.T) (*remote, *hanging) {
 			t.Error(err)
 		}
 	})
-	t.Cleanup(func() { end(); group.Wait() }) // after the end of r, which would kill its warden: this process
+	// After r is closed: it would kill a warden that ends, which is this process.
+	t.Cleanup(func() { end(); group.Wait() })
 	r, err := connect(t.Context(), socket)
 	if err != nil {
 		t.Fatal(err)
@@ -82,8 +83,8 @@ func (h *hanging) until(t *testing.T, waiting int32) {
 	proctest.Until(t, fmt.Sprintf("%d starts wait", waiting), func() bool { return h.waiting.Load() == waiting })
 }
 
-// TestCanceledStartsEndInTheWarden cancels a start, lets one wait for too long, and goes away during
-// one. The warden ends them and keeps no entry.
+// TestCanceledStartsEndInTheWarden cancels a start, lets one wait for too long, and goes away
+// during one. The warden ends them and keeps no entry.
 func TestCanceledStartsEndInTheWarden(t *testing.T) {
 	r, h := serveHanging(t)
 	why := errors.New("nobody waits for it")

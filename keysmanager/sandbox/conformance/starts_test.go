@@ -36,7 +36,7 @@ func TestCanceledStartsLeaveNothing(t *testing.T) {
 				p, err := r.tryWithin(ctx, t, c)
 				cancel()
 				switch {
-				case err == nil: // its context means nothing to it
+				case err == nil: // it does not end with its context
 					p.awaitLine(t)
 					_ = p.Signal(unix.SIGTERM)
 					if status := p.end(); status != 0 {
