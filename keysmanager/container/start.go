@@ -13,6 +13,7 @@ import (
 	containerd "github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/cgroup"
@@ -61,22 +62,7 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command, calls *sync.Wait
 		return nil, err
 	}
 	defer listener.Close()
-	labels := r.labels(c)
-	if err := p.call(ctx, func(ctx context.Context) (err error) {
-		// It has no content and no snapshots, so it needs no lease: this one does not exist.
-		p.container, err = r.client.NewContainer(leases.WithLease(ctx, p.id), p.id, containerd.WithSpec(spec), containerd.WithRuntime(handler, nil),
-			containerd.WithContainerLabels(labels), containerd.WithImageName(labels[labelImage]))
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	if err := p.call(ctx, func(ctx context.Context) (err error) {
-		p.task, err = p.container.NewTask(ctx, cio.NullIO)
-		return err
-	}); err != nil {
-		if c.Options.Class != "" {
-			return nil, fmt.Errorf("runtime class %s, %s: %w", c.Options.Class, handler, err)
-		}
+	if err := p.create(ctx, c, spec, handler); err != nil {
 		return nil, err
 	}
 	if err := p.watch(int(p.task.Pid())); err != nil {
@@ -100,6 +86,27 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command, calls *sync.Wait
 	p.ended = make(chan struct{})
 	r.removes.Go(func() { defer close(p.ended); p.status = p.awaitEnd() })
 	return p, nil
+}
+
+// create makes the container and its task, whose first process waits for its start.
+func (p *process) create(ctx context.Context, c sandbox.Command, spec *specs.Spec, handler string) error {
+	labels := p.of.labels(c)
+	if err := p.call(ctx, func(ctx context.Context) (err error) {
+		// It has no content and no snapshots, so it needs no lease: this one does not exist.
+		p.container, err = p.of.client.NewContainer(leases.WithLease(ctx, p.id), p.id, containerd.WithSpec(spec), containerd.WithRuntime(handler, nil),
+			containerd.WithContainerLabels(labels), containerd.WithImageName(labels[labelImage]))
+		return err
+	}); err != nil {
+		return err
+	}
+	err := p.call(ctx, func(ctx context.Context) (err error) {
+		p.task, err = p.container.NewTask(ctx, cio.NullIO)
+		return err
+	})
+	if err != nil && c.Options.Class != "" {
+		return fmt.Errorf("runtime class %s, %s: %w", c.Options.Class, handler, err)
+	}
+	return err
 }
 
 // enter moves the first process of the container, which waits for its start, into cgroups. Without
