@@ -116,7 +116,7 @@ func TestTasksThatAppearLateAreRemoved(t *testing.T) {
 	p := s.Proxy()
 	r := openAt(t, s, p)
 	defer r.Close()
-	r.patience = 5 * time.Second
+	r.patience = 10 * time.Second
 	created, removed := p.HoldAnswer("Tasks/Create"), p.HoldRequest("Containers/Delete")
 	failed := startLate(t.Context(), r)
 	begins := make(chan *os.File, 1)
