@@ -232,7 +232,7 @@ func TestPartlyStartedProcessesAreEnded(t *testing.T) {
 	strange.Name, strange.Meta = "zygote-strange", []byte(`{"version":99}`)
 	var pids []int
 	for _, p := range []warden.Process{loading, strange} {
-		pid, err := w.Start(p)
+		pid, err := w.Start(t.Context(), p)
 		if err != nil {
 			t.Fatal(err)
 		}

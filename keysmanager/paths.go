@@ -74,7 +74,7 @@ func (l *starter) place(ctx context.Context, o node.Order, p *process, e engine,
 			conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
 				p.ordered(load)
 				if z.Memory() != nil {
-					return l.mapMemory(z, o, p, e, image, env, socket)
+					return l.mapMemory(ctx, z, o, p, e, image, env, socket)
 				}
 				if err := z.Held().ShowSecrets(z.PID, o.Spec.Secrets); err != nil {
 					return err
@@ -176,16 +176,16 @@ func (l *starter) cold(ctx context.Context, o node.Order, p *process, e engine, 
 	p.path = PathCold
 	return l.launch(ctx, o, p, func(socket *os.File) error {
 		p.ordered(0)
-		return l.spawn(o, p, image, l.cfg.loads(e, env, l.cfg.threads(o)), []*os.File{socket})
+		return l.spawn(ctx, o, p, image, l.cfg.loads(e, env, l.cfg.threads(o)), []*os.File{socket})
 	})
 }
 
 // mapMemory starts p as a process that maps the parameters.
-func (l *starter) mapMemory(z *zygote.Zygote, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string, socket *os.File) error {
+func (l *starter) mapMemory(ctx context.Context, z *zygote.Zygote, o node.Order, p *process, e engine, image sandbox.Image, env map[string]string, socket *os.File) error {
 	env = l.cfg.loads(e, env, l.cfg.threads(o))
 	env[wire.EnvMapped] = "1"
 	p.mapped = z
-	if err := l.spawn(o, p, image, env, slices.Concat([]*os.File{socket}, z.Memory())); err != nil {
+	if err := l.spawn(ctx, o, p, image, env, slices.Concat([]*os.File{socket}, z.Memory())); err != nil {
 		return err
 	}
 	z.Family.Add(p.pid, p) // its end comes later, because it waits for this start

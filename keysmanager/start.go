@@ -115,7 +115,7 @@ func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Sta
 		p.path = PathProcess
 		conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
 			p.ordered(0)
-			return l.spawn(o, p, image, env, []*os.File{socket})
+			return l.spawn(ctx, o, p, image, env, []*os.File{socket})
 		})
 	}
 	if err != nil {
@@ -136,7 +136,7 @@ func (l *starter) keep(p *process, files ...*os.File) {
 
 // spawn starts p as a child of the warden. files become its descriptors from 3 on; the first one is
 // its stage socket.
-func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
+func (l *starter) spawn(ctx context.Context, o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
 	limits := limitsOf(o.Spec)
 	if Watched(image, env) {
@@ -164,7 +164,7 @@ func (l *starter) spawn(o node.Order, p *process, image sandbox.Image, env map[s
 		command.Env[wire.EnvOutOfMemory] = p.held.Group().TellsOutOfMemory(groups)
 	}
 	ended := l.exits.Await(p.entry)
-	pid, err := p.held.Start(tenantOf(o.Spec), who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
+	pid, err := p.held.Start(ctx, tenantOf(o.Spec), who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
 	if err != nil {
 		l.exits.Cancel(p.entry)
 		return err

@@ -67,7 +67,7 @@ func positions(width int) tensor.Tensor {
 }
 
 // prepacked starts a process of its own with the weights that a zygote has pre-packed.
-func (b *Stage) prepacked(context.Context) (Launched, error) {
+func (b *Stage) prepacked(ctx context.Context) (Launched, error) {
 	image, err := b.Images.Resolve(Image)
 	if err != nil {
 		return Launched{}, err
@@ -83,15 +83,15 @@ func (b *Stage) prepacked(context.Context) (Launched, error) {
 	if err != nil {
 		return Launched{}, err
 	}
-	return b.spawn(found[0])
+	return b.spawn(ctx, found[0])
 }
 
 // fromDisk starts a process of its own whose files are not in memory.
-func (b *Stage) fromDisk(context.Context) (Launched, error) {
+func (b *Stage) fromDisk(ctx context.Context) (Launched, error) {
 	if err := forget(b.Root); err != nil {
 		return Launched{}, err
 	}
-	return b.spawn("")
+	return b.spawn(ctx, "")
 }
 
 // forget drops the files of a folder from the page cache.
@@ -117,7 +117,7 @@ func forget(dir string) error {
 }
 
 // spawn starts a process of its own.
-func (b *Stage) spawn(prepacked string) (Launched, error) {
+func (b *Stage) spawn(ctx context.Context, prepacked string) (Launched, error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return Launched{}, err
@@ -125,7 +125,7 @@ func (b *Stage) spawn(prepacked string) (Launched, error) {
 	ours, theirs := os.NewFile(uintptr(fds[0]), "ours"), os.NewFile(uintptr(fds[1]), "theirs")
 	defer ours.Close()
 	defer theirs.Close()
-	cmd, err := b.own.Start(sandbox.Command{
+	cmd, err := b.own.Start(ctx, sandbox.Command{
 		Dir: b.Root, Files: []*os.File{theirs}, Stdout: os.Stderr, Stderr: os.Stderr,
 		Env: map[string]string{
 			wire.EnvStageFD: "3", wire.EnvModel: "model.onnx", wire.EnvORT: b.Ort, wire.EnvPrepacked: prepacked, "ORT_DISABLE_TELEMETRY": "1",

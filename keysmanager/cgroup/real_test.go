@@ -82,7 +82,7 @@ func startAs(t *testing.T, s *sandbox.Spawner, g *cgroup.Group, script string, a
 	}
 	t.Cleanup(func() { _ = r.Close() })
 	defer w.Close()
-	cmd, err := s.Start(sandbox.Command{Dir: "/usr", Argv: []string{"/bin/sh", "-c", script}, Groups: files, Stdout: w, Stderr: w, As: as})
+	cmd, err := s.Start(t.Context(), sandbox.Command{Dir: "/usr", Argv: []string{"/bin/sh", "-c", script}, Groups: files, Stdout: w, Stderr: w, As: as})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -183,7 +183,7 @@ func TestRemoveLeavesTheSpawnerAlone(t *testing.T) {
 		}
 		removed := make(chan error)
 		go func() { removed <- g.Remove() }()
-		cmd, err := s.Start(sandbox.Command{Dir: "/", Argv: []string{"/bin/sleep", "1000"}, Groups: files})
+		cmd, err := s.Start(t.Context(), sandbox.Command{Dir: "/", Argv: []string{"/bin/sleep", "1000"}, Groups: files})
 		for _, f := range files {
 			_ = f.Close()
 		}

@@ -27,7 +27,7 @@ func TestCloseEndsStartsOfAStoppedContainerd(t *testing.T) {
 	errs := make(chan error, n)
 	for range n {
 		go func() { // the test waits for it
-			_, err := r.Start(sleeper())
+			_, err := r.Start(t.Context(), sleeper())
 			errs <- err
 		}()
 	}
@@ -63,7 +63,7 @@ func TestCloseWaitsForStarts(t *testing.T) {
 	c.Options.Devices = []string{"example.com/none=one"}
 	started, closed := make(chan error, 1), make(chan struct{})
 	go func() { // the test waits for it
-		_, err := r.Start(c)
+		_, err := r.Start(t.Context(), c)
 		started <- err
 	}()
 	proctest.Until(t, "a folder is made", func() bool { return len(left(t, s)) > 0 })
@@ -133,7 +133,7 @@ func TestOneSweepWaits(t *testing.T) {
 	}
 	var ended []sandbox.Process
 	for range 4 {
-		p, err := r.Start(sandbox.Command{Argv: []string{"true"}, Purpose: sandbox.Purpose{Platform: true}})
+		p, err := r.Start(t.Context(), sandbox.Command{Argv: []string{"true"}, Purpose: sandbox.Purpose{Platform: true}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -166,7 +166,7 @@ func TestStartsFollowContainerdsReturn(t *testing.T) {
 	s.Kill()
 	end(t, p)
 	p.Forget()
-	if _, err := r.Start(sleeper()); err == nil || !strings.Contains(err.Error(), "in a container: containerd: ") {
+	if _, err := r.Start(t.Context(), sleeper()); err == nil || !strings.Contains(err.Error(), "in a container: containerd: ") {
 		t.Errorf("a start without containerd: %v", err)
 	}
 	s.Run()

@@ -46,7 +46,7 @@ func act(text string) error {
 		return err
 	}
 	for _, c := range []sandbox.Command{sleeper(), rooted()} {
-		p, err := r.Start(c)
+		p, err := r.Start(context.Background(), c)
 		if err != nil {
 			return err
 		}
@@ -103,7 +103,7 @@ func open(t *testing.T, s *containerdtest.Server) *Runtime {
 
 func start(t *testing.T, r *Runtime, c sandbox.Command) *process {
 	t.Helper()
-	p, err := r.Start(c)
+	p, err := r.Start(t.Context(), c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -290,7 +290,7 @@ func TestProgramsOutliveContainerd(t *testing.T) {
 	}
 	p.Forget()
 	q.killInit() // then only containerd knows the status
-	if _, err := r.Start(sleeper()); err == nil || !strings.Contains(err.Error(), "in a container") {
+	if _, err := r.Start(t.Context(), sleeper()); err == nil || !strings.Contains(err.Error(), "in a container") {
 		t.Errorf("a start without containerd: %v", err)
 	}
 	s.Run()
@@ -344,7 +344,7 @@ func TestManyContainersLeaveNothing(t *testing.T) {
 			case 2:
 				c.Argv = []string{"/no/such/program"}
 			}
-			p, err := r.Start(c)
+			p, err := r.Start(t.Context(), c)
 			if i%3 == 2 {
 				if err == nil {
 					t.Error("a program that does not exist starts")
@@ -394,7 +394,7 @@ func BenchmarkStart(b *testing.B) {
 	}
 	defer r.Close()
 	for b.Loop() {
-		p, err := r.Start(sleeper())
+		p, err := r.Start(b.Context(), sleeper())
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -248,7 +248,7 @@ func TestContainersOutliveAFullLimitOnProcesses(t *testing.T) {
 							t.Fatal(err)
 						}
 						if !out.Scan() || out.Text() != "signal" {
-							t.Fatalf("it says %q, %v, want that it has a signal; the container: %v", out.Text(), out.Err(), p.initEnded())
+							t.Fatalf("it says %q, %v, want that it has a signal; the container: %v", out.Text(), out.Err(), p.initEnded(t.Context()))
 						}
 					}
 				}

@@ -27,7 +27,7 @@ func said(t *testing.T, r *Runtime, c sandbox.Command, script string) string {
 	}
 	defer out.Close()
 	c.Argv, c.Stdout, c.Stderr = []string{"/bin/sh", "-c", script}, in, in
-	p, err := r.Start(c)
+	p, err := r.Start(t.Context(), c)
 	_ = in.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -65,16 +65,16 @@ func TestClassChoosesContainerdsRuntime(t *testing.T) {
 	}
 	if _, err := exec.LookPath("containerd-shim-runsc-v1"); err != nil {
 		c.Options.Class = "gvisor"
-		if _, err := r.Start(c); err == nil || !strings.Contains(err.Error(), "runtime class gvisor, io.containerd.runsc.v1: containerd: ") || !strings.Contains(err.Error(), "containerd-shim-runsc-v1") {
+		if _, err := r.Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "runtime class gvisor, io.containerd.runsc.v1: containerd: ") || !strings.Contains(err.Error(), "containerd-shim-runsc-v1") {
 			t.Errorf("%v, want what containerd says of the missing shim", err)
 		}
 	}
 	c.Options.Class = "absent"
-	if _, err := r.Start(c); err == nil || !strings.Contains(err.Error(), "runtime class absent, io.containerd.absent.v1: containerd: ") || !strings.Contains(err.Error(), "containerd-shim-absent-v1") {
+	if _, err := r.Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "runtime class absent, io.containerd.absent.v1: containerd: ") || !strings.Contains(err.Error(), "containerd-shim-absent-v1") {
 		t.Errorf("%v, want what containerd says of the missing shim", err)
 	}
 	c.Options.Class = "other"
-	if _, err := r.Start(c); err == nil || !strings.Contains(err.Error(), `runtime class "other": this node has absent, gvisor, plain (--runtime-classes)`) {
+	if _, err := r.Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), `runtime class "other": this node has absent, gvisor, plain (--runtime-classes)`) {
 		t.Errorf("%v, want the classes of the node", err)
 	}
 	if live := List(s.Namespace); len(live) != 1 || live[0].Class != "plain" {
@@ -153,7 +153,7 @@ func TestCDIGivesDevices(t *testing.T) {
 		"bad.yaml": "other.com/device=one",
 	} {
 		c.Options.Devices = []string{device}
-		if _, err := r.Start(c); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := r.Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", device, err, want)
 		}
 	}

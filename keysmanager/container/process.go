@@ -31,7 +31,33 @@ type process struct {
 	ended     chan struct{}        // closed when it has ended; then status is set. nil: it never ran
 	status    unix.WaitStatus
 
+	calls *sync.WaitGroup // to containerd, for the start
+	// unsure says that containerd may still do what a call has asked for. It is read after calls.
+	unsure bool
+
 	once sync.Once // of Forget
+}
+
+// call calls containerd for a start. If ctx ends first, call returns and the call goes on, because
+// one that is broken off may have an effect at any later time. settle waits for it.
+func (p *process) call(ctx context.Context, do func(ctx context.Context) error) error {
+	answer := make(chan error, 1)
+	p.calls.Go(func() {
+		ctx, cancel := context.WithTimeout(p.of.remove, p.of.patience)
+		defer cancel()
+		err := do(ctx)
+		p.unsure = p.unsure || err != nil && (errdefs.IsCanceled(err) || errdefs.IsDeadlineExceeded(err) || errdefs.IsUnavailable(err))
+		answer <- err
+	})
+	select {
+	case err := <-answer:
+		if err != nil {
+			return fmt.Errorf("containerd: %w", err)
+		}
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("containerd does not answer: %w", context.Cause(ctx))
+	}
 }
 
 // PID implements sandbox.Process.
@@ -103,11 +129,11 @@ func (p *process) whenInitEnds(f func()) (stop func()) {
 }
 
 // initEnded returns an error that says how the first process has ended, if it has.
-func (p *process) initEnded() error {
-	if p.awaitInit(time.Now().Add(10*time.Millisecond)) != nil {
+func (p *process) initEnded(ctx context.Context) error {
+	if ctx.Err() != nil || p.awaitInit(time.Now().Add(10*time.Millisecond)) != nil {
 		return nil
 	}
-	return fmt.Errorf("its first program has ended: %w", errStatus(p.asked()))
+	return fmt.Errorf("its first program has ended: %w", errStatus(p.asked(ctx)))
 }
 
 type errStatus unix.WaitStatus
@@ -141,19 +167,19 @@ func (p *process) awaitEnd() unix.WaitStatus {
 	if err == nil {
 		return status
 	}
-	return p.asked()
+	return p.asked(p.of.remove)
 }
 
 // retryPause is the pause between two questions to a containerd that does not answer.
 const retryPause = 200 * time.Millisecond
 
 // asked returns how the first process has ended, as containerd knows it. If containerd does not
-// say so in time, SIGKILL is assumed.
-func (p *process) asked() unix.WaitStatus {
-	ctx, cancel := context.WithTimeout(context.Background(), endTimeout)
+// say so in time, or before ctx ends, SIGKILL is assumed.
+func (p *process) asked(ctx context.Context) unix.WaitStatus {
+	limited, cancel := context.WithTimeout(ctx, endTimeout)
 	defer cancel()
 	for {
-		s, err := p.task.Status(ctx)
+		s, err := p.task.Status(limited)
 		if err == nil && s.Status == containerd.Stopped {
 			return waitStatus(s.ExitStatus)
 		}
@@ -162,7 +188,10 @@ func (p *process) asked() unix.WaitStatus {
 		}
 		select {
 		case <-time.After(retryPause): // containerd may come back
-		case <-ctx.Done():
+		case <-limited.Done():
+			if ctx.Err() != nil {
+				return unix.WaitStatus(unix.SIGKILL)
+			}
 			p.of.cfg.Log.Warn("containerd does not say how a container has ended; SIGKILL is assumed", "container", p.id, "waited", endTimeout, "error", err)
 			return unix.WaitStatus(unix.SIGKILL)
 		}
@@ -186,9 +215,22 @@ func (p *process) Forget() {
 	p.once.Do(func() {
 		p.of.removes.Go(func() {
 			p.end()
+			p.settle()
 			p.removeOrKeep()
 		})
 	})
+}
+
+// settle waits until containerd makes nothing of the container any more.
+func (p *process) settle() {
+	p.calls.Wait()
+	if !p.unsure {
+		return
+	}
+	select {
+	case <-time.After(lateTime):
+	case <-p.of.remove.Done():
+	}
 }
 
 // removeOrKeep removes the container. If that fails, the container is kept for a later retry.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"runtime"
@@ -47,10 +48,11 @@ const (
 // Bounds of the waits for containerd.
 const (
 	answerTimeout = 10 * time.Second // for its first answer
-	startTimeout  = 45 * time.Second // for the start of a container
+	startTimeout  = 45 * time.Second // for the start of a container, and for each call of it
 	endTimeout    = 30 * time.Second // for the status of a container that has ended
 	settleTime    = 10 * time.Second // for the end of a container whose program has ended
 	removeTimeout = 30 * time.Second // for a removal, and for all of them in Close
+	lateTime      = 10 * time.Second // for what containerd still makes after a call without an answer
 	redialPause   = time.Second      // between two connections to a containerd that is away, at most
 )
 
@@ -65,6 +67,7 @@ type Runtime struct {
 	shut     context.CancelFunc
 	starts   sync.WaitGroup  // starts under way
 	starting chan struct{}   // has an element per start that containerd works on
+	patience time.Duration   // for a call of a start: startTimeout
 	remove   context.Context // ends when Close has waited long enough for removals
 	giveUp   context.CancelFunc
 	removes  sync.WaitGroup // removals and Sweeps under way, and waits for ends
@@ -76,6 +79,7 @@ type Runtime struct {
 	closed  bool
 	live    map[*process]bool // until their removal ends
 	failed  []*process        // whose removal has failed; it is tried again
+	again   int               // removals under way that have failed before
 	waiting bool              // a Sweep in the background has not begun yet
 }
 
@@ -91,7 +95,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, fmt.Errorf("runtime containerd: %w; want containerd at %s: start it, or name its socket with --containerd-address", err, cfg.Address)
 	}
-	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), live: map[*process]bool{}}
+	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), patience: startTimeout, live: map[*process]bool{}}
 	r.open, r.shut = context.WithCancel(context.Background())
 	r.remove, r.giveUp = context.WithCancel(context.Background())
 	r.starting, r.removing = make(chan struct{}, 2*runtime.NumCPU()), make(chan struct{}, 2*runtime.NumCPU())
@@ -103,11 +107,11 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 func connect(ctx context.Context, cfg Config) (*containerd.Client, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	if err := listens(ctx, cfg.Address); err != nil {
+	if err := listens(cfg.Address); err != nil {
 		return nil, err
 	}
 	// All calls have deadlines. Until then they wait for a containerd that comes back.
-	client, err := containerd.New(cfg.Address, containerd.WithDefaultNamespace(cfg.Namespace), containerd.WithTimeout(redialPause),
+	client, err := containerd.New(cfg.Address, containerd.WithDefaultNamespace(cfg.Namespace), containerd.WithDefaultRuntime(runc), containerd.WithTimeout(redialPause),
 		containerd.WithCallOpts([]grpc.CallOption{grpc.WaitForReady(true)}))
 	if err != nil {
 		return nil, err
@@ -119,8 +123,8 @@ func connect(ctx context.Context, cfg Config) (*containerd.Client, error) {
 }
 
 // listens returns an error if nothing listens at a unix socket.
-func listens(ctx context.Context, address string) error {
-	conn, err := new(net.Dialer).DialContext(ctx, "unix", address)
+func listens(address string) error {
+	conn, err := net.DialTimeout("unix", address, answerTimeout)
 	if err != nil {
 		return err
 	}
@@ -128,15 +132,21 @@ func listens(ctx context.Context, address string) error {
 }
 
 // Start implements sandbox.Runtime.
-func (r *Runtime) Start(c sandbox.Command) (sandbox.Process, error) {
+func (r *Runtime) Start(ctx context.Context, c sandbox.Command) (sandbox.Process, error) {
 	if c.Platform {
-		p, err := r.spawner.Start(c)
+		p, err := r.spawner.Start(ctx, c)
 		if err != nil {
 			return nil, err
 		}
 		return platform{p, r}, nil
 	}
-	p, err := r.startInTurn(c)
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(r.open, func() { cancel(sandbox.ErrClosed) })()
+	p, err := r.startInTurn(ctx, c)
+	if why := context.Cause(ctx); err != nil && why != nil && !errors.Is(err, why) {
+		err = fmt.Errorf("%w: %w", why, err)
+	}
 	if err != nil {
 		where := c.Dir
 		if c.Chroot != "" {
@@ -148,7 +158,7 @@ func (r *Runtime) Start(c sandbox.Command) (sandbox.Process, error) {
 }
 
 // startInTurn starts a process once containerd works on few enough starts. Their time begins then.
-func (r *Runtime) startInTurn(c sandbox.Command) (*process, error) {
+func (r *Runtime) startInTurn(ctx context.Context, c sandbox.Command) (*process, error) {
 	r.mu.Lock()
 	if r.closed {
 		r.mu.Unlock()
@@ -157,37 +167,36 @@ func (r *Runtime) startInTurn(c sandbox.Command) (*process, error) {
 	r.starts.Add(1)
 	r.mu.Unlock()
 	defer r.starts.Done()
-	if err := enter(r.open, r.starting, startTimeout); r.open.Err() != nil {
-		return nil, sandbox.ErrClosed
-	} else if err != nil {
+	if err := enter(ctx, r.starting, startTimeout); err != nil {
 		return nil, fmt.Errorf("containerd works on %d other starts: %w", cap(r.starting), err)
 	}
-	defer func() { <-r.starting }()
-	ctx, cancel := context.WithTimeout(r.open, startTimeout)
-	defer cancel()
-	if err := listens(ctx, r.cfg.Address); err != nil {
+	var calls sync.WaitGroup
+	defer r.removes.Go(func() { calls.Wait(); <-r.starting })
+	ctx, end := context.WithTimeout(ctx, startTimeout)
+	defer end()
+	if err := listens(r.cfg.Address); err != nil {
 		return nil, fmt.Errorf("containerd: %w", err)
 	}
-	p, err := r.start(ctx, c)
-	if err != nil && r.open.Err() != nil {
-		err = fmt.Errorf("%w: %w", sandbox.ErrClosed, err)
-	}
+	p, err := r.start(ctx, c, &calls)
 	if err == nil {
-		r.retry() // containerd answers
+		r.retry(cap(r.removing) / 2) // containerd answers
 	}
 	return p, err
 }
 
 // enter puts an element into a channel, when there is room within this time.
-func enter(ctx context.Context, room chan<- struct{}, most time.Duration) error {
+func enter(ctx context.Context, room chan struct{}, most time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	select {
 	case room <- struct{}{}:
-		return nil
+		if ctx.Err() == nil {
+			return nil
+		}
+		<-room
 	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return context.Cause(ctx)
 }
 
 // platform is a process of the platform, such as a watchdog. If it is killed, it leaves containers.
@@ -219,17 +228,24 @@ func (r *Runtime) forget(p *process, failed error) {
 	}
 }
 
-// retry removes in the background what could not be removed before. The caller is a start, a
-// removal or a Sweep under way, or Close.
-func (r *Runtime) retry() {
+// retry removes in the background what could not be removed before, up to most containers at a
+// time: other removals must not wait for those that fail again. The caller is a start or a Sweep
+// under way, or Close.
+func (r *Runtime) retry(most int) {
 	r.mu.Lock()
-	failed := r.failed
-	r.failed = nil
-	for _, p := range failed {
+	defer r.mu.Unlock()
+	for len(r.failed) > 0 && r.again < most {
+		p := r.failed[0]
+		r.failed = r.failed[1:]
 		r.live[p] = true
-		r.removes.Go(p.removeOrKeep)
+		r.again++
+		r.removes.Go(func() {
+			p.removeOrKeep()
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.again--
+		})
 	}
-	r.mu.Unlock()
 }
 
 // Close implements sandbox.Runtime. It ends starts under way. It returns when the containers are
@@ -240,7 +256,7 @@ func (r *Runtime) Close() {
 	r.mu.Unlock()
 	r.shut()
 	r.starts.Wait() // no process is half made from here on
-	r.retry()
+	r.retry(math.MaxInt)
 	r.mu.Lock()
 	left := slices.Collect(maps.Keys(r.live))
 	r.mu.Unlock()

@@ -115,9 +115,9 @@ func ownOOMScore() (*int, error) {
 }
 
 // limits returns resource limits in the form of a container's spec.
-func limits(all map[string]uint64) (out []specs.POSIXRlimit) {
+func limits(all map[string]unix.Rlimit) (out []specs.POSIXRlimit) {
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		out = append(out, specs.POSIXRlimit{Type: name, Hard: all[name], Soft: all[name]})
+		out = append(out, specs.POSIXRlimit{Type: name, Hard: all[name].Max, Soft: all[name].Cur})
 	}
 	return out
 }

@@ -6,9 +6,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
+	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/pkg/cio"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
@@ -18,9 +22,10 @@ import (
 // runc is the name of containerd's runtime that starts containers with runc.
 const runc = "io.containerd.runc.v2"
 
-// start makes a container and starts a command's program in it.
-func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err error) {
-	p := &process{of: r, id: newID(c, r.cfg.Labels)}
+// start makes a container and starts a command's program in it. calls may go on after start has
+// failed.
+func (r *Runtime) start(ctx context.Context, c sandbox.Command, calls *sync.WaitGroup) (_ *process, err error) {
+	p := &process{of: r, id: newID(c, r.cfg.Labels), calls: calls}
 	r.add(p)
 	defer func() {
 		if err != nil {
@@ -60,17 +65,8 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 		return nil, err
 	}
 	defer listener.Close()
-	labels := r.labels(c)
-	p.container, err = r.client.NewContainer(ctx, p.id, containerd.WithSpec(spec), containerd.WithRuntime(handler, nil),
-		containerd.WithContainerLabels(labels), containerd.WithImageName(labels[labelImage]))
-	if err != nil {
-		return nil, fmt.Errorf("containerd: %w", err)
-	}
-	if p.task, err = p.container.NewTask(ctx, cio.NullIO); err != nil {
-		if c.Options.Class != "" {
-			return nil, fmt.Errorf("runtime class %s, %s: containerd: %w", c.Options.Class, handler, err)
-		}
-		return nil, fmt.Errorf("containerd: %w", err)
+	if err := p.create(ctx, c, spec, handler); err != nil {
+		return nil, err
 	}
 	if err := p.watch(int(p.task.Pid())); err != nil {
 		return nil, err
@@ -89,13 +85,34 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command) (_ *process, err
 	return p, nil
 }
 
+// create makes the container and its task, whose first process waits for its start.
+func (p *process) create(ctx context.Context, c sandbox.Command, spec *specs.Spec, handler string) error {
+	labels := p.of.labels(c)
+	if err := p.call(ctx, func(ctx context.Context) (err error) {
+		// It has no content and no snapshots, so it needs no lease: this one does not exist.
+		p.container, err = p.of.client.NewContainer(leases.WithLease(ctx, p.id), p.id, containerd.WithSpec(spec), containerd.WithRuntime(handler, nil),
+			containerd.WithContainerLabels(labels), containerd.WithImageName(labels[labelImage]))
+		return err
+	}); err != nil {
+		return err
+	}
+	err := p.call(ctx, func(ctx context.Context) (err error) {
+		p.task, err = p.container.NewTask(ctx, cio.NullIO)
+		return err
+	})
+	if err != nil && c.Options.Class != "" {
+		return fmt.Errorf("runtime class %s, %s: %w", c.Options.Class, handler, err)
+	}
+	return err
+}
+
 // run starts the container, which has been created, and the program in it.
 func (p *process) run(ctx context.Context, c sandbox.Command, o sandbox.Outline, g groups, l entry.Listener) error {
 	if err := g.enter(p.init); err != nil {
 		return err
 	}
-	if err := p.task.Start(ctx); err != nil {
-		return fmt.Errorf("containerd: %w", err)
+	if err := p.call(ctx, p.task.Start); err != nil {
+		return err
 	}
 	if err := p.begin(ctx, c, o, l); err != nil {
 		return err
@@ -106,15 +123,17 @@ func (p *process) run(ctx context.Context, c sandbox.Command, o sandbox.Outline,
 // begin has the program started, once the container runs.
 func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outline, l entry.Listener) error {
 	until, _ := ctx.Deadline()
-	defer context.AfterFunc(ctx, l.Close)() // the Runtime may be closed meanwhile
+	until = until.Add(time.Second) // ctx ends first, and says why
+	defer context.AfterFunc(ctx, l.Close)()
 	stop := p.whenInitEnds(l.Close)
 	conn, err := l.Accept(p.init, until)
 	stop()
 	if err != nil {
-		return errors.Join(fmt.Errorf("its first program does not connect: %w", err), p.initEnded())
+		return errors.Join(fmt.Errorf("its first program does not connect: %w", err), p.initEnded(ctx))
 	}
 	p.conn = conn
-	defer context.AfterFunc(ctx, conn.Close)()
+	keep := context.AfterFunc(ctx, conn.Close)
+	defer keep()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -141,7 +160,13 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 		return fmt.Errorf("process %d: %w", p.pid, err)
 	}
 	p.pidfd = os.NewFile(uintptr(fd), "pidfd")
-	return conn.Go()
+	if err := conn.Go(); err != nil {
+		return err
+	}
+	if !keep() { // the connection is closed, or about to be
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // ownPipe makes a user the owner of a pipe, so that the user's program can open it again as

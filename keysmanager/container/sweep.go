@@ -111,7 +111,7 @@ func (r *Runtime) Sweep(ctx context.Context) {
 	r.mu.Lock()
 	r.waiting = false
 	r.mu.Unlock()
-	r.retry()
+	r.retry(cap(r.removing) / 2)
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
 	left, err := r.client.Containers(ctx, fmt.Sprintf("labels.%q==%q", labelNode, r.cfg.Node))

@@ -2,6 +2,7 @@ package resources
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -181,7 +182,7 @@ type Tenant struct {
 // Start asks the warden to start a process of t's function, in the network that the function asks
 // for. If the node has accounts, Start takes one for the process; with Nobody as the AccountUser it
 // takes none. Release returns the account, also if the process does not start.
-func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid int, err error) {
+func (r *Reservation) Start(ctx context.Context, t Tenant, who AccountUser, p warden.Process) (pid int, err error) {
 	closeNetwork, err := r.pool.connect(&p.Command, t, who)
 	if err != nil {
 		return 0, err
@@ -192,7 +193,7 @@ func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid in
 	}
 	p.Command.Labels = map[string]string{sandbox.LabelFunction: t.Function, sandbox.LabelImage: t.Image, sandbox.LabelReplica: cmp.Or(r.replica, p.Name)}
 	if r.pool.cfg.Accounts == nil || who == Nobody {
-		return r.launch(p)
+		return r.launch(ctx, p)
 	}
 	lease, err := r.pool.cfg.Accounts.Take(t.Group)
 	if err != nil {
@@ -202,12 +203,12 @@ func (r *Reservation) Start(t Tenant, who AccountUser, p warden.Process) (pid in
 	if err := r.account.apply(&p.Command, who, t); err != nil {
 		return 0, err
 	}
-	return r.launch(p)
+	return r.launch(ctx, p)
 }
 
 // launch asks the warden to start a process, and puts the limits of its cgroup into force.
-func (r *Reservation) launch(p warden.Process) (pid int, err error) {
-	if pid, err = r.pool.cfg.Warden.Start(p); err == nil && r.group != nil {
+func (r *Reservation) launch(ctx context.Context, p warden.Process) (pid int, err error) {
+	if pid, err = r.pool.cfg.Warden.Start(ctx, p); err == nil && r.group != nil {
 		if failed := r.group.group.Enforce(); failed != nil {
 			r.pool.cfg.Log.Warn("a process has no limits", "name", p.Name, "error", failed)
 		}

@@ -400,14 +400,14 @@ func TestOpenAccountsNamesTheMissingRight(t *testing.T) {
 		"nosuch: not in": {Dir: image, Process: "nosuch", As: &l.Account},
 		"absolute path":  {Dir: image, As: &l.Account, Reads: []string{"/"}},
 	} {
-		if _, err := s.Start(c); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := s.Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %s", c, err, want)
 		}
 	}
 	if err := os.Chmod(filepath.Join(image, "stage"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Start(Command{Dir: image, As: &l.Account}); err == nil || !strings.Contains(err.Error(), "chmod -R a+rX") {
+	if _, err := s.Start(t.Context(), Command{Dir: image, As: &l.Account}); err == nil || !strings.Contains(err.Error(), "chmod -R a+rX") {
 		t.Errorf("a program that only its owner can read: %v", err)
 	}
 	if got := finished(t, s, Command{Dir: image, Argv: []string{"./stage", "id"}}); len(got) != 1 || !strings.HasPrefix(got[0], "stdout: id: 0 0 ") {

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"bufio"
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -67,7 +68,7 @@ const (
 const initTimeout = 30 * time.Second
 
 // startInside starts a process that has c.Chroot as its root.
-func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
+func (s *Spawner) startInside(ctx context.Context, c Command) (*exec.Cmd, error) {
 	root, err := filepath.Abs(c.Chroot)
 	if err != nil {
 		return nil, fmt.Errorf("root %s: %w", c.Chroot, err)
@@ -98,14 +99,14 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true, Pdeathsig: syscall.SIGKILL, Cloneflags: unix.CLONE_NEWNS | unix.CLONE_NEWPID | unix.CLONE_NEWIPC,
 	}
-	if err := s.run(cmd, c); err != nil {
+	if err := s.run(ctx, cmd, c); err != nil {
 		if errors.Is(err, unix.EPERM) {
 			err = fmt.Errorf("%w: an image with a root of its own needs namespaces, want the capability SYS_ADMIN (run as root)", err)
 		}
 		return nil, fmt.Errorf("start %s in root %s: %w", in.Argv[0], root, err)
 	}
 	_ = theirs.Close()
-	if err := awaitProgram(conn, in); err != nil {
+	if err := awaitProgram(ctx, conn, in); err != nil {
 		_ = cmd.Process.Kill()
 		wait(cmd)
 		return nil, fmt.Errorf("start %s in root %s: %w", in.Argv[0], root, err)
@@ -114,10 +115,16 @@ func (s *Spawner) startInside(c Command) (*exec.Cmd, error) {
 }
 
 // awaitProgram talks to an init process. It returns nil once the program runs.
-func awaitProgram(conn net.Conn, in inside) error {
+func awaitProgram(ctx context.Context, conn net.Conn, in inside) (err error) {
 	if err := conn.SetDeadline(time.Now().Add(initTimeout)); err != nil {
 		return err
 	}
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	defer func() {
+		if err != nil && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+	}()
 	b, err := json.Marshal(in)
 	if err != nil {
 		return err

@@ -1,9 +1,13 @@
 package sandbox
 
 import (
+	"bufio"
 	"bytes"
+	"context"
+	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +17,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -32,7 +37,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	if root := os.Getenv(parentOf); root != "" {
-		p, err := NewSpawner().Start(Command{Chroot: root, Argv: []string{"/probe", "wait"}, User: "7", Stdout: os.Stderr})
+		p, err := NewSpawner().Start(context.Background(), Command{Chroot: root, Argv: []string{"/probe", "wait"}, User: "7", Stdout: os.Stderr})
 		if err != nil {
 			panic(err)
 		}
@@ -300,7 +305,7 @@ func TestStartInsideNamesTheMissingFile(t *testing.T) {
 			if tc.c.Chroot == "" {
 				tc.c.Chroot = dir
 			}
-			if _, err := s.Start(tc.c); err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "start "+tc.c.Argv[0]) {
+			if _, err := s.Start(t.Context(), tc.c); err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "start "+tc.c.Argv[0]) {
 				t.Errorf("%v, want an error with %q and the name of the program", err, tc.want)
 			}
 		})
@@ -343,6 +348,27 @@ func FuzzIdentify(f *testing.F) {
 		}
 		if n, ok := parseID(user); ok && n != 0 && id.uid == 0 && passwd == "" {
 			t.Fatalf("%q is root", user)
+		}
+	})
+}
+
+// TestWaitForAProgramEndsWithItsContext has an init process that says nothing.
+func TestWaitForAProgramEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		defer theirs.Close()
+		defer ours.Close()
+		why := errors.New("nobody waits for it")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		failed := make(chan error, 1)
+		go func() { failed <- awaitProgram(ctx, ours, inside{}) }() // the test waits for it
+		if _, err := bufio.NewReader(theirs).ReadString('\n'); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		cancel(why)
+		if err := <-failed; !errors.Is(err, why) || time.Since(begin) != 0 {
+			t.Errorf("%v after %v, want %v at once", err, time.Since(begin), why)
 		}
 	})
 }

@@ -7,7 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Limits of a process and of each of its descendants.
+// Limits of a process and of each of its descendants. A hard limit of the Runtime's process counts
+// instead if it is lower.
 const (
 	MaxFiles    = 16 << 10 // descriptors
 	MaxFileSize = 64 << 30 // bytes per file that it writes
@@ -63,10 +64,36 @@ func (c Command) limits() map[int]uint64 {
 	return all
 }
 
-// limitNames are the names of the resources of [Command.limits].
-var limitNames = map[int]string{
-	unix.RLIMIT_CORE: "RLIMIT_CORE", unix.RLIMIT_NOFILE: "RLIMIT_NOFILE", unix.RLIMIT_FSIZE: "RLIMIT_FSIZE", unix.RLIMIT_MEMLOCK: "RLIMIT_MEMLOCK",
-	unix.RLIMIT_NPROC: "RLIMIT_NPROC",
+// resources are the names of all limited resources.
+var resources = map[int]string{
+	unix.RLIMIT_AS: "RLIMIT_AS", unix.RLIMIT_CORE: "RLIMIT_CORE", unix.RLIMIT_CPU: "RLIMIT_CPU", unix.RLIMIT_DATA: "RLIMIT_DATA",
+	unix.RLIMIT_FSIZE: "RLIMIT_FSIZE", unix.RLIMIT_LOCKS: "RLIMIT_LOCKS", unix.RLIMIT_MEMLOCK: "RLIMIT_MEMLOCK", unix.RLIMIT_MSGQUEUE: "RLIMIT_MSGQUEUE",
+	unix.RLIMIT_NICE: "RLIMIT_NICE", unix.RLIMIT_NOFILE: "RLIMIT_NOFILE", unix.RLIMIT_NPROC: "RLIMIT_NPROC", unix.RLIMIT_RSS: "RLIMIT_RSS",
+	unix.RLIMIT_RTPRIO: "RLIMIT_RTPRIO", unix.RLIMIT_RTTIME: "RLIMIT_RTTIME", unix.RLIMIT_SIGPENDING: "RLIMIT_SIGPENDING", unix.RLIMIT_STACK: "RLIMIT_STACK",
+}
+
+// allLimits returns the limits that a process gets, by the names of their resources: those of the
+// command, and those that a child of this process inherits.
+func (c Command) allLimits() (map[string]unix.Rlimit, error) {
+	own, out := c.limits(), map[string]unix.Rlimit{}
+	for resource, name := range resources {
+		var now unix.Rlimit
+		if err := unix.Getrlimit(resource, &now); err != nil {
+			return nil, fmt.Errorf("limit %s: %w", name, err)
+		}
+		if most, ok := own[resource]; ok {
+			now = lowered(now, most)
+		}
+		out[name] = now
+	}
+	return out, nil
+}
+
+// lowered returns a limit of at most this value, and of at most the hard limit that there is now:
+// that may be the operator's.
+func lowered(now unix.Rlimit, most uint64) unix.Rlimit {
+	most = min(most, now.Max)
+	return unix.Rlimit{Cur: most, Max: most}
 }
 
 // lowerLimit reduces a limit of a process to at most this value.
@@ -75,11 +102,8 @@ func lowerLimit(pid, resource int, most uint64) error {
 	if err := unix.Prlimit(pid, resource, nil, &now); err != nil {
 		return err
 	}
-	if now.Max <= most && now.Cur <= most {
-		return nil
-	}
-	most = min(most, now.Max)
-	return unix.Prlimit(pid, resource, &unix.Rlimit{Cur: most, Max: most}, nil)
+	then := lowered(now, most)
+	return unix.Prlimit(pid, resource, &then, nil)
 }
 
 // asReal runs f while the calling thread's real user and group are those of as. The kernel then

@@ -119,7 +119,7 @@ func TestTheHomeOfTheStartingUserIsClosed(t *testing.T) {
 	if err := errors.Join(os.RemoveAll(home), os.Symlink("/", home)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.Start(Command{Dir: "/", Argv: []string{"/bin/true"}}); err == nil || !strings.Contains(err.Error(), home) {
+	if _, err := s.Start(t.Context(), Command{Dir: "/", Argv: []string{"/bin/true"}}); err == nil || !strings.Contains(err.Error(), home) {
 		t.Errorf("%v, want an error that names %s", err, home)
 	}
 }

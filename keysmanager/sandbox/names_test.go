@@ -67,7 +67,7 @@ func TestNamesOfAProcess(t *testing.T) {
 					t.Errorf("it writes to /etc/hosts: %q", got)
 				}
 				c.Hosts += "-missing"
-				if _, err := s.Start(c); err == nil || !strings.Contains(err.Error(), "/etc/hosts") {
+				if _, err := s.Start(t.Context(), c); err == nil || !strings.Contains(err.Error(), "/etc/hosts") {
 					t.Errorf("with a file that is missing: %v, want an error that names /etc/hosts", err)
 				}
 			})

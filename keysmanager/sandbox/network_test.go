@@ -33,7 +33,7 @@ func TestProcessStartsInItsNetworkNamespace(t *testing.T) {
 	defer s.Close()
 	in := func(file *os.File) string {
 		t.Helper()
-		cmd, err := s.Start(Command{Dir: "/", Argv: []string{"sleep", "60"}, Network: file})
+		cmd, err := s.Start(t.Context(), Command{Dir: "/", Argv: []string{"sleep", "60"}, Network: file})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -25,10 +25,10 @@ type Outline struct {
 	Groups   []int    // further groups
 	Rights   []string // the capabilities that the process keeps, such as CAP_CHOWN
 
-	Mounts []Mount           // outer folders first
-	Lists  map[string][]byte // content of the files that the process sees at these paths, read-only
-	Memory []Scratch         // file systems in memory, outer folders first
-	Limits map[string]uint64 // resource limits, such as RLIMIT_CORE
+	Mounts []Mount                // outer folders first
+	Lists  map[string][]byte      // content of the files that the process sees at these paths, read-only
+	Memory []Scratch              // file systems in memory, outer folders first
+	Limits map[string]unix.Rlimit // all resource limits, such as RLIMIT_CORE
 	// Devices are the paths of the devices that the process may use, of those that the machine has.
 	Devices []string
 }
@@ -55,7 +55,7 @@ const Writable = writable
 // folder in which the root of a command with Chroot is mounted; the user and the working folder are
 // added there if they are missing.
 func (c Command) Outline(root string) (Outline, error) {
-	o := Outline{Argv: c.Args(), Limits: map[string]uint64{}, Devices: slices.Clone(devices)}
+	o := Outline{Argv: c.Args(), Devices: slices.Clone(devices)}
 	var err error
 	if c.Chroot != "" {
 		err = c.outlineRoot(&o, root)
@@ -65,8 +65,8 @@ func (c Command) Outline(root string) (Outline, error) {
 	if err != nil {
 		return Outline{}, err
 	}
-	for resource, most := range c.limits() {
-		o.Limits[limitNames[resource]] = most
+	if o.Limits, err = c.allLimits(); err != nil {
+		return Outline{}, err
 	}
 	slices.SortFunc(o.Mounts, func(a, b Mount) int { return strings.Compare(a.At, b.At) })
 	return o, nil

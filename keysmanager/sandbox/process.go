@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -19,8 +20,9 @@ import (
 
 // Runtime starts processes. Its methods are safe for concurrent use.
 type Runtime interface {
-	// Start starts the process of a command.
-	Start(c Command) (Process, error)
+	// Start starts the process of a command. If ctx ends first, Start fails soon, and the Runtime
+	// removes what has been begun, at the latest in Close. A process that runs does not end with ctx.
+	Start(ctx context.Context, c Command) (Process, error)
 	// Close ends the Runtime and its processes. The caller calls it after they have ended.
 	Close()
 }
@@ -193,7 +195,7 @@ func (s *Spawner) Close() {
 
 // Start starts the process as the leader of its own session and process group, unless c.Stays is
 // set. The caller waits for the process.
-func (s *Spawner) Start(c Command) (Process, error) {
+func (s *Spawner) Start(ctx context.Context, c Command) (Process, error) {
 	if err := c.Options.inProcess(); err != nil {
 		return nil, err
 	}
@@ -201,7 +203,7 @@ func (s *Spawner) Start(c Command) (Process, error) {
 	if c.Chroot != "" {
 		start = s.startInside
 	}
-	cmd, err := start(c)
+	cmd, err := start(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -209,10 +211,10 @@ func (s *Spawner) Start(c Command) (Process, error) {
 }
 
 // startBeside starts a process without a root of its own.
-func (s *Spawner) startBeside(c Command) (*exec.Cmd, error) {
+func (s *Spawner) startBeside(ctx context.Context, c Command) (*exec.Cmd, error) {
 	cmd, err := c.cmd()
 	if err == nil {
-		err = s.run(cmd, c)
+		err = s.run(ctx, cmd, c)
 	}
 	if errors.Is(err, unix.EACCES) && c.As != nil {
 		err = fmt.Errorf("%w; it runs as a user of its own, want its files readable by all (chmod -R a+rX)", err)
@@ -264,12 +266,17 @@ func (c Command) cmd() (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// run starts cmd from the Spawner's thread. The process ends when that thread ends.
-func (s *Spawner) run(cmd *exec.Cmd, c Command) error {
+// run starts cmd from the Spawner's thread, in turn. The process ends when that thread ends.
+func (s *Spawner) run(ctx context.Context, cmd *exec.Cmd, c Command) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	started := make(chan error, 1)
 	select {
 	case s.jobs <- func() { started <- s.begin(cmd, c) }:
 		return <-started
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	case <-s.quit:
 		return ErrClosed
 	}

@@ -157,7 +157,7 @@ func start(t *testing.T, s *Spawner, c Command) (Process, *Output, *lines) {
 		t.Fatal(err)
 	}
 	c.Stdout, c.Stderr = o.Stdout, o.Stderr
-	p, err := s.Start(c)
+	p, err := s.Start(t.Context(), c)
 	o.Started()
 	if err != nil {
 		t.Fatal(err)
@@ -236,12 +236,12 @@ func TestStartNamesTheMissingProgram(t *testing.T) {
 	s, dir := newSpawner(t), t.TempDir()
 	write(t, filepath.Join(dir, "text"), "no program")
 	for process, want := range map[string]string{"": "start ./stage in " + dir, "./text": "./text", "no-such-program": "no-such-program"} {
-		if _, err := s.Start(Command{Dir: dir, Process: process}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := s.Start(t.Context(), Command{Dir: dir, Process: process}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("process %q: %v, want an error with %q", process, err, want)
 		}
 	}
 	s.Close()
-	if _, err := s.Start(Command{Dir: dir, Process: "true"}); err == nil {
+	if _, err := s.Start(t.Context(), Command{Dir: dir, Process: "true"}); err == nil {
 		t.Error("a closed spawner starts")
 	}
 }

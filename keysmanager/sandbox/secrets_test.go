@@ -97,7 +97,7 @@ func TestProcessSeesOnlyItsOwnSecrets(t *testing.T) {
 	if slices.Sort(want); !slices.Equal(got, want) {
 		t.Errorf("its own secrets: %q, want %q", got, want)
 	}
-	if _, err := s.Start(Command{Dir: image, As: &hostile.Account, Secrets: secrets}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("want a folder that group %d can read", hostile.GID)) {
+	if _, err := s.Start(t.Context(), Command{Dir: image, As: &hostile.Account, Secrets: secrets}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("want a folder that group %d can read", hostile.GID)) {
 		t.Errorf("started with another group's secrets: %v", err)
 	}
 }

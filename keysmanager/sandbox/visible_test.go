@@ -62,7 +62,7 @@ func TestProgramsThatAnAccountDoesNotSee(t *testing.T) {
 		if tc.path != "" {
 			c.Env = map[string]string{"PATH": tc.path}
 		}
-		_, err := s.Start(c)
+		_, err := s.Start(t.Context(), c)
 		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "such as /opt") {
 			t.Errorf("%s: %v, want an error with %q and what to do", tc.process, err, tc.want)
 		}

@@ -28,7 +28,7 @@ func machineZone() zone {
 // set makes it the time zone of the root of the calling thread. The root takes writes. If its /etc
 // is not a folder, it keeps its own.
 func (z zone) set() {
-	if b, err := os.ReadFile(zoneFile); len(z.Data) == 0 || err == nil && bytes.Equal(b, z.Data) {
+	if len(z.Data) == 0 || z.is(zoneFile) {
 		return
 	}
 	if err := os.MkdirAll("/etc", 0o755); err != nil {
@@ -37,9 +37,20 @@ func (z zone) set() {
 	if err := os.Remove(zoneFile); err != nil && !os.IsNotExist(err) {
 		return
 	}
-	if b, err := os.ReadFile(z.Link); z.Link != "" && err == nil && bytes.Equal(b, z.Data) {
+	if z.Link != "" && z.is(z.Link) {
 		_ = os.Symlink(z.Link, zoneFile) // the root has no such file any more
 		return
 	}
 	_ = os.WriteFile(zoneFile, z.Data, 0o644) // if the layer is full, the program's start says so
+}
+
+// is reports whether a file has the time zone. The file is the image's, and may be anything: a
+// named pipe, or larger than the memory.
+func (z zone) is(file string) bool {
+	info, err := os.Stat(file)
+	if err != nil || !info.Mode().IsRegular() || info.Size() != int64(len(z.Data)) {
+		return false
+	}
+	b, err := os.ReadFile(file)
+	return err == nil && bytes.Equal(b, z.Data)
 }

@@ -1,6 +1,7 @@
 package warden
 
 import (
+	"context"
 	"errors"
 	"os"
 	"syscall"
@@ -62,7 +63,7 @@ type Client struct{ to keeper }
 type keeper interface {
 	attach(onExit func(Exit)) ([]Kept, error)
 	release() error
-	start(p Process) (pid int, err error)
+	start(ctx context.Context, p Process) (pid int, err error)
 	signal(name string, s syscall.Signal) error
 	put(name string, meta []byte, files []*os.File) error
 	drop(name string) error
@@ -83,8 +84,11 @@ func (c *Client) Attach(onExit func(Exit)) ([]Kept, error) { return c.to.attach(
 func (c *Client) Release() error { return c.to.release() }
 
 // Start starts a process and returns its pid. The process leads its own session, and its process
-// group ends with it. The entry stays after the process has ended, until it is dropped.
-func (c *Client) Start(p Process) (pid int, err error) { return c.to.start(p) }
+// group ends with it. The entry stays after the process has ended, until it is dropped. If ctx ends
+// first, Start fails soon, and neither an entry nor a process is left.
+func (c *Client) Start(ctx context.Context, p Process) (pid int, err error) {
+	return c.to.start(ctx, p)
+}
 
 // Signal signals a process. It returns nil if the process has ended.
 func (c *Client) Signal(name string, s syscall.Signal) error { return c.to.signal(name, s) }

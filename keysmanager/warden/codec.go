@@ -35,6 +35,7 @@ const (
 	opSignal  = "signal"
 	opPut     = "put"
 	opDrop    = "drop"
+	opCancel  = "cancel" // ends a start; it has no answer of its own
 
 	opAnswer = "answer"
 	opKept   = "kept"
@@ -57,6 +58,8 @@ type message struct {
 	// Keep is the number of descriptors, counted from the last, that are kept.
 	Keep int  `json:"keep,omitempty"`
 	Idle bool `json:"idle,omitempty"`
+
+	Of uint64 `json:"of,omitempty"` // the id of the start that is canceled; Error says why
 
 	PID    int    `json:"pid,omitempty"`
 	Ended  bool   `json:"ended,omitempty"`

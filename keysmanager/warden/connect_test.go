@@ -28,7 +28,7 @@ func TestOneManagerAtATime(t *testing.T) {
 	if next := launch(t, l); next.pid() != pid || len(next.kept) != 1 {
 		t.Errorf("warden %d has %+v, want %d with one process", next.pid(), next.kept, pid)
 	}
-	if _, err := m.Start(Process{Name: "b"}); !errors.Is(err, ErrClosed) {
+	if _, err := m.Start(t.Context(), Process{Name: "b"}); !errors.Is(err, ErrClosed) {
 		t.Errorf("a closed client: %v", err)
 	}
 }

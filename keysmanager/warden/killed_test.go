@@ -33,7 +33,7 @@ func manage() error {
 	for i, text := range os.Args[2:] {
 		idle := strings.HasPrefix(text, "idle:")
 		p := Process{Name: strconv.Itoa(i), Command: script(strings.TrimPrefix(text, "idle:")), Idle: idle}
-		if _, err := c.Start(p); err != nil {
+		if _, err := c.Start(context.Background(), p); err != nil {
 			return err
 		}
 	}

@@ -276,12 +276,12 @@ func (c *relaunched) release() error {
 	return err
 }
 
-func (c *relaunched) start(p Process) (int, error) {
+func (c *relaunched) start(ctx context.Context, p Process) (int, error) {
 	r, err := c.current(true)
 	if err != nil {
 		return 0, err
 	}
-	return r.start(p)
+	return r.start(ctx, p)
 }
 
 func (c *relaunched) signal(name string, s syscall.Signal) error {

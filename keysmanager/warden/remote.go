@@ -1,6 +1,7 @@
 package warden
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -23,6 +24,7 @@ type remote struct {
 	runs     string // as Server.Runs
 	pidfd    int
 	patience time.Duration  // normally answerTimeout
+	starts   chan struct{}  // has an element per start that the warden works on
 	done     chan struct{}  // closed when reading has ended
 	sends    sync.WaitGroup // messages that are sent without waiting for an answer
 
@@ -50,7 +52,7 @@ type request struct {
 // greet makes this process the manager of the warden at a connection.
 func greet(conn *net.UnixConn, deadline time.Time) (*remote, error) {
 	r := &remote{
-		wire: newWire(conn), patience: answerTimeout, done: make(chan struct{}), pending: map[uint64]*request{}, running: map[string]int{}, late: map[string]bool{},
+		wire: newWire(conn), patience: answerTimeout, starts: make(chan struct{}, maxStarts), done: make(chan struct{}), pending: map[uint64]*request{}, running: map[string]int{}, late: map[string]bool{},
 	}
 	if err := conn.SetReadDeadline(deadline); err != nil {
 		return nil, err
@@ -226,8 +228,9 @@ func awaitEnd(pidfd int, limit time.Duration) bool {
 	}
 }
 
-// ask sends a message and waits for its answer.
-func (r *remote) ask(m message) (message, []Kept, error) {
+// ask sends a message and waits for its answer. If ctx ends first, the warden is told, and answers
+// soon. That is for starts.
+func (r *remote) ask(ctx context.Context, m message) (message, []Kept, error) {
 	q := &request{op: m.Op, name: m.Name, answer: make(chan message, 1)}
 	r.mu.Lock()
 	if r.lost != nil {
@@ -247,11 +250,21 @@ func (r *remote) ask(m message) (message, []Kept, error) {
 		}
 		_ = r.wire.conn.Close() // read then reports the cause
 	}
+	late := fmt.Errorf("warden: %s %q: not answered within %v", m.Op, m.Name, r.patience)
 	t := time.NewTimer(r.patience)
 	defer t.Stop()
 	select {
 	case a := <-q.answer:
 		return a, q.kept, a.err()
+	case <-ctx.Done():
+		late = fmt.Errorf("warden: %s %q: not answered within %v after its cancellation: %w", m.Op, m.Name, sendTimeout, context.Cause(ctx))
+		r.cancel(m.ID, context.Cause(ctx))
+		t.Reset(sendTimeout)
+		select {
+		case a := <-q.answer:
+			return a, q.kept, a.err()
+		case <-t.C:
+		}
 	case <-t.C:
 	}
 	r.mu.Lock()
@@ -262,7 +275,15 @@ func (r *remote) ask(m message) (message, []Kept, error) {
 		a := <-q.answer
 		return a, q.kept, a.err()
 	}
-	return message{}, nil, fmt.Errorf("warden: %s %q: not answered within %v", m.Op, m.Name, r.patience)
+	if m.Op == opStart && ctx.Err() == nil {
+		r.cancel(m.ID, late)
+	}
+	return message{}, nil, late
+}
+
+// cancel ends a start in the warden.
+func (r *remote) cancel(id uint64, why error) {
+	_ = r.wire.send(message{Op: opCancel, Of: id, Error: why.Error()}) // if it fails, read says why
 }
 
 func (r *remote) attach(onExit func(Exit)) ([]Kept, error) {
@@ -272,7 +293,7 @@ func (r *remote) attach(onExit func(Exit)) ([]Kept, error) {
 	before := r.onExit
 	r.onExit = onExit
 	r.mu.Unlock()
-	_, kept, err := r.ask(message{Op: opAttach})
+	_, kept, err := r.ask(context.Background(), message{Op: opAttach})
 	if err != nil {
 		closeAll(kept)
 		r.mu.Lock()
@@ -286,7 +307,8 @@ func (r *remote) attach(onExit func(Exit)) ([]Kept, error) {
 func (r *remote) release() error {
 	r.attaching.Lock()
 	defer r.attaching.Unlock()
-	_, _, err := r.ask(message{Op: opRelease}) // exits that came before the answer have been reported
+	// Exits that come before the answer are reported.
+	_, _, err := r.ask(context.Background(), message{Op: opRelease})
 	r.mu.Lock()
 	r.onExit = nil
 	clear(r.running)
@@ -294,19 +316,30 @@ func (r *remote) release() error {
 	return err
 }
 
-func (r *remote) start(p Process) (int, error) {
+func (r *remote) start(ctx context.Context, p Process) (int, error) {
 	if err := check(p.Name, p.Meta, p.Keep); err != nil {
 		return 0, err
 	}
 	m := message{Op: opStart, Name: p.Name, Meta: p.Meta, Idle: p.Idle, Keep: len(p.Keep)}
+	select {
+	case r.starts <- struct{}{}:
+		defer func() { <-r.starts }()
+	case <-ctx.Done():
+	}
+	if ctx.Err() != nil {
+		return 0, fmt.Errorf("warden: process %q: %w", p.Name, context.Cause(ctx))
+	}
 	m.setCommand(p.Command)
 	m.files = append(m.files, p.Keep...)
-	a, _, err := r.ask(m)
+	a, _, err := r.ask(ctx, m)
+	if why := context.Cause(ctx); err != nil && why != nil {
+		err = fault{err.Error(), errors.Join(err, why)} // the text has the cause, if it was the cause
+	}
 	return a.PID, err
 }
 
 func (r *remote) signal(name string, s syscall.Signal) error {
-	_, _, err := r.ask(message{Op: opSignal, Name: name, Signal: int(s)})
+	_, _, err := r.ask(context.Background(), message{Op: opSignal, Name: name, Signal: int(s)})
 	return err
 }
 
@@ -314,12 +347,12 @@ func (r *remote) put(name string, meta []byte, files []*os.File) error {
 	if err := check(name, meta, files); err != nil {
 		return err
 	}
-	_, _, err := r.ask(message{Op: opPut, Name: name, Meta: meta, files: files, Keep: len(files)})
+	_, _, err := r.ask(context.Background(), message{Op: opPut, Name: name, Meta: meta, files: files, Keep: len(files)})
 	return err
 }
 
 func (r *remote) drop(name string) error {
-	_, _, err := r.ask(message{Op: opDrop, Name: name})
+	_, _, err := r.ask(context.Background(), message{Op: opDrop, Name: name})
 	if errors.Is(err, ErrLost) {
 		return nil // its entries are gone, too
 	}

@@ -45,12 +45,15 @@ func slow(t *testing.T) (r *remote, told chan Exit, warden *wire) {
 // startedLate starts a process whose answer does not come in time, and returns the request.
 func startedLate(t *testing.T, r *remote, w *wire, name string) message {
 	t.Helper()
-	if _, err := r.start(Process{Name: name}); err == nil || !strings.Contains(err.Error(), `start "`+name+`": not answered within`) {
+	if _, err := r.start(t.Context(), Process{Name: name}); err == nil || !strings.Contains(err.Error(), `start "`+name+`": not answered within`) {
 		t.Fatalf("got %v, want an error that there was no answer", err)
 	}
 	m, err := w.receive()
 	if err != nil || m.Op != opStart || m.Name != name {
 		t.Fatalf("%+v, %v, want the request to start it", m, err)
+	}
+	if c, err := w.receive(); err != nil || c.Op != opCancel || c.Of != m.ID {
+		t.Fatalf("%+v, %v, want that the start is canceled", c, err)
 	}
 	return m
 }
@@ -88,7 +91,8 @@ func TestProcessOfALateStartIsKilledAndDropped(t *testing.T) {
 	r.patience = time.Minute
 	started := make(chan error, 1)
 	go func() {
-		_, err := r.start(Process{Name: "d"}) // answered in time, though the process ends at once
+		// It is answered in time, though the process ends at once.
+		_, err := r.start(t.Context(), Process{Name: "d"})
 		started <- err
 	}()
 	d, err := w.receive()

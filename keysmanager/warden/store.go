@@ -2,6 +2,7 @@ package warden
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -99,7 +100,7 @@ func (s *store) release() error {
 	return nil
 }
 
-func (s *store) start(p Process) (int, error) {
+func (s *store) start(ctx context.Context, p Process) (int, error) {
 	if err := check(p.Name, p.Meta, p.Keep); err != nil {
 		return 0, err
 	}
@@ -123,7 +124,7 @@ func (s *store) start(p Process) (int, error) {
 		}
 		return 0, fmt.Errorf("warden: process %q: %w", p.Name, ErrTaken)
 	}
-	process, err := s.runtime.Start(p.Command)
+	process, err := s.runtime.Start(ctx, p.Command)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e.starts = false

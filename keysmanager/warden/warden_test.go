@@ -123,7 +123,7 @@ func script(text string) sandbox.Command {
 
 func (m *manager) start(p Process) int {
 	m.t.Helper()
-	pid, err := m.Start(p)
+	pid, err := m.Start(m.t.Context(), p)
 	if err != nil {
 		m.t.Fatal(err)
 	}
@@ -170,7 +170,7 @@ func TestStartSignalAndDrop(t *testing.T) {
 		if _, err := m.Attach(nil); err == nil || !strings.Contains(err.Error(), "one at a time") {
 			t.Errorf("a second manager: %v", err)
 		}
-		if _, err := m.Start(Process{Name: "a", Command: script("")}); !errors.Is(err, ErrTaken) {
+		if _, err := m.Start(t.Context(), Process{Name: "a", Command: script("")}); !errors.Is(err, ErrTaken) {
 			t.Errorf("a second one: %v, want %v", err, ErrTaken)
 		}
 		if err := m.Drop("a"); err != nil {
@@ -192,7 +192,7 @@ func TestStartSignalAndDrop(t *testing.T) {
 		if err := m.Signal("b", syscall.SIGTERM); !errors.Is(err, ErrUnknown) {
 			t.Errorf("a signal to nobody: %v", err)
 		}
-		if _, err := m.Start(Process{Name: "b", Command: sandbox.Command{Argv: []string{"/no/such"}}}); err == nil || !strings.Contains(err.Error(), "/no/such") {
+		if _, err := m.Start(t.Context(), Process{Name: "b", Command: sandbox.Command{Argv: []string{"/no/such"}}}); err == nil || !strings.Contains(err.Error(), "/no/such") {
 			t.Errorf("started: %v", err)
 		}
 		if err := m.Drop("b"); err != nil {
@@ -328,7 +328,7 @@ func TestTooLargeEntriesAreRefused(t *testing.T) {
 		}
 		c := script("")
 		c.Env = map[string]string{"LONG": strings.Repeat("x", maxMessage)}
-		if _, err := m.Start(Process{Name: "b", Command: c}); err == nil || !strings.Contains(err.Error(), "its environment is most of it") {
+		if _, err := m.Start(t.Context(), Process{Name: "b", Command: c}); err == nil || !strings.Contains(err.Error(), "its environment is most of it") {
 			t.Errorf("got %v, want an error about the environment", err)
 		}
 		m.start(Process{Name: "b", Command: script("")}) // the connection still works

@@ -74,7 +74,7 @@ type child struct {
 }
 
 // startChild starts the program. It returns before the program is ready.
-func startChild(s sandbox.Runtime, c *config) (*child, error) {
+func startChild(ctx context.Context, s sandbox.Runtime, c *config) (*child, error) {
 	command := c.command()
 	// Everything that it starts ends with this process, however this process ends.
 	command.Stays = true
@@ -106,7 +106,7 @@ func startChild(s sandbox.Runtime, c *config) (*child, error) {
 	if !c.network.Own {
 		p.guard = g
 	}
-	if p.process, err = s.Start(command); err != nil {
+	if p.process, err = s.Start(ctx, command); err != nil {
 		g.close()
 		return nil, err
 	}

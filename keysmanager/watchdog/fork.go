@@ -33,8 +33,14 @@ type forker struct {
 
 func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	kills := f.c.oom.kills()
+	var late timeoutError
 	p, err := f.start(w, r)
-	if err != nil {
+	switch {
+	case err == nil:
+	case errors.As(err, &late):
+		refuse(w, http.StatusGatewayTimeout, late.Error())
+		return
+	default:
 		f.log.Error("the process of a request did not start", "error", err)
 		refuse(w, http.StatusInternalServerError, f.c.hide(err.Error()))
 		return
@@ -49,7 +55,6 @@ func (f *forker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		p.kill() // nobody takes the output
 	}
 	status := p.wait()
-	var late timeoutError
 	why := fmt.Sprintf("the function's process ended with exit status %d", status.ExitStatus())
 	code := http.StatusInternalServerError
 	switch {
@@ -136,7 +141,7 @@ func (f *forker) start(w http.ResponseWriter, r *http.Request) (*process, error)
 	command := f.c.command()
 	command.Env = variables(command.Env, r)
 	command.Stdin, command.Stdout, command.Stderr = theirIn, theirOut, stderr.Stderr
-	runs, err := f.runtime.Start(command)
+	runs, err := f.runtime.Start(r.Context(), command)
 	stderr.Started()
 	if err != nil {
 		_, _ = in.Close(), out.Close()

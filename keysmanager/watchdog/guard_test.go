@@ -72,7 +72,7 @@ func programAt(upstream, listen string, shared bool) *config {
 // watchdogAt runs this test's binary as a watchdog in its own session. It prints "ready", or why
 // its program is not ready, and keeps running.
 func watchdogAt() {
-	p, err := startChild(sandbox.NewSpawner(), programAt(os.Getenv("upstream"), os.Getenv("listen"), os.Getenv("shared") != ""))
+	p, err := startChild(context.Background(), sandbox.NewSpawner(), programAt(os.Getenv("upstream"), os.Getenv("listen"), os.Getenv("shared") != ""))
 	if err == nil {
 		ctx, cancel := context.WithTimeout(context.Background(), soon)
 		if os.Getenv("upstream") != os.Getenv("listen") {
@@ -102,7 +102,7 @@ func startWatchdog(t *testing.T, s *sandbox.Spawner, function string, env map[st
 	}
 	defer theirs.Close()
 	env["WATCHDOG_TEST"], env[wire.EnvFunction] = "program's watchdog", function
-	cmd, err := s.Start(sandbox.Command{Dir: "/", Argv: []string{os.Args[0]}, Env: env, Stdout: theirs, Stderr: os.Stderr})
+	cmd, err := s.Start(t.Context(), sandbox.Command{Dir: "/", Argv: []string{os.Args[0]}, Env: env, Stdout: theirs, Stderr: os.Stderr})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +192,7 @@ func served(t testing.TB, c *config) (p *child, ask func(path string) (int, stri
 	t.Helper()
 	s := sandbox.NewSpawner()
 	t.Cleanup(s.Close)
-	p, err := startChild(s, c)
+	p, err := startChild(t.Context(), s, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -274,7 +274,7 @@ func TestStartFailsAtOnceIfThePortIsTaken(t *testing.T) {
 	where := freeAddress(t)
 	c := shell(modeHTTP, "exec sleep 60")
 	c.upstream = &url.URL{Scheme: "http", Host: where}
-	p, err := startChild(s, c)
+	p, err := startChild(t.Context(), s, c)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +302,7 @@ func TestProgramOpensItsPortAgain(t *testing.T) {
 	t.Cleanup(s.Close)
 	command := programAt("", where, false).command()
 	command.Stays = true
-	cmd, err := s.Start(command)
+	cmd, err := s.Start(t.Context(), command)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		}
 		w.function, w.forget = h, func() { _ = root.Close() } // opened for reading only
 	case modeHTTP:
-		p, err := startChild(w.runtime, w.c)
+		p, err := startChild(ctx, w.runtime, w.c)
 		if err != nil {
 			return err
 		}

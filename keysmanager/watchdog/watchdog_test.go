@@ -29,7 +29,7 @@ import (
 func TestMain(m *testing.M) {
 	// A watchdog that has started its program and waits.
 	if os.Getenv("WATCHDOG_TEST") == "watchdog" {
-		_, err := startChild(sandbox.NewSpawner(), shell(modeHTTP, "sleep 60 & echo $$ $!; wait"))
+		_, err := startChild(context.Background(), sandbox.NewSpawner(), shell(modeHTTP, "sleep 60 & echo $$ $!; wait"))
 		if err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -162,7 +162,7 @@ func TestProgramThatEndsIsNotWaitedFor(t *testing.T) {
 	s := sandbox.NewSpawner()
 	defer s.Close()
 	for script, want := range map[string]string{"exit 3": "exit status 3", "kill -9 $$": "killed by SIGKILL"} {
-		p, err := startChild(s, shell(modeHTTP, script))
+		p, err := startChild(t.Context(), s, shell(modeHTTP, script))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +184,7 @@ func TestReplicaRefusesTheProgramOfAnother(t *testing.T) {
 	defer s.Close()
 	c := shell(modeHTTP, "sleep 60")
 	c.upstream = &at(t, first.URL).at
-	if _, err := startChild(s, c); err == nil || !strings.Contains(err.Error(), "is taken by process ") {
+	if _, err := startChild(t.Context(), s, c); err == nil || !strings.Contains(err.Error(), "is taken by process ") {
 		t.Errorf("%v", err)
 	}
 }
@@ -204,7 +204,7 @@ func TestStopKillsAProgramThatIgnoresSIGTERM(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := shell(modeHTTP, strings.ReplaceAll(script, ">&9", fmt.Sprintf("> /proc/%d/fd/%d", os.Getpid(), say.Fd())))
-		p, err := startChild(s, c)
+		p, err := startChild(t.Context(), s, c)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -235,7 +235,7 @@ func TestProgramEndsWithItsWatchdog(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer out.Close()
-	cmd, err := s.Start(sandbox.Command{Dir: "/", Argv: []string{os.Args[0]}, Env: map[string]string{"WATCHDOG_TEST": "watchdog"}, Stdout: theirs, Stderr: os.Stderr})
+	cmd, err := s.Start(t.Context(), sandbox.Command{Dir: "/", Argv: []string{os.Args[0]}, Env: map[string]string{"WATCHDOG_TEST": "watchdog"}, Stdout: theirs, Stderr: os.Stderr})
 	_ = theirs.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -363,4 +363,49 @@ func TestProcessEndsWithItsClient(t *testing.T) {
 	leave()
 	resp.Body.Close()
 	proctest.Gone(t, pid)
+}
+
+// TestStartsEndWithTheirRequest has a Runtime that waits, as containers wait for containerd.
+func TestStartsEndWithTheirRequest(t *testing.T) {
+	t.Parallel()
+	c := shell(modeStreaming, "echo done")
+	waits := &stalled{began: make(chan struct{}, 2), ended: make(chan error, 2)}
+	f := &forker{c: c, runtime: waits, log: slog.New(slog.DiscardHandler)}
+
+	w := httptest.NewRecorder()
+	bounded(10*time.Millisecond, f).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil))
+	if text := w.Body.String(); w.Code != http.StatusGatewayTimeout || !strings.Contains(text, "exec_timeout") {
+		t.Errorf("%d %s, want 504 and its exec_timeout", w.Code, text)
+	}
+	if err := <-waits.ended; !errors.As(err, new(timeoutError)) {
+		t.Errorf("the start ended for %v, want its exec_timeout", err)
+	}
+
+	<-waits.began
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan struct{})
+	go func() { // the test waits for it
+		defer close(served)
+		f.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodPost, "/", nil))
+	}()
+	<-waits.began
+	cancel()
+	<-served
+	if err := <-waits.ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("the start ended for %v, want that the client has gone", err)
+	}
+}
+
+// stalled is a Runtime whose starts wait until their contexts end.
+type stalled struct {
+	sandbox.Runtime
+	began chan struct{}
+	ended chan error
+}
+
+func (w *stalled) Start(ctx context.Context, _ sandbox.Command) (sandbox.Process, error) {
+	w.began <- struct{}{}
+	<-ctx.Done()
+	w.ended <- context.Cause(ctx)
+	return nil, context.Cause(ctx)
 }

@@ -24,7 +24,7 @@ func Load(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resource
 	z := newZygote(h, key, NewEntry("zygote"), t.Function)
 	z.Family.limits = limits
 	begin := time.Now()
-	if err := z.start(cmd, t); err != nil {
+	if err := z.start(ctx, cmd, t); err != nil {
 		return nil, err
 	}
 	began(z.PID)
@@ -44,7 +44,7 @@ func Load(ctx context.Context, h *Host, cmd sandbox.Command, key Key, t resource
 
 // start starts the process of a zygote that no other goroutine knows yet. If it returns an error,
 // it has cleaned up.
-func (z *Zygote) start(cmd sandbox.Command, t resources.Tenant) (err error) {
+func (z *Zygote) start(ctx context.Context, cmd sandbox.Command, t resources.Tenant) (err error) {
 	ours, theirs, err := pair(unix.SOCK_SEQPACKET)
 	if err != nil {
 		return fmt.Errorf("zygote's %w", err)
@@ -67,7 +67,7 @@ func (z *Zygote) start(cmd sandbox.Command, t resources.Tenant) (err error) {
 		cmd.Env[wire.EnvZygoteFD] = "3"
 		cmd.Files, cmd.Stdout, cmd.Stderr = []*os.File{theirs}, z.output.Stdout, z.output.Stderr
 		z.ended = z.host.Exits.Await(z.Entry)
-		if z.PID, err = z.held.Start(t, resources.Itself, warden.Process{
+		if z.PID, err = z.held.Start(ctx, t, resources.Itself, warden.Process{
 			Name: z.Entry, Meta: z.host.Describe(z.Describe()), Command: cmd, Keep: append([]*os.File{ours}, z.output.Readers()...), Idle: true,
 		}); err != nil {
 			z.host.Exits.Cancel(z.Entry)

@@ -89,7 +89,7 @@ func (z *Zygote) runPacker(ctx context.Context, t resources.Tenant, cmd sandbox.
 		cmd.Files, cmd.Groups, cmd.Stdout, cmd.Stderr = slices.Concat([]*os.File{null}, memory), groups, output.Stdout, output.Stderr
 		ended = h.Exits.Await(z.Entry)
 		var pid int
-		pid, err = held.Start(t, resources.Itself, warden.Process{Name: z.Entry, Meta: h.Describe(z.Describe()), Command: cmd, Keep: output.Readers(), Idle: true})
+		pid, err = held.Start(ctx, t, resources.Itself, warden.Process{Name: z.Entry, Meta: h.Describe(z.Describe()), Command: cmd, Keep: output.Readers(), Idle: true})
 		if err == nil {
 			began(pid)
 		} else {

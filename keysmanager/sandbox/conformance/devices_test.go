@@ -33,7 +33,7 @@ func TestDeviceMemoryOfAProgramCountsAsItsWatchdogs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if watchdog[i], err = watchdogs.Start(sandbox.Command{Dir: "/", Argv: []string{"sleep", "600"}, Groups: files}); err != nil {
+			if watchdog[i], err = watchdogs.Start(t.Context(), sandbox.Command{Dir: "/", Argv: []string{"sleep", "600"}, Groups: files}); err != nil {
 				t.Fatal(err)
 			}
 			c := r.beside(image(t), "wait")

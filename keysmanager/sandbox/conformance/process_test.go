@@ -183,7 +183,7 @@ func TestCloseEndsProcesses(t *testing.T) {
 		if status := p.end(); status.Signal() != unix.SIGKILL {
 			t.Errorf("%#x, want SIGKILL", status)
 		}
-		if _, err := r.Start(r.beside(image(t), "id")); err == nil {
+		if _, err := r.Start(t.Context(), r.beside(image(t), "id")); err == nil {
 			t.Error("a closed Runtime starts a process")
 		}
 	})

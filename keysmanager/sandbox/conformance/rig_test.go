@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"os"
@@ -40,6 +41,7 @@ func TestMain(m *testing.M) {
 type rig struct {
 	sandbox.Runtime
 	name  string
+	ctr   *containerdtest.Server // nil: there are no containers
 	lease *sandbox.Lease
 }
 
@@ -56,12 +58,13 @@ func each(t *testing.T, f func(t *testing.T, r rig)) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = accounts.Close() })
-	for name, open := range map[string]func(t *testing.T) sandbox.Runtime{
-		"process":    func(*testing.T) sandbox.Runtime { return sandbox.NewSpawner() },
+	for name, open := range map[string]func(t *testing.T) (sandbox.Runtime, *containerdtest.Server){
+		"process":    func(*testing.T) (sandbox.Runtime, *containerdtest.Server) { return sandbox.NewSpawner(), nil },
 		"containerd": openContainers,
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := rig{Runtime: open(t), name: name}
+			runtime, ctr := open(t)
+			r := rig{Runtime: runtime, name: name, ctr: ctr}
 			t.Cleanup(r.Close)
 			gid, err := accounts.Group("tenant")
 			if err == nil {
@@ -76,14 +79,14 @@ func each(t *testing.T, f func(t *testing.T, r rig)) {
 	}
 }
 
-func openContainers(t *testing.T) sandbox.Runtime {
+func openContainers(t *testing.T) (sandbox.Runtime, *containerdtest.Server) {
 	s := containerdtest.Start(t)
 	init := containerdtest.Init(t)
 	r, err := container.Open(t.Context(), container.Config{Address: s.Address, Namespace: s.Namespace, Node: t.Name(), Init: init, Log: slog.Default()})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r
+	return r, s
 }
 
 // probe builds the program that says what it finds around it.
@@ -168,13 +171,18 @@ func (r rig) start(t *testing.T, c sandbox.Command) running {
 
 func (r rig) try(t *testing.T, c sandbox.Command) (running, error) {
 	t.Helper()
+	return r.tryWithin(t.Context(), t, c)
+}
+
+func (r rig) tryWithin(ctx context.Context, t *testing.T, c sandbox.Command) (running, error) {
+	t.Helper()
 	l := &lines{one: make(chan string, 1)}
 	o, err := sandbox.NewOutput(l.add)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Stdout, c.Stderr = o.Stdout, o.Stderr
-	p, err := r.Start(c)
+	p, err := r.Start(ctx, c)
 	o.Started()
 	if err != nil {
 		o.Abandon()
