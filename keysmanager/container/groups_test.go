@@ -308,7 +308,7 @@ func TestEndedStartsLeaveNoGroups(t *testing.T) {
 		c.Labels = map[string]string{sandbox.LabelFunction: fmt.Sprint(s.Namespace, "-", i)}
 		started := make(chan error, 1)
 		go func() { // the test waits for it
-			_, err := r.Start(c)
+			_, err := r.Start(t.Context(), c)
 			started <- err
 		}()
 		its := func() []string {
