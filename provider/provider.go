@@ -161,6 +161,7 @@ type Config struct {
 	// Names of the runtime classes that functions may ask for, sorted, and forms of the devices of CDI
 	// that they may have: vendor.com/class=name, or * for the name.
 	RuntimeClasses, CDIDevices []string
+	Spares                     int // containers that may wait for a function's next starts, on each node; 0: none
 	// proxies trusted to name the client, so that password guesses count per client.
 	Proxies peer.Proxies
 	Version string // of the program, for GET /system/info
