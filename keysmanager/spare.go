@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -41,20 +40,17 @@ type spare struct {
 	dead     bool          // it has ended by itself; guarded by spares.mu until left is closed
 }
 
-// SparePrefix begins the name of a container that waits for a start.
-const SparePrefix = "spare-"
-
 // Bounds of the waits for spares.
 const (
-	spareReady = time.Minute // for its container
-	spareGoes  = 10 * time.Second
+	spareReady = time.Minute      // for its container
+	spareGoes  = 5 * time.Second  // then the start goes on without it
 	spareEnds  = 10 * time.Second // before it is killed
 )
 
 // newSpare makes a spare of a function.
 func (l *starter) newSpare(ctx context.Context, s node.Spec, image sandbox.Image) (_ *spare, err error) {
 	one := &spare{
-		entry: zygote.NewEntry(strings.TrimSuffix(SparePrefix, "-")), function: s.Function, held: l.pool.New(), secrets: stamp(s.Secrets),
+		entry: zygote.NewEntry("spare"), function: s.Function, held: l.pool.New(), secrets: stamp(s.Secrets),
 		taken: make(chan struct{}), unwanted: make(chan struct{}), left: make(chan struct{}),
 	}
 	one.replica.Store(&one.entry)

@@ -248,6 +248,7 @@ func (s *spares) tend() {
 // make makes a spare for a set.
 func (s *spares) make(function string, set *spareSet) {
 	one, err := s.m.starter.newSpare(s.m.ctx, set.spec, set.image)
+	defer s.m.cfg.changed() // after the mutex is unlocked
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	set.making = false

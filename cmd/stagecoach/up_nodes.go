@@ -172,9 +172,9 @@ func (u *up) heard(c *node.Client) {
 		}
 		u.nodes.forgetThere(c, z.Function)
 	}
-	for _, one := range inv.Containers { // spares have no replica
-		if _, ok := u.registry.Function(pipeline.ParseKey(one.Function)); !ok && strings.HasPrefix(one.Replica, keysmanager.SparePrefix) {
-			u.nodes.forgetThere(c, one.Function)
+	for function := range inv.Spares {
+		if _, ok := u.registry.Function(pipeline.ParseKey(function)); !ok {
+			u.nodes.forgetThere(c, function)
 		}
 	}
 }

@@ -25,7 +25,7 @@ type spare struct {
 // Bounds of the waits for a spare.
 const (
 	spareReady = 10 * time.Second // after its container has started
-	spareGoes  = 10 * time.Second
+	spareGoes  = 3 * time.Second
 )
 
 // newSpare starts a process that waits.
