@@ -252,6 +252,50 @@ func TestSpareContainersAreReplaced(t *testing.T) {
 	r.awaitSpare("web")
 }
 
+// TestSpareContainersEndWithTheirDaemon kills a node's daemon. Its spares end, its replicas serve on,
+// and the next daemon makes a spare after the next start. Then the function is removed.
+func TestSpareContainersEndWithTheirDaemon(t *testing.T) {
+	t.Parallel()
+	s, flags := containerFlags(t)
+	n := startNodes(t, "--no-node", "--runtime", "containerd", "--containerd-address", s.Address, "--containerd-namespace", s.Namespace, "--spares", "1")
+	d := n.daemon("node-a", append(flags, "--spares", "1")...)
+	const web = "web.openfaas-fn"
+	awaitSpare := func() (c node.Container) {
+		t.Helper()
+		n.until(late, "a spare", func() bool {
+			inv, _ := n.inventory("node-a")
+			for _, one := range inv.Containers {
+				if strings.HasPrefix(one.Replica, "spare-") {
+					c = one
+				}
+			}
+			return inv.Spares[web] == 1 && c.PID != 0
+		})
+		return c
+	}
+	n.deployAll(spared(httpFn("web", one()), "1"))
+	n.must(http.StatusOK, http.MethodPost, "/function/web", "x")
+	kept := awaitSpare()
+	before := n.running("node-a", "web")
+	if err := d.Cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-d.Done
+	proctest.Gone(t, kept.PID)
+	n.must(http.StatusOK, http.MethodPost, "/function/web", "x")
+	n.restartDaemon(d)
+	n.until(late, "the same replica", func() bool { return slices.Equal(before, n.running("node-a", "web")) })
+	inv, _ := n.inventory("node-a")
+	kill9(t, inv.Replicas[0].PID)
+	n.until(late, "another replica", func() bool {
+		now := n.running("node-a", "web")
+		return len(now) == 1 && now[0] != before[0] && n.shows("web").AvailableReplicas == 1
+	})
+	awaitSpare()
+	n.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"web"}`)
+	n.until(late, "no container of web", func() bool { return len(containersOf(t, s, "web")) == 0 })
+}
+
 // watchdogOf returns the watchdog of a container that waits.
 func watchdogOf(t *testing.T, r *rig, c node.Container) int {
 	t.Helper()
