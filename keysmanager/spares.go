@@ -23,9 +23,10 @@ import (
 type spares struct {
 	m *Manager
 
-	mu     sync.Mutex // guards the fields below; taken after the store's mutex; nothing is called under it
+	// Guards the fields below. It is taken after the store's mutex, and no other lock under it.
+	mu     sync.Mutex
 	closed bool
-	sets   map[string]*spareSet // by function, of those that have started with the annotation
+	sets   map[string]*spareSet // by function, once it has started
 }
 
 // spareSet is the spares of a function, all of one revision.

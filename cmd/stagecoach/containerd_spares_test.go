@@ -108,7 +108,7 @@ func surroundings(t *testing.T, pid int) string {
 	return b.String()
 }
 
-// differs matches what differs between two replicas: names of replicas and of containers, and users.
+// differs matches what differs between two replicas: names of replicas and containers, and users.
 var differs = regexp.MustCompile(`(replica|spare)-[A-Z0-9]{20,}|\b(web|bare)-[0-9a-z]+(-[0-9a-z]+)*\b|\b[1-9][0-9]{5}\b`)
 
 // TestSpareContainersTakeStarts compares replicas that were spares with replicas that were not. A
@@ -252,8 +252,8 @@ func TestSpareContainersAreReplaced(t *testing.T) {
 	r.awaitSpare("web")
 }
 
-// TestSpareContainersEndWithTheirDaemon kills a node's daemon. Its spares end, its replicas serve on,
-// and the next daemon makes a spare after the next start. Then the function is removed.
+// TestSpareContainersEndWithTheirDaemon kills a node's daemon. Its spares end, its replicas serve
+// on, and the next daemon makes a spare after the next start. Then the function is removed.
 func TestSpareContainersEndWithTheirDaemon(t *testing.T) {
 	t.Parallel()
 	s, flags := containerFlags(t)

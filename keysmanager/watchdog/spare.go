@@ -67,8 +67,8 @@ func (s *spare) Wait() unix.WaitStatus {
 	return s.status
 }
 
-// await returns true at once if this process is not a spare, and else when it is needed. The program
-// of mode http runs by then. fd is the descriptor of the holder, or empty.
+// await returns true at once if this process is not a spare, and else when it is needed. The
+// program of mode http runs by then. fd is the descriptor of the holder, or empty.
 func (w *watchdog) await(ctx context.Context, fd string) (needed bool, err error) {
 	if fd == "" {
 		return true, nil

@@ -19,8 +19,8 @@ const HoldCommand = "hold"
 // Program itself runs.
 const hidden = "HELD_"
 
-// Held returns what runs in place of a program until that is needed: [Hold], which has the socket of
-// its holder as the descriptor fd.
+// Held returns what runs in place of a program until that is needed: [Hold], which has the socket
+// of its holder as the descriptor fd.
 func (w Wanted) Held(fd int) Wanted {
 	held := Wanted{Program: Program, Argv: append([]string{Program, HoldCommand, strconv.Itoa(fd), w.Program}, w.Argv...), Env: []string{"GOMAXPROCS=1", "GOGC=off"}, Dir: w.Dir}
 	for _, kv := range w.Env {
