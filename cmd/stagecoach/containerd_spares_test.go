@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
 // own returns the inventory of up's own node.
@@ -100,11 +102,14 @@ func surroundings(t *testing.T, pid int) string {
 	if at == nil {
 		t.Skip("no cgroups of version 1 for memory")
 	}
-	limit, err := os.ReadFile("/sys/fs/cgroup/memory" + string(at[1]) + "/memory.limit_in_bytes")
-	if err != nil {
-		t.Fatal(err)
+	cpu := regexp.MustCompile(`(?m)^\d+:(?:cpu|cpu,cpuacct|cpuacct,cpu):(.*)$`).FindSubmatch(groups)
+	for _, file := range []string{"memory" + string(at[1]) + "/memory.limit_in_bytes", "cpu" + string(cpu[1]) + "/cpu.cfs_quota_us"} {
+		limit, err := os.ReadFile("/sys/fs/cgroup/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "%s: %s", filepath.Base(file), limit)
 	}
-	fmt.Fprintf(&b, "memory: %s", limit)
 	return b.String()
 }
 
@@ -118,7 +123,13 @@ func TestSpareContainersTakeStarts(t *testing.T) {
 	t.Parallel()
 	r := startContained(t, "--spares", "1")
 	web, bare := spared(httpFn("web", one(), "secretive", "value"), "1"), spared(fn{"bare", "noop", one(), nil, nil}, "1")
-	r.deployAll(web, bare)
+	for _, f := range []fn{web, bare} {
+		d := f.deployment()
+		d.Limits = &client.Resources{Memory: "256Mi", CPU: "500m"}
+		if err := r.Deploy(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+	}
 	for _, name := range []string{"web", "bare"} {
 		path, first := r.awaitStart(name, 1)
 		if path != keysmanager.PathProcess {
