@@ -302,6 +302,33 @@ func TestSpareContainersEndWithTheirDaemon(t *testing.T) {
 		now := n.running("node-a", "web")
 		return len(now) == 1 && now[0] != before[0] && n.shows("web").AvailableReplicas == 1
 	})
+	// A replica that was a spare is adopted as others are.
+	kept = awaitSpare()
+	before = n.running("node-a", "web")
+	inv, _ = n.inventory("node-a")
+	kill9(t, inv.Replicas[0].PID)
+	n.until(late, "the spare to be a replica", func() bool {
+		now, _ := n.inventory("node-a")
+		return len(now.Replicas) == 1 && now.Replicas[0].Name != before[0] && now.Replicas[0].Path == keysmanager.PathSpare && n.shows("web").AvailableReplicas == 1
+	})
+	before = n.running("node-a", "web")
+	if err := d.Cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-d.Done
+	n.restartDaemon(d)
+	n.until(late, "the same replica", func() bool {
+		now, _ := n.inventory("node-a")
+		return slices.Equal(before, n.running("node-a", "web")) && slices.ContainsFunc(now.Containers, func(c node.Container) bool {
+			return c.PID == kept.PID && c.Replica == before[0]
+		})
+	})
+	n.must(http.StatusOK, http.MethodPost, "/function/web", "x")
+	kill9(t, kept.PID)
+	n.until(late, "another replica", func() bool {
+		now := n.running("node-a", "web")
+		return len(now) == 1 && now[0] != before[0] && n.shows("web").AvailableReplicas == 1
+	})
 	awaitSpare()
 	n.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"web"}`)
 	n.until(late, "no container of web", func() bool { return len(containersOf(t, s, "web")) == 0 })

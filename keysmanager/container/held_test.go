@@ -34,7 +34,7 @@ func hold(t *testing.T, r *Runtime, c sandbox.Command) (*process, sandbox.Holder
 }
 
 // looks prints what a program finds: its variables, user, descriptors, limits, rights and mounts.
-const looks = `env | sort; id; ls /proc/self/fd; ulimit -n -u -c; grep -E '^(Cap|NoNew|Seccomp|Sig|Groups)' /proc/self/status; cut -d' ' -f2 /proc/mounts | sort; pwd; tty; exit 7`
+const looks = `env | sort; id; ls /proc/self/fd; ulimit -n -u -c; grep -E '^(Cap|NoNew|Seccomp|Sig[PBIC]|Groups)' /proc/self/status; cut -d' ' -f2 /proc/mounts | sort; pwd; tty; exit 7`
 
 // TestHeldProcessBecomesItsProgram compares a program that has waited with one that has not: they
 // find the same, and end in the same way.
@@ -100,6 +100,7 @@ func TestHeldProcessEndsWithItsHolder(t *testing.T) {
 	s := containerdtest.Start(t)
 	r := open(t, s)
 	c := sleeper()
+	c.Argv = []string{"sh", "-c", "sleep 0; exit 9"}
 	p, h := hold(t, r, c)
 	h.Close()
 	if status := p.Wait(); status.ExitStatus() != 0 {
