@@ -71,6 +71,8 @@ func (a *adoption) sort(k warden.Kept) {
 	switch d, err := decode(k.Meta); {
 	case err != nil:
 		a.discard(k, held, err)
+	case d.Spare:
+		a.discard(k, held, errLeftSpare)
 	case d.Replica != nil:
 		a.replicas = append(a.replicas, leftReplica{k, held, *d.Replica})
 	case d.Zygote.Loaded.IsZero():
@@ -103,6 +105,9 @@ func (a *adoption) adoptReplicas() {
 		}
 	}
 }
+
+// errLeftSpare means that a process had been made ahead of a start that has not come.
+var errLeftSpare = errors.New("it waited for a start, and another one is made when it is needed")
 
 // errSucceeded means that a newer entry has the replica's name. The older replica has ended, and
 // its end was reported.
@@ -256,6 +261,7 @@ func (m *Manager) detach() {
 	m.store.closed = true
 	m.store.mu.Unlock()
 	m.cancel(ErrClosed)
+	m.spares.close()
 	m.starts.Wait()
 	close(m.detached)
 	m.store.mu.Lock()

@@ -42,6 +42,7 @@ func (m *Manager) Forget(function string) {
 		delete(m.store.asks, function)
 	}
 	delete(m.store.uses, function)
+	m.spares.drop(function)
 	m.store.mu.Unlock()
 	m.pool.Forget(function)
 	m.loader.tidy()

@@ -29,6 +29,7 @@ type Inventory struct {
 	Zygotes    []ZygoteInfo
 	Failures   []Failure
 	Replicas   []ReplicaInfo
+	Spares     map[string]int // by function: spare containers that are ready
 	Counts
 }
 
@@ -98,6 +99,8 @@ type ReplicaInfo struct {
 	Phases         []node.Phase
 	CPUMilli       int    // CPU limit in thousandths of a core; 0: none
 	Usage          *Usage // nil: not measured
+	// Entry is its entry of the warden. A container that was a spare has it as its name.
+	Entry string
 }
 
 // Inventory returns the node's inventory as of now.
@@ -110,7 +113,7 @@ func (m *Manager) Inventory() Inventory {
 	inv := Inventory{
 		Node: m.cfg.Node, Memory: b.Total, MemoryUsed: b.Used, Threshold: int64(float64(b.Total) * Threshold), Bound: b.Name,
 		Free: max(0, m.store.slots.cache.Free(now.Bounds)), CPUMilli: 1000 * runtime.GOMAXPROCS(0), Devices: m.parker.devices(),
-		Counts: m.store.counts,
+		Spares: m.spares.count(), Counts: m.store.counts,
 	}
 	for _, k := range m.store.slots.Keys() {
 		s, _ := m.store.slots.Peek(k)

@@ -42,10 +42,9 @@ type Config struct {
 	// Accounts are the users of processes that run among the machine's files, without a root of
 	// their own; nil: this process's user. The caller closes them.
 	Accounts Accounts
-	// Networks makes the networks of replicas and zygotes; nil: they share the machine's. HostNetwork
-	// allows functions to ask for the machine's network.
-	Networks    Networks
-	HostNetwork bool
+	// Networks makes the networks of replicas and zygotes; nil: they share the machine's.
+	Networks Networks
+	Allowed
 	// Groups makes the cgroups of replicas and zygotes; nil: there are no cgroups, so functions have
 	// no limits.
 	Groups Groups
@@ -74,6 +73,12 @@ type Config struct {
 	tuning
 }
 
+// Allowed is what functions may ask for.
+type Allowed struct {
+	HostNetwork bool // the machine's network
+	Spares      int  // spare containers, at most this many for each function; 0: none
+}
+
 // tuning has settings that only tests change. The zero value is that of the product.
 type tuning struct {
 	meter       resources.Meter // nil: this machine's
@@ -81,6 +86,7 @@ type tuning struct {
 	workerRests time.Duration
 	workerEnds  time.Duration
 	sampleEvery time.Duration
+	spareRests  time.Duration
 }
 
 // Images resolves images to roots that they can run from; sandbox.Images implements it.
@@ -111,6 +117,7 @@ type Manager struct {
 	exits   resources.Ends  // of the warden's processes
 	host    *zygote.Host    // of its zygotes
 	starter *starter
+	spares  *spares
 
 	store  *store
 	loader *loader
@@ -200,6 +207,8 @@ func (m *Manager) wire() {
 		disk: &packedFolders{folder: cfg.Cache, log: cfg.Log, unlessUsed: m.store.unlessUsed},
 	}
 	m.starter = &starter{cfg: cfg, pool: m.pool, exits: &m.exits, warden: m.warden, ends: &m.ends, loader: m.loader, gates: map[string]*gate{}}
+	m.spares = newSpares(m)
+	m.starter.spares = m.spares
 	m.parker = &parker{cfg: cfg, store: m.store, pool: m.pool, loader: m.loader}
 	m.ahead = &ahead{loader: m.loader}
 }
@@ -279,6 +288,7 @@ func (m *Manager) close() {
 }
 
 func (m *Manager) endAll() {
+	m.spares.close()
 	m.starts.Wait() // each start ends with m.ctx
 	m.store.mu.Lock()
 	processes := slices.Collect(maps.Values(m.store.processes))

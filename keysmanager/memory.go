@@ -28,6 +28,9 @@ func (st *store) census() resources.Census {
 		}
 	}
 	alone := st.processes.count(c.Families, byZygote)
+	for _, pid := range st.spares.pids() {
+		alone.Replicas = append(alone.Replicas, resources.Copied{PID: pid, Bytes: -1})
+	}
 	for z := range st.going {
 		c.Going = append(c.Going, z.PID)
 	}
@@ -68,6 +71,7 @@ func (m *Manager) watchMemory() {
 		case <-t.C:
 			m.loader.tidy()
 			m.parker.parkAhead()
+			m.spares.tend()
 		}
 	}
 }

@@ -14,11 +14,13 @@ import (
 // descriptors.
 const metaVersion = 2
 
-// meta describes an entry of the warden: a zygote's or a replica's.
+// meta describes an entry of the warden: a zygote's, a replica's or a spare's.
 type meta struct {
 	Version int                 `json:"version"`
 	Zygote  *zygote.Description `json:"zygote,omitempty"`
 	Replica *replicaMeta        `json:"replica,omitempty"`
+	// It waits for a start. It ends with its daemon, so none is adopted.
+	Spare bool `json:"spare,omitempty"`
 }
 
 // replicaMeta is what a daemon must know to adopt a replica. The warden's entry also has the
@@ -83,7 +85,7 @@ func decode(b []byte) (meta, error) {
 	switch {
 	case m.Version != metaVersion:
 		return m, fmt.Errorf("description of version %d, want %d", m.Version, metaVersion)
-	case (m.Zygote == nil) == (m.Replica == nil):
+	case (m.Zygote == nil) == (m.Replica == nil) && !m.Spare:
 		return m, errors.New("description of neither a zygote nor a replica, or of both")
 	}
 	return m, nil

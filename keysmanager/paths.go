@@ -23,6 +23,8 @@ const (
 	PathMap     = zygote.PathMap  // a process that maps the weights from sealed memory
 	PathCold    = "cold"          // a process that loads the weights itself
 	PathProcess = "process"       // a process of a function without a model
+	// A process of a function without a model, whose container waited for the start.
+	PathSpare = "spare"
 	// A fork that was parked on its device before the order came. By then, all was ready there
 	// except for the parameters (docs/adr/0033).
 	PathParked = zygote.PathParked

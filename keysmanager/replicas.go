@@ -103,7 +103,7 @@ func (all replicas) count(families []resources.Family, byZygote map[*zygote.Zygo
 func (all replicas) infos() (out []ReplicaInfo) {
 	for _, p := range all {
 		if p.running {
-			out = append(out, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases, p.held.Group().Milli(), p.usage()})
+			out = append(out, ReplicaInfo{p.replica, p.function, p.pid, p.path, p.device, p.started, p.phases, p.held.Group().Milli(), p.usage(), p.entry})
 		}
 	}
 	return out

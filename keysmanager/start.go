@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"strconv"
 	"sync"
 	"time"
 
@@ -71,7 +72,7 @@ func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Ph
 // notTheirs lists the variables that a function must not set.
 var notTheirs = []string{
 	wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvNetwork, wire.EnvReady, wire.EnvHealth, wire.EnvORT, wire.EnvPoolThreads, wire.EnvThreads,
-	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets,
+	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets, wire.EnvSpare,
 }
 
 // starter starts the processes of replicas on the path that their function asks for. It asks the
@@ -83,6 +84,7 @@ type starter struct {
 	warden *warden.Client
 	ends   *sync.WaitGroup // of the processes that it starts
 	loader *loader
+	spares *spares
 
 	mu    sync.Mutex       // guards gates; nothing is called under it
 	gates map[string]*gate // by function, for functions with launches under way
@@ -112,11 +114,7 @@ func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Sta
 		conn, err = l.place(ctx, o, p, e, image, env)
 	default:
 		l.loader.store.unuse(p.asking)
-		p.path = PathProcess
-		conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
-			p.ordered(0)
-			return l.spawn(ctx, o, p, image, env, []*os.File{socket})
-		})
+		conn, err = l.startAlone(ctx, o, p, image, env)
 	}
 	if err != nil {
 		return node.Started{}, err
@@ -125,6 +123,27 @@ func (l *starter) start(ctx context.Context, o node.Order, p *process) (node.Sta
 		l.cfg.Log.Warn("replica's CPU limit is not set", "replica", o.Replica, "error", err)
 	}
 	return node.Started{PID: p.pid, Path: p.path, Phases: p.phases, Conn: conn}, nil
+}
+
+// startAlone starts p as a process of its own, or makes a spare of its function the process.
+func (l *starter) startAlone(ctx context.Context, o node.Order, p *process, image sandbox.Image, env map[string]string) (conn wire.Socket, err error) {
+	if s := l.spares.take(o, image); s != nil {
+		p.ordered(0)
+		if conn, err = l.become(o, p, s); err != nil {
+			l.cfg.Log.Info("a start does not use a spare: it is of no use", "function", o.Spec.Function, "spare", s.entry, "error", err)
+		}
+	}
+	if conn == nil {
+		p.path = PathProcess
+		conn, err = l.launch(ctx, o, p, func(socket *os.File) error {
+			p.ordered(0)
+			return l.spawn(ctx, o, p, image, env, []*os.File{socket})
+		})
+	}
+	if err == nil {
+		l.spares.started(p, o, image)
+	}
+	return conn, err
 }
 
 // keep stores the description of p with the warden.
@@ -138,35 +157,10 @@ func (l *starter) keep(p *process, files ...*os.File) {
 // its stage socket.
 func (l *starter) spawn(ctx context.Context, o node.Order, p *process, image sandbox.Image, env map[string]string, files []*os.File) error {
 	begin := time.Now()
-	limits := limitsOf(o.Spec)
-	if Watched(image, env) {
-		limits.Platform = watchdogMemory
-	}
-	groups, err := p.held.Enter(p.entry, o.Spec.Function, limits)
+	pid, ended, err := l.begin(ctx, o.Spec, image, &beginning{
+		entry: p.entry, held: p.held, output: p.output, env: env, files: files, entered: func() { p.held.Become(o.CPUMilli) }, meta: p.meta,
+	})
 	if err != nil {
-		return err
-	}
-	defer resources.CloseFiles(groups)
-	p.held.Become(o.CPUMilli)
-	env[wire.EnvStageFD] = "3"
-	command := sandbox.Command{
-		Dir: image.Root, Process: o.Spec.Process, Env: env, Files: files, Stdout: p.output.Stdout, Stderr: p.output.Stderr,
-		Groups: groups,
-	}
-	who := resources.Itself
-	if Watched(image, env) {
-		if who = resources.ItsPrograms; image.Rootfs {
-			who = resources.Nobody
-		}
-		if err := l.shim(&command, o.Spec, image); err != nil {
-			return err
-		}
-		command.Env[wire.EnvOutOfMemory] = p.held.Group().TellsOutOfMemory(groups)
-	}
-	ended := l.exits.Await(p.entry)
-	pid, err := p.held.Start(ctx, tenantOf(o.Spec), who, warden.Process{Name: p.entry, Meta: p.meta(), Command: command, Keep: p.output.Readers()})
-	if err != nil {
-		l.exits.Cancel(p.entry)
 		return err
 	}
 	p.pid = pid
@@ -174,6 +168,60 @@ func (l *starter) spawn(ctx context.Context, o node.Order, p *process, image san
 	l.keep(p)
 	l.ends.Go(func() { p.reportEnd(ended) })
 	return nil
+}
+
+// beginning is what begin needs beside a spec.
+type beginning struct {
+	entry   string // of the warden
+	held    *resources.Reservation
+	output  *sandbox.Output
+	env     map[string]string
+	files   []*os.File    // descriptors from 3 on; the first one is the stage socket
+	spare   bool          // the last of files is its end of a sandbox.Holder
+	entered func()        // is called once the cgroup exists; nil: nothing is
+	meta    func() []byte // is called after that
+}
+
+// begin starts a process of a function as a child of the warden. It returns a channel that receives
+// the end of the process.
+func (l *starter) begin(ctx context.Context, s node.Spec, image sandbox.Image, b *beginning) (pid int, ended <-chan warden.Exit, err error) {
+	limits := limitsOf(s)
+	watched := Watched(image, b.env)
+	if watched {
+		limits.Platform = watchdogMemory
+	}
+	groups, err := b.held.Enter(b.entry, s.Function, limits)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resources.CloseFiles(groups)
+	if b.entered != nil {
+		b.entered()
+	}
+	b.env[wire.EnvStageFD] = "3"
+	command := sandbox.Command{
+		Dir: image.Root, Process: s.Process, Env: b.env, Files: b.files, Stdout: b.output.Stdout, Stderr: b.output.Stderr, Groups: groups,
+	}
+	who := resources.Itself
+	if watched {
+		if who = resources.ItsPrograms; image.Rootfs {
+			who = resources.Nobody
+		}
+		if err := l.shim(&command, s, image); err != nil {
+			return 0, nil, err
+		}
+		command.Env[wire.EnvOutOfMemory] = b.held.Group().TellsOutOfMemory(groups)
+	}
+	if command.Held = b.spare && !watched; b.spare && watched {
+		command.Env[wire.EnvSpare] = strconv.Itoa(2 + len(b.files))
+	}
+	ended = l.exits.Await(b.entry)
+	pid, err = b.held.Start(ctx, tenantOf(s), who, warden.Process{Name: b.entry, Meta: b.meta(), Command: command, Keep: b.output.Readers()})
+	if err != nil {
+		l.exits.Cancel(b.entry)
+		return 0, nil, err
+	}
+	return pid, ended, nil
 }
 
 // Watched reports whether a watchdog runs the replicas of a function with this image and

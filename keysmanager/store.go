@@ -33,6 +33,7 @@ type store struct {
 	// change.
 	epoch   uint64
 	retired prometheus.Histogram // seconds that replaced parameters have stayed
+	spares  *spares              // whose lock is taken after mu
 }
 
 func newStore(cfg *Config, pool *resources.Pool, ends *sync.WaitGroup) *store {

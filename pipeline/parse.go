@@ -206,6 +206,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"runtime-class":     func(v string) { f.RuntimeClass = p.className(v) },
 		"drop-capabilities": func(v string) { f.DropCapabilities = p.capabilities(v) },
 		"cdi-devices":       func(v string) { f.CDIDevices = p.cdiDevices(v) },
+		"spares":            func(v string) { f.Spares = p.number(v, 0, 0, MaxSpares) },
 		"items": func(v string) {
 			if f.Items = strings.TrimSpace(v); f.Items != ItemsMany && f.Items != ItemsOne {
 				p.fail(p.path, strconv.Quote(v), "many or one: a JSON array in a request is a list of items, or one document")

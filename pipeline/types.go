@@ -46,7 +46,11 @@ type Isolation struct {
 	RuntimeClass     string   // of their containers, by the operator's name; empty: the default
 	DropCapabilities []string // that their program gives up, such as CAP_CHOWN, or ALL; sorted
 	CDIDevices       []string // that their containers get, by CDI's names; sorted
+	Spares           int      // containers of each node that wait for its next starts
 }
+
+// MaxSpares bounds the spare containers of a function on each node.
+const MaxSpares = 16
 
 // What the replicas of a function can reach: the values of the annotation network.
 const (

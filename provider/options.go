@@ -8,12 +8,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// checkOptions refuses runtime classes and devices that the operator does not allow. Values that
-// cannot be read are package pipeline's to refuse.
+// checkOptions refuses runtime classes, devices and spare containers that the operator does not
+// allow. Values that cannot be read are package pipeline's to refuse.
 func (c *Config) checkOptions(annotations map[string]string) []error {
-	const class, devices = pipeline.Prefix + "runtime-class", pipeline.Prefix + "cdi-devices"
+	const class, devices, spares = pipeline.Prefix + "runtime-class", pipeline.Prefix + "cdi-devices", pipeline.Prefix + "spares"
 	asked := map[string]string{}
-	for _, name := range []string{class, devices} {
+	for _, name := range []string{class, devices, spares} {
 		if value, there := annotations[name]; there {
 			asked[name] = value
 		}
@@ -34,6 +34,9 @@ func (c *Config) checkOptions(annotations map[string]string) []error {
 		if !slices.Contains(c.CDIDevices, d) && !slices.Contains(c.CDIDevices, kind+"=*") {
 			bad(devices, d, allowed("device", c.CDIDevices, "--cdi-devices"))
 		}
+	}
+	if f.Spares > c.Spares {
+		bad(spares, asked[spares], fmt.Sprintf("at most %d: the operator allows no more (up --spares)", c.Spares))
 	}
 	return errs
 }

@@ -6,16 +6,17 @@ import (
 	"testing"
 )
 
-// TestOperatorAllowsClassesAndDevices checks what a deploy may ask for. A refusal lists it.
-func TestOperatorAllowsClassesAndDevices(t *testing.T) {
+// TestOperatorAllowsWhatContainersGet checks what a deploy may ask for. A refusal lists it.
+func TestOperatorAllowsWhatContainersGet(t *testing.T) {
 	t.Parallel()
-	p := &Provider{Config: Config{RuntimeClasses: []string{"gvisor", "plain"}, CDIDevices: []string{"vendor.com/device=*", "other.com/device=one"}}}
-	for _, tc := range []struct{ class, devices, want string }{
-		{"gvisor", "vendor.com/device=any,other.com/device=one", ""},
-		{"", "", ""},
-		{"kata", "", `annotations["stagecoach.dev/runtime-class"]: got "kata", want a runtime class that the operator allows (up --runtime-classes): gvisor, plain`},
-		{"", "other.com/device=two", `annotations["stagecoach.dev/cdi-devices"]: got "other.com/device=two", want a device that the operator allows (up --cdi-devices): vendor.com/device=*, other.com/device=one`},
-		{"", "nvidia.com/gpu=0", `got "nvidia.com/gpu=0"`},
+	p := &Provider{Config: Config{RuntimeClasses: []string{"gvisor", "plain"}, CDIDevices: []string{"vendor.com/device=*", "other.com/device=one"}, Spares: 2}}
+	for _, tc := range []struct{ class, devices, spares, want string }{
+		{"gvisor", "vendor.com/device=any,other.com/device=one", "2", ""},
+		{"", "", "", ""},
+		{"", "", "3", `annotations["stagecoach.dev/spares"]: got "3", want at most 2: the operator allows no more (up --spares)`},
+		{"kata", "", "", `annotations["stagecoach.dev/runtime-class"]: got "kata", want a runtime class that the operator allows (up --runtime-classes): gvisor, plain`},
+		{"", "other.com/device=two", "", `annotations["stagecoach.dev/cdi-devices"]: got "other.com/device=two", want a device that the operator allows (up --cdi-devices): vendor.com/device=*, other.com/device=one`},
+		{"", "nvidia.com/gpu=0", "", `got "nvidia.com/gpu=0"`},
 	} {
 		// What else is wrong is said elsewhere.
 		annotations := map[string]string{"stagecoach.dev/variant-of": "f"}
@@ -24,6 +25,9 @@ func TestOperatorAllowsClassesAndDevices(t *testing.T) {
 		}
 		if tc.devices != "" {
 			annotations["stagecoach.dev/cdi-devices"] = tc.devices
+		}
+		if tc.spares != "" {
+			annotations["stagecoach.dev/spares"] = tc.spares
 		}
 		err := errors.Join(p.checkOptions(annotations)...)
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {

@@ -55,6 +55,8 @@ type Kind struct {
 	Name  string
 	Stage func(ctx context.Context, m starts.Machine, bytes int64) (*starts.Stage, error)
 	Cases []starts.Case
+	// Contained are further ways of stages in containers.
+	Contained []starts.Case
 }
 
 func onnxCases() []starts.Case {
@@ -134,11 +136,11 @@ func Run(ctx context.Context, m starts.Machine, args []string, out io.Writer) er
 func (c coldstart) sizes(ctx context.Context, report *bench.Report) (out []Size, err error) {
 	ofONNX := &Kind{"onnx", func(_ context.Context, m starts.Machine, bytes int64) (*starts.Stage, error) {
 		return starts.NewONNXStage(m, bytes, c.images, c.ort)
-	}, onnxCases()}
-	ofTorch := &Kind{"torch", nil, TorchCases()}
+	}, onnxCases(), nil}
+	ofTorch := &Kind{"torch", nil, TorchCases(), nil}
 	ofHTTP := &Kind{"http", func(_ context.Context, m starts.Machine, _ int64) (*starts.Stage, error) {
 		return starts.NewHTTPStage(m, c.images)
-	}, starts.HTTPCases()}
+	}, starts.HTTPCases(), []starts.Case{starts.SpareCase}}
 	size := func(k *Kind, name string, bytes int64, often int, alive []int) Size {
 		s := Size{Kind: k, Size: name, Bytes: bytes, Often: often, Alive: alive, Machine: c.machine}
 		if c.runtime == containerd {
@@ -217,7 +219,7 @@ func (s Size) Measure(ctx context.Context, report *bench.Report) error {
 		if err := other.Manage(); err != nil {
 			return err
 		}
-		all = append(all, ways(other, s.Kind.Cases, suffix)...)
+		all = append(all, ways(other, slices.Concat(s.Kind.Cases, s.Kind.Contained), suffix)...)
 	}
 	// All paths together keep about nine times the weights in memory. If that does not fit, the paths
 	// are measured one after the other.

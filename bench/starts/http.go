@@ -2,8 +2,10 @@ package starts
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
@@ -15,6 +17,9 @@ import (
 func HTTPCases() []Case {
 	return []Case{{Name: pipeline.NetworkHost}, {Name: pipeline.NetworkNone}, {Name: pipeline.NetworkDefault}}
 }
+
+// SpareCase is a start with the default network that finds a spare container.
+var SpareCase = Case{Name: "spare"}
 
 // NewHTTPStage makes a stage of a program that speaks HTTP: the image echo-http in the folder
 // images.
@@ -36,6 +41,37 @@ func NewHTTPStage(m Machine, images string) (*Stage, error) {
 				})
 			}
 		}
+		b.Others[SpareCase.Name] = b.withSpare
 		return nil
 	})
+}
+
+// withSpare starts a replica once its function has a spare container. The first start makes one.
+func (b *Stage) withSpare(ctx context.Context) (Started, error) {
+	s := b.Spec("")
+	s.Function, s.Options.Spares = SpareCase.Name+s.Function, 1
+	if b.spares {
+		if err := b.awaitSpare(ctx, s.Function); err != nil {
+			return Started{}, err
+		}
+	}
+	b.spares = true
+	return b.Start(ctx, func(ctx context.Context) (Launched, error) { return b.Order(ctx, node.Order{Spec: s}) })
+}
+
+// spareTime bounds the wait for a spare container.
+const spareTime = time.Minute
+
+// awaitSpare waits until a function has a spare container.
+func (b *Stage) awaitSpare(ctx context.Context, function string) error {
+	ctx, cancel := context.WithTimeout(ctx, spareTime)
+	defer cancel()
+	for b.Keys.Inventory().Spares[function] == 0 {
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("no spare container of %s after %v", function, spareTime)
+		}
+	}
+	return nil
 }

@@ -41,7 +41,8 @@ type Stage struct {
 	users   bool   // stages have accounts of their own
 	done    func() // closes what Isolate has opened; nil: nothing is open
 	own     *sandbox.Spawner
-	n       int // replicas so far that order has named
+	n       int  // replicas so far that order has named
+	spares  bool // a start has asked for spare containers
 	// told gets each line that a replica prints; nil: they go to standard error.
 	Told func(replica, line string)
 	// others are ways to start that are not the KeysManager's, by name of the case.

@@ -2,6 +2,15 @@
 // statically, and appears in each container beside the container's own files.
 package main
 
-import "github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
+import (
+	"os"
 
-func main() { entry.Main() }
+	"github.com/stagecoach-serving/stagecoach/keysmanager/container/entry"
+)
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == entry.HoldCommand {
+		entry.Hold(os.Args[2:])
+	}
+	entry.Main()
+}

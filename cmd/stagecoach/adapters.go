@@ -94,7 +94,7 @@ func (d deployed) replicaSpec(f *provider.Deployed) node.Spec {
 		Health:   annotation(f, "com.openfaas.health.http.initialDelay") + "," + annotation(f, "com.openfaas.health.http.periodSeconds") + "," + annotation(f, "com.openfaas.health.http.path"),
 		ReadOnly: f.Deployment.ReadOnlyRootFilesystem, Devices: f.Declared.GPU, DeviceMemory: f.Declared.GPUMemory, Start: f.Declared.Start, Worker: f.Declared.Process,
 		Memory: res.MemoryLimit, CPUMilli: res.CPULimit, Network: f.Declared.Network, Gateway: d.gateway,
-		Options: node.Options{RuntimeClass: f.Declared.RuntimeClass, DropCapabilities: f.Declared.DropCapabilities, CDIDevices: f.Declared.CDIDevices},
+		Options: node.Options{RuntimeClass: f.Declared.RuntimeClass, DropCapabilities: f.Declared.DropCapabilities, CDIDevices: f.Declared.CDIDevices, Spares: f.Declared.Spares},
 	}
 }
 

@@ -80,6 +80,6 @@ func isolateBench(r RuntimeConfig, dir string, log *slog.Logger) (cfg keysmanage
 	processes := warden.InProcess(opened)
 	done = func() { processes.Close(); shut() }
 	cfg.Warden = processes
-	cfg.Groups, cfg.Accounts, cfg.Networks, cfg.HostNetwork, cfg.Watchdog = groups, users.forKeys(), nets.forKeys(), true, r.watchdog(node)
+	cfg.Groups, cfg.Accounts, cfg.Networks, cfg.Allowed, cfg.Watchdog = groups, users.forKeys(), nets.forKeys(), keysmanager.Allowed{HostNetwork: true, Spares: 1}, r.watchdog(node)
 	return cfg, done, nil
 }

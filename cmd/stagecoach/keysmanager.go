@@ -70,6 +70,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
 	c.runtime.addFlags(fs)
 	c.runtime.addImageFlags(fs)
+	c.runtime.addSparesFlag(fs)
 	fs.StringVar(&c.network, "network-cidr", defaults.Isolation.Network, "addresses of replicas, when this process is root")
 	fs.BoolVar(&c.hostNetwork, "allow-host-network", false, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
@@ -245,7 +246,7 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	d.keys, err = keysmanager.New(keysmanager.Config{
 		Node: d.cfg.node, Images: found, ORT: d.cfg.ort,
 		Cache: filepath.Join(d.cfg.state, "cache"), Memory: int64(d.cfg.memory), Watchdog: d.cfg.runtime.watchdog(nodeID(d.cfg.node, d.cfg.state)), Warden: processes, Accounts: users.forKeys(), Devices: devices,
-		Networks: nets.forKeys(), HostNetwork: d.cfg.hostNetwork, Groups: groups,
+		Networks: nets.forKeys(), Allowed: keysmanager.Allowed{HostNetwork: d.cfg.hostNetwork, Spares: d.cfg.runtime.spares()}, Groups: groups,
 		OnExit: func(e keysmanager.Exit) {
 			d.server.Tell(node.Event{Kind: node.EventExit, Replica: e.Replica, Function: e.Function, PID: e.PID, Cause: e.Cause, End: string(e.End), Memory: (*node.MemoryError)(e.Memory)})
 		},

@@ -57,9 +57,10 @@ func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {
 
 // Inventory implements node.Worker.
 func (w *keysWorker) Inventory() node.Inventory {
-	inv := inventoryOf(w.Manager.Inventory())
+	all := w.Manager.Inventory()
+	inv := inventoryOf(all)
 	if w.containers != nil {
-		inv.Containers = w.containers()
+		inv.Containers = named(w.containers(), all.Replicas)
 	}
 	return inv
 }

@@ -51,10 +51,11 @@ func (n *nodes) Inventories() []node.Inventory {
 		out = n.joined.Inventories()
 	}
 	if n.keys != nil {
-		own := inventoryOf(n.keys.Inventory())
+		inv := n.keys.Inventory()
+		own := inventoryOf(inv)
 		own.Identity, own.Embedded = n.self, true
 		if n.containers != nil {
-			own.Containers = n.containers()
+			own.Containers = named(n.containers(), inv.Replicas)
 		}
 		out = append(out, own)
 	}
@@ -99,6 +100,13 @@ func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, er
 	return 0, &node.Error{Node: name, Err: fmt.Errorf("%w now", admin.ErrNoNode)}
 }
 
+// deployed tells this process's own node with which spec a function is deployed now.
+func (n *nodes) deployed(spec node.Spec) {
+	if n.keys != nil {
+		n.keys.Deployed(spec)
+	}
+}
+
 // forget tells this process's own node that a function is no longer deployed. A daemon is told
 // later, when it announces that it still has the function.
 func (n *nodes) forget(function string) {
@@ -131,6 +139,19 @@ func (n *nodes) forgetThere(c *node.Client, function string) {
 	})
 }
 
+// named returns containers with the names of the replicas that they are for. One that was a spare
+// has the name of its entry until then.
+func named(all []node.Container, replicas []keysmanager.ReplicaInfo) []node.Container {
+	names := map[string]string{}
+	for _, r := range replicas {
+		names[r.Entry] = r.Name
+	}
+	for i, c := range all {
+		all[i].Replica = cmp.Or(names[c.Replica], c.Replica)
+	}
+	return all
+}
+
 // inventoryOf returns the inventory of a KeysManager in the node protocol's type. The caller adds
 // the node's identity.
 func inventoryOf(inv keysmanager.Inventory) node.Inventory {
@@ -140,7 +161,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 		Memory:   node.Memory{Bound: inv.Bound, Total: inv.Memory, Used: inv.MemoryUsed, Threshold: inv.Threshold, Free: inv.Free},
 		CPU:      node.CPU{Total: inv.CPUMilli},
 		// JSON has empty lists here, not null.
-		Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{},
+		Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, Spares: inv.Spares,
 		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions, Refused: inv.Refused, Evicted: node.Evicted(inv.Evicted)},
 	}
 	for _, z := range inv.Zygotes {

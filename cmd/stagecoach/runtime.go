@@ -15,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // RuntimeConfig says in what the processes of functions run.
@@ -31,6 +32,8 @@ type RuntimeConfig struct {
 	// CDI devices that functions may ask for: vendor.com/class=name, or * for the name, with commas
 	// between.
 	CDIDevices string `yaml:"cdiDevices"`
+	// Spare containers that a function may have on each node.
+	Spares int `yaml:"spares"`
 }
 
 // The runtimes.
@@ -55,6 +58,7 @@ func (c RuntimeConfig) String() string {
 var runtimeFlags = map[string]string{
 	"name": "runtime", "address": "containerd-address", "namespace": "containerd-namespace", "snapshotter": "containerd-snapshotter",
 	"hostsDir": "containerd-hosts-dir", "classes": "runtime-classes", "cdiDevices": "cdi-devices",
+	"spares": "spares",
 }
 
 func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
@@ -63,6 +67,20 @@ func (c *RuntimeConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Namespace, runtimeFlags["namespace"], c.Namespace, "namespace of containerd for the containers")
 	fs.StringVar(&c.Classes, runtimeFlags["classes"], c.Classes, "NAME=RUNTIME, with commas between: containerd's runtimes that functions may ask for (annotation stagecoach.dev/runtime-class)")
 	fs.StringVar(&c.CDIDevices, runtimeFlags["cdiDevices"], c.CDIDevices, "CDI devices that functions may ask for (annotation stagecoach.dev/cdi-devices): vendor.com/class=name, or * for the name")
+}
+
+// addSparesFlag adds the flag of spare containers.
+func (c *RuntimeConfig) addSparesFlag(fs *flag.FlagSet) {
+	fs.IntVar(&c.Spares, runtimeFlags["spares"], c.Spares, "containers that may wait for the next starts of a function on each node (annotation stagecoach.dev/spares), at most")
+}
+
+// spares returns how many containers may wait for the next starts of a function. As a process, a
+// start needs none.
+func (c RuntimeConfig) spares() int {
+	if c.Name != runtimeContainerd {
+		return 0
+	}
+	return c.Spares
 }
 
 // addImageFlags adds the flags of images in containerd.
@@ -115,6 +133,9 @@ func (c RuntimeConfig) validate(bad func(field string, got any, want string)) {
 	}
 	if _, err := c.classes(); err != nil {
 		bad("classes", fmt.Sprintf("%q", c.Classes), err.Error())
+	}
+	if c.Spares < 0 || c.Spares > pipeline.MaxSpares {
+		bad("spares", c.Spares, fmt.Sprintf("0 to %d", pipeline.MaxSpares))
 	}
 	if _, err := c.devices(); err != nil {
 		bad("cdiDevices", fmt.Sprintf("%q", c.CDIDevices), err.Error())

@@ -75,6 +75,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Control.Record, "record", cfg.Control.Record, "file that gets each decision of the autoscaler, for stagecoach replay")
 	cfg.Runtime.addFlags(fs)
 	cfg.Runtime.addImageFlags(fs)
+	cfg.Runtime.addSparesFlag(fs)
 	fs.StringVar(&cfg.Isolation.Network, "network-cidr", cfg.Isolation.Network, "addresses of replicas, when this process is root")
 	fs.BoolVar(&cfg.Isolation.HostNetwork, "allow-host-network", cfg.Isolation.HostNetwork, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	if err := console.ParseFlags(fs, args); err != nil {

@@ -58,7 +58,7 @@ func (u *up) openNode() error {
 	u.nodes.keys, err = keysmanager.New(keysmanager.Config{
 		Node: u.cfg.Node.Name, Images: u.images, ORT: u.cfg.ORT,
 		Cache: filepath.Join(u.cfg.State, "cache"), Memory: int64(u.cfg.Node.Memory), Watchdog: u.cfg.Runtime.watchdog(id), Warden: processes, Devices: devices, Groups: groups, Accounts: u.accounts.forKeys(),
-		Networks: u.networks.forKeys(), HostNetwork: u.cfg.Isolation.HostNetwork,
+		Networks: u.networks.forKeys(), Allowed: keysmanager.Allowed{HostNetwork: u.cfg.Isolation.HostNetwork, Spares: u.cfg.Runtime.spares()},
 		OnExit: func(e keysmanager.Exit) {
 			u.local.Lost(e.Replica, task.Death{Cause: e.Cause, End: e.End, Memory: e.Memory})
 		},
@@ -171,6 +171,11 @@ func (u *up) heard(c *node.Client) {
 			continue
 		}
 		u.nodes.forgetThere(c, z.Function)
+	}
+	for function := range inv.Spares {
+		if _, ok := u.registry.Function(pipeline.ParseKey(function)); !ok {
+			u.nodes.forgetThere(c, function)
+		}
 	}
 }
 

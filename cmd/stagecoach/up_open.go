@@ -278,7 +278,7 @@ func (u *up) openHTTP(context.Context) error {
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
 		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
-		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Version: version(), Log: u.log,
+		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Spares: u.cfg.Runtime.Spares, Version: version(), Log: u.log,
 	})
 	if err != nil {
 		return err
@@ -309,6 +309,9 @@ func (u *up) follow(context.Context) error {
 			Timeout: u.kinds.of(f.Key).exec,
 		}); err != nil {
 			u.log.Error("function has no line", "function", f.Key, "error", err)
+		}
+		if spec, there := u.deployedFunctions().Spec(c.Key); there {
+			u.nodes.deployed(spec)
 		}
 		u.loop.Poke()
 	}

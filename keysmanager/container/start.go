@@ -147,7 +147,12 @@ func (p *process) begin(ctx context.Context, c sandbox.Command, o sandbox.Outlin
 			ownPipe(files[i], o.UID, o.GID)
 		}
 	}
-	inside, err := conn.Begin(entry.Wanted{Program: o.Program, Argv: o.Argv, Env: o.Env, Dir: o.Dir}, append(files, c.Files...), until)
+	files = append(files, c.Files...)
+	wanted := entry.Wanted{Program: o.Program, Argv: o.Argv, Env: o.Env, Dir: o.Dir}
+	if c.Held {
+		wanted = wanted.Held(len(files) - 1)
+	}
+	inside, err := conn.Begin(wanted, files, until)
 	if err != nil {
 		return err
 	}

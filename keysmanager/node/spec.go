@@ -54,6 +54,8 @@ type Options struct {
 	DropCapabilities []string `json:"dropCapabilities,omitempty"`
 	// CDI's names of devices that its containers get (annotation stagecoach.dev/cdi-devices).
 	CDIDevices []string `json:"cdiDevices,omitempty"`
+	// How many containers wait for the function's next starts (annotation stagecoach.dev/spares).
+	Spares int `json:"spares,omitempty"`
 }
 
 // validate returns an error if a field is missing that every function has.

@@ -42,8 +42,10 @@ type Inventory struct {
 	Failures   []Failure   `json:"failures"`
 	Replicas   []Replica   `json:"replicas"`
 	Containers []Container `json:"containers,omitempty"` // sorted by function; empty: none
-	Counts     Counts      `json:"counts"`
-	OutputLost uint64      `json:"outputLost"` // lines of replicas that nobody took in time
+	// Containers that wait for the next starts of functions, by function.
+	Spares     map[string]int `json:"spares,omitempty"`
+	Counts     Counts         `json:"counts"`
+	OutputLost uint64         `json:"outputLost"` // lines of replicas that nobody took in time
 }
 
 // Container is a container of containerd that the node has started.

@@ -79,11 +79,14 @@ func (r *Reservation) Become(milli int) {
 	r.pool.totals.began(c.function)
 }
 
-// Take moves the cgroup of a child that becomes a replica to the replica's reservation, in place of
-// an earlier one.
-func (r *Reservation) Take(child *Reservation, milli int) {
+// Take moves the cgroup of a child or a spare process that becomes a replica to the replica's
+// reservation, in place of an earlier one. The account of a spare process moves with it.
+func (r *Reservation) Take(from *Reservation, milli int) {
 	r.pool.leave(r.group)
-	r.group, child.group = child.group, nil
+	r.group, from.group = from.group, nil
+	if from.account != nil {
+		r.account, from.account = from.account, nil
+	}
 	r.Become(milli)
 }
 
@@ -182,7 +185,7 @@ func (c *Cgroup) TellsOutOfMemory(files []*os.File) string {
 		for _, name := range []string{"memory.events", "memory.oom_control"} { // of version 2 and 1
 			path := filepath.Join(filepath.Dir(f.Name()), name)
 			if _, err := os.Stat(path); err == nil {
-				return path + " " + c.outOfMemory()
+				return path + " " + c.outOfItsMemory()
 			}
 		}
 	}
@@ -193,6 +196,10 @@ func (c *Cgroup) outOfMemory() string {
 	if c.limits.Memory == 0 || !c.replica {
 		return "out of memory, that of the machine or of all this node's processes"
 	}
+	return c.outOfItsMemory()
+}
+
+func (c *Cgroup) outOfItsMemory() string {
 	return "out of memory, its limit is " + plan.Size(c.limits.Memory) + " (limits.memory)"
 }
 

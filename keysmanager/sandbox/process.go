@@ -103,6 +103,10 @@ type Purpose struct {
 	Labels map[string]string
 	// Options are what the function asks for. Processes of the platform have none.
 	Options Options
+	// Held says that the process waits before it runs the program, until its [Holder] lets it go. The
+	// last of Files is then the process's end of a Holder, and is not the program's. Only containers
+	// can be held.
+	Held bool
 }
 
 // Names are the files by which a process resolves names.
@@ -198,6 +202,9 @@ func (s *Spawner) Close() {
 func (s *Spawner) Start(ctx context.Context, c Command) (Process, error) {
 	if err := c.Options.inProcess(); err != nil {
 		return nil, err
+	}
+	if c.Held {
+		return nil, errors.New("a process that waits for its start needs --runtime containerd")
 	}
 	start := s.startBeside
 	if c.Chroot != "" {

@@ -75,10 +75,19 @@ type child struct {
 
 // startChild starts the program. It returns before the program is ready.
 func startChild(ctx context.Context, s sandbox.Runtime, c *config) (*child, error) {
-	command := c.command()
-	// Everything that it starts ends with this process, however this process ends.
-	command.Stays = true
+	return c.startChild(func(own map[string]string) (sandbox.Process, error) {
+		command := c.childCommand()
+		command.Env = maps.Clone(command.Env)
+		maps.Copy(command.Env, own)
+		return s.Start(ctx, command)
+	})
+}
+
+// startChild starts the program by start, which gives the program these variables in addition to
+// its own.
+func (c *config) startChild(start func(own map[string]string) (sandbox.Process, error)) (*child, error) {
 	p := &child{gone: make(chan struct{})}
+	own := map[string]string{}
 	if c.upstream != nil {
 		p.at = *c.upstream
 	} else {
@@ -90,9 +99,8 @@ func startChild(ctx context.Context, s sandbox.Runtime, c *config) (*child, erro
 			}
 		}
 		p.at = url.URL{Scheme: "http", Host: net.JoinHostPort("127.0.0.1", port)}
-		command.Env = maps.Clone(command.Env)
 		for _, name := range []string{"port", "PORT", "http_port", "HTTP_PORT"} {
-			command.Env[name] = port
+			own[name] = port
 		}
 	}
 	g, err := newGuard(p.at)
@@ -106,7 +114,7 @@ func startChild(ctx context.Context, s sandbox.Runtime, c *config) (*child, erro
 	if !c.network.Own {
 		p.guard = g
 	}
-	if p.process, err = s.Start(ctx, command); err != nil {
+	if p.process, err = start(own); err != nil {
 		g.close()
 		return nil, err
 	}
@@ -120,6 +128,14 @@ func startChild(ctx context.Context, s sandbox.Runtime, c *config) (*child, erro
 		close(p.gone)
 	}()
 	return p, nil
+}
+
+// childCommand returns how to start a program that runs as long as the replica, without its files.
+func (c *config) childCommand() sandbox.Command {
+	command := c.command()
+	// Everything that it starts ends with this process, however this process ends.
+	command.Stays = true
+	return command
 }
 
 // ownPort is the port of a program in its own network. Many images listen on it whatever their

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
@@ -36,6 +37,9 @@ func Run(ctx context.Context, r sandbox.Runtime) error {
 		}
 	}
 	w := &watchdog{c: &c, runtime: r, holds: newHolds(ctx.Done())}
+	if needed, err := w.await(ctx, os.Getenv(wire.EnvSpare)); err != nil || !needed {
+		return err
+	}
 	err = stage.Run(ctx, stage.Hooks{Place: w.place, Infer: w.infer, Slots: c.slots})
 	w.stop()
 	return err
@@ -45,6 +49,7 @@ type watchdog struct {
 	c         *config
 	runtime   sandbox.Runtime
 	child     *child // nil: one process per request
+	begun     *child // started by await; nil: not yet
 	stopping  chan struct{}
 	watched   chan struct{} // closed when nobody watches the child any more
 	function  http.Handler
@@ -64,9 +69,12 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 		}
 		w.function, w.forget = h, func() { _ = root.Close() } // opened for reading only
 	case modeHTTP:
-		p, err := startChild(ctx, w.runtime, w.c)
-		if err != nil {
-			return err
+		p := w.begun
+		if p == nil {
+			var err error
+			if p, err = startChild(ctx, w.runtime, w.c); err != nil {
+				return err
+			}
 		}
 		if err := p.wait(ctx, w.c.ready); err != nil {
 			p.kill()

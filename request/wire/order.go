@@ -63,6 +63,9 @@ const (
 	// killed processes of the watchdog's cgroup. The text is the error for such a process. The
 	// value is empty if the file is unknown.
 	EnvOutOfMemory = "STAGECOACH_OUT_OF_MEMORY"
+	// EnvSpare tells `stagecoach watchdog` to wait until a replica needs it, and on which descriptor.
+	// Its other variables are those of the replica, but for EnvReplica.
+	EnvSpare = "STAGECOACH_SPARE"
 	// EnvProgram is the prefix of the program's own variables for `stagecoach watchdog`. Without
 	// it, a function's variable such as LD_PRELOAD would affect the watchdog, which may be root.
 	EnvProgram = "STAGECOACH_ENV_"
