@@ -9,9 +9,11 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/network/cni"
 )
 
@@ -97,12 +99,20 @@ func TestContainersAndProcessesGetNetworksOfCNI(t *testing.T) {
 			return string(r.must(http.StatusOK, http.MethodPost, "/function/script", line+"\nexit 0\n").Body)
 		}
 		own := regexp.MustCompile(`\b` + regexp.QuoteMeta(o.subnet) + `\.\d+\b`)
-		// ip -4 addr shows addresses without rights.
-		got := own.FindString(run("ip -4 -o addr show dev eth0 2>&1"))
-		r.until(late, "another replica to answer", func() bool {
-			other := own.FindString(run("ip -4 -o addr show dev eth0 2>&1"))
-			return got != "" && other != "" && other != got
-		})
+		var addresses []string
+		for _, watchdog := range proctest.Children(t, r.up.Cmd.Process.Pid) {
+			b, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/fib_trie", watchdog))
+			if err != nil {
+				t.Fatal(err)
+			}
+			addresses = append(addresses, slices.DeleteFunc(slices.Compact(slices.Sorted(slices.Values(own.FindAllString(string(b), -1)))), func(a string) bool {
+				return !slices.Contains(o.taken(), a) // that of the subnet itself
+			})...)
+		}
+		slices.Sort(addresses)
+		if !slices.Equal(addresses, o.taken()) {
+			t.Errorf("replicas have %q, want each of %q once", addresses, o.taken())
+		}
 		l, err := net.Listen("tcp", o.subnet+".1:0") // of the operator's bridge
 		if err != nil {
 			t.Fatal(err)
@@ -137,4 +147,46 @@ func TestContainersAndProcessesGetNetworksOfCNI(t *testing.T) {
 		r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"web"}`)
 		r.until(late, "nothing to be left", func() bool { return len(o.left()) == 0 })
 	})
+}
+
+// TestNextDaemonGivesBackNetworksOfCNI kills a node's daemon, and then the daemon with its warden.
+// The next daemon keeps the network of the replica that it adopts, and gives back that of the one
+// that has ended.
+func TestNextDaemonGivesBackNetworksOfCNI(t *testing.T) {
+	t.Parallel()
+	o := newOperatorsNetwork(t, 3)
+	n := startNodes(t, "--no-node")
+	d := n.daemon("n1", o.flags()...)
+	n.deployAll(httpFn("web", one()))
+	n.steady("web", 1, "n1")
+	before := o.taken()
+	if len(before) != 1 {
+		t.Fatalf("%q are taken, want one address", before)
+	}
+	kill9(t, d.Cmd.Process.Pid)
+	<-d.Done
+	n.restartDaemon(d)
+	n.steady("web", 1, "n1")
+	n.must(http.StatusOK, http.MethodPost, "/function/web", "x")
+	if now := o.taken(); !slices.Equal(now, before) {
+		t.Errorf("%q are taken after the daemon's end, want %q", now, before)
+	}
+	replica := n.processes("n1")
+	warden := wardenOf(t, d.state)
+	kill9(t, d.Cmd.Process.Pid)
+	<-d.Done
+	kill9(t, warden)
+	gone(t, replica)
+	if now := o.taken(); !slices.Equal(now, before) {
+		t.Errorf("%q are taken after the warden's end, want %q", now, before)
+	}
+	n.restartDaemon(d)
+	n.until(late, "another address in place of the first", func() bool {
+		now := o.taken()
+		return len(now) == 1 && now[0] != before[0]
+	})
+	n.steady("web", 1, "n1")
+	n.must(http.StatusOK, http.MethodPost, "/function/web", "x")
+	n.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"web"}`)
+	n.until(late, "nothing to be left", func() bool { return len(o.left()) == 0 })
 }

@@ -64,6 +64,9 @@ func openNetworks(of networkConfig, role, state string, log *slog.Logger) (netwo
 	c := network.Config{CIDR: prefix, Run: sandbox.RunFolder, Owner: role + " " + abs, Log: log}
 	if of.cni != "" {
 		n, err := cni.Open(c, cni.Config{Conf: of.cni, BinDirs: cni.BinDirs(of.plugins)})
+		if errors.Is(err, network.ErrUnavailable) {
+			err = fmt.Errorf("--cni-conf: %w", err)
+		}
 		if err != nil {
 			return networks{}, err
 		}
