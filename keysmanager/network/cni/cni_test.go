@@ -283,7 +283,9 @@ func child() {
 
 func TestNextProcessGivesBackWhatAKilledOneLeft(t *testing.T) {
 	o := newOperator(t)
-	for name, owner := range map[string]string{"the same owner": o.config().Owner, "another owner": "another " + o.run} {
+	for name, owner := range map[string]string{
+		"the same owner": o.config().Owner, "another owner": "another " + o.run, "the owner after a restart of the machine": o.config().Owner,
+	} {
 		cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
 		cmd.Env = append(os.Environ(), "CNI_TEST=child", "CNI_TEST_RUN="+o.run, "CNI_TEST_CONF="+o.conf)
 		stdin, err := cmd.StdinPipe()
@@ -306,6 +308,15 @@ func TestNextProcessGivesBackWhatAKilledOneLeft(t *testing.T) {
 		_ = cmd.Wait() // killed
 		if got := o.taken(); len(got) != 1 {
 			t.Fatalf("%s: %q are taken, want the killed one's address", name, got)
+		}
+		if strings.Contains(name, "restart") { // which empties the folder
+			mounted, err := filepath.Glob(filepath.Join(o.run, "networks", "cni", "*", "ns"))
+			if err != nil || len(mounted) != 1 {
+				t.Fatalf("%q, %v, want one namespace", mounted, err)
+			}
+			if err := errors.Join(unix.Unmount(mounted[0], 0), os.RemoveAll(o.run)); err != nil {
+				t.Fatal(err)
+			}
 		}
 		c := o.config()
 		c.Owner = owner

@@ -104,6 +104,8 @@ type Problem struct {
 // Check looks at a configuration and the plugins that it names. It asks plugins for the versions
 // that they support, and starts nothing else.
 func Check(ctx context.Context, c Config) (out []Problem) {
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
 	list, file, err := load(c.Conf)
 	if err != nil {
 		return []Problem{{What: Configuration, Found: err.Error()}}

@@ -58,9 +58,7 @@ const ifName = "eth0"
 func Open(links network.Config, c Config) (*Networks, error) { return open(links, c, wait) }
 
 func open(links network.Config, c Config, wait time.Duration) (_ *Networks, err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), wait)
-	defer cancel()
-	if err := check(ctx, c); err != nil {
+	if err := check(context.Background(), c); err != nil {
 		return nil, err
 	}
 	n := &Networks{wait: wait, log: links.Log, kick: make(chan struct{}, 1), adding: map[string]bool{}, warned: map[string]bool{}}
