@@ -169,6 +169,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"keysmanager/cgroup"}, []string{module}, "cgroup knows the kernel's files and nothing of who uses them"},
 		{[]string{"keysmanager/device"}, []string{module}, "what a machine has, anybody may ask"},
 		{[]string{"keysmanager/network"}, []string{module}, "network knows the kernel's links and filters and nothing of what runs behind them"},
+		{[]string{"keysmanager/network/cni"}, []string{module + "keysmanager", module + "keysmanager/resources", module + "keysmanager/sandbox", module + "keysmanager/node"}, "cni runs plugins and leaves the kernel to network"},
 		{[]string{"keysmanager/warden"}, []string{module + "keysmanager", module + "request/queue", "net/http", "github.com/prometheus"}, "what outlives all else knows nothing of it"},
 		{[]string{"keysmanager/container/entry"}, []string{module, "net/http", "log/slog"}, "a container's first program is small"},
 		{[]string{"keysmanager/container"}, []string{module + "keysmanager", module + "keysmanager/node", module + "keysmanager/warden", module + "keysmanager/resources", module + "keysmanager/network", module + "request/wire"}, "a runtime knows no orders and no zygotes"},
@@ -326,6 +327,7 @@ func TestOwnedModulesHaveOneImporter(t *testing.T) {
 		"github.com/NVIDIA/":                      {"keysmanager/device"},
 		"github.com/vishvananda/":                 {"keysmanager/network"},
 		"github.com/google/nftables":              {"keysmanager/network"},
+		"github.com/containernetworking/cni/":     {"keysmanager/network/cni"},
 		"go.opentelemetry.io/":                    {"control/telemetry", "internal/otlptest"},
 	}
 	for name, p := range packages(t) {

@@ -37,13 +37,18 @@ func (n *bareNetworks) taken() []string {
 	return out
 }
 
-func (n *bareNetworks) Create() (*os.File, error) {
+func (n *bareNetworks) Create() (*os.File, string, error) {
 	n.note("create")
 	if n.full {
-		return nil, errors.New("all addresses are taken")
+		return nil, "", errors.New("all addresses are taken")
 	}
-	return network.Lonely()
+	ns, err := network.Lonely()
+	return ns, "", err
 }
+
+func (*bareNetworks) Kind() string { return resources.NetworkDefault }
+
+func (*bareNetworks) Ended() {}
 
 func (n *bareNetworks) Lonely() (*os.File, error) {
 	n.note("lonely")

@@ -62,7 +62,7 @@ func isolateBench(r RuntimeConfig, dir string, log *slog.Logger) (cfg keysmanage
 	if err != nil {
 		return cfg, nil, err
 	}
-	nets, err := openNetworks(defaultNetwork, "bench", dir, log)
+	nets, err := openNetworks(networkConfig{cidr: defaultNetwork}, "bench", dir, log)
 	if err != nil {
 		return cfg, nil, errors.Join(err, users.close())
 	}

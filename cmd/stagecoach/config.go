@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/network/cni"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
@@ -170,7 +171,7 @@ func defaultConfig() Config {
 		Journal:   JournalConfig{Bytes: 1 << 30, Sync: 2 * time.Minute, Window: 1024},
 		Log:       LogConfig{Format: "text"},
 		Runtime:   defaultRuntime(),
-		Isolation: IsolationConfig{UIDs: sandbox.DefaultRange.String(), Network: defaultNetwork},
+		Isolation: IsolationConfig{UIDs: sandbox.DefaultRange.String(), Network: defaultNetwork, CNIBinDir: cni.DefaultBinDir},
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"path/filepath"
@@ -25,6 +26,20 @@ type IsolationConfig struct {
 	// Addresses of replicas, as a prefix that nobody else on the machine uses.
 	Network     string `yaml:"network"`
 	HostNetwork bool   `yaml:"hostNetwork"` // functions may ask for the machine's network
+	// Configuration of the operator's CNI plugins, or a folder of some; empty: there are none.
+	CNIConf   string `yaml:"cniConf"`
+	CNIBinDir string `yaml:"cniBinDir"` // folders of these plugins, with colons between
+}
+
+// networks returns which networks functions get.
+func (c IsolationConfig) networks() networkConfig {
+	return networkConfig{cidr: c.Network, cni: c.CNIConf, plugins: c.CNIBinDir}
+}
+
+// addCNIFlags adds the flags of the operator's CNI plugins. The fields have the defaults.
+func addCNIFlags(fs *flag.FlagSet, conf, dirs *string) {
+	fs.StringVar(conf, "cni-conf", *conf, "file (.conflist or .conf) of the CNI plugins that connect functions, or a folder whose first file counts, such as /etc/cni/net.d; default: Stagecoach connects them")
+	fs.StringVar(dirs, "cni-bin-dir", *dirs, "folder of the CNI plugins, or several with colons between")
 }
 
 // accounts are the users of processes that have no root of their own. If open is nil, they run as

@@ -43,7 +43,8 @@ type keysManagerConfig struct {
 	cpus                       int
 	devices                    string // UUIDs or indices, separated by commas; "all", "none"
 	images, ort, state, listen string
-	uids, network              string
+	uids                       string
+	network                    networkConfig
 	runtime                    RuntimeConfig
 	hostNetwork                bool
 	drain                      time.Duration
@@ -71,7 +72,9 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	c.runtime.addFlags(fs)
 	c.runtime.addImageFlags(fs)
 	c.runtime.addSparesFlag(fs)
-	fs.StringVar(&c.network, "network-cidr", defaults.Isolation.Network, "addresses of replicas, when this process is root")
+	c.network.plugins = defaults.Isolation.CNIBinDir
+	addCNIFlags(fs, &c.network.cni, &c.network.plugins)
+	fs.StringVar(&c.network.cidr, "network-cidr", defaults.Isolation.Network, "addresses of replicas, when this process is root")
 	fs.BoolVar(&c.hostNetwork, "allow-host-network", false, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	fs.TextVar(&c.log.Level, "log", c.log.Level, "debug, info, warn or error")
 	fs.StringVar(&c.log.Format, "log-format", c.log.Format, "text or json")
@@ -114,8 +117,8 @@ func (c *keysManagerConfig) validate() error {
 			bad("ort", err, "the path of libonnxruntime.so")
 		}
 	}
-	if err := validNetwork(c.network); err != nil {
-		bad("network-cidr", fmt.Sprintf("%q", c.network), err.Error())
+	if err := validNetwork(c.network.cidr); err != nil {
+		bad("network-cidr", fmt.Sprintf("%q", c.network.cidr), err.Error())
 	}
 	c.runtime.validate(func(field string, got any, want string) { bad(runtimeFlags[field], got, want) })
 	if c.log.Format != "text" && c.log.Format != "json" {
@@ -282,12 +285,9 @@ func (d *daemon) closeImages(of *contained.Store) {
 
 // leave closes the daemon's networks, or leaves them to replicas that go on serving.
 func (d *daemon) leave(n networks) {
-	if n.Networks == nil {
-		return
-	}
-	end := n.Detach
+	end := n.detach
 	if d.stopped {
-		end = n.Close
+		end = n.close
 	}
 	if err := end(); err != nil {
 		d.log.Warn("networks of functions may be left over", "error", err)

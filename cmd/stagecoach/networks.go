@@ -14,7 +14,9 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/network"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/network/cni"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 )
@@ -36,12 +38,22 @@ func validNetwork(cidr string) error {
 
 // networks makes the networks of functions. If that is not possible, functions share the machine's
 // network.
-type networks struct{ *network.Networks }
+type networks struct {
+	*network.Networks
+	plugins *cni.Networks // of the operator; nil: Networks makes all links
+}
+
+// networkConfig says which networks functions get.
+type networkConfig struct {
+	cidr    string
+	cni     string // configuration of the operator's CNI plugins, or a folder of some; empty: none
+	plugins string // folders of the plugins, with colons between
+}
 
 // openNetworks opens the networks of a Stagecoach process. role and state identify the process on
 // this machine, also after a restart.
-func openNetworks(cidr, role, state string, log *slog.Logger) (networks, error) {
-	prefix, err := netip.ParsePrefix(cidr)
+func openNetworks(of networkConfig, role, state string, log *slog.Logger) (networks, error) {
+	prefix, err := netip.ParsePrefix(of.cidr)
 	if err != nil {
 		return networks{}, fmt.Errorf("isolation.network: %w", err)
 	}
@@ -49,12 +61,23 @@ func openNetworks(cidr, role, state string, log *slog.Logger) (networks, error) 
 	if err != nil {
 		return networks{}, fmt.Errorf("state: %w", err)
 	}
-	n, err := network.Open(network.Config{CIDR: prefix, Run: sandbox.RunFolder, Owner: role + " " + abs, Log: log})
+	c := network.Config{CIDR: prefix, Run: sandbox.RunFolder, Owner: role + " " + abs, Log: log}
+	if of.cni != "" {
+		n, err := cni.Open(c, cni.Config{Conf: of.cni, BinDirs: cni.BinDirs(of.plugins)})
+		if errors.Is(err, network.ErrUnavailable) {
+			err = fmt.Errorf("--cni-conf: %w", err)
+		}
+		if err != nil {
+			return networks{}, err
+		}
+		return networks{n.Networks, n}, nil
+	}
+	n, err := network.Open(c)
 	if errors.Is(err, network.ErrUnavailable) {
 		log.Warn("functions share the machine's network", "why", err)
 		return networks{}, nil
 	}
-	return networks{n}, err
+	return networks{Networks: n}, err
 }
 
 // forKeys returns the networks in the KeysManager's type.
@@ -68,11 +91,50 @@ func (n networks) forKeys() keysmanager.Networks {
 // Lonely implements keysmanager.Networks.
 func (networks) Lonely() (*os.File, error) { return network.Lonely() }
 
-func (n networks) close() error {
-	if n.Networks == nil {
-		return nil
+// Create implements keysmanager.Networks.
+func (n networks) Create() (ns *os.File, resolv string, err error) {
+	if n.plugins != nil {
+		return n.plugins.Create()
 	}
-	return n.Close()
+	ns, err = n.Networks.Create()
+	return ns, "", err
+}
+
+// Kind implements keysmanager.Networks.
+func (n networks) Kind() string {
+	if n.plugins != nil {
+		return n.plugins.Kind()
+	}
+	return pipeline.NetworkDefault
+}
+
+// Ended implements keysmanager.Networks.
+func (n networks) Ended() {
+	if n.plugins != nil {
+		n.plugins.Ended()
+	}
+}
+
+func (n networks) close() error {
+	switch {
+	case n.plugins != nil:
+		return n.plugins.Close()
+	case n.Networks != nil:
+		return n.Networks.Close()
+	}
+	return nil
+}
+
+// detach closes the networks, and leaves those of living replicas to the next process with the same
+// state folder.
+func (n networks) detach() error {
+	switch {
+	case n.plugins != nil:
+		return n.plugins.Detach()
+	case n.Networks != nil:
+		return n.Networks.Detach()
+	}
+	return nil
 }
 
 // gateway returns the address at which functions reach functions of this process; empty: none.

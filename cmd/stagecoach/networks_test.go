@@ -13,7 +13,7 @@ import (
 // functions, and recognizes their requests.
 func TestOneListenerForAllAddresses(t *testing.T) {
 	needRoot(t)
-	n, err := openNetworks(defaultNetwork, "test", t.TempDir(), slog.New(slog.DiscardHandler))
+	n, err := openNetworks(networkConfig{cidr: defaultNetwork}, "test", t.TempDir(), slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -77,6 +77,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	cfg.Runtime.addImageFlags(fs)
 	cfg.Runtime.addSparesFlag(fs)
 	fs.StringVar(&cfg.Isolation.Network, "network-cidr", cfg.Isolation.Network, "addresses of replicas, when this process is root")
+	addCNIFlags(fs, &cfg.Isolation.CNIConf, &cfg.Isolation.CNIBinDir)
 	fs.BoolVar(&cfg.Isolation.HostNetwork, "allow-host-network", cfg.Isolation.HostNetwork, "let functions have the machine's network (annotation stagecoach.dev/network: host)")
 	if err := console.ParseFlags(fs, args); err != nil {
 		return cfg, nil, err

@@ -39,7 +39,7 @@ func (u *up) openState(context.Context) error {
 		return err
 	}
 	u.onClose(u.accounts.close)
-	if u.networks, err = openNetworks(u.cfg.Isolation.Network, "up", u.cfg.State, u.log); err != nil {
+	if u.networks, err = openNetworks(u.cfg.Isolation.networks(), "up", u.cfg.State, u.log); err != nil {
 		return err
 	}
 	u.onClose(u.networks.close)

@@ -105,7 +105,7 @@ func (c resolvConf) with(server netip.Addr) []byte {
 	return out
 }
 
-// needsForwarder reports whether replicas cannot reach all name servers.
+// needsForwarder reports whether replicas may not reach all name servers.
 func (n *Networks) needsForwarder(c resolvConf) bool {
-	return slices.ContainsFunc(c.servers, func(server netip.Addr) bool { return !n.Reaches(server) })
+	return n.c.GatewayOnly || slices.ContainsFunc(c.servers, func(server netip.Addr) bool { return !n.Reaches(server) })
 }

@@ -42,8 +42,8 @@ func element(proto byte, to netip.AddrPort) nftables.SetElement {
 }
 
 // install creates the table, or replaces its rules atomically. Entries admitted by an earlier owner
-// stay.
-func (f *firewall) install(slice, cidr netip.Prefix, gateway netip.Addr) error {
+// stay. If gatewayOnly is set, nothing that comes from replicas' links is forwarded.
+func (f *firewall) install(slice, cidr netip.Prefix, gateway netip.Addr, gatewayOnly bool) error {
 	f.conn.AddTable(f.table)
 	if err := f.conn.AddSet(f.admitted, nil); err != nil {
 		return err
@@ -52,8 +52,7 @@ func (f *firewall) install(slice, cidr netip.Prefix, gateway netip.Addr) error {
 	ours, anyones := linkPrefix(slice), prefix
 
 	refuse := f.conn.AddChain(&nftables.Chain{Name: "refuse", Table: f.table})
-	f.rule(refuse, protocol(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
-	f.rule(refuse, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
+	f.refuseAll(refuse)
 
 	// Replicas may send only IPv4 with their own address, and only replicas and the machine may
 	// reach the gateway's address.
@@ -74,6 +73,9 @@ func (f *firewall) install(slice, cidr netip.Prefix, gateway netip.Addr) error {
 	f.rule(output, jump(refuse))
 
 	forward := f.hook("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
+	if gatewayOnly {
+		f.rule(forward, from(ours), jump(refuse))
+	}
 	f.rule(forward, from(ours), to(anyones), jump(refuse))
 	for _, p := range append([]netip.Prefix{cidr}, nowhere...) {
 		f.rule(forward, from(ours), destination(p), jump(refuse))
@@ -85,6 +87,12 @@ func (f *firewall) install(slice, cidr netip.Prefix, gateway netip.Addr) error {
 	nat := f.hook("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 	f.rule(nat, family(expr.CmpOpEq), source(slice), notTo(anyones), notTo("lo\x00"), &expr.Masq{})
 	return f.conn.Flush()
+}
+
+// refuseAll adds the rules of a chain that answers each packet with a rejection.
+func (f *firewall) refuseAll(c *nftables.Chain) {
+	f.rule(c, protocol(unix.IPPROTO_TCP), &expr.Reject{Type: unix.NFT_REJECT_TCP_RST})
+	f.rule(c, &expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_ADMIN_PROHIBITED})
 }
 
 // admit adds entries to the set of admitted addresses. If replaceAll is set, it removes all earlier

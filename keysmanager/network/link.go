@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -55,15 +56,27 @@ const (
 // genModeNone is the kernel's IN6_ADDR_GEN_MODE_NONE: a link gets no IPv6 address when it comes up.
 const genModeNone = 1
 
+// GatewayLink is the name that a replica's link has inside, with [Config.GatewayOnly].
+const GatewayLink = "gateway0"
+
+// link returns the name that a replica's link has inside.
+func (c *Config) link() string {
+	if c.GatewayOnly {
+		return GatewayLink
+	}
+	return "eth0"
+}
+
 // host returns a network of one address.
 func host(a netip.Addr) *net.IPNet {
 	return &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}
 }
 
 // Create returns a new network namespace with a loopback link and a link eth0 that leads out of the
-// machine. The caller starts a process in it and closes the file. When the last process in the
-// namespace ends, the kernel removes the namespace and its links, and its address is free again.
-// Create is safe for concurrent use. It returns an error if all addresses of the slice are in use.
+// machine. With [Config.GatewayOnly], the link is [GatewayLink] and leads to this machine alone.
+// The caller starts a process in it and closes the file. When the last process in the namespace
+// ends, the kernel removes the namespace and its links, and its address is free again. Create is
+// safe for concurrent use. It returns an error if all addresses of the slice are in use.
 func (n *Networks) Create() (*os.File, error) {
 	n.use.RLock()
 	defer n.use.RUnlock()
@@ -117,7 +130,7 @@ func (n *Networks) allocate(ns *os.File) (*netlink.Veth, netip.Addr, error) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.Group, attrs.HardwareAddr, attrs.MTU = linkName(addr), number(n.slice.Addr()), mac(outside, addr), n.mtu
 		veth := netlink.NewVeth(attrs)
-		veth.PeerName, veth.PeerHardwareAddr, veth.PeerMTU = "eth0", mac(inside, addr), uint32(n.mtu)
+		veth.PeerName, veth.PeerHardwareAddr, veth.PeerMTU = n.c.link(), mac(inside, addr), uint32(n.mtu)
 		veth.PeerNamespace = netlink.NsFd(int(ns.Fd()))
 		err := n.netlink.LinkAdd(veth)
 		if errors.Is(err, unix.EEXIST) {
@@ -158,26 +171,45 @@ func (n *Networks) connectOutside(veth *netlink.Veth, addr netip.Addr) error {
 	return neighbour(n.netlink, veth.Index, addr, mac(inside, addr))
 }
 
-// connectInside sets up eth0 in the namespace of handle h.
+// connectInside sets up the link in the namespace of handle h. Its routes lead everywhere, or with
+// Config.GatewayOnly to the machine's addresses that replicas may reach.
 func (n *Networks) connectInside(h *netlink.Handle, addr netip.Addr) error {
-	eth0, err := h.LinkByName("eth0")
+	name := n.c.link()
+	link, err := h.LinkByName(name)
 	if err != nil {
-		return fmt.Errorf("eth0: %w", err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
-	if err := h.AddrAdd(eth0, &netlink.Addr{IPNet: host(addr)}); err != nil {
-		return fmt.Errorf("eth0: address %v: %w", addr, err)
+	if err := h.AddrAdd(link, &netlink.Addr{IPNet: host(addr)}); err != nil {
+		return fmt.Errorf("%s: address %v: %w", name, addr, err)
 	}
-	if err := h.LinkSetUp(eth0); err != nil {
-		return fmt.Errorf("eth0: up: %w", err)
+	if err := h.LinkSetUp(link); err != nil {
+		return fmt.Errorf("%s: up: %w", name, err)
 	}
-	index := eth0.Attrs().Index
+	index := link.Attrs().Index
 	if err := neighbour(h, index, n.Gateway(), mac(outside, addr)); err != nil {
-		return fmt.Errorf("eth0: %w", err)
+		return fmt.Errorf("%s: %w", name, err)
 	}
 	_, everywhere, _ := net.ParseCIDR("0.0.0.0/0")
-	route := &netlink.Route{LinkIndex: index, Dst: everywhere, Gw: n.Gateway().AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
-	if err := h.RouteAdd(route); err != nil {
-		return fmt.Errorf("eth0: default route: %w", err)
+	targets := []*net.IPNet{everywhere}
+	if n.c.GatewayOnly {
+		// The gateway's route carries no Gw: the neighbour is the machine.
+		if err := h.RouteAdd(&netlink.Route{LinkIndex: index, Dst: host(n.Gateway()), Scope: netlink.SCOPE_LINK}); err != nil {
+			return fmt.Errorf("%s: route to %v: %w", name, n.Gateway(), err)
+		}
+		targets = nil
+		n.admitting.Lock()
+		for _, a := range n.admitted {
+			if t := host(a.Addr()); a.Addr() != n.Gateway() && !slices.ContainsFunc(targets, func(o *net.IPNet) bool { return o.IP.Equal(t.IP) }) {
+				targets = append(targets, t)
+			}
+		}
+		n.admitting.Unlock()
+	}
+	for _, to := range targets {
+		route := &netlink.Route{LinkIndex: index, Dst: to, Gw: n.Gateway().AsSlice(), Flags: int(netlink.FLAG_ONLINK)}
+		if err := h.RouteAdd(route); err != nil {
+			return fmt.Errorf("%s: route to %v: %w", name, to, err)
+		}
 	}
 	return nil
 }

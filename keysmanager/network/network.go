@@ -27,6 +27,9 @@ type Config struct {
 	// Owner names the process. It is unique among running processes, and the same after a restart.
 	Owner string
 	Log   *slog.Logger
+	// GatewayOnly makes networks whose link, named GatewayLink, leads to this machine's admitted
+	// addresses and nowhere else. The caller adds other links, which may be named eth0.
+	GatewayOnly bool
 
 	resolvConf string // the machine's /etc/resolv.conf, in tests another file
 }
@@ -282,13 +285,15 @@ func (n *Networks) setUp() (err error) {
 	if n.firewall, err = openFirewall(n.home, n.slice); err != nil {
 		return unavailable("nftables", err)
 	}
-	if err := n.firewall.install(n.slice, n.c.CIDR, n.Gateway()); err != nil {
+	if err := n.firewall.install(n.slice, n.c.CIDR, n.Gateway(), n.c.GatewayOnly); err != nil {
 		return unavailable("nftables", err)
 	}
-	if err := n.in(n.forwardOn); err != nil {
-		return err
+	if !n.c.GatewayOnly {
+		if err := n.in(n.forwardOn); err != nil {
+			return err
+		}
+		n.warnOfObstacles()
 	}
-	n.warnOfObstacles()
 	return n.startResolver()
 }
 

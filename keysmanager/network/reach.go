@@ -64,7 +64,7 @@ func (n *Networks) Admit(gateway netip.AddrPort) error {
 	err := n.firewall.admit(len(n.admitted) == 0, entries...)
 	if errors.Is(err, unix.ENOENT) {
 		n.log.Warn("another process deleted the replicas' firewall, so replicas could reach this machine; the firewall is restored", "table", n.firewall.table.Name)
-		if err = n.firewall.install(n.slice, n.c.CIDR, n.Gateway()); err == nil {
+		if err = n.firewall.install(n.slice, n.c.CIDR, n.Gateway(), n.c.GatewayOnly); err == nil {
 			err = n.firewall.admit(false, entries...)
 		}
 	}

@@ -14,8 +14,14 @@ import (
 
 // Networks makes network namespaces for processes; package network implements it.
 type Networks interface {
-	// Create makes a namespace with loopback and a route to other machines.
-	Create() (*os.File, error)
+	// Create makes a namespace with loopback and a route to other machines. resolv is the path of its
+	// own /etc/resolv.conf; empty: that of Files.
+	Create() (ns *os.File, resolv string, err error)
+	// Kind names what Create makes, as a part of a zygote's key. It is NetworkDefault or another
+	// name that no function can ask for.
+	Kind() string
+	// Ended says that a process has ended. It may have been the last one in its namespace.
+	Ended()
 	// Lonely makes a namespace with loopback alone.
 	Lonely() (*os.File, error)
 	// Admit lets processes in namespaces of Create reach an address of the machine: the gateway's.
@@ -46,7 +52,10 @@ func (p *Pool) NetworkOf(asked string) string {
 	if p.cfg.Networks == nil {
 		return NetworkHost
 	}
-	return cmp.Or(asked, NetworkDefault)
+	if asked = cmp.Or(asked, NetworkDefault); asked == NetworkDefault {
+		return p.cfg.Networks.Kind()
+	}
+	return asked
 }
 
 // CheckNetwork returns an error if a process asks for a network that this node does not give.
@@ -99,7 +108,9 @@ func (p *Pool) wayOut(c *sandbox.Command, t Tenant) (err error) {
 	if c.Hosts, c.Resolv, err = p.cfg.Networks.Files(gateway); err != nil {
 		return err
 	}
-	c.Network, err = p.cfg.Networks.Create()
+	var resolv string
+	c.Network, resolv, err = p.cfg.Networks.Create()
+	c.Resolv = cmp.Or(resolv, c.Resolv)
 	return err
 }
 

@@ -140,6 +140,9 @@ func (r *Reservation) Release() {
 		delete(r.pool.replicas, r)
 		r.pool.mu.Unlock()
 		r.vacate()
+		if r.pool.cfg.Networks != nil {
+			r.pool.cfg.Networks.Ended()
+		}
 	})
 }
 

@@ -12,10 +12,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image/contained"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/container"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/network/cni"
 )
 
-// Doctor says what this machine lacks for --runtime containerd. It returns an error if it lacks
-// something.
+// Doctor says what this machine lacks for --runtime containerd, and for --cni-conf if that is
+// given. It returns an error if it lacks something.
 func Doctor(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("doctor", flag.ContinueOnError)
 	c := contained.Config{}
@@ -23,6 +24,8 @@ func Doctor(ctx context.Context, args []string, out io.Writer) error {
 	fs.StringVar(&c.Address, "containerd-address", container.Address, "path of containerd's socket")
 	fs.StringVar(&c.Namespace, "containerd-namespace", container.Namespace, "namespace of containerd for the containers")
 	fs.StringVar(&c.Snapshotter, "containerd-snapshotter", contained.DefaultSnapshotter, "snapshotter of containerd that unpacks images")
+	cniConf := fs.String("cni-conf", "", "configuration of CNI plugins to look at, as up has it")
+	cniDirs := fs.String("cni-bin-dir", cni.DefaultBinDir, "folder of the CNI plugins, or several with colons between")
 	asJSON := console.JSONFlag(fs)
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
@@ -31,6 +34,9 @@ func Doctor(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("--runtime: %q, want containerd; the runtime process needs nothing", *runtime)
 	}
 	all := append(contained.Check(ctx, c), beside("stagecoach-init"))
+	if *cniConf != "" {
+		all = append(all, plugins(ctx, *cniConf, *cniDirs)...)
+	}
 	missing := 0
 	t := console.NewTable(out)
 	fmt.Fprintln(t, "CHECK\tSTATE\tFOUND\tTO DO")
@@ -57,6 +63,18 @@ func Doctor(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("%d of %d checks failed: do what they say, then try again", missing, len(all))
 	}
 	return nil
+}
+
+// plugins looks at the CNI plugins of a configuration.
+func plugins(ctx context.Context, conf, dirs string) (out []contained.Finding) {
+	for _, p := range cni.Check(ctx, cni.Config{Conf: conf, BinDirs: cni.BinDirs(dirs)}) {
+		f := contained.Finding{Check: "CNI " + p.What, OK: p.OK, Found: p.Found, ToDo: "correct the file, or name another one with --cni-conf"}
+		if p.What != cni.Configuration {
+			f.ToDo = "install the plugin (Debian: apt-get install containernetworking-plugins, in /usr/lib/cni), or name its folder with --cni-bin-dir"
+		}
+		out = append(out, f)
+	}
+	return out
 }
 
 // beside looks for a program in the folder of this program.
