@@ -114,9 +114,9 @@ func root(f Function, deployed map[string]Function) string {
 	return ""
 }
 
-// VariantFault returns why a variant serves no stage: its stage is missing, or is a variant too. bad
-// is false if it serves one, or is not a variant. deployed has the functions of its namespace by
-// name; no others than its stage are needed.
+// VariantFault returns why a variant serves no stage: its stage is missing, or is a variant too.
+// bad is false if f serves a stage or is not a variant. deployed maps names of f's namespace to
+// functions; only the entry of f's stage is read.
 func VariantFault(f Function, deployed map[string]Function) (fault Fault, bad bool) {
 	if f.VariantOf == "" {
 		return Fault{}, false

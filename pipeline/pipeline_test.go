@@ -69,7 +69,8 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"variant in a graph": {
 			nil,
 			map[string]string{"stagecoach.dev/variant-of": "s", "stagecoach.dev/pipeline": "p", "stagecoach.dev/next": "x", "stagecoach.dev/each": "true", "stagecoach.dev/join": "all", "stagecoach.dev/slo": "1s"},
-			[]string{`annotations["stagecoach.dev/each"]`, `annotations["stagecoach.dev/join"]`, `annotations["stagecoach.dev/next"]`, `annotations["stagecoach.dev/pipeline"]`, `annotations["stagecoach.dev/slo"]`}, "declares it",
+			[]string{`annotations["stagecoach.dev/each"]`, `annotations["stagecoach.dev/join"]`, `annotations["stagecoach.dev/next"]`, `annotations["stagecoach.dev/pipeline"]`, `annotations["stagecoach.dev/slo"]`},
+			"declares it",
 		},
 		"min zero":    {map[string]string{"com.openfaas.scale.min": "0"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "scale.zero"},
 		"min and max": {map[string]string{"com.openfaas.scale.min": "9", "com.openfaas.scale.max": "3"}, nil, []string{`labels["com.openfaas.scale.min"]`}, "at most"},

@@ -117,7 +117,6 @@ type Pipeline struct {
 	SLO      time.Duration
 	Faults   []Fault // empty: the pipeline can be invoked
 	Warnings []Fault // of variants that serve none of its stages but are meant to
-
 }
 
 // Stage is a function's place in one pipeline.

@@ -122,8 +122,9 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 	return out
 }
 
-// missing returns a text with the faults that still keep the function's pipelines from running, or
-// a variant from serving its stage, one line per fault. Such faults are normal, because functions may be deployed in any order.
+// missing returns a text with one line per fault. The faults keep the function's pipelines from
+// running, or a variant from serving its stage. Such faults are normal, because functions may be
+// deployed in any order.
 func (p *Provider) missing(f pipeline.Function) (text string) {
 	const most = 20 // faults per pipeline
 	if fault, bad := p.Registry.VariantFault(f); bad {

@@ -34,9 +34,9 @@ type TopPipeline struct {
 // TopFunction is the present state of a function.
 type TopFunction struct {
 	Name        string  `json:"name"`                // its key
-	VariantOf   string  `json:"variantOf,omitempty"` // key of its stage; empty: it is no variant
+	VariantOf   string  `json:"variantOf,omitempty"` // its stage's key; empty: it is no variant
 	Rate        float64 `json:"rate"`                // arriving tasks per second
-	CV          float64 `json:"cv"`                  // coefficient of variation of the times between arrivals
+	CV          float64 `json:"cv"`                  // of the times between arrivals
 	Waiting     int     `json:"waiting"`
 	Running     int     `json:"running"`
 	Wait        float64 `json:"wait"`        // of the latest tasks in the line
