@@ -31,7 +31,9 @@ type Function struct {
 	Batch      int    // largest batch; 0: from the profile
 	VariantOf  string // the stage that this function can serve too; empty: it is no variant
 	Accuracy   float64
-	MaxLength  int // the longest input that it takes, in tokens; 0: any
+	MaxLength  int    // the longest input that it takes, in the unit of Length; 0: any
+	Length     string // how the length of tasks is measured: see the annotation length; empty: it is not
+	Policies          // of an entry stage: what its domain asks for
 	// Retained means that the function was removed while it had variants. Its declaration stays, so
 	// that they go on serving its stage. No deployment says so.
 	Retained bool
@@ -39,6 +41,21 @@ type Function struct {
 	Scale Scale
 	Async Async
 }
+
+// Policies are what an entry stage asks for on behalf of its domain. An empty name means the flags of
+// `stagecoach up`, or the default.
+type Policies struct {
+	Allocator string // decides counts and shares
+	Rank      string // order of lines: RankFIFO, RankFair or RankLeastSlack
+	Route     string // computes routing tables where the allocator does not
+}
+
+// Orders of waiting lines: the values of the annotation rank.
+const (
+	RankFIFO       = "fifo"        // first come, first served
+	RankFair       = "fair"        // applications share replicas by weight
+	RankLeastSlack = "least-slack" // the task with the least time to spare first
+)
 
 // Isolation is what replicas have of their machine.
 type Isolation struct {
@@ -87,6 +104,14 @@ func (p *Pipeline) TakesItems() bool {
 // are not stages.
 func (f Function) StageOf(pipeline string) bool {
 	return f.VariantOf == "" && slices.Contains(f.Pipelines, pipeline)
+}
+
+// Stage returns the key of the stage that a variant serves; zero: f is no variant.
+func (f Function) Stage() Key {
+	if f.VariantOf == "" {
+		return Key{}
+	}
+	return Key{f.VariantOf, f.Namespace}
 }
 
 // Edge leads to a successor.

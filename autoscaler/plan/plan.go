@@ -81,6 +81,7 @@ type Function struct {
 	// Stage is the demand of a stage with variants, whatever the lane; unknown for other functions.
 	// Demand has the tasks that this function's own lane got.
 	Stage Demand `json:",omitzero"`
+	Items Items  `json:",omitzero"` // what its calls return
 
 	Waiting int // tasks in the line
 	Running int // tasks on replicas
@@ -131,6 +132,13 @@ type Batched struct {
 	N    int           // number of batches measured
 }
 
+// Items is the number of items that a call of a function returns, over a sliding window. A next
+// stage with one call per item receives that many calls per call.
+type Items struct {
+	Known bool
+	Mean  float64 // per call
+}
+
 // Wait is how long tasks waited in a function's line before a replica took them or their deadline
 // passed, over a sliding window. Tasks that still wait are not included, except in Oldest.
 type Wait struct {
@@ -151,6 +159,8 @@ type Busy struct {
 // Function.
 type Signals struct {
 	Demand           Demand
+	Stage            Demand // of a stage with variants
+	Items            Items
 	Service          Service
 	Wait             Wait
 	Busy             Busy
@@ -226,10 +236,23 @@ type Pipeline struct {
 	// Sorted by From, then To, with From < To. Edges to stages that are not deployed are left out.
 	Edges []Edge
 	SLO   time.Duration
+	// Chosen are the policies that its entry stage asks for.
+	Chosen Chosen `json:",omitzero"`
 }
 
 // Edge leads from a stage to a successor. Both are indices into Stages.
-type Edge struct{ From, To int }
+type Edge struct {
+	From, To int
+	Each     bool `json:",omitzero"` // To has one call per item that From returns
+}
+
+// Chosen names the policies of a domain, as the annotations of an entry stage do. An empty name
+// means the default.
+type Chosen struct {
+	Allocator string `json:",omitzero"`
+	Rank      string `json:",omitzero"` // fifo, fair or least-slack
+	Route     string `json:",omitzero"`
+}
 
 // Domain is a set of pipelines that are connected by shared functions. An allocator decides one
 // domain at a time.
@@ -269,6 +292,7 @@ type Want struct {
 	CPUMilli int
 	Batch    int
 	Key      bool
+	Rank     string `json:",omitempty"` // order of its line: fifo, fair or least-slack; empty: fifo
 	Why      string
 	// Why fewer slots could be placed than allocated, or why none was allocated; empty: all placed.
 	Short string

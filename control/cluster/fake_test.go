@@ -159,6 +159,9 @@ func (w *world) Signals(key pipeline.Key, _ time.Time) plan.Signals {
 	return is
 }
 
+// Publish implements Lines.
+func (w *world) Publish(*plan.Plan) {}
+
 func (w *world) PauseMeasuring(_ pipeline.Key, until time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

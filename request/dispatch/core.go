@@ -170,7 +170,7 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 		c.signals.arrive()
 	}
 	c.expire(now) // expired tasks must not take room in the line
-	t.Arrived = now
+	t.Entered = now
 	c.seq++
 	it := &item{task: t, seq: c.seq}
 	switch {
@@ -243,11 +243,11 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 	r.Key = it.task.Key
 	if b := it.batch; b != nil {
 		r.Replica, r.Revision = b.replica.name, b.replica.revision
-		r.Wait = b.sent.Sub(it.task.Arrived)
+		r.Wait = b.sent.Sub(it.task.Entered)
 		r.Service = cmp.Or(r.Service, now.Sub(b.sent))
 		r.Batch, r.BatchSize = b.id, len(b.items)
 	} else {
-		r.Wait = now.Sub(it.task.Arrived)
+		r.Wait = now.Sub(it.task.Entered)
 	}
 	if it.state == waiting {
 		c.unqueue(it)

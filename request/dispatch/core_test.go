@@ -24,6 +24,12 @@ func newTask(name string, timeout time.Duration) *task.Task {
 	return t
 }
 
+// named returns cfg for the function of newTask's tasks.
+func named(cfg CoreConfig) CoreConfig {
+	cfg.Function = "f.ns"
+	return cfg
+}
+
 func show(e Effect) string {
 	switch e := e.(type) {
 	case Send:
@@ -84,7 +90,7 @@ func cancelOf(name string) Cancel { return Cancel{newTask(name, 0).Key} }
 type lexical struct{ rekeyed *int }
 
 func (l lexical) Key(v *task.View, t *task.Task) (float64, time.Time) {
-	if t.Arrived != v.Now {
+	if t.Entered != v.Now {
 		*l.rekeyed++
 		return -float64(t.Request[0]), v.Now.Add(10 * ms)
 	}
@@ -95,7 +101,7 @@ func (l lexical) Key(v *task.View, t *task.Task) (float64, time.Time) {
 type pairs struct{}
 
 func (pairs) Batch(v *task.View, _ *task.Replica, head []*task.Task) (int, time.Duration) {
-	if left := head[0].Arrived.Add(5 * ms).Sub(v.Now); len(head) < 2 && left > 0 {
+	if left := head[0].Entered.Add(5 * ms).Sub(v.Now); len(head) < 2 && left > 0 {
 		return 0, left
 	}
 	return min(len(head), 2), 0
@@ -303,7 +309,7 @@ func TestScenarios(t *testing.T) {
 		}},
 	} {
 		tc.cfg.Function = "f.ns"
-		t.Run(name, func(t *testing.T) { run(t, NewCore(tc.cfg), tc.steps) })
+		t.Run(name, func(t *testing.T) { run(t, NewCore(named(tc.cfg)), tc.steps) })
 	}
 }
 

@@ -3,12 +3,13 @@ package dispatch
 import (
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // Event is an input of the core: one of [Submit], [Expect], [Cancel], [Leave], [ReplicaUp],
-// [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [NoReplica], [Fail], [Tick] and
-// [Close].
+// [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [NoReplica], [Fail],
+// [Routed], [Tick] and [Close].
 type Event interface{ event() }
 
 // Submit adds a task. The Core keeps the task until its end and sets its Arrived.
@@ -81,6 +82,12 @@ type Fail struct {
 	Cause    string
 }
 
+// Routed brings the routing table of a stage with several lanes, and the order of its lines.
+type Routed struct {
+	Table *plan.Table // nil: the stage has one lane
+	Rank  string      // as in plan.Want
+}
+
 // Tick reports that time has passed; see [Wake].
 type Tick struct{}
 
@@ -100,6 +107,7 @@ func (Credit) event()       {}
 func (Deployed) event()     {}
 func (NoReplica) event()    {}
 func (Fail) event()         {}
+func (Routed) event()       {}
 func (Tick) event()         {}
 func (Close) event()        {}
 

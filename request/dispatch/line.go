@@ -25,6 +25,7 @@ type item struct {
 	limit    time.Time // when its call must end, set when it is sent; zero: never
 	pos      [2]int32  // index in each heap plus 1; 0: not in it
 	state    state
+	needs    uint64 // revision that its coordinator wants; 0: any
 	reserved bool   // a replica is reserved for it or runs it alone
 	batch    *batch // set while running or ended
 	call     int

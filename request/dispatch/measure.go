@@ -61,7 +61,7 @@ func (c *Core) occupied() (busy, slots int) {
 // waited records that a task has left the line.
 func (c *Core) waited(now time.Time, it *item) {
 	if !c.ignoring {
-		c.signals.leave(now.Sub(it.task.Arrived))
+		c.signals.leave(now.Sub(it.task.Entered))
 	}
 }
 
@@ -79,11 +79,11 @@ func (c *Core) Signals(now time.Time) plan.Signals {
 // oldest returns when the first of the waiting tasks came; zero: none waits.
 func (c *Core) oldest() (since time.Time) {
 	for _, it := range c.suspects {
-		since = earlier(since, it.task.Arrived)
+		since = earlier(since, it.task.Entered)
 	}
 	_, fifo := c.cfg.Orderer.(FIFO)
 	for _, it := range c.line.items {
-		if since = earlier(since, it.task.Arrived); fifo {
+		if since = earlier(since, it.task.Entered); fifo {
 			break // the head of the line
 		}
 	}

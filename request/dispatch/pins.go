@@ -35,20 +35,21 @@ type pins struct {
 
 func newPins() pins { return pins{requests: map[string]*pin{}, revisions: map[uint64]int{}} }
 
-// add counts a new task and returns its request's pin.
-func (s *pins) add(t *task.Task) *pin {
+// add counts a new task and returns its request's pin. needs is the revision that its coordinator
+// wants; 0: any.
+func (s *pins) add(t *task.Task, needs uint64) *pin {
 	p := s.requests[t.Request]
 	if p == nil {
 		p = &pin{}
 		s.requests[t.Request] = p
 	}
 	p.tasks++
-	p.used = p.used || t.Revision != 0
+	p.used = p.used || needs != 0
 	if t.Deadline.After(p.until) {
 		p.until = t.Deadline
 	}
 	if p.revision == 0 {
-		s.fix(p, t.Revision)
+		s.fix(p, needs)
 	}
 	return p
 }

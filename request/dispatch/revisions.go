@@ -12,8 +12,9 @@ const redeployed = "no replica is left of the revision that the request began wi
 
 // join adds the item to its request's pin.
 func (c *Core) join(it *item) {
-	if it.task.Together || it.task.Revision != 0 {
-		it.pin = c.pins.add(it.task)
+	it.needs = it.task.Pinned(c.cfg.Function)
+	if it.task.Together || it.needs != 0 {
+		it.pin = c.pins.add(it.task, it.needs)
 	}
 	if r := it.revision(); r != 0 && r != c.only {
 		c.strict = true
@@ -28,8 +29,8 @@ func (c *Core) part(now time.Time, it *item, code task.Code) {
 
 // revision returns the revision that a waiting item needs; 0: any.
 func (it *item) revision() uint64 {
-	if it.task.Revision != 0 || it.pin == nil {
-		return it.task.Revision
+	if it.needs != 0 || it.pin == nil {
+		return it.needs
 	}
 	return it.pin.revision
 }

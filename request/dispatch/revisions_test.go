@@ -13,7 +13,10 @@ import (
 // together makes the n-th task of a request with several tasks, for a revision; 0: any.
 func together(request string, n uint32, revision uint64) Submit {
 	t := newTask(request, 0)
-	t.Task, t.Together, t.Revision = n, true, revision
+	t.Task, t.Together = n, true
+	if revision != 0 {
+		t.Pins = []task.Pin{{Function: "f.ns", Revision: revision}}
+	}
 	return Submit{t}
 }
 
@@ -199,7 +202,7 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 			{5 * ms, answer("old", 2, 0), "idle old"},
 		}},
 	} {
-		t.Run(name, func(t *testing.T) { run(t, NewCore(tc.cfg), tc.steps) })
+		t.Run(name, func(t *testing.T) { run(t, NewCore(named(tc.cfg)), tc.steps) })
 	}
 }
 
@@ -214,7 +217,7 @@ func (o shuffled) Key(*task.View, *task.Task) (float64, time.Time) {
 func TestFirstMatchesFullScan(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 5))
-		c := NewCore(CoreConfig{Revision: 3, Orderer: shuffled{rng}})
+		c := NewCore(CoreConfig{Function: "f.ns", Revision: 3, Orderer: shuffled{rng}})
 		for i := range 4 {
 			name := fmt.Sprint("r", i)
 			c.Step(epoch, ReplicaUp{Name: name, Slots: 1, MaxBatch: 1, Revision: uint64(1 + i/2)})

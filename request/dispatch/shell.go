@@ -89,6 +89,8 @@ type Spec struct {
 	Batch int // largest batch; 0: 1
 	// The function's exec_timeout; 0: a call may run until its deadline.
 	Timeout time.Duration
+	// The stage that the function can serve too, of the same namespace; zero: it is no variant.
+	VariantOf pipeline.Key
 }
 
 // Shell runs the dispatchers of all functions that this process owns. Its methods are safe for

@@ -19,7 +19,7 @@ func again(name string, timeout time.Duration) Submit {
 
 // of makes s need a revision.
 func of(s Submit, revision uint64) Submit {
-	s.Task.Revision = revision
+	s.Task.Pins = []task.Pin{{Function: "f.ns", Revision: revision}}
 	return s
 }
 
@@ -154,7 +154,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 		"its revision is gone": {CoreConfig{Revision: 1}, []step{
 			{0, ReplicaUp{Name: "old", Slots: 2, MaxBatch: 1, Revision: 1}, ""},
 			{0, together("a", 1, 1), "send old #1 a"},
-			{0, Submit{&task.Task{Key: task.Key{Request: "x", Attempt: 2}, ReplyTo: "x", Alone: true, Revision: 1}}, ""},
+			{0, Submit{&task.Task{Key: task.Key{Request: "x", Attempt: 2}, ReplyTo: "x", Alone: true, Pins: []task.Pin{{Function: "f.ns", Revision: 1}}}}, ""},
 			{1 * ms, Deployed{2}, ""},
 			{2 * ms, ReplicaDown{Name: "old"}, "reply a lost wait=0s service=2ms; revive 1; wanted"},
 			{3 * ms, NoReplica{1, "it does not start"}, "reply x redeployed wait=3ms service=0s"},
@@ -162,7 +162,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 		"of its revision, on a replica that drains": {CoreConfig{Revision: 1}, []step{
 			{0, ReplicaUp{Name: "old", Slots: 2, MaxBatch: 1, Revision: 1}, ""},
 			{0, together("a", 1, 1), "send old #1 a"},
-			{0, Submit{&task.Task{Key: task.Key{Request: "x", Attempt: 2}, ReplyTo: "x", Alone: true, Revision: 1}}, ""},
+			{0, Submit{&task.Task{Key: task.Key{Request: "x", Attempt: 2}, ReplyTo: "x", Alone: true, Pins: []task.Pin{{Function: "f.ns", Revision: 1}}}}, ""},
 			{1 * ms, Deployed{2}, ""},
 			{1 * ms, ReplicaUp{Name: "new", Slots: 2, MaxBatch: 1, Revision: 2}, ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
@@ -209,7 +209,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 		}},
 	} {
 		tc.cfg.Function = "f.ns"
-		t.Run(name, func(t *testing.T) { run(t, NewCore(tc.cfg), tc.steps) })
+		t.Run(name, func(t *testing.T) { run(t, NewCore(named(tc.cfg)), tc.steps) })
 	}
 }
 

@@ -173,7 +173,7 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 //   - No replica is left of the revision that the request began with, and the request has used no
 //     answer of that revision. So another revision will do.
 func (w *walk) elsewhere(k *call, r *task.Reply) bool {
-	return r.Code == task.ReplicaLost || r.Code == task.OutOfMemory || r.Code == task.Redeployed && w.stages[k.stage].revision == 0
+	return r.Code == task.ReplicaLost || r.Code == task.OutOfMemory || r.Code == task.Redeployed && w.pinned(k, r) == 0
 }
 
 // failed counts a failed reply against the call.

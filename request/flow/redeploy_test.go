@@ -341,23 +341,23 @@ func TestRequestKeepsTheRevisionThatAnsweredFirst(t *testing.T) {
 	w := newWorld(t)
 	w.start(graph(t, "a*>b;b"), slices.Repeat([]string{"x"}, EachWindow+2)...)
 	first := w.take("a")
-	if first.Revision != 0 || !first.Together {
+	if first.Pins != nil || !first.Together {
 		t.Errorf("first task %+v, want any revision, and together", first)
 	}
 	w.okOf(first, 7)
 	next := w.tasks[len(w.tasks)-1]
-	if next.Task != EachWindow+1 || next.Revision != 7 {
-		t.Errorf("next task %d of revision %d, want %d of 7", next.Task, next.Revision, EachWindow+1)
+	if next.Task != EachWindow+1 || next.Pinned(next.Function) != 7 {
+		t.Errorf("next task %d of revision %d, want %d of 7", next.Task, next.Pinned(next.Function), EachWindow+1)
 	}
 	lost := w.take("a")
 	w.lost(lost)
-	if again := w.tasks[len(w.tasks)-1]; again.Task != lost.Task || again.Revision != 7 {
+	if again := w.tasks[len(w.tasks)-1]; again.Task != lost.Task || again.Pinned(again.Function) != 7 {
 		t.Errorf("again %+v, want task %d of revision 7", again, lost.Task)
 	}
 	for len(w.tasks) > 0 && w.tasks[0].Stage == "a" {
 		w.okOf(w.take("a"), 7)
 	}
-	if b := w.take("b"); b.Revision != 0 || b.Together {
+	if b := w.take("b"); b.Pins != nil || b.Together {
 		t.Errorf("task of b %+v, want any revision, and alone", b)
 	}
 }

@@ -43,9 +43,8 @@ type stage struct {
 	done    int
 	passed  bool // its output has been passed on
 
-	// Revision of the function that answered the first of several calls; 0: no answer yet, or
-	// unknown.
-	revision uint64
+	// Of each function that answered one of several calls, the revision that answered first.
+	pins []task.Pin
 }
 
 // call is one task and its attempts.
@@ -126,7 +125,7 @@ func (w *walk) task(k *call) *task.Task {
 		Key:      task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt},
 		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
 		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
-		Revision: w.stages[k.stage].revision, Together: len(w.stages[k.stage].inputs) > 1,
+		Pins: w.stages[k.stage].pins, Together: len(w.stages[k.stage].inputs) > 1,
 		Last:  len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
 		Alone: k.ends > 0,
 	}
@@ -135,8 +134,19 @@ func (w *walk) task(k *call) *task.Task {
 // mixes reports whether a successful reply comes from another revision than earlier replies to
 // calls of the same stage.
 func (w *walk) mixes(k *call, r *task.Reply) bool {
-	s := &w.stages[k.stage]
-	return r.Revision != 0 && s.revision != 0 && r.Revision != s.revision
+	pinned := w.pinned(k, r)
+	return r.Revision != 0 && pinned != 0 && r.Revision != pinned
+}
+
+// pinned returns the revision that earlier answers have fixed for the function of a reply; 0: none.
+func (w *walk) pinned(k *call, r *task.Reply) uint64 {
+	t := task.Task{Pins: w.stages[k.stage].pins}
+	return t.Pinned(w.answering(k, r))
+}
+
+// answering returns the function whose replica gave a reply: the stage's own or a variant.
+func (w *walk) answering(k *call, r *task.Reply) string {
+	return cmp.Or(r.Variant, w.functions[k.stage])
 }
 
 // accept stores a successful reply.
@@ -145,8 +155,9 @@ func (w *walk) accept(k *call, r *task.Reply) {
 	k.done = true
 	s.done++
 	s.results[k.item] = r.Output
-	if len(s.inputs) > 1 {
-		s.revision = cmp.Or(s.revision, r.Revision)
+	if len(s.inputs) > 1 && r.Revision != 0 && w.pinned(k, r) == 0 {
+		// Tasks that were sent keep the earlier slice.
+		s.pins = append(slices.Clip(s.pins), task.Pin{Function: w.answering(k, r), Revision: r.Revision})
 	}
 	w.blobs = w.blobs || hasRefs(r.Output)
 	if len(w.graph.Stages[k.stage].Next) == 0 {

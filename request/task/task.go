@@ -28,13 +28,32 @@ type Task struct {
 	Stage       string // the stage's name within the pipeline
 	ReplyTo     string // destination of the reply, opaque to the dispatcher
 	Deadline    time.Time
-	Arrived     time.Time // set by the dispatcher when the task enters its line
+	Entered     time.Time // set by the dispatcher when the task enters its line; not encoded
 	Traceparent string    // W3C trace context; empty: none
 	Header      []Header  // header of the request, for the function
 	Input       tensor.Input
 
-	Revision uint64 // revision of the function's spec that must run it; 0: any
-	// One of several tasks of its request for this function. One revision must run them all.
+	// App is the application: the pipeline or function that the client invoked, as pipeline.Key in
+	// text. Applications share replicas by Weight.
+	App     string
+	Weight  int       // of App's fair share; below 1: 1
+	Arrived time.Time // when the request arrived at its gateway; zero: unknown
+	Due     time.Time // when the request should be done: by its objective, else its deadline; zero: never
+	Length  int       // of the input, in the unit of the stages' max-length; 0: unknown
+	// Variant is the function that produced the input, as pipeline.Key in text: the stage's own or a
+	// variant. plan.FromClient means the client, and plan.FromJoin several stages.
+	Variant string
+	// Rank is the task's place in lines that order by rank: lower goes first. It holds until
+	// RankUntil; zero: for ever.
+	Rank      float64
+	RankUntil time.Time
+	Prefer    []string // names of the nodes where the task may run best, the best first
+
+	// Pins are the revisions that must run it, per function of its stage. A function without a pin
+	// may run it on any revision.
+	Pins []Pin
+	// One of several tasks of its request for this stage. One revision per function must run them
+	// all.
 	Together bool
 	// The task's output is the response, so a coordinator in the same process gets the output in
 	// memory. Not encoded.
@@ -42,6 +61,22 @@ type Task struct {
 	// An earlier replica ended under the task, so the task runs in a batch of one, on a replica
 	// without other tasks.
 	Alone bool
+}
+
+// Pin binds a task to a revision of one of its stage's functions.
+type Pin struct {
+	Function string // pipeline.Key as text
+	Revision uint64 // of the function's spec; not 0
+}
+
+// Pinned returns the revision of a function that must run the task; 0: any.
+func (t *Task) Pinned(function string) uint64 {
+	for i := range t.Pins {
+		if t.Pins[i].Function == function {
+			return t.Pins[i].Revision
+		}
+	}
+	return 0
 }
 
 // Header is one header field of a request or a reply.
@@ -65,6 +100,20 @@ const (
 	Redeployed
 	// The replica's device has too little memory: retried on a replica on other devices, else 503.
 	OutOfMemory
+	// A policy dropped it, because serving it would be useless: 503, never retried. Reply.Reason
+	// says why.
+	Dropped
+)
+
+// DropReason says why a policy dropped a task. Values are short, so that they fit a header and a
+// label of a metric.
+type DropReason string
+
+// The reasons for a drop.
+const (
+	DropLate   DropReason = "late"    // it could not be done before it is due
+	DropLength DropReason = "length"  // no variant takes an input of its length
+	DropNoLane DropReason = "no-lane" // no variant serves the stage
 )
 
 // MoreMemory says what to do about [OutOfMemory].
@@ -84,8 +133,11 @@ type Reply struct {
 
 	Batch     uint64 // Number of its batch, unique within the function; 0: none.
 	BatchSize int    // number of tasks in the batch
-	Revision  uint64 // of the replica; 0: no replica got it, or unknown
-	Blame     Blame  // with ReplicaLost: what the loss means for the task
+	// Variant is the function whose replica got it, as pipeline.Key in text; empty: none, or unknown.
+	Variant  string
+	Revision uint64     // of the replica; 0: no replica got it, or unknown
+	Reason   DropReason // with Dropped
+	Blame    Blame      // with ReplicaLost: what the loss means for the task
 }
 
 // Replica is what a dispatcher knows about one replica.

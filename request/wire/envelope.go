@@ -68,7 +68,10 @@ func AppendTask(b []byte, t *task.Task) []byte {
 	b = pack.String(b, t.Traceparent)
 	b = appendHeaders(b, t.Header)
 	b = tensor.AppendInput(b, t.Input)
-	b = pack.Uint(b, t.Revision)
+	b = pack.Uint(b, uint64(len(t.Pins)))
+	for _, p := range t.Pins {
+		b = pack.Uint(pack.String(b, p.Function), p.Revision)
+	}
 	return append(b, bit(t.Together), bit(t.Alone))
 }
 
@@ -88,12 +91,24 @@ func DecodeTask(b []byte) (*task.Task, error) {
 	t := &task.Task{
 		Key: readKey(r), Function: r.String(), Pipeline: r.String(), Stage: r.String(), ReplyTo: r.String(),
 		Deadline: readTime(r), Traceparent: r.String(), Header: readHeaders(r), Input: tensor.ReadInput(r),
-		Revision: r.Uint(), Together: r.Byte() == 1, Alone: r.Byte() == 1,
+		Pins: readPins(r), Together: r.Byte() == 1, Alone: r.Byte() == 1,
 	}
 	if err := r.End(); err != nil {
 		return nil, fmt.Errorf("task: %w", err)
 	}
 	return t, nil
+}
+
+func readPins(r *pack.Reader) []task.Pin {
+	n := r.Count(2)
+	if n == 0 {
+		return nil
+	}
+	pins := make([]task.Pin, n)
+	for i := range pins {
+		pins[i] = task.Pin{Function: r.String(), Revision: r.Uint()}
+	}
+	return pins
 }
 
 // AppendCancel appends a message to b that cancels the task k of function.
@@ -163,8 +178,8 @@ func DecodeReply(b []byte) (*task.Reply, error) {
 		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Batch: r.Uint(), BatchSize: small(r),
 		Header: readHeaders(r), Output: tensor.ReadActivation(r), Revision: r.Uint(), Blame: task.Blame(r.Byte()),
 	}
-	if p.Code > task.OutOfMemory {
-		r.Fail("code %d, want at most %d", p.Code, task.OutOfMemory)
+	if p.Code > task.Dropped {
+		r.Fail("code %d, want at most %d", p.Code, task.Dropped)
 	}
 	if p.Blame > task.BlameAlone {
 		r.Fail("blame %d, want at most %d", p.Blame, task.BlameAlone)

@@ -28,7 +28,7 @@ var (
 )
 
 func TestEnvelopesRoundTrip(t *testing.T) {
-	tk := &task.Task{Key: someKey, Function: "f.ns", Pipeline: "p.ns", Stage: "f", ReplyTo: "_INBOX.x", Deadline: time.Unix(5, 6), Traceparent: "00-1", Header: someHeader, Input: someInput, Revision: 300, Together: true, Alone: true}
+	tk := &task.Task{Key: someKey, Function: "f.ns", Pipeline: "p.ns", Stage: "f", ReplyTo: "_INBOX.x", Deadline: time.Unix(5, 6), Traceparent: "00-1", Header: someHeader, Input: someInput, Pins: []task.Pin{{Function: "f.ns", Revision: 300}}, Together: true, Alone: true}
 	if got, err := DecodeTask(AppendTask(nil, tk)); err != nil || !reflect.DeepEqual(got, tk) {
 		t.Errorf("task: %v\n got %+v\nwant %+v", err, got, tk)
 	}
@@ -36,7 +36,7 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
 	}
-	rep.Code = task.OutOfMemory // the last code
+	rep.Code = task.Dropped // the last code
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
 	}
@@ -142,7 +142,7 @@ func TestHostilePayloadsAreNamed(t *testing.T) {
 		// A replica must not send this code.
 		"code 8, want 1 to":        func() { _, err = DecodeError(Error{Code: task.Redeployed}.Append(nil)) },
 		"blame 5, want at most 4":  func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Blame: task.BlameAlone + 1})) },
-		"code 10, want at most 9":  func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.OutOfMemory + 1})) },
+		"code 11, want at most 10": func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.Dropped + 1})) },
 		"want at most 2147483647":  func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
 		"threads: 1 bytes, want 2": func() { _, err = DecodeThreads([]byte{1}) },
 		"1 bytes left over":        func() { _, err = DecodeCredit(append(Credit{}.Append(nil), 1)) },
