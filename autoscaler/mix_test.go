@@ -38,7 +38,7 @@ func more(b plan.Budget, rng *rand.Rand) plan.Budget {
 // make answers less accurate.
 func TestAccuracyThroughHistories(t *testing.T) {
 	t.Parallel()
-	z := NewAccuracy(Config{})
+	z, excluded := NewAccuracy(Config{}), 0
 	for seed := range uint64(120) {
 		w, rng := plantest.NewVariantWorld(seed), rand.New(rand.NewPCG(seed, 9))
 		memory := map[string]Memory{}
@@ -55,6 +55,7 @@ func TestAccuracyThroughHistories(t *testing.T) {
 					t.Fatalf("world %d, snapshot %d: %v", seed, s.Rev, err)
 				}
 				checkMix(t, &s, d, mix, b)
+				excluded += len(mix.Excluded)
 				encoded, err := json.Marshal(m)
 				if err != nil {
 					t.Fatal(err)
@@ -73,6 +74,9 @@ func TestAccuracyThroughHistories(t *testing.T) {
 				memory[d.Functions[0]] = next
 			}
 		}
+	}
+	if excluded == 0 {
+		t.Error("no chain was excluded in any world")
 	}
 }
 
