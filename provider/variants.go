@@ -53,8 +53,8 @@ func (r *Registry) applyRetained(key pipeline.Key, e Entry) {
 	r.reassemble(key)
 }
 
-// retainer keeps the declarations of removed functions while variants serve their stages. The caller
-// of its methods holds the token Provider.change.
+// retainer keeps the declarations of removed functions while variants serve their stages. The
+// caller of its methods holds the token Provider.change.
 type retainer struct {
 	store    Store
 	registry *Registry
