@@ -133,8 +133,8 @@ var mixT0 = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
 func twoStages(rate float64, slo time.Duration) (plan.Snapshot, plan.Domain) {
 	f := func(name, of string, accuracy float64, ms int) plan.Function {
 		return plan.Function{
-			Name: name, VariantOf: of, Accuracy: accuracy, Revision: 1, Zero: true, ZeroAge: time.Hour, Max: 50, Slots: 1,
-			Stage:   plan.Demand{Known: true, Rate: rate, CV: 1, Last: mixT0},
+			Name: name, Variant: plan.Variant{VariantOf: of, Accuracy: accuracy}, Revision: 1, Zero: true, ZeroAge: time.Hour, Max: 50, Slots: 1,
+			Passing: plan.Passing{Stage: plan.Demand{Known: true, Rate: rate, CV: 1, Last: mixT0}},
 			Service: plan.Service{Known: true, Mean: time.Duration(ms) * time.Millisecond, CV: 1},
 		}
 	}

@@ -153,14 +153,14 @@ func routeAlike(s *plan.Snapshot, d plan.Domain, level func([]*plan.Function) pl
 	return out
 }
 
-// levels returns a row with one level per length class of the lanes. Two classes with the same lanes
-// to choose from would be one, but each class has a lane that longer inputs do not fit.
+// levels returns a row with one level per length class of the lanes. Two classes with the same
+// lanes to choose from would be one, but each class has a lane that longer inputs do not fit.
 func levels(lanes []*plan.Function, level func([]*plan.Function) plan.Level) plan.Row {
 	var classes []int
 	for _, f := range lanes {
 		classes = append(classes, max(f.MaxLength, 0))
 	}
-	slices.SortFunc(classes, func(a, b int) int { return cmp.Compare(uint(a)-1, uint(b)-1) }) // 0, any length, is last
+	slices.SortFunc(classes, func(a, b int) int { return cmp.Compare(uint(a)-1, uint(b)-1) }) // 0 is last
 	var row plan.Row
 	for _, length := range slices.Compact(classes) {
 		var fit []*plan.Function

@@ -28,7 +28,7 @@ func TestRoutersChooseLanes(t *testing.T) {
 		return plan.Service{Known: true, Mean: time.Duration(n) * time.Millisecond}
 	}
 	of := func(name, variantOf string, accuracy float64, length int, service plan.Service) plan.Function {
-		return plan.Function{Name: name, VariantOf: variantOf, Accuracy: accuracy, MaxLength: length, Service: service, Slots: 1}
+		return plan.Function{Name: name, Variant: plan.Variant{VariantOf: variantOf, Accuracy: accuracy, MaxLength: length}, Service: service, Slots: 1}
 	}
 	for name, tc := range map[string]struct {
 		router    plan.Router

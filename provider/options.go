@@ -56,7 +56,7 @@ func (c *Config) checkPolicies(asked pipeline.Policies) error {
 	for _, level := range []struct {
 		name, asked string
 		known       []string
-	}{{"allocator", asked.Allocator, c.Allocators}, {"route", asked.Route, c.Routes}} {
+	}{{"allocator", asked.Allocator, c.Policies.Allocators}, {"route", asked.Route, c.Policies.Routes}} {
 		if level.asked != "" && !slices.Contains(level.known, level.asked) {
 			path := fmt.Sprintf("annotations[%q]", pipeline.Prefix+level.name)
 			errs = append(errs, &pipeline.FieldError{Path: path, Got: quote(level.asked), Want: "one of " + strings.Join(level.known, ", ")})

@@ -41,7 +41,7 @@ func TestOperatorAllowsWhatContainersGet(t *testing.T) {
 // TestADeployNamesThePoliciesThatThereAre refuses policies that do not exist.
 func TestADeployNamesThePoliciesThatThereAre(t *testing.T) {
 	t.Parallel()
-	p := &Provider{Config: Config{Allocators: []string{"accuracy", "sizer"}, Routes: []string{"best", "even"}}}
+	p := &Provider{Config: Config{Policies: Policies{Allocators: []string{"accuracy", "sizer"}, Routes: []string{"best", "even"}}}}
 	for _, tc := range []struct {
 		asked pipeline.Policies
 		want  string

@@ -3,10 +3,10 @@ package plan
 import "slices"
 
 // Domains splits the snapshot's functions into sets that must be decided together. Two functions
-// are in one domain if a chain of pipelines with shared functions connects them. A variant is in the
-// domain of its stage, even if the stage's own function is not deployed. A function outside all
-// pipelines, without variants, is its own domain. Stages that are not deployed are left out. Domains
-// are sorted by their first function.
+// are in one domain if a chain of pipelines with shared functions connects them. A variant is in
+// the domain of its stage, even if the stage's own function is not deployed. A function outside all
+// pipelines, without variants, is its own domain. Stages that are not deployed are left out.
+// Domains are sorted by their first function.
 func Domains(s Snapshot) []Domain {
 	// Union-find over the functions' indices. The smallest index leads.
 	leader := make([]int, len(s.Functions))
