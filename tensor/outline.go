@@ -12,11 +12,11 @@ import (
 type Outline struct {
 	ContentType string   // of an item of bytes
 	Bytes       int64    // of the content: of the byte string, or of the data of all tensors
-	Tensors     []Tensor // without Data; nil: an item of bytes
+	Tensors     []Tensor // Data may be missing; nil: an item of bytes
 }
 
-// outline describes an item that is no reference. It shares the item's tensors.
-func (it *Item) outline() Outline {
+// Outline describes an item that is no reference. It shares the item's tensors, with their data.
+func (it *Item) Outline() Outline {
 	o := Outline{ContentType: it.ContentType, Bytes: int64(len(it.Bytes)), Tensors: it.Tensors}
 	for i := range it.Tensors {
 		o.Bytes += int64(len(it.Tensors[i].Data))
@@ -35,7 +35,7 @@ func Outlines(s Store, a Activation) ([]Outline, error) {
 	out := make([]Outline, len(a))
 	for i := range a {
 		if a[i].Ref == nil {
-			out[i] = a[i].outline()
+			out[i] = a[i].Outline()
 			continue
 		}
 		var err error
@@ -63,7 +63,7 @@ func storedOutline(s Store, ref Ref) (Outline, error) {
 	if err != nil {
 		return Outline{}, err
 	}
-	return it.outline(), nil
+	return it.Outline(), nil
 }
 
 // readOutline reads the outline of an encoded item of size bytes, see [AppendItem].

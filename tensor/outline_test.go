@@ -63,7 +63,7 @@ func FuzzOutline(f *testing.F) {
 		if bad != nil || it.Ref != nil {
 			return // what follows the last tensor is not read
 		}
-		if want := it.outline(); err != nil || got.Bytes != want.Bytes || got.ContentType != want.ContentType || len(got.Tensors) != len(want.Tensors) {
+		if want := it.Outline(); err != nil || got.Bytes != want.Bytes || got.ContentType != want.ContentType || len(got.Tensors) != len(want.Tensors) {
 			t.Fatalf("%+v, %v, want %+v", got, err, want)
 		}
 		for i, tn := range it.Tensors {
