@@ -52,10 +52,14 @@ func (s *stage) origin(each bool, call int) (from string, length int) {
 	return plan.FromJoin, length
 }
 
-// merged returns the origin of a stage's whole output. unit is the unit of lengths.
+// merged returns the origin of a stage's whole output. unit is the unit of lengths. The output of no
+// calls, for no items, has no producer and the least length.
 func (s *stage) merged(unit string) origin {
-	if len(s.outs) == 1 {
+	switch {
+	case len(s.outs) == 1:
 		return s.outs[0]
+	case len(s.outs) == 0 && unit != "":
+		return origin{length: 1}
 	}
 	var o origin
 	measured := false
