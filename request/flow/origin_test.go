@@ -235,7 +235,9 @@ func TestWhatCannotBeMeasuredGets400(t *testing.T) {
 		cause  string
 	}{
 		"a request": {
-			"a", map[string]string{"a.length": tokens, "a.max-length": "8"}, false, text, nil,
+			"a",
+			map[string]string{"a.length": tokens, "a.max-length": "8"},
+			false, text, nil,
 			`the length of its input: got item 0 with 5 bytes of type "text/plain", want tensor "input_ids" with a dimension 1 (annotation stagecoach.dev/length)`,
 		},
 		"too few dimensions": {"a", map[string]string{"a.length": tokens, "a.max-length": "8"}, false, flat, nil, `got item 0 with tensor "input_ids" of shape [5], want tensor "input_ids" with a dimension 1`},

@@ -56,8 +56,8 @@ type callbackOf struct {
 	body   string
 }
 
-// TestDroppedAsyncRequestBecomesADeadLetter sends async requests through a journal in NATS. A policy
-// drops the first runs.
+// TestDroppedAsyncRequestBecomesADeadLetter sends async requests through a journal in NATS. A
+// policy drops the first runs.
 func TestDroppedAsyncRequestBecomesADeadLetter(t *testing.T) {
 	for name, c := range map[string]struct {
 		again bool  // annotation retry-dropped

@@ -24,8 +24,8 @@ func lateError(status int) *task.Error {
 	return e
 }
 
-// TestClientsLearnWhyTheyWereDropped drops requests of each kind, and reads the answers over HTTP. A
-// function cannot send the header itself.
+// TestClientsLearnWhyTheyWereDropped drops requests of each kind, and reads the answers over HTTP.
+// A function cannot send the header itself.
 func TestClientsLearnWhyTheyWereDropped(t *testing.T) {
 	status, forges := http.StatusServiceUnavailable, false
 	drop := func(_ context.Context, r task.Request) (*task.Response, *task.Error) {

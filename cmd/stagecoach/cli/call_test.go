@@ -8,8 +8,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// TestCallNamesVariantsAndDrops checks what describeCall shows of the functions that answered calls of a
-// stage, and of the reason for a drop.
+// TestCallNamesVariantsAndDrops checks what describeCall shows of the functions that answered calls
+// of a stage, and of the reason for a drop.
 func TestCallNamesVariantsAndDrops(t *testing.T) {
 	var out strings.Builder
 	err := describeCall(schema.Call{
