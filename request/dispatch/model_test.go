@@ -92,9 +92,9 @@ func (m *model) event() Event {
 	case n < 50:
 		return Cancel{m.all[m.rnd.IntN(len(m.all))].Key}
 	case n == 50:
-		return Fail{0, "chance"}
+		return Fail{Cause: "chance"}
 	case n < 54 && len(m.names) < 5:
-		return ReplicaUp{fmt.Sprintf("r%d", m.rnd.IntN(8)), m.rnd.IntN(4), m.rnd.IntN(4), 0, time.Duration(m.rnd.IntN(2)*20) * ms}
+		return ReplicaUp{"", fmt.Sprintf("r%d", m.rnd.IntN(8)), m.rnd.IntN(4), m.rnd.IntN(4), 0, time.Duration(m.rnd.IntN(2)*20) * ms}
 	case n < 57 && len(m.names) > 0:
 		return ReplicaDrain{m.any()}
 	case n < 60 && len(m.names) > 0:
