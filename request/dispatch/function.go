@@ -61,7 +61,7 @@ func newFunction(s *Shell, spec Spec) *function {
 		shell: s, name: spec.Function, metrics: s.metrics.of(spec.Function.String()),
 		wake: make(chan time.Time, 1), done: make(chan struct{}), stop: func() {},
 		intake: intake{wake: make(chan struct{}, 1)}, taken: make(chan struct{}),
-		core: NewCore(CoreConfig{Function: spec.Function.String(), Revision: spec.Revision}), links: map[string]*link{},
+		core: NewCore(CoreConfig{Function: spec.Function.String(), Revision: spec.Revision, QueueLimit: spec.QueueLimit}), links: map[string]*link{},
 	}
 	f.set(spec)
 	return f
@@ -73,7 +73,6 @@ func (f *function) set(spec Spec) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.spec = spec
-	f.core.SetQueueLimit(spec.QueueLimit)
 	f.load.limit.Store(int64(spec.QueueLimit))
 	f.load.max.Store(int64(spec.MaxReplicas * max(spec.Slots, 1) * spec.Batch))
 }
@@ -125,7 +124,7 @@ func (f *function) link(name string) *link {
 func (f *function) busy(replica string) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.core.Busy(replica)
+	return f.core.of(replica).Busy(replica)
 }
 
 // ticks turns Wakes into Ticks. It is the function's only timer.

@@ -215,7 +215,7 @@ func (l *link) next() error {
 func (l *link) chunk(batch uint64, c wire.Chunk) error {
 	if !l.streams.begun(batch, c.Index) { // the Core is asked once per call
 		l.f.mu.Lock()
-		open := l.f.core.hasCall(l.name, batch, c.Index)
+		open := l.f.core.of(l.name).hasCall(l.name, batch, c.Index)
 		l.f.mu.Unlock()
 		if !open {
 			return fmt.Errorf("%w: a chunk of call %d of batch %d, want one of a call that has no answer yet", errProtocol, c.Index, batch)

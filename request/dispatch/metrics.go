@@ -134,7 +134,7 @@ func sizeLabel(size int) string { return strconv.Itoa(1 << bits.Len(uint(max(siz
 func (f *function) signals() (is plan.Signals, replicas int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.core.Signals(time.Now()), f.core.Replicas()
+	return f.core.Signals(time.Now()), f.core.Lane("").Replicas()
 }
 
 // functionMetrics are the metrics of one function. Each is created when it is first used.

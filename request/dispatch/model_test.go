@@ -195,7 +195,7 @@ func (m *model) step(ev Event) {
 // reserved for suspects. A suspect may also wait for the calls of its reserved replica, and while
 // no further replica may be reserved.
 func (m *model) fair() {
-	c, reserved := m.core, 0
+	c, reserved := m.core.lanes[0], 0
 	share := max(c.Replicas()/2, 1) // number of replicas that may still be reserved
 	for i, r := range c.replicas {
 		if r.suspect != nil && !c.view.Replicas[i].Draining {
@@ -214,8 +214,8 @@ func (m *model) fair() {
 		if v.Draining || r.full || v.Slots <= v.Busy {
 			continue
 		}
-		if c.line.len() > 0 {
-			m.t.Fatalf("%d tasks wait, and %s has %d of %d batches\n%s", c.line.len(), r.name, v.Busy, v.Slots, m.log.String())
+		if c.sorted.len() > 0 {
+			m.t.Fatalf("%d tasks wait, and %s has %d of %d batches\n%s", c.sorted.len(), r.name, v.Busy, v.Slots, m.log.String())
 		}
 		for _, it := range c.suspects {
 			if !it.reserved && share > 0 {

@@ -146,7 +146,7 @@ func (s *Shell) Ensure(spec Spec) error {
 	defer s.mu.Unlock()
 	if f := s.function(spec.Function); f != nil {
 		f.set(spec)
-		f.step(Deployed{Revision: spec.Revision})
+		f.step(Deployed{Revision: spec.Revision, QueueLimit: max(spec.QueueLimit, 0)})
 		return nil
 	}
 	f := newFunction(s, spec)
@@ -216,7 +216,7 @@ func (s *Shell) Due(function pipeline.Key, replica string) time.Time {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.core.Due(replica)
+	return f.core.of(replica).Due(replica)
 }
 
 // Drain drains a replica (see [ReplicaDrain]), waits until the replica is idle, and asks it to
@@ -297,7 +297,7 @@ func (s *Shell) Waited(function pipeline.Key) time.Duration {
 func (s *Shell) PauseMeasuring(function pipeline.Key, until time.Time) {
 	if f := s.function(function); f != nil {
 		f.mu.Lock()
-		f.core.PauseMeasuring(until)
+		f.core.Lane("").PauseMeasuring(until)
 		f.mu.Unlock()
 	}
 }
