@@ -20,9 +20,9 @@ import (
 //
 // Between two applications that both have waiting tasks, service time divided by weight differs by
 // at most the sum, over both, of (n+1)·L/weight. n is the number of tasks that the lane's replicas
-// run at a time, and L the longest service time of a task of that application. With n = 0, this is
-// the bound of the paper: more tasks than one can be sent before the first answer corrects the
-// charge.
+// run at a time, and L the longest service time of a task, which is its share of its batch's time.
+// With n = 0, this is the bound of the paper. n is there because so many tasks can be sent before the
+// first answer corrects the charge.
 //
 // The cost per task is a search among the tags of the applications, whose number the deployed
 // pipelines and functions bound.
@@ -148,6 +148,13 @@ func (q *fair) sent(items []*item, mean time.Duration) float32 {
 		q.move(f, f.tag+float64(charge)/f.weight)
 	}
 	return charge
+}
+
+// rest ends a busy period: no application has an advantage in the next one.
+func (q *fair) rest() {
+	if n := len(q.flows); n > 0 {
+		q.clock = max(q.clock, q.flows[n-1].tag)
+	}
 }
 
 // served corrects the charge of a task to the service time that it took. Both are in seconds.

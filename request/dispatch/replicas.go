@@ -126,6 +126,9 @@ func (l *Lane) result(now time.Time, ev Result) {
 	}
 	if b.charge > 0 && l.fair != nil {
 		l.fair.served(it.task, now.Sub(b.sent).Seconds()/float64(len(b.items)), float64(b.charge))
+		if l.unanswered == 0 && l.Waiting() == 0 {
+			l.fair.rest()
+		}
 	}
 	if it.state == running {
 		l.core.reply(now, it, ev.Reply)
