@@ -121,12 +121,15 @@ func TestFairForgetsApplications(t *testing.T) {
 		t.Errorf("%d applications are kept, want at most %d", n, 2*idleFlows)
 	}
 	fair := c.lanes[0].fair
-	if !slices.IsSortedFunc(fair.flows, compareFlows) || len(fair.flows) != len(fair.apps) {
-		t.Errorf("%d flows of %d applications, sorted: %v", len(fair.flows), len(fair.apps), slices.IsSortedFunc(fair.flows, compareFlows))
+	for i, f := range fair.flows {
+		if i > 0 && !fair.flows[i-1].before(f) || fair.apps[f.app] != f || len(fair.flows) != len(fair.apps) {
+			t.Errorf("flow %d of %d, of %q, is in the wrong place", i, len(fair.flows), f.app)
+		}
 	}
-	late := &task.Task{App: "late"}
-	if f := fair.wake(late); f.tag < fair.clock {
-		t.Errorf("an application that comes late begins at %v, before the clock %v", f.tag, fair.clock)
+	late := &item{task: &task.Task{App: "app0"}}
+	fair.put(late)
+	if late.flow.tag < fair.clock {
+		t.Errorf("an application that comes late begins at %v, before the clock %v", late.flow.tag, fair.clock)
 	}
 }
 
@@ -266,7 +269,7 @@ func BenchmarkRank(b *testing.B) {
 				l.take(it)
 				if l.fair != nil {
 					items[0] = it
-					l.fair.served(it.task, 0.002, float64(l.fair.sent(items, ms)))
+					l.fair.served(it, 0.002, float64(l.fair.sent(items, ms)))
 				}
 				now = now.Add(ms)
 				it.task.Entered, it.task.Due = now, now.Add(time.Second)
