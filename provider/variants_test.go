@@ -102,8 +102,8 @@ func TestAStageLivesOnInItsVariants(t *testing.T) {
 	}
 }
 
-// TestDescribeShowsTheVariantsOfAStage checks the annotation with the variants that serve a stage. A
-// variant of a variant serves none.
+// TestDescribeShowsTheVariantsOfAStage checks the annotation with the variants that serve a stage.
+// A variant of a variant serves none.
 func TestDescribeShowsTheVariantsOfAStage(t *testing.T) {
 	a := newAPI(t, newMemoryStore(), nil)
 	a.must(http.StatusAccepted, post, functions, `{"service":"read","image":"stagecoach/x:1"}`)

@@ -26,11 +26,12 @@ functions:
   m-other: {image: "stagecoach/noop:0.1.0"}
   read: {image: "stagecoach/noop:0.1.0", annotations: {stagecoach.dev/pipeline: texts}}
 `)
-	c.run("", "", "deploy")
+	c.run("", "", "deploy", "--wait")
 	if err := r.Deploy(t.Context(), client.Deployment{Service: "lost", Image: "stagecoach/noop:0.1.0", Annotations: map[string]string{"stagecoach.dev/variant-of": "nothing"}}); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"read", "a-short", "m-other", "lost"} { // a variant of nothing serves by its own name
+	// A variant of nothing serves by its own name.
+	for _, name := range []string{"read", "a-short", "m-other", "lost"} {
 		r.must(http.StatusOK, http.MethodPost, "/function/"+name, "x")
 	}
 	c.run(`(?s)FUNCTION .*\nlost .*it serves no stage.*\nm-other .*\nread +.* 1/1 +ready.*\n  a-short .* 1/1 +ready.*\n  b-weak .* 0/0 +asleep.*\n$`, "", "list")

@@ -52,8 +52,11 @@ func TestTopLooks(t *testing.T) {
 func TestTopShowsVariantsBelowTheirStage(t *testing.T) {
 	const ns = ".openfaas-fn"
 	s := topFunctions([]schema.TopFunction{
-		{Name: "asleep" + ns}, {Name: "lost" + ns, VariantOf: "gone" + ns, Ready: 1},
-		{Name: "read" + ns}, {Name: "fast" + ns, VariantOf: "read" + ns, Rate: 1}, {Name: "slow" + ns, VariantOf: "read" + ns},
+		{Name: "asleep" + ns},
+		{Name: "lost" + ns, VariantOf: "gone" + ns, Ready: 1},
+		{Name: "read" + ns},
+		{Name: "fast" + ns, VariantOf: "read" + ns, Rate: 1},
+		{Name: "slow" + ns, VariantOf: "read" + ns},
 		{Name: "warm" + ns, Ready: 1},
 	})
 	var got []string

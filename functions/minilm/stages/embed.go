@@ -21,12 +21,12 @@ const (
 	BatchTokens = 512  // per batch, with padding
 )
 
-// Environment variables that limit the length of inputs of [Embed], in tokens from 2 to [MaxTokens].
+// Environment variables that limit the length of texts for [Embed], in tokens: 2 to [MaxTokens].
 const (
 	// EnvMaxLength refuses longer inputs. The default is MaxTokens.
 	EnvMaxLength = "MINILM_MAX_LENGTH"
-	// EnvReadLength cuts off the end of longer inputs, which makes answers faster and less accurate.
-	// The default is MaxTokens.
+	// EnvReadLength cuts off the end of longer inputs: answers are faster and less accurate. The
+	// default is MaxTokens.
 	EnvReadLength = "MINILM_READ_LENGTH"
 )
 
@@ -38,9 +38,9 @@ type Model interface {
 // hook answers one call.
 type hook func(c *stage.Call) (tensor.Activation, error)
 
-// Embed returns the hooks of the stage that turns tokens into what its model computes from them: the
-// first vectors of all tokens, or with the whole model, the embedding of each text. It also takes
-// texts, for which the file vocab.txt is beside the model.
+// Embed returns the hooks of the stage that turns tokens into what its model computes from them:
+// the first vectors of all tokens, or with the whole model, the embedding of each text. It also
+// takes texts, for which the file vocab.txt is beside the model.
 func Embed() stage.Hooks {
 	return withModel(func(m Model) (hook, error) {
 		e := embedder{model: m}
@@ -90,7 +90,7 @@ func withModel(bind func(Model) (hook, error)) stage.Hooks {
 type embedder struct {
 	model      Model
 	tokenizer  *wordpiece.Tokenizer
-	most, read int // tokens per text: longer texts are refused, and the rest of longer texts is cut off
+	most, read int // tokens per text: texts above most are refused, and texts above read cut off
 }
 
 func (e embedder) embed(c *stage.Call) (tensor.Activation, error) {
