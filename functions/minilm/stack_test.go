@@ -21,8 +21,8 @@ func TestStacksFormTheirPipelines(t *testing.T) {
 		t.Fatal(err)
 	}
 	for file, want := range map[string]string{
-		"stack.yml":          "minilm: tokenize embed layer-1 layer-2 layer-3 layer-4 layer-5 layer-6 pool",
-		"variants/stack.yml": "minilm-variants: variants-tokenize encode (encode-64 accuracy 1 max-length 64) (encode-first-16 accuracy 0.88 max-length 256) variants-pool",
+		"stack.yml":          "minilm: tokenize [tensor:input_ids:1] embed layer-1 layer-2 layer-3 layer-4 layer-5 layer-6 pool",
+		"variants/stack.yml": "minilm-variants: variants-tokenize [tensor:input_ids:1] encode (encode-64 accuracy 1 max-length 64) (encode-first-16 accuracy 0.88 max-length 256) variants-pool",
 	} {
 		read, err := stack.Read(file)
 		if err != nil {
@@ -61,11 +61,14 @@ func TestStacksFormTheirPipelines(t *testing.T) {
 	}
 }
 
-// outline returns a pipeline's name and its stages with their variants.
+// outline returns a pipeline's name and its stages with their lengths and variants.
 func outline(p pipeline.Pipeline) string {
 	text := p.Name + ":"
 	for _, s := range p.Stages {
 		text += " " + strings.TrimPrefix(s.Name, "minilm-")
+		if s.Length != "" {
+			text += " [" + s.Length + "]"
+		}
 		for _, v := range s.Variants {
 			text += fmt.Sprintf(" (%s accuracy %g max-length %d)", strings.TrimPrefix(v.Name, "minilm-"), v.Accuracy, v.MaxLength)
 		}
