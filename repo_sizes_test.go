@@ -33,7 +33,7 @@ var largeTypes = map[string]size{
 	"keysmanager/sandbox.Command":  {8, 23},
 	"pipeline.Function":            {3, 22},
 	"provider.Provider":            {56, 5},
-	"provider.Registry":            {26, 14},
+	"provider.Registry":            {26, 13},
 	"request/dispatch.Core":        {72, 31},
 	"request/gateway.Config":       {0, 21},
 	"request/gateway.Gateway":      {38, 6},

@@ -146,13 +146,13 @@ func (p *Provider) variant(v *pipeline.Function) VariantStatus {
 // missing returns a text with one line per fault. The faults keep the function's pipelines from
 // running, or a variant from serving its stage. Such faults are normal, because functions may be
 // deployed in any order.
-func (p *Provider) missing(f pipeline.Function) (text string) {
+func missing(r *Registry, f pipeline.Function) (text string) {
 	const most = 20 // faults per pipeline
-	if fault, bad := p.Registry.VariantFault(f); bad {
+	if fault, bad := r.VariantFault(f); bad {
 		return "\nit serves no stage so far: " + fault.String()
 	}
 	for _, name := range f.Pipelines {
-		pl, there := p.Registry.Pipeline(pipeline.Key{Name: name, Namespace: f.Namespace})
+		pl, there := r.Pipeline(pipeline.Key{Name: name, Namespace: f.Namespace})
 		if !there || len(pl.Faults) == 0 {
 			continue
 		}

@@ -48,19 +48,15 @@ type Zygote struct {
 type Function struct {
 	Name     string // pipeline.Key
 	Revision uint64 // of the spec
-	// VariantOf is the stage, as pipeline.Key in text, that this function can serve too; empty: it
-	// is no variant.
-	VariantOf string  `json:",omitzero"`
-	Accuracy  float64 `json:",omitzero"` // of its answers, above 0 and at most 1; 0: not declared
-	MaxLength int     `json:",omitzero"` // the longest input that it takes; 0: any
-	Min, Max  int
-	Zero      bool          // may scale to zero
-	ZeroAge   time.Duration // idle time before it scales to zero
-	GPU       int           // devices per replica
-	Memory    int64         // bytes per additional replica; 0: unknown
-	CPUMilli  int           // CPU request per replica in thousandths of a core; 0: none
-	CPULimit  int           // CPU limit per replica in thousandths of a core, as declared; 0: none
-	CPUNow    int           // current CPU limit, if a plan has changed it; 0: as declared
+	Variant
+	Min, Max int
+	Zero     bool          // may scale to zero
+	ZeroAge  time.Duration // idle time before it scales to zero
+	GPU      int           // devices per replica
+	Memory   int64         // bytes per additional replica; 0: unknown
+	CPUMilli int           // CPU request per replica in thousandths of a core; 0: none
+	CPULimit int           // CPU limit per replica in thousandths of a core, as declared; 0: none
+	CPUNow   int           // current CPU limit, if a plan has changed it; 0: as declared
 	// DeviceMemory is what a replica takes of each of its devices, in bytes; 0: all of it,
 	// exclusively.
 	DeviceMemory int64
@@ -78,20 +74,37 @@ type Function struct {
 	// measured.
 	Profile []Point
 	Target  Target // OpenFaaS's scaling target, if its owner declared one
+	Passing
+	Waiting  int // tasks in the line
+	Running  int // tasks on replicas
+	Replicas []Replica
+	Trouble
+}
+
+// Variant says how a function serves a stage beside the stage's other functions.
+type Variant struct {
+	// VariantOf is the stage, as pipeline.Key in text, that the function can serve too; empty: it is
+	// no variant.
+	VariantOf string  `json:",omitzero"`
+	Accuracy  float64 `json:",omitzero"` // of its answers, above 0 and at most 1; 0: not declared
+	MaxLength int     `json:",omitzero"` // the longest input that it takes; 0: any
+}
+
+// Passing is what comes to a stage, and what goes on from it.
+type Passing struct {
 	// Stage is the demand of a stage with variants, whatever the lane; unknown for other functions.
-	// Demand has the tasks that this function's own lane got.
+	// The function's Demand has the tasks that its own lane got.
 	Stage Demand `json:",omitzero"`
 	Items Items  `json:",omitzero"` // what its calls return
-
-	Waiting int // tasks in the line
-	Running int // tasks on replicas
 	// Expected is how many requests in earlier stages of pipelines will still come here. It is
 	// counted only while no task waits or runs here; otherwise it is 0.
 	Expected int `json:",omitzero"`
+}
 
-	Replicas []Replica
-	Failing  Failure
-	Bars     []Bar // current bars, sorted by node, then device
+// Trouble is what keeps a function's replicas from starting.
+type Trouble struct {
+	Failing Failure
+	Bars    []Bar // current bars, sorted by node, then device
 }
 
 // Demand is how requests arrive at a function, over a sliding window.

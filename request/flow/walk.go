@@ -157,10 +157,10 @@ func (w *walk) task(k *call) *task.Task {
 		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
 		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
 		Pins: w.stages[k.stage].pins, Together: len(w.stages[k.stage].inputs) > 1,
-		Last:  len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
-		Alone: k.ends > 0,
-		App:   w.req.Target, Weight: w.graph.Stages[w.entry].Weight, Arrived: w.req.Arrived, Due: w.due,
-		Length: k.length, Variant: k.from, Rank: task.SlackRank(w.due, w.stages[k.stage].rest),
+		Last:   len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
+		Alone:  k.ends > 0,
+		Origin: task.Origin{App: w.req.Target, Weight: w.graph.Stages[w.entry].Weight, Arrived: w.req.Arrived, Due: w.due},
+		Length: k.length, Variant: k.from, Place: task.Place{Rank: task.SlackRank(w.due, w.stages[k.stage].rest)},
 	}
 }
 
