@@ -173,6 +173,9 @@ func (u *up) openReplicas(ctx context.Context) error {
 	if err := nodemetrics.Register(u.metrics, u.nodes.Inventories); err != nil {
 		return err
 	}
+	if err := u.metrics.Register(newVariantInfo(u.registry)); err != nil {
+		return err
+	}
 	return u.metrics.Register(newReplicaCount(u.registry, u.local))
 }
 
