@@ -209,9 +209,13 @@ func (w *walk) accept(k *call, r *task.Reply, outlines []tensor.Outline) *task.E
 
 // note records the timing of an attempt.
 func (w *walk) note(now time.Time, k *call, r *task.Reply) {
+	given := 0
+	for _, p := range w.stages[k.stage].inputs[k.item] {
+		given += len(p.Items)
+	}
 	w.timings = append(w.timings, task.Timing{
 		Stage: w.graph.Stages[k.stage].Name, Function: w.functions[k.stage], Task: k.id, Attempt: k.attempt, Code: r.Code, Message: r.Message,
-		Replica: r.Replica, Variant: r.Variant, Batch: r.Batch, BatchSize: r.BatchSize, Start: k.sent, End: now, Wait: r.Wait, Service: r.Service,
+		Replica: r.Replica, Variant: r.Variant, Given: given, Returned: len(r.Output), Length: k.length, Batch: r.Batch, BatchSize: r.BatchSize, Start: k.sent, End: now, Wait: r.Wait, Service: r.Service,
 	})
 }
 
