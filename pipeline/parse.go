@@ -186,13 +186,6 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"weight":            func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
 		"idempotent":        func(v string) { f.Idempotent = p.boolean(v) },
 		"batch":             func(v string) { f.Batch = p.number(v, 0, 1, 4096) },
-		"variant-of": func(v string) {
-			if f.VariantOf = p.name(v); f.VariantOf == f.Name {
-				p.fail(p.path, strconv.Quote(v), "another function: a stage is no variant of itself")
-			}
-		},
-		"accuracy":   func(v string) { f.Accuracy = p.accuracy(v) },
-		"max-length": func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
 		"start": func(v string) {
 			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")
@@ -215,6 +208,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"example": func(string) {}, // an example input for measuring
 		"status":  func(string) {}, // describe shows it, and a deploy may send it back
 	}
+	maps.Copy(fields, p.variantsAndPolicies(f))
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		field, ours := strings.CutPrefix(key, Prefix)
 		if !ours {
@@ -251,12 +245,12 @@ func (p *parser) process(f *Function, annotations map[string]string) {
 	}
 }
 
-// variant refuses the annotations of a graph on a variant: its stage has them.
+// variant refuses the annotations of a graph and of a stage on a variant: its stage has them.
 func (p *parser) variant(f *Function, annotations map[string]string) {
 	if f.VariantOf == "" {
 		return
 	}
-	for _, name := range []string{"each", "join", "next", "pipeline", "slo"} {
+	for _, name := range []string{"allocator", "each", "join", "length", "next", "pipeline", "rank", "route", "slo"} {
 		if v, set := annotations[Prefix+name]; set {
 			p.fail(fmt.Sprintf("annotations[%q]", Prefix+name), strconv.Quote(v),
 				fmt.Sprintf("none beside %svariant-of: the stage %q declares it", Prefix, f.VariantOf))

@@ -30,7 +30,7 @@ type Function struct {
 	Idempotent bool // a call may run twice
 	Batch      int  // largest batch; 0: from the profile
 	Variant
-	Length   string // how the length of tasks is measured (annotation length); empty: it is not
+	Length   string // how the length of tasks is measured, see ParseLength; empty: it is not
 	Policies        // of an entry stage: what its domain asks for
 
 	Scale Scale

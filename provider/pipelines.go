@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/openfaas/faas-provider/types"
 
@@ -48,6 +49,21 @@ type VariantStatus struct {
 	Replicas          int     `json:"replicas"`
 	AvailableReplicas int     `json:"availableReplicas"`
 	Status            string  `json:"status,omitempty"` // as in [StatusAnnotation]
+}
+
+// Title returns the variant's name with what it declares.
+func (v VariantStatus) Title() string {
+	var declares []string
+	if v.Accuracy > 0 {
+		declares = append(declares, fmt.Sprintf("accuracy %g", v.Accuracy))
+	}
+	if v.MaxLength > 0 {
+		declares = append(declares, fmt.Sprintf("max-length %d", v.MaxLength))
+	}
+	if len(declares) == 0 {
+		return v.Name
+	}
+	return v.Name + " (" + strings.Join(declares, ", ") + ")"
 }
 
 // StageEdge leads to a successor.
@@ -106,8 +122,7 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 			Retained: st.Retained,
 		}
 		for _, v := range st.Variants {
-			s := p.Status.State(v.Key())
-			stage.Variants = append(stage.Variants, VariantStatus{v.Name, v.Accuracy, v.MaxLength, s.Replicas, s.Available, oneLine(s.Status)})
+			stage.Variants = append(stage.Variants, p.variant(&v))
 		}
 		for _, e := range st.Next {
 			stage.Next = append(stage.Next, StageEdge(e))
@@ -121,6 +136,12 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 		out.Warnings = append(out.Warnings, PipelineFault{f.Function, f.Annotation, f.Got, f.Want})
 	}
 	return out
+}
+
+// variant returns the state of a variant.
+func (p *Provider) variant(v *pipeline.Function) VariantStatus {
+	s := p.Status.State(v.Key())
+	return VariantStatus{v.Name, v.Accuracy, v.MaxLength, s.Replicas, s.Available, oneLine(s.Status)}
 }
 
 // missing returns a text with one line per fault. The faults keep the function's pipelines from

@@ -100,6 +100,8 @@ type Passing struct {
 	// The function's Demand has the tasks that its own lane got.
 	Stage Demand `json:",omitzero"`
 	Items Items  `json:",omitzero"` // what its calls return
+	// Learned is what its calls have taken over hours, whichever applications called it.
+	Learned Learned `json:",omitzero"`
 	// Expected is how many requests in earlier stages of pipelines will still come here. It is
 	// counted only while no task waits or runs here; otherwise it is 0.
 	Expected int `json:",omitzero"`
@@ -154,6 +156,19 @@ type Batched struct {
 type Items struct {
 	Known bool
 	Mean  float64 // per call
+}
+
+// Learned is what package demand has learned about a function's calls. The weight of a call halves
+// per hour. Unlike Service, it survives restarts and has quantiles.
+type Learned struct {
+	Known bool
+	Calls float64 // number of calls, each weighted by its age
+	Mean  time.Duration
+	CV    float64
+	// Mean, CV and quantiles are of the time on a replica per item. The relative error of a quantile
+	// is at most sketch.Error.
+	P50, P95, P99 time.Duration
+	Factor        float64 // items returned per item received
 }
 
 // Wait is how long tasks waited in a function's line before a replica took them or their deadline
