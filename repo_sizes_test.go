@@ -34,7 +34,6 @@ var largeTypes = map[string]size{
 	"pipeline.Function":            {3, 22},
 	"provider.Provider":            {56, 5},
 	"provider.Registry":            {26, 13},
-	"request/dispatch.Core":        {72, 31},
 	"request/gateway.Config":       {0, 21},
 	"request/gateway.Gateway":      {38, 6},
 	"request/gateway.call":         {2, 22},
