@@ -3,15 +3,18 @@ package plan
 import "slices"
 
 // Domains splits the snapshot's functions into sets that must be decided together. Two functions
-// are in one domain if a chain of pipelines with shared functions connects them. A function outside
-// all pipelines is its own domain. Stages that are not deployed are left out. Domains are sorted by
-// their first function.
+// are in one domain if a chain of pipelines with shared functions connects them. A variant is in the
+// domain of its stage, even if the stage's own function is not deployed. A function outside all
+// pipelines, without variants, is its own domain. Stages that are not deployed are left out. Domains
+// are sorted by their first function.
 func Domains(s Snapshot) []Domain {
 	// Union-find over the functions' indices. The smallest index leads.
 	leader := make([]int, len(s.Functions))
 	index := make(map[string]int, len(s.Functions))
+	variants := false
 	for i := range s.Functions {
 		leader[i], index[s.Functions[i].Name] = i, i
+		variants = variants || s.Functions[i].VariantOf != ""
 	}
 	find := func(i int) int {
 		for leader[i] != i {
@@ -19,6 +22,23 @@ func Domains(s Snapshot) []Domain {
 			i = leader[i]
 		}
 		return i
+	}
+	join := func(i, k int) {
+		a, b := find(i), find(k)
+		leader[max(a, b)] = min(a, b)
+	}
+	if variants {
+		for i := range s.Functions {
+			stage := s.Functions[i].VariantOf
+			if stage == "" {
+				continue
+			}
+			if k, ok := index[stage]; ok {
+				join(i, k)
+			} else {
+				index[stage] = i // its first variant stands for a stage that is not deployed
+			}
+		}
 	}
 	first := make([]int, len(s.Pipelines)) // a function of each pipeline; -1: none is deployed
 	for p, pipe := range s.Pipelines {
@@ -30,8 +50,7 @@ func Domains(s Snapshot) []Domain {
 			case first[p] < 0:
 				first[p] = i
 			default:
-				a, b := find(first[p]), find(i)
-				leader[max(a, b)] = min(a, b)
+				join(first[p], i)
 			}
 		}
 	}

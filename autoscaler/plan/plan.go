@@ -82,6 +82,9 @@ type Function struct {
 	// Demand has the tasks that this function's own lane got.
 	Stage Demand `json:",omitzero"`
 	Items Items  `json:",omitzero"` // what its calls return
+	// Chosen are the policies that the function asks for on its own behalf. Only a function outside
+	// all pipelines has them; a pipeline's entry stage speaks through [Pipeline.Chosen].
+	Chosen Chosen `json:",omitzero"`
 
 	Waiting int // tasks in the line
 	Running int // tasks on replicas
@@ -265,6 +268,9 @@ type Domain struct {
 type Line struct {
 	Function string
 	Count    int
+	// Fixed means that the domain's allocator owns the mix of variants: it has kept to a [Budget],
+	// and no later level may change Count.
+	Fixed    bool
 	CPUMilli int // per replica; 0: as declared
 	Batch    int // largest batch
 	// A key stage: its parameters stay warm, and its replicas are spread over nodes.
@@ -331,6 +337,23 @@ type Plan struct {
 	// Excluded are the chains of lanes that Tables do not have, because the allocator has excluded
 	// them.
 	Excluded []Chain `json:",omitempty"`
+	// Ruled are the domains whose entry stages ask for policies, sorted by Domain.
+	Ruled []Ruled `json:",omitempty"`
+}
+
+// Ruled is a domain whose entry stages ask for policies, and the policies that decide about it.
+type Ruled struct {
+	Domain    string     // its first function
+	Chosen    Chosen     // the policies in force; no name is empty
+	Conflicts []Conflict `json:",omitempty"`
+}
+
+// Conflict means that entry stages of a domain ask for different policies of one level, or for one
+// that does not exist.
+type Conflict struct {
+	Level string   // allocator, rank or route
+	Asked []string // the names, sorted
+	Kept  string   // the policy in force, which the domain had before
 }
 
 // Allocator decides the base replica count of each function in a domain. M is its memory, which is
@@ -339,14 +362,42 @@ type Allocator[M any] interface {
 	Allocate(s Snapshot, d Domain, m M) (Alloc, M, error)
 }
 
+// Mixer is an allocator that owns the mix of variants. It decides the counts and the routing tables
+// of a domain together, within a budget that it gets before. No later level changes its counts. What
+// the placer finds no room for is in the next decision's budget: see [Budget.Most].
+type Mixer[M any] interface {
+	Mix(s Snapshot, d Domain, b Budget, m M) (Mix, M, error)
+}
+
+// Mix is a Mixer's decision.
+type Mix struct {
+	Alloc    Alloc   // one line per function of the domain, sorted
+	Tables   []Table // one per stage of the domain with several lanes, sorted; versions do not matter
+	Excluded []Chain // chains of lanes that Tables do not route along
+}
+
+// Router computes the routing tables of a domain whose allocator does not own the mix. wants are
+// those of the whole plan, sorted. The result has one table per stage of the domain with several
+// lanes, sorted; versions do not matter.
+type Router interface {
+	Route(s Snapshot, d Domain, wants []Want) ([]Table, error)
+}
+
 // Corrector changes the counts and CPU limits of the given lines, and nothing else.
 type Corrector[M any] interface {
 	Correct(s Snapshot, d Domain, a Alloc, m M) (Alloc, M, error)
 }
 
-// Sharer reduces the allocations of all domains to what the cluster has.
+// Sharer reduces the allocations of all domains to what the cluster has. It leaves fixed lines as
+// they are.
 type Sharer interface {
 	Share(s Snapshot, a Alloc) (Alloc, error)
+}
+
+// Budgeter is a sharer that also gives budgets to the domains of Mixers. Budgets has one budget per
+// domain of all, which are all domains of s.
+type Budgeter interface {
+	Budgets(s Snapshot, all []Domain) ([]Budget, error)
 }
 
 // Placer assigns a node and devices to every replica of an allocation. It may report a shortage,
