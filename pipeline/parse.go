@@ -191,8 +191,13 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 				p.fail(p.path, strconv.Quote(v), "another function: a stage is no variant of itself")
 			}
 		},
-		"accuracy":   func(v string) { f.Accuracy = p.accuracy(v) },
-		"max-length": func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
+		"length":        func(v string) { f.Length = p.length(v) },
+		"rank":          func(v string) { f.Rank = p.rank(v) },
+		"allocator":     func(v string) { f.Allocator = p.policy(v) },
+		"route":         func(v string) { f.Route = p.policy(v) },
+		"retry-dropped": func(v string) { f.Async.RetryDropped = p.boolean(v) },
+		"accuracy":      func(v string) { f.Accuracy = p.accuracy(v) },
+		"max-length":    func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
 		"start": func(v string) {
 			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")
@@ -251,12 +256,12 @@ func (p *parser) process(f *Function, annotations map[string]string) {
 	}
 }
 
-// variant refuses the annotations of a graph on a variant: its stage has them.
+// variant refuses the annotations of a graph and of a stage on a variant: its stage has them.
 func (p *parser) variant(f *Function, annotations map[string]string) {
 	if f.VariantOf == "" {
 		return
 	}
-	for _, name := range []string{"each", "join", "next", "pipeline", "slo"} {
+	for _, name := range []string{"allocator", "each", "join", "length", "next", "pipeline", "rank", "route", "slo"} {
 		if v, set := annotations[Prefix+name]; set {
 			p.fail(fmt.Sprintf("annotations[%q]", Prefix+name), strconv.Quote(v),
 				fmt.Sprintf("none beside %svariant-of: the stage %q declares it", Prefix, f.VariantOf))

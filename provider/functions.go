@@ -44,6 +44,9 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 		return refuse(http.StatusNotFound, fmt.Errorf("no function %q, want a POST to create it", d.Key))
 	case there:
 		d.CreatedAt = old.CreatedAt
+		if keepsReplicas(&old, &d) {
+			d.Replicas = old.Revision
+		}
 	}
 	if err := p.checkNamesake(d.Declared); err != nil {
 		return err
@@ -76,7 +79,7 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 		return err
 	}
 	p.stored = rev
-	p.Log.Info("deployed", "function", d.Key, "image", d.Deployment.Image, "revision", rev)
+	p.Log.Info("deployed", "function", d.Key, "image", d.Deployment.Image, "revision", cmp.Or(d.Replicas, rev))
 	if err := p.Registry.wait(ctx, rev); err != nil || !p.Registry.Retained(d.Key) {
 		return err
 	}

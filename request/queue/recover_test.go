@@ -261,7 +261,7 @@ func TestInterruptedDeadLetterIsStoredAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := j.addDeadLetter(m, 1, errors.New("no")); err != nil {
+		if err := j.addDeadLetter(m, 1, errors.New("no"), ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -314,7 +314,7 @@ func TestRecordThatIsAlsoDeadLetterStaysInJournal(t *testing.T) {
 	} else {
 		t.Fatal(err)
 	}
-	if err := j.addDeadLetter(m, 1, errors.New("why")); err != nil { // and then the process ends
+	if err := j.addDeadLetter(m, 1, errors.New("why"), ""); err != nil { // and then the process ends
 		t.Fatal(err)
 	}
 	j = openJournal(t, nc, cfg)

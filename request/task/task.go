@@ -8,6 +8,8 @@
 package task
 
 import (
+	"math"
+	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -79,6 +81,15 @@ func (t *Task) Pinned(function string) uint64 {
 	return 0
 }
 
+// SlackRank returns the Rank of a task for the order least-slack: the latest time to begin, in seconds
+// since 1970. rest is the expected rest of its request's work. Tasks that are never due come last.
+func SlackRank(due time.Time, rest time.Duration) float64 {
+	if due.IsZero() {
+		return math.MaxFloat64
+	}
+	return float64(due.UnixNano())/1e9 - rest.Seconds()
+}
+
 // Header is one header field of a request or a reply.
 type Header struct{ Name, Value string }
 
@@ -115,6 +126,20 @@ const (
 	DropLength DropReason = "length"  // no variant takes an input of its length
 	DropNoLane DropReason = "no-lane" // no variant serves the stage
 )
+
+// DropReasons returns all reasons for a drop.
+func DropReasons() []DropReason { return []DropReason{DropLate, DropLength, DropNoLane} }
+
+// DropOther is shown in place of a reason that this program does not know.
+const DropOther DropReason = "other"
+
+// Known returns the reason, or DropOther if it is none of DropReasons.
+func (r DropReason) Known() DropReason {
+	if slices.Contains(DropReasons(), r) {
+		return r
+	}
+	return DropOther
+}
 
 // MoreMemory says what to do about [OutOfMemory].
 const MoreMemory = "if that lasts, reserve what it takes with the annotation stagecoach.dev/gpu-memory, make inputs or batches smaller " +
