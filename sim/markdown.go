@@ -55,6 +55,12 @@ func (r Result) policies(b *strings.Builder) {
 			if len(x.Failures) > 0 {
 				fmt.Fprintf(b, "\n%s, %s: failed with %s, in all.\n", text(p.Name), text(x.Name), counts(x.Failures))
 			}
+			if len(x.Drops) > 0 {
+				fmt.Fprintf(b, "\n%s, %s: dropped as %s, in all.\n", text(p.Name), text(x.Name), counts(x.Drops))
+			}
+			if x.Accuracy.Mean > 0 {
+				fmt.Fprintf(b, "\n%s, %s: mean accuracy of the answers %s.\n", text(p.Name), text(x.Name), x.Accuracy.plain())
+			}
 		}
 		if p.Held.Mean > 0 || p.Refused.Mean > 0 {
 			fmt.Fprintf(b, "\n%s: of %s ticks a run %s had no plan, and %s domains were held; the first time: %s\n",
@@ -79,7 +85,8 @@ func (r Result) versus(b *strings.Builder) {
 func (p PolicyResult) stages(b *strings.Builder, seeds int) {
 	fmt.Fprintf(b, "\n## Stages under %s\n", text(p.Name))
 	n := p.Policies
-	fmt.Fprintf(b, "\nAllocator %s, corrector %s, sharer %s, placer %s, warmer %s.\n", n.Allocator, n.Corrector, n.Sharer, n.Placer, n.Warmer)
+	fmt.Fprintf(b, "\nAllocator %s, corrector %s, sharer %s, placer %s, warmer %s, rank %s, route %s.\n",
+		n.Allocator, n.Corrector, n.Sharer, n.Placer, n.Warmer, n.Rank, n.Route)
 	header(b, "stage", "calls/s", "CV of arrivals", "by QNA", "wait", "wait p99", "service", "CV", "busy", "replicas", "most", "starts a run")
 	for _, s := range p.Stages {
 		starts := []string{}
@@ -95,6 +102,7 @@ func (p PolicyResult) stages(b *strings.Builder, seeds int) {
 		row(b, text(s.Name), s.Rate.plain(), s.CV.plain(), s.Predicted.plain(), s.Wait.time(), s.WaitP99.time(), s.Service.time(), s.ServiceCV.plain(),
 			s.Utilisation.percent(), s.Replicas.plain(), strconv.Itoa(s.Most), strings.Join(starts, ", "))
 	}
+	p.lanes(b)
 	for _, s := range p.Stages {
 		if s.Short.Mean > 0 {
 			fmt.Fprintf(b, "\n%s had not a place for all of its replicas in %s plans of %s a run; the first time: %s\n", text(s.Name), s.Short.plain(), p.Ticks.plain(), text(s.ShortWhy))
@@ -102,6 +110,25 @@ func (p PolicyResult) stages(b *strings.Builder, seeds int) {
 	}
 	if p.QNAError.Mean > 0 {
 		fmt.Fprintf(b, "\nQNA misses the CV of arrivals behind the entries by %s on average; the entry's own by %s.\n", p.QNAError.percent(), p.SameError.percent())
+	}
+}
+
+// lanes writes a table of the functions that share a stage with others.
+func (p PolicyResult) lanes(b *strings.Builder) {
+	begun := false
+	for _, s := range p.Stages {
+		if s.Lane == nil {
+			continue
+		}
+		if !begun {
+			begun = true
+			header(b, "stage", "function", "accuracy", "max length", "answered", "share", "service", "replicas")
+		}
+		longest := "any"
+		if s.Lane.MaxLength > 0 {
+			longest = strconv.Itoa(s.Lane.MaxLength)
+		}
+		row(b, text(s.Lane.Stage), text(s.Name), Trim(s.Lane.Accuracy, 4), longest, s.Lane.Tasks.plain(), s.Lane.Share.percent(), s.Service.time(), s.Replicas.plain())
 	}
 }
 
