@@ -306,7 +306,7 @@ func (u *up) follow(context.Context) error {
 			u.gateway.Tidy()
 		} else if err := u.lines.Ensure(dispatch.Spec{
 			Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
-			Timeout: u.kinds.of(f.Key).exec, VariantOf: f.Declared.Stage(),
+			Timeout: u.kinds.of(f.Key).exec, VariantOf: f.Declared.Stage(), MaxLength: f.Declared.MaxLength,
 		}); err != nil {
 			u.log.Error("function has no line", "function", f.Key, "error", err)
 		}

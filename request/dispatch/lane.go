@@ -35,7 +35,7 @@ type Lane struct {
 	fewer    bool      // this step has lost replicas
 	head     []*item   // reused by load, like offer
 	offer    []*task.Task
-	wanted   Effect    // the lane's Wanted
+	wanted   Effect // the lane's Wanted
 }
 
 // newLane returns a lane without tasks or replicas.

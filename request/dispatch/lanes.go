@@ -179,7 +179,7 @@ func (c *Core) routed(now time.Time, ev Routed) {
 	if was := c.router.table; was == nil && ev.Table == nil || was != nil && ev.Table != nil && was.Equal(*ev.Table) {
 		return
 	}
-	c.router.table = ev.Table
+	c.router.table = cloneTable(ev.Table)
 	if len(c.lanes) > 1 {
 		c.router.reroute(now)
 	}
