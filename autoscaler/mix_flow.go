@@ -140,27 +140,23 @@ func (m *mixing) guess() {
 // sort puts the stages into topological order. Stages on cycles, which pipelines with opposite
 // orders make, come last.
 func (m *mixing) sort() {
-	placed := map[string]bool{}
+	placed := make([]bool, len(m.stages))
+	waits := func(st *mixStage) bool {
+		return slices.ContainsFunc(m.steps, func(e plan.Step) bool {
+			from := m.stage(e.From)
+			return e.To == st.name && e.From != st.name && from >= 0 && !placed[from]
+		})
+	}
 	var out []mixStage
-	for len(out) < len(m.stages) {
+	for cycles := false; len(out) < len(m.stages); {
 		before := len(out)
-		for _, st := range m.stages {
-			ready := !placed[st.name] && !slices.ContainsFunc(m.steps, func(e plan.Step) bool {
-				return e.To == st.name && e.From != st.name && !placed[e.From] && m.stage(e.From) >= 0
-			})
-			if ready {
-				placed[st.name] = true
-				out = append(out, st)
+		for i := range m.stages {
+			if st := &m.stages[i]; !placed[i] && (cycles || !waits(st)) {
+				placed[i] = true
+				out = append(out, *st)
 			}
 		}
-		if len(out) == before {
-			for _, st := range m.stages {
-				if !placed[st.name] {
-					placed[st.name] = true
-					out = append(out, st)
-				}
-			}
-		}
+		cycles = len(out) == before
 	}
 	m.stages = out
 	for i := range m.stages {

@@ -22,7 +22,8 @@ type PipelineStatus struct {
 	// In topological order; sorted by name if there are faults.
 	Stages []StageStatus   `json:"stages"`
 	Faults []PipelineFault `json:"faults"`
-	// Variants that are meant for its stages but serve none. They do not keep it from running.
+	// Variants that are meant for its stages but serve none, and policies that another pipeline asks
+	// for differently. They do not keep it from running.
 	Warnings []PipelineFault `json:"warnings,omitempty"`
 }
 
@@ -116,14 +117,14 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 	for _, f := range pl.Faults {
 		out.Faults = append(out.Faults, PipelineFault{f.Function, f.Annotation, f.Got, f.Want})
 	}
-	for _, f := range pl.Warnings {
+	for _, f := range slices.Concat(pl.Warnings, pipeline.Disagreements(pl, p.Registry.Pipelines())) {
 		out.Warnings = append(out.Warnings, PipelineFault{f.Function, f.Annotation, f.Got, f.Want})
 	}
 	return out
 }
 
 // missing returns a text with one line per fault. The faults keep the function's pipelines from
-// running, or a variant from serving its stage. Such faults are normal, because functions may be
+// running, or a variant from serving its stage, or a policy from being followed. Such faults are normal, because functions may be
 // deployed in any order.
 func (p *Provider) missing(f pipeline.Function) (text string) {
 	const most = 20 // faults per pipeline
@@ -132,6 +133,11 @@ func (p *Provider) missing(f pipeline.Function) (text string) {
 	}
 	for _, name := range f.Pipelines {
 		pl, there := p.Registry.Pipeline(pipeline.Key{Name: name, Namespace: f.Namespace})
+		if there {
+			for _, fault := range pipeline.Disagreements(pl, p.Registry.Pipelines()) {
+				text += fmt.Sprintf("\npipeline %q: %s", pl.Key(), fault)
+			}
+		}
 		if !there || len(pl.Faults) == 0 {
 			continue
 		}

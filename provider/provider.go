@@ -161,6 +161,8 @@ type Config struct {
 	// Names of the runtime classes that functions may ask for, sorted, and forms of the devices of CDI
 	// that they may have: vendor.com/class=name, or * for the name.
 	RuntimeClasses, CDIDevices []string
+	// Names of the policies that entry stages may ask for, sorted.
+	Allocators, Routes []string
 	// Containers that may wait for a function's next starts, on each node; 0: none.
 	Spares int
 	// proxies trusted to name the client, so that password guesses count per client.

@@ -1,19 +1,21 @@
 package policy
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Known returns the names that entry stages may ask for, sorted.
-func Known() (allocators, ranks, routes []string) {
+// Known returns the names of the allocators and routes that entry stages may ask for, sorted. Ranks
+// are [plan.Ranks].
+func Known() (allocators, routes []string) {
 	s, err := Names{}.Choose()
 	if err != nil { // the defaults exist
-		return nil, nil, nil
+		return nil, nil
 	}
-	return slices.Sorted(maps.Keys(s.allocators)), slices.Clone(plan.Ranks), slices.Sorted(maps.Keys(s.routes))
+	return slices.Sorted(maps.Keys(s.allocators)), slices.Sorted(maps.Keys(s.routes))
 }
 
 // ruled is what the entry stages of a domain ask for, and what they get.
@@ -104,4 +106,21 @@ func (s Set) routerOf(c plan.Chosen) plan.Router {
 		return r
 	}
 	return s.router
+}
+
+// In returns the names of the policies in force in a domain with these chosen ones. n has no empty
+// names, as [Set.Names] returns it.
+func (n Names) In(c plan.Chosen) Names {
+	s, err := n.Choose()
+	if err != nil {
+		return n
+	}
+	n.Allocator, n.Rank, n.Route = cmp.Or(c.Allocator, n.Allocator), cmp.Or(c.Rank, n.Rank), cmp.Or(c.Route, n.Route)
+	if s.correctorOf(c) == nil {
+		n.Corrector = none
+	}
+	if _, owns := s.allocatorOf(c).(mixer); owns { // it routes too
+		n.Route = n.Allocator
+	}
+	return n
 }

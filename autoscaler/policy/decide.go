@@ -217,7 +217,7 @@ func (d *deciding) mixed(one *domain, m mixer) (plan.Alloc, error) {
 
 // share calls the sharer, and checks that it has left fixed lines as they were.
 func (d *deciding) share(all plan.Alloc) (plan.Alloc, error) {
-	out, err := d.sharer.Share(d.snap, all)
+	out, err := d.sharer.Share(d.sized, all)
 	if err != nil {
 		return nil, err
 	}

@@ -143,11 +143,6 @@ func WithAllocator[M any](s Set, name string, a plan.Allocator[M]) Set {
 	return s.withAllocator(name, allocating[M]{a})
 }
 
-// WithMixer returns s with another allocator, which owns the mix of variants.
-func WithMixer[M any](s Set, name string, m plan.Mixer[M]) Set {
-	return s.withAllocator(name, mixing[M]{m})
-}
-
 func (s Set) withAllocator(name string, a level) Set {
 	s.allocators = maps.Clone(s.allocators)
 	s.allocator, s.names.Allocator, s.allocators[name] = a, name, a

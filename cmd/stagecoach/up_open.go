@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
@@ -275,10 +276,11 @@ func (u *up) openHTTP(context.Context) error {
 		return fmt.Errorf("runtime.cdiDevices: want %w", err)
 	}
 	u.status = &status{registry: u.registry, local: u.local, gateway: u.gateway, loop: u.loop, nodes: u.nodes, log: u.log}
+	allocators, routes := policy.Known()
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
 		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
-		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Spares: u.cfg.Runtime.Spares, Version: version(), Log: u.log,
+		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Allocators: allocators, Routes: routes, Spares: u.cfg.Runtime.Spares, Version: version(), Log: u.log,
 	})
 	if err != nil {
 		return err

@@ -15,7 +15,16 @@ import (
 // Apply carries out p: it orders missing replicas and releases the replicas that p does not want.
 // It returns at once; replicas start and stop later. It skips functions that were redeployed or
 // removed since p's snapshot, because the next plan decides about them.
+//
+// The lines follow p's routing tables and ranks before any replica is released, so no task is sent
+// to a lane whose replicas have just gone.
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
+	l.applying.Lock() // the lines get plans in the order in which they are applied
+	defer l.applying.Unlock()
+	if err := l.accepts(&p); err != nil {
+		return err
+	}
+	l.cfg.Lines.Publish(&p)
 	failed, err := l.apply(p, l.cfg.Functions.Functions())
 	if err != nil {
 		return err
@@ -43,15 +52,9 @@ func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []failedFunctio
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case l.closed:
+	if l.closed { // since accepts
 		return nil, ErrClosed
-	case p.Epoch != l.cfg.Epoch:
-		return nil, fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, plan.ErrStale)
-	case p.Rev < l.applied:
-		return nil, fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
 	}
-	l.applied = p.Rev
 	l.gather(specs)
 	defer l.scatter()
 	for i := range p.Wants {
@@ -101,6 +104,23 @@ func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []failedFunctio
 	failed = append(failed, l.revive(p.Rev)...)
 	l.warmAll(p)
 	return failed, nil
+}
+
+// accepts returns why p cannot be applied, or nil. From then on, plans of earlier snapshots are
+// refused.
+func (l *Local) accepts(p *plan.Plan) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.closed:
+		return ErrClosed
+	case p.Epoch != l.cfg.Epoch:
+		return fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, plan.ErrStale)
+	case p.Rev < l.applied:
+		return fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
+	}
+	l.applied = p.Rev
+	return nil
 }
 
 // gather adds each function's spec and replicas to its entry in l.functions, until scatter removes

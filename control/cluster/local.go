@@ -74,6 +74,8 @@ type Local struct {
 	abort   context.CancelCauseFunc
 	group   sync.WaitGroup
 
+	applying sync.Mutex // held while a plan is applied; taken before mu
+
 	mu        sync.Mutex // never held during calls to other packages, except cfg.Event
 	closed    bool
 	observed  uint64 // Rev of the latest Snapshot
@@ -187,6 +189,9 @@ func pipe(p *pipeline.Pipeline) plan.Pipeline {
 	}
 	for i := range p.Stages {
 		out.Stages[i] = p.Stages[i].Key().String()
+		if p.Stages[i].Name == p.Entry {
+			out.Chosen = plan.Chosen(p.Stages[i].Policies)
+		}
 	}
 	return out
 }

@@ -43,6 +43,7 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 		key := st.Key().String()
 		f, _ := s.Function(key)
 		stage := explainStage(st.Name, f, wants[key])
+		stage.Table = explainTable(last.Tables, key)
 		if st.Retained {
 			stage.Why = "its own function was removed, so its variants serve it"
 		}
@@ -67,6 +68,7 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 		}
 	}
 	x.note(p, s, trouble)
+	x.rule(p, &s, &last)
 	for _, st := range x.stages {
 		x.Stages = append(x.Stages, st.ExplainedStage)
 	}
@@ -75,7 +77,7 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 
 // explainStage describes one stage. f is nil if no plan knows it yet.
 func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
-	st := draftStage{schema.ExplainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli}, f}
+	st := draftStage{schema.ExplainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli, Rank: w.Rank}, f}
 	if f == nil {
 		st.Why = "no decision yet"
 		return st

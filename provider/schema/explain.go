@@ -15,7 +15,8 @@ type Explanation struct {
 	// mean time on the slowest path; empty: a stage has no data
 	Measured string `json:"measured,omitempty"`
 	// Measured is within SLO; nil if SLO or Measured is empty
-	Met      *bool        `json:"met,omitempty"`
+	Met *bool `json:"met,omitempty"`
+	// those that decide about the pipeline's domain
 	Policies policy.Names `json:"policies"`
 	// most replicas of all functions together; 0: no bound
 	Budget int `json:"budget,omitempty"`
@@ -58,6 +59,37 @@ type ExplainedStage struct {
 	Variants  []ExplainedStage `json:"variants,omitempty"`
 	Accuracy  float64          `json:"accuracy,omitempty"`  // of a variant; 0: not declared
 	MaxLength int              `json:"maxLength,omitempty"` // of a variant; 0: any
+
+	// order of the line: fair or least-slack; empty: fifo
+	Rank string `json:"rank,omitempty"`
+	// where tasks go, if several functions serve the stage; nil: there is no choice
+	Table *ExplainedTable `json:"table,omitempty"`
+}
+
+// ExplainedTable says to which functions the tasks of a stage go.
+type ExplainedTable struct {
+	Version uint64         `json:"version"` // grows with each change
+	Rows    []ExplainedRow `json:"rows"`
+}
+
+// ExplainedRow has the lanes for tasks of some sources: names of functions, "client" or "join".
+type ExplainedRow struct {
+	From   []string         `json:"from"`
+	Levels []ExplainedLevel `json:"levels"` // by length
+}
+
+// ExplainedLevel has the lanes for tasks up to a length.
+type ExplainedLevel struct {
+	MaxLength int              `json:"maxLength,omitempty"` // 0: any
+	Shares    []ExplainedShare `json:"shares"`
+	Backups   []string         `json:"backups,omitempty"`  // by preference
+	Overflow  string           `json:"overflow,omitempty"` // empty: tasks wait in their lane
+}
+
+// ExplainedShare is the part of tasks that a function gets, above 0 and at most 1.
+type ExplainedShare struct {
+	Lane string  `json:"lane"`
+	Part float64 `json:"part"`
 }
 
 // FailingStarts says that replicas of a stage do not start.
