@@ -262,8 +262,8 @@ func (a *assembly) cycle(left []int) []string {
 	return append(path[first:len(path):len(path)], path[:first]...)
 }
 
-// checkPolicies reports policies on a stage that is the entry of no pipeline. Only the annotations of
-// entry stages count. A stage of several pipelines may be the entry of another one.
+// checkPolicies reports policies on a stage that is the entry of no pipeline. Only the annotations
+// of entry stages count. A stage of several pipelines may be the entry of another one.
 func (a *assembly) checkPolicies(s *Stage) {
 	if s.Name == a.p.Entry || a.p.Entry == "" || len(s.Pipelines) > 1 {
 		return

@@ -44,6 +44,24 @@ func ParseLength(v string) (l Length, ok bool) {
 	return Length{}, false
 }
 
+// variantsAndPolicies returns the readers of the annotations of variants, lengths and policies.
+func (p *parser) variantsAndPolicies(f *Function) map[string]func(v string) {
+	return map[string]func(v string){
+		"variant-of": func(v string) {
+			if f.VariantOf = p.name(v); f.VariantOf == f.Name {
+				p.fail(p.path, strconv.Quote(v), "another function: a stage is no variant of itself")
+			}
+		},
+		"length":        func(v string) { f.Length = p.length(v) },
+		"rank":          func(v string) { f.Rank = p.rank(v) },
+		"allocator":     func(v string) { f.Allocator = p.policy(v) },
+		"route":         func(v string) { f.Route = p.policy(v) },
+		"retry-dropped": func(v string) { f.Async.RetryDropped = p.boolean(v) },
+		"accuracy":      func(v string) { f.Accuracy = p.accuracy(v) },
+		"max-length":    func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
+	}
+}
+
 func (p *parser) length(v string) string {
 	v = strings.TrimSpace(v)
 	if _, ok := ParseLength(v); !ok || v == "" {

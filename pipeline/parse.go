@@ -186,18 +186,6 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"weight":            func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
 		"idempotent":        func(v string) { f.Idempotent = p.boolean(v) },
 		"batch":             func(v string) { f.Batch = p.number(v, 0, 1, 4096) },
-		"variant-of": func(v string) {
-			if f.VariantOf = p.name(v); f.VariantOf == f.Name {
-				p.fail(p.path, strconv.Quote(v), "another function: a stage is no variant of itself")
-			}
-		},
-		"length":        func(v string) { f.Length = p.length(v) },
-		"rank":          func(v string) { f.Rank = p.rank(v) },
-		"allocator":     func(v string) { f.Allocator = p.policy(v) },
-		"route":         func(v string) { f.Route = p.policy(v) },
-		"retry-dropped": func(v string) { f.Async.RetryDropped = p.boolean(v) },
-		"accuracy":      func(v string) { f.Accuracy = p.accuracy(v) },
-		"max-length":    func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
 		"start": func(v string) {
 			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")
@@ -220,6 +208,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"example": func(string) {}, // an example input for measuring
 		"status":  func(string) {}, // describe shows it, and a deploy may send it back
 	}
+	maps.Copy(fields, p.variantsAndPolicies(f))
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		field, ours := strings.CutPrefix(key, Prefix)
 		if !ours {

@@ -32,7 +32,7 @@ type Function struct {
 	VariantOf  string // the stage that this function can serve too; empty: it is no variant
 	Accuracy   float64
 	MaxLength  int    // the longest input that it takes, in the unit of Length; 0: any
-	Length     string // how the length of tasks is measured: see the annotation length; empty: it is not
+	Length     string // how the length of tasks is measured, see ParseLength; empty: it is not
 	Policies          // of an entry stage: what its domain asks for
 	// Retained means that the function was removed while it had variants. Its declaration stays, so
 	// that they go on serving its stage. No deployment says so.
@@ -42,8 +42,8 @@ type Function struct {
 	Async Async
 }
 
-// Policies are what an entry stage asks for on behalf of its domain. An empty name means the flags of
-// `stagecoach up`, or the default.
+// Policies are what an entry stage asks for on behalf of its domain. An empty name means the flags
+// of `stagecoach up`, or the default.
 type Policies struct {
 	Allocator string // decides counts and shares
 	Rank      string // order of lines: RankFIFO, RankFair or RankLeastSlack

@@ -323,11 +323,11 @@ func (m *Model) addPipelines(p *problems) {
 
 // checkPolicies checks the names of the policies that a pipeline asks for.
 func (x *Pipeline) checkPolicies(path string, p *problems) {
-	allocators, ranks, routes := policy.Known()
+	allocators, routes := policy.Known()
 	for _, is := range []struct {
 		field, name string
 		known       []string
-	}{{"allocator", x.Allocator, allocators}, {"rank", x.Rank, ranks}, {"route", x.Route, routes}} {
+	}{{"allocator", x.Allocator, allocators}, {"rank", x.Rank, plan.Ranks}, {"route", x.Route, routes}} {
 		if is.name != "" && !slices.Contains(is.known, is.name) {
 			p.add(path+"."+is.field, "%q, want one of %s", is.name, strings.Join(is.known, ", "))
 		}

@@ -25,8 +25,10 @@ func TestOutlinesOfStoredItems(t *testing.T) {
 		{Tensors: []Tensor{{Name: "x", Datatype: "UINT8", Shape: []int64{70_000}, Data: make([]byte, 70_000)}}},
 	}
 	want := []Outline{
-		{ContentType: "image/png", Bytes: 100_000}, {Bytes: 8*200_000 + 4, Tensors: shapes},
-		{ContentType: "text/plain", Bytes: 5}, {Bytes: 70_000, Tensors: []Tensor{{Name: "x", Datatype: "UINT8", Shape: []int64{70_000}}}},
+		{ContentType: "image/png", Bytes: 100_000},
+		{Bytes: 8*200_000 + 4, Tensors: shapes},
+		{ContentType: "text/plain", Bytes: 5},
+		{Bytes: 70_000, Tensors: []Tensor{{Name: "x", Datatype: "UINT8", Shape: []int64{70_000}}}},
 	}
 	stored, err := Externalise(dir, "r", a)
 	if err != nil || stored[1].Ref == nil {
@@ -52,7 +54,8 @@ func TestOutlinesOfStoredItems(t *testing.T) {
 	}
 }
 
-// FuzzOutline checks that an outline is that of the decoded item, and that broken items are refused.
+// FuzzOutline checks that an outline is that of the decoded item, and that broken items are
+// refused.
 func FuzzOutline(f *testing.F) {
 	f.Add(AppendItem(nil, Item{ContentType: "text/plain", Bytes: []byte("x")}))
 	f.Add(AppendItem(nil, Item{Tensors: []Tensor{{Name: "x", Datatype: "FP32", Shape: []int64{1}, Data: make([]byte, 4)}}}))

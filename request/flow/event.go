@@ -23,8 +23,8 @@ type Start struct {
 // Replied reports the end of an attempt of a task. The core keeps references to Reply.
 type Replied struct{ Reply *task.Reply }
 
-// Outlined is Replied for an output that has references and must be measured. Outlines has one entry
-// per item of the output.
+// Outlined is Replied for an output that has references and must be measured. Outlines has one
+// entry per item of the output.
 type Outlined struct {
 	Reply    *task.Reply
 	Outlines []tensor.Outline

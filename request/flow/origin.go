@@ -7,7 +7,7 @@ import (
 
 // origin says which function produced some items, and how long the items are.
 type origin struct {
-	from    string   // producer of all items, as in task.Task.Variant; plan.FromJoin: several functions
+	from    string   // producer of all items, see task.Task.Variant; plan.FromJoin: several
 	froms   []string // producer per item; nil: from
 	length  int      // of all items together; 0: unknown
 	lengths []int    // per item; nil: each item has length
@@ -52,10 +52,14 @@ func (s *stage) origin(each bool, call int) (from string, length int) {
 	return plan.FromJoin, length
 }
 
-// merged returns the origin of a stage's whole output. unit is the unit of lengths.
+// merged returns the origin of a stage's whole output. unit is the unit of lengths. The output of
+// no calls, for no items, has no producer and the least length.
 func (s *stage) merged(unit string) origin {
-	if len(s.outs) == 1 {
+	switch {
+	case len(s.outs) == 1:
 		return s.outs[0]
+	case len(s.outs) == 0 && unit != "":
+		return origin{length: 1}
 	}
 	var o origin
 	measured := false

@@ -6,8 +6,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// prepare moves the large items of a request's input to the store. Before that, it outlines the items
-// if the entry stage measures lengths.
+// prepare moves the large items of a request's input to the store. Before that, it outlines the
+// items if the entry stage measures lengths.
 func (c *Coordinator) prepare(r task.Request, g pipeline.Pipeline) (start Start, err error) {
 	start = Start{Request: r, Graph: g}
 	if g.Stages[0].Length != "" && !r.Direct {

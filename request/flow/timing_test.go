@@ -37,11 +37,11 @@ func TestEachAttemptIsReported(t *testing.T) {
 	if len(first) != 2 || len(again) != 1 {
 		t.Fatalf("%d tasks, then %d, want 2 and 1", len(first), len(again))
 	}
-	end := c.Step(at(30), Replied{&task.Reply{Key: again[0].Key, Code: task.Failed, Replica: "b", Message: "no", Wait: 2, Service: 3, Batch: 7, BatchSize: 4}})
+	end := c.Step(at(30), Replied{&task.Reply{Key: again[0].Key, Code: task.Failed, Replica: "b", Variant: "small.ns", Message: "no", Wait: 2, Service: 3, Batch: 7, BatchSize: 4}})
 	got := end[len(end)-1].(Finish).Error.Stages
 	want := []task.Timing{
 		{Stage: "f", Function: "f.ns", Task: 1, Attempt: 1, Code: task.ReplicaLost, Replica: "a", Message: "killed", Start: at(0), End: at(10)},
-		{Stage: "f", Function: "f.ns", Task: 1, Attempt: 2, Code: task.Failed, Replica: "b", Message: "no", Start: at(10), End: at(30), Wait: 2, Service: 3, Batch: 7, BatchSize: 4},
+		{Stage: "f", Function: "f.ns", Task: 1, Attempt: 2, Code: task.Failed, Replica: "b", Variant: "small.ns", Message: "no", Start: at(10), End: at(30), Wait: 2, Service: 3, Batch: 7, BatchSize: 4},
 		{Stage: "f", Function: "f.ns", Task: 2, Attempt: 1, Code: task.Canceled, Message: "nobody waits for it any more", Start: at(0), End: at(30)},
 	}
 	if len(got) != len(want) {

@@ -101,8 +101,8 @@ func newWalk(req task.Request, g pipeline.Pipeline, loads []task.Load) *walk {
 	return w
 }
 
-// deliver adds a part to a stage's input, in the order of From. It ignores duplicates and parts that
-// come after the stage has started. o is nil for a request's input of unknown length.
+// deliver adds a part to a stage's input, in the order of From. It ignores duplicates and parts
+// that come after the stage has started. o is nil for a request's input of unknown length.
 func (w *walk) deliver(i int, from string, items tensor.Activation, o *origin) {
 	s := &w.stages[i]
 	at, twice := slices.BinarySearchFunc(s.parts, from, func(p tensor.Part, from string) int { return strings.Compare(p.From, from) })

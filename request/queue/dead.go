@@ -151,8 +151,8 @@ func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool)
 }
 
 // addDeadLetter stores a record as a dead letter. The record stays in the journal too. Its file, if
-// it has one, belongs to the letter from now on. dropped is why a policy dropped the last run; empty:
-// no policy did.
+// it has one, belongs to the letter from now on. dropped is why a policy dropped the last run;
+// empty: no policy did.
 func (j *Journal) addDeadLetter(m *message, attempts int64, cause error, dropped string) error {
 	j.dead.change.Lock()
 	defer j.dead.change.Unlock()

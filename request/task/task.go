@@ -40,7 +40,7 @@ type Task struct {
 	App     string
 	Weight  int       // of App's fair share; below 1: 1
 	Arrived time.Time // when the request arrived at its gateway; zero: unknown
-	Due     time.Time // when the request should be done: by its objective, else its deadline; zero: never
+	Due     time.Time // when the request should be done, by its objective or deadline; zero: never
 	Length  int       // of the input, in the unit of the stages' max-length; 0: unknown
 	// Variant is the function that produced the input, as pipeline.Key in text: the stage's own or a
 	// variant. plan.FromClient means the client, and plan.FromJoin several stages.
@@ -81,8 +81,9 @@ func (t *Task) Pinned(function string) uint64 {
 	return 0
 }
 
-// SlackRank returns the Rank of a task for the order least-slack: the latest time to begin, in seconds
-// since 1970. rest is the expected rest of its request's work. Tasks that are never due come last.
+// SlackRank returns the Rank of a task for the order least-slack: the latest time to begin, in
+// seconds since 1970. rest is the expected rest of its request's work. Tasks that are never due
+// come last.
 func SlackRank(due time.Time, rest time.Duration) float64 {
 	if due.IsZero() {
 		return math.MaxFloat64

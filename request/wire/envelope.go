@@ -25,8 +25,8 @@ const (
 	KindLeave  Kind = 'L'
 )
 
-// Versions of messages over NATS; the version is the second byte. Programs write EnvelopeVersion and
-// also read OldestEnvelope, so that processes of two releases work together during an update.
+// Versions of messages over NATS; the version is the second byte. Programs write EnvelopeVersion
+// and also read OldestEnvelope, so that processes of two releases work together during an update.
 const (
 	EnvelopeVersion = 4
 	OldestEnvelope  = 3
@@ -61,8 +61,8 @@ func open(b []byte, want Kind) (*pack.Reader, error) {
 	return pack.NewReader(b[2:]), nil
 }
 
-// AppendTask appends t as a message to b. It leaves Entered out, which belongs to the dispatcher, and
-// Last.
+// AppendTask appends t as a message to b. It leaves Entered out, which belongs to the dispatcher,
+// and Last.
 func AppendTask(b []byte, t *task.Task) []byte {
 	b = append(b, byte(KindTask), EnvelopeVersion)
 	b = appendKey(b, t.Key)
@@ -125,7 +125,8 @@ func DecodeTask(b []byte) (*task.Task, error) {
 }
 
 // readTask3 decodes the end of a task of version 3. It derives what later versions say: the
-// application is the pipeline, or the function if there is none, and the task is due by its deadline.
+// application is the pipeline, or the function if there is none, and the task is due by its
+// deadline.
 func readTask3(r *pack.Reader, t *task.Task) {
 	if revision := r.Uint(); revision != 0 {
 		t.Pins = []task.Pin{{Function: t.Function, Revision: revision}}

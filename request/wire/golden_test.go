@@ -70,19 +70,23 @@ func messages() map[string]message {
 			func(b []byte) (any, error) { return DecodeReply(b) },
 		},
 		"cancel": {
-			request{someKey, "f.ns"}, request{someKey, "f.ns"}, func() []byte { return AppendCancel(nil, someKey, "f.ns") },
+			request{someKey, "f.ns"},
+			request{someKey, "f.ns"},
+			func() []byte { return AppendCancel(nil, someKey, "f.ns") },
 			func(b []byte) (any, error) { k, f, err := DecodeCancel(b); return request{k, f}, err },
 		},
 		"leave": {
-			request{"call-1", "f.ns"}, request{"call-1", "f.ns"}, func() []byte { return AppendLeave(nil, "call-1", "f.ns") },
+			request{"call-1", "f.ns"},
+			request{"call-1", "f.ns"},
+			func() []byte { return AppendLeave(nil, "call-1", "f.ns") },
 			func(b []byte) (any, error) { r, f, err := DecodeLeave(b); return request{r, f}, err },
 		},
 	}
 }
 
-// TestMessagesOfBothVersions reads golden messages of this version and of the one before, and checks
-// that messages are written as this version's golden files have them. The files of version 3 were
-// written by a program of that version.
+// TestMessagesOfBothVersions reads golden messages of this version and of the one before, and
+// checks that messages are written as this version's golden files have them. The files of version 3
+// were written by a program of that version.
 func TestMessagesOfBothVersions(t *testing.T) {
 	for name, m := range messages() {
 		t.Run(name, func(t *testing.T) {
