@@ -43,11 +43,22 @@ func (r Result) WriteMarkdown(w io.Writer) error {
 }
 
 func (r Result) policies(b *strings.Builder) {
-	header(b, "policy", "pipeline", "requests", "in time", "mean", "p50", "p95", "p99", "failed", "replicas", "replica-seconds")
+	columns := []string{"policy", "pipeline", "requests", "in time", "mean", "p50", "p95", "p99", "failed", "replicas", "replica-seconds"}
+	accuracy := r.declaresAccuracy()
+	if accuracy {
+		columns = append(columns, "accuracy")
+	}
+	header(b, columns...)
 	for _, p := range r.Policies {
 		for _, x := range p.Pipelines {
-			row(b, text(p.Name), text(x.Name), x.Offered.plain(), x.Attainment.percent(), x.Mean.time(), x.P50.time(), x.P95.time(), x.P99.time(),
-				x.Failed.percent(), p.Replicas.plain(), p.ReplicaSeconds.plain())
+			cells := []string{
+				text(p.Name), text(x.Name), x.Offered.plain(), x.Attainment.percent(), x.Mean.time(), x.P50.time(), x.P95.time(), x.P99.time(),
+				x.Failed.percent(), p.Replicas.plain(), p.ReplicaSeconds.plain(),
+			}
+			if accuracy {
+				cells = append(cells, x.Accuracy.plain())
+			}
+			row(b, cells...)
 		}
 	}
 	for _, p := range r.Policies {
@@ -58,15 +69,19 @@ func (r Result) policies(b *strings.Builder) {
 			if len(x.Drops) > 0 {
 				fmt.Fprintf(b, "\n%s, %s: dropped as %s, in all.\n", text(p.Name), text(x.Name), counts(x.Drops))
 			}
-			if x.Accuracy.Mean > 0 {
-				fmt.Fprintf(b, "\n%s, %s: mean accuracy of the answers %s.\n", text(p.Name), text(x.Name), x.Accuracy.plain())
-			}
 		}
 		if p.Held.Mean > 0 || p.Refused.Mean > 0 {
 			fmt.Fprintf(b, "\n%s: of %s ticks a run %s had no plan, and %s domains were held; the first time: %s\n",
 				text(p.Name), p.Ticks.plain(), p.Refused.plain(), p.Held.plain(), text(p.Complaint))
 		}
 	}
+}
+
+// declaresAccuracy reports whether answers have an accuracy.
+func (r Result) declaresAccuracy() bool {
+	return slices.ContainsFunc(r.Policies, func(p PolicyResult) bool {
+		return slices.ContainsFunc(p.Pipelines, func(x PipelineResult) bool { return x.Accuracy.Mean > 0 })
+	})
 }
 
 func (r Result) versus(b *strings.Builder) {
