@@ -53,7 +53,14 @@ func show(e Effect) string {
 	case Revive:
 		return fmt.Sprintf("revive %d", e.Revision)
 	case Wanted:
+		if e.Lane != "f.ns" {
+			return "wanted " + e.Lane
+		}
 		return "wanted"
+	case Unknown:
+		return fmt.Sprintf("unknown %d %s", e.Version, strings.Join(e.Lanes, "+"))
+	case Gone:
+		return "gone " + e.Lane
 	case Wake:
 		return fmt.Sprintf("wake %v", e.At.Sub(epoch))
 	}

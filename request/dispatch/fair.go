@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"time"
-
-	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // fair is the order of a lane that shares its replicas between applications by weight. It is
@@ -20,9 +18,9 @@ import (
 //
 // Between two applications that both have waiting tasks, service time divided by weight differs by
 // at most the sum, over both, of (n+1)·L/weight. n is the number of tasks that the lane's replicas
-// run at a time, and L the longest service time of a task of that application. With n = 0, this is
-// the bound of the paper: more tasks than one can be sent before the first answer corrects the
-// charge.
+// run at a time, and L the longest service time of a task, which is its share of its batch's time.
+// With n = 0, this is the bound of the paper. n is there because so many tasks can be sent before the
+// first answer corrects the charge.
 //
 // The cost per task is a search among the tags of the applications, whose number the deployed
 // pipelines and functions bound.
@@ -35,6 +33,7 @@ type fair struct {
 
 // flow is an application's part of a line.
 type flow struct {
+	of     *fair // nil: it was forgotten
 	app    string
 	weight float64
 	tag    float64 // start tag of its next task, in seconds of virtual time
@@ -50,25 +49,38 @@ const idleFlows = 64
 func newFair() *fair { return &fair{apps: map[string]*flow{}} }
 
 // flow returns the flow of a task's application.
-func (q *fair) flow(t *task.Task) *flow {
-	f := q.apps[t.App]
+func (q *fair) flow(it *item) *flow {
+	if f := it.flow; f != nil && f.of == q {
+		return f
+	}
+	f := q.apps[it.task.App]
 	if f == nil {
 		q.sweep()
-		f = &flow{app: t.App, tag: q.clock, line: heap{by: byKey}}
-		q.apps[t.App] = f
-		q.flows = slices.Insert(q.flows, q.index(f), f)
+		f = &flow{of: q, app: it.task.App, tag: q.clock, line: heap{by: byKey}}
+		q.apps[f.app] = f
+		q.flows = slices.Insert(q.flows, q.index(f, 0), f)
 	}
-	f.weight = float64(max(t.Weight, 1))
+	f.weight = float64(max(it.task.Weight, 1))
+	it.flow = f
 	return f
 }
 
-func (q *fair) index(f *flow) int {
-	i, _ := slices.BinarySearchFunc(q.flows, f, compareFlows)
-	return i
+// index returns the place of f among the flows from an index on.
+func (q *fair) index(f *flow, from int) int {
+	to := len(q.flows)
+	for from < to {
+		if mid := (from + to) / 2; q.flows[mid].before(f) {
+			from = mid + 1
+		} else {
+			to = mid
+		}
+	}
+	return from
 }
 
-func compareFlows(a, b *flow) int {
-	return cmp.Or(cmp.Compare(a.tag, b.tag), cmp.Compare(a.app, b.app))
+// before reports whether f goes before g. The name decides between equal tags.
+func (f *flow) before(g *flow) bool {
+	return f.tag < g.tag || f.tag == g.tag && f.app < g.app
 }
 
 // sweep forgets flows without tasks whose tags the clock has passed, if there are many.
@@ -80,6 +92,7 @@ func (q *fair) sweep() {
 		old := f.line.len() == 0 && f.tag <= q.clock
 		if old {
 			delete(q.apps, f.app)
+			f.of = nil
 		}
 		return old
 	})
@@ -87,29 +100,29 @@ func (q *fair) sweep() {
 
 // move gives a flow another tag and puts it in its place.
 func (q *fair) move(f *flow, tag float64) {
-	if tag == f.tag {
+	i := q.index(f, 0)
+	later := tag >= f.tag
+	f.tag = tag
+	if later {
+		k := q.index(f, i+1)
+		copy(q.flows[i:], q.flows[i+1:k])
+		q.flows[k-1] = f
 		return
 	}
-	i := q.index(f)
-	f.tag = tag
-	if i+1 < len(q.flows) && compareFlows(q.flows[i+1], f) < 0 || i > 0 && compareFlows(f, q.flows[i-1]) < 0 {
-		q.flows = slices.Delete(q.flows, i, i+1)
-		q.flows = slices.Insert(q.flows, q.index(f), f)
+	k := i
+	for k > 0 && f.before(q.flows[k-1]) {
+		q.flows[k] = q.flows[k-1]
+		k--
 	}
-}
-
-// wake moves the tag of a flow that had no waiting tasks up to the clock.
-func (q *fair) wake(t *task.Task) *flow {
-	f := q.flow(t)
-	if f.line.len() == 0 {
-		q.move(f, max(f.tag, q.clock))
-	}
-	return f
+	q.flows[k] = f
 }
 
 // put adds a waiting item, or moves it if its key has changed.
 func (q *fair) put(it *item) {
-	f := q.wake(it.task)
+	f := q.flow(it)
+	if f.line.len() == 0 && f.tag < q.clock {
+		q.move(f, q.clock)
+	}
 	if it.pos[byKey] == 0 {
 		q.waiting++
 	}
@@ -120,22 +133,23 @@ func (q *fair) put(it *item) {
 func (q *fair) take(it *item) {
 	if it.pos[byKey] != 0 {
 		q.waiting--
-		q.apps[it.task.App].line.drop(it)
+		it.flow.line.drop(it)
 	}
 }
 
 // restore puts back an item that was taken and not sent.
 func (q *fair) restore(it *item) {
 	q.waiting++
-	q.apps[it.task.App].line.set(it)
+	it.flow.line.set(it)
 }
 
 // less reports whether a goes before b.
 func (q *fair) less(a, b *item) bool {
-	if a.task.App == b.task.App {
+	f, g := q.flow(a), q.flow(b)
+	if f == g {
 		return a.seq < b.seq
 	}
-	return compareFlows(q.flow(a.task), q.flow(b.task)) < 0
+	return f.before(g)
 }
 
 // sent charges the applications of a batch. mean is the mean service time per task; 0: unknown. It
@@ -143,7 +157,7 @@ func (q *fair) less(a, b *item) bool {
 func (q *fair) sent(items []*item, mean time.Duration) float32 {
 	charge := float32(cmp.Or(mean, firstCharge).Seconds())
 	for _, it := range items {
-		f := q.flow(it.task)
+		f := q.flow(it)
 		q.clock = max(q.clock, f.tag)
 		q.move(f, f.tag+float64(charge)/f.weight)
 	}
@@ -151,8 +165,15 @@ func (q *fair) sent(items []*item, mean time.Duration) float32 {
 }
 
 // served corrects the charge of a task to the service time that it took. Both are in seconds.
-func (q *fair) served(t *task.Task, took, charge float64) {
-	if f := q.apps[t.App]; f != nil {
+func (q *fair) served(it *item, took, charge float64) {
+	if f := it.flow; f != nil && f.of == q {
 		q.move(f, f.tag+(took-charge)/f.weight)
+	}
+}
+
+// rest ends a busy period: no application has an advantage in the next one.
+func (q *fair) rest() {
+	if n := len(q.flows); n > 0 {
+		q.clock = max(q.clock, q.flows[n-1].tag)
 	}
 }

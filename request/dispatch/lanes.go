@@ -100,6 +100,11 @@ func (all lanes) limit(stage string) int {
 	return limit
 }
 
+// live reports whether a lane other than l gets tasks.
+func (all lanes) live(l *Lane) bool {
+	return slices.ContainsFunc(all, func(other *Lane) bool { return other != l && !other.removed })
+}
+
 // readFates updates the fates of the lanes. It reports whether any has changed.
 func (all lanes) readFates() (changed bool) {
 	for _, l := range all {
@@ -137,7 +142,7 @@ func (c *Core) deploy(now time.Time, ev Deployed) {
 	l.limit = cmp.Or(ev.QueueLimit, l.limit)
 	l.survey()
 	c.cfg.QueueLimit = cmp.Or(c.lanes.limit(c.cfg.Function), c.cfg.QueueLimit)
-	if changed && len(c.lanes) > 1 {
+	if changed {
 		c.router.reroute(now)
 	}
 }
@@ -157,7 +162,7 @@ func (c *Core) remove(now time.Time, ev Removed) {
 	if l == nil {
 		return
 	}
-	if !slices.ContainsFunc(c.lanes, func(other *Lane) bool { return other != l && !other.removed }) {
+	if !c.live(l) {
 		c.close(now, ev.Cause)
 		return
 	}
@@ -176,10 +181,10 @@ func (c *Core) routed(now time.Time, ev Routed) {
 	if ev.Rank != c.rank {
 		c.setRank(now, ev.Rank)
 	}
-	if was := c.router.table; was == nil && ev.Table == nil || was != nil && ev.Table != nil && was.Equal(*ev.Table) {
+	if was := c.router.wanted; was == nil && ev.Table == nil || was != nil && ev.Table != nil && was.Equal(*ev.Table) {
 		return
 	}
-	c.router.table = cloneTable(ev.Table)
+	c.router.wanted = cloneTable(ev.Table)
 	if len(c.lanes) > 1 {
 		c.router.reroute(now)
 	}
@@ -250,7 +255,7 @@ func (c *Core) Detach(now time.Time, function string) (*Detached, []Effect) {
 		case it.task.Function == l.name:
 			c.tasks.end(it.task.Key)
 			d.waiting = append(d.waiting, it)
-		case len(c.lanes) == 0:
+		case !c.live(l):
 			it.lane = nil
 			c.end(now, it, task.Unavailable, fmt.Sprintf("no function serves stage %q any more", c.cfg.Function))
 		default:

@@ -34,6 +34,7 @@ type item struct {
 	needs    uint64 // revision that its coordinator wants; 0: any
 	batch    *batch // set while running or ended
 	pin      *pin   // pin of its request; nil: the task may run on any revision
+	flow     *flow  // of its application, in a line that is shared by application
 }
 
 // batch is what a replica runs in one slot.

@@ -125,7 +125,10 @@ func (l *Lane) result(now time.Time, ev Result) {
 		l.service.returned(len(ev.Reply.Output))
 	}
 	if b.charge > 0 && l.fair != nil {
-		l.fair.served(it.task, now.Sub(b.sent).Seconds()/float64(len(b.items)), float64(b.charge))
+		l.fair.served(it, now.Sub(b.sent).Seconds()/float64(len(b.items)), float64(b.charge))
+		if l.unanswered == 0 && l.Waiting() == 0 {
+			l.fair.rest()
+		}
 	}
 	if it.state == running {
 		l.core.reply(now, it, ev.Reply)

@@ -10,12 +10,12 @@ import (
 // because the table or the lanes have changed.
 func (r *router) reroute(now time.Time) {
 	c := r.core
-	r.install(r.table)
+	r.install(r.wanted)
 	c.readFates()
 	var all []*item
 	for _, l := range c.lanes {
 		for _, it := range l.waitingFor() {
-			if !r.direct(it) {
+			if !r.direct(it) || !l.takes(it.task) {
 				l.exit(now, it)
 				all = append(all, it)
 			}

@@ -35,7 +35,8 @@ const (
 //     stage's queue limit, or as its own limit.
 type router struct {
 	core   *Core
-	table  *plan.Table // nil: none yet
+	wanted *plan.Table // the latest one; nil: none yet
+	table  *plan.Table // the one that rows come from
 	rows   [][]level   // parallel to the table's rows; without a table, one row with one level
 	warned uint64      // latest version for which Unknown was returned
 	tasked bool        // warned is set
