@@ -98,7 +98,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	// A value that is wrong wherever it is.
 	c := Config{Listen: "x", Runtime: RuntimeConfig{Classes: "x", CDIDevices: "/dev/null"}, Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Budget: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
-	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e"}
+	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g"}
 	text := errorText(c.Validate())
 	c.Requests.TrustedProxies = []string{"lb"}
 	c.NATS.Listen = "x" // without which node.none is wrong
