@@ -17,8 +17,8 @@ import (
 	loop "github.com/stagecoach-serving/stagecoach/control"
 )
 
-// variants is a scenario with two pipelines that share a stage of three functions. Counts are fixed,
-// so its figures depend only on routing and on lines.
+// variants is a scenario with two pipelines that share a stage of three functions. Counts are
+// fixed, so its figures depend only on routing and on lines.
 const variants = `
 name: variants
 duration: 60s
@@ -46,7 +46,7 @@ stages:
 // TestVariantsGolden compares the figures of a scenario with variants with those that were once
 // checked. To accept others, run the test with SIM_GOLDEN=write.
 func TestVariantsGolden(t *testing.T) {
-	const file = "testdata/variants.md"
+	const file = "testdata/variants.txt"
 	var got bytes.Buffer
 	if err := simulate(t, variants).WriteMarkdown(&got); err != nil {
 		t.Fatal(err)
@@ -439,8 +439,8 @@ func TestErrorsOfLanesNameTheField(t *testing.T) {
 	}
 }
 
-// TestPipelinesChooseTheirPolicies checks that a pipeline's own policies win over the scenario's, for
-// its domain alone.
+// TestPipelinesChooseTheirPolicies checks that a pipeline's own policies win over the scenario's,
+// for its domain alone.
 func TestPipelinesChooseTheirPolicies(t *testing.T) {
 	m := model(t, `
 policies: [{allocator: fixed, corrector: none}]

@@ -172,6 +172,6 @@ func (c *coordinator) outline(w *world) []tensor.Outline {
 	return c.outlines
 }
 
-// lengthUnit is the unit in which coordinators measure. A call of several items has the sum of their
-// lengths.
+// lengthUnit is the unit in which coordinators measure. A call of several items has the sum of
+// their lengths.
 const lengthUnit = pipeline.LengthBytes

@@ -138,8 +138,8 @@ func (r *recorder) finish(w *world, pipeline int, f *flow.Finish) {
 	p.sum.add(latency.Seconds())
 }
 
-// accuracy returns the accuracy of a request's answer: the product over its stages. If several calls
-// of a stage were answered, their mean counts.
+// accuracy returns the accuracy of a request's answer: the product over its stages. If several
+// calls of a stage were answered, their mean counts.
 func (r *recorder) accuracy(w *world, stages []task.Timing) float64 {
 	r.calls = r.calls[:0]
 	for i := range stages {

@@ -68,7 +68,8 @@ type PipelineResult struct {
 	P99        Estimate       `json:"p99_s"`
 	Failed     Estimate       `json:"failed"`             // share of the offered requests
 	Failures   map[string]int `json:"failures,omitempty"` // by HTTP status, over all seeds
-	Drops      map[string]int `json:"drops,omitempty"`    // failures because a policy dropped a task, by reason
+	// failures because a policy dropped a task, by reason
+	Drops map[string]int `json:"drops,omitempty"`
 	// mean over the answers; absent if no function declares an accuracy
 	Accuracy Estimate `json:"accuracy,omitzero"`
 }

@@ -98,11 +98,12 @@ type Trace struct {
 // Length says how long the items of a pipeline's requests are, in the unit of MaxLength. One of
 // Constant, Mean, List and File is set, or none.
 type Length struct {
-	Constant int      `yaml:"constant"`
-	Mean     float64  `yaml:"mean"` // of a lognormal distribution, rounded to whole numbers of at least 1
-	CV       *float64 `yaml:"cv"`   // of that distribution; nil: 1
-	Max      int      `yaml:"max"`  // larger draws count as this; 0: no bound
-	List     []int    `yaml:"list"` // each of them is drawn equally often
+	Constant int `yaml:"constant"`
+	// of a lognormal distribution, rounded to whole numbers of at least 1
+	Mean float64  `yaml:"mean"`
+	CV   *float64 `yaml:"cv"`   // of that distribution; nil: 1
+	Max  int      `yaml:"max"`  // larger draws count as this; 0: no bound
+	List []int    `yaml:"list"` // each of them is drawn equally often
 	// A file with one length per line, or CSV with a line of names, of which Column is one. The
 	// requests get its lengths in turn, again from the beginning after the last one.
 	File   string `yaml:"file"`
