@@ -251,7 +251,7 @@ func TestServiceTimesFollowTheProfile(t *testing.T) {
 	}{
 		{1, 2000, 60}, {1, 0, 60}, {1, 1000, 100}, {1, 500, 180}, {2, 2000, 80}, {4, 2000, 120}, {8, 2000, 200}, {4, 1000, 400},
 	} {
-		if got := time.Duration(s.base(tc.batch, tc.cpu)).Round(time.Microsecond); got != tc.want*time.Millisecond {
+		if got := time.Duration(s.base(tc.batch, tc.cpu, 0)).Round(time.Microsecond); got != tc.want*time.Millisecond {
 			t.Errorf("a batch of %d on %dm takes %v, want %v", tc.batch, tc.cpu, got, tc.want*time.Millisecond)
 		}
 	}
@@ -260,7 +260,7 @@ func TestServiceTimesFollowTheProfile(t *testing.T) {
 		batch, cpu int
 		want       float64
 	}{{1, 0, 100e6}, {3, 1000, 200e6}, {1, 2000, 60e6}, {1, 500, 180e6}} {
-		if got := plain.base(tc.batch, tc.cpu); math.Abs(got-tc.want) > 1 {
+		if got := plain.base(tc.batch, tc.cpu, 0); math.Abs(got-tc.want) > 1 {
 			t.Errorf("a batch of %d on %dm takes %g ns, want %g", tc.batch, tc.cpu, got, tc.want)
 		}
 	}
