@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/internal/yamlfile"
 )
 
 func (s *Service) check(path string, p *problems) {
@@ -35,7 +36,7 @@ func (s *Service) check(path string, p *problems) {
 	}
 	for i, x := range s.Profile {
 		at := fmt.Sprintf("%s.profile[%d]", path, i)
-		within(p, at+".cpu", int(x.CPU), plan.LeastCPU, maxMilli)
+		within(p, at+".cpu", int(x.CPU), plan.LeastCPU, yamlfile.MaxMilli)
 		within(p, at+".batch", x.Batch, 1, 1024)
 		within(p, at+".mean", x.Mean, time.Microsecond, maxService)
 		within(p, at+".cv", x.CV, 0, maxCV)
