@@ -128,29 +128,26 @@ func view(g pipeline.Pipeline, x Pipeline) plan.Pipeline {
 	return out
 }
 
-// spread sets the calls per second that each pipeline makes to each of its stages: its rate, times
-// the items of the stages before a stage with one call per item. A join has as many calls as the
-// busiest of the stages before it.
+// spread sets the calls per second that each pipeline makes to each of its stages. A request makes
+// one call to a stage. If the stage has one call per item, it makes as many as the stages before it
+// return items, all calls together.
 func (p *Problem) spread(graphs []pipeline.Pipeline) {
 	p.rates, p.stages, p.lengths = map[string]map[string]float64{}, map[string][]string{}, map[string]int{}
-	items := map[string]float64{}
+	items := map[string]float64{} // per call
 	for i := range p.Stages {
 		items[p.Stages[i].Name] = cmp.Or(p.Stages[i].Items, 1)
 	}
 	for i, g := range graphs {
-		x, rates := p.Pipelines[i], map[string]float64{}
-		for k, st := range g.Stages { // in topological order
-			if k == 0 {
-				rates[st.Name] = x.Rate
+		x, rates, arriving := p.Pipelines[i], map[string]float64{}, map[string]float64{} // items per request
+		for k, st := range g.Stages {                                                    // in topological order
+			calls := 1.0
+			if st.Each && k > 0 {
+				calls = arriving[st.Name]
 			}
 			for _, e := range st.Next {
-				to := slices.IndexFunc(g.Stages, func(s pipeline.Stage) bool { return s.Name == e.To })
-				rate := rates[st.Name]
-				if g.Stages[to].Each {
-					rate *= items[st.Name]
-				}
-				rates[e.To] = min(max(rates[e.To], rate), maxRate)
+				arriving[e.To] = min(arriving[e.To]+calls*items[st.Name], maxRate)
 			}
+			rates[st.Name] = min(x.Rate*calls, maxRate)
 		}
 		p.rates[x.Name], p.lengths[x.Name] = rates, x.Length
 	}
@@ -267,6 +264,9 @@ func (f *Function) place(path string, out *plan.Function, s *plan.Snapshot, tota
 			if k < 0 {
 				errs.add(path+".device", fmt.Sprintf("%q", id), "one of the node's, such as gpu0")
 				continue
+			}
+			if r.Count > 1 || slices.ContainsFunc(out.Replicas, func(x plan.Replica) bool { return x.Node == n.Name && (plan.Slot{Device: x.Device}).On(id) }) {
+				errs.add(path+".count", "two on "+id+" of "+n.Name, "one, as a function has one replica per device")
 			}
 			n.Devices[k].MemoryUsed += plan.DeviceNeed(out.DeviceMemory, n.Devices[k].Memory) * int64(r.Count)
 			if n.Devices[k].MemoryUsed > n.Devices[k].Memory {
