@@ -13,8 +13,8 @@ import (
 // MaxSteps is the largest number of decisions in a row.
 const MaxSteps = 1000
 
-// Decision is a decision about a problem, in words that others can read: functions have the names of
-// the file, and times are in seconds.
+// Decision is a decision about a problem, in words that others can read: functions have the names
+// of the file, and times are in seconds.
 type Decision struct {
 	Step int     `json:"step"` // from 1
 	At   float64 `json:"atSeconds"`

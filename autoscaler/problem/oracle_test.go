@@ -30,8 +30,8 @@ func mmc(lambda, mean float64, c int) float64 {
 	return erlangC(c, a) / (float64(c)/mean - lambda)
 }
 
-// TestErlangC checks the test's own formula with a value of Kleinrock's M/M/1 and the example in the
-// comment of package autoscaler.
+// TestErlangC checks the test's own formula with a value of Kleinrock's M/M/1 and the example in
+// the comment of package autoscaler.
 func TestErlangC(t *testing.T) {
 	if got := erlangC(1, 0.6); math.Abs(got-0.6) > 1e-12 {
 		t.Errorf("M/M/1: %v, want the load, 0.6", got)
@@ -42,9 +42,9 @@ func TestErlangC(t *testing.T) {
 }
 
 // TestSizerFindsTheFewestReplicas compares the sizer with a search through all counts of a chain of
-// three stages. Of the time that the objective leaves, mean waits may take 1/ln 100, so that 99 % of
-// exponential waits take all of it at most; but at least a tenth of the service time. Utilisations
-// may be up to 0.98.
+// three stages. Of the time that the objective leaves, mean waits may take 1/ln 100, so that 99 %
+// of exponential waits take all of it at most; but at least a tenth of the service time.
+// Utilisations may be up to 0.98.
 func TestSizerFindsTheFewestReplicas(t *testing.T) {
 	text, err := os.ReadFile("testdata/chain.yml")
 	if err != nil {

@@ -213,8 +213,9 @@ func (m *model) predict() []Predicted {
 // longest returns the service and the sojourn of the path with the longest sojourn. Both arguments
 // have one number per stage, in seconds.
 func longest(x *plan.Pipeline, service, sojourn []float64) (float64, float64) {
-	total, served := slices.Clone(sojourn), slices.Clone(service) // of the longest path that ends here
-	for _, e := range x.Edges {                                   // sorted by From: the path to From is complete
+	// of the longest path that ends at each stage
+	total, served := slices.Clone(sojourn), slices.Clone(service)
+	for _, e := range x.Edges { // sorted by From: the path to From is complete
 		if t := total[e.From] + sojourn[e.To]; t > total[e.To] {
 			total[e.To], served[e.To] = t, served[e.From]+service[e.To]
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/yamlfile"
 )
 
-// Problem is a cluster at one instant, and the policies that decide about it. A zero field means its
-// default. Build one with [Read].
+// Problem is a cluster at one instant, and the policies that decide about it. A zero field means
+// its default. Build one with [Read].
 type Problem struct {
 	Name     string       `yaml:"name"`
 	Policies policy.Names `yaml:"policies"` // those of `stagecoach up`
@@ -174,8 +174,8 @@ type Target struct {
 	Load  float64 `yaml:"load"`  // of all replicas
 }
 
-// Read reads a problem and checks it. Errors name the path of the wrong field, what was got and what
-// was wanted. r holds YAML or JSON, 1 MiB at most.
+// Read reads a problem and checks it. Errors name the path of the wrong field, what was got and
+// what was wanted. r holds YAML or JSON, 1 MiB at most.
 func Read(r io.Reader) (*Problem, error) {
 	var p Problem
 	if err := yamlfile.Read(r, "problem", "a mapping with nodes, pipelines and stages", &p); err != nil {

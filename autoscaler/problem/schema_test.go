@@ -46,8 +46,8 @@ func (s schema) follow(node object) (object, string) {
 	return s.root["$defs"].(object)[name].(object), name
 }
 
-// TestSchemaHasTheFieldsOfTheParser compares the schema with the parser's types: each has all fields
-// of the other, with the same types.
+// TestSchemaHasTheFieldsOfTheParser compares the schema with the parser's types: each has all
+// fields of the other, with the same types.
 func TestSchemaHasTheFieldsOfTheParser(t *testing.T) {
 	s := readSchema(t)
 	used := map[string]bool{}
@@ -213,7 +213,8 @@ func TestSchemaHasTheBoundsOfTheParser(t *testing.T) {
 			if !ok {
 				continue
 			}
-			if bound != "exclusiveMinimum" && limit != 0 && !slices.Contains(together, field) { // 0 means the default
+			// 0 means the default
+			if bound != "exclusiveMinimum" && limit != 0 && !slices.Contains(together, field) {
 				l.set(number(l.node, limit))
 				if err := refused(l.path, limit); err != nil {
 					t.Errorf("the schema takes it: %v", err)

@@ -138,8 +138,9 @@ func (p *Problem) spread(graphs []pipeline.Pipeline) {
 		items[p.Stages[i].Name] = cmp.Or(p.Stages[i].Items, 1)
 	}
 	for i, g := range graphs {
-		x, rates, arriving := p.Pipelines[i], map[string]float64{}, map[string]float64{} // items per request
-		for k, st := range g.Stages {                                                    // in topological order
+		x, rates := p.Pipelines[i], map[string]float64{}
+		arriving := map[string]float64{} // items per request
+		for k, st := range g.Stages {    // in topological order
 			calls := 1.0
 			if st.Each && k > 0 {
 				calls = arriving[st.Name]

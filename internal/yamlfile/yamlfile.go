@@ -21,10 +21,10 @@ const (
 	maxMerge = 8 // mappings merged within one another
 )
 
-// Read reads YAML from r into v, a pointer to a struct whose fields have yaml tags. kind is what the
-// file is, such as "scenario"; errors without a path begin with it. want describes the top level.
-// If a field is unknown or its value has the wrong type, the error has the field's path, for example
-// stages[2].service.mean. Read refuses files over 1 MiB and lists of over 1000 entries.
+// Read reads YAML from r into v, a pointer to a struct whose fields have yaml tags. kind is what
+// the file is, such as "scenario"; errors without a path begin with it. want describes the top
+// level. If a field is unknown or its value has the wrong type, the error has the field's path, for
+// example stages[2].service.mean. Read refuses files over 1 MiB and lists of over 1000 entries.
 func Read(r io.Reader, kind, want string, v any) error {
 	text, err := io.ReadAll(io.LimitReader(r, maxFile+1))
 	if err != nil {
