@@ -100,12 +100,13 @@ type Measured struct {
 	Items   float64 `yaml:"items"` // that a call returns; 0: unknown, as for 1
 	// Part of the stage's calls that this function got lately. nil: what the others leave for a
 	// stage's own function, 0 for a variant.
-	Share    *float64       `yaml:"share"`
-	Waiting  int            `yaml:"waiting"`  // tasks in the line
-	Running  int            `yaml:"running"`  // tasks on replicas
-	Expected int            `yaml:"expected"` // requests in earlier stages that will come
-	Wait     Wait           `yaml:"wait"`
-	Busy     *float64       `yaml:"busy"` // share of the time that slots were taken, 0 to 1; nil: unknown
+	Share    *float64 `yaml:"share"`
+	Waiting  int      `yaml:"waiting"`  // tasks in the line
+	Running  int      `yaml:"running"`  // tasks on replicas
+	Expected int      `yaml:"expected"` // requests in earlier stages that will come
+	Wait     Wait     `yaml:"wait"`
+	// share of the time that slots were taken, 0 to 1; nil: unknown
+	Busy     *float64       `yaml:"busy"`
 	Starts   []Start        `yaml:"starts"`
 	Replicas []Replica      `yaml:"replicas"`
 	CPUNow   yamlfile.Milli `yaml:"cpuNow"` // CPU limit that an earlier plan has set; 0: as declared

@@ -201,7 +201,7 @@ func TestSchemaHasTheBoundsOfTheParser(t *testing.T) {
 		}
 	}
 	// together with others, or of all nodes together
-	together := []string{"share", "cv", "max", "count", "gpus", "join", "length"}
+	together := []string{"share", "max", "count", "gpus", "join", "length"}
 	for _, l := range all {
 		if err := refused(l.path, "its own value"); err != nil {
 			t.Fatal(err)

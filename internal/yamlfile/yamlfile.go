@@ -19,6 +19,8 @@ const (
 	maxFile  = 1 << 20 // bytes
 	maxList  = 1000
 	maxMerge = 8 // mappings merged within one another
+	// values with those of aliases, which can stand for many more than the file has
+	maxValues = 1 << 18
 )
 
 // Read reads YAML from r into v, a pointer to a struct whose fields have yaml tags. kind is what
@@ -40,20 +42,26 @@ func Read(r io.Reader, kind, want string, v any) error {
 	if len(doc.Content) == 0 || doc.Content[0].Tag == "!!null" {
 		return fmt.Errorf("%s: got nothing, want %s", kind, want)
 	}
-	d := decoder{kind}
+	d := &decoder{kind: kind}
 	return d.decode("", doc.Content[0], reflect.ValueOf(v).Elem())
 }
 
 // decoder sets values from YAML nodes.
-type decoder struct{ kind string }
+type decoder struct {
+	kind   string
+	values int // set so far
+}
 
 // decode sets v from n. Errors have the path of the faulty field.
-func (d decoder) decode(path string, n *yaml.Node, v reflect.Value) error {
+func (d *decoder) decode(path string, n *yaml.Node, v reflect.Value) error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
 	if n.Tag == "!!null" {
 		return nil
+	}
+	if d.values++; d.values > maxValues {
+		return fmt.Errorf("%s: line %d: more than %d values with those of aliases, want at most that", d.at(path), n.Line, maxValues)
 	}
 	_, own := v.Addr().Interface().(yaml.Unmarshaler)
 	switch {
@@ -103,7 +111,7 @@ func leaf(path string, n *yaml.Node, v reflect.Value) error {
 	return nil
 }
 
-func (d decoder) slice(path string, n *yaml.Node, v reflect.Value) error {
+func (d *decoder) slice(path string, n *yaml.Node, v reflect.Value) error {
 	// a single one may be written without brackets
 	if n.Kind == yaml.ScalarNode && v.Type().Elem().Kind() == reflect.String {
 		n = &yaml.Node{Kind: yaml.SequenceNode, Content: []*yaml.Node{n}}
@@ -118,13 +126,16 @@ func (d decoder) slice(path string, n *yaml.Node, v reflect.Value) error {
 	var errs []error
 	for i, c := range n.Content {
 		errs = append(errs, d.decode(fmt.Sprintf("%s[%d]", path, i), c, v.Index(i)))
+		if d.values > maxValues {
+			break
+		}
 	}
 	return errors.Join(errs...)
 }
 
 // mapping sets the fields of v. It decodes merged mappings (<<: *name) first, so that the
 // mapping's own fields win.
-func (d decoder) mapping(path string, n *yaml.Node, v reflect.Value, depth int) error {
+func (d *decoder) mapping(path string, n *yaml.Node, v reflect.Value, depth int) error {
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
 	}
@@ -200,7 +211,7 @@ func join(path, name string) string {
 }
 
 // at returns the path for an error.
-func (d decoder) at(path string) string {
+func (d *decoder) at(path string) string {
 	if path == "" {
 		return d.kind
 	}
