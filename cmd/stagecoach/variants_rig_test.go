@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
@@ -23,26 +24,18 @@ import (
 type laneRig struct {
 	*rig
 	images string
-	folder string // of the files by which the test and the stages meet
+
+	mu  sync.Mutex
+	ran map[string]map[int]bool // by replica: numbers of the calls whose answers came
 }
 
 // startLanes runs up with the images of these functions, beside the built ones.
 func startLanes(t *testing.T, names ...string) *laneRig {
 	t.Helper()
-	l := &laneRig{images: t.TempDir()}
-	// Functions are users of their own, and a test's folder has a parent that is closed to them.
-	folder, err := os.MkdirTemp("", "lanes")
-	if err == nil {
-		err = os.Chmod(folder, 0o777) //nolint:gosec // every user writes to it
-	}
-	if err == nil {
-		err = os.Symlink(proctest.Built(t, "images", "stagecoach"), filepath.Join(l.images, "stagecoach"))
-	}
-	if err != nil {
+	l := &laneRig{images: t.TempDir(), ran: map[string]map[int]bool{}}
+	if err := os.Symlink(proctest.Built(t, "images", "stagecoach"), filepath.Join(l.images, "stagecoach")); err != nil {
 		t.Fatal(err)
 	}
-	l.folder = folder
-	t.Cleanup(func() { os.RemoveAll(folder) })
 	program := filepath.Join(t.TempDir(), "stage")
 	if out, err := exec.Command("go", "build", "-o", program, "./testdata/lane").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
@@ -68,7 +61,7 @@ func startLanes(t *testing.T, names ...string) *laneRig {
 // lane returns a function with forked replicas.
 func (l *laneRig) lane(name string, annotations map[string]string) fn {
 	return fn{name, "test/" + name + ":1", map[string]string{"min": "1", "max": "2"}, annotations, map[string]string{
-		"STAGECOACH_MODEL": "model/rec.onnx", "lane_folder": l.folder, "lane_version": "1",
+		"STAGECOACH_MODEL": "model/rec.onnx", "lane_version": "1",
 	}}
 }
 
@@ -85,70 +78,86 @@ func (r *rig) remove(name string) {
 	r.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"`+name+`"}`)
 }
 
-// file creates a file in the folder of the stages, or removes it.
-func (l *laneRig) file(name string, there bool) {
+// file creates a file in the folder of a function's image, or removes it.
+func (l *laneRig) file(function, name string, there bool) {
 	l.t.Helper()
-	path := filepath.Join(l.folder, name)
-	err := os.Remove(path)
+	path := filepath.Join(l.images, "test", function, "1", name)
+	var err error
 	if there {
 		err = os.WriteFile(path, nil, 0o644) //nolint:gosec // other users look for it
+	} else {
+		err = os.Remove(path)
 	}
 	if err != nil {
 		l.t.Fatal(err)
 	}
 }
 
-// ran returns how often a call with each input has run in the function, or in all functions that
-// have the prefix.
-func (l *laneRig) ran(prefix string) map[string]int {
+// count records that the answer to a call has come. A second answer to a call is an error.
+func (l *laneRig) count(s said) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.ran[s.replica] == nil {
+		l.ran[s.replica] = map[int]bool{}
+	}
+	if l.ran[s.replica][s.call] {
+		l.t.Errorf("call %d of %s was answered twice: %+v", s.call, s.replica, s)
+	}
+	l.ran[s.replica][s.call] = true
+}
+
+// ranOnce checks that the answer to each call has come. So no request had a call that ran twice.
+func (l *laneRig) ranOnce() {
 	l.t.Helper()
-	files, err := filepath.Glob(filepath.Join(l.folder, "calls-"+prefix+"*"))
-	if err != nil {
-		l.t.Fatal(err)
-	}
-	out := map[string]int{}
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			l.t.Fatal(err)
-		}
-		for line := range strings.Lines(string(b)) {
-			out[strings.TrimSpace(line)]++
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for replica, calls := range l.ran {
+		for n := range len(calls) {
+			if !calls[n+1] {
+				l.t.Errorf("%s ran call %d, and its answer is missing among %d", replica, n+1, len(calls))
+			}
 		}
 	}
-	return out
+	if n := l.value("stagecoach_flow_retries_total"); n != 0 {
+		l.t.Errorf("%v calls retried, want none", n)
+	}
 }
 
 // said is what a replica of a function answered.
 type said struct {
 	function string
 	version  int
+	replica  string
+	call     int // the replica's calls up to this one
 	input    string
 }
 
 // parseSaid parses the answer to a call.
 func parseSaid(text string) (s said, err error) {
-	f := strings.SplitN(text, " ", 3)
-	if len(f) != 3 {
-		return s, fmt.Errorf("answer %.300q, want a function, its version and its input", text)
+	f := strings.SplitN(text, " ", 5)
+	if len(f) != 5 {
+		return s, fmt.Errorf("answer %.300q, want a function, its version, its replica, a number and its input", text)
 	}
-	s.function, s.input = f[0], f[2]
-	s.version, err = strconv.Atoi(f[1])
+	s.function, s.replica, s.input = f[0], f[2], f[4]
+	if s.version, err = strconv.Atoi(f[1]); err == nil {
+		s.call, err = strconv.Atoi(f[3])
+	}
 	return s, err
 }
 
 // by checks an answer to a request with one item, and returns the function that it is from.
-func by(body string, a client.Answer) (said, error) {
+func (l *laneRig) by(body string, a client.Answer) (said, error) {
 	s, err := parseSaid(string(a.Body))
 	if a.Status != http.StatusOK || err != nil || s.input != body {
 		return s, fmt.Errorf("status %d, dropped %q, %.300q, want 200 and what was sent", a.Status, a.Header.Get("X-Dropped"), a.Body)
 	}
+	l.count(s)
 	return s, nil
 }
 
 // itemsBy checks an answer to a request with several items. All items that one function answered
 // are from one version of the function.
-func itemsBy(body string, status int, answer []byte) ([]said, error) {
+func (l *laneRig) itemsBy(body string, status int, answer []byte) ([]said, error) {
 	var sent, got []string
 	if err := json.Unmarshal([]byte(body), &sent); err != nil {
 		return nil, err
@@ -166,6 +175,7 @@ func itemsBy(body string, status int, answer []byte) ([]said, error) {
 			return nil, fmt.Errorf("versions %d and %d of %s answered one request: %q", v, s.version, s.function, got)
 		}
 		versions[s.function], all[i] = s.version, s
+		l.count(s)
 	}
 	return all, nil
 }

@@ -1,11 +1,9 @@
 // Command lane is a stage for tests of variants. Its answer to a call has the name of its function,
-// the version from its environment and its input.
+// the version from its environment (lane_version), the name of its replica, the number of calls that
+// the replica has run, and its input. Two files in its image's folder change what it does:
 //
-// Environment: lane_version, and lane_folder, a folder with files of the test:
-//
-//   - crash-NAME: each replica of the function NAME ends with exit status 3 when it starts
+//   - crash: each replica ends with exit status 3 when it starts
 //   - held: calls whose input ends with "hold" run until the file is gone
-//   - calls-NAME-PID, which the stage writes: a line with the input of each call that has run
 package main
 
 import (
@@ -14,8 +12,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/stage"
@@ -24,20 +22,19 @@ import (
 
 func main() {
 	var (
-		name, folder, version string
-		calls                 *os.File
+		who   string
+		calls atomic.Int64
 	)
 	stage.Main(stage.Hooks{
 		Slots: 2,
-		Place: func(_ context.Context, r *stage.Replica) (err error) {
-			name, _, _ = strings.Cut(r.Function, ".")
-			folder, version = os.Getenv("lane_folder"), os.Getenv("lane_version") // a zygote has neither
-			if exists(filepath.Join(folder, "crash-"+name)) {
+		Place: func(_ context.Context, r *stage.Replica) error {
+			if exists("crash") {
 				fmt.Fprintln(os.Stderr, "lane: the test wants this replica to crash")
 				os.Exit(3)
 			}
-			calls, err = os.OpenFile(filepath.Join(folder, fmt.Sprintf("calls-%s-%d", name, os.Getpid())), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-			return err
+			name, _, _ := strings.Cut(r.Function, ".")
+			who = name + " " + os.Getenv("lane_version") + " " + r.Name
+			return nil
 		},
 		Infer: stage.Each(func(c *stage.Call) (tensor.Activation, error) {
 			text := ""
@@ -45,14 +42,11 @@ func main() {
 				text += string(item.Bytes)
 			}
 			text = strings.Trim(text, `"`)
-			for strings.HasSuffix(text, "hold") && exists(filepath.Join(folder, "held")) {
+			for strings.HasSuffix(text, "hold") && exists("held") {
 				time.Sleep(10 * time.Millisecond)
 			}
 			time.Sleep(time.Millisecond) // so that a kill meets some calls
-			if _, err := fmt.Fprintln(calls, text); err != nil {
-				return nil, err
-			}
-			return tensor.Activation{{ContentType: "text/plain", Bytes: []byte(name + " " + version + " " + text)}}, nil
+			return tensor.Activation{{ContentType: "text/plain", Bytes: fmt.Append(nil, who, " ", calls.Add(1), " ", text)}}, nil
 		}),
 	})
 }
