@@ -41,8 +41,8 @@ func (s changes) put(key pipeline.Key, f *function) {
 func (s *Shell) Owns(function pipeline.Key) bool { return s.function(function) != nil }
 
 // Ensure makes this process the owner of a function's line, or changes its limits. Slots, Batch and
-// Timeout apply to replicas that attach later. If VariantOf changes, the function moves to the owner
-// of the other stage, with its replicas and with the tasks that invoked it by its own name.
+// Timeout apply to replicas that attach later. If VariantOf changes, the function moves to the
+// owner of the other stage, with its replicas and with the tasks that invoked it by its own name.
 func (s *Shell) Ensure(spec Spec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,8 +211,8 @@ func (s changes) sweep() {
 	}
 }
 
-// stageOf returns the stage that a function serves. A variant of a variant, and a variant of itself,
-// serves no stage but its own. The stage need not be deployed.
+// stageOf returns the stage that a function serves. A variant of a variant, and a variant of
+// itself, serves no stage but its own. The stage need not be deployed.
 func (s changes) stageOf(spec Spec) pipeline.Key {
 	stage := spec.VariantOf
 	if stage == (pipeline.Key{}) {
@@ -251,8 +251,8 @@ func (s changes) rearrange() error {
 	return errors.Join(errs...)
 }
 
-// ownerOf returns the owner of a stage. It makes one if there is none. own is set if the stage's own
-// function is about to move there.
+// ownerOf returns the owner of a stage. It makes one if there is none. own is set if the stage's
+// own function is about to move there.
 func (s changes) ownerOf(stage pipeline.Key, own bool) (*owner, error) {
 	if f := s.function(stage); f != nil && f.owner.Load().stage == stage {
 		return f.owner.Load(), nil
