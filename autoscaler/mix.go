@@ -9,7 +9,8 @@ import (
 )
 
 // Accuracy is a plan.Mixer. It answers as accurately as the budget allows: it gives replicas to
-// accurate variants, and uses cheaper ones for what those cannot serve. Build it with [NewAccuracy].
+// accurate variants, and uses cheaper ones for what those cannot serve. Build it with
+// [NewAccuracy].
 //
 // It makes a series of mixes, which does not depend on the budget. The first one has the fewest
 // replicas that functions may have. Each next one adds replicas to one variant:
@@ -19,8 +20,8 @@ import (
 //  2. Then it is the one with which one more replica makes answers most accurate.
 //
 // After each step, replicas that have become useless are taken back. The last mix that fits the
-// budget is the decision, so a larger budget never makes answers less accurate. A second series uses
-// no variants on devices, if there are others, for domains that have no devices.
+// budget is the decision, so a larger budget never makes answers less accurate. A second series
+// uses no variants on devices, if there are others, for domains that have no devices.
 //
 // How much a variant can serve in time is predicted as for the [Sizer], with Erlang's C. Chains of
 // variants that are too slow together are excluded: see [mixing.exclude].
@@ -128,8 +129,8 @@ func (m *mixing) last(functions []*plan.Function, b *plan.Budget, grows func(*mi
 	return best
 }
 
-// step returns the lane that gets the next replicas, and how many. It returns -1 if no lane improves
-// the mix. Lanes with many replicas get several at once, so that series are short.
+// step returns the lane that gets the next replicas, and how many. It returns -1 if no lane
+// improves the mix. Lanes with many replicas get several at once, so that series are short.
 func (m *mixing) step(counts []int, is effect, grows func(*mixLane) bool) (lane, by int) {
 	lane = -1
 	most := 0.0

@@ -40,8 +40,8 @@ type mixSource struct {
 	allowed []bool // by the stage's lanes
 }
 
-// newMixing returns the domain d of s. Objectives leave tasks some time to wait; part is the part of
-// this time that mean waits may take.
+// newMixing returns the domain d of s. Objectives leave tasks some time to wait; part is the part
+// of this time that mean waits may take.
 func newMixing(s *plan.Snapshot, d plan.Domain, part float64) (*mixing, error) {
 	m := &mixing{steps: s.Steps(d)}
 	for _, name := range d.Functions {
@@ -199,8 +199,8 @@ func (l *mixLane) serves(n int) float64 {
 
 // effect returns what a mix does. Stages are visited in topological order. Each stage's tasks come
 // from its sources in proportion to what their lanes serve. Each source sends its tasks to the best
-// allowed lane with room, the sources with the least choice first. Tasks without room are not served
-// in time; they go to the source's allowed lanes in proportion to what those serve.
+// allowed lane with room, the sources with the least choice first. Tasks without room are not
+// served in time; they go to the source's allowed lanes in proportion to what those serve.
 func (m *mixing) effect(counts []int) effect {
 	e := effect{flow: make([]float64, len(m.lanes)), rows: make([][]float64, len(m.stages))}
 	for i := range m.stages {

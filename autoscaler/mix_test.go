@@ -133,8 +133,8 @@ var mixT0 = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
 func twoStages(rate float64, slo time.Duration) (plan.Snapshot, plan.Domain) {
 	f := func(name, of string, accuracy float64, ms int) plan.Function {
 		return plan.Function{
-			Name: name, VariantOf: of, Accuracy: accuracy, Revision: 1, Zero: true, ZeroAge: time.Hour, Max: 50, Slots: 1,
-			Stage:   plan.Demand{Known: true, Rate: rate, CV: 1, Last: mixT0},
+			Name: name, Variant: plan.Variant{VariantOf: of, Accuracy: accuracy}, Revision: 1, Zero: true, ZeroAge: time.Hour, Max: 50, Slots: 1,
+			Passing: plan.Passing{Stage: plan.Demand{Known: true, Rate: rate, CV: 1, Last: mixT0}},
 			Service: plan.Service{Known: true, Mean: time.Duration(ms) * time.Millisecond, CV: 1},
 		}
 	}
@@ -205,6 +205,7 @@ func TestBudgetsFollowWorkNotThePresentMix(t *testing.T) {
 	s.Pipelines = nil
 	s.Functions[0].Demand.Rate, s.Functions[1].Demand.Rate = 10, 0
 	s.Functions[2].Demand.Rate, s.Functions[3].Demand.Rate = 0, 10
+	s.Functions[3].Service.Mean = 10 * time.Millisecond // the cheap variant is cheaper there
 	s.Budget = 31
 	s.Nodes = []plan.Node{{Name: "n", Memory: 100, MemoryUsed: 20, CPUMilli: 1000, Devices: []plan.Device{{ID: "g", Memory: 64}}}, {Name: "off", Memory: 1 << 40, Unavailable: "gone"}}
 	s.Functions[0].Memory, s.Functions[0].GPU = 10, 1

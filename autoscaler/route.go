@@ -11,8 +11,8 @@ import (
 //
 //   - Of equally accurate variants, those with the smallest max-length get the task. They are meant
 //     for short inputs.
-//   - Of these, each gets a part in proportion to its capacity: replicas times slots, divided by the
-//     service time. If none has a replica, all get equal parts.
+//   - Of these, each gets a part in proportion to its capacity: replicas times slots, divided by
+//     the service time. If none has a replica, all get equal parts.
 //   - Tasks whose lane is full go to the next variant in this order, and so do tasks whose lane has
 //     no replica.
 //
@@ -153,14 +153,15 @@ func routeAlike(s *plan.Snapshot, d plan.Domain, level func([]*plan.Function) pl
 	return out
 }
 
-// levels returns a row with one level per length class of the lanes. Two classes with the same lanes
-// to choose from would be one, but each class has a lane that longer inputs do not fit.
+// levels returns a row with one level per length class of the lanes. Two classes with the same
+// lanes to choose from would be one, but each class has a lane that longer inputs do not fit.
 func levels(lanes []*plan.Function, level func([]*plan.Function) plan.Level) plan.Row {
 	var classes []int
 	for _, f := range lanes {
 		classes = append(classes, max(f.MaxLength, 0))
 	}
-	slices.SortFunc(classes, func(a, b int) int { return cmp.Compare(uint(a)-1, uint(b)-1) }) // 0, any length, is last
+	// 0, any length, comes last.
+	slices.SortFunc(classes, func(a, b int) int { return cmp.Compare(uint(a)-1, uint(b)-1) })
 	var row plan.Row
 	for _, length := range slices.Compact(classes) {
 		var fit []*plan.Function

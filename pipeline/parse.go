@@ -64,7 +64,7 @@ func ParseStored(name, namespace string, labels, annotations map[string]string) 
 
 func parse(name, namespace string, labels, annotations map[string]string, validName func(string) bool) (Function, error) {
 	f := Function{
-		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1, Start: "auto", Isolation: Isolation{Network: NetworkDefault},
+		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Variant: Variant{Accuracy: 1}, Start: "auto", Isolation: Isolation{Network: NetworkDefault},
 		Scale: Scale{Min: DefaultMin, Max: DefaultMax, ZeroAge: DefaultZeroAge}, Async: defaultAsync(),
 	}
 	p := &parser{validName: validName}

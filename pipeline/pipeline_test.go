@@ -24,8 +24,7 @@ func TestParseReadsEveryField(t *testing.T) {
 		})
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
-		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
-		MaxLength: 128, Length: "tensor:input:0:1", Policies: Policies{Allocator: "loki", Rank: RankLeastSlack, Route: "best"},
+		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batch: 4, Variant: Variant{Accuracy: 0.9, MaxLength: 128}, Length: "tensor:input:0:1", Policies: Policies{Allocator: "loki", Rank: RankLeastSlack, Route: "best"},
 		Isolation: Isolation{Network: "none", RuntimeClass: "gvisor", DropCapabilities: []string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE"}, CDIDevices: []string{"vendor.com/device=a:0", "vendor.com/device=b"}},
 		Async:     defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}

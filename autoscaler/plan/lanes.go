@@ -120,8 +120,8 @@ func (s *Snapshot) Steps(d Domain) []Step {
 // onwards reports whether e leads from a stage of p to a later one.
 func (e Edge) onwards(p *Pipeline) bool { return 0 <= e.From && e.From < e.To && e.To < len(p.Stages) }
 
-// Sources returns the sources of a stage's tasks, sorted: FromClient, the lanes of each stage before
-// it, and FromJoin if the tasks have parts from several stages. all is the result of
+// Sources returns the sources of a stage's tasks, sorted: FromClient, the lanes of each stage
+// before it, and FromJoin if the tasks have parts from several stages. all is the result of
 // [Snapshot.Lanes].
 func Sources(steps []Step, all []Lanes, stage string) []string {
 	out := []string{FromClient}

@@ -48,19 +48,15 @@ type Zygote struct {
 type Function struct {
 	Name     string // pipeline.Key
 	Revision uint64 // of the spec
-	// VariantOf is the stage, as pipeline.Key in text, that this function can serve too; empty: it
-	// is no variant.
-	VariantOf string  `json:",omitzero"`
-	Accuracy  float64 `json:",omitzero"` // of its answers, above 0 and at most 1; 0: not declared
-	MaxLength int     `json:",omitzero"` // the longest input that it takes; 0: any
-	Min, Max  int
-	Zero      bool          // may scale to zero
-	ZeroAge   time.Duration // idle time before it scales to zero
-	GPU       int           // devices per replica
-	Memory    int64         // bytes per additional replica; 0: unknown
-	CPUMilli  int           // CPU request per replica in thousandths of a core; 0: none
-	CPULimit  int           // CPU limit per replica in thousandths of a core, as declared; 0: none
-	CPUNow    int           // current CPU limit, if a plan has changed it; 0: as declared
+	Variant
+	Min, Max int
+	Zero     bool          // may scale to zero
+	ZeroAge  time.Duration // idle time before it scales to zero
+	GPU      int           // devices per replica
+	Memory   int64         // bytes per additional replica; 0: unknown
+	CPUMilli int           // CPU request per replica in thousandths of a core; 0: none
+	CPULimit int           // CPU limit per replica in thousandths of a core, as declared; 0: none
+	CPUNow   int           // current CPU limit, if a plan has changed it; 0: as declared
 	// DeviceMemory is what a replica takes of each of its devices, in bytes; 0: all of it,
 	// exclusively.
 	DeviceMemory int64
@@ -78,23 +74,43 @@ type Function struct {
 	// measured.
 	Profile []Point
 	Target  Target // OpenFaaS's scaling target, if its owner declared one
-	// Stage is the demand of a stage with variants, whatever the lane; unknown for other functions.
-	// Demand has the tasks that this function's own lane got.
-	Stage Demand `json:",omitzero"`
-	Items Items  `json:",omitzero"` // what its calls return
+	Passing
+	Waiting  int // tasks in the line
+	Running  int // tasks on replicas
+	Replicas []Replica
+	Trouble
+}
+
+// Variant says how a function serves a stage beside the stage's other functions, and by which
+// policies.
+type Variant struct {
+	// VariantOf is the stage, as pipeline.Key in text, that the function can serve too; empty: it
+	// is no variant.
+	VariantOf string  `json:",omitzero"`
+	Accuracy  float64 `json:",omitzero"` // of its answers, above 0 and at most 1; 0: not declared
+	MaxLength int     `json:",omitzero"` // the longest input that it takes; 0: any
 	// Chosen are the policies that the function asks for on its own behalf. Only a function outside
 	// all pipelines has them; a pipeline's entry stage speaks through [Pipeline.Chosen].
 	Chosen Chosen `json:",omitzero"`
+}
 
-	Waiting int // tasks in the line
-	Running int // tasks on replicas
+// Passing is what comes to a stage, and what goes on from it.
+type Passing struct {
+	// Stage is the demand of a stage with variants, whatever the lane; unknown for other functions.
+	// The function's Demand has the tasks that its own lane got.
+	Stage Demand `json:",omitzero"`
+	Items Items  `json:",omitzero"` // what its calls return
+	// Learned is what its calls have taken over hours, whichever applications called it.
+	Learned Learned `json:",omitzero"`
 	// Expected is how many requests in earlier stages of pipelines will still come here. It is
 	// counted only while no task waits or runs here; otherwise it is 0.
 	Expected int `json:",omitzero"`
+}
 
-	Replicas []Replica
-	Failing  Failure
-	Bars     []Bar // current bars, sorted by node, then device
+// Trouble is what keeps a function's replicas from starting.
+type Trouble struct {
+	Failing Failure
+	Bars    []Bar // current bars, sorted by node, then device
 }
 
 // Demand is how requests arrive at a function, over a sliding window.
@@ -140,6 +156,19 @@ type Batched struct {
 type Items struct {
 	Known bool
 	Mean  float64 // per call
+}
+
+// Learned is what package demand has learned about a function's calls. The weight of a call halves
+// per hour. Unlike Service, it survives restarts and has quantiles.
+type Learned struct {
+	Known bool
+	Calls float64 // number of calls, each weighted by its age
+	Mean  time.Duration
+	CV    float64
+	// Mean, CV and quantiles are of the time on a replica per item. The relative error of a quantile
+	// is at most sketch.Error.
+	P50, P95, P99 time.Duration
+	Factor        float64 // items returned per item received
 }
 
 // Wait is how long tasks waited in a function's line before a replica took them or their deadline
@@ -363,8 +392,8 @@ type Allocator[M any] interface {
 }
 
 // Mixer is an allocator that owns the mix of variants. It decides the counts and the routing tables
-// of a domain together, within a budget that it gets before. No later level changes its counts. What
-// the placer finds no room for is in the next decision's budget: see [Budget.Most].
+// of a domain together, within a budget that it gets before. No later level changes its counts.
+// What the placer finds no room for is in the next decision's budget: see [Budget.Most].
 type Mixer[M any] interface {
 	Mix(s Snapshot, d Domain, b Budget, m M) (Mix, M, error)
 }

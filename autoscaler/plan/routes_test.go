@@ -11,7 +11,7 @@ import (
 func lanedSnapshot() Snapshot {
 	var s Snapshot
 	for _, f := range [][2]string{{"end", ""}, {"end-2", "end"}, {"left", ""}, {"left-2", "left"}, {"odd", "left-2"}, {"right", ""}, {"start", ""}} {
-		s.Functions = append(s.Functions, Function{Name: f[0], VariantOf: f[1], Max: 1})
+		s.Functions = append(s.Functions, Function{Name: f[0], Variant: Variant{VariantOf: f[1]}, Max: 1})
 	}
 	s.Pipelines = []Pipeline{{
 		Name: "p", Stages: []string{"start", "left", "right", "end"}, SLO: time.Second,
@@ -47,7 +47,7 @@ func TestLanesAndSources(t *testing.T) {
 // pipeline.
 func TestVariantsOfAMissingStageAreInItsDomain(t *testing.T) {
 	t.Parallel()
-	s := Snapshot{Functions: []Function{{Name: "a"}, {Name: "x", VariantOf: "gone"}, {Name: "y", VariantOf: "gone"}}}
+	s := Snapshot{Functions: []Function{{Name: "a"}, {Name: "x", Variant: Variant{VariantOf: "gone"}}, {Name: "y", Variant: Variant{VariantOf: "gone"}}}}
 	names := func() (out []string) {
 		for _, d := range Domains(s) {
 			out = append(out, strings.Join(d.Functions, " "))

@@ -26,8 +26,9 @@ type ruled struct {
 }
 
 // rule chooses the policies of a domain. had are those that it had before; empty names mean the
-// set's own. A level for which no entry stage asks has the set's own policy. If entry stages ask for
-// different policies, the domain keeps the one that it had. Names that do not exist do not count.
+// set's own. A level for which no entry stage asks has the set's own policy. If entry stages ask
+// for different policies, the domain keeps the one that it had. Names that do not exist do not
+// count.
 func (s Set) rule(snap *plan.Snapshot, d plan.Domain, had plan.Chosen) ruled {
 	var asked [3][]string
 	ask := func(c plan.Chosen) {

@@ -134,7 +134,8 @@ func (d *deciding) begin(m Memory) error {
 		if one.asked {
 			one.after.chosen = one.chosen
 		}
-		if cmp.Or(had, d.names.Allocator) != one.chosen.Allocator { // another allocator's memory means nothing to it
+		// The memory of another allocator means nothing.
+		if cmp.Or(had, d.names.Allocator) != one.chosen.Allocator {
 			one.before.allocator, one.before.corrector = nil, nil
 		}
 		one.after.allocator, one.after.corrector = one.before.allocator, one.before.corrector

@@ -14,8 +14,8 @@ import (
 )
 
 // Names selects policies. An empty name means the default. The name "none" in Corrector, Sharer or
-// Warmer leaves that level out. A domain whose entry stages ask for another Allocator, Rank or Route
-// gets that one: see [plan.Chosen].
+// Warmer leaves that level out. A domain whose entry stages ask for another Allocator, Rank or
+// Route gets that one: see [plan.Chosen].
 type Names struct {
 	Allocator string `json:"allocator,omitempty" yaml:"allocator"`
 	Corrector string `json:"corrector,omitempty" yaml:"corrector"`

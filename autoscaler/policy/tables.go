@@ -55,8 +55,8 @@ func near(a, b plan.Table) bool {
 
 // moved returns a mixer's tables after placement. A lane's part falls by the share of its replicas
 // that have no place. The other lanes of the level get what is left, in proportion to their parts.
-// If no lane of a level has a place, its first backup with a place gets all tasks. If there is none,
-// the level stays as it is, and its tasks wait.
+// If no lane of a level has a place, its first backup with a place gets all tasks. If there is
+// none, the level stays as it is, and its tasks wait.
 func moved(tables []plan.Table, lines plan.Alloc, placed func(function string) int) []plan.Table {
 	has := map[string]float64{} // part of the replicas that have a place, of lanes without all
 	none := map[string]bool{}   // lanes without any replica

@@ -54,6 +54,7 @@ func commands() []command {
 		{"namespace", "where functions and secrets are apart from those of others", cli.Namespace, []string{"create NAME", "list", "remove NAME"}},
 		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", cli.Pipeline, []string{"list", "describe NAME"}},
 		{"explain", "PIPELINE: why its stages are as large as they are: which term, from what to what, why not more", cli.Explain, nil},
+		{"demand", "what was learned about an application's stages: work, batches, lengths, next stages", cli.Demand, []string{"describe NAME"}},
 		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", replay.Run, nil},
 		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", cli.Node, []string{"list", "describe NAME"}},
 		{"cache", "parameters that nodes hold in memory", cli.Cache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},

@@ -257,6 +257,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	functions[0].labels = map[string]string{"type": "rps"}
 	functions[2].labels = map[string]string{"type": "cpu", "target": "1000"}
 	r.deployAll(functions...)
+	if err := r.Deploy(t.Context(), client.Deployment{Service: "other-first", Image: "stagecoach/noop:0.1.0", Annotations: map[string]string{"stagecoach.dev/variant-of": "first"}}); err != nil {
+		t.Fatal(err)
+	}
 	for range 5 { // arrivals are known from the fifth on
 		r.must(http.StatusOK, http.MethodPost, "/function/three", "x")
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/events"
+	"github.com/stagecoach-serving/stagecoach/control/learn"
 	"github.com/stagecoach-serving/stagecoach/control/telemetry"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
@@ -128,6 +129,7 @@ type up struct {
 	cpu       *cpuLoad
 	local     *cluster.Local
 	loop      *control.Loop
+	demand    *learn.Demand
 	flow      *flow.Coordinator
 	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts earlier
 	journal   *queue.Journal

@@ -21,8 +21,19 @@ import (
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	l.applying.Lock() // the lines get plans in the order in which they are applied
 	defer l.applying.Unlock()
-	if err := l.accepts(&p); err != nil {
-		return err
+	l.mu.Lock()
+	closed, late := l.closed, p.Rev < l.applied
+	if !closed && !late && p.Epoch == l.cfg.Epoch {
+		l.applied = p.Rev
+	}
+	l.mu.Unlock()
+	switch {
+	case closed:
+		return ErrClosed
+	case p.Epoch != l.cfg.Epoch:
+		return fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, plan.ErrStale)
+	case late:
+		return fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
 	}
 	l.cfg.Lines.Publish(&p)
 	failed, err := l.apply(p, l.cfg.Functions.Functions())
@@ -52,7 +63,7 @@ func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []failedFunctio
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed { // since accepts
+	if l.closed { // meanwhile
 		return nil, ErrClosed
 	}
 	l.gather(specs)
@@ -104,23 +115,6 @@ func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []failedFunctio
 	failed = append(failed, l.revive(p.Rev)...)
 	l.warmAll(p)
 	return failed, nil
-}
-
-// accepts returns why p cannot be applied, or nil. From then on, plans of earlier snapshots are
-// refused.
-func (l *Local) accepts(p *plan.Plan) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case l.closed:
-		return ErrClosed
-	case p.Epoch != l.cfg.Epoch:
-		return fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, plan.ErrStale)
-	case p.Rev < l.applied:
-		return fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
-	}
-	l.applied = p.Rev
-	return nil
 }
 
 // gather adds each function's spec and replicas to its entry in l.functions, until scatter removes

@@ -94,9 +94,9 @@ func target(f *plan.Function, cpu map[pipeline.Key]float64) plan.Target {
 	return t
 }
 
-// edges returns p's edges as indices into its stages. A stage with one call per item marks the edges
-// that lead to it. edges leaves out edges to unknown stages, and
-// the backward edges of a faulty graph.
+// edges returns p's edges as indices into its stages. A stage with one call per item marks the
+// edges that lead to it. edges leaves out edges to unknown stages, and the backward edges of a
+// faulty graph.
 func edges(p *pipeline.Pipeline) []plan.Edge {
 	at, count := make(map[string]int, len(p.Stages)), 0
 	for i := range p.Stages {

@@ -77,7 +77,8 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 
 // explainStage describes one stage. f is nil if no plan knows it yet.
 func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
-	st := draftStage{schema.ExplainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli, Rank: w.Rank}, f}
+	st := draftStage{schema.ExplainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli}, f}
+	st.Rank = w.Rank
 	if f == nil {
 		st.Why = "no decision yet"
 		return st

@@ -36,8 +36,20 @@ type ExplainedStage struct {
 	Max      int    `json:"max"`
 	Key      bool   `json:"key"` // a key stage
 	// per replica, in thousandths of a core; 0: as declared
-	CPUMilli int      `json:"cpuMilli,omitempty"`
-	Rate     *float64 `json:"rate,omitempty"` // requests per second
+	CPUMilli int `json:"cpuMilli,omitempty"`
+	ExplainedLoad
+	// the decision: each term, the change, and what bounds it
+	Why     string         `json:"why"`
+	Short   string         `json:"short,omitempty"`   // why fewer replicas have a place
+	Failing *FailingStarts `json:"failing,omitempty"` // nil: starts do not fail
+	Barred  string         `json:"barred,omitempty"`  // devices that are not tried for now
+
+	ExplainedVariants
+}
+
+// ExplainedLoad is what a stage has to do, and how long that takes. Unknown values are left out.
+type ExplainedLoad struct {
+	Rate *float64 `json:"rate,omitempty"` // requests per second
 	// coefficient of variation of the times between requests
 	CV      *float64 `json:"cv,omitempty"`
 	Wait    string   `json:"wait,omitempty"`    // mean
@@ -46,12 +58,10 @@ type ExplainedStage struct {
 	Busy    *float64 `json:"busy,omitempty"`    // share of the time, 0 to 1
 	Waiting int      `json:"waiting"`           // tasks
 	Running int      `json:"running"`           // tasks
-	// the decision: each term, the change, and what bounds it
-	Why     string         `json:"why"`
-	Short   string         `json:"short,omitempty"`   // why fewer replicas have a place
-	Failing *FailingStarts `json:"failing,omitempty"` // nil: starts do not fail
-	Barred  string         `json:"barred,omitempty"`  // devices that are not tried for now
+}
 
+// ExplainedVariants is what a stage's functions are to each other.
+type ExplainedVariants struct {
 	// Of a stage with variants: requests per second, whichever function serves them. Rate is of
 	// those that the stage's own function gets.
 	Arriving *float64 `json:"arriving,omitempty"`

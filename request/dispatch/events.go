@@ -101,7 +101,7 @@ type Fail struct {
 	Cause    string
 }
 
-// Routed brings the routing table of a stage with several lanes, and the order of its lines.
+// Routed sets the routing table of a stage with several lanes, and the order of its lines.
 type Routed struct {
 	Table *plan.Table // nil: the stage has one lane
 	Rank  string      // as in plan.Want

@@ -126,7 +126,7 @@ func TestFairForgetsApplications(t *testing.T) {
 			t.Errorf("flow %d of %d, of %q, is in the wrong place", i, len(fair.flows), f.app)
 		}
 	}
-	late := &item{task: &task.Task{App: "app0"}}
+	late := &item{task: &task.Task{Origin: task.Origin{App: "app0"}}}
 	fair.put(late)
 	if late.flow.tag < fair.clock {
 		t.Errorf("an application that comes late begins at %v, before the clock %v", late.flow.tag, fair.clock)
@@ -143,17 +143,17 @@ func TestLeastSlackOrder(t *testing.T) {
 		key   time.Duration // since it entered
 		until time.Duration
 	}{
-		"rank":                        {task.Task{Rank: in(5 * time.Second), Due: entered.Add(9 * time.Second)}, 0, 5 * time.Second, 0},
-		"due":                         {task.Task{Due: entered.Add(9 * time.Second), Deadline: entered.Add(20 * time.Second)}, 0, 9 * time.Second, 0},
+		"rank":                        {task.Task{Origin: task.Origin{Due: entered.Add(9 * time.Second)}, Place: task.Place{Rank: in(5 * time.Second)}}, 0, 5 * time.Second, 0},
+		"due":                         {task.Task{Origin: task.Origin{Due: entered.Add(9 * time.Second)}, Deadline: entered.Add(20 * time.Second)}, 0, 9 * time.Second, 0},
 		"deadline":                    {task.Task{Deadline: entered.Add(20 * time.Second)}, 0, 20 * time.Second, 0},
 		"arrival":                     {task.Task{}, 0, 0, 0},
 		"far":                         {task.Task{Deadline: entered.Add(time.Hour)}, 0, Horizon, 0},
-		"hopeless":                    {task.Task{Rank: in(-time.Hour)}, 0, -Horizon, 0},
-		"not a number":                {task.Task{Rank: math.NaN(), Due: entered.Add(time.Second)}, 0, time.Second, 0},
-		"a later rank, for a while":   {task.Task{Rank: in(5 * time.Second), RankUntil: entered.Add(time.Second)}, 0, 5 * time.Second, time.Second},
-		"a later rank, expired":       {task.Task{Rank: in(5 * time.Second), RankUntil: entered.Add(time.Second)}, time.Second, 0, 0},
-		"an earlier rank, expired":    {task.Task{Rank: in(5 * time.Second), RankUntil: entered.Add(time.Second), Due: entered.Add(9 * time.Second)}, time.Second, 5 * time.Second, 0},
-		"an earlier rank for a while": {task.Task{Rank: in(5 * time.Second), RankUntil: entered.Add(time.Second), Due: entered.Add(9 * time.Second)}, 0, 5 * time.Second, 0},
+		"hopeless":                    {task.Task{Place: task.Place{Rank: in(-time.Hour)}}, 0, -Horizon, 0},
+		"not a number":                {task.Task{Origin: task.Origin{Due: entered.Add(time.Second)}, Place: task.Place{Rank: math.NaN()}}, 0, time.Second, 0},
+		"a later rank, for a while":   {task.Task{Place: task.Place{Rank: in(5 * time.Second), RankUntil: entered.Add(time.Second)}}, 0, 5 * time.Second, time.Second},
+		"a later rank, expired":       {task.Task{Place: task.Place{Rank: in(5 * time.Second), RankUntil: entered.Add(time.Second)}}, time.Second, 0, 0},
+		"an earlier rank, expired":    {task.Task{Origin: task.Origin{Due: entered.Add(9 * time.Second)}, Place: task.Place{Rank: in(5 * time.Second), RankUntil: entered.Add(time.Second)}}, time.Second, 5 * time.Second, 0},
+		"an earlier rank for a while": {task.Task{Origin: task.Origin{Due: entered.Add(9 * time.Second)}, Place: task.Place{Rank: in(5 * time.Second), RankUntil: entered.Add(time.Second)}}, 0, 5 * time.Second, 0},
 	} {
 		tc.task.Entered = entered
 		key, until := LeastSlack{}.Key(&task.View{Now: entered.Add(tc.now)}, &tc.task)

@@ -157,10 +157,10 @@ func (w *walk) task(k *call) *task.Task {
 		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
 		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
 		Pins: w.stages[k.stage].pins, Together: len(w.stages[k.stage].inputs) > 1,
-		Last:  len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
-		Alone: k.ends > 0,
-		App:   w.req.Target, Weight: w.graph.Stages[w.entry].Weight, Arrived: w.req.Arrived, Due: w.due,
-		Length: k.length, Variant: k.from, Rank: task.SlackRank(w.due, w.stages[k.stage].rest),
+		Last:   len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
+		Alone:  k.ends > 0,
+		Origin: task.Origin{App: w.req.Target, Weight: w.graph.Stages[w.entry].Weight, Arrived: w.req.Arrived, Due: w.due},
+		Length: k.length, Variant: k.from, Place: task.Place{Rank: task.SlackRank(w.due, w.stages[k.stage].rest)},
 	}
 }
 
@@ -209,9 +209,13 @@ func (w *walk) accept(k *call, r *task.Reply, outlines []tensor.Outline) *task.E
 
 // note records the timing of an attempt.
 func (w *walk) note(now time.Time, k *call, r *task.Reply) {
+	given := 0
+	for _, p := range w.stages[k.stage].inputs[k.item] {
+		given += len(p.Items)
+	}
 	w.timings = append(w.timings, task.Timing{
 		Stage: w.graph.Stages[k.stage].Name, Function: w.functions[k.stage], Task: k.id, Attempt: k.attempt, Code: r.Code, Message: r.Message,
-		Replica: r.Replica, Variant: r.Variant, Batch: r.Batch, BatchSize: r.BatchSize, Start: k.sent, End: now, Wait: r.Wait, Service: r.Service,
+		Replica: r.Replica, Variant: r.Variant, Given: given, Returned: len(r.Output), Length: k.length, Batch: r.Batch, BatchSize: r.BatchSize, Start: k.sent, End: now, Wait: r.Wait, Service: r.Service,
 	})
 }
 

@@ -69,6 +69,9 @@ type Timing struct {
 	Message   string // cause, unless Code is OK
 	Replica   string // empty: no replica got it
 	Variant   string // function whose replica got it, as pipeline.Key in text; empty: none, or unknown
+	Given     int    // items of its input
+	Returned  int    // items of its output, if Code is OK
+	Length    int    // of its input, in the unit of the stages' max-length; 0: unknown
 	Batch     uint64 // number of its batch, unique within the function; 0: none
 	BatchSize int
 	Start     time.Time     // when the coordinator sent it

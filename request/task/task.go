@@ -35,21 +35,12 @@ type Task struct {
 	Header      []Header  // header of the request, for the function
 	Input       tensor.Input
 
-	// App is the application: the pipeline or function that the client invoked, as pipeline.Key in
-	// text. Applications share replicas by Weight.
-	App     string
-	Weight  int       // of App's fair share; below 1: 1
-	Arrived time.Time // when the request arrived at its gateway; zero: unknown
-	Due     time.Time // when the request should be done, by its objective or deadline; zero: never
-	Length  int       // of the input, in the unit of the stages' max-length; 0: unknown
+	Origin
+	Length int // of the input, in the unit of the stages' max-length; 0: unknown
 	// Variant is the function that produced the input, as pipeline.Key in text: the stage's own or a
 	// variant. plan.FromClient means the client, and plan.FromJoin several stages.
 	Variant string
-	// Rank is the task's place in lines that order by rank: lower goes first. It holds until
-	// RankUntil; zero: for ever.
-	Rank      float64
-	RankUntil time.Time
-	Prefer    []string // names of the nodes where the task may run best, the best first
+	Place
 
 	// Pins are the revisions that must run it, per function of its stage. A function without a pin
 	// may run it on any revision.
@@ -63,6 +54,27 @@ type Task struct {
 	// An earlier replica ended under the task, so the task runs in a batch of one, on a replica
 	// without other tasks.
 	Alone bool
+}
+
+// Origin is what a task knows of its request.
+type Origin struct {
+	// App is the application: the pipeline or function that the client invoked, as pipeline.Key in
+	// text. Applications share replicas by Weight.
+	App     string
+	Weight  int       // of App's fair share; below 1: 1
+	Arrived time.Time // when the request arrived at its gateway; zero: unknown
+	// Due is when the request should be done: by its pipeline's objective, else by its deadline;
+	// zero: there is neither.
+	Due time.Time
+}
+
+// Place is where a task should stand in its line, and where it should run.
+type Place struct {
+	// Rank is the task's place in lines that order by rank: lower goes first. It holds until
+	// RankUntil; zero: for ever.
+	Rank      float64
+	RankUntil time.Time
+	Prefer    []string // names of the nodes where the task may run best, the best first
 }
 
 // Pin binds a task to a revision of one of its stage's functions.

@@ -50,7 +50,7 @@ type request struct {
 func messages() map[string]message {
 	old := &task.Task{
 		Key: someKey, Function: "f.ns", Pipeline: "p.ns", Stage: "f", ReplyTo: "_INBOX.x", Deadline: time.Unix(5, 6), Traceparent: "00-1", Header: someHeader, Input: someInput,
-		Pins: []task.Pin{{Function: "f.ns", Revision: 300}}, Together: true, Alone: true, App: "p.ns", Due: time.Unix(5, 6), Rank: 5.000000006,
+		Pins: []task.Pin{{Function: "f.ns", Revision: 300}}, Together: true, Alone: true, Origin: task.Origin{App: "p.ns", Due: time.Unix(5, 6)}, Place: task.Place{Rank: 5.000000006},
 	}
 	now := *old
 	fill(&now)

@@ -150,7 +150,7 @@ func TestHostilePayloadsAreNamed(t *testing.T) {
 		// A replica must not send this code.
 		"code 8, want 1 to":       func() { _, err = DecodeError(Error{Code: task.Redeployed}.Append(nil)) },
 		"blame 5, want at most 4": func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Blame: task.BlameAlone + 1})) },
-		"rank NaN":                func() { _, err = DecodeTask(AppendTask(nil, &task.Task{Rank: math.NaN()})) },
+		"rank NaN":                func() { _, err = DecodeTask(AppendTask(nil, &task.Task{Place: task.Place{Rank: math.NaN()}})) },
 		"number 4294967296, want at most 2147483647": func() { _, err = DecodeTask(AppendTask(nil, &task.Task{Length: 1 << 32})) },
 		"code 11, want at most 10":                   func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.Dropped + 1})) },
 		"want at most 2147483647":                    func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },

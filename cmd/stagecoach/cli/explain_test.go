@@ -97,7 +97,7 @@ func TestExplain(t *testing.T) {
 		"budget-spent":       func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 6; return "" },
 		"budget-of-minimums": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 4; return "" },
 		"variants": func(p *pipeline.Pipeline, s *plan.Snapshot, l *plan.Plan) string {
-			p.Stages[1].Variants = []pipeline.Function{{Name: "tint", Namespace: "ns", VariantOf: "grade", Accuracy: 0.87, MaxLength: 128}}
+			p.Stages[1].Variants = []pipeline.Function{{Name: "tint", Namespace: "ns", Variant: pipeline.Variant{VariantOf: "grade", Accuracy: 0.87, MaxLength: 128}}}
 			tint := s.Functions[1]
 			tint.Name, tint.VariantOf, tint.Accuracy = "tint.ns", "grade.ns", 0.87
 			s.Functions = append(s.Functions, tint)

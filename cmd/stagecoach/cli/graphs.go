@@ -229,8 +229,8 @@ func (g *graphCheck) explain(p pipeline.Pipeline, f pipeline.Fault) error {
 }
 
 // checkPipelines returns the faults that the pipelines of deployed functions still have, and those
-// of deployed variants that serve no stage. It prints the policies that pipelines disagree about, which
-// do not keep them from running.
+// of deployed variants that serve no stage. It prints the policies that pipelines disagree about,
+// which do not keep them from running.
 func checkPipelines(ctx context.Context, c *client.Client, all []client.Deployment, out io.Writer) error {
 	var errs []error
 	stages := map[string]map[string]bool{} // names of functions by namespace

@@ -3,12 +3,10 @@ package stages
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
-	"unicode/utf8"
+	"strconv"
 
 	"github.com/stagecoach-serving/stagecoach/functions/minilm/wordpiece"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -23,11 +21,13 @@ const (
 	BatchTokens = 512  // per batch, with padding
 )
 
-// The names of the model's inputs. Package onnx has the same names, but a stage binary should not
-// contain it.
+// Environment variables that limit the length of texts for [Embed], in tokens: 2 to [MaxTokens].
 const (
-	idsName  = "input_ids"
-	maskName = "attention_mask"
+	// EnvMaxLength refuses longer inputs. The default is MaxTokens.
+	EnvMaxLength = "MINILM_MAX_LENGTH"
+	// EnvReadLength cuts off the end of longer inputs: answers are faster and less accurate. The
+	// default is MaxTokens.
+	EnvReadLength = "MINILM_READ_LENGTH"
 )
 
 // Model computes outputs from inputs. zygote.Session implements it.
@@ -38,20 +38,37 @@ type Model interface {
 // hook answers one call.
 type hook func(c *stage.Call) (tensor.Activation, error)
 
-// Embed returns the hooks of the stage that turns texts into tokens, and tokens into vectors. The
-// file vocab.txt is beside the model.
+// Embed returns the hooks of the stage that turns tokens into what its model computes from them:
+// the first vectors of all tokens, or with the whole model, the embedding of each text. It also
+// takes texts, for which the file vocab.txt is beside the model.
 func Embed() stage.Hooks {
 	return withModel(func(m Model) (hook, error) {
-		b, err := os.ReadFile(filepath.Join(filepath.Dir(os.Getenv(wire.EnvModel)), "vocab.txt"))
-		if err != nil {
-			return nil, fmt.Errorf("the tokeniser's vocabulary: %w", err)
-		}
-		tokenizer, err := wordpiece.New(string(b))
-		if err != nil {
+		e := embedder{model: m}
+		var err error
+		if e.tokenizer, err = vocabulary(filepath.Join(filepath.Dir(os.Getenv(wire.EnvModel)), "vocab.txt")); err != nil {
 			return nil, err
 		}
-		return embed(m, tokenizer), nil
+		if e.most, err = limit(EnvMaxLength); err != nil {
+			return nil, err
+		}
+		if e.read, err = limit(EnvReadLength); err != nil {
+			return nil, err
+		}
+		return e.embed, nil
 	})
+}
+
+// limit returns a number of tokens from the environment.
+func limit(name string) (int, error) {
+	v := os.Getenv(name)
+	if v == "" {
+		return MaxTokens, nil
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 2 || n > MaxTokens {
+		return 0, fmt.Errorf("environment %s: got %q, want 2 to %d tokens", name, v, MaxTokens)
+	}
+	return n, nil
 }
 
 // withModel returns the hooks of a stage that needs the replica's model.
@@ -69,48 +86,58 @@ func withModel(bind func(Model) (hook, error)) stage.Hooks {
 	}
 }
 
-func embed(m Model, tokenizer *wordpiece.Tokenizer) hook {
-	return func(c *stage.Call) (tensor.Activation, error) {
-		items := c.Items()
-		if len(items) > MaxTexts {
-			return nil, stage.BadInput(fmt.Errorf("%d texts, want at most %d per request", len(items), MaxTexts))
-		}
-		texts := make([][]int64, len(items))
-		for i, it := range items {
-			text, err := textOf(it)
-			if err != nil {
-				return nil, stage.BadInput(fmt.Errorf("item %d: %w, want text", i, err))
-			}
-			texts[i] = tokenizer.IDs(text, MaxTokens)
-		}
-		var out tensor.Activation
-		for _, batch := range batches(texts) {
-			result, err := m.Run(padded(batch))
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, tensor.Item{Tensors: result})
-		}
-		return out, nil
-	}
+// embedder computes the first stage of the model, or the whole model.
+type embedder struct {
+	model      Model
+	tokenizer  *wordpiece.Tokenizer
+	most, read int // tokens per text: texts above most are refused, and texts above read cut off
 }
 
-// textOf returns an item's text: a JSON string, or UTF-8 bytes of any content type.
-func textOf(it tensor.Item) (string, error) {
-	if it.Tensors != nil {
-		return "", fmt.Errorf("%d tensors", len(it.Tensors))
+func (e embedder) embed(c *stage.Call) (tensor.Activation, error) {
+	items := c.Items()
+	if err := countTexts(items); err != nil {
+		return nil, err
 	}
-	if strings.Contains(it.ContentType, "json") {
-		var s string
-		if err := json.Unmarshal(it.Bytes, &s); err != nil {
-			return "", fmt.Errorf("%.40q of type %q", it.Bytes, it.ContentType)
+	texts := make([][]int64, len(items))
+	for i, it := range items {
+		var err error
+		if texts[i], err = e.tokens(it); err != nil {
+			return nil, stage.BadInput(fmt.Errorf("item %d: %w", i, err))
 		}
-		return s, nil
 	}
-	if !utf8.Valid(it.Bytes) {
-		return "", fmt.Errorf("%d bytes of type %q that are not UTF-8", len(it.Bytes), it.ContentType)
+	var out tensor.Activation
+	for _, batch := range batches(texts) {
+		result, err := e.model.Run(padded(batch))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, tensor.Item{Tensors: result})
 	}
-	return string(it.Bytes), nil
+	return out, nil
+}
+
+// tokens returns the tokens of an item: a tokenised text, or a text.
+func (e embedder) tokens(it tensor.Item) ([]int64, error) {
+	var ids []int64
+	if it.Tensors == nil {
+		text, err := textOf(it)
+		if err != nil {
+			return nil, fmt.Errorf("%w, want text or the tensor %s", err, idsName)
+		}
+		ids = e.tokenizer.IDs(text, MaxTokens)
+	} else {
+		var err error
+		if ids, err = tokensOf(it.Tensors, e.tokenizer.Size()); err != nil {
+			return nil, err
+		}
+	}
+	if len(ids) > e.most {
+		return nil, fmt.Errorf("got %d tokens, want at most %d", len(ids), e.most)
+	}
+	if len(ids) > e.read {
+		ids = append(ids[:e.read-1:e.read-1], ids[len(ids)-1]) // the last token ends the text
+	}
+	return ids, nil
 }
 
 // batches splits texts, in order. Each batch, padded to its longest text, has at most BatchTokens
