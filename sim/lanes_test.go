@@ -135,7 +135,8 @@ stages:
 - {name: a, next: b, items: 2, accuracy: 0.9, service: {mean: 5ms}}
 - {name: b, each: true, accuracy: 0.8, service: {mean: 5ms}, variants: [{name: c, accuracy: 0.4, service: {mean: 5ms}}]}
 `).Policies[0].Pipelines[0]
-	if got, want := x.Accuracy.Mean, 0.9*0.6; math.Abs(got-want) > 1e-6 { // both items of a request go to different lanes
+	// the two items of a request go to different lanes
+	if got, want := x.Accuracy.Mean, 0.9*0.6; math.Abs(got-want) > 1e-6 {
 		t.Errorf("the accuracy of answers is %g, want %g", got, want)
 	}
 }
