@@ -194,7 +194,7 @@ stages: [{name: s, service: {mean: 10ms}}]
 
 // TestServiceTimesFollowLengths checks that a batch takes longer by its longest input.
 func TestServiceTimesFollowLengths(t *testing.T) {
-	s := newService(Stage{CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 10 * time.Millisecond, PerLength: 100 * time.Microsecond, BatchCost: pointer(0.5), CPUShare: 1}})
+	s := newService(Variant{CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 10 * time.Millisecond, PerLength: 100 * time.Microsecond, BatchCost: pointer(0.5), CPUShare: 1}})
 	for _, tc := range []struct {
 		batch, cpu, length int
 		want               float64
