@@ -15,9 +15,9 @@ import (
 // It makes a series of mixes, which does not depend on the budget. The first one has the fewest
 // replicas that functions may have. Each next one adds replicas to one variant:
 //
-// 1. As long as some requests are not served in time, the variant is the one with which one more
+//  1. As long as some requests are not served in time, the variant is the one with which one more
 //     replica serves the most of them.
-// 2. Then it is the one with which one more replica makes answers most accurate.
+//  2. Then it is the one with which one more replica makes answers most accurate.
 //
 // After each step, replicas that have become useless are taken back. The last mix that fits the
 // budget is the decision, so a larger budget never makes answers less accurate. A second series

@@ -42,10 +42,10 @@ func (m *mixing) exclude(p *plan.Pipeline, part float64) {
 		for i := range st.sources {
 			src := &st.sources[i]
 			before, used := 0.0, false
-			switch {
-			case src.from == plan.FromClient:
+			switch src.from {
+			case plan.FromClient:
 				used = into[k] == 0
-			case src.from == plan.FromJoin:
+			case plan.FromJoin:
 				used = into[k] > 1
 				for _, e := range edges {
 					if e.To == k {

@@ -205,6 +205,7 @@ func TestBudgetsFollowWorkNotThePresentMix(t *testing.T) {
 	s.Pipelines = nil
 	s.Functions[0].Demand.Rate, s.Functions[1].Demand.Rate = 10, 0
 	s.Functions[2].Demand.Rate, s.Functions[3].Demand.Rate = 0, 10
+	s.Functions[3].Service.Mean = 10 * time.Millisecond // the cheap variant is cheaper there
 	s.Budget = 31
 	s.Nodes = []plan.Node{{Name: "n", Memory: 100, MemoryUsed: 20, CPUMilli: 1000, Devices: []plan.Device{{ID: "g", Memory: 64}}}, {Name: "off", Memory: 1 << 40, Unavailable: "gone"}}
 	s.Functions[0].Memory, s.Functions[0].GPU = 10, 1

@@ -11,8 +11,8 @@ import (
 //
 //   - Of equally accurate variants, those with the smallest max-length get the task. They are meant
 //     for short inputs.
-//   - Of these, each gets a part in proportion to its capacity: replicas times slots, divided by the
-//     service time. If none has a replica, all get equal parts.
+//   - Of these, each gets a part in proportion to its capacity: replicas times slots, divided by
+//     the service time. If none has a replica, all get equal parts.
 //   - Tasks whose lane is full go to the next variant in this order, and so do tasks whose lane has
 //     no replica.
 //
@@ -160,7 +160,8 @@ func levels(lanes []*plan.Function, level func([]*plan.Function) plan.Level) pla
 	for _, f := range lanes {
 		classes = append(classes, max(f.MaxLength, 0))
 	}
-	slices.SortFunc(classes, func(a, b int) int { return cmp.Compare(uint(a)-1, uint(b)-1) }) // 0 is last
+	// 0, any length, comes last.
+	slices.SortFunc(classes, func(a, b int) int { return cmp.Compare(uint(a)-1, uint(b)-1) })
 	var row plan.Row
 	for _, length := range slices.Compact(classes) {
 		var fit []*plan.Function

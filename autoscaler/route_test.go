@@ -42,7 +42,9 @@ func TestRoutersChooseLanes(t *testing.T) {
 		"without a replica": {Best{}, []plan.Function{of("a", "", 0, 0, ms(10)), of("b", "a", 0, 0, ms(10))}, []int{0, 2}, "0: b 1.00 | a b | "},
 		"none has one":      {Best{}, []plan.Function{of("a", "", 0, 0, ms(10)), of("b", "a", 0, 0, ms(30))}, []int{0, 0}, "0: a 0.50 b 0.50 | a b | "},
 		"by length": {
-			Best{}, []plan.Function{of("a", "", 0, 0, ms(90)), of("b", "a", 0, 64, ms(10)), of("c", "a", 0, 128, ms(30))}, []int{1, 1, 1},
+			Best{},
+			[]plan.Function{of("a", "", 0, 0, ms(90)), of("b", "a", 0, 64, ms(10)), of("c", "a", 0, 128, ms(30))},
+			[]int{1, 1, 1},
 			"64: b 1.00 | c a | c\n128: c 1.00 | a | a\n0: a 1.00 |  | ",
 		},
 		"accuracy before length": {

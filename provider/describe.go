@@ -69,7 +69,7 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 	out := p.show(&d)
 	annotate(&out, ReplicasAnnotation, replicas(p.Status.Replicas(d.Key)))
 	annotate(&out, FailureAnnotation, p.lastFailure(r.Context(), d.Key))
-	annotate(&out, VariantsAnnotation, p.variants(&d.Declared))
+	annotate(&out, VariantsAnnotation, variants(p.Registry, p.Status, &d.Declared))
 	if usage, _ := strconv.ParseBool(r.URL.Query().Get("usage")); usage {
 		if u, ok := p.Status.Usage(d.Key); ok {
 			out.Usage = &types.FunctionUsage{CPU: u.CPUMilli, TotalMemoryBytes: u.MemoryBytes}
@@ -99,19 +99,19 @@ func (p *Provider) show(d *Deployed) types.FunctionStatus {
 }
 
 // variants describes in one line the variants that serve a function's stage; "": it has none.
-func (p *Provider) variants(f *pipeline.Function) string {
+func variants(r *Registry, status Status, f *pipeline.Function) string {
 	if f.VariantOf != "" {
 		return "" // a variant of a variant serves no stage
 	}
 	const most = 50
-	all := p.Registry.Variants(f.Key())
+	all := r.Variants(f.Key())
 	var out []string
 	for _, key := range all[:min(len(all), most)] {
-		d, ok := p.Registry.Function(key)
+		d, ok := r.Function(key)
 		if !ok {
 			continue
 		}
-		v := p.variant(&d.Declared)
+		v := variantStatus(status, &d.Declared)
 		out = append(out, fmt.Sprintf("%s: %d, %d ready, %s", v.Title(), v.Replicas, v.AvailableReplicas, v.Status))
 	}
 	if more := len(all) - most; more > 0 {

@@ -41,7 +41,7 @@ func TestOperatorAllowsWhatContainersGet(t *testing.T) {
 // TestADeployNamesThePoliciesThatThereAre refuses policies that do not exist.
 func TestADeployNamesThePoliciesThatThereAre(t *testing.T) {
 	t.Parallel()
-	p := &Provider{Config: Config{Policies: Policies{Allocators: []string{"accuracy", "sizer"}, Routes: []string{"best", "even"}}}}
+	p := Policies{Allocators: []string{"accuracy", "sizer"}, Routes: []string{"best", "even"}}
 	for _, tc := range []struct {
 		asked pipeline.Policies
 		want  string
@@ -51,7 +51,7 @@ func TestADeployNamesThePoliciesThatThereAre(t *testing.T) {
 		{pipeline.Policies{Allocator: "accurate"}, `annotations["stagecoach.dev/allocator"]: got "accurate", want one of accuracy, sizer`},
 		{pipeline.Policies{Route: "worst"}, `annotations["stagecoach.dev/route"]: got "worst", want one of best, even`},
 	} {
-		err := p.checkPolicies(tc.asked)
+		err := p.check(tc.asked)
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || err.Error() != tc.want) {
 			t.Errorf("%+v: %v, want %q", tc.asked, err, tc.want)
 		}

@@ -122,7 +122,7 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 			Retained: st.Retained,
 		}
 		for _, v := range st.Variants {
-			stage.Variants = append(stage.Variants, p.variant(&v))
+			stage.Variants = append(stage.Variants, variantStatus(p.Status, &v))
 		}
 		for _, e := range st.Next {
 			stage.Next = append(stage.Next, StageEdge(e))
@@ -138,9 +138,9 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 	return out
 }
 
-// variant returns the state of a variant.
-func (p *Provider) variant(v *pipeline.Function) VariantStatus {
-	s := p.Status.State(v.Key())
+// variantStatus returns the state of a variant.
+func variantStatus(status Status, v *pipeline.Function) VariantStatus {
+	s := status.State(v.Key())
 	return VariantStatus{v.Name, v.Accuracy, v.MaxLength, s.Replicas, s.Available, oneLine(s.Status)}
 }
 

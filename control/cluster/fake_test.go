@@ -58,7 +58,7 @@ type world struct {
 	registry *prometheus.Registry
 	nodes    map[string]*fakeNode
 	events   []Event // all events, in order
-	// plans that the lines follow, with the replicas at that time
+	// plans that the lines follow, with the replicas that were wanted at that time
 	published []string
 	threads   map[string]int
 	cpu       map[string]int             // by replica
@@ -161,12 +161,19 @@ func (w *world) Signals(key pipeline.Key, _ time.Time) plan.Signals {
 	return is
 }
 
-// Publish implements Lines. It notes the replicas of f.ns at this moment.
+// Publish implements Lines. It notes which replicas are wanted at this moment.
 func (w *world) Publish(p *plan.Plan) {
-	states := w.states()
+	w.l.mu.Lock()
+	var wanted []string
+	for _, r := range w.l.sorted() {
+		if !r.released {
+			wanted = append(wanted, r.name)
+		}
+	}
+	w.l.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.published = append(w.published, fmt.Sprintf("plan %d while %s", p.Rev, states))
+	w.published = append(w.published, fmt.Sprintf("plan %d with %q", p.Rev, wanted))
 }
 
 func (w *world) PauseMeasuring(_ pipeline.Key, until time.Time) {

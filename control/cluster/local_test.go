@@ -34,7 +34,7 @@ func TestLinesFollowAPlanBeforeReplicasAreReleased(t *testing.T) {
 		w.want(1)
 		p := w.want(0)
 		w.expect("released", w.states(), "f-00001 draining")
-		if got, want := w.published[len(w.published)-1], fmt.Sprintf("plan %d while f-00001 ready", p.Rev); got != want {
+		if got, want := w.published[len(w.published)-1], fmt.Sprintf("plan %d with %q", p.Rev, []string{"f-00001"}); got != want {
 			t.Errorf("the lines got %q, want %q", got, want)
 		}
 		n := len(w.published)

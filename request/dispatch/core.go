@@ -173,7 +173,7 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 	c.seq++
 	it := &item{task: t, seq: c.seq}
 	drop := c.router.enter(it)
-	c.arrive(it)
+	c.router.arrive(it)
 	c.expire(now) // expired tasks must not take room in the line
 	t.Entered = now
 	switch {
@@ -185,24 +185,14 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 		c.end(now, it, task.Unavailable, fmt.Sprintf("function %q was removed", it.lane.name))
 	case !t.Deadline.IsZero() && !t.Deadline.After(now):
 		c.end(now, it, task.Expired, "the deadline had passed when the task came")
-	case t.Attempt <= 1 && c.full(now, it): // an earlier attempt was accepted, so later ones are exempt
+	case t.Attempt <= 1 && c.full(now, it):
+		// An earlier attempt was accepted, so later ones are exempt.
 	default:
 		c.tasks.add(it)
 		if it.lane != it.home {
 			it.home.want() // only its replicas can take the tasks back
 		}
 		it.lane.enter(now, it)
-	}
-}
-
-// arrive counts an arrival in the lane that the table chose, and at the stage.
-func (c *Core) arrive(it *item) {
-	if it.home == nil || it.home.ignoring {
-		return
-	}
-	it.home.signals.arrive()
-	if c.stage != nil && it.task.Function == c.cfg.Function {
-		c.stage.arrive()
 	}
 }
 
@@ -265,7 +255,7 @@ func (c *Core) reply(now time.Time, it *item, r *task.Reply) {
 		r.Wait = now.Sub(it.task.Entered)
 	}
 	if it.state == waiting && it.lane != nil {
-		it.lane.unqueue(it)
+		it.lane.unqueue(&it.lane.fleet, it)
 		c.timers.drop(it)
 	}
 	it.state = ended

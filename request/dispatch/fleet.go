@@ -158,8 +158,8 @@ func (f *fleet) suits(revision uint64, i int) bool {
 }
 
 // vacant reports whether some replica has a free slot.
-func (f *fleet) vacant() bool {
-	return slices.ContainsFunc(f.view.Replicas, func(r task.Replica) bool { return r.Busy < r.Slots })
+func vacant(replicas []task.Replica) bool {
+	return slices.ContainsFunc(replicas, func(r task.Replica) bool { return r.Busy < r.Slots })
 }
 
 // mask returns the view for a task that needs a revision: replicas that do not fit look as if they

@@ -28,10 +28,7 @@ type function struct {
 	taken   chan struct{} // closed when the intake's goroutine has ended
 	removed atomic.Bool   // it gets no more tasks, but its replicas may not have left yet
 
-	// Held while an event of the bus or of this process is applied; guards the next two fields.
-	taking    sync.Mutex
-	gathered  int     // number of events since unwritten was flushed
-	unwritten []*link // links with frames that are not written yet
+	taking taking
 
 	// guarded by the mu of its owner
 	spec   Spec
@@ -169,6 +166,13 @@ func (f *function) started(took time.Duration) {
 	}
 }
 
+// taking is held while an event of the bus or of this process is applied.
+type taking struct {
+	sync.Mutex
+	gathered  int     // number of events since unwritten was flushed
+	unwritten []*link // links with frames that are not written yet
+}
+
 // gatherLimit is the largest number of consecutive messages whose frames are written together.
 const gatherLimit = 16
 
@@ -188,16 +192,16 @@ func (f *function) handle(msg []byte, more bool) {
 func (f *function) take(ev Event, more bool) {
 	f.taking.Lock()
 	defer f.taking.Unlock()
-	if f.gathered++; f.gathered >= gatherLimit {
+	if f.taking.gathered++; f.taking.gathered >= gatherLimit {
 		more = false
 	}
 	if ev != nil {
-		f.unwritten = f.advance(ev, f.unwritten, more)
+		f.taking.unwritten = f.advance(ev, f.taking.unwritten, more)
 	}
 	if !more {
-		flush(f.unwritten) // also for a dropped message
-		clear(f.unwritten)
-		f.gathered, f.unwritten = 0, f.unwritten[:0]
+		flush(f.taking.unwritten) // also for a dropped message
+		clear(f.taking.unwritten)
+		f.taking.gathered, f.taking.unwritten = 0, f.taking.unwritten[:0]
 	}
 }
 

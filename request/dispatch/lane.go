@@ -21,8 +21,8 @@ type Lane struct {
 	maxLength int    // of inputs; 0: any
 	limit     int    // largest number of waiting tasks
 	fate      fate   // as of the latest step
-	// It cannot serve: its last replica crashed, or no replica can be started. The next replica ends
-	// that.
+	// It cannot serve: its last replica crashed, or no replica can be started. The next replica
+	// ends that.
 	failed  bool
 	removed bool // its function was removed, and its replicas drain
 
@@ -33,9 +33,14 @@ type Lane struct {
 	strict   bool      // tasks are bound to revisions, or all replicas drain
 	held     time.Time // until when the batcher waits; zero: it does not wait
 	fewer    bool      // this step has lost replicas
-	head     []*item   // reused by load, like offer
-	offer    []*task.Task
-	wanted   Effect // the lane's Wanted
+	loading  loading   // reused by load
+	wanted   Effect    // the lane's Wanted
+}
+
+// loading is a batch that is being put together.
+type loading struct {
+	head  []*item
+	offer []*task.Task
 }
 
 // newLane returns a lane without tasks or replicas.
@@ -59,7 +64,7 @@ func (l *Lane) enter(now time.Time, it *item) {
 
 // exit takes a waiting task out of the lane without an answer.
 func (l *Lane) exit(now time.Time, it *item) {
-	l.unqueue(it)
+	l.unqueue(&l.fleet, it)
 	l.core.timers.drop(it)
 	if it.pin != nil {
 		l.part(now, it, task.Canceled)
@@ -125,7 +130,7 @@ func (l *Lane) dispatch(now time.Time) {
 			l.left(now.Sub(it.task.Entered))
 			l.core.drop(now, it, choice.Reason, "a policy dropped it: "+string(choice.Reason))
 		case choice.Action == task.Bind && l.free(choice.Replica, revision) && l.load(now, choice.Replica):
-		case l.strict && len(l.pins.requests) > 0 && l.vacant():
+		case l.strict && len(l.pins.requests) > 0 && vacant(l.view.Replicas):
 			l.blocked = append(l.blocked, revision)
 		default:
 			return
@@ -136,30 +141,30 @@ func (l *Lane) dispatch(now time.Time) {
 // load sends the i-th replica a batch from the head of the line, as large as the batcher says. It
 // reports whether it sent anything.
 func (l *Lane) load(now time.Time, i int) bool {
-	r := &l.view.Replicas[i]
-	l.head, l.offer = l.head[:0], l.offer[:0]
-	for len(l.head) < r.MaxBatch {
+	r, b := &l.view.Replicas[i], &l.loading
+	b.head, b.offer = b.head[:0], b.offer[:0]
+	for len(b.head) < r.MaxBatch {
 		it := l.first(&l.fleet, i)
 		if it == nil {
 			break
 		}
 		l.take(it)
-		l.head, l.offer = append(l.head, it), append(l.offer, it.task)
+		b.head, b.offer = append(b.head, it), append(b.offer, it.task)
 	}
-	n, wait := l.core.cfg.Batcher.Batch(&l.view, r, l.offer)
+	n, wait := l.core.cfg.Batcher.Batch(&l.view, r, b.offer)
 	if n <= 0 && wait > 0 {
 		l.held = earlier(l.held, now.Add(wait))
 	} else {
-		n = min(max(n, 1), len(l.head))
+		n = min(max(n, 1), len(b.head))
 	}
-	for _, it := range l.head[max(n, 0):] {
+	for _, it := range b.head[max(n, 0):] {
 		l.restore(it)
 	}
 	if n > 0 {
-		l.send(now, i, l.head[:n])
+		l.send(now, i, b.head[:n])
 	}
-	clear(l.head)
-	clear(l.offer)
+	clear(b.head)
+	clear(b.offer)
 	return n > 0
 }
 

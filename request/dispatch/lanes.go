@@ -198,25 +198,7 @@ func (c *Core) setRank(now time.Time, rank string) {
 	}
 	c.rank, c.cfg.Orderer, c.fair = rank, o, shares
 	for _, l := range c.lanes {
-		l.reorder(now)
-	}
-}
-
-// reorder gives all waiting tasks new places, because the order has changed.
-func (l *Lane) reorder(now time.Time) {
-	all := l.waitingFor()
-	for _, it := range all {
-		if !it.task.Alone {
-			l.take(it)
-		}
-	}
-	l.suspects = l.suspects[:0]
-	l.line.fair = nil
-	if l.core.fair {
-		l.line.fair = newFair()
-	}
-	for _, it := range all {
-		l.rank(now, it)
+		c.router.reorder(now, l)
 	}
 }
 

@@ -386,7 +386,7 @@ func (w *lanesWorld) send(e Send) {
 		if l == nil { // it is being moved
 			continue
 		}
-		if !l.takes(t) {
+		if !takes(l, t) {
 			w.fatalf("%v has length %d and runs in %s, which takes %d", t.Key, t.Length, lane, l.maxLength)
 		}
 		if l.removed {

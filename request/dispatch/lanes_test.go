@@ -264,7 +264,8 @@ func TestSharesAreExact(t *testing.T) {
 		for n := range 3000 {
 			if every > 0 && n%every == 0 {
 				ev := sharesOf(uint64(n), parts)
-				ev.Table.Rows[0].Levels[0].Backups = []string{"f.ns", "g.ns"}[:n/every%2+1] // so that it differs
+				// The backups make it differ from the one before.
+				ev.Table.Rows[0].Levels[0].Backups = []string{"f.ns", "g.ns"}[:n/every%2+1]
 				c.Step(epoch, ev)
 			}
 			for _, e := range c.Step(epoch, submit(fmt.Sprint(n), 0)) {
@@ -347,8 +348,8 @@ func TestSignalsOfLanes(t *testing.T) {
 	}
 }
 
-// TestDetachKeepsDuplicatesOut checks that a task that moved with its lane, or ended before, runs at
-// neither owner again.
+// TestDetachKeepsDuplicatesOut checks that a task that moved with its lane, or ended before, runs
+// at neither owner again.
 func TestDetachKeepsDuplicatesOut(t *testing.T) {
 	c, to := NewCore(CoreConfig{Function: "f.ns"}), NewCore(CoreConfig{Function: "g.ns", Bare: true})
 	c.Step(epoch, Deployed{Lane: "g.ns"})

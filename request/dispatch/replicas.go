@@ -96,11 +96,6 @@ func (l *Lane) lose(now time.Time, name string, code task.Code, death task.Death
 	l.survey()
 }
 
-func (l *Lane) evict(now time.Time, name, cause string) {
-	l.core.do(Evict{Replica: name, Cause: cause})
-	l.lose(now, name, task.ReplicaLost, task.Death{Cause: cause, End: task.EndItself})
-}
-
 func (l *Lane) result(now time.Time, ev Result) {
 	i, ok := l.find(ev.Replica)
 	if !ok {
@@ -109,7 +104,9 @@ func (l *Lane) result(now time.Time, ev Result) {
 	r := l.replicas[i]
 	at := r.batchIndex(ev.Batch, ev.Call)
 	if at < 0 {
-		l.evict(now, ev.Replica, fmt.Sprintf("answer to call %d of batch %d, want a call that has no answer yet", ev.Call, ev.Batch))
+		cause := fmt.Sprintf("answer to call %d of batch %d, want a call that has no answer yet", ev.Call, ev.Batch)
+		l.core.do(Evict{Replica: ev.Replica, Cause: cause})
+		l.lose(now, ev.Replica, task.ReplicaLost, task.Death{Cause: cause, End: task.EndItself})
 		return
 	}
 	b := r.batches[at]

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// reroute chooses the homes and lanes of all waiting tasks anew, in the order of their arrival,
+// reroute chooses the homes and lanes of all waiting tasks again, in the order of their arrival,
 // because the table or the lanes have changed.
 func (r *router) reroute(now time.Time) {
 	c := r.core
@@ -15,7 +15,7 @@ func (r *router) reroute(now time.Time) {
 	var all []*item
 	for _, l := range c.lanes {
 		for _, it := range l.waitingFor() {
-			if !r.direct(it) || !l.takes(it.task) {
+			if !r.direct(it) || !takes(l, it.task) {
 				l.exit(now, it)
 				all = append(all, it)
 			}
@@ -80,4 +80,22 @@ func (r *router) forgetRemoved() {
 // direct reports whether the task's client invoked a variant by its own name.
 func (r *router) direct(it *item) bool {
 	return it.task.Function != r.core.cfg.Function && it.home != nil && it.task.Function == it.home.name
+}
+
+// reorder gives all waiting tasks of a lane new places, because the order has changed.
+func (r *router) reorder(now time.Time, l *Lane) {
+	all := l.waitingFor()
+	for _, it := range all {
+		if !it.task.Alone {
+			l.take(it)
+		}
+	}
+	l.suspects = l.suspects[:0]
+	l.line.fair = nil
+	if l.core.fair {
+		l.line.fair = newFair()
+	}
+	for _, it := range all {
+		l.rank(now, it)
+	}
 }

@@ -61,7 +61,7 @@ type share struct {
 func (r *router) enter(it *item) task.DropReason {
 	if lanes := r.core.lanes; len(lanes) == 1 {
 		it.lane, it.home = lanes[0], lanes[0]
-		if !it.home.takes(it.task) {
+		if !takes(it.home, it.task) {
 			return task.DropLength
 		}
 		return ""
@@ -74,7 +74,7 @@ func (r *router) choose(it *item) task.DropReason {
 	if it.task.Function != r.core.cfg.Function {
 		if l := r.core.Lane(it.task.Function); l != nil {
 			it.lane, it.home = l, l
-			if !l.takes(it.task) {
+			if !takes(l, it.task) {
 				return task.DropLength
 			}
 			return ""
@@ -92,7 +92,7 @@ func (r *router) choose(it *item) task.DropReason {
 	}
 	it.lane = it.home
 	if o := v.overflow; it.home.fate != down && o != nil && o != it.home && v.full(it.home, r.core.cfg.QueueLimit) &&
-		o.fate == ready && o.takes(it.task) && o.Waiting() < o.limit {
+		o.fate == ready && takes(o, it.task) && o.Waiting() < o.limit {
 		it.lane = o
 		return ""
 	}
@@ -116,7 +116,7 @@ func (r *router) place(it *item) *Lane {
 		return it.home
 	}
 	for _, b := range v.backups {
-		if b.fate == ready && b.takes(it.task) {
+		if b.fate == ready && takes(b, it.task) {
 			return b
 		}
 	}
@@ -124,7 +124,7 @@ func (r *router) place(it *item) *Lane {
 }
 
 // takes reports whether an input of the task's length is not too long for the lane.
-func (l *Lane) takes(t *task.Task) bool { return l.maxLength == 0 || t.Length <= l.maxLength }
+func takes(l *Lane, t *task.Task) bool { return l.maxLength == 0 || t.Length <= l.maxLength }
 
 // level returns the level for a task; nil: its length is above those of all levels.
 func (r *router) level(t *task.Task) *level {
@@ -162,7 +162,7 @@ func (v *level) pick(t *task.Task) *Lane {
 	sum := 0.0
 	for i := range v.shares {
 		s := &v.shares[i]
-		if !s.lane.takes(t) || pinned && !s.pinned(t) {
+		if !takes(s.lane, t) || pinned && !s.pinned(t) {
 			continue
 		}
 		s.credit += s.part
@@ -176,7 +176,7 @@ func (v *level) pick(t *task.Task) *Lane {
 		return best.lane
 	}
 	for _, b := range v.backups {
-		if b.takes(t) {
+		if takes(b, t) {
 			return b
 		}
 	}
@@ -186,7 +186,7 @@ func (v *level) pick(t *task.Task) *Lane {
 // pinned reports whether the task needs a revision of the lane, and the lane serves it.
 func (s *share) pinned(t *task.Task) bool {
 	r := t.Pinned(s.lane.name)
-	return r != 0 && s.lane.takes(t) && (s.lane.has(r) || r == s.lane.revision && s.lane.fate != down)
+	return r != 0 && takes(s.lane, t) && (s.lane.has(r) || r == s.lane.revision && s.lane.fate != down)
 }
 
 // full reports whether as many tasks wait in a lane as its share of the stage's limit, or as its
@@ -334,6 +334,17 @@ func (r *router) expect() {
 		if l.Servers() == 0 && r.gives(l) {
 			l.want()
 		}
+	}
+}
+
+// arrive counts an arrival in the lane that the table chose, and at the stage.
+func (r *router) arrive(it *item) {
+	if it.home == nil || it.home.ignoring {
+		return
+	}
+	it.home.signals.arrive()
+	if r.core.stage != nil && it.task.Function == r.core.cfg.Function {
+		r.core.stage.arrive()
 	}
 }
 

@@ -183,6 +183,7 @@ type storm struct {
 	// by key: how many replies came, and in how many batches the task was
 	replies, runs map[task.Key]int
 	pending       map[string]chan *task.Reply // by request
+	replied       chan struct{}
 	number        int
 }
 
@@ -244,6 +245,10 @@ func (s *storm) near(_ string, r *task.Reply) bool {
 	s.mu.Unlock()
 	copied := *r
 	ch <- &copied
+	select {
+	case s.replied <- struct{}{}:
+	default:
+	}
 	return true
 }
 
@@ -284,7 +289,7 @@ func TestStorm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &storm{live: map[string]*victim{}, replies: map[task.Key]int{}, runs: map[task.Key]int{}, pending: map[string]chan *task.Reply{}}
+	s := &storm{live: map[string]*victim{}, replies: map[task.Key]int{}, runs: map[task.Key]int{}, pending: map[string]chan *task.Reply{}, replied: make(chan struct{}, 4)}
 	bus := &memoryBus{handlers: map[string]func([]byte, bool){}, replies: make(chan *task.Reply, 1)}
 	s.shell, err = New(Config{Bus: bus, Store: store, Logger: slog.New(slog.DiscardHandler), Registerer: prometheus.NewRegistry(), Near: s.near})
 	if err != nil {
@@ -359,6 +364,9 @@ func TestStorm(t *testing.T) {
 		}
 		serve(functions[rnd.IntN(3)])
 		serve(functions[round%3])
+		for range 4 {
+			receive(t, s.replied, "reply")
+		}
 	}
 	for function := range revisions {
 		serve(function)

@@ -23,8 +23,11 @@ func (s *Shell) function(key pipeline.Key) *function {
 	return nil
 }
 
-// put replaces the entry of a function; nil deletes it. The caller holds s.mu.
-func (s *Shell) put(key pipeline.Key, f *function) {
+// changes are the changes of a shell's functions, while mu is held.
+type changes struct{ *Shell }
+
+// put replaces the entry of a function; nil deletes it.
+func (s changes) put(key pipeline.Key, f *function) {
 	next := maps.Clone(*s.functions.Load())
 	if f == nil {
 		delete(next, key)
@@ -38,26 +41,27 @@ func (s *Shell) put(key pipeline.Key, f *function) {
 func (s *Shell) Owns(function pipeline.Key) bool { return s.function(function) != nil }
 
 // Ensure makes this process the owner of a function's line, or changes its limits. Slots, Batch and
-// Timeout apply to replicas that attach later. If VariantOf changes, the function moves to the owner
-// of the other stage, with its replicas and with the tasks that invoked it by its own name.
+// Timeout apply to replicas that attach later. If VariantOf changes, the function moves to the
+// owner of the other stage, with its replicas and with the tasks that invoked it by its own name.
 func (s *Shell) Ensure(spec Spec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sweep()
+	c := changes{s}
+	c.sweep()
 	spec = spec.complete()
-	if err := s.deploy(spec); err != nil {
-		s.remove(spec.Function, "its line could not be opened")
+	if err := c.deploy(spec); err != nil {
+		c.remove(spec.Function, "its line could not be opened")
 		return fmt.Errorf("own the line of %q: %w", spec.Function, err)
 	}
-	return s.rearrange()
+	return c.rearrange()
 }
 
 // deploy adds or changes a function, without a change of its stage.
-func (s *Shell) deploy(spec Spec) error {
+func (s changes) deploy(spec Spec) error {
 	f := s.entry(spec.Function)
 	if f == nil {
-		o := newOwner(s, spec.Function, CoreConfig{Revision: spec.Revision, QueueLimit: spec.QueueLimit})
-		return s.add(newFunction(s, o, spec))
+		o := newOwner(s.Shell, spec.Function, CoreConfig{Revision: spec.Revision, QueueLimit: spec.QueueLimit})
+		return s.add(newFunction(s.Shell, o, spec))
 	}
 	if f.removed.Load() {
 		return s.revive(f, spec)
@@ -69,7 +73,7 @@ func (s *Shell) deploy(spec Spec) error {
 }
 
 // add makes a function the first of its owner and opens it.
-func (s *Shell) add(f *function) error {
+func (s changes) add(f *function) error {
 	o := f.owner.Load()
 	o.mu.Lock()
 	o.functions = []*function{f}
@@ -83,9 +87,9 @@ func (s *Shell) add(f *function) error {
 }
 
 // revive deploys a function again that was removed and whose replicas have not all left.
-func (s *Shell) revive(old *function, spec Spec) error {
+func (s changes) revive(old *function, spec Spec) error {
 	o := old.lock()
-	f := newFunction(s, o, spec)
+	f := newFunction(s.Shell, o, spec)
 	for _, g := range append(old.former, old) {
 		if slices.ContainsFunc(slices.Collect(maps.Values(o.links)), func(l *link) bool { return l.f == g }) {
 			f.former = append(f.former, g)
@@ -107,9 +111,10 @@ func (s *Shell) revive(old *function, spec Spec) error {
 func (s *Shell) Remove(function pipeline.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sweep()
-	s.remove(function, fmt.Sprintf("function %q was removed", function))
-	if err := s.rearrange(); err != nil {
+	c := changes{s}
+	c.sweep()
+	c.remove(function, fmt.Sprintf("function %q was removed", function))
+	if err := c.rearrange(); err != nil {
 		s.cfg.Logger.Error("a function has no line", "error", err)
 	}
 }
@@ -118,15 +123,16 @@ func (s *Shell) Remove(function pipeline.Key) {
 func (s *Shell) Close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	c := changes{s}
 	for _, f := range *s.functions.Load() {
 		if s.entry(f.name) == f { // not removed with another function
-			s.end(f.owner.Load(), "the dispatcher shuts down")
+			c.end(f.owner.Load(), "the dispatcher shuts down")
 		}
 	}
 	s.metrics.close()
 }
 
-func (s *Shell) remove(key pipeline.Key, cause string) {
+func (s changes) remove(key pipeline.Key, cause string) {
 	f := s.function(key)
 	if f == nil || f.bare {
 		return
@@ -162,8 +168,8 @@ func (o *owner) change(ev Event) {
 	o.mu.Unlock()
 }
 
-// end ends an owner with all its functions. The caller holds s.mu.
-func (s *Shell) end(o *owner, cause string) {
+// end ends an owner with all its functions.
+func (s changes) end(o *owner, cause string) {
 	for _, f := range o.functions {
 		if !f.removed.Load() {
 			f.shut()
@@ -186,8 +192,8 @@ func (s *Shell) end(o *owner, cause string) {
 	o.end()
 }
 
-// sweep forgets removed functions whose replicas have left. The caller holds s.mu.
-func (s *Shell) sweep() {
+// sweep forgets removed functions whose replicas have left.
+func (s changes) sweep() {
 	for key, f := range *s.functions.Load() {
 		if !f.removed.Load() {
 			continue
@@ -205,9 +211,9 @@ func (s *Shell) sweep() {
 	}
 }
 
-// stageOf returns the stage that a function serves. A variant of a variant, and a variant of itself,
-// serves no stage but its own. The stage need not be deployed.
-func (s *Shell) stageOf(spec Spec) pipeline.Key {
+// stageOf returns the stage that a function serves. A variant of a variant, and a variant of
+// itself, serves no stage but its own. The stage need not be deployed.
+func (s changes) stageOf(spec Spec) pipeline.Key {
 	stage := spec.VariantOf
 	if stage == (pipeline.Key{}) {
 		return spec.Function
@@ -218,8 +224,8 @@ func (s *Shell) stageOf(spec Spec) pipeline.Key {
 	return stage
 }
 
-// rearrange moves each function to the owner of its stage. The caller holds s.mu.
-func (s *Shell) rearrange() error {
+// rearrange moves each function to the owner of its stage.
+func (s changes) rearrange() error {
 	var away, home []*function
 	for _, f := range *s.functions.Load() {
 		if !f.live() {
@@ -245,23 +251,23 @@ func (s *Shell) rearrange() error {
 	return errors.Join(errs...)
 }
 
-// ownerOf returns the owner of a stage. It makes one if there is none. own is set if the stage's own
-// function is about to move there.
-func (s *Shell) ownerOf(stage pipeline.Key, own bool) (*owner, error) {
+// ownerOf returns the owner of a stage. It makes one if there is none. own is set if the stage's
+// own function is about to move there.
+func (s changes) ownerOf(stage pipeline.Key, own bool) (*owner, error) {
 	if f := s.function(stage); f != nil && f.owner.Load().stage == stage {
 		return f.owner.Load(), nil
 	}
-	o := newOwner(s, stage, CoreConfig{Bare: true})
+	o := newOwner(s.Shell, stage, CoreConfig{Bare: true})
 	if own {
 		return o, nil
 	}
-	f := newFunction(s, o, Spec{Function: stage}.complete())
+	f := newFunction(s.Shell, o, Spec{Function: stage}.complete())
 	f.bare = true
 	return o, s.add(f)
 }
 
 // move moves a function to the owner of a stage.
-func (s *Shell) move(f *function, stage pipeline.Key) error {
+func (s changes) move(f *function, stage pipeline.Key) error {
 	from := f.owner.Load()
 	to, err := s.ownerOf(stage, stage == f.name)
 	if err != nil {

@@ -18,30 +18,30 @@ import (
 // only tasks of their revision.
 
 // queue adds a waiting item to the line, or moves it if its key has changed.
-func (l *Lane) queue(it *item) {
+func (q *line) queue(it *item) {
 	if !it.task.Alone {
-		l.put(it)
+		q.put(it)
 		return
 	}
-	l.suspects = slices.DeleteFunc(l.suspects, func(other *item) bool { return other == it })
-	i, _ := slices.BinarySearchFunc(l.suspects, it, func(other, it *item) int {
-		if l.less(other, it) {
+	q.suspects = slices.DeleteFunc(q.suspects, func(other *item) bool { return other == it })
+	i, _ := slices.BinarySearchFunc(q.suspects, it, func(other, it *item) int {
+		if q.less(other, it) {
 			return -1
 		}
 		return 1
 	})
-	l.suspects = slices.Insert(l.suspects, i, it)
+	q.suspects = slices.Insert(q.suspects, i, it)
 }
 
 // unqueue removes a waiting item from the line and releases the replica reserved for it.
-func (l *Lane) unqueue(it *item) {
+func (q *line) unqueue(f *fleet, it *item) {
 	if !it.task.Alone {
-		l.take(it)
+		q.take(it)
 		return
 	}
-	l.suspects = slices.DeleteFunc(l.suspects, func(other *item) bool { return other == it })
-	if i := l.reservation(it); i >= 0 {
-		l.unreserve(i)
+	q.suspects = slices.DeleteFunc(q.suspects, func(other *item) bool { return other == it })
+	if i := f.reservation(it); i >= 0 {
+		f.unreserve(i)
 	}
 }
 
