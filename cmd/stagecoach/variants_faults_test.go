@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
@@ -353,42 +352,56 @@ func TestCrashedVariantLendsItsShare(t *testing.T) {
 	t.Logf("%d requests, none lost", requests)
 }
 
-// TestCallShowsTheVariant asks for a running async call whose items went to two functions.
-func TestCallShowsTheVariant(t *testing.T) {
+// TestCallAndTraceShowTheVariant asks for a running async call whose items went to two functions.
+// The trace of a request names the function that answered.
+func TestCallAndTraceShowTheVariant(t *testing.T) {
 	t.Parallel()
-	l := startLanes(t, "read", "read-b")
+	flags, collector := collected(t)
+	l := startLanesWith(t, flags, "read", "read-b")
 	in := fn{"in", "noop", nil, map[string]string{"pipeline": "texts", "next": "read", "route": "even"}, nil}
 	l.deployAll(in, l.lane("read", map[string]string{"pipeline": "texts", "each": "true"}), l.lane("read-b", map[string]string{"variant-of": "read"}))
 	l.hasTable("texts", "read", "any: read 0.5, read-b 0.5")
 	l.until(late, "replicas", func() bool { return l.line("read").Ready > 0 && l.line("read-b").Ready > 0 })
+	const id = "0af7651916cd43dd8448eb211c80319"
+	seen := map[string]bool{}
+	for i := range 2 {
+		trace := fmt.Sprint(id, i)
+		body := fmt.Sprint("traced ", i)
+		s, err := l.by(body, l.send(http.MethodPost, "/function/texts", body, "Traceparent", "00-"+trace+"-b7ad6b7169203331-01"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen[s.function] = true
+		span := l.trace(collector, trace, "POST /function/texts")["call read"]
+		if got := span.Attributes["stagecoach.variant"]; got != s.function+".openfaas-fn" || span.Attributes["stagecoach.replica"] != s.replica {
+			t.Errorf("answered by %+v, the span says %v", s, span.Attributes)
+		}
+	}
+	if len(seen) != 2 {
+		t.Errorf("answered by %v, want each function once", seen)
+	}
+
 	for _, name := range []string{"read", "read-b"} {
 		l.file(name, "held", true)
 	}
-	id := l.must(http.StatusAccepted, http.MethodPost, "/async-function/texts", `["a","b","c","d","hold"]`, "Content-Type", "application/json").Header.Get("X-Call-Id")
+	const body = `["a","b","c","d","hold"]`
+	call := l.must(http.StatusAccepted, http.MethodPost, "/async-function/texts", body, "Content-Type", "application/json").Header.Get("X-Call-Id")
 	c := &operator{t, t.TempDir(), l.Base}
-	const want = "Stage:      read, 4 of 5 calls done, attempt 1, by read, read-b\n"
 	out := ""
 	l.until(late, "all but one item to be answered", func() bool {
 		var err error
-		out, err = c.try("", "call", id)
+		out, err = c.try("", "call", call)
 		return err == nil && strings.Contains(out, "4 of 5 calls done")
 	})
-	if !strings.Contains(strings.Join(strings.Fields(out), " "), strings.Join(strings.Fields(want), " ")) {
+	if want := "read, 4 of 5 calls done, attempt 1, by read-b.openfaas-fn, read.openfaas-fn\n"; !strings.Contains(out, want) {
 		t.Errorf("stagecoach call:\n%s\nwant %s", out, want)
 	}
 	for _, name := range []string{"read", "read-b"} {
 		l.file(name, "held", false)
 	}
-	c.run(`State: +done`, "", "call", id, "--wait")
-	proctest.Until(t, "the answer", func() bool {
-		out, err := c.try("", "call", id, "--body")
-		if err != nil {
-			return false
-		}
-		all, err := l.itemsBy(`["a","b","c","d","hold"]`, http.StatusOK, []byte(out))
-		if err != nil || len(all) != 5 {
-			t.Errorf("%v, %s", err, out)
-		}
-		return true
-	})
+	c.run(`State: +done`, "", "call", call, "--wait")
+	if _, err := l.itemsBy(body, http.StatusOK, []byte(c.run("", "", "call", call, "--body"))); err != nil {
+		t.Error(err)
+	}
+	l.ranOnce()
 }

@@ -32,6 +32,12 @@ type laneRig struct {
 // startLanes runs up with the images of these functions, beside the built ones.
 func startLanes(t *testing.T, names ...string) *laneRig {
 	t.Helper()
+	return startLanesWith(t, nil, names...)
+}
+
+// startLanesWith is startLanes with flags of up.
+func startLanesWith(t *testing.T, flags []string, names ...string) *laneRig {
+	t.Helper()
 	l := &laneRig{images: t.TempDir(), ran: map[string]map[int]bool{}}
 	if err := os.Symlink(proctest.Built(t, "images", "stagecoach"), filepath.Join(l.images, "stagecoach")); err != nil {
 		t.Fatal(err)
@@ -54,7 +60,7 @@ func startLanes(t *testing.T, names ...string) *laneRig {
 			t.Fatal(err)
 		}
 	}
-	l.rig = start(t, "--images", l.images)
+	l.rig = start(t, append(flags, "--images", l.images)...)
 	return l
 }
 
