@@ -119,7 +119,7 @@ bench-gpu: build ## order to first output of PyTorch stages; needs a GPU; BENCH=
 
 bench-gpu-bundle: tools ## a stripped binary in build/gpu, for another machine: docs/RESULTS.md
 	@mkdir -p $(GPU)
-	@$(GO) build "-ldflags=-s -w -extldflags=-Wl,-z,lazy" -o $(GPU)/stagecoach ./cmd/stagecoach
+	@$(GO) build -trimpath -tags noevaluation "-ldflags=-s -w -extldflags=-Wl,-z,lazy" -o $(GPU)/stagecoach ./cmd/stagecoach
 
 bench-keysmanager: images ## forks per second, 1,000 orders at once, an idle daemon, from zero
 	@$(BIN)/stagecoach bench keysmanager --images $(IMAGES) --ort build/ort/libonnxruntime.so.1

@@ -123,6 +123,11 @@ func New(cfg Config) (*Shell, error) {
 			tail: 250 * time.Millisecond, leave: 30 * time.Second,
 		},
 	}
+	if cfg.Revive == nil {
+		s.cfg.Revive = func(function pipeline.Key, revision uint64) {
+			s.NoReplica(function, revision, "replicas of old revisions are not started here")
+		}
+	}
 	s.functions.Store(&map[pipeline.Key]*function{})
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {

@@ -281,9 +281,8 @@ func (s changes) move(f *function, stage pipeline.Key) error {
 	first.mu.Lock()
 	second.mu.Lock()
 	now := time.Now()
-	var left, right orders
 	lane, effects := from.core.Detach(now, f.lane)
-	links := from.carry(now, effects, &left, nil)
+	ended, links, left := from.carry(now, effects, nil, nil)
 	from.functions = slices.DeleteFunc(from.functions, func(g *function) bool { return g == f })
 	for name, l := range from.links {
 		if l.f.lane == f.lane {
@@ -299,7 +298,7 @@ func (s changes) move(f *function, stage pipeline.Key) error {
 	for _, old := range f.former {
 		old.owner.Store(to)
 	}
-	links = to.carry(now, to.core.Attach(now, lane), &right, links)
+	moved, links, right := to.carry(now, to.core.Attach(now, lane), nil, links)
 	for _, o := range []*owner{from, to} {
 		o.bound()
 		o.publish()
@@ -308,8 +307,8 @@ func (s changes) move(f *function, stage pipeline.Key) error {
 	second.mu.Unlock()
 	first.mu.Unlock()
 	flush(links)
-	from.finish(&left)
-	to.finish(&right)
+	from.finish(ended, left)
+	to.finish(moved, right)
 	if empty {
 		s.end(from, fmt.Sprintf("no function serves %q any more", from.stage))
 	}
