@@ -18,8 +18,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// mixture is sync and async requests to a stage with `each` and three functions. It goes on while up
-// is killed and started again.
+// mixture is sync and async requests to a stage with `each` and three functions. Its clients go on
+// while up is killed and started again.
 type mixture struct {
 	*laneRig
 	to   string // where callbacks go

@@ -174,8 +174,11 @@ func (l *laneRig) itemsBy(body string, status int, answer []byte) ([]said, error
 	all, versions := make([]said, len(got)), map[string]int{}
 	for i := range got {
 		s, err := parseSaid(got[i])
-		if err != nil || s.input != sent[i] {
-			return nil, fmt.Errorf("item %d: %q, %v, want that of %q", i, got[i], err, sent[i])
+		if err == nil && s.input != sent[i] {
+			err = fmt.Errorf("answer %q, want that of %q", got[i], sent[i])
+		}
+		if err != nil {
+			return nil, fmt.Errorf("item %d: %w", i, err)
 		}
 		if v, ok := versions[s.function]; ok && v != s.version {
 			return nil, fmt.Errorf("versions %d and %d of %s answered one request: %q", v, s.version, s.function, got)

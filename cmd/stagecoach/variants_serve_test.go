@@ -114,9 +114,9 @@ func TestVariantsServeTheirStage(t *testing.T) {
 	l.expect("/function/texts", "again", "read")
 }
 
-// TestVariantFaultsMend deploys variants before their stage, and a variant of a variant. Status and
+// TestVariantFaultsEndByThemselves deploys variants before their stage, and a variant of a variant. Status and
 // `deploy --wait` tell what is wrong. This ends once the stage is there.
-func TestVariantFaultsMend(t *testing.T) {
+func TestVariantFaultsEndByThemselves(t *testing.T) {
 	t.Parallel()
 	l := startLanes(t, "read", "read-b", "read-c")
 	b := l.lane("read-b", map[string]string{"variant-of": "read", "accuracy": "0.9"})
