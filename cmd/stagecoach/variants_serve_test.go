@@ -114,8 +114,8 @@ func TestVariantsServeTheirStage(t *testing.T) {
 	l.expect("/function/texts", "again", "read")
 }
 
-// TestVariantFaultsEndByThemselves deploys variants before their stage, and a variant of a variant. Status and
-// `deploy --wait` tell what is wrong. This ends once the stage is there.
+// TestVariantFaultsEndByThemselves deploys variants before their stage, and a variant of a variant.
+// Status and `deploy --wait` tell what is wrong. This ends once the stage is there.
 func TestVariantFaultsEndByThemselves(t *testing.T) {
 	t.Parallel()
 	l := startLanes(t, "read", "read-b", "read-c")
