@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -64,8 +65,8 @@ func nothingContained(t *testing.T, s *containerdtest.Server, nodes ...string) {
 	})
 }
 
-// inContainerd returns what a containerd has: containers, tasks, snapshots, leases, mounts, and the
-// processes of its shims. It leaves out images, which stay until they are collected, and the leases
+// inContainerd returns what a containerd has: containers, tasks, snapshots, leases, mounts, folders
+// of containers, and the processes of its shims. It leaves out images, which stay until they are collected, and the leases
 // of interrupted transfers, which containerd removes when they expire.
 func inContainerd(t *testing.T, s *containerdtest.Server) (all []string) {
 	t.Helper()
@@ -134,10 +135,34 @@ func inContainerd(t *testing.T, s *containerdtest.Server) (all []string) {
 	for _, pid := range s.Shims() {
 		add("shim", fmt.Sprint(pid))
 	}
+	for _, folder := range s.Folders() {
+		add("folder", folder)
+	}
 	for _, at := range mountPoints(t) {
 		if strings.HasPrefix(at, s.State+"/") || strings.HasPrefix(at, s.Root+"/") {
 			add("mount", at)
 		}
+	}
+	return all
+}
+
+// stateFiles returns the files in up's state folder and in the folders of its replicas. It leaves
+// out the files of NATS, whose number changes.
+func (r *rig) stateFiles() (all []string) {
+	r.t.Helper()
+	err := filepath.WalkDir(r.state, func(path string, e fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist): // it has just gone
+			return nil
+		case err == nil && path == filepath.Join(r.state, "nats"):
+			return fs.SkipDir
+		case err == nil:
+			all = append(all, "file "+path)
+		}
+		return err
+	})
+	if err != nil {
+		r.t.Fatal(err)
 	}
 	return all
 }

@@ -251,6 +251,24 @@ func (s *Server) Shims() []int {
 	return pids
 }
 
+// Folders returns the folders that this containerd and its runc have of containers. It leaves out
+// those whose names begin with a dot: a containerd that is killed while it removes such a folder
+// leaves it, and so does the next one.
+func (s *Server) Folders() (all []string) {
+	s.t.Helper()
+	for _, pattern := range []string{
+		filepath.Join(s.State, "io.containerd.runtime.*", s.Namespace, "[^.]*"), filepath.Join(s.Root, "io.containerd.runtime.*", s.Namespace, "[^.]*"),
+		filepath.Join(runcFolder, s.Namespace, "*"),
+	} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		all = append(all, found...)
+	}
+	return all
+}
+
 // endShims kills the shims that a test has left, with the processes of their containers.
 func (s *Server) endShims() {
 	for _, shim := range s.Shims() {

@@ -51,14 +51,18 @@ func TestAccountSeesItsFilesAlone(t *testing.T) {
 func TestRootHasItsOwnFiles(t *testing.T) {
 	each(t, func(t *testing.T, r rig) {
 		root := image(t)
-		secrets, hosts := t.TempDir(), filepath.Join(t.TempDir(), "hosts")
+		secrets, names := t.TempDir(), t.TempDir()
+		hosts, resolv := filepath.Join(names, "hosts"), filepath.Join(names, "resolv")
 		write(t, filepath.Join(secrets, "key"), "secret", 0o400)
 		write(t, hosts, "10.0.0.1 here", 0o666)
-		c := inside(root, "id", "read=/home/app/file", "write=/home/app/file", "read=/etc/hosts", "write=/etc/hosts", "read=/var/secrets/key", "write=/var/secrets/key",
+		write(t, resolv, "nameserver 192.0.2.1", 0o666)
+		c := inside(root, "id", "read=/home/app/file", "write=/home/app/file", "read=/etc/hosts", "write=/etc/hosts", "read=/etc/resolv.conf", "write=/etc/resolv.conf", "read=/var/secrets/key", "write=/var/secrets/key",
 			"env", "read=/etc/passwd", "write=/etc/passwd", "temp", "write=/dev/shm/x", "list=/", "read=/dev/zero/x", "write=/dev/null")
-		c.User, c.Hosts, c.Binds = "app", hosts, []sandbox.Bind{{From: secrets, To: "/var/secrets", Copy: true}}
+		c.Hosts, c.Resolv = hosts, resolv
+		c.User, c.Binds = "app", []sandbox.Bind{{From: secrets, To: "/var/secrets", Copy: true}}
 		want(t, r.said(t, c),
-			"id: 1234 1235 [1300]", "read=/home/app/file: of the image", "read=/etc/hosts: 10.0.0.1 here", "write=/etc/hosts: ", "read=/var/secrets/key: secret",
+			"id: 1234 1235 [1300]", "read=/home/app/file: of the image", "read=/etc/hosts: 10.0.0.1 here", "write=/etc/hosts: ", "read=/etc/resolv.conf: nameserver 192.0.2.1", "write=/etc/resolv.conf: ",
+			"read=/var/secrets/key: secret",
 			"write=/var/secrets/key: ", "HOME=/home/app", "USER=app", "write=/etc/passwd: ", "temp: /tmp ", "not write=/dev/shm/x", "not write=/dev/null", "not token")
 		if b, err := os.ReadFile(filepath.Join(root, "home/app/file")); err != nil || string(b) != "of the image" {
 			t.Errorf("%q, %v, want the image unchanged", b, err)
