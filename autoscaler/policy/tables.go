@@ -153,6 +153,9 @@ func expecting(s plan.Snapshot, lanes []plan.Lanes, m Memory) plan.Snapshot {
 			if part == 0 || !f.Stage.Known || !(f.Stage.Rate > 0) {
 				continue
 			}
+			if f.Demand.Known && f.Demand.Rate > 0 && byLength(&p.tables[k]) {
+				continue // its own demand knows how many tasks have lengths of its levels
+			}
 			if !copied {
 				s.Functions, copied = slices.Clone(s.Functions), true
 				f, _ = s.Function(name)
@@ -176,6 +179,11 @@ func expected(own, stage plan.Demand, part float64) plan.Demand {
 		own.Last = stage.Last
 	}
 	return own
+}
+
+// byLength reports whether a table's lanes depend on the lengths of tasks.
+func byLength(t *plan.Table) bool {
+	return slices.ContainsFunc(t.Rows, func(r plan.Row) bool { return len(r.Levels) > 1 })
 }
 
 // meanPart returns the mean part of a lane over the levels of a table's rows. How many tasks belong

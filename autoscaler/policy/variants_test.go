@@ -148,6 +148,28 @@ func TestALaneIsSizedForThePartThatItsTableSends(t *testing.T) {
 	}
 }
 
+// TestALaneOfLongInputsIsSizedForItsOwnDemand gives a lane that takes long inputs a few of them.
+// The table alone would send it half of the stage's tasks.
+func TestALaneOfLongInputsIsSizedForItsOwnDemand(t *testing.T) {
+	t.Parallel()
+	set, s := choose(t, Names{}), laned()
+	for i := range s.Functions {
+		s.Functions[i].Stage.Rate = 400
+	}
+	s.Functions[1].Demand.Rate = 10 // read: 100 ms per task, any length
+	s.Functions[2].Demand = plan.Demand{Known: true, Rate: 390, Last: t0}
+	s.Functions[2].Accuracy, s.Functions[2].MaxLength = s.Functions[1].Accuracy, 64
+	p, m := set.mustDecide(t, s, nil)
+	if levels := p.Tables[0].Rows[0].Levels; len(levels) != 2 {
+		t.Fatalf("levels %+v, want one up to 64 and one for any length", levels)
+	}
+	s.Rev, s.At = 2, t0.Add(time.Second)
+	p, _ = set.mustDecide(t, s, m)
+	if n := len(p.Wants[1].Slots); p.Wants[1].Function != "read.ns" || n > 4 {
+		t.Errorf("%d replicas (%s), want at most 4 for 10 tasks per second", n, p.Wants[1].Why)
+	}
+}
+
 // TestAMixKeepsItsCounts compares the lines of a mixer with what is placed. The corrector and the
 // sharer must not change them.
 func TestAMixKeepsItsCounts(t *testing.T) {
