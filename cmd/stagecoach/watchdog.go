@@ -74,8 +74,9 @@ type resolver interface {
 // kinds knows which functions speak HTTP themselves. It inspects an image when its function is
 // deployed.
 type kinds struct {
-	images resolver
-	known  sync.Map // pipeline.Key → *kind
+	images  resolver
+	known   sync.Map // pipeline.Key → *kind
+	batches batches
 }
 
 // kind describes one function.
