@@ -193,6 +193,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 const recordLimit = 256 << 20
 
 func (u *up) openControl(context.Context) error {
+	u.kinds = &kinds{images: u.images}
 	scales := &announcer{events: u.events, wants: map[string]int{}}
 	cfg := control.Config{Tick: u.cfg.Control.Tick, Policies: u.cfg.Control.Policies, Applied: scales.applied}
 	if u.cfg.Control.Record != "" {
