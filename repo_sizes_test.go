@@ -38,7 +38,6 @@ var largeTypes = map[string]size{
 	"request/gateway.Gateway":      {38, 6},
 	"request/gateway.call":         {2, 22},
 	"request/queue.Journal":        {40, 14},
-	"sim.Stage":                    {2, 22},
 	"sim.stageRecorder":            {13, 24},
 	"sim.world":                    {22, 21},
 	"sim/study.Result":             {28, 17},

@@ -111,7 +111,7 @@ func (l *line) declared() plan.Function {
 	}
 	return plan.Function{
 		Variant: plan.Variant{VariantOf: variantOf, Accuracy: s.Accuracy, MaxLength: s.MaxLength},
-		Name: l.key, Revision: revision, Min: s.Min, Max: s.Max, Zero: s.Zero, ZeroAge: s.ZeroAge, GPU: s.GPU, DeviceMemory: int64(s.GPUMemory),
+		Name:    l.key, Revision: revision, Min: s.Min, Max: s.Max, Zero: s.Zero, ZeroAge: s.ZeroAge, GPU: s.GPU, DeviceMemory: int64(s.GPUMemory),
 		Memory: int64(s.Memory), CPUMilli: int(s.CPU), CPULimit: int(s.CPULimit), Batch: s.Batch, Slots: s.Slots, Profile: l.service.points(),
 	}
 }

@@ -82,13 +82,9 @@ func (p *PipelineFigures) Quantile(q float64) (time.Duration, bool) {
 // the calls that it answered, and the other two are 0.
 type StageFigures struct {
 	Name string
-	// The stage that it is one of several functions to serve; empty: it alone serves its stage. The
-	// next two are 0 then.
-	Stage string
-	Tasks float64 // calls that it answered
-	Share float64 // of the answered calls of the stage
-	Rate  float64 // of calls, per second
-	CV    float64 // of the times between arrivals
+	LaneFigures
+	Rate float64 // of calls, per second
+	CV   float64 // of the times between arrivals
 	// CV by Whitt's QNA from the entering requests; of an entry stage: as measured
 	Predicted      float64
 	Queue          float64 // waiting calls, on average over time
@@ -105,6 +101,13 @@ type StageFigures struct {
 	Evictions      int    // of its parameters
 	Short          int    // plans in which a replica had no place
 	ShortWhy       string // reason in the first such plan
+}
+
+// LaneFigures are what a function answered as one of several that serve a stage.
+type LaneFigures struct {
+	Stage string  // empty: the function alone serves its stage, and the other fields are 0
+	Tasks float64 // calls that it answered
+	Share float64 // of the answered calls of the stage
 }
 
 // StartFigures are the starts on one path, from the order to ready.

@@ -114,6 +114,33 @@ func TestLengthsChooseLanes(t *testing.T) {
 	}
 }
 
+// TestOneLaneHasALongestInput checks that a stage without variants drops inputs that are too long.
+func TestOneLaneHasALongestInput(t *testing.T) {
+	x := simulate(t, strings.NewReplacer("name: p,", "name: p, length: {list: [100, 101]},", "name: s,", "name: s, maxLength: 100,").Replace(good)).Policies[0].Pipelines[0]
+	if got := x.Failed.Mean; math.Abs(got-0.5) > 0.05 || x.Drops["length"] == 0 || x.Drops["length"] != x.Failures["503"] {
+		t.Errorf("%g of the requests failed, %v, dropped %v, want half of them dropped", got, x.Failures, x.Drops)
+	}
+}
+
+// TestAccuracyOfAnAnswerIsAProduct checks that the accuracies of an answer's stages are multiplied,
+// and that the calls of a stage are averaged.
+func TestAccuracyOfAnAnswerIsAProduct(t *testing.T) {
+	x := simulate(t, `
+duration: 20s
+seeds: 1
+policies: [{allocator: fixed, corrector: none, route: even}]
+nodes: [{memory: 16Gi, cpu: 64}]
+pipelines: [{name: p, items: 2, arrivals: {rate: "5"}}]
+stages:
+- {name: a, next: b, items: 2, accuracy: 0.9, service: {mean: 5ms}}
+- {name: b, each: true, accuracy: 0.8, service: {mean: 5ms}, variants: [{name: c, accuracy: 0.4, service: {mean: 5ms}}]}
+`).Policies[0].Pipelines[0]
+	// the two items of a request go to different lanes
+	if got, want := x.Accuracy.Mean, 0.9*0.6; math.Abs(got-want) > 1e-6 {
+		t.Errorf("the accuracy of answers is %g, want %g", got, want)
+	}
+}
+
 // TestLengthsDependOnlyOnTheRequest checks the kinds of lengths: their bounds, their means, that a
 // file is played in turn, and that all policies get the same.
 func TestLengthsDependOnlyOnTheRequest(t *testing.T) {
@@ -167,7 +194,7 @@ stages: [{name: s, service: {mean: 10ms}}]
 
 // TestServiceTimesFollowLengths checks that a batch takes longer by its longest input.
 func TestServiceTimesFollowLengths(t *testing.T) {
-	s := newService(Stage{CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 10 * time.Millisecond, PerLength: 100 * time.Microsecond, BatchCost: pointer(0.5), CPUShare: 1}})
+	s := newService(Variant{CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 10 * time.Millisecond, PerLength: 100 * time.Microsecond, BatchCost: pointer(0.5), CPUShare: 1}})
 	for _, tc := range []struct {
 		batch, cpu, length int
 		want               float64

@@ -207,7 +207,7 @@ func (s *Scenario) functions() (all []declared) {
 		path := fmt.Sprintf("stages[%d]", i)
 		all = append(all, declared{st, path})
 		for k := range st.Variants {
-			v := st.Variants[k].function(st.Name)
+			v := Stage{Variant: st.Variants[k], variantOf: st.Name}
 			v.complete()
 			all = append(all, declared{v, fmt.Sprintf("%s.variants[%d]", path, k)})
 		}
@@ -229,7 +229,7 @@ func (m *Model) addStages(p *problems) {
 		st := stage{spec: spec, key: keyOf(spec.Name)}
 		if len(*p) == before {
 			st.output = make(tensor.Activation, spec.Items)
-			st.service = newService(spec)
+			st.service = newService(spec.Variant)
 		}
 		m.stages = append(m.stages, st)
 	}

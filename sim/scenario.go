@@ -112,11 +112,20 @@ type Length struct {
 
 // Stage is a function of one or more pipelines.
 type Stage struct {
+	Variant   `yaml:",inline"` // the stage's own function
+	Pipelines []string         `yaml:"pipelines"` // empty: all pipelines
+	Next      []string         `yaml:"next"`
+	Each      bool             `yaml:"each"`     // one call per item
+	Join      int              `yaml:"join"`     // number of predecessors that it waits for; 0: all
+	Variants  []Variant        `yaml:"variants"` // other functions that can serve the stage
+
+	variantOf string // name of the stage that this function can serve too; empty: it is no variant
+}
+
+// Variant is a function that can serve a stage. A stage's variants inherit nothing from the stage's
+// own function.
+type Variant struct {
 	Name       string        `yaml:"name"`
-	Pipelines  []string      `yaml:"pipelines"` // empty: all pipelines
-	Next       []string      `yaml:"next"`
-	Each       bool          `yaml:"each"`  // one call per item
-	Join       int           `yaml:"join"`  // number of predecessors that it waits for; 0: all
 	Items      int           `yaml:"items"` // items per answer
 	Service    Service       `yaml:"service"`
 	Start      Start         `yaml:"start"`
@@ -138,43 +147,6 @@ type Stage struct {
 	DiesEvery  time.Duration `yaml:"diesEvery"` // mean life of a replica, exponential; 0: unlimited
 	Accuracy   float64       `yaml:"accuracy"`  // of its answers, above 0 and at most 1; 0: 1
 	MaxLength  int           `yaml:"maxLength"` // of its inputs; 0: any
-	Variants   []Variant     `yaml:"variants"`  // other functions that can serve the stage
-
-	variantOf string // name of the stage that this function can serve too; empty: it is no variant
-}
-
-// Variant is a function that can serve a stage too. The fields are those of Stage. Nothing is
-// inherited from the stage.
-type Variant struct {
-	Name       string        `yaml:"name"`
-	Accuracy   float64       `yaml:"accuracy"`
-	MaxLength  int           `yaml:"maxLength"`
-	Items      int           `yaml:"items"`
-	Service    Service       `yaml:"service"`
-	Start      Start         `yaml:"start"`
-	Batch      int           `yaml:"batch"`
-	Slots      int           `yaml:"slots"`
-	QueueLimit int           `yaml:"queueLimit"`
-	Min        int           `yaml:"min"`
-	Max        int           `yaml:"max"`
-	Zero       bool          `yaml:"zero"`
-	ZeroAge    time.Duration `yaml:"zeroAge"`
-	CPU        Milli         `yaml:"cpu"`
-	CPULimit   Milli         `yaml:"cpuLimit"`
-	Memory     Bytes         `yaml:"memory"`
-	Parameters Bytes         `yaml:"parameters"`
-	GPU        int           `yaml:"gpu"`
-	GPUMemory  Bytes         `yaml:"gpuMemory"`
-	DiesEvery  time.Duration `yaml:"diesEvery"`
-}
-
-// function returns the variant in the form of a stage.
-func (v *Variant) function(of string) Stage {
-	return Stage{
-		Name: v.Name, Accuracy: v.Accuracy, MaxLength: v.MaxLength, Items: v.Items, Service: v.Service, Start: v.Start, Batch: v.Batch, Slots: v.Slots,
-		QueueLimit: v.QueueLimit, Min: v.Min, Max: v.Max, Zero: v.Zero, ZeroAge: v.ZeroAge, CPU: v.CPU, CPULimit: v.CPULimit, Memory: v.Memory,
-		Parameters: v.Parameters, GPU: v.GPU, GPUMemory: v.GPUMemory, DiesEvery: v.DiesEvery, variantOf: of,
-	}
 }
 
 // Service is how long a batch keeps its slot.

@@ -60,7 +60,7 @@ type service struct {
 	profile   []Point // sorted by CPU, then batch
 }
 
-func newService(s Stage) *service {
+func newService(s Variant) *service {
 	v := s.Service
 	out := &service{
 		dist: v.Dist, mean: float64(v.Mean), batchCost: *v.BatchCost, cpuShare: v.CPUShare, perLength: float64(v.PerLength),

@@ -242,7 +242,7 @@ stages: [{name: s, max: 1, service: {mean: 100ms}}]
 
 // TestServiceTimesFollowTheProfile checks service times that come from a profile.
 func TestServiceTimesFollowTheProfile(t *testing.T) {
-	s := newService(Stage{Service: Service{Dist: Deterministic, BatchCost: pointer(1.0), Profile: []Point{
+	s := newService(Variant{Service: Service{Dist: Deterministic, BatchCost: pointer(1.0), Profile: []Point{
 		{CPU: 1000, Batch: 1, Mean: 100 * time.Millisecond}, {CPU: 2000, Batch: 1, Mean: 60 * time.Millisecond}, {CPU: 2000, Batch: 4, Mean: 120 * time.Millisecond},
 	}}})
 	for _, tc := range []struct {
@@ -255,7 +255,7 @@ func TestServiceTimesFollowTheProfile(t *testing.T) {
 			t.Errorf("a batch of %d on %dm takes %v, want %v", tc.batch, tc.cpu, got, tc.want*time.Millisecond)
 		}
 	}
-	plain := newService(Stage{CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 100 * time.Millisecond, BatchCost: pointer(0.5), CPUShare: 0.8}})
+	plain := newService(Variant{CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 100 * time.Millisecond, BatchCost: pointer(0.5), CPUShare: 0.8}})
 	for _, tc := range []struct {
 		batch, cpu int
 		want       float64

@@ -47,8 +47,8 @@ func TestReportPairs(t *testing.T) {
 	}
 }
 
-// TestVariantsUseAllLanes checks that each function of the case variants has a third of the tasks in
-// the simulator, and that its goals are wider.
+// TestVariantsUseAllLanes checks that each function of the case variants has a third of the tasks
+// in the simulator, and that its goals are wider.
 func TestVariantsUseAllLanes(t *testing.T) {
 	cases := simCases(time.Minute)
 	c := &cases[slices.IndexFunc(cases, func(c running.Case) bool { return c.Name == "variants" })]

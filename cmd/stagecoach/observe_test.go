@@ -34,12 +34,19 @@ func three() []fn {
 // traced runs up with a collector.
 func traced(t *testing.T) (*rig, *otlptest.Receiver) {
 	t.Helper()
-	collector := otlptest.Start(t)
+	flags, collector := collected(t)
+	return start(t, flags...), collector
+}
+
+// collected starts a collector and returns the flags with which up sends its spans there.
+func collected(t *testing.T) (flags []string, collector *otlptest.Receiver) {
+	t.Helper()
+	collector = otlptest.Start(t)
 	config := filepath.Join(t.TempDir(), "up.yaml")
 	if err := os.WriteFile(config, []byte("telemetry: {otlp: "+collector.URL+"}\nlog: {level: debug, format: json}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return start(t, "--config", config), collector
+	return []string{"--config", config}, collector
 }
 
 // trace waits for a trace with a span of this name and returns its spans by name.

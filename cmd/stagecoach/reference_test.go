@@ -265,6 +265,7 @@ func readKeys(t *testing.T) []string {
 	}
 	const field = `(?m)^\t\t"([a-z-]+)": +func\(`
 	find("../../pipeline/parse.go", ") annotations(", pipeline.Prefix, field, 16)
+	find("../../pipeline/policies.go", ") variantsAndPolicies(", pipeline.Prefix, field, 8)
 	find("../../pipeline/parse.go", ") labels(", "com.openfaas.scale.", field, 8)
 	find("../../pipeline/async.go", ") retries(", "com.openfaas.retry.", `\bread\("([a-z_]+)"`, 4)
 	return known

@@ -185,7 +185,8 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 		c.end(now, it, task.Unavailable, fmt.Sprintf("function %q was removed", it.lane.name))
 	case !t.Deadline.IsZero() && !t.Deadline.After(now):
 		c.end(now, it, task.Expired, "the deadline had passed when the task came")
-	case t.Attempt <= 1 && c.full(now, it): // an earlier attempt was accepted, so later ones are exempt
+	case t.Attempt <= 1 && c.full(now, it):
+		// An earlier attempt was accepted, so later ones are exempt.
 	default:
 		c.tasks.add(it)
 		if it.lane != it.home {

@@ -67,8 +67,8 @@ type Credit struct {
 	Slots   int
 }
 
-// Deployed reports which revision of a lane's function is deployed now. If there is no such lane, it
-// is added. Requests that began on another revision may still need it. If that revision has no
+// Deployed reports which revision of a lane's function is deployed now. If there is no such lane,
+// it is added. Requests that began on another revision may still need it. If that revision has no
 // replica left, the Core asks for one with [Revive], and the tasks wait for it.
 type Deployed struct {
 	Lane       string
@@ -78,7 +78,7 @@ type Deployed struct {
 }
 
 // Removed reports that a lane's function was removed. The lane gets no more tasks, and its waiting
-// tasks are routed anew. Its running tasks go on until its replicas drain or are lost; then the
+// tasks are routed again. Its running tasks go on until its replicas drain or are lost; then the
 // lane has [Gone]. Tasks that invoked the function by its own name are answered with
 // [task.Unavailable] and the cause. If no other lane is left, Removed does what [Close] does.
 type Removed struct{ Lane, Cause string }
@@ -92,8 +92,8 @@ type NoReplica struct {
 }
 
 // Fail reports that no replica of Revision can be started. The lane's waiting tasks go to its
-// backups. If there are none, they are answered with [task.Unavailable] and Cause, except tasks that
-// need another revision (see [NoReplica]). Running tasks go on. If another revision has been
+// backups. If there are none, they are answered with [task.Unavailable] and Cause, except tasks
+// that need another revision (see [NoReplica]). Running tasks go on. If another revision has been
 // deployed since, Fail does nothing.
 type Fail struct {
 	Lane     string
@@ -132,8 +132,8 @@ func (Tick) event()         {}
 func (Close) event()        {}
 
 // Effect is an output of the core: one of [Send], [CancelCall], [Reply], [Idle], [Evict],
-// [Exhausted], [Stuck], [Revive], [Wanted], [Unknown], [Gone] and [Wake]. The effects for one replica must be carried
-// out in order.
+// [Exhausted], [Stuck], [Revive], [Wanted], [Unknown], [Gone] and [Wake]. The effects for one
+// replica must be carried out in order.
 type Effect interface{ effect() }
 
 // Send gives a replica a batch. Batch numbers are unique within the function. A call's number is

@@ -19,8 +19,8 @@ import (
 // Between two applications that both have waiting tasks, service time divided by weight differs by
 // at most the sum, over both, of (n+1)·L/weight. n is the number of tasks that the lane's replicas
 // run at a time, and L the longest service time of a task, which is its share of its batch's time.
-// With n = 0, this is the bound of the paper. n is there because so many tasks can be sent before the
-// first answer corrects the charge.
+// With n = 0, this is the bound of the paper. n is there because so many tasks can be sent before
+// the first answer corrects the charge.
 //
 // The cost per task is a search among the tags of the applications, whose number the deployed
 // pipelines and functions bound.

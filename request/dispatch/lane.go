@@ -21,8 +21,8 @@ type Lane struct {
 	maxLength int    // of inputs; 0: any
 	limit     int    // largest number of waiting tasks
 	fate      fate   // as of the latest step
-	// It cannot serve: its last replica crashed, or no replica can be started. The next replica ends
-	// that.
+	// It cannot serve: its last replica crashed, or no replica can be started. The next replica
+	// ends that.
 	failed  bool
 	removed bool // its function was removed, and its replicas drain
 

@@ -142,6 +142,17 @@ func TestLaneScenarios(t *testing.T) {
 			{1 * ms, replicaOf("g.ns", "g1"), "send g1 #1 a"},
 			{1 * ms, submit("c", 0), ""},
 		}},
+		"a full lane keeps its tasks while its overflow is full": {CoreConfig{}, []step{
+			{0, Deployed{Lane: "g.ns", QueueLimit: 1}, ""},
+			{0, Deployed{Lane: "h.ns", QueueLimit: 1}, ""},
+			{0, shares(1, plan.Level{Shares: []plan.Share{{Lane: "g.ns", Part: 1}}, Overflow: "h.ns"}), ""},
+			{0, replicaOf("h.ns", "h1"), ""},
+			{0, submit("a", 0), "wanted g.ns"},
+			{0, submit("b", 0), "wanted g.ns; wanted g.ns; send h1 #1 b"},
+			{0, submit("c", 0), "wanted g.ns; wanted g.ns"}, // it waits in h
+			{0, submit("d", 0), "wanted g.ns"},
+			{1 * ms, ReplicaUp{Lane: "g.ns", Name: "g1", MaxBatch: 2}, "send g1 #1 a+d"},
+		}},
 		"a lane with more than its share of the limit is full": {CoreConfig{QueueLimit: 4}, []step{
 			{0, g, ""},
 			{0, shares(1, plan.Level{Shares: []plan.Share{{Lane: "f.ns", Part: 0.25}, {Lane: "g.ns", Part: 0.75}}, Overflow: "g.ns"}), ""},
@@ -264,7 +275,8 @@ func TestSharesAreExact(t *testing.T) {
 		for n := range 3000 {
 			if every > 0 && n%every == 0 {
 				ev := sharesOf(uint64(n), parts)
-				ev.Table.Rows[0].Levels[0].Backups = []string{"f.ns", "g.ns"}[:n/every%2+1] // so that it differs
+				// The backups make it differ from the one before.
+				ev.Table.Rows[0].Levels[0].Backups = []string{"f.ns", "g.ns"}[:n/every%2+1]
 				c.Step(epoch, ev)
 			}
 			for _, e := range c.Step(epoch, submit(fmt.Sprint(n), 0)) {
@@ -347,8 +359,8 @@ func TestSignalsOfLanes(t *testing.T) {
 	}
 }
 
-// TestDetachKeepsDuplicatesOut checks that a task that moved with its lane, or ended before, runs at
-// neither owner again.
+// TestDetachKeepsDuplicatesOut checks that a task that moved with its lane, or ended before, runs
+// at neither owner again.
 func TestDetachKeepsDuplicatesOut(t *testing.T) {
 	c, to := NewCore(CoreConfig{Function: "f.ns"}), NewCore(CoreConfig{Function: "g.ns", Bare: true})
 	c.Step(epoch, Deployed{Lane: "g.ns"})

@@ -47,7 +47,7 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c w
 		f: f, name: name, conn: wire.NewConn(c), cause: make(chan task.Death, 1),
 		idle: make(chan struct{}), gone: make(chan struct{}),
 	}
-	l.out = outbox{link: l, kick: make(chan struct{}, 1)}
+	l.out = outbox{link: l, kick: make(chan struct{}, 1), step: f.step}
 	if err := f.register(l); err != nil {
 		_ = c.Close() // nothing was sent
 		return wire.Hello{}, err

@@ -127,15 +127,11 @@ func (f *function) step(ev Event) {
 
 // orders are what a step leaves to do once the owner is unlocked.
 type orders struct {
-	replies   []answered
 	wanted    []*function
 	exhausted []trouble
 	stuck     []trouble
 	revive    []Revive
 	unknown   *Unknown
-
-	replySpace  [8]answered
-	wantedSpace [4]*function
 }
 
 // advance is step for callers that gather frames over several events. links has the replicas with
@@ -163,22 +159,27 @@ type trouble struct {
 
 // advance is the advance of the function that has locked the owner. It unlocks the owner.
 func (o *owner) advance(ev Event, links []*link, more bool) []*link {
-	var left orders
-	left.replies, left.wanted = left.replySpace[:0], left.wantedSpace[:0]
+	var space [8]answered
 	now := time.Now()
-	links = o.carry(now, o.core.Step(now, ev), &left, links)
+	replies, links, left := o.carry(now, o.core.Step(now, ev), space[:0], links)
 	o.publish()
 	o.mu.Unlock()
 	if !more {
 		flush(links)
 	}
-	o.finish(&left)
+	o.finish(replies, left)
 	return links
 }
 
-// carry carries out effects as far as that is possible while the owner is locked. It adds the
-// replicas that got frames to links, and the rest to left.
-func (o *owner) carry(now time.Time, effects []Effect, left *orders, links []*link) []*link {
+// carry carries out effects as far as that is possible while the owner is locked. It adds replies,
+// and the replicas that got frames to links. left has the rest; nil: there is none.
+func (o *owner) carry(now time.Time, effects []Effect, replies []answered, links []*link) (_ []answered, _ []*link, left *orders) {
+	rest := func() *orders {
+		if left == nil {
+			left = &orders{}
+		}
+		return left
+	}
 	for _, e := range effects {
 		switch e := e.(type) {
 		case Send:
@@ -186,7 +187,7 @@ func (o *owner) carry(now time.Time, effects []Effect, left *orders, links []*li
 		case CancelCall:
 			links = o.queue(links, e.Replica, e)
 		case Reply:
-			left.replies = append(left.replies, answered{e, cmp.Or(o.function(e.Lane), o.functions[0])})
+			replies = append(replies, answered{e, cmp.Or(o.function(e.Lane), o.functions[0])})
 			if e.Reply.Code == task.OK {
 				o.waited(e.Lane, e.Reply.Wait)
 			}
@@ -197,13 +198,16 @@ func (o *owner) carry(now time.Time, effects []Effect, left *orders, links []*li
 				l.fail(e.Cause, true) // the Core has answered its calls
 			}
 		case Exhausted:
-			left.exhausted = append(left.exhausted, trouble{o.links[e.Replica].f.name, e.Replica, e.Cause})
+			r := rest()
+			r.exhausted = append(r.exhausted, trouble{o.links[e.Replica].f.name, e.Replica, e.Cause})
 		case Stuck:
-			left.stuck = append(left.stuck, trouble{o.links[e.Replica].f.name, e.Replica, e.Cause})
+			r := rest()
+			r.stuck = append(r.stuck, trouble{o.links[e.Replica].f.name, e.Replica, e.Cause})
 		case Revive:
-			left.revive = append(left.revive, e)
+			r := rest()
+			r.revive = append(r.revive, e)
 		case Unknown:
-			left.unknown = &e
+			rest().unknown = &e
 		case Wake:
 			select { // replaces an earlier Wake that the timer has not seen
 			case <-o.wake:
@@ -213,26 +217,30 @@ func (o *owner) carry(now time.Time, effects []Effect, left *orders, links []*li
 		case Wanted:
 			if f := o.function(e.Lane); f != nil && now.Sub(f.wanted) >= wantedEvery {
 				f.wanted = now
-				left.wanted = append(left.wanted, f)
+				r := rest()
+				r.wanted = append(r.wanted, f)
 			}
 		}
 	}
-	return links
+	return replies, links, left
 }
 
 // finish does what is left of a step. The owner is unlocked.
-func (o *owner) finish(left *orders) {
+func (o *owner) finish(replies []answered, left *orders) {
+	if left == nil {
+		left = &orders{}
+	}
 	for _, e := range left.exhausted {
 		o.tellExhausted(e)
 	}
 	for _, e := range left.stuck {
 		o.tellStuck(e)
 	}
-	for i := range left.replies {
-		o.reply(&left.replies[i])
+	for i := range replies {
+		o.reply(&replies[i])
 	}
 	for _, e := range left.revive {
-		o.revive(e)
+		o.shell.cfg.Revive(pipeline.ParseKey(e.Lane), e.Revision)
 	}
 	if e := left.unknown; e != nil {
 		o.shell.cfg.Logger.Warn("a routing table names functions that do not serve the stage; the rest of it holds", "stage", o.stage, "version", e.Version, "functions", e.Lanes)
@@ -258,15 +266,6 @@ func (o *owner) tellStuck(e trouble) {
 	if tell := o.shell.cfg.Stuck; tell != nil {
 		tell(e.function, e.replica, e.cause)
 	}
-}
-
-// revive asks for a replica of a revision that is not deployed any more.
-func (o *owner) revive(e Revive) {
-	if ask := o.shell.cfg.Revive; ask != nil {
-		ask(pipeline.ParseKey(e.Lane), e.Revision)
-		return
-	}
-	o.step(NoReplica{Lane: e.Lane, Revision: e.Revision, Cause: "replicas of old revisions are not started here"})
 }
 
 func flush(links []*link) {

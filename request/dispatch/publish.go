@@ -6,8 +6,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Publish makes the lines follow the routing tables and ranks of a plan. The lines of a stage change
-// in one step. Publish ignores functions that this process does not own. It does not keep p.
+// Publish makes the lines follow the routing tables and ranks of a plan. The lines of a stage
+// change in one step. Publish ignores functions that this process does not own. It does not keep p.
 func (s *Shell) Publish(p *plan.Plan) {
 	tables := make(map[string]*plan.Table, len(p.Tables))
 	for i := range p.Tables {

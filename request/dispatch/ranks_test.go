@@ -126,7 +126,10 @@ func TestFairForgetsApplications(t *testing.T) {
 			t.Errorf("flow %d of %d, of %q, is in the wrong place", i, len(fair.flows), f.app)
 		}
 	}
-	late := &item{task: &task.Task{Origin: task.Origin{App: "app0"}}}
+	late := &item{task: &task.Task{Origin: task.Origin{App: fair.flows[0].app}}}
+	if fair.flows[0].tag >= fair.clock {
+		t.Fatal("no application is behind the clock")
+	}
 	fair.put(late)
 	if late.flow.tag < fair.clock {
 		t.Errorf("an application that comes late begins at %v, before the clock %v", late.flow.tag, fair.clock)

@@ -77,10 +77,11 @@ func (s *Shell) Lost(function pipeline.Key, replica string, death task.Death) (b
 	return busy
 }
 
-// Fail reports that no replica of a function's revision can be started. The function's waiting tasks
-// go to the other functions that serve its stage, as the routing table says. If there are none, the
-// tasks are answered with [task.Unavailable] and the cause. Tasks that need another revision go on waiting. Tasks
-// that come later wait as usual. If another revision is deployed, Fail does nothing.
+// Fail reports that no replica of a function's revision can be started. The function's waiting
+// tasks go to the other functions that serve its stage, as the routing table says. If there are
+// none, the tasks are answered with [task.Unavailable] and the cause. Tasks that need another
+// revision go on waiting. Tasks that come later wait as usual. If another revision is deployed,
+// Fail does nothing.
 func (s *Shell) Fail(function pipeline.Key, revision uint64, cause string) {
 	if f := s.function(function); f != nil {
 		f.step(Fail{Lane: f.lane, Revision: revision, Cause: cause})
@@ -95,9 +96,9 @@ func (s *Shell) NoReplica(function pipeline.Key, revision uint64, cause string) 
 	}
 }
 
-// Load returns the load of a function for admission. The load of a stage with variants is that of all
-// functions that serve it. Load returns zero if this process does not own the
-// function. It takes no lock.
+// Load returns the load of a function for admission. The load of a stage with variants is that of
+// all functions that serve it. Load returns zero if this process does not own the function. It
+// takes no lock.
 func (s *Shell) Load(function pipeline.Key) task.Load {
 	f := s.function(function)
 	if f == nil {
@@ -129,9 +130,9 @@ func (s *Shell) PauseMeasuring(function pipeline.Key, until time.Time) {
 	}
 }
 
-// Signals returns the measurements of a function's lane for control, or zero if this process does not own
-// the function. The time now should have a monotonic reading, like the times of the Core's steps.
-// Otherwise a change of the machine's clock counts as elapsed time.
+// Signals returns the measurements of a function's lane for control, or zero if this process does
+// not own the function. The time now should have a monotonic reading, like the times of the Core's
+// steps. Otherwise a change of the machine's clock counts as elapsed time.
 func (s *Shell) Signals(function pipeline.Key, now time.Time) plan.Signals {
 	f := s.function(function)
 	if f == nil {

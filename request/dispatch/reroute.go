@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// reroute chooses the homes and lanes of all waiting tasks anew, in the order of their arrival,
+// reroute chooses the homes and lanes of all waiting tasks again, in the order of their arrival,
 // because the table or the lanes have changed.
 func (r *router) reroute(now time.Time) {
 	c := r.core

@@ -40,8 +40,8 @@ type Config struct {
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 
-	// Near takes a reply to a coordinator in this process, without encoding. If it returns false, the
-	// reply goes over the bus. If Near is nil, all replies go over the bus.
+	// Near takes a reply to a coordinator in this process, without encoding. If it returns false,
+	// the reply goes over the bus. If Near is nil, all replies go over the bus.
 	Near func(to string, r *task.Reply) bool
 	// OnDemand is called when more replicas would help (see [Wanted]), at most ten times per second
 	// per function.
@@ -57,8 +57,8 @@ type Config struct {
 	// call's reply is sent. The replica gets no more calls. The receiver drains it with
 	// [Shell.Drain].
 	OutOfMemory func(function pipeline.Key, replica string, short *task.MemoryError)
-	// Stuck is called when a handler goes on for too long after its call is over. The replica gets no
-	// more calls. The receiver starts another replica, and drains this one with [Shell.Drain].
+	// Stuck is called when a handler goes on for too long after its call is over. The replica gets
+	// no more calls. The receiver starts another replica, and drains this one with [Shell.Drain].
 	Stuck func(function pipeline.Key, replica, cause string)
 	// Dropped is called when a replica was given up for a reason that [Shell.Lost] did not report:
 	// its connection closed, or it broke the protocol. Its process may still run.
@@ -122,6 +122,11 @@ func New(cfg Config) (*Shell, error) {
 			hello: time.Minute, write: 10 * time.Second, cause: 2 * time.Second, early: 250 * time.Millisecond,
 			tail: 250 * time.Millisecond, leave: 30 * time.Second,
 		},
+	}
+	if cfg.Revive == nil {
+		s.cfg.Revive = func(function pipeline.Key, revision uint64) {
+			s.NoReplica(function, revision, "replicas of old revisions are not started here")
+		}
 	}
 	s.functions.Store(&map[pipeline.Key]*function{})
 	var err error

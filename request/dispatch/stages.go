@@ -41,8 +41,8 @@ func (s changes) put(key pipeline.Key, f *function) {
 func (s *Shell) Owns(function pipeline.Key) bool { return s.function(function) != nil }
 
 // Ensure makes this process the owner of a function's line, or changes its limits. Slots, Batch and
-// Timeout apply to replicas that attach later. If VariantOf changes, the function moves to the owner
-// of the other stage, with its replicas and with the tasks that invoked it by its own name.
+// Timeout apply to replicas that attach later. If VariantOf changes, the function moves to the
+// owner of the other stage, with its replicas and with the tasks that invoked it by its own name.
 func (s *Shell) Ensure(spec Spec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -211,8 +211,8 @@ func (s changes) sweep() {
 	}
 }
 
-// stageOf returns the stage that a function serves. A variant of a variant, and a variant of itself,
-// serves no stage but its own. The stage need not be deployed.
+// stageOf returns the stage that a function serves. A variant of a variant, and a variant of
+// itself, serves no stage but its own. The stage need not be deployed.
 func (s changes) stageOf(spec Spec) pipeline.Key {
 	stage := spec.VariantOf
 	if stage == (pipeline.Key{}) {
@@ -251,8 +251,8 @@ func (s changes) rearrange() error {
 	return errors.Join(errs...)
 }
 
-// ownerOf returns the owner of a stage. It makes one if there is none. own is set if the stage's own
-// function is about to move there.
+// ownerOf returns the owner of a stage. It makes one if there is none. own is set if the stage's
+// own function is about to move there.
 func (s changes) ownerOf(stage pipeline.Key, own bool) (*owner, error) {
 	if f := s.function(stage); f != nil && f.owner.Load().stage == stage {
 		return f.owner.Load(), nil
@@ -281,9 +281,8 @@ func (s changes) move(f *function, stage pipeline.Key) error {
 	first.mu.Lock()
 	second.mu.Lock()
 	now := time.Now()
-	var left, right orders
 	lane, effects := from.core.Detach(now, f.lane)
-	links := from.carry(now, effects, &left, nil)
+	ended, links, left := from.carry(now, effects, nil, nil)
 	from.functions = slices.DeleteFunc(from.functions, func(g *function) bool { return g == f })
 	for name, l := range from.links {
 		if l.f.lane == f.lane {
@@ -299,7 +298,7 @@ func (s changes) move(f *function, stage pipeline.Key) error {
 	for _, old := range f.former {
 		old.owner.Store(to)
 	}
-	links = to.carry(now, to.core.Attach(now, lane), &right, links)
+	moved, links, right := to.carry(now, to.core.Attach(now, lane), nil, links)
 	for _, o := range []*owner{from, to} {
 		o.bound()
 		o.publish()
@@ -308,8 +307,8 @@ func (s changes) move(f *function, stage pipeline.Key) error {
 	second.mu.Unlock()
 	first.mu.Unlock()
 	flush(links)
-	from.finish(&left)
-	to.finish(&right)
+	from.finish(ended, left)
+	to.finish(moved, right)
 	if empty {
 		s.end(from, fmt.Sprintf("no function serves %q any more", from.stage))
 	}
