@@ -1,5 +1,5 @@
-// Package batch measures what batches bring: MiniLM as one ONNX stage at several concurrencies, with
-// batches off and with a batch that is chosen from a profile.
+// Package batch measures how much faster batches are. It runs MiniLM as one ONNX stage at several
+// concurrencies, with batches off and with a batch that is chosen from a profile.
 package batch
 
 import (
@@ -35,8 +35,8 @@ const (
 )
 
 // Run measures requests per second and latencies. The cases take turns, so that disturbances on the
-// machine affect all cases alike. It first measures the model alone, by batch size: that is the most
-// that batches can bring, and the profile that auto reads.
+// machine affect all cases alike. Run first measures the model alone, by batch size. These times
+// bound the gain, and they are the profile that auto reads.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench batch", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)

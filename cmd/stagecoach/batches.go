@@ -13,7 +13,8 @@ import (
 // batches keeps the batch sizes of lines as the functions declare them, or as they were chosen from
 // profiles. It is safe for concurrent use.
 type batches struct {
-	mu     sync.Mutex // also held while a line changes, so that no line of a removed function comes back
+	// Also held while a line changes, so that no line of a removed function comes back.
+	mu     sync.Mutex
 	chosen map[pipeline.Key]int
 }
 

@@ -4,7 +4,7 @@
 // Sets are joined only where the model allows it:
 //   - All inputs and outputs of the model have a first axis of any length.
 //   - The joined sets have the same names, datatypes and other axes. If the model has an input
-//     attention_mask, sets whose second axis is as long as their mask may differ in that length. The
+//     attention_mask, sets may differ in the length of the second axis, as the mask has it. The
 //     shorter sets are padded with zeros, also in the mask, and their outputs are cut again.
 //   - The first joined run of each kind (with and without padding) is compared with runs of the
 //     single sets. If the results differ by more than rounding, or the joined run fails, the model

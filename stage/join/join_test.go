@@ -26,7 +26,8 @@ func (f *fake) Inputs() []zygote.Info  { return f.inputs }
 func (f *fake) Outputs() []zygote.Info { return f.outputs }
 func (f *fake) Run(in []tensor.Tensor, _ ...string) ([]tensor.Tensor, error) {
 	in = slices.Clone(in)
-	slices.SortFunc(in, func(a, b tensor.Tensor) int { return -strings.Compare(a.Name, b.Name) }) // x comes first
+	// x comes first.
+	slices.SortFunc(in, func(a, b tensor.Tensor) int { return strings.Compare(b.Name, a.Name) })
 	if len(in) != len(f.inputs) || in[0].Datatype != "FP32" {
 		return nil, errors.New("wrong inputs")
 	}

@@ -66,7 +66,8 @@ class TestLayer(unittest.TestCase):
         compute = ours.__call__
         with mock.patch.object(handler.Layer, "__call__", lambda self, x, mask: (runs.append(tuple(x.shape[:2])), compute(x, mask))[1]):
             together = handler.infer(ours, [sc.Call(item) for item in items])
-        self.assertEqual(runs, [(2, 3), (6, 8)])  # the short item would be more than a quarter of padding
+        # With the short item, more than a quarter of the run would be padding.
+        self.assertEqual(runs, [(2, 3), (6, 8)])
         for a, b in zip(alone, together):
             torch.testing.assert_close(b.items[0].torch("hidden.1"), a, atol=1e-5, rtol=1e-5)
 
