@@ -114,7 +114,7 @@ func (p *parser) number(v string, fallback, least, most int) int {
 }
 
 // batching reads N, auto or auto:N.
-func (p *parser) batching(v string) Batching {
+func batching(p *parser, v string) Batching {
 	const most = 4096
 	first, number, limited := strings.Cut(strings.TrimSpace(v), ":")
 	if first == "auto" && !limited {
@@ -205,7 +205,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"async-queue-limit": func(v string) { f.Async.QueueLimit = p.number(v, DefaultAsyncQueueLimit, 1, 1_000_000) },
 		"weight":            func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
 		"idempotent":        func(v string) { f.Idempotent = p.boolean(v) },
-		"batch":             func(v string) { f.Batching = p.batching(v) },
+		"batch":             func(v string) { f.Batching = batching(p, v) },
 		"start": func(v string) {
 			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")

@@ -59,9 +59,14 @@ func TestOneBadItemFailsOnlyItsCall(t *testing.T) {
 		code task.Code
 		text string
 	}{
-		{task.OK, "[a b]"}, {task.BadInput, "item 1: wrong shape"}, {task.Canceled, "context canceled"},
+		{task.OK, "[a b]"},
+		{task.BadInput, "item 1: wrong shape"},
+		{task.Canceled, "context canceled"},
 		{task.BadInput, `item 0: content type "text/plain", want tensors: {"inputs":[{"name","datatype","shape","data"}]}`},
-		{task.Failed, "the function panicked: before"}, {task.OK, "[]"}, {task.Failed, "the function panicked: after"}, {task.OK, "[d]"},
+		{task.Failed, "the function panicked: before"},
+		{task.OK, "[]"},
+		{task.Failed, "the function panicked: after"},
+		{task.OK, "[d]"},
 	} {
 		got, of := task.OK, []string{}
 		for _, it := range results[i].Output {

@@ -20,7 +20,6 @@ func Model(before func(c *Call, it tensor.Item) ([]tensor.Tensor, error), after 
 		before = tensors
 	}
 	if after == nil {
-		//nolint:unparam // other functions return errors
 		after = func(_ *Call, out []tensor.Tensor) (tensor.Item, error) {
 			return tensor.Item{Tensors: out}, nil
 		}

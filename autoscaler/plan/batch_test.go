@@ -37,8 +37,10 @@ func TestAutoBatchIsTheLargestThatFitsTheShare(t *testing.T) {
 	lengths := profiled("a", 8, linear...)
 	lengths.Objective = 90 * ms
 	lengths.Profile = []Point{
-		{CPUMilli: 1000, Batch: 1, Length: 8, Mean: ms}, {CPUMilli: 1000, Batch: 1, Length: 64, Mean: 10 * ms},
-		{CPUMilli: 1000, Batch: 4, Length: 8, Mean: 4 * ms}, {CPUMilli: 1000, Batch: 4, Length: 64, Mean: 60 * ms},
+		{CPUMilli: 1000, Batch: 1, Length: 8, Mean: ms},
+		{CPUMilli: 1000, Batch: 1, Length: 64, Mean: 10 * ms},
+		{CPUMilli: 1000, Batch: 4, Length: 8, Mean: 4 * ms},
+		{CPUMilli: 1000, Batch: 4, Length: 64, Mean: 60 * ms},
 	}
 	falling := profiled("a", 8, 100*ms, 80*ms, 30*ms, 60*ms)
 	falling.Objective = 80 * ms

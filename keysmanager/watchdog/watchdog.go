@@ -58,8 +58,8 @@ type watchdog struct {
 	holds     *holds
 }
 
-// hooks returns the hooks of the replica. Programs take requests and no activations, so each call is
-// a batch of its own, whatever the function declares.
+// hooks returns the hooks of the replica. Programs take requests and no activations, so each call
+// is a batch of its own, whatever the function declares.
 func (w *watchdog) hooks() stage.Hooks {
 	return stage.Hooks{Place: w.place, Infer: w.infer, Slots: w.c.slots, MaxBatch: 1}
 }
