@@ -113,6 +113,26 @@ func (p *parser) number(v string, fallback, least, most int) int {
 	return n
 }
 
+// batching reads N, auto or auto:N.
+func batching(p *parser, v string) Batching {
+	const most = 4096
+	first, number, limited := strings.Cut(strings.TrimSpace(v), ":")
+	if first == "auto" && !limited {
+		return Batching{AutoBatch: true}
+	}
+	if first == "auto" {
+		first = number
+	} else if limited {
+		first = "" // is no number
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(first))
+	if err != nil || n < 1 || n > most {
+		p.fail(p.path, strconv.Quote(v), fmt.Sprintf("a number from 1 to %d, auto, or auto:N with such a number", most))
+		return Batching{}
+	}
+	return Batching{Batch: n, AutoBatch: limited}
+}
+
 func (p *parser) boolean(v string) bool {
 	b, err := strconv.ParseBool(strings.TrimSpace(v))
 	if err != nil {
@@ -185,7 +205,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"async-queue-limit": func(v string) { f.Async.QueueLimit = p.number(v, DefaultAsyncQueueLimit, 1, 1_000_000) },
 		"weight":            func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
 		"idempotent":        func(v string) { f.Idempotent = p.boolean(v) },
-		"batch":             func(v string) { f.Batch = p.number(v, 0, 1, 4096) },
+		"batch":             func(v string) { f.Batching = batching(p, v) },
 		"start": func(v string) {
 			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")

@@ -24,7 +24,7 @@ func TestParseReadsEveryField(t *testing.T) {
 		})
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
-		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batch: 4, Variant: Variant{Accuracy: 0.9, MaxLength: 128}, Length: "tensor:input:0:1", Policies: Policies{Allocator: "loki", Rank: RankLeastSlack, Route: "best"},
+		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batching: Batching{Batch: 4}, Variant: Variant{Accuracy: 0.9, MaxLength: 128}, Length: "tensor:input:0:1", Policies: Policies{Allocator: "loki", Rank: RankLeastSlack, Route: "best"},
 		Isolation: Isolation{Network: "none", RuntimeClass: "gvisor", DropCapabilities: []string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE"}, CDIDevices: []string{"vendor.com/device=a:0", "vendor.com/device=b"}},
 		Async:     defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}
@@ -551,6 +551,30 @@ func TestTakesItems(t *testing.T) {
 	} {
 		if got := tc.p[0].TakesItems(); got != tc.want {
 			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
+func TestBatchAnnotation(t *testing.T) {
+	for v, want := range map[string]struct {
+		Batching
+		most int
+	}{
+		"1": {Batching{Batch: 1}, 1}, "32": {Batching{Batch: 32}, 32}, "auto": {Batching{AutoBatch: true}, AutoBatch},
+		"auto:8": {Batching{Batch: 8, AutoBatch: true}, 8}, " auto:4096 ": {Batching{Batch: 4096, AutoBatch: true}, 4096},
+	} {
+		f, err := Parse("f", "ns", nil, map[string]string{Prefix + "batch": v})
+		if err != nil || f.Batching != want.Batching || f.MostBatch() != want.most {
+			t.Errorf("%q: %+v, at most %d, %v, want %+v", v, f.Batching, f.MostBatch(), err, want)
+		}
+	}
+	if n := (Batching{}).MostBatch(); n != 1 {
+		t.Errorf("without the annotation: %d, want 1", n)
+	}
+	for _, v := range []string{"", "0", "5000", "auto:", "auto:0", "auto:x", "8:8", "Auto", "auto:5000"} {
+		_, err := Parse("f", "ns", nil, map[string]string{Prefix + "batch": v})
+		if err == nil || !strings.Contains(err.Error(), "a number from 1 to 4096, auto, or auto:N") {
+			t.Errorf("%q: %v, want an error that says the forms", v, err)
 		}
 	}
 }

@@ -28,13 +28,30 @@ type Function struct {
 	QueueLimit int  // largest number of waiting requests
 	Weight     int  // weight of its fair share among functions that compete
 	Idempotent bool // a call may run twice
-	Batch      int  // largest batch; 0: from the profile
+	Batching
 	Variant
 	Length   string // how the length of tasks is measured, see ParseLength; empty: it is not
 	Policies        // of an entry stage: what its domain asks for
 
 	Scale Scale
 	Async Async
+}
+
+// Batching says how many calls of a function may run together.
+type Batching struct {
+	Batch     int  // largest batch; 0: not declared
+	AutoBatch bool // the batch is chosen from the profile, up to Batch
+}
+
+// AutoBatch is the largest batch that is chosen from a profile if the function names no number.
+const AutoBatch = 256
+
+// MostBatch returns the largest batch that the function may ever get.
+func (b Batching) MostBatch() int {
+	if b.AutoBatch && b.Batch == 0 {
+		return AutoBatch
+	}
+	return max(b.Batch, 1)
 }
 
 // Variant says how a function serves a stage beside the stage's other functions.

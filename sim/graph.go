@@ -24,7 +24,7 @@ func (m *Model) connect(p *problems) {
 		where[s.Name] = s.path
 		f := pipeline.Function{
 			Name: s.Name, Namespace: namespace, Pipelines: s.Pipelines, Each: s.Each, Join: s.Join, QueueLimit: s.QueueLimit,
-			Idempotent: true, Batch: s.Batch, Variant: pipeline.Variant{VariantOf: s.variantOf, Accuracy: s.Accuracy, MaxLength: s.MaxLength},
+			Idempotent: true, Batching: pipeline.Batching{Batch: s.Batch}, Variant: pipeline.Variant{VariantOf: s.variantOf, Accuracy: s.Accuracy, MaxLength: s.MaxLength},
 		}
 		for _, to := range s.Next {
 			f.Next = append(f.Next, pipeline.Edge{To: to})

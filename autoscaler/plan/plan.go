@@ -89,6 +89,11 @@ type Variant struct {
 	VariantOf string  `json:",omitzero"`
 	Accuracy  float64 `json:",omitzero"` // of its answers, above 0 and at most 1; 0: not declared
 	MaxLength int     `json:",omitzero"` // the longest input that it takes; 0: any
+	// AutoBatch is the largest batch that may be chosen from the profile; 0: the function declares
+	// its Batch. See [Snapshot.AutoBatch].
+	AutoBatch int `json:",omitzero"`
+	// Objective is the SLO of a function outside all pipelines that has an AutoBatch.
+	Objective time.Duration `json:",omitzero"`
 	// Chosen are the policies that the function asks for on its own behalf. Only a function outside
 	// all pipelines has them; a pipeline's entry stage speaks through [Pipeline.Chosen].
 	Chosen Chosen `json:",omitzero"`

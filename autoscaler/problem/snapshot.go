@@ -81,7 +81,7 @@ func (p *Problem) connect(errs *problems) []pipeline.Pipeline {
 		st := &p.Stages[i]
 		where[st.Name] = fmt.Sprintf("stages[%d]", i)
 		f := pipeline.Function{
-			Name: st.Name, Pipelines: st.Pipelines, Each: st.Each, Join: st.Join, Idempotent: true, Batch: st.Batch,
+			Name: st.Name, Pipelines: st.Pipelines, Each: st.Each, Join: st.Join, Idempotent: true, Batching: pipeline.Batching{Batch: st.Batch},
 			Variant: pipeline.Variant{Accuracy: st.Accuracy, MaxLength: st.MaxLength},
 		}
 		for _, to := range st.Next {
@@ -92,7 +92,7 @@ func (p *Problem) connect(errs *problems) []pipeline.Pipeline {
 			v := &st.Variants[k]
 			where[v.Name] = fmt.Sprintf("stages[%d].variants[%d]", i, k)
 			functions = append(functions, pipeline.Function{
-				Name: v.Name, Idempotent: true, Batch: v.Batch,
+				Name: v.Name, Idempotent: true, Batching: pipeline.Batching{Batch: v.Batch},
 				Variant: pipeline.Variant{VariantOf: st.Name, Accuracy: v.Accuracy, MaxLength: v.MaxLength},
 			})
 		}

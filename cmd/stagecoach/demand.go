@@ -30,10 +30,11 @@ func (t taught) Invoke(ctx context.Context, r task.Request) (*task.Response, *ta
 	return resp, err
 }
 
-// learnedObserver adds what was learned to snapshots.
+// learnedObserver adds what was learned to snapshots, and the batches that follow from it.
 type learnedObserver struct {
 	control.Observer
 	demand *learn.Demand
+	batch  func(s *plan.Snapshot)
 }
 
 // Observe implements control.Observer.
@@ -41,6 +42,7 @@ func (o learnedObserver) Observe(ctx context.Context) (plan.Snapshot, error) {
 	s, err := o.Observer.Observe(ctx)
 	if err == nil {
 		o.demand.Fill(&s)
+		o.batch(&s)
 	}
 	return s, err
 }

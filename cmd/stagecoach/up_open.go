@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
@@ -192,6 +193,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 const recordLimit = 256 << 20
 
 func (u *up) openControl(context.Context) error {
+	u.kinds = &kinds{images: u.images}
 	scales := &announcer{events: u.events, wants: map[string]int{}}
 	cfg := control.Config{Tick: u.cfg.Control.Tick, Policies: u.cfg.Control.Policies, Applied: scales.applied}
 	if u.cfg.Control.Record != "" {
@@ -203,7 +205,7 @@ func (u *up) openControl(context.Context) error {
 		cfg.Recorder = record
 	}
 	var err error
-	u.loop, err = control.New(learnedObserver{u.local, u.demand}, u.local, cfg, u.log, u.metrics)
+	u.loop, err = control.New(learnedObserver{u.local, u.demand, func(s *plan.Snapshot) { u.kinds.batches.choose(s, u.lines, u.registry, u.kinds, u.log) }}, u.local, cfg, u.log, u.metrics)
 	if err != nil {
 		return err
 	}
@@ -313,16 +315,13 @@ func (u *up) follow(context.Context) error {
 	update := func(c provider.Change) {
 		u.kinds.changed(c.Key, c.Function)
 		if f := c.Function; f == nil {
-			u.lines.Remove(c.Key)
+			u.kinds.batches.remove(u.lines, c.Key)
 			u.nodes.forget(c.Key.String())
 			u.book.Forget(c.Key)
 			u.status.meter.Forget(c.Key.String())
 			u.cpu.meter.Forget(c.Key.String())
 			u.gateway.Tidy()
-		} else if err := u.lines.Ensure(dispatch.Spec{
-			Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
-			Timeout: u.kinds.of(f.Key).exec, VariantOf: f.Declared.Stage(), MaxLength: f.Declared.MaxLength,
-		}); err != nil {
+		} else if err := u.kinds.batches.ensure(u.lines, f, u.kinds.of(f.Key)); err != nil {
 			u.log.Error("function has no line", "function", f.Key, "error", err)
 		}
 		if spec, there := u.deployedFunctions().Spec(c.Key); there {

@@ -249,7 +249,10 @@ func (l *Local) fill(s *plan.Snapshot) {
 		}
 		k.failure.follow(f.Revision)
 		f.Failing = k.failure.Failure
-		f.Slots, f.Batch = max(k.slots, 1), cmp.Or(f.Batch, k.batch)
+		f.Slots, f.Batch = max(k.slots, 1), max(f.Batch, 1)
+		if k.batch > 0 { // what the stage takes
+			f.Batch, f.AutoBatch = min(f.Batch, k.batch), min(f.AutoBatch, k.batch)
+		}
 		k.grant(f, s.Rev)
 		k.pinned(f, s.At)
 		k.least, _ = f.Bounds()
@@ -258,7 +261,6 @@ func (l *Local) fill(s *plan.Snapshot) {
 			f.Starts = slices.Clip(starts[n:])
 		}
 		f.CPUNow = cpu[i].now
-		f.Batch = max(f.Batch, 1)
 	}
 }
 

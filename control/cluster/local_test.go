@@ -80,7 +80,7 @@ func TestAReplicasLife(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if f := s.Functions[0]; f.Slots != 2 || f.Batch != 8 || len(f.Replicas) != 1 {
+		if f := s.Functions[0]; f.Slots != 2 || f.Batch != 1 || len(f.Replicas) != 1 {
 			t.Errorf("observed %+v, want slots and batch as the replica said", f)
 		}
 	})

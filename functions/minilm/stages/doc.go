@@ -22,6 +22,6 @@
 // Consecutive texts of a call form a batch, which is one call of a layer. They are padded to the
 // longest of them. A batch has at most [BatchTokens] tokens, of which at most a quarter is padding.
 // On a processor, a token costs about 50 µs per layer in a batch of any size (BenchmarkLayer), so
-// padding costs time and large batches save none. Batches only save calls: sending a short text to
-// a replica takes about as long as computing it. Small batches spread well over replicas.
+// padding costs time and large batches save little. Batches mostly save calls: sending a short text
+// to a replica takes about as long as computing it. Small batches spread well over replicas.
 package stages

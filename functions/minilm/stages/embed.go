@@ -11,6 +11,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/functions/minilm/wordpiece"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/stage"
+	"github.com/stagecoach-serving/stagecoach/stage/join"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
@@ -30,20 +31,15 @@ const (
 	EnvReadLength = "MINILM_READ_LENGTH"
 )
 
-// Model computes outputs from inputs. zygote.Session implements it.
-type Model interface {
-	Run(inputs []tensor.Tensor, outputs ...string) ([]tensor.Tensor, error)
-}
-
-// hook answers one call.
-type hook func(c *stage.Call) (tensor.Activation, error)
+// hook returns what a call asks of the model.
+type hook func(c *stage.Call) (stage.Work, error)
 
 // Embed returns the hooks of the stage that turns tokens into what its model computes from them:
 // the first vectors of all tokens, or with the whole model, the embedding of each text. It also
 // takes texts, for which the file vocab.txt is beside the model.
 func Embed() stage.Hooks {
-	return withModel(func(m Model) (hook, error) {
-		e := embedder{model: m}
+	return withModel(func() (hook, error) {
+		var e embedder
 		var err error
 		if e.tokenizer, err = vocabulary(filepath.Join(filepath.Dir(os.Getenv(wire.EnvModel)), "vocab.txt")); err != nil {
 			return nil, err
@@ -71,49 +67,57 @@ func limit(name string) (int, error) {
 	return n, nil
 }
 
-// withModel returns the hooks of a stage that needs the replica's model.
-func withModel(bind func(Model) (hook, error)) stage.Hooks {
-	var answer hook
+// withModel returns the hooks of a stage that runs the replica's model for all calls of a batch
+// together.
+func withModel(bind func() (hook, error)) stage.Hooks {
+	var prepare hook
+	var runner *join.Runner
 	return stage.Hooks{
+		MaxBatch: stage.MostTogether,
 		Place: func(_ context.Context, r *stage.Replica) (err error) {
 			if r.Model() == nil {
 				return fmt.Errorf("no model, want the environment %s to name one", wire.EnvModel)
 			}
-			answer, err = bind(r.Model())
+			runner = join.New(r.Model(), r.Log)
+			prepare, err = bind()
 			return err
 		},
-		Infer: stage.Each(func(c *stage.Call) (tensor.Activation, error) { return answer(c) }),
+		Infer: stage.Together(
+			func(sets [][]tensor.Tensor) []join.Result { return runner.Run(sets) },
+			func(c *stage.Call) (stage.Work, error) { return prepare(c) }),
 	}
 }
 
-// embedder computes the first stage of the model, or the whole model.
+// embedder prepares the first stage of the model, or the whole model.
 type embedder struct {
-	model      Model
 	tokenizer  *wordpiece.Tokenizer
 	most, read int // tokens per text: texts above most are refused, and texts above read cut off
 }
 
-func (e embedder) embed(c *stage.Call) (tensor.Activation, error) {
+func (e embedder) embed(c *stage.Call) (work stage.Work, err error) {
 	items := c.Items()
 	if err := countTexts(items); err != nil {
-		return nil, err
+		return work, err
 	}
 	texts := make([][]int64, len(items))
 	for i, it := range items {
-		var err error
 		if texts[i], err = e.tokens(it); err != nil {
-			return nil, stage.BadInput(fmt.Errorf("item %d: %w", i, err))
+			return work, stage.BadInput(fmt.Errorf("item %d: %w", i, err))
 		}
 	}
-	var out tensor.Activation
 	for _, batch := range batches(texts) {
-		result, err := e.model.Run(padded(batch))
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, tensor.Item{Tensors: result})
+		work.Sets = append(work.Sets, padded(batch))
 	}
-	return out, nil
+	work.Answer = func(of []join.Result) (out tensor.Activation, err error) {
+		for _, r := range of {
+			if r.Err != nil {
+				return nil, r.Err
+			}
+			out = append(out, tensor.Item{Tensors: r.Outputs})
+		}
+		return out, nil
+	}
+	return work, nil
 }
 
 // tokens returns the tokens of an item: a tokenised text, or a text.

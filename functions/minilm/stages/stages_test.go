@@ -15,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/functions/minilm/wordpiece"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/stage"
+	"github.com/stagecoach-serving/stagecoach/stage/join"
 	"github.com/stagecoach-serving/stagecoach/stage/zygote"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -68,15 +69,38 @@ func call(items ...tensor.Item) *stage.Call {
 
 func text(s string) tensor.Item { return tensor.Item{ContentType: "text/plain", Bytes: []byte(s)} }
 
-// anyLength returns the hook of a stage that takes texts of up to MaxTokens tokens.
-func anyLength(m Model, tok *wordpiece.Tokenizer) hook {
-	return embedder{m, tok, MaxTokens, MaxTokens}.embed
+// runs is a model, as far as hooks need it.
+type runs interface {
+	Run(inputs []tensor.Tensor, outputs ...string) ([]tensor.Tensor, error)
+}
+
+// answers answers one call.
+type answers = func(c *stage.Call) (tensor.Activation, error)
+
+// alone returns a function that answers one call and runs the model once per set.
+func alone(m runs, h hook) answers {
+	return func(c *stage.Call) (tensor.Activation, error) {
+		work, err := h(c)
+		if err != nil {
+			return nil, err
+		}
+		of := make([]join.Result, len(work.Sets))
+		for i, in := range work.Sets {
+			of[i].Outputs, of[i].Err = m.Run(in)
+		}
+		return work.Answer(of)
+	}
+}
+
+// anyLength answers as a stage that takes texts of up to MaxTokens tokens.
+func anyLength(m runs, tok *wordpiece.Tokenizer) answers {
+	return alone(m, embedder{tok, MaxTokens, MaxTokens}.embed)
 }
 
 // cut returns a function that sends texts through the nine stages.
 func cut(t *testing.T) func(texts ...tensor.Item) [][]float32 {
 	tok := tokenizer(t)
-	tokens, first, last := tokenize(tok), anyLength(model(t, "embed"), tok), pool(model(t, "pool"))
+	tokens, first, last := tokenize(tok), anyLength(model(t, "embed"), tok), alone(model(t, "pool"), pool)
 	var layers []*zygote.Session
 	for l := range 6 {
 		layers = append(layers, model(t, fmt.Sprintf("layer-%d", l+1)))
@@ -210,7 +234,7 @@ func (b broken) Run([]tensor.Tensor, ...string) ([]tensor.Tensor, error) {
 
 func TestInvalidItemsAreBadInput(t *testing.T) {
 	tok := tokenizer(t)
-	tokens, first, short, last := tokenize(tok), anyLength(broken{t}, tok), embedder{broken{t}, tok, 4, 4}.embed, pool(broken{t})
+	tokens, first, short, last := tokenize(tok), anyLength(broken{t}, tok), alone(broken{t}, embedder{tok, 4, 4}.embed), alone(broken{t}, pool)
 	tensors := tensor.Item{Tensors: []tensor.Tensor{{Name: "x"}}}
 	ids := func(change func(t []tensor.Tensor)) []tensor.Item {
 		it := tokenised([]int64{101, 7592, 102})
@@ -218,7 +242,7 @@ func TestInvalidItemsAreBadInput(t *testing.T) {
 		return []tensor.Item{it}
 	}
 	for name, tc := range map[string]struct {
-		hook  hook
+		hook  answers
 		items []tensor.Item
 		want  string
 	}{
@@ -244,7 +268,7 @@ func TestInvalidItemsAreBadInput(t *testing.T) {
 		"latin 1":           {first, []tensor.Item{text("caf\xe9")}, "item 0: 4 bytes of type \"text/plain\" that are not UTF-8"},
 		"too many":          {first, slices.Repeat([]tensor.Item{text("a")}, 1001), "1001 texts, want at most 1000"},
 		"text to pool":      {last, []tensor.Item{text("a")}, "item 0: bytes of type"},
-		"wrong tensors":     {pool(model(t, "pool")), []tensor.Item{tensors}, `item 0: model`},
+		"wrong tensors":     {alone(model(t, "pool"), pool), []tensor.Item{tensors}, `item 0: model`},
 	} {
 		out, err := tc.hook(call(tc.items...))
 		if err == nil || out != nil || !strings.Contains(err.Error(), tc.want) || reflect.TypeOf(err) != reflect.TypeOf(stage.BadInput(err)) {
@@ -256,7 +280,7 @@ func TestInvalidItemsAreBadInput(t *testing.T) {
 // TestTextsComeInSeveralForms checks that texts may come in several forms, and that embeddings have
 // one form.
 func TestTextsComeInSeveralForms(t *testing.T) {
-	first, last := anyLength(model(t, "embed"), tokenizer(t)), pool(model(t, "pool"))
+	first, last := anyLength(model(t, "embed"), tokenizer(t)), alone(model(t, "pool"), pool)
 	answer := func(texts ...tensor.Item) string {
 		items, err := first(call(texts...))
 		if err != nil {
@@ -320,8 +344,8 @@ func TestPaddingOfTokenisedTextsDoesNotCount(t *testing.T) {
 // stack of variants declares this accuracy.
 func TestVariantsEqualTheReference(t *testing.T) {
 	tok, whole := tokenizer(t), model(t, "whole")
-	short, first, last := embedder{whole, tok, 64, MaxTokens}.embed, embedder{whole, tok, MaxTokens, 16}.embed, pool(broken{t})
-	encode := func(h hook, r reference) ([]float32, error) {
+	short, first, last := alone(whole, embedder{tok, 64, MaxTokens}.embed), alone(whole, embedder{tok, MaxTokens, 16}.embed), alone(broken{t}, pool)
+	encode := func(h answers, r reference) ([]float32, error) {
 		items, err := h(call(tokenised(r.IDs)))
 		if err != nil {
 			return nil, err

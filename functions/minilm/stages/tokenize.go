@@ -21,7 +21,7 @@ const EnvVocabulary = "MINILM_VOCABULARY"
 // Tokenize returns the hooks of the stage that turns each text into an item with its tokens. It
 // needs no model.
 func Tokenize() stage.Hooks {
-	var answer hook
+	var answer func(c *stage.Call) (tensor.Activation, error)
 	return stage.Hooks{
 		Place: func(context.Context, *stage.Replica) error {
 			tokenizer, err := vocabulary(cmp.Or(os.Getenv(EnvVocabulary), "model/vocab.txt"))
@@ -44,7 +44,7 @@ func vocabulary(path string) (*wordpiece.Tokenizer, error) {
 	return wordpiece.New(string(b))
 }
 
-func tokenize(tokenizer *wordpiece.Tokenizer) hook {
+func tokenize(tokenizer *wordpiece.Tokenizer) func(c *stage.Call) (tensor.Activation, error) {
 	return func(c *stage.Call) (tensor.Activation, error) {
 		items := c.Items()
 		if err := countTexts(items); err != nil {
