@@ -75,7 +75,7 @@ var groups = []struct {
 	{"functions", []string{"tensor", "request", "stage"}},
 	{"templates", []string{"tensor", "stage"}},
 	{"scripts", nil},
-	{"bench", []string{"pipeline", "tensor", "request", "keysmanager", "image", "provider", "control", "bench/chart", "bench/load", "sim", "functions"}},
+	{"bench", []string{"pipeline", "tensor", "autoscaler", "request", "stage", "keysmanager", "image", "provider", "control", "bench/chart", "bench/load", "sim", "functions"}},
 	{"cmd", []string{"pipeline", "tensor", "autoscaler", "request", "stage", "keysmanager", "image", "provider", "control", "bench/chart", "bench/load", "sim", "functions", "bench"}},
 }
 
