@@ -24,7 +24,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ test-kill: images ## kill -9 of every process under async and OCR requests, at l
 
 test-updates: images ## 100 updates under 10,000 requests; UPDATES and REQUESTS change that
 	UPDATES=$${UPDATES:-100} REQUESTS=$${REQUESTS:-10000} $(GO) test $(LAZY) -count=1 -timeout 60m -run TestUpdatesUnderLoad -v ./cmd/stagecoach
+
+test-variants: images ## 100 faults of a stage with variants under load; VARIANT_ROUNDS changes that
+	VARIANT_ROUNDS=$${VARIANT_ROUNDS:-100} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestVariantsUnderFaults -v ./cmd/stagecoach
 
 test-disk: images ## the disk of the state folder is full, 100 times; DISK_ROUNDS changes that
 	DISK_ROUNDS=$${DISK_ROUNDS:-100} $(GO) test $(LAZY) -count=1 -timeout 30m -run TestFullDisk -v ./cmd/stagecoach
@@ -116,7 +119,7 @@ bench-gpu: build ## order to first output of PyTorch stages; needs a GPU; BENCH=
 
 bench-gpu-bundle: tools ## a stripped binary in build/gpu, for another machine: docs/RESULTS.md
 	@mkdir -p $(GPU)
-	@$(GO) build "-ldflags=-s -w -extldflags=-Wl,-z,lazy" -o $(GPU)/stagecoach ./cmd/stagecoach
+	@$(GO) build -trimpath -tags noevaluation "-ldflags=-s -w -extldflags=-Wl,-z,lazy" -o $(GPU)/stagecoach ./cmd/stagecoach
 
 bench-keysmanager: images ## forks per second, 1,000 orders at once, an idle daemon, from zero
 	@$(BIN)/stagecoach bench keysmanager --images $(IMAGES) --ort build/ort/libonnxruntime.so.1

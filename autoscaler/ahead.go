@@ -53,8 +53,9 @@ func (g *stage) steady() bool {
 
 // connect fills in stage.before and model.order. stage.before lists the stages whose answers arrive
 // at the stage, in pipelines with an objective. The list stays empty for the entry stage of such a
-// pipeline, because requests from outside arrive there too. In model.order, each stage comes after
-// the stages before it.
+// pipeline, because requests from outside arrive there too. It also stays empty for a lane of
+// several, because the routing table decides which part of the answers comes to it. In model.order,
+// each stage comes after the stages before it.
 func (m *model) connect() {
 	named := 0
 	m.order = make([]int, 0, len(m.stages))
@@ -70,7 +71,7 @@ func (m *model) connect() {
 		named++
 		for _, e := range p.edges {
 			from, to := p.steps[e.From].at, p.steps[e.To].at
-			if from >= 0 && to >= 0 && from != to && !slices.Contains(m.stages[to].before, from) {
+			if from >= 0 && to >= 0 && from != to && !m.stages[to].laned && !slices.Contains(m.stages[to].before, from) {
 				m.stages[to].before = append(m.stages[to].before, from)
 			}
 		}
@@ -171,7 +172,8 @@ func (m *model) ahead(needs []need, within float64) []int {
 		if !g.known {
 			continue
 		}
-		// The waiting line arrives here as well, but not faster than the stage's replicas let it through.
+		// The waiting line arrives here as well, but not faster than the stage's replicas let it
+		// through.
 		ready, _ := g.f.Current()
 		asked := rate[i] + float64(g.waiting)/within
 		if late[i] = late[i] || asked > float64(g.servers(ready))*g.mu; late[i] {

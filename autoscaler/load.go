@@ -1,6 +1,7 @@
 package autoscaler
 
 import (
+	"math"
 	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -28,6 +29,9 @@ func pipelineLoads(s *plan.Snapshot) map[string]load {
 			continue
 		}
 		g := newStage(entry)
+		if entry.Stage.Known && entry.Stage.Rate > 0 { // whatever the lane
+			g.lambda = min(entry.Stage.Rate, math.MaxInt32)
+		}
 		service, effort := 0.0, 0.0
 		before, waiting := make([]float64, len(p.Stages)), make([]float64, len(p.Stages))
 		for k, name := range p.Stages {
@@ -46,8 +50,12 @@ func pipelineLoads(s *plan.Snapshot) map[string]load {
 		}
 		for k, name := range p.Stages {
 			if !slices.Contains(p.Stages[:k], name) {
-				l := loads[name]
-				l.rate += g.lambda
+				l, rate := loads[name], g.lambda
+				if f, ok := finder.Function(name); ok && f.Stage.Known { // variants serve the rest
+					lane := newStage(f)
+					rate = min(rate, lane.lambda)
+				}
+				l.rate += rate
 				l.before = max(l.before, before[k])
 				if effort > 0 && (l.effort == 0 || effort < l.effort) {
 					l.effort = effort

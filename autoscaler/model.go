@@ -28,6 +28,7 @@ type stage struct {
 	measured   float64 // lambda as measured; lambda may be larger: see follow
 	slots      int     // servers per replica
 	ca2, cs2   float64 // squared coefficients of variation, within bounds; 1 where nothing is measured
+	laned      bool    // one of several lanes of its stage
 	bursts     float64 // burst part of the arrivals at the pipelines' entries, or here: see payOnce
 	patience   float64 // seconds that a burst may wait, by the pipeline patient
 	patient    int     // index of that pipeline; -1: none
@@ -73,18 +74,27 @@ const leastBudget = 0.1
 func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 	m := &model{stages: make([]stage, len(d.Functions)), pipes: make([]pipe, 0, max(len(d.Pipelines), 1))}
 	places := make([]place, len(m.stages)) // memory for in: most stages are in one pipeline
-	finder := s.Finder()
+	finder, variants := s.Finder(), false
 	for i, name := range d.Functions {
 		f, ok := finder.Function(name)
 		if !ok {
 			return nil, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
 		}
 		m.stages[i] = newStage(f)
+		variants = variants || f.VariantOf != ""
 		m.stages[i].in = places[i : i : i+1]
 	}
+	var lanes []plan.Lanes
+	if variants {
+		lanes = s.LanesIn(d)
+	}
 	for _, name := range d.Pipelines {
-		if p, ok := s.Pipeline(name); ok && p.SLO > 0 {
-			m.addPipe(p, d.Functions, part)
+		switch p, ok := s.Pipeline(name); {
+		case !ok || p.SLO <= 0:
+		case len(lanes) == 0:
+			m.addPipe(p, p.Stages, d.Functions, part)
+		default:
+			m.addLanes(p, lanes, d.Functions, part)
 		}
 	}
 	for i := range m.stages {
@@ -115,11 +125,12 @@ func newStage(f *plan.Function) stage {
 	return g
 }
 
-// addPipe adds a pipeline, unless all of its service times are unknown.
-func (m *model) addPipe(p *plan.Pipeline, functions []string, part float64) {
+// addPipe adds a pipeline, unless all of its service times are unknown. stages are the functions
+// that serve its stages.
+func (m *model) addPipe(p *plan.Pipeline, stages, functions []string, part float64) {
 	out := pipe{name: p.Name, slo: p.SLO, steps: make([]visit, len(p.Stages))}
 	known, sum := 0, 0.0
-	for k, name := range p.Stages {
+	for k, name := range stages {
 		st := &out.steps[k]
 		st.at = -1
 		if i, ok := slices.BinarySearch(functions, name); ok {

@@ -28,6 +28,9 @@ import (
 // counts more than a new one: see keeping. If all functions that use a resource need the same
 // amount of it, a replica can be replaced by a replica of a function that gains more.
 //
+// Lines that are fixed keep their counts, which were within a budget: see [Gain.Budgets]. The other
+// functions share what is left.
+//
 // QUART gives no rule for this: the budget (R_total) is an input of its Alg. 1, but the algorithm
 // does not use it.
 type Gain struct{}
@@ -87,7 +90,10 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		c.f, c.at, c.most, c.short = f, i, l.Count, -1
 		least, _ := f.Bounds()
 		c.count = min(least, l.Count)
-		c.ahead = f.Ahead()
+		if l.Fixed {
+			c.count = l.Count
+		}
+		c.ahead = f.Ahead() && !l.Fixed
 		ready, starting := f.Current()
 		c.there = ready + starting
 		c.needs = [resources]int64{max(f.Memory, 0), int64(max(f.CPUMilli, 0)), cmp.Or(max(f.DeviceMemory, 0), whole) * int64(max(f.GPU, 0))}
@@ -143,7 +149,7 @@ func oneAhead(s *plan.Snapshot, a plan.Alloc) plan.Alloc {
 	out := a
 	finder := s.Finder()
 	for i, l := range a {
-		if f, ok := finder.Function(l.Function); !ok || l.Count <= 1 || !f.Ahead() {
+		if f, ok := finder.Function(l.Function); !ok || l.Count <= 1 || l.Fixed || !f.Ahead() {
 			continue
 		}
 		if &out[0] == &a[0] {

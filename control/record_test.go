@@ -27,6 +27,9 @@ func history(t *testing.T, seed uint64, names policy.Names, n int) []Decision {
 		t.Fatal(err)
 	}
 	w := plantest.NewWorld(seed)
+	if seed%2 == 0 {
+		w = plantest.NewVariantWorld(seed, plan.Chosen{}, plan.Chosen{Allocator: "accuracy", Rank: "fair"}, plan.Chosen{Route: "even"})
+	}
 	var m policy.Memory
 	var all []Decision
 	for range n {

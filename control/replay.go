@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -30,7 +31,7 @@ type Diff struct {
 	Line     int    `json:"line"`               // of the file
 	Rev      uint64 `json:"rev"`                // of the Snapshot
 	Function string `json:"function,omitempty"` // empty: the plan's own
-	Field    string `json:"field"`              // as plan.Want has them; warm NODE
+	Field    string `json:"field"`              // as plan.Want has them; warm NODE; table from SOURCE
 	Recorded string `json:"recorded"`
 	Got      string `json:"got"`
 }
@@ -155,10 +156,24 @@ func fields(p plan.Plan) []field {
 			{name: "key", value: fmt.Sprint(w.Key)},
 			{name: "why", value: w.Why},
 			{name: "short", value: w.Short},
+			{name: "rank", value: w.Rank},
 		} {
 			f.function = w.Function
 			all = append(all, f)
 		}
+	}
+	for i := range p.Tables {
+		t := &p.Tables[i]
+		all = append(all, field{t.Stage, "table version", fmt.Sprint(t.Version)})
+		for _, src := range t.Sources {
+			all = append(all, field{t.Stage, "table from " + strconv.Quote(src.From), routed(t.Rows[src.Row])})
+		}
+	}
+	for _, c := range p.Excluded {
+		all = append(all, field{name: "excluded " + strings.Join(c, " > "), value: "true"})
+	}
+	for _, r := range p.Ruled {
+		all = append(all, field{r.Domain, "policies", fmt.Sprintf("%+v", r)})
 	}
 	for _, w := range p.Warm {
 		value := w.Warmth.String()
@@ -168,6 +183,25 @@ func fields(p plan.Plan) []field {
 		all = append(all, field{w.Function, "warm " + w.Node, value})
 	}
 	return all
+}
+
+// routed formats a row as LENGTH: LANE PART, …, backups …, overflow ….
+func routed(r plan.Row) string {
+	var levels []string
+	for _, l := range r.Levels {
+		text := fmt.Sprintf("%d:", l.MaxLength)
+		for _, s := range l.Shares {
+			text += fmt.Sprintf(" %s %v", s.Lane, s.Part)
+		}
+		if len(l.Backups) > 0 {
+			text += ", backups " + strings.Join(l.Backups, " ")
+		}
+		if l.Overflow != "" {
+			text += ", overflow " + l.Overflow
+		}
+		levels = append(levels, text)
+	}
+	return strings.Join(levels, "; ")
 }
 
 // places formats slots as REPLICA@NODE/DEVICE, with + for a new replica.

@@ -154,3 +154,53 @@ func TestTheRecordOfARealRun(t *testing.T) {
 		t.Errorf("%d differences, unread %v; if a policy was changed on purpose: make record", len(got.Diffs), got.Unread)
 	}
 }
+
+// TestReplayComparesTablesAndRanks changes what tasks follow in a recorded plan.
+func TestReplayComparesTablesAndRanks(t *testing.T) {
+	t.Parallel()
+	for seed := uint64(0); ; seed += 2 {
+		if seed > 100 {
+			t.Fatal("no world has tables and entries that ask for policies")
+		}
+		d := history(t, seed, policy.Names{Rank: "least-slack"}, 8)[7]
+		if d.Err != nil || len(d.Plan.Tables) == 0 || len(d.Plan.Ruled) == 0 {
+			continue
+		}
+		sets := map[policy.Names]policy.Set{}
+		same, err := d.line()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diffs, err := again(same, sets); err != nil || len(diffs) > 0 {
+			t.Errorf("as recorded: %+v, %v, want no difference", diffs, err)
+		}
+		d.Plan.Tables = append([]plan.Table{}, d.Plan.Tables...)
+		d.Plan.Tables[0].Version++
+		row := d.Plan.Tables[0].Rows[0]
+		row.Levels = append([]plan.Level{{MaxLength: 1, Shares: row.Levels[0].Shares}}, row.Levels...)
+		d.Plan.Tables[0].Rows = append([]plan.Row{row}, d.Plan.Tables[0].Rows[1:]...)
+		d.Plan.Excluded = append([]plan.Chain{{"a.ns", "b.ns"}}, d.Plan.Excluded...)
+		d.Plan.Ruled = nil
+		d.Plan.Wants = append([]plan.Want{}, d.Plan.Wants...)
+		d.Plan.Wants[0].Rank = "fifo"
+		line, err := d.line()
+		if err != nil {
+			t.Fatal(err)
+		}
+		diffs, err := again(line, sets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := map[string]bool{}
+		for _, diff := range diffs {
+			found[strings.Fields(diff.Field)[0]] = true
+			found[diff.Field] = true
+		}
+		for _, field := range []string{"table version", `table from ""`, "excluded", "policies", "rank"} {
+			if !found[field] {
+				t.Errorf("no difference of %s in %+v", field, diffs)
+			}
+		}
+		return
+	}
+}

@@ -13,7 +13,7 @@ models=build/models/ocr
 
 # The same sources give the same program. A program that is up to date is not linked again.
 programs=build/functions
-packages=(ocr/detect ocr/recognise ocr/text noop echo-http wait spin onnx minilm/embed minilm/pool torch/weights)
+packages=(ocr/detect ocr/recognise ocr/text noop echo-http wait spin onnx minilm/tokenize minilm/embed minilm/encode minilm/pool torch/weights)
 mkdir -p "$programs"
 ${GO:-go} build -trimpath -buildvcs=false -o "$programs/" "${packages[@]/#/./functions/}"
 
@@ -51,7 +51,9 @@ image spin spin
 image onnx onnx
 models=build/models/minilm
 for layer in 1 2 3 4 5 6; do image minilm-layer-$layer onnx layer-$layer.onnx; done
+image minilm-tokenize tokenize vocab.txt
 image minilm-embed embed embed.onnx vocab.txt
+image minilm-encode encode whole.onnx vocab.txt
 image minilm-pool pool pool.onnx
 
 # `stagecoach build` checks stages in Python and compiles them for the machine's interpreter. It

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -261,12 +262,26 @@ func (a *assembly) cycle(left []int) []string {
 	return append(path[first:len(path):len(path)], path[:first]...)
 }
 
+// checkPolicies reports policies on a stage that is the entry of no pipeline. Only the annotations
+// of entry stages count. A stage of several pipelines may be the entry of another one.
+func (a *assembly) checkPolicies(s *Stage) {
+	if s.Name == a.p.Entry || a.p.Entry == "" || len(s.Pipelines) > 1 {
+		return
+	}
+	for _, policy := range []struct{ annotation, value string }{{"allocator", s.Allocator}, {"rank", s.Rank}, {"route", s.Route}} {
+		if policy.value != "" {
+			a.fault(s.Name, policy.annotation, strconv.Quote(policy.value), fmt.Sprintf("it on the entry stage %q alone: it is the whole pipeline's", a.p.Entry))
+		}
+	}
+}
+
 // check reports annotations of stages that do not fit their place.
 func (a *assembly) check() {
 	for _, s := range a.p.Stages {
 		if s.SLO > 0 && s.Name != a.p.Entry && a.p.Entry != "" && len(s.Pipelines) == 1 {
 			a.fault(s.Name, "slo", s.SLO.String(), fmt.Sprintf("it on the entry stage %q alone: it is the whole pipeline's", a.p.Entry))
 		}
+		a.checkPolicies(&s)
 		if s.Join > len(s.Prev) {
 			a.fault(s.Name, "join", fmt.Sprint(s.Join), fmt.Sprintf("at most its %d predecessors", len(s.Prev)))
 		}

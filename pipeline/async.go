@@ -13,6 +13,9 @@ type Async struct {
 	Concurrency int // concurrent runs
 	QueueLimit  int // accepted requests that are not done
 	Retry       Retry
+	// A run that a policy dropped counts as a failed attempt and is repeated. Otherwise the request
+	// becomes a dead letter.
+	RetryDropped bool
 }
 
 // Retry says which runs of an async request are repeated, and when. Names and defaults are
@@ -41,7 +44,10 @@ func DefaultRetryCodes() []int { return []int{408, 429, 500, 502, 503, 504} }
 const retryAnnotation = "com.openfaas.retry."
 
 func defaultAsync() Async {
-	return Async{DefaultConcurrency, DefaultAsyncQueueLimit, Retry{DefaultRetryAttempts, nil, DefaultRetryMinWait, DefaultRetryMaxWait}}
+	return Async{
+		Concurrency: DefaultConcurrency, QueueLimit: DefaultAsyncQueueLimit,
+		Retry: Retry{DefaultRetryAttempts, nil, DefaultRetryMinWait, DefaultRetryMaxWait},
+	}
 }
 
 // retries reads com.openfaas.retry.*. It ignores unknown annotations with that prefix.

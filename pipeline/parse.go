@@ -64,7 +64,7 @@ func ParseStored(name, namespace string, labels, annotations map[string]string) 
 
 func parse(name, namespace string, labels, annotations map[string]string, validName func(string) bool) (Function, error) {
 	f := Function{
-		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Accuracy: 1, Start: "auto", Isolation: Isolation{Network: NetworkDefault},
+		Name: name, Namespace: namespace, QueueLimit: DefaultQueueLimit, Weight: 1, Idempotent: true, Variant: Variant{Accuracy: 1}, Start: "auto", Isolation: Isolation{Network: NetworkDefault},
 		Scale: Scale{Min: DefaultMin, Max: DefaultMax, ZeroAge: DefaultZeroAge}, Async: defaultAsync(),
 	}
 	p := &parser{validName: validName}
@@ -111,6 +111,26 @@ func (p *parser) number(v string, fallback, least, most int) int {
 		return fallback
 	}
 	return n
+}
+
+// batching reads N, auto or auto:N.
+func batching(p *parser, v string) Batching {
+	const most = 4096
+	first, number, limited := strings.Cut(strings.TrimSpace(v), ":")
+	if first == "auto" && !limited {
+		return Batching{AutoBatch: true}
+	}
+	if first == "auto" {
+		first = number
+	} else if limited {
+		first = "" // is no number
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(first))
+	if err != nil || n < 1 || n > most {
+		p.fail(p.path, strconv.Quote(v), fmt.Sprintf("a number from 1 to %d, auto, or auto:N with such a number", most))
+		return Batching{}
+	}
+	return Batching{Batch: n, AutoBatch: limited}
 }
 
 func (p *parser) boolean(v string) bool {
@@ -185,14 +205,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"async-queue-limit": func(v string) { f.Async.QueueLimit = p.number(v, DefaultAsyncQueueLimit, 1, 1_000_000) },
 		"weight":            func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
 		"idempotent":        func(v string) { f.Idempotent = p.boolean(v) },
-		"batch":             func(v string) { f.Batch = p.number(v, 0, 1, 4096) },
-		"variant-of": func(v string) {
-			if f.VariantOf = p.name(v); f.VariantOf == f.Name {
-				p.fail(p.path, strconv.Quote(v), "another function: a stage is no variant of itself")
-			}
-		},
-		"accuracy":   func(v string) { f.Accuracy = p.accuracy(v) },
-		"max-length": func(v string) { f.MaxLength = p.number(v, 0, 1, 1<<30) },
+		"batch":             func(v string) { f.Batching = batching(p, v) },
 		"start": func(v string) {
 			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")
@@ -215,6 +228,7 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"example": func(string) {}, // an example input for measuring
 		"status":  func(string) {}, // describe shows it, and a deploy may send it back
 	}
+	maps.Copy(fields, p.variantsAndPolicies(f))
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
 		field, ours := strings.CutPrefix(key, Prefix)
 		if !ours {
@@ -251,12 +265,12 @@ func (p *parser) process(f *Function, annotations map[string]string) {
 	}
 }
 
-// variant refuses the annotations of a graph on a variant: its stage has them.
+// variant refuses the annotations of a graph and of a stage on a variant: its stage has them.
 func (p *parser) variant(f *Function, annotations map[string]string) {
 	if f.VariantOf == "" {
 		return
 	}
-	for _, name := range []string{"each", "join", "next", "pipeline", "slo"} {
+	for _, name := range []string{"allocator", "each", "join", "length", "next", "pipeline", "rank", "route", "slo"} {
 		if v, set := annotations[Prefix+name]; set {
 			p.fail(fmt.Sprintf("annotations[%q]", Prefix+name), strconv.Quote(v),
 				fmt.Sprintf("none beside %svariant-of: the stage %q declares it", Prefix, f.VariantOf))

@@ -20,10 +20,11 @@ func TestParseReadsEveryField(t *testing.T) {
 			"stagecoach.dev/slo": "400ms", "stagecoach.dev/gpu": "1", "stagecoach.dev/gpu-memory": "8Gi", "stagecoach.dev/start": "map", "stagecoach.dev/network": " none", "stagecoach.dev/queue-limit": "5", "stagecoach.dev/weight": "3",
 			"stagecoach.dev/idempotent": "false", "stagecoach.dev/batch": "4", "stagecoach.dev/accuracy": "0.9", "stagecoach.dev/items": "one", "stagecoach.dev/runtime-class": "gvisor",
 			"stagecoach.dev/drop-capabilities": "NET_BIND_SERVICE, CAP_CHOWN", "stagecoach.dev/cdi-devices": "vendor.com/device=b, vendor.com/device=a:0", "other/x": "y",
+			"stagecoach.dev/length": " tensor:input:0:1", "stagecoach.dev/rank": "least-slack ", "stagecoach.dev/allocator": "loki", "stagecoach.dev/route": "best", "stagecoach.dev/max-length": "128",
 		})
 	want := Function{
 		Name: "ocr-detect", Namespace: "openfaas-fn", Pipelines: []string{"b", "ocr"}, Next: []Edge{{To: "a"}, {To: "z"}},
-		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batch: 4, Accuracy: 0.9,
+		Each: true, Items: "one", Join: 2, SLO: 400 * time.Millisecond, GPU: 1, GPUMemory: 8 << 30, Start: "map", QueueLimit: 5, Weight: 3, Batching: Batching{Batch: 4}, Variant: Variant{Accuracy: 0.9, MaxLength: 128}, Length: "tensor:input:0:1", Policies: Policies{Allocator: "loki", Rank: RankLeastSlack, Route: "best"},
 		Isolation: Isolation{Network: "none", RuntimeClass: "gvisor", DropCapabilities: []string{"CAP_CHOWN", "CAP_NET_BIND_SERVICE"}, CDIDevices: []string{"vendor.com/device=a:0", "vendor.com/device=b"}},
 		Async:     defaultAsync(), Scale: Scale{Min: 0, Max: 8, Zero: true, ZeroAge: 90 * time.Second},
 	}
@@ -65,7 +66,18 @@ func TestParseNamesEachBadField(t *testing.T) {
 		"process and start": {nil, map[string]string{"stagecoach.dev/start": "cold", "stagecoach.dev/process": "shared"}, []string{`annotations["stagecoach.dev/start"]`}, "auto beside stagecoach.dev/process"},
 		"process name":      {nil, map[string]string{"stagecoach.dev/process": "a b"}, []string{`annotations["stagecoach.dev/process"]`}, "letters, digits"},
 		"no gpu":            {nil, map[string]string{"stagecoach.dev/gpu-memory": "8Gi"}, []string{`annotations["stagecoach.dev/gpu-memory"]`}, "stagecoach.dev/gpu beside it"},
-		"own variant":       {nil, map[string]string{"stagecoach.dev/variant-of": "f"}, []string{`annotations["stagecoach.dev/variant-of"]`}, "no variant of itself"},
+		"rank":              {nil, map[string]string{"stagecoach.dev/rank": "lifo"}, []string{`annotations["stagecoach.dev/rank"]`}, "fifo, fair or least-slack"},
+		"allocator":         {nil, map[string]string{"stagecoach.dev/allocator": "Lo ki"}, []string{`annotations["stagecoach.dev/allocator"]`}, "the name of a policy"},
+		"route":             {nil, map[string]string{"stagecoach.dev/route": ""}, []string{`annotations["stagecoach.dev/route"]`}, "the name of a policy"},
+		"length":            {nil, map[string]string{"stagecoach.dev/length": "tokens"}, []string{`annotations["stagecoach.dev/length"]`}, "tensor:NAME:DIMENSION with a dimension from 0 to 15, bytes or items"},
+		"no length":         {nil, map[string]string{"stagecoach.dev/length": ""}, []string{`annotations["stagecoach.dev/length"]`}, "tensor:NAME:DIMENSION"},
+		"length of a variant": {
+			nil,
+			map[string]string{"stagecoach.dev/variant-of": "s", "stagecoach.dev/length": "bytes", "stagecoach.dev/rank": "fair", "stagecoach.dev/route": "best", "stagecoach.dev/allocator": "loki"},
+			[]string{`annotations["stagecoach.dev/allocator"]`, `annotations["stagecoach.dev/length"]`, `annotations["stagecoach.dev/rank"]`, `annotations["stagecoach.dev/route"]`},
+			"declares it",
+		},
+		"own variant": {nil, map[string]string{"stagecoach.dev/variant-of": "f"}, []string{`annotations["stagecoach.dev/variant-of"]`}, "no variant of itself"},
 		"variant in a graph": {
 			nil,
 			map[string]string{"stagecoach.dev/variant-of": "s", "stagecoach.dev/pipeline": "p", "stagecoach.dev/next": "x", "stagecoach.dev/each": "true", "stagecoach.dev/join": "all", "stagecoach.dev/slo": "1s"},
@@ -264,6 +276,9 @@ func TestFaultsNameFunctionAndAnnotation(t *testing.T) {
 		"all a cycle": {[]Function{stage(t, "a", "b"), stage(t, "b", "a")}, "no entry"},
 		"join":        {[]Function{stage(t, "a", "b"), stage(t, "b", "", "join", "2")}, `annotation stagecoach.dev/join: got 2, want at most its 1`},
 		"slo":         {[]Function{stage(t, "a", "b"), stage(t, "b", "", "slo", "1s")}, `function "b", annotation stagecoach.dev/slo`},
+		"rank":        {[]Function{stage(t, "a", "b"), stage(t, "b", "", "rank", "fair")}, `function "b", annotation stagecoach.dev/rank: got "fair", want it on the entry stage "a" alone`},
+		"route":       {[]Function{stage(t, "a", "b", "route", "best"), stage(t, "b", "", "route", "best")}, `function "b", annotation stagecoach.dev/route: got "best", want it on the entry stage "a" alone`},
+		"allocator":   {[]Function{stage(t, "a", "b"), stage(t, "b", "", "allocator", "loki")}, `function "b", annotation stagecoach.dev/allocator: got "loki", want it on the entry stage "a" alone`},
 		"alien":       {[]Function{stage(t, "a", "alien"), other}, "does not belong to the pipeline"},
 		"name taken":  {[]Function{stage(t, "a", ""), named}, `function "a", annotation stagecoach.dev/pipeline: got "p", which is a function's name too`},
 		"late name":   {[]Function{stage(t, "a", "p"), stage(t, "p", "")}, `function "p", annotation stagecoach.dev/pipeline: got "p", which is the name of this stage, and the stage follows others`},
@@ -454,10 +469,42 @@ func TestScaleTarget(t *testing.T) {
 	}
 }
 
+// TestPoliciesOfAStageThatIsAnEntryElsewhere checks that a stage of several pipelines may have the
+// policies of the pipeline that begins with it.
+func TestPoliciesOfAStageThatIsAnEntryElsewhere(t *testing.T) {
+	shared, err := Parse("s", "ns", nil, map[string]string{Prefix + "pipeline": "p,q", Prefix + "rank": "fair", Prefix + "allocator": "loki", Prefix + "route": "best"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range Assemble([]Function{stage(t, "a", "s"), shared}) {
+		if len(p.Faults) > 0 {
+			t.Errorf("pipeline %s: %v, want no fault", p.Name, p.Faults)
+		}
+	}
+}
+
+func TestParseLength(t *testing.T) {
+	for v, want := range map[string]Length{
+		"": {}, "bytes": {Unit: LengthBytes}, "items": {Unit: LengthItems},
+		"tensor:input_ids:1": {LengthTensor, "input_ids", 1}, "tensor:input:0:15": {LengthTensor, "input:0", 15},
+	} {
+		if got, ok := ParseLength(v); !ok || got != want {
+			t.Errorf("%q: %+v, %t, want %+v", v, got, ok, want)
+		}
+	}
+	for _, v := range []string{"tokens", "tensor", "tensor:", "tensor:x", "tensor::1", "tensor:x:", "tensor:x:-1", "tensor:x:16", "tensor:x:one", "Bytes"} {
+		if got, ok := ParseLength(v); ok {
+			t.Errorf("%q: %+v, want it refused", v, got)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add("f", "pipeline", "p", "scale.min", "1")
 	f.Add("f", "next", "a, b if x, f", "scale.zero", "true")
 	f.Add("", "slo", "9999999999999999h", "scale.max", "-1")
+	f.Add("f", "length", "tensor:input:0:1", "retry.codes", "503")
+	f.Add("f", "rank", "least-slack", "retry.attempts", "3")
 	f.Fuzz(func(t *testing.T, name, annotation, value, label, labelValue string) {
 		a := map[string]string{Prefix + annotation: value}
 		l := map[string]string{"com.openfaas." + label: labelValue}
@@ -469,6 +516,9 @@ func FuzzParse(f *testing.F) {
 		if err == nil {
 			if s := fn.Scale; s.Max < 1 || s.Min < 0 || s.Min > s.Max || s.Min == 0 && !s.Zero || s.ZeroAge <= 0 || fn.SLO < 0 || fn.QueueLimit < 1 {
 				t.Fatalf("accepted %+v", fn)
+			}
+			if _, ok := ParseLength(fn.Length); !ok {
+				t.Fatalf("accepted the length %q", fn.Length)
 			}
 			for _, p := range Assemble([]Function{fn}) {
 				checkFaults(t, p)
@@ -501,6 +551,30 @@ func TestTakesItems(t *testing.T) {
 	} {
 		if got := tc.p[0].TakesItems(); got != tc.want {
 			t.Errorf("%s: %t, want %t", name, got, tc.want)
+		}
+	}
+}
+
+func TestBatchAnnotation(t *testing.T) {
+	for v, want := range map[string]struct {
+		Batching
+		most int
+	}{
+		"1": {Batching{Batch: 1}, 1}, "32": {Batching{Batch: 32}, 32}, "auto": {Batching{AutoBatch: true}, AutoBatch},
+		"auto:8": {Batching{Batch: 8, AutoBatch: true}, 8}, " auto:4096 ": {Batching{Batch: 4096, AutoBatch: true}, 4096},
+	} {
+		f, err := Parse("f", "ns", nil, map[string]string{Prefix + "batch": v})
+		if err != nil || f.Batching != want.Batching || f.MostBatch() != want.most {
+			t.Errorf("%q: %+v, at most %d, %v, want %+v", v, f.Batching, f.MostBatch(), err, want)
+		}
+	}
+	if n := (Batching{}).MostBatch(); n != 1 {
+		t.Errorf("without the annotation: %d, want 1", n)
+	}
+	for _, v := range []string{"", "0", "5000", "auto:", "auto:0", "auto:x", "8:8", "Auto", "auto:5000"} {
+		_, err := Parse("f", "ns", nil, map[string]string{Prefix + "batch": v})
+		if err == nil || !strings.Contains(err.Error(), "a number from 1 to 4096, auto, or auto:N") {
+			t.Errorf("%q: %v, want an error that says the forms", v, err)
 		}
 	}
 }

@@ -25,25 +25,47 @@ type Function struct {
 	Start     string // how replicas get their model: auto, fork, heap, map or cold; empty: auto
 	Process   string // stages with the same name share a worker process; empty: its own
 	Isolation
-	QueueLimit int    // largest number of waiting requests
-	Weight     int    // weight of its fair share among functions that compete
-	Idempotent bool   // a call may run twice
-	Batch      int    // largest batch; 0: from the profile
-	VariantOf  string // the stage that this function can serve too; empty: it is no variant
-	Accuracy   float64
-	MaxLength  int    // the longest input that it takes, in the unit of Length; 0: any
-	Length     string // how the length of tasks is measured: see the annotation length; empty: it is not
-	Policies          // of an entry stage: what its domain asks for
-	// Retained means that the function was removed while it had variants. Its declaration stays, so
-	// that they go on serving its stage. No deployment says so.
-	Retained bool
+	QueueLimit int  // largest number of waiting requests
+	Weight     int  // weight of its fair share among functions that compete
+	Idempotent bool // a call may run twice
+	Batching
+	Variant
+	Length   string // how the length of tasks is measured, see ParseLength; empty: it is not
+	Policies        // of an entry stage: what its domain asks for
 
 	Scale Scale
 	Async Async
 }
 
-// Policies are what an entry stage asks for on behalf of its domain. An empty name means the flags of
-// `stagecoach up`, or the default.
+// Batching says how many calls of a function may run together.
+type Batching struct {
+	Batch     int  // largest batch; 0: not declared
+	AutoBatch bool // the batch is chosen from the profile, up to Batch
+}
+
+// AutoBatch is the largest batch that is chosen from a profile if the function names no number.
+const AutoBatch = 256
+
+// MostBatch returns the largest batch that the function may ever get.
+func (b Batching) MostBatch() int {
+	if b.AutoBatch && b.Batch == 0 {
+		return AutoBatch
+	}
+	return max(b.Batch, 1)
+}
+
+// Variant says how a function serves a stage beside the stage's other functions.
+type Variant struct {
+	VariantOf string  // the stage that the function can serve too; empty: it is no variant
+	Accuracy  float64 // of its answers, above 0 and at most 1
+	MaxLength int     // the longest input that it takes, in the unit of Length; 0: any
+	// Retained means that the function was removed while it had variants. Its declaration stays, so
+	// that they go on serving its stage. No deployment says so.
+	Retained bool
+}
+
+// Policies are what an entry stage asks for on behalf of its domain. An empty name means the flags
+// of `stagecoach up`, or the default.
 type Policies struct {
 	Allocator string // decides counts and shares
 	Rank      string // order of lines: RankFIFO, RankFair or RankLeastSlack

@@ -27,6 +27,9 @@ const (
 	// FailureAnnotation says when and why a replica last failed, and what this replica printed
 	// last: parts that " | " separates.
 	FailureAnnotation = pipeline.Prefix + "last-failure"
+	// VariantsAnnotation lists the variants that serve the function's stage: parts that " | "
+	// separates.
+	VariantsAnnotation = pipeline.Prefix + "variants"
 )
 
 // ServesNoStage comes in the status of a variant before the reason why it serves no stage.
@@ -34,7 +37,7 @@ const ServesNoStage = "it serves no stage: "
 
 // DropAnswered deletes the annotations that answers add.
 func DropAnswered(annotations map[string]string) {
-	for _, name := range []string{StatusAnnotation, ReplicasAnnotation, GuessAnnotation, FailureAnnotation} {
+	for _, name := range []string{StatusAnnotation, ReplicasAnnotation, GuessAnnotation, FailureAnnotation, VariantsAnnotation} {
 		delete(annotations, name)
 	}
 }
@@ -66,6 +69,7 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 	out := p.show(&d)
 	annotate(&out, ReplicasAnnotation, replicas(p.Status.Replicas(d.Key)))
 	annotate(&out, FailureAnnotation, p.lastFailure(r.Context(), d.Key))
+	annotate(&out, VariantsAnnotation, variants(p.Registry, p.Status, &d.Declared))
 	if usage, _ := strconv.ParseBool(r.URL.Query().Get("usage")); usage {
 		if u, ok := p.Status.Usage(d.Key); ok {
 			out.Usage = &types.FunctionUsage{CPU: u.CPUMilli, TotalMemoryBytes: u.MemoryBytes}
@@ -92,6 +96,28 @@ func (p *Provider) show(d *Deployed) types.FunctionStatus {
 	annotate(&out, StatusAnnotation, oneLine(status))
 	annotate(&out, GuessAnnotation, d.guessed())
 	return out
+}
+
+// variants describes in one line the variants that serve a function's stage; "": it has none.
+func variants(r *Registry, status Status, f *pipeline.Function) string {
+	if f.VariantOf != "" {
+		return "" // a variant of a variant serves no stage
+	}
+	const most = 50
+	all := r.Variants(f.Key())
+	var out []string
+	for _, key := range all[:min(len(all), most)] {
+		d, ok := r.Function(key)
+		if !ok {
+			continue
+		}
+		v := variantStatus(status, &d.Declared)
+		out = append(out, fmt.Sprintf("%s: %d, %d ready, %s", v.Title(), v.Replicas, v.AvailableReplicas, v.Status))
+	}
+	if more := len(all) - most; more > 0 {
+		out = append(out, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(out, " | ")
 }
 
 // guessed describes in one line which process was guessed, why, and how it runs. It returns "" if

@@ -225,7 +225,8 @@ func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 	t.Cleanup(func() { _ = secrets.Close() })
 	book := logbook.New(1<<20, 1<<20)
 	p, err := New(Config{
-		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Room: f, Pinner: f.pins, Secrets: secrets, Mounts: secrets, Logs: bookLogs{book}, Ready: func() error { return f.unready }, Credentials: c, Version: "v0.1.0", Log: log,
+		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Room: f, Pinner: f.pins, Secrets: secrets, Mounts: secrets, Logs: bookLogs{book}, Ready: func() error { return f.unready }, Credentials: c,
+		Policies: Policies{Allocators: []string{"accuracy", "sizer"}, Routes: []string{"best", "even"}}, Version: "v0.1.0", Log: log,
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -28,7 +28,7 @@ func (p *Provider) deploy(w http.ResponseWriter, r *http.Request) {
 	if guess := d.guessed(); guess != "" {
 		text += "\nguessed " + guess
 	}
-	writeText(w, http.StatusAccepted, text+p.missing(d.Declared))
+	writeText(w, http.StatusAccepted, text+missing(p.Registry, d.Declared))
 }
 
 func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
@@ -44,6 +44,9 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 		return refuse(http.StatusNotFound, fmt.Errorf("no function %q, want a POST to create it", d.Key))
 	case there:
 		d.CreatedAt = old.CreatedAt
+		if keepsReplicas(&old, &d) {
+			d.Replicas = old.Revision
+		}
 	}
 	if err := p.checkNamesake(d.Declared); err != nil {
 		return err
@@ -59,8 +62,9 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 	if err := p.checkProcess(d); err != nil {
 		return err
 	}
+	stages := retainer{p.Store, p.Registry}
 	if there {
-		if err := p.release(ctx, old, &d.Declared); err != nil {
+		if err := stages.release(ctx, old, &d.Declared); err != nil {
 			return err
 		}
 	}
@@ -76,11 +80,11 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 		return err
 	}
 	p.stored = rev
-	p.Log.Info("deployed", "function", d.Key, "image", d.Deployment.Image, "revision", rev)
+	p.Log.Info("deployed", "function", d.Key, "image", d.Deployment.Image, "revision", cmp.Or(d.Replicas, rev))
 	if err := p.Registry.wait(ctx, rev); err != nil || !p.Registry.Retained(d.Key) {
 		return err
 	}
-	return p.dropRetained(ctx, d.Key)
+	return stages.drop(ctx, d.Key)
 }
 
 // checkNamesake refuses a function that would give a name two meanings. It refuses a function with
@@ -89,7 +93,7 @@ func (p *Provider) store(ctx context.Context, d Deployed, isNew bool) error {
 func (p *Provider) checkNamesake(f pipeline.Function) error {
 	const path = "annotations[" + `"` + pipeline.Prefix + `pipeline"]`
 	var errs []error
-	if stages := p.Registry.stagesOf(f.Name, f.Namespace); !f.StageOf(f.Name) {
+	if stages := stagesOf(p.Registry.Functions(), f.Name, f.Namespace); !f.StageOf(f.Name) {
 		if stages = slices.DeleteFunc(stages, func(s string) bool { return s == f.Name }); len(stages) > 0 {
 			errs = append(errs, &pipeline.FieldError{
 				Path: "service",
@@ -138,14 +142,15 @@ func (p *Provider) remove(w http.ResponseWriter, r *http.Request) {
 // delete removes a function. If it has variants, its declaration stays, so that they go on serving
 // its stage. With the last of them the declaration goes, too.
 func (p *Provider) delete(ctx context.Context, d Deployed) error {
-	if err := p.retain(ctx, d); err != nil {
+	stages := retainer{p.Store, p.Registry}
+	if err := stages.retain(ctx, d); err != nil {
 		return err
 	}
 	// The profile goes first, because a function without its profile is still valid.
 	if err := p.dropProfile(ctx, d.Key); err != nil {
 		return err
 	}
-	if err := p.release(ctx, d, nil); err != nil {
+	if err := stages.release(ctx, d, nil); err != nil {
 		return err
 	}
 	if err := p.Store.Delete(ctx, d.Key.String()); err != nil {
@@ -153,42 +158,6 @@ func (p *Provider) delete(ctx context.Context, d Deployed) error {
 	}
 	p.Log.Info("deleted", "function", d.Key)
 	return errors.Join(p.Registry.waitGone(ctx, d.Key.String()), p.Mounts.Unmount(d.Declared.Namespace, d.Declared.Name))
-}
-
-// retain stores the declaration of a function that is about to be removed, if it has variants.
-func (p *Provider) retain(ctx context.Context, d Deployed) error {
-	if d.Declared.VariantOf != "" || len(p.Registry.Variants(d.Key)) == 0 {
-		return nil
-	}
-	value, err := encode(d)
-	if err != nil {
-		return err
-	}
-	rev, err := p.Store.Put(ctx, stagePrefix+d.Key.String(), value)
-	if err != nil {
-		return fmt.Errorf("stage %q, for its variants: %w", d.Key, err)
-	}
-	return p.Registry.wait(ctx, rev)
-}
-
-// release drops the retained declaration of a stage whose last variant is about to be removed, or
-// about to become something else.
-func (p *Provider) release(ctx context.Context, old Deployed, now *pipeline.Function) error {
-	if old.Declared.VariantOf == "" || now != nil && now.VariantOf == old.Declared.VariantOf {
-		return nil
-	}
-	stage := pipeline.Key{Name: old.Declared.VariantOf, Namespace: old.Declared.Namespace}
-	if !p.Registry.Retained(stage) || len(p.Registry.Variants(stage)) > 1 {
-		return nil
-	}
-	return p.dropRetained(ctx, stage)
-}
-
-func (p *Provider) dropRetained(ctx context.Context, stage pipeline.Key) error {
-	if err := p.Store.Delete(ctx, stagePrefix+stage.String()); err != nil {
-		return fmt.Errorf("stage %q: %w", stage, err)
-	}
-	return p.Registry.waitGone(ctx, stagePrefix+stage.String())
 }
 
 func (p *Provider) scale(w http.ResponseWriter, r *http.Request) {

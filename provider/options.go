@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -47,4 +48,19 @@ func allowed(what string, names []string, flag string) string {
 		return fmt.Sprintf("no %s: the operator allows none (up %s)", what, flag)
 	}
 	return fmt.Sprintf("a %s that the operator allows (up %s): %s", what, flag, strings.Join(names, ", "))
+}
+
+// check refuses policies that do not exist. Package pipeline checks the rank.
+func (p *Policies) check(asked pipeline.Policies) error {
+	var errs []error
+	for _, level := range []struct {
+		name, asked string
+		known       []string
+	}{{"allocator", asked.Allocator, p.Allocators}, {"route", asked.Route, p.Routes}} {
+		if level.asked != "" && !slices.Contains(level.known, level.asked) {
+			path := fmt.Sprintf("annotations[%q]", pipeline.Prefix+level.name)
+			errs = append(errs, &pipeline.FieldError{Path: path, Got: quote(level.asked), Want: "one of " + strings.Join(level.known, ", ")})
+		}
+	}
+	return errors.Join(errs...)
 }

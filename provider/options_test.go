@@ -4,6 +4,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
 // TestOperatorAllowsWhatContainersGet checks what a deploy may ask for. A refusal lists it.
@@ -32,6 +34,26 @@ func TestOperatorAllowsWhatContainersGet(t *testing.T) {
 		err := errors.Join(p.checkOptions(annotations)...)
 		if tc.want == "" && err != nil || tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)) {
 			t.Errorf("%+v: %v", tc, err)
+		}
+	}
+}
+
+// TestADeployNamesThePoliciesThatThereAre refuses policies that do not exist.
+func TestADeployNamesThePoliciesThatThereAre(t *testing.T) {
+	t.Parallel()
+	p := Policies{Allocators: []string{"accuracy", "sizer"}, Routes: []string{"best", "even"}}
+	for _, tc := range []struct {
+		asked pipeline.Policies
+		want  string
+	}{
+		{pipeline.Policies{}, ""},
+		{pipeline.Policies{Allocator: "accuracy", Rank: pipeline.RankFair, Route: "even"}, ""},
+		{pipeline.Policies{Allocator: "accurate"}, `annotations["stagecoach.dev/allocator"]: got "accurate", want one of accuracy, sizer`},
+		{pipeline.Policies{Route: "worst"}, `annotations["stagecoach.dev/route"]: got "worst", want one of best, even`},
+	} {
+		err := p.check(tc.asked)
+		if tc.want == "" && err != nil || tc.want != "" && (err == nil || err.Error() != tc.want) {
+			t.Errorf("%+v: %v, want %q", tc.asked, err, tc.want)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"runtime"
 	"slices"
+	"strings"
 
 	"github.com/openfaas/faas-provider/types"
 
@@ -22,7 +23,8 @@ type PipelineStatus struct {
 	// In topological order; sorted by name if there are faults.
 	Stages []StageStatus   `json:"stages"`
 	Faults []PipelineFault `json:"faults"`
-	// Variants that are meant for its stages but serve none. They do not keep it from running.
+	// Variants that are meant for its stages but serve none, and policies that another pipeline asks
+	// for differently. They do not keep it from running.
 	Warnings []PipelineFault `json:"warnings,omitempty"`
 }
 
@@ -47,6 +49,21 @@ type VariantStatus struct {
 	Replicas          int     `json:"replicas"`
 	AvailableReplicas int     `json:"availableReplicas"`
 	Status            string  `json:"status,omitempty"` // as in [StatusAnnotation]
+}
+
+// Title returns the variant's name with what it declares.
+func (v VariantStatus) Title() string {
+	var declares []string
+	if v.Accuracy > 0 {
+		declares = append(declares, fmt.Sprintf("accuracy %g", v.Accuracy))
+	}
+	if v.MaxLength > 0 {
+		declares = append(declares, fmt.Sprintf("max-length %d", v.MaxLength))
+	}
+	if len(declares) == 0 {
+		return v.Name
+	}
+	return v.Name + " (" + strings.Join(declares, ", ") + ")"
 }
 
 // StageEdge leads to a successor.
@@ -105,8 +122,7 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 			Retained: st.Retained,
 		}
 		for _, v := range st.Variants {
-			s := p.Status.State(v.Key())
-			stage.Variants = append(stage.Variants, VariantStatus{v.Name, v.Accuracy, v.MaxLength, s.Replicas, s.Available, oneLine(s.Status)})
+			stage.Variants = append(stage.Variants, variantStatus(p.Status, &v))
 		}
 		for _, e := range st.Next {
 			stage.Next = append(stage.Next, StageEdge(e))
@@ -116,22 +132,33 @@ func (p *Provider) showPipeline(pl pipeline.Pipeline) PipelineStatus {
 	for _, f := range pl.Faults {
 		out.Faults = append(out.Faults, PipelineFault{f.Function, f.Annotation, f.Got, f.Want})
 	}
-	for _, f := range pl.Warnings {
+	for _, f := range slices.Concat(pl.Warnings, pipeline.Disagreements(pl, p.Registry.Pipelines())) {
 		out.Warnings = append(out.Warnings, PipelineFault{f.Function, f.Annotation, f.Got, f.Want})
 	}
 	return out
 }
 
+// variantStatus returns the state of a variant.
+func variantStatus(status Status, v *pipeline.Function) VariantStatus {
+	s := status.State(v.Key())
+	return VariantStatus{v.Name, v.Accuracy, v.MaxLength, s.Replicas, s.Available, oneLine(s.Status)}
+}
+
 // missing returns a text with one line per fault. The faults keep the function's pipelines from
-// running, or a variant from serving its stage. Such faults are normal, because functions may be
-// deployed in any order.
-func (p *Provider) missing(f pipeline.Function) (text string) {
+// running, or a variant from serving its stage, or a policy from being followed. Such faults are
+// normal, because functions may be deployed in any order.
+func missing(r *Registry, f pipeline.Function) (text string) {
 	const most = 20 // faults per pipeline
-	if fault, bad := p.Registry.VariantFault(f); bad {
+	if fault, bad := r.VariantFault(f); bad {
 		return "\nit serves no stage so far: " + fault.String()
 	}
 	for _, name := range f.Pipelines {
-		pl, there := p.Registry.Pipeline(pipeline.Key{Name: name, Namespace: f.Namespace})
+		pl, there := r.Pipeline(pipeline.Key{Name: name, Namespace: f.Namespace})
+		if there {
+			for _, fault := range pipeline.Disagreements(pl, r.Pipelines()) {
+				text += fmt.Sprintf("\npipeline %q: %s", pl.Key(), fault)
+			}
+		}
 		if !there || len(pl.Faults) == 0 {
 			continue
 		}

@@ -161,6 +161,7 @@ type Config struct {
 	// Names of the runtime classes that functions may ask for, sorted, and forms of the devices of CDI
 	// that they may have: vendor.com/class=name, or * for the name.
 	RuntimeClasses, CDIDevices []string
+	Policies                   Policies // that entry stages may ask for
 	// Containers that may wait for a function's next starts, on each node; 0: none.
 	Spares int
 	// proxies trusted to name the client, so that password guesses count per client.
@@ -168,6 +169,9 @@ type Config struct {
 	Version string // of the program, for GET /system/info
 	Log     *slog.Logger
 }
+
+// Policies are the names of the policies of each level, sorted.
+type Policies struct{ Allocators, Routes []string }
 
 // Provider is the management API.
 type Provider struct {

@@ -30,11 +30,9 @@ type Registry struct {
 	pipelines atomic.Pointer[[]pipeline.Pipeline]
 	declared  atomic.Pointer[map[string]Namespace]
 
+	watched
 	mu        sync.Mutex
 	assembly  assembly
-	seen      uint64          // highest revision applied
-	present   map[string]bool // keys in the store, as of seen
-	changed   chan struct{}   // closed at the next change
 	listeners []func(Change)
 }
 
@@ -53,7 +51,7 @@ type Change struct {
 // OpenRegistry reads the store and follows it until Close. It logs and leaves out stored functions
 // that cannot be read.
 func OpenRegistry(ctx context.Context, s Store, log *slog.Logger) (*Registry, error) {
-	r := &Registry{log: log, changed: make(chan struct{}), assembly: newAssembly(), present: map[string]bool{}}
+	r := &Registry{log: log, watched: newWatched(), assembly: newAssembly()}
 	r.sorted.Store(&[]*Deployed{})
 	r.declared.Store(&map[string]Namespace{})
 	stop, err := s.Watch(ctx, r.apply)
@@ -213,14 +211,7 @@ func (r *Registry) apply(e Entry) {
 	} else {
 		r.applyFunction(e)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.seen = max(r.seen, e.Revision)
-	if r.present[e.Key] = !e.Deleted; e.Deleted {
-		delete(r.present, e.Key)
-	}
-	close(r.changed)
-	r.changed = make(chan struct{})
+	r.note(e)
 }
 
 func (r *Registry) applyNamespace(name string, e Entry) {
@@ -281,23 +272,6 @@ func with(all []*Deployed, c Change) *[]*Deployed {
 	return &out
 }
 
-// applyRetained follows the declarations of removed functions whose variants serve their stages.
-func (r *Registry) applyRetained(key pipeline.Key, e Entry) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.retained.Delete(key)
-	if !e.Deleted {
-		d, err := decode(Entry{Key: key.String(), Value: e.Value, Revision: e.Revision})
-		if err != nil {
-			r.log.Warn("a stored stage without a function is left out", "error", err)
-		} else {
-			d.Declared.Retained = true
-			r.retained.Store(key, &entry{d, d.Declared.Alone()})
-		}
-	}
-	r.reassemble(key)
-}
-
 // reassemble assembles the pipelines that a change of a function may have affected. The caller
 // holds r.mu.
 func (r *Registry) reassemble(key pipeline.Key) {
@@ -324,65 +298,12 @@ func (r *Registry) reassemble(key pipeline.Key) {
 	r.pipelines.Store(nil)
 }
 
-// Retained reports whether a key is that of a removed function whose variants serve its stage.
-func (r *Registry) Retained(key pipeline.Key) bool {
-	_, ok := r.retained.Load(key)
-	return ok
-}
-
-// Variants returns the keys of a function's variants, sorted.
-func (r *Registry) Variants(of pipeline.Key) []pipeline.Key {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(r.assembly.variants[of]), pipeline.Key.Compare)
-}
-
-// VariantFault returns why a variant serves no stage. bad is false if it serves one, or is none.
-func (r *Registry) VariantFault(f pipeline.Function) (fault pipeline.Fault, bad bool) {
-	if f.VariantOf == "" {
-		return pipeline.Fault{}, false
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	near := map[string]pipeline.Function{}
-	if of := r.assembly.functions[pipeline.Key{Name: f.VariantOf, Namespace: f.Namespace}]; of != nil {
-		near[of.Name] = *of
-	}
-	return pipeline.VariantFault(f, near)
-}
-
 // stagesOf returns the names of a pipeline's stages, sorted.
-func (r *Registry) stagesOf(name, namespace string) (stages []string) {
-	for _, d := range r.Functions() {
+func stagesOf(all []*Deployed, name, namespace string) (stages []string) {
+	for _, d := range all {
 		if d.Declared.Namespace == namespace && d.Declared.StageOf(name) {
 			stages = append(stages, d.Declared.Name)
 		}
 	}
 	return stages
-}
-
-// wait returns when revision and all earlier ones have been applied and every listener was called.
-func (r *Registry) wait(ctx context.Context, revision uint64) error {
-	return r.until(ctx, func() bool { return r.seen >= revision })
-}
-
-// waitGone returns when key is not in the store and every listener was called.
-func (r *Registry) waitGone(ctx context.Context, key string) error {
-	return r.until(ctx, func() bool { return !r.present[key] })
-}
-
-func (r *Registry) until(ctx context.Context, ok func() bool) error {
-	for {
-		r.mu.Lock()
-		done, changed := ok(), r.changed
-		r.mu.Unlock()
-		if done {
-			return nil
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return fmt.Errorf("the change is stored but not yet seen: %w", ctx.Err())
-		}
-	}
 }

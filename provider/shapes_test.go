@@ -43,8 +43,14 @@ func TestPlannedHasWhatWasDeployed(t *testing.T) {
 	want := plan.Function{
 		Name: "f.ns", Revision: 7, Min: 2, Max: 5, ZeroAge: d.Declared.Scale.ZeroAge, GPU: 1, DeviceMemory: 1 << 30, Batch: 8,
 		Memory: 32 << 20, CPUMilli: 500, CPULimit: 500, Profile: points, Target: plan.Target{Type: "rps", Value: 25},
+		Variant: plan.Variant{Accuracy: 1},
 	}
 	if got := d.Planned(points); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+	d.Declared.VariantOf, d.Declared.Accuracy, d.Declared.MaxLength = "g", 0.87, 128
+	want.VariantOf, want.Accuracy, want.MaxLength = "g."+d.Declared.Namespace, 0.87, 128
+	if got := d.Planned(points); !reflect.DeepEqual(got, want) {
+		t.Errorf("a variant: got %+v, want %+v", got, want)
 	}
 }

@@ -39,8 +39,10 @@ type Entry = struct {
 
 // Deployed is a deployed function. It is shared, so its maps must not be changed.
 type Deployed struct {
-	Key      pipeline.Key
-	Revision uint64            // revision in the store of its latest change
+	Key pipeline.Key
+	// Revision of its replicas: the store's revision of the latest change that replaced them. See
+	// keepsReplicas.
+	Revision uint64
 	Declared pipeline.Function // parsed labels and annotations
 	stored
 }
@@ -54,6 +56,8 @@ type stored struct {
 	Digest string `json:"digest,omitempty"`
 	// guessed process at the latest deploy; empty: the deployment or the image names the process.
 	Guess Guess `json:"guess,omitzero"`
+	// Revision of the replicas, if later deploys have kept them; 0: the revision of this entry.
+	Replicas uint64 `json:"replicas,omitempty"`
 }
 
 // Process returns the command that replicas run; empty: the image names it.
@@ -99,7 +103,7 @@ func decode(e Entry) (Deployed, error) {
 	if r.Version != recordVersion {
 		return Deployed{}, fmt.Errorf("stored function %q: version %d, want %d; deploy it again", e.Key, r.Version, recordVersion)
 	}
-	d := Deployed{Key: pipeline.ParseKey(e.Key), Revision: e.Revision, stored: r.stored}
+	d := Deployed{Key: pipeline.ParseKey(e.Key), Revision: cmp.Or(r.Replicas, e.Revision), stored: r.stored}
 	fn, err := parse(r.Deployment, pipeline.ParseStored)
 	if err != nil {
 		return Deployed{}, fmt.Errorf("stored function %q: %w", e.Key, err)

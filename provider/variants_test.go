@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/openfaas/faas-provider/types"
+
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
@@ -97,5 +99,44 @@ func TestAStageLivesOnInItsVariants(t *testing.T) {
 	defer store.mu.Unlock()
 	if len(store.entries) > 0 {
 		t.Errorf("the store still has %v", store.entries)
+	}
+}
+
+// TestDescribeShowsTheVariantsOfAStage checks the annotation with the variants that serve a stage.
+// A variant of a variant serves none.
+func TestDescribeShowsTheVariantsOfAStage(t *testing.T) {
+	a := newAPI(t, newMemoryStore(), nil)
+	a.must(http.StatusAccepted, post, functions, `{"service":"read","image":"stagecoach/x:1"}`)
+	described := func(name string) string {
+		t.Helper()
+		f := decodeJSON[types.FunctionStatus](t, a.must(http.StatusOK, get, "/system/function/"+name, ""))
+		if f.Annotations == nil {
+			return ""
+		}
+		return (*f.Annotations)[VariantsAnnotation]
+	}
+	if got := described("read"); got != "" {
+		t.Errorf("without variants: %q", got)
+	}
+	for name, annotations := range map[string]string{
+		"small": `"stagecoach.dev/variant-of":"read","stagecoach.dev/accuracy":"0.87","stagecoach.dev/max-length":"64"`,
+		"tiny":  `"stagecoach.dev/variant-of":"read"`,
+		"wrong": `"stagecoach.dev/variant-of":"small"`,
+	} {
+		a.must(http.StatusAccepted, post, functions, `{"service":"`+name+`","image":"stagecoach/x:1","annotations":{`+annotations+`}}`)
+	}
+	a.fakes.states["small.openfaas-fn"] = State{Replicas: 2, Available: 1, Status: "ready: one\nreplica starts"}
+	a.fakes.states["tiny.openfaas-fn"] = State{Status: "asleep"}
+	if got, want := described("read"), "small (accuracy 0.87, max-length 64): 2, 1 ready, ready: one replica starts | tiny (accuracy 1): 0, 0 ready, asleep"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	for _, name := range []string{"small", "wrong"} {
+		if got := described(name); got != "" {
+			t.Errorf("%s: %q, want no variants", name, got)
+		}
+	}
+	answered := map[string]string{VariantsAnnotation: "small"}
+	if DropAnswered(answered); len(answered) > 0 {
+		t.Error("a deploy keeps the annotation, which was copied from an answer")
 	}
 }

@@ -30,14 +30,12 @@ type replica struct {
 // starts records how long replicas took to start, as package cluster does. The mean of each path
 // covers about the latest eight starts.
 type starts struct {
-	list   []plan.Start // sorted by path
-	latest time.Duration
+	list []plan.Start // sorted by path
 }
 
 const startsKept = 8
 
 func (s *starts) add(path string, took time.Duration) {
-	s.latest = took
 	i, ok := slices.BinarySearchFunc(s.list, path, func(x plan.Start, path string) int { return cmp.Compare(x.Path, path) })
 	if !ok {
 		s.list = slices.Insert(slices.Clone(s.list), i, plan.Start{Path: path})
@@ -52,6 +50,7 @@ func (s *starts) add(path string, took time.Duration) {
 // apply carries out p, as package cluster does. If atOnce is set, starts take no time: their
 // replicas were started before the run.
 func (w *world) apply(p *plan.Plan, atOnce bool) {
+	w.route(p)
 	for i := range p.Wants {
 		want := &p.Wants[i]
 		l := w.byKey[want.Function]
@@ -72,6 +71,30 @@ func (w *world) apply(p *plan.Plan, atOnce bool) {
 	w.warm(p, atOnce)
 	for _, n := range w.nodes {
 		n.tidy(w)
+	}
+}
+
+// route lets the stages follow the plan's routing tables and ranks, as package cluster does before
+// it releases replicas.
+func (w *world) route(p *plan.Plan) {
+	tables := p.Tables
+	for i := range p.Wants { // sorted, as tables are
+		want := &p.Wants[i]
+		l := w.byKey[want.Function]
+		if l.own != l.i {
+			continue
+		}
+		o, ev := l.owner, dispatch.Routed{Rank: want.Rank}
+		if len(tables) > 0 && tables[0].Stage == l.key {
+			ev.Table, tables = &tables[0], tables[1:]
+		}
+		if ev.Rank == o.rank && (ev.Table == nil || ev.Table.Version == o.table) {
+			continue
+		}
+		if o.rank = ev.Rank; ev.Table != nil {
+			o.table = ev.Table.Version
+		}
+		w.step(o, ev)
 	}
 }
 
@@ -110,7 +133,7 @@ func (w *world) release(l *line, want *plan.Want) {
 			continue
 		}
 		r.state, r.since = plan.Draining, w.clock
-		w.step(l, dispatch.ReplicaDrain{Name: r.name})
+		w.step(l.owner, dispatch.ReplicaDrain{Name: r.name})
 	}
 }
 
@@ -129,7 +152,7 @@ func (w *world) order(l *line, slot plan.Slot, key, atOnce bool) {
 		ordered: w.now, key: key, path: path,
 	}
 	l.replicas = append(l.replicas, r)
-	l.byName[r.name] = r
+	l.owner.byName[r.name] = r
 	n.take(w, r, 1)
 	w.rec.stages[l.i].count(w)
 	if atOnce {
@@ -147,6 +170,7 @@ func (w *world) becomeReady(r *replica) {
 	r.state, r.since = plan.Ready, w.clock
 	if took := time.Duration(w.now - r.ordered); took > 0 {
 		l.starts.add(r.path, took)
+		l.owner.started = took
 		w.rec.stages[l.i].start(w, r, took)
 	}
 	if mean := l.spec.DiesEvery; mean > 0 {
@@ -154,7 +178,7 @@ func (w *world) becomeReady(r *replica) {
 		w.events.push(w.now+int64(float64(mean)*w.rand.ExpFloat64()), dies, l.i, r)
 	}
 	w.rec.stages[l.i].count(w)
-	w.step(l, dispatch.ReplicaUp{Name: r.name, Slots: l.spec.Slots, MaxBatch: l.spec.Batch, Revision: revision})
+	w.step(l.owner, dispatch.ReplicaUp{Lane: l.key, Name: r.name, Slots: l.spec.Slots, MaxBatch: l.spec.Batch, Revision: revision})
 	w.poke()
 }
 
@@ -165,7 +189,7 @@ func (w *world) die(r *replica) {
 	}
 	w.rec.stages[r.line.i].died(w)
 	w.gone(r)
-	w.step(r.line, dispatch.ReplicaDown{Name: r.name, Cause: "it died, as the scenario has it"})
+	w.step(r.line.owner, dispatch.ReplicaDown{Name: r.name, Cause: "it died, as the scenario has it"})
 	w.poke()
 }
 
@@ -177,7 +201,7 @@ func (w *world) gone(r *replica) {
 	r.gone = true
 	l := r.line
 	l.replicas = slices.DeleteFunc(l.replicas, func(x *replica) bool { return x == r })
-	delete(l.byName, r.name)
+	delete(l.owner.byName, r.name)
 	r.node.take(w, r, -1)
 	r.node.tidy(w)
 	w.rec.stages[l.i].count(w)

@@ -75,7 +75,8 @@ func (w *world) observe() {
 	var expected map[string]int
 	for i, l := range w.lines {
 		f := &s.Functions[i]
-		is := l.core.Signals(w.clock)
+		is := l.lane.Signals(w.clock)
+		f.Stage, f.Items = is.Stage, is.Items
 		f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
 		f.Starts, f.CPUNow = l.starts.list, l.cpu
 		f.Replicas = f.Replicas[:0]
@@ -104,8 +105,13 @@ func (w *world) expected() map[string]int {
 // declared returns the part of a stage's snapshot that does not change.
 func (l *line) declared() plan.Function {
 	s := &l.spec
+	variantOf := ""
+	if s.variantOf != "" {
+		variantOf = keyOf(s.variantOf)
+	}
 	return plan.Function{
-		Name: l.key, Revision: revision, Min: s.Min, Max: s.Max, Zero: s.Zero, ZeroAge: s.ZeroAge, GPU: s.GPU, DeviceMemory: int64(s.GPUMemory),
+		Variant: plan.Variant{VariantOf: variantOf, Accuracy: s.Accuracy, MaxLength: s.MaxLength},
+		Name:    l.key, Revision: revision, Min: s.Min, Max: s.Max, Zero: s.Zero, ZeroAge: s.ZeroAge, GPU: s.GPU, DeviceMemory: int64(s.GPUMemory),
 		Memory: int64(s.Memory), CPUMilli: int(s.CPU), CPULimit: int(s.CPULimit), Batch: s.Batch, Slots: s.Slots, Profile: l.service.points(),
 	}
 }

@@ -48,6 +48,10 @@ func (s *Scenario) complete() {
 			p.Arrivals.CV = pointer(1.0)
 		}
 	}
+	for i := range s.Pipelines {
+		s.Pipelines[i].Weight = cmp.Or(s.Pipelines[i].Weight, 1)
+		s.Pipelines[i].Length.complete()
+	}
 	for i := range s.Stages {
 		s.Stages[i].complete()
 	}
@@ -73,6 +77,7 @@ func (s *Stage) complete() {
 	s.Max = cmp.Or(s.Max, max(pipeline.DefaultMax, s.Min))
 	s.ZeroAge = cmp.Or(s.ZeroAge, pipeline.DefaultZeroAge)
 	s.Start.Fork = cmp.Or(s.Start.Fork, s.Start.Cold)
+	s.Accuracy = cmp.Or(s.Accuracy, 1)
 	s.Service.complete()
 }
 

@@ -9,6 +9,7 @@ import (
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 // Figures are the results of one run: one policy on one seed. Counts include the requests that
@@ -43,7 +44,9 @@ type PipelineFigures struct {
 	Attainment                float64 // share of Offered that was answered within the objective
 	Goodput                   float64 // requests answered within the objective, per second
 	Mean, P50, P75, P95, P99  float64
-	Failures                  map[int]int // by HTTP status
+	Failures                  map[int]int             // by HTTP status
+	Drops                     map[task.DropReason]int // requests that a policy dropped
+	Accuracy                  float64                 // of the answers; 0: no function declares any
 
 	latency []bucket
 }
@@ -74,9 +77,12 @@ func (p *PipelineFigures) Quantile(q float64) (time.Duration, bool) {
 	return p.latency[i].from, true
 }
 
-// StageFigures are the results of a stage's calls.
+// StageFigures are the results of a function's calls. If a stage has variants, Rate, CV and
+// Predicted of its own function are those of all calls at the stage. For a variant, Rate is that of
+// the calls that it answered, and the other two are 0.
 type StageFigures struct {
 	Name string
+	LaneFigures
 	Rate float64 // of calls, per second
 	CV   float64 // of the times between arrivals
 	// CV by Whitt's QNA from the entering requests; of an entry stage: as measured
@@ -95,6 +101,13 @@ type StageFigures struct {
 	Evictions      int    // of its parameters
 	Short          int    // plans in which a replica had no place
 	ShortWhy       string // reason in the first such plan
+}
+
+// LaneFigures are what a function answered as one of several that serve a stage.
+type LaneFigures struct {
+	Stage string  // empty: the function alone serves its stage, and the other fields are 0
+	Tasks float64 // calls that it answered
+	Share float64 // of the answered calls of the stage
 }
 
 // StartFigures are the starts on one path, from the order to ready.
@@ -122,8 +135,30 @@ func (w *world) figures(p int) Figures {
 		out.DeviceSeconds += is.DeviceSeconds
 		out.CoreSeconds += is.CoreSeconds
 	}
+	out.share(w)
 	out.predict(w.m, r)
 	return out
+}
+
+// share sets what only functions of stages with several lanes have.
+func (f *Figures) share(w *world) {
+	for _, l := range w.lines {
+		if len(l.lanes) < 2 {
+			continue
+		}
+		sum := 0.0
+		for _, i := range l.lanes {
+			s := &f.Stages[i]
+			s.Stage, s.Tasks = l.spec.Name, w.rec.stages[i].service.n
+			sum += s.Tasks
+			if i != l.i {
+				s.Rate = s.Tasks / f.Seconds
+			}
+		}
+		for _, i := range l.lanes {
+			f.Stages[i].Share = ratio(f.Stages[i].Tasks, sum)
+		}
+	}
 }
 
 func (p *pipeRecorder) figures(name string, seconds float64) PipelineFigures {
@@ -131,7 +166,7 @@ func (p *pipeRecorder) figures(name string, seconds float64) PipelineFigures {
 	quantile := func(q float64) float64 { return float64(p.latency.ValueAtQuantile(q)) / 1e6 }
 	return PipelineFigures{
 		Name: name, Offered: offered, Answered: p.sum.n, Failed: offered - p.sum.n, Failures: p.failed,
-		Attainment: ratio(float64(p.good), offered), Goodput: float64(p.good) / seconds,
+		Attainment: ratio(float64(p.good), offered), Goodput: float64(p.good) / seconds, Drops: p.dropped, Accuracy: p.accuracy.mean(),
 		Mean: p.sum.mean(), P50: quantile(50), P75: quantile(75), P95: quantile(95), P99: quantile(99), latency: buckets(p.latency),
 	}
 }

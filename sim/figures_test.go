@@ -44,8 +44,8 @@ func TestResourcesAreCountedAfterTheWarmup(t *testing.T) {
 		Nodes:     []Node{{Memory: 64 << 30, CPU: 16000, GPUs: 4, GPUMemory: 40 << 30}},
 		Pipelines: []Pipeline{{Name: "p", Arrivals: Arrivals{Rate: "10"}}},
 		Stages: []Stage{
-			{Name: "a", Next: []string{"b"}, GPU: 2, CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 50 * time.Millisecond}},
-			{Name: "b", CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 20 * time.Millisecond}},
+			{Variant: Variant{Name: "a", GPU: 2, CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 50 * time.Millisecond}}, Next: []string{"b"}},
+			{Variant: Variant{Name: "b", CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 20 * time.Millisecond}}},
 		},
 	})[0][0]
 	near(t, "seconds", f.Seconds, 50, 0)

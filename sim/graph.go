@@ -18,12 +18,13 @@ func compare(a, b string) int { return cmp.Compare(a, b) }
 // connect makes the pipelines' graphs, in the same way as for deployed functions.
 func (m *Model) connect(p *problems) {
 	var functions []pipeline.Function
-	where := map[string]string{} // path of each stage
-	for i, s := range m.scenario.Stages {
-		where[s.Name] = fmt.Sprintf("stages[%d]", i)
+	where := map[string]string{} // path of each function
+	for i := range m.functions {
+		s := &m.functions[i]
+		where[s.Name] = s.path
 		f := pipeline.Function{
 			Name: s.Name, Namespace: namespace, Pipelines: s.Pipelines, Each: s.Each, Join: s.Join, QueueLimit: s.QueueLimit,
-			Idempotent: true, Batch: s.Batch,
+			Idempotent: true, Batching: pipeline.Batching{Batch: s.Batch}, Variant: pipeline.Variant{VariantOf: s.variantOf, Accuracy: s.Accuracy, MaxLength: s.MaxLength},
 		}
 		for _, to := range s.Next {
 			f.Next = append(f.Next, pipeline.Edge{To: to})
@@ -43,11 +44,15 @@ func (m *Model) connect(p *problems) {
 		for _, fault := range pipe.graph.Faults {
 			p.add(cmp.Or(where[fault.Function], path)+"."+cmp.Or(strings.TrimPrefix(fault.Annotation, pipeline.Prefix), "name"), "got %s, want %s", fault.Got, fault.Want)
 		}
-		view := plan.Pipeline{Name: pipe.key, SLO: pipe.spec.SLO}
+		entry := &pipe.graph.Stages[0] // of a graph without faults
+		if entry.Weight = pipe.spec.Weight; len(pipe.spec.Length.kinds()) > 0 {
+			entry.Length = lengthUnit
+		}
+		chosen := plan.Chosen{Allocator: pipe.spec.Allocator, Rank: pipe.spec.Rank, Route: pipe.spec.Route}
+		view := plan.Pipeline{Name: pipe.key, SLO: pipe.spec.SLO, Chosen: chosen}
 		for _, st := range pipe.graph.Stages {
-			key := pipeline.Key{Name: st.Name, Namespace: namespace}.String()
-			at, _ := slices.BinarySearchFunc(m.stages, key, func(s stage, k string) int { return compare(s.key, k) })
-			pipe.stages = append(pipe.stages, at)
+			key := keyOf(st.Name)
+			pipe.stages = append(pipe.stages, m.index(key))
 			view.Stages = append(view.Stages, key)
 		}
 		view.Edges = edges(pipe.graph)
@@ -62,7 +67,7 @@ func edges(g pipeline.Pipeline) []plan.Edge {
 	for from, st := range g.Stages {
 		for _, e := range st.Next {
 			to := slices.IndexFunc(g.Stages, func(s pipeline.Stage) bool { return s.Name == e.To })
-			out = append(out, plan.Edge{From: from, To: to})
+			out = append(out, plan.Edge{From: from, To: to, Each: g.Stages[to].Each})
 		}
 	}
 	slices.SortFunc(out, func(a, b plan.Edge) int { return cmp.Or(cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To)) })

@@ -21,8 +21,12 @@ func coded(policies ...Policy) Scenario {
 		Duration: time.Minute, Seeds: 3, Policies: policies,
 		Nodes:     []Node{{Memory: 64 << 30, CPU: 16000}},
 		Pipelines: []Pipeline{{Name: "p", SLO: time.Second, Arrivals: Arrivals{Rate: "20"}}},
-		Stages:    []Stage{{Name: "a", Next: []string{"b"}, Service: Service{Mean: 20 * time.Millisecond}}, {Name: "b", Service: Service{Mean: 30 * time.Millisecond}}},
+		Stages:    []Stage{plainStage("a", 20*time.Millisecond, "b"), plainStage("b", 30*time.Millisecond)},
 	}
+}
+
+func plainStage(name string, mean time.Duration, next ...string) Stage {
+	return Stage{Variant: Variant{Name: name, Service: Service{Mean: mean}}, Next: next}
 }
 
 // TestScenarioInCodeGetsTheDefaults checks that a scenario built by a program gets the same

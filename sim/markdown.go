@@ -43,11 +43,22 @@ func (r Result) WriteMarkdown(w io.Writer) error {
 }
 
 func (r Result) policies(b *strings.Builder) {
-	header(b, "policy", "pipeline", "requests", "in time", "mean", "p50", "p95", "p99", "failed", "replicas", "replica-seconds")
+	columns := []string{"policy", "pipeline", "requests", "in time", "mean", "p50", "p95", "p99", "failed", "replicas", "replica-seconds"}
+	accuracy := r.declaresAccuracy()
+	if accuracy {
+		columns = append(columns, "accuracy")
+	}
+	header(b, columns...)
 	for _, p := range r.Policies {
 		for _, x := range p.Pipelines {
-			row(b, text(p.Name), text(x.Name), x.Offered.plain(), x.Attainment.percent(), x.Mean.time(), x.P50.time(), x.P95.time(), x.P99.time(),
-				x.Failed.percent(), p.Replicas.plain(), p.ReplicaSeconds.plain())
+			cells := []string{
+				text(p.Name), text(x.Name), x.Offered.plain(), x.Attainment.percent(), x.Mean.time(), x.P50.time(), x.P95.time(), x.P99.time(),
+				x.Failed.percent(), p.Replicas.plain(), p.ReplicaSeconds.plain(),
+			}
+			if accuracy {
+				cells = append(cells, x.Accuracy.plain())
+			}
+			row(b, cells...)
 		}
 	}
 	for _, p := range r.Policies {
@@ -55,12 +66,22 @@ func (r Result) policies(b *strings.Builder) {
 			if len(x.Failures) > 0 {
 				fmt.Fprintf(b, "\n%s, %s: failed with %s, in all.\n", text(p.Name), text(x.Name), counts(x.Failures))
 			}
+			if len(x.Drops) > 0 {
+				fmt.Fprintf(b, "\n%s, %s: dropped as %s, in all.\n", text(p.Name), text(x.Name), counts(x.Drops))
+			}
 		}
 		if p.Held.Mean > 0 || p.Refused.Mean > 0 {
 			fmt.Fprintf(b, "\n%s: of %s ticks a run %s had no plan, and %s domains were held; the first time: %s\n",
 				text(p.Name), p.Ticks.plain(), p.Refused.plain(), p.Held.plain(), text(p.Complaint))
 		}
 	}
+}
+
+// declaresAccuracy reports whether answers have an accuracy.
+func (r Result) declaresAccuracy() bool {
+	return slices.ContainsFunc(r.Policies, func(p PolicyResult) bool {
+		return slices.ContainsFunc(p.Pipelines, func(x PipelineResult) bool { return x.Accuracy.Mean > 0 })
+	})
 }
 
 func (r Result) versus(b *strings.Builder) {
@@ -79,7 +100,8 @@ func (r Result) versus(b *strings.Builder) {
 func (p PolicyResult) stages(b *strings.Builder, seeds int) {
 	fmt.Fprintf(b, "\n## Stages under %s\n", text(p.Name))
 	n := p.Policies
-	fmt.Fprintf(b, "\nAllocator %s, corrector %s, sharer %s, placer %s, warmer %s.\n", n.Allocator, n.Corrector, n.Sharer, n.Placer, n.Warmer)
+	fmt.Fprintf(b, "\nAllocator %s, corrector %s, sharer %s, placer %s, warmer %s, rank %s, route %s.\n",
+		n.Allocator, n.Corrector, n.Sharer, n.Placer, n.Warmer, n.Rank, n.Route)
 	header(b, "stage", "calls/s", "CV of arrivals", "by QNA", "wait", "wait p99", "service", "CV", "busy", "replicas", "most", "starts a run")
 	for _, s := range p.Stages {
 		starts := []string{}
@@ -95,6 +117,7 @@ func (p PolicyResult) stages(b *strings.Builder, seeds int) {
 		row(b, text(s.Name), s.Rate.plain(), s.CV.plain(), s.Predicted.plain(), s.Wait.time(), s.WaitP99.time(), s.Service.time(), s.ServiceCV.plain(),
 			s.Utilisation.percent(), s.Replicas.plain(), strconv.Itoa(s.Most), strings.Join(starts, ", "))
 	}
+	p.lanes(b)
 	for _, s := range p.Stages {
 		if s.Short.Mean > 0 {
 			fmt.Fprintf(b, "\n%s had not a place for all of its replicas in %s plans of %s a run; the first time: %s\n", text(s.Name), s.Short.plain(), p.Ticks.plain(), text(s.ShortWhy))
@@ -102,6 +125,25 @@ func (p PolicyResult) stages(b *strings.Builder, seeds int) {
 	}
 	if p.QNAError.Mean > 0 {
 		fmt.Fprintf(b, "\nQNA misses the CV of arrivals behind the entries by %s on average; the entry's own by %s.\n", p.QNAError.percent(), p.SameError.percent())
+	}
+}
+
+// lanes writes a table of the functions that share a stage with others.
+func (p PolicyResult) lanes(b *strings.Builder) {
+	begun := false
+	for _, s := range p.Stages {
+		if s.Lane == nil {
+			continue
+		}
+		if !begun {
+			begun = true
+			header(b, "stage", "function", "accuracy", "max length", "answered", "share", "service", "replicas")
+		}
+		longest := "any"
+		if s.Lane.MaxLength > 0 {
+			longest = strconv.Itoa(s.Lane.MaxLength)
+		}
+		row(b, text(s.Lane.Stage), text(s.Name), Trim(s.Lane.Accuracy, 4), longest, s.Lane.Tasks.plain(), s.Lane.Share.percent(), s.Service.time(), s.Replicas.plain())
 	}
 }
 

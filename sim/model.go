@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -21,26 +22,38 @@ type Model struct {
 	duration  time.Duration
 	policies  []policy.Set
 	pipelines []pipe
-	stages    []stage // sorted by key
+	functions []declared // of the scenario, in its order
+	stages    []stage    // the functions, sorted by key
 	nodes     []plan.Node
 	snapshot  []plan.Pipeline
+	// some function declares an accuracy below 1
+	inaccurate bool
 }
 
 // pipe is a pipeline of the model.
 type pipe struct {
-	spec   Pipeline
-	key    string
-	graph  pipeline.Pipeline
-	stages []int // stages of the graph, in its order, as indices into the model's
-	input  tensor.Activation
-	source func(seed uint64) (arrivals.Source, error)
-	about  string // description of its arrivals
+	spec    Pipeline
+	key     string
+	graph   pipeline.Pipeline
+	stages  []int // stages of the graph, in its order, as indices into the model's
+	input   tensor.Activation
+	source  func(seed uint64) (arrivals.Source, error)
+	about   string   // description of its arrivals
+	lengths *lengths // of its items; nil: unknown
+}
+
+// declared is a function of the scenario: a stage's own, or a variant.
+type declared struct {
+	Stage
+	path string // such as stages[1].variants[0]
 }
 
 // stage is a function of the model.
 type stage struct {
 	spec    Stage
 	key     string
+	own     int   // the stage that it serves, as an index into the model's
+	lanes   []int // of a stage's own function: all functions that can serve the stage, sorted
 	service *service
 	output  tensor.Activation
 }
@@ -59,6 +72,7 @@ const (
 	maxDevices  = 1 << 16
 	maxItems    = 10_000
 	maxReplicas = 100_000
+	maxWeight   = 1000
 	maxService  = 24 * time.Hour
 	maxCV       = 30
 	minTick     = 10 * time.Millisecond
@@ -68,7 +82,7 @@ const (
 // be nil if it names no files. Errors name the path of the wrong field.
 func (s Scenario) Model(open Opener) (*Model, error) {
 	s.complete()
-	m := &Model{scenario: s, duration: s.Duration}
+	m := &Model{scenario: s, duration: s.Duration, functions: s.functions()}
 	var errs problems
 	m.checkRun(&errs)
 	m.addPolicies(&errs)
@@ -81,6 +95,7 @@ func (s Scenario) Model(open Opener) (*Model, error) {
 	}
 	for i := range m.pipelines {
 		m.addArrivals(i, open, &errs)
+		m.addLengths(i, open, &errs)
 	}
 	if m.duration == 0 {
 		m.duration = defaultDuration
@@ -186,21 +201,35 @@ func (m *Model) addNodes(p *problems) {
 	}
 }
 
+// functions returns the functions of the stages, each stage's own before its variants.
+func (s *Scenario) functions() (all []declared) {
+	for i, st := range s.Stages {
+		path := fmt.Sprintf("stages[%d]", i)
+		all = append(all, declared{st, path})
+		for k := range st.Variants {
+			v := Stage{Variant: st.Variants[k], variantOf: st.Name}
+			v.complete()
+			all = append(all, declared{v, fmt.Sprintf("%s.variants[%d]", path, k)})
+		}
+	}
+	return all
+}
+
 func (m *Model) addStages(p *problems) {
 	if len(m.scenario.Stages) == 0 {
 		p.add("stages", "none, want one or more")
 	}
-	for i := range m.scenario.Stages {
-		spec, path := m.scenario.Stages[i], fmt.Sprintf("stages[%d]", i)
+	for i := range m.functions {
+		spec, path := m.functions[i].Stage, m.functions[i].path
 		if spec.Name == "" || len(spec.Name) > 200 {
 			p.add(path+".name", "%.20q, want a name", spec.Name)
 		}
 		before := len(*p)
 		spec.check(path, p)
-		st := stage{spec: spec, key: pipeline.Key{Name: spec.Name, Namespace: namespace}.String()}
+		st := stage{spec: spec, key: keyOf(spec.Name)}
 		if len(*p) == before {
 			st.output = make(tensor.Activation, spec.Items)
-			st.service = newService(spec)
+			st.service = newService(spec.Variant)
 		}
 		m.stages = append(m.stages, st)
 	}
@@ -210,6 +239,22 @@ func (m *Model) addStages(p *problems) {
 			p.add("stages", "%q twice, want a name of its own", m.stages[i].spec.Name)
 		}
 	}
+	for i := range m.stages {
+		st := &m.stages[i]
+		if st.own = i; st.spec.variantOf != "" {
+			st.own = m.index(keyOf(st.spec.variantOf))
+		}
+		m.stages[st.own].lanes = append(m.stages[st.own].lanes, i)
+		m.inaccurate = m.inaccurate || st.spec.Accuracy < 1
+	}
+}
+
+func keyOf(name string) string { return pipeline.Key{Name: name, Namespace: namespace}.String() }
+
+// index returns the index of a function that the model has.
+func (m *Model) index(key string) int {
+	i, _ := slices.BinarySearchFunc(m.stages, key, func(s stage, k string) int { return compare(s.key, k) })
+	return i
 }
 
 func (s *Stage) check(path string, p *problems) {
@@ -226,6 +271,10 @@ func (s *Stage) check(path string, p *problems) {
 	}
 	within(p, path+".zeroAge", s.ZeroAge, time.Millisecond, maxDuration)
 	within(p, path+".gpu", s.GPU, 0, 64)
+	if !(s.Accuracy > 0 && s.Accuracy <= 1) {
+		p.add(path+".accuracy", "%g, want above 0 and at most 1", s.Accuracy)
+	}
+	within(p, path+".maxLength", s.MaxLength, 0, maxLength)
 	if s.CPULimit > 0 && s.CPULimit < plan.LeastCPU {
 		p.add(path+".cpuLimit", "%dm, want none, or at least %dm", s.CPULimit, plan.LeastCPU)
 	}
@@ -257,8 +306,10 @@ func (m *Model) addPipelines(p *problems) {
 		within(p, path+".slo", spec.SLO, 0, maxDuration)
 		within(p, path+".timeout", spec.Timeout, time.Millisecond, maxDuration)
 		within(p, path+".items", spec.Items, 1, maxItems)
+		within(p, path+".weight", spec.Weight, 1, maxWeight)
+		spec.checkPolicies(path, p)
 		m.pipelines = append(m.pipelines, pipe{
-			spec: spec, key: pipeline.Key{Name: spec.Name, Namespace: namespace}.String(), input: make(tensor.Activation, min(max(spec.Items, 1), maxItems)),
+			spec: spec, key: keyOf(spec.Name), input: make(tensor.Activation, min(max(spec.Items, 1), maxItems)),
 		})
 	}
 	for i, st := range m.scenario.Stages {
@@ -266,6 +317,19 @@ func (m *Model) addPipelines(p *problems) {
 			if !names[name] {
 				p.add(fmt.Sprintf("stages[%d].pipelines[%d]", i, k), "%q, want one of the scenario's pipelines", name)
 			}
+		}
+	}
+}
+
+// checkPolicies checks the names of the policies that a pipeline asks for.
+func (x *Pipeline) checkPolicies(path string, p *problems) {
+	allocators, routes := policy.Known()
+	for _, is := range []struct {
+		field, name string
+		known       []string
+	}{{"allocator", x.Allocator, allocators}, {"rank", x.Rank, plan.Ranks}, {"route", x.Route, routes}} {
+		if is.name != "" && !slices.Contains(is.known, is.name) {
+			p.add(path+"."+is.field, "%q, want one of %s", is.name, strings.Join(is.known, ", "))
 		}
 	}
 }

@@ -17,7 +17,7 @@ stages: [{name: s, service: {mean: 10ms}}]
 // TestErrorsNameTheField checks that each error has the path, what was got and what was wanted.
 func TestErrorsNameTheField(t *testing.T) {
 	for name, tc := range map[string]struct{ from, to, want string }{
-		"unknown field":        {"mean: 10ms", "meen: 10ms", `stages[0].service.meen: line 4: no such field, want one of batchCost, cpuShare, cv, dist, length, mean, profile, profileFile`},
+		"unknown field":        {"mean: 10ms", "meen: 10ms", `stages[0].service.meen: line 4: no such field, want one of batchCost, cpuShare, cv, dist, length, mean, perLength, profile, profileFile`},
 		"unknown at the top":   {"nodes:", "node: 3\nnodes:", "node: line 2: no such field"},
 		"inlined":              {"nodes:", "policies: [{alocator: sizer}]\nnodes:", "policies[0].alocator: line 2: no such field, want one of allocator, corrector, name"},
 		"twice":                {"cpu: 8", "cpu: 8, cpu: 9", "nodes[0].cpu: line 2: given twice"},

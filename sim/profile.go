@@ -14,12 +14,12 @@ const maxProfile = 4 << 20
 
 // readProfiles reads the profile files that stages name.
 func (m *Model) readProfiles(open Opener, p *problems) {
-	for i := range m.scenario.Stages {
-		v := &m.scenario.Stages[i].Service
+	for i := range m.functions {
+		v := &m.functions[i].Service
 		if v.ProfileFile == "" {
 			continue
 		}
-		path := fmt.Sprintf("stages[%d].service.profileFile", i)
+		path := m.functions[i].path + ".service.profileFile"
 		if len(v.Profile) > 0 {
 			p.add(path, "%q beside a profile, want one of them", v.ProfileFile)
 			continue

@@ -11,11 +11,8 @@ import (
 // measured burstiness of the entering requests and the mean number of each stage's replicas.
 func (f *Figures) predict(m *Model, rec *recorder) {
 	n := qna.Network{Stations: make([]qna.Station, len(m.stages))}
-	for i, s := range rec.stages {
-		is, slots := &f.Stages[i], float64(m.stages[i].spec.Slots)
-		n.Stations[i] = qna.Station{
-			Rate: is.Rate, Servers: max(int(math.Round(s.readyNs/1e9/f.Seconds*slots)), 1), Rho: min(is.Utilisation, 1), CS2: is.ServiceCV * is.ServiceCV,
-		}
+	for i := range rec.stages {
+		n.Stations[i] = f.station(m, rec, i)
 	}
 	entries := map[int]bool{}
 	for i := range m.pipelines {
@@ -36,9 +33,28 @@ func (f *Figures) predict(m *Model, rec *recorder) {
 	})
 	n.Links = slices.Compact(n.Links)
 	for i, c2 := range qna.Predict(n) {
-		f.Stages[i].Predicted = math.Sqrt(c2)
+		if m.stages[i].own == i {
+			f.Stages[i].Predicted = math.Sqrt(c2)
+		}
 	}
 	f.compare(m, entries)
+}
+
+// station returns a stage, with all its lanes, as a station. A variant is an empty one.
+func (f *Figures) station(m *Model, rec *recorder, i int) qna.Station {
+	var servers, worked float64
+	var service moments
+	for _, k := range m.stages[i].lanes {
+		s := rec.stages[k]
+		ready := s.readyNs * float64(m.stages[k].spec.Slots)
+		servers, worked = servers+ready, worked+float64(s.worked)
+		service.n, service.sum, service.squares = service.n+s.service.n, service.sum+s.service.sum, service.squares+s.service.squares
+	}
+	if m.stages[i].own != i {
+		return qna.Station{Servers: 1}
+	}
+	cv := service.cv()
+	return qna.Station{Rate: f.Stages[i].Rate, Servers: max(int(math.Round(servers/1e9/f.Seconds)), 1), Rho: min(ratio(worked, servers), 1), CS2: cv * cv}
 }
 
 // compare measures the error of the predictions. For comparison, it also measures the error of a

@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"math"
+	"slices"
 	"time"
 
 	hdr "github.com/HdrHistogram/hdrhistogram-go"
@@ -21,6 +22,7 @@ type recorder struct {
 	pipelines []*pipeRecorder
 	stages    []*stageRecorder
 	series    Series
+	calls     []stageCalls // reused by accuracy
 }
 
 // samplesWanted is the approximate number of samples in the series over time.
@@ -30,7 +32,7 @@ func newRecorder(w *world) *recorder {
 	rec := &recorder{from: int64(w.m.scenario.Warmup), to: w.end}
 	rec.every = max((w.end/samplesWanted+int64(time.Second)-1)/int64(time.Second), 1) * int64(time.Second)
 	for i := range w.m.pipelines {
-		rec.pipelines = append(rec.pipelines, &pipeRecorder{slo: w.m.pipelines[i].spec.SLO, latency: newHistogram(3), failed: map[int]int{}})
+		rec.pipelines = append(rec.pipelines, &pipeRecorder{slo: w.m.pipelines[i].spec.SLO, latency: newHistogram(3), failed: map[int]int{}, dropped: map[task.DropReason]int{}})
 	}
 	for _, l := range w.lines {
 		rec.stages = append(rec.stages, &stageRecorder{line: l, wait: newHistogram(2), last: -1, starts: map[startKind]*moments{}})
@@ -77,7 +79,9 @@ func ratio(a, b float64) float64 {
 type pipeRecorder struct {
 	slo               time.Duration
 	offered, good     int64
-	failed            map[int]int // by HTTP status
+	failed            map[int]int             // by HTTP status
+	dropped           map[task.DropReason]int // requests that a policy dropped
+	accuracy          moments                 // of answers, if some function declares one
 	latency           *hdr.Histogram
 	sum               moments
 	arrived, answered int64   // since the last sample
@@ -114,12 +118,18 @@ func (r *recorder) finish(w *world, pipeline int, f *flow.Finish) {
 	}
 	for i := range stages {
 		if t := &stages[i]; t.Code == task.OK {
-			r.stages[w.byKey[t.Function].i].served(t)
+			r.stages[w.byKey[cmp.Or(t.Variant, t.Function)].i].served(t)
 		}
 	}
 	if f.Error != nil {
 		p.failed[f.Error.Status]++
+		if f.Error.Dropped != "" {
+			p.dropped[f.Error.Dropped]++
+		}
 		return
+	}
+	if w.m.inaccurate {
+		p.accuracy.add(r.accuracy(w, stages))
 	}
 	if p.slo == 0 || latency <= p.slo {
 		p.good++
@@ -128,7 +138,38 @@ func (r *recorder) finish(w *world, pipeline int, f *flow.Finish) {
 	p.sum.add(latency.Seconds())
 }
 
-// stageRecorder records one stage.
+// accuracy returns the accuracy of a request's answer: the product over its stages. If several
+// calls of a stage were answered, their mean counts.
+func (r *recorder) accuracy(w *world, stages []task.Timing) float64 {
+	r.calls = r.calls[:0]
+	for i := range stages {
+		t := &stages[i]
+		if t.Code != task.OK {
+			continue
+		}
+		l := w.byKey[cmp.Or(t.Variant, t.Function)]
+		k := slices.IndexFunc(r.calls, func(c stageCalls) bool { return c.stage == l.own })
+		if k < 0 {
+			k = len(r.calls)
+			r.calls = append(r.calls, stageCalls{stage: l.own})
+		}
+		r.calls[k].accuracy.add(l.spec.Accuracy)
+	}
+	out := 1.0
+	for i := range r.calls {
+		out *= r.calls[i].accuracy.mean()
+	}
+	return out
+}
+
+// stageCalls has the calls of a request in one stage.
+type stageCalls struct {
+	stage    int
+	accuracy moments
+}
+
+// stageRecorder records one function: a stage's own, or a variant. Arrivals are those at the stage,
+// whatever the lane, and belong to its own function.
 type stageRecorder struct {
 	line     *line
 	gaps     moments // seconds between arrivals
@@ -279,7 +320,7 @@ func (r *recorder) sample(w *world) {
 	}
 	waiting := 0
 	for i, l := range w.lines {
-		waiting += l.core.Waiting()
+		waiting += l.lane.Waiting()
 		r.series.Replicas[i] = append(r.series.Replicas[i], len(l.replicas))
 	}
 	seconds := float64(r.every) / 1e9

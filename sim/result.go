@@ -68,11 +68,17 @@ type PipelineResult struct {
 	P99        Estimate       `json:"p99_s"`
 	Failed     Estimate       `json:"failed"`             // share of the offered requests
 	Failures   map[string]int `json:"failures,omitempty"` // by HTTP status, over all seeds
+	// failures because a policy dropped a task, by reason
+	Drops map[string]int `json:"drops,omitempty"`
+	// mean over the answers; absent if no function declares an accuracy
+	Accuracy Estimate `json:"accuracy,omitzero"`
 }
 
-// StageResult is the result of a stage's calls.
+// StageResult is the result of a function's calls. The rate, the CV and the prediction of a stage
+// with variants are those of all its calls.
 type StageResult struct {
 	Name string   `json:"name"`
+	Lane *Lane    `json:"lane,omitempty"` // absent if it alone serves its stage
 	Rate Estimate `json:"rate_per_s"`
 	CV   Estimate `json:"arrival_cv"`
 	// by Whitt's QNA from the entering requests; of an entry stage: as measured
@@ -90,6 +96,15 @@ type StageResult struct {
 	Evictions   int            `json:"evictions"`           // of its parameters
 	Short       Estimate       `json:"short"`               // plans in which a replica had no place
 	ShortWhy    string         `json:"short_why,omitempty"` // reason in the first such plan
+}
+
+// Lane is what a function does as one of several that can serve a stage.
+type Lane struct {
+	Stage     string   `json:"stage"`
+	Accuracy  float64  `json:"accuracy"`             // as declared
+	MaxLength int      `json:"max_length,omitempty"` // as declared; absent: any
+	Tasks     Estimate `json:"tasks"`                // calls that it answered
+	Share     Estimate `json:"share"`                // of the stage's answered calls
 }
 
 // Versus is the change from the first policy as a part of its value, seed by seed.
@@ -151,10 +166,22 @@ func (m *Model) summary(runs []Figures) PolicyResult {
 		out.Complaint = runs[i].Complaint
 	}
 	for i := range m.pipelines {
-		out.Pipelines = append(out.Pipelines, pipelineResult(i, runs))
+		one := pipelineResult(i, runs)
+		if m.inaccurate {
+			one.Accuracy = of(runs, func(f *Figures) float64 { return f.Pipelines[i].Accuracy })
+		}
+		out.Pipelines = append(out.Pipelines, one)
 	}
 	for i := range m.stages {
-		out.Stages = append(out.Stages, stageResult(i, runs))
+		one, spec := stageResult(i, runs), &m.stages[i].spec
+		if stage := runs[0].Stages[i].Stage; stage != "" {
+			one.Lane = &Lane{
+				Stage: stage, Accuracy: spec.Accuracy, MaxLength: spec.MaxLength,
+				Tasks: of(runs, func(f *Figures) float64 { return f.Stages[i].Tasks }),
+				Share: of(runs, func(f *Figures) float64 { return f.Stages[i].Share }),
+			}
+		}
+		out.Stages = append(out.Stages, one)
 	}
 	return out
 }
@@ -174,10 +201,14 @@ func pipelineResult(i int, runs []Figures) PipelineResult {
 		P99:        from(func(p *PipelineFigures) float64 { return p.P99 }),
 		Failed:     from(func(p *PipelineFigures) float64 { return ratio(p.Failed, p.Offered) }),
 		Failures:   map[string]int{},
+		Drops:      map[string]int{},
 	}
 	for _, f := range runs {
 		for status, n := range f.Pipelines[i].Failures {
 			out.Failures[strconv.Itoa(status)] += n
+		}
+		for reason, n := range f.Pipelines[i].Drops {
+			out.Drops[string(reason)] += n
 		}
 	}
 	return out

@@ -62,6 +62,12 @@ type Pipeline struct {
 	Timeout  time.Duration `yaml:"timeout"` // of a request
 	Items    int           `yaml:"items"`   // items per request
 	Arrivals Arrivals      `yaml:"arrivals"`
+	Length   Length        `yaml:"length"` // of each item; zero: unknown
+	Weight   int           `yaml:"weight"` // of its fair share; 0: 1
+	// Policies of its domain, as annotations of its entry stage choose them; empty: the scenario's.
+	Allocator string `yaml:"allocator"`
+	Rank      string `yaml:"rank"`
+	Route     string `yaml:"route"`
 }
 
 // Arrivals say when requests arrive. One of Rate, MMPP, Trace and Make is set.
@@ -89,13 +95,37 @@ type Trace struct {
 	Loop   bool            `yaml:"loop"`
 }
 
+// Length says how long the items of a pipeline's requests are, in the unit of MaxLength. One of
+// Constant, Mean, List and File is set, or none.
+type Length struct {
+	Constant int `yaml:"constant"`
+	// of a lognormal distribution, rounded to whole numbers of at least 1
+	Mean float64  `yaml:"mean"`
+	CV   *float64 `yaml:"cv"`   // of that distribution; nil: 1
+	Max  int      `yaml:"max"`  // larger draws count as this; 0: no bound
+	List []int    `yaml:"list"` // each of them is drawn equally often
+	// A file with one length per line, or CSV with a line of names, of which Column is one. The
+	// requests get its lengths in turn, again from the beginning after the last one.
+	File   string `yaml:"file"`
+	Column string `yaml:"column"`
+}
+
 // Stage is a function of one or more pipelines.
 type Stage struct {
+	Variant   `yaml:",inline"` // the stage's own function
+	Pipelines []string         `yaml:"pipelines"` // empty: all pipelines
+	Next      []string         `yaml:"next"`
+	Each      bool             `yaml:"each"`     // one call per item
+	Join      int              `yaml:"join"`     // number of predecessors that it waits for; 0: all
+	Variants  []Variant        `yaml:"variants"` // other functions that can serve the stage
+
+	variantOf string // name of the stage that this function can serve too; empty: it is no variant
+}
+
+// Variant is a function that can serve a stage. A stage's variants inherit nothing from the stage's
+// own function.
+type Variant struct {
 	Name       string        `yaml:"name"`
-	Pipelines  []string      `yaml:"pipelines"` // empty: all pipelines
-	Next       []string      `yaml:"next"`
-	Each       bool          `yaml:"each"`  // one call per item
-	Join       int           `yaml:"join"`  // number of predecessors that it waits for; 0: all
 	Items      int           `yaml:"items"` // items per answer
 	Service    Service       `yaml:"service"`
 	Start      Start         `yaml:"start"`
@@ -115,11 +145,14 @@ type Stage struct {
 	GPU        int           `yaml:"gpu"`       // devices per replica
 	GPUMemory  Bytes         `yaml:"gpuMemory"` // device memory per device; 0: all of it
 	DiesEvery  time.Duration `yaml:"diesEvery"` // mean life of a replica, exponential; 0: unlimited
+	Accuracy   float64       `yaml:"accuracy"`  // of its answers, above 0 and at most 1; 0: 1
+	MaxLength  int           `yaml:"maxLength"` // of its inputs; 0: any
 }
 
 // Service is how long a batch keeps its slot.
 //
-// Per batch, one random time with mean Mean is drawn. It is multiplied by two factors:
+// Per batch, one random time is drawn. Its mean is Mean, plus PerLength times the length of the
+// longest input. It is multiplied by two factors:
 //
 //   - 1 + BatchCost·(b − 1), where b is the number of calls in the batch
 //   - (1 − CPUShare) + CPUShare·q₀/q, where q is the replica's CPU quota, and q₀ the quota with
@@ -127,7 +160,7 @@ type Stage struct {
 //
 // With a Profile, the mean comes from its points instead of Mean and the factors. It is linear in b
 // and in 1/q, between the points and beyond them. BatchCost is used only for a quota with a single
-// point.
+// point. PerLength is added to it.
 type Service struct {
 	Dist Dist          `yaml:"dist"`
 	Mean time.Duration `yaml:"mean"`
@@ -135,7 +168,9 @@ type Service struct {
 	// what each further call adds, as a part of the first; nil: 1, so batches save nothing
 	BatchCost *float64 `yaml:"batchCost"`
 	CPUShare  float64  `yaml:"cpuShare"` // the part of the time that depends on the CPU quota
-	Profile   []Point  `yaml:"profile"`  // measured times; policies see them, too
+	// what each unit of the length of the batch's longest input adds to the mean; 0: nothing
+	PerLength time.Duration `yaml:"perLength"`
+	Profile   []Point       `yaml:"profile"` // measured times; policies see them, too
 	// ProfileFile names a file that replaces Profile: the output of `stagecoach profile FUNCTION
 	// --show --json`. Only points for inputs of Length are used.
 	ProfileFile string `yaml:"profileFile"`

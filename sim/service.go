@@ -10,6 +10,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/internal/yamlfile"
 )
 
 func (s *Service) check(path string, p *problems) {
@@ -25,6 +26,7 @@ func (s *Service) check(path string, p *problems) {
 	}
 	within(p, path+".batchCost", *s.BatchCost, 0, 100)
 	within(p, path+".cpuShare", s.CPUShare, 0, 1)
+	within(p, path+".perLength", s.PerLength, 0, time.Minute)
 	if len(s.Profile) == 0 {
 		within(p, path+".mean", s.Mean, time.Microsecond, maxService)
 		return
@@ -34,7 +36,7 @@ func (s *Service) check(path string, p *problems) {
 	}
 	for i, x := range s.Profile {
 		at := fmt.Sprintf("%s.profile[%d]", path, i)
-		within(p, at+".cpu", int(x.CPU), plan.LeastCPU, maxMilli)
+		within(p, at+".cpu", int(x.CPU), plan.LeastCPU, yamlfile.MaxMilli)
 		within(p, at+".batch", x.Batch, 1, 1024)
 		within(p, at+".mean", x.Mean, time.Microsecond, maxService)
 		within(p, at+".cv", x.CV, 0, maxCV)
@@ -52,16 +54,18 @@ type service struct {
 	mean      float64 // ns of a single call with the usual quota
 	batchCost float64
 	cpuShare  float64
+	perLength float64 // ns
 	usual     float64 // quota of mean, in thousandths of a core
 	shape     float64 // of gamma: 1/CV²; 0: the time is constant
 	mu, sigma float64 // of the logarithm of a lognormal time
 	profile   []Point // sorted by CPU, then batch
 }
 
-func newService(s Stage) *service {
+func newService(s Variant) *service {
 	v := s.Service
 	out := &service{
-		dist: v.Dist, mean: float64(v.Mean), batchCost: *v.BatchCost, cpuShare: v.CPUShare, usual: float64(s.CPULimit), profile: slices.Clone(v.Profile),
+		dist: v.Dist, mean: float64(v.Mean), batchCost: *v.BatchCost, cpuShare: v.CPUShare, perLength: float64(v.PerLength),
+		usual: float64(s.CPULimit), profile: slices.Clone(v.Profile),
 	}
 	slices.SortFunc(out.profile, func(a, b Point) int { return cmp.Or(cmp.Compare(a.CPU, b.CPU), cmp.Compare(a.Batch, b.Batch)) })
 	if n := len(out.profile); n > 0 && out.usual == 0 {
@@ -91,13 +95,14 @@ func (s *service) draw(r *rand.Rand) float64 {
 }
 
 // base returns the mean time of a batch in ns. cpu is the quota in thousandths of a core; 0 means
-// the usual quota.
-func (s *service) base(batch, cpu int) float64 {
+// the usual quota. length is that of the batch's longest input; 0: unknown.
+func (s *service) base(batch, cpu, length int) float64 {
 	q := cmp.Or(float64(cpu), s.usual)
+	long := s.perLength * float64(length)
 	if len(s.profile) > 0 {
-		return s.measured(float64(batch), q)
+		return s.measured(float64(batch), q) + long
 	}
-	t := s.mean
+	t := s.mean + long
 	if batch > 1 {
 		t *= 1 + s.batchCost*float64(batch-1)
 	}

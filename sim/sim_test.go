@@ -242,7 +242,7 @@ stages: [{name: s, max: 1, service: {mean: 100ms}}]
 
 // TestServiceTimesFollowTheProfile checks service times that come from a profile.
 func TestServiceTimesFollowTheProfile(t *testing.T) {
-	s := newService(Stage{Service: Service{Dist: Deterministic, BatchCost: pointer(1.0), Profile: []Point{
+	s := newService(Variant{Service: Service{Dist: Deterministic, BatchCost: pointer(1.0), Profile: []Point{
 		{CPU: 1000, Batch: 1, Mean: 100 * time.Millisecond}, {CPU: 2000, Batch: 1, Mean: 60 * time.Millisecond}, {CPU: 2000, Batch: 4, Mean: 120 * time.Millisecond},
 	}}})
 	for _, tc := range []struct {
@@ -251,16 +251,16 @@ func TestServiceTimesFollowTheProfile(t *testing.T) {
 	}{
 		{1, 2000, 60}, {1, 0, 60}, {1, 1000, 100}, {1, 500, 180}, {2, 2000, 80}, {4, 2000, 120}, {8, 2000, 200}, {4, 1000, 400},
 	} {
-		if got := time.Duration(s.base(tc.batch, tc.cpu)).Round(time.Microsecond); got != tc.want*time.Millisecond {
+		if got := time.Duration(s.base(tc.batch, tc.cpu, 0)).Round(time.Microsecond); got != tc.want*time.Millisecond {
 			t.Errorf("a batch of %d on %dm takes %v, want %v", tc.batch, tc.cpu, got, tc.want*time.Millisecond)
 		}
 	}
-	plain := newService(Stage{CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 100 * time.Millisecond, BatchCost: pointer(0.5), CPUShare: 0.8}})
+	plain := newService(Variant{CPULimit: 1000, Service: Service{Dist: Deterministic, Mean: 100 * time.Millisecond, BatchCost: pointer(0.5), CPUShare: 0.8}})
 	for _, tc := range []struct {
 		batch, cpu int
 		want       float64
 	}{{1, 0, 100e6}, {3, 1000, 200e6}, {1, 2000, 60e6}, {1, 500, 180e6}} {
-		if got := plain.base(tc.batch, tc.cpu); math.Abs(got-tc.want) > 1 {
+		if got := plain.base(tc.batch, tc.cpu, 0); math.Abs(got-tc.want) > 1 {
 			t.Errorf("a batch of %d on %dm takes %g ns, want %g", tc.batch, tc.cpu, got, tc.want)
 		}
 	}

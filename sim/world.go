@@ -12,6 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 	"github.com/stagecoach-serving/stagecoach/request/flow"
 	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // world is the state of one run: one policy on one seed.
@@ -27,7 +28,7 @@ type world struct {
 	flying int // requests that have begun and not ended
 
 	coordinators []*coordinator
-	lines        []*line // parallel to the model's stages
+	lines        []*line // parallel to the model's functions
 	byKey        map[string]*line
 	nodes        []*node
 	control      control
@@ -54,17 +55,31 @@ type coordinator struct {
 	armed  int64  // time of its next wake; 0: none
 	loads  []task.Load
 	inbox  string // i in digits
+
+	outlines []tensor.Outline // of the latest request
 }
 
-// line is the dispatcher of one stage, with its replicas.
+// owner is the dispatcher of one stage. It has a line for each function that can serve the stage.
+type owner struct {
+	core   *dispatch.Core
+	own    *line // of the stage's own function
+	lines  []*line
+	byName map[string]*replica
+	armed  int64 // time of its next wake; 0: none
+	// duration of the latest start in any lane; 0: none
+	started time.Duration
+	table   uint64 // version of its routing table
+	rank    string // order of its lines, as in plan.Want
+}
+
+// line is the lane of one function, with its replicas.
 type line struct {
 	*stage
 	i        int
-	core     *dispatch.Core
+	owner    *owner
+	lane     *dispatch.Lane
 	replicas []*replica // in the order of their starts and names
-	byName   map[string]*replica
 	starts   starts
-	armed    int64 // time of its next wake; 0: none
 	poked    int64 // when it last asked control for more
 	cpu      int   // CPU limit that a plan gave its replicas; 0: as declared
 }
@@ -91,16 +106,7 @@ func (m *Model) newWorld(p int, seed uint64) (*world, error) {
 		byKey: make(map[string]*line, len(m.stages)), pcg: rand.NewPCG(seed, 0),
 	}
 	w.rand = rand.New(w.pcg)
-	for i := range m.stages {
-		s := &m.stages[i]
-		l := &line{
-			stage: s, i: i, byName: map[string]*replica{}, poked: -int64(time.Hour),
-			// No task arrives twice here, so none has to be remembered.
-			core: dispatch.NewCore(dispatch.CoreConfig{Function: s.key, Revision: revision, QueueLimit: s.spec.QueueLimit, Remember: 1}),
-		}
-		w.lines = append(w.lines, l)
-		w.byKey[s.key] = l
-	}
+	w.addLines()
 	for i := range m.pipelines {
 		source, err := m.pipelines[i].source(seed)
 		if err != nil {
@@ -115,6 +121,32 @@ func (m *Model) newWorld(p int, seed uint64) (*world, error) {
 	}
 	w.rec = newRecorder(w)
 	return w, nil
+}
+
+// addLines makes the dispatchers of the stages, each with a lane per function.
+func (w *world) addLines() {
+	for i := range w.m.stages {
+		s := &w.m.stages[i]
+		w.lines = append(w.lines, &line{stage: s, i: i, poked: -int64(time.Hour)})
+		w.byKey[s.key] = w.lines[i]
+	}
+	for _, own := range w.lines {
+		if own.own != own.i {
+			continue
+		}
+		o := &owner{own: own, byName: map[string]*replica{}, core: dispatch.NewCore(dispatch.CoreConfig{
+			// No task arrives twice here, so none has to be remembered.
+			Function: own.key, Revision: revision, QueueLimit: own.spec.QueueLimit, Remember: 1,
+		})}
+		for _, i := range own.lanes {
+			l := w.lines[i]
+			if len(own.lanes) > 1 || l.spec.MaxLength > 0 {
+				o.core.Step(w.clock, dispatch.Deployed{Lane: l.key, Revision: revision, MaxLength: l.spec.MaxLength, QueueLimit: l.spec.QueueLimit})
+			}
+			l.owner, l.lane = o, o.core.Lane(l.key)
+			o.lines = append(o.lines, l)
+		}
+	}
 }
 
 // steps is how many events are handled between checks of the context.
@@ -150,15 +182,14 @@ func (w *world) handle(e *event) {
 	case arrives:
 		w.arrive(w.coordinators[e.i])
 	case submits:
-		l := w.lines[e.i]
 		w.rec.stages[e.i].arrived(w)
-		w.step(l, dispatch.Submit{Task: e.data.(*task.Task)})
+		w.step(w.lines[e.i].owner, dispatch.Submit{Task: e.data.(*task.Task)})
 	case expects:
-		w.step(w.lines[e.i], dispatch.Expect{})
+		w.step(w.lines[e.i].owner, dispatch.Expect{})
 	case cancels:
-		w.step(w.lines[e.i], dispatch.Cancel{Key: e.data.(*cancel).key})
+		w.step(w.lines[e.i].owner, dispatch.Cancel{Key: e.data.(*cancel).key})
 	case leaves:
-		w.step(w.lines[e.i], dispatch.Leave{Request: e.data.(string)})
+		w.step(w.lines[e.i].owner, dispatch.Leave{Request: e.data.(string)})
 	case ends:
 		w.ended(w.lines[e.i], e.data.(*running))
 	case replies:
@@ -172,9 +203,9 @@ func (w *world) handle(e *event) {
 			w.walk(c, flow.Tick{})
 		}
 	case wakes:
-		if l := w.lines[e.i]; l.armed == e.at {
-			l.armed = 0
-			w.step(l, dispatch.Tick{})
+		if o := w.lines[e.i].owner; o.armed == e.at {
+			o.armed = 0
+			w.step(o, dispatch.Tick{})
 		}
 	case ready:
 		w.becomeReady(e.data.(*replica))
@@ -210,21 +241,26 @@ func (w *world) arrive(c *coordinator) {
 	id := strconv.FormatUint(c.number*uint64(len(w.coordinators))+uint64(c.i), 36)
 	c.loads = c.loads[:0]
 	for _, i := range c.stages {
-		c.loads = append(c.loads, w.lines[i].load())
+		c.loads = append(c.loads, w.lines[i].owner.load())
 	}
 	w.walk(c, flow.Start{
 		Request: task.Request{ID: id, Target: c.key, Deadline: w.clock.Add(c.spec.Timeout), Input: c.input},
-		Graph:   c.graph, Loads: c.loads,
+		Graph:   c.graph, Loads: c.loads, Outlines: c.outline(w),
 	})
 	w.next(c)
 }
 
-// load returns what admission knows about the stage.
-func (l *line) load() task.Load {
-	return task.Load{
-		Waiting: l.core.Waiting(), Running: l.core.Running(), Servers: l.core.Servers(), Max: l.spec.Max * l.spec.Slots * l.spec.Batch,
-		Limit: l.spec.QueueLimit, Service: l.core.Mean(), Start: l.starts.latest,
+// load returns what admission knows about the stage. A variant's starts count too, because
+// any lane may have started last.
+func (o *owner) load() task.Load {
+	out := task.Load{
+		Waiting: o.core.Waiting(), Running: o.core.Running(), Servers: o.core.Servers(), Limit: o.own.spec.QueueLimit,
+		Service: o.core.Mean(), Start: o.started,
 	}
+	for _, l := range o.lines {
+		out.Max += l.spec.Max * l.spec.Slots * l.spec.Batch
+	}
+	return out
 }
 
 // walk steps a coordinator and carries out its effects.
@@ -253,37 +289,42 @@ func (w *world) walk(c *coordinator, ev flow.Event) {
 	}
 }
 
-// step steps a line and carries out its effects.
-func (w *world) step(l *line, ev dispatch.Event) {
-	for _, e := range l.core.Step(w.clock, ev) {
+// step steps a stage's dispatcher and carries out its effects.
+func (w *world) step(o *owner, ev dispatch.Event) {
+	for _, e := range o.core.Step(w.clock, ev) {
 		switch e := e.(type) {
 		case dispatch.Send:
-			w.begin(l, &e)
+			w.begin(o.byName[e.Replica], &e)
 		case dispatch.Reply:
 			i, _ := strconv.Atoi(e.To) // To is an inbox
 			w.events.push(w.now+w.hop, replies, i, e.Reply)
 		case dispatch.Wake:
-			l.armed = int64(e.At.Sub(epoch))
-			w.events.push(max(l.armed, w.now), wakes, l.i, nil)
+			o.armed = int64(e.At.Sub(epoch))
+			w.events.push(max(o.armed, w.now), wakes, o.own.i, nil)
 		case dispatch.Idle:
-			w.gone(l.byName[e.Replica])
+			w.gone(o.byName[e.Replica])
 		case dispatch.Evict:
-			w.gone(l.byName[e.Replica])
+			w.gone(o.byName[e.Replica])
 		case dispatch.Wanted:
-			if w.now-l.poked >= wantedEvery {
+			if l := w.byKey[e.Lane]; w.now-l.poked >= wantedEvery {
 				l.poked = w.now
 				w.poke()
 			}
 		}
 	}
-	w.rec.stages[l.i].queue(w, l.core.Waiting())
+	for _, l := range o.lines {
+		w.rec.stages[l.i].queue(w, l.lane.Waiting())
+	}
 }
 
 // begin runs a batch on a replica.
-func (w *world) begin(l *line, s *dispatch.Send) {
-	r := l.byName[s.Replica]
-	w.reseed(s.Tasks[0], l.i)
-	took := max(int64(l.service.base(len(s.Tasks), l.cpu)*l.service.draw(w.rand)), 1)
+func (w *world) begin(r *replica, s *dispatch.Send) {
+	l, length := r.line, 0
+	for _, t := range s.Tasks {
+		length = max(length, t.Length)
+	}
+	w.reseed(s.Tasks[0], l.own)
+	took := max(int64(l.service.base(len(s.Tasks), l.cpu, length)*l.service.draw(w.rand)), 1)
 	var b *running
 	if n := len(w.idle); n > 0 {
 		b, w.idle = w.idle[n-1], w.idle[:n-1]
@@ -295,7 +336,7 @@ func (w *world) begin(l *line, s *dispatch.Send) {
 }
 
 // reseed makes the next random draw depend only on the run's seed, the task and the stage, so that
-// all policies get the same draw.
+// all policies and all variants get the same draw.
 func (w *world) reseed(t *task.Task, stage int) {
 	h := w.seed*0x9E3779B97F4A7C15 + uint64(stage)<<40 + uint64(t.Task)<<8 + uint64(t.Attempt)
 	for i := range len(t.Request) {
@@ -320,7 +361,7 @@ func (w *world) ended(l *line, b *running) {
 	for call := range b.tasks {
 		r := w.reply()
 		r.Output = l.output
-		w.step(l, dispatch.Result{Replica: b.replica.name, Batch: b.batch, Call: call, Reply: r})
+		w.step(l.owner, dispatch.Result{Replica: b.replica.name, Batch: b.batch, Call: call, Reply: r})
 	}
 	b.tasks = nil
 	w.idle = append(w.idle, b)

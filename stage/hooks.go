@@ -166,13 +166,13 @@ func Each(f func(c *Call) (tensor.Activation, error)) func(context.Context, []*C
 }
 
 // one runs f unless the call has already ended. A panic becomes the call's error.
-func one(f func(c *Call) (tensor.Activation, error), c *Call) (out tensor.Activation, err error) {
+func one[T any](f func(c *Call) (T, error), c *Call) (out T, err error) {
 	if err := c.ctx.Err(); err != nil {
-		return nil, err
+		return out, err
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			out, err = nil, panicked{p, debug.Stack()}
+			out, err = *new(T), panicked{p, debug.Stack()}
 		}
 	}()
 	return f(c)

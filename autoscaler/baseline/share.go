@@ -29,6 +29,9 @@ func (Proportional) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		}
 		least, _ := f.Bounds()
 		fewest[i] = min(max(least, 1), l.Count)
+		if l.Fixed {
+			fewest[i] = l.Count
+		}
 		left, asked = left-fewest[i], asked+l.Count-fewest[i]
 	}
 	if s.Budget <= 0 || asked <= left {

@@ -48,19 +48,15 @@ type Zygote struct {
 type Function struct {
 	Name     string // pipeline.Key
 	Revision uint64 // of the spec
-	// VariantOf is the stage, as pipeline.Key in text, that this function can serve too; empty: it
-	// is no variant.
-	VariantOf string  `json:",omitzero"`
-	Accuracy  float64 `json:",omitzero"` // of its answers, above 0 and at most 1; 0: not declared
-	MaxLength int     `json:",omitzero"` // the longest input that it takes; 0: any
-	Min, Max  int
-	Zero      bool          // may scale to zero
-	ZeroAge   time.Duration // idle time before it scales to zero
-	GPU       int           // devices per replica
-	Memory    int64         // bytes per additional replica; 0: unknown
-	CPUMilli  int           // CPU request per replica in thousandths of a core; 0: none
-	CPULimit  int           // CPU limit per replica in thousandths of a core, as declared; 0: none
-	CPUNow    int           // current CPU limit, if a plan has changed it; 0: as declared
+	Variant
+	Min, Max int
+	Zero     bool          // may scale to zero
+	ZeroAge  time.Duration // idle time before it scales to zero
+	GPU      int           // devices per replica
+	Memory   int64         // bytes per additional replica; 0: unknown
+	CPUMilli int           // CPU request per replica in thousandths of a core; 0: none
+	CPULimit int           // CPU limit per replica in thousandths of a core, as declared; 0: none
+	CPUNow   int           // current CPU limit, if a plan has changed it; 0: as declared
 	// DeviceMemory is what a replica takes of each of its devices, in bytes; 0: all of it,
 	// exclusively.
 	DeviceMemory int64
@@ -78,20 +74,48 @@ type Function struct {
 	// measured.
 	Profile []Point
 	Target  Target // OpenFaaS's scaling target, if its owner declared one
+	Passing
+	Waiting  int // tasks in the line
+	Running  int // tasks on replicas
+	Replicas []Replica
+	Trouble
+}
+
+// Variant says how a function serves a stage beside the stage's other functions, and by which
+// policies.
+type Variant struct {
+	// VariantOf is the stage, as pipeline.Key in text, that the function can serve too; empty: it
+	// is no variant.
+	VariantOf string  `json:",omitzero"`
+	Accuracy  float64 `json:",omitzero"` // of its answers, above 0 and at most 1; 0: not declared
+	MaxLength int     `json:",omitzero"` // the longest input that it takes; 0: any
+	// AutoBatch is the largest batch that may be chosen from the profile; 0: the function declares
+	// its Batch. See [Snapshot.AutoBatch].
+	AutoBatch int `json:",omitzero"`
+	// Objective is the SLO of a function outside all pipelines that has an AutoBatch.
+	Objective time.Duration `json:",omitzero"`
+	// Chosen are the policies that the function asks for on its own behalf. Only a function outside
+	// all pipelines has them; a pipeline's entry stage speaks through [Pipeline.Chosen].
+	Chosen Chosen `json:",omitzero"`
+}
+
+// Passing is what comes to a stage, and what goes on from it.
+type Passing struct {
 	// Stage is the demand of a stage with variants, whatever the lane; unknown for other functions.
-	// Demand has the tasks that this function's own lane got.
+	// The function's Demand has the tasks that its own lane got.
 	Stage Demand `json:",omitzero"`
 	Items Items  `json:",omitzero"` // what its calls return
-
-	Waiting int // tasks in the line
-	Running int // tasks on replicas
+	// Learned is what its calls have taken over hours, whichever applications called it.
+	Learned Learned `json:",omitzero"`
 	// Expected is how many requests in earlier stages of pipelines will still come here. It is
 	// counted only while no task waits or runs here; otherwise it is 0.
 	Expected int `json:",omitzero"`
+}
 
-	Replicas []Replica
-	Failing  Failure
-	Bars     []Bar // current bars, sorted by node, then device
+// Trouble is what keeps a function's replicas from starting.
+type Trouble struct {
+	Failing Failure
+	Bars    []Bar // current bars, sorted by node, then device
 }
 
 // Demand is how requests arrive at a function, over a sliding window.
@@ -137,6 +161,19 @@ type Batched struct {
 type Items struct {
 	Known bool
 	Mean  float64 // per call
+}
+
+// Learned is what package demand has learned about a function's calls. The weight of a call halves
+// per hour. Unlike Service, it survives restarts and has quantiles.
+type Learned struct {
+	Known bool
+	Calls float64 // number of calls, each weighted by its age
+	Mean  time.Duration
+	CV    float64
+	// Mean, CV and quantiles are of the time on a replica per item. The relative error of a quantile
+	// is at most sketch.Error.
+	P50, P95, P99 time.Duration
+	Factor        float64 // items returned per item received
 }
 
 // Wait is how long tasks waited in a function's line before a replica took them or their deadline
@@ -265,6 +302,9 @@ type Domain struct {
 type Line struct {
 	Function string
 	Count    int
+	// Fixed means that the domain's allocator owns the mix of variants: it has kept to a [Budget],
+	// and no later level may change Count.
+	Fixed    bool
 	CPUMilli int // per replica; 0: as declared
 	Batch    int // largest batch
 	// A key stage: its parameters stay warm, and its replicas are spread over nodes.
@@ -331,6 +371,23 @@ type Plan struct {
 	// Excluded are the chains of lanes that Tables do not have, because the allocator has excluded
 	// them.
 	Excluded []Chain `json:",omitempty"`
+	// Ruled are the domains whose entry stages ask for policies, sorted by Domain.
+	Ruled []Ruled `json:",omitempty"`
+}
+
+// Ruled is a domain whose entry stages ask for policies, and the policies that decide about it.
+type Ruled struct {
+	Domain    string     // its first function
+	Chosen    Chosen     // the policies in force; no name is empty
+	Conflicts []Conflict `json:",omitempty"`
+}
+
+// Conflict means that entry stages of a domain ask for different policies of one level, or for one
+// that does not exist.
+type Conflict struct {
+	Level string   // allocator, rank or route
+	Asked []string // the names, sorted
+	Kept  string   // the policy in force, which the domain had before
 }
 
 // Allocator decides the base replica count of each function in a domain. M is its memory, which is
@@ -339,14 +396,42 @@ type Allocator[M any] interface {
 	Allocate(s Snapshot, d Domain, m M) (Alloc, M, error)
 }
 
+// Mixer is an allocator that owns the mix of variants. It decides the counts and the routing tables
+// of a domain together, within a budget that it gets before. No later level changes its counts.
+// What the placer finds no room for is in the next decision's budget: see [Budget.Most].
+type Mixer[M any] interface {
+	Mix(s Snapshot, d Domain, b Budget, m M) (Mix, M, error)
+}
+
+// Mix is a Mixer's decision.
+type Mix struct {
+	Alloc    Alloc   // one line per function of the domain, sorted
+	Tables   []Table // one per stage of the domain with several lanes, sorted; versions do not matter
+	Excluded []Chain // chains of lanes that Tables do not route along
+}
+
+// Router computes the routing tables of a domain whose allocator does not own the mix. wants are
+// those of the whole plan, sorted. The result has one table per stage of the domain with several
+// lanes, sorted; versions do not matter.
+type Router interface {
+	Route(s Snapshot, d Domain, wants []Want) ([]Table, error)
+}
+
 // Corrector changes the counts and CPU limits of the given lines, and nothing else.
 type Corrector[M any] interface {
 	Correct(s Snapshot, d Domain, a Alloc, m M) (Alloc, M, error)
 }
 
-// Sharer reduces the allocations of all domains to what the cluster has.
+// Sharer reduces the allocations of all domains to what the cluster has. It leaves fixed lines as
+// they are.
 type Sharer interface {
 	Share(s Snapshot, a Alloc) (Alloc, error)
+}
+
+// Budgeter is a sharer that also gives budgets to the domains of Mixers. Budgets has one budget per
+// domain of all, which are all domains of s.
+type Budgeter interface {
+	Budgets(s Snapshot, all []Domain) ([]Budget, error)
 }
 
 // Placer assigns a node and devices to every replica of an allocation. It may report a shortage,

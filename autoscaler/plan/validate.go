@@ -36,6 +36,11 @@ func (p Plan) Validate(s Snapshot) error {
 		}
 	}
 	v.capacity()
+	if lanes := s.Lanes(); len(lanes) > 0 || len(p.Tables) > 0 || len(p.Excluded) > 0 {
+		if err := s.routeFaults(lanes, s.pipelineNames(), p.Tables, p.Excluded); err != nil {
+			v.add("plan: %w", err)
+		}
+	}
 	for i, w := range p.Warm {
 		if i > 0 && cmp.Or(cmp.Compare(p.Warm[i-1].Function, w.Function), cmp.Compare(p.Warm[i-1].Node, w.Node)) >= 0 {
 			v.add("plan: warm %q on %q after %q on %q, want each once, sorted", w.Function, w.Node, p.Warm[i-1].Function, p.Warm[i-1].Node)
@@ -99,6 +104,9 @@ func (v *validator) want(w Want) {
 	}
 	if w.CPUMilli > 0 && w.CPUMilli < LeastCPU {
 		v.add("function %q: cpu %dm, want 0, as declared, or at least %dm", f.Name, w.CPUMilli, LeastCPU)
+	}
+	if w.Rank != "" && !slices.Contains(Ranks, w.Rank) {
+		v.add("function %q: rank %q, want one of %s", f.Name, w.Rank, strings.Join(Ranks, ", "))
 	}
 	clear(v.on)
 	v.kept = append(v.kept[:0], make([]bool, len(f.Replicas))...)

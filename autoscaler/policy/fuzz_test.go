@@ -36,6 +36,8 @@ var sets = []Names{
 	{Allocator: "infless", Corrector: "none", Sharer: "gain"},
 	{Allocator: "cocktail", Corrector: "none", Sharer: "gain"},
 	{Warmer: "none"},
+	{Allocator: "accuracy"},
+	{Rank: "least-slack", Route: "even"},
 }
 
 // told is a placer that remembers its arguments.
@@ -52,13 +54,14 @@ func (p *told) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 // FuzzDecide lets a random world live for a while with a set of policies, then makes some of its
 // signals impossible. The decision must be valid. A second decision must be the same, even if the
 // memory was encoded or the nodes are in another order. More load or a larger budget must never
-// reduce a function's replicas.
+// reduce a function's replicas, unless an allocator that owns the mix may prefer another variant.
+// Every second world has variants.
 func FuzzDecide(f *testing.F) {
 	for i := range sets {
 		f.Add(uint64(i), uint8(i), uint8(8), []byte{})
 		for value := range uint8(len(floats)) {
 			var absurd []byte
-			for kind := range uint8(19) {
+			for kind := range uint8(21) {
 				absurd = append(absurd, kind, kind+value, value)
 			}
 			f.Add(uint64(i+20), uint8(i), value, absurd)
@@ -73,6 +76,9 @@ func FuzzDecide(f *testing.F) {
 		placer := &told{Placer: set.placer}
 		set.placer = placer
 		w := plantest.NewWorld(seed)
+		if seed%2 == 1 {
+			w = plantest.NewVariantWorld(seed, plan.Chosen{}, plan.Chosen{Allocator: "accuracy"}, plan.Chosen{Allocator: "sizer", Rank: "fair", Route: "even"}, plan.Chosen{Route: "gone"})
+		}
 		var m Memory
 		for range steps % 16 {
 			w.Step()
@@ -138,6 +144,9 @@ func (d *decider) check(rng *rand.Rand) {
 	same("memory through JSON", d.of())
 	d.memory = kept
 
+	if d.mixes(&s) {
+		return
+	}
 	i := rng.IntN(len(s.Functions))
 	more := d.of()
 	f := &more.Functions[i]
@@ -167,6 +176,14 @@ func (d *decider) check(rng *rand.Rand) {
 	}
 }
 
+// mixes reports whether an allocator owns the mix of some domain.
+func (d *decider) mixes(s *plan.Snapshot) bool {
+	if _, owns := d.set.allocator.(mixer); owns {
+		return true
+	}
+	return slices.ContainsFunc(s.Pipelines, func(p plan.Pipeline) bool { return p.Chosen.Allocator == "accuracy" })
+}
+
 // Values that no signal should have, and some that it may have.
 var (
 	floats    = []float64{math.NaN(), math.Inf(1), math.Inf(-1), -1, 0, 1e-300, 1e300, 0.5, 40}
@@ -180,7 +197,7 @@ func distort(s *plan.Snapshot, absurd []byte) {
 		f := &s.Functions[int(absurd[1])%len(s.Functions)]
 		v := int(absurd[2])
 		x, d, n := floats[v%len(floats)], durations[v%len(durations)], ints[v%len(ints)]
-		switch absurd[0] % 19 {
+		switch absurd[0] % 21 {
 		case 0:
 			f.Demand.Known, f.Demand.Rate = true, x
 		case 1:
@@ -222,6 +239,10 @@ func distort(s *plan.Snapshot, absurd []byte) {
 			}
 		case 18:
 			f.Expected = n
+		case 19:
+			f.Stage = plan.Demand{Known: true, Rate: x, CV: floats[(v+2)%len(floats)]}
+		case 20:
+			f.Accuracy, f.MaxLength, f.Items = x, n, plan.Items{Known: true, Mean: x}
 		}
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
 // encodedPast is the JSON form of a past.
@@ -12,6 +14,9 @@ type encodedPast struct {
 	Functions []string        `json:"functions"`
 	Allocator json.RawMessage `json:"allocator,omitempty"`
 	Corrector json.RawMessage `json:"corrector,omitempty"`
+	Chosen    plan.Chosen     `json:"chosen,omitzero"`
+	Tables    []plan.Table    `json:"tables,omitempty"`
+	Tight     []tight         `json:"tight,omitempty"`
 }
 
 // MarshalJSON encodes each past once, sorted by its first function.
@@ -23,7 +28,7 @@ func (m Memory) MarshalJSON() ([]byte, error) {
 			continue
 		}
 		seen[p] = true
-		e := encodedPast{Functions: p.functions}
+		e := encodedPast{Functions: p.functions, Chosen: p.chosen, Tables: p.tables, Tight: p.tight}
 		for _, part := range []struct {
 			from any
 			to   *json.RawMessage
@@ -53,12 +58,12 @@ func (s Set) DecodeMemory(data []byte) (Memory, error) {
 		if len(e.Functions) == 0 {
 			return nil, fmt.Errorf("policy: memory %d belongs to no function", i)
 		}
-		p := &past{functions: e.Functions}
+		p := &past{functions: e.Functions, chosen: e.Chosen, tables: e.Tables, tight: e.Tight}
 		for _, part := range []struct {
 			from  json.RawMessage
 			to    *any
 			level level
-		}{{e.Allocator, &p.allocator, s.allocator}, {e.Corrector, &p.corrector, s.corrector}} {
+		}{{e.Allocator, &p.allocator, s.allocatorOf(e.Chosen)}, {e.Corrector, &p.corrector, s.corrector}} {
 			if len(part.from) == 0 || part.level == nil {
 				continue
 			}

@@ -14,23 +14,30 @@ import (
 )
 
 // Names selects policies. An empty name means the default. The name "none" in Corrector, Sharer or
-// Warmer leaves that level out.
+// Warmer leaves that level out. A domain whose entry stages ask for another Allocator, Rank or
+// Route gets that one: see [plan.Chosen].
 type Names struct {
 	Allocator string `json:"allocator,omitempty" yaml:"allocator"`
 	Corrector string `json:"corrector,omitempty" yaml:"corrector"`
 	Sharer    string `json:"sharer,omitempty" yaml:"sharer"`
 	Placer    string `json:"placer,omitempty" yaml:"placer"`
 	Warmer    string `json:"warmer,omitempty" yaml:"warmer"`
+	Rank      string `json:"rank,omitempty" yaml:"rank"`
+	Route     string `json:"route,omitempty" yaml:"route"`
 }
 
 // Set holds one policy per level. [Names.Choose] makes one.
 type Set struct {
-	names     Names
+	names      Names
+	allocators map[string]level // those that a domain may ask for
+	routes     map[string]plan.Router
+
 	allocator level
 	corrector level       // nil: none
 	sharer    plan.Sharer // nil: none
 	placer    plan.Placer
 	warmer    plan.Warmer // nil: none
+	router    plan.Router
 }
 
 // none leaves a level out.
@@ -42,6 +49,8 @@ func (n Names) Choose() (Set, error) {
 		"sizer":   allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
 		"uniform": allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
 		"fixed":   allocating[struct{}]{autoscaler.Fixed{}},
+
+		"accuracy": mixing[autoscaler.Memory]{autoscaler.NewAccuracy(autoscaler.Config{})},
 	}
 	maps.Copy(allocators, added)
 	quart := func(cfg autoscaler.QuartConfig) level {
@@ -57,15 +66,25 @@ func (n Names) Choose() (Set, error) {
 	sharers := map[string]plan.Sharer{none: nil, "gain": autoscaler.Gain{}}
 	placers := map[string]plan.Placer{"dispersed": placement.Dispersed{}, "spread": placement.Spread{}, "first-fit": placement.FirstFit{}}
 	warmers := map[string]plan.Warmer{none: nil, "key-stages": placement.KeyStages{}}
-	s := Set{names: n}
-	var errs [5]error
+	routes := map[string]plan.Router{"best": autoscaler.Best{}, "even": autoscaler.Even{}}
+	ranks := map[string]bool{}
+	for _, rank := range plan.Ranks {
+		ranks[rank] = true
+	}
+	s := Set{names: n, allocators: allocators, routes: routes}
+	var errs [7]error
 	s.allocator, errs[0] = pick("allocator", allocators, &s.names.Allocator, "sizer")
 	s.corrector, errs[1] = pick("corrector", correctors, &s.names.Corrector, "quart")
 	s.sharer, errs[2] = pick("sharer", sharers, &s.names.Sharer, "gain")
 	s.placer, errs[3] = pick("placer", placers, &s.names.Placer, "dispersed")
 	s.warmer, errs[4] = pick("warmer", warmers, &s.names.Warmer, "key-stages")
+	_, errs[5] = pick("rank", ranks, &s.names.Rank, fifo)
+	s.router, errs[6] = pick("route", routes, &s.names.Route, "best")
 	return s, errors.Join(errs[:]...)
 }
+
+// fifo is the rank of lines that are served first come, first served.
+const fifo = "fifo"
 
 // Names returns the names of the policies, including the defaults.
 func (s Set) Names() Names { return s.names }
@@ -121,7 +140,12 @@ func pick[P any](kind string, from map[string]P, name *string, fallback string) 
 
 // WithAllocator returns s with another allocator, for tests and studies.
 func WithAllocator[M any](s Set, name string, a plan.Allocator[M]) Set {
-	s.allocator, s.names.Allocator = allocating[M]{a}, name
+	return s.withAllocator(name, allocating[M]{a})
+}
+
+func (s Set) withAllocator(name string, a level) Set {
+	s.allocators = maps.Clone(s.allocators)
+	s.allocator, s.names.Allocator, s.allocators[name] = a, name, a
 	return s
 }
 
@@ -163,6 +187,26 @@ func (e allocating[M]) decide(s plan.Snapshot, d plan.Domain, _ plan.Alloc, m an
 
 func (e allocating[M]) merge(a, b any) any              { return merge[M](e.Allocator, a, b) }
 func (e allocating[M]) decode(data []byte) (any, error) { return decode[M](data) }
+
+// mixing is a mixer as a level. Its decide is never called, because [mixer] is.
+type mixing[M any] struct{ plan.Mixer[M] }
+
+// mixer is a level that owns the mix of variants.
+type mixer interface {
+	mix(s plan.Snapshot, d plan.Domain, b plan.Budget, m any) (plan.Mix, any, error)
+}
+
+func (e mixing[M]) mix(s plan.Snapshot, d plan.Domain, b plan.Budget, m any) (plan.Mix, any, error) {
+	typed, _ := m.(M)
+	return e.Mix(s, d, b, typed)
+}
+
+func (e mixing[M]) decide(plan.Snapshot, plan.Domain, plan.Alloc, any) (plan.Alloc, any, error) {
+	return nil, nil, errors.New("it decides within a budget alone")
+}
+
+func (e mixing[M]) merge(a, b any) any              { return merge[M](e.Mixer, a, b) }
+func (e mixing[M]) decode(data []byte) (any, error) { return decode[M](data) }
 
 type correcting[M any] struct{ plan.Corrector[M] }
 

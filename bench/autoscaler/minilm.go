@@ -15,8 +15,8 @@ import (
 
 // Settings of the pipeline minilm, which runs a real model. A replica may use a tenth of a core, so
 // it is slow enough for several replicas to fit on one machine. At most, the load is 1.5 times what
-// one replica of the slowest stage can serve. Then all eight stages together use at most 1.5 × 8 ×
-// 0.1 = 1.2 cores.
+// one replica of the slowest stage can serve. Then all nine stages together use at most 1.5 × 9 ×
+// 0.1 = 1.35 cores.
 const (
 	jsonType      = "application/json"
 	miniLMLimit   = "100m"

@@ -33,6 +33,8 @@ type Stage struct {
 	Mean     time.Duration
 	CV       float64
 	Replicas int // fixed; 0: policies choose
+	// Functions that can serve the stage too. Only their names, times and replicas count.
+	Variants []Stage
 }
 
 // ExecTimes has the times of one inference, without waits, from QUART's Table 1. Benches simulate
@@ -91,17 +93,13 @@ type Outcome struct {
 // Timeout is the timeout of each request.
 const Timeout = time.Minute
 
-// Deployments returns the case's stages as one pipeline.
+// Deployments returns the case's stages as one pipeline, each stage before its variants.
 func (c *Case) Deployments() []client.Deployment {
 	var out []client.Deployment
-	for i, s := range c.Stages {
-		low, high := s.Bounds(c.Budget)
-		d := client.Deployment{
-			Service: s.Name, Image: "stagecoach/wait:0.1.0",
-			Labels:      map[string]string{"com.openfaas.scale.min": fmt.Sprint(low), "com.openfaas.scale.max": fmt.Sprint(high)},
-			EnvVars:     map[string]string{"wait_mean": s.Mean.String(), "wait_cv": fmt.Sprint(s.CV)},
-			Annotations: map[string]string{"stagecoach.dev/pipeline": c.Pipeline()},
-		}
+	for i := range c.Stages {
+		s := &c.Stages[i]
+		d := c.deployment(s)
+		d.Annotations["stagecoach.dev/pipeline"] = c.Pipeline()
 		if s.Next != "" {
 			d.Annotations["stagecoach.dev/next"] = s.Next
 		}
@@ -112,8 +110,24 @@ func (c *Case) Deployments() []client.Deployment {
 			d.Annotations["stagecoach.dev/slo"] = c.SLO.String()
 		}
 		out = append(out, d)
+		for k := range s.Variants {
+			v := c.deployment(&s.Variants[k])
+			v.Annotations["stagecoach.dev/variant-of"] = s.Name
+			out = append(out, v)
+		}
 	}
 	return out
+}
+
+// deployment returns a function without its place in the pipeline.
+func (c *Case) deployment(s *Stage) client.Deployment {
+	low, high := s.Bounds(c.Budget)
+	return client.Deployment{
+		Service: s.Name, Image: "stagecoach/wait:0.1.0",
+		Labels:      map[string]string{"com.openfaas.scale.min": fmt.Sprint(low), "com.openfaas.scale.max": fmt.Sprint(high)},
+		EnvVars:     map[string]string{"wait_mean": s.Mean.String(), "wait_cv": fmt.Sprint(s.CV)},
+		Annotations: map[string]string{},
+	}
 }
 
 // Pipeline returns the name of the case's pipeline.
@@ -155,8 +169,8 @@ func (c *Case) Load(ctx context.Context, api *client.Client, seed uint64) (Outco
 	}
 	l := r.Total.Latency
 	out := Outcome{Requests: float64(r.Total.Offered), Failed: float64(r.Total.Failed + r.Total.NotSent), Mean: l.Mean, P50: bench.OrNaN(l.P50), P99: bench.OrNaN(l.P99)}
-	for _, s := range c.Stages {
-		line, err := api.Timeline(ctx, s.Name)
+	for _, d := range c.Deployments() {
+		line, err := api.Timeline(ctx, d.Service)
 		if err != nil {
 			return out, err
 		}

@@ -24,6 +24,8 @@ import (
 const (
 	simMean = 0.05
 	simP99  = 0.10
+	// of the mean and of the median of the case variants
+	simVariants = 0.10
 )
 
 // costs are the times that a running `up` adds to a case.
@@ -53,12 +55,22 @@ func simCases(length time.Duration) []running.Case {
 		{Name: "fan-2", Next: "fan-3", Each: true, Mean: 30 * time.Millisecond, CV: 0.3, Replicas: 3},
 		{Name: "fan-3", Mean: 40 * time.Millisecond, CV: 0.3, Replicas: 1},
 	}
+	// Each of three functions can serve a third of what the stage can serve. They are equally
+	// accurate, so the default route gives each a third of the tasks.
+	lanes := running.Link([]running.Stage{
+		{Name: "lanes-1", Mean: 20 * time.Millisecond, CV: 0.3, Replicas: 1},
+		{Name: "lanes-2", Mean: 240 * time.Millisecond, CV: 0.3, Replicas: 3, Variants: []running.Stage{
+			{Name: "lanes-2-middle", Mean: 160 * time.Millisecond, CV: 0.3, Replicas: 2},
+			{Name: "lanes-2-quick", Mean: 80 * time.Millisecond, CV: 0.3, Replicas: 1},
+		}},
+	})
 	exec := running.ExecTimes["opt-66b"]
 	one := running.Stages / exec.Seconds()
 	return []running.Case{
 		{Name: "chain_poisson", Stages: chain(0.3), Rate: constant(busy / 0.04), CV: 1},
 		{Name: "chain_cv4", Stages: chain(running.StageCV), Rate: constant(busy / 0.04), CV: 4},
 		{Name: "fan_out", Stages: fan, Rate: constant(busy / 0.04), CV: 1, Items: 4},
+		{Name: "variants", Stages: lanes, Rate: constant(0.6 * 3 / 0.08), CV: 1},
 		{Name: "step_cv4", Stages: running.SplitEvenly(exec, 1), Rate: running.StepRate(0.2*one, 1.5*one, length/3), CV: 4, Budget: running.Budget, SLO: 3 * exec},
 	}
 }
@@ -78,7 +90,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	cases := simCases(*length)
 	if *only != "" {
 		if cases = slices.DeleteFunc(cases, func(c running.Case) bool { return c.Name != *only }); len(cases) == 0 {
-			return fmt.Errorf("--only %q, want one of chain_poisson, chain_cv4, fan_out, step_cv4", *only)
+			return fmt.Errorf("--only %q, want one of chain_poisson, chain_cv4, fan_out, variants, step_cv4", *only)
 		}
 	}
 	if *rounds < 1 || *length < 3*time.Second {
@@ -163,26 +175,40 @@ func scenario(c *running.Case, cost costs, seed uint64) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "name: %s\nseed: %d\nseeds: 1\nhop: %v\nbudget: %d\nnodes: [{memory: %d, cpu: %d}]\n", c.Name, seed, cost.hop, c.Budget, host.Memory, host.Cores)
 	fmt.Fprintf(&b, "pipelines: [{name: p, slo: %v, timeout: %v, items: %d, arrivals: {rate: %q, cv: %g}}]\nstages:\n", c.SLO, running.Timeout, cmp.Or(c.Items, 1), c.Rate, c.CV)
-	for _, s := range c.Stages {
-		mean := s.Mean + cost.slot
-		low, high := s.Bounds(c.Budget)
-		fmt.Fprintf(&b, "- {name: %s, next: [%s], each: %t, service: {dist: lognormal, mean: %v, cv: %g}, start: {cold: %v}, memory: 16Mi, min: %d, max: %d}\n",
-			s.Name, s.Next, s.Each, mean, s.CV*s.Mean.Seconds()/mean.Seconds(), cost.start, low, high)
+	for i := range c.Stages {
+		s := &c.Stages[i]
+		fmt.Fprintf(&b, "- {%s, next: [%s], each: %t, variants: [", function(c, s, cost), s.Next, s.Each)
+		for k := range s.Variants {
+			fmt.Fprintf(&b, "{%s}, ", function(c, &s.Variants[k], cost))
+		}
+		b.WriteString("]}\n")
 	}
 	return b.String()
+}
+
+// function returns the fields that stages and variants have.
+func function(c *running.Case, s *running.Stage, cost costs) string {
+	mean := s.Mean + cost.slot
+	low, high := s.Bounds(c.Budget)
+	return fmt.Sprintf("name: %s, service: {dist: lognormal, mean: %v, cv: %g}, start: {cold: %v}, memory: 16Mi, min: %d, max: %d",
+		s.Name, mean, s.CV*s.Mean.Seconds()/mean.Seconds(), cost.start, low, high)
 }
 
 // reportPairs adds the results of a case: medians over the rounds. In a round, both have the same
 // arrivals, so their difference is the median of the rounds' differences.
 func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
+	mean, median := simMean, 0.0
+	if name == "variants" {
+		mean, median = simVariants, simVariants
+	}
 	figures := []struct {
 		metric string
 		scale  float64
 		bound  float64 // 0: none
 		of     func(o running.Outcome) float64
 	}{
-		{"mean_ms", 1e3, simMean, func(o running.Outcome) float64 { return o.Mean }},
-		{"p50_ms", 1e3, 0, func(o running.Outcome) float64 { return o.P50 }},
+		{"mean_ms", 1e3, mean, func(o running.Outcome) float64 { return o.Mean }},
+		{"p50_ms", 1e3, median, func(o running.Outcome) float64 { return o.P50 }},
 		{"p99_ms", 1e3, simP99, func(o running.Outcome) float64 { return o.P99 }},
 		{"replica_seconds", 1, 0, func(o running.Outcome) float64 { return o.ReplicaSeconds }},
 		{"requests", 1, 0, func(o running.Outcome) float64 { return o.Requests }},
@@ -206,6 +232,9 @@ func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
 		line := name + " " + f.metric
 		r.Add(line, "real", bench.Median(is), len(is))
 		r.Add(line, "simulated", bench.Median(simulated), len(simulated))
+		if real := bench.Median(is); real != 0 {
+			r.Add(line, "ratio", bench.Median(simulated)/real, len(is))
+		}
 		if len(apart) > 0 {
 			r.Add(line, "difference_percent", 100*bench.Median(apart), len(apart))
 		}

@@ -82,7 +82,7 @@ func (r asyncRules) limits(key string) queue.Limits {
 func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 	rules, idempotent := r.entry(key)
 	a := rules.Retry
-	out := gateway.Retry{Attempts: a.Attempts, Codes: a.Codes, Faults: idempotent, MinWait: a.MinWait, MaxWait: a.MaxWait}
+	out := gateway.Retry{Attempts: a.Attempts, Codes: a.Codes, Faults: idempotent, Dropped: rules.RetryDropped, MinWait: a.MinWait, MaxWait: a.MaxWait}
 	if out.Codes == nil {
 		out.Codes = pipeline.DefaultRetryCodes()
 		if !idempotent {
@@ -134,7 +134,7 @@ func (u *up) async(ctx context.Context) error {
 
 // ended converts the result of a gateway's run to the journal's type.
 func ended(e gateway.Ending) queue.End {
-	out := queue.End{Err: e.Err, Again: e.Again, After: e.After, Busy: e.Busy}
+	out := queue.End{Err: e.Err, Again: e.Again, After: e.After, Busy: e.Busy, Dropped: string(e.Dropped)}
 	if e.Notice != nil {
 		b, err := e.Notice.MarshalBinary()
 		if err != nil { // a time that JSON cannot encode

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 
 	"github.com/stagecoach-serving/stagecoach/bench/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/bench/batch"
 	"github.com/stagecoach-serving/stagecoach/bench/coldstart"
 	"github.com/stagecoach-serving/stagecoach/bench/gpu"
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
@@ -33,6 +34,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 	benches := map[string]func(context.Context, []string, io.Writer) error{
 		"coldstart":   on(coldstart.Run),
 		"autoscaler":  autoscaler.Run,
+		"batch":       batch.Run,
 		"gpu":         on(gpu.Run),
 		"keysmanager": on(keysbench.Run),
 		"hop":         hop.Run,
@@ -43,7 +45,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"load":        hop.Load, // a process that sends hop's load
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return fmt.Errorf("bench: got %q, want one of: autoscaler, coldstart, gpu, hop, idle, keysmanager, sim, wake", args)
+		return fmt.Errorf("bench: got %q, want one of: autoscaler, batch, coldstart, gpu, hop, idle, keysmanager, sim, wake", args)
 	}
 	return benches[args[0]](ctx, args[1:], out)
 }

@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -85,7 +86,7 @@ func TestCallShowsEachState(t *testing.T) {
 	c.refuse(`(?s)State: +dead\n.*Cause: +attempt 1 of 1: status 500: .*greet whom\?.*Letter: +`+dead+` .*call `+dead+`: it is dead`, "", "call", dead, "--wait")
 	r.until(late, "the pipeline's call in its second stage", func() bool {
 		s := call(runs)
-		return s.State == schema.CallRunning && len(s.Stages) == 1 && s.Stages[0] == schema.CallStage{Stage: "slow", Calls: 1, Done: 0, Attempt: 1}
+		return s.State == schema.CallRunning && reflect.DeepEqual(s.Stages, []schema.CallStage{{Stage: "slow", Calls: 1, Done: 0, Attempt: 1}})
 	})
 	c.run(`(?s)Call: +order-17\nFunction: +two.openfaas-fn\nState: +running, attempt 1\nStage: +slow, 0 of 1 calls done, attempt 1\n`, "", "call", runs)
 	c.run(`State: +accepted, waits for its first run\n`, "", "call", waits)

@@ -301,6 +301,8 @@ func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 		{"sharer", p.Sharer, policy.Names{Sharer: p.Sharer}},
 		{"placer", p.Placer, policy.Names{Placer: p.Placer}},
 		{"warmer", p.Warmer, policy.Names{Warmer: p.Warmer}},
+		{"rank", p.Rank, policy.Names{Rank: p.Rank}},
+		{"route", p.Route, policy.Names{Route: p.Route}},
 	} {
 		var wrong *policy.NameError
 		if _, err := level.alone.Choose(); errors.As(err, &wrong) {

@@ -66,8 +66,9 @@ func nothingContained(t *testing.T, s *containerdtest.Server, nodes ...string) {
 }
 
 // inContainerd returns what a containerd has: containers, tasks, snapshots, leases, mounts, folders
-// of containers, and the processes of its shims. It leaves out images, which stay until they are collected, and the leases
-// of interrupted transfers, which containerd removes when they expire.
+// of containers, and the processes of its shims. It leaves out two things: images, which stay until
+// they are collected, and the leases of interrupted transfers, which containerd removes when they
+// expire.
 func inContainerd(t *testing.T, s *containerdtest.Server) (all []string) {
 	t.Helper()
 	c, err := containerd.New(s.Address, containerd.WithDefaultNamespace(s.Namespace))

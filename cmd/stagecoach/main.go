@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/cli"
 	"github.com/stagecoach-serving/stagecoach/cmd/stagecoach/demo"
+	"github.com/stagecoach-serving/stagecoach/control/decide"
 	"github.com/stagecoach-serving/stagecoach/control/replay"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -54,7 +55,9 @@ func commands() []command {
 		{"namespace", "where functions and secrets are apart from those of others", cli.Namespace, []string{"create NAME", "list", "remove NAME"}},
 		{"pipeline", "pipelines of a running stagecoach and what is wrong with them", cli.Pipeline, []string{"list", "describe NAME"}},
 		{"explain", "PIPELINE: why its stages are as large as they are: which term, from what to what, why not more", cli.Explain, nil},
+		{"demand", "what was learned about an application's stages: work, batches, lengths, next stages", cli.Demand, []string{"describe NAME"}},
 		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", replay.Run, nil},
+		{"decide", "PROBLEM.yml: one decision of any policy about a cluster in a file, and what it is worth", decide.Run, nil},
 		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", cli.Node, []string{"list", "describe NAME"}},
 		{"cache", "parameters that nodes hold in memory", cli.Cache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
 		{"doctor", "what this machine lacks for `up --runtime containerd`", cli.Doctor, nil},
@@ -65,7 +68,7 @@ func commands() []command {
 		{"demo", "the main job end to end, on real input, with its result shown", demo.Run, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", cli.Load, nil},
 		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSimulator, []string{"SCENARIO.yml", "paper quart"}},
-		{"bench", "measure", runBench, []string{"autoscaler", "coldstart", "gpu", "hop", "idle", "keysmanager", "sim", "wake"}},
+		{"bench", "measure", runBench, []string{"autoscaler", "batch", "coldstart", "gpu", "hop", "idle", "keysmanager", "sim", "wake"}},
 		{"version", "print the version", runVersion, nil},
 	}
 }

@@ -34,12 +34,19 @@ func three() []fn {
 // traced runs up with a collector.
 func traced(t *testing.T) (*rig, *otlptest.Receiver) {
 	t.Helper()
-	collector := otlptest.Start(t)
+	flags, collector := collected(t)
+	return start(t, flags...), collector
+}
+
+// collected starts a collector and returns the flags with which up sends its spans there.
+func collected(t *testing.T) (flags []string, collector *otlptest.Receiver) {
+	t.Helper()
+	collector = otlptest.Start(t)
 	config := filepath.Join(t.TempDir(), "up.yaml")
 	if err := os.WriteFile(config, []byte("telemetry: {otlp: "+collector.URL+"}\nlog: {level: debug, format: json}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return start(t, "--config", config), collector
+	return []string{"--config", config}, collector
 }
 
 // trace waits for a trace with a span of this name and returns its spans by name.
@@ -257,6 +264,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	functions[0].labels = map[string]string{"type": "rps"}
 	functions[2].labels = map[string]string{"type": "cpu", "target": "1000"}
 	r.deployAll(functions...)
+	if err := r.Deploy(t.Context(), client.Deployment{Service: "other-first", Image: "stagecoach/noop:0.1.0", Annotations: map[string]string{"stagecoach.dev/variant-of": "first"}}); err != nil {
+		t.Fatal(err)
+	}
 	for range 5 { // arrivals are known from the fifth on
 		r.must(http.StatusOK, http.MethodPost, "/function/three", "x")
 	}

@@ -244,7 +244,7 @@ func TestAnnotationsReference(t *testing.T) {
 // readKeys are the labels and annotations that the code reads and makes.
 func readKeys(t *testing.T) []string {
 	t.Helper()
-	known := []string{"com.openfaas.health.http.path", "com.openfaas.health.http.initialDelay", "com.openfaas.health.http.periodSeconds", "com.openfaas.ready.http.path", provider.StatusAnnotation, provider.ReplicasAnnotation, provider.GuessAnnotation, provider.FailureAnnotation}
+	known := []string{"com.openfaas.health.http.path", "com.openfaas.health.http.initialDelay", "com.openfaas.health.http.periodSeconds", "com.openfaas.ready.http.path", provider.StatusAnnotation, provider.ReplicasAnnotation, provider.GuessAnnotation, provider.FailureAnnotation, provider.VariantsAnnotation}
 	find := func(file, within, prefix, form string, least int) {
 		t.Helper()
 		b, err := os.ReadFile(file)
@@ -265,6 +265,7 @@ func readKeys(t *testing.T) []string {
 	}
 	const field = `(?m)^\t\t"([a-z-]+)": +func\(`
 	find("../../pipeline/parse.go", ") annotations(", pipeline.Prefix, field, 16)
+	find("../../pipeline/policies.go", ") variantsAndPolicies(", pipeline.Prefix, field, 8)
 	find("../../pipeline/parse.go", ") labels(", "com.openfaas.scale.", field, 8)
 	find("../../pipeline/async.go", ") retries(", "com.openfaas.retry.", `\bread\("([a-z_]+)"`, 4)
 	return known

@@ -237,7 +237,7 @@ func TestBasicAuth(t *testing.T) {
 	for i, route := range []string{
 		"GET /system/functions", "GET /system", "GET //system/nodes", "GET /system/../system/top", "GET /system/events/", "PUT /system/functions", "DELETE /system/functions", "POST /system/functions", "GET /system/function/e",
 		"POST /system/scale-function/e", "GET /system/info", "GET /system/namespaces", "GET /system/pipelines", "GET /system/pipelines/five",
-		"GET /system/pipelines/e/explain", "GET /system/nodes", "GET /system/nodes/n", "GET /system/cache", "POST /system/cache/evict", "GET /system/top",
+		"GET /system/pipelines/e/explain", "GET /system/demand/e", "GET /system/nodes", "GET /system/nodes/n", "GET /system/cache", "POST /system/cache/evict", "GET /system/top",
 		"GET /system/function/e/profile", "PUT /system/function/e/profile", "PUT /system/function/e/pin", "DELETE /system/function/e/pin",
 		"GET /system/timeline/e", "GET /system/async/x", "GET /system/dead", "DELETE /system/dead?function=f", "POST /system/dead/x/redrive", "GET /system/secrets", "GET /system/logs", "GET /system/none",
 	} {

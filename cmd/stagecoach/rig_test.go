@@ -381,6 +381,11 @@ type load struct {
 
 // load begins: each of n clients sends its own bodies and checks each answer.
 func (r *rig) load(n int, path string, check func(body string, a client.Answer) error, header ...string) *load {
+	return r.loadOf(n, path, func(c, i int) string { return fmt.Sprintf("request %d of client %d", i, c) }, check, header...)
+}
+
+// loadOf is load with bodies of the caller's choice: body returns that of a client's i-th request.
+func (r *rig) loadOf(n int, path string, body func(c, i int) string, check func(body string, a client.Answer) error, header ...string) *load {
 	l := &load{t: r.t, stop: make(chan struct{}), done: make([]int, n)}
 	for c := range n {
 		l.wg.Go(func() {
@@ -390,7 +395,7 @@ func (r *rig) load(n int, path string, check func(body string, a client.Answer) 
 					return
 				default:
 				}
-				body := fmt.Sprintf("request %d of client %d", i, c)
+				body := body(c, i)
 				a, err := r.trySend(http.MethodPost, path, body, header...)
 				if err == nil {
 					err = check(body, a)

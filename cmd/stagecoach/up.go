@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/events"
+	"github.com/stagecoach-serving/stagecoach/control/learn"
 	"github.com/stagecoach-serving/stagecoach/control/telemetry"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
@@ -72,6 +73,8 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Control.Policies.Allocator, "allocator", cfg.Control.Policies.Allocator, "policy that sizes functions; see docs/config.md")
 	fs.StringVar(&cfg.Control.Policies.Corrector, "corrector", cfg.Control.Policies.Corrector, "policy that corrects sizes by what was measured; none leaves it out")
 	fs.StringVar(&cfg.Control.Policies.Sharer, "sharer", cfg.Control.Policies.Sharer, "policy that trims sizes to what there is; none leaves it out")
+	fs.StringVar(&cfg.Control.Policies.Rank, "rank", cfg.Control.Policies.Rank, "order of waiting lines: fifo, fair or least-slack")
+	fs.StringVar(&cfg.Control.Policies.Route, "route", cfg.Control.Policies.Route, "policy that routes tasks to the variants of a stage; see docs/config.md")
 	fs.StringVar(&cfg.Control.Record, "record", cfg.Control.Record, "file that gets each decision of the autoscaler, for stagecoach replay")
 	cfg.Runtime.addFlags(fs)
 	cfg.Runtime.addImageFlags(fs)
@@ -126,6 +129,7 @@ type up struct {
 	cpu       *cpuLoad
 	local     *cluster.Local
 	loop      *control.Loop
+	demand    *learn.Demand
 	flow      *flow.Coordinator
 	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts earlier
 	journal   *queue.Journal

@@ -13,8 +13,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/control/learn"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
@@ -88,6 +91,14 @@ func (u *up) openQueue(ctx context.Context) error {
 	if u.journal, err = queue.OpenJournal(ctx, nc, u.journalConfig(), u.log); err != nil {
 		return err
 	}
+	bucket, err := queue.OpenKV(ctx, nc, u.nats.Disk(), demandBucket)
+	if err != nil {
+		return err
+	}
+	if u.demand, err = learn.Open(ctx, learn.Config{Store: bucket, Graph: u.registry.Graph, Log: u.log, Metrics: u.metrics}); err != nil {
+		return err
+	}
+	u.onClose(u.demand.Close)
 	if err := u.metrics.Register(queue.NewJournalMetrics(u.journal)); err != nil {
 		return err
 	}
@@ -172,6 +183,9 @@ func (u *up) openReplicas(ctx context.Context) error {
 	if err := nodemetrics.Register(u.metrics, u.nodes.Inventories); err != nil {
 		return err
 	}
+	if err := u.metrics.Register(newVariantInfo(u.registry)); err != nil {
+		return err
+	}
 	return u.metrics.Register(newReplicaCount(u.registry, u.local))
 }
 
@@ -179,6 +193,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 const recordLimit = 256 << 20
 
 func (u *up) openControl(context.Context) error {
+	u.kinds = &kinds{images: u.images}
 	scales := &announcer{events: u.events, wants: map[string]int{}}
 	cfg := control.Config{Tick: u.cfg.Control.Tick, Policies: u.cfg.Control.Policies, Applied: scales.applied}
 	if u.cfg.Control.Record != "" {
@@ -190,7 +205,7 @@ func (u *up) openControl(context.Context) error {
 		cfg.Recorder = record
 	}
 	var err error
-	u.loop, err = control.New(u.local, u.local, cfg, u.log, u.metrics)
+	u.loop, err = control.New(learnedObserver{u.local, u.demand, func(s *plan.Snapshot) { u.kinds.batches.choose(s, u.lines, u.registry, u.kinds, u.log) }}, u.local, cfg, u.log, u.metrics)
 	if err != nil {
 		return err
 	}
@@ -246,7 +261,7 @@ func (u *up) openFlow(context.Context) error {
 	u.callbacks = gateway.NewCallbacks(gateway.CallbackTransport(u.networks.dial), gateway.CallbackTransport(u.networks.dialInside))
 	u.onClose(func() error { u.callbacks.Close(); return nil })
 	u.gateway, err = gateway.New(gateway.Config{
-		Directory: u.registry, Invoker: u.flow, Journal: asyncJournal{u.journal, u.calls}, Callbacks: u.callbacks,
+		Directory: u.registry, Invoker: taught{u.flow, u.demand}, Journal: asyncJournal{u.journal, u.calls}, Callbacks: u.callbacks,
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
@@ -275,10 +290,12 @@ func (u *up) openHTTP(context.Context) error {
 		return fmt.Errorf("runtime.cdiDevices: want %w", err)
 	}
 	u.status = &status{registry: u.registry, local: u.local, gateway: u.gateway, loop: u.loop, nodes: u.nodes, log: u.log}
+	var policies provider.Policies
+	policies.Allocators, policies.Routes = policy.Known()
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
 		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
-		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Spares: u.cfg.Runtime.Spares, Version: version(), Log: u.log,
+		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Policies: policies, Spares: u.cfg.Runtime.Spares, Version: version(), Log: u.log,
 	})
 	if err != nil {
 		return err
@@ -298,16 +315,13 @@ func (u *up) follow(context.Context) error {
 	update := func(c provider.Change) {
 		u.kinds.changed(c.Key, c.Function)
 		if f := c.Function; f == nil {
-			u.lines.Remove(c.Key)
+			u.kinds.batches.remove(u.lines, c.Key)
 			u.nodes.forget(c.Key.String())
 			u.book.Forget(c.Key)
 			u.status.meter.Forget(c.Key.String())
 			u.cpu.meter.Forget(c.Key.String())
 			u.gateway.Tidy()
-		} else if err := u.lines.Ensure(dispatch.Spec{
-			Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared), Batch: f.Declared.Batch,
-			Timeout: u.kinds.of(f.Key).exec, VariantOf: f.Declared.Stage(),
-		}); err != nil {
+		} else if err := u.kinds.batches.ensure(u.lines, f, u.kinds.of(f.Key)); err != nil {
 			u.log.Error("function has no line", "function", f.Key, "error", err)
 		}
 		if spec, there := u.deployedFunctions().Spec(c.Key); there {

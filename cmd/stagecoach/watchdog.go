@@ -44,10 +44,8 @@ func runWatchdog(ctx context.Context, args []string, _ io.Writer) error {
 	return watchdog.Run(ctx, r)
 }
 
-// openRendezvous opens the socket on which functions that speak HTTP meet the gateway. It also
-// creates u's kinds, which know which functions speak HTTP.
+// openRendezvous opens the socket on which functions that speak HTTP meet the gateway.
 func (u *up) openRendezvous() error {
-	u.kinds = &kinds{images: u.images}
 	folder := filepath.Join(u.cfg.State, "rendezvous")
 	// The path of a socket must be short.
 	if abs, err := filepath.Abs(folder); err != nil || len(abs) > gateway.MaxFolder {
@@ -74,8 +72,9 @@ type resolver interface {
 // kinds knows which functions speak HTTP themselves. It inspects an image when its function is
 // deployed.
 type kinds struct {
-	images resolver
-	known  sync.Map // pipeline.Key → *kind
+	images  resolver
+	known   sync.Map // pipeline.Key → *kind
+	batches batches
 }
 
 // kind describes one function.

@@ -15,7 +15,27 @@ import (
 // Apply carries out p: it orders missing replicas and releases the replicas that p does not want.
 // It returns at once; replicas start and stop later. It skips functions that were redeployed or
 // removed since p's snapshot, because the next plan decides about them.
+//
+// The lines follow p's routing tables and ranks before any replica is released, so no task is sent
+// to a lane whose replicas have just gone.
 func (l *Local) Apply(_ context.Context, p plan.Plan) error {
+	l.applying.Lock() // the lines get plans in the order in which they are applied
+	defer l.applying.Unlock()
+	l.mu.Lock()
+	closed, late := l.closed, p.Rev < l.applied
+	if !closed && !late && p.Epoch == l.cfg.Epoch {
+		l.applied = p.Rev
+	}
+	l.mu.Unlock()
+	switch {
+	case closed:
+		return ErrClosed
+	case p.Epoch != l.cfg.Epoch:
+		return fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, plan.ErrStale)
+	case late:
+		return fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
+	}
+	l.cfg.Lines.Publish(&p)
 	failed, err := l.apply(p, l.cfg.Functions.Functions())
 	if err != nil {
 		return err
@@ -43,15 +63,9 @@ func (l *Local) apply(p plan.Plan, specs []FunctionSpec) (failed []failedFunctio
 	now := l.now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	switch {
-	case l.closed:
+	if l.closed { // meanwhile
 		return nil, ErrClosed
-	case p.Epoch != l.cfg.Epoch:
-		return nil, fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, plan.ErrStale)
-	case p.Rev < l.applied:
-		return nil, fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
 	}
-	l.applied = p.Rev
 	l.gather(specs)
 	defer l.scatter()
 	for i := range p.Wants {

@@ -58,9 +58,11 @@ type world struct {
 	registry *prometheus.Registry
 	nodes    map[string]*fakeNode
 	events   []Event // all events, in order
-	threads  map[string]int
-	cpu      map[string]int             // by replica
-	setCPU   func(replica string) error // nil: done
+	// plans that the lines follow, with the replicas that were wanted at that time
+	published []string
+	threads   map[string]int
+	cpu       map[string]int             // by replica
+	setCPU    func(replica string) error // nil: done
 }
 
 // fakeNode is a Node that only stores the names of its replicas.
@@ -159,8 +161,20 @@ func (w *world) Signals(key pipeline.Key, _ time.Time) plan.Signals {
 	return is
 }
 
-// Publish implements Lines.
-func (w *world) Publish(*plan.Plan) {}
+// Publish implements Lines. It notes which replicas are wanted at this moment.
+func (w *world) Publish(p *plan.Plan) {
+	w.l.mu.Lock()
+	var wanted []string
+	for _, r := range w.l.sorted() {
+		if !r.released {
+			wanted = append(wanted, r.name)
+		}
+	}
+	w.l.mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.published = append(w.published, fmt.Sprintf("plan %d with %q", p.Rev, wanted))
+}
 
 func (w *world) PauseMeasuring(_ pipeline.Key, until time.Time) {
 	w.mu.Lock()

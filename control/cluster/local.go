@@ -74,6 +74,8 @@ type Local struct {
 	abort   context.CancelCauseFunc
 	group   sync.WaitGroup
 
+	applying sync.Mutex // held while a plan is applied; taken before mu
+
 	mu        sync.Mutex // never held during calls to other packages, except cfg.Event
 	closed    bool
 	observed  uint64 // Rev of the latest Snapshot
@@ -187,6 +189,9 @@ func pipe(p *pipeline.Pipeline) plan.Pipeline {
 	}
 	for i := range p.Stages {
 		out.Stages[i] = p.Stages[i].Key().String()
+		if p.Stages[i].Name == p.Entry {
+			out.Chosen = plan.Chosen(p.Stages[i].Policies)
+		}
 	}
 	return out
 }
@@ -244,7 +249,10 @@ func (l *Local) fill(s *plan.Snapshot) {
 		}
 		k.failure.follow(f.Revision)
 		f.Failing = k.failure.Failure
-		f.Slots, f.Batch = max(k.slots, 1), cmp.Or(f.Batch, k.batch)
+		f.Slots, f.Batch = max(k.slots, 1), max(f.Batch, 1)
+		if k.batch > 0 { // what the stage takes
+			f.Batch, f.AutoBatch = min(f.Batch, k.batch), min(f.AutoBatch, k.batch)
+		}
 		k.grant(f, s.Rev)
 		k.pinned(f, s.At)
 		k.least, _ = f.Bounds()
@@ -253,7 +261,6 @@ func (l *Local) fill(s *plan.Snapshot) {
 			f.Starts = slices.Clip(starts[n:])
 		}
 		f.CPUNow = cpu[i].now
-		f.Batch = max(f.Batch, 1)
 	}
 }
 

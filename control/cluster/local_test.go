@@ -26,6 +26,27 @@ func after(d time.Duration) func(context.Context, string) error {
 	}
 }
 
+// TestLinesFollowAPlanBeforeReplicasAreReleased applies plans with fewer replicas, twice and late.
+func TestLinesFollowAPlanBeforeReplicasAreReleased(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.drain = after(time.Second)
+		old, _ := w.plan(1)
+		w.want(1)
+		p := w.want(0)
+		w.expect("released", w.states(), "f-00001 draining")
+		if got, want := w.published[len(w.published)-1], fmt.Sprintf("plan %d with %q", p.Rev, []string{"f-00001"}); got != want {
+			t.Errorf("the lines got %q, want %q", got, want)
+		}
+		n := len(w.published)
+		if err := l.Apply(t.Context(), old); !errors.Is(err, plan.ErrStale) || len(w.published) != n {
+			t.Errorf("a stale plan: %v, published %q, want it refused first", err, w.published[n:])
+		}
+		if err := l.Apply(t.Context(), p); err != nil || len(w.published) != n+1 {
+			t.Errorf("the same plan again: %v, published %q", err, w.published[n:])
+		}
+	})
+}
+
 func TestAReplicasLife(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
 		w.attach, w.drain = after(100*time.Millisecond), after(time.Second)
@@ -59,7 +80,7 @@ func TestAReplicasLife(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if f := s.Functions[0]; f.Slots != 2 || f.Batch != 8 || len(f.Replicas) != 1 {
+		if f := s.Functions[0]; f.Slots != 2 || f.Batch != 1 || len(f.Replicas) != 1 {
 			t.Errorf("observed %+v, want slots and batch as the replica said", f)
 		}
 	})

@@ -140,7 +140,7 @@ func (l *Local) held(function pipeline.Key, f *function) Held {
 	if r := newest; r != nil && !r.hidden && !r.released {
 		h.Replica = plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since}
 		h.CPUMilli, h.Unbounded = r.cpu, r.unbounded
-		h.Batch = min(h.Batch, max(r.spec.Batch, 1))
+		h.Batch = min(h.Batch, max(r.spec.Batch, r.spec.AutoBatch, 1))
 	}
 	return h
 }
@@ -149,5 +149,8 @@ func (l *Local) held(function pipeline.Key, f *function) Held {
 func (k *function) pinned(f *plan.Function, now time.Time) {
 	if _, ok := k.pin.at(now); ok {
 		f.Min, f.Max, f.Zero = 1, 1, false
+		if f.AutoBatch > 0 { // all sizes are measured
+			f.Batch, f.AutoBatch = f.AutoBatch, 0
+		}
 	}
 }

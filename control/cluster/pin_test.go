@@ -129,3 +129,30 @@ func TestPinWhoseFunctionIsUsed(t *testing.T) {
 		}
 	})
 }
+
+// TestBatchesOfASnapshot checks that a function has the batch that it declares, up to what its
+// stage takes (8 here). While a function is pinned, it has the largest batch that may be chosen.
+func TestBatchesOfASnapshot(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.give(500)
+		check := func(what string, declared, auto, batch, choice int) {
+			t.Helper()
+			w.set(func() { w.specs[0].Batch, w.specs[0].AutoBatch = declared, auto })
+			s, err := l.Observe(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f := s.Functions[0]; f.Batch != batch || f.AutoBatch != choice {
+				t.Errorf("%s: batch %d of up to %d, want %d of up to %d", what, f.Batch, f.AutoBatch, batch, choice)
+			}
+		}
+		check("nothing declared", 0, 0, 1, 0)
+		check("a smaller batch", 4, 0, 4, 0)
+		check("a larger batch", 32, 0, 8, 0)
+		check("auto", 1, 32, 1, 8)
+		if _, err := l.Pin(pipeline.ParseKey("f.ns"), Pin{"me", 0, time.Now().Add(10 * time.Second)}); err != nil {
+			t.Fatal(err)
+		}
+		check("auto, pinned", 1, 32, 8, 0)
+	})
+}

@@ -17,6 +17,13 @@ func (l *Local) measured(f *plan.Function, is plan.Signals) {
 	if !finite(is.Demand.Rate, is.Demand.CV) {
 		is.Demand = plan.Demand{Last: is.Demand.Last}
 	}
+	is.Stage.Last = l.clock.at(is.Stage.Last)
+	if !finite(is.Stage.Rate, is.Stage.CV) {
+		is.Stage = plan.Demand{Last: is.Stage.Last}
+	}
+	if !finite(is.Items.Mean) {
+		is.Items = plan.Items{}
+	}
 	if !finite(is.Service.CV) {
 		is.Service = plan.Service{}
 	}
@@ -24,6 +31,7 @@ func (l *Local) measured(f *plan.Function, is plan.Signals) {
 		is.Busy = plan.Busy{}
 	}
 	f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
+	f.Stage, f.Items = is.Stage, is.Items
 }
 
 // expect sets Expected for idle functions of s. A function that its deployment keeps awake may have
@@ -86,8 +94,9 @@ func target(f *plan.Function, cpu map[pipeline.Key]float64) plan.Target {
 	return t
 }
 
-// edges returns p's edges as indices into its stages. It leaves out edges to unknown stages, and
-// the backward edges of a faulty graph.
+// edges returns p's edges as indices into its stages. A stage with one call per item marks the
+// edges that lead to it. edges leaves out edges to unknown stages, and the backward edges of a
+// faulty graph.
 func edges(p *pipeline.Pipeline) []plan.Edge {
 	at, count := make(map[string]int, len(p.Stages)), 0
 	for i := range p.Stages {
@@ -98,7 +107,7 @@ func edges(p *pipeline.Pipeline) []plan.Edge {
 	for from := range p.Stages {
 		for _, next := range p.Stages[from].Next {
 			if to, ok := at[next.To]; ok && to > from {
-				out = append(out, plan.Edge{From: from, To: to})
+				out = append(out, plan.Edge{From: from, To: to, Each: p.Stages[to].Each})
 			}
 		}
 	}

@@ -191,6 +191,37 @@ func TestEdgesSkipUnknownStages(t *testing.T) {
 	}
 }
 
+// TestSnapshotsHaveWhatVariantsNeed observes a pipeline that asks for policies, with a stage that
+// has one call per item and a variant.
+func TestSnapshotsHaveWhatVariantsNeed(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		entry := pipeline.Stage{Function: pipeline.Function{Name: "f", Namespace: "ns", Policies: pipeline.Policies{Allocator: "accuracy", Rank: "fair", Route: "even"}}, Next: []pipeline.Edge{{To: "g"}}}
+		each := pipeline.Stage{Function: pipeline.Function{Name: "g", Namespace: "ns", Each: true, Policies: pipeline.Policies{Rank: "fifo"}}}
+		stage := plan.Demand{Known: true, Rate: 7, CV: 1}
+		w.set(func() {
+			w.pipelines = []pipeline.Pipeline{{Name: "p", Namespace: "ns", Entry: "f", Stages: []pipeline.Stage{entry, each}}}
+			w.signals = map[string]plan.Signals{"f.ns": {Stage: stage, Items: plan.Items{Known: true, Mean: 2.5}}}
+		})
+		s, err := l.Observe(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, f := s.Pipelines[0], s.Functions[0]
+		if p.Chosen != (plan.Chosen{Allocator: "accuracy", Rank: "fair", Route: "even"}) || !reflect.DeepEqual(p.Edges, []plan.Edge{{From: 0, To: 1, Each: true}}) {
+			t.Errorf("pipeline %+v, want the entry's policies, and one call per item", p)
+		}
+		if !f.Stage.Known || f.Stage.Rate != 7 || f.Items.Mean != 2.5 {
+			t.Errorf("stage %+v, items %+v, want what was measured", f.Stage, f.Items)
+		}
+		w.set(func() {
+			w.signals["f.ns"] = plan.Signals{Stage: plan.Demand{Known: true, Rate: math.NaN()}, Items: plan.Items{Known: true, Mean: math.Inf(1)}}
+		})
+		if s, err = l.Observe(t.Context()); err != nil || s.Functions[0].Stage.Known || s.Functions[0].Items.Known {
+			t.Errorf("stage %+v, items %+v, %v, want figures left out that JSON cannot hold", s.Functions[0].Stage, s.Functions[0].Items, err)
+		}
+	})
+}
+
 func TestStartsAverageRecentTimes(t *testing.T) {
 	var s starts
 	for i := range 100 {

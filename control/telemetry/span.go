@@ -94,6 +94,9 @@ func (s *Span) call(c *task.Timing) {
 	if c.Replica != "" {
 		span.SetAttributes(attribute.String("stagecoach.replica", c.Replica))
 	}
+	if c.Variant != "" {
+		span.SetAttributes(attribute.String("stagecoach.variant", c.Variant))
+	}
 	if c.Batch != 0 {
 		span.SetAttributes(attribute.Int64("stagecoach.batch.id", int64(c.Batch)), attribute.Int("stagecoach.batch.size", c.BatchSize))
 	}
@@ -124,7 +127,7 @@ func (s *Span) call(c *task.Timing) {
 }
 
 // outcomes are the names of task.Code's values.
-var outcomes = [...]string{"ok", "bad input", "failed", "replica lost", "expired", "overloaded", "canceled", "unavailable", "redeployed", "out of memory", "unknown"}
+var outcomes = [...]string{"ok", "bad input", "failed", "replica lost", "expired", "overloaded", "canceled", "unavailable", "redeployed", "out of memory", "dropped", "unknown"}
 
 // callID returns the span id that the function got in its traceparent.
 func callID(parent string, number uint32, attempt uint8) api.SpanID {

@@ -88,7 +88,7 @@ func TestSpansOfARequestFormATree(t *testing.T) {
 		Calls: []task.Timing{
 			{Stage: "f", Function: "f.openfaas-fn", Task: 1, Attempt: 1, Code: task.ReplicaLost, Message: "killed", Replica: "f-0", Start: at(1), End: at(10), Wait: time.Millisecond},
 			{Stage: "f", Function: "f.openfaas-fn", Task: 1, Attempt: 2, Replica: "f-1", Batch: 3, BatchSize: 2, Start: at(10), End: at(61), Wait: 31 * time.Millisecond, Service: 19 * time.Millisecond},
-			{Stage: "f", Function: "f.openfaas-fn", Task: 2, Attempt: 1, Code: task.Failed, Replica: "f-1", Start: at(50), End: at(60), Wait: 3 * time.Millisecond},
+			{Stage: "f", Function: "f.openfaas-fn", Task: 2, Attempt: 1, Code: task.Dropped, Replica: "f-1", Variant: "small.openfaas-fn", Start: at(50), End: at(60), Wait: 3 * time.Millisecond},
 		},
 	})
 	step(80, "lost", "")
@@ -152,6 +152,9 @@ func TestSpansOfARequestFormATree(t *testing.T) {
 	}
 	if e := spans["call f 1"]; e.Error != "killed" || e.Attributes["stagecoach.outcome"] != "replica lost" {
 		t.Errorf("first attempt %+v, want an error", e)
+	}
+	if a := spans["second call"].Attributes; a["stagecoach.outcome"] != "dropped" || a["stagecoach.variant"] != "small.openfaas-fn" || second.Attributes["stagecoach.variant"] != "" {
+		t.Errorf("second call %v, want it dropped by its variant", a)
 	}
 	if l := spans["queue"].Links; len(l) != 1 || l[0] != spans["replica start"].ID || len(spans["first queue"].Links)+len(spans["last queue"].Links) != 0 {
 		t.Errorf("links %v, want one to the start that it waited for", l)

@@ -102,6 +102,26 @@ func TestMinilmEqualsONNXRuntime(t *testing.T) {
 	t.Logf("embeddings: at most %.1e off", d)
 }
 
+// TestMinilmBatchesEqualSingleCalls sends a layer a batch of calls whose texts have two lengths.
+func TestMinilmBatchesEqualSingleCalls(t *testing.T) {
+	long := embedded(t)
+	short := slices.Clone(long)
+	for i, in := range long {
+		texts, tokens := in.Shape[0], in.Shape[1]
+		row := len(in.Data) / int(texts)
+		short[i].Shape = append([]int64{1, tokens - 2}, in.Shape[2:]...)
+		short[i].Data = in.Data[2*row : 3*row-2*row/int(tokens)] // of the longest text
+	}
+	a, b := tensor.Activation{{Tensors: long}}, tensor.Activation{{Tensors: short}}
+	r := launch(t, "minilm", proctest.Built(t, "models", "minilm", "layer-1.safetensors"))
+	alone := []tensor.Activation{r.call(a)[0], r.call(b)[0], r.call(a)[0]}
+	for i, got := range r.call(a, b, a) {
+		if d := distance(t, got[0].Tensors, alone[i][0].Tensors); !(d <= 1e-5) {
+			t.Errorf("call %d: %g off a single call, want at most 1e-5", i, d)
+		}
+	}
+}
+
 // distance returns the maximum distance between two sets of the same tensors. FP32 tensors are
 // compared by value; all others must be equal.
 func distance(t *testing.T, got, want []tensor.Tensor) (far float64) {

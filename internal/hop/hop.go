@@ -141,7 +141,7 @@ func Do(ctx context.Context, c net.Conn, w http.ResponseWriter, r *Request) (out
 	out.Kept = first == nil && !resp.Close
 	if send != nil {
 		// Otherwise the other side answered before the end of the request.
-		out.Kept = out.Kept && send.ended() && send.fault() == nil
+		out.Kept = out.Kept && send.endsSoon() && send.fault() == nil
 	}
 	return out
 }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 )
 
 // head writes the request line and headers.
@@ -177,6 +178,26 @@ func (s *sending) ended() bool {
 	case <-s.done:
 		return true
 	default:
+		return false
+	}
+}
+
+// sentWithin is how long the end of the request may be noticed after the end of the answer. The
+// other side can answer between the last write and its return.
+const sentWithin = 5 * time.Millisecond
+
+// endsSoon reports whether nothing more will be sent. It waits a moment for the goroutine that
+// sends.
+func (s *sending) endsSoon() bool {
+	if s.ended() {
+		return true
+	}
+	soon := time.NewTimer(sentWithin)
+	defer soon.Stop()
+	select {
+	case <-s.done:
+		return true
+	case <-soon.C:
 		return false
 	}
 }

@@ -1,4 +1,4 @@
-// Package sketch estimates quantiles of durations in bounded memory.
+// Package sketch estimates quantiles in bounded memory.
 //
 // A [Sketch] is a DDSketch (Masson, Rim and Lee, VLDB 2019). It counts values in bins whose width
 // grows with the value, so the relative error of a quantile is at most [Error]. Bins are linear

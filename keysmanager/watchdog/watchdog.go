@@ -40,7 +40,7 @@ func Run(ctx context.Context, r sandbox.Runtime) error {
 	if needed, err := w.await(ctx, os.Getenv(wire.EnvSpare)); err != nil || !needed {
 		return err
 	}
-	err = stage.Run(ctx, stage.Hooks{Place: w.place, Infer: w.infer, Slots: c.slots})
+	err = stage.Run(ctx, w.hooks())
 	w.stop()
 	return err
 }
@@ -56,6 +56,12 @@ type watchdog struct {
 	forget    func() // closes idle connections
 	exchanges *exchanges
 	holds     *holds
+}
+
+// hooks returns the hooks of the replica. Programs take requests and no activations, so each call
+// is a batch of its own, whatever the function declares.
+func (w *watchdog) hooks() stage.Hooks {
+	return stage.Hooks{Place: w.place, Infer: w.infer, Slots: w.c.slots, MaxBatch: 1}
 }
 
 // place starts the program and waits until it is ready.

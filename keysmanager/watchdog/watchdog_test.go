@@ -409,3 +409,10 @@ func (w *stalled) Start(ctx context.Context, _ sandbox.Command) (sandbox.Process
 	w.ended <- context.Cause(ctx)
 	return nil, context.Cause(ctx)
 }
+
+func TestProgramsGetOneCallAtATime(t *testing.T) {
+	w := &watchdog{c: &config{slots: 7}}
+	if h := w.hooks(); h.MaxBatch != 1 || h.Slots != 7 {
+		t.Errorf("batches of %d in %d slots, want 1 in 7", h.MaxBatch, h.Slots)
+	}
+}

@@ -1,7 +1,7 @@
 // Package admin serves Stagecoach's own part of the management API: async calls and dead letters,
-// timelines, explanations, nodes and the parameters in their memory, and what `stagecoach top`
-// shows. Package provider serves OpenFaaS's part. Package schema has the JSON types of admin's
-// answers.
+// timelines, explanations, learned demand, nodes and the parameters in their memory, and what
+// `stagecoach top` shows. Package provider serves OpenFaaS's part. Package schema has the JSON
+// types of admin's answers.
 package admin
 
 import (
@@ -33,6 +33,7 @@ type Config struct {
 	Lines    Lines
 	Recent   RecentRequests
 	Nodes    Nodes
+	Demand   Demand
 	Codes    node.Codes                    // of errors of Nodes
 	Events   func(n int) []schema.TopEvent // the latest n events, in order
 }
@@ -134,6 +135,7 @@ func Register(mux *http.ServeMux, c Config) {
 	mux.Handle("GET /system/async/{id}", callAPI{c.Calls, c.Journal, c.Requests})
 	mux.Handle("GET /system/timeline/{name}", serveTimeline(c))
 	mux.Handle("GET /system/pipelines/{name}/explain", serveExplain(c.Registry, c.Loop, c.Replicas))
+	mux.Handle("GET /system/demand/{name}", serveDemand(c.Registry, c.Demand))
 	nodes := serveNodes(c.Nodes, c.Codes, c.Registry)
 	for _, path := range []string{"/system/nodes", "/system/nodes/", "/system/cache", "/system/cache/"} {
 		mux.Handle(path, nodes)

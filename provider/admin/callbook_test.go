@@ -3,6 +3,7 @@ package admin
 import (
 	"errors"
 	"fmt"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -135,5 +136,21 @@ func TestLetterOfACall(t *testing.T) {
 		if l, there := letterOf(all, tc.id, tc.record); l.ID != tc.want || there != (tc.want != "") {
 			t.Errorf("%s, record %q: letter %q, want %q", tc.id, tc.record, l.ID, tc.want)
 		}
+	}
+}
+
+// TestDropsAreShown checks that a call's result and a dead letter name the reason for a drop.
+func TestDropsAreShown(t *testing.T) {
+	r := &gateway.Result{Status: 503, Dropped: task.DropLate, Body: []byte("dropped")}
+	if got := (callAPI{}).show(asyncCall{id: "mine.a", state: schema.CallDead, result: r}).Result; got.Dropped != "late" {
+		t.Errorf("result %+v, want the reason", got)
+	}
+	w := httptest.NewRecorder()
+	writeResult(w, r)
+	if w.Header().Get("X-Dropped") != "late" || w.Header().Get("X-Function-Status") != "503" {
+		t.Errorf("header %v, want the reason", w.Header())
+	}
+	if l := showLetter(queue.DeadLetter{ID: "mine.a", Dropped: "late"}); l.Dropped != "late" {
+		t.Errorf("letter %+v, want the reason", l)
 	}
 }

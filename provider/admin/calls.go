@@ -70,6 +70,9 @@ func writeResult(w http.ResponseWriter, r *gateway.Result) {
 	h := w.Header()
 	h.Set("Content-Type", r.ContentType)
 	h.Set("X-Function-Status", fmt.Sprint(r.Status))
+	if r.Dropped != "" {
+		h.Set("X-Dropped", string(r.Dropped))
+	}
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Disposition", "attachment") // browsers must not show content of strangers
 	_, _ = w.Write(r.Body)                     // fails only when the client is gone
@@ -107,7 +110,7 @@ func (a callAPI) show(c asyncCall) schema.Call {
 		}
 	}
 	if r := c.result; r != nil {
-		out.Result = &schema.CallResult{Status: r.Status, ContentType: r.ContentType, Seconds: r.Duration.Seconds(), Kept: r.Body != nil && c.over()}
+		out.Result = &schema.CallResult{Status: r.Status, ContentType: r.ContentType, Seconds: r.Duration.Seconds(), Dropped: string(r.Dropped), Kept: r.Body != nil && c.over()}
 	}
 	return out
 }

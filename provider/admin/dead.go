@@ -87,7 +87,7 @@ func (d deadAPI) list(w http.ResponseWriter, r *http.Request) {
 func showLetter(l queue.DeadLetter) schema.DeadLetter {
 	key := pipeline.ParseKey(l.Function)
 	return schema.DeadLetter{
-		ID: l.ID, Function: key.Name, Namespace: key.Namespace, Kind: l.Kind.String(), Cause: l.Cause, Attempts: l.Attempts,
+		ID: l.ID, Function: key.Name, Namespace: key.Namespace, Kind: l.Kind.String(), Cause: l.Cause, Dropped: l.Dropped, Attempts: l.Attempts,
 		Accepted: l.Accepted.UTC(), Died: l.Died.UTC(), Bytes: l.Size,
 	}
 }

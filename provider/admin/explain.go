@@ -43,6 +43,8 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 		key := st.Key().String()
 		f, _ := s.Function(key)
 		stage := explainStage(st.Name, f, wants[key])
+		stage.Why += whyBatch(&s, key)
+		stage.Table = explainTable(last.Tables, key)
 		if st.Retained {
 			stage.Why = "its own function was removed, so its variants serve it"
 		}
@@ -50,6 +52,7 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 			key := v.Key().String()
 			f, _ := s.Function(key)
 			variant := explainStage(v.Name, f, wants[key])
+			variant.Why += whyBatch(&s, key)
 			variant.Accuracy, variant.MaxLength = v.Accuracy, v.MaxLength
 			x.failing(variant, s.At)
 			stage.Variants = append(stage.Variants, variant.ExplainedStage)
@@ -67,6 +70,7 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 		}
 	}
 	x.note(p, s, trouble)
+	x.rule(p, &s, &last)
 	for _, st := range x.stages {
 		x.Stages = append(x.Stages, st.ExplainedStage)
 	}
@@ -76,6 +80,7 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 // explainStage describes one stage. f is nil if no plan knows it yet.
 func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 	st := draftStage{schema.ExplainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli}, f}
+	st.Rank = w.Rank
 	if f == nil {
 		st.Why = "no decision yet"
 		return st
@@ -110,6 +115,17 @@ func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 	}
 	st.Barred = Barred(f.Bars)
 	return st
+}
+
+// whyBatch returns why a function has its batch, as a further term of its reasons; empty: it is
+// declared.
+func whyBatch(s *plan.Snapshot, function string) string {
+	at := slices.IndexFunc(s.Functions, func(f plan.Function) bool { return f.Name == function })
+	if at < 0 || s.Functions[at].AutoBatch == 0 {
+		return ""
+	}
+	_, why := s.AutoBatch(at)
+	return "; " + why
 }
 
 // slowest returns the mean time on the slowest path through a pipeline. It is unknown if the time

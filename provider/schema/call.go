@@ -38,12 +38,15 @@ type CallStage struct {
 	Calls   int    `json:"calls"`
 	Done    int    `json:"done"`
 	Attempt int    `json:"attempt"` // highest attempt of the calls that are not done
+	// Functions whose replicas have answered calls of the stage: its own, or its variants.
+	Variants []string `json:"variants,omitempty"`
 }
 
 // CallResult is the result of a call.
 type CallResult struct {
 	Status      int     `json:"status"`
 	ContentType string  `json:"contentType,omitempty"`
-	Seconds     float64 `json:"seconds"` // duration of its last run
-	Kept        bool    `json:"kept"`    // GET with ?body=1 answers with its body
+	Seconds     float64 `json:"seconds"`           // duration of its last run
+	Dropped     string  `json:"dropped,omitempty"` // why a policy dropped its last run
+	Kept        bool    `json:"kept"`              // GET with ?body=1 answers with its body
 }

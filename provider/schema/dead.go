@@ -9,6 +9,7 @@ type DeadLetter struct {
 	Namespace string    `json:"namespace"`
 	Kind      string    `json:"kind"` // what failed: run or callback
 	Cause     string    `json:"cause"`
+	Dropped   string    `json:"dropped,omitempty"` // why a policy dropped the last run
 	Attempts  int       `json:"attempts"`
 	Accepted  time.Time `json:"accepted"`
 	Died      time.Time `json:"died"`

@@ -15,7 +15,8 @@ type Explanation struct {
 	// mean time on the slowest path; empty: a stage has no data
 	Measured string `json:"measured,omitempty"`
 	// Measured is within SLO; nil if SLO or Measured is empty
-	Met      *bool        `json:"met,omitempty"`
+	Met *bool `json:"met,omitempty"`
+	// those that decide about the pipeline's domain
 	Policies policy.Names `json:"policies"`
 	// most replicas of all functions together; 0: no bound
 	Budget int `json:"budget,omitempty"`
@@ -35,8 +36,20 @@ type ExplainedStage struct {
 	Max      int    `json:"max"`
 	Key      bool   `json:"key"` // a key stage
 	// per replica, in thousandths of a core; 0: as declared
-	CPUMilli int      `json:"cpuMilli,omitempty"`
-	Rate     *float64 `json:"rate,omitempty"` // requests per second
+	CPUMilli int `json:"cpuMilli,omitempty"`
+	ExplainedLoad
+	// the decision: each term, the change, and what bounds it
+	Why     string         `json:"why"`
+	Short   string         `json:"short,omitempty"`   // why fewer replicas have a place
+	Failing *FailingStarts `json:"failing,omitempty"` // nil: starts do not fail
+	Barred  string         `json:"barred,omitempty"`  // devices that are not tried for now
+
+	ExplainedVariants
+}
+
+// ExplainedLoad is what a stage has to do, and how long that takes. Unknown values are left out.
+type ExplainedLoad struct {
+	Rate *float64 `json:"rate,omitempty"` // requests per second
 	// coefficient of variation of the times between requests
 	CV      *float64 `json:"cv,omitempty"`
 	Wait    string   `json:"wait,omitempty"`    // mean
@@ -45,12 +58,10 @@ type ExplainedStage struct {
 	Busy    *float64 `json:"busy,omitempty"`    // share of the time, 0 to 1
 	Waiting int      `json:"waiting"`           // tasks
 	Running int      `json:"running"`           // tasks
-	// the decision: each term, the change, and what bounds it
-	Why     string         `json:"why"`
-	Short   string         `json:"short,omitempty"`   // why fewer replicas have a place
-	Failing *FailingStarts `json:"failing,omitempty"` // nil: starts do not fail
-	Barred  string         `json:"barred,omitempty"`  // devices that are not tried for now
+}
 
+// ExplainedVariants is what a stage's functions are to each other.
+type ExplainedVariants struct {
 	// Of a stage with variants: requests per second, whichever function serves them. Rate is of
 	// those that the stage's own function gets.
 	Arriving *float64 `json:"arriving,omitempty"`
@@ -58,6 +69,37 @@ type ExplainedStage struct {
 	Variants  []ExplainedStage `json:"variants,omitempty"`
 	Accuracy  float64          `json:"accuracy,omitempty"`  // of a variant; 0: not declared
 	MaxLength int              `json:"maxLength,omitempty"` // of a variant; 0: any
+
+	// order of the line: fair or least-slack; empty: fifo
+	Rank string `json:"rank,omitempty"`
+	// where tasks go, if several functions serve the stage; nil: there is no choice
+	Table *ExplainedTable `json:"table,omitempty"`
+}
+
+// ExplainedTable says to which functions the tasks of a stage go.
+type ExplainedTable struct {
+	Version uint64         `json:"version"` // grows with each change
+	Rows    []ExplainedRow `json:"rows"`
+}
+
+// ExplainedRow has the lanes for tasks of some sources: names of functions, "client" or "join".
+type ExplainedRow struct {
+	From   []string         `json:"from"`
+	Levels []ExplainedLevel `json:"levels"` // by length
+}
+
+// ExplainedLevel has the lanes for tasks up to a length.
+type ExplainedLevel struct {
+	MaxLength int              `json:"maxLength,omitempty"` // 0: any
+	Shares    []ExplainedShare `json:"shares"`
+	Backups   []string         `json:"backups,omitempty"`  // by preference
+	Overflow  string           `json:"overflow,omitempty"` // empty: tasks wait in their lane
+}
+
+// ExplainedShare is the part of tasks that a function gets, above 0 and at most 1.
+type ExplainedShare struct {
+	Lane string  `json:"lane"`
+	Part float64 `json:"part"`
 }
 
 // FailingStarts says that replicas of a stage do not start.

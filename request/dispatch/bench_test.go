@@ -50,7 +50,7 @@ func BenchmarkStep(b *testing.B) {
 
 // owner returns the name of the replica that has a batch.
 func (c *Core) owner(id uint64) string {
-	for _, r := range c.replicas {
+	for _, r := range c.lanes[0].replicas {
 		for _, b := range r.batches {
 			if b.id == id {
 				return r.name

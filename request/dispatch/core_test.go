@@ -53,7 +53,14 @@ func show(e Effect) string {
 	case Revive:
 		return fmt.Sprintf("revive %d", e.Revision)
 	case Wanted:
+		if e.Lane != "f.ns" {
+			return "wanted " + e.Lane
+		}
 		return "wanted"
+	case Unknown:
+		return fmt.Sprintf("unknown %d %s", e.Version, strings.Join(e.Lanes, "+"))
+	case Gone:
+		return "gone " + e.Lane
 	case Wake:
 		return fmt.Sprintf("wake %v", e.At.Sub(epoch))
 	}
@@ -63,7 +70,7 @@ func show(e Effect) string {
 var codeNames = map[task.Code]string{
 	task.OK: "ok", task.BadInput: "bad", task.Failed: "failed", task.ReplicaLost: "lost",
 	task.Expired: "expired", task.Overloaded: "overloaded", task.Canceled: "canceled", task.Unavailable: "unavailable",
-	task.Redeployed: "redeployed", task.OutOfMemory: "memory",
+	task.Redeployed: "redeployed", task.OutOfMemory: "memory", task.Dropped: "dropped",
 }
 
 type step struct {
@@ -107,11 +114,11 @@ func (pairs) Batch(v *task.View, _ *task.Replica, head []*task.Task) (int, time.
 	return min(len(head), 2), 0
 }
 
-// dropper is a Router that drops tasks named "x" and binds all others to replica 0, even if it is
+// dropper is a Binder that drops tasks named "x" and binds all others to replica 0, even if it is
 // full.
 type dropper struct{}
 
-func (dropper) Route(_ struct{}, v *task.View, t *task.Task) task.Choice {
+func (dropper) Bind(_ *task.View, t *task.Task) task.Choice {
 	if t.Request == "x" {
 		return task.Choice{Action: task.Drop, Reason: "not wanted"}
 	}
@@ -269,10 +276,10 @@ func TestScenarios(t *testing.T) {
 			{5 * ms, Tick{}, "wake 7ms"},
 			{7 * ms, Tick{}, "send r1 #2 c"},
 		}},
-		"a router that drops, and one that overloads": {CoreConfig{Router: dropper{}}, []step{
+		"a binder that drops, and one that overloads": {CoreConfig{Binder: dropper{}}, []step{
 			{0, up, ""},
 			{0, submit("a", 0), "send r1 #1 a"},
-			{0, submit("x", 0), "reply x overloaded wait=0s service=0s"},
+			{0, submit("x", 0), "reply x dropped wait=0s service=0s"},
 			{0, submit("b", 0), ""},
 		}},
 		"keys end": {CoreConfig{Orderer: lexical{&rekeyed}}, []step{
@@ -295,7 +302,7 @@ func TestScenarios(t *testing.T) {
 			{0, submit("a", 0), "send r1 #1 a"},
 			{0, submit("b", 0), ""},
 			{0, submit("c", 0), "wanted"},
-			{1 * ms, Fail{0, "crashes"}, "reply b unavailable wait=1ms service=0s; reply c unavailable wait=1ms service=0s"},
+			{1 * ms, Fail{Cause: "crashes"}, "reply b unavailable wait=1ms service=0s; reply c unavailable wait=1ms service=0s"},
 			{2 * ms, submit("d", 0), ""},
 			{3 * ms, answer("r1", 1, 0), "reply a ok wait=0s service=3ms; send r1 #2 d"},
 		}},
@@ -351,7 +358,7 @@ func TestServiceIsOfWholeBatches(t *testing.T) {
 		now = now.Add(busy)
 		c.Step(now, answer("r1", uint64(i+1), 0))
 	}
-	if got := c.service.read(); !got.Known || got.Mean != 10*ms {
+	if got := c.lanes[0].service.read(); !got.Known || got.Mean != 10*ms {
 		t.Errorf("service %+v, want 10ms", got)
 	}
 }

@@ -8,8 +8,12 @@ import (
 )
 
 // Event is an input of the core: one of [Submit], [Expect], [Cancel], [Leave], [ReplicaUp],
-// [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [NoReplica], [Fail],
+// [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [Removed], [NoReplica], [Fail],
 // [Routed], [Tick] and [Close].
+//
+// A Lane in an event or effect is the name of the lane's function. In an event, an empty Lane means
+// the lane of the stage's own function. Names of replicas are unique within the stage, so events
+// about a replica need no lane.
 type Event interface{ event() }
 
 // Submit adds a task. The Core keeps the task until its end and sets its Arrived.
@@ -29,6 +33,7 @@ type Leave struct{ Request string }
 // ReplicaUp adds a replica that takes up to Slots batches at a time, each of at most MaxBatch
 // tasks. Values below 1 count as 1.
 type ReplicaUp struct {
+	Lane            string
 	Name            string
 	Slots, MaxBatch int
 	Revision        uint64 // revision of the spec that the replica was started from
@@ -62,27 +67,41 @@ type Credit struct {
 	Slots   int
 }
 
-// Deployed reports which revision of the function's spec is deployed now. Requests that began on
-// another revision may still need it. If that revision has no replica left, the Core asks for one
-// with [Revive], and the tasks wait for it.
-type Deployed struct{ Revision uint64 }
+// Deployed reports which revision of a lane's function is deployed now. If there is no such lane,
+// it is added. Requests that began on another revision may still need it. If that revision has no
+// replica left, the Core asks for one with [Revive], and the tasks wait for it.
+type Deployed struct {
+	Lane       string
+	Revision   uint64 // of the function's spec
+	MaxLength  int    // of inputs, in the unit of task.Task.Length; 0: any
+	QueueLimit int    // largest number of tasks that wait in the lane; 0: as before
+}
+
+// Removed reports that a lane's function was removed. The lane gets no more tasks, and its waiting
+// tasks are routed again. Its running tasks go on until its replicas drain or are lost; then the
+// lane has [Gone]. Tasks that invoked the function by its own name are answered with
+// [task.Unavailable] and the cause. If no other lane is left, Removed does what [Close] does.
+type Removed struct{ Lane, Cause string }
 
 // NoReplica reports that no replica can be started for a [Revive]. The tasks that wait for the
 // revision are answered with [task.Redeployed].
 type NoReplica struct {
+	Lane     string
 	Revision uint64
 	Cause    string
 }
 
-// Fail reports that no replica of Revision can be started. Waiting tasks are answered with
-// [task.Unavailable] and Cause, except tasks that need another revision (see [NoReplica]). Running
-// tasks go on. If another revision has been deployed since, Fail does nothing.
+// Fail reports that no replica of Revision can be started. The lane's waiting tasks go to its
+// backups. If there are none, they are answered with [task.Unavailable] and Cause, except tasks
+// that need another revision (see [NoReplica]). Running tasks go on. If another revision has been
+// deployed since, Fail does nothing.
 type Fail struct {
+	Lane     string
 	Revision uint64
 	Cause    string
 }
 
-// Routed brings the routing table of a stage with several lanes, and the order of its lines.
+// Routed sets the routing table of a stage with several lanes, and the order of its lines.
 type Routed struct {
 	Table *plan.Table // nil: the stage has one lane
 	Rank  string      // as in plan.Want
@@ -105,6 +124,7 @@ func (ReplicaDown) event()  {}
 func (Result) event()       {}
 func (Credit) event()       {}
 func (Deployed) event()     {}
+func (Removed) event()      {}
 func (NoReplica) event()    {}
 func (Fail) event()         {}
 func (Routed) event()       {}
@@ -112,8 +132,8 @@ func (Tick) event()         {}
 func (Close) event()        {}
 
 // Effect is an output of the core: one of [Send], [CancelCall], [Reply], [Idle], [Evict],
-// [Exhausted], [Stuck], [Revive], [Wanted] and [Wake]. The effects for one replica must be carried
-// out in order.
+// [Exhausted], [Stuck], [Revive], [Wanted], [Unknown], [Gone] and [Wake]. The effects for one
+// replica must be carried out in order.
 type Effect interface{ effect() }
 
 // Send gives a replica a batch. Batch numbers are unique within the function. A call's number is
@@ -136,7 +156,8 @@ type CancelCall struct {
 type Reply struct {
 	To    string
 	Reply *task.Reply
-	Last  bool // copied from the task
+	Lane  string // the lane in which the task was last; empty: none
+	Last  bool   // copied from the task
 }
 
 // Idle reports that a draining replica has no calls left, or that a stuck one has only calls that
@@ -161,13 +182,27 @@ type Stuck struct{ Replica, Cause string }
 // Revive asks for a replica of a revision that is no longer deployed and has no replica left. Tasks
 // wait for it because their requests began on this revision. The Core does not repeat a Revive
 // until a replica of the revision has come and gone, or [NoReplica] has arrived.
-type Revive struct{ Revision uint64 }
+type Revive struct {
+	Lane     string
+	Revision uint64
+}
 
-// Wanted asks for more replicas, for one of two reasons:
+// Wanted asks for more replicas of a lane, for one of three reasons:
 //
 //   - A task came or a replica was lost, and more tasks wait than the replicas have slots for.
 //   - A task is expected, and there is no replica.
-type Wanted struct{}
+//   - A task came that went to a backup, because this lane cannot run it.
+type Wanted struct{ Lane string }
+
+// Unknown reports that a routing table names lanes that the stage does not have. The Core follows
+// the rest of the table. It returns Unknown once per version of the table.
+type Unknown struct {
+	Version uint64   // of the table
+	Lanes   []string // sorted
+}
+
+// Gone reports that a removed lane has no replicas left. The Core has forgotten it.
+type Gone struct{ Lane string }
 
 // Wake asks for a [Tick] at At. It replaces an earlier Wake, which had a later time.
 type Wake struct{ At time.Time }
@@ -181,4 +216,6 @@ func (Exhausted) effect()  {}
 func (Stuck) effect()      {}
 func (Revive) effect()     {}
 func (Wanted) effect()     {}
+func (Unknown) effect()    {}
+func (Gone) effect()       {}
 func (Wake) effect()       {}

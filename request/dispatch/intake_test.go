@@ -79,9 +79,9 @@ func TestExpectAsksForAReplica(t *testing.T) {
 	}
 	a := attach(t, r.shell, "r1", 1, 1)
 	f := r.shell.function(pipeline.ParseKey("f.ns"))
-	f.mu.Lock()
+	o := f.lock()
 	f.wanted = time.Time{} // as if the last call was long ago
-	f.mu.Unlock()
+	o.mu.Unlock()
 	r.shell.Expect("f.ns")
 	r.shell.Submit(newTask("a", 0)) // taken after the Expect
 	_, _ = a.batch("a")

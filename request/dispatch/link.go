@@ -47,7 +47,7 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c w
 		f: f, name: name, conn: wire.NewConn(c), cause: make(chan task.Death, 1),
 		idle: make(chan struct{}), gone: make(chan struct{}),
 	}
-	l.out = outbox{link: l, kick: make(chan struct{}, 1)}
+	l.out = outbox{link: l, kick: make(chan struct{}, 1), step: f.step}
 	if err := f.register(l); err != nil {
 		_ = c.Close() // nothing was sent
 		return wire.Hello{}, err
@@ -61,12 +61,16 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c w
 		l.unregister()
 		return wire.Hello{}, err
 	}
-	f.mu.Lock()
+	o := f.lock()
 	spec := f.spec
-	l.attached, l.waited, l.start = time.Now(), f.core.Waiting() > 0, hello.Load+hello.Place
-	f.mu.Unlock()
+	waiting := 0
+	if lane := o.core.Lane(f.lane); lane != nil {
+		waiting = lane.Waiting()
+	}
+	l.attached, l.waited, l.start = time.Now(), waiting > 0, hello.Load+hello.Place
+	o.mu.Unlock()
 	f.step(ReplicaUp{
-		Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch), Timeout: spec.Timeout,
+		Lane: f.lane, Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch), Timeout: spec.Timeout,
 	})
 	if !l.run() { // last, so that its end comes after its start
 		// While it is listed, the Core may send to it.
@@ -79,8 +83,8 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c w
 
 // run starts the link's goroutines, unless the function has ended.
 func (l *link) run() bool {
-	l.f.mu.Lock()
-	defer l.f.mu.Unlock()
+	o := l.f.lock()
+	defer o.mu.Unlock()
 	if !l.f.closed {
 		l.f.group.Go(l.read)
 		l.f.group.Go(l.out.run)
@@ -89,15 +93,15 @@ func (l *link) run() bool {
 }
 
 func (f *function) register(l *link) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.closed {
+	o := f.lock()
+	defer o.mu.Unlock()
+	if f.closed || f.bare || f.removed.Load() {
 		return errRemoved
 	}
-	if f.links[l.name] != nil {
+	if o.links[l.name] != nil {
 		return errors.New("a replica with this name is attached already")
 	}
-	f.links[l.name] = l
+	o.links[l.name] = l
 	return nil
 }
 
@@ -105,9 +109,9 @@ func (f *function) register(l *link) error {
 func (l *link) unregister() {
 	_ = l.conn.Close() // it may be closed already
 	l.conn.Release()
-	l.f.mu.Lock()
-	delete(l.f.links, l.name)
-	l.f.mu.Unlock()
+	o := l.f.lock()
+	delete(o.links, l.name)
+	o.mu.Unlock()
 	close(l.gone)
 }
 
@@ -135,7 +139,7 @@ func (l *link) greet(ctx context.Context) (wire.Hello, error) {
 	if err != nil {
 		return wire.Hello{}, fmt.Errorf("%w: %w", errProtocol, err)
 	}
-	if hello.Function != "" && hello.Function != l.f.name.String() {
+	if hello.Function != "" && hello.Function != l.f.lane {
 		return wire.Hello{}, fmt.Errorf("%w: it says it is of function %q, want %q", errProtocol, hello.Function, l.f.name)
 	}
 	version, err := wire.Negotiate(hello)
@@ -195,9 +199,9 @@ func (l *link) next() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", errProtocol, err)
 		}
-		l.f.mu.Lock()
+		o := l.f.lock()
 		spec := l.f.spec
-		l.f.mu.Unlock()
+		o.mu.Unlock()
 		l.f.step(Credit{Replica: l.name, Slots: spec.slots(m.Amount)})
 	case wire.FrameChunk:
 		m, err := wire.DecodeChunk(frame.Payload)
@@ -214,9 +218,10 @@ func (l *link) next() error {
 // chunk stores a piece of a call's output.
 func (l *link) chunk(batch uint64, c wire.Chunk) error {
 	if !l.streams.begun(batch, c.Index) { // the Core is asked once per call
-		l.f.mu.Lock()
-		open := l.f.core.hasCall(l.name, batch, c.Index)
-		l.f.mu.Unlock()
+		o := l.f.lock()
+		lane := o.core.of(l.name)
+		open := lane != nil && lane.hasCall(l.name, batch, c.Index)
+		o.mu.Unlock()
 		if !open {
 			return fmt.Errorf("%w: a chunk of call %d of batch %d, want one of a call that has no answer yet", errProtocol, c.Index, batch)
 		}
@@ -241,11 +246,11 @@ func (l *link) answer(batch uint64, call int, r *task.Reply) {
 	}
 	l.answered = true
 	after := time.Since(l.attached)
-	if start := l.start; l.waited {
-		l.f.load.start.Store(int64(start + after))
-	} else {
-		l.f.load.start.Store(int64(start))
+	start := l.start
+	if l.waited {
+		start += after
 	}
+	l.f.started(start)
 	if tell := l.f.shell.cfg.FirstAnswer; tell != nil {
 		tell(First{Function: l.f.name, Replica: l.name, After: after, Call: r.Service, Waited: l.waited})
 	}

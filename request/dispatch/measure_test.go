@@ -229,8 +229,8 @@ func TestBusyIsTheShareOfTakenSlots(t *testing.T) {
 	if b := c.Signals(at(110 * time.Second)).Busy; b.Known {
 		t.Errorf("%+v without replicas for 16 s, want unknown", b)
 	}
-	if c.busy != 0 || c.slots != 0 {
-		t.Errorf("%d of %d slots are taken, want none of none", c.busy, c.slots)
+	if c.lanes[0].busy != 0 || c.lanes[0].slots != 0 {
+		t.Errorf("%d of %d slots are taken, want none of none", c.lanes[0].busy, c.lanes[0].slots)
 	}
 }
 
@@ -332,11 +332,11 @@ func TestPauseMeasuring(t *testing.T) {
 	}
 	c.Step(now, ReplicaUp{Name: "r1", Slots: 1, MaxBatch: 1})
 	calls(20, 10*ms)
-	before, known := c.Signals(now), c.signals.total
+	before, known := c.Signals(now), c.lanes[0].signals.total
 	until := now.Add(30 * time.Second)
-	c.PauseMeasuring(until)
+	c.lanes[0].PauseMeasuring(until)
 	calls(10, time.Second)
-	if after := c.Signals(now); !reflect.DeepEqual(after.Service, before.Service) || c.signals.total != known || after.Demand.Rate > 0 || after.Wait.Known || after.Busy.Known {
+	if after := c.Signals(now); !reflect.DeepEqual(after.Service, before.Service) || c.lanes[0].signals.total != known || after.Demand.Rate > 0 || after.Wait.Known || after.Busy.Known {
 		t.Errorf("%+v after calls that are to be disregarded, want nothing of them; before them %+v", after, before)
 	}
 	n++
@@ -347,13 +347,13 @@ func TestPauseMeasuring(t *testing.T) {
 		t.Errorf("service %+v with a call that began while it was tried out, want %+v", after.Service, before.Service)
 	}
 	calls(20, 40*ms)
-	if after := c.Signals(now); after.Service.Mean < 20*ms || c.signals.total != known+20 || !after.Busy.Known || after.Busy.Share < 0.4 {
+	if after := c.Signals(now); after.Service.Mean < 20*ms || c.lanes[0].signals.total != known+20 || !after.Busy.Known || after.Busy.Share < 0.4 {
 		t.Errorf("%+v of calls afterwards, want them to count", after)
 	}
-	c.PauseMeasuring(now.Add(time.Hour))
-	c.PauseMeasuring(time.Time{})
+	c.lanes[0].PauseMeasuring(now.Add(time.Hour))
+	c.lanes[0].PauseMeasuring(time.Time{})
 	calls(1, ms)
-	if c.signals.total != known+21 {
+	if c.lanes[0].signals.total != known+21 {
 		t.Error("what was let go is still disregarded")
 	}
 }

@@ -24,6 +24,7 @@ type metrics struct {
 	service *prometheus.HistogramVec
 	lost    *prometheus.CounterVec
 	expired *prometheus.CounterVec
+	dropped *prometheus.CounterVec
 }
 
 func newMetrics(r prometheus.Registerer, s *Shell) (*metrics, error) {
@@ -55,6 +56,9 @@ func newMetrics(r prometheus.Registerer, s *Shell) (*metrics, error) {
 		expired: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: name("expired_total"), Help: "Tasks whose deadline passed, waiting or running.",
 		}, labels),
+		dropped: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: name("dropped_total"), Help: "Tasks that a policy dropped, by reason.",
+		}, append(labels, "reason")),
 	}
 	for i, c := range m.collectors() {
 		if err := r.Register(c); err != nil {
@@ -68,7 +72,7 @@ func newMetrics(r prometheus.Registerer, s *Shell) (*metrics, error) {
 }
 
 func (m *metrics) collectors() []prometheus.Collector {
-	return []prometheus.Collector{m, m.wait, m.service, m.lost, m.expired}
+	return []prometheus.Collector{m, m.wait, m.service, m.lost, m.expired, m.dropped}
 }
 
 func (m *metrics) close() {
@@ -95,8 +99,8 @@ func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
 func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	for key, f := range *m.shell.functions.Load() {
 		name := key.String()
-		is, ready := f.signals()
-		if is.Demand.Last.IsZero() && ready == 0 {
+		is, ready, ok := f.signals()
+		if !ok || is.Demand.Last.IsZero() && ready == 0 {
 			continue
 		}
 		send := func(d *prometheus.Desc, v float64, labels ...string) {
@@ -130,11 +134,16 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 // sizeClass). Classes keep the number of labels small.
 func sizeLabel(size int) string { return strconv.Itoa(1 << bits.Len(uint(max(size, 1)-1))) }
 
-// signals returns all measurements of a function, and its number of replicas.
-func (f *function) signals() (is plan.Signals, replicas int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.core.Signals(time.Now()), f.core.Replicas()
+// signals returns all measurements of a function's lane, and its number of replicas. ok is false if
+// it has no lane.
+func (f *function) signals() (is plan.Signals, replicas int, ok bool) {
+	o := f.lock()
+	defer o.mu.Unlock()
+	l := o.core.Lane(f.lane)
+	if l == nil || f.removed.Load() {
+		return plan.Signals{}, 0, false
+	}
+	return l.Signals(time.Now()), l.Replicas(), true
 }
 
 // functionMetrics are the metrics of one function. Each is created when it is first used.
@@ -157,4 +166,5 @@ func (m *metrics) forget(function string) {
 	m.service.DeleteLabelValues(function)
 	m.lost.DeleteLabelValues(function)
 	m.expired.DeleteLabelValues(function)
+	m.dropped.DeletePartialMatch(prometheus.Labels{"function": function})
 }

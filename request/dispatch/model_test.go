@@ -92,9 +92,9 @@ func (m *model) event() Event {
 	case n < 50:
 		return Cancel{m.all[m.rnd.IntN(len(m.all))].Key}
 	case n == 50:
-		return Fail{0, "chance"}
+		return Fail{Cause: "chance"}
 	case n < 54 && len(m.names) < 5:
-		return ReplicaUp{fmt.Sprintf("r%d", m.rnd.IntN(8)), m.rnd.IntN(4), m.rnd.IntN(4), 0, time.Duration(m.rnd.IntN(2)*20) * ms}
+		return ReplicaUp{"", fmt.Sprintf("r%d", m.rnd.IntN(8)), m.rnd.IntN(4), m.rnd.IntN(4), 0, time.Duration(m.rnd.IntN(2)*20) * ms}
 	case n < 57 && len(m.names) > 0:
 		return ReplicaDrain{m.any()}
 	case n < 60 && len(m.names) > 0:
@@ -195,7 +195,7 @@ func (m *model) step(ev Event) {
 // reserved for suspects. A suspect may also wait for the calls of its reserved replica, and while
 // no further replica may be reserved.
 func (m *model) fair() {
-	c, reserved := m.core, 0
+	c, reserved := m.core.lanes[0], 0
 	share := max(c.Replicas()/2, 1) // number of replicas that may still be reserved
 	for i, r := range c.replicas {
 		if r.suspect != nil && !c.view.Replicas[i].Draining {
@@ -214,8 +214,8 @@ func (m *model) fair() {
 		if v.Draining || r.full || v.Slots <= v.Busy {
 			continue
 		}
-		if c.line.len() > 0 {
-			m.t.Fatalf("%d tasks wait, and %s has %d of %d batches\n%s", c.line.len(), r.name, v.Busy, v.Slots, m.log.String())
+		if c.sorted.len() > 0 {
+			m.t.Fatalf("%d tasks wait, and %s has %d of %d batches\n%s", c.sorted.len(), r.name, v.Busy, v.Slots, m.log.String())
 		}
 		for _, it := range c.suspects {
 			if !it.reserved && share > 0 {

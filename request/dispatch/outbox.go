@@ -23,6 +23,7 @@ import (
 type outbox struct {
 	link *link
 	kick chan struct{} // work for the goroutine
+	step func(Event)   // tells the function; a value, so that its caller's buffers stay on the stack
 
 	mu      sync.Mutex
 	queue   []parcel
@@ -221,7 +222,7 @@ func (o *outbox) refuse(e Send, bad int, why string) {
 		if i == bad {
 			r.Code, r.Message = task.Unavailable, why
 		}
-		o.link.f.step(Result{Replica: e.Replica, Batch: e.Batch, Call: i, Reply: r})
+		o.step(Result{Replica: e.Replica, Batch: e.Batch, Call: i, Reply: r})
 	}
 }
 

@@ -1,21 +1,52 @@
 package dispatch
 
 import (
+	"slices"
+
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
-	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Publish makes the lines follow the routing tables and ranks of a plan. It ignores functions that
-// this process does not own.
+// Publish makes the lines follow the routing tables and ranks of a plan. The lines of a stage
+// change in one step. Publish ignores functions that this process does not own. It does not keep p.
 func (s *Shell) Publish(p *plan.Plan) {
 	tables := make(map[string]*plan.Table, len(p.Tables))
 	for i := range p.Tables {
 		tables[p.Tables[i].Stage] = &p.Tables[i]
 	}
+	wants := make(map[string]*plan.Want, len(p.Wants))
 	for i := range p.Wants {
-		w := &p.Wants[i]
-		if f := s.function(pipeline.ParseKey(w.Function)); f != nil {
-			f.step(Routed{Table: tables[w.Function], Rank: w.Rank})
-		}
+		wants[p.Wants[i].Function] = &p.Wants[i]
 	}
+	for _, f := range *s.functions.Load() {
+		o := f.lock()
+		ev, known := Routed{Table: tables[f.lane]}, tables[f.lane] != nil
+		for _, g := range slices.Backward(o.functions) { // the stage's own function is the first
+			if w := wants[g.lane]; w != nil {
+				ev.Rank, known = w.Rank, true
+			}
+		}
+		if f.name != o.stage || !known {
+			o.mu.Unlock()
+			continue
+		}
+		var space [4]*link
+		o.advance(ev, space[:0], false)
+	}
+}
+
+// cloneTable returns a copy that shares nothing with t.
+func cloneTable(t *plan.Table) *plan.Table {
+	if t == nil {
+		return nil
+	}
+	c := *t
+	c.Sources, c.Rows = slices.Clone(t.Sources), slices.Clone(t.Rows)
+	for i := range c.Rows {
+		levels := slices.Clone(c.Rows[i].Levels)
+		for k := range levels {
+			levels[k].Shares, levels[k].Backups = slices.Clone(levels[k].Shares), slices.Clone(levels[k].Backups)
+		}
+		c.Rows[i].Levels = levels
+	}
+	return &c
 }

@@ -39,7 +39,7 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 			{0, together("a", 1, 0), "send old #1 a"},
 			{0, together("a", 2, 0), ""},
 			{0, submit("b", 0), "wanted"},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, up("new", 2), "send new #2 b"},
 			{2 * ms, answer("new", 2, 0), "reply b ok wait=1ms service=1ms"},
 			{3 * ms, answer("old", 1, 0), "reply a ok wait=0s service=3ms; send old #3 a"},
@@ -47,7 +47,7 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 		"what nobody has begun goes to the new one": {CoreConfig{Revision: 1}, []step{
 			{0, together("a", 1, 0), "wanted"},
 			{0, together("a", 2, 0), "wanted"},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, up("new", 2), "send new #1 a"},
 		}},
 		"a draining one takes what has nowhere else to go, and waits for the next": {CoreConfig{Revision: 1}, []step{
@@ -55,7 +55,7 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 			{0, together("a", 1, 0), "send old #1 a"},
 			{0, together("a", 2, 0), ""},
 			{0, submit("b", 0), "wanted"},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
 			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; send old #2 a"},
 			{3 * ms, answer("old", 2, 0), "reply a ok wait=2ms service=1ms; wake 1m0.003s"},
@@ -66,7 +66,7 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 		"one that leaves while its tasks are here leaves with the last of them": {CoreConfig{Revision: 1}, []step{
 			{0, up("old", 1), ""},
 			{0, together("a", 1, 0), "send old #1 a"},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
 			{1 * ms, Leave{"a"}, ""},
 			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; idle old"},
@@ -77,14 +77,14 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 			{0, due(together("b", 1, 0), 9*time.Second), ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
 			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms"},
-			{3 * ms, ReplicaUp{"new", 1, 1, 2, 0}, "send new #2 b"},
-			{4 * ms, Deployed{2}, ""},
+			{3 * ms, ReplicaUp{Name: "new", Slots: 1, MaxBatch: 1, Revision: 2, Timeout: 0}, "send new #2 b"},
+			{4 * ms, Deployed{Revision: 2}, ""},
 			{5 * time.Second, Tick{}, "idle old; wake 9s"},
 		}},
 		"one that dies while it waits is not brought back until a task comes": {CoreConfig{Revision: 1}, []step{
 			{0, up("old", 1), ""},
 			{0, together("a", 1, 0), "send old #1 a"},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
 			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; wake 1m0.002s"},
 			{3 * ms, ReplicaDown{Name: "old", Cause: "died"}, ""},
@@ -94,8 +94,8 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 			{7 * ms, up("again", 1), "send again #2 a"},
 			{7 * ms, ReplicaDrain{"again"}, ""},
 			{8 * ms, ReplicaDown{Name: "again", Cause: "died"}, "reply a lost wait=2ms service=1ms; revive 1"},
-			{9 * ms, NoReplica{1, "it does not start"}, "reply a redeployed wait=3ms service=0s"},
-			{10 * ms, NoReplica{2, "it is the deployed one"}, ""},
+			{9 * ms, NoReplica{Revision: 1, Cause: "it does not start"}, "reply a redeployed wait=3ms service=0s"},
+			{10 * ms, NoReplica{Revision: 2, Cause: "it is the deployed one"}, ""},
 		}},
 		"one that is not alone does not wait": {CoreConfig{Revision: 1}, []step{
 			{0, up("one", 1), ""},
@@ -110,7 +110,7 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 			{0, together("a", 1, 0), "send old #1 a"},
 			{0, together("a", 2, 0), ""},
 			{0, together("a", 3, 0), "wanted"},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; send old #2 a"},
 			{3 * ms, ReplicaDown{Name: "old", Cause: "died"}, "reply a lost wait=2ms service=1ms; revive 1; wanted"},
 			{4 * ms, up("new", 2), ""},
@@ -120,7 +120,7 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 			{0, up("old", 1), ""},
 			{0, together("a", 1, 0), "send old #1 a"},
 			{0, together("a", 2, 0), ""},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{2 * ms, ReplicaDown{Name: "old", Cause: "died"}, "reply a lost wait=0s service=2ms; wanted"},
 			{3 * ms, up("new", 2), "send new #2 a"},
 		}},
@@ -131,18 +131,18 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 			{1 * ms, ReplicaDown{Name: "one", Cause: "died"}, "reply a lost wait=0s service=1ms; wanted"},
 			{2 * ms, together("a", 3, 1), "wanted"},
 			{3 * ms, up("two", 1), "send two #2 a"},
-			{4 * ms, Deployed{2}, ""},
+			{4 * ms, Deployed{Revision: 2}, ""},
 			{5 * ms, ReplicaDown{Name: "two", Cause: "died"}, "reply a lost wait=3ms service=2ms; revive 1; wanted"},
 		}},
 		"a redeploy asks for what waits for a revision that has nobody": {CoreConfig{Revision: 1}, []step{
 			{0, together("a", 1, 1), "wanted"},
-			{1 * ms, Deployed{2}, "revive 1"},
-			{1 * ms, Deployed{3}, ""},
-			{2 * ms, NoReplica{1, "no room"}, "reply a redeployed wait=2ms service=0s"},
+			{1 * ms, Deployed{Revision: 2}, "revive 1"},
+			{1 * ms, Deployed{Revision: 3}, ""},
+			{2 * ms, NoReplica{Revision: 1, Cause: "no room"}, "reply a redeployed wait=2ms service=0s"},
 		}},
 		"a batch is of one revision": {CoreConfig{Revision: 2}, []step{
-			{0, ReplicaUp{"old", 1, 4, 1, 0}, ""},
-			{0, ReplicaUp{"new", 1, 4, 2, 0}, ""},
+			{0, ReplicaUp{Name: "old", Slots: 1, MaxBatch: 4, Revision: 1, Timeout: 0}, ""},
+			{0, ReplicaUp{Name: "new", Slots: 1, MaxBatch: 4, Revision: 2, Timeout: 0}, ""},
 			{0, together("a", 1, 1), "send old #1 a"},
 			{0, together("b", 1, 2), "send new #2 b"},
 			{1 * ms, together("a", 2, 1), ""},
@@ -156,12 +156,12 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 			{0, up("old", 1), ""},
 			{0, together("a", 1, 0), "send old #1 a"},
 			{0, together("a", 2, 0), ""},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, memory("old", 1, 0), "exhausted old; reply a memory wait=0s service=1ms; idle old"},
 			{2 * ms, up("new", 2), "send new #2 a"},
 		}},
 		"the present revision's tasks wait for another one of it": {CoreConfig{Revision: 1}, []step{
-			{0, ReplicaUp{"one", 2, 1, 1, 0}, ""},
+			{0, ReplicaUp{Name: "one", Slots: 2, MaxBatch: 1, Revision: 1, Timeout: 0}, ""},
 			{0, together("a", 1, 0), "send one #1 a"},
 			{0, together("a", 2, 0), "send one #2 a"},
 			{0, together("a", 3, 0), ""},
@@ -172,12 +172,12 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 		"the deployed revision cannot be had: a draining replica of the old one serves on": {CoreConfig{Revision: 1}, []step{
 			{0, up("old", 1), ""},
 			{0, together("a", 1, 1), "send old #1 a"},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
 			{2 * ms, together("b", 1, 2), "wanted"},
 			{2 * ms, submit("c", 0), "wanted"},
 			{2 * ms, together("a", 2, 1), "wanted"},
-			{3 * ms, Fail{2, "it does not start"}, "reply b unavailable wait=1ms service=0s; reply c unavailable wait=1ms service=0s; wake 1m0.003s"},
+			{3 * ms, Fail{Revision: 2, Cause: "it does not start"}, "reply b unavailable wait=1ms service=0s; reply c unavailable wait=1ms service=0s; wake 1m0.003s"},
 			{4 * ms, answer("old", 1, 0), "reply a ok wait=0s service=4ms; send old #2 a"},
 			{5 * ms, together("a", 3, 1), "wanted"},
 			{6 * ms, Close{"removed"}, "reply a unavailable wait=1ms service=0s; reply a unavailable wait=2ms service=2ms"},
@@ -185,16 +185,16 @@ func TestTasksOfARequestRunOnOneRevision(t *testing.T) {
 		"the deployed revision cannot be had: one of the old one is being revived": {CoreConfig{Revision: 1}, []step{
 			{0, together("a", 1, 1), "wanted"},
 			{0, again("x", 0), "wanted"},
-			{1 * ms, Deployed{2}, "revive 1"},
-			{1 * ms, Fail{1, "the one before does not start"}, ""},
-			{2 * ms, Fail{2, "it does not start"}, "reply x unavailable wait=2ms service=0s"},
+			{1 * ms, Deployed{Revision: 2}, "revive 1"},
+			{1 * ms, Fail{Revision: 1, Cause: "the one before does not start"}, ""},
+			{2 * ms, Fail{Revision: 2, Cause: "it does not start"}, "reply x unavailable wait=2ms service=0s"},
 			{3 * ms, up("again", 1), "send again #1 a"},
 		}},
 		"canceled ones need nothing": {CoreConfig{Revision: 1}, []step{
 			{0, up("old", 1), ""},
 			{0, together("a", 1, 0), "send old #1 a"},
 			{0, together("a", 2, 0), ""},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
 			{2 * ms, answer("old", 1, 0), "reply a ok wait=0s service=2ms; send old #2 a"},
 			{3 * ms, Cancel{task.Key{Request: "a", Task: 2, Attempt: 1}}, "cancel old #2.0; reply a canceled wait=2ms service=1ms; wake 1m0.003s"},
@@ -227,17 +227,18 @@ func TestFirstMatchesFullScan(t *testing.T) {
 			c.Step(epoch, together(fmt.Sprint("q", n%13), n, rng.Uint64N(4)))
 		}
 		c.Step(epoch, ReplicaDrain{fmt.Sprint("r", rng.IntN(4))})
-		c.blocked = []uint64{rng.Uint64N(6), rng.Uint64N(6)}
-		for i := -1; i < len(c.replicas); i++ {
+		l := c.lanes[0]
+		l.blocked = []uint64{rng.Uint64N(6), rng.Uint64N(6)}
+		for i := -1; i < len(l.replicas); i++ {
 			var want *item
-			for _, it := range c.line.items {
+			for _, it := range l.sorted.items {
 				r := it.revision()
-				if !slices.Contains(c.blocked, r) && (i < 0 || c.fits(r, i)) && (want == nil || c.line.less(it, want)) {
+				if !slices.Contains(l.blocked, r) && (i < 0 || l.fits(r, i)) && (want == nil || l.less(it, want)) {
 					want = it
 				}
 			}
-			if got := c.first(i); got != want {
-				t.Fatalf("seed %d, replica %d, blocked %v: %+v, want %+v", seed, i, c.blocked, got, want)
+			if got := l.first(&l.fleet, i); got != want {
+				t.Fatalf("seed %d, replica %d, blocked %v: %+v, want %+v", seed, i, l.blocked, got, want)
 			}
 		}
 	}

@@ -55,6 +55,14 @@ func (b *memoryBus) Tasks(function string, handler func([]byte, bool)) (func(), 
 
 func (b *memoryBus) send(msg []byte) { b.sendMore(msg, false) }
 
+func (b *memoryBus) sendTo(function string, msg []byte) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if h := b.handlers[function]; h != nil {
+		h(msg, false)
+	}
+}
+
 func (b *memoryBus) sendMore(msg []byte, more bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

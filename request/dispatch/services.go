@@ -25,6 +25,7 @@ type services struct {
 	batches, tasks float64 // faded counts
 	busy, squares  float64 // in seconds; squares of the share of each task
 	sizes          [sizeClasses]sizeClass
+	calls, items   float64 // faded counts: successful calls, and the items that they returned
 }
 
 // sizeClass averages batches of about one size.
@@ -40,6 +41,7 @@ func (s *services) add(now time.Time, busy time.Duration, n int) {
 	if s.batches > serviceKeep {
 		fade := max(faded(now.Sub(s.last)), serviceKeep/s.batches)
 		s.batches, s.tasks, s.busy, s.squares = s.batches*fade, s.tasks*fade, s.busy*fade, s.squares*fade
+		s.calls, s.items = s.calls*fade, s.items*fade
 	}
 	s.last = now
 	took, tasks := float64(busy)/float64(time.Second), float64(n)
@@ -52,6 +54,20 @@ func (s *services) add(now time.Time, busy time.Duration, n int) {
 	part := 1 / float64(c.n)
 	c.size += (tasks - c.size) * part
 	c.busy += (took - c.busy) * part
+}
+
+// returned counts a successful call that returned n items.
+func (s *services) returned(n int) {
+	s.calls++
+	s.items += float64(n)
+}
+
+// factor returns the number of items per call.
+func (s *services) factor() plan.Items {
+	if s.calls < fewestBatches {
+		return plan.Items{}
+	}
+	return plan.Items{Known: true, Mean: s.items / s.calls}
 }
 
 // faded returns the factor by which a batch's weight fades in d.

@@ -153,6 +153,16 @@ func (s *signals) leave(wait time.Duration) {
 	s.waits[s.newest/perPart%parts].Add(wait)
 }
 
+// arrivals returns a copy of s with its arrivals only.
+func (s *signals) arrivals() *signals {
+	out := *s
+	for i := range out.ring {
+		out.ring[i] = bucket{arrived: s.ring[i].arrived}
+	}
+	out.waits, out.all, out.past = [parts]sketch.Sketch{}, sketch.Sketch{}, sketch.Sketch{}
+	return &out
+}
+
 // read returns all signals as of now. busy and slots are as for tick. The rate is known after a few
 // arrivals, or some time after the first arrival. From then on, a rate of zero is a measurement.
 func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, plan.Busy) {

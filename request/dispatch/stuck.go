@@ -21,14 +21,14 @@ const (
 
 // graceEnd returns the time until which the handler of a call that is cut now may go on. If the
 // caller left before the call's limit, the grace period still begins at the limit.
-func (c *Core) graceEnd(now time.Time, it *item) time.Time {
+func (it *item) graceEnd(now time.Time, grace time.Duration) time.Time {
 	switch {
 	case it.limit.IsZero():
 		return now.Add(endlessGrace)
 	case it.limit.Before(now):
-		return now.Add(c.cfg.CancelGrace)
+		return now.Add(grace)
 	default:
-		return it.limit.Add(c.cfg.CancelGrace)
+		return it.limit.Add(grace)
 	}
 }
 
@@ -58,8 +58,8 @@ func (it *item) name() string {
 // markStuck marks a replica stuck because the handler of a call that was cut has not ended.
 func (c *Core) markStuck(now time.Time, it *item) {
 	c.timers.drop(it)
-	r := it.batch.replica
-	i, ok := c.find(r.name)
+	r, l := it.batch.replica, it.lane
+	i, ok := l.find(r.name)
 	if !ok || r.stuck != "" {
 		return
 	}
@@ -73,36 +73,21 @@ func (c *Core) markStuck(now time.Time, it *item) {
 	r.stuck = fmt.Sprintf("call %s ran %v beyond %s and did not end", it.name(), beyond.Round(100*time.Millisecond), what)
 	r.full = true
 	c.do(Stuck{Replica: r.name, Cause: r.stuck})
-	c.drain(r.name)
+	l.drain(r.name)
+	l.failed = l.failed || l.Replicas() == 0
 	if r.suspect != nil {
-		c.unreserve(i)
+		l.unreserve(i)
 	}
 }
 
-// works reports whether the i-th replica has calls to wait for. On a stuck replica, only unanswered
-// calls count.
-func (c *Core) works(i int) bool {
-	r := c.replicas[i]
-	if r.stuck == "" {
-		return c.view.Replicas[i].Busy > 0
-	}
-	for _, b := range r.batches {
-		for _, it := range b.items {
-			if it != nil && it.state == running {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// forgetCalls forgets the calls that a stuck replica still runs. Their callers have been answered.
-func (c *Core) forgetCalls(r *replica) {
-	for _, b := range r.batches {
-		c.unanswered -= b.left
+// forgetCalls takes the calls that the i-th replica still runs out of the timers. The replica is
+// stuck, and the calls' callers have been answered.
+func (f *fleet) forgetCalls(i int, timers *heap) {
+	for _, b := range f.replicas[i].batches {
+		f.unanswered -= int(b.left)
 		for _, it := range b.items {
 			if it != nil {
-				c.timers.drop(it)
+				timers.drop(it)
 			}
 		}
 	}

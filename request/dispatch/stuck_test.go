@@ -106,7 +106,7 @@ func TestReplicaIsStuckIfAHandlerDoesNotEnd(t *testing.T) {
 					t.Fatalf("step %d: %T\n got %q\nwant %q", i, st.ev, s, st.want)
 				}
 			}
-			if c.Running() > 0 && len(c.replicas) == 0 || c.timers.len() > 0 && len(c.tasks.byKey) == 0 {
+			if c.Running() > 0 && len(c.lanes[0].replicas) == 0 || c.timers.len() > 0 && len(c.tasks.byKey) == 0 {
 				t.Errorf("%d calls run and %d timers are set, and there is no replica", c.Running(), c.timers.len())
 			}
 		})

@@ -18,85 +18,90 @@ import (
 // only tasks of their revision.
 
 // queue adds a waiting item to the line, or moves it if its key has changed.
-func (c *Core) queue(it *item) {
+func (q *line) queue(it *item) {
 	if !it.task.Alone {
-		c.line.set(it)
+		q.put(it)
 		return
 	}
-	c.suspects = slices.DeleteFunc(c.suspects, func(other *item) bool { return other == it })
-	i, _ := slices.BinarySearchFunc(c.suspects, it, func(other, it *item) int {
-		if c.line.less(other, it) {
+	q.suspects = slices.DeleteFunc(q.suspects, func(other *item) bool { return other == it })
+	i, _ := slices.BinarySearchFunc(q.suspects, it, func(other, it *item) int {
+		if q.less(other, it) {
 			return -1
 		}
 		return 1
 	})
-	c.suspects = slices.Insert(c.suspects, i, it)
+	q.suspects = slices.Insert(q.suspects, i, it)
 }
 
 // unqueue removes a waiting item from the line and releases the replica reserved for it.
-func (c *Core) unqueue(it *item) {
+func (q *line) unqueue(f *fleet, it *item) {
 	if !it.task.Alone {
-		c.line.drop(it)
+		q.take(it)
 		return
 	}
-	c.suspects = slices.DeleteFunc(c.suspects, func(other *item) bool { return other == it })
-	if i := c.reservation(it); i >= 0 {
-		c.unreserve(i)
+	q.suspects = slices.DeleteFunc(q.suspects, func(other *item) bool { return other == it })
+	if i := f.reservation(it); i >= 0 {
+		f.unreserve(i)
 	}
 }
 
-// lines returns the waiting items: first the line, then the suspects. They are not sorted.
-func (c *Core) lines() [2][]*item { return [2][]*item{c.line.items, c.suspects} }
-
 // reservation returns the index of the replica that is reserved for a suspect, or -1.
-func (c *Core) reservation(it *item) int {
+func (f *fleet) reservation(it *item) int {
 	if !it.reserved {
 		return -1
 	}
-	return slices.IndexFunc(c.replicas, func(r *replica) bool { return r.suspect == it })
+	return slices.IndexFunc(f.replicas, func(r *replica) bool { return r.suspect == it })
 }
 
-func (c *Core) reserve(i int, it *item) {
-	c.replicas[i].suspect, it.reserved = it, true
-	c.reserved++
+func (f *fleet) reserve(i int, it *item) {
+	f.replicas[i].suspect, it.reserved = it, true
+	f.reserved++
 }
 
 // unreserve ends the reservation of the i-th replica, if it has one.
-func (c *Core) unreserve(i int) {
-	if it := c.replicas[i].suspect; it != nil {
-		c.replicas[i].suspect, it.reserved = nil, false
-		c.reserved--
+func (f *fleet) unreserve(i int) {
+	if it := f.replicas[i].suspect; it != nil {
+		f.replicas[i].suspect, it.reserved = nil, false
+		f.reserved--
 	}
 }
 
 // isolate reserves replicas for the suspects that come before head, and sends each suspect whose
 // replica is idle. head is the first other task that could run now; nil: there is none. isolate
 // reports whether it has reserved or sent anything.
-func (c *Core) isolate(now time.Time, head *item) bool {
+func (l *Lane) isolate(now time.Time, head *item) bool {
 	changed := false
-	for k := 0; k < len(c.suspects); {
-		it := c.suspects[k]
-		at := c.reservation(it)
-		if at < 0 && (head != nil && c.line.less(head, it) || c.reservationsFull(it.revision())) {
+	if l.fair != nil { // the places of applications have moved
+		slices.SortStableFunc(l.suspects, func(a, b *item) int {
+			if l.less(a, b) {
+				return -1
+			}
+			return 1
+		})
+	}
+	for k := 0; k < len(l.suspects); {
+		it := l.suspects[k]
+		at := l.reservation(it)
+		if at < 0 && (head != nil && l.less(head, it) || l.reservationsFull(it.revision())) {
 			k++ // a later suspect may already have a replica
 			continue
 		}
-		i := c.leastBusy(it, at)
+		i := l.leastBusy(it, at)
 		if i != at {
 			changed = true
 			if at >= 0 {
-				c.unreserve(at)
+				l.unreserve(at)
 			}
 			if i >= 0 {
-				c.reserve(i, it)
+				l.reserve(i, it)
 			}
 		}
-		if i < 0 || c.view.Replicas[i].Busy > 0 {
+		if i < 0 || l.view.Replicas[i].Busy > 0 {
 			k++
 			continue
 		}
-		c.suspects = slices.Delete(c.suspects, k, k+1)
-		c.send(now, i, []*item{it})
+		l.suspects = slices.Delete(l.suspects, k, k+1)
+		l.send(now, i, []*item{it})
 		changed = true
 	}
 	return changed
@@ -105,11 +110,11 @@ func (c *Core) isolate(now time.Time, head *item) bool {
 // reservationsFull reports whether half of the replicas, but at least one, are reserved for
 // suspects. revision is the revision that a suspect needs; 0: any. Draining replicas do not count.
 // But if all replicas of the revision drain, only these replicas count.
-func (c *Core) reservationsFull(revision uint64) bool {
-	draining := revision != 0 && !c.serving(revision)
+func (f *fleet) reservationsFull(revision uint64) bool {
+	draining := revision != 0 && !f.serving(revision)
 	all, reserved := 0, 0
-	for i, r := range c.replicas {
-		if c.view.Replicas[i].Draining != draining || draining && r.revision != revision {
+	for i, r := range f.replicas {
+		if f.view.Replicas[i].Draining != draining || draining && r.revision != revision {
 			continue
 		}
 		all++
@@ -124,17 +129,17 @@ func (c *Core) reservationsFull(revision uint64) bool {
 // suspect, or -1. at is the index of the replica that is reserved for the suspect, or -1. The
 // suspect keeps that replica, unless another one is idle or the replica can no longer run the
 // suspect.
-func (c *Core) leastBusy(it *item, at int) int {
+func (f *fleet) leastBusy(it *item, at int) int {
 	best, revision := -1, it.revision()
-	if at >= 0 && c.view.Replicas[at].Slots > 0 && c.suits(revision, at) {
+	if at >= 0 && f.view.Replicas[at].Slots > 0 && f.suits(revision, at) {
 		best = at
 	}
-	for i := range c.replicas {
-		r := &c.view.Replicas[i]
-		if r.Slots == 0 || !c.fits(revision, i) {
+	for i := range f.replicas {
+		r := &f.view.Replicas[i]
+		if r.Slots == 0 || !f.fits(revision, i) {
 			continue
 		}
-		if best < 0 || r.Busy < c.view.Replicas[best].Busy && (best != at || r.Busy == 0) {
+		if best < 0 || r.Busy < f.view.Replicas[best].Busy && (best != at || r.Busy == 0) {
 			best = i
 		}
 	}
@@ -145,7 +150,7 @@ func (c *Core) leastBusy(it *item, at int) int {
 func (r *replica) blame(code task.Code, end task.End) task.Blame {
 	calls := 0
 	for _, b := range r.batches {
-		calls += b.left
+		calls += int(b.left)
 	}
 	switch {
 	case code != task.ReplicaLost:

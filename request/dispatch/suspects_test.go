@@ -138,7 +138,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 		}},
 		"no replica is to be had": {CoreConfig{}, []step{
 			{0, again("x", 0), "wanted"},
-			{1 * ms, Fail{0, "crashes"}, "reply x unavailable wait=1ms service=0s"},
+			{1 * ms, Fail{Revision: 0, Cause: "crashes"}, "reply x unavailable wait=1ms service=0s"},
 		}},
 		"closed": {CoreConfig{}, []step{
 			{0, up("r1", 2, 1), ""},
@@ -155,15 +155,15 @@ func TestSuspectsRunAlone(t *testing.T) {
 			{0, ReplicaUp{Name: "old", Slots: 2, MaxBatch: 1, Revision: 1}, ""},
 			{0, together("a", 1, 1), "send old #1 a"},
 			{0, Submit{&task.Task{Key: task.Key{Request: "x", Attempt: 2}, ReplyTo: "x", Alone: true, Pins: []task.Pin{{Function: "f.ns", Revision: 1}}}}, ""},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{2 * ms, ReplicaDown{Name: "old"}, "reply a lost wait=0s service=2ms; revive 1; wanted"},
-			{3 * ms, NoReplica{1, "it does not start"}, "reply x redeployed wait=3ms service=0s"},
+			{3 * ms, NoReplica{Revision: 1, Cause: "it does not start"}, "reply x redeployed wait=3ms service=0s"},
 		}},
 		"of its revision, on a replica that drains": {CoreConfig{Revision: 1}, []step{
 			{0, ReplicaUp{Name: "old", Slots: 2, MaxBatch: 1, Revision: 1}, ""},
 			{0, together("a", 1, 1), "send old #1 a"},
 			{0, Submit{&task.Task{Key: task.Key{Request: "x", Attempt: 2}, ReplyTo: "x", Alone: true, Pins: []task.Pin{{Function: "f.ns", Revision: 1}}}}, ""},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, ReplicaUp{Name: "new", Slots: 2, MaxBatch: 1, Revision: 2}, ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
 			{1 * ms, submit("b", 0), "send new #2 b"},
@@ -172,7 +172,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 		"one that drains counts separately": {CoreConfig{Revision: 1}, []step{
 			{0, ReplicaUp{Name: "old", Slots: 2, MaxBatch: 1, Revision: 1}, ""},
 			{0, together("a", 1, 1), "send old #1 a"},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, ReplicaUp{Name: "new", Slots: 2, MaxBatch: 1, Revision: 2}, ""},
 			{1 * ms, ReplicaDrain{"old"}, ""},
 			{1 * ms, of(again("x", 0), 1), ""}, // waits until the old replica is empty
@@ -195,7 +195,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 		"one that drains is to be had while the others are reserved": {CoreConfig{Revision: 1}, []step{
 			{0, ReplicaUp{Name: "old1", Slots: 2, MaxBatch: 1, Revision: 1}, ""},
 			{0, ReplicaUp{Name: "old2", Slots: 2, MaxBatch: 1, Revision: 1}, ""},
-			{1 * ms, Deployed{2}, ""},
+			{1 * ms, Deployed{Revision: 2}, ""},
 			{1 * ms, together("a", 1, 1), "send old1 #1 a"},
 			{1 * ms, together("a", 2, 1), "send old2 #2 a"},
 			{1 * ms, ReplicaUp{Name: "new", Slots: 2, MaxBatch: 1, Revision: 2}, ""},

@@ -29,13 +29,13 @@ func (s *Shell) Threads(function pipeline.Key, replica string, n int) error {
 
 // greeted returns the link of a replica that has been welcomed; nil: there is none.
 func (s *Shell) greeted(function pipeline.Key, replica string) *link {
-	f := s.function(function)
+	f := s.entry(function)
 	if f == nil {
 		return nil
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if l := f.links[replica]; l != nil && !l.attached.IsZero() {
+	o := f.lock()
+	defer o.mu.Unlock()
+	if l := o.links[replica]; l != nil && !l.attached.IsZero() {
 		return l
 	}
 	return nil

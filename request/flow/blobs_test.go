@@ -2,8 +2,10 @@ package flow
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -132,5 +134,61 @@ func TestManySmallItemsGoByReferenceTooOrAreRefused(t *testing.T) {
 	}
 	if _, terr := r.Invoke(t.Context(), request("2", "tiny")); terr == nil || terr.Status != http.StatusBadRequest || !strings.Contains(terr.Cause, "want at most") {
 		t.Errorf("three million items: %+v, want 400", terr)
+	}
+}
+
+// TestLengthOfLargeItemsIsMeasured measures tensors that travel by reference: of a request, and of
+// the output of a stage. A blob that cannot be read ends the request.
+func TestLengthOfLargeItemsIsMeasured(t *testing.T) {
+	const n = 3 * tensor.InlineLimit
+	for name, c := range map[string]struct {
+		input tensor.Activation
+		gone  bool
+		want  string
+	}{
+		"of a request":         {tensor.Activation{ids(n)}, false, "a 196608, b 196608"},
+		"of an output":         {texts("x"), false, "a 0, b 196608"},
+		"of a lost blob":       {texts("x"), true, "a 0"},
+		"of several items":     {tensor.Activation{ids(5), ids(n)}, false, "a 196608, b 196608"},
+		"of an unknown tensor": {texts("wrong"), false, "a 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, annotated(t, graph(t, "a>b;b"), map[string]string{"a.length": "tensor:input_ids:1"}), nil, nil)
+			defer r.close()
+			lengths := make(chan string, 10)
+			r.bus.work = func(k *task.Task) *task.Reply {
+				lengths <- fmt.Sprintf("%s %d", k.Stage, k.Length)
+				out := tensor.Activation{ids(n)}
+				if k.Stage == "a" && string(k.Input[0].Items[0].Bytes) == "wrong" {
+					out[0].Tensors[1].Name = "other"
+				}
+				out, err := tensor.Externalise(r.store, k.Request, out)
+				if err != nil {
+					return &task.Reply{Code: task.Failed, Message: err.Error()}
+				}
+				if c.gone {
+					out[0].Ref.Blob = "gone"
+				}
+				return &task.Reply{Replica: "r1", Output: out}
+			}
+			resp, terr := r.Invoke(t.Context(), task.Request{ID: "1", Target: "p.ns", Input: c.input})
+			close(lengths)
+			got := strings.Join(slices.Collect(func(yield func(string) bool) {
+				for s := range lengths {
+					if !yield(s) {
+						return
+					}
+				}
+			}), ", ")
+			if got != c.want || (resp == nil) == strings.Contains(c.want, "b ") {
+				t.Errorf("lengths %q, %+v, want %q", got, terr, c.want)
+			}
+			switch {
+			case c.gone && (terr == nil || terr.Status != http.StatusServiceUnavailable || !strings.Contains(terr.Cause, "the length of its output: item 0: blob")):
+				t.Errorf("%+v, want 503 that names the blob", terr)
+			case !c.gone && resp == nil && (terr.Status != http.StatusBadRequest || !strings.Contains(terr.Cause, `tensor "other" of shape [1 196608]`)):
+				t.Errorf("%+v, want 400 with the shapes", terr)
+			}
+		})
 	}
 }

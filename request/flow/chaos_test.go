@@ -142,7 +142,7 @@ func (c *chaos) answer() {
 		}
 		c.suspects[first] = c.suspects[first] || reply.Blame >= task.BlameCompany
 	case p < 17:
-		reply.Code, reply.Output = task.Code(1+c.r.IntN(9)), nil
+		reply.Code, reply.Output = task.Code(1+c.r.IntN(int(task.Dropped))), nil
 	}
 	if reply.Blame != task.BlameShared && reply.Blame != task.BlameCompany {
 		c.counted[first]++

@@ -91,6 +91,7 @@ type Coordinator struct {
 	inFlight atomic.Int64 // Invokes in progress
 
 	retries, refused, convicted prometheus.Counter
+	dropped                     *prometheus.CounterVec // by reason
 }
 
 // shard runs the requests whose ids hash to it.
@@ -117,10 +118,14 @@ func New(cfg Config) (*Coordinator, error) {
 		retries:   prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "retries_total", Help: "Tasks tried again because their replica was lost or its device was out of memory."}),
 		refused:   prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "refused_total", Help: "Requests refused at the entry because they could not be done in time, a line was full or too many were in flight."}),
 		convicted: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "convicted_total", Help: "Requests that got 502 because one of their calls ended two replicas."}),
+		dropped:   prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "dropped_total", Help: "Requests that ended because a policy dropped one of their tasks, by reason."}, []string{"reason"}),
+	}
+	for _, reason := range task.DropReasons() {
+		c.dropped.WithLabelValues(string(reason)) // a series from the start
 	}
 	// The time keeps run ids different from those of an earlier process.
 	c.runs.Store(uint64(time.Now().UnixNano()))
-	for _, m := range []prometheus.Collector{c.retries, c.refused, c.convicted} {
+	for _, m := range []prometheus.Collector{c.retries, c.refused, c.convicted, c.dropped} {
 		if err := cfg.Metrics.Register(m); err != nil {
 			return nil, fmt.Errorf("flow: %w", err)
 		}
@@ -209,20 +214,14 @@ func (c *Coordinator) Invoke(ctx context.Context, r task.Request) (*task.Respons
 		return nil, &task.Error{Status: http.StatusServiceUnavailable, Internal: true, Cause: fmt.Sprintf("pipeline %q cannot run: %s", g.Name, g.Faults[0])}
 	}
 	r.ID = c.run(r.ID)
-	input, err := tensor.Externalise(c.cfg.Store, r.ID, r.Input)
+	start, err := c.prepare(r, g)
 	if err != nil {
 		c.drop(r.ID)
 		return nil, internal(fmt.Errorf("input: %w", err))
 	}
-	r.Input = input
-	end := c.walk(ctx, r, g)
+	end := c.walk(ctx, start)
 	if end.Error != nil {
-		if end.Error.Status == http.StatusTooManyRequests {
-			c.refused.Inc()
-		}
-		if end.Error.Convicted {
-			c.convicted.Inc()
-		}
+		c.count(end.Error)
 	} else if err := c.resolve(end.Response); err != nil {
 		end.Response, end.Error = nil, internal(fmt.Errorf("output: %w", err))
 	}
@@ -230,6 +229,19 @@ func (c *Coordinator) Invoke(ctx context.Context, r task.Request) (*task.Respons
 		c.drop(r.ID)
 	}
 	return end.Response, end.Error
+}
+
+// count counts a failed request.
+func (c *Coordinator) count(e *task.Error) {
+	if e.Status == http.StatusTooManyRequests {
+		c.refused.Inc()
+	}
+	if e.Convicted {
+		c.convicted.Inc()
+	}
+	if e.Dropped != "" {
+		c.dropped.WithLabelValues(string(e.Dropped)).Inc()
+	}
 }
 
 func internal(err error) *task.Error {
@@ -247,23 +259,25 @@ func (c *Coordinator) run(request string) string {
 }
 
 // walk starts the request in its shard and waits for its end.
-func (c *Coordinator) walk(ctx context.Context, r task.Request, g pipeline.Pipeline) Finish {
-	s, w := c.shard(r.ID), &waiter{end: make(chan Finish, 1)}
+func (c *Coordinator) walk(ctx context.Context, start Start) Finish {
+	id := start.Request.ID
+	s, w := c.shard(id), &waiter{end: make(chan Finish, 1)}
 	s.mu.Lock()
-	s.waiting[r.ID] = w
+	s.waiting[id] = w
 	s.loads = s.loads[:0]
-	for i := range g.Stages {
-		s.loads = append(s.loads, c.cfg.Loads.Load(g.Stages[i].Key()))
+	for i := range start.Graph.Stages {
+		s.loads = append(s.loads, c.cfg.Loads.Load(start.Graph.Stages[i].Key()))
 	}
-	c.step(s, Start{Request: r, Graph: g, Loads: s.loads})
+	start.Loads = s.loads
+	c.step(s, start)
 	s.mu.Unlock()
 	select {
 	case f := <-w.end:
 		return f
 	case <-ctx.Done():
-		return c.cut(s, w, r.ID)
+		return c.cut(s, w, id)
 	case <-c.quit:
-		f := c.cut(s, w, r.ID)
+		f := c.cut(s, w, id)
 		if f.Error != nil {
 			f.Error = closing()
 		}
@@ -314,16 +328,21 @@ func (c *Coordinator) Reply(to string, r *task.Reply) bool {
 
 func (c *Coordinator) replied(r *task.Reply) {
 	s := c.shard(r.Request)
+	refs := hasRefs(r.Output)
+	ev := Event(Replied{r})
+	if refs {
+		ev = c.outlined(s, r)
+	}
 	s.mu.Lock()
 	late := false
-	if hasRefs(r.Output) {
+	if refs {
 		if w := s.waiting[r.Request]; w != nil {
 			w.blobs = true
 		} else {
 			late = true
 		}
 	}
-	c.step(s, Replied{r})
+	c.step(s, ev)
 	s.mu.Unlock()
 	if late { // the blobs came after those of the request were dropped
 		c.drop(r.Request)

@@ -8,7 +8,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // Attempts is how often a call is tried. An attempt does not count if the call did not cause the
@@ -55,7 +58,9 @@ func (c *Core) Step(now time.Time, ev Event) []Effect {
 	case Start:
 		c.start(now, e)
 	case Replied:
-		c.replied(now, e.Reply)
+		c.replied(now, e.Reply, nil)
+	case Outlined:
+		c.replied(now, e.Reply, e.Outlines)
 	case Canceled:
 		if w := c.walks[e.Request]; w != nil {
 			c.fail(w, &task.Error{Status: statusClientClosed, Cause: "the client closed the connection"})
@@ -87,16 +92,27 @@ func (c *Core) start(now time.Time, e Start) {
 		c.out = append(c.out, Finish{Request: id, Error: &task.Error{Status: http.StatusConflict, Cause: fmt.Sprintf("request %q is already running, want an id that is unique", id)}})
 		return
 	}
-	if refusal := admit(now, &e.Request, &e.Graph, e.Loads); refusal != nil {
+	if e.Request.Arrived.IsZero() {
+		e.Request.Arrived = now
+	}
+	entry, refusal := measureRequest(&e, &e.Graph.Stages[0]) // the entry, as the graph has no faults
+	if refusal == nil {
+		refusal = admit(now, &e.Request, &e.Graph, e.Loads)
+	}
+	if refusal != nil {
 		c.out = append(c.out, Finish{Request: id, Error: refusal, Blobs: hasRefs(e.Request.Input)})
 		return
 	}
-	w := newWalk(e.Request, e.Graph)
+	w := newWalk(e.Request, e.Graph, e.Loads)
 	c.walks[id] = w
 	if !w.req.Deadline.IsZero() {
 		heap.Push(&c.deadlines, w)
 	}
-	w.deliver(w.entry, "", e.Request.Input)
+	if entry != nil {
+		l, _ := pipeline.ParseLength(e.Graph.Stages[0].Length)
+		w.unit, entry.from = l.Unit, plan.FromClient
+	}
+	w.deliver(w.entry, "", e.Request.Input, entry)
 	c.advance(w, w.entry)
 	c.expect(w, e.Loads)
 }
@@ -124,7 +140,8 @@ func (c *Core) advance(w *walk, first int) {
 func (c *Core) issue(w *walk, i int) {
 	s := &w.stages[i]
 	for s.started && s.issued < len(s.inputs) && s.issued-s.done < EachWindow {
-		w.calls = append(w.calls, call{id: uint32(len(w.calls) + 1), stage: i, item: s.issued, attempt: 1})
+		from, length := s.origin(w.graph.Stages[i].Each, s.issued)
+		w.calls = append(w.calls, call{id: uint32(len(w.calls) + 1), stage: i, item: s.issued, attempt: 1, from: from, length: length})
 		s.issued++
 		c.submit(w, &w.calls[len(w.calls)-1])
 	}
@@ -135,7 +152,8 @@ func (c *Core) submit(w *walk, k *call) {
 	c.out = append(c.out, Submit{w.task(k)})
 }
 
-func (c *Core) replied(now time.Time, r *task.Reply) {
+// replied takes the end of an attempt. outlines may be nil, see [Outlined].
+func (c *Core) replied(now time.Time, r *task.Reply, outlines []tensor.Outline) {
 	w := c.walks[r.Request]
 	if w == nil || r.Task < 1 || int(r.Task) > len(w.calls) {
 		return // its request has ended
@@ -155,7 +173,10 @@ func (c *Core) replied(now time.Time, r *task.Reply) {
 		k.done = true
 		c.fail(w, w.failure(k, &task.Reply{Code: task.Redeployed, Message: "two of its calls were answered by different revisions"}))
 	case r.Code == task.OK:
-		w.accept(k, r)
+		if refused := w.accept(k, r, outlines); refused != nil {
+			c.fail(w, refused)
+			return
+		}
 		c.advance(w, k.stage)
 	case w.elsewhere(k, r) && !k.exhausted(r) && mayRunAgain(stage.Idempotent, r) && beforeDeadline(now, w):
 		k.attempt++
@@ -268,6 +289,9 @@ func failure(stage string, idempotent bool, k *call, r *task.Reply) *task.Error 
 		e.Status, e.Internal, e.RetryAfter = http.StatusTooManyRequests, false, time.Second
 	case task.Unavailable:
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
+	case task.Dropped:
+		e.Status, e.RetryAfter, e.Dropped = http.StatusServiceUnavailable, time.Second, r.Reason.Known()
+		e.Cause = fmt.Sprintf("dropped (%s): %s", e.Dropped, r.Message)
 	case task.Redeployed:
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
 		e.Cause = fmt.Sprintf("function %q was redeployed while the request ran: %s", stage, r.Message)

@@ -3,9 +3,10 @@ package flow
 import (
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Event is an input of the core: one of [Start], [Replied], [Canceled] and [Tick].
+// Event is an input of the core: one of [Start], [Replied], [Outlined], [Canceled] and [Tick].
 type Event interface{ event() }
 
 // Start begins a request on a graph. Loads has one entry per stage of the graph, in the same order.
@@ -14,10 +15,20 @@ type Start struct {
 	Request task.Request
 	Graph   pipeline.Pipeline // must have no faults
 	Loads   []task.Load
+	// Outlines has one entry per item of the request's input. It may be nil if no item is a
+	// reference, or if the entry stage does not measure lengths.
+	Outlines []tensor.Outline
 }
 
 // Replied reports the end of an attempt of a task. The core keeps references to Reply.
 type Replied struct{ Reply *task.Reply }
+
+// Outlined is Replied for an output that has references and must be measured. Outlines has one
+// entry per item of the output.
+type Outlined struct {
+	Reply    *task.Reply
+	Outlines []tensor.Outline
+}
 
 // Canceled reports that nobody waits for the request any more.
 type Canceled struct{ Request string }
@@ -27,6 +38,7 @@ type Tick struct{}
 
 func (Start) event()    {}
 func (Replied) event()  {}
+func (Outlined) event() {}
 func (Canceled) event() {}
 func (Tick) event()     {}
 

@@ -52,7 +52,10 @@ func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 
 // size estimates the encoded size of a task in bytes. The estimate is rather too high than too low.
 func size(t *task.Task) int {
-	n := 512 + len(t.Request) + len(t.Function) + len(t.Pipeline) + len(t.Stage) + len(t.ReplyTo) + len(t.Traceparent)
+	n := 512 + len(t.Request) + len(t.Function) + len(t.Pipeline) + len(t.Stage) + len(t.ReplyTo) + len(t.Traceparent) + len(t.App) + len(t.Variant)
+	for _, p := range t.Pins {
+		n += len(p.Function) + 16
+	}
 	for _, h := range t.Header {
 		n += len(h.Name) + len(h.Value) + 8
 	}

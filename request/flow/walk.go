@@ -23,6 +23,8 @@ type walk struct {
 	sinksLeft int
 	blobs     bool // some items are in the store
 	heapIndex int  // in the heap of deadlines; -1: not in it
+	due       time.Time
+	unit      string // of lengths; empty: none was measured
 
 	output  tensor.Input
 	header  []task.Header
@@ -43,6 +45,10 @@ type stage struct {
 	done    int
 	passed  bool // its output has been passed on
 
+	rest    time.Duration // expected work of the request from this stage on
+	origins []origin      // parallel to parts; empty: all comes from the client, of unknown length
+	outs    []origin      // of results; nil: no stage follows
+
 	// Of each function that answered one of several calls, the revision that answered first.
 	pins []task.Pin
 }
@@ -58,9 +64,11 @@ type call struct {
 	alone   uint8 // part of ends: replicas that ended by themselves with only this call
 	done    bool
 	sent    time.Time // when the current attempt was sent
+	from    string    // producer of its input; see task.Task.Variant
+	length  int       // of its input; 0: unknown
 }
 
-func newWalk(req task.Request, g pipeline.Pipeline) *walk {
+func newWalk(req task.Request, g pipeline.Pipeline, loads []task.Load) *walk {
 	w := &walk{
 		req: req, graph: g, stages: make([]stage, len(g.Stages)), functions: make([]string, len(g.Stages)),
 		heapIndex: -1, blobs: hasRefs(req.Input), calls: make([]call, 0, len(g.Stages)), timings: make([]task.Timing, 0, len(g.Stages)),
@@ -81,17 +89,38 @@ func newWalk(req task.Request, g pipeline.Pipeline) *walk {
 			w.sinksLeft++
 		}
 	}
+	if w.due = req.Deadline; g.SLO > 0 {
+		w.due = req.Arrived.Add(g.SLO)
+	}
+	for i := len(g.Stages) - 1; i >= 0; i-- { // edges lead to later stages
+		for _, e := range g.Stages[i].Next {
+			w.stages[i].rest = max(w.stages[i].rest, w.stages[w.index(e.To)].rest)
+		}
+		w.stages[i].rest = saturated(w.stages[i].rest + saturated(loads[i].Service))
+	}
 	return w
 }
 
-// deliver adds a part to a stage's input. It ignores duplicates and parts that come after the stage
-// has started.
-func (w *walk) deliver(i int, from string, items tensor.Activation) {
+// deliver adds a part to a stage's input, in the order of From. It ignores duplicates and parts
+// that come after the stage has started. o is nil for a request's input of unknown length.
+func (w *walk) deliver(i int, from string, items tensor.Activation, o *origin) {
 	s := &w.stages[i]
-	if s.started || slices.ContainsFunc(s.parts, func(p tensor.Part) bool { return p.From == from }) {
+	at, twice := slices.BinarySearchFunc(s.parts, from, func(p tensor.Part, from string) int { return strings.Compare(p.From, from) })
+	if s.started || twice {
 		return
 	}
-	s.parts = append(s.parts, tensor.Part{From: from, Items: items})
+	s.parts = insert(s.parts, at, tensor.Part{From: from, Items: items})
+	if o != nil {
+		s.origins = insert(s.origins, at, *o)
+	}
+}
+
+// insert is slices.Insert for one element, with one allocation less for the first one.
+func insert[T any](s []T, at int, v T) []T {
+	if at == len(s) {
+		return append(s, v)
+	}
+	return slices.Insert(s, at, v)
 }
 
 func byFrom(a, b tensor.Part) int { return strings.Compare(a.From, b.From) }
@@ -100,7 +129,6 @@ func byFrom(a, b tensor.Part) int { return strings.Compare(a.From, b.From) }
 func (w *walk) begin(i int) {
 	s := &w.stages[i]
 	s.started = true
-	slices.SortFunc(s.parts, byFrom)
 	if !w.graph.Stages[i].Each {
 		s.inputs = append(s.input[:0], s.parts)
 	} else {
@@ -112,6 +140,9 @@ func (w *walk) begin(i int) {
 	}
 	if s.results = s.result[:]; len(s.inputs) != 1 {
 		s.results = make([]tensor.Activation, len(s.inputs))
+	}
+	if len(w.graph.Stages[i].Next) > 0 {
+		s.outs = make([]origin, len(s.inputs))
 	}
 }
 
@@ -126,8 +157,10 @@ func (w *walk) task(k *call) *task.Task {
 		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
 		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
 		Pins: w.stages[k.stage].pins, Together: len(w.stages[k.stage].inputs) > 1,
-		Last:  len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
-		Alone: k.ends > 0,
+		Last:   len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
+		Alone:  k.ends > 0,
+		Origin: task.Origin{App: w.req.Target, Weight: w.graph.Stages[w.entry].Weight, Arrived: w.req.Arrived, Due: w.due},
+		Length: k.length, Variant: k.from, Place: task.Place{Rank: task.SlackRank(w.due, w.stages[k.stage].rest)},
 	}
 }
 
@@ -149,10 +182,18 @@ func (w *walk) answering(k *call, r *task.Reply) string {
 	return cmp.Or(r.Variant, w.functions[k.stage])
 }
 
-// accept stores a successful reply.
-func (w *walk) accept(k *call, r *task.Reply) {
+// accept stores a successful reply. It returns the client's error if the output cannot be measured
+// although it has to be.
+func (w *walk) accept(k *call, r *task.Reply, outlines []tensor.Outline) *task.Error {
 	s := &w.stages[k.stage]
 	k.done = true
+	if s.outs != nil {
+		o, refused := w.produced(k, r, outlines)
+		if refused != nil {
+			return refused
+		}
+		s.outs[k.item] = o
+	}
 	s.done++
 	s.results[k.item] = r.Output
 	if len(s.inputs) > 1 && r.Revision != 0 && w.pinned(k, r) == 0 {
@@ -163,13 +204,18 @@ func (w *walk) accept(k *call, r *task.Reply) {
 	if len(w.graph.Stages[k.stage].Next) == 0 {
 		w.header = r.Header
 	}
+	return nil
 }
 
 // note records the timing of an attempt.
 func (w *walk) note(now time.Time, k *call, r *task.Reply) {
+	given := 0
+	for _, p := range w.stages[k.stage].inputs[k.item] {
+		given += len(p.Items)
+	}
 	w.timings = append(w.timings, task.Timing{
 		Stage: w.graph.Stages[k.stage].Name, Function: w.functions[k.stage], Task: k.id, Attempt: k.attempt, Code: r.Code, Message: r.Message,
-		Replica: r.Replica, Batch: r.Batch, BatchSize: r.BatchSize, Start: k.sent, End: now, Wait: r.Wait, Service: r.Service,
+		Replica: r.Replica, Variant: r.Variant, Given: given, Returned: len(r.Output), Length: k.length, Batch: r.Batch, BatchSize: r.BatchSize, Start: k.sent, End: now, Wait: r.Wait, Service: r.Service,
 	})
 }
 
@@ -192,12 +238,16 @@ func (w *walk) complete(i int) bool {
 		w.output = append(w.output, tensor.Part{From: st.Name, Items: out})
 		w.sinksLeft--
 	}
-	for _, e := range st.Next {
-		w.deliver(w.index(e.To), st.Name, out)
+	if len(st.Next) > 0 {
+		o := s.merged(w.unit)
+		for _, e := range st.Next {
+			w.deliver(w.index(e.To), st.Name, out, &o)
+		}
 	}
 	w.blobs = w.blobs || s.hasRefs()
 	// Releases memory that is no longer needed and may be large.
 	s.parts, s.inputs, s.results, s.issued, s.done = nil, nil, nil, 0, 0
+	s.origins, s.outs = nil, nil
 	s.input, s.result = [1]tensor.Input{}, [1]tensor.Activation{}
 	return true
 }

@@ -1,6 +1,11 @@
 package flow
 
-import "strings"
+import (
+	"slices"
+	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/request/task"
+)
 
 // Progress is the progress of a request in a stage that has started and is not done.
 type Progress struct {
@@ -8,6 +13,8 @@ type Progress struct {
 	Calls   int // calls of the stage in this request
 	Done    int // calls that are done
 	Attempt int // highest attempt of the calls that are not done, from 1
+	// Functions whose replicas have answered calls of the stage, as pipeline.Key in text, sorted.
+	Variants []string
 }
 
 // Where returns the stages that a request is in, in the graph's order. id is the request's id, as
@@ -49,6 +56,13 @@ func (w *walk) progress() []Progress {
 				p.Attempt = max(p.Attempt, int(call.attempt))
 			}
 		}
+		for k := range w.timings {
+			if t := &w.timings[k]; t.Stage == p.Stage && t.Code == task.OK && t.Variant != "" {
+				p.Variants = append(p.Variants, t.Variant)
+			}
+		}
+		slices.Sort(p.Variants)
+		p.Variants = slices.Compact(p.Variants)
 		out = append(out, p)
 	}
 	return out

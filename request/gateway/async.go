@@ -94,6 +94,7 @@ type Retry struct {
 	Attempts         int           // largest number of runs
 	Codes            []int         // HTTP statuses that are retried
 	Faults           bool          // also retry faults of the platform, whatever their status
+	Dropped          bool          // also retry runs that a policy dropped before they had begun
 	MinWait, MaxWait time.Duration // wait before the second run; longest wait between two runs
 }
 
@@ -118,6 +119,8 @@ type Ending struct {
 	After  time.Duration // wait before the next attempt
 	Busy   bool          // the function is overloaded
 	Notice *Notice       // the result to deliver, which may be a final failure
+	// Dropped is why a policy dropped the run; empty: no policy did.
+	Dropped task.DropReason
 	// Result is the result of a run. It is nil if the run was cut short or was an attempt to
 	// deliver.
 	Result *Result
@@ -134,7 +137,7 @@ type Try struct {
 // the run was cut short and does not count as an attempt.
 func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Ending {
 	r, start, attempt := e.Request, time.Now(), try.Attempt
-	r.Deadline = start.Add(e.Timeout)
+	r.Deadline, r.Arrived = start.Add(e.Timeout), e.Accepted
 	r.Header = slices.DeleteFunc(slices.Clone(r.Header), func(h task.Header) bool {
 		return strings.EqualFold(h.Name, attemptHeader) || strings.EqualFold(h.Name, redeliveredHeader)
 	})
@@ -148,12 +151,12 @@ func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Endin
 	if ctx.Err() != nil {
 		return Ending{Err: context.Cause(ctx)}
 	}
-	end := Ending{Result: &res}
+	end := Ending{Result: &res, Dropped: res.Dropped}
 	// Any other outcome is an answer.
-	if worth := slices.Contains(retry.Codes, res.Status); worth || o.fault || o.unknown || o.convicted {
+	if worth := retry.worth(&res, o); worth || o.fault || o.unknown || o.convicted || res.Dropped != "" {
 		end.Err = fmt.Errorf("attempt %d of %d: status %d: %.300s", attempt, retry.Attempts, res.Status, bytes.TrimSpace(res.Body))
 		end.Busy = res.Status == http.StatusTooManyRequests
-		if attempt < retry.Attempts && !o.convicted && (worth || o.fault && retry.Faults) {
+		if worth && attempt < retry.Attempts {
 			end.Again, end.After = true, retry.wait(attempt, o.retryAfter)
 			return end
 		}
@@ -162,6 +165,16 @@ func (g *Gateway) Work(ctx context.Context, e Entry, try Try, retry Retry) Endin
 		end.Notice = &Notice{URL: e.Callback, Inside: e.Inside, Result: res}
 	}
 	return end
+}
+
+// worth reports whether a run is worth another one. A dropped run is only if the function asks for
+// that. It is worth one whatever the codes are if nothing has begun that may not run twice, which
+// status 503 says.
+func (r Retry) worth(res *Result, o runEnd) bool {
+	if o.convicted || res.Dropped != "" && !r.Dropped {
+		return false
+	}
+	return slices.Contains(r.Codes, res.Status) || o.fault && r.Faults || res.Dropped != "" && res.Status == http.StatusServiceUnavailable
 }
 
 // attemptHeader numbers the runs of an async request, for its function and its callback.

@@ -27,10 +27,13 @@ type Result struct {
 	Start       time.Time     `json:"start"`    // when the gateway accepted the request
 	Duration    time.Duration `json:"duration"` // of the last run
 	Attempt     int           `json:"attempt"`  // number of the last run
+	// Why a policy dropped the last run; empty: no policy did.
+	Dropped task.DropReason `json:"dropped,omitempty"`
 }
 
 func (r *Result) fail(e *task.Error) {
 	r.Status, r.ContentType, r.Body = e.Status, "text/plain; charset=utf-8", []byte(e.Error()+"\n")
+	r.Dropped = e.Dropped
 }
 
 // Notice is a result that has to be delivered to a callback.
@@ -179,6 +182,9 @@ func (c *Callbacks) post(ctx context.Context, n Notice, redelivered bool) error 
 		"X-Duration-Seconds": {seconds(n.Duration)},
 		"X-Start-Time":       {strconv.FormatInt(n.Start.UnixNano(), 10)},
 		attemptHeader:        {strconv.Itoa(n.Attempt)},
+	}
+	if n.Dropped != "" {
+		req.Header[droppedHeader] = []string{string(n.Dropped)}
 	}
 	if redelivered {
 		req.Header[redeliveredHeader] = []string{"true"}

@@ -128,11 +128,16 @@ func (m *metrics) invocations(key pipeline.Key) float64 {
 
 // called counts the calls to stages of the pipeline named target. It leaves out calls to a function
 // of the same name, because the request is already counted for that function. A call counts once,
-// however many attempts it took. Canceled calls do not count, because most of them never ran.
+// however many attempts it took. Canceled calls do not count, because most of them never ran. A
+// call that a variant answered counts for the variant too.
 func (m *metrics) called(target string, calls []task.Timing) {
 	for i := range calls {
-		if c := &calls[i]; c.Attempt <= 1 && c.Code != task.Canceled && c.Function != target {
+		c := &calls[i]
+		if c.Attempt <= 1 && c.Code != task.Canceled && c.Function != target {
 			m.stage(c.Function).Add(1)
+		}
+		if c.Code == task.OK && c.Variant != "" && c.Variant != c.Function {
+			m.stage(c.Variant).Add(1)
 		}
 	}
 }

@@ -40,7 +40,7 @@ func (g *Gateway) request(w http.ResponseWriter, r *http.Request, c *call) (task
 	if holder := r.Header["X-Batch-Timing"]; holder != nil && g.cfg.Measures != nil {
 		c.batches = g.cfg.Measures(c.key, holder[0])
 	}
-	req := task.Request{ID: c.id, Target: c.key.String(), Header: header, Input: input}
+	req := task.Request{ID: c.id, Target: c.key.String(), Arrived: c.start, Header: header, Input: input}
 	if r.Header["X-Call-Id"] != nil { // the client's id, which it may use for other requests too
 		req.ID += "." + g.ids.next()
 	}

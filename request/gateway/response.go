@@ -93,6 +93,9 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 	if e.Internal {
 		h["X-Openfaas-Internal"] = []string{"stagecoach"}
 	}
+	if e.Dropped != "" {
+		h[droppedHeader] = []string{string(e.Dropped)}
+	}
 	if status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable {
 		seconds := max(1, (e.RetryAfter+time.Second-1)/time.Second) // rounded up
 		h["Retry-After"] = []string{strconv.FormatInt(int64(seconds), 10)}
@@ -115,6 +118,9 @@ func fail(w http.ResponseWriter, c *call, e *task.Error) int {
 	_, _ = w.Write([]byte(text)) // may fail as in succeed
 	return status
 }
+
+// droppedHeader has the reason why a policy dropped a request.
+const droppedHeader = "X-Dropped"
 
 // hidden returns the part of an error text that clients may read.
 func hidden(hide func(string) string, text string) string {
@@ -140,8 +146,8 @@ func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), '
 func fromTheFunction(canonical string) bool {
 	switch canonical {
 	case "Connection", "Content-Length", "Content-Type", tensor.InferenceHeader, "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection", "Retry-After",
-		"Server-Timing", "Te", "Trailer", task.HeaderStatus, task.HeaderDirect, "Transfer-Encoding", "Upgrade", "X-Call-Id", "X-Duration-Seconds", "X-Openfaas-Internal",
-		"X-Start-Time":
+		"Server-Timing", "Te", "Trailer", task.HeaderStatus, task.HeaderDirect, "Transfer-Encoding", "Upgrade", "X-Call-Id", droppedHeader, "X-Duration-Seconds",
+		"X-Openfaas-Internal", "X-Start-Time":
 		return false
 	}
 	return true

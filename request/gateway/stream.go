@@ -57,7 +57,7 @@ func (x *exchange) answer(r *http.Response) {
 	x.status = r.StatusCode
 	x.c.upload.close()
 	x.worked(r)
-	for _, name := range [...]string{"X-Openfaas-Internal", "X-Call-Id", "X-Start-Time", "X-Duration-Seconds", task.HeaderDirect} {
+	for _, name := range [...]string{"X-Openfaas-Internal", "X-Call-Id", "X-Start-Time", "X-Duration-Seconds", droppedHeader, task.HeaderDirect} {
 		delete(r.Header, name) // only the platform sets them
 	}
 	stamp(r.Header, x.c)
@@ -109,7 +109,8 @@ func (g *Gateway) stream(w http.ResponseWriter, r *http.Request, c *call) int {
 	meet := g.cfg.Rendezvous.meet()
 	defer meet.close()
 	req := task.Request{
-		ID: c.id + "." + g.ids.next(), Target: c.key.String(), Deadline: c.start.Add(timeout), Input: tensor.Activation{{}},
+		ID: c.id + "." + g.ids.next(), Target: c.key.String(), Deadline: c.start.Add(timeout), Arrived: c.start,
+		Input: tensor.Activation{{}}, Direct: true, Body: r.ContentLength,
 		Header: []task.Header{{Name: task.HeaderDirect, Value: meet.address()}, {Name: "X-Call-Id", Value: c.id}},
 	}
 	if t := r.Header.Get("Traceparent"); validTrace(t) {

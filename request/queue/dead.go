@@ -21,6 +21,7 @@ type DeadLetter struct {
 	Function string
 	Kind     Kind
 	Cause    string // at most 512 bytes
+	Dropped  string // why a policy dropped the last run; empty: no policy did
 	Attempts int
 	Accepted time.Time
 	Died     time.Time
@@ -113,7 +114,7 @@ func letter(m *message, seq uint64, size int64) (*DeadLetter, error) {
 		return nil, err
 	}
 	l := &DeadLetter{
-		ID: id, Function: function, Kind: m.kind(), Cause: m.header.Get(headCause), Attempts: int(m.number(headFailed)),
+		ID: id, Function: function, Kind: m.kind(), Cause: m.header.Get(headCause), Dropped: m.header.Get(headDropped), Attempts: int(m.number(headFailed)),
 		Accepted: time.Unix(0, m.number(headAccepted)), Died: m.at, Size: size, seq: seq, blob: m.header.Get(headBlob),
 	}
 	if m.number(headAccepted) == 0 { // written by an earlier version
@@ -150,8 +151,9 @@ func (j *Journal) recoverDead(ctx context.Context, there, named map[string]bool)
 }
 
 // addDeadLetter stores a record as a dead letter. The record stays in the journal too. Its file, if
-// it has one, belongs to the letter from now on.
-func (j *Journal) addDeadLetter(m *message, attempts int64, cause error) error {
+// it has one, belongs to the letter from now on. dropped is why a policy dropped the last run;
+// empty: no policy did.
+func (j *Journal) addDeadLetter(m *message, attempts int64, cause error, dropped string) error {
 	j.dead.change.Lock()
 	defer j.dead.change.Unlock()
 	tokens := strings.Split(m.subject, ".")
@@ -167,6 +169,9 @@ func (j *Journal) addDeadLetter(m *message, attempts int64, cause error) error {
 	}
 	text := cause.Error()
 	dead.set(headCause, strings.ToValidUTF8(strings.ReplaceAll(text[:min(len(text), maxCause)], "\n", " "), ""))
+	if dropped != "" {
+		dead.set(headDropped, dropped)
+	}
 	dead.setNumber(headFailed, attempts)
 	dead.keepAccepted(m)
 	dead.header.Del(headAfter)
@@ -280,7 +285,7 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 	if l.Function == "" {
 		m.subject = fmt.Sprintf("journal.%d.%s", j.shard(l.ID), Token(l.ID))
 	}
-	for _, field := range []string{headCause, headFailed, headAfter, headStarts} {
+	for _, field := range []string{headCause, headDropped, headFailed, headAfter, headStarts} {
 		m.header.Del(field)
 	}
 	m.at = l.Accepted

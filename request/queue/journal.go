@@ -144,6 +144,7 @@ const (
 	headStarts   = "Starts"     // number of further processes that started it
 	headAfter    = "Not-Before" // Unix time in nanoseconds
 	headCause    = "Cause"      // of a dead letter
+	headDropped  = "Dropped"    // of a dead letter: why a policy dropped its last run
 	headAccepted = "Accepted"   // Unix time in nanoseconds; of a dead letter and of its record
 )
 

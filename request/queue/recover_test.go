@@ -261,7 +261,7 @@ func TestInterruptedDeadLetterIsStoredAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
-		if err := j.addDeadLetter(m, 1, errors.New("no")); err != nil {
+		if err := j.addDeadLetter(m, 1, errors.New("no"), ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -314,7 +314,7 @@ func TestRecordThatIsAlsoDeadLetterStaysInJournal(t *testing.T) {
 	} else {
 		t.Fatal(err)
 	}
-	if err := j.addDeadLetter(m, 1, errors.New("why")); err != nil { // and then the process ends
+	if err := j.addDeadLetter(m, 1, errors.New("why"), ""); err != nil { // and then the process ends
 		t.Fatal(err)
 	}
 	j = openJournal(t, nc, cfg)
@@ -437,5 +437,35 @@ func TestLaterOfTwoStatesCounts(t *testing.T) {
 	slices.Sort(got)
 	if want := []string{"callback" + "told1result", "run" + "retried4x"}; !slices.Equal(got, want) {
 		t.Errorf("worked on %q, want %q", got, want)
+	}
+}
+
+// TestDeadLetterKeepsWhyItsRunWasDropped checks that the reason survives the process, and that a
+// record that is sent again has none.
+func TestDeadLetterKeepsWhyItsRunWasDropped(t *testing.T) {
+	nc := start(t, t.TempDir())
+	cfg := JournalConfig{Blobs: t.TempDir()}
+	j := openJournal(t, nc, cfg)
+	ends := make(chan End, 2)
+	stop := work(t, j, func(context.Context, Record) End { return <-ends })
+	ends <- End{Err: errors.New("status 503"), Dropped: "late"}
+	enter(t, j, "f.ns", "r", "x")
+	empty(t, j)
+	if all := letters(t, j); len(all) != 1 || all[0].Dropped != "late" {
+		t.Errorf("letters %+v, want the reason", all)
+	}
+	stop()
+	j = openJournal(t, nc, cfg)
+	if all := letters(t, j); len(all) != 1 || all[0].Dropped != "late" {
+		t.Errorf("letters of the next process %+v, want the reason", all)
+	}
+	work(t, j, func(context.Context, Record) End { return <-ends })
+	ends <- End{Err: errors.New("status 500")}
+	if err := j.Redrive(t.Context(), "r"); err != nil {
+		t.Fatal(err)
+	}
+	empty(t, j)
+	if all := letters(t, j); len(all) != 1 || all[0].Dropped != "" || all[0].Cause != "status 500" {
+		t.Errorf("letters after a second failure %+v, want no reason", all)
 	}
 }

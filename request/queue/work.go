@@ -34,6 +34,8 @@ type End struct {
 	Again bool          // run the record again
 	After time.Duration // wait before the next run
 	Busy  bool          // the worker is overloaded: run fewer records of this line at a time
+	// Dropped is why a policy dropped the record; the dead letter has it. Empty: no policy did.
+	Dropped string
 	// If Again is not set, the record continues as a callback with this data, even if it also
 	// becomes a dead letter.
 	Callback []byte
@@ -217,7 +219,7 @@ func (j *Journal) end(ctx context.Context, to state, m *message, end End) (state
 		j.count(err, &j.stats.Retried)
 		return to, err
 	case end.Err != nil:
-		if err := j.addDeadLetter(m, failed, end.Err); err != nil {
+		if err := j.addDeadLetter(m, failed, end.Err, end.Dropped); err != nil {
 			return to, err
 		}
 	}
@@ -241,7 +243,7 @@ func (j *Journal) callback(ctx context.Context, to state, m *message, end End) (
 	next.keepAccepted(m)
 	seq, err := j.replace(ctx, to.item, next)
 	if errors.Is(err, ErrFull) {
-		if err = j.addDeadLetter(next, 0, err); err == nil {
+		if err = j.addDeadLetter(next, 0, err, ""); err == nil {
 			to.gone = true
 			err = j.clear(ctx, j.shards[to.item.shard], m.subject, to.item.seq, 0)
 		}

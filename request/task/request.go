@@ -12,11 +12,16 @@ type Request struct {
 	ID          string // unique; see gateway.CallOf
 	Target      string // pipeline.Key of a function or pipeline, as text
 	Deadline    time.Time
-	Traceparent string // W3C trace context of its tasks; empty: none
+	Arrived     time.Time // when a gateway accepted it; zero: when its run begins
+	Traceparent string    // W3C trace context of its tasks; empty: none
 	// Traceparent belongs to a recorded span, so each call gets a child span; see [CallParent].
 	Traced bool
 	Header []Header
 	Input  tensor.Activation
+	// Input is not the client's body, because a replica that speaks HTTP gets the body from the
+	// gateway. Body is then the body's size in bytes; -1: unknown.
+	Direct bool
+	Body   int64
 }
 
 // Header fields between the gateway and functions that speak HTTP. Neither clients nor functions
@@ -63,6 +68,10 @@ type Timing struct {
 	Code      Code
 	Message   string // cause, unless Code is OK
 	Replica   string // empty: no replica got it
+	Variant   string // function whose replica got it, as pipeline.Key in text; empty: none, or unknown
+	Given     int    // items of its input
+	Returned  int    // items of its output, if Code is OK
+	Length    int    // of its input, in the unit of the stages' max-length; 0: unknown
 	Batch     uint64 // number of its batch, unique within the function; 0: none
 	BatchSize int
 	Start     time.Time     // when the coordinator sent it
@@ -80,7 +89,8 @@ type Error struct {
 	RetryAfter time.Duration // with 429 and 503; 0: unknown
 	// A call of the request ended two replicas, so the request must not be repeated.
 	Convicted bool
-	Stages    []Timing // as in Response; attempts that had not ended are [Canceled]
+	Dropped   DropReason // why a policy dropped a task of the request; empty: no policy did
+	Stages    []Timing   // as in Response; attempts that had not ended are [Canceled]
 }
 
 // Error returns the stage and the cause.

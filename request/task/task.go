@@ -1,6 +1,6 @@
 // Package task holds the types of the fast path. A [Task] is one call of one function for a
 // request, and a [Reply] is its result. A dispatcher leaves decisions to three kinds of policies:
-// [Orderer], [Router] and [Batcher].
+// [Orderer], [Binder] and [Batcher].
 //
 // A task travels from a coordinator to the dispatcher of its function, and its reply travels back.
 // Between processes, package wire encodes them. Policies see a [View], but no connection, clock or
@@ -8,6 +8,8 @@
 package task
 
 import (
+	"math"
+	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -33,21 +35,12 @@ type Task struct {
 	Header      []Header  // header of the request, for the function
 	Input       tensor.Input
 
-	// App is the application: the pipeline or function that the client invoked, as pipeline.Key in
-	// text. Applications share replicas by Weight.
-	App     string
-	Weight  int       // of App's fair share; below 1: 1
-	Arrived time.Time // when the request arrived at its gateway; zero: unknown
-	Due     time.Time // when the request should be done: by its objective, else its deadline; zero: never
-	Length  int       // of the input, in the unit of the stages' max-length; 0: unknown
+	Origin
+	Length int // of the input, in the unit of the stages' max-length; 0: unknown
 	// Variant is the function that produced the input, as pipeline.Key in text: the stage's own or a
 	// variant. plan.FromClient means the client, and plan.FromJoin several stages.
 	Variant string
-	// Rank is the task's place in lines that order by rank: lower goes first. It holds until
-	// RankUntil; zero: for ever.
-	Rank      float64
-	RankUntil time.Time
-	Prefer    []string // names of the nodes where the task may run best, the best first
+	Place
 
 	// Pins are the revisions that must run it, per function of its stage. A function without a pin
 	// may run it on any revision.
@@ -61,6 +54,27 @@ type Task struct {
 	// An earlier replica ended under the task, so the task runs in a batch of one, on a replica
 	// without other tasks.
 	Alone bool
+}
+
+// Origin is what a task knows of its request.
+type Origin struct {
+	// App is the application: the pipeline or function that the client invoked, as pipeline.Key in
+	// text. Applications share replicas by Weight.
+	App     string
+	Weight  int       // of App's fair share; below 1: 1
+	Arrived time.Time // when the request arrived at its gateway; zero: unknown
+	// Due is when the request should be done: by its pipeline's objective, else by its deadline;
+	// zero: there is neither.
+	Due time.Time
+}
+
+// Place is where a task should stand in its line, and where it should run.
+type Place struct {
+	// Rank is the task's place in lines that order by rank: lower goes first. It holds until
+	// RankUntil; zero: for ever.
+	Rank      float64
+	RankUntil time.Time
+	Prefer    []string // names of the nodes where the task may run best, the best first
 }
 
 // Pin binds a task to a revision of one of its stage's functions.
@@ -77,6 +91,16 @@ func (t *Task) Pinned(function string) uint64 {
 		}
 	}
 	return 0
+}
+
+// SlackRank returns the Rank of a task for the order least-slack: the latest time to begin, in
+// seconds since 1970. rest is the expected rest of its request's work. Tasks that are never due
+// come last.
+func SlackRank(due time.Time, rest time.Duration) float64 {
+	if due.IsZero() {
+		return math.MaxFloat64
+	}
+	return float64(due.UnixNano())/1e9 - rest.Seconds()
 }
 
 // Header is one header field of a request or a reply.
@@ -116,6 +140,20 @@ const (
 	DropNoLane DropReason = "no-lane" // no variant serves the stage
 )
 
+// DropReasons returns all reasons for a drop.
+func DropReasons() []DropReason { return []DropReason{DropLate, DropLength, DropNoLane} }
+
+// DropOther is shown in place of a reason that this program does not know.
+const DropOther DropReason = "other"
+
+// Known returns the reason, or DropOther if it is none of DropReasons.
+func (r DropReason) Known() DropReason {
+	if slices.Contains(DropReasons(), r) {
+		return r
+	}
+	return DropOther
+}
+
 // MoreMemory says what to do about [OutOfMemory].
 const MoreMemory = "if that lasts, reserve what it takes with the annotation stagecoach.dev/gpu-memory, make inputs or batches smaller " +
 	"(stagecoach.dev/batch), or use devices with more memory"
@@ -149,10 +187,10 @@ type Replica struct {
 	Draining bool // gets no new tasks
 }
 
-// View is what a policy of the fast path may know. Policies must not change or keep it.
+// View is what a policy of the fast path may know of a lane. Policies must not change or keep it.
 type View struct {
 	Now      time.Time
-	Function string
+	Function string // of the lane
 	Waiting  int
 	Replicas []Replica     // sorted by Name
 	Service  time.Duration // mean per batch; 0: unknown
@@ -164,27 +202,27 @@ type Orderer interface {
 	Key(v *View, t *Task) (key float64, until time.Time)
 }
 
-// Action is a Router's decision.
+// Action is a Binder's decision.
 type Action uint8
 
-// The actions of a Router.
+// The actions of a Binder.
 const (
 	Hold Action = iota // wait in the line
 	Bind               // send to Choice.Replica
 	Drop               // end the task with Choice.Reason
 )
 
-// Choice is a routing decision.
+// Choice is what a Binder decides about a task.
 type Choice struct {
 	Action  Action
 	Replica int // index into View.Replicas
-	Reason  string
+	Reason  DropReason
 }
 
-// Router decides where the task at the head of the line runs. T is a table that the same policy
-// makes once per plan; a router without a table uses struct{}.
-type Router[T any] interface {
-	Route(table T, v *View, t *Task) Choice
+// Binder decides which replica of a lane runs the task at the head of the lane. The lane itself
+// comes from the stage's routing table (see plan.Table).
+type Binder interface {
+	Bind(v *View, t *Task) Choice
 }
 
 // Batcher decides how many tasks at the head of the line run together on r, which has a free slot.

@@ -1,6 +1,8 @@
 package wire
 
 import (
+	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -23,9 +25,12 @@ const (
 	KindLeave  Kind = 'L'
 )
 
-// EnvelopeVersion is the second byte of a message over NATS. Messages are never stored, so only the
-// current version is supported.
-const EnvelopeVersion = 3
+// Versions of messages over NATS; the version is the second byte. Programs write EnvelopeVersion
+// and also read OldestEnvelope, so that processes of two releases work together during an update.
+const (
+	EnvelopeVersion = 4
+	OldestEnvelope  = 3
+)
 
 // ErrVersion means that a message or frame has a version that this program does not support.
 var ErrVersion = errors.New("wire: unknown version")
@@ -38,8 +43,8 @@ func EnvelopeKind(b []byte) (Kind, error) {
 	switch k := Kind(b[0]); {
 	case k != KindTask && k != KindCancel && k != KindReply && k != KindLeave:
 		return 0, fmt.Errorf("message of kind %q, want %c, %c, %c or %c", b[0], KindTask, KindCancel, KindReply, KindLeave)
-	case b[1] != EnvelopeVersion:
-		return 0, fmt.Errorf("message of version %d, want %d: %w", b[1], EnvelopeVersion, ErrVersion)
+	case b[1] < OldestEnvelope || b[1] > EnvelopeVersion:
+		return 0, fmt.Errorf("message of version %d, want %d to %d: %w", b[1], OldestEnvelope, EnvelopeVersion, ErrVersion)
 	default:
 		return k, nil
 	}
@@ -56,7 +61,8 @@ func open(b []byte, want Kind) (*pack.Reader, error) {
 	return pack.NewReader(b[2:]), nil
 }
 
-// AppendTask appends t as a message to b. It leaves Arrived out, which belongs to the dispatcher.
+// AppendTask appends t as a message to b. It leaves Entered out, which belongs to the dispatcher,
+// and Last.
 func AppendTask(b []byte, t *task.Task) []byte {
 	b = append(b, byte(KindTask), EnvelopeVersion)
 	b = appendKey(b, t.Key)
@@ -72,7 +78,20 @@ func AppendTask(b []byte, t *task.Task) []byte {
 	for _, p := range t.Pins {
 		b = pack.Uint(pack.String(b, p.Function), p.Revision)
 	}
-	return append(b, bit(t.Together), bit(t.Alone))
+	b = append(b, bit(t.Together), bit(t.Alone))
+	b = pack.String(b, t.App)
+	b = pack.Uint(b, uint64(max(t.Weight, 0)))
+	b = appendTime(b, t.Arrived)
+	b = appendTime(b, t.Due)
+	b = pack.Uint(b, uint64(max(t.Length, 0)))
+	b = pack.String(b, t.Variant)
+	b = binary.LittleEndian.AppendUint64(b, math.Float64bits(t.Rank))
+	b = appendTime(b, t.RankUntil)
+	b = pack.Uint(b, uint64(len(t.Prefer)))
+	for _, node := range t.Prefer {
+		b = pack.String(b, node)
+	}
+	return b
 }
 
 func bit(set bool) byte {
@@ -91,12 +110,29 @@ func DecodeTask(b []byte) (*task.Task, error) {
 	t := &task.Task{
 		Key: readKey(r), Function: r.String(), Pipeline: r.String(), Stage: r.String(), ReplyTo: r.String(),
 		Deadline: readTime(r), Traceparent: r.String(), Header: readHeaders(r), Input: tensor.ReadInput(r),
-		Pins: readPins(r), Together: r.Byte() == 1, Alone: r.Byte() == 1,
+	}
+	if b[1] == OldestEnvelope {
+		readTask3(r, t)
+	} else {
+		t.Pins, t.Together, t.Alone = readPins(r), r.Byte() == 1, r.Byte() == 1
+		t.App, t.Weight, t.Arrived, t.Due, t.Length, t.Variant = r.String(), small(r), readTime(r), readTime(r), small(r), r.String()
+		t.Rank, t.RankUntil, t.Prefer = readRank(r), readTime(r), readStrings(r)
 	}
 	if err := r.End(); err != nil {
 		return nil, fmt.Errorf("task: %w", err)
 	}
 	return t, nil
+}
+
+// readTask3 decodes the end of a task of version 3. It derives what later versions say: the
+// application is the pipeline, or the function if there is none, and the task is due by its
+// deadline.
+func readTask3(r *pack.Reader, t *task.Task) {
+	if revision := r.Uint(); revision != 0 {
+		t.Pins = []task.Pin{{Function: t.Function, Revision: revision}}
+	}
+	t.Together, t.Alone = r.Byte() == 1, r.Byte() == 1
+	t.App, t.Due, t.Rank = cmp.Or(t.Pipeline, t.Function), t.Deadline, task.SlackRank(t.Deadline, 0)
 }
 
 func readPins(r *pack.Reader) []task.Pin {
@@ -109,6 +145,31 @@ func readPins(r *pack.Reader) []task.Pin {
 		pins[i] = task.Pin{Function: r.String(), Revision: r.Uint()}
 	}
 	return pins
+}
+
+func readRank(r *pack.Reader) float64 {
+	var bits uint64
+	if b := r.Take(8); len(b) == 8 {
+		bits = binary.LittleEndian.Uint64(b)
+	}
+	rank := math.Float64frombits(bits)
+	if math.IsNaN(rank) {
+		r.Fail("rank NaN, want a number")
+		return 0
+	}
+	return rank
+}
+
+func readStrings(r *pack.Reader) []string {
+	n := r.Count(1)
+	if n == 0 {
+		return nil
+	}
+	all := make([]string, n)
+	for i := range all {
+		all[i] = r.String()
+	}
+	return all
 }
 
 // AppendCancel appends a message to b that cancels the task k of function.
@@ -164,7 +225,8 @@ func AppendReply(b []byte, p *task.Reply) []byte {
 	b = appendHeaders(b, p.Header)
 	b = tensor.AppendActivation(b, p.Output)
 	b = pack.Uint(b, p.Revision)
-	return append(b, byte(p.Blame))
+	b = append(b, byte(p.Blame))
+	return pack.String(pack.String(b, p.Variant), string(p.Reason))
 }
 
 // DecodeReply decodes a message of KindReply. The reply's output aliases b.
@@ -178,8 +240,12 @@ func DecodeReply(b []byte) (*task.Reply, error) {
 		Wait: time.Duration(r.Int()), Service: time.Duration(r.Int()), Batch: r.Uint(), BatchSize: small(r),
 		Header: readHeaders(r), Output: tensor.ReadActivation(r), Revision: r.Uint(), Blame: task.Blame(r.Byte()),
 	}
-	if p.Code > task.Dropped {
-		r.Fail("code %d, want at most %d", p.Code, task.Dropped)
+	last := task.OutOfMemory
+	if b[1] > OldestEnvelope {
+		last, p.Variant, p.Reason = task.Dropped, r.String(), task.DropReason(r.String())
+	}
+	if p.Code > last {
+		r.Fail("code %d, want at most %d", p.Code, last)
 	}
 	if p.Blame > task.BlameAlone {
 		r.Fail("blame %d, want at most %d", p.Blame, task.BlameAlone)

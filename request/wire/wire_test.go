@@ -2,6 +2,7 @@ package wire
 
 import (
 	"errors"
+	"math"
 	"reflect"
 	"slices"
 	"strconv"
@@ -29,10 +30,11 @@ var (
 
 func TestEnvelopesRoundTrip(t *testing.T) {
 	tk := &task.Task{Key: someKey, Function: "f.ns", Pipeline: "p.ns", Stage: "f", ReplyTo: "_INBOX.x", Deadline: time.Unix(5, 6), Traceparent: "00-1", Header: someHeader, Input: someInput, Pins: []task.Pin{{Function: "f.ns", Revision: 300}}, Together: true, Alone: true}
+	fill(tk)
 	if got, err := DecodeTask(AppendTask(nil, tk)); err != nil || !reflect.DeepEqual(got, tk) {
 		t.Errorf("task: %v\n got %+v\nwant %+v", err, got, tk)
 	}
-	rep := &task.Reply{Key: someKey, Code: task.Failed, Message: "no", Replica: "r", Wait: 3, Service: 4, Batch: 5, BatchSize: 6, Output: someInput[1].Items, Header: someHeader, Revision: 300, Blame: task.BlameCompany}
+	rep := &task.Reply{Key: someKey, Code: task.Failed, Message: "no", Replica: "r", Wait: 3, Service: 4, Batch: 5, BatchSize: 6, Output: someInput[1].Items, Header: someHeader, Revision: 300, Blame: task.BlameCompany, Variant: "small.ns", Reason: task.DropLate}
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
 	}
@@ -59,6 +61,12 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 	if _, err := DecodeReply(AppendTask(nil, tk)); err == nil || !strings.Contains(err.Error(), "kind T, want R") {
 		t.Errorf("a task taken for a reply: %v", err)
 	}
+}
+
+// fill sets the fields that tasks have since version 4.
+func fill(t *task.Task) {
+	t.App, t.Weight, t.Arrived, t.Due, t.Length, t.Variant = "p.ns", 3, time.Unix(1, 2), time.Unix(4, 5), 128, "tokenize.ns"
+	t.Rank, t.RankUntil, t.Prefer = -1.5, time.Unix(3, 4), []string{"node-1", "node-2"}
 }
 
 func TestOrdersRoundTrip(t *testing.T) {
@@ -140,13 +148,15 @@ func TestHostilePayloadsAreNamed(t *testing.T) {
 		"code 0, want 1 to":                     func() { _, err = DecodeError(Error{}.Append(nil)) },
 		"code 99, want 1 to":                    func() { _, err = DecodeError(Error{Code: 99}.Append(nil)) },
 		// A replica must not send this code.
-		"code 8, want 1 to":        func() { _, err = DecodeError(Error{Code: task.Redeployed}.Append(nil)) },
-		"blame 5, want at most 4":  func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Blame: task.BlameAlone + 1})) },
-		"code 11, want at most 10": func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.Dropped + 1})) },
-		"want at most 2147483647":  func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
-		"threads: 1 bytes, want 2": func() { _, err = DecodeThreads([]byte{1}) },
-		"1 bytes left over":        func() { _, err = DecodeCredit(append(Credit{}.Append(nil), 1)) },
-		"item of kind 9":           func() { _, err = DecodeResult([]byte{0, 0, 0, 1, 9, 9}) },
+		"code 8, want 1 to":       func() { _, err = DecodeError(Error{Code: task.Redeployed}.Append(nil)) },
+		"blame 5, want at most 4": func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Blame: task.BlameAlone + 1})) },
+		"rank NaN":                func() { _, err = DecodeTask(AppendTask(nil, &task.Task{Place: task.Place{Rank: math.NaN()}})) },
+		"number 4294967296, want at most 2147483647": func() { _, err = DecodeTask(AppendTask(nil, &task.Task{Length: 1 << 32})) },
+		"code 11, want at most 10":                   func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.Dropped + 1})) },
+		"want at most 2147483647":                    func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
+		"threads: 1 bytes, want 2":                   func() { _, err = DecodeThreads([]byte{1}) },
+		"1 bytes left over":                          func() { _, err = DecodeCredit(append(Credit{}.Append(nil), 1)) },
+		"item of kind 9":                             func() { _, err = DecodeResult([]byte{0, 0, 0, 1, 9, 9}) },
 	} {
 		if decode(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want an error with %q", err, want)
@@ -164,6 +174,10 @@ func TestNegotiate(t *testing.T) {
 }
 
 func FuzzDecoders(f *testing.F) {
+	for name := range messages() {
+		f.Add(golden(f, name+".v3.hex"))
+		f.Add(golden(f, name+".v4.hex"))
+	}
 	f.Add(AppendTask(nil, &task.Task{Key: someKey, Input: someInput, Header: someHeader}))
 	f.Add(AppendReply(nil, &task.Reply{Key: someKey, Output: someInput[1].Items}))
 	f.Add(AppendOrder(nil, Order{Kind: OrderBegin, Version: OrderVersion, Env: []string{"A=1"}}))

@@ -30,10 +30,10 @@ func small() *Study {
 			Name: name, Model: "toy", Group: "load " + rate, Service: 60 * time.Millisecond, Train: true,
 			Scenario: func(bool) sim.Scenario {
 				stage := func(name string, next ...string) sim.Stage {
-					return sim.Stage{
-						Name: name, Next: next, GPU: 1, Service: sim.Service{Dist: sim.Deterministic, Mean: 30 * time.Millisecond},
+					return sim.Stage{Next: next, Variant: sim.Variant{
+						Name: name, GPU: 1, Service: sim.Service{Dist: sim.Deterministic, Mean: 30 * time.Millisecond},
 						Start: sim.Start{Cold: 100 * time.Millisecond}, CPULimit: 2000,
-					}
+					}}
 				}
 				return sim.Scenario{
 					Name: name, Duration: 4 * time.Second, Warmup: time.Second,

@@ -114,6 +114,7 @@ func (w *World) Step() {
 		w.replicas(&w.s.Functions[i])
 		w.bars(&w.s.Functions[i])
 	}
+	w.stages()
 	w.account()
 }
 

@@ -83,7 +83,7 @@ func describeCall(c schema.Call, out io.Writer) error {
 	t := console.NewTable(out)
 	fmt.Fprintf(t, "Call:\t%s\nFunction:\t%s.%s\nState:\t%s\n", c.CallID, c.Function, c.Namespace, stateText(c))
 	for _, s := range c.Stages {
-		fmt.Fprintf(t, "Stage:\t%s, %d of %d calls done%s\n", s.Stage, s.Done, s.Calls, attemptText(", attempt %d", s.Attempt))
+		fmt.Fprintf(t, "Stage:\t%s, %d of %d calls done%s%s\n", s.Stage, s.Done, s.Calls, attemptText(", attempt %d", s.Attempt), variantText(s.Variants))
 	}
 	fmt.Fprintf(t, "Accepted:\t%s\n", c.Accepted.Format(time.RFC3339))
 	if c.Cause != "" {
@@ -95,10 +95,21 @@ func describeCall(c schema.Call, out io.Writer) error {
 	if r := c.Result; r != nil {
 		fmt.Fprintf(t, "Result:\tstatus %d after %.3f s%s\n", r.Status, r.Seconds, map[bool]string{true: "; --body prints it"}[r.Kept])
 	}
+	if r := c.Result; r != nil && r.Dropped != "" {
+		fmt.Fprintf(t, "Dropped:\t%s\n", r.Dropped)
+	}
 	if c.Letter != "" {
 		fmt.Fprintf(t, "Letter:\t%s (stagecoach dead show, redrive or drop)\n", c.Letter)
 	}
 	return t.Flush()
+}
+
+// variantText names the functions that have answered calls of a stage.
+func variantText(variants []string) string {
+	if len(variants) == 0 {
+		return ""
+	}
+	return ", by " + strings.Join(variants, ", ")
 }
 
 // stateText describes the state of a call.

@@ -106,7 +106,7 @@ func showDead(ctx context.Context, api *client.Client, id string, body, asJSON b
 	t := console.NewTable(out)
 	fmt.Fprintf(t, "ID:\t%s\nCall:\t%s\nFunction:\t%s.%s\nKind:\t%s\nCause:\t%s\nAttempts:\t%d\nAccepted:\t%s\nDied:\t%s\nBytes:\t%d\n",
 		l.ID, l.CallID, l.Function, l.Namespace, l.Kind, l.Cause, l.Attempts, l.Accepted.Format(time.RFC3339), l.Died.Format(time.RFC3339), l.Bytes)
-	for _, f := range [][2]string{{"Callback", l.Callback}, {"Request", l.Request}} {
+	for _, f := range [][2]string{{"Dropped", l.Dropped}, {"Callback", l.Callback}, {"Request", l.Request}} {
 		if f[1] != "" {
 			fmt.Fprintf(t, "%s:\t%s\n", f[0], f[1])
 		}

@@ -64,7 +64,7 @@ func Deploy(ctx context.Context, args []string, out io.Writer) error {
 	}
 	if *wait {
 		failed = append(failed, client.WaitReady(ctx, c, all, out))
-		if err := checkPipelines(ctx, c, all); err != nil {
+		if err := checkPipelines(ctx, c, all, out); err != nil {
 			failed = append(failed, err)
 		}
 	}

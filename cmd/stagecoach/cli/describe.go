@@ -14,6 +14,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
@@ -54,12 +55,18 @@ func Describe(ctx context.Context, args []string, out io.Writer) error {
 func describeFunction(f client.FunctionStatus, d client.Deployment, gateway string, out io.Writer) error {
 	t := console.NewTable(out)
 	fmt.Fprintf(t, "Name:\t%s\nNamespace:\t%s\nImage:\t%s\n", f.Name, f.Namespace, f.Image)
+	if stage := d.Annotations[pipeline.Prefix+"variant-of"]; stage != "" {
+		fmt.Fprintf(t, "Variant of:\t%s\n", stage)
+	}
 	fmt.Fprintf(t, "Replicas:\t%d, %d ready\n", f.Replicas, f.AvailableReplicas)
 	if all := d.Annotations[provider.ReplicasAnnotation]; all != "" {
 		fmt.Fprintf(t, "\t%s\n", strings.ReplaceAll(all, "; ", "\n\t")) // one line per replica
 	}
 	if why := d.Annotations[provider.StatusAnnotation]; why != "" {
 		fmt.Fprintf(t, "Status:\t%s\n", why)
+	}
+	if all := d.Annotations[provider.VariantsAnnotation]; all != "" {
+		fmt.Fprintf(t, "Variants:\t%s\n", strings.ReplaceAll(all, " | ", "\n\t")) // one line per variant
 	}
 	if why := f.LastFailure(); why != "" {
 		fmt.Fprintf(t, "Last failure:\t%s\n", strings.ReplaceAll(why, " | ", "\n\t"))

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -50,8 +51,11 @@ func showExplanation(x schema.Explanation, out io.Writer) error {
 	}
 	fmt.Fprintf(t, "Measured:\t%s\n", measured)
 	if !x.At.IsZero() {
-		fmt.Fprintf(t, "Decided:\t%s by %s\n", x.At.UTC().Format(time.TimeOnly),
-			strings.Join([]string{x.Policies.Allocator, x.Policies.Corrector, x.Policies.Sharer, x.Policies.Placer, x.Policies.Warmer}, ", "))
+		names := []string{x.Policies.Allocator, x.Policies.Corrector, x.Policies.Sharer, x.Policies.Placer, x.Policies.Warmer}
+		fmt.Fprintf(t, "Decided:\t%s by %s\n", x.At.UTC().Format(time.TimeOnly), strings.Join(names, ", "))
+		if x.Policies.Rank != "" {
+			fmt.Fprintf(t, "Rank:\t%s\nRoute:\t%s\n", x.Policies.Rank, x.Policies.Route)
+		}
 	}
 	if x.Budget > 0 {
 		fmt.Fprintf(t, "Budget:\t%d of %d replicas of all functions\n", x.Wanted, x.Budget)
@@ -82,6 +86,37 @@ func showExplanation(x schema.Explanation, out io.Writer) error {
 		fmt.Fprintf(t, "%s\t%s\n", st.Name, strings.Join(folded(st.Why, whyWidth), "\n\t"))
 		if st.Barred != "" {
 			fmt.Fprintf(t, "\t%s\n", st.Barred)
+		}
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	return showRoutes(x.Stages, out)
+}
+
+// showRoutes prints the routing tables of the stages that have one.
+func showRoutes(stages []schema.ExplainedStage, out io.Writer) error {
+	t := console.NewTable(out)
+	if slices.ContainsFunc(stages, func(st schema.ExplainedStage) bool { return st.Table != nil }) {
+		fmt.Fprintln(t, "\nSTAGE\tFROM\tLENGTH\tGO TO\tBACKUPS\tIF FULL")
+	}
+	for _, st := range stages {
+		if st.Table == nil {
+			continue
+		}
+		for _, r := range st.Table.Rows {
+			for _, l := range r.Levels {
+				length := "any"
+				if l.MaxLength > 0 {
+					length = fmt.Sprintf("up to %d", l.MaxLength)
+				}
+				var shares []string
+				for _, s := range l.Shares {
+					shares = append(shares, fmt.Sprintf("%s %.0f%%", s.Lane, 100*s.Part))
+				}
+				fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\n", st.Name, strings.Join(r.From, ", "), length, strings.Join(shares, ", "),
+					cmp.Or(strings.Join(l.Backups, ", "), "none"), cmp.Or(l.Overflow, "wait"))
+			}
 		}
 	}
 	return t.Flush()

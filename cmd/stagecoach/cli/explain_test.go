@@ -96,6 +96,22 @@ func TestExplain(t *testing.T) {
 		},
 		"budget-spent":       func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 6; return "" },
 		"budget-of-minimums": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 4; return "" },
+		"variants": func(p *pipeline.Pipeline, s *plan.Snapshot, l *plan.Plan) string {
+			p.Stages[1].Variants = []pipeline.Function{{Name: "tint", Namespace: "ns", Variant: pipeline.Variant{VariantOf: "grade", Accuracy: 0.87, MaxLength: 128}}}
+			tint := s.Functions[1]
+			tint.Name, tint.VariantOf, tint.Accuracy = "tint.ns", "grade.ns", 0.87
+			s.Functions = append(s.Functions, tint)
+			s.Pipelines = []plan.Pipeline{{Name: "film.ns", Stages: []string{"cut.ns", "grade.ns", "mix.ns", "print.ns"}}}
+			l.Wants = append(l.Wants, plan.Want{Function: "tint.ns", Rank: "fair", Slots: make([]plan.Slot, 1), Why: "8/s of 12/s"})
+			l.Wants[1].Rank = "fair"
+			both := plan.Level{Shares: []plan.Share{{Lane: "grade.ns", Part: 0.25}, {Lane: "tint.ns", Part: 0.75}}, MaxLength: 128, Backups: []string{"grade.ns", "tint.ns"}}
+			rest := plan.Level{Shares: []plan.Share{{Lane: "grade.ns", Part: 1}}}
+			quick := plan.Level{Shares: []plan.Share{{Lane: "tint.ns", Part: 1}}, Overflow: "grade.ns", MaxLength: 128}
+			l.Tables = []plan.Table{plan.NewTable("grade.ns", 41, map[string]plan.Row{plan.FromClient: {Levels: []plan.Level{both, rest}}, "cut.ns": {Levels: []plan.Level{quick, rest}}})}
+			l.Excluded = []plan.Chain{{"cut.ns", "tint.ns"}}
+			l.Ruled = []plan.Ruled{{Domain: "cut.ns", Chosen: plan.Chosen{Allocator: "accuracy", Rank: "fair", Route: "best"}, Conflicts: []plan.Conflict{{Level: "rank", Asked: []string{"fair", "fifo"}, Kept: "fair"}}}}
+			return ""
+		},
 		"budget-below-minimums": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string {
 			s.Budget = 3
 			return ""

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/url"
@@ -228,8 +229,9 @@ func (g *graphCheck) explain(p pipeline.Pipeline, f pipeline.Fault) error {
 }
 
 // checkPipelines returns the faults that the pipelines of deployed functions still have, and those
-// of deployed variants that serve no stage.
-func checkPipelines(ctx context.Context, c *client.Client, all []client.Deployment) error {
+// of deployed variants that serve no stage. It prints the policies that pipelines disagree about,
+// which do not keep them from running.
+func checkPipelines(ctx context.Context, c *client.Client, all []client.Deployment, out io.Writer) error {
 	var errs []error
 	stages := map[string]map[string]bool{} // names of functions by namespace
 	for _, d := range all {
@@ -258,6 +260,13 @@ func checkPipelines(ctx context.Context, c *client.Client, all []client.Deployme
 			for _, f := range p.Faults {
 				errs = append(errs, fmt.Errorf("pipeline %q cannot run: %s", pipeline.Key{Name: p.Name, Namespace: p.Namespace},
 					console.Harmless(pipeline.Fault{Function: f.Function, Annotation: f.Annotation, Got: f.Got, Want: f.Want}.String())))
+			}
+			for _, f := range p.Warnings {
+				if f.Annotation == pipeline.Prefix+"variant-of" { // said above
+					continue
+				}
+				fmt.Fprintf(out, "warning: pipeline %q: %s\n", pipeline.Key{Name: p.Name, Namespace: p.Namespace},
+					console.Harmless(pipeline.Fault{Function: f.Function, Annotation: f.Annotation, Got: f.Got, Want: f.Want}.String()))
 			}
 		}
 	}

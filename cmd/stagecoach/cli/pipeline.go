@@ -72,7 +72,7 @@ func describePipeline(p provider.PipelineStatus, out io.Writer) error {
 		}
 		fmt.Fprintf(t, "%s\t%d/%d\t%t\t%s\t%s\n", s.Name, s.AvailableReplicas, s.Replicas, s.Each, strings.Join(next, ", "), status)
 		for _, v := range s.Variants {
-			fmt.Fprintf(t, "  %s\t%d/%d\t\t\t%s\n", variantName(v), v.AvailableReplicas, v.Replicas, v.Status)
+			fmt.Fprintf(t, "  %s\t%d/%d\t\t\t%s\n", v.Title(), v.AvailableReplicas, v.Replicas, v.Status)
 		}
 	}
 	for _, f := range p.Faults {
@@ -82,19 +82,4 @@ func describePipeline(p provider.PipelineStatus, out io.Writer) error {
 		fmt.Fprintf(t, "\nWarning:\tfunction %q, %s: got %s, want %s\n", f.Function, f.Annotation, f.Got, f.Want)
 	}
 	return t.Flush()
-}
-
-// variantName returns a variant's name with what it declares.
-func variantName(v provider.VariantStatus) string {
-	var declares []string
-	if v.Accuracy > 0 {
-		declares = append(declares, fmt.Sprintf("accuracy %g", v.Accuracy))
-	}
-	if v.MaxLength > 0 {
-		declares = append(declares, fmt.Sprintf("max-length %d", v.MaxLength))
-	}
-	if len(declares) == 0 {
-		return v.Name
-	}
-	return v.Name + " (" + strings.Join(declares, ", ") + ")"
 }

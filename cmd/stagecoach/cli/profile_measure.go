@@ -82,7 +82,7 @@ func (f *profileFlags) cells(held provider.Held, bodies []probe) ([]profile.Cell
 		cpu = profile.Quotas(held.Limit, held.NodeCPU)
 	}
 	if len(batch) == 0 {
-		batch = []int{1, min(held.Batch, held.Queue)}
+		batch = sizesUpTo(min(held.Batch, held.Queue))
 	}
 	for _, q := range cpu {
 		if q < profile.MinCPU || held.NodeCPU > 0 && q > held.NodeCPU {
@@ -102,6 +102,14 @@ func (f *profileFlags) cells(held provider.Held, bodies []probe) ([]profile.Cell
 		lengths = append(lengths, s.length)
 	}
 	return profile.Cells(cpu, batch, lengths), nil
+}
+
+// sizesUpTo returns the powers of two below the largest batch, and that batch.
+func sizesUpTo(largest int) (out []int) {
+	for n := 1; n < largest; n *= 2 {
+		out = append(out, n)
+	}
+	return append(out, max(largest, 1))
 }
 
 // meter measures one replica.

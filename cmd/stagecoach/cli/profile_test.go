@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -32,5 +33,13 @@ func TestCallsOfAProfileHaveItems(t *testing.T) {
 	m := meter{c: client.New(s.URL), url: "/function/first", items: "sent"}
 	if _, err := m.call(t.Context(), probe{contentType: "application/json", body: []byte(`["a","b"]`)}); err == nil || !strings.Contains(err.Error(), `header X-Items: got "sent"`) {
 		t.Errorf("a call: %v, want it to have the header", err)
+	}
+}
+
+func TestSizesAreDoubledUpToTheLargest(t *testing.T) {
+	for largest, want := range map[int][]int{0: {1}, 1: {1}, 2: {1, 2}, 6: {1, 2, 4, 6}, 32: {1, 2, 4, 8, 16, 32}} {
+		if got := sizesUpTo(largest); !slices.Equal(got, want) {
+			t.Errorf("up to %d: %v, want %v", largest, got, want)
+		}
 	}
 }

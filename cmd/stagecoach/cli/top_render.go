@@ -118,26 +118,39 @@ func topPipelines(all []schema.TopPipeline) *topSection {
 	return s
 }
 
+// topFunctions shows busy functions first. Variants follow their stage's function, with indented
+// names; a stage with a busy variant is busy.
 func topFunctions(all []schema.TopFunction) *topSection {
 	s := &topSection{
 		header: []string{"FUNCTION", "ARR/s", "CV", "QUEUE", "RUN", "WAIT", "SERVICE", "UTIL", "REPLICAS", "WHY"}, left: make([]bool, 10),
 	}
 	s.left[0] = true
-	idle := func(f schema.TopFunction) int {
+	variantOf, busy := map[string]string{}, map[string]bool{}
+	for i := range all {
+		variantOf[all[i].Name] = all[i].VariantOf
+	}
+	below := func(f *schema.TopFunction) string { return parent(variantOf, f.Name) }
+	for i := range all {
+		f := &all[i]
 		if f.Rate > 0 || f.Waiting+f.Running+f.Ready+f.Starting+f.Draining+f.Wanted > 0 {
+			busy[cmp.Or(below(f), f.Name)] = true
+		}
+	}
+	idle := func(f *schema.TopFunction) int {
+		if busy[cmp.Or(below(f), f.Name)] {
 			return 0
 		}
 		return 1
 	}
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b schema.TopFunction) int { return cmp.Compare(idle(a), idle(b)) })
+	slices.SortStableFunc(all, func(a, b schema.TopFunction) int { return cmp.Compare(idle(&a), idle(&b)) })
 	for _, f := range all {
 		replicas := strconv.Itoa(f.Ready)
 		if f.Starting > 0 {
 			replicas += "+" + strconv.Itoa(f.Starting)
 		}
 		s.rows = append(s.rows, []string{
-			short(f.Name), decimal(f.Rate), decimal(f.CV), strconv.Itoa(f.Waiting), strconv.Itoa(f.Running), span(f.Wait), span(f.Service),
+			indented(short(f.Name), below(&f)), decimal(f.Rate), decimal(f.CV), strconv.Itoa(f.Waiting), strconv.Itoa(f.Running), span(f.Wait), span(f.Service),
 			percent(f.Utilisation), replicas + "/" + strconv.Itoa(f.Wanted), printable(f.Why),
 		})
 	}

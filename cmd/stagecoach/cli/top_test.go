@@ -47,6 +47,27 @@ func TestTopLooks(t *testing.T) {
 	}
 }
 
+// TestTopShowsVariantsBelowTheirStage checks that a stage and its variants stay together, before
+// idle functions if one of them is busy.
+func TestTopShowsVariantsBelowTheirStage(t *testing.T) {
+	const ns = ".openfaas-fn"
+	s := topFunctions([]schema.TopFunction{
+		{Name: "asleep" + ns},
+		{Name: "lost" + ns, VariantOf: "gone" + ns, Ready: 1},
+		{Name: "read" + ns},
+		{Name: "fast" + ns, VariantOf: "read" + ns, Rate: 1},
+		{Name: "slow" + ns, VariantOf: "read" + ns},
+		{Name: "warm" + ns, Ready: 1},
+	})
+	var got []string
+	for _, row := range s.rows {
+		got = append(got, row[0])
+	}
+	if want := "lost|read|  fast|  slow|warm|asleep"; strings.Join(got, "|") != want {
+		t.Errorf("got  %s\nwant %s", strings.Join(got, "|"), want)
+	}
+}
+
 // TestTopFits draws on terminals of all sizes: nothing is wider or higher, and all characters are
 // printable.
 func TestTopFits(t *testing.T) {

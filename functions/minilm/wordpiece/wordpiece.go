@@ -39,6 +39,9 @@ func New(vocabulary string) (*Tokenizer, error) {
 	return t, nil
 }
 
+// Size returns the number of tokens in the vocabulary. Ids are below it.
+func (t *Tokenizer) Size() int { return len(t.ids) }
+
 // IDs returns the tokens of a text between [CLS] and [SEP]. limit is the maximum number of tokens
 // with these two, and is at least 2. IDs does not read the text beyond the limit.
 func (t *Tokenizer) IDs(text string, limit int) []int64 {

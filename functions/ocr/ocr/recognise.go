@@ -34,19 +34,46 @@ func lineWidth(w, h int) int {
 // Recognise reads one line of text. It returns the text and the mean probability of its characters,
 // or 0 if there are none.
 func Recognise(m Model, keys Keys, line *image.RGBA) (string, float64, error) {
-	w := lineWidth(line.Bounds().Dx(), line.Bounds().Dy())
-	width := max(w, minWidth)
-	half := [3]float32{.5, .5, .5}
-	out, err := m.Run([]tensor.Tensor{planes(scaled(line, line.Bounds(), w, lineHeight), width, half, half)})
+	r := NewReading(keys, line)
+	out, err := m.Run(r.Inputs)
 	if err != nil {
-		return "", 0, fmt.Errorf("recognise %d×%d: %w", width, lineHeight, err)
+		return "", 0, r.Failed(err)
 	}
-	if len(out) != 1 || out[0].Datatype != "FP32" || len(out[0].Shape) != 3 || out[0].Shape[0] != 1 || out[0].Shape[2] != int64(len(keys)) {
-		return "", 0, fmt.Errorf("recogniser's output: %s, want one FP32 [1, steps, %d]: do the keys belong to this model?", describe(out), len(keys))
+	return r.Text(out)
+}
+
+// Reading is a line of text before the recogniser has run.
+type Reading struct {
+	Inputs []tensor.Tensor // of the recogniser
+
+	keys     Keys
+	line     *image.RGBA
+	w, width int // of the scaled line, without and with padding
+}
+
+// NewReading returns the reading of a line.
+func NewReading(keys Keys, line *image.RGBA) Reading {
+	w := lineWidth(line.Bounds().Dx(), line.Bounds().Dy())
+	r := Reading{keys: keys, line: line, w: w, width: max(w, minWidth)}
+	half := [3]float32{.5, .5, .5}
+	r.Inputs = []tensor.Tensor{planes(scaled(line, line.Bounds(), w, lineHeight), r.width, half, half)}
+	return r
+}
+
+// Failed adds the line's size to an error of the recogniser.
+func (r Reading) Failed(err error) error {
+	return fmt.Errorf("recognise %d×%d: %w", r.width, lineHeight, err)
+}
+
+// Text returns the text that the recogniser has read and the mean probability of its characters, or
+// 0 if there are none.
+func (r Reading) Text(out []tensor.Tensor) (string, float64, error) {
+	if len(out) != 1 || out[0].Datatype != "FP32" || len(out[0].Shape) != 3 || out[0].Shape[0] != 1 || out[0].Shape[2] != int64(len(r.keys)) {
+		return "", 0, fmt.Errorf("recogniser's output: %s, want one FP32 [1, steps, %d]: do the keys belong to this model?", describe(out), len(r.keys))
 	}
-	chars := Decoded(floats(out[0].Data), len(keys))
-	steps := float64(out[0].Shape[1]) * float64(w) / float64(width)
-	text := spaced(chars, keys, steps, gaps(line))
+	chars := Decoded(floats(out[0].Data), len(r.keys))
+	steps := float64(out[0].Shape[1]) * float64(r.w) / float64(r.width)
+	text := spaced(chars, r.keys, steps, gaps(r.line))
 	return strings.TrimSpace(text), confidence(chars), nil
 }
 

@@ -7,25 +7,32 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/functions/ocr/ocr"
 	"github.com/stagecoach-serving/stagecoach/stage"
+	"github.com/stagecoach-serving/stagecoach/stage/join"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-func recognise(m ocr.Model, keys ocr.Keys) hook {
-	return func(c *stage.Call) (tensor.Activation, error) {
-		items := c.Items()
-		if len(items) != 1 {
-			return nil, stage.BadInput(fmt.Errorf("%d items, want one box", len(items)))
+// recognise prepares the reading of one box.
+func recognise(keys ocr.Keys, c *stage.Call) (work stage.Work, err error) {
+	items := c.Items()
+	if len(items) != 1 {
+		return work, stage.BadInput(fmt.Errorf("%d items, want one box", len(items)))
+	}
+	crop, box, err := readBoxItem(items[0])
+	if err != nil {
+		return work, stage.BadInput(err)
+	}
+	reading, line := ocr.NewReading(keys, crop), ocr.Line{Box: ocr.Rect{Rectangle: box}}
+	work.Sets = [][]tensor.Tensor{reading.Inputs}
+	work.Answer = func(of []join.Result) (_ tensor.Activation, err error) {
+		if of[0].Err != nil {
+			return nil, reading.Failed(of[0].Err)
 		}
-		crop, box, err := readBoxItem(items[0])
-		if err != nil {
-			return nil, stage.BadInput(err)
-		}
-		line := ocr.Line{Box: ocr.Rect{Rectangle: box}}
-		if line.Text, line.Confidence, err = ocr.Recognise(m, keys, crop); err != nil {
+		if line.Text, line.Confidence, err = reading.Text(of[0].Outputs); err != nil {
 			return nil, err
 		}
 		return jsonItem(line)
 	}
+	return work, nil
 }
 
 // form is the form of an item with text, for messages.

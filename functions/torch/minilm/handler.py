@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -18,6 +19,8 @@ import stagecoach as sc
 HEADS = 12
 EPSILON = 1e-12
 MASK = "attention_mask"
+
+MAX_BATCH = 64  # the annotation stagecoach.dev/batch can only lower it
 
 
 @dataclass
@@ -74,17 +77,54 @@ def place(layer: Layer, replica: sc.Replica) -> Layer:
     return layer if replica.device == "cpu" else layer.to(replica.device)
 
 
-@sc.each
-def infer(layer: Layer, call: sc.Call) -> sc.Output:
-    """Compute each item of a call. An item is an already padded batch of texts."""
-    return sc.Output(*(compute(layer, item) for item in call.items))
+@sc.together
+def infer(layer: Layer, items: list[sc.Item]) -> list[Any]:
+    """Compute the items of all calls. An item is an already padded batch of texts. Items of similar
+    lengths are padded further, and computed as one tensor."""
+    out: list[Any] = [None] * len(items)
+    inputs: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for i, item in enumerate(items):
+        try:
+            inputs[i] = checked(layer, item)
+        except sc.BadInput as err:
+            out[i] = err
+    for group in similar({i: tuple(mask.shape) for i, (_, mask) in inputs.items()}):
+        for i, y in zip(group, compute(layer, [inputs[i] for i in group])):
+            out[i] = {f"hidden.{layer.number}": y, MASK: inputs[i][1]}
+    return out
 
 
-def compute(layer: Layer, item: sc.Item) -> dict[str, torch.Tensor]:
+def checked(layer: Layer, item: sc.Item) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the hidden state and the mask of an item."""
     x, mask = item.torch(f"hidden.{layer.number - 1}"), item.torch(MASK)
     width = len(layer.parameters["output.dense.bias"])
     if x.dtype != torch.float32 or x.dim() != 3 or x.shape[2] != width or mask.dtype != torch.int64 or mask.shape != x.shape[:2]:
         raise sc.BadInput(f"{x.dtype} {list(x.shape)} and {MASK} {mask.dtype} {list(mask.shape)}, "
                           f"want float32 [texts, tokens, {width}] and int64 [texts, tokens]")
+    return x, mask
+
+
+def similar(shapes: dict[int, tuple[int, ...]]) -> list[list[int]]:
+    """Group items by length, so that at most a quarter of a group's tokens is padding. shapes are
+    [texts, tokens], by item."""
+    groups: list[list[int]] = []
+    texts = tokens = 0
+    for i in sorted(shapes, key=lambda i: shapes[i][1]):
+        rows, length = shapes[i]
+        texts, tokens = texts + rows, tokens + rows * length
+        if not groups or texts * length - tokens > texts * length / 4:
+            groups.append([])
+            texts, tokens = rows, rows * length
+        groups[-1].append(i)
+    return groups
+
+
+def compute(layer: Layer, inputs: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+    """Run the layer once for several inputs. Padding is masked, and cut off the outputs."""
     device = layer.parameters["output.dense.bias"].device
-    return {f"hidden.{layer.number}": layer(x.to(device), mask.to(device)).cpu(), MASK: mask}
+    longest = max(mask.shape[1] for _, mask in inputs)
+    x = torch.cat([functional.pad(x, (0, 0, 0, longest - x.shape[1])) for x, _ in inputs])
+    mask = torch.cat([functional.pad(mask, (0, longest - mask.shape[1])) for _, mask in inputs])
+    y = layer(x.to(device), mask.to(device)).cpu()
+    parts = y.split([len(x) for x, _ in inputs])
+    return [part[:, : x.shape[1]] for part, (x, _) in zip(parts, inputs)]

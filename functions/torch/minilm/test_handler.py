@@ -3,6 +3,7 @@ trained layers."""
 from __future__ import annotations
 
 import unittest
+from unittest import mock
 
 import torch
 
@@ -55,6 +56,20 @@ class TestLayer(unittest.TestCase):
         items = [sc.Item(tensors={"hidden.0": torch.randn(1, n, WIDTH), "attention_mask": torch.ones(1, n, dtype=torch.int64)}) for n in (3, 5)]
         [out] = handler.infer(ours, [sc.Call([sc.Part("", items)])])
         self.assertEqual([it.torch("hidden.1").shape[1] for it in out.items], [3, 5])
+
+    def test_calls_run_as_one_tensor(self) -> None:
+        ours, _ = layer(1)
+        given = [(1, 8), (2, 3), (1, 7), (3, 8), (1, 6)]
+        items = [sc.Item(tensors={"hidden.0": torch.randn(texts, n, WIDTH), "attention_mask": torch.ones(texts, n, dtype=torch.int64)}) for texts, n in given]
+        alone = [handler.infer(ours, [sc.Call(item)])[0].items[0].torch("hidden.1") for item in items]
+        runs = []
+        compute = ours.__call__
+        with mock.patch.object(handler.Layer, "__call__", lambda self, x, mask: (runs.append(tuple(x.shape[:2])), compute(x, mask))[1]):
+            together = handler.infer(ours, [sc.Call(item) for item in items])
+        # With the short item, more than a quarter of the run would be padding.
+        self.assertEqual(runs, [(2, 3), (6, 8)])
+        for a, b in zip(alone, together):
+            torch.testing.assert_close(b.items[0].torch("hidden.1"), a, atol=1e-5, rtol=1e-5)
 
     def test_bad_input(self) -> None:
         ours, _ = layer()

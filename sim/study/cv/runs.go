@@ -135,9 +135,9 @@ func scenario(r *rand.Rand, run Run, requests sim.Arrivals, rate float64) sim.Sc
 		longest += mean
 		cv := []float64{0.1, 0.2, 0.5, 1, 1.5}[r.IntN(5)]
 		start := time.Duration(between(r, 0.02, 5) * float64(time.Second)).Round(time.Millisecond)
-		st := sim.Stage{
+		st := sim.Stage{Variant: sim.Variant{
 			Name: fmt.Sprintf("s%d", name), Service: sim.Service{Dist: sim.Gamma, Mean: mean, CV: &cv}, Start: sim.Start{Cold: start, Fork: start}, Max: 200,
-		}
+		}}
 		for _, to := range next {
 			st.Next = append(st.Next, fmt.Sprintf("s%d", to))
 		}

@@ -27,7 +27,7 @@ func toyStudy() study.Study {
 					Duration:  5 * time.Second,
 					Nodes:     []sim.Node{{Memory: 1 << 30, CPU: 64000, GPUs: 8, GPUMemory: 1 << 30}},
 					Pipelines: []sim.Pipeline{{Name: "p", Timeout: time.Second, Arrivals: sim.Arrivals{Rate: rate}}},
-					Stages:    []sim.Stage{{Name: "s", GPU: 1, Service: sim.Service{Dist: sim.Deterministic, Mean: 20 * time.Millisecond}}},
+					Stages:    []sim.Stage{{Variant: sim.Variant{Name: "s", GPU: 1, Service: sim.Service{Dist: sim.Deterministic, Mean: 20 * time.Millisecond}}}},
 				}
 			},
 		}

@@ -196,11 +196,11 @@ const queueLimit = 100_000
 // stage returns a function with a part of m's parameters and of its time.
 func (m Model) stage(name string, size, share float64) sim.Stage {
 	cv, cost := serviceCV, m.BatchCost
-	s := sim.Stage{
+	s := sim.Stage{Variant: sim.Variant{
 		Name: name, GPU: 1, Min: 1, Max: gpus, Batch: m.Batch, Slots: 1, QueueLimit: queueLimit,
 		Parameters: sim.Bytes(size * gib), CPU: cores * 1000, CPULimit: cores * 1000,
 		Service: sim.Service{Dist: sim.Gamma, CV: &cv, BatchCost: &cost},
-	}
+	}}
 	for _, q := range []int{cores, 6, mostCores} {
 		for _, b := range []int{1, batched} {
 			if b > m.Batch {

@@ -22,6 +22,10 @@ from stagecoach._types import Tensor
 TORCH = importlib.util.find_spec("torch") is not None
 
 
+async def _async(state: object, items: list) -> list:
+    return items
+
+
 class Types(unittest.TestCase):
     def test_values_become_items(self) -> None:
         for value, body, content_type in [
@@ -67,6 +71,39 @@ class Types(unittest.TestCase):
         ]:
             with self.assertRaisesRegex(sc.BadInput, want):
                 ask()
+
+    def test_items_of_all_calls_run_together(self) -> None:
+        runs = []
+
+        @sc.together
+        def infer(state: int, items: list[sc.Item]) -> list:
+            runs.append(len(items))
+            if any(it.text() == "poison" for it in items):
+                raise RuntimeError("poison")
+            return [sc.BadInput("no number") if not it.text().isdigit() else state + int(it.text()) for it in items]
+
+        def call(*texts: str) -> sc.Call:
+            return sc.Call([sc.Part("", [sc.Item(t) for t in texts])])
+
+        ended = sc.Call("1")
+        ended._cancelled = True
+        out = infer(10, [call("1", "2"), call("3", "x"), ended, call(), sc.Call("4")])
+        self.assertEqual([[it.json() for it in out[i].items] for i in (0, 3, 4)], [[11, 12], [], [14]])
+        self.assertIsInstance(out[1], sc.BadInput)
+        self.assertEqual(str(out[1]), "item 1: no number")
+        self.assertIsInstance(out[2], sc.Cancelled)
+        self.assertEqual(runs, [5])
+
+        runs.clear()  # one that raises fails alone
+        out = infer(10, [sc.Call("1"), sc.Call("poison"), sc.Call("2")])
+        self.assertEqual([out[i].items[0].json() for i in (0, 2)], [11, 12])
+        self.assertEqual((type(out[1]), str(out[1])), (RuntimeError, "poison"))
+        self.assertEqual(runs, [3, 1, 1, 1])
+
+        [out] = sc.together(lambda state, items: [])(None, [sc.Call("1")])
+        self.assertIn("0 results for 1 items", str(out))
+        with self.assertRaises(sc.StageError):
+            sc.together(_async)
 
     def test_a_call_of_a_handlers_own_tests(self) -> None:
         call = sc.Call("text", header=[("X-Call-Id", "7")])

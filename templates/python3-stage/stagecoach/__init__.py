@@ -29,7 +29,7 @@ A call's result is one of:
 - a generator: its pieces are streamed (:meth:`Call.send`), and its return value is the output
 
 If ``infer`` raises, the exception is every call's error. :func:`each` makes ``infer`` from a
-function for one call.
+function for one call, and :func:`together` from a function for the items of all calls.
 
 Errors:
 
@@ -46,7 +46,21 @@ from __future__ import annotations
 
 from ._main import main
 from ._model import Model
-from ._types import BadInput, Call, Cancelled, Expired, Item, Key, OutOfMemory, Output, Part, Replica, StageError, each
+from ._types import (
+    BadInput,
+    Call,
+    Cancelled,
+    Expired,
+    Item,
+    Key,
+    OutOfMemory,
+    Output,
+    Part,
+    Replica,
+    StageError,
+    each,
+    together,
+)
 
 __all__ = [
     "BadInput",
@@ -63,4 +77,5 @@ __all__ = [
     "StageError",
     "each",
     "main",
+    "together",
 ]

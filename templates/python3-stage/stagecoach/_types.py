@@ -411,3 +411,56 @@ def each(f: Callable[[Any, Call], Any]) -> Callable[[Any, list[Call]], list[Any]
         return out
 
     return infer
+
+
+def together(f: Callable[[Any, list[Item]], Iterable[Any]]) -> Callable[[Any, list[Call]], list[Any]]:
+    """Make an infer hook from a function for the items of all calls of a batch, which computes them
+    as one tensor: ``@together`` above ``def infer(state, items): ...``. It returns one result per
+    item, in order. A result is what :func:`item_of` takes, or an exception, which is the error of
+    the item's call.
+
+    If the function raises for several items, it runs again for each item alone, so that a bad item
+    fails only its own call. Calls that have already ended are skipped. The handler's ``MAX_BATCH``
+    and the annotation stagecoach.dev/batch bound the number of calls, not of items.
+    """
+    refuse_async(getattr(f, "__name__", "together"), f)
+
+    def results(state: Any, items: list[Item]) -> list[Any]:
+        try:
+            out = list(f(state, items))
+            if len(out) != len(items):
+                raise ValueError(f"{len(out)} results for {len(items)} items, want one per item, in order")
+            return out
+        except Exception as err:  # whatever the function raises
+            if len(items) == 1:
+                return [err]
+        return [r for item in items for r in results(state, [item])]
+
+    @functools.wraps(f)
+    def infer(state: Any, calls: list[Call]) -> list[Any]:
+        ends: list[Any] = []
+        items: list[Item] = []
+        for call in calls:
+            try:
+                call.check()
+                ends.append(len(call.items))
+                items += call.items
+            except Exception as err:
+                ends.append(err)
+        left = iter(results(state, items) if items else ())
+        return [end if isinstance(end, Exception) else _joined([next(left) for _ in range(end)]) for end in ends]
+
+    return infer
+
+
+def _joined(results: list[Any]) -> Any:
+    """Return the output of a call from the results of its items, or its first error."""
+    for i, r in enumerate(results):
+        if isinstance(r, BadInput):
+            return BadInput(f"item {i}: {r}")
+        if isinstance(r, BaseException):
+            return r
+    try:
+        return Output(*results)
+    except Exception as err:
+        return err

@@ -1,0 +1,297 @@
+package autoscaler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+)
+
+// mixing is a domain as stages with lanes, for which a mix is sought.
+type mixing struct {
+	lanes  []mixLane
+	order  []int // lanes by function's name
+	stages []mixStage
+	steps  []plan.Step
+}
+
+// mixLane is a function that serves a stage.
+type mixLane struct {
+	stage
+	of          int // index of its stage
+	least, most int // replicas
+	wait        float64
+	rates       []float64 // see rate; -1: not computed
+}
+
+// mixStage is a stage with its lanes.
+type mixStage struct {
+	name    string
+	lanes   []int   // the best first: see better
+	rate    float64 // tasks per second, with those that wait
+	sources []mixSource
+}
+
+// mixSource is where tasks of a stage come from.
+type mixSource struct {
+	from    string // as in plan.Source
+	lane    int    // -1: no lane
+	allowed []bool // by the stage's lanes
+}
+
+// newMixing returns the domain d of s. Objectives leave tasks some time to wait; part is the part
+// of this time that mean waits may take.
+func newMixing(s *plan.Snapshot, d plan.Domain, part float64) (*mixing, error) {
+	m := &mixing{steps: s.Steps(d)}
+	for _, name := range d.Functions {
+		if _, ok := s.Function(name); !ok {
+			return nil, fmt.Errorf("function %q of the domain: not in snapshot %d, want domains of the same snapshot", name, s.Rev)
+		}
+	}
+	for _, st := range stagesOf(s, d) {
+		of := mixStage{name: st.name, rate: st.rate + float64(st.waiting)/DrainWithin.Seconds()}
+		for i := range st.lanes {
+			of.lanes = append(of.lanes, len(m.lanes))
+			m.lanes = append(m.lanes, mixLane{stage: st.lanes[i], of: len(m.stages)})
+		}
+		slices.SortStableFunc(of.lanes, func(x, y int) int { return better(m.lanes[x].f, m.lanes[y].f) })
+		m.stages = append(m.stages, of)
+	}
+	for i := range m.lanes {
+		m.order = append(m.order, i)
+	}
+	slices.SortFunc(m.order, func(x, y int) int { return cmp.Compare(m.lanes[x].f.Name, m.lanes[y].f.Name) })
+	m.guess()
+	m.sort()
+	lanes := s.LanesIn(d)
+	for i := range m.stages {
+		st := &m.stages[i]
+		for _, from := range plan.Sources(m.steps, lanes, st.name) {
+			src := mixSource{from: from, lane: -1, allowed: make([]bool, len(st.lanes))}
+			for k := range src.allowed {
+				src.allowed[k] = true
+			}
+			if from != plan.FromClient && from != plan.FromJoin {
+				src.lane = m.lane(from)
+			}
+			st.sources = append(st.sources, src)
+		}
+	}
+	for i := range m.lanes {
+		m.lanes[i].wait = m.lanes[i].service
+	}
+	for _, name := range d.Pipelines {
+		if p, ok := s.Pipeline(name); ok && p.SLO > 0 {
+			m.exclude(p, part)
+		}
+	}
+	return m, nil
+}
+
+// lane returns the index of a function, or -1.
+func (m *mixing) lane(function string) int {
+	return slices.IndexFunc(m.lanes, func(l mixLane) bool { return l.f.Name == function })
+}
+
+// stage returns the index of a stage, or -1.
+func (m *mixing) stage(name string) int {
+	return slices.IndexFunc(m.stages, func(st mixStage) bool { return st.name == name })
+}
+
+// unmeasured is the service time, in seconds, of a domain without any measured one.
+const unmeasured = 0.1
+
+// guess sets the service times of lanes that have not served yet: the mean of the stage's other
+// lanes, or of all lanes.
+func (m *mixing) guess() {
+	mean := func(of func(*mixLane) bool) (float64, bool) {
+		sum, n := 0.0, 0
+		for i := range m.lanes {
+			if l := &m.lanes[i]; l.known && of(l) {
+				sum, n = sum+l.service, n+1
+			}
+		}
+		return sum / float64(max(n, 1)), n > 0
+	}
+	guessed := make([]float64, len(m.lanes))
+	for i := range m.lanes {
+		l := &m.lanes[i]
+		if l.known {
+			continue
+		}
+		service, ok := mean(func(x *mixLane) bool { return x.of == l.of })
+		if !ok {
+			service, ok = mean(func(*mixLane) bool { return true })
+		}
+		if !ok {
+			service = unmeasured
+		}
+		guessed[i] = service
+	}
+	for i, service := range guessed {
+		if service > 0 {
+			l := &m.lanes[i]
+			l.service, l.mu, l.known = service, 1/service, true
+		}
+	}
+}
+
+// sort puts the stages into topological order. Stages on cycles, which pipelines with opposite
+// orders make, come last.
+func (m *mixing) sort() {
+	placed := make([]bool, len(m.stages))
+	waits := func(st *mixStage) bool {
+		return slices.ContainsFunc(m.steps, func(e plan.Step) bool {
+			from := m.stage(e.From)
+			return e.To == st.name && e.From != st.name && from >= 0 && !placed[from]
+		})
+	}
+	var out []mixStage
+	for cycles := false; len(out) < len(m.stages); {
+		before := len(out)
+		for i := range m.stages {
+			if st := &m.stages[i]; !placed[i] && (cycles || !waits(st)) {
+				placed[i] = true
+				out = append(out, *st)
+			}
+		}
+		cycles = len(out) == before
+	}
+	m.stages = out
+	for i := range m.stages {
+		for _, k := range m.stages[i].lanes {
+			m.lanes[k].of = i
+		}
+	}
+}
+
+// rate returns how many tasks per second n replicas serve in time. It rises with n.
+func (l *mixLane) rate(n int) float64 {
+	if n <= 0 {
+		return 0
+	}
+	for len(l.rates) <= n {
+		l.rates = append(l.rates, -1)
+	}
+	if l.rates[n] < 0 {
+		l.rates[n] = l.serves(n)
+	}
+	return l.rates[n]
+}
+
+// serves computes rate by bisection: waits rise with the rate.
+func (l *mixLane) serves(n int) float64 {
+	c, k := l.servers(n), variability(l.ca2, l.cs2)
+	low, high := 0.0, saturated*float64(c)*l.mu
+	if meanWait(high, l.mu, c, k) <= l.wait {
+		return high
+	}
+	for range 24 {
+		if mid := (low + high) / 2; meanWait(mid, l.mu, c, k) <= l.wait {
+			low = mid
+		} else {
+			high = mid
+		}
+	}
+	return low
+}
+
+// effect returns what a mix does. Stages are visited in topological order. Each stage's tasks come
+// from its sources in proportion to what their lanes serve. Each source sends its tasks to the best
+// allowed lane with room, the sources with the least choice first. Tasks without room are not
+// served in time; they go to the source's allowed lanes in proportion to what those serve.
+func (m *mixing) effect(counts []int) effect {
+	e := effect{flow: make([]float64, len(m.lanes)), rows: make([][]float64, len(m.stages))}
+	for i := range m.stages {
+		st := &m.stages[i]
+		n := len(st.lanes)
+		e.rows[i] = make([]float64, len(st.sources)*n)
+		room := make([]float64, n)
+		for k, lane := range st.lanes {
+			room[k] = m.lanes[lane].rate(counts[lane])
+		}
+		weights, order := m.weights(st, e.flow)
+		served, value := 0.0, 0.0
+		for _, at := range order {
+			left, row := st.rate*weights[at], e.rows[i][at*n:(at+1)*n]
+			for k, lane := range st.lanes {
+				if !st.sources[at].allowed[k] || left <= 0 {
+					continue
+				}
+				take := min(left, room[k])
+				room[k], left = room[k]-take, left-take
+				row[k] += take
+				served += take
+				value += take * m.lanes[lane].f.Accurate()
+			}
+			if left > 0 {
+				m.spill(st, at, left, counts, row)
+			}
+			for k, lane := range st.lanes {
+				e.flow[lane] += row[k]
+			}
+		}
+		if st.rate > 0 {
+			e.served += served / st.rate
+			e.value += value / st.rate
+		}
+	}
+	return e
+}
+
+// spill adds tasks that find no room to a row.
+func (m *mixing) spill(st *mixStage, at int, left float64, counts []int, row []float64) {
+	total, first := 0.0, -1
+	for k, lane := range st.lanes {
+		if st.sources[at].allowed[k] {
+			total += m.lanes[lane].rate(counts[lane])
+			if first < 0 {
+				first = k
+			}
+		}
+	}
+	for k, lane := range st.lanes {
+		switch {
+		case !st.sources[at].allowed[k]:
+		case total > 0:
+			row[k] += left * m.lanes[lane].rate(counts[lane]) / total
+		case k == first:
+			row[k] += left
+		}
+	}
+}
+
+// weights returns the part of a stage's tasks that comes from each source, and the order in which
+// sources choose lanes.
+func (m *mixing) weights(st *mixStage, flow []float64) (weights []float64, order []int) {
+	weights, order = make([]float64, len(st.sources)), make([]int, len(st.sources))
+	total := 0.0
+	for i, src := range st.sources {
+		order[i] = i
+		switch {
+		case src.lane >= 0:
+			weights[i] = flow[src.lane]
+		case src.from == plan.FromJoin:
+			weights[i] = st.rate
+		}
+		total += weights[i]
+	}
+	if total > 0 {
+		for i := range weights {
+			weights[i] /= total
+		}
+	} else {
+		weights[0] = 1 // plan.FromClient
+	}
+	choice := func(i int) (n int) {
+		for _, ok := range st.sources[i].allowed {
+			if ok {
+				n++
+			}
+		}
+		return n
+	}
+	slices.SortStableFunc(order, func(x, y int) int { return choice(x) - choice(y) })
+	return weights, order
+}

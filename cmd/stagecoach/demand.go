@@ -1,0 +1,48 @@
+package main
+
+import (
+	"context"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/control"
+	"github.com/stagecoach-serving/stagecoach/control/learn"
+	"github.com/stagecoach-serving/stagecoach/request/gateway"
+	"github.com/stagecoach-serving/stagecoach/request/task"
+)
+
+// demandBucket is the KV bucket of what was learned.
+const demandBucket = "demand"
+
+// taught is an Invoker whose ended requests teach demand.
+type taught struct {
+	gateway.Invoker
+	demand *learn.Demand
+}
+
+// Invoke implements gateway.Invoker.
+func (t taught) Invoke(ctx context.Context, r task.Request) (*task.Response, *task.Error) {
+	resp, err := t.Invoker.Invoke(ctx, r)
+	if err != nil {
+		t.demand.Ended(r.Target, err.Stages, false)
+	} else {
+		t.demand.Ended(r.Target, resp.Stages, true)
+	}
+	return resp, err
+}
+
+// learnedObserver adds what was learned to snapshots, and the batches that follow from it.
+type learnedObserver struct {
+	control.Observer
+	demand *learn.Demand
+	batch  func(s *plan.Snapshot)
+}
+
+// Observe implements control.Observer.
+func (o learnedObserver) Observe(ctx context.Context) (plan.Snapshot, error) {
+	s, err := o.Observer.Observe(ctx)
+	if err == nil {
+		o.demand.Fill(&s)
+		o.batch(&s)
+	}
+	return s, err
+}

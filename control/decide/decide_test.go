@@ -1,0 +1,106 @@
+package decide
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+)
+
+// text is a problem in which the allocators disagree.
+const text = `
+name: two stages
+policies: {allocator: sizer, corrector: none}
+budget: 8
+nodes: [{name: n, memory: 16Gi, cpu: 16}]
+pipelines: [{name: p, slo: 1s, rate: 20}]
+stages:
+  - {name: a, next: b, service: {mean: 100ms}, replicas: [{node: n, count: 3}]}
+  - {name: b, service: {mean: 10ms}, accuracy: 0.9, replicas: [{node: n}], variants: [{name: c, accuracy: 0.8, min: 0, zero: true, service: {mean: 5ms}}]}
+`
+
+func file(t *testing.T, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "problem.yml")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func decided(t *testing.T, args ...string) Result {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Run(t.Context(), append(args, "--json"), &out); err != nil {
+		t.Fatal(err)
+	}
+	var r Result
+	d := json.NewDecoder(&out)
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// TestFlagsReplaceThePolicies: a flag replaces the problem's policy of its level alone.
+func TestFlagsReplaceThePolicies(t *testing.T) {
+	name := file(t, text)
+	own, other := decided(t, name), decided(t, name, "--allocator", "uniform", "--route=even", "--steps", "2")
+	if n := own.Policies; n.Allocator != "sizer" || n.Corrector != "none" || n.Route != "best" || own.Version != 1 || own.Problem != "two stages" {
+		t.Errorf("got %+v, want the problem's policies and the defaults", own)
+	}
+	if n := other.Policies; n.Allocator != "uniform" || n.Corrector != "none" || n.Route != "even" || len(other.Decisions) != 2 {
+		t.Errorf("got %+v, want uniform, none and even, twice", other)
+	}
+	if a, b := own.Decisions[0].Functions[1].Count, other.Decisions[0].Functions[1].Count; a >= b {
+		t.Errorf("%d replicas of b by the sizer, %d by uniform, want fewer", a, b)
+	}
+}
+
+// TestTableShowsTheDecision checks the parts of the table.
+func TestTableShowsTheDecision(t *testing.T) {
+	var out bytes.Buffer
+	if err := Run(t.Context(), []string{file(t, text), "--steps", "2"}, &out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"allocator sizer, corrector none, sharer gain, placer dispersed", "STEP  AT  REPLICAS  COUNTS\n", "2     1s  ",
+		"FUNCTION  REPLICAS  CPU  BATCH  SHARE  CALLS/S  BUSY", "n ×3", "\na         λ=20.0/s μ=10.0/s", "STAGE  FROM    LENGTH  PARTS",
+		"b      client  any     b 1    c", "PIPELINE  REQUESTS/S  OBJECTIVE", "p         20          1s", "of CPU", "(of 8)", "decided in ",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}
+
+// TestBadProblemsHaveTheirOwnStatus: a wrong field ends with 2 and its path, anything else with 1.
+func TestBadProblemsHaveTheirOwnStatus(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args   []string
+		status int
+		want   string
+	}{
+		"a field":   {[]string{file(t, strings.Replace(text, "rate: 20", "rate: -1", 1))}, 2, "problem.yml: pipelines[0].rate: got -1, want 0 to 1e+09"},
+		"a policy":  {[]string{file(t, strings.Replace(text, "sizer", "magic", 1))}, 2, `policies.allocator: got "magic", want one of`},
+		"no YAML":   {[]string{file(t, "nodes: [")}, 2, "problem: yaml"},
+		"a flag":    {[]string{file(t, text), "--route", "magic"}, 1, `route "magic", want one of best, even`},
+		"steps":     {[]string{file(t, text), "--steps", "0"}, 1, "--steps: got 0, want 1 to 1000"},
+		"no file":   {[]string{"gone.yml"}, 1, "no such file"},
+		"two files": {[]string{"a", "b"}, 1, `got ["a" "b"], want one problem`},
+	} {
+		err := Run(t.Context(), tc.args, &bytes.Buffer{})
+		if err == nil || !strings.Contains(err.Error(), tc.want) || console.StatusOf(err) != tc.status {
+			t.Errorf("%s: got %v and status %d, want %q and %d", name, err, console.StatusOf(err), tc.want, tc.status)
+		}
+	}
+	if err := Run(t.Context(), []string{"--help"}, &bytes.Buffer{}); !errors.As(err, &console.HelpAsked{}) {
+		t.Errorf("--help: %v", err)
+	}
+}
