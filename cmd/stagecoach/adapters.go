@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -130,11 +131,50 @@ func annotation(f *provider.Deployed, name string) string {
 	return (*f.Deployment.Annotations)[name]
 }
 
-// localNode is this machine's KeysManager as a node of the cluster.
-type localNode struct{ *keysmanager.Manager }
+// keeper is what localNode needs of a KeysManager.
+type keeper interface {
+	Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error)
+	Stop(ctx context.Context, replica string, grace time.Duration) error
+	SetCPU(ctx context.Context, replica string, milli int) error
+	Warm(ctx context.Context, wanted []node.Wanted) error
+	Forget(function string)
+	Inventory() keysmanager.Inventory
+}
+
+// localNode is this machine's KeysManager as a node of the cluster. An order may reach the
+// KeysManager after the function was removed, and load its parameters again. So localNode forgets
+// such functions when the order has ended, as heard does for the functions of daemons.
+type localNode struct {
+	keeper
+
+	deployed func(function string) bool // reports whether a function is deployed now
+}
+
+// Start implements cluster.Node.
+func (n localNode) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
+	defer n.forgetRemoved(o.Spec.Function)
+	return n.keeper.Start(ctx, o, progress)
+}
+
+// Warm implements cluster.Node.
+func (n localNode) Warm(ctx context.Context, wanted []node.Wanted) error {
+	defer func() {
+		for i := range wanted {
+			n.forgetRemoved(wanted[i].Spec.Function)
+		}
+	}()
+	return n.keeper.Warm(ctx, wanted)
+}
+
+// forgetRemoved forgets a function that is not deployed any more.
+func (n localNode) forgetRemoved(function string) {
+	if !n.deployed(function) {
+		n.Forget(function)
+	}
+}
 
 // Inventory implements cluster.Node.
-func (n localNode) Inventory() plan.Node { return planned(inventoryOf(n.Manager.Inventory())) }
+func (n localNode) Inventory() plan.Node { return planned(inventoryOf(n.keeper.Inventory())) }
 
 // replicaCount exports gateway_service_count, as OpenFaaS's gateway does.
 type replicaCount struct {

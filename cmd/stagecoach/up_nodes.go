@@ -30,12 +30,13 @@ func newNodes(name string) (*nodes, error) {
 	return n, err
 }
 
-// own returns this process as the cluster's first node, if it is a node.
-func (n *nodes) own() []cluster.Node {
+// own returns this process as the cluster's first node, if it is a node. deployed reports whether a
+// function is deployed.
+func (n *nodes) own(deployed func(function string) bool) []cluster.Node {
 	if n.keys == nil {
 		return nil
 	}
-	return []cluster.Node{localNode{n.keys}}
+	return []cluster.Node{localNode{n.keys, deployed}}
 }
 
 // openNode makes this process a node.
@@ -157,6 +158,12 @@ func (u *up) openNodes(context.Context) error {
 	return err
 }
 
+// hasFunction reports whether a function is deployed.
+func (u *up) hasFunction(function string) bool {
+	_, ok := u.registry.Function(pipeline.ParseKey(function))
+	return ok
+}
+
 // heard handles the announcement of a daemon: its replicas, and the functions whose parameters it
 // has.
 func (u *up) heard(c *node.Client) {
@@ -167,13 +174,13 @@ func (u *up) heard(c *node.Client) {
 	}
 	u.local.Running(inv.Name, running)
 	for _, z := range inv.Zygotes {
-		if _, ok := u.registry.Function(pipeline.ParseKey(z.Function)); ok || z.Function == "" || z.State != node.Ready {
+		if z.Function == "" || z.State != node.Ready || u.hasFunction(z.Function) {
 			continue
 		}
 		u.nodes.forgetThere(c, z.Function)
 	}
 	for function := range inv.Spares {
-		if _, ok := u.registry.Function(pipeline.ParseKey(function)); !ok {
+		if !u.hasFunction(function) {
 			u.nodes.forgetThere(c, function)
 		}
 	}
