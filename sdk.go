@@ -16,7 +16,8 @@ import (
 // Module is the SDK's module path.
 const Module = "github.com/stagecoach-serving/stagecoach"
 
-//go:embed go.mod go.sum LICENSE all:templates stage/*.go stage/join/*.go stage/zygote/*.go stage/zygote/*.[ch]
+//go:embed go.mod go.sum LICENSE all:templates
+//go:embed stage/*.go stage/join/*.go stage/zygote/*.go stage/zygote/*.[ch]
 //go:embed request/wire/*.go request/task/*.go tensor/*.go
 //go:embed internal/disk/*.go internal/pack/*.go internal/third_party/onnxruntime
 var files embed.FS

@@ -158,9 +158,9 @@ func (u *up) openNodes(context.Context) error {
 	return err
 }
 
-// hasFunction reports whether a function is deployed.
-func (u *up) hasFunction(function string) bool {
-	_, ok := u.registry.Function(pipeline.ParseKey(function))
+// has reports whether a function is deployed. Its name is the key as text.
+func (d deployed) has(function string) bool {
+	_, ok := d.Function(pipeline.ParseKey(function))
 	return ok
 }
 
@@ -174,13 +174,13 @@ func (u *up) heard(c *node.Client) {
 	}
 	u.local.Running(inv.Name, running)
 	for _, z := range inv.Zygotes {
-		if z.Function == "" || z.State != node.Ready || u.hasFunction(z.Function) {
+		if z.Function == "" || z.State != node.Ready || u.deployedFunctions().has(z.Function) {
 			continue
 		}
 		u.nodes.forgetThere(c, z.Function)
 	}
 	for function := range inv.Spares {
-		if !u.hasFunction(function) {
+		if !u.deployedFunctions().has(function) {
 			u.nodes.forgetThere(c, function)
 		}
 	}

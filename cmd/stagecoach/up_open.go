@@ -167,7 +167,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	}
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.hasFunction), Joining: u.cfg.NATS.Listen != "", Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
+		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions().has), Joining: u.cfg.NATS.Listen != "", Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
 		Expected: u.expected,
 		Epoch:    epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
