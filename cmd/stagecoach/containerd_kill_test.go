@@ -194,9 +194,8 @@ func TestKillAnyContainerProcess(t *testing.T) {
 }
 
 // TestCyclesLeaveNothing deploys functions, sends a burst, kills a process and removes the
-// functions, again and again. After each cycle everything that belongs to containers has gone, and
-// no replica runs. Caches and images stay in the state folder, so a cycle may have the files that
-// the first one has left, and no others. CYCLES is the number of cycles.
+// functions, again and again. After each cycle everything that belongs to containers has gone, no
+// replica runs, and the state folder has no new files. CYCLES is the number of cycles.
 func TestCyclesLeaveNothing(t *testing.T) {
 	needGroups(t)
 	t.Parallel()
@@ -209,7 +208,8 @@ func TestCyclesLeaveNothing(t *testing.T) {
 	}
 	r := startContained(t, "--images", images)
 	node := nodeID(r.node(), r.state)
-	var seen, kept, left []string // containers, files, and what a cycle has left
+	kept := r.stateFiles()
+	var seen, left []string // containers, and what a cycle has left
 	defer func() {
 		if t.Failed() {
 			t.Logf("left: %s", strings.Join(left, ", "))
@@ -252,11 +252,7 @@ func TestCyclesLeaveNothing(t *testing.T) {
 			for _, p := range r.descendants() {
 				left = append(left, fmt.Sprintf("process %d %s", p.pid, p.image))
 			}
-			files := r.stateFiles()
-			if cycle == 0 {
-				kept = files
-			}
-			for _, file := range files {
+			for _, file := range r.stateFiles() {
 				if !slices.Contains(kept, file) {
 					left = append(left, file)
 				}
