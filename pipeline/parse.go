@@ -113,12 +113,12 @@ func (p *parser) number(v string, fallback, least, most int) int {
 	return n
 }
 
-// batching reads N, auto or auto:N.
-func batching(p *parser, v string) Batching {
+// batch reads N, auto or auto:N.
+func (p *parser) batch(v string) (n int, auto bool) {
 	const most = 4096
 	first, number, limited := strings.Cut(strings.TrimSpace(v), ":")
 	if first == "auto" && !limited {
-		return Batching{AutoBatch: true}
+		return 0, true
 	}
 	if first == "auto" {
 		first = number
@@ -128,9 +128,20 @@ func batching(p *parser, v string) Batching {
 	n, err := strconv.Atoi(strings.TrimSpace(first))
 	if err != nil || n < 1 || n > most {
 		p.fail(p.path, strconv.Quote(v), fmt.Sprintf("a number from 1 to %d, auto, or auto:N with such a number", most))
-		return Batching{}
+		return 0, false
 	}
-	return Batching{Batch: n, AutoBatch: limited}
+	return n, limited
+}
+
+// batchWait reads a duration up to MostBatchWait. A number without a unit is refused, because it
+// would mean seconds.
+func (p *parser) batchWait(v string) time.Duration {
+	d, err := time.ParseDuration(strings.TrimSpace(v))
+	if err != nil || d < 0 || d > MostBatchWait {
+		p.fail(p.path, strconv.Quote(v), fmt.Sprintf("a duration from 0 to %v, such as 2ms", MostBatchWait))
+		return 0
+	}
+	return d
 }
 
 func (p *parser) boolean(v string) bool {
@@ -205,7 +216,8 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"async-queue-limit": func(v string) { f.Async.QueueLimit = p.number(v, DefaultAsyncQueueLimit, 1, 1_000_000) },
 		"weight":            func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
 		"idempotent":        func(v string) { f.Idempotent = p.boolean(v) },
-		"batch":             func(v string) { f.Batching = batching(p, v) },
+		"batch":             func(v string) { f.Batch, f.AutoBatch = p.batch(v) },
+		"batch-wait":        func(v string) { f.BatchWait = p.batchWait(v) },
 		"start": func(v string) {
 			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")

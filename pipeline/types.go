@@ -41,7 +41,12 @@ type Function struct {
 type Batching struct {
 	Batch     int  // largest batch; 0: not declared
 	AutoBatch bool // the batch is chosen from the profile, up to Batch
+	// BatchWait is how long a call may wait for its batch to fill; 0: not at all.
+	BatchWait time.Duration
 }
+
+// MostBatchWait is the largest BatchWait.
+const MostBatchWait = time.Second
 
 // AutoBatch is the largest batch that is chosen from a profile if the function names no number.
 const AutoBatch = 256

@@ -29,7 +29,7 @@ func TestLiveAnnotationsKeepTheRevision(t *testing.T) {
 	const image = "stagecoach/x:1"
 	_, first := deploy(post, image, "")
 	for name, value := range map[string]string{
-		"accuracy": "0.5", "max-length": "128", "weight": "3", "length": "bytes", "rank": "fair", "route": "best", "allocator": "accuracy", "retry-dropped": "true",
+		"accuracy": "0.5", "batch": "auto:8", "batch-wait": "2ms", "max-length": "128", "weight": "3", "length": "bytes", "rank": "fair", "route": "best", "allocator": "accuracy", "retry-dropped": "true",
 	} {
 		annotation := fmt.Sprintf(`"stagecoach.dev/%s":%q`, name, value)
 		if d, got := deploy(put, image, annotation); got != first || deref(d.Deployment.Annotations)[pipeline.Prefix+name] != value {
@@ -49,7 +49,7 @@ func TestLiveAnnotationsKeepTheRevision(t *testing.T) {
 	second := first
 	for what, change := range map[string][2]string{
 		"nothing":                      {image, `"stagecoach.dev/accuracy":"0.9","stagecoach.dev/max-length":"7"`},
-		"another annotation":           {image, `"stagecoach.dev/accuracy":"0.9","stagecoach.dev/max-length":"7","stagecoach.dev/batch":"2"`},
+		"another annotation":           {image, `"stagecoach.dev/accuracy":"0.9","stagecoach.dev/max-length":"7","stagecoach.dev/queue-limit":"2"`},
 		"the image and a live one too": {"stagecoach/y:1", `"stagecoach.dev/accuracy":"0.8"`},
 	} {
 		deploy(put, image, `"stagecoach.dev/accuracy":"0.9","stagecoach.dev/max-length":"7"`)

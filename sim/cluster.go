@@ -74,13 +74,17 @@ func (w *world) apply(p *plan.Plan, atOnce bool) {
 	}
 }
 
-// route lets the stages follow the plan's routing tables and ranks, as package cluster does before
+// route lets the stages follow the plan's routing tables, ranks and batches, as package cluster does before
 // it releases replicas.
 func (w *world) route(p *plan.Plan) {
 	tables := p.Tables
 	for i := range p.Wants { // sorted, as tables are
 		want := &p.Wants[i]
 		l := w.byKey[want.Function]
+		if want.Batch > 0 && want.Batch != l.batch {
+			l.batch = want.Batch
+			w.step(l.owner, dispatch.Batched{Lane: l.key, Most: want.Batch})
+		}
 		if l.own != l.i {
 			continue
 		}

@@ -82,6 +82,7 @@ type line struct {
 	starts   starts
 	poked    int64 // when it last asked control for more
 	cpu      int   // CPU limit that a plan gave its replicas; 0: as declared
+	batch    int   // the plan's largest batch; 0: there is no plan yet
 }
 
 // running is a batch on a replica.

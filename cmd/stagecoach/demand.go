@@ -34,7 +34,6 @@ func (t taught) Invoke(ctx context.Context, r task.Request) (*task.Response, *ta
 type learnedObserver struct {
 	control.Observer
 	demand *learn.Demand
-	batch  func(s *plan.Snapshot)
 }
 
 // Observe implements control.Observer.
@@ -42,7 +41,7 @@ func (o learnedObserver) Observe(ctx context.Context) (plan.Snapshot, error) {
 	s, err := o.Observer.Observe(ctx)
 	if err == nil {
 		o.demand.Fill(&s)
-		o.batch(&s)
+		s.ChooseBatches()
 	}
 	return s, err
 }

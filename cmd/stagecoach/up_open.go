@@ -13,7 +13,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
@@ -205,7 +204,7 @@ func (u *up) openControl(context.Context) error {
 		cfg.Recorder = record
 	}
 	var err error
-	u.loop, err = control.New(learnedObserver{u.local, u.demand, func(s *plan.Snapshot) { u.kinds.batches.choose(s, u.lines, u.registry, u.kinds, u.log) }}, u.local, cfg, u.log, u.metrics)
+	u.loop, err = control.New(learnedObserver{u.local, u.demand}, u.local, cfg, u.log, u.metrics)
 	if err != nil {
 		return err
 	}
@@ -315,13 +314,13 @@ func (u *up) follow(context.Context) error {
 	update := func(c provider.Change) {
 		u.kinds.changed(c.Key, c.Function)
 		if f := c.Function; f == nil {
-			u.kinds.batches.remove(u.lines, c.Key)
+			u.lines.Remove(c.Key)
 			u.nodes.forget(c.Key.String())
 			u.book.Forget(c.Key)
 			u.status.meter.Forget(c.Key.String())
 			u.cpu.meter.Forget(c.Key.String())
 			u.gateway.Tidy()
-		} else if err := u.kinds.batches.ensure(u.lines, f, u.kinds.of(f.Key)); err != nil {
+		} else if err := u.lines.Ensure(lineOf(f, u.kinds.of(f.Key))); err != nil {
 			u.log.Error("function has no line", "function", f.Key, "error", err)
 		}
 		if spec, there := u.deployedFunctions().Spec(c.Key); there {
@@ -338,6 +337,15 @@ func (u *up) follow(context.Context) error {
 	u.background(u.sweepSecrets)
 	u.background(u.async)
 	return nil
+}
+
+// lineOf returns what the line of a function needs to know.
+func lineOf(f *provider.Deployed, exec *kind) dispatch.Spec {
+	return dispatch.Spec{
+		Function: f.Key, Revision: f.Revision, QueueLimit: f.Declared.QueueLimit, MaxReplicas: maxReplicas(f.Declared),
+		Batch: f.Declared.MostBatch(), AutoBatch: f.Declared.AutoBatch, BatchWait: f.Declared.BatchWait,
+		Timeout: exec.exec, VariantOf: f.Declared.Stage(), MaxLength: f.Declared.MaxLength,
+	}
 }
 
 // hidePaths returns a function that removes the operator's folders from texts that clients of

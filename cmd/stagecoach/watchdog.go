@@ -72,9 +72,8 @@ type resolver interface {
 // kinds knows which functions speak HTTP themselves. It inspects an image when its function is
 // deployed.
 type kinds struct {
-	images  resolver
-	known   sync.Map // pipeline.Key → *kind
-	batches batches
+	images resolver
+	known  sync.Map // pipeline.Key → *kind
 }
 
 // kind describes one function.

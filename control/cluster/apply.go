@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -35,6 +36,7 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	case late:
 		return fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
 	}
+	l.unbatch(&p)
 	l.cfg.Lines.Publish(&p)
 	failed, err := l.apply(p, l.cfg.Functions.Functions())
 	if err != nil {
@@ -48,6 +50,28 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 		}
 	}
 	return nil
+}
+
+// unbatch lets pinned functions have batches of all sizes, whatever a policy chose: they are being
+// measured. It does not change p's own Wants.
+func (l *Local) unbatch(p *plan.Plan) {
+	now := l.now()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	copied := false
+	for i := range p.Wants {
+		k := l.functions[pipeline.ParseKey(p.Wants[i].Function)]
+		if k == nil {
+			continue
+		}
+		if _, pinned := k.pin.at(now); !pinned {
+			continue
+		}
+		if !copied {
+			p.Wants, copied = slices.Clone(p.Wants), true
+		}
+		p.Wants[i].Batch = math.MaxInt32 // the line knows the declared one
+	}
 }
 
 // failedFunction is a function whose waiting tasks are answered now, because no replica of a

@@ -104,6 +104,11 @@ func (c *Core) apply(now time.Time, ev Event) {
 		c.remove(now, ev)
 	case Routed:
 		c.routed(now, ev)
+	case Batched:
+		if l := c.Lane(ev.Lane); l != nil {
+			l.batching.planned = ev.Most
+			l.resize()
+		}
 	case Tick:
 		c.armed = time.Time{}
 	case Close:

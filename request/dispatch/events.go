@@ -9,7 +9,7 @@ import (
 
 // Event is an input of the core: one of [Submit], [Expect], [Cancel], [Leave], [ReplicaUp],
 // [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [Removed], [NoReplica], [Fail],
-// [Routed], [Tick] and [Close].
+// [Routed], [Batched], [Tick] and [Close].
 //
 // A Lane in an event or effect is the name of the lane's function. In an event, an empty Lane means
 // the lane of the stage's own function. Names of replicas are unique within the stage, so events
@@ -75,6 +75,12 @@ type Deployed struct {
 	Revision   uint64 // of the function's spec
 	MaxLength  int    // of inputs, in the unit of task.Task.Length; 0: any
 	QueueLimit int    // largest number of tasks that wait in the lane; 0: as before
+	// Batch is the largest batch that may ever be sent; 0: as large as the replicas take. With
+	// AutoBatch, batches have one task until a plan says otherwise.
+	Batch     int
+	AutoBatch bool
+	// BatchWait is how long a task may wait for its batch to fill; 0: not at all.
+	BatchWait time.Duration
 }
 
 // Removed reports that a lane's function was removed. The lane gets no more tasks, and its waiting
@@ -107,6 +113,13 @@ type Routed struct {
 	Rank  string      // as in plan.Want
 }
 
+// Batched sets the largest batch of a lane, as a plan wants it. It holds from each replica's next
+// batch on.
+type Batched struct {
+	Lane string
+	Most int // at least 1
+}
+
 // Tick reports that time has passed; see [Wake].
 type Tick struct{}
 
@@ -128,6 +141,7 @@ func (Removed) event()      {}
 func (NoReplica) event()    {}
 func (Fail) event()         {}
 func (Routed) event()       {}
+func (Batched) event()      {}
 func (Tick) event()         {}
 func (Close) event()        {}
 

@@ -24,6 +24,7 @@ type fleet struct {
 type replica struct {
 	name     string
 	revision uint64
+	most     int // the largest batch that it takes
 	batches  []*batch
 	answered bool          // it has finished its first batch, which is slower than others
 	timeout  time.Duration // the longest time that a call may run; 0: until its deadline

@@ -79,12 +79,12 @@ func (s Spec) complete() Spec {
 	return s
 }
 
-// most returns how many tasks can run at a time at the largest scale.
-func (s Spec) most() int64 { return int64(s.MaxReplicas * max(s.Slots, 1) * s.Batch) }
+// most returns how many tasks can run at a time at the largest scale, in batches of up to batch.
+func (s Spec) most(batch int) int64 { return int64(s.MaxReplicas * max(s.Slots, 1) * batch) }
 
 // deployed returns the event for the function's spec.
 func (s Spec) deployed() Deployed {
-	return Deployed{Lane: s.Function.String(), Revision: s.Revision, MaxLength: s.MaxLength, QueueLimit: s.QueueLimit}
+	return Deployed{Lane: s.Function.String(), Revision: s.Revision, MaxLength: s.MaxLength, QueueLimit: s.QueueLimit, Batch: s.Batch, AutoBatch: s.AutoBatch, BatchWait: s.BatchWait}
 }
 
 // open begins to take tasks from this process and from the bus.

@@ -140,6 +140,10 @@ func (c *Core) deploy(now time.Time, ev Deployed) {
 	}
 	l.revision, l.maxLength, l.removed = ev.Revision, max(ev.MaxLength, 0), false
 	l.limit = cmp.Or(ev.QueueLimit, l.limit)
+	if l.batching.declared, l.view.BatchWait = ev.Batch, ev.BatchWait; ev.AutoBatch && l.batching.planned == 0 {
+		l.batching.planned = 1
+	}
+	l.resize()
 	l.survey()
 	c.cfg.QueueLimit = cmp.Or(c.lanes.limit(c.cfg.Function), c.cfg.QueueLimit)
 	if changed {

@@ -70,7 +70,7 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c w
 	l.attached, l.waited, l.start = time.Now(), waiting > 0, hello.Load+hello.Place
 	o.mu.Unlock()
 	f.step(ReplicaUp{
-		Lane: f.lane, Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: min(hello.MaxBatch, spec.Batch), Timeout: spec.Timeout,
+		Lane: f.lane, Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: hello.MaxBatch, Timeout: spec.Timeout,
 	})
 	if !l.run() { // last, so that its end comes after its start
 		// While it is listed, the Core may send to it.

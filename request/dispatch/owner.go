@@ -99,9 +99,14 @@ func (o *owner) bound() {
 	sum := int64(0)
 	for _, f := range o.functions {
 		if !f.bare && !f.removed.Load() {
+			batch := f.spec.Batch
+			if l := o.core.Lane(f.lane); l != nil {
+				batch = l.batching.limit(batch)
+			}
+			most := f.spec.most(batch)
 			f.load.limit.Store(int64(f.spec.QueueLimit))
-			f.load.max.Store(f.spec.most())
-			sum += f.spec.most()
+			f.load.max.Store(most)
+			sum += most
 		}
 	}
 	if f := o.function(o.stage.String()); f != nil && f.name == o.stage {

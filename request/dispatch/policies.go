@@ -84,12 +84,3 @@ func (LeastLoaded) Bind(v *task.View, _ *task.Task) task.Choice {
 	}
 	return task.Choice{Action: task.Bind, Replica: best}
 }
-
-// Fill is a task.Batcher that never waits for more tasks. A batch has all waiting tasks, up to the
-// replica's MaxBatch. MaxBatch is 1 by default, so tasks run one by one.
-type Fill struct{}
-
-// Batch takes all of head.
-func (Fill) Batch(_ *task.View, _ *task.Replica, head []*task.Task) (n int, wait time.Duration) {
-	return len(head), 0
-}

@@ -6,8 +6,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// Publish makes the lines follow the routing tables and ranks of a plan. The lines of a stage
-// change in one step. Publish ignores functions that this process does not own. It does not keep p.
+// Publish makes the lines follow the routing tables, ranks and batches of a plan. The lines of a
+// stage change in one step. Publish ignores functions that this process does not own. It does not keep p.
 func (s *Shell) Publish(p *plan.Plan) {
 	tables := make(map[string]*plan.Table, len(p.Tables))
 	for i := range p.Tables {
@@ -18,6 +18,9 @@ func (s *Shell) Publish(p *plan.Plan) {
 		wants[p.Wants[i].Function] = &p.Wants[i]
 	}
 	for _, f := range *s.functions.Load() {
+		if w := wants[f.lane]; w != nil {
+			f.batched(w.Batch)
+		}
 		o := f.lock()
 		ev, known := Routed{Table: tables[f.lane]}, tables[f.lane] != nil
 		for _, g := range slices.Backward(o.functions) { // the stage's own function is the first
@@ -32,6 +35,16 @@ func (s *Shell) Publish(p *plan.Plan) {
 		var space [4]*link
 		o.advance(ev, space[:0], false)
 	}
+}
+
+// batched sets the largest batch of the function's lane; 0: it stays.
+func (f *function) batched(most int) {
+	o := f.lock()
+	if l := o.core.Lane(f.lane); l == nil || most <= 0 || l.batching.planned == most {
+		o.mu.Unlock()
+		return
+	}
+	o.change(Batched{Lane: f.lane, Most: most})
 }
 
 // cloneTable returns a copy that shares nothing with t.

@@ -21,8 +21,8 @@ func (c *Core) up(now time.Time, ev ReplicaUp) {
 		c.do(Evict{Replica: ev.Name, Cause: fmt.Sprintf("function %q was removed", cmp.Or(ev.Lane, c.cfg.Function))})
 	default:
 		l.failed = false
-		l.insert(&replica{name: ev.Name, revision: ev.Revision, timeout: ev.Timeout},
-			task.Replica{Name: ev.Name, Slots: max(ev.Slots, 1), MaxBatch: max(ev.MaxBatch, 1)})
+		l.insert(&replica{name: ev.Name, revision: ev.Revision, most: ev.MaxBatch, timeout: ev.Timeout},
+			task.Replica{Name: ev.Name, Slots: max(ev.Slots, 1), MaxBatch: l.batching.limit(ev.MaxBatch)})
 		l.survey()
 	}
 }

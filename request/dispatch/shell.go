@@ -82,7 +82,11 @@ type Spec struct {
 	MaxReplicas int    // upper bound of the function's scale
 	// Most batches per replica at a time; 0: as many as the replica says.
 	Slots int
-	Batch int // largest batch; 0: 1
+	// Batch is the largest batch; 0: 1. With AutoBatch, plans choose it, up to Batch, and it is 1
+	// before the first plan.
+	Batch     int
+	AutoBatch bool
+	BatchWait time.Duration // how long a task may wait for its batch to fill; 0: not at all
 	// The function's exec_timeout; 0: a call may run until its deadline.
 	Timeout time.Duration
 	// The stage that the function can serve too, of the same namespace; zero: it is no variant.

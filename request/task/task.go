@@ -194,6 +194,8 @@ type View struct {
 	Waiting  int
 	Replicas []Replica     // sorted by Name
 	Service  time.Duration // mean per batch; 0: unknown
+	// BatchWait is how long a task may wait for its batch to fill; 0: not at all.
+	BatchWait time.Duration
 }
 
 // Orderer gives a task its place in the line. Lower keys go first, and equal keys go in order of

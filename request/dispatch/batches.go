@@ -1,0 +1,49 @@
+package dispatch
+
+import (
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/request/task"
+)
+
+// batching says how large the batches of a lane may be. The smallest of these limits holds: the
+// replica's own, the declared one and that of the plan.
+type batching struct {
+	declared int // 0: no limit
+	planned  int // of the plan in force; 0: there is none yet
+}
+
+// limit returns the largest batch of a replica that takes up to most calls.
+func (b batching) limit(most int) int {
+	for _, n := range []int{b.declared, b.planned} {
+		if n > 0 {
+			most = min(most, n)
+		}
+	}
+	return max(most, 1)
+}
+
+// resize sets the largest batch of each replica after a limit has changed.
+func (l *Lane) resize() {
+	for i, r := range l.replicas {
+		l.view.Replicas[i].MaxBatch = l.batching.limit(r.most)
+	}
+}
+
+// Fill is a task.Batcher. A batch has all waiting tasks, up to the replica's MaxBatch. If the lane
+// has a BatchWait, a batch that is not full waits until its first task has waited that long.
+// MaxBatch is 1 by default, so tasks run one by one.
+type Fill struct{}
+
+// Batch takes all of head, or waits for more.
+func (Fill) Batch(v *task.View, r *task.Replica, head []*task.Task) (n int, wait time.Duration) {
+	if v.BatchWait <= 0 || len(head) >= r.MaxBatch {
+		return len(head), 0
+	}
+	first := slices.MinFunc(head, func(a, b *task.Task) int { return a.Entered.Compare(b.Entered) })
+	if wait = first.Entered.Add(v.BatchWait).Sub(v.Now); wait > 0 {
+		return 0, wait
+	}
+	return len(head), 0
+}
