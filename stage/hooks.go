@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"os"
 	"runtime/debug"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -22,8 +24,10 @@ type Hooks struct {
 	Place func(ctx context.Context, r *Replica) error
 	// Infer runs a batch and returns one result per call, in order. Up to Slots batches run at a time.
 	// ctx ends when all calls of the batch are canceled or past their deadlines. Each call also has
-	// its own context. A panic becomes the error of all calls or, with Each, of the call that caused
-	// it; the replica continues.
+	// its own context. With Each, a panic becomes the error of the call that caused it. Otherwise,
+	// each half of the batch runs again, and so on, until the call that panics is alone. A function
+	// that is not idempotent, and a call that has streamed, run once: then the panic becomes the
+	// error of all calls. The replica continues.
 	Infer func(ctx context.Context, calls []*Call) []Result
 	// Slots is the maximum number of batches that run at a time. The environment variable max_inflight
 	// overrides it. The default is 1.
@@ -34,6 +38,7 @@ type Hooks struct {
 	threads func(total int) // makes this many threads compute; nil: the number cannot be changed
 	// timeout bounds a call; 0: only the call's deadline does. It is exec_timeout.
 	timeout time.Duration
+	once    bool // no call runs twice, because the function is not idempotent
 }
 
 // Replica is this process.
@@ -58,9 +63,10 @@ type Call struct {
 	Header      []task.Header
 	Input       tensor.Input
 
-	ctx   context.Context
-	write func([]byte) error
-	log   *slog.Logger
+	ctx      context.Context
+	write    func([]byte) error
+	streamed atomic.Bool // it has written
+	log      *slog.Logger
 }
 
 // Log returns the replica's logger with the call's id. The platform's lines about the call have the
@@ -102,6 +108,7 @@ func (c *Call) HeaderValue(name string) string {
 // Write streams a piece of the call's output before its result. It waits while the receiver is
 // behind.
 func (c *Call) Write(p []byte) (int, error) {
+	c.streamed.Store(true)
 	if err := c.write(p); err != nil {
 		return 0, err
 	}
@@ -186,22 +193,34 @@ type panicked struct {
 
 func (p panicked) Error() string { return fmt.Sprintf("the function panicked: %v", p.value) }
 
-// runRecovered runs Infer and returns one result per call. A panic becomes the error of every call,
-// because the call that caused it is unknown.
-func runRecovered(infer func(context.Context, []*Call) []Result, ctx context.Context, calls []*Call) (out []Result) {
+// bisect runs a batch and returns one result per call. If Infer panics or returns another number of
+// results, each half of the batch runs on its own, and so on. So one bad call among n costs at most
+// 2·log2(n) further runs, rounded up. If a call may not run twice, the fault is that of all calls.
+func (h *Hooks) bisect(ctx context.Context, calls []*Call) []Result {
+	out, fault := runRecovered(h.Infer, ctx, calls)
+	streamed := func(c *Call) bool { return c.streamed.Load() }
+	if fault == nil || len(calls) == 1 || h.once || ctx.Err() != nil || slices.ContainsFunc(calls, streamed) {
+		return out
+	}
+	half := len(calls) / 2
+	return append(h.bisect(ctx, calls[:half]), h.bisect(ctx, calls[half:])...)
+}
+
+// runRecovered runs Infer and returns one result per call. A panic, and a wrong number of results,
+// is the error of every call, because the call that caused it is unknown. It is also returned.
+func runRecovered(infer func(context.Context, []*Call) []Result, ctx context.Context, calls []*Call) (out []Result, fault error) {
 	defer func() {
 		p := recover()
 		if p == nil && len(out) == len(calls) {
 			return
 		}
-		var err error = panicked{p, debug.Stack()}
-		if p == nil {
-			err = fmt.Errorf("the function returned %d results for %d calls", len(out), len(calls))
+		if fault = (panicked{p, debug.Stack()}); p == nil {
+			fault = fmt.Errorf("the function returned %d results for %d calls", len(out), len(calls))
 		}
 		out = make([]Result, len(calls))
 		for i := range out {
-			out[i].Err = err
+			out[i].Err = fault
 		}
 	}()
-	return infer(ctx, calls)
+	return infer(ctx, calls), nil
 }

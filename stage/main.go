@@ -65,6 +65,7 @@ func Run(ctx context.Context, h Hooks) error {
 	if h.timeout, err = Duration("exec_timeout", os.Getenv("exec_timeout")); err != nil {
 		return err
 	}
+	h.once = os.Getenv(wire.EnvIdempotent) == "false"
 	r := &Replica{
 		Name: os.Getenv(wire.EnvReplica), Function: os.Getenv(wire.EnvFunction),
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),

@@ -297,7 +297,7 @@ func (s *server) run(j job) {
 	defer s.running.Done()
 	batch, calls := j.batch, j.calls
 	begin := time.Now()
-	results := runRecovered(s.hooks.Infer, j.ctx, calls)
+	results := s.hooks.bisect(j.ctx, calls)
 	service := time.Since(begin)
 	for i := range results {
 		if late := execTimeoutError(0); errors.Is(results[i].Err, context.DeadlineExceeded) && errors.As(context.Cause(calls[i].ctx), &late) {

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -194,15 +195,59 @@ func TestAPanicLeavesTheReplicaAlive(t *testing.T) {
 	}
 }
 
-func TestPanicOrWrongCountFailsTheWholeBatch(t *testing.T) {
-	for want, infer := range map[string]func(context.Context, []*Call) []Result{
-		"panicked: ouch":               func(context.Context, []*Call) []Result { panic("ouch") },
-		"returned 1 results for 2 cal": func(context.Context, []*Call) []Result { return make([]Result, 1) },
-	} {
-		d := begin(t, Hooks{Infer: infer, MaxBatch: 2}, welcome)
-		d.batch(1, time.Time{}, "a", "b")
-		d.failure(task.Failed, want)
-		d.failure(task.Failed, want)
+// TestABadCallIsFoundByBisection sends a batch with a call for which the hook panics, or returns too
+// few results. The other calls get their results, unless a call may not run twice.
+func TestABadCallIsFoundByBisection(t *testing.T) {
+	var runs []int
+	infer := func(_ context.Context, calls []*Call) []Result {
+		runs = append(runs, len(calls))
+		out := make([]Result, len(calls))
+		for i, c := range calls {
+			switch text := string(c.Items()[0].Bytes); text {
+			case "panic":
+				panic("ouch")
+			case "short":
+				return nil
+			case "stream":
+				_, _ = c.Write([]byte("piece"))
+				fallthrough
+			default:
+				out[i].Output = c.Items()
+			}
+		}
+		return out
+	}
+	for bad, want := range map[string]string{"panic": "panicked: ouch", "short": "returned 0 results for 1 calls"} {
+		runs = nil
+		d := begin(t, Hooks{Infer: infer, MaxBatch: 8}, welcome)
+		d.batch(1, time.Time{}, "0", "1", "2", "3", "4", bad, "6", "7")
+		for i := range 8 {
+			if i == 5 {
+				d.failure(task.Failed, want)
+			} else if m := d.result(); m.Index != i || string(m.Output[0].Bytes) != fmt.Sprint(i) {
+				t.Errorf("%s: answer %d: %+v", bad, i, m)
+			}
+		}
+		if !slices.Equal(runs, []int{8, 4, 4, 2, 1, 1, 2}) {
+			t.Errorf("%s: batches of %v", bad, runs)
+		}
+		runs = nil
+		d = begin(t, Hooks{Infer: infer, MaxBatch: 8, once: true}, welcome)
+		d.batch(1, time.Time{}, "0", bad)
+		d.failure(task.Failed, strings.Replace(want, "1 calls", "2 calls", 1))
+		d.failure(task.Failed, strings.Replace(want, "1 calls", "2 calls", 1))
+		if !slices.Equal(runs, []int{2}) {
+			t.Errorf("%s, not idempotent: batches of %v", bad, runs)
+		}
+		runs = nil
+		d = begin(t, Hooks{Infer: infer, MaxBatch: 8}, welcome)
+		d.batch(1, time.Time{}, "stream", bad)
+		d.read(wire.FrameChunk)
+		d.failure(task.Failed, strings.Replace(want, "1 calls", "2 calls", 1))
+		d.failure(task.Failed, strings.Replace(want, "1 calls", "2 calls", 1))
+		if !slices.Equal(runs, []int{2}) {
+			t.Errorf("%s, after a stream: batches of %v", bad, runs)
+		}
 	}
 }
 

@@ -27,6 +27,7 @@ func (s *Snapshot) ChooseBatches() {
 func (s *Snapshot) AutoBatch(at int) (n int, why string) {
 	f := &s.Functions[at]
 	sizes := f.batchTimes()
+	falls := sizes.rise()
 	if len(sizes) == 0 {
 		return 1, "batch 1: no profile (`stagecoach profile` measures one)"
 	}
@@ -43,13 +44,30 @@ func (s *Snapshot) AutoBatch(at int) (n int, why string) {
 	if took > share/2 {
 		return 1, fmt.Sprintf("batch 1: one call takes %v, more than half of the share %v of the objective %v", round(took), round(share), of)
 	}
-	return n, fmt.Sprintf("batch %d of up to %d: it takes %v, at most half of the share %v of the objective %v", n, f.AutoBatch, round(took), round(share), of)
+	why = fmt.Sprintf("batch %d of up to %d: it takes %v, at most half of the share %v of the objective %v", n, f.AutoBatch, round(took), round(share), of)
+	if falls > 0 {
+		why += fmt.Sprintf("; the profile says that a batch of %d takes less than a smaller one, so the smaller one's time counts: measure it again", falls)
+	}
+	return n, why
 }
 
 func round(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }
 
 // batchTimes has the profiled time of each batch size, sorted by size.
 type batchTimes []Batched
+
+// rise makes each time at least that of the smaller sizes, because no larger batch takes less time.
+// It returns the first size whose time was clearly less, by more than a tenth; 0: none.
+func (t batchTimes) rise() (falls int) {
+	for i := 1; i < len(t); i++ {
+		before := t[i-1].Mean
+		if falls == 0 && t[i].Mean < before-before/10 {
+			falls = t[i].Size
+		}
+		t[i].Mean = max(t[i].Mean, before)
+	}
+	return falls
+}
 
 // one returns the time of one call. If size 1 was not measured, it is the smallest size's time
 // divided by that size.

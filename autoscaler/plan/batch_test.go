@@ -42,8 +42,10 @@ func TestAutoBatchIsTheLargestThatFitsTheShare(t *testing.T) {
 		{CPUMilli: 1000, Batch: 4, Length: 8, Mean: 4 * ms},
 		{CPUMilli: 1000, Batch: 4, Length: 64, Mean: 60 * ms},
 	}
-	falling := profiled("a", 8, 100*ms, 80*ms, 30*ms, 60*ms)
-	falling.Objective = 80 * ms
+	falling := profiled("a", 8, 100*ms, 80*ms, 30*ms, 260*ms)
+	falling.Objective = 250 * ms
+	little := profiled("a", 8, 100*ms, 91*ms, 100*ms, 260*ms)
+	little.Objective = 250 * ms
 	slow := profiled("a", 8, 100*ms, 200*ms)
 	slow.Objective = 150 * ms
 	branches := Pipeline{Name: "q", Stages: []string{"a", "b", "c"}, Edges: []Edge{{From: 0, To: 1}, {From: 0, To: 2}}, SLO: 500 * ms}
@@ -67,7 +69,8 @@ func TestAutoBatchIsTheLargestThatFitsTheShare(t *testing.T) {
 		"the quota below the limit":   {[]Function{quotas}, nil, 2, "it takes 20ms"},
 		"a quota that a plan lowered": {[]Function{throttled}, nil, 1, "it takes 1ms"},
 		"the slowest length":          {[]Function{lengths}, nil, 1, "it takes 10ms"},
-		"times that fall":             {[]Function{falling}, nil, 4, "it takes 30ms"},
+		"times that fall":             {[]Function{falling}, nil, 4, "it takes 100ms, at most half of the share 250ms of the objective 250ms; the profile says that a batch of 2 takes less than a smaller one"},
+		"times that fall a little":    {[]Function{little}, nil, 4, "of the objective 250ms"},
 		"one call is too slow":        {[]Function{slow}, nil, 1, "one call takes 100ms, more than half of the share 150ms"},
 	} {
 		s := Snapshot{Functions: tc.functions, Pipelines: tc.pipelines}

@@ -16,6 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/logbook"
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
 	"github.com/stagecoach-serving/stagecoach/request/flow"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // Adapters connect the packages: each one implements an interface of one package with another
@@ -87,6 +88,9 @@ func (d deployed) replicaSpec(f *provider.Deployed) node.Spec {
 	delete(env, envSecrets)
 	if folder != "" {
 		env[envSecrets] = folder
+	}
+	if !f.Declared.Idempotent {
+		env[wire.EnvIdempotent] = "false"
 	}
 	res := f.Resources()
 	return node.Spec{

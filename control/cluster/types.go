@@ -32,7 +32,8 @@ type Lines interface {
 	// PauseMeasuring ignores all measurements of a function until the given time. The zero time
 	// ends the pause.
 	PauseMeasuring(function pipeline.Key, until time.Time)
-	// Publish makes the lines follow the routing tables, ranks and batches of a plan. It does not keep p.
+	// Publish makes the lines follow the routing tables, ranks and batches of a plan. It does not
+	// keep p.
 	Publish(p *plan.Plan)
 	// Fail answers the waiting tasks of a function with task.Unavailable and the cause, if this
 	// revision is deployed. Tasks that arrive later wait again.

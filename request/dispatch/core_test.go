@@ -258,6 +258,48 @@ func TestScenarios(t *testing.T) {
 			{6 * ms, answer("r1", 2, 1), "reply c ok wait=2ms service=2ms"},
 			{8 * ms, answer("r1", 2, 0), "reply b ok wait=3ms service=4ms; send r1 #3 d"},
 		}},
+		"the smallest limit of a batch holds": {CoreConfig{}, []step{
+			{0, ReplicaUp{Name: "r1", Slots: 1, MaxBatch: 3}, ""},
+			{0, Deployed{Revision: 1, Batch: 4}, ""},
+			{0, submit("a", 0), "send r1 #1 a"},
+			{0, submit("b", 0), ""},
+			{0, submit("c", 0), ""},
+			{0, submit("d", 0), ""},
+			{0, submit("e", 0), "wanted"},
+			{0, submit("f", 0), "wanted"},
+			{0, submit("g", 0), "wanted"},
+			{1 * ms, Batched{Most: 2}, ""}, // the plan's
+			{1 * ms, answer("r1", 1, 0), "reply a ok wait=0s service=1ms; send r1 #2 b+c"},
+			{2 * ms, Batched{Most: 9}, ""}, // the replica's
+			{2 * ms, answer("r1", 2, 0), "reply b ok wait=1ms service=1ms"},
+			{2 * ms, answer("r1", 2, 1), "reply c ok wait=1ms service=1ms; send r1 #3 d+e+f"},
+			{3 * ms, Deployed{Revision: 1, Batch: 1}, ""}, // the declared one
+			{3 * ms, submit("h", 0), "wanted"},
+			{3 * ms, ReplicaUp{Name: "r2", Slots: 1, MaxBatch: 3}, "send r2 #4 g"},
+		}},
+		"auto is 1 until a plan says more": {CoreConfig{}, []step{
+			{0, Deployed{Revision: 1, Batch: 8, AutoBatch: true}, ""},
+			{0, submit("a", 0), "wanted"},
+			{0, submit("b", 0), "wanted"},
+			{0, submit("c", 0), "wanted"},
+			{1 * ms, ReplicaUp{Name: "r1", Slots: 1, MaxBatch: 8}, "send r1 #1 a"},
+			{2 * ms, Batched{Most: 4}, ""},
+			{2 * ms, Deployed{Revision: 2, Batch: 8, AutoBatch: true}, ""}, // the plan still holds
+			{3 * ms, answer("r1", 1, 0), "reply a ok wait=1ms service=2ms; send r1 #2 b+c"},
+		}},
+		"a batch waits to fill": {CoreConfig{}, []step{
+			{0, ReplicaUp{Name: "r1", Slots: 3, MaxBatch: 2}, ""},
+			{0, Deployed{Revision: 1, BatchWait: 5 * ms}, ""},
+			{0, submit("a", 0), "wake 5ms"},
+			{1 * ms, submit("b", 0), "send r1 #1 a+b"}, // it is full
+			{2 * ms, submit("c", 0), ""},
+			{5 * ms, Tick{}, "wake 7ms"},
+			{7 * ms, Tick{}, "send r1 #2 c"},
+			{8 * ms, submit("d", 10*ms), "wake 10ms"}, // a deadline holds
+			{10 * ms, Tick{}, "reply d expired wait=2ms service=0s"},
+			{11 * ms, submit("e", 0), "wake 16ms"},
+			{12 * ms, Deployed{Revision: 1}, "send r1 #3 e"}, // no waiting from now on
+		}},
 		"least loaded": {CoreConfig{}, []step{
 			{0, ReplicaUp{Name: "r2", Slots: 2}, ""},
 			{0, ReplicaUp{Name: "r1", Slots: 2}, ""},

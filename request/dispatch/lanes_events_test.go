@@ -29,7 +29,7 @@ func (w *lanesWorld) event() Event {
 		if w.rnd.IntN(5) == 0 {
 			revision = max(revision-1, 1)
 		}
-		return ReplicaUp{Lane: some, Name: fmt.Sprint("r", w.number), Slots: 1 + w.rnd.IntN(2), MaxBatch: 1 + w.rnd.IntN(2), Revision: revision}
+		return ReplicaUp{Lane: some, Name: fmt.Sprint("r", w.number), Slots: 1 + w.rnd.IntN(2), MaxBatch: 1 + w.rnd.IntN(4), Revision: revision}
 	case n < 57 && len(w.order) > 0:
 		return ReplicaDown{Name: pick(w.rnd, w.order), Cause: "chance", End: task.EndItself}
 	case n < 60 && len(w.order) > 0:
@@ -41,7 +41,10 @@ func (w *lanesWorld) event() Event {
 		if l := w.core.Lane(some); l != nil {
 			revision = l.revision + uint64(w.rnd.IntN(2))
 		}
-		return Deployed{Lane: some, Revision: revision, MaxLength: pick(w.rnd, []int{0, 0, 10, 20}), QueueLimit: 5 + w.rnd.IntN(20)}
+		return Deployed{
+			Lane: some, Revision: revision, MaxLength: pick(w.rnd, []int{0, 0, 10, 20}), QueueLimit: 5 + w.rnd.IntN(20),
+			Batch: pick(w.rnd, []int{0, 0, 1, 3}), BatchWait: pick(w.rnd, []time.Duration{0, 0, 3 * ms}),
+		}
 	case n < 68:
 		live := 0
 		for _, l := range w.core.lanes {
@@ -66,6 +69,8 @@ func (w *lanesWorld) event() Event {
 		return Leave{Request: pick(w.rnd, w.all).Request}
 	case n < 77:
 		return Expect{}
+	case n < 79:
+		return Batched{Lane: some, Most: 1 + w.rnd.IntN(4)}
 	}
 	return w.answer()
 }

@@ -25,12 +25,16 @@ type lanesWorld struct {
 	// by replica: its lane, and its unanswered batches
 	lane    map[string]string
 	batches map[string]map[uint64][]*task.Task
-	order   []string // replicas
-	state   map[task.Key]string
-	all     []*task.Task
-	pins    map[string]map[string]uint64 // by request and lane: the revision that answered
-	log     strings.Builder
-	seen    map[string]int // how often something happened
+	most    map[string]int // the largest batch that the replica takes
+	order   []string       // replicas
+	// by lane: the largest batch as declared and as planned; 0: there is no limit
+	declared, planned map[string]int
+
+	state map[task.Key]string
+	all   []*task.Task
+	pins  map[string]map[string]uint64 // by request and lane: the revision that answered
+	log   strings.Builder
+	seen  map[string]int // how often something happened
 }
 
 func newLanesWorld(t *testing.T, seed uint64) *lanesWorld {
@@ -38,6 +42,7 @@ func newLanesWorld(t *testing.T, seed uint64) *lanesWorld {
 		t: t, rnd: rand.New(rand.NewPCG(seed, 21)), now: epoch,
 		core:  NewCore(CoreConfig{Function: "f.ns", Revision: 1, QueueLimit: 30, CancelGrace: 20 * ms}),
 		names: []string{"a.ns", "f.ns", "g.ns", "z.ns"}, lane: map[string]string{}, batches: map[string]map[uint64][]*task.Task{},
+		most: map[string]int{}, declared: map[string]int{}, planned: map[string]int{},
 		state: map[task.Key]string{}, pins: map[string]map[string]uint64{}, seen: map[string]int{},
 	}
 }
@@ -55,7 +60,7 @@ func TestRandomLanes(t *testing.T) {
 			seen[k] += n
 		}
 	}
-	for _, k := range []string{"moved", "gone", "unknown", "dropped", "pinned", "overflowed", "backed", "direct", "detached"} {
+	for _, k := range []string{"moved", "gone", "unknown", "dropped", "pinned", "overflowed", "backed", "direct", "detached", "together", "held"} {
 		if seen[k] == 0 {
 			t.Errorf("nothing was %s, so the histories prove nothing about that: %v", k, seen)
 		}
@@ -135,7 +140,14 @@ func (w *lanesWorld) step(ev Event) {
 			w.all = append(w.all, ev.Task)
 			w.state[ev.Task.Key] = "waiting"
 		}
+	case Deployed:
+		w.declared[ev.Lane] = ev.Batch
+	case Batched:
+		if w.core.Lane(ev.Lane) != nil {
+			w.planned[ev.Lane] = ev.Most
+		}
 	case ReplicaUp:
+		w.most[ev.Name] = ev.MaxBatch
 		w.lane[ev.Name], w.batches[ev.Name] = ev.Lane, map[uint64][]*task.Task{}
 		w.order = append(w.order, ev.Name)
 	case ReplicaDown:
@@ -216,6 +228,8 @@ func (w *lanesWorld) effects(effects []Effect) {
 			w.forget(e.Replica)
 		case Gone:
 			w.seen["gone"]++
+			delete(w.declared, e.Lane)
+			delete(w.planned, e.Lane)
 		case Unknown:
 			w.seen["unknown"]++
 		case Wake:
@@ -232,6 +246,14 @@ func (w *lanesWorld) send(e Send) {
 	w.batches[e.Replica][e.Batch] = slices.Clone(e.Tasks)
 	lane := w.lane[e.Replica]
 	l := w.core.Lane(lane)
+	for _, most := range []int{w.most[e.Replica], w.declared[lane], w.planned[lane]} {
+		if most > 0 && len(e.Tasks) > most {
+			w.fatalf("a batch of %d to %s, want at most %d", len(e.Tasks), e.Replica, most)
+		}
+	}
+	if len(e.Tasks) > 1 {
+		w.seen["together"]++
+	}
 	for _, t := range e.Tasks {
 		if w.state[t.Key] != "waiting" {
 			w.fatalf("%v runs on %s and is %q", t.Key, e.Replica, w.state[t.Key])
@@ -299,7 +321,12 @@ func (w *lanesWorld) idle(l *Lane) {
 			continue
 		}
 		for it := range l.all {
-			if !it.task.Alone && it.revision() == 0 {
+			if it.task.Alone || it.revision() != 0 {
+				continue
+			}
+			if w.now.Sub(it.task.Entered) < l.view.BatchWait && l.held.After(w.now) {
+				w.seen["held"]++
+			} else {
 				w.fatalf("%v waits in %s, and %s has %d of %d batches", it.task.Key, l.name, r.name, v.Busy, v.Slots)
 			}
 		}

@@ -7,7 +7,8 @@ import (
 )
 
 // Publish makes the lines follow the routing tables, ranks and batches of a plan. The lines of a
-// stage change in one step. Publish ignores functions that this process does not own. It does not keep p.
+// stage change in one step. Publish ignores functions that this process does not own. It does not
+// keep p.
 func (s *Shell) Publish(p *plan.Plan) {
 	tables := make(map[string]*plan.Table, len(p.Tables))
 	for i := range p.Tables {

@@ -40,9 +40,10 @@ func (s changes) put(key pipeline.Key, f *function) {
 // Owns reports whether this process owns a function's line.
 func (s *Shell) Owns(function pipeline.Key) bool { return s.function(function) != nil }
 
-// Ensure makes this process the owner of a function's line, or changes its limits. Slots and Timeout
-// apply to replicas that attach later, Batch from each replica's next batch on. If VariantOf changes, the function moves to the
-// owner of the other stage, with its replicas and with the tasks that invoked it by its own name.
+// Ensure makes this process the owner of a function's line, or changes its limits. Slots and
+// Timeout apply to replicas that attach later, and Batch from each replica's next batch on. If
+// VariantOf changes, the function moves to the owner of the other stage, with its replicas and with
+// the tasks that invoked it by its own name.
 func (s *Shell) Ensure(spec Spec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

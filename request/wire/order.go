@@ -47,6 +47,8 @@ const (
 	// EnvReplica is the name of a replica, and EnvFunction the key of its function.
 	EnvReplica  = "STAGECOACH_REPLICA"
 	EnvFunction = "STAGECOACH_FUNCTION"
+	// EnvIdempotent is "false" if no call of the function may run twice.
+	EnvIdempotent = "STAGECOACH_IDEMPOTENT"
 	// EnvImage tells `stagecoach watchdog` the sandbox.Image whose program it runs, as JSON.
 	EnvImage = "STAGECOACH_IMAGE"
 	// EnvAccount tells `stagecoach watchdog` the sandbox.Account of the program, as JSON; empty:

@@ -114,10 +114,28 @@ func TestAPanicLeavesTheReplicaAlive(t *testing.T) {
 	})
 }
 
-func TestPanicOrWrongCountFailsTheWholeBatch(t *testing.T) {
+// TestABadCallIsFoundByBisection sends a batch with one call for which the whole batch fails.
+func TestABadCallIsFoundByBisection(t *testing.T) {
+	each(t, func(t *testing.T, s sdk) {
+		r := s.begin(t, "broken")
+		r.batch(1, never, "a", "b", "c")
+		if got := r.text(); got != "a" {
+			t.Errorf("the first call: %q", got)
+		}
+		if _, i := r.failure(task.Failed, "ouch"); i != 1 {
+			t.Errorf("the error is of call %d", i)
+		}
+		if got := r.text(); got != "c" {
+			t.Errorf("the last call: %q", got)
+		}
+		r.drained()
+	})
+}
+
+func TestCallsThatMayNotRunTwiceFailTogether(t *testing.T) {
 	each(t, func(t *testing.T, s sdk) {
 		for program, want := range map[string]string{"broken": "ouch", "few": "returned 1 results for 2 calls"} {
-			r := s.begin(t, program)
+			r := s.begin(t, program, wire.EnvIdempotent+"=false")
 			r.batch(1, never, "a", "b")
 			r.failure(task.Failed, want)
 			if _, i := r.failure(task.Failed, want); i != 1 {

@@ -35,13 +35,21 @@ func programs() map[string]stage.Hooks {
 		"each":     {Infer: stage.Each((&program{}).call), MaxBatch: maxBatch},
 		"noop":     {Infer: noop, MaxBatch: 64},
 		"few":      {Infer: func(context.Context, []*stage.Call) []stage.Result { return make([]stage.Result, 1) }, MaxBatch: maxBatch},
-		"broken":   {Infer: func(context.Context, []*stage.Call) []stage.Result { panic("ouch") }, MaxBatch: maxBatch},
+		"broken":   {Infer: broken, MaxBatch: maxBatch},
 		"unplaced": {Infer: noop, Place: func(context.Context, *stage.Replica) error { return errors.New("no device of 3 GiB, want one") }},
 		"crowded": {Infer: noop, Place: func(context.Context, *stage.Replica) error {
 			return stage.OutOfMemory(errors.New("want 3 GiB, 1 GiB is free"))
 		}},
 		"hookless": {},
 	}
+}
+
+// broken panics for a batch with a call "b".
+func broken(ctx context.Context, calls []*stage.Call) []stage.Result {
+	if slices.ContainsFunc(calls, func(c *stage.Call) bool { return string(c.Items()[0].Bytes) == "b" }) {
+		panic("ouch")
+	}
+	return noop(ctx, calls)
 }
 
 func noop(_ context.Context, calls []*stage.Call) []stage.Result {

@@ -41,9 +41,11 @@ func TestInferMayReturnAGenerator(t *testing.T) {
 	for text, want := range map[string]string{
 		"exit": "SystemExit: enough", "str": "infer returned str, want one result per call", "none": "infer returned NoneType",
 	} {
-		r.batch(1, never, text, "b")
+		r.batch(1, never, text, "generator")
 		r.failure(task.Failed, want)
-		r.failure(task.Failed, want)
+		if got := r.text(); got != "GENERATOR" {
+			t.Errorf("beside %q: %q", text, got)
+		}
 	}
 	r.batch(1, never, "raise late")
 	r.failure(task.BadInput, "want JSON")

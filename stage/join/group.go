@@ -110,6 +110,15 @@ func groups(sets []set, padding bool) []group {
 	return out
 }
 
+// newGroup returns the group of sets that can share a run, in order of length.
+func newGroup(sets []set) *group {
+	g := new(group)
+	for _, s := range sets {
+		g.add(s)
+	}
+	return g
+}
+
 // takes reports whether the group has room for s, which is at least as long as the group's sets.
 func (g *group) takes(s set, padding bool) bool {
 	if g.sets[0].key != s.key || g.length != s.length && !padding {

@@ -99,17 +99,11 @@ func (r *Runner) run(g *group, sets [][]tensor.Tensor, out []Result) {
 		single()
 		return
 	}
-	joined, err := r.model.Run(g.inputs(r.inputs))
-	var split [][]tensor.Tensor
-	if err == nil {
-		split, err = g.outputs(r.outputs, joined)
-	}
-	if err == nil && known == equal {
-		for i, s := range g.sets {
-			out[s.at] = Result{Outputs: split[i]}
-		}
+	if known == equal {
+		r.bisect(g, sets, out)
 		return
 	}
+	split, err := r.joined(g)
 	if single() {
 		return // a bad set says nothing about the model
 	}
@@ -124,6 +118,34 @@ func (r *Runner) run(g *group, sets [][]tensor.Tensor, out []Result) {
 		}
 	}
 	r.judge(g, equal)
+}
+
+// bisect computes a group into out. If the joined run fails, each half of the group runs on its own,
+// and so on. So one bad set among n costs at most 2·log2(n) further runs, rounded up.
+func (r *Runner) bisect(g *group, sets [][]tensor.Tensor, out []Result) {
+	if len(g.sets) == 1 {
+		out[g.sets[0].at] = r.alone(sets[g.sets[0].at])
+		return
+	}
+	if split, err := r.joined(g); err == nil {
+		for i, s := range g.sets {
+			out[s.at] = Result{Outputs: split[i]}
+		}
+		return
+	}
+	half := len(g.sets) / 2
+	for _, part := range [][]set{g.sets[:half], g.sets[half:]} {
+		r.bisect(newGroup(part), sets, out)
+	}
+}
+
+// joined runs the model once for a group, and returns the outputs of each set.
+func (r *Runner) joined(g *group) ([][]tensor.Tensor, error) {
+	outputs, err := r.model.Run(g.inputs(r.inputs))
+	if err != nil {
+		return nil, err
+	}
+	return g.outputs(r.outputs, outputs)
 }
 
 // judge sets the verdict of the group's way of joining.

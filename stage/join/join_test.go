@@ -132,6 +132,32 @@ func TestBadSetsFailAlone(t *testing.T) {
 	}
 }
 
+// TestABadSetIsFoundByBisection checks the results, and that one bad set among n costs at most
+// 2·log2(n) further runs once the model is known to be joinable.
+func TestABadSetIsFoundByBisection(t *testing.T) {
+	m := columns(double)
+	r := New(m, quiet())
+	r.Run([][]tensor.Tensor{column(1), column(2)}) // the check
+	for _, n := range []int{2, 3, 8, 31, 32} {
+		for bad := range n {
+			sets := make([][]tensor.Tensor, n)
+			want := make([][]float32, n)
+			for i := range sets {
+				sets[i], want[i] = column(float32(i)), []float32{2 * float32(i)}
+			}
+			sets[bad], want[bad] = column(-1), nil
+			m.rows = nil
+			results := r.Run(sets)
+			if !reflect.DeepEqual(got(results), want) || results[bad].Err == nil {
+				t.Errorf("set %d of %d is bad: %v, want %v", bad, n, got(results), want)
+			}
+			if most := 1 + 2*int(math.Ceil(math.Log2(float64(n)))); len(m.rows) > most {
+				t.Errorf("set %d of %d is bad: %d runs %v, want at most %d", bad, n, len(m.rows), m.rows, most)
+			}
+		}
+	}
+}
+
 func TestModelsWithoutABatchAxisRunAlone(t *testing.T) {
 	share := func(x []float32) ([]float32, error) { // of the sum over the first axis
 		sum, out := float32(0), slices.Clone(x)

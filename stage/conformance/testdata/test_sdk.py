@@ -94,11 +94,18 @@ class Types(unittest.TestCase):
         self.assertIsInstance(out[2], sc.Cancelled)
         self.assertEqual(runs, [5])
 
-        runs.clear()  # one that raises fails alone
-        out = infer(10, [sc.Call("1"), sc.Call("poison"), sc.Call("2")])
-        self.assertEqual([out[i].items[0].json() for i in (0, 2)], [11, 12])
-        self.assertEqual((type(out[1]), str(out[1])), (RuntimeError, "poison"))
-        self.assertEqual(runs, [3, 1, 1, 1])
+        runs.clear()  # one that raises fails alone, after 2·log2(8) further runs
+        calls = [sc.Call(str(i)) for i in range(5)] + [sc.Call("poison"), sc.Call("6"), sc.Call("7")]
+        out = infer(10, calls)
+        self.assertEqual([out[i].items[0].json() for i in (0, 1, 2, 3, 4, 6, 7)], [10, 11, 12, 13, 14, 16, 17])
+        self.assertEqual((type(out[5]), str(out[5])), (RuntimeError, "poison"))
+        self.assertEqual(runs, [8, 4, 4, 2, 1, 1, 2])
+
+        runs.clear()  # no call of a function that is not idempotent runs twice
+        with mock.patch.dict(os.environ, STAGECOACH_IDEMPOTENT="false"):
+            out = infer(10, calls)
+        self.assertEqual([str(err) for err in out], ["poison"] * 8)
+        self.assertEqual(runs, [8])
 
         [out] = sc.together(lambda state, items: [])(None, [sc.Call("1")])
         self.assertIn("0 results for 1 items", str(out))

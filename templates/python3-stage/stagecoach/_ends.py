@@ -7,7 +7,7 @@ from types import GeneratorType
 from typing import Any, Callable, Iterable
 
 from . import _conn, _wire, device
-from ._types import BadInput, Call, Cancelled, Expired, OutOfMemory, Output, out_of_memory, text_of
+from ._types import BadInput, Call, Cancelled, Expired, OutOfMemory, Output, may_run_again, out_of_memory, text_of
 
 MAX_MESSAGE = 64 << 10  # characters per error
 _OWN = (BadInput, Cancelled, Expired, OutOfMemory)  # errors whose text needs no class name
@@ -17,15 +17,7 @@ Infer = Callable[[Any, list], Any]
 
 def run(infer: Infer, state: Any, calls: list[Call]) -> list[Output | BaseException]:
     """Run infer. Each call gets its output or error."""
-    try:
-        results = infer(state, calls)
-        if type(results) is not list:
-            results = _listed(results)
-        if len(results) != len(calls):
-            raise ValueError(f"infer returned {len(results)} results for {len(calls)} calls, want one per call, in order")
-    except BaseException as err:  # also sys.exit, because a function must not end its replica
-        _log_error(calls[0], err)
-        return device.with_sizes([err] * len(calls))
+    results = _results(infer, state, calls)
     for r in results:
         if type(r) is GeneratorType:
             results = _streamed(calls, results)
@@ -40,6 +32,26 @@ def run(infer: Infer, state: Any, calls: list[Call]) -> list[Output | BaseExcept
             _log_error(call, err)
             out.append(err)
     return device.with_sizes(out)
+
+
+def _results(infer: Infer, state: Any, calls: list[Call]) -> list[Any]:
+    """Return what infer returned for each call. If it raises, each half of the batch runs on its own,
+    and so on. So one bad call among n costs at most 2·log2(n) further runs, rounded up. If a call may
+    not run twice, each call gets the error."""
+    try:
+        results = infer(state, calls)
+        if type(results) is not list:
+            results = _listed(results)
+        if len(results) != len(calls):
+            raise ValueError(f"infer returned {len(results)} results for {len(calls)} calls, want one per call, in order")
+        return results
+    except BaseException as err:  # also sys.exit, because a function must not end its replica
+        if len(calls) == 1 or any(call._streamed for call in calls) or not may_run_again():
+            _log_error(calls[0], err)
+            return [err] * len(calls)
+        err.__traceback__ = None  # releases the objects in its frames
+    half = len(calls) // 2
+    return _results(infer, state, calls[:half]) + _results(infer, state, calls[half:])
 
 
 def _streamed(calls: list[Call], results: list[Any]) -> list[Any]:

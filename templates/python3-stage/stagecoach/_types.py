@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import logging
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Mapping, NamedTuple, Protocol
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 BINARY = "application/octet-stream"
 JSON = "application/json"
 TEXT = "text/plain"
+ENV_IDEMPOTENT = "STAGECOACH_IDEMPOTENT"  # "false": no call may run twice
 
 
 class BadInput(Exception):
@@ -277,6 +279,7 @@ class Call:
     index = batch = 0  # position of the call; package-private, as all names that begin with "_"
     _link: Link | None = None
     _cancelled = False
+    _streamed = False  # a piece of its output was sent
     _overtime = ""  # the error's text if exec_timeout ends before the deadline
 
     def __init__(
@@ -357,6 +360,7 @@ class Call:
             piece = memoryview(_utf8(data) if isinstance(data, str) else data).cast("B")
         except TypeError as err:
             raise TypeError(f"a piece of a stream of {type(data).__name__}, want bytes or str: {err}") from None
+        self._streamed = True
         if self._link is not None:
             self._link.send(self, piece)
 
@@ -419,8 +423,9 @@ def together(f: Callable[[Any, list[Item]], Iterable[Any]]) -> Callable[[Any, li
     item, in order. A result is what :func:`item_of` takes, or an exception, which is the error of
     the item's call.
 
-    If the function raises for several items, it runs again for each item alone, so that a bad item
-    fails only its own call. Calls that have already ended are skipped. The handler's ``MAX_BATCH``
+    If the function raises for several items, it runs again for each half of them, and so on, so that
+    a bad item fails only its own call. A function that is declared not idempotent does not run
+    again: then all calls fail. Calls that have already ended are skipped. The handler's ``MAX_BATCH``
     and the annotation stagecoach.dev/batch bound the number of calls, not of items.
     """
     refuse_async(getattr(f, "__name__", "together"), f)
@@ -432,9 +437,10 @@ def together(f: Callable[[Any, list[Item]], Iterable[Any]]) -> Callable[[Any, li
                 raise ValueError(f"{len(out)} results for {len(items)} items, want one per item, in order")
             return out
         except Exception as err:  # whatever the function raises
-            if len(items) == 1:
-                return [err]
-        return [r for item in items for r in results(state, [item])]
+            if len(items) == 1 or not may_run_again():
+                return [err] * len(items)
+        half = len(items) // 2
+        return results(state, items[:half]) + results(state, items[half:])
 
     @functools.wraps(f)
     def infer(state: Any, calls: list[Call]) -> list[Any]:
@@ -451,6 +457,11 @@ def together(f: Callable[[Any, list[Item]], Iterable[Any]]) -> Callable[[Any, li
         return [end if isinstance(end, Exception) else _joined([next(left) for _ in range(end)]) for end in ends]
 
     return infer
+
+
+def may_run_again() -> bool:
+    """Return whether a call may run twice. The platform says so."""
+    return os.environ.get(ENV_IDEMPOTENT) != "false"
 
 
 def _joined(results: list[Any]) -> Any:
