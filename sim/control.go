@@ -91,6 +91,7 @@ func (w *world) observe() {
 			f.Replicas = append(f.Replicas, plan.Replica{Name: r.name, Revision: revision, Node: r.node.spec.Name, Device: r.device, State: r.state, Since: r.since})
 		}
 	}
+	s.ChooseBatches()
 }
 
 // expected returns how many requests will still reach each stage.
@@ -109,9 +110,15 @@ func (l *line) declared() plan.Function {
 	if s.variantOf != "" {
 		variantOf = keyOf(s.variantOf)
 	}
-	return plan.Function{
+	batch, auto := s.Batch, 0
+	if s.AutoBatch {
+		batch, auto = 1, s.Batch
+	}
+	f := plan.Function{
 		Variant: plan.Variant{VariantOf: variantOf, Accuracy: s.Accuracy, MaxLength: s.MaxLength},
 		Name:    l.key, Revision: revision, Min: s.Min, Max: s.Max, Zero: s.Zero, ZeroAge: s.ZeroAge, GPU: s.GPU, DeviceMemory: int64(s.GPUMemory),
-		Memory: int64(s.Memory), CPUMilli: int(s.CPU), CPULimit: int(s.CPULimit), Batch: s.Batch, Slots: s.Slots, Profile: l.service.points(),
+		Memory: int64(s.Memory), CPUMilli: int(s.CPU), CPULimit: int(s.CPULimit), Batch: batch, Slots: s.Slots, Profile: l.service.points(),
 	}
+	f.AutoBatch = auto
+	return f
 }

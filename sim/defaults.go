@@ -69,7 +69,14 @@ func (s *Scenario) complete() {
 }
 
 func (s *Stage) complete() {
-	s.Items, s.Batch, s.Slots = cmp.Or(s.Items, 1), cmp.Or(s.Batch, 1), cmp.Or(s.Slots, 1)
+	if len(s.Outputs.kinds()) == 0 {
+		s.Items = cmp.Or(s.Items, 1)
+	}
+	s.Outputs.complete()
+	if s.AutoBatch {
+		s.Batch = cmp.Or(s.Batch, pipeline.AutoBatch)
+	}
+	s.Batch, s.Slots = cmp.Or(s.Batch, 1), cmp.Or(s.Slots, 1)
 	s.QueueLimit = cmp.Or(s.QueueLimit, defaultQueue)
 	if !s.Zero {
 		s.Min = cmp.Or(s.Min, pipeline.DefaultMin)

@@ -421,7 +421,7 @@ stages:
 // TestErrorsOfLanesNameTheField does what TestErrorsNameTheField does, for variants and lengths.
 func TestErrorsOfLanesNameTheField(t *testing.T) {
 	for name, tc := range map[string]struct{ from, to, want string }{
-		"unknown field of a variant": {"name: s,", "name: s, variants: [{name: v, next: x}],", "stages[0].variants[0].next: line 4: no such field, want one of accuracy, batch, cpu"},
+		"unknown field of a variant": {"name: s,", "name: s, variants: [{name: v, next: x}],", "stages[0].variants[0].next: line 4: no such field, want one of accuracy, autoBatch, batch, batchWait, cpu"},
 		"variant without a mean":     {"name: s,", "name: s, variants: [{name: v}],", "stages[0].variants[0].service.mean: 0s, want 1µs to 24h0m0s"},
 		"variant without a name":     {"name: s,", "name: s, variants: [{service: {mean: 1s}}],", "stages[0].variants[0].name"},
 		"variant with a name taken":  {"name: s,", "name: s, variants: [{name: s, service: {mean: 1s}}],", `stages: "s" twice, want a name of its own`},

@@ -22,12 +22,13 @@ const (
 	maxLengths = 10_000_000 // in a file
 )
 
-// lengths has the lengths of a pipeline's items; nil: they are unknown.
+// lengths draws the lengths of a pipeline's items, or the numbers of items of a stage's answers.
 type lengths struct {
 	list  []int // constant and list: drawn; file: in turn
 	turn  bool
 	mu    float64 // of the logarithm of a lognormal length; unused with a list
 	sigma float64
+	least int
 	max   int
 }
 
@@ -51,11 +52,16 @@ func (l *Length) kinds() (given []string) {
 // addLengths reads the lengths of a pipeline's items.
 func (m *Model) addLengths(i int, open Opener, p *problems) {
 	pipe, path := &m.pipelines[i], fmt.Sprintf("pipelines[%d].length", i)
-	l := &pipe.spec.Length
+	pipe.lengths = pipe.spec.Length.read(path, 1, maxLength, open, p)
+}
+
+// read returns how numbers from least to most are drawn; nil: nothing is given, or it is wrong. open
+// is nil if there can be no file.
+func (l *Length) read(path string, least, most int, open Opener, p *problems) *lengths {
 	given := l.kinds()
 	if len(given) > 1 {
 		p.add(path, "%s are given, want one of constant, mean, list and file", strings.Join(given, " and "))
-		return
+		return nil
 	}
 	only := func(field string, is bool, kind string) {
 		if is && !slices.Contains(given, kind) {
@@ -66,17 +72,17 @@ func (m *Model) addLengths(i int, open Opener, p *problems) {
 	only("max", l.Max != 0, "mean")
 	only("column", l.Column != "", "file")
 	if len(given) == 0 {
-		return
+		return nil
 	}
-	out := &lengths{max: maxLength}
+	out := &lengths{least: least, max: most}
 	switch given[0] {
 	case "constant":
-		within(p, path+".constant", l.Constant, 1, maxLength)
+		within(p, path+".constant", l.Constant, 1, most)
 		out.list = []int{l.Constant}
 	case "mean":
-		within(p, path+".mean", l.Mean, 1, maxLength)
+		within(p, path+".mean", l.Mean, 1, float64(most))
 		within(p, path+".cv", *l.CV, 0, maxCV)
-		within(p, path+".max", l.Max, 0, maxLength)
+		within(p, path+".max", l.Max, 0, most)
 		variance := math.Log(1 + *l.CV**l.CV)
 		out.mu, out.sigma = math.Log(l.Mean)-variance/2, math.Sqrt(variance)
 		if l.Max > 0 {
@@ -84,18 +90,22 @@ func (m *Model) addLengths(i int, open Opener, p *problems) {
 		}
 	case "list":
 		for k, n := range l.List {
-			within(p, fmt.Sprintf("%s.list[%d]", path, k), n, 1, maxLength)
+			within(p, fmt.Sprintf("%s.list[%d]", path, k), n, least, most)
 		}
 		out.list = l.List
 	case "file":
+		if open == nil {
+			p.add(path+".file", "%q, want constant, mean or list", l.File)
+			return nil
+		}
 		var err error
 		if out.list, err = readLengths(l.File, l.Column, open); err != nil {
 			p.add(path+".file", "%v", err)
-			return
+			return nil
 		}
 		out.turn = true
 	}
-	pipe.lengths = out
+	return out
 }
 
 // readLengths reads a file of lengths: see [Length.File].
@@ -153,7 +163,7 @@ func (l *lengths) draw(r *rand.Rand, number uint64) int {
 	case l.list != nil:
 		return l.list[r.IntN(len(l.list))]
 	}
-	return int(min(max(math.Round(math.Exp(l.mu+l.sigma*r.NormFloat64())), 1), float64(l.max)))
+	return int(min(max(math.Round(math.Exp(l.mu+l.sigma*r.NormFloat64())), float64(l.least)), float64(l.max)))
 }
 
 // outline returns the lengths of a request's items as the coordinator measures them. It returns nil

@@ -55,7 +55,8 @@ type stage struct {
 	own     int   // the stage that it serves, as an index into the model's
 	lanes   []int // of a stage's own function: all functions that can serve the stage, sorted
 	service *service
-	output  tensor.Activation
+	output  tensor.Activation // of each answer, unless outputs is set
+	outputs *lengths          // numbers of items per answer; nil: they are constant
 }
 
 // namespace is the namespace of simulated functions.
@@ -228,6 +229,7 @@ func (m *Model) addStages(p *problems) {
 		spec.check(path, p)
 		st := stage{spec: spec, key: keyOf(spec.Name)}
 		if len(*p) == before {
+			st.outputs = spec.Outputs.read(path+".outputs", 0, maxItems, nil, p)
 			st.output = make(tensor.Activation, spec.Items)
 			st.service = newService(spec.Variant)
 		}
@@ -259,8 +261,16 @@ func (m *Model) index(key string) int {
 
 func (s *Stage) check(path string, p *problems) {
 	s.Service.check(path+".service", p)
-	within(p, path+".items", s.Items, 1, maxItems)
+	if kinds := s.Outputs.kinds(); len(kinds) == 0 {
+		within(p, path+".items", s.Items, 1, maxItems)
+	} else if s.Items != 0 {
+		p.add(path+".items", "%d beside outputs, want one of both", s.Items)
+	}
 	within(p, path+".batch", s.Batch, 1, 1024)
+	within(p, path+".batchWait", s.BatchWait, 0, pipeline.MostBatchWait)
+	if s.AutoBatch && len(s.Service.Profile) == 0 {
+		p.add(path+".autoBatch", "true without a profile, want service.profile, from which it is chosen")
+	}
 	within(p, path+".slots", s.Slots, 1, 1024)
 	within(p, path+".queueLimit", s.QueueLimit, 1, 1<<30)
 	within(p, path+".join", s.Join, 0, 1000)

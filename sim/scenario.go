@@ -125,12 +125,16 @@ type Stage struct {
 // Variant is a function that can serve a stage. A stage's variants inherit nothing from the stage's
 // own function.
 type Variant struct {
-	Name       string        `yaml:"name"`
-	Items      int           `yaml:"items"` // items per answer
+	Name  string `yaml:"name"`
+	Items int    `yaml:"items"` // items per answer
+	// numbers of items per answer, at random, in place of Items; a list may have zeros
+	Outputs    Length        `yaml:"outputs"`
 	Service    Service       `yaml:"service"`
 	Start      Start         `yaml:"start"`
-	Batch      int           `yaml:"batch"` // largest batch
-	Slots      int           `yaml:"slots"` // concurrent batches per replica
+	Batch      int           `yaml:"batch"`     // largest batch
+	AutoBatch  bool          `yaml:"autoBatch"` // the batch is chosen from the profile, up to Batch
+	BatchWait  time.Duration `yaml:"batchWait"` // how long a call may wait for its batch to fill
+	Slots      int           `yaml:"slots"`     // concurrent batches per replica
 	QueueLimit int           `yaml:"queueLimit"`
 	Min        int           `yaml:"min"`
 	Max        int           `yaml:"max"`

@@ -343,7 +343,7 @@ func TestServiceTimeDependsOnlyOnTheCall(t *testing.T) {
 	}
 	draw := func(seed uint64, request string, number uint32, attempt uint8, stage int) float64 {
 		w.seed = seed
-		w.reseed(&task.Task{Key: task.Key{Request: request, Task: number, Attempt: attempt}}, stage)
+		w.reseed(&task.Task{Key: task.Key{Request: request, Task: number, Attempt: attempt}}, stage, 0)
 		return w.rand.Float64()
 	}
 	first := draw(1, "a", 1, 1, 0)

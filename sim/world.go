@@ -38,8 +38,9 @@ type world struct {
 
 	pcg   *rand.PCG
 	rand  *rand.Rand
-	spare []*task.Reply // to be reused
-	idle  []*running    // to be reused
+	spare []*task.Reply     // to be reused
+	idle  []*running        // to be reused
+	items tensor.Activation // empty items, of which answers have some
 }
 
 // epoch is when virtual time begins.
@@ -141,9 +142,10 @@ func (w *world) addLines() {
 		})}
 		for _, i := range own.lanes {
 			l := w.lines[i]
-			if len(own.lanes) > 1 || l.spec.MaxLength > 0 {
-				o.core.Step(w.clock, dispatch.Deployed{Lane: l.key, Revision: revision, MaxLength: l.spec.MaxLength, QueueLimit: l.spec.QueueLimit})
-			}
+			o.core.Step(w.clock, dispatch.Deployed{
+				Lane: l.key, Revision: revision, MaxLength: l.spec.MaxLength, QueueLimit: l.spec.QueueLimit,
+				Batch: l.spec.Batch, AutoBatch: l.spec.AutoBatch, BatchWait: l.spec.BatchWait,
+			})
 			l.owner, l.lane = o, o.core.Lane(l.key)
 			o.lines = append(o.lines, l)
 		}
@@ -259,9 +261,20 @@ func (o *owner) load() task.Load {
 		Service: o.core.Mean(), Start: o.started,
 	}
 	for _, l := range o.lines {
-		out.Max += l.spec.Max * l.spec.Slots * l.spec.Batch
+		out.Max += l.spec.Max * l.spec.Slots * l.most()
 	}
 	return out
+}
+
+// most returns the largest batch of the line's replicas.
+func (l *line) most() int {
+	switch {
+	case l.batch > 0:
+		return min(l.spec.Batch, l.batch)
+	case l.spec.AutoBatch:
+		return 1
+	}
+	return l.spec.Batch
 }
 
 // walk steps a coordinator and carries out its effects.
@@ -324,7 +337,7 @@ func (w *world) begin(r *replica, s *dispatch.Send) {
 	for _, t := range s.Tasks {
 		length = max(length, t.Length)
 	}
-	w.reseed(s.Tasks[0], l.own)
+	w.reseed(s.Tasks[0], l.own, 0)
 	took := max(int64(l.service.base(len(s.Tasks), l.cpu, length)*l.service.draw(w.rand)), 1)
 	var b *running
 	if n := len(w.idle); n > 0 {
@@ -336,14 +349,14 @@ func (w *world) begin(r *replica, s *dispatch.Send) {
 	w.events.push(w.now+took, ends, l.i, b)
 }
 
-// reseed makes the next random draw depend only on the run's seed, the task and the stage, so that
-// all policies and all variants get the same draw.
-func (w *world) reseed(t *task.Task, stage int) {
+// reseed makes the next random draw depend only on the run's seed, the task, the stage and what is
+// drawn, so that all policies and all variants get the same draw.
+func (w *world) reseed(t *task.Task, stage int, what uint64) {
 	h := w.seed*0x9E3779B97F4A7C15 + uint64(stage)<<40 + uint64(t.Task)<<8 + uint64(t.Attempt)
 	for i := range len(t.Request) {
 		h = (h ^ uint64(t.Request[i])) * 1099511628211 // FNV-1a
 	}
-	w.pcg.Seed(mix(h), 0)
+	w.pcg.Seed(mix(h), what)
 }
 
 // mix spreads bits (the finalizer of SplitMix64; Steele, Lea and Flood 2014).
@@ -361,11 +374,24 @@ func (w *world) ended(l *line, b *running) {
 	w.rec.stages[l.i].busy(w, b.took)
 	for call := range b.tasks {
 		r := w.reply()
-		r.Output = l.output
+		if r.Output = l.output; l.outputs != nil {
+			r.Output = w.output(b.tasks[call], l)
+		}
 		w.step(l.owner, dispatch.Result{Replica: b.replica.name, Batch: b.batch, Call: call, Reply: r})
 	}
 	b.tasks = nil
 	w.idle = append(w.idle, b)
+}
+
+// output returns a random number of items. It depends only on the run's seed, the task and the
+// stage, as service times do.
+func (w *world) output(t *task.Task, l *line) tensor.Activation {
+	w.reseed(t, l.own, 3)
+	n := l.outputs.draw(w.rand, 0)
+	if n > len(w.items) {
+		w.items = make(tensor.Activation, n)
+	}
+	return w.items[:n:n]
 }
 
 func (w *world) reply() *task.Reply {

@@ -4,9 +4,16 @@
 // a model, each replica computes once on a small input before it is ready. So the start of a
 // replica costs what the start of a real stage costs.
 //
-// Environment: wait_mean (default 200ms), wait_cv (coefficient of variation, default 0.5),
-// wait_seed (default: random), wait_stubborn (true: a call continues after it was canceled, like a
-// handler that ignores its context; default false).
+// Environment:
+//
+//   - wait_mean: the mean time of a call that runs alone (default 200ms)
+//   - wait_cv: its coefficient of variation (default 0.5)
+//   - wait_batch_cost: a batch of b calls takes 1 + wait_batch_cost·(b − 1) times as long (default 1)
+//   - wait_items: numbers of items, with commas between; each answer has one of them, drawn at
+//     random (default 1)
+//   - wait_seed: of the random numbers (default: random)
+//   - wait_stubborn: true: a call continues after it was canceled, like a handler that ignores its
+//     context (default false)
 package main
 
 import (
@@ -18,6 +25,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -30,12 +38,19 @@ import (
 type settings struct {
 	mean     time.Duration
 	cv       float64
+	cost     float64 // of each further call of a batch, in shares of the time of the first
+	items    []int
 	seed     uint64
 	stubborn bool // continue calls that were canceled
 }
 
+const (
+	mostTogether = 64 // calls of a batch
+	mostItems    = 1000
+)
+
 func parse(getenv func(string) string) (settings, error) {
-	s := settings{mean: 200 * time.Millisecond, cv: 0.5, seed: rand.Uint64()}
+	s := settings{mean: 200 * time.Millisecond, cv: 0.5, cost: 1, items: []int{1}, seed: rand.Uint64()}
 	var err error
 	if v := getenv("wait_mean"); v != "" {
 		if s.mean, err = time.ParseDuration(v); err != nil || s.mean < 0 || s.mean > time.Hour {
@@ -45,6 +60,16 @@ func parse(getenv func(string) string) (settings, error) {
 	if v := getenv("wait_cv"); v != "" {
 		if s.cv, err = strconv.ParseFloat(v, 64); err != nil || s.cv < 0 || s.cv > 10 {
 			return s, fmt.Errorf("wait_cv=%q, want 0 to 10", v)
+		}
+	}
+	if v := getenv("wait_batch_cost"); v != "" {
+		if s.cost, err = strconv.ParseFloat(v, 64); err != nil || s.cost < 0 || s.cost > 10 {
+			return s, fmt.Errorf("wait_batch_cost=%q, want 0 to 10", v)
+		}
+	}
+	if v := getenv("wait_items"); v != "" {
+		if s.items, err = counts(v); err != nil {
+			return s, err
 		}
 	}
 	if v := getenv("wait_seed"); v != "" {
@@ -60,6 +85,17 @@ func parse(getenv func(string) string) (settings, error) {
 		return s, fmt.Errorf("wait_stubborn=%q, want true or false", v)
 	}
 	return s, nil
+}
+
+func counts(v string) (out []int, err error) {
+	for text := range strings.SplitSeq(v, ",") {
+		n, err := strconv.Atoi(strings.TrimSpace(text))
+		if err != nil || n < 0 || n > mostItems {
+			return nil, fmt.Errorf("wait_items=%q, want numbers from 0 to %d with commas between, such as 0,2,4", v, mostItems)
+		}
+		out = append(out, n)
+	}
+	return out, nil
 }
 
 // draw returns a lognormal time with the given mean and coefficient of variation. It is positive
@@ -86,25 +122,43 @@ func main() {
 			}
 			return nil
 		},
-		Infer: stage.Each(func(c *stage.Call) (tensor.Activation, error) {
+		MaxBatch: mostTogether,
+		Infer: func(ctx context.Context, calls []*stage.Call) []stage.Result {
 			mu.Lock()
-			d := draw(r, s.mean, s.cv)
+			d := time.Duration(float64(draw(r, s.mean, s.cv)) * (1 + s.cost*float64(len(calls)-1)))
+			answers := make([]tensor.Activation, len(calls))
+			for i := range answers {
+				answers[i] = answer(d, s.items[r.IntN(len(s.items))])
+			}
 			mu.Unlock()
 			t := time.NewTimer(d)
 			defer t.Stop()
-			over := c.Context().Done()
+			over := ctx.Done()
 			if s.stubborn {
 				over = nil
 			}
 			select {
 			case <-t.C:
-				text := fmt.Sprintf("waited %v in place of a device", d.Round(time.Millisecond))
-				return tensor.Activation{{ContentType: "text/plain", Bytes: []byte(text)}}, nil
 			case <-over:
-				return nil, c.Context().Err()
 			}
-		}),
+			out := make([]stage.Result, len(calls))
+			for i, c := range calls {
+				if out[i].Output = answers[i]; !s.stubborn {
+					out[i].Err = c.Context().Err()
+				}
+			}
+			return out
+		},
 	})
+}
+
+// answer returns n items that say how long the batch waited.
+func answer(d time.Duration, n int) tensor.Activation {
+	out := make(tensor.Activation, n)
+	for i := range out {
+		out[i] = tensor.Item{ContentType: "text/plain", Bytes: fmt.Appendf(nil, "waited %v in place of a device", d.Round(time.Millisecond))}
+	}
+	return out
 }
 
 // touch runs the model once on a small input of zeros, so that the parameters are in memory before

@@ -32,14 +32,18 @@ func TestDrawHasTheMeanAndVariationAskedFor(t *testing.T) {
 }
 
 func TestParseNamesTheVariable(t *testing.T) {
-	for k, v := range map[string]string{"wait_mean": "2h", "wait_cv": "-1", "wait_seed": "x"} {
+	for k, v := range map[string]string{"wait_mean": "2h", "wait_cv": "-1", "wait_seed": "x", "wait_batch_cost": "11", "wait_items": "1,,2"} {
 		if _, err := parse(func(name string) string { return map[string]string{k: v}[name] }); err == nil {
 			t.Errorf("%s=%q: no error", k, v)
 		}
 	}
 	s, err := parse(func(string) string { return "" })
-	if err != nil || s.mean != 200*time.Millisecond || s.cv != 0.5 {
+	if err != nil || s.mean != 200*time.Millisecond || s.cv != 0.5 || s.cost != 1 || !slices.Equal(s.items, []int{1}) {
 		t.Errorf("defaults: %+v, %v", s, err)
+	}
+	env := map[string]string{"wait_batch_cost": "0.25", "wait_items": "0, 2,4"}
+	if s, err = parse(func(name string) string { return env[name] }); err != nil || s.cost != 0.25 || !slices.Equal(s.items, []int{0, 2, 4}) {
+		t.Errorf("%+v, %v", s, err)
 	}
 }
 
