@@ -71,7 +71,7 @@ var groups = []struct {
 	{"bench/chart", nil},
 	{"bench/load", []string{"pipeline", "bench/chart"}},
 	// sim imports only the pure core of keysmanager, see below.
-	{"sim", []string{"pipeline", "tensor", "autoscaler", "request", "keysmanager", "bench/chart", "bench/load"}},
+	{"sim", []string{"pipeline", "tensor", "demand", "autoscaler", "request", "keysmanager", "bench/chart", "bench/load"}},
 	{"functions", []string{"tensor", "request", "stage"}},
 	{"templates", []string{"tensor", "stage"}},
 	{"scripts", nil},

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
+	"github.com/stagecoach-serving/stagecoach/demand"
 	"github.com/stagecoach-serving/stagecoach/request/dispatch"
 	"github.com/stagecoach-serving/stagecoach/request/flow"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -32,6 +33,8 @@ type world struct {
 	byKey        map[string]*line
 	nodes        []*node
 	control      control
+	learner      *demand.Learner
+	lesson       flow.Lesson
 	rec          *recorder
 	popped       uint64
 	started      int // replicas started so far
@@ -106,6 +109,7 @@ func (m *Model) newWorld(p int, seed uint64) (*world, error) {
 	w := &world{
 		m: m, set: set, seed: seed, clock: epoch, end: int64(m.duration), hop: int64(*m.scenario.Hop),
 		byKey: make(map[string]*line, len(m.stages)), pcg: rand.NewPCG(seed, 0),
+		learner: demand.New(demand.DefaultLimits()),
 	}
 	w.rand = rand.New(w.pcg)
 	w.addLines()
@@ -293,6 +297,7 @@ func (w *world) walk(c *coordinator, ev flow.Event) {
 		case flow.Finish:
 			w.flying--
 			w.rec.finish(w, c.i, &e)
+			w.learn(c, &e)
 		}
 	}
 	if at, ok := c.core.Next(); ok {
@@ -300,6 +305,19 @@ func (w *world) walk(c *coordinator, ev flow.Event) {
 			c.armed = ns
 			w.events.push(ns, deadline, c.i, nil)
 		}
+	}
+}
+
+// learn learns demand from a request that has ended, as package learn does.
+func (w *world) learn(c *coordinator, e *flow.Finish) {
+	timings, succeeded := []task.Timing(nil), e.Error == nil
+	if succeeded {
+		timings = e.Response.Stages
+	} else {
+		timings = e.Error.Stages
+	}
+	if len(timings) > 0 {
+		w.learner.Add(w.clock, w.lesson.Of(c.key, &c.graph, timings, succeeded))
 	}
 }
 

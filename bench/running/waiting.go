@@ -33,6 +33,10 @@ type Stage struct {
 	Mean     time.Duration
 	CV       float64
 	Replicas int // fixed; 0: policies choose
+	Batch    int // largest batch; 0: 1
+	// BatchCost is the time that each further call of a batch adds, in shares of the first call's.
+	BatchCost float64
+	Outputs   []int // numbers of items of an answer, drawn at random; nil: 1
 	// Functions that can serve the stage too. Only their names, times and replicas count.
 	Variants []Stage
 }
@@ -122,12 +126,20 @@ func (c *Case) Deployments() []client.Deployment {
 // deployment returns a function without its place in the pipeline.
 func (c *Case) deployment(s *Stage) client.Deployment {
 	low, high := s.Bounds(c.Budget)
-	return client.Deployment{
+	d := client.Deployment{
 		Service: s.Name, Image: "stagecoach/wait:0.1.0",
 		Labels:      map[string]string{"com.openfaas.scale.min": fmt.Sprint(low), "com.openfaas.scale.max": fmt.Sprint(high)},
 		EnvVars:     map[string]string{"wait_mean": s.Mean.String(), "wait_cv": fmt.Sprint(s.CV)},
 		Annotations: map[string]string{},
 	}
+	if s.Batch > 1 {
+		d.Annotations["stagecoach.dev/batch"] = fmt.Sprint(s.Batch)
+		d.EnvVars["wait_batch_cost"] = fmt.Sprint(s.BatchCost)
+	}
+	if len(s.Outputs) > 0 {
+		d.EnvVars["wait_items"] = strings.Trim(strings.ReplaceAll(fmt.Sprint(s.Outputs), " ", ","), "[]")
+	}
+	return d
 }
 
 // Pipeline returns the name of the case's pipeline.

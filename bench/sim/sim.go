@@ -24,7 +24,7 @@ import (
 const (
 	simMean = 0.05
 	simP99  = 0.10
-	// of the mean and of the median of the case variants
+	// of the mean and of the median of the cases variants and batches
 	simVariants = 0.10
 )
 
@@ -64,6 +64,12 @@ func simCases(length time.Duration) []running.Case {
 			{Name: "lanes-2-quick", Mean: 80 * time.Millisecond, CV: 0.3, Replicas: 1},
 		}},
 	})
+	// A page has three lines on average. Two replicas can read them only in batches: one by one, they
+	// would be busy for 95 % of the time.
+	batches := running.Link([]running.Stage{
+		{Name: "batches-1", Mean: 20 * time.Millisecond, CV: 0.3, Replicas: 2, Outputs: []int{0, 2, 4, 6}},
+		{Name: "batches-2", Mean: 30 * time.Millisecond, CV: 0.3, Replicas: 2, Each: true, Batch: 8, BatchCost: 0.2},
+	})
 	exec := running.ExecTimes["opt-66b"]
 	one := running.Stages / exec.Seconds()
 	return []running.Case{
@@ -71,6 +77,7 @@ func simCases(length time.Duration) []running.Case {
 		{Name: "chain_cv4", Stages: chain(running.StageCV), Rate: constant(busy / 0.04), CV: 4},
 		{Name: "fan_out", Stages: fan, Rate: constant(busy / 0.04), CV: 1, Items: 4},
 		{Name: "variants", Stages: lanes, Rate: constant(0.6 * 3 / 0.08), CV: 1},
+		{Name: "batches", Stages: batches, Rate: constant(0.95 * 2 / 3 / 0.03), CV: 1},
 		{Name: "step_cv4", Stages: running.SplitEvenly(exec, 1), Rate: running.StepRate(0.2*one, 1.5*one, length/3), CV: 4, Budget: running.Budget, SLO: 3 * exec},
 	}
 }
@@ -90,7 +97,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	cases := simCases(*length)
 	if *only != "" {
 		if cases = slices.DeleteFunc(cases, func(c running.Case) bool { return c.Name != *only }); len(cases) == 0 {
-			return fmt.Errorf("--only %q, want one of chain_poisson, chain_cv4, fan_out, variants, step_cv4", *only)
+			return fmt.Errorf("--only %q, want one of chain_poisson, chain_cv4, fan_out, variants, batches, step_cv4", *only)
 		}
 	}
 	if *rounds < 1 || *length < 3*time.Second {
@@ -189,16 +196,21 @@ func scenario(c *running.Case, cost costs, seed uint64) string {
 // function returns the fields that stages and variants have.
 func function(c *running.Case, s *running.Stage, cost costs) string {
 	mean := s.Mean + cost.slot
+	share := s.Mean.Seconds() / mean.Seconds()
 	low, high := s.Bounds(c.Budget)
-	return fmt.Sprintf("name: %s, service: {dist: lognormal, mean: %v, cv: %g}, start: {cold: %v}, memory: 16Mi, min: %d, max: %d",
-		s.Name, mean, s.CV*s.Mean.Seconds()/mean.Seconds(), cost.start, low, high)
+	text := fmt.Sprintf("name: %s, service: {dist: lognormal, mean: %v, cv: %g, batchCost: %g}, start: {cold: %v}, memory: 16Mi, min: %d, max: %d, batch: %d",
+		s.Name, mean, s.CV*share, s.BatchCost*share, cost.start, low, high, max(s.Batch, 1))
+	if len(s.Outputs) > 0 {
+		text += fmt.Sprintf(", outputs: {list: %s}", strings.ReplaceAll(fmt.Sprint(s.Outputs), " ", ","))
+	}
+	return text
 }
 
 // reportPairs adds the results of a case: medians over the rounds. In a round, both have the same
 // arrivals, so their difference is the median of the rounds' differences.
 func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
 	mean, median := simMean, 0.0
-	if name == "variants" {
+	if name == "variants" || name == "batches" {
 		mean, median = simVariants, simVariants
 	}
 	figures := []struct {

@@ -7,12 +7,10 @@
 package learn
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -52,7 +50,6 @@ type Config struct {
 const (
 	queueLimit = 8192                   // ended requests that wait to be learned from
 	gather     = 100 * time.Millisecond // how long they wait, so that they are taken together
-	summary    = 10 * time.Second       // age of the figures of functions in snapshots, at most
 	saveEvery  = time.Minute
 	saveTime   = 10 * time.Second // bounds each save
 	shards     = 32               // records; the name of an application says which one it is in
@@ -88,8 +85,7 @@ type Demand struct {
 	learner  *demand.Learner
 	changed  [shards]bool // since they were saved
 
-	functions []demand.Function // as of summed
-	summed    time.Time
+	summary flow.Summary
 
 	refused [shards]string
 	tight   bool // applications did not fit into their record, which was logged
@@ -221,31 +217,15 @@ func (d *Demand) App(key pipeline.Key) (app demand.App, known bool, fault string
 	return app, known, d.refused[shardOf(name)]
 }
 
-// Fill sets Learned of the functions of a snapshot. Because that takes some milliseconds for a
-// thousand applications, the figures may be as old as summary.
+// Fill sets Learned of the functions of a snapshot. The figures may be as old as flow.SummaryAge.
 func (d *Demand) Fill(s *plan.Snapshot) {
 	d.learning.Lock()
 	defer d.learning.Unlock()
-	if age := s.At.Sub(d.summed); age >= summary || age < 0 {
+	if d.summary.Old(s.At) {
 		d.learn()
-		d.functions, d.summed = d.learner.Functions(s.At), s.At
+		d.summary.Make(d.learner, s.At)
 	}
-	for i := range s.Functions {
-		f := &s.Functions[i]
-		k, ok := slices.BinarySearchFunc(d.functions, f.Name, func(l demand.Function, name string) int { return cmp.Compare(l.Name, name) })
-		if ok {
-			f.Learned = learned(&d.functions[k])
-		}
-	}
-}
-
-// learned returns what policies know about a function's learned demand.
-func learned(f *demand.Function) plan.Learned {
-	seconds := func(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-	return plan.Learned{
-		Known: true, Calls: f.Calls, Mean: seconds(f.Mean), CV: f.CV,
-		P50: seconds(f.P50), P95: seconds(f.P95), P99: seconds(f.P99), Factor: f.Items,
-	}
+	d.summary.Fill(s)
 }
 
 // shardOf returns the record of an application.
