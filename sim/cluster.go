@@ -74,8 +74,8 @@ func (w *world) apply(p *plan.Plan, atOnce bool) {
 	}
 }
 
-// route lets the stages follow the plan's routing tables, ranks and batches, as package cluster does
-// before it releases replicas.
+// route lets the stages follow the plan's routing tables, ranks and batches, as package cluster
+// does before it releases replicas.
 func (w *world) route(p *plan.Plan) {
 	tables := p.Tables
 	for i := range p.Wants { // sorted, as tables are

@@ -195,8 +195,8 @@ func TestAPanicLeavesTheReplicaAlive(t *testing.T) {
 	}
 }
 
-// TestABadCallIsFoundByBisection sends a batch with a call for which the hook panics, or returns too
-// few results. The other calls get their results, unless a call may not run twice.
+// TestABadCallIsFoundByBisection sends a batch with a call for which the hook panics, or returns
+// too few results. The other calls get their results, unless a call may not run twice.
 func TestABadCallIsFoundByBisection(t *testing.T) {
 	var runs []int
 	infer := func(_ context.Context, calls []*Call) []Result {

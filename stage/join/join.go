@@ -120,8 +120,8 @@ func (r *Runner) run(g *group, sets [][]tensor.Tensor, out []Result) {
 	r.judge(g, equal)
 }
 
-// bisect computes a group into out. If the joined run fails, each half of the group runs on its own,
-// and so on. So one bad set among n costs at most 2·log2(n) further runs, rounded up.
+// bisect computes a group into out. If the joined run fails, each half of the group runs on its
+// own, and so on. So one bad set among n costs at most 2·log2(n) further runs, rounded up.
 func (r *Runner) bisect(g *group, sets [][]tensor.Tensor, out []Result) {
 	if len(g.sets) == 1 {
 		out[g.sets[0].at] = r.alone(sets[g.sets[0].at])

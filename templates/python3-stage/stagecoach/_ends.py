@@ -35,9 +35,9 @@ def run(infer: Infer, state: Any, calls: list[Call]) -> list[Output | BaseExcept
 
 
 def _results(infer: Infer, state: Any, calls: list[Call]) -> list[Any]:
-    """Return what infer returned for each call. If it raises, each half of the batch runs on its own,
-    and so on. So one bad call among n costs at most 2·log2(n) further runs, rounded up. If a call may
-    not run twice, each call gets the error."""
+    """Return what infer returned for each call. If it raises, each half of the batch runs on its
+    own, and so on. So one bad call among n costs at most 2·log2(n) further runs, rounded up. If a
+    call may not run twice, each call gets the error."""
     try:
         results = infer(state, calls)
         if type(results) is not list:

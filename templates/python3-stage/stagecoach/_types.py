@@ -423,10 +423,10 @@ def together(f: Callable[[Any, list[Item]], Iterable[Any]]) -> Callable[[Any, li
     item, in order. A result is what :func:`item_of` takes, or an exception, which is the error of
     the item's call.
 
-    If the function raises for several items, it runs again for each half of them, and so on, so that
-    a bad item fails only its own call. A function that is declared not idempotent does not run
-    again: then all calls fail. Calls that have already ended are skipped. The handler's ``MAX_BATCH``
-    and the annotation stagecoach.dev/batch bound the number of calls, not of items.
+    If the function raises for several items, it runs again for each half of them, and so on, so
+    that a bad item fails only its own call. A function that is declared not idempotent does not
+    run again: then all calls fail. Calls that have already ended are skipped. The handler's
+    ``MAX_BATCH`` and the annotation stagecoach.dev/batch bound the number of calls, not of items.
     """
     refuse_async(getattr(f, "__name__", "together"), f)
 
