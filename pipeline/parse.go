@@ -114,7 +114,7 @@ func (p *parser) number(v string, fallback, least, most int) int {
 }
 
 // batch reads N, auto or auto:N.
-func (p *parser) batch(v string) (n int, auto bool) {
+func batch(p *parser, v string) (n int, auto bool) {
 	const most = 4096
 	first, number, limited := strings.Cut(strings.TrimSpace(v), ":")
 	if first == "auto" && !limited {
@@ -135,7 +135,7 @@ func (p *parser) batch(v string) (n int, auto bool) {
 
 // batchWait reads a duration up to MostBatchWait. A number without a unit is refused, because it
 // would mean seconds.
-func (p *parser) batchWait(v string) time.Duration {
+func batchWait(p *parser, v string) time.Duration {
 	d, err := time.ParseDuration(strings.TrimSpace(v))
 	if err != nil || d < 0 || d > MostBatchWait {
 		p.fail(p.path, strconv.Quote(v), fmt.Sprintf("a duration from 0 to %v, such as 2ms", MostBatchWait))
@@ -216,8 +216,8 @@ func (p *parser) annotations(f *Function, annotations map[string]string) {
 		"async-queue-limit": func(v string) { f.Async.QueueLimit = p.number(v, DefaultAsyncQueueLimit, 1, 1_000_000) },
 		"weight":            func(v string) { f.Weight = p.number(v, 1, 1, 1000) },
 		"idempotent":        func(v string) { f.Idempotent = p.boolean(v) },
-		"batch":             func(v string) { f.Batch, f.AutoBatch = p.batch(v) },
-		"batch-wait":        func(v string) { f.BatchWait = p.batchWait(v) },
+		"batch":             func(v string) { f.Batch, f.AutoBatch = batch(p, v) },
+		"batch-wait":        func(v string) { f.BatchWait = batchWait(p, v) },
 		"start": func(v string) {
 			if f.Start = strings.TrimSpace(v); !slices.Contains(starts, f.Start) {
 				p.fail(p.path, strconv.Quote(v), "auto, fork, heap, map or cold")

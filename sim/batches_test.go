@@ -54,7 +54,7 @@ func TestNumbersOfOutputsAreRandom(t *testing.T) {
 			t.Errorf("%s: %.3g calls per request, %g failed, want %g and none", outputs, got, p.Pipelines[0].Failed.Mean, mean)
 		}
 		w := finished(t, scenario)
-		app, known := w.learner.App("p.sim", w.clock)
+		app, known := w.control.learning.learner.App("p.sim", w.clock)
 		if !known || len(app.Stages) != 2 && mean > 0 || len(app.Stages[0].Next) != 1 || math.Abs(app.Stages[0].Next[0].Factor-mean) > 0.1*max(mean, 1) {
 			t.Errorf("%s: learned %+v, want a factor of %g", outputs, app.Stages, mean)
 		}

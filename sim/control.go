@@ -6,7 +6,6 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
-	"github.com/stagecoach-serving/stagecoach/request/flow"
 )
 
 // The pace of control, from packages control and dispatch.
@@ -17,12 +16,12 @@ const (
 
 // control is the state of the control loop.
 type control struct {
-	next    int64 // time of the next tick
-	last    int64 // time of the last tick
-	rev     uint64
-	memory  policy.Memory
-	summary flow.Summary
-	snap    plan.Snapshot // its slices are reused
+	next     int64 // time of the next tick
+	last     int64 // time of the last tick
+	rev      uint64
+	memory   policy.Memory
+	learning learning
+	snap     plan.Snapshot // its slices are reused
 
 	ticks, held, refused int
 	complaint            string // why a tick first had its plan refused, or held a domain
@@ -93,10 +92,7 @@ func (w *world) observe() {
 			f.Replicas = append(f.Replicas, plan.Replica{Name: r.name, Revision: revision, Node: r.node.spec.Name, Device: r.device, State: r.state, Since: r.since})
 		}
 	}
-	if c.summary.Old(w.clock) {
-		c.summary.Make(w.learner, w.clock)
-	}
-	c.summary.Fill(s)
+	c.learning.fill(s)
 	s.ChooseBatches()
 }
 

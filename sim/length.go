@@ -55,8 +55,8 @@ func (m *Model) addLengths(i int, open Opener, p *problems) {
 	pipe.lengths = pipe.spec.Length.read(path, 1, maxLength, open, p)
 }
 
-// read returns how numbers from least to most are drawn; nil: nothing is given, or it is wrong. open
-// is nil if there can be no file.
+// read returns how numbers from least to most are drawn; nil: nothing is given, or it is wrong.
+// open is nil if there can be no file.
 func (l *Length) read(path string, least, most int, open Opener, p *problems) *lengths {
 	given := l.kinds()
 	if len(given) > 1 {

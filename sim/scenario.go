@@ -125,16 +125,12 @@ type Stage struct {
 // Variant is a function that can serve a stage. A stage's variants inherit nothing from the stage's
 // own function.
 type Variant struct {
-	Name  string `yaml:"name"`
-	Items int    `yaml:"items"` // items per answer
-	// numbers of items per answer, at random, in place of Items; a list may have zeros
-	Outputs    Length        `yaml:"outputs"`
-	Service    Service       `yaml:"service"`
-	Start      Start         `yaml:"start"`
-	Batch      int           `yaml:"batch"`     // largest batch
-	AutoBatch  bool          `yaml:"autoBatch"` // the batch is chosen from the profile, up to Batch
-	BatchWait  time.Duration `yaml:"batchWait"` // how long a call may wait for its batch to fill
-	Slots      int           `yaml:"slots"`     // concurrent batches per replica
+	Name       string `yaml:"name"`
+	Answers    `yaml:",inline"`
+	Service    Service `yaml:"service"`
+	Start      Start   `yaml:"start"`
+	Batching   `yaml:",inline"`
+	Slots      int           `yaml:"slots"` // concurrent batches per replica
 	QueueLimit int           `yaml:"queueLimit"`
 	Min        int           `yaml:"min"`
 	Max        int           `yaml:"max"`
@@ -151,6 +147,19 @@ type Variant struct {
 	DiesEvery  time.Duration `yaml:"diesEvery"` // mean life of a replica, exponential; 0: unlimited
 	Accuracy   float64       `yaml:"accuracy"`  // of its answers, above 0 and at most 1; 0: 1
 	MaxLength  int           `yaml:"maxLength"` // of its inputs; 0: any
+}
+
+// Answers says how many items the answers have. One of both is given.
+type Answers struct {
+	Items   int    `yaml:"items"`   // of each answer
+	Outputs Length `yaml:"outputs"` // random numbers of items; a list may have zeros
+}
+
+// Batching says how calls form batches.
+type Batching struct {
+	Batch     int           `yaml:"batch"`     // largest batch
+	AutoBatch bool          `yaml:"autoBatch"` // the batch is chosen from the profile, up to Batch
+	BatchWait time.Duration `yaml:"batchWait"` // how long a call may wait for its batch to fill
 }
 
 // Service is how long a batch keeps its slot.

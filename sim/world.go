@@ -33,17 +33,14 @@ type world struct {
 	byKey        map[string]*line
 	nodes        []*node
 	control      control
-	learner      *demand.Learner
-	lesson       flow.Lesson
 	rec          *recorder
 	popped       uint64
 	started      int // replicas started so far
 
 	pcg   *rand.PCG
 	rand  *rand.Rand
-	spare []*task.Reply     // to be reused
-	idle  []*running        // to be reused
-	items tensor.Activation // empty items, of which answers have some
+	spare []*task.Reply // to be reused
+	idle  []*running    // to be reused
 }
 
 // epoch is when virtual time begins.
@@ -84,9 +81,10 @@ type line struct {
 	lane     *dispatch.Lane
 	replicas []*replica // in the order of their starts and names
 	starts   starts
-	poked    int64 // when it last asked control for more
-	cpu      int   // CPU limit that a plan gave its replicas; 0: as declared
-	batch    int   // the plan's largest batch; 0: there is no plan yet
+	poked    int64             // when it last asked control for more
+	cpu      int               // CPU limit that a plan gave its replicas; 0: as declared
+	batch    int               // the plan's largest batch; 0: there is no plan yet
+	items    tensor.Activation // empty items, of which answers have some
 }
 
 // running is a batch on a replica.
@@ -109,7 +107,7 @@ func (m *Model) newWorld(p int, seed uint64) (*world, error) {
 	w := &world{
 		m: m, set: set, seed: seed, clock: epoch, end: int64(m.duration), hop: int64(*m.scenario.Hop),
 		byKey: make(map[string]*line, len(m.stages)), pcg: rand.NewPCG(seed, 0),
-		learner: demand.New(demand.DefaultLimits()),
+		control: control{learning: learning{learner: demand.New(demand.DefaultLimits())}},
 	}
 	w.rand = rand.New(w.pcg)
 	w.addLines()
@@ -297,7 +295,7 @@ func (w *world) walk(c *coordinator, ev flow.Event) {
 		case flow.Finish:
 			w.flying--
 			w.rec.finish(w, c.i, &e)
-			w.learn(c, &e)
+			w.control.learning.add(w.clock, c.pipe, &e)
 		}
 	}
 	if at, ok := c.core.Next(); ok {
@@ -305,19 +303,6 @@ func (w *world) walk(c *coordinator, ev flow.Event) {
 			c.armed = ns
 			w.events.push(ns, deadline, c.i, nil)
 		}
-	}
-}
-
-// learn learns demand from a request that has ended, as package learn does.
-func (w *world) learn(c *coordinator, e *flow.Finish) {
-	timings, succeeded := []task.Timing(nil), e.Error == nil
-	if succeeded {
-		timings = e.Response.Stages
-	} else {
-		timings = e.Error.Stages
-	}
-	if len(timings) > 0 {
-		w.learner.Add(w.clock, w.lesson.Of(c.key, &c.graph, timings, succeeded))
 	}
 }
 
@@ -355,7 +340,7 @@ func (w *world) begin(r *replica, s *dispatch.Send) {
 	for _, t := range s.Tasks {
 		length = max(length, t.Length)
 	}
-	w.reseed(s.Tasks[0], l.own, 0)
+	w.reseed(s.Tasks[0], l.own, times)
 	took := max(int64(l.service.base(len(s.Tasks), l.cpu, length)*l.service.draw(w.rand)), 1)
 	var b *running
 	if n := len(w.idle); n > 0 {
@@ -366,6 +351,12 @@ func (w *world) begin(r *replica, s *dispatch.Send) {
 	*b = running{r, s.Batch, s.Tasks, took}
 	w.events.push(w.now+took, ends, l.i, b)
 }
+
+// What is drawn per call.
+const (
+	times   = 0
+	outputs = 3
+)
 
 // reseed makes the next random draw depend only on the run's seed, the task, the stage and what is
 // drawn, so that all policies and all variants get the same draw.
@@ -393,7 +384,7 @@ func (w *world) ended(l *line, b *running) {
 	for call := range b.tasks {
 		r := w.reply()
 		if r.Output = l.output; l.outputs != nil {
-			r.Output = w.output(b.tasks[call], l)
+			r.Output = l.answer(w, b.tasks[call])
 		}
 		w.step(l.owner, dispatch.Result{Replica: b.replica.name, Batch: b.batch, Call: call, Reply: r})
 	}
@@ -401,15 +392,15 @@ func (w *world) ended(l *line, b *running) {
 	w.idle = append(w.idle, b)
 }
 
-// output returns a random number of items. It depends only on the run's seed, the task and the
+// answer returns a random number of items. It depends only on the run's seed, the task and the
 // stage, as service times do.
-func (w *world) output(t *task.Task, l *line) tensor.Activation {
-	w.reseed(t, l.own, 3)
+func (l *line) answer(w *world, t *task.Task) tensor.Activation {
+	w.reseed(t, l.own, outputs)
 	n := l.outputs.draw(w.rand, 0)
-	if n > len(w.items) {
-		w.items = make(tensor.Activation, n)
+	if n > len(l.items) {
+		l.items = make(tensor.Activation, n)
 	}
-	return w.items[:n:n]
+	return l.items[:n:n]
 }
 
 func (w *world) reply() *task.Reply {

@@ -36,7 +36,17 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	case late:
 		return fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
 	}
-	l.unbatch(&p)
+	now := l.now()
+	l.mu.Lock()
+	p.Wants = unbatched(p.Wants, func(function string) bool {
+		k := l.functions[pipeline.ParseKey(function)]
+		if k == nil {
+			return false
+		}
+		_, pinned := k.pin.at(now)
+		return pinned
+	})
+	l.mu.Unlock()
 	l.cfg.Lines.Publish(&p)
 	failed, err := l.apply(p, l.cfg.Functions.Functions())
 	if err != nil {
@@ -52,26 +62,20 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	return nil
 }
 
-// unbatch lets pinned functions have batches of all sizes, whatever a policy chose: they are being
-// measured. It does not change p's own Wants.
-func (l *Local) unbatch(p *plan.Plan) {
-	now := l.now()
-	l.mu.Lock()
-	defer l.mu.Unlock()
+// unbatched returns wants in which pinned functions have batches of all sizes, whatever a policy
+// chose, because they are being measured.
+func unbatched(wants []plan.Want, pinned func(function string) bool) []plan.Want {
 	copied := false
-	for i := range p.Wants {
-		k := l.functions[pipeline.ParseKey(p.Wants[i].Function)]
-		if k == nil {
-			continue
-		}
-		if _, pinned := k.pin.at(now); !pinned {
+	for i := range wants {
+		if !pinned(wants[i].Function) {
 			continue
 		}
 		if !copied {
-			p.Wants, copied = slices.Clone(p.Wants), true
+			wants, copied = slices.Clone(wants), true
 		}
-		p.Wants[i].Batch = math.MaxInt32 // the line knows the declared one
+		wants[i].Batch = math.MaxInt32 // the line knows the declared one
 	}
+	return wants
 }
 
 // failedFunction is a function whose waiting tasks are answered now, because no replica of a

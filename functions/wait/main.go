@@ -8,7 +8,8 @@
 //
 //   - wait_mean: the mean time of a call that runs alone (default 200ms)
 //   - wait_cv: its coefficient of variation (default 0.5)
-//   - wait_batch_cost: a batch of b calls takes 1 + wait_batch_cost·(b − 1) times as long (default 1)
+//   - wait_batch_cost: a batch of b calls takes 1 + wait_batch_cost·(b − 1) times as long (default
+//     1)
 //   - wait_items: numbers of items, with commas between; each answer has one of them, drawn at
 //     random (default 1)
 //   - wait_seed: of the random numbers (default: random)

@@ -24,10 +24,10 @@ func (b batching) limit(most int) int {
 	return max(most, 1)
 }
 
-// resize sets the largest batch of each replica after a limit has changed.
-func (l *Lane) resize() {
-	for i, r := range l.replicas {
-		l.view.Replicas[i].MaxBatch = l.batching.limit(r.most)
+// apply sets the largest batch of each replica after a limit has changed.
+func (b batching) apply(f *fleet) {
+	for i, r := range f.replicas {
+		f.view.Replicas[i].MaxBatch = b.limit(r.most)
 	}
 }
 

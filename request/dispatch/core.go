@@ -107,7 +107,7 @@ func (c *Core) apply(now time.Time, ev Event) {
 	case Batched:
 		if l := c.Lane(ev.Lane); l != nil {
 			l.batching.planned = ev.Most
-			l.resize()
+			l.batching.apply(&l.fleet)
 		}
 	case Tick:
 		c.armed = time.Time{}

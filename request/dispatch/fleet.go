@@ -12,12 +12,13 @@ import (
 type fleet struct {
 	view       task.View  // Replicas is parallel to the field replicas
 	replicas   []*replica // sorted by name
-	draining   int        // number of draining replicas
-	reserved   int        // number of replicas reserved for suspects
-	unanswered int        // number of calls that replicas have not answered
-	busy       int        // taken slots of the replicas that get new tasks
-	slots      int        // all slots of these replicas
-	masked     task.View  // reused by mask
+	batching   batching
+	draining   int       // number of draining replicas
+	reserved   int       // number of replicas reserved for suspects
+	unanswered int       // number of calls that replicas have not answered
+	busy       int       // taken slots of the replicas that get new tasks
+	slots      int       // all slots of these replicas
+	masked     task.View // reused by mask
 }
 
 // replica is a replica that the Core knows.

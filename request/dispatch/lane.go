@@ -20,8 +20,7 @@ type Lane struct {
 	revision  uint64 // revision of the spec that replicas are started from
 	maxLength int    // of inputs; 0: any
 	limit     int    // largest number of waiting tasks
-	batching  batching
-	fate      fate // as of the latest step
+	fate      fate   // as of the latest step
 	// It cannot serve: its last replica crashed, or no replica can be started. The next replica
 	// ends that.
 	failed  bool

@@ -143,7 +143,7 @@ func (c *Core) deploy(now time.Time, ev Deployed) {
 	if l.batching.declared, l.view.BatchWait = ev.Batch, ev.BatchWait; ev.AutoBatch && l.batching.planned == 0 {
 		l.batching.planned = 1
 	}
-	l.resize()
+	l.batching.apply(&l.fleet)
 	l.survey()
 	c.cfg.QueueLimit = cmp.Or(c.lanes.limit(c.cfg.Function), c.cfg.QueueLimit)
 	if changed {

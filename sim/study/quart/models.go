@@ -197,7 +197,7 @@ const queueLimit = 100_000
 func (m Model) stage(name string, size, share float64) sim.Stage {
 	cv, cost := serviceCV, m.BatchCost
 	s := sim.Stage{Variant: sim.Variant{
-		Name: name, GPU: 1, Min: 1, Max: gpus, Batch: m.Batch, Slots: 1, QueueLimit: queueLimit,
+		Name: name, GPU: 1, Min: 1, Max: gpus, Batching: sim.Batching{Batch: m.Batch}, Slots: 1, QueueLimit: queueLimit,
 		Parameters: sim.Bytes(size * gib), CPU: cores * 1000, CPULimit: cores * 1000,
 		Service: sim.Service{Dist: sim.Gamma, CV: &cv, BatchCost: &cost},
 	}}
