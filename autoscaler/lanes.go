@@ -13,6 +13,7 @@ type stageLanes struct {
 	lanes   []stage // sorted by name
 	rate    float64 // arrivals per second at the stage
 	waiting int     // tasks in all lanes
+	lengths []plan.LengthShare
 }
 
 // stagesOf returns the stages of a domain, sorted by name. A function that serves no other stage is
@@ -36,6 +37,7 @@ func stagesOf(s *plan.Snapshot, d plan.Domain) []stageLanes {
 		for i := range st.lanes { // arrivals at the stage, where they are measured
 			if f := st.lanes[i].f; f.Stage.Known && f.Stage.Rate >= 0 && len(st.lanes) > 1 {
 				st.rate = min(f.Stage.Rate, mostRate)
+				st.lengths = f.Lengths
 			}
 		}
 		out = append(out, st)

@@ -200,7 +200,7 @@ type effect struct {
 	served float64 // sum over stages of the part of requests that is served in time
 	value  float64 // sum over stages of the accuracy; requests that are not served in time count 0
 	flow   []float64
-	rows   [][]float64 // by stage: of each source, the flow to each lane
+	rows   [][]float64 // by stage: of each source and class, the flow to each lane
 }
 
 // above reports whether e is clearly better than other.

@@ -31,7 +31,18 @@ type mixStage struct {
 	lanes   []int   // the best first: see better
 	rate    float64 // tasks per second, with those that wait
 	sources []mixSource
+	classes []mixClass
 }
+
+// mixClass is the tasks of a stage whose inputs are of about one length.
+type mixClass struct {
+	length int     // the longest input; 0: any
+	share  float64 // of the stage's tasks
+	takes  []bool  // by the stage's lanes
+}
+
+// mixTasks is the tasks of one class from one source of a stage.
+type mixTasks struct{ source, class int }
 
 // mixSource is where tasks of a stage come from.
 type mixSource struct {
@@ -56,6 +67,7 @@ func newMixing(s *plan.Snapshot, d plan.Domain, part float64) (*mixing, error) {
 			m.lanes = append(m.lanes, mixLane{stage: st.lanes[i], of: len(m.stages)})
 		}
 		slices.SortStableFunc(of.lanes, func(x, y int) int { return better(m.lanes[x].f, m.lanes[y].f) })
+		m.classify(&of, st.lengths)
 		m.stages = append(m.stages, of)
 	}
 	for i := range m.lanes {
@@ -87,6 +99,53 @@ func newMixing(s *plan.Snapshot, d plan.Domain, part float64) (*mixing, error) {
 		}
 	}
 	return m, nil
+}
+
+// classify sets the classes of a stage. If the lengths of its tasks are unknown, all tasks are in
+// one class, which all lanes take. If no lane takes any length, tasks of unknown length belong to
+// the class of the longest ones, as in the table.
+func (m *mixing) classify(st *mixStage, lengths []plan.LengthShare) {
+	sum := 0.0
+	for _, l := range lengths {
+		c, any := mixClass{length: l.MaxLength, share: l.Share, takes: make([]bool, len(st.lanes))}, false
+		for k, lane := range st.lanes {
+			c.takes[k] = m.lanes[lane].f.Takes(l.MaxLength)
+			any = any || c.takes[k]
+		}
+		switch {
+		case !(l.Share >= 0):
+		case any:
+			st.classes, sum = append(st.classes, c), sum+l.Share
+		case len(st.classes) > 0:
+			st.classes[len(st.classes)-1].share += l.Share
+			sum += l.Share
+		}
+	}
+	if !(sum > 0) {
+		all := mixClass{share: 1, takes: make([]bool, len(st.lanes))}
+		for k := range all.takes {
+			all.takes[k] = true
+		}
+		st.classes, sum = []mixClass{all}, 1
+	}
+	for i := range st.classes {
+		st.classes[i].share /= sum
+	}
+}
+
+// may reports whether some tasks may go to a lane. If their source is allowed no lane that takes
+// their class, the length matters more than the time.
+func (st *mixStage) may(of mixTasks, lane int) bool {
+	takes, allowed := st.classes[of.class].takes, st.sources[of.source].allowed
+	if !takes[lane] || allowed[lane] {
+		return takes[lane]
+	}
+	for k := range allowed {
+		if allowed[k] && takes[k] {
+			return false
+		}
+	}
+	return true
 }
 
 // lane returns the index of a function, or -1.
@@ -198,25 +257,26 @@ func (l *mixLane) serves(n int) float64 {
 }
 
 // effect returns what a mix does. Stages are visited in topological order. Each stage's tasks come
-// from its sources in proportion to what their lanes serve. Each source sends its tasks to the best
-// allowed lane with room, the sources with the least choice first. Tasks without room are not
-// served in time; they go to the source's allowed lanes in proportion to what those serve.
+// from its sources in proportion to what their lanes serve. The tasks of each class of each source
+// go to the best lane that they may go to and that has room, those with the least choice first.
+// Tasks without room are not served in time; they go to the lanes that they may go to, in
+// proportion to what those serve.
 func (m *mixing) effect(counts []int) effect {
 	e := effect{flow: make([]float64, len(m.lanes)), rows: make([][]float64, len(m.stages))}
 	for i := range m.stages {
 		st := &m.stages[i]
 		n := len(st.lanes)
-		e.rows[i] = make([]float64, len(st.sources)*n)
+		e.rows[i] = make([]float64, len(st.sources)*len(st.classes)*n)
 		room := make([]float64, n)
 		for k, lane := range st.lanes {
 			room[k] = m.lanes[lane].rate(counts[lane])
 		}
 		weights, order := m.weights(st, e.flow)
 		served, value := 0.0, 0.0
-		for _, at := range order {
-			left, row := st.rate*weights[at], e.rows[i][at*n:(at+1)*n]
+		for _, of := range order {
+			left, row := st.rate*weights[of.source]*st.classes[of.class].share, e.row(st, i, of)
 			for k, lane := range st.lanes {
-				if !st.sources[at].allowed[k] || left <= 0 {
+				if left <= 0 || !st.may(of, k) {
 					continue
 				}
 				take := min(left, room[k])
@@ -226,7 +286,7 @@ func (m *mixing) effect(counts []int) effect {
 				value += take * m.lanes[lane].f.Accurate()
 			}
 			if left > 0 {
-				m.spill(st, at, left, counts, row)
+				m.spill(st, of, left, counts, row)
 			}
 			for k, lane := range st.lanes {
 				e.flow[lane] += row[k]
@@ -240,11 +300,17 @@ func (m *mixing) effect(counts []int) effect {
 	return e
 }
 
+// row returns the flow of some of a stage's tasks to each of the stage's lanes.
+func (e *effect) row(st *mixStage, stage int, of mixTasks) []float64 {
+	n, at := len(st.lanes), of.source*len(st.classes)+of.class
+	return e.rows[stage][at*n : (at+1)*n]
+}
+
 // spill adds tasks that find no room to a row.
-func (m *mixing) spill(st *mixStage, at int, left float64, counts []int, row []float64) {
+func (m *mixing) spill(st *mixStage, of mixTasks, left float64, counts []int, row []float64) {
 	total, first := 0.0, -1
 	for k, lane := range st.lanes {
-		if st.sources[at].allowed[k] {
+		if st.may(of, k) {
 			total += m.lanes[lane].rate(counts[lane])
 			if first < 0 {
 				first = k
@@ -253,7 +319,7 @@ func (m *mixing) spill(st *mixStage, at int, left float64, counts []int, row []f
 	}
 	for k, lane := range st.lanes {
 		switch {
-		case !st.sources[at].allowed[k]:
+		case !st.may(of, k):
 		case total > 0:
 			row[k] += left * m.lanes[lane].rate(counts[lane]) / total
 		case k == first:
@@ -263,12 +329,14 @@ func (m *mixing) spill(st *mixStage, at int, left float64, counts []int, row []f
 }
 
 // weights returns the part of a stage's tasks that comes from each source, and the order in which
-// sources choose lanes.
-func (m *mixing) weights(st *mixStage, flow []float64) (weights []float64, order []int) {
-	weights, order = make([]float64, len(st.sources)), make([]int, len(st.sources))
+// tasks choose lanes.
+func (m *mixing) weights(st *mixStage, flow []float64) (weights []float64, order []mixTasks) {
+	weights = make([]float64, len(st.sources))
 	total := 0.0
 	for i, src := range st.sources {
-		order[i] = i
+		for class := range st.classes {
+			order = append(order, mixTasks{i, class})
+		}
 		switch {
 		case src.lane >= 0:
 			weights[i] = flow[src.lane]
@@ -284,14 +352,14 @@ func (m *mixing) weights(st *mixStage, flow []float64) (weights []float64, order
 	} else {
 		weights[0] = 1 // plan.FromClient
 	}
-	choice := func(i int) (n int) {
-		for _, ok := range st.sources[i].allowed {
-			if ok {
+	choice := func(of mixTasks) (n int) {
+		for k := range st.lanes {
+			if st.may(of, k) {
 				n++
 			}
 		}
 		return n
 	}
-	slices.SortStableFunc(order, func(x, y int) int { return choice(x) - choice(y) })
+	slices.SortStableFunc(order, func(x, y mixTasks) int { return choice(x) - choice(y) })
 	return weights, order
 }

@@ -132,7 +132,7 @@ func (m *mixing) tables(s *plan.Snapshot, d plan.Domain, counts []int, e effect)
 		st := &m.stages[i]
 		rows := map[string]plan.Row{}
 		for at, src := range st.sources {
-			row := m.row(st, at, counts, e.rows[i][at*len(st.lanes):(at+1)*len(st.lanes)])
+			row := m.row(i, at, counts, &e)
 			rows[src.from] = row
 			if src.lane < 0 || m.joins(src.lane, l.Stage) {
 				continue
@@ -150,6 +150,12 @@ func (m *mixing) tables(s *plan.Snapshot, d plan.Domain, counts []int, e effect)
 	return tables, excluded
 }
 
+// within reports whether the inputs of a class belong to a level. Both lengths are the longest input;
+// 0: any. below is the longest input of the level before.
+func within(class, below, level int) bool {
+	return level == 0 && (class == 0 || class > below) || level > 0 && class > below && class <= level
+}
+
 // joins reports whether a lane's answers may also be one part of several for a stage. The row for
 // joins has lanes of its own, so no lane can be excluded behind the single one.
 func (m *mixing) joins(lane int, stage string) bool {
@@ -158,8 +164,9 @@ func (m *mixing) joins(lane int, stage string) bool {
 	})
 }
 
-// row returns the row of a source. flow is what the source sends to each of the stage's lanes.
-func (m *mixing) row(st *mixStage, at int, counts []int, flow []float64) plan.Row {
+// row returns the row of a source of a stage. Each level has the flow of its lengths.
+func (m *mixing) row(stage, at int, counts []int, e *effect) plan.Row {
+	st := &m.stages[stage]
 	lanes := make([]*plan.Function, len(st.lanes))
 	index := map[string]int{}
 	for k, lane := range st.lanes {
@@ -167,7 +174,18 @@ func (m *mixing) row(st *mixStage, at int, counts []int, flow []float64) plan.Ro
 		index[lanes[k].Name] = k
 	}
 	allowed := func(f *plan.Function) bool { return st.sources[at].allowed[index[f.Name]] }
-	return levels(lanes, func(fit []*plan.Function) plan.Level {
+	below := 0 // the longest input of the level before
+	return levels(lanes, func(length int, fit []*plan.Function) plan.Level {
+		flow := make([]float64, len(st.lanes))
+		for class := range st.classes {
+			if of := st.classes[class].length; len(st.classes) > 1 && !within(of, below, length) {
+				continue
+			}
+			for k, f := range e.row(st, stage, mixTasks{at, class}) {
+				flow[k] += f
+			}
+		}
+		below = length
 		if slices.ContainsFunc(fit, allowed) {
 			fit = slices.DeleteFunc(fit, func(f *plan.Function) bool { return !allowed(f) })
 		} // else the length matters more than the time

@@ -143,7 +143,7 @@ func routeAlike(s *plan.Snapshot, d plan.Domain, level func([]*plan.Function) pl
 		for i, name := range l.Functions {
 			lanes[i], _ = s.Function(name)
 		}
-		row := levels(lanes, level)
+		row := levels(lanes, func(_ int, fit []*plan.Function) plan.Level { return level(fit) })
 		rows := map[string]plan.Row{}
 		for _, from := range plan.Sources(steps, all, l.Stage) {
 			rows[from] = row
@@ -155,7 +155,7 @@ func routeAlike(s *plan.Snapshot, d plan.Domain, level func([]*plan.Function) pl
 
 // levels returns a row with one level per length class of the lanes. Two classes with the same
 // lanes to choose from would be one, but each class has a lane that longer inputs do not fit.
-func levels(lanes []*plan.Function, level func([]*plan.Function) plan.Level) plan.Row {
+func levels(lanes []*plan.Function, level func(length int, fit []*plan.Function) plan.Level) plan.Row {
 	var classes []int
 	for _, f := range lanes {
 		classes = append(classes, max(f.MaxLength, 0))
@@ -170,7 +170,7 @@ func levels(lanes []*plan.Function, level func([]*plan.Function) plan.Level) pla
 				fit = append(fit, f)
 			}
 		}
-		l := level(fit)
+		l := level(length, fit)
 		l.MaxLength = length
 		row.Levels = append(row.Levels, l)
 	}

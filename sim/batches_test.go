@@ -154,13 +154,41 @@ func TestSnapshotsHaveAllMeasurements(t *testing.T) {
 	for i, l := range w.lines {
 		is, f := l.lane.Signals(w.clock), w.control.snap.Functions[i]
 		seen := plan.Signals{
-			Demand: f.Demand, Stage: f.Stage, Service: f.Service, Items: f.Items, Wait: f.Wait, Busy: f.Busy, Waiting: f.Waiting, Running: f.Running,
+			Demand: f.Demand, Stage: f.Stage, Lengths: f.Lengths, Service: f.Service, Items: f.Items, Wait: f.Wait, Busy: f.Busy, Waiting: f.Waiting, Running: f.Running,
 		}
 		if toJSON(t, is) != toJSON(t, seen) {
 			t.Errorf("%s: measured %+v, policies see %+v", l.key, is, seen)
 		}
 		if len(l.owner.lines) > 1 && !is.Stage.Last.After(epoch) || !is.Items.Known {
 			t.Errorf("%s measured nothing of its stage: %+v", l.key, is)
+		}
+	}
+}
+
+// TestAccuracyKnowsLengths checks that the mixer gives enough replicas to the lane that takes long
+// inputs, however many inputs are long.
+func TestAccuracyKnowsLengths(t *testing.T) {
+	for list, least := range map[string]float64{"[50, 50, 50, 50, 50, 50, 50, 50, 50, 300]": 0.97, "[50, 300]": 0.97, "[50, 300, 300, 300, 300, 300, 300, 300, 300, 300]": 0.95} {
+		p := simulate(t, fill(`
+duration: 120s
+warmup: 30s
+seeds: 1
+budget: 24
+policies: [{allocator: accuracy}]
+nodes: [{memory: 64Gi, cpu: 64}]
+pipelines: [{name: p, slo: 400ms, length: {list: LIST}, arrivals: {rate: "100"}}]
+stages:
+- name: s
+  max: 24
+  accuracy: 0.9
+  service: {dist: lognormal, mean: 150ms, cv: 0.3}
+  start: {cold: 1s}
+  variants:
+  - {name: best, accuracy: 0.99, maxLength: 128, max: 24, service: {dist: lognormal, mean: 80ms, cv: 0.3}, start: {cold: 1s}}
+  - {name: quick, accuracy: 0.8, max: 24, service: {dist: lognormal, mean: 40ms, cv: 0.3}, start: {cold: 1s}}
+`, "LIST", list)).Policies[0].Pipelines[0]
+		if p.Attainment.Mean < least || p.Accuracy.Mean < 0.9 {
+			t.Errorf("lengths %s: %.3f in time with accuracy %.3f, want %g and 0.9", list, p.Attainment.Mean, p.Accuracy.Mean, least)
 		}
 	}
 }

@@ -77,7 +77,7 @@ func (w *world) observe() {
 	for i, l := range w.lines {
 		f := &s.Functions[i]
 		is := l.lane.Signals(w.clock)
-		f.Stage, f.Items = is.Stage, is.Items
+		f.Stage, f.Lengths, f.Items = is.Stage, is.Lengths, is.Items
 		f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
 		f.Starts, f.CPUNow = l.starts.list, l.cpu
 		f.Replicas = f.Replicas[:0]

@@ -104,7 +104,11 @@ type Passing struct {
 	// Stage is the demand of a stage with variants, whatever the lane; unknown for other functions.
 	// The function's Demand has the tasks that its own lane got.
 	Stage Demand `json:",omitzero"`
-	Items Items  `json:",omitzero"` // what its calls return
+	// Lengths has the shares of a stage's tasks by the length of their inputs, in the order of
+	// MaxLength, with 0 last. They sum to 1. Empty: unknown, or the stage has no variants that
+	// differ in MaxLength.
+	Lengths []LengthShare `json:",omitempty"`
+	Items   Items         `json:",omitzero"` // what its calls return
 	// Learned is what its calls have taken over hours, whichever applications called it.
 	Learned Learned `json:",omitzero"`
 	// Expected is how many requests in earlier stages of pipelines will still come here. It is
@@ -163,6 +167,13 @@ type Items struct {
 	Mean  float64 // per call
 }
 
+// LengthShare is the share of a stage's tasks whose inputs are longer than the class before allows,
+// and at most MaxLength long. MaxLength 0 has all other tasks, and those of unknown length.
+type LengthShare struct {
+	MaxLength int
+	Share     float64
+}
+
 // Learned is what package demand has learned about a function's calls. The weight of a call halves
 // per hour. Unlike Service, it survives restarts and has quantiles.
 type Learned struct {
@@ -197,6 +208,7 @@ type Busy struct {
 type Signals struct {
 	Demand           Demand
 	Stage            Demand // of a stage with variants
+	Lengths          []LengthShare
 	Items            Items
 	Service          Service
 	Wait             Wait

@@ -38,6 +38,28 @@ type Row struct {
 	Levels []Level // by MaxLength, ascending; 0, which is last, means any length
 }
 
+// ShareOf returns the share of a stage's tasks whose lengths belong to a level. The last level also
+// has those that are longer than all its lanes take, and those of unknown length.
+func (r *Row) ShareOf(level int, lengths []LengthShare) float64 {
+	sum := 0.0
+	for _, l := range lengths {
+		if r.LevelOf(l.MaxLength) == level {
+			sum += l.Share
+		}
+	}
+	return sum
+}
+
+// LevelOf returns the index of the level for tasks up to a length; 0: any length.
+func (r *Row) LevelOf(length int) int {
+	for k := range r.Levels {
+		if m := r.Levels[k].MaxLength; m == 0 || length > 0 && length <= m {
+			return k
+		}
+	}
+	return len(r.Levels) - 1
+}
+
 // Level has the lanes for tasks up to a length.
 type Level struct {
 	MaxLength int     // in the unit of the stages' max-length; 0: any

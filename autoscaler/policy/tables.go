@@ -149,11 +149,11 @@ func expecting(s plan.Snapshot, lanes []plan.Lanes, m Memory) plan.Snapshot {
 		}
 		for _, name := range l.Functions {
 			f, _ := s.Function(name)
-			part := meanPart(&p.tables[k], name)
+			part := meanPart(&p.tables[k], name, f.Lengths)
 			if part == 0 || !f.Stage.Known || !(f.Stage.Rate > 0) {
 				continue
 			}
-			if f.Demand.Known && f.Demand.Rate > 0 && byLength(&p.tables[k]) {
+			if f.Demand.Known && f.Demand.Rate > 0 && len(f.Lengths) == 0 && byLength(&p.tables[k]) {
 				continue // its own demand knows how many tasks have lengths of its levels
 			}
 			if !copied {
@@ -187,15 +187,20 @@ func byLength(t *plan.Table) bool {
 }
 
 // meanPart returns the mean part of a lane over the levels of a table's rows. How many tasks belong
-// to which row and level is not known.
-func meanPart(t *plan.Table, lane string) float64 {
-	sum, n := 0.0, 0
+// to which row is not known, so each row counts the same. A level counts with the share of the
+// lengths that it has. If the shares are unknown, all levels count the same.
+func meanPart(t *plan.Table, lane string, lengths []plan.LengthShare) float64 {
+	sum, n := 0.0, 0.0
 	for _, r := range t.Rows {
-		for _, l := range r.Levels {
-			n++
-			for _, s := range l.Shares {
+		for k := range r.Levels {
+			weight := 1.0
+			if len(lengths) > 0 {
+				weight = r.ShareOf(k, lengths)
+			}
+			n += weight
+			for _, s := range r.Levels[k].Shares {
 				if s.Lane == lane {
-					sum += s.Part
+					sum += weight * s.Part
 				}
 			}
 		}
@@ -203,5 +208,5 @@ func meanPart(t *plan.Table, lane string) float64 {
 	if n == 0 {
 		return 0
 	}
-	return sum / float64(n)
+	return sum / n
 }

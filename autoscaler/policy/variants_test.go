@@ -297,3 +297,24 @@ func TestDisagreeingEntriesKeepWhatTheDomainHad(t *testing.T) {
 		t.Errorf("ranks %q, ruled %+v for an unknown rank, want the flag's", ranks(p), p.Ruled)
 	}
 }
+
+// TestALaneIsSizedForTheSharesOfLengths gives a lane that takes long inputs a part of the stage's
+// tasks by their lengths, before it has had any task.
+func TestALaneIsSizedForTheSharesOfLengths(t *testing.T) {
+	t.Parallel()
+	for long, want := range map[float64][2]int{0.05: {2, 5}, 0.5: {21, 32}} {
+		set, s := choose(t, Names{}), laned()
+		s.Functions[2].Accuracy, s.Functions[2].MaxLength = s.Functions[1].Accuracy, 64
+		for i := range s.Functions {
+			s.Functions[i].Stage.Rate, s.Functions[i].Max = 400, 100
+			s.Functions[i].Lengths = []plan.LengthShare{{MaxLength: 64, Share: 1 - long}, {Share: long}}
+		}
+		s.Functions[1].Demand = plan.Demand{Known: true, Rate: 1, Last: t0} // read: 100 ms per task, any length
+		_, m := set.mustDecide(t, s, nil)
+		s.Rev, s.At = 2, t0.Add(time.Second)
+		p, _ := set.mustDecide(t, s, m)
+		if n := len(p.Wants[1].Slots); p.Wants[1].Function != "read.ns" || n < want[0] || n > want[1] {
+			t.Errorf("%g long: %d replicas (%s), want %v for %g tasks per second", long, n, p.Wants[1].Why, want, 400*long)
+		}
+	}
+}

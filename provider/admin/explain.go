@@ -44,7 +44,11 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 		f, _ := s.Function(key)
 		stage := explainStage(st.Name, f, wants[key])
 		stage.Why += whyBatch(&s, key)
-		stage.Table = explainTable(last.Tables, key)
+		var lengths []plan.LengthShare
+		if f != nil {
+			lengths = f.Lengths
+		}
+		stage.Table = explainTable(last.Tables, key, lengths)
 		if st.Retained {
 			stage.Why = "its own function was removed, so its variants serve it"
 		}

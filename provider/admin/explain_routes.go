@@ -11,7 +11,7 @@ import (
 )
 
 // explainTable returns the routing table of a stage, or nil if it has none.
-func explainTable(tables []plan.Table, stage string) *schema.ExplainedTable {
+func explainTable(tables []plan.Table, stage string, lengths []plan.LengthShare) *schema.ExplainedTable {
 	i, ok := slices.BinarySearchFunc(tables, stage, func(t plan.Table, stage string) int { return cmp.Compare(t.Stage, stage) })
 	if !ok {
 		return nil
@@ -22,8 +22,12 @@ func explainTable(tables []plan.Table, stage string) *schema.ExplainedTable {
 		out.Rows[src.Row].From = append(out.Rows[src.Row].From, sourceName(src.From))
 	}
 	for i := range t.Rows {
-		for _, l := range t.Rows[i].Levels {
+		for k, l := range t.Rows[i].Levels {
 			level := schema.ExplainedLevel{MaxLength: l.MaxLength, Shares: []schema.ExplainedShare{}}
+			if len(lengths) > 0 {
+				part := t.Rows[i].ShareOf(k, lengths)
+				level.Part = &part
+			}
 			for _, s := range l.Shares {
 				level.Shares = append(level.Shares, schema.ExplainedShare{Lane: pipeline.ParseKey(s.Lane).Name, Part: s.Part})
 			}

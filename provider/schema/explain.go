@@ -90,10 +90,12 @@ type ExplainedRow struct {
 
 // ExplainedLevel has the lanes for tasks up to a length.
 type ExplainedLevel struct {
-	MaxLength int              `json:"maxLength,omitempty"` // 0: any
-	Shares    []ExplainedShare `json:"shares"`
-	Backups   []string         `json:"backups,omitempty"`  // by preference
-	Overflow  string           `json:"overflow,omitempty"` // empty: tasks wait in their lane
+	MaxLength int `json:"maxLength,omitempty"` // 0: any
+	// part of the stage's tasks that are of this length; nil: unknown
+	Part     *float64         `json:"part,omitempty"`
+	Shares   []ExplainedShare `json:"shares"`
+	Backups  []string         `json:"backups,omitempty"`  // by preference
+	Overflow string           `json:"overflow,omitempty"` // empty: tasks wait in their lane
 }
 
 // ExplainedShare is the part of tasks that a function gets, above 0 and at most 1.

@@ -178,7 +178,7 @@ func (c *Core) submit(now time.Time, t *task.Task) {
 	c.seq++
 	it := &item{task: t, seq: c.seq}
 	drop := c.router.enter(it)
-	c.router.arrive(it)
+	c.router.arrive(now, it)
 	c.expire(now) // expired tasks must not take room in the line
 	t.Entered = now
 	switch {

@@ -211,6 +211,7 @@ func (l *Lane) Signals(now time.Time) plan.Signals {
 	}
 	if l.core.stage != nil {
 		is.Stage, _, _ = l.core.stage.read(now, 0, 0)
+		is.Lengths = l.core.router.lengths.read(now)
 	}
 	return is
 }

@@ -11,6 +11,7 @@ import (
 func (r *router) reroute(now time.Time) {
 	c := r.core
 	r.install(r.wanted)
+	r.lengths.cut(c.lanes)
 	c.readFates()
 	var all []*item
 	for _, l := range c.lanes {

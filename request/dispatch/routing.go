@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -40,6 +41,8 @@ type router struct {
 	rows   [][]level   // parallel to the table's rows; without a table, one row with one level
 	warned uint64      // latest version for which Unknown was returned
 	tasked bool        // warned is set
+	// how long the inputs of the stage's arrivals are
+	lengths lengths
 }
 
 // level is a plan.Level with the lanes that exist.
@@ -338,13 +341,14 @@ func (r *router) expect() {
 }
 
 // arrive counts an arrival in the lane that the table chose, and at the stage.
-func (r *router) arrive(it *item) {
+func (r *router) arrive(now time.Time, it *item) {
 	if it.home == nil || it.home.ignoring {
 		return
 	}
 	it.home.signals.arrive()
 	if r.core.stage != nil && it.task.Function == r.core.cfg.Function {
 		r.core.stage.arrive()
+		r.lengths.add(now, it.task.Length)
 	}
 }
 

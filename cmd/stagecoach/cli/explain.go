@@ -110,6 +110,9 @@ func showRoutes(stages []schema.ExplainedStage, out io.Writer) error {
 				if l.MaxLength > 0 {
 					length = fmt.Sprintf("up to %d", l.MaxLength)
 				}
+				if l.Part != nil {
+					length += fmt.Sprintf(" (%.0f%%)", 100**l.Part)
+				}
 				var shares []string
 				for _, s := range l.Shares {
 					shares = append(shares, fmt.Sprintf("%s %.0f%%", s.Lane, 100*s.Part))
