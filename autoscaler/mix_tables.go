@@ -150,8 +150,8 @@ func (m *mixing) tables(s *plan.Snapshot, d plan.Domain, counts []int, e effect)
 	return tables, excluded
 }
 
-// within reports whether the inputs of a class belong to a level. Both lengths are the longest input;
-// 0: any. below is the longest input of the level before.
+// within reports whether the inputs of a class belong to a level. Both lengths are the longest
+// input; 0: any. below is the longest input of the level before.
 func within(class, below, level int) bool {
 	return level == 0 && (class == 0 || class > below) || level > 0 && class > below && class <= level
 }

@@ -309,7 +309,7 @@ func TestALaneIsSizedForTheSharesOfLengths(t *testing.T) {
 			s.Functions[i].Stage.Rate, s.Functions[i].Max = 400, 100
 			s.Functions[i].Lengths = []plan.LengthShare{{MaxLength: 64, Share: 1 - long}, {Share: long}}
 		}
-		s.Functions[1].Demand = plan.Demand{Known: true, Rate: 1, Last: t0} // read: 100 ms per task, any length
+		s.Functions[1].Demand = plan.Demand{Known: true, Rate: 1, Last: t0} // 100 ms, any length
 		_, m := set.mustDecide(t, s, nil)
 		s.Rev, s.At = 2, t0.Add(time.Second)
 		p, _ := set.mustDecide(t, s, m)
