@@ -116,10 +116,13 @@ type Passing struct {
 	Expected int `json:",omitzero"`
 }
 
-// Trouble is what keeps a function's replicas from starting.
+// Trouble is what keeps a function's replicas from starting, and what ends them.
 type Trouble struct {
 	Failing Failure
 	Bars    []Bar // current bars, sorted by node, then device
+	// Survived is the largest batch, because replicas have ended under larger ones. The function's
+	// Batch and AutoBatch are at most that. 0: no replica has.
+	Survived int `json:",omitzero"`
 }
 
 // Demand is how requests arrive at a function, over a sliding window.
@@ -214,6 +217,7 @@ type Signals struct {
 	Wait             Wait
 	Busy             Busy
 	Waiting, Running int
+	Survived         int
 }
 
 // Start is the recent time from the order of a replica until it is ready, for one start path.

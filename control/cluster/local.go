@@ -250,8 +250,10 @@ func (l *Local) fill(s *plan.Snapshot) {
 		k.failure.follow(f.Revision)
 		f.Failing = k.failure.Failure
 		f.Slots, f.Batch = max(k.slots, 1), max(f.Batch, 1)
-		if k.batch > 0 { // what the stage takes
-			f.Batch, f.AutoBatch = min(f.Batch, k.batch), min(f.AutoBatch, k.batch)
+		for _, most := range []int{k.batch, f.Survived} { // what the stage takes, and survives
+			if most > 0 {
+				f.Batch, f.AutoBatch = min(f.Batch, most), min(f.AutoBatch, most)
+			}
 		}
 		k.grant(f, s.Rev)
 		k.pinned(f, s.At)

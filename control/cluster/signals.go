@@ -31,7 +31,7 @@ func (l *Local) measured(f *plan.Function, is plan.Signals) {
 		is.Busy = plan.Busy{}
 	}
 	f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
-	f.Stage, f.Lengths, f.Items = is.Stage, is.Lengths, is.Items
+	f.Stage, f.Lengths, f.Items, f.Survived = is.Stage, is.Lengths, is.Items, is.Survived
 }
 
 // expect sets Expected for idle functions of s. A function that its deployment keeps awake may have

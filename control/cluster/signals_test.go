@@ -39,12 +39,12 @@ func TestObserveHasWhatIsMeasured(t *testing.T) {
 			Demand:  plan.Demand{Known: true, Rate: 12, CV: 3},
 			Service: plan.Service{Known: true, Mean: time.Second, CV: 0.5, Batches: []plan.Batched{{Size: 4, Mean: 4 * time.Second, N: 7}}},
 			Wait:    plan.Wait{Known: true, Mean: 1, P50: 2, P95: 3, P99: 4, Oldest: 5},
-			Busy:    plan.Busy{Known: true, Share: 0.75}, Waiting: 8, Running: 9,
+			Busy:    plan.Busy{Known: true, Share: 0.75}, Waiting: 8, Running: 9, Survived: 3,
 		}
 		w.set(func() { w.signals = map[string]plan.Signals{"f.ns": is}; w.last["f.ns"] = time.Now() })
 		is.Demand.Last = time.Now().UTC().Round(0)
 		f := w.observe().Functions[0]
-		if got := (plan.Signals{Demand: f.Demand, Service: f.Service, Wait: f.Wait, Busy: f.Busy, Waiting: f.Waiting, Running: f.Running}); !reflect.DeepEqual(got, is) {
+		if got := (plan.Signals{Demand: f.Demand, Service: f.Service, Wait: f.Wait, Busy: f.Busy, Waiting: f.Waiting, Running: f.Running, Survived: f.Survived}); !reflect.DeepEqual(got, is) {
 			t.Errorf("%+v, want %+v", got, is)
 		}
 	})

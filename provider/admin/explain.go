@@ -121,15 +121,22 @@ func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 	return st
 }
 
-// whyBatch returns why a function has its batch, as a further term of its reasons; empty: it is
+// whyBatch returns why a function has its batch, as further terms of its reasons; empty: it is
 // declared.
-func whyBatch(s *plan.Snapshot, function string) string {
+func whyBatch(s *plan.Snapshot, function string) (terms string) {
 	at := slices.IndexFunc(s.Functions, func(f plan.Function) bool { return f.Name == function })
-	if at < 0 || s.Functions[at].AutoBatch == 0 {
+	if at < 0 {
 		return ""
 	}
-	_, why := s.AutoBatch(at)
-	return "; " + why
+	if s.Functions[at].AutoBatch > 0 {
+		_, why := s.AutoBatch(at)
+		terms = "; " + why
+	}
+	if most := s.Functions[at].Survived; most > 0 {
+		terms += fmt.Sprintf("; batches of at most %d until the next deploy, because replicas ended under larger ones, and not under their calls alone: "+
+			"raise limits.memory, or lower stagecoach.dev/batch", most)
+	}
+	return terms
 }
 
 // slowest returns the mean time on the slowest path through a pipeline. It is unknown if the time

@@ -5,23 +5,46 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // batching says how large the batches of a lane may be. The smallest of these limits holds: the
-// replica's own, the declared one and that of the plan.
+// replica's own, the declared one, that of the plan, and those that ends of replicas have set.
 type batching struct {
-	declared int // 0: no limit
-	planned  int // of the plan in force; 0: there is none yet
+	declared int      // 0: no limit
+	planned  int      // of the plan in force; 0: there is none yet
+	survived int      // half of the smallest batch that was too large for a replica; 0: there is none
+	doubts   []*doubt // in order of time
 }
 
 // limit returns the largest batch of a replica that takes up to most calls.
 func (b batching) limit(most int) int {
-	for _, n := range []int{b.declared, b.planned} {
+	for _, n := range []int{b.declared, b.planned, b.survived} {
 		if n > 0 {
 			most = min(most, n)
 		}
 	}
+	for _, d := range b.doubts {
+		most = min(most, d.size/2)
+	}
 	return max(most, 1)
+}
+
+// maxBatchBytes is the most that the inputs of a batch of several calls may have together, so that
+// one frame can carry them, with headers.
+const maxBatchBytes = wire.MaxFrame / 2
+
+// inputSize returns the bytes of an input, wherever they are.
+func inputSize(in tensor.Input) (n int64) {
+	for _, p := range in {
+		for i := range p.Items {
+			if n += int64(p.Items[i].Size()); p.Items[i].Ref != nil {
+				n += p.Items[i].Ref.Size
+			}
+		}
+	}
+	return n
 }
 
 // apply sets the largest batch of each replica after a limit has changed.

@@ -48,6 +48,8 @@ func show(e Effect) string {
 		return "exhausted " + e.Replica
 	case Stuck:
 		return fmt.Sprintf("stuck %s (%s)", e.Replica, e.Cause)
+	case Halved:
+		return fmt.Sprintf("halved %d to %d", e.Size, e.Most)
 	case Evict:
 		return "evict " + e.Replica
 	case Revive:

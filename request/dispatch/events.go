@@ -146,7 +146,7 @@ func (Tick) event()         {}
 func (Close) event()        {}
 
 // Effect is an output of the core: one of [Send], [CancelCall], [Reply], [Idle], [Evict],
-// [Exhausted], [Stuck], [Revive], [Wanted], [Unknown], [Gone] and [Wake]. The effects for one
+// [Exhausted], [Stuck], [Halved], [Revive], [Wanted], [Unknown], [Gone] and [Wake]. The effects for one
 // replica must be carried out in order.
 type Effect interface{ effect() }
 
@@ -193,6 +193,13 @@ type Exhausted struct{ Replica, Cause string }
 // other calls of the replica have ended, at their limits at the latest.
 type Stuck struct{ Replica, Cause string }
 
+// Halved reports that replicas ended under batches of Size calls, and not under these calls alone.
+// So batches of the lane have at most Most calls now.
+type Halved struct {
+	Lane       string
+	Size, Most int
+}
+
 // Revive asks for a replica of a revision that is no longer deployed and has no replica left. Tasks
 // wait for it because their requests began on this revision. The Core does not repeat a Revive
 // until a replica of the revision has come and gone, or [NoReplica] has arrived.
@@ -228,6 +235,7 @@ func (Idle) effect()       {}
 func (Evict) effect()      {}
 func (Exhausted) effect()  {}
 func (Stuck) effect()      {}
+func (Halved) effect()     {}
 func (Revive) effect()     {}
 func (Wanted) effect()     {}
 func (Unknown) effect()    {}

@@ -90,6 +90,9 @@ func (l *Lane) look(now time.Time) *task.View {
 // act sends what can be sent, lets drained replicas go and asks for more.
 func (l *Lane) act(now time.Time, submitted bool) {
 	l.pins.expire(now)
+	if len(l.batching.doubts) > 0 {
+		l.batching.forget(now, &l.fleet)
+	}
 	l.dispatch(now)
 	if l.draining > 0 {
 		l.release()
@@ -143,15 +146,25 @@ func (l *Lane) dispatch(now time.Time) {
 func (l *Lane) load(now time.Time, i int) bool {
 	r, b := &l.view.Replicas[i], &l.loading
 	b.head, b.offer = b.head[:0], b.offer[:0]
+	size, full := int64(0), false // size is in bytes
 	for len(b.head) < r.MaxBatch {
 		it := l.first(&l.fleet, i)
 		if it == nil {
 			break
 		}
+		if r.MaxBatch > 1 {
+			if size += inputSize(it.task.Input); size > maxBatchBytes && len(b.head) > 0 {
+				full = true
+				break
+			}
+		}
 		l.take(it)
 		b.head, b.offer = append(b.head, it), append(b.offer, it.task)
 	}
 	n, wait := l.core.cfg.Batcher.Batch(&l.view, r, b.offer)
+	if n <= 0 && full { // no further call would fit
+		n = len(b.head)
+	}
 	if n <= 0 && wait > 0 {
 		l.held = earlier(l.held, now.Add(wait))
 	} else {
@@ -204,7 +217,7 @@ func (l *Lane) send(now time.Time, i int, items []*item) {
 // Signals returns all measurements of the lane as of now.
 func (l *Lane) Signals(now time.Time) plan.Signals {
 	is := l.measure.read(now, l.busy, l.slots)
-	is.Waiting, is.Running = l.Waiting(), l.Running()
+	is.Waiting, is.Running, is.Survived = l.Waiting(), l.Running(), l.batching.survived
 	_, fifo := l.core.cfg.Orderer.(FIFO)
 	if since := l.oldest(fifo && l.fair == nil); !since.IsZero() {
 		is.Wait.Oldest = max(now.Sub(since), 0)

@@ -138,6 +138,9 @@ func (c *Core) deploy(now time.Time, ev Deployed) {
 	if l.revision != ev.Revision {
 		l.failed = false // the new revision may start
 	}
+	if l.revision != ev.Revision || l.batching.declared != ev.Batch {
+		l.batching.survived, l.batching.doubts = 0, nil
+	}
 	l.revision, l.maxLength, l.removed = ev.Revision, max(ev.MaxLength, 0), false
 	l.limit = cmp.Or(ev.QueueLimit, l.limit)
 	if l.batching.declared, l.view.BatchWait = ev.Batch, ev.BatchWait; ev.AutoBatch && l.batching.planned == 0 {

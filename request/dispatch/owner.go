@@ -137,6 +137,7 @@ type orders struct {
 	stuck     []trouble
 	revive    []Revive
 	unknown   *Unknown
+	halved    []Halved
 }
 
 // advance is step for callers that gather frames over several events. links has the replicas with
@@ -208,6 +209,9 @@ func (o *owner) carry(now time.Time, effects []Effect, replies []answered, links
 		case Stuck:
 			r := rest()
 			r.stuck = append(r.stuck, trouble{o.links[e.Replica].f.name, e.Replica, e.Cause})
+		case Halved:
+			r := rest()
+			r.halved = append(r.halved, e)
 		case Revive:
 			r := rest()
 			r.revive = append(r.revive, e)
@@ -240,6 +244,10 @@ func (o *owner) finish(replies []answered, left *orders) {
 	}
 	for _, e := range left.stuck {
 		o.tellStuck(e)
+	}
+	for _, e := range left.halved {
+		o.shell.cfg.Logger.Warn("batches of this function are smaller until its next deploy, because replicas ended under a batch and not under its calls alone; "+
+			"raise limits.memory, or lower stagecoach.dev/batch", "function", e.Lane, "ended", e.Size, "largest", e.Most)
 	}
 	for i := range replies {
 		o.reply(&replies[i])

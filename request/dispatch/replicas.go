@@ -77,6 +77,9 @@ func (l *Lane) lose(now time.Time, name string, code task.Code, death task.Death
 	if r.stuck != "" && code == task.ReplicaLost {
 		death.Cause = r.stuck + "; then " + death.Cause
 	}
+	if code == task.ReplicaLost {
+		l.batching.lost(now, &l.fleet, i, l.revision, blame, death.End)
+	}
 	drained := l.view.Replicas[i].Draining
 	l.forget(i)
 	l.fewer = true
@@ -117,6 +120,11 @@ func (l *Lane) result(now time.Time, ev Result) {
 	l.core.timers.drop(it)
 	if ev.Reply.Code == task.OutOfMemory {
 		l.exhausted(i, ev.Reply.Message)
+	}
+	if it.task.Alone && len(l.batching.doubts) > 0 {
+		if size := l.batching.acquit(it); size > 0 {
+			l.core.do(Halved{Lane: l.name, Size: size, Most: l.batching.survived})
+		}
 	}
 	if ev.Reply.Code == task.OK {
 		l.service.returned(len(ev.Reply.Output))
