@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/task"
-	"github.com/stagecoach-serving/stagecoach/request/wire"
-	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // doubted is a core of one replica at a time, r1 first, whose batches have four calls.
@@ -202,28 +200,4 @@ func TestOldRevisionsCastNoDoubt(t *testing.T) {
 	d.up()
 	d.drain()
 	d.has(4, 0)
-}
-
-// TestBatchesFitAFrame checks that the inputs of a batch fit into one frame, and that a batch that is
-// full in this way does not wait for more calls.
-func TestBatchesFitAFrame(t *testing.T) {
-	c := NewCore(CoreConfig{Function: "f.ns"})
-	c.Step(epoch, Deployed{Batch: 8, BatchWait: time.Second})
-	big := func(name string, bytes int64) Submit {
-		s := submit(name, 0)
-		s.Task.Input = tensor.Input{{Items: tensor.Activation{{Ref: &tensor.Ref{Size: bytes}}}}}
-		return s
-	}
-	for i, bytes := range []int64{wire.MaxFrame, 20 << 20, 12 << 20, 1, 5} {
-		c.Step(epoch, big(fmt.Sprint(i), bytes))
-	}
-	var got []string
-	for i := range 4 {
-		for _, e := range c.Step(at(ms), ReplicaUp{Name: fmt.Sprint("r", i), Slots: 1, MaxBatch: 8}) {
-			got = append(got, show(e))
-		}
-	}
-	if want := []string{"send r0 #1 0", "send r1 #2 1+2", "wake 1s"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
 }
