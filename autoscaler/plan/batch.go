@@ -35,16 +35,23 @@ func (s *Snapshot) AutoBatch(at int) (n int, why string) {
 	if share <= 0 {
 		return 1, "batch 1: no objective (stagecoach.dev/slo)"
 	}
-	n, took := 1, sizes.one()
+	n, took, larger := 1, sizes.one(), 0
 	for _, b := range sizes {
-		if b.Size <= f.AutoBatch && b.Mean <= share/2 {
+		switch {
+		case b.Mean > share/2:
+		case b.Size <= f.AutoBatch:
 			n, took = b.Size, b.Mean
+		default:
+			larger = b.Size
 		}
 	}
 	if took > share/2 {
 		return 1, fmt.Sprintf("batch 1: one call takes %v, more than half of the share %v of the objective %v", round(took), round(share), of)
 	}
 	why = fmt.Sprintf("batch %d of up to %d: it takes %v, at most half of the share %v of the objective %v", n, f.AutoBatch, round(took), round(share), of)
+	if larger > 0 {
+		why += fmt.Sprintf("; a batch of %d would be in time too, and is above the limit (stagecoach.dev/batch, or what the stage takes)", larger)
+	}
 	if falls > 0 {
 		why += fmt.Sprintf("; the profile says that a batch of %d takes less than a smaller one, so the smaller one's time counts: measure it again", falls)
 	}

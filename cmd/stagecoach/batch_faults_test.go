@@ -87,9 +87,9 @@ func (r *batchRig) finish(l *load) {
 		requests, len(r.events("batches", "lost")), r.value("stagecoach_flow_retries_total"), l.slowest)
 }
 
-// TestPoisonInLargeBatches sends requests that end their replica in batches of 32. Each of them gets
-// 502 after the second replica, all others get their results, and batches stay as large as they
-// were.
+// TestPoisonInLargeBatches sends requests that end their replica in batches of 32. Each of them
+// gets 502 after the second replica, all others get their results, and batches stay as large as
+// they were.
 func TestPoisonInLargeBatches(t *testing.T) {
 	t.Parallel()
 	r := startBatches(t)

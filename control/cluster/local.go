@@ -92,6 +92,7 @@ type function struct {
 	failure      failure
 	bars         bars
 	slots, batch int // reported by its latest replica; 0: no replica yet
+	declared     int // largest batch, as of the latest Snapshot
 	timeline     timeline
 	wish         *wish
 	pin          *Pin
@@ -250,6 +251,7 @@ func (l *Local) fill(s *plan.Snapshot) {
 		k.failure.follow(f.Revision)
 		f.Failing = k.failure.Failure
 		f.Slots, f.Batch = max(k.slots, 1), max(f.Batch, 1)
+		k.declared = max(f.Batch, f.AutoBatch)
 		for _, most := range []int{k.batch, f.Survived} { // what the stage takes, and survives
 			if most > 0 {
 				f.Batch, f.AutoBatch = min(f.Batch, most), min(f.AutoBatch, most)

@@ -140,7 +140,8 @@ func (l *Local) held(function pipeline.Key, f *function) Held {
 	if r := newest; r != nil && !r.hidden && !r.released {
 		h.Replica = plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since}
 		h.CPUMilli, h.Unbounded = r.cpu, r.unbounded
-		h.Batch = min(h.Batch, max(r.spec.Batch, r.spec.AutoBatch, 1))
+		// r.spec may have an older one, because the annotation changes without a restart.
+		h.Batch = min(h.Batch, max(f.declared, 1))
 	}
 	return h
 }

@@ -150,9 +150,19 @@ func TestBatchesOfASnapshot(t *testing.T) {
 		check("a smaller batch", 4, 0, 4, 0)
 		check("a larger batch", 32, 0, 8, 0)
 		check("auto", 1, 32, 1, 8)
-		if _, err := l.Pin(pipeline.ParseKey("f.ns"), Pin{"me", 0, time.Now().Add(10 * time.Second)}); err != nil {
-			t.Fatal(err)
+		w.set(func() { w.signals = map[string]plan.Signals{"f.ns": {Survived: 3}} })
+		check("replicas end under larger ones", 4, 0, 3, 0)
+		check("auto, and replicas end under larger ones", 1, 32, 1, 3)
+		w.set(func() { w.signals = nil })
+		pin := func(batch int) {
+			t.Helper()
+			if h, err := l.Pin(pipeline.ParseKey("f.ns"), Pin{"me", 0, time.Now().Add(10 * time.Second)}); err != nil || h.Batch != batch {
+				t.Fatalf("pinned with batches of %d, %v, want %d", h.Batch, err, batch)
+			}
 		}
+		pin(8)
 		check("auto, pinned", 1, 32, 8, 0)
+		check("the annotation changed", 5, 0, 5, 0)
+		pin(5) // the replica started with 1
 	})
 }

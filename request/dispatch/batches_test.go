@@ -12,7 +12,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// ofApp makes s a task of an application.
+// ofApp sets the application that sent the task.
 func ofApp(s Submit, app string) Submit {
 	s.Task.App = app
 	return s
@@ -142,8 +142,8 @@ func TestDeathsUnderLargeBatches(t *testing.T) {
 	}
 }
 
-// TestBatchesFitAFrame checks that the inputs of a batch fit into one frame, and that a batch that is
-// full in this way does not wait for more calls.
+// TestBatchesFitAFrame checks that the inputs of a batch fit into one frame, and that a batch that
+// is full in this way does not wait for more calls.
 func TestBatchesFitAFrame(t *testing.T) {
 	c := NewCore(CoreConfig{Function: "f.ns"})
 	c.Step(epoch, Deployed{Batch: 8, BatchWait: time.Second})

@@ -146,8 +146,8 @@ func (Tick) event()         {}
 func (Close) event()        {}
 
 // Effect is an output of the core: one of [Send], [CancelCall], [Reply], [Idle], [Evict],
-// [Exhausted], [Stuck], [Halved], [Revive], [Wanted], [Unknown], [Gone] and [Wake]. The effects for one
-// replica must be carried out in order.
+// [Exhausted], [Stuck], [Halved], [Revive], [Wanted], [Unknown], [Gone] and [Wake]. The effects for
+// one replica must be carried out in order.
 type Effect interface{ effect() }
 
 // Send gives a replica a batch. Batch numbers are unique within the function. A call's number is

@@ -162,7 +162,7 @@ func (l *Lane) load(now time.Time, i int) bool {
 		b.head, b.offer = append(b.head, it), append(b.offer, it.task)
 	}
 	n, wait := l.core.cfg.Batcher.Batch(&l.view, r, b.offer)
-	if n <= 0 && (full || len(l.suspects) > 0) { // no call more fits, or a suspect waits behind the batch
+	if n <= 0 && (full || len(l.suspects) > 0) { // no more fits, or a suspect waits behind it
 		n = len(b.head)
 	}
 	if n <= 0 && wait > 0 {

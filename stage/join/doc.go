@@ -11,6 +11,6 @@
 //     is never joined in that way again. A model whose first axis is no batch axis, or whose
 //     quantization depends on all rows, is found this way.
 //
-// A set that cannot be joined runs alone. If a joined run fails, each of its sets runs alone, so
-// that one bad set never fails another one.
+// A set that cannot be joined runs alone. If a joined run fails, each half of its sets runs on its
+// own, and so on, so that one bad set never fails another one.
 package join
