@@ -59,7 +59,7 @@ func TestAutoBatchIsTheLargestThatFitsTheShare(t *testing.T) {
 		"no profile":                  {[]Function{profiled("a", 8)}, nil, 1, "no profile"},
 		"no objective":                {[]Function{profiled("a", 8, linear...)}, []Pipeline{{Name: "p", Stages: []string{"a"}}}, 1, "no objective"},
 		"in another pipeline":         {[]Function{profiled("a", 8, linear...)}, []Pipeline{{Name: "p", Stages: []string{"x"}, SLO: time.Hour}}, 1, "no objective"},
-		"a limit":                     {[]Function{profiled("a", 3, linear...)}, []Pipeline{{Name: "p", Stages: []string{"a"}, SLO: time.Hour}}, 2, "batch 2 of up to 3"},
+		"a limit":                     {[]Function{profiled("a", 3, linear...)}, []Pipeline{{Name: "p", Stages: []string{"a"}, SLO: time.Hour}}, 2, "batch 2 of up to 3: it takes 20ms, at most half of the share 1h0m0s of the objective 1h0m0s; a batch of 8 would be in time too"},
 		"an eighth of a chain":        {[]Function{profiled("a", 8, linear...), measured, learned}, []Pipeline{chain}, 4, "share 100ms of the objective 800ms"},
 		"in the middle of a chain":    {[]Function{profiled("a", 8, linear...), measured, learned}, []Pipeline{{Name: "p", Stages: []string{"b", "a", "c"}, Edges: chain.Edges, SLO: 800 * ms}}, 4, "share 100ms of the objective 800ms"},
 		"the longest branch":          {[]Function{profiled("a", 8, linear...), measured, learned}, []Pipeline{branches}, 4, "share 100ms of the objective 500ms"},

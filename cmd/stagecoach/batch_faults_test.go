@@ -183,6 +183,9 @@ func TestBatchesThatNeedTooMuchMemoryAreHalved(t *testing.T) {
 	for range 3 {
 		l.turn()
 	}
+	if says := r.says("batches"); !strings.Contains(says, "batches of at most") {
+		t.Errorf("describe says %q, want why batches are smaller", says)
+	}
 	if now := len(r.events("batches", "lost")); now != lost || r.largest.Load() > most {
 		t.Errorf("%d replicas lost after %d, batches of up to %d, want no further one, and at most %d", now, lost, r.largest.Load(), most)
 	}

@@ -40,6 +40,11 @@ func (s *status) State(key pipeline.Key) provider.State {
 			detail = admin.Barred(s.local.Bars(key))
 		}
 	}
+	if snapshot, _ := s.loop.Last(); detail == "" {
+		if f, ok := snapshot.Function(key.String()); ok {
+			detail = admin.Survived(f.Survived)
+		}
+	}
 	if detail != "" {
 		state += ": " + detail
 	}

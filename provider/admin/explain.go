@@ -132,9 +132,8 @@ func whyBatch(s *plan.Snapshot, function string) (terms string) {
 		_, why := s.AutoBatch(at)
 		terms = "; " + why
 	}
-	if most := s.Functions[at].Survived; most > 0 {
-		terms += fmt.Sprintf("; batches of at most %d until the next deploy, because replicas ended under larger ones, and not under their calls alone: "+
-			"raise limits.memory, or lower stagecoach.dev/batch", most)
+	if why := Survived(s.Functions[at].Survived); why != "" {
+		terms += "; " + why
 	}
 	return terms
 }

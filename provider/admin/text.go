@@ -9,6 +9,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
+// Survived says that replicas ended under batches of more than most calls. It returns an empty text
+// if most is 0: no replica has.
+func Survived(most int) string {
+	if most == 0 {
+		return ""
+	}
+	return fmt.Sprintf("batches of at most %d until the next deploy, because replicas ended under larger ones, and not under their calls alone: "+
+		"raise limits.memory, or lower stagecoach.dev/batch", most)
+}
+
 // MeasuredUntil returns the detail of a function that is pinned to be measured.
 func MeasuredUntil(until time.Time) string {
 	return "held at one replica to be measured (stagecoach profile), at least until " + until.UTC().Format(time.TimeOnly)
