@@ -1,5 +1,6 @@
-// Package batch measures how much faster batches are. It runs MiniLM as one ONNX stage at several
-// concurrencies, with batches off and with a batch that is chosen from a profile.
+// Package batch measures how much faster batches are, at several concurrencies, with batches off
+// and with batches that are chosen from profiles. It runs MiniLM as one ONNX stage, MiniLM with its
+// layers in PyTorch, and OCR, in which recognition takes batches.
 package batch
 
 import (
@@ -9,10 +10,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"net/http"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/profile"
@@ -31,8 +33,11 @@ const (
 	tokens    = 16
 	largest   = 32
 	objective = 2 * time.Second
-	off, auto = "batch-off", "batch-auto" // functions, and prefixes of cases
+	off, auto = "off", "auto" // copies of each subject
 )
+
+// subjects are the values of --only.
+var subjects = []string{"onnx", "torch", "ocr"}
 
 // Run measures requests per second and latencies. The cases take turns, so that disturbances on the
 // machine affect all cases alike. Run first measures the model alone, by batch size. These times
@@ -43,25 +48,50 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	ort := fs.String("ort", "build/ort/libonnxruntime.so.1", "ONNX Runtime's library")
 	rounds := fs.Int("rounds", 5, "turns of every case")
 	calls := fs.Int("calls", 200, "of a turn")
+	only := fs.String("only", "", "one of onnx, torch and ocr")
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
-	report := bench.NewReport("batch", os.Stderr)
-	folder := filepath.Join(*images, "stagecoach", image, "0.1.0", "model", "whole.onnx")
-	p, err := profiled(report, *ort, folder, *rounds)
-	if err != nil {
-		return err
+	if *only != "" && !slices.Contains(subjects, *only) {
+		return fmt.Errorf("--only %q, want one of %s", *only, strings.Join(subjects, ", "))
 	}
-	err = running.OnUp(ctx, []string{"--images", *images, "--ort", *ort}, func(api *client.Client) error {
-		if err := deploy(ctx, api, p); err != nil {
+	report := bench.NewReport("batch", os.Stderr)
+	for _, name := range subjects {
+		if *only != "" && *only != name {
+			continue
+		}
+		s, p, err := prepared(report, name, *ort, *images, *rounds)
+		if err != nil {
 			return err
 		}
-		return measure(ctx, api, report, *rounds, *calls)
-	})
-	if err != nil {
-		return err
+		err = running.OnUp(ctx, []string{"--images", *images, "--ort", *ort}, func(api *client.Client) error {
+			if err := s.begin(ctx, api, p, *calls); err != nil {
+				return err
+			}
+			if err := s.limit(ctx, api, report); err != nil {
+				return err
+			}
+			return s.measure(ctx, api, report, *rounds, *calls)
+		})
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	return bench.Print(report, *asJSON, out)
+}
+
+// prepared returns a subject, and its profile if that can be measured without `up`.
+func prepared(report *bench.Report, name, ort, images string, rounds int) (s subject, p profile.Profile, err error) {
+	switch name {
+	case "torch":
+		s = torchPipeline()
+	case "ocr":
+		s, err = ocrPipeline()
+	default:
+		s = subject{name: name, content: "text/plain", body: []byte(text), stages: []stage{{image: image, env: map[string]string{"STAGECOACH_MODEL": "model/whole.onnx"}, batch: true}}}
+		p, err = profiled(report, ort, filepath.Join(images, "stagecoach", image, "0.1.0", "model", "whole.onnx"), rounds)
+	}
+	return s, p, err
 }
 
 // profiled measures the model alone with batches of 1, 2, 4, … texts.
@@ -113,50 +143,27 @@ func inputs(n int) []tensor.Tensor {
 	return []tensor.Tensor{ids, {Name: "attention_mask", Datatype: "INT64", Shape: shape, Data: mask}}
 }
 
-// deploy deploys both functions. The one with batches starts its replica after it has a profile.
-func deploy(ctx context.Context, api *client.Client, p profile.Profile) error {
-	for name, batch := range map[string]string{off: "1", auto: fmt.Sprintf("auto:%d", largest)} {
-		if err := api.Deploy(ctx, client.Deployment{
-			Service: name, Image: "stagecoach/" + image + ":0.1.0", EnvVars: map[string]string{"STAGECOACH_MODEL": "model/whole.onnx"},
-			Labels:      map[string]string{"com.openfaas.scale.min": "0", "com.openfaas.scale.max": "1", "com.openfaas.scale.zero": "true"},
-			Annotations: map[string]string{"stagecoach.dev/batch": batch, "stagecoach.dev/slo": objective.String()},
-		}); err != nil {
-			return err
-		}
-	}
-	if err := api.Send(ctx, "profile "+auto, http.MethodPut, "/system/function/"+auto+"/profile", p); err != nil {
-		return err
-	}
-	time.Sleep(3 * time.Second) // the control loop reads profiles every second
-	for _, name := range []string{off, auto} {
-		if _, err := running.Saturate(ctx, api, name, "text/plain", text, largest, 4*largest, nil); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // measure runs all cases in turns.
-func measure(ctx context.Context, api *client.Client, report *bench.Report, rounds, calls int) error {
+func (s *subject) measure(ctx context.Context, api *client.Client, report *bench.Report, rounds, calls int) error {
 	took, rates := map[string][]time.Duration{}, map[string][]float64{}
 	concurrency := []int{1, 8, 32}
 	for r := range rounds {
 		for _, c := range concurrency {
-			for _, name := range []string{off, auto} {
-				key := fmt.Sprintf("%s_c%d", name, c)
-				all, err := running.Saturate(ctx, api, name, "text/plain", text, c, calls, func(a client.Answer) { took[key] = append(took[key], a.Took) })
+			for _, of := range []string{off, auto} {
+				key := s.key(of, c)
+				all, err := running.Saturate(ctx, api, s.pipeline(of), s.content, string(s.body), c, calls, func(a client.Answer) { took[key] = append(took[key], a.Took) })
 				if err != nil {
 					return err
 				}
 				rates[key] = append(rates[key], float64(calls)/all.Seconds())
 			}
 		}
-		console.Progress("bench batch: round %d of %d", r+1, rounds)
+		console.Progress("bench batch: %s: round %d of %d", s.name, r+1, rounds)
 	}
 	for _, c := range concurrency {
-		without := fmt.Sprintf("%s_c%d", off, c)
-		for _, name := range []string{off, auto} {
-			key := fmt.Sprintf("%s_c%d", name, c)
+		without := s.key(off, c)
+		for _, of := range []string{off, auto} {
+			key := s.key(of, c)
 			n := rounds * calls
 			report.Add(key, "requests_per_second", bench.Median(rates[key]), n)
 			report.AddMillis(key, "p50_ms", took[key], 0.5)
@@ -166,3 +173,6 @@ func measure(ctx context.Context, api *client.Client, report *bench.Report, roun
 	}
 	return nil
 }
+
+// key returns the name of a case.
+func (s *subject) key(of string, c int) string { return fmt.Sprintf("%s_%s_c%d", s.name, of, c) }
