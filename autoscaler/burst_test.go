@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ func TestEqualStagesPayForABurstOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range m.stages {
-		if n := m.stages[i].forBursts(); n != 4 {
+		if n := m.stages[i].forBursts(math.MaxInt32); n != 4 {
 			t.Errorf("stage %d: %d for bursts, want 4", i, n)
 		}
 	}
