@@ -1,6 +1,9 @@
 package autoscaler
 
-import "sort"
+import (
+	"math"
+	"sort"
+)
 
 // This file predicts waits for bursts. A path waits for a burst only once, at its slowest stage.
 // The reason is that the tasks of a burst leave a stage no faster than the stage serves them. If
@@ -85,12 +88,30 @@ func (g *stage) forBursts(limit int) int {
 	if !g.known || g.patient < 0 || !(g.lambda > 0) {
 		return 0
 	}
-	least := min(max(g.stable(), 1), limit)
-	low, high := least, least
-	for step := 1; high < limit && g.burstWait(high) > g.patience; step *= 2 {
-		low, high = high+1, min(limit, high+step)
+	within := func(n int) bool { return g.burstWait(n) <= g.patience }
+	// The root of C² − λC − eλ/w: the capacity with which Kingman's wait is w.
+	guess := g.replicas((g.lambda + math.Sqrt(g.lambda*g.lambda+4*g.bursts*g.lambda/g.patience)) / 2 / g.mu)
+	return searchFrom(min(max(g.stable(), 1), limit), guess, limit, within)
+}
+
+// searchFrom returns the smallest n from low to limit for which within is true, or limit if there is
+// none. within must stay true for larger n. The search takes few steps if guess is near the result.
+func searchFrom(low, guess, limit int, within func(int) bool) int {
+	high, step := min(max(guess, low), limit), 1
+	for high < limit && !within(high) {
+		low, high, step = high+1, min(limit-high, step)+high, 2*step
 	}
-	return low + sort.Search(high-low, func(k int) bool { return g.burstWait(low+k) <= g.patience })
+	if step == 1 { // the guess is enough, or the limit
+		for ; low < high; step *= 2 {
+			next := max(high-step, low)
+			if !within(next) {
+				low = next + 1
+				break
+			}
+			high = next
+		}
+	}
+	return low + sort.Search(high-low, func(k int) bool { return within(low + k) })
 }
 
 // burstWaits returns the longest burst wait on p.

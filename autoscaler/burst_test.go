@@ -57,3 +57,19 @@ func TestEqualStagesPayForABurstOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestSearchFromFindsTheSmallest checks all guesses, limits and results up to 20.
+func TestSearchFromFindsTheSmallest(t *testing.T) {
+	for limit := range 20 {
+		for low := range limit + 1 {
+			for guess := range 25 {
+				for first := range 25 {
+					want := min(max(first, low), limit)
+					if got := searchFrom(low, guess, limit, func(n int) bool { return n >= first }); got != want {
+						t.Fatalf("%d, of %d to %d from %d on, guess %d: want %d", got, low, limit, first, guess, want)
+					}
+				}
+			}
+		}
+	}
+}

@@ -84,19 +84,27 @@ func gammaWait(lambda, mu float64, c int, ca2 float64) WaitLaw {
 	return WaitLaw{min(1/(sum*free), 1), capacity * free}
 }
 
-// gammaFree returns 1−σ for gamma gaps: the root of x = 1 − (1 + ca2·x/rho)^(−1/ca2) in (0, 1]. rho
-// is the utilisation, in (0, 1). The right side is concave in x, so Newton's method comes down from
-// 1 to the root without passing it.
+// gammaFree returns 1−σ for gamma gaps: the root of 1 − x − (1 + ca2·x/rho)^(−1/ca2) in (0, 1]. rho
+// is the utilisation, in (0, 1). The function is concave in x, positive before the root, and negative
+// behind it. So Newton's method comes down to the root from any point at which the function falls,
+// once it is behind the root. The first point is the root in heavy traffic.
 func gammaFree(rho, ca2 float64) float64 {
-	x := 1.0
-	for range 60 {
+	x := min(2*(1-rho)/(1+ca2), 1)
+	for k := range 60 {
 		scale := 1 + ca2*x/rho
 		phi := math.Exp(-math.Log1p(ca2*x/rho) / ca2)
-		step := (1 - x - phi) / (phi/(rho*scale) - 1)
-		if next := x - step; !(next > 0) || next >= x || x-next < 1e-13*x {
-			break
+		slope := phi/(rho*scale) - 1
+		next := x - (1-x-phi)/slope
+		switch {
+		case k == 0 && (!(slope < 0) || !(next < 1)):
+			x = 1
+			continue
+		case k > 0 && !(next < x), !(next > 0):
+			return x
+		case math.Abs(x-next) < 1e-9*x: // the next step would be smaller than a rounding error
+			return next
 		}
-		x -= step
+		x = next
 	}
 	return x
 }

@@ -34,19 +34,32 @@ const (
 // QUART's Eq. 1 has P0, the probability of an empty system, instead of C(c), and another
 // denominator: see the package comment.
 func meanWait(lambda, mu float64, c int, ca2, cs2 float64) float64 {
+	if c <= 0 && lambda > 0 {
+		return longest.Seconds()
+	}
+	return bounded(stableWait(lambda, mu, c, ca2, cs2) + growth(lambda, mu, c))
+}
+
+// stableWait is meanWait without the growth of the line. c must be positive if lambda is.
+func stableWait(lambda, mu float64, c int, ca2, cs2 float64) float64 {
 	if !(lambda > 0) {
 		return 0
 	}
-	if c <= 0 {
-		return longest.Seconds()
-	}
-	most := saturated * float64(c) * mu
-	steady, servers := min(lambda, most)/mu/float64(c), min(c, mostServers) // the utilisation
-	wait := variability(ca2, cs2) * erlangC(servers, steady*float64(servers)) / (float64(c) * mu * (1 - steady))
-	wait += burstExtra(min(lambda, most), mu, c, ca2)
-	if lambda > most {
-		wait += (lambda - most) / (float64(c) * mu) * horizon.Seconds()
-	}
+	lambda = min(lambda, saturated*float64(c)*mu)
+	servers, rho := min(c, mostServers), lambda/mu/float64(c)
+	wait := variability(ca2, cs2) * erlangC(servers, rho*float64(servers)) / (float64(c) * mu * (1 - rho))
+	return wait + burstExtra(lambda, mu, c, ca2)
+}
+
+// growth returns the time in seconds to serve the tasks that join the line within the constant
+// horizon, because they exceed the utilisation saturated.
+func growth(lambda, mu float64, c int) float64 {
+	capacity := float64(c) * mu
+	return max(lambda-saturated*capacity, 0) / capacity * horizon.Seconds()
+}
+
+// bounded returns a wait that is at most the longest prediction, in seconds.
+func bounded(wait float64) float64 {
 	if !(wait < longest.Seconds()) {
 		return longest.Seconds()
 	}
@@ -66,11 +79,13 @@ func Sojourn(lambda, mu float64, c int, ca2, cs2 float64, waiting int) time.Dura
 		return longest
 	}
 	ca2, cs2 = factors(ca2, cs2)
-	wait := meanWait(lambda, mu, c, ca2, cs2)
+	// The wait for the line replaces a shorter steady wait. The growth of the line adds to either.
+	wait := bounded(stableWait(lambda, mu, c, ca2, cs2))
 	if waiting > 0 {
-		// The wait for the line replaces a shorter steady wait. The growth of the line adds to either.
-		steady := meanWait(min(lambda, saturated*float64(c)*mu), mu, c, ca2, cs2)
-		wait += max(float64(waiting)/(float64(c)*mu)-steady, 0)
+		wait = max(wait, float64(waiting)/(float64(c)*mu))
+	}
+	if lambda > 0 {
+		wait += growth(lambda, mu, c)
 	}
 	return toDuration(wait + 1/mu)
 }
