@@ -11,8 +11,8 @@ import (
 // uses 10 ms of a slot, and stays for 80 ms. So capacity is counted in shares (stage.service), and
 // latency in whole batches (stage.latency).
 
-// batchTime returns how many seconds a task of f stays in its batch, on average over tasks. It is
-// f.Service.Mean if no batch had more than one task, and never less.
+// batchTime returns how long a task of f stays in its batch, in seconds, on average over tasks. It
+// is f.Service.Mean if no batch had more than one task, and never less.
 //
 // The sizes of batches follow the load, and f.Service.Mean follows them soon. The times per size do
 // not fade. So the time is interpolated, by the share of a task: what share each size has, against
@@ -37,8 +37,8 @@ func batchTime(f *plan.Function) float64 {
 	return clamp(fromShares(times, mean), mean, mean*float64(largest))
 }
 
-// profiledBatches returns the profiled times of f's batch sizes with the CPU that its replicas have,
-// up to the size that f may use; see fitCPU for the points that count.
+// profiledBatches returns the profiled times of f's batch sizes with the CPU that its replicas
+// have, up to the size that f may use; see fitCPU for the points that count.
 func profiledBatches(f *plan.Function) (out []plan.Batched) {
 	for _, b := range f.ProfiledBatches() {
 		if b.Size <= f.Batch {
@@ -81,7 +81,7 @@ func fromShares(times []plan.Batched, mean float64) float64 {
 	return busy / tasks
 }
 
-// batchWait returns how many seconds a task waits longer because servers take batches: the time
+// batchWait returns by how much a task waits longer, in seconds, as servers take batches: the time
 // until the first of c busy servers ends is that of a batch, not of a share. mu is the rate of one
 // server in tasks per second. It is 0 if tasks run alone.
 func (g *stage) batchWait(mu float64, c int) float64 {

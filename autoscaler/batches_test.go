@@ -33,6 +33,9 @@ func TestBatchTimeIsThatOfAWholeBatch(t *testing.T) {
 		"a larger batch takes less":       {func(f *plan.Function) { f.Service.Batches = sizes(60, 40) }, 60 - 20*50/55.0},
 		"never less than the share":       {func(f *plan.Function) { f.Service.Mean = 300 * ms }, 300},
 		"never more than all shares":      {func(f *plan.Function) { f.Service.Mean = ms }, 8},
+		"smaller batches than measured": {func(f *plan.Function) {
+			f.Service.Batches, f.Service.Mean = []plan.Batched{{Size: 4, Mean: 40 * ms, N: 9}, {Size: 8, Mean: 64 * ms, N: 9}}, 12*ms
+		}, 40},
 		"impossible sizes do not count": {func(f *plan.Function) {
 			f.Service.Batches = []plan.Batched{{Size: -3, Mean: 80 * ms, N: 1}, {Size: 4, Mean: -80 * ms, N: 1}, {Size: 9, Mean: ms}}
 		}, 10},
@@ -110,6 +113,25 @@ func TestPIDCorrectsStagesWithBatches(t *testing.T) {
 	}
 	if extra <= 0 {
 		t.Errorf("%d replicas more for tasks that take 120 of 100 ms", extra)
+	}
+}
+
+// TestBatchesCountWithDeclaredCPU checks that measured batches are converted to the declared CPU,
+// as service times are. Otherwise their time would look shorter after extra CPU was given.
+func TestBatchesCountWithDeclaredCPU(t *testing.T) {
+	f := batched("f")
+	f.CPULimit, f.CPUNow = 1000, 2000
+	for cpu, mean := range map[int]time.Duration{1000: 80, 2000: 50, 4000: 35} { // 20 ms + 60 ms/cores
+		f.Profile = append(f.Profile, plan.Point{CPUMilli: cpu, Batch: 8, Mean: mean * ms, N: 9})
+	}
+	f.Service.Mean, f.Service.Batches = 50*ms/8, []plan.Batched{{Size: 8, Mean: 50 * ms, N: 20}}
+	s := plan.Snapshot{Functions: []plan.Function{f}}
+	asDeclared(&s, plan.Domain{Functions: []string{"f"}})
+	if got := 1e3 * batchTime(&s.Functions[0]); math.Abs(got-80) > 1e-3 {
+		t.Errorf("%g ms, want 80", got)
+	}
+	if f.Service.Batches[0].Mean != 50*ms {
+		t.Error("the caller's snapshot has changed")
 	}
 }
 

@@ -94,8 +94,9 @@ func (g *stage) forBursts(limit int) int {
 	return searchFrom(min(max(g.stable(), 1), limit), guess, limit, within)
 }
 
-// searchFrom returns the smallest n from low to limit for which within is true, or limit if there is
-// none. within must stay true for larger n. The search takes few steps if guess is near the result.
+// searchFrom returns the smallest n from low to limit for which within is true, or limit if there
+// is none. within must stay true for larger n. The search takes few steps if guess is near the
+// result.
 func searchFrom(low, guess, limit int, within func(int) bool) int {
 	high, step := min(max(guess, low), limit), 1
 	for high < limit && !within(high) {

@@ -36,8 +36,8 @@ func Waits(lambda, mu float64, c int, ca2, cs2 float64) WaitLaw {
 }
 
 // burstExtra returns by how many seconds bursts lengthen the mean wait of M/M/c: the wait of GI/M/c
-// with gamma gaps, less that of M/M/c. It is 0 for ca2 up to 1. It rises in lambda and ca2, and falls
-// in c and mu. The queue must be stable.
+// with gamma gaps, less that of M/M/c. It is 0 for ca2 up to 1. It rises in lambda and ca2, and
+// falls in c and mu. The queue must be stable.
 //
 // Two moments do not fix a wait: gaps with the same two may wait longer or shorter. Gamma gaps are
 // what the simulator makes. docs/model.md compares others.
@@ -50,9 +50,9 @@ func burstExtra(lambda, mu float64, c int, ca2 float64) float64 {
 	return max(gammaWait(lambda, mu, c, ca2).Mean()-chance, 0)
 }
 
-// gammaWait returns the wait in GI/M/c, whose gaps between arrivals are independent and have a gamma
-// distribution. The distribution has mean 1/lambda and the squared coefficient of variation ca2,
-// which is at least leastCV2. mu is the rate of one server. The queue must be stable, with
+// gammaWait returns the wait in GI/M/c, whose gaps between arrivals are independent and have a
+// gamma distribution. The distribution has mean 1/lambda and the squared coefficient of variation
+// ca2, which is at least leastCV2. mu is the rate of one server. The queue must be stable, with
 // lambda < c·mu. The result is exact (Takács, Introduction to the Theory of Queues, 1962, §2.3;
 // Kleinrock 1975, §6.2 to 6.4). For ca2 = 1 it is M/M/c.
 //
@@ -85,9 +85,9 @@ func gammaWait(lambda, mu float64, c int, ca2 float64) WaitLaw {
 }
 
 // gammaFree returns 1−σ for gamma gaps: the root of 1 − x − (1 + ca2·x/rho)^(−1/ca2) in (0, 1]. rho
-// is the utilisation, in (0, 1). The function is concave in x, positive before the root, and negative
-// behind it. So Newton's method comes down to the root from any point at which the function falls,
-// once it is behind the root. The first point is the root in heavy traffic.
+// is the utilisation, in (0, 1). The function is concave in x, positive before the root, and
+// negative behind it. So Newton's method comes down to the root from any point at which the
+// function falls, once it is behind the root. The first point is the root in heavy traffic.
 func gammaFree(rho, ca2 float64) float64 {
 	x := min(2*(1-rho)/(1+ca2), 1)
 	for k := range 60 {

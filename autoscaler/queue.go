@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	// saturated is the utilisation above which a queue's steady state predicts nothing. A queue would
-	// reach that state only after hours, and a rate that is measured over seconds has an error of more
-	// than two percent.
+	// saturated is the utilisation above which a queue's steady state predicts nothing. A queue
+	// would reach that state only after hours, and a rate that is measured over seconds has an
+	// error of more than two percent.
 	saturated = 0.98
 	// horizon is how long a line is assumed to grow. By then there is another decision.
 	horizon = 10 * time.Second
@@ -26,10 +26,10 @@ const (
 //
 // Up to the utilisation saturated, the wait is k·C(c)/(cμ−λ), plus burstExtra. The first term is
 // Erlang's C for M/M/c (Kleinrock 1975, §3.5), times the correction of Allen and Cunneen for other
-// services and for arrivals that are more regular than by chance (Allen, Probability, Statistics and
-// Queueing Theory, 1990, §5.4). At higher utilisations, the line grows. The wait is then the wait at
-// the utilisation saturated, plus the time to serve the tasks that join the line within the constant
-// horizon.
+// services and for arrivals that are more regular than by chance (Allen, Probability, Statistics
+// and Queueing Theory, 1990, §5.4). At higher utilisations, the line grows. The wait is then the
+// wait at the utilisation saturated, plus the time to serve the tasks that join the line within the
+// constant horizon.
 //
 // QUART's Eq. 1 has P0, the probability of an empty system, instead of C(c), and another
 // denominator: see the package comment.
@@ -73,7 +73,8 @@ func bounded(wait float64) float64 {
 //
 // The wait is that of M/M/c by Erlang's C, times (min(ca2,1)+cs2)/2 (Allen-Cunneen), plus the wait
 // that bursts add if gaps are gamma distributed. It is at least the time until the tasks in line
-// have been taken. Past saturation, the line's growth within ten seconds is added. The prediction falls if c rises. It rises if lambda or waiting rises.
+// have been taken. Past saturation, the line's growth within ten seconds is added. The prediction
+// falls if c rises. It rises if lambda or waiting rises.
 func Sojourn(lambda, mu float64, c int, ca2, cs2 float64, waiting int) time.Duration {
 	if !(mu > 0) || c <= 0 || math.IsNaN(lambda) {
 		return longest

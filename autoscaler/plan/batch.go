@@ -104,9 +104,9 @@ func (f *Function) batchTimes() (out batchTimes) {
 	return out
 }
 
-// ProfiledBatches returns the profiled time of each batch size with the function's present CPU limit,
-// sorted by size. A larger batch takes at least as long as a smaller one: if the profile says
-// otherwise, the smaller one's time counts.
+// ProfiledBatches returns the profiled time of each batch size with the function's present CPU
+// limit, sorted by size. A larger batch takes at least as long as a smaller one: if the profile
+// says otherwise, the smaller one's time counts.
 func (f *Function) ProfiledBatches() []Batched {
 	out := f.batchTimes()
 	out.rise()

@@ -41,10 +41,10 @@ type Predicted struct {
 	Simulated float64 `json:"simulated"`
 	Half      float64 `json:"half"` // half of the 95 % interval of Simulated, by batch means
 	Model     float64 `json:"model"`
-	// Before is by Allen and Cunneen's factor with Ca² up to 36, and AllenCunneen by the factor with
-	// any Ca².
-	Before       float64 `json:"before"`
-	AllenCunneen float64 `json:"allenCunneen"`
+	// Before is by Allen and Cunneen's factor with Ca² up to 36, and AllenCunneen by the factor
+	// with any Ca².
+	Before       float64 `json:"-"`
+	AllenCunneen float64 `json:"-"`
 }
 
 var (
@@ -91,6 +91,9 @@ func run(args []string, out io.Writer) error {
 func save(file string, cells []Cell) error {
 	var b bytes.Buffer
 	for i, c := range cells {
+		for _, p := range []*Predicted{&c.P50, &c.P95} {
+			p.Model = rounded(p.Model)
+		}
 		text, err := json.Marshal(c)
 		if err != nil {
 			return err
@@ -100,6 +103,12 @@ func save(file string, cells []Cell) error {
 	}
 	b.WriteString("\n]\n")
 	return os.WriteFile(file, b.Bytes(), 0o644)
+}
+
+// rounded returns v with four digits.
+func rounded(v float64) float64 {
+	unit := math.Pow(10, 3-math.Floor(math.Log10(max(math.Abs(v), 1e-9))))
+	return math.Round(v*unit) / unit
 }
 
 // study simulates and predicts all cells.
@@ -145,8 +154,10 @@ func simulate(name string, next gaps, cv, load, length float64, rng *rand.Rand) 
 	}
 	for _, q := range queues {
 		c := Cell{Gaps: name, Fixed: q.fixed, CV: cv, Load: load, Servers: len(q.free), Tasks: n}
-		c.P50.Simulated, c.P50.Half = q.quantile(0.5)
-		c.P95.Simulated, c.P95.Half = q.quantile(0.95)
+		for part, p := range map[float64]*Predicted{0.5: &c.P50, 0.95: &c.P95} {
+			value, half := q.quantile(part)
+			p.Simulated, p.Half = rounded(value), rounded(half)
+		}
 		c.predict()
 		out = append(out, c)
 	}

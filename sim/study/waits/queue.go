@@ -17,8 +17,9 @@ const (
 // Analysis, 2000, §9.5).
 const batches = 20
 
-// queue simulates GI/G/c in order of arrival. Services take 1 on average. It keeps the time at which
-// each server is free, which is the recursion of Kiefer and Wolfowitz (1955) with clock times.
+// queue simulates GI/G/c in order of arrival. Services take 1 on average. It keeps the time at
+// which each server is free, which is the recursion of Kiefer and Wolfowitz (1955) with clock
+// times.
 type queue struct {
 	free  []float64 // a heap: the first server is free first
 	fixed bool      // services take exactly 1; else they are exponential
@@ -139,9 +140,9 @@ func hyperGaps(ca2 float64) gaps {
 // gaps' coefficient of variation is within a tenth of that of a mixture.
 const stayed = 10
 
-// modulatedGaps returns the gaps of a Poisson process whose rate changes between those of hyperGaps.
-// Each state lasts equally long on average, so that gaps have the same distribution as those of
-// hyperGaps if states last long. But fast gaps follow fast gaps.
+// modulatedGaps returns the gaps of a Poisson process whose rate changes between those of
+// hyperGaps. Each state lasts equally long on average, so that gaps have the same distribution as
+// those of hyperGaps if states last long. But fast gaps follow fast gaps.
 func modulatedGaps(ca2 float64) gaps {
 	first, second, _ := twoPhases(ca2)
 	mean, other, left := first, second, 0.0
@@ -157,7 +158,7 @@ func modulatedGaps(ca2 float64) gaps {
 				left -= next
 				return gap + next
 			}
-			gap, left = gap+left, 0 // the next state's gap begins anew: it is memoryless
+			gap, left = gap+left, 0 // the next state's gap begins from 0: it is memoryless
 		}
 	}
 }

@@ -7,31 +7,33 @@ import (
 	"strings"
 )
 
-// off returns the error of a prediction in the goal's unit: more than 1 misses the goal. The goal is
-// a quarter of the value or of a service time, whichever is more.
+// off returns the error of a prediction in the goal's unit: more than 1 misses the goal. The goal
+// is a quarter of the value or of a service time, whichever is more.
 func off(predicted, simulated float64) float64 {
 	return (predicted - simulated) / max(simulated/4, 0.25)
 }
 
+// write prints all tables.
 func write(out io.Writer, cells []Cell) error {
 	var b strings.Builder
+	b.WriteString("### Gamma gaps: p50 and p95\n\n")
+	full(&b, cells)
 	for _, kind := range []string{"gamma", "hyperexponential", "modulated"} {
 		for _, fixed := range []bool{false, true} {
 			service := "exponential services"
 			if fixed {
 				service = "fixed services"
 			}
-			fmt.Fprintf(&b, "\n%s gaps, %s. Largest error of the model, of Ca² up to 36 (before), and of Allen-Cunneen:\n\n", kind, service)
+			fmt.Fprintf(&b, "\n### Largest errors: %s gaps, %s\n\n", kind, service)
 			worst(&b, cells, kind, fixed)
 		}
 	}
-	fmt.Fprintf(&b, "\nGamma gaps, exponential services: p50 and p95, simulated (± half of the 95 %% interval), predicted:\n\n")
-	full(&b, cells)
 	_, err := io.WriteString(out, b.String())
 	return err
 }
 
-// worst writes the largest errors per CV and load, in percent of max(simulated, 1 service).
+// worst writes the largest errors per CV and load, in percent of the simulated value, or of a
+// service time if that is more.
 func worst(b *strings.Builder, cells []Cell, kind string, fixed bool) {
 	b.WriteString("| CV | load | model p50 | model p95 | before p50 | before p95 | Allen-Cunneen p50 | Allen-Cunneen p95 |\n|---|---|---|---|---|---|---|---|\n")
 	for _, cv := range cvs {
