@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"math"
+	"strings"
 	"testing"
 	"time"
 
@@ -89,6 +90,13 @@ func TestLatencyHasWholeBatchesAndCapacityHasShares(t *testing.T) {
 	}
 	if got := g.least(120*ms, 9); got != 2 || g.sojourn(2) > 120*ms || g.sojourn(1) <= 120*ms {
 		t.Errorf("%d replicas for 120 ms, with %v; one has %v", got, g.sojourn(2), g.sojourn(1))
+	}
+}
+
+func TestReasonsNameTheTimeOfABatch(t *testing.T) {
+	got, _ := sizeOne(t, batched("f"), 0, nil)
+	if want := "λ=80.0/s μ=100.0/s, a batch takes 80ms: 1 for stability"; !strings.HasPrefix(got.Why, want) {
+		t.Errorf("%s, want %s", got.Why, want)
 	}
 }
 
