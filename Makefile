@@ -24,7 +24,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits train-cv paper-quart paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ tune: build ## tune all contenders again, which takes long; PAPER="--only /ours"
 
 bench-cv: ## predictors of burstiness: errors on held-back simulations, and their worth
 	@$(GO) run ./sim/study/cv/compare
+
+bench-waits: ## predicted waits against simulated queues: the tables of docs/model.md
+	@$(GO) run ./sim/study/waits --json docs/model.json $(BENCH)
 
 train-cv: ## train the weights of the attention on burstiness (sim/study/cv/weights.go)
 	@$(GO) run ./sim/study/cv/compare --train sim/study/cv/weights.go

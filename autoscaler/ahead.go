@@ -194,5 +194,5 @@ func (g *stage) alone(lambda float64, m *model, limit int) int {
 	}
 	h := *g
 	h.lambda, h.ca2 = lambda, min(g.ca2, 1)
-	return min(max(h.least(toDuration(g.service+wait), limit), h.forBursts()), limit)
+	return min(max(h.least(toDuration(g.latency+wait), limit), h.forBursts(limit)), limit)
 }

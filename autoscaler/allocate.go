@@ -31,7 +31,7 @@ func (m *model) allocate(least, most []int) (counts, by []int, wait []float64) {
 	copy(a.counts, least)
 	for i := range m.stages {
 		a.by[i] = -1
-		if count := min(m.stages[i].forBursts(), most[i]); count > a.counts[i] {
+		if count := m.stages[i].forBursts(most[i]); count > a.counts[i] {
 			a.counts[i], a.by[i] = count, m.stages[i].patient
 		}
 	}

@@ -1,6 +1,9 @@
 package autoscaler
 
-import "math"
+import (
+	"math"
+	"sort"
+)
 
 // This file predicts waits for bursts. A path waits for a burst only once, at its slowest stage.
 // The reason is that the tasks of a burst leave a stage no faster than the stage serves them. If
@@ -10,11 +13,9 @@ import "math"
 // Network Calculus, 2001, §1.4.3). In contrast, waits by chance come from single arrivals and
 // varying service times, and they add up over the stages.
 //
-// So the model splits Allen and Cunneen's factor (Ca²+Cs²)/2. The part of Ca² up to 1 causes waits
-// by chance at each stage. The part above 1 causes waits for bursts. With λ arrivals per second and
-// capacity C, the wait for bursts is (Ca²−1)/2·λ/(C(C−λ)), Kingman's formula for heavy traffic.
-// Several servers drain a burst in the same time as one server of their total speed, so Erlang's C
-// is not a factor.
+// So the model splits waits. The part of Ca² up to 1 causes waits by chance at each stage. The part
+// above 1 causes waits for bursts: the wait of GI/M/c with gamma gaps, less that of M/M/c. In heavy
+// traffic it is (Ca²−1)/2·λ/(C(C−λ)) with λ arrivals per second and capacity C (Kingman).
 //
 // Ca² is measured where requests enter the pipeline. Later stages measure smaller bursts, because
 // the earlier stages have flattened them. With more replicas, the earlier stages would flatten
@@ -70,24 +71,48 @@ func (m *model) entering(p *pipe) float64 {
 	return out
 }
 
-// burstWait returns the predicted mean wait for bursts, in seconds, with this many replicas.
+// burstWait returns the predicted mean wait for bursts, in seconds, with this many replicas. Above
+// the utilisation saturated, it is the wait at that utilisation.
 func (g *stage) burstWait(replicas int) float64 {
 	if !g.known || replicas <= 0 || !(g.lambda > 0) {
 		return 0
 	}
-	capacity := float64(g.servers(replicas)) * g.mu
-	rho := min(g.lambda/capacity, saturated)
-	return min(g.bursts*rho/(capacity*(1-rho)), longest.Seconds())
+	c := g.servers(replicas)
+	rate := min(g.lambda, saturated*float64(c)*g.mu)
+	return min(burstExtra(rate, g.mu, c, 1+2*g.bursts), longest.Seconds())
 }
 
 // forBursts returns the smallest count with which waits for bursts are within the stage's patience.
-func (g *stage) forBursts() int {
-	if !g.known || g.patient < 0 {
+// It returns limit if no count up to limit is enough.
+func (g *stage) forBursts(limit int) int {
+	if !g.known || g.patient < 0 || !(g.lambda > 0) {
 		return 0
 	}
-	// The root of C² − λC − eλ/w.
-	need := (g.lambda + math.Sqrt(g.lambda*g.lambda+4*g.bursts*g.lambda/g.patience)) / 2
-	return g.replicas(need / g.mu)
+	within := func(n int) bool { return g.burstWait(n) <= g.patience }
+	// The root of C² − λC − eλ/w: the capacity with which Kingman's wait is w.
+	guess := g.replicas((g.lambda + math.Sqrt(g.lambda*g.lambda+4*g.bursts*g.lambda/g.patience)) / 2 / g.mu)
+	return searchFrom(min(max(g.stable(), 1), limit), guess, limit, within)
+}
+
+// searchFrom returns the smallest n from low to limit for which within is true, or limit if there
+// is none. within must stay true for larger n. The search takes few steps if guess is near the
+// result.
+func searchFrom(low, guess, limit int, within func(int) bool) int {
+	high, step := min(max(guess, low), limit), 1
+	for high < limit && !within(high) {
+		low, high, step = high+1, min(limit-high, step)+high, 2*step
+	}
+	if step == 1 { // the guess is enough, or the limit
+		for ; low < high; step *= 2 {
+			next := max(high-step, low)
+			if !within(next) {
+				low = next + 1
+				break
+			}
+			high = next
+		}
+	}
+	return low + sort.Search(high-low, func(k int) bool { return within(low + k) })
 }
 
 // burstWaits returns the longest burst wait on p.

@@ -2,6 +2,7 @@ package autoscaler
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -37,7 +38,7 @@ func TestEqualStagesPayForABurstOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range m.stages {
-		if n := m.stages[i].forBursts(); n != 4 {
+		if n := m.stages[i].forBursts(math.MaxInt32); n != 4 {
 			t.Errorf("stage %d: %d for bursts, want 4", i, n)
 		}
 	}
@@ -53,6 +54,22 @@ func TestEqualStagesPayForABurstOnce(t *testing.T) {
 	for _, l := range shared {
 		if l.Count != 3 {
 			t.Errorf("%s: %d (%s) of a budget of 24, want 3", l.Function, l.Count, l.Why)
+		}
+	}
+}
+
+// TestSearchFromFindsTheSmallest checks all guesses, limits and results up to 20.
+func TestSearchFromFindsTheSmallest(t *testing.T) {
+	for limit := range 20 {
+		for low := range limit + 1 {
+			for guess := range 25 {
+				for first := range 25 {
+					want := min(max(first, low), limit)
+					if got := searchFrom(low, guess, limit, func(n int) bool { return n >= first }); got != want {
+						t.Fatalf("%d, of %d to %d from %d on, guess %d: want %d", got, low, limit, first, guess, want)
+					}
+				}
+			}
 		}
 	}
 }

@@ -96,6 +96,11 @@ func asDeclared(s *plan.Snapshot, d plan.Domain) map[string]*cpuFit {
 		}
 		f, _ = s.Function(name) // the copy in s; finder has the original
 		f.Service.Mean = toDuration(fit.scaled(f.Service.Mean.Seconds(), f.CPUNow, f.CPULimit))
+		f.Service.Batches = slices.Clone(f.Service.Batches)
+		for k := range f.Service.Batches {
+			b := &f.Service.Batches[k]
+			b.Mean = toDuration(fit.scaled(b.Mean.Seconds(), f.CPUNow, f.CPULimit))
+		}
 	}
 	return fits
 }
@@ -199,8 +204,8 @@ func (c *correction) expects(replicas, quota int) float64 {
 		service := c.fit.scaled(c.service, c.base, quota)
 		mu = 1 / service
 		if measured > 0 {
-			now := c.fit.scaled(c.service, c.base, c.quota())
-			measured = c.fit.scaled(measured-c.service+now, c.quota(), quota)
+			now := c.fit.scaled(c.latency, c.base, c.quota())
+			measured = c.fit.scaled(measured-c.latency+now, c.quota(), quota)
 		}
 	}
 	return max(c.sojournAt(mu, replicas).Seconds(), measured)

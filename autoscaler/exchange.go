@@ -88,7 +88,7 @@ func (c *correction) worthCPU() bool {
 // waitsWithin reports whether tasks wait at most this part of their allowed wait, with this many
 // replicas of this quota.
 func (c *correction) waitsWithin(part float64, replicas, quota int) bool {
-	return c.expects(replicas, quota)-c.fit.scaled(c.service, c.base, quota) <= part*(c.target-c.service)
+	return c.expects(replicas, quota)-c.fit.scaled(c.latency, c.base, quota) <= part*(c.target-c.latency)
 }
 
 // exchanged returns the quota for the replicas, in thousandths of a core; 0: as declared.

@@ -97,7 +97,7 @@ func (w *fluid) flow() {
 		g.demand += (in - g.demand) * (1 - math.Exp(-fluidStep/5))
 		g.served += (w.speed(i) - g.served) * (1 - math.Exp(-fluidStep/serviceFade.Seconds()))
 		if ready > 0 && out > 0.01 {
-			wait := g.line/capacity + meanWait(min(in, 0.95*capacity), 1/w.speed(i), ready, w.bursty)
+			wait := g.line/capacity + meanWait(min(in, 0.95*capacity), 1/w.speed(i), ready, 1, 2*w.bursty-1)
 			g.wait += (wait - g.wait) * (1 - math.Exp(-fluidStep/5))
 			g.seen = true
 		}

@@ -91,7 +91,7 @@ func newMixing(s *plan.Snapshot, d plan.Domain, part float64) (*mixing, error) {
 		}
 	}
 	for i := range m.lanes {
-		m.lanes[i].wait = m.lanes[i].service
+		m.lanes[i].wait = m.lanes[i].latency
 	}
 	for _, name := range d.Pipelines {
 		if p, ok := s.Pipeline(name); ok && p.SLO > 0 {
@@ -191,7 +191,7 @@ func (m *mixing) guess() {
 	for i, service := range guessed {
 		if service > 0 {
 			l := &m.lanes[i]
-			l.service, l.mu, l.known = service, 1/service, true
+			l.service, l.latency, l.mu, l.known = service, service, 1/service, true
 		}
 	}
 }
@@ -241,13 +241,13 @@ func (l *mixLane) rate(n int) float64 {
 
 // serves computes rate by bisection: waits rise with the rate.
 func (l *mixLane) serves(n int) float64 {
-	c, k := l.servers(n), variability(l.ca2, l.cs2)
+	c := l.servers(n)
 	low, high := 0.0, saturated*float64(c)*l.mu
-	if meanWait(high, l.mu, c, k) <= l.wait {
+	if meanWait(high, l.mu, c, l.ca2, l.cs2) <= l.wait {
 		return high
 	}
 	for range 24 {
-		if mid := (low + high) / 2; meanWait(mid, l.mu, c, k) <= l.wait {
+		if mid := (low + high) / 2; meanWait(mid, l.mu, c, l.ca2, l.cs2) <= l.wait {
 			low = mid
 		} else {
 			high = mid

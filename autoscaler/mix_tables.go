@@ -56,7 +56,7 @@ func (m *mixing) exclude(p *plan.Pipeline, part float64) {
 				used = into[k] == 1 && slices.ContainsFunc(edges, func(e plan.Edge) bool {
 					return e.To == k && at[e.From] == m.lanes[src.lane].of
 				})
-				before = head[src.lane] + m.lanes[src.lane].service
+				before = head[src.lane] + m.lanes[src.lane].latency
 			}
 			if used {
 				m.choose(st, src, head, before, tail[k], slo)
@@ -70,7 +70,7 @@ func (m *mixing) exclude(p *plan.Pipeline, part float64) {
 func (m *mixing) fastest(stage int) float64 {
 	least := longest.Seconds()
 	for _, lane := range m.stages[stage].lanes {
-		least = min(least, m.lanes[lane].service)
+		least = min(least, m.lanes[lane].latency)
 	}
 	return least
 }
@@ -82,7 +82,7 @@ func (m *mixing) slowest(stage int, head map[int]float64) float64 {
 		return 0
 	}
 	for _, lane := range m.stages[stage].lanes {
-		most = max(most, head[lane]+m.lanes[lane].service)
+		most = max(most, head[lane]+m.lanes[lane].latency)
 	}
 	return most
 }
@@ -94,12 +94,12 @@ func (m *mixing) choose(st *mixStage, src *mixSource, head map[int]float64, befo
 		if !src.allowed[k] {
 			continue
 		}
-		if fastest < 0 || m.lanes[lane].service < m.lanes[st.lanes[fastest]].service {
+		if fastest < 0 || m.lanes[lane].latency < m.lanes[st.lanes[fastest]].latency {
 			fastest = k
 		}
 	}
 	for k, lane := range st.lanes {
-		if src.allowed[k] = src.allowed[k] && (1+leastBudget)*(before+m.lanes[lane].service+tail) <= slo; src.allowed[k] {
+		if src.allowed[k] = src.allowed[k] && (1+leastBudget)*(before+m.lanes[lane].latency+tail) <= slo; src.allowed[k] {
 			any = true
 		}
 	}
@@ -118,9 +118,9 @@ func (m *mixing) choose(st *mixStage, src *mixSource, head map[int]float64, befo
 func (m *mixing) patience(st *mixStage, p *plan.Pipeline, head map[int]float64, tail, part float64) {
 	for _, lane := range st.lanes {
 		l := &m.lanes[lane]
-		way := head[lane] + l.service + tail
+		way := head[lane] + l.latency + tail
 		budget := max(part*(p.SLO.Seconds()-way), leastBudget*way)
-		l.wait = min(l.wait, budget*l.service/way)
+		l.wait = min(l.wait, budget*l.latency/way)
 	}
 }
 

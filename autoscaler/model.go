@@ -33,7 +33,8 @@ type stage struct {
 	patience   float64 // seconds that a burst may wait, by the pipeline patient
 	patient    int     // index of that pipeline; -1: none
 	waiting    int
-	service    float64 // seconds per task
+	service    float64 // seconds per task: its share of its batch's time
+	latency    float64 // seconds that a task's batch takes; service if tasks run alone: see batchTime
 	in         []place // where the stage is in pipes
 	before     []int   // stages whose answers arrive here; see connect
 }
@@ -47,7 +48,7 @@ type pipe struct {
 	slo      time.Duration
 	steps    []visit // in topological order
 	edges    []plan.Edge
-	service  float64 // seconds on the critical path
+	service  float64 // seconds of whole batches on the critical path
 	limit    float64 // seconds that service and mean waits on each path may take together
 	budget   float64 // of limit for waits
 	bursts   float64 // burst part of the arrivals that enter
@@ -60,8 +61,8 @@ type pipe struct {
 type visit struct {
 	at      int     // index in stages; -1: not deployed
 	inner   bool    // a stage of the pipeline is before it
-	service float64 // seconds; if unknown, the mean of the known ones
-	share   float64 // seconds of the budget, by service time on the longest path through the visit
+	service float64 // seconds of whole batches; if unknown, the mean of the known ones
+	share   float64 // seconds of the budget, by service on the longest path through the visit
 	wait    float64 // seconds; share if no prediction is possible
 }
 
@@ -101,7 +102,7 @@ func newModel(s *plan.Snapshot, d plan.Domain, part float64) (*model, error) {
 		if g := &m.stages[i]; g.known && len(g.in) == 0 { // it may wait for as long as it serves
 			g.in = append(g.in, place{len(m.pipes), 0})
 			m.pipes = append(m.pipes, pipe{
-				steps: []visit{{at: i, service: g.service, share: g.service}}, service: g.service, limit: 2 * g.service, budget: g.service, reached: true,
+				steps: []visit{{at: i, service: g.latency, share: g.latency}}, service: g.latency, limit: 2 * g.latency, budget: g.latency, reached: true,
 			})
 		}
 	}
@@ -117,6 +118,7 @@ func newStage(f *plan.Function) stage {
 	if f.Service.Known && f.Service.Mean > 0 {
 		g.known, g.service = true, f.Service.Mean.Seconds()
 		g.mu = 1 / g.service
+		g.latency = batchTime(f)
 	}
 	if f.Demand.Known && f.Demand.Rate > 0 { // not NaN
 		g.measured = min(f.Demand.Rate, math.MaxInt32)
@@ -136,8 +138,8 @@ func (m *model) addPipe(p *plan.Pipeline, stages, functions []string, part float
 		if i, ok := slices.BinarySearch(functions, name); ok {
 			st.at = i
 			if g := &m.stages[i]; g.known {
-				st.service = g.service
-				known, sum = known+1, sum+g.service
+				st.service = g.latency
+				known, sum = known+1, sum+g.latency
 			}
 		}
 	}
@@ -240,7 +242,8 @@ func (g *stage) wait(replicas int) float64 {
 	if !g.known {
 		return 0
 	}
-	return meanWait(g.lambda, g.mu, g.servers(replicas), variability(min(g.ca2, 1), g.cs2))
+	c := g.servers(replicas)
+	return meanWait(g.lambda, g.mu, c, min(g.ca2, 1), g.cs2) + g.batchWait(g.mu, c)
 }
 
 // sojourn predicts how long tasks stay at this stage with this many replicas: see [Sojourn]. It
@@ -252,7 +255,12 @@ func (g *stage) sojournAt(mu float64, replicas int) time.Duration {
 	if !g.known {
 		return 0
 	}
-	return Sojourn(g.lambda, mu, g.servers(replicas), g.ca2, g.cs2, g.waiting)
+	c := g.servers(replicas)
+	out := Sojourn(g.lambda, mu, c, g.ca2, g.cs2, g.waiting)
+	if g.latency > g.service {
+		out += toDuration(g.batchWait(mu, c) + (g.latency/g.service-1)/mu)
+	}
+	return min(out, longest)
 }
 
 // servers returns the number of servers of this many replicas.
@@ -283,6 +291,9 @@ func (g *stage) stable() int {
 func (g *stage) least(target time.Duration, limit int) int {
 	if !g.known {
 		return 0
+	}
+	if g.latency > g.service {
+		return g.leastBatched(target, limit)
 	}
 	servers := Servers(g.lambda, g.mu, g.ca2, g.cs2, target-toDuration(g.service), g.servers(limit))
 	return min(g.replicas(float64(servers)), limit)

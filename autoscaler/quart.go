@@ -157,11 +157,11 @@ func (c *correction) begin(g *stage, l *plan.Line, past, next *Course, at time.T
 		if w.Known {
 			wait = max(wait, w.Mean)
 		}
-		c.measured = g.service + max(wait, 0).Seconds()
+		c.measured = g.latency + max(wait, 0).Seconds()
 	}
 }
 
-// targets sets how long tasks may stay at each function: its service time, and the larger of two
+// targets sets how long tasks may stay at each function: its batch's time, and the larger of two
 // waits. For functions in several pipelines, the smallest result counts. The waits are:
 //
 //   - the function's share of its pipeline's time to wait, in proportion to its service time
@@ -184,13 +184,13 @@ func targets(m *model, all []correction) {
 				continue
 			}
 			c := &all[at]
-			own := c.service
+			own := c.latency
 			if c.measured > 0 {
 				own = c.measured
 			} else {
-				own += p.budget * c.service / p.service
+				own += p.budget * c.latency / p.service
 			}
-			t := c.service + max(p.budget*c.service/p.service, p.limit-(length-own)-c.service)
+			t := c.latency + max(p.budget*c.latency/p.service, p.limit-(length-own)-c.latency)
 			if c.target == 0 || t < c.target {
 				c.target = t
 			}

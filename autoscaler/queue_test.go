@@ -54,9 +54,10 @@ func TestSojournOfGeneralQueues(t *testing.T) {
 		waiting    int
 		want       time.Duration
 	}{
-		"M/M/1":               {8, 10, 1, 1, 1, 0, 500 * time.Millisecond},
-		"M/D/1 waits half":    {8, 10, 1, 1, 0, 0, 300 * time.Millisecond},
-		"bursts":              {8, 10, 1, 16, 1, 0, 3500 * time.Millisecond},
+		"M/M/1":            {8, 10, 1, 1, 1, 0, 500 * time.Millisecond},
+		"M/D/1 waits half": {8, 10, 1, 1, 0, 0, 300 * time.Millisecond},
+		// GI/M/1 with gamma gaps: (1/μ)/(1−σ), with σ = (1+16·(1−σ)/0.8)^(−1/16)
+		"bursts":              {8, 10, 1, 16, 1, 0, 3980404 * time.Microsecond},
 		"unknown counts as 1": {8, 10, 1, math.NaN(), -1, 0, 500 * time.Millisecond},
 		"nothing arrives":     {0, 10, 1, 1, 1, 0, 100 * time.Millisecond},
 		"a line stands":       {0, 10, 2, 1, 1, 20, 1100 * time.Millisecond},
@@ -94,7 +95,7 @@ func TestWaitFallsConvexlyInServers(t *testing.T) {
 		for _, a := range []float64{0.01, 0.3, 0.97, 1, 2.4, 9.7, 40, 300} {
 			from := int(math.Ceil(a / saturated))
 			for c := from; c < from+60; c++ {
-				w := func(c int, a float64) float64 { return meanWait(a*mu, mu, c, 1) }
+				w := func(c int, a float64) float64 { return meanWait(a*mu, mu, c, 1, 1) }
 				fall, next := w(c, a)-w(c+1, a), w(c+1, a)-w(c+2, a)
 				if eps := 1e-12 * w(c, a); fall < -eps || next > fall+eps {
 					t.Fatalf("a=%g μ=%g: server %d takes off %g, the next %g", a, mu, c+1, fall, next)
@@ -169,14 +170,14 @@ func FuzzServers(f *testing.F) {
 		if lambda <= 0 || !(mu > 1e-6) || !(lambda < 1e9) || math.IsInf(mu, 0) {
 			return
 		}
-		k := variability(ca2, cs2)
+		ca2, cs2 = factors(ca2, cs2)
 		if c < limit {
-			if w := meanWait(lambda, mu, c, k); !(w <= wait.Seconds()) || lambda >= float64(c)*mu {
+			if w := meanWait(lambda, mu, c, ca2, cs2); !(w <= wait.Seconds()) || lambda >= float64(c)*mu {
 				t.Errorf("Servers(%g,%g,%g,%g,%v,%d) = %d waits %v", lambda, mu, ca2, cs2, wait, limit, c, w)
 			}
 		}
 		if c > 1 && c <= limit {
-			if w := meanWait(lambda, mu, c-1, k); w < wait.Seconds()*(1-1e-9) && lambda < saturated*float64(c-1)*mu {
+			if w := meanWait(lambda, mu, c-1, ca2, cs2); w < wait.Seconds()*(1-1e-9) && lambda < saturated*float64(c-1)*mu {
 				t.Errorf("Servers(%g,%g,%g,%g,%v,%d) = %d, but one less waits only %v", lambda, mu, ca2, cs2, wait, limit, c, w)
 			}
 		}

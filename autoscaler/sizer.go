@@ -271,6 +271,9 @@ func (z Sizer) byLoad(g *stage, ready int, why *text) int {
 	if g.f.Demand.CV > 0 {
 		why.add(" Ca²=").float(g.ca2)
 	}
+	if g.latency > g.service {
+		why.add(", a batch takes ").add(short(toDuration(g.latency)).String())
+	}
 	count := g.stable()
 	why.add(": ").num(count).add(" for stability")
 	if g.waiting > 0 {

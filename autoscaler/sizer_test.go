@@ -62,7 +62,7 @@ func TestSizerGivesCountsWithReasons(t *testing.T) {
 		"several slots": {func(f *plan.Function) { f.Slots = 4 }, 3, "2 for stability, 3 for a wait of 200ms"},
 		"no load":       {func(f *plan.Function) { f.Demand.Rate = 0 }, 1, "at least 1"},
 		"bursts":        {func(f *plan.Function) { f.Demand.CV = 4 }, 13, "μ=5.0/s Ca²=16.0: 8 for stability, 13 for a wait of 200ms"},
-		"an absurd CV":  {func(f *plan.Function) { f.Demand.CV = math.Inf(1) }, 17, "Ca²=36.0"},
+		"an absurd CV":  {func(f *plan.Function) { f.Demand.CV = math.Inf(1) }, 20, "Ca²=100.0"},
 		"grows while a replica starts": {func(f *plan.Function) { // (38.2 + (40 + 18.2·4)/4)/s
 			f.Waiting, f.Replicas, f.Starts = 40, replicas(4, plan.Ready), []plan.Start{{Path: "cold", Mean: 5 * time.Second, N: 3}, {Path: "fork", Mean: time.Second, N: 1}, {Path: "odd", Mean: -1, N: 1}}
 		}, 14, "14 to drain 40 waiting in 4s"},

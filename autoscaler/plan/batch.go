@@ -111,6 +111,15 @@ func (f *Function) batchTimes() (out batchTimes) {
 	return out
 }
 
+// ProfiledBatches returns the profiled time of each batch size with the function's present CPU
+// limit, sorted by size. A larger batch takes at least as long as a smaller one: if the profile
+// says otherwise, the smaller one's time counts.
+func (f *Function) ProfiledBatches() []Batched {
+	out := f.batchTimes()
+	out.rise()
+	return out
+}
+
 // callTime returns the time of one call; 0: unknown.
 func (f *Function) callTime() time.Duration {
 	switch one := f.batchTimes().one(); {

@@ -61,7 +61,7 @@ func FuzzDecide(f *testing.F) {
 		f.Add(uint64(i), uint8(i), uint8(8), []byte{})
 		for value := range uint8(len(floats)) {
 			var absurd []byte
-			for kind := range uint8(21) {
+			for kind := range uint8(22) {
 				absurd = append(absurd, kind, kind+value, value)
 			}
 			f.Add(uint64(i+20), uint8(i), value, absurd)
@@ -197,7 +197,7 @@ func distort(s *plan.Snapshot, absurd []byte) {
 		f := &s.Functions[int(absurd[1])%len(s.Functions)]
 		v := int(absurd[2])
 		x, d, n := floats[v%len(floats)], durations[v%len(durations)], ints[v%len(ints)]
-		switch absurd[0] % 21 {
+		switch absurd[0] % 22 {
 		case 0:
 			f.Demand.Known, f.Demand.Rate = true, x
 		case 1:
@@ -243,6 +243,8 @@ func distort(s *plan.Snapshot, absurd []byte) {
 			f.Stage = plan.Demand{Known: true, Rate: x, CV: floats[(v+2)%len(floats)]}
 		case 20:
 			f.Accuracy, f.MaxLength, f.Items = x, n, plan.Items{Known: true, Mean: x}
+		case 21:
+			f.Service.Batches = []plan.Batched{{Size: 1 + v%9, Mean: 80 * time.Millisecond, N: 9}, {Size: n, Mean: d, N: ints[(v+4)%len(ints)]}}
 		}
 	}
 }
