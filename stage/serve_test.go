@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -198,9 +199,18 @@ func TestAPanicLeavesTheReplicaAlive(t *testing.T) {
 // TestABadCallIsFoundByBisection sends a batch with a call for which the hook panics, or returns
 // too few results. The other calls get their results, unless a call may not run twice.
 func TestABadCallIsFoundByBisection(t *testing.T) {
+	var mu sync.Mutex
 	var runs []int
+	ran := func() (sizes []int) {
+		mu.Lock()
+		defer mu.Unlock()
+		sizes, runs = runs, nil
+		return sizes
+	}
 	infer := func(_ context.Context, calls []*Call) []Result {
+		mu.Lock()
 		runs = append(runs, len(calls))
+		mu.Unlock()
 		out := make([]Result, len(calls))
 		for i, c := range calls {
 			switch text := string(c.Items()[0].Bytes); text {
@@ -218,7 +228,6 @@ func TestABadCallIsFoundByBisection(t *testing.T) {
 		return out
 	}
 	for bad, want := range map[string]string{"panic": "panicked: ouch", "short": "returned 0 results for 1 calls"} {
-		runs = nil
 		d := begin(t, Hooks{Infer: infer, MaxBatch: 8}, welcome)
 		d.batch(1, time.Time{}, "0", "1", "2", "3", "4", bad, "6", "7")
 		for i := range 8 {
@@ -228,24 +237,22 @@ func TestABadCallIsFoundByBisection(t *testing.T) {
 				t.Errorf("%s: answer %d: %+v", bad, i, m)
 			}
 		}
-		if !slices.Equal(runs, []int{8, 4, 4, 2, 1, 1, 2}) {
+		if runs := ran(); !slices.Equal(runs, []int{8, 4, 4, 2, 1, 1, 2}) {
 			t.Errorf("%s: batches of %v", bad, runs)
 		}
-		runs = nil
 		d = begin(t, Hooks{Infer: infer, MaxBatch: 8, once: true}, welcome)
 		d.batch(1, time.Time{}, "0", bad)
 		d.failure(task.Failed, strings.Replace(want, "1 calls", "2 calls", 1))
 		d.failure(task.Failed, strings.Replace(want, "1 calls", "2 calls", 1))
-		if !slices.Equal(runs, []int{2}) {
+		if runs := ran(); !slices.Equal(runs, []int{2}) {
 			t.Errorf("%s, not idempotent: batches of %v", bad, runs)
 		}
-		runs = nil
 		d = begin(t, Hooks{Infer: infer, MaxBatch: 8}, welcome)
 		d.batch(1, time.Time{}, "stream", bad)
 		d.read(wire.FrameChunk)
 		d.failure(task.Failed, strings.Replace(want, "1 calls", "2 calls", 1))
 		d.failure(task.Failed, strings.Replace(want, "1 calls", "2 calls", 1))
-		if !slices.Equal(runs, []int{2}) {
+		if runs := ran(); !slices.Equal(runs, []int{2}) {
 			t.Errorf("%s, after a stream: batches of %v", bad, runs)
 		}
 	}
