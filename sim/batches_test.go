@@ -11,7 +11,7 @@ import (
 
 // pages is a stage with a random number of outputs, and a stage that has one call per output.
 const pages = `
-duration: 200s
+duration: 60s
 seeds: 1
 policies: [{allocator: fixed, corrector: none}]
 nodes: [{memory: 16Gi, cpu: 64}]
@@ -50,7 +50,7 @@ func TestNumbersOfOutputsAreRandom(t *testing.T) {
 		scenario := fill(pages, "OUTPUTS", outputs)
 		p := simulate(t, scenario).Policies[0]
 		find, read := p.Stages[0], p.Stages[1]
-		if got := read.Rate.Mean / find.Rate.Mean; math.Abs(got-mean) > 0.05*max(mean, 1) && mean > 0 || p.Pipelines[0].Failed.Mean > 0 {
+		if got := read.Rate.Mean / find.Rate.Mean; math.Abs(got-mean) > 0.1*max(mean, 1) && mean > 0 || p.Pipelines[0].Failed.Mean > 0 {
 			t.Errorf("%s: %.3g calls per request, %g failed, want %g and none", outputs, got, p.Pipelines[0].Failed.Mean, mean)
 		}
 		w := finished(t, scenario)
@@ -61,9 +61,10 @@ func TestNumbersOfOutputsAreRandom(t *testing.T) {
 		if f := w.control.snap.Functions[0]; !f.Learned.Known || math.Abs(f.Learned.Factor-mean) > 0.1*max(mean, 1) || math.Abs(f.Learned.Mean.Seconds()-0.01) > 0.001 {
 			t.Errorf("%s: policies know %+v, want 10 ms and a factor of %g", outputs, f.Learned, mean)
 		}
-		if a, b := toJSON(t, simulate(t, scenario)), toJSON(t, simulate(t, scenario)); a != b {
-			t.Errorf("%s: two runs of a seed differ", outputs)
-		}
+	}
+	scenario := fill(pages, "OUTPUTS", "outputs: {mean: 3, cv: 0.5}", "duration: 60s", "duration: 10s")
+	if a, b := toJSON(t, simulate(t, scenario)), toJSON(t, simulate(t, scenario)); a != b {
+		t.Error("two runs of a seed differ")
 	}
 }
 
@@ -80,7 +81,7 @@ func TestAutoBatchesFollowTheProfile(t *testing.T) {
 	if read.AutoBatch != 8 || !read.Items.Known {
 		t.Errorf("policies see %+v", read)
 	}
-	tight := finished(t, fill(pages, "OUTPUTS", "outputs: {list: [0, 4, 8]}", "slo: 400ms", "slo: 100ms", "duration: 200s", "duration: 20s"))
+	tight := finished(t, fill(pages, "OUTPUTS", "outputs: {list: [0, 4, 8]}", "slo: 400ms", "slo: 100ms", "duration: 60s", "duration: 20s"))
 	if got := tight.control.snap.Functions[1].Batch; got != 4 {
 		t.Errorf("batch %d, want 4: half of the share is 27 ms", got)
 	}
@@ -170,8 +171,8 @@ func TestSnapshotsHaveAllMeasurements(t *testing.T) {
 func TestAccuracyKnowsLengths(t *testing.T) {
 	for list, least := range map[string]float64{"[50, 50, 50, 50, 50, 50, 50, 50, 50, 300]": 0.97, "[50, 300]": 0.97, "[50, 300, 300, 300, 300, 300, 300, 300, 300, 300]": 0.95} {
 		p := simulate(t, fill(`
-duration: 120s
-warmup: 30s
+duration: 60s
+warmup: 20s
 seeds: 1
 budget: 24
 policies: [{allocator: accuracy}]
