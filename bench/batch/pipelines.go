@@ -23,6 +23,7 @@ type subject struct {
 	stages  []stage
 	content string // content type of a request
 	body    []byte
+	slo     time.Duration
 }
 
 type stage struct {
@@ -33,7 +34,7 @@ type stage struct {
 
 // torchPipeline is MiniLM with its six layers in PyTorch. A request has one text.
 func torchPipeline() subject {
-	s := subject{name: "torch", content: "text/plain", body: []byte(text)}
+	s := subject{name: "torch", content: "text/plain", body: []byte(text), slo: pipelineObjective}
 	s.stages = append(s.stages, stage{name: "embed", image: "minilm-embed", env: map[string]string{"STAGECOACH_MODEL": "model/embed.onnx"}})
 	for i := 1; i <= 6; i++ {
 		s.stages = append(s.stages, stage{
@@ -51,7 +52,7 @@ func ocrPipeline() (subject, error) {
 	if err != nil {
 		return subject{}, err
 	}
-	return subject{name: "ocr", content: "image/png", body: p.PNG, stages: []stage{
+	return subject{name: "ocr", content: "image/png", body: p.PNG, slo: pipelineObjective, stages: []stage{
 		{name: "detect", image: "ocr-detect", env: map[string]string{"STAGECOACH_MODEL": "model/det.onnx"}},
 		{name: "recognise", image: "ocr-recognise", env: map[string]string{"STAGECOACH_MODEL": "model/rec.onnx"}, each: true, batch: true},
 		{name: "text", image: "ocr-text"},
@@ -117,7 +118,7 @@ func (s *subject) deploy(ctx context.Context, api *client.Client, of, batch stri
 			d.Annotations["stagecoach.dev/pipeline"] = pipeline
 		}
 		if i == 0 {
-			d.Annotations["stagecoach.dev/slo"] = objective.String()
+			d.Annotations["stagecoach.dev/slo"] = s.slo.String()
 		}
 		if i+1 < len(s.stages) {
 			d.Annotations["stagecoach.dev/next"] = s.function(of, s.stages[i+1])
