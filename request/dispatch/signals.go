@@ -40,6 +40,7 @@ type signals struct {
 	total   uint64        // number of arrivals
 	arrived time.Duration // time of the latest arrival
 	began   time.Duration // time of the first arrival
+	gaps    gaps
 	rate    rate.Estimator
 	bursts  bursts
 }
@@ -94,7 +95,10 @@ func (s *signals) turn(k int64) {
 	for i := max(s.newest/perPart+1, k/perPart-parts+1); i <= k/perPart; i++ {
 		s.waits[i%parts].Reset()
 	}
-	s.newest = max(s.newest, k)
+	if k > s.newest {
+		s.gaps = s.gaps.faded(k - s.newest)
+		s.newest = k
+	}
 }
 
 func (s *signals) current() *bucket { return &s.ring[s.newest%buckets] }
@@ -108,6 +112,8 @@ func (b *bucket) occupy(d time.Duration, busy, slots int) {
 func (s *signals) arrive() {
 	if s.total == 0 {
 		s.began = s.at
+	} else {
+		s.gaps.add(s.at - s.arrived)
 	}
 	s.arrived = s.at
 	s.rate.Add(s.at)
@@ -147,7 +153,8 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 	}
 	if s.total >= fewestArrivals || s.total > 0 && age-s.began >= settled {
 		e := s.rate.Read(age)
-		d.Known, d.Rate, d.CV = true, e.Rate, math.Sqrt(e.CV2)
+		d.Known, d.Rate, d.Ahead = true, e.Rate, e.Ahead
+		d.CV = s.gaps.faded(int64(age/bucketLength) - s.newest).cv()
 		d.Since = now.Add(e.Since - age)
 		d.Envelope = s.bursts.read(age)
 	}
@@ -207,4 +214,49 @@ func (s *signals) quantiles(k int64) (p50, p95, p99 time.Duration) {
 		all.Merge(&s.waits[newest%parts])
 	}
 	return all.Quantile(0.50), all.Quantile(0.95), all.Quantile(0.99)
+}
+
+// The sums of gaps between arrivals fade more slowly than the sums of arrivals, because the CV
+// depends on rare long gaps. For example, if a stage calls the next stage once per item, arrivals
+// come in bursts, with one long gap per burst. At 5 arrivals/s and a CV of 4, sums that fade in 5 s
+// estimate a CV of 3.4; in 20 s, 3.8; in a minute, 4.0. But if sums fade in a minute, a step of the
+// rate looks like bursts for a minute.
+const (
+	gapFade    = 20 * time.Second
+	longestGap = time.Minute // a longer gap means idle, not bursty
+	fewestGaps = 5           // needed to know the CV
+	// Number of gaps that make up most of the time. One burst, however large, has at most one.
+	fewestLong  = 1.5
+	leastCovers = time.Second // time that all gaps together must cover
+)
+
+// gaps holds faded sums of the gaps between arrivals, in nanoseconds.
+type gaps struct{ n, sum, squares float64 }
+
+func (g *gaps) add(gap time.Duration) {
+	if gap > longestGap {
+		return
+	}
+	s := float64(gap)
+	g.n++
+	g.sum += s
+	g.squares += s * s
+}
+
+// faded returns g as it is the given number of buckets later.
+func (g gaps) faded(by int64) gaps {
+	if by <= 0 {
+		return g
+	}
+	f := math.Exp(-(time.Duration(min(by, 1e6)) * bucketLength).Seconds() / gapFade.Seconds())
+	return gaps{g.n * f, g.sum * f, g.squares * f}
+}
+
+// cv returns the coefficient of variation; 0: too little is known. sum²/squares is the effective
+// number of gaps: n for n equal gaps, n/(1+CV²) in general.
+func (g gaps) cv() float64 {
+	if g.n < fewestGaps || g.sum < float64(leastCovers) || g.sum*g.sum < fewestLong*g.squares {
+		return 0
+	}
+	return cv(g.n, g.sum, g.squares)
 }

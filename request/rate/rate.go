@@ -33,6 +33,7 @@ type Estimator struct {
 	last  time.Duration // time of the latest arrival
 	since time.Duration // time of the latest change, or of the first arrival
 	past  gaps          // gaps of before the latest change
+	usual usual
 }
 
 // counts are the arrivals of a time, and sums over the gaps that ended in it.
@@ -55,11 +56,12 @@ func (e *Estimator) Add(at time.Duration) {
 	one := counts{n: 1}
 	switch gap := at - e.last; {
 	case !e.any || gap > longestGap:
-		*e = Estimator{at: e.at, any: true, since: at}
+		*e = Estimator{at: e.at, any: true, since: at, usual: usual{from: at, at: at}}
 	default:
 		one.gaps, one.time, one.squares = 1, gap.Seconds(), gap.Seconds()*gap.Seconds()
 	}
 	e.last = at
+	e.usual.add(at, 1, 0)
 	for l, k := 0, e.at; l < levels; l, k = l+1, k/ratio {
 		e.slots[l][k%ring].add(one)
 	}
@@ -83,6 +85,9 @@ func (e *Estimator) turn(at time.Duration) {
 // Estimate is what an [Estimator] knows. The zero value means that nothing has arrived.
 type Estimate struct {
 	Rate float64 // arrivals per second
+	// Ahead is the rate to expect after [Horizon]. If the rate has changed often, Ahead is nearer to
+	// the mean rate of the last minutes.
+	Ahead float64
 	// CV2 is the squared coefficient of variation of the gaps; 0: too few gaps are known, or all
 	// gaps are equal.
 	CV2 float64
@@ -109,10 +114,12 @@ func (e *Estimator) Read(at time.Duration) Estimate {
 		h.spread = max(cv2, 1)
 		k, evidence := h.change()
 		if evidence <= Certain {
-			return Estimate{Rate: h.rate(), CV2: cv2, Since: e.since}
+			rate := h.rate()
+			return Estimate{Rate: rate, Ahead: e.usual.ahead(at, rate), CV2: cv2, Since: e.since}
 		}
 		e.past.add(h.before(k), e.past)
 		e.since = at - h.splits[k].age
+		e.usual.add(at, 0, 1)
 		h.splits = h.splits[:k+1]
 	}
 }
