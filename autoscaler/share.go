@@ -277,6 +277,11 @@ func (c *contender) mean() float64 {
 //   - effort is the number of replicas that raise the capacity of all stages of a pipeline by one
 //     request per second. One replica is 1/effort of that, and takes D²/(W·effort) off D.
 //   - W requests profit, so the gain is D²/effort. Gains of different pipelines can be compared.
+//
+// For a function that keeps up, the line is also counted with the calls that wait at earlier
+// stages, because all of them have to go through the function. If only its own calls counted, the
+// stage where a burst waits would take replicas from the stages behind it. The burst would then
+// wait there.
 func (c *contender) look() {
 	n := float64(c.count)
 	capacity := n * float64(c.slots) / c.mean()
@@ -295,7 +300,7 @@ func (c *contender) look() {
 		}
 		return
 	default:
-		c.urgency, c.gain = 0, c.load*float64(c.waiting)*c.mean()/float64(c.slots)/(n*(n+1))
+		c.urgency, c.gain = 0, c.load*c.lines*c.mean()/float64(c.slots)/(n*(n+1))
 		if c.known {
 			c.gain += c.load * max(c.wait(c.count)-c.wait(c.count+1), 0)
 		}
