@@ -2,10 +2,12 @@ package main
 
 import (
 	"context"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/learn"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -13,21 +15,31 @@ import (
 // demandBucket is the KV bucket of what was learned.
 const demandBucket = "demand"
 
-// taught is an Invoker whose ended requests teach demand.
+// taught is an Invoker whose ended requests teach demand, and whose requests are counted for the
+// record.
 type taught struct {
 	gateway.Invoker
-	demand *learn.Demand
+	demand  *learn.Demand
+	traffic *control.Traffic // nil: nothing is recorded
 }
 
 // Invoke implements gateway.Invoker.
 func (t taught) Invoke(ctx context.Context, r task.Request) (*task.Response, *task.Error) {
+	begun := t.traffic.Begun(r.Target)
 	resp, err := t.Invoker.Invoke(ctx, r)
+	t.traffic.Ended(r.Target, begun, err == nil)
 	if err != nil {
 		t.demand.Ended(r.Target, err.Stages, false)
 	} else {
 		t.demand.Ended(r.Target, resp.Stages, true)
 	}
 	return resp, err
+}
+
+// objective returns the objective of a pipeline or function, by its key as text; 0: none.
+func (u *up) objective(app string) time.Duration {
+	g, _ := u.registry.Graph(pipeline.ParseKey(app))
+	return g.SLO
 }
 
 // learnedObserver adds what was learned to snapshots, and the batches that follow from it.

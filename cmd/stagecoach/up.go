@@ -130,6 +130,7 @@ type up struct {
 	local     *cluster.Local
 	loop      *control.Loop
 	demand    *learn.Demand
+	traffic   *control.Traffic // nil: nothing is recorded
 	flow      *flow.Coordinator
 	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts earlier
 	journal   *queue.Journal

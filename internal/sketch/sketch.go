@@ -93,6 +93,19 @@ func (s *Sketch) Reset() {
 // Count returns the number of durations.
 func (s *Sketch) Count() uint64 { return s.n }
 
+// Each calls f with each bin that is not empty, in ascending order. d represents the n durations of
+// the bin: adding it n times to another sketch adds no error.
+func (s *Sketch) Each(f func(d time.Duration, n uint64)) {
+	if s.zeros > 0 {
+		f(0, s.zeros)
+	}
+	for i, n := range s.counts {
+		if n > 0 {
+			f(middle(s.low+i), n)
+		}
+	}
+}
+
 // Quantile returns the smallest duration that at least a share q (0 to 1) of all durations do not
 // exceed. It returns 0 for an empty sketch.
 func (s *Sketch) Quantile(q float64) time.Duration {
