@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -97,6 +98,8 @@ func (t *Traffic) check() error {
 		switch {
 		case a.Name == "":
 			return errors.New("traffic without a name, want a pipeline's")
+		case slices.ContainsFunc(a.Latencies, func(l [2]int64) bool { return l[0] < 0 || l[1] < 0 }) || slices.ContainsFunc(a.Gaps, func(g int64) bool { return g < 0 }):
+			return fmt.Errorf("traffic of %q: a negative time or number", a.Name)
 		case a.Arrived < 0 || a.Answered < 0 || a.InTime < 0 || a.Failed < 0:
 			return fmt.Errorf("traffic of %q: a negative number of requests", a.Name)
 		case len(a.Gaps) > 0 && len(a.Gaps) != a.Arrived:

@@ -47,15 +47,18 @@ func middle(bin int) time.Duration {
 }
 
 // Add counts d. Durations below a microsecond count as zero.
-func (s *Sketch) Add(d time.Duration) {
-	s.n++
+func (s *Sketch) Add(d time.Duration) { s.AddN(d, 1) }
+
+// AddN counts d n times.
+func (s *Sketch) AddN(d time.Duration, n uint64) {
+	s.n += n
 	if d < least {
-		s.zeros++
+		s.zeros += n
 		return
 	}
 	i := bin(d)
 	s.hold(i, i)
-	s.counts[i-s.low]++
+	s.counts[i-s.low] += n
 }
 
 // hold extends counts to the bins from first to last.
@@ -94,7 +97,7 @@ func (s *Sketch) Reset() {
 func (s *Sketch) Count() uint64 { return s.n }
 
 // Each calls f with each bin that is not empty, in ascending order. d represents the n durations of
-// the bin: adding it n times to another sketch adds no error.
+// the bin: [Sketch.AddN] of them to another sketch adds no error.
 func (s *Sketch) Each(f func(d time.Duration, n uint64)) {
 	if s.zeros > 0 {
 		f(0, s.zeros)
