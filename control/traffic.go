@@ -88,7 +88,10 @@ func (t *Traffic) app(name string) *appTraffic {
 // cv returns the coefficient of variation of the gaps.
 func (a *appTraffic) cv() float64 {
 	mean := float64(a.last) / float64(a.Arrived)
-	return math.Sqrt(max(a.squares/float64(a.Arrived)-mean*mean, 0)) / max(mean, 1)
+	if mean == 0 {
+		return 0
+	}
+	return math.Sqrt(max(a.squares/float64(a.Arrived)-mean*mean, 0)) / mean
 }
 
 // Take returns the counts since the last call, and begins to count from zero. It returns nil if t

@@ -27,8 +27,16 @@ func Scan(r io.Reader, f func(n int, text []byte) error) error {
 	}
 	lines := bufio.NewScanner(b)
 	lines.Buffer(nil, MaxLine)
+	last := false // the line has no end
+	lines.Split(func(data []byte, atEOF bool) (int, []byte, error) {
+		last = atEOF && bytes.IndexByte(data, '\n') < 0
+		return bufio.ScanLines(data, atEOF)
+	})
 	n := 0
 	for lines.Scan() {
+		if last && lines.Err() != nil {
+			break // the file could not be read to the end of the line
+		}
 		n++
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
 			continue

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
@@ -39,10 +38,10 @@ func (h *history) missing() (out []spread, lines []int) {
 	return out, lines
 }
 
-// arrivals returns when the requests of an application came. entry is the function that all of them
-// call first; nil: only counts are used. share is the part of entry's calls that are of this
-// application.
-func (h *history) arrivals(a *app, entry *function, share float64, seed uint64) (out []time.Time) {
+// arrivals returns when the requests of an application came. Where requests were not counted, it
+// draws them at the measured rate of entry, the function that all of them call first. share is the
+// part of entry's calls that are of this application.
+func (h *history) arrivals(a *app, entry *function, share float64, seed uint64) (out []time.Time, err error) {
 	rnd := rand.New(rand.NewPCG(seed, 0))
 	if a != nil {
 		out = append(out, a.at...)
@@ -50,20 +49,19 @@ func (h *history) arrivals(a *app, entry *function, share float64, seed uint64) 
 			out = s.draw(out, rnd)
 		}
 	}
-	if entry == nil {
-		return out
-	}
 	holes, lines := h.missing()
 	carry := 0.0
 	for k, s := range holes {
 		i := lines[k]
-		expected := get(entry.rates, i)*share*s.to.Sub(s.from).Seconds() + carry
+		expected := max(get(entry.rates, i)*share*s.to.Sub(s.from).Seconds(), 0) + carry
+		if expected > mostArrivals {
+			return nil, fmt.Errorf("%s: a rate of %g per second, want at most %d requests in all", entry.Name, get(entry.rates, i), mostArrivals)
+		}
 		s.n, s.cv = int(expected), cmp.Or(get(entry.cvs, i), 1)
 		carry = expected - float64(s.n)
 		out = s.draw(out, rnd)
 	}
-	slices.SortFunc(out, time.Time.Compare)
-	return out
+	return out, nil
 }
 
 // draw appends the arrivals of s. Their gaps are gamma with s.cv, on the condition that exactly s.n

@@ -116,8 +116,12 @@ func (h *history) add(n int, l *record.Line) error {
 	}
 	h.policies = append(h.policies, l.Policies)
 	h.budget = s.Budget
-	for _, p := range s.Pipelines {
-		h.pipelines[p.Name] = p
+	for i := range s.Pipelines {
+		p := &s.Pipelines[i]
+		if len(p.Stages) == 0 || slices.ContainsFunc(p.Edges, func(e plan.Edge) bool { return min(e.From, e.To) < 0 || max(e.From, e.To) >= len(p.Stages) }) {
+			return fmt.Errorf("line %d: pipeline %q has no stages, or an edge without a stage; delete the line", n, p.Name)
+		}
+		h.pipelines[p.Name] = *p
 	}
 	for _, x := range s.Nodes {
 		for _, z := range x.Zygotes {

@@ -99,6 +99,7 @@ func (c *conversion) choose() error {
 		}
 		c.chosen = append(c.chosen, p)
 	}
+	slices.SortFunc(c.chosen, func(a, b plan.Pipeline) int { return cmp.Compare(a.Name, b.Name) })
 	if want != "" {
 		c.chosen = connected(c.chosen, want)
 	}
@@ -215,7 +216,10 @@ func (c *conversion) addPipelines() error {
 		if n := entries[p.Stages[0]]; n > 1 && len(holes) > 0 {
 			c.note("%s begins with %s as other pipelines do: where requests were not counted, each gets an equal part of its rate.", name, c.named(entry.Name))
 		}
-		at := c.arrivals(c.apps[p.Name], entry, 1/float64(entries[p.Stages[0]]), uint64(i+1))
+		at, err := c.arrivals(c.apps[p.Name], entry, 1/float64(entries[p.Stages[0]]), uint64(i+1))
+		if err != nil {
+			return err
+		}
 		if len(at) == 0 {
 			c.note("%s is left out: no request came.", name)
 			continue

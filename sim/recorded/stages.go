@@ -77,14 +77,8 @@ func (c *conversion) variant(key string) sim.Variant {
 // service returns the service times of a function: its profile, or else the times that were
 // measured in the record, or else those that were learned.
 func (c *conversion) service(f *function) sim.Service {
-	s := sim.Service{Dist: sim.Lognormal}
-	for _, p := range f.Profile {
-		s.Profile = append(s.Profile, sim.Point{CPU: sim.Milli(p.CPUMilli), Batch: p.Batch, Mean: p.Mean, CV: round(p.CV)})
-		s.Length = max(s.Length, p.Length)
-	}
+	s := sim.Service{Dist: sim.Lognormal, Profile: slowest(f.Profile)}
 	if len(s.Profile) > 0 {
-		s.Profile = slowest(f.Profile)
-		s.Length = 0
 		return s
 	}
 	mean, cv := f.service.mean()
@@ -159,6 +153,9 @@ func (s *service) line() (first, slope float64, ok bool) {
 	return first, slope, first+slope > 0
 }
 
+// mostItems bounds the items per answer, as a scenario does.
+const mostItems = 10_000
+
 // items returns the numbers of items per answer, whole numbers around their mean.
 func items(mean float64) sim.Length {
 	if math.Abs(mean-math.Round(mean)) < 0.05 && mean > 0.5 {
@@ -168,6 +165,7 @@ func items(mean float64) sim.Length {
 		return sim.Length{Constant: int(math.Round(mean))}
 	}
 	const parts = 10
+	mean = min(max(mean, 0), mostItems)
 	low := int(math.Floor(mean))
 	more := int(math.Round((mean - float64(low)) * parts))
 	var out sim.Length
@@ -221,7 +219,7 @@ func (c *conversion) lengths(key string) {
 	longest := 0
 	for _, l := range f.Lengths {
 		longest = max(longest, l.MaxLength)
-		for range int(math.Round(l.Share * parts)) {
+		for range int(math.Round(min(l.Share, 1) * parts)) {
 			list = append(list, cmp.Or(l.MaxLength, longest+1))
 		}
 	}
