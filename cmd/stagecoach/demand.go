@@ -8,6 +8,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/learn"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
@@ -15,12 +16,16 @@ import (
 // demandBucket is the KV bucket of what was learned.
 const demandBucket = "demand"
 
-// taught is an Invoker whose ended requests teach demand, and whose requests are counted for the
-// record.
-type taught struct {
-	gateway.Invoker
+// teaching is what learns from requests, and what counts them.
+type teaching struct {
 	demand  *learn.Demand
 	traffic *control.Traffic // nil: nothing is recorded
+}
+
+// taught is an Invoker whose requests teach.
+type taught struct {
+	gateway.Invoker
+	teaching
 }
 
 // Invoke implements gateway.Invoker.
@@ -36,10 +41,12 @@ func (t taught) Invoke(ctx context.Context, r task.Request) (*task.Response, *ta
 	return resp, err
 }
 
-// objective returns the objective of a pipeline or function, by its key as text; 0: none.
-func (u *up) objective(app string) time.Duration {
-	g, _ := u.registry.Graph(pipeline.ParseKey(app))
-	return g.SLO
+// newTraffic returns the counts of requests for a record. It takes objectives from the registry.
+func newTraffic(r *provider.Registry) *control.Traffic {
+	return control.NewTraffic(func(app string) time.Duration {
+		g, _ := r.Graph(pipeline.ParseKey(app))
+		return g.SLO
+	})
 }
 
 // learnedObserver adds what was learned to snapshots, and the batches that follow from it.

@@ -185,8 +185,8 @@ func simulateRecord(t *testing.T, file string) {
 	}
 }
 
-// keep writes a part of a record that has room, its lines at even distances. The traffic of the lines
-// in between is added to that of the next line.
+// keep writes a part of a record that has room, its lines at even distances. The traffic of the
+// lines in between is added to that of the next line.
 func keep(t *testing.T, text []byte, file string) {
 	t.Helper()
 	lines := bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))

@@ -14,8 +14,8 @@ type Outcome struct {
 	T         []float64         `json:"t_s"`    // times of the lines
 }
 
-// PipelineOutcome is the requests of a pipeline. Latencies are of answered requests. Their quantiles
-// have a relative error of 1/64 at most.
+// PipelineOutcome is the requests of a pipeline. Latencies are of answered requests. The relative
+// error of their quantiles is at most 1/64.
 type PipelineOutcome struct {
 	Name     string `json:"name"`
 	Requests int    `json:"requests"`
