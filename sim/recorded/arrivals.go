@@ -54,9 +54,10 @@ func (h *history) arrivals(a *app, entry *function, share float64, seed uint64) 
 	for k, s := range holes {
 		i := lines[k]
 		expected := max(get(entry.rates, i)*share*s.to.Sub(s.from).Seconds(), 0) + carry
-		if expected > mostArrivals {
+		if expected > float64(mostArrivals-h.arrived) {
 			return nil, fmt.Errorf("%s: a rate of %g per second, want at most %d requests in all", entry.Name, get(entry.rates, i), mostArrivals)
 		}
+		h.arrived += int(expected)
 		s.n, s.cv = int(expected), cmp.Or(get(entry.cvs, i), 1)
 		carry = expected - float64(s.n)
 		out = s.draw(out, rnd)

@@ -1,6 +1,7 @@
 package recorded
 
 import (
+	"bytes"
 	"encoding/json"
 	"math"
 	"reflect"
@@ -196,6 +197,38 @@ func TestMissingLinesAreFilledByRates(t *testing.T) {
 	run = mustRead(t, encode(lines), Options{Pipeline: "order"})
 	if order := run.Outcome.Pipelines[1]; order.Requests != 18 || run.Outcome.Seconds != 4 || order.ReplicaSeconds != 4*3+2+3+5+6 {
 		t.Errorf("after a restart: %+v in %v s, want nothing in between", order, run.Outcome.Seconds)
+	}
+}
+
+// TestARateIsNotTakenTwice checks lines without counts of pipelines that begin with one function,
+// which also gets requests under its own name.
+func TestARateIsNotTakenTwice(t *testing.T) {
+	t.Parallel()
+	lines := madeUpLines()
+	for i := range lines {
+		s := &lines[i].Snapshot
+		s.Pipelines = append(s.Pipelines, plan.Pipeline{Name: "other.shop", Stages: []string{"a.shop"}})
+		if i != 2 {
+			lines[i].Traffic.Apps = []record.App{{Name: "a.shop", Arrived: 1, Gaps: []int64{1}}}
+		} else {
+			lines[i].Traffic = nil
+		}
+	}
+	run := mustRead(t, encode(lines), Options{Trace: "x", Pipeline: "order"})
+	counts := map[string]int{}
+	for _, a := range run.Arrivals {
+		counts[a.Pipeline]++
+	}
+	// one second at 20 per second, in two parts; mail's rate is 5, and no other pipeline begins with c
+	if counts["a"] != 5 || counts["order"] != 10 || counts["other"] != 10 || counts["mail"] != 5 {
+		t.Errorf("%v", counts)
+	}
+	if !slices.ContainsFunc(run.Notes, func(n string) bool { return strings.HasPrefix(n, "other begins with a as other pipelines do") }) {
+		t.Errorf("notes %q", run.Notes)
+	}
+	lines[2].Snapshot.Functions[0].Demand.Rate = 2e8
+	if _, err := Read(bytes.NewReader(encode(lines)), Options{Trace: "x"}); err == nil || !strings.Contains(err.Error(), "want at most 50000000 requests in all") {
+		t.Errorf("an endless rate: %v", err)
 	}
 }
 

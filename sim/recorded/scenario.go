@@ -204,10 +204,7 @@ func (c *conversion) named(key string) string {
 
 // addPipelines adds the pipelines that have requests, with their arrivals.
 func (c *conversion) addPipelines() error {
-	entries := map[string]int{} // how many pipelines begin with a function
-	for _, p := range c.chosen {
-		entries[p.Stages[0]]++
-	}
+	entries := c.entries()
 	holes, _ := c.missing()
 	var loaded []plan.Pipeline
 	for i, p := range c.chosen {
@@ -216,7 +213,11 @@ func (c *conversion) addPipelines() error {
 		if n := entries[p.Stages[0]]; n > 1 && len(holes) > 0 {
 			c.note("%s begins with %s as other pipelines do: where requests were not counted, each gets an equal part of its rate.", name, c.named(entry.Name))
 		}
-		at, err := c.arrivals(c.apps[p.Name], entry, 1/float64(entries[p.Stages[0]]), uint64(i+1))
+		share := 0.0
+		if n := entries[p.Stages[0]]; n > 0 && !c.direct(p) {
+			share = 1 / float64(n)
+		}
+		at, err := c.arrivals(c.apps[p.Name], entry, share, uint64(i+1))
 		if err != nil {
 			return err
 		}
@@ -241,6 +242,23 @@ func (c *conversion) addPipelines() error {
 	}
 	slices.SortStableFunc(c.run.Arrivals, func(a, b Arrival) int { return cmp.Compare(a.At, b.At) })
 	return nil
+}
+
+// direct reports whether p is requests for a stage of pipelines under its own name.
+func (c *conversion) direct(p plan.Pipeline) bool {
+	_, whole := c.pipelines[p.Name]
+	return !whole && slices.ContainsFunc(c.chosen, func(q plan.Pipeline) bool { return q.Name != p.Name && slices.Contains(q.Stages, p.Stages[0]) })
+}
+
+// entries returns how many pipelines begin with each function.
+func (c *conversion) entries() map[string]int {
+	out := map[string]int{}
+	for _, p := range c.chosen {
+		if !c.direct(p) {
+			out[p.Stages[0]]++
+		}
+	}
+	return out
 }
 
 // noteCounts says where the arrivals come from.
