@@ -226,6 +226,13 @@ func TestARateIsNotTakenTwice(t *testing.T) {
 	if !slices.ContainsFunc(run.Notes, func(n string) bool { return strings.HasPrefix(n, "other begins with a as other pipelines do") }) {
 		t.Errorf("notes %q", run.Notes)
 	}
+	for i := range lines {
+		lines[i].Traffic = nil
+		lines[i].Snapshot.Functions[2].Demand.Rate = 0.4
+	}
+	if got := mustRead(t, encode(lines), Options{Trace: "x", Pipeline: "mail"}).Outcome.Pipelines[0]; got.Name != "mail" || got.Requests != 2 {
+		t.Errorf("%+v, want 2 requests in 5 s at 0.4 per second", got)
+	}
 	lines[2].Snapshot.Functions[0].Demand.Rate = 2e8
 	if _, err := Read(bytes.NewReader(encode(lines)), Options{Trace: "x"}); err == nil || !strings.Contains(err.Error(), "want at most 50000000 requests in all") {
 		t.Errorf("an endless rate: %v", err)
