@@ -200,6 +200,23 @@ func TestMissingLinesAreFilledByRates(t *testing.T) {
 	}
 }
 
+// TestAStaticStageCanAnswer checks the fixed numbers of functions that had nearly no replicas.
+func TestAStaticStageCanAnswer(t *testing.T) {
+	t.Parallel()
+	lines := madeUpLines()
+	for i := range lines {
+		stage, variant := &lines[i].Snapshot.Functions[2], &lines[i].Snapshot.Functions[5]
+		stage.Zero, stage.Min, stage.Replicas, variant.Replicas = true, 0, nil, nil
+		variant.Zero, variant.Min = true, 0
+	}
+	run := mustRead(t, encode(lines), Options{Trace: "x", Policies: []string{"static"}})
+	for name, want := range map[string]int{"c": 1, "small": 0} {
+		if got := run.Scenario.Policies[0].Replicas; !slices.Contains(got, sim.Replicas{Stage: name, Count: want}) {
+			t.Errorf("%+v, want %d of %s", got, want, name)
+		}
+	}
+}
+
 // TestARateIsNotTakenTwice checks lines without counts of pipelines that begin with one function,
 // which also gets requests under its own name.
 func TestARateIsNotTakenTwice(t *testing.T) {

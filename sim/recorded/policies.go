@@ -66,20 +66,16 @@ func levels(names *policy.Names, text string) error {
 	return nil
 }
 
-// static returns the mean number of replicas of each stage and variant, rounded.
-func (c *conversion) static() []sim.Replicas {
-	var out []sim.Replicas
-	add := func(v *sim.Variant, key string) {
-		mean := c.replicaSeconds(c.functions[key]) / max(c.running(), 1e-9)
-		count := int(math.Round(mean))
-		if v.Min > 0 || !v.Zero {
+// static returns the mean number of replicas of each stage and variant, rounded. A stage has at
+// least one, because its requests could not be answered otherwise.
+func (c *conversion) static() (out []sim.Replicas) {
+	for _, key := range c.keys() {
+		f := c.functions[key]
+		count := int(math.Round(c.replicaSeconds(f) / max(c.running(), 1e-9)))
+		if f.VariantOf == "" {
 			count = max(count, 1)
 		}
-		out = append(out, sim.Replicas{Stage: v.Name, Count: count})
-	}
-	for _, key := range c.keys() {
-		v := c.spec(c.named(key))
-		add(v, key)
+		out = append(out, sim.Replicas{Stage: c.named(key), Count: count})
 	}
 	return out
 }
@@ -87,27 +83,18 @@ func (c *conversion) static() []sim.Replicas {
 // keys returns the functions of the scenario, sorted.
 func (c *conversion) keys() (out []string) {
 	for _, key := range names(c.functions) {
-		if c.stages[key] && c.spec(c.named(key)) != nil {
+		if c.stages[key] && c.simulated(c.named(key)) {
 			out = append(out, key)
 		}
 	}
 	return out
 }
 
-// spec returns a function of the scenario; nil: it is not there.
-func (c *conversion) spec(name string) *sim.Variant {
-	for i := range c.run.Scenario.Stages {
-		s := &c.run.Scenario.Stages[i]
-		if s.Name == name {
-			return &s.Variant
-		}
-		for k := range s.Variants {
-			if s.Variants[k].Name == name {
-				return &s.Variants[k]
-			}
-		}
-	}
-	return nil
+// simulated reports whether the scenario has a function.
+func (c *conversion) simulated(name string) bool {
+	return slices.ContainsFunc(c.run.Scenario.Stages, func(s sim.Stage) bool {
+		return s.Name == name || slices.ContainsFunc(s.Variants, func(v sim.Variant) bool { return v.Name == name })
+	})
 }
 
 // addPolicies adds the policies to compare.

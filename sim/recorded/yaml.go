@@ -90,11 +90,7 @@ func fields(v reflect.Value) (out []string) {
 var plain = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_./-]*$`)
 
 func quoted(text string) string {
-	switch strings.ToLower(text) {
-	case "true", "false", "null", "yes", "no", "on", "off", "y", "n":
-		return strconv.Quote(text)
-	}
-	if plain.MatchString(text) {
+	if plain.MatchString(text) && !strings.EqualFold(text, "null") {
 		return text
 	}
 	return strconv.Quote(text)
