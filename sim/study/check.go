@@ -43,8 +43,10 @@ func (s *Study) Check() error {
 			add("contender %q: like %q, want one that is tuned itself and has the same knobs", c.Name, c.Like)
 		}
 	}
-	if s.contender(s.Ours) == nil {
+	if own := s.contender(s.Ours); own == nil {
 		add("ours: %q, want one of the contenders", s.Ours)
+	} else if own.Cores != s.Cores {
+		add("ours: %d cores, want those of the study, %d", own.Cores, s.Cores)
 	}
 	for _, x := range []struct {
 		name string

@@ -13,11 +13,11 @@ import (
 // is marked. report and ctx are as for [Study.Tune].
 func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, report func(Progress)) (*Result, error) {
 	out := &Result{
-		Schema: Schema, Study: s.Name, Title: s.Title, About: s.About, Goals: s.Goals, Ours: s.Ours, Budget: s.Budget, Seeds: s.Test,
+		Schema: Schema, Study: s.Name, Title: s.Title, About: s.About, Goals: s.Goals, Ours: s.Ours, Budget: s.Budget, Cores: s.Cores, Seeds: s.Test,
 		Multiples: s.Multiples, Objective: s.Objective, LeftOut: s.LeftOut, Tuned: tuned,
 	}
 	for _, c := range s.Contenders {
-		out.Contenders = append(out.Contenders, ContendInfo{c.Name, c.Title, c.Source, c.Like, c.Oracle, c.Ours})
+		out.Contenders = append(out.Contenders, ContendInfo{c.Name, c.Title, c.Source, c.Like, c.Oracle, c.Ours, c.Cores})
 	}
 	var cells []*cell
 	var untuned []bool

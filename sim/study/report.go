@@ -38,7 +38,7 @@ func (r *Result) intro(b *strings.Builder) {
 	}
 	fmt.Fprintf(b, "%d settings, %d contenders, seeds %d to %d; ± and ranges are 95 %% confidence intervals over seeds. T is a request's latency without any wait; "+
 		"\"in time\" is within %g T. Latencies are of all requests: a failed one has taken its timeout. ", len(r.Settings), len(r.Contenders), r.Seeds.First, r.Seeds.First+uint64(r.Seeds.N)-1, r.Objective)
-	fmt.Fprintf(b, "Each contender's configuration is the best of %d or fewer on other loads, under a budget of %g GPUs on average.\n", r.Tuned.Candidates, r.Budget)
+	fmt.Fprintf(b, "Each contender's configuration is the best of %d or fewer on other loads, under a budget of %g GPUs on average%s.\n", r.Tuned.Candidates, r.Budget, coresOf(r))
 	marks := ""
 	for i := range r.Outcomes {
 		marks += r.mark(&r.Outcomes[i])
@@ -55,6 +55,14 @@ func (r *Result) intro(b *strings.Builder) {
 	for _, l := range r.LeftOut {
 		fmt.Fprintf(b, "\nLeft out: %s: %s\n", clean(l.Setting), clean(l.Why))
 	}
+}
+
+// coresOf returns a text on the cores per replica, after the budget of GPUs.
+func coresOf(r *Result) string {
+	if r.Cores == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and %d cores per replica; contenders that declare fewer are there for the claims only, and are not of equal means", r.Cores)
 }
 
 func (r *Result) claims(b *strings.Builder) {

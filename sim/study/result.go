@@ -11,6 +11,7 @@ type Result struct {
 	About      string        `json:"about,omitempty"` // what was asked, and about what
 	Ours       string        `json:"ours"`
 	Budget     float64       `json:"budget_gpus"`
+	Cores      int           `json:"cores,omitempty"` // per replica, of ours and of equal means
 	Seeds      Seeds         `json:"seeds"`
 	Multiples  []float64     `json:"multiples"`
 	Objective  float64       `json:"objective"`
@@ -43,6 +44,7 @@ type ContendInfo struct {
 	Like   string `json:"like,omitempty"`
 	Oracle bool   `json:"oracle,omitempty"`
 	Ours   bool   `json:"ours,omitempty"`
+	Cores  int    `json:"cores,omitempty"` // largest number that a replica may use
 }
 
 // LeftOut is a setting whose data is missing.

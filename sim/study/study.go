@@ -44,6 +44,9 @@ type Contender struct {
 
 	Oracle bool // knows what no policy can know; not a baseline
 	Ours   bool // is the subject of the study, or a part of it; not a baseline
+	// Cores is the largest number of cores that a replica may use; 0: not part of the study. A
+	// contender with the study's number has means equal to ours.
+	Cores int
 	// In reports whether it is evaluated on a setting; nil: on all.
 	In func(Setting) bool
 	// Apply adds the contender to a scenario, which it may change: its stages, its start costs, and
@@ -66,6 +69,7 @@ type Study struct {
 	Contenders  []Contender
 	Ours        string    // the contender with which the others are compared
 	Budget      float64   // G: GPUs that a tuned configuration may use on average
+	Cores       int       // cores per replica of ours, and of contenders with equal means; 0: not counted
 	Candidates  int       // number of configurations tried per contender, with the defaults
 	Train, Test Seeds     // without common seeds
 	Multiples   []float64 // multiples of T, within which requests are counted; includes Objective

@@ -44,7 +44,7 @@ func (p parts) put(s sim.Scenario, name string, k []float64) sim.Scenario {
 // ours returns Stagecoach with its defaults.
 func ours() study.Contender {
 	return compared(study.Contender{
-		Name: oursName, Title: "Stagecoach", Source: "this repository's defaults, with the KeysManager", Space: sizing, Defaults: sizingDefaults, Ours: true,
+		Name: oursName, Title: "Stagecoach", Source: "this repository's defaults, with the KeysManager", Space: sizing, Defaults: sizingDefaults, Ours: true, Cores: mostCores,
 		Apply: func(s sim.Scenario, k []float64) sim.Scenario { return parts{start: keptStart}.put(s, oursName, k) },
 	})
 }
@@ -73,7 +73,7 @@ func ablations() []study.Contender {
 		{"no-qna", "the smoother takes burstiness to stay as it is", parts{start: keptStart, cv: cv.Persistence}},
 	} {
 		c := compared(study.Contender{
-			Name: a.name, Title: a.title, Source: "ours without a part", Space: sizing, Defaults: sizingDefaults, Like: oursName, Ours: true,
+			Name: a.name, Title: a.title, Source: "ours without a part", Space: sizing, Defaults: sizingDefaults, Like: oursName, Ours: true, Cores: mostCores,
 			Apply: func(s sim.Scenario, k []float64) sim.Scenario { return a.put(s, a.name, k) },
 		})
 		// without CPU on all loads, to separate the effect of sizing from that of cores
