@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
 )
@@ -77,5 +78,37 @@ func TestInferLinePlansWithItsCores(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestSeedsAreApart checks that no seed has two purposes: comparison, tuning, or the sample that a
+// contender may know. Reported seeds are from 1001 on.
+func TestSeedsAreApart(t *testing.T) {
+	in := func(s study.Seeds, seed uint64) bool { return seed >= s.First && seed < s.First+uint64(s.N) }
+	if testSeeds.First <= 1000 || in(testSeeds, sampleSeed) || in(trainSeeds, sampleSeed) {
+		t.Errorf("comparison %+v, tuning %+v, sample %d: want the comparison above 1000, and the sample in neither", testSeeds, trainSeeds, uint64(sampleSeed))
+	}
+	tr := trace{Name: "made", first: 4 * window}
+	all := arrivals.Trace{Length: 20 * window, Times: []time.Duration{0}}
+	for at := time.Second; at < all.Length; at += time.Second + at/1000 { // fewer and fewer
+		all.Times = append(all.Times, at)
+	}
+	seen := map[int]bool{}
+	for i := range uint64(testSeeds.N) {
+		s, err := tr.play(all, 1, false, testSeeds.First+i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		for _, ok := s.Next(); ok; _, ok = s.Next() {
+			n++
+		}
+		seen[n] = true
+	}
+	if len(seen) < testSeeds.N-2 { // two windows may have equally many by chance
+		t.Errorf("%d different loads for %d seeds: %v", len(seen), testSeeds.N, seen)
+	}
+	if _, err := tr.play(all, 1, false, trainSeeds.First); err == nil {
+		t.Error("a seed of the tuning plays a window of the comparison")
 	}
 }

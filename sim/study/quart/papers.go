@@ -93,7 +93,7 @@ func row(s sim.Scenario) []baseline.InferLineStage {
 }
 
 // sampleSeed is the seed of loads that a contender may know beforehand. No run uses it.
-const sampleSeed = 1001
+const sampleSeed = 901
 
 // sampled returns arrivals of a load like a scenario's, as long as its runs.
 func sampled(s sim.Scenario) ([]time.Duration, error) {
