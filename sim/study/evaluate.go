@@ -81,6 +81,11 @@ func (s *Study) outcome(c *cell, untuned bool, runs []run) Outcome {
 			out.Goodput = of(func(r *run) float64 { return r.inTime[i] * r.requests / r.seconds })
 		}
 	}
+	if c.contender.Name == s.Ours || c.contender.Like != "" {
+		for i := range runs {
+			out.Decisions = append(out.Decisions, runs[i].decisions)
+		}
+	}
 	for i, st := range runs[0].stages {
 		from := func(figure func(f *sim.StageFigures) float64) Sample {
 			return of(func(r *run) float64 { return figure(&r.stages[i]) })

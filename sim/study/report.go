@@ -291,31 +291,6 @@ func (r *Result) starts(b *strings.Builder) {
 	}
 }
 
-// parts compares ours without each of its parts with ours.
-func (r *Result) parts(b *strings.Builder) {
-	t := table{append([]string{"without a part", "group", "settings"}, pairHeading...)}
-	for _, c := range r.Contenders {
-		if c.Like != r.Ours {
-			continue
-		}
-		for _, group := range r.groupNames() {
-			var settings []string
-			for _, s := range r.Settings {
-				if s.Group == group {
-					settings = append(settings, s.Name)
-				}
-			}
-			if p, ok := r.Compare(c.Name, r.Ours, settings...); ok {
-				t.row(append([]string{c.Title, group, fmt.Sprint(len(p.Settings))}, p.row()...)...)
-			}
-		}
-	}
-	if len(t) > 1 {
-		fmt.Fprintf(b, "\n## %s without each of its parts\n\nOver the whole, with the whole's configuration: above 0 %%, the part helps with latency or saves GPU-seconds.\n", clean(r.title(r.Ours)))
-		t.write(b)
-	}
-}
-
 // configurations lists the chosen configuration, and the number of those that were tried.
 func (r *Result) configurations(b *strings.Builder) {
 	t := table{{"group", "contender", "of", "chosen", "GPUs", "latency/T", "in time", "failed"}}

@@ -79,6 +79,8 @@ type Outcome struct {
 	GPUSeconds  Sample         `json:"gpu_s"`
 	CoreSeconds Sample         `json:"core_s"`
 	Stages      []StageOutcome `json:"stages"` // sorted by name, those of the contender's scenario
+	// hashes of all decisions of each seed's run, for ours and its ablations
+	Decisions []string `json:"decisions,omitempty"`
 }
 
 // StageOutcome is the result of a stage's calls.

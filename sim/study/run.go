@@ -121,6 +121,7 @@ type run struct {
 	gpuSeconds  float64
 	coreSeconds float64
 	stages      []sim.StageFigures
+	decisions   string // a hash: see sim.Figures
 }
 
 // taken returns the part of a run's figures that a study keeps.
@@ -130,6 +131,7 @@ func (s *Study) taken(c *cell, f sim.Figures) run {
 	r := run{
 		requests: p.Offered, answered: p.Mean, p50: p.P50, p75: p.P75, p99: p.P99,
 		seconds: f.Seconds, gpuSeconds: f.DeviceSeconds, coreSeconds: f.CoreSeconds, stages: f.Stages,
+		decisions: f.Decisions,
 	}
 	if p.Answered == 0 {
 		r.answered, r.p50, r.p75, r.p99 = timeout, timeout, timeout, timeout

@@ -4,10 +4,10 @@ import (
 	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/sim"
 	"github.com/stagecoach-serving/stagecoach/sim/study"
-	"github.com/stagecoach-serving/stagecoach/sim/study/cv"
 )
 
 // parts are the parts of ours. An ablation changes one.
@@ -15,7 +15,9 @@ type parts struct {
 	names policy.Names // all defaults
 	quart autoscaler.QuartConfig
 	start func(sim.Bytes) sim.Start
-	cv    cv.Predictor // of burstiness; nil: as measured
+	// switches of the sizer; its other fields are knobs
+	sizer  autoscaler.Config
+	warmer plan.Warmer // nil: by names
 }
 
 // put adds ours, with a configuration, to a scenario. k has the knobs in the order of sizing. All
@@ -27,13 +29,15 @@ func (p parts) put(s sim.Scenario, name string, k []float64) sim.Scenario {
 		if err != nil {
 			return set, err
 		}
-		set = policy.WithAllocator(set, "sizer", autoscaler.NewSizer(sized(k)))
+		cfg := sized(k)
+		cfg.NoBurst, cfg.NoFollow = p.sizer.NoBurst, p.sizer.NoFollow
+		set = policy.WithAllocator(set, "sizer", autoscaler.NewSizer(cfg))
+		if p.warmer != nil {
+			set = policy.WithWarmer(set, name, p.warmer)
+		}
 		if p.names.Corrector == "" {
 			corrector := p.quart
 			corrector.Attainment = k[3]
-			if p.cv != nil {
-				return policy.WithCorrector(set, "quart", cv.NewCorrector(corrector, p.cv)), nil
-			}
 			set = policy.WithCorrector(set, "quart", autoscaler.NewQuart(corrector))
 		}
 		return set, nil
@@ -57,7 +61,9 @@ var dissected = []string{"cv=4", "cv=8", "azure-code"}
 // noCPU is ours with only the cores that stages declare.
 const noCPU = "no-cpu"
 
-// ablations returns ours without each part, with the configuration that ours was tuned to.
+// ablations returns ours without each part, with the configuration that ours was tuned to. No
+// ablation is about predictions of burstiness. Only the smoother uses them, and it takes a replica
+// only from a surplus that the sizer does not leave, so none could change a decision.
 func ablations() []study.Contender {
 	var out []study.Contender
 	for _, a := range []struct {
@@ -69,8 +75,10 @@ func ablations() []study.Contender {
 		{"no-smooth", "no smoother", parts{start: keptStart, quart: autoscaler.QuartConfig{NoSmooth: true}}},
 		{noCPU, "no more cores than declared", parts{start: keptStart, quart: autoscaler.QuartConfig{NoCPU: true}}},
 		{"no-keysmanager", "no KeysManager: baselines' starts", parts{start: plainStart, names: policy.Names{Warmer: "none"}}},
-		{"no-key-list", "no list of key stages: nothing is warmed", parts{start: keptStart, names: policy.Names{Warmer: "none"}}},
-		{"no-qna", "the smoother takes burstiness to stay as it is", parts{start: keptStart, cv: cv.Persistence}},
+		{"no-key-list", "no list of key stages: all are kept alike", parts{start: keptStart, warmer: alike{}}},
+		{"no-ahead", "no parameters loaded ahead of need", parts{start: keptStart, warmer: onlyNeeded{}}},
+		{"no-follow", "no replicas started ahead of calls", parts{start: keptStart, sizer: autoscaler.Config{NoFollow: true}}},
+		{"no-burst", "bursts waited for at each stage, not once", parts{start: keptStart, sizer: autoscaler.Config{NoBurst: true}}},
 	} {
 		c := compared(study.Contender{
 			Name: a.name, Title: a.title, Source: "ours without a part", Space: sizing, Defaults: sizingDefaults, Like: oursName, Ours: true, Cores: mostCores,
