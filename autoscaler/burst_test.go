@@ -74,9 +74,9 @@ func TestSearchFromFindsTheSmallest(t *testing.T) {
 	}
 }
 
-// TestWithoutBurstEachStageWaitsForBursts checks the switch NoBurst. Stages then wait for the bursts
-// that they measure: one with a CV of 4 gets more replicas than one with less than 1. All together
-// get more than if bursts were waited for once.
+// TestWithoutBurstEachStageWaitsForBursts checks the switch NoBurst. Stages then wait for the
+// bursts that they measure: one with a CV of 4 gets more replicas than one with less than 1. All
+// together get more than if bursts were waited for once.
 func TestWithoutBurstEachStageWaitsForBursts(t *testing.T) {
 	s, d := row()
 	total := map[bool]int{}

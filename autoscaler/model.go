@@ -238,7 +238,8 @@ func (p *pipe) waitsIn(buf, wait []float64) []float64 {
 }
 
 // wait returns the predicted mean wait by chance, in seconds, with this many replicas and no line.
-// It does not include waits for bursts, except after payAtEach. It returns 0 if the service time is unknown.
+// It does not include waits for bursts, except after payAtEach. It returns 0 if the service time is
+// unknown.
 func (g *stage) wait(replicas int) float64 {
 	if !g.known {
 		return 0

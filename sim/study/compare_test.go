@@ -174,7 +174,7 @@ func TestIntervalsAreStudents(t *testing.T) {
 // TestStartsAreSummedByPath checks that starts are summed over the seeds, by path, with those of
 // key stages last.
 func TestStartsAreSummedByPath(t *testing.T) {
-	seed := func(starts ...sim.StartFigures) run { return run{stages: []sim.StageFigures{{Starts: starts}}} }
+	seed := func(starts ...sim.StartFigures) run { return run{Stages: []stageRun{{Starts: starts}}} }
 	got := starts([]run{
 		seed(sim.StartFigures{Path: "cold", N: 1, Mean: 8}, sim.StartFigures{Path: "fork", Key: true, N: 2, Mean: 1}),
 		seed(sim.StartFigures{Path: "fork", N: 1, Mean: 5}, sim.StartFigures{Path: "fork", Key: true, N: 2, Mean: 2}),

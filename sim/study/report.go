@@ -27,6 +27,12 @@ func (r *Result) WriteMarkdown(w io.Writer) error {
 	r.configurations(&b)
 	r.parts(&b)
 	r.starts(&b)
+	if r.More != nil {
+		b.WriteString("\n")
+		if err := r.More.WriteMarkdown(&b); err != nil {
+			return err
+		}
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }

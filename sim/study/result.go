@@ -24,6 +24,7 @@ type Result struct {
 	// over all settings, per group, then per setting
 	Reached []GoalResult `json:"reached,omitempty"`
 	Claims  []Claim      `json:"claims,omitempty"`
+	More    *Result      `json:"more,omitempty"` // of Study.More; without Tuned
 }
 
 // SettingInfo is the part of a Setting in a result.
@@ -34,6 +35,7 @@ type SettingInfo struct {
 	Service float64 `json:"service_s"`
 	Seconds float64 `json:"seconds"`               // seconds of a run that count
 	Budget  float64 `json:"budget_gpus,omitempty"` // replaces the study's
+	Train   bool    `json:"train,omitempty"`       // contenders were tuned on its model
 }
 
 // ContendInfo is the part of a Contender in a result.
@@ -60,6 +62,8 @@ type Outcome struct {
 	Knobs     []float64 `json:"knobs,omitempty"` // in the order of the contender's Space
 	// defaults, because there was no tuned configuration
 	Untuned bool `json:"untuned,omitempty"`
+	// the group that the configuration was tuned for, if that is another than the setting's
+	TunedAs string `json:"tuned_as,omitempty"`
 
 	// Latencies include all requests: a failed request counts with its timeout. Otherwise a contender
 	// that refuses requests would look faster than one that lets them wait.

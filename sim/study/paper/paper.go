@@ -26,7 +26,8 @@ import (
 // paper is an evaluation that `stagecoach sim paper` knows.
 type paper struct {
 	name  string
-	full  func(sim.Opener) (study.Study, error)
+	usual func(sim.Opener) (study.Study, error)
+	full  func(sim.Opener) (study.Study, error) // with --full
 	quick func() study.Study
 	// tuned returns the configurations that come with the paper. It returns fs.ErrNotExist if there
 	// are none; then each evaluation chooses its own.
@@ -37,14 +38,14 @@ type paper struct {
 func papers() []paper {
 	bounds := func(sim.Opener) (study.Study, error) { return quart.Bounds(), nil }
 	return []paper{
-		{"quart", quart.Full, quart.Quick, quart.Tuned, (*study.Result).WriteMarkdown},
-		{"bounds", bounds, quart.QuickBounds, func() (study.Tuned, error) { return study.Tuned{}, fs.ErrNotExist }, quart.WriteBounds},
+		{"quart", quart.Headline, quart.Full, quart.Quick, quart.Tuned, (*study.Result).WriteMarkdown},
+		{"bounds", bounds, bounds, quart.QuickBounds, func() (study.Tuned, error) { return study.Tuned{}, fs.ErrNotExist }, quart.WriteBounds},
 	}
 }
 
 // paperFlags are what `stagecoach sim paper` is asked.
 type paperFlags struct {
-	quick, tune            bool
+	quick, full, tune      bool
 	only, json, out, tuned string
 	seeds                  int
 }
@@ -60,6 +61,7 @@ func evaluateOne(ctx context.Context, args []string, all []paper, out io.Writer)
 	var f paperFlags
 	fs := flag.NewFlagSet("sim paper", flag.ContinueOnError)
 	fs.BoolVar(&f.quick, "quick", false, "a small part of it, in less than half a minute")
+	fs.BoolVar(&f.full, "full", false, "all of it, with every load, contender and sweep, which takes much longer")
 	fs.BoolVar(&f.tune, "tune", false, "choose the contenders' configurations anew first, which takes longer than the rest")
 	fs.StringVar(&f.only, "only", "", "regular expression of settings, and after a slash of contenders")
 	fs.IntVar(&f.seeds, "seeds", 0, "how many seeds, in place of the study's")
@@ -120,12 +122,23 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 func (p *paper) study(f paperFlags, open sim.Opener) (study.Study, error) {
 	var s study.Study
 	var err error
-	if f.quick {
+	switch {
+	case f.quick && f.full:
+		return s, errors.New("--quick and --full, want one of them")
+	case f.quick:
 		s = p.quick()
-	} else if s, err = p.full(open); err != nil {
+	case f.full:
+		s, err = p.full(open)
+	default:
+		s, err = p.usual(open)
+	}
+	if err != nil {
 		return s, err
 	}
 	s.Test.N = cmp.Or(f.seeds, s.Test.N)
+	if s.More != nil {
+		s.More.Test.N = cmp.Or(f.seeds, s.More.Test.N)
+	}
 	if err := s.Check(); err != nil {
 		return s, err
 	}

@@ -57,6 +57,7 @@ func TestSimPaper(t *testing.T) {
 	t.Parallel()
 	toy := paper{
 		"toy", func(sim.Opener) (study.Study, error) { return toyStudy(), nil },
+		func(sim.Opener) (study.Study, error) { s := toyStudy(); s.Test.N = 5; return s, nil },
 		func() study.Study { s := toyStudy(); s.Settings = s.Settings[:1]; return s },
 		func() (study.Tuned, error) { return study.Tuned{Schema: study.TunedSchema, Study: "toy"}, nil },
 		(*study.Result).WriteMarkdown,
@@ -84,6 +85,12 @@ func TestSimPaper(t *testing.T) {
 	}
 	if r := result("toy", "--quick", "--seeds", "1"); len(r.Outcomes) != 1 || r.Seeds.N != 1 {
 		t.Errorf("--quick --seeds 1: %+v", r)
+	}
+	if r := result("toy", "--full", "--only", "fast"); r.Seeds.N != 5 {
+		t.Errorf("--full: seeds %+v, want the full study's 5", r.Seeds)
+	}
+	if _, err := run("toy", "--full", "--quick"); err == nil || !strings.Contains(err.Error(), "want one of them") {
+		t.Errorf("--full --quick: %v, want one of them", err)
 	}
 	if r := result("toy", "--tune", "--only", "fast"); len(r.Tuned.Choices) != 1 || r.Outcomes[0].Untuned {
 		t.Errorf("--tune --only: %+v", r)

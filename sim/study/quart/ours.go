@@ -2,6 +2,7 @@ package quart
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -58,8 +59,11 @@ func ours() study.Contender {
 // loads.
 var dissected = []string{"cv=4", "cv=8", "azure-code"}
 
-// noCPU is ours with only the cores that stages declare.
-const noCPU = "no-cpu"
+// The names of ablations that some settings ask for.
+const (
+	noCPU         = "no-cpu" // ours with only the cores that stages declare
+	noKeysManager = "no-keysmanager"
+)
 
 // ablations returns ours without each part, with the configuration that ours was tuned to. No
 // ablation is about predictions of burstiness. Only the smoother uses them, and it takes a replica
@@ -74,7 +78,7 @@ func ablations() []study.Contender {
 		{"no-pid", "no PID", parts{start: keptStart, quart: autoscaler.QuartConfig{NoPID: true}}},
 		{"no-smooth", "no smoother", parts{start: keptStart, quart: autoscaler.QuartConfig{NoSmooth: true}}},
 		{noCPU, "no more cores than declared", parts{start: keptStart, quart: autoscaler.QuartConfig{NoCPU: true}}},
-		{"no-keysmanager", "no KeysManager: baselines' starts", parts{start: plainStart, names: policy.Names{Warmer: "none"}}},
+		{noKeysManager, "no KeysManager: baselines' starts", parts{start: plainStart, names: policy.Names{Warmer: "none"}}},
 		{"no-key-list", "no list of key stages: all are kept alike", parts{start: keptStart, warmer: alike{}}},
 		{"no-ahead", "no parameters loaded ahead of need", parts{start: keptStart, warmer: onlyNeeded{}}},
 		{"no-follow", "no replicas started ahead of calls", parts{start: keptStart, sizer: autoscaler.Config{NoFollow: true}}},
@@ -84,9 +88,13 @@ func ablations() []study.Contender {
 			Name: a.name, Title: a.title, Source: "ours without a part", Space: sizing, Defaults: sizingDefaults, Like: oursName, Ours: true, Cores: mostCores,
 			Apply: func(s sim.Scenario, k []float64) sim.Scenario { return a.put(s, a.name, k) },
 		})
+		if a.name == noCPU {
+			c.Cores = cores
+		}
 		// without CPU on all loads, to separate the effect of sizing from that of cores
 		c.In = func(s study.Setting) bool {
-			return s.Train && (a.name == noCPU || slices.Contains(dissected, s.Group))
+			short := strings.HasPrefix(s.Group, sweepMemory) && slices.Contains(keeping, a.name)
+			return s.Train && (a.name == noCPU || slices.Contains(dissected, s.Group)) || short
 		}
 		out = append(out, c)
 	}

@@ -21,10 +21,34 @@ const (
 // objective is one of them.
 var multiples = []float64{1, 1.5, objective, 2.5, 3}
 
-// Full returns the whole evaluation. It opens traces by their paths in $STAGECOACH_DATA. If a trace
-// is missing, its settings are listed in LeftOut. If a trace exists but cannot be read, Full
-// returns an error.
+// Full returns the whole evaluation: all CVs, traces and contenders, the observations of the paper,
+// and the sweeps. It opens traces by their paths in $STAGECOACH_DATA. If a trace is missing, its
+// settings are listed in LeftOut. If a trace exists but cannot be read, Full returns an error.
 func Full(open sim.Opener) (study.Study, error) {
+	s, err := under(cvs, traces(), open)
+	if err != nil {
+		return s, err
+	}
+	s.LeftOut = append(s.LeftOut, study.LeftOut{Setting: "azure-functions", Why: noFunctions})
+	s.Settings = append(s.Settings, observations()...)
+	s.Contenders = contenders()
+	s.More = sweeps()
+	return s, nil
+}
+
+// Headline returns the part of [Full] whose results are reported first: all models at CV 1, 4 and
+// 8, and three traces. Its contenders are ours, those with equal means, the oracle, the ablations,
+// and the three of the paper as published.
+func Headline(open sim.Opener) (study.Study, error) {
+	s, err := under([]float64{1, 4, 8}, slices.DeleteFunc(traces(), func(t trace) bool { return t.Name == "mooncake" }), open)
+	s.Contenders = slices.DeleteFunc(contenders(), func(c study.Contender) bool {
+		return c.Cores != mostCores && c.Name != noCPU && !slices.Contains(three, c.Name)
+	})
+	return s, err
+}
+
+// under returns the study with all models under gamma gaps and under traces, without contenders.
+func under(cvs []float64, traces []trace, open sim.Opener) (study.Study, error) {
 	s := base()
 	s.Title = "QUART (ICDCS'24) against tuned opponents"
 	for _, cv := range cvs {
@@ -32,7 +56,7 @@ func Full(open sim.Opener) (study.Study, error) {
 			s.Settings = append(s.Settings, gammaSetting(m, cv))
 		}
 	}
-	for _, t := range traces() {
+	for _, t := range traces {
 		models := slices.DeleteFunc(Models(), func(m Model) bool { return !slices.Contains(t.models, m.Name) })
 		all, err := t.read(open)
 		switch {
@@ -44,9 +68,6 @@ func Full(open sim.Opener) (study.Study, error) {
 			s.Settings = append(s.Settings, t.settings(all, models)...)
 		}
 	}
-	s.LeftOut = append(s.LeftOut, study.LeftOut{Setting: "azure-functions", Why: noFunctions})
-	s.Settings = append(s.Settings, observations()...)
-	s.Contenders = contenders()
 	return s, nil
 }
 

@@ -10,7 +10,8 @@ import (
 // alike is the warmer without the list of key stages. No stage's parameters are kept longer than
 // those of others, or on more nodes:
 //
-//   - Key stages get nodes for later replicas as all stages do: in turns, where memory is plentiful.
+//   - Key stages get nodes for later replicas as all stages do: in turns, where memory is
+//     plentiful.
 //   - All parameters are marked alike, so eviction is by age. All have children parked, as the key
 //     stages have in ours, so that starts are no slower.
 type alike struct{}
