@@ -98,17 +98,38 @@ func (s *Study) simulate(ctx context.Context, step string, cells []*cell, seeds 
 	return all, nil
 }
 
-// one makes one run of a cell.
+// one returns one run of a cell. It makes the run unless the store has it.
 func (s *Study) one(ctx context.Context, c *cell, seed uint64, open sim.Opener) (run, error) {
+	defer func() {
+		if c.left.Add(-1) == 0 {
+			c.model = nil // traces may be large
+		}
+	}()
+	if s.Store == nil {
+		return s.fresh(ctx, c, seed, open)
+	}
+	key, err := s.key(c, seed)
+	if err != nil {
+		return run{}, err
+	}
+	if r, ok := s.Store.get(key); ok {
+		return r, nil
+	}
+	r, err := s.fresh(ctx, c, seed, open)
+	if err != nil {
+		return r, err
+	}
+	return r, s.Store.put(key, r)
+}
+
+// fresh makes one run of a cell.
+func (s *Study) fresh(ctx context.Context, c *cell, seed uint64, open sim.Opener) (run, error) {
 	if err := c.get(open); err != nil {
 		return run{}, err
 	}
 	f, err := c.model.One(ctx, 0, seed)
 	if err != nil {
 		return run{}, fmt.Errorf("%s on %s with %v, seed %d: %w", c.contender.Name, c.setting.Name, c.knobs, seed, err)
-	}
-	if c.left.Add(-1) == 0 {
-		c.model = nil // traces may be large
 	}
 	return s.taken(c, f), nil
 }

@@ -84,6 +84,9 @@ type Study struct {
 	// It has the same name, candidates, training seeds and budget, and shares the configurations.
 	More *Study
 
+	// Store, if not nil, keeps finished runs. Runs that it has are not made again.
+	Store *Store
+
 	// LeftOut has the settings whose data is missing.
 	LeftOut []LeftOut
 

@@ -47,6 +47,7 @@ func papers() []paper {
 type paperFlags struct {
 	quick, full, tune      bool
 	only, json, out, tuned string
+	runs                   string
 	seeds                  int
 }
 
@@ -68,6 +69,7 @@ func evaluateOne(ctx context.Context, args []string, all []paper, out io.Writer)
 	fs.StringVar(&f.json, "json", "", "file for the result as JSON; - is standard output, in place of Markdown")
 	fs.StringVar(&f.out, "out", "", "folder for report.md, result.json and the figures")
 	fs.StringVar(&f.tuned, "tuned", "", "file with configurations, in place of those that come with it; --tune writes it")
+	fs.StringVar(&f.runs, "runs", "", "file that keeps finished runs, so that a stopped program goes on there; by default runs.jsonl in the folder of --out, with --full or --tune")
 	rest, err := console.ParseMixed(fs, args)
 	if err != nil {
 		return err
@@ -94,6 +96,16 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 	for _, l := range s.LeftOut {
 		console.Progress("left out: %s: %s", l.Setting, l.Why)
 	}
+	store, err := f.store()
+	if err != nil {
+		return err
+	}
+	if s.Store = store; s.More != nil {
+		s.More.Store = store
+	}
+	if store != nil {
+		defer store.Close()
+	}
 	defer debug.SetGCPercent(debug.SetGCPercent(simulate.GC))
 	tuned, err := p.configurations(ctx, &s, f, open)
 	if err != nil {
@@ -102,6 +114,9 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 	result, err := s.Evaluate(ctx, tuned, open, studyProgress())
 	if err != nil {
 		return err
+	}
+	if store != nil && store.Found() > 0 {
+		console.Progress("%d runs were made before, and were not made again", store.Found())
 	}
 	var errs []error
 	if f.json == "-" {
@@ -116,6 +131,22 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 		errs = append(errs, p.fill(f.out, &s, result))
 	}
 	return errors.Join(errs...)
+}
+
+// store opens the file of finished runs; nil: none is wanted.
+func (f *paperFlags) store() (*study.Store, error) {
+	path := f.runs
+	if path == "" && f.out != "" && (f.full || f.tune) {
+		path = filepath.Join(f.out, "runs.jsonl")
+	}
+	if path == "" {
+		return nil, nil
+	}
+	version, err := study.ProgramVersion()
+	if err != nil {
+		return nil, err
+	}
+	return study.OpenStore(path, version)
 }
 
 // study is what the flags ask for.

@@ -107,6 +107,17 @@ func TestSimPaper(t *testing.T) {
 	if b, _ := os.ReadFile(filepath.Join(folder, "made", "here", "report.md")); !strings.Contains(string(b), "- [toy-latency](toy-latency.svg)") {
 		t.Errorf("the report does not link its figure: %s", b)
 	}
+	runs := filepath.Join(folder, "made", "here", "runs.jsonl")
+	kept, err := os.ReadFile(runs)
+	if n := bytes.Count(kept, []byte("\n")); err != nil || n != 3*2+2*2 { // candidates and loads, then loads and seeds
+		t.Errorf("--tune kept %d runs (%v), want 10", n, err)
+	}
+	if out, err := run("toy", "--full", "--seeds", "2", "--tuned", tuned, "--runs", runs); err != nil || !strings.HasPrefix(out, "# A toy\n") {
+		t.Errorf("--full with the runs of --tune: %v: %s", err, out)
+	}
+	if again, _ := os.ReadFile(runs); !bytes.Equal(again, kept) {
+		t.Error("runs that were kept were made again")
+	}
 	r := result("toy", "--tuned", tuned, "--only", "fast")
 	if len(r.Tuned.Choices) != 2 || len(r.Outcomes) != 1 || r.Outcomes[0].Untuned || r.Outcomes[0].GPUs.Mean != 2 {
 		t.Errorf("with configurations: %+v", r)
