@@ -51,6 +51,7 @@ func (s *Study) Evaluate(ctx context.Context, tuned Tuned, open sim.Opener, repo
 		return nil, err
 	}
 	out.Reached = out.reach()
+	out.Expected = expected(out, s.Expected)
 	if s.Judge != nil {
 		out.Claims = s.Judge(out)
 	}

@@ -24,7 +24,9 @@ type Result struct {
 	// over all settings, per group, then per setting
 	Reached []GoalResult `json:"reached,omitempty"`
 	Claims  []Claim      `json:"claims,omitempty"`
-	More    *Result      `json:"more,omitempty"` // of Study.More; without Tuned
+	// for the expectations of which there is a comparison
+	Expected []Expected `json:"expected,omitempty"`
+	More     *Result    `json:"more,omitempty"` // of Study.More; without Tuned
 }
 
 // SettingInfo is the part of a Setting in a result.

@@ -90,7 +90,8 @@ type Study struct {
 	// LeftOut has the settings whose data is missing.
 	LeftOut []LeftOut
 
-	Goals Goals // of ours
+	Goals    Goals         // of ours
+	Expected []Expectation // written down before the first run
 
 	// Judge compares the result with claims; nil: there are none.
 	Judge func(*Result) []Claim

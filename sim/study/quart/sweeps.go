@@ -148,17 +148,22 @@ func memoryPoints(m Model) []study.Setting {
 	})}
 }
 
-// slow makes a stage take a multiple of the others' time. The sum over all stages stays.
+// slow makes a stage take a multiple of its time, and all stages a little less, so that the sum over
+// all stages stays.
 func slow(s *sim.Scenario, stage int, most float64) {
-	n := float64(len(s.Stages))
+	sum := 0.0
 	for i := range s.Stages {
-		share := 1.0
+		sum += float64(s.Stages[i].Service.Profile[0].Mean)
+	}
+	less := sum / (sum + (most-1)*float64(s.Stages[stage].Service.Profile[0].Mean))
+	for i := range s.Stages {
+		by := less
 		if i == stage {
-			share = most
+			by *= most
 		}
 		profile := s.Stages[i].Service.Profile
 		for k := range profile {
-			profile[k].Mean = scaledBy(profile[k].Mean, share*n/(n-1+most))
+			profile[k].Mean = scaledBy(profile[k].Mean, by)
 		}
 	}
 }
