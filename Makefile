@@ -133,14 +133,14 @@ bench-sim: images ## the simulator against a running system: the same arrivals, 
 paper-quart: build ## simulate QUART against tuned opponents, into build/quart (docs/cli.md)
 	@$(BIN)/stagecoach sim paper quart --out build/quart $(PAPER)
 
-paper-quart-full: build ## the same with all loads, contenders and sweeps; goes on where it was stopped
+paper-quart-full: build ## the same with all loads and sweeps; goes on where it was stopped
 	@$(BIN)/stagecoach sim paper quart --full --out build/quart $(PAPER)
 
 paper-bounds: build ## maps and tables of docs/when-it-pays.md; PAPER="--seeds 8" and more
 	@$(BIN)/stagecoach sim paper bounds --out build/bounds $(PAPER)
 	@mkdir -p docs/img && cp build/bounds/bounds-*.svg docs/img/ && sed 's|](bounds-|](img/bounds-|' build/bounds/report.md >docs/when-it-pays-numbers.md
 
-tune: build ## tune all contenders again, which takes long; PAPER="--only /ours" for some, --full for all
+tune: build ## tune all contenders again; PAPER="--only /ours" for some, --full for all loads
 	@$(BIN)/stagecoach sim paper quart --tune --tuned sim/study/quart/tuned.json --out build/quart $(PAPER)
 
 bench-cv: ## predictors of burstiness: errors on held-back simulations, and their worth

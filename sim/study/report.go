@@ -11,10 +11,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// WriteMarkdown writes the result as a report in Markdown. It begins with the question, ours against
-// the strongest opponents, what was expected, the goals, the claims, and all settings together. Ours against each contender follows, and ours against the
-// best baseline per group of settings. Then come each setting, the configurations, ours without
-// each of its parts, and the starts of replicas.
+// WriteMarkdown writes the result as a report in Markdown. It begins with the question, ours
+// against the strongest opponents, what was expected, the goals, the claims, and all settings
+// together. Ours against each contender follows, and ours against the best baseline per group of
+// settings. Then come each setting, the configurations, ours without each of its parts, and the
+// starts of replicas.
 func (r *Result) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	r.intro(&b)

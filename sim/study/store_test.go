@@ -25,7 +25,7 @@ func open(t *testing.T, path, version string) *Store {
 	return s
 }
 
-// countedStudy returns the small study, with more, and counts in n the simulations of its contenders.
+// countedStudy returns the small study, with more, and counts the cells that are simulated in n.
 func countedStudy(n *atomic.Int64) *Study {
 	s, more := small(), small()
 	more.Contenders = more.Contenders[:2]
@@ -34,6 +34,7 @@ func countedStudy(n *atomic.Int64) *Study {
 	}
 	more.Test.N, s.More = 2, more
 	for _, x := range []*Study{s, more} {
+		x.Candidates = 2
 		for i := range x.Contenders {
 			apply := x.Contenders[i].Apply
 			x.Contenders[i].Apply = func(sc sim.Scenario, k []float64) sim.Scenario {

@@ -10,11 +10,11 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Strongest stands, in comparisons, for the strongest opponent of a setting's group. That is the
-// contender with the least mean latency over the group, of those with equal means: as many cores
-// per replica as ours may use, and at most 1.05 times the budget of GPUs, or no more GPUs than
-// ours. Means are over the settings on which ours was evaluated. The choice is made with the
-// results known, so it favours the opponent. Ours, its parts and oracles are no opponents.
+// Strongest stands, in comparisons, for the strongest opponent of a setting's group: of the
+// contenders with equal means, the one with the least mean latency over the group. Equal means are
+// as many cores per replica as ours may use, and at most 1.05 times the budget of GPUs, or no more
+// GPUs than ours. Means are over the settings on which ours was evaluated. The choice is made with
+// the results known, so it favours the opponent. Ours, its parts and oracles are no opponents.
 const Strongest = "strongest"
 
 // strongest returns the contender that [Strongest] stands for in a group, or "" if there is none.
@@ -71,7 +71,7 @@ func headlines(r *Result, b *strings.Builder) {
 			if !ok {
 				continue
 			}
-			t.row(append([]string{group, row.models, r.title(who), fmt.Sprint(len(c.Settings))}, c.row()...)...)
+			t.row(append([]string{group + overMark(r, row.settings), row.models, r.title(who), fmt.Sprint(len(c.Settings))}, c.row()...)...)
 			if row.part {
 				continue
 			}
@@ -104,6 +104,16 @@ func headlines(r *Result, b *strings.Builder) {
 		}
 	}
 	borrowed(r, b)
+}
+
+// overMark returns the mark of groups in which ours was over the budget.
+func overMark(r *Result, settings []string) string {
+	for _, s := range settings {
+		if r.OverBudget(r.Outcome(s, r.Ours)) {
+			return " §"
+		}
+	}
+	return ""
 }
 
 func equalCores(r *Result) string {

@@ -76,8 +76,9 @@ func TestHeadlinesNameWhereOursLoses(t *testing.T) {
 	}
 	r.Settings[0].Model, r.Settings[0].Train, r.Settings[1].Model = "seen", true, "unseen"
 	r.Outcomes[0].TunedAs, r.Outcomes[0].Knobs = "h", []float64{1}
+	raise(r, "ours", 11)
 	got := text()
-	for _, want := range []string{"is slower, beyond chance: g (", "| tuned on ", "| not tuned on ", "| all groups ", "for another group: g from h."} {
+	for _, want := range []string{"is slower, beyond chance: g (", "| tuned on ", "| not tuned on ", "| all groups ", "| g § ", "for another group: g from h."} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %q in %s", want, got)
 		}

@@ -109,7 +109,8 @@ func TestSimPaper(t *testing.T) {
 	}
 	runs := filepath.Join(folder, "made", "here", "runs.jsonl")
 	kept, err := os.ReadFile(runs)
-	if n := bytes.Count(kept, []byte("\n")); err != nil || n != 3*2+2*2 { // candidates and loads, then loads and seeds
+	const made = 3*2 + 2*2 // candidates and loads, then loads and seeds
+	if n := bytes.Count(kept, []byte("\n")); err != nil || n != made {
 		t.Errorf("--tune kept %d runs (%v), want 10", n, err)
 	}
 	if out, err := run("toy", "--full", "--seeds", "2", "--tuned", tuned, "--runs", runs); err != nil || !strings.HasPrefix(out, "# A toy\n") {

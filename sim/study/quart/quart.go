@@ -37,8 +37,8 @@ func Full(open sim.Opener) (study.Study, error) {
 }
 
 // Headline returns the part of [Full] whose results are reported first: all models at CV 1, 4 and
-// 8, and three traces. Its contenders are ours, those with equal means, the oracle, and on one model
-// the ablations. Those with fewer cores, which the paper's claims are about, are in [Full].
+// 8, and three traces. Its contenders are ours, those with equal means, the oracle, and on one
+// model the ablations. Those with fewer cores, which the paper's claims are about, are in [Full].
 func Headline(open sim.Opener) (study.Study, error) {
 	s, err := under([]float64{1, 4, 8}, slices.DeleteFunc(traces(), func(t trace) bool { return t.Name == "mooncake" }), open)
 	s.Contenders = slices.DeleteFunc(contenders(), func(c study.Contender) bool {

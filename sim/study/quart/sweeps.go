@@ -33,7 +33,8 @@ const (
 func sweeps() *study.Study {
 	s := base()
 	s.Title, s.Judge, s.Draw = "One condition at a time", nil, nil
-	s.About = fmt.Sprintf(`%s at CV %d and a load of %d GPUs, with one condition changed. A group is a point of a sweep. Points without configurations of their own have those of another group, which is named.`, bert, sweptCV, work)
+	s.About = fmt.Sprintf(`%s at CV %d and a load of %d GPUs, with one condition changed. A group is a point of a sweep.
+Points without configurations of their own have those of another group, which is named.`, bert, sweptCV, work)
 	s.Test.N = sweepSeeds
 	for _, of := range []func(Model) []study.Setting{startPoints, corePoints, gapPoints, loadPoints, shapePoints, memoryPoints} {
 		s.Settings = append(s.Settings, of(Models()[0])...)
@@ -135,21 +136,23 @@ func shapePoints(m Model) []study.Setting {
 // keeping has the ablations that run where memory is short: what is kept matters only there.
 var keeping = []string{"no-key-list", "no-ahead", noKeysManager}
 
-// memoryPoints have servers that hold the parameters of two stages of eight, and a stage that takes
-// three times as long as the others, so that stages need unequal counts. Elsewhere one model leaves
-// most of a server's memory free, and nothing is ever evicted.
+// memoryPoints have servers that hold the parameters of four or five stages of eight, and a stage
+// that takes three times as long as the others, so that stages need unequal counts. Elsewhere one
+// model leaves most of a server's memory free, and nothing is ever evicted.
 func memoryPoints(m Model) []study.Setting {
-	const size = 16
 	minute := shapes()[2]
-	return []study.Setting{point(m, fmt.Sprintf("%s%d GiB", sweepMemory, size), func(s *sim.Scenario) {
-		minute.put(s, m.Rate())
-		s.Nodes[0].Memory = size * gib
-		slow(s, len(s.Stages)/2, 3)
-	})}
+	var out []study.Setting
+	for _, size := range []sim.Bytes{24, 32} {
+		out = append(out, point(m, fmt.Sprintf("%s%d GiB", sweepMemory, size), func(s *sim.Scenario) {
+			minute.put(s, m.Rate())
+			s.Nodes[0].Memory = size * gib
+			slow(s, len(s.Stages)/2, 3)
+		}))
+	}
+	return out
 }
 
-// slow makes a stage take a multiple of its time, and all stages a little less, so that the sum over
-// all stages stays.
+// slow makes a stage take a multiple of its time, and all stages less, so that their sum stays.
 func slow(s *sim.Scenario, stage int, most float64) {
 	sum := 0.0
 	for i := range s.Stages {
