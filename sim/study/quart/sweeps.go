@@ -136,7 +136,7 @@ func shapePoints(m Model) []study.Setting {
 // keeping has the ablations that run where memory is short: what is kept matters only there.
 var keeping = []string{"no-key-list", "no-ahead", noKeysManager}
 
-// memoryPoints have servers that hold the parameters of four or five stages of eight, and a stage
+// memoryPoints have servers that hold the parameters of three to five stages of eight, and a stage
 // that takes three times as long as the others, so that stages need unequal counts. Elsewhere one
 // model leaves most of a server's memory free, and nothing is ever evicted.
 func memoryPoints(m Model) []study.Setting {
