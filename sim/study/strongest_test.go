@@ -21,8 +21,8 @@ func TestStrongestHasEqualMeans(t *testing.T) {
 					r.Contenders[i].Cores = 8
 				}
 			}
-			raise(r, "rich", 10)
-		}, "rich"},
+		}, ""},
+		"a faster one is within the budget":   {func(r *Result) { raise(r, "rich", 10) }, "rich"},
 		"it is a part of ours":                {func(r *Result) { mark(r, "lean", func(c *ContendInfo) { c.Ours = true }) }, ""},
 		"it knows the future":                 {func(r *Result) { mark(r, "lean", func(c *ContendInfo) { c.Oracle = true }) }, ""},
 		"it was not evaluated everywhere":     {func(r *Result) { drop(r, "y", "lean") }, ""},
