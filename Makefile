@@ -24,7 +24,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits train-cv paper-quart paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -133,11 +133,14 @@ bench-sim: images ## the simulator against a running system: the same arrivals, 
 paper-quart: build ## simulate QUART against tuned opponents, into build/quart (docs/cli.md)
 	@$(BIN)/stagecoach sim paper quart --out build/quart $(PAPER)
 
+paper-quart-full: build ## the same with all loads and sweeps; goes on where it was stopped
+	@$(BIN)/stagecoach sim paper quart --full --out build/quart $(PAPER)
+
 paper-bounds: build ## maps and tables of docs/when-it-pays.md; PAPER="--seeds 8" and more
 	@$(BIN)/stagecoach sim paper bounds --out build/bounds $(PAPER)
 	@mkdir -p docs/img && cp build/bounds/bounds-*.svg docs/img/ && sed 's|](bounds-|](img/bounds-|' build/bounds/report.md >docs/when-it-pays-numbers.md
 
-tune: build ## tune all contenders again, which takes long; PAPER="--only /ours" for some
+tune: build ## tune all contenders again; PAPER="--only /ours" for some, --full for all loads
 	@$(BIN)/stagecoach sim paper quart --tune --tuned sim/study/quart/tuned.json --out build/quart $(PAPER)
 
 bench-cv: ## predictors of burstiness: errors on held-back simulations, and their worth

@@ -193,6 +193,6 @@ func (g *stage) alone(lambda float64, m *model, limit int) int {
 		wait = min(wait, p.steps[at.step].share*(1-p.patience/p.budget))
 	}
 	h := *g
-	h.lambda, h.ca2 = lambda, min(g.ca2, 1)
+	h.lambda, h.ca2 = lambda, g.chance()
 	return min(max(h.least(toDuration(g.latency+wait), limit), h.forBursts(limit)), limit)
 }

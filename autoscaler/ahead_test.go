@@ -137,3 +137,27 @@ func TestFunctionCalledTwiceIsNotBehindItself(t *testing.T) {
 		}
 	}
 }
+
+// TestWithoutFollowStagesGoByTheirOwnArrivals checks the switch NoFollow. A stage behind an
+// overloaded one then gets what its own rate needs, and so does one whose learned ratio promises
+// more arrivals.
+func TestWithoutFollowStagesGoByTheirOwnArrivals(t *testing.T) {
+	s, d := behind()
+	m := Memory{"b": {Learned: Learned{At: t0, Ratio: 3}}}
+	for _, overloaded := range []bool{true, false} {
+		if !overloaded {
+			s.Functions[0].Replicas = replicas(8, plan.Ready) // its rate is followed
+		}
+		on, _, err := NewSizer(Config{}).Allocate(s, d, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		off, _, err := NewSizer(Config{NoFollow: true}).Allocate(s, d, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if off[0].Count != on[0].Count || off[1].Count >= on[1].Count || off[1].Count > 3 {
+			t.Errorf("overloaded %t: a has %d and %d, b %d and %d with NoFollow; want equal, and fewer", overloaded, on[0].Count, off[0].Count, on[1].Count, off[1].Count)
+		}
+	}
+}

@@ -60,6 +60,17 @@ func (m *model) payOnce() {
 	}
 }
 
+// payAtEach undoes payOnce: each stage waits for its own bursts, and the waits add up.
+func (m *model) payAtEach() {
+	for i := range m.stages {
+		g := &m.stages[i]
+		g.bursts, g.patience, g.patient, g.each = 0, 0, -1, true
+	}
+	for k := range m.pipes {
+		m.pipes[k].bursts, m.pipes[k].patience = 0, 0
+	}
+}
+
 // entering returns how bursty the arrivals are that enter p.
 func (m *model) entering(p *pipe) float64 {
 	out := 0.0

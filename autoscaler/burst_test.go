@@ -73,3 +73,26 @@ func TestSearchFromFindsTheSmallest(t *testing.T) {
 		}
 	}
 }
+
+// TestWithoutBurstEachStageWaitsForBursts checks the switch NoBurst. Stages then wait for the
+// bursts that they measure: one with a CV of 4 gets more replicas than one with less than 1. All
+// together get more than if bursts were waited for once.
+func TestWithoutBurstEachStageWaitsForBursts(t *testing.T) {
+	s, d := row()
+	total := map[bool]int{}
+	for _, off := range []bool{false, true} {
+		a, _, err := NewSizer(Config{Attainment: 0.9, NoBurst: off}).Allocate(s, d, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, l := range a {
+			total[off] += l.Count
+		}
+		if spread := a[0].Count - a[7].Count; off != (spread > 1) {
+			t.Errorf("NoBurst %t: %d replicas with a CV of 4, %d with one of 0.5", off, a[0].Count, a[7].Count)
+		}
+	}
+	if total[true] <= total[false] {
+		t.Errorf("%d replicas if each stage waits for bursts, %d if bursts are waited for once; want more", total[true], total[false])
+	}
+}

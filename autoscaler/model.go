@@ -32,6 +32,7 @@ type stage struct {
 	bursts     float64 // burst part of the arrivals at the pipelines' entries, or here: see payOnce
 	patience   float64 // seconds that a burst may wait, by the pipeline patient
 	patient    int     // index of that pipeline; -1: none
+	each       bool    // waits for bursts are part of wait, at each stage: see payAtEach
 	waiting    int
 	service    float64 // seconds per task: its share of its batch's time
 	latency    float64 // seconds that a task's batch takes; service if tasks run alone: see batchTime
@@ -237,13 +238,22 @@ func (p *pipe) waitsIn(buf, wait []float64) []float64 {
 }
 
 // wait returns the predicted mean wait by chance, in seconds, with this many replicas and no line.
-// It does not include waits for bursts. It returns 0 if the service time is unknown.
+// It does not include waits for bursts, except after payAtEach. It returns 0 if the service time is
+// unknown.
 func (g *stage) wait(replicas int) float64 {
 	if !g.known {
 		return 0
 	}
 	c := g.servers(replicas)
-	return meanWait(g.lambda, g.mu, c, min(g.ca2, 1), g.cs2) + g.batchWait(g.mu, c)
+	return meanWait(g.lambda, g.mu, c, g.chance(), g.cs2) + g.batchWait(g.mu, c)
+}
+
+// chance returns the part of Ca² that counts in wait.
+func (g *stage) chance() float64 {
+	if g.each {
+		return g.ca2
+	}
+	return min(g.ca2, 1)
 }
 
 // sojourn predicts how long tasks stay at this stage with this many replicas: see [Sojourn]. It

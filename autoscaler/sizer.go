@@ -37,6 +37,12 @@ type Config struct {
 	Hold        time.Duration // a count is lowered only after it was too high for this long
 	Panic       time.Duration // a count is not lowered for this long after a sudden burst
 	Attainment  float64       // the share of requests that should be in time, below 1
+
+	// NoBurst and NoFollow switch parts off, to measure what each part is worth. With NoBurst, each
+	// stage waits for the bursts that it measures, and these waits add up along a path. With
+	// NoFollow, a stage starts replicas for the arrivals that it measures, and not for those that
+	// the stages before it are about to send.
+	NoBurst, NoFollow bool
 }
 
 // Sizer is a plan.Allocator. It gives a domain the fewest replicas that serve the measured load,
@@ -105,8 +111,12 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	if err != nil {
 		return nil, m, err
 	}
-	mod.connect()
-	mod.follow(m)
+	if z.cfg.NoBurst {
+		mod.payAtEach()
+	}
+	if mod.connect(); !z.cfg.NoFollow {
+		mod.follow(m)
+	}
 	n := len(mod.stages)
 	needs, pasts, held := make([]need, n), make([]Past, n), n
 	least, most := make([]int, n), make([]int, n)
@@ -123,7 +133,10 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	}
 	peaks := make([]Peak, held)
 	counts, by, wait := mod.allocate(least, most)
-	ahead := mod.ahead(needs, z.cfg.DrainWithin.Seconds())
+	ahead := make([]int, n)
+	if !z.cfg.NoFollow {
+		ahead = mod.ahead(needs, z.cfg.DrainWithin.Seconds())
+	}
 	for i := range needs {
 		if by[i] >= 0 {
 			needs[i].why.add(", ").num(counts[i]).add(" for ").add(mod.pipes[by[i]].objective())

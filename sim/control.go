@@ -24,6 +24,7 @@ type control struct {
 	snap     plan.Snapshot // its slices are reused
 
 	ticks, held, refused int
+	decisions            digest
 	complaint            string // why a tick first had its plan refused, or held a domain
 }
 
@@ -52,6 +53,7 @@ func (w *world) tick(first bool) {
 		c.complaint = cmp.Or(c.complaint, err.Error())
 	} else {
 		c.memory = memory
+		c.decisions.add(&p)
 		w.apply(&p, first)
 	}
 	w.events.push(c.next, ticks, 0, nil)

@@ -32,6 +32,7 @@ type Figures struct {
 	Refused   float64 // refused plans
 	Complaint string  // why the first plan was refused
 	Events    float64
+	Decisions string  // a hash of all decisions in their order: see digest
 	QNAError  float64 // see PolicyResult
 	SameError float64 // see PolicyResult
 	Series    Series
@@ -124,6 +125,7 @@ func (w *world) figures(p int) Figures {
 	out := Figures{
 		Policy: w.m.scenario.Policies[p].Name, Policies: w.set.Names(), Seed: w.seed, Seconds: float64(r.to-r.from) / 1e9,
 		Ticks: float64(c.ticks), Held: float64(c.held), Refused: float64(c.refused), Complaint: c.complaint, Events: float64(w.popped), Series: r.series,
+		Decisions: c.decisions.String(),
 	}
 	for i, p := range r.pipelines {
 		out.Pipelines = append(out.Pipelines, p.figures(w.m.pipelines[i].spec.Name, out.Seconds))

@@ -167,6 +167,12 @@ func WithPlacer(s Set, name string, p plan.Placer) Set {
 	return s
 }
 
+// WithWarmer returns s with another warmer.
+func WithWarmer(s Set, name string, w plan.Warmer) Set {
+	s.warmer, s.names.Warmer = w, name
+	return s
+}
+
 // level is an allocator or corrector without its memory's type.
 type level interface {
 	decide(s plan.Snapshot, d plan.Domain, a plan.Alloc, m any) (plan.Alloc, any, error)

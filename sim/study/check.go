@@ -3,6 +3,7 @@ package study
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ func (s *Study) Check() error {
 			add("setting %q: service %v, want some, and a scenario", x.Name, x.Service)
 		}
 	}
-	errs = append(errs, s.checkBudgets())
+	errs = append(errs, s.checkBudgets(), s.checkMore())
 	names = map[string]bool{}
 	for i := range s.Contenders {
 		c := &s.Contenders[i]
@@ -43,8 +44,10 @@ func (s *Study) Check() error {
 			add("contender %q: like %q, want one that is tuned itself and has the same knobs", c.Name, c.Like)
 		}
 	}
-	if s.contender(s.Ours) == nil {
+	if own := s.contender(s.Ours); own == nil {
 		add("ours: %q, want one of the contenders", s.Ours)
+	} else if own.Cores != s.Cores {
+		add("ours: %d cores, want those of the study, %d", own.Cores, s.Cores)
 	}
 	for _, x := range []struct {
 		name string
@@ -79,6 +82,26 @@ func (s *Study) checkBudgets() error {
 	return errors.Join(errs...)
 }
 
+// checkMore returns the faults of s.More: its configurations could not be kept with those of s.
+func (s *Study) checkMore() error {
+	m := s.More
+	if m == nil {
+		return nil
+	}
+	if a, b := s.Nothing(), m.Nothing(); !reflect.DeepEqual(a, b) {
+		return fmt.Errorf("more: tuned with %+v, want as the study, with %+v", b, a)
+	}
+	if i := slices.IndexFunc(m.Settings, func(x Setting) bool {
+		return slices.ContainsFunc(s.Settings, func(y Setting) bool { return x.Group == y.Group })
+	}); i >= 0 {
+		return fmt.Errorf("more: setting %q is in %q, want a group that the study does not have", m.Settings[i].Name, m.Settings[i].Group)
+	}
+	if err := m.Check(); err != nil {
+		return fmt.Errorf("more: %w", err)
+	}
+	return nil
+}
+
 // contender returns the contender with this name, or nil.
 func (s *Study) contender(name string) *Contender {
 	i := slices.IndexFunc(s.Contenders, func(c Contender) bool { return c.Name == name })
@@ -97,13 +120,34 @@ func knobNames(space []Knob) []string {
 }
 
 // Only keeps the settings whose names match the pattern up to its first slash, and the contenders
-// whose names match the rest. Both parts are regular expressions. Call Only after [Study.Check].
+// whose names match the rest. Both parts are regular expressions. s.More is reduced, too, and left
+// out if nothing of it matches. Call Only after [Study.Check].
 func (s *Study) Only(pattern string) error {
 	settings, contenders, _ := strings.Cut(pattern, "/")
+	if s.More != nil {
+		more := *s.More
+		s.More = nil
+		if more.Only(pattern) == nil {
+			s.More = &more
+		}
+	}
+	if s.More != nil && s.matching(settings) == 0 {
+		*s = *s.More
+		return nil
+	}
 	var errs [2]error
 	s.Settings, errs[0] = only(settings, s.Settings, func(x Setting) string { return x.Name })
 	s.Contenders, errs[1] = only(contenders, s.Contenders, func(c Contender) string { return c.Name })
 	return errors.Join(errs[:]...)
+}
+
+// matching returns how many settings match a pattern.
+func (s *Study) matching(pattern string) int {
+	all, err := only(pattern, s.Settings, func(x Setting) string { return x.Name })
+	if err != nil {
+		return 0
+	}
+	return len(all)
 }
 
 func only[T any](pattern string, all []T, name func(T) string) ([]T, error) {

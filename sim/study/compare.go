@@ -31,14 +31,20 @@ type Comparison struct {
 // tiny replaces 0 in ratios.
 const tiny = 1e-9
 
-// Outcome returns the outcome of a contender on a setting, or nil. contender may be [BestBaseline]
-// or [MostInTime].
+// Outcome returns the outcome of a contender on a setting, or nil. contender may be [BestBaseline],
+// [MostInTime] or [Strongest].
 func (r *Result) Outcome(setting, contender string) *Outcome {
 	switch contender {
 	case BestBaseline:
 		contender = r.BestBaseline(setting)
 	case MostInTime:
 		contender = r.mostInTime(setting)
+	case Strongest:
+		i := slices.IndexFunc(r.Settings, func(s SettingInfo) bool { return s.Name == setting })
+		if i < 0 {
+			return nil
+		}
+		contender = strongest(r, r.Settings[i].Group)
 	}
 	i := slices.IndexFunc(r.Outcomes, func(o Outcome) bool { return o.Setting == setting && o.Contender == contender })
 	if i < 0 {
@@ -118,8 +124,9 @@ func (r *Result) OverBudget(o *Outcome) bool {
 }
 
 // Compare compares the first contender with the second, on the named settings, or on all settings
-// if none is named. Each of the two may be [BestBaseline] or [MostInTime]. Compare skips settings
-// on which only one of the two was evaluated, and returns false if no setting is left.
+// if none is named. Each of the two may be [BestBaseline], [MostInTime] or [Strongest]. Compare
+// skips settings on which only one of the two was evaluated, and returns false if no setting is
+// left.
 func (r *Result) Compare(of, to string, settings ...string) (Comparison, bool) {
 	c := Comparison{Of: of, To: to}
 	var pairs [][2]*Outcome

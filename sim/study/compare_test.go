@@ -105,7 +105,7 @@ func TestBestBaselineIsTheFastestWithinTheBudget(t *testing.T) {
 }
 
 // TestGoals checks the results of goals on a setting, on a group and on all settings, against the
-// best baseline and against the oracle.
+// strongest opponent of the group, which is lean, and against the oracle.
 func TestGoals(t *testing.T) {
 	r := madeUpResult()
 	r.Goals = Goals{Latency: 0.6, Goodput: 2, GoodputIn: "g", Attained: 0.85}
@@ -120,10 +120,10 @@ func TestGoals(t *testing.T) {
 		"x: in time, of the most":   Met, // 8/9 on each seed
 		"y: mean latency":           Open,
 		"y: goodput":                Open,
-		"y: GPU-seconds":            Met, // rich's are 10.5
-		"y: in time, of the most":   "",  // the oracle was not run there
+		"y: GPU-seconds":            Missed,
+		"y: in time, of the most":   "", // the oracle was not run there
 		"all settings: GPU-seconds": Missed,
-		"g: mean latency":           Missed, // 0.707 on each seed
+		"g: mean latency":           Dearer, // half of lean's on each seed
 	} {
 		if got[what] != want {
 			t.Errorf("%s: %q, want %q", what, got[what], want)
@@ -134,6 +134,12 @@ func TestGoals(t *testing.T) {
 	for _, x := range r.reach() {
 		if x.On == "x" && x.Goal == goalAttained && (x.Reached != Missed || x.Value != 0.5) {
 			t.Errorf("%+v, want half of what lean has in time", x)
+		}
+	}
+	r.Goals = Goals{Latency: 0.6, LatencyIn: []string{"elsewhere"}, Steady: 1.03, SteadyIn: []string{"g"}}
+	for _, x := range r.reach() {
+		if x.Goal == goalLatency || x.On == "g" && x.Goal == goalSteady && x.Reached != Dearer {
+			t.Errorf("%+v, want no goal for less latency on g, and that g, which is steady, is no slower", x)
 		}
 	}
 	if r.Goals = (Goals{}); len(r.reach()) != 0 {
@@ -174,7 +180,7 @@ func TestIntervalsAreStudents(t *testing.T) {
 // TestStartsAreSummedByPath checks that starts are summed over the seeds, by path, with those of
 // key stages last.
 func TestStartsAreSummedByPath(t *testing.T) {
-	seed := func(starts ...sim.StartFigures) run { return run{stages: []sim.StageFigures{{Starts: starts}}} }
+	seed := func(starts ...sim.StartFigures) run { return run{Stages: []stageRun{{Starts: starts}}} }
 	got := starts([]run{
 		seed(sim.StartFigures{Path: "cold", N: 1, Mean: 8}, sim.StartFigures{Path: "fork", Key: true, N: 2, Mean: 1}),
 		seed(sim.StartFigures{Path: "fork", N: 1, Mean: 5}, sim.StartFigures{Path: "fork", Key: true, N: 2, Mean: 2}),

@@ -6,7 +6,7 @@
 //   - contenders: a policy with its start costs, and its configuration as a list of knobs
 //   - "ours": the contender with which the others are compared
 //   - seeds
-//   - a budget of GPUs
+//   - a budget of GPUs, and a number of cores per replica that all contenders with equal means have
 //
 // [Study.Tune] tries equally many configurations of every contender, on other loads than those of
 // the comparison. For each contender and group of settings, it chooses a configuration that fits
@@ -19,6 +19,9 @@
 //	c := result.Compare("ours", "kpa", "BERT-21B cv=4", "BERT-21B cv=8")
 //	err = result.WriteMarkdown(os.Stdout)
 //
-// The package itself neither reads files nor looks at the clock. Results depend only on the study,
-// not on the number of processors.
+// [Study.More] has settings with other seeds or contenders, such as sweeps. With a [Store], a study
+// that was stopped goes on where it was.
+//
+// Except for a Store, the package neither reads files nor looks at the clock. Results depend only
+// on the study, not on the number of processors.
 package study

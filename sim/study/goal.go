@@ -2,18 +2,20 @@ package study
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
-
-	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// Goals are figures that a design should reach on each setting, and on all settings together. 0
-// means no goal.
+// Goals are figures that a design should reach against the strongest opponents: on each setting, on
+// each group, and on all together. 0 means no goal.
 type Goals struct {
-	Latency   float64 `json:"latency"`    // largest mean latency, per that of the best baseline
-	Goodput   float64 `json:"goodput"`    // smallest goodput, per that of the best baseline
-	GoodputIn string  `json:"goodput_in"` // the group of settings for Goodput
+	Latency   float64  `json:"latency"`              // largest mean latency, per the opponent's
+	LatencyIn []string `json:"latency_in,omitempty"` // the groups for Latency; empty: all
+	Steady    float64  `json:"steady,omitempty"`     // as Latency, where load is steady
+	SteadyIn  []string `json:"steady_in,omitempty"`  // the groups for Steady
+	Goodput   float64  `json:"goodput,omitempty"`    // smallest goodput, per the opponent's
+	GoodputIn string   `json:"goodput_in,omitempty"` // the group of settings for Goodput
 	// Attained is the smallest share of requests in time, per that of [MostInTime].
 	Attained float64 `json:"attained"`
 }
@@ -26,7 +28,7 @@ type Reached string
 //   - Met: the whole interval is within the goal.
 //   - Open: a part of the interval is within the goal, or there is one seed and no interval.
 //   - Missed: no part of the interval is within the goal.
-//   - Dearer: the goal was met, but ours certainly took more GPU-seconds than the best baseline.
+//   - Dearer: the goal was met, but ours certainly took more GPU-seconds than the opponent.
 const (
 	Met    Reached = "met"
 	Open   Reached = "open"
@@ -73,6 +75,7 @@ type GoalResult struct {
 // The names of goals.
 const (
 	goalLatency  = "mean latency"
+	goalSteady   = "mean latency on steady load"
 	goalGoodput  = "goodput"
 	goalGPUs     = "GPU-seconds"
 	goalAttained = "in time, of the most"
@@ -80,7 +83,7 @@ const (
 
 // goalNames returns the names of goals with a result, in the order of tables.
 func (r *Result) goalNames() []string {
-	return slices.DeleteFunc([]string{goalLatency, goalGoodput, goalGPUs, goalAttained}, func(name string) bool {
+	return slices.DeleteFunc([]string{goalLatency, goalSteady, goalGoodput, goalGPUs, goalAttained}, func(name string) bool {
 		return !slices.ContainsFunc(r.Reached, func(x GoalResult) bool { return x.Goal == name })
 	})
 }
@@ -88,7 +91,7 @@ func (r *Result) goalNames() []string {
 // reach returns the results of the goals on all settings together, on each group, and on each
 // setting.
 func (r *Result) reach() []GoalResult {
-	if r.Goals == (Goals{}) {
+	if reflect.DeepEqual(r.Goals, Goals{}) {
 		return nil
 	}
 	out := r.reached("all settings", func(SettingInfo) bool { return true })
@@ -103,12 +106,18 @@ func (r *Result) reach() []GoalResult {
 
 // reached returns the results of the goals on some settings together.
 func (r *Result) reached(on string, in func(SettingInfo) bool) []GoalResult {
-	var all, bursty []string
+	var all, changing, steady, bursty []string
 	for _, s := range r.Settings {
-		if !in(s) || r.BestBaseline(s.Name) == "" {
+		if !in(s) || strongest(r, s.Group) == "" {
 			continue
 		}
 		all = append(all, s.Name)
+		if len(r.Goals.LatencyIn) == 0 || slices.Contains(r.Goals.LatencyIn, s.Group) {
+			changing = append(changing, s.Name)
+		}
+		if slices.Contains(r.Goals.SteadyIn, s.Group) {
+			steady = append(steady, s.Name)
+		}
 		if s.Group == r.Goals.GoodputIn {
 			bursty = append(bursty, s.Name)
 		}
@@ -120,7 +129,7 @@ func (r *Result) reached(on string, in func(SettingInfo) bool) []GoalResult {
 		}
 		if c, ok := r.Compare(r.Ours, to, settings...); ok {
 			i, reached := of(c)
-			if to == BestBaseline && reached == Met && c.GPUSeconds.most(1) == Missed {
+			if to == Strongest && reached == Met && c.GPUSeconds.most(1) == Missed {
 				reached = Dearer
 			}
 			out = append(out, GoalResult{goal, on, to, len(c.Settings), i, reached})
@@ -128,12 +137,15 @@ func (r *Result) reached(on string, in func(SettingInfo) bool) []GoalResult {
 	}
 	g := r.Goals
 	if g.Latency > 0 {
-		add(goalLatency, BestBaseline, all, func(c Comparison) (Interval, Reached) { return c.Mean, c.Mean.most(g.Latency) })
+		add(goalLatency, Strongest, changing, func(c Comparison) (Interval, Reached) { return c.Mean, c.Mean.most(g.Latency) })
+	}
+	if g.Steady > 0 {
+		add(goalSteady, Strongest, steady, func(c Comparison) (Interval, Reached) { return c.Mean, c.Mean.most(g.Steady) })
 	}
 	if g.Goodput > 0 {
-		add(goalGoodput, BestBaseline, bursty, func(c Comparison) (Interval, Reached) { return c.Goodput, c.Goodput.least(g.Goodput) })
+		add(goalGoodput, Strongest, bursty, func(c Comparison) (Interval, Reached) { return c.Goodput, c.Goodput.least(g.Goodput) })
 	}
-	add(goalGPUs, BestBaseline, all, func(c Comparison) (Interval, Reached) { return c.GPUSeconds, c.GPUSeconds.most(1) })
+	add(goalGPUs, Strongest, all, func(c Comparison) (Interval, Reached) { return c.GPUSeconds, c.GPUSeconds.most(1) })
 	if g.Attained > 0 { // goodputs of equal requests are proportional to the shares in time
 		add(goalAttained, MostInTime, all, func(c Comparison) (Interval, Reached) { return c.Goodput, c.Goodput.least(g.Attained) })
 	}
@@ -147,7 +159,13 @@ func (r *Result) goals(b *strings.Builder) {
 		return
 	}
 	g := r.Goals
-	fmt.Fprintf(b, "\n## Goals\n\nAgainst the best baseline of each setting: %.0f %% less mean latency", 100*(1-g.Latency))
+	fmt.Fprintf(b, "\n## Goals\n\nAgainst the strongest opponent of each group: %.0f %% less mean latency", 100*(1-g.Latency))
+	if len(g.LatencyIn) > 0 {
+		fmt.Fprintf(b, " on %s", clean(strings.Join(g.LatencyIn, ", ")))
+	}
+	if g.Steady > 0 {
+		fmt.Fprintf(b, ", at most %.0f %% more on %s", 100*(g.Steady-1), clean(strings.Join(g.SteadyIn, ", ")))
+	}
 	if g.Goodput > 0 {
 		fmt.Fprintf(b, ", %g times the goodput on %s", g.Goodput, clean(g.GoodputIn))
 	}
@@ -155,8 +173,7 @@ func (r *Result) goals(b *strings.Builder) {
 	if g.Attained > 0 {
 		fmt.Fprintf(b, "; and %g of what the oracle has in time, or a baseline where that has more", g.Attained)
 	}
-	fmt.Fprintf(b, ". Met: the whole interval keeps to the goal; open: a part of it does; missed: none of it; met for more GPU-seconds: it took more of them. "+
-		"The best baseline is the one with the least mean latency in the comparison itself, of those with at most %s GPUs on average, or no more than ours has there: chosen with the results known, which favours it.\n", sim.Trim(overBudget*r.Budget, 4))
+	fmt.Fprintf(b, ". Met: the whole interval keeps to the goal; open: a part of it does; missed: none of it; met for more GPU-seconds: it took more of them.\n")
 	names := r.goalNames()
 	t := table{append([]string{"on"}, names...)}
 	var rows []string
@@ -191,7 +208,7 @@ func (r *Result) goals(b *strings.Builder) {
 }
 
 func (r *Result) reachedText(x GoalResult) string {
-	if x.Goal == goalLatency || x.Goal == goalGPUs {
+	if x.Goal == goalLatency || x.Goal == goalSteady || x.Goal == goalGPUs {
 		return string(x.Reached) + ": " + x.Change()
 	}
 	return string(x.Reached) + ": " + x.String() + " times"

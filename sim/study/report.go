@@ -11,13 +11,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// WriteMarkdown writes the result as a report in Markdown. It begins with the question, the goals,
-// the claims, and all settings together. Ours against each contender follows, and ours against the
-// best baseline per group of settings. Then come each setting, the configurations, ours without
-// each of its parts, and the starts of replicas.
+// WriteMarkdown writes the result as a report in Markdown. It begins with the question, ours
+// against the strongest opponents, what was expected, the goals, the claims, and all settings
+// together. Ours against each contender follows, and ours against the best baseline per group of
+// settings. Then come each setting, the configurations, ours without each of its parts, and the
+// starts of replicas.
 func (r *Result) WriteMarkdown(w io.Writer) error {
 	var b strings.Builder
 	r.intro(&b)
+	headlines(r, &b)
+	expectations(r, &b)
 	r.goals(&b)
 	r.claims(&b)
 	r.together(&b)
@@ -27,6 +30,12 @@ func (r *Result) WriteMarkdown(w io.Writer) error {
 	r.configurations(&b)
 	r.parts(&b)
 	r.starts(&b)
+	if r.More != nil {
+		b.WriteString("\n")
+		if err := r.More.WriteMarkdown(&b); err != nil {
+			return err
+		}
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
@@ -38,7 +47,7 @@ func (r *Result) intro(b *strings.Builder) {
 	}
 	fmt.Fprintf(b, "%d settings, %d contenders, seeds %d to %d; ± and ranges are 95 %% confidence intervals over seeds. T is a request's latency without any wait; "+
 		"\"in time\" is within %g T. Latencies are of all requests: a failed one has taken its timeout. ", len(r.Settings), len(r.Contenders), r.Seeds.First, r.Seeds.First+uint64(r.Seeds.N)-1, r.Objective)
-	fmt.Fprintf(b, "Each contender's configuration is the best of %d or fewer on other loads, under a budget of %g GPUs on average.\n", r.Tuned.Candidates, r.Budget)
+	fmt.Fprintf(b, "Each contender's configuration is the best of %d or fewer on other loads, under a budget of %g GPUs on average%s.\n", r.Tuned.Candidates, r.Budget, coresOf(r))
 	marks := ""
 	for i := range r.Outcomes {
 		marks += r.mark(&r.Outcomes[i])
@@ -55,6 +64,14 @@ func (r *Result) intro(b *strings.Builder) {
 	for _, l := range r.LeftOut {
 		fmt.Fprintf(b, "\nLeft out: %s: %s\n", clean(l.Setting), clean(l.Why))
 	}
+}
+
+// coresOf returns a text on the cores per replica, after the budget of GPUs.
+func coresOf(r *Result) string {
+	if r.Cores == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and %d cores per replica; contenders that declare fewer are there for the claims only, and are not of equal means", r.Cores)
 }
 
 func (r *Result) claims(b *strings.Builder) {
@@ -279,31 +296,6 @@ func (r *Result) starts(b *strings.Builder) {
 	}
 	if len(t) > 1 {
 		b.WriteString("\n## Starts of replicas\n")
-		t.write(b)
-	}
-}
-
-// parts compares ours without each of its parts with ours.
-func (r *Result) parts(b *strings.Builder) {
-	t := table{append([]string{"without a part", "group", "settings"}, pairHeading...)}
-	for _, c := range r.Contenders {
-		if c.Like != r.Ours {
-			continue
-		}
-		for _, group := range r.groupNames() {
-			var settings []string
-			for _, s := range r.Settings {
-				if s.Group == group {
-					settings = append(settings, s.Name)
-				}
-			}
-			if p, ok := r.Compare(c.Name, r.Ours, settings...); ok {
-				t.row(append([]string{c.Title, group, fmt.Sprint(len(p.Settings))}, p.row()...)...)
-			}
-		}
-	}
-	if len(t) > 1 {
-		fmt.Fprintf(b, "\n## %s without each of its parts\n\nOver the whole, with the whole's configuration: above 0 %%, the part helps with latency or saves GPU-seconds.\n", clean(r.title(r.Ours)))
 		t.write(b)
 	}
 }

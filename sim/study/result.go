@@ -11,6 +11,7 @@ type Result struct {
 	About      string        `json:"about,omitempty"` // what was asked, and about what
 	Ours       string        `json:"ours"`
 	Budget     float64       `json:"budget_gpus"`
+	Cores      int           `json:"cores,omitempty"` // per replica, of ours and of equal means
 	Seeds      Seeds         `json:"seeds"`
 	Multiples  []float64     `json:"multiples"`
 	Objective  float64       `json:"objective"`
@@ -23,6 +24,9 @@ type Result struct {
 	// over all settings, per group, then per setting
 	Reached []GoalResult `json:"reached,omitempty"`
 	Claims  []Claim      `json:"claims,omitempty"`
+	// for the expectations of which there is a comparison
+	Expected []Expected `json:"expected,omitempty"`
+	More     *Result    `json:"more,omitempty"` // of Study.More; without Tuned
 }
 
 // SettingInfo is the part of a Setting in a result.
@@ -33,6 +37,7 @@ type SettingInfo struct {
 	Service float64 `json:"service_s"`
 	Seconds float64 `json:"seconds"`               // seconds of a run that count
 	Budget  float64 `json:"budget_gpus,omitempty"` // replaces the study's
+	Train   bool    `json:"train,omitempty"`       // contenders were tuned on its model
 }
 
 // ContendInfo is the part of a Contender in a result.
@@ -43,6 +48,7 @@ type ContendInfo struct {
 	Like   string `json:"like,omitempty"`
 	Oracle bool   `json:"oracle,omitempty"`
 	Ours   bool   `json:"ours,omitempty"`
+	Cores  int    `json:"cores,omitempty"` // largest number that a replica may use
 }
 
 // LeftOut is a setting whose data is missing.
@@ -58,6 +64,8 @@ type Outcome struct {
 	Knobs     []float64 `json:"knobs,omitempty"` // in the order of the contender's Space
 	// defaults, because there was no tuned configuration
 	Untuned bool `json:"untuned,omitempty"`
+	// the group that the configuration was tuned for, if that is another than the setting's
+	TunedAs string `json:"tuned_as,omitempty"`
 
 	// Latencies include all requests: a failed request counts with its timeout. Otherwise a contender
 	// that refuses requests would look faster than one that lets them wait.
@@ -77,6 +85,8 @@ type Outcome struct {
 	GPUSeconds  Sample         `json:"gpu_s"`
 	CoreSeconds Sample         `json:"core_s"`
 	Stages      []StageOutcome `json:"stages"` // sorted by name, those of the contender's scenario
+	// hashes of all decisions of each seed's run, for ours and its ablations
+	Decisions []string `json:"decisions,omitempty"`
 }
 
 // StageOutcome is the result of a stage's calls.

@@ -37,6 +37,9 @@ type cell struct {
 func (c *cell) get(open sim.Opener) error {
 	c.once.Do(func() {
 		s := c.contender.Apply(c.setting.Scenario(c.train), slices.Clone(c.knobs))
+		if c.setting.Then != nil {
+			s = c.setting.Then(s)
+		}
 		if len(s.Pipelines) != 1 || len(s.Policies) != 1 || s.Pipelines[0].Timeout <= 0 {
 			c.err = fmt.Errorf("%d pipelines and %d policies, want one of each, and a timeout", len(s.Pipelines), len(s.Policies))
 			return
@@ -95,8 +98,32 @@ func (s *Study) simulate(ctx context.Context, step string, cells []*cell, seeds 
 	return all, nil
 }
 
-// one makes one run of a cell.
+// one returns one run of a cell. It makes the run unless the store has it.
 func (s *Study) one(ctx context.Context, c *cell, seed uint64, open sim.Opener) (run, error) {
+	defer func() {
+		if c.left.Add(-1) == 0 {
+			c.model = nil // traces may be large
+		}
+	}()
+	if s.Store == nil {
+		return s.fresh(ctx, c, seed, open)
+	}
+	key, err := s.key(c, seed)
+	if err != nil {
+		return run{}, err
+	}
+	if r, ok := s.Store.get(key); ok {
+		return r, nil
+	}
+	r, err := s.fresh(ctx, c, seed, open)
+	if err != nil {
+		return r, err
+	}
+	return r, s.Store.put(key, r)
+}
+
+// fresh makes one run of a cell.
+func (s *Study) fresh(ctx context.Context, c *cell, seed uint64, open sim.Opener) (run, error) {
 	if err := c.get(open); err != nil {
 		return run{}, err
 	}
@@ -104,23 +131,35 @@ func (s *Study) one(ctx context.Context, c *cell, seed uint64, open sim.Opener) 
 	if err != nil {
 		return run{}, fmt.Errorf("%s on %s with %v, seed %d: %w", c.contender.Name, c.setting.Name, c.knobs, seed, err)
 	}
-	if c.left.Add(-1) == 0 {
-		c.model = nil // traces may be large
-	}
 	return s.taken(c, f), nil
 }
 
-// run is the part of one run that a study keeps.
+// run is the part of one run that a study keeps. [Store] writes it as JSON.
 type run struct {
-	requests, failed    float64 // failed is a share of the requests
-	mean, p50, p75, p99 float64 // latency in seconds, where a failed request counts with its timeout
+	Requests float64 `json:"requests"`
+	Failed   float64 `json:"failed"` // share of the requests
+	// latency in seconds, where a failed request counts with its timeout
+	Mean float64 `json:"mean_s"`
+	P50  float64 `json:"p50_s"`
+	P75  float64 `json:"p75_s"`
+	P99  float64 `json:"p99_s"`
 	// mean latency of answered requests in seconds; the timeout if none was
-	answered    float64
-	inTime      []float64
-	seconds     float64
-	gpuSeconds  float64
-	coreSeconds float64
-	stages      []sim.StageFigures
+	Answered    float64    `json:"answered_s"`
+	InTime      []float64  `json:"in_time"`
+	Seconds     float64    `json:"seconds"`
+	GPUSeconds  float64    `json:"gpu_s"`
+	CoreSeconds float64    `json:"core_s"`
+	Stages      []stageRun `json:"stages"`
+	Decisions   string     `json:"decisions"` // a hash: see sim.Figures
+}
+
+// stageRun is the part of one run that a study keeps of a stage.
+type stageRun struct {
+	Name   string             `json:"name"`
+	Queue  float64            `json:"queue"`
+	Wait   float64            `json:"wait_s"`
+	CV     float64            `json:"cv"`
+	Starts []sim.StartFigures `json:"starts,omitempty"`
 }
 
 // taken returns the part of a run's figures that a study keeps.
@@ -128,27 +167,31 @@ func (s *Study) taken(c *cell, f sim.Figures) run {
 	p := &f.Pipelines[0]
 	timeout := c.timeout.Seconds()
 	r := run{
-		requests: p.Offered, answered: p.Mean, p50: p.P50, p75: p.P75, p99: p.P99,
-		seconds: f.Seconds, gpuSeconds: f.DeviceSeconds, coreSeconds: f.CoreSeconds, stages: f.Stages,
+		Requests: p.Offered, Answered: p.Mean, P50: p.P50, P75: p.P75, P99: p.P99,
+		Seconds: f.Seconds, GPUSeconds: f.DeviceSeconds, CoreSeconds: f.CoreSeconds, Decisions: f.Decisions,
 	}
 	if p.Answered == 0 {
-		r.answered, r.p50, r.p75, r.p99 = timeout, timeout, timeout, timeout
+		r.Answered, r.P50, r.P75, r.P99 = timeout, timeout, timeout, timeout
 	}
 	if p.Failed > 0 {
-		r.failed = p.Failed / p.Offered
-		for q, to := range map[float64]*float64{0.5: &r.p50, 0.75: &r.p75, 0.99: &r.p99} {
+		r.Failed = p.Failed / p.Offered
+		for q, to := range map[float64]*float64{0.5: &r.P50, 0.75: &r.P75, 0.99: &r.P99} {
 			*to = timeout
 			if d, ok := p.Quantile(q); ok {
 				*to = d.Seconds()
 			}
 		}
 	}
-	r.mean = r.answered*(1-r.failed) + timeout*r.failed
+	r.Mean = r.Answered*(1-r.Failed) + timeout*r.Failed
 	for _, x := range s.Multiples {
-		r.inTime = append(r.inTime, p.Attained(time.Duration(x*float64(c.setting.Service))))
+		r.InTime = append(r.InTime, p.Attained(time.Duration(x*float64(c.setting.Service))))
+	}
+	for i := range f.Stages {
+		st := &f.Stages[i]
+		r.Stages = append(r.Stages, stageRun{st.Name, st.Queue, st.Wait, st.CV, st.Starts})
 	}
 	return r
 }
 
 // gpus returns the mean number of GPUs.
-func (r *run) gpus() float64 { return r.gpuSeconds / r.seconds }
+func (r *run) gpus() float64 { return r.GPUSeconds / r.Seconds }

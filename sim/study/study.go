@@ -14,11 +14,16 @@ type Setting struct {
 	Service time.Duration // T: latency without any wait. Objectives are multiples of it
 	Train   bool          // contenders are tuned on its training scenario
 	Budget  float64       // GPUs, replaces the study's; equal in a group; 0: the study's
+	// TunedAs names the group whose configurations are used if its own group has none.
+	TunedAs string
 	// Scenario returns the simulated scenario, without policies, seeds and the changes of
 	// [Contender.Apply]. It has one pipeline. If train is set, it has the load for tuning, which
 	// shares nothing with the load of the comparison. Each call returns a new scenario. Several
 	// goroutines may call Scenario at the same time.
 	Scenario func(train bool) sim.Scenario
+	// Then changes the scenario after [Contender.Apply], for conditions that are equal for all
+	// contenders; nil: nothing changes. It may change the stages in place.
+	Then func(sim.Scenario) sim.Scenario
 }
 
 // Knob is a parameter of a contender, with the range that is searched.
@@ -44,6 +49,9 @@ type Contender struct {
 
 	Oracle bool // knows what no policy can know; not a baseline
 	Ours   bool // is the subject of the study, or a part of it; not a baseline
+	// Cores is the largest number of cores that a replica may use; 0: not part of the study. A
+	// contender with the study's number has means equal to ours.
+	Cores int
 	// In reports whether it is evaluated on a setting; nil: on all.
 	In func(Setting) bool
 	// Apply adds the contender to a scenario, which it may change: its stages, its start costs, and
@@ -66,15 +74,24 @@ type Study struct {
 	Contenders  []Contender
 	Ours        string    // the contender with which the others are compared
 	Budget      float64   // G: GPUs that a tuned configuration may use on average
+	Cores       int       // cores per replica, of ours and of equal means; 0: not part of the study
 	Candidates  int       // number of configurations tried per contender, with the defaults
 	Train, Test Seeds     // without common seeds
 	Multiples   []float64 // multiples of T, within which requests are counted; includes Objective
 	Objective   float64   // the multiple of T for goodput
 
+	// More is tuned and evaluated after the study, with its own seeds and contenders; nil: nothing.
+	// It has the same name, candidates, training seeds and budget, and shares the configurations.
+	More *Study
+
+	// Store, if not nil, keeps finished runs. Runs that it has are not made again.
+	Store *Store
+
 	// LeftOut has the settings whose data is missing.
 	LeftOut []LeftOut
 
-	Goals Goals // of ours
+	Goals    Goals         // of ours
+	Expected []Expectation // written down before the first run
 
 	// Judge compares the result with claims; nil: there are none.
 	Judge func(*Result) []Claim

@@ -49,7 +49,14 @@ func (s *Study) Tune(ctx context.Context, open sim.Opener, report func(Progress)
 		i := slices.IndexFunc(s.Settings, func(x Setting) bool { return x.Group == c.Group })
 		c.Chosen = Choose(c.Points, cmp.Or(s.Settings[i].Budget, s.Budget))
 	}
-	return out, nil
+	if s.More == nil {
+		return out, nil
+	}
+	more, err := s.More.Tune(ctx, open, report)
+	if err != nil {
+		return Tuned{}, err
+	}
+	return out.Merge(more)
 }
 
 // Nothing returns a Tuned of the study without choices.
@@ -64,9 +71,9 @@ func (s *Study) measure(p *Point, cells []*cell, runs [][]run) {
 	for i, of := range runs {
 		for _, r := range of {
 			p.GPUs += r.gpus() / n
-			p.Score += math.Log(r.mean/cells[i].setting.Service.Seconds()) / n
-			p.InTime += r.inTime[objective] / n
-			p.Failed += r.failed / n
+			p.Score += math.Log(r.Mean/cells[i].setting.Service.Seconds()) / n
+			p.InTime += r.InTime[objective] / n
+			p.Failed += r.Failed / n
 		}
 	}
 	p.GPUs, p.Score, p.InTime, p.Failed = sim.Round(p.GPUs), sim.Round(p.Score), sim.Round(p.InTime), sim.Round(p.Failed)

@@ -26,7 +26,8 @@ import (
 // paper is an evaluation that `stagecoach sim paper` knows.
 type paper struct {
 	name  string
-	full  func(sim.Opener) (study.Study, error)
+	usual func(sim.Opener) (study.Study, error)
+	full  func(sim.Opener) (study.Study, error) // with --full
 	quick func() study.Study
 	// tuned returns the configurations that come with the paper. It returns fs.ErrNotExist if there
 	// are none; then each evaluation chooses its own.
@@ -37,15 +38,16 @@ type paper struct {
 func papers() []paper {
 	bounds := func(sim.Opener) (study.Study, error) { return quart.Bounds(), nil }
 	return []paper{
-		{"quart", quart.Full, quart.Quick, quart.Tuned, (*study.Result).WriteMarkdown},
-		{"bounds", bounds, quart.QuickBounds, func() (study.Tuned, error) { return study.Tuned{}, fs.ErrNotExist }, quart.WriteBounds},
+		{"quart", quart.Headline, quart.Full, quart.Quick, quart.Tuned, (*study.Result).WriteMarkdown},
+		{"bounds", bounds, bounds, quart.QuickBounds, func() (study.Tuned, error) { return study.Tuned{}, fs.ErrNotExist }, quart.WriteBounds},
 	}
 }
 
 // paperFlags are what `stagecoach sim paper` is asked.
 type paperFlags struct {
-	quick, tune            bool
+	quick, full, tune      bool
 	only, json, out, tuned string
+	runs                   string
 	seeds                  int
 }
 
@@ -60,12 +62,14 @@ func evaluateOne(ctx context.Context, args []string, all []paper, out io.Writer)
 	var f paperFlags
 	fs := flag.NewFlagSet("sim paper", flag.ContinueOnError)
 	fs.BoolVar(&f.quick, "quick", false, "a small part of it, in less than half a minute")
+	fs.BoolVar(&f.full, "full", false, "all of it, with every load, contender and sweep, which takes much longer")
 	fs.BoolVar(&f.tune, "tune", false, "choose the contenders' configurations anew first, which takes longer than the rest")
 	fs.StringVar(&f.only, "only", "", "regular expression of settings, and after a slash of contenders")
 	fs.IntVar(&f.seeds, "seeds", 0, "how many seeds, in place of the study's")
 	fs.StringVar(&f.json, "json", "", "file for the result as JSON; - is standard output, in place of Markdown")
 	fs.StringVar(&f.out, "out", "", "folder for report.md, result.json and the figures")
 	fs.StringVar(&f.tuned, "tuned", "", "file with configurations, in place of those that come with it; --tune writes it")
+	fs.StringVar(&f.runs, "runs", "", "file that keeps finished runs, so that a stopped program goes on there; by default runs.jsonl in the folder of --out, with --full or --tune")
 	rest, err := console.ParseMixed(fs, args)
 	if err != nil {
 		return err
@@ -92,6 +96,16 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 	for _, l := range s.LeftOut {
 		console.Progress("left out: %s: %s", l.Setting, l.Why)
 	}
+	store, err := f.store()
+	if err != nil {
+		return err
+	}
+	if s.Store = store; s.More != nil {
+		s.More.Store = store
+	}
+	if store != nil {
+		defer store.Close()
+	}
 	defer debug.SetGCPercent(debug.SetGCPercent(simulate.GC))
 	tuned, err := p.configurations(ctx, &s, f, open)
 	if err != nil {
@@ -100,6 +114,9 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 	result, err := s.Evaluate(ctx, tuned, open, studyProgress())
 	if err != nil {
 		return err
+	}
+	if store != nil && store.Found() > 0 {
+		console.Progress("%d runs were made before, and were not made again", store.Found())
 	}
 	var errs []error
 	if f.json == "-" {
@@ -116,16 +133,43 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 	return errors.Join(errs...)
 }
 
+// store opens the file of finished runs; nil: none is wanted.
+func (f *paperFlags) store() (*study.Store, error) {
+	path := f.runs
+	if path == "" && f.out != "" && (f.full || f.tune) {
+		path = filepath.Join(f.out, "runs.jsonl")
+	}
+	if path == "" {
+		return nil, nil
+	}
+	version, err := study.ProgramVersion()
+	if err != nil {
+		return nil, err
+	}
+	return study.OpenStore(path, version)
+}
+
 // study is what the flags ask for.
 func (p *paper) study(f paperFlags, open sim.Opener) (study.Study, error) {
 	var s study.Study
 	var err error
-	if f.quick {
+	switch {
+	case f.quick && f.full:
+		return s, errors.New("--quick and --full, want one of them")
+	case f.quick:
 		s = p.quick()
-	} else if s, err = p.full(open); err != nil {
+	case f.full:
+		s, err = p.full(open)
+	default:
+		s, err = p.usual(open)
+	}
+	if err != nil {
 		return s, err
 	}
 	s.Test.N = cmp.Or(f.seeds, s.Test.N)
+	if s.More != nil {
+		s.More.Test.N = cmp.Or(f.seeds, s.More.Test.N)
+	}
 	if err := s.Check(); err != nil {
 		return s, err
 	}

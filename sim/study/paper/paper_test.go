@@ -57,6 +57,7 @@ func TestSimPaper(t *testing.T) {
 	t.Parallel()
 	toy := paper{
 		"toy", func(sim.Opener) (study.Study, error) { return toyStudy(), nil },
+		func(sim.Opener) (study.Study, error) { s := toyStudy(); s.Test.N = 5; return s, nil },
 		func() study.Study { s := toyStudy(); s.Settings = s.Settings[:1]; return s },
 		func() (study.Tuned, error) { return study.Tuned{Schema: study.TunedSchema, Study: "toy"}, nil },
 		(*study.Result).WriteMarkdown,
@@ -85,6 +86,12 @@ func TestSimPaper(t *testing.T) {
 	if r := result("toy", "--quick", "--seeds", "1"); len(r.Outcomes) != 1 || r.Seeds.N != 1 {
 		t.Errorf("--quick --seeds 1: %+v", r)
 	}
+	if r := result("toy", "--full", "--only", "fast"); r.Seeds.N != 5 {
+		t.Errorf("--full: seeds %+v, want the full study's 5", r.Seeds)
+	}
+	if _, err := run("toy", "--full", "--quick"); err == nil || !strings.Contains(err.Error(), "want one of them") {
+		t.Errorf("--full --quick: %v, want one of them", err)
+	}
 	if r := result("toy", "--tune", "--only", "fast"); len(r.Tuned.Choices) != 1 || r.Outcomes[0].Untuned {
 		t.Errorf("--tune --only: %+v", r)
 	}
@@ -99,6 +106,18 @@ func TestSimPaper(t *testing.T) {
 	}
 	if b, _ := os.ReadFile(filepath.Join(folder, "made", "here", "report.md")); !strings.Contains(string(b), "- [toy-latency](toy-latency.svg)") {
 		t.Errorf("the report does not link its figure: %s", b)
+	}
+	runs := filepath.Join(folder, "made", "here", "runs.jsonl")
+	kept, err := os.ReadFile(runs)
+	const made = 3*2 + 2*2 // candidates and loads, then loads and seeds
+	if n := bytes.Count(kept, []byte("\n")); err != nil || n != made {
+		t.Errorf("--tune kept %d runs (%v), want 10", n, err)
+	}
+	if out, err := run("toy", "--full", "--seeds", "2", "--tuned", tuned, "--runs", runs); err != nil || !strings.HasPrefix(out, "# A toy\n") {
+		t.Errorf("--full with the runs of --tune: %v: %s", err, out)
+	}
+	if again, _ := os.ReadFile(runs); !bytes.Equal(again, kept) {
+		t.Error("runs that were kept were made again")
 	}
 	r := result("toy", "--tuned", tuned, "--only", "fast")
 	if len(r.Tuned.Choices) != 2 || len(r.Outcomes) != 1 || r.Outcomes[0].Untuned || r.Outcomes[0].GPUs.Mean != 2 {
@@ -127,7 +146,7 @@ func TestSimPaperErrors(t *testing.T) {
 		`sim paper: got ["fermat"], want one of ["quart" "bounds"]`: {"fermat"},
 		"sim paper quart: open " + missing + ": no such file":       {"quart", "--quick", "--tuned", missing},
 		`sim paper quart: "planet" matches none, want some of`:      {"quart", "--quick", "--only", "planet"},
-		"sim paper quart: seeds for the test: -3 from 1 on":         {"quart", "--quick", "--seeds", "-3"},
+		"sim paper quart: seeds for the test: -3 from 1001 on":      {"quart", "--quick", "--seeds", "-3"},
 	} {
 		if err := Run(t.Context(), args, nil); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", args, err, want)

@@ -34,7 +34,7 @@ func QuickBounds() study.Study {
 func boundsOf(maps []boundsMap) study.Study {
 	s := study.Study{
 		Name: "bounds", Title: "When scaling stage by stage pays", Ours: byStages, Budget: budget, Candidates: 8,
-		Train: study.Seeds{First: trainSeeds.First, N: 1}, Test: study.Seeds{First: testSeeds.First, N: 3},
+		Train: study.Seeds{First: trainSeeds.First, N: 1}, Test: study.Seeds{First: 1, N: 3},
 		Multiples: multiples, Objective: objective, Draw: drawBounds,
 	}
 	under := map[string]condition{}

@@ -1,6 +1,7 @@
 package quart
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -20,14 +21,31 @@ const (
 	cocktailName  = "cocktail"
 )
 
-// contenders returns all contenders: baselines, the oracle, ours, and ours without each of its
-// parts.
+// contenders returns all contenders: baselines with the declared cores and with as many as ours may
+// use, the oracle, ours, and ours without each of its parts.
 func contenders() []study.Contender {
-	return slices.Concat(baselines(), papers(), []study.Contender{oracle(), ours()}, ablations(), observers())
+	declared := slices.Concat(baselines(), papers())
+	var equal []study.Contender
+	for _, c := range declared {
+		equal = append(equal, withMostCores(c))
+	}
+	return slices.Concat(declared, equal, []study.Contender{oracle(), ours()}, ablations(), observers())
 }
 
-// compared returns c for all settings except observations, whose replicas are fixed.
+// withMostCores returns c with stages that declare as many cores as ours may give them. All else is
+// equal: policy, knobs, defaults, and so the candidates.
+func withMostCores(c study.Contender) study.Contender {
+	apply := c.Apply
+	c.Name, c.Title, c.Cores = c.Name+"8", c.Title+", eight cores", mostCores
+	c.Source += "; with all cores that a stage was measured with, as ours may use"
+	c.Apply = func(s sim.Scenario, k []float64) sim.Scenario { return apply(declaring(s, mostCores), k) }
+	return c
+}
+
+// compared returns c for all settings except observations, whose replicas are fixed. Unless c says
+// otherwise, its replicas use the cores that stages declare.
 func compared(c study.Contender) study.Contender {
+	c.Cores = cmp.Or(c.Cores, cores)
 	c.In = func(s study.Setting) bool { return s.Group != observed }
 	return c
 }
@@ -114,13 +132,6 @@ func baselines() []study.Contender {
 			Defaults: []float64{baseline.KPATarget, baseline.KPAStable.Seconds(), baseline.KPAPanic, baseline.KPAThreshold},
 			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
 				return rival(s, "kpa", always(baseline.NewKPA(baseline.KPAConfig{Target: k[0], Stable: seconds(k[1]), Panic: k[2], Threshold: k[3]})))
-			},
-		}),
-		compared(study.Contender{
-			Name: "static8", Title: "fixed counts, eight cores", Source: "the same with all cores that a stage was measured with, since most are idle",
-			Space: []study.Knob{{Name: "level", Low: 1, High: gpus / stages}}, Defaults: []float64{gpus / stages / 2},
-			Apply: func(s sim.Scenario, k []float64) sim.Scenario {
-				return rival(declaring(s, mostCores), "static8", always[struct{}](baseline.Static{Level: k[0]}))
 			},
 		}),
 	}

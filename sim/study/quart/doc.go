@@ -3,7 +3,8 @@
 // ("ours") with tuned opponents, and with variants of Stagecoach that lack one part. It judges the
 // paper's claims.
 //
-//	s := quart.Full(open)            // everything
+//	s, err := quart.Headline(open)   // what is reported first, in minutes
+//	s, err := quart.Full(open)       // everything, with sweeps
 //	s := quart.Quick()               // seconds: one model, two loads, a few contenders
 //	result, err := s.Evaluate(ctx, tuned, open, report)
 //

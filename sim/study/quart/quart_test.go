@@ -256,3 +256,49 @@ func TestReasonsFitTheirVerdicts(t *testing.T) {
 		}
 	}
 }
+
+// TestHeadlineIsAPartOfFull checks that the headline's settings and contenders are in the full
+// evaluation, and that it is much smaller. Only contenders with equal means, ours and the oracle
+// are in it.
+func TestHeadlineIsAPartOfFull(t *testing.T) {
+	full, err := Full(none)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, err := Headline(none)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range head.Settings {
+		if !slices.ContainsFunc(full.Settings, func(y study.Setting) bool { return x.Name == y.Name && x.Group == y.Group }) {
+			t.Errorf("setting %s is not in the full evaluation", x.Name)
+		}
+	}
+	for _, c := range head.Contenders {
+		if !slices.ContainsFunc(full.Contenders, func(d study.Contender) bool { return c.Name == d.Name }) {
+			t.Errorf("contender %s is not in the full evaluation", c.Name)
+		}
+		if !c.Ours && c.Cores != mostCores {
+			t.Errorf("contender %s has %d cores, want %d", c.Name, c.Cores, mostCores)
+		}
+	}
+	if a, b := runs(&head), runs(&full); a*2 > b {
+		t.Errorf("%d runs in the headline, %d in the full evaluation", a, b)
+	}
+}
+
+// runs returns how many runs an evaluation makes.
+func runs(s *study.Study) int {
+	n := 0
+	for _, x := range s.Settings {
+		for _, c := range s.Contenders {
+			if c.In == nil || c.In(x) {
+				n += s.Test.N
+			}
+		}
+	}
+	if s.More != nil {
+		n += runs(s.More)
+	}
+	return n
+}
