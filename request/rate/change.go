@@ -24,25 +24,9 @@ type split struct {
 // history has the splits of a time without a certain change, the latest first. The last split has
 // all that was counted.
 type history struct {
-	splits []split
-	spread float64 // Ca², or 1 if that is more
-}
-
-// all returns the number of arrivals and the length of the time in seconds.
-func (h *history) all() (n, t float64) {
-	last := h.splits[len(h.splits)-1]
-	return last.n, last.age.Seconds()
-}
-
-// evidence returns the evidence that the rate changed at split k.
-func (h *history) evidence(k int) float64 {
-	n, t := h.all()
-	s := h.splits[k]
-	u := s.age.Seconds()
-	if t <= u {
-		return 0
-	}
-	return (likelihood(s.n, u) + likelihood(n-s.n, t-u) - likelihood(n, t)) / h.spread
+	splits   []split
+	past     gaps          // gaps of before
+	evidence [most]float64 // by split
 }
 
 // likelihood returns the logarithm of the likelihood of n Poisson arrivals in t seconds at their
@@ -54,26 +38,40 @@ func likelihood(n, t float64) float64 {
 	return n * math.Log(n/t)
 }
 
-// change returns the split with the most evidence, and that evidence.
-func (h *history) change() (best int, most float64) {
-	for k := range h.splits[:len(h.splits)-1] {
-		if v := h.evidence(k); v > most {
+// weigh computes the evidence for a change at each split. It returns the split with the most, and
+// that evidence.
+func (h *history) weigh() (best int, most float64) {
+	all := h.splits[len(h.splits)-1]
+	n, t := all.n, all.age.Seconds()
+	none := likelihood(n, t)
+	for k, s := range h.splits[:len(h.splits)-1] {
+		h.evidence[k] = 0
+		u := s.age.Seconds()
+		if t <= u {
+			continue
+		}
+		v := (likelihood(s.n, u) + likelihood(n-s.n, t-u) - none) / max(h.cv2(k), 1)
+		if h.evidence[k] = v; v > most {
 			best, most = k, v
 		}
 	}
 	return best, most
 }
 
-// before returns what was counted before split k.
+// before returns what was counted before split k, without the gap across the split.
 func (h *history) before(k int) counts {
 	all, s := h.splits[len(h.splits)-1], h.splits[k]
-	return counts{n: all.n - s.n, gaps: all.gaps - s.gaps, time: all.time - s.time, squares: all.squares - s.squares}
+	c := counts{n: all.n - s.n, gaps: all.gaps - s.gaps, time: all.time - s.time, squares: all.squares - s.squares}
+	if c.n > 0 {
+		c.first = all.first
+	}
+	return c.inner()
 }
 
-// rate returns the mean of the rates since all splits, weighted by the evidence for a change there.
+// rate returns the mean of the rates since all splits, weighted by the evidence that weigh computed.
 // The rate without a change is that of the last Window, or of Ca² times that.
-func (h *history) rate() float64 {
-	window := time.Duration(h.spread * float64(Window))
+func (h *history) rate(cv2 float64) float64 {
+	window := time.Duration(max(cv2, 1) * float64(Window))
 	k := len(h.splits) - 1
 	for k > 0 && h.splits[k].age > window {
 		k--
@@ -81,7 +79,7 @@ func (h *history) rate() float64 {
 	steady := h.splits[k].rate()
 	sum, weights := steady, 1.0
 	for i, s := range h.splits[:len(h.splits)-1] {
-		w := math.Exp(h.evidence(i) - Suspected)
+		w := math.Exp(h.evidence[i] - Suspected)
 		weights += w
 		if i < k {
 			sum += w * s.rate()

@@ -28,18 +28,13 @@ func (g *gaps) add(c counts, earlier gaps) {
 	}
 }
 
-// cv2 returns the squared CV of the gaps since the latest change, with gaps of before if these are
-// few.
-func (e *Estimator) cv2(splits []split) float64 {
-	recent := splits[len(splits)-1].counts
-	for _, s := range splits {
-		if s.gaps >= enoughGaps && s.age >= longestGap {
-			recent = s.counts
-			break
-		}
-	}
+// cv2 returns the squared CV of the gaps, if the rate changed at split k. The gaps before and after
+// the change are then multiples of different means, and the gap across it is of neither. If these
+// are few, gaps of before count, too.
+func (h *history) cv2(k int) float64 {
 	var all gaps
-	all.add(recent, e.past)
+	all.add(h.before(k), h.past)
+	all.add(h.splits[k].inner(), all)
 	if all.n < fewestGaps {
 		return 0
 	}

@@ -36,34 +36,53 @@ type Estimator struct {
 	usual usual
 }
 
-// counts are the arrivals of a time, and sums over the gaps that ended in it.
+// counts are the arrivals of a time, and sums over the gaps between them.
 type counts struct {
 	n             float64 // number of arrivals
-	gaps          float64 // number of gaps
-	time, squares float64 // sums of the gaps and of their squares, in seconds
+	gaps          float64 // number of gaps that ended in the time
+	time, squares float64 // sums of these gaps and of their squares, in seconds
+	first         float64 // first of these gaps, which began before; 0: none
 }
 
-func (c *counts) add(o counts) {
+// prepend adds the counts of an earlier time.
+func (c *counts) prepend(o counts) {
 	c.n += o.n
 	c.gaps += o.gaps
 	c.time += o.time
 	c.squares += o.squares
+	if o.n > 0 {
+		c.first = o.first
+	}
+}
+
+// inner returns c without the gap that began before its time.
+func (c counts) inner() counts {
+	if c.first > 0 {
+		c.gaps--
+		c.time -= c.first
+		c.squares -= c.first * c.first
+		c.first = 0
+	}
+	return c
 }
 
 // Add counts an arrival.
 func (e *Estimator) Add(at time.Duration) {
 	e.turn(at)
 	one := counts{n: 1}
-	switch gap := at - e.last; {
-	case !e.any || gap > longestGap:
+	if !e.any || at-e.last > longestGap {
 		*e = Estimator{at: e.at, any: true, since: at, usual: usual{from: at, at: at}}
-	default:
-		one.gaps, one.time, one.squares = 1, gap.Seconds(), gap.Seconds()*gap.Seconds()
+	} else {
+		gap := (at - e.last).Seconds()
+		one.gaps, one.time, one.squares, one.first = 1, gap, gap*gap, gap
 	}
 	e.last = at
 	e.usual.add(at, 1, 0)
 	for l, k := 0, e.at; l < levels; l, k = l+1, k/ratio {
-		e.slots[l][k%ring].add(one)
+		s := &e.slots[l][k%ring]
+		earlier := *s
+		*s = one
+		s.prepend(earlier)
 	}
 }
 
@@ -97,7 +116,8 @@ type Estimate struct {
 }
 
 // Read returns the estimate as of a time, or as of the latest call if that is later. If the rate has
-// certainly changed, Read forgets all arrivals before the change.
+// certainly changed, Read forgets all arrivals before the change. Changes are found only by Read, so
+// it should be called about once per second.
 func (e *Estimator) Read(at time.Duration) Estimate {
 	if !e.any {
 		return Estimate{}
@@ -110,11 +130,11 @@ func (e *Estimator) Read(at time.Duration) Estimate {
 	var room [most]split
 	h := history{splits: e.splits(at, room[:0])}
 	for {
-		cv2 := e.cv2(h.splits)
-		h.spread = max(cv2, 1)
-		k, evidence := h.change()
+		h.past = e.past
+		k, evidence := h.weigh()
 		if evidence <= Certain {
-			rate := h.rate()
+			cv2 := h.cv2(len(h.splits) - 1)
+			rate := h.rate(cv2)
 			return Estimate{Rate: rate, Ahead: e.usual.ahead(at, rate), CV2: cv2, Since: e.since}
 		}
 		e.past.add(h.before(k), e.past)
@@ -132,7 +152,7 @@ func (e *Estimator) splits(at time.Duration, out []split) []split {
 	length, k := slot, e.at
 	for l := range levels {
 		for end := lastUsed(k, l); k >= end; k-- {
-			sum.add(e.slots[l][k%ring])
+			sum.prepend(e.slots[l][k%ring])
 			from := max(time.Duration(k)*length, e.since)
 			if from == e.since {
 				return append(out, split{at - from, sum})
