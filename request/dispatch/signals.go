@@ -64,6 +64,7 @@ type signals struct {
 	gaps    gaps
 	rates   rates
 	bursts  bursts
+	gone    plan.Tally // tasks that have left the line
 }
 
 // bucket holds what happened in half a second.
@@ -150,6 +151,8 @@ func (s *signals) leave(wait time.Duration) {
 	b := s.current()
 	b.left++
 	b.waits += float64(wait)
+	s.gone.N++
+	s.gone.Seconds += wait.Seconds()
 	s.waits[s.newest/perPart%parts].Add(wait)
 }
 
@@ -160,6 +163,7 @@ func (s *signals) arrivals() *signals {
 		out.ring[i] = bucket{arrived: s.ring[i].arrived}
 	}
 	out.waits, out.all, out.past = [parts]sketch.Sketch{}, sketch.Sketch{}, sketch.Sketch{}
+	out.gone = plan.Tally{}
 	return &out
 }
 
@@ -169,6 +173,7 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 	var d plan.Demand
 	var w plan.Wait
 	var use plan.Busy
+	w.Left = s.gone
 	if s.first.IsZero() {
 		return d, w, use
 	}
