@@ -36,7 +36,7 @@ func (t Terms) Error() (part float64, ok bool) {
 func NewTerms(f *plan.Function) Terms {
 	g := newStage(f)
 	g.waiting = 0
-	out := Terms{Bounded: bounds(f)}
+	out := Terms{Bounded: replaced(f)}
 	ready, _ := f.Current()
 	if g.known {
 		out.Batch = toDuration(g.latency)
@@ -64,8 +64,8 @@ func NewTerms(f *plan.Function) Terms {
 	return out
 }
 
-// bounds describes the measurements of f that the model replaces: see squared.
-func bounds(f *plan.Function) (out []string) {
+// replaced describes the measurements of f that the model replaces: see squared.
+func replaced(f *plan.Function) (out []string) {
 	of := func(what string, cv float64) {
 		switch used := math.Sqrt(squared(cv)); {
 		case cv == 0: // unknown
@@ -80,7 +80,7 @@ func bounds(f *plan.Function) (out []string) {
 	}
 	of("the times between arrivals", f.Demand.CV)
 	of("service times", f.Service.CV)
-	if falls := f.FallingBatch(); falls > 0 && len(f.Service.Batches) == 0 {
+	if falls := f.FallingBatch(); falls > 0 && f.AutoBatch == 0 && len(f.Service.Batches) == 0 {
 		out = append(out, plan.Falls(falls))
 	}
 	return out
