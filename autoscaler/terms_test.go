@@ -9,8 +9,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// TestTermsPredictForTheReadyReplicas checks the prediction against the formula of the textbook, and
-// that neither starting replicas nor the present line count.
+// TestTermsPredictForTheReadyReplicas checks the prediction against the textbook's formula. Neither
+// starting replicas nor the present line count.
 func TestTermsPredictForTheReadyReplicas(t *testing.T) {
 	f := timed("f", 100*ms)
 	f.Slots, f.Demand, f.Service.CV = 1, plan.Demand{Known: true, Rate: 15, CV: 1}, 1

@@ -18,8 +18,7 @@ const (
 	// is that much larger (Cox, Renewal Theory, 1962, §4.2).
 	watchLeast = 20
 	// watchOff is the part of a prediction by which the measurement may differ from it. The means of a
-	// minute often differ by more by chance, but not for a minute: in simulations of 2 h at CV 1 to 4,
-	// that happens at most once per hour up to load 0.8 with 4 servers.
+	// minute often differ by more by chance, but rarely for a minute: docs/autoscaler.md has figures.
 	watchOff = 0.5
 )
 
@@ -68,7 +67,7 @@ type setting struct {
 type mark struct {
 	at           time.Time
 	left, served plan.Tally
-	// added up over the tasks in left: the predicted sojourn in seconds, and the burstiness, at least 1
+	// added up over the tasks in left: the predicted sojourn in seconds, and Ca², at least 1
 	predicted, bursty float64
 }
 

@@ -68,8 +68,9 @@ func watch(t *testing.T, duration time.Duration, replicas int, rate string, cv f
 	return out
 }
 
-// TestWatchJudgesByTheSameTasks checks that a Watch compares like with like. Under the load that the
-// model is made for, its predictions hold. A wait that the model does not know is found.
+// TestWatchJudgesByTheSameTasks checks that a Watch compares like with like. Predictions hold under
+// the load that the model is made for. The model does not know that batches grow with the load, nor
+// that calls wait for their batch to fill: the Watch tells of that.
 func TestWatchJudgesByTheSameTasks(t *testing.T) {
 	for name, tc := range map[string]struct {
 		rate      string
@@ -80,7 +81,7 @@ func TestWatchJudgesByTheSameTasks(t *testing.T) {
 	}{
 		"chance":    {"28", 1, Variant{Service: Service{Mean: 100 * time.Millisecond}}, 0.9, 1.1, false},
 		"bursts":    {"200", 4, Variant{Service: Service{Mean: 10 * time.Millisecond}}, 0.9, 1.1, false},
-		"batches":   {"100", 1, Variant{Service: Service{Mean: 50 * time.Millisecond, BatchCost: pointer(0.2)}, Batching: Batching{Batch: 4}}, 0.5, 1.1, false}, // the model does not know that batches grow with the load
+		"batches":   {"100", 1, Variant{Service: Service{Mean: 50 * time.Millisecond, BatchCost: pointer(0.2)}, Batching: Batching{Batch: 4}}, 0.5, 1.1, false},
 		"a delay":   {"20", 1, Variant{Service: Service{Mean: 10 * time.Millisecond}, Batching: Batching{Batch: 64, BatchWait: 100 * time.Millisecond}}, 2, 20, true},
 		"few tasks": {"0.1", 1, Variant{Service: Service{Mean: 10 * time.Millisecond}}, 0, 0, false},
 	} {

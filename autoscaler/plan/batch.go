@@ -58,8 +58,8 @@ func (s *Snapshot) AutoBatch(at int) (n int, why string) {
 	return n, why
 }
 
-// FallingBatch returns the first batch size up to f's batch that the profile says takes clearly less
-// time than a smaller one. It returns 0 if there is none, or if f has no batches.
+// FallingBatch returns the first batch size up to f's batch that takes clearly less time than a
+// smaller one, by the profile. It returns 0 if there is none, or if f has no batches.
 func (f *Function) FallingBatch() int {
 	if f.Batch <= 1 {
 		return 0

@@ -64,16 +64,17 @@ type ExplainedLoad struct {
 // ExplainedModel is how long tasks stay at a stage, by the model and as measured. The model's
 // prediction is for the replicas that are ready now. Unknown values are left out.
 type ExplainedModel struct {
-	Batch     int      `json:"batch,omitempty"`     // largest batch
-	BatchTime string   `json:"batchTime,omitempty"` // mean time of a task's batch
-	Load      *float64 `json:"load,omitempty"`      // per server: rate times service time, over all servers
+	Batch     int    `json:"batch,omitempty"`     // largest batch
+	BatchTime string `json:"batchTime,omitempty"` // mean time of a task's batch
+	// rate times service time, per replica and slot
+	Load *float64 `json:"load,omitempty"`
 	// mean sojourns: from a task's arrival to its end
 	Predicted string `json:"predicted,omitempty"`
 	Stayed    string `json:"measuredSojourn,omitempty"`
 	// part of Predicted by which Stayed is longer; negative: shorter
 	Error        *float64 `json:"error,omitempty"`
 	NoPrediction string   `json:"noPrediction,omitempty"` // why Predicted is left out
-	Bounded      []string `json:"bounded,omitempty"`      // inputs that the model does not take as they are
+	Bounded      []string `json:"bounded,omitempty"`      // inputs that the model replaces
 	// nil: the last minute cannot be judged
 	LastMinute *ExplainedError `json:"lastMinute,omitempty"`
 }

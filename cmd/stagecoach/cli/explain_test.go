@@ -67,6 +67,12 @@ func TestExplain(t *testing.T) {
 			p.SLO = 200 * time.Millisecond
 			return ""
 		},
+		"batches-out-of-reach": func(p *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string {
+			p.SLO = time.Second
+			f := &s.Functions[2]
+			f.Batch, f.Demand.Rate, f.Service.Batches = 8, 4, []plan.Batched{{Size: 8, Mean: 1600 * time.Millisecond, N: 20}}
+			return ""
+		},
 		"absurd": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string {
 			s.Functions[0].Demand.Rate, s.Functions[0].Demand.CV, s.Functions[0].Busy = math.NaN(), math.Inf(1), plan.Busy{Known: true, Share: math.NaN()}
 			return ""
