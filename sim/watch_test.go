@@ -87,7 +87,7 @@ func TestWatchJudgesByTheSameTasks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			j := watch(t, 5*time.Minute, 4, tc.rate, tc.cv, tc.v)
+			j := watch(t, 3*time.Minute, 4, tc.rate, tc.cv, tc.v)
 			ratio := 0.0
 			if j.known > 0 {
 				ratio = j.measured / j.predicted
