@@ -12,7 +12,9 @@ import (
 type load struct {
 	rate, burst float64
 	before      float64 // calls that wait at earlier stages, on the path with the most calls
-	effort      float64 // see contender
+	// calls per second that the slowest of these stages can serve; 0 if no call waits there
+	through float64
+	effort  float64 // see contender
 }
 
 // pipelineLoads returns for each function the load of its pipelines.
@@ -33,20 +35,16 @@ func pipelineLoads(s *plan.Snapshot) map[string]load {
 			g.lambda = min(entry.Stage.Rate, math.MaxInt32)
 		}
 		service, effort := 0.0, 0.0
-		before, waiting := make([]float64, len(p.Stages)), make([]float64, len(p.Stages))
-		for k, name := range p.Stages {
+		lines := linesBefore(p, &finder)
+		for _, name := range p.Stages {
 			f, ok := finder.Function(name)
 			if !ok {
 				continue
 			}
-			waiting[k] = float64(max(f.Waiting, 0))
 			if f.Service.Known {
 				service += max(f.Service.Mean.Seconds(), 0)
 				effort += max(f.Service.Mean.Seconds(), 0) / float64(max(f.Slots, 1))
 			}
-		}
-		for _, e := range forward(p) {
-			before[e.To] = max(before[e.To], before[e.From]+waiting[e.From])
 		}
 		for k, name := range p.Stages {
 			if !slices.Contains(p.Stages[:k], name) {
@@ -56,7 +54,9 @@ func pipelineLoads(s *plan.Snapshot) map[string]load {
 					rate = min(rate, lane.lambda)
 				}
 				l.rate += rate
-				l.before = max(l.before, before[k])
+				if lines[k].before > l.before {
+					l.before, l.through = lines[k].before, lines[k].through
+				}
 				if effort > 0 && (l.effort == 0 || effort < l.effort) {
 					l.effort = effort
 				}
@@ -68,4 +68,29 @@ func pipelineLoads(s *plan.Snapshot) map[string]load {
 		}
 	}
 	return loads
+}
+
+// lineBefore has the calls that wait at the stages before a stage, and the calls per second that
+// the slowest of these stages can serve with its ready replicas.
+type lineBefore struct{ before, through float64 }
+
+// linesBefore returns the calls that wait before each stage of p, on the path with the most calls.
+func linesBefore(p *plan.Pipeline, finder *plan.Finder) []lineBefore {
+	out, stages := make([]lineBefore, len(p.Stages)), make([]lineBefore, len(p.Stages))
+	for k, name := range p.Stages {
+		out[k].through, stages[k].through = math.Inf(1), math.Inf(1)
+		if f, ok := finder.Function(name); ok {
+			stages[k].before = float64(max(f.Waiting, 0))
+			if g := newStage(f); g.known {
+				ready, _ := f.Current()
+				stages[k].through = float64(g.servers(ready)) * g.mu
+			}
+		}
+	}
+	for _, e := range forward(p) {
+		if line := out[e.From].before + stages[e.From].before; line > out[e.To].before {
+			out[e.To] = lineBefore{line, min(out[e.From].through, stages[e.From].through)}
+		}
+	}
+	return out
 }

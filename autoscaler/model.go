@@ -121,7 +121,7 @@ func newStage(f *plan.Function) stage {
 		g.latency = batchTime(f)
 	}
 	if f.Demand.Known && f.Demand.Rate > 0 { // not NaN
-		g.measured = min(f.Demand.Rate, math.MaxInt32)
+		g.measured = min(max(f.Demand.Rate, f.Demand.Ahead), math.MaxInt32)
 		g.lambda = g.measured
 	}
 	return g

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
@@ -43,6 +44,9 @@ const keeping = 1.5
 // stages see the same arrivals, so their needs vary less by chance.
 const moving = 1.2
 
+// asking is the shortest time between two decisions that a line asks for, as in package dispatch.
+const asking = 100 * time.Millisecond
+
 // The resources of nodes, as sums over nodes. A replica that fits into the sum may fit on no single
 // node; the placer reports that.
 const (
@@ -62,6 +66,7 @@ type contender struct {
 	load    float64 // requests per second of its pipelines, with waiting ones
 	rate    float64 // calls per second, with those that earlier stages will let through
 	lines   float64 // calls that wait here, and at earlier stages on the path with the most
+	soon    float64 // calls of lines that a replica ordered now could serve: see arriving
 	effort  float64 // server-seconds per request of its pipeline; the smallest of its pipelines
 	burst   float64 // see load
 	count   int     // replicas given so far
@@ -112,6 +117,7 @@ func (Gain) Share(s plan.Snapshot, a plan.Alloc) (plan.Alloc, error) {
 		of := loads[c.f.Name]
 		c.load = max(of.rate, c.lambda) + float64(c.waiting)/horizon.Seconds()
 		c.rate, c.lines = max(of.rate, c.lambda), float64(c.waiting)+of.before
+		c.soon = c.arriving(of)
 		if c.effort = of.effort; c.effort == 0 {
 			c.effort = c.mean() / float64(c.slots)
 		}
@@ -258,6 +264,16 @@ func (c *contender) lacks(free [resources]int64, scarce, moves [resources]bool, 
 	return -1
 }
 
+// arriving returns the calls that wait here, and the calls of earlier lines that will arrive before
+// a replica that is ordered now is ready. Later calls do not count, because a replica for them can
+// be ordered later, and until then it serves where the line is. If only the calls that wait here
+// counted, the stage where a burst waits would take replicas from the stages behind it. The burst
+// would then wait there.
+func (c *contender) arriving(of load) float64 {
+	within := asking.Seconds() + startTime(c.f.Starts)
+	return float64(c.waiting) + min(of.before, of.through*within)
+}
+
 // mean returns a task's service time in seconds, or 1 if it is unknown.
 func (c *contender) mean() float64 {
 	if c.known {
@@ -277,6 +293,9 @@ func (c *contender) mean() float64 {
 //   - effort is the number of replicas that raise the capacity of all stages of a pipeline by one
 //     request per second. One replica is 1/effort of that, and takes D²/(W·effort) off D.
 //   - W requests profit, so the gain is D²/effort. Gains of different pipelines can be compared.
+//
+// The line of a function that keeps up has the calls that wait for it, and those that will arrive
+// from earlier lines before a new replica could be ready: see arriving.
 func (c *contender) look() {
 	n := float64(c.count)
 	capacity := n * float64(c.slots) / c.mean()
@@ -295,7 +314,7 @@ func (c *contender) look() {
 		}
 		return
 	default:
-		c.urgency, c.gain = 0, c.load*float64(c.waiting)*c.mean()/float64(c.slots)/(n*(n+1))
+		c.urgency, c.gain = 0, c.load*c.soon*c.mean()/float64(c.slots)/(n*(n+1))
 		if c.known {
 			c.gain += c.load * max(c.wait(c.count)-c.wait(c.count+1), 0)
 		}

@@ -249,3 +249,41 @@ func TestGainLevelsCapacitiesOfAPipelineBehind(t *testing.T) {
 		})
 	}
 }
+
+// TestGainKeepsReplicasWhereABurstArrives checks how three stages that are alike share six replicas
+// while calls wait at one of them. If starts are slow, the stages behind the line keep theirs,
+// because the calls arrive there before a replica could start. If starts are quick, replicas follow
+// the line.
+func TestGainKeepsReplicasWhereABurstArrives(t *testing.T) {
+	for name, tc := range map[string]struct {
+		start   time.Duration
+		waiting [3]int
+		want    string
+	}{
+		"at the first, slow starts":  {2 * time.Second, [3]int{16, 0, 0}, "[2 2 2]"},
+		"at the first, quick starts": {10 * time.Millisecond, [3]int{16, 0, 0}, "[4 1 1]"},
+		"at the last, slow starts":   {2 * time.Second, [3]int{0, 0, 16}, "[1 1 4]"},
+		"at the last, quick starts":  {10 * time.Millisecond, [3]int{0, 0, 16}, "[1 1 4]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := plan.Snapshot{
+				Budget: 6, Nodes: []plan.Node{{Name: "n", Memory: 64 << 30, CPUMilli: 64000}},
+				Pipelines: []plan.Pipeline{{Name: "p", Stages: []string{"a", "b", "c"}, Edges: []plan.Edge{{From: 0, To: 1}, {From: 1, To: 2}}}},
+			}
+			var ask plan.Alloc
+			for i, stage := range s.Pipelines[0].Stages {
+				f := served(stage, 1, 2)
+				f.Waiting, f.Starts = tc.waiting[i], []plan.Start{{N: 1, Mean: tc.start}}
+				s.Functions = append(s.Functions, f)
+				ask = append(ask, plan.Line{Function: stage, Count: 4})
+			}
+			got, err := Gain{}.Share(s, ask)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if counts := fmt.Sprint([]int{got[0].Count, got[1].Count, got[2].Count}); counts != tc.want {
+				t.Errorf("%s, want %s", counts, tc.want)
+			}
+		})
+	}
+}

@@ -33,6 +33,7 @@ type Config struct {
 	Timeout  time.Duration // of Observe and Apply together; 5 s
 	Policies policy.Names
 	Recorder Recorder // gets every decision; nil: none
+	Traffic  *Traffic // the requests between decisions, for the Recorder; nil: not counted
 	// Applied is called with each plan after it was applied. It must not block. Nil: nothing is
 	// called.
 	Applied func(plan.Plan)
@@ -173,7 +174,7 @@ func (l *Loop) tick(ctx context.Context) (result string, err error) {
 	l.planning.Observe(time.Since(start).Seconds())
 	l.held.Add(float64(len(stay)))
 	if l.cfg.Recorder != nil {
-		l.cfg.Recorder.Record(Decision{Policies: l.policies.Names(), Snapshot: s, Memory: l.memory, Plan: p, Err: err})
+		l.cfg.Recorder.Record(Decision{Policies: l.policies.Names(), Snapshot: s, Memory: l.memory, Plan: p, Err: err, Traffic: l.cfg.Traffic.Take()})
 	}
 	if err != nil {
 		return "invalid", fmt.Errorf("plan: %w", err)

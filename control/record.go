@@ -15,6 +15,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/record"
 )
 
 // Decision is a decision with all its inputs. What it points to never changes.
@@ -23,31 +24,20 @@ type Decision struct {
 	Snapshot plan.Snapshot
 	Memory   policy.Memory // memory before the decision
 	Plan     plan.Plan
-	Err      error // there is no plan to apply
+	Err      error           // there is no plan to apply
+	Traffic  *record.Traffic // since the previous decision; nil: it is not counted
 }
 
 // Recorder gets every decision. Record must not block.
 type Recorder interface{ Record(d Decision) }
 
-// RecordVersion is the version of a record's lines. It changes when the form of the lines changes,
-// or when a plan.Snapshot or plan.Plan in an older line would now mean something else.
-const RecordVersion = 1
-
-// record is a line of a record, in JSON.
-type record struct {
-	Version  int             `json:"version"`
-	Policies policy.Names    `json:"policies"`
-	Snapshot plan.Snapshot   `json:"snapshot"`
-	Memory   json.RawMessage `json:"memory"` // encoded by policy.Memory
-	Plan     plan.Plan       `json:"plan"`
-	Error    string          `json:"error,omitempty"` // first line of the error
-}
-
 // line encodes d with a newline.
 func (d Decision) line() ([]byte, error) {
 	memory, err := d.Memory.MarshalJSON()
 	if err == nil {
-		r := record{Version: RecordVersion, Policies: d.Policies, Snapshot: d.Snapshot, Memory: memory, Plan: d.Plan, Error: firstLine(d.Err)}
+		r := record.Line{
+			Version: record.Version, Policies: d.Policies, Snapshot: d.Snapshot, Memory: memory, Plan: d.Plan, Error: firstLine(d.Err), Traffic: d.Traffic,
+		}
 		var b []byte
 		if b, err = json.Marshal(r); err == nil {
 			return append(b, '\n'), nil

@@ -1,11 +1,7 @@
 package control
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -14,10 +10,8 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/record"
 )
-
-// maxLine is the largest line of a record in bytes. A line with ten thousand functions is smaller.
-const maxLine = 64 << 20
 
 // Replay is the result of making recorded decisions again.
 type Replay struct {
@@ -52,52 +46,30 @@ func (r Replay) Same() bool { return len(r.Diffs) == 0 && len(r.Unread) == 0 }
 func ReplayRecord(file io.Reader) (Replay, error) {
 	out := Replay{Diffs: []Diff{}, Unread: []Unread{}}
 	sets := map[policy.Names]policy.Set{}
-	lines := bufio.NewScanner(file)
-	lines.Buffer(nil, maxLine)
-	n := 0
-	for lines.Scan() {
-		n++
-		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
-			continue
-		}
-		diffs, err := again(lines.Bytes(), sets)
+	err := record.Scan(file, func(n int, text []byte) error {
+		diffs, err := again(text, sets)
 		if err != nil {
 			out.Unread = append(out.Unread, Unread{n, err.Error()})
-			continue
+			return nil
 		}
 		out.Decisions++
 		for _, d := range diffs {
 			d.Line = n
 			out.Diffs = append(out.Diffs, d)
 		}
-	}
-	if err := lines.Err(); errors.Is(err, bufio.ErrTooLong) {
-		return out, fmt.Errorf("line %d: longer than %s, want a decision a line", n+1, plan.Size(maxLine))
-	} else if err != nil {
-		return out, fmt.Errorf("after line %d: %w", n, err)
-	}
-	return out, nil
+		return nil
+	})
+	return out, err
 }
 
 // again makes a recorded decision again and returns the differences.
 func again(line []byte, sets map[policy.Names]policy.Set) ([]Diff, error) {
-	var version struct{ Version int }
-	if err := json.Unmarshal(line, &version); err != nil {
-		return nil, fmt.Errorf("no line of a record, or one cut short: %w", err)
-	}
-	if version.Version != RecordVersion {
-		return nil, fmt.Errorf("version %d, want %d: replay it with the stagecoach that recorded it", version.Version, RecordVersion)
-	}
-	var r record
-	d := json.NewDecoder(bytes.NewReader(line))
-	// The decision may depend on a field that this program does not know.
-	d.DisallowUnknownFields()
-	if err := d.Decode(&r); err != nil {
+	r, err := record.Decode(line)
+	if err != nil {
 		return nil, err
 	}
 	set, ok := sets[r.Policies]
 	if !ok {
-		var err error
 		if set, err = r.Policies.Choose(); err != nil {
 			return nil, err
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
+	"github.com/stagecoach-serving/stagecoach/autoscaler/record"
 )
 
 func replayed(t *testing.T, path string) Replay {
@@ -62,7 +63,7 @@ func TestReplayListsDifferences(t *testing.T) {
 	}{
 		"the same":        {string(line), nil, ""},
 		"another plan":    {string(changed), []string{" error", "a warm n", f + " count", f + " key", f + " slots", f + " why"}, ""},
-		"another version": {change(`{"version":1,`, `{"version":2,`), nil, "version 2, want 1: replay it with the stagecoach that recorded it"},
+		"another version": {change(`{"version":1,`, `{"version":2,`), nil, "version 2, want 1: use the stagecoach that recorded it"},
 		"no version":      {`{"Rev": 3}`, nil, "version 0, want 1"},
 		"no JSON":         {"decision 1", nil, "no line of a record"},
 		"cut short":       {string(line[:len(line)/2]), nil, "cut short: unexpected end of JSON input"},
@@ -101,7 +102,7 @@ func TestReplayListsDifferences(t *testing.T) {
 			}
 		})
 	}
-	if _, err := ReplayRecord(strings.NewReader("\n" + strings.Repeat("x", maxLine+1))); err == nil || !strings.Contains(err.Error(), "line 2: longer than 64 MiB") {
+	if _, err := ReplayRecord(strings.NewReader("\n" + strings.Repeat("x", record.MaxLine+1))); err == nil || !strings.Contains(err.Error(), "line 2: longer than 64 MiB") {
 		t.Errorf("an endless line: %v", err)
 	}
 }

@@ -34,6 +34,9 @@ func (s *Scenario) complete() {
 	}
 	for i := range s.Policies {
 		p := &s.Policies[i]
+		if len(p.Replicas) > 0 {
+			p.Name = cmp.Or(p.Name, static)
+		}
 		p.Name = cmp.Or(p.Name, p.Corrector, p.Allocator, "default")
 	}
 	for i := range s.Nodes {

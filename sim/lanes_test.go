@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	format "github.com/stagecoach-serving/stagecoach/autoscaler/record"
 	loop "github.com/stagecoach-serving/stagecoach/control"
 )
 
@@ -341,7 +342,7 @@ func TestReplayDecidesTheSame(t *testing.T) {
 				versions[table.Version] = true
 			}
 			line := map[string]any{
-				"version": loop.RecordVersion, "policies": w.set.Names(), "snapshot": w.control.snap, "memory": before, "plan": p,
+				"version": format.Version, "policies": w.set.Names(), "snapshot": w.control.snap, "memory": before, "plan": p,
 			}
 			if err := json.NewEncoder(&file).Encode(line); err != nil {
 				t.Fatal(err)

@@ -137,10 +137,11 @@ func (m *Model) addPolicies(p *problems) {
 	names := map[string]bool{}
 	for i, spec := range m.scenario.Policies {
 		path := fmt.Sprintf("policies[%d]", i)
-		set, err := spec.Choose()
+		set, err := spec.choose()
 		if err != nil {
 			p.add(path, "%v", err)
 		}
+		m.checkReplicas(&spec, path, p)
 		if spec.Make != nil && spec.Names != (policy.Names{}) {
 			p.add(path, "names beside Make, want one of them")
 		}

@@ -30,11 +30,20 @@ type Scenario struct {
 type Policy struct {
 	Name         string `yaml:"name"`
 	policy.Names `yaml:",inline"`
+	// Replicas are fixed numbers of replicas, in place of an allocator; other stages have their
+	// minimum. Nothing corrects them, unless a corrector is named.
+	Replicas []Replicas `yaml:"replicas"`
 
 	// Make, if not nil, makes the policies of each run, and Names is not used. Studies need it for
 	// policies without a name, and for policies that depend on the run. It is called before a run
 	// begins. Several goroutines may call it at the same time.
 	Make func(Run) (policy.Set, error) `yaml:"-"`
+}
+
+// Replicas is the number of replicas of a stage's own function, or of a variant.
+type Replicas struct {
+	Stage string `yaml:"stage"`
+	Count int    `yaml:"count"`
 }
 
 // Run is what a policy may know about its run before it begins.

@@ -131,6 +131,11 @@ type Demand struct {
 	Rate  float64   // per second
 	CV    float64   // of the times between arrivals; 0: too few arrivals
 	Last  time.Time // the latest arrival
+	// Ahead is the rate to expect soon. It is nearer to the mean of minutes than Rate is if the rate
+	// has changed often; 0: not measured.
+	Ahead float64 `json:",omitzero"`
+	// Since is the time of the latest change of the rate, or of the first arrival.
+	Since time.Time `json:",omitzero"`
 	// Envelope is the largest number of arrivals within stretches of several lengths, over the last
 	// minute; all zero: not measured.
 	Envelope Envelope `json:",omitzero"`

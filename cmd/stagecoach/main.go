@@ -67,7 +67,7 @@ func commands() []command {
 		{"warden", "what `keysmanager` starts processes with, so that they outlive it", runWarden, nil},
 		{"demo", "the main job end to end, on real input, with its result shown", demo.Run, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", cli.Load, nil},
-		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSimulator, []string{"SCENARIO.yml", "paper quart"}},
+		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSimulator, []string{"SCENARIO.yml", "--recorded RECORD", "paper quart"}},
 		{"bench", "measure", runBench, []string{"autoscaler", "batch", "coldstart", "gpu", "hop", "idle", "keysmanager", "sim", "wake"}},
 		{"version", "print the version", runVersion, nil},
 	}

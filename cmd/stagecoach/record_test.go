@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -11,10 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler/record"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
+	"github.com/stagecoach-serving/stagecoach/sim/recorded"
 )
 
 // envRecord names the file that `make record` writes: autoscaler/testdata/record.jsonl.
@@ -27,8 +30,8 @@ const recordSize = 300 << 10
 // calls explain, and replays the record.
 func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	dir := t.TempDir()
-	config, record := filepath.Join(dir, "up.yml"), filepath.Join(dir, "record.jsonl")
-	if err := os.WriteFile(config, []byte("node: {name: one}\ncontrol: {record: "+record+"}\n"), 0o600); err != nil {
+	config, file := filepath.Join(dir, "up.yml"), filepath.Join(dir, "record.jsonl")
+	if err := os.WriteFile(config, []byte("node: {name: one}\ncontrol: {record: "+file+"}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	r := start(t, "--config", config)
@@ -71,7 +74,14 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	calm := r.load(1, "/function/film", ok)
 	calm.turn()
 	lasting(5 * time.Second)
-	burst := r.load(12, "/function/film", ok)
+	burst := func() func() {
+		l := r.load(12, "/function/film", ok)
+		return func() { l.end() }
+	}
+	if os.Getenv(envRecord) != "" {
+		burst = func() func() { return openBurst(t, r.Base) }
+	}
+	endBurst := burst()
 	var grade schema.ExplainedStage
 	r.until(late, "the slowest stage to have more replicas, and to be known", func() bool {
 		grade = stage("grade")
@@ -93,7 +103,7 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	if !strings.Contains(table.String(), "STAGE  RATE") || !strings.Contains(table.String(), "PREDICTED") {
 		t.Errorf("no terms in\n%s", table.String())
 	}
-	burst.end()
+	endBurst()
 	lasting(40 * time.Second)
 	calm.end()
 
@@ -120,20 +130,21 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	}
 	r.stop()
 
-	b, err := os.ReadFile(record)
+	b, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	out.Reset()
-	if err := run(t.Context(), []string{"replay", record}, &out); err != nil || !strings.Contains(out.String(), " decisions made again: each as it was") {
+	if err := run(t.Context(), []string{"replay", file}, &out); err != nil || !strings.Contains(out.String(), " decisions made again: each as it was") {
 		t.Errorf("%v\n%s", err, out.String())
 	}
+	simulateRecord(t, file)
 	changed := bytes.Replace(b, []byte("max 6"), []byte("max 7"), 1)
-	if err := os.WriteFile(record, append(changed, `{"version":9}`...), 0o600); err != nil {
+	if err := os.WriteFile(file, append(changed, `{"version":9}`...), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	out.Reset()
-	err = run(t.Context(), []string{"replay", record, "--json"}, &out)
+	err = run(t.Context(), []string{"replay", file, "--json"}, &out)
 	if err == nil || console.StatusOf(err) != 1 {
 		t.Errorf("%v, status %d, want 1", err, console.StatusOf(err))
 	}
@@ -141,32 +152,105 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &got); err != nil || len(got.Diffs) != 1 || got.Diffs[0].Field != "why" || len(got.Unread) != 1 {
 		t.Errorf("%v: %s, want one difference and one line unread", err, out.Bytes())
 	}
-	if err := os.WriteFile(record, nil, 0o600); err != nil {
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := run(t.Context(), []string{"replay", record}, &out); err == nil || !strings.Contains(err.Error(), "no decision in it") {
+	if err := run(t.Context(), []string{"replay", file}, &out); err == nil || !strings.Contains(err.Error(), "no decision in it") {
 		t.Errorf("a record of nothing: %v", err)
 	}
-	if file := os.Getenv(envRecord); file != "" {
-		keep(t, b, file)
+	if to := os.Getenv(envRecord); to != "" {
+		keep(t, b, to)
 	}
 }
 
-// keep writes a part of a record that has room, its lines at even distances.
-func keep(t *testing.T, record []byte, file string) {
-	t.Helper()
-	lines := bytes.SplitAfter(bytes.TrimSuffix(record, []byte("\n")), []byte("\n"))
-	every := 1 + len(record)/recordSize
-	var out []byte
-	kept := 0
-	for i := 0; i < len(lines); i += every {
-		if len(out)+len(lines[i]) <= recordSize {
-			out = append(out, bytes.TrimSuffix(lines[i], []byte("\n"))...)
-			out, kept = append(out, '\n'), kept+1
+// openBurst begins a burst for a record. Its requests do not wait for answers, so that they come at
+// the same times whatever a policy does. The result waits for its end.
+func openBurst(t *testing.T, gateway string) func() {
+	done := make(chan error, 1)
+	go func() {
+		done <- run(t.Context(), []string{"load", "film", "--gateway", gateway, "--rate", "40:18s", "--cv", "1.5", "--quiet", "--allow-errors"}, io.Discard)
+	}()
+	return func() {
+		if err := <-done; err != nil {
+			t.Error(err)
 		}
+	}
+}
+
+// simulateRecord takes the record of film as load, and compares what was counted with a simulation.
+func simulateRecord(t *testing.T, file string) {
+	t.Helper()
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"sim", "--recorded", file, "--pipeline", "film", "--seeds", "1", "--quiet", "--json", "-"}, &out); err != nil {
+		t.Fatal(err)
+	}
+	var got recorded.Report
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Recorded.Pipelines) != 1 || len(got.Notes) > 0 {
+		t.Fatalf("pipelines %+v, notes %q, want film alone, and nothing assumed", got.Recorded.Pipelines, got.Notes)
+	}
+	was := got.Recorded.Pipelines[0]
+	if is := got.Simulated.Policies[0].Pipelines[0]; !was.Counted || was.Requests < 10 || is.Offered.Mean != float64(was.Requests) || was.Mean < 0.1 || was.P99 < was.P50 {
+		t.Errorf("recorded %+v, simulated %+v, want the same requests, of 160 ms or more", was, is)
+	}
+}
+
+// keep writes a part of a record that has room, its lines at even distances. The traffic of the
+// lines in between is added to that of the next line.
+func keep(t *testing.T, text []byte, file string) {
+	t.Helper()
+	lines := bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
+	every := 1 + len(text)/(recordSize*9/10)
+	var out []byte
+	var traffic *record.Traffic
+	kept := 0
+	for i := range lines {
+		l, err := record.Decode(lines[i])
+		if err != nil {
+			t.Fatal(err)
+		}
+		traffic = join(traffic, l.Traffic)
+		if i%every != 0 && i != len(lines)-1 {
+			continue
+		}
+		l.Traffic, traffic = traffic, nil
+		line, err := json.Marshal(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, kept = append(append(out, line...), '\n'), kept+1
 	}
 	if err := os.WriteFile(file, out, 0o644); err != nil { //nolint:gosec // it is committed
 		t.Fatal(err)
 	}
-	t.Logf("%d of %d decisions, %d of %d bytes, in %s", kept, len(lines), len(out), len(record), file)
+	t.Logf("%d of %d decisions, %d of %d bytes, in %s", kept, len(lines), len(out), len(text), file)
+}
+
+// join returns the traffic of two consecutive times.
+func join(a, b *record.Traffic) *record.Traffic {
+	if a == nil {
+		return b
+	}
+	for i := range b.Apps {
+		x := &b.Apps[i]
+		k := slices.IndexFunc(a.Apps, func(y record.App) bool { return y.Name == x.Name })
+		if k < 0 {
+			k = len(a.Apps)
+			a.Apps = append(a.Apps, record.App{Name: x.Name})
+		}
+		y := &a.Apps[k]
+		if len(x.Gaps) > 0 {
+			x.Gaps[0] += b.From.Sub(a.From).Microseconds()
+			for _, gap := range y.Gaps {
+				x.Gaps[0] -= gap
+			}
+			y.Gaps = append(y.Gaps, x.Gaps...)
+		}
+		y.Arrived, y.Answered, y.InTime, y.Failed, y.Sum = y.Arrived+x.Arrived, y.Answered+x.Answered, y.InTime+x.InTime, y.Failed+x.Failed, y.Sum+x.Sum
+		y.Latencies = append(y.Latencies, x.Latencies...)
+	}
+	a.To = b.To
+	return a
 }

@@ -20,7 +20,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/events"
-	"github.com/stagecoach-serving/stagecoach/control/learn"
 	"github.com/stagecoach-serving/stagecoach/control/telemetry"
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
@@ -75,7 +74,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Control.Policies.Sharer, "sharer", cfg.Control.Policies.Sharer, "policy that trims sizes to what there is; none leaves it out")
 	fs.StringVar(&cfg.Control.Policies.Rank, "rank", cfg.Control.Policies.Rank, "order of waiting lines: fifo, fair or least-slack")
 	fs.StringVar(&cfg.Control.Policies.Route, "route", cfg.Control.Policies.Route, "policy that routes tasks to the variants of a stage; see docs/config.md")
-	fs.StringVar(&cfg.Control.Record, "record", cfg.Control.Record, "file that gets each decision of the autoscaler, for stagecoach replay")
+	fs.StringVar(&cfg.Control.Record, "record", cfg.Control.Record, "file that gets each decision of the autoscaler and the requests, for stagecoach replay and sim --recorded")
 	cfg.Runtime.addFlags(fs)
 	cfg.Runtime.addImageFlags(fs)
 	cfg.Runtime.addSparesFlag(fs)
@@ -113,23 +112,23 @@ type up struct {
 	log     *slog.Logger
 	closers []func() error
 
-	metrics   *prometheus.Registry
-	images    *images
-	book      *logbook.Book
-	nats      *queue.Server
-	specs     *queue.KV
-	registry  *provider.Registry
-	proxies   peer.Proxies
-	accounts  accounts
-	networks  networks
-	secrets   *secret.Store
-	store     *tensor.Dir
-	lines     *dispatch.Shell
-	nodes     *nodes
-	cpu       *cpuLoad
-	local     *cluster.Local
-	loop      *control.Loop
-	demand    *learn.Demand
+	metrics  *prometheus.Registry
+	images   *images
+	book     *logbook.Book
+	nats     *queue.Server
+	specs    *queue.KV
+	registry *provider.Registry
+	proxies  peer.Proxies
+	accounts accounts
+	networks networks
+	secrets  *secret.Store
+	store    *tensor.Dir
+	lines    *dispatch.Shell
+	nodes    *nodes
+	cpu      *cpuLoad
+	local    *cluster.Local
+	loop     *control.Loop
+	teaching
 	flow      *flow.Coordinator
 	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts earlier
 	journal   *queue.Journal

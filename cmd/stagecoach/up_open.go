@@ -201,7 +201,8 @@ func (u *up) openControl(context.Context) error {
 			return fmt.Errorf("control.record: %w", err)
 		}
 		u.onClose(record.Close)
-		cfg.Recorder = record
+		u.traffic = newTraffic(u.registry)
+		cfg.Recorder, cfg.Traffic = record, u.traffic
 	}
 	var err error
 	u.loop, err = control.New(learnedObserver{u.local, u.demand}, u.local, cfg, u.log, u.metrics)
@@ -260,7 +261,7 @@ func (u *up) openFlow(context.Context) error {
 	u.callbacks = gateway.NewCallbacks(gateway.CallbackTransport(u.networks.dial), gateway.CallbackTransport(u.networks.dialInside))
 	u.onClose(func() error { u.callbacks.Close(); return nil })
 	u.gateway, err = gateway.New(gateway.Config{
-		Directory: u.registry, Invoker: taught{u.flow, u.demand}, Journal: asyncJournal{u.journal, u.calls}, Callbacks: u.callbacks,
+		Directory: u.registry, Invoker: taught{u.flow, u.teaching}, Journal: asyncJournal{u.journal, u.calls}, Callbacks: u.callbacks,
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),

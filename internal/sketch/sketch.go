@@ -47,15 +47,18 @@ func middle(bin int) time.Duration {
 }
 
 // Add counts d. Durations below a microsecond count as zero.
-func (s *Sketch) Add(d time.Duration) {
-	s.n++
+func (s *Sketch) Add(d time.Duration) { s.AddN(d, 1) }
+
+// AddN counts d n times.
+func (s *Sketch) AddN(d time.Duration, n uint64) {
+	s.n += n
 	if d < least {
-		s.zeros++
+		s.zeros += n
 		return
 	}
 	i := bin(d)
 	s.hold(i, i)
-	s.counts[i-s.low]++
+	s.counts[i-s.low] += n
 }
 
 // hold extends counts to the bins from first to last.
@@ -92,6 +95,19 @@ func (s *Sketch) Reset() {
 
 // Count returns the number of durations.
 func (s *Sketch) Count() uint64 { return s.n }
+
+// Each calls f with each bin that is not empty, in ascending order. d represents the n durations of
+// the bin: [Sketch.AddN] of them to another sketch adds no error.
+func (s *Sketch) Each(f func(d time.Duration, n uint64)) {
+	if s.zeros > 0 {
+		f(0, s.zeros)
+	}
+	for i, n := range s.counts {
+		if n > 0 {
+			f(middle(s.low+i), n)
+		}
+	}
+}
 
 // Quantile returns the smallest duration that at least a share q (0 to 1) of all durations do not
 // exceed. It returns 0 for an empty sketch.

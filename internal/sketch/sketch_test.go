@@ -88,6 +88,31 @@ func TestExtremeDurationsDoNoHarm(t *testing.T) {
 	}
 }
 
+// TestBinsMakeTheSameSketch copies a sketch bin by bin.
+func TestBinsMakeTheSameSketch(t *testing.T) {
+	var s, again Sketch
+	rnd := rand.New(rand.NewPCG(3, 4))
+	for range 1000 {
+		s.Add(time.Duration(rnd.ExpFloat64() * 1e4))
+	}
+	last := time.Duration(-1)
+	s.Each(func(d time.Duration, n uint64) {
+		if d <= last || n == 0 {
+			t.Errorf("%d times %v after %v, want bins in order", n, d, last)
+		}
+		last = d
+		again.AddN(d, n)
+	})
+	if again.Count() != 1000 || s.zeros == 0 {
+		t.Errorf("%d of 1000 values, %d of them zeros", again.Count(), s.zeros)
+	}
+	for q := 0.0; q <= 1; q += 0.01 {
+		if again.Quantile(q) != s.Quantile(q) {
+			t.Errorf("quantile %v is %v, want %v", q, again.Quantile(q), s.Quantile(q))
+		}
+	}
+}
+
 func TestBinsAreInOrder(t *testing.T) {
 	for d := least; d < 1<<61; d += d/100 + 1 {
 		if i, j := bin(d), bin(d+1); i > j || j > i+1 {

@@ -23,7 +23,9 @@ type Output struct {
 	lines sync.WaitGroup
 
 	mu       sync.Mutex
-	last     string // non-empty line on stderr
+	last     string // non-empty line on stderr, or reason if crashed
+	reason   string // latest line that a Go program prints before the stacks of a crash
+	crashed  bool   // a stack followed reason
 	throttle throttle
 }
 
@@ -80,7 +82,7 @@ func (o *Output) listen(stream string, r *os.File, sink func(stream, line string
 func (o *Output) admit(stream, line string, sink func(stream, line string)) bool {
 	o.mu.Lock()
 	if stream == "stderr" && strings.TrimSpace(line) != "" {
-		o.last = line
+		o.note(line)
 	}
 	ok, first, dropped := o.throttle.pass(time.Now(), len(line))
 	o.mu.Unlock()
@@ -128,7 +130,23 @@ func (o *Output) close() {
 	}
 }
 
-// LastError returns the last line on stderr that was not empty.
+// note keeps a line of stderr as the last one. A Go program that crashes prints its reason and then
+// the stacks of its goroutines. In that case note keeps the reason.
+func (o *Output) note(line string) {
+	if o.crashed {
+		return
+	}
+	o.last = line
+	switch {
+	case strings.HasPrefix(line, "panic: "), strings.HasPrefix(line, "fatal error: "):
+		o.reason = line
+	case o.reason != "" && (strings.HasPrefix(line, "goroutine ") || strings.HasPrefix(line, "runtime stack:")):
+		o.crashed, o.last = true, o.reason
+	}
+}
+
+// LastError returns the last line on stderr that was not empty. If a Go program crashed, LastError
+// returns the line with the reason, which is above the stacks.
 func (o *Output) LastError() string {
 	o.mu.Lock()
 	defer o.mu.Unlock()

@@ -299,6 +299,30 @@ func TestOutputDeliversEachLine(t *testing.T) {
 	}
 }
 
+// TestLastErrorOfACrash checks that the last error is the reason of a Go program's crash, and not a
+// line of its stacks.
+func TestLastErrorOfACrash(t *testing.T) {
+	for _, test := range []struct{ name, printed, want string }{
+		{"panic", "starting\npanic: no model\n\ngoroutine 1 [running]:\nmain.main()\n\t/main.go:3 +0x1d\n", "panic: no model"},
+		{"fatal error", "runtime: failed to create new OS thread\nfatal error: newosproc\n\nruntime stack:\nruntime.throw()\n", "fatal error: newosproc"},
+		{"a line like a panic", "panic: of a test\nno model\n", "no model"},
+		{"stacks without a reason", "goroutine 1 [running]:\nno model\n", "no model"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			o, err := NewOutput(func(string, string) {})
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprint(o.Stderr, test.printed)
+			o.Started()
+			o.Finish(10 * time.Second)
+			if got := o.LastError(); got != test.want {
+				t.Errorf("last error %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
 // TestFinishDoesNotWaitForever keeps a writing end open, as a process that was left behind would.
 func TestFinishDoesNotWaitForever(t *testing.T) {
 	for name, end := range map[string]func(*Output){

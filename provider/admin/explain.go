@@ -108,6 +108,9 @@ func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 	st.Waiting, st.Running = f.Waiting, f.Running
 	if f.Demand.Known {
 		st.Rate = finite(f.Demand.Rate)
+		if since := f.Demand.Since; !since.IsZero() {
+			st.RateSince = &since
+		}
 		if f.Demand.CV > 0 {
 			st.CV = finite(f.Demand.CV)
 		}

@@ -51,6 +51,8 @@ type ExplainedStage struct {
 // ExplainedLoad is what a stage has to do, and how long that takes. Unknown values are left out.
 type ExplainedLoad struct {
 	Rate *float64 `json:"rate,omitempty"` // requests per second
+	// time of the latest change of the rate, or of the first request; nil: unknown
+	RateSince *time.Time `json:"rateSince,omitempty"`
 	// coefficient of variation of the times between requests
 	CV      *float64 `json:"cv,omitempty"`
 	Wait    string   `json:"wait,omitempty"`    // mean

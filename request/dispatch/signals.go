@@ -6,39 +6,18 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/internal/sketch"
+	"github.com/stagecoach-serving/stagecoach/request/rate"
 )
 
-// signals measures over sliding windows. The rate needs two windows, because the measured rate must
-// rise fast and must not follow chance.
-//
-// Erlang C turns the rate into a number of replicas. If the measured rate is too low, the queue
-// grows for as long as the error lasts. If the measured rate is too high, the only cost is an idle
-// replica. So the measured rate must rise within a second or two, before the line is long, but it
-// may fall slowly. It must not follow chance, because each change starts or stops a replica. One
-// window cannot do both, because n arrivals estimate a rate with a relative error of 1/sqrt(n). A
-// window of 2 s is too noisy, and a window of 15 s shows only half of a step after 5 s.
-//
-//   - The base window is 15 s long, and an arrival's weight fades with exp(-age/5s). It is steady,
-//     and forgets a burst when the burst leaves the window.
-//   - The short window is the last 2 s. Its rate replaces the base window's rate if it has more
-//     arrivals than chance explains: more than three standard deviations above the count that the
-//     base rate predicts. The standard deviation is sqrt(mean) for Poisson arrivals, and CV times
-//     that for bursty arrivals.
-//   - Bursty arrivals also have longer windows (see rates).
-//
-// If a rate of 50/s doubles, the measured rate has reached 1.7 times the old rate after 1 s. With a
-// CV of 2, this takes 4 s, and with a CV of 4, 14 s (means of 20 runs). Until then, the arrivals
-// cannot be told from a burst. But if the rate has really risen, the waits grow meanwhile, and the
-// waits are measured too.
-//
-// Means of waits and of busy slots use the base window and its weights. Quantiles of waits cover
-// the last 12 to 15 s with equal weights.
+// signals measures over sliding windows. Rates are those of package rate, which follow a change
+// within about a second and do not follow chance. Means of waits and of busy slots are over 15 s,
+// where the weight of a task fades with exp(-age/5s). Quantiles of waits cover the last 12 to 15 s
+// with equal weights.
 const (
 	bucketLength   = 500 * time.Millisecond
 	buckets        = 30
 	fade           = 5 * time.Second
-	recent         = 4 // buckets of the short window, including the one being filled
-	surprise       = 3 // in standard deviations
+	settled        = 2 * time.Second // from the first arrival, until few arrivals are a rate
 	leastExposure  = time.Second
 	fewestArrivals = 5 // needed to know the rate at once
 	parts          = 5 // parts of the window, with one sketch each
@@ -62,16 +41,15 @@ type signals struct {
 	arrived time.Duration // time of the latest arrival
 	began   time.Duration // time of the first arrival
 	gaps    gaps
-	rates   rates
+	rate    rate.Estimator
 	bursts  bursts
 	gone    plan.Tally // tasks that have left the line
 }
 
 // bucket holds what happened in half a second.
 type bucket struct {
-	arrived int     // number of tasks
-	left    int     // number of tasks that left the line
-	waits   float64 // sum of their waits in nanoseconds
+	left  int     // number of tasks that left the line
+	waits float64 // sum of their waits in nanoseconds
 	// sum over the slots of the time that they were taken, and that they existed.
 	busy, slots time.Duration
 }
@@ -133,14 +111,13 @@ func (b *bucket) occupy(d time.Duration, busy, slots int) {
 
 // arrive counts an arrival.
 func (s *signals) arrive() {
-	s.current().arrived++
 	if s.total == 0 {
 		s.began = s.at
 	} else {
 		s.gaps.add(s.at - s.arrived)
 	}
 	s.arrived = s.at
-	s.rates.add(s.at)
+	s.rate.Add(s.at)
 	s.total++
 	s.bursts.add(s.at)
 }
@@ -159,10 +136,7 @@ func (s *signals) leave(wait time.Duration) {
 // arrivals returns a copy of s with its arrivals only.
 func (s *signals) arrivals() *signals {
 	out := *s
-	for i := range out.ring {
-		out.ring[i] = bucket{arrived: s.ring[i].arrived}
-	}
-	out.waits, out.all, out.past = [parts]sketch.Sketch{}, sketch.Sketch{}, sketch.Sketch{}
+	out.ring, out.waits, out.all, out.past = [buckets]bucket{}, [parts]sketch.Sketch{}, sketch.Sketch{}, sketch.Sketch{}
 	out.gone = plan.Tally{}
 	return &out
 }
@@ -178,19 +152,15 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 		return d, w, use
 	}
 	age := max(min(now.Sub(s.first), farthest), s.at)
-	base, last, exposure := s.sum(age, busy, slots)
+	base := s.sum(age, busy, slots)
 	if s.total > 0 {
 		d.Last = now.Add(s.arrived - age)
 	}
-	if s.total >= fewestArrivals || s.total > 0 && age-s.began >= recent*bucketLength {
-		d.Known = true
-		d.Rate = base.arrived / max(exposure.base, leastExposure.Seconds())
+	if s.total >= fewestArrivals || s.total > 0 && age-s.began >= settled {
+		e := s.rate.Read(age)
+		d.Known, d.Rate, d.Ahead = true, e.Rate, e.Ahead
 		d.CV = s.gaps.faded(int64(age/bucketLength) - s.newest).cv()
-		if chance := d.Rate * exposure.last; last > chance+surprise*math.Sqrt(chance*max(d.CV*d.CV, 1)) {
-			d.Rate = max(d.Rate, last/max(exposure.last, leastExposure.Seconds()))
-		} else if ca2 := d.CV * d.CV; ca2 > 1 {
-			d.Rate = s.rates.faded(age).rate(d.Rate, ca2, age-s.began, age-s.arrived)
-		}
+		d.Since = now.Add(e.Since - age)
 		d.Envelope = s.bursts.read(age)
 	}
 	if base.left > 0 {
@@ -203,17 +173,13 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 	return d, w, use
 }
 
-// sum adds the buckets up. base is their sum over the base window, with weights. last is the number
-// of arrivals in the short window, without weights. exposure has the seconds since the first
-// arrival that each window covers; those of the base window are weighted.
-func (s *signals) sum(age time.Duration, busy, slots int) (base weighed, last float64, exposure struct{ base, last float64 }) {
+// sum adds the buckets up, with weights.
+func (s *signals) sum(age time.Duration, busy, slots int) (base weighed) {
 	current := int64(age / bucketLength)
 	for k := max(current-buckets+1, 0); k <= current; k++ {
 		from := time.Duration(k) * bucketLength
 		to := min(from+bucketLength, age)
-		seen := max(from, min(s.began, to))
 		weight := math.Exp(-(age - (from+to)/2).Seconds() / fade.Seconds())
-		exposure.base += weight * (to - seen).Seconds()
 		var b bucket
 		if k <= s.newest {
 			b = s.ring[k%buckets]
@@ -222,19 +188,14 @@ func (s *signals) sum(age time.Duration, busy, slots int) (base weighed, last fl
 			b.occupy(to-since, busy, slots)
 		}
 		base.add(b, weight)
-		if k > current-recent {
-			last += float64(b.arrived)
-			exposure.last += (to - seen).Seconds()
-		}
 	}
-	return base, last, exposure
+	return base
 }
 
 // weighed is a sum of weighted buckets. Times are in seconds.
-type weighed struct{ arrived, left, waits, busy, slots float64 }
+type weighed struct{ left, waits, busy, slots float64 }
 
 func (w *weighed) add(b bucket, weight float64) {
-	w.arrived += weight * float64(b.arrived)
 	w.left += weight * float64(b.left)
 	w.waits += weight * b.waits / float64(time.Second)
 	w.busy += weight * b.busy.Seconds()

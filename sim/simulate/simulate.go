@@ -39,9 +39,25 @@ func Run(ctx context.Context, args []string, out io.Writer, evaluate Evaluation)
 	svgFile := fs.String("svg", "", "file for a chart of the first seed over time")
 	seeds := fs.Int("seeds", 0, "how many seeds, in place of the scenario's")
 	quiet := fs.Bool("quiet", false, "no line a second on standard error")
+	record := recordedFlags{
+		record:   fs.String("recorded", "", "record of `up --record` to take as load, in place of a scenario; may be gzipped"),
+		pipeline: fs.String("pipeline", "", "with --recorded: only this pipeline, and those that share stages with it"),
+		write:    fs.String("write", "", "with --recorded: file for the scenario, with its arrivals beside it"),
+	}
+	fs.Var(&record.policies, "policy", "with --recorded: recorded, static, quart, an allocator, or LEVEL=NAME,…; may be repeated")
 	rest, err := console.ParseMixed(fs, args)
 	if err != nil {
 		return err
+	}
+	to := outputs{json: *jsonFile, svg: *svgFile, seeds: *seeds, quiet: *quiet}
+	if *record.record != "" {
+		if len(rest) > 0 {
+			return fmt.Errorf("sim: got %q beside --recorded, want one of both", rest)
+		}
+		return runRecorded(ctx, &record, to, out)
+	}
+	if *record.pipeline != "" || *record.write != "" || len(record.policies) > 0 {
+		return errors.New("sim: --pipeline, --write or --policy without --recorded, want a record")
 	}
 	if len(rest) != 1 {
 		return fmt.Errorf("sim: got %q, want one scenario: `stagecoach sim SCENARIO.yml`", rest)
@@ -56,19 +72,7 @@ func Run(ctx context.Context, args []string, out io.Writer, evaluate Evaluation)
 	if err != nil {
 		return fmt.Errorf("sim: %w", err)
 	}
-	var errs []error
-	if *jsonFile == "-" {
-		errs = append(errs, console.WriteJSON(out, result))
-	} else {
-		errs = append(errs, result.WriteMarkdown(out))
-	}
-	if *jsonFile != "" && *jsonFile != "-" {
-		errs = append(errs, console.WriteFile(*jsonFile, func(w io.Writer) error { return console.WriteJSON(w, result) }))
-	}
-	if *svgFile != "" {
-		errs = append(errs, console.WriteFile(*svgFile, result.WriteSVG))
-	}
-	return errors.Join(errs...)
+	return to.write(out, result, result.WriteMarkdown, result.WriteSVG)
 }
 
 // simModel reads a scenario. It looks for a trace first at its path, then in the scenario's folder,

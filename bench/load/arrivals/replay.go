@@ -9,7 +9,7 @@ import (
 
 // Trace is a recorded load, as instants or as counts per bucket.
 type Trace struct {
-	Times  []time.Duration // ascending, beginning with 0; nil for counts
+	Times  []time.Duration // ascending; nil for counts
 	Counts []float64       // arrivals per bucket
 	Bucket time.Duration   // length of a bucket
 	// Length is the length of the whole trace. The trace ends one mean gap after the last instant,

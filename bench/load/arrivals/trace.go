@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,7 +28,9 @@ const (
 	// Counts without their holes (10 minutes of zeros).
 	Twitter  Format = "twitter"
 	AzureLLM Format = "azure-llm" // CSV "TIMESTAMP,ContextTokens,GeneratedTokens"
-	Mooncake Format = "mooncake"  // JSON lines with "timestamp" in milliseconds
+	// CSV "SECOND,NAME" with one line per arrival; the trace begins at second 0.
+	Instants Format = "instants"
+	Mooncake Format = "mooncake" // JSON lines with "timestamp" in milliseconds
 	// CSV with one column per minute and one row per function.
 	AzureFunction Format = "azure-functions-2019"
 	AzureInvoke   Format = "azure-functions-2021" // CSV "app,func,end_timestamp,duration"
@@ -35,8 +38,11 @@ const (
 
 // Formats returns all formats.
 func Formats() []Format {
-	return []Format{Auto, Counts, Timestamps, Twitter, AzureLLM, Mooncake, AzureFunction, AzureInvoke}
+	return []Format{Auto, Counts, Timestamps, Instants, Twitter, AzureLLM, Mooncake, AzureFunction, AzureInvoke}
 }
+
+// InstantsHeader is the first line of a file of [Instants].
+const InstantsHeader = "second,name"
 
 // Bounds of a trace's file.
 const (
@@ -67,6 +73,8 @@ func ReadTrace(r io.Reader, f Format, column string) (Trace, error) {
 		line = p.count
 	case Timestamps, AzureLLM:
 		line = p.timestamp
+	case Instants:
+		line = p.named
 	case Mooncake:
 		line = p.mooncake
 	case AzureFunction:
@@ -96,7 +104,7 @@ func ReadTrace(r io.Reader, f Format, column string) (Trace, error) {
 	if err := sc.Err(); err != nil {
 		return Trace{}, fmt.Errorf("trace, line %d: %w", p.line, err)
 	}
-	return p.trace(f == Twitter)
+	return p.trace(f)
 }
 
 // sniff detects the format by the first kilobytes.
@@ -115,6 +123,8 @@ func sniff(b *bufio.Reader) Format {
 			return AzureFunction
 		case strings.HasPrefix(text, "app,func,"):
 			return AzureInvoke
+		case text == InstantsHeader:
+			return Instants
 		case strings.HasPrefix(text, "second"):
 			return Counts
 		}
@@ -236,6 +246,22 @@ func (p *parser) timestamp(text string) error {
 	return nil
 }
 
+// named parses SECOND,NAME. It skips the header, and the arrivals of other names than the column.
+func (p *parser) named(text string) error {
+	if p.headed(strings.Split(text, ",")) {
+		return nil
+	}
+	second, name, ok := strings.Cut(text, ",")
+	at, err := strconv.ParseFloat(second, 64)
+	if !ok || err != nil || !(at >= 0 && at <= 9e9) {
+		return fmt.Errorf("%q, want SECOND,NAME with a second of 0 to 9e9", text)
+	}
+	if p.column == "" || name == p.column {
+		p.times = append(p.times, time.Duration(math.Round(at*float64(time.Second))))
+	}
+	return nil
+}
+
 func (p *parser) mooncake(text string) error {
 	var r struct {
 		Timestamp *float64 `json:"timestamp"` // milliseconds
@@ -296,17 +322,20 @@ func (p *parser) invocation(text string) error {
 }
 
 // trace assembles what was read.
-func (p *parser) trace(dropHoles bool) (Trace, error) {
+func (p *parser) trace(f Format) (Trace, error) {
 	var t Trace
 	if len(p.counts) > 0 {
 		t.Bucket, t.Counts = p.bucket, p.counts
-		if dropHoles {
+		if f == Twitter {
 			t.Counts = withoutHoles(t.Counts)
 		}
 		t.Length = time.Duration(len(t.Counts)) * t.Bucket
 	} else if n := len(p.times); n > 0 {
 		slices.Sort(p.times)
 		first := p.times[0]
+		if f == Instants {
+			first = 0
+		}
 		for i := range p.times {
 			p.times[i] -= first
 		}

@@ -32,6 +32,8 @@ var traces = map[string]struct {
 	"mooncake":       {`{"timestamp": 0, "input_length": 5}` + "\n" + `{"timestamp": 3000, "hash_ids": [1]}` + "\n", "", Mooncake, true, nil, []int{0, 3000}, 4500 * time.Millisecond},
 	"minutes":        {"HashOwner,HashApp,HashFunction,Trigger,1,2,3\no,a,f1,http,1,2,3\no,a,f2,http,0,0,4\n", "", AzureFunction, true, []float64{1, 2, 7}, nil, 3 * time.Minute},
 	"one's minutes":  {"HashOwner,HashApp,HashFunction,Trigger,1,2,3\no,a,f1,http,1,2,3\no,a,f2,http,0,0,4\n", "f2", AzureFunction, true, []float64{0, 0, 4}, nil, 3 * time.Minute},
+	"instants":       {"second,name\n2.5,b\n0.25,a\n1.5,a\n", "a", Instants, true, nil, []int{250, 1500}, 2250 * time.Millisecond},
+	"all instants":   {"second,name\n2.5,b\n0.25,a\n1.5,a\n", "", Instants, true, nil, []int{250, 1500, 2500}, 3333333333},
 	"invocations":    {"app,func,end_timestamp,duration\na,f,3.0,1.0\na,g,2.5,1.5\n", "", AzureInvoke, true, nil, []int{0, 1000}, 1500 * time.Millisecond},
 }
 
@@ -77,6 +79,9 @@ func TestReadTraceSaysWhatIsWrong(t *testing.T) {
 		"far away":           {Counts, "0,1\n9999999999,1\n", "", "50000000"},
 		"neither":            {Timestamps, "1\nyesterday\n", "", `line 2: instant "yesterday"`},
 		"dates and seconds":  {Timestamps, "1\n2023-11-16 18:00:00\n", "", "dates and seconds"},
+		"an instant alone":   {Instants, "second,name\n1\n", "", `line 2: "1", want SECOND,NAME`},
+		"a time before":      {Instants, "second,name\n-1,a\n", "", "0 to 9e9"},
+		"nobody's instants":  {Instants, "second,name\n1,a\n", "b", `nothing arrives in 2 lines (column "b")`},
 		"no timestamp":       {Mooncake, "{}\n", "", `"timestamp"`},
 		"no JSON":            {Mooncake, "{\n", "", "line 1"},
 		"no function":        {AzureFunction, "HashOwner,a,b,c,1\no,a,f,http,1\n", "g", `column "g"`},

@@ -108,13 +108,17 @@ func showReplicas(rows []schema.ExplainedStage, out io.Writer) {
 // showModel prints the model's inputs, and what it predicts from them for the ready replicas.
 func showModel(rows []schema.ExplainedStage, out io.Writer) error {
 	t := console.NewTable(out)
-	fmt.Fprintln(t, "\nSTAGE\tRATE\tCV\tSERVICE\tBATCH\tBATCH TIME\tLOAD\tPREDICTED\tMEASURED\tERROR")
+	fmt.Fprintln(t, "\nSTAGE\tRATE\tSINCE\tCV\tSERVICE\tBATCH\tBATCH TIME\tLOAD\tPREDICTED\tMEASURED\tERROR")
 	for _, st := range rows {
 		batch := "?"
 		if st.Batch > 0 {
 			batch = fmt.Sprint(st.Batch)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", st.Name, unknownOr("%.1f/s", st.Rate, 1), unknownOr("%.1f", st.CV, 1),
+		since := "?"
+		if st.RateSince != nil {
+			since = st.RateSince.UTC().Format(time.TimeOnly)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", st.Name, unknownOr("%.1f/s", st.Rate, 1), since, unknownOr("%.1f", st.CV, 1),
 			cmp.Or(st.Service, "?"), batch, cmp.Or(st.BatchTime, "?"), unknownOr("%.2f", st.Load, 1), cmp.Or(st.Predicted, "?"),
 			cmp.Or(st.Stayed, "?"), cmp.Or(st.NoPrediction, unknownOr("%+.0f%%", st.Error, 100)))
 	}

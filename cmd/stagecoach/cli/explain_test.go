@@ -98,6 +98,7 @@ func TestExplain(t *testing.T) {
 			f := &s.Functions[0]
 			f.Batch, f.Service.CV, f.Demand.CV, f.Demand.Rate = 8, 0.5, 12.5, 30
 			f.Profile = []plan.Point{{CPUMilli: 1000, Batch: 1, Mean: 20 * time.Millisecond, N: 9}, {CPUMilli: 1000, Batch: 8, Mean: 10 * time.Millisecond, N: 9}}
+			s.Functions[3].Demand.Since = s.At.Add(-65 * time.Second)
 			s.Functions[2].Demand.Rate, s.Functions[3].Demand.CV = 3, 1
 			return ""
 		},
