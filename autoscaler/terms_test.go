@@ -15,6 +15,7 @@ func TestTermsPredictForTheReadyReplicas(t *testing.T) {
 	f := timed("f", 100*ms)
 	f.Slots, f.Demand, f.Service.CV = 1, plan.Demand{Known: true, Rate: 15, CV: 1}, 1
 	f.Replicas = []plan.Replica{{Revision: 1, State: plan.Ready}, {Revision: 1, State: plan.Ready}, {Revision: 1, State: plan.Starting}, {Revision: 1, State: plan.Draining}}
+	f.Demand.Ahead = 19 // the rate to expect does not count
 	f.Waiting, f.Wait = 50, plan.Wait{Known: true, Mean: 200 * ms}
 	got := NewTerms(&f)
 	// Erlang's C for 2 servers at load 0.75 is 0.642857: Cooper 1981.
