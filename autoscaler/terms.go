@@ -31,9 +31,9 @@ func (t Terms) Error() (part float64, ok bool) {
 }
 
 // NewTerms returns the terms of f. The prediction is that of [Sojourn] and of whole batches, as the
-// corrector uses it, for the replicas that are ready. It is for the
-// present rate, not for the rate to expect, and has no term for the tasks that wait now, because the
-// measured mean is of the past.
+// corrector uses it, for the replicas that are ready. It is for the present rate, not for the
+// rate to expect. It has no term for the tasks that wait now, because the measured mean is of the
+// past.
 func NewTerms(f *plan.Function) Terms {
 	g := newStage(f)
 	g.waiting, g.lambda = 0, 0
