@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 )
@@ -53,10 +54,12 @@ type Loop struct {
 
 	memory policy.Memory // of the last applied plan; used by Run's goroutine only
 	logged string        // the last logged complaint; used by Run's goroutine only
+	watch  autoscaler.Watch
 
 	mu       sync.Mutex
 	snapshot plan.Snapshot
 	plan     plan.Plan
+	errors   map[string]autoscaler.ModelError
 	trouble  string // why the latest tick failed completely or in part; empty: it did not
 }
 
@@ -85,7 +88,7 @@ func New(o Observer, a Applier, cfg Config, log *slog.Logger, reg prometheus.Reg
 			Help: "Time to decide and validate a plan.", Buckets: prometheus.ExponentialBuckets(1e-5, 4, 9),
 		}),
 	}
-	for _, c := range []prometheus.Collector{l.ticks, l.held, l.planning, newPlanned(l)} {
+	for _, c := range []prometheus.Collector{l.ticks, l.held, l.planning, newPlanned(l), newModelErrors(l)} {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("control: %w", err)
 		}
@@ -165,6 +168,7 @@ func (l *Loop) tick(ctx context.Context) (result string, err error) {
 	if err != nil {
 		return "failed", fmt.Errorf("observe: %w", err)
 	}
+	l.compare(&s)
 	start := time.Now()
 	p, memory, stay, err := l.policies.Decide(s, l.memory)
 	l.planning.Observe(time.Since(start).Seconds())

@@ -30,6 +30,9 @@ const (
 	// VariantsAnnotation lists the variants that serve the function's stage: parts that " | "
 	// separates.
 	VariantsAnnotation = pipeline.Prefix + "variants"
+	// BatchAnnotation says which batch was chosen for a function that leaves it to its profile, and
+	// why.
+	BatchAnnotation = pipeline.Prefix + "chosen-batch"
 )
 
 // ServesNoStage comes in the status of a variant before the reason why it serves no stage.
@@ -37,7 +40,7 @@ const ServesNoStage = "it serves no stage: "
 
 // DropAnswered deletes the annotations that answers add.
 func DropAnswered(annotations map[string]string) {
-	for _, name := range []string{StatusAnnotation, ReplicasAnnotation, GuessAnnotation, FailureAnnotation, VariantsAnnotation} {
+	for _, name := range []string{StatusAnnotation, ReplicasAnnotation, GuessAnnotation, FailureAnnotation, VariantsAnnotation, BatchAnnotation} {
 		delete(annotations, name)
 	}
 }
@@ -70,6 +73,7 @@ func (p *Provider) describe(w http.ResponseWriter, r *http.Request) {
 	annotate(&out, ReplicasAnnotation, replicas(p.Status.Replicas(d.Key)))
 	annotate(&out, FailureAnnotation, p.lastFailure(r.Context(), d.Key))
 	annotate(&out, VariantsAnnotation, variants(p.Registry, p.Status, &d.Declared))
+	annotate(&out, BatchAnnotation, p.Status.Batch(d.Key))
 	if usage, _ := strconv.ParseBool(r.URL.Query().Get("usage")); usage {
 		if u, ok := p.Status.Usage(d.Key); ok {
 			out.Usage = &types.FunctionUsage{CPU: u.CPUMilli, TotalMemoryBytes: u.MemoryBytes}

@@ -103,6 +103,7 @@ type fakes struct {
 	replicas map[string][]Replica
 	pins     pins
 	lacking  func(plan.Function) []plan.Lack // nil: there is room for everything
+	batches  map[string]string               // as Status.Batch returns them
 	unready  error                           // error of /readyz
 }
 
@@ -172,6 +173,7 @@ func (f *fakes) Program(_, _, process string, _ map[string]string) error {
 
 func (f *fakes) State(key pipeline.Key) State        { return f.states[key.String()] }
 func (f *fakes) Replicas(key pipeline.Key) []Replica { return f.replicas[key.String()] }
+func (f *fakes) Batch(key pipeline.Key) string       { return f.batches[key.String()] }
 func (f *fakes) Usage(key pipeline.Key) (Usage, bool) {
 	u, ok := f.usage[key.String()]
 	return u, ok
@@ -216,7 +218,7 @@ func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 		t.Fatal(err)
 	}
 	t.Cleanup(reg.Close)
-	f := &fakes{map[string]State{}, map[string]Usage{}, map[string]int{}, map[string][]Replica{}, pins{}, nil, nil}
+	f := &fakes{map[string]State{}, map[string]Usage{}, map[string]int{}, map[string][]Replica{}, pins{}, nil, nil, nil}
 	state := t.TempDir()
 	secrets, err := secret.Open(state)
 	if err != nil {

@@ -99,6 +99,9 @@ type Status interface {
 	State(key pipeline.Key) State
 	// Replicas returns the function's replicas, sorted by name.
 	Replicas(key pipeline.Key) []Replica
+	// Batch says which batch was chosen for the function from its profile, and why. It returns "" if
+	// the function declares its batch, or before the first decision.
+	Batch(key pipeline.Key) string
 	// Usage measures what the function's replicas use. It returns false if that cannot be measured.
 	Usage(key pipeline.Key) (Usage, bool)
 }

@@ -140,3 +140,25 @@ func TestDescribeShowsTheVariantsOfAStage(t *testing.T) {
 		t.Error("a deploy keeps the annotation, which was copied from an answer")
 	}
 }
+
+// TestDescribeShowsTheChosenBatch checks that only a function that is asked for by name has it, and
+// that a deploy drops it.
+func TestDescribeShowsTheChosenBatch(t *testing.T) {
+	a := newAPI(t, newMemoryStore(), nil)
+	a.must(http.StatusAccepted, post, functions, `{"service":"read","image":"stagecoach/x:1","annotations":{"stagecoach.dev/batch":"auto"}}`)
+	const why = "batch 4 of up to 256: it takes 40ms"
+	a.fakes.batches = map[string]string{"read.openfaas-fn": why}
+	f := decodeJSON[types.FunctionStatus](t, a.must(http.StatusOK, get, "/system/function/read", ""))
+	if got := (*f.Annotations)[BatchAnnotation]; got != why {
+		t.Errorf("got %q, want %q", got, why)
+	}
+	DropAnswered(*f.Annotations)
+	if _, kept := (*f.Annotations)[BatchAnnotation]; kept {
+		t.Error("a deploy keeps the annotation, which was copied from an answer")
+	}
+	for _, f := range decodeJSON[[]types.FunctionStatus](t, a.must(http.StatusOK, get, functions, "")) {
+		if got, shown := (*f.Annotations)[BatchAnnotation]; shown {
+			t.Errorf("a list shows %q", got)
+		}
+	}
+}

@@ -89,6 +89,7 @@ func (m *Model) addArrivals(i int, open Opener, p *problems) {
 		p.add(path, "%d of rate, mmpp and trace are given, want one", given)
 		return
 	}
+	within(p, path+".cv", *a.CV, 0, maxCV)
 	salt := uint64(i) << 32
 	var length time.Duration
 	var err error

@@ -33,6 +33,9 @@ func (r Result) WriteMarkdown(w io.Writer) error {
 		}
 		b.WriteString("\n")
 	}
+	for _, note := range r.Notes {
+		fmt.Fprintf(&b, "- Note: %s\n", text(note))
+	}
 	r.policies(&b)
 	r.versus(&b)
 	for _, p := range r.Policies {

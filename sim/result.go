@@ -20,7 +20,8 @@ type Result struct {
 	Seed      uint64         `json:"seed"`       // the first one
 	Seeds     int            `json:"seeds"`
 	Pipelines []Offer        `json:"pipelines"`
-	Stages    []string       `json:"stages"` // sorted
+	Stages    []string       `json:"stages"`          // sorted
+	Notes     []string       `json:"notes,omitempty"` // what to know about the scenario
 	Policies  []PolicyResult `json:"policies"`
 }
 
@@ -131,6 +132,7 @@ func (m *Model) Result(runs [][]Figures) Result {
 	out := Result{
 		Schema: Schema, Scenario: s.Name, Duration: m.duration.Seconds(), Warmup: s.Warmup.Seconds(), Seed: s.Seed, Seeds: s.Seeds,
 	}
+	out.Notes = m.notes()
 	for i := range m.pipelines {
 		p := &m.pipelines[i]
 		out.Pipelines = append(out.Pipelines, Offer{Name: p.spec.Name, SLO: p.spec.SLO.Seconds(), Arrivals: p.about})

@@ -53,9 +53,26 @@ func (s *Snapshot) AutoBatch(at int) (n int, why string) {
 		why += fmt.Sprintf("; a batch of %d would be in time too, and is above the limit (stagecoach.dev/batch, or what the stage takes)", larger)
 	}
 	if falls > 0 {
-		why += fmt.Sprintf("; the profile says that a batch of %d takes less than a smaller one, so the smaller one's time counts: measure it again", falls)
+		why += "; " + Falls(falls)
 	}
 	return n, why
+}
+
+// FallingBatch returns the first batch size up to f's batch that takes clearly less time than a
+// smaller one, by the profile. It returns 0 if there is none, or if f has no batches.
+func (f *Function) FallingBatch() int {
+	if f.Batch <= 1 {
+		return 0
+	}
+	if falls := f.batchTimes().rise(); falls <= f.Batch {
+		return falls
+	}
+	return 0
+}
+
+// Falls describes a profile that says that a batch of this size takes less than a smaller one.
+func Falls(size int) string {
+	return fmt.Sprintf("the profile says that a batch of %d takes less than a smaller one, so the smaller one's time counts: measure it again", size)
 }
 
 func round(d time.Duration) time.Duration { return d.Round(100 * time.Microsecond) }

@@ -159,6 +159,14 @@ type Service struct {
 	Mean    time.Duration
 	CV      float64
 	Batches []Batched // by batch size, sorted; empty: unknown
+	Served  Tally     `json:",omitzero"` // tasks, and the times of their batches
+}
+
+// Tally counts tasks since a process began to measure, and adds up their times. The difference of
+// two tallies has the exact mean between them. A smaller N than before means that it began again.
+type Tally struct {
+	N       uint64
+	Seconds float64
 }
 
 // Batched is the recent mean time of batches of one size.
@@ -202,6 +210,7 @@ type Wait struct {
 	Mean          time.Duration
 	P50, P95, P99 time.Duration
 	Oldest        time.Duration // of the waiting tasks; 0: none waits
+	Left          Tally         `json:",omitzero"` // tasks that have left the line, and their waits
 }
 
 // Busy is the share of time, 0 to 1, that the slots of ready replicas were taken, over a sliding

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"os/exec"
@@ -67,13 +68,15 @@ func (r *batchRig) formed(size int64) {
 }
 
 // why returns what explain says about the function.
-func (r *batchRig) why() string {
+func (r *batchRig) why() string { return r.explained().Why }
+
+func (r *batchRig) explained() schema.ExplainedStage {
 	r.t.Helper()
 	var e schema.Explanation
 	if err := r.Get(r.t.Context(), "/system/pipelines/batches/explain", &e); err != nil {
 		r.t.Fatal(err)
 	}
-	return e.Stages[0].Why
+	return e.Stages[0]
 }
 
 // finish ends the load. Each request must have been answered well.
@@ -202,7 +205,7 @@ func TestBatchesThatNeedTooMuchMemoryAreHalved(t *testing.T) {
 func TestProfileThatLies(t *testing.T) {
 	t.Parallel()
 	r := startBatches(t)
-	r.deploy(nil, nil, map[string]string{"batch": "auto:32", "slo": "1s"})
+	r.deploy(nil, nil, map[string]string{"slo": "1s"})
 	p := profile.Profile{Version: profile.Version, Relative: 0.05}
 	for i, mean := range []float64{0.4, 0.3, 0.001, 0.9} {
 		p.Points = append(p.Points, profile.Point{Cell: profile.Cell{CPUMilli: 1000, Batch: 1 << i}, Mean: mean, Err: mean / 100, CV: 0.1, N: 30})
@@ -210,8 +213,17 @@ func TestProfileThatLies(t *testing.T) {
 	if err := r.Send(t.Context(), "profile", http.MethodPut, "/system/function/batches/profile", p); err != nil {
 		t.Fatal(err)
 	}
+	r.until(soon, "the bound of a fixed batch", func() bool {
+		bounded := r.explained().Bounded
+		return len(bounded) == 1 && strings.Contains(bounded[0], "the profile says that a batch of 2 takes less than a smaller one")
+	})
+	r.deploy(nil, nil, map[string]string{"batch": "auto:32", "slo": "1s"})
 	const want = "batch 4 of up to 32: it takes 400ms, at most half of the share 1s of the objective 1s; the profile says that a batch of 2 takes less than a smaller one"
 	r.until(soon, "the choice", func() bool { return strings.Contains(r.why(), want) })
+	var out bytes.Buffer
+	if err := run(t.Context(), []string{"describe", "--gateway", r.Base, "batches"}, &out); err != nil || !strings.Contains(out.String(), "4 of up to 32: it takes 400ms") {
+		t.Errorf("%v\n%s\nwant the chosen batch", err, out.String())
+	}
 	l := r.load(32, "/function/batches", r.check)
 	r.formed(4)
 	r.finish(l)

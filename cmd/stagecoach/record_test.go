@@ -91,6 +91,18 @@ func TestDecisionsOfARealRunAreMadeAgain(t *testing.T) {
 	if !strings.Contains(grade.Why, "max 6") || grade.Wanted < 2 || !grade.Key {
 		t.Errorf("%+v, want why, and a key stage", grade)
 	}
+	var table bytes.Buffer
+	r.until(late, "the model's terms of the slowest stage", func() bool {
+		table.Reset()
+		if err := run(t.Context(), []string{"explain", "--gateway", r.Base, "film"}, &table); err != nil {
+			t.Fatal(err)
+		}
+		grade = stage("grade")
+		return grade.Load != nil && grade.Stayed != "" && grade.Batch == 1 && (grade.Predicted != "" && grade.Error != nil || grade.NoPrediction != "")
+	})
+	if !strings.Contains(table.String(), "STAGE  RATE") || !strings.Contains(table.String(), "PREDICTED") {
+		t.Errorf("no terms in\n%s", table.String())
+	}
 	endBurst()
 	lasting(40 * time.Second)
 	calm.end()

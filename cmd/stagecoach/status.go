@@ -55,6 +55,18 @@ func (s *status) State(key pipeline.Key) provider.State {
 	return out
 }
 
+// Batch implements provider.Status.
+func (s *status) Batch(key pipeline.Key) string {
+	snapshot, _ := s.loop.Last()
+	find := snapshot.Finder()
+	at, ok := find.Index(key.String())
+	if !ok || snapshot.Functions[at].AutoBatch == 0 {
+		return ""
+	}
+	_, why := snapshot.AutoBatch(at)
+	return why
+}
+
 // stands returns the state of a function's deployed revision, and its details; detail is empty if
 // there are none.
 func stands(is cluster.Standing) (state, detail string) {

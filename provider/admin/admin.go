@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
@@ -65,6 +66,8 @@ type Loop interface {
 	Policies() policy.Names
 	// Trouble returns why no plan was made since; empty: there is no trouble.
 	Trouble() string
+	// ModelErrors compares predictions with measurements, by function.
+	ModelErrors() map[string]autoscaler.ModelError
 }
 
 // Replicas knows the replicas of all functions, and their past.

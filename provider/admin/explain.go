@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/placement"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
@@ -24,14 +25,23 @@ type draft struct {
 type draftStage struct {
 	schema.ExplainedStage
 	function *plan.Function // nil: no plan knows it
+	terms    autoscaler.Terms
 }
 
-// Explain returns the reasons for the numbers of replicas of a pipeline's stages. last is the
-// latest plan that was applied, and s is the Snapshot that it was made from. trouble is the reason
-// why the autoscaler has made no plan since; it is empty if there is none.
-func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies policy.Names, trouble string) schema.Explanation {
+// Decided is a decision, and what is known about it.
+type Decided struct {
+	Snapshot plan.Snapshot
+	Plan     plan.Plan // made from Snapshot; the latest that was applied
+	Policies policy.Names
+	Trouble  string // why the autoscaler has made no plan since; empty: there is no trouble
+	Errors   map[string]autoscaler.ModelError
+}
+
+// Explain returns the reasons for the numbers of replicas of a pipeline's stages.
+func Explain(p pipeline.Pipeline, d Decided) schema.Explanation {
+	s, last := &d.Snapshot, &d.Plan
 	x := draft{Explanation: schema.Explanation{
-		Pipeline: p.Key().String(), At: last.At, Policies: policies, Budget: s.Budget,
+		Pipeline: p.Key().String(), At: last.At, Policies: d.Policies, Budget: s.Budget,
 		Notes: []string{}, Stages: []schema.ExplainedStage{},
 	}}
 	wants := map[string]plan.Want{}
@@ -43,7 +53,8 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 		key := st.Key().String()
 		f, _ := s.Function(key)
 		stage := explainStage(st.Name, f, wants[key])
-		stage.Why += whyBatch(&s, key)
+		stage.Why += whyBatch(s, key)
+		stage.LastMinute = lastMinute(d.Errors[key])
 		var lengths []plan.LengthShare
 		if f != nil {
 			lengths = f.Lengths
@@ -56,9 +67,11 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 			key := v.Key().String()
 			f, _ := s.Function(key)
 			variant := explainStage(v.Name, f, wants[key])
-			variant.Why += whyBatch(&s, key)
+			variant.Why += whyBatch(s, key)
+			variant.LastMinute = lastMinute(d.Errors[key])
 			variant.Accuracy, variant.MaxLength = v.Accuracy, v.MaxLength
 			x.failing(variant, s.At)
+			x.off(variant)
 			stage.Variants = append(stage.Variants, variant.ExplainedStage)
 		}
 		x.stages = append(x.stages, stage)
@@ -73,8 +86,8 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 			x.Met = &met
 		}
 	}
-	x.note(p, s, trouble)
-	x.rule(p, &s, &last)
+	x.note(p, s, d.Trouble)
+	x.rule(p, s, last)
 	for _, st := range x.stages {
 		x.Stages = append(x.Stages, st.ExplainedStage)
 	}
@@ -83,7 +96,7 @@ func Explain(p pipeline.Pipeline, s plan.Snapshot, last plan.Plan, policies poli
 
 // explainStage describes one stage. f is nil if no plan knows it yet.
 func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
-	st := draftStage{schema.ExplainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli}, f}
+	st := draftStage{ExplainedStage: schema.ExplainedStage{Name: name, Wanted: len(w.Slots), Why: w.Why, Short: w.Short, CPUMilli: w.CPUMilli}, function: f}
 	st.Rank = w.Rank
 	if f == nil {
 		st.Why = "no decision yet"
@@ -95,6 +108,9 @@ func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 	st.Waiting, st.Running = f.Waiting, f.Running
 	if f.Demand.Known {
 		st.Rate = finite(f.Demand.Rate)
+		if since := f.Demand.Since; !since.IsZero() {
+			st.RateSince = &since
+		}
 		if f.Demand.CV > 0 {
 			st.CV = finite(f.Demand.CV)
 		}
@@ -118,6 +134,8 @@ func explainStage(name string, f *plan.Function, w plan.Want) draftStage {
 		st.Failing = &schema.FailingStarts{Count: f.Failing.Count, Until: f.Failing.Until, Cause: f.Failing.Cause}
 	}
 	st.Barred = Barred(f.Bars)
+	st.terms = autoscaler.NewTerms(f)
+	st.ExplainedModel = explainModel(&st.terms, f.Batch)
 	return st
 }
 
@@ -179,7 +197,7 @@ func (x *draft) failing(st draftStage, now time.Time) {
 }
 
 // note adds the notes: what the operator should know first.
-func (x *draft) note(p pipeline.Pipeline, s plan.Snapshot, trouble string) {
+func (x *draft) note(p pipeline.Pipeline, s *plan.Snapshot, trouble string) {
 	add := x.add
 	if len(p.Faults) > 0 {
 		add("the pipeline's graph has a fault, so that it cannot be invoked: `stagecoach pipeline describe %s`", p.Name)
@@ -190,6 +208,7 @@ func (x *draft) note(p pipeline.Pipeline, s plan.Snapshot, trouble string) {
 	slow := -1 // the stage that takes the longest, of those that wait
 	for i, st := range x.stages {
 		x.failing(st, s.At)
+		x.off(st)
 		if st.Short != "" {
 			add("%s: %s", st.Name, st.Short)
 		}
@@ -202,9 +221,10 @@ func (x *draft) note(p pipeline.Pipeline, s plan.Snapshot, trouble string) {
 		if st := x.stages[slow]; st.waited() > 0 {
 			add("%s holds it up: %s", st.Name, st.queue())
 		}
-		if work, _ := slowest(p, x.stages, draftStage.works); work > p.SLO {
-			add("no number of replicas meets it: the stages work for %s on the slowest path, without any waiting; faster stages do, or a longer slo", rounded(work))
-		}
+	}
+	if work, known := slowest(p, x.stages, draftStage.works); known && p.SLO > 0 && work > p.SLO {
+		add("no number of replicas meets the objective of %s: the stages work for %s on the slowest path, without any waiting; "+
+			"faster stages do, or a longer slo", p.SLO, rounded(work))
 	}
 	least := 0
 	for i := range s.Functions {
@@ -222,8 +242,8 @@ func (x *draft) note(p pipeline.Pipeline, s plan.Snapshot, trouble string) {
 	}
 }
 
-// works returns how long a stage serves a task, on average.
-func (st draftStage) works() time.Duration { return st.function.Service.Mean }
+// works returns how long a task is in its batch at a stage, on average.
+func (st draftStage) works() time.Duration { return max(st.terms.Batch, st.function.Service.Mean) }
 
 // spends returns how long a task is at a stage, on average.
 func (st draftStage) spends() time.Duration { return st.waited() + st.works() }
@@ -259,7 +279,7 @@ func serveExplain(reg *provider.Registry, loop Loop, replicas Replicas) http.Han
 			return
 		}
 		s, last := loop.Last()
-		x := Explain(p, s, last, loop.Policies(), loop.Trouble())
+		x := Explain(p, Decided{s, last, loop.Policies(), loop.Trouble(), loop.ModelErrors()})
 		for _, st := range p.Stages {
 			if until, ok := replicas.PinnedUntil(st.Key()); ok {
 				x.Notes = append(x.Notes, st.Name+": "+MeasuredUntil(until))

@@ -38,6 +38,7 @@ type ExplainedStage struct {
 	// per replica, in thousandths of a core; 0: as declared
 	CPUMilli int `json:"cpuMilli,omitempty"`
 	ExplainedLoad
+	ExplainedModel
 	// the decision: each term, the change, and what bounds it
 	Why     string         `json:"why"`
 	Short   string         `json:"short,omitempty"`   // why fewer replicas have a place
@@ -50,6 +51,8 @@ type ExplainedStage struct {
 // ExplainedLoad is what a stage has to do, and how long that takes. Unknown values are left out.
 type ExplainedLoad struct {
 	Rate *float64 `json:"rate,omitempty"` // requests per second
+	// time of the latest change of the rate, or of the first request; nil: unknown
+	RateSince *time.Time `json:"rateSince,omitempty"`
 	// coefficient of variation of the times between requests
 	CV      *float64 `json:"cv,omitempty"`
 	Wait    string   `json:"wait,omitempty"`    // mean
@@ -58,6 +61,33 @@ type ExplainedLoad struct {
 	Busy    *float64 `json:"busy,omitempty"`    // share of the time, 0 to 1
 	Waiting int      `json:"waiting"`           // tasks
 	Running int      `json:"running"`           // tasks
+}
+
+// ExplainedModel is how long tasks stay at a stage, by the model and as measured. The model's
+// prediction is for the replicas that are ready now. Unknown values are left out.
+type ExplainedModel struct {
+	Batch     int    `json:"batch,omitempty"`     // largest batch
+	BatchTime string `json:"batchTime,omitempty"` // mean time of a task's batch
+	// rate times service time, per replica and slot
+	Load *float64 `json:"load,omitempty"`
+	// mean sojourns: from a task's arrival to its end
+	Predicted string `json:"predicted,omitempty"`
+	Stayed    string `json:"measuredSojourn,omitempty"`
+	// part of Predicted by which Stayed is longer; negative: shorter
+	Error        *float64 `json:"error,omitempty"`
+	NoPrediction string   `json:"noPrediction,omitempty"` // why Predicted is left out
+	Bounded      []string `json:"bounded,omitempty"`      // inputs that the model replaces
+	// nil: the last minute cannot be judged
+	LastMinute *ExplainedError `json:"lastMinute,omitempty"`
+}
+
+// ExplainedError compares prediction and measurement over the last minute.
+type ExplainedError struct {
+	Tasks     uint64  `json:"tasks"`
+	Predicted string  `json:"predicted"` // mean sojourn
+	Stayed    string  `json:"measured"`  // mean sojourn
+	Error     float64 `json:"error"`     // as ExplainedModel.Error
+	Off       bool    `json:"off"`       // they differ by more than half of the prediction
 }
 
 // ExplainedVariants is what a stage's functions are to each other.

@@ -26,6 +26,7 @@ type services struct {
 	busy, squares  float64 // in seconds; squares of the share of each task
 	sizes          [sizeClasses]sizeClass
 	calls, items   float64 // faded counts: successful calls, and the items that they returned
+	served         plan.Tally
 }
 
 // sizeClass averages batches of about one size.
@@ -45,6 +46,8 @@ func (s *services) add(now time.Time, busy time.Duration, n int) {
 	}
 	s.last = now
 	took, tasks := float64(busy)/float64(time.Second), float64(n)
+	s.served.N += uint64(n)
+	s.served.Seconds += took * tasks
 	s.batches++
 	s.tasks += tasks
 	s.busy += took
@@ -90,9 +93,9 @@ func (s *services) mean() time.Duration {
 // read returns the service time of a task, and that of batches by size.
 func (s *services) read() plan.Service {
 	if s.batches < fewestBatches {
-		return plan.Service{}
+		return plan.Service{Served: s.served}
 	}
-	out := plan.Service{Known: true, Mean: s.mean()}
+	out := plan.Service{Known: true, Mean: s.mean(), Served: s.served}
 	if s.batches >= fewestShares {
 		out.CV = cv(s.tasks, s.busy, s.squares)
 	}

@@ -43,6 +43,7 @@ type signals struct {
 	gaps    gaps
 	rate    rate.Estimator
 	bursts  bursts
+	gone    plan.Tally // tasks that have left the line
 }
 
 // bucket holds what happened in half a second.
@@ -127,6 +128,8 @@ func (s *signals) leave(wait time.Duration) {
 	b := s.current()
 	b.left++
 	b.waits += float64(wait)
+	s.gone.N++
+	s.gone.Seconds += wait.Seconds()
 	s.waits[s.newest/perPart%parts].Add(wait)
 }
 
@@ -134,6 +137,7 @@ func (s *signals) leave(wait time.Duration) {
 func (s *signals) arrivals() *signals {
 	out := *s
 	out.ring, out.waits, out.all, out.past = [buckets]bucket{}, [parts]sketch.Sketch{}, sketch.Sketch{}, sketch.Sketch{}
+	out.gone = plan.Tally{}
 	return &out
 }
 
@@ -143,6 +147,7 @@ func (s *signals) read(now time.Time, busy, slots int) (plan.Demand, plan.Wait, 
 	var d plan.Demand
 	var w plan.Wait
 	var use plan.Busy
+	w.Left = s.gone
 	if s.first.IsZero() {
 		return d, w, use
 	}

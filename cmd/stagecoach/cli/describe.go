@@ -65,6 +65,9 @@ func describeFunction(f client.FunctionStatus, d client.Deployment, gateway stri
 	if why := d.Annotations[provider.StatusAnnotation]; why != "" {
 		fmt.Fprintf(t, "Status:\t%s\n", why)
 	}
+	if why := d.Annotations[provider.BatchAnnotation]; why != "" {
+		fmt.Fprintf(t, "Batch:\t%s\n", strings.TrimPrefix(why, "batch "))
+	}
 	if all := d.Annotations[provider.VariantsAnnotation]; all != "" {
 		fmt.Fprintf(t, "Variants:\t%s\n", strings.ReplaceAll(all, " | ", "\n\t")) // one line per variant
 	}

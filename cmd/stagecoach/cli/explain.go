@@ -63,21 +63,12 @@ func showExplanation(x schema.Explanation, out io.Writer) error {
 	for _, n := range x.Notes {
 		fmt.Fprintf(t, "Note:\t%s\n", n)
 	}
-	fmt.Fprintln(t, "\nSTAGE\tREPLICAS\tWANTED\tKEY\tRATE\tCV\tBUSY\tWAITING\tWAIT\tSERVICE\tCPU")
 	rows := explainedRows(x.Stages)
-	for _, st := range rows {
-		cpu := "as declared"
-		if st.CPUMilli > 0 {
-			cpu = fmt.Sprintf("%dm", st.CPUMilli)
-		}
-		replicas := fmt.Sprint(st.Ready)
-		if st.Starting > 0 {
-			replicas += fmt.Sprintf("+%d", st.Starting)
-		}
-		fmt.Fprintf(t, "%s\t%s\t%d of %d-%d\t%t\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", st.Name, replicas, st.Wanted, st.Min, st.Max, st.Key,
-			unknownOr("%.1f/s", st.Rate, 1), unknownOr("%.1f", st.CV, 1), unknownOr("%.0f%%", st.Busy, 100), st.Waiting, cmp.Or(st.Wait, "?"), cmp.Or(st.Service, "?"), cpu)
-	}
+	showReplicas(rows, t)
 	if err := t.Flush(); err != nil {
+		return err
+	}
+	if err := showModel(rows, out); err != nil {
 		return err
 	}
 	t = console.NewTable(out)
@@ -87,11 +78,51 @@ func showExplanation(x schema.Explanation, out io.Writer) error {
 		if st.Barred != "" {
 			fmt.Fprintf(t, "\t%s\n", st.Barred)
 		}
+		for _, line := range st.Bounded {
+			fmt.Fprintf(t, "\t%s\n", line)
+		}
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	return showRoutes(x.Stages, out)
+}
+
+// showReplicas prints what the stages have and do.
+func showReplicas(rows []schema.ExplainedStage, out io.Writer) {
+	fmt.Fprintln(out, "\nSTAGE\tREPLICAS\tWANTED\tKEY\tBUSY\tWAITING\tWAIT\tCPU")
+	for _, st := range rows {
+		cpu := "as declared"
+		if st.CPUMilli > 0 {
+			cpu = fmt.Sprintf("%dm", st.CPUMilli)
+		}
+		replicas := fmt.Sprint(st.Ready)
+		if st.Starting > 0 {
+			replicas += fmt.Sprintf("+%d", st.Starting)
+		}
+		fmt.Fprintf(out, "%s\t%s\t%d of %d-%d\t%t\t%s\t%d\t%s\t%s\n", st.Name, replicas, st.Wanted, st.Min, st.Max, st.Key,
+			unknownOr("%.0f%%", st.Busy, 100), st.Waiting, cmp.Or(st.Wait, "?"), cpu)
+	}
+}
+
+// showModel prints the model's inputs, and what it predicts from them for the ready replicas.
+func showModel(rows []schema.ExplainedStage, out io.Writer) error {
+	t := console.NewTable(out)
+	fmt.Fprintln(t, "\nSTAGE\tRATE\tSINCE\tCV\tSERVICE\tBATCH\tBATCH TIME\tLOAD\tPREDICTED\tMEASURED\tERROR")
+	for _, st := range rows {
+		batch := "?"
+		if st.Batch > 0 {
+			batch = fmt.Sprint(st.Batch)
+		}
+		since := "?"
+		if st.RateSince != nil {
+			since = st.RateSince.UTC().Format(time.TimeOnly)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n", st.Name, unknownOr("%.1f/s", st.Rate, 1), since, unknownOr("%.1f", st.CV, 1),
+			cmp.Or(st.Service, "?"), batch, cmp.Or(st.BatchTime, "?"), unknownOr("%.2f", st.Load, 1), cmp.Or(st.Predicted, "?"),
+			cmp.Or(st.Stayed, "?"), cmp.Or(st.NoPrediction, unknownOr("%+.0f%%", st.Error, 100)))
+	}
+	return t.Flush()
 }
 
 // showRoutes prints the routing tables of the stages that have one.

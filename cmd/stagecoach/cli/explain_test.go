@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
 	"github.com/stagecoach-serving/stagecoach/internal/golden"
@@ -66,6 +67,12 @@ func TestExplain(t *testing.T) {
 			p.SLO = 200 * time.Millisecond
 			return ""
 		},
+		"batches-out-of-reach": func(p *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string {
+			p.SLO = time.Second
+			f := &s.Functions[2]
+			f.Batch, f.Demand.Rate, f.Service.Batches = 8, 4, []plan.Batched{{Size: 8, Mean: 1600 * time.Millisecond, N: 20}}
+			return ""
+		},
 		"absurd": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string {
 			s.Functions[0].Demand.Rate, s.Functions[0].Demand.CV, s.Functions[0].Busy = math.NaN(), math.Inf(1), plan.Busy{Known: true, Share: math.NaN()}
 			return ""
@@ -85,6 +92,14 @@ func TestExplain(t *testing.T) {
 			s.Functions[1].Bars = []plan.Bar{{Node: "n", Device: "0", Until: s.At.Add(time.Minute), Cause: "want 80 GiB"}}
 			s.Functions[3].Failing = plan.Failure{Count: 1, Until: s.At, Cause: "Traceback:\n\tno module\n"}
 			l.Wants[1].Short = "3 of 4 placed: one more needs 2 GiB"
+			return ""
+		},
+		"model-off": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string {
+			f := &s.Functions[0]
+			f.Batch, f.Service.CV, f.Demand.CV, f.Demand.Rate = 8, 0.5, 12.5, 30
+			f.Profile = []plan.Point{{CPUMilli: 1000, Batch: 1, Mean: 20 * time.Millisecond, N: 9}, {CPUMilli: 1000, Batch: 8, Mean: 10 * time.Millisecond, N: 9}}
+			s.Functions[3].Demand.Since = s.At.Add(-65 * time.Second)
+			s.Functions[2].Demand.Rate, s.Functions[3].Demand.CV = 3, 1
 			return ""
 		},
 		"burst": func(_ *pipeline.Pipeline, s *plan.Snapshot, l *plan.Plan) string {
@@ -121,7 +136,14 @@ func TestExplain(t *testing.T) {
 			p, s, last := film()
 			trouble := change(&p, &s, &last)
 			var out bytes.Buffer
-			x := admin.Explain(p, s, last, names, trouble)
+			d := admin.Decided{Snapshot: s, Plan: last, Policies: names, Trouble: trouble}
+			if name == "model-off" {
+				d.Errors = map[string]autoscaler.ModelError{
+					"mix.ns":   {Function: "mix.ns", Tasks: 180, Predicted: 500 * time.Millisecond, Stayed: 1501 * time.Millisecond, Off: true},
+					"print.ns": {Function: "print.ns", Tasks: 720, Predicted: 60 * time.Millisecond, Stayed: 66 * time.Millisecond},
+				}
+			}
+			x := admin.Explain(p, d)
 			if _, err := json.Marshal(x); err != nil {
 				t.Fatal(err)
 			}
