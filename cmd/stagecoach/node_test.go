@@ -102,7 +102,7 @@ func (n *nodesRig) daemon(name string, flags ...string) *keysDaemon {
 			}
 		}
 		gone(n.t, left)
-		if log := d.log.String(); n.t.Failed() || strings.Contains(log, "DATA RACE") || strings.Contains(log, "panic:") {
+		if log := d.log.String(); n.t.Failed() || crashed(log) {
 			n.t.Errorf("the end of %s's log:\n%s", name, log[max(0, len(log)-4000):])
 		}
 	})

@@ -81,7 +81,7 @@ func startRig(t *testing.T, r *rig, flags ...string) *rig {
 			r.stop()
 		}
 		log := r.log.String()
-		if strings.Contains(log, "DATA RACE") || strings.Contains(log, "panic:") {
+		if crashed(log) {
 			t.Error("a race or panic, see the log")
 		}
 		if t.Failed() {
@@ -192,6 +192,12 @@ func allProcesses() []process {
 		}
 	}
 	return all
+}
+
+// crashed reports whether the log of a program has a race or a panic of its own. The panic of a
+// function is in the middle of a line.
+func crashed(log string) bool {
+	return strings.Contains(log, "DATA RACE") || strings.Contains("\n"+log, "\npanic: ")
 }
 
 // descendants returns the zygotes and replicas of the rig's up.

@@ -68,8 +68,8 @@ func (h *history) before(k int) counts {
 	return c.inner()
 }
 
-// rate returns the mean of the rates since all splits, weighted by the evidence that weigh computed.
-// The rate without a change is that of the last Window, or of Ca² times that.
+// rate returns the mean of the rates since all splits, weighted by the evidence that weigh
+// computed. The rate without a change is that of the last Window, or of Ca² times that.
 func (h *history) rate(cv2 float64) float64 {
 	window := time.Duration(max(cv2, 1) * float64(Window))
 	k := len(h.splits) - 1

@@ -14,8 +14,8 @@ const (
 // added. A change of the rate then does not look like bursts.
 type gaps struct{ n, squares float64 }
 
-// add sets g to the gaps of c, and as many of the earlier gaps as are needed. It leaves out the gaps
-// of c if most of their time is one gap.
+// add sets g to the gaps of c, and as many of the earlier gaps as are needed. It leaves out the
+// gaps of c if most of their time is one gap.
 func (g *gaps) add(c counts, earlier gaps) {
 	*g = gaps{}
 	if c.time >= leastCovers && c.time*c.time >= fewestLong*c.squares {

@@ -2,8 +2,8 @@ package rate
 
 import "time"
 
-// Arrivals are counted per half second, and also per 2 s, 8 s and 32 s, so that splits of the recent
-// past are dense, and those of the far past are few.
+// Arrivals are counted per half second, and also per 2 s, 8 s and 32 s, so that splits of the
+// recent past are dense, and those of the far past are few.
 const (
 	slot   = 500 * time.Millisecond // length of a slot of level 0
 	ratio  = 4                      // a slot is this many times as long as one of the level before
@@ -115,9 +115,9 @@ type Estimate struct {
 	Since time.Duration
 }
 
-// Read returns the estimate as of a time, or as of the latest call if that is later. If the rate has
-// certainly changed, Read forgets all arrivals before the change. Changes are found only by Read, so
-// it should be called about once per second.
+// Read returns the estimate as of a time, or as of the latest call if that is later. If the rate
+// has certainly changed, Read forgets all arrivals before the change. Changes are found only by
+// Read, so it should be called about once per second.
 func (e *Estimator) Read(at time.Duration) Estimate {
 	if !e.any {
 		return Estimate{}

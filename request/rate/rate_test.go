@@ -115,8 +115,8 @@ func TestSilenceEndsALoad(t *testing.T) {
 	}
 }
 
-// TestAheadIsNearTheMeanOfALoadThatChangesOften alternates 100/s and 1/s every five seconds. In each
-// silence the next burst must be expected. A rate that changed once must be expected to stay.
+// TestAheadIsNearTheMeanOfALoadThatChangesOften alternates 100/s and 1/s every five seconds. In
+// each silence the next burst must be expected. A rate that changed once must be expected to stay.
 func TestAheadIsNearTheMeanOfALoadThatChangesOften(t *testing.T) {
 	read := func(Estimate) {}
 	s := newStream(5, 1)

@@ -7,9 +7,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/load/arrivals"
 )
 
-// play calls arrive with the times of arrivals, and look once per second, in the order of time. Gaps
-// are gamma with the given CV, stretched by the rate at each time. spike more arrivals come at the
-// time settle.
+// play calls arrive with the times of arrivals, and look once per second, in the order of time.
+// Gaps are gamma with the given CV, stretched by the rate at each time. spike more arrivals come at
+// the time settle.
 func play(seed uint64, cv float64, rate func(t float64) float64, end float64, look, arrive func(t float64), spike int) {
 	rnd := rand.New(rand.NewPCG(seed, 1))
 	shape := 1 / (cv * cv)
