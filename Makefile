@@ -149,6 +149,9 @@ bench-cv: ## predictors of burstiness: errors on held-back simulations, and thei
 bench-waits: ## predicted waits against simulated queues: the tables of docs/model.md
 	@$(GO) run ./sim/study/waits --json docs/model.json $(BENCH)
 
+bench-rates: ## measured rates after steps, ramps and spikes: the tables of docs/rates.md
+	@$(GO) run ./sim/study/rates --json docs/rates.json $(BENCH)
+
 train-cv: ## train the weights of the attention on burstiness (sim/study/cv/weights.go)
 	@$(GO) run ./sim/study/cv/compare --train sim/study/cv/weights.go
 
