@@ -17,6 +17,19 @@ import (
 // ErrNoRoom means that parameters do not fit into a node's memory, now or ever.
 var ErrNoRoom = errors.New("no room")
 
+// refused is the error of a load that does not fit.
+type refused struct {
+	bytes int64
+	text  string
+}
+
+func (e *refused) Error() string { return ErrNoRoom.Error() + ": " + e.text }
+
+func (e *refused) Unwrap() error { return ErrNoRoom }
+
+// NeedsMemory returns the bytes that the load needs.
+func (e *refused) NeedsMemory() int64 { return e.bytes }
+
 // need is the memory that a zygote takes.
 type need struct {
 	bytes int64
@@ -98,5 +111,5 @@ func refusal(function string, n need, m memory, own int64, busy, loading []keepe
 	default:
 		s.WriteString("; scale other functions down, or use a node with more memory")
 	}
-	return fmt.Errorf("%w: %s", ErrNoRoom, s.String())
+	return &refused{n.bytes, s.String()}
 }

@@ -82,6 +82,9 @@ func (w *world) observe() {
 		f.Stage, f.Lengths, f.Items = is.Stage, is.Lengths, is.Items
 		f.Demand, f.Service, f.Wait, f.Busy, f.Waiting, f.Running = is.Demand, is.Service, is.Wait, is.Busy, is.Waiting, is.Running
 		f.Starts, f.CPUNow = l.starts.list, l.cpu
+		if l.known {
+			f.Parameters = int64(l.spec.Parameters)
+		}
 		f.Replicas = f.Replicas[:0]
 		f.Expected = 0
 		if f.Zero && f.Waiting == 0 && f.Running == 0 { // for other functions it is not used

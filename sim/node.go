@@ -51,6 +51,7 @@ func (n *node) start(w *world, l *line, atOnce bool) (path string, took time.Dur
 	}
 	n.step(w, cache.Hold[int]{Key: l.i})
 	defer n.step(w, cache.Release[int]{Key: l.i})
+	l.known = true
 	if n.zygotes[l.i] == nil && !n.load(w, l, atOnce) {
 		return "", 0, false
 	}

@@ -108,3 +108,30 @@ stages:
 		}
 	}
 }
+
+// TestStagesFindNodesWithRoomForTheirParameters has as much memory as all parameters need, two
+// stages per node. A node that has no room must not be chosen again and again.
+func TestStagesFindNodesWithRoomForTheirParameters(t *testing.T) {
+	t.Parallel()
+	r := simulate(t, `
+duration: 60s
+seeds: 1
+nodes: [{count: 4, memory: 16Gi, cpu: 100}]
+pipelines: [{name: p, timeout: 20s, arrivals: {rate: "20"}}]
+stages:
+- &s {name: s1, next: [s2], service: {mean: 40ms}, start: {cold: 1s, fork: 10ms}, parameters: 5Gi, max: 4}
+- {<<: *s, name: s2, next: [s3]}
+- {<<: *s, name: s3, next: [s4]}
+- {<<: *s, name: s4, next: [s5]}
+- {<<: *s, name: s5, next: [s6]}
+- {<<: *s, name: s6, next: [s7]}
+- {<<: *s, name: s7, next: [s8]}
+- {<<: *s, name: s8, next: []}
+`)
+	if p := r.Policies[0].Pipelines[0]; p.Failed.Mean > 0.05 {
+		t.Errorf("%g of requests failed, want few", p.Failed.Mean)
+		for _, s := range r.Policies[0].Stages {
+			t.Logf("%s: starts %v, short %v: %s", s.Name, s.Starts, s.Short.Mean, s.ShortWhy)
+		}
+	}
+}

@@ -85,6 +85,7 @@ type line struct {
 	cpu      int               // CPU limit that a plan gave its replicas; 0: as declared
 	batch    int               // the plan's largest batch; 0: there is no plan yet
 	items    tensor.Activation // empty items, of which answers have some
+	known    bool              // a node has said how large its parameters are
 }
 
 // running is a batch on a replica.

@@ -21,7 +21,7 @@ type cluster struct {
 type function struct {
 	*plan.Function
 	i        int     // its index there
-	zygote   int64   // bytes of its largest known zygote; 0: none known
+	zygote   int64   // bytes of its parameters; 0: unknown
 	homes    []*node // nodes that have one or get one
 	replicas int32   // with a node, without draining ones
 	more     int     // number of further replicas for which its parameters are kept
@@ -77,7 +77,7 @@ func look(s *plan.Snapshot) *cluster {
 		nodes: make([]*node, len(s.Nodes)), byName: make(map[string]*node, len(s.Nodes)), functions: make([]function, len(s.Functions)), finder: s.Finder(),
 	}
 	for i := range s.Functions {
-		c.functions[i] = function{Function: &s.Functions[i], i: i}
+		c.functions[i] = function{Function: &s.Functions[i], i: i, zygote: s.Functions[i].Parameters}
 	}
 	all := make([]node, len(s.Nodes))
 	shares := make([]share, len(s.Nodes)*len(s.Functions))

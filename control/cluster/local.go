@@ -90,6 +90,7 @@ type Local struct {
 // function is what is known about a function beyond its spec.
 type function struct {
 	failure      failure
+	parameters   parameters
 	bars         bars
 	slots, batch int // reported by its latest replica; 0: no replica yet
 	declared     int // largest batch, as of the latest Snapshot
@@ -203,6 +204,7 @@ func (l *Local) fill(s *plan.Snapshot) {
 	for _, n := range l.nodes {
 		n.shown = nil
 	}
+	l.learnParameters(s)
 	for i := range s.Nodes {
 		if n := l.nodes[s.Nodes[i].Name]; n != nil {
 			n.shown = &s.Nodes[i]
@@ -214,6 +216,8 @@ func (l *Local) fill(s *plan.Snapshot) {
 		k := l.of(pipeline.ParseKey(f.Name))
 		k.bars.follow(f.Revision)
 		f.Bars = k.bars.now(s.At)
+		k.parameters.follow(f.Revision)
+		f.Parameters = k.parameters.bytes
 		known[i], k.observed = k, s.Rev
 	}
 	l.place(s, known)

@@ -301,6 +301,7 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	l.dropLocked(n)
 	l.note(r, e)
 	f := l.of(r.function)
+	f.parameters.refused(r.spec.Revision, failed)
 	gaveUp, noRevival := "", ""
 	if r.revived && e.Kind == Failed {
 		noRevival = f.unrevived(r.spec.Revision, at, failed, !r.outside)

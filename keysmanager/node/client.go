@@ -163,7 +163,11 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		case a := <-answers:
 			switch {
 			case a.Done && a.Error != "":
-				return a, o, &Error{c.name, &answered{a.Error, c.codes[a.Code], a.Memory}}
+				e := &answered{text: a.Error, kind: c.codes[a.Code], memory: a.Memory}
+				if a.Code == CodeNoRoom && a.Bytes > 0 {
+					e.room = &roomError{a.Bytes}
+				}
+				return a, o, &Error{c.name, e}
 			case a.Done:
 				return a, o, nil
 			}

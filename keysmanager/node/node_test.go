@@ -68,6 +68,10 @@ func TestAnswersHaveResultsAndErrors(t *testing.T) {
 	if _, err := n.Do(within(t), node.Order{Kind: node.OrderLoad, Spec: imaged("large")}); !errors.Is(err, errFull) || err.Error() != `node "n1": load: full: 3 GiB` {
 		t.Errorf("load: %v, want what the worker says, and which error it is", err)
 	}
+	var room interface{ NeedsMemory() int64 }
+	if _, err := n.Do(within(t), node.Order{Kind: node.OrderLoad, Spec: imaged("large")}); !errors.As(err, &room) || room.NeedsMemory() != 3<<30 {
+		t.Errorf("%v, want an error that says how many bytes did not fit", err)
+	}
 	if _, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: imaged("broken")}, nil); errors.Is(err, errFull) || err == nil || !strings.Contains(err.Error(), `node "n1": its image is broken`) {
 		t.Errorf("start: %v, want what the worker says", err)
 	}

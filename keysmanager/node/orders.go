@@ -94,6 +94,10 @@ func (s *Server) carryOut(ctx context.Context, o Order, t *task) {
 	if err != nil {
 		a.Error, a.Code = err.Error(), s.cfg.Codes.of(err)
 		errors.As(err, &a.Memory)
+		var room interface{ NeedsMemory() int64 }
+		if errors.As(err, &room) {
+			a.Bytes = room.NeedsMemory()
+		}
 	}
 	s.mu.Lock()
 	delete(s.running, o.ID)

@@ -31,6 +31,13 @@ const limit = time.Minute
 // errFull is an error that both sides know.
 var errFull = errors.New("full")
 
+// fullError is an errFull that says how many bytes did not fit.
+type fullError struct{}
+
+func (fullError) Error() string      { return errFull.Error() }
+func (fullError) Unwrap() error      { return errFull }
+func (fullError) NeedsMemory() int64 { return 3 << 30 }
+
 var codes = node.Codes{node.CodeUnsupported: errors.ErrUnsupported, node.CodeNoRoom: errFull}
 
 // worker is a fake KeysManager whose replicas are pipes. It records what it was asked, and what
@@ -127,7 +134,7 @@ func (w *worker) Do(_ context.Context, o node.Order) (int64, error) {
 		return 0, far.Close()
 	}
 	if o.Kind == node.OrderLoad && o.Spec.Image == "large" {
-		return 0, fmt.Errorf("load: %w: 3 GiB", errFull)
+		return 0, fmt.Errorf("load: %w: 3 GiB", fullError{})
 	}
 	if o.Kind == node.OrderSetCPU {
 		return 0, fmt.Errorf("no cgroups: %w", errors.ErrUnsupported)

@@ -258,7 +258,8 @@ type Answer struct {
 	PID    int     `json:"pid,omitempty"`
 	Path   string  `json:"path,omitempty"`
 	Phases []Phase `json:"phases,omitempty"`
-	Bytes  int64   `json:"bytes,omitempty"` // that what was loaded takes, or what was evicted took
+	// Bytes that what was loaded takes, or what was evicted took, or what does not fit needs.
+	Bytes int64 `json:"bytes,omitempty"`
 	// The lack of device memory that caused Error; nil: Error has another cause.
 	Memory *MemoryError `json:"memory,omitempty"`
 	Events []Event      `json:"events,omitempty"`
@@ -307,11 +308,21 @@ type answered struct {
 	text   string
 	kind   error        // nil: it has no code
 	memory *MemoryError // nil: none
+	room   *roomError   // nil: none
 }
+
+// roomError says how many bytes of a node's memory did not fit.
+type roomError struct{ bytes int64 }
+
+func (e *roomError) Error() string { return fmt.Sprintf("%d bytes do not fit", e.bytes) }
+
+// NeedsMemory returns the bytes.
+func (e *roomError) NeedsMemory() int64 { return e.bytes }
 
 func (e *answered) Error() string { return e.text }
 
-// Unwrap returns the errors of [Codes] and of memory that the daemon has answered with the text.
+// Unwrap returns the errors of [Codes], of devices' memory and of the node's memory that the daemon
+// has answered with the text.
 func (e *answered) Unwrap() []error {
 	var all []error
 	if e.kind != nil {
@@ -319,6 +330,9 @@ func (e *answered) Unwrap() []error {
 	}
 	if e.memory != nil {
 		all = append(all, e.memory)
+	}
+	if e.room != nil {
+		all = append(all, e.room)
 	}
 	return all
 }
