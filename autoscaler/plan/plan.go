@@ -54,9 +54,6 @@ type Function struct {
 	ZeroAge  time.Duration // idle time before it scales to zero
 	GPU      int           // devices per replica
 	Memory   int64         // bytes per additional replica; 0: unknown
-	// Parameters is how many bytes of a node's memory the function's parameters take, as a node last
-	// said; 0: no node did.
-	Parameters int64 `json:",omitzero"`
 	CPUMilli int           // CPU request per replica in thousandths of a core; 0: none
 	CPULimit int           // CPU limit per replica in thousandths of a core, as declared; 0: none
 	CPUNow   int           // current CPU limit, if a plan has changed it; 0: as declared
@@ -123,6 +120,9 @@ type Passing struct {
 type Trouble struct {
 	Failing Failure
 	Bars    []Bar // current bars, sorted by node, then device
+	// Parameters is how many bytes of a node's memory the function's parameters take, as a node last
+	// said; 0: no node did. No replica starts where they do not fit.
+	Parameters int64 `json:",omitzero"`
 	// Survived is the largest batch, because replicas have ended under larger ones. The function's
 	// Batch and AutoBatch are at most that. 0: no replica has.
 	Survived int `json:",omitzero"`

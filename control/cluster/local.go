@@ -204,7 +204,7 @@ func (l *Local) fill(s *plan.Snapshot) {
 	for _, n := range l.nodes {
 		n.shown = nil
 	}
-	l.learnParameters(s)
+	learnParameters(l.functions, s)
 	for i := range s.Nodes {
 		if n := l.nodes[s.Nodes[i].Name]; n != nil {
 			n.shown = &s.Nodes[i]

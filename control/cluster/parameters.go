@@ -31,12 +31,11 @@ func (p *parameters) refused(revision uint64, err error) {
 	}
 }
 
-// learnParameters takes the sizes of the zygotes in s, which are of the present revisions. The
-// caller holds l.mu.
-func (l *Local) learnParameters(s *plan.Snapshot) {
+// learnParameters takes the sizes of the zygotes in s, which are of the present revisions.
+func learnParameters(functions map[pipeline.Key]*function, s *plan.Snapshot) {
 	for _, n := range s.Nodes {
 		for _, z := range n.Zygotes {
-			if k := l.functions[pipeline.ParseKey(z.Function)]; k != nil {
+			if k := functions[pipeline.ParseKey(z.Function)]; k != nil {
 				k.parameters.bytes = max(k.parameters.bytes, z.Bytes)
 			}
 		}

@@ -60,7 +60,7 @@ func TestSizesOfParametersAreThoseOfZygotes(t *testing.T) {
 		}
 		s.Nodes[0].Zygotes = []plan.Zygote{{Function: "f.ns", Digest: "d", Bytes: 3 << 30}}
 		l.mu.Lock()
-		l.learnParameters(&s)
+		learnParameters(l.functions, &s)
 		l.mu.Unlock()
 		if s, _ := l.Observe(t.Context()); s.Functions[0].Parameters != 3<<30 {
 			t.Errorf("%d bytes, want 3 GiB", s.Functions[0].Parameters)
