@@ -143,7 +143,7 @@ var (
 		{Name: "drain_s", Low: 0.25, High: 8, Log: true},
 		{Name: "hold_s", Low: 2, High: 120, Log: true},
 		{Name: "panic_s", Low: 5, High: 240, Log: true},
-		{Name: "attainment", Low: 0.5, High: 0.999},
+		{Name: "attainment", Low: 0.05, High: 0.999},
 	}
 	sizingDefaults = []float64{autoscaler.DrainWithin.Seconds(), autoscaler.Hold.Seconds(), autoscaler.Panic.Seconds(), autoscaler.Attainment}
 )

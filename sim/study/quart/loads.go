@@ -59,6 +59,7 @@ type trace struct {
 	// first part, which has the windows for training; those of the comparison are in the rest
 	first  time.Duration
 	models []string // models to which it is played
+	budget float64  // GPUs, replaces the study's; 0: the study's
 }
 
 // noFunctions says why the paper's own trace is missing.
@@ -72,7 +73,7 @@ func traces() []trace {
 	return []trace{
 		{
 			Name: "azure-code", Source: llm + "code", file: "azure-llm-2023/AzureLLMInferenceTrace_code.csv.gz", format: arrivals.AzureLLM, first: early,
-			models: []string{bert, llama, opt},
+			models: []string{bert, llama, opt}, budget: 3 * work, // what follows its bursts takes more than twice the work
 		},
 		{
 			Name: "azure-conv", Source: llm + "conversation", file: "azure-llm-2023/AzureLLMInferenceTrace_conv.csv.gz", format: arrivals.AzureLLM,
@@ -167,7 +168,7 @@ func (t trace) settings(all arrivals.Trace, models []Model) []study.Setting {
 	for _, m := range models {
 		name := m.Name + " " + t.Name
 		out = append(out, study.Setting{
-			Name: name, Model: m.Name, Group: t.Name, Service: m.Time, Train: tunedOn(m),
+			Name: name, Model: m.Name, Group: t.Name, Service: m.Time, Train: tunedOn(m), Budget: t.budget,
 			Scenario: func(train bool) sim.Scenario {
 				return m.scenario(name, sim.Arrivals{Make: func(seed uint64) (arrivals.Source, error) { return t.play(all, m.Rate(), train, seed) }})
 			},
