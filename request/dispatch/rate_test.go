@@ -8,9 +8,8 @@ import (
 )
 
 // TestRateOfBursts sends three batches of 16 arrivals per second, which is 48 arrivals/s with a Ca²
-// of 31. The base window alone is off by about a third. The estimate must be off by at most 22 %,
-// as a root mean square. It must show a fourfold rate within 15 s, and the end of the load within
-// 16 s.
+// of 31. The estimate must be off by at most 22 %, as a root mean square. It must show a fourfold
+// rate within 15 s, and the end of the load within 16 s.
 func TestRateOfBursts(t *testing.T) {
 	var a arrivals
 	rnd := rand.New(rand.NewPCG(5, 5))

@@ -73,7 +73,8 @@ func traces() []trace {
 	return []trace{
 		{
 			Name: "azure-code", Source: llm + "code", file: "azure-llm-2023/AzureLLMInferenceTrace_code.csv.gz", format: arrivals.AzureLLM, first: early,
-			models: []string{bert, llama, opt}, budget: 3 * work, // what follows its bursts takes more than twice the work
+			models: []string{bert, llama, opt},
+			budget: 3 * work, // no policy that follows its bursts keeps to twice the work
 		},
 		{
 			Name: "azure-conv", Source: llm + "conversation", file: "azure-llm-2023/AzureLLMInferenceTrace_conv.csv.gz", format: arrivals.AzureLLM,
