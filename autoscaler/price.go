@@ -82,8 +82,8 @@ func (m *model) enters(p *pipe) float64 {
 // with this many replicas. It is finite, and falls in replicas.
 //
 // A wait W delays a request by what exceeds its slack s. The wait of a task that waits is
-// exponential, so the mean of max(W−s, 0) is E[W]·exp(−s·P/E[W]), where P is the probability of a
-// wait: see [WaitLaw].
+// exponential with some rate r, so the mean of max(W−s, 0) is E[W]·exp(−r·s): see [WaitLaw]. r is
+// that of GI/M/c, divided by the factor by which other services lengthen waits.
 func (g *stage) lateness(ways []passing, replicas int) float64 {
 	h := *g
 	h.each = true // the wait of its own arrivals, bursts included
@@ -91,15 +91,16 @@ func (g *stage) lateness(ways []passing, replicas int) float64 {
 	if !(mean > 0) {
 		return 0
 	}
-	busy, out := 0.0, 0.0
+	rate, out := 0.0, 0.0
 	for _, way := range ways {
 		late := way.rate * mean
 		if way.slack > 0 {
-			if busy == 0 {
+			if rate == 0 && replicas > 0 {
 				c := g.servers(replicas)
-				busy = gammaWait(min(g.lambda, saturated*float64(c)*g.mu), g.mu, c, max(g.ca2, 1)).Busy
+				law := gammaWait(min(g.lambda, saturated*float64(c)*g.mu), g.mu, c, max(g.ca2, 1))
+				rate = law.Rate / variability(1, g.cs2)
 			}
-			late *= math.Exp(-way.slack * busy / mean)
+			late *= math.Exp(-way.slack * rate)
 		}
 		out += late
 	}

@@ -135,7 +135,9 @@ func (e *NameError) Error() string {
 type PriceError struct{ Price float64 }
 
 // Error returns the price and the bounds.
-func (e *PriceError) Error() string { return fmt.Sprintf("policy: price %v, want %s", e.Price, e.Want()) }
+func (e *PriceError) Error() string {
+	return fmt.Sprintf("policy: price %v, want %s", e.Price, e.Want())
+}
 
 // Want returns the bounds.
 func (e *PriceError) Want() string { return fmt.Sprintf("0 to %d", int(autoscaler.MostPrice)) }

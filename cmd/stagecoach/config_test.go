@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -45,6 +46,10 @@ func TestValidateNamesEachField(t *testing.T) {
 		"control.budget":        {func(c *Config) { c.Control.Budget = -1 }, []string{"control.budget: -1, want 0 to 1000000"}},
 		"a budget nobody keeps": {func(c *Config) { c.Control.Budget, c.Control.Policies.Sharer = 5, "none" }, []string{"control.budget: 5, want 0, or another control.policies.sharer"}},
 		"control.policies":      {func(c *Config) { c.Control.Policies.Sharer = "greedy" }, []string{`control.policies.sharer: "greedy", want one of `}},
+		"a negative price":      {func(c *Config) { c.Control.Policies.Price = -1 }, []string{"control.policies.price: -1, want 0 to 1000000"}},
+		"a price of no number":  {func(c *Config) { c.Control.Policies.Price = math.NaN() }, []string{"control.policies.price: NaN, want 0 to 1000000"}},
+		"an infinite price":     {func(c *Config) { c.Control.Policies.Price = math.Inf(1) }, []string{"control.policies.price: +Inf, want 0 to 1000000"}},
+		"a price for nobody":    {func(c *Config) { c.Control.Policies.Price, c.Control.Policies.Allocator = 1, "uniform" }, []string{"control.policies.price: 1, want 0, or the allocator sizer"}},
 		"control.record":        {func(c *Config) { c.Control.Record = "/none/x" }, []string{`control.record: "/none/x", want a file in a folder that is there`}},
 		"control.drainTimeout":  {func(c *Config) { c.Control.DrainTimeout = -1 }, []string{"control.drainTimeout: "}},
 		"journal.bytes":         {func(c *Config) { c.Journal.Bytes = 0 }, []string{"journal.bytes: 0, want at least 16Mi"}},

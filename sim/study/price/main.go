@@ -21,7 +21,7 @@ import (
 //go:embed price.yml
 var scenario string
 
-// prices are the prices that are simulated. The first one is the base of all others.
+// prices are the prices that are simulated.
 var prices = []float64{0, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100}
 
 func main() {
@@ -42,7 +42,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if *seeds < 2 {
 		return fmt.Errorf("--seeds: %d, want at least 2 for intervals", *seeds)
 	}
-	rows, err := study(ctx, *seeds, *duration)
+	rows, err := study(ctx, prices, *seeds, *duration)
 	if err != nil {
 		return err
 	}
@@ -74,8 +74,8 @@ type row struct {
 	known bool
 }
 
-// study simulates all prices on the same seeds. duration replaces the scenario's, unless it is 0.
-func study(ctx context.Context, seeds int, duration time.Duration) ([]row, error) {
+// study simulates prices on the same seeds. The first price is the base of the others. duration replaces the scenario's, unless it is 0.
+func study(ctx context.Context, prices []float64, seeds int, duration time.Duration) ([]row, error) {
 	s, err := sim.Parse(strings.NewReader(scenario))
 	if err != nil {
 		return nil, err
