@@ -8,7 +8,7 @@ const MostPrice = 1e6
 // passing is the requests of one pipeline that pass through a stage.
 type passing struct {
 	rate float64 // requests per second
-	// slack is for how many seconds a request may wait here without being late for its next stage,
+	// slack is the time in seconds that a request may wait here without being late for its next stage,
 	// because a longer branch of its pipeline takes as much longer.
 	slack float64
 }
@@ -18,8 +18,8 @@ type passing struct {
 // second. The count is 0 for a stage without a known service time or without requests, and for all
 // stages if price is 0. A higher price never lowers a count.
 //
-// Each stage is judged alone, by the wait of its own measured arrivals. Fox's method, which allocate
-// has, would give the same counts, because no stage's wait changes another stage's gain.
+// Each stage is judged alone, by the wait of its own measured arrivals. Fox's method, which
+// allocate has, would give the same counts, because no stage's wait changes another stage's gain.
 func (m *model) pays(price float64, most []int) []int {
 	counts := make([]int, len(m.stages))
 	if !(price > 0) {
@@ -34,8 +34,8 @@ func (m *model) pays(price float64, most []int) []int {
 	return counts
 }
 
-// pays returns the smallest stable count whose next replica is not worth the price. It returns limit
-// if there is none up to limit.
+// pays returns the smallest stable count whose next replica is not worth the price. It returns
+// limit if there is none up to limit.
 func (g *stage) pays(price float64, ways []passing, limit int) int {
 	low := min(max(g.stable(), 1), limit)
 	// The margin that square-root staffing (Halfin and Whitt 1981) adds to the load.
@@ -45,9 +45,9 @@ func (g *stage) pays(price float64, ways []passing, limit int) int {
 	})
 }
 
-// passing returns the requests that pass through g, by pipeline. A stage that gets several calls per
-// request counts the request once. A stage that gets only a part of a pipeline's requests, such as
-// one of several lanes, counts this part. It returns nothing if g's service time is unknown.
+// passing returns the requests that pass through g, by pipeline. A stage that gets several calls
+// per request counts the request once. A stage that gets only a part of a pipeline's requests, such
+// as one of several lanes, counts this part. It returns nothing if g's service time is unknown.
 func (m *model) passing(g *stage) []passing {
 	if !g.known || !(g.lambda > 0) {
 		return nil
@@ -78,8 +78,8 @@ func (m *model) enters(p *pipe) float64 {
 	return rate
 }
 
-// lateness returns for how many request-seconds per second requests are late because they wait at g,
-// with this many replicas. It is finite, and falls in replicas.
+// lateness returns for how many request-seconds per second requests are late because they wait at
+// g, with this many replicas. It is finite, and falls in replicas.
 //
 // A wait W delays a request by what exceeds its slack s. The wait of a task that waits is
 // exponential with some rate r, so the mean of max(W−s, 0) is E[W]·exp(−r·s): see [WaitLaw]. r is

@@ -33,8 +33,8 @@ func one(f plan.Function) (plan.Snapshot, plan.Domain) {
 	return plan.Snapshot{At: t0, Functions: []plan.Function{f}}, plan.Domain{Functions: []string{f.Name}}
 }
 
-// TestReplicasAreAddedWhileTheyAreWorthTheirPrice compares counts with a search one by one, over the
-// formula of Sojourn.
+// TestReplicasAreAddedWhileTheyAreWorthTheirPrice compares counts with a search one by one, over
+// the formula of Sojourn.
 func TestReplicasAreAddedWhileTheyAreWorthTheirPrice(t *testing.T) {
 	for _, cv := range []float64{0.5, 1, 2, 4} {
 		for _, price := range []float64{0.01, 0.5, 2, 30, 1e4} {
@@ -60,7 +60,8 @@ func TestReplicasAreAddedWhileTheyAreWorthTheirPrice(t *testing.T) {
 	}
 }
 
-// TestWhatHasNoPrice checks functions to which no price adds a replica, and the bounds of the others.
+// TestWhatHasNoPrice checks functions to which no price adds a replica, and the bounds of the
+// others.
 func TestWhatHasNoPrice(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*plan.Function)
@@ -87,8 +88,8 @@ func TestWhatHasNoPrice(t *testing.T) {
 	}
 }
 
-// diamond returns a pipeline with a branch of 400 ms beside a branch of 50 ms. Each stage gets calls
-// calls per request, of which there are 10 per second.
+// diamond returns a pipeline with a branch of 400 ms beside a branch of 50 ms. Each stage gets
+// calls calls per request, of which there are 10 per second.
 func diamond(calls float64) (plan.Snapshot, plan.Domain) {
 	s := plan.Snapshot{Rev: 1, At: t0}
 	for name, millis := range map[string]int{"a": 50, "b": 400, "c": 50, "d": 50} {
@@ -107,8 +108,8 @@ func diamond(calls float64) (plan.Snapshot, plan.Domain) {
 	return s, plan.Domains(s)[0]
 }
 
-// TestWaitsBesideALongerBranchAreWorthLess compares equal stages, one of them beside a longer branch:
-// requests are not late until they wait for longer than the branch takes.
+// TestWaitsBesideALongerBranchAreWorthLess compares equal stages, one of them beside a longer
+// branch: requests are not late until they wait for longer than the branch takes.
 func TestWaitsBesideALongerBranchAreWorthLess(t *testing.T) {
 	s, d := diamond(1)
 	a := priced(t, 50, s, d)
@@ -136,8 +137,8 @@ func TestARequestCountsOnceForAllItsCalls(t *testing.T) {
 	}
 }
 
-// TestAHigherPriceNeverGivesFewer sizes random domains at rising prices. Without a price, the result
-// is that of a Sizer that knows no prices.
+// TestAHigherPriceNeverGivesFewer sizes random domains at rising prices. Without a price, the
+// result is that of a Sizer that knows no prices.
 func TestAHigherPriceNeverGivesFewer(t *testing.T) {
 	rng := rand.New(rand.NewPCG(11, 12))
 	added := 0
@@ -216,8 +217,8 @@ func TestSmootherLeavesWhatIsWorthItsPrice(t *testing.T) {
 	}
 }
 
-// FuzzLateness checks that any arguments give a finite number, which falls with more replicas, and a
-// count that rises with the price.
+// FuzzLateness checks that any arguments give a finite number, which falls with more replicas, and
+// a count that rises with the price.
 func FuzzLateness(f *testing.F) {
 	f.Add(38.2, int64(200), 1.0, 1.0, 1, 0.0, 5.0)
 	f.Add(2000.0, int64(300), 4.0, 0.2, 3, 0.5, 1e6)

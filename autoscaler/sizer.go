@@ -38,9 +38,9 @@ type Config struct {
 	Panic       time.Duration // a count is not lowered for this long after a sudden burst
 	Attainment  float64       // the share of requests that should be in time, below 1
 
-	// Price is what one second of one request's latency is worth, in replica-seconds. The Sizer adds a
-	// replica if that saves at least 1/Price request-seconds of waiting per second. 0: latency below
-	// the objectives is worth nothing. Values outside 0 to MostPrice count as 0.
+	// Price is what one second of one request's latency is worth, in replica-seconds. The Sizer
+	// adds a replica if that saves at least 1/Price request-seconds of waiting per second. 0:
+	// latency below the objectives is worth nothing. Values outside 0 to MostPrice count as 0.
 	Price float64
 
 	// NoBurst and NoFollow switch parts off, to measure what each part is worth. With NoBurst, each
@@ -52,8 +52,8 @@ type Config struct {
 
 // Sizer is a plan.Allocator. It gives a domain the fewest replicas that serve the measured load,
 // drain what already waits, and keep the mean waits of its pipelines short enough for their
-// objectives. With a price of latency, it adds the replicas that are worth more than they cost. Build
-// it with [NewSizer].
+// objectives. With a price of latency, it adds the replicas that are worth more than they cost.
+// Build it with [NewSizer].
 type Sizer struct{ cfg Config }
 
 // NewSizer returns a Sizer.

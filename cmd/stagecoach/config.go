@@ -288,8 +288,8 @@ func (n *NodeConfig) validate(bad func(path string, got any, want string)) {
 	}
 }
 
-// validate reports unknown policies, a bad price, a budget that no policy keeps, and a record whose folder does
-// not exist.
+// validate reports unknown policies, a bad price, a budget that no policy keeps, and a record whose
+// folder does not exist.
 func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 	p := c.Policies
 	for _, level := range []struct {

@@ -69,12 +69,14 @@ type row struct {
 	p99      sim.Estimate // seconds
 	replicas sim.Estimate // on average over time: replica-seconds per second
 	// What the replicas beyond those of the previous price cost, in replica-seconds per second of
-	// latency that they saved. Known means that the saving differs from 0 by more than its interval.
+	// latency that they saved. Known means that the saving differs from 0 by more than its
+	// interval.
 	paid  float64
 	known bool
 }
 
-// study simulates prices on the same seeds. The first price is the base of the others. duration replaces the scenario's, unless it is 0.
+// study simulates prices on the same seeds. The first price is the base of the others. duration
+// replaces the scenario's, unless it is 0.
 func study(ctx context.Context, prices []float64, seeds int, duration time.Duration) ([]row, error) {
 	s, err := sim.Parse(strings.NewReader(scenario))
 	if err != nil {

@@ -29,8 +29,8 @@ func plusMinus(e sim.Estimate, unit float64, digits int) string {
 	return fmt.Sprintf("%.*f ± %.*f", digits, e.Mean*unit, digits, e.CI*unit)
 }
 
-// figure draws latency and replicas over the price. A price of 0 has no place on a logarithmic axis,
-// so it is a guide.
+// figure draws latency and replicas over the price. A price of 0 has no place on a logarithmic
+// axis, so it is a guide.
 func figure(rows []row, seeds int) chart.Figure {
 	panel := func(title, unit string, style int, factor float64, of func(row) sim.Estimate) chart.Scatter {
 		p := chart.Points{Name: title, Style: style, Join: chart.Joined}
