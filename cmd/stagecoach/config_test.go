@@ -104,7 +104,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	// A value that is wrong wherever it is.
 	c := Config{Listen: "x", Runtime: RuntimeConfig{Classes: "x", CDIDevices: "/dev/null", Spares: -1}, Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Budget: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
-	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g"}
+	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g", Price: -1}
 	text := errorText(c.Validate())
 	c.Requests.TrustedProxies = []string{"lb"}
 	c.NATS.Listen = "x" // without which node.none is wrong
@@ -148,6 +148,15 @@ func TestUpConfig(t *testing.T) {
 		if c, _, err := upConfig(append(strings.Fields(flags), "--config", file)); err != nil || !slices.Equal(c.Requests.TrustedProxies, want) {
 			t.Errorf("%q: trusted proxies %q, %v, want %q", flags, c.Requests.TrustedProxies, err, want)
 		}
+	}
+	write(t, "control: {policies: {price: 0.5}}\n")
+	for flags, want := range map[string]float64{"": 0.5, "--price=3": 3, "--price=0": 0} {
+		if c, _, err := upConfig(append(strings.Fields(flags), "--config", file)); err != nil || c.Control.Policies.Price != want {
+			t.Errorf("%q: price %g, %v, want %g", flags, c.Control.Policies.Price, err, want)
+		}
+	}
+	if _, _, err := upConfig([]string{"--price", "NaN"}); err == nil || !strings.Contains(err.Error(), "control.policies.price: NaN, want 0 to 1000000") {
+		t.Errorf("got %v", err)
 	}
 	for name, tc := range map[string]struct{ text, want string }{
 		"unknown field":  {"requests: {timeuot: 3s}", "field timeuot not found"},
