@@ -24,7 +24,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits bench-rates bench-price train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -151,6 +151,9 @@ bench-waits: ## predicted waits against simulated queues: the tables of docs/mod
 
 bench-rates: ## measured rates after steps, ramps and spikes: the tables of docs/rates.md
 	@$(GO) run ./sim/study/rates --json docs/rates.json $(BENCH)
+
+bench-price: ## what a price of latency buys: the table and the curve of docs/autoscaler.md
+	@$(GO) run ./sim/study/price --svg docs/img/price.svg $(BENCH)
 
 train-cv: ## train the weights of the attention on burstiness (sim/study/cv/weights.go)
 	@$(GO) run ./sim/study/cv/compare --train sim/study/cv/weights.go

@@ -238,7 +238,8 @@ func TestMoreLoadNeverGivesFewerReplicas(t *testing.T) {
 		for i := range s.Functions {
 			s.Functions[i].Max = 2 + rng.IntN(30)
 		}
-		before, _, err := NewSizer(Config{}).Allocate(s, d, nil)
+		sizer := NewSizer(Config{Price: []float64{0, 0.3, 10}[seed/2%3]})
+		before, _, err := sizer.Allocate(s, d, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -246,7 +247,7 @@ func TestMoreLoadNeverGivesFewerReplicas(t *testing.T) {
 		f, _ := s.Function(d.Functions[i])
 		f.Demand.Rate *= 1 + rng.ExpFloat64()/5
 		f.Waiting += rng.IntN(3) * rng.IntN(20)
-		after, _, err := NewSizer(Config{}).Allocate(s, d, nil)
+		after, _, err := sizer.Allocate(s, d, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -17,6 +17,7 @@
 //	how long tasks wait by chance            M/M/c by Erlang's C, Allen-Cunneen   queue.go, mmc.go
 //	how long they wait for bursts on a path  Kingman, once per path               burst.go
 //	how many replicas a pipeline needs       marginal gain (Fox) on these two     allocate.go
+//	how many more are worth their price      GI/M/c at each stage                 price.go
 //	how many replicas drain a line           fluid                                sizer.go
 //	what rate comes downstream               learned ratio of measured rates      ahead.go
 //	what to start behind an overload         that rate, fluid, then these waits   ahead.go

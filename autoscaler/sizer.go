@@ -38,6 +38,11 @@ type Config struct {
 	Panic       time.Duration // a count is not lowered for this long after a sudden burst
 	Attainment  float64       // the share of requests that should be in time, below 1
 
+	// Price is what one second of one request's latency is worth, in replica-seconds. The Sizer
+	// adds a replica if that saves at least 1/Price request-seconds of waiting per second. 0:
+	// latency below the objectives is worth nothing. Values outside 0 to MostPrice count as 0.
+	Price float64
+
 	// NoBurst and NoFollow switch parts off, to measure what each part is worth. With NoBurst, each
 	// stage waits for the bursts that it measures, and these waits add up along a path. With
 	// NoFollow, a stage starts replicas for the arrivals that it measures, and not for those that
@@ -47,7 +52,8 @@ type Config struct {
 
 // Sizer is a plan.Allocator. It gives a domain the fewest replicas that serve the measured load,
 // drain what already waits, and keep the mean waits of its pipelines short enough for their
-// objectives. Build it with [NewSizer].
+// objectives. With a price of latency, it adds the replicas that are worth more than they cost.
+// Build it with [NewSizer].
 type Sizer struct{ cfg Config }
 
 // NewSizer returns a Sizer.
@@ -57,6 +63,9 @@ func NewSizer(cfg Config) Sizer {
 	cfg.Panic = cmp.Or(cfg.Panic, Panic)
 	if !(cfg.Attainment > 0 && cfg.Attainment < 1) {
 		cfg.Attainment = Attainment
+	}
+	if !(cfg.Price > 0 && cfg.Price <= MostPrice) {
+		cfg.Price = 0
 	}
 	return Sizer{cfg}
 }
@@ -137,6 +146,7 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	if !z.cfg.NoFollow {
 		ahead = mod.ahead(needs, z.cfg.DrainWithin.Seconds())
 	}
+	worth := mod.pays(z.cfg.Price, most)
 	for i := range needs {
 		if by[i] >= 0 {
 			needs[i].why.add(", ").num(counts[i]).add(" for ").add(mod.pipes[by[i]].objective())
@@ -144,6 +154,10 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 		count := max(counts[i], ahead[i])
 		if count > counts[i] {
 			needs[i].why.add(", ").num(count).add(" for what is held up before it")
+		}
+		if extra := worth[i] - count; extra > 0 {
+			count = worth[i]
+			needs[i].why.add(", ").num(count).add(" with ").num(extra).add(" for the price")
 		}
 		room := len(pasts[i].Peaks) + 1
 		count = z.keep(&needs[i], s.At, count, peaks[:0:room])
@@ -161,7 +175,7 @@ func (z Sizer) Allocate(s plan.Snapshot, d plan.Domain, m Memory) (plan.Alloc, M
 	for i := range needs {
 		f := mod.stages[i].f
 		length := len(needs[i].why)
-		alloc[i] = plan.Line{Function: f.Name, Count: counts[i], Batch: max(f.Batch, 1), Why: why[:length]}
+		alloc[i] = plan.Line{Function: f.Name, Count: counts[i], Worth: worth[i], Batch: max(f.Batch, 1), Why: why[:length]}
 		why = why[length:]
 		pasts[i].Learned = pasts[i].Learned.update(mod, i, s.At)
 		next[f.Name] = &pasts[i]

@@ -81,6 +81,8 @@ func (c *correction) need() int {
 //   - β is Ca²/(1+Ca²). With arrivals by chance, a stage becomes like its neighbours. With bursty
 //     arrivals, it keeps its count.
 //
+// Replicas that are worth their price of latency stay, although they are not needed: see plan.Line.
+//
 // A replica is taken only after it was not needed for a while, the hold. It is given back as soon
 // as tasks take too long, and then the hold doubles. Key stages keep their replicas during a burst.
 //
@@ -101,7 +103,7 @@ func smooth(all []correction, at time.Time) {
 			c.keep(0)
 			continue
 		}
-		least = max(need[i], least, 1)
+		least = max(need[i], least, min(c.line.Worth, y), 1)
 		if c.threatened() {
 			if c.past.Taken > 0 {
 				c.next.Hold = min(2*max(c.past.Hold, smoothHold), smoothPatience)

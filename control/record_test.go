@@ -64,7 +64,7 @@ func recorder(t *testing.T, path string, limit int64) (r *RecordFile, logged *li
 func TestRecordedDecisionsAreReplayed(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record.jsonl")
 	n := 0
-	for seed, names := range []policy.Names{{}, {Placer: "first-fit"}, {Corrector: "none", Sharer: "none"}} {
+	for seed, names := range []policy.Names{{}, {Placer: "first-fit"}, {Corrector: "none", Sharer: "none"}, {Price: 30}} {
 		r, _ := recorder(t, path, 1<<30)
 		// Fewer than may wait, so that none is dropped.
 		for _, d := range history(t, uint64(seed), names, 24) {

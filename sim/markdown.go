@@ -103,8 +103,12 @@ func (r Result) versus(b *strings.Builder) {
 func (p PolicyResult) stages(b *strings.Builder, seeds int) {
 	fmt.Fprintf(b, "\n## Stages under %s\n", text(p.Name))
 	n := p.Policies
-	fmt.Fprintf(b, "\nAllocator %s, corrector %s, sharer %s, placer %s, warmer %s, rank %s, route %s.\n",
+	fmt.Fprintf(b, "\nAllocator %s, corrector %s, sharer %s, placer %s, warmer %s, rank %s, route %s",
 		n.Allocator, n.Corrector, n.Sharer, n.Placer, n.Warmer, n.Rank, n.Route)
+	if n.Price > 0 {
+		fmt.Fprintf(b, ", price %g", n.Price)
+	}
+	b.WriteString(".\n")
 	header(b, "stage", "calls/s", "CV of arrivals", "by QNA", "wait", "wait p99", "service", "CV", "busy", "replicas", "most", "starts a run")
 	for _, s := range p.Stages {
 		starts := []string{}

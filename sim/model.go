@@ -138,7 +138,11 @@ func (m *Model) addPolicies(p *problems) {
 	for i, spec := range m.scenario.Policies {
 		path := fmt.Sprintf("policies[%d]", i)
 		set, err := spec.choose()
-		if err != nil {
+		var price *policy.PriceError
+		switch {
+		case errors.As(err, &price):
+			p.add(path+".price", "%v, want %s", price.Price, price.Want())
+		case err != nil:
 			p.add(path, "%v", err)
 		}
 		m.checkReplicas(&spec, path, p)

@@ -337,7 +337,10 @@ type Line struct {
 	Count    int
 	// Fixed means that the domain's allocator owns the mix of variants: it has kept to a [Budget],
 	// and no later level may change Count.
-	Fixed    bool
+	Fixed bool
+	// Worth is the part of Count that is worth its price of latency: no corrector takes replicas below
+	// it. 0: latency has no price.
+	Worth    int
 	CPUMilli int // per replica; 0: as declared
 	Batch    int // largest batch
 	// A key stage: its parameters stay warm, and its replicas are spread over nodes.

@@ -123,5 +123,8 @@ func (n Names) In(c plan.Chosen) Names {
 	if _, owns := s.allocatorOf(c).(mixer); owns { // it routes too
 		n.Route = n.Allocator
 	}
+	if n.Allocator != "sizer" { // no other one knows the price
+		n.Price = 0
+	}
 	return n
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/autoscaler"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/baseline"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan/plantest"
@@ -38,6 +39,8 @@ var sets = []Names{
 	{Warmer: "none"},
 	{Allocator: "accuracy"},
 	{Rank: "least-slack", Route: "even"},
+	{Price: 5},
+	{Price: autoscaler.MostPrice, Corrector: "none"},
 }
 
 // told is a placer that remembers its arguments.

@@ -24,6 +24,10 @@ type Names struct {
 	Warmer    string `json:"warmer,omitempty" yaml:"warmer"`
 	Rank      string `json:"rank,omitempty" yaml:"rank"`
 	Route     string `json:"route,omitempty" yaml:"route"`
+
+	// Price is what one second of one request's latency is worth to the allocator sizer, in
+	// replica-seconds; 0: nothing. See autoscaler.Config.
+	Price float64 `json:"price,omitempty" yaml:"price"`
 }
 
 // Set holds one policy per level. [Names.Choose] makes one.
@@ -46,7 +50,7 @@ const none = "none"
 // Choose returns the named policies. For an unknown name, the error lists the known ones.
 func (n Names) Choose() (Set, error) {
 	allocators := map[string]level{
-		"sizer":   allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{})},
+		"sizer":   allocating[autoscaler.Memory]{autoscaler.NewSizer(autoscaler.Config{Price: n.Price})},
 		"uniform": allocating[autoscaler.Memory]{autoscaler.NewUniform(autoscaler.Config{})},
 		"fixed":   allocating[struct{}]{autoscaler.Fixed{}},
 
@@ -72,7 +76,7 @@ func (n Names) Choose() (Set, error) {
 		ranks[rank] = true
 	}
 	s := Set{names: n, allocators: allocators, routes: routes}
-	var errs [7]error
+	var errs [8]error
 	s.allocator, errs[0] = pick("allocator", allocators, &s.names.Allocator, "sizer")
 	s.corrector, errs[1] = pick("corrector", correctors, &s.names.Corrector, "quart")
 	s.sharer, errs[2] = pick("sharer", sharers, &s.names.Sharer, "gain")
@@ -80,6 +84,9 @@ func (n Names) Choose() (Set, error) {
 	s.warmer, errs[4] = pick("warmer", warmers, &s.names.Warmer, "key-stages")
 	_, errs[5] = pick("rank", ranks, &s.names.Rank, fifo)
 	s.router, errs[6] = pick("route", routes, &s.names.Route, "best")
+	if !(n.Price >= 0 && n.Price <= autoscaler.MostPrice) {
+		errs[7] = &PriceError{n.Price}
+	}
 	return s, errors.Join(errs[:]...)
 }
 
@@ -123,6 +130,17 @@ func (e *NameError) Error() string {
 	}
 	return fmt.Sprintf("policy: %s %q, want %s", e.Level, e.Name, e.Want)
 }
+
+// PriceError means that [Names.Price] is out of its bounds.
+type PriceError struct{ Price float64 }
+
+// Error returns the price and the bounds.
+func (e *PriceError) Error() string {
+	return fmt.Sprintf("policy: price %v, want %s", e.Price, e.Want())
+}
+
+// Want returns the bounds.
+func (e *PriceError) Want() string { return fmt.Sprintf("0 to %d", int(autoscaler.MostPrice)) }
 
 func pick[P any](kind string, from map[string]P, name *string, fallback string) (P, error) {
 	if *name == "" {

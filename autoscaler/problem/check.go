@@ -64,7 +64,7 @@ func (p *Problem) checked() (*Problem, error) {
 	return p, errors.Join(errs...)
 }
 
-// checkPolicies checks the names of policies, level by level.
+// checkPolicies checks the names of policies, level by level, and the price.
 func checkPolicies(n policy.Names, p *problems) {
 	_, err := n.Choose()
 	joined, ok := err.(interface{ Unwrap() []error })
@@ -75,6 +75,10 @@ func checkPolicies(n policy.Names, p *problems) {
 		var unknown *policy.NameError
 		if errors.As(err, &unknown) {
 			p.add("policies."+unknown.Level, fmt.Sprintf("%q", unknown.Name), "%s", unknown.Want)
+		}
+		var price *policy.PriceError
+		if errors.As(err, &price) {
+			p.add("policies.price", fmt.Sprint(price.Price), "%s", price.Want())
 		}
 	}
 }

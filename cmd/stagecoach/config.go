@@ -288,8 +288,8 @@ func (n *NodeConfig) validate(bad func(path string, got any, want string)) {
 	}
 }
 
-// validate reports unknown policies, a budget that no policy keeps, and a record whose folder does
-// not exist.
+// validate reports unknown policies, a bad price, a budget that no policy keeps, and a record whose
+// folder does not exist.
 func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 	p := c.Policies
 	for _, level := range []struct {
@@ -309,7 +309,15 @@ func (c *ControlConfig) validate(bad func(path string, got any, want string)) {
 			bad("control.policies."+level.path, fmt.Sprintf("%q", level.name), wrong.Want)
 		}
 	}
-	if set, err := p.Choose(); c.Budget > 0 && err == nil && set.Names().Allocator == "sizer" && set.Names().Sharer == "none" {
+	var price *policy.PriceError
+	set, err := p.Choose()
+	switch {
+	case errors.As(err, &price):
+		bad("control.policies.price", p.Price, price.Want())
+	case err == nil && p.Price > 0 && set.Names().Allocator != "sizer":
+		bad("control.policies.price", p.Price, "0, or the allocator sizer: no other one adds replicas for latency")
+	}
+	if c.Budget > 0 && err == nil && set.Names().Allocator == "sizer" && set.Names().Sharer == "none" {
 		bad("control.budget", c.Budget, "0, or another control.policies.sharer than none: the sharer keeps to it")
 	}
 	if dir, err := os.Stat(filepath.Dir(c.Record)); c.Record != "" && (err != nil || !dir.IsDir()) {

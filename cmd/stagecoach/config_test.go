@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -45,6 +46,10 @@ func TestValidateNamesEachField(t *testing.T) {
 		"control.budget":        {func(c *Config) { c.Control.Budget = -1 }, []string{"control.budget: -1, want 0 to 1000000"}},
 		"a budget nobody keeps": {func(c *Config) { c.Control.Budget, c.Control.Policies.Sharer = 5, "none" }, []string{"control.budget: 5, want 0, or another control.policies.sharer"}},
 		"control.policies":      {func(c *Config) { c.Control.Policies.Sharer = "greedy" }, []string{`control.policies.sharer: "greedy", want one of `}},
+		"a negative price":      {func(c *Config) { c.Control.Policies.Price = -1 }, []string{"control.policies.price: -1, want 0 to 1000000"}},
+		"a price of no number":  {func(c *Config) { c.Control.Policies.Price = math.NaN() }, []string{"control.policies.price: NaN, want 0 to 1000000"}},
+		"an infinite price":     {func(c *Config) { c.Control.Policies.Price = math.Inf(1) }, []string{"control.policies.price: +Inf, want 0 to 1000000"}},
+		"a price for nobody":    {func(c *Config) { c.Control.Policies.Price, c.Control.Policies.Allocator = 1, "uniform" }, []string{"control.policies.price: 1, want 0, or the allocator sizer"}},
 		"control.record":        {func(c *Config) { c.Control.Record = "/none/x" }, []string{`control.record: "/none/x", want a file in a folder that is there`}},
 		"control.drainTimeout":  {func(c *Config) { c.Control.DrainTimeout = -1 }, []string{"control.drainTimeout: "}},
 		"journal.bytes":         {func(c *Config) { c.Journal.Bytes = 0 }, []string{"journal.bytes: 0, want at least 16Mi"}},
@@ -99,7 +104,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	// A value that is wrong wherever it is.
 	c := Config{Listen: "x", Runtime: RuntimeConfig{Classes: "x", CDIDevices: "/dev/null", Spares: -1}, Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Budget: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
-	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g"}
+	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g", Price: -1}
 	text := errorText(c.Validate())
 	c.Requests.TrustedProxies = []string{"lb"}
 	c.NATS.Listen = "x" // without which node.none is wrong
@@ -143,6 +148,15 @@ func TestUpConfig(t *testing.T) {
 		if c, _, err := upConfig(append(strings.Fields(flags), "--config", file)); err != nil || !slices.Equal(c.Requests.TrustedProxies, want) {
 			t.Errorf("%q: trusted proxies %q, %v, want %q", flags, c.Requests.TrustedProxies, err, want)
 		}
+	}
+	write(t, "control: {policies: {price: 0.5}}\n")
+	for flags, want := range map[string]float64{"": 0.5, "--price=3": 3, "--price=0": 0} {
+		if c, _, err := upConfig(append(strings.Fields(flags), "--config", file)); err != nil || c.Control.Policies.Price != want {
+			t.Errorf("%q: price %g, %v, want %g", flags, c.Control.Policies.Price, err, want)
+		}
+	}
+	if _, _, err := upConfig([]string{"--price", "NaN"}); err == nil || !strings.Contains(err.Error(), "control.policies.price: NaN, want 0 to 1000000") {
+		t.Errorf("got %v", err)
 	}
 	for name, tc := range map[string]struct{ text, want string }{
 		"unknown field":  {"requests: {timeuot: 3s}", "field timeuot not found"},

@@ -74,6 +74,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Control.Policies.Sharer, "sharer", cfg.Control.Policies.Sharer, "policy that trims sizes to what there is; none leaves it out")
 	fs.StringVar(&cfg.Control.Policies.Rank, "rank", cfg.Control.Policies.Rank, "order of waiting lines: fifo, fair or least-slack")
 	fs.StringVar(&cfg.Control.Policies.Route, "route", cfg.Control.Policies.Route, "policy that routes tasks to the variants of a stage; see docs/config.md")
+	fs.Float64Var(&cfg.Control.Policies.Price, "price", cfg.Control.Policies.Price, "replica-seconds that a second of a request's latency is worth; 0: nothing")
 	fs.StringVar(&cfg.Control.Record, "record", cfg.Control.Record, "file that gets each decision of the autoscaler and the requests, for stagecoach replay and sim --recorded")
 	cfg.Runtime.addFlags(fs)
 	cfg.Runtime.addImageFlags(fs)

@@ -75,6 +75,7 @@ func overrides(fs *flag.FlagSet, n *policy.Names) {
 	for _, f := range policyFlags(n) {
 		fs.StringVar(f.name, f.level, "", f.usage)
 	}
+	fs.Float64Var(&n.Price, "price", 0, "replica-seconds that a second of a request's latency is worth; 0: nothing")
 }
 
 // policyFlag is a flag for the policy of one level.
@@ -104,6 +105,9 @@ func chosen(fs *flag.FlagSet, of, over policy.Names) policy.Names {
 			if to[i].level == f.Name {
 				*to[i].name = *from[i].name
 			}
+		}
+		if f.Name == "price" {
+			of.Price = over.Price
 		}
 	})
 	return of

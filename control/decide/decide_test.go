@@ -63,6 +63,35 @@ func TestFlagsReplaceThePolicies(t *testing.T) {
 	}
 }
 
+// TestPriceAddsReplicas decides with a price: in a flag, in the problem, and with a flag that takes
+// the problem's price away.
+func TestPriceAddsReplicas(t *testing.T) {
+	dear := strings.Replace(text, "policies: {", "policies: {price: 50, ", 1)
+	if dear == text {
+		t.Fatal("no policies in the problem")
+	}
+	own, flag, given, none := decided(t, file(t, text)), decided(t, file(t, text), "--price", "50"), decided(t, file(t, dear)), decided(t, file(t, dear), "--price=0")
+	count := func(r Result) int { return r.Decisions[0].Functions[0].Count }
+	if count(flag) <= count(own) || count(given) != count(flag) || count(none) != count(own) || flag.Policies.Price != 50 {
+		t.Errorf("%d replicas without a price, %d with a flag, %d with the problem's, %d with a flag of 0", count(own), count(flag), count(given), count(none))
+	}
+	if why := flag.Decisions[0].Functions[0].Why; !strings.Contains(why, " for the price") {
+		t.Errorf("%q, want the price", why)
+	}
+	if all := decided(t, file(t, text), "--price", "1e6").Decisions[0].Used; all.Replicas != 8 || all.Budget != 8 {
+		t.Errorf("%d replicas at the highest price, want the budget of 8", all.Replicas)
+	}
+	var out bytes.Buffer
+	if err := Run(t.Context(), []string{file(t, dear)}, &out); err != nil || !strings.Contains(out.String(), "route best, price 50\n") {
+		t.Errorf("%v, want the price in\n%s", err, out.String())
+	}
+	for _, bad := range []string{"NaN", "-1", "+Inf"} {
+		if err := Run(t.Context(), []string{file(t, text), "--price", bad}, &out); err == nil || !strings.Contains(err.Error(), "decide: policy: price "+bad+", want 0 to 1000000") {
+			t.Errorf("price %s: got %v", bad, err)
+		}
+	}
+}
+
 // TestTableShowsTheDecision checks the parts of the table.
 func TestTableShowsTheDecision(t *testing.T) {
 	var out bytes.Buffer

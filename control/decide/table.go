@@ -19,7 +19,11 @@ import (
 func (r Result) write(out io.Writer) error {
 	t := console.NewTable(out)
 	n := r.Policies
-	fmt.Fprintf(t, "allocator %s, corrector %s, sharer %s, placer %s, warmer %s, rank %s, route %s\n", n.Allocator, n.Corrector, n.Sharer, n.Placer, n.Warmer, n.Rank, n.Route)
+	fmt.Fprintf(t, "allocator %s, corrector %s, sharer %s, placer %s, warmer %s, rank %s, route %s", n.Allocator, n.Corrector, n.Sharer, n.Placer, n.Warmer, n.Rank, n.Route)
+	if n.Price > 0 {
+		fmt.Fprintf(t, ", price %g", n.Price)
+	}
+	fmt.Fprintln(t)
 	if len(r.Decisions) > 1 {
 		fmt.Fprintln(t, "\nSTEP\tAT\tREPLICAS\tCOUNTS")
 		for _, d := range r.Decisions {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/policy"
@@ -50,7 +51,8 @@ func (c *conversion) parsePolicy(text string) (sim.Policy, error) {
 	return p, nil
 }
 
-// levels sets the policies of the levels that a text such as allocator=uniform,rank=fair names.
+// levels sets the policies of the levels that a text such as allocator=uniform,rank=fair names, and
+// the price of one such as price=0.5.
 func levels(names *policy.Names, text string) error {
 	of := map[string]*string{
 		"allocator": &names.Allocator, "corrector": &names.Corrector, "sharer": &names.Sharer, "placer": &names.Placer,
@@ -58,8 +60,15 @@ func levels(names *policy.Names, text string) error {
 	}
 	for part := range strings.SplitSeq(text, ",") {
 		level, name, _ := strings.Cut(part, "=")
+		if level == "price" {
+			var err error
+			if names.Price, err = strconv.ParseFloat(name, 64); err != nil {
+				return fmt.Errorf("policy %q: price %q, want a number", text, name)
+			}
+			continue
+		}
 		if of[level] == nil {
-			return fmt.Errorf("policy %q: no level %q, want allocator, corrector, sharer, placer, warmer, rank or route", text, level)
+			return fmt.Errorf("policy %q: no level %q, want allocator, corrector, sharer, placer, warmer, rank, route or price", text, level)
 		}
 		*of[level] = name
 	}

@@ -124,7 +124,7 @@ func TestOldRecordsGiveArrivalsOfMeasuredRates(t *testing.T) {
 func TestTheScenarioOfARecordIsAnOrdinaryOne(t *testing.T) {
 	t.Parallel()
 	for name, record := range map[string][]byte{"real": realRecord(t), "made up": madeUp()} {
-		run := mustRead(t, record, Options{Trace: "x.csv", Policies: []string{"recorded", "static", "quart", "uniform", "rank=fair,corrector=none"}})
+		run := mustRead(t, record, Options{Trace: "x.csv", Policies: []string{"recorded", "static", "quart", "uniform", "rank=fair,corrector=none", "price=0.5"}})
 		var text bytes.Buffer
 		if err := run.WriteScenario(&text, "a\nb"); err != nil {
 			t.Fatal(err)
@@ -172,6 +172,8 @@ func TestBadRecordsAreRefused(t *testing.T) {
 		"no request":       {join(lines[0], bytes.ReplaceAll(lines[0], []byte(`"Rev":1`), []byte(`"Rev":2`))), Options{}, "no request in 2 lines"},
 		"no policy":        {record, Options{Policies: []string{"guess"}}, `policy "guess", want recorded, static, quart, LEVEL=NAME,…, or an allocator: `},
 		"no level":         {record, Options{Policies: []string{"alocator=sizer"}}, `no level "alocator"`},
+		"no price":         {record, Options{Policies: []string{"price=much"}}, `price "much", want a number`},
+		"a negative price": {record, Options{Policies: []string{"rank=fair,price=-1"}}, "policy: price -1, want 0 to 1000000"},
 		"gaps":             {join(lines[0], change(`"arrived":`, `"arrived":9`)), Options{}, "line 2: traffic of \"film.openfaas-fn\": "},
 		"a negative count": {join(lines[0], change(`"failed":`, `"failed":-1`)), Options{}, "a negative number of requests; delete the line"},
 		"an edge to none":  {join(lines[0], change(`"Edges":[{"From":0,"To":1}`, `"Edges":[{"From":0,"To":9}`)), Options{}, "line 2: pipeline \"film.openfaas-fn\" has no stages, or an edge"},

@@ -57,6 +57,9 @@ func showExplanation(x schema.Explanation, out io.Writer) error {
 			fmt.Fprintf(t, "Rank:\t%s\nRoute:\t%s\n", x.Policies.Rank, x.Policies.Route)
 		}
 	}
+	if x.Policies.Price > 0 {
+		fmt.Fprintf(t, "Price:\t%g replica-seconds per second of latency\n", x.Policies.Price)
+	}
 	if x.Budget > 0 {
 		fmt.Fprintf(t, "Budget:\t%d of %d replicas of all functions\n", x.Wanted, x.Budget)
 	}

@@ -109,6 +109,10 @@ func TestExplain(t *testing.T) {
 				"film.ns's 400ms is at risk: 5.2s expected on average, at most 215ms wanted; was 6; max 6; pid +1 (takes 68.3ms, target 37.7ms), 6 at most; key stage"
 			return ""
 		},
+		"priced": func(_ *pipeline.Pipeline, _ *plan.Snapshot, l *plan.Plan) string {
+			l.Wants[1].Why = "2 for stability, 3 with 1 for the price; was 1; max 4"
+			return ""
+		},
 		"budget-spent":       func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 6; return "" },
 		"budget-of-minimums": func(_ *pipeline.Pipeline, s *plan.Snapshot, _ *plan.Plan) string { s.Budget = 4; return "" },
 		"variants": func(p *pipeline.Pipeline, s *plan.Snapshot, l *plan.Plan) string {
@@ -142,6 +146,9 @@ func TestExplain(t *testing.T) {
 					"mix.ns":   {Function: "mix.ns", Tasks: 180, Predicted: 500 * time.Millisecond, Stayed: 1501 * time.Millisecond, Off: true},
 					"print.ns": {Function: "print.ns", Tasks: 720, Predicted: 60 * time.Millisecond, Stayed: 66 * time.Millisecond},
 				}
+			}
+			if name == "priced" || name == "variants" { // the allocator of variants knows no price
+				d.Policies.Price = 0.5
 			}
 			x := admin.Explain(p, d)
 			if _, err := json.Marshal(x); err != nil {
