@@ -219,8 +219,8 @@ func (c *correction) give(wants, most int, at time.Time) {
 	switch {
 	case wants > c.f.CPULimit && wants > has && (c.past.CPU == 0 || raised >= cpuEvery || raised < 0):
 		c.next.CPU, c.next.CPUAt, c.next.CPURaised = wants, at, at
-		c.why += fmt.Sprintf("; cpu %dm to %dm, as %v is near the target", cmp.Or(c.past.CPU, c.f.CPULimit), wants,
-			c.secs(c.expects(c.serving(), c.f.CPULimit)))
+		c.why += fmt.Sprintf("; cpu %dm to %dm, as tasks would take %v with %dm, target %v", cmp.Or(c.past.CPU, c.f.CPULimit), wants,
+			c.secs(c.expects(c.serving(), c.f.CPULimit)), c.f.CPULimit, c.secs(c.target))
 		return
 	case c.past.CPU == 0 || has <= c.f.CPULimit:
 		c.next.CPU, c.next.CPURaised = 0, time.Time{}
