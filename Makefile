@@ -24,7 +24,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits bench-rates bench-price train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits bench-rates bench-price train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ test-containerd: images ## containers, with two versions of containerd; 50 cycle
 
 record: images ## record decisions for the replay tests again, after a change of a policy
 	STAGECOACH_RECORD=$(CURDIR)/autoscaler/testdata/record.jsonl CI=true $(GO) test $(LAZY) -count=1 -timeout 5m -run TestDecisionsOfARealRun -v ./cmd/stagecoach
+
+record-cpu: images ## record a live run in which a stage gets CPU; needs root and idle cores
+	@$(GO) run ./scripts/cpu-compensation --keep autoscaler/testdata/cpu-live.jsonl.gz $(BENCH)
 
 check: fmt lint test ## format, lint, test: run it before each commit
 

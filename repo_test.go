@@ -74,7 +74,7 @@ var groups = []struct {
 	{"sim", []string{"pipeline", "tensor", "demand", "autoscaler", "request", "keysmanager", "bench/chart", "bench/load"}},
 	{"functions", []string{"tensor", "request", "stage"}},
 	{"templates", []string{"tensor", "stage"}},
-	{"scripts", nil},
+	{"scripts", []string{"pipeline", "autoscaler"}}, // cpu-compensation reads records
 	{"bench", []string{"pipeline", "tensor", "autoscaler", "request", "stage", "keysmanager", "image", "provider", "control", "bench/chart", "bench/load", "sim", "functions"}},
 	{"cmd", []string{"pipeline", "tensor", "autoscaler", "request", "stage", "keysmanager", "image", "provider", "control", "bench/chart", "bench/load", "sim", "functions", "bench"}},
 }

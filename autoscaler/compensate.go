@@ -215,25 +215,35 @@ func (c *correction) expects(replicas, quota int) float64 {
 // goes back to the declared quota once extra CPU has not been needed for the time cpuHold.
 func (c *correction) give(wants, most int, at time.Time) {
 	has := min(c.past.CPU, most)
-	ago := at.Sub(c.past.CPUAt)
+	ago, raised := at.Sub(c.past.CPUAt), at.Sub(c.past.CPURaised)
 	switch {
-	case wants > c.f.CPULimit && wants > has && (c.past.CPU == 0 || ago >= cpuEvery || ago < 0):
-		c.next.CPU, c.next.CPUAt = wants, at
-		c.why += fmt.Sprintf("; cpu %dm to %dm, as %v is near the target", cmp.Or(c.past.CPU, c.f.CPULimit), wants,
-			c.secs(c.expects(c.line.Count-c.next.Taken, c.f.CPULimit)))
+	case wants > c.f.CPULimit && wants > has && (c.past.CPU == 0 || raised >= cpuEvery || raised < 0):
+		c.next.CPU, c.next.CPUAt, c.next.CPURaised = wants, at, at
+		c.why += fmt.Sprintf("; cpu %dm to %dm, as tasks would take %v with %dm, target %v", cmp.Or(c.past.CPU, c.f.CPULimit), wants,
+			c.secs(c.expects(c.serving(), c.f.CPULimit)), c.f.CPULimit, c.secs(c.target))
 		return
 	case c.past.CPU == 0 || has <= c.f.CPULimit:
-		c.next.CPU = 0
+		c.next.CPU, c.next.CPURaised = 0, time.Time{}
 		return
-	case ago < 0 || wants > c.f.CPULimit || c.expects(c.line.Count-c.next.Taken, c.f.CPULimit) > far*c.target:
+	case ago < 0 || wants > c.f.CPULimit || c.expects(c.serving(), c.f.CPULimit) > far*c.target:
 		c.next.CPUAt = at // also if the clock was set back
 	case ago >= cpuHold:
-		c.next.CPU = 0
+		c.next.CPU, c.next.CPURaised = 0, time.Time{}
 		c.why += fmt.Sprintf("; cpu back to %dm", c.f.CPULimit)
 		return
 	}
 	c.next.CPU = has
 	c.why += fmt.Sprintf("; cpu %dm", has)
+}
+
+// serving returns the number of replicas that will serve. If fewer are ready than are requested, it
+// returns the ready ones: a budget may keep the others from starting for as long as it lasts.
+func (c *correction) serving() int {
+	count := c.line.Count - c.next.Taken
+	if ready, _ := c.f.Current(); ready > 0 {
+		return min(count, ready)
+	}
+	return count
 }
 
 // anywhere returns the largest measured quota, but at most the CPU of the smallest node on which a

@@ -70,6 +70,8 @@ type Course struct {
 	// CPU limit that a replica gets, in thousandths of a core; 0: as declared
 	CPU   int       `json:",omitzero"`
 	CPUAt time.Time `json:",omitzero"` // when CPU was changed, or last needed
+	// when the compensator last raised CPU; zero: CPU is as declared
+	CPURaised time.Time `json:",omitzero"`
 	// Inverse is the mean of 1/CPU behind the measured service times, with CPU in thousandths of a
 	// core; 0: unknown.
 	Inverse float64 `json:",omitzero"`

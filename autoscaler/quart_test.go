@@ -133,6 +133,18 @@ func TestCompensatorGivesTheLeastCPUThatHelps(t *testing.T) {
 	given.CPU, given.CPUAt = 700, t0.Add(-30*time.Second)
 	long := given
 	long.CPUAt = t0.Add(-2 * cpuHold)
+	// CPU that tasks needed at the last decision, too
+	raised := func(ago time.Duration) Course {
+		return Course{At: past.At, Asked: 3, CPU: 700, CPUAt: past.At, CPURaised: t0.Add(-ago)}
+	}
+	late := func(f *plan.Function) {
+		f.CPUNow, f.Service.Mean, f.Wait.Mean = 700, 90*time.Millisecond, 150*time.Millisecond
+	}
+	alone := func(f *plan.Function) {
+		f.CPUNow, f.Service.Mean, f.Demand.Rate, f.Replicas = 700, 77*time.Millisecond, 8, replicas(1, plan.Ready)
+	}
+	starved := long
+	starved.Taken, starved.Asked = 0, 3
 	for name, tc := range map[string]struct {
 		change func(*plan.Function)
 		past   Course
@@ -141,9 +153,9 @@ func TestCompensatorGivesTheLeastCPUThatHelps(t *testing.T) {
 		why    string
 	}{
 		// At 13/s on two replicas of 100 ms, tasks take 173 ms, nearly the 200 ms that they may take.
-		"the least that helps": {func(*plan.Function) {}, past, 2, 530, "cpu 500m to 530m, as 173ms is near the target"},
+		"the least that helps": {func(*plan.Function) {}, past, 2, 530, "cpu 500m to 530m, as tasks would take 173ms with 500m, target 200ms"},
 		"not near":             {func(f *plan.Function) { f.Demand.Rate = 9 }, past, 2, 0, "smoother -1"},
-		"as measured":          {func(f *plan.Function) { f.Demand.Rate, f.Wait.Mean = 9, 75*time.Millisecond }, past, 2, 560, "as 175ms is near"},
+		"as measured":          {func(f *plan.Function) { f.Demand.Rate, f.Wait.Mean = 9, 75*time.Millisecond }, past, 2, 560, "as tasks would take 175ms with"},
 		"no profile":           {func(f *plan.Function) { f.Profile = nil }, past, 3, 0, "so it is"},
 		"two quotas":           {func(f *plan.Function) { f.Profile = profile(500, 1000) }, past, 3, 0, "so it is"},
 		"more CPU is of no use": {func(f *plan.Function) {
@@ -164,7 +176,11 @@ func TestCompensatorGivesTheLeastCPUThatHelps(t *testing.T) {
 		"given, still needed":      {func(f *plan.Function) { f.CPUNow, f.Service.Mean = 700, 77*time.Millisecond }, given, 2, 700, "cpu 700m"},
 		"given, not needed lately": {func(f *plan.Function) { f.CPUNow, f.Service.Mean, f.Demand.Rate = 700, 77*time.Millisecond, 2 }, given, 2, 700, "cpu 700m"},
 		"given back":               {func(f *plan.Function) { f.CPUNow, f.Service.Mean, f.Demand.Rate = 700, 77*time.Millisecond, 2 }, long, 2, 0, "cpu back to 500m"},
-		"taken back by others":     {func(f *plan.Function) { f.CPUNow, f.Service.Mean, f.CPULimit = 2500, 77*time.Millisecond, 2400 }, given, 2, 0, ""},
+		"raised again":             {late, raised(cpuEvery), 3, 1010, "cpu 700m to 1010m"},
+		"raised just now":          {late, raised(cpuEvery - time.Second), 3, 700, "cpu 700m"},
+		// One replica is ready and cannot serve 8/s without the CPU. Two others do not start.
+		"kept by the ready ones": {alone, starved, 3, 700, "cpu 700m"},
+		"taken back by others":   {func(f *plan.Function) { f.CPUNow, f.Service.Mean, f.CPULimit = 2500, 77*time.Millisecond, 2400 }, given, 2, 0, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := calm()
