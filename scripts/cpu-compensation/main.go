@@ -107,6 +107,9 @@ func run(ctx context.Context, o options, out io.Writer) (err error) {
 
 // drive makes the run.
 func drive(ctx context.Context, o options, dir, record string, out io.Writer) (err error) {
+	if o.binary, err = filepath.Abs(o.binary); err != nil { // commands run in dir
+		return err
+	}
 	gateway, err := freeAddress(ctx)
 	if err != nil {
 		return err
