@@ -8,8 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 )
@@ -23,7 +21,7 @@ type Store struct {
 	mu      sync.Mutex
 	runs    map[string]run
 	found   int
-	file    *os.File
+	file    File
 }
 
 // stored is a line of a store's file.
@@ -32,17 +30,16 @@ type stored struct {
 	Run run    `json:"run"`
 }
 
-// OpenStore opens a file of runs, and makes it if there is none. version stands for the program:
-// with another one, no run is found again. A last line that is incomplete, because the program was
-// killed while it wrote it, is removed. Only one program may have the file open.
-func OpenStore(path, version string) (*Store, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
-	if err != nil {
-		return nil, err
-	}
+// File is where a [Store] keeps runs, such as an *os.File that is open for reading and writing.
+type File interface {
+	io.ReadWriteSeeker
+	Truncate(size int64) error
+}
+
+// NewStore reads the runs of a file. version stands for the program: with another one, no run is
+// found again. A last line that is incomplete, because the program was killed while it wrote it, is
+// removed. Only one program may have the file open. The caller closes the file.
+func NewStore(f File, version string) (*Store, error) {
 	s := &Store{version: version, runs: map[string]run{}, file: f}
 	whole, err := s.read()
 	if err == nil {
@@ -51,10 +48,7 @@ func OpenStore(path, version string) (*Store, error) {
 	if err == nil {
 		_, err = f.Seek(whole, io.SeekStart)
 	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("runs in %s: %w", path, err), f.Close())
-	}
-	return s, nil
+	return s, err
 }
 
 // read reads all complete lines, and returns their length in bytes.
@@ -78,9 +72,6 @@ func (s *Store) read() (whole int64, err error) {
 		whole += int64(len(line))
 	}
 }
-
-// Close closes the file.
-func (s *Store) Close() error { return s.file.Close() }
 
 // Found returns how many runs were found in the file, and were not made again.
 func (s *Store) Found() int {
@@ -126,23 +117,4 @@ func (s *Study) key(c *cell, seed uint64) (string, error) {
 		Multiples               []float64
 	}{s.Store.version, s.Name, c.setting.Name, c.train, x.Warmup, x.Duration, c.contender.Name, c.knobs, seed, s.Multiples})
 	return fmt.Sprintf("%x", sha256.Sum256(text)), err
-}
-
-// ProgramVersion returns a hash of the program's file. Any change of a policy, a load or the
-// simulator changes it.
-func ProgramVersion() (string, error) {
-	path, err := os.Executable()
-	if err != nil {
-		return "", err
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%x", h.Sum(nil)), nil
 }

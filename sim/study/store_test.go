@@ -14,14 +14,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/sim"
 )
 
-// open opens a store that is closed at the end of the test.
+// open opens a store whose file is closed at the end of the test.
 func open(t *testing.T, path, version string) *Store {
 	t.Helper()
-	s, err := OpenStore(path, version)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { s.Close() })
+	t.Cleanup(func() { f.Close() })
+	s, err := NewStore(f, version)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return s
 }
 
@@ -51,7 +55,7 @@ func countedStudy(n *atomic.Int64) *Study {
 func TestStoppedStudyGoesOn(t *testing.T) {
 	var n atomic.Int64
 	whole := run2(t, countedStudy(&n))
-	path := filepath.Join(t.TempDir(), "made", "runs.jsonl")
+	path := filepath.Join(t.TempDir(), "runs.jsonl")
 	with := func(s *Study, store *Store) *Study {
 		s.Store, s.More.Store = store, store
 		return s
@@ -66,7 +70,6 @@ func TestStoppedStudyGoesOn(t *testing.T) {
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("stopped: %v", err)
 	}
-	store.Close()
 	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
 	if err == nil {
 		_, err = f.WriteString(`{"key":"torn","run":{"requ`)
@@ -82,7 +85,6 @@ func TestStoppedStudyGoesOn(t *testing.T) {
 	if store.Found() < 7 {
 		t.Errorf("%d runs were found, want the 7 made before", store.Found())
 	}
-	store.Close()
 	n.Store(0)
 	if got := run2(t, with(countedStudy(&n), open(t, path, "v1"))); !reflect.DeepEqual(got, whole) || n.Load() > 0 {
 		t.Errorf("with all runs stored, %d cells were simulated, want none, and the same result", n.Load())
@@ -142,7 +144,12 @@ func TestStoreRefusesWhatItDidNotWrite(t *testing.T) {
 	if err := os.WriteFile(path, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := OpenStore(path, "v"); err == nil || !strings.Contains(err.Error(), "line 1") {
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := NewStore(f, "v"); err == nil || !strings.Contains(err.Error(), "line 1") {
 		t.Errorf("got %v, want an error that names the line", err)
 	}
 	if after, _ := os.ReadFile(path); !bytes.Equal(after, text) {

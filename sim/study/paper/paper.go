@@ -96,15 +96,15 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 	for _, l := range s.LeftOut {
 		console.Progress("left out: %s: %s", l.Setting, l.Why)
 	}
-	store, err := f.store()
+	store, file, err := f.store()
 	if err != nil {
 		return err
 	}
 	if s.Store = store; s.More != nil {
 		s.More.Store = store
 	}
-	if store != nil {
-		defer store.Close()
+	if file != nil {
+		defer file.Close()
 	}
 	defer debug.SetGCPercent(debug.SetGCPercent(simulate.GC))
 	tuned, err := p.configurations(ctx, &s, f, open)
@@ -131,22 +131,6 @@ func (p *paper) run(ctx context.Context, f paperFlags, out io.Writer) error {
 		errs = append(errs, p.fill(f.out, &s, result))
 	}
 	return errors.Join(errs...)
-}
-
-// store opens the file of finished runs; nil: none is wanted.
-func (f *paperFlags) store() (*study.Store, error) {
-	path := f.runs
-	if path == "" && f.out != "" && (f.full || f.tune) {
-		path = filepath.Join(f.out, "runs.jsonl")
-	}
-	if path == "" {
-		return nil, nil
-	}
-	version, err := study.ProgramVersion()
-	if err != nil {
-		return nil, err
-	}
-	return study.OpenStore(path, version)
 }
 
 // study is what the flags ask for.
