@@ -8,15 +8,15 @@ const MostPrice = 1e6
 // passing is the requests of one pipeline that pass through a stage.
 type passing struct {
 	rate float64 // requests per second
-	// slack is the time in seconds that a request may wait here without being late for its next stage,
-	// because a longer branch of its pipeline takes as much longer.
+	// slack is by how many seconds a parallel branch of the pipeline takes longer. A wait within the
+	// slack delays no request.
 	slack float64
 }
 
-// pays returns for each stage the count of replicas that is worth its price, at most most. The
-// stage's next replica would save too little: less than 1/price request-seconds of waiting per
-// second. The count is 0 for a stage without a known service time or without requests, and for all
-// stages if price is 0. A higher price never lowers a count.
+// pays returns, per stage, the largest count of replicas that the price justifies, limited by most.
+// One more replica would save less than 1/price request-seconds of waiting per second. The count is
+// 0 for a stage without a known service time or without requests, and for all stages if price is 0.
+// A higher price never lowers a count.
 //
 // Each stage is judged alone, by the wait of its own measured arrivals. Fox's method, which
 // allocate has, would give the same counts, because no stage's wait changes another stage's gain.
@@ -78,12 +78,13 @@ func (m *model) enters(p *pipe) float64 {
 	return rate
 }
 
-// lateness returns for how many request-seconds per second requests are late because they wait at
-// g, with this many replicas. It is finite, and falls in replicas.
+// lateness returns the delay that waits at g cause with a number of replicas, in request-seconds
+// per second. It is finite, and falls in replicas.
 //
 // A wait W delays a request by what exceeds its slack s. The wait of a task that waits is
 // exponential with some rate r, so the mean of max(W−s, 0) is E[W]·exp(−r·s): see [WaitLaw]. r is
-// that of GI/M/c, divided by the factor by which other services lengthen waits.
+// that of GI/M/c, divided by the factor by which service times that are not exponential lengthen
+// waits.
 func (g *stage) lateness(ways []passing, replicas int) float64 {
 	h := *g
 	h.each = true // the wait of its own arrivals, bursts included

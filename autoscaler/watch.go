@@ -17,8 +17,9 @@ const (
 	// Bursty arrivals need Ca² times as many for the same certainty, because the variance of a count
 	// is that much larger (Cox, Renewal Theory, 1962, §4.2).
 	watchLeast = 20
-	// watchOff is the part of a prediction by which the measurement may differ from it. The means of a
-	// minute often differ by more by chance, but rarely for a minute: docs/autoscaler.md has figures.
+	// watchOff is the part of a prediction by which the measurement may differ from it. A mean of
+	// one minute often differs by more, but rarely for a whole minute: docs/autoscaler.md has
+	// figures.
 	watchOff = 0.5
 )
 

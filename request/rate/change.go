@@ -21,8 +21,8 @@ type split struct {
 	counts
 }
 
-// history has the splits of a time without a certain change, the latest first. The last split has
-// all that was counted.
+// history has the splits since the latest known change, the latest first. The last split has all
+// that was counted.
 type history struct {
 	splits   []split
 	past     gaps          // gaps of before
@@ -38,8 +38,8 @@ func likelihood(n, t float64) float64 {
 	return n * math.Log(n/t)
 }
 
-// weigh computes the evidence for a change at each split. It returns the split with the most, and
-// that evidence.
+// weigh computes the evidence for a change at each split. It returns the split with the most
+// evidence, and that evidence.
 func (h *history) weigh() (best int, most float64) {
 	all := h.splits[len(h.splits)-1]
 	n, t := all.n, all.age.Seconds()

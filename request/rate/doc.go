@@ -1,11 +1,10 @@
 // Package rate estimates the rate and the burstiness of arrivals, and finds the times at which the
 // rate changed.
 //
-// Arrivals are taken for a renewal process with gamma gaps, as everywhere in the autoscaler. For
-// such arrivals, the number n within a time t is all that matters for their rate. The logarithm of
-// the likelihood is n·ln(n/t)/Ca² at the best rate n/t, up to terms that do not depend on the rate.
-// Ca² is the squared CV of the gaps. Assume that the rate changed a time u ago, and that m arrivals
-// came since. The evidence for that change is
+// Arrivals are taken for a renewal process with gamma gaps, as everywhere in the autoscaler. Let n
+// arrivals come in t seconds, m of them in the last u seconds, and let Ca² be the squared CV of the
+// gaps. The most likely rate is n/t. The logarithm of its likelihood is n·ln(n/t)/Ca², up to terms
+// that do not depend on the rate. The evidence that the rate changed u seconds ago is
 //
 //	(m·ln(m/u) + (n−m)·ln((n−m)/(t−u)) − n·ln(n/t)) / Ca²
 //

@@ -17,7 +17,7 @@ type Arrival struct {
 	Pipeline string        // its name in the scenario
 }
 
-// least is the shortest time without counts that is filled by the measured rate.
+// least is the shortest gap in the counts that is filled with arrivals at the measured rate.
 const least = 100 * time.Millisecond
 
 // missing returns the times that no line has counted.

@@ -20,7 +20,7 @@ import (
 // mostArrivals bounds the requests of a record. The simulator's traces have the same bound.
 const mostArrivals = 50_000_000
 
-// history is what a record says, without what the conversion does not need.
+// history has the parts of a record that the conversion needs.
 type history struct {
 	moments   []moment
 	functions map[string]*function // by key, those that some line has
@@ -42,7 +42,7 @@ type moment struct {
 	from, to time.Time
 }
 
-// function is a function over time.
+// function holds the measurements of one function, by line of the record.
 type function struct {
 	plan.Function // as in the latest line that has it
 	replicas      []int
@@ -237,8 +237,8 @@ func (h *history) step(i int) (from, to time.Time) {
 	return from, to
 }
 
-// replicaSeconds returns the integral of a function's replicas over the record. The number that a
-// line has is that since the line before, because plans change it right after their line.
+// replicaSeconds returns the integral of a function's replicas over the record. The count of a line
+// has held since the previous line, because a plan takes effect after its line.
 func (h *history) replicaSeconds(f *function) (sum float64) {
 	for i := 1; i < len(h.moments); i++ {
 		from, to := h.step(i)

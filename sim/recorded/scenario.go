@@ -19,7 +19,7 @@ import (
 type Options struct {
 	// Pipeline is the only pipeline to simulate, with those that share stages with it; empty: all.
 	Pipeline string
-	// Policies are those to simulate, see [ParsePolicy]; empty: [DefaultPolicies].
+	// Policies are those to simulate, as --policy has them; empty: [DefaultPolicies].
 	Policies []string
 	// Trace is the name of the file of arrivals in the scenario.
 	Trace string
@@ -244,7 +244,7 @@ func (c *conversion) addPipelines() error {
 	return nil
 }
 
-// direct reports whether p is requests for a stage of pipelines under its own name.
+// direct reports whether p stands for requests that were sent directly to a stage of a pipeline.
 func (c *conversion) direct(p plan.Pipeline) bool {
 	_, whole := c.pipelines[p.Name]
 	return !whole && slices.ContainsFunc(c.chosen, func(q plan.Pipeline) bool { return q.Name != p.Name && slices.Contains(q.Stages, p.Stages[0]) })
