@@ -68,7 +68,7 @@ func TestWatchComparesTheMeansOfAMinute(t *testing.T) {
 	if !known || e.Tasks != 6000 || e.Stayed != 10*ms || (e.Predicted-want).Abs() > time.Microsecond || want < 12*ms || e.Off {
 		t.Errorf("%+v, %v; want 6000 tasks, 10 ms and %v", e, known, want)
 	}
-	// Half of the next minute has a load of 0.75, with a longer wait, and twice the tasks.
+	// In half of the next minute, the load is 0.75, waits are longer, and twice as many tasks come.
 	r.run(30, 100, 0)
 	quiet := NewTerms(r.f()).Stay
 	r.f().Demand.Rate = 150

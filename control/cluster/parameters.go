@@ -31,7 +31,8 @@ func (p *parameters) refused(revision uint64, err error) {
 	}
 }
 
-// learnParameters takes the sizes of the zygotes in s, which are of the present revisions.
+// learnParameters takes the sizes of the zygotes in s. A zygote of an older revision counts, too,
+// until its node retires it.
 func learnParameters(functions map[pipeline.Key]*function, s *plan.Snapshot) {
 	for _, n := range s.Nodes {
 		for _, z := range n.Zygotes {

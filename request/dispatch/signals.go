@@ -221,11 +221,14 @@ func (s *signals) quantiles(k int64) (p50, p95, p99 time.Duration) {
 	return all.Quantile(0.50), all.Quantile(0.95), all.Quantile(0.99)
 }
 
-// The sums of gaps between arrivals fade more slowly than the sums of arrivals, because the CV
-// depends on rare long gaps. For example, if a stage calls the next stage once per item, arrivals
-// come in bursts, with one long gap per burst. At 5 arrivals/s and a CV of 4, sums that fade in 5 s
-// estimate a CV of 3.4; in 20 s, 3.8; in a minute, 4.0. But if sums fade in a minute, a step of the
-// rate looks like bursts for a minute.
+// The CV for sizing is that of all gaps, also of gaps at different rates: it must grow if the rate
+// itself changes by the second. The CV of package rate has no trace of such changes.
+//
+// The sums of gaps fade more slowly than those of waits, because the CV depends on rare long gaps.
+// For example, if a stage calls the next stage once per item, arrivals come in bursts, with one
+// long gap per burst. At 5 arrivals/s and a CV of 4, sums that fade in 5 s estimate a CV of 3.4; in
+// 20 s, 3.8; in a minute, 4.0. But if sums fade in a minute, a step of the rate looks like bursts
+// for a minute.
 const (
 	gapFade    = 20 * time.Second
 	longestGap = time.Minute // a longer gap means idle, not bursty
