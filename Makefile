@@ -133,11 +133,13 @@ bench-hop: images ## HTTP to replica and back, against a bare echo
 bench-sim: images ## the simulator against a running system: the same arrivals, stages that wait
 	@$(BIN)/stagecoach bench sim --images $(IMAGES) $(BENCH)
 
-paper-quart: build ## simulate QUART against tuned opponents, into build/quart (docs/cli.md)
+paper-quart: build ## QUART against tuned opponents: docs/quart-report.md and its figures
 	@$(BIN)/stagecoach sim paper quart --out build/quart $(PAPER)
+	@mkdir -p docs/img && cp build/quart/quart-*.svg docs/img/ && sed 's|](quart-|](img/quart-|' build/quart/report.md >docs/quart-report.md
 
 paper-quart-full: build ## the same with all loads and sweeps; goes on where it was stopped
 	@$(BIN)/stagecoach sim paper quart --full --out build/quart $(PAPER)
+	@mkdir -p docs/img && cp build/quart/quart-*.svg docs/img/ && sed 's|](quart-|](img/quart-|' build/quart/report.md >docs/quart-report.md
 
 paper-bounds: build ## maps and tables of docs/when-it-pays.md; PAPER="--seeds 8" and more
 	@$(BIN)/stagecoach sim paper bounds --out build/bounds $(PAPER)
