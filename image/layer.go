@@ -257,15 +257,15 @@ func (l *layer) listing() string {
 // because all entries are held in memory. If a layer has more, its archive is stored.
 const maxTree = 200_000
 
-// sharable returns which layers of an image are marked as shared layers of a store. takeLayer
-// checks whether a mark is true.
-func sharable(m *v1.Manifest, f *v1.ConfigFile) []bool {
+// sharable returns which layers of an image are marked as shared layers of a store. If all is true,
+// these are all layers that `stagecoach build` has made. takeLayer checks whether a mark is true.
+func sharable(m *v1.Manifest, f *v1.ConfigFile, all bool) []bool {
 	out := make([]bool, len(m.Layers))
 	if len(f.History) != len(m.Layers) || len(f.RootFS.DiffIDs) != len(m.Layers) {
 		return out
 	}
 	for i, h := range f.History {
-		out[i] = h.CreatedBy == createdBy && strings.HasPrefix(h.Comment, packagesOf) && m.Layers[i].MediaType == types.OCIUncompressedLayer &&
+		out[i] = h.CreatedBy == createdBy && (all || strings.HasPrefix(h.Comment, packagesOf)) && m.Layers[i].MediaType == types.OCIUncompressedLayer &&
 			m.Layers[i].Digest == f.RootFS.DiffIDs[i]
 	}
 	return out

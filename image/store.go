@@ -182,7 +182,7 @@ func (s *Store) Add(ctx context.Context, img *Image, name string) (digest string
 		return "", err
 	}
 	defer release()
-	d, err := s.write(ctx, img)
+	d, err := s.write(ctx, img, false)
 	if err != nil {
 		return "", s.explain(name, err)
 	}
