@@ -26,13 +26,15 @@ type nodes struct {
 	joined *node.Directory      // nil: it does not listen for daemons
 	// lists the containers of this process; nil: its functions run in none
 	containers func() []node.Container
+	sources    *nodeSources // of images, for daemons
 
 	ctx    context.Context // of messages to daemons that nobody waits for
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
 	mu         sync.Mutex
-	forgetting map[string]bool // nodes and functions with a forget order under way
+	forgetting map[string]bool       // nodes and functions with a forget order under way
+	told       map[string]toldImages // by the node's name
 }
 
 // close stops listening to daemons.
@@ -69,7 +71,7 @@ func (n *nodes) Load(ctx context.Context, name string, spec node.Spec) (int64, e
 		z, err := n.keys.Load(ctx, spec)
 		return z.Bytes, err
 	}
-	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: spec})
+	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: spec, Images: n.sources.of(name, spec.Image)})
 }
 
 // Evict implements admin.Nodes.
@@ -198,7 +200,11 @@ func usageOf(u *keysmanager.Usage) *node.Usage {
 }
 
 // remoteNode is a daemon as a node of the cluster.
-type remoteNode struct{ *node.Client }
+type remoteNode struct {
+	*node.Client
+
+	sources *nodeSources
+}
 
 // detailed adds a typed part to an error, for callers that use errors.As. The error's text already
 // describes that part.
@@ -212,6 +218,7 @@ func (d detailed) Unwrap() []error { return []error{d.error, d.part} }
 
 // Start implements cluster.Node.
 func (n remoteNode) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
+	o.Images = n.sources.of(n.Name(), o.Spec.Image)
 	r, err := n.Client.Start(ctx, o, progress)
 	var short *node.MemoryError
 	if errors.As(err, &short) {

@@ -76,7 +76,7 @@ func (o Order) validate() error {
 		}
 	}
 	switch o.Kind {
-	case OrderWho, OrderEvents, OrderRefuse:
+	case OrderWho, OrderEvents, OrderRefuse, OrderImages:
 	case OrderStart:
 		errs = append(errs, isName("replica", o.Replica), o.Spec.validate())
 	case OrderStop, OrderSetCPU:
