@@ -3,7 +3,6 @@ package image
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -107,15 +106,16 @@ func (s *Store) writeBlob(ctx context.Context, d v1.Descriptor, open func() (io.
 		return err
 	}
 	defer os.Remove(f.Name()) // if it has not become the blob
-	h := sha256.New()
-	n, err := io.Copy(io.MultiWriter(f, h), io.LimitReader(r, d.Size+1))
+	in := readAhead(limited(r, d.Size+1), d.Size)
+	defer in.Close()
+	n, err := io.Copy(&early{file: f}, in)
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("%s: after %d of %d bytes: %w", d.Digest, n, d.Size, err)
 	}
-	if got := sum(h); n != d.Size || got != d.Digest.String() {
+	if got, _ := in.digest(); n != d.Size || got != d.Digest.String() {
 		return mismatch(n, got, d)
 	}
 	return os.Rename(f.Name(), at)

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/image"
@@ -154,87 +153,8 @@ func (b *body) end() {
 	b.open, b.now = nil, nil
 }
 
-// Ahead of the checks and the disk, this many chunks are read from the network.
-const aheadChunks = 4
-
-// ahead reads in a goroutine of its own, so that a part is decrypted, checked and written by
-// different processors.
-type ahead struct {
-	from   *body
-	full   chan []byte
-	free   chan []byte
-	worker sync.WaitGroup
-
-	err  error // of from; valid after full is closed
-	rest []byte
-	buf  []byte // that rest is a part of
-}
-
-// readAhead returns a reader of b. Its Close closes b.
-func readAhead(b *body) io.ReadCloser {
-	a := &ahead{from: b, full: make(chan []byte, aheadChunks), free: make(chan []byte, aheadChunks)}
-	size := int(min(b.part.Size+1, chunk))
-	for range aheadChunks {
-		a.free <- make([]byte, size)
-	}
-	a.worker.Go(a.run)
-	return a
-}
-
-func (a *ahead) run() {
-	defer close(a.full)
-	defer a.from.end()
-	for {
-		var buf []byte
-		select {
-		case buf = <-a.free:
-		case <-a.from.ctx.Done():
-			a.err = a.from.ctx.Err()
-			return
-		}
-		buf = buf[:cap(buf)]
-		n, err := fill(a.from, buf)
-		if n > 0 {
-			a.full <- buf[:n] // it has room for all buffers
-		}
-		if err != nil {
-			a.err = err
-			return
-		}
-	}
-}
-
-// fill reads until the buffer is full or the reader ends.
-func fill(r io.Reader, p []byte) (n int, err error) {
-	for n < len(p) && err == nil {
-		var m int
-		m, err = r.Read(p[n:])
-		n += m
-	}
-	return n, err
-}
-
-// Read implements io.Reader.
-func (a *ahead) Read(p []byte) (int, error) {
-	if len(a.rest) == 0 {
-		if a.buf != nil {
-			a.free <- a.buf // it has room for all buffers
-			a.buf = nil
-		}
-		b, ok := <-a.full
-		if !ok {
-			return 0, a.err
-		}
-		a.buf, a.rest = b, b
-	}
-	n := copy(p, a.rest)
-	a.rest = a.rest[n:]
-	return n, nil
-}
-
-// Close implements io.Closer. It may be called while Read waits.
-func (a *ahead) Close() error {
-	a.from.close()
-	a.worker.Wait()
+// Close ends the part. It may be called while Read waits.
+func (b *body) Close() error {
+	b.close()
 	return nil
 }

@@ -324,7 +324,7 @@ func (t *transfer) next(ctx context.Context, what string, only *asked) (*asked, 
 func (t *transfer) open(p image.Part) (io.ReadCloser, error) {
 	t.part = &body{t: t, part: p}
 	t.part.ctx, t.part.close = context.WithCancel(t.ctx)
-	return readAhead(t.part), nil
+	return t.part, nil
 }
 
 // arrived counts bytes, and logs the progress now and then.

@@ -292,6 +292,13 @@ func TestSourcesThatFail(t *testing.T) {
 			w.WriteHeader(r.Code)
 			_, _ = w.Write(b)
 		}), "corrupt: "},
+		"a wrong header": {blob(func(w http.ResponseWriter, q *http.Request) {
+			r := recorded(q)
+			b := r.Body.Bytes()
+			b[100] ^= 64
+			w.WriteHeader(r.Code)
+			_, _ = w.Write(b)
+		}), "corrupt: "},
 		"a blob that is too short": {blob(func(w http.ResponseWriter, q *http.Request) {
 			r := recorded(q)
 			_, _ = w.Write(r.Body.Bytes()[:r.Body.Len()-1])
