@@ -36,6 +36,7 @@ type nodeImages struct {
 	coming   map[string]bool // names that are fetched ahead of a start
 	complete []string        // digests
 	looked   time.Time       // when complete was read
+	noted    time.Time       // when use was called
 }
 
 // newNodeImages returns the images of a node. The caller closes it before the store.
@@ -46,10 +47,11 @@ func newNodeImages(found *images, rate int64, owner string, log *slog.Logger) *n
 		server:  transfer.NewServer(transfer.ServerConfig{Store: found.store, Rate: rate, Log: log}),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
+	n.group.Go(func() { n.collectImages(n.ctx) })
 	return n
 }
 
-// close ends the fetches.
+// close ends the fetches and the collection.
 func (n *nodeImages) close() {
 	n.cancel()
 	n.fetcher.Close()
@@ -97,15 +99,15 @@ func (n *nodeImages) bring(ctx context.Context, name string, from []node.ImageSo
 		n.log.Warn("image is not on this node", "image", name, "error", err)
 		return false, err
 	}
+	_, err = n.Resolve(name)
 	n.forgetLook()
 	n.changed()
-	_, err = n.Resolve(name)
 	return true, err
 }
 
 // folder returns the digest of the image that a folder of the control plane is now.
 func (n *nodeImages) folder(ctx context.Context, name string, from []node.ImageSource) (digest string, err error) {
-	err = errNoFolder
+	err = fmt.Errorf("image %q: the order names no control plane to ask for the folder", name)
 	for _, s := range from {
 		if s.Node != "" {
 			continue
@@ -178,9 +180,53 @@ func (n *nodeImages) forgetLook() {
 	n.looked = time.Time{}
 }
 
-// use notes which images functions use, for collectImages.
+// use notes which images functions use.
 func (n *nodeImages) use(ctx context.Context, digests []string) error {
-	return image.NoteUsed(ctx, n.store, n.owner, digests)
+	if err := image.NoteUsed(ctx, n.store, n.owner, digests); err != nil {
+		return err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.noted = time.Now()
+	return nil
+}
+
+// clean removes the images that no function uses and that were not touched for idle, and returns
+// how many bytes it has freed. It removes nothing unless the control plane has said within idle
+// which images are in use: an image that is used since then was touched since then.
+func (n *nodeImages) clean(ctx context.Context, idle time.Duration) (freed int64, err error) {
+	n.mu.Lock()
+	noted := n.noted
+	n.mu.Unlock()
+	if noted.IsZero() || time.Since(noted) >= idle {
+		return 0, nil
+	}
+	used, _, err := image.Used(n.store, notesAge)
+	if err != nil {
+		return 0, err
+	}
+	defer n.forgetLook()
+	return n.collect(ctx, used, idle)
+}
+
+// collectImages removes unused images from time to time, until ctx ends.
+func (n *nodeImages) collectImages(ctx context.Context) {
+	tick := time.NewTicker(collectEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		freed, err := n.clean(ctx, collectAfter+collectEvery)
+		if err != nil && ctx.Err() == nil {
+			n.log.Warn("unused images are not removed", "error", err)
+		}
+		if freed > 0 {
+			n.log.Info("removed unused images", "bytes", freed)
+		}
+	}
 }
 
 // packedFolders has the digests of folders that were fetched, by name.

@@ -1,16 +1,24 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 // apart starts a node with a folder of images of its own, as on another machine.
@@ -43,9 +51,11 @@ func TestNodesFetchImages(t *testing.T) {
 		t.Errorf("echo answers %q", a.Body)
 	}
 	n.logs(d1, `sources="[the control plane]"`, "image has arrived")
-	var out strings.Builder
-	if err := run(t.Context(), []string{"describe", "--gateway", n.Base, "echo"}, &out); err != nil || !strings.Contains(out.String(), "image ") {
-		t.Errorf("%v; describe has no phase image:\n%s", err, out.String())
+	if !slices.ContainsFunc(n.line("echo").Events, func(e schema.Event) bool { return e.Phases["image"] != "" }) {
+		t.Errorf("no start has the phase image: %+v", n.line("echo").Events)
+	}
+	if got := n.status("echo"); !regexp.MustCompile(`image \d`).MatchString(got) {
+		t.Errorf("describe has no phase image:\n%s", got)
 	}
 	n.until(soon, "n1 to announce two images", func() bool { i, _ := n.inventory("n1"); return len(i.Images) == 2 })
 
@@ -121,33 +131,61 @@ func TestFolderChanges(t *testing.T) {
 	echo.EnvVars = map[string]string{"X": "1"}
 	deploy()
 	n.until(soon, "the changed folder to arrive", func() bool { return strings.Count(d.log.String(), "image has arrived") == first+1 })
-	i, _ := n.inventory("n1")
-	if first != 1 || len(i.Images) != 2 {
-		t.Errorf("%d images have arrived before the change, and n1 has %v after it, want 1 and 2", first, i.Images)
+	if first != 1 {
+		t.Errorf("%d images have arrived before the change, want 1", first)
 	}
+	n.until(soon, "n1 to announce two images", func() bool { i, _ := n.inventory("n1"); return len(i.Images) == 2 })
 }
 
-// TestUnknownImageOnANode removes an image from the store of up after its deploy. The node's start
-// fails, and both sides say why.
-func TestUnknownImageOnANode(t *testing.T) {
+// TestNodesFetchBuiltImages deploys a stage that a build has stored. The node fetches it by digest.
+func TestNodesFetchBuiltImages(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	folder := filepath.Join(dir, "team", "echo", "1")
+	images, _ := builtStage(t)
+	n := startNodes(t, "--no-node", "--images", images)
+	d, _ := n.apart("n1")
+	hold := waitFn("hold", "1ms", nil, nil)
+	hold.image = "team/wait:1"
+	n.deployAll(hold)
+	n.must(http.StatusOK, http.MethodPost, "/function/hold", "x")
+	n.logs(d, "image has arrived")
+	if err := os.RemoveAll(images); err != nil {
+		t.Fatal(err)
+	}
+	kill9(t, d.Cmd.Process.Pid)
+	<-d.Done
+	n.restartDaemon(d)
+	n.must(http.StatusOK, http.MethodPost, "/function/hold", "x")
+}
+
+// TestUnknownImagesOnANode removes images of up after their deploy: one by digest, and a folder. The
+// starts on a node fail, and both sides say why.
+func TestUnknownImagesOnANode(t *testing.T) {
+	t.Parallel()
+	images, store := builtStage(t)
+	digest, err := store.Resolve("team/wait:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := filepath.Join(images, "team", "echo", "1")
 	if err := os.CopyFS(folder, os.DirFS(filepath.Join(proctest.Built(t, "images"), "stagecoach", "noop", "0.1.0"))); err != nil {
 		t.Fatal(err)
 	}
-	n := startNodes(t, "--no-node", "--images", dir)
-	if err := n.Deploy(t.Context(), client.Deployment{Service: "echo", Image: "team/echo:1"}); err != nil {
+	n := startNodes(t, "--no-node", "--images", images)
+	n.deployAll(fn{"echo", "team/echo:1", nil, nil, nil}, fn{"hold", "team/wait:1", nil, nil, nil})
+	if err := os.RemoveAll(folder); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.RemoveAll(filepath.Join(dir, "team")); err != nil {
+	if err := os.RemoveAll(filepath.Join(images, ".oci", "blobs", "sha256", strings.TrimPrefix(digest, "sha256:"))); err != nil {
 		t.Fatal(err)
 	}
 	d, _ := n.apart("n1")
-	n.logs(d, "cannot be fetched", "no such image")
-	n.until(soon, "the status to say why", func() bool {
-		return strings.Contains(n.status("echo"), "no such image") && strings.Contains(n.status("echo"), "n1")
-	})
+	n.logs(d, "folder of images is not on this node", "image is not on this node", digest)
+	for function, want := range map[string]string{"echo": "no folder", "hold": digest} {
+		n.until(soon, "the status of "+function+" to say why", func() bool {
+			got := n.status(function)
+			return strings.Contains(got, "no such image") && strings.Contains(got, `node "n1"`) && strings.Contains(got, want)
+		})
+	}
 }
 
 // status returns what `stagecoach describe` prints about a function.
@@ -155,4 +193,73 @@ func (n *nodesRig) status(function string) string {
 	var out strings.Builder
 	_ = run(n.t.Context(), []string{"describe", "--gateway", n.Base, function}, &out) // the text has what is wanted
 	return out.String()
+}
+
+// TestNodesRemoveUnusedImages tells a node's images which of two is in use. The other one goes, but
+// not before the control plane has said so, nor when that was long ago.
+func TestNodesRemoveUnusedImages(t *testing.T) {
+	t.Parallel()
+	dir, store := builtStage(t)
+	used, err := store.Resolve("team/wait:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Remove(t.Context(), "team/wait:1"); err != nil {
+		t.Fatal(err)
+	}
+	other, err := image.PackFolder(t.Context(), store, proctest.Built(t, "images", "stagecoach", "noop", "0.1.0"), true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newNodeImages(&images{folders: sandbox.Images{Dir: dir}, store: store}, 0, "node-n1", slog.New(slog.DiscardHandler))
+	defer n.close()
+	for _, digest := range []string{used, other} {
+		if _, err := store.Root(t.Context(), digest); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has := func(digests ...string) {
+		t.Helper()
+		got := n.list()
+		slices.Sort(got)
+		slices.Sort(digests)
+		if !slices.Equal(got, digests) {
+			t.Errorf("the node has %v, want %v", got, digests)
+		}
+	}
+	clean := func(idle time.Duration) {
+		t.Helper()
+		if _, err := n.clean(t.Context(), idle); err != nil {
+			t.Fatal(err)
+		}
+	}
+	old := time.Now().Add(-3 * time.Hour)
+	age := func() {
+		t.Helper()
+		err := filepath.WalkDir(image.Dir(store), func(path string, _ fs.DirEntry, err error) error {
+			return errors.Join(err, os.Chtimes(path, old, old))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.forgetLook()
+	}
+	age()
+	clean(2 * time.Hour)
+	has(used, other)
+	if err := n.use(t.Context(), []string{used}); err != nil {
+		t.Fatal(err)
+	}
+	n.noted = old
+	clean(2 * time.Hour)
+	has(used, other)
+	n.noted = time.Now()
+	clean(4 * time.Hour)
+	has(used, other)
+	age()
+	if err := n.use(t.Context(), []string{used}); err != nil {
+		t.Fatal(err)
+	}
+	clean(2 * time.Hour)
+	has(used)
 }

@@ -233,28 +233,3 @@ func (u *up) collectImages(ctx context.Context) error {
 
 // notesAge is the age from which a note of used images does not count: its `up` has ended for good.
 const notesAge = 7 * 24 * time.Hour
-
-// collectImages removes a node's images if no function uses them. The control plane tells once per
-// collectEvery which images functions use.
-func (d *daemon) collectImages(ctx context.Context, of *images) {
-	tick := time.NewTicker(collectEvery)
-	defer tick.Stop()
-	for {
-		used, known, err := image.Used(of.store, notesAge)
-		var freed int64
-		if err == nil && known {
-			freed, err = of.collect(ctx, used, collectAfter+collectEvery)
-		}
-		if err != nil && ctx.Err() == nil {
-			d.log.Warn("unused images are not removed", "error", err)
-		}
-		if freed > 0 {
-			d.log.Info("removed unused images", "bytes", freed)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}

@@ -223,7 +223,7 @@ func (d *daemon) open(ctx context.Context) error {
 	return d.openMetrics()
 }
 
-// openImages opens the node's images, and removes unused ones from time to time.
+// openImages opens the node's images.
 func (d *daemon) openImages(ctx context.Context) (*nodeImages, error) {
 	store, err := image.OpenStore(image.Folder(d.cfg.images))
 	if err != nil {
@@ -238,10 +238,6 @@ func (d *daemon) openImages(ctx context.Context) (*nodeImages, error) {
 	if found.contained != nil {
 		d.onClose(func() { d.closeImages(found.contained) })
 	}
-	collect, cancel := context.WithCancel(context.Background())
-	var collects sync.WaitGroup
-	collects.Go(func() { d.collectImages(collect, found) })
-	d.onClose(func() { cancel(); collects.Wait() })
 	fetched := newNodeImages(found, int64(d.cfg.imageRate), nodeID(d.cfg.node, d.cfg.state), d.log)
 	d.onClose(fetched.close)
 	return fetched, nil

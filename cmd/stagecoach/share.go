@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
@@ -179,6 +177,13 @@ type toldImages struct {
 	at     time.Time
 }
 
+// maxInUse bounds the list of images in use, because a message of NATS has at most 1 MiB. Nodes of a
+// larger cluster are told nothing, and keep all images.
+const maxInUse = 8192
+
+// tellAgain is the pause before a daemon is told again after a failure.
+const tellAgain = time.Minute
+
 // tellImages tells a daemon which images functions use, unless it was told within collectEvery.
 // Every announcement of the daemon calls it.
 func (n *nodes) tellImages(c *node.Client, inUse func() []string) {
@@ -192,21 +197,22 @@ func (n *nodes) tellImages(c *node.Client, inUse func() []string) {
 	n.group.Go(func() {
 		ctx, cancel := context.WithTimeout(n.ctx, forgetTimeout)
 		defer cancel()
-		if _, err := c.Do(ctx, node.Order{Kind: node.OrderImages, Images: node.Images{InUse: inUse()}}); err != nil {
+		all := inUse()
+		if len(all) > maxInUse {
+			return
+		}
+		if _, err := c.Do(ctx, node.Order{Kind: node.OrderImages, Images: node.Images{InUse: all}}); err != nil {
 			n.mu.Lock()
 			defer n.mu.Unlock()
-			delete(n.told, c.Name()) // the next announcement tries again
+			n.told[c.Name()] = toldImages{id, time.Now().Add(tellAgain - collectEvery)}
 		}
 	})
 }
-
-// errNoFolder means that no source of a node has a folder of images.
-var errNoFolder = errors.New("no control plane has the folder")
 
 // nameOf returns the name of a source for logs and errors.
 func nameOf(s node.ImageSource) string {
 	if s.Node == "" {
 		return "the control plane"
 	}
-	return fmt.Sprintf("node %q", cmp.Or(s.Node, s.Address))
+	return fmt.Sprintf("node %q", s.Node)
 }

@@ -18,8 +18,8 @@ type body struct {
 	ctx   context.Context // of all requests
 	close context.CancelFunc
 	part  image.Part
-	off  int64    // bytes that were read
-	from []*asked // sources of these bytes
+	off   int64    // bytes that were read
+	from  []*asked // sources of these bytes
 
 	now    *asked // source of open
 	open   io.ReadCloser
