@@ -17,9 +17,9 @@ import (
 const FolderLabel = "dev.stagecoach.folder"
 
 // PackFolder stores the content of a folder as an image without a name, and returns its digest. The
-// same content gives the same digest. Each big file is a layer that is hashed and copied once: it is
-// known by its device, inode, size and time. stage says that the folder's program speaks the stage
-// protocol. The folder must not change meanwhile.
+// same content gives the same digest. Each big file is a layer that is hashed and copied once: the
+// file is known by its device, inode, size and time. stage says that the folder's program speaks
+// the stage protocol. The folder must not change meanwhile.
 func PackFolder(ctx context.Context, s *Store, folder string, stage bool) (digest string, err error) {
 	small := &layer{what: "files"}
 	var big []*Layer
@@ -93,8 +93,8 @@ func copyTo(to string, e entry) error {
 	return errors.Join(err, out.Close())
 }
 
-// inside returns an entry of a folder. If the entry is a link that leads out of the folder, the file
-// that it leads to takes its place, because other machines do not have that file.
+// inside returns an entry of a folder. If the entry is a link that leads out of the folder, the
+// file that it leads to takes its place, because other machines do not have that file.
 func inside(folder string, e entry) (entry, error) {
 	if e.head.Typeflag != tar.TypeSymlink {
 		return e, nil

@@ -121,8 +121,8 @@ type listed struct {
 var errOther = errors.New("not an archive as this store writes it")
 
 // keepLayer moves the folder tmp into the store as a layer. The layer's files are in tmp's folder
-// fs. If want is set, the files come from an archive with this digest and frame. If they do not give
-// the same archive again, keepLayer returns errOther and stores nothing.
+// fs. If want is set, the files come from an archive with this digest and frame. If they do not
+// give the same archive again, keepLayer returns errOther and stores nothing.
 // If the store already has the layer intact, it keeps that copy, because other processes may be
 // linking its files.
 func (s *Store) keepLayer(ctx context.Context, tmp, want, frame string) (*Layer, error) {

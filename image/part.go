@@ -175,8 +175,8 @@ func (a *archived) read(i int, p []byte, off int64) (int, error) {
 }
 
 // Seek implements io.Seeker.
-func (a *archived) Seek(offset int64, whence int) (int64, error) {
-	switch whence {
+func (a *archived) Seek(offset int64, from int) (int64, error) {
+	switch from {
 	case io.SeekCurrent:
 		offset += a.off
 	case io.SeekEnd:

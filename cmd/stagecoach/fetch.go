@@ -80,9 +80,9 @@ func (n *nodeImages) runs(name string) bool {
 	return n.has(name) || digest != "" && image.Has(n.store, digest)
 }
 
-// bring returns when the node has an image and has unpacked it. fetched is false if the node had it
+// ensure returns when the node has an image and has unpacked it. fetched is false if the node had it
 // before. If ctx ends first, the fetch goes on.
-func (n *nodeImages) bring(ctx context.Context, name string, from []node.ImageSource) (fetched bool, err error) {
+func (n *nodeImages) ensure(ctx context.Context, name string, from []node.ImageSource) (fetched bool, err error) {
 	if n.has(name) || len(from) == 0 {
 		return false, nil // without sources, the start says what is wrong
 	}
@@ -125,7 +125,7 @@ func (n *nodeImages) peer(s node.ImageSource) transfer.Source {
 	return transfer.Peer(nameOf(s), func(ctx context.Context) (net.Conn, error) { return n.dial(ctx, s) })
 }
 
-// fetch brings an image into the node's store. With containers, containerd imports it from there;
+// fetch gets an image into the node's store. With containers, containerd imports it from there;
 // what no process of the cluster has, containerd pulls from its registry.
 func (n *nodeImages) fetch(ctx context.Context, name, digest string, from []node.ImageSource) error {
 	var sources []transfer.Source
@@ -154,7 +154,7 @@ func (n *nodeImages) ahead(name string, from []node.ImageSource) {
 	}
 	n.coming[name] = true
 	n.group.Go(func() {
-		_, _ = n.bring(n.ctx, name, from) // which logs the error; the next order tries again
+		_, _ = n.ensure(n.ctx, name, from) // which logs the error; the next order tries again
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		delete(n.coming, name)

@@ -157,8 +157,8 @@ func TestNodesFetchBuiltImages(t *testing.T) {
 	n.must(http.StatusOK, http.MethodPost, "/function/hold", "x")
 }
 
-// TestUnknownImagesOnANode removes images of up after their deploy: one by digest, and a folder. The
-// starts on a node fail, and both sides say why.
+// TestUnknownImagesOnANode removes images of up after their deploy: one by digest, and a folder.
+// The starts on a node fail, and both sides say why.
 func TestUnknownImagesOnANode(t *testing.T) {
 	t.Parallel()
 	images, store := builtStage(t)
@@ -191,7 +191,8 @@ func TestUnknownImagesOnANode(t *testing.T) {
 // status returns what `stagecoach describe` prints about a function.
 func (n *nodesRig) status(function string) string {
 	var out strings.Builder
-	_ = run(n.t.Context(), []string{"describe", "--gateway", n.Base, function}, &out) // the text has what is wanted
+	// Until is called with what it has printed.
+	_ = run(n.t.Context(), []string{"describe", "--gateway", n.Base, function}, &out)
 	return out.String()
 }
 

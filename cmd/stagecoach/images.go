@@ -44,8 +44,8 @@ func (i *images) root(ctx context.Context, ref image.Ref, digest string) (image.
 	return i.store.Root(ctx, digest)
 }
 
-// collect removes the images that no function uses and that were not touched for idle, and returns the number of bytes that it has
-// freed.
+// collect removes the images that no function uses and that were not touched for idle, and returns
+// the number of bytes that it has freed.
 func (i *images) collect(ctx context.Context, used []string, idle time.Duration) (freed int64, err error) {
 	freed, err = i.store.Collect(ctx, used, idle)
 	if i.contained != nil {

@@ -22,7 +22,7 @@ type keysWorker struct {
 
 // Start implements node.Worker.
 func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
-	fetch, err := w.bring(ctx, o, progress)
+	fetch, err := w.ensure(ctx, o, progress)
 	if err != nil {
 		return node.Started{}, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
 	}
@@ -35,11 +35,11 @@ func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node
 	return r, err
 }
 
-// bring fetches the image of an order, unless the node has it. It returns the phase "image" if it
+// ensure fetches the image of an order, unless the node has it. It returns the phase "image" if it
 // has fetched one.
-func (w *keysWorker) bring(ctx context.Context, o node.Order, progress func(node.Phase)) ([]node.Phase, error) {
+func (w *keysWorker) ensure(ctx context.Context, o node.Order, progress func(node.Phase)) ([]node.Phase, error) {
 	begin := time.Now()
-	fetched, err := w.images.bring(ctx, o.Spec.Image, o.Images.Sources)
+	fetched, err := w.images.ensure(ctx, o.Spec.Image, o.Images.Sources)
 	if err != nil || !fetched {
 		return nil, err
 	}
@@ -73,7 +73,7 @@ func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {
 	case node.OrderImages:
 		return 0, w.images.use(ctx, o.Images.InUse)
 	case node.OrderLoad:
-		if _, err := w.images.bring(ctx, o.Spec.Image, o.Images.Sources); err != nil {
+		if _, err := w.images.ensure(ctx, o.Spec.Image, o.Images.Sources); err != nil {
 			return 0, err
 		}
 		z, err := w.Load(ctx, o.Spec)

@@ -177,8 +177,8 @@ type toldImages struct {
 	at     time.Time
 }
 
-// maxInUse bounds the list of images in use, because a message of NATS has at most 1 MiB. Nodes of a
-// larger cluster are told nothing, and keep all images.
+// maxInUse bounds the list of images in use, because a message of NATS has at most 1 MiB. Nodes of
+// a larger cluster are told nothing, and keep all images.
 const maxInUse = 8192
 
 // tellAgain is the pause before a daemon is told again after a failure.

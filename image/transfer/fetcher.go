@@ -36,7 +36,7 @@ type FetcherConfig struct {
 	Limit time.Duration // of a fetch; 0: [DefaultLimit]
 }
 
-// Fetcher brings images into a store. It is safe for concurrent use.
+// Fetcher gets images into a store. It is safe for concurrent use.
 type Fetcher struct {
 	cfg    FetcherConfig
 	images *flight.Group[string]
@@ -113,7 +113,7 @@ type transfer struct {
 	pure    bool  // a part comes from one source, so that wrong bytes have an author
 
 	all, there int64 // bytes of all parts; of those that the store had or has received
-	began, at  time.Time
+	began      time.Time
 	mu         sync.Mutex // guards said
 	said       time.Time
 }

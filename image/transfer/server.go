@@ -169,7 +169,8 @@ func refuse(w http.ResponseWriter, status int, code, text string) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(map[string][]fault{"errors": {{code, text}}}) // the client may have gone
+	// The client may have gone.
+	_ = json.NewEncoder(w).Encode(map[string][]fault{"errors": {{code, text}}})
 }
 
 // fail answers with the error of a store.

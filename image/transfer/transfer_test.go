@@ -356,8 +356,8 @@ func TestSourcesThatFail(t *testing.T) {
 	}
 }
 
-// TestWrongBytesAfterABreak has one source break off, and another send a wrong rest. The fetch finds
-// out which of the two was wrong.
+// TestWrongBytesAfterABreak has one source break off, and another send a wrong rest. The fetch
+// finds out which of the two was wrong.
 func TestWrongBytesAfterABreak(t *testing.T) {
 	t.Parallel()
 	from, digest := filled(t, modelSize)
