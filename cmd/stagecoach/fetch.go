@@ -80,8 +80,8 @@ func (n *nodeImages) runs(name string) bool {
 	return n.has(name) || digest != "" && image.Has(n.store, digest)
 }
 
-// ensure returns when the node has an image and has unpacked it. fetched is false if the node had it
-// before. If ctx ends first, the fetch goes on.
+// ensure returns when the node has an image and has unpacked it. fetched is false if the node had
+// it before. If ctx ends first, the fetch goes on.
 func (n *nodeImages) ensure(ctx context.Context, name string, from []node.ImageSource) (fetched bool, err error) {
 	if n.has(name) || len(from) == 0 {
 		return false, nil // without sources, the start says what is wrong

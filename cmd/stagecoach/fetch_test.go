@@ -191,7 +191,7 @@ func TestUnknownImagesOnANode(t *testing.T) {
 // status returns what `stagecoach describe` prints about a function.
 func (n *nodesRig) status(function string) string {
 	var out strings.Builder
-	// Until is called with what it has printed.
+	// The caller looks at what was printed so far.
 	_ = run(n.t.Context(), []string{"describe", "--gateway", n.Base, function}, &out)
 	return out.String()
 }

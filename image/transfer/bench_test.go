@@ -58,8 +58,8 @@ func imageSize(b *testing.B) int {
 
 // BenchmarkFetch fetches an image with a model of IMAGE_MIB (1024) over TLS into an empty store on
 // the disk of TMPDIR. Before and after each fetch, it sends as many bytes over a bare TLS
-// connection with the same cipher. It reports both speeds and their ratio, the processor time of both sides
-// together, and the speed of SHA-256 alone.
+// connection with the same cipher. It reports both speeds and their ratio, the processor time of
+// both sides together, and the speed of SHA-256 alone.
 func BenchmarkFetch(b *testing.B) {
 	size := imageSize(b) << 20
 	from, digest := filled(b, size)
