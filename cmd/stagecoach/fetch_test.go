@@ -264,3 +264,30 @@ func TestNodesRemoveUnusedImages(t *testing.T) {
 	clean(2 * time.Hour)
 	has(used)
 }
+
+// TestAFetchedFolderRunsAsAFolder checks that a program that does not speak the stage protocol runs
+// among the machine's files, as from the folder itself.
+func TestAFetchedFolderRunsAsAFolder(t *testing.T) {
+	t.Parallel()
+	dir, folder := t.TempDir(), t.TempDir()
+	store, err := image.OpenStore(image.Folder(dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	if err := os.WriteFile(filepath.Join(folder, "serve"), []byte("#!/bin/sh\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	i := &images{folders: sandbox.Images{Dir: dir}, store: store}
+	for _, stage := range []bool{false, true} {
+		digest, err := image.PackFolder(t.Context(), store, folder, stage)
+		if err != nil {
+			t.Fatal(err)
+		}
+		i.packed.set("Team/Serve:1", digest) // a name that no registry accepts
+		got, err := i.Resolve("Team/Serve:1")
+		if err != nil || got.Stage != stage || got.Rootfs || "sha256:"+got.Digest != digest {
+			t.Errorf("stage %v: %+v, %v, want no root of its own and the digest %s", stage, got, err, digest)
+		}
+	}
+}
