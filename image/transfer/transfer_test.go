@@ -295,7 +295,9 @@ func TestSourcesThatFail(t *testing.T) {
 		"a wrong header": {blob(func(w http.ResponseWriter, q *http.Request) {
 			r := recorded(q)
 			b := r.Body.Bytes()
-			b[100] ^= 64
+			if len(b) > 1000 { // not the configuration
+				b[100] ^= 64
+			}
 			w.WriteHeader(r.Code)
 			_, _ = w.Write(b)
 		}), "corrupt: "},
