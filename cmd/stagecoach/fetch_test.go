@@ -63,7 +63,7 @@ func TestNodesFetchImages(t *testing.T) {
 	d2, images2 := n.apart("n2")
 	n.deployAll(waitFn("hold2", "1ms", map[string]string{"min": "2", "max": "2"}, nil))
 	n.steady("hold2", 2, "n1", "n2")
-	n.logs(d2, `sources="[node \"n1\" the control plane]"`, "image has arrived")
+	n.logs(d2, `sources="[node \"n1\" the control plane]"`, `from="[node \"n1\"]"`)
 
 	t.Log("a restart of the daemon fetches and packs nothing again")
 	cache := folders(t, filepath.Join(d1.state, "cache"))

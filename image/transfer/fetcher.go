@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -114,8 +115,9 @@ type transfer struct {
 
 	all, there int64 // bytes of all parts; of those that the store had or has received
 	began      time.Time
-	mu         sync.Mutex // guards said
+	mu         sync.Mutex // guards said and from
 	said       time.Time
+	from       []string // names of the sources that have sent something
 }
 
 func (f *Fetcher) newTransfer(ctx context.Context, digest string, sources []Source) *transfer {
@@ -152,7 +154,7 @@ func (t *transfer) run() error {
 		err = image.Receive(t.ctx, t.cfg.Store, manifest, t.open)
 		if err == nil {
 			took := time.Since(t.began)
-			t.log.Info("image has arrived", "bytes", missing, "took", took.Round(time.Millisecond), "MB/s", int(float64(missing)/1e6/max(took.Seconds(), 1e-3)))
+			t.log.Info("image has arrived", "bytes", missing, "from", t.from, "took", took.Round(time.Millisecond), "MB/s", int(float64(missing)/1e6/max(took.Seconds(), 1e-3)))
 			return nil
 		}
 		if !t.blame(err) {
@@ -332,6 +334,9 @@ func (t *transfer) arrived(n int, from *asked) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.there += int64(n)
+	if !slices.Contains(t.from, from.Name) {
+		t.from = append(t.from, from.Name)
+	}
 	if time.Since(t.said) >= logEvery {
 		t.said = time.Now()
 		t.log.Info("image arrives", "bytes", t.there, "of", t.all, "from", from.Name)
