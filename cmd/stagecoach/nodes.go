@@ -163,7 +163,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 		Memory:   node.Memory{Bound: inv.Bound, Total: inv.Memory, Used: inv.MemoryUsed, Threshold: inv.Threshold, Free: inv.Free},
 		CPU:      node.CPU{Total: inv.CPUMilli},
 		// JSON has empty lists here, not null.
-		Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, Spares: inv.Spares,
+		Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, Stock: node.Stock{Spares: inv.Spares},
 		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions, Refused: inv.Refused, Evicted: node.Evicted(inv.Evicted)},
 	}
 	for _, z := range inv.Zygotes {

@@ -42,12 +42,17 @@ type Inventory struct {
 	Failures   []Failure   `json:"failures"`
 	Replicas   []Replica   `json:"replicas"`
 	Containers []Container `json:"containers,omitempty"` // sorted by function; empty: none
+	Stock
+	Counts     Counts `json:"counts"`
+	OutputLost uint64 `json:"outputLost"` // lines of replicas that nobody took in time
+}
+
+// Stock is what a node has for next starts.
+type Stock struct {
 	// Containers that wait for the next starts of functions, by function.
 	Spares map[string]int `json:"spares,omitempty"`
-	Counts Counts         `json:"counts"`
 	// Digests of images that it has completely, the latest used first, at most [MaxImages].
-	Images     []string `json:"images,omitempty"`
-	OutputLost uint64   `json:"outputLost"` // lines of replicas that nobody took in time
+	Images []string `json:"images,omitempty"`
 }
 
 // Container is a container of containerd that the node has started.
