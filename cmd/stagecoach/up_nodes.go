@@ -133,6 +133,7 @@ func (u *up) connectNodes() error {
 
 // openNodes lets daemons join. All parts that handle their messages exist by then.
 func (u *up) openNodes(context.Context) error {
+	u.background(operatorOf(u).tidy)
 	if u.nodes.bus == nil {
 		return nil
 	}
@@ -142,7 +143,7 @@ func (u *up) openNodes(context.Context) error {
 	}
 	var err error
 	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
-		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Own: own, Codes: errorCodes(), Log: u.log,
+		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Log: u.log,
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,

@@ -150,6 +150,9 @@ func DecodeEvent(b []byte) (Event, error) {
 	return e, nil
 }
 
+// CheckName returns why a text can be no node's name, or nil.
+func CheckName(name string) error { return isName("node", name) }
+
 func isName(field, s string) error {
 	if s == "" || len(s) > maxName || strings.ContainsAny(s, " \t\r\n/") {
 		return fmt.Errorf("%s: %q, want a name without spaces and slashes", field, s)
