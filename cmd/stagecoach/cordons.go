@@ -61,14 +61,15 @@ func openCordons(ctx context.Context, nats *queue.Server, log *slog.Logger) (c *
 		return nil, nil, err
 	}
 	c = &cordons{changed: func() {}, log: log, by: map[string]cordon{}, next: make(chan struct{})}
+	var unwatch func()
 	if c.kv, err = queue.OpenKV(ctx, nc, nats.Disk(), cordonBucket); err == nil {
-		stop, err = c.kv.Watch(context.WithoutCancel(ctx), c.apply)
+		unwatch, err = c.kv.Watch(context.WithoutCancel(ctx), c.apply)
 	}
 	if err != nil {
 		nc.Close()
 		return nil, nil, err
 	}
-	return c, func() { stop(); nc.Close() }, nil
+	return c, func() { unwatch(); nc.Close() }, nil
 }
 
 // tell has f called after each change. It must not block.
