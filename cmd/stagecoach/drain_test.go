@@ -357,4 +357,3 @@ func TestRemoveNode(t *testing.T) {
 	n.until(soon, "n1 to join again", func() bool { return n.status("n1") == "ready" })
 	n.operate("uncordon", host)
 }
-

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -15,27 +16,51 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/network/cni"
 )
 
-// Doctor says what this machine lacks for --runtime containerd, and for --cni-conf if that is
-// given. It returns an error if it lacks something.
-func Doctor(ctx context.Context, args []string, out io.Writer) error {
+// Doctor says what this machine lacks for a node, or for --runtime containerd, and for --cni-conf if
+// that is given. It returns an error if it lacks something. version is that of this program.
+func Doctor(version string) func(ctx context.Context, args []string, out io.Writer) error {
+	return func(ctx context.Context, args []string, out io.Writer) error { return doctor(ctx, version, args, out) }
+}
+
+func doctor(ctx context.Context, version string, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("doctor", flag.ContinueOnError)
 	c := contained.Config{}
-	runtime := fs.String("runtime", "containerd", "the runtime to look at: containerd")
+	d := nodeDoctor{}
+	d.add(fs)
+	runtime := fs.String("runtime", "", "the runtime to look at: containerd, or process with --node; default containerd without --node")
 	fs.StringVar(&c.Address, "containerd-address", container.Address, "path of containerd's socket")
 	fs.StringVar(&c.Namespace, "containerd-namespace", container.Namespace, "namespace of containerd for the containers")
 	fs.StringVar(&c.Snapshotter, "containerd-snapshotter", contained.DefaultSnapshotter, "snapshotter of containerd that unpacks images")
 	cniConf := fs.String("cni-conf", "", "configuration of CNI plugins to look at, as up has it")
 	cniDirs := fs.String("cni-bin-dir", cni.DefaultBinDir, "folder of the CNI plugins, or several with colons between")
 	asJSON := console.JSONFlag(fs)
+	fs.Func("o", "json: print JSON instead of a table", func(s string) error {
+		if *asJSON = s == "json"; !*asJSON && s != "table" {
+			return fmt.Errorf("%q, want json or table", s)
+		}
+		return nil
+	})
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
-	if *runtime != "containerd" {
-		return fmt.Errorf("--runtime: %q, want containerd; the runtime process needs nothing", *runtime)
+	var of []diagnosis
+	switch {
+	case d.node && (*runtime == "" || *runtime == "process"):
+		return reportAll(d.look(ctx, machine{user: os.Geteuid()}, version), *asJSON, out)
+	case d.node:
+		of = d.look(ctx, machine{user: os.Geteuid()}, version)
+	case d.join != "":
+		return errors.New("--join: want --node, too")
+	}
+	if *runtime != "containerd" && *runtime != "" {
+		return fmt.Errorf("--runtime: %q, want containerd; the runtime process needs nothing without --node", *runtime)
 	}
 	all := append(contained.Check(ctx, c), beside("stagecoach-init"))
 	if *cniConf != "" {
 		all = append(all, plugins(ctx, *cniConf, *cniDirs)...)
+	}
+	if d.node {
+		return reportAll(append(of, ofContainerd(ctx, all)...), *asJSON, out)
 	}
 	missing := 0
 	t := console.NewTable(out)
