@@ -53,7 +53,7 @@ func (n *nodesRig) status(name string) string {
 	return status
 }
 
-// later sends asynchronous requests, one after the other, until it is stopped, and counts callbacks.
+// later sends asynchronous requests, one after the other, until it is stopped. It counts callbacks.
 type later struct {
 	mu             sync.Mutex
 	accepted, told int

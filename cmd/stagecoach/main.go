@@ -60,7 +60,7 @@ func commands() []command {
 		{"decide", "PROBLEM.yml: one decision of any policy about a cluster in a file, and what it is worth", decide.Run, nil},
 		{"node", "the nodes of a running stagecoach: what they have, and which of them take replicas", cli.Node, cli.NodeVerbs()},
 		{"cache", "parameters that nodes hold in memory", cli.Cache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
-		{"doctor", "what this machine lacks for a node (--node), or for `up --runtime containerd`", cli.Doctor(version()), nil},
+		{"doctor", "what this machine lacks for a node (--node), or for `up --runtime containerd`", cli.Doctor{Version: version(), Probe: probeControl}.Run, nil},
 		{"call", "ID: show the state and the result of an async call", cli.Call, nil},
 		{"dead", "async requests and callbacks that failed for good", cli.Dead, []string{"list", "show ID", "redrive ID", "drop ID"}},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},

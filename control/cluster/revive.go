@@ -112,8 +112,8 @@ func (l *Local) serves(function pipeline.Key, revision uint64) bool {
 
 // room returns the slot for the next replica of f, which is the slot of its latest replica. If that
 // slot has no device and its node is away or cordoned, room chooses another node, and a different
-// one after each failed start. If it has a device and its node is cordoned, room chooses a node with
-// a free device. The caller holds l.mu.
+// one after each failed start. If it has a device and its node is cordoned, room chooses a node
+// with a free device. The caller holds l.mu.
 func (l *Local) room(f *former) plan.Slot {
 	slot := f.slot
 	slot.Replica = ""

@@ -18,7 +18,8 @@ const (
 	maxInventory = 4 << 20 // bytes of an announcement
 	maxText      = 4096    // bytes of a function's name or a digest
 	boundByFlag  = "--memory"
-	deviceMargin = 8 // a driver's share of a device's memory that the device's size lacks: one part in so many
+	// A driver has a share of a device's memory that the device's size lacks: one part in so many.
+	deviceMargin = 8
 )
 
 // check returns what no honest daemon would say, or nil. Sizes that do not fit together would make

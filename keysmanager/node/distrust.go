@@ -30,17 +30,17 @@ func (d *Directory) distrust(name string, data []byte, err error) {
 	if m != nil && m.leave != nil && id == m.client.Inventory().ID {
 		d.left(name, m, Absence{Cause: "its announcement was refused: " + err.Error()})
 	}
-	now, was := time.Now(), d.faults[name]
-	if was.said == err.Error() && now.Sub(was.at) < complainAgain { // it comes every second
+	now, was, said := time.Now(), d.faults[name], err.Error()
+	if was.said == said && now.Sub(was.at) < complainAgain { // it comes every second
 		return
 	}
 	if len(d.faults) >= maxNodes {
 		clear(d.faults)
 	}
-	d.faults[name] = fault{err.Error(), now}
+	d.faults[name] = fault{said, now}
 	d.cfg.Log.Error("announcement of a node refused", "node", name, "error", err)
 	if id != "" {
-		complain(d.cfg.Bus, name, id, err.Error())
+		complain(d.cfg.Bus, name, id, said)
 	}
 }
 

@@ -80,9 +80,9 @@ func lies() map[string]func(*node.Inventory) {
 	}
 }
 
-// TestLyingAnnouncementsAreRefused has a daemon lie in each way, one after the other. Each time, its
-// node leaves, both sides say why, and the other node is not affected. The node is back with its
-// next honest announcement.
+// TestLyingAnnouncementsAreRefused has a daemon lie in each way, one after the other. Each time,
+// its node leaves, both sides say why, and the other node is not affected. The node is back with
+// its next honest announcement.
 func TestLyingAnnouncementsAreRefused(t *testing.T) {
 	b := startBroker(t)
 	var up, down logs

@@ -16,16 +16,18 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/network/cni"
 )
 
-// Doctor says what this machine lacks for a node, or for --runtime containerd, and for --cni-conf if
-// that is given. It returns an error if it lacks something. version is that of this program.
-func Doctor(version string) func(ctx context.Context, args []string, out io.Writer) error {
-	return func(ctx context.Context, args []string, out io.Writer) error { return doctor(ctx, version, args, out) }
+// Doctor is the command that says what this machine lacks for a node, or for --runtime containerd
+// and for --cni-conf if that is given. It fails if something is missing.
+type Doctor struct {
+	Version string // of this program
+	Probe   Probe
 }
 
-func doctor(ctx context.Context, version string, args []string, out io.Writer) error {
+// Run runs the command.
+func (of Doctor) Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("doctor", flag.ContinueOnError)
 	c := contained.Config{}
-	d := nodeDoctor{}
+	d := nodeDoctor{probe: of.Probe}
 	d.add(fs)
 	runtime := fs.String("runtime", "", "the runtime to look at: containerd, or process with --node; default containerd without --node")
 	fs.StringVar(&c.Address, "containerd-address", container.Address, "path of containerd's socket")
@@ -43,12 +45,12 @@ func doctor(ctx context.Context, version string, args []string, out io.Writer) e
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
-	var of []diagnosis
+	var machines []diagnosis
 	switch {
 	case d.node && (*runtime == "" || *runtime == "process"):
-		return reportAll(d.look(ctx, machine{user: os.Geteuid()}, version), *asJSON, out)
+		return reportAll(d.look(ctx, machine{user: os.Geteuid()}, of.Version), *asJSON, out)
 	case d.node:
-		of = d.look(ctx, machine{user: os.Geteuid()}, version)
+		machines = d.look(ctx, machine{user: os.Geteuid()}, of.Version)
 	case d.join != "":
 		return errors.New("--join: want --node, too")
 	}
@@ -60,7 +62,7 @@ func doctor(ctx context.Context, version string, args []string, out io.Writer) e
 		all = append(all, plugins(ctx, *cniConf, *cniDirs)...)
 	}
 	if d.node {
-		return reportAll(append(of, ofContainerd(ctx, all)...), *asJSON, out)
+		return reportAll(append(machines, ofContainerd(ctx, all)...), *asJSON, out)
 	}
 	missing := 0
 	t := console.NewTable(out)

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/url"
 	"os"
@@ -20,11 +19,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
-	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
+
+// Control is what a control plane has answered.
+type Control struct {
+	Version       string
+	Ahead, Margin time.Duration // of its clock, and the largest error of that
+}
+
+// Probe asks the control plane that listens at NATS. name is that of a node. The error is
+// node.ErrNoControl if nothing answers there.
+type Probe func(ctx context.Context, urls, token, name string) (Control, error)
 
 // nodeDoctor are the flags of `doctor --node`.
 type nodeDoctor struct {
+	probe Probe
+
 	node              bool
 	join, token, name string
 	state, uids       string
@@ -80,23 +90,15 @@ func (d *nodeDoctor) control(ctx context.Context, version string) []diagnosis {
 	}
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
-	nc, err := queue.Connect(d.join, strings.TrimSpace(string(token)), "doctor "+name, slog.New(slog.DiscardHandler))
-	if err != nil {
-		return []diagnosis{reached, missing("control plane", err.Error(), "correct --join"), clock(time.Now())}
-	}
-	defer nc.Close()
-	p, ahead, margin, err := node.Probe(ctx, queue.NewLink(nc), cmp.Or(name, "doctor"))
+	p, err := d.probe(ctx, d.join, strings.TrimSpace(string(token)), cmp.Or(name, "doctor"))
 	if err != nil {
 		toDo := "look whether --nats-token is that of this control plane, and into the log of `stagecoach up`"
 		if errors.Is(err, node.ErrNoControl) {
 			toDo = "start `stagecoach up` of this release there"
 		}
-		if last := nc.LastError(); last != nil {
-			err = fmt.Errorf("%w; %w", err, last)
-		}
 		return []diagnosis{reached, missing("control plane", fmt.Sprintf("%s: %v", address, err), toDo), clock(time.Now())}
 	}
-	return []diagnosis{reached, release(p.Version, version), skew(ahead, margin)}
+	return []diagnosis{reached, release(p.Version, version), skew(p.Ahead, p.Margin)}
 }
 
 // reach connects to the first address of a list of URLs that answers.
