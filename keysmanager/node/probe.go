@@ -55,29 +55,25 @@ func Probe(ctx context.Context, bus Bus, name string) (p Probed, ahead, margin t
 		return p, 0, 0, err
 	}
 	defer stop()
-	var sent error
-	silent := false
 	for {
 		asked := time.Now()
-		sent = bus.Send(name, kindProbe, kind, []byte(`{"v":1}`))
+		sent := bus.Send(name, kindProbe, kind, []byte(`{"v":1}`))
+		var again <-chan time.Time // not while an answer may be on its way: it would seem too quick
+		if sent != nil {
+			again = time.After(probeAgain)
+		}
 		select {
 		case a := <-answers:
 			trip := a.at.Sub(asked)
 			return a.Probed, a.At.Sub(asked.Add(trip / 2)), trip / 2, nil
 		case <-nobody:
-			silent = true
+			return p, 0, 0, ErrNoControl
+		case <-again:
 		case <-ctx.Done():
-			if silent && sent == nil {
-				sent = ErrNoControl
-			}
 			if sent == nil {
 				sent = context.Cause(ctx)
 			}
 			return p, 0, 0, fmt.Errorf("probe: %w", sent)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(probeAgain):
 		}
 	}
 }
