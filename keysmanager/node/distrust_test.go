@@ -187,6 +187,33 @@ func TestRemoveEndsTheDaemon(t *testing.T) {
 	if len(c.Clients())+len(c.Away()) > 0 {
 		t.Errorf("nodes %v, away %v, want none", c.Clients(), c.Away())
 	}
+	// Its last announcements may still be on their way, and the first refusal may be lost.
+	bus, orders := b.link("late"), make(chan node.Order, 16)
+	stop, err := bus.Listen("n1", "order", func(_, _ string, data []byte) {
+		var o node.Order
+		if json.Unmarshal(data, &o) == nil {
+			orders <- o
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	late, err := json.Marshal(node.Inventory{V: node.Version, Identity: d.me})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := bus.Send("n1", "inventory", "", late); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case o := <-orders:
+		if o.Kind != node.OrderRefuse || o.To != d.me.ID {
+			t.Errorf("order %+v, want a refusal", o)
+		}
+	case <-time.After(limit):
+		t.Fatalf("no refusal within %v", limit)
+	}
+	stop()
 	mark := c.mark()
 	e := b.join("n1", newWorker())
 	c.until(mark, "joined n1")
