@@ -11,9 +11,9 @@ import (
 
 // TestBenchSim runs a short load on a real `up` and on the simulator. Both must count the same
 // requests, and their mean times must be close. Before each load it measures the costs of `up` on
-// this machine, which the simulator needs. They depend on the machine's other work, so the load keeps
-// the stages at half of what they can do: a queue that is nearly full makes a small cost a long wait.
-// The bound on the means is wide for the same reason. `make bench-sim` has the real bound.
+// this machine, which the simulator needs. They depend on the machine's other work. So the load
+// keeps the stages half full: if a stage is nearly full, a small cost becomes a long wait. The
+// bound on the means is wide for the same reason. `make bench-sim` has the real bound.
 func TestBenchSim(t *testing.T) {
 	r := start(t)
 	c := running.Case{Name: "short", Rate: "8:6s", Items: 3, CV: 1, SLO: time.Second, Stages: running.Link([]running.Stage{
