@@ -54,7 +54,7 @@ func TestNodesFetchImages(t *testing.T) {
 	if !slices.ContainsFunc(n.line("echo").Events, func(e schema.Event) bool { return e.Phases["image"] != "" }) {
 		t.Errorf("no start has the phase image: %+v", n.line("echo").Events)
 	}
-	if got := n.status("echo"); !regexp.MustCompile(`image \d`).MatchString(got) {
+	if got := n.described("echo"); !regexp.MustCompile(`image \d`).MatchString(got) {
 		t.Errorf("describe has no phase image:\n%s", got)
 	}
 	n.until(soon, "n1 to announce two images", func() bool { i, _ := n.inventory("n1"); return len(i.Images) == 2 })
@@ -182,14 +182,14 @@ func TestUnknownImagesOnANode(t *testing.T) {
 	n.logs(d, "folder of images is not on this node", "image is not on this node", digest)
 	for function, want := range map[string]string{"echo": "no folder", "hold": digest} {
 		n.until(soon, "the status of "+function+" to say why", func() bool {
-			got := n.status(function)
+			got := n.described(function)
 			return strings.Contains(got, "no such image") && strings.Contains(got, `node "n1"`) && strings.Contains(got, want)
 		})
 	}
 }
 
-// status returns what `stagecoach describe` prints about a function.
-func (n *nodesRig) status(function string) string {
+// described returns what `stagecoach describe` prints about a function.
+func (n *nodesRig) described(function string) string {
 	var out strings.Builder
 	// The caller looks at what was printed so far.
 	_ = run(n.t.Context(), []string{"describe", "--gateway", n.Base, function}, &out)

@@ -49,7 +49,7 @@ func (w *keysWorker) ensure(ctx context.Context, o node.Order, progress func(nod
 }
 
 // warm loads the parameters of the functions whose images the node has, and fetches the other
-// images. The control plane orders this every second.
+// images. The control plane orders this again within ten seconds.
 func (w *keysWorker) warm(ctx context.Context, o node.Order) error {
 	wanted := slices.DeleteFunc(o.Wanted, func(f node.Wanted) bool {
 		missing := len(o.Images.Sources) > 0 && !w.images.runs(f.Spec.Image)

@@ -58,9 +58,9 @@ func commands() []command {
 		{"demand", "what was learned about an application's stages: work, batches, lengths, next stages", cli.Demand, []string{"describe NAME"}},
 		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", replay.Run, nil},
 		{"decide", "PROBLEM.yml: one decision of any policy about a cluster in a file, and what it is worth", decide.Run, nil},
-		{"node", "the nodes of a running stagecoach: memory, devices, parameters, replicas", cli.Node, []string{"list", "describe NAME"}},
+		{"node", "the nodes of a running stagecoach: what they have, and which of them take replicas", cli.Node, cli.NodeVerbs()},
 		{"cache", "parameters that nodes hold in memory", cli.Cache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
-		{"doctor", "what this machine lacks for `up --runtime containerd`", cli.Doctor, nil},
+		{"doctor", "what this machine lacks for a node (--node), or for `up --runtime containerd`", cli.Doctor{Version: version(), Probe: probeControl}.Run, nil},
 		{"call", "ID: show the state and the result of an async call", cli.Call, nil},
 		{"dead", "async requests and callbacks that failed for good", cli.Dead, []string{"list", "show ID", "redrive ID", "drop ID"}},
 		{"watchdog", "what `up` runs functions of other kinds with: programs that speak HTTP, or that read and print", runWatchdog, nil},
@@ -68,7 +68,7 @@ func commands() []command {
 		{"demo", "the main job end to end, on real input, with its result shown", demo.Run, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", cli.Load, nil},
 		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSimulator, []string{"SCENARIO.yml", "--recorded RECORD", "paper quart"}},
-		{"bench", "measure", runBench, []string{"autoscaler", "batch", "coldstart", "gpu", "hop", "idle", "keysmanager", "sim", "wake"}},
+		{"bench", "measure", runBench, []string{"autoscaler", "batch", "coldstart", "gpu", "hop", "idle", "keysmanager", "nodes-scale", "scale", "sim", "wake"}},
 		{"version", "print the version", runVersion, nil},
 	}
 }

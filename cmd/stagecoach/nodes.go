@@ -27,13 +27,15 @@ type nodes struct {
 	// lists the containers of this process; nil: its functions run in none
 	containers func() []node.Container
 	sources    *nodeSources // of images, for daemons
+	cordons    *cordons     // nil: none can be cordoned
 
 	ctx    context.Context // of messages to daemons that nobody waits for
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
-	mu         sync.Mutex
-	forgetting map[string]bool       // nodes and functions with a forget order under way
+	mu sync.Mutex
+	// Nodes and functions with a forget order under way; see once, too.
+	forgetting map[string]bool
 	told       map[string]toldImages // by the node's name
 }
 

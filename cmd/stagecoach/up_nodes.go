@@ -133,6 +133,7 @@ func (u *up) connectNodes() error {
 
 // openNodes lets daemons join. All parts that handle their messages exist by then.
 func (u *up) openNodes(context.Context) error {
+	u.background(operatorOf(u).tidy)
 	if u.nodes.bus == nil {
 		return nil
 	}
@@ -143,7 +144,7 @@ func (u *up) openNodes(context.Context) error {
 	u.nodes.sources = &nodeSources{self: u.nodes.self, control: u.images.share.source, packs: u.images.share.packs, all: func() []node.Inventory { return u.nodes.joined.Inventories() }}
 	var err error
 	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
-		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Own: own, Codes: errorCodes(), Log: u.log,
+		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Log: u.log,
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
@@ -160,8 +161,11 @@ func (u *up) openNodes(context.Context) error {
 }
 
 // has reports whether a function is deployed. Its name is the key as text.
-func (d deployed) has(function string) bool {
-	_, ok := d.Function(pipeline.ParseKey(function))
+func (d deployed) has(function string) bool { return d.Has(pipeline.ParseKey(function)) }
+
+// Has implements cluster.Functions.
+func (d deployed) Has(function pipeline.Key) bool {
+	_, ok := d.Function(function)
 	return ok
 }
 

@@ -6,6 +6,7 @@ import (
 	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -30,8 +31,9 @@ type Config struct {
 	Functions Functions
 	Lines     Lines
 	Replicas  Replicas
-	Nodes     []Node // initial nodes; others join
-	Joining   bool   // nodes may join later
+	Nodes     []Node   // initial nodes; others join
+	Joining   bool     // nodes may join later
+	Cordons   *Cordons // nodes that take no new replicas; nil: none
 	// Largest number of replicas of all functions together; 0: as many as the nodes hold.
 	Budget int
 	Epoch  uint64 // epoch of this owner, higher than that of any earlier owner
@@ -70,6 +72,7 @@ type Local struct {
 	metrics metrics
 	clock   clock
 	begun   time.Time       // when New was called
+	seed    maphash.Seed    // of fingerprints
 	ctx     context.Context // of all replicas and nodes; canceled when the context of Close ends
 	abort   context.CancelCauseFunc
 	group   sync.WaitGroup
@@ -126,7 +129,7 @@ func New(cfg Config) (*Local, error) {
 		cfg.Chance = rand.Float64
 	}
 	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*member{}, replicas: map[string]*replica{}, functions: map[pipeline.Key]*function{}, known: map[string]knownNode{}}
-	l.begun = l.now()
+	l.begun, l.seed = l.now(), maphash.MakeSeed()
 	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
@@ -144,6 +147,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	s := plan.Snapshot{At: l.clock.at(now), Epoch: l.cfg.Epoch, Budget: l.cfg.Budget}
 	for _, n := range l.present() {
 		s.Nodes = append(s.Nodes, n.Inventory())
+		l.cfg.Cordons.apply(&s.Nodes[len(s.Nodes)-1])
 	}
 	slices.SortFunc(s.Nodes, func(a, b plan.Node) int { return cmp.Compare(a.Name, b.Name) })
 	pipelines := l.cfg.Functions.Pipelines()

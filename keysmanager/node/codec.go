@@ -19,8 +19,18 @@ const (
 	maxID     = 64        // bytes of an id
 )
 
-// open decodes a message's version first, because only that is the same in all versions.
+// thisVersion begins the messages that this release sends.
+var thisVersion = fmt.Appendf(nil, `{"v":%d,`, Version)
+
+// open decodes a message's version first, because only that is the same in all versions. Messages
+// of this release begin with it, so they are decoded once.
 func open(b []byte, into any) error {
+	if bytes.HasPrefix(b, thisVersion) {
+		if err := json.Unmarshal(b, into); err != nil {
+			return fmt.Errorf("%d bytes, want a JSON object: %w", len(b), err)
+		}
+		return nil
+	}
 	var v struct{ V int }
 	if err := json.Unmarshal(b, &v); err != nil {
 		return fmt.Errorf("%d bytes, want a JSON object: %w", len(b), err)
@@ -31,14 +41,30 @@ func open(b []byte, into any) error {
 	return json.Unmarshal(b, into)
 }
 
-// DecodeInventory decodes an announcement. It ignores unknown fields.
+// DecodeInventory decodes an announcement. It ignores unknown fields, and refuses numbers that
+// cannot be true.
 func DecodeInventory(b []byte) (Inventory, error) {
-	var inv Inventory
-	if err := open(b, &inv); err != nil {
+	inv, err := decodeAnnouncer(b)
+	if err == nil {
+		err = inv.check()
+	}
+	if err != nil {
 		return Inventory{}, fmt.Errorf("inventory: %w", err)
 	}
+	return inv, nil
+}
+
+// decodeAnnouncer decodes an announcement of which only the identity is used.
+func decodeAnnouncer(b []byte) (Inventory, error) {
+	if len(b) > maxInventory {
+		return Inventory{}, fmt.Errorf("%d bytes, want at most %d", len(b), maxInventory)
+	}
+	var inv Inventory
+	if err := open(b, &inv); err != nil {
+		return Inventory{}, err
+	}
 	if err := errors.Join(isName("name", inv.Name), isID("id", inv.ID)); err != nil {
-		return Inventory{}, fmt.Errorf("inventory: %w", err)
+		return Inventory{}, err
 	}
 	return inv, nil
 }
@@ -76,7 +102,7 @@ func (o Order) validate() error {
 		}
 	}
 	switch o.Kind {
-	case OrderWho, OrderEvents, OrderRefuse, OrderImages:
+	case OrderWho, OrderEvents, OrderRefuse, OrderComplain, OrderImages:
 	case OrderStart:
 		errs = append(errs, isName("replica", o.Replica), o.Spec.validate())
 	case OrderStop, OrderSetCPU:
@@ -133,6 +159,9 @@ func DecodeEvent(b []byte) (Event, error) {
 	}
 	return e, nil
 }
+
+// CheckName returns why a text can be no node's name, or nil.
+func CheckName(name string) error { return isName("node", name) }
 
 func isName(field, s string) error {
 	if s == "" || len(s) > maxName || strings.ContainsAny(s, " \t\r\n/") {

@@ -218,6 +218,7 @@ const (
 	OrderEvents     OrderKind = "events"     // Since: events that were missed
 	OrderRefuse     OrderKind = "refuse"     // Cause: why the node cannot be used; its daemon ends
 	OrderImages     OrderKind = "images"     // Images.InUse: the whole list
+	OrderComplain   OrderKind = "complain"   // Cause: why its latest announcement was refused
 )
 
 // Order asks a node to do something. If an order arrives again with the same id, it is not carried
