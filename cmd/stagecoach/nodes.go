@@ -205,7 +205,7 @@ func usageOf(u *keysmanager.Usage) *node.Usage {
 type remoteNode struct {
 	*node.Client
 
-	sources *nodeSources
+	sources *nodeSources // nil: orders name none
 }
 
 // detailed adds a typed part to an error, for callers that use errors.As. The error's text already

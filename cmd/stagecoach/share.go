@@ -131,7 +131,7 @@ type nodeSources struct {
 // of returns where a node can get images: other nodes that have one of them, in random order, and
 // then the control plane.
 func (s *nodeSources) of(name string, images ...string) (out node.Images) {
-	if s.control.Address == "" {
+	if s == nil {
 		return out
 	}
 	digests := s.packs.used(images)
