@@ -84,11 +84,11 @@ func (m *Member) certificate() (*tls.Certificate, error) {
 	return m.now.tls, nil
 }
 
-// Joined reports whether the node has credentials that have not expired.
+// Joined reports whether the node has credentials with which it can connect to NATS.
 func (m *Member) Joined() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.now != nil && m.cfg.Now().Before(m.now.leaf.NotAfter)
+	return m.now != nil && m.cfg.Now().Before(m.now.leaf.NotAfter.Add(Away))
 }
 
 // JoinedWith reports whether the node has joined the token's cluster.

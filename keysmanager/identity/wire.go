@@ -70,6 +70,10 @@ func decode(b []byte, into any, version func() int) error {
 	return nil
 }
 
+// Away is how long after the end of its certificate a node may still connect to NATS, where it
+// renews the certificate. After that, it needs a join token.
+const Away = 30 * 24 * time.Hour
+
 // MaxSkew is how far two clocks may differ.
 const MaxSkew = 5 * time.Minute
 

@@ -25,6 +25,24 @@ func Bearer(token string, c *tls.Config) Access {
 	return Access{User: func() (string, error) { return token, nil }, TLS: c}
 }
 
+// reporting returns the access with a function that is called when the server's certificate is
+// refused. The client of NATS reports that only of its first attempt to connect.
+func (a Access) reporting(failed func(error)) Access {
+	if a.TLS == nil || a.TLS.VerifyConnection == nil {
+		return a
+	}
+	verify := a.TLS.VerifyConnection
+	a.TLS = a.TLS.Clone()
+	a.TLS.VerifyConnection = func(s tls.ConnectionState) error {
+		err := verify(s)
+		if err != nil {
+			failed(err)
+		}
+		return err
+	}
+	return a
+}
+
 // options returns the options of a connection with this access.
 func (a Access) options() []nats.Option {
 	sign := func([]byte) ([]byte, error) { return nil, nil } // the server does not look at it

@@ -41,7 +41,7 @@ func Connect(url string, a Access, name string, log *slog.Logger) (*nats.Conn, e
 			a.Refused(err)
 		}
 	}
-	options := append(a.options(), nats.Name(name),
+	options := append(a.reporting(failed).options(), nats.Name(name),
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(0, 0),
 		nats.IgnoreAuthErrorAbort(), nats.ReconnectBufSize(-1), nats.PingInterval(2*time.Second), nats.MaxPingsOutstanding(2),
 		nats.Timeout(2*time.Second), nats.FlusherTimeout(2*time.Second), nats.NoCallbacksAfterClientClose(),
@@ -54,9 +54,11 @@ func Connect(url string, a Access, name string, log *slog.Logger) (*nats.Conn, e
 		}),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { failed(err) }),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			if !refused(err) { // an attempt to connect says it again
-				log.Error("nats", "connection", name, "error", err)
+			if refused(err) { // not reported as a failed attempt to connect
+				failed(err)
+				return
 			}
+			log.Error("nats", "connection", name, "error", err)
 		}))
 	nc, err := nats.Connect(url, options...)
 	if err != nil {
@@ -94,6 +96,15 @@ func (l *Link) Send(node, kind, reply string, data []byte) error {
 	}
 	if err != nil {
 		return fmt.Errorf("send %d bytes to node %q: %w", len(data), node, err)
+	}
+	return nil
+}
+
+// Flush returns when the server has all messages that were sent, and has passed them on to
+// listeners that are connected.
+func (l *Link) Flush() error {
+	if err := l.nc.FlushTimeout(2 * time.Second); err != nil {
+		return fmt.Errorf("flush messages: %w", err)
 	}
 	return nil
 }

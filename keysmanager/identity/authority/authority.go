@@ -33,6 +33,13 @@ type Users interface {
 	Join(id string, expires time.Time) (token string, err error)
 }
 
+// Bus is a Bus of this process.
+type Bus interface {
+	identity.Bus
+	// Flush returns when all messages that were sent have been passed on.
+	Flush() error
+}
+
 // Config configures an Authority.
 type Config struct {
 	Dir      string        // for its key, its certificate and its state; it is created
@@ -54,7 +61,7 @@ type Authority struct {
 	mu     sync.Mutex
 	state  state
 	own    *tls.Certificate // of this control plane, with the authority's
-	nodes  identity.Bus     // nil: not served
+	nodes  Bus              // nil: not served
 	cut    func(users map[string]time.Time) error
 	logged map[string]bool // refusals that the log has
 }

@@ -31,10 +31,19 @@ func (r refusal) Error() string { return string(r) }
 // Join answers a process that asks to join. id is that of its token.
 func (a *Authority) Join(id string, ask identity.Ask) identity.Answer {
 	a.mu.Lock()
-	defer a.mu.Unlock()
 	now := a.cfg.Now()
+	have, known := a.state.Nodes[ask.Name]
 	answer, err := a.join(id, ask, now)
-	return a.answer(ask.Name, answer, err, now)
+	answer = a.answer(ask.Name, answer, err, now)
+	expelled := known && err == nil && have.User != ask.User
+	cut := a.cut
+	a.mu.Unlock()
+	if expelled && cut != nil {
+		if err := cut(a.RevokedUsers()); err != nil {
+			a.cfg.Log.Error("failed to cut off the earlier holder of a node's name; a restart does", "node", ask.Name, "error", err)
+		}
+	}
+	return answer
 }
 
 func (a *Authority) join(id string, ask identity.Ask, now time.Time) (identity.Answer, error) {
@@ -55,11 +64,14 @@ func (a *Authority) join(id string, ask identity.Ask, now time.Time) (identity.A
 	}
 	switch {
 	case again:
-	case taken:
+	case taken && !have.expired(now):
 		return none, refusal(fmt.Sprintf("the name %q is taken: it is held by a node whose certificate is valid until %s; choose another --name, or revoke that node (stagecoach node revoke %s)",
 			ask.Name, have.until().UTC().Format(time.RFC3339), ask.Name))
 	case len(s.Nodes) >= maxNodes:
 		return none, refusal(fmt.Sprintf("%d nodes have joined, want at most %d", len(s.Nodes), maxNodes))
+	}
+	if taken && !again {
+		s.expel(have, now) // it was away for longer than its certificate was valid
 	}
 	if !again {
 		t := s.Tokens[id]
@@ -78,11 +90,12 @@ func (a *Authority) grant(s state, ask identity.Ask, csr *x509.CertificateReques
 	if err != nil {
 		return identity.Answer{}, err
 	}
-	user, err := a.cfg.Users.Node(m.User, ask.Name, leaf.NotAfter)
+	user, err := a.cfg.Users.Node(m.User, ask.Name, leaf.NotAfter.Add(identity.Away))
 	if err != nil {
 		return identity.Answer{}, err
 	}
 	m.Certificates = append(slices.Clone(m.Certificates), certificate{identity.SerialOf(leaf), leaf.NotAfter})
+	m.UserUntil = leaf.NotAfter.Add(identity.Away)
 	s.Nodes[ask.Name] = m
 	if err := a.save(s); err != nil {
 		return identity.Answer{}, err
@@ -143,8 +156,7 @@ func (a *Authority) mayRenew(name string, ask identity.Ask, now time.Time) error
 	if ask.Name != name {
 		return refusal(fmt.Sprintf("node %q asks in the name of node %.80q", name, ask.Name))
 	}
-	m, ok := a.state.Nodes[name]
-	if !ok || now.After(m.until()) {
+	if m, ok := a.state.Nodes[name]; !ok || now.After(m.UserUntil) {
 		return refusal(fmt.Sprintf("node %q is no member: it has to join again with a token", name))
 	}
 	return nil
@@ -199,7 +211,7 @@ func (a *Authority) Revoke(name string) error {
 	for _, c := range m.Certificates {
 		s.Revoked = append(s.Revoked, identity.Revoked{Serial: c.Serial, Name: name, Until: c.Until})
 	}
-	s.Users[m.User] = revokedUser{At: now, Until: m.until()}
+	s.expel(m, now)
 	s.Names[name] = now
 	delete(s.Nodes, name)
 	err := a.save(s)
@@ -212,12 +224,18 @@ func (a *Authority) Revoke(name string) error {
 	a.source.Revoke(s.Revoked)
 	if nodes != nil {
 		a.tell(nodes, name) // while it is connected
+		_ = nodes.Flush()   // else it learns it when it cannot connect
 	}
 	if cut != nil {
 		err = cut(a.RevokedUsers())
 	}
 	a.TellAll()
 	return err
+}
+
+// expel revokes the NATS user of a node.
+func (s *state) expel(m member, now time.Time) {
+	s.Users[m.User] = revokedUser{At: now, Until: m.UserUntil}
 }
 
 // RevokedUsers returns the revoked NATS users by public key, with the time until which their tokens

@@ -13,7 +13,7 @@ import (
 
 // Serve answers nodes and processes that join until stop is called. nodes and joins are their
 // buses. cut closes the connections of revoked NATS users; it gets all of them, see RevokedUsers.
-func (a *Authority) Serve(nodes, joins identity.Bus, cut func(users map[string]time.Time) error) (stop func(), err error) {
+func (a *Authority) Serve(nodes, joins Bus, cut func(users map[string]time.Time) error) (stop func(), err error) {
 	a.mu.Lock()
 	a.nodes, a.cut = nodes, cut
 	a.mu.Unlock()

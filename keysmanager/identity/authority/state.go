@@ -34,14 +34,16 @@ type token struct {
 	Created time.Time `json:"created"`
 	Expires time.Time `json:"expires,omitzero"` // zero: never
 	Name    string    `json:"name,omitempty"`   // of the only node that it is for; empty: any
+	Local   bool      `json:"local,omitempty"`  // it is that of LocalToken
 	Uses    int       `json:"uses,omitempty"`   // how often it may be used; 0: without end
 	Used    int       `json:"used,omitempty"`
 }
 
 // member is a node that has joined.
 type member struct {
-	User         string        `json:"user"` // public key of its NATS user
-	Key          string        `json:"key"`  // hash of the key that it has joined with
+	User         string        `json:"user"`      // public key of its NATS user
+	UserUntil    time.Time     `json:"userUntil"` // when the token of that user expires
+	Key          string        `json:"key"`       // hash of the key that it has joined with
 	Certificates []certificate `json:"certificates"`
 }
 
@@ -55,6 +57,10 @@ type revokedUser struct {
 	At    time.Time `json:"at"`    // tokens that were signed until then are revoked
 	Until time.Time `json:"until"` // then the last of them has expired
 }
+
+// expired reports whether the node has no valid certificate, also by a clock that is late by
+// identity.MaxSkew.
+func (m member) expired(now time.Time) bool { return now.After(m.until().Add(identity.MaxSkew)) }
 
 // until returns when the last certificate of a node expires.
 func (m member) until() time.Time {
@@ -115,7 +121,7 @@ func (s *state) tidy(now time.Time) {
 	for name, m := range s.Nodes {
 		m.Certificates = slices.DeleteFunc(slices.Clone(m.Certificates), func(c certificate) bool { return late.After(c.Until) })
 		s.Nodes[name] = m
-		if len(m.Certificates) == 0 {
+		if now.After(m.UserUntil) {
 			delete(s.Nodes, name)
 		}
 	}

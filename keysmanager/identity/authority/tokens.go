@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"strings"
 	"time"
@@ -32,10 +33,17 @@ func (a *Authority) NewToken(r TokenRequest) (t identity.Token, expires time.Tim
 	case strings.ContainsAny(r.Name, " \t\n/"):
 		return t, expires, fmt.Errorf("authority: token for node %q, want a name without spaces and slashes", r.Name)
 	}
+	return a.newToken(r, false)
+}
+
+func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expires time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.cfg.Now().UTC().Round(0)
 	s := a.state.clone()
+	if local { // it replaces the one of before
+		maps.DeleteFunc(s.Tokens, func(_ string, t token) bool { return t.Local })
+	}
 	if s.tidy(now); len(s.Tokens) >= maxTokens {
 		return t, expires, fmt.Errorf("authority: there are %d tokens, want fewer than %d: wait until some have expired", len(s.Tokens), maxTokens)
 	}
@@ -48,12 +56,13 @@ func (a *Authority) NewToken(r TokenRequest) (t identity.Token, expires time.Tim
 	if t.User, err = a.cfg.Users.Join(t.ID(), user); err != nil {
 		return t, expires, fmt.Errorf("authority: token: %w", err)
 	}
-	s.Tokens[t.ID()] = token{Secret: identity.SecretHash(t.Secret), Created: now, Expires: expires, Name: r.Name, Uses: r.Uses}
+	s.Tokens[t.ID()] = token{Secret: identity.SecretHash(t.Secret), Created: now, Expires: expires, Name: r.Name, Local: local, Uses: r.Uses}
 	return t, expires, a.save(s)
 }
 
 // LocalToken returns the token in a file that only its owner can read. It does not expire. If the
-// file does not have a token of this authority, LocalToken writes a new one.
+// file does not have the token, LocalToken writes a new one, and the one of before is worth
+// nothing.
 func (a *Authority) LocalToken(file string) (identity.Token, error) {
 	b, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -63,7 +72,7 @@ func (a *Authority) LocalToken(file string) (identity.Token, error) {
 	if err == nil && a.knows(t) {
 		return t, os.Chmod(file, 0o600) // also if the operator has made the file
 	}
-	if t, _, err = a.NewToken(TokenRequest{}); err != nil {
+	if t, _, err = a.newToken(TokenRequest{}, true); err != nil {
 		return t, err
 	}
 	if err := identity.WriteSecret(file, []byte(t.String()+"\n")); err != nil {
@@ -78,7 +87,7 @@ func (a *Authority) knows(t identity.Token) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	have, ok := a.state.Tokens[t.ID()]
-	return ok && t.CA == identity.KeyHash(a.ca) && have.Secret == identity.SecretHash(t.Secret)
+	return ok && have.Local && t.CA == identity.KeyHash(a.ca) && have.Secret == identity.SecretHash(t.Secret)
 }
 
 // check says why a token does not let a node join; empty: it does. again means that the node has
