@@ -112,6 +112,10 @@ func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
 		}
 	}
 	nc, err := queue.Connect(d.cfg.nats, access(m, func(err error) {
+		if errors.Is(err, queue.ErrRevoked) { // before Serve has read the list
+			expel(m.Expelled())
+			return
+		}
 		expel(fmt.Errorf("the control plane refuses the credentials of node %q: %w; to join again, start it with a token", d.cfg.node, err))
 	}), "node "+d.cfg.node, d.log)
 	if err != nil {

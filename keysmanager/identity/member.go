@@ -351,8 +351,7 @@ func (m *Member) keep(list []Revoked) (*Holder, error) {
 	own := SerialOf(m.now.leaf)
 	for _, r := range list {
 		if r.Serial == own {
-			err := os.Remove(credentialsFile(m.cfg.Dir))
-			return nil, errors.Join(fmt.Errorf("%w: this node, %q; to join again, it needs a new token (stagecoach node token --name %s)", ErrRevoked, m.cfg.Name, m.cfg.Name), err)
+			return nil, m.expelled()
 		}
 	}
 	if sameSerials(list, m.now.Revoked) {
@@ -390,13 +389,18 @@ func (m *Member) logSkew(skew string) {
 	}
 }
 
-// Forget deletes the credentials: the node has to join again.
-func (m *Member) Forget() error {
+// Expelled deletes the credentials of a node that NATS says is revoked. It returns the same error as
+// Serve.
+func (m *Member) Expelled() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.now, m.holder = nil, nil
-	if err := os.Remove(credentialsFile(m.cfg.Dir)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	return m.expelled()
+}
+
+func (m *Member) expelled() error {
+	err := os.Remove(credentialsFile(m.cfg.Dir))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
 	}
-	return nil
+	return errors.Join(fmt.Errorf("%w: this node, %q; to join again, it needs a new token (stagecoach node token --name %s)", ErrRevoked, m.cfg.Name, m.cfg.Name), err)
 }

@@ -16,7 +16,8 @@ type Access struct {
 	User func() (string, error)
 	Seed string      // the user's secret key, see [NewUser]; empty: the token alone is enough
 	TLS  *tls.Config // nil: the connection is not encrypted
-	// Refused is called when the server refuses the user. nil: nothing is.
+	// Refused is called when the server refuses the user. The error is ErrRefused, and ErrRevoked if
+	// the server says that. nil: nothing is called.
 	Refused func(error)
 }
 
@@ -64,14 +65,18 @@ func (a Access) options() []nats.Option {
 }
 
 // ErrRefused means that a server does not accept a user: its token is wrong, expired or revoked.
-var ErrRefused = errors.New("queue: the NATS server refuses the user")
+// ErrRevoked means that it was connected, and is revoked now.
+var (
+	ErrRefused = errors.New("queue: the NATS server refuses the user")
+	ErrRevoked = errors.New("queue: the user was revoked")
+)
 
 // Probe tries once to connect. If the server refuses the user, the error is ErrRefused.
 func Probe(url string, a Access) error {
 	nc, err := nats.Connect(url, append(a.options(), nats.Timeout(probeTimeout), nats.NoReconnect())...)
 	if err != nil {
 		if refused(err) {
-			return fmt.Errorf("%w: %w", ErrRefused, err)
+			return refusedUser(err)
 		}
 		return fmt.Errorf("connect to nats at %q: %w", url, err)
 	}
@@ -80,6 +85,13 @@ func Probe(url string, a Access) error {
 }
 
 const probeTimeout = 2 * time.Second
+
+func refusedUser(err error) error {
+	if errors.Is(err, nats.ErrAuthRevoked) {
+		return fmt.Errorf("%w: %w: %w", ErrRefused, ErrRevoked, err)
+	}
+	return fmt.Errorf("%w: %w", ErrRefused, err)
+}
 
 // refused reports whether a server has refused a user.
 func refused(err error) bool {

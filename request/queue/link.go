@@ -38,7 +38,7 @@ func Connect(url string, a Access, name string, log *slog.Logger) (*nats.Conn, e
 			log.Warn("nats: not connected yet; trying again", "url", url, "error", err)
 		}
 		if a.Refused != nil && refused(err) {
-			a.Refused(err)
+			a.Refused(refusedUser(err))
 		}
 	}
 	options := append(a.reporting(failed).options(), nats.Name(name),

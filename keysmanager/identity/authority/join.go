@@ -146,9 +146,7 @@ func (a *Authority) Renew(name string, ask identity.Ask) identity.Answer {
 			answer, err = a.grant(a.state.clone(), ask, csr, now)
 		}
 	}
-	if skew := identity.Skew(name, ask.Time, now); skew != "" {
-		a.logOnce(skew, "node", name) // the node says it, too: it reads the answer's time
-	}
+	a.logSkew(name, identity.Skew(name, ask.Time, now)) // the node says it, too: it reads the answer's time
 	return a.answer(name, answer, err, now)
 }
 
@@ -172,7 +170,9 @@ func (a *Authority) answer(name string, out identity.Answer, err error, now time
 	if out.Error = err.Error(); !errors.As(err, &r) {
 		out.Error = "the control plane failed to answer; its log has the cause"
 	}
-	a.logOnce("node refused", "node", name, "error", err)
+	if a.once(name + ": " + err.Error()) {
+		a.cfg.Log.Error("node refused", "node", name, "error", err)
+	}
 	out.Revoked = nil // not for who is no member
 	return out
 }
@@ -180,17 +180,26 @@ func (a *Authority) answer(name string, out identity.Answer, err error, now time
 // maxLogged bounds the memory of refusals.
 const maxLogged = 1024
 
-// logOnce logs what has not been logged before. The caller holds a.mu.
-func (a *Authority) logOnce(text string, more ...any) {
-	what := fmt.Sprint(text, more)
+// once reports whether something has not been logged before. The caller holds a.mu.
+func (a *Authority) once(what string) bool {
 	if a.logged[what] {
-		return
+		return false
 	}
 	if len(a.logged) >= maxLogged {
 		clear(a.logged)
 	}
 	a.logged[what] = true
-	a.cfg.Log.Error(text, more...)
+	return true
+}
+
+// logSkew logs a wrong clock when it is first seen. The caller holds a.mu.
+func (a *Authority) logSkew(node, skew string) {
+	what := "skew of " + node
+	if skew == "" {
+		delete(a.logged, what)
+	} else if a.once(what) {
+		a.cfg.Log.Error(skew, "node", node)
+	}
 }
 
 // ErrNoNode means that no node of this name has a valid certificate.

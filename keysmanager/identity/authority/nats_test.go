@@ -88,7 +88,7 @@ type conn struct {
 func (c *cluster) join(name string, t identity.Token) (*daemon, error) {
 	d := newDaemon(c.t, name, c.t.TempDir(), c.clock)
 	j := c.connect(queue.Bearer(t.User, identity.NATSClient(t.CA, c.clock.now)), d.log)
-	ctx, cancel := context.WithTimeout(c.t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(c.t.Context(), 3*time.Second)
 	defer cancel()
 	return d, d.Join(ctx, j.joins, t)
 }
