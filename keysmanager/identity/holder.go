@@ -10,7 +10,7 @@ import (
 )
 
 // ServerName is in every certificate of every cluster, because package crypto/tls wants a host's
-// name. Who a process is stands in its URI.
+// name. The URI of a certificate says who the process is.
 const ServerName = "stagecoach.internal"
 
 // ErrRevoked means that a certificate was revoked.
@@ -29,7 +29,7 @@ type Holder struct {
 	next    int // key of the next watcher
 }
 
-// NewHolder returns a Source of the process me. own returns its certificate of the moment.
+// NewHolder returns a Source of the process me. own returns its current certificate.
 func NewHolder(me Name, ca *x509.Certificate, now func() time.Time, own func() (*tls.Certificate, error)) *Holder {
 	pool := x509.NewCertPool()
 	pool.AddCert(ca)
@@ -78,7 +78,7 @@ func (h *Holder) peer(s tls.ConnectionState) (Name, error) {
 }
 
 // Check refuses a certificate that is of another cluster or revoked. It does not verify the
-// signature. Who keeps connections open asks it again after each change, see OnRevoke.
+// signature. A caller with open connections calls Check again after each revocation, see OnRevoke.
 func (h *Holder) Check(c *x509.Certificate) error {
 	n, err := NameOf(c)
 	if err != nil {
@@ -136,8 +136,8 @@ func (h *Holder) OnRevoke(f func()) (stop func()) {
 	}
 }
 
-// Explain says in the words of this package why a handshake has failed: another cluster's
-// certificate, or a clock.
+// Explain adds to the error of a handshake what the cause is, if the cause is another cluster's
+// certificate or a wrong clock.
 func (h *Holder) Explain(err error) error { return explain(err, h.me.Cluster, h.now()) }
 
 func explain(err error, cluster string, now time.Time) error {

@@ -16,7 +16,7 @@ import (
 )
 
 // Bus carries messages to and from the authority by their kind; queue.Link implements it. A message
-// is about a node or, while joining, about a token.
+// is about a node, or about the token of a process that joins.
 type Bus interface {
 	Send(about, kind, reply string, data []byte) error
 	Listen(about, kind string, f func(about, reply string, data []byte)) (stop func(), err error)
@@ -170,8 +170,8 @@ type RefusedError struct{ Cause string }
 
 func (e *RefusedError) Error() string { return "refused by the control plane: " + e.Cause }
 
-// exchange asks until it is answered or ctx ends. It asks again after answerTimeout. The answers
-// that cannot be read are errors.
+// exchange asks until it is answered or ctx ends. It asks again after answerTimeout. An answer that
+// cannot be read is an error.
 func exchange(ctx context.Context, bus Bus, about, kind string, ask func() Ask) (Answer, error) {
 	got := make(chan []byte, 1)
 	reply := KindAnswer + rand.Text()
@@ -389,8 +389,8 @@ func (m *Member) logSkew(skew string) {
 	}
 }
 
-// Expelled deletes the credentials of a node that NATS says is revoked. It returns the same error as
-// Serve.
+// Expelled deletes the node's credentials, because NATS says that its user is revoked. It returns
+// the same error as Serve.
 func (m *Member) Expelled() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -13,8 +13,9 @@ import (
 // connections to NATS. So a node with a wrong clock can be told that its clock is wrong.
 const clockGrace = 24 * time.Hour
 
-// NATSClient returns how to connect to the NATS of a cluster whose authority's key has this hash.
-// The server has to be a control plane of the cluster, and to show the authority's certificate.
+// NATSClient returns how to connect to the NATS of a cluster. ca is the hash of the public key of
+// the cluster's authority. The server must be a control plane of the cluster, and must show the
+// authority's certificate.
 func NATSClient(ca [sha256.Size]byte, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, ServerName: ServerName,
@@ -64,8 +65,8 @@ func verifyNATS(chain []*x509.Certificate, ca [sha256.Size]byte, now time.Time) 
 	return nil
 }
 
-// NATSServer returns how a control plane's NATS listens. chain returns its certificate of the moment,
-// with the authority's.
+// NATSServer returns how the NATS of a control plane listens. chain returns the current certificate
+// of the control plane, with the authority's.
 func NATSServer(chain func() (*tls.Certificate, error)) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true,

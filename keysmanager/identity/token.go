@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strings"
 )
 
@@ -40,14 +41,14 @@ func (t Token) String() string {
 	return tokenPrefix + base64.RawURLEncoding.EncodeToString(t.CA[:]) + "." + t.Secret + "." + t.User
 }
 
-// IsToken reports whether text begins as a token does, and is no file's name.
+// IsToken reports whether text is meant as a token, and not as the name of a file.
 func IsToken(text string) bool { return strings.HasPrefix(text, tokenPrefix) }
 
 // ParseToken reads the text of a token. Its errors do not have the text, which is a secret.
 func ParseToken(text string) (Token, error) {
 	rest, ok := strings.CutPrefix(text, tokenPrefix)
 	if !ok {
-		return Token{}, errors.New("identity: not a join token of this release: it does not begin with " + tokenPrefix)
+		return Token{}, fmt.Errorf("identity: not a join token of this release, want a text that begins with %q", tokenPrefix)
 	}
 	ca, rest, ok1 := strings.Cut(rest, ".")
 	secret, user, ok2 := strings.Cut(rest, ".")

@@ -9,8 +9,9 @@ import (
 // Version is the version of the messages between a process and the authority.
 const Version = 1
 
-// Kinds of messages. A process that joins sends Asks of KindJoin about its token; a node sends those
-// of KindIdentity about itself. The authority sends Answers, also unasked, of KindRevoked.
+// Kinds of messages. A process that joins sends an Ask of KindJoin about its token. A node sends an
+// Ask of KindIdentity about itself. The authority answers with an Answer, and sends Answers of
+// KindRevoked after a revocation.
 const (
 	KindJoin     = "ask"
 	KindIdentity = "identity"

@@ -57,9 +57,9 @@ func (s *Server) Revoke(users map[string]time.Time) error {
 // globalAccount is the account of a server without keys.
 const globalAccount = "$G"
 
-// moveStreams gives the streams in a folder to an account. Until then, they may belong to an account
-// of other keys, or to that of a server without keys: a server has listened or not, or its keys were
-// lost. The server keeps the streams of each account in a folder with its name.
+// moveStreams gives the streams in a folder to an account. They may belong to the account of other
+// keys, because the keys were lost, or to that of a server without keys, which did not listen. The
+// server keeps the streams of each account in a folder with the account's name.
 func moveStreams(dir, account string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -12,8 +12,8 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
-// TestStreamsFollowTheKeys starts servers with and without keys on one folder. What was stored stays
-// known, also when the keys are lost.
+// TestStreamsFollowTheKeys starts servers with and without keys on one folder. Each server finds
+// what the one before has stored, also when the keys are lost.
 func TestStreamsFollowTheKeys(t *testing.T) {
 	dir := t.TempDir()
 	first, second := newKeys(t), newKeys(t)

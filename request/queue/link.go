@@ -48,7 +48,7 @@ func Connect(url string, a Access, name string, log *slog.Logger) (*nats.Conn, e
 		nats.ConnectHandler(func(*nats.Conn) { changed(""); log.Info("nats: connected", "url", url) }),
 		nats.ReconnectHandler(func(*nats.Conn) { changed(""); log.Info("nats: connected", "url", url) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			if err != nil { // nil: it connects anew by itself
+			if err != nil { // nil: ForceReconnect
 				log.Warn("nats: connection lost", "url", url, "error", err)
 			}
 		}),

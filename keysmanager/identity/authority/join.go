@@ -54,7 +54,7 @@ func (a *Authority) join(id string, ask identity.Ask, now time.Time) (identity.A
 	have, taken := s.Nodes[ask.Name]
 	again := err == nil && taken && have.Key == key && have.User == ask.User
 	if cause := s.check(id, ask, again, now); cause != "" {
-		return none, refusal(cause) // before anything else is said to who has no token
+		return none, refusal(cause) // first: without a token, nobody learns more
 	}
 	if err != nil {
 		return none, err
@@ -65,8 +65,8 @@ func (a *Authority) join(id string, ask identity.Ask, now time.Time) (identity.A
 	switch {
 	case again:
 	case taken && !have.expired(now):
-		return none, refusal(fmt.Sprintf("the name %q is taken: it is held by a node whose certificate is valid until %s; choose another --name, or revoke that node (stagecoach node revoke %s)",
-			ask.Name, have.until().UTC().Format(time.RFC3339), ask.Name))
+		const text = "the name %q is taken: it is held by a node whose certificate is valid until %s; choose another --name, or revoke that node (stagecoach node revoke %s)"
+		return none, refusal(fmt.Sprintf(text, ask.Name, have.until().UTC().Format(time.RFC3339), ask.Name))
 	case len(s.Nodes) >= maxNodes:
 		return none, refusal(fmt.Sprintf("%d nodes have joined, want at most %d", len(s.Nodes), maxNodes))
 	}
@@ -146,7 +146,7 @@ func (a *Authority) Renew(name string, ask identity.Ask) identity.Answer {
 			answer, err = a.grant(a.state.clone(), ask, csr, now)
 		}
 	}
-	a.logSkew(name, identity.Skew(name, ask.Time, now)) // the node says it, too: it reads the answer's time
+	a.logSkew(name, identity.Skew(name, ask.Time, now)) // the node logs it, too
 	return a.answer(name, answer, err, now)
 }
 
@@ -173,7 +173,7 @@ func (a *Authority) answer(name string, out identity.Answer, err error, now time
 	if a.once(name + ": " + err.Error()) {
 		a.cfg.Log.Error("node refused", "node", name, "error", err)
 	}
-	out.Revoked = nil // not for who is no member
+	out.Revoked = nil // it is for members
 	return out
 }
 

@@ -207,7 +207,7 @@ func TestOneNodesNATSUserIsNotAnothers(t *testing.T) {
 	}
 }
 
-// TestRevokedOverNATS revokes a node. Its connection is cut at once, and it does not come back, also
+// TestRevokedOverNATS revokes a node. Its connection is cut at once. It does not come back, even
 // after a restart of the control plane.
 func TestRevokedOverNATS(t *testing.T) {
 	c := newCluster(t)
