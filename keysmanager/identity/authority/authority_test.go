@@ -64,6 +64,20 @@ func TestSourcesKnowEachOther(t *testing.T) {
 	}
 }
 
+// TestNames joins under names that have to be escaped in certificates.
+func TestNames(t *testing.T) {
+	r := newRig(t)
+	for _, name := range []string{"gpu-7.example.com", "böx", "a%2Fb", "a?b#c", "..", "[::1]"} {
+		d := r.joined(name)
+		if got := d.Source().Me().Name; got != name {
+			t.Errorf("%q joins as %q", name, got)
+		}
+		if err1, err2 := handshake(t, r.Source().Client(d.Source().Me()), d.Source().Server()); err1 != nil || err2 != nil {
+			t.Errorf("%q: %v, %v", name, err1, err2)
+		}
+	}
+}
+
 // TestOneNodeIsNotAnother uses a's credentials where b's are wanted, and those of another cluster.
 func TestOneNodeIsNotAnother(t *testing.T) {
 	r, other := newRig(t), newRig(t)
