@@ -372,7 +372,7 @@ func TestBadAsks(t *testing.T) {
 		t.Errorf("a good ask: %+v", answer)
 	}
 	// An answer goes to its sender alone.
-	sent := make(chan string, 1)
+	sent := make(chan string, 8)
 	for _, kind := range []string{"order", "revoked"} {
 		_, _ = r.joins.Listen("", kind, func(string, string, []byte) { sent <- kind })
 		_ = r.joins.Send(token.ID(), identity.KindJoin, kind, b)
