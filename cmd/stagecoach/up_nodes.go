@@ -90,16 +90,23 @@ func (u *up) connectNodes() error {
 	u.onClose(func() error { nc.Close(); return nil })
 	u.onClose(func() error { u.nodes.close(); return nil })
 	u.nodes.bus = queue.NewLink(nc)
-	stop, err := u.nodes.authority.Serve(u.nodes.bus, queue.NewJoinLink(nc), u.nats.Revoke)
+	joins := queue.NewJoinLink(nc)
+	stop, err := u.nodes.authority.Serve(u.nodes.bus, joins, u.nats.Revoke)
 	if err != nil {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
+	unprobe, err := node.AnswerProbes(joins, u.nodes.self.Boot, version())
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { unprobe(); return nil })
 	return nil
 }
 
 // openNodes lets daemons join. All parts that handle their messages exist by then.
 func (u *up) openNodes(context.Context) error {
+	u.background(operatorOf(u).tidy)
 	if u.nodes.bus == nil {
 		return nil
 	}
@@ -109,7 +116,7 @@ func (u *up) openNodes(context.Context) error {
 	}
 	var err error
 	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
-		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Own: own, Codes: errorCodes(), Log: u.log,
+		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Log: u.log,
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,

@@ -133,6 +133,11 @@ func (u *up) epoch(ctx context.Context) (uint64, error) {
 // openReplicas opens the parts that start replicas and send them tasks.
 func (u *up) openReplicas(ctx context.Context) error {
 	var err error
+	var stop func()
+	if u.nodes.cordons, stop, err = openCordons(ctx, u.nats, u.log); err != nil {
+		return err
+	}
+	u.onClose(func() error { stop(); return nil })
 	if !u.cfg.Node.None {
 		if err := u.openNode(); err != nil {
 			return err
@@ -167,8 +172,8 @@ func (u *up) openReplicas(ctx context.Context) error {
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
 		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions().has), Joining: u.cfg.NATS.Listen != "", Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
-		Expected: u.expected,
-		Epoch:    epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
+		Expected: u.expected, Cordons: &u.nodes.cordons.closed,
+		Epoch: epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
 	if err != nil {
@@ -210,6 +215,7 @@ func (u *up) openControl(context.Context) error {
 		return err
 	}
 	u.background(u.loop.Run)
+	u.nodes.cordons.tell(u.loop.Poke)
 	return nil
 }
 

@@ -64,8 +64,8 @@ func PeerOf(s tls.ConnectionState) (Name, error) {
 }
 
 // Source gives out what a process needs for connections with other processes of its cluster. The
-// configurations change while certificates are renewed and revoked, so callers ask again for each
-// connection.
+// configurations change while certificates are renewed and revoked, so callers ask for each
+// connection again.
 type Source interface {
 	Me() Name
 	// Server accepts only clients of this cluster that are not revoked.

@@ -122,7 +122,7 @@ func (k *Keys) Join(id string, expires time.Time) (token string, err error) {
 		c.Expires = expires.Unix()
 	}
 	c.Limits.Payload, c.Limits.Subs = maxJoinMessage, maxJoinListeners
-	c.Pub.Allow.Add(JoinSubjects + "." + id + ".ask")
+	c.Pub.Allow.Add(JoinSubjects+"."+id+".ask", JoinSubjects+"."+id+".probe")
 	c.Sub.Allow.Add(JoinSubjects + "." + id + ".answer.>")
 	return k.sign(c)
 }
