@@ -238,6 +238,30 @@ func TestNamesAreTaken(t *testing.T) {
 	}
 }
 
+// TestRemovedNamesAreFree removes a node. It may come back, until another node has its name.
+func TestRemovedNamesAreFree(t *testing.T) {
+	r := newRig(t)
+	token := r.token(authority.TokenRequest{})
+	first := r.joined("a")
+	if err := errors.Join(r.Release("a"), r.Release("nobody")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Sync(bounded(t), r.nodes); err != nil {
+		t.Errorf("the removed node comes back: %v", err)
+	}
+	second := newDaemon(t, "a", t.TempDir(), r.clock)
+	if err := second.Join(bounded(t), r.joins, token); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := handshake(t, first.Source().Client(r.Source().Me()), r.Source().Server()); !errors.Is(err, identity.ErrRevoked) {
+		t.Errorf("the removed node, when another one has its name: %v, want ErrRevoked", err)
+	}
+	if err1, err2 := handshake(t, second.Source().Client(r.Source().Me()), r.Source().Server()); err1 != nil || err2 != nil {
+		t.Errorf("the new node: %v, %v", err1, err2)
+	}
+	refused(t, r, "the name is taken again", newDaemon(t, "a", t.TempDir(), r.clock).Join(bounded(t), r.joins, token), `the name "a" is taken`)
+}
+
 // TestLostAnswers loses answers. The node asks again with the same keys, and that is no second use
 // of its token.
 func TestLostAnswers(t *testing.T) {

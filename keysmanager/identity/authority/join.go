@@ -43,6 +43,13 @@ func (a *Authority) Join(id string, ask identity.Ask) identity.Answer {
 			a.cfg.Log.Error("failed to cut off the earlier holder of a node's name; a restart does", "node", ask.Name, "error", err)
 		}
 	}
+	if expelled {
+		a.mu.Lock()
+		revoked := a.state.Revoked
+		a.mu.Unlock()
+		a.source.Revoke(revoked)
+		a.TellAll()
+	}
 	return answer
 }
 
@@ -64,21 +71,24 @@ func (a *Authority) join(id string, ask identity.Ask, now time.Time) (identity.A
 	}
 	switch {
 	case again:
-	case taken && !have.expired(now):
+	case taken && !have.expired(now) && !have.Released:
 		const text = "the name %q is taken: it is held by a node whose certificate is valid until %s; choose another --name, or revoke that node (stagecoach node revoke %s)"
 		return none, refusal(fmt.Sprintf(text, ask.Name, have.until().UTC().Format(time.RFC3339), ask.Name))
 	case len(s.Nodes) >= maxNodes:
 		return none, refusal(fmt.Sprintf("%d nodes have joined, want at most %d", len(s.Nodes), maxNodes))
 	}
 	if taken && !again {
-		s.expel(have, now) // it was away for longer than its certificate was valid
+		s.expel(ask.Name, have, now) // it was removed, or away for longer than its certificate was valid
 	}
 	if !again {
 		t := s.Tokens[id]
 		t.Used++
 		s.Tokens[id] = t
 	}
-	s.Nodes[ask.Name] = member{User: ask.User, Key: key, Certificates: have.Certificates}
+	if !again {
+		have = member{User: ask.User, Key: key}
+	}
+	s.Nodes[ask.Name] = have
 	return a.grant(s, ask, csr, now)
 }
 
@@ -94,6 +104,7 @@ func (a *Authority) grant(s state, ask identity.Ask, csr *x509.CertificateReques
 	if err != nil {
 		return identity.Answer{}, err
 	}
+	m.Released = false
 	m.Certificates = append(slices.Clone(m.Certificates), certificate{identity.SerialOf(leaf), leaf.NotAfter})
 	m.UserUntil = leaf.NotAfter.Add(identity.Away)
 	s.Nodes[ask.Name] = m
@@ -202,6 +213,21 @@ func (a *Authority) logSkew(node, skew string) {
 	}
 }
 
+// Release lets another node take the name of a node that was removed. Until then, the node may come
+// back with its credentials.
+func (a *Authority) Release(name string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.state.clone()
+	m, ok := s.Nodes[name]
+	if !ok || m.Released {
+		return nil
+	}
+	m.Released = true
+	s.Nodes[name] = m
+	return a.save(s)
+}
+
 // ErrNoNode means that no node of this name has a valid certificate.
 var ErrNoNode = errors.New("no node of this name has joined")
 
@@ -217,10 +243,7 @@ func (a *Authority) Revoke(name string) error {
 		a.mu.Unlock()
 		return fmt.Errorf("node %q: %w", name, ErrNoNode)
 	}
-	for _, c := range m.Certificates {
-		s.Revoked = append(s.Revoked, identity.Revoked{Serial: c.Serial, Name: name, Until: c.Until})
-	}
-	s.expel(m, now)
+	s.expel(name, m, now)
 	s.Names[name] = now
 	delete(s.Nodes, name)
 	err := a.save(s)
@@ -242,8 +265,11 @@ func (a *Authority) Revoke(name string) error {
 	return err
 }
 
-// expel revokes the NATS user of a node.
-func (s *state) expel(m member, now time.Time) {
+// expel revokes the certificates and the NATS user of a node.
+func (s *state) expel(name string, m member, now time.Time) {
+	for _, c := range m.Certificates {
+		s.Revoked = append(s.Revoked, identity.Revoked{Serial: c.Serial, Name: name, Until: c.Until})
+	}
 	s.Users[m.User] = revokedUser{At: now, Until: m.UserUntil}
 }
 

@@ -217,8 +217,10 @@ func TestRevokedOverNATS(t *testing.T) {
 		t.Fatal(err)
 	}
 	receive(t, nc.refused, d.log)
-	if nc.nc.IsConnected() {
-		t.Error("it is connected")
+	for deadline := time.Now().Add(limit); nc.nc.IsConnected(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("it is connected")
+		}
 	}
 	if !others.nc.IsConnected() {
 		t.Error("another node is not")

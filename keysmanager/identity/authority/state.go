@@ -45,6 +45,7 @@ type member struct {
 	UserUntil    time.Time     `json:"userUntil"` // when the token of that user expires
 	Key          string        `json:"key"`       // hash of the key that it has joined with
 	Certificates []certificate `json:"certificates"`
+	Released     bool          `json:"released,omitempty"` // another node may take its name
 }
 
 // certificate is one that has not expired.
