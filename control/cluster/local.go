@@ -6,6 +6,7 @@ import (
 	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -71,6 +72,7 @@ type Local struct {
 	metrics metrics
 	clock   clock
 	begun   time.Time       // when New was called
+	seed    maphash.Seed    // of fingerprints
 	ctx     context.Context // of all replicas and nodes; canceled when the context of Close ends
 	abort   context.CancelCauseFunc
 	group   sync.WaitGroup
@@ -127,7 +129,7 @@ func New(cfg Config) (*Local, error) {
 		cfg.Chance = rand.Float64
 	}
 	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*member{}, replicas: map[string]*replica{}, functions: map[pipeline.Key]*function{}, known: map[string]knownNode{}}
-	l.begun = l.now()
+	l.begun, l.seed = l.now(), maphash.MakeSeed()
 	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)
