@@ -32,8 +32,8 @@ type farNodes struct {
 // sentTo is a folder of secrets that a daemon has got.
 type sentTo struct{ node, daemon, function, folder string }
 
-// openTunnel prepares connections to nodes of other machines.
-func (u *up) openTunnel() error {
+// openTunnel prepares up's connections to nodes of other machines.
+func openTunnel(u *up) error {
 	source := u.nodes.authority.Source()
 	f := &farNodes{tunnel: tunnel.New(tunnel.Config{Source: source, Log: u.log}), me: source.Me(), inside: newStreams(), sent: map[sentTo]bool{}}
 	u.onClose(func() error { f.tunnel.Close(); return nil })

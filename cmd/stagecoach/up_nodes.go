@@ -90,7 +90,7 @@ func (u *up) connectNodes() error {
 	u.onClose(func() error { nc.Close(); return nil })
 	u.onClose(func() error { u.nodes.close(); return nil })
 	u.nodes.bus, u.nodes.log = queue.NewLink(nc), u.log
-	if err := u.openTunnel(); err != nil {
+	if err := openTunnel(u); err != nil {
 		return err
 	}
 	joins := queue.NewJoinLink(nc)

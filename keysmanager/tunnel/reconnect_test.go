@@ -150,7 +150,8 @@ func TestOneConnectionPerPair(t *testing.T) {
 	t.Parallel()
 	for range 10 {
 		up, n := pair(t, nil)
-		up.addr, n.addr = far(t, up.addr, 5*time.Millisecond), far(t, n.addr, 5*time.Millisecond) // both dial before either is heard
+		// Both dial before either is heard.
+		up.addr, n.addr = far(t, up.addr, 5*time.Millisecond), far(t, n.addr, 5*time.Millisecond)
 		var both sync.WaitGroup
 		errs := make(chan error, 16)
 		for i := range 16 {
