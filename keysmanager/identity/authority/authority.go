@@ -76,7 +76,7 @@ func Open(cfg Config) (*Authority, error) {
 	if a.key, a.ca, err = openCA(cfg.Dir, cfg.Now()); err != nil {
 		return nil, fmt.Errorf("authority: %w", err)
 	}
-	if a.state, err = readState(a.stateFile()); err != nil {
+	if a.state, err = readState(stateFile(a.cfg.Dir)); err != nil {
 		return nil, fmt.Errorf("authority: %w", err)
 	}
 	a.me = identity.Name{Cluster: identity.ClusterOf(identity.KeyHash(a.ca)), Role: identity.Control, Name: cfg.Name}

@@ -74,7 +74,7 @@ func (m member) until() time.Time {
 	return last
 }
 
-func (a *Authority) stateFile() string { return filepath.Join(a.cfg.Dir, "state.json") }
+func stateFile(dir string) string { return filepath.Join(dir, "state.json") }
 
 func readState(file string) (state, error) {
 	s := state{V: identity.Version}
@@ -136,7 +136,7 @@ func (a *Authority) save(s state) error {
 	s.tidy(a.cfg.Now())
 	b, err := json.MarshalIndent(s, "", "  ")
 	if err == nil {
-		err = identity.WriteSecret(a.stateFile(), b)
+		err = identity.WriteSecret(stateFile(a.cfg.Dir), b)
 	}
 	if err != nil {
 		return fmt.Errorf("authority: %w", err)
