@@ -1,0 +1,99 @@
+package tunnel
+
+import (
+	"bufio"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"net"
+	"sync"
+)
+
+// secured is a TLS connection.
+type secured struct {
+	*tls.Conn
+	raw *gathering
+}
+
+// gathering is a connection that can gather what is written, so that several records of TLS take
+// one system call.
+type gathering struct {
+	net.Conn
+	in *bufio.Reader
+
+	mu     sync.Mutex
+	gather bool
+	out    []byte
+}
+
+// Read implements io.Reader.
+func (g *gathering) Read(b []byte) (int, error) { return g.in.Read(b) }
+
+// Write implements io.Writer.
+func (g *gathering) Write(b []byte) (int, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.gather {
+		g.out = append(g.out, b...)
+		return len(b), nil
+	}
+	return g.Conn.Write(b)
+}
+
+// begin gathers what is written until flush.
+func (g *gathering) begin() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.gather = true
+}
+
+func (g *gathering) flush() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.gather = false
+	_, err := g.Conn.Write(g.out)
+	g.out = g.out[:0]
+	return err
+}
+
+// readSize is how much is read at once, in bytes.
+const readSize = 64 << 10
+
+// secured returns TLS over raw, as one of its sides. Only TLS 1.3 is spoken.
+func (t *Tunnel) secured(raw net.Conn, side func(net.Conn, *tls.Config) *tls.Conn, cfg *tls.Config) *secured {
+	cfg = cfg.Clone()
+	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
+	cfg.DynamicRecordSizingDisabled = true // small records save latency of a page's first bytes only
+	g := &gathering{Conn: raw, in: bufio.NewReaderSize(raw, readSize)}
+	return &secured{side(g, cfg), g}
+}
+
+// joined writes the header and the body of each frame of the multiplexer together. The multiplexer
+// writes both one after the other, from one goroutine.
+type joined struct {
+	*secured
+	frame []byte // a header that waits for its body, and room for both
+}
+
+// Bytes of a header of the multiplexer: version, type, flags (2), stream (4), length (4).
+const (
+	headerLength = 12
+	headerType   = 1 // 0: a body follows
+	headerSize   = 8
+)
+
+// Write implements io.Writer.
+func (j *joined) Write(b []byte) (int, error) {
+	if len(j.frame) == 0 && len(b) == headerLength && b[headerType] == 0 && binary.BigEndian.Uint32(b[headerSize:]) > 0 {
+		j.frame = append(j.frame, b...)
+		return len(b), nil
+	}
+	if len(j.frame) == 0 {
+		return j.secured.Write(b)
+	}
+	j.frame = append(j.frame, b...)
+	j.raw.begin()
+	_, err := j.secured.Write(j.frame)
+	j.frame = j.frame[:0]
+	return len(b), errors.Join(err, j.raw.flush())
+}
