@@ -72,7 +72,7 @@ func (t *Tunnel) secured(raw net.Conn, side func(net.Conn, *tls.Config) *tls.Con
 // writes both one after the other, from one goroutine.
 type joined struct {
 	*secured
-	frame []byte // a header that waits for its body, and room for both
+	begun bool // a header has been written, and its body follows
 }
 
 // Bytes of a header of the multiplexer: version, type, flags (2), stream (4), length (4).
@@ -84,16 +84,15 @@ const (
 
 // Write implements io.Writer.
 func (j *joined) Write(b []byte) (int, error) {
-	if len(j.frame) == 0 && len(b) == headerLength && b[headerType] == 0 && binary.BigEndian.Uint32(b[headerSize:]) > 0 {
-		j.frame = append(j.frame, b...)
-		return len(b), nil
-	}
-	if len(j.frame) == 0 {
+	if !j.begun && len(b) == headerLength && b[headerType] == 0 && binary.BigEndian.Uint32(b[headerSize:]) > 0 {
+		j.begun = true
+		j.raw.begin()
 		return j.secured.Write(b)
 	}
-	j.frame = append(j.frame, b...)
-	j.raw.begin()
-	_, err := j.secured.Write(j.frame)
-	j.frame = j.frame[:0]
-	return len(b), errors.Join(err, j.raw.flush())
+	n, err := j.secured.Write(b)
+	if j.begun {
+		j.begun = false
+		err = errors.Join(err, j.raw.flush())
+	}
+	return n, err
 }

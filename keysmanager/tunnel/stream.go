@@ -25,7 +25,7 @@ type stream struct {
 
 // chunk is how much of a stream goes into one frame, so that large writes of one stream leave room
 // for others between their frames. With the frame's header, a chunk fills whole TLS records.
-const chunk = 4*16384 - 12
+const chunk = 4 * 16384
 
 // giveBack is after how many bytes a stream that has no more to read gives back its buffer, which
 // may be as large as the window.
