@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -92,15 +93,17 @@ func (c *stream) Write(b []byte) (int, error) {
 func (c *stream) explain(err error) error {
 	switch {
 	case c.closed.Load():
-		return net.ErrClosed
+		err = net.ErrClosed
+	case c.s.ended(): // whatever the multiplexer says: it may be less than the peer has sent
+		err = syscall.ECONNRESET
 	case errors.Is(err, io.EOF):
 		return io.EOF
 	case errors.Is(err, yamux.ErrTimeout):
-		return os.ErrDeadlineExceeded
-	case errors.Is(err, yamux.ErrStreamClosed):
-		return net.ErrClosed
+		err = os.ErrDeadlineExceeded
+	case errors.Is(err, yamux.ErrConnectionReset), errors.Is(err, yamux.ErrStreamClosed):
+		err = syscall.ECONNRESET
 	}
-	return fmt.Errorf("tunnel to %v: %w", c.s.peer, err)
+	return &net.OpError{Op: "tunnel", Net: "tls", Addr: c.RemoteAddr(), Err: err}
 }
 
 // CloseWrite ends what is written. The peer's Read returns io.EOF after it.
