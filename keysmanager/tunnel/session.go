@@ -50,7 +50,7 @@ func (t *Tunnel) begin(c *secured, name identity.Name, h hello, dialed bool) {
 	s := &session{t: t, peer: name, run: h.Run, id: h.ID, dialed: dialed, since: time.Now()}
 	cfg := &yamux.Config{
 		AcceptBacklog: 256, EnableKeepAlive: true, KeepAliveInterval: t.cfg.keepAlive, ConnectionWriteTimeout: t.cfg.silence,
-		MaxStreamWindowSize: t.cfg.window, StreamOpenTimeout: time.Minute, StreamCloseTimeout: 5 * time.Minute, Logger: muxLog{t.cfg.Log},
+		MaxStreamWindowSize: t.cfg.window, StreamOpenTimeout: time.Minute, StreamCloseTimeout: time.Hour, Logger: muxLog{t.cfg.Log},
 	}
 	mux := yamux.Server
 	if dialed {
