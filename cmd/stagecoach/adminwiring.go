@@ -15,7 +15,7 @@ import (
 func (u *up) admin() admin.Config {
 	return admin.Config{
 		Registry: u.registry, Calls: u.calls, Journal: u.journal, Requests: u.flow, Loop: u.loop, Replicas: replicas{u.local},
-		Lines: u.lines, Recent: u.gateway, Nodes: parameterNodes{u.nodes, u.deployedFunctions()}, Codes: errorCodes(), Events: u.latest,
+		Lines: u.lines, Recent: u.gateway, Nodes: parameterNodes{u.nodes, u.deployedFunctions()}, Codes: errorCodes(), Members: membership{u.nodes}, Events: u.latest,
 		Demand: u.demand,
 	}
 }

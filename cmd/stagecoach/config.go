@@ -81,9 +81,9 @@ type NodeConfig struct {
 
 // NATSConfig configures how nodes reach this process.
 type NATSConfig struct {
-	// host:port where `stagecoach keysmanager` joins, with the token in STATE/nats-token; empty: no
-	// node can join.
-	Listen string `yaml:"listen"`
+	// host:port where `stagecoach keysmanager` joins with a join token; empty: no node can join.
+	Listen       string        `yaml:"listen"`
+	Certificates time.Duration `yaml:"certificates"` // lifetime of nodes' certificates
 }
 
 // RequestsConfig bounds the requests of clients.
@@ -163,6 +163,7 @@ func defaultConfig() Config {
 		Listen: "127.0.0.1:8080",
 		State:  cli.DefaultState,
 		Node:   NodeConfig{Name: host, Devices: "all"},
+		NATS:   NATSConfig{Certificates: 24 * time.Hour},
 		Requests: RequestsConfig{
 			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, BodyMemory: 512 << 20, InFlight: 10_000, Stall: 30 * time.Second,
 		},
@@ -220,6 +221,7 @@ func (c *Config) Validate() error {
 	if c.Node.None && c.NATS.Listen == "" {
 		bad("node.none", true, "nats.listen too: else there is no node that could run replicas")
 	}
+	atLeast("nats.certificates", c.NATS.Certificates, 5*time.Second)
 	atLeast("requests.timeout", c.Requests.Timeout, time.Millisecond)
 	atLeast("requests.maxTimeout", c.Requests.MaxTimeout, c.Requests.Timeout)
 	if c.Requests.MaxBody < 1<<10 || c.Requests.MaxBody > 1<<30 {
@@ -270,8 +272,8 @@ func (c *Config) validateAddresses(bad func(path string, got any, want string)) 
 		bad("listen", fmt.Sprintf("%q without basicAuthDir", c.Listen),
 			"a loopback address, or a folder with basic-auth-user and basic-auth-password: everyone who reaches the address could deploy")
 	}
-	if host, port, err := net.SplitHostPort(c.NATS.Listen); c.NATS.Listen != "" && (err != nil || port == "" || !loopback(host)) {
-		bad("nats.listen", fmt.Sprintf("%q", c.NATS.Listen), "a loopback address and a port, such as 127.0.0.1:4222: nodes join from this machine alone")
+	if _, port, err := net.SplitHostPort(c.NATS.Listen); c.NATS.Listen != "" && (err != nil || port == "") {
+		bad("nats.listen", fmt.Sprintf("%q", c.NATS.Listen), "host:port, such as 127.0.0.1:4222 for nodes of this machine, or 0.0.0.0:4222")
 	}
 }
 

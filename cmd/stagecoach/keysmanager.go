@@ -30,10 +30,10 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
-	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // keysManagerConfig configures `stagecoach keysmanager`.
@@ -55,9 +55,15 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	c := keysManagerConfig{log: LogConfig{Format: "text"}, runtime: defaultRuntime()}
 	defaults := defaultConfig()
 	fs := flag.NewFlagSet("keysmanager", flag.ContinueOnError)
-	fs.StringVar(&c.node, "node", "", "name of the node, which no other daemon has; default the host's")
-	fs.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "URL where stagecoach up --nats-listen listens")
-	fs.StringVar(&c.token, "nats-token", filepath.Join(defaults.State, "nats-token"), "file with its token")
+	for flag, alias := range map[string]string{"name": "", "node": "the same as --name"} {
+		fs.StringVar(&c.node, flag, "", cmp.Or(alias, "name of the node, which no other daemon has; default the host's"))
+	}
+	for flag, alias := range map[string]string{"join": "", "nats": "the same as --join"} {
+		fs.StringVar(&c.nats, flag, "nats://127.0.0.1:4222", cmp.Or(alias, "URLs where stagecoach up --nats-listen listens, with commas between"))
+	}
+	for flag, alias := range map[string]string{"token": "", "nats-token": "the same as --token"} {
+		fs.StringVar(&c.token, flag, tokenFile(defaults.State), cmp.Or(alias, "join token (stagecoach node token), or a file that has it; needed until the node has joined"))
+	}
 	fs.Func("memory", "for zygotes and replicas, such as 4Gi; default: what the machine or the cgroup has", func(s string) error {
 		return c.memory.UnmarshalText([]byte(s))
 	})
@@ -98,7 +104,7 @@ func (c *keysManagerConfig) validate() error {
 		errs = append(errs, fmt.Errorf("--%s: %v, want %s", flag, got, want))
 	}
 	if c.node == "" || strings.ContainsAny(c.node, " \t\n/") {
-		bad("node", fmt.Sprintf("%q", c.node), "a name without spaces and slashes")
+		bad("name", fmt.Sprintf("%q", c.node), "a name without spaces and slashes")
 	}
 	if c.memory != 0 && c.memory < 64<<20 {
 		bad("memory", int64(c.memory), "at least 64Mi, or 0 for what the machine has")
@@ -135,9 +141,11 @@ type daemon struct {
 	metrics *prometheus.Registry
 	closers []func()
 
-	keys    *keysmanager.Manager
-	server  *node.Server
-	stopped bool // the operator stops the node: nothing is left for the next daemon
+	keys     *keysmanager.Manager
+	server   *node.Server
+	source   identity.Source // of this node
+	expelled chan error      // why the node is no member any more
+	stopped  bool            // the operator stops the node: nothing is left for the next daemon
 }
 
 func runKeysManager(ctx context.Context, args []string, out io.Writer) error {
@@ -174,22 +182,17 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	d.onClose(func() { _ = lock.Close() })
-	token, err := readToken(d.cfg.token)
-	if err != nil {
-		return fmt.Errorf("--nats-token: %w; `stagecoach up --nats-listen` makes it, in its state folder", err)
-	}
-	nc, err := queue.Connect(d.cfg.nats, token, "node "+d.cfg.node, d.log)
+	link, err := d.openMembership(ctx)
 	if err != nil {
 		return err
 	}
-	d.onClose(nc.Close)
 	me, err := node.Identify(d.cfg.node, version())
 	if err != nil {
 		return err
 	}
 	worker := &keysWorker{} // not used before run
 	d.server, err = node.NewServer(node.ServerConfig{
-		Me: me, Bus: queue.NewLink(nc), Worker: worker, Codes: errorCodes(), Socket: d.socket(), Log: d.log,
+		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Log: d.log,
 	})
 	if err != nil {
 		return err
@@ -323,6 +326,11 @@ func (d *daemon) run(ctx context.Context) error {
 	select {
 	case <-done:
 		return served
+	case err := <-d.expelled:
+		d.stopped = errors.Is(err, identity.ErrRevoked)
+		end()
+		<-done
+		return err
 	case <-ctx.Done():
 	}
 	d.stopped = true

@@ -19,6 +19,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -46,15 +47,7 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	t.Helper()
 	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:0"}, flags...)...)}
 	n.url = n.joinURL()
-	token, err := readToken(n.token())
-	if err != nil {
-		t.Fatal(err)
-	}
-	nc, err := queue.Connect(n.url, token, "test", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
+	bus := n.control()
 	boot, err := node.BootID()
 	if err != nil {
 		t.Fatal(err)
@@ -62,7 +55,7 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	// This directory runs beside up's own one. It does not read the replicas' lines, because only
 	// up's directory may take them.
 	n.watch, err = node.OpenDirectory(node.DirectoryConfig{
-		Bus: queue.NewLink(nc), Boot: boot, Log: slog.New(slog.DiscardHandler),
+		Bus: bus, Boot: boot, Log: slog.New(slog.DiscardHandler),
 		Joined: func(*node.Client) {}, Left: func(string, string) {}, Heard: func(*node.Client) {}, Event: func(string, node.Event) {},
 	})
 	if err != nil {
@@ -70,6 +63,27 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	}
 	t.Cleanup(n.watch.Close)
 	return n
+}
+
+// control connects to NATS as a control plane, with the keys in up's state folder.
+func (n *nodesRig) control() *queue.Link {
+	n.t.Helper()
+	keys, err := natsKeys(filepath.Join(n.state, "identity"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	token, err := joining{token: n.token()}.readToken()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	a := keys.Control()
+	a.TLS = identity.NATSClient(token.CA, time.Now)
+	nc, err := queue.Connect(n.url, a, "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(nc.Close)
+	return queue.NewLink(nc)
 }
 
 // joinURL waits until up has logged where nodes join, and returns the latest such place.
@@ -83,7 +97,7 @@ func (r *rig) joinURL() string {
 	return all[len(all)-1][1]
 }
 
-func (n *nodesRig) token() string { return filepath.Join(n.state, "nats-token") }
+func (n *nodesRig) token() string { return tokenFile(n.state) }
 
 // daemon starts a node. At the test's end it is stopped, and must leave no process.
 func (n *nodesRig) daemon(name string, flags ...string) *keysDaemon {
@@ -356,7 +370,7 @@ func TestNodeNames(t *testing.T) {
 	d.exports(t, `stagecoach_cache_zygotes{node="n1"} 0`)
 	host := defaultConfig().Node.Name
 	for name, want := range map[string]string{
-		"n1": fmt.Sprintf("is held by process %d", d.Cmd.Process.Pid),
+		"n1": `the name "n1" is taken`,
 		host: "is a part of `stagecoach up` itself",
 	} {
 		var log logFile

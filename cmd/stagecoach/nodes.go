@@ -11,6 +11,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -24,6 +25,8 @@ type nodes struct {
 	keys   *keysmanager.Manager // nil: this process is no node
 	bus    *queue.Link          // to daemons; nil: it does not listen for them
 	joined *node.Directory      // nil: it does not listen for daemons
+	// decides who may join; nil: it does not listen for daemons
+	authority *authority.Authority
 	// lists the containers of this process; nil: its functions run in none
 	containers func() []node.Container
 

@@ -2,12 +2,8 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -82,40 +78,6 @@ func (u *up) printed(function string, l logbook.Line) {
 	u.log.Debug("output", "function", function, "replica", l.Replica, "stream", l.Stream, "line", l.Text)
 }
 
-func (u *up) tokenFile() string { return filepath.Join(u.cfg.State, "nats-token") }
-
-// natsToken returns the token with which nodes join, or "" if no node can join. The first start
-// creates the token.
-func (u *up) natsToken() (string, error) {
-	if u.cfg.NATS.Listen == "" {
-		return "", nil
-	}
-	token, err := readToken(u.tokenFile())
-	if errors.Is(err, os.ErrNotExist) {
-		token = rand.Text()
-		err = os.WriteFile(u.tokenFile(), []byte(token+"\n"), 0o600)
-	}
-	if err == nil {
-		err = os.Chmod(u.tokenFile(), 0o600) // also if the operator created the file
-	}
-	if err != nil {
-		return "", fmt.Errorf("token of nodes: %w", err)
-	}
-	return token, nil
-}
-
-func readToken(file string) (string, error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return "", err
-	}
-	token := strings.TrimSpace(string(b))
-	if token == "" {
-		return "", fmt.Errorf("%s is empty, want a token", file)
-	}
-	return token, nil
-}
-
 // connectNodes opens the connection to daemons. It stays open until all replicas are stopped.
 func (u *up) connectNodes() error {
 	if u.cfg.NATS.Listen == "" {
@@ -128,6 +90,11 @@ func (u *up) connectNodes() error {
 	u.onClose(func() error { nc.Close(); return nil })
 	u.onClose(func() error { u.nodes.close(); return nil })
 	u.nodes.bus = queue.NewLink(nc)
+	stop, err := u.nodes.authority.Serve(u.nodes.bus, queue.NewJoinLink(nc), u.nats.Revoke)
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { stop(); return nil })
 	return nil
 }
 

@@ -63,15 +63,18 @@ func (u *up) openQueue(ctx context.Context) error {
 	if sync == 0 {
 		sync = -1 // with each write
 	}
-	server := queue.ServerConfig{Dir: filepath.Join(u.cfg.State, "nats"), Sync: sync, Log: u.log, Listen: u.cfg.NATS.Listen}
-	if server.Token, err = u.natsToken(); err != nil {
+	server := queue.ServerConfig{Dir: filepath.Join(u.cfg.State, "nats"), Sync: sync, Log: u.log}
+	if u.nodes, err = newNodes(u.cfg.Node.Name); err != nil {
+		return err
+	}
+	if err := u.nodes.openAuthority(u.cfg, &server); err != nil {
 		return err
 	}
 	if u.nats, err = queue.StartServer(server); err != nil {
 		return err
 	}
 	if url := u.nats.URL(); url != "" {
-		u.log.Info("nodes can join", "url", url, "token", u.tokenFile())
+		u.log.Info("nodes can join", "url", url, "token", tokenFile(u.cfg.State))
 	}
 	u.onClose(func() error { u.nats.Close(); return nil })
 	nc, err := u.nats.Connect("state")
@@ -130,9 +133,6 @@ func (u *up) epoch(ctx context.Context) (uint64, error) {
 // openReplicas opens the parts that start replicas and send them tasks.
 func (u *up) openReplicas(ctx context.Context) error {
 	var err error
-	if u.nodes, err = newNodes(u.cfg.Node.Name); err != nil {
-		return err
-	}
 	if !u.cfg.Node.None {
 		if err := u.openNode(); err != nil {
 			return err

@@ -27,13 +27,14 @@ type cacheAPI struct {
 	functions Functions
 }
 
-func serveNodes(n Nodes, codes node.Codes, f Functions) http.Handler {
+func serveNodes(n Nodes, codes node.Codes, f Functions, m Membership) http.Handler {
 	c := cacheAPI{n, codes, f}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /system/nodes", func(w http.ResponseWriter, _ *http.Request) {
 		answerJSON(w, append([]node.Inventory{}, n.Inventories()...)) // [] and not null
 	})
 	mux.HandleFunc("GET /system/nodes/{name}", c.node)
+	members{m, c}.register(mux)
 	mux.HandleFunc("GET /system/cache", c.list)
 	mux.HandleFunc("POST /system/cache/warm", c.change(c.warm))
 	mux.HandleFunc("POST /system/cache/evict", c.change(c.evict))
@@ -269,7 +270,7 @@ func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusBadRequest
 	case errors.Is(err, ErrNoNode), errors.Is(err, ErrNotDeployed), c.is(err, node.CodeNotCached):
 		status = http.StatusNotFound
-	case c.is(err, node.CodeBusy):
+	case c.is(err, node.CodeBusy), errors.Is(err, ErrNoAuthority):
 		status = http.StatusConflict
 	case c.is(err, node.CodeNoRoom):
 		status = http.StatusInsufficientStorage

@@ -18,10 +18,15 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// Node lists and describes nodes.
+// Node lists and describes nodes, and decides who may be one.
 func Node(ctx context.Context, args []string, out io.Writer) error {
-	if len(args) == 0 || args[0] != "list" && args[0] != "describe" {
-		return fmt.Errorf("node: got %q, want list or describe NAME", args)
+	switch {
+	case len(args) > 0 && args[0] == "token":
+		return nodeToken(ctx, args[1:], out)
+	case len(args) > 0 && args[0] == "revoke":
+		return nodeRevoke(ctx, args[1:], out)
+	case len(args) == 0 || args[0] != "list" && args[0] != "describe":
+		return fmt.Errorf("node: got %q, want list, describe NAME, token or revoke NAME", args)
 	}
 	fs := flag.NewFlagSet("node "+args[0], flag.ContinueOnError)
 	gateway := gatewayFlag(fs)
