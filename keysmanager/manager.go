@@ -36,9 +36,6 @@ type Config struct {
 	// Watchdog is the command of a program that runs package watchdog, for functions that do not speak
 	// the stage protocol.
 	Watchdog []string
-	// Rendezvous is the path of a socket where watchdogs meet gateways of other machines; empty:
-	// gateways are on this machine.
-	Rendezvous string
 	// Warden is the parent of the node's processes, and may hold processes of an earlier Manager. The
 	// caller closes it. nil: a warden inside this process.
 	Warden *warden.Client

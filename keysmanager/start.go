@@ -252,8 +252,8 @@ func (l *starter) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) err
 	if s.Secrets != "" {
 		own[wire.EnvSecrets] = s.Secrets
 	}
-	if l.cfg.Rendezvous != "" {
-		own[wire.EnvRendezvous] = l.cfg.Rendezvous
+	if s.Rendezvous != "" {
+		own[wire.EnvRendezvous] = s.Rendezvous
 	}
 	for name, value := range c.Env {
 		switch name {

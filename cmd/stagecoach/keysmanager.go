@@ -45,6 +45,7 @@ type keysManagerConfig struct {
 	images, ort, state, listen string
 	uids                       string
 	network                    networkConfig
+	tunnel                     tunnelConfig
 	runtime                    RuntimeConfig
 	hostNetwork                bool
 	drain                      time.Duration
@@ -75,6 +76,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
 	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
 	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
+	c.tunnel.addFlags(fs)
 	c.runtime.addFlags(fs)
 	c.runtime.addImageFlags(fs)
 	c.runtime.addSparesFlag(fs)
@@ -115,6 +117,7 @@ func (c *keysManagerConfig) validate() error {
 	if _, err := device.ParseShare(c.devices); err != nil {
 		errs = append(errs, fmt.Errorf("--devices: %w", err))
 	}
+	c.tunnel.validate(bad)
 	if c.drain < 0 {
 		bad("drain", c.drain, "0 or more")
 	}
@@ -144,6 +147,7 @@ type daemon struct {
 	keys     *keysmanager.Manager
 	server   *node.Server
 	source   identity.Source // of this node
+	far      *farSide        // nil: control planes of other machines do not reach it
 	expelled chan error      // why the node is no member any more
 	stopped  bool            // the operator stops the node: nothing is left for the next daemon
 }
@@ -190,9 +194,12 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	worker := &keysWorker{} // not used before run
+	if err := d.openTunnel(); err != nil {
+		return err
+	}
+	worker := &keysWorker{far: d.far} // not used before run
 	d.server, err = node.NewServer(node.ServerConfig{
-		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Log: d.log,
+		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Address: d.farAddress(), Remote: d.cfg.tunnel.remote, Log: d.log,
 	})
 	if err != nil {
 		return err
@@ -202,6 +209,7 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	worker.Manager, worker.containers = d.keys, d.cfg.runtime.lists(nodeID(d.cfg.node, d.cfg.state))
+	d.serveTunnel()
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := nodemetrics.Register(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
 		return err
@@ -242,6 +250,11 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		return err
 	}
 	d.onClose(func() { d.leave(nets) })
+	if d.far != nil {
+		if err := errors.Join(d.far.openSecrets(users), d.far.openInside(nets)); err != nil {
+			return err
+		}
+	}
 	devices, done, err := openDevices(d.cfg.devices, d.log)
 	if err != nil {
 		return fmt.Errorf("--devices: %w", err)
@@ -268,6 +281,12 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	})
 	if err != nil {
 		return err
+	}
+	if d.far != nil {
+		sweep, cancel := context.WithCancel(context.Background())
+		var sweeps sync.WaitGroup
+		sweeps.Go(func() { d.far.secrets.sweep(sweep, d.keys.Inventory) })
+		d.onClose(func() { cancel(); sweeps.Wait() })
 	}
 	d.onClose(func() {
 		if d.stopped {

@@ -15,10 +15,15 @@ type keysWorker struct {
 	*keysmanager.Manager
 	// lists its containers; nil: its functions run in none
 	containers func() []node.Container
+	far        *farSide // nil: all orders are of this machine
 }
 
 // Start implements node.Worker.
 func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
+	o, err := w.far.localized(o)
+	if err != nil {
+		return node.Started{}, err
+	}
 	r, err := w.Manager.Start(ctx, o, progress)
 	var short *task.MemoryError
 	if errors.As(err, &short) {
@@ -29,6 +34,10 @@ func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node
 
 // Do implements node.Worker.
 func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {
+	o, err := w.far.localized(o)
+	if err != nil {
+		return 0, err
+	}
 	switch o.Kind {
 	case node.OrderStop:
 		return 0, w.Stop(ctx, o.Replica, o.Grace)
@@ -50,6 +59,9 @@ func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {
 		return 0, err
 	case node.OrderForget:
 		w.Forget(o.Function)
+		if w.far != nil {
+			w.far.secrets.forget(o.Function)
+		}
 		return 0, nil
 	}
 	return 0, fmt.Errorf("order to %s: %w", o.Kind, errors.ErrUnsupported)
@@ -61,6 +73,9 @@ func (w *keysWorker) Inventory() node.Inventory {
 	inv := inventoryOf(all)
 	if w.containers != nil {
 		inv.Containers = named(w.containers(), all.Replicas)
+	}
+	if w.far != nil {
+		inv.Secrets = w.far.secrets.functions()
 	}
 	return inv
 }

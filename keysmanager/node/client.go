@@ -128,6 +128,9 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		ctx, cancel = context.WithTimeout(ctx, orderTimeout)
 		defer cancel()
 	}
+	if err := c.prepare(ctx, &o); err != nil {
+		return Answer{}, o, err
+	}
 	until, _ := ctx.Deadline()
 	o.V, o.ID, o.To = Version, rand.Text(), c.Inventory().ID
 	answers := make(chan Answer, 64)

@@ -23,6 +23,9 @@ type DirectoryConfig struct {
 	Own   string
 	Codes Codes // of daemons' errors
 	Dial  Dial  // to nodes of other machines; nil: they cannot join
+	// Prepare is called before an order to start or load a function is given to a node of another
+	// machine. It may be called concurrently, and may block. nil: there is nothing to prepare.
+	Prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
 	Log   *slog.Logger
 
 	Joined func(*Client)              // a node has come, or is back
@@ -223,7 +226,7 @@ func (d *Directory) meet(name string) (*member, error) {
 	if len(d.nodes) >= maxNodes && !d.dropAway() {
 		return nil, fmt.Errorf("%d nodes have joined, want at most %d", len(d.nodes), maxNodes)
 	}
-	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, reach{d.cfg.Boot, d.cfg.Dial})
+	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Prepare})
 	if err != nil {
 		return nil, err
 	}

@@ -33,6 +33,8 @@ func (e *refusedError) Error() string { return e.text }
 type reach struct {
 	boot string // of this machine
 	dial Dial   // nil: nodes of other machines cannot be reached
+	// see DirectoryConfig
+	prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
 }
 
 // near reports whether a node has a unix socket on this machine.
@@ -40,6 +42,28 @@ func (r reach) near(inv Inventory) bool { return inv.Boot == r.boot && inv.Socke
 
 // far reports whether a node can be reached over the tunnel.
 func (r reach) far(inv Inventory) bool { return r.dial != nil && inv.Address != "" }
+
+// prepare makes an order one for a node of another machine, if the node is on one.
+func (c *Client) prepare(ctx context.Context, o *Order) error {
+	specs := make([]Spec, 0, 1+len(o.Wanted))
+	switch o.Kind {
+	case OrderStart, OrderLoad:
+		specs = append(specs, o.Spec)
+	case OrderWarm:
+		for _, w := range o.Wanted {
+			specs = append(specs, w.Spec)
+		}
+	}
+	if o.Far = len(specs) > 0 && c.Far(); !o.Far || c.reach.prepare == nil {
+		return nil
+	}
+	for _, s := range specs {
+		if err := c.reach.prepare(ctx, c, o.Kind, s); err != nil {
+			return &Error{c.name, fmt.Errorf("order to %s %q: %w", o.Kind, s.Function, err)}
+		}
+	}
+	return nil
+}
 
 // claim takes the stage socket of a replica that an order has started.
 func (c *Client) claim(ctx context.Context, replica, order string) (wire.Socket, error) {

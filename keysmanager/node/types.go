@@ -232,6 +232,9 @@ type Order struct {
 	Spec    Spec   `json:"spec,omitzero"`     // of the function
 	// Thousandths of a core; 0: as the spec says.
 	CPUMilli int `json:"cpuMilli,omitempty"`
+	// The control process is on another machine. The node makes those fields of specs that name
+	// something of a machine: Group, Secrets, Gateway and Rendezvous.
+	Far bool `json:"far,omitempty"`
 	// UUIDs of the replica's devices, joined by commas; empty: none.
 	Device   string        `json:"device,omitempty"`
 	Grace    time.Duration `json:"grace,omitempty"` // nanoseconds

@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,6 +24,8 @@ type session struct {
 	run    string // of the peer's process
 	id     string
 	dialed bool // by this process
+	// of the peer, as it was verified
+	certificate *x509.Certificate
 	since  time.Time
 	mux    *yamux.Session
 	ctx    context.Context // ends with the session
@@ -47,7 +50,7 @@ func (l muxLog) Println(v ...any) { l.log.Debug("tunnel", "text", fmt.Sprint(v..
 // begin makes a session of a connection whose sides have said hello, and serves the peer's streams
 // until it ends.
 func (t *Tunnel) begin(c *secured, name identity.Name, h hello, dialed bool) {
-	s := &session{t: t, peer: name, run: h.Run, id: h.ID, dialed: dialed, since: time.Now()}
+	s := &session{t: t, peer: name, run: h.Run, id: h.ID, dialed: dialed, since: time.Now(), certificate: c.ConnectionState().PeerCertificates[0]}
 	cfg := &yamux.Config{
 		AcceptBacklog: 256, EnableKeepAlive: true, KeepAliveInterval: t.cfg.keepAlive, ConnectionWriteTimeout: t.cfg.silence,
 		MaxStreamWindowSize: t.cfg.window, StreamOpenTimeout: time.Minute, StreamCloseTimeout: time.Hour, Logger: muxLog{t.cfg.Log},

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -208,6 +209,19 @@ func (t *Tunnel) Drop(peer identity.Name) {
 	t.mu.Unlock()
 	if s != nil {
 		s.close()
+	}
+}
+
+// Check ends the connections with peers whose certificates are refused, such as revoked ones.
+func (t *Tunnel) Check(certificate func(*x509.Certificate) error) {
+	t.mu.Lock()
+	open := t.sessions()
+	t.mu.Unlock()
+	for _, s := range open {
+		if err := certificate(s.certificate); err != nil {
+			t.cfg.Log.Warn("connection of the tunnel is cut", "peer", s.peer.String(), "error", err)
+			s.close()
+		}
 	}
 }
 
