@@ -67,7 +67,7 @@ func Node(ctx context.Context, args []string, out io.Writer) error {
 
 func listNodes(all []node.Inventory, out io.Writer) error {
 	t := console.NewTable(out)
-	fmt.Fprintln(t, "NODE\tKIND\tCPU\tMEMORY\tUSED\tDEVICES\tCACHED\tREPLICAS\tHITS\tMISSES")
+	fmt.Fprintln(t, "NODE\tKIND\tCPU\tMEMORY\tUSED\tDEVICES\tCACHED\tREPLICAS\tHITS\tMISSES\tLINK")
 	for _, n := range all {
 		devices, ill := fmt.Sprint(len(n.Devices)), 0
 		for _, d := range n.Devices {
@@ -78,8 +78,8 @@ func listNodes(all []node.Inventory, out io.Writer) error {
 		if ill > 0 {
 			devices += fmt.Sprintf(" (%d not well)", ill)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%dm\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n",
-			n.Name, nodeKind(n), n.CPU.Total, plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), devices, len(n.Zygotes), len(n.Replicas), n.Counts.Hits, n.Counts.Misses)
+		fmt.Fprintf(t, "%s\t%s\t%dm\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n",
+			n.Name, nodeKind(n), n.CPU.Total, plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), devices, len(n.Zygotes), len(n.Replicas), n.Counts.Hits, n.Counts.Misses, cmp.Or(n.Link, "-"))
 	}
 	return t.Flush()
 }
@@ -96,9 +96,21 @@ func nodeKind(n node.Inventory) string {
 	return kind
 }
 
+// nodeAddress returns where up reaches a daemon, and how.
+func nodeAddress(n node.Inventory) string {
+	at := cmp.Or(n.Address, n.Socket)
+	if n.Link == node.LinkUnix {
+		at = n.Socket
+	}
+	return fmt.Sprintf("%s, %s", at, cmp.Or(n.Link, "not reached"))
+}
+
 func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
 	t := console.NewTable(out)
 	fmt.Fprintf(t, "Node:\t%s\nKind:\t%s\nProcess:\t%d on %s, version %s, for %s\n", n.Name, nodeKind(n), n.PID, n.Host, n.Version, age(n.Started, now))
+	if n.Address != "" || n.Socket != "" {
+		fmt.Fprintf(t, "Address:\t%s\n", nodeAddress(n))
+	}
 	fmt.Fprintf(t, "CPU:\t%dm, %dm promised\n", n.CPU.Total, n.CPU.Used)
 	fmt.Fprintf(t, "Memory:\t%s (%s), %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), n.Memory.Bound, plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
 	fmt.Fprintf(t, "Cache:\t%d hits, %d misses, %d evictions, %d refused\n", n.Counts.Hits, n.Counts.Misses, n.Counts.Evictions, n.Counts.Refused)
