@@ -109,18 +109,19 @@ type cutter struct {
 	net.Listener
 	group sync.WaitGroup
 
+	to string
+
 	mu    sync.Mutex
-	to    string
 	conns []net.Conn
 }
 
-func newCutter(t *testing.T) *cutter {
+func newCutter(t *testing.T, to string) *cutter {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cutter{Listener: l}
+	c := &cutter{Listener: l, to: to}
 	c.group.Go(func() {
 		for {
 			near, err := l.Accept()
@@ -156,8 +157,7 @@ func (c *cutter) cut() {
 func TestFarNodeIsLost(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
-	between := newCutter(t)
-	between.to = "127.0.0.1:" + freePort(t)
+	between := newCutter(t, "127.0.0.1:"+freePort(t))
 	d1 := n.daemon("n1", "--listen", between.to, "--advertise", between.Addr().String(), "--remote")
 	n.farDaemon("n2")
 	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "4", "max": "4"}, nil))
