@@ -14,6 +14,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	keysbench "github.com/stagecoach-serving/stagecoach/bench/keysmanager"
+	benchnodes "github.com/stagecoach-serving/stagecoach/bench/nodes"
 	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
 	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/bench/wake"
@@ -39,13 +40,14 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"keysmanager": on(keysbench.Run),
 		"hop":         hop.Run,
 		"idle":        idle.Run,
+		"nodes":       benchnodes.Run,
 		"wake":        wake.Run,
 		"sim":         simbench.Run,
 		"echo":        hop.Echo, // a server that hop compares with
 		"load":        hop.Load, // a process that sends hop's load
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return fmt.Errorf("bench: got %q, want one of: autoscaler, batch, coldstart, gpu, hop, idle, keysmanager, sim, wake", args)
+		return fmt.Errorf("bench: got %q, want one of: autoscaler, batch, coldstart, gpu, hop, idle, keysmanager, nodes, sim, wake", args)
 	}
 	return benches[args[0]](ctx, args[1:], out)
 }

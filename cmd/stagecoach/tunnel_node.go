@@ -74,6 +74,9 @@ func (d *daemon) openTunnel() error {
 	}
 	f := &farSide{d: d, tunnel: tunnel.New(tunnel.Config{Source: d.source, Log: d.log})}
 	d.onClose(f.tunnel.Close)
+	if err := d.metrics.Register(newTunnelMetrics(f.tunnel)); err != nil {
+		return err
+	}
 	at, err := f.tunnel.Listen(d.cfg.tunnel.listen)
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)

@@ -34,7 +34,7 @@ type farNodes struct {
 type sentTo struct{ node, daemon, function, folder string }
 
 // openTunnel prepares connections to nodes of other machines.
-func (u *up) openTunnel() {
+func (u *up) openTunnel() error {
 	source := u.nodes.authority.Source()
 	f := &farNodes{tunnel: tunnel.New(tunnel.Config{Source: source, Log: u.log}), me: source.Me(), inside: newStreams(), sent: map[sentTo]bool{}}
 	u.onClose(func() error { f.tunnel.Close(); return nil })
@@ -58,6 +58,7 @@ func (u *up) openTunnel() {
 	}))
 	f.tunnel.Handle(wantGateway, ofNodes(f.inside.serve))
 	u.nodes.far = f
+	return u.metrics.Register(newTunnelMetrics(f.tunnel))
 }
 
 // cutRevoked ends connections with peers whose certificates are revoked, until stop is called.

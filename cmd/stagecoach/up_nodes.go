@@ -90,7 +90,9 @@ func (u *up) connectNodes() error {
 	u.onClose(func() error { nc.Close(); return nil })
 	u.onClose(func() error { u.nodes.close(); return nil })
 	u.nodes.bus, u.nodes.log = queue.NewLink(nc), u.log
-	u.openTunnel()
+	if err := u.openTunnel(); err != nil {
+		return err
+	}
 	stop, err := u.nodes.authority.Serve(u.nodes.bus, queue.NewJoinLink(nc), u.nats.Revoke)
 	if err != nil {
 		return err

@@ -26,7 +26,7 @@ type DirectoryConfig struct {
 	// Prepare is called before an order to start or load a function is given to a node of another
 	// machine. It may be called concurrently, and may block. nil: there is nothing to prepare.
 	Prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
-	Log   *slog.Logger
+	Log     *slog.Logger
 
 	Joined func(*Client)              // a node has come, or is back
 	Left   func(node, cause string)   // it is silent, or has said that it goes

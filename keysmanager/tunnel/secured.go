@@ -18,7 +18,7 @@ type secured struct {
 // gathering is a connection that can gather what is written, so that several records of TLS take
 // one system call.
 type gathering struct {
-	net.Conn
+	counted
 	in *bufio.Reader
 
 	mu     sync.Mutex
@@ -37,7 +37,27 @@ func (g *gathering) Write(b []byte) (int, error) {
 		g.out = append(g.out, b...)
 		return len(b), nil
 	}
-	return g.Conn.Write(b)
+	return g.counted.Write(b)
+}
+
+// counted is a connection whose bytes a Tunnel counts.
+type counted struct {
+	net.Conn
+	t *Tunnel
+}
+
+// Read implements io.Reader.
+func (c counted) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.t.received.Add(uint64(n))
+	return n, err
+}
+
+// Write implements io.Writer.
+func (c counted) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	c.t.sent.Add(uint64(n))
+	return n, err
 }
 
 // begin gathers what is written until flush.
@@ -51,7 +71,7 @@ func (g *gathering) flush() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.gather = false
-	_, err := g.Conn.Write(g.out)
+	_, err := g.counted.Write(g.out)
 	g.out = g.out[:0]
 	return err
 }
@@ -64,7 +84,8 @@ func (t *Tunnel) secured(raw net.Conn, side func(net.Conn, *tls.Config) *tls.Con
 	cfg = cfg.Clone()
 	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
 	cfg.DynamicRecordSizingDisabled = true // small records save latency of a page's first bytes only
-	g := &gathering{Conn: raw, in: bufio.NewReaderSize(raw, readSize)}
+	c := counted{raw, t}
+	g := &gathering{counted: c, in: bufio.NewReaderSize(c, readSize)}
 	return &secured{side(g, cfg), g}
 }
 

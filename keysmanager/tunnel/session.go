@@ -26,11 +26,11 @@ type session struct {
 	dialed bool // by this process
 	// of the peer, as it was verified
 	certificate *x509.Certificate
-	since  time.Time
-	mux    *yamux.Session
-	ctx    context.Context // ends with the session
-	cancel context.CancelFunc
-	open   atomic.Int64 // streams
+	since       time.Time
+	mux         *yamux.Session
+	ctx         context.Context // ends with the session
+	cancel      context.CancelFunc
+	open        atomic.Int64 // streams
 
 	mu   sync.Mutex
 	over bool

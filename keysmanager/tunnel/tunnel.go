@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
@@ -92,6 +93,8 @@ type Tunnel struct {
 	end   context.CancelFunc
 	group sync.WaitGroup
 	hands chan struct{} // bounds connections whose peer is not known yet
+
+	sent, received atomic.Uint64 // bytes
 
 	mu        sync.Mutex
 	closed    bool

@@ -18,7 +18,7 @@ type exchanges struct {
 	server *hop.Server
 	keeps  int // most connections to keep
 
-	relay  string // socket of the node's daemon, if the gateway is on another machine
+	relay string // socket of the node's daemon, if the gateway is on another machine
 
 	mu      sync.Mutex
 	at      place     // of the gateway
