@@ -217,7 +217,8 @@ func (t *turns) turn(ctx context.Context, window time.Duration, counts bool) err
 func (c *cluster) carried(ctx context.Context) float64 {
 	sum := 0.0
 	for _, direction := range []string{"sent", "received"} {
-		v, _ := c.api.Metric(ctx, fmt.Sprintf("stagecoach_tunnel_bytes_total{direction=%q} ", direction)) // 0: unknown
+		sample := fmt.Sprintf("stagecoach_tunnel_bytes_total{direction=%q} ", direction)
+		v, _ := c.api.Metric(ctx, sample) // 0: unknown
 		sum += v
 	}
 	return sum

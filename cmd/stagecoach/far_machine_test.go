@@ -85,8 +85,8 @@ func TestAnotherMachine(t *testing.T) {
 	}
 }
 
-// TestShortOutage unplugs the cable until the node is silent, and plugs it in again. A call that was
-// sent meanwhile is answered by the same replica.
+// TestShortOutage unplugs the cable until the node is silent, and plugs it in again. A call that
+// was sent meanwhile is answered by the same replica.
 func TestShortOutage(t *testing.T) {
 	m := newLAN(t)
 	t.Parallel()

@@ -250,10 +250,8 @@ func (d *daemon) openKeys(ctx context.Context) error {
 		return err
 	}
 	d.onClose(func() { d.leave(nets) })
-	if d.far != nil {
-		if err := errors.Join(d.far.openSecrets(users), d.far.openInside(nets)); err != nil {
-			return err
-		}
+	if err := d.far.openParts(users, nets); err != nil {
+		return err
 	}
 	devices, done, err := openDevices(d.cfg.devices, d.log)
 	if err != nil {
@@ -281,12 +279,6 @@ func (d *daemon) openKeys(ctx context.Context) error {
 	})
 	if err != nil {
 		return err
-	}
-	if d.far != nil {
-		sweep, cancel := context.WithCancel(context.Background())
-		var sweeps sync.WaitGroup
-		sweeps.Go(func() { d.far.secrets.sweep(sweep, d.keys.Inventory) })
-		d.onClose(func() { cancel(); sweeps.Wait() })
 	}
 	d.onClose(func() {
 		if d.stopped {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
@@ -106,6 +107,10 @@ func (d *daemon) serveTunnel() {
 	if d.far == nil {
 		return
 	}
+	sweep, cancel := context.WithCancel(context.Background())
+	var sweeps sync.WaitGroup
+	sweeps.Go(func() { d.far.secrets.sweep(sweep, d.keys.Inventory) })
+	d.onClose(func() { cancel(); sweeps.Wait() })
 	ofControl := func(h tunnel.Handler) tunnel.Handler {
 		return func(ctx context.Context, peer identity.Name, first json.RawMessage, c net.Conn) {
 			if peer.Role != identity.Control {
@@ -117,7 +122,7 @@ func (d *daemon) serveTunnel() {
 	}
 	for _, want := range node.Wants() {
 		d.far.tunnel.Handle(want, ofControl(func(_ context.Context, _ identity.Name, first json.RawMessage, c net.Conn) {
-			d.server.ServeStream(first, c)
+			node.ServeStream(d.server, first, c)
 		}))
 	}
 	d.far.tunnel.Handle(wantSecrets, ofControl(func(_ context.Context, _ identity.Name, _ json.RawMessage, c net.Conn) {
@@ -125,11 +130,23 @@ func (d *daemon) serveTunnel() {
 	}))
 }
 
+// openParts opens what processes of this machine get in place of what is on the control plane's.
+func (f *farSide) openParts(users accounts, n networks) error {
+	if f == nil {
+		return nil
+	}
+	if err := f.openSecrets(users); err != nil {
+		return err
+	}
+	return f.openInside(n)
+}
+
 // openRendezvous opens the socket where watchdogs meet gateways of other machines. A connection
 // begins with a line that has the control plane's name.
 func (f *farSide) openRendezvous() error {
 	folder := filepath.Join(f.d.cfg.state, "run")
-	if abs, err := filepath.Abs(folder); err != nil || len(abs) > gateway.MaxFolder { // a socket's path is short
+	// The path of a socket must be short.
+	if abs, err := filepath.Abs(folder); err != nil || len(abs) > gateway.MaxFolder {
 		if folder, err = os.MkdirTemp("", "stagecoach-"); err != nil {
 			return fmt.Errorf("rendezvous: %w", err)
 		}

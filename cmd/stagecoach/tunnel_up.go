@@ -21,10 +21,9 @@ import (
 
 // farNodes is a control plane's side of connections with nodes of other machines.
 type farNodes struct {
-	tunnel  *tunnel.Tunnel
-	me      identity.Name
-	inside  *streams // of functions that call functions
-	refresh sync.WaitGroup
+	tunnel *tunnel.Tunnel
+	me     identity.Name
+	inside *streams // of functions that call functions
 
 	mu   sync.Mutex
 	sent map[sentTo]bool

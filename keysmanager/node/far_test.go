@@ -49,7 +49,7 @@ func (b *broker) joinFar(name string, change ...func(*node.ServerConfig)) (*farN
 	}}, change...)...)
 	for _, want := range node.Wants() {
 		f.own.Handle(want, func(_ context.Context, _ identity.Name, first json.RawMessage, c net.Conn) {
-			f.ServeStream(first, c)
+			node.ServeStream(f.Server, first, c)
 		})
 	}
 	b.t.Cleanup(f.own.Close)

@@ -45,7 +45,7 @@ type ServerConfig struct {
 	Worker Worker
 	Codes  Codes  // of the Worker's errors
 	Socket string // path of the unix socket; its folder is created, for this user only
-	// host:port where a tunnel serves ServeStream; empty: nowhere.
+	// host:port where a tunnel serves [ServeStream]; empty: nowhere.
 	Address string
 	// Processes of this machine use the tunnel, too: the socket is not announced.
 	Remote bool

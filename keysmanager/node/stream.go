@@ -3,6 +3,7 @@ package node
 import (
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"sync"
 	"time"
@@ -10,12 +11,12 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// Wants returns the kinds of streams that [Server.ServeStream] serves.
+// Wants returns the kinds of streams that [ServeStream] serves.
 func Wants() []string { return []string{wantSocket, wantLines} }
 
-// ServeStream serves a stream of a control process, whose first line was read. It returns when the
-// stream has ended; the caller closes it then.
-func (s *Server) ServeStream(first json.RawMessage, c net.Conn) {
+// ServeStream has a daemon serve a stream of a control process, whose first line was read. It
+// returns when the stream has ended; the caller closes it then.
+func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 	_ = c.SetDeadline(time.Now().Add(socketTimeout))
 	reply := socketReply{V: Version, Node: s.cfg.Me.ID}
 	req, err := decodeRequest(first)
@@ -46,17 +47,17 @@ func (s *Server) ServeStream(first json.RawMessage, c net.Conn) {
 		s.end(k.replica)
 		return
 	}
-	s.relay(k, c)
+	relay(k, c, s.cfg.Log)
 }
 
 // relay passes frames between a replica and a stream until either ends, and then ends the other.
-func (s *Server) relay(k *kept, c net.Conn) {
+func relay(k *kept, c net.Conn, log *slog.Logger) {
 	far := wire.OverStream(c)
 	end := func(direction string, err error) {
 		_ = far.Close() // what was sent arrives
 		_ = k.conn.Close()
 		if err != nil {
-			s.cfg.Log.Debug("relay has ended", "replica", k.replica, "direction", direction, "error", err)
+			log.Debug("relay has ended", "replica", k.replica, "direction", direction, "error", err)
 		}
 	}
 	var both sync.WaitGroup

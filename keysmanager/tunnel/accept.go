@@ -36,7 +36,8 @@ func (t *Tunnel) accept(l net.Listener) {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			t.cfg.Log.Error("failed to accept a connection of the tunnel", "error", err) // no descriptor is free, perhaps
+			// No descriptor is free, perhaps.
+			t.cfg.Log.Error("failed to accept a connection of the tunnel", "error", err)
 			select {
 			case <-time.After(acceptPause):
 			case <-t.ctx.Done():

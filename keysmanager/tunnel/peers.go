@@ -34,24 +34,47 @@ func (p *peer) change() {
 	p.changed = make(chan struct{})
 }
 
-// peerOf returns the peer with a name. The caller holds t.mu.
-func (t *Tunnel) peerOf(name identity.Name) *peer {
-	p := t.peers[name]
+// peers are those that a Tunnel has heard or dialed. Tunnel.mu guards them.
+type peers map[identity.Name]*peer
+
+// of returns the peer with a name.
+func (all peers) of(name identity.Name) *peer {
+	p := all[name]
 	if p == nil {
 		p = &peer{changed: make(chan struct{})}
-		t.peers[name] = p
+		all[name] = p
 	}
 	return p
+}
+
+// sessions returns the open connections.
+func (all peers) sessions() []*session {
+	var out []*session
+	for _, p := range all {
+		if p.session != nil {
+			out = append(out, p.session)
+		}
+	}
+	return out
+}
+
+// count returns how many connections are open or were admitted.
+func (all peers) count() int {
+	n := 0
+	for _, p := range all {
+		if p.session != nil || p.admitted > 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // errDuplicate refuses a second connection between two processes.
 var errDuplicate = errors.New("there is a connection between the two already")
 
-// first reports whether connections that this process dials win over those that the other one
-// dials at the same moment.
-func (t *Tunnel) first(other identity.Name) bool {
-	return t.cfg.Source.Me().URI().String() < other.URI().String()
-}
+// wins reports whether connections that a process dials win over those that the other one dials at
+// the same moment.
+func wins(me, other identity.Name) bool { return me.URI().String() < other.URI().String() }
 
 // admit decides about a connection that a peer has dialed. If it returns nil, begin or settle must
 // follow.
@@ -62,36 +85,26 @@ func (t *Tunnel) first(other identity.Name) bool {
 func (t *Tunnel) admit(name identity.Name, h hello) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := t.peerOf(name)
+	p, wins := t.peers.of(name), wins(t.cfg.Source.Me(), name)
 	switch s := p.session; {
 	case t.closed:
 		return ErrClosed
-	case s == nil && p.dialing && t.first(name):
+	case s == nil && p.dialing && wins:
 		return errDuplicate
-	case s != nil && s.dialed && s.run == h.Run && s.id != h.Lost && t.first(name):
+	case s != nil && s.dialed && s.run == h.Run && s.id != h.Lost && wins:
 		return errDuplicate
-	case s == nil && t.count() >= maxConns:
-		return fmt.Errorf("%d connections, want at most %d", t.count(), maxConns)
+	case s == nil && t.peers.count() >= maxConns:
+		return fmt.Errorf("%d connections, want at most %d", t.peers.count(), maxConns)
 	}
 	p.admitted++
 	p.change()
 	return nil
 }
 
-func (t *Tunnel) count() int {
-	n := 0
-	for _, p := range t.peers {
-		if p.session != nil || p.admitted > 0 {
-			n++
-		}
-	}
-	return n
-}
-
 // settle ends what admit has begun. s is nil if the connection has failed.
 func (t *Tunnel) settle(name identity.Name, s *session) {
 	t.mu.Lock()
-	p := t.peerOf(name)
+	p := t.peers.of(name)
 	p.admitted--
 	old := p.session
 	if s != nil {
@@ -107,7 +120,7 @@ func (t *Tunnel) settle(name identity.Name, s *session) {
 // connected returns the session with a peer, or dials it. addr is empty if it must not be dialed.
 func (t *Tunnel) connected(ctx context.Context, name identity.Name, addr string) (*session, error) {
 	t.mu.Lock()
-	p := t.peerOf(name)
+	p := t.peers.of(name)
 	faults := p.faults
 	for {
 		if t.closed {
@@ -159,7 +172,7 @@ func (t *Tunnel) dial(name identity.Name, addr, lost string) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	p := t.peerOf(name)
+	p := t.peers.of(name)
 	if errors.Is(err, errDuplicate) { // the peer's own connection is on its way
 		changed := p.changed
 		for waited := time.After(t.cfg.greeting); p.session == nil && waited != nil; changed = p.changed {

@@ -75,7 +75,7 @@ func (t *Tunnel) begin(c *secured, name identity.Name, h hello, dialed bool) {
 		return
 	}
 	t.mu.Lock()
-	p := t.peerOf(name)
+	p := t.peers.of(name)
 	p.dialing, p.backoff, p.again = false, 0, time.Time{}
 	old := p.session
 	if started {
@@ -118,7 +118,7 @@ func (s *session) serve() {
 	s.over = true
 	s.mu.Unlock()
 	s.t.mu.Lock()
-	p := s.t.peerOf(s.peer)
+	p := s.t.peers.of(s.peer)
 	if p.session == s {
 		p.session, p.lost = nil, s.id
 		p.change()

@@ -10,7 +10,7 @@ type Stats struct {
 // Stats returns the counts of the moment.
 func (t *Tunnel) Stats() Stats {
 	t.mu.Lock()
-	open := t.sessions()
+	open := t.peers.sessions()
 	t.mu.Unlock()
 	out := Stats{Connections: len(open), Sent: t.sent.Load(), Received: t.received.Load()}
 	for _, s := range open {

@@ -101,7 +101,7 @@ type Tunnel struct {
 	handlers  map[string]Handler
 	listeners []net.Listener
 	greeting  map[net.Conn]struct{}
-	peers     map[identity.Name]*peer
+	peers     peers
 	said      map[string]bool // faults of strangers that were logged
 }
 
@@ -110,7 +110,7 @@ func New(cfg Config) *Tunnel {
 	cfg.tuning = cfg.withDefaults()
 	t := &Tunnel{
 		cfg: cfg, run: rand.Text(), hands: make(chan struct{}, maxGreetings), handlers: map[string]Handler{},
-		greeting: map[net.Conn]struct{}{}, peers: map[identity.Name]*peer{}, said: map[string]bool{},
+		greeting: map[net.Conn]struct{}{}, peers: peers{}, said: map[string]bool{},
 	}
 	maps.Copy(t.handlers, cfg.Handlers)
 	t.ctx, t.end = context.WithCancel(context.Background())
@@ -182,24 +182,13 @@ func (t *Tunnel) Close() {
 	for c := range t.greeting {
 		_ = c.Close()
 	}
-	open := t.sessions()
+	open := t.peers.sessions()
 	t.mu.Unlock()
 	t.end()
 	for _, s := range open {
 		s.close()
 	}
 	t.group.Wait()
-}
-
-// sessions returns the open connections. The caller holds t.mu.
-func (t *Tunnel) sessions() []*session {
-	var out []*session
-	for _, p := range t.peers {
-		if p.session != nil {
-			out = append(out, p.session)
-		}
-	}
-	return out
 }
 
 // Drop ends the connection with a peer, if there is one. Its streams break.
@@ -218,7 +207,7 @@ func (t *Tunnel) Drop(peer identity.Name) {
 // Check ends the connections with peers whose certificates are refused, such as revoked ones.
 func (t *Tunnel) Check(certificate func(*x509.Certificate) error) {
 	t.mu.Lock()
-	open := t.sessions()
+	open := t.peers.sessions()
 	t.mu.Unlock()
 	for _, s := range open {
 		if err := certificate(s.certificate); err != nil {
@@ -232,7 +221,7 @@ func (t *Tunnel) Check(certificate func(*x509.Certificate) error) {
 func (t *Tunnel) Peers(role identity.Role) []identity.Name {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	open := slices.DeleteFunc(t.sessions(), func(s *session) bool { return s.peer.Role != role })
+	open := slices.DeleteFunc(t.peers.sessions(), func(s *session) bool { return s.peer.Role != role })
 	slices.SortFunc(open, func(a, b *session) int { return b.since.Compare(a.since) })
 	out := make([]identity.Name, len(open))
 	for i, s := range open {
