@@ -135,3 +135,71 @@ func BenchmarkPing(b *testing.B) {
 	b.ReportMetric(float64(plain.Microseconds())/float64(b.N), "tls-µs")
 	b.ReportMetric(float64(tunnel.Microseconds())/float64(b.N), "tunnel-µs")
 }
+
+// far passes bytes on after a delay in each direction, as a long cable does.
+func far(t testing.TB, to string, delay time.Duration) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	type piece struct {
+		due time.Time
+		b   []byte
+	}
+	pass := func(to, from net.Conn) {
+		pieces := make(chan piece, 64<<10) // the cable holds them
+		go func() {
+			defer close(pieces)
+			for {
+				b := make([]byte, 64<<10)
+				n, err := from.Read(b)
+				if err != nil {
+					return
+				}
+				pieces <- piece{time.Now().Add(delay), b[:n]}
+			}
+		}()
+		for p := range pieces {
+			time.Sleep(time.Until(p.due))
+			if _, err := to.Write(p.b); err != nil {
+				break
+			}
+		}
+		_ = to.Close()
+	}
+	go func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			other, err := net.Dial("tcp", to)
+			if err != nil {
+				panic(err)
+			}
+			go pass(near, other)
+			go pass(other, near)
+		}
+	}()
+	return l.Addr().String()
+}
+
+// BenchmarkWindow measures one stream over a round trip of 10 ms, with windows of several sizes.
+func BenchmarkWindow(b *testing.B) {
+	for _, window := range []uint32{256 << 10, 1 << 20, 4 << 20, 16 << 20} {
+		b.Run(fmt.Sprintf("window=%dKiB", window>>10), func(b *testing.B) {
+			up, n := pair(b, func(c *Config) { c.window = window })
+			n.addr = far(b, n.addr, 5*time.Millisecond)
+			c := open(b, up, n, "sink")
+			piece := make([]byte, 64<<20)
+			b.SetBytes(int64(len(piece)))
+			for b.Loop() {
+				if _, err := c.Write(piece); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
