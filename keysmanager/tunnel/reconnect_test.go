@@ -149,6 +149,7 @@ func TestOneConnectionPerPair(t *testing.T) {
 	t.Parallel()
 	for range 10 {
 		up, n := pair(t, nil)
+		up.addr, n.addr = far(t, up.addr, 5*time.Millisecond), far(t, n.addr, 5*time.Millisecond) // both dial before either is heard
 		var both sync.WaitGroup
 		errs := make(chan error, 16)
 		for i := range 16 {

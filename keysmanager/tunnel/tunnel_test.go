@@ -170,7 +170,7 @@ func TestLargeTransfer(t *testing.T) {
 	if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, sent) {
 		t.Errorf("%d bytes, %v, want the %d sent ones", len(got), err, len(sent))
 	}
-	waits := open(t, up, n, "echo")
+	waits := open(t, up, n, "deaf")
 	ended := make(chan error)
 	go func() {
 		_, err := waits.Read(make([]byte, 1))
