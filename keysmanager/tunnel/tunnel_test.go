@@ -176,6 +176,7 @@ func TestLargeTransfer(t *testing.T) {
 		_, err := waits.Read(make([]byte, 1))
 		ended <- err
 	}()
+	time.Sleep(20 * time.Millisecond) // most likely it waits now; otherwise this proves less
 	_ = waits.Close()
 	if err := <-ended; !errors.Is(err, net.ErrClosed) {
 		t.Errorf("Read after Close: %v, want net.ErrClosed", err)
