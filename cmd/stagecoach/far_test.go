@@ -60,7 +60,14 @@ func TestFarNode(t *testing.T) {
 		return strings.Contains(n.shows("prints").Annotations["stagecoach.dev/status"], "exited")
 	})
 	n.must(http.StatusAccepted, http.MethodDelete, "/system/functions", `{"functionName":"prints"}`)
+	carried := func() float64 {
+		return n.value(`stagecoach_tunnel_bytes_total{direction="sent"}`) + n.value(`stagecoach_tunnel_bytes_total{direction="received"}`)
+	}
+	before := carried()
 	n.speaksHTTP(t)
+	if got := carried() - before; got < 40<<20 { // 20 MB go to the function and come back
+		t.Errorf("HTTP exchanges took %v bytes over TLS, want 40 MiB at least: they went another way", got)
+	}
 }
 
 // TestSecretsOnAFarNode checks that a function sees its secrets on a node that shares no files with

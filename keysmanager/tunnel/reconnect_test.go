@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"io"
@@ -254,5 +255,26 @@ func TestCloseWaits(t *testing.T) {
 	ends(t, "a closed peer", c)
 	if _, err := n.Open(t.Context(), up.me, up.addr, want("echo")); !errors.Is(err, ErrClosed) {
 		t.Errorf("Open of a closed tunnel: %v", err)
+	}
+}
+
+// TestRefusedCertificatesAreCut checks that connections end whose certificates are refused later,
+// as revoked ones are, and that others stay.
+func TestRefusedCertificatesAreCut(t *testing.T) {
+	t.Parallel()
+	ca := identitytest.New(t, "c1")
+	n := newEnd(t, ca.Source(identity.Node, "n1"), nil)
+	up, other := newEnd(t, ca.Source(identity.Control, "up"), nil), newEnd(t, ca.Source(identity.Control, "other"), nil)
+	cut, stays := open(t, up, n, "echo"), open(t, other, n, "echo")
+	n.Check(func(c *x509.Certificate) error {
+		if name, err := identity.NameOf(c); err != nil || name == up.me {
+			return errors.Join(errors.New("revoked"), err)
+		}
+		return nil
+	})
+	ends(t, "a connection of a revoked process", cut)
+	says(t, stays, "hello")
+	if s := n.Stats(); s.Connections != 1 || s.Streams != 1 || s.Sent == 0 || s.Received == 0 {
+		t.Errorf("counts %+v, want one connection with one stream", s)
 	}
 }
