@@ -90,7 +90,7 @@ func (r *run) run(ctx context.Context, adapt func(*node.Client) cluster.Node) er
 		r.plane.close() // while the nodes still answer
 		if fleet != nil {
 			_ = fleet.Cmd.Process.Kill()
-			<-fleet.Done
+			_ = <-fleet.Done // killed
 		}
 	}()
 	start := time.Now()

@@ -86,15 +86,6 @@ func (z size) function(i int, rng *rand.Rand) plan.Function {
 	return f
 }
 
-// alloc returns an allocation of z.replicas.
-func (z size) alloc(s *plan.Snapshot) plan.Alloc {
-	a := make(plan.Alloc, len(s.Functions))
-	for i := range a {
-		a[i] = plan.Line{Function: s.Functions[i].Name, Count: z.replicas / z.functions, Batch: 1, Key: i%8 == 0}
-	}
-	return a
-}
-
 // apply returns the cluster after a plan was carried out: all replicas are ready, and their
 // parameters are in memory.
 func apply(s plan.Snapshot, p plan.Plan) plan.Snapshot {

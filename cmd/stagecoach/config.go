@@ -31,6 +31,8 @@ type Config struct {
 	State string `yaml:"state"`
 	// Folder with the images of the process runtime; default STATE/images.
 	Images string `yaml:"images"`
+	// Bytes per second that this process sends of its images to nodes; 0: not limited.
+	ImageRate Bytes `yaml:"imageRate"`
 	// ONNX Runtime's shared library; empty: functions with a model cannot start.
 	ORT          string `yaml:"ort"`
 	BasicAuthDir string `yaml:"basicAuthDir"` // holds basic-auth-user and basic-auth-password
@@ -213,6 +215,7 @@ func (c *Config) Validate() error {
 		bad("state", `""`, "a folder")
 	}
 	c.Node.validate(bad)
+	validImageRate("imageRate", c.ImageRate, bad)
 	if c.ORT != "" {
 		if _, err := os.Stat(c.ORT); err != nil {
 			bad("ort", err, "the path of libonnxruntime.so")

@@ -47,6 +47,8 @@ type keysManagerConfig struct {
 	network                    networkConfig
 	tunnel                     tunnelConfig
 	runtime                    RuntimeConfig
+	registry                   image.Registry
+	imageRate                  Bytes
 	hostNetwork                bool
 	drain                      time.Duration
 	log                        LogConfig
@@ -70,7 +72,15 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	})
 	fs.IntVar(&c.cpus, "cpus", 0, "cores that are its share; 0: what this process may run on")
 	fs.StringVar(&c.devices, "devices", "all", "accelerators that are its share, by index or UUID, with commas between; all or none")
-	fs.StringVar(&c.images, "images", "", "folder with the images, the same as that of up; default .stagecoach/images")
+	fs.StringVar(&c.images, "images", "", "folder with the node's images; on one machine, nodes and up may share it; default .stagecoach/images")
+	fs.Func("image-rate", "bytes per second that the node sends of its images to other nodes, such as 50Mi; default not limited", func(s string) error {
+		return c.imageRate.UnmarshalText([]byte(s))
+	})
+	fs.StringVar(&c.registry.Auth, "registry-config", "", "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
+	fs.Func("insecure", "hosts[:port] of registries without TLS, with commas between; loopback addresses never need TLS", func(list string) (err error) {
+		c.registry.Insecure, err = splitHosts(list)
+		return err
+	})
 	fs.StringVar(&c.ort, "ort", "", "ONNX Runtime's shared library, for functions with a model")
 	fs.StringVar(&c.state, "state", "", "folder that survives restarts; default .stagecoach/nodes/NODE")
 	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
@@ -118,6 +128,7 @@ func (c *keysManagerConfig) validate() error {
 		errs = append(errs, fmt.Errorf("--devices: %w", err))
 	}
 	c.tunnel.validate(bad)
+	validImageRate("image-rate", c.imageRate, bad)
 	if c.drain < 0 {
 		bad("drain", c.drain, "0 or more")
 	}
@@ -198,16 +209,23 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	worker := &keysWorker{far: d.far} // not used before run
+	found, err := d.openImages(ctx)
+	if err != nil {
+		return err
+	}
 	d.server, err = node.NewServer(node.ServerConfig{
-		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Address: d.farAddress(), Remote: d.cfg.tunnel.remote, Log: d.log,
+		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Address: d.farAddress(), Remote: d.cfg.tunnel.remote,
+		Images: found.server.ServeConn, Log: d.log,
 	})
 	if err != nil {
 		return err
 	}
 	d.onClose(d.server.Close)
-	if err := d.openKeys(ctx); err != nil {
+	if err := d.openKeys(ctx, found.images); err != nil {
 		return err
 	}
+	found.changed = d.server.Changed
+	worker.images = found
 	worker.Manager, worker.containers = d.keys, d.cfg.runtime.lists(nodeID(d.cfg.node, d.cfg.state))
 	d.serveTunnel()
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -217,24 +235,28 @@ func (d *daemon) open(ctx context.Context) error {
 	return d.openMetrics()
 }
 
-// openKeys creates the KeysManager, which adopts the processes of an earlier one.
-func (d *daemon) openKeys(ctx context.Context) error {
+// openImages opens the node's images.
+func (d *daemon) openImages(ctx context.Context) (*nodeImages, error) {
 	store, err := image.OpenStore(image.Folder(d.cfg.images))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	d.onClose(store.Close)
-	found := &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}
-	if found.contained, err = d.cfg.runtime.openImages(ctx, d.cfg.state, contained.Config{Node: d.cfg.node, Built: store, Log: d.log}); err != nil {
-		return err
+	found := &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store, registry: d.cfg.registry}
+	c := contained.Config{Node: d.cfg.node, Built: store, Registry: d.cfg.registry, Log: d.log}
+	if found.contained, err = d.cfg.runtime.openImages(ctx, d.cfg.state, c); err != nil {
+		return nil, err
 	}
 	if found.contained != nil {
 		d.onClose(func() { d.closeImages(found.contained) })
-		collect, cancel := context.WithCancel(context.Background())
-		var collects sync.WaitGroup
-		collects.Go(func() { d.collectImages(collect, store, found.contained) })
-		d.onClose(func() { cancel(); collects.Wait() })
 	}
+	fetched := newNodeImages(found, int64(d.cfg.imageRate), nodeID(d.cfg.node, d.cfg.state), d.log)
+	d.onClose(fetched.close)
+	return fetched, nil
+}
+
+// openKeys creates the KeysManager, which adopts the processes of an earlier one.
+func (d *daemon) openKeys(ctx context.Context, found *images) error {
 	processes, err := launchWarden(ctx, d.cfg.state, d.cfg.runtime, nodeID(d.cfg.node, d.cfg.state))
 	if err != nil {
 		return err

@@ -32,14 +32,17 @@ type nodes struct {
 	authority *authority.Authority
 	// lists the containers of this process; nil: its functions run in none
 	containers func() []node.Container
-	cordons    *cordons // nil: none can be cordoned
+	sources    *nodeSources // of images, for daemons
+	cordons    *cordons     // nil: none can be cordoned
 
 	ctx    context.Context // of messages to daemons that nobody waits for
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
-	mu         sync.Mutex
-	forgetting map[string]bool // nodes and functions with a forget order under way; see once, too
+	mu sync.Mutex
+	// Nodes and functions with a forget order under way; see once, too.
+	forgetting map[string]bool
+	told       map[string]toldImages // by the node's name
 }
 
 // close stops listening to daemons.
@@ -76,7 +79,7 @@ func (n *nodes) Load(ctx context.Context, name string, spec node.Spec) (int64, e
 		z, err := n.keys.Load(ctx, spec)
 		return z.Bytes, err
 	}
-	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: spec})
+	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: spec, Images: n.sources.of(name, spec.Image)})
 }
 
 // Evict implements admin.Nodes.
@@ -168,7 +171,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 		Memory:   node.Memory{Bound: inv.Bound, Total: inv.Memory, Used: inv.MemoryUsed, Threshold: inv.Threshold, Free: inv.Free},
 		CPU:      node.CPU{Total: inv.CPUMilli},
 		// JSON has empty lists here, not null.
-		Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, Spares: inv.Spares,
+		Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, Stock: node.Stock{Spares: inv.Spares},
 		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions, Refused: inv.Refused, Evicted: node.Evicted(inv.Evicted)},
 	}
 	for _, z := range inv.Zygotes {
@@ -205,7 +208,11 @@ func usageOf(u *keysmanager.Usage) *node.Usage {
 }
 
 // remoteNode is a daemon as a node of the cluster.
-type remoteNode struct{ *node.Client }
+type remoteNode struct {
+	*node.Client
+
+	sources *nodeSources // nil: orders name none
+}
 
 // detailed adds a typed part to an error, for callers that use errors.As. The error's text already
 // describes that part.
@@ -219,6 +226,7 @@ func (d detailed) Unwrap() []error { return []error{d.error, d.part} }
 
 // Start implements cluster.Node.
 func (n remoteNode) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
+	o.Images = n.sources.of(n.Name(), o.Spec.Image)
 	r, err := n.Client.Start(ctx, o, progress)
 	var short *node.MemoryError
 	if errors.As(err, &short) {

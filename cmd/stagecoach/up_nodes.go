@@ -21,7 +21,7 @@ import (
 // newNodes returns an empty set of nodes.
 func newNodes(name string) (*nodes, error) {
 	self, err := node.Identify(name, version())
-	n := &nodes{self: self, forgetting: map[string]bool{}}
+	n := &nodes{self: self, forgetting: map[string]bool{}, told: map[string]toldImages{}}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n, err
 }
@@ -117,11 +117,12 @@ func (u *up) openNodes(context.Context) error {
 	if u.nodes.keys != nil {
 		own = u.nodes.self.Name
 	}
+	u.nodes.sources = &nodeSources{self: u.nodes.self, control: u.images.share.source, packs: u.images.share.packs, all: func() []node.Inventory { return u.nodes.joined.Inventories() }}
 	var err error
 	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
 		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Log: u.log,
 		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare,
-		Joined: func(c *node.Client) { u.local.Join(remoteNode{c}) },
+		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
 		Event:  u.nodeEvent,
@@ -154,6 +155,7 @@ func (u *up) heard(c *node.Client) {
 		running[i] = r.Name
 	}
 	u.local.Running(inv.Name, running)
+	u.nodes.tellImages(c, func() []string { return imagesInUse(u) })
 	for _, z := range inv.Zygotes {
 		if z.Function == "" || z.State != node.Ready || u.deployedFunctions().has(z.Function) {
 			continue

@@ -49,6 +49,8 @@ type ServerConfig struct {
 	Address string
 	// Processes of this machine use the tunnel, too: the socket is not announced.
 	Remote bool
+	// Serves images on a connection, until the connection or ctx ends; nil: none are served.
+	Images func(ctx context.Context, c net.Conn)
 	Log    *slog.Logger
 
 	Announce  time.Duration // between announcements when nothing changes; 0: a second
