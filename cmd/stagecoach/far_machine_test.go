@@ -132,7 +132,7 @@ func TestStageThatDoesNotRead(t *testing.T) {
 	body := bytes.Repeat([]byte("y"), 60<<10)
 	var calls sync.WaitGroup
 	var ended atomic.Int32
-	for range 300 { // 18 MB, and a stream's window has 4
+	for range 120 { // 7 MB, and a stream's window has 4
 		calls.Go(func() {
 			resp, err := n.HTTP.Post(n.Base+"/function/frozen", "text/plain", bytes.NewReader(body))
 			if err != nil {
@@ -146,7 +146,7 @@ func TestStageThatDoesNotRead(t *testing.T) {
 			ended.Add(1)
 		})
 	}
-	n.until(soon, "the calls to be under way", func() bool { l := n.line("frozen"); return l.Running+l.Waiting >= 300 })
+	n.until(soon, "the calls to be under way", func() bool { l := n.line("frozen"); return l.Running+l.Waiting >= 120 })
 	for range 20 {
 		if a := n.must(http.StatusOK, http.MethodPost, "/function/alive", string(body)); !bytes.Equal(a.Body, body) {
 			t.Errorf("%d bytes came back", len(a.Body))
