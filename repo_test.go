@@ -179,6 +179,7 @@ func TestArrowsPointOneWay(t *testing.T) {
 		{[]string{"keysmanager/container"}, []string{module + "keysmanager", module + "keysmanager/node", module + "keysmanager/warden", module + "keysmanager/resources", module + "keysmanager/network", module + "request/wire"}, "a runtime knows no orders and no zygotes"},
 		{[]string{"keysmanager", "keysmanager/warden", "keysmanager/watchdog", "keysmanager/zygote", "keysmanager/resources", "keysmanager/sandbox"}, []string{module + "keysmanager/container", "github.com/containerd/containerd/"}, "code above a runtime does not know which one runs"},
 		{[]string{"keysmanager/node"}, []string{module + "keysmanager", module + "keysmanager/sandbox", module + "keysmanager/warden", module + "request/queue", module + "autoscaler/plan", module + "control/cluster", "github.com/nats-io"}, "the node protocol is of both sides, and of neither"},
+		{[]string{"keysmanager/tunnel"}, []string{module + "keysmanager", module + "keysmanager/node", module + "request/wire", module + "request/queue", "net/http"}, "a tunnel carries bytes and knows nothing of what they are"},
 		{[]string{"image/stack"}, []string{module, "net", "net/http"}, "stack reads files and nothing else"},
 		{[]string{"image/builder"}, []string{module + "request/gateway", module + "provider", module + "request/queue", module + "keysmanager", module + "request/flow", module + "request/dispatch"}, "images are built without a running stagecoach"},
 		{[]string{"stage"}, []string{module + "request/dispatch", module + "request/flow", module + "keysmanager", "github.com/prometheus"}, "a stage binary is small"},
@@ -332,6 +333,7 @@ func TestOwnedModulesHaveOneImporter(t *testing.T) {
 		"github.com/vishvananda/":                 {"keysmanager/network"},
 		"github.com/google/nftables":              {"keysmanager/network"},
 		"github.com/containernetworking/cni/":     {"keysmanager/network/cni"},
+		"github.com/hashicorp/yamux":              {"keysmanager/tunnel"},
 		"go.opentelemetry.io/":                    {"control/telemetry", "internal/otlptest"},
 	}
 	for name, p := range packages(t) {

@@ -20,6 +20,7 @@ type LoadResult struct {
 	Requests int           `json:"requests"`
 	Elapsed  time.Duration `json:"elapsed"`
 	P50      time.Duration `json:"p50"`
+	P99      time.Duration `json:"p99"`    // of all requests, however few
 	Failed   int           `json:"failed"` // another status than 200, or another body than was sent
 	Cause    string        `json:"cause"`  // of the first failure
 }
@@ -75,6 +76,9 @@ func Load(ctx context.Context, client Client, addr, path string, c int, d time.D
 	out.Requests = len(all)
 	slices.Sort(all)
 	out.P50, _ = Quantile(all, 0.5)
+	if len(all) > 0 {
+		out.P99 = all[len(all)*99/100]
+	}
 	return out, fail
 }
 

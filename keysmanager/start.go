@@ -72,7 +72,7 @@ func (m *Manager) Start(ctx context.Context, o node.Order, progress func(node.Ph
 // notTheirs lists the variables that a function must not set.
 var notTheirs = []string{
 	wire.EnvZygoteFD, wire.EnvImage, wire.EnvAccount, wire.EnvNetwork, wire.EnvReady, wire.EnvHealth, wire.EnvORT, wire.EnvPoolThreads, wire.EnvThreads,
-	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets, wire.EnvSpare,
+	wire.EnvPrepacked, wire.EnvPack, wire.EnvMapped, wire.EnvWorker, wire.EnvStageRoot, wire.EnvSecrets, wire.EnvSpare, wire.EnvRendezvous,
 }
 
 // starter starts the processes of replicas on the path that their function asks for. It asks the
@@ -251,6 +251,9 @@ func (l *starter) shim(c *sandbox.Command, s node.Spec, image sandbox.Image) err
 	own := map[string]string{wire.EnvImage: string(b), wire.EnvReady: s.Ready, wire.EnvHealth: s.Health}
 	if s.Secrets != "" {
 		own[wire.EnvSecrets] = s.Secrets
+	}
+	if s.Rendezvous != "" {
+		own[wire.EnvRendezvous] = s.Rendezvous
 	}
 	for name, value := range c.Env {
 		switch name {

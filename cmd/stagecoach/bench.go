@@ -15,6 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	keysbench "github.com/stagecoach-serving/stagecoach/bench/keysmanager"
 	nodesbench "github.com/stagecoach-serving/stagecoach/bench/nodes"
+	"github.com/stagecoach-serving/stagecoach/bench/remote"
 	"github.com/stagecoach-serving/stagecoach/bench/scale"
 	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
 	"github.com/stagecoach-serving/stagecoach/bench/starts"
@@ -43,6 +44,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"keysmanager": on(keysbench.Run),
 		"hop":         hop.Run,
 		"idle":        idle.Run,
+		"nodes":       remote.Run,
 		"nodes-scale": func(ctx context.Context, args []string, out io.Writer) error {
 			return nodesbench.Run(ctx, func(c *node.Client) cluster.Node { return remoteNode{c, nil} }, args, out)
 		},
@@ -54,7 +56,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"load":              hop.Load, // a process that sends hop's load
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return fmt.Errorf("bench: got %q, want one of: autoscaler, batch, coldstart, gpu, hop, idle, keysmanager, nodes-scale, scale, sim, wake", args)
+		return fmt.Errorf("bench: got %q, want one of: autoscaler, batch, coldstart, gpu, hop, idle, keysmanager, nodes, nodes-scale, scale, sim, wake", args)
 	}
 	return benches[args[0]](ctx, args[1:], out)
 }

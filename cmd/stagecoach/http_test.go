@@ -35,7 +35,11 @@ func httpFn(name string, labels map[string]string, env ...string) fn {
 // TestHTTPFunction checks what HTTP can do and a queue cannot carry.
 func TestHTTPFunction(t *testing.T) {
 	t.Parallel()
-	r := start(t, "--log", "debug")
+	start(t, "--log", "debug").speaksHTTP(t)
+}
+
+// speaksHTTP deploys functions that speak HTTP, and checks what they can do.
+func (r *rig) speaksHTTP(t *testing.T) {
 	r.deployAll(
 		httpFn("web", map[string]string{"min": "1"}),
 		httpFn("brief", map[string]string{"min": "1"}, "exec_timeout", "300ms"),

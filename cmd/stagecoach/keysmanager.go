@@ -45,6 +45,7 @@ type keysManagerConfig struct {
 	images, ort, state, listen string
 	uids                       string
 	network                    networkConfig
+	tunnel                     tunnelConfig
 	runtime                    RuntimeConfig
 	registry                   image.Registry
 	imageRate                  Bytes
@@ -85,6 +86,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
 	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
 	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
+	c.tunnel.addFlags(fs)
 	c.runtime.addFlags(fs)
 	c.runtime.addImageFlags(fs)
 	c.runtime.addSparesFlag(fs)
@@ -125,6 +127,7 @@ func (c *keysManagerConfig) validate() error {
 	if _, err := device.ParseShare(c.devices); err != nil {
 		errs = append(errs, fmt.Errorf("--devices: %w", err))
 	}
+	c.tunnel.validate(bad)
 	validImageRate("image-rate", c.imageRate, bad)
 	if c.drain < 0 {
 		bad("drain", c.drain, "0 or more")
@@ -155,6 +158,7 @@ type daemon struct {
 	keys     *keysmanager.Manager
 	server   *node.Server
 	source   identity.Source // of this node
+	far      *farSide        // nil: control planes of other machines do not reach it
 	expelled chan error      // why the node is no member any more
 	stopped  bool            // the operator stops the node: nothing is left for the next daemon
 }
@@ -201,13 +205,17 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	worker := &keysWorker{} // not used before run
+	if err := d.openTunnel(); err != nil {
+		return err
+	}
+	worker := &keysWorker{far: d.far} // not used before run
 	found, err := d.openImages(ctx)
 	if err != nil {
 		return err
 	}
 	d.server, err = node.NewServer(node.ServerConfig{
-		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Images: found.server.ServeConn, Log: d.log,
+		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Address: d.farAddress(), Remote: d.cfg.tunnel.remote,
+		Images: found.server.ServeConn, Log: d.log,
 	})
 	if err != nil {
 		return err
@@ -219,6 +227,7 @@ func (d *daemon) open(ctx context.Context) error {
 	found.changed = d.server.Changed
 	worker.images = found
 	worker.Manager, worker.containers = d.keys, d.cfg.runtime.lists(nodeID(d.cfg.node, d.cfg.state))
+	d.serveTunnel()
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := nodemetrics.Register(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
 		return err
@@ -263,6 +272,9 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 		return err
 	}
 	d.onClose(func() { d.leave(nets) })
+	if err := d.far.openParts(users, nets); err != nil {
+		return err
+	}
 	devices, done, err := openDevices(d.cfg.devices, d.log)
 	if err != nil {
 		return fmt.Errorf("--devices: %w", err)

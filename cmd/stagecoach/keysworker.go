@@ -17,11 +17,16 @@ type keysWorker struct {
 	*keysmanager.Manager
 	// lists its containers; nil: its functions run in none
 	containers func() []node.Container
+	far        *farSide // nil: all orders are of this machine
 	images     *nodeImages
 }
 
 // Start implements node.Worker.
 func (w *keysWorker) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
+	o, err := w.far.localized(o)
+	if err != nil {
+		return node.Started{}, err
+	}
 	fetch, err := w.ensure(ctx, o, progress)
 	if err != nil {
 		return node.Started{}, fmt.Errorf("replica %q of %q: %w", o.Replica, o.Spec.Function, err)
@@ -63,6 +68,10 @@ func (w *keysWorker) warm(ctx context.Context, o node.Order) error {
 
 // Do implements node.Worker.
 func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {
+	o, err := w.far.localized(o)
+	if err != nil {
+		return 0, err
+	}
 	switch o.Kind {
 	case node.OrderStop:
 		return 0, w.Stop(ctx, o.Replica, o.Grace)
@@ -89,6 +98,9 @@ func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {
 		return 0, err
 	case node.OrderForget:
 		w.Forget(o.Function)
+		if w.far != nil {
+			w.far.secrets.forget(o.Function)
+		}
 		return 0, nil
 	}
 	return 0, fmt.Errorf("order to %s: %w", o.Kind, errors.ErrUnsupported)
@@ -101,6 +113,9 @@ func (w *keysWorker) Inventory() node.Inventory {
 	inv.Images = w.images.list()
 	if w.containers != nil {
 		inv.Containers = named(w.containers(), all.Replicas)
+	}
+	if w.far != nil {
+		inv.Secrets = w.far.secrets.functions()
 	}
 	return inv
 }

@@ -203,14 +203,19 @@ func coversGateway(front net.Addr) bool {
 // byAddress returns the handler of a listener on several addresses. Requests to the gateway's
 // address for functions go to the handler for functions, and all others to u.handler.
 func (u *up) byAddress() http.Handler {
-	if u.networks.Networks == nil {
-		return u.handler
+	var gateway netip.Addr // none
+	if u.networks.Networks != nil {
+		gateway = u.networks.Gateway()
 	}
-	gateway := u.networks.Gateway()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := u.handler
-		if at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr); ok && at.AddrPort().Addr().Unmap() == gateway {
+		switch at := r.Context().Value(http.LocalAddrContextKey).(type) {
+		case farAddr: // a function of another machine
 			h = u.inside
+		case *net.TCPAddr:
+			if at.AddrPort().Addr().Unmap() == gateway {
+				h = u.inside
+			}
 		}
 		h.ServeHTTP(w, r)
 	})

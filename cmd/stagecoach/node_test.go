@@ -39,6 +39,7 @@ type keysDaemon struct {
 	state string
 	args  []string
 	log   *logFile
+	netns string // path of the network namespace that it is in; empty: the test's
 }
 
 var joinURL = regexp.MustCompile(`msg="nodes can join" url=(\S+)`)
@@ -102,7 +103,13 @@ func (n *nodesRig) token() string { return tokenFile(n.state) }
 // daemon starts a node. At the test's end it is stopped, and must leave no process.
 func (n *nodesRig) daemon(name string, flags ...string) *keysDaemon {
 	n.t.Helper()
-	d := &keysDaemon{name: name, state: n.t.TempDir(), log: &logFile{}}
+	return n.daemonIn("", name, flags...)
+}
+
+// daemonIn does what daemon does, in a network namespace.
+func (n *nodesRig) daemonIn(netns, name string, flags ...string) *keysDaemon {
+	n.t.Helper()
+	d := &keysDaemon{name: name, state: n.t.TempDir(), log: &logFile{}, netns: netns}
 	d.args = append([]string{
 		"keysmanager", "--node", name, "--nats", n.url, "--nats-token", n.token(), "--state", d.state, "--memory", "1Gi", "--cpus", "1",
 		"--devices", "none", "--images", proctest.Built(n.t, "images"), "--ort", proctest.Built(n.t, "ort", "libonnxruntime.so.1"),
@@ -127,7 +134,11 @@ func (n *nodesRig) daemon(name string, flags ...string) *keysDaemon {
 func (n *nodesRig) restartDaemon(d *keysDaemon) {
 	n.t.Helper()
 	var err error
-	if d.Process, err = child.Start(context.Background(), d.log, d.args...); err != nil {
+	program, args := os.Args[0], d.args
+	if d.netns != "" {
+		program, args = "nsenter", append([]string{"--net=" + d.netns, os.Args[0]}, args...)
+	}
+	if d.Process, err = child.StartProgram(context.Background(), program, d.log, args...); err != nil {
 		n.t.Fatalf("%v\n%s", err, d.log)
 	}
 	pid := d.Cmd.Process.Pid

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -25,6 +26,8 @@ type nodes struct {
 	keys   *keysmanager.Manager // nil: this process is no node
 	bus    *queue.Link          // to daemons; nil: it does not listen for them
 	joined *node.Directory      // nil: it does not listen for daemons
+	far    *farNodes            // reaches nodes of other machines; nil: it does not listen for daemons
+	log    *slog.Logger
 	// decides who may join; nil: it does not listen for daemons
 	authority *authority.Authority
 	// lists the containers of this process; nil: its functions run in none

@@ -29,7 +29,7 @@ func TestNodesAndCache(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.run(`^NODE +KIND +CPU +MEMORY +USED +DEVICES +CACHED +REPLICAS +HITS +MISSES\n`+host+` +up +\d+m +[\d.]+ GiB +[\d.]+ [MG]iB +0 +0 +0 +0 +0\n$`, "", "node", "list")
+	c.run(`^NODE +KIND +STATUS +CPU +MEMORY +USED +DEVICES +CACHED +REPLICAS +HITS +MISSES +LINK\n`+host+` +up +ready +\d+m +[\d.]+ GiB +[\d.]+ [MG]iB +0 +0 +0 +0 +0 +-\n$`, "", "node", "list")
 	c.run(`^NODE +FUNCTION +DIGEST +SIZE .*\n$`, "", "cache", "list")
 	if out := c.run("", "", "cache", "list", "--json"); strings.TrimSpace(out) != "[]" {
 		t.Errorf("cache list --json prints %q, want []", out)

@@ -192,13 +192,17 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 	fmt.Fprintf(out, "%shttp://%s\n", child.Listening, l.Addr())
 	srv.RegisterOnShutdown(u.book.Close) // clients that follow logs would delay the shutdown
 	srv.RegisterOnShutdown(u.events.Close)
-	served := make(chan error, 2)
+	served := make(chan error, 3)
 	running := 0
 	for _, at := range []net.Listener{l, inside} {
 		if at != nil {
 			running++
 			go func() { served <- srv.Serve(gateway.Strict(at.(*net.TCPListener))) }() // ends with Shutdown
 		}
+	}
+	if u.nodes.far != nil {
+		running++
+		go func() { served <- srv.Serve(u.nodes.far.inside) }() // ends with Shutdown
 	}
 	var fault error
 	select {

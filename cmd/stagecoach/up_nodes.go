@@ -89,7 +89,10 @@ func (u *up) connectNodes() error {
 	}
 	u.onClose(func() error { nc.Close(); return nil })
 	u.onClose(func() error { u.nodes.close(); return nil })
-	u.nodes.bus = queue.NewLink(nc)
+	u.nodes.bus, u.nodes.log = queue.NewLink(nc), u.log
+	if err := openTunnel(u); err != nil {
+		return err
+	}
 	joins := queue.NewJoinLink(nc)
 	stop, err := u.nodes.authority.Serve(u.nodes.bus, joins, u.nats.Revoke)
 	if err != nil {
@@ -118,6 +121,7 @@ func (u *up) openNodes(context.Context) error {
 	var err error
 	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
 		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Log: u.log,
+		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare,
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
@@ -159,6 +163,11 @@ func (u *up) heard(c *node.Client) {
 		u.nodes.forgetThere(c, z.Function)
 	}
 	for function := range inv.Spares {
+		if !u.deployedFunctions().has(function) {
+			u.nodes.forgetThere(c, function)
+		}
+	}
+	for _, function := range inv.Secrets {
 		if !u.deployedFunctions().has(function) {
 			u.nodes.forgetThere(c, function)
 		}

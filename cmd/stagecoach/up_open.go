@@ -300,7 +300,7 @@ func (u *up) openHTTP(context.Context) error {
 	policies.Allocators, policies.Routes = policy.Known()
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
-		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: u.secrets, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
+		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: spreadSecrets{u.secrets, u.nodes}, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
 		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Policies: policies, Spares: u.cfg.Runtime.Spares, Version: version(), Log: u.log,
 	})
 	if err != nil {

@@ -60,6 +60,9 @@ func (u *up) openRendezvous() error {
 	if u.meeting, err = gateway.NewRendezvous(folder, u.log); err != nil {
 		return err
 	}
+	if u.nodes.far != nil {
+		u.meeting.Name(u.nodes.far.me.Name)
+	}
 	u.onClose(func() error { u.meeting.Close(); return nil })
 	return nil
 }

@@ -74,7 +74,10 @@ func announce(s *Server, said string) string {
 // inventory is the next announcement.
 func (s *Server) inventory() Inventory {
 	inv := s.cfg.Worker.Inventory()
-	inv.V, inv.Identity, inv.Socket, inv.OutputLost = Version, s.cfg.Me, s.socket.path, s.out.dropped()
+	inv.V, inv.Identity, inv.Address, inv.OutputLost = Version, s.cfg.Me, s.cfg.Address, s.out.dropped()
+	if !s.cfg.Remote {
+		inv.Socket = s.socket.path
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inv.Leaving, inv.Events = s.leaving, s.number

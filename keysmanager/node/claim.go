@@ -84,7 +84,7 @@ func readReply(line []byte) error {
 		return fmt.Errorf("answer: %w", err)
 	}
 	if reply.Error != "" {
-		return errors.New(reply.Error)
+		return &refusedError{reply.Error}
 	}
 	return nil
 }
@@ -128,9 +128,10 @@ func (r *rightsReader) drop() {
 	}
 }
 
-// claim takes the stage socket of a replica that an order has started.
-func claim(ctx context.Context, path, replica, order string) (wire.Socket, error) {
-	c, _, fd, err := dialSocket(ctx, path, socketRequest{Want: wantSocket, Replica: replica, Order: order})
+// claimNear takes the stage socket of a replica that an order has started, from a daemon of this
+// machine.
+func claimNear(ctx context.Context, path string, req socketRequest) (wire.Socket, error) {
+	c, _, fd, err := dialSocket(ctx, path, req)
 	if err != nil {
 		return nil, err
 	}

@@ -29,15 +29,17 @@ type Client struct {
 	codes Codes
 	me    string // the kind of answers to us
 	stop  func() // listening to them
+	reach reach
 
 	mu      sync.Mutex
 	inv     Inventory
+	link    Link                   // of the latest connection for lines; empty: there was none
 	waiting map[string]chan Answer // by the order's id
 }
 
 // newClient listens for answers about a node.
-func newClient(bus Bus, name string, codes Codes) (*Client, error) {
-	c := &Client{name: name, bus: bus, codes: codes, me: kindAnswer + rand.Text(), waiting: map[string]chan Answer{}}
+func newClient(bus Bus, name string, codes Codes, to reach) (*Client, error) {
+	c := &Client{name: name, bus: bus, codes: codes, reach: to, me: kindAnswer + rand.Text(), waiting: map[string]chan Answer{}}
 	var err error
 	c.stop, err = bus.Listen(name, c.me, func(_, _ string, data []byte) { c.answered(data) })
 	return c, err
@@ -50,8 +52,13 @@ func (c *Client) Name() string { return c.name }
 func (c *Client) Inventory() Inventory {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.inv
+	inv := c.inv
+	inv.Link = c.link
+	return inv
 }
+
+// Far reports whether the node is reached over the tunnel: it shares no files with this process.
+func (c *Client) Far() bool { return !c.reach.near(c.Inventory()) }
 
 // answered passes an answer to the call that waits for it.
 func (c *Client) answered(data []byte) {
@@ -75,7 +82,7 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 	if err != nil {
 		return Started{}, err
 	}
-	conn, err := claim(ctx, c.Inventory().Socket, o.Replica, o.ID)
+	conn, err := c.claim(ctx, o.Replica, o.ID)
 	if err != nil {
 		c.cancel(o)
 		return Started{}, &Error{c.name, fmt.Errorf("replica %q has started, but its socket was not handed over: %w", o.Replica, err)}
@@ -120,6 +127,9 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, orderTimeout)
 		defer cancel()
+	}
+	if err := c.prepare(ctx, &o); err != nil {
+		return Answer{}, o, err
 	}
 	until, _ := ctx.Deadline()
 	o.V, o.ID, o.To = Version, rand.Text(), c.Inventory().ID

@@ -24,7 +24,11 @@ type DirectoryConfig struct {
 	// A node's name that no daemon may have, because this process has it; empty: none.
 	Own   string
 	Codes Codes // of daemons' errors
-	Log   *slog.Logger
+	Dial  Dial  // to nodes of other machines; nil: they cannot join
+	// Prepare is called before an order to start or load a function is given to a node of another
+	// machine. It may be called concurrently, and may block. nil: there is nothing to prepare.
+	Prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
+	Log     *slog.Logger
 
 	Joined func(*Client)              // a node has come, or is back
 	Left   func(node, cause string)   // it is silent, or has said that it goes
@@ -282,9 +286,9 @@ func (d *Directory) unfit(inv Inventory) string {
 	switch {
 	case inv.Name == d.cfg.Own:
 		return fmt.Sprintf("node %q is a part of `stagecoach up` itself; choose another --node, or run `stagecoach up --no-node`", inv.Name)
-	case inv.Boot != d.cfg.Boot:
-		return fmt.Sprintf("node %q is on another machine (host %s, boot %s, want %s): replicas' sockets cannot be handed over from there; "+
-			"start its KeysManager on the machine of `stagecoach up`", inv.Name, inv.Host, inv.Boot, d.cfg.Boot)
+	case inv.Boot != d.cfg.Boot && (inv.Address == "" || d.cfg.Dial == nil):
+		return fmt.Sprintf("node %q is on another machine (host %s, boot %s, want %s) and announces no address for replicas' sockets; "+
+			"start its KeysManager with --listen", inv.Name, inv.Host, inv.Boot, d.cfg.Boot)
 	}
 	return ""
 }
@@ -294,7 +298,7 @@ func (d *Directory) meet(name string) (*member, error) {
 	if len(d.nodes) >= maxNodes && !d.dropAway() {
 		return nil, fmt.Errorf("%d nodes have joined, want at most %d", len(d.nodes), maxNodes)
 	}
-	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes)
+	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Prepare})
 	if err != nil {
 		return nil, err
 	}
@@ -424,7 +428,7 @@ func (d *Directory) follow(m *member) {
 
 // lines passes on what comes over one connection.
 func (d *Directory) lines(ctx context.Context, m *member) error {
-	c, r, _, err := dialSocket(ctx, m.client.Inventory().Socket, socketRequest{Want: wantLines})
+	c, r, err := m.client.lines(ctx)
 	if err != nil {
 		return err
 	}

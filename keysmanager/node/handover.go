@@ -99,17 +99,18 @@ func handOver(c *net.UnixConn, reply socketReply, conn wire.Socket) error {
 }
 
 // serveLines sends lines until the other side or a new follower ends that.
-func (s *Server) serveLines(c *net.UnixConn, reply socketReply) {
+func (s *Server) serveLines(c net.Conn, reply socketReply) {
 	if json.NewEncoder(c).Encode(reply) != nil {
 		return
 	}
 	_ = c.SetDeadline(time.Time{})
 	s.follow(c)
 	ended := make(chan struct{})
-	s.socket.loops.Go(func() { // it says nothing any more; its end is heard
+	go func() { // it says nothing any more; its end is heard
 		defer close(ended)
 		_, _ = c.Read(make([]byte, 1))
-	})
+	}()
+	defer func() { _ = c.Close(); <-ended }()
 	w := bufio.NewWriterSize(c, 64<<10)
 	e := json.NewEncoder(w)
 	for {
@@ -130,15 +131,13 @@ func (s *Server) serveLines(c *net.UnixConn, reply socketReply) {
 		}
 		if err = errors.Join(err, w.Flush()); err != nil {
 			s.out.missed(lines)
-			_ = c.Close()
-			<-ended
 			return
 		}
 	}
 }
 
 // follow makes c the only connection that gets lines.
-func (s *Server) follow(c *net.UnixConn) {
+func (s *Server) follow(c net.Conn) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.follower != nil {
@@ -147,7 +146,7 @@ func (s *Server) follow(c *net.UnixConn) {
 	s.follower = c
 }
 
-func (s *Server) follows(c *net.UnixConn) bool {
+func (s *Server) follows(c net.Conn) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.follower == c

@@ -45,6 +45,10 @@ type ServerConfig struct {
 	Worker Worker
 	Codes  Codes  // of the Worker's errors
 	Socket string // path of the unix socket; its folder is created, for this user only
+	// host:port where a tunnel serves [ServeStream]; empty: nowhere.
+	Address string
+	// Processes of this machine use the tunnel, too: the socket is not announced.
+	Remote bool
 	// Serves images on a connection, until the connection or ctx ends; nil: none are served.
 	Images func(ctx context.Context, c net.Conn)
 	Log    *slog.Logger
@@ -83,7 +87,7 @@ type Server struct {
 	mu       sync.Mutex
 	closed   bool
 	leaving  bool
-	follower *net.UnixConn                  // that gets lines; nil: none
+	follower net.Conn                       // that gets lines; nil: none
 	running  map[string]*task               // by the order's id
 	answers  *simplelru.LRU[string, Answer] // of orders that have ended, by id
 	kept     map[string]*kept               // by replica: sockets that nobody has claimed yet

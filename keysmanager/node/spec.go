@@ -24,6 +24,9 @@ type Spec struct {
 	// Address and port of this machine where the function's processes reach other functions, as
 	// gateway.openfaas; empty: nowhere.
 	Gateway string `json:"gateway,omitempty"`
+	// Path of the socket where the function's watchdogs meet a gateway of another machine; empty:
+	// the gateway is on this machine.
+	Rendezvous string `json:"rendezvous,omitempty"`
 	// Environment of the function. STAGECOACH_MODEL makes it a function with parameters.
 	Env map[string]string `json:"env,omitempty"`
 	// Start path: auto, fork, heap, map or cold (docs/adr/0023); empty: auto.

@@ -28,8 +28,14 @@ type Identity struct {
 type Inventory struct {
 	V int `json:"v"`
 	Identity
-	Embedded bool   `json:"embedded,omitempty"` // it is part of `stagecoach up`, and no daemon
-	Socket   string `json:"socket,omitempty"`   // path of the daemon's unix socket
+	Embedded bool `json:"embedded,omitempty"` // it is part of `stagecoach up`, and no daemon
+	// Path of the daemon's unix socket; empty: it must be reached over the tunnel.
+	Socket string `json:"socket,omitempty"`
+	// host:port where its tunnel listens; empty: only processes of its machine reach it.
+	Address string `json:"address,omitempty"`
+	Link    Link   `json:"link,omitempty"` // how the control process reaches it, which adds it
+	// Functions whose secrets the node keeps because they came over the tunnel, sorted.
+	Secrets []string `json:"secrets,omitempty"`
 	// It takes no orders to start, and its replicas should be drained.
 	Leaving bool   `json:"leaving,omitempty"`
 	Gone    bool   `json:"gone,omitempty"` // its last one
@@ -236,6 +242,9 @@ type Order struct {
 	Spec    Spec   `json:"spec,omitzero"`     // of the function
 	// Thousandths of a core; 0: as the spec says.
 	CPUMilli int `json:"cpuMilli,omitempty"`
+	// The control process is on another machine. The node makes those fields of specs that name
+	// something of a machine: Group, Secrets, Gateway and Rendezvous.
+	Far bool `json:"far,omitempty"`
 	// UUIDs of the replica's devices, joined by commas; empty: none.
 	Device   string        `json:"device,omitempty"`
 	Grace    time.Duration `json:"grace,omitempty"` // nanoseconds

@@ -32,6 +32,7 @@ type config struct {
 	// User of a program without its own root; nil: the user of this process.
 	account     *sandbox.Account
 	secrets     string            // folder with the secrets; empty: none
+	relay       string            // socket of the node's daemon; empty: the gateway is on this machine
 	process     []string          // the program and its arguments
 	env         map[string]string // environment of the program
 	upstream    *url.URL          // where the program listens; nil: on the port that it is given
@@ -140,12 +141,12 @@ func program(environ []string) (own []string) {
 	return own
 }
 
-// identify reads the image, the account, and the folder of the secrets.
+// identify reads the image, the account, the folder of the secrets, and the daemon's socket.
 func (c *config) identify(given map[string]string) error {
 	if err := json.Unmarshal([]byte(given[wire.EnvImage]), &c.image); err != nil {
 		return fmt.Errorf("environment %s: %w; a function is started by `stagecoach up`", wire.EnvImage, err)
 	}
-	c.secrets = given[wire.EnvSecrets]
+	c.secrets, c.relay = given[wire.EnvSecrets], given[wire.EnvRendezvous]
 	c.oom.file, c.oom.text, _ = strings.Cut(given[wire.EnvOutOfMemory], " ")
 	for name, to := range map[string]any{wire.EnvAccount: &c.account, wire.EnvNetwork: &c.network} {
 		if given[name] == "" {

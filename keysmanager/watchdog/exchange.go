@@ -18,8 +18,10 @@ type exchanges struct {
 	server *hop.Server
 	keeps  int // most connections to keep
 
+	relay string // socket of the node's daemon, if the gateway is on another machine
+
 	mu      sync.Mutex
-	path    string    // path of the gateway's socket
+	at      place     // of the gateway
 	kept    *hop.Pool // kept connections to it
 	closed  bool
 	running sync.WaitGroup
@@ -56,17 +58,17 @@ func (e *exchanges) close(ctx context.Context) {
 	e.abort()
 }
 
-// begin counts an exchange with the gateway at path. It returns the pool of kept connections to
-// that gateway, or nil after close.
-func (e *exchanges) begin(path string) *hop.Pool {
+// begin counts an exchange with a gateway. It returns the pool of kept connections to that gateway,
+// or nil after close.
+func (e *exchanges) begin(at place) *hop.Pool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {
 		return nil
 	}
-	if e.path != path {
+	if e.at != at {
 		e.kept.Close()
-		e.path, e.kept = path, &hop.Pool{Max: e.keeps, Idle: keptTime, Waits: true}
+		e.at, e.kept = at, &hop.Pool{Max: e.keeps, Idle: keptTime, Waits: true}
 	}
 	e.running.Add(1)
 	return e.kept
@@ -74,21 +76,21 @@ func (e *exchanges) begin(path string) *hop.Pool {
 
 // do meets the gateway at the call's rendezvous, and returns when the exchange has ended.
 func (e *exchanges) do(call *stage.Call, address string) error {
-	token, path, err := parseAddress(address)
+	at, err := parseAddress(address)
 	if err != nil {
 		return err
 	}
-	if err := e.meet(context.WithValue(call.Context(), callKey{}, call), token, path); err != nil {
+	if err := e.meet(context.WithValue(call.Context(), callKey{}, call), at); err != nil {
 		return err
 	}
 	return call.Context().Err()
 }
 
-// meet sends the token to the gateway that listens at path, and serves the request that follows. It
-// returns when the request or ctx has ended. Only ctx bounds the wait for a slow gateway, because
-// the gateway waits for the replica, too.
-func (e *exchanges) meet(ctx context.Context, token, path string) error {
-	pool := e.begin(path)
+// meet sends the token to the gateway, and serves the request that follows. It returns when the
+// request or ctx has ended. Only ctx bounds the wait for a slow gateway, because the gateway waits
+// for the replica, too.
+func (e *exchanges) meet(ctx context.Context, at meeting) error {
+	pool := e.begin(at.place)
 	if pool == nil {
 		return errEnds
 	}
@@ -96,7 +98,7 @@ func (e *exchanges) meet(ctx context.Context, token, path string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
-	greeting := []byte(token + "\n")
+	greeting := []byte(at.token + "\n")
 	if c := pool.Get(); c != nil {
 		// If the gateway has closed the kept connection, no request has come, and the token is
 		// still valid on another connection.
@@ -106,7 +108,7 @@ func (e *exchanges) meet(ctx context.Context, token, path string) error {
 			return nil
 		}
 	}
-	c, err := new(net.Dialer).DialContext(ctx, "unix", path)
+	c, err := e.dial(ctx, at.place)
 	if err != nil {
 		return fmt.Errorf("rendezvous with the gateway: %w", err)
 	}

@@ -99,7 +99,7 @@ func TestConsecutiveExchangesShareAConnection(t *testing.T) {
 	defer cancel()
 	defer e.close(ctx)
 	met := make(chan error, 1)
-	meet := func(token string) { go func() { met <- e.meet(ctx, token, v.path) }() }
+	meet := func(token string) { go func() { met <- e.meet(ctx, meeting{token, place{path: v.path}}) }() }
 
 	meet("first")
 	c := <-v.conns
@@ -141,7 +141,7 @@ func TestConsecutiveExchangesShareAConnection(t *testing.T) {
 		t.Errorf("%v, %d more connections", err, len(v.conns))
 	}
 	e.close(ctx)
-	if err := e.meet(ctx, "late", v.path); err == nil {
+	if err := e.meet(ctx, meeting{"late", place{path: v.path}}); err == nil {
 		t.Error("an exchange after close")
 	}
 }
@@ -156,7 +156,7 @@ func TestConnectionWaitsForASlowClient(t *testing.T) {
 	defer cancel()
 	defer e.close(ctx)
 	met := make(chan error, 1)
-	meet := func(token string) { go func() { met <- e.meet(ctx, token, v.path) }() }
+	meet := func(token string) { go func() { met <- e.meet(ctx, meeting{token, place{path: v.path}}) }() }
 	meet("slow")
 	slow := <-v.conns
 	slow.ask(t, "slow", hello)
@@ -189,9 +189,9 @@ func TestSlowGatewayGetsItsAnswer(t *testing.T) {
 		defer e.close(ctx)
 		e.kept = &hop.Pool{Max: 1, Idle: time.Hour}
 		e.kept.Put(near)
-		e.path = "pipe"
+		e.at.path = "pipe"
 		met := make(chan error, 1)
-		go func() { met <- e.meet(ctx, "token", "pipe") }()
+		go func() { met <- e.meet(ctx, meeting{"token", place{path: "pipe"}}) }()
 		time.Sleep(20 * time.Minute)
 		c := &caller{far, bufio.NewReader(far)}
 		c.ask(t, "token", "")
@@ -214,7 +214,7 @@ func TestConnectionWithUnreadRequestIsClosed(t *testing.T) {
 	defer cancel()
 	defer e.close(ctx)
 	met := make(chan error, 1)
-	go func() { met <- e.meet(ctx, "token", v.path) }()
+	go func() { met <- e.meet(ctx, meeting{"token", place{path: v.path}}) }()
 	c := <-v.conns
 	c.ask(t, "token", hello)
 	c.answer(t, "no")

@@ -34,11 +34,11 @@ func (e *exchanges) carry(call *stage.Call, address string, request []byte) stag
 
 // carryIn is carry with a context, which is the call's.
 func (e *exchanges) carryIn(ctx context.Context, call *stage.Call, address string, request []byte) stage.Result {
-	token, path, err := parseAddress(address)
+	at, err := parseAddress(address)
 	if err != nil {
 		return stage.Result{Err: err}
 	}
-	pool := e.begin(path)
+	pool := e.begin(at.place)
 	if pool == nil {
 		return stage.Result{Err: errEnds}
 	}
@@ -47,7 +47,7 @@ func (e *exchanges) carryIn(ctx context.Context, call *stage.Call, address strin
 	ctx, cancel := context.WithCancel(context.WithValue(ctx, callKey{}, call))
 	defer cancel()
 	defer context.AfterFunc(e.ctx, cancel)()
-	k := &lazyConn{ctx: ctx, token: token, path: path, pool: pool, write: e.server.Write}
+	k := &lazyConn{ctx: ctx, at: at, dial: e.dial, pool: pool, write: e.server.Write}
 	server := *e.server
 	server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if call.Traceparent != "" {
@@ -83,14 +83,54 @@ func (e *exchanges) carryIn(ctx context.Context, call *stage.Call, address strin
 // errEnds is the error of calls that a replica does not answer because it ends.
 var errEnds = errors.New("the replica ends")
 
+// meeting is where the gateway waits for a replica.
+type meeting struct {
+	token string
+	place
+}
+
+// place is a gateway's socket.
+type place struct {
+	path    string // on the gateway's machine
+	control string // name of its control plane, for other machines; empty: they cannot meet it
+}
+
 // parseAddress splits the gateway's address of the rendezvous.
-func parseAddress(address string) (token, path string, err error) {
+func parseAddress(address string) (r meeting, err error) {
 	network, rest, _ := strings.Cut(address, " ")
-	token, path, ok := strings.Cut(rest, " ")
-	if network != "unix" || !ok {
-		return "", "", fmt.Errorf("rendezvous %.20q…, want unix TOKEN PATH", address)
+	token, rest, ok := strings.Cut(rest, " ")
+	r.token = token
+	switch network {
+	case "unix":
+		r.path = rest
+	case "unix+tls":
+		r.control, r.path, ok = strings.Cut(rest, " ")
+	default:
+		ok = false
 	}
-	return token, path, nil
+	if !ok {
+		return r, fmt.Errorf("rendezvous %.20q…, want unix TOKEN PATH or unix+tls TOKEN CONTROL PATH", address)
+	}
+	return r, nil
+}
+
+// dial connects to the gateway. On another machine than the gateway's, the node's daemon passes the
+// connection on.
+func (e *exchanges) dial(ctx context.Context, to place) (net.Conn, error) {
+	d := net.Dialer{}
+	if e.relay == "" {
+		return d.DialContext(ctx, "unix", to.path)
+	}
+	if to.control == "" {
+		return nil, errors.New("the gateway is on another machine, and names no control plane")
+	}
+	c, err := d.DialContext(ctx, "unix", e.relay)
+	if err == nil {
+		if _, err = c.Write([]byte(to.control + "\n")); err != nil {
+			_ = c.Close()
+		}
+	}
+	return c, err
 }
 
 // timed is a ResponseWriter that adds to the answer how long the function has worked.
@@ -131,10 +171,11 @@ func (t *timed) Unwrap() http.ResponseWriter { return t.ResponseWriter }
 // lazyConn is a connection to the gateway that is made on demand: when an answer is flushed, or is
 // too large to keep.
 type lazyConn struct {
-	ctx         context.Context //nolint:containedctx // belongs to the one exchange of this lazyConn
-	token, path string
-	pool        *hop.Pool
-	write       time.Duration // write_timeout
+	ctx   context.Context //nolint:containedctx // belongs to the one exchange of this lazyConn
+	at    meeting
+	dial  func(context.Context, place) (net.Conn, error)
+	pool  *hop.Pool
+	write time.Duration // write_timeout
 
 	mu     sync.Mutex
 	kept   []byte   // bytes written so far; nil once there is a connection
@@ -193,7 +234,7 @@ func (k *lazyConn) meet() error {
 			return k.begin(c)
 		}
 	}
-	c, err := (&net.Dialer{}).DialContext(k.ctx, "unix", k.path)
+	c, err := k.dial(k.ctx, k.at.place)
 	if err == nil {
 		err = k.greet(c)
 	}
@@ -208,7 +249,7 @@ func (k *lazyConn) meet() error {
 // it, greet closes the connection.
 func (k *lazyConn) greet(c net.Conn) error {
 	defer context.AfterFunc(k.ctx, func() { _ = c.Close() })()
-	_, err := c.Write([]byte(k.token + "+"))
+	_, err := c.Write([]byte(k.at.token + "+"))
 	var b [1]byte
 	if err == nil {
 		_, err = c.Read(b[:])
@@ -248,7 +289,7 @@ func (k *lazyConn) Close() error {
 func (k *lazyConn) Read([]byte) (int, error) { return 0, os.ErrInvalid }
 
 // LocalAddr implements net.Conn.
-func (k *lazyConn) LocalAddr() net.Addr { return &net.UnixAddr{Name: k.path, Net: "unix"} }
+func (k *lazyConn) LocalAddr() net.Addr { return &net.UnixAddr{Name: k.at.path, Net: "unix"} }
 
 // RemoteAddr implements net.Conn.
 func (k *lazyConn) RemoteAddr() net.Addr { return k.LocalAddr() }

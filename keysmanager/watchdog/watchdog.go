@@ -95,6 +95,7 @@ func (w *watchdog) place(ctx context.Context, r *stage.Replica) error {
 	}
 	w.function = bounded(w.c.exec, w.function)
 	w.exchanges = newExchanges(withTimeoutHeader(w.function), w.c.slots, w.c.read, w.c.write)
+	w.exchanges.relay = w.c.relay
 	if w.child != nil {
 		w.stopping, w.watched = make(chan struct{}), make(chan struct{})
 		go w.watch() // stop waits for it

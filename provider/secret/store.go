@@ -39,6 +39,7 @@ type Store struct {
 	mounts *os.Root   // folder of the copies, which no name can leave
 	at     string     // path of mounts
 	groups Groups
+	keep   bool // mounts survive Open and Close
 }
 
 // Groups returns the group of all functions of a namespace that name exactly these secrets. names
@@ -65,8 +66,18 @@ func OpenShared(dir, mounts string, groups Groups) (*Store, error) {
 	return openStore(dir, mounts, groups)
 }
 
+// OpenKept does what [OpenShared] does for a node whose processes survive this one. Earlier mounts
+// stay, also after Close, until they are unmounted or swept. Without groups, functions run as this
+// process's user.
+func OpenKept(dir, mounts string, groups Groups) (*Store, error) {
+	return openAll(dir, mounts, &Store{groups: groups, keep: true})
+}
+
 func openStore(dir, mounts string, groups Groups) (*Store, error) {
-	s := &Store{groups: groups}
+	return openAll(dir, mounts, &Store{groups: groups})
+}
+
+func openAll(dir, mounts string, s *Store) (*Store, error) {
 	var err error
 	if s.at, err = filepath.Abs(mounts); err == nil {
 		err = s.openAt(dir)
@@ -85,11 +96,15 @@ func (s *Store) openAt(dir string) error {
 	if s.root, err = os.OpenRoot(dir); err != nil {
 		return err
 	}
-	err = errors.Join(s.root.MkdirAll(valuesDir, 0o700), s.root.RemoveAll(mountsDir), os.RemoveAll(s.at))
-	if err != nil {
+	if err := s.root.MkdirAll(valuesDir, 0o700); err != nil {
 		return err
 	}
-	if err := os.Mkdir(s.at, 0o700); err != nil {
+	if !s.keep {
+		if err := errors.Join(s.root.RemoveAll(mountsDir), os.RemoveAll(s.at)); err != nil {
+			return err
+		}
+	}
+	if err := os.Mkdir(s.at, 0o700); err != nil && !(s.keep && errors.Is(err, fs.ErrExist)) {
 		return err
 	}
 	s.mounts, err = os.OpenRoot(s.at)
@@ -99,7 +114,7 @@ func (s *Store) openAt(dir string) error {
 // Close closes the folders. The files stay, except for shared mounts.
 func (s *Store) Close() error {
 	var errs []error
-	if s.groups != nil && s.mounts != nil {
+	if s.groups != nil && s.mounts != nil && !s.keep {
 		errs = append(errs, os.RemoveAll(s.at))
 	}
 	for _, r := range []*os.Root{s.root, s.mounts} {
@@ -293,6 +308,16 @@ func (s *Store) Unmount(namespace, function string) error {
 	err := s.mounts.RemoveAll(filepath.Join(namespace, function))
 	_ = s.mounts.Remove(namespace) // succeeds if it was the last function
 	return err
+}
+
+// Mounted returns the functions that have folders, as their namespaces with their names.
+func (s *Store) Mounted() (map[string][]string, error) {
+	folders, err := fs.Glob(s.mounts.FS(), "*/*")
+	out := map[string][]string{}
+	for _, f := range folders {
+		out[filepath.Dir(f)] = append(out[filepath.Dir(f)], filepath.Base(f))
+	}
+	return out, err
 }
 
 // nameless returns why a function can have no folder, or nil.

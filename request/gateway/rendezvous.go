@@ -22,6 +22,7 @@ import (
 type Rendezvous struct {
 	listener net.Listener
 	path     string
+	control  string // name of this control plane, for replicas of other machines; empty: none
 	log      *slog.Logger
 	hands    chan struct{} // bounds concurrent greetings
 	running  sync.WaitGroup
@@ -76,6 +77,34 @@ func NewRendezvous(folder string, log *slog.Logger) (*Rendezvous, error) {
 	}
 	v.running.Go(v.accept)
 	return v, nil
+}
+
+// Name tells replicas of other machines the name of this control plane, with which their node finds
+// it. It must be called before the first request.
+func (v *Rendezvous) Name(control string) { v.control = control }
+
+// Serve takes a connection of a replica of another machine. It returns when the replica has said
+// its token, or did not in time. After that, the connection belongs to the request.
+func (v *Rendezvous) Serve(c net.Conn) {
+	select {
+	case v.hands <- struct{}{}:
+	case <-time.After(greetingTime):
+		_ = c.Close()
+		return
+	}
+	defer func() { <-v.hands }()
+	v.mu.Lock()
+	if v.closed {
+		v.mu.Unlock()
+		_ = c.Close()
+		return
+	}
+	v.running.Add(1)
+	v.mu.Unlock()
+	defer v.running.Done()
+	if v.begin(c, false) {
+		v.greet(c)
+	}
 }
 
 // Close stops listening and closes connections that wait for a token. Exchanges in progress
@@ -203,7 +232,12 @@ func (v *Rendezvous) meet() *meeting {
 }
 
 // address returns the text that tells the replica where to go.
-func (m *meeting) address() string { return "unix " + m.token + " " + m.v.path }
+func (m *meeting) address() string {
+	if m.v.control != "" {
+		return "unix+tls " + m.token + " " + m.v.control + " " + m.v.path
+	}
+	return "unix " + m.token + " " + m.v.path
+}
 
 func (m *meeting) close() {
 	m.v.mu.Lock()

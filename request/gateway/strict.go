@@ -21,9 +21,18 @@ func (l strict) Accept() (net.Conn, error) {
 	return &strictConn{TCPConn: c}, nil
 }
 
+// StrictConn does for another connection than one of TCP what Strict does for those of a listener.
+func StrictConn(c net.Conn) net.Conn { return &strictStream{Conn: c} }
+
 // Unframed stops the checks on a connection that switches to another protocol.
 func Unframed(c net.Conn, s http.ConnState) {
-	if c, ok := c.(*strictConn); ok && s == http.StateHijacked { // nobody reads at this point
+	if s != http.StateHijacked {
+		return
+	}
+	switch c := c.(type) { // nobody reads at this point
+	case *strictConn:
+		c.raw = true
+	case *strictStream:
 		c.raw = true
 	}
 }
@@ -32,6 +41,17 @@ func Unframed(c net.Conn, s http.ConnState) {
 // server can use all that TCP connections have.
 type strictConn struct {
 	*net.TCPConn
+	strictly
+}
+
+// strictStream is the same for another connection.
+type strictStream struct {
+	net.Conn
+	strictly
+}
+
+// strictly is what a strict connection knows of the bytes that were read.
+type strictly struct {
 	framing framing
 	raw     bool   // not HTTP any more
 	bad     bool   // the remaining bytes are bad
@@ -44,9 +64,14 @@ type strictConn struct {
 const refusal = "\r?\r\n?\r\n\r\n"
 
 // Read implements io.Reader.
-func (c *strictConn) Read(b []byte) (int, error) {
+func (c *strictConn) Read(b []byte) (int, error) { return c.read(c.TCPConn, b) }
+
+// Read implements io.Reader.
+func (c *strictStream) Read(b []byte) (int, error) { return c.read(c.Conn, b) }
+
+func (c *strictly) read(from net.Conn, b []byte) (int, error) {
 	if !c.bad {
-		n, err := c.TCPConn.Read(b)
+		n, err := from.Read(b)
 		if c.raw {
 			return n, err
 		}

@@ -6,8 +6,6 @@ import (
 	"os"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
@@ -112,13 +110,12 @@ func detach(ref tensor.Ref, files []*os.File) (tensor.Item, error) {
 
 // sealed returns a memfd with the content b that nobody can change.
 func sealed(b []byte) (*os.File, error) {
-	fd, err := unix.MemfdCreate("stagecoach-item", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	f, err := memory()
 	if err != nil {
-		return nil, fmt.Errorf("memfd: %w", err)
+		return nil, err
 	}
-	f := os.NewFile(uintptr(fd), "item")
 	if _, err = f.Write(b); err == nil {
-		_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
+		err = seal(f)
 	}
 	if err != nil {
 		_ = f.Close()

@@ -82,7 +82,7 @@ func Node(ctx context.Context, args []string, out io.Writer) error {
 
 func listNodes(all []schema.Node, out io.Writer) error {
 	t := console.NewTable(out)
-	fmt.Fprintln(t, "NODE\tKIND\tSTATUS\tCPU\tMEMORY\tUSED\tDEVICES\tCACHED\tREPLICAS\tHITS\tMISSES")
+	fmt.Fprintln(t, "NODE\tKIND\tSTATUS\tCPU\tMEMORY\tUSED\tDEVICES\tCACHED\tREPLICAS\tHITS\tMISSES\tLINK")
 	for _, n := range all {
 		devices, ill := fmt.Sprint(len(n.Devices)), 0
 		for _, d := range n.Devices {
@@ -93,8 +93,8 @@ func listNodes(all []schema.Node, out io.Writer) error {
 		if ill > 0 {
 			devices += fmt.Sprintf(" (%d not well)", ill)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%dm\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n",
-			n.Name, nodeKind(n.Inventory), nodeStatus(n), n.CPU.Total, plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), devices, len(n.Zygotes), len(n.Replicas), n.Counts.Hits, n.Counts.Misses)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%dm\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n",
+			n.Name, nodeKind(n.Inventory), nodeStatus(n), n.CPU.Total, plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), devices, len(n.Zygotes), len(n.Replicas), n.Counts.Hits, n.Counts.Misses, cmp.Or(n.Link, "-"))
 	}
 	return t.Flush()
 }
@@ -122,6 +122,15 @@ func nodeStatus(n schema.Node) string {
 	return status
 }
 
+// nodeAddress returns where up reaches a daemon, and how.
+func nodeAddress(n node.Inventory) string {
+	at := cmp.Or(n.Address, n.Socket)
+	if n.Link == node.LinkUnix {
+		at = n.Socket
+	}
+	return fmt.Sprintf("%s, %s", at, cmp.Or(n.Link, "not reached"))
+}
+
 func describeNode(n schema.Node, now time.Time, out io.Writer) error {
 	t := console.NewTable(out)
 	status := nodeStatus(n)
@@ -132,6 +141,9 @@ func describeNode(n schema.Node, now time.Time, out io.Writer) error {
 		status += "; " + n.Cause
 	}
 	fmt.Fprintf(t, "Node:\t%s\nKind:\t%s\nStatus:\t%s\nProcess:\t%d on %s, version %s, for %s\n", n.Name, nodeKind(n.Inventory), status, n.PID, n.Host, n.Version, age(n.Started, now))
+	if n.Address != "" || n.Socket != "" {
+		fmt.Fprintf(t, "Address:\t%s\n", nodeAddress(n.Inventory))
+	}
 	fmt.Fprintf(t, "CPU:\t%dm, %dm promised\n", n.CPU.Total, n.CPU.Used)
 	fmt.Fprintf(t, "Memory:\t%s (%s), %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), n.Memory.Bound, plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
 	fmt.Fprintf(t, "Cache:\t%d hits, %d misses, %d evictions, %d refused\n", n.Counts.Hits, n.Counts.Misses, n.Counts.Evictions, n.Counts.Refused)

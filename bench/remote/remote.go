@@ -1,0 +1,235 @@
+// Package remote measures a pipeline on nodes of this machine and on nodes that are reached over
+// TLS, as those of other machines are.
+package remote
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/bench"
+	"github.com/stagecoach-serving/stagecoach/internal/child"
+	"github.com/stagecoach-serving/stagecoach/internal/console"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/client"
+)
+
+// cluster is an up that is no node, with daemons.
+type cluster struct {
+	name    string
+	far     bool // its daemons are reached over TLS
+	daemons int
+	up      *child.Process
+	api     *client.Client
+	stops   []func() error
+}
+
+// turns is one size of items at one concurrency, on one cluster.
+type turns struct {
+	on       *cluster
+	size, c  int
+	rate     []float64 // requests per second, one per round
+	p50, p99 []float64 // milliseconds, one per round
+	requests int
+	bytes    float64 // over TLS, both directions, per request
+}
+
+func (t *turns) name() string {
+	size := fmt.Sprintf("%dKB", t.size>>10)
+	if t.size >= 1<<20 {
+		size = fmt.Sprintf("%dMB", t.size>>20)
+	}
+	return fmt.Sprintf("%s_%s_c%d", t.on.name, size, t.c)
+}
+
+// Run measures requests to a pipeline of two stages that do nothing. On the cluster `unix`, both
+// stages are on one node of this machine. On the cluster `tls`, they are on two nodes that are
+// reached over TLS over loopback, so that each item crosses four times. The cases take turns.
+func Run(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("bench nodes", flag.ContinueOnError)
+	asJSON, images := bench.Flags(fs)
+	rounds := fs.Int("rounds", 5, "turns of every case")
+	window := fs.Duration("window", 2*time.Second, "of load in a turn")
+	if err := console.ParseFlags(fs, args); err != nil {
+		return err
+	}
+	report := bench.NewReport("nodes", os.Stderr)
+	var all []*turns
+	for _, c := range []*cluster{{name: "unix", daemons: 1}, {name: "tls", far: true, daemons: 2}} {
+		defer c.close()
+		if err := c.open(ctx, *images); err != nil {
+			return fmt.Errorf("cluster %s: %w", c.name, err)
+		}
+		all = append(all, &turns{on: c, size: 64 << 10, c: 1}, &turns{on: c, size: 64 << 10, c: 8}, &turns{on: c, size: 16 << 20, c: 1}, &turns{on: c, size: 16 << 20, c: 4})
+	}
+	slices.SortStableFunc(all, func(a, b *turns) int { return a.size*100 + a.c - b.size*100 - b.c })
+	for r := range *rounds + 1 { // the first round warms up
+		for _, t := range all {
+			if err := t.turn(ctx, *window, r > 0); err != nil {
+				return err
+			}
+		}
+		console.Progress("bench nodes: round %d of %d", r, *rounds)
+	}
+	for _, t := range all {
+		report.Add(t.name(), "requests_per_second", bench.Median(t.rate), t.requests)
+		report.Add(t.name(), "p50_ms", bench.Median(t.p50), t.requests)
+		report.Add(t.name(), "p99_ms", bench.Median(t.p99), t.requests)
+		report.Add(t.name(), "tls_bytes_per_request", t.bytes, t.requests)
+	}
+	return bench.Print(report, *asJSON, out)
+}
+
+// open starts the cluster and deploys the pipeline.
+func (c *cluster) open(ctx context.Context, images string) error {
+	images, err := filepath.Abs(images)
+	if err != nil {
+		return err
+	}
+	state, err := os.MkdirTemp("", "stagecoach-nodes-")
+	if err != nil {
+		return err
+	}
+	c.stops = append(c.stops, func() error { return os.RemoveAll(state) })
+	nats, err := freeAddress()
+	if err != nil {
+		return err
+	}
+	start := func(args ...string) (*child.Process, error) {
+		p, err := child.Start(ctx, os.Stderr, append(args, "--images", images, "--log", "warn")...)
+		if err == nil {
+			c.stops = append(c.stops, p.Stop)
+		}
+		return p, err
+	}
+	if c.up, err = start("up", "--no-node", "--listen", "127.0.0.1:0", "--nats-listen", nats, "--state", filepath.Join(state, "up")); err != nil {
+		return err
+	}
+	c.api = client.New("http://" + c.up.Addr)
+	for i := range c.daemons {
+		name := fmt.Sprintf("bench-%s-%d", c.name, i)
+		args := []string{
+			"keysmanager", "--node", name, "--nats", "nats://" + nats, "--nats-token", filepath.Join(state, "up", "nats-token"),
+			"--state", filepath.Join(state, name), "--memory", "2Gi", "--devices", "none",
+		}
+		if c.far {
+			args = append(args, "--listen", "127.0.0.1:0", "--remote")
+		}
+		if _, err := start(args...); err != nil {
+			return err
+		}
+	}
+	return c.deploy(ctx)
+}
+
+func (c *cluster) close() {
+	for _, stop := range slices.Backward(c.stops) {
+		_ = stop() // the report is complete
+	}
+}
+
+// deploy deploys a pipeline of two stages, and waits until each node has one of them.
+func (c *cluster) deploy(ctx context.Context) error {
+	limit, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	until := func(what string, done func() bool) error {
+		for !done() {
+			select {
+			case <-tick.C:
+			case <-limit.Done():
+				return fmt.Errorf("waited for %s: %w", what, limit.Err())
+			}
+		}
+		return nil
+	}
+	inventories := func() (all []node.Inventory) {
+		_ = c.api.Get(limit, "/system/nodes", &all) // asked again
+		return all
+	}
+	if err := until("nodes", func() bool { return len(inventories()) == c.daemons }); err != nil {
+		return err
+	}
+	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"}
+	for i := 1; i <= 2; i++ {
+		a := map[string]string{"stagecoach.dev/pipeline": "two"}
+		if i == 1 {
+			a["stagecoach.dev/next"] = "bench-2"
+		}
+		d := client.Deployment{Service: fmt.Sprintf("bench-%d", i), Image: "stagecoach/noop:0.1.0", Labels: labels, EnvVars: map[string]string{"max_inflight": "16"}, Annotations: a}
+		if err := c.api.Deploy(ctx, d); err != nil {
+			return err
+		}
+	}
+	return until("the stages, spread over the nodes", func() bool {
+		for _, inv := range inventories() {
+			if len(inv.Replicas) != 2/c.daemons || string(inv.Link) != c.name {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// turn sends load for a while.
+func (t *turns) turn(ctx context.Context, window time.Duration, counts bool) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	before := t.on.carried(ctx)
+	var stdout bytes.Buffer
+	cmd := exec.CommandContext(ctx, self, "bench", "load", "--client", string(bench.Lean), "--addr", t.on.up.Addr, "--path", "/function/two",
+		"--c", strconv.Itoa(t.c), "--duration", window.String(), "--size", strconv.Itoa(t.size))
+	cmd.Stdout, cmd.Stderr = &stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("load of %s: %w", t.name(), err)
+	}
+	var r bench.LoadResult
+	if err := json.Unmarshal(stdout.Bytes(), &r); err != nil {
+		return fmt.Errorf("load of %s: %w", t.name(), err)
+	}
+	if r.Failed > 0 {
+		return fmt.Errorf("%s: %d of %d requests failed: %s", t.name(), r.Failed, r.Requests, r.Cause)
+	}
+	if counts {
+		ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+		t.rate = append(t.rate, float64(r.Requests)/r.Elapsed.Seconds())
+		t.p50, t.p99 = append(t.p50, ms(r.P50)), append(t.p99, ms(r.P99))
+		t.requests += r.Requests
+		t.bytes = (t.on.carried(ctx) - before) / float64(r.Requests)
+	}
+	return nil
+}
+
+// carried returns how many bytes the control plane has sent and received over TLS.
+func (c *cluster) carried(ctx context.Context) float64 {
+	sum := 0.0
+	for _, direction := range []string{"sent", "received"} {
+		sample := fmt.Sprintf("stagecoach_tunnel_bytes_total{direction=%q} ", direction)
+		v, _ := c.api.Metric(ctx, sample) // 0: unknown
+		sum += v
+	}
+	return sum
+}
+
+// freeAddress returns an address where nobody listens.
+func freeAddress() (string, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}

@@ -1,0 +1,141 @@
+package node
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+)
+
+// Dial opens a stream to a node's daemon at an address, with a first line. It returns the stream
+// when the daemon has accepted it. Package tunnel implements it.
+type Dial func(ctx context.Context, node, addr string, first any) (net.Conn, error)
+
+// Link is how a node's stage sockets and lines reach the control process.
+type Link string
+
+// The links.
+const (
+	LinkUnix Link = "unix" // descriptors, over the daemon's unix socket
+	LinkTLS  Link = "tls"  // streams, over one TLS connection
+)
+
+// refusedError is the error that a daemon has answered on its unix socket.
+type refusedError struct{ text string }
+
+func (e *refusedError) Error() string { return e.text }
+
+// reach says how a [Client] reaches its daemon's sockets.
+type reach struct {
+	boot string // of this machine
+	dial Dial   // nil: nodes of other machines cannot be reached
+	// see DirectoryConfig
+	prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
+}
+
+// near reports whether a node has a unix socket on this machine.
+func (r reach) near(inv Inventory) bool { return inv.Boot == r.boot && inv.Socket != "" }
+
+// far reports whether a node can be reached over the tunnel.
+func (r reach) far(inv Inventory) bool { return r.dial != nil && inv.Address != "" }
+
+// prepare makes an order one for a node of another machine, if the node is on one.
+func (c *Client) prepare(ctx context.Context, o *Order) error {
+	specs := make([]Spec, 0, 1+len(o.Wanted))
+	switch o.Kind {
+	case OrderStart, OrderLoad:
+		specs = append(specs, o.Spec)
+	case OrderWarm:
+		for _, w := range o.Wanted {
+			specs = append(specs, w.Spec)
+		}
+	}
+	if o.Far = len(specs) > 0 && c.Far(); !o.Far || c.reach.prepare == nil {
+		return nil
+	}
+	for _, s := range specs {
+		if err := c.reach.prepare(ctx, c, o.Kind, s); err != nil {
+			return &Error{c.name, fmt.Errorf("order to %s %q: %w", o.Kind, s.Function, err)}
+		}
+	}
+	return nil
+}
+
+// claim takes the stage socket of a replica that an order has started.
+func (c *Client) claim(ctx context.Context, replica, order string) (wire.Socket, error) {
+	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantSocket, Replica: replica, Order: order}
+	var err error
+	if c.reach.near(inv) {
+		var s wire.Socket
+		s, err = claimNear(ctx, inv.Socket, req)
+		if err == nil || refused(err) {
+			return s, err
+		}
+	}
+	if !c.reach.far(inv) {
+		return nil, cannot(inv, err)
+	}
+	stream, far := c.dialFar(ctx, inv, req)
+	if far != nil {
+		return nil, errors.Join(far, err)
+	}
+	return wire.OverStream(stream), nil
+}
+
+// lines asks for what the node's replicas print.
+func (c *Client) lines(ctx context.Context) (io.ReadCloser, *bufio.Reader, error) {
+	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantLines}
+	var err error
+	if c.reach.near(inv) {
+		var near net.Conn
+		var r *bufio.Reader
+		near, r, _, err = dialSocket(ctx, inv.Socket, req)
+		if err == nil {
+			c.linked(LinkUnix)
+			return near, r, nil
+		}
+		if refused(err) {
+			return nil, nil, err
+		}
+	}
+	if !c.reach.far(inv) {
+		return nil, nil, cannot(inv, err)
+	}
+	stream, far := c.dialFar(ctx, inv, req)
+	if far != nil {
+		return nil, nil, errors.Join(far, err)
+	}
+	c.linked(LinkTLS)
+	return stream, bufio.NewReaderSize(stream, maxLineBytes), nil
+}
+
+// dialFar opens a stream to the daemon. socketTimeout bounds it.
+func (c *Client) dialFar(ctx context.Context, inv Inventory, req socketRequest) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, socketTimeout)
+	defer cancel()
+	return c.reach.dial(ctx, c.name, inv.Address, req)
+}
+
+func refused(err error) bool {
+	var r *refusedError
+	return errors.As(err, &r)
+}
+
+// cannot says why a node's sockets are out of reach.
+func cannot(inv Inventory, near error) error {
+	if near != nil {
+		return near
+	}
+	return fmt.Errorf("node %q: no socket of this machine and no address", inv.Name)
+}
+
+// linked records how the daemon was reached.
+func (c *Client) linked(l Link) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.link = l
+}

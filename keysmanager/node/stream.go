@@ -1,0 +1,67 @@
+package node
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+)
+
+// Wants returns the kinds of streams that [ServeStream] serves.
+func Wants() []string { return []string{wantSocket, wantLines} }
+
+// ServeStream has a daemon serve a stream of a control process, whose first line was read. It
+// returns when the stream has ended; the caller closes it then.
+func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
+	_ = c.SetDeadline(time.Now().Add(socketTimeout))
+	reply := socketReply{V: Version, Node: s.cfg.Me.ID}
+	req, err := decodeRequest(first)
+	var k *kept
+	switch {
+	case err != nil:
+	case req.Want == wantLines:
+		s.serveLines(c, reply)
+		return
+	case req.Want == wantSocket:
+		k, err = s.claimed(req.Replica, req.Order)
+	default:
+		err = fmt.Errorf("want: %q, want %s or %s", req.Want, wantSocket, wantLines)
+	}
+	if err != nil {
+		reply.Error = err.Error()
+		_ = json.NewEncoder(c).Encode(reply) // who asks may have gone
+		s.cfg.Log.Warn("stream of the tunnel refused", "error", err)
+		return
+	}
+	err = json.NewEncoder(c).Encode(reply)
+	if err == nil {
+		err = c.SetDeadline(time.Time{})
+	}
+	if err != nil {
+		_ = k.conn.Close()
+		s.cfg.Log.Warn("failed to hand over a replica's socket; the replica is stopped", "replica", k.replica, "error", err)
+		s.end(k.replica)
+		return
+	}
+	relay(k, c, s.cfg.Log)
+}
+
+// relay passes frames between a replica and a stream until either ends, and then ends the other.
+func relay(k *kept, c net.Conn, log *slog.Logger) {
+	far := wire.OverStream(c)
+	end := func(direction string, err error) {
+		_ = far.Close() // what was sent arrives
+		_ = k.conn.Close()
+		if err != nil {
+			log.Debug("relay has ended", "replica", k.replica, "direction", direction, "error", err)
+		}
+	}
+	var both sync.WaitGroup
+	both.Go(func() { end("to the replica", wire.Relay(k.conn, far)) })
+	both.Go(func() { end("from the replica", wire.Relay(far, k.conn)) })
+	both.Wait()
+}

@@ -1,0 +1,143 @@
+package tunnel
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/hashicorp/yamux"
+)
+
+// stream is a [net.Conn] over a stream of the multiplexer. Close closes both directions, and
+// CloseWrite one.
+type stream struct {
+	s      *session
+	y      *yamux.Stream
+	rest   []byte // read behind the first line
+	got    int    // bytes read since its buffer was given back
+	closed atomic.Bool
+}
+
+// chunk is how much of a stream goes into one frame, so that large writes of one stream leave room
+// for others between their frames. With the frame's header, a chunk fills whole TLS records.
+const chunk = 4 * 16384
+
+// giveBack is after how many bytes a stream that has no more to read gives back its buffer, which
+// may be as large as the window.
+const giveBack = 1 << 20
+
+func newStream(s *session, y *yamux.Stream) *stream {
+	s.open.Add(1)
+	return &stream{s: s, y: y}
+}
+
+// line reads the first line, without its end. What came behind it is left for Read.
+func (c *stream) line() ([]byte, error) {
+	var line []byte
+	b := make([]byte, 4<<10)
+	for len(line) < maxFirst {
+		n, err := c.y.Read(b)
+		if end := bytes.IndexByte(b[:n], '\n'); end >= 0 {
+			c.rest = b[end+1 : n]
+			return append(line, b[:end]...), nil
+		}
+		if line = append(line, b[:n]...); err != nil {
+			return nil, fmt.Errorf("first line: %w", c.explain(err))
+		}
+	}
+	return nil, fmt.Errorf("a first line of more than %d bytes", maxFirst)
+}
+
+// Read implements net.Conn.
+func (c *stream) Read(b []byte) (int, error) {
+	if c.closed.Load() {
+		return 0, net.ErrClosed
+	}
+	if len(c.rest) > 0 {
+		n := copy(b, c.rest)
+		c.rest = c.rest[n:]
+		return n, nil
+	}
+	if c.got >= giveBack {
+		c.got = 0
+		c.y.Shrink() // unless there is something to read
+	}
+	n, err := c.y.Read(b)
+	c.got += n
+	if err != nil {
+		err = c.explain(err)
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *stream) Write(b []byte) (int, error) {
+	total := 0
+	for len(b) > 0 {
+		n, err := c.y.Write(b[:min(len(b), chunk)])
+		if total += n; err != nil {
+			return total, c.explain(err)
+		}
+		b = b[n:]
+	}
+	return total, nil
+}
+
+// explain turns the multiplexer's errors into those of package net.
+func (c *stream) explain(err error) error {
+	switch {
+	case c.closed.Load():
+		err = net.ErrClosed
+	case c.s.ended(): // whatever the multiplexer says: it may be less than the peer has sent
+		err = syscall.ECONNRESET
+	case errors.Is(err, io.EOF):
+		return io.EOF
+	case errors.Is(err, yamux.ErrTimeout):
+		err = os.ErrDeadlineExceeded
+	case errors.Is(err, yamux.ErrConnectionReset), errors.Is(err, yamux.ErrStreamClosed):
+		err = syscall.ECONNRESET
+	}
+	return &net.OpError{Op: "tunnel", Net: "tls", Addr: c.RemoteAddr(), Err: err}
+}
+
+// CloseWrite ends what is written. The peer's Read returns io.EOF after it.
+func (c *stream) CloseWrite() error {
+	if c.closed.Load() {
+		return net.ErrClosed
+	}
+	return c.y.Close()
+}
+
+// Close implements net.Conn. It does not wait for the peer.
+func (c *stream) Close() error {
+	if c.closed.Swap(true) {
+		return net.ErrClosed
+	}
+	c.s.open.Add(-1)
+	_ = c.y.SetReadDeadline(time.Unix(1, 0)) // ends a Read that waits
+	if !c.s.spawn(func() { _ = c.y.Close() }) {
+		_ = c.y.Close() // at once: the session has ended
+	}
+	return nil
+}
+
+// LocalAddr implements net.Conn.
+func (c *stream) LocalAddr() net.Addr { return c.y.LocalAddr() }
+
+// RemoteAddr implements net.Conn.
+func (c *stream) RemoteAddr() net.Addr { return c.y.RemoteAddr() }
+
+// SetDeadline implements net.Conn.
+func (c *stream) SetDeadline(t time.Time) error { return c.y.SetDeadline(t) }
+
+// SetReadDeadline implements net.Conn.
+func (c *stream) SetReadDeadline(t time.Time) error { return c.y.SetReadDeadline(t) }
+
+// SetWriteDeadline implements net.Conn.
+func (c *stream) SetWriteDeadline(t time.Time) error { return c.y.SetWriteDeadline(t) }
