@@ -301,6 +301,9 @@ func (j *Journal) purge(ctx context.Context, s jetstream.Stream, subject string,
 // full, the stream now keeps this error, so reported passes it to the Disk.
 func (j *Journal) reported(err error) error {
 	var api *jetstream.APIError
+	if j.cfg.Disk.cluster != nil {
+		return j.cfg.Disk.explain(err)
+	}
 	if failed := (serverError{err}); errors.As(err, &api) && noSpace(failed) {
 		j.cfg.Disk.report(failed)
 	}
@@ -375,7 +378,9 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, seq uint64) (*me
 		m.header.Del(field)
 	}
 	if blob := m.header.Get(headBlob); blob != "" {
-		if m.data, err = j.blobs.get(blob); err != nil {
+		if m.data, err = j.blobs.get(blob); errors.As(err, new(transient)) {
+			return nil, fmt.Errorf("content of a large record: %w", err)
+		} else if err != nil {
 			return m, fmt.Errorf("content of a large record: %w", err)
 		}
 	}
