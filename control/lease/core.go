@@ -178,8 +178,9 @@ func (c *Core) Step(now time.Duration, ev Event) []Effect {
 			out = append(out, c.read(now))
 		}
 	case Release:
+		was := c.released
 		c.released = true
-		if c.holds {
+		if c.holds && !was {
 			out = append(out, c.lapse()...)
 			free := c.record
 			free.Holder, free.Where = "", ""
