@@ -64,7 +64,7 @@ func (s *Server) inventory() Inventory {
 	inv.V, inv.Identity, inv.Socket, inv.OutputLost = Version, s.cfg.Me, s.socket.path, s.out.dropped()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	inv.Leaving, inv.Events = s.leaving, s.number
+	inv.Leaving, inv.Events, inv.Epoch = s.leaving, s.number, s.fence.highest
 	return inv
 }
 

@@ -107,8 +107,8 @@ func (r *rightsReader) drop() {
 }
 
 // claim takes the stage socket of a replica that an order has started.
-func claim(ctx context.Context, path, replica, order string) (wire.Socket, error) {
-	c, _, fd, err := dialSocket(ctx, path, socketRequest{Want: wantSocket, Replica: replica, Order: order})
+func claim(ctx context.Context, path string, o Order) (wire.Socket, error) {
+	c, _, fd, err := dialSocket(ctx, path, socketRequest{Want: wantSocket, Replica: o.Replica, Order: o.ID, Epoch: o.Epoch})
 	if err != nil {
 		return nil, err
 	}

@@ -27,6 +27,7 @@ type Client struct {
 	name  string
 	bus   Bus
 	codes Codes
+	epoch epochFunc
 	me    string // the kind of answers to us
 	stop  func() // listening to them
 
@@ -36,8 +37,8 @@ type Client struct {
 }
 
 // newClient listens for answers about a node.
-func newClient(bus Bus, name string, codes Codes) (*Client, error) {
-	c := &Client{name: name, bus: bus, codes: codes, me: kindAnswer + rand.Text(), waiting: map[string]chan Answer{}}
+func newClient(bus Bus, name string, codes Codes, epoch epochFunc) (*Client, error) {
+	c := &Client{name: name, bus: bus, codes: codes, epoch: epoch, me: kindAnswer + rand.Text(), waiting: map[string]chan Answer{}}
 	var err error
 	c.stop, err = bus.Listen(name, c.me, func(_, _ string, data []byte) { c.answered(data) })
 	return c, err
@@ -75,7 +76,7 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 	if err != nil {
 		return Started{}, err
 	}
-	conn, err := claim(ctx, c.Inventory().Socket, o.Replica, o.ID)
+	conn, err := claim(ctx, c.Inventory().Socket, o)
 	if err != nil {
 		c.cancel(o)
 		return Started{}, &Error{c.name, fmt.Errorf("replica %q has started, but its socket was not handed over: %w", o.Replica, err)}
@@ -137,6 +138,9 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 	var done []string // phases that have ended
 	send := func() error {
 		o.Within = min(max(time.Until(until), time.Millisecond), maxWithin)
+		if o.Epoch, sent = c.epoch.now(); sent != nil {
+			return nil // perhaps it may act again soon
+		}
 		b, err := json.Marshal(o)
 		if err == nil {
 			sent = c.bus.Send(c.name, kindOrder, c.me, b)
@@ -198,7 +202,11 @@ func unanswered(accepted bool, done []string, sent error) string {
 // cancel tells the daemon that nobody waits for an order any more. If the message is lost, the
 // order ends at its own deadline.
 func (c *Client) cancel(o Order) {
-	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: o.To, Kind: OrderCancel, Within: time.Second, Target: o.ID})
+	epoch, err := c.epoch.now()
+	if err != nil {
+		return
+	}
+	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: o.To, Epoch: epoch, Kind: OrderCancel, Within: time.Second, Target: o.ID})
 	if err == nil {
 		_ = c.bus.Send(c.name, kindOrder, "", b)
 	}
@@ -211,8 +219,8 @@ func (c *Client) missed(ctx context.Context, since uint64) ([]Event, error) {
 }
 
 // refuse tells the daemon that its node is not used, and why.
-func refuse(bus Bus, to Identity, cause string) {
-	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: to.ID, Kind: OrderRefuse, Within: time.Second, Cause: cause})
+func refuse(bus Bus, to Identity, epoch uint64, cause string) {
+	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: to.ID, Epoch: epoch, Kind: OrderRefuse, Within: time.Second, Cause: cause})
 	if err == nil {
 		_ = bus.Send(to.Name, kindOrder, "", b)
 	}

@@ -193,14 +193,14 @@ func TestASocketIsHandedOverOnce(t *testing.T) {
 	s.kept["r-1"] = &kept{order: "A", replica: "r-1", conn: wire.NewSocket(near.(*net.UnixConn)), timer: time.AfterFunc(time.Hour, func() {})}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if _, err := claim(ctx, s.socket.path, "r-1", "B"); err == nil {
+	if _, err := claim(ctx, s.socket.path, Order{Replica: "r-1", ID: "B"}); err == nil {
 		t.Error("claimed for an order that did not start it")
 	}
-	got, err := claim(ctx, s.socket.path, "r-1", "A")
+	got, err := claim(ctx, s.socket.path, Order{Replica: "r-1", ID: "A"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := claim(ctx, s.socket.path, "r-1", "A"); err == nil || !strings.Contains(err.Error(), "it was handed out") {
+	if _, err := claim(ctx, s.socket.path, Order{Replica: "r-1", ID: "A"}); err == nil || !strings.Contains(err.Error(), "it was handed out") {
 		t.Errorf("claimed again: %v", err)
 	}
 	_ = got.Close()

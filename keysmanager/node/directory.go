@@ -22,6 +22,9 @@ type DirectoryConfig struct {
 	// A node's name that no daemon may have, because this process has it; empty: none.
 	Own   string
 	Codes Codes // of daemons' errors
+	// Epoch returns the epoch of this control process, which all orders carry. It returns an error
+	// while this process may not give orders. nil: 0.
+	Epoch func() (uint64, error)
 	Log   *slog.Logger
 
 	Joined func(*Client)              // a node has come, or is back
@@ -177,11 +180,19 @@ func (d *Directory) announced(name string, data []byte) {
 		return
 	case inv.Gone:
 		return
+	case d.behind(inv.Epoch):
+		if m.refused != inv.ID {
+			m.refused = inv.ID
+			d.cfg.Log.Error("node not used: it follows another control process, whose epoch is higher", "node", name, "epoch", inv.Epoch)
+		}
+		return
 	case d.unfit(inv) != "":
 		if m.refused != inv.ID {
 			m.refused = inv.ID
 			d.cfg.Log.Error("node refused", "node", name, "error", d.unfit(inv))
-			refuse(d.cfg.Bus, inv.Identity, d.unfit(inv))
+			if epoch, err := epochFunc(d.cfg.Epoch).now(); err == nil {
+				refuse(d.cfg.Bus, inv.Identity, epoch, d.unfit(inv))
+			}
 		}
 		return
 	case was.ID != "" && inv.ID != was.ID:
@@ -205,6 +216,12 @@ func (d *Directory) announced(name string, data []byte) {
 	}
 }
 
+// behind reports whether a node has seen a higher epoch than that of this process.
+func (d *Directory) behind(epoch uint64) bool {
+	mine, err := epochFunc(d.cfg.Epoch).now()
+	return err == nil && epoch > mine && d.cfg.Epoch != nil
+}
+
 // unfit says why a node cannot be used; empty: it can.
 func (d *Directory) unfit(inv Inventory) string {
 	switch {
@@ -222,7 +239,7 @@ func (d *Directory) meet(name string) (*member, error) {
 	if len(d.nodes) >= maxNodes && !d.dropAway() {
 		return nil, fmt.Errorf("%d nodes have joined, want at most %d", len(d.nodes), maxNodes)
 	}
-	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes)
+	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, d.cfg.Epoch)
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +298,7 @@ func (d *Directory) left(name string, m *member, cause string) {
 func (d *Directory) told(name string, data []byte) {
 	e, err := DecodeEvent(data)
 	m := d.nodes[name]
-	if err != nil || m == nil || e.ID != m.client.Inventory().ID {
+	if err != nil || m == nil || e.ID != m.client.Inventory().ID || d.behind(e.Epoch) {
 		return
 	}
 	switch {
@@ -347,7 +364,11 @@ func (d *Directory) follow(m *member) {
 
 // lines passes on what comes over one connection.
 func (d *Directory) lines(ctx context.Context, m *member) error {
-	c, r, _, err := dialSocket(ctx, m.client.Inventory().Socket, socketRequest{Want: wantLines})
+	epoch, err := m.client.epoch.now()
+	if err != nil {
+		return err
+	}
+	c, r, _, err := dialSocket(ctx, m.client.Inventory().Socket, socketRequest{Want: wantLines, Epoch: epoch})
 	if err != nil {
 		return err
 	}
