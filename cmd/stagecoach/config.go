@@ -79,13 +79,6 @@ type NodeConfig struct {
 	None    bool   `yaml:"none"` // this process is no node: replicas run on nodes that join
 }
 
-// NATSConfig configures how nodes reach this process.
-type NATSConfig struct {
-	// host:port where `stagecoach keysmanager` joins, with the token in STATE/nats-token; empty: no
-	// node can join.
-	Listen string `yaml:"listen"`
-}
-
 // RequestsConfig bounds the requests of clients.
 type RequestsConfig struct {
 	Timeout    time.Duration `yaml:"timeout"`    // of a request without a timeout of its own
@@ -217,8 +210,8 @@ func (c *Config) Validate() error {
 			bad("ort", err, "the path of libonnxruntime.so")
 		}
 	}
-	if c.Node.None && c.NATS.Listen == "" {
-		bad("node.none", true, "nats.listen too: else there is no node that could run replicas")
+	if c.Node.None && !c.NATS.joining() {
+		bad("node.none", true, "nats.listen or nats.urls too: else there is no node that could run replicas")
 	}
 	atLeast("requests.timeout", c.Requests.Timeout, time.Millisecond)
 	atLeast("requests.maxTimeout", c.Requests.MaxTimeout, c.Requests.Timeout)
@@ -270,9 +263,7 @@ func (c *Config) validateAddresses(bad func(path string, got any, want string)) 
 		bad("listen", fmt.Sprintf("%q without basicAuthDir", c.Listen),
 			"a loopback address, or a folder with basic-auth-user and basic-auth-password: everyone who reaches the address could deploy")
 	}
-	if host, port, err := net.SplitHostPort(c.NATS.Listen); c.NATS.Listen != "" && (err != nil || port == "" || !loopback(host)) {
-		bad("nats.listen", fmt.Sprintf("%q", c.NATS.Listen), "a loopback address and a port, such as 127.0.0.1:4222: nodes join from this machine alone")
-	}
+	c.NATS.validate(bad)
 }
 
 // validate reports the invalid fields of node.

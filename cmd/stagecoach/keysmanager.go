@@ -189,7 +189,7 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	worker := &keysWorker{} // not used before run
 	d.server, err = node.NewServer(node.ServerConfig{
-		Me: me, Bus: queue.NewLink(nc), Worker: worker, Codes: errorCodes(), Socket: d.socket(), Log: d.log,
+		Me: me, Bus: queue.NewLink(nc), Worker: worker, Codes: errorCodes(), Socket: d.socket(), Epoch: filepath.Join(d.cfg.state, "epoch"), Log: d.log,
 	})
 	if err != nil {
 		return err

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -20,10 +21,10 @@ import (
 // nodes has the nodes of a running stagecoach: its own KeysManager, if it has one, and the daemons
 // that have joined.
 type nodes struct {
-	self   node.Identity        // of this process
-	keys   *keysmanager.Manager // nil: this process is no node
-	bus    *queue.Link          // to daemons; nil: it does not listen for them
-	joined *node.Directory      // nil: it does not listen for daemons
+	self   node.Identity                  // of this process
+	keys   *keysmanager.Manager           // nil: this process is no node
+	bus    *queue.Link                    // to daemons; nil: it does not listen for them
+	joined atomic.Pointer[node.Directory] // nil: it does not listen for daemons
 	// lists the containers of this process; nil: its functions run in none
 	containers func() []node.Container
 
@@ -38,8 +39,8 @@ type nodes struct {
 // close stops listening to daemons.
 func (n *nodes) close() {
 	n.cancel()
-	if n.joined != nil {
-		n.joined.Close()
+	if d := n.joined.Load(); d != nil {
+		d.Close()
 	}
 	n.group.Wait()
 }
@@ -47,8 +48,8 @@ func (n *nodes) close() {
 // Inventories implements admin.Nodes.
 func (n *nodes) Inventories() []node.Inventory {
 	var out []node.Inventory
-	if n.joined != nil {
-		out = n.joined.Inventories()
+	if d := n.joined.Load(); d != nil {
+		out = d.Inventories()
 	}
 	if n.keys != nil {
 		inv := n.keys.Inventory()
@@ -84,14 +85,14 @@ func (n *nodes) Evict(ctx context.Context, name, what string) (int64, error) {
 func errorCodes() node.Codes {
 	return node.Codes{
 		node.CodeUnsupported: errors.ErrUnsupported, node.CodeBusy: keysmanager.ErrBusy, node.CodeNoModel: keysmanager.ErrNoModel,
-		node.CodeNoRoom: keysmanager.ErrNoRoom, node.CodeNotCached: keysmanager.ErrNotCached,
+		node.CodeNoRoom: keysmanager.ErrNoRoom, node.CodeNotCached: keysmanager.ErrNotCached, node.CodeOldEpoch: node.ErrOldEpoch,
 	}
 }
 
 // order sends an order to a daemon, and waits for the answer.
 func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, error) {
-	if n.joined != nil {
-		for _, c := range n.joined.Clients() {
+	if d := n.joined.Load(); d != nil {
+		for _, c := range d.Clients() {
 			if c.Name() == name {
 				return c.Do(ctx, o)
 			}

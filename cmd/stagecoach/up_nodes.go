@@ -118,7 +118,7 @@ func readToken(file string) (string, error) {
 
 // connectNodes opens the connection to daemons. It stays open until all replicas are stopped.
 func (u *up) connectNodes() error {
-	if u.cfg.NATS.Listen == "" {
+	if !u.cfg.NATS.joining() {
 		return nil
 	}
 	nc, err := u.nats.Connect("nodes")
@@ -131,18 +131,23 @@ func (u *up) connectNodes() error {
 	return nil
 }
 
-// openNodes lets daemons join. All parts that handle their messages exist by then.
+// openNodes lets daemons join, unless another control plane may lead. All parts that handle their
+// messages exist by then.
 func (u *up) openNodes(context.Context) error {
-	if u.nodes.bus == nil {
+	if u.nodes.bus == nil || u.leading.outside() {
 		return nil
 	}
+	return u.joinNodes()
+}
+
+// joinNodes lets daemons join.
+func (u *up) joinNodes() error {
 	own := ""
 	if u.nodes.keys != nil {
 		own = u.nodes.self.Name
 	}
-	var err error
-	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
-		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Own: own, Codes: errorCodes(), Log: u.log,
+	joined, err := node.OpenDirectory(node.DirectoryConfig{
+		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
@@ -155,6 +160,9 @@ func (u *up) openNodes(context.Context) error {
 			u.printed(l.Function, logbook.Line{At: l.At, Replica: l.Replica, Stream: l.Stream, Text: l.Text})
 		},
 	})
+	if err == nil {
+		u.nodes.joined.Store(joined)
+	}
 	return err
 }
 

@@ -69,7 +69,7 @@ func (f *fence) raise(epoch uint64) error {
 
 // admit returns an error if a control process with a higher epoch has spoken to this node. If epoch
 // is a new highest one, what an earlier control process has under way is undone.
-func (s *Server) admit(epoch uint64) error {
+func admit(s *Server, epoch uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.fence.check(epoch); err != nil || epoch == s.fence.highest {

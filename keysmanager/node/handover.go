@@ -32,7 +32,7 @@ func (s *Server) serveConn(c *net.UnixConn) {
 		fail(err)
 		return
 	}
-	if err := s.admit(req.Epoch); err != nil {
+	if err := admit(s, req.Epoch); err != nil {
 		fail(err)
 		return
 	}

@@ -23,8 +23,8 @@ func (s *Server) receive(reply string, data []byte) {
 	}
 	done := Answer{ID: o.ID, Done: true}
 	if o.Kind != OrderWho && o.To == s.cfg.Me.ID {
-		if err := s.admit(o.Epoch); err != nil {
-			s.refuseEpoch(reply, o, err)
+		if err := admit(s, o.Epoch); err != nil {
+			refuseEpoch(s, reply, o, err)
 			return
 		}
 	}
@@ -46,7 +46,7 @@ func (s *Server) receive(reply string, data []byte) {
 }
 
 // refuseEpoch answers an order of a control process that another one has overtaken.
-func (s *Server) refuseEpoch(reply string, o Order, err error) {
+func refuseEpoch(s *Server, reply string, o Order, err error) {
 	s.cfg.Log.Warn("order refused", "node", s.cfg.Me.Name, "order", o.Kind, "replica", o.Replica, "error", err)
 	s.answer(reply, Answer{ID: o.ID, Done: true, Error: fmt.Sprintf("node %q: %v", s.cfg.Me.Name, err), Code: CodeOldEpoch})
 }
@@ -66,7 +66,7 @@ func (s *Server) accept(reply string, o Order) {
 	}
 	refuse := ""
 	if err := s.fence.check(o.Epoch); err != nil { // raised since the order was admitted
-		s.refuseEpoch(reply, o, err)
+		refuseEpoch(s, reply, o, err)
 		return
 	}
 	switch {

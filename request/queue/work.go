@@ -166,7 +166,8 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 	}
 	j.mu.Unlock()
 	if ctx.Err() != nil && end.Err != nil {
-		return back // the process ends, which is not the record's fault
+		back.item.old = true // if it runs again in this process, it may be a repetition
+		return back          // the work ends here, which is not the record's fault
 	}
 	return j.leave(ctx, back, m, end)
 }
