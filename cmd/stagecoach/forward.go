@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -24,6 +25,12 @@ func forwardable(path string) bool {
 
 // forwardRoom is the part of the largest message that a forwarded request's body leaves free.
 const forwardRoom = 256 << 10
+
+// A request waits this long for a process that leads, and looks for it this often.
+const (
+	forwardWait  = 5 * time.Second
+	forwardAgain = 100 * time.Millisecond
+)
 
 // forwardPart is the size of the parts of an answer.
 const forwardPart = 128 << 10
@@ -64,10 +71,6 @@ func (f *forwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, cause, http.StatusServiceUnavailable)
 	}
 	holder := f.holder()
-	if holder == "" {
-		unavailable("no control plane holds the lease of control now; try again")
-		return
-	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(f.most-forwardRoom)))
 	if large := (*http.MaxBytesError)(nil); errors.As(err, &large) {
 		http.Error(w, fmt.Sprintf("the body has more than %d bytes, which this control plane cannot forward over NATS (max_payload); "+
@@ -84,7 +87,8 @@ func (f *forwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	begun := false
-	err = f.bus.Call(r.Context(), "api "+holder, append(append(msg, '\n'), body...), func(part []byte) error {
+	msg = append(append(msg, '\n'), body...)
+	answer := func(part []byte) error {
 		if begun {
 			_, err := w.Write(part)
 			if err == nil {
@@ -102,13 +106,24 @@ func (f *forwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		w.WriteHeader(a.Status)
 		return nil
-	})
+	}
+	for until := time.Now().Add(forwardWait); ; {
+		if err = f.bus.Call(r.Context(), "api "+holder, msg, answer); !errors.Is(err, queue.ErrNobody) || time.Now().After(until) {
+			break
+		}
+		select { // the holder has ended, or does not lead yet
+		case <-time.After(forwardAgain):
+			holder = f.holder()
+		case <-r.Context().Done():
+			return
+		}
+	}
 	switch {
 	case err == nil:
 	case begun:
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	case errors.Is(err, queue.ErrNobody):
-		unavailable("the control plane that holds the lease of control does not answer; try again")
+		unavailable("no control plane that holds the lease of control answers; try again")
 	default:
 		unavailable("the request may have been carried out: " + err.Error())
 	}

@@ -217,10 +217,11 @@ func (l *leading) run(ctx context.Context) {
 func (l *leading) follow(ctx context.Context, s lease.State) error {
 	switch {
 	case s.Holds && !l.leads():
-		l.u.log.Info("this control plane leads", "epoch", s.Epoch)
+		begun := time.Now()
 		if err := l.lead(ctx, s.Epoch); err != nil {
 			return fmt.Errorf("take over the control of the cluster: %w", err)
 		}
+		l.u.log.Info("this control plane leads", "epoch", s.Epoch, "took", time.Since(begun))
 	case s.Holds:
 		l.u.local.Lead(s.Epoch)
 		l.startAsync()

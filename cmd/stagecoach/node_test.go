@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -28,6 +29,7 @@ import (
 type nodesRig struct {
 	*rig
 	url   string // of its NATS
+	epoch atomic.Uint64
 	watch *node.Directory
 }
 
@@ -46,7 +48,15 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	t.Helper()
 	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:0"}, flags...)...)}
 	n.url = n.joinURL()
-	token, err := readToken(n.token())
+	n.open(n.token())
+	return n
+}
+
+// open begins to watch the nodes.
+func (n *nodesRig) open(tokenFile string) {
+	t := n.t
+	t.Helper()
+	token, err := readToken(tokenFile)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,13 +73,13 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	// up's directory may take them.
 	n.watch, err = node.OpenDirectory(node.DirectoryConfig{
 		Bus: queue.NewLink(nc), Boot: boot, Log: slog.New(slog.DiscardHandler),
+		Epoch:  func() (uint64, error) { return n.epoch.Load(), nil },
 		Joined: func(*node.Client) {}, Left: func(string, string) {}, Heard: func(*node.Client) {}, Event: func(string, node.Event) {},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.watch.Close)
-	return n
 }
 
 // joinURL waits until up has logged where nodes join, and returns the latest such place.
@@ -88,9 +98,15 @@ func (n *nodesRig) token() string { return filepath.Join(n.state, "nats-token") 
 // daemon starts a node. At the test's end it is stopped, and must leave no process.
 func (n *nodesRig) daemon(name string, flags ...string) *keysDaemon {
 	n.t.Helper()
+	return n.daemonWith(n.token(), name, flags...)
+}
+
+// daemonWith does the same with the file of another token.
+func (n *nodesRig) daemonWith(token, name string, flags ...string) *keysDaemon {
+	n.t.Helper()
 	d := &keysDaemon{name: name, state: n.t.TempDir(), log: &logFile{}}
 	d.args = append([]string{
-		"keysmanager", "--node", name, "--nats", n.url, "--nats-token", n.token(), "--state", d.state, "--memory", "1Gi", "--cpus", "1",
+		"keysmanager", "--node", name, "--nats", n.url, "--nats-token", token, "--state", d.state, "--memory", "1Gi", "--cpus", "1",
 		"--devices", "none", "--images", proctest.Built(n.t, "images"), "--ort", proctest.Built(n.t, "ort", "libonnxruntime.so.1"),
 	}, flags...)
 	n.restartDaemon(d)
@@ -309,6 +325,7 @@ func TestStrayReplica(t *testing.T) {
 	spec := node.Spec{Function: "stray.openfaas-fn", Namespace: "openfaas-fn", Image: "stagecoach/noop:0.1.0"}
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
+	n.until(soon, "up to have spoken to the node", func() bool { inv, _ := n.inventory("n1"); n.epoch.Store(inv.Epoch); return inv.Epoch > 0 })
 	all := n.watch.Clients()
 	started, err := all[0].Start(ctx, node.Order{Replica: "stray-1", Spec: spec}, nil)
 	if err != nil {

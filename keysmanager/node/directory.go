@@ -23,7 +23,8 @@ type DirectoryConfig struct {
 	Own   string
 	Codes Codes // of daemons' errors
 	// Epoch returns the epoch of this control process, which all orders carry. It returns an error
-	// while this process may not give orders. nil: 0.
+	// while this process may not give orders. 0: it has none, which only nodes obey that have never
+	// seen an epoch. nil: 0.
 	Epoch func() (uint64, error)
 	Log   *slog.Logger
 
@@ -219,7 +220,7 @@ func (d *Directory) announced(name string, data []byte) {
 // behind reports whether a node has seen a higher epoch than that of this process.
 func (d *Directory) behind(epoch uint64) bool {
 	mine, err := epochFunc(d.cfg.Epoch).now()
-	return err == nil && epoch > mine && d.cfg.Epoch != nil
+	return err == nil && mine > 0 && epoch > mine
 }
 
 // unfit says why a node cannot be used; empty: it can.

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// leads waits until this control plane leads, and has done so n times.
+func (r *rig) leads(n int) {
+	r.t.Helper()
+	r.until(soon, "the control plane to lead", func() bool { return strings.Count(r.log.String(), "this control plane leads") == n })
+}
+
+// standsBy waits until this control plane knows that another one leads, n times.
+func (r *rig) standsBy(n int) {
+	r.t.Helper()
+	r.until(soon, "the control plane to stand by", func() bool {
+		return len(regexp.MustCompile(`this control plane stands by" holder="\S+ at`).FindAllString(r.log.String(), -1)) >= n
+	})
+}
+
+// TestTwoControlPlanes has two control planes on one NATS cluster. Both answer requests of all
+// kinds, whichever leads. When the leader is killed under load, the other one takes over, no
+// accepted async request is lost, and sync requests of the other one succeed in the end.
+func TestTwoControlPlanes(t *testing.T) {
+	of := natstest.Start(t, 3)
+	a := start(t, "--nats", of.String())
+	a.leads(1)
+	b := start(t, "--nats", of.String())
+	b.standsBy(1)
+	b.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, waitFn("slow", "300ms", nil, nil))
+	large := strings.Repeat("large item ", 30_000)
+	for _, r := range []*rig{a, b} {
+		for _, body := range []string{"x", large} {
+			if got := r.must(http.StatusOK, http.MethodPost, "/function/f", body); string(got.Body) != body {
+				t.Errorf("f answers %d bytes, want the %d of the request", len(got.Body), len(body))
+			}
+		}
+		if n := r.shows("f").AvailableReplicas; n != 1 {
+			t.Errorf("%d replicas of f are shown, want 1", n)
+		}
+	}
+
+	l := &ledger{chance: rand.New(rand.NewPCG(1, 2)), accepted: map[string]bool{}, told: map[string]int{}}
+	to := httptest.NewServer(l)
+	t.Cleanup(to.Close)
+	stop := make(chan struct{})
+	var load sync.WaitGroup
+	load.Go(func() { // async requests
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			case <-time.After(10 * time.Millisecond):
+			}
+			name := fmt.Sprint("r-", i)
+			got, err := b.trySend(http.MethodPost, "/async-function/f", asyncBody(name), "X-Callback-Url", to.URL+"?"+name)
+			if err == nil && got.Status == http.StatusAccepted {
+				l.mu.Lock()
+				l.accepted[name] = true
+				l.mu.Unlock()
+			}
+		}
+	})
+	for range 4 { // sync requests, which wait for the next leader
+		load.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				got, err := b.trySend(http.MethodPost, "/function/slow", "x")
+				if err != nil || got.Status != http.StatusOK {
+					t.Errorf("a sync request got %d, %v: %s", got.Status, err, got.Body)
+				}
+			}
+		})
+	}
+	accepted := func(more int) {
+		t.Helper()
+		l.mu.Lock()
+		from := len(l.accepted)
+		l.mu.Unlock()
+		b.until(late, "async requests to be accepted", func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.accepted) > from+more })
+	}
+	accepted(50)
+	begun := time.Now()
+	a.kill()
+	b.leads(1)
+	t.Logf("the other control plane leads after %v", time.Since(begun))
+	b.must(http.StatusOK, http.MethodPost, "/function/f", "x")
+	t.Logf("and answers after %v", time.Since(begun))
+	accepted(50)
+
+	a.restart()
+	a.standsBy(1)
+	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
+	close(stop)
+	load.Wait()
+	b.until(late, "all accepted requests to be told", func() bool { return l.waiting() == 0 })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, w := range l.wrong {
+		t.Error(w)
+	}
+	t.Logf("%d accepted, %d deliveries marked as repetitions", len(l.accepted), l.marked)
+}
+
+// TestPausedLeader stops a leader with SIGSTOP until another control plane has taken over, and lets
+// it go on. It carries out no order with its old epoch, and stands by.
+func TestPausedLeader(t *testing.T) {
+	of := natstest.Start(t, 3)
+	a := start(t, "--nats", of.String(), "--no-node")
+	a.leads(1)
+	b := start(t, "--nats", of.String(), "--no-node")
+	b.standsBy(1)
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte("none\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n := &nodesRig{rig: b, url: of.String()}
+	n.open(token)
+	d := n.daemonWith(token, "n1")
+	a.deployAll(fn{"f", "noop", map[string]string{"min": "2", "max": "2"}, nil, nil})
+	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
+	first := n.running("n1", "f")
+
+	if err := a.up.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	b.leads(1)
+	b.must(http.StatusOK, http.MethodPost, "/function/f", "x")
+	if err := a.up.Cmd.Process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	b.until(late, "the old leader to stand by", func() bool { return strings.Contains(a.log.String(), "begins again, to stand by") })
+	b.until(late, "two replicas, both of the new leader", func() bool {
+		now := n.running("n1", "f")
+		for _, name := range now {
+			for _, old := range first {
+				if name == old {
+					return false
+				}
+			}
+		}
+		return len(now) == 2
+	})
+	started := regexp.MustCompile(`epoch=(\d+)`).FindAllStringSubmatch(b.log.String(), -1)
+	inv, _ := n.inventory("n1")
+	if want := started[len(started)-1][1]; fmt.Sprint(inv.Epoch) != want {
+		t.Errorf("the node has seen epoch %d, want %s", inv.Epoch, want)
+	}
+	for range 20 {
+		b.must(http.StatusOK, http.MethodPost, "/function/f", "x")
+	}
+	_ = d
+	_ = proctest.Until
+}
