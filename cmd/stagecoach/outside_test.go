@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
-	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // leads waits until this control plane leads, and has done so n times.
@@ -75,21 +74,7 @@ func TestTwoControlPlanes(t *testing.T) {
 			}
 		}
 	})
-	for range 4 { // sync requests, which wait for the next leader
-		load.Go(func() {
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				got, err := b.trySend(http.MethodPost, "/function/slow", "x")
-				if err != nil || got.Status != http.StatusOK {
-					t.Errorf("a sync request got %d, %v: %s", got.Status, err, got.Body)
-				}
-			}
-		})
-	}
+	stopSync := b.hammer("slow", 4) // these wait for the next leader
 	accepted := func(more int) {
 		t.Helper()
 		l.mu.Lock()
@@ -111,6 +96,7 @@ func TestTwoControlPlanes(t *testing.T) {
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	close(stop)
 	load.Wait()
+	stopSync()
 	b.until(late, "all accepted requests to be told", func() bool { return l.waiting() == 0 })
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -134,7 +120,7 @@ func TestPausedLeader(t *testing.T) {
 	}
 	n := &nodesRig{rig: b, url: of.String()}
 	n.open(token)
-	d := n.daemonWith(token, "n1")
+	n.daemonWith(token, "n1")
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "2", "max": "2"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	first := n.running("n1", "f")
@@ -167,6 +153,89 @@ func TestPausedLeader(t *testing.T) {
 	for range 20 {
 		b.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	}
-	_ = d
-	_ = proctest.Until
+}
+
+// hammer sends sync requests to a function until stop is called. Each must be answered with 200.
+func (r *rig) hammer(function string, senders int) (stop func()) {
+	end := make(chan struct{})
+	var load sync.WaitGroup
+	var mu sync.Mutex
+	all := 0
+	for range senders {
+		load.Go(func() {
+			for {
+				select {
+				case <-end:
+					return
+				default:
+				}
+				got, err := r.trySend(http.MethodPost, "/function/"+function, "x")
+				if err != nil || got.Status != http.StatusOK {
+					r.t.Errorf("request to %s: status %d, %v: %s", function, got.Status, err, got.Body)
+					return
+				}
+				mu.Lock()
+				all++
+				mu.Unlock()
+			}
+		})
+	}
+	return func() {
+		close(end)
+		load.Wait()
+		r.t.Logf("%d requests to %s were answered", all, function)
+	}
+}
+
+// TestLeaderHandsOver stops a leader as an operator does. The next one leads at once, and no request
+// of the other control plane fails.
+func TestLeaderHandsOver(t *testing.T) {
+	of := natstest.Start(t, 3)
+	a := start(t, "--nats", of.String())
+	a.leads(1)
+	b := start(t, "--nats", of.String())
+	b.standsBy(1)
+	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, waitFn("slow", "200ms", nil, nil))
+	b.must(http.StatusOK, http.MethodPost, "/function/slow", "x")
+	stopF, stopSlow := b.hammer("f", 2), b.hammer("slow", 4)
+	begun := time.Now()
+	a.stop()
+	b.leads(1)
+	t.Logf("handed over within %v, with the end of the process", time.Since(begun))
+	b.must(http.StatusOK, http.MethodPost, "/function/slow", "x")
+	stopF()
+	stopSlow()
+}
+
+// TestLeaderOutlivesServers kills each server of the NATS cluster in turn. The control plane goes on
+// to lead, and its replicas serve all the time.
+func TestLeaderOutlivesServers(t *testing.T) {
+	of := natstest.Start(t, 3)
+	a := start(t, "--nats", of.String())
+	a.leads(1)
+	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, fn{"g", "noop", map[string]string{"min": "0", "zero": "true"}, nil, nil})
+	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
+	stop := a.hammer("f", 1)
+	before := a.pids("noop", false)
+	for i := range 3 {
+		of.Kill(i)
+		a.until(late, "the cluster to store something", func() bool {
+			got, err := a.trySend(http.MethodPost, "/async-function/f", "x")
+			return err == nil && got.Status == http.StatusAccepted
+		})
+		of.Run(i)
+		a.until(late, "another function to be started", func() bool {
+			got, err := a.trySend(http.MethodPost, "/function/g", "x")
+			return err == nil && got.Status == http.StatusOK
+		})
+	}
+	stop()
+	for _, pid := range before {
+		if _, err := readProcess(pid); err != nil {
+			t.Errorf("replica %d has ended", pid)
+		}
+	}
+	if strings.Contains(a.log.String(), "begins again") || strings.Count(a.log.String(), "this control plane leads") != 1 {
+		t.Error("the control plane has begun again")
+	}
 }

@@ -93,7 +93,7 @@ func (b *Bus) Call(ctx context.Context, name string, msg []byte, part func([]byt
 		return fmt.Errorf("call of %q: %w: %w", name, ErrNobody, err)
 	}
 	for n := 0; ; {
-		m, err := next(ctx, sub)
+		m, err := nextPart(ctx, sub)
 		if err == nil && m.Header.Get(headPart) != "" {
 			if n++; m.Header.Get(headPart) != strconv.Itoa(n) {
 				err = fmt.Errorf("part %s comes after part %d", m.Header.Get(headPart), n-1)
@@ -116,8 +116,8 @@ func (b *Bus) Call(ctx context.Context, name string, msg []byte, part func([]byt
 	}
 }
 
-// next returns the next message of a call's server.
-func next(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
+// nextPart returns the next message of a call's server.
+func nextPart(ctx context.Context, sub *nats.Subscription) (*nats.Msg, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, callSilence, fmt.Errorf("silent for %v", callSilence))
 	defer cancel()
 	m, err := sub.NextMsgWithContext(ctx)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -80,7 +81,9 @@ func (c JournalConfig) withDefaults() JournalConfig {
 // ServerConfig.Sync sets how often that happens.
 //
 // The records are in JetStream streams. An index in memory, rebuilt at each start, selects the next
-// record to run (docs/adr/0014). At most one process may have a journal open.
+// record to run (docs/adr/0014). At most one process may have a journal open. With NATS outside, an
+// earlier process may not know yet that another one has the journal: of two changes of a record's
+// state, only the first is stored.
 type Journal struct {
 	js     jetstream.JetStream
 	cfg    JournalConfig
@@ -156,6 +159,7 @@ type message struct {
 	data    []byte
 	at      time.Time // when it was stored
 	value   any       // decoded form of data; nil: data must be decoded
+	after   uint64    // store it only if this is the record's latest state; 0: in any case
 }
 
 func (m *message) number(field string) int64 {
@@ -350,6 +354,13 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 	if m.header.Get(headBlob) != "" {
 		msg.Data = nil
 	}
+	if m.after > 0 {
+		msg.Header = maps.Clone(m.header)
+		if msg.Header == nil {
+			msg.Header = nats.Header{}
+		}
+		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(m.after, 10))
+	}
 	stopped := j.cfg.Disk.stops()
 	f, err := j.js.PublishMsgAsync(msg)
 	if err == nil {
@@ -370,6 +381,8 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 			m.header.Del(headSize)
 		}
 		switch explained := j.cfg.Disk.explain(err); {
+		case api.ErrorCode == errWrongSequence:
+			err = errors.Join(err, errOvertaken)
 		case explained != err: //nolint:errorlint // the same error, unless the cluster refuses
 			err = explained
 		case api.ErrorCode == errStoreFailed:

@@ -148,8 +148,11 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 		}
 		m.setNumber(headStarts, starts)
 		m.keepAccepted(m)
-		// On an error, this start is not counted.
-		if seq, err := j.replace(ctx, it, m); err == nil {
+		seq, err := j.replace(ctx, it, m)
+		if errors.Is(err, errOvertaken) {
+			return j.reread(ctx, back, m)
+		}
+		if err == nil { // on an error, this start is not counted
 			back.item.seq, back.item.old = seq, false
 		}
 	}
@@ -188,10 +191,18 @@ func (j *Journal) try(ctx context.Context, rec Record, work func(context.Context
 func (j *Journal) leave(ctx context.Context, from state, m *message, end End) state {
 	to := from
 	to.busy = end.Busy
+	overtaken := false
 	err := j.retryWrite(ctx, m, func() (err error) {
 		to, err = j.end(ctx, to, m, end)
+		overtaken = errors.Is(err, errOvertaken)
+		if overtaken {
+			return nil
+		}
 		return err
 	})
+	if overtaken {
+		return j.reread(ctx, from, m)
+	}
 	if err != nil {
 		return from // the process ends: running twice is better than never
 	}
@@ -264,6 +275,9 @@ func (j *Journal) callback(ctx context.Context, to state, m *message, end End) (
 // replace stores a record's next state and deletes the previous one. A kill in between leaves both,
 // and the next start takes the later one.
 func (j *Journal) replace(ctx context.Context, it item, next *message) (seq uint64, err error) {
+	if j.cfg.Disk.cluster != nil {
+		next.after = it.seq
+	}
 	if seq, err = j.store(next); err != nil {
 		j.markUncertain(next.subject)
 		return 0, err
@@ -375,7 +389,7 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, seq uint64) (*me
 		return nil, err
 	}
 	m := &message{subject: raw.Subject, header: raw.Header, data: raw.Data, at: raw.Time}
-	for _, field := range []string{jetstream.StreamHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer, jetstream.SubjectHeader, jetstream.LastSequenceHeader} {
+	for _, field := range []string{jetstream.StreamHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer, jetstream.SubjectHeader, jetstream.LastSequenceHeader, jetstream.ExpectedLastSubjSeqHeader} {
 		m.header.Del(field)
 	}
 	if blob := m.header.Get(headBlob); blob != "" {
