@@ -24,8 +24,8 @@ import (
 // inside, this process is the only control plane, and leads from its start.
 type leading struct {
 	u       *up
-	me      string // id of this process; empty: NATS is inside
-	first   uint64 // epoch with NATS inside
+	me      string        // id of this process; empty: NATS is inside
+	reign   atomic.Uint64 // the latest epoch of this process; 0: it has not led yet
 	keeper  *lease.Keeper
 	lease   *lease.Lease
 	owners  *queue.Owners
@@ -34,7 +34,7 @@ type leading struct {
 
 	journal atomic.Pointer[queue.Journal] // nil: this process does not lead
 	active  atomic.Bool                   // the parts that lead run
-	changes sync.Mutex                    // held while lines follow a deploy, or all of them are opened
+	changes sync.Mutex                    // held while lines follow a deploy, or all are opened
 
 	states  chan lease.State // the latest, for run
 	deposed chan error       // gets why this process must begin again
@@ -62,7 +62,7 @@ func (l *leading) leads() bool { return l.active.Load() }
 // epoch returns the epoch of orders. Only the holder of the lease may give any.
 func (l *leading) epoch() (uint64, error) {
 	if !l.outside() {
-		return l.first, nil
+		return l.reign.Load(), nil
 	}
 	if epoch, ok := l.lease.Epoch(); ok {
 		return epoch, nil
@@ -89,26 +89,27 @@ func (l *leading) openID() {
 	}
 }
 
-// openInside returns the epoch of a process with NATS inside: higher than that of any earlier
-// process on the same state, and than that of processes whose state was deleted.
-func (l *leading) openInside(ctx context.Context) (uint64, error) {
+// openInside sets the epoch of a process with NATS inside: higher than that of any earlier process
+// on the same state, and than that of processes whose state was deleted.
+func (l *leading) openInside(ctx context.Context) error {
 	nc, err := l.u.nats.Connect("epoch")
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer nc.Close()
 	kv, err := queue.OpenKV(ctx, nc, l.u.nats.Disk(), "owners")
 	if err != nil {
-		return 0, err
+		return err
 	}
 	b, _, err := kv.Get(ctx, "epoch")
 	if err != nil && !errors.Is(err, queue.ErrNotFound) {
-		return 0, err
+		return err
 	}
 	before, _ := strconv.ParseUint(string(b), 10, 64) // 0: there was none
-	l.first = max(before+1, uint64(max(time.Now().Unix(), 1)))
-	_, err = kv.Mark(ctx, "epoch", strconv.AppendUint(nil, l.first, 10)) // also works on a full disk
-	return l.first, err
+	epoch := max(before+1, uint64(max(time.Now().Unix(), 1)))
+	l.reign.Store(epoch)
+	_, err = kv.Mark(ctx, "epoch", strconv.AppendUint(nil, epoch, 10)) // also works on a full disk
+	return err
 }
 
 // openOutside opens the connection over which tasks and requests go to other control planes.
@@ -223,7 +224,7 @@ func (l *leading) follow(ctx context.Context, s lease.State) error {
 		}
 		l.u.log.Info("this control plane leads", "epoch", s.Epoch, "took", time.Since(begun))
 	case s.Holds:
-		l.u.local.Lead(s.Epoch)
+		l.reign.Store(s.Epoch)
 		l.startAsync()
 		l.u.loop.Poke()
 	case l.leads() && s.Holder != "" && s.Holder != l.me:
@@ -255,7 +256,7 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 		return err
 	}
 	l.journal.Store(j)
-	u.local.Lead(epoch)
+	l.reign.Store(epoch)
 	l.changes.Lock()
 	l.active.Store(true)
 	for _, f := range u.registry.Functions() {

@@ -187,8 +187,8 @@ func (r *rig) hammer(function string, senders int) (stop func()) {
 	}
 }
 
-// TestLeaderHandsOver stops a leader as an operator does. The next one leads at once, and no request
-// of the other control plane fails.
+// TestLeaderHandsOver stops a leader as an operator does. The next one leads at once, and no
+// request of the other control plane fails.
 func TestLeaderHandsOver(t *testing.T) {
 	of := natstest.Start(t, 3)
 	a := start(t, "--nats", of.String())
@@ -207,8 +207,8 @@ func TestLeaderHandsOver(t *testing.T) {
 	stopSlow()
 }
 
-// TestLeaderOutlivesServers kills each server of the NATS cluster in turn. The control plane goes on
-// to lead, and its replicas serve all the time.
+// TestLeaderOutlivesServers kills each server of the NATS cluster in turn. The control plane goes
+// on to lead, and its replicas serve all the time.
 func TestLeaderOutlivesServers(t *testing.T) {
 	of := natstest.Start(t, 3)
 	a := start(t, "--nats", of.String())

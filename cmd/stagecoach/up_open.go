@@ -147,9 +147,8 @@ func (u *up) openReplicas(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { u.lines.Close(); return nil })
-	epoch := uint64(0) // until this process leads
 	if !u.leading.outside() {
-		if epoch, err = u.leading.openInside(ctx); err != nil {
+		if err := u.leading.openInside(ctx); err != nil {
 			return err
 		}
 	}
@@ -157,7 +156,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	u.local, err = cluster.New(cluster.Config{
 		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions().has), Joining: u.cfg.NATS.joining(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
 		Expected: u.expected,
-		Epoch:    epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
+		Reign:    u.leading.reign.Load, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
 	if err != nil {

@@ -13,7 +13,6 @@ import (
 	"sort"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,8 +34,9 @@ type Config struct {
 	Joining   bool   // nodes may join later
 	// Largest number of replicas of all functions together; 0: as many as the nodes hold.
 	Budget int
-	// Epoch of this owner, higher than that of any earlier owner. See also [Local.Lead].
-	Epoch uint64
+	Epoch  uint64 // epoch of this owner, higher than that of any earlier owner
+	// Reign returns the epoch of an owner that gets new ones, instead of Epoch; nil: it has one.
+	Reign func() uint64
 	// Returns the last part of a replica's name: short, random, safe in file names; nil: five
 	// letters and digits.
 	NewID func() string
@@ -87,7 +87,6 @@ type Local struct {
 	functions map[pipeline.Key]*function
 	known     map[string]knownNode   // present nodes and recently lost ones
 	targets   map[string]plan.Target // as in the latest Snapshot, by function
-	epoch     atomic.Uint64          // of this owner
 }
 
 // function is what is known about a function beyond its spec.
@@ -129,7 +128,9 @@ func New(cfg Config) (*Local, error) {
 		cfg.Chance = rand.Float64
 	}
 	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*member{}, replicas: map[string]*replica{}, functions: map[pipeline.Key]*function{}, known: map[string]knownNode{}}
-	l.epoch.Store(cfg.Epoch)
+	if cfg.Reign == nil {
+		l.cfg.Reign = func() uint64 { return cfg.Epoch }
+	}
 	l.begun = l.now()
 	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
@@ -142,13 +143,10 @@ func New(cfg Config) (*Local, error) {
 	return l, nil
 }
 
-// Lead gives this owner another epoch, higher than the one before.
-func (l *Local) Lead(epoch uint64) { l.epoch.Store(epoch) }
-
 // Observe returns the present state of the cluster.
 func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	now := time.Now()
-	s := plan.Snapshot{At: l.clock.at(now), Epoch: l.epoch.Load(), Budget: l.cfg.Budget}
+	s := plan.Snapshot{At: l.clock.at(now), Epoch: l.cfg.Reign(), Budget: l.cfg.Budget}
 	for _, n := range l.present() {
 		s.Nodes = append(s.Nodes, n.Inventory())
 	}

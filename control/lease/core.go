@@ -47,8 +47,8 @@ type Seen struct {
 // Wrote reports that a write was stored.
 type Wrote struct{ Beat, Revision uint64 }
 
-// Failed reports that a write was not stored, or that nobody knows. Conflict: the record had another
-// revision.
+// Failed reports that a write was not stored, or that nobody knows. Conflict means that the record
+// had another revision.
 type Failed struct {
 	Beat     uint64
 	Conflict bool
@@ -82,8 +82,8 @@ type Read struct{}
 // Held means that this process holds the lease from now on, with this epoch.
 type Held struct{ Epoch uint64 }
 
-// Lapsed means that this process does not hold the lease any more. Until it has seen another holder,
-// it tries to take the lease again.
+// Lapsed means that this process does not hold the lease any more. Until it has seen another
+// holder, it tries to take the lease again.
 type Lapsed struct{}
 
 // Wake asks for a Tick at this time.
@@ -175,7 +175,7 @@ func (c *Core) Step(now time.Duration, ev Event) []Effect {
 		if e.Conflict {
 			c.doubt = true
 			c.forget(e.Beat)
-			out = append(out, c.read(now))
+			out = c.read(now, out)
 		}
 	case Release:
 		was := c.released
@@ -198,9 +198,9 @@ func (c *Core) lapse() []Effect {
 	return []Effect{Lapsed{}}
 }
 
-func (c *Core) read(now time.Duration) Effect {
+func (c *Core) read(now time.Duration, out []Effect) []Effect {
 	c.asked = now
-	return Read{}
+	return append(out, Read{})
 }
 
 // ended notes that a write does not run any more.
@@ -274,7 +274,7 @@ func (c *Core) act(now time.Duration) []Effect {
 	}
 	var out []Effect
 	if !c.holds && now >= max(c.seen, c.asked)+readAgain || !c.known && now >= c.asked+readAgain {
-		out = append(out, c.read(now))
+		out = c.read(now, out)
 	}
 	silent := max(c.seen, c.asked) + readAgain // end of the silence
 	if !c.known || c.cfg.Passive {

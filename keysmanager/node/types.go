@@ -214,8 +214,8 @@ const (
 )
 
 // Order asks a node to do something. If an order arrives again with the same id, it is not carried
-// out again. [Client] fills in V, ID, To, Epoch and Within. A KeysManager in the same process needs none
-// of them.
+// out again. [Client] fills in V, ID, To, Epoch and Within. A KeysManager in the same process needs
+// none of them.
 type Order struct {
 	V  int    `json:"v"`
 	ID string `json:"id"`

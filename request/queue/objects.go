@@ -2,12 +2,11 @@ package queue
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"time"
-
-	"crypto/rand"
 
 	"github.com/nats-io/nats.go/jetstream"
 )

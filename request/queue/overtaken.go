@@ -16,7 +16,7 @@ var errOvertaken = errors.New("queue: the record was changed meanwhile")
 
 // reread returns the stored state of a record that was changed meanwhile. from is the state that
 // this process knows.
-func (j *Journal) reread(ctx context.Context, from state, m *message) state {
+func reread(ctx context.Context, j *Journal, from state, m *message) state {
 	ctx, cancel := context.WithTimeout(ctx, appendTimeout)
 	defer cancel()
 	raw, err := j.shards[from.item.shard].GetLastMsgForSubject(ctx, m.subject)

@@ -150,7 +150,7 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 		m.keepAccepted(m)
 		seq, err := j.replace(ctx, it, m)
 		if errors.Is(err, errOvertaken) {
-			return j.reread(ctx, back, m)
+			return reread(ctx, j, back, m)
 		}
 		if err == nil { // on an error, this start is not counted
 			back.item.seq, back.item.old = seq, false
@@ -201,7 +201,7 @@ func (j *Journal) leave(ctx context.Context, from state, m *message, end End) st
 		return err
 	})
 	if overtaken {
-		return j.reread(ctx, from, m)
+		return reread(ctx, j, from, m)
 	}
 	if err != nil {
 		return from // the process ends: running twice is better than never
