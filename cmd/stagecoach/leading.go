@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/learn"
@@ -47,8 +49,8 @@ type leading struct {
 // controlLease is the name of the lease of control, and of all functions' lines.
 const controlLease = "control"
 
-// errDeposed means that another control plane has taken the lease of control.
-var errDeposed = errors.New("another control plane has taken over")
+// errAgain means that this process must close all parts and begin again, to stand by.
+var errAgain = errors.New("this control plane cannot lead any more")
 
 // errNoLease means that this process does not hold the lease of control now.
 var errNoLease = errors.New("this control plane does not hold the lease of control now")
@@ -151,6 +153,14 @@ func (s leaseStore) Get(ctx context.Context, key string) ([]byte, uint64, error)
 
 // open begins to take the lease, or leads at once if NATS is inside.
 func (l *leading) open(ctx context.Context) error {
+	l.u.metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "stagecoach", Subsystem: "control", Name: "leading", Help: "1 while this control plane leads, 0 while it stands by or may not act.",
+	}, func() float64 {
+		if _, err := l.epoch(); err != nil || !l.leads() {
+			return 0
+		}
+		return 1
+	}))
 	if !l.outside() {
 		l.active.Store(true)
 		return nil
@@ -220,7 +230,7 @@ func (l *leading) follow(ctx context.Context, s lease.State) error {
 	case s.Holds && !l.leads():
 		begun := time.Now()
 		if err := l.lead(ctx, s.Epoch); err != nil {
-			return fmt.Errorf("take over the control of the cluster: %w", err)
+			return fmt.Errorf("%w: take over the control of the cluster: %w", errAgain, err)
 		}
 		l.u.log.Info("this control plane leads", "epoch", s.Epoch, "took", time.Since(begun))
 	case s.Holds:
@@ -229,7 +239,7 @@ func (l *leading) follow(ctx context.Context, s lease.State) error {
 		l.u.loop.Poke()
 	case l.leads() && s.Holder != "" && s.Holder != l.me:
 		l.stopAsync()
-		return fmt.Errorf("%w: %s, with epoch %d", errDeposed, s.Where, s.Epoch)
+		return fmt.Errorf("%w: another one has taken over: %s, with epoch %d", errAgain, s.Where, s.Epoch)
 	case l.leads():
 		l.u.log.Warn("the lease of control could not be renewed in time; nothing is started or stopped until it is", "epoch", s.Epoch)
 		l.stopAsync()

@@ -47,7 +47,7 @@ func runUp(ctx context.Context, args []string, out io.Writer) error {
 			return errors.Join(err, u.close())
 		}
 		err = errors.Join(u.serve(ctx, out), u.close())
-		if !errors.Is(err, errDeposed) || ctx.Err() != nil {
+		if !errors.Is(err, errAgain) || ctx.Err() != nil {
 			return err
 		}
 		log.Warn("this control plane begins again, to stand by", "cause", err)
