@@ -56,8 +56,8 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	defaults := defaultConfig()
 	fs := flag.NewFlagSet("keysmanager", flag.ContinueOnError)
 	fs.StringVar(&c.node, "node", "", "name of the node, which no other daemon has; default the host's")
-	fs.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "URL where stagecoach up --nats-listen listens")
-	fs.StringVar(&c.token, "nats-token", filepath.Join(defaults.State, "nats-token"), "file with its token")
+	fs.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "URL where stagecoach up --nats-listen listens, or those of up --nats")
+	fs.StringVar(&c.token, "nats-token", filepath.Join(defaults.State, "nats-token"), "file with its token; empty: none, as for a NATS cluster outside")
 	fs.Func("memory", "for zygotes and replicas, such as 4Gi; default: what the machine or the cgroup has", func(s string) error {
 		return c.memory.UnmarshalText([]byte(s))
 	})
@@ -174,7 +174,10 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	d.onClose(func() { _ = lock.Close() })
-	token, err := readToken(d.cfg.token)
+	token := ""
+	if d.cfg.token != "" {
+		token, err = readToken(d.cfg.token)
+	}
 	if err != nil {
 		return fmt.Errorf("--nats-token: %w; `stagecoach up --nats-listen` makes it, in its state folder", err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control"
 	"github.com/stagecoach-serving/stagecoach/control/learn"
 	"github.com/stagecoach-serving/stagecoach/control/lease"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -36,6 +37,7 @@ type leading struct {
 
 	journal atomic.Pointer[queue.Journal] // nil: this process does not lead
 	active  atomic.Bool                   // the parts that lead run
+	ended   atomic.Bool                   // this process never leads again
 	changes sync.Mutex                    // held while lines follow a deploy, or all are opened
 
 	states  chan lease.State // the latest, for run
@@ -65,6 +67,9 @@ func (l *leading) leads() bool { return l.active.Load() }
 func (l *leading) epoch() (uint64, error) {
 	if !l.outside() {
 		return l.reign.Load(), nil
+	}
+	if l.ended.Load() {
+		return 0, node.ErrOldEpoch
 	}
 	if epoch, ok := l.lease.Epoch(); ok {
 		return epoch, nil
@@ -200,6 +205,7 @@ func (l *leading) close() error {
 	l.cancel()
 	l.running.Wait()
 	l.stopAsync()
+	l.ended.Store(true)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*lease.Beat)
 	defer cancel()
 	l.keeper.Close(ctx)
@@ -238,6 +244,7 @@ func (l *leading) follow(ctx context.Context, s lease.State) error {
 		l.startAsync()
 		l.u.loop.Poke()
 	case l.leads() && s.Holder != "" && s.Holder != l.me:
+		l.ended.Store(true)
 		l.stopAsync()
 		return fmt.Errorf("%w: another one has taken over: %s, with epoch %d", errAgain, s.Where, s.Epoch)
 	case l.leads():

@@ -48,18 +48,18 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	t.Helper()
 	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:0"}, flags...)...)}
 	n.url = n.joinURL()
-	n.open(n.token())
+	token, err := readToken(n.token())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.open(token)
 	return n
 }
 
 // open begins to watch the nodes.
-func (n *nodesRig) open(tokenFile string) {
+func (n *nodesRig) open(token string) {
 	t := n.t
 	t.Helper()
-	token, err := readToken(tokenFile)
-	if err != nil {
-		t.Fatal(err)
-	}
 	nc, err := queue.Connect(n.url, token, "test", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)

@@ -5,8 +5,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -114,13 +112,9 @@ func TestPausedLeader(t *testing.T) {
 	a.leads(1)
 	b := start(t, "--nats", of.String(), "--no-node")
 	b.standsBy(1)
-	token := filepath.Join(t.TempDir(), "token")
-	if err := os.WriteFile(token, []byte("none\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
 	n := &nodesRig{rig: b, url: of.String()}
-	n.open(token)
-	n.daemonWith(token, "n1")
+	n.open("")
+	n.daemonWith("", "n1")
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "2", "max": "2"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	first := n.running("n1", "f")

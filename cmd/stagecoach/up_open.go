@@ -65,8 +65,10 @@ func (u *up) openQueue(ctx context.Context) error {
 	if u.nats, err = u.cfg.openBroker(ctx, token, u.log); err != nil {
 		return err
 	}
-	if url := u.nats.URL(); url != "" {
+	if url := u.nats.URL(); url != "" && token != "" {
 		u.log.Info("nodes can join", "url", url, "token", u.tokenFile())
+	} else if url != "" {
+		u.log.Info("nodes can join", "url", url)
 	}
 	u.onClose(func() error { u.nats.Close(); return nil })
 	nc, err := u.nats.Connect("state")

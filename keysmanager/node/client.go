@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -138,7 +139,9 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 	var done []string // phases that have ended
 	send := func() error {
 		o.Within = min(max(time.Until(until), time.Millisecond), maxWithin)
-		if o.Epoch, sent = c.epoch.now(); sent != nil {
+		if o.Epoch, sent = c.epoch.now(); errors.Is(sent, ErrOldEpoch) {
+			return sent
+		} else if sent != nil {
 			return nil // perhaps it may act again soon
 		}
 		b, err := json.Marshal(o)
