@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
 // leads waits until this control plane leads, and has done so n times.
@@ -118,6 +120,7 @@ func TestPausedLeader(t *testing.T) {
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "2", "max": "2"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	first := n.running("n1", "f")
+	before, _ := n.inventory("n1")
 
 	if err := a.up.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -143,6 +146,13 @@ func TestPausedLeader(t *testing.T) {
 	inv, _ := n.inventory("n1")
 	if want := started[len(started)-1][1]; fmt.Sprint(inv.Epoch) != want {
 		t.Errorf("the node has seen epoch %d, want %s", inv.Epoch, want)
+	}
+	n.epoch.Store(before.Epoch)
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
+	defer cancel()
+	_, err := n.watch.Clients()[0].Do(ctx, node.Order{Kind: node.OrderStop, Replica: n.running("n1", "f")[0]})
+	if want := fmt.Sprintf("the epoch of this one is %d, and the node has seen epoch %d", before.Epoch, inv.Epoch); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("an order of the old epoch: %v, want %q", err, want)
 	}
 	for range 20 {
 		b.must(http.StatusOK, http.MethodPost, "/function/f", "x")
