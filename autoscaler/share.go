@@ -332,9 +332,11 @@ func (c *contender) look() {
 // A resource is scarce if functions ask for more of it than is free, and at least two functions ask
 // for more. If a single function asks for too much, the placer reports that.
 func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce [resources]bool) {
+	closed := map[string]bool{} // nodes whose cores do not count, nor what replicas there use of them
 	for i := range s.Nodes {
 		n := &s.Nodes[i]
 		if n.Unavailable != "" || n.Leaving {
+			closed[n.Name] = true
 			continue
 		}
 		free[memory] += n.Memory - n.MemoryUsed
@@ -355,7 +357,7 @@ func capacity(s *plan.Snapshot, all []contender) (free [resources]int64, scarce 
 	for i := range all {
 		c := &all[i]
 		for k := range c.f.Replicas {
-			if c.f.Replicas[k].State != plan.Draining {
+			if r := &c.f.Replicas[k]; r.State != plan.Draining && !closed[r.Node] {
 				free[cpu] -= c.needs[cpu]
 			}
 		}

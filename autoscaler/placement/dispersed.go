@@ -70,6 +70,7 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 		}
 	})
 	p.level(key)
+	p.stay()
 	return p.wants, nil
 }
 

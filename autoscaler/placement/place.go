@@ -125,6 +125,7 @@ func place(s plan.Snapshot, a plan.Alloc, better func(*function, *node, *node) i
 			p.add(i, better)
 		}
 	})
+	p.stay()
 	return p.wants, nil
 }
 
@@ -206,7 +207,7 @@ func (c *cluster) shortage(f *function, want, placed int) string {
 		return fmt.Sprintf("%d of %d placed: there is no node; start `stagecoach keysmanager`", placed, want)
 	}
 	if fit == 0 {
-		return fmt.Sprintf("%d of %d placed: none of %d nodes takes a replica", placed, want, len(c.nodes))
+		return fmt.Sprintf("%d of %d placed: none of %d nodes takes a replica%s", placed, want, len(c.nodes), c.closed())
 	}
 	need := plan.Size(c.byName[name].cost(f))
 	if f.CPUMilli > 0 {

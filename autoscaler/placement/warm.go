@@ -88,7 +88,7 @@ func (c *cluster) list(wants []plan.Want) *list {
 // add adds an entry unless the list has it.
 func (l *list) add(f *function, n *node, key bool) {
 	is := &n.of[f.i]
-	if is.listed {
+	if is.listed || n.Moving { // a drained node keeps nothing
 		return
 	}
 	is.listed = true

@@ -113,6 +113,9 @@ func (n *Node) Unfit(device string) string {
 	if n.Leaving {
 		return fmt.Sprintf("node %s is leaving: %s", n.Name, n.Unavailable)
 	}
+	if n.Moving {
+		return fmt.Sprintf("node %s is being drained", n.Name)
+	}
 	for _, id := range (Slot{Device: device}).Devices() {
 		i := slices.IndexFunc(n.Devices, func(d Device) bool { return d.ID == id })
 		switch {

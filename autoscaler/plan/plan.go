@@ -26,6 +26,9 @@ type Node struct {
 	Zygotes     []Zygote
 	Unavailable string // why nothing new may be placed here; empty: it may
 	Leaving     bool   // its replicas are drained too
+	// An operator drains the node, and Unavailable says so. Each of its replicas stays until another
+	// one is ready elsewhere. A replica for which no other node has room is kept.
+	Moving bool `json:",omitzero"`
 }
 
 // Device is an accelerator of a node.
@@ -371,6 +374,7 @@ type Want struct {
 	Rank     string `json:",omitempty"` // order of its line: fifo, fair or least-slack; empty: fifo
 	Why      string
 	// Why fewer slots could be placed than allocated, or why none was allocated; empty: all placed.
+	// Slots whose replica stays on a node that is Moving do not count as placed.
 	Short string
 	// The function gets no replica unless something else changes, so its tasks need not wait.
 	Denied bool

@@ -27,13 +27,14 @@ type nodes struct {
 	joined atomic.Pointer[node.Directory] // nil: it does not listen for daemons
 	// lists the containers of this process; nil: its functions run in none
 	containers func() []node.Container
+	cordons    *cordons // nil: none can be cordoned
 
 	ctx    context.Context // of messages to daemons that nobody waits for
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
 	mu         sync.Mutex
-	forgetting map[string]bool // nodes and functions with a forget order under way
+	forgetting map[string]bool // nodes and functions with a forget order under way; see once, too
 }
 
 // close stops listening to daemons.

@@ -134,6 +134,7 @@ func (u *up) connectNodes() error {
 // openNodes lets daemons join, unless another control plane may lead. All parts that handle their
 // messages exist by then.
 func (u *up) openNodes(context.Context) error {
+	u.background(operatorOf(u).tidy)
 	if u.nodes.bus == nil || u.leading.outside() {
 		return nil
 	}
@@ -147,7 +148,7 @@ func (u *up) joinNodes() error {
 		own = u.nodes.self.Name
 	}
 	joined, err := node.OpenDirectory(node.DirectoryConfig{
-		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
+		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,

@@ -118,6 +118,11 @@ func (u *up) openReplicas(ctx context.Context) error {
 	if u.nodes, err = newNodes(u.cfg.Node.Name); err != nil {
 		return err
 	}
+	var stop func()
+	if u.nodes.cordons, stop, err = openCordons(ctx, u.nats, u.log); err != nil {
+		return err
+	}
+	u.onClose(func() error { stop(); return nil })
 	if !u.cfg.Node.None {
 		if err := u.openNode(); err != nil {
 			return err
@@ -157,8 +162,8 @@ func (u *up) openReplicas(ctx context.Context) error {
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
 		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions().has), Joining: u.cfg.NATS.joining(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
-		Expected: u.expected,
-		Reign:    u.leading.reign.Load, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
+		Expected: u.expected, Cordons: &u.nodes.cordons.closed,
+		Reign: u.leading.reign.Load, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
 	if err != nil {
@@ -202,6 +207,7 @@ func (u *up) openControl(context.Context) error {
 	if !u.leading.outside() {
 		u.background(u.loop.Run)
 	}
+	u.nodes.cordons.tell(u.loop.Poke)
 	return nil
 }
 

@@ -180,6 +180,7 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 		}
 	}
 	keep := keeping(w.Slots)
+	waits := overlap(w, keep, have)
 	// Replicas of revisions that w does not want:
 	//   - The newest revision with a ready replica serves until w's revision has a ready replica.
 	//     If w has no slots although a node could hold w's revision, the older replicas are
@@ -203,6 +204,8 @@ func (l *Local) reconcile(rev uint64, w plan.Want, have []*replica, never bool) 
 			if i := slices.IndexFunc(missing, func(s plan.Slot) bool { return s.Node == r.node && s.Device == r.device }); i >= 0 {
 				missing = slices.Delete(missing, i, i+1)
 			}
+		case waits > 0 && l.cfg.Cordons.stays(r):
+			waits-- // until a replica elsewhere is ready
 		default:
 			r.release(errors.New(cmp.Or(r.unfit, w.Why, "not wanted")))
 		}

@@ -30,8 +30,9 @@ type Config struct {
 	Functions Functions
 	Lines     Lines
 	Replicas  Replicas
-	Nodes     []Node // initial nodes; others join
-	Joining   bool   // nodes may join later
+	Nodes     []Node   // initial nodes; others join
+	Joining   bool     // nodes may join later
+	Cordons   *Cordons // nodes that take no new replicas; nil: none
 	// Largest number of replicas of all functions together; 0: as many as the nodes hold.
 	Budget int
 	Epoch  uint64 // epoch of this owner, higher than that of any earlier owner
@@ -149,6 +150,7 @@ func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	s := plan.Snapshot{At: l.clock.at(now), Epoch: l.cfg.Reign(), Budget: l.cfg.Budget}
 	for _, n := range l.present() {
 		s.Nodes = append(s.Nodes, n.Inventory())
+		l.cfg.Cordons.apply(&s.Nodes[len(s.Nodes)-1])
 	}
 	slices.SortFunc(s.Nodes, func(a, b plan.Node) int { return cmp.Compare(a.Name, b.Name) })
 	pipelines := l.cfg.Functions.Pipelines()

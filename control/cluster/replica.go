@@ -71,8 +71,8 @@ func (r *replica) release(cause error) {
 // order creates a replica and starts it. It returns nil if that is not possible. The caller holds
 // l.mu.
 func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot) *replica {
-	n, ok := l.nodes[slot.Node]
-	if !ok || n.presence != here {
+	n := l.nodes[slot.Node]
+	if !l.cfg.Cordons.open(n) {
 		return nil // the next plan will not have that node
 	}
 	r := &replica{

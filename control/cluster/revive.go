@@ -91,7 +91,7 @@ func (l *Local) revive(rev uint64) (failed []failedFunction) {
 			f.slot = home
 			if r != nil {
 				r.revived = true
-			} else if cause := k.unrevived(revision, l.now(), fmt.Errorf("node %q is away", f.slot.Node), false); cause != "" {
+			} else if cause := k.unrevived(revision, l.now(), l.cfg.Cordons.refusal(f.slot.Node), false); cause != "" {
 				failed = append(failed, failedFunction{function: key, revision: revision, cause: cause})
 			}
 		}
@@ -111,17 +111,25 @@ func (l *Local) serves(function pipeline.Key, revision uint64) bool {
 }
 
 // room returns the slot for the next replica of f, which is the slot of its latest replica. If that
-// slot has no device and its node is away, room chooses a present node, and a different one after
-// each failed start. The caller holds l.mu.
+// slot has no device and its node is away or cordoned, room chooses another node, and a different
+// one after each failed start. If it has a device and its node is cordoned, room chooses a node
+// with a free device. The caller holds l.mu.
 func (l *Local) room(f *former) plan.Slot {
 	slot := f.slot
 	slot.Replica = ""
-	if n := l.nodes[slot.Node]; slot.Device != "" || n != nil && n.presence == here {
+	_, closed := l.cfg.Cordons.of(slot.Node)
+	switch n := l.nodes[slot.Node]; {
+	case !closed && (slot.Device != "" || n != nil && n.presence == here):
+		return slot
+	case slot.Device != "":
+		if other, ok := deviceRoom(l, f); ok {
+			return other
+		}
 		return slot
 	}
 	var others []string
 	for _, name := range slices.Sorted(maps.Keys(l.nodes)) {
-		if l.nodes[name].presence == here {
+		if l.cfg.Cordons.open(l.nodes[name]) {
 			others = append(others, name)
 		}
 	}

@@ -127,14 +127,17 @@ func (p *Proxy) wait(method string, answer bool) {
 func (p *Proxy) pass(_ any, caller grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(caller)
 	headers, _ := metadata.FromIncomingContext(caller.Context())
+	var first []byte // read now, because the caller may be killed while the call is held
+	if err := caller.RecvMsg(&first); err != nil {
+		return err
+	}
 	p.wait(method, false)
 	server, err := p.conn.NewStream(metadata.NewOutgoingContext(p.ctx, headers.Copy()), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method, grpc.ForceCodecV2(raw{}))
 	if err != nil {
 		return err
 	}
 	go func() { // ends with the caller's stream
-		var m []byte
-		for caller.RecvMsg(&m) == nil && server.SendMsg(&m) == nil {
+		for m := first; server.SendMsg(&m) == nil && caller.RecvMsg(&m) == nil; {
 		}
 		_ = server.CloseSend() // the answer says what is wrong
 	}()

@@ -3,7 +3,6 @@ package container
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -118,41 +117,6 @@ func TestFailedRemovalsAreTriedAgain(t *testing.T) {
 			r.Close()
 			nothingLeft(t, s, p.id)
 		})
-	}
-}
-
-// TestOneSweepWaits checks that at most one Sweep waits if watchdogs end while a Sweep runs, and
-// none once the Runtime is closed.
-func TestOneSweepWaits(t *testing.T) {
-	s := containerdtest.Start(t)
-	cfg, log := config(t, s), &proctest.Buffer{}
-	cfg.Log = slog.New(slog.NewTextHandler(log, nil))
-	r, err := openConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var ended []sandbox.Process
-	for range 4 {
-		p, err := r.Start(t.Context(), sandbox.Command{Argv: []string{"true"}, Purpose: sandbox.Purpose{Platform: true}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		p.Wait()
-		ended = append(ended, p)
-	}
-	r.sweeping.Lock()
-	for _, p := range ended[:3] {
-		p.Forget()
-	}
-	closed := make(chan struct{})
-	go func() { defer close(closed); r.Close() }() // the test waits for it
-	<-r.open.Done()
-	ended[3].Forget()
-	r.sweeping.Unlock()
-	<-closed
-	// A Sweep of a closed Runtime says that it cannot look.
-	if text := log.String(); strings.Count(text, "not looked for") != 1 {
-		t.Errorf("want one Sweep:\n%s", text)
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -240,36 +239,14 @@ func TestProgramIsConfined(t *testing.T) {
 // TestNextRuntimeRemovesWhatAKilledOneLeft kills a process with two containers.
 func TestNextRuntimeRemovesWhatAKilledOneLeft(t *testing.T) {
 	s := containerdtest.Start(t)
-	rootFor(t)
-	text, err := json.Marshal(config(t, s))
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", actAs, string(text))
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	var pids [2]int
-	if _, err := fmt.Fscan(out, &pids[0], &pids[1]); err != nil {
-		t.Fatal(err)
-	}
+	cmd, pids := actor(t, config(t, s))
 	r := open(t, s)
 	defer r.Close()
 	r.Sweep(t.Context())
 	if have := left(t, s); len(have) < 7 {
 		t.Errorf("%v, want the containers of a process that lives", have)
 	}
-	if err := cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	_ = cmd.Wait() // killed
-	for _, pid := range pids {
-		proctest.Gone(t, pid)
-	}
+	kill(t, cmd, pids[:]...)
 	r.Sweep(t.Context())
 	nothingLeft(t, s)
 }

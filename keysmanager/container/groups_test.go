@@ -274,13 +274,13 @@ func TestContainersOutliveAFullLimitOnProcesses(t *testing.T) {
 func TestSweepRemovesGroupsThatRuncHasLeft(t *testing.T) {
 	s := containerdtest.Start(t)
 	r := open(t, s)
-	defer r.Close()
 	id := s.Namespace + "-killed"
 	if _, err := newFolder(id, record{Node: s.Namespace, Owner: "1-1-before-x"}); err != nil {
 		t.Fatal(err)
 	}
 	mounts, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
 	if err != nil || len(mounts) == 0 {
+		r.Close()
 		t.Skip("the hierarchies of cgroups are not in folders")
 	}
 	for _, m := range mounts {
@@ -289,6 +289,7 @@ func TestSweepRemovesGroupsThatRuncHasLeft(t *testing.T) {
 		}
 	}
 	r.Sweep(t.Context())
+	r.Close() // waits for the removal
 	if left := slices.DeleteFunc(groupsOf(t), func(g string) bool { return !strings.HasSuffix(g, id) }); len(left) > 0 {
 		t.Errorf("%v are left, want none", left)
 	}

@@ -224,12 +224,8 @@ func (p *process) Forget() {
 // settle waits until containerd makes nothing of the container any more.
 func (p *process) settle() {
 	p.calls.Wait()
-	if !p.unsure {
-		return
-	}
-	select {
-	case <-time.After(lateTime):
-	case <-p.of.remove.Done():
+	if p.unsure {
+		p.of.awaitLate()
 	}
 }
 

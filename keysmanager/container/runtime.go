@@ -63,24 +63,23 @@ type Runtime struct {
 	spawner *sandbox.Spawner // for processes of the platform
 	owner   string           // identifies this Runtime's containers, and says whether it lives
 
-	open     context.Context // ends when Close begins; so do starts and Sweeps
+	open     context.Context // ends when Close begins; so do starts
 	shut     context.CancelFunc
 	starts   sync.WaitGroup  // starts under way
 	starting chan struct{}   // has an element per start that containerd works on
 	patience time.Duration   // for a call of a start: startTimeout
 	remove   context.Context // ends when Close has waited long enough for removals
 	giveUp   context.CancelFunc
-	removes  sync.WaitGroup // removals and Sweeps under way, and waits for ends
+	removes  sync.WaitGroup // removals, Sweeps in the background, and waits for ends
 	removing chan struct{}  // has an element per removal that containerd works on
 
-	sweeping sync.Mutex // held while Sweep runs
+	sweeps sweeps
 
-	mu      sync.Mutex
-	closed  bool
-	live    map[*process]bool // until their removal ends
-	failed  []*process        // whose removal has failed; it is tried again
-	again   int               // removals under way that have failed before
-	waiting bool              // a Sweep in the background has not begun yet
+	mu     sync.Mutex
+	closed bool
+	live   map[*process]bool // until their removal ends
+	failed []*process        // whose removal has failed; it is tried again
+	again  int               // removals under way that have failed before
 }
 
 // Open returns a Runtime. The caller closes it.
@@ -95,7 +94,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, fmt.Errorf("runtime containerd: %w; want containerd at %s: start it, or name its socket with --containerd-address", err, cfg.Address)
 	}
-	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), patience: startTimeout, live: map[*process]bool{}}
+	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), patience: startTimeout, live: map[*process]bool{}, sweeps: sweeps{late: map[string]bool{}}}
 	r.open, r.shut = context.WithCancel(context.Background())
 	r.remove, r.giveUp = context.WithCancel(context.Background())
 	r.starting, r.removing = make(chan struct{}, 2*runtime.NumCPU()), make(chan struct{}, 2*runtime.NumCPU())
@@ -180,6 +179,9 @@ func (r *Runtime) startInTurn(ctx context.Context, c sandbox.Command) (*process,
 	p, err := r.start(ctx, c, &calls)
 	if err == nil {
 		r.retry(cap(r.removing) / 2) // containerd answers
+		r.mu.Lock()
+		r.sweepDue()
+		r.mu.Unlock()
 	}
 	return p, err
 }
@@ -249,7 +251,8 @@ func (r *Runtime) retry(most int) {
 }
 
 // Close implements sandbox.Runtime. It ends starts under way. It returns when the containers are
-// removed, or when containerd has had enough time for that.
+// removed, and those that killed processes of the platform have left, or when containerd has had
+// enough time for that. The caller has forgotten the processes of the platform.
 func (r *Runtime) Close() {
 	r.mu.Lock()
 	r.closed = true
@@ -265,6 +268,7 @@ func (r *Runtime) Close() {
 	}
 	stop := time.AfterFunc(removeTimeout, r.giveUp)
 	r.removes.Wait()
+	r.sweepLast()
 	stop.Stop()
 	r.giveUp()
 	r.spawner.Close()

@@ -77,15 +77,54 @@ func lives(owner string) bool {
 	return err == nil && startOf(pid) == parts[1]
 }
 
+// sweeps is the state of a Runtime's Sweeps. Its fields but running are guarded by Runtime.mu.
+type sweeps struct {
+	running sync.Mutex // held while a Sweep runs
+
+	waiting bool            // a Sweep in the background has not begun yet
+	due     bool            // a killed process may have left what no Sweep has removed
+	late    map[string]bool // containers that removeLate removes
+}
+
 // sweepSoon calls Sweep in the background. One that waits for another finds what all would find.
+// Once the Runtime is closed, Close sweeps instead.
 func (r *Runtime) sweepSoon() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed || r.waiting {
+	r.sweeps.due = true
+	r.sweepDue()
+}
+
+// sweepDue calls Sweep in the background, if one is due. The caller holds r.mu.
+func (r *Runtime) sweepDue() {
+	if r.closed || r.sweeps.waiting || !r.sweeps.due {
 		return
 	}
-	r.waiting = true
-	r.removes.Go(func() { r.Sweep(r.open) })
+	r.sweeps.waiting = true
+	r.removes.Go(func() { r.Sweep(r.remove) })
+}
+
+// sweepLast sweeps until no Sweep is due, or until Close has waited long enough.
+func (r *Runtime) sweepLast() {
+	for {
+		r.mu.Lock()
+		due := r.sweeps.due
+		r.mu.Unlock()
+		if !due {
+			return
+		}
+		err := r.sweep(r.remove)
+		r.removes.Wait() // for removeLate
+		if err == nil {
+			continue
+		}
+		select {
+		case <-time.After(retryPause): // containerd may come back
+		case <-r.remove.Done():
+			r.cfg.Log.Warn("what killed processes have left is not removed; the node's next start tries it again", "error", err)
+			return
+		}
+	}
 }
 
 // ownerless is the age from which a folder without an owner is removed. A folder has none while it
@@ -102,35 +141,63 @@ func (f *folder) age() time.Duration {
 }
 
 // Sweep removes what killed processes of this node have left: containers, with their cgroups and
-// folders. It also tries
-// again what this Runtime could not remove before. What it cannot remove, it logs. The caller calls
-// it before Close.
+// folders. It also tries again what this Runtime could not remove before. If the Sweep fails, it
+// logs why, and the next start, the next end of a watchdog, or Close tries it again. What a killed
+// process had asked containerd for may appear later: Sweep has it removed in the background. The
+// caller calls Sweep before Close.
 func (r *Runtime) Sweep(ctx context.Context) {
-	r.sweeping.Lock()
-	defer r.sweeping.Unlock()
+	if err := r.sweep(ctx); err != nil {
+		r.cfg.Log.Warn("what killed processes have left is not removed; a later start, the end of a watchdog or the node's end tries it again", "error", err)
+	}
+}
+
+// sweep does the work of Sweep. If it fails, another one is due.
+func (r *Runtime) sweep(ctx context.Context) error {
+	r.sweeps.running.Lock()
+	defer r.sweeps.running.Unlock()
 	r.mu.Lock()
-	r.waiting = false
+	r.sweeps.waiting, r.sweeps.due = false, false
 	r.mu.Unlock()
 	r.retry(cap(r.removing) / 2)
 	ctx, cancel := context.WithTimeout(ctx, removeTimeout)
 	defer cancel()
-	left, err := r.client.Containers(ctx, fmt.Sprintf("labels.%q==%q", labelNode, r.cfg.Node))
-	if err != nil {
-		r.cfg.Log.Warn("containers of killed processes are not looked for", "error", err)
-		return
+	left, err := r.orphans(ctx)
+	errs := []error{err}
+	for id, starting := range left {
+		if starting {
+			r.removeLate(id)
+			continue
+		}
+		errs = append(errs, r.removeOrphan(ctx, id))
 	}
-	for _, c := range left {
+	err = errors.Join(errs...)
+	r.swept(err)
+	return err
+}
+
+// swept notes whether another Sweep is due after one, or after a part of one.
+func (r *Runtime) swept(err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sweeps.due = r.sweeps.due || err != nil
+}
+
+// orphans returns the ids of the containers and folders that killed processes of this node have
+// left. starting says that a process was killed during the start, so that containerd may still make
+// the container. If containerd does not answer, orphans returns none.
+func (r *Runtime) orphans(ctx context.Context) (starting map[string]bool, _ error) {
+	containers, err := r.client.Containers(ctx, fmt.Sprintf("labels.%q==%q", labelNode, r.cfg.Node))
+	if err != nil {
+		return nil, fmt.Errorf("containers of killed processes are not looked for: %w", err)
+	}
+	starting = map[string]bool{}
+	var errs []error
+	for _, c := range containers {
 		info, err := c.Info(ctx, containerd.WithoutRefreshedMetadata)
-		if err != nil || lives(info.Labels[labelOwner]) {
-			continue
+		if err == nil && !lives(info.Labels[labelOwner]) {
+			starting[c.ID()] = false
 		}
-		if err := r.removeContainer(ctx, c.ID()); err != nil {
-			r.cfg.Log.Warn("container of a killed process is not removed", "container", c.ID(), "error", err)
-			continue
-		}
-		if err := removeLeft(c.ID()); err != nil {
-			r.cfg.Log.Warn("folder or cgroup of a container is not removed", "container", c.ID(), "error", err)
-		}
+		errs = append(errs, err)
 	}
 	folders, _ := os.ReadDir(Folders) // there are none
 	for _, e := range folders {
@@ -138,14 +205,57 @@ func (r *Runtime) Sweep(ctx context.Context) {
 		of, err := f.record()
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			if f.age() < ownerless {
-				continue
+			if f.age() >= ownerless {
+				starting[e.Name()] = false
 			}
-		case err != nil, of.Node != r.cfg.Node, lives(of.Owner):
-			continue
+		case err == nil && of.Node == r.cfg.Node && !lives(of.Owner):
+			starting[e.Name()] = of.PID == 0
 		}
-		if err := removeLeft(e.Name()); err != nil {
-			r.cfg.Log.Warn("folder or cgroup of a container is not removed", "container", e.Name(), "error", err)
+	}
+	return starting, errors.Join(errs...)
+}
+
+// removeOrphan removes a container that a killed process has left, and then the container's folder:
+// without the folder, nobody would know that containerd may still make the container.
+func (r *Runtime) removeOrphan(ctx context.Context, id string) error {
+	err := r.removeContainer(ctx, id)
+	if err == nil {
+		err = removeLeft(id)
+	}
+	if err != nil {
+		return fmt.Errorf("container %s of a killed process: %w", id, err)
+	}
+	return nil
+}
+
+// removeLate removes in the background what a killed process has left of a start, once containerd
+// makes nothing of it any more. The caller is a Sweep under way.
+func (r *Runtime) removeLate(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sweeps.late[id] {
+		return
+	}
+	r.sweeps.late[id] = true
+	r.removes.Go(func() {
+		r.awaitLate()
+		ctx, cancel := context.WithTimeout(r.remove, removeTimeout)
+		defer cancel()
+		err := r.removeOrphan(ctx, id)
+		if err != nil {
+			r.cfg.Log.Warn("not removed; a later Sweep tries it again", "error", err)
 		}
+		r.mu.Lock()
+		delete(r.sweeps.late, id)
+		r.mu.Unlock()
+		r.swept(err)
+	})
+}
+
+// awaitLate waits until containerd makes nothing any more of a call that has got no answer.
+func (r *Runtime) awaitLate() {
+	select {
+	case <-time.After(lateTime):
+	case <-r.remove.Done():
 	}
 }

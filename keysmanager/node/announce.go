@@ -32,8 +32,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	every := time.NewTicker(s.cfg.Announce)
 	defer every.Stop()
+	said := ""
 	for {
-		_ = s.send(kindInventory, s.inventory()) // the next one is on its way
+		said = announce(s, said)
 		again := time.After(coalesce)
 		for waiting := true; waiting; {
 			changed := s.changed
@@ -56,6 +57,18 @@ func (s *Server) Run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+// announce sends an announcement. It logs an error once: said is what it returned the time before.
+func announce(s *Server, said string) string {
+	err := s.send(kindInventory, s.inventory())
+	if err == nil {
+		return ""
+	}
+	if err.Error() != said {
+		s.cfg.Log.Warn("failed to announce this node; trying again", "node", s.cfg.Me.Name, "error", err)
+	}
+	return err.Error()
 }
 
 // inventory is the next announcement.
@@ -118,7 +131,7 @@ func (s *Server) claim(ctx context.Context) error {
 // handleRival ends this daemon if another daemon that announces this node has the better right to
 // the name. If this daemon has the better right, the other one ends.
 func (s *Server) handleRival(data []byte) {
-	inv, err := DecodeInventory(data)
+	inv, err := decodeAnnouncer(data)
 	if err != nil || inv.ID == s.cfg.Me.ID || inv.Gone {
 		return
 	}

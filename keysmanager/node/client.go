@@ -221,10 +221,15 @@ func (c *Client) missed(ctx context.Context, since uint64) ([]Event, error) {
 	return a.Events, err
 }
 
-// refuse tells the daemon that its node is not used, and why.
-func refuse(bus Bus, to Identity, epoch uint64, cause string) {
+// refuse tells the daemon that its node is not used, and why. A control process that may not act
+// says nothing.
+func refuse(cfg DirectoryConfig, to Identity, cause string) {
+	epoch, err := epochFunc(cfg.Epoch).now()
+	if err != nil {
+		return
+	}
 	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: to.ID, Epoch: epoch, Kind: OrderRefuse, Within: time.Second, Cause: cause})
 	if err == nil {
-		_ = bus.Send(to.Name, kindOrder, "", b)
+		_ = cfg.Bus.Send(to.Name, kindOrder, "", b)
 	}
 }

@@ -31,14 +31,30 @@ func open(b []byte, into any) error {
 	return json.Unmarshal(b, into)
 }
 
-// DecodeInventory decodes an announcement. It ignores unknown fields.
+// DecodeInventory decodes an announcement. It ignores unknown fields, and refuses numbers that
+// cannot be true.
 func DecodeInventory(b []byte) (Inventory, error) {
-	var inv Inventory
-	if err := open(b, &inv); err != nil {
+	inv, err := decodeAnnouncer(b)
+	if err == nil {
+		err = inv.check()
+	}
+	if err != nil {
 		return Inventory{}, fmt.Errorf("inventory: %w", err)
 	}
+	return inv, nil
+}
+
+// decodeAnnouncer decodes an announcement of which only the identity is used.
+func decodeAnnouncer(b []byte) (Inventory, error) {
+	if len(b) > maxInventory {
+		return Inventory{}, fmt.Errorf("%d bytes, want at most %d", len(b), maxInventory)
+	}
+	var inv Inventory
+	if err := open(b, &inv); err != nil {
+		return Inventory{}, err
+	}
 	if err := errors.Join(isName("name", inv.Name), isID("id", inv.ID)); err != nil {
-		return Inventory{}, fmt.Errorf("inventory: %w", err)
+		return Inventory{}, err
 	}
 	return inv, nil
 }
@@ -76,7 +92,7 @@ func (o Order) validate() error {
 		}
 	}
 	switch o.Kind {
-	case OrderWho, OrderEvents, OrderRefuse:
+	case OrderWho, OrderEvents, OrderRefuse, OrderComplain:
 	case OrderStart:
 		errs = append(errs, isName("replica", o.Replica), o.Spec.validate())
 	case OrderStop, OrderSetCPU:
@@ -133,6 +149,9 @@ func DecodeEvent(b []byte) (Event, error) {
 	}
 	return e, nil
 }
+
+// CheckName returns why a text can be no node's name, or nil.
+func CheckName(name string) error { return isName("node", name) }
 
 func isName(field, s string) error {
 	if s == "" || len(s) > maxName || strings.ContainsAny(s, " \t\r\n/") {

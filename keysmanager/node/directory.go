@@ -19,6 +19,8 @@ import (
 type DirectoryConfig struct {
 	Bus  Bus
 	Boot string // of this machine, see BootID
+	// Of the program, for [Probe].
+	Version string
 	// A node's name that no daemon may have, because this process has it; empty: none.
 	Own   string
 	Codes Codes // of daemons' errors
@@ -47,7 +49,7 @@ type Directory struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 	stops  []func()
-	said   string // used by run only: the last fault of an announcement that was logged
+	faults map[string]fault // used by run only: of announcements, by node
 
 	mu    sync.Mutex
 	nodes map[string]*member // written by run alone
@@ -63,6 +65,9 @@ type member struct {
 	seen    uint64             // number of the latest event of this daemon
 	asking  bool               // for events that were missed
 	refused string             // id of the daemon that was refused
+	removed string             // id of the daemon that was removed for a cause
+	cause   string
+	away    *Absence // written while Directory.mu is held; nil: it has never left
 }
 
 // Bounds of a Directory.
@@ -79,7 +84,7 @@ func OpenDirectory(cfg DirectoryConfig) (*Directory, error) {
 	if cfg.Silence == 0 {
 		cfg.Silence = 2500 * time.Millisecond
 	}
-	d := &Directory{cfg: cfg, inbox: make(chan func(), inboxLength), nodes: map[string]*member{}}
+	d := &Directory{cfg: cfg, inbox: make(chan func(), inboxLength), nodes: map[string]*member{}, faults: map[string]fault{}}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	d.group.Go(d.run)
 	for kind, f := range map[string]func(string, []byte){kindInventory: d.announced, kindEvent: d.told} {
@@ -90,6 +95,12 @@ func OpenDirectory(cfg DirectoryConfig) (*Directory, error) {
 		}
 		d.stops = append(d.stops, stop)
 	}
+	stop, err := answerProbes(cfg)
+	if err != nil {
+		d.Close()
+		return nil, fmt.Errorf("nodes: %w", err)
+	}
+	d.stops = append(d.stops, stop)
 	return d, nil
 }
 
@@ -146,7 +157,7 @@ func (d *Directory) run() {
 					m.heard = m.heard.Add(late)
 				}
 				if silent := now.Sub(m.heard); m.leave != nil && silent > d.cfg.Silence {
-					d.left(name, m, fmt.Sprintf("its daemon is silent for %v", silent.Round(lookEvery)))
+					d.left(name, m, Absence{Cause: fmt.Sprintf("its daemon is silent for %v", silent.Round(lookEvery))})
 				}
 			}
 		}
@@ -164,19 +175,22 @@ func (d *Directory) announced(name string, data []byte) {
 		m, err = d.meet(name)
 	}
 	if err != nil {
-		if said := name + ": " + err.Error(); said != d.said { // it comes every second
-			d.said = said
-			d.cfg.Log.Error("node cannot join", "node", name, "error", err)
-		}
+		d.distrust(name, data, err)
 		return
 	}
+	delete(d.faults, name)
 	was := m.client.Inventory()
 	now := time.Now()
 	switch {
+	case inv.ID == m.removed:
+		if !inv.Gone {
+			refuse(d.cfg, inv.Identity, m.cause)
+		}
+		return
 	case inv.Gone && inv.ID == was.ID:
 		m.heard = time.Time{} // another may have the name now
 		if m.leave != nil {
-			d.left(name, m, "its daemon has ended")
+			d.left(name, m, Absence{Since: now, Cause: "its daemon has ended", Ended: true})
 		}
 		return
 	case inv.Gone:
@@ -191,9 +205,7 @@ func (d *Directory) announced(name string, data []byte) {
 		if m.refused != inv.ID {
 			m.refused = inv.ID
 			d.cfg.Log.Error("node refused", "node", name, "error", d.unfit(inv))
-			if epoch, err := epochFunc(d.cfg.Epoch).now(); err == nil {
-				refuse(d.cfg.Bus, inv.Identity, epoch, d.unfit(inv))
-			}
+			refuse(d.cfg, inv.Identity, d.unfit(inv))
 		}
 		return
 	case was.ID != "" && inv.ID != was.ID:
@@ -282,17 +294,21 @@ func (d *Directory) joined(m *member) {
 	d.cfg.Heard(m.client)
 }
 
-func (d *Directory) left(name string, m *member, cause string) {
+// left takes a node out of the cluster. If a has no Since, the node was last heard at m.heard.
+func (d *Directory) left(name string, m *member, a Absence) {
 	m.leave()
 	m.leave = nil
 	if !m.joined {
 		return // its socket has never answered
 	}
+	if a.Since.IsZero() {
+		a.Since = m.heard
+	}
 	d.mu.Lock()
-	m.joined = false
+	m.joined, m.away = false, &a
 	d.mu.Unlock()
-	d.cfg.Log.Debug("daemon left", "node", name, "cause", cause)
-	d.cfg.Left(name, cause)
+	d.cfg.Log.Debug("daemon left", "node", name, "cause", a.Cause)
+	d.cfg.Left(name, a.Cause)
 }
 
 // told takes an event.

@@ -38,6 +38,8 @@ func (s *Server) receive(reply string, data []byte) {
 		done.Events = s.since(o.Since)
 	case o.Kind == OrderRefuse:
 		s.fail(fmt.Errorf("%w: %s", ErrRefused, o.Cause))
+	case o.Kind == OrderComplain:
+		s.cfg.Log.Error("the control process refuses this node's announcement; the node is not used until a later one is accepted", "node", s.cfg.Me.Name, "error", o.Cause)
 	default:
 		s.accept(reply, o)
 		return

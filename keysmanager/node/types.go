@@ -211,6 +211,7 @@ const (
 	OrderCancel     OrderKind = "cancel"     // Target: an order that nobody waits for any more
 	OrderEvents     OrderKind = "events"     // Since: events that were missed
 	OrderRefuse     OrderKind = "refuse"     // Cause: why the node cannot be used; its daemon ends
+	OrderComplain   OrderKind = "complain"   // Cause: why its latest announcement was refused
 )
 
 // Order asks a node to do something. If an order arrives again with the same id, it is not carried

@@ -18,7 +18,6 @@ import (
 
 // cacheAPI serves nodes and the parameters in their memory:
 //
-//	GET  /system/nodes, /system/nodes/NAME
 //	GET  /system/cache[?node=&function=&namespace=]
 //	POST /system/cache/warm, /system/cache/evict
 type cacheAPI struct {
@@ -27,28 +26,14 @@ type cacheAPI struct {
 	functions Functions
 }
 
-func serveNodes(n Nodes, codes node.Codes, f Functions) http.Handler {
+func serveNodes(n Nodes, o Operator, codes node.Codes, f Functions) http.Handler {
 	c := cacheAPI{n, codes, f}
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /system/nodes", func(w http.ResponseWriter, _ *http.Request) {
-		answerJSON(w, append([]node.Inventory{}, n.Inventories()...)) // [] and not null
-	})
-	mux.HandleFunc("GET /system/nodes/{name}", c.node)
+	operatorAPI{c, o}.register(mux)
 	mux.HandleFunc("GET /system/cache", c.list)
 	mux.HandleFunc("POST /system/cache/warm", c.change(c.warm))
 	mux.HandleFunc("POST /system/cache/evict", c.change(c.evict))
 	return mux
-}
-
-func (c cacheAPI) node(w http.ResponseWriter, r *http.Request) {
-	name := r.PathValue("name")
-	all := c.nodes.Inventories()
-	i := slices.IndexFunc(all, func(n node.Inventory) bool { return n.Name == name })
-	if i < 0 {
-		c.fail(w, r, c.noNode(name))
-		return
-	}
-	answerJSON(w, all[i])
 }
 
 // ErrNoNode means that no node has this name.
@@ -59,6 +44,11 @@ func (c cacheAPI) noNode(name string) error {
 	for _, n := range c.nodes.Inventories() {
 		names = append(names, n.Name)
 	}
+	return noNodeOf(name, names)
+}
+
+// noNodeOf returns the error for a name that is not among the names of nodes.
+func noNodeOf(name string, names []string) error {
 	if len(names) == 0 {
 		return fmt.Errorf("node %q: %w: there is none, start `stagecoach keysmanager`", name, ErrNoNode)
 	}
@@ -269,7 +259,7 @@ func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusBadRequest
 	case errors.Is(err, ErrNoNode), errors.Is(err, ErrNotDeployed), c.is(err, node.CodeNotCached):
 		status = http.StatusNotFound
-	case c.is(err, node.CodeBusy):
+	case c.is(err, node.CodeBusy), errors.Is(err, ErrNotNow):
 		status = http.StatusConflict
 	case c.is(err, node.CodeNoRoom):
 		status = http.StatusInsufficientStorage

@@ -2,6 +2,7 @@ package schema
 
 import (
 	"regexp"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
@@ -32,3 +33,49 @@ var digestForm = regexp.MustCompile(`^(sha256:)?[0-9a-f]{8,64}$`)
 // IsDigest reports whether text looks like the digest of an image or its beginning: eight or more
 // hexadecimal digits, with or without sha256: before them.
 func IsDigest(text string) bool { return digestForm.MatchString(text) }
+
+// The values of [Node.Status].
+const (
+	NodeReady    = "ready"
+	NodeCordoned = "cordoned" // it takes no new replicas
+	NodeDraining = "draining" // its replicas go elsewhere
+	NodeDrained  = "drained"  // it has no replicas and takes none
+	NodeLeaving  = "leaving"  // its daemon is being stopped
+	NodeSilent   = "silent"   // its daemon is not heard
+)
+
+// Node is a node, as GET /system/nodes shows it.
+type Node struct {
+	node.Inventory // of a silent node: its latest; without anything but the name if there is none
+
+	Status string `json:"status"`
+	// Since when the node has been silent, or cordoned; zero: unknown, or the node is ready.
+	Since time.Time `json:"since,omitzero"`
+	// An operator has closed the node to new replicas. A silent node can be cordoned, too.
+	Cordoned bool   `json:"cordoned,omitempty"`
+	Cause    string `json:"cause,omitempty"` // why it is silent
+}
+
+// DrainOrder is the body of POST /system/nodes/NAME/drain. The body may be empty.
+type DrainOrder struct {
+	KeepParameters bool `json:"keepParameters,omitempty"` // without it, they are evicted
+	Force          bool `json:"force,omitempty"`          // end the replicas that are left
+}
+
+// Drain says how far the drain of a node is.
+type Drain struct {
+	Node       string      `json:"node"`
+	Done       bool        `json:"done"`
+	Replicas   int         `json:"replicas"`   // that are left
+	Parameters int         `json:"parameters"` // parameter sets that are left and have to go
+	Waits      []DrainWait `json:"waits"`      // at most one per function and call
+}
+
+// DrainWait is what the drain of a node waits for.
+type DrainWait struct {
+	Function string    `json:"function,omitempty"`
+	Replica  string    `json:"replica,omitempty"`
+	Call     string    `json:"call,omitempty"` // id of the request whose call still runs
+	Since    time.Time `json:"since,omitzero"` // of the call
+	Why      string    `json:"why"`
+}

@@ -256,17 +256,21 @@ func checkWants(t *testing.T, s plan.Snapshot, a plan.Alloc, wants []plan.Want) 
 		if w.Function != l.Function || w.CPUMilli != l.CPUMilli || w.Batch != l.Batch || w.Key != l.Key || w.Why != l.Why {
 			t.Errorf("want %+v, want function, CPU, batch, key stage or not, and reason of the line %+v", w, l)
 		}
-		if short := len(w.Slots) < l.Count; len(w.Slots) > l.Count || short != (w.Short != "") {
-			t.Errorf("function %q: %d slots, short %q, want %d or why there are fewer", l.Function, len(w.Slots), w.Short, l.Count)
-		}
 		f, _ := s.Function(l.Function)
-		fit, kept := 0, 0
+		fit, kept, moving, stay := 0, 0, 0, 0
 		for _, r := range f.Replicas {
-			if r.State != plan.Draining && r.Revision == f.Revision && unfit(s, f, r.Node, r.Device) == "" {
+			switch live := r.State != plan.Draining && r.Revision == f.Revision; {
+			case live && unfit(s, f, r.Node, r.Device) == "":
 				fit++
+			case live && unfit(settled(s), f, r.Node, r.Device) == "":
+				moving++
 			}
 		}
 		for _, slot := range w.Slots {
+			if slot.Replica != "" && unfit(s, f, slot.Node, slot.Device) != "" && unfit(settled(s), f, slot.Node, slot.Device) == "" {
+				stay++
+				continue
+			}
 			if slot.Replica != "" {
 				kept++
 			}
@@ -277,7 +281,23 @@ func checkWants(t *testing.T, s plan.Snapshot, a plan.Alloc, wants []plan.Want) 
 		if want := min(fit, l.Count); kept != want {
 			t.Errorf("function %q: %d replicas kept, want %d", l.Function, kept, want)
 		}
+		placed := len(w.Slots) - stay
+		if short := placed < l.Count; len(w.Slots) > l.Count || short != (w.Short != "") {
+			t.Errorf("function %q: %d slots, short %q, want %d or why there are fewer", l.Function, placed, w.Short, l.Count)
+		}
+		if want := min(moving, l.Count-placed); stay != want {
+			t.Errorf("function %q: %d replicas stay on nodes that are being drained, want %d", l.Function, stay, want)
+		}
 	}
+}
+
+// settled returns a snapshot whose nodes are not being drained.
+func settled(s plan.Snapshot) plan.Snapshot {
+	s.Nodes = slices.Clone(s.Nodes)
+	for i := range s.Nodes {
+		s.Nodes[i].Moving = false
+	}
+	return s
 }
 
 // RunWarmer checks a warmer after a placer: the plan is valid, and the same for the same arguments,

@@ -105,6 +105,7 @@ func (w *World) Step() {
 	w.s.At = w.s.At.Add(dt)
 	for i := range w.s.Nodes {
 		w.s.Nodes[i].Unavailable = pick(w.rng, 10, "the node does not answer")
+		w.s.Nodes[i].Moving = w.s.Nodes[i].Unavailable != "" && w.s.Rev%2 == 0
 		for d := range w.s.Nodes[i].Devices {
 			w.s.Nodes[i].Devices[d].Unavailable = pick(w.rng, 10, "the device is lost")
 		}

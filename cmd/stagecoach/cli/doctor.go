@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -15,27 +16,53 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/network/cni"
 )
 
-// Doctor says what this machine lacks for --runtime containerd, and for --cni-conf if that is
-// given. It returns an error if it lacks something.
-func Doctor(ctx context.Context, args []string, out io.Writer) error {
+// Doctor is the command that says what this machine lacks for a node, or for --runtime containerd
+// and for --cni-conf if that is given. It fails if something is missing.
+type Doctor struct {
+	Version string // of this program
+	Probe   Probe
+}
+
+// Run runs the command.
+func (of Doctor) Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("doctor", flag.ContinueOnError)
 	c := contained.Config{}
-	runtime := fs.String("runtime", "containerd", "the runtime to look at: containerd")
+	d := nodeDoctor{probe: of.Probe}
+	d.add(fs)
+	runtime := fs.String("runtime", "", "the runtime to look at: containerd, or process with --node; default containerd without --node")
 	fs.StringVar(&c.Address, "containerd-address", container.Address, "path of containerd's socket")
 	fs.StringVar(&c.Namespace, "containerd-namespace", container.Namespace, "namespace of containerd for the containers")
 	fs.StringVar(&c.Snapshotter, "containerd-snapshotter", contained.DefaultSnapshotter, "snapshotter of containerd that unpacks images")
 	cniConf := fs.String("cni-conf", "", "configuration of CNI plugins to look at, as up has it")
 	cniDirs := fs.String("cni-bin-dir", cni.DefaultBinDir, "folder of the CNI plugins, or several with colons between")
 	asJSON := console.JSONFlag(fs)
+	fs.Func("o", "json: print JSON instead of a table", func(s string) error {
+		if *asJSON = s == "json"; !*asJSON && s != "table" {
+			return fmt.Errorf("%q, want json or table", s)
+		}
+		return nil
+	})
 	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
-	if *runtime != "containerd" {
-		return fmt.Errorf("--runtime: %q, want containerd; the runtime process needs nothing", *runtime)
+	var machines []diagnosis
+	switch {
+	case d.node && (*runtime == "" || *runtime == "process"):
+		return reportAll(d.look(ctx, machine{user: os.Geteuid()}, of.Version), *asJSON, out)
+	case d.node:
+		machines = d.look(ctx, machine{user: os.Geteuid()}, of.Version)
+	case d.join != "":
+		return errors.New("--join: want --node, too")
+	}
+	if *runtime != "containerd" && *runtime != "" {
+		return fmt.Errorf("--runtime: %q, want containerd; the runtime process needs nothing without --node", *runtime)
 	}
 	all := append(contained.Check(ctx, c), beside("stagecoach-init"))
 	if *cniConf != "" {
 		all = append(all, plugins(ctx, *cniConf, *cniDirs)...)
+	}
+	if d.node {
+		return reportAll(append(machines, ofContainerd(ctx, all)...), *asJSON, out)
 	}
 	missing := 0
 	t := console.NewTable(out)

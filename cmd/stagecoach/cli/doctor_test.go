@@ -12,7 +12,7 @@ import (
 func TestDoctorNamesWhatIsMissing(t *testing.T) {
 	server := containerdtest.Start(t)
 	var out strings.Builder
-	err := Doctor(t.Context(), []string{"--containerd-address", server.Address, "--containerd-snapshotter", "odd"}, &out)
+	err := (Doctor{}).Run(t.Context(), []string{"--containerd-address", server.Address, "--containerd-snapshotter", "odd"}, &out)
 	// The tests have no stagecoach-init beside them.
 	if err == nil || !strings.Contains(err.Error(), "2 of 8 checks failed") {
 		t.Errorf("%v, want 2 failed checks\n%s", err, out.String())
@@ -27,19 +27,19 @@ func TestDoctorNamesWhatIsMissing(t *testing.T) {
 	if err := os.WriteFile(conf, []byte(`{"cniVersion": "1.0.0", "name": "ours", "type": "bridge", "ipam": {"type": "none-such"}}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	err = Doctor(t.Context(), []string{"--containerd-address", server.Address, "--cni-conf", filepath.Dir(conf), "--cni-bin-dir", "/usr/lib/cni:/opt/cni/bin"}, &out)
+	err = (Doctor{}).Run(t.Context(), []string{"--containerd-address", server.Address, "--cni-conf", filepath.Dir(conf), "--cni-bin-dir", "/usr/lib/cni:/opt/cni/bin"}, &out)
 	for _, want := range []string{"CNI configuration ok " + conf + ": network ours", "CNI bridge ok /", "CNI none-such missing no none-such in /usr/lib/cni, /opt/cni/bin install the plugin"} {
 		if err == nil || !strings.Contains(oneSpace(out.String()), want) {
 			t.Errorf("%v, want %q in\n%s", err, want, out.String())
 		}
 	}
 	out.Reset()
-	err = Doctor(t.Context(), []string{"--cni-conf", filepath.Join(t.TempDir(), "none")}, &out)
+	err = (Doctor{}).Run(t.Context(), []string{"--cni-conf", filepath.Join(t.TempDir(), "none")}, &out)
 	if err == nil || !strings.Contains(oneSpace(out.String()), "CNI configuration missing stat /") {
 		t.Errorf("%v, want a missing configuration\n%s", err, out.String())
 	}
 	out.Reset()
-	err = Doctor(t.Context(), []string{"--json", "--containerd-address", filepath.Join(t.TempDir(), "none.sock")}, &out)
+	err = (Doctor{}).Run(t.Context(), []string{"--json", "--containerd-address", filepath.Join(t.TempDir(), "none.sock")}, &out)
 	if err == nil || !strings.Contains(out.String(), `{"check":"socket","ok":false,"found":"no /`) {
 		t.Errorf("%v, want a failed check\n%s", err, out.String())
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -16,16 +17,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// Node lists and describes nodes.
+// Node lists and describes nodes, and changes which of them have replicas.
 func Node(ctx context.Context, args []string, out io.Writer) error {
-	if len(args) == 0 || args[0] != "list" && args[0] != "describe" {
-		return fmt.Errorf("node: got %q, want list or describe NAME", args)
+	if len(args) == 0 || !slices.ContainsFunc(NodeVerbs(), func(v string) bool { return strings.Fields(v)[0] == args[0] }) {
+		return fmt.Errorf("node: got %q, want one of: %s", args, strings.Join(NodeVerbs(), ", "))
 	}
 	fs := flag.NewFlagSet("node "+args[0], flag.ContinueOnError)
 	gateway := gatewayFlag(fs)
-	asJSON := console.JSONFlag(fs)
+	asJSON, drain := new(bool), drainFlags{}
+	switch args[0] {
+	case "list", "describe":
+		asJSON = console.JSONFlag(fs)
+	case "drain":
+		drain.add(fs)
+	}
 	rest, err := console.ParseMixed(fs, args[1:])
 	if err != nil {
 		return err
@@ -38,7 +46,7 @@ func Node(ctx context.Context, args []string, out io.Writer) error {
 		if len(rest) > 0 {
 			return fmt.Errorf("node list: got argument %q, want flags alone", rest[0])
 		}
-		all := []node.Inventory{}
+		all := []schema.Node{}
 		if err := api.Get(ctx, "/system/nodes", &all); err != nil {
 			return err
 		}
@@ -48,9 +56,15 @@ func Node(ctx context.Context, args []string, out io.Writer) error {
 		return listNodes(all, out)
 	}
 	if len(rest) != 1 {
-		return fmt.Errorf("node describe: got %q, want one name", rest)
+		return fmt.Errorf("node %s: got %q, want one name", args[0], rest)
 	}
-	var n node.Inventory
+	switch args[0] {
+	case "drain":
+		return drainNode(ctx, api, rest[0], drain, out)
+	case "cordon", "uncordon", "remove":
+		return changeNode(ctx, api, args[0], rest[0], out)
+	}
+	var n schema.Node
 	if err := api.Get(ctx, "/system/nodes/"+url.PathEscape(rest[0]), &n); err != nil {
 		return err
 	}
@@ -60,9 +74,9 @@ func Node(ctx context.Context, args []string, out io.Writer) error {
 	return describeNode(n, time.Now(), out)
 }
 
-func listNodes(all []node.Inventory, out io.Writer) error {
+func listNodes(all []schema.Node, out io.Writer) error {
 	t := console.NewTable(out)
-	fmt.Fprintln(t, "NODE\tKIND\tCPU\tMEMORY\tUSED\tDEVICES\tCACHED\tREPLICAS\tHITS\tMISSES")
+	fmt.Fprintln(t, "NODE\tKIND\tSTATUS\tCPU\tMEMORY\tUSED\tDEVICES\tCACHED\tREPLICAS\tHITS\tMISSES")
 	for _, n := range all {
 		devices, ill := fmt.Sprint(len(n.Devices)), 0
 		for _, d := range n.Devices {
@@ -73,8 +87,8 @@ func listNodes(all []node.Inventory, out io.Writer) error {
 		if ill > 0 {
 			devices += fmt.Sprintf(" (%d not well)", ill)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%dm\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n",
-			n.Name, nodeKind(n), n.CPU.Total, plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), devices, len(n.Zygotes), len(n.Replicas), n.Counts.Hits, n.Counts.Misses)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%dm\t%s\t%s\t%s\t%d\t%d\t%d\t%d\n",
+			n.Name, nodeKind(n.Inventory), nodeStatus(n), n.CPU.Total, plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), devices, len(n.Zygotes), len(n.Replicas), n.Counts.Hits, n.Counts.Misses)
 	}
 	return t.Flush()
 }
@@ -85,15 +99,33 @@ func nodeKind(n node.Inventory) string {
 	if n.Embedded {
 		kind = "up"
 	}
-	if n.Leaving {
-		kind += ", leaving"
-	}
 	return kind
 }
 
-func describeNode(n node.Inventory, now time.Time, out io.Writer) error {
+// nodeStatus returns the status of a node, and since when a silent one is silent.
+func nodeStatus(n schema.Node) string {
+	status := cmp.Or(n.Status, schema.NodeReady)
+	if n.Status == schema.NodeSilent {
+		if !n.Since.IsZero() {
+			status += " since " + n.Since.UTC().Format(time.DateTime)
+		}
+		if n.Cordoned {
+			status += ", cordoned"
+		}
+	}
+	return status
+}
+
+func describeNode(n schema.Node, now time.Time, out io.Writer) error {
 	t := console.NewTable(out)
-	fmt.Fprintf(t, "Node:\t%s\nKind:\t%s\nProcess:\t%d on %s, version %s, for %s\n", n.Name, nodeKind(n), n.PID, n.Host, n.Version, age(n.Started, now))
+	status := nodeStatus(n)
+	if n.Cordoned && n.Status != schema.NodeSilent && !n.Since.IsZero() {
+		status += fmt.Sprintf(", for %s", age(n.Since, now))
+	}
+	if n.Cause != "" {
+		status += "; " + n.Cause
+	}
+	fmt.Fprintf(t, "Node:\t%s\nKind:\t%s\nStatus:\t%s\nProcess:\t%d on %s, version %s, for %s\n", n.Name, nodeKind(n.Inventory), status, n.PID, n.Host, n.Version, age(n.Started, now))
 	fmt.Fprintf(t, "CPU:\t%dm, %dm promised\n", n.CPU.Total, n.CPU.Used)
 	fmt.Fprintf(t, "Memory:\t%s (%s), %s used; idle parameters go above %s\n", plan.Size(n.Memory.Total), n.Memory.Bound, plan.Size(n.Memory.Used), plan.Size(n.Memory.Threshold))
 	fmt.Fprintf(t, "Cache:\t%d hits, %d misses, %d evictions, %d refused\n", n.Counts.Hits, n.Counts.Misses, n.Counts.Evictions, n.Counts.Refused)

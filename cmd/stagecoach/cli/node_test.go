@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
 func TestNodeTables(t *testing.T) {
 	t.Parallel()
 	zygote := node.Zygote{Function: "f.ns", Namespace: "ns", Digest: "sha256:aaaabbbb11", State: node.Ready, Bytes: 3 << 20}
-	all := []node.Inventory{
-		{
+	all := []schema.Node{
+		{Inventory: node.Inventory{
 			Identity: node.Identity{Name: "a"}, Zygotes: []node.Zygote{zygote},
 			Devices: []node.Device{
 				{UUID: "GPU-1", Index: "0", Name: "A100", Memory: 40 << 30, Used: 1 << 30, Reserved: 8 << 30, Free: 31 << 30, Parked: 512 << 20, ParkedFor: []string{"f.ns"}, Utilisation: 0.5, Temperature: 41, Power: 61.5, Healthy: true},
@@ -23,21 +24,23 @@ func TestNodeTables(t *testing.T) {
 			Replicas:   []node.Replica{{Name: "f-1", PID: 7, Path: "fork", Device: "GPU-1", CPUMilli: 500, Usage: &node.Usage{CPUMilli: 250, Memory: 3 << 20, Throttled: 1500 * time.Millisecond}}},
 			Containers: []node.Container{{ID: "f-ns-abc", Function: "f.ns", Replica: "zygote-1", PID: 8, Class: "gvisor"}, {ID: "web-abd", Function: "web.ns", Replica: "web-1", PID: 9}},
 			Memory:     node.Memory{Bound: "cgroup"}, Counts: node.Counts{Hits: 1, Misses: 2, Evictions: 3, Refused: 4},
-		},
-		{Identity: node.Identity{Name: "b"}, Zygotes: []node.Zygote{zygote}, Leaving: true},
+		}},
+		{Inventory: node.Inventory{Identity: node.Identity{Name: "b"}, Zygotes: []node.Zygote{zygote}}, Status: schema.NodeLeaving},
+		{Inventory: node.Inventory{Identity: node.Identity{Name: "c"}}, Status: schema.NodeSilent, Since: time.Unix(0, 0), Cordoned: true, Cause: "its daemon is silent for 3s"},
+		{Inventory: node.Inventory{Identity: node.Identity{Name: "d"}}, Status: schema.NodeDraining, Since: time.Unix(0, 0), Cordoned: true},
 	}
 	var list, one strings.Builder
-	if err := errors.Join(listNodes(all, &list), describeNode(all[0], time.Unix(90, 0), &one)); err != nil {
+	if err := errors.Join(listNodes(all, &list), describeNode(all[0], time.Unix(90, 0), &one), describeNode(all[2], time.Unix(90, 0), &one), describeNode(all[3], time.Unix(90, 0), &one)); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"a daemon 0m 0 B 0 B 2 (1 not well) 1 1 1 2", "b daemon, leaving 0m 0 B 0 B 0 1 0 0 0"} {
+	for _, want := range []string{"a daemon ready 0m 0 B 0 B 2 (1 not well) 1 1 1 2", "b daemon leaving 0m 0 B 0 B 0 1 0 0 0", "c daemon silent since 1970-01-01 00:00:00, cordoned 0m", "d daemon draining 0m"} {
 		if !strings.Contains(oneSpace(list.String()), want) {
 			t.Errorf("want %q in\n%s", want, list.String())
 		}
 	}
 	for _, want := range []string{
 		"0 GPU-1 A100 40 GiB 1 GiB 8 GiB 512 MiB (f.ns) 31 GiB 50% 41 °C 62 W well", "1:0 MIG-2 A100 MIG 1g.5gb 5 GiB 0 B 0 B 0 B 5 GiB ? ? ? it is lost",
-		"f.ns aaaabbbb11 3 MiB 0 ready ? false never", "g.ns 3 00:00:00 no such?[2Jfile", "f-1 7 fork GPU-1 250m of 500m 1.5s 3 MiB", "CONTAINER FUNCTION PID FOR CLASS f-ns-abc f.ns 8 zygote-1 gvisor web-abd web.ns 9 web-1 -", "Memory: 0 B (cgroup), 0 B used;", "Cache: 1 hits, 2 misses, 3 evictions, 4 refused",
+		"f.ns aaaabbbb11 3 MiB 0 ready ? false never", "g.ns 3 00:00:00 no such?[2Jfile", "f-1 7 fork GPU-1 250m of 500m 1.5s 3 MiB", "CONTAINER FUNCTION PID FOR CLASS f-ns-abc f.ns 8 zygote-1 gvisor web-abd web.ns 9 web-1 -", "Status: ready", "Status: silent since 1970-01-01 00:00:00, cordoned; its daemon is silent for 3s", "Status: draining, for 2m", "Memory: 0 B (cgroup), 0 B used;", "Cache: 1 hits, 2 misses, 3 evictions, 4 refused",
 	} {
 		if !strings.Contains(oneSpace(one.String()), want) {
 			t.Errorf("want %q in\n%s", want, one.String())

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
+)
+
+// cordonBucket is the bucket of NATS with the records of nodes that take no new replicas.
+const cordonBucket = "cordons"
+
+// cordonVersion is that of records. A record of another version closes its node.
+const cordonVersion = 1
+
+// cordon is the record of a node that takes no new replicas.
+type cordon struct {
+	V              int       `json:"v"`
+	Draining       bool      `json:"draining,omitempty"` // its replicas go elsewhere
+	KeepParameters bool      `json:"keepParameters,omitempty"`
+	Since          time.Time `json:"since"`
+
+	unknown string // why the record could not be read; empty: it could
+}
+
+// closes returns what the record means for plans.
+func (c cordon) closes() cluster.Cordon {
+	switch {
+	case c.unknown != "":
+		return cluster.Cordon{Cause: c.unknown}
+	case c.Draining:
+		return cluster.Cordon{Cause: "an operator drains it", Moving: true}
+	}
+	return cluster.Cordon{Cause: "it is cordoned"}
+}
+
+// cordons are the nodes that take no new replicas. Their records are in NATS, so they survive
+// restarts of this process and of daemons. Every change comes through the bucket's watch, so other
+// processes may change it, too.
+type cordons struct {
+	kv     *queue.KV
+	closed cluster.Cordons
+	log    *slog.Logger
+
+	mu      sync.Mutex
+	by      map[string]cordon
+	changed func()
+	next    chan struct{} // closed and replaced with each change
+}
+
+// openCordons reads the records, and follows them until stop is called.
+func openCordons(ctx context.Context, nats queue.Broker, log *slog.Logger) (c *cordons, stop func(), err error) {
+	nc, err := nats.Connect("cordons")
+	if err != nil {
+		return nil, nil, err
+	}
+	c = &cordons{changed: func() {}, log: log, by: map[string]cordon{}, next: make(chan struct{})}
+	var unwatch func()
+	if c.kv, err = queue.OpenKV(ctx, nc, nats.Disk(), cordonBucket); err == nil {
+		unwatch, err = c.kv.Watch(context.WithoutCancel(ctx), c.apply)
+	}
+	if err != nil {
+		nc.Close()
+		return nil, nil, err
+	}
+	return c, func() { unwatch(); nc.Close() }, nil
+}
+
+// tell has f called after each change. It must not block.
+func (c *cordons) tell(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.changed = f
+}
+
+// apply takes a change of the bucket.
+func (c *cordons) apply(e queue.Entry) {
+	c.mu.Lock()
+	if e.Deleted {
+		delete(c.by, e.Key)
+		c.closed.Lift(e.Key)
+	} else {
+		record := decodeCordon(e.Value)
+		if record.unknown != "" {
+			c.log.Error("a node takes no replicas, because its record cannot be read; `stagecoach node uncordon` removes the record", "node", e.Key, "error", record.unknown)
+		}
+		c.by[e.Key] = record
+		c.closed.Set(e.Key, record.closes())
+	}
+	close(c.next)
+	c.next = make(chan struct{})
+	changed := c.changed
+	c.mu.Unlock()
+	changed()
+}
+
+func decodeCordon(b []byte) cordon {
+	var record cordon
+	if err := json.Unmarshal(b, &record); err != nil {
+		return cordon{unknown: fmt.Sprintf("its record of %d bytes is no JSON object: %v", len(b), err)}
+	}
+	if record.V != cordonVersion {
+		return cordon{unknown: fmt.Sprintf("its record has version %d, want %d: run the same release of stagecoach everywhere", record.V, cordonVersion)}
+	}
+	return record
+}
+
+// of returns a node's record, if there is one.
+func (c *cordons) of(node string) (cordon, bool) {
+	if c == nil {
+		return cordon{}, false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	record, ok := c.by[node]
+	return record, ok
+}
+
+// all returns all records, by node.
+func (c *cordons) all() map[string]cordon {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.by)
+}
+
+// set stores a record, unless the node has one that means the same. It returns when the record
+// holds.
+func (c *cordons) set(ctx context.Context, node string, record cordon) error {
+	same := func() bool {
+		is, ok := c.of(node)
+		return ok && is.Draining == record.Draining && is.KeepParameters == record.KeepParameters && is.unknown == ""
+	}
+	if same() {
+		return nil
+	}
+	record.V, record.Since = cordonVersion, time.Now().UTC()
+	b, err := json.Marshal(record)
+	if err == nil {
+		_, err = c.kv.Mark(ctx, node, b) // also works on a full disk
+	}
+	if err != nil {
+		return fmt.Errorf("node %q: %w", node, err)
+	}
+	return c.await(ctx, node, same)
+}
+
+// lift removes a node's record. It returns when the node takes replicas again.
+func (c *cordons) lift(ctx context.Context, node string) error {
+	gone := func() bool { _, ok := c.of(node); return !ok }
+	if gone() {
+		return nil
+	}
+	if err := c.kv.Delete(ctx, node); err != nil {
+		return fmt.Errorf("node %q: %w", node, err)
+	}
+	return c.await(ctx, node, gone)
+}
+
+// await waits until the watch has shown a change.
+func (c *cordons) await(ctx context.Context, node string, done func() bool) error {
+	for {
+		c.mu.Lock()
+		next := c.next
+		c.mu.Unlock()
+		if done() {
+			return nil
+		}
+		select {
+		case <-next:
+		case <-ctx.Done():
+			return fmt.Errorf("node %q: its record is stored, but it does not hold yet: %w", node, context.Cause(ctx))
+		}
+	}
+}
