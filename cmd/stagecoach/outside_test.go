@@ -243,3 +243,45 @@ func TestLeaderOutlivesServers(t *testing.T) {
 		t.Error("the control plane has begun again")
 	}
 }
+
+// TestLapseIsNoLoss pauses the NATS cluster until the lease of control has lapsed. Until the cluster
+// goes on, the control plane accepts and starts nothing, and its replicas serve. Then it leads
+// again, with the same replicas.
+func TestLapseIsNoLoss(t *testing.T) {
+	of := natstest.Start(t, 3)
+	a := start(t, "--nats", of.String())
+	a.leads(1)
+	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, fn{"asleep", "noop", map[string]string{"min": "0", "zero": "true"}, nil, nil})
+	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
+	before := a.pids("noop", false)
+	stop := a.hammer("f", 1)
+	goOn := of.Pause()
+	a.until(late, "the lease to lapse", func() bool { return a.value("stagecoach_control_leading") == 0 })
+	if got := a.send(http.MethodPost, "/async-function/f", "x"); got.Status != http.StatusServiceUnavailable {
+		t.Errorf("an async request got %d without the lease, want 503: %s", got.Status, got.Body)
+	}
+	if got := a.send(http.MethodPost, "/function/asleep", "x", "X-Timeout", "1s"); got.Status != http.StatusGatewayTimeout {
+		t.Errorf("a request that needs a start got %d without the lease, want 504: %s", got.Status, got.Body)
+	}
+	a.until(late, "the log to say so", func() bool { return strings.Contains(a.log.String(), "could not be renewed in time") })
+	goOn()
+	a.until(late, "the control plane to lead again", func() bool { return a.value("stagecoach_control_leading") == 1 })
+	a.must(http.StatusOK, http.MethodPost, "/function/asleep", "x")
+	to := newReceiver(t)
+	a.until(late, "async requests to be accepted", func() bool {
+		got, err := a.trySend(http.MethodPost, "/async-function/f", "x", "X-Callback-Url", to.URL)
+		return err == nil && got.Status == http.StatusAccepted
+	})
+	if got := to.next(t); got.status != "200" {
+		t.Errorf("the async request ended with %+v", got)
+	}
+	stop()
+	for _, pid := range before {
+		if _, err := readProcess(pid); err != nil {
+			t.Errorf("replica %d has ended", pid)
+		}
+	}
+	if strings.Contains(a.log.String(), "begins again") {
+		t.Error("the control plane has begun again")
+	}
+}

@@ -182,5 +182,19 @@ func (c *Cluster) Kill(i int) {
 	}
 }
 
-// PID returns the process of a server that runs.
-func (c *Cluster) PID(i int) int { return c.running[i].Process.Pid }
+// Pause stops all servers that run, with SIGSTOP, until goOn is called.
+func (c *Cluster) Pause() (goOn func()) {
+	c.t.Helper()
+	signal := func(s syscall.Signal) {
+		for _, cmd := range c.running {
+			if cmd == nil {
+				continue
+			}
+			if err := cmd.Process.Signal(s); err != nil {
+				c.t.Error(err)
+			}
+		}
+	}
+	signal(syscall.SIGSTOP)
+	return func() { signal(syscall.SIGCONT) }
+}
