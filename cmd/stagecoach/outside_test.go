@@ -244,9 +244,9 @@ func TestLeaderOutlivesServers(t *testing.T) {
 	}
 }
 
-// TestLapseIsNoLoss pauses the NATS cluster until the lease of control has lapsed. Until the cluster
-// goes on, the control plane accepts and starts nothing, and its replicas serve. Then it leads
-// again, with the same replicas.
+// TestLapseIsNoLoss pauses the NATS cluster until the lease of control has lapsed. Until the
+// cluster goes on, the control plane accepts and starts nothing, and its replicas serve. Then it
+// leads again, with the same replicas.
 func TestLapseIsNoLoss(t *testing.T) {
 	of := natstest.Start(t, 3)
 	a := start(t, "--nats", of.String())

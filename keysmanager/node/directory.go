@@ -25,8 +25,8 @@ type DirectoryConfig struct {
 	Own   string
 	Codes Codes // of daemons' errors
 	// Epoch returns the epoch of this control process, which all orders carry. It returns an error
-	// while this process may not give orders, and ErrOldEpoch if it never may again. 0: it has none, which only nodes obey that have never
-	// seen an epoch. nil: 0.
+	// while this process may not give orders, and ErrOldEpoch if it never may again. 0 means that it
+	// has no epoch; only nodes that have never seen one obey it. nil: 0.
 	Epoch func() (uint64, error)
 	Log   *slog.Logger
 
