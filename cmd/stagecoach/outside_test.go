@@ -120,7 +120,8 @@ func TestPausedLeader(t *testing.T) {
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "2", "max": "2"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	first := n.running("n1", "f")
-	before, _ := n.inventory("n1")
+	var before node.Inventory
+	b.until(soon, "the node to announce the leader's epoch", func() bool { before, _ = n.inventory("n1"); return before.Epoch > 0 })
 
 	if err := a.up.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
