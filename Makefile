@@ -24,7 +24,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits bench-rates bench-price train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -168,6 +168,10 @@ bench-wake: images ## first answer of the OCR pipeline at zero; BENCH="--against
 
 bench-idle: images ## the cost of a thousand functions that nobody calls
 	@$(BIN)/stagecoach bench idle --images $(IMAGES)
+
+bench-scale: build ## decisions about 1,000 nodes, and 1,000 nodes without processes
+	@$(BIN)/stagecoach bench scale --svg docs/img/scale.svg $(BENCH)
+	@$(BIN)/stagecoach bench nodes-scale
 
 clean: ## remove build/
 	rm -rf build

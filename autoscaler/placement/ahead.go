@@ -2,7 +2,6 @@ package placement
 
 import (
 	"slices"
-	"strings"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
@@ -13,7 +12,7 @@ const fewest = 4
 
 // ahead extends the list l by nodes that keep a function's parameters for its later replicas. These
 // replicas then fork there, or start in a parked child. ahead plans for as many further replicas as
-// the function has now, up to its maximum. [function.next] chooses the nodes. ahead reserves room
+// the function has now, up to its maximum. [cluster.next] chooses the nodes. ahead reserves room
 // for the further replicas, so that all functions can grow at once.
 //
 // The functions are taken in this order:
@@ -30,22 +29,21 @@ const fewest = 4
 //   - A node that is reading parameters from its disk gets no more to read, because a replica may
 //     be waiting for them.
 func (c *cluster) ahead(wants []plan.Want, l *list) {
-	quiet := c.settle()
+	c.settle()
 	for _, key := range []bool{true, false} {
 		turns := c.growing(wants, key)
 		for len(turns) > 0 {
 			turns = slices.DeleteFunc(turns, func(f *function) bool {
-				n := f.next(quiet, key)
+				n := c.next(f, key)
 				if n == nil {
 					return true
 				}
-				if !n.of[f.i].zygote {
+				if !c.on(f, n).zygote {
 					n.loading = true
-					f.homes = append(f.homes, n)
 				}
 				l.add(f, n, key)
-				n.occupy(f, plan.Slot{Node: n.Name, Device: strings.Join(n.pick(f), ",")})
-				n.load++
+				c.take(f, n)
+				c.byLoad.carry(n, 1)
 				f.ahead++
 				return f.ahead >= f.more
 			})
@@ -53,20 +51,14 @@ func (c *cluster) ahead(wants []plan.Want, l *list) {
 	}
 }
 
-// settle records which nodes have which zygotes, and returns the nodes that may load something.
-func (c *cluster) settle() (quiet []*node) {
-	for _, n := range c.nodes {
-		for i := range n.of {
-			if n.of[i].zygote {
-				c.functions[i].homes = append(c.functions[i].homes, n)
-			}
-			n.loading = n.loading || n.of[i].warm == coming
-		}
-		if !n.loading && n.Unavailable == "" {
-			quiet = append(quiet, n)
+// settle marks the nodes that read parameters from their disks.
+func (c *cluster) settle() {
+	for i := range c.functions {
+		on := c.functions[i].on
+		for k := range on {
+			on[k].node.loading = on[k].node.loading || on[k].warm == coming
 		}
 	}
-	return quiet
 }
 
 // growing returns the functions whose parameters are kept ahead, and sets the field more of each:
@@ -96,54 +88,59 @@ func (f *function) gains() bool {
 	return f.Failing.Count == 0 && (!known || saved > f.Service.Mean)
 }
 
-// next returns the node for a further replica of f, or nil. quiet has the nodes that may load
-// parameters. next assumes that every quiet node with plenty of memory has f's parameters, because
-// the plan can load them there, and chooses as [Dispersed] would. A node that already runs all
-// replicas of f comes last, so that f gets a second node. If no node with the parameters has room
-// and key is true, next returns any quiet node where the parameters and a replica fit.
-func (f *function) next(quiet []*node, key bool) *node {
-	has := first(f, f.homes, func(n *node) bool { return !n.hasAll(f) && n.hasRoomWhereLoaded(f) })
-	given := first(f, quiet, func(n *node) bool { return (has == nil || n.load < has.load) && n.takes(f) && n.calm(f) })
-	if given != nil {
+// next returns the node for a further replica of f, or nil. It assumes that every node that may
+// load parameters and has plenty of memory has f's parameters, because the plan can load them
+// there, and chooses as [Dispersed] would. A node that already runs all replicas of f comes last,
+// so that f gets a second node. If no node with the parameters has room and key is true, next
+// returns any node where the parameters may be loaded and a replica fits.
+func (c *cluster) next(f *function, key bool) *node {
+	has, load := f.first(func(n *node, is *share) bool { return !is.hasAll(f) && n.hasRoomWhereLoaded(f, is) }), anyLoad
+	if has != nil {
+		load = has.load
+	}
+	if given := c.best(f, &disperse, load, func(n *node, is *share) bool { return n.takes(f, is) && n.calm(f, is) }); given != nil {
 		return given
 	}
 	if has != nil {
 		return has
 	}
-	has = first(f, f.homes, func(n *node) bool { return n.hasRoomWhereLoaded(f) })
+	has = f.first(func(n *node, is *share) bool { return n.hasRoomWhereLoaded(f, is) })
 	if has == nil && key {
-		return first(f, quiet, func(n *node) bool { return n.takes(f) })
+		return c.best(f, &disperse, anyLoad, func(n *node, is *share) bool { return n.takes(f, is) })
 	}
 	return has
 }
 
-// first returns the first of the allowed nodes in the order of [Dispersed].
-func first(f *function, nodes []*node, may func(*node) bool) (most *node) {
-	for _, n := range nodes {
-		if may(n) && (most == nil || disperse(f, n, most) < 0) {
-			most = n
+// first returns the first of the allowed nodes with f's parameters in the order of [Dispersed].
+func (f *function) first(may func(*node, *share) bool) *node {
+	most := &nothing
+	for k := range f.on {
+		if is := &f.on[k]; is.zygote && (most.node == nil || disperse.any(f, is, most) < 0) && may(is.node, is) {
+			most = is
 		}
 	}
-	return most
+	return most.node
 }
 
 // hasRoomWhereLoaded reports whether n, which has f's parameters, has room for a replica of f. If
 // the plan does not keep the parameters warm yet, the replica must fit without evictions.
-func (n *node) hasRoomWhereLoaded(f *function) bool {
-	return n.fits(f) && (n.of[f.i].listed || n.hasRoomToLoad(f))
+func (n *node) hasRoomWhereLoaded(f *function, is *share) bool {
+	return n.fits(f, is) && (is.listed || n.hasRoomToLoad(f, is))
 }
 
 // takes reports whether f's parameters can be loaded for a replica that fits.
-func (n *node) takes(f *function) bool { return !n.loading && n.hasRoomToLoad(f) && n.fits(f) }
+func (n *node) takes(f *function, is *share) bool {
+	return !n.loading && n.hasRoomToLoad(f, is) && n.fits(f, is)
+}
 
 // hasRoomToLoad reports whether f's parameters, if they are missing, and a replica have room
 // without evictions.
-func (n *node) hasRoomToLoad(f *function) bool {
-	return n.free-n.reserve >= max(n.cost(f), 1)
+func (n *node) hasRoomToLoad(f *function, is *share) bool {
+	return n.free-n.reserve >= max(f.cost(is), 1)
 }
 
 // calm reports whether, with f's parameters and a replica, at most half of the memory below the
 // threshold is used.
-func (n *node) calm(f *function) bool {
-	return n.Memory-n.free+n.cost(f) <= (n.Memory-n.reserve)/2
+func (n *node) calm(f *function, is *share) bool {
+	return n.Memory-n.free+f.cost(is) <= (n.Memory-n.reserve)/2
 }

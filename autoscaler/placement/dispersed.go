@@ -45,27 +45,19 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 		key[i] = l.Key || l.Count > max(p.lines[i].Min, 1)
 		for _, slot := range p.wants[i].Slots {
 			if key[i] {
-				p.byName[slot.Node].load++
+				p.byLoad.carry(p.byName[slot.Node], 1)
 			}
 		}
-	}
-	pack := func(f *function, x, y *node) int {
-		return cmp.Or(
-			cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
-			prefer(x.of[f.i].zygote, y.of[f.i].zygote),
-			cmp.Compare(x.free, y.free),
-			cmp.Compare(x.Name, y.Name),
-		)
 	}
 	p.rounds(func(round int) {
 		for _, i := range p.order(round, key) {
 			if !key[i] {
-				p.add(i, pack)
+				p.add(i, &pack)
 				continue
 			}
 			p.lines[i].urgent = pressing(p.lines[i].Function, len(p.wants[i].Slots))
-			if slot, ok := p.add(i, disperse); ok {
-				p.byName[slot.Node].load++
+			if n := p.add(i, &disperse); n != nil {
+				p.byLoad.carry(n, 1)
 			}
 		}
 	})
@@ -74,31 +66,19 @@ func (Dispersed) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
 	return p.wants, nil
 }
 
-// disperse orders nodes for the next replica of a key stage.
-func disperse(f *function, x, y *node) int {
-	return cmp.Or(
-		warmer(f, x, y),
-		cmp.Compare(x.load, y.load),
-		prefer(x.of[f.i].zygote, y.of[f.i].zygote),
-		cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
-		cmp.Compare(y.free, x.free),
-		cmp.Compare(x.Name, y.Name),
-	)
-}
-
 // warmer orders nodes for the next replica of f, if f is urgent: first the nodes that have f's
 // parameters, then those that are loading them. Of equal nodes, one that has all of f's replicas
 // comes last.
-func warmer(f *function, x, y *node) int {
+func warmer(f *function, x, y *share) int {
 	if !f.urgent {
 		return 0
 	}
-	return cmp.Or(cmp.Compare(y.of[f.i].warm, x.of[f.i].warm), prefer(!x.hasAll(f), !y.hasAll(f)))
+	return cmp.Or(cmp.Compare(y.warm, x.warm), prefer(!x.hasAll(f), !y.hasAll(f)))
 }
 
 // hasAll reports whether f has replicas and all of them are here, so that the loss of this node
 // would take all of f.
-func (n *node) hasAll(f *function) bool { return f.replicas > 0 && n.of[f.i].replicas == f.replicas }
+func (is *share) hasAll(f *function) bool { return f.replicas > 0 && is.replicas == f.replicas }
 
 // pressing reports whether f's next replica is urgent, so that it should start where f's parameters
 // are. has is the number of f's replicas. The replica is urgent if all of these hold:
@@ -134,16 +114,32 @@ func saving(f *plan.Function) (saved time.Duration, known bool) {
 // the ones that fit on the fewest nodes.
 func (p *placing) order(round int, key []bool) []int {
 	lines := p.wanting(round)
-	fits := make(map[int]int, len(lines))
+	if p.fit == nil {
+		p.fit = make([]int, len(p.lines))
+	}
 	for _, i := range lines {
-		for _, n := range p.nodes {
-			if key[i] && n.fits(p.lines[i]) {
-				fits[i]++
-			}
+		if key[i] {
+			p.fit[i] = p.fitting(p.lines[i])
 		}
 	}
-	slices.SortStableFunc(lines, func(x, y int) int { return cmp.Or(prefer(key[x], key[y]), cmp.Compare(fits[x], fits[y])) })
+	slices.SortStableFunc(lines, func(x, y int) int { return cmp.Or(prefer(key[x], key[y]), cmp.Compare(p.fit[x], p.fit[y])) })
 	return lines
+}
+
+// fitting returns on how many nodes one more replica of f fits.
+func (c *cluster) fitting(f *function) (count int) {
+	c.turn(f)
+	for i, has := range c.at {
+		if has == 0 && c.nodes[i].fits(f, &nothing) {
+			count++
+		}
+	}
+	for k := range f.on {
+		if is := &f.on[k]; is.node.fits(f, is) {
+			count++
+		}
+	}
+	return count
 }
 
 // level moves new replicas of key stages to nodes with at least two fewer replicas of key stages,
@@ -160,18 +156,20 @@ func (p *placing) level(key []bool) {
 				}
 				f, left := p.lines[i], p.byName[from.Node]
 				f.urgent = pressing(f.Function, k)
-				to, ok := p.take(f, disperse, func(n *node) bool {
-					together := f.replicas > 1 && n.of[f.i].replicas+1 == f.replicas
-					return n.load+1 < left.load && (!f.urgent || !together && n.of[f.i].warm >= left.of[f.i].warm)
+				warm := p.on(f, left).warm
+				to := p.best(f, &disperse, left.load-1, func(n *node, is *share) bool {
+					together := f.replicas > 1 && is.replicas+1 == f.replicas
+					return (!f.urgent || !together && is.warm >= warm) && n.fits(f, is)
 				})
-				if !ok {
+				if to == nil {
 					continue
 				}
-				left.of[f.i].replicas--
+				slot := p.take(f, to)
+				p.give(f, left).replicas--
 				f.replicas--
-				left.load--
-				p.byName[to.Node].load++
-				p.wants[i].Slots[k], moved = to, true
+				p.byLoad.carry(left, -1)
+				p.byLoad.carry(to, 1)
+				p.wants[i].Slots[k], moved = slot, true
 			}
 		}
 	}

@@ -7,14 +7,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 )
 
-// cluster is the working state for a snapshot while a plan is made.
+// cluster is the working state for a snapshot while a plan is made. What functions have on nodes is
+// stored per function, because most functions are on few nodes. A table of all functions and nodes
+// would be the largest part of a plan's memory.
 type cluster struct {
-	nodes     []*node // in the snapshot's order
+	nodes     []node // in the snapshot's order
 	byName    map[string]*node
 	functions []function // in the snapshot's order
 	finder    plan.Finder
 	have      []kept      // scratch
 	slots     []plan.Slot // memory that is not used yet
+	// By node, for the function in focus: 1 + the index in function.on; 0: it has nothing there.
+	at     []int32
+	focus  *function
+	byLoad loads // changes the nodes' loads
 }
 
 // function is one of the snapshot.
@@ -22,7 +28,7 @@ type function struct {
 	*plan.Function
 	i        int     // its index there
 	zygote   int64   // bytes of its parameters; 0: unknown
-	homes    []*node // nodes that have one or get one
+	on       []share // one per node where it has or gets something
 	replicas int32   // with a node, without draining ones
 	more     int     // number of further replicas for which its parameters are kept
 	ahead    int     // of them, those that have a node
@@ -32,28 +38,35 @@ type function struct {
 // node is a node while a plan is made.
 type node struct {
 	*plan.Node
+	i       int      // its index in the snapshot
+	rank    int      // by name
+	load    int      // replicas of key stages; changed by loads.carry
 	free    int64    // bytes; if negative, so many must be evicted
 	idle    int64    // bytes of zygotes that may be evicted
 	reserve int64    // bytes that must stay free of zygotes
 	cpu     int      // thousandths of a core that no replica is promised
-	load    int      // replicas of key stages
+	closed  bool     // it takes no new replicas
 	loading bool     // it reads parameters from its disk, or will in this plan
-	of      []share  // by function
-	idles   []int64  // bytes of idle, by function; nil: none
 	devices []device // in the snapshot's order
-	rank    int      // by name; set for a list
-	// By function and device, because two replicas of a function on one device count as one server.
-	taken []bool
-	able  []int // scratch
+
+	next, previous *node // of the same load
 }
 
 // share is what a function has on a node.
 type share struct {
+	node     *node
 	replicas int32 // draining ones not counted
 	zygote   bool  // it has one, or will
 	listed   bool  // it is among what the plan keeps warm
 	warm     warmth
+	idle     int64 // bytes of its idle zygotes
+	// Indices of the devices that its replicas use. Two replicas of a function on one device count as
+	// one server.
+	taken []int
 }
+
+// nothing is the share of a function on a node where it has nothing.
+var nothing share
 
 // device is one of a node.
 type device struct {
@@ -74,29 +87,68 @@ const (
 // look prepares a snapshot.
 func look(s *plan.Snapshot) *cluster {
 	c := &cluster{
-		nodes: make([]*node, len(s.Nodes)), byName: make(map[string]*node, len(s.Nodes)), functions: make([]function, len(s.Functions)), finder: s.Finder(),
+		nodes: make([]node, len(s.Nodes)), byName: make(map[string]*node, len(s.Nodes)), functions: make([]function, len(s.Functions)),
+		finder: s.Finder(), at: make([]int32, len(s.Nodes)),
 	}
 	for i := range s.Functions {
 		c.functions[i] = function{Function: &s.Functions[i], i: i, zygote: s.Functions[i].Parameters}
 	}
-	all := make([]node, len(s.Nodes))
-	shares := make([]share, len(s.Nodes)*len(s.Functions))
+	c.reserve(s)
 	for i := range s.Nodes {
-		n := &all[i]
-		n.of, shares = shares[:len(s.Functions):len(s.Functions)], shares[len(s.Functions):]
+		n := &c.nodes[i]
 		c.add(n, &s.Nodes[i])
-		c.nodes[i], c.byName[n.Name] = n, n
+		n.i, c.byName[n.Name] = i, n
 	}
+	c.sort()
+	c.byLoad = index(c.nodes)
 	for i := range c.functions {
 		f := &c.functions[i]
 		for k := range f.Replicas {
 			r := &f.Replicas[k]
 			if n := c.byName[r.Node]; n != nil {
-				n.has(f, r)
+				c.has(f, n, r)
 			}
 		}
 	}
 	return c
+}
+
+// spareShares is for how many new replicas of a function look makes room.
+const spareShares = 4
+
+// reserve makes room for what the functions have and may get.
+func (c *cluster) reserve(s *plan.Snapshot) {
+	sizes, all := make([]int, len(c.functions)), 0
+	for i := range s.Nodes {
+		for k := range s.Nodes[i].Zygotes {
+			if f, ok := c.function(s.Nodes[i].Zygotes[k].Function); ok {
+				sizes[f.i]++
+			}
+		}
+	}
+	for i := range sizes {
+		sizes[i] = min(sizes[i]+max(len(s.Functions[i].Replicas), spareShares), len(s.Nodes))
+		all += sizes[i]
+	}
+	shares := make([]share, all)
+	for i, size := range sizes {
+		c.functions[i].on, shares = shares[:0:size], shares[size:]
+	}
+}
+
+// sort ranks the nodes by name. Nodes of one name keep their order.
+func (c *cluster) sort() {
+	order := make([]*node, len(c.nodes))
+	for i := range c.nodes {
+		order[i] = &c.nodes[i]
+	}
+	byName := func(x, y *node) int { return cmp.Compare(x.Name, y.Name) }
+	if !slices.IsSortedFunc(order, byName) {
+		slices.SortStableFunc(order, byName)
+	}
+	for i, n := range order {
+		n.rank = i
+	}
 }
 
 func (c *cluster) function(name string) (*function, bool) {
@@ -107,20 +159,21 @@ func (c *cluster) function(name string) (*function, bool) {
 	return &c.functions[i], true
 }
 
-// add fills in a node and its zygotes.
+// add fills in a node and its zygotes. Nodes are added in order.
 func (c *cluster) add(n *node, p *plan.Node) {
-	*n = node{Node: p, free: p.Memory - p.MemoryUsed, cpu: p.CPUMilli, of: n.of}
+	*n = node{Node: p, free: p.Memory - p.MemoryUsed, cpu: p.CPUMilli, closed: p.Unavailable != ""}
 	if p.Threshold > 0 {
 		n.reserve = p.Memory - p.Threshold
 	}
 	if len(p.Devices) > 0 {
-		n.devices, n.taken = make([]device, len(p.Devices)), make([]bool, len(c.functions)*len(p.Devices))
+		n.devices = make([]device, len(p.Devices))
 	}
 	for k := range p.Devices {
 		d := &p.Devices[k]
 		n.devices[k] = device{Device: d, free: d.Memory - d.MemoryUsed}
 	}
-	for _, z := range p.Zygotes {
+	for k := range p.Zygotes {
+		z := &p.Zygotes[k]
 		f, ok := c.function(z.Function)
 		if z.Idle {
 			n.idle += z.Bytes
@@ -129,51 +182,90 @@ func (c *cluster) add(n *node, p *plan.Node) {
 			continue
 		}
 		f.zygote = max(f.zygote, z.Bytes)
-		is := &n.of[f.i]
+		if len(f.on) == 0 || f.on[len(f.on)-1].node != n {
+			f.on = append(f.on, share{node: n})
+		}
+		is := &f.on[len(f.on)-1]
 		is.zygote, is.warm = true, max(is.warm, coming)
 		if z.Idle {
 			is.warm = there
-			if n.idles == nil {
-				n.idles = make([]int64, len(c.functions))
-			}
-			n.idles[f.i] += z.Bytes
+			is.idle += z.Bytes
 		}
 	}
 }
 
+// turn makes f the function that c.at is about.
+func (c *cluster) turn(f *function) {
+	if c.focus == f {
+		return
+	}
+	if c.focus != nil {
+		for k := range c.focus.on {
+			c.at[c.focus.on[k].node.i] = 0
+		}
+	}
+	for k := range f.on {
+		c.at[f.on[k].node.i] = int32(k + 1)
+	}
+	c.focus = f
+}
+
+// on returns what f has on n. The caller must not change it.
+func (c *cluster) on(f *function, n *node) *share {
+	c.turn(f)
+	if k := c.at[n.i]; k > 0 {
+		return &f.on[k-1]
+	}
+	return &nothing
+}
+
+// give returns what f has on n, to change it. The pointer is valid until the next call.
+func (c *cluster) give(f *function, n *node) *share {
+	c.turn(f)
+	if c.at[n.i] == 0 {
+		f.on = append(f.on, share{node: n})
+		c.at[n.i] = int32(len(f.on))
+	}
+	return &f.on[c.at[n.i]-1]
+}
+
 // has counts an existing replica.
-func (n *node) has(f *function, r *plan.Replica) {
-	if is := &n.of[f.i]; is.zygote && r.State != plan.Starting { // it came from it
+func (c *cluster) has(f *function, n *node, r *plan.Replica) {
+	if is := c.on(f, n); is.zygote && r.State != plan.Starting { // it came from it
 		is.warm = there
 	}
 	if r.Revision == f.Revision && r.State != plan.Draining { // others make room
 		n.cpu -= f.CPUMilli
 	}
+	if r.Device == "" {
+		return
+	}
 	for k := range n.devices {
 		if (plan.Slot{Device: r.Device}).On(n.devices[k].ID) {
-			n.use(f, k)
+			c.use(f, n, k)
 		}
 	}
 }
 
 // use marks a device, by its index, as used by a replica of f.
-func (n *node) use(f *function, k int) {
-	n.taken[f.i*len(n.devices)+k], n.devices[k].occupied = true, true
+func (c *cluster) use(f *function, n *node, k int) {
+	is := c.give(f, n)
+	is.taken, n.devices[k].occupied = append(is.taken, k), true
 }
 
 // occupy takes the resources of one more replica of f, in a slot.
-func (n *node) occupy(f *function, slot plan.Slot) {
-	n.free -= n.cost(f)
+func (c *cluster) occupy(f *function, n *node, slot plan.Slot) {
+	is := c.keeps(f, n)
+	n.free -= f.cost(is)
 	n.cpu -= f.CPUMilli
-	if n.idles != nil {
-		n.idle -= n.idles[f.i]
-		n.idles[f.i] = 0
+	n.idle -= is.idle
+	is.idle, is.zygote = 0, true
+	if slot.Device == "" {
+		return
 	}
-	n.of[f.i].zygote = true
-	n.keeps(f)
 	for k := range n.devices {
 		if d := &n.devices[k]; slot.On(d.ID) {
-			n.use(f, k)
+			c.use(f, n, k)
 			d.free -= f.DeviceMemory
 			if f.DeviceMemory == 0 {
 				d.free = 0
@@ -183,14 +275,17 @@ func (n *node) occupy(f *function, slot plan.Slot) {
 }
 
 // keeps counts a replica of f.
-func (n *node) keeps(f *function) {
-	n.of[f.i].replicas++
+func (c *cluster) keeps(f *function, n *node) *share {
+	is := c.give(f, n)
+	is.replicas++
 	f.replicas++
+	return is
 }
 
-// cost returns the memory of one more replica of f: its own, and the zygote's if there is none yet.
-func (n *node) cost(f *function) int64 {
-	if n.of[f.i].zygote {
+// cost returns the memory of one more replica of f on a node where it has a share: its own, and the
+// zygote's if there is none yet.
+func (f *function) cost(is *share) int64 {
+	if is.zygote {
 		return f.Memory
 	}
 	return f.Memory + f.zygote
@@ -198,12 +293,9 @@ func (n *node) cost(f *function) int64 {
 
 // room returns the memory for one more replica of f if idle zygotes of others are evicted. If f's
 // zygote must be loaded first, memory above the threshold does not count.
-func (n *node) room(f *function) int64 {
-	bytes := n.free + n.idle
-	if n.idles != nil {
-		bytes -= n.idles[f.i]
-	}
-	if f.zygote > 0 && !n.of[f.i].zygote {
+func (n *node) room(f *function, is *share) int64 {
+	bytes := n.free + n.idle - is.idle
+	if f.zygote > 0 && !is.zygote {
 		bytes -= n.reserve
 	}
 	return bytes
@@ -212,16 +304,42 @@ func (n *node) room(f *function) int64 {
 // fits reports whether n has room for one more replica of f. A replica of unknown size needs only
 // some free memory. A replica without a CPU request needs no processors. If n's processors are
 // unknown, n cannot satisfy a CPU request.
-func (n *node) fits(f *function) bool {
-	return n.Unavailable == "" && n.room(f) >= max(n.cost(f), 1) && len(n.find(f, f.GPU)) == f.GPU &&
-		(f.CPUMilli == 0 || f.CPUMilli <= n.cpu)
+func (n *node) fits(f *function, is *share) bool {
+	return !n.closed && n.room(f, is) >= max(f.cost(is), 1) && (f.CPUMilli == 0 || f.CPUMilli <= n.cpu) &&
+		(f.GPU == 0 || n.able(f, is))
+}
+
+// able reports whether n has enough devices for one more replica of f.
+func (n *node) able(f *function, is *share) bool {
+	count := 0
+	for k := 0; k < len(n.devices) && count < f.GPU; k++ {
+		if n.lends(f, is, k) {
+			count++
+		}
+	}
+	return count == f.GPU
+}
+
+// lends reports whether f can have a device, by its index.
+func (n *node) lends(f *function, is *share, k int) bool {
+	d := &n.devices[k]
+	return d.free >= max(plan.DeviceNeed(f.DeviceMemory, d.Memory), 1) && (f.DeviceMemory != 0 || !d.occupied) && d.Unavailable == "" &&
+		!slices.Contains(is.taken, k) && f.Barred(n.Name, d.ID) == ""
 }
 
 // pick returns the names of devices for one replica of f: of the devices that f can have, those
 // with the most free memory. It returns fewer names than f.GPU if there are not enough such
 // devices.
-func (n *node) pick(f *function) []string {
-	able := n.find(f, len(n.devices))
+func (n *node) pick(f *function, is *share) []string {
+	if f.GPU <= 0 {
+		return nil
+	}
+	var able []int
+	for k := range n.devices {
+		if n.lends(f, is, k) {
+			able = append(able, k)
+		}
+	}
 	slices.SortFunc(able, func(x, y int) int {
 		return cmp.Or(cmp.Compare(n.devices[y].free, n.devices[x].free), cmp.Compare(n.devices[x].ID, n.devices[y].ID))
 	})
@@ -231,24 +349,6 @@ func (n *node) pick(f *function) []string {
 	}
 	slices.Sort(ids)
 	return ids
-}
-
-// find returns the indices of devices that f can have. The argument most bounds their number. The
-// next call overwrites the result.
-func (n *node) find(f *function, most int) []int {
-	n.able = n.able[:0]
-	whole := f.DeviceMemory == 0
-	for k := range n.devices {
-		if f.GPU == 0 || len(n.able) >= most {
-			break
-		}
-		d := &n.devices[k]
-		if d.Unavailable == "" && d.free >= max(plan.DeviceNeed(f.DeviceMemory, d.Memory), 1) && (!whole || !d.occupied) &&
-			!n.taken[f.i*len(n.devices)+k] && f.Barred(n.Name, d.ID) == "" {
-			n.able = append(n.able, k)
-		}
-	}
-	return n.able
 }
 
 // usableDevices returns how many devices take new replicas.

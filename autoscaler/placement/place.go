@@ -16,14 +16,7 @@ type Spread struct{}
 
 // Place implements plan.Placer.
 func (Spread) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
-	return place(s, a, func(f *function, x, y *node) int {
-		return cmp.Or(
-			cmp.Compare(x.of[f.i].replicas, y.of[f.i].replicas),
-			prefer(x.of[f.i].zygote, y.of[f.i].zygote),
-			cmp.Compare(y.free, x.free),
-			cmp.Compare(x.Name, y.Name),
-		)
-	})
+	return place(s, a, &spread)
 }
 
 // FirstFit is a plan.Placer that puts a new replica on the first node, by name, with room. Nodes
@@ -32,19 +25,7 @@ type FirstFit struct{}
 
 // Place implements plan.Placer.
 func (FirstFit) Place(s plan.Snapshot, a plan.Alloc) ([]plan.Want, error) {
-	return place(s, a, func(f *function, x, y *node) int {
-		return cmp.Or(prefer(x.of[f.i].zygote, y.of[f.i].zygote), cmp.Compare(x.Name, y.Name))
-	})
-}
-
-func prefer(x, y bool) int {
-	switch {
-	case x == y:
-		return 0
-	case x:
-		return -1
-	}
-	return 1
+	return place(s, a, &named)
 }
 
 // placing is the state while the replicas of an allocation are placed. Kept replicas have their
@@ -57,6 +38,8 @@ type placing struct {
 	wants []plan.Want
 	open  []int // lines that may want more
 	ahead []int // lines of replicas that start ahead of need, which are placed last
+	round []int // scratch
+	fit   []int // scratch
 }
 
 // begin keeps what can be kept.
@@ -89,40 +72,43 @@ func (p *placing) rounds(round func(int)) {
 	}
 }
 
-// wanting returns the lines that want one more replica in this round. Placing ends when no line is
+// wanting returns the lines that want one more replica in this round. The next call overwrites the
+// result. Placing ends when no line is
 // open, because counts may be far larger than the room.
 func (p *placing) wanting(round int) []int {
 	p.open = slices.DeleteFunc(p.open, func(i int) bool { return len(p.wants[i].Slots) >= p.alloc[i].Count || p.wants[i].Short != "" })
-	var lines []int
+	lines := p.round[:0]
 	for _, i := range p.open {
 		if len(p.wants[i].Slots) <= round {
 			lines = append(lines, i)
 		}
 	}
+	p.round = lines
 	return lines
 }
 
-// add places one more replica of a line, or records why it cannot.
-func (p *placing) add(i int, better func(*function, *node, *node) int) (plan.Slot, bool) {
+// add places one more replica of a line and returns its node. If it cannot, it records why, and
+// returns nil.
+func (p *placing) add(i int, by *order) *node {
 	f, w := p.lines[i], &p.wants[i]
-	slot, ok := p.take(f, better, func(*node) bool { return true })
-	if !ok {
+	n := p.best(f, by, anyLoad, func(n *node, is *share) bool { return n.fits(f, is) })
+	if n == nil {
 		w.Short = p.shortage(f, p.alloc[i].Count, len(w.Slots))
-		return slot, false
+		return nil
 	}
-	w.Slots = append(w.Slots, slot)
-	return slot, true
+	w.Slots = append(w.Slots, p.take(f, n))
+	return n
 }
 
-// place makes the wants of a. better orders the nodes with room.
-func place(s plan.Snapshot, a plan.Alloc, better func(*function, *node, *node) int) ([]plan.Want, error) {
+// place makes the wants of a. by orders the nodes with room.
+func place(s plan.Snapshot, a plan.Alloc, by *order) ([]plan.Want, error) {
 	p, err := begin(&s, a)
 	if err != nil {
 		return nil, err
 	}
 	p.rounds(func(round int) {
 		for _, i := range p.wanting(round) {
-			p.add(i, better)
+			p.add(i, by)
 		}
 	})
 	p.stay()
@@ -167,7 +153,7 @@ func (c *cluster) keep(f *function, count int) []plan.Slot {
 	slots, c.slots = c.slots[:0:len(have)], c.slots[len(have):]
 	for _, r := range have {
 		slots = append(slots, plan.Slot{Replica: r.Name, Node: r.Node, Device: r.Device})
-		r.on.keeps(f)
+		c.keeps(f, r.on)
 	}
 	return slots
 }
@@ -175,31 +161,23 @@ func (c *cluster) keep(f *function, count int) []plan.Slot {
 // slotsAtATime is for how many slots memory is made at a time.
 const slotsAtATime = 128
 
-// take finds the best allowed place for one more replica of f, and takes it.
-func (c *cluster) take(f *function, better func(*function, *node, *node) int, may func(*node) bool) (plan.Slot, bool) {
-	var best *node
-	for _, n := range c.nodes { // any order will do, because better is a total order
-		if may(n) && n.fits(f) && (best == nil || better(f, n, best) < 0) {
-			best = n
-		}
-	}
-	if best == nil {
-		return plan.Slot{}, false
-	}
-	slot := plan.Slot{Node: best.Name, Device: strings.Join(best.pick(f), ",")}
-	best.occupy(f, slot)
-	return slot, true
+// take takes a node for one more replica of f.
+func (c *cluster) take(f *function, n *node) plan.Slot {
+	slot := plan.Slot{Node: n.Name, Device: strings.Join(n.pick(f, c.on(f, n)), ",")}
+	c.occupy(f, n, slot)
+	return slot
 }
 
 // shortage returns why a replica of f has no place, with sizes.
 func (c *cluster) shortage(f *function, want, placed int) string {
 	fit, most, name := 0, int64(0), ""
-	for _, n := range c.nodes {
-		if n.Unavailable != "" {
+	for i := range c.nodes {
+		n := &c.nodes[i]
+		if n.closed {
 			continue
 		}
 		fit++
-		if free := n.room(f); name == "" || free > most || free == most && n.Name < name {
+		if free := n.room(f, c.on(f, n)); name == "" || free > most || free == most && n.Name < name {
 			most, name = free, n.Name
 		}
 	}
@@ -209,11 +187,11 @@ func (c *cluster) shortage(f *function, want, placed int) string {
 	if fit == 0 {
 		return fmt.Sprintf("%d of %d placed: none of %d nodes takes a replica%s", placed, want, len(c.nodes), c.closed())
 	}
-	need := plan.Size(c.byName[name].cost(f))
+	need := plan.Size(f.cost(c.on(f, c.byName[name])))
 	if f.CPUMilli > 0 {
 		most, of := 0, 0
-		for _, n := range c.nodes {
-			if n.Unavailable == "" && (n.cpu > most || n.cpu == most && n.CPUMilli > of) {
+		for i := range c.nodes {
+			if n := &c.nodes[i]; !n.closed && (n.cpu > most || n.cpu == most && n.CPUMilli > of) {
 				most, of = n.cpu, n.CPUMilli
 			}
 		}
@@ -225,7 +203,8 @@ func (c *cluster) shortage(f *function, want, placed int) string {
 			need = strings.TrimSuffix(need, " with 0 B free each") + " of its own"
 		}
 		devices, well := 0, 0
-		for _, n := range c.nodes {
+		for i := range c.nodes {
+			n := &c.nodes[i]
 			devices, well = devices+len(n.Devices), well+n.usableDevices()
 		}
 		need += fmt.Sprintf(", of %d that are there, %d of them well", devices, well)

@@ -1,7 +1,6 @@
 package placement
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -33,11 +32,11 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 				continue
 			}
 			if slot.Replica == "" {
-				n.occupy(f, slot)
+				c.occupy(f, n, slot)
 			} else {
-				n.keeps(f)
+				c.keeps(f, n)
 			}
-			n.load++
+			c.byLoad.carry(n, 1)
 			l.add(f, n, key)
 		}
 		for i := range f.Replicas {
@@ -52,8 +51,8 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 			continue
 		}
 		if n := c.sleepNode(f); n != nil {
-			if !n.of[f.i].zygote {
-				n.free -= n.cost(f)
+			if is := c.on(f, n); !is.zygote {
+				n.free -= f.cost(is)
 			}
 			l.add(f, n, w.Key)
 		}
@@ -66,16 +65,15 @@ func (KeyStages) Warm(s plan.Snapshot, wants []plan.Want) ([]plan.Warm, error) {
 // node in the plan's order, and whether it is a key stage's.
 type list struct {
 	*cluster
-	nodes   []*node // by name
+	ranked  []*node // by name
 	entries []uint64
 }
 
 // list returns an empty list with room for the given wants.
 func (c *cluster) list(wants []plan.Want) *list {
-	l := &list{cluster: c, nodes: slices.Clone(c.nodes)}
-	slices.SortFunc(l.nodes, func(x, y *node) int { return cmp.Compare(x.Name, y.Name) })
-	for i, n := range l.nodes {
-		n.rank = i
+	l := &list{cluster: c, ranked: make([]*node, len(c.nodes))}
+	for i := range c.nodes {
+		l.ranked[c.nodes[i].rank] = &c.nodes[i]
 	}
 	slots := 0
 	for i := range wants {
@@ -87,7 +85,7 @@ func (c *cluster) list(wants []plan.Want) *list {
 
 // add adds an entry unless the list has it.
 func (l *list) add(f *function, n *node, key bool) {
-	is := &n.of[f.i]
+	is := l.give(f, n)
 	if is.listed || n.Moving { // a drained node keeps nothing
 		return
 	}
@@ -104,7 +102,7 @@ func (l *list) warm() []plan.Warm {
 	slices.Sort(l.entries)
 	warm := make([]plan.Warm, len(l.entries))
 	for i, e := range l.entries {
-		warm[i] = plan.Warm{Function: l.functions[e>>32].Name, Node: l.nodes[uint32(e)>>1].Name, Warmth: plan.Host, Key: e&1 != 0}
+		warm[i] = plan.Warm{Function: l.functions[e>>32].Name, Node: l.ranked[uint32(e)>>1].Name, Warmth: plan.Host, Key: e&1 != 0}
 	}
 	return warm
 }
@@ -113,14 +111,5 @@ func (l *list) warm() []plan.Warm {
 // can. It prefers a node that already has the zygote. Any other node must have room for the zygote
 // and a replica without evictions. Among equals, it takes the node with the most free memory.
 func (c *cluster) sleepNode(f *function) *node {
-	var best *node
-	for _, n := range c.nodes {
-		if n.Unavailable != "" || !n.of[f.i].zygote && !n.hasRoomToLoad(f) {
-			continue
-		}
-		if best == nil || cmp.Or(prefer(n.of[f.i].zygote, best.of[f.i].zygote), cmp.Compare(best.free, n.free), cmp.Compare(n.Name, best.Name)) < 0 {
-			best = n
-		}
-	}
-	return best
+	return c.best(f, &roomy, anyLoad, func(n *node, is *share) bool { return !n.closed && (is.zygote || n.hasRoomToLoad(f, is)) })
 }

@@ -14,10 +14,14 @@ import (
 	"github.com/stagecoach-serving/stagecoach/bench/hop"
 	"github.com/stagecoach-serving/stagecoach/bench/idle"
 	keysbench "github.com/stagecoach-serving/stagecoach/bench/keysmanager"
+	nodesbench "github.com/stagecoach-serving/stagecoach/bench/nodes"
+	"github.com/stagecoach-serving/stagecoach/bench/scale"
 	simbench "github.com/stagecoach-serving/stagecoach/bench/sim"
 	"github.com/stagecoach-serving/stagecoach/bench/starts"
 	"github.com/stagecoach-serving/stagecoach/bench/wake"
+	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/warden"
 )
@@ -39,13 +43,18 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"keysmanager": on(keysbench.Run),
 		"hop":         hop.Run,
 		"idle":        idle.Run,
-		"wake":        wake.Run,
-		"sim":         simbench.Run,
-		"echo":        hop.Echo, // a server that hop compares with
-		"load":        hop.Load, // a process that sends hop's load
+		"nodes-scale": func(ctx context.Context, args []string, out io.Writer) error {
+			return nodesbench.Run(ctx, func(c *node.Client) cluster.Node { return remoteNode{c} }, args, out)
+		},
+		"nodes-scale-fleet": nodesbench.RunFleet, // the process of nodes-scale's nodes
+		"wake":              wake.Run,
+		"scale":             scale.Run,
+		"sim":               simbench.Run,
+		"echo":              hop.Echo, // a server that hop compares with
+		"load":              hop.Load, // a process that sends hop's load
 	}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return fmt.Errorf("bench: got %q, want one of: autoscaler, batch, coldstart, gpu, hop, idle, keysmanager, sim, wake", args)
+		return fmt.Errorf("bench: got %q, want one of: autoscaler, batch, coldstart, gpu, hop, idle, keysmanager, nodes-scale, scale, sim, wake", args)
 	}
 	return benches[args[0]](ctx, args[1:], out)
 }

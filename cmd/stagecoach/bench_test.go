@@ -76,6 +76,8 @@ func TestBenchRefuses(t *testing.T) {
 		{"autoscaler --only none", `--only "none", want one of fixed`},
 		{"autoscaler --rounds 0", "want at least 1"},
 		{"autoscaler --model gpt", `--model "gpt", want one of`},
+		{"scale --nodes 0", `--nodes "0", --runs 20: want numbers above 0`},
+		{"nodes-scale --nodes 10,x", `--nodes: "10,x", want numbers above 0`},
 		{"sim --only none", `--only "none", want one of chain_poisson`},
 		{"sim --length 1s", "want at least 1 and 3s"},
 	} {

@@ -168,8 +168,11 @@ func (u *up) joinNodes() error {
 }
 
 // has reports whether a function is deployed. Its name is the key as text.
-func (d deployed) has(function string) bool {
-	_, ok := d.Function(pipeline.ParseKey(function))
+func (d deployed) has(function string) bool { return d.Has(pipeline.ParseKey(function)) }
+
+// Has implements cluster.Functions.
+func (d deployed) Has(function pipeline.Key) bool {
+	_, ok := d.Function(function)
 	return ok
 }
 

@@ -50,6 +50,7 @@ type world struct {
 	none     []string
 	apart    time.Time                                     // latest argument of PauseMeasuring
 	changed  int                                           // number of calls
+	zygotes  []plan.Zygote                                 // of each node
 	warmed   [][]node.Wanted                               // all warm lists, in order
 	warm     func(ctx context.Context, n *fakeNode) error  // nil: at once
 	start    func(ctx context.Context, o node.Order) error // nil: at once
@@ -137,13 +138,17 @@ func (n *fakeNode) SetCPU(_ context.Context, replica string, milli int) error {
 func (n *fakeNode) Inventory() plan.Node {
 	n.w.mu.Lock()
 	defer n.w.mu.Unlock()
-	return plan.Node{Name: n.name, Memory: 1 << 30, Devices: n.devices}
+	return plan.Node{Name: n.name, Memory: 1 << 30, Devices: n.devices, Zygotes: n.w.zygotes}
 }
 
 func (w *world) Functions() []FunctionSpec {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return slices.Clone(w.specs)
+}
+
+func (w *world) Has(function pipeline.Key) bool {
+	return slices.ContainsFunc(w.Functions(), func(f FunctionSpec) bool { return f.Key == function })
 }
 
 func (w *world) Pipelines() []pipeline.Pipeline {

@@ -6,6 +6,7 @@ import (
 	crand "crypto/rand"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
@@ -73,6 +74,7 @@ type Local struct {
 	metrics metrics
 	clock   clock
 	begun   time.Time       // when New was called
+	seed    maphash.Seed    // of fingerprints
 	ctx     context.Context // of all replicas and nodes; canceled when the context of Close ends
 	abort   context.CancelCauseFunc
 	group   sync.WaitGroup
@@ -132,7 +134,7 @@ func New(cfg Config) (*Local, error) {
 	if cfg.Reign == nil {
 		l.cfg.Reign = func() uint64 { return cfg.Epoch }
 	}
-	l.begun = l.now()
+	l.begun, l.seed = l.now(), maphash.MakeSeed()
 	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
 		return nil, fmt.Errorf("cluster: %w", err)

@@ -1,8 +1,10 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -13,10 +15,12 @@ import (
 // replicas, even if it is away.
 type member struct {
 	name   string
-	wanted chan []warmOrder // the latest list; sent while Local.mu is held
+	wanted chan warmList // the latest; sent while Local.mu is held
 
 	// The fields below are guarded by Local.mu.
-	hands    Node // as it joined the latest time
+	hands    Node                // as it joined the latest time
+	joins    uint64              // how often it has joined
+	runs     map[string]*replica // its replicas, by name
 	presence presence
 	left     time.Time            // time of the latest Leave
 	unwarm   context.CancelFunc   // ends the goroutine for warm orders
@@ -67,8 +71,11 @@ func (l *Local) join(n Node, name string, tell bool) bool {
 	}
 	m := l.nodes[name]
 	if m == nil {
-		m = &member{name: name, wanted: make(chan []warmOrder, 1), presence: here, stopping: map[string]bool{}, stopped: map[string]time.Time{}}
+		m = &member{name: name, wanted: make(chan warmList, 1), presence: here, runs: map[string]*replica{}, stopping: map[string]bool{}, stopped: map[string]time.Time{}}
 		l.nodes[name] = m
+	}
+	if m.joins++; m.joins == 1 {
+		// It takes part at once.
 	} else if m.presence == away {
 		m.presence = returning
 	} else {
@@ -116,8 +123,8 @@ func (l *Local) leave(name string) (hidden int, ok bool) {
 	default:
 	}
 	l.cfg.Event(Event{At: stamp(), Node: name, Kind: Left})
-	for _, r := range l.sorted() {
-		if r.node == name && !r.hidden {
+	for _, r := range n.sorted() {
+		if !r.hidden {
 			r.hidden, r.seen = true, 0
 			hidden++
 			l.note(r, Event{Kind: Hidden, Cause: "its node is silent"})
@@ -129,15 +136,14 @@ func (l *Local) leave(name string) (hidden int, ok bool) {
 
 // dropLocked forgets a node that is away and has no replicas. The caller holds l.mu.
 func (l *Local) dropLocked(n *member) {
-	if n.presence != away || l.nodes[n.name] != n {
-		return
+	if n.presence == away && l.nodes[n.name] == n && len(n.runs) == 0 {
+		delete(l.nodes, n.name)
 	}
-	for _, r := range l.replicas {
-		if r.node == n.name {
-			return
-		}
-	}
-	delete(l.nodes, n.name)
+}
+
+// sorted returns the node's replicas by name. The caller holds Local.mu.
+func (n *member) sorted() []*replica {
+	return slices.SortedFunc(maps.Values(n.runs), func(a, b *replica) int { return cmp.Compare(a.name, b.name) })
 }
 
 // Running handles a node's announcement of the replicas that run there. Hidden replicas that run
@@ -165,10 +171,7 @@ func (l *Local) running(name string, replicas []string) (changed bool) {
 	back, left := n.presence == returning, n.left
 	n.presence = here
 	missing := map[string]time.Time{}
-	for _, r := range l.sorted() {
-		if r.node != name {
-			continue
-		}
+	for _, r := range n.sorted() {
 		gone := r.state == plan.Ready && !r.released && !there[r.name]
 		switch {
 		case gone && back && !r.since.After(left):

@@ -358,3 +358,22 @@ func (w *world) comeAndGo(rng *rand.Rand, names []string, there map[string]bool,
 		stale[name] = running
 	}
 }
+
+// TestNodeIsForgottenWithItsLastReplica checks that a node that is away is kept as long as it has
+// replicas, and no longer.
+func TestNodeIsForgottenWithItsLastReplica(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		w.want(2)
+		l.Leave("a")
+		for _, replica := range []string{"f-00001", "f-00002"} {
+			if l.nodes["a"] == nil {
+				t.Errorf("the node is forgotten, but has %s", w.states())
+			}
+			l.Lost(replica, task.Death{Cause: "its socket broke"})
+			synctest.Wait()
+		}
+		if l.nodes["a"] != nil {
+			t.Error("the node is kept, without a replica")
+		}
+	})
+}

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -131,6 +132,10 @@ type deployed []FunctionSpec
 
 func (d deployed) Functions() []FunctionSpec      { return d }
 func (d deployed) Pipelines() []pipeline.Pipeline { return nil }
+
+func (d deployed) Has(function pipeline.Key) bool {
+	return slices.ContainsFunc(d.Functions(), func(f FunctionSpec) bool { return f.Key == function })
+}
 
 const patience = time.Minute
 

@@ -91,7 +91,7 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 	}
 	r.alive, r.lose = context.WithCancelCause(l.ctx)
 	r.wanted, r.cancelWanted = context.WithCancelCause(r.alive)
-	l.replicas[r.name], l.byName = r, nil
+	l.replicas[r.name], n.runs[r.name], l.byName = r, r, nil
 	l.note(r, Event{Kind: Ordered, Cause: w.Why})
 	o := node.Order{Replica: r.name, Spec: spec.Spec, Device: slot.Device, CPUMilli: w.CPUMilli}
 	hands := n.hands
@@ -262,15 +262,10 @@ func (l *Local) stop(n *member, r *replica) {
 
 var errRemoved = errors.New("the function was removed")
 
-// removed reports whether a function is no longer deployed.
-func (l *Local) removed(function pipeline.Key) bool {
-	return !slices.ContainsFunc(l.cfg.Functions.Functions(), func(f FunctionSpec) bool { return f.Key == function })
-}
-
 // end forgets the replica and records how it ended. busy is true if the replica had calls. failed
 // is why it did not start, or nil.
 func (l *Local) end(n *member, r *replica, busy bool, failed error) {
-	removed := (failed != nil || r.alive.Err() != nil) && l.removed(r.function)
+	removed := (failed != nil || r.alive.Err() != nil) && !l.cfg.Functions.Has(r.function)
 	l.mu.Lock()
 	at := l.now()
 	e, cause := Event{Kind: Stopped}, ""
@@ -297,6 +292,7 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 		}
 	}
 	delete(l.replicas, r.name)
+	delete(n.runs, r.name)
 	l.byName = nil
 	l.dropLocked(n)
 	l.note(r, e)
@@ -313,13 +309,13 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	}
 	if cause != "" {
 		f.failure.add(r, at, cause, r.outside, l.cfg.Chance())
-		var rest []*replica
-		for _, other := range l.replicas {
-			if other.function == r.function {
-				rest = append(rest, other)
+		if r.spec.Revision == f.failure.revision && f.failure.givesUp() {
+			var rest []*replica
+			for _, other := range l.replicas {
+				if other.function == r.function {
+					rest = append(rest, other)
+				}
 			}
-		}
-		if r.spec.Revision == f.failure.revision {
 			gaveUp = gaveUpCause(r.spec, &f.failure, rest)
 		}
 	}

@@ -23,6 +23,8 @@ type FunctionSpec struct {
 type Functions interface {
 	Functions() []FunctionSpec
 	Pipelines() []pipeline.Pipeline
+	// Has reports whether a function is deployed.
+	Has(function pipeline.Key) bool
 }
 
 // Lines is the functions' waiting lines; dispatch.Shell implements it.
@@ -73,8 +75,8 @@ type Node interface {
 	// SetCPU sets a replica's CPU limit in thousandths of a core; 0: as declared. Calling it twice
 	// has no further effect. A node that cannot limit CPU returns [errors.ErrUnsupported].
 	SetCPU(ctx context.Context, replica string, milli int) error
-	// Warm loads and evicts parameters as wanted. wanted is the whole list, and is sent again with
-	// every plan.
+	// Warm loads and evicts parameters as wanted. wanted is the whole list. It is sent again when
+	// something changes, and every ten seconds.
 	Warm(ctx context.Context, wanted []node.Wanted) error
 	// Inventory returns the present state of the node. Its name does not change.
 	Inventory() plan.Node

@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
+	"hash/maphash"
 	"strings"
 	"time"
 
@@ -16,6 +18,17 @@ type warmOrder struct {
 	function *FunctionSpec // read only
 	key      bool          // evicted last
 }
+
+// warmList is what a node should keep in memory.
+type warmList struct {
+	orders []warmOrder
+	// print changes with the list, and with the replicas and parameters that the node has.
+	print uint64
+}
+
+// warmAgain is how long a list that was carried out is not sent again, if neither the list nor what
+// runs on the node changes.
+const warmAgain = 10 * time.Second
 
 // warmAll tells each node what to keep warm; l.mu is held. Only functions that are deployed now are
 // kept warm.
@@ -55,21 +68,66 @@ func (l *Local) warmAll(p plan.Plan) {
 		case <-n.wanted:
 		default:
 		}
-		n.wanted <- list
+		n.wanted <- warmList{list, l.print(n, list)}
 	}
 }
 
+// print returns a fingerprint of a list, and of what the node has, as of the latest Snapshot. The
+// caller holds l.mu.
+func (l *Local) print(n *member, list []warmOrder) uint64 {
+	var h maphash.Hash
+	h.SetSeed(l.seed)
+	add := func(text string, number uint64) {
+		_, _ = h.WriteString(text) // it cannot fail
+		_, _ = h.Write(binary.LittleEndian.AppendUint64(nil, number))
+	}
+	for _, w := range list {
+		number := w.function.Revision << 1
+		if w.key {
+			number |= 1
+		}
+		add(w.function.Name, number)
+	}
+	replicas := uint64(0) // their order does not count
+	for name, r := range n.runs {
+		replicas += maphash.String(l.seed, name) + uint64(r.state)
+	}
+	add("", replicas)
+	add("", n.joins)
+	if n.shown == nil {
+		return h.Sum64()
+	}
+	for _, z := range n.shown.Zygotes {
+		idle := uint64(0)
+		if z.Idle {
+			idle = 1
+		}
+		add(z.Function, idle)
+	}
+	for _, d := range n.shown.Devices {
+		add(d.ID, uint64(d.MemoryUsed))
+	}
+	return h.Sum64()
+}
+
 // warm sends lists to a node until ctx ends, which is when l closes or the node leaves. It retries
-// a failed list with growing pauses until the list changes.
+// a failed list with growing pauses until the list changes. It sends a list that was carried out
+// again if anything changes, and otherwise after warmAgain: see docs/adr/0108.
 func (l *Local) warm(ctx context.Context, n *member) {
 	var failed string // the list that failed latest
 	var failures int
 	var until time.Time
+	var told uint64 // the print of the list that was carried out latest
+	var toldAt time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case list := <-n.wanted:
+		case wanted := <-n.wanted:
+			list := wanted.orders
+			if wanted.print == told && time.Since(toldAt) < warmAgain {
+				continue
+			}
 			if failures > 0 && time.Now().Before(until) && signature(list) == failed {
 				continue
 			}
@@ -79,8 +137,10 @@ func (l *Local) warm(ctx context.Context, n *member) {
 				return
 			case err == nil:
 				failed, failures = "", 0
+				told, toldAt = wanted.print, time.Now()
 				continue
 			}
+			told = 0
 			if is := signature(list); failures == 0 || is != failed {
 				failed, failures = is, 0
 				l.cfg.Log.Warn("parameters are not as warm as wanted", "node", n.name, "error", err)

@@ -77,3 +77,48 @@ func TestFailedWarmListIsRetriedWithBackoff(t *testing.T) {
 		}
 	})
 }
+
+// TestWarmListIsToldWhenSomethingChanges applies the same list again and again. The node must be
+// told when the list, its replicas or its parameters change, when it joins again, and otherwise
+// every ten seconds.
+func TestWarmListIsToldWhenSomethingChanges(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, l *Local) {
+		replicas, key, told := 0, false, 0
+		tick := func(what string, more int) {
+			t.Helper()
+			p, _ := w.plan(replicas)
+			p.Warm = []plan.Warm{{Function: "f.ns", Node: "a", Warmth: plan.Host, Key: key}}
+			if err := l.Apply(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if got := len(w.warmed) - told; got != more {
+				t.Errorf("%s: told %d times, want %d", what, got, more)
+			}
+			told = len(w.warmed)
+			time.Sleep(time.Second)
+			synctest.Wait()
+		}
+		tick("the first list", 1)
+		for range 9 {
+			tick("no change", 0)
+		}
+		tick("after ten seconds", 1)
+		tick("no change", 0)
+		key = true
+		tick("a key stage", 1)
+		tick("no change", 0)
+		replicas = 1
+		tick("a replica is ordered", 1)
+		tick("the replica is ready", 1)
+		tick("no change", 0)
+		w.set(func() { w.zygotes = []plan.Zygote{{Function: "f.ns", Idle: true}} })
+		tick("parameters are there", 1)
+		tick("no change", 0)
+		w.set(func() { w.zygotes = []plan.Zygote{{Function: "f.ns"}} })
+		tick("parameters are in use", 1)
+		l.Join(l.nodes["a"].hands)
+		tick("another daemon", 1)
+		tick("no change", 0)
+	})
+}

@@ -65,7 +65,7 @@ func PeerOf(s tls.ConnectionState) (Name, error) {
 
 // Source gives out what a process needs for connections with other processes of its cluster. The
 // configurations change while certificates are renewed and revoked, so callers ask for each
-// connection anew.
+// connection again.
 type Source interface {
 	Me() Name
 	// Server accepts only clients of this cluster that are not revoked.

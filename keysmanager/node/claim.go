@@ -32,7 +32,7 @@ func dialSocket(ctx context.Context, path string, req socketRequest) (c *net.Uni
 	c = conn.(*net.UnixConn) //nolint:forcetypeassert // dialled as unix
 	defer context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Now()) })()
 	rights := &rightsReader{c: c, fd: -1}
-	r = bufio.NewReaderSize(rights, maxLineBytes)
+	r = bufio.NewReaderSize(rights, readBytes)
 	if err = ask(c, r, req); err != nil {
 		rights.drop()
 		_ = c.Close()
@@ -49,11 +49,33 @@ func ask(c *net.UnixConn, r *bufio.Reader, req socketRequest) error {
 	if err := json.NewEncoder(c).Encode(req); err != nil {
 		return err
 	}
-	line, err := r.ReadSlice('\n')
+	line, err := readLine(r)
 	if err != nil {
 		return err
 	}
 	return readReply(line)
+}
+
+// readBytes is the size of a connection's buffer. It is small, because each node has a connection.
+const readBytes = 4 << 10
+
+var errLongLine = errors.New("a line of more")
+
+// readLine returns the next line with its end. The next call may overwrite the result.
+func readLine(r *bufio.Reader) ([]byte, error) {
+	line, err := r.ReadSlice('\n')
+	if !errors.Is(err, bufio.ErrBufferFull) {
+		return line, err
+	}
+	long := append([]byte{}, line...)
+	for errors.Is(err, bufio.ErrBufferFull) && len(long) <= maxLineBytes {
+		line, err = r.ReadSlice('\n')
+		long = append(long, line...)
+	}
+	if len(long) > maxLineBytes {
+		return nil, fmt.Errorf("%w than %d bytes", errLongLine, maxLineBytes)
+	}
+	return long, err
 }
 
 func readReply(line []byte) error {

@@ -1,7 +1,7 @@
 package node
 
 import (
-	"bufio"
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -51,8 +51,15 @@ type Directory struct {
 	stops  []func()
 	faults map[string]fault // used by run only: of announcements, by node
 
-	mu    sync.Mutex
-	nodes map[string]*member // written by run alone
+	mu      sync.Mutex
+	nodes   map[string]*member // written by run alone
+	arrived map[string]arrival // by node: its latest announcement
+}
+
+// arrival is an announcement that has arrived.
+type arrival struct {
+	data []byte // nil: run has taken it
+	at   time.Time
 }
 
 // member is a node that was heard. Only the goroutine run uses its fields, except client and
@@ -73,7 +80,7 @@ type member struct {
 // Bounds of a Directory.
 const (
 	inboxLength = 4096
-	maxNodes    = 1024
+	maxNodes    = 2048
 	lookEvery   = 100 * time.Millisecond  // how often silence is noticed
 	lostDaemon  = 1500 * time.Millisecond // of silence, after which another may have its name
 	followAgain = 250 * time.Millisecond
@@ -84,11 +91,17 @@ func OpenDirectory(cfg DirectoryConfig) (*Directory, error) {
 	if cfg.Silence == 0 {
 		cfg.Silence = 2500 * time.Millisecond
 	}
-	d := &Directory{cfg: cfg, inbox: make(chan func(), inboxLength), nodes: map[string]*member{}, faults: map[string]fault{}}
+	d := &Directory{
+		cfg: cfg, inbox: make(chan func(), inboxLength), nodes: map[string]*member{}, arrived: map[string]arrival{},
+		faults: map[string]fault{},
+	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	d.group.Go(d.run)
-	for kind, f := range map[string]func(string, []byte){kindInventory: d.announced, kindEvent: d.told} {
-		stop, err := cfg.Bus.Listen("", kind, func(name, _ string, data []byte) { d.post(func() { f(name, data) }) })
+	for kind, f := range map[string]func(string, string, []byte){
+		kindInventory: func(name, _ string, data []byte) { d.arrive(name, data) },
+		kindEvent:     func(name, _ string, data []byte) { d.post(func() { d.told(name, data) }) },
+	} {
+		stop, err := cfg.Bus.Listen("", kind, f)
 		if err != nil {
 			d.Close()
 			return nil, fmt.Errorf("nodes: %w", err)
@@ -156,12 +169,57 @@ func (d *Directory) run() {
 				if late > lookEvery && now.Sub(m.heard) > late {
 					m.heard = m.heard.Add(late)
 				}
-				if silent := now.Sub(m.heard); m.leave != nil && silent > d.cfg.Silence {
+				if silent := now.Sub(d.lastHeard(name, m)); m.leave != nil && silent > d.cfg.Silence {
 					d.left(name, m, Absence{Cause: fmt.Sprintf("its daemon is silent for %v", silent.Round(lookEvery))})
 				}
 			}
 		}
 	}
+}
+
+// arrive has an announcement taken in turn. One that still waits is replaced by the node's next
+// one, which says all again. So however many announcements come, at most one per node waits. The
+// last one of a daemon that ends is always taken.
+func (d *Directory) arrive(name string, data []byte) {
+	d.mu.Lock()
+	a := d.arrived[name]
+	waits := a.data != nil
+	if waits && bytes.Contains(a.data, gone) {
+		d.mu.Unlock()
+		d.post(func() { d.announced(name, data) })
+		return
+	}
+	d.arrived[name] = arrival{data, time.Now()}
+	d.mu.Unlock()
+	if waits {
+		return
+	}
+	d.post(func() {
+		d.mu.Lock()
+		a := d.arrived[name]
+		d.arrived[name] = arrival{nil, a.at}
+		d.mu.Unlock()
+		d.announced(name, a.data)
+		if d.nodes[name] == nil { // it cannot join
+			d.mu.Lock()
+			delete(d.arrived, name)
+			d.mu.Unlock()
+		}
+	})
+}
+
+// gone is in the last announcement of a daemon.
+var gone = []byte(`"gone":true`)
+
+// lastHeard returns when a node's daemon was heard the latest time. Its announcements count
+// although they wait for run, because a burst of them must not make their nodes look silent.
+func (d *Directory) lastHeard(name string, m *member) time.Time {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if a := d.arrived[name]; a.data != nil && a.at.After(m.heard) {
+		return a.at
+	}
+	return m.heard
 }
 
 // announced takes an announcement.
@@ -277,6 +335,7 @@ func (d *Directory) dropAway() bool {
 	oldest.client.stop()
 	d.mu.Lock()
 	delete(d.nodes, oldest.client.name)
+	delete(d.arrived, oldest.client.name)
 	d.mu.Unlock()
 	return true
 }
@@ -397,9 +456,9 @@ func (d *Directory) lines(ctx context.Context, m *member) error {
 		}
 	})
 	for {
-		b, err := r.ReadSlice('\n')
-		if errors.Is(err, bufio.ErrBufferFull) {
-			return fmt.Errorf("a line of more than %d bytes", maxLineBytes)
+		b, err := readLine(r)
+		if errors.Is(err, errLongLine) {
+			return err
 		}
 		if err != nil {
 			return nil // the daemon has ended: its silence says so, or its successor is there

@@ -158,6 +158,7 @@ func testManyNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		_ = bus.Send(name, kindInventory, "", b)
+		synctest.Wait() // otherwise the next one would replace it
 	}
 	for i := range maxNodes + 5 {
 		announce(i, false)
