@@ -24,7 +24,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -165,6 +165,9 @@ train-cv: ## train the weights of the attention on burstiness (sim/study/cv/weig
 
 bench-wake: images ## first answer of the OCR pipeline at zero; BENCH="--against BUILD"
 	@$(BIN)/stagecoach bench wake --images $(IMAGES) --ort build/ort/libonnxruntime.so.1 $(BENCH)
+
+bench-images: ## a node's fetch of an image of 1 GiB over TLS, beside bare TLS; IMAGE_MIB, TMPDIR
+	@$(GO) test $(LAZY) -run xxx -bench Fetch -benchtime $${COUNT:-5}x ./image/transfer
 
 bench-idle: images ## the cost of a thousand functions that nobody calls
 	@$(BIN)/stagecoach bench idle --images $(IMAGES)

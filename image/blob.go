@@ -3,7 +3,6 @@ package image
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -21,8 +20,9 @@ const (
 	maxConfig = 8 << 20 // bytes
 )
 
-// write stores all blobs of an image, the manifest last, and returns the manifest's descriptor.
-func (s *Store) write(ctx context.Context, img *Image) (*v1.Descriptor, error) {
+// write stores all blobs of an image, the manifest last, and returns the manifest's descriptor. If
+// files is true, the store keeps only the files of all layers that `stagecoach build` has made.
+func (s *Store) write(ctx context.Context, img *Image, files bool) (*v1.Descriptor, error) {
 	m, err := img.of.Manifest()
 	if err != nil {
 		return nil, err
@@ -48,7 +48,7 @@ func (s *Store) write(ctx context.Context, img *Image) (*v1.Descriptor, error) {
 	if err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
-	shared, left := sharable(m, file), s.limits
+	shared, left := sharable(m, file, files), s.limits
 	for i, l := range layers {
 		if err := s.writeLayer(ctx, m.Layers[i], l.Compressed, shared[i], &left); err != nil {
 			return nil, fmt.Errorf("layer %d of %d: %w", i+1, len(layers), err)
@@ -106,16 +106,17 @@ func (s *Store) writeBlob(ctx context.Context, d v1.Descriptor, open func() (io.
 		return err
 	}
 	defer os.Remove(f.Name()) // if it has not become the blob
-	h := sha256.New()
-	n, err := io.Copy(io.MultiWriter(f, h), io.LimitReader(r, d.Size+1))
+	in := readAhead(limited(r, d.Size+1), d.Size)
+	defer in.Close()
+	n, err := io.Copy(&early{file: f}, in)
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
 		return fmt.Errorf("%s: after %d of %d bytes: %w", d.Digest, n, d.Size, err)
 	}
-	if got := sum(h); n != d.Size || got != d.Digest.String() {
-		return fmt.Errorf("%w: %d bytes with digest %s, want %d with %s", errCorrupt, n, got, d.Size, d.Digest)
+	if got, _ := in.digest(); n != d.Size || got != d.Digest.String() {
+		return mismatch(n, got, d)
 	}
 	return os.Rename(f.Name(), at)
 }

@@ -50,7 +50,7 @@ func (s *Store) Collect(ctx context.Context, used []string, idle time.Duration) 
 		return 0, err
 	}
 	var errs []error
-	for _, kind := range []string{"blobs/sha256", "roots", "layers", "keys", "files", "tmp"} {
+	for _, kind := range []string{"blobs/sha256", "roots", "received", "layers", "keys", "files", "tmp"} {
 		n, err := s.sweep(kind, keep, before)
 		freed += n
 		errs = append(errs, err)
@@ -101,7 +101,7 @@ func (s *Store) sweep(kind string, keep map[string]bool, before time.Time) (free
 			continue
 		case kind == "files" && st.Nlink > 1, kind == "keys" && s.namesLayer(e.Name()), kind == "layers" && s.linked(e.Name()):
 			continue
-		case (kind == "roots" || kind == "layers" || kind == "blobs/sha256") && info.ModTime().After(before):
+		case (kind == "roots" || kind == "received" || kind == "layers" || kind == "blobs/sha256") && info.ModTime().After(before):
 			continue
 		}
 		at := s.path(kind, e.Name())

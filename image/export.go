@@ -5,11 +5,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 	"github.com/google/go-containerregistry/pkg/v1/types"
 )
 
@@ -75,6 +77,26 @@ func (e *Export) Open(digest string) (io.ReadCloser, error) {
 
 // Close lets the store be collected again.
 func (e *Export) Close() { e.release() }
+
+// Client returns a client with the credentials for an image's repository, and the URL of the
+// repository. It asks the registry how to log in.
+func (r Registry) Client(ctx context.Context, image string) (c *http.Client, repository string, err error) {
+	ref, err := r.reference(image)
+	if err != nil {
+		return nil, "", err
+	}
+	who, err := r.credentials(ref.Context())
+	if err != nil {
+		return nil, "", err
+	}
+	registry := ref.Context().Registry
+	t, err := transport.NewWithContext(ctx, registry, who, guard{newTransport(), r.Insecure}, []string{ref.Scope(transport.PullScope)})
+	if err != nil {
+		return nil, "", fmt.Errorf("image %q from %s: %w: %w", image, registry.RegistryStr(), ErrUnavailable, err)
+	}
+	url := fmt.Sprintf("%s://%s/v2/%s", registry.Scheme(), registry.RegistryStr(), ref.Context().RepositoryStr())
+	return &http.Client{Transport: t}, url, nil
+}
 
 // Login returns the user and the password with which a host is asked for images of a repository,
 // such as team/ocr. The user of an identity token is empty. Both are empty if there are no

@@ -108,7 +108,7 @@ func (s *Store) fillLayer(ctx context.Context, fill func(folder string) error) (
 	if err := fill(filepath.Join(tmp, "fs")); err != nil {
 		return nil, err
 	}
-	return s.keepLayer(ctx, tmp, "")
+	return s.keepLayer(ctx, tmp, "", "")
 }
 
 // listed is the store's record of a layer's files. It shows later whether the files were changed.
@@ -121,10 +121,11 @@ type listed struct {
 var errOther = errors.New("not an archive as this store writes it")
 
 // keepLayer moves the folder tmp into the store as a layer. The layer's files are in tmp's folder
-// fs. If want is set and is not the layer's digest, keepLayer returns errOther and stores nothing.
+// fs. If want is set, the files come from an archive with this digest and frame. If they do not
+// give the same archive again, keepLayer returns errOther and stores nothing.
 // If the store already has the layer intact, it keeps that copy, because other processes may be
 // linking its files.
-func (s *Store) keepLayer(ctx context.Context, tmp, want string) (*Layer, error) {
+func (s *Store) keepLayer(ctx context.Context, tmp, want, frame string) (*Layer, error) {
 	dir := filepath.Join(tmp, "fs")
 	if err := seal(dir); err != nil {
 		return nil, err
@@ -133,11 +134,8 @@ func (s *Store) keepLayer(ctx context.Context, tmp, want string) (*Layer, error)
 	if err != nil {
 		return nil, err
 	}
-	if err := l.measure(); err != nil {
+	if err := l.identify(want, frame); err != nil {
 		return nil, err
-	}
-	if want != "" && l.hash.Hex != want {
-		return nil, errOther
 	}
 	if there, err := s.openLayer(l.hash.Hex); err == nil {
 		return there, nil
@@ -147,7 +145,7 @@ func (s *Store) keepLayer(ctx context.Context, tmp, want string) (*Layer, error)
 		err = os.WriteFile(filepath.Join(tmp, "list"), note, 0o600)
 	}
 	if err == nil {
-		err = syncFolder(tmp)
+		err = syncLayer(tmp, l)
 	}
 	if err != nil {
 		return nil, err
@@ -167,6 +165,24 @@ func (s *Store) keepLayer(ctx context.Context, tmp, want string) (*Layer, error)
 		return nil, err
 	}
 	return s.openLayer(l.hash.Hex)
+}
+
+// identify sets the digest and the size of a layer. If the files were read from an archive, it does
+// not read them again: want is the archive's digest, and frame that of its headers and padding. If
+// the layer has other ones, the error is errOther.
+func (l *layer) identify(want, frame string) error {
+	if want == "" {
+		return l.measure()
+	}
+	got, err := l.frame()
+	if err != nil {
+		return err
+	}
+	if got != frame {
+		return errOther
+	}
+	l.hash = v1.Hash{Algorithm: "sha256", Hex: want}
+	return nil
 }
 
 // openLayer returns a layer of the store, or an error if its files were changed.
@@ -257,15 +273,15 @@ func (l *layer) listing() string {
 // because all entries are held in memory. If a layer has more, its archive is stored.
 const maxTree = 200_000
 
-// sharable returns which layers of an image are marked as shared layers of a store. takeLayer
-// checks whether a mark is true.
-func sharable(m *v1.Manifest, f *v1.ConfigFile) []bool {
+// sharable returns which layers of an image are marked as shared layers of a store. If all is true,
+// these are all layers that `stagecoach build` has made. takeLayer checks whether a mark is true.
+func sharable(m *v1.Manifest, f *v1.ConfigFile, all bool) []bool {
 	out := make([]bool, len(m.Layers))
 	if len(f.History) != len(m.Layers) || len(f.RootFS.DiffIDs) != len(m.Layers) {
 		return out
 	}
 	for i, h := range f.History {
-		out[i] = h.CreatedBy == createdBy && strings.HasPrefix(h.Comment, packagesOf) && m.Layers[i].MediaType == types.OCIUncompressedLayer &&
+		out[i] = h.CreatedBy == createdBy && (all || strings.HasPrefix(h.Comment, packagesOf)) && m.Layers[i].MediaType == types.OCIUncompressedLayer &&
 			m.Layers[i].Digest == f.RootFS.DiffIDs[i]
 	}
 	return out
@@ -295,7 +311,9 @@ func (s *Store) takeLayer(ctx context.Context, d v1.Descriptor, open func() (io.
 	}
 	defer root.Close()
 	u := newUnpacker(ctx, root, "", limits{min(left.entries, maxTree), left.bytes})
-	got, err := u.layer(io.LimitReader(r, d.Size+1))
+	in := readAhead(limited(u.limited(r), d.Size+1), d.Size)
+	defer in.Close()
+	got, frame, err := u.archive(in)
 	left.entries -= min(left.entries, maxTree) - u.left.entries
 	left.bytes = u.left.bytes
 	switch {
@@ -304,7 +322,7 @@ func (s *Store) takeLayer(ctx context.Context, d v1.Descriptor, open func() (io.
 	case errors.Is(err, errTooMany) && left.entries > 0:
 		return errOther
 	case err != nil:
-		return err
+		return in.suspect(d, err)
 	}
 	if got != d.Digest.String() {
 		return fmt.Errorf("%w: an archive with digest %s, want %s", errCorrupt, got, d.Digest)
@@ -312,7 +330,7 @@ func (s *Store) takeLayer(ctx context.Context, d v1.Descriptor, open func() (io.
 	if err := u.finish(); err != nil {
 		return err
 	}
-	_, err = s.keepLayer(ctx, tmp, d.Digest.Hex)
+	_, err = s.keepLayer(ctx, tmp, d.Digest.Hex, frame)
 	return err
 }
 

@@ -205,16 +205,20 @@ func (r Registry) with(ctx context.Context, ref name.Reference, f func([]remote.
 	if err != nil {
 		return err
 	}
-	t := &http.Transport{
-		Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 10 * time.Second,
-		DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext, MaxIdleConnsPerHost: 4, IdleConnTimeout: 10 * time.Second,
-	}
+	t := newTransport()
 	defer t.CloseIdleConnections()
 	return f([]remote.Option{
 		remote.WithContext(ctx), remote.WithAuth(who), remote.WithPlatform(*p), remote.WithUserAgent("stagecoach"),
 		remote.WithTransport(guard{t, r.Insecure}), remote.WithJobs(2),
 		remote.WithRetryBackoff(remote.Backoff{Duration: 200 * time.Millisecond, Factor: 3, Jitter: 0.2, Steps: attempts}),
 	})
+}
+
+func newTransport() *http.Transport {
+	return &http.Transport{
+		Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true, TLSHandshakeTimeout: 10 * time.Second,
+		DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext, MaxIdleConnsPerHost: 4, IdleConnTimeout: 10 * time.Second,
+	}
 }
 
 // guard refuses requests without TLS, except to hosts for which plain HTTP is allowed.

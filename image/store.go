@@ -28,6 +28,7 @@ const refName = "org.opencontainers.image.ref.name"
 //
 //	index.json, oci-layout, blobs/    an OCI layout
 //	roots/HEX/fs                      the unpacked image of the manifest sha256:HEX
+//	received/HEX                      the image of the manifest sha256:HEX has come by Receive
 //	layers/HEX/fs                     the files of the layer sha256:HEX, linked into all roots
 //	                                  that have it; blobs/ lacks it
 //	keys/                             one file per key of MakeLayer: the HEX of its layer
@@ -48,7 +49,7 @@ func OpenStore(dir string) (*Store, error) {
 		return nil, fmt.Errorf("image store: %w", err)
 	}
 	s := &Store{dir: dir, limits: defaultLimits, roots: flight.New[Root](), pulls: flight.New[string]()}
-	for _, d := range []string{"", "blobs/sha256", "roots", "layers", "keys", "files", "tmp"} {
+	for _, d := range []string{"", "blobs/sha256", "roots", "received", "layers", "keys", "files", "tmp"} {
 		if err := os.MkdirAll(s.path(d), 0o700); err != nil {
 			return nil, fmt.Errorf("image store: %w", err)
 		}
@@ -182,7 +183,7 @@ func (s *Store) Add(ctx context.Context, img *Image, name string) (digest string
 		return "", err
 	}
 	defer release()
-	d, err := s.write(ctx, img)
+	d, err := s.write(ctx, img, false)
 	if err != nil {
 		return "", s.explain(name, err)
 	}

@@ -41,6 +41,7 @@ type unpacker struct {
 	chown  bool
 	folder map[string]tar.Header // headers of folders, which are applied at the end
 	made   map[string]bool       // paths that this layer has made
+	buffer []byte                // for the content of files
 }
 
 func newUnpacker(ctx context.Context, root *os.Root, shared string, l limits) *unpacker {
@@ -48,35 +49,50 @@ func newUnpacker(ctx context.Context, root *os.Root, shared string, l limits) *u
 }
 
 // layer unpacks an archive and returns the digest of its bytes.
-func (u *unpacker) layer(r io.Reader) (string, error) {
+func (u *unpacker) layer(r io.Reader) (digest string, err error) {
+	a := readAhead(u.limited(io.NopCloser(r)), aheadChunk)
+	defer a.Close()
+	digest, _, err = u.archive(a)
+	return digest, err
+}
+
+// limited bounds an archive, including padding and bytes after its end. Apart from the content, it
+// may have 2 KiB per entry for headers.
+func (u *unpacker) limited(r io.ReadCloser) io.ReadCloser {
+	return limited(r, u.left.bytes+int64(u.left.entries)*(2<<10))
+}
+
+// archive unpacks an archive and returns the digest of its bytes, and the digest of its headers and
+// padding, as [layer.frame] gives it.
+func (u *unpacker) archive(a *ahead) (digest, frame string, err error) {
 	u.made = map[string]bool{}
-	h := sha256.New()
-	// Bound the whole stream, including padding and bytes after the archive's end. Apart from the
-	// content, it may have 2 KiB per entry for headers.
-	in := io.TeeReader(io.LimitReader(r, u.left.bytes+int64(u.left.entries)*(2<<10)), h)
+	in := &tap{from: a, on: true, hash: sha256.New()}
 	t := tar.NewReader(in)
 	for {
 		if err := u.ctx.Err(); err != nil {
-			return "", err
+			return "", "", err
 		}
 		e, err := t.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			return "", fmt.Errorf("archive: %w", err)
+			return "", "", fmt.Errorf("archive: %w", err)
 		}
 		if u.left.entries--; u.left.entries < 0 {
-			return "", errTooMany
+			return "", "", errTooMany
 		}
+		in.on = false // for the content
 		if err := u.entry(e, source{content: t}); err != nil {
-			return "", fmt.Errorf("entry %.200q: %w", e.Name, err)
+			return "", "", fmt.Errorf("entry %.200q: %w", e.Name, err)
 		}
+		in.on = true
 	}
 	if _, err := io.Copy(io.Discard, in); err != nil {
-		return "", err
+		return "", "", err
 	}
-	return sum(h), nil
+	digest, _ = a.digest()
+	return digest, sum(in.hash), nil
 }
 
 func sum(h hash.Hash) string { return "sha256:" + hex.EncodeToString(h.Sum(nil)) }
@@ -299,11 +315,14 @@ func (u *unpacker) file(at string, e *tar.Header, from source) error {
 		return err
 	}
 	h := sha256.New()
-	var w io.Writer = f
+	var w io.Writer = &early{file: f}
 	if u.shares(e) {
-		w = io.MultiWriter(f, h)
+		w = io.MultiWriter(w, h)
 	}
-	_, err = io.Copy(w, content)
+	if u.buffer == nil {
+		u.buffer = make([]byte, aheadChunk)
+	}
+	_, err = io.CopyBuffer(w, struct{ io.Reader }{content}, u.buffer)
 	if err == nil {
 		err = f.Chmod(mode(e))
 	}

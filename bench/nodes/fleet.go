@@ -62,7 +62,11 @@ func openNoop(url, token, socket, name string, log *slog.Logger) (*noop, error) 
 	if err != nil {
 		return nil, err
 	}
-	nc, err := queue.Connect(url, token, name, log)
+	a, err := accessOf(token, name)
+	if err != nil {
+		return nil, err
+	}
+	nc, err := queue.Connect(url, a, name, log)
 	if err != nil {
 		return nil, err
 	}
@@ -73,6 +77,20 @@ func openNoop(url, token, socket, name string, log *slog.Logger) (*noop, error) 
 		return nil, err
 	}
 	return &noop{server: server, worker: w, hangUp: nc.Close}, nil
+}
+
+// accessOf returns the access of a node with a user of its own. keys is the text of NATS's keys.
+func accessOf(keys, name string) (queue.Access, error) {
+	k, err := queue.ParseKeys([]byte(keys))
+	if err != nil {
+		return queue.Access{}, err
+	}
+	seed, public, err := queue.NewUser()
+	if err != nil {
+		return queue.Access{}, err
+	}
+	user, err := k.Node(public, name, time.Now().Add(24*time.Hour))
+	return queue.Access{User: func() (string, error) { return user, nil }, Seed: seed}, err
 }
 
 // silence cuts off the first nodes, as if their machines had lost the network. Their replicas stay.

@@ -225,7 +225,7 @@ func (r *run) profiled(state string, f func() error) error {
 func RunFleet(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench nodes-scale-fleet", flag.ContinueOnError)
 	url := fs.String("url", "", "of the control plane's NATS")
-	token := fs.String("token", "", "of nodes")
+	token := fs.String("token", "", "keys of NATS, as text")
 	dir := fs.String("dir", "", "for the nodes' sockets")
 	count := fs.Int("nodes", 0, "that join")
 	if err := console.ParseFlags(fs, args); err != nil {

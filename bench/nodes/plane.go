@@ -30,7 +30,7 @@ import (
 // listens, a directory of nodes, dispatchers, a cluster and a control loop.
 type plane struct {
 	nats      *queue.Server
-	token     string
+	token     string // keys of NATS, as text
 	bus       *counted
 	directory *node.Directory
 	lines     *dispatch.Shell
@@ -76,14 +76,23 @@ func (d *deployed) Has(function pipeline.Key) bool {
 // openPlane starts a control plane without nodes and functions. adapt makes a client of a daemon a
 // node of the cluster.
 func openPlane(dir string, adapt func(*node.Client) cluster.Node, log *slog.Logger) (p *plane, err error) {
-	p = &plane{token: rand.Text(), left: map[string]time.Time{}}
+	p = &plane{left: map[string]time.Time{}}
 	defer func() {
 		if err != nil {
 			p.close()
 		}
 	}()
+	keys, err := queue.NewKeys()
+	if err != nil {
+		return p, err
+	}
+	text, err := keys.MarshalText()
+	if err != nil {
+		return p, err
+	}
+	p.token = string(text)
 	metrics := prometheus.NewRegistry()
-	if p.nats, err = queue.StartServer(queue.ServerConfig{Dir: filepath.Join(dir, "nats"), Log: log, Listen: "127.0.0.1:0", Token: p.token}); err != nil {
+	if p.nats, err = queue.StartServer(queue.ServerConfig{Dir: filepath.Join(dir, "nats"), Log: log, Listen: "127.0.0.1:0", Keys: keys}); err != nil {
 		return p, err
 	}
 	p.closers = append(p.closers, p.nats.Close)

@@ -44,7 +44,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"hop":         hop.Run,
 		"idle":        idle.Run,
 		"nodes-scale": func(ctx context.Context, args []string, out io.Writer) error {
-			return nodesbench.Run(ctx, func(c *node.Client) cluster.Node { return remoteNode{c} }, args, out)
+			return nodesbench.Run(ctx, func(c *node.Client) cluster.Node { return remoteNode{c, nil} }, args, out)
 		},
 		"nodes-scale-fleet": nodesbench.RunFleet, // the process of nodes-scale's nodes
 		"wake":              wake.Run,

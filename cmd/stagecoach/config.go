@@ -31,6 +31,8 @@ type Config struct {
 	State string `yaml:"state"`
 	// Folder with the images of the process runtime; default STATE/images.
 	Images string `yaml:"images"`
+	// Bytes per second that this process sends of its images to nodes; 0: not limited.
+	ImageRate Bytes `yaml:"imageRate"`
 	// ONNX Runtime's shared library; empty: functions with a model cannot start.
 	ORT          string `yaml:"ort"`
 	BasicAuthDir string `yaml:"basicAuthDir"` // holds basic-auth-user and basic-auth-password
@@ -156,6 +158,7 @@ func defaultConfig() Config {
 		Listen: "127.0.0.1:8080",
 		State:  cli.DefaultState,
 		Node:   NodeConfig{Name: host, Devices: "all"},
+		NATS:   NATSConfig{Certificates: 24 * time.Hour},
 		Requests: RequestsConfig{
 			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, BodyMemory: 512 << 20, InFlight: 10_000, Stall: 30 * time.Second,
 		},
@@ -205,6 +208,7 @@ func (c *Config) Validate() error {
 		bad("state", `""`, "a folder")
 	}
 	c.Node.validate(bad)
+	validImageRate("imageRate", c.ImageRate, bad)
 	if c.ORT != "" {
 		if _, err := os.Stat(c.ORT); err != nil {
 			bad("ort", err, "the path of libonnxruntime.so")
@@ -213,6 +217,7 @@ func (c *Config) Validate() error {
 	if c.Node.None && !c.NATS.joining() {
 		bad("node.none", true, "nats.listen or nats.urls too: else there is no node that could run replicas")
 	}
+	atLeast("nats.certificates", c.NATS.Certificates, 5*time.Second)
 	atLeast("requests.timeout", c.Requests.Timeout, time.Millisecond)
 	atLeast("requests.maxTimeout", c.Requests.MaxTimeout, c.Requests.Timeout)
 	if c.Requests.MaxBody < 1<<10 || c.Requests.MaxBody > 1<<30 {

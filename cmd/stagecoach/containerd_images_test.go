@@ -146,3 +146,24 @@ func TestNodesImportImagesIntoContainerd(t *testing.T) {
 		t.Errorf("views %q, want 1", got)
 	}
 }
+
+// TestNodesImportFetchedImages runs a node with containers and with a folder of images of its own.
+// It fetches a built stage and a folder of images from `up`, and imports both into containerd.
+func TestNodesImportFetchedImages(t *testing.T) {
+	_, flags := containerFlags(t)
+	images, _ := builtStage(t)
+	noop := filepath.Join(images, "team", "noop", "1")
+	if err := os.CopyFS(noop, os.DirFS(proctest.Built(t, "images", "stagecoach", "noop", "0.1.0"))); err != nil {
+		t.Fatal(err)
+	}
+	n := startNodes(t, "--no-node", "--images", images)
+	d, _ := n.apart("node-a", flags...)
+	for _, service := range []string{"wait", "noop"} {
+		n.must(http.StatusAccepted, http.MethodPost, "/system/functions", fmt.Sprintf(`{"service":%q,"image":"team/%s:1"}`, service, service), "Content-Type", "application/json")
+		n.must(http.StatusOK, http.MethodPost, "/function/"+service, "x")
+	}
+	n.logs(d, "image has arrived")
+	if got := viewsBelow(t, filepath.Join(d.state, "containerd", "images")); len(got) != 2 {
+		t.Errorf("views %q, want 2", got)
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,19 +16,24 @@ import (
 // TestDoctorLooksAtTheControlPlane runs the command against real NATS: without a control process,
 // with a wrong token, and with a control process of this and of another release.
 func TestDoctorLooksAtTheControlPlane(t *testing.T) {
-	s, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Listen: "127.0.0.1:0", Token: "secret"})
+	folder, files := t.TempDir(), map[string]string{}
+	authorityOf := func(name string) queue.ServerConfig {
+		cfg := defaultConfig()
+		cfg.State, cfg.NATS.Listen = t.TempDir(), "127.0.0.1:0"
+		server := queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)}
+		if err := new(nodes).openAuthority(cfg, &server); err != nil {
+			t.Fatal(err)
+		}
+		files[name] = tokenFile(cfg.State)
+		return server
+	}
+	s, err := queue.StartServer(authorityOf("secret"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	folder := t.TempDir()
-	token := func(text string) string {
-		file := filepath.Join(folder, text)
-		if err := os.WriteFile(file, []byte(text+"\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file
-	}
+	authorityOf("wrong")
+	token := func(name string) string { return files[name] }
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +71,7 @@ func TestDoctorLooksAtTheControlPlane(t *testing.T) {
 	expect(all, "control plane", "missing: 127.0.0.1:")
 	expect(all, "port", "missing: listen tcp "+taken.Addr().String()+": bind: address already in use; choose another port")
 	all, _ = look("--nats-token", token("wrong"))
-	if got := find(all, "control plane"); !strings.Contains(got, "Authorization Violation") {
+	if got := find(all, "control plane"); !strings.Contains(got, "the NATS server is control") {
 		t.Errorf("wrong token: %q", got)
 	}
 	all, _ = look("--nats-token", filepath.Join(folder, "none"))
@@ -77,12 +81,12 @@ func TestDoctorLooksAtTheControlPlane(t *testing.T) {
 	all, _ = look("--join", "nats://127.0.0.1:1")
 	expect(all, "NATS", "missing: dial tcp 127.0.0.1:1: connect: connection refused; start `stagecoach up --nats-listen` there")
 
-	nc, err := queue.Connect(s.URL(), "secret", "up", slog.New(slog.DiscardHandler))
+	nc, err := s.Connect("up")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer nc.Close()
-	d, err := node.OpenDirectory(node.DirectoryConfig{Bus: queue.NewLink(nc), Boot: "b", Version: version(), Log: slog.New(slog.DiscardHandler)})
+	d, err := node.OpenDirectory(node.DirectoryConfig{Bus: queue.NewJoinLink(nc), Boot: "b", Version: version(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -165,7 +165,7 @@ func TestADigestThatIsNotThere(t *testing.T) {
 	i := &images{folders: sandbox.Images{Dir: t.TempDir()}, store: store}
 	digest := "sha256:" + strings.Repeat("0", 64)
 	for name, want := range map[string]string{
-		"team/ocr:1@" + digest: "give each node the --images that up has",
+		"team/ocr:1@" + digest: "deploy the function again",
 		"team/ocr:1@sha256:12": "64 hexadecimal",
 		"team/ocr:1":           `"team/ocr:1"`,
 	} {

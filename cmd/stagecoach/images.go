@@ -22,7 +22,9 @@ type images struct {
 	store     *image.Store
 	contained *contained.Store // of a node with runtime containerd; nil: images run from store
 	registry  image.Registry
-	accounts  bool // replicas on this machine run as users of their own
+	accounts  bool          // replicas on this machine run as users of their own
+	packed    packedFolders // of a daemon: folders of the control plane
+	share     *imageShare   // with nodes; nil: no nodes can join
 }
 
 // pull asks the registry which image a name stands for, fetches that image and returns its digest.
@@ -42,12 +44,12 @@ func (i *images) root(ctx context.Context, ref image.Ref, digest string) (image.
 	return i.store.Root(ctx, digest)
 }
 
-// collect removes the images that no function uses, and returns the number of bytes that it has
-// freed.
-func (i *images) collect(ctx context.Context, used []string) (freed int64, err error) {
-	freed, err = i.store.Collect(ctx, used, collectAfter)
+// collect removes the images that no function uses and that were not touched for idle, and returns
+// the number of bytes that it has freed.
+func (i *images) collect(ctx context.Context, used []string, idle time.Duration) (freed int64, err error) {
+	freed, err = i.store.Collect(ctx, used, idle)
 	if i.contained != nil {
-		n, bad := i.contained.Collect(ctx, used, collectAfter)
+		n, bad := i.contained.Collect(ctx, used, idle)
 		freed, err = freed+n, errors.Join(err, bad)
 	}
 	return freed, err
@@ -68,8 +70,11 @@ func (u *up) openImages(ctx context.Context) error {
 	}
 	u.onClose(func() error { store.Close(); return nil })
 	u.images = &images{folders: sandbox.Images{Dir: dir}, store: store, registry: u.cfg.registry(), accounts: u.accounts.open != nil && !u.cfg.Node.None}
+	if err := shareImages(u); err != nil {
+		return err
+	}
 	if u.cfg.Node.None {
-		return nil // images are pinned for nodes that join, and imported or pulled there
+		return nil // images are pinned for nodes that join, and fetched, imported or pulled there
 	}
 	c := contained.Config{Node: u.cfg.Node.Name, Built: store, Registry: u.cfg.registry(), Log: u.log}
 	if u.images.contained, err = u.cfg.Runtime.openImages(ctx, u.cfg.State, c); err == nil && u.images.contained != nil {
@@ -155,10 +160,15 @@ const unpackTimeout = time.Minute
 
 // Resolve implements keysmanager.Images, for names as pinned makes them.
 func (i *images) Resolve(name string) (sandbox.Image, error) {
+	pinned := name
 	if !strings.Contains(name, "@") {
-		return i.folders.Resolve(name)
+		digest := i.packed.get(name)
+		if digest == "" || i.folders.Check(name) == nil {
+			return i.folders.Resolve(name)
+		}
+		pinned = "folder@" + digest // a folder's name may not be valid for a registry
 	}
-	ref, err := image.ParseRef(name)
+	ref, err := image.ParseRef(pinned)
 	if err != nil {
 		return sandbox.Image{}, err
 	}
@@ -166,13 +176,14 @@ func (i *images) Resolve(name string) (sandbox.Image, error) {
 	defer cancel()
 	root, err := i.root(ctx, ref, ref.Digest)
 	if errors.Is(err, image.ErrNoImage) {
-		err = fmt.Errorf("%w; deploy the function again, and give each node the --images that up has", err)
+		err = fmt.Errorf("%w; deploy the function again", err)
 	}
 	if err != nil {
 		return sandbox.Image{}, err
 	}
 	return sandbox.Image{
-		Name: name, Root: root.Dir, Digest: strings.TrimPrefix(root.Digest, "sha256:"), Stage: root.Stage, Rootfs: !root.Stage,
+		Name: name, Root: root.Dir, Digest: strings.TrimPrefix(root.Digest, "sha256:"), Stage: root.Stage,
+		Rootfs:     !root.Stage && root.Config.Labels[image.FolderLabel] == "",
 		Entrypoint: root.Config.Entrypoint, Env: root.Config.Env, WorkDir: root.Config.WorkDir, User: root.Config.User,
 	}, nil
 }
@@ -201,16 +212,11 @@ func (u *up) collectImages(ctx context.Context) error {
 	tick := time.NewTicker(collectEvery)
 	defer tick.Stop()
 	for {
-		var used []string
-		for _, f := range u.registry.Functions() {
-			if f.Digest != "" {
-				used = append(used, f.Digest)
-			}
-		}
+		used := imagesInUse(u)
 		if err := image.NoteUsed(ctx, u.images.store, nodeID("up", u.cfg.State), used); err != nil && ctx.Err() == nil {
 			u.log.Warn("nodes cannot know which images are used", "error", err)
 		}
-		freed, err := u.images.collect(ctx, used)
+		freed, err := u.images.collect(ctx, used, collectAfter)
 		if err != nil && ctx.Err() == nil {
 			u.log.Warn("unused images are not removed", "error", err)
 		}
@@ -227,28 +233,3 @@ func (u *up) collectImages(ctx context.Context) error {
 
 // notesAge is the age from which a note of used images does not count: its `up` has ended for good.
 const notesAge = 7 * 24 * time.Hour
-
-// collectImages removes a node's images from containerd if no function uses them. The control plane
-// notes once per collectEvery which images functions use.
-func (d *daemon) collectImages(ctx context.Context, built *image.Store, of *contained.Store) {
-	tick := time.NewTicker(collectEvery)
-	defer tick.Stop()
-	for {
-		used, known, err := image.Used(built, notesAge)
-		var freed int64
-		if err == nil && known {
-			freed, err = of.Collect(ctx, used, collectAfter+collectEvery)
-		}
-		if err != nil && ctx.Err() == nil {
-			d.log.Warn("unused images are not removed", "error", err)
-		}
-		if freed > 0 {
-			d.log.Info("removed unused images", "bytes", freed)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
-		}
-	}
-}

@@ -149,6 +149,7 @@ func TestAHostileFunction(t *testing.T) {
 		"cat " + mount + "/key 2>&1":                             "No such file",
 		"ls " + filepath.Dir(mount) + " 2>&1":                    "No such file|cannot",
 		"cat " + r.state + "/nats-token 2>&1":                    "No such file",
+		"cat " + r.state + "/identity/ca.key 2>&1":               "No such file",
 		"ls " + r.state + "/secrets 2>&1":                        "No such file|cannot",
 		"ls " + r.state + "/nats 2>&1":                           "No such file|cannot",
 		fmt.Sprintf("kill -9 %d 2>&1", victims[0]):               "not permitted",

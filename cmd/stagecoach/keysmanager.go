@@ -30,15 +30,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/device"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
-	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // keysManagerConfig configures `stagecoach keysmanager`.
 type keysManagerConfig struct {
 	node, nats, token          string
+	outside                    bool // NATS is a cluster that others run
 	memory                     Bytes
 	cpus                       int
 	devices                    string // UUIDs or indices, separated by commas; "all", "none"
@@ -46,6 +47,8 @@ type keysManagerConfig struct {
 	uids                       string
 	network                    networkConfig
 	runtime                    RuntimeConfig
+	registry                   image.Registry
+	imageRate                  Bytes
 	hostNetwork                bool
 	drain                      time.Duration
 	log                        LogConfig
@@ -55,15 +58,30 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	c := keysManagerConfig{log: LogConfig{Format: "text"}, runtime: defaultRuntime()}
 	defaults := defaultConfig()
 	fs := flag.NewFlagSet("keysmanager", flag.ContinueOnError)
-	fs.StringVar(&c.node, "node", "", "name of the node, which no other daemon has; default the host's")
-	fs.StringVar(&c.nats, "nats", "nats://127.0.0.1:4222", "URL where stagecoach up --nats-listen listens, or those of up --nats")
-	fs.StringVar(&c.token, "nats-token", filepath.Join(defaults.State, "nats-token"), "file with its token; empty: none, as for a NATS cluster outside")
+	for flag, alias := range map[string]string{"name": "", "node": "the same as --name"} {
+		fs.StringVar(&c.node, flag, "", cmp.Or(alias, "name of the node, which no other daemon has; default the host's"))
+	}
+	for flag, alias := range map[string]string{"join": "", "nats": "the same as --join"} {
+		fs.StringVar(&c.nats, flag, "nats://127.0.0.1:4222", cmp.Or(alias, "URLs where stagecoach up --nats-listen listens, with commas between"))
+	}
+	for flag, alias := range map[string]string{"token": "", "nats-token": "the same as --token"} {
+		fs.StringVar(&c.token, flag, tokenFile(defaults.State), cmp.Or(alias, "join token (stagecoach node token), or a file that has it; needed until the node has joined"))
+	}
+	fs.BoolVar(&c.outside, "nats-outside", false, "--join has the servers of up --nats: connect without a join token")
 	fs.Func("memory", "for zygotes and replicas, such as 4Gi; default: what the machine or the cgroup has", func(s string) error {
 		return c.memory.UnmarshalText([]byte(s))
 	})
 	fs.IntVar(&c.cpus, "cpus", 0, "cores that are its share; 0: what this process may run on")
 	fs.StringVar(&c.devices, "devices", "all", "accelerators that are its share, by index or UUID, with commas between; all or none")
-	fs.StringVar(&c.images, "images", "", "folder with the images, the same as that of up; default .stagecoach/images")
+	fs.StringVar(&c.images, "images", "", "folder with the node's images; on one machine, nodes and up may share it; default .stagecoach/images")
+	fs.Func("image-rate", "bytes per second that the node sends of its images to other nodes, such as 50Mi; default not limited", func(s string) error {
+		return c.imageRate.UnmarshalText([]byte(s))
+	})
+	fs.StringVar(&c.registry.Auth, "registry-config", "", "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
+	fs.Func("insecure", "hosts[:port] of registries without TLS, with commas between; loopback addresses never need TLS", func(list string) (err error) {
+		c.registry.Insecure, err = splitHosts(list)
+		return err
+	})
 	fs.StringVar(&c.ort, "ort", "", "ONNX Runtime's shared library, for functions with a model")
 	fs.StringVar(&c.state, "state", "", "folder that survives restarts; default .stagecoach/nodes/NODE")
 	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
@@ -98,7 +116,7 @@ func (c *keysManagerConfig) validate() error {
 		errs = append(errs, fmt.Errorf("--%s: %v, want %s", flag, got, want))
 	}
 	if c.node == "" || strings.ContainsAny(c.node, " \t\n/") {
-		bad("node", fmt.Sprintf("%q", c.node), "a name without spaces and slashes")
+		bad("name", fmt.Sprintf("%q", c.node), "a name without spaces and slashes")
 	}
 	if c.memory != 0 && c.memory < 64<<20 {
 		bad("memory", int64(c.memory), "at least 64Mi, or 0 for what the machine has")
@@ -109,6 +127,7 @@ func (c *keysManagerConfig) validate() error {
 	if _, err := device.ParseShare(c.devices); err != nil {
 		errs = append(errs, fmt.Errorf("--devices: %w", err))
 	}
+	validImageRate("image-rate", c.imageRate, bad)
 	if c.drain < 0 {
 		bad("drain", c.drain, "0 or more")
 	}
@@ -135,9 +154,11 @@ type daemon struct {
 	metrics *prometheus.Registry
 	closers []func()
 
-	keys    *keysmanager.Manager
-	server  *node.Server
-	stopped bool // the operator stops the node: nothing is left for the next daemon
+	keys     *keysmanager.Manager
+	server   *node.Server
+	source   identity.Source // of this node
+	expelled chan error      // why the node is no member any more
+	stopped  bool            // the operator stops the node: nothing is left for the next daemon
 }
 
 func runKeysManager(ctx context.Context, args []string, out io.Writer) error {
@@ -174,33 +195,31 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	d.onClose(func() { _ = lock.Close() })
-	token := ""
-	if d.cfg.token != "" {
-		token, err = readToken(d.cfg.token)
-	}
-	if err != nil {
-		return fmt.Errorf("--nats-token: %w; `stagecoach up --nats-listen` makes it, in its state folder", err)
-	}
-	nc, err := queue.Connect(d.cfg.nats, token, "node "+d.cfg.node, d.log)
+	link, err := d.openMembership(ctx)
 	if err != nil {
 		return err
 	}
-	d.onClose(nc.Close)
 	me, err := node.Identify(d.cfg.node, version())
 	if err != nil {
 		return err
 	}
 	worker := &keysWorker{} // not used before run
+	found, err := d.openImages(ctx)
+	if err != nil {
+		return err
+	}
 	d.server, err = node.NewServer(node.ServerConfig{
-		Me: me, Bus: queue.NewLink(nc), Worker: worker, Codes: errorCodes(), Socket: d.socket(), Epoch: filepath.Join(d.cfg.state, "epoch"), Log: d.log,
+		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Epoch: filepath.Join(d.cfg.state, "epoch"), Images: found.server.ServeConn, Log: d.log,
 	})
 	if err != nil {
 		return err
 	}
 	d.onClose(d.server.Close)
-	if err := d.openKeys(ctx); err != nil {
+	if err := d.openKeys(ctx, found.images); err != nil {
 		return err
 	}
+	found.changed = d.server.Changed
+	worker.images = found
 	worker.Manager, worker.containers = d.keys, d.cfg.runtime.lists(nodeID(d.cfg.node, d.cfg.state))
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := nodemetrics.Register(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
@@ -209,24 +228,28 @@ func (d *daemon) open(ctx context.Context) error {
 	return d.openMetrics()
 }
 
-// openKeys creates the KeysManager, which adopts the processes of an earlier one.
-func (d *daemon) openKeys(ctx context.Context) error {
+// openImages opens the node's images.
+func (d *daemon) openImages(ctx context.Context) (*nodeImages, error) {
 	store, err := image.OpenStore(image.Folder(d.cfg.images))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	d.onClose(store.Close)
-	found := &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store}
-	if found.contained, err = d.cfg.runtime.openImages(ctx, d.cfg.state, contained.Config{Node: d.cfg.node, Built: store, Log: d.log}); err != nil {
-		return err
+	found := &images{folders: sandbox.Images{Dir: d.cfg.images}, store: store, registry: d.cfg.registry}
+	c := contained.Config{Node: d.cfg.node, Built: store, Registry: d.cfg.registry, Log: d.log}
+	if found.contained, err = d.cfg.runtime.openImages(ctx, d.cfg.state, c); err != nil {
+		return nil, err
 	}
 	if found.contained != nil {
 		d.onClose(func() { d.closeImages(found.contained) })
-		collect, cancel := context.WithCancel(context.Background())
-		var collects sync.WaitGroup
-		collects.Go(func() { d.collectImages(collect, store, found.contained) })
-		d.onClose(func() { cancel(); collects.Wait() })
 	}
+	fetched := newNodeImages(found, int64(d.cfg.imageRate), nodeID(d.cfg.node, d.cfg.state), d.log)
+	d.onClose(fetched.close)
+	return fetched, nil
+}
+
+// openKeys creates the KeysManager, which adopts the processes of an earlier one.
+func (d *daemon) openKeys(ctx context.Context, found *images) error {
 	processes, err := launchWarden(ctx, d.cfg.state, d.cfg.runtime, nodeID(d.cfg.node, d.cfg.state))
 	if err != nil {
 		return err
@@ -326,6 +349,11 @@ func (d *daemon) run(ctx context.Context) error {
 	select {
 	case <-done:
 		return served
+	case err := <-d.expelled:
+		d.stopped = errors.Is(err, identity.ErrRevoked)
+		end()
+		<-done
+		return err
 	case <-ctx.Done():
 	}
 	d.stopped = true

@@ -58,7 +58,7 @@ func commands() []command {
 		{"demand", "what was learned about an application's stages: work, batches, lengths, next stages", cli.Demand, []string{"describe NAME"}},
 		{"replay", "FILE: decide again what `up --record FILE` recorded; any difference is an error", replay.Run, nil},
 		{"decide", "PROBLEM.yml: one decision of any policy about a cluster in a file, and what it is worth", decide.Run, nil},
-		{"node", "the nodes of a running stagecoach: what they have, and which of them take replicas", cli.Node, cli.NodeVerbs()},
+		{"node", "the nodes of a running stagecoach: what they have, which of them take replicas, and who may join", cli.Node, cli.NodeVerbs()},
 		{"cache", "parameters that nodes hold in memory", cli.Cache, []string{"list", "warm FUNCTION", "evict FUNCTION|DIGEST"}},
 		{"doctor", "what this machine lacks for a node (--node), or for `up --runtime containerd`", cli.Doctor{Version: version(), Probe: probeControl}.Run, nil},
 		{"call", "ID: show the state and the result of an async call", cli.Call, nil},

@@ -4,21 +4,21 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // NATSConfig configures NATS: a server inside this process, or a cluster outside.
 type NATSConfig struct {
-	// host:port where `stagecoach keysmanager` joins, with the token in STATE/nats-token; empty: no
-	// node can join.
-	Listen string `yaml:"listen"`
+	// host:port where `stagecoach keysmanager` joins with a join token; empty: no node can join.
+	Listen       string        `yaml:"listen"`
+	Certificates time.Duration `yaml:"certificates"` // lifetime of nodes' certificates
 
 	// URLs of a cluster's servers; empty: a server runs inside this process.
 	URLs  []string `yaml:"urls"`
@@ -37,7 +37,7 @@ func (c *NATSConfig) joining() bool { return c.Listen != "" || c.outside() }
 func (c *NATSConfig) outside() bool { return len(c.URLs) > 0 }
 
 func (c *NATSConfig) addFlags(fs *flag.FlagSet) {
-	fs.StringVar(&c.Listen, "nats-listen", c.Listen, "host:port where nodes of this machine join (stagecoach keysmanager); default nowhere")
+	fs.StringVar(&c.Listen, "nats-listen", c.Listen, "host:port where nodes join (stagecoach keysmanager); default nowhere")
 	fs.Func("nats", "URLs of a NATS cluster outside, with commas between, such as nats://a:4222,nats://b:4222; default: a server inside this process", func(list string) error {
 		c.URLs = strings.Split(list, ",")
 		return nil
@@ -50,8 +50,8 @@ func (c *NATSConfig) addFlags(fs *flag.FlagSet) {
 
 // validate reports the invalid fields of nats.
 func (c *NATSConfig) validate(bad func(path string, got any, want string)) {
-	if host, port, err := net.SplitHostPort(c.Listen); c.Listen != "" && (err != nil || port == "" || !loopback(host)) {
-		bad("nats.listen", fmt.Sprintf("%q", c.Listen), "a loopback address and a port, such as 127.0.0.1:4222: nodes join from this machine alone")
+	if _, port, err := net.SplitHostPort(c.Listen); c.Listen != "" && (err != nil || port == "") {
+		bad("nats.listen", fmt.Sprintf("%q", c.Listen), "host:port, such as 127.0.0.1:4222 for nodes of this machine, or 0.0.0.0:4222")
 	}
 	if c.Listen != "" && c.outside() {
 		bad("nats.listen", fmt.Sprintf("%q", c.Listen), "no address with nats.urls: nodes join the cluster outside")
@@ -82,14 +82,15 @@ func (c *NATSConfig) validate(bad func(path string, got any, want string)) {
 	}
 }
 
-// openBroker starts the server inside, or connects to the cluster outside.
-func (c *Config) openBroker(ctx context.Context, token string, log *slog.Logger) (queue.Broker, error) {
+// openBroker starts the server inside, which listens as server says, or connects to the cluster
+// outside.
+func (c *Config) openBroker(ctx context.Context, server queue.ServerConfig) (queue.Broker, error) {
 	if n := c.NATS; n.outside() {
-		return queue.OpenCluster(ctx, queue.ClusterConfig{URLs: n.URLs, Creds: n.Creds, CA: n.CA, Cert: n.Cert, Key: n.Key, Replicas: n.Replicas, Log: log})
+		return queue.OpenCluster(ctx, queue.ClusterConfig{URLs: n.URLs, Creds: n.Creds, CA: n.CA, Cert: n.Cert, Key: n.Key, Replicas: n.Replicas, Log: server.Log})
 	}
-	sync := c.Journal.Sync
-	if sync == 0 {
-		sync = -1 // with each write
+	server.Dir, server.Sync = filepath.Join(c.State, "nats"), c.Journal.Sync
+	if server.Sync == 0 {
+		server.Sync = -1 // with each write
 	}
-	return queue.StartServer(queue.ServerConfig{Dir: filepath.Join(c.State, "nats"), Sync: sync, Log: log, Listen: c.NATS.Listen, Token: token})
+	return queue.StartServer(server)
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -48,23 +49,14 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	t.Helper()
 	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:0"}, flags...)...)}
 	n.url = n.joinURL()
-	token, err := readToken(n.token())
-	if err != nil {
-		t.Fatal(err)
-	}
-	n.open(token)
+	n.open(n.control())
 	return n
 }
 
 // open begins to watch the nodes.
-func (n *nodesRig) open(token string) {
+func (n *nodesRig) open(bus *queue.Link) {
 	t := n.t
 	t.Helper()
-	nc, err := queue.Connect(n.url, token, "test", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
 	boot, err := node.BootID()
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +64,7 @@ func (n *nodesRig) open(token string) {
 	// This directory runs beside up's own one. It does not read the replicas' lines, because only
 	// up's directory may take them.
 	n.watch, err = node.OpenDirectory(node.DirectoryConfig{
-		Bus: queue.NewLink(nc), Boot: boot, Log: slog.New(slog.DiscardHandler),
+		Bus: bus, Boot: boot, Log: slog.New(slog.DiscardHandler),
 		Epoch:  func() (uint64, error) { return n.epoch.Load(), nil },
 		Joined: func(*node.Client) {}, Left: func(string, string) {}, Heard: func(*node.Client) {}, Event: func(string, node.Event) {},
 	})
@@ -80,6 +72,27 @@ func (n *nodesRig) open(token string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.watch.Close)
+}
+
+// control connects to NATS as a control plane, with the keys in up's state folder.
+func (n *nodesRig) control() *queue.Link {
+	n.t.Helper()
+	keys, err := natsKeys(filepath.Join(n.state, "identity"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	token, err := joining{token: n.token()}.readToken()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	a := keys.Control()
+	a.TLS = identity.NATSClient(token.CA, time.Now)
+	nc, err := queue.Connect(n.url, a, "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(nc.Close)
+	return queue.NewLink(nc)
 }
 
 // joinURL waits until up has logged where nodes join, and returns the latest such place.
@@ -93,20 +106,14 @@ func (r *rig) joinURL() string {
 	return all[len(all)-1][1]
 }
 
-func (n *nodesRig) token() string { return filepath.Join(n.state, "nats-token") }
+func (n *nodesRig) token() string { return tokenFile(n.state) }
 
 // daemon starts a node. At the test's end it is stopped, and must leave no process.
 func (n *nodesRig) daemon(name string, flags ...string) *keysDaemon {
 	n.t.Helper()
-	return n.daemonWith(n.token(), name, flags...)
-}
-
-// daemonWith does the same with the file of another token.
-func (n *nodesRig) daemonWith(token, name string, flags ...string) *keysDaemon {
-	n.t.Helper()
 	d := &keysDaemon{name: name, state: n.t.TempDir(), log: &logFile{}}
 	d.args = append([]string{
-		"keysmanager", "--node", name, "--nats", n.url, "--nats-token", token, "--state", d.state, "--memory", "1Gi", "--cpus", "1",
+		"keysmanager", "--node", name, "--nats", n.url, "--nats-token", n.token(), "--state", d.state, "--memory", "1Gi", "--cpus", "1",
 		"--devices", "none", "--images", proctest.Built(n.t, "images"), "--ort", proctest.Built(n.t, "ort", "libonnxruntime.so.1"),
 	}, flags...)
 	n.restartDaemon(d)
@@ -373,7 +380,7 @@ func TestNodeNames(t *testing.T) {
 	d.exports(t, `stagecoach_cache_zygotes{node="n1"} 0`)
 	host := defaultConfig().Node.Name
 	for name, want := range map[string]string{
-		"n1": fmt.Sprintf("is held by process %d", d.Cmd.Process.Pid),
+		"n1": `the name "n1" is taken`,
 		host: "is a part of `stagecoach up` itself",
 	} {
 		var log logFile

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/keysmanager"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -25,16 +26,21 @@ type nodes struct {
 	keys   *keysmanager.Manager           // nil: this process is no node
 	bus    *queue.Link                    // to daemons; nil: it does not listen for them
 	joined atomic.Pointer[node.Directory] // nil: it does not listen for daemons
+	// decides who may join; nil: it does not listen for daemons
+	authority *authority.Authority
 	// lists the containers of this process; nil: its functions run in none
 	containers func() []node.Container
-	cordons    *cordons // nil: none can be cordoned
+	sources    *nodeSources // of images, for daemons
+	cordons    *cordons     // nil: none can be cordoned
 
 	ctx    context.Context // of messages to daemons that nobody waits for
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 
-	mu         sync.Mutex
-	forgetting map[string]bool // nodes and functions with a forget order under way; see once, too
+	mu sync.Mutex
+	// Nodes and functions with a forget order under way; see once, too.
+	forgetting map[string]bool
+	told       map[string]toldImages // by the node's name
 }
 
 // close stops listening to daemons.
@@ -44,6 +50,14 @@ func (n *nodes) close() {
 		d.Close()
 	}
 	n.group.Wait()
+}
+
+// announced returns the latest announcements of daemons.
+func (n *nodes) announced() []node.Inventory {
+	if d := n.joined.Load(); d != nil {
+		return d.Inventories()
+	}
+	return nil
 }
 
 // Inventories implements admin.Nodes.
@@ -71,7 +85,7 @@ func (n *nodes) Load(ctx context.Context, name string, spec node.Spec) (int64, e
 		z, err := n.keys.Load(ctx, spec)
 		return z.Bytes, err
 	}
-	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: spec})
+	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: spec, Images: n.sources.of(name, spec.Image)})
 }
 
 // Evict implements admin.Nodes.
@@ -163,7 +177,7 @@ func inventoryOf(inv keysmanager.Inventory) node.Inventory {
 		Memory:   node.Memory{Bound: inv.Bound, Total: inv.Memory, Used: inv.MemoryUsed, Threshold: inv.Threshold, Free: inv.Free},
 		CPU:      node.CPU{Total: inv.CPUMilli},
 		// JSON has empty lists here, not null.
-		Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, Spares: inv.Spares,
+		Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}, Stock: node.Stock{Spares: inv.Spares},
 		Counts: node.Counts{Hits: inv.Hits, Misses: inv.Misses, Evictions: inv.Evictions, Refused: inv.Refused, Evicted: node.Evicted(inv.Evicted)},
 	}
 	for _, z := range inv.Zygotes {
@@ -200,7 +214,11 @@ func usageOf(u *keysmanager.Usage) *node.Usage {
 }
 
 // remoteNode is a daemon as a node of the cluster.
-type remoteNode struct{ *node.Client }
+type remoteNode struct {
+	*node.Client
+
+	sources *nodeSources // nil: orders name none
+}
 
 // detailed adds a typed part to an error, for callers that use errors.As. The error's text already
 // describes that part.
@@ -214,6 +232,7 @@ func (d detailed) Unwrap() []error { return []error{d.error, d.part} }
 
 // Start implements cluster.Node.
 func (n remoteNode) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
+	o.Images = n.sources.of(n.Name(), o.Spec.Image)
 	r, err := n.Client.Start(ctx, o, progress)
 	var short *node.MemoryError
 	if errors.As(err, &short) {

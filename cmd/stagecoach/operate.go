@@ -275,6 +275,11 @@ func (o nodeOperator) Remove(ctx context.Context, name string) error {
 	if err := o.nodes.cordons.lift(ctx, name); err != nil {
 		return err
 	}
+	if o.nodes.authority != nil {
+		if err := o.nodes.authority.Release(name); err != nil {
+			return err
+		}
+	}
 	o.log.Info("node removed", "node", name)
 	return nil
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // leads waits until this control plane leads, and has done so n times.
@@ -115,8 +117,13 @@ func TestPausedLeader(t *testing.T) {
 	b := start(t, "--nats", of.String(), "--no-node")
 	b.standsBy(1)
 	n := &nodesRig{rig: b, url: of.String()}
-	n.open("")
-	n.daemonWith("", "n1")
+	nc, err := queue.Connect(n.url, queue.Access{}, "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	n.open(queue.NewLink(nc))
+	n.daemon("n1", "--nats-outside")
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "2", "max": "2"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	first := n.running("n1", "f")
@@ -151,7 +158,7 @@ func TestPausedLeader(t *testing.T) {
 	n.epoch.Store(before.Epoch)
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
-	_, err := n.watch.Clients()[0].Do(ctx, node.Order{Kind: node.OrderStop, Replica: n.running("n1", "f")[0]})
+	_, err = n.watch.Clients()[0].Do(ctx, node.Order{Kind: node.OrderStop, Replica: n.running("n1", "f")[0]})
 	if want := fmt.Sprintf("the epoch of this one is %d, and the node has seen epoch %d", before.Epoch, inv.Epoch); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("an order of the old epoch: %v, want %q", err, want)
 	}

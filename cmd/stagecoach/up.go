@@ -65,6 +65,9 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Listen, "listen", cfg.Listen, "host:port of the API and the data path")
 	fs.StringVar(&cfg.State, "state", cfg.State, "folder that survives restarts")
 	fs.StringVar(&cfg.Images, "images", cfg.Images, "folder with the images of the process runtime; default STATE/images")
+	fs.Func("image-rate", "bytes per second that this process sends of its images to nodes, such as 50Mi; default not limited", func(s string) error {
+		return cfg.ImageRate.UnmarshalText([]byte(s))
+	})
 	fs.StringVar(&cfg.Registry.Auth, "registry-config", cfg.Registry.Auth, "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
 	fs.StringVar(&cfg.ORT, "ort", cfg.ORT, "ONNX Runtime's shared library, for functions with a model")
 	cfg.NATS.addFlags(fs)

@@ -2,12 +2,8 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
-	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -25,7 +21,7 @@ import (
 // newNodes returns an empty set of nodes.
 func newNodes(name string) (*nodes, error) {
 	self, err := node.Identify(name, version())
-	n := &nodes{self: self, forgetting: map[string]bool{}}
+	n := &nodes{self: self, forgetting: map[string]bool{}, told: map[string]toldImages{}}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
 	return n, err
 }
@@ -82,40 +78,6 @@ func (u *up) printed(function string, l logbook.Line) {
 	u.log.Debug("output", "function", function, "replica", l.Replica, "stream", l.Stream, "line", l.Text)
 }
 
-func (u *up) tokenFile() string { return filepath.Join(u.cfg.State, "nats-token") }
-
-// natsToken returns the token with which nodes join, or "" if no node can join. The first start
-// creates the token.
-func (u *up) natsToken() (string, error) {
-	if u.cfg.NATS.Listen == "" {
-		return "", nil
-	}
-	token, err := readToken(u.tokenFile())
-	if errors.Is(err, os.ErrNotExist) {
-		token = rand.Text()
-		err = os.WriteFile(u.tokenFile(), []byte(token+"\n"), 0o600)
-	}
-	if err == nil {
-		err = os.Chmod(u.tokenFile(), 0o600) // also if the operator created the file
-	}
-	if err != nil {
-		return "", fmt.Errorf("token of nodes: %w", err)
-	}
-	return token, nil
-}
-
-func readToken(file string) (string, error) {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return "", err
-	}
-	token := strings.TrimSpace(string(b))
-	if token == "" {
-		return "", fmt.Errorf("%s is empty, want a token", file)
-	}
-	return token, nil
-}
-
 // connectNodes opens the connection to daemons. It stays open until all replicas are stopped.
 func (u *up) connectNodes() error {
 	if !u.cfg.NATS.joining() {
@@ -128,6 +90,21 @@ func (u *up) connectNodes() error {
 	u.onClose(func() error { nc.Close(); return nil })
 	u.onClose(func() error { u.nodes.close(); return nil })
 	u.nodes.bus = queue.NewLink(nc)
+	inside, is := u.nats.(*queue.Server)
+	if !is {
+		return nil // the operator of the cluster decides who may connect
+	}
+	joins := queue.NewJoinLink(nc)
+	stop, err := u.nodes.authority.Serve(u.nodes.bus, joins, inside.Revoke)
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { stop(); return nil })
+	unprobe, err := node.AnswerProbes(joins, u.nodes.self.Boot, version())
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { unprobe(); return nil })
 	return nil
 }
 
@@ -147,9 +124,10 @@ func (u *up) joinNodes() error {
 	if u.nodes.keys != nil {
 		own = u.nodes.self.Name
 	}
+	u.nodes.sources = &nodeSources{self: u.nodes.self, control: u.images.share.source, packs: u.images.share.packs, all: u.nodes.announced}
 	joined, err := node.OpenDirectory(node.DirectoryConfig{
 		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
-		Joined: func(c *node.Client) { u.local.Join(remoteNode{c}) },
+		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
 		Event:  u.nodeEvent,
@@ -185,6 +163,7 @@ func (u *up) heard(c *node.Client) {
 		running[i] = r.Name
 	}
 	u.local.Running(inv.Name, running)
+	u.nodes.tellImages(c, func() []string { return imagesInUse(u) })
 	for _, z := range inv.Zygotes {
 		if z.Function == "" || z.State != node.Ready || u.deployedFunctions().has(z.Function) {
 			continue

@@ -58,15 +58,19 @@ const blobLimit = 8 << 30
 
 // openQueue starts NATS and opens the streams that it keeps.
 func (u *up) openQueue(ctx context.Context) error {
-	token, err := u.natsToken()
-	if err != nil {
+	var err error
+	if u.nodes, err = newNodes(u.cfg.Node.Name); err != nil {
 		return err
 	}
-	if u.nats, err = u.cfg.openBroker(ctx, token, u.log); err != nil {
+	server := queue.ServerConfig{Log: u.log}
+	if err := u.nodes.openAuthority(u.cfg, &server); err != nil {
 		return err
 	}
-	if url := u.nats.URL(); url != "" && token != "" {
-		u.log.Info("nodes can join", "url", url, "token", u.tokenFile())
+	if u.nats, err = u.cfg.openBroker(ctx, server); err != nil {
+		return err
+	}
+	if url := u.nats.URL(); url != "" && !u.leading.outside() {
+		u.log.Info("nodes can join", "url", url, "token", tokenFile(u.cfg.State))
 	} else if url != "" {
 		u.log.Info("nodes can join", "url", url)
 	}
@@ -115,9 +119,6 @@ func (u *up) openQueue(ctx context.Context) error {
 // openReplicas opens the parts that start replicas and send them tasks.
 func (u *up) openReplicas(ctx context.Context) error {
 	var err error
-	if u.nodes, err = newNodes(u.cfg.Node.Name); err != nil {
-		return err
-	}
 	var stop func()
 	if u.nodes.cordons, stop, err = openCordons(ctx, u.nats, u.log); err != nil {
 		return err

@@ -155,6 +155,12 @@ func (s *Store) Pull(ctx context.Context, name string) (digest string, err error
 	})
 }
 
+// Has reports whether an image is ready to run.
+func (s *Store) Has(digest string) bool {
+	_, ok := s.ready(digest)
+	return ok
+}
+
 // ready returns an image's root if its view is mounted, and notes that it was used.
 func (s *Store) ready(digest string) (image.Root, bool) {
 	s.mu.Lock()

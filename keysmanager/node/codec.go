@@ -102,7 +102,7 @@ func (o Order) validate() error {
 		}
 	}
 	switch o.Kind {
-	case OrderWho, OrderEvents, OrderRefuse, OrderComplain:
+	case OrderWho, OrderEvents, OrderRefuse, OrderComplain, OrderImages:
 	case OrderStart:
 		errs = append(errs, isName("replica", o.Replica), o.Spec.validate())
 	case OrderStop, OrderSetCPU:

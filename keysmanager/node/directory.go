@@ -108,7 +108,7 @@ func OpenDirectory(cfg DirectoryConfig) (*Directory, error) {
 		}
 		d.stops = append(d.stops, stop)
 	}
-	stop, err := answerProbes(cfg)
+	stop, err := AnswerProbes(cfg.Bus, cfg.Boot, cfg.Version)
 	if err != nil {
 		d.Close()
 		return nil, fmt.Errorf("nodes: %w", err)

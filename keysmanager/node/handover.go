@@ -52,8 +52,16 @@ func (s *Server) serveConn(c *net.UnixConn) {
 		}
 	case wantLines:
 		s.serveLines(c, reply)
+	case wantImages:
+		if s.cfg.Images == nil {
+			fail(errors.New("want: images, but this daemon serves none"))
+			return
+		}
+		if json.NewEncoder(c).Encode(reply) == nil && c.SetDeadline(time.Time{}) == nil {
+			s.cfg.Images(s.ctx, c)
+		}
 	default:
-		fail(fmt.Errorf("want: %q, want %s or %s", req.Want, wantSocket, wantLines))
+		fail(fmt.Errorf("want: %q, want %s, %s or %s", req.Want, wantSocket, wantLines, wantImages))
 	}
 }
 

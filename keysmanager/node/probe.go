@@ -78,12 +78,13 @@ func Probe(ctx context.Context, bus Bus, name string) (p Probed, ahead, margin t
 	}
 }
 
-// answerProbes answers each [Probe] until stop is called.
-func answerProbes(cfg DirectoryConfig) (stop func(), err error) {
-	return cfg.Bus.Listen("", kindProbe, func(name, reply string, _ []byte) {
-		b, err := json.Marshal(Probed{V: Version, At: time.Now().UTC(), Boot: cfg.Boot, Version: cfg.Version})
+// AnswerProbes answers each [Probe] on a bus until stop is called. boot and version are those of
+// this process.
+func AnswerProbes(bus Bus, boot, version string) (stop func(), err error) {
+	return bus.Listen("", kindProbe, func(name, reply string, _ []byte) {
+		b, err := json.Marshal(Probed{V: Version, At: time.Now().UTC(), Boot: boot, Version: version})
 		if err == nil && reply != "" {
-			_ = cfg.Bus.Send(name, reply, "", b) // who waits asks again
+			_ = bus.Send(name, reply, "", b) // who waits asks again
 		}
 	})
 }

@@ -162,7 +162,11 @@ type broker struct {
 
 func startBroker(t *testing.T) *broker {
 	t.Helper()
-	b := &broker{t: t, config: queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Listen: "127.0.0.1:0", Token: "secret"}}
+	keys, err := queue.NewKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &broker{t: t, config: queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Listen: "127.0.0.1:0", Keys: keys}}
 	b.start()
 	b.url = b.server.URL()
 	b.config.Listen = strings.TrimPrefix(b.url, "nats://")
@@ -188,7 +192,7 @@ func (b *broker) stop() {
 // link is a connection of another process's kind.
 func (b *broker) link(name string) *queue.Link {
 	b.t.Helper()
-	nc, err := queue.Connect(b.url, "secret", name, slog.New(slog.DiscardHandler))
+	nc, err := queue.Connect(b.url, b.config.Keys.Control(), name, slog.New(slog.DiscardHandler))
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -45,6 +45,8 @@ type ServerConfig struct {
 	Worker Worker
 	Codes  Codes  // of the Worker's errors
 	Socket string // path of the unix socket; its folder is created, for this user only
+	// Serves images on a connection, until the connection or ctx ends; nil: none are served.
+	Images func(ctx context.Context, c net.Conn)
 	Log    *slog.Logger
 
 	// File that keeps the highest epoch of control processes; empty: a restart forgets it.

@@ -17,6 +17,7 @@ import (
 const (
 	wantSocket = "socket" // the stage socket of Replica, as Order has started it
 	wantLines  = "lines"  // all lines from now on; who asked before is cut off
+	wantImages = "images" // HTTP requests to its image server
 )
 
 type socketRequest struct {

@@ -44,10 +44,17 @@ type Inventory struct {
 	Failures   []Failure   `json:"failures"`
 	Replicas   []Replica   `json:"replicas"`
 	Containers []Container `json:"containers,omitempty"` // sorted by function; empty: none
+	Stock
+	Counts     Counts `json:"counts"`
+	OutputLost uint64 `json:"outputLost"` // lines of replicas that nobody took in time
+}
+
+// Stock is what a node has for next starts.
+type Stock struct {
 	// Containers that wait for the next starts of functions, by function.
-	Spares     map[string]int `json:"spares,omitempty"`
-	Counts     Counts         `json:"counts"`
-	OutputLost uint64         `json:"outputLost"` // lines of replicas that nobody took in time
+	Spares map[string]int `json:"spares,omitempty"`
+	// Digests of images that it has completely, the latest used first, at most [MaxImages].
+	Images []string `json:"images,omitempty"`
 }
 
 // Container is a container of containerd that the node has started.
@@ -163,6 +170,7 @@ type Usage struct {
 
 // Phase is a timed part of a replica's start. A KeysManager reports these phases:
 //
+//   - image: the fetch of an image that was not on the node
 //   - order: from the arrival of the order until the fork or spawn begins, without load
 //   - load: the load of parameters that were not in memory
 //   - fork: the fork by the zygote, until a child is the replica
@@ -211,6 +219,7 @@ const (
 	OrderCancel     OrderKind = "cancel"     // Target: an order that nobody waits for any more
 	OrderEvents     OrderKind = "events"     // Since: events that were missed
 	OrderRefuse     OrderKind = "refuse"     // Cause: why the node cannot be used; its daemon ends
+	OrderImages     OrderKind = "images"     // Images.InUse: the whole list
 	OrderComplain   OrderKind = "complain"   // Cause: why its latest announcement was refused
 )
 
@@ -241,6 +250,25 @@ type Order struct {
 	Target   string        `json:"target,omitempty"`
 	Since    uint64        `json:"since,omitempty"`
 	Cause    string        `json:"cause,omitempty"`
+	Images   Images        `json:"images,omitzero"`
+}
+
+// MaxImages bounds the images of an announcement.
+const MaxImages = 64
+
+// Images is what an order says about images.
+type Images struct {
+	// Where the node finds images that it lacks, in this order; after these, the registries in the
+	// images' names.
+	Sources []ImageSource `json:"sources,omitempty"`
+	// Digests of the images that functions use. The node removes others after a while.
+	InUse []string `json:"inUse,omitempty"`
+}
+
+// ImageSource is a process of the cluster that serves images.
+type ImageSource struct {
+	Node    string `json:"node,omitempty"` // empty: a control plane
+	Address string `json:"address"`        // unix:PATH on the same machine
 }
 
 // Wanted is a function whose parameters should be in memory.

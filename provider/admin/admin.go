@@ -36,6 +36,7 @@ type Config struct {
 	Nodes    Nodes
 	Operator Operator
 	Demand   Demand
+	Members  Membership
 	Codes    node.Codes                    // of errors of Nodes
 	Events   func(n int) []schema.TopEvent // the latest n events, in order
 }
@@ -140,7 +141,7 @@ func Register(mux *http.ServeMux, c Config) {
 	mux.Handle("GET /system/timeline/{name}", serveTimeline(c))
 	mux.Handle("GET /system/pipelines/{name}/explain", serveExplain(c.Registry, c.Loop, c.Replicas))
 	mux.Handle("GET /system/demand/{name}", serveDemand(c.Registry, c.Demand))
-	nodes := serveNodes(c.Nodes, c.Operator, c.Codes, c.Registry)
+	nodes := serveNodes(c.Nodes, c.Operator, c.Members, c.Codes, c.Registry)
 	for _, path := range []string{"/system/nodes", "/system/nodes/", "/system/cache", "/system/cache/"} {
 		mux.Handle(path, nodes)
 	}

@@ -26,10 +26,11 @@ type cacheAPI struct {
 	functions Functions
 }
 
-func serveNodes(n Nodes, o Operator, codes node.Codes, f Functions) http.Handler {
+func serveNodes(n Nodes, o Operator, m Membership, codes node.Codes, f Functions) http.Handler {
 	c := cacheAPI{n, codes, f}
 	mux := http.NewServeMux()
 	operatorAPI{c, o}.register(mux)
+	members{m, c}.register(mux)
 	mux.HandleFunc("GET /system/cache", c.list)
 	mux.HandleFunc("POST /system/cache/warm", c.change(c.warm))
 	mux.HandleFunc("POST /system/cache/evict", c.change(c.evict))
@@ -259,7 +260,7 @@ func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusBadRequest
 	case errors.Is(err, ErrNoNode), errors.Is(err, ErrNotDeployed), c.is(err, node.CodeNotCached):
 		status = http.StatusNotFound
-	case c.is(err, node.CodeBusy), errors.Is(err, ErrNotNow):
+	case c.is(err, node.CodeBusy), errors.Is(err, ErrNotNow), errors.Is(err, ErrNoAuthority):
 		status = http.StatusConflict
 	case c.is(err, node.CodeNoRoom):
 		status = http.StatusInsufficientStorage

@@ -103,7 +103,7 @@ func TestCacheAPI(t *testing.T) {
 				req.Header.Set("Accept", "application/json")
 			}
 			w := httptest.NewRecorder()
-			serveNodes(n, nil, testCodes(), fakeSpecs{}).ServeHTTP(w, req)
+			serveNodes(n, nil, nil, testCodes(), fakeSpecs{}).ServeHTTP(w, req)
 			if w.Code != tc.status || !strings.Contains(w.Body.String(), tc.want) {
 				t.Errorf("status %d: %s, want %d: %s", w.Code, w.Body, tc.status, tc.want)
 			}
@@ -119,7 +119,7 @@ func TestCacheList(t *testing.T) {
 	t.Parallel()
 	for query, want := range map[string]int{"": 2, "?node=b": 1, "?namespace=ns": 2, "?namespace=other": 404, "?namespace=openfaas-fn": 0, "?function=f&namespace=other": 404, "?function=f&namespace=ns": 2, "?function=f.ns": 2, "?function=f": 404, "?node=c": 404} {
 		w := httptest.NewRecorder()
-		serveNodes(twoNodes(), nil, testCodes(), fakeSpecs{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/system/cache"+query, nil))
+		serveNodes(twoNodes(), nil, nil, testCodes(), fakeSpecs{}).ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/system/cache"+query, nil))
 		var got []schema.Cached
 		if w.Code != http.StatusOK {
 			if w.Code != want {

@@ -14,16 +14,17 @@ import (
 // other machines may use only these subjects.
 const NodeSubjects = "stagecoach.v1.node"
 
-// nodeUser is the user of connections from other machines. Its password is the server's token.
-const nodeUser = "node"
+// JoinSubjects is the first part of the subjects on which processes ask to join,
+// JoinSubjects.TOKEN.KIND, where TOKEN identifies a join token.
+const JoinSubjects = "stagecoach.v1.join"
 
 // reconnectWait is the pause between attempts to reach a lost server.
 const reconnectWait = 250 * time.Millisecond
 
-// Connect opens a connection from another process to a listening server, with the server's token.
-// The connection reconnects for ever. While the server is away, sending fails, and subscriptions
-// are kept. Connect fails only if url is invalid.
-func Connect(url, token, name string, log *slog.Logger) (*nats.Conn, error) {
+// Connect opens a connection from another process to a listening server. url may be several, with
+// commas between. The connection reconnects for ever. While the server is away, sending fails, and
+// subscriptions are kept. Connect fails only if url is invalid.
+func Connect(url string, a Access, name string, log *slog.Logger) (*nats.Conn, error) {
 	var mu sync.Mutex
 	last := ""
 	changed := func(state string) bool {
@@ -32,21 +33,34 @@ func Connect(url, token, name string, log *slog.Logger) (*nats.Conn, error) {
 		defer func() { last = state }()
 		return state != last
 	}
-	nc, err := nats.Connect(url, nats.UserInfo(nodeUser, token), nats.Name(name),
+	failed := func(err error) {
+		if changed(err.Error()) {
+			log.Warn("nats: not connected yet; trying again", "url", url, "error", err)
+		}
+		if a.Refused != nil && refused(err) {
+			a.Refused(refusedUser(err))
+		}
+	}
+	options := append(a.reporting(failed).options(), nats.Name(name),
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(0, 0),
 		nats.IgnoreAuthErrorAbort(), nats.ReconnectBufSize(-1), nats.PingInterval(2*time.Second), nats.MaxPingsOutstanding(2),
 		nats.Timeout(2*time.Second), nats.FlusherTimeout(2*time.Second), nats.NoCallbacksAfterClientClose(),
 		nats.ConnectHandler(func(*nats.Conn) { changed(""); log.Info("nats: connected", "url", url) }),
 		nats.ReconnectHandler(func(*nats.Conn) { changed(""); log.Info("nats: connected", "url", url) }),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) { log.Warn("nats: connection lost", "url", url, "error", err) }),
-		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
-			if changed(err.Error()) {
-				log.Warn("nats: not connected yet; trying again", "url", url, "error", err)
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			if err != nil { // nil: ForceReconnect
+				log.Warn("nats: connection lost", "url", url, "error", err)
 			}
 		}),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { failed(err) }),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if refused(err) { // not reported as a failed attempt to connect
+				failed(err)
+				return
+			}
 			log.Error("nats", "connection", name, "error", err)
 		}))
+	nc, err := nats.Connect(url, options...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to nats at %q: %w", url, err)
 	}
@@ -56,12 +70,19 @@ func Connect(url, token, name string, log *slog.Logger) (*nats.Conn, error) {
 // Link carries small messages between the control plane and its nodes. A message has the name of a
 // node and a kind, which is one or more words separated by dots. Messages are not stored: without a
 // listener they are lost.
-type Link struct{ nc *nats.Conn }
+type Link struct {
+	nc     *nats.Conn
+	prefix string
+}
 
 // NewLink returns a Link over nc. The caller closes nc.
-func NewLink(nc *nats.Conn) *Link { return &Link{nc: nc} }
+func NewLink(nc *nats.Conn) *Link { return &Link{nc, NodeSubjects} }
 
-func nodeSubject(node, kind string) string { return NodeSubjects + "." + Token(node) + "." + kind }
+// NewJoinLink returns a Link over nc that carries the messages of processes that join. In place of
+// a node's name, its messages have the id of a join token.
+func NewJoinLink(nc *nats.Conn) *Link { return &Link{nc, JoinSubjects} }
+
+func (l *Link) subject(node, kind string) string { return l.prefix + "." + Token(node) + "." + kind }
 
 // Send sends a message about a node. kind must not be empty. reply is the kind that the answer
 // shall have; empty: no answer. An answer is a message about the same node. If the server is
@@ -69,12 +90,21 @@ func nodeSubject(node, kind string) string { return NodeSubjects + "." + Token(n
 func (l *Link) Send(node, kind, reply string, data []byte) error {
 	var err error
 	if reply == "" {
-		err = l.nc.Publish(nodeSubject(node, kind), data)
+		err = l.nc.Publish(l.subject(node, kind), data)
 	} else {
-		err = l.nc.PublishRequest(nodeSubject(node, kind), nodeSubject(node, reply), data)
+		err = l.nc.PublishRequest(l.subject(node, kind), l.subject(node, reply), data)
 	}
 	if err != nil {
 		return fmt.Errorf("send %d bytes to node %q: %w", len(data), node, err)
+	}
+	return nil
+}
+
+// Flush returns when the server has all messages that were sent, and has passed them on to
+// listeners that are connected.
+func (l *Link) Flush() error {
+	if err := l.nc.FlushTimeout(2 * time.Second); err != nil {
+		return fmt.Errorf("flush messages: %w", err)
 	}
 	return nil
 }
@@ -90,15 +120,15 @@ func (l *Link) Listen(node, kind string, f func(node, reply string, data []byte)
 	if node == "" {
 		token = "*"
 	}
-	subject := NodeSubjects + "." + token + "." + kind
+	subject := l.prefix + "." + token + "." + kind
 	sub, err := l.nc.Subscribe(subject, func(m *nats.Msg) {
-		rest, _ := strings.CutPrefix(m.Subject, NodeSubjects+".")
+		rest, _ := strings.CutPrefix(m.Subject, l.prefix+".")
 		token, _, _ := strings.Cut(rest, ".")
 		name, err := Name(token)
 		if err != nil {
 			return // not sent by a Link
 		}
-		reply, ok := strings.CutPrefix(m.Reply, NodeSubjects+"."+token+".")
+		reply, ok := strings.CutPrefix(m.Reply, l.prefix+"."+token+".")
 		if !ok {
 			reply = ""
 		}

@@ -15,18 +15,41 @@ import (
 // waitLimit bounds waits of tests. They normally need a fraction of it.
 const waitLimit = time.Minute
 
-func listening(t *testing.T, dir, listen string) *Server {
+func listening(t *testing.T, dir, listen string, keys *Keys) *Server {
 	t.Helper()
-	s, err := StartServer(ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler), Listen: listen, Token: "secret"})
+	s, err := StartServer(ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler), Listen: listen, Keys: keys})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return s
 }
 
-func foreign(t *testing.T, url, token string, log *slog.Logger) *nats.Conn {
+func newKeys(t *testing.T) *Keys {
 	t.Helper()
-	nc, err := Connect(url, token, t.Name(), log)
+	k, err := NewKeys()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// nodeAccess is that of a node's daemon.
+func nodeAccess(t *testing.T, keys *Keys, name string) Access {
+	t.Helper()
+	seed, public, err := NewUser()
+	if err != nil {
+		t.Fatal(err)
+	}
+	token, err := keys.Node(public, name, time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return Access{User: func() (string, error) { return token, nil }, Seed: seed}
+}
+
+func foreign(t *testing.T, url string, a Access, log *slog.Logger) *nats.Conn {
+	t.Helper()
+	nc, err := Connect(url, a, t.Name(), log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,9 +86,10 @@ func next(t *testing.T, from <-chan heard) heard {
 // TestLinkCarriesMessagesBothWays sends both ways between a foreign and an in-process connection,
 // with a name that must be escaped, and sends to a kind without listeners.
 func TestLinkCarriesMessagesBothWays(t *testing.T) {
-	s := listening(t, t.TempDir(), "127.0.0.1:0")
+	keys := newKeys(t)
+	s := listening(t, t.TempDir(), "127.0.0.1:0", keys)
 	t.Cleanup(s.Close)
-	in, out := NewLink(connect(t, s)), NewLink(foreign(t, s.URL(), "secret", slog.New(slog.DiscardHandler)))
+	in, out := NewLink(connect(t, s)), NewLink(foreign(t, s.URL(), nodeAccess(t, keys, "box.example"), slog.New(slog.DiscardHandler)))
 	all, one := listen(t, in, "", "inventory"), listen(t, out, "box.example", "order")
 	answers := listen(t, in, "box.example", "answer.A")
 	if err := out.Send("box.example", "inventory", "", []byte("1")); err != nil {
@@ -96,9 +120,10 @@ func TestLinkCarriesMessagesBothWays(t *testing.T) {
 }
 
 // TestNodesMayUseOnlyTheirSubjects tries what a node must not do: use other subjects or JetStream,
-// or connect with a wrong token.
+// use those of other nodes, or connect with a token of other keys.
 func TestNodesMayUseOnlyTheirSubjects(t *testing.T) {
-	s := listening(t, t.TempDir(), "127.0.0.1:0")
+	keys := newKeys(t)
+	s := listening(t, t.TempDir(), "127.0.0.1:0", keys)
 	t.Cleanup(s.Close)
 	inside := connect(t, s)
 	tasks := make(chan []byte, 1)
@@ -107,7 +132,7 @@ func TestNodesMayUseOnlyTheirSubjects(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer stop()
-	nc := foreign(t, s.URL(), "secret", slog.New(slog.DiscardHandler))
+	nc := foreign(t, s.URL(), nodeAccess(t, keys, "n"), slog.New(slog.DiscardHandler))
 	refused := make(chan error, 4)
 	nc.SetErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { refused <- err })
 	attempts := map[string]func() error{
@@ -117,6 +142,17 @@ func TestNodesMayUseOnlyTheirSubjects(t *testing.T) {
 		"the system's":      func() error { _, err := nc.SubscribeSync("$SYS.>"); return err },
 		"all subjects":      func() error { _, err := nc.SubscribeSync(">"); return err },
 		"inboxes of others": func() error { _, err := nc.SubscribeSync("_INBOX.>"); return err },
+		"another's orders":  func() error { _, err := nc.SubscribeSync(NodeSubjects + ".b.order"); return err },
+		"all orders":        func() error { _, err := nc.SubscribeSync(NodeSubjects + ".*.order"); return err },
+		"another's answers": func() error { _, err := nc.SubscribeSync(NodeSubjects + ".b.answer.>"); return err },
+		"what another is":   func() error { return nc.Publish(NodeSubjects+".b.inventory", []byte("x")) },
+		"another's events":  func() error { return nc.Publish(NodeSubjects+".b.event", []byte("x")) },
+		"an order":          func() error { return nc.Publish(NodeSubjects+".b.order", []byte("x")) },
+		"an answer":         func() error { return nc.Publish(NodeSubjects+".b.answer.A", []byte("x")) },
+		"another's renewal": func() error { return nc.Publish(NodeSubjects+".b.identity", []byte("x")) },
+		"a revocation":      func() error { return nc.Publish(NodeSubjects+".n.revoked", []byte("x")) },
+		"to join":           func() error { return nc.Publish(JoinSubjects+".x.ask", []byte("x")) },
+		"who joins":         func() error { _, err := nc.SubscribeSync(JoinSubjects + ".>"); return err },
 	}
 	for what, try := range attempts {
 		if err := errors.Join(try(), nc.Flush()); err != nil {
@@ -134,7 +170,7 @@ func TestNodesMayUseOnlyTheirSubjects(t *testing.T) {
 		}
 	}
 	log := lockedBuffer{wrote: make(chan struct{}, 1)}
-	wrong := foreign(t, s.URL(), "guess", slog.New(slog.NewTextHandler(&log, nil)))
+	wrong := foreign(t, s.URL(), nodeAccess(t, newKeys(t), "n"), slog.New(slog.NewTextHandler(&log, nil)))
 	deadline := time.After(waitLimit)
 	for !strings.Contains(strings.ToLower(log.String()), "authorization violation") {
 		select {
@@ -151,13 +187,13 @@ func TestNodesMayUseOnlyTheirSubjects(t *testing.T) {
 // TestConnectionsReturnAfterServerRestart restarts the server at the same address. Connections and
 // subscriptions must be there again.
 func TestConnectionsReturnAfterServerRestart(t *testing.T) {
-	dir := t.TempDir()
-	s := listening(t, dir, "127.0.0.1:0")
+	dir, keys := t.TempDir(), newKeys(t)
+	s := listening(t, dir, "127.0.0.1:0", keys)
 	url := s.URL()
-	out := NewLink(foreign(t, url, "secret", slog.New(slog.DiscardHandler)))
+	out := NewLink(foreign(t, url, nodeAccess(t, keys, "n"), slog.New(slog.DiscardHandler)))
 	orders := listen(t, out, "n", "order")
 	s.Close()
-	s = listening(t, dir, strings.TrimPrefix(url, "nats://"))
+	s = listening(t, dir, strings.TrimPrefix(url, "nats://"), keys)
 	defer func() { s.Close() }()
 	in := NewLink(connect(t, s))
 	answers := listen(t, in, "n", "answer.A")
@@ -179,15 +215,20 @@ func TestConnectionsReturnAfterServerRestart(t *testing.T) {
 
 // TestListenRefused checks the errors of servers that cannot listen.
 func TestListenRefused(t *testing.T) {
-	s := listening(t, t.TempDir(), "127.0.0.1:0")
+	keys := newKeys(t)
+	s := listening(t, t.TempDir(), "127.0.0.1:0", keys)
 	t.Cleanup(s.Close)
-	for name, tc := range map[string]struct{ listen, token, want string }{
-		"taken":    {strings.TrimPrefix(s.URL(), "nats://"), "x", "address already in use"},
-		"no token": {"127.0.0.1:0", "", "any client could join"},
-		"no port":  {"127.0.0.1", "x", "missing port"},
+	for name, tc := range map[string]struct {
+		listen string
+		keys   *Keys
+		want   string
+	}{
+		"taken":   {strings.TrimPrefix(s.URL(), "nats://"), keys, "address already in use"},
+		"no keys": {"127.0.0.1:0", nil, "any client could join"},
+		"no port": {"127.0.0.1", keys, "missing port"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := StartServer(ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Listen: tc.listen, Token: tc.token})
+			s, err := StartServer(ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Listen: tc.listen, Keys: tc.keys})
 			if err == nil {
 				s.Close()
 			}

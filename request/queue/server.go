@@ -2,12 +2,13 @@ package queue
 
 import (
 	"context"
-	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
 	"net"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,14 +26,14 @@ const MaxMessage = 8 << 20
 const pendingBytes = 512 << 20
 
 // Server is an embedded nats-server with JetStream. Connections are made in process. If the server
-// listens, other processes with its token can connect too; see [Connect].
+// listens, other processes whose users its keys have signed can connect too; see [Connect].
 type Server struct {
-	ns       *server.Server
-	password string // password of in-process connections; empty if there are no others
-	dir      string // folder of the streams
-	log      *slog.Logger
-	disk     *Disk
-	unwatch  func() // stops the goroutine that watches the disk, and waits for it
+	ns      *server.Server
+	keys    *Keys  // nil: there are only in-process connections, which need no user
+	dir     string // folder of the streams
+	log     *slog.Logger
+	disk    *Disk
+	unwatch func() // stops the goroutine that watches the disk, and waits for it
 }
 
 // ServerConfig configures a Server.
@@ -42,23 +43,29 @@ type ServerConfig struct {
 	Sync time.Duration
 	Log  *slog.Logger
 
-	// Listen is the host:port for nodes that have the Token. Port 0 means any port; empty means not
-	// to listen. Nodes may use the subjects of nodes, and nothing else.
-	Listen, Token string
+	// Listen is the host:port for users that the Keys have signed. Port 0 means any port; empty means
+	// not to listen. Keys and TLS are needed only to listen; without TLS, connections are not
+	// encrypted. Revoked has users whose tokens are refused: see [Server.Revoke].
+	Listen  string
+	Keys    *Keys
+	TLS     *tls.Config
+	Revoked map[string]time.Time
 }
 
-// listen sets up the server to listen for nodes only. It returns the password of the user that may
-// do everything.
-func (c ServerConfig) listen(o *server.Options) (password string, err error) {
+// handshakeTimeout bounds the time that a connection has for TLS, and then to say who it is.
+const handshakeTimeout = 10 * time.Second
+
+// listen sets up the server to listen for users that the keys have signed.
+func (c ServerConfig) listen(o *server.Options) error {
 	host, port, err := net.SplitHostPort(c.Listen)
 	if err != nil {
-		return "", err
+		return err
 	}
-	if c.Token == "" {
-		return "", errors.New("no token, want one: without it, any client could join")
+	if c.Keys == nil {
+		return errors.New("no keys, want them: without keys, any client could join")
 	}
 	if o.Port, err = strconv.Atoi(port); err != nil {
-		return "", fmt.Errorf("port %q, want a number", port)
+		return fmt.Errorf("port %q, want a number", port)
 	}
 	if o.Port == 0 {
 		o.Port = server.RANDOM_PORT
@@ -66,21 +73,16 @@ func (c ServerConfig) listen(o *server.Options) (password string, err error) {
 	// tried first, because the server does not report the cause.
 	l, err := net.Listen("tcp", c.Listen)
 	if err != nil {
-		return "", err
+		return err
 	}
 	_ = l.Close()
 	o.Host, o.DontListen = host, false
-	password = rand.Text()
-	nodes := &server.SubjectPermission{Allow: []string{NodeSubjects + ".>"}}
-	o.Users = []*server.User{
-		{Username: insideUser, Password: password},
-		{Username: nodeUser, Password: c.Token, Permissions: &server.Permissions{Publish: nodes, Subscribe: nodes}},
+	if c.TLS != nil {
+		o.TLS, o.TLSConfig, o.TLSTimeout = true, c.TLS, handshakeTimeout.Seconds()
 	}
-	return password, nil
+	o.AuthTimeout = handshakeTimeout.Seconds()
+	return c.Keys.trust(o, c.Revoked)
 }
-
-// insideUser is the user of in-process connections if the server listens.
-const insideUser = "up"
 
 // StartServer starts a server.
 func StartServer(c ServerConfig) (*Server, error) {
@@ -99,24 +101,35 @@ func StartServer(c ServerConfig) (*Server, error) {
 		NoSigs:            true,
 		NoLog:             true,
 	}
-	password := ""
-	var err error
+	account := globalAccount
 	if c.Listen != "" {
-		if password, err = c.listen(options); err != nil {
+		if err := c.listen(options); err != nil {
 			return nil, fmt.Errorf("nats server on %q: %w", c.Listen, err)
 		}
+		account = c.Keys.streams
+	}
+	if err := moveStreams(filepath.Join(c.Dir, server.JetStreamStoreDir), account); err != nil {
+		return nil, fmt.Errorf("nats server with store %s: %w", c.Dir, err)
 	}
 	ns, err := server.NewServer(options)
 	if err != nil {
 		return nil, fmt.Errorf("nats server with store %s: %w", c.Dir, err)
 	}
+	ns.SetLoggerV2(&clientLog{log: c.Log, said: map[string]time.Time{}}, false, false, false)
 	ns.Start()
 	const limit = 30 * time.Second // a large journal takes time to read
 	if !ns.ReadyForConnections(limit) {
 		ns.Shutdown()
 		return nil, fmt.Errorf("nats server with store %s: not ready after %v; is another process using the folder?", c.Dir, limit)
 	}
-	s := &Server{ns: ns, password: password, dir: c.Dir, log: c.Log}
+	s := &Server{ns: ns, dir: c.Dir, log: c.Log}
+	if c.Listen != "" {
+		s.keys = c.Keys
+		if _, err := ns.LookupAccount(account); err != nil { // it opens the account's streams
+			ns.Shutdown()
+			return nil, fmt.Errorf("nats server with store %s: account %s: %w", c.Dir, account, err)
+		}
+	}
 	s.disk = newDisk(s, c.Dir, c.Log)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -176,14 +189,20 @@ func (s *Server) URL() string {
 
 // Connect opens a new connection. Components with much traffic should have their own.
 func (s *Server) Connect(name string) (*nats.Conn, error) {
-	nc, err := nats.Connect("", nats.InProcessServer(s.ns), nats.UserInfo(insideUser, s.password), nats.Name(name), nats.MaxReconnects(-1),
+	options := []nats.Option{
+		nats.InProcessServer(s.ns), nats.Name(name), nats.MaxReconnects(-1),
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			subject := ""
 			if sub != nil {
 				subject = sub.Subject
 			}
 			s.log.Error("nats", "connection", name, "subject", subject, "error", err)
-		}))
+		}),
+	}
+	if s.keys != nil {
+		options = append(options, s.keys.Control().options()...)
+	}
+	nc, err := nats.Connect("", options...)
 	if err != nil {
 		return nil, fmt.Errorf("connect %s to the embedded nats server: %w", name, err)
 	}

@@ -43,7 +43,7 @@ type nodeDoctor struct {
 
 func (d *nodeDoctor) add(fs *flag.FlagSet) {
 	fs.BoolVar(&d.node, "node", false, "look at all that a node needs of its machine")
-	fs.StringVar(&d.join, "join", "", "URLs of NATS where the node would join, as keysmanager --nats has them; with --node")
+	fs.StringVar(&d.join, "join", "", "URLs of NATS where the node would join, as keysmanager --join has them; with --node")
 	fs.StringVar(&d.token, "nats-token", ".stagecoach/nats-token", "file with the token of that NATS; with --join")
 	fs.StringVar(&d.name, "name", "", "name of the node; default the host's; with --join")
 	fs.StringVar(&d.state, "state", ".stagecoach", "folder of the node; with --node")

@@ -20,10 +20,16 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// Node lists and describes nodes, and changes which of them have replicas.
+// Node lists and describes nodes, and changes which of them have replicas, and who may be one.
 func Node(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) == 0 || !slices.ContainsFunc(NodeVerbs(), func(v string) bool { return strings.Fields(v)[0] == args[0] }) {
 		return fmt.Errorf("node: got %q, want one of: %s", args, strings.Join(NodeVerbs(), ", "))
+	}
+	switch args[0] {
+	case "token":
+		return nodeToken(ctx, args[1:], out)
+	case "revoke":
+		return nodeRevoke(ctx, args[1:], out)
 	}
 	fs := flag.NewFlagSet("node "+args[0], flag.ContinueOnError)
 	gateway := gatewayFlag(fs)

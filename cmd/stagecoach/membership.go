@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
+)
+
+// joining is how a daemon becomes a member of a cluster.
+type joining struct {
+	urls  string // of NATS, with commas between
+	token string // text of a join token, or a file that has it
+	name  string // of the node
+	dir   string // for its credentials
+	log   *slog.Logger
+}
+
+// readToken reads the join token.
+func (j joining) readToken() (identity.Token, error) {
+	text := j.token
+	if !identity.IsToken(text) {
+		b, err := os.ReadFile(j.token)
+		if err != nil {
+			return identity.Token{}, err
+		}
+		text = string(b)
+	}
+	t, err := identity.ParseToken(strings.TrimSpace(text))
+	if err != nil && text != j.token {
+		err = fmt.Errorf("%s: %w", j.token, err)
+	}
+	return t, err
+}
+
+// member makes the node a member of the cluster, unless it is one already. Without an answer, it
+// tries until ctx ends.
+func (j joining) member(ctx context.Context) (*identity.Member, error) {
+	m, err := identity.OpenMember(identity.MemberConfig{Dir: j.dir, Name: j.name, Now: time.Now, NewUser: queue.NewUser, Log: j.log})
+	if err != nil {
+		return nil, err
+	}
+	token, noToken := j.readToken()
+	if m.Joined() {
+		if noToken != nil && !errors.Is(noToken, fs.ErrNotExist) {
+			return nil, fmt.Errorf("--token: %w", noToken)
+		}
+		cause := ""
+		if same, _ := m.JoinedWith(token); noToken == nil && !same {
+			cause = fmt.Sprintf("the token is of cluster %s", token.Cluster())
+		} else if err := queue.Probe(j.urls, access(m, nil)); errors.Is(err, queue.ErrRefused) {
+			cause = err.Error()
+		}
+		if cause == "" {
+			return m, nil
+		}
+		j.log.Warn("the node has to join again", "node", j.name, "cluster", m.Source().Me().Cluster, "cause", cause)
+	}
+	if noToken != nil {
+		return nil, fmt.Errorf("--token: %w; node %q needs a token to join: `stagecoach up --nats-listen` writes one to its state folder, and `stagecoach node token` prints one", noToken, j.name)
+	}
+	return m, j.join(ctx, m, token)
+}
+
+// join joins with a token.
+func (j joining) join(ctx context.Context, m *identity.Member, t identity.Token) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	a := queue.Bearer(t.User, identity.NATSClient(t.CA, time.Now))
+	a.Refused = func(err error) {
+		cancel(fmt.Errorf("the NATS server refuses the token: it has expired, or is of another control plane: %w", err))
+	}
+	nc, err := queue.Connect(j.urls, a, "join "+j.name, j.log)
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	if err := m.Join(ctx, queue.NewJoinLink(nc), t); err != nil {
+		return err
+	}
+	j.log.Info("joined", "node", j.name, "cluster", t.Cluster(), "token", t.ID())
+	return nil
+}
+
+// access is the access of a member to NATS.
+func access(m *identity.Member, refused func(error)) queue.Access {
+	seed, tls := m.NATS()
+	return queue.Access{User: m.User, Seed: seed, TLS: tls, Refused: refused}
+}
+
+// openMembership makes the daemon a member, and connects it. If the membership ends, so does run.
+func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
+	if d.cfg.outside { // who may connect is up to the cluster's operator
+		nc, err := queue.Connect(d.cfg.nats, queue.Access{}, "node "+d.cfg.node, d.log)
+		if err != nil {
+			return nil, err
+		}
+		d.onClose(nc.Close)
+		return queue.NewLink(nc), nil
+	}
+	j := joining{d.cfg.nats, d.cfg.token, d.cfg.node, filepath.Join(d.cfg.state, "identity"), d.log}
+	m, err := j.member(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.source, d.expelled = m.Source(), make(chan error, 1)
+	expel := func(err error) {
+		select {
+		case d.expelled <- err:
+		default:
+		}
+	}
+	nc, err := queue.Connect(d.cfg.nats, access(m, func(err error) {
+		if errors.Is(err, queue.ErrRevoked) { // before Serve has read the list
+			expel(m.Expelled())
+			return
+		}
+		expel(fmt.Errorf("the control plane refuses the credentials of node %q: %w; to join again, start it with a token", d.cfg.node, err))
+	}), "node "+d.cfg.node, d.log)
+	if err != nil {
+		return nil, err
+	}
+	d.onClose(nc.Close)
+	link := queue.NewLink(nc)
+	serve, cancel := context.WithCancel(context.Background())
+	var served sync.WaitGroup
+	served.Go(func() {
+		err := m.Serve(serve, link, func() { _ = nc.ForceReconnect() }) // as the renewed user
+		if err != nil {
+			expel(err)
+		}
+	})
+	d.onClose(func() { cancel(); served.Wait() })
+	return link, nil
+}

@@ -1,0 +1,297 @@
+package authority
+
+import (
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+)
+
+// maxNodes bounds the nodes with valid certificates.
+const maxNodes = 8192
+
+// maxName bounds a node's name, in bytes.
+const maxName = 255
+
+// refusal is why an ask is not granted, in the words that both sides log.
+type refusal string
+
+func (r refusal) Error() string { return string(r) }
+
+// Join answers a process that asks to join. id is that of its token.
+func (a *Authority) Join(id string, ask identity.Ask) identity.Answer {
+	a.mu.Lock()
+	now := a.cfg.Now()
+	have, known := a.state.Nodes[ask.Name]
+	answer, err := a.join(id, ask, now)
+	answer = a.answer(ask.Name, answer, err, now)
+	expelled := known && err == nil && have.User != ask.User
+	cut := a.cut
+	a.mu.Unlock()
+	if expelled && cut != nil {
+		if err := cut(a.RevokedUsers()); err != nil {
+			a.cfg.Log.Error("failed to cut off the earlier holder of a node's name; a restart does", "node", ask.Name, "error", err)
+		}
+	}
+	if expelled {
+		a.mu.Lock()
+		revoked := a.state.Revoked
+		a.mu.Unlock()
+		a.source.Revoke(revoked)
+		a.TellAll()
+	}
+	return answer
+}
+
+func (a *Authority) join(id string, ask identity.Ask, now time.Time) (identity.Answer, error) {
+	var none identity.Answer
+	s := a.state.clone()
+	s.tidy(now)
+	csr, key, err := a.request(ask)
+	have, taken := s.Nodes[ask.Name]
+	again := err == nil && taken && have.Key == key && have.User == ask.User
+	if cause := s.check(id, ask, again, now); cause != "" {
+		return none, refusal(cause) // first: without a token, nobody learns more
+	}
+	if err != nil {
+		return none, err
+	}
+	if skew := identity.Skew(ask.Name, ask.Time, now); skew != "" {
+		return none, refusal(skew)
+	}
+	switch {
+	case again:
+	case taken && !have.expired(now) && !have.Released:
+		const text = "the name %q is taken: it is held by a node whose certificate is valid until %s; choose another --name, or revoke that node (stagecoach node revoke %s)"
+		return none, refusal(fmt.Sprintf(text, ask.Name, have.until().UTC().Format(time.RFC3339), ask.Name))
+	case len(s.Nodes) >= maxNodes:
+		return none, refusal(fmt.Sprintf("%d nodes have joined, want at most %d", len(s.Nodes), maxNodes))
+	}
+	if taken && !again {
+		s.expel(ask.Name, have, now) // it was removed, or away for longer than its certificate was valid
+	}
+	if !again {
+		t := s.Tokens[id]
+		t.Used++
+		s.Tokens[id] = t
+	}
+	if !again {
+		have = member{User: ask.User, Key: key}
+	}
+	s.Nodes[ask.Name] = have
+	return a.grant(s, ask, csr, now)
+}
+
+// grant signs the certificate and the NATS user of a node, and keeps the state.
+func (a *Authority) grant(s state, ask identity.Ask, csr *x509.CertificateRequest, now time.Time) (identity.Answer, error) {
+	name := identity.Name{Cluster: a.me.Cluster, Role: identity.Node, Name: ask.Name}
+	m := s.Nodes[ask.Name]
+	leaf, err := a.issue(name, csr.PublicKey, now)
+	if err != nil {
+		return identity.Answer{}, err
+	}
+	user, err := a.cfg.Users.Node(m.User, ask.Name, leaf.NotAfter.Add(identity.Away))
+	if err != nil {
+		return identity.Answer{}, err
+	}
+	m.Released = false
+	m.Certificates = append(slices.Clone(m.Certificates), certificate{identity.SerialOf(leaf), leaf.NotAfter})
+	m.UserUntil = leaf.NotAfter.Add(identity.Away)
+	s.Nodes[ask.Name] = m
+	if err := a.save(s); err != nil {
+		return identity.Answer{}, err
+	}
+	return identity.Answer{Certificate: leaf.Raw, CA: a.ca.Raw, User: user}, nil
+}
+
+// request reads the request for a certificate, and returns the hash of its key.
+func (a *Authority) request(ask identity.Ask) (csr *x509.CertificateRequest, key string, err error) {
+	if ask.Name == "" || len(ask.Name) > maxName || strings.ContainsAny(ask.Name, " \t\n/") {
+		return nil, "", refusal(fmt.Sprintf("the name is %.80q, want one of at most %d bytes without spaces and slashes", ask.Name, maxName))
+	}
+	csr, err = x509.ParseCertificateRequest(ask.Request)
+	if err == nil {
+		err = csr.CheckSignature()
+	}
+	if err != nil {
+		return nil, "", refusal(fmt.Sprintf("the request for a certificate cannot be read: %v", err))
+	}
+	want := identity.Name{Cluster: a.me.Cluster, Role: identity.Node, Name: ask.Name}
+	if len(csr.URIs) != 1 || csr.URIs[0].String() != want.URI().String() {
+		return nil, "", refusal(fmt.Sprintf("the request for a certificate has the name %.200v, want %q alone", csr.URIs, want.URI()))
+	}
+	switch k := csr.PublicKey.(type) {
+	case ed25519.PublicKey:
+	case *ecdsa.PublicKey:
+		if k.Curve != elliptic.P256() {
+			return nil, "", refusal("the request for a certificate has a key of another curve than P-256")
+		}
+	default:
+		return nil, "", refusal("the request for a certificate has no ECDSA or Ed25519 key")
+	}
+	hash := sha256.Sum256(csr.RawSubjectPublicKeyInfo)
+	return csr, hex.EncodeToString(hash[:]), nil
+}
+
+// Renew answers a node that asks for a new certificate, or for what is revoked. NATS has verified
+// that the message is the node's.
+func (a *Authority) Renew(name string, ask identity.Ask) identity.Answer {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.cfg.Now()
+	var answer identity.Answer
+	err := a.mayRenew(name, ask, now)
+	if err == nil && len(ask.Request) > 0 {
+		var csr *x509.CertificateRequest
+		if csr, _, err = a.request(ask); err == nil {
+			answer, err = a.grant(a.state.clone(), ask, csr, now)
+		}
+	}
+	a.logSkew(name, identity.Skew(name, ask.Time, now)) // the node logs it, too
+	return a.answer(name, answer, err, now)
+}
+
+func (a *Authority) mayRenew(name string, ask identity.Ask, now time.Time) error {
+	if ask.Name != name {
+		return refusal(fmt.Sprintf("node %q asks in the name of node %.80q", name, ask.Name))
+	}
+	if m, ok := a.state.Nodes[name]; !ok || now.After(m.UserUntil) {
+		return refusal(fmt.Sprintf("node %q is no member: it has to join again with a token", name))
+	}
+	return nil
+}
+
+// answer completes an answer. A refusal is logged. The caller holds a.mu.
+func (a *Authority) answer(name string, out identity.Answer, err error, now time.Time) identity.Answer {
+	out.V, out.Time, out.Revoked = identity.Version, now.UTC(), a.state.Revoked
+	if err == nil {
+		return out
+	}
+	var r refusal
+	if out.Error = err.Error(); !errors.As(err, &r) {
+		out.Error = "the control plane failed to answer; its log has the cause"
+	}
+	if a.once(name + ": " + err.Error()) {
+		a.cfg.Log.Error("node refused", "node", name, "error", err)
+	}
+	out.Revoked = nil // it is for members
+	return out
+}
+
+// maxLogged bounds the memory of refusals.
+const maxLogged = 1024
+
+// once reports whether something has not been logged before. The caller holds a.mu.
+func (a *Authority) once(what string) bool {
+	if a.logged[what] {
+		return false
+	}
+	if len(a.logged) >= maxLogged {
+		clear(a.logged)
+	}
+	a.logged[what] = true
+	return true
+}
+
+// logSkew logs a wrong clock when it is first seen. The caller holds a.mu.
+func (a *Authority) logSkew(node, skew string) {
+	what := "skew of " + node
+	if skew == "" {
+		delete(a.logged, what)
+	} else if a.once(what) {
+		a.cfg.Log.Error(skew, "node", node)
+	}
+}
+
+// Release lets another node take the name of a node that was removed. Until then, the node may come
+// back with its credentials.
+func (a *Authority) Release(name string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := a.state.clone()
+	m, ok := s.Nodes[name]
+	if !ok || m.Released {
+		return nil
+	}
+	m.Released = true
+	s.Nodes[name] = m
+	return a.save(s)
+}
+
+// ErrNoNode means that no node of this name has a valid certificate.
+var ErrNoNode = errors.New("no node of this name has joined")
+
+// Revoke revokes the certificates and the NATS user of a node at once. A join token that was made
+// before does not let the node join again.
+func (a *Authority) Revoke(name string) error {
+	a.mu.Lock()
+	now := a.cfg.Now().UTC().Round(0)
+	s := a.state.clone()
+	s.tidy(now)
+	m, ok := s.Nodes[name]
+	if !ok {
+		a.mu.Unlock()
+		return fmt.Errorf("node %q: %w", name, ErrNoNode)
+	}
+	s.expel(name, m, now)
+	s.Names[name] = now
+	delete(s.Nodes, name)
+	err := a.save(s)
+	nodes, cut := a.nodes, a.cut
+	a.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	a.cfg.Log.Info("node revoked", "node", name)
+	a.source.Revoke(s.Revoked)
+	if nodes != nil {
+		a.tell(nodes, name) // while it is connected
+		_ = nodes.Flush()   // else it learns it when it cannot connect
+	}
+	if cut != nil {
+		err = cut(a.RevokedUsers())
+	}
+	a.TellAll()
+	return err
+}
+
+// expel revokes the certificates and the NATS user of a node.
+func (s *state) expel(name string, m member, now time.Time) {
+	for _, c := range m.Certificates {
+		s.Revoked = append(s.Revoked, identity.Revoked{Serial: c.Serial, Name: name, Until: c.Until})
+	}
+	s.Users[m.User] = revokedUser{At: now, Until: m.UserUntil}
+}
+
+// RevokedUsers returns the revoked NATS users by public key, with the time until which their tokens
+// were signed.
+func (a *Authority) RevokedUsers() map[string]time.Time {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := map[string]time.Time{}
+	for user, r := range a.state.Users {
+		out[user] = r.At
+	}
+	return out
+}
+
+// tell sends a node the list of revoked certificates. The node asks for it now and then, so that
+// a lost message does no harm.
+func (a *Authority) tell(bus identity.Bus, name string) {
+	a.mu.Lock()
+	b, err := json.Marshal(identity.Answer{V: identity.Version, Revoked: a.state.Revoked, Time: a.cfg.Now().UTC()})
+	a.mu.Unlock()
+	if err == nil {
+		_ = bus.Send(name, identity.KindRevoked, "", b)
+	}
+}

@@ -1,0 +1,146 @@
+package authority
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+)
+
+// state is what an authority remembers. It has no secrets: of tokens, it has hashes.
+type state struct {
+	V      int               `json:"v"`
+	Tokens map[string]token  `json:"tokens"` // by id
+	Nodes  map[string]member `json:"nodes"`  // by name
+	// Revoked has the certificates that are revoked and have not expired.
+	Revoked []identity.Revoked `json:"revoked"`
+	// Users has the NATS users that are revoked, by public key.
+	Users map[string]revokedUser `json:"users"`
+	// Names has when the nodes of these names were revoked the last time. A token that is older does
+	// not let them join.
+	Names map[string]time.Time `json:"names"`
+}
+
+// token is a join token. Secret is its hash.
+type token struct {
+	Secret  string    `json:"secret"`
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires,omitzero"` // zero: never
+	Name    string    `json:"name,omitempty"`   // of the only node that it is for; empty: any
+	Local   bool      `json:"local,omitempty"`  // it is that of LocalToken
+	Uses    int       `json:"uses,omitempty"`   // how often it may be used; 0: without end
+	Used    int       `json:"used,omitempty"`
+}
+
+// member is a node that has joined.
+type member struct {
+	User         string        `json:"user"`      // public key of its NATS user
+	UserUntil    time.Time     `json:"userUntil"` // when the token of that user expires
+	Key          string        `json:"key"`       // hash of the key that it has joined with
+	Certificates []certificate `json:"certificates"`
+	Released     bool          `json:"released,omitempty"` // another node may take its name
+}
+
+// certificate is one that has not expired.
+type certificate struct {
+	Serial string    `json:"serial"`
+	Until  time.Time `json:"until"`
+}
+
+type revokedUser struct {
+	At    time.Time `json:"at"`    // tokens that were signed until then are revoked
+	Until time.Time `json:"until"` // then the last of them has expired
+}
+
+// expired reports whether the node has no valid certificate, also by a clock that is late by
+// identity.MaxSkew.
+func (m member) expired(now time.Time) bool { return now.After(m.until().Add(identity.MaxSkew)) }
+
+// until returns when the last certificate of a node expires.
+func (m member) until() time.Time {
+	var last time.Time
+	for _, c := range m.Certificates {
+		if c.Until.After(last) {
+			last = c.Until
+		}
+	}
+	return last
+}
+
+func stateFile(dir string) string { return filepath.Join(dir, "state.json") }
+
+func readState(file string) (state, error) {
+	s := state{V: identity.Version}
+	b, err := os.ReadFile(file)
+	if err == nil {
+		if err = json.Unmarshal(b, &s); err == nil && s.V != identity.Version {
+			err = fmt.Errorf("version %d, want %d", s.V, identity.Version)
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return s, fmt.Errorf("%s: %w", file, err)
+	}
+	return s.clone(), nil
+}
+
+// clone copies the state, so that a change can be given up.
+func (s state) clone() state {
+	s.Tokens, s.Nodes, s.Users, s.Names = maps.Clone(s.Tokens), maps.Clone(s.Nodes), maps.Clone(s.Users), maps.Clone(s.Names)
+	s.Revoked = slices.Clone(s.Revoked)
+	if s.Tokens == nil {
+		s.Tokens = map[string]token{}
+	}
+	if s.Nodes == nil {
+		s.Nodes = map[string]member{}
+	}
+	if s.Users == nil {
+		s.Users = map[string]revokedUser{}
+	}
+	if s.Names == nil {
+		s.Names = map[string]time.Time{}
+	}
+	return s
+}
+
+// keepExpired is how long expired tokens are kept, so that the refusal can say that they have
+// expired.
+const keepExpired = 24 * time.Hour
+
+// tidy drops what has expired. Clocks of nodes may be late by identity.MaxSkew.
+func (s *state) tidy(now time.Time) {
+	late := now.Add(-identity.Backdate)
+	maps.DeleteFunc(s.Tokens, func(_ string, t token) bool {
+		return !t.Expires.IsZero() && now.After(t.Expires.Add(keepExpired))
+	})
+	for name, m := range s.Nodes {
+		m.Certificates = slices.DeleteFunc(slices.Clone(m.Certificates), func(c certificate) bool { return late.After(c.Until) })
+		s.Nodes[name] = m
+		if now.After(m.UserUntil) {
+			delete(s.Nodes, name)
+		}
+	}
+	s.Revoked = slices.DeleteFunc(s.Revoked, func(r identity.Revoked) bool { return late.After(r.Until) })
+	maps.DeleteFunc(s.Users, func(_ string, u revokedUser) bool { return late.After(u.Until) })
+}
+
+// save keeps a changed state on disk and in memory. If that fails, the old one stays. The caller
+// holds a.mu.
+func (a *Authority) save(s state) error {
+	s.tidy(a.cfg.Now())
+	b, err := json.MarshalIndent(s, "", "  ")
+	if err == nil {
+		err = identity.WriteSecret(stateFile(a.cfg.Dir), b)
+	}
+	if err != nil {
+		return fmt.Errorf("authority: %w", err)
+	}
+	a.state = s
+	return nil
+}

@@ -1,0 +1,112 @@
+package authority
+
+import (
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+)
+
+// maxTokens bounds the tokens that an authority keeps.
+const maxTokens = 4096
+
+// TokenRequest describes a new join token.
+type TokenRequest struct {
+	Name string        // of the only node that it is for; empty: any node
+	TTL  time.Duration // 0: it does not expire
+	Uses int           // how many nodes may join with it; 0: without end
+}
+
+// NewToken makes a join token. Its text is not kept.
+func (a *Authority) NewToken(r TokenRequest) (t identity.Token, expires time.Time, err error) {
+	switch {
+	case r.TTL < 0:
+		return t, expires, fmt.Errorf("authority: token for %v, want a time above 0", r.TTL)
+	case r.Uses < 0:
+		return t, expires, fmt.Errorf("authority: token for %d uses, want 0 or more", r.Uses)
+	case strings.ContainsAny(r.Name, " \t\n/"):
+		return t, expires, fmt.Errorf("authority: token for node %q, want a name without spaces and slashes", r.Name)
+	}
+	return a.newToken(r, false)
+}
+
+func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expires time.Time, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.cfg.Now().UTC().Round(0)
+	s := a.state.clone()
+	if local { // it replaces the one of before
+		maps.DeleteFunc(s.Tokens, func(_ string, t token) bool { return t.Local })
+	}
+	if s.tidy(now); len(s.Tokens) >= maxTokens {
+		return t, expires, fmt.Errorf("authority: there are %d tokens, want fewer than %d: wait until some have expired", len(s.Tokens), maxTokens)
+	}
+	var user time.Time
+	if r.TTL > 0 {
+		expires = now.Add(r.TTL)
+		user = expires.Add(keepExpired) // so that the answer can be that the token has expired
+	}
+	t = identity.Token{CA: identity.KeyHash(a.ca), Secret: identity.NewSecret()}
+	if t.User, err = a.cfg.Users.Join(t.ID(), user); err != nil {
+		return t, expires, fmt.Errorf("authority: token: %w", err)
+	}
+	s.Tokens[t.ID()] = token{Secret: identity.SecretHash(t.Secret), Created: now, Expires: expires, Name: r.Name, Local: local, Uses: r.Uses}
+	return t, expires, a.save(s)
+}
+
+// LocalToken returns the token in a file that only its owner can read. It does not expire. If the
+// file does not have the token, LocalToken writes a new one, and the one of before is worth
+// nothing.
+func (a *Authority) LocalToken(file string) (identity.Token, error) {
+	b, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return identity.Token{}, fmt.Errorf("authority: %w", err)
+	}
+	t, err := identity.ParseToken(strings.TrimSpace(string(b)))
+	if err == nil && a.knows(t) {
+		return t, os.Chmod(file, 0o600) // also if the operator has made the file
+	}
+	if t, _, err = a.newToken(TokenRequest{}, true); err != nil {
+		return t, err
+	}
+	if err := identity.WriteSecret(file, []byte(t.String()+"\n")); err != nil {
+		return t, fmt.Errorf("authority: %w", err)
+	}
+	return t, nil
+}
+
+// knows reports whether this authority has made a token. A token from before a revocation lets the
+// other nodes join.
+func (a *Authority) knows(t identity.Token) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	have, ok := a.state.Tokens[t.ID()]
+	return ok && have.Local && t.CA == identity.KeyHash(a.ca) && have.Secret == identity.SecretHash(t.Secret)
+}
+
+// check says why a token does not let a node join; empty: it does. again means that the node has
+// been let in with the same key before, and that its answer was lost.
+func (s state) check(id string, ask identity.Ask, again bool, now time.Time) string {
+	t, ok := s.Tokens[id]
+	if !ok || subtle.ConstantTimeCompare([]byte(t.Secret), []byte(identity.SecretHash(ask.Secret))) != 1 {
+		return "the token is wrong, or it was made by another control plane; get one with `stagecoach node token`"
+	}
+	revoked, was := s.Names[ask.Name]
+	switch {
+	case !t.Expires.IsZero() && now.After(t.Expires):
+		return fmt.Sprintf("the token has expired at %s; get one with `stagecoach node token`", t.Expires.Format(time.RFC3339))
+	case t.Name != "" && t.Name != ask.Name:
+		return fmt.Sprintf("the token is for node %q", t.Name)
+	case t.Uses > 0 && t.Used >= t.Uses && !again:
+		return fmt.Sprintf("the token is used up: it was for %d uses; get one with `stagecoach node token`", t.Uses)
+	case was && !t.Created.After(revoked):
+		return fmt.Sprintf("node %q was revoked at %s, after the token was made; get one with `stagecoach node token --name %s`", ask.Name, revoked.Format(time.RFC3339), ask.Name)
+	}
+	return ""
+}
