@@ -14,7 +14,7 @@ import (
 // admin gives the admin API the parts of this process that it reports on.
 func (u *up) admin() admin.Config {
 	return admin.Config{
-		Registry: u.registry, Calls: u.calls, Journal: u.journal, Requests: u.flow, Loop: u.loop, Replicas: replicas{u.local},
+		Registry: u.registry, Calls: u.calls, Journal: heldJournal{u.leading}, Requests: u.flow, Loop: u.loop, Replicas: replicas{u.local},
 		Lines: u.lines, Recent: u.gateway, Nodes: parameterNodes{u.nodes, u.deployedFunctions()}, Operator: operatorOf(u), Members: membership{u.nodes}, Codes: errorCodes(), Events: u.latest,
 		Demand: u.demand,
 	}

@@ -17,7 +17,7 @@ import (
 
 // asyncJournal is the gateway's journal in NATS.
 type asyncJournal struct {
-	*queue.Journal
+	heldJournal
 	calls *admin.Calls
 }
 
@@ -102,7 +102,7 @@ func (u *up) journalConfig() queue.JournalConfig {
 // async runs the requests that the journal keeps.
 func (u *up) async(ctx context.Context) error {
 	rules := asyncRules{u.registry}
-	u.journal.Run(ctx, func(ctx context.Context, r queue.Record) queue.End {
+	u.leading.journal.Load().Run(ctx, func(ctx context.Context, r queue.Record) queue.End {
 		try := gateway.Try{Attempt: r.Attempt, Redelivered: r.Redelivered}
 		if r.Kind == queue.Callback {
 			var n gateway.Notice

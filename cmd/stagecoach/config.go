@@ -81,13 +81,6 @@ type NodeConfig struct {
 	None    bool   `yaml:"none"` // this process is no node: replicas run on nodes that join
 }
 
-// NATSConfig configures how nodes reach this process.
-type NATSConfig struct {
-	// host:port where `stagecoach keysmanager` joins with a join token; empty: no node can join.
-	Listen       string        `yaml:"listen"`
-	Certificates time.Duration `yaml:"certificates"` // lifetime of nodes' certificates
-}
-
 // RequestsConfig bounds the requests of clients.
 type RequestsConfig struct {
 	Timeout    time.Duration `yaml:"timeout"`    // of a request without a timeout of its own
@@ -221,8 +214,8 @@ func (c *Config) Validate() error {
 			bad("ort", err, "the path of libonnxruntime.so")
 		}
 	}
-	if c.Node.None && c.NATS.Listen == "" {
-		bad("node.none", true, "nats.listen too: else there is no node that could run replicas")
+	if c.Node.None && !c.NATS.joining() {
+		bad("node.none", true, "nats.listen or nats.urls too: else there is no node that could run replicas")
 	}
 	atLeast("nats.certificates", c.NATS.Certificates, 5*time.Second)
 	atLeast("requests.timeout", c.Requests.Timeout, time.Millisecond)
@@ -275,9 +268,7 @@ func (c *Config) validateAddresses(bad func(path string, got any, want string)) 
 		bad("listen", fmt.Sprintf("%q without basicAuthDir", c.Listen),
 			"a loopback address, or a folder with basic-auth-user and basic-auth-password: everyone who reaches the address could deploy")
 	}
-	if _, port, err := net.SplitHostPort(c.NATS.Listen); c.NATS.Listen != "" && (err != nil || port == "") {
-		bad("nats.listen", fmt.Sprintf("%q", c.NATS.Listen), "host:port, such as 127.0.0.1:4222 for nodes of this machine, or 0.0.0.0:4222")
-	}
+	c.NATS.validate(bad)
 }
 
 // validate reports the invalid fields of node.

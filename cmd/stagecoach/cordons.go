@@ -55,7 +55,7 @@ type cordons struct {
 }
 
 // openCordons reads the records, and follows them until stop is called.
-func openCordons(ctx context.Context, nats *queue.Server, log *slog.Logger) (c *cordons, stop func(), err error) {
+func openCordons(ctx context.Context, nats queue.Broker, log *slog.Logger) (c *cordons, stop func(), err error) {
 	nc, err := nats.Connect("cordons")
 	if err != nil {
 		return nil, nil, err

@@ -39,6 +39,7 @@ import (
 // keysManagerConfig configures `stagecoach keysmanager`.
 type keysManagerConfig struct {
 	node, nats, token          string
+	outside                    bool // NATS is a cluster that others run
 	memory                     Bytes
 	cpus                       int
 	devices                    string // UUIDs or indices, separated by commas; "all", "none"
@@ -67,6 +68,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	for flag, alias := range map[string]string{"token": "", "nats-token": "the same as --token"} {
 		fs.StringVar(&c.token, flag, tokenFile(defaults.State), cmp.Or(alias, "join token (stagecoach node token), or a file that has it; needed until the node has joined"))
 	}
+	fs.BoolVar(&c.outside, "nats-outside", false, "--join has the servers of up --nats: connect without a join token")
 	fs.Func("memory", "for zygotes and replicas, such as 4Gi; default: what the machine or the cgroup has", func(s string) error {
 		return c.memory.UnmarshalText([]byte(s))
 	})
@@ -128,6 +130,9 @@ func (c *keysManagerConfig) validate() error {
 		errs = append(errs, fmt.Errorf("--devices: %w", err))
 	}
 	c.tunnel.validate(bad)
+	if c.outside && c.tunnel.listen != "" {
+		bad("listen", c.tunnel.listen, "no --nats-outside: certificates need a control plane that runs NATS itself, with --nats-listen")
+	}
 	validImageRate("image-rate", c.imageRate, bad)
 	if c.drain < 0 {
 		bad("drain", c.drain, "0 or more")
@@ -215,7 +220,7 @@ func (d *daemon) open(ctx context.Context) error {
 	}
 	d.server, err = node.NewServer(node.ServerConfig{
 		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Address: d.farAddress(), Remote: d.cfg.tunnel.remote,
-		Images: found.server.ServeConn, Log: d.log,
+		Epoch: filepath.Join(d.cfg.state, "epoch"), Images: found.server.ServeConn, Log: d.log,
 	})
 	if err != nil {
 		return err

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 )
 
 // actAsMain is the environment variable that makes this test binary run as the program itself. So
@@ -16,6 +18,7 @@ import (
 const actAsMain = "STAGECOACH_TEST_MAIN"
 
 func TestMain(m *testing.M) {
+	natstest.Main()
 	// Children that it starts itself, such as a watchdog, have an environment without the variable.
 	// They must not run the tests again.
 	if os.Getenv(actAsMain) != "" || len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-test.") {

@@ -99,6 +99,14 @@ func access(m *identity.Member, refused func(error)) queue.Access {
 
 // openMembership makes the daemon a member, and connects it. If the membership ends, so does run.
 func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
+	if d.cfg.outside { // who may connect is up to the cluster's operator
+		nc, err := queue.Connect(d.cfg.nats, queue.Access{}, "node "+d.cfg.node, d.log)
+		if err != nil {
+			return nil, err
+		}
+		d.onClose(nc.Close)
+		return queue.NewLink(nc), nil
+	}
 	j := joining{d.cfg.nats, d.cfg.token, d.cfg.node, filepath.Join(d.cfg.state, "identity"), d.log}
 	m, err := j.member(ctx)
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -29,6 +30,7 @@ import (
 type nodesRig struct {
 	*rig
 	url   string // of its NATS
+	epoch atomic.Uint64
 	watch *node.Directory
 }
 
@@ -48,7 +50,14 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	t.Helper()
 	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:0"}, flags...)...)}
 	n.url = n.joinURL()
-	bus := n.control()
+	n.open(n.control())
+	return n
+}
+
+// open begins to watch the nodes.
+func (n *nodesRig) open(bus *queue.Link) {
+	t := n.t
+	t.Helper()
 	boot, err := node.BootID()
 	if err != nil {
 		t.Fatal(err)
@@ -57,13 +66,13 @@ func startNodes(t *testing.T, flags ...string) *nodesRig {
 	// up's directory may take them.
 	n.watch, err = node.OpenDirectory(node.DirectoryConfig{
 		Bus: bus, Boot: boot, Log: slog.New(slog.DiscardHandler),
+		Epoch:  func() (uint64, error) { return n.epoch.Load(), nil },
 		Joined: func(*node.Client) {}, Left: func(string, string) {}, Heard: func(*node.Client) {}, Event: func(string, node.Event) {},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(n.watch.Close)
-	return n
 }
 
 // control connects to NATS as a control plane, with the keys in up's state folder.
@@ -334,6 +343,7 @@ func TestStrayReplica(t *testing.T) {
 	spec := node.Spec{Function: "stray.openfaas-fn", Namespace: "openfaas-fn", Image: "stagecoach/noop:0.1.0"}
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
+	n.until(soon, "up to have spoken to the node", func() bool { inv, _ := n.inventory("n1"); n.epoch.Store(inv.Epoch); return inv.Epoch > 0 })
 	all := n.watch.Clients()
 	started, err := all[0].Start(ctx, node.Order{Replica: "stray-1", Spec: spec}, nil)
 	if err != nil {

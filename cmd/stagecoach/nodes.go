@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
@@ -22,11 +23,11 @@ import (
 // nodes has the nodes of a running stagecoach: its own KeysManager, if it has one, and the daemons
 // that have joined.
 type nodes struct {
-	self   node.Identity        // of this process
-	keys   *keysmanager.Manager // nil: this process is no node
-	bus    *queue.Link          // to daemons; nil: it does not listen for them
-	joined *node.Directory      // nil: it does not listen for daemons
-	far    *farNodes            // reaches nodes of other machines; nil: it does not listen for daemons
+	self   node.Identity                  // of this process
+	keys   *keysmanager.Manager           // nil: this process is no node
+	bus    *queue.Link                    // to daemons; nil: it does not listen for them
+	joined atomic.Pointer[node.Directory] // nil: it does not listen for daemons
+	far    *farNodes                      // reaches nodes of other machines; nil: it does not listen for daemons
 	log    *slog.Logger
 	// decides who may join; nil: it does not listen for daemons
 	authority *authority.Authority
@@ -48,17 +49,33 @@ type nodes struct {
 // close stops listening to daemons.
 func (n *nodes) close() {
 	n.cancel()
-	if n.joined != nil {
-		n.joined.Close()
+	if d := n.joined.Load(); d != nil {
+		d.Close()
 	}
 	n.group.Wait()
+}
+
+// clients returns those of the daemons that are heard.
+func (n *nodes) clients() []*node.Client {
+	if d := n.joined.Load(); d != nil {
+		return d.Clients()
+	}
+	return nil
+}
+
+// announced returns the latest announcements of daemons.
+func (n *nodes) announced() []node.Inventory {
+	if d := n.joined.Load(); d != nil {
+		return d.Inventories()
+	}
+	return nil
 }
 
 // Inventories implements admin.Nodes.
 func (n *nodes) Inventories() []node.Inventory {
 	var out []node.Inventory
-	if n.joined != nil {
-		out = n.joined.Inventories()
+	if d := n.joined.Load(); d != nil {
+		out = d.Inventories()
 	}
 	if n.keys != nil {
 		inv := n.keys.Inventory()
@@ -94,17 +111,15 @@ func (n *nodes) Evict(ctx context.Context, name, what string) (int64, error) {
 func errorCodes() node.Codes {
 	return node.Codes{
 		node.CodeUnsupported: errors.ErrUnsupported, node.CodeBusy: keysmanager.ErrBusy, node.CodeNoModel: keysmanager.ErrNoModel,
-		node.CodeNoRoom: keysmanager.ErrNoRoom, node.CodeNotCached: keysmanager.ErrNotCached,
+		node.CodeNoRoom: keysmanager.ErrNoRoom, node.CodeNotCached: keysmanager.ErrNotCached, node.CodeOldEpoch: node.ErrOldEpoch,
 	}
 }
 
 // order sends an order to a daemon, and waits for the answer.
 func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, error) {
-	if n.joined != nil {
-		for _, c := range n.joined.Clients() {
-			if c.Name() == name {
-				return c.Do(ctx, o)
-			}
+	for _, c := range n.clients() {
+		if c.Name() == name {
+			return c.Do(ctx, o)
 		}
 	}
 	return 0, &node.Error{Node: name, Err: fmt.Errorf("%w now", admin.ErrNoNode)}

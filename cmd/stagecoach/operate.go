@@ -267,8 +267,8 @@ func (o nodeOperator) Remove(ctx context.Context, name string) error {
 	case n.Status != schema.NodeSilent && n.Status != schema.NodeDrained:
 		return refuse("it is %s; %s first, or stop its daemon", n.Status, drain)
 	}
-	if o.nodes.joined != nil {
-		if err := o.nodes.joined.Remove(ctx, name, "an operator removed the node; start the daemon again to join with it"); err != nil {
+	if d := o.nodes.joined.Load(); d != nil {
+		if err := d.Remove(ctx, name, "an operator removed the node; start the daemon again to join with it"); err != nil {
 			return err
 		}
 	}
@@ -363,10 +363,11 @@ func (n *nodes) heard(name string) (node.Inventory, bool) {
 
 // away returns the daemons that were heard and are not any more.
 func (n *nodes) away() []node.Absence {
-	if n.joined == nil {
+	d := n.joined.Load()
+	if d == nil {
 		return nil
 	}
-	return n.joined.Away()
+	return d.Away()
 }
 
 // once runs f in the background, unless it still runs from an earlier call with the same name.

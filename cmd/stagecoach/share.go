@@ -24,7 +24,7 @@ type imageShare struct {
 
 // shareImages serves the store of up to the nodes that join.
 func shareImages(u *up) error {
-	if u.cfg.NATS.Listen == "" {
+	if !u.cfg.NATS.joining() {
 		return nil
 	}
 	p := newPacks(u.images.folders, u.images.store)

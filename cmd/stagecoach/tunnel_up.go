@@ -164,7 +164,7 @@ func (n *nodes) resend(namespace, name string) {
 	f.mu.Unlock()
 	for _, to := range all {
 		n.group.Go(func() {
-			for _, c := range n.joined.Clients() {
+			for _, c := range n.clients() {
 				if inv := c.Inventory(); c.Name() == to.node && inv.ID == to.daemon {
 					if err := f.send(n.ctx, to, inv.Address); err != nil {
 						n.log.Warn("a changed secret has not reached a node; it comes with the next start", "node", to.node, "function", to.function, "error", err)

@@ -41,11 +41,17 @@ func runUp(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer raiseHeap()()
-	u, err := newUp(ctx, cfg, log)
-	if err != nil {
-		return errors.Join(err, u.close())
+	for {
+		u, err := newUp(ctx, cfg, log)
+		if err != nil {
+			return errors.Join(err, u.close())
+		}
+		err = errors.Join(u.serve(ctx, out), u.close())
+		if !errors.Is(err, errAgain) || ctx.Err() != nil {
+			return err
+		}
+		log.Warn("this control plane begins again, to stand by", "cause", err)
 	}
-	return errors.Join(u.serve(ctx, out), u.close())
 }
 
 // upConfig merges defaults, file and flags. Flags win over the file, and the file wins over
@@ -64,7 +70,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	})
 	fs.StringVar(&cfg.Registry.Auth, "registry-config", cfg.Registry.Auth, "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
 	fs.StringVar(&cfg.ORT, "ort", cfg.ORT, "ONNX Runtime's shared library, for functions with a model")
-	fs.StringVar(&cfg.NATS.Listen, "nats-listen", cfg.NATS.Listen, "host:port where nodes join (stagecoach keysmanager); default nowhere")
+	cfg.NATS.addFlags(fs)
 	fs.BoolVar(&cfg.Node.None, "no-node", cfg.Node.None, "run no replicas in this process; nodes that join do")
 	fs.StringVar(&cfg.BasicAuthDir, "basic-auth-dir", cfg.BasicAuthDir, "folder with basic-auth-user and basic-auth-password")
 	fs.Func("trusted-proxies", "CIDRs of proxies whose X-Forwarded-For is believed, by commas; default none", func(list string) error {
@@ -119,7 +125,7 @@ type up struct {
 	metrics  *prometheus.Registry
 	images   *images
 	book     *logbook.Book
-	nats     *queue.Server
+	nats     queue.Broker
 	specs    *queue.KV
 	registry *provider.Registry
 	proxies  peer.Proxies
@@ -135,7 +141,7 @@ type up struct {
 	teaching
 	flow      *flow.Coordinator
 	walking   atomic.Pointer[flow.Coordinator] // flow, for the control loop, which starts earlier
-	journal   *queue.Journal
+	leading   *leading
 	calls     *admin.Calls
 	callbacks *gateway.Callbacks
 	gateway   *gateway.Gateway
@@ -151,8 +157,10 @@ type up struct {
 
 func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
 	u := &up{cfg: cfg, log: log, events: events.New(uint64(time.Now().UnixNano())), metrics: prometheus.NewRegistry(), calls: admin.NewCalls(), book: logbook.New(logsPerFunction, logsInAll)}
+	u.leading = &leading{u: u}
+	u.leading.openID()
 	for _, step := range []func(context.Context) error{
-		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes,
+		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes, u.leading.open,
 	} {
 		if err := step(ctx); err != nil {
 			return u, err
@@ -172,7 +180,10 @@ func (u *up) close() error {
 	return errors.Join(errs...)
 }
 
-// serve listens until ctx ends, then lets requests finish.
+// deposedDrain bounds how long requests may go on after another control plane has taken over.
+const deposedDrain = 5 * time.Second
+
+// serve listens until ctx ends, or another control plane takes over. Then it lets requests finish.
 func (u *up) serve(ctx context.Context, out io.Writer) error {
 	l, err := net.Listen("tcp", u.cfg.Listen)
 	if err != nil {
@@ -205,17 +216,20 @@ func (u *up) serve(ctx context.Context, out io.Writer) error {
 		go func() { served <- srv.Serve(u.nodes.far.inside) }() // ends with Shutdown
 	}
 	var fault error
+	limit := u.cfg.Control.DrainTimeout
 	select {
 	case err := <-served:
 		running--
 		fault = fmt.Errorf("serve: %w", err)
 	case <-ctx.Done():
+	case fault = <-u.leading.deposed:
+		limit = min(limit, deposedDrain)
 	}
-	u.log.Info("draining", "at most", u.cfg.Control.DrainTimeout)
-	drain, cancel := context.WithTimeout(context.Background(), u.cfg.Control.DrainTimeout)
+	u.log.Info("draining", "at most", limit)
+	drain, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	if err := srv.Shutdown(drain); err != nil {
-		fault = errors.Join(fault, fmt.Errorf("requests were cut off after %v: %w", u.cfg.Control.DrainTimeout, errors.Join(err, srv.Close())))
+		fault = errors.Join(fault, fmt.Errorf("requests were cut off after %v: %w", limit, errors.Join(err, srv.Close())))
 	}
 	for range running {
 		if err := <-served; !errors.Is(err, http.ErrServerClosed) {

@@ -80,7 +80,7 @@ func (u *up) printed(function string, l logbook.Line) {
 
 // connectNodes opens the connection to daemons. It stays open until all replicas are stopped.
 func (u *up) connectNodes() error {
-	if u.cfg.NATS.Listen == "" {
+	if !u.cfg.NATS.joining() {
 		return nil
 	}
 	nc, err := u.nats.Connect("nodes")
@@ -90,11 +90,15 @@ func (u *up) connectNodes() error {
 	u.onClose(func() error { nc.Close(); return nil })
 	u.onClose(func() error { u.nodes.close(); return nil })
 	u.nodes.bus, u.nodes.log = queue.NewLink(nc), u.log
+	inside, is := u.nats.(*queue.Server)
+	if !is {
+		return nil // the operator of the cluster decides who may connect
+	}
 	if err := openTunnel(u); err != nil {
 		return err
 	}
 	joins := queue.NewJoinLink(nc)
-	stop, err := u.nodes.authority.Serve(u.nodes.bus, joins, u.nats.Revoke)
+	stop, err := u.nodes.authority.Serve(u.nodes.bus, joins, inside.Revoke)
 	if err != nil {
 		return err
 	}
@@ -107,20 +111,25 @@ func (u *up) connectNodes() error {
 	return nil
 }
 
-// openNodes lets daemons join. All parts that handle their messages exist by then.
+// openNodes lets daemons join, unless another control plane may lead. All parts that handle their
+// messages exist by then.
 func (u *up) openNodes(context.Context) error {
 	u.background(operatorOf(u).tidy)
-	if u.nodes.bus == nil {
+	if u.nodes.bus == nil || u.leading.outside() {
 		return nil
 	}
+	return u.joinNodes()
+}
+
+// joinNodes lets daemons join.
+func (u *up) joinNodes() error {
 	own := ""
 	if u.nodes.keys != nil {
 		own = u.nodes.self.Name
 	}
-	u.nodes.sources = &nodeSources{self: u.nodes.self, control: u.images.share.source, packs: u.images.share.packs, all: func() []node.Inventory { return u.nodes.joined.Inventories() }}
-	var err error
-	u.nodes.joined, err = node.OpenDirectory(node.DirectoryConfig{
-		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Log: u.log,
+	u.nodes.sources = &nodeSources{self: u.nodes.self, control: u.images.share.source, packs: u.images.share.packs, all: u.nodes.announced}
+	joined, err := node.OpenDirectory(node.DirectoryConfig{
+		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
 		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare,
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
@@ -134,6 +143,9 @@ func (u *up) openNodes(context.Context) error {
 			u.printed(l.Function, logbook.Line{At: l.At, Replica: l.Replica, Stream: l.Stream, Text: l.Text})
 		},
 	})
+	if err == nil {
+		u.nodes.joined.Store(joined)
+	}
 	return err
 }
 

@@ -59,22 +59,20 @@ const blobLimit = 8 << 30
 // openQueue starts NATS and opens the streams that it keeps.
 func (u *up) openQueue(ctx context.Context) error {
 	var err error
-	sync := u.cfg.Journal.Sync
-	if sync == 0 {
-		sync = -1 // with each write
-	}
-	server := queue.ServerConfig{Dir: filepath.Join(u.cfg.State, "nats"), Sync: sync, Log: u.log}
 	if u.nodes, err = newNodes(u.cfg.Node.Name); err != nil {
 		return err
 	}
+	server := queue.ServerConfig{Log: u.log}
 	if err := u.nodes.openAuthority(u.cfg, &server); err != nil {
 		return err
 	}
-	if u.nats, err = queue.StartServer(server); err != nil {
+	if u.nats, err = u.cfg.openBroker(ctx, server); err != nil {
 		return err
 	}
-	if url := u.nats.URL(); url != "" {
+	if url := u.nats.URL(); url != "" && !u.leading.outside() {
 		u.log.Info("nodes can join", "url", url, "token", tokenFile(u.cfg.State))
+	} else if url != "" {
+		u.log.Info("nodes can join", "url", url)
 	}
 	u.onClose(func() error { u.nats.Close(); return nil })
 	nc, err := u.nats.Connect("state")
@@ -90,44 +88,32 @@ func (u *up) openQueue(ctx context.Context) error {
 	}
 	u.onClose(func() error { u.registry.Close(); return nil })
 	mountSecrets(u.secrets, u.registry.Functions(), u.log)
-	if u.journal, err = queue.OpenJournal(ctx, nc, u.journalConfig(), u.log); err != nil {
+	if !u.leading.outside() {
+		err = u.leading.openJournal(ctx)
+	} else {
+		err = u.leading.openOutside()
+	}
+	if err != nil {
 		return err
 	}
 	bucket, err := queue.OpenKV(ctx, nc, u.nats.Disk(), demandBucket)
 	if err != nil {
 		return err
 	}
-	if u.demand, err = learn.Open(ctx, learn.Config{Store: bucket, Graph: u.registry.Graph, Log: u.log, Metrics: u.metrics}); err != nil {
+	if u.demand, err = learn.Open(ctx, learn.Config{Store: leadersStore{bucket, u.leading.leads}, Graph: u.registry.Graph, Log: u.log, Metrics: u.metrics}); err != nil {
 		return err
 	}
 	u.onClose(u.demand.Close)
-	if err := u.metrics.Register(queue.NewJournalMetrics(u.journal)); err != nil {
-		return err
-	}
 	if err := u.metrics.Register(queue.NewDiskMetrics(u.nats.Disk())); err != nil {
 		return err
 	}
-	if err := u.metrics.Register(prometheus.NewCounterFunc(prometheus.CounterOpts{
-		Namespace: "stagecoach", Subsystem: "queue", Name: "messages_total", Help: "Messages that the embedded NATS server has received.",
-	}, func() float64 { n, _ := u.nats.Messages(); return float64(n) })); err != nil {
-		return err
+	if inside, is := u.nats.(*queue.Server); is {
+		u.metrics.MustRegister(prometheus.NewCounterFunc(prometheus.CounterOpts{
+			Namespace: "stagecoach", Subsystem: "queue", Name: "messages_total", Help: "Messages that the embedded NATS server has received.",
+		}, func() float64 { n, _ := inside.Messages(); return float64(n) }))
 	}
 	u.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return nil
-}
-
-// epoch returns a number higher than that of any earlier process on the same state.
-func (u *up) epoch(ctx context.Context) (uint64, error) {
-	nc, err := u.nats.Connect("epoch")
-	if err != nil {
-		return 0, err
-	}
-	defer nc.Close()
-	kv, err := queue.OpenKV(ctx, nc, u.nats.Disk(), "owners")
-	if err != nil {
-		return 0, err
-	}
-	return kv.Mark(ctx, "cluster", []byte(u.cfg.Node.Name)) // also works on a full disk
 }
 
 // openReplicas opens the parts that start replicas and send them tasks.
@@ -151,7 +137,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { nc.Close(); return nil })
-	u.lines, err = dispatch.New(dispatch.Config{
+	cfg := dispatch.Config{
 		Bus: queue.NewBus(nc), Store: u.store, Logger: u.log, Registerer: u.metrics,
 		Near:        func(to string, r *task.Reply) bool { return u.flow.Reply(to, r) },
 		OnDemand:    func(pipeline.Key) { u.loop.Poke() },
@@ -160,20 +146,25 @@ func (u *up) openReplicas(ctx context.Context) error {
 		OutOfMemory: func(_ pipeline.Key, replica string, short *task.MemoryError) { u.local.OutOfMemory(replica, short) },
 		Stuck:       func(_ pipeline.Key, replica, cause string) { u.local.Stuck(replica, cause) },
 		Dropped:     func(_ pipeline.Key, replica string, death task.Death) { u.local.Lost(replica, death) },
-	})
-	if err != nil {
+	}
+	if u.leading.outside() {
+		cfg.Bus, cfg.Most = u.leading.owners, u.leading.Most()
+		cfg.Apart = func(to string) bool { return u.flow.Elsewhere(to) }
+	}
+	if u.lines, err = dispatch.New(cfg); err != nil {
 		return err
 	}
 	u.onClose(func() error { u.lines.Close(); return nil })
-	epoch, err := u.epoch(ctx)
-	if err != nil {
-		return err
+	if !u.leading.outside() {
+		if err := u.leading.openInside(ctx); err != nil {
+			return err
+		}
 	}
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions().has), Joining: u.cfg.NATS.Listen != "", Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
+		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions().has), Joining: u.cfg.NATS.joining(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
 		Expected: u.expected, Cordons: &u.nodes.cordons.closed,
-		Epoch: epoch, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
+		Reign: u.leading.reign.Load, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
 	})
 	if err != nil {
@@ -210,11 +201,13 @@ func (u *up) openControl(context.Context) error {
 		cfg.Recorder, cfg.Traffic = record, u.traffic
 	}
 	var err error
-	u.loop, err = control.New(learnedObserver{u.local, u.demand}, u.local, cfg, u.log, u.metrics)
+	u.loop, err = control.New(heldObserver{learnedObserver{u.local, u.demand}, u.leading.epoch}, u.local, cfg, u.log, u.metrics)
 	if err != nil {
 		return err
 	}
-	u.background(u.loop.Run)
+	if !u.leading.outside() {
+		u.background(u.loop.Run)
+	}
 	u.nodes.cordons.tell(u.loop.Poke)
 	return nil
 }
@@ -246,9 +239,13 @@ func (u *up) openFlow(context.Context) error {
 		return err
 	}
 	u.onClose(func() error { nc.Close(); return nil })
-	u.flow, err = flow.New(flow.Config{
-		Bus: queue.NewBus(nc), Near: u.lines, Graphs: lined{u.registry, u.lines.Owns}, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
-	})
+	cfg := flow.Config{
+		Bus: queue.NewBus(nc), Near: u.lines, Graphs: lined{u.registry, u.leading.hasLine}, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
+	}
+	if u.leading.outside() {
+		cfg.Remote = u.leading
+	}
+	u.flow, err = flow.New(cfg)
 	if err != nil {
 		return err
 	}
@@ -267,7 +264,7 @@ func (u *up) openFlow(context.Context) error {
 	u.callbacks = gateway.NewCallbacks(gateway.CallbackTransport(u.networks.dial), gateway.CallbackTransport(u.networks.dialInside))
 	u.onClose(func() error { u.callbacks.Close(); return nil })
 	u.gateway, err = gateway.New(gateway.Config{
-		Directory: u.registry, Invoker: taught{u.flow, u.teaching}, Journal: asyncJournal{u.journal, u.calls}, Callbacks: u.callbacks,
+		Directory: u.registry, Invoker: taught{u.flow, u.teaching}, Journal: asyncJournal{heldJournal{u.leading}, u.calls}, Callbacks: u.callbacks,
 		Timeout: u.cfg.Requests.Timeout, MaxTimeout: u.cfg.Requests.MaxTimeout, MaxBody: int64(u.cfg.Requests.MaxBody),
 		BodyMemory: int64(u.cfg.Requests.BodyMemory), Spool: u.store,
 		InFlight: u.cfg.Requests.InFlight, Metrics: u.metrics, Log: u.log, Tracer: u.gatewayTracer(),
@@ -312,6 +309,7 @@ func (u *up) openHTTP(context.Context) error {
 	mux.Handle("GET /system/events", u.events)
 	mux.Handle("/", api)
 	u.handler, u.inside = u.gateway.Handler(api.Guard(mux)), u.gateway.InsideHandler(guardedInside(api, credentials, mux))
+	u.handler = u.leading.front(u.handler)
 	return nil
 }
 
@@ -319,6 +317,8 @@ func (u *up) openHTTP(context.Context) error {
 // begins to run the requests that the journal has kept.
 func (u *up) follow(context.Context) error {
 	update := func(c provider.Change) {
+		u.leading.changes.Lock()
+		defer u.leading.changes.Unlock()
 		u.kinds.changed(c.Key, c.Function)
 		if f := c.Function; f == nil {
 			u.lines.Remove(c.Key)
@@ -327,8 +327,10 @@ func (u *up) follow(context.Context) error {
 			u.status.meter.Forget(c.Key.String())
 			u.cpu.meter.Forget(c.Key.String())
 			u.gateway.Tidy()
-		} else if err := u.lines.Ensure(lineOf(f, u.kinds.of(f.Key))); err != nil {
-			u.log.Error("function has no line", "function", f.Key, "error", err)
+		} else if !u.leading.outside() || u.leading.leads() {
+			if err := u.lines.Ensure(lineOf(f, u.kinds.of(f.Key))); err != nil {
+				u.log.Error("function has no line", "function", f.Key, "error", err)
+			}
 		}
 		if spec, there := u.deployedFunctions().Spec(c.Key); there {
 			u.nodes.deployed(spec)
@@ -342,7 +344,9 @@ func (u *up) follow(context.Context) error {
 	}
 	u.background(u.collectImages)
 	u.background(u.sweepSecrets)
-	u.background(u.async)
+	if !u.leading.outside() {
+		u.background(u.async)
+	}
 	return nil
 }
 

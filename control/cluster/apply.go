@@ -24,15 +24,15 @@ func (l *Local) Apply(_ context.Context, p plan.Plan) error {
 	defer l.applying.Unlock()
 	l.mu.Lock()
 	closed, late := l.closed, p.Rev < l.applied
-	if !closed && !late && p.Epoch == l.cfg.Epoch {
+	if !closed && !late && p.Epoch == l.cfg.Reign() {
 		l.applied = p.Rev
 	}
 	l.mu.Unlock()
 	switch {
 	case closed:
 		return ErrClosed
-	case p.Epoch != l.cfg.Epoch:
-		return fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Epoch, plan.ErrStale)
+	case p.Epoch != l.cfg.Reign():
+		return fmt.Errorf("plan of epoch %d, want %d: %w", p.Epoch, l.cfg.Reign(), plan.ErrStale)
 	case late:
 		return fmt.Errorf("a plan of a later snapshot was applied: %w", plan.ErrStale)
 	}

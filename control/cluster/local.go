@@ -37,6 +37,8 @@ type Config struct {
 	// Largest number of replicas of all functions together; 0: as many as the nodes hold.
 	Budget int
 	Epoch  uint64 // epoch of this owner, higher than that of any earlier owner
+	// Reign returns the epoch of an owner that gets new ones, instead of Epoch; nil: it has one.
+	Reign func() uint64
 	// Returns the last part of a replica's name: short, random, safe in file names; nil: five
 	// letters and digits.
 	NewID func() string
@@ -129,6 +131,9 @@ func New(cfg Config) (*Local, error) {
 		cfg.Chance = rand.Float64
 	}
 	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*member{}, replicas: map[string]*replica{}, functions: map[pipeline.Key]*function{}, known: map[string]knownNode{}}
+	if cfg.Reign == nil {
+		l.cfg.Reign = func() uint64 { return cfg.Epoch }
+	}
 	l.begun, l.seed = l.now(), maphash.MakeSeed()
 	l.metrics = newMetrics(l)
 	if err := l.metrics.register(cfg.Metrics); err != nil {
@@ -144,7 +149,7 @@ func New(cfg Config) (*Local, error) {
 // Observe returns the present state of the cluster.
 func (l *Local) Observe(context.Context) (plan.Snapshot, error) {
 	now := time.Now()
-	s := plan.Snapshot{At: l.clock.at(now), Epoch: l.cfg.Epoch, Budget: l.cfg.Budget}
+	s := plan.Snapshot{At: l.clock.at(now), Epoch: l.cfg.Reign(), Budget: l.cfg.Budget}
 	for _, n := range l.present() {
 		s.Nodes = append(s.Nodes, n.Inventory())
 		l.cfg.Cordons.apply(&s.Nodes[len(s.Nodes)-1])

@@ -61,7 +61,7 @@ func (d *Directory) remove(name, cause string) {
 	}
 	inv := m.client.Inventory()
 	m.removed, m.cause = inv.ID, cause
-	refuse(d.cfg.Bus, inv.Identity, cause)
+	refuse(d.cfg, inv.Identity, cause)
 	d.left(name, m, Absence{Cause: cause})
 	d.mu.Lock()
 	m.away = nil

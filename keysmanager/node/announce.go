@@ -80,7 +80,7 @@ func (s *Server) inventory() Inventory {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	inv.Leaving, inv.Events = s.leaving, s.number
+	inv.Leaving, inv.Events, inv.Epoch = s.leaving, s.number, s.fence.highest
 	return inv
 }
 

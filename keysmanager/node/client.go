@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -27,6 +28,7 @@ type Client struct {
 	name  string
 	bus   Bus
 	codes Codes
+	epoch epochFunc
 	me    string // the kind of answers to us
 	stop  func() // listening to them
 	reach reach
@@ -38,8 +40,8 @@ type Client struct {
 }
 
 // newClient listens for answers about a node.
-func newClient(bus Bus, name string, codes Codes, to reach) (*Client, error) {
-	c := &Client{name: name, bus: bus, codes: codes, reach: to, me: kindAnswer + rand.Text(), waiting: map[string]chan Answer{}}
+func newClient(bus Bus, name string, codes Codes, epoch epochFunc, to reach) (*Client, error) {
+	c := &Client{name: name, bus: bus, codes: codes, epoch: epoch, reach: to, me: kindAnswer + rand.Text(), waiting: map[string]chan Answer{}}
 	var err error
 	c.stop, err = bus.Listen(name, c.me, func(_, _ string, data []byte) { c.answered(data) })
 	return c, err
@@ -82,7 +84,7 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 	if err != nil {
 		return Started{}, err
 	}
-	conn, err := c.claim(ctx, o.Replica, o.ID)
+	conn, err := c.claim(ctx, o)
 	if err != nil {
 		c.cancel(o)
 		return Started{}, &Error{c.name, fmt.Errorf("replica %q has started, but its socket was not handed over: %w", o.Replica, err)}
@@ -147,6 +149,11 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 	var done []string // phases that have ended
 	send := func() error {
 		o.Within = min(max(time.Until(until), time.Millisecond), maxWithin)
+		if o.Epoch, sent = c.epoch.now(); errors.Is(sent, ErrOldEpoch) {
+			return sent
+		} else if sent != nil {
+			return nil // perhaps it may act again soon
+		}
 		b, err := json.Marshal(o)
 		if err == nil {
 			sent = c.bus.Send(c.name, kindOrder, c.me, b)
@@ -208,7 +215,11 @@ func unanswered(accepted bool, done []string, sent error) string {
 // cancel tells the daemon that nobody waits for an order any more. If the message is lost, the
 // order ends at its own deadline.
 func (c *Client) cancel(o Order) {
-	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: o.To, Kind: OrderCancel, Within: time.Second, Target: o.ID})
+	epoch, err := c.epoch.now()
+	if err != nil {
+		return
+	}
+	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: o.To, Epoch: epoch, Kind: OrderCancel, Within: time.Second, Target: o.ID})
 	if err == nil {
 		_ = c.bus.Send(c.name, kindOrder, "", b)
 	}
@@ -220,10 +231,15 @@ func (c *Client) missed(ctx context.Context, since uint64) ([]Event, error) {
 	return a.Events, err
 }
 
-// refuse tells the daemon that its node is not used, and why.
-func refuse(bus Bus, to Identity, cause string) {
-	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: to.ID, Kind: OrderRefuse, Within: time.Second, Cause: cause})
+// refuse tells the daemon that its node is not used, and why. A control process that may not act
+// says nothing.
+func refuse(cfg DirectoryConfig, to Identity, cause string) {
+	epoch, err := epochFunc(cfg.Epoch).now()
+	if err != nil {
+		return
+	}
+	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: to.ID, Epoch: epoch, Kind: OrderRefuse, Within: time.Second, Cause: cause})
 	if err == nil {
-		_ = bus.Send(to.Name, kindOrder, "", b)
+		_ = cfg.Bus.Send(to.Name, kindOrder, "", b)
 	}
 }

@@ -28,7 +28,11 @@ type DirectoryConfig struct {
 	// Prepare is called before an order to start or load a function is given to a node of another
 	// machine. It may be called concurrently, and may block. nil: there is nothing to prepare.
 	Prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
-	Log     *slog.Logger
+	// Epoch returns the epoch of this control process, which all orders carry. It returns an error
+	// while this process may not give orders, and ErrOldEpoch if it never may again. 0 means that it
+	// has no epoch; only nodes that have never seen one obey it. nil: 0.
+	Epoch func() (uint64, error)
+	Log   *slog.Logger
 
 	Joined func(*Client)              // a node has come, or is back
 	Left   func(node, cause string)   // it is silent, or has said that it goes
@@ -242,7 +246,7 @@ func (d *Directory) announced(name string, data []byte) {
 	switch {
 	case inv.ID == m.removed:
 		if !inv.Gone {
-			refuse(d.cfg.Bus, inv.Identity, m.cause)
+			refuse(d.cfg, inv.Identity, m.cause)
 		}
 		return
 	case inv.Gone && inv.ID == was.ID:
@@ -253,11 +257,17 @@ func (d *Directory) announced(name string, data []byte) {
 		return
 	case inv.Gone:
 		return
+	case d.behind(inv.Epoch):
+		if m.refused != inv.ID {
+			m.refused = inv.ID
+			d.cfg.Log.Error("node not used: it follows another control process, whose epoch is higher", "node", name, "epoch", inv.Epoch)
+		}
+		return
 	case d.unfit(inv) != "":
 		if m.refused != inv.ID {
 			m.refused = inv.ID
 			d.cfg.Log.Error("node refused", "node", name, "error", d.unfit(inv))
-			refuse(d.cfg.Bus, inv.Identity, d.unfit(inv))
+			refuse(d.cfg, inv.Identity, d.unfit(inv))
 		}
 		return
 	case was.ID != "" && inv.ID != was.ID:
@@ -281,6 +291,12 @@ func (d *Directory) announced(name string, data []byte) {
 	}
 }
 
+// behind reports whether a node has seen a higher epoch than that of this process.
+func (d *Directory) behind(epoch uint64) bool {
+	mine, err := epochFunc(d.cfg.Epoch).now()
+	return err == nil && mine > 0 && epoch > mine
+}
+
 // unfit says why a node cannot be used; empty: it can.
 func (d *Directory) unfit(inv Inventory) string {
 	switch {
@@ -298,7 +314,7 @@ func (d *Directory) meet(name string) (*member, error) {
 	if len(d.nodes) >= maxNodes && !d.dropAway() {
 		return nil, fmt.Errorf("%d nodes have joined, want at most %d", len(d.nodes), maxNodes)
 	}
-	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Prepare})
+	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, d.cfg.Epoch, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Prepare})
 	if err != nil {
 		return nil, err
 	}
@@ -362,7 +378,7 @@ func (d *Directory) left(name string, m *member, a Absence) {
 func (d *Directory) told(name string, data []byte) {
 	e, err := DecodeEvent(data)
 	m := d.nodes[name]
-	if err != nil || m == nil || e.ID != m.client.Inventory().ID {
+	if err != nil || m == nil || e.ID != m.client.Inventory().ID || d.behind(e.Epoch) {
 		return
 	}
 	switch {

@@ -32,6 +32,10 @@ func (s *Server) serveConn(c *net.UnixConn) {
 		fail(err)
 		return
 	}
+	if err := admit(s, req.Epoch); err != nil {
+		fail(err)
+		return
+	}
 	switch req.Want {
 	case wantSocket:
 		k, err := s.claimed(req.Replica, req.Order)

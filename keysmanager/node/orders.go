@@ -22,6 +22,12 @@ func (s *Server) receive(reply string, data []byte) {
 		return
 	}
 	done := Answer{ID: o.ID, Done: true}
+	if o.Kind != OrderWho && o.To == s.cfg.Me.ID {
+		if err := admit(s, o.Epoch); err != nil {
+			refuseEpoch(s, reply, o, err)
+			return
+		}
+	}
 	switch {
 	case o.Kind == OrderWho:
 	case o.To != s.cfg.Me.ID:
@@ -41,6 +47,12 @@ func (s *Server) receive(reply string, data []byte) {
 	s.answer(reply, done)
 }
 
+// refuseEpoch answers an order of a control process that another one has overtaken.
+func refuseEpoch(s *Server, reply string, o Order, err error) {
+	s.cfg.Log.Warn("order refused", "node", s.cfg.Me.Name, "order", o.Kind, "replica", o.Replica, "error", err)
+	s.answer(reply, Answer{ID: o.ID, Done: true, Error: fmt.Sprintf("node %q: %v", s.cfg.Me.Name, err), Code: CodeOldEpoch})
+}
+
 // accept carries an order out, unless it has been or is being carried out.
 func (s *Server) accept(reply string, o Order) {
 	s.mu.Lock()
@@ -55,6 +67,10 @@ func (s *Server) accept(reply string, o Order) {
 		return
 	}
 	refuse := ""
+	if err := s.fence.check(o.Epoch); err != nil { // raised since the order was admitted
+		refuseEpoch(s, reply, o, err)
+		return
+	}
 	switch {
 	case s.closed:
 		refuse = "the daemon ends"
@@ -69,7 +85,7 @@ func (s *Server) accept(reply string, o Order) {
 	}
 	ctx, cancel := context.WithTimeoutCause(s.ctx, o.Within, fmt.Errorf("order not carried out within %v", o.Within))
 	ctx, giveUp := context.WithCancelCause(ctx)
-	t := &task{cancel: giveUp, reply: reply}
+	t := &task{cancel: giveUp, epoch: o.Epoch, reply: reply}
 	s.running[o.ID] = t
 	s.answer(reply, Answer{ID: o.ID})
 	s.work.Go(func() {
@@ -107,7 +123,7 @@ func (s *Server) carryOut(ctx context.Context, o Order, t *task) {
 	if unwanted {
 		a = Answer{ID: o.ID, Done: true, Error: "nobody waits for it any more"}
 	} else if started.Conn != nil {
-		k := &kept{order: o.ID, replica: o.Replica, conn: started.Conn}
+		k := &kept{order: o.ID, replica: o.Replica, epoch: o.Epoch, conn: started.Conn}
 		k.timer = time.AfterFunc(s.cfg.Unclaimed, func() { s.expire(k) })
 		s.kept[o.Replica] = k
 	}

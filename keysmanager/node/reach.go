@@ -66,8 +66,8 @@ func (c *Client) prepare(ctx context.Context, o *Order) error {
 }
 
 // claim takes the stage socket of a replica that an order has started.
-func (c *Client) claim(ctx context.Context, replica, order string) (wire.Socket, error) {
-	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantSocket, Replica: replica, Order: order}
+func (c *Client) claim(ctx context.Context, o Order) (wire.Socket, error) {
+	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantSocket, Replica: o.Replica, Order: o.ID, Epoch: o.Epoch}
 	var err error
 	if c.reach.near(inv) {
 		var s wire.Socket
@@ -88,8 +88,11 @@ func (c *Client) claim(ctx context.Context, replica, order string) (wire.Socket,
 
 // lines asks for what the node's replicas print.
 func (c *Client) lines(ctx context.Context) (io.ReadCloser, *bufio.Reader, error) {
-	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantLines}
-	var err error
+	epoch, err := c.epoch.now()
+	if err != nil {
+		return nil, nil, err
+	}
+	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantLines, Epoch: epoch}
 	if c.reach.near(inv) {
 		var near net.Conn
 		var r *bufio.Reader

@@ -53,6 +53,9 @@ type ServerConfig struct {
 	Images func(ctx context.Context, c net.Conn)
 	Log    *slog.Logger
 
+	// File that keeps the highest epoch of control processes; empty: a restart forgets it.
+	Epoch string
+
 	Announce  time.Duration // between announcements when nothing changes; 0: a second
 	Unclaimed time.Duration // how long a started replica's socket waits to be claimed; 0: a minute
 }
@@ -93,11 +96,13 @@ type Server struct {
 	kept     map[string]*kept               // by replica: sockets that nobody has claimed yet
 	events   []Event                        // the latest, in order
 	number   uint64                         // of the latest
+	fence    fence
 }
 
 // task is an order under way.
 type task struct {
 	cancel  context.CancelCauseFunc
+	epoch   uint64
 	givenUp bool
 	reply   string
 }
@@ -105,6 +110,7 @@ type task struct {
 // kept is a started replica's socket that waits for who ordered it.
 type kept struct {
 	order, replica string
+	epoch          uint64
 	conn           wire.Socket
 	timer          *time.Timer
 }
@@ -127,6 +133,9 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	s := &Server{
 		cfg: cfg, changed: make(chan struct{}, 1), failed: make(chan error, 1),
 		running: map[string]*task{}, answers: answers, kept: map[string]*kept{}, out: newOutbox(),
+	}
+	if s.fence, err = openFence(cfg.Epoch); err != nil {
+		return nil, err
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if s.socket, err = listen(cfg.Socket); err != nil {
@@ -178,7 +187,7 @@ func (s *Server) Line(l Line) { s.out.add(l) }
 func (s *Server) Tell(e Event) {
 	s.mu.Lock()
 	s.number++
-	e.V, e.ID, e.Number, e.At = Version, s.cfg.Me.ID, s.number, time.Now().UTC()
+	e.V, e.ID, e.Number, e.Epoch, e.At = Version, s.cfg.Me.ID, s.number, s.fence.highest, time.Now().UTC()
 	if len(s.events) == eventsKept {
 		s.events = s.events[:copy(s.events, s.events[1:])]
 	}

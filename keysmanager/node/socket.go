@@ -25,6 +25,7 @@ type socketRequest struct {
 	Want    string `json:"want"`
 	Replica string `json:"replica,omitempty"`
 	Order   string `json:"order,omitempty"`
+	Epoch   uint64 `json:"epoch,omitempty"` // as of an order
 }
 
 type socketReply struct {

@@ -20,6 +20,9 @@ func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 	_ = c.SetDeadline(time.Now().Add(socketTimeout))
 	reply := socketReply{V: Version, Node: s.cfg.Me.ID}
 	req, err := decodeRequest(first)
+	if err == nil {
+		err = admit(s, req.Epoch)
+	}
 	var k *kept
 	switch {
 	case err != nil:

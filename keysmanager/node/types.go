@@ -40,6 +40,8 @@ type Inventory struct {
 	Leaving bool   `json:"leaving,omitempty"`
 	Gone    bool   `json:"gone,omitempty"` // its last one
 	Events  uint64 `json:"events"`         // the number of the latest event
+	// Highest epoch of all control processes that have spoken to the node; 0: none has an epoch.
+	Epoch uint64 `json:"epoch,omitempty"`
 
 	Memory     Memory      `json:"memory"`
 	CPU        CPU         `json:"cpu"`
@@ -228,13 +230,16 @@ const (
 )
 
 // Order asks a node to do something. If an order arrives again with the same id, it is not carried
-// out again. [Client] fills in V, ID, To and Within. A KeysManager in the same process needs none
-// of them.
+// out again. [Client] fills in V, ID, To, Epoch and Within. A KeysManager in the same process needs
+// none of them.
 type Order struct {
 	V  int    `json:"v"`
 	ID string `json:"id"`
 	// The daemon's id; an order for an earlier one is refused. Not set in OrderWho.
-	To     string        `json:"to,omitempty"`
+	To string `json:"to,omitempty"`
+	// Epoch of the control process; a node that has seen a higher one refuses the order. Not set in
+	// OrderWho.
+	Epoch  uint64        `json:"epoch,omitempty"`
 	Kind   OrderKind     `json:"kind"`
 	Within time.Duration `json:"within"` // nanoseconds left to carry it out
 
@@ -313,6 +318,7 @@ const (
 	CodeNoModel     Code = "noModel"     // the function has no parameters
 	CodeNoRoom      Code = "noRoom"      // they do not fit into the node's memory
 	CodeNotCached   Code = "notCached"   // they are not in its memory
+	CodeOldEpoch    Code = "oldEpoch"    // the node has seen a control process with a higher epoch
 )
 
 // Codes maps codes to the errors of both sides. A daemon answers one of these errors with its code.
@@ -399,6 +405,7 @@ type Event struct {
 	V        int       `json:"v"`
 	ID       string    `json:"id"` // the daemon's
 	Number   uint64    `json:"number"`
+	Epoch    uint64    `json:"epoch,omitempty"` // as of an Inventory
 	At       time.Time `json:"at"`
 	Kind     EventKind `json:"kind"`
 	Replica  string    `json:"replica,omitempty"`

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -317,6 +318,10 @@ func (o *owner) reply(e *answered) {
 	if e.Last && near != nil && near(e.To, r) {
 		return
 	}
+	if apart := o.shell.cfg.Apart; apart != nil && apart(e.To) {
+		o.send(e, o.shell.cfg.Most)
+		return
+	}
 	var err error
 	if r.Output, err = tensor.Externalise(o.shell.cfg.Store, r.Request, r.Output); err != nil {
 		r.Code, r.Message, r.Output = task.Unavailable, "output: "+err.Error(), nil
@@ -324,8 +329,20 @@ func (o *owner) reply(e *answered) {
 	if near != nil && near(e.To, r) {
 		return
 	}
+	o.send(e, 0)
+}
+
+// send sends a reply over the bus. If it is larger than most bytes, a fault is sent instead; 0: any
+// size will do.
+func (o *owner) send(e *answered, most int) {
+	r, f := e.Reply.Reply, e.f
 	buf := o.shell.buffers.Get().(*[]byte)
 	*buf = wire.AppendReply((*buf)[:0], r)
+	if n := len(*buf); most > 0 && n > most {
+		r.Code, r.Output = task.Failed, nil
+		r.Message = fmt.Sprintf("output of %d bytes, want at most %d: the request came to another process, and the NATS cluster takes no larger messages (max_payload)", n, most)
+		*buf = wire.AppendReply((*buf)[:0], r)
+	}
 	if err := o.shell.cfg.Bus.Reply(e.To, *buf); err != nil {
 		o.shell.cfg.Logger.Warn("failed to send a reply; its coordinator will try again", "function", f.name, "call", r.Request, "error", err)
 	}

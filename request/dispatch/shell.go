@@ -43,6 +43,10 @@ type Config struct {
 	// Near takes a reply to a coordinator in this process, without encoding. If it returns false,
 	// the reply goes over the bus. If Near is nil, all replies go over the bus.
 	Near func(to string, r *task.Reply) bool
+	// Apart reports whether the coordinator at a reply's destination cannot read the Store. Then the
+	// reply has all of its items, in a message of at most Most bytes. nil: all coordinators can.
+	Apart func(to string) bool
+	Most  int
 	// OnDemand is called when more replicas would help (see [Wanted]), at most ten times per second
 	// per function.
 	OnDemand func(function pipeline.Key)

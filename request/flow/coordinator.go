@@ -58,10 +58,11 @@ type Near interface {
 	Leave(function, request string) bool
 }
 
-// Config configures a Coordinator. All fields but Near and InFlight are required.
+// Config configures a Coordinator. All fields but Near, Remote and InFlight are required.
 type Config struct {
 	Bus     Bus
-	Near    Near // nil: all tasks go over Bus
+	Near    Near   // nil: no task stays in this process
+	Remote  Remote // nil: tasks for other processes go over Bus, to whoever listens
 	Graphs  Graphs
 	Loads   Loads
 	Store   tensor.Store
@@ -89,6 +90,7 @@ type Coordinator struct {
 	pending sync.WaitGroup // Invokes in progress
 
 	inFlight atomic.Int64 // Invokes in progress
+	remote   *remote      // nil: there is no Config.Remote
 
 	retries, refused, convicted prometheus.Counter
 	dropped                     *prometheus.CounterVec // by reason
@@ -136,6 +138,9 @@ func New(cfg Config) (*Coordinator, error) {
 		s.timer.Stop()
 		c.shards[i] = s
 	}
+	if cfg.Remote != nil {
+		c.remote = newRemote(c)
+	}
 	var err error
 	if c.inbox, c.stop, err = cfg.Bus.Inbox(c.receive); err != nil {
 		return nil, fmt.Errorf("flow: %w", err)
@@ -173,6 +178,9 @@ func (c *Coordinator) Close(ctx context.Context) error {
 		<-done // they only clean up now
 	}
 	c.stop()
+	if c.remote != nil {
+		c.remote.close()
+	}
 	for _, s := range c.shards {
 		s.mu.Lock()
 		s.timer.Stop()
@@ -314,8 +322,13 @@ func (c *Coordinator) receive(msg []byte) {
 		c.cfg.Log.Error("failed to decode a reply", "bytes", len(msg), "error", err)
 		return
 	}
-	c.replied(r)
+	if c.remote == nil || c.remote.end(r) {
+		c.replied(r)
+	}
 }
+
+// Elsewhere reports whether replies to an inbox are for another coordinator.
+func (c *Coordinator) Elsewhere(inbox string) bool { return inbox != c.inbox }
 
 // Reply takes a reply from a dispatcher in this process. The dispatcher must not change r
 // afterwards. Reply returns false if the reply is for another coordinator.
@@ -375,12 +388,20 @@ func (c *Coordinator) step(s *shard, ev Event) {
 				if c.cfg.Near != nil && c.cfg.Near.Cancel(e.Function, e.Key) {
 					continue
 				}
+				if c.remote != nil {
+					c.remote.cancel(e.Key, e.Function)
+					continue
+				}
 				s.scratch = wire.AppendCancel(s.scratch[:0], e.Key, e.Function)
 				if err := c.cfg.Bus.Submit(e.Function, s.scratch); err != nil {
 					c.cfg.Log.Warn("failed to send a cancel; the task runs until its deadline", "function", e.Function, "error", err)
 				}
 			case Leave:
 				if c.cfg.Near != nil && c.cfg.Near.Leave(e.Function, e.Request) {
+					continue
+				}
+				if c.remote != nil {
+					c.remote.leave(e.Function, e.Request)
 					continue
 				}
 				s.scratch = wire.AppendLeave(s.scratch[:0], e.Request, e.Function)

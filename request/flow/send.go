@@ -39,6 +39,9 @@ func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 	if c.cfg.Near != nil && c.cfg.Near.Submit(t) {
 		return nil
 	}
+	if c.remote != nil {
+		return c.remote.submit(t)
+	}
 	s.scratch = wire.AppendTask(s.scratch[:0], t)
 	err := c.cfg.Bus.Submit(t.Function, s.scratch)
 	if cap(s.scratch) > largeTask {

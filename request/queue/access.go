@@ -12,7 +12,8 @@ import (
 
 // Access is what a process of another machine connects with.
 type Access struct {
-	// User returns the user's token, which [Keys] has signed. It is asked for each connection.
+	// User returns the user's token, which [Keys] has signed. It is asked for each connection. nil:
+	// the connection has no user.
 	User func() (string, error)
 	Seed string      // the user's secret key, see [NewUser]; empty: the token alone is enough
 	TLS  *tls.Config // nil: the connection is not encrypted
@@ -57,7 +58,10 @@ func (a Access) options() []nats.Option {
 			return key.Sign(nonce)
 		}
 	}
-	out := []nats.Option{nats.UserJWT(a.User, sign)}
+	var out []nats.Option
+	if a.User != nil {
+		out = append(out, nats.UserJWT(a.User, sign))
+	}
 	if a.TLS != nil {
 		out = append(out, nats.Secure(a.TLS))
 	}

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sys/unix"
 
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
@@ -50,12 +51,18 @@ const missingTries = 4
 // has room. So a Disk detects write errors, and refuses writes with the cause until there is room.
 // Then it closes and opens JetStream inside the running server. Connections are not affected, and
 // neither are messages that no stream stores.
+//
+// With NATS outside, a Disk checks the streams of the cluster instead of a disk. While a stream has
+// no leader or has refused a write, it refuses writes, until the stream is back.
 type Disk struct {
-	server  *Server
-	dir     string // folder of the streams
-	reserve string // path of the reserve's file
-	log     *slog.Logger
-	wake    chan struct{}
+	server  streams
+	cluster *Cluster // NATS outside; nil: the server is embedded
+	// Number of servers that keep each stream; 0: one.
+	replicas int
+	dir      string // folder of the streams; empty with NATS outside
+	reserve  string // path of the reserve's file
+	log      *slog.Logger
+	wake     chan struct{}
 
 	mu       sync.Mutex
 	failed   error         // why the streams take no writes; nil: they take writes
@@ -72,7 +79,15 @@ type Disk struct {
 	low      bool      // the log says that the disk is nearly full
 }
 
-func newDisk(s *Server, dir string, log *slog.Logger) *Disk {
+// streams is what a Disk needs of the servers that have the streams.
+type streams interface {
+	// writeError returns why some stream takes no writes, or nil.
+	writeError() error
+	// reopen makes the streams take writes again. If only missing is an error, the other streams do.
+	reopen() (failed, missing error)
+}
+
+func newDisk(s streams, dir string, log *slog.Logger) *Disk {
 	return &Disk{
 		server: s, dir: dir, reserve: filepath.Join(dir, "reserve"), log: log,
 		wake: make(chan struct{}, 1), stopped: make(chan struct{}), opened: make(chan struct{}),
@@ -98,6 +113,10 @@ func (d *Disk) look(now time.Time) {
 		if err := d.server.writeError(); err != nil {
 			d.report(err)
 		}
+	}
+	if d.cluster != nil {
+		d.retry(now)
+		return
 	}
 	free, err := disk.Free(d.dir)
 	if err != nil {
@@ -149,7 +168,44 @@ func (d *Disk) report(cause error) {
 	case d.wake <- struct{}{}:
 	default: // the goroutine is awake already
 	}
+	if d.cluster != nil {
+		d.next = time.Now().Add(clusterPause)
+		d.log.Error("the NATS cluster takes no writes; async requests and deploys are refused until it does", "cluster", d.cluster.URL(), "error", cause)
+		return
+	}
 	d.log.Error("a write to the streams failed, so they take no more; they are opened again when the disk has room", "disk", d.dir, "want free", int64(changeRoom), "error", cause)
+}
+
+// clusterPause is how long writes are refused after a cluster has failed to store one.
+const clusterPause = time.Second
+
+// retry takes writes again once the streams of a cluster are back.
+func (d *Disk) retry(now time.Time) {
+	d.mu.Lock()
+	due := d.failed != nil && !now.Before(d.next)
+	d.mu.Unlock()
+	if !due {
+		return
+	}
+	err := d.server.writeError()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.next = time.Now().Add(diskTick)
+	if err != nil {
+		d.failed = err
+		return
+	}
+	d.accept()
+	d.log.Info("the NATS cluster takes writes again", "cluster", d.cluster.URL())
+}
+
+// accept takes writes again. The caller holds d.mu.
+func (d *Disk) accept() {
+	d.failed, d.deleting, d.missing = nil, false, 0
+	d.reopened++
+	d.stopped = make(chan struct{})
+	close(d.opened)
+	d.opened = make(chan struct{})
 }
 
 // reopen opens the streams again. If the disk has room and some streams stay closed, the Disk gives
@@ -175,11 +231,7 @@ func (d *Disk) reopen(now time.Time, room bool) {
 	if missing != nil {
 		d.log.Error("failed to open a stream; the others are used without it until the next start", "disk", d.dir, "error", missing)
 	}
-	d.failed, d.deleting, d.missing = nil, false, 0
-	d.reopened++
-	d.stopped = make(chan struct{})
-	close(d.opened)
-	d.opened = make(chan struct{})
+	d.accept()
 	d.log.Info("the streams take writes again", "disk", d.dir)
 }
 
@@ -208,7 +260,7 @@ func (d *Disk) keepReserve() error {
 // disk free. size is the number of bytes to write, and keep is the number of bytes that must stay
 // free.
 func (d *Disk) room(size, keep int64) error {
-	if err := d.fault(); err != nil {
+	if err := d.fault(); err != nil || d.cluster != nil {
 		return err
 	}
 	return disk.Room(d.dir, size+keep)
@@ -221,6 +273,9 @@ func (d *Disk) fault() error {
 	d.mu.Unlock()
 	if failed == nil {
 		return nil
+	}
+	if d.cluster != nil {
+		return fmt.Errorf("%s takes no writes now; try again: %w: %w", d.cluster, ErrStopped, failed)
 	}
 	if noSpace(failed) {
 		free, err := disk.Free(d.dir)
@@ -262,18 +317,26 @@ type DiskStats struct {
 
 // Stats returns the state of the disk. It reads the free bytes each time.
 func (d *Disk) Stats() DiskStats {
-	free, err := disk.Free(d.dir)
-	if err != nil {
-		free = -1
+	free := int64(-1)
+	if d.cluster == nil {
+		if n, err := disk.Free(d.dir); err == nil {
+			free = n
+		}
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	if d.cluster != nil {
+		return DiskStats{Free: free, Stopped: d.failed != nil, Reopened: d.reopened}
+	}
 	return DiskStats{Free: free, Stopped: d.failed != nil, Low: free < acceptRoom, Reopened: d.reopened}
 }
 
 // prepareDeletion prepares a deletion. If the disk is full, it removes the reserve and waits until
 // the streams take writes. If there is still no room, it fails at once.
 func (d *Disk) prepareDeletion(ctx context.Context) error {
+	if d.cluster != nil {
+		return d.fault()
+	}
 	free, err := disk.Free(d.dir)
 	if err == nil && free < deletionRoom && os.Remove(d.reserve) == nil {
 		d.log.Warn("the disk is full: a deletion uses the reserved room", "disk", d.dir, "bytes", int64(reserveBytes))
@@ -317,7 +380,7 @@ func (d *Disk) writing(ctx context.Context, f func(context.Context) error) error
 	err := f(ctx)
 	cancel()
 	wg.Wait()
-	if err == nil {
+	if err = d.explain(err); err == nil {
 		return nil
 	}
 	select {
@@ -328,6 +391,36 @@ func (d *Disk) writing(ctx context.Context, f func(context.Context) error) error
 	default:
 	}
 	return err
+}
+
+// copies returns how many servers keep a stream, which are at least as many as do so now: a stream
+// must not lose a copy because a server is away. From now on, the stream is checked.
+func (d *Disk) copies(ctx context.Context, js jetstream.JetStream, stream string) (int, error) {
+	if d.cluster == nil {
+		return 1, nil
+	}
+	have, err := replicasOf(ctx, js, stream)
+	d.cluster.follow(stream)
+	return max(have, d.replicas), err
+}
+
+// explain adds to the error of a write that the cluster takes none now. It returns other errors
+// unchanged, and all errors of the embedded server.
+func (d *Disk) explain(err error) error {
+	if err == nil || d.cluster == nil || !d.cluster.refuses(err) {
+		return err
+	}
+	d.report(err)
+	return fmt.Errorf("%s refused a write: %w: %w", d.cluster, ErrStopped, err)
+}
+
+// late explains the error of a write that the cluster has not answered.
+func (d *Disk) late(err error) error {
+	if d.cluster == nil || errors.Is(err, ErrStopped) {
+		return err
+	}
+	d.report(err)
+	return fmt.Errorf("%s has not answered: %w: %w", d.cluster, ErrStopped, err)
 }
 
 // stops returns a channel that is closed while the streams take no writes. Ask for it before a

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"log/slog"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -38,7 +39,8 @@ type Limits struct {
 // JournalConfig configures a [Journal]. A zero field means its default.
 type JournalConfig struct {
 	Disk *Disk // disk of the server's streams; required
-	// folder for records above 1 MiB, on the same disk; required.
+	// Folder for records above 1 MiB, on the same disk; required if the server is embedded. With NATS
+	// outside, these records are in its object store.
 	Blobs string
 	// Number of streams that share the load; default 4. It cannot change during the life of a state
 	// folder.
@@ -79,12 +81,14 @@ func (c JournalConfig) withDefaults() JournalConfig {
 // ServerConfig.Sync sets how often that happens.
 //
 // The records are in JetStream streams. An index in memory, rebuilt at each start, selects the next
-// record to run (docs/adr/0014). At most one process may have a journal open.
+// record to run (docs/adr/0014). At most one process may have a journal open. With NATS outside, an
+// earlier process may not know yet that another one has the journal: of two changes of a record's
+// state, only the first is stored.
 type Journal struct {
 	js     jetstream.JetStream
 	cfg    JournalConfig
 	shards []jetstream.Stream
-	blobs  blobs
+	blobs  contents
 	dead   *deadLetters
 	log    *slog.Logger
 
@@ -155,6 +159,7 @@ type message struct {
 	data    []byte
 	at      time.Time // when it was stored
 	value   any       // decoded form of data; nil: data must be decoded
+	after   uint64    // store it only if this is the record's latest state; 0: in any case
 }
 
 func (m *message) number(field string) int64 {
@@ -191,13 +196,24 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 		lost: map[string]lost{}, losing: make(chan struct{}, 1),
 		lines: newLines(cfg.Window, callbackWindow, cfg.Limits), dead: newDeadLetters(),
 	}
-	if j.blobs, err = openBlobs(cfg.Blobs); err != nil {
+	if cfg.Disk.cluster != nil {
+		j.blobs, err = openObjects(ctx, js, cfg.Disk)
+	} else {
+		j.blobs, err = openBlobs(cfg.Blobs)
+	}
+	if err != nil {
 		return nil, err
 	}
 	for i := range cfg.Shards {
+		copies, err := cfg.Disk.copies(ctx, js, "JOURNAL-"+strconv.Itoa(i))
+		if err != nil {
+			return nil, fmt.Errorf("journal shard %d: %w", i, err)
+		}
 		s, err := js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
 			Name: "JOURNAL-" + strconv.Itoa(i), Subjects: []string{fmt.Sprintf("journal.%d.>", i)},
-			Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage, AllowDirect: true,
+			Retention: jetstream.WorkQueuePolicy, Storage: jetstream.FileStorage, Replicas: copies,
+			// A copy may lack the latest records, and a record that is not found counts as done.
+			AllowDirect: copies == 1,
 			// Append bounds the contents. The factor 2 leaves room for names, headers and uneven
 			// shards, because a retry that a stream refuses becomes a dead letter.
 			Discard: jetstream.DiscardNew, MaxBytes: 2 * cfg.Bytes / int64(cfg.Shards),
@@ -209,8 +225,12 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 		}
 		j.shards = append(j.shards, s)
 	}
+	copies, err := cfg.Disk.copies(ctx, js, "DEAD")
+	if err != nil {
+		return nil, fmt.Errorf("dead letters: %w", err)
+	}
 	if j.dead.stream, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
-		Name: "DEAD", Subjects: []string{"dead.>"}, Storage: jetstream.FileStorage, AllowDirect: true,
+		Name: "DEAD", Subjects: []string{"dead.>"}, Storage: jetstream.FileStorage, Replicas: copies, AllowDirect: copies == 1,
 		MaxBytes: cfg.Bytes, Discard: jetstream.DiscardOld, MaxMsgsPerSubject: -1,
 	}); err != nil {
 		return nil, fmt.Errorf("dead letters: %w", err)
@@ -334,6 +354,13 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 	if m.header.Get(headBlob) != "" {
 		msg.Data = nil
 	}
+	if m.after > 0 {
+		msg.Header = maps.Clone(m.header)
+		if msg.Header == nil {
+			msg.Header = nats.Header{}
+		}
+		msg.Header.Set(jetstream.ExpectedLastSubjSeqHeader, strconv.FormatUint(m.after, 10))
+	}
 	stopped := j.cfg.Disk.stops()
 	f, err := j.js.PublishMsgAsync(msg)
 	if err == nil {
@@ -353,11 +380,16 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 			m.header.Del(headBlob)
 			m.header.Del(headSize)
 		}
-		if api.ErrorCode == errStoreFailed {
+		switch explained := j.cfg.Disk.explain(err); {
+		case api.ErrorCode == errWrongSequence:
+			err = errors.Join(err, errOvertaken)
+		case explained != err: //nolint:errorlint // the same error, unless the cluster refuses
+			err = explained
+		case api.ErrorCode == errStoreFailed:
 			err = errors.Join(err, ErrFull)
 		}
 	} else {
-		err = unanswered{err}
+		err = unanswered{j.cfg.Disk.late(err)}
 	}
 	return 0, fmt.Errorf("record of %d bytes at %s: %w", len(m.data), m.subject, err)
 }

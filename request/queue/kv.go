@@ -34,7 +34,11 @@ func OpenKV(ctx context.Context, nc *nats.Conn, d *Disk, bucket string) (*KV, er
 	if err != nil {
 		return nil, fmt.Errorf("bucket %q: %w", bucket, err)
 	}
-	kv, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: bucket, History: 1, Storage: jetstream.FileStorage})
+	copies, err := d.copies(ctx, js, "KV_"+bucket)
+	if err != nil {
+		return nil, fmt.Errorf("bucket %q: %w", bucket, err)
+	}
+	kv, err := js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{Bucket: bucket, History: 1, Storage: jetstream.FileStorage, Replicas: copies})
 	if err != nil {
 		return nil, fmt.Errorf("bucket %q: %w", bucket, err)
 	}
@@ -52,6 +56,32 @@ func (k *KV) Put(ctx context.Context, key string, value []byte) (rev uint64, err
 	}
 	if err != nil {
 		return 0, fmt.Errorf("put %q: %w", key, err)
+	}
+	return rev, nil
+}
+
+// ErrConflict means that a key has another revision than was expected.
+var ErrConflict = errors.New("queue: the key was changed by someone else")
+
+// errWrongSequence is JetStream's code for a write that expected another revision.
+const errWrongSequence = 10071
+
+// Replace stores value if the key still has revision rev; 0: if it has no value. Otherwise it
+// returns ErrConflict. It waits for the answer until ctx ends. After any other error, the value may
+// be stored, now or soon.
+func (k *KV) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
+	var err error
+	if rev == 0 {
+		rev, err = k.kv.Create(ctx, Token(key), value)
+	} else {
+		rev, err = k.kv.Update(ctx, Token(key), value, rev)
+	}
+	var api *jetstream.APIError
+	if errors.Is(err, jetstream.ErrKeyExists) || errors.As(err, &api) && api.ErrorCode == errWrongSequence {
+		return 0, fmt.Errorf("replace %q: %w", key, ErrConflict)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("replace %q: %w", key, k.disk.explain(err))
 	}
 	return rev, nil
 }

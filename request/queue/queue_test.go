@@ -14,9 +14,12 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 	"go.uber.org/goleak"
+
+	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 )
 
 func TestMain(m *testing.M) {
+	natstest.Main()
 	if dir := os.Getenv("JOURNAL_WRITER"); dir != "" {
 		writeJournal(dir)
 	}

@@ -148,8 +148,11 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 		}
 		m.setNumber(headStarts, starts)
 		m.keepAccepted(m)
-		// On an error, this start is not counted.
-		if seq, err := j.replace(ctx, it, m); err == nil {
+		seq, err := j.replace(ctx, it, m)
+		if errors.Is(err, errOvertaken) {
+			return reread(ctx, j, back, m)
+		}
+		if err == nil { // on an error, this start is not counted
 			back.item.seq, back.item.old = seq, false
 		}
 	}
@@ -166,7 +169,8 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 	}
 	j.mu.Unlock()
 	if ctx.Err() != nil && end.Err != nil {
-		return back // the process ends, which is not the record's fault
+		back.item.old = true // if it runs again in this process, it may be a repetition
+		return back          // the work ends here, which is not the record's fault
 	}
 	return j.leave(ctx, back, m, end)
 }
@@ -187,10 +191,18 @@ func (j *Journal) try(ctx context.Context, rec Record, work func(context.Context
 func (j *Journal) leave(ctx context.Context, from state, m *message, end End) state {
 	to := from
 	to.busy = end.Busy
+	overtaken := false
 	err := j.retryWrite(ctx, m, func() (err error) {
 		to, err = j.end(ctx, to, m, end)
+		overtaken = errors.Is(err, errOvertaken)
+		if overtaken {
+			return nil
+		}
 		return err
 	})
+	if overtaken {
+		return reread(ctx, j, from, m)
+	}
 	if err != nil {
 		return from // the process ends: running twice is better than never
 	}
@@ -263,6 +275,9 @@ func (j *Journal) callback(ctx context.Context, to state, m *message, end End) (
 // replace stores a record's next state and deletes the previous one. A kill in between leaves both,
 // and the next start takes the later one.
 func (j *Journal) replace(ctx context.Context, it item, next *message) (seq uint64, err error) {
+	if j.cfg.Disk.cluster != nil {
+		next.after = it.seq
+	}
 	if seq, err = j.store(next); err != nil {
 		j.markUncertain(next.subject)
 		return 0, err
@@ -301,6 +316,9 @@ func (j *Journal) purge(ctx context.Context, s jetstream.Stream, subject string,
 // full, the stream now keeps this error, so reported passes it to the Disk.
 func (j *Journal) reported(err error) error {
 	var api *jetstream.APIError
+	if j.cfg.Disk.cluster != nil {
+		return j.cfg.Disk.explain(err)
+	}
 	if failed := (serverError{err}); errors.As(err, &api) && noSpace(failed) {
 		j.cfg.Disk.report(failed)
 	}
@@ -371,11 +389,13 @@ func (j *Journal) load(ctx context.Context, s jetstream.Stream, seq uint64) (*me
 		return nil, err
 	}
 	m := &message{subject: raw.Subject, header: raw.Header, data: raw.Data, at: raw.Time}
-	for _, field := range []string{jetstream.StreamHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer, jetstream.SubjectHeader, jetstream.LastSequenceHeader} {
+	for _, field := range []string{jetstream.StreamHeader, jetstream.SequenceHeader, jetstream.TimeStampHeaer, jetstream.SubjectHeader, jetstream.LastSequenceHeader, jetstream.ExpectedLastSubjSeqHeader} {
 		m.header.Del(field)
 	}
 	if blob := m.header.Get(headBlob); blob != "" {
-		if m.data, err = j.blobs.get(blob); err != nil {
+		if m.data, err = j.blobs.get(blob); errors.As(err, new(transient)) {
+			return nil, fmt.Errorf("content of a large record: %w", err)
+		} else if err != nil {
 			return m, fmt.Errorf("content of a large record: %w", err)
 		}
 	}

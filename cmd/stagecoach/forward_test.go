@@ -1,0 +1,106 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/request/queue"
+)
+
+// TestForwardedRequests has a control plane that stands by forward requests to the one that leads,
+// over NATS.
+func TestForwardedRequests(t *testing.T) {
+	server, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	nc, err := server.Connect("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	gone := make(chan struct{})
+	leaders := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/system/endless":
+			_, _ = io.WriteString(w, "first")
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			close(gone)
+		case "/system/large":
+			_, _ = w.Write(make([]byte, 1<<20))
+		default:
+			b, err := io.ReadAll(r.Body)
+			w.Header().Set("X-Seen", fmt.Sprint(r.Method, " ", r.URL.RequestURI(), " ", r.Host, " ", r.RemoteAddr != "", " ", r.Header.Get("X-Mine")))
+			w.WriteHeader(http.StatusTeapot)
+			fmt.Fprintf(w, "%d %v", len(b), err)
+		}
+	})
+	var holder atomic.Value
+	holder.Store("other")
+	yes, no := func() bool { return true }, func() bool { return false }
+	of := func(h http.Handler, leads func() bool) *forwarder {
+		return &forwarder{Handler: h, leads: leads, holder: func() string { return holder.Load().(string) }, bus: queue.NewBus(nc), most: 1 << 20}
+	}
+	stop, err := of(leaders, yes).serve("leader")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	own := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "own") })
+	front := httptest.NewServer(of(own, no))
+	defer front.Close()
+	send := func(ctx context.Context, path, body string) (*http.Response, string, error) {
+		req, err := http.NewRequestWithContext(ctx, http.MethodPut, front.URL+path, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = "gateway.example"
+		req.Header.Set("X-Mine", "m")
+		resp, err := front.Client().Do(req)
+		if err != nil {
+			return nil, "", err
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		return resp, string(b), err
+	}
+
+	// The leader is not known at first. The request waits for it.
+	time.AfterFunc(3*forwardAgain, func() { holder.Store("leader") })
+	resp, body, err := send(t.Context(), "/system/x?y=z", "hello")
+	if err != nil || resp.StatusCode != http.StatusTeapot || body != "5 <nil>" {
+		t.Fatalf("got %+v, %q, %v", resp, body, err)
+	}
+	if got, want := resp.Header.Get("X-Seen"), "PUT /system/x?y=z gateway.example true m"; got != want {
+		t.Errorf("the leader has seen %q, want %q", got, want)
+	}
+	if resp, body, err = send(t.Context(), "/system/large", ""); err != nil || len(body) != 1<<20 || resp.StatusCode != http.StatusOK {
+		t.Errorf("a large answer: %d bytes, %v", len(body), err)
+	}
+	if resp, body, err = send(t.Context(), "/system/x", strings.Repeat("x", 1<<20)); err != nil || resp.StatusCode != http.StatusRequestEntityTooLarge || !strings.Contains(body, "max_payload") {
+		t.Errorf("a large body: %+v, %q, %v", resp, body, err)
+	}
+	if _, body, err = send(t.Context(), "/function/f", ""); err != nil || body != "own" {
+		t.Errorf("a sync request: %q, %v; want it answered here", body, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, _, err = send(ctx, "/system/endless", ""); err == nil {
+		t.Error("an endless answer has ended")
+	}
+	<-gone // the leader notices that the client has gone
+	holder.Store("nobody")
+	if resp, body, err = send(t.Context(), "/async-function/f", "x"); err != nil || resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+		t.Errorf("without a leader: %+v, %q, %v; want 503", resp, body, err)
+	}
+}

@@ -1,0 +1,436 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
+	"github.com/stagecoach-serving/stagecoach/control"
+	"github.com/stagecoach-serving/stagecoach/control/learn"
+	"github.com/stagecoach-serving/stagecoach/control/lease"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
+)
+
+// leading is what only the control plane that holds the lease of control does: it runs the control
+// loop, owns the lines of all functions, gives orders to nodes and runs async requests. With NATS
+// inside, this process is the only control plane, and leads from its start.
+type leading struct {
+	u       *up
+	me      string        // id of this process; empty: NATS is inside
+	reign   atomic.Uint64 // the latest epoch of this process; 0: it has not led yet
+	keeper  *lease.Keeper
+	lease   *lease.Lease
+	owners  *queue.Owners
+	bus     *queue.Bus
+	forward *forwarder
+
+	journal atomic.Pointer[queue.Journal] // nil: this process does not lead
+	active  atomic.Bool                   // the parts that lead run
+	ended   atomic.Bool                   // this process never leads again
+	changes sync.Mutex                    // held while lines follow a deploy, or all are opened
+
+	states  chan lease.State // the latest, for run
+	deposed chan error       // gets why this process must begin again
+	running sync.WaitGroup   // run
+	cancel  context.CancelFunc
+	closers []func() // of what lead has opened
+	async   func()   // stops the work on async requests; nil: none is done
+}
+
+// controlLease is the name of the lease of control, and of all functions' lines.
+const controlLease = "control"
+
+// errAgain means that this process must close all parts and begin again, to stand by.
+var errAgain = errors.New("this control plane cannot lead any more")
+
+// errNoLease means that this process does not hold the lease of control now.
+var errNoLease = errors.New("this control plane does not hold the lease of control now")
+
+// outside reports whether other control planes may lead.
+func (l *leading) outside() bool { return l.me != "" }
+
+// leads reports whether the parts run that lead.
+func (l *leading) leads() bool { return l.active.Load() }
+
+// epoch returns the epoch of orders. Only the holder of the lease may give any.
+func (l *leading) epoch() (uint64, error) {
+	if !l.outside() {
+		return l.reign.Load(), nil
+	}
+	if l.ended.Load() {
+		return 0, node.ErrOldEpoch
+	}
+	if epoch, ok := l.lease.Epoch(); ok {
+		return epoch, nil
+	}
+	return 0, errNoLease
+}
+
+// Owner implements flow.Remote. All functions have one owner now.
+func (l *leading) Owner(string) string { return l.lease.State().Holder }
+
+// Send implements flow.Remote.
+func (l *leading) Send(owner, function, tag string, msg []byte) error {
+	return l.owners.Send(owner, function, tag, msg)
+}
+
+// Most implements flow.Remote.
+func (l *leading) Most() int { return l.owners.Most() }
+
+// openID chooses the id of this process, if NATS is outside.
+func (l *leading) openID() {
+	l.states, l.deposed = make(chan lease.State, 1), make(chan error, 1)
+	if l.u.cfg.NATS.outside() {
+		l.me = l.u.cfg.Node.Name + "-" + rand.Text()[:10]
+	}
+}
+
+// openInside sets the epoch of a process with NATS inside: higher than that of any earlier process
+// on the same state, and than that of processes whose state was deleted.
+func (l *leading) openInside(ctx context.Context) error {
+	nc, err := l.u.nats.Connect("epoch")
+	if err != nil {
+		return err
+	}
+	defer nc.Close()
+	kv, err := queue.OpenKV(ctx, nc, l.u.nats.Disk(), "owners")
+	if err != nil {
+		return err
+	}
+	b, _, err := kv.Get(ctx, "epoch")
+	if err != nil && !errors.Is(err, queue.ErrNotFound) {
+		return err
+	}
+	before, _ := strconv.ParseUint(string(b), 10, 64) // 0: there was none
+	epoch := max(before+1, uint64(max(time.Now().Unix(), 1)))
+	l.reign.Store(epoch)
+	_, err = kv.Mark(ctx, "epoch", strconv.AppendUint(nil, epoch, 10)) // also works on a full disk
+	return err
+}
+
+// openOutside opens the connection over which tasks and requests go to other control planes.
+func (l *leading) openOutside() error {
+	nc, err := l.u.nats.Connect("owners")
+	if err != nil {
+		return err
+	}
+	l.u.onClose(func() error { nc.Close(); return nil })
+	l.bus = queue.NewBus(nc)
+	l.owners, err = queue.OpenOwners(nc, l.me, func(tag string) { l.u.flow.Nobody(tag) })
+	if err != nil {
+		return err
+	}
+	l.u.onClose(func() error { l.owners.Close(); return nil })
+	return nil
+}
+
+// leaseStore keeps leases in a bucket.
+type leaseStore struct{ *queue.KV }
+
+// Replace implements lease.Store.
+func (s leaseStore) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
+	rev, err := s.KV.Replace(ctx, key, value, rev)
+	if errors.Is(err, queue.ErrConflict) {
+		err = lease.ErrConflict
+	}
+	return rev, err
+}
+
+// Get implements lease.Store.
+func (s leaseStore) Get(ctx context.Context, key string) ([]byte, uint64, error) {
+	b, rev, err := s.KV.Get(ctx, key)
+	if errors.Is(err, queue.ErrNotFound) {
+		err = lease.ErrNone
+	}
+	return b, rev, err
+}
+
+// open begins to take the lease, or leads at once if NATS is inside.
+func (l *leading) open(ctx context.Context) error {
+	l.u.metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Namespace: "stagecoach", Subsystem: "control", Name: "leading", Help: "1 while this control plane leads, 0 while it stands by or may not act.",
+	}, func() float64 {
+		if _, err := l.epoch(); err != nil || !l.leads() {
+			return 0
+		}
+		return 1
+	}))
+	if !l.outside() {
+		l.active.Store(true)
+		return nil
+	}
+	nc, err := l.u.nats.Connect("leases")
+	if err != nil {
+		return err
+	}
+	l.u.onClose(func() error { nc.Close(); return nil })
+	kv, err := queue.OpenKV(ctx, nc, l.u.nats.Disk(), "leases")
+	if err != nil {
+		return err
+	}
+	l.keeper, err = lease.Open(ctx, lease.KeeperConfig{Store: leaseStore{kv}, Me: l.me, Where: l.u.cfg.Node.Name + " at " + l.u.cfg.Listen, Log: l.u.log})
+	if err != nil {
+		return err
+	}
+	run, cancel := context.WithCancel(context.Background())
+	l.cancel = cancel
+	l.lease = l.keeper.Lease(controlLease, lease.Options{Changed: l.post})
+	l.running.Go(func() { l.run(run) })
+	l.u.onClose(l.close)
+	return nil
+}
+
+// post passes the latest state to run.
+func (l *leading) post(s lease.State) {
+	select {
+	case <-l.states:
+	default:
+	}
+	l.states <- s
+}
+
+// close ends what leads, and releases the lease.
+func (l *leading) close() error {
+	l.cancel()
+	l.running.Wait()
+	l.stopAsync()
+	l.ended.Store(true)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*lease.Beat)
+	defer cancel()
+	l.keeper.Close(ctx)
+	for i := len(l.closers) - 1; i >= 0; i-- {
+		l.closers[i]()
+	}
+	return nil
+}
+
+// run follows the lease until ctx ends.
+func (l *leading) run(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case s := <-l.states:
+			if err := l.follow(ctx, s); err != nil {
+				l.deposed <- err
+				return
+			}
+		}
+	}
+}
+
+// follow acts on a change of the lease.
+func (l *leading) follow(ctx context.Context, s lease.State) error {
+	switch {
+	case s.Holds && !l.leads():
+		begun := time.Now()
+		if err := l.lead(ctx, s.Epoch); err != nil {
+			return fmt.Errorf("%w: take over the control of the cluster: %w", errAgain, err)
+		}
+		l.u.log.Info("this control plane leads", "epoch", s.Epoch, "took", time.Since(begun))
+	case s.Holds:
+		l.reign.Store(s.Epoch)
+		l.startAsync()
+		l.u.loop.Poke()
+	case l.leads() && s.Holder != "" && s.Holder != l.me:
+		l.ended.Store(true)
+		l.stopAsync()
+		return fmt.Errorf("%w: another one has taken over: %s, with epoch %d", errAgain, s.Where, s.Epoch)
+	case l.leads():
+		l.u.log.Warn("the lease of control could not be renewed in time; nothing is started or stopped until it is", "epoch", s.Epoch)
+		l.stopAsync()
+	default:
+		l.u.log.Info("this control plane stands by", "holder", s.Where, "epoch", s.Epoch)
+	}
+	l.u.flow.OwnersChanged()
+	return nil
+}
+
+// lead opens the parts that lead.
+func (l *leading) lead(ctx context.Context, epoch uint64) error {
+	u := l.u
+	nc, err := u.nats.Connect("journal")
+	if err != nil {
+		return err
+	}
+	l.closers = append(l.closers, nc.Close)
+	j, err := queue.OpenJournal(ctx, nc, u.journalConfig(), u.log)
+	if err != nil {
+		return err
+	}
+	if err := u.metrics.Register(queue.NewJournalMetrics(j)); err != nil {
+		return err
+	}
+	l.journal.Store(j)
+	l.reign.Store(epoch)
+	l.changes.Lock()
+	l.active.Store(true)
+	for _, f := range u.registry.Functions() {
+		if err := u.lines.Ensure(lineOf(f, u.kinds.of(f.Key))); err != nil {
+			u.log.Error("function has no line", "function", f.Key, "error", err)
+		}
+	}
+	l.changes.Unlock()
+	if err := u.joinNodes(); err != nil {
+		return err
+	}
+	stop, err := l.forward.serve(l.me)
+	if err != nil {
+		return err
+	}
+	l.closers = append(l.closers, stop)
+	run, cancel := context.WithCancel(context.Background())
+	var loop sync.WaitGroup
+	loop.Go(func() { _ = u.loop.Run(run) }) // ends with its context
+	l.closers = append(l.closers, func() { cancel(); loop.Wait() })
+	l.startAsync()
+	return nil
+}
+
+// front returns a handler that forwards some requests while another control plane leads.
+func (l *leading) front(h http.Handler) http.Handler {
+	if !l.outside() {
+		return h
+	}
+	l.forward = &forwarder{Handler: h, leads: l.leads, holder: func() string { return l.Owner("") }, bus: l.bus, most: l.owners.Most()}
+	return l.forward
+}
+
+// hasLine reports whether tasks for a function can be sent: to its line in this process, or to the
+// control plane that leads.
+func (l *leading) hasLine(key pipeline.Key) bool {
+	return l.outside() && !l.leads() || l.u.lines.Owns(key)
+}
+
+// startAsync begins to work on async requests, unless that goes on already.
+func (l *leading) startAsync() {
+	if l.async != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var work sync.WaitGroup
+	work.Go(func() { _ = l.u.async(ctx) }) // has no errors
+	l.async = func() { cancel(); work.Wait() }
+}
+
+// stopAsync cuts the work on async requests off. What was cut off runs again, here or elsewhere.
+func (l *leading) stopAsync() {
+	if l.async != nil {
+		l.async()
+		l.async = nil
+	}
+}
+
+// openJournal opens the journal of a process with NATS inside.
+func (l *leading) openJournal(ctx context.Context) error {
+	nc, err := l.u.nats.Connect("journal")
+	if err != nil {
+		return err
+	}
+	l.u.onClose(func() error { nc.Close(); return nil })
+	j, err := queue.OpenJournal(ctx, nc, l.u.journalConfig(), l.u.log)
+	if err != nil {
+		return err
+	}
+	l.journal.Store(j)
+	return l.u.metrics.Register(queue.NewJournalMetrics(j))
+}
+
+// heldObserver observes while this process holds the lease. So the loop makes no plans without it.
+type heldObserver struct {
+	control.Observer
+	epoch func() (uint64, error)
+}
+
+// Observe implements control.Observer.
+func (o heldObserver) Observe(ctx context.Context) (plan.Snapshot, error) {
+	if _, err := o.epoch(); err != nil {
+		return plan.Snapshot{}, err
+	}
+	return o.Observer.Observe(ctx)
+}
+
+// leadersStore writes what was learned only while this process leads, so that control planes do not
+// overwrite each other's.
+type leadersStore struct {
+	learn.Store
+	leads func() bool
+}
+
+// Put implements learn.Store.
+func (s leadersStore) Put(ctx context.Context, key string, value []byte) (uint64, error) {
+	if !s.leads() {
+		return 0, nil
+	}
+	return s.Store.Put(ctx, key, value)
+}
+
+// heldJournal implements admin.Journal, and the gateway's journal's part in NATS.
+type heldJournal struct{ *leading }
+
+// of returns the journal, or an error if another process has it.
+func (h heldJournal) of() (*queue.Journal, error) {
+	if j := h.journal.Load(); j != nil {
+		return j, nil
+	}
+	return nil, fmt.Errorf("%w: %w", queue.ErrStopped, errNoLease)
+}
+
+// AppendValue is queue.Journal.AppendValue.
+func (h heldJournal) AppendValue(function, id string, data []byte, value any) error {
+	j, err := h.of()
+	if err == nil {
+		_, err = h.epoch()
+	}
+	if err != nil {
+		return fmt.Errorf("%w: %w", queue.ErrStopped, err)
+	}
+	return j.AppendValue(function, id, data, value)
+}
+
+// Dead implements admin.Journal.
+func (h heldJournal) Dead(wanted func(function string) bool, after string, limit int) ([]queue.DeadLetter, bool, error) {
+	j, err := h.of()
+	if err != nil {
+		return nil, false, err
+	}
+	return j.Dead(wanted, after, limit)
+}
+
+// DeadLetter implements admin.Journal.
+func (h heldJournal) DeadLetter(ctx context.Context, id string) (queue.DeadLetter, []byte, error) {
+	j, err := h.of()
+	if err != nil {
+		return queue.DeadLetter{}, nil, err
+	}
+	return j.DeadLetter(ctx, id)
+}
+
+// Redrive implements admin.Journal.
+func (h heldJournal) Redrive(ctx context.Context, id string) error {
+	j, err := h.of()
+	if err != nil {
+		return err
+	}
+	return j.Redrive(ctx, id)
+}
+
+// DropDead implements admin.Journal.
+func (h heldJournal) DropDead(id string) error {
+	j, err := h.of()
+	if err != nil {
+		return err
+	}
+	return j.DropDead(id)
+}

@@ -1,0 +1,322 @@
+package lease
+
+import (
+	"time"
+)
+
+// Times of a lease.
+const (
+	TTL  = 3 * time.Second // silence after which others may take a lease
+	Beat = time.Second     // between two writes of a holder
+	// Skew is the share by which the rates of two clocks may differ. A holder gives up that much
+	// earlier.
+	Skew = 0.1
+	// hold is how long a holder may act after it sent its latest write.
+	hold = TTL - time.Duration(Skew*float64(TTL))
+	// readAgain is the silence after which a process that waits reads the record itself, because
+	// watching may have failed.
+	readAgain = Beat + Beat/2
+	// writeLimit is how long a write may take. After it, the write is sent again.
+	writeLimit = Beat
+	retryAgain = Beat / 4 // pause after a write that failed
+)
+
+// Record is the stored form of a lease.
+type Record struct {
+	V      int    `json:"v"`                // 1
+	Holder string `json:"holder,omitempty"` // id of the process; empty: nobody holds it
+	// Where is what others need to know of the holder, such as its address.
+	Where string `json:"where,omitempty"`
+	Epoch uint64 `json:"epoch"` // of the latest holding
+	Beat  uint64 `json:"beat"`  // number of the holder's write
+}
+
+// Version is that of all records.
+const Version = 1
+
+// Event is an input of a [Core]: one of [Seen], [Wrote], [Failed], [Release] and [Tick].
+type Event interface{ event() }
+
+// Seen reports the record as it is stored, or was: revisions may be reported twice and out of
+// order. Revision 0 means that there is none.
+type Seen struct {
+	Record   Record
+	Revision uint64
+}
+
+// Wrote reports that a write was stored.
+type Wrote struct{ Beat, Revision uint64 }
+
+// Failed reports that a write was not stored, or that nobody knows. Conflict means that the record
+// had another revision.
+type Failed struct {
+	Beat     uint64
+	Conflict bool
+}
+
+// Release gives the lease up, and does not take it again.
+type Release struct{}
+
+// Tick reports that time has passed; see [Wake].
+type Tick struct{}
+
+func (Seen) event()    {}
+func (Wrote) event()   {}
+func (Failed) event()  {}
+func (Release) event() {}
+func (Tick) event()    {}
+
+// Effect is an output of a [Core]: one of [Write], [Read], [Held], [Lapsed] and [Wake].
+type Effect interface{ effect() }
+
+// Write replaces the record, if it has this revision; 0: if there is none. The result is reported
+// with Wrote or Failed.
+type Write struct {
+	Record   Record
+	Revision uint64
+}
+
+// Read asks for the record. It is reported with Seen.
+type Read struct{}
+
+// Held means that this process holds the lease from now on, with this epoch.
+type Held struct{ Epoch uint64 }
+
+// Lapsed means that this process does not hold the lease any more. Until it has seen another
+// holder, it tries to take the lease again.
+type Lapsed struct{}
+
+// Wake asks for a Tick at this time.
+type Wake struct{ At time.Duration }
+
+func (Write) effect()  {}
+func (Read) effect()   {}
+func (Held) effect()   {}
+func (Lapsed) effect() {}
+func (Wake) effect()   {}
+
+// Config configures a Core.
+type Config struct {
+	Me    string // id of this process, which no other process ever has
+	Where string // see Record
+	// Passive: this process follows the lease and does not take it.
+	Passive bool
+	// First returns the least epoch that a new holding may have. So epochs rise even if the store was
+	// emptied: the Unix time will do. nil: 1.
+	First func() uint64
+}
+
+// Core is one process's view of one lease. Times are of a clock that only runs forward, of this
+// process alone. It is not safe for concurrent use.
+type Core struct {
+	cfg Config
+
+	record   Record
+	revision uint64 // of record; 0: none is known
+	seen     time.Duration
+	asked    time.Duration // time of the latest Read
+	known    bool          // something was seen
+	doubt    bool          // a write has found another revision than the latest that was seen
+	top      uint64        // highest epoch that was seen
+
+	holds    bool
+	until    time.Duration // end of the holding, if holds
+	released bool
+
+	beat    uint64        // number of the latest write
+	sent    time.Duration // when it was sent
+	sending bool          // it has not ended
+	failed  bool          // the latest write that has ended
+	pending []attempt     // writes that may have been stored, for Seen
+}
+
+// attempt is a write that was sent.
+type attempt struct {
+	beat, epoch uint64
+	sent        time.Duration
+}
+
+// NewCore returns a Core that knows nothing yet. It begins with a Tick.
+func NewCore(cfg Config) *Core {
+	if cfg.First == nil {
+		cfg.First = func() uint64 { return 1 }
+	}
+	return &Core{cfg: cfg, asked: -readAgain, sent: -Beat}
+}
+
+// Holds reports whether this process holds the lease at a time, and with which epoch. After the
+// time that the last event came at, the answer may be asked for again and again.
+func (c *Core) Holds(now time.Duration) (epoch uint64, ok bool) {
+	return c.record.Epoch, c.holds && now < c.until
+}
+
+// Holder returns the latest record that this process has seen or written.
+func (c *Core) Holder() Record { return c.record }
+
+// Step applies an event and returns what to do.
+func (c *Core) Step(now time.Duration, ev Event) []Effect {
+	var out []Effect
+	if c.holds && now >= c.until {
+		out = append(out, c.lapse()...)
+	}
+	switch e := ev.(type) {
+	case Seen:
+		out = append(out, c.see(now, e)...)
+	case Wrote:
+		for _, a := range c.pending {
+			if a.beat == e.Beat {
+				out = append(out, c.stored(now, a, e.Revision)...)
+				break
+			}
+		}
+		c.ended(e.Beat, false)
+	case Failed:
+		c.ended(e.Beat, true)
+		if e.Conflict {
+			c.doubt = true
+			c.forget(e.Beat)
+			out = c.read(now, out)
+		}
+	case Release:
+		was := c.released
+		c.released = true
+		if c.holds && !was {
+			out = append(out, c.lapse()...)
+			free := c.record
+			free.Holder, free.Where = "", ""
+			c.beat++
+			free.Beat = c.beat
+			out = append(out, Write{free, c.revision})
+		}
+	case Tick:
+	}
+	return append(out, c.act(now)...)
+}
+
+func (c *Core) lapse() []Effect {
+	c.holds = false
+	return []Effect{Lapsed{}}
+}
+
+func (c *Core) read(now time.Duration, out []Effect) []Effect {
+	c.asked = now
+	return append(out, Read{})
+}
+
+// ended notes that a write does not run any more.
+func (c *Core) ended(beat uint64, failed bool) {
+	if beat == c.beat {
+		c.sending, c.failed = false, failed
+	}
+}
+
+func (c *Core) forget(beat uint64) {
+	for i, a := range c.pending {
+		if a.beat == beat {
+			c.pending = append(c.pending[:i:i], c.pending[i+1:]...)
+			return
+		}
+	}
+}
+
+// see takes a record. Only a new revision says that its holder lives. If a write has found another
+// revision, an older one counts too: the store may have been emptied.
+func (c *Core) see(now time.Duration, e Seen) []Effect {
+	if c.known && (e.Revision == c.revision || e.Revision < c.revision && !c.doubt) {
+		return nil
+	}
+	for _, a := range c.pending {
+		if e.Record.Holder == c.cfg.Me && a.beat == e.Record.Beat && a.epoch == e.Record.Epoch {
+			return c.stored(now, a, e.Revision) // the write's own answer was lost, or comes later
+		}
+	}
+	var out []Effect
+	if c.holds {
+		out = c.lapse() // someone else has written
+	}
+	if e.Revision == 0 && c.known { // a holder may not know yet that its record is gone
+		e.Record = Record{Holder: "unknown"}
+	}
+	c.known, c.doubt, c.record, c.revision, c.seen = true, false, e.Record, e.Revision, now
+	c.top = max(c.top, e.Record.Epoch)
+	return out
+}
+
+// stored takes a write of this process that was stored.
+func (c *Core) stored(now time.Duration, a attempt, revision uint64) []Effect {
+	if revision <= c.revision {
+		return nil // known already, or overtaken
+	}
+	c.known, c.doubt, c.revision, c.seen, c.top = true, false, revision, now, max(c.top, a.epoch)
+	was := c.holds && c.record.Epoch == a.epoch
+	c.record = Record{V: Version, Holder: c.cfg.Me, Where: c.cfg.Where, Epoch: a.epoch, Beat: a.beat}
+	for len(c.pending) > 0 && c.pending[0].beat <= a.beat {
+		c.pending = c.pending[1:]
+	}
+	if c.released || now >= a.sent+hold {
+		return nil // too late: it says only that nobody else holds the lease
+	}
+	c.until = a.sent + hold
+	if was {
+		return nil
+	}
+	c.holds = true
+	return []Effect{Held{a.epoch}}
+}
+
+// act sends what is due, and says when the next thing will be.
+func (c *Core) act(now time.Duration) []Effect {
+	if c.released {
+		return nil
+	}
+	if c.sending && now >= c.sent+writeLimit {
+		c.sending, c.failed = false, true
+	}
+	var out []Effect
+	if !c.holds && now >= max(c.seen, c.asked)+readAgain || !c.known && now >= c.asked+readAgain {
+		out = c.read(now, out)
+	}
+	silent := max(c.seen, c.asked) + readAgain // end of the silence
+	if !c.known || c.cfg.Passive {
+		return append(out, Wake{silent})
+	}
+	at, epoch := c.due()
+	if !c.sending && now >= at {
+		out = append(out, c.write(now, epoch))
+		at = now + Beat
+	}
+	if c.sending {
+		at = max(at, c.sent+writeLimit)
+	}
+	if c.holds {
+		return append(out, Wake{min(at, c.until)})
+	}
+	return append(out, Wake{min(at, silent)})
+}
+
+// due returns when this process may write next, and with which epoch.
+func (c *Core) due() (at time.Duration, epoch uint64) {
+	next := max(c.top+1, c.cfg.First())
+	again := c.sent + retryAgain
+	switch {
+	case c.holds && c.failed:
+		return again, c.record.Epoch
+	case c.holds:
+		return c.sent + Beat, c.record.Epoch
+	case c.record.Holder == "" || c.record.Holder == c.cfg.Me:
+		return again, next // it is free, or was mine and nobody has taken it
+	}
+	return max(again, c.seen+TTL), next
+}
+
+// mostPending bounds the writes whose fate is unknown. An older one cannot make a holding any more.
+const mostPending = 8
+
+func (c *Core) write(now time.Duration, epoch uint64) Effect {
+	c.beat++
+	c.sent, c.sending = now, true
+	if c.pending = append(c.pending, attempt{c.beat, epoch, now}); len(c.pending) > mostPending {
+		c.pending = c.pending[1:]
+	}
+	return Write{Record{V: Version, Holder: c.cfg.Me, Where: c.cfg.Where, Epoch: epoch, Beat: c.beat}, c.revision}
+}

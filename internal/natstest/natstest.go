@@ -1,0 +1,200 @@
+// Package natstest runs a cluster of nats-servers for tests, each as a process of its own, so that
+// tests can kill them.
+package natstest
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats-server/v2/server"
+)
+
+// variable has a server's settings as JSON. It makes a test binary run as a server.
+const variable = "STAGECOACH_TEST_NATS"
+
+// settings are those of one server.
+type settings struct {
+	Name, Dir   string
+	Port, Route int
+	Routes      []int
+}
+
+// Main runs this process as a server if a test has started it as one. Then it does not return. The
+// TestMain of each package that uses [Start] calls it first.
+func Main() {
+	text := os.Getenv(variable)
+	if text == "" {
+		return
+	}
+	if err := serve(text); err != nil {
+		fmt.Fprintln(os.Stderr, "nats-server:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func serve(text string) error {
+	var is settings
+	if err := json.Unmarshal([]byte(text), &is); err != nil {
+		return err
+	}
+	o := &server.Options{
+		ServerName: is.Name, Host: "127.0.0.1", Port: is.Port, StoreDir: is.Dir, JetStream: true, JetStreamMaxStore: 1 << 40, NoSigs: true,
+		MaxPayload: 8 << 20, NoLog: true,
+	}
+	if len(is.Routes) > 0 {
+		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: is.Route}
+		for _, port := range is.Routes {
+			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: address(port)})
+		}
+	}
+	s, err := server.NewServer(o)
+	if err != nil {
+		return err
+	}
+	s.Start()
+	s.WaitForShutdown() // the test kills this process
+	return nil
+}
+
+func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+
+// Cluster is a running cluster.
+type Cluster struct {
+	t       testing.TB
+	servers []settings
+	running []*exec.Cmd // nil: killed
+}
+
+// Start runs n servers until the end of the test. They store their streams in temporary folders.
+func Start(t testing.TB, n int) *Cluster {
+	t.Helper()
+	var dirs []string
+	for range n {
+		dirs = append(dirs, t.TempDir())
+	}
+	return StartIn(t, dirs...)
+}
+
+// StartIn runs one server per folder until the end of the test. A server stores its streams in its
+// folder.
+func StartIn(t testing.TB, dirs ...string) *Cluster {
+	t.Helper()
+	n := len(dirs)
+	c := &Cluster{t: t, running: make([]*exec.Cmd, n)}
+	ports := freePorts(t, 2*n)
+	for i := range n {
+		one := settings{Name: "n" + strconv.Itoa(i), Dir: filepath.Join(dirs[i], "nats"), Port: ports[i], Route: ports[n+i]}
+		if n > 1 {
+			one.Routes = ports[n:]
+		}
+		c.servers = append(c.servers, one)
+	}
+	t.Cleanup(func() {
+		for i := range n {
+			c.Kill(i)
+		}
+	})
+	for i := range n {
+		c.Run(i)
+	}
+	for i := range n {
+		c.await(i)
+	}
+	return c
+}
+
+// freePorts returns ports that nothing listens on.
+func freePorts(t testing.TB, n int) []int {
+	t.Helper()
+	var out []int
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		out = append(out, l.Addr().(*net.TCPAddr).Port)
+	}
+	return out
+}
+
+// URLs returns the addresses of all servers.
+func (c *Cluster) URLs() []string {
+	var out []string
+	for _, s := range c.servers {
+		out = append(out, "nats://"+address(s.Port))
+	}
+	return out
+}
+
+// String returns the addresses with commas between.
+func (c *Cluster) String() string { return strings.Join(c.URLs(), ",") }
+
+// Run starts a server that does not run. It does not wait until the server answers.
+func (c *Cluster) Run(i int) {
+	c.t.Helper()
+	text, err := json.Marshal(c.servers[i])
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	cmd := exec.Command(os.Args[0]) //nolint:noctx // the cleanup kills it
+	cmd.Env = append(os.Environ(), variable+"="+string(text))
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	c.running[i] = cmd
+}
+
+// await waits until a server takes connections.
+func (c *Cluster) await(i int) {
+	c.t.Helper()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		conn, err := net.Dial("tcp", address(c.servers[i].Port))
+		if err == nil {
+			_ = conn.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			c.t.Fatal("a nats-server does not answer: ", err)
+		}
+	}
+}
+
+// Kill kills a server with SIGKILL, if it runs.
+func (c *Cluster) Kill(i int) {
+	if cmd := c.running[i]; cmd != nil {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		c.running[i] = nil
+	}
+}
+
+// Pause stops all servers that run, with SIGSTOP, until goOn is called.
+func (c *Cluster) Pause() (goOn func()) {
+	c.t.Helper()
+	signal := func(s syscall.Signal) {
+		for _, cmd := range c.running {
+			if cmd == nil {
+				continue
+			}
+			if err := cmd.Process.Signal(s); err != nil {
+				c.t.Error(err)
+			}
+		}
+	}
+	signal(syscall.SIGSTOP)
+	return func() { signal(syscall.SIGCONT) }
+}

@@ -1,0 +1,284 @@
+package flow
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// Remote reaches the processes that own functions. Owners change: a process may end, and another
+// one takes its functions over. No disk is shared with them. queue.Owners implements all but Owner.
+type Remote interface {
+	// Owner returns the id of the process that owns a function now; empty: none is known. It does not
+	// block.
+	Owner(function string) string
+	// Send sends msg to an owner and does not keep it. If the owner does not listen to tasks of the
+	// function, [Coordinator.Nobody] is called with the tag, later.
+	Send(owner, function, tag string, msg []byte) error
+	// Most returns the largest message in bytes.
+	Most() int
+}
+
+// Times of tasks that are sent to other processes.
+const (
+	remoteAgain = 100 * time.Millisecond // between two attempts to find an owner
+	// How long an owner that has lost a function may take to answer the tasks that it has. After
+	// that, they are tried elsewhere.
+	remoteGrace = 2 * time.Second
+	// messageRoom is the part of the largest message that a task's items leave free.
+	messageRoom = 16 << 10
+)
+
+// remote holds the tasks that are with owners in other processes.
+type remote struct {
+	c *Coordinator
+
+	mu      sync.Mutex
+	sent    map[task.Key]*passage
+	tags    map[string]*passage // by the tag of the latest message
+	last    uint64              // tag
+	timer   *time.Timer
+	running bool // the timer is set
+	closed  bool
+}
+
+// passage is a task on its way to an owner, or with it.
+type passage struct {
+	task  *task.Task
+	owner string    // that has it; empty: it waits for an owner
+	tag   string    // of the latest message about it
+	moved time.Time // since when another process owns the function; zero: owner does
+}
+
+func newRemote(c *Coordinator) *remote {
+	r := &remote{c: c, sent: map[task.Key]*passage{}, tags: map[string]*passage{}}
+	r.timer = time.AfterFunc(time.Hour, r.again)
+	r.timer.Stop()
+	return r
+}
+
+// submit sends a task to the owner of its function. If there is none, the task waits for one until
+// it is canceled. submit returns the reply that says why a task cannot be sent to any process.
+func (r *remote) submit(t *task.Task) *task.Reply {
+	msg, failed := r.encode(t)
+	if failed != nil {
+		return failed
+	}
+	p := &passage{task: t}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.sent[t.Key] = p
+	r.pass(p, msg)
+	return nil
+}
+
+// encode encodes a task with all of its items.
+func (r *remote) encode(t *task.Task) ([]byte, *task.Reply) {
+	whole, most := *t, r.c.cfg.Remote.Most()
+	whole.Input = slices.Clone(t.Input)
+	for i := range whole.Input {
+		items, err := tensor.Resolve(r.c.cfg.Store, whole.Input[i].Items)
+		if err != nil {
+			return nil, &task.Reply{Key: t.Key, Code: task.Unavailable, Message: "input: " + err.Error()}
+		}
+		whole.Input[i].Items = items
+	}
+	msg := wire.AppendTask(nil, &whole)
+	if len(msg) > most-messageRoom {
+		return nil, &task.Reply{Key: t.Key, Code: task.BadInput, Message: fmt.Sprintf(
+			"input of %d bytes, want at most %d: the function's owner is another process, and the NATS cluster takes no larger messages (max_payload)", len(msg), most-messageRoom)}
+	}
+	return msg, nil
+}
+
+// pass sends a message about a task to its function's owner, if there is one. The caller holds
+// r.mu.
+func (r *remote) pass(p *passage, msg []byte) {
+	owner := r.c.cfg.Remote.Owner(p.task.Function)
+	if owner == "" || r.send(p, owner, msg) != nil {
+		r.arm()
+		return
+	}
+	p.owner, p.moved = owner, time.Time{}
+}
+
+// send sends a message under a new tag. The caller holds r.mu.
+func (r *remote) send(p *passage, owner string, msg []byte) error {
+	r.last++
+	delete(r.tags, p.tag)
+	p.tag = strconv.FormatUint(r.last, 36)
+	r.tags[p.tag] = p
+	return r.c.cfg.Remote.Send(owner, p.task.Function, p.tag, msg)
+}
+
+// arm has tasks without an owner looked at soon. The caller holds r.mu.
+func (r *remote) arm() {
+	if !r.running && !r.closed {
+		r.running = true
+		r.timer.Reset(remoteAgain)
+	}
+}
+
+// forget removes a task and returns its owner. The caller holds r.mu.
+func (r *remote) forget(k task.Key) (owner string, there bool) {
+	p := r.sent[k]
+	if p == nil {
+		return "", false
+	}
+	delete(r.sent, k)
+	delete(r.tags, p.tag)
+	return p.owner, true
+}
+
+// end removes a task whose reply has come. It reports false if the task was sent to an owner that
+// has given up its function: then it waits for the next owner, and the reply does not count.
+func (r *remote) end(reply *task.Reply) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.sent[reply.Key]
+	if p == nil {
+		return true
+	}
+	if reply.Code == task.Unavailable && reply.Replica == "" && p.owner != r.c.cfg.Remote.Owner(p.task.Function) {
+		p.owner = ""
+		r.arm()
+		return false
+	}
+	r.forget(reply.Key)
+	return true
+}
+
+// cancel tells a task's owner that nobody waits for it. It reports whether the task was with r.
+func (r *remote) cancel(k task.Key, function string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	owner, there := r.forget(k)
+	if owner != "" {
+		// If the message is lost, the task runs until its deadline.
+		_ = r.c.cfg.Remote.Send(owner, function, "0", wire.AppendCancel(nil, k, function))
+	}
+	return there
+}
+
+// leave tells the owner of a function that a request has no more tasks for it.
+func (r *remote) leave(function, request string) {
+	if owner := r.c.cfg.Remote.Owner(function); owner != "" {
+		// If the message is lost, replicas are kept for the request until its deadline.
+		_ = r.c.cfg.Remote.Send(owner, function, "0", wire.AppendLeave(nil, request, function))
+	}
+}
+
+// nobody takes a message back that had no receiver.
+func (r *remote) nobody(tag string) {
+	r.mu.Lock()
+	p := r.tags[tag]
+	var lost *task.Reply
+	switch {
+	case p == nil:
+	case p.moved.IsZero(): // the task itself: the owner has ended, or is not ready yet
+		p.owner = ""
+		r.arm()
+	default:
+		lost = r.lose(p)
+	}
+	r.mu.Unlock()
+	if lost != nil {
+		r.c.replied(lost)
+	}
+}
+
+// lose gives a task up and returns its reply. The caller holds r.mu.
+func (r *remote) lose(p *passage) *task.Reply {
+	r.forget(p.task.Key)
+	// A replica may have got it, so a stage that is not idempotent must not run again.
+	return &task.Reply{
+		Key: p.task.Key, Code: task.ReplicaLost, Replica: "of " + p.owner,
+		Message: fmt.Sprintf("the process %s, which owned the function, has ended or lost it", p.owner),
+	}
+}
+
+// again looks for owners of tasks that have none, and asks owners that have lost their function
+// whether they still listen.
+func (r *remote) again() {
+	r.mu.Lock()
+	r.running = false
+	var waiting []*passage
+	var lost []*task.Reply
+	now := time.Now()
+	for _, p := range r.sent {
+		switch {
+		case p.owner == "":
+			waiting = append(waiting, p)
+		case p.moved.IsZero():
+		case now.Sub(p.moved) > remoteGrace:
+			lost = append(lost, r.lose(p))
+		default:
+			// A cancel of no task does nothing.
+			_ = r.send(p, p.owner, wire.AppendCancel(nil, task.Key{Request: "-", Task: 1, Attempt: 1}, p.task.Function))
+			r.arm()
+		}
+	}
+	r.mu.Unlock()
+	for _, reply := range lost {
+		r.c.replied(reply)
+	}
+	for _, p := range waiting {
+		r.retry(p)
+	}
+}
+
+// retry submits a task that waits for an owner.
+func (r *remote) retry(p *passage) {
+	near := r.c.cfg.Near
+	msg, failed := r.encode(p.task)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.sent[p.task.Key] != p || p.owner != "" {
+		return // canceled, or sent meanwhile
+	}
+	if near != nil && near.Submit(p.task) { // this process has become the owner
+		r.forget(p.task.Key)
+		return
+	}
+	if failed != nil {
+		r.arm()
+		return
+	}
+	r.pass(p, msg)
+}
+
+// changed looks at the owners of all tasks again.
+func (r *remote) changed() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	for _, p := range r.sent {
+		if p.owner == "" || p.owner == r.c.cfg.Remote.Owner(p.task.Function) {
+			continue
+		}
+		if p.moved.IsZero() {
+			p.moved = now
+		}
+		r.arm()
+	}
+}
+
+func (r *remote) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	r.timer.Stop()
+}
+
+// Nobody reports that a message of a [Remote] had no receiver.
+func (c *Coordinator) Nobody(tag string) { c.remote.nobody(tag) }
+
+// OwnersChanged reports that functions may have other owners. Tasks that an earlier owner does not
+// answer soon are tried again elsewhere, as if their replicas were lost.
+func (c *Coordinator) OwnersChanged() { c.remote.changed() }

@@ -1,0 +1,151 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+)
+
+// told is what the work of two processes on one journal has done, by process.
+type told struct {
+	mu        sync.Mutex
+	runs      []string
+	callbacks []string
+}
+
+// zombies are two processes with the same journal. The first has begun to run a record, and the
+// second has found it.
+type zombies struct {
+	first, second         *Journal
+	stopFirst, stopSecond func()
+	goOn                  map[string]chan struct{} // lets the run of a process end
+	told
+}
+
+func newZombies(t *testing.T) *zombies {
+	of := natstest.Start(t, 1)
+	_, nc := openCluster(t, of, 0)
+	z := &zombies{goOn: map[string]chan struct{}{"first": make(chan struct{}), "second": make(chan struct{})}}
+	of2 := func(name string) func(context.Context, Record) End {
+		return func(ctx context.Context, r Record) End {
+			z.mu.Lock()
+			defer z.mu.Unlock()
+			if r.Kind == Callback {
+				z.callbacks = append(z.callbacks, name+": "+string(r.Data))
+				return End{}
+			}
+			z.runs = append(z.runs, name)
+			z.mu.Unlock()
+			select {
+			case <-z.goOn[name]:
+			case <-ctx.Done():
+			}
+			z.mu.Lock()
+			if ctx.Err() != nil {
+				return End{Err: ctx.Err()}
+			}
+			return End{Callback: []byte("result of " + name), To: "host"}
+		}
+	}
+	z.first = openJournal(t, nc, JournalConfig{})
+	z.stopFirst = work(t, z.first, of2("first"))
+	enter(t, z.first, "f", "a", "x")
+	z.until(t, "the first run", 1, 0)
+	_, nc2 := openCluster(t, of, 0)
+	z.second = openJournal(t, nc2, JournalConfig{})
+	z.stopSecond = work(t, z.second, of2("second"))
+	z.until(t, "the second run", 2, 0)
+	return z
+}
+
+func (z *zombies) until(t *testing.T, what string, runs, callbacks int) {
+	t.Helper()
+	until(t, what, func() bool {
+		z.mu.Lock()
+		defer z.mu.Unlock()
+		return len(z.runs) >= runs && len(z.callbacks) >= callbacks
+	})
+}
+
+// TestOvertakenProcessStoresNothing has a process end its work on a record after another process
+// has done the same. The result is delivered once.
+func TestOvertakenProcessStoresNothing(t *testing.T) {
+	z := newZombies(t)
+	close(z.goOn["second"])
+	z.until(t, "the callback", 2, 1)
+	until(t, "the second journal to be empty", func() bool { return len(z.second.Stats().Pending) == 0 })
+	close(z.goOn["first"])
+	until(t, "the first journal to be empty", func() bool { return len(z.first.Stats().Pending) == 0 })
+	empty(t, z.first)
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if len(z.callbacks) != 1 || z.callbacks[0] != "second: result of second" {
+		t.Errorf("callbacks %q, want one, of the second process", z.callbacks)
+	}
+}
+
+// TestResultOfAnOvertakenProcessIsDelivered has a process end a run before the next process does.
+// Then it stops. The next process delivers its result, and not its own.
+func TestResultOfAnOvertakenProcessIsDelivered(t *testing.T) {
+	z := newZombies(t)
+	z.first.mu.Lock()
+	z.first.lines.kinds[Callback].window = 0 // so that it delivers nothing
+	z.first.mu.Unlock()
+	close(z.goOn["first"])
+	until(t, "the result to be stored", func() bool {
+		z.first.mu.Lock()
+		defer z.first.mu.Unlock()
+		ln := z.first.lines.of[lineKey{Callback, "host"}]
+		return ln != nil && len(ln.ready) > 0
+	})
+	z.stopFirst()
+	close(z.goOn["second"])
+	z.until(t, "the callback", 2, 1)
+	until(t, "the second journal to be empty", func() bool { return len(z.second.Stats().Pending) == 0 })
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if len(z.callbacks) != 1 || z.callbacks[0] != "second: result of first" {
+		t.Errorf("callbacks %q, want the first process's result, once", z.callbacks)
+	}
+}
+
+// TestCallsBetweenProcesses checks answers in parts, callers that go, and names without a server.
+func TestCallsBetweenProcesses(t *testing.T) {
+	nc := start(t, t.TempDir())
+	b := NewBus(nc)
+	gone := make(chan struct{})
+	stop, err := b.Serve("a b", func(ctx context.Context, msg []byte, send func([]byte) error) {
+		if string(msg) == "endless" {
+			_ = send([]byte("first"))
+			<-ctx.Done()
+			close(gone)
+			return
+		}
+		for range 3 {
+			_ = send(msg)
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []byte
+	all := func(part []byte) error { got = append(got, part...); return nil }
+	if err := b.Call(t.Context(), "a b", []byte("xy"), all); err != nil || string(got) != "xyxyxy" {
+		t.Errorf("got %q, %v; want three parts", got, err)
+	}
+	if err := b.Call(t.Context(), "c", nil, all); !errors.Is(err, ErrNobody) {
+		t.Errorf("nobody's name: %v, want ErrNobody", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	if err := b.Call(ctx, "a b", []byte("endless"), func([]byte) error { cancel(); return nil }); !errors.Is(err, context.Canceled) {
+		t.Errorf("a caller that goes: %v", err)
+	}
+	<-gone
+	stop()
+	if err := b.Call(t.Context(), "a b", nil, all); !errors.Is(err, ErrNobody) {
+		t.Errorf("after stop: %v, want ErrNobody", err)
+	}
+}
