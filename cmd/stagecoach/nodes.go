@@ -27,7 +27,7 @@ type nodes struct {
 	keys   *keysmanager.Manager           // nil: this process is no node
 	bus    *queue.Link                    // to daemons; nil: it does not listen for them
 	joined atomic.Pointer[node.Directory] // nil: it does not listen for daemons
-	far    *farNodes                      // reaches nodes on other machines; nil: there are none
+	far    *farNodes                      // reaches nodes on other machines; nil: it reaches none
 	log    *slog.Logger
 	// decides who may join; nil: it does not listen for daemons
 	authority *authority.Authority

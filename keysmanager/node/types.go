@@ -40,7 +40,7 @@ type Inventory struct {
 	Leaving bool   `json:"leaving,omitempty"`
 	Gone    bool   `json:"gone,omitempty"` // its last one
 	Events  uint64 `json:"events"`         // the number of the latest event
-	// Highest epoch of all control processes that have spoken to the node; 0: none has an epoch.
+	// Highest epoch of all control planes that have spoken to the node; 0: none has an epoch.
 	Epoch uint64 `json:"epoch,omitempty"`
 
 	Memory     Memory      `json:"memory"`
@@ -182,7 +182,7 @@ type Usage struct {
 //   - fork: the fork by the zygote, until a child is the replica
 //   - spawn: the start of a process without a zygote
 //
-// The control process adds the phase place, which ends when the replica is ready, and the phases
+// The control plane adds the phase place, which ends when the replica is ready, and the phases
 // that the replica reports.
 type Phase struct {
 	Name string        `json:"name"`
@@ -237,7 +237,7 @@ type Order struct {
 	ID string `json:"id"`
 	// The daemon's id; an order for an earlier one is refused. Not set in OrderWho.
 	To string `json:"to,omitempty"`
-	// Epoch of the control process; a node that has seen a higher one refuses the order. Not set in
+	// Epoch of the control plane; a node that has seen a higher one refuses the order. Not set in
 	// OrderWho.
 	Epoch  uint64        `json:"epoch,omitempty"`
 	Kind   OrderKind     `json:"kind"`
@@ -247,7 +247,7 @@ type Order struct {
 	Spec    Spec   `json:"spec,omitzero"`     // of the function
 	// Thousandths of a core; 0: as the spec says.
 	CPUMilli int `json:"cpuMilli,omitempty"`
-	// The control process is on another machine. The node makes those fields of specs that name
+	// The control plane is on another machine. The node replaces those fields of specs that name
 	// something of a machine: Group, Secrets, Gateway and Rendezvous.
 	Far bool `json:"far,omitempty"`
 	// UUIDs of the replica's devices, joined by commas; empty: none.
