@@ -13,6 +13,6 @@
 //
 // Inventories, orders, answers and events are JSON on a [Bus], which package queue implements over
 // NATS. Descriptors cannot go over NATS, so the stage sockets of replicas go over the daemon's unix
-// socket, and so do the lines that replicas print. If the node is on another machine, both are streams
-// of package tunnel.
+// socket, and so do the lines that replicas print. If the node is on another machine, both are
+// streams of package tunnel.
 package node

@@ -33,7 +33,7 @@ type Inventory struct {
 	Socket string `json:"socket,omitempty"`
 	// host:port where its tunnel listens; empty: only processes of its machine reach it.
 	Address string `json:"address,omitempty"`
-	Link    Link   `json:"link,omitempty"` // how the control process reaches it, which adds it
+	Link    Link   `json:"link,omitempty"` // how the control plane reaches it, which adds it
 	// It takes no orders to start, and its replicas should be drained.
 	Leaving bool   `json:"leaving,omitempty"`
 	Gone    bool   `json:"gone,omitempty"` // its last one
@@ -318,7 +318,7 @@ const (
 	CodeNoModel     Code = "noModel"     // the function has no parameters
 	CodeNoRoom      Code = "noRoom"      // they do not fit into the node's memory
 	CodeNotCached   Code = "notCached"   // they are not in its memory
-	CodeOldEpoch    Code = "oldEpoch"    // the node has seen a control process with a higher epoch
+	CodeOldEpoch    Code = "oldEpoch"    // the node has seen a control plane with a higher epoch
 )
 
 // Codes maps codes to the errors of both sides. A daemon answers one of these errors with its code.
