@@ -291,3 +291,25 @@ func TestAFetchedFolderRunsAsAFolder(t *testing.T) {
 		}
 	}
 }
+
+// TestFarNodesFetchImages runs nodes that share no files with up. The first one gets images over
+// the tunnel from up, and the second one from the first.
+func TestFarNodesFetchImages(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t, "--no-node")
+	d1 := n.farDaemon("n1", "--images", t.TempDir())
+	one := map[string]string{"min": "1", "max": "1"}
+	n.deployAll(fn{"echo", "noop", one, nil, nil}, waitFn("hold", "1ms", one, nil))
+	n.steady("echo", 1, "n1")
+	n.steady("hold", 1, "n1")
+	n.must(http.StatusOK, http.MethodPost, "/function/hold", "x")
+	n.logs(d1, `sources="[the control plane]"`, "image has arrived")
+	n.until(soon, "n1 to announce two images", func() bool { i, _ := n.inventory("n1"); return len(i.Images) == 2 })
+	d2 := n.farDaemon("n2", "--images", t.TempDir())
+	n.deployAll(waitFn("hold2", "1ms", map[string]string{"min": "2", "max": "2"}, nil))
+	n.steady("hold2", 2, "n1", "n2")
+	n.logs(d2, `sources="[node \"n1\" the control plane]"`, `from="[node \"n1\"]"`)
+	if log := d2.log.String(); strings.Contains(log, "broke off") {
+		t.Errorf("a transfer between nodes broke off:\n%s", log)
+	}
+}

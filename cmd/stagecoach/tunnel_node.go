@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/stagecoach-serving/stagecoach/image/transfer"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -103,7 +104,7 @@ func (d *daemon) farAddress() string {
 }
 
 // serveTunnel serves what control planes ask for. The parts of the daemon are open.
-func (d *daemon) serveTunnel() {
+func (d *daemon) serveTunnel(images *transfer.Server) {
 	if d.far == nil {
 		return
 	}
@@ -125,6 +126,7 @@ func (d *daemon) serveTunnel() {
 			node.ServeStream(d.server, first, c)
 		}))
 	}
+	d.far.tunnel.Handle(wantImages, servesImages(images)) // to nodes, too
 	d.far.tunnel.Handle(wantSecrets, ofControl(func(_ context.Context, _ identity.Name, _ json.RawMessage, c net.Conn) {
 		d.far.secrets.serve(c)
 	}))
@@ -203,6 +205,21 @@ func (f *farSide) open(ctx context.Context, to identity.Name, first any) (net.Co
 		f.d.log.Warn("failed to reach a control plane for a function", "error", err)
 	}
 	return c, err
+}
+
+// dialImages opens a connection to a process that serves images.
+func (d *daemon) dialImages(ctx context.Context, s node.ImageSource) (net.Conn, error) {
+	if s.Local() {
+		return node.DialImages(ctx, s)
+	}
+	if d.far == nil {
+		return nil, errors.New("it is on another machine, and this node does not listen for those (--listen)")
+	}
+	to := identity.Name{Cluster: d.source.Me().Cluster, Role: identity.Node, Name: s.Node}
+	if s.Node == "" {
+		to.Role, to.Name = identity.Control, s.Control
+	}
+	return d.far.tunnel.Open(ctx, to, s.Address, wants(wantImages))
 }
 
 // gatewayCall is the first line of a stream of kind wantGateway.
