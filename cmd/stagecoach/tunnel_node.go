@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/image/transfer"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
@@ -207,6 +208,10 @@ func (f *farSide) open(ctx context.Context, to identity.Name, first any) (net.Co
 	return c, err
 }
 
+// neighbourTime bounds how long a fetch waits for a connection to another node. A firewall may let
+// only control planes through.
+const neighbourTime = 3 * time.Second
+
 // dialImages opens a connection to a process that serves images.
 func (d *daemon) dialImages(ctx context.Context, s node.ImageSource) (net.Conn, error) {
 	if s.Local() {
@@ -215,11 +220,18 @@ func (d *daemon) dialImages(ctx context.Context, s node.ImageSource) (net.Conn, 
 	if d.far == nil {
 		return nil, errors.New("it is on another machine, and this node does not listen for those (--listen)")
 	}
-	to := identity.Name{Cluster: d.source.Me().Cluster, Role: identity.Node, Name: s.Node}
+	me := d.source.Me()
 	if s.Node == "" {
-		to.Role, to.Name = identity.Control, s.Control
+		return d.far.tunnel.Open(ctx, identity.Name{Cluster: me.Cluster, Role: identity.Control, Name: s.Control}, "", wants(wantImages))
 	}
-	return d.far.tunnel.Open(ctx, to, s.Address, wants(wantImages))
+	ctx, cancel := context.WithTimeout(ctx, neighbourTime)
+	defer cancel()
+	c, err := d.far.tunnel.Open(ctx, identity.Name{Cluster: me.Cluster, Role: identity.Node, Name: s.Node}, s.Address, wants(wantImages))
+	if err != nil {
+		d.log.Warn("a node that has an image is not reached; others are asked", "node", s.Node, "address", s.Address, "error", err)
+		err = fmt.Errorf("%w: %w", transfer.ErrUnreachable, err)
+	}
+	return c, err
 }
 
 // gatewayCall is the first line of a stream of kind wantGateway.
