@@ -28,8 +28,8 @@ type Endpoint struct {
 	Base   string // URL of the repository, such as https://registry.example/v2/team/ocr
 }
 
-// ErrUnreachable is for errors of connections that do not come about. A fetch does not ask that
-// source again.
+// ErrUnreachable means that no connection to a source comes about. A fetch does not ask that source
+// again.
 var ErrUnreachable = errors.New("it cannot be reached")
 
 // Peer returns a process of the cluster that serves images with a [Server]. dial opens a connection

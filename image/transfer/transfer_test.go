@@ -356,7 +356,7 @@ func TestSourcesThatFail(t *testing.T) {
 	}
 }
 
-// TestUnreachable asks a source whose connections do not come about. It is asked once per fetch, and
+// TestUnreachable asks a source to which no connection comes about. It is asked once per fetch, and
 // the next source sends the image.
 func TestUnreachable(t *testing.T) {
 	t.Parallel()
