@@ -34,8 +34,6 @@ type Inventory struct {
 	// host:port where its tunnel listens; empty: only processes of its machine reach it.
 	Address string `json:"address,omitempty"`
 	Link    Link   `json:"link,omitempty"` // how the control process reaches it, which adds it
-	// Functions whose secrets the node keeps because they came over the tunnel, sorted.
-	Secrets []string `json:"secrets,omitempty"`
 	// It takes no orders to start, and its replicas should be drained.
 	Leaving bool   `json:"leaving,omitempty"`
 	Gone    bool   `json:"gone,omitempty"` // its last one
@@ -61,6 +59,8 @@ type Stock struct {
 	Spares map[string]int `json:"spares,omitempty"`
 	// Digests of images that it has completely, the latest used first, at most [MaxImages].
 	Images []string `json:"images,omitempty"`
+	// Functions whose secrets the node keeps because they came over the tunnel, sorted.
+	Secrets []string `json:"secrets,omitempty"`
 }
 
 // Container is a container of containerd that the node has started.

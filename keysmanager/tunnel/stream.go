@@ -78,6 +78,9 @@ func (c *stream) Read(b []byte) (int, error) {
 
 // Write implements net.Conn.
 func (c *stream) Write(b []byte) (int, error) {
+	if c.closed.Load() { // the multiplexer may learn it a moment later
+		return 0, net.ErrClosed
+	}
 	total := 0
 	for len(b) > 0 {
 		n, err := c.y.Write(b[:min(len(b), chunk)])
