@@ -27,8 +27,9 @@ type nodes struct {
 	keys   *keysmanager.Manager           // nil: this process is no node
 	bus    *queue.Link                    // to daemons; nil: it does not listen for them
 	joined atomic.Pointer[node.Directory] // nil: it does not listen for daemons
-	far    *farNodes                      // reaches nodes of other machines; nil: it does not listen for daemons
-	log    *slog.Logger
+	// reaches nodes of other machines; nil: it does not listen for daemons
+	far *farNodes
+	log *slog.Logger
 	// decides who may join; nil: it does not listen for daemons
 	authority *authority.Authority
 	// lists the containers of this process; nil: its functions run in none
