@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -289,5 +290,54 @@ func TestAFetchedFolderRunsAsAFolder(t *testing.T) {
 		if err != nil || got.Stage != stage || got.Rootfs || "sha256:"+got.Digest != digest {
 			t.Errorf("stage %v: %+v, %v, want no root of its own and the digest %s", stage, got, err, digest)
 		}
+	}
+}
+
+// TestFarNodesFetchImages runs nodes that share no files with up. The first one gets images over
+// the tunnel from up, and the second one from the first.
+func TestFarNodesFetchImages(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t, "--no-node")
+	d1 := n.farDaemon("n1", "--images", t.TempDir())
+	one := map[string]string{"min": "1", "max": "1"}
+	n.deployAll(fn{"echo", "noop", one, nil, nil}, waitFn("hold", "1ms", one, nil))
+	n.steady("echo", 1, "n1")
+	n.steady("hold", 1, "n1")
+	n.must(http.StatusOK, http.MethodPost, "/function/hold", "x")
+	n.logs(d1, `sources="[the control plane]"`, "image has arrived")
+	n.until(soon, "n1 to announce two images", func() bool { i, _ := n.inventory("n1"); return len(i.Images) == 2 })
+	d2 := n.farDaemon("n2", "--images", t.TempDir())
+	n.deployAll(waitFn("hold2", "1ms", map[string]string{"min": "2", "max": "2"}, nil))
+	n.steady("hold2", 2, "n1", "n2")
+	n.logs(d2, `sources="[node \"n1\" the control plane]"`, `from="[node \"n1\"]"`)
+	if log := d2.log.String(); strings.Contains(log, "broke off") {
+		t.Errorf("a transfer between nodes broke off:\n%s", log)
+	}
+}
+
+// TestFarNodesPassOverADarkOne has a node announce an image, and then an address that answers
+// nothing, as behind a firewall that lets only up through. Another node gets the image from up.
+func TestFarNodesPassOverADarkOne(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t, "--no-node")
+	between := newCutter(t, "127.0.0.1:"+freePort(t))
+	n.daemon("n1", "--listen", between.to, "--advertise", between.Addr().String(), "--remote", "--images", t.TempDir())
+	n.deployAll(waitFn("hold", "1ms", map[string]string{"min": "1", "max": "1"}, nil))
+	n.steady("hold", 1, "n1")
+	n.until(soon, "n1 to announce an image", func() bool { i, _ := n.inventory("n1"); return len(i.Images) == 1 })
+	dark, err := net.Listen("tcp", "127.0.0.1:0") // the kernel accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dark.Close()
+	between.mu.Lock()
+	between.to = dark.Addr().String()
+	between.mu.Unlock()
+	d2 := n.farDaemon("n2", "--images", t.TempDir())
+	n.deployAll(waitFn("hold2", "1ms", map[string]string{"min": "2", "max": "2"}, nil))
+	n.steady("hold2", 2, "n1", "n2")
+	n.logs(d2, `sources="[node \"n1\" the control plane]"`, `from="[the control plane]"`)
+	if got := strings.Count(d2.log.String(), "is not reached"); got != 1 {
+		t.Errorf("n2 has logged %d times that it does not reach n1, want once:\n%s", got, d2.log)
 	}
 }

@@ -210,14 +210,16 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.openTunnel(); err != nil {
-		return err
-	}
-	worker := &keysWorker{far: d.far} // not used before run
 	found, err := d.openImages(ctx)
 	if err != nil {
 		return err
 	}
+	err = d.openTunnel()
+	d.onClose(found.close) // fetches end before the tunnel, and what it serves ends before the store
+	if err != nil {
+		return err
+	}
+	worker := &keysWorker{far: d.far, images: found} // not used before run
 	d.server, err = node.NewServer(node.ServerConfig{
 		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Address: d.farAddress(), Remote: d.cfg.tunnel.remote,
 		Epoch: filepath.Join(d.cfg.state, "epoch"), Images: found.server.ServeConn, Log: d.log,
@@ -230,9 +232,8 @@ func (d *daemon) open(ctx context.Context) error {
 		return err
 	}
 	found.changed = d.server.Changed
-	worker.images = found
 	worker.Manager, worker.containers = d.keys, d.cfg.runtime.lists(nodeID(d.cfg.node, d.cfg.state))
-	d.serveTunnel()
+	d.serveTunnel(found.server)
 	d.metrics.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	if err := nodemetrics.Register(d.metrics, func() []node.Inventory { return []node.Inventory{worker.Inventory()} }); err != nil {
 		return err
@@ -240,7 +241,7 @@ func (d *daemon) open(ctx context.Context) error {
 	return d.openMetrics()
 }
 
-// openImages opens the node's images.
+// openImages opens the node's images. The caller closes them, and the daemon the store.
 func (d *daemon) openImages(ctx context.Context) (*nodeImages, error) {
 	store, err := image.OpenStore(image.Folder(d.cfg.images))
 	if err != nil {
@@ -256,7 +257,7 @@ func (d *daemon) openImages(ctx context.Context) (*nodeImages, error) {
 		d.onClose(func() { d.closeImages(found.contained) })
 	}
 	fetched := newNodeImages(found, int64(d.cfg.imageRate), nodeID(d.cfg.node, d.cfg.state), d.log)
-	d.onClose(fetched.close)
+	fetched.dial = d.dialImages
 	return fetched, nil
 }
 

@@ -96,7 +96,7 @@ func (n *nodes) Load(ctx context.Context, name string, spec node.Spec) (int64, e
 		z, err := n.keys.Load(ctx, spec)
 		return z.Bytes, err
 	}
-	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: spec, Images: n.sources.of(name, spec.Image)})
+	return n.order(ctx, name, node.Order{Kind: node.OrderLoad, Spec: spec})
 }
 
 // Evict implements admin.Nodes.
@@ -119,6 +119,9 @@ func errorCodes() node.Codes {
 func (n *nodes) order(ctx context.Context, name string, o node.Order) (int64, error) {
 	for _, c := range n.clients() {
 		if c.Name() == name {
+			if o.Kind == node.OrderLoad {
+				o.Images = n.sources.of(c, o.Spec.Image)
+			}
 			return c.Do(ctx, o)
 		}
 	}
@@ -241,7 +244,7 @@ func (d detailed) Unwrap() []error { return []error{d.error, d.part} }
 
 // Start implements cluster.Node.
 func (n remoteNode) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
-	o.Images = n.sources.of(n.Name(), o.Spec.Image)
+	o.Images = n.sources.of(n.Client, o.Spec.Image)
 	r, err := n.Client.Start(ctx, o, progress)
 	var short *node.MemoryError
 	if errors.As(err, &short) {

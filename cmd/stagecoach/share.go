@@ -18,7 +18,8 @@ import (
 
 // imageShare serves the images of a control plane to its nodes.
 type imageShare struct {
-	source node.ImageSource
+	source node.ImageSource // for nodes of this machine
+	server *transfer.Server
 	packs  *packs
 }
 
@@ -35,7 +36,7 @@ func shareImages(u *up) error {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
-	u.images.share = &imageShare{node.ImageSource{Address: address}, p}
+	u.images.share = &imageShare{node.ImageSource{Address: address}, server, p}
 	return nil
 }
 
@@ -123,14 +124,15 @@ const neighbours = 3
 // nodeSources tells daemons where they find images.
 type nodeSources struct {
 	self    node.Identity
-	control node.ImageSource // of this process; the zero value: it serves none
+	name    string           // of this process, for nodes of other machines
+	control node.ImageSource // of this process, for nodes of this machine
 	packs   *packs
 	all     func() []node.Inventory // of the daemons that are heard
 }
 
 // of returns where a node can get images: other nodes that have one of them, in random order, and
 // then the control plane.
-func (s *nodeSources) of(name string, images ...string) (out node.Images) {
+func (s *nodeSources) of(to *node.Client, images ...string) (out node.Images) {
 	if s == nil {
 		return out
 	}
@@ -140,15 +142,25 @@ func (s *nodeSources) of(name string, images ...string) (out node.Images) {
 			digests = append(digests, d)
 		}
 	}
+	far := to.Far()
 	for _, inv := range s.all() {
-		has := slices.ContainsFunc(digests, func(d string) bool { return slices.Contains(inv.Images, d) })
-		// The unix sockets of daemons are on this machine.
-		if has && inv.Name != name && inv.Socket != "" && inv.Boot == s.self.Boot {
+		if inv.Name == to.Name() || !slices.ContainsFunc(digests, func(d string) bool { return slices.Contains(inv.Images, d) }) {
+			continue
+		}
+		switch {
+		case far && inv.Address != "":
+			out.Sources = append(out.Sources, node.ImageSource{Node: inv.Name, Address: inv.Address})
+		case !far && inv.Socket != "" && inv.Boot == s.self.Boot:
 			out.Sources = append(out.Sources, inv.ImageSource())
 		}
 	}
 	rand.Shuffle(len(out.Sources), func(i, j int) { out.Sources[i], out.Sources[j] = out.Sources[j], out.Sources[i] })
-	out.Sources = append(out.Sources[:min(len(out.Sources), neighbours)], s.control)
+	out.Sources = out.Sources[:min(len(out.Sources), neighbours)]
+	if far {
+		out.Sources = append(out.Sources, node.ImageSource{Control: s.name})
+	} else {
+		out.Sources = append(out.Sources, s.control)
+	}
 	return out
 }
 
@@ -167,7 +179,7 @@ func (n remoteNode) Warm(ctx context.Context, wanted []node.Wanted) error {
 	for i := range wanted {
 		images[i] = wanted[i].Spec.Image
 	}
-	_, err := n.Client.Do(ctx, node.Order{Kind: node.OrderWarm, Wanted: wanted, Images: n.sources.of(n.Name(), images...)})
+	_, err := n.Client.Do(ctx, node.Order{Kind: node.OrderWarm, Wanted: wanted, Images: n.sources.of(n.Client, images...)})
 	return err
 }
 

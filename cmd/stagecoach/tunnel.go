@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"net"
 	"sync"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/image/transfer"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/tunnel"
 )
 
@@ -16,6 +19,7 @@ const (
 	wantRendezvous = "rendezvous" // node to control plane: an exchange of a function that speaks HTTP
 	wantGateway    = "gateway"    // node to control plane: a function calls gateway.openfaas
 	wantSecrets    = "secrets"    // control plane to node: the secrets of a function
+	wantImages     = "images"     // of any process: HTTP requests to its image server
 )
 
 // streamTime bounds how long a process waits for a stream to be opened.
@@ -145,6 +149,15 @@ func (l *lent) wait(ctx context.Context) {
 	select {
 	case <-l.done:
 	case <-ctx.Done():
+	}
+}
+
+// servesImages returns a handler that serves images on a stream.
+func servesImages(s *transfer.Server) tunnel.Handler {
+	return func(ctx context.Context, _ identity.Name, _ json.RawMessage, c net.Conn) {
+		if tunnel.Accept(c) == nil {
+			s.ServeConn(ctx, c)
+		}
 	}
 }
 

@@ -14,7 +14,9 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
+	"github.com/stagecoach-serving/stagecoach/image/transfer"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
@@ -103,7 +105,7 @@ func (d *daemon) farAddress() string {
 }
 
 // serveTunnel serves what control planes ask for. The parts of the daemon are open.
-func (d *daemon) serveTunnel() {
+func (d *daemon) serveTunnel(images *transfer.Server) {
 	if d.far == nil {
 		return
 	}
@@ -125,6 +127,7 @@ func (d *daemon) serveTunnel() {
 			node.ServeStream(d.server, first, c)
 		}))
 	}
+	d.far.tunnel.Handle(wantImages, servesImages(images)) // to nodes, too
 	d.far.tunnel.Handle(wantSecrets, ofControl(func(_ context.Context, _ identity.Name, _ json.RawMessage, c net.Conn) {
 		d.far.secrets.serve(c)
 	}))
@@ -201,6 +204,32 @@ func (f *farSide) open(ctx context.Context, to identity.Name, first any) (net.Co
 	c, err := f.tunnel.Open(ctx, to, "", first)
 	if err != nil {
 		f.d.log.Warn("failed to reach a control plane for a function", "error", err)
+	}
+	return c, err
+}
+
+// neighbourTime bounds how long a fetch waits for a connection to another node. A firewall may let
+// only control planes through.
+const neighbourTime = 3 * time.Second
+
+// dialImages opens a connection to a process that serves images.
+func (d *daemon) dialImages(ctx context.Context, s node.ImageSource) (net.Conn, error) {
+	if s.Local() {
+		return node.DialImages(ctx, s)
+	}
+	if d.far == nil {
+		return nil, errors.New("it is on another machine, and this node does not listen for those (--listen)")
+	}
+	me := d.source.Me()
+	if s.Node == "" {
+		return d.far.tunnel.Open(ctx, identity.Name{Cluster: me.Cluster, Role: identity.Control, Name: s.Control}, "", wants(wantImages))
+	}
+	ctx, cancel := context.WithTimeout(ctx, neighbourTime)
+	defer cancel()
+	c, err := d.far.tunnel.Open(ctx, identity.Name{Cluster: me.Cluster, Role: identity.Node, Name: s.Node}, s.Address, wants(wantImages))
+	if err != nil {
+		d.log.Warn("a node that has an image is not reached; others are asked", "node", s.Node, "address", s.Address, "error", err)
+		err = fmt.Errorf("%w: %w", transfer.ErrUnreachable, err)
 	}
 	return c, err
 }

@@ -56,6 +56,7 @@ func openTunnel(u *up) error {
 		}
 	}))
 	f.tunnel.Handle(wantGateway, ofNodes(f.inside.serve))
+	f.tunnel.Handle(wantImages, ofNodes(servesImages(u.images.share.server)))
 	u.nodes.far = f
 	return u.metrics.Register(newTunnelMetrics(f.tunnel))
 }
@@ -75,6 +76,14 @@ func (f *farNodes) dial() node.Dial {
 	return func(ctx context.Context, name, addr string, first any) (net.Conn, error) {
 		return f.tunnel.Open(ctx, f.of(name), addr, first)
 	}
+}
+
+// name returns the name of this control plane; empty: there are no nodes of other machines.
+func (f *farNodes) name() string {
+	if f == nil {
+		return ""
+	}
+	return f.me.Name
 }
 
 func (f *farNodes) of(node string) identity.Name {

@@ -127,7 +127,9 @@ func (u *up) joinNodes() error {
 	if u.nodes.keys != nil {
 		own = u.nodes.self.Name
 	}
-	u.nodes.sources = &nodeSources{self: u.nodes.self, control: u.images.share.source, packs: u.images.share.packs, all: u.nodes.announced}
+	u.nodes.sources = &nodeSources{
+		self: u.nodes.self, name: u.nodes.far.name(), control: u.images.share.source, packs: u.images.share.packs, all: u.nodes.announced,
+	}
 	joined, err := node.OpenDirectory(node.DirectoryConfig{
 		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
 		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare,

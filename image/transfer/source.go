@@ -28,8 +28,12 @@ type Endpoint struct {
 	Base   string // URL of the repository, such as https://registry.example/v2/team/ocr
 }
 
+// ErrUnreachable means that no connection to a source comes about. A fetch does not ask that source
+// again.
+var ErrUnreachable = errors.New("it cannot be reached")
+
 // Peer returns a process of the cluster that serves images with a [Server]. dial opens a connection
-// to it.
+// to it. Its errors may wrap [ErrUnreachable].
 func Peer(name string, dial func(ctx context.Context) (net.Conn, error)) Source {
 	return Source{Name: name, Reach: func(context.Context) (Endpoint, error) {
 		t := &http.Transport{
@@ -69,7 +73,7 @@ const again = 100 * time.Millisecond
 // note records a failed attempt.
 func (a *asked) note(err error) {
 	a.fault = err
-	if a.failed++; a.failed >= patience || errors.Is(err, image.ErrNoImage) {
+	if a.failed++; a.failed >= patience || errors.Is(err, image.ErrNoImage) || errors.Is(err, ErrUnreachable) {
 		a.gone = true
 		return
 	}

@@ -356,6 +356,36 @@ func TestSourcesThatFail(t *testing.T) {
 	}
 }
 
+// TestUnreachable asks a source to which no connection comes about. It is asked once per fetch, and
+// the next source sends the image.
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	from, digest := filled(t, modelSize)
+	good := listen(t, newServer(from, nil))
+	var dials atomic.Int64
+	dark := Peer("dark", func(context.Context) (net.Conn, error) {
+		dials.Add(1)
+		return nil, fmt.Errorf("%w: a firewall drops packets", ErrUnreachable)
+	})
+	to := newStore(t, t.TempDir())
+	f, _ := newFetcher(t, to)
+	if err := f.Fetch(t.Context(), digest, []Source{dark, good.peer("right")}); err != nil {
+		t.Fatal(err)
+	}
+	complete(t, to, digest)
+	if n := dials.Load(); n != 1 {
+		t.Errorf("%d dials, want 1", n)
+	}
+	alone, _ := newFetcher(t, newStore(t, t.TempDir()))
+	err := alone.Fetch(t.Context(), digest, []Source{dark})
+	if !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "dark: ") || !strings.Contains(err.Error(), "a firewall") {
+		t.Errorf("%v, want what is wrong with the source", err)
+	}
+	if n := dials.Load(); n != 2 {
+		t.Errorf("%d dials after both fetches, want 2", n)
+	}
+}
+
 // TestWrongBytesAfterABreak has one source break off, and another send a wrong rest. The fetch
 // finds out which of the two was wrong.
 func TestWrongBytesAfterABreak(t *testing.T) {

@@ -3,6 +3,8 @@ package node_test
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -128,5 +130,30 @@ func TestNoOrdersWithoutTheLease(t *testing.T) {
 	defer w.mu.Unlock()
 	if all := w.of(node.OrderForget); len(all) != 1 || all[0].Function != "g" || all[0].Epoch != 2 {
 		t.Errorf("carried out %+v, want the second order alone, of epoch 2", all)
+	}
+}
+
+// TestImagesNeedNoEpoch asks for images as another daemon does, after the daemon has seen an epoch.
+func TestImagesNeedNoEpoch(t *testing.T) {
+	b := startBroker(t)
+	b.join("a", newWorker(), func(c *node.ServerConfig) {
+		c.Images = func(_ context.Context, conn net.Conn) { _, _ = io.CopyN(conn, conn, 5) }
+	})
+	c := b.watch(new(reign).of(7))
+	c.until(0, "joined a")
+	if _, err := c.node("a").Do(within(t), node.Order{Kind: node.OrderForget, Function: "f"}); err != nil {
+		t.Fatal(err)
+	}
+	inv := c.node("a").Inventory()
+	conn, err := node.DialImages(within(t), inv.ImageSource())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "hello"); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(conn); err != nil || string(got) != "hello" {
+		t.Errorf("%q, %v, want what was sent", got, err)
 	}
 }

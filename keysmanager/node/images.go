@@ -68,6 +68,9 @@ func DialImages(ctx context.Context, s ImageSource) (net.Conn, error) {
 	return c, c.SetDeadline(time.Time{})
 }
 
+// Local reports whether a source is on the machine of the node that the order is for.
+func (s ImageSource) Local() bool { return strings.HasPrefix(s.Address, unixAddress) }
+
 // ImageSource returns where a node serves its images to processes of the same machine.
 func (inv *Inventory) ImageSource() ImageSource {
 	return ImageSource{Node: inv.Name, Address: unixAddress + inv.Socket}

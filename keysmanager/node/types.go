@@ -276,8 +276,11 @@ type Images struct {
 
 // ImageSource is a process of the cluster that serves images.
 type ImageSource struct {
-	Node    string `json:"node,omitempty"` // empty: a control plane
-	Address string `json:"address"`        // unix:PATH on the same machine
+	Node    string `json:"node,omitempty"`    // empty: a control plane
+	Control string `json:"control,omitempty"` // name of the control plane, if it is on another machine
+	// unix:PATH on the same machine, or the host:port of a node's tunnel. Empty: over the connection
+	// that the control plane has made.
+	Address string `json:"address,omitempty"`
 }
 
 // Wanted is a function whose parameters should be in memory.
