@@ -137,17 +137,20 @@ func baselines() []study.Contender {
 	}
 }
 
-// The search space of contenders that size by queueing theory.
+// The search space of contenders that size by queueing theory. The prices above 0 are about evenly
+// spaced in the logarithm. A price lets a contender spend a budget that its objectives do not need.
+// Each other contender has a knob that does so, too.
 var (
 	sizing = []study.Knob{
 		{Name: "drain_s", Low: 0.25, High: 8, Log: true},
 		{Name: "hold_s", Low: 2, High: 120, Log: true},
 		{Name: "panic_s", Low: 5, High: 240, Log: true},
 		{Name: "attainment", Low: 0.05, High: 0.999},
+		{Name: "price", Values: []float64{0, 0.1, 0.2, 0.4, 0.8, 1.7, 3.5, 7, 15, 30}},
 	}
-	sizingDefaults = []float64{autoscaler.DrainWithin.Seconds(), autoscaler.Hold.Seconds(), autoscaler.Panic.Seconds(), autoscaler.Attainment}
+	sizingDefaults = []float64{autoscaler.DrainWithin.Seconds(), autoscaler.Hold.Seconds(), autoscaler.Panic.Seconds(), autoscaler.Attainment, 0}
 )
 
 func sized(k []float64) autoscaler.Config {
-	return autoscaler.Config{DrainWithin: seconds(k[0]), Hold: seconds(k[1]), Panic: seconds(k[2]), Attainment: k[3]}
+	return autoscaler.Config{DrainWithin: seconds(k[0]), Hold: seconds(k[1]), Panic: seconds(k[2]), Attainment: k[3], Price: k[4]}
 }

@@ -82,7 +82,7 @@ func TestInferLinePlansWithItsCores(t *testing.T) {
 }
 
 // TestSeedsAreApart checks that no seed has two purposes: comparison, tuning, or the sample that a
-// contender may know. Reported seeds are from 2001 on.
+// contender may know. Reported seeds are from 3001 on.
 func TestSeedsAreApart(t *testing.T) {
 	in := func(s study.Seeds, seed uint64) bool { return seed >= s.First && seed < s.First+uint64(s.N) }
 	if testSeeds.First <= 1000 || in(testSeeds, sampleSeed) || in(trainSeeds, sampleSeed) {
