@@ -137,16 +137,16 @@ func baselines() []study.Contender {
 	}
 }
 
-// The search space of contenders that size by queueing theory. The prices above 0 are about evenly
-// spaced in the logarithm. A price lets a contender spend a budget that its objectives do not need.
-// Each other contender has a knob that does so, too.
+// The search space of contenders that size by queueing theory. A price lets a contender spend a
+// budget that its objectives do not need. Each other contender has a knob that does so, too. Half of
+// the prices are below 0.1 and change little, so that the other knobs are searched without it.
 var (
 	sizing = []study.Knob{
 		{Name: "drain_s", Low: 0.25, High: 8, Log: true},
 		{Name: "hold_s", Low: 2, High: 120, Log: true},
 		{Name: "panic_s", Low: 5, High: 240, Log: true},
 		{Name: "attainment", Low: 0.05, High: 0.999},
-		{Name: "price", Values: []float64{0, 0.1, 0.2, 0.4, 0.8, 1.7, 3.5, 7, 15, 30}},
+		{Name: "price", Low: 0.0003, High: 30, Log: true},
 	}
 	sizingDefaults = []float64{autoscaler.DrainWithin.Seconds(), autoscaler.Hold.Seconds(), autoscaler.Panic.Seconds(), autoscaler.Attainment, 0}
 )
