@@ -36,7 +36,7 @@ func contenders() []study.Contender {
 // equal: policy, knobs, defaults, and so the candidates.
 func withMostCores(c study.Contender) study.Contender {
 	apply := c.Apply
-	c.Name, c.Title, c.Cores = c.Name+"8", c.Title+", eight cores", mostCores
+	c.Name, c.Title, c.Cores = twin(c.Name), c.Title+", eight cores", mostCores
 	c.Source += "; with all cores that a stage was measured with, as ours may use"
 	c.Apply = func(s sim.Scenario, k []float64) sim.Scenario { return apply(declaring(s, mostCores), k) }
 	return c
