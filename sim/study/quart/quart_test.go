@@ -261,9 +261,16 @@ func TestReasonsFitTheirVerdicts(t *testing.T) {
 // headline, judges the claims with the opponents that have eight cores, and says so.
 func TestClaimsAreJudgedWithTwins(t *testing.T) {
 	r := made(t)
-	published := map[string]study.Claim{}
+	for i := range r.Outcomes {
+		if o := &r.Outcomes[i]; o.Contender == oursName { // fast, so that some claims hold
+			o.Mean = each(r.Seeds.N, o.Mean.Mean/20)
+		}
+	}
+	published, explained := map[string]study.Claim{}, 0
 	for _, c := range judge(r) {
-		published[c.ID] = c
+		if published[c.ID] = c; strings.Contains(c.With, "GPU-seconds") && c.Why != "" {
+			explained++
+		}
 	}
 	r.Outcomes = slices.DeleteFunc(r.Outcomes, func(o study.Outcome) bool { return slices.Contains(three, o.Contender) })
 	n := 0
@@ -276,8 +283,8 @@ func TestClaimsAreJudgedWithTwins(t *testing.T) {
 			t.Errorf("%s: %q, %q, %q; with the published ones %q, %q", c.ID, c.Ours, c.With, c.Why, p.Ours, p.With)
 		}
 	}
-	if n != 21 {
-		t.Errorf("%d claims against the three, want 21", n)
+	if n != 21 || explained == 0 {
+		t.Errorf("%d claims against the three, want 21; %d have a reason with the published ones, want some", n, explained)
 	}
 }
 
