@@ -138,8 +138,8 @@ func baselines() []study.Contender {
 }
 
 // The search space of contenders that size by queueing theory. A price lets a contender spend a
-// budget that its objectives do not need. Each other contender has a knob that does so, too. Half of
-// the prices are below 0.1 and change little, so that the other knobs are searched without it.
+// budget that its objectives do not need. Each other contender has a knob that does so, too. Half
+// of the prices are below 0.1 and change little, so that the other knobs are searched without it.
 var (
 	sizing = []study.Knob{
 		{Name: "drain_s", Low: 0.25, High: 8, Log: true},
