@@ -26,7 +26,7 @@ const (
 //
 //	knob       default  searched     what it is
 //	Period     1 min    5 s to 1 min time between forecasts
-//	Headroom   1.2      1 to 2       factor of a forecast
+//	Headroom   1.2      1 to 3       factor of a forecast
 //	Keep       6        1 to 6       latest periods; a count is the largest of their results
 //	Smooth     0.5      0.1 to 1     weight of the latest period in the forecast's level
 type CocktailConfig struct {

@@ -25,7 +25,7 @@ const (
 //	Stable     15 s      2 s to 60 s     time after a change without scaling down
 //	Look       30 s      5 s to 60 s     scaling down uses the largest rate within this time
 //	Shortest   1         1 to 64         shortest window of the envelope, in service times
-//	(planner)  1         1 to 8          the planner's objective, as a multiple of the pipeline's
+//	(planner)  1         0.5 to 8        the planner's objective, as a multiple of the pipeline's
 //	(planner)  0.99      0.9 to 0.99     quantile of latencies that the planner keeps to
 type InferLineConfig struct {
 	Plan         InferLinePlan

@@ -34,7 +34,7 @@ const (
 //
 //	knob       default  searched       what it is
 //	Alpha      0.8      0.2 to 1       instances lose their load below R_min + Alpha·(R_max − R_min)
-//	Load       1        0.5 to 1       part of r_up that an instance gets; in the paper: all
+//	Load       1        0.25 to 1      part of r_up that an instance gets; in the paper: all
 //	Tail       0.99     0.5 to 0.99    quantile of idle times that keep-alive covers
 //	KeepAlive  1 min    5 s to 5 min   keep-alive while fewer than five idle times are known
 //

@@ -24,10 +24,10 @@ const (
 	gib               = int64(1) << 30
 )
 
-// started is when the made clusters are observed.
+// started is the time at which the generated clusters are observed.
 var started = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 
-// cluster returns a made cluster that runs nothing. Three functions in five are stages of
+// cluster returns a generated cluster without replicas. Three functions in five are stages of
 // pipelines. Half of all have parameters, and one in ten needs a device. The load of each function
 // needs about five replicas. A function may be a key stage if its number is even.
 func (z size) cluster() plan.Snapshot {

@@ -1,5 +1,5 @@
-// Package scale measures decisions of policies about large clusters. The clusters are made, and
-// nothing runs.
+// Package scale measures decisions of policies about large clusters. The clusters are generated,
+// and no replica runs.
 package scale
 
 import (

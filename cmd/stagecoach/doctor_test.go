@@ -13,8 +13,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// TestDoctorLooksAtTheControlPlane runs the command against real NATS: without a control process,
-// with a wrong token, and with a control process of this and of another release.
+// TestDoctorLooksAtTheControlPlane runs the command against real NATS: without a control plane,
+// with a wrong token, and with a control plane of this and of another release.
 func TestDoctorLooksAtTheControlPlane(t *testing.T) {
 	folder, files := t.TempDir(), map[string]string{}
 	authorityOf := func(name string) queue.ServerConfig {

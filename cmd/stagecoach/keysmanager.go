@@ -163,7 +163,7 @@ type daemon struct {
 	keys     *keysmanager.Manager
 	server   *node.Server
 	source   identity.Source // of this node
-	far      *farSide        // nil: control planes of other machines do not reach it
+	far      *farSide        // nil: control planes on other machines do not reach it
 	expelled chan error      // why the node is no member any more
 	stopped  bool            // the operator stops the node: nothing is left for the next daemon
 }

@@ -22,9 +22,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// leading is what only the control plane that holds the lease of control does: it runs the control
-// loop, owns the lines of all functions, gives orders to nodes and runs async requests. With NATS
-// inside, this process is the only control plane, and leads from its start.
+// leading has the work that only the holder of the lease of control does: it runs the control loop,
+// owns the lines of all functions, gives orders to nodes and runs async requests. With NATS inside,
+// this process is the only control plane, and leads from its start.
 type leading struct {
 	u       *up
 	me      string        // id of this process; empty: NATS is inside
@@ -36,7 +36,7 @@ type leading struct {
 	forward *forwarder
 
 	journal atomic.Pointer[queue.Journal] // nil: this process does not lead
-	active  atomic.Bool                   // the parts that lead run
+	active  atomic.Bool                   // the parts of a leader run
 	ended   atomic.Bool                   // this process never leads again
 	changes sync.Mutex                    // held while lines follow a deploy, or all are opened
 
@@ -60,7 +60,7 @@ var errNoLease = errors.New("this control plane does not hold the lease of contr
 // outside reports whether other control planes may lead.
 func (l *leading) outside() bool { return l.me != "" }
 
-// leads reports whether the parts run that lead.
+// leads reports whether the parts of a leader run.
 func (l *leading) leads() bool { return l.active.Load() }
 
 // epoch returns the epoch of orders. Only the holder of the lease may give any.
@@ -200,7 +200,7 @@ func (l *leading) post(s lease.State) {
 	l.states <- s
 }
 
-// close ends what leads, and releases the lease.
+// close ends the parts of a leader, and releases the lease.
 func (l *leading) close() error {
 	l.cancel()
 	l.running.Wait()
@@ -257,7 +257,7 @@ func (l *leading) follow(ctx context.Context, s lease.State) error {
 	return nil
 }
 
-// lead opens the parts that lead.
+// lead opens the parts of a leader.
 func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	u := l.u
 	nc, err := u.nats.Connect("journal")
@@ -313,7 +313,7 @@ func (l *leading) hasLine(key pipeline.Key) bool {
 	return l.outside() && !l.leads() || l.u.lines.Owns(key)
 }
 
-// startAsync begins to work on async requests, unless that goes on already.
+// startAsync begins to work on async requests, unless it has begun already.
 func (l *leading) startAsync() {
 	if l.async != nil {
 		return
@@ -324,7 +324,7 @@ func (l *leading) startAsync() {
 	l.async = func() { cancel(); work.Wait() }
 }
 
-// stopAsync cuts the work on async requests off. What was cut off runs again, here or elsewhere.
+// stopAsync stops the work on async requests. The interrupted ones run again, here or elsewhere.
 func (l *leading) stopAsync() {
 	if l.async != nil {
 		l.async()

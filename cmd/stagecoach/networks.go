@@ -210,7 +210,7 @@ func (u *up) byAddress() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := u.handler
 		switch at := r.Context().Value(http.LocalAddrContextKey).(type) {
-		case farAddr: // a function of another machine
+		case farAddr: // a function on another machine
 			h = u.inside
 		case *net.TCPAddr:
 			if at.AddrPort().Addr().Unmap() == gateway {

@@ -27,9 +27,8 @@ type nodes struct {
 	keys   *keysmanager.Manager           // nil: this process is no node
 	bus    *queue.Link                    // to daemons; nil: it does not listen for them
 	joined atomic.Pointer[node.Directory] // nil: it does not listen for daemons
-	// reaches nodes of other machines; nil: it does not listen for daemons
-	far *farNodes
-	log *slog.Logger
+	far    *farNodes                      // reaches nodes on other machines; nil: it reaches none
+	log    *slog.Logger
 	// decides who may join; nil: it does not listen for daemons
 	authority *authority.Authority
 	// lists the containers of this process; nil: its functions run in none

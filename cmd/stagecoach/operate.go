@@ -194,7 +194,7 @@ func (o nodeOperator) left(name string) (out []onNode) {
 	return out
 }
 
-// callsTold is how many calls of a replica a drain names.
+// callsTold bounds the calls per replica that a drain names.
 const callsTold = 3
 
 // waits returns what keeps a replica on its node.
@@ -284,7 +284,7 @@ func (o nodeOperator) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-// tidyEvery is how often drained nodes are looked at for parameters to evict.
+// tidyEvery is the time between two looks for parameters to evict on drained nodes.
 const tidyEvery = 500 * time.Millisecond
 
 // tidyTimeout bounds the evictions of a look at a node.
@@ -308,8 +308,8 @@ func (o nodeOperator) tidy(ctx context.Context) error {
 	}
 }
 
-// evict frees what a drained node keeps in memory without a replica. What fails is tried again with
-// the next look.
+// evict frees the parameters that a drained node keeps in memory without a replica. The next look
+// tries again those that could not be freed.
 func (o nodeOperator) evict(ctx context.Context, inv node.Inventory) {
 	ctx, cancel := context.WithTimeout(ctx, tidyTimeout)
 	defer cancel()
@@ -337,7 +337,7 @@ func evictable(inv node.Inventory) (out []node.Zygote) {
 	return out
 }
 
-// users returns what Evict may be asked for to end a zygote or a worker.
+// users returns the names under which Evict knows a zygote or a worker: functions, or a digest.
 func (o nodeOperator) users(z node.Zygote) []string {
 	if z.Worker == "" {
 		return []string{cmp.Or(z.Function, z.Digest)}
@@ -361,7 +361,7 @@ func (n *nodes) heard(name string) (node.Inventory, bool) {
 	return node.Inventory{}, false
 }
 
-// away returns the daemons that were heard and are not any more.
+// away returns the daemons that were heard earlier and are silent now.
 func (n *nodes) away() []node.Absence {
 	d := n.joined.Load()
 	if d == nil {
@@ -386,8 +386,8 @@ func (n *nodes) once(what string, f func(context.Context)) {
 	})
 }
 
-// forgetOn has a node end what it keeps for the next starts of a function that has no replicas
-// there.
+// forgetOn tells a node that a function has no replicas there, so that the node ends what it keeps
+// for the next starts of the function.
 func (n *nodes) forgetOn(ctx context.Context, name, function string) {
 	if n.keys != nil && name == n.self.Name {
 		n.keys.Forget(function)

@@ -136,7 +136,7 @@ type attempt struct {
 	sent        time.Duration
 }
 
-// NewCore returns a Core that knows nothing yet. It begins with a Tick.
+// NewCore returns a Core that knows nothing yet. Its first event is a Tick.
 func NewCore(cfg Config) *Core {
 	if cfg.First == nil {
 		cfg.First = func() uint64 { return 1 }
@@ -144,8 +144,8 @@ func NewCore(cfg Config) *Core {
 	return &Core{cfg: cfg, asked: -readAgain, sent: -Beat}
 }
 
-// Holds reports whether this process holds the lease at a time, and with which epoch. After the
-// time that the last event came at, the answer may be asked for again and again.
+// Holds reports whether this process holds the lease at a time, and with which epoch. It may be
+// called any number of times, for times that are not before the latest event.
 func (c *Core) Holds(now time.Duration) (epoch uint64, ok bool) {
 	return c.record.Epoch, c.holds && now < c.until
 }
@@ -264,7 +264,7 @@ func (c *Core) stored(now time.Duration, a attempt, revision uint64) []Effect {
 	return []Effect{Held{a.epoch}}
 }
 
-// act sends what is due, and says when the next thing will be.
+// act returns the effects that are due, and a Wake for the next one.
 func (c *Core) act(now time.Duration) []Effect {
 	if c.released {
 		return nil

@@ -111,7 +111,7 @@ type transfer struct {
 	digest  string
 	sources []*asked
 	part    *body // the latest
-	pure    bool  // a part comes from one source, so that wrong bytes have an author
+	pure    bool  // each part comes from one source, so that the source of wrong bytes is known
 
 	all, there int64 // bytes of all parts; of those that the store had or has received
 	began      time.Time

@@ -118,7 +118,7 @@ func (l *single) Close() error {
 // Addr implements net.Listener.
 func (l *single) Addr() net.Addr { return l.addr }
 
-// noted reports its end.
+// noted is a connection that reports its end.
 type noted struct {
 	net.Conn
 

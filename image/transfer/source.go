@@ -59,12 +59,12 @@ type asked struct {
 	endpoint Endpoint
 	reached  bool
 	gone     bool      // it is not asked again: it lacks the image, or has sent wrong bytes
-	busy     time.Time // it is not asked before
+	busy     time.Time // it is not asked before this time
 	failed   int       // attempts in a row without a byte
 	fault    error     // of the latest attempt
 }
 
-// patience is how many attempts in a row a source may fail.
+// patience is the number of attempts in a row that a source may fail.
 const patience = 3
 
 // again is the pause before a source is asked again after the first failure.

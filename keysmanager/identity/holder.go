@@ -136,8 +136,8 @@ func (h *Holder) OnRevoke(f func()) (stop func()) {
 	}
 }
 
-// Explain adds to the error of a handshake what the cause is, if the cause is another cluster's
-// certificate or a wrong clock.
+// Explain adds the cause to the error of a handshake, if the cause is another cluster's certificate
+// or a wrong clock.
 func (h *Holder) Explain(err error) error { return explain(err, h.me.Cluster, h.now()) }
 
 func explain(err error, cluster string, now time.Time) error {

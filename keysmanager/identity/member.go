@@ -39,7 +39,7 @@ type Member struct {
 	mu     sync.Mutex
 	now    *parsed // nil: the node has not joined
 	holder *Holder
-	skewed string // what was logged of the clock
+	skewed string // the latest logged fault of the clock
 }
 
 // OpenMember reads the credentials in a folder. Credentials that cannot be read or are of another
@@ -63,7 +63,7 @@ func OpenMember(cfg MemberConfig) (*Member, error) {
 	return m, nil
 }
 
-// set makes credentials those of the moment.
+// set makes credentials the current ones.
 func (m *Member) set(p *parsed) {
 	m.mu.Lock()
 	if m.holder == nil || m.holder.Me() != p.name || !m.now.ca.Equal(p.ca) {
@@ -128,8 +128,8 @@ func (m *Member) NATS() (seed string, c *tls.Config) {
 // answerTimeout is how long an answer may take before the question is sent again.
 const answerTimeout = 2 * time.Second
 
-// Join asks the token's authority to let the node join, until it is answered or ctx ends. bus is
-// that of processes that join.
+// Join asks the token's authority to let the node join, until it is answered or ctx ends. bus
+// carries the messages of processes that join.
 func (m *Member) Join(ctx context.Context, bus Bus, t Token) error {
 	seed, public, err := m.cfg.NewUser()
 	if err != nil {

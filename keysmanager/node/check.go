@@ -18,7 +18,7 @@ const (
 	maxInventory = 4 << 20 // bytes of an announcement
 	maxText      = 4096    // bytes of a function's name or a digest
 	boundByFlag  = "--memory"
-	// A driver has a share of a device's memory that the device's size lacks: one part in so many.
+	// A driver may use memory beyond the size that the device reports: one part in deviceMargin of it.
 	deviceMargin = 8
 )
 
@@ -38,7 +38,7 @@ func (inv *Inventory) check() error {
 	return errors.Join(c.errs...)
 }
 
-// checkerErrors is how many errors of an announcement are told.
+// checkerErrors bounds the errors of an announcement that are reported.
 const checkerErrors = 4
 
 type checker struct{ errs []error }

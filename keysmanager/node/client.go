@@ -236,7 +236,7 @@ func (c *Client) missed(ctx context.Context, since uint64) ([]Event, error) {
 	return a.Events, err
 }
 
-// refuse tells the daemon that its node is not used, and why. A control process that may not act
+// refuse tells the daemon that its node is not used, and why. A control plane that may not act
 // says nothing.
 func refuse(cfg DirectoryConfig, to Identity, cause string) {
 	epoch, err := epochFunc(cfg.Epoch).now()

@@ -24,11 +24,11 @@ type DirectoryConfig struct {
 	// A node's name that no daemon may have, because this process has it; empty: none.
 	Own   string
 	Codes Codes // of daemons' errors
-	Dial  Dial  // to nodes of other machines; nil: they cannot join
+	Dial  Dial  // to nodes on other machines; nil: they cannot join
 	// Prepare is called before an order to start or load a function is given to a node of another
 	// machine. It may be called concurrently, and may block. nil: there is nothing to prepare.
 	Prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
-	// Epoch returns the epoch of this control process, which all orders carry. It returns an error
+	// Epoch returns the epoch of this control plane, which all orders carry. It returns an error
 	// while this process may not give orders, and ErrOldEpoch if it never may again. 0 means that it
 	// has no epoch; only nodes that have never seen one obey it. nil: 0.
 	Epoch func() (uint64, error)
@@ -53,7 +53,7 @@ type Directory struct {
 	cancel context.CancelFunc
 	group  sync.WaitGroup
 	stops  []func()
-	faults map[string]fault // used by run only: of announcements, by node
+	faults map[string]fault // of announcements, by node; only run uses them
 
 	mu      sync.Mutex
 	nodes   map[string]*member // written by run alone
@@ -181,9 +181,9 @@ func (d *Directory) run() {
 	}
 }
 
-// arrive has an announcement taken in turn. One that still waits is replaced by the node's next
-// one, which says all again. So however many announcements come, at most one per node waits. The
-// last one of a daemon that ends is always taken.
+// arrive queues an announcement for run. An announcement that still waits is replaced by the node's
+// next one, which has the whole state again. So at most one per node waits. The last one of a
+// daemon that ends is always taken.
 func (d *Directory) arrive(name string, data []byte) {
 	d.mu.Lock()
 	a := d.arrived[name]
@@ -215,7 +215,7 @@ func (d *Directory) arrive(name string, data []byte) {
 // gone is in the last announcement of a daemon.
 var gone = []byte(`"gone":true`)
 
-// lastHeard returns when a node's daemon was heard the latest time. Its announcements count
+// lastHeard returns when a node's daemon was heard for the last time. Its announcements count
 // although they wait for run, because a burst of them must not make their nodes look silent.
 func (d *Directory) lastHeard(name string, m *member) time.Time {
 	d.mu.Lock()

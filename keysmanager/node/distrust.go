@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// complainAgain is how often a fault of announcements is told again, on both sides.
+// complainAgain is the time after which both sides log the same fault of announcements again.
 const complainAgain = 30 * time.Second
 
 // fault is the latest fault of a node's announcements that was told.

@@ -9,10 +9,10 @@ import (
 	"strings"
 )
 
-// ErrOldEpoch means that a node follows a control process with a higher epoch.
+// ErrOldEpoch means that a node follows a control plane with a higher epoch.
 var ErrOldEpoch = errors.New("node protocol: a newer control process has taken over")
 
-// fence remembers the highest epoch of all control processes that have spoken to a node. It is not
+// fence remembers the highest epoch of all control planes that have spoken to a node. It is not
 // safe for concurrent use.
 type fence struct {
 	file    string // empty: it is kept in memory only
@@ -67,8 +67,8 @@ func (f *fence) raise(epoch uint64) error {
 	return nil
 }
 
-// admit returns an error if a control process with a higher epoch has spoken to this node. If epoch
-// is a new highest one, what an earlier control process has under way is undone.
+// admit returns an error if a control plane with a higher epoch has spoken to this node. If epoch
+// is a new highest one, what an earlier control plane has under way is undone.
 func admit(s *Server, epoch uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,7 +95,7 @@ func admit(s *Server, epoch uint64) error {
 	return nil
 }
 
-// epochFunc returns the epoch of this control process, or an error while it may not act. nil: 0.
+// epochFunc returns the epoch of this control plane, or an error while it may not act. nil: 0.
 type epochFunc func() (uint64, error)
 
 func (f epochFunc) now() (uint64, error) {

@@ -15,7 +15,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 )
 
-// reign is a control process's epoch for a test.
+// reign is a control plane's epoch for a test.
 type reign struct {
 	epoch  atomic.Uint64
 	lapsed atomic.Bool
@@ -35,7 +35,7 @@ func (r *reign) of(epoch uint64) func(*node.DirectoryConfig) {
 	return func(c *node.DirectoryConfig) { c.Epoch = r.now }
 }
 
-// TestOldEpochsOrderNothing has two control processes order from one node. The node carries out no
+// TestOldEpochsOrderNothing has two control planes order from one node. The node carries out no
 // order of the older one after the newer one has spoken, not even after the daemon was started
 // again, and undoes what the older one has under way.
 func TestOldEpochsOrderNothing(t *testing.T) {
@@ -101,7 +101,7 @@ func TestOldEpochsOrderNothing(t *testing.T) {
 	_ = again
 }
 
-// TestNoOrdersWithoutTheLease checks that a control process whose lease has lapsed sends nothing,
+// TestNoOrdersWithoutTheLease checks that a control plane whose lease has lapsed sends nothing,
 // and sends the order with its new epoch when it holds the lease again.
 func TestNoOrdersWithoutTheLease(t *testing.T) {
 	b := startBroker(t)

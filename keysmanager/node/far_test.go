@@ -96,7 +96,7 @@ func passes(t *testing.T, what string, from, to *wire.Conn) {
 	}
 }
 
-// TestFarNode starts a replica on a node of another machine. Frames and files must pass, the end of
+// TestFarNode starts a replica on a node on another machine. Frames and files must pass, the end of
 // either side must reach the other, and lines must come.
 func TestFarNode(t *testing.T) {
 	b := startBroker(t)

@@ -47,7 +47,7 @@ func (s *Server) receive(reply string, data []byte) {
 	s.answer(reply, done)
 }
 
-// refuseEpoch answers an order of a control process that another one has overtaken.
+// refuseEpoch answers an order of a control plane that another one has overtaken.
 func refuseEpoch(s *Server, reply string, o Order, err error) {
 	s.cfg.Log.Warn("order refused", "node", s.cfg.Me.Name, "order", o.Kind, "replica", o.Replica, "error", err)
 	s.answer(reply, Answer{ID: o.ID, Done: true, Error: fmt.Sprintf("node %q: %v", s.cfg.Me.Name, err), Code: CodeOldEpoch})

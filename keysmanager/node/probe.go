@@ -15,10 +15,10 @@ const kindProbe = "probe"
 // probeAgain is the pause between attempts of Probe.
 const probeAgain = 250 * time.Millisecond
 
-// ErrNoControl means that no control process listens.
+// ErrNoControl means that no control plane listens.
 var ErrNoControl = errors.New("node: no control process answers")
 
-// Probed is what a control process answers to a machine that may become a node.
+// Probed is what a control plane answers to a machine that may become a node.
 type Probed struct {
 	V       int       `json:"v"`
 	At      time.Time `json:"at"`      // by its clock
@@ -26,7 +26,7 @@ type Probed struct {
 	Version string    `json:"version"` // of the program
 }
 
-// Probe asks the control process on a bus for its clock and version. It returns how far that clock
+// Probe asks the control plane on a bus for its clock and version. It returns how far that clock
 // is ahead of this process's clock, and the largest error of that number. Nothing is left of the
 // question: the name need not be that of a node.
 func Probe(ctx context.Context, bus Bus, name string) (p Probed, ahead, margin time.Duration, err error) {

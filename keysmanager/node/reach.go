@@ -15,7 +15,7 @@ import (
 // when the daemon has accepted it. Package tunnel implements it.
 type Dial func(ctx context.Context, node, addr string, first any) (net.Conn, error)
 
-// Link is how a node's stage sockets and lines reach the control process.
+// Link is how a node's stage sockets and lines reach the control plane.
 type Link string
 
 // The links.
@@ -32,7 +32,7 @@ func (e *refusedError) Error() string { return e.text }
 // reach says how a [Client] reaches its daemon's sockets.
 type reach struct {
 	boot string // of this machine
-	dial Dial   // nil: nodes of other machines cannot be reached
+	dial Dial   // nil: nodes on other machines cannot be reached
 	// see DirectoryConfig
 	prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
 }
@@ -43,7 +43,7 @@ func (r reach) near(inv Inventory) bool { return inv.Boot == r.boot && inv.Socke
 // far reports whether a node can be reached over the tunnel.
 func (r reach) far(inv Inventory) bool { return r.dial != nil && inv.Address != "" }
 
-// prepare makes an order one for a node of another machine, if the node is on one.
+// prepare changes an order for a node on another machine. It leaves other orders as they are.
 func (c *Client) prepare(ctx context.Context, o *Order) error {
 	specs := make([]Spec, 0, 1+len(o.Wanted))
 	switch o.Kind {
@@ -128,7 +128,7 @@ func refused(err error) bool {
 	return errors.As(err, &r)
 }
 
-// cannot says why a node's sockets are out of reach.
+// cannot returns why a node's sockets are out of reach.
 func cannot(inv Inventory, near error) error {
 	if near != nil {
 		return near

@@ -27,7 +27,7 @@ type Worker interface {
 	Inventory() Inventory
 }
 
-// Started is a replica's process. Conn is the control process's end of the stage socket; the
+// Started is a replica's process. Conn is the control plane's end of the stage socket; the
 // receiver closes it.
 type Started struct {
 	PID int
@@ -53,7 +53,7 @@ type ServerConfig struct {
 	Images func(ctx context.Context, c net.Conn)
 	Log    *slog.Logger
 
-	// File that keeps the highest epoch of control processes; empty: a restart forgets it.
+	// File that keeps the highest epoch of control planes; empty: a restart forgets it.
 	Epoch string
 
 	Announce  time.Duration // between announcements when nothing changes; 0: a second

@@ -24,7 +24,7 @@ type Spec struct {
 	// Address and port of this machine where the function's processes reach other functions, as
 	// gateway.openfaas; empty: nowhere.
 	Gateway string `json:"gateway,omitempty"`
-	// Path of the socket where the function's watchdogs meet a gateway of another machine; empty:
+	// Path of the socket where the function's watchdogs meet a gateway on another machine; empty:
 	// the gateway is on this machine.
 	Rendezvous string `json:"rendezvous,omitempty"`
 	// Environment of the function. STAGECOACH_MODEL makes it a function with parameters.

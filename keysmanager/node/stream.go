@@ -14,7 +14,7 @@ import (
 // Wants returns the kinds of streams that [ServeStream] serves.
 func Wants() []string { return []string{wantSocket, wantLines} }
 
-// ServeStream has a daemon serve a stream of a control process, whose first line was read. It
+// ServeStream has a daemon serve a stream of a control plane, whose first line was read. It
 // returns when the stream has ended; the caller closes it then.
 func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 	_ = c.SetDeadline(time.Now().Add(socketTimeout))

@@ -33,12 +33,12 @@ type Inventory struct {
 	Socket string `json:"socket,omitempty"`
 	// host:port where its tunnel listens; empty: only processes of its machine reach it.
 	Address string `json:"address,omitempty"`
-	Link    Link   `json:"link,omitempty"` // how the control process reaches it, which adds it
+	Link    Link   `json:"link,omitempty"` // how the control plane reaches it, which adds it
 	// It takes no orders to start, and its replicas should be drained.
 	Leaving bool   `json:"leaving,omitempty"`
 	Gone    bool   `json:"gone,omitempty"` // its last one
 	Events  uint64 `json:"events"`         // the number of the latest event
-	// Highest epoch of all control processes that have spoken to the node; 0: none has an epoch.
+	// Highest epoch of all control planes that have spoken to the node; 0: none has an epoch.
 	Epoch uint64 `json:"epoch,omitempty"`
 
 	Memory     Memory      `json:"memory"`
@@ -182,7 +182,7 @@ type Usage struct {
 //   - fork: the fork by the zygote, until a child is the replica
 //   - spawn: the start of a process without a zygote
 //
-// The control process adds the phase place, which ends when the replica is ready, and the phases
+// The control plane adds the phase place, which ends when the replica is ready, and the phases
 // that the replica reports.
 type Phase struct {
 	Name string        `json:"name"`
@@ -237,7 +237,7 @@ type Order struct {
 	ID string `json:"id"`
 	// The daemon's id; an order for an earlier one is refused. Not set in OrderWho.
 	To string `json:"to,omitempty"`
-	// Epoch of the control process; a node that has seen a higher one refuses the order. Not set in
+	// Epoch of the control plane; a node that has seen a higher one refuses the order. Not set in
 	// OrderWho.
 	Epoch  uint64        `json:"epoch,omitempty"`
 	Kind   OrderKind     `json:"kind"`
@@ -247,7 +247,7 @@ type Order struct {
 	Spec    Spec   `json:"spec,omitzero"`     // of the function
 	// Thousandths of a core; 0: as the spec says.
 	CPUMilli int `json:"cpuMilli,omitempty"`
-	// The control process is on another machine. The node makes those fields of specs that name
+	// The control plane is on another machine. The node replaces those fields of specs that name
 	// something of a machine: Group, Secrets, Gateway and Rendezvous.
 	Far bool `json:"far,omitempty"`
 	// UUIDs of the replica's devices, joined by commas; empty: none.
@@ -321,7 +321,7 @@ const (
 	CodeNoModel     Code = "noModel"     // the function has no parameters
 	CodeNoRoom      Code = "noRoom"      // they do not fit into the node's memory
 	CodeNotCached   Code = "notCached"   // they are not in its memory
-	CodeOldEpoch    Code = "oldEpoch"    // the node has seen a control process with a higher epoch
+	CodeOldEpoch    Code = "oldEpoch"    // the node has seen a control plane with a higher epoch
 )
 
 // Codes maps codes to the errors of both sides. A daemon answers one of these errors with its code.

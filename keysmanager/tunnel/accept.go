@@ -138,7 +138,7 @@ func (t *Tunnel) stranger(from net.Addr, err error) {
 	}
 }
 
-// readLine decodes a line of JSON from the very beginning of a connection. It reads nothing behind
+// readLine decodes a line of JSON from the very beginning of a connection. It reads nothing after
 // the line.
 func readLine(c net.Conn, into any, most int) error {
 	var line []byte

@@ -24,7 +24,7 @@ type peer struct {
 	// Of dials:
 	addr    string
 	backoff time.Duration
-	again   time.Time // not before
+	again   time.Time // earliest time of the next one
 	fault   error     // of the latest one
 	faults  int       // how many have failed so far
 }

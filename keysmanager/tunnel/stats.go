@@ -1,13 +1,13 @@
 package tunnel
 
-// Stats counts what a Tunnel has and has carried.
+// Stats counts a Tunnel's connections, streams and bytes.
 type Stats struct {
 	Connections    int    // that are open
 	Streams        int    // that are open, of both sides
 	Sent, Received uint64 // bytes of TLS since the start
 }
 
-// Stats returns the counts of the moment.
+// Stats returns the current counts.
 func (t *Tunnel) Stats() Stats {
 	t.mu.Lock()
 	open := t.peers.sessions()

@@ -19,7 +19,7 @@ import (
 type stream struct {
 	s      *session
 	y      *yamux.Stream
-	rest   []byte // read behind the first line
+	rest   []byte // read after the first line
 	got    int    // bytes read since its buffer was given back
 	closed atomic.Bool
 }
@@ -28,8 +28,8 @@ type stream struct {
 // for others between their frames. With the frame's header, a chunk fills whole TLS records.
 const chunk = 4 * 16384
 
-// giveBack is after how many bytes a stream that has no more to read gives back its buffer, which
-// may be as large as the window.
+// giveBack is the number of bytes after which a stream without unread data gives back its buffer,
+// which may be as large as the window.
 const giveBack = 1 << 20
 
 func newStream(s *session, y *yamux.Stream) *stream {
@@ -37,7 +37,7 @@ func newStream(s *session, y *yamux.Stream) *stream {
 	return &stream{s: s, y: y}
 }
 
-// line reads the first line, without its end. What came behind it is left for Read.
+// line reads the first line, without its end. Bytes after it are left for Read.
 func (c *stream) line() ([]byte, error) {
 	var line []byte
 	b := make([]byte, 4<<10)

@@ -19,7 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 )
 
-// Version is that of the first lines of connections and streams.
+// Version is the version of the first lines of connections and streams.
 const Version = 1
 
 // Request is the first line of a stream. Callers of [Tunnel.Open] embed it and add fields.
@@ -61,7 +61,7 @@ const (
 	firstLineTime = 30 * time.Second // for a first line and its answer; a busy machine takes seconds
 	// A peer that reads or answers nothing for this long is gone.
 	mostSilence    = 15 * time.Second
-	keepAliveEvery = 5 * time.Second // between two questions whether it is there
+	keepAliveEvery = 5 * time.Second // between two checks that the peer answers
 	// Bytes that a stream may carry before the receiver reads them.
 	streamWindow = 4 << 20
 	firstBackoff = 100 * time.Millisecond // after a failed dial

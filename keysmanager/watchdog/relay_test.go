@@ -9,7 +9,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
-// TestGatewayOnAnotherMachine checks that a replica meets a gateway of another machine at its
+// TestGatewayOnAnotherMachine checks that a replica meets a gateway on another machine at its
 // node's socket, where it names the control plane first, and keeps that connection.
 func TestGatewayOnAnotherMachine(t *testing.T) {
 	v := newRendezvous(t)

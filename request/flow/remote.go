@@ -174,7 +174,7 @@ func (r *remote) leave(function, request string) {
 	}
 }
 
-// nobody takes a message back that had no receiver.
+// nobody handles a message that had no receiver.
 func (r *remote) nobody(tag string) {
 	r.mu.Lock()
 	p := r.tags[tag]

@@ -22,7 +22,7 @@ import (
 type Rendezvous struct {
 	listener net.Listener
 	path     string
-	control  string // name of this control plane, for replicas of other machines; empty: none
+	control  string // name of this control plane, for replicas on other machines; empty: none
 	log      *slog.Logger
 	hands    chan struct{} // bounds concurrent greetings
 	running  sync.WaitGroup
@@ -79,11 +79,11 @@ func NewRendezvous(folder string, log *slog.Logger) (*Rendezvous, error) {
 	return v, nil
 }
 
-// Name tells replicas of other machines the name of this control plane, with which their node finds
+// Name tells replicas on other machines the name of this control plane, with which their node finds
 // it. It must be called before the first request.
 func (v *Rendezvous) Name(control string) { v.control = control }
 
-// Serve takes a connection of a replica of another machine. It returns when the replica has said
+// Serve takes a connection of a replica on another machine. It returns when the replica has said
 // its token, or did not in time. After that, the connection belongs to the request.
 func (v *Rendezvous) Serve(c net.Conn) {
 	select {

@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nkeys"
 )
 
-// Access is what a process of another machine connects with.
+// Access is what a process on another machine connects with.
 type Access struct {
 	// User returns the user's token, which [Keys] has signed. It is asked for each connection. nil:
 	// the connection has no user.

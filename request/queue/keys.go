@@ -127,7 +127,7 @@ func (k *Keys) Join(id string, expires time.Time) (token string, err error) {
 	return k.sign(c)
 }
 
-// Bounds of what a user may do that joins.
+// Bounds of a user that joins.
 const (
 	maxJoinMessage   = 64 << 10 // bytes
 	maxJoinListeners = 8

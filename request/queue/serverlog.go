@@ -10,7 +10,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 )
 
-// clientLog logs why clients of other machines cannot connect. Everything else that the server
+// clientLog logs why clients on other machines cannot connect. Everything else that the server
 // logs is dropped: its callers report it.
 type clientLog struct {
 	log *slog.Logger

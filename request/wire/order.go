@@ -61,7 +61,7 @@ const (
 	// secrets; empty: none.
 	EnvSecrets = "STAGECOACH_SECRETS"
 	// EnvRendezvous tells `stagecoach watchdog` the socket of its node's daemon, which passes
-	// connections on to gateways of other machines; empty: the gateway is on this machine.
+	// connections to gateways on other machines; empty: the gateway is on this machine.
 	EnvRendezvous = "STAGECOACH_RENDEZVOUS"
 	// EnvOutOfMemory tells `stagecoach watchdog` how to detect that a process was killed for its
 	// memory. The value is an absolute path, a space, and a text. The file at the path counts the

@@ -109,7 +109,7 @@ type rig struct {
 	*authority.Authority
 }
 
-// lifetime is that of certificates in tests.
+// lifetime is the lifetime of certificates in tests.
 const lifetime = 24 * time.Hour
 
 func newRig(t *testing.T) *rig {
@@ -184,7 +184,7 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
-// serial is that of a source's certificate of the moment.
+// serial returns the serial number of a source's current certificate.
 func serial(t *testing.T, s identity.Source) string {
 	t.Helper()
 	c, err := s.Client(s.Me()).GetClientCertificate(nil)

@@ -20,7 +20,7 @@ const maxTokens = 4096
 type TokenRequest struct {
 	Name string        // of the only node that it is for; empty: any node
 	TTL  time.Duration // 0: it does not expire
-	Uses int           // how many nodes may join with it; 0: without end
+	Uses int           // how many nodes may join with it; 0: any number
 }
 
 // NewToken makes a join token. Its text is not kept.
@@ -41,7 +41,7 @@ func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expi
 	defer a.mu.Unlock()
 	now := a.cfg.Now().UTC().Round(0)
 	s := a.state.clone()
-	if local { // it replaces the one of before
+	if local { // it replaces the earlier one
 		maps.DeleteFunc(s.Tokens, func(_ string, t token) bool { return t.Local })
 	}
 	if s.tidy(now); len(s.Tokens) >= maxTokens {
@@ -61,8 +61,7 @@ func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expi
 }
 
 // LocalToken returns the token in a file that only its owner can read. It does not expire. If the
-// file does not have the token, LocalToken writes a new one, and the one of before is worth
-// nothing.
+// file does not have the token, LocalToken writes a new one, and the earlier one is void.
 func (a *Authority) LocalToken(file string) (identity.Token, error) {
 	b, err := os.ReadFile(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

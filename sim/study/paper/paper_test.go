@@ -146,7 +146,7 @@ func TestSimPaperErrors(t *testing.T) {
 		`sim paper: got ["fermat"], want one of ["quart" "bounds"]`: {"fermat"},
 		"sim paper quart: open " + missing + ": no such file":       {"quart", "--quick", "--tuned", missing},
 		`sim paper quart: "planet" matches none, want some of`:      {"quart", "--quick", "--only", "planet"},
-		"sim paper quart: seeds for the test: -3 from 2001 on":      {"quart", "--quick", "--seeds", "-3"},
+		"sim paper quart: seeds for the test: -3 from 3001 on":      {"quart", "--quick", "--seeds", "-3"},
 	} {
 		if err := Run(t.Context(), args, nil); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%q: got %v, want %s", args, err, want)

@@ -31,11 +31,11 @@ var (
 	boundsDefaults = []float64{autoscaler.Hold.Seconds(), 4}
 )
 
-// kept returns the knobs in the order of sizing. After a burst, counts are kept longer than usual,
-// by the same factor as in the defaults.
+// kept returns the knobs in the order of sizing, with a price of 0. After a burst, counts are kept
+// longer than usual, by the same factor as in the defaults.
 func kept(k []float64) []float64 {
 	const burst = float64(autoscaler.Panic) / float64(autoscaler.Hold)
-	return []float64{autoscaler.DrainWithin.Seconds(), k[0], burst * k[0], autoscaler.Attainment}
+	return []float64{autoscaler.DrainWithin.Seconds(), k[0], burst * k[0], autoscaler.Attainment, 0}
 }
 
 // scaling returns the parts of ours with their defaults, except that replicas get no extra CPU. The

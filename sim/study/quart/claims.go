@@ -16,6 +16,7 @@ import (
 //     interval excludes "no difference" and reaches the paper's value or a better one. It holds
 //     "partly" if the interval only excludes "no difference". Otherwise the verdict is "no".
 //   - Claims on the paper's trace are tested on all available traces.
+//   - If the study has no published opponent, but those with eight cores, they are compared.
 //   - A claim is "not measured" if the paper's value is an input of this simulation, if it needs
 //     the paper's hardware, or if there is one seed and no interval.
 //   - GPU-seconds are in no verdict, because the paper does not report them. They are among the
@@ -32,13 +33,14 @@ import (
 //   - For requests in time (Q3), both sides are summed over all settings before they are compared,
 //     as for the paper's 47.5 %.
 func judge(r *study.Result) []study.Claim {
-	j := &judged{Result: r}
+	r, twins := withTwins(r)
+	j := &judged{Result: r, twins: twins}
 	for _, section := range []func(){j.q1, j.q2, j.q3, j.q4, j.q5, j.q6, j.q7, j.q8, j.q9, j.inputs, j.q13} {
 		section()
 	}
 	for i := range j.claims {
 		c := &j.claims[i]
-		if r := reasons[c.ID]; r.why != "" && r.verdict == c.Verdict {
+		if r := reasons[c.ID]; r.why != "" && r.verdict == c.Verdict && !strings.Contains(c.With, againstTwins) {
 			c.Why = r.why
 		}
 	}
@@ -48,6 +50,7 @@ func judge(r *study.Result) []study.Claim {
 // judged is a result while it is judged.
 type judged struct {
 	*study.Result
+	twins  bool // the paper's opponents are those with eight cores: see [withTwins]
 	claims []study.Claim
 }
 
@@ -132,7 +135,7 @@ func (j *judged) circumstances(to string, settings []string) string {
 			out += fmt.Sprintf("; without %s, of which a whole one takes longer to start than a run warms up: latency %s, goodput %s", opt, change(c.Mean), times(c.Goodput))
 		}
 	}
-	return out
+	return out + j.means()
 }
 
 // three has the contenders that the paper compares with, in its order.

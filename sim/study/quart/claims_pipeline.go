@@ -31,7 +31,7 @@ func (j *judged) q6() {
 		j.missing(c)
 		return
 	}
-	c.With = "ours: " + times(own)
+	c.With = "ours: " + times(own) + j.means()
 	c.Values = []study.Value{{Name: "ours", Interval: own}}
 	j.add(c, cocktailName, got, 2.93, 1, times)
 }

@@ -36,7 +36,7 @@ func contenders() []study.Contender {
 // equal: policy, knobs, defaults, and so the candidates.
 func withMostCores(c study.Contender) study.Contender {
 	apply := c.Apply
-	c.Name, c.Title, c.Cores = c.Name+"8", c.Title+", eight cores", mostCores
+	c.Name, c.Title, c.Cores = twin(c.Name), c.Title+", eight cores", mostCores
 	c.Source += "; with all cores that a stage was measured with, as ours may use"
 	c.Apply = func(s sim.Scenario, k []float64) sim.Scenario { return apply(declaring(s, mostCores), k) }
 	return c
@@ -137,17 +137,20 @@ func baselines() []study.Contender {
 	}
 }
 
-// The search space of contenders that size by queueing theory.
+// The search space of contenders that size by queueing theory. A price lets a contender spend a
+// budget that its objectives do not need. Each other contender has a knob that does so, too. Half
+// of the prices are below 0.1 and change little, so that the other knobs are searched without it.
 var (
 	sizing = []study.Knob{
 		{Name: "drain_s", Low: 0.25, High: 8, Log: true},
 		{Name: "hold_s", Low: 2, High: 120, Log: true},
 		{Name: "panic_s", Low: 5, High: 240, Log: true},
 		{Name: "attainment", Low: 0.05, High: 0.999},
+		{Name: "price", Low: 0.0003, High: 30, Log: true},
 	}
-	sizingDefaults = []float64{autoscaler.DrainWithin.Seconds(), autoscaler.Hold.Seconds(), autoscaler.Panic.Seconds(), autoscaler.Attainment}
+	sizingDefaults = []float64{autoscaler.DrainWithin.Seconds(), autoscaler.Hold.Seconds(), autoscaler.Panic.Seconds(), autoscaler.Attainment, 0}
 )
 
 func sized(k []float64) autoscaler.Config {
-	return autoscaler.Config{DrainWithin: seconds(k[0]), Hold: seconds(k[1]), Panic: seconds(k[2]), Attainment: k[3]}
+	return autoscaler.Config{DrainWithin: seconds(k[0]), Hold: seconds(k[1]), Panic: seconds(k[2]), Attainment: k[3], Price: k[4]}
 }

@@ -82,7 +82,7 @@ func TestInferLinePlansWithItsCores(t *testing.T) {
 }
 
 // TestSeedsAreApart checks that no seed has two purposes: comparison, tuning, or the sample that a
-// contender may know. Reported seeds are from 2001 on.
+// contender may know. Reported seeds are from 3001 on.
 func TestSeedsAreApart(t *testing.T) {
 	in := func(s study.Seeds, seed uint64) bool { return seed >= s.First && seed < s.First+uint64(s.N) }
 	if testSeeds.First <= 1000 || in(testSeeds, sampleSeed) || in(trainSeeds, sampleSeed) {
@@ -111,4 +111,47 @@ func TestSeedsAreApart(t *testing.T) {
 	if _, err := tr.play(all, 1, false, trainSeeds.First); err == nil {
 		t.Error("a seed of the tuning plays a window of the comparison")
 	}
+}
+
+// TestAPriceBuysReplicas checks that the price of latency reaches the sizing of ours, of each
+// ablation, and of whole pipelines. At CV 1, the objective needs two replicas per stage. A high
+// price buys more, and shortens the mean latency.
+func TestAPriceBuysReplicas(t *testing.T) {
+	for _, c := range contenders() {
+		price := slices.Index(knobNames(c), "price")
+		if price < 0 {
+			continue
+		}
+		t.Run(c.Name, func(t *testing.T) {
+			t.Parallel()
+			of := func(v float64) sim.Figures {
+				knobs := slices.Clone(c.Defaults)
+				knobs[price] = v
+				s := gammaSetting(Models()[0], 1).Scenario(true)
+				s.Warmup, s.Duration = 20*time.Second, 25*time.Second
+				m, err := c.Apply(s, knobs).Model(none)
+				if err != nil {
+					t.Fatal(err)
+				}
+				f, err := m.One(t.Context(), 0, 7)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return f
+			}
+			free, paid := of(0), of(30)
+			if paid.DeviceSeconds < 1.2*free.DeviceSeconds || paid.Pipelines[0].Mean >= free.Pipelines[0].Mean {
+				t.Errorf("price 30: %.0f GPU-seconds and %.4f s, without a price %.0f and %.4f s; want a fifth more, and less latency",
+					paid.DeviceSeconds, paid.Pipelines[0].Mean, free.DeviceSeconds, free.Pipelines[0].Mean)
+			}
+		})
+	}
+}
+
+func knobNames(c study.Contender) []string {
+	var out []string
+	for _, k := range c.Space {
+		out = append(out, k.Name)
+	}
+	return out
 }

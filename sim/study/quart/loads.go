@@ -18,9 +18,9 @@ const (
 )
 
 // The seeds of the comparison, and those on which contenders are tuned. Nobody has looked at seeds
-// of the comparison while policies were made: the seeds below 2001 were used for that.
+// of the comparison while policies were made: the seeds below 3001 were used for that.
 var (
-	testSeeds  = study.Seeds{First: 2001, N: 10}
+	testSeeds  = study.Seeds{First: 3001, N: 10}
 	trainSeeds = study.Seeds{First: 101, N: 2}
 )
 

@@ -23,7 +23,7 @@ func papers() []study.Contender {
 			Name: inflessName, Title: "INFless", Source: "Yang et al., ASPLOS 2022; a whole model is a function",
 			Space: []study.Knob{
 				{Name: "alpha", Low: 0.2, High: 1},
-				{Name: "load", Low: 0.5, High: 1},
+				{Name: "load", Low: 0.25, High: 1},
 				{Name: "tail", Low: 0.5, High: 0.99},
 				{Name: "keep_alive_s", Low: 5, High: 300, Log: true},
 			},
@@ -38,7 +38,7 @@ func papers() []study.Contender {
 			Space: []study.Knob{
 				{Name: "stable_s", Low: 2, High: 60, Log: true},
 				{Name: "look_s", Low: 5, High: 60, Log: true},
-				{Name: "planned_objective", Low: 1, High: 8, Log: true},
+				{Name: "planned_objective", Low: 0.5, High: 8, Log: true},
 				{Name: "planned_quantile", Low: 0.9, High: 0.99},
 				{Name: "shortest", Low: 1, High: 64, Log: true},
 			},
@@ -49,7 +49,7 @@ func papers() []study.Contender {
 			Name: cocktailName, Title: "Cocktail", Source: "Gunasekaran et al., NSDI 2022; its resource management, with stages for models",
 			Space: []study.Knob{
 				{Name: "period_s", Low: 5, High: 60, Log: true},
-				{Name: "headroom", Low: 1, High: 2},
+				{Name: "headroom", Low: 1, High: 3},
 				{Name: "keep", Low: 1, High: 6, Whole: true},
 				{Name: "smooth", Low: 0.1, High: 1},
 			},

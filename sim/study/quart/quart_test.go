@@ -257,6 +257,37 @@ func TestReasonsFitTheirVerdicts(t *testing.T) {
 	}
 }
 
+// TestClaimsAreJudgedWithTwins checks that a study without the paper's opponents, such as the
+// headline, judges the claims with the opponents that have eight cores, and says so.
+func TestClaimsAreJudgedWithTwins(t *testing.T) {
+	r := made(t)
+	for i := range r.Outcomes {
+		if o := &r.Outcomes[i]; o.Contender == oursName { // fast, so that some claims hold
+			o.Mean = each(r.Seeds.N, o.Mean.Mean/20)
+		}
+	}
+	published, explained := map[string]study.Claim{}, 0
+	for _, c := range judge(r) {
+		if published[c.ID] = c; strings.Contains(c.With, "GPU-seconds") && c.Why != "" {
+			explained++
+		}
+	}
+	r.Outcomes = slices.DeleteFunc(r.Outcomes, func(o study.Outcome) bool { return slices.Contains(three, o.Contender) })
+	n := 0
+	for _, c := range judge(r) {
+		p := published[c.ID]
+		if !strings.Contains(p.With, "GPU-seconds") { // not against one of the three
+			continue
+		}
+		if n++; c.Why != "" || !strings.Contains(c.With, "eight cores") || c.Ours == p.Ours || strings.Contains(p.With, "eight cores") {
+			t.Errorf("%s: %q, %q, %q; with the published ones %q, %q", c.ID, c.Ours, c.With, c.Why, p.Ours, p.With)
+		}
+	}
+	if n != 21 || explained == 0 {
+		t.Errorf("%d claims against the three, want 21; %d have a reason with the published ones, want some", n, explained)
+	}
+}
+
 // TestHeadlineIsAPartOfFull checks that the headline's settings and contenders are in the full
 // evaluation, and that it is much smaller. Only contenders with equal means, ours and the oracle
 // are in it.
