@@ -180,11 +180,7 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		case a := <-answers:
 			switch {
 			case a.Done && a.Error != "":
-				e := &answered{text: a.Error, kind: c.codes[a.Code], memory: a.Memory}
-				if a.Code == CodeNoRoom && a.Bytes > 0 {
-					e.room = &roomError{a.Bytes}
-				}
-				return a, o, &Error{c.name, e}
+				return a, o, c.failure(a)
 			case a.Done:
 				return a, o, nil
 			}
@@ -197,6 +193,15 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 			}
 		}
 	}
+}
+
+// failure returns the error in an answer.
+func (c *Client) failure(a Answer) error {
+	e := &answered{text: a.Error, kind: c.codes[a.Code], memory: a.Memory}
+	if a.Code == CodeNoRoom && a.Bytes > 0 {
+		e.room = &roomError{a.Bytes}
+	}
+	return &Error{c.name, e}
 }
 
 // unanswered describes the progress of an order without a final answer.
