@@ -65,7 +65,7 @@ func TestDoctorLooksAtTheControlPlane(t *testing.T) {
 	}
 	all, err := look("--nats-token", token("secret"), "--listen", taken.Addr().String())
 	if err == nil || !strings.Contains(err.Error(), "checks failed") {
-		t.Errorf("without a control process: %v", err)
+		t.Errorf("without a control plane: %v", err)
 	}
 	expect(all, "NATS", "ok: 127.0.0.1:")
 	expect(all, "control plane", "missing: 127.0.0.1:")

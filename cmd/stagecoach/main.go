@@ -68,7 +68,7 @@ func commands() []command {
 		{"demo", "the main job end to end, on real input, with its result shown", demo.Run, nil},
 		{"load", "FUNCTION --rate 20 | --scenario FILE | compare A.json B.json: open-loop load, with a report", cli.Load, nil},
 		{"sim", "policies on virtual time, in seconds for days: the same code, on a modelled cluster", runSimulator, []string{"SCENARIO.yml", "--recorded RECORD", "paper quart"}},
-		{"bench", "measure", runBench, []string{"autoscaler", "batch", "coldstart", "gpu", "hop", "idle", "keysmanager", "nodes-scale", "scale", "sim", "wake"}},
+		{"bench", "measure", runBench, []string{"autoscaler", "batch", "coldstart", "gpu", "hop", "idle", "keysmanager", "nodes", "nodes-scale", "scale", "sim", "wake"}},
 		{"version", "print the version", runVersion, nil},
 	}
 }

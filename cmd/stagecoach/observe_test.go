@@ -35,7 +35,7 @@ func three() []fn {
 func traced(t *testing.T) (*rig, *otlptest.Receiver) {
 	t.Helper()
 	flags, collector := collected(t)
-	return start(t, flags...), collector
+	return start(t, append(flags, "--nats-listen", "127.0.0.1:0")...), collector
 }
 
 // collected starts a collector and returns the flags with which up sends its spans there.

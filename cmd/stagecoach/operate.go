@@ -50,7 +50,7 @@ func (o nodeOperator) List() []schema.Node {
 	for name := range records {
 		if !slices.ContainsFunc(out, func(n schema.Node) bool { return n.Name == name }) {
 			inv := node.Inventory{V: node.Version, Identity: node.Identity{Name: name}, Devices: []node.Device{}, Zygotes: []node.Zygote{}, Failures: []node.Failure{}, Replicas: []node.Replica{}}
-			out = append(out, schema.Node{Inventory: inv, Status: schema.NodeSilent, Cordoned: true, Cause: "it has not been heard since the control process started"})
+			out = append(out, schema.Node{Inventory: inv, Status: schema.NodeSilent, Cordoned: true, Cause: "it has not been heard since the control plane started"})
 		}
 	}
 	slices.SortFunc(out, func(a, b schema.Node) int { return cmp.Compare(a.Name, b.Name) })

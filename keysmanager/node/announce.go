@@ -144,5 +144,5 @@ func (s *Server) handleRival(data []byte) {
 }
 
 func (s *Server) taken(holder Identity) error {
-	return fmt.Errorf("%w: %q is held by %s; choose another --node, or stop that one", ErrTaken, s.cfg.Me.Name, holder)
+	return fmt.Errorf("%w: %q is held by %s; choose another --name, or stop that one", ErrTaken, s.cfg.Me.Name, holder)
 }

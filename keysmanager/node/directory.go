@@ -260,7 +260,7 @@ func (d *Directory) announced(name string, data []byte) {
 	case d.behind(inv.Epoch):
 		if m.refused != inv.ID {
 			m.refused = inv.ID
-			d.cfg.Log.Error("node not used: it follows another control process, whose epoch is higher", "node", name, "epoch", inv.Epoch)
+			d.cfg.Log.Error("node not used: it follows another control plane, whose epoch is higher", "node", name, "epoch", inv.Epoch)
 		}
 		return
 	case d.unfit(inv) != "":
@@ -301,7 +301,7 @@ func (d *Directory) behind(epoch uint64) bool {
 func (d *Directory) unfit(inv Inventory) string {
 	switch {
 	case inv.Name == d.cfg.Own:
-		return fmt.Sprintf("node %q is a part of `stagecoach up` itself; choose another --node, or run `stagecoach up --no-node`", inv.Name)
+		return fmt.Sprintf("node %q is a part of `stagecoach up` itself; choose another --name, or run `stagecoach up --no-node`", inv.Name)
 	case inv.Boot != d.cfg.Boot && (inv.Address == "" || d.cfg.Dial == nil):
 		return fmt.Sprintf("node %q is on another machine (host %s, boot %s, want %s) and announces no address for replicas' sockets; "+
 			"start its KeysManager with --listen", inv.Name, inv.Host, inv.Boot, d.cfg.Boot)

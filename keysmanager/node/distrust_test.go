@@ -99,7 +99,7 @@ func TestLyingAnnouncementsAreRefused(t *testing.T) {
 		c.until(mark, "left n1: its announcement was refused: inventory: ")
 		up.until(t, "announcement of a node refused")
 		up.until(t, want)
-		down.until(t, "the control process refuses this node's announcement")
+		down.until(t, "the control plane refuses this node's announcement")
 		down.until(t, want)
 		c.until(mark, "heard n2")
 		if all := c.Clients(); len(all) != 1 || all[0].Name() != "n2" {

@@ -10,7 +10,7 @@ import (
 )
 
 // ErrOldEpoch means that a node follows a control plane with a higher epoch.
-var ErrOldEpoch = errors.New("node protocol: a newer control process has taken over")
+var ErrOldEpoch = errors.New("node protocol: a newer control plane has taken over")
 
 // fence remembers the highest epoch of all control planes that have spoken to a node. It is not
 // safe for concurrent use.
@@ -76,10 +76,10 @@ func admit(s *Server, epoch uint64) error {
 		return err
 	}
 	if s.fence.highest > 0 {
-		s.cfg.Log.Info("another control process has taken over", "node", s.cfg.Me.Name, "epoch", epoch, "before", s.fence.highest)
+		s.cfg.Log.Info("another control plane has taken over", "node", s.cfg.Me.Name, "epoch", epoch, "before", s.fence.highest)
 	}
 	if err := s.fence.raise(epoch); err != nil {
-		s.cfg.Log.Error("failed to store the epoch of the control process; a restart of this daemon forgets it", "file", s.fence.file, "error", err)
+		s.cfg.Log.Error("failed to store the epoch of the control plane; a restart of this daemon forgets it", "file", s.fence.file, "error", err)
 	}
 	for _, t := range s.running {
 		if t.epoch < epoch {

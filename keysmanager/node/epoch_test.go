@@ -64,7 +64,7 @@ func TestOldEpochsOrderNothing(t *testing.T) {
 	}
 	w.until(t, "the older one's start to be given up", func() bool { return len(w.of("given up")) == 1 })
 	if err := <-started; err == nil {
-		t.Error("a start succeeds after a newer control process has taken over")
+		t.Error("a start succeeds after a newer control plane has taken over")
 	}
 	refused := func(d *daemon, what string) {
 		t.Helper()
@@ -96,7 +96,7 @@ func TestOldEpochsOrderNothing(t *testing.T) {
 		t.Error(err)
 	}
 	if n := len(third.Clients()); n != 0 {
-		t.Errorf("a control process of epoch 8 uses %d nodes, want none", n)
+		t.Errorf("a control plane of epoch 8 uses %d nodes, want none", n)
 	}
 	_ = again
 }

@@ -39,7 +39,7 @@ func (s *Server) receive(reply string, data []byte) {
 	case o.Kind == OrderRefuse:
 		s.fail(fmt.Errorf("%w: %s", ErrRefused, o.Cause))
 	case o.Kind == OrderComplain:
-		s.cfg.Log.Error("the control process refuses this node's announcement; the node is not used until a later one is accepted", "node", s.cfg.Me.Name, "error", o.Cause)
+		s.cfg.Log.Error("the control plane refuses this node's announcement; the node is not used until a later one is accepted", "node", s.cfg.Me.Name, "error", o.Cause)
 	default:
 		s.accept(reply, o)
 		return

@@ -16,7 +16,7 @@ const kindProbe = "probe"
 const probeAgain = 250 * time.Millisecond
 
 // ErrNoControl means that no control plane listens.
-var ErrNoControl = errors.New("node: no control process answers")
+var ErrNoControl = errors.New("node: no control plane answers")
 
 // Probed is what a control plane answers to a machine that may become a node.
 type Probed struct {

@@ -71,7 +71,7 @@ const (
 // Errors of Run that callers may want to tell apart.
 var (
 	ErrTaken   = errors.New("node: another daemon has this name")
-	ErrRefused = errors.New("node: refused by the control process")
+	ErrRefused = errors.New("node: refused by the control plane")
 )
 
 // Server is the daemon's side of the protocol. Its methods are safe for concurrent use.

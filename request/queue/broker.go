@@ -13,6 +13,3 @@ type Broker interface {
 	// Close ends the broker. Close its connections first.
 	Close()
 }
-
-// MaxPayload returns the largest message in bytes that the server of a connection takes.
-func MaxPayload(nc *nats.Conn) int { return int(nc.MaxPayload()) }
