@@ -259,7 +259,7 @@ func TestBenchGPUWithoutGPU(t *testing.T) {
 
 // bundleLimit bounds the working tree and the carried files together, in bytes. It is the limit of
 // a borrowed machine, 64 MiB, less a margin.
-const bundleLimit = 62 << 20
+const bundleLimit = 63 << 20
 
 // TestBenchGPUBundle builds the file that `make bench-gpu-bundle` makes for another machine. The
 // file and the tracked files together stay below bundleLimit.

@@ -28,7 +28,9 @@ func TestValidateNamesEachField(t *testing.T) {
 		"listen to all":         {func(c *Config) { c.Listen = ":8080" }, []string{"listen: \":8080\" without basicAuthDir"}},
 		"listen to an address":  {func(c *Config) { c.Listen = "192.0.2.1:8080" }, []string{"listen: ", "without basicAuthDir"}},
 		"nats twice":            {func(c *Config) { c.NATS.Listen, c.NATS.URLs = "127.0.0.1:4222", []string{"nats://a:4222"} }, []string{`nats.listen: "127.0.0.1:4222", want no address with nats.urls`}},
-		"nats URL":              {func(c *Config) { c.NATS.URLs = []string{"a:4222", "http://a"} }, []string{`nats.urls: "a:4222", want URLs such as`, `nats.urls: "http://a"`}},
+		"nats URL":              {func(c *Config) { c.NATS.URLs = []string{"nats://b:4222", "a:4222"} }, []string{`nats.urls: "a:4222", want URLs such as`}},
+		"nats URL, of HTTP":     {func(c *Config) { c.NATS.URLs = []string{"http://a"} }, []string{`nats.urls: "http://a"`}},
+		"imageRate":             {func(c *Config) { c.ImageRate = 1 }, []string{"imageRate: 1, want at least"}},
 		"nats files":            {func(c *Config) { c.NATS.Creds, c.NATS.Cert = "/none", "/none" }, []string{`nats.creds: "/none", want nats.urls too`, "nats.creds: stat /none", "want nats.cert and nats.key, or neither"}},
 		"nats replicas":         {func(c *Config) { c.NATS.URLs, c.NATS.Replicas = []string{"nats://a:4222"}, 2 }, []string{"nats.replicas: 2, want 1, 3 or 5"}},
 		"nats replicas inside":  {func(c *Config) { c.NATS.Replicas = 3 }, []string{"nats.replicas: 3, want 0"}},
@@ -107,12 +109,14 @@ func TestValidateKnowsEveryField(t *testing.T) {
 		"isolation.cniConf": "read, and complained about, when up opens it", "isolation.cniBinDir": "plugins are searched, and complained about, when up opens isolation.cniConf",
 	}
 	// A value that is wrong wherever it is.
-	c := Config{Listen: "x", Runtime: RuntimeConfig{Classes: "x", CDIDevices: "/dev/null", Spares: -1}, Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Budget: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
+	c := Config{Listen: "x", Runtime: RuntimeConfig{Classes: "x", CDIDevices: "/dev/null", Spares: -1}, Node: NodeConfig{Memory: 1, None: true, Devices: "-1"}, ORT: "/none", ImageRate: 1, Requests: RequestsConfig{Timeout: -1, MaxTimeout: -2}, Control: ControlConfig{DrainTimeout: -1, Budget: -1, Record: "/none/x"}, Journal: JournalConfig{Sync: -1}}
 	c.Registry.Default, c.Registry.Insecure, c.Telemetry.OTLP = "x", []string{"y"}, "z"
 	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g", Price: -1}
 	text := errorText(c.Validate())
 	c.Requests.TrustedProxies = []string{"lb"}
 	c.NATS.Listen = "x" // without which node.none is wrong
+	text += "\n" + errorText(c.Validate())
+	c.NATS = NATSConfig{URLs: []string{"x"}, Creds: "/none", CA: "/none", Cert: "/none", Key: "/none", Replicas: 2}
 	text += "\n" + errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)
 	walk = func(prefix string, of reflect.Type) {

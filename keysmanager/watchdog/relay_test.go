@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-
-	"github.com/stagecoach-serving/stagecoach/stage"
 )
 
 // TestGatewayOnAnotherMachine checks that a replica meets a gateway on another machine at its
@@ -40,7 +38,11 @@ func TestGatewayOnAnotherMachine(t *testing.T) {
 	if err := <-met; err != nil {
 		t.Error(err)
 	}
-	if err := e.do(&stage.Call{}, "unix token /some/http"); err == nil || !strings.Contains(err.Error(), "names no control plane") {
+	near, err := parseAddress("unix token /some/http")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := e.meet(t.Context(), near); err == nil || !strings.Contains(err.Error(), "names no control plane") {
 		t.Errorf("without a name: %v", err)
 	}
 	for _, address := range []string{"unix token", "tcp token path", "unix+tls token up"} {
