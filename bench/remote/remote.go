@@ -1,5 +1,5 @@
 // Package remote measures a pipeline on nodes of this machine and on nodes that are reached over
-// TLS, as those of other machines are.
+// TLS, as those on other machines are.
 package remote
 
 import (

@@ -16,7 +16,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
-// farDaemon starts a node that is one of another machine for up.
+// farDaemon starts a node that is one on another machine for up.
 func (n *nodesRig) farDaemon(name string, flags ...string) *keysDaemon {
 	n.t.Helper()
 	return n.daemon(name, append([]string{"--listen", "127.0.0.1:0", "--remote"}, flags...)...)

@@ -124,7 +124,7 @@ const neighbours = 3
 // nodeSources tells daemons where they find images.
 type nodeSources struct {
 	self    node.Identity
-	name    string           // of this process, for nodes of other machines
+	name    string           // of this process, for nodes on other machines
 	control node.ImageSource // of this process, for nodes of this machine
 	packs   *packs
 	all     func() []node.Inventory // of the daemons that are heard

@@ -6,7 +6,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/tunnel"
 )
 
-// tunnelMetrics exports the connections with processes of other machines.
+// tunnelMetrics exports the connections with processes on other machines.
 type tunnelMetrics struct {
 	tunnel                      *tunnel.Tunnel
 	connections, streams, bytes *prometheus.Desc
@@ -17,7 +17,7 @@ func newTunnelMetrics(t *tunnel.Tunnel) prometheus.Collector {
 		return prometheus.NewDesc("stagecoach_tunnel_"+name, help, labels, nil)
 	}
 	return &tunnelMetrics{
-		t, desc("connections", "Open connections with control planes or nodes of other machines."),
+		t, desc("connections", "Open connections with control planes or nodes on other machines."),
 		desc("streams", "Open streams over these connections."),
 		desc("bytes_total", "Bytes over these connections, with TLS: sent or received.", "direction"),
 	}

@@ -24,7 +24,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 )
 
-// tunnelConfig says how processes of other machines reach a node.
+// tunnelConfig says how processes on other machines reach a node.
 type tunnelConfig struct {
 	listen    string // host:port; empty: they do not
 	advertise string // host:port that they dial; empty: listen's
@@ -32,9 +32,9 @@ type tunnelConfig struct {
 }
 
 func (c *tunnelConfig) addFlags(fs *flag.FlagSet) {
-	fs.StringVar(&c.listen, "listen", "", "host:port where control planes of other machines reach the node, with TLS; default nowhere")
+	fs.StringVar(&c.listen, "listen", "", "host:port where control planes on other machines reach the node, with TLS; default nowhere")
 	fs.StringVar(&c.advertise, "advertise", "", "host:port that they dial, if it is not that of --listen")
-	fs.BoolVar(&c.remote, "remote", false, "be a node of another machine for a control plane on this one, too, such as in a container")
+	fs.BoolVar(&c.remote, "remote", false, "be a node on another machine for a control plane on this one, too, such as in a container")
 }
 
 func (c *tunnelConfig) validate(bad func(flag string, got any, want string)) {
@@ -60,7 +60,7 @@ func dialable(host string) bool {
 	return host != "" && (err != nil || !ip.IsUnspecified())
 }
 
-// farSide is a daemon's side of connections with control planes of other machines.
+// farSide is a daemon's side of connections with control planes on other machines.
 type farSide struct {
 	d       *daemon
 	tunnel  *tunnel.Tunnel
@@ -144,7 +144,7 @@ func (f *farSide) openParts(users accounts, n networks) error {
 	return f.openInside(n)
 }
 
-// openRendezvous opens the socket where watchdogs meet gateways of other machines. A connection
+// openRendezvous opens the socket where watchdogs meet gateways on other machines. A connection
 // begins with a line that has the control plane's name.
 func (f *farSide) openRendezvous() error {
 	folder := filepath.Join(f.d.cfg.state, "run")

@@ -19,7 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 )
 
-// farNodes is a control plane's side of connections with nodes of other machines.
+// farNodes is a control plane's side of connections with nodes on other machines.
 type farNodes struct {
 	tunnel *tunnel.Tunnel
 	me     identity.Name
@@ -32,7 +32,7 @@ type farNodes struct {
 // sentTo is a folder of secrets that a daemon has got.
 type sentTo struct{ node, daemon, function, folder string }
 
-// openTunnel prepares up's connections to nodes of other machines.
+// openTunnel prepares up's connections to nodes on other machines.
 func openTunnel(u *up) error {
 	source := u.nodes.authority.Source()
 	f := &farNodes{tunnel: tunnel.New(tunnel.Config{Source: source, Log: u.log}), me: source.Me(), inside: newStreams(), sent: map[sentTo]bool{}}
@@ -68,7 +68,7 @@ func cutRevoked(t *tunnel.Tunnel, h *identity.Holder) (stop func()) {
 	return func() { unwatch(); checks.Wait() }
 }
 
-// dial implements node.Dial. Without nodes of other machines, it is nil.
+// dial implements node.Dial. Without nodes on other machines, it is nil.
 func (f *farNodes) dial() node.Dial {
 	if f == nil {
 		return nil
@@ -78,7 +78,7 @@ func (f *farNodes) dial() node.Dial {
 	}
 }
 
-// name returns the name of this control plane; empty: there are no nodes of other machines.
+// name returns the name of this control plane; empty: there are no nodes on other machines.
 func (f *farNodes) name() string {
 	if f == nil {
 		return ""
@@ -145,13 +145,13 @@ func (f *farNodes) send(ctx context.Context, to sentTo, addr string) error {
 	return nil
 }
 
-// spreadSecrets is the store of secrets, whose changes reach nodes of other machines.
+// spreadSecrets is the store of secrets, whose changes reach nodes on other machines.
 type spreadSecrets struct {
 	*secret.Store
 	n *nodes
 }
 
-// Put implements provider.Secrets. Nodes of other machines get the new value a moment later.
+// Put implements provider.Secrets. Nodes on other machines get the new value a moment later.
 func (s spreadSecrets) Put(namespace, name string, value []byte) error {
 	err := s.Store.Put(namespace, name, value)
 	if err == nil && s.n.far != nil {
@@ -202,7 +202,7 @@ func (farAddr) Network() string { return "tunnel" }
 // String implements net.Addr.
 func (farAddr) String() string { return gatewayName }
 
-// farConn is a connection of a function of another machine.
+// farConn is a connection of a function on another machine.
 type farConn struct {
 	*lent
 	from net.Addr
