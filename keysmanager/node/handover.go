@@ -20,7 +20,7 @@ func (s *Server) serveConn(c *net.UnixConn) {
 	reply := socketReply{V: Version, Node: s.cfg.Me.ID}
 	fail := func(err error) {
 		reply.Error = err.Error()
-		_ = json.NewEncoder(c).Encode(reply) // who asks may have gone
+		_ = json.NewEncoder(c).Encode(reply) // the client may be gone
 		s.cfg.Log.Warn("request on the node's socket refused", "error", err)
 	}
 	if err := knownPeer(c); err != nil {

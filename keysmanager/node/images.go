@@ -46,7 +46,7 @@ func answerImages(c *net.UnixConn) error {
 	reply := socketReply{V: Version}
 	if err != nil {
 		reply.Error = err.Error()
-		_ = json.NewEncoder(c).Encode(reply) // who asks may have gone
+		_ = json.NewEncoder(c).Encode(reply) // the client may be gone
 		return err
 	}
 	if err := json.NewEncoder(c).Encode(reply); err != nil {

@@ -36,7 +36,7 @@ func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 	}
 	if err != nil {
 		reply.Error = err.Error()
-		_ = json.NewEncoder(c).Encode(reply) // who asks may have gone
+		_ = json.NewEncoder(c).Encode(reply) // the client may be gone
 		s.cfg.Log.Warn("stream of the tunnel refused", "error", err)
 		return
 	}

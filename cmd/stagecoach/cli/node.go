@@ -20,7 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
 )
 
-// Node lists and describes nodes, and changes which of them have replicas, and who may be one.
+// Node lists and describes nodes, changes which of them take replicas, and lets nodes join.
 func Node(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) == 0 || !slices.ContainsFunc(NodeVerbs(), func(v string) bool { return strings.Fields(v)[0] == args[0] }) {
 		return fmt.Errorf("node: got %q, want one of: %s", args, strings.Join(NodeVerbs(), ", "))
