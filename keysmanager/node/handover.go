@@ -19,8 +19,7 @@ func (s *Server) serveConn(c *net.UnixConn) {
 	_ = c.SetDeadline(time.Now().Add(socketTimeout))
 	reply := socketReply{V: Version, Node: s.cfg.Me.ID}
 	fail := func(err error) {
-		reply.Error = err.Error()
-		_ = json.NewEncoder(c).Encode(reply) // the client may be gone
+		reply.refuse(c, err)
 		s.cfg.Log.Warn("request on the node's socket refused", "error", err)
 	}
 	if err := knownPeer(c); err != nil {

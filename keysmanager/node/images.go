@@ -45,8 +45,7 @@ func answerImages(c *net.UnixConn) error {
 	}
 	reply := socketReply{V: Version}
 	if err != nil {
-		reply.Error = err.Error()
-		_ = json.NewEncoder(c).Encode(reply) // the client may be gone
+		reply.refuse(c, err)
 		return err
 	}
 	if err := json.NewEncoder(c).Encode(reply); err != nil {

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -32,6 +33,12 @@ type socketReply struct {
 	V     int    `json:"v"`
 	Node  string `json:"node,omitempty"` // the daemon's id
 	Error string `json:"error,omitempty"`
+}
+
+// refuse answers a request with an error.
+func (r socketReply) refuse(c net.Conn, err error) {
+	r.Error = err.Error()
+	_ = json.NewEncoder(c).Encode(r) // the client may be gone
 }
 
 const (

@@ -35,8 +35,7 @@ func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 		err = fmt.Errorf("want: %q, want %s or %s", req.Want, wantSocket, wantLines)
 	}
 	if err != nil {
-		reply.Error = err.Error()
-		_ = json.NewEncoder(c).Encode(reply) // the client may be gone
+		reply.refuse(c, err)
 		s.cfg.Log.Warn("stream of the tunnel refused", "error", err)
 		return
 	}
