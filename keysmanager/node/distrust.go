@@ -40,15 +40,19 @@ func (d *Directory) distrust(name string, data []byte, err error) {
 	d.faults[name] = fault{said, now}
 	d.cfg.Log.Error("announcement of a node refused", "node", name, "error", err)
 	if id != "" {
-		complain(d.cfg.Bus, name, id, said)
+		complain(d.cfg, name, id, said)
 	}
 }
 
 // complain tells a daemon why its announcement was refused.
-func complain(bus Bus, name, id, cause string) {
+func complain(cfg DirectoryConfig, name, id, cause string) {
 	const most = 2048
-	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: id, Kind: OrderComplain, Within: time.Second, Cause: cause[:min(len(cause), most)]})
+	epoch, err := epochFunc(cfg.Epoch).now()
+	if err != nil {
+		return // the control plane that leads complains
+	}
+	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: id, Epoch: epoch, Kind: OrderComplain, Within: time.Second, Cause: cause[:min(len(cause), most)]})
 	if err == nil {
-		_ = bus.Send(name, kindOrder, "", b)
+		_ = cfg.Bus.Send(name, kindOrder, "", b)
 	}
 }

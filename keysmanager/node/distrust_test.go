@@ -86,7 +86,7 @@ func lies() map[string]func(*node.Inventory) {
 func TestLyingAnnouncementsAreRefused(t *testing.T) {
 	b := startBroker(t)
 	var up, down logs
-	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Log = up.logger() })
+	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Log = up.logger() }, new(reign).of(7))
 	l := &liar{worker: newWorker()}
 	d := b.join("n1", l.worker, func(cfg *node.ServerConfig) { cfg.Worker, cfg.Log = l, down.logger() })
 	b.join("n2", newWorker())
