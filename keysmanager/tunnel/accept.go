@@ -124,14 +124,19 @@ func (t *Tunnel) handshake(c *secured) (identity.Name, hello, error) {
 	return peer, h, nil
 }
 
-// stranger logs why a connection was not accepted, once for each fault.
+// stranger logs why a connection was not accepted, once for each of the latest faults.
 func (t *Tunnel) stranger(from net.Addr, err error) {
 	const most = 256
 	host, _, _ := net.SplitHostPort(from.String())
 	text := host + " " + err.Error()
 	t.mu.Lock()
-	known := t.said[text] || t.closed || len(t.said) >= most
-	t.said[text] = true
+	known := t.said[text] || t.closed
+	if !known {
+		if len(t.said) >= most {
+			clear(t.said)
+		}
+		t.said[text] = true
+	}
 	t.mu.Unlock()
 	if !known {
 		t.cfg.Log.Warn("connection of the tunnel refused", "from", from, "error", err)

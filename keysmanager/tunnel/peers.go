@@ -107,7 +107,7 @@ func (t *Tunnel) settle(name identity.Name, s *session) {
 	p := t.peers.of(name)
 	p.admitted--
 	old := p.session
-	if s != nil {
+	if s != nil && !s.ended() {
 		p.session = s
 	}
 	p.change()

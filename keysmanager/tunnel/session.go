@@ -78,7 +78,7 @@ func (t *Tunnel) begin(c *secured, name identity.Name, h hello, dialed bool) {
 	p := t.peers.of(name)
 	p.dialing, p.backoff, p.again = false, 0, time.Time{}
 	old := p.session
-	if started {
+	if started && !s.ended() {
 		p.session = s
 	}
 	p.change()

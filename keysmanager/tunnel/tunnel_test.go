@@ -319,3 +319,17 @@ func TestStreamsAreBounded(t *testing.T) {
 		return err == nil
 	})
 }
+
+// TestStrangersAreBounded checks that many faults of strangers take bounded memory, and that later
+// ones are logged, too.
+func TestStrangersAreBounded(t *testing.T) {
+	var log bytes.Buffer
+	up := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	defer up.Close()
+	for i := range 1000 {
+		up.stranger(&net.TCPAddr{IP: net.IPv4(10, 0, 0, 1), Port: i}, fmt.Errorf("fault %d", i))
+	}
+	if len(up.said) > 256 || !strings.Contains(log.String(), "fault 999") {
+		t.Errorf("%d faults are kept, want at most 256; the last one was logged: %v", len(up.said), strings.Contains(log.String(), "fault 999"))
+	}
+}
