@@ -387,14 +387,23 @@ func (h heldJournal) of() (*queue.Journal, error) {
 	return nil, fmt.Errorf("%w: %w", queue.ErrStopped, errNoLease)
 }
 
+// held returns the journal, or an error if this process does not hold the lease now.
+func (h heldJournal) held() (*queue.Journal, error) {
+	j, err := h.of()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := h.epoch(); err != nil {
+		return nil, fmt.Errorf("%w: %w", queue.ErrStopped, err)
+	}
+	return j, nil
+}
+
 // AppendValue is queue.Journal.AppendValue.
 func (h heldJournal) AppendValue(function, id string, data []byte, value any) error {
-	j, err := h.of()
-	if err == nil {
-		_, err = h.epoch()
-	}
+	j, err := h.held()
 	if err != nil {
-		return fmt.Errorf("%w: %w", queue.ErrStopped, err)
+		return err
 	}
 	return j.AppendValue(function, id, data, value)
 }
@@ -419,7 +428,7 @@ func (h heldJournal) DeadLetter(ctx context.Context, id string) (queue.DeadLette
 
 // Redrive implements admin.Journal.
 func (h heldJournal) Redrive(ctx context.Context, id string) error {
-	j, err := h.of()
+	j, err := h.held()
 	if err != nil {
 		return err
 	}
@@ -428,7 +437,7 @@ func (h heldJournal) Redrive(ctx context.Context, id string) error {
 
 // DropDead implements admin.Journal.
 func (h heldJournal) DropDead(id string) error {
-	j, err := h.of()
+	j, err := h.held()
 	if err != nil {
 		return err
 	}

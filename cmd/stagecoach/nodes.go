@@ -159,6 +159,7 @@ func (n *nodes) forgetThere(c *node.Client, function string) {
 	n.group.Go(func() {
 		ctx, cancel := context.WithTimeout(n.ctx, forgetTimeout)
 		defer cancel()
+		n.far.forgotten(c.Name(), function)
 		// The next announcement of the daemon says whether it did.
 		_, _ = c.Do(ctx, node.Order{Kind: node.OrderForget, Function: function})
 		n.mu.Lock()

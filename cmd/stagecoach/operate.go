@@ -393,5 +393,6 @@ func (n *nodes) forgetOn(ctx context.Context, name, function string) {
 		n.keys.Forget(function)
 		return
 	}
+	n.far.forgotten(name, function)
 	_, _ = n.order(ctx, name, node.Order{Kind: node.OrderForget, Function: function}) // tried again
 }

@@ -145,6 +145,21 @@ func (f *farNodes) send(ctx context.Context, to sentTo, addr string) error {
 	return nil
 }
 
+// forgotten notes that a node removes the secrets of a function. Without nodes on other machines,
+// it does nothing.
+func (f *farNodes) forgotten(node, function string) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for to := range f.sent {
+		if to.node == node && to.function == function {
+			delete(f.sent, to)
+		}
+	}
+}
+
 // spreadSecrets is the store of secrets, whose changes reach nodes on other machines.
 type spreadSecrets struct {
 	*secret.Store
