@@ -146,7 +146,8 @@ func (r *remote) end(reply *task.Reply) bool {
 		return true
 	}
 	if reply.Code == task.Unavailable && reply.Replica == "" && p.owner != r.c.cfg.Remote.Owner(p.task.Function) {
-		p.owner = ""
+		delete(r.tags, p.tag) // what comes back of it says nothing about the next owner
+		p.owner, p.moved = "", time.Time{}
 		r.arm()
 		return false
 	}
@@ -233,24 +234,45 @@ func (r *remote) again() {
 	}
 }
 
-// retry submits a task that waits for an owner.
+// retry submits a task that waits for an owner. It encodes the task only if there is one, because
+// inputs are large.
 func (r *remote) retry(p *passage) {
-	near := r.c.cfg.Near
+	if !r.owned(p) {
+		return
+	}
 	msg, failed := r.encode(p.task)
+	r.mu.Lock()
+	if r.sent[p.task.Key] != p || p.owner != "" {
+		r.mu.Unlock()
+		return // canceled, or sent meanwhile
+	}
+	if failed == nil {
+		r.pass(p, msg)
+		r.mu.Unlock()
+		return
+	}
+	r.forget(p.task.Key)
+	r.mu.Unlock()
+	r.c.replied(failed)
+}
+
+// owned reports whether a waiting task has to be sent to an owner in another process now.
+func (r *remote) owned(p *passage) bool {
+	near := r.c.cfg.Near
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.sent[p.task.Key] != p || p.owner != "" {
-		return // canceled, or sent meanwhile
+		return false // canceled, or sent meanwhile
 	}
 	if near != nil && near.Submit(p.task) { // this process has become the owner
 		r.forget(p.task.Key)
-		return
+		return false
 	}
-	if failed != nil {
+	if r.c.cfg.Remote.Owner(p.task.Function) == "" {
 		r.arm()
-		return
+		return false
 	}
-	r.pass(p, msg)
+	return true
 }
 
 // changed looks at the owners of all tasks again.
