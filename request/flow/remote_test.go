@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"net/http"
 	"strings"
 	"sync"
@@ -214,6 +215,51 @@ func TestAnswersOfAFormerOwnerCount(t *testing.T) {
 	close(goOn)
 	if terr := <-done; terr != nil {
 		t.Error(terr)
+	}
+	r.close()
+}
+
+// TestTasksGivenBackAreNotLost has an owner give a task back after it has lost its functions. That
+// an earlier message to it had no receiver must not end the task, which may not run twice.
+func TestTasksGivenBackAreNotLost(t *testing.T) {
+	goOn := make(chan struct{})
+	o := &owners{owner: "x", processes: map[string]*process{
+		"x": {work: func(*task.Task) []*task.Reply {
+			<-goOn
+			return []*task.Reply{{Code: task.Unavailable, Message: "the dispatcher shuts down"}}
+		}},
+		"y": {work: echoes},
+	}}
+	r, invoke := remoteRig(t, o, false)
+	done := invoke()
+	tag := ""
+	waiting := func(owner string) func() bool {
+		return func() bool {
+			r.remote.mu.Lock()
+			defer r.remote.mu.Unlock()
+			for _, p := range r.remote.sent {
+				if p.owner == owner {
+					tag = cmp.Or(tag, p.tag)
+					return true
+				}
+			}
+			return false
+		}
+	}
+	o.until(t, "the task", func() bool { return len(o.got) == 1 })
+	o.mu.Lock()
+	o.owner = ""
+	o.mu.Unlock()
+	if !waiting("x")() {
+		t.Fatal("the task is not with x")
+	}
+	r.OwnersChanged()
+	close(goOn)
+	o.until(t, "the task to be given back", waiting(""))
+	r.Nobody(tag)
+	o.move("y", nil)
+	if terr := <-done; terr != nil {
+		t.Errorf("got %+v, want the answer of y", terr)
 	}
 	r.close()
 }
