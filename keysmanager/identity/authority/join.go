@@ -92,10 +92,22 @@ func (a *Authority) join(id string, ask identity.Ask, now time.Time) (identity.A
 	return a.grant(s, ask, csr, now)
 }
 
+// mostCertificates bounds how many valid certificates a node has. A node that works has two.
+const mostCertificates = 32
+
 // grant signs the certificate and the NATS user of a node, and keeps the state.
 func (a *Authority) grant(s state, ask identity.Ask, csr *x509.CertificateRequest, now time.Time) (identity.Answer, error) {
 	name := identity.Name{Cluster: a.me.Cluster, Role: identity.Node, Name: ask.Name}
 	m := s.Nodes[ask.Name]
+	valid := 0
+	for _, c := range m.Certificates {
+		if now.Before(c.Until) {
+			valid++
+		}
+	}
+	if valid >= mostCertificates {
+		return identity.Answer{}, refusal(fmt.Sprintf("node %q has %d certificates that are valid, want fewer: it has to wait until one expires", ask.Name, valid))
+	}
 	leaf, err := a.issue(name, csr.PublicKey, now)
 	if err != nil {
 		return identity.Answer{}, err

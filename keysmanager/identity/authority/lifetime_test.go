@@ -1,7 +1,12 @@
 package authority_test
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
 	"errors"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -196,5 +201,37 @@ func TestClocks(t *testing.T) {
 		if !strings.Contains(d.log.String(), want) || !strings.Contains(r.log.String(), want) {
 			t.Errorf("want %q of both sides, got\n%s\n%s", want, d.log, r.log)
 		}
+	}
+}
+
+// TestCertificatesAreBounded has a member ask for certificates again and again.
+func TestCertificatesAreBounded(t *testing.T) {
+	r := newRig(t)
+	r.joined("a")
+	r.joined("b")
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(name string) identity.Answer {
+		me := identity.Name{Cluster: r.Source().Me().Cluster, Role: identity.Node, Name: name}.URI()
+		csr, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{URIs: []*url.URL{me}}, key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Renew(name, identity.Ask{V: 1, Name: name, Time: r.clock.now(), Request: csr})
+	}
+	got := 1 // from joining
+	for ; got < 100 && ask("a").Error == ""; got++ {
+	}
+	if answer := ask("a"); got != 32 || !strings.Contains(answer.Error, "has 32 certificates") {
+		t.Errorf("got %d certificates, then %q, want 32", got, answer.Error)
+	}
+	if answer := ask("b"); answer.Error != "" {
+		t.Errorf("another node: %s", answer.Error)
+	}
+	r.clock.forward(48 * time.Hour)
+	if answer := ask("a"); answer.Error != "" {
+		t.Errorf("after they have expired: %s", answer.Error)
 	}
 }
