@@ -120,6 +120,10 @@ func (t *Tunnel) settle(name identity.Name, s *session) {
 // connected returns the session with a peer, or dials it. addr is empty if it must not be dialed.
 func (t *Tunnel) connected(ctx context.Context, name identity.Name, addr string) (*session, error) {
 	t.mu.Lock()
+	if addr == "" && t.peers[name] == nil { // functions can ask for any name
+		t.mu.Unlock()
+		return nil, fmt.Errorf("%w with %v", ErrNotConnected, name)
+	}
 	p := t.peers.of(name)
 	faults := p.faults
 	for {
