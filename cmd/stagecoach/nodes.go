@@ -149,22 +149,12 @@ const forgetTimeout = 5 * time.Second
 // forgetThere tells a daemon that a function is no longer deployed, unless such an order is under
 // way.
 func (n *nodes) forgetThere(c *node.Client, function string) {
-	what := c.Name() + " " + function
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.forgetting[what] {
-		return
-	}
-	n.forgetting[what] = true
-	n.group.Go(func() {
-		ctx, cancel := context.WithTimeout(n.ctx, forgetTimeout)
+	n.once(c.Name()+" "+function, func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
 		defer cancel()
 		n.far.forgotten(c.Name(), function)
 		// The next announcement of the daemon says whether it did.
 		_, _ = c.Do(ctx, node.Order{Kind: node.OrderForget, Function: function})
-		n.mu.Lock()
-		defer n.mu.Unlock()
-		delete(n.forgetting, what)
 	})
 }
 

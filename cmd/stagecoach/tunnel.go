@@ -49,6 +49,8 @@ func pipe(a, b net.Conn) {
 // relay accepts connections and connects each with a stream to a control plane.
 type relay struct {
 	l     net.Listener
+	ctx   context.Context // ends with close
+	end   context.CancelFunc
 	group sync.WaitGroup
 
 	mu     sync.Mutex
@@ -62,6 +64,7 @@ const acceptPause = 50 * time.Millisecond
 // newRelay serves the connections of l until close. open returns the stream for a connection.
 func newRelay(l net.Listener, open func(ctx context.Context, c net.Conn) (net.Conn, error)) *relay {
 	r := &relay{l: l, conns: map[net.Conn]bool{}}
+	r.ctx, r.end = context.WithCancel(context.Background())
 	r.group.Go(func() {
 		for {
 			c, err := l.Accept()
@@ -77,13 +80,14 @@ func newRelay(l net.Listener, open func(ctx context.Context, c net.Conn) (net.Co
 			}
 			r.group.Go(func() {
 				defer r.drop(c)
-				ctx, cancel := context.WithTimeout(context.Background(), streamTime)
+				ctx, cancel := context.WithTimeout(r.ctx, streamTime)
 				defer cancel()
 				_ = c.SetDeadline(time.Now().Add(streamTime))
 				stream, err := open(ctx, c)
-				if err != nil || c.SetDeadline(time.Time{}) != nil {
+				if err != nil {
 					return // the caller sees that its connection is closed
 				}
+				_ = c.SetDeadline(time.Time{}) // fails if c is closed, and pipe ends at once then
 				pipe(c, stream)
 			})
 		}
@@ -118,6 +122,7 @@ func (r *relay) close() {
 		_ = c.Close()
 	}
 	r.mu.Unlock()
+	r.end()
 	r.group.Wait()
 }
 
