@@ -68,18 +68,21 @@ func testOCR(t *testing.T, start starter) {
 func TestUpDrainsRequestsOnSIGTERM(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	const n = 6
-	f := waitFn("hold", "800ms", map[string]string{"max": "2"}, nil)
-	f.env["max_inflight"] = "4"
-	r.deployAll(f)
+	const n = 6 // the last ones wait for the first ones
+	r.deployAll(waitFn("hold", "1s", map[string]string{"min": "2", "max": "2"}, nil))
+	r.until(late, "two replicas", func() bool { return r.line("hold").Ready == 2 })
 	r.must(http.StatusOK, http.MethodPost, "/function/hold", "")
 	answers := make(chan client.Answer, n)
 	for range n {
 		go func() { answers <- r.send(http.MethodPost, "/function/hold", "") }()
 	}
-	r.until(soon, "all requests to run", func() bool { tl := r.line("hold"); return tl.Running+tl.Waiting == n })
-	if len(answers) > 0 {
-		t.Fatal("requests ended before the signal: it proves nothing")
+	r.until(soon, "all requests to be there", func() bool {
+		done := len(answers)
+		tl := r.line("hold")
+		return done+tl.Running+tl.Waiting == n
+	})
+	if len(answers) == n {
+		t.Fatal("all requests ended before the signal: it proves nothing")
 	}
 	r.stop()
 	for range n {

@@ -69,7 +69,7 @@ func newStage(t testing.TB, stall time.Duration, replica func(c net.Conn, in *bu
 	served := make(chan struct{})
 	go func() { defer close(served); _ = srv.Serve(Strict(l.(*net.TCPListener))) }()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := srv.Shutdown(ctx); err != nil {
 			t.Errorf("a request does not end: %v", err)
