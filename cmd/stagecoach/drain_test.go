@@ -255,7 +255,6 @@ func TestDrainSaysWhatItWaitsFor(t *testing.T) {
 func TestCordonSurvives(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
-	n.args = append(n.args, "--nats-listen", strings.TrimPrefix(n.url, "nats://"))
 	d1 := n.daemon("n1")
 	n.daemon("n2")
 	n.deployAll(waitFn("before", "1ms", map[string]string{"min": "2", "max": "2"}, nil))

@@ -178,7 +178,7 @@ func TestBodyEndsAfterAnswer(t *testing.T) {
 // new request, and reads as few of them as possible.
 func TestUnendedBodyClosesConnection(t *testing.T) {
 	t.Parallel()
-	const stall, is200 = 50 * time.Millisecond, "HTTP/1.1 200 "
+	const stall, is200 = 2 * time.Second, "HTTP/1.1 200 "
 	for name, tc := range map[string]struct {
 		sent, answer string
 		stall        time.Duration

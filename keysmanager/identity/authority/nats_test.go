@@ -28,7 +28,7 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{rig: newRig(t), dir: t.TempDir(), url: "nats://127.0.0.1:0"}
+	c := &cluster{rig: newRig(t), dir: t.TempDir(), url: fmt.Sprintf("nats://127.0.0.1:%d", proctest.Ports(t, 1)[0])}
 	c.start()
 	t.Cleanup(func() { c.server.Close() })
 	return c
