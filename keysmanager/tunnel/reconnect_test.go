@@ -133,7 +133,7 @@ func TestConnectionIsMadeAgain(t *testing.T) {
 // TestSilentPeerIsGone checks that a connection without a word from the other side ends.
 func TestSilentPeerIsGone(t *testing.T) {
 	t.Parallel()
-	up, n := pair(t, func(c *Config) { c.keepAlive, c.silence = 50*time.Millisecond, 300*time.Millisecond })
+	up, n := pair(t, func(c *Config) { c.keepAlive, c.silence = 50*time.Millisecond, 3*time.Second })
 	p := newProxy(t, n.addr)
 	c := open(t, up, &end{Tunnel: n.Tunnel, me: n.me, addr: p.Addr().String()}, "echo")
 	says(t, c, "hello")

@@ -331,7 +331,7 @@ func TestExecTimeoutKillsTheProcessGroup(t *testing.T) {
 	for _, mode := range []string{modeStreaming, modeSerializing} {
 		file := t.TempDir() + "/pid"
 		c := shell(mode, "sleep 60 & echo $! > "+file+"; wait")
-		c.exec = 300 * time.Millisecond
+		c.exec = 3 * time.Second // enough to write the file
 		s := forkServer(t, c)
 		resp, err := s.Client().Post(s.URL, "", nil)
 		if err != nil {
@@ -339,7 +339,7 @@ func TestExecTimeoutKillsTheProcessGroup(t *testing.T) {
 		}
 		b, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
-		if resp.StatusCode != http.StatusGatewayTimeout || !bytes.Contains(b, []byte("exec_timeout, 300ms")) {
+		if resp.StatusCode != http.StatusGatewayTimeout || !bytes.Contains(b, []byte("exec_timeout, 3s")) {
 			t.Errorf("%s: %d %s", mode, resp.StatusCode, b)
 		}
 		text, err := os.ReadFile(file)
@@ -385,7 +385,7 @@ func TestStartsEndWithTheirRequest(t *testing.T) {
 	f := &forker{c: c, runtime: waits, log: slog.New(slog.DiscardHandler)}
 
 	w := httptest.NewRecorder()
-	bounded(10*time.Millisecond, f).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil))
+	bounded(time.Second, f).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", nil))
 	if text := w.Body.String(); w.Code != http.StatusGatewayTimeout || !strings.Contains(text, "exec_timeout") {
 		t.Errorf("%d %s, want 504 and its exec_timeout", w.Code, text)
 	}
