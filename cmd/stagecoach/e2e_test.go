@@ -35,7 +35,7 @@ func testOCR(t *testing.T, start starter) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := r.must(http.StatusOK, http.MethodPost, "/function/ocr", string(p.PNG), "Content-Type", "image/png")
+	a := r.must(http.StatusOK, http.MethodPost, "/function/ocr", string(p.PNG), "Content-Type", "image/png", "X-Timeout", "10m")
 	if cer := ocr.CER(string(a.Body), p.Text()); cer > 0.02 {
 		t.Errorf("character error rate %.4f, want at most 0.02: got\n%s\nwant\n%s", cer, a.Body, p.Text())
 	}
@@ -189,9 +189,9 @@ func TestIdleFunctionSleepsAndWakes(t *testing.T) {
 	r.must(http.StatusOK, http.MethodPost, "/function/doze", "") // from nothing
 	r.until(soon, "the idle function to sleep", asleep)
 	a := r.must(http.StatusOK, http.MethodPost, "/function/doze", "")
-	starts := client.ReplicaStarts(r.line("doze").Events)
+	starts := r.starts("doze")
 	last := starts[len(starts)-1]
-	if len(starts) != 2 || !starts[0].Loaded || last.Loaded || last.Path != keysmanager.PathFork {
+	if len(starts) < 2 || !starts[0].Loaded || last.Loaded || last.Path != keysmanager.PathFork {
 		t.Errorf("replicas came up by %+v, want a load, then a fork", starts)
 	}
 	t.Logf("loaded first: ready after %v; woken by a fork: ready after %v, answered in %v", starts[0].Ready, last.Ready, a.Took)
