@@ -387,7 +387,7 @@ func TestShellExpiresAndCancelsTasks(t *testing.T) {
 	r.shell.Fail(pipeline.ParseKey("f.ns"), 0, "exit status 1, three times in a row")
 	r.reply("fails", task.Unavailable, "exit status 1")
 	a := attach(t, r.shell, "f-1", 1, 1)
-	r.submitUntil("runs", time.Now().Add(200*ms))
+	r.submitUntil("runs", time.Now().Add(3*time.Second))
 	id, _ := a.batch("runs")
 	r.reply("runs", task.Expired, "ran")
 	a.read(wire.FrameCancel)
