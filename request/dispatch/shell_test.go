@@ -381,7 +381,7 @@ func TestRemoveAnswersTasksAndClosesConnections(t *testing.T) {
 
 func TestShellExpiresAndCancelsTasks(t *testing.T) {
 	r := newRig(t, Spec{})
-	r.submitUntil("waits", time.Now().Add(5*ms))
+	r.submitUntil("waits", time.Now().Add(time.Second))
 	r.reply("waits", task.Expired, "waited")
 	r.submit("fails")
 	r.shell.Fail(pipeline.ParseKey("f.ns"), 0, "exit status 1, three times in a row")
