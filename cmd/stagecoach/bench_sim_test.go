@@ -44,7 +44,7 @@ func TestBenchSim(t *testing.T) {
 		return want
 	}
 	free, costly := simulate(simbench.Costs{}), simulate(cost)
-	// The times of single calls are drawn anew, so the means differ by a few percent.
+	// Both draw the times of their calls, so the means differ by a few percent.
 	if is.Mean < 0.9*free.Mean || costly.Mean <= free.Mean {
 		t.Errorf("a request took %.0f ms; simulated %.0f ms, and %.0f ms without costs; want no less without costs", is.Mean*1e3, costly.Mean*1e3, free.Mean*1e3)
 	}
