@@ -3,9 +3,11 @@ package container
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
@@ -35,6 +37,9 @@ type shims struct {
 
 // runcStates is where shims have runc keep the states of containers, by namespace.
 const runcStates = "/run/containerd/runc"
+
+// shimSockets is where shims have their sockets, with names that they derive.
+const shimSockets = "/run/containerd/s"
 
 // Parts of the name of a bundle.
 const (
@@ -78,7 +83,7 @@ func (s *shims) remove(ctx context.Context, id string) error {
 		}
 	}
 	if left.empty() {
-		return nil
+		return s.removeSocket(id)
 	}
 	s.log.Warn("containerd has left a part of a container; it is removed", "container", id, "left", left.String())
 	for _, pid := range left.shims {
@@ -86,7 +91,7 @@ func (s *shims) remove(ctx context.Context, id string) error {
 	}
 	errs := []error{s.deleteState(ctx, id, left.state), removeBundle(left.bundle)}
 	if left = s.left(id); left.empty() {
-		return nil
+		return s.removeSocket(id)
 	}
 	return fmt.Errorf("containerd has left %v: %w", left, errors.Join(errs...))
 }
@@ -303,6 +308,20 @@ func removeBundle(bundle string) error {
 		}
 	}
 	return os.RemoveAll(bundle)
+}
+
+// removeSocket removes the socket of a shim that has ended. A shim that was killed leaves it.
+func (s *shims) removeSocket(id string) error {
+	err := os.Remove(s.socketOf(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// socketOf returns the path of a shim's socket.
+func (s *shims) socketOf(id string) string {
+	return fmt.Sprintf("%s/%x", shimSockets, sha256.Sum256([]byte(filepath.Join(s.address, s.namespace, id))))
 }
 
 func isFolder(path string) bool {
