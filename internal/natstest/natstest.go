@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // variable has a server's settings as JSON. It makes a test binary run as a server.
@@ -92,7 +94,7 @@ func StartIn(t testing.TB, dirs ...string) *Cluster {
 	t.Helper()
 	n := len(dirs)
 	c := &Cluster{t: t, running: make([]*exec.Cmd, n)}
-	ports := freePorts(t, 2*n)
+	ports := proctest.Ports(t, 2*n)
 	for i := range n {
 		one := settings{Name: "n" + strconv.Itoa(i), Dir: filepath.Join(dirs[i], "nats"), Port: ports[i], Route: ports[n+i]}
 		if n > 1 {
@@ -112,21 +114,6 @@ func StartIn(t testing.TB, dirs ...string) *Cluster {
 		c.await(i)
 	}
 	return c
-}
-
-// freePorts returns ports that nothing listens on.
-func freePorts(t testing.TB, n int) []int {
-	t.Helper()
-	var out []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		out = append(out, l.Addr().(*net.TCPAddr).Port)
-	}
-	return out
 }
 
 // URLs returns the addresses of all servers.
