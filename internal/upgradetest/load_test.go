@@ -21,7 +21,8 @@ import (
 type load struct {
 	c    *cluster
 	back *httptest.Server // receives callbacks
-	stop chan struct{}
+	ctx  context.Context  // of requests
+	stop func()
 	wg   sync.WaitGroup
 
 	mu       sync.Mutex
@@ -53,11 +54,12 @@ var kinds = []kind{
 // run begins the load.
 func (c *cluster) run(t *testing.T) *load {
 	l := &load{
-		c: c, stop: make(chan struct{}), accepted: map[string]bool{}, told: map[string]int{}, counts: map[string]map[string]int{},
+		c: c, accepted: map[string]bool{}, told: map[string]int{}, counts: map[string]map[string]int{},
 		slowest: map[string]time.Duration{},
 	}
+	l.ctx, l.stop = context.WithCancel(context.Background())
 	l.back = httptest.NewServer(l)
-	t.Cleanup(l.back.Close)
+	t.Cleanup(func() { l.stop(); l.wg.Wait(); l.back.Close() })
 	for i := range c.controls {
 		for _, k := range kinds {
 			l.wg.Go(func() { l.sync(i, k) })
@@ -70,7 +72,7 @@ func (c *cluster) run(t *testing.T) *load {
 // pause waits, and reports whether the load goes on.
 func (l *load) pause(d time.Duration) bool {
 	select {
-	case <-l.stop:
+	case <-l.ctx.Done():
 		return false
 	case <-time.After(d):
 		return true
@@ -258,7 +260,7 @@ func (l *load) settle() {
 // end ends the load, waits for all callbacks, and reports what was wrong.
 func (l *load) end() {
 	l.c.t.Helper()
-	close(l.stop)
+	l.stop()
 	l.wg.Wait()
 	proctest.Until(l.c.t, "all accepted async requests to be called back", func() bool {
 		time.Sleep(20 * time.Millisecond)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -64,9 +65,8 @@ type process struct {
 	name  string
 	state string
 	args  []string
-	log   *proctest.Buffer // of the present process
-	was   []string         // logs of earlier ones
-	up    *child.Process   // nil: it does not run
+	logs  []*proctest.Buffer // of all its processes
+	up    *child.Process     // nil: it does not run
 	// Of a control plane. Load uses it while the process is replaced.
 	client atomic.Pointer[client.Client]
 }
@@ -74,16 +74,33 @@ type process struct {
 // run starts a process of a version, on the state of the earlier one.
 func (p *process) run(program string) {
 	p.t.Helper()
-	p.log = &proctest.Buffer{}
-	var err error
-	if p.up, err = child.StartProgram(context.Background(), program, p.log, p.args...); err != nil {
-		p.t.Fatalf("%s: %v\n%s", p.name, err, p.log)
+	log := &proctest.Buffer{}
+	p.logs = append(p.logs, log)
+	up, err := child.StartProgram(context.Background(), program, io.MultiWriter(log, p.keep()), p.args...)
+	if err != nil {
+		p.t.Fatalf("%s: %v\n%s", p.name, err, log)
 	}
+	p.up = up
 	if p.args[0] == "up" {
 		api := client.New("http://" + p.up.Addr)
 		api.HTTP.Timeout = limit
 		p.client.Store(api)
 	}
+}
+
+// keep returns what keeps the log of the present process in a file of UPGRADE_LOGS, if that is set.
+func (p *process) keep() io.Writer {
+	dir := os.Getenv("UPGRADE_LOGS")
+	if dir == "" {
+		return io.Discard
+	}
+	name := fmt.Sprintf("%s-%s-%d.log", strings.ReplaceAll(p.t.Name(), "/", "-"), p.name, len(p.logs))
+	f, err := os.Create(filepath.Join(dir, name))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	p.t.Cleanup(func() { _ = f.Close() })
+	return f
 }
 
 // api returns a client of a control plane.
@@ -95,7 +112,7 @@ func (p *process) stop() {
 	if err := p.up.Stop(); err != nil {
 		p.t.Errorf("%s ended with %v, want exit status 0", p.name, err)
 	}
-	p.ended()
+	p.up = nil
 }
 
 // kill ends a daemon so that its replicas go on.
@@ -105,18 +122,14 @@ func (p *process) kill() {
 		p.t.Error(err)
 	}
 	<-p.up.Done
-	p.ended()
-}
-
-func (p *process) ended() {
-	p.up, p.was = nil, append(p.was, p.log.String())
+	p.up = nil
 }
 
 // says waits for a line in the log of the present process.
 func (p *process) says(what, pattern string) {
 	p.t.Helper()
 	is := regexp.MustCompile(pattern)
-	proctest.Until(p.t, p.name+": "+what, func() bool { return is.MatchString(p.log.String()) })
+	proctest.Until(p.t, p.name+": "+what, func() bool { return is.MatchString(p.logs[len(p.logs)-1].String()) })
 }
 
 // stands waits until a control plane leads, or knows who leads.
@@ -137,6 +150,7 @@ func (p *process) leads() bool {
 // cluster is three NATS servers, two control planes and two daemons.
 type cluster struct {
 	t        *testing.T
+	nats     string // URLs
 	controls []*process
 	daemons  []*process
 }
@@ -146,7 +160,7 @@ func start(t *testing.T, program string) *cluster {
 	t.Helper()
 	nats := natstest.Start(t, 3)
 	images, ort := proctest.Built(t, "images"), proctest.Built(t, "ort", "libonnxruntime.so.1")
-	c := &cluster{t: t}
+	c := &cluster{t: t, nats: nats.String()}
 	add := func(name string, args ...string) *process {
 		p := &process{t: t, name: name, state: t.TempDir()}
 		p.args = append(args, "--state", p.state, "--images", images, "--ort", ort)
@@ -160,7 +174,7 @@ func start(t *testing.T, program string) *cluster {
 		return p
 	}
 	for _, name := range []string{"a", "b"} {
-		p := add(name, "up", "--listen", "127.0.0.1:0", "--nats", nats.String(), "--no-node")
+		p := add(name, "up", "--listen", freePort(t), "--nats", nats.String(), "--no-node")
 		p.stands()
 		c.controls = append(c.controls, p)
 	}
@@ -172,21 +186,26 @@ func start(t *testing.T, program string) *cluster {
 	return c
 }
 
+// freePort returns an address where nothing listens. A control plane that begins again keeps it.
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
 // faults are words in logs that show that the versions do not understand each other.
 var faults = regexp.MustCompile(`(?i)panic|data race|unknown field|version \d+, want|cannot unmarshal|invalid character|decod`)
 
 // examine looks for faults in the logs of all processes of p.
 func (p *process) examine() {
-	for i, log := range p.was {
-		for line := range strings.Lines(log) {
+	for i, log := range p.logs {
+		for line := range strings.Lines(log.String()) {
 			if faults.MatchString(line) {
 				p.t.Errorf("process %d of %s: %s", i+1, p.name, line)
-			}
-		}
-		if dir := os.Getenv("UPGRADE_LOGS"); dir != "" {
-			name := fmt.Sprintf("%s-%s-%d.log", strings.ReplaceAll(p.t.Name(), "/", "-"), p.name, i+1)
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(log), 0o600); err != nil {
-				p.t.Error(err)
 			}
 		}
 	}
