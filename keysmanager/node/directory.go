@@ -75,7 +75,7 @@ type member struct {
 	leave   context.CancelFunc // ends what follows the node's lines; nil: nothing does
 	seen    uint64             // number of the latest event of this daemon
 	asking  bool               // for events that were missed
-	refused string             // id of the daemon that was refused
+	refused string             // id of the daemon whose refusal was logged
 	removed string             // id of the daemon that was removed for a cause
 	cause   string
 	away    *Absence // written while Directory.mu is held; nil: it has never left
@@ -264,10 +264,9 @@ func (d *Directory) announced(name string, data []byte) {
 		}
 		return
 	case d.unfit(inv) != "":
-		if m.refused != inv.ID {
+		if m.refused != inv.ID && refuse(d.cfg, inv.Identity, d.unfit(inv)) {
 			m.refused = inv.ID
 			d.cfg.Log.Error("node refused", "node", name, "error", d.unfit(inv))
-			refuse(d.cfg, inv.Identity, d.unfit(inv))
 		}
 		return
 	case was.ID != "" && inv.ID != was.ID:
