@@ -173,15 +173,12 @@ func plug(m *Machine, port string) error {
 	return errors.Join(h.LinkAdd(cable), h.LinkSetUp(cable))
 }
 
-// Command returns the command that runs a program on the machine, as the same process.
-func (m *Machine) Command(program string, args ...string) (nsenter string, with []string) {
-	return "nsenter", append([]string{fmt.Sprintf("--net=/proc/%d/fd/%d", os.Getpid(), m.ns.Fd()), program}, args...)
-}
+// Namespace returns a path of the machine's namespace.
+func (m *Machine) Namespace() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), m.ns.Fd()) }
 
-// Cmd returns a program that will run on the machine.
-func (m *Machine) Cmd(program string, args ...string) *exec.Cmd {
-	program, args = m.Command(program, args...)
-	return exec.Command(program, args...) //nolint:noctx // the caller ends it
+// Command returns a program that will run on the machine, as the process that is started.
+func (m *Machine) Command(program string, args ...string) *exec.Cmd {
+	return exec.Command("nsenter", append([]string{"--net=" + m.Namespace(), program}, args...)...) //nolint:noctx // the caller ends it
 }
 
 // Dial connects to an address from the machine. It is a net.Dialer's DialContext.
@@ -194,7 +191,10 @@ func (m *Machine) Dial(ctx context.Context, network, address string) (c net.Conn
 func (m *Machine) Listen(port int) net.Listener {
 	m.t.Helper()
 	var l net.Listener
-	err := m.enter(func() (err error) { l, err = net.Listen("tcp4", net.JoinHostPort(m.IP, strconv.Itoa(port))); return err })
+	err := m.enter(func() (err error) {
+		l, err = net.Listen("tcp4", net.JoinHostPort(m.IP, strconv.Itoa(port)))
+		return err
+	})
 	if err != nil {
 		m.t.Fatal(err)
 	}

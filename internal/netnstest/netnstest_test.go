@@ -148,11 +148,11 @@ func TestCutIsSilent(t *testing.T) {
 // TestCommand runs a program on a machine, as the process that was started.
 func TestCommand(t *testing.T) {
 	_, m := netnstest.New(t, 1)
-	out, err := m[0].Cmd("sh", "-c", "cat /proc/net/fib_trie").Output()
+	out, err := m[0].Command("sh", "-c", "cat /proc/net/fib_trie").Output()
 	if err != nil || !bytes.Contains(out, []byte(m[0].IP)) {
 		t.Errorf("addresses on the machine: %s, %v, want %s", out, err, m[0].IP)
 	}
-	cmd := m[0].Cmd("sh", "-c", "echo $$")
+	cmd := m[0].Command("sh", "-c", "echo $$")
 	out, err = cmd.Output()
 	if err != nil || strings.TrimSpace(string(out)) != strconv.Itoa(cmd.Process.Pid) {
 		t.Errorf("process %s, %v, want %d", out, err, cmd.Process.Pid)
