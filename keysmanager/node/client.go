@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // Pauses before a [Client] repeats an order under the same id. The first pause is sendAgain. Each
@@ -90,6 +92,20 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 		return Started{}, &Error{c.name, fmt.Errorf("replica %q has started, but its socket was not handed over: %w", o.Replica, err)}
 	}
 	return Started{PID: a.PID, Path: a.Path, Phases: a.Phases, Conn: conn}, nil
+}
+
+// Adopt takes the stage socket of a replica that runs already, in place of the control plane that
+// has it or had it. The node announces the revision and the home from now on.
+func (c *Client) Adopt(ctx context.Context, replica string, revision uint64, home string) (wire.Socket, error) {
+	epoch, err := c.epoch.now()
+	if err != nil {
+		return nil, &Error{c.name, err}
+	}
+	conn, err := c.take(ctx, socketRequest{V: Version, Want: wantSocket, Replica: replica, Adopt: true, Epoch: epoch, Revision: revision, Home: home})
+	if err != nil {
+		return nil, &Error{c.name, fmt.Errorf("replica %q cannot be taken over: %w", replica, err)}
+	}
+	return conn, nil
 }
 
 // stopMargin is how long an order to stop may take beyond the replica's grace.

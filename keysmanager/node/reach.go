@@ -67,7 +67,12 @@ func (c *Client) prepare(ctx context.Context, o *Order) error {
 
 // claim takes the stage socket of a replica that an order has started.
 func (c *Client) claim(ctx context.Context, o Order) (wire.Socket, error) {
-	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantSocket, Replica: o.Replica, Order: o.ID, Epoch: o.Epoch}
+	return c.take(ctx, socketRequest{V: Version, Want: wantSocket, Replica: o.Replica, Order: o.ID, Epoch: o.Epoch, Revision: o.Revision, Home: o.Home})
+}
+
+// take takes a stage socket.
+func (c *Client) take(ctx context.Context, req socketRequest) (wire.Socket, error) {
+	inv := c.Inventory()
 	var err error
 	if c.reach.near(inv) {
 		var s wire.Socket
