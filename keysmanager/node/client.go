@@ -95,15 +95,22 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 }
 
 // Adopt takes the stage socket of a replica that runs already, in place of the control plane that
-// has it or had it. The node announces the revision and the home from now on.
-func (c *Client) Adopt(ctx context.Context, replica string, revision uint64, home string) (wire.Socket, error) {
+// has it or had it. The order has the replica, its function's spec, its revision and its home; the
+// node announces the latter two from now on.
+func (c *Client) Adopt(ctx context.Context, o Order) (wire.Socket, error) {
 	epoch, err := c.epoch.now()
 	if err != nil {
 		return nil, &Error{c.name, err}
 	}
-	conn, err := c.take(ctx, socketRequest{V: Version, Want: wantSocket, Replica: replica, Adopt: true, Epoch: epoch, Revision: revision, Home: home})
+	o.Kind = OrderStart
+	if err := c.prepare(ctx, &o); err != nil {
+		return nil, err
+	}
+	conn, err := c.take(ctx, socketRequest{
+		V: Version, Want: wantSocket, Replica: o.Replica, Epoch: epoch, Keep: c.reach.keep, Adopt: true, Revision: o.Revision, Home: o.Home,
+	})
 	if err != nil {
-		return nil, &Error{c.name, fmt.Errorf("replica %q cannot be taken over: %w", replica, err)}
+		return nil, &Error{c.name, fmt.Errorf("take over replica %q: %w", o.Replica, err)}
 	}
 	return conn, nil
 }

@@ -43,6 +43,7 @@ type DirectoryConfig struct {
 	Line func(node string, line Line)
 
 	Silence time.Duration // silence after which a node has left; 0: 2.5 s
+	Keep bool // replicas outlive this process, and another one may take them over
 	// Latest announcements of nodes, which a [Listener] has heard while this process stood by. So
 	// their nodes join at once.
 	First map[string][]byte
@@ -319,7 +320,7 @@ func (d *Directory) meet(name string) (*member, error) {
 	if len(d.nodes) >= maxNodes && !d.dropAway() {
 		return nil, fmt.Errorf("%d nodes have joined, want at most %d", len(d.nodes), maxNodes)
 	}
-	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, d.cfg.Epoch, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Prepare})
+	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, d.cfg.Epoch, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Keep, d.cfg.Prepare})
 	if err != nil {
 		return nil, err
 	}

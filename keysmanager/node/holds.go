@@ -50,7 +50,7 @@ func newHolds(keep time.Duration, log *slog.Logger, end func(replica string)) *h
 	}
 }
 
-// on reports whether replicas outlive control planes.
+// on reports whether replicas can outlive control planes.
 func (h *holds) on() bool { return h.cfg.Keep > 0 }
 
 // add keeps the socket of a replica that a control plane claims.
@@ -135,7 +135,7 @@ func hand(s *Server, req socketRequest) (*handing, error) {
 		return &handing{s, req.Replica, false, nil, r}, err
 	}
 	k, err := s.claimed(req.Replica, req.Order)
-	if err != nil || !s.holds.on() {
+	if err != nil || !req.Keep || !s.holds.on() {
 		return &handing{s, req.Replica, true, k.socket(), nil}, err
 	}
 	r, err := s.holds.add(k, req)

@@ -15,6 +15,8 @@ import (
 
 func keeps(cfg *node.ServerConfig) { cfg.Keep = limit }
 
+func keepsReplicas(cfg *node.DirectoryConfig) { cfg.Keep = true }
+
 // greet has a replica and its new owner greet each other.
 func greet(t *testing.T, owner wire.Socket, replica *wire.Conn, first bool) *wire.Conn {
 	t.Helper()
@@ -97,14 +99,14 @@ func TestNextControlPlaneTakesReplicasOver(t *testing.T) {
 			c.wait("the node to announce the replica", told(7, "here"))
 			_ = first.Close()
 
-			conn, err := n.Adopt(within(t), "r-1", 7, "there")
+			conn, err := n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Revision: 7, Home: "there"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			second := greet(t, conn, replica, false)
 			call(t, second, replica)
 			c.wait("the node to announce what the next one has said", told(7, "there"))
-			if conn, err = n.Adopt(within(t), "r-1", 8, "there"); err != nil {
+			if conn, err = n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Revision: 8, Home: "there"}); err != nil {
 				t.Fatal(err)
 			}
 			third := greet(t, conn, replica, false)
@@ -122,7 +124,7 @@ func TestNextControlPlaneTakesReplicasOver(t *testing.T) {
 				t.Errorf("after the replica's end: %v, want EOF", err)
 			}
 			c.wait("the replica to be gone", func() bool { return len(n.Inventory().Replicas) == 0 })
-			if _, err := n.Adopt(within(t), "r-1", 8, "there"); err == nil || !strings.Contains(err.Error(), `replica "r-1" cannot be taken over: it has ended`) {
+			if _, err := n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Revision: 8, Home: "there"}); err == nil || !strings.Contains(err.Error(), `replica "r-1" cannot be taken over: it has ended`) {
 				t.Errorf("a replica that has ended: %v", err)
 			}
 		})
@@ -152,14 +154,14 @@ func TestUnwantedReplicasAreStopped(t *testing.T) {
 	d := b.join("n1", w, func(cfg *node.ServerConfig) { cfg.Keep = time.Second })
 	var epoch atomic.Uint64
 	epoch.Store(5)
-	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Epoch = func() (uint64, error) { return epoch.Load(), nil } })
+	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Keep, cfg.Epoch = true, func() (uint64, error) { return epoch.Load(), nil } })
 	n := c.node("n1")
 	started, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	epoch.Store(4)
-	if _, err := n.Adopt(within(t), "r-1", 1, ""); err == nil || !strings.Contains(err.Error(), "the node has seen epoch 5") {
+	if _, err := n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Revision: 1, Home: ""}); err == nil || !strings.Contains(err.Error(), "the node has seen epoch 5") {
 		t.Errorf("an older control plane: %v", err)
 	}
 	_ = started.Conn.Close()
@@ -172,7 +174,7 @@ func TestHeldReplicasEndWithTheirDaemon(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	d := b.join("n1", w, keeps)
-	n := b.watch().node("n1")
+	n := b.watch(keepsReplicas).node("n1")
 	started, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil)
 	if err != nil {
 		t.Fatal(err)

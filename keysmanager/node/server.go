@@ -58,8 +58,8 @@ type ServerConfig struct {
 
 	Announce  time.Duration // between announcements when nothing changes; 0: a second
 	Unclaimed time.Duration // how long a started replica's socket waits to be claimed; 0: a minute
-	// How long replicas outlive the control plane that has claimed them, if no other one takes them
-	// over. 0: they end with it, and processes of this machine get their sockets.
+	// How long replicas may outlive the control plane that has claimed them, if it says that another
+	// one may take them over. 0: they end with it.
 	Keep time.Duration
 }
 

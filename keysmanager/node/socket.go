@@ -27,6 +27,8 @@ type socketRequest struct {
 	Replica string `json:"replica,omitempty"`
 	Order   string `json:"order,omitempty"`
 	Epoch   uint64 `json:"epoch,omitempty"` // as of an order
+	// Another control plane may take the replica over, so its socket stays in the daemon.
+	Keep bool `json:"keep,omitempty"`
 	// The replica runs already; Order is empty.
 	Adopt bool `json:"adopt,omitempty"`
 	// What the node announces of the replica for the next control plane.
