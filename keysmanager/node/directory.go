@@ -43,6 +43,10 @@ type DirectoryConfig struct {
 	Line func(node string, line Line)
 
 	Silence time.Duration // silence after which a node has left; 0: 2.5 s
+	Keep bool // replicas outlive this process, and another one may take them over
+	// Latest announcements of nodes, which a [Listener] has heard while this process stood by. So
+	// their nodes join at once.
+	First map[string][]byte
 }
 
 // Directory knows the nodes whose daemons announce themselves.
@@ -72,6 +76,7 @@ type member struct {
 	client  *Client
 	heard   time.Time
 	joined  bool
+	told    bool               // Joined and Heard have been called; changes like joined
 	leave   context.CancelFunc // ends what follows the node's lines; nil: nothing does
 	seen    uint64             // number of the latest event of this daemon
 	asking  bool               // for events that were missed
@@ -118,6 +123,7 @@ func OpenDirectory(cfg DirectoryConfig) (*Directory, error) {
 		return nil, fmt.Errorf("nodes: %w", err)
 	}
 	d.stops = append(d.stops, stop)
+	d.begin()
 	return d, nil
 }
 
@@ -313,7 +319,7 @@ func (d *Directory) meet(name string) (*member, error) {
 	if len(d.nodes) >= maxNodes && !d.dropAway() {
 		return nil, fmt.Errorf("%d nodes have joined, want at most %d", len(d.nodes), maxNodes)
 	}
-	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, d.cfg.Epoch, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Prepare})
+	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, d.cfg.Epoch, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Keep, d.cfg.Prepare})
 	if err != nil {
 		return nil, err
 	}
@@ -354,6 +360,9 @@ func (d *Directory) joined(m *member) {
 	d.cfg.Log.Debug("daemon joined", "node", m.client.name, "daemon", m.client.Inventory().String())
 	d.cfg.Joined(m.client)
 	d.cfg.Heard(m.client)
+	d.mu.Lock()
+	m.told = true
+	d.mu.Unlock()
 }
 
 // left takes a node out of the cluster. If a has no Since, the node was last heard at m.heard.
@@ -367,7 +376,7 @@ func (d *Directory) left(name string, m *member, a Absence) {
 		a.Since = m.heard
 	}
 	d.mu.Lock()
-	m.joined, m.away = false, &a
+	m.joined, m.told, m.away = false, false, &a
 	d.mu.Unlock()
 	d.cfg.Log.Debug("daemon left", "node", name, "cause", a.Cause)
 	d.cfg.Left(name, a.Cause)
