@@ -100,7 +100,7 @@ func (u *up) openQueue(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if u.demand, err = learn.Open(ctx, learn.Config{Store: leadersStore{bucket, u.leading.leads}, Graph: u.registry.Graph, Log: u.log, Metrics: u.metrics}); err != nil {
+	if u.demand, err = learn.Open(ctx, learn.Config{Store: leadersStore{bucket, u.leading.leads, u.leading.epoch}, Graph: u.registry.Graph, Log: u.log, Metrics: u.metrics}); err != nil {
 		return err
 	}
 	u.onClose(u.demand.Close)
