@@ -145,6 +145,16 @@ func Has(s *Store, digest string) bool {
 	return err == nil && len(lacks) == 0
 }
 
+// Added returns when a build, an archive or a registry has added an image to a store last. It is
+// the zero time if the store lacks the image.
+func Added(s *Store, digest string) time.Time {
+	info, err := os.Stat(s.blob(digest))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
+}
+
 // Complete returns at most n digests of images that a store has completely and that were unpacked
 // or received, the latest used first.
 func Complete(s *Store, n int) []string {

@@ -188,7 +188,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 const recordLimit = 256 << 20
 
 func (u *up) openControl(context.Context) error {
-	u.kinds = &kinds{images: u.images}
+	u.kinds = &kinds{images: u.images.here()}
 	scales := &announcer{events: u.events, wants: map[string]int{}}
 	cfg := control.Config{Tick: u.cfg.Control.Tick, Policies: u.cfg.Control.Policies, Applied: scales.applied}
 	if u.cfg.Control.Record != "" {
@@ -343,6 +343,9 @@ func (u *up) follow(context.Context) error {
 		update(provider.Change{Key: f.Key, Function: f})
 	}
 	u.background(u.collectImages)
+	if u.images.home != nil {
+		u.background(u.gatherImages)
+	}
 	u.background(u.sweepSecrets)
 	if !u.leading.outside() {
 		u.background(u.async)

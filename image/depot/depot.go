@@ -52,7 +52,7 @@ const (
 )
 
 // piece is the size of the objects of a part. Each is in memory while it is sent.
-const piece = 16 << 20
+const piece = 8 << 20
 
 // Depot is a store of images. Its methods are safe for concurrent use.
 type Depot struct {
