@@ -142,6 +142,9 @@ func (u *up) joinNodes() error {
 				u.log.Warn("lines of replicas were lost: replicas printed faster than the daemon read", "node", name, "lines", l.Lost)
 				return
 			}
+			if !u.deployedFunctions().has(l.Function) {
+				return // a daemon keeps lines of functions that were removed meanwhile
+			}
 			u.printed(l.Function, logbook.Line{At: l.At, Replica: l.Replica, Stream: l.Stream, Text: l.Text})
 		},
 	})

@@ -17,7 +17,7 @@ import (
 // with a descriptor beside it or more lines after it.
 const (
 	wantSocket = "socket" // the stage socket of Replica, as Order has started it
-	wantLines  = "lines"  // all lines from now on; who asked before is cut off
+	wantLines  = "lines"  // all lines after After; who asked before is cut off
 	wantImages = "images" // HTTP requests to its image server
 )
 
@@ -27,6 +27,7 @@ type socketRequest struct {
 	Replica string `json:"replica,omitempty"`
 	Order   string `json:"order,omitempty"`
 	Epoch   uint64 `json:"epoch,omitempty"` // as of an order
+	After   uint64 `json:"after,omitempty"` // number of the latest line that the client has
 }
 
 type socketReply struct {
