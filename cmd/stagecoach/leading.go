@@ -289,8 +289,12 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	if err := u.joinNodes(); err != nil {
 		return err
 	}
-	stop, err := l.forward.serve(l.me)
+	stop, err := serveAuthority(u)
 	if err != nil {
+		return err
+	}
+	l.closers = append(l.closers, stop)
+	if stop, err = l.forward.serve(l.me); err != nil {
 		return err
 	}
 	l.closers = append(l.closers, stop)

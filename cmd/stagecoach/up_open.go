@@ -75,6 +75,9 @@ func (u *up) openQueue(ctx context.Context) error {
 		u.log.Info("nodes can join", "url", url)
 	}
 	u.onClose(func() error { u.nats.Close(); return nil })
+	if err := openSharedAuthority(ctx, u); err != nil {
+		return err
+	}
 	nc, err := u.nats.Connect("state")
 	if err != nil {
 		return err

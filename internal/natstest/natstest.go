@@ -27,6 +27,7 @@ type settings struct {
 	Name, Dir   string
 	Port, Route int
 	Routes      []int
+	Config      string // file in Dir, in place of the other settings; empty: none
 }
 
 // Main runs this process as a server if a test has started it as one. Then it does not return. The
@@ -48,6 +49,9 @@ func serve(text string) error {
 	if err := json.Unmarshal([]byte(text), &is); err != nil {
 		return err
 	}
+	if is.Config != "" {
+		return serveConfig(is)
+	}
 	o := &server.Options{
 		ServerName: is.Name, Host: "127.0.0.1", Port: is.Port, StoreDir: is.Dir, JetStream: true, JetStreamMaxStore: 1 << 40, NoSigs: true,
 		MaxPayload: 8 << 20, NoLog: true,
@@ -58,6 +62,26 @@ func serve(text string) error {
 			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: address(port)})
 		}
 	}
+	s, err := server.NewServer(o)
+	if err != nil {
+		return err
+	}
+	s.Start()
+	s.WaitForShutdown() // the test kills this process
+	return nil
+}
+
+// serveConfig runs a server as the program nats-server does when it is started in the folder of its
+// configuration.
+func serveConfig(is settings) error {
+	if err := os.Chdir(is.Dir); err != nil {
+		return err
+	}
+	o, err := server.ProcessConfigFile(is.Config)
+	if err != nil {
+		return err
+	}
+	o.NoSigs, o.NoLog = true, true
 	s, err := server.NewServer(o)
 	if err != nil {
 		return err
@@ -91,8 +115,8 @@ func Start(t testing.TB, n int) *Cluster {
 func StartIn(t testing.TB, dirs ...string) *Cluster {
 	t.Helper()
 	n := len(dirs)
-	c := &Cluster{t: t, running: make([]*exec.Cmd, n)}
-	ports := freePorts(t, 2*n)
+	c := &Cluster{t: t}
+	ports := FreePorts(t, 2*n)
 	for i := range n {
 		one := settings{Name: "n" + strconv.Itoa(i), Dir: filepath.Join(dirs[i], "nats"), Port: ports[i], Route: ports[n+i]}
 		if n > 1 {
@@ -100,7 +124,28 @@ func StartIn(t testing.TB, dirs ...string) *Cluster {
 		}
 		c.servers = append(c.servers, one)
 	}
-	t.Cleanup(func() {
+	c.start()
+	return c
+}
+
+// StartConfigured runs one server per folder until the end of the test, with the configuration in
+// it. ports are those that the servers listen on.
+func StartConfigured(t testing.TB, config string, dirs []string, ports []int) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t}
+	for i, dir := range dirs {
+		c.servers = append(c.servers, settings{Dir: dir, Port: ports[i], Config: config})
+	}
+	c.start()
+	return c
+}
+
+// start runs all servers until the end of the test.
+func (c *Cluster) start() {
+	c.t.Helper()
+	n := len(c.servers)
+	c.running = make([]*exec.Cmd, n)
+	c.t.Cleanup(func() {
 		for i := range n {
 			c.Kill(i)
 		}
@@ -111,11 +156,10 @@ func StartIn(t testing.TB, dirs ...string) *Cluster {
 	for i := range n {
 		c.await(i)
 	}
-	return c
 }
 
-// freePorts returns ports that nothing listens on.
-func freePorts(t testing.TB, n int) []int {
+// FreePorts returns ports that nothing listens on.
+func FreePorts(t testing.TB, n int) []int {
 	t.Helper()
 	var out []int
 	for range n {
