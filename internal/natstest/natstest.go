@@ -31,6 +31,7 @@ type settings struct {
 	Host        string
 	Port, Route int
 	Routes      []string // addresses of all servers' routes; none: it is alone
+	Config      string   // file in Dir, in place of the other settings; empty: none
 }
 
 // Main runs this process as a server if a test has started it as one. Then it does not return. The
@@ -52,6 +53,9 @@ func serve(text string) error {
 	if err := json.Unmarshal([]byte(text), &is); err != nil {
 		return err
 	}
+	if is.Config != "" {
+		return serveConfig(is)
+	}
 	o := &server.Options{
 		ServerName: is.Name, Host: is.Host, Port: is.Port, StoreDir: is.Dir, JetStream: true, JetStreamMaxStore: 1 << 40, NoSigs: true,
 		MaxPayload: 8 << 20, NoLog: true,
@@ -62,6 +66,26 @@ func serve(text string) error {
 			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: at})
 		}
 	}
+	s, err := server.NewServer(o)
+	if err != nil {
+		return err
+	}
+	s.Start()
+	s.WaitForShutdown() // the test kills this process
+	return nil
+}
+
+// serveConfig runs a server as the program nats-server does when it is started in the folder of its
+// configuration.
+func serveConfig(is settings) error {
+	if err := os.Chdir(is.Dir); err != nil {
+		return err
+	}
+	o, err := server.ProcessConfigFile(is.Config)
+	if err != nil {
+		return err
+	}
+	o.NoSigs, o.NoLog = true, true
 	s, err := server.NewServer(o)
 	if err != nil {
 		return err
@@ -100,10 +124,7 @@ func StartIn(t testing.TB, dirs ...string) *Cluster {
 	c := &Cluster{t: t}
 	for i := range n {
 		c.servers = append(c.servers, settings{Dir: dirs[i], Host: "127.0.0.1", Port: ports[i], Route: ports[n+i]})
-		c.hosts = append(c.hosts, Host{
-			IP: "127.0.0.1", Dial: (&net.Dialer{}).DialContext,
-			Command: func(program string, args ...string) *exec.Cmd { return exec.Command(program, args...) }, //nolint:noctx // the cleanup kills it
-		})
+		c.hosts = append(c.hosts, local)
 	}
 	c.start()
 	return c
@@ -114,6 +135,12 @@ type Host struct {
 	IP      string
 	Dial    func(ctx context.Context, network, address string) (net.Conn, error)
 	Command func(program string, args ...string) *exec.Cmd
+}
+
+// local is this machine.
+var local = Host{
+	IP: "127.0.0.1", Dial: (&net.Dialer{}).DialContext,
+	Command: func(program string, args ...string) *exec.Cmd { return exec.Command(program, args...) }, //nolint:noctx // the cleanup kills it
 }
 
 // StartOn runs one server per host until the end of the test, on the ports that servers have by
@@ -128,6 +155,20 @@ func StartOn(t testing.TB, hosts ...Host) *Cluster {
 	return c
 }
 
+// StartConfigured runs one server per folder until the end of the test, with the configuration in
+// it. ports are those that the servers listen on.
+func StartConfigured(t testing.TB, config string, dirs []string, ports []int) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t}
+	for i, dir := range dirs {
+		c.hosts = append(c.hosts, local)
+		c.servers = append(c.servers, settings{Dir: dir, Host: "127.0.0.1", Port: ports[i], Config: config})
+	}
+	c.start()
+	return c
+}
+
+// start runs all servers until the end of the test.
 func (c *Cluster) start() {
 	c.t.Helper()
 	n := len(c.servers)
@@ -138,6 +179,9 @@ func (c *Cluster) start() {
 	}
 	for i := range n {
 		s := &c.servers[i]
+		if s.Config != "" {
+			continue
+		}
 		s.Name, s.Dir = "n"+strconv.Itoa(i), filepath.Join(s.Dir, "nats")
 		if n > 1 {
 			s.Routes = routes

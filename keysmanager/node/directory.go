@@ -43,7 +43,7 @@ type DirectoryConfig struct {
 	Line func(node string, line Line)
 
 	Silence time.Duration // silence after which a node has left; 0: 2.5 s
-	Keep bool // replicas outlive this process, and another one may take them over
+	Keep    bool          // replicas outlive this process, and another one may take them over
 	// Latest announcements of nodes, which a [Listener] has heard while this process stood by. So
 	// their nodes join at once.
 	First map[string][]byte
@@ -79,9 +79,10 @@ type member struct {
 	told    bool               // Joined and Heard have been called; changes like joined
 	leave   context.CancelFunc // ends what follows the node's lines; nil: nothing does
 	seen    uint64             // number of the latest event of this daemon
-	asking  bool               // for events that were missed
-	refused string             // id of the daemon whose refusal was logged
-	removed string             // id of the daemon that was removed for a cause
+	lines   heardLines
+	asking  bool   // for events that were missed
+	refused string // id of the daemon whose refusal was logged
+	removed string // id of the daemon that was removed for a cause
 	cause   string
 	away    *Absence // written while Directory.mu is held; nil: it has never left
 }
@@ -452,7 +453,7 @@ func (d *Directory) follow(m *member) {
 
 // lines passes on what comes over one connection.
 func (d *Directory) lines(ctx context.Context, m *member) error {
-	c, r, err := m.client.lines(ctx)
+	c, r, err := m.client.lines(ctx, &m.lines)
 	if err != nil {
 		return err
 	}
@@ -476,7 +477,32 @@ func (d *Directory) lines(ctx context.Context, m *member) error {
 			return err
 		}
 		d.cfg.Line(m.client.name, l)
+		m.lines.add(l.Number)
 	}
+}
+
+// heardLines says which line of a daemon was heard last. It is safe for concurrent use.
+type heardLines struct {
+	mu     sync.Mutex
+	daemon string // its id
+	number uint64
+}
+
+// of returns the number of the latest line that was heard of a daemon. From now on, lines are of
+// this daemon.
+func (h *heardLines) of(daemon string) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.daemon != daemon {
+		h.daemon, h.number = daemon, 0
+	}
+	return h.number
+}
+
+func (h *heardLines) add(number uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.number = max(h.number, number)
 }
 
 func decodeLine(b []byte) (Line, error) {

@@ -92,13 +92,14 @@ func (c *Client) take(ctx context.Context, req socketRequest) (wire.Socket, erro
 	return wire.OverStream(stream), nil
 }
 
-// lines asks for what the node's replicas print.
-func (c *Client) lines(ctx context.Context) (io.ReadCloser, *bufio.Reader, error) {
+// lines asks for what the node's replicas print, after what was heard.
+func (c *Client) lines(ctx context.Context, heard *heardLines) (io.ReadCloser, *bufio.Reader, error) {
 	epoch, err := c.epoch.now()
 	if err != nil {
 		return nil, nil, err
 	}
-	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantLines, Epoch: epoch}
+	inv := c.Inventory()
+	req := socketRequest{V: Version, Want: wantLines, Epoch: epoch, After: heard.of(inv.ID)}
 	if c.reach.near(inv) {
 		var near net.Conn
 		var r *bufio.Reader

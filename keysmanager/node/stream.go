@@ -27,7 +27,7 @@ func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 	switch {
 	case err != nil:
 	case req.Want == wantLines:
-		s.serveLines(c, reply)
+		s.serveLines(c, reply, req.After)
 		return
 	case req.Want == wantSocket:
 		h, err = hand(s, req)
