@@ -512,6 +512,40 @@ func TestLostLinesAreReportedInPlace(t *testing.T) {
 	}
 }
 
+// TestNextControlPlaneGetsEarlierLines has two control planes read lines, one after the other. The
+// second gets what the first has got. One that reads again gets no line twice.
+func TestNextControlPlaneGetsEarlierLines(t *testing.T) {
+	b := startBroker(t)
+	d := b.join("n1", newWorker())
+	first := b.watch()
+	d.Line(node.Line{Function: "f.ns", Replica: "r-1", Text: "one"})
+	d.Line(node.Line{Function: "f.ns", Replica: "r-1", Text: "two"})
+	first.until(0, `line n1 r-1 "two"`)
+	second := b.watch()
+	second.until(0, `line n1 r-1 "two"`)
+	d.Line(node.Line{Function: "f.ns", Replica: "r-1", Text: "three"})
+	// Whichever reads now takes the lines from the other, which then reads again.
+	for _, c := range []*cluster{first, second} {
+		c.until(0, `line n1 r-1 "three"`)
+	}
+	first.Close()
+	d.Line(node.Line{Function: "f.ns", Replica: "r-1", Text: "four"})
+	second.until(0, `line n1 r-1 "four"`)
+	for _, c := range []*cluster{first, second} {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		var got []string
+		for _, s := range c.told {
+			if strings.HasPrefix(s, "line") {
+				got = append(got, s)
+			}
+		}
+		if want := []string{`line n1 r-1 "one" 0`, `line n1 r-1 "two" 0`, `line n1 r-1 "three" 0`}; !slices.Equal(got[:min(len(got), 3)], want) || len(got) > 4 {
+			t.Errorf("%q, want %q first, and none twice", got, want)
+		}
+	}
+}
+
 // TestSocketIsPrivate checks the permissions of a socket. Its path is too long for the kernel.
 func TestSocketIsPrivate(t *testing.T) {
 	b := startBroker(t)
