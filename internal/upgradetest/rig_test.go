@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -189,12 +188,7 @@ func start(t *testing.T, program string) *cluster {
 // freePort returns an address where nothing listens. A control plane that begins again keeps it.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", proctest.Ports(t, 1)[0])
 }
 
 // faults are words in logs that show that the versions do not understand each other.
