@@ -229,10 +229,10 @@ func (u *up) gatherImages(ctx context.Context) error {
 // this process leads.
 func (u *up) collectHome(ctx context.Context, used []string) {
 	h := u.images.home
-	if h == nil {
+	if h == nil || !u.leading.leads() { // which has no lease at first
 		return
 	}
-	if _, err := u.leading.epoch(); err != nil || !u.leading.leads() {
+	if _, err := u.leading.epoch(); err != nil {
 		return
 	}
 	freed, err := h.depot.Collect(ctx, used, collectAfter)
