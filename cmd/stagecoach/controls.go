@@ -57,10 +57,11 @@ type controls struct {
 	heard   map[string]heardPlane
 }
 
-// openControls begins to hear the other control planes. The announcements of this process begin with
-// its lease.
-func (u *up) openControls(ctx context.Context) error {
-	if !u.leading.outside() {
+// openControls begins to hear the other control planes. The announcements of this process begin
+// with its lease.
+func (l *leading) openControls(ctx context.Context) error {
+	u := l.u
+	if !l.outside() {
 		return nil
 	}
 	nc, err := u.nats.Connect("controls")
@@ -69,13 +70,13 @@ func (u *up) openControls(ctx context.Context) error {
 	}
 	u.onClose(func() error { nc.Close(); return nil })
 	c := &controls{u: u, bus: queue.NewBus(nc), heard: map[string]heardPlane{}}
-	u.leading.controls = c
+	l.controls = c
 	stop, err := c.bus.Hear(announceName, c.hear)
 	if err != nil {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
-	return u.openSecretCopies(ctx)
+	return openSecretCopies(ctx, u)
 }
 
 // self describes this process.

@@ -66,8 +66,8 @@ func withKey(t *testing.T) []string {
 }
 
 // TestNextLeaderHasAllSecrets creates a secret through a control plane that stands by. The next
-// leader starts a function with it. A control plane that lacks it does not lead, and says why, until
-// the operator has it lead. Then the function says what it needs.
+// leader starts a function with it. A control plane that lacks it does not lead, and says why,
+// until the operator has it lead. Then the function says what it needs.
 func TestNextLeaderHasAllSecrets(t *testing.T) {
 	flags := withKey(t)
 	a := start(t, flags...)

@@ -58,7 +58,7 @@ func (l copiesList) Replace(ctx context.Context, key string, value []byte, rev u
 
 // openSecretCopies begins to exchange secrets with the other control planes. Without a cluster key,
 // control planes cannot prove to each other who they are, and secrets stay where they are.
-func (u *up) openSecretCopies(ctx context.Context) error {
+func openSecretCopies(ctx context.Context, u *up) error {
 	if u.nodes.authority == nil {
 		u.log.Warn("secrets are on the disk of this control plane alone: without a cluster key (--cluster-key), control planes do not send them to each other")
 		return nil
@@ -81,14 +81,14 @@ func (u *up) openSecretCopies(ctx context.Context) error {
 	c, err := copies.Open(ctx, copies.Config{
 		Store: u.secrets, File: filepath.Join(u.cfg.State, "secret-versions.json"), List: copiesList{kv}, Key: sums[:],
 		Peers: u.leading.controls.peers, Dial: func(ctx context.Context, p copies.Peer) (net.Conn, error) { return dialPlane(ctx, source, p) },
-		Stored: u.secretCame, Changed: u.leading.lacksChanged, Log: u.log,
+		Stored: func(namespace, name string) { showSecret(u, namespace, name) }, Changed: u.leading.lacksChanged, Log: u.log,
 	})
 	if err != nil {
 		return err
 	}
 	u.onClose(func() error { c.Close(); return nil })
 	u.leading.copies.Store(c)
-	return u.servePlanes(source, c.Handler())
+	return servePlanes(u, source, c.Handler())
 }
 
 // planeTimeout bounds the handshake between two control planes.
@@ -103,7 +103,7 @@ func dialPlane(ctx context.Context, source identity.Source, p copies.Peer) (net.
 }
 
 // servePlanes listens for other control planes.
-func (u *up) servePlanes(source identity.Source, h http.Handler) error {
+func servePlanes(u *up, source identity.Source, h http.Handler) error {
 	l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", u.cfg.Cluster.Listen)
 	if err != nil {
 		return fmt.Errorf("cluster.listen: %w", err)
@@ -225,8 +225,8 @@ func (l *leading) why() string {
 	return ""
 }
 
-// secretCame shows functions a secret that has come from another control plane.
-func (u *up) secretCame(namespace, name string) {
+// showSecret shows functions a secret that has come from another control plane.
+func showSecret(u *up, namespace, name string) {
 	u.log.Info("a secret has come from another control plane", "secret", name, "namespace", namespace)
 	for _, f := range u.registry.Functions() {
 		if f.Declared.Namespace != namespace || !slices.Contains(f.Deployment.Secrets, name) {
@@ -267,8 +267,8 @@ func (d deployed) missing(key pipeline.Key) error {
 		strings.Join(lacks, ", "), f.Declared.Namespace)
 }
 
-// withSecrets returns an error if a replica would start without its secrets. It shows a function its
-// secrets if they came after the start of this process.
+// withSecrets returns an error if a replica would start without its secrets. It shows a function
+// its secrets if they came after the start of this process.
 func (d deployed) withSecrets(spec node.Spec) error {
 	key := pipeline.ParseKey(spec.Function)
 	if spec.Secrets == "" {

@@ -347,7 +347,7 @@ func (u *up) follow(context.Context) error {
 	}
 	u.background(u.collectImages)
 	if u.images.home != nil {
-		u.background(u.gatherImages)
+		u.background(func(ctx context.Context) error { return gatherImages(ctx, u) })
 	}
 	u.background(u.sweepSecrets)
 	if !u.leading.outside() {
