@@ -171,7 +171,7 @@ func (f *forwarder) answer(w *partWriter, r *http.Request) (err error) {
 		if p == nil {
 			return
 		}
-		if p != http.ErrAbortHandler {
+		if cause, is := p.(error); !is || !errors.Is(cause, http.ErrAbortHandler) {
 			f.log.Error("a forwarded request has caused a panic", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
 		}
 		err = fmt.Errorf("the control plane that leads has failed to answer: %v", p)
