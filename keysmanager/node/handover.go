@@ -39,17 +39,13 @@ func (s *Server) serveConn(c *net.UnixConn) {
 	}
 	switch req.Want {
 	case wantSocket:
-		k, err := s.claimed(req.Replica, req.Order)
+		h, err := hand(s, req)
 		if err != nil {
 			fail(err)
 			return
 		}
-		err = handOver(c, reply, k.conn)
-		// The client has it now; otherwise the replica sees that its connection is closed.
-		_ = k.conn.Close()
-		if err != nil {
-			s.cfg.Log.Warn("failed to hand over a replica's socket; the replica is stopped", "replica", k.replica, "error", err)
-			s.end(k.replica)
+		if err := h.overUnix(c, reply); err != nil {
+			h.failed(err)
 		}
 	case wantLines:
 		s.serveLines(c, reply, req.After)

@@ -284,7 +284,7 @@ func TestReplicasServeWithoutNATS(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	d := b.join("n1", w)
-	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 500 * time.Millisecond })
+	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 2 * time.Second })
 	n := c.node("n1")
 	started, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil)
 	if err != nil {
@@ -322,7 +322,7 @@ func TestReplicasServeWithoutNATS(t *testing.T) {
 // TestASilentNodeLeavesAndReturns lets a daemon fall silent without a goodbye, and return.
 func TestASilentNodeLeavesAndReturns(t *testing.T) {
 	b := startBroker(t)
-	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 500 * time.Millisecond })
+	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 2 * time.Second })
 	mute := &muted{}
 	b.join("n1", newWorker(), func(cfg *node.ServerConfig) { mute.Bus = cfg.Bus; cfg.Bus = mute })
 	c.node("n1")
