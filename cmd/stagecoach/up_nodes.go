@@ -26,13 +26,12 @@ func newNodes(name string) (*nodes, error) {
 	return n, err
 }
 
-// own returns this process as the cluster's first node, if it is a node. deployed reports whether a
-// function is deployed.
-func (n *nodes) own(deployed func(function string) bool) []cluster.Node {
+// own returns this process as the cluster's first node, if it is a node.
+func (n *nodes) own(functions deployed) []cluster.Node {
 	if n.keys == nil {
 		return nil
 	}
-	return []cluster.Node{localNode{n.keys, deployed}}
+	return []cluster.Node{localNode{n.keys, functions.has, functions.withSecrets}}
 }
 
 // openNode makes this process a node.
@@ -129,7 +128,7 @@ func (u *up) joinNodes() error {
 	joined, err := node.OpenDirectory(node.DirectoryConfig{
 		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
 		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare,
-		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources}) },
+		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources, u.deployedFunctions().withSecrets}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
 		Event:  u.nodeEvent,
