@@ -5,6 +5,7 @@ package upgradetest_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -94,13 +95,19 @@ func (p *process) keep() io.Writer {
 	if dir == "" {
 		return io.Discard
 	}
-	name := fmt.Sprintf("%s-%s-%d.log", strings.ReplaceAll(p.t.Name(), "/", "-"), p.name, len(p.logs))
-	f, err := os.Create(filepath.Join(dir, name))
+	return appended(filepath.Join(dir, fmt.Sprintf("%s-%s-%d.log", strings.ReplaceAll(p.t.Name(), "/", "-"), p.name, len(p.logs))))
+}
+
+// appended is a file that is open only while something is written.
+type appended string
+
+func (a appended) Write(b []byte) (int, error) {
+	f, err := os.OpenFile(string(a), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		p.t.Fatal(err)
+		return 0, err
 	}
-	p.t.Cleanup(func() { _ = f.Close() })
-	return f
+	n, err := f.Write(b)
+	return n, errors.Join(err, f.Close())
 }
 
 // api returns a client of a control plane.

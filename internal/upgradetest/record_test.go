@@ -1,0 +1,140 @@
+package upgradetest_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/stagecoach-serving/stagecoach/internal/previous"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
+
+// recorder keeps one message per kind: the one with the most fields.
+type recorder struct {
+	mu  sync.Mutex
+	all map[string]previous.Message
+}
+
+// recordedKinds fits the subjects of recorded messages.
+var recordedKinds = regexp.MustCompile(`^(\$KV\.functions\..+|\$KV\.[a-z]+|stagecoach\.v1\.node\.[^.]+\.(?:inventory|order|event|answer)|journal|dead|task|call)\b`)
+
+// nodeInSubject is a node's name in a subject.
+var nodeInSubject = regexp.MustCompile(`(node\.)[^.]+`)
+
+func (r *recorder) take(m *nats.Msg) {
+	kind := nodeInSubject.ReplaceAllString(recordedKinds.FindString(m.Subject), "${1}")
+	if kind == "" || len(m.Data) == 0 {
+		return
+	}
+	one := previous.Message{Subject: m.Subject, Header: m.Header}
+	kind += strings.Join(slices.Sorted(maps.Keys(m.Header)), "")
+	if utf8.Valid(m.Data) && !bytes.ContainsRune(m.Data, 0) {
+		one.Text = string(m.Data)
+		var is struct {
+			Kind string
+			Done bool
+		}
+		if json.Unmarshal(m.Data, &is) == nil {
+			kind += fmt.Sprintf(" %s %v", is.Kind, is.Done)
+		}
+	} else {
+		one.Bytes = m.Data
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if before, ok := r.all[kind]; !ok || shape(m.Data) > shape(before.Data()) {
+		r.all[kind] = one
+	}
+}
+
+// shape counts the different fields of a JSON document.
+func shape(b []byte) int {
+	var doc any
+	if json.Unmarshal(b, &doc) != nil {
+		return 0
+	}
+	paths := map[string]bool{}
+	fields("", doc, paths)
+	return len(paths)
+}
+
+func fields(path string, v any, into map[string]bool) {
+	switch v := v.(type) {
+	case map[string]any:
+		for name, v := range v {
+			into[path+"."+name] = true
+			fields(path+"."+name, v, into)
+		}
+	case []any:
+		for _, v := range v {
+			fields(path, v, into)
+		}
+	}
+}
+
+// TestRecord records messages and records of the previous version, for package previous.
+func TestRecord(t *testing.T) {
+	if os.Getenv("UPGRADE_RECORD") != "true" {
+		t.Skip("only make test-upgrade RECORD=1 records the messages of the previous version")
+	}
+	c := start(t, programs(t).old.path)
+	nc, err := nats.Connect(c.nats)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nc.Close()
+	r := &recorder{all: map[string]previous.Message{}}
+	if _, err := nc.Subscribe(">", r.take); err != nil {
+		t.Fatal(err)
+	}
+	c.deploy()
+	c.share()
+	s := c.standby()
+	for _, k := range kinds {
+		if status, got, err := s.at(k.path, "hello"); err != nil || status != http.StatusOK {
+			t.Errorf("%s: status %d, %v: %s", k.path, status, err, got)
+		}
+	}
+	s.must(http.MethodPost, "/system/cache/warm", nil, map[string]string{"function": "asleep"})
+	if status, got, err := s.at("/async-function/second", "hello", "X-Callback-Url", "http://127.0.0.1:1/"); err != nil || status != http.StatusAccepted {
+		t.Errorf("async request: status %d, %v: %s", status, err, got)
+	}
+	s.must(http.MethodPost, "/system/scale-function/plain", nil, map[string]any{"serviceName": "plain", "replicas": 3})
+	s.must(http.MethodPost, "/system/nodes/left/drain", nil, map[string]any{})
+	s.must(http.MethodDelete, "/system/functions", nil, map[string]string{"functionName": "echo"})
+	proctest.Until(t, "an idle function to sleep", func() bool {
+		time.Sleep(100 * time.Millisecond)
+		status, err := s.api().Status(t.Context(), "asleep")
+		return err == nil && status.AvailableReplicas == 0
+	})
+	c.leader().stop() // stores demand
+	if err := nc.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var b bytes.Buffer
+	to := json.NewEncoder(&b)
+	to.SetEscapeHTML(false)
+	for _, kind := range slices.Sorted(maps.Keys(r.all)) {
+		if err := to.Encode(r.all[kind]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.WriteFile("../previous/testdata/messages.jsonl", b.Bytes(), 0o644); err != nil { //nolint:gosec // it is committed
+		t.Fatal(err)
+	}
+	t.Logf("recorded %s", strings.Join(slices.Sorted(maps.Keys(r.all)), ", "))
+}
