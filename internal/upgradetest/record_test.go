@@ -89,7 +89,7 @@ func TestRecord(t *testing.T) {
 	if os.Getenv("UPGRADE_RECORD") != "true" {
 		t.Skip("only make test-upgrade RECORD=1 records the messages of the previous version")
 	}
-	c := start(t, programs(t).old.path)
+	c := startOutside(t, programs(t).old.path)
 	nc, err := nats.Connect(c.nats)
 	if err != nil {
 		t.Fatal(err)
