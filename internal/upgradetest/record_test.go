@@ -133,7 +133,8 @@ func TestRecord(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := os.WriteFile("../previous/testdata/messages.jsonl", b.Bytes(), 0o644); err != nil { //nolint:gosec // it is committed
+	//nolint:gosec // it is committed
+	if err := os.WriteFile("../previous/testdata/messages.jsonl", b.Bytes(), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	t.Logf("recorded %s", strings.Join(slices.Sorted(maps.Keys(r.all)), ", "))

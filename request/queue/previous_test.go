@@ -17,7 +17,8 @@ func TestReadsThePreviousVersion(t *testing.T) {
 	openJournal(t, nc, cfg)
 	var want []string
 	dead := previous.Messages(t, "dead.", "")
-	runs := slices.DeleteFunc(previous.Messages(t, "journal.", ""), func(m previous.Message) bool { // the dead one
+	// A record that has a dead letter is not found.
+	runs := slices.DeleteFunc(previous.Messages(t, "journal.", ""), func(m previous.Message) bool {
 		return strings.HasSuffix(m.Subject, strings.TrimPrefix(dead[0].Subject, "dead"))
 	})
 	for _, m := range append(runs, dead...) {
