@@ -15,8 +15,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/nats-io/nats.go"
-
+	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 	"github.com/stagecoach-serving/stagecoach/internal/previous"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
@@ -33,28 +32,28 @@ var recordedKinds = regexp.MustCompile(`^(\$KV\.functions\..+|\$KV\.[a-z]+|stage
 // nodeInSubject is a node's name in a subject.
 var nodeInSubject = regexp.MustCompile(`(node\.)[^.]+`)
 
-func (r *recorder) take(m *nats.Msg) {
-	kind := nodeInSubject.ReplaceAllString(recordedKinds.FindString(m.Subject), "${1}")
-	if kind == "" || len(m.Data) == 0 {
+func (r *recorder) take(subject string, header map[string][]string, data []byte) {
+	kind := nodeInSubject.ReplaceAllString(recordedKinds.FindString(subject), "${1}")
+	if kind == "" || len(data) == 0 {
 		return
 	}
-	one := previous.Message{Subject: m.Subject, Header: m.Header}
-	kind += strings.Join(slices.Sorted(maps.Keys(m.Header)), "")
-	if utf8.Valid(m.Data) && !bytes.ContainsRune(m.Data, 0) {
-		one.Text = string(m.Data)
+	one := previous.Message{Subject: subject, Header: header}
+	kind += strings.Join(slices.Sorted(maps.Keys(header)), "")
+	if utf8.Valid(data) && !bytes.ContainsRune(data, 0) {
+		one.Text = string(data)
 		var is struct {
 			Kind string
 			Done bool
 		}
-		if json.Unmarshal(m.Data, &is) == nil {
+		if json.Unmarshal(data, &is) == nil {
 			kind += fmt.Sprintf(" %s %v", is.Kind, is.Done)
 		}
 	} else {
-		one.Bytes = m.Data
+		one.Bytes = data
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if before, ok := r.all[kind]; !ok || shape(m.Data) > shape(before.Data()) {
+	if before, ok := r.all[kind]; !ok || shape(data) > shape(before.Data()) {
 		r.all[kind] = one
 	}
 }
@@ -90,15 +89,8 @@ func TestRecord(t *testing.T) {
 		t.Skip("only make test-upgrade RECORD=1 records the messages of the previous version")
 	}
 	c := startOutside(t, programs(t).old.path)
-	nc, err := nats.Connect(c.nats)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer nc.Close()
 	r := &recorder{all: map[string]previous.Message{}}
-	if _, err := nc.Subscribe(">", r.take); err != nil {
-		t.Fatal(err)
-	}
+	flush := natstest.Hear(t, c.nats, r.take)
 	c.deploy()
 	c.share()
 	s := c.standby()
@@ -120,9 +112,7 @@ func TestRecord(t *testing.T) {
 		return err == nil && status.AvailableReplicas == 0
 	})
 	c.leader().stop() // stores demand
-	if err := nc.Flush(); err != nil {
-		t.Fatal(err)
-	}
+	flush()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var b bytes.Buffer

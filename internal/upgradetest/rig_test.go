@@ -234,6 +234,7 @@ func (p *process) examine() {
 		for line := range strings.Lines(log.String()) {
 			if faults.MatchString(line) {
 				p.t.Errorf("process %d of %s: %s", i+1, p.name, line)
+				break // many more of that kind may follow
 			}
 		}
 	}
