@@ -78,6 +78,7 @@ func (s *Server) inventory() Inventory {
 	if !s.cfg.Remote {
 		inv.Socket = s.socket.path
 	}
+	s.holds.describe(inv.Replicas)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inv.Leaving, inv.Events, inv.Epoch = s.leaving, s.number, s.fence.highest

@@ -302,7 +302,7 @@ func TestGreetingHasDeadline(t *testing.T) {
 	t.Parallel()
 	ca := identitytest.New(t, "c1")
 	source := ca.Source(identity.Control, "up")
-	n := newEnd(t, ca.Source(identity.Node, "n1"), func(c *Config) { c.greeting, c.firstLine = 500*time.Millisecond, 500*time.Millisecond })
+	n := newEnd(t, ca.Source(identity.Node, "n1"), func(c *Config) { c.greeting, c.firstLine = 3*time.Second, 3*time.Second })
 	gone := func(what string, c net.Conn) {
 		t.Helper()
 		defer c.Close()
