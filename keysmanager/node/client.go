@@ -157,7 +157,9 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		return Answer{}, o, err
 	}
 	until, _ := ctx.Deadline()
-	o.V, o.ID, o.To = Version, rand.Text(), c.Inventory().ID
+	inv := c.Inventory()
+	o = o.fit(inv.Knows)
+	o.V, o.ID, o.To = Version, rand.Text(), inv.ID
 	answers := make(chan Answer, 64)
 	c.mu.Lock()
 	c.waiting[o.ID] = answers
