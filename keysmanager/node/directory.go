@@ -43,7 +43,7 @@ type DirectoryConfig struct {
 	Line func(node string, line Line)
 
 	Silence time.Duration // silence after which a node has left; 0: 2.5 s
-	Keep bool // replicas outlive this process, and another one may take them over
+	Keep    bool          // replicas outlive this process, and another one may take them over
 	// Latest announcements of nodes, which a [Listener] has heard while this process stood by. So
 	// their nodes join at once.
 	First map[string][]byte

@@ -154,7 +154,9 @@ func TestUnwantedReplicasAreStopped(t *testing.T) {
 	d := b.join("n1", w, func(cfg *node.ServerConfig) { cfg.Keep = time.Second })
 	var epoch atomic.Uint64
 	epoch.Store(5)
-	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Keep, cfg.Epoch = true, func() (uint64, error) { return epoch.Load(), nil } })
+	c := b.watch(func(cfg *node.DirectoryConfig) {
+		cfg.Keep, cfg.Epoch = true, func() (uint64, error) { return epoch.Load(), nil }
+	})
 	n := c.node("n1")
 	started, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil)
 	if err != nil {
