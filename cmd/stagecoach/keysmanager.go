@@ -222,7 +222,7 @@ func (d *daemon) open(ctx context.Context) error {
 	worker := &keysWorker{far: d.far, images: found} // not used before run
 	d.server, err = node.NewServer(node.ServerConfig{
 		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Address: d.farAddress(), Remote: d.cfg.tunnel.remote,
-		Epoch: filepath.Join(d.cfg.state, "epoch"), Images: found.server.ServeConn, Log: d.log,
+		Epoch: filepath.Join(d.cfg.state, "epoch"), Images: found.server.ServeConn, Items: d.far.carrier(), Log: d.log,
 	})
 	if err != nil {
 		return err

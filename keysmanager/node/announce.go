@@ -78,6 +78,9 @@ func (s *Server) inventory() Inventory {
 	if !s.cfg.Remote {
 		inv.Socket = s.socket.path
 	}
+	if s.cfg.Items != nil {
+		inv.Items = s.cfg.Items.Room()
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inv.Leaving, inv.Events, inv.Epoch = s.leaving, s.number, s.fence.highest

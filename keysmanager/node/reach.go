@@ -83,7 +83,11 @@ func (c *Client) claim(ctx context.Context, o Order) (wire.Socket, error) {
 	if far != nil {
 		return nil, errors.Join(far, err)
 	}
-	return wire.OverStream(stream), nil
+	socket := wire.OverStream(stream)
+	if inv.Items > 0 {
+		socket = &wire.AtNode{Socket: socket, Node: c.name, Address: inv.Address}
+	}
+	return socket, nil
 }
 
 // lines asks for what the node's replicas print.

@@ -49,12 +49,20 @@ func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 		s.end(k.replica)
 		return
 	}
-	relay(k, c, s.cfg.Log)
+	relay(k, c, s.cfg.Items, s.cfg.Log)
 }
 
 // relay passes frames between a replica and a stream until either ends, and then ends the other.
-func relay(k *kept, c net.Conn, log *slog.Logger) {
+// items keeps large outputs; nil: they pass, too.
+func relay(k *kept, c net.Conn, items Items, log *slog.Logger) {
 	far := wire.OverStream(c)
+	toFar, toNear := wire.NewOutlet(far), wire.NewOutlet(k.conn)
+	var in, out wire.Edit
+	if items != nil {
+		carry := newCarry(items, k, toNear, toFar, log)
+		defer carry.close()
+		in, out = carry.toReplica, carry.fromReplica
+	}
 	end := func(direction string, err error) {
 		_ = far.Close() // what was sent arrives
 		_ = k.conn.Close()
@@ -63,7 +71,7 @@ func relay(k *kept, c net.Conn, log *slog.Logger) {
 		}
 	}
 	var both sync.WaitGroup
-	both.Go(func() { end("to the replica", wire.Relay(k.conn, far)) })
-	both.Go(func() { end("from the replica", wire.Relay(far, k.conn)) })
+	both.Go(func() { end("to the replica", wire.RelayEdited(toNear, far, in)) })
+	both.Go(func() { end("from the replica", wire.RelayEdited(toFar, k.conn, out)) })
 	both.Wait()
 }
