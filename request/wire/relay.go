@@ -126,17 +126,19 @@ func (r *relay) pass() error {
 			if err := r.send(sent, at, files); err != nil {
 				return err
 			}
-			sent, files = at, h.files
+			sent, files = at, 0
 		}
 		if r.edit != nil && !h.later {
 			as, err := r.edited(h, sent, at, size, files)
 			if err != nil {
-				return err
+				return errors.Join(err, r.send(sent, at, files)) // what is before it passes
 			}
 			if as != Unchanged {
-				sent, files = at+size, 0
+				sent, at, files = at+size, at+size, 0
+				continue
 			}
 		}
+		files += h.files
 		at += size
 	}
 	if err := r.send(sent, at, files); err != nil {
@@ -155,12 +157,8 @@ func (r *relay) pass() error {
 }
 
 // edited has the frame at buf[at:at+size] edited. buf[sent:at] was not sent yet. If the frame is
-// changed or taken, both are sent. waiting is how many files belong to what was not sent, or to the
-// frame if it has files.
+// changed or taken, both are sent. waiting is how many files belong to what was not sent.
 func (r *relay) edited(h header, sent, at, size, waiting int) (Edited, error) {
-	if h.files > 0 {
-		waiting = 0 // sent == at
-	}
 	if len(r.files) < waiting+h.files {
 		return Unchanged, errNoFiles
 	}
@@ -172,11 +170,8 @@ func (r *relay) edited(h header, sent, at, size, waiting int) (Edited, error) {
 	if err != nil || as == Unchanged {
 		return as, err
 	}
-	if err = r.send(sent, at, waiting); err == nil {
-		r.files = r.files[h.files:]
-	} else {
-		r.files = nil
-	}
+	err = r.send(sent, at, waiting)
+	r.files = r.files[h.files:]
 	if as == Changed {
 		if err == nil {
 			err = r.to.Send(f)
