@@ -20,7 +20,8 @@ import (
 
 // Kinds of streams, see docs/node-protocol.md.
 const (
-	WantItem = "item"       // of any process to a node, or of a node to a control plane: the bytes of an item
+	// Of any process to a node, or of a node to a control plane: the bytes of an item.
+	WantItem = "item"
 	WantDrop = "drop-items" // control plane to node: requests that have ended
 )
 

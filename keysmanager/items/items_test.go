@@ -19,8 +19,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// TestItemsGoDirectly checks that a node gets an item from the node that keeps it, that nothing of it
-// goes through the control plane, and that the end of the request removes it.
+// TestItemsGoDirectly checks that a node gets an item from the node that keeps it, that nothing of
+// it goes through the control plane, and that the end of the request removes it.
 func TestItemsGoDirectly(t *testing.T) {
 	c := newCluster(t)
 	a, b := c.node("a", 64<<20), c.node("b", 64<<20)

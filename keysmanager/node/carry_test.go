@@ -196,8 +196,8 @@ func TestOutputsStayOnTheNode(t *testing.T) {
 	}
 }
 
-// TestInputsComeFromNodes checks that a daemon gives its replica items of nodes as files, that other
-// frames do not wait for them, and what it answers if an item is lost.
+// TestInputsComeFromNodes checks that a daemon gives its replica items of nodes as files, that
+// other frames do not wait for them, and what it answers if an item is lost.
 func TestInputsComeFromNodes(t *testing.T) {
 	s := newShelf()
 	e, _ := startBroker(t).carried(s)

@@ -223,8 +223,8 @@ func TestLostItemsThatCannotBeMadeAgain(t *testing.T) {
 	w.failed(http.StatusServiceUnavailable, "a", "was redeployed while the request ran")
 }
 
-// TestRandomLosses runs random graphs whose items are on nodes, and loses some of them now and then.
-// Each request ends, with the output that it has without losses.
+// TestRandomLosses runs random graphs whose items are on nodes, and loses some of them. Each
+// request ends with the output that it has without losses.
 func TestRandomLosses(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 8))
