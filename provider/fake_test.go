@@ -152,7 +152,7 @@ func (f *fakes) Pin(_ context.Context, image string) (string, error) {
 	return "", errors.New("there is stagecoach/echo:1")
 }
 
-func (f *fakes) Guess(image string) (Guess, error) {
+func (f *fakes) Guess(image, _ string) (Guess, error) {
 	switch image {
 	case "stagecoach/one:1":
 		return Guess{Process: "./one", Why: "because"}, nil

@@ -43,6 +43,7 @@ type Config struct {
 	Registry RegistryConfig `yaml:"registry"`
 	Journal  JournalConfig  `yaml:"journal"`
 	NATS     NATSConfig     `yaml:"nats"`
+	Cluster  ClusterConfig  `yaml:"cluster"`
 
 	Runtime   RuntimeConfig   `yaml:"runtime"`
 	Isolation IsolationConfig `yaml:"isolation"`
@@ -269,6 +270,7 @@ func (c *Config) validateAddresses(bad func(path string, got any, want string)) 
 			"a loopback address, or a folder with basic-auth-user and basic-auth-password: everyone who reaches the address could deploy")
 	}
 	c.NATS.validate(bad)
+	c.Cluster.validate(&c.NATS, bad)
 }
 
 // validate reports the invalid fields of node.

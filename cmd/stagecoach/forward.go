@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -58,6 +60,7 @@ type forwarder struct {
 	holder       func() string // id of the process that holds the lease; empty: none
 	bus          *queue.Bus
 	most         int // largest message
+	log          *slog.Logger
 }
 
 // ServeHTTP implements http.Handler.
@@ -131,7 +134,7 @@ func (f *forwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serve answers the requests that other control planes forward.
 func (f *forwarder) serve(me string) (stop func(), err error) {
-	return f.bus.Serve("api "+me, func(ctx context.Context, msg []byte, send func([]byte) error) {
+	return f.bus.Serve("api "+me, func(ctx context.Context, msg []byte, send func([]byte) error) error {
 		w := &partWriter{send: send, header: http.Header{}}
 		head, body, _ := bytes.Cut(msg, []byte("\n"))
 		var is forwardedRequest
@@ -145,12 +148,37 @@ func (f *forwarder) serve(me string) (stop func(), err error) {
 		}
 		if err != nil {
 			http.Error(w, "forwarded request: "+err.Error(), http.StatusBadRequest)
+			err = nil
 		} else {
 			r.Header, r.Host, r.RemoteAddr, r.RequestURI = is.Header, is.Host, is.From, is.URI
-			f.Handler.ServeHTTP(w, r)
+			err = f.answer(w, r)
 		}
 		w.Flush()
+		return err
 	})
+}
+
+// answer answers a request of another control plane. No server of package http recovers from a
+// panic of the handler here. answer returns an error if a part of the answer was sent before.
+func (f *forwarder) answer(w *partWriter, r *http.Request) (err error) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		if p != http.ErrAbortHandler {
+			f.log.Error("a forwarded request has caused a panic", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+		}
+		err = fmt.Errorf("the control plane that leads has failed to answer: %v", p)
+		if !w.begun {
+			clear(w.header)
+			w.header.Set("X-OpenFaaS-Internal", "stagecoach")
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			err = nil
+		}
+	}()
+	f.Handler.ServeHTTP(w, r)
+	return nil
 }
 
 // partWriter sends an answer in parts.

@@ -33,9 +33,9 @@ func (f *farSide) openItems() error {
 	return f.d.metrics.Register(newItemMetrics(f.items))
 }
 
-// carrier returns what keeps large outputs; nil: the daemon has no tunnel.
+// carrier returns what keeps large outputs; nil: the daemon has no tunnel, or no memory for them.
 func (f *farSide) carrier() node.Items {
-	if f == nil {
+	if f == nil || f.items.Room() == 0 {
 		return nil
 	}
 	return f.items

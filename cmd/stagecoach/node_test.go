@@ -48,7 +48,8 @@ var joinURL = regexp.MustCompile(`msg="nodes can join" url=(\S+)`)
 
 func startNodes(t *testing.T, flags ...string) *nodesRig {
 	t.Helper()
-	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:0"}, flags...)...)}
+	// Of the test, so that a restarted up can have it again.
+	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:" + freePort(t)}, flags...)...)}
 	n.url = n.joinURL()
 	n.open(n.control())
 	return n
@@ -299,8 +300,6 @@ func TestNodes(t *testing.T) {
 func TestUpUnderNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
-	// The daemon looks for up at this address again.
-	n.args = append(n.args, "--nats-listen", strings.TrimPrefix(n.url, "nats://"))
 	n.daemon("n1")
 	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "3", "max": "3"}, nil))
 	n.steady("hold", 3, "n1")
@@ -350,14 +349,8 @@ func TestStrayReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer started.Conn.Close()
-	p, err := readProcess(started.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone(t, []process{p})
-	if !strings.Contains(n.log.String(), "replica=stray-1") {
-		t.Error("up does not say that it has stopped stray-1")
-	}
+	proctest.Gone(t, started.PID)
+	n.until(soon, "up to say that it has stopped stray-1", func() bool { return strings.Contains(n.log.String(), "replica=stray-1") })
 }
 
 // exports checks that a daemon's own metrics have a line.

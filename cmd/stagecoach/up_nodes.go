@@ -90,24 +90,20 @@ func (u *up) connectNodes() error {
 	u.onClose(func() error { nc.Close(); return nil })
 	u.onClose(func() error { u.nodes.close(); return nil })
 	u.nodes.bus, u.nodes.log = queue.NewLink(nc), u.log
-	inside, is := u.nats.(*queue.Server)
-	if !is {
+	if u.nodes.authority == nil {
 		return nil // the operator of the cluster decides who may connect
 	}
 	if err := openTunnel(u); err != nil {
 		return err
 	}
-	joins := queue.NewJoinLink(nc)
-	stop, err := u.nodes.authority.Serve(u.nodes.bus, joins, inside.Revoke)
+	if u.leading.outside() {
+		return nil // the control plane that leads decides who may join
+	}
+	stop, err := serveAuthority(u)
 	if err != nil {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
-	unprobe, err := node.AnswerProbes(joins, u.nodes.self.Boot, version())
-	if err != nil {
-		return err
-	}
-	u.onClose(func() error { unprobe(); return nil })
 	return nil
 }
 
@@ -141,6 +137,9 @@ func (u *up) joinNodes() error {
 			if l.Lost > 0 {
 				u.log.Warn("lines of replicas were lost: replicas printed faster than the daemon read", "node", name, "lines", l.Lost)
 				return
+			}
+			if !u.deployedFunctions().has(l.Function) {
+				return // a daemon keeps lines of functions that were removed meanwhile
 			}
 			u.printed(l.Function, logbook.Line{At: l.At, Replica: l.Replica, Stream: l.Stream, Text: l.Text})
 		},

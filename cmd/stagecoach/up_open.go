@@ -81,6 +81,9 @@ func (u *up) openQueue(ctx context.Context) error {
 		u.log.Info("nodes can join", "url", url)
 	}
 	u.onClose(func() error { u.nats.Close(); return nil })
+	if err := openSharedAuthority(ctx, u); err != nil {
+		return err
+	}
 	nc, err := u.nats.Connect("state")
 	if err != nil {
 		return err
@@ -106,7 +109,7 @@ func (u *up) openQueue(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if u.demand, err = learn.Open(ctx, learn.Config{Store: leadersStore{bucket, u.leading.leads}, Graph: u.registry.Graph, Log: u.log, Metrics: u.metrics}); err != nil {
+	if u.demand, err = learn.Open(ctx, learn.Config{Store: leadersStore{bucket, u.leading.leads, u.leading.epoch}, Graph: u.registry.Graph, Log: u.log, Metrics: u.metrics}); err != nil {
 		return err
 	}
 	u.onClose(u.demand.Close)
@@ -194,7 +197,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 const recordLimit = 256 << 20
 
 func (u *up) openControl(context.Context) error {
-	u.kinds = &kinds{images: u.images}
+	u.kinds = &kinds{images: u.images.here()}
 	scales := &announcer{events: u.events, wants: map[string]int{}}
 	cfg := control.Config{Tick: u.cfg.Control.Tick, Policies: u.cfg.Control.Policies, Applied: scales.applied}
 	if u.cfg.Control.Record != "" {
@@ -349,6 +352,9 @@ func (u *up) follow(context.Context) error {
 		update(provider.Change{Key: f.Key, Function: f})
 	}
 	u.background(u.collectImages)
+	if u.images.home != nil {
+		u.background(u.gatherImages)
+	}
 	u.background(u.sweepSecrets)
 	if !u.leading.outside() {
 		u.background(u.async)

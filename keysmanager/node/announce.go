@@ -81,6 +81,7 @@ func (s *Server) inventory() Inventory {
 	if s.cfg.Items != nil {
 		inv.Items = s.cfg.Items.Room()
 	}
+	s.holds.describe(inv.Replicas)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inv.Leaving, inv.Events, inv.Epoch = s.leaving, s.number, s.fence.highest

@@ -25,16 +25,20 @@ type Items interface {
 	Room() int64
 }
 
+// running names a replica and its function.
+type running struct{ replica, function string }
+
 // carry is the part of a relay that has items kept, and gets them. toReplica is called by one
 // goroutine, and fromReplica by another one.
 type carry struct {
-	items             Items
-	function, replica string
-	far, near         *wire.Outlet
-	log               *slog.Logger
-	ctx               context.Context
-	end               context.CancelFunc
-	work              sync.WaitGroup
+	running
+
+	items     Items
+	far, near *wire.Outlet
+	log       *slog.Logger
+	ctx       context.Context
+	end       context.CancelFunc
+	work      sync.WaitGroup
 
 	mu     sync.Mutex
 	owners map[uint64]*owners // by batch, of batches whose outputs may be kept
@@ -59,9 +63,9 @@ type coming struct {
 	calls    int
 }
 
-func newCarry(items Items, k *kept, near, far *wire.Outlet, log *slog.Logger) *carry {
+func newCarry(items Items, of running, near, far *wire.Outlet, log *slog.Logger) *carry {
 	c := &carry{
-		items: items, function: k.function, replica: k.replica, far: far, near: near, log: log,
+		running: of, items: items, far: far, near: near, log: log,
 		owners: map[uint64]*owners{}, coming: map[uint64]*coming{},
 	}
 	c.ctx, c.end = context.WithCancel(context.Background())

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // receive takes an order. It does not block.
@@ -213,4 +215,12 @@ func (s *Server) claimed(replica, order string) (*kept, error) {
 	k.timer.Stop()
 	delete(s.kept, replica)
 	return k, nil
+}
+
+// socket returns the socket; k may be nil.
+func (k *kept) socket() wire.Socket {
+	if k == nil {
+		return nil
+	}
+	return k.conn
 }

@@ -33,6 +33,7 @@ func (e *refusedError) Error() string { return e.text }
 type reach struct {
 	boot string // of this machine
 	dial Dial   // nil: nodes on other machines cannot be reached
+	keep bool   // see DirectoryConfig
 	// see DirectoryConfig
 	prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
 }
@@ -67,7 +68,12 @@ func (c *Client) prepare(ctx context.Context, o *Order) error {
 
 // claim takes the stage socket of a replica that an order has started.
 func (c *Client) claim(ctx context.Context, o Order) (wire.Socket, error) {
-	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantSocket, Replica: o.Replica, Order: o.ID, Epoch: o.Epoch}
+	return c.take(ctx, socketRequest{V: Version, Want: wantSocket, Replica: o.Replica, Order: o.ID, Epoch: o.Epoch, Keep: c.reach.keep, Revision: o.Revision, Home: o.Home})
+}
+
+// take takes a stage socket.
+func (c *Client) take(ctx context.Context, req socketRequest) (wire.Socket, error) {
+	inv := c.Inventory()
 	var err error
 	if c.reach.near(inv) {
 		var s wire.Socket
@@ -90,13 +96,14 @@ func (c *Client) claim(ctx context.Context, o Order) (wire.Socket, error) {
 	return socket, nil
 }
 
-// lines asks for what the node's replicas print.
-func (c *Client) lines(ctx context.Context) (io.ReadCloser, *bufio.Reader, error) {
+// lines asks for what the node's replicas print, after what was heard.
+func (c *Client) lines(ctx context.Context, heard *heardLines) (io.ReadCloser, *bufio.Reader, error) {
 	epoch, err := c.epoch.now()
 	if err != nil {
 		return nil, nil, err
 	}
-	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantLines, Epoch: epoch}
+	inv := c.Inventory()
+	req := socketRequest{V: Version, Want: wantLines, Epoch: epoch, After: heard.of(inv.ID)}
 	if c.reach.near(inv) {
 		var near net.Conn
 		var r *bufio.Reader

@@ -59,6 +59,9 @@ type ServerConfig struct {
 
 	Announce  time.Duration // between announcements when nothing changes; 0: a second
 	Unclaimed time.Duration // how long a started replica's socket waits to be claimed; 0: a minute
+	// How long replicas may outlive the control plane that has claimed them, if it says that another
+	// one may take them over. 0: they end with it.
+	Keep time.Duration
 }
 
 // Bounds of what a Server keeps.
@@ -98,6 +101,7 @@ type Server struct {
 	events   []Event                        // the latest, in order
 	number   uint64                         // of the latest
 	fence    fence
+	holds    *holds // has its own mutex
 }
 
 // task is an order under way.
@@ -138,6 +142,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if s.fence, err = openFence(cfg.Epoch); err != nil {
 		return nil, err
 	}
+	s.holds = newHolds(cfg.Keep, cfg.Log, s.end)
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if s.socket, err = listen(cfg.Socket); err != nil {
 		s.cancel(nil)
@@ -147,7 +152,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	return s, nil
 }
 
-// Close cancels the running orders, closes unclaimed sockets, and returns when nothing of the
+// Close cancels the running orders, closes the sockets that it has, and returns when nothing of the
 // server runs any more. The Worker keeps what the orders have started.
 func (s *Server) Close() {
 	s.mu.Lock()
@@ -160,6 +165,7 @@ func (s *Server) Close() {
 		k.timer.Stop()
 		_ = k.conn.Close()
 	}
+	s.holds.close()
 	s.socket.close()
 	s.work.Wait()
 }

@@ -167,6 +167,12 @@ type Replica struct {
 	CPUMilli int       `json:"cpuMilli"` // its limit; 0: none
 	Device   string    `json:"device,omitempty"`
 	Usage    *Usage    `json:"usage,omitempty"` // nil: not measured
+
+	// Another control plane can take it over. It gets the two fields below as the one before has
+	// said them.
+	Kept     bool   `json:"kept,omitempty"`
+	Revision uint64 `json:"revision,omitempty"` // of its function
+	Home     string `json:"home,omitempty"`     // what it uses of the control plane's machine
 }
 
 // Usage is what a replica or zygote takes.
@@ -247,6 +253,9 @@ type Order struct {
 
 	Replica string `json:"replica,omitempty"` // name, unique on the node
 	Spec    Spec   `json:"spec,omitzero"`     // of the function
+	// See Replica; they are not sent with the order but when the socket is claimed.
+	Revision uint64 `json:"-"`
+	Home     string `json:"-"`
 	// Thousandths of a core; 0: as the spec says.
 	CPUMilli int `json:"cpuMilli,omitempty"`
 	// The control plane is on another machine. The node replaces those fields of specs that name

@@ -340,8 +340,8 @@ func (l *link) lost(death task.Death) {
 	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.tail))
 }
 
-// leave drains the replica and ends its connection.
-func (l *link) leave(ctx context.Context) error {
+// leave drains the replica and ends its connection. If the replica stays, it is not told to end.
+func (l *link) leave(ctx context.Context, stays bool) error {
 	l.f.step(ReplicaDrain{Name: l.name})
 	select {
 	case <-l.gone:
@@ -351,6 +351,10 @@ func (l *link) leave(ctx context.Context) error {
 	case <-l.idle:
 	}
 	l.left.Store(true)
+	if stays {
+		_ = l.conn.Close() // the reader notices
+		return nil
+	}
 	l.out.push(leaving{})
 	l.out.flush()
 	// Fails if closed, and then the replica has left.

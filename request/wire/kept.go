@@ -141,8 +141,8 @@ func keptItems(b Batch) (out []keptItem) {
 }
 
 // Fetched returns the frame of a batch with files in place of references to items that nodes keep.
-// files are those of the batch's own frame. open gets the items, up to 8 at a time. If one cannot be
-// got, Fetched returns a [LostError]. The caller closes the files of the frame, and after an
+// files are those of the batch's own frame. open gets the items, up to 8 at a time. If one cannot
+// be got, Fetched returns a [LostError]. The caller closes the files of the frame, and after an
 // error its own.
 func Fetched(number uint64, b Batch, files []*os.File, open func(tensor.Ref) (*os.File, error)) (Frame, error) {
 	items := keptItems(b)
@@ -182,8 +182,8 @@ func Fetched(number uint64, b Batch, files []*os.File, open func(tensor.Ref) (*o
 // ErrCanceled means that nobody waits for a batch any more.
 var ErrCanceled = errors.New("nobody waits for the batch any more")
 
-// Refusals returns the payloads of Errors for a batch that cannot be given to its replica. The calls
-// whose items are lost fail with that, and the other calls may be tried again. After ErrCanceled,
+// Refusals returns the payloads of Errors for a batch that cannot be given to its replica. The
+// calls whose items are lost fail with that, and the other calls may be tried again. After ErrCanceled,
 // all of them are canceled.
 func Refusals(b Batch, err error) [][]byte {
 	var lost LostError
