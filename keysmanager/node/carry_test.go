@@ -291,3 +291,38 @@ func TestReplicasCannotNameItemsOfNodes(t *testing.T) {
 		})
 	}
 }
+
+// TestKeptReplicasKeepOutputs checks that outputs also stay on the node if the replica may outlive
+// its control plane, and that the next one can take it over.
+func TestKeptReplicasKeepOutputs(t *testing.T) {
+	b, s := startBroker(t), newShelf()
+	f, c := b.joinFar("n1", keeps, func(cfg *node.ServerConfig) { cfg.Items = s })
+	started, err := c.node("n1").Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica := f.replica(t, "r-1")
+	socket := started.Conn
+	for first := true; ; first = false {
+		e := &ends{t, greet(t, socket, replica, first), replica}
+		e.send(1, true, at("an item"))
+		got := expect(t, replica, wire.FrameBatch)
+		if len(got.Files) != 1 || got.Keep || got.Kept {
+			t.Errorf("the replica gets %+v", got)
+		}
+		_ = got.Files[0].Close()
+		if f := e.answer(got.Batch, 0, tensor.Activation{{ContentType: "x/y", Bytes: make([]byte, 100<<10)}}); !f.Kept || f.Batch != 1 {
+			t.Errorf("the output of batch %d: kept %v", f.Batch, f.Kept)
+		}
+		_ = e.near.Close()
+		if !first {
+			break
+		}
+		if socket, err = c.node("n1").Adopt(within(t), node.Order{Replica: "r-1", Spec: spec}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(s.kept) != 2 {
+		t.Errorf("kept %q", s.kept)
+	}
+}

@@ -124,10 +124,10 @@ func (h *holds) close() {
 type handing struct {
 	running
 
-	s       *Server
-	first   bool        // by the control plane that has started the replica
-	conn    wire.Socket // the replica's own socket; nil: it is kept in hold
-	hold    *held
+	s     *Server
+	first bool        // by the control plane that has started the replica
+	conn  wire.Socket // the replica's own socket; nil: it is kept in hold
+	hold  *held
 }
 
 // hand returns the stage socket that a request asks for.

@@ -16,8 +16,8 @@ const fileOwner = "fd:"
 // Attach moves the large items of a into files, for a frame that already has n files. An inline
 // item above tensor.InlineLimit goes into a sealed memfd, unless the frame already has MaxFiles. A
 // reference becomes the file that open returns for it, or stays if that is nil. All other items
-// stay inline. Attach does not change a. It fails if the files are too many or too large for Detach.
-// The caller closes the returned files once the frame is written, and also after an error.
+// stay inline. Attach does not change a. It fails if the files are too many or too large for
+// Detach. The caller closes the returned files once the frame is written, and also after an error.
 func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error)) (tensor.Activation, []*os.File, error) {
 	var out tensor.Activation
 	var files []*os.File
