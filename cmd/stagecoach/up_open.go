@@ -18,6 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/learn"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
@@ -49,8 +50,13 @@ func (u *up) openState(context.Context) error {
 		return err
 	}
 	u.onClose(u.secrets.Close)
-	u.store, err = tensor.OpenDir(filepath.Join(u.cfg.State, "blobs"), blobLimit)
-	return err
+	blobs, err := tensor.OpenDir(filepath.Join(u.cfg.State, "blobs"), blobLimit)
+	if err != nil {
+		return err
+	}
+	u.store = items.NewPlane(blobs, u.log)
+	u.onClose(func() error { u.store.Close(); return nil })
+	return u.metrics.Register(newPlaneMetrics(u.store))
 }
 
 // blobLimit bounds the large items of all requests under way, in bytes.

@@ -78,6 +78,9 @@ func (s *Server) inventory() Inventory {
 	if !s.cfg.Remote {
 		inv.Socket = s.socket.path
 	}
+	if s.cfg.Items != nil {
+		inv.Items = s.cfg.Items.Room()
+	}
 	s.holds.describe(inv.Replicas)
 	s.mu.Lock()
 	defer s.mu.Unlock()

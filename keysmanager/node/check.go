@@ -31,6 +31,7 @@ func (inv *Inventory) check() error {
 		c.memory(inv.Memory)
 		c.number("cpu.total", int64(inv.CPU.Total), maxMilli)
 		c.number("cpu.used", int64(inv.CPU.Used), maxMilli)
+		c.number("items", inv.Items, maxBytes)
 		c.devices(inv.Devices)
 		c.zygotes(inv.Zygotes)
 		c.replicas(inv.Replicas)

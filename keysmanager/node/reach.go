@@ -113,7 +113,11 @@ func (c *Client) take(ctx context.Context, req socketRequest) (wire.Socket, erro
 	if far != nil {
 		return nil, errors.Join(far, err)
 	}
-	return wire.OverStream(stream), nil
+	socket := wire.OverStream(stream)
+	if inv.Items > 0 {
+		socket = &wire.AtNode{Socket: socket, Node: c.name, Address: inv.Address}
+	}
+	return socket, nil
 }
 
 // lines asks for what the node's replicas print, after what was heard.

@@ -66,6 +66,8 @@ type Stock struct {
 	Inside string `json:"inside,omitempty"`
 	// Functions whose secrets the node keeps because they came over the tunnel, sorted.
 	Secrets []string `json:"secrets,omitempty"`
+	// Bytes of large outputs that it may keep for other nodes; 0: it keeps none.
+	Items int64 `json:"items,omitempty"`
 }
 
 // Container is a container of containerd that the node has started.
