@@ -467,6 +467,27 @@ func TestSwitchEndsReplicas(t *testing.T) {
 	}
 }
 
+// TestSwitchJudgesReplicas checks that a replica that ends is not blamed, even within a frame, and
+// that one that breaks the protocol is.
+func TestSwitchJudgesReplicas(t *testing.T) {
+	d := newStand(t)
+	o := d.first(false)
+	o.batch(1, 1) // it is not read, so the connection is reset
+	if _, err := d.raw.Write(appendHeader(nil, Frame{Type: FrameResult, Batch: 1, Payload: make([]byte, 9)})); err != nil {
+		t.Fatal(err)
+	}
+	_ = d.raw.Close()
+	if err := d.ended(); err != nil {
+		t.Errorf("a replica that was killed: %v", err)
+	}
+	d = newStand(t)
+	d.first(false)
+	d.say(FrameCredit, 0, nil)
+	if err := d.ended(); err == nil || !strings.Contains(err.Error(), "replica: credit") {
+		t.Errorf("a replica that breaks the protocol: %v", err)
+	}
+}
+
 // TestSwitchDropsOwnersThatBreakTheProtocol sends frames that an owner must not send. The replica
 // gets none of them, and the next owner can have it.
 func TestSwitchDropsOwnersThatBreakTheProtocol(t *testing.T) {
