@@ -53,7 +53,7 @@ func TestNextLeaderHasAllImages(t *testing.T) {
 // the flags of control planes.
 func withKey(t *testing.T) []string {
 	t.Helper()
-	dir, ports := t.TempDir(), natstest.FreePorts(t, 2)
+	dir, ports := t.TempDir(), proctest.Ports(t, 2)
 	servers, err := queue.ParseOutside(fmt.Sprintf("127.0.0.1:%d/%d", ports[0], ports[1]))
 	if err == nil {
 		err = outside.Init(dir, servers, time.Now())
