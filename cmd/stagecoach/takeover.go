@@ -33,11 +33,12 @@ func (n *nodes) heardStandingBy() map[string][]byte {
 	return n.standby.Heard(nodesWithin)
 }
 
-// await waits until the nodes have joined that were heard while another control plane led.
+// await waits until the nodes have joined that were heard. A process that has just begun first
+// waits until it can have heard all of them.
 func (n *nodes) await(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, nodesWithin)
 	defer cancel()
-	if missing := n.joined.Load().Await(ctx); len(missing) > 0 {
+	if missing := n.joined.Load().Await(ctx, n.standby.Complete()); len(missing) > 0 {
 		n.log.Warn("nodes that were there have not joined; their replicas are started elsewhere", "nodes", missing, "waited", nodesWithin)
 	}
 }

@@ -224,7 +224,7 @@ func TestListener(t *testing.T) {
 	ctx, cancel := context.WithCancel(within(t))
 	defer cancel()
 	done := make(chan []string, 1)
-	go func() { done <- c.Await(ctx) }()
+	go func() { done <- c.Await(ctx, l.Complete()) }()
 	c.until(0, "heard n1")
 	select {
 	case got := <-done:
