@@ -43,6 +43,7 @@ type Config struct {
 	Registry RegistryConfig `yaml:"registry"`
 	Journal  JournalConfig  `yaml:"journal"`
 	NATS     NATSConfig     `yaml:"nats"`
+	Cluster  ClusterConfig  `yaml:"cluster"`
 
 	Runtime   RuntimeConfig   `yaml:"runtime"`
 	Isolation IsolationConfig `yaml:"isolation"`
@@ -155,10 +156,11 @@ func defaultConfig() Config {
 		host = "localhost"
 	}
 	return Config{
-		Listen: "127.0.0.1:8080",
-		State:  cli.DefaultState,
-		Node:   NodeConfig{Name: host, Devices: "all"},
-		NATS:   NATSConfig{Certificates: 24 * time.Hour},
+		Listen:  "127.0.0.1:8080",
+		State:   cli.DefaultState,
+		Node:    NodeConfig{Name: host, Devices: "all"},
+		NATS:    NATSConfig{Certificates: 24 * time.Hour},
+		Cluster: ClusterConfig{Listen: ":0"},
 		Requests: RequestsConfig{
 			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, BodyMemory: 512 << 20, InFlight: 10_000, Stall: 30 * time.Second,
 		},
@@ -269,6 +271,7 @@ func (c *Config) validateAddresses(bad func(path string, got any, want string)) 
 			"a loopback address, or a folder with basic-auth-user and basic-auth-password: everyone who reaches the address could deploy")
 	}
 	c.NATS.validate(bad)
+	c.Cluster.validate(&c.NATS, bad)
 }
 
 // validate reports the invalid fields of node.

@@ -227,7 +227,7 @@ func (d *daemon) open(ctx context.Context) error {
 	worker := &keysWorker{far: d.far, inside: &d.inside, images: found} // not used before run
 	d.server, err = node.NewServer(node.ServerConfig{
 		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Address: d.farAddress(), Remote: d.cfg.tunnel.remote,
-		Epoch: filepath.Join(d.cfg.state, "epoch"), Images: found.server.ServeConn, Keep: d.cfg.keep, Claimed: d.inside.claimed, Log: d.log,
+		Epoch: filepath.Join(d.cfg.state, "epoch"), Images: found.server.ServeConn, Items: d.far.carrier(), Keep: d.cfg.keep, Claimed: d.inside.claimed, Log: d.log,
 	})
 	if err != nil {
 		return err

@@ -86,7 +86,7 @@ func (c *NATSConfig) validate(bad func(path string, got any, want string)) {
 // outside.
 func (c *Config) openBroker(ctx context.Context, server queue.ServerConfig) (queue.Broker, error) {
 	if n := c.NATS; n.outside() {
-		return queue.OpenCluster(ctx, queue.ClusterConfig{URLs: n.URLs, Creds: n.Creds, CA: n.CA, Cert: n.Cert, Key: n.Key, Replicas: n.Replicas, Log: server.Log})
+		return c.outsideBroker(ctx, queue.ClusterConfig{URLs: n.URLs, Creds: n.Creds, CA: n.CA, Cert: n.Cert, Key: n.Key, Replicas: n.Replicas, Log: server.Log})
 	}
 	server.Dir, server.Sync = filepath.Join(c.State, "nats"), c.Journal.Sync
 	if server.Sync == 0 {

@@ -226,6 +226,8 @@ type remoteNode struct {
 	*node.Client
 
 	sources *nodeSources // nil: orders name none
+	// returns an error if a function would start without its secrets; nil: it is not checked
+	secrets func(node.Spec) error
 }
 
 // detailed adds a typed part to an error, for callers that use errors.As. The error's text already
@@ -240,6 +242,11 @@ func (d detailed) Unwrap() []error { return []error{d.error, d.part} }
 
 // Start implements cluster.Node.
 func (n remoteNode) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
+	if n.secrets != nil {
+		if err := n.secrets(o.Spec); err != nil {
+			return node.Started{}, err
+		}
+	}
 	o.Images, o.Home = n.sources.of(n.Client, o.Spec.Image), homeOf(o.Spec, n.Client)
 	r, err := n.Client.Start(ctx, o, progress)
 	var short *node.MemoryError

@@ -202,6 +202,21 @@ func TestLeaderHandsOver(t *testing.T) {
 	stopSlow()
 }
 
+// replicaPIDs returns the processes of a function's replicas on the node of this control plane. It
+// fails the test if there are none.
+func (r *rig) replicaPIDs(function string) (pids []int) {
+	r.t.Helper()
+	for _, is := range r.own().Replicas {
+		if is.Function == function+".openfaas-fn" {
+			pids = append(pids, is.PID)
+		}
+	}
+	if len(pids) == 0 {
+		r.t.Fatalf("%s has no replicas", function)
+	}
+	return pids
+}
+
 // TestLeaderOutlivesServers kills each server of the NATS cluster in turn. The control plane goes
 // on to lead, and its replicas serve all the time.
 func TestLeaderOutlivesServers(t *testing.T) {
@@ -211,7 +226,7 @@ func TestLeaderOutlivesServers(t *testing.T) {
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, fn{"g", "noop", map[string]string{"min": "0", "zero": "true"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	stop := a.hammer("f", 1)
-	before := a.pids("noop", false)
+	before := a.replicaPIDs("f")
 	for i := range 3 {
 		of.Kill(i)
 		a.until(late, "the cluster to store something", func() bool {
@@ -244,7 +259,7 @@ func TestLapseIsNoLoss(t *testing.T) {
 	a.leads(1)
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, fn{"asleep", "noop", map[string]string{"min": "0", "zero": "true"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
-	before := a.pids("noop", false)
+	before := a.replicaPIDs("f")
 	stop := a.hammer("f", 1)
 	goOn := of.Pause()
 	a.until(late, "the lease to lapse", func() bool { return a.value("stagecoach_control_leading") == 0 })

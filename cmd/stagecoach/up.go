@@ -24,6 +24,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/provider/logbook"
@@ -32,7 +33,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/flow"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
-	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 func runUp(ctx context.Context, args []string, out io.Writer) error {
@@ -71,6 +71,7 @@ func upConfig(args []string) (Config, *slog.Logger, error) {
 	fs.StringVar(&cfg.Registry.Auth, "registry-config", cfg.Registry.Auth, "file with credentials for registries; default ~/.docker/config.json, or DOCKER_CONFIG/config.json")
 	fs.StringVar(&cfg.ORT, "ort", cfg.ORT, "ONNX Runtime's shared library, for functions with a model")
 	cfg.NATS.addFlags(fs)
+	cfg.Cluster.addFlags(fs)
 	fs.BoolVar(&cfg.Node.None, "no-node", cfg.Node.None, "run no replicas in this process; nodes that join do")
 	fs.StringVar(&cfg.BasicAuthDir, "basic-auth-dir", cfg.BasicAuthDir, "folder with basic-auth-user and basic-auth-password")
 	fs.Func("trusted-proxies", "CIDRs of proxies whose X-Forwarded-For is believed, by commas; default none", func(list string) error {
@@ -132,7 +133,7 @@ type up struct {
 	accounts accounts
 	networks networks
 	secrets  *secret.Store
-	store    *tensor.Dir
+	store    *items.Plane
 	lines    *dispatch.Shell
 	nodes    *nodes
 	cpu      *cpuLoad
@@ -160,7 +161,7 @@ func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
 	u.leading = &leading{u: u}
 	u.leading.openID()
 	for _, step := range []func(context.Context) error{
-		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes, u.leading.open,
+		u.openState, u.openTelemetry, u.openQueue, u.openImages, u.openReplicas, u.leading.openControls, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes, u.leading.open,
 	} {
 		if err := step(ctx); err != nil {
 			return u, err

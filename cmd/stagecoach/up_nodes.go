@@ -26,13 +26,12 @@ func newNodes(name string) (*nodes, error) {
 	return n, err
 }
 
-// own returns this process as the cluster's first node, if it is a node. deployed reports whether a
-// function is deployed.
-func (n *nodes) own(deployed func(function string) bool) []cluster.Node {
+// own returns this process as the cluster's first node, if it is a node.
+func (n *nodes) own(functions deployed) []cluster.Node {
 	if n.keys == nil {
 		return nil
 	}
-	return []cluster.Node{localNode{n.keys, deployed}}
+	return []cluster.Node{localNode{n.keys, functions.has, functions.withSecrets}}
 }
 
 // openNode makes this process a node.
@@ -90,24 +89,20 @@ func (u *up) connectNodes() error {
 	u.onClose(func() error { nc.Close(); return nil })
 	u.onClose(func() error { u.nodes.close(); return nil })
 	u.nodes.bus, u.nodes.log = queue.NewLink(nc), u.log
-	inside, is := u.nats.(*queue.Server)
-	if !is {
+	if u.nodes.authority == nil {
 		return nil // the operator of the cluster decides who may connect
 	}
 	if err := openTunnel(u); err != nil {
 		return err
 	}
-	joins := queue.NewJoinLink(nc)
-	stop, err := u.nodes.authority.Serve(u.nodes.bus, joins, inside.Revoke)
+	if u.leading.outside() {
+		return nil // the control plane that leads decides who may join
+	}
+	stop, err := serveAuthority(u)
 	if err != nil {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
-	unprobe, err := node.AnswerProbes(joins, u.nodes.self.Boot, version())
-	if err != nil {
-		return err
-	}
-	u.onClose(func() error { unprobe(); return nil })
 	return nil
 }
 
@@ -136,7 +131,7 @@ func (u *up) joinNodes() error {
 	joined, err := node.OpenDirectory(node.DirectoryConfig{
 		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
 		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare, Keep: u.leading.outside(), First: u.nodes.heardStandingBy(),
-		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources}) },
+		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources, u.deployedFunctions().withSecrets}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
 		Event:  u.nodeEvent,
@@ -144,6 +139,9 @@ func (u *up) joinNodes() error {
 			if l.Lost > 0 {
 				u.log.Warn("lines of replicas were lost: replicas printed faster than the daemon read", "node", name, "lines", l.Lost)
 				return
+			}
+			if !u.deployedFunctions().has(l.Function) {
+				return // a daemon keeps lines of functions that were removed meanwhile
 			}
 			u.printed(l.Function, logbook.Line{At: l.At, Replica: l.Replica, Stream: l.Stream, Text: l.Text})
 		},

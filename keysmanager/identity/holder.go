@@ -87,6 +87,9 @@ func (h *Holder) Check(c *x509.Certificate) error {
 	if n.Cluster != h.me.Cluster {
 		return fmt.Errorf("identity: %s is of cluster %s, want %s", n, n.Cluster, h.me.Cluster)
 	}
+	if n.Role == NATS {
+		return fmt.Errorf("identity: %s is a server of NATS, want a node or a control plane", n)
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if _, bad := h.revoked[SerialOf(c)]; bad {

@@ -19,6 +19,9 @@ type Role string
 const (
 	Node    Role = "node"    // a KeysManager
 	Control Role = "control" // a control plane: stagecoach up
+	// NATS is a server of NATS outside. Its certificate is good for that alone: no process takes a
+	// server for a peer.
+	NATS Role = "nats"
 )
 
 // Name identifies a process. Cluster is the identity of the cluster's authority.
@@ -41,8 +44,8 @@ func (n Name) String() string { return string(n.Role) + " " + n.Name }
 func ParseURI(u *url.URL) (Name, error) {
 	role, name, ok := strings.Cut(strings.TrimPrefix(u.Path, "/"), "/")
 	n := Name{u.Host, Role(role), name}
-	if u.Scheme != scheme || !ok || n.Cluster == "" || name == "" || (n.Role != Node && n.Role != Control) {
-		return Name{}, fmt.Errorf("identity: URI %q, want %s://CLUSTER/%s|%s/NAME", u, scheme, Node, Control)
+	if u.Scheme != scheme || !ok || n.Cluster == "" || name == "" || (n.Role != Node && n.Role != Control && n.Role != NATS) {
+		return Name{}, fmt.Errorf("identity: URI %q, want %s://CLUSTER/%s|%s|%s/NAME", u, scheme, Node, Control, NATS)
 	}
 	return n, nil
 }

@@ -14,8 +14,8 @@ import (
 const clockGrace = 24 * time.Hour
 
 // NATSClient returns how to connect to the NATS of a cluster. ca is the hash of the public key of
-// the cluster's authority. The server must be a control plane of the cluster, and must show the
-// authority's certificate.
+// the cluster's authority. The server must be a control plane or a NATS server of the cluster, and
+// must show the authority's certificate.
 func NATSClient(ca [sha256.Size]byte, now func() time.Time) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, ServerName: ServerName,
@@ -59,8 +59,8 @@ func verifyNATS(chain []*x509.Certificate, ca [sha256.Size]byte, now time.Time) 
 	if _, err := leaf.Verify(options); err != nil {
 		return explain(err, cluster, now)
 	}
-	if name.Role != Control || name.Cluster != cluster {
-		return fmt.Errorf("identity: the NATS server is %s of cluster %s, want a control plane of cluster %s", name, name.Cluster, cluster)
+	if name.Role != Control && name.Role != NATS || name.Cluster != cluster {
+		return fmt.Errorf("identity: the NATS server is %s of cluster %s, want a control plane or a server of cluster %s", name, name.Cluster, cluster)
 	}
 	return nil
 }

@@ -157,7 +157,9 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		return Answer{}, o, err
 	}
 	until, _ := ctx.Deadline()
-	o.V, o.ID, o.To = Version, rand.Text(), c.Inventory().ID
+	inv := c.Inventory()
+	o = o.fit(inv.Knows)
+	o.V, o.ID, o.To = Version, rand.Text(), inv.ID
 	answers := make(chan Answer, 64)
 	c.mu.Lock()
 	c.waiting[o.ID] = answers
@@ -259,15 +261,13 @@ func (c *Client) missed(ctx context.Context, since uint64) ([]Event, error) {
 	return a.Events, err
 }
 
-// refuse tells the daemon that its node is not used, and why. A control plane that may not act
-// says nothing.
-func refuse(cfg DirectoryConfig, to Identity, cause string) {
+// refuse tells the daemon that its node is not used, and why. It reports whether it has: a control
+// plane that may not act says nothing.
+func refuse(cfg DirectoryConfig, to Identity, cause string) bool {
 	epoch, err := epochFunc(cfg.Epoch).now()
 	if err != nil {
-		return
+		return false
 	}
 	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: to.ID, Epoch: epoch, Kind: OrderRefuse, Within: time.Second, Cause: cause})
-	if err == nil {
-		_ = cfg.Bus.Send(to.Name, kindOrder, "", b)
-	}
+	return err == nil && cfg.Bus.Send(to.Name, kindOrder, "", b) == nil
 }

@@ -79,9 +79,10 @@ type member struct {
 	told    bool               // Joined and Heard have been called; changes like joined
 	leave   context.CancelFunc // ends what follows the node's lines; nil: nothing does
 	seen    uint64             // number of the latest event of this daemon
-	asking  bool               // for events that were missed
-	refused string             // id of the daemon that was refused
-	removed string             // id of the daemon that was removed for a cause
+	lines   heardLines
+	asking  bool   // for events that were missed
+	refused string // id of the daemon whose refusal was logged
+	removed string // id of the daemon that was removed for a cause
 	cause   string
 	away    *Absence // written while Directory.mu is held; nil: it has never left
 }
@@ -270,10 +271,9 @@ func (d *Directory) announced(name string, data []byte) {
 		}
 		return
 	case d.unfit(inv) != "":
-		if m.refused != inv.ID {
+		if m.refused != inv.ID && refuse(d.cfg, inv.Identity, d.unfit(inv)) {
 			m.refused = inv.ID
 			d.cfg.Log.Error("node refused", "node", name, "error", d.unfit(inv))
-			refuse(d.cfg, inv.Identity, d.unfit(inv))
 		}
 		return
 	case was.ID != "" && inv.ID != was.ID:
@@ -453,7 +453,7 @@ func (d *Directory) follow(m *member) {
 
 // lines passes on what comes over one connection.
 func (d *Directory) lines(ctx context.Context, m *member) error {
-	c, r, err := m.client.lines(ctx)
+	c, r, err := m.client.lines(ctx, &m.lines)
 	if err != nil {
 		return err
 	}
@@ -477,7 +477,32 @@ func (d *Directory) lines(ctx context.Context, m *member) error {
 			return err
 		}
 		d.cfg.Line(m.client.name, l)
+		m.lines.add(l.Number)
 	}
+}
+
+// heardLines says which line of a daemon was heard last. It is safe for concurrent use.
+type heardLines struct {
+	mu     sync.Mutex
+	daemon string // its id
+	number uint64
+}
+
+// of returns the number of the latest line that was heard of a daemon. From now on, lines are of
+// this daemon.
+func (h *heardLines) of(daemon string) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.daemon != daemon {
+		h.daemon, h.number = daemon, 0
+	}
+	return h.number
+}
+
+func (h *heardLines) add(number uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.number = max(h.number, number)
 }
 
 func decodeLine(b []byte) (Line, error) {

@@ -48,7 +48,7 @@ func (s *Server) serveConn(c *net.UnixConn) {
 			h.failed(err)
 		}
 	case wantLines:
-		s.serveLines(c, reply)
+		s.serveLines(c, reply, req.After)
 	case wantImages:
 		if s.cfg.Images == nil {
 			fail(errors.New("want: images, but this daemon serves none"))
@@ -99,8 +99,8 @@ func handOver(c *net.UnixConn, reply socketReply, conn wire.Socket) error {
 	return failed
 }
 
-// serveLines sends lines until the other side or a new follower ends that.
-func (s *Server) serveLines(c net.Conn, reply socketReply) {
+// serveLines sends all lines after a number until the other side or a new follower ends that.
+func (s *Server) serveLines(c net.Conn, reply socketReply, after uint64) {
 	if json.NewEncoder(c).Encode(reply) != nil {
 		return
 	}
@@ -114,6 +114,7 @@ func (s *Server) serveLines(c net.Conn, reply socketReply) {
 	defer func() { _ = c.Close(); <-ended }()
 	w := bufio.NewWriterSize(c, 64<<10)
 	e := json.NewEncoder(w)
+	s.out.wakeReaders() // for the kept lines
 	for {
 		select {
 		case <-ended:
@@ -124,15 +125,18 @@ func (s *Server) serveLines(c net.Conn, reply socketReply) {
 			s.out.wakeReaders() // it was meant for the successor
 			return
 		}
-		lines := s.out.take()
+		lines := s.out.take(after)
 		_ = c.SetWriteDeadline(time.Now().Add(socketTimeout))
 		var err error
 		for _, l := range lines {
 			err = errors.Join(err, e.Encode(l))
 		}
 		if err = errors.Join(err, w.Flush()); err != nil {
-			s.out.missed(lines)
+			s.out.wakeReaders() // the next follower gets the lines
 			return
+		}
+		if len(lines) > 0 {
+			after = lines[len(lines)-1].Number
 		}
 	}
 }

@@ -113,16 +113,21 @@ func (c *Client) take(ctx context.Context, req socketRequest) (wire.Socket, erro
 	if far != nil {
 		return nil, errors.Join(far, err)
 	}
-	return wire.OverStream(stream), nil
+	socket := wire.OverStream(stream)
+	if inv.Items > 0 {
+		socket = &wire.AtNode{Socket: socket, Node: c.name, Address: inv.Address}
+	}
+	return socket, nil
 }
 
-// lines asks for what the node's replicas print.
-func (c *Client) lines(ctx context.Context) (io.ReadCloser, *bufio.Reader, error) {
+// lines asks for what the node's replicas print, after what was heard.
+func (c *Client) lines(ctx context.Context, heard *heardLines) (io.ReadCloser, *bufio.Reader, error) {
 	epoch, err := c.epoch.now()
 	if err != nil {
 		return nil, nil, err
 	}
-	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantLines, Epoch: epoch}
+	inv := c.Inventory()
+	req := socketRequest{V: Version, Want: wantLines, Epoch: epoch, After: heard.of(inv.ID)}
 	if c.reach.near(inv) {
 		var near net.Conn
 		var r *bufio.Reader

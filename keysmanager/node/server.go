@@ -51,6 +51,7 @@ type ServerConfig struct {
 	Remote bool
 	// Serves images on a connection, until the connection or ctx ends; nil: none are served.
 	Images func(ctx context.Context, c net.Conn)
+	Items  Items // nil: large outputs go to the control plane
 	Log    *slog.Logger
 
 	// File that keeps the highest epoch of control planes; empty: a restart forgets it.
@@ -116,10 +117,10 @@ type task struct {
 
 // kept is a started replica's socket that waits for who ordered it.
 type kept struct {
-	order, replica string
-	epoch          uint64
-	conn           wire.Socket
-	timer          *time.Timer
+	order, replica, function string
+	epoch                    uint64
+	conn                     wire.Socket
+	timer                    *time.Timer
 }
 
 // NewServer opens the unix socket. Run makes the node known.

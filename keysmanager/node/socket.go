@@ -17,7 +17,7 @@ import (
 // with a descriptor beside it or more lines after it.
 const (
 	wantSocket = "socket" // the stage socket of Replica, as Order has started it, or to adopt it
-	wantLines  = "lines"  // all lines from now on; who asked before is cut off
+	wantLines  = "lines"  // all lines after After; who asked before is cut off
 	wantImages = "images" // HTTP requests to its image server
 )
 
@@ -35,6 +35,7 @@ type socketRequest struct {
 	// What the node announces of the replica for the next control plane.
 	Revision uint64 `json:"revision,omitempty"`
 	Home     string `json:"home,omitempty"`
+	After    uint64 `json:"after,omitempty"` // number of the latest line that the client has
 }
 
 type socketReply struct {

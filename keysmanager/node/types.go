@@ -53,8 +53,10 @@ type Inventory struct {
 	OutputLost uint64 `json:"outputLost"` // lines of replicas that nobody took in time
 }
 
-// Stock is what a node has for next starts.
+// Stock is what a node has for next starts, and what it knows.
 type Stock struct {
+	// Features that its daemon understands. An earlier release announces none.
+	Knows []Feature `json:"knows,omitempty"`
 	// Containers that wait for the next starts of functions, by function.
 	Spares map[string]int `json:"spares,omitempty"`
 	// Digests of images that it has completely, the latest used first, at most [MaxImages].
@@ -64,6 +66,8 @@ type Stock struct {
 	Inside string `json:"inside,omitempty"`
 	// Functions whose secrets the node keeps because they came over the tunnel, sorted.
 	Secrets []string `json:"secrets,omitempty"`
+	// Bytes of large outputs that it may keep for other nodes; 0: it keeps none.
+	Items int64 `json:"items,omitempty"`
 }
 
 // Container is a container of containerd that the node has started.

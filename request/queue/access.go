@@ -69,23 +69,33 @@ func (a Access) options() []nats.Option {
 }
 
 // ErrRefused means that a server does not accept a user: its token is wrong, expired or revoked.
-// ErrRevoked means that it was connected, and is revoked now.
+// ErrRevoked means that it was connected, and is revoked now. ErrNoTLS means that the connection
+// would not be encrypted.
 var (
 	ErrRefused = errors.New("queue: the NATS server refuses the user")
 	ErrRevoked = errors.New("queue: the user was revoked")
+	ErrNoTLS   = errors.New("queue: the NATS server does not speak TLS")
 )
 
 // Probe tries once to connect. If the server refuses the user, the error is ErrRefused.
 func Probe(url string, a Access) error {
 	nc, err := nats.Connect(url, append(a.options(), nats.Timeout(probeTimeout), nats.NoReconnect())...)
 	if err != nil {
-		if refused(err) {
-			return refusedUser(err)
-		}
-		return fmt.Errorf("connect to nats at %q: %w", url, err)
+		return fmt.Errorf("connect to nats at %q: %w", url, classified(err))
 	}
 	nc.Close()
 	return nil
+}
+
+// classified makes an error of a connection one of those above, if it is one.
+func classified(err error) error {
+	switch {
+	case refused(err):
+		return refusedUser(err)
+	case errors.Is(err, nats.ErrSecureConnWanted):
+		return fmt.Errorf("%w: %w", ErrNoTLS, err)
+	}
+	return err
 }
 
 const probeTimeout = 2 * time.Second

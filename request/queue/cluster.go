@@ -2,6 +2,7 @@ package queue
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,17 +23,32 @@ type ClusterConfig struct {
 	Creds     string   // file with credentials: a JWT and its key
 	CA        string   // file with the certificates that servers' certificates are checked against
 	Cert, Key string   // files with the client's certificate and key
+	// Keys have signed the users of the cluster. Connections are those of a control plane then, and
+	// Creds is not used. nil: others decide who may connect.
+	Keys *Keys
+	TLS  *tls.Config // for the servers' certificates, in place of CA, Cert and Key
 	// Replicas is the number of servers that keep each stream. 0: three, or one if the cluster has
 	// fewer than three servers.
 	Replicas int
 	Log      *slog.Logger
 }
 
+// access returns how a control plane connects.
+func (c ClusterConfig) access() Access {
+	if c.Keys == nil {
+		return Access{}
+	}
+	return c.Keys.Control()
+}
+
 // options returns the options of a connection.
-func (c ClusterConfig) options(name string) []nats.Option {
+func (c ClusterConfig) options(name string, a Access) []nats.Option {
 	o := []nats.Option{
 		nats.Name(name), nats.Timeout(2 * time.Second), nats.FlusherTimeout(2 * time.Second),
 		nats.PingInterval(2 * time.Second), nats.MaxPingsOutstanding(2),
+	}
+	if a.TLS = c.TLS; c.Keys != nil {
+		return append(o, a.options()...)
 	}
 	if c.Creds != "" {
 		o = append(o, nats.UserCredentials(c.Creds))
@@ -52,6 +68,7 @@ type Cluster struct {
 	nc       *nats.Conn // for checks of the streams
 	js       jetstream.JetStream
 	disk     *Disk
+	claims   *claims // nil: others decide who may connect
 	replicas int
 	unwatch  func() // stops the goroutine that checks the streams, and waits for it
 
@@ -72,11 +89,17 @@ func OpenCluster(ctx context.Context, cfg ClusterConfig) (*Cluster, error) {
 	if c.nc, err = c.Connect("streams"); err != nil {
 		return nil, err
 	}
-	if c.js, err = jetstream.New(c.nc); err == nil {
+	if cfg.Keys != nil {
+		err = c.openClaims()
+	}
+	if err == nil {
+		c.js, err = jetstream.New(c.nc)
+	}
+	if err == nil {
 		c.replicas, err = c.choose(ctx)
 	}
 	if err != nil {
-		c.nc.Close()
+		c.closeConns()
 		return nil, fmt.Errorf("%s: %w", c, err)
 	}
 	c.disk.replicas = c.replicas
@@ -102,7 +125,14 @@ func (c *Cluster) Replicas() int { return c.replicas }
 // Close implements [Broker].
 func (c *Cluster) Close() {
 	c.unwatch()
+	c.closeConns()
+}
+
+func (c *Cluster) closeConns() {
 	c.nc.Close()
+	if c.claims != nil {
+		c.claims.nc.Close()
+	}
 }
 
 // checkServers connects to each server once, and returns an error if one is too old, or if none
@@ -110,9 +140,9 @@ func (c *Cluster) Close() {
 func (c *Cluster) checkServers() error {
 	var old, away []error
 	for _, url := range c.cfg.URLs {
-		nc, err := nats.Connect(url, append(c.cfg.options("check"), nats.NoReconnect())...)
+		nc, err := nats.Connect(url, append(c.cfg.options("check", c.cfg.access()), nats.NoReconnect())...)
 		if err != nil {
-			away = append(away, fmt.Errorf("%s: %w", url, err))
+			away = append(away, fmt.Errorf("%s: %w", url, classified(err)))
 			continue
 		}
 		if err := tooOld(url, nc.ConnectedServerVersion()); err != nil {
@@ -151,9 +181,11 @@ func tooOld(url, version string) error {
 
 // Connect implements [Broker]. The connection reconnects for ever. While no server can be reached,
 // sending fails, and subscriptions are kept.
-func (c *Cluster) Connect(name string) (*nats.Conn, error) {
+func (c *Cluster) Connect(name string) (*nats.Conn, error) { return c.connect(name, c.cfg.access()) }
+
+func (c *Cluster) connect(name string, a Access) (*nats.Conn, error) {
 	log := c.cfg.Log.With("connection", name)
-	nc, err := nats.Connect(c.URL(), append(c.cfg.options(name),
+	nc, err := nats.Connect(c.URL(), append(c.cfg.options(name, a),
 		nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(0, 0), nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(), nats.NoCallbacksAfterClientClose(),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {

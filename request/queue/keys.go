@@ -35,6 +35,22 @@ func NewKeys() (*Keys, error) {
 	return keysOf(operator, system, account)
 }
 
+// DeriveKeys returns the keys that belong to secrets. derive returns the secret for a purpose.
+func DeriveKeys(derive func(purpose string) [32]byte) (*Keys, error) {
+	var pairs [3]nkeys.KeyPair
+	for i, of := range []struct {
+		purpose string
+		kind    nkeys.PrefixByte
+	}{{"nats operator", nkeys.PrefixByteOperator}, {"nats system account", nkeys.PrefixByteAccount}, {"nats account", nkeys.PrefixByteAccount}} {
+		seed := derive(of.purpose)
+		var err error
+		if pairs[i], err = nkeys.FromRawSeed(of.kind, seed[:]); err != nil {
+			return nil, fmt.Errorf("nats keys: %w", err)
+		}
+	}
+	return keysOf(pairs[0], pairs[1], pairs[2])
+}
+
 func keysOf(operator, system, account nkeys.KeyPair) (*Keys, error) {
 	public, err := account.PublicKey()
 	if err != nil {
@@ -144,6 +160,20 @@ func (k *Keys) Control() Access {
 	return Access{User: func() (string, error) { return k.sign(c) }, Seed: seed}
 }
 
+// claims returns the access of a user of the system account, who may replace the accounts of a
+// cluster's servers and hear when servers start.
+func (k *Keys) claims() Access {
+	seed, public, err := NewUser()
+	if err != nil {
+		return Access{User: func() (string, error) { return "", err }}
+	}
+	c := jwt.NewUserClaims(public)
+	c.Name = "claims"
+	c.Pub.Allow.Add(claimsUpdate)
+	c.Sub.Allow.Add(serverStarts, "_INBOX.>")
+	return Access{User: func() (string, error) { return c.Encode(k.system) }, Seed: seed}
+}
+
 func (k *Keys) sign(c *jwt.UserClaims) (string, error) {
 	token, err := c.Encode(k.account)
 	if err != nil {
@@ -165,22 +195,28 @@ func (k *Keys) accountClaims(revoked map[string]time.Time) (*jwt.AccountClaims, 
 	return c, token, err
 }
 
-// operatorClaims returns the operator, and the token of its system account.
-func (k *Keys) operatorClaims() (c *jwt.OperatorClaims, system, systemToken string, err error) {
+// operatorToken returns the token of the operator.
+func (k *Keys) operatorToken() (string, error) {
 	operator, err1 := k.operator.PublicKey()
 	system, err2 := k.system.PublicKey()
 	if err := errors.Join(err1, err2); err != nil {
-		return nil, "", "", err
+		return "", err
 	}
-	c = jwt.NewOperatorClaims(operator)
+	c := jwt.NewOperatorClaims(operator)
 	c.SystemAccount = system
-	token, err := c.Encode(k.operator)
+	return c.Encode(k.operator)
+}
+
+// operatorClaims returns the operator, and the token of its system account.
+func (k *Keys) operatorClaims() (c *jwt.OperatorClaims, system, systemToken string, err error) {
+	token, err := k.operatorToken()
 	if err == nil {
 		c, err = jwt.DecodeOperatorClaims(token) // with the issuer
 	}
 	if err != nil {
 		return nil, "", "", err
 	}
+	system = c.SystemAccount
 	s := jwt.NewAccountClaims(system)
 	s.Name = "SYS"
 	systemToken, err = s.Encode(k.operator)

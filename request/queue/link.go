@@ -82,6 +82,9 @@ func NewLink(nc *nats.Conn) *Link { return &Link{nc, NodeSubjects} }
 // a node's name, its messages have the id of a join token.
 func NewJoinLink(nc *nats.Conn) *Link { return &Link{nc, JoinSubjects} }
 
+// Joins returns a Link like that of [NewJoinLink], over the same connection.
+func (l *Link) Joins() *Link { return NewJoinLink(l.nc) }
+
 func (l *Link) subject(node, kind string) string { return l.prefix + "." + Token(node) + "." + kind }
 
 // Send sends a message about a node. kind must not be empty. reply is the kind that the answer

@@ -437,7 +437,7 @@ func TestSwitchEndsReplicas(t *testing.T) {
 	if _, err := d.Connect(OverStream(new(net.UnixConn))); !errors.Is(err, errUnowned) {
 		t.Errorf("connected after the end: %v", err)
 	}
-	d = newStand(t, func(c *SwitchConfig) { c.Keep = time.Second })
+	d = newStand(t, func(c *SwitchConfig) { c.Keep = 3 * time.Second })
 	o := d.first(false)
 	o.lost()
 	if err := d.ended(); !errors.Is(err, errUnowned) {

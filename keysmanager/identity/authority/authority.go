@@ -43,6 +43,7 @@ type Bus interface {
 // Config configures an Authority.
 type Config struct {
 	Dir      string        // for its key, its certificate and its state; it is created
+	Shared   *Shared       // in place of Dir, if several control planes are the authority
 	Name     string        // of this control plane
 	Lifetime time.Duration // of certificates; 0: a day
 	Now      func() time.Time
@@ -57,26 +58,38 @@ type Authority struct {
 	key    crypto.Signer
 	me     identity.Name
 	source *identity.Holder
+	store  stateStore
+	stop   func()         // stops to watch the store
+	cuts   sync.WaitGroup // calls of cut that nobody waits for
 
-	mu     sync.Mutex
-	state  state
-	own    *tls.Certificate // of this control plane, with the authority's
-	nodes  Bus              // nil: not served
-	cut    func(users map[string]time.Time) error
-	logged map[string]bool // refusals that the log has
+	mu       sync.Mutex
+	state    state
+	revision uint64 // of state, in store
+	nodes    Bus    // nil: not served
+	cut      func(users map[string]time.Time) error
+	logged   map[string]bool // refusals that the log has
+
+	chain sync.Mutex       // guards own, so that handshakes do not wait for the store
+	own   *tls.Certificate // of this control plane, with the authority's
 }
 
-// Open reads the authority in a folder. The first call makes it.
+// Open reads the authority. The first call makes it. The caller closes it.
 func Open(cfg Config) (*Authority, error) {
 	if cfg.Lifetime == 0 {
 		cfg.Lifetime = 24 * time.Hour
 	}
-	a := &Authority{cfg: cfg, logged: map[string]bool{}}
+	a := &Authority{cfg: cfg, logged: map[string]bool{}, stop: func() {}}
 	var err error
-	if a.key, a.ca, err = openCA(cfg.Dir, cfg.Now()); err != nil {
-		return nil, fmt.Errorf("authority: %w", err)
+	if cfg.Shared != nil {
+		a.key, a.ca = cfg.Shared.Key.CA()
+		a.store = &sealed{*cfg.Shared}
+	} else {
+		a.store = stateFile(filepath.Join(cfg.Dir, "state.json"))
+		if a.key, a.ca, err = openCA(cfg.Dir, cfg.Now()); err != nil {
+			return nil, fmt.Errorf("authority: %w", err)
+		}
 	}
-	if a.state, err = readState(stateFile(a.cfg.Dir)); err != nil {
+	if err := a.load(); err != nil {
 		return nil, fmt.Errorf("authority: %w", err)
 	}
 	a.me = identity.Name{Cluster: identity.ClusterOf(identity.KeyHash(a.ca)), Role: identity.Control, Name: cfg.Name}
@@ -85,7 +98,16 @@ func Open(cfg Config) (*Authority, error) {
 	}
 	a.source = identity.NewHolder(a.me, a.ca, cfg.Now, a.leaf)
 	a.source.Revoke(a.state.Revoked)
-	return a, nil
+	if cfg.Shared != nil {
+		err = a.follow()
+	}
+	return a, err
+}
+
+// Close ends what Open has begun.
+func (a *Authority) Close() {
+	a.stop()
+	a.cuts.Wait()
 }
 
 // Source returns the Source of this control plane.
@@ -94,8 +116,8 @@ func (a *Authority) Source() *identity.Holder { return a.source }
 // Chain returns the certificate of this control plane, and the authority's behind it. The
 // certificate is kept in memory and renewed after two thirds of its lifetime.
 func (a *Authority) Chain() (*tls.Certificate, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.chain.Lock()
+	defer a.chain.Unlock()
 	now := a.cfg.Now()
 	if a.own != nil {
 		issued := a.own.Leaf.NotBefore.Add(identity.Backdate)

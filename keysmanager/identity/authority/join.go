@@ -32,71 +32,71 @@ func (r refusal) Error() string { return string(r) }
 func (a *Authority) Join(id string, ask identity.Ask) identity.Answer {
 	a.mu.Lock()
 	now := a.cfg.Now()
-	have, known := a.state.Nodes[ask.Name]
-	answer, err := a.join(id, ask, now)
+	answer, expelled, err := a.join(id, ask, now)
 	answer = a.answer(ask.Name, answer, err, now)
-	expelled := known && err == nil && have.User != ask.User
-	cut := a.cut
+	cut, revoked := a.cut, a.state.Revoked
 	a.mu.Unlock()
-	if expelled && cut != nil {
+	if !expelled {
+		return answer
+	}
+	if cut != nil {
 		if err := cut(a.RevokedUsers()); err != nil {
 			a.cfg.Log.Error("failed to cut off the earlier holder of a node's name; a restart does", "node", ask.Name, "error", err)
 		}
 	}
-	if expelled {
-		a.mu.Lock()
-		revoked := a.state.Revoked
-		a.mu.Unlock()
-		a.source.Revoke(revoked)
-		a.TellAll()
-	}
+	a.source.Revoke(revoked)
+	a.TellAll()
 	return answer
 }
 
-func (a *Authority) join(id string, ask identity.Ask, now time.Time) (identity.Answer, error) {
-	var none identity.Answer
-	s := a.state.clone()
-	s.tidy(now)
-	csr, key, err := a.request(ask)
-	have, taken := s.Nodes[ask.Name]
-	again := err == nil && taken && have.Key == key && have.User == ask.User
-	if cause := s.check(id, ask, again, now); cause != "" {
-		return none, refusal(cause) // first: without a token, nobody learns more
-	}
+// join lets a node join. expelled means that the node has taken its name from another one. The
+// caller holds a.mu.
+func (a *Authority) join(id string, ask identity.Ask, now time.Time) (answer identity.Answer, expelled bool, err error) {
+	csr, key, invalid := a.request(ask)
+	err = a.change(func(s *state) error {
+		have, taken := s.Nodes[ask.Name]
+		again := invalid == nil && taken && have.Key == key && have.User == ask.User
+		if cause := s.check(id, ask, again, now); cause != "" {
+			return refusal(cause) // first: without a token, nobody learns more
+		}
+		if invalid != nil {
+			return invalid
+		}
+		if skew := identity.Skew(ask.Name, ask.Time, now); skew != "" {
+			return refusal(skew)
+		}
+		switch {
+		case again:
+		case taken && !have.expired(now) && !have.Released:
+			const text = "the name %q is taken: it is held by a node whose certificate is valid until %s; choose another --name, or revoke that node (stagecoach node revoke %s)"
+			return refusal(fmt.Sprintf(text, ask.Name, have.until().UTC().Format(time.RFC3339), ask.Name))
+		case len(s.Nodes) >= maxNodes:
+			return refusal(fmt.Sprintf("%d nodes have joined, want at most %d", len(s.Nodes), maxNodes))
+		}
+		expelled = taken && have.User != ask.User
+		if taken && !again {
+			s.expel(ask.Name, have, now) // it was removed, or away for longer than its certificate was valid
+		}
+		if !again {
+			t := s.Tokens[id]
+			t.Used++
+			s.Tokens[id] = t
+			s.Nodes[ask.Name] = member{User: ask.User, Key: key}
+		}
+		answer, err = a.grant(s, ask, csr, now)
+		return err
+	})
 	if err != nil {
-		return none, err
+		return identity.Answer{}, false, err
 	}
-	if skew := identity.Skew(ask.Name, ask.Time, now); skew != "" {
-		return none, refusal(skew)
-	}
-	switch {
-	case again:
-	case taken && !have.expired(now) && !have.Released:
-		const text = "the name %q is taken: it is held by a node whose certificate is valid until %s; choose another --name, or revoke that node (stagecoach node revoke %s)"
-		return none, refusal(fmt.Sprintf(text, ask.Name, have.until().UTC().Format(time.RFC3339), ask.Name))
-	case len(s.Nodes) >= maxNodes:
-		return none, refusal(fmt.Sprintf("%d nodes have joined, want at most %d", len(s.Nodes), maxNodes))
-	}
-	if taken && !again {
-		s.expel(ask.Name, have, now) // it was removed, or away for longer than its certificate was valid
-	}
-	if !again {
-		t := s.Tokens[id]
-		t.Used++
-		s.Tokens[id] = t
-	}
-	if !again {
-		have = member{User: ask.User, Key: key}
-	}
-	s.Nodes[ask.Name] = have
-	return a.grant(s, ask, csr, now)
+	return answer, expelled, nil
 }
 
 // mostCertificates bounds how many valid certificates a node has. A node that works has two.
 const mostCertificates = 32
 
-// grant signs the certificate and the NATS user of a node, and keeps the state.
-func (a *Authority) grant(s state, ask identity.Ask, csr *x509.CertificateRequest, now time.Time) (identity.Answer, error) {
+// grant signs the certificate and the NATS user of a node, and notes them in s.
+func (a *Authority) grant(s *state, ask identity.Ask, csr *x509.CertificateRequest, now time.Time) (identity.Answer, error) {
 	name := identity.Name{Cluster: a.me.Cluster, Role: identity.Node, Name: ask.Name}
 	m := s.Nodes[ask.Name]
 	valid := 0
@@ -120,9 +120,6 @@ func (a *Authority) grant(s state, ask identity.Ask, csr *x509.CertificateReques
 	m.Certificates = append(slices.Clone(m.Certificates), certificate{identity.SerialOf(leaf), leaf.NotAfter})
 	m.UserUntil = leaf.NotAfter.Add(identity.Away)
 	s.Nodes[ask.Name] = m
-	if err := a.save(s); err != nil {
-		return identity.Answer{}, err
-	}
 	return identity.Answer{Certificate: leaf.Raw, CA: a.ca.Raw, User: user}, nil
 }
 
@@ -162,22 +159,32 @@ func (a *Authority) Renew(name string, ask identity.Ask) identity.Answer {
 	defer a.mu.Unlock()
 	now := a.cfg.Now()
 	var answer identity.Answer
-	err := a.mayRenew(name, ask, now)
-	if err == nil && len(ask.Request) > 0 {
-		var csr *x509.CertificateRequest
-		if csr, _, err = a.request(ask); err == nil {
-			answer, err = a.grant(a.state.clone(), ask, csr, now)
-		}
+	err := a.mayRenew(a.state, name, ask, now)
+	if len(ask.Request) > 0 {
+		err = a.change(func(s *state) error {
+			err := a.mayRenew(*s, name, ask, now)
+			if err != nil {
+				return err
+			}
+			csr, _, err := a.request(ask)
+			if err == nil {
+				answer, err = a.grant(s, ask, csr, now)
+			}
+			return err
+		})
+	}
+	if err != nil {
+		answer = identity.Answer{}
 	}
 	a.logSkew(name, identity.Skew(name, ask.Time, now)) // the node logs it, too
 	return a.answer(name, answer, err, now)
 }
 
-func (a *Authority) mayRenew(name string, ask identity.Ask, now time.Time) error {
+func (a *Authority) mayRenew(s state, name string, ask identity.Ask, now time.Time) error {
 	if ask.Name != name {
 		return refusal(fmt.Sprintf("node %q asks in the name of node %.80q", name, ask.Name))
 	}
-	if m, ok := a.state.Nodes[name]; !ok || now.After(m.UserUntil) {
+	if m, ok := s.Nodes[name]; !ok || now.After(m.UserUntil) {
 		return refusal(fmt.Sprintf("node %q is no member: it has to join again with a token", name))
 	}
 	return nil
@@ -230,15 +237,23 @@ func (a *Authority) logSkew(node, skew string) {
 func (a *Authority) Release(name string) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	s := a.state.clone()
-	m, ok := s.Nodes[name]
-	if !ok || m.Released {
+	err := a.change(func(s *state) error {
+		m, ok := s.Nodes[name]
+		if !ok || m.Released {
+			return errUnchanged
+		}
+		m.Released = true
+		s.Nodes[name] = m
+		return nil
+	})
+	if errors.Is(err, errUnchanged) {
 		return nil
 	}
-	m.Released = true
-	s.Nodes[name] = m
-	return a.save(s)
+	return err
 }
+
+// errUnchanged means that there is nothing to store.
+var errUnchanged = errors.New("authority: nothing to change")
 
 // ErrNoNode means that no node of this name has a valid certificate.
 var ErrNoNode = errors.New("no node of this name has joined")
@@ -248,24 +263,23 @@ var ErrNoNode = errors.New("no node of this name has joined")
 func (a *Authority) Revoke(name string) error {
 	a.mu.Lock()
 	now := a.cfg.Now().UTC().Round(0)
-	s := a.state.clone()
-	s.tidy(now)
-	m, ok := s.Nodes[name]
-	if !ok {
-		a.mu.Unlock()
-		return fmt.Errorf("node %q: %w", name, ErrNoNode)
-	}
-	s.expel(name, m, now)
-	s.Names[name] = now
-	delete(s.Nodes, name)
-	err := a.save(s)
-	nodes, cut := a.nodes, a.cut
+	err := a.change(func(s *state) error {
+		m, ok := s.Nodes[name]
+		if !ok {
+			return fmt.Errorf("node %q: %w", name, ErrNoNode)
+		}
+		s.expel(name, m, now)
+		s.Names[name] = now
+		delete(s.Nodes, name)
+		return nil
+	})
+	nodes, cut, revoked := a.nodes, a.cut, a.state.Revoked
 	a.mu.Unlock()
 	if err != nil {
 		return err
 	}
 	a.cfg.Log.Info("node revoked", "node", name)
-	a.source.Revoke(s.Revoked)
+	a.source.Revoke(revoked)
 	if nodes != nil {
 		a.tell(nodes, name) // while it is connected
 		_ = nodes.Flush()   // else it learns it when it cannot connect

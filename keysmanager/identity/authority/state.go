@@ -4,10 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -74,18 +71,16 @@ func (m member) until() time.Time {
 	return last
 }
 
-func stateFile(dir string) string { return filepath.Join(dir, "state.json") }
-
-func readState(file string) (state, error) {
+// decodeState reads a state. Empty text is that of a new authority.
+func decodeState(b []byte) (state, error) {
 	s := state{V: identity.Version}
-	b, err := os.ReadFile(file)
-	if err == nil {
-		if err = json.Unmarshal(b, &s); err == nil && s.V != identity.Version {
-			err = fmt.Errorf("version %d, want %d", s.V, identity.Version)
+	if len(b) > 0 {
+		if err := json.Unmarshal(b, &s); err != nil {
+			return s, err
 		}
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return s, fmt.Errorf("%s: %w", file, err)
+		if s.V != identity.Version {
+			return s, fmt.Errorf("version %d, want %d", s.V, identity.Version)
+		}
 	}
 	return s.clone(), nil
 }
@@ -130,17 +125,65 @@ func (s *state) tidy(now time.Time) {
 	maps.DeleteFunc(s.Users, func(_ string, u revokedUser) bool { return late.After(u.Until) })
 }
 
-// save keeps a changed state on disk and in memory. If that fails, the old one stays. The caller
+// mostConflicts bounds how often a change begins again because other control planes have changed
+// the state.
+const mostConflicts = 64
+
+// change stores a copy of the state that f has changed. If another control plane has changed the
+// state, f is called again with that state. So f must depend on its argument alone. If f fails,
+// nothing is stored. The caller holds a.mu.
+func (a *Authority) change(f func(*state) error) error {
+	checked := false // f has failed with the state that is stored now
+	for range mostConflicts {
+		s := a.state.clone()
+		s.tidy(a.cfg.Now())
+		err := f(&s)
+		if err == nil {
+			err = a.save(s)
+			if !errors.Is(err, ErrConflict) {
+				return err
+			}
+			if err := a.load(); err != nil {
+				return fmt.Errorf("authority: %w", err)
+			}
+			continue
+		}
+		// A change of another control plane may not have been seen yet.
+		was := a.revision
+		if checked || !a.shared() || a.load() != nil || a.revision == was {
+			return err
+		}
+		checked = true
+	}
+	return fmt.Errorf("authority: other control planes have changed the state %d times meanwhile", mostConflicts)
+}
+
+// save stores a changed state and keeps it in memory. If that fails, the old one stays. The caller
 // holds a.mu.
 func (a *Authority) save(s state) error {
 	s.tidy(a.cfg.Now())
 	b, err := json.MarshalIndent(s, "", "  ")
-	if err == nil {
-		err = identity.WriteSecret(stateFile(a.cfg.Dir), b)
-	}
 	if err != nil {
 		return fmt.Errorf("authority: %w", err)
 	}
-	a.state = s
+	revision, err := a.store.save(b, a.revision)
+	if err != nil {
+		return fmt.Errorf("authority: %w", err)
+	}
+	a.state, a.revision = s, revision
+	return nil
+}
+
+// load reads the state that is stored. The caller holds a.mu, or is Open.
+func (a *Authority) load() error {
+	b, revision, err := a.store.load()
+	var s state
+	if err == nil {
+		s, err = decodeState(b)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", a.store, err)
+	}
+	a.state, a.revision = s, revision
 	return nil
 }

@@ -40,13 +40,6 @@ func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expi
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	now := a.cfg.Now().UTC().Round(0)
-	s := a.state.clone()
-	if local { // it replaces the earlier one
-		maps.DeleteFunc(s.Tokens, func(_ string, t token) bool { return t.Local })
-	}
-	if s.tidy(now); len(s.Tokens) >= maxTokens {
-		return t, expires, fmt.Errorf("authority: there are %d tokens, want fewer than %d: wait until some have expired", len(s.Tokens), maxTokens)
-	}
 	var user time.Time
 	if r.TTL > 0 {
 		expires = now.Add(r.TTL)
@@ -56,8 +49,16 @@ func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expi
 	if t.User, err = a.cfg.Users.Join(t.ID(), user); err != nil {
 		return t, expires, fmt.Errorf("authority: token: %w", err)
 	}
-	s.Tokens[t.ID()] = token{Secret: identity.SecretHash(t.Secret), Created: now, Expires: expires, Name: r.Name, Local: local, Uses: r.Uses}
-	return t, expires, a.save(s)
+	return t, expires, a.change(func(s *state) error {
+		if local { // it replaces the earlier one
+			maps.DeleteFunc(s.Tokens, func(_ string, t token) bool { return t.Local })
+		}
+		if len(s.Tokens) >= maxTokens {
+			return fmt.Errorf("authority: there are %d tokens, want fewer than %d: wait until some have expired", len(s.Tokens), maxTokens)
+		}
+		s.Tokens[t.ID()] = token{Secret: identity.SecretHash(t.Secret), Created: now, Expires: expires, Name: r.Name, Local: local, Uses: r.Uses}
+		return nil
+	})
 }
 
 // LocalToken returns the token in a file that only its owner can read. It does not expire. If the

@@ -1,0 +1,187 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"flag"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
+)
+
+// ClusterConfig configures what the control planes of a cluster share.
+type ClusterConfig struct {
+	// File with the cluster key of `stagecoach cluster init`; empty: the operator of the NATS cluster
+	// decides who may connect, and nodes cannot join with tokens.
+	Key string `yaml:"key"`
+	// host:port where other control planes reach this one, to exchange secrets; without a port, one
+	// that is free.
+	Listen    string `yaml:"listen"`
+	Advertise string `yaml:"advertise"` // host:port that they connect to; empty: that of Listen
+	// This process leads even if it lacks secrets that no other control plane has any more.
+	LeadWithoutSecrets bool `yaml:"leadWithoutSecrets"`
+}
+
+func (c *ClusterConfig) addFlags(fs *flag.FlagSet) {
+	fs.StringVar(&c.Key, "cluster-key", c.Key, "file with the cluster key of stagecoach cluster init, for a NATS cluster outside that nodes join with tokens")
+	fs.StringVar(&c.Listen, "cluster-listen", c.Listen, "host:port where other control planes reach this one over TLS, to exchange secrets; port 0: one that is free")
+	fs.StringVar(&c.Advertise, "cluster-advertise", c.Advertise, "host:port that other control planes connect to; default: that of --cluster-listen, on the address from which NATS is reached")
+	fs.BoolVar(&c.LeadWithoutSecrets, "lead-without-secrets", c.LeadWithoutSecrets, "lead even if this control plane lacks secrets, because no other one that has them comes back")
+}
+
+// validate reports the invalid fields of cluster.
+func (c *ClusterConfig) validate(n *NATSConfig, bad func(path string, got any, want string)) {
+	for path, address := range map[string]string{"listen": c.Listen, "advertise": c.Advertise} {
+		if _, port, err := net.SplitHostPort(address); address != "" && (err != nil || port == "") {
+			bad("cluster."+path, fmt.Sprintf("%q", address), "host:port, such as 10.0.0.7:7444")
+		}
+	}
+	if c.Key == "" {
+		return
+	}
+	if !n.outside() {
+		bad("cluster.key", fmt.Sprintf("%q", c.Key), "nats.urls too: the servers of `stagecoach cluster init`")
+	}
+	if n.Creds != "" || n.Cert != "" {
+		bad("cluster.key", fmt.Sprintf("%q", c.Key), "no nats.creds and nats.cert: the key is enough to connect")
+	}
+	if _, err := authority.ReadClusterKey(c.Key); err != nil {
+		bad("cluster.key", err, "a file of `stagecoach cluster init`")
+	}
+}
+
+// natsTLS returns how to check the certificates of NATS servers: against a file, or against the
+// authority whose key has this hash.
+func natsTLS(file string, ca [32]byte) (*tls.Config, error) {
+	if file == "" {
+		return identity.NATSClient(ca, time.Now), nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(b) {
+		return nil, fmt.Errorf("%s: no certificate", file)
+	}
+	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}, nil
+}
+
+// outsideBroker connects to the NATS cluster outside.
+func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig) (queue.Broker, error) {
+	if c.Cluster.Key == "" {
+		return queue.OpenCluster(ctx, cfg)
+	}
+	key, err := authority.ReadClusterKey(c.Cluster.Key)
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Keys, err = queue.DeriveKeys(key.Derive); err != nil {
+		return nil, err
+	}
+	_, ca := key.CA()
+	if cfg.TLS, err = natsTLS(cfg.CA, identity.KeyHash(ca)); err != nil {
+		return nil, fmt.Errorf("nats.ca: %w", err)
+	}
+	b, err := queue.OpenCluster(ctx, cfg)
+	if errors.Is(err, queue.ErrNoTLS) || errors.Is(err, queue.ErrRefused) {
+		err = fmt.Errorf("cluster.key: the NATS servers do not have the files that `stagecoach cluster init` has written with this key: %w", err)
+	}
+	return b, err
+}
+
+// authorityStore keeps the authority's state in a bucket.
+type authorityStore struct{ *queue.KV }
+
+// Get implements authority.Store.
+func (s authorityStore) Get(ctx context.Context, key string) ([]byte, uint64, error) {
+	b, rev, err := s.KV.Get(ctx, key)
+	if errors.Is(err, queue.ErrNotFound) {
+		err = authority.ErrNone
+	}
+	return b, rev, err
+}
+
+// Replace implements authority.Store.
+func (s authorityStore) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
+	rev, err := s.KV.Replace(ctx, key, value, rev)
+	if errors.Is(err, queue.ErrConflict) {
+		err = authority.ErrConflict
+	}
+	return rev, err
+}
+
+// openSharedAuthority opens the authority that the control planes of a cluster share, if there is a
+// cluster key.
+func openSharedAuthority(ctx context.Context, u *up) error {
+	if u.cfg.Cluster.Key == "" {
+		return nil
+	}
+	key, err := authority.ReadClusterKey(u.cfg.Cluster.Key)
+	if err != nil {
+		return err
+	}
+	keys, err := queue.DeriveKeys(key.Derive)
+	if err != nil {
+		return err
+	}
+	nc, err := u.nats.Connect("authority")
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { nc.Close(); return nil })
+	kv, err := queue.OpenKV(ctx, nc, u.nats.Disk(), "authority")
+	if err != nil {
+		return err
+	}
+	u.nodes.authority, err = authority.Open(authority.Config{
+		Shared: &authority.Shared{Key: key, Store: authorityStore{kv}}, Name: u.leading.me,
+		Lifetime: u.cfg.NATS.Certificates, Now: time.Now, Users: keys, Log: u.log,
+	})
+	if err != nil {
+		return err
+	}
+	u.onClose(func() error { u.nodes.authority.Close(); return nil })
+	return nil
+}
+
+// serveAuthority answers nodes that join or renew, until stop is called.
+func serveAuthority(u *up) (stop func(), err error) {
+	n := u.nodes
+	if n.authority == nil {
+		return func() {}, nil
+	}
+	cut, follow := func(map[string]time.Time) error { return nil }, func() {}
+	switch broker := u.nats.(type) {
+	case *queue.Server:
+		cut = broker.Revoke
+	case *queue.Cluster:
+		cut = broker.Revoke
+		ctx, cancel := context.WithCancel(context.Background())
+		var following sync.WaitGroup
+		following.Go(func() { broker.FollowRevoked(ctx, n.authority.RevokedUsers) })
+		follow = func() { cancel(); following.Wait() }
+	}
+	joins := n.bus.Joins()
+	stopServe, err := n.authority.Serve(n.bus, joins, cut)
+	if err != nil {
+		follow()
+		return nil, err
+	}
+	unprobe, err := node.AnswerProbes(joins, n.self.Boot, version())
+	if err != nil {
+		stopServe()
+		follow()
+		return nil, err
+	}
+	return func() { unprobe(); stopServe(); follow() }, nil
+}
