@@ -44,9 +44,9 @@ func (n *nodes) await(ctx context.Context) {
 }
 
 // homeOf says what the replicas of a function use of the machine of the control plane that has
-// started them. If it is the same for another control plane, that one can take them over. Nodes
-// give replicas their own things if the control plane is on another machine, and some have a gateway of
-// their own.
+// started them. If it is the same for another control plane, that one can take them over. If the
+// control plane is on another machine, a node gives replicas its own things. Some nodes also have
+// an address of their own where functions call functions.
 func homeOf(s node.Spec, c *node.Client) string {
 	if c.Far() {
 		return "far"

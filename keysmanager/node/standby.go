@@ -45,10 +45,10 @@ func (l *Listener) Heard(within time.Duration) map[string][]byte {
 	return out
 }
 
-// listenFor is how long it takes until each node has been heard: an announcement comes every second.
+// listenFor is how long it takes until each node has been heard. Announcements come every second.
 const listenFor = 1200 * time.Millisecond
 
-// Complete returns the time at which each living node has announced itself since the Listener began.
+// Complete returns the time by which each living node has announced itself.
 func (l *Listener) Complete() time.Time { return l.begun.Add(listenFor) }
 
 // Close stops listening.
