@@ -12,7 +12,7 @@ import (
 
 // eightyTexts returns the body of a request with as many different items as items.
 func eightyTexts(client, number int) string {
-	all := make([]string, items)
+	all := make([]string, parts)
 	for i := range all {
 		all[i] = fmt.Sprintf("%d-%d-%d", client, number, i)
 	}
