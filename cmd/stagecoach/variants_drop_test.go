@@ -12,7 +12,7 @@ import (
 
 // eightyTexts returns the body of a request with as many different items as items.
 func eightyTexts(client, number int) string {
-	all := make([]string, parts)
+	all := make([]string, callsPerRequest)
 	for i := range all {
 		all[i] = fmt.Sprintf("%d-%d-%d", client, number, i)
 	}
@@ -57,7 +57,7 @@ func TestRequestsArePinnedPerVariant(t *testing.T) {
 		t.Errorf("%.1000s", w)
 	}
 	l.ranOnce()
-	t.Logf("%d updates, %d requests of %d items", updates, requests, items)
+	t.Logf("%d updates, %d requests of %d items", updates, requests, callsPerRequest)
 }
 
 // dropped returns the counter of dropped requests.
