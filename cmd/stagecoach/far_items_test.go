@@ -73,16 +73,14 @@ func TestLargeItemsGoFromNodeToNode(t *testing.T) {
 	n.farDaemon("n1")
 	n.farDaemon("n2")
 	one := map[string]string{"min": "1", "max": "1"}
-	n.deployAll(
-		fn{"first", "noop", one, map[string]string{"pipeline": "both", "next": "second"}, nil},
-		fn{"second", "noop", one, map[string]string{"pipeline": "both"}, nil},
-	)
-	n.until(soon, "a stage on each node", func() bool {
-		return len(n.running("n1", "first"))+len(n.running("n2", "first")) == 1 && len(n.running("n1", "second"))+len(n.running("n2", "second")) == 1
-	})
-	if len(n.running("n1", "first")) == len(n.running("n1", "second")) {
-		t.Fatal("both stages are on one node, want them on two")
-	}
+	c := &operator{t, t.TempDir(), n.Base}
+	c.run("is cordoned", "", "node", "cordon", "n2")
+	n.deployAll(fn{"first", "noop", one, map[string]string{"pipeline": "both", "next": "second"}, nil})
+	n.until(soon, "the first stage on n1", func() bool { return len(n.running("n1", "first")) == 1 })
+	c.run("takes new replicas", "", "node", "uncordon", "n2")
+	c.run("is cordoned", "", "node", "cordon", "n1")
+	n.deployAll(fn{"second", "noop", one, map[string]string{"pipeline": "both"}, nil})
+	n.until(soon, "the second stage on n2", func() bool { return len(n.running("n2", "second")) == 1 })
 	big := make([]byte, 2<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
 	carried := func() float64 {
