@@ -22,7 +22,7 @@ import (
 
 // forwardable reports whether a request is for the holder of the lease.
 func forwardable(path string) bool {
-	return strings.HasPrefix(path, "/system/") || strings.HasPrefix(path, "/async-function/")
+	return path != "/system/control-planes" && (strings.HasPrefix(path, "/system/") || strings.HasPrefix(path, "/async-function/"))
 }
 
 // forwardRoom is the part of the largest message that a forwarded request's body leaves free.
@@ -61,6 +61,7 @@ type forwarder struct {
 	bus          *queue.Bus
 	most         int // largest message
 	log          *slog.Logger
+	why          func() string // why this process does not lead; empty: it could
 }
 
 // ServeHTTP implements http.Handler.
@@ -126,7 +127,11 @@ func (f *forwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case begun:
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	case errors.Is(err, queue.ErrNobody):
-		unavailable("no control plane that holds the lease of control answers; try again")
+		cause := "no control plane that holds the lease of control answers; try again"
+		if why := f.why(); why != "" {
+			cause += "; " + why
+		}
+		unavailable(cause)
 	default:
 		unavailable("the request may have been carried out: " + err.Error())
 	}
@@ -166,7 +171,7 @@ func (f *forwarder) answer(w *partWriter, r *http.Request) (err error) {
 		if p == nil {
 			return
 		}
-		if p != http.ErrAbortHandler {
+		if cause, is := p.(error); !is || !errors.Is(cause, http.ErrAbortHandler) {
 			f.log.Error("a forwarded request has caused a panic", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
 		}
 		err = fmt.Errorf("the control plane that leads has failed to answer: %v", p)

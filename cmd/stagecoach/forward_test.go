@@ -59,7 +59,7 @@ func TestForwardedRequests(t *testing.T) {
 	holder.Store("other")
 	yes, no := func() bool { return true }, func() bool { return false }
 	of := func(h http.Handler, leads func() bool) *forwarder {
-		return &forwarder{Handler: h, leads: leads, holder: func() string { return holder.Load().(string) }, bus: queue.NewBus(nc), most: 1 << 20, log: slog.New(slog.DiscardHandler)}
+		return &forwarder{Handler: h, leads: leads, holder: func() string { return holder.Load().(string) }, bus: queue.NewBus(nc), most: 1 << 20, log: slog.New(slog.DiscardHandler), why: func() string { return "it lacks secrets" }}
 	}
 	stop, err := of(leaders, yes).serve("leader")
 	if err != nil {
@@ -121,7 +121,7 @@ func TestForwardedRequests(t *testing.T) {
 	}
 	<-gone // the leader notices that the client has gone
 	holder.Store("nobody")
-	if resp, body, err = send(t.Context(), "/async-function/f", "x"); err != nil || resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" {
+	if resp, body, err = send(t.Context(), "/async-function/f", "x"); err != nil || resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get("Retry-After") == "" || !strings.Contains(body, "it lacks secrets") {
 		t.Errorf("without a leader: %+v, %q, %v; want 503", resp, body, err)
 	}
 }

@@ -56,7 +56,7 @@ func noObject(err error) error {
 }
 
 // openImageHome opens the images of all control planes. It returns nil if NATS is inside.
-func (u *up) openImageHome(ctx context.Context, store *image.Store) (*imageHome, error) {
+func openImageHome(ctx context.Context, u *up, store *image.Store) (*imageHome, error) {
 	if !u.leading.outside() {
 		return nil, nil
 	}
@@ -187,8 +187,8 @@ func (h *imageHome) said(key pipeline.Key, digest string, err error) {
 		delete(h.fault, digest)
 		return
 	}
-	if h.fault[digest] != err.Error() {
-		h.fault[digest] = err.Error()
+	if text := err.Error(); h.fault[digest] != text {
+		h.fault[digest] = text
 		h.log.Warn("this control plane lacks the image of a function, and tries again", "function", key, "error", err)
 	}
 }
@@ -198,7 +198,7 @@ const gatherEvery = 2 * time.Second
 
 // gatherImages gets the images of all functions, so that this process can lead at once, until ctx
 // ends.
-func (u *up) gatherImages(ctx context.Context) error {
+func gatherImages(ctx context.Context, u *up) error {
 	tick := time.NewTicker(gatherEvery)
 	defer tick.Stop()
 	for {
@@ -207,7 +207,7 @@ func (u *up) gatherImages(ctx context.Context) error {
 				continue
 			}
 			u.leading.changes.Lock()
-			if now, there := u.registry.Function(f.Key); there && now.Revision == f.Revision { // it has a known kind now
+			if now, there := u.registry.Function(f.Key); there && now.Revision == f.Revision {
 				u.kinds.changed(f.Key, f)
 				if u.leading.leads() {
 					if err := u.lines.Ensure(lineOf(f, u.kinds.of(f.Key))); err != nil {
@@ -227,12 +227,12 @@ func (u *up) gatherImages(ctx context.Context) error {
 
 // collectHome deletes the images that no function needs from the store of all control planes, if
 // this process leads.
-func (u *up) collectHome(ctx context.Context, used []string) {
+func collectHome(ctx context.Context, u *up, used []string) {
 	h := u.images.home
-	if h == nil {
+	if h == nil || !u.leading.leads() { // which has no lease at first
 		return
 	}
-	if _, err := u.leading.epoch(); err != nil || !u.leading.leads() {
+	if _, err := u.leading.epoch(); err != nil {
 		return
 	}
 	freed, err := h.depot.Collect(ctx, used, collectAfter)

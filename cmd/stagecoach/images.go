@@ -70,7 +70,7 @@ func (u *up) openImages(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { store.Close(); return nil })
-	home, err := u.openImageHome(ctx, store)
+	home, err := openImageHome(ctx, u, store)
 	if err != nil {
 		return err
 	}
@@ -249,7 +249,7 @@ func (u *up) collectImages(ctx context.Context) error {
 		if err := image.NoteUsed(ctx, u.images.store, nodeID("up", u.cfg.State), used); err != nil && ctx.Err() == nil {
 			u.log.Warn("nodes cannot know which images are used", "error", err)
 		}
-		u.collectHome(ctx, used)
+		collectHome(ctx, u, used)
 		freed, err := u.images.collect(ctx, used, collectAfter)
 		if err != nil && ctx.Err() == nil {
 			u.log.Warn("unused images are not removed", "error", err)

@@ -40,6 +40,8 @@ type leading struct {
 	ended   atomic.Bool                   // this process never leads again
 	changes sync.Mutex                    // held while lines follow a deploy, or all are opened
 
+	secretGate
+
 	states  chan lease.State // the latest, for run
 	deposed chan error       // gets why this process must begin again
 	running sync.WaitGroup   // run
@@ -185,9 +187,12 @@ func (l *leading) open(ctx context.Context) error {
 	}
 	run, cancel := context.WithCancel(context.Background())
 	l.cancel = cancel
-	l.lease = l.keeper.Lease(controlLease, lease.Options{Changed: l.post})
+	l.standing.Lock()
+	l.lease = l.keeper.Lease(controlLease, lease.Options{Changed: l.post, Passive: l.passive})
+	l.standing.Unlock()
 	l.running.Go(func() { l.run(run) })
 	l.u.onClose(l.close)
+	l.u.background(l.controls.run)
 	return nil
 }
 
@@ -269,6 +274,11 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	if err := u.demand.Reload(ctx); err != nil { // the earlier leader has learned more
 		return err
 	}
+	if c := l.copies.Load(); c != nil {
+		if err := c.Lead(ctx); err != nil {
+			return err
+		}
+	}
 	j, err := queue.OpenJournal(ctx, nc, u.journalConfig(), u.log)
 	if err != nil {
 		return err
@@ -300,7 +310,10 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	l.closers = append(l.closers, stop)
 	run, cancel := context.WithCancel(context.Background())
 	var loop sync.WaitGroup
-	loop.Go(func() { _ = u.loop.Run(run) }) // ends with its context
+	loop.Go(func() {
+		u.nodes.await(run)
+		_ = u.loop.Run(run) // ends with its context
+	})
 	l.closers = append(l.closers, func() { cancel(); loop.Wait() })
 	l.startAsync()
 	return nil
@@ -311,7 +324,7 @@ func (l *leading) front(h http.Handler) http.Handler {
 	if !l.outside() {
 		return h
 	}
-	l.forward = &forwarder{Handler: h, leads: l.leads, holder: func() string { return l.Owner("") }, bus: l.bus, most: l.owners.Most(), log: l.u.log}
+	l.forward = &forwarder{Handler: h, leads: l.leads, holder: func() string { return l.Owner("") }, bus: l.bus, most: l.owners.Most(), log: l.u.log, why: l.why}
 	return l.forward
 }
 

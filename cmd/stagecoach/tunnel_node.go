@@ -267,6 +267,9 @@ func (f *farSide) openInside(n networks) error {
 	}
 	f.inside = at
 	r := newRelay(l, func(ctx context.Context, c net.Conn) (net.Conn, error) {
+		if f.d.inside.near() != "" {
+			return f.d.inside.dial(ctx, c)
+		}
 		planes := f.tunnel.Peers(identity.Control)
 		if len(planes) == 0 {
 			return nil, tunnel.ErrNotConnected

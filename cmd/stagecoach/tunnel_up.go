@@ -169,13 +169,20 @@ type spreadSecrets struct {
 	n *nodes
 }
 
-// Put implements provider.Secrets. Nodes on other machines get the new value a moment later.
+// Put stores a secret. Nodes on other machines get the new value a moment later.
 func (s spreadSecrets) Put(namespace, name string, value []byte) error {
 	err := s.Store.Put(namespace, name, value)
-	if err == nil && s.n.far != nil {
-		s.n.resend(namespace, name)
+	if err == nil {
+		s.spread(namespace, name)
 	}
 	return err
+}
+
+// spread sends a secret that has changed to the nodes on other machines that have it.
+func (s spreadSecrets) spread(namespace, name string) {
+	if s.n.far != nil {
+		s.n.resend(namespace, name)
+	}
 }
 
 // resend sends the changed folders of secrets to the nodes that have them.

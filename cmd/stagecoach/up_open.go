@@ -171,7 +171,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	}
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions().has), Joining: u.cfg.NATS.joining(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
+		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions()), Joining: u.cfg.NATS.joining(), Adopts: u.leading.outside(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
 		Expected: u.expected, Cordons: &u.nodes.cordons.closed,
 		Reign: u.leading.reign.Load, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
@@ -306,7 +306,7 @@ func (u *up) openHTTP(context.Context) error {
 	policies.Allocators, policies.Routes = policy.Known()
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
-		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: spreadSecrets{u.secrets, u.nodes}, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
+		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: copiedSecrets{spreadSecrets{u.secrets, u.nodes}, u.leading}, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
 		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Policies: policies, Spares: u.cfg.Runtime.Spares, Version: version(), Log: u.log,
 	})
 	if err != nil {
@@ -353,7 +353,7 @@ func (u *up) follow(context.Context) error {
 	}
 	u.background(u.collectImages)
 	if u.images.home != nil {
-		u.background(u.gatherImages)
+		u.background(func(ctx context.Context) error { return gatherImages(ctx, u) })
 	}
 	u.background(u.sweepSecrets)
 	if !u.leading.outside() {

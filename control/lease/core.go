@@ -34,7 +34,7 @@ type Record struct {
 // Version is that of all records.
 const Version = 1
 
-// Event is an input of a [Core]: one of [Seen], [Wrote], [Failed], [Release] and [Tick].
+// Event is an input of a [Core]: one of [Seen], [Wrote], [Failed], [Stand], [Release] and [Tick].
 type Event interface{ event() }
 
 // Seen reports the record as it is stored, or was: revisions may be reported twice and out of
@@ -54,6 +54,10 @@ type Failed struct {
 	Conflict bool
 }
 
+// Stand says whether this process takes the lease when it is free. It does not give up a lease that
+// it holds.
+type Stand struct{ Passive bool }
+
 // Release gives the lease up, and does not take it again.
 type Release struct{}
 
@@ -63,6 +67,7 @@ type Tick struct{}
 func (Seen) event()    {}
 func (Wrote) event()   {}
 func (Failed) event()  {}
+func (Stand) event()   {}
 func (Release) event() {}
 func (Tick) event()    {}
 
@@ -188,6 +193,8 @@ func (c *Core) Step(now time.Duration, ev Event) []Effect {
 			c.forget(e.Beat)
 			out = c.read(now, out)
 		}
+	case Stand:
+		c.cfg.Passive = e.Passive
 	case Release:
 		if c.released {
 			break
@@ -290,7 +297,7 @@ func (c *Core) act(now time.Duration) []Effect {
 		out = c.read(now, out)
 	}
 	silent := max(c.seen, c.asked) + readAgain // end of the silence
-	if !c.known || c.cfg.Passive {
+	if !c.known || c.cfg.Passive && !c.holds {
 		return append(out, Wake{silent})
 	}
 	at, epoch := c.due()

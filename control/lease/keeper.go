@@ -297,6 +297,10 @@ func (l *Lease) Epoch() (epoch uint64, ok bool) {
 	return l.core.Holds(l.k.cfg.Clock())
 }
 
+// SetPassive says whether this process follows the lease without taking it. It keeps a lease that
+// it holds, until the lease lapses.
+func (l *Lease) SetPassive(passive bool) { l.post(Stand{passive}) }
+
 // Release gives the lease up for ever, so that another process can take it at once. It returns when
 // the store names this process no more, or ctx has ended.
 func (l *Lease) Release(ctx context.Context) {

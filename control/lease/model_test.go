@@ -315,3 +315,32 @@ func TestReleaseDuringARenewal(t *testing.T) {
 		t.Errorf("%d renewals were stored before the release, want at least 10: the test shows little", conflicts)
 	}
 }
+
+// TestPassiveProcess has a process that may not take the lease, until it may. A holder that may not
+// take it any more renews it, and does not take it again after it has lapsed.
+func TestPassiveProcess(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	w.loss, w.delay, w.late = 0, 2*time.Millisecond, false
+	only := w.procs[0]
+	holds := func() bool { _, ok := only.core.Holds(only.local()); return ok }
+	only.step(Stand{Passive: true})
+	w.run(w.now + 20*time.Second)
+	if holds() || len(w.spans) > 0 {
+		t.Error("a passive process has taken the lease")
+	}
+	only.step(Stand{})
+	w.run(w.now + time.Second)
+	if !holds() {
+		t.Error("a process that may take the lease does not hold it")
+	}
+	only.step(Stand{Passive: true})
+	w.run(w.now + 20*time.Second)
+	if !holds() || len(w.spans) != 1 {
+		t.Errorf("%d holdings, want one that goes on", len(w.spans))
+	}
+	only.paused = w.now + 10*time.Second
+	w.run(w.now + 30*time.Second)
+	if holds() {
+		t.Error("a passive process has taken the lease again")
+	}
+}

@@ -37,7 +37,9 @@ type memory struct {
 	left int // puts that succeed; negative: all do
 }
 
-func newMemory() *memory { return &memory{all: map[string][]byte{}, at: map[string]time.Time{}, left: -1} }
+func newMemory() *memory {
+	return &memory{all: map[string][]byte{}, at: map[string]time.Time{}, left: -1}
+}
 
 var errBroken = errors.New("broken by the test")
 
@@ -327,8 +329,8 @@ func open(t testing.TB, of *natstest.Cluster) bucket {
 	return bucket{o}
 }
 
-// TestServerDies kills a server of a NATS cluster while an image is copied. Another process gets the
-// image from the other two servers.
+// TestServerDies kills a server of a NATS cluster while an image is copied. Another process gets
+// the image from the other two servers.
 func TestServerDies(t *testing.T) {
 	t.Parallel()
 	of := natstest.Start(t, 3)

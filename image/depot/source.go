@@ -95,7 +95,7 @@ func (p *pieced) Read(b []byte) (int, error) {
 			return 0, io.EOF
 		}
 		next, err := p.objects.Get(p.ctx, pieceName(p.digest, p.n+1))
-		if errors.Is(err, ErrNone) { // the size is a multiple of a piece, or one is missing: the size tells
+		if errors.Is(err, ErrNone) { // also if a piece is missing: then the size is wrong
 			p.last = true
 			continue
 		}

@@ -32,7 +32,7 @@ type ServerConfig struct {
 	// Folder returns the digest of the image that a name without a digest stands for. It packs a
 	// folder of images if necessary. The error wraps image.ErrNoImage if there is none. nil: only
 	// digests are served.
-	Folder    func(ctx context.Context, name string) (digest string, err error)
+	Folder func(ctx context.Context, name string) (digest string, err error)
 	// Fetch gets an image that the store lacks into the store. The error wraps image.ErrNoImage if
 	// there is no such image. nil: the store has all images that are served.
 	Fetch     func(ctx context.Context, digest string) error

@@ -73,6 +73,7 @@ func (c *checker) counts(inv *Inventory) {
 		{"replicas", len(inv.Replicas), maxListed},
 		{"containers", len(inv.Containers), maxListed},
 		{"spares", len(inv.Spares), maxListed},
+		{"knows", len(inv.Knows), maxFeatures},
 	} {
 		if l.got > l.most {
 			c.add("%s: %d, want at most %d", l.field, l.got, l.most)

@@ -132,6 +132,9 @@ type handing struct {
 
 // hand returns the stage socket that a request asks for.
 func hand(s *Server, req socketRequest) (*handing, error) {
+	if req.Keep && s.cfg.Claimed != nil {
+		s.cfg.Claimed(req.Gateway)
+	}
 	if req.Adopt {
 		r, err := s.holds.find(req)
 		h := &handing{running{replica: req.Replica}, s, false, nil, r}

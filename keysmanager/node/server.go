@@ -62,6 +62,9 @@ type ServerConfig struct {
 	// How long replicas may outlive the control plane that has claimed them, if it says that another
 	// one may take them over. 0: they end with it.
 	Keep time.Duration
+	// Claimed is called before a control plane gets a replica that may outlive it. Functions of this
+	// machine reach it at the address; empty: it is on another machine. nil: nothing is called.
+	Claimed func(gateway string)
 }
 
 // Bounds of what a Server keeps.

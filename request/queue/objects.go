@@ -48,8 +48,8 @@ type Objects struct {
 	disk   *Disk
 }
 
-// OpenObjects opens an object store. It creates the store if it does not exist. d is the disk of the
-// servers that nc is connected to.
+// OpenObjects opens an object store. It creates the store if it does not exist. d is the disk of
+// the servers that nc is connected to.
 func OpenObjects(ctx context.Context, nc *nats.Conn, d *Disk, bucket string) (*Objects, error) {
 	js, err := jetstream.New(nc)
 	if err != nil {

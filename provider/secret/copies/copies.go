@@ -94,9 +94,11 @@ type held struct {
 	sum     string
 }
 
-// Copies keeps the secrets of this process as the list has them. Its methods are safe for concurrent
-// use.
+// Copies keeps the secrets of this process as the list has them. Its methods are safe for
+// concurrent use.
 type Copies struct {
+	exchange
+
 	cfg    Config
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -123,7 +125,7 @@ const (
 // Open reads the list, and begins to get what this process lacks. It lists the secrets of this
 // process that the list does not know, which are from before there was a list.
 func Open(ctx context.Context, cfg Config) (*Copies, error) {
-	c := &Copies{cfg: cfg, wake: make(chan struct{}, 1), listed: map[string]record{}, held: map[string]held{}, tries: map[string]string{}}
+	c := &Copies{exchange: exchange{cfg.Peers, cfg.Dial, cfg.Log}, cfg: cfg, wake: make(chan struct{}, 1), listed: map[string]record{}, held: map[string]held{}, tries: map[string]string{}}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := c.load(); err != nil {
 		return nil, fmt.Errorf("copies of secrets: %w", err)
@@ -132,7 +134,7 @@ func Open(ctx context.Context, cfg Config) (*Copies, error) {
 	if c.unsee, err = cfg.List.Watch(c.ctx, c.watched); err != nil {
 		return nil, fmt.Errorf("copies of secrets: %w", err)
 	}
-	if err := c.list(ctx, func(is held, known bool, r record) bool { return !known }); err != nil {
+	if err := c.list(ctx, func(_ held, known bool, _ record) bool { return !known }); err != nil {
 		c.unsee()
 		return nil, fmt.Errorf("copies of secrets: %w", err)
 	}
@@ -165,15 +167,15 @@ func (c *Copies) load() error {
 				return err
 			}
 			key := namespace + "/" + name
-			c.held[key] = held{versions[key], c.sum(key, value)}
+			c.held[key] = held{versions[key], keyedHash(c.cfg.Key, key, value)}
 		}
 	}
 	return nil
 }
 
-// sum returns the keyed hash of a value.
-func (c *Copies) sum(key string, value []byte) string {
-	h := hmac.New(sha256.New, c.cfg.Key)
+// keyedHash returns the hash of a secret's value, with a key that no reader of the list has.
+func keyedHash(with []byte, key string, value []byte) string {
+	h := hmac.New(sha256.New, with)
 	h.Write([]byte(key + "\n"))
 	h.Write(value)
 	return hex.EncodeToString(h.Sum(nil))
@@ -197,7 +199,7 @@ func (c *Copies) watched(e Entry) {
 		c.listed[e.Key] = r
 	}
 	c.mu.Unlock()
-	c.poke()
+	c.Poke()
 }
 
 func decode(b []byte) (record, error) {
@@ -211,11 +213,9 @@ func decode(b []byte) (record, error) {
 	return r, nil
 }
 
-// Poke has the other control planes asked soon for what is lacking, for example because one has
-// come.
-func (c *Copies) Poke() { c.poke() }
-
-func (c *Copies) poke() {
+// Poke has the other control planes asked soon for what is lacking, for example because one of them
+// has come.
+func (c *Copies) Poke() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -312,7 +312,7 @@ func (c *Copies) get(key string) {
 	for _, p := range c.cfg.Peers() {
 		var value []byte
 		var version uint64
-		if value, version, err = c.ask(p, key); err == nil {
+		if value, version, err = c.ask(c.ctx, p, key); err == nil {
 			err = c.take(key, value, version, want)
 		}
 		if err == nil {
@@ -333,7 +333,7 @@ func (c *Copies) get(key string) {
 
 // take stores a value that another control plane has sent.
 func (c *Copies) take(key string, value []byte, version uint64, want record) error {
-	if sum := c.sum(key, value); sum != want.Sum && version <= want.Version {
+	if sum := keyedHash(c.cfg.Key, key, value); sum != want.Sum && version <= want.Version {
 		return fmt.Errorf("it has version %d with other content than version %d in the list", version, want.Version)
 	}
 	if version < want.Version {
@@ -366,7 +366,7 @@ func (c *Copies) put(key string, value []byte, version uint64) error {
 		return err
 	}
 	c.mu.Lock()
-	c.held[key] = held{version, c.sum(key, value)}
+	c.held[key] = held{version, keyedHash(c.cfg.Key, key, value)}
 	c.mu.Unlock()
 	return c.save()
 }
@@ -436,12 +436,12 @@ func (c *Copies) write(ctx context.Context, key string, r record) error {
 		c.listed[key] = r
 	}
 	c.mu.Unlock()
-	c.poke()
+	c.Poke()
 	return nil
 }
 
-// Lead lists the values whose change was under way when the earlier leader ended. A process calls it
-// when it begins to lead.
+// Lead lists the values whose change was under way when the earlier leader ended. A process calls
+// it when it begins to lead.
 func (c *Copies) Lead(ctx context.Context) error {
 	return c.list(ctx, func(is held, known bool, r record) bool { return known && is.version > r.Version })
 }
@@ -464,7 +464,7 @@ func (c *Copies) Put(ctx context.Context, namespace, name string, value []byte) 
 		return 0, 0, err
 	}
 	have, alive = c.push(ctx, key, value, r.Version)
-	r.V, r.Sum, r.Deleted = 1, c.sum(key, value), false
+	r.V, r.Sum, r.Deleted = 1, keyedHash(c.cfg.Key, key, value), false
 	if err := c.write(ctx, key, r); err != nil {
 		return have, alive, fmt.Errorf("secret %q of %q is stored, but not in the list of all control planes: %w", name, namespace, err)
 	}

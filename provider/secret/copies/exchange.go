@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -99,22 +100,29 @@ func (c *Copies) versionOf(key string) uint64 {
 	return c.listed[key].Version
 }
 
+// exchange sends requests to other control planes.
+type exchange struct {
+	peers func() []Peer
+	dial  func(ctx context.Context, p Peer) (net.Conn, error)
+	log   *slog.Logger
+}
+
 // client returns a client for one request to a peer.
-func (c *Copies) client(p Peer) *http.Client {
+func (x exchange) client(p Peer) *http.Client {
 	return &http.Client{Transport: &http.Transport{
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return c.cfg.Dial(ctx, p) },
+		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return x.dial(ctx, p) },
 		DisableKeepAlives: true, DisableCompression: true,
 	}}
 }
 
-func (c *Copies) do(ctx context.Context, p Peer, method, key string, version uint64, value []byte) ([]byte, uint64, error) {
+func (x exchange) do(ctx context.Context, p Peer, method, key string, version uint64, value []byte) ([]byte, uint64, error) {
 	namespace, name := split(key)
 	q, err := http.NewRequestWithContext(ctx, method, "http://peer"+path+"?"+url.Values{"namespace": {namespace}, "name": {name}}.Encode(), bytes.NewReader(value))
 	if err != nil {
 		return nil, 0, err
 	}
 	q.Header.Set(headVersion, strconv.FormatUint(version, 10))
-	resp, err := c.client(p).Do(q)
+	resp, err := x.client(p).Do(q)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -133,24 +141,25 @@ func (c *Copies) do(ctx context.Context, p Peer, method, key string, version uin
 }
 
 // ask asks a peer for a value.
-func (c *Copies) ask(p Peer, key string) ([]byte, uint64, error) {
-	ctx, cancel := context.WithTimeout(c.ctx, askTimeout)
+func (x exchange) ask(ctx context.Context, p Peer, key string) ([]byte, uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	return c.do(ctx, p, http.MethodGet, key, 0, nil)
+	return x.do(ctx, p, http.MethodGet, key, 0, nil)
 }
 
-// push sends a value to all peers at once. It returns how many have taken it, of how many.
-func (c *Copies) push(ctx context.Context, key string, value []byte, version uint64) (have, alive int) {
+// push sends a value to all peers at once. It returns how many of them have taken it, and how
+// many peers there are.
+func (x exchange) push(ctx context.Context, key string, value []byte, version uint64) (have, alive int) {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	peers := c.cfg.Peers()
+	peers := x.peers()
 	for _, p := range peers {
 		wg.Go(func() {
-			_, _, err := c.do(ctx, p, http.MethodPut, key, version, value)
+			_, _, err := x.do(ctx, p, http.MethodPut, key, version, value)
 			if err != nil {
-				c.cfg.Log.Warn("a secret has not reached another control plane, which asks for it later", "secret", key, "control plane", p.Name, "error", err)
+				x.log.Warn("a secret has not reached another control plane, which asks for it later", "secret", key, "control plane", p.Name, "error", err)
 				return
 			}
 			mu.Lock()
