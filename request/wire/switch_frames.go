@@ -47,7 +47,7 @@ func (s *Switch) passReplica(r *frames) error {
 		return nil
 	}}
 	for {
-		f, ok, err := r.next()
+		f, ok, err := out.next()
 		if err != nil {
 			return err
 		}
@@ -193,7 +193,7 @@ var errProtocol = errors.New("an owner broke the stage protocol")
 func (s *Switch) passOwner(o *owner, r *frames) error {
 	out := run{frames: r, send: s.toReplica}
 	for {
-		f, ok, err := r.next()
+		f, ok, err := out.next()
 		if err != nil {
 			return errors.Join(err, out.flush())
 		}
