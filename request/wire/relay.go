@@ -173,6 +173,13 @@ func (r *run) flush() error {
 	return r.send(b, files)
 }
 
+// drop leaves out a frame. Frames before it are sent first, because their files come first.
+func (r *run) drop(f span) error {
+	err := r.flush()
+	closeAll(r.take(f.files))
+	return err
+}
+
 // put writes b with files at its first byte.
 func put(to Socket, b []byte, files []*os.File) error {
 	if len(files) > 0 {

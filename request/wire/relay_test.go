@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // claims returns the bytes of two frames that claim a file each.
@@ -70,5 +71,49 @@ func TestRelaysCountFiles(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestSwitchDropsFilesOfTheirFrame has a batch refused while one before it, which came in the same
+// read, is not sent yet. Both have a file.
+func TestSwitchDropsFilesOfTheirFrame(t *testing.T) {
+	d := newStand(t)
+	d.first(false)
+	r := &frames{}
+	for i, name := range []string{"", "passes", "is refused"} {
+		f := Frame{Type: FrameBatch, Batch: uint64(i) + 1, Payload: Batch{Calls: make([]Call, 1)}.Append(nil)}
+		if name != "" {
+			file, err := sealed([]byte(name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Files = []*os.File{file}
+			r.files = append(r.files, file)
+		}
+		r.buf = appendFrame(r.buf, f)
+	}
+	r.end = len(r.buf)
+	d.mu.Lock()
+	overtaken := d.owner
+	d.mu.Unlock()
+	d.nmu.Lock() // the first batch is not sent until the last one is to be refused
+	passed := make(chan error, 1)
+	go func() { passed <- d.passOwner(overtaken, r) }()
+	for admitted := 0; admitted < 2; {
+		d.mu.Lock()
+		admitted = overtaken.open
+		d.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+	d.connect(false)
+	d.nmu.Unlock()
+	d.hear(FrameBatch)
+	f := d.hear(FrameBatch)
+	defer closeAll(f.Files)
+	if got := content(t, f.Files[0]); string(got) != "passes" {
+		t.Errorf("a batch comes with the file of one that %s", got)
+	}
+	if err := <-passed; err != nil || len(r.files) > 0 {
+		t.Errorf("%d files are left, %v", len(r.files), err)
 	}
 }
