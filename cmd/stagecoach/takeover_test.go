@@ -73,7 +73,7 @@ func TestReplicasOutliveTheLeader(t *testing.T) {
 	before := all()
 
 	stop := b.hammer("f", 4)
-	time.Sleep(200 * time.Millisecond) // so that calls run
+	b.until(soon, "calls to run", func() bool { return b.line("f").Running > 0 })
 	begun := time.Now()
 	if err := a.up.Cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
