@@ -75,7 +75,7 @@ test-faults: images ## faults at their real length: NATS gone for 30 s
 	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach
 
 test-upgrade: images ## a cluster goes from the previous version to this one and back, under load
-	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-upgrade
+	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-upgrade $(if $(RECORD),--record)
 
 test-containerd: images ## containers, with two versions of containerd; 50 cycles, 50 kills
 	@scripts/tools --containerd

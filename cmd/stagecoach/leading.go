@@ -310,7 +310,10 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	l.closers = append(l.closers, stop)
 	run, cancel := context.WithCancel(context.Background())
 	var loop sync.WaitGroup
-	loop.Go(func() { _ = u.loop.Run(run) }) // ends with its context
+	loop.Go(func() {
+		u.nodes.await(run)
+		_ = u.loop.Run(run) // ends with its context
+	})
 	l.closers = append(l.closers, func() { cancel(); loop.Wait() })
 	l.startAsync()
 	return nil

@@ -23,6 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -140,7 +141,8 @@ func (n *nodesRig) daemonIn(netns, name string, flags ...string) *keysDaemon {
 	return d
 }
 
-// restartDaemon starts a daemon, again, on the same folder, and returns when it has joined.
+// restartDaemon starts a daemon, again, on the same folder, and returns when both the test and up
+// have heard it: up starts replicas only on nodes that it has heard.
 func (n *nodesRig) restartDaemon(d *keysDaemon) {
 	n.t.Helper()
 	var err error
@@ -152,7 +154,19 @@ func (n *nodesRig) restartDaemon(d *keysDaemon) {
 		n.t.Fatalf("%v\n%s", err, d.log)
 	}
 	pid := d.Cmd.Process.Pid
-	n.until(soon, d.name+" to be heard", func() bool { i, ok := n.inventory(d.name); return ok && i.PID == pid })
+	n.until(soon, d.name+" to be heard", func() bool {
+		i, ok := n.inventory(d.name)
+		return ok && i.PID == pid && n.hears(d.name, pid)
+	})
+}
+
+// hears reports whether up hears a node's daemon in this process.
+func (n *nodesRig) hears(name string, pid int) bool {
+	var all []schema.Node
+	if err := n.Get(n.t.Context(), "/system/nodes", &all); err != nil {
+		n.t.Fatal(err)
+	}
+	return slices.ContainsFunc(all, func(n schema.Node) bool { return n.Name == name && n.PID == pid && n.Status != schema.NodeSilent })
 }
 
 // inventory is the latest announcement of a node that is heard.

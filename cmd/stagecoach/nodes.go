@@ -35,6 +35,8 @@ type nodes struct {
 	containers func() []node.Container
 	sources    *nodeSources // of images, for daemons
 	cordons    *cordons     // nil: none can be cordoned
+	// hears daemons while another control plane leads; nil: none may
+	standby *node.Listener
 
 	ctx    context.Context // of messages to daemons that nobody waits for
 	cancel context.CancelFunc
@@ -49,6 +51,9 @@ type nodes struct {
 // close stops listening to daemons.
 func (n *nodes) close() {
 	n.cancel()
+	if n.standby != nil {
+		n.standby.Close()
+	}
 	if d := n.joined.Load(); d != nil {
 		d.Close()
 	}
@@ -242,7 +247,7 @@ func (n remoteNode) Start(ctx context.Context, o node.Order, progress func(node.
 			return node.Started{}, err
 		}
 	}
-	o.Images = n.sources.of(n.Client, o.Spec.Image)
+	o.Images, o.Home = n.sources.of(n.Client, o.Spec.Image), homeOf(o.Spec, n.Client)
 	r, err := n.Client.Start(ctx, o, progress)
 	var short *node.MemoryError
 	if errors.As(err, &short) {

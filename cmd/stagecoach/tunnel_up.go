@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/tunnel"
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
@@ -57,6 +58,8 @@ func openTunnel(u *up) error {
 	}))
 	f.tunnel.Handle(wantGateway, ofNodes(f.inside.serve))
 	f.tunnel.Handle(wantImages, ofNodes(servesImages(u.images.share.server)))
+	u.store.Reach(items.Opener(f.dial()))
+	f.tunnel.Handle(items.WantItem, u.store.Relay)
 	u.nodes.far = f
 	return u.metrics.Register(newTunnelMetrics(f.tunnel))
 }

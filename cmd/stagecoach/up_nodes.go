@@ -110,8 +110,11 @@ func (u *up) connectNodes() error {
 // messages exist by then.
 func (u *up) openNodes(context.Context) error {
 	u.background(operatorOf(u).tidy)
-	if u.nodes.bus == nil || u.leading.outside() {
+	switch {
+	case u.nodes.bus == nil:
 		return nil
+	case u.leading.outside():
+		return u.nodes.standBy()
 	}
 	return u.joinNodes()
 }
@@ -127,7 +130,7 @@ func (u *up) joinNodes() error {
 	}
 	joined, err := node.OpenDirectory(node.DirectoryConfig{
 		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
-		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare,
+		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare, Keep: u.leading.outside(), First: u.nodes.heardStandingBy(),
 		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources, u.deployedFunctions().withSecrets}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
@@ -166,7 +169,7 @@ func (u *up) heard(c *node.Client) {
 	for i, r := range inv.Replicas {
 		running[i] = r.Name
 	}
-	u.local.Running(inv.Name, running)
+	u.local.Running(inv.Name, running, offers(inv)...)
 	u.nodes.tellImages(c, func() []string { return imagesInUse(u) })
 	for _, z := range inv.Zygotes {
 		if z.Function == "" || z.State != node.Ready || u.deployedFunctions().has(z.Function) {

@@ -18,6 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/learn"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
@@ -49,8 +50,13 @@ func (u *up) openState(context.Context) error {
 		return err
 	}
 	u.onClose(u.secrets.Close)
-	u.store, err = tensor.OpenDir(filepath.Join(u.cfg.State, "blobs"), blobLimit)
-	return err
+	blobs, err := tensor.OpenDir(filepath.Join(u.cfg.State, "blobs"), blobLimit)
+	if err != nil {
+		return err
+	}
+	u.store = items.NewPlane(blobs, u.log)
+	u.onClose(func() error { u.store.Close(); return nil })
+	return u.metrics.Register(newPlaneMetrics(u.store))
 }
 
 // blobLimit bounds the large items of all requests under way, in bytes.
@@ -165,7 +171,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	}
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions()), Joining: u.cfg.NATS.joining(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
+		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions()), Joining: u.cfg.NATS.joining(), Adopts: u.leading.outside(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
 		Expected: u.expected, Cordons: &u.nodes.cordons.closed,
 		Reign: u.leading.reign.Load, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,

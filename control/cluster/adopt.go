@@ -18,6 +18,7 @@ type Offer struct {
 	Replica  string
 	Function pipeline.Key
 	Revision uint64 // of the function, from which it was started
+	Home     string // for the [Adopter]: what it uses of its owner's machine
 	Device   string
 	CPUMilli int // its limit, in thousandths of a core
 	Path     string
@@ -27,7 +28,7 @@ type Offer struct {
 type Adopter interface {
 	// Adopt takes the socket of a replica that runs already. The spec is that of its function, with
 	// the replica's revision.
-	Adopt(ctx context.Context, replica string, spec FunctionSpec) (wire.Socket, error)
+	Adopt(ctx context.Context, o Offer, spec FunctionSpec) (wire.Socket, error)
 }
 
 // handover is the part of a [replica] that says what it has to do with other owners.
@@ -80,7 +81,7 @@ func takeOver(l *Local, n *member, o Offer, spec FunctionSpec) bool {
 		begun: l.now(), since: l.now(), gone: make(chan struct{}), kick: make(chan struct{}, 1),
 		cpu: o.CPUMilli, cpuWant: o.CPUMilli, path: o.Path, handover: handover{from: from, kept: true},
 	}
-	begin(l, n, r, func() error { return adopt(l, r) })
+	begin(l, n, r, func() error { return adopt(l, r, o) })
 	if latest {
 		r.home.remember(spec, plan.Slot{Node: n.name, Device: o.Device})
 	}
@@ -96,11 +97,11 @@ func begin(l *Local, n *member, r *replica, start func() error) {
 }
 
 // adopt takes a replica over and waits until it is Ready.
-func adopt(l *Local, r *replica) error {
+func adopt(l *Local, r *replica, o Offer) error {
 	begin := time.Now()
 	ctx, cancel := context.WithTimeoutCause(r.wanted, l.cfg.StartTimeout, fmt.Errorf("not taken over within %v", l.cfg.StartTimeout))
 	defer cancel()
-	conn, err := r.from.Adopt(ctx, r.name, r.spec)
+	conn, err := r.from.Adopt(ctx, o, r.spec)
 	if err != nil {
 		return because(ctx, err)
 	}

@@ -23,9 +23,9 @@ type keepingNode struct {
 	adopt func(replica string, revision uint64) error // nil: done
 }
 
-func (n keepingNode) Adopt(_ context.Context, replica string, spec FunctionSpec) (wire.Socket, error) {
+func (n keepingNode) Adopt(_ context.Context, o Offer, spec FunctionSpec) (wire.Socket, error) {
 	if n.adopt != nil {
-		if err := n.adopt(replica, spec.Revision); err != nil {
+		if err := n.adopt(o.Replica, spec.Revision); err != nil {
 			return nil, err
 		}
 	}

@@ -79,14 +79,9 @@ func (l *load) pause(d time.Duration) bool {
 	}
 }
 
-// bases returns the control planes, that with the index i first. A client uses the other one if
-// the first one cannot be reached, as behind a proxy.
-func (l *load) bases(i int) []*process {
-	if i == 0 {
-		return l.c.controls
-	}
-	return []*process{l.c.controls[1], l.c.controls[0]}
-}
+// bases returns the control planes, that with the index i first. A client uses another one if the
+// first one cannot be reached, as behind a proxy.
+func (l *load) bases(i int) []*process { return slices.Concat(l.c.controls[i:], l.c.controls[:i]) }
 
 // sync sends sync requests, one after the other.
 func (l *load) sync(first int, k kind) {

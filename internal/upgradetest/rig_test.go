@@ -5,9 +5,9 @@ package upgradetest_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -94,13 +94,19 @@ func (p *process) keep() io.Writer {
 	if dir == "" {
 		return io.Discard
 	}
-	name := fmt.Sprintf("%s-%s-%d.log", strings.ReplaceAll(p.t.Name(), "/", "-"), p.name, len(p.logs))
-	f, err := os.Create(filepath.Join(dir, name))
+	return appended(filepath.Join(dir, fmt.Sprintf("%s-%s-%d.log", strings.ReplaceAll(p.t.Name(), "/", "-"), p.name, len(p.logs))))
+}
+
+// appended is a file that is open only while something is written.
+type appended string
+
+func (a appended) Write(b []byte) (int, error) {
+	f, err := os.OpenFile(string(a), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		p.t.Fatal(err)
+		return 0, err
 	}
-	p.t.Cleanup(func() { _ = f.Close() })
-	return f
+	n, err := f.Write(b)
+	return n, errors.Join(err, f.Close())
 }
 
 // api returns a client of a control plane.
@@ -147,54 +153,70 @@ func (p *process) leads() bool {
 	return err == nil && v == 1
 }
 
-// cluster is three NATS servers, two control planes and two daemons.
+// cluster is control planes, daemons and NATS.
 type cluster struct {
 	t        *testing.T
+	program  string // of its first processes
 	nats     string // URLs
 	controls []*process
 	daemons  []*process
 }
 
-// start runs a cluster of one version until the end of the test.
-func start(t *testing.T, program string) *cluster {
+// add starts a process. It is stopped at the end of the test.
+func (c *cluster) add(name string, args ...string) *process {
+	c.t.Helper()
+	p := &process{t: c.t, name: name, state: c.t.TempDir()}
+	p.args = append(args, "--state", p.state, "--images", proctest.Built(c.t, "images"), "--ort", proctest.Built(c.t, "ort", "libonnxruntime.so.1"))
+	c.t.Cleanup(func() {
+		if p.up != nil {
+			p.stop()
+		}
+		p.examine()
+	})
+	p.run(c.program)
+	return p
+}
+
+// daemon starts a daemon.
+func (c *cluster) daemon(name string, args ...string) {
+	c.t.Helper()
+	p := c.add(name, append([]string{"keysmanager", "--node", name, "--nats", c.nats, "--memory", "1Gi", "--cpus", "1", "--devices", "none"}, args...)...)
+	c.daemons = append(c.daemons, p)
+	c.ready(p)
+}
+
+// startOutside runs two control planes of one version on three NATS servers, with two daemons.
+func startOutside(t *testing.T, program string) *cluster {
 	t.Helper()
-	nats := natstest.Start(t, 3)
-	images, ort := proctest.Built(t, "images"), proctest.Built(t, "ort", "libonnxruntime.so.1")
-	c := &cluster{t: t, nats: nats.String()}
-	add := func(name string, args ...string) *process {
-		p := &process{t: t, name: name, state: t.TempDir()}
-		p.args = append(args, "--state", p.state, "--images", images, "--ort", ort)
-		t.Cleanup(func() {
-			if p.up != nil {
-				p.stop()
-			}
-			p.examine()
-		})
-		p.run(program)
-		return p
-	}
+	c := &cluster{t: t, program: program, nats: natstest.Start(t, 3).String()}
 	for _, name := range []string{"a", "b"} {
-		p := add(name, "up", "--listen", freePort(t), "--nats", nats.String(), "--no-node")
+		p := c.add(name, "up", "--listen", freePort(t), "--nats", c.nats, "--no-node")
 		p.stands()
 		c.controls = append(c.controls, p)
 	}
-	for _, name := range []string{"left", "right"} {
-		p := add(name, "keysmanager", "--node", name, "--nats", nats.String(), "--nats-outside", "--memory", "1Gi", "--cpus", "1", "--devices", "none")
-		c.daemons = append(c.daemons, p)
-		c.ready(p)
-	}
+	c.daemon("left", "--nats-outside")
+	c.daemon("right", "--nats-outside")
+	return c
+}
+
+// startInside runs one control plane with NATS inside, a daemon, and another one that is reached
+// over TLS, as on another machine.
+func startInside(t *testing.T, program string) *cluster {
+	t.Helper()
+	at := freePort(t)
+	c := &cluster{t: t, program: program, nats: "nats://" + at}
+	a := c.add("a", "up", "--listen", freePort(t), "--nats-listen", at, "--no-node")
+	c.controls = append(c.controls, a)
+	token := filepath.Join(a.state, "nats-token")
+	c.daemon("left", "--token", token)
+	c.daemon("right", "--token", token, "--listen", freePort(t), "--remote")
 	return c
 }
 
 // freePort returns an address where nothing listens. A control plane that begins again keeps it.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", proctest.Ports(t, 1)[0])
 }
 
 // faults are words in logs that show that the versions do not understand each other.
@@ -206,6 +228,7 @@ func (p *process) examine() {
 		for line := range strings.Lines(log.String()) {
 			if faults.MatchString(line) {
 				p.t.Errorf("process %d of %s: %s", i+1, p.name, line)
+				break // many more of that kind may follow
 			}
 		}
 	}

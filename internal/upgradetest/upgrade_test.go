@@ -129,7 +129,18 @@ var (
 			p.stands()
 		})
 	}
-	// The daemon's replicas go on.
+	// There is no other control plane.
+	only step = func(c *cluster, l *load, to program) {
+		p := c.controls[0]
+		l.replace("control plane -> "+to.name, true, func() {
+			p.stop()
+			p.run(to.path)
+			for _, d := range c.daemons {
+				c.ready(d)
+			}
+		})
+	}
+	// Its replicas go on, unless it is on another machine.
 	killed step = func(c *cluster, l *load, to program) {
 		d := c.daemons[0]
 		l.replace("daemon "+d.name+" (killed) -> "+to.name, false, func() {
@@ -138,7 +149,7 @@ var (
 			c.ready(d)
 		})
 	}
-	// The daemon's replicas move.
+	// Its replicas move.
 	drained step = func(c *cluster, l *load, to program) {
 		d := c.daemons[1]
 		l.replace("daemon "+d.name+" (drained) -> "+to.name, false, func() {
@@ -153,22 +164,26 @@ var (
 // after the other and under load, and goes back. No accepted async request may be lost. Sync
 // requests may fail only while the leader is replaced, with 502 or 503.
 func TestRollingUpgrade(t *testing.T) {
-	v := programs(t)
-	for name, order := range map[string]struct{ there, back []step }{
+	for name, is := range map[string]struct {
+		start       func(*testing.T, string) *cluster
+		there, back []step
+	}{
 		// As docs/howto-nodes.md says.
-		"control planes first": {[]step{standby, leader, killed, drained}, []step{killed, drained, standby, leader}},
+		"control planes first": {startOutside, []step{standby, leader, killed, drained}, []step{killed, drained, standby, leader}},
 		// The other way round.
-		"daemons first": {[]step{killed, drained, standby, leader}, []step{standby, leader, killed, drained}},
+		"daemons first": {startOutside, []step{killed, drained, standby, leader}, []step{standby, leader, killed, drained}},
+		"NATS inside":   {startInside, []step{only, killed, drained}, []step{only, killed, drained}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := start(t, v.old.path)
+			v := programs(t)
+			c := is.start(t, v.old.path)
 			c.deploy()
 			c.share()
 			want := c.look(c.leader())
 			l := c.run(t)
 			l.replace("nothing", false, func() {})
 			for i, to := range []program{v.new, v.old} {
-				for _, replace := range [][]step{order.there, order.back}[i] {
+				for _, replace := range [][]step{is.there, is.back}[i] {
 					replace(c, l, to)
 					for _, p := range c.controls {
 						if got := c.look(p); !reflect.DeepEqual(got, want) {

@@ -26,7 +26,7 @@ import (
 // folder in which the shim runs) and the state of runc then stay without a container in containerd.
 // shims finds and removes them by the container's id.
 type shims struct {
-	address   string // of containerd
+	address   string // of containerd, without links: shims have it as containerd's configuration has
 	namespace string // of containerd
 	runc      string // folder in which runc has the states of the namespace's containers
 	log       *slog.Logger
@@ -55,7 +55,11 @@ const (
 )
 
 func newShims(cfg Config) *shims {
-	return &shims{address: cfg.Address, namespace: cfg.Namespace, runc: filepath.Join(runcStates, cfg.Namespace), log: cfg.Log}
+	address, err := filepath.EvalSymlinks(cfg.Address) // /var/run is a link to /run
+	if err != nil {
+		address = cfg.Address
+	}
+	return &shims{address: address, namespace: cfg.Namespace, runc: filepath.Join(runcStates, cfg.Namespace), log: cfg.Log}
 }
 
 // remnant is what is left of a container that containerd does not have.
@@ -149,8 +153,8 @@ func (s *shims) learn(init int, id string) {
 	s.bundles = filepath.Dir(cwd)
 }
 
-// isBundle reports whether a path can be the bundle of a container. Paths come from /proc, so
-// others are never removed.
+// isBundle reports whether a path can be the bundle of a container. Paths come from /proc, where
+// programs decide what they are, so other paths are never removed.
 func (s *shims) isBundle(path, id string) bool {
 	return filepath.IsAbs(path) && strings.HasSuffix(path, filepath.Join("/", tasksFolder, s.namespace, id))
 }

@@ -139,7 +139,7 @@ func TestShimsThatNobodyHasAreRemoved(t *testing.T) {
 		t.Errorf("%v is left of the shim with a folder, want %v", l, before)
 	}
 	for id, want := range map[string]bool{lost.id: true, starting.id: false, "redis": false} {
-		if got, err := r.unowned(t.Context(), id); err != nil || got != want {
+		if got, err := unowned(t.Context(), r.client, id); err != nil || got != want {
 			t.Errorf("%s: nobody has it: %v, %v, want %v", id, got, err, want)
 		}
 	}
@@ -188,15 +188,21 @@ func fakeShim(t *testing.T, cfg Config, id string, outer ...string) (shim, child
 // others stay, and so does a program of a function that looks like a shim.
 func TestOnlyTheShimOfAContainerIsKilled(t *testing.T) {
 	const id = "ocr-openfaas-fn-abcdefghijkl"
-	cfg := Config{Address: "/run/of-a-test.sock", Namespace: "of-a-test", Log: slog.New(slog.DiscardHandler)}
+	dir := t.TempDir()
+	link := filepath.Join(dir, "link")
+	cfg := Config{Address: filepath.Join(dir, "c.sock"), Namespace: "of-a-test", Log: slog.New(slog.DiscardHandler)}
+	if err := errors.Join(os.WriteFile(cfg.Address, nil, 0o600), os.Symlink(dir, link)); err != nil {
+		t.Fatal(err)
+	}
 	inOther, atOther := cfg, cfg
-	inOther.Namespace, atOther.Address = "of-others", "/run/of-others.sock"
+	inOther.Namespace, atOther.Address = "of-others", filepath.Join(dir, "others.sock")
 	others := map[string]int{}
 	others["in another namespace"], _ = fakeShim(t, inOther, id)
 	others["of another containerd"], _ = fakeShim(t, atOther, id)
 	others["of another container"], _ = fakeShim(t, cfg, id[:len(id)-1]+"m")
 	others["in a container"], _ = fakeShim(t, cfg, id, "unshare", "--pid", "--fork")
 	shim, child := fakeShim(t, cfg, id)
+	cfg.Address = filepath.Join(link, "c.sock")
 	if err := newShims(cfg).remove(t.Context(), id); err != nil {
 		t.Error(err)
 	}

@@ -217,7 +217,7 @@ func (r *Runtime) orphans(ctx context.Context) (starting map[string]bool, _ erro
 		}
 	}
 	for _, id := range shims {
-		none, err := r.unowned(ctx, id)
+		none, err := unowned(ctx, r.client, id)
 		if none {
 			starting[id] = false
 		}
@@ -232,11 +232,11 @@ var newIDs = regexp.MustCompile(`^[a-zA-Z0-9-]+-[a-z2-7]{12}$`)
 // unowned reports whether the container of a shim is one that some Runtime has made and that has
 // neither a record in containerd nor a folder. A start makes both before the shim, and a removal
 // ends the shim before the folder. So no Runtime, of any node, makes or has such a container.
-func (r *Runtime) unowned(ctx context.Context, id string) (bool, error) {
+func unowned(ctx context.Context, client *containerd.Client, id string) (bool, error) {
 	if _, err := os.Lstat(filepath.Join(Folders, id)); !errors.Is(err, fs.ErrNotExist) || !newIDs.MatchString(id) {
 		return false, nil
 	}
-	_, err := r.client.LoadContainer(ctx, id)
+	_, err := client.LoadContainer(ctx, id)
 	if errdefs.IsNotFound(err) {
 		return true, nil
 	}

@@ -107,7 +107,7 @@ func (c *Client) Adopt(ctx context.Context, o Order) (wire.Socket, error) {
 		return nil, err
 	}
 	conn, err := c.take(ctx, socketRequest{
-		V: Version, Want: wantSocket, Replica: o.Replica, Epoch: epoch, Keep: c.reach.keep, Adopt: true, Revision: o.Revision, Home: o.Home,
+		V: Version, Want: wantSocket, Replica: o.Replica, Epoch: epoch, Keep: c.reach.keep, Adopt: true, Gateway: o.Gateway, Revision: o.Revision, Home: o.Home,
 	})
 	if err != nil {
 		return nil, &Error{c.name, fmt.Errorf("take over replica %q: %w", o.Replica, err)}
@@ -157,7 +157,9 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		return Answer{}, o, err
 	}
 	until, _ := ctx.Deadline()
-	o.V, o.ID, o.To = Version, rand.Text(), c.Inventory().ID
+	inv := c.Inventory()
+	o = o.fit(inv.Knows)
+	o.V, o.ID, o.To = Version, rand.Text(), inv.ID
 	answers := make(chan Answer, 64)
 	c.mu.Lock()
 	c.waiting[o.ID] = answers

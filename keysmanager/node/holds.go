@@ -40,6 +40,7 @@ type holds struct {
 type held struct {
 	*wire.Switch
 
+	function string
 	revision uint64
 	home     string
 }
@@ -60,7 +61,7 @@ func (h *holds) add(k *kept, req socketRequest) (*held, error) {
 	if h.closed {
 		return nil, errors.Join(errors.New("the daemon ends"), k.conn.Close())
 	}
-	r := &held{wire.NewSwitch(k.conn, h.cfg), req.Revision, req.Home}
+	r := &held{wire.NewSwitch(k.conn, h.cfg), k.function, req.Revision, req.Home}
 	h.all[k.replica] = r
 	h.group.Go(func() { h.follow(k.replica, r) })
 	return r, nil
@@ -121,25 +122,37 @@ func (h *holds) close() {
 
 // handing is a stage socket that a control plane gets.
 type handing struct {
-	s       *Server
-	replica string
-	first   bool        // by the control plane that has started the replica
-	conn    wire.Socket // the replica's own socket; nil: it is kept in hold
-	hold    *held
+	running
+
+	s     *Server
+	first bool        // by the control plane that has started the replica
+	conn  wire.Socket // the replica's own socket; nil: it is kept in hold
+	hold  *held
 }
 
 // hand returns the stage socket that a request asks for.
 func hand(s *Server, req socketRequest) (*handing, error) {
+	if req.Keep && s.cfg.Claimed != nil {
+		s.cfg.Claimed(req.Gateway)
+	}
 	if req.Adopt {
 		r, err := s.holds.find(req)
-		return &handing{s, req.Replica, false, nil, r}, err
+		h := &handing{running{replica: req.Replica}, s, false, nil, r}
+		if err == nil {
+			h.function = r.function
+		}
+		return h, err
 	}
 	k, err := s.claimed(req.Replica, req.Order)
-	if err != nil || !req.Keep || !s.holds.on() {
-		return &handing{s, req.Replica, true, k.socket(), nil}, err
+	h := &handing{running{replica: req.Replica}, s, true, k.socket(), nil}
+	if err != nil {
+		return h, err
 	}
-	r, err := s.holds.add(k, req)
-	return &handing{s, req.Replica, true, nil, r}, err
+	if h.function = k.function; req.Keep && s.holds.on() {
+		h.conn = nil
+		h.hold, err = s.holds.add(k, req)
+	}
+	return h, err
 }
 
 // overUnix sends the reply with a descriptor beside it: of the replica's own socket, or of one that
@@ -161,13 +174,29 @@ func (h *handing) overUnix(c *net.UnixConn, reply socketReply) error {
 
 // overStream connects the replica with a stream until either ends.
 func (h *handing) overStream(c net.Conn) {
+	items, log := h.s.cfg.Items, h.s.cfg.Log
 	if h.hold == nil {
-		relay(h.replica, h.conn, c, h.s.cfg.Log)
+		relay(h.running, h.conn, c, items, log)
 		return
 	}
-	if gone, err := h.hold.Connect(wire.OverStream(c)); err == nil {
-		<-gone
+	if items == nil {
+		if gone, err := h.hold.Connect(wire.OverStream(c)); err == nil {
+			<-gone
+		}
+		return
 	}
+	near, ours, err := socketPair()
+	if err != nil {
+		log.Error("failed to connect a control plane with a replica", "replica", h.replica, "error", err)
+		return
+	}
+	gone, err := h.hold.Connect(ours)
+	if err != nil {
+		_ = near.Close()
+		return
+	}
+	relay(h.running, near, c, items, log)
+	<-gone
 }
 
 // failed handles a hand-over that has failed. Nobody else knows a replica that has just started.

@@ -125,7 +125,7 @@ func (s *Server) carryOut(ctx context.Context, o Order, t *task) {
 	if unwanted {
 		a = Answer{ID: o.ID, Done: true, Error: "nobody waits for it any more"}
 	} else if started.Conn != nil {
-		k := &kept{order: o.ID, replica: o.Replica, epoch: o.Epoch, conn: started.Conn}
+		k := &kept{order: o.ID, replica: o.Replica, function: o.Spec.Function, epoch: o.Epoch, conn: started.Conn}
 		k.timer = time.AfterFunc(s.cfg.Unclaimed, func() { s.expire(k) })
 		s.kept[o.Replica] = k
 	}

@@ -51,6 +51,7 @@ type ServerConfig struct {
 	Remote bool
 	// Serves images on a connection, until the connection or ctx ends; nil: none are served.
 	Images func(ctx context.Context, c net.Conn)
+	Items  Items // nil: large outputs go to the control plane
 	Log    *slog.Logger
 
 	// File that keeps the highest epoch of control planes; empty: a restart forgets it.
@@ -61,6 +62,9 @@ type ServerConfig struct {
 	// How long replicas may outlive the control plane that has claimed them, if it says that another
 	// one may take them over. 0: they end with it.
 	Keep time.Duration
+	// Claimed is called before a control plane gets a replica that may outlive it. Functions of this
+	// machine reach it at the address; empty: it is on another machine. nil: nothing is called.
+	Claimed func(gateway string)
 }
 
 // Bounds of what a Server keeps.
@@ -113,10 +117,10 @@ type task struct {
 
 // kept is a started replica's socket that waits for who ordered it.
 type kept struct {
-	order, replica string
-	epoch          uint64
-	conn           wire.Socket
-	timer          *time.Timer
+	order, replica, function string
+	epoch                    uint64
+	conn                     wire.Socket
+	timer                    *time.Timer
 }
 
 // NewServer opens the unix socket. Run makes the node known.

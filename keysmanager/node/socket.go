@@ -30,7 +30,8 @@ type socketRequest struct {
 	// Another control plane may take the replica over, so its socket stays in the daemon.
 	Keep bool `json:"keep,omitempty"`
 	// The replica runs already; Order is empty.
-	Adopt bool `json:"adopt,omitempty"`
+	Adopt   bool   `json:"adopt,omitempty"`
+	Gateway string `json:"gateway,omitempty"` // of its functions, as in a Spec
 	// What the node announces of the replica for the next control plane.
 	Revision uint64 `json:"revision,omitempty"`
 	Home     string `json:"home,omitempty"`

@@ -51,17 +51,25 @@ func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 }
 
 // relay passes frames between a replica and a stream until either ends, and then ends the other.
-func relay(replica string, near wire.Socket, c net.Conn, log *slog.Logger) {
+// items keeps large outputs of the function; nil: they pass, too.
+func relay(of running, near wire.Socket, c net.Conn, items Items, log *slog.Logger) {
 	far := wire.OverStream(c)
 	end := func(direction string, err error) {
 		_ = far.Close() // what was sent arrives
 		_ = near.Close()
 		if err != nil {
-			log.Debug("relay has ended", "replica", replica, "direction", direction, "error", err)
+			log.Debug("relay has ended", "replica", of.replica, "direction", direction, "error", err)
 		}
 	}
+	in, out := func() error { return wire.Relay(near, far) }, func() error { return wire.Relay(far, near) }
+	if items != nil {
+		carry := newCarry(items, of, wire.NewOutlet(near), wire.NewOutlet(far), log)
+		defer carry.close()
+		in = func() error { return wire.RelayEdited(carry.near, far, carry.toReplica) }
+		out = func() error { return wire.RelayEdited(carry.far, near, carry.fromReplica) }
+	}
 	var both sync.WaitGroup
-	both.Go(func() { end("to the replica", wire.Relay(near, far)) })
-	both.Go(func() { end("from the replica", wire.Relay(far, near)) })
+	both.Go(func() { end("to the replica", in()) })
+	both.Go(func() { end("from the replica", out()) })
 	both.Wait()
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -21,14 +22,21 @@ func (s *Switch) readReplica() {
 			err = s.passReplica(r)
 		}
 		switch {
-		case errors.Is(err, io.EOF):
+		case err == nil:
+		case hangup(err):
 			s.end(errEnded)
 			return
-		case err != nil:
+		default:
 			s.end(fmt.Errorf("replica: %w", err))
 			return
 		}
 	}
+}
+
+// hangup reports whether an error is the end of a connection, not a fault in what was sent.
+func hangup(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // passReplica passes on the frames in r.

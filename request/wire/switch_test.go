@@ -437,7 +437,7 @@ func TestSwitchEndsReplicas(t *testing.T) {
 	if _, err := d.Connect(OverStream(new(net.UnixConn))); !errors.Is(err, errUnowned) {
 		t.Errorf("connected after the end: %v", err)
 	}
-	d = newStand(t, func(c *SwitchConfig) { c.Keep = time.Second })
+	d = newStand(t, func(c *SwitchConfig) { c.Keep = 3 * time.Second })
 	o := d.first(false)
 	o.lost()
 	if err := d.ended(); !errors.Is(err, errUnowned) {
@@ -464,6 +464,27 @@ func TestSwitchEndsReplicas(t *testing.T) {
 	case <-d.Done():
 		t.Errorf("no call runs on: %v", d.Err())
 	case <-time.After(20 * time.Millisecond):
+	}
+}
+
+// TestSwitchJudgesReplicas checks that a replica that ends is not blamed, even within a frame, and
+// that one that breaks the protocol is.
+func TestSwitchJudgesReplicas(t *testing.T) {
+	d := newStand(t)
+	o := d.first(false)
+	o.batch(1, 1) // it is not read, so the connection is reset
+	if _, err := d.raw.Write(appendHeader(nil, Frame{Type: FrameResult, Batch: 1, Payload: make([]byte, 9)})); err != nil {
+		t.Fatal(err)
+	}
+	_ = d.raw.Close()
+	if err := d.ended(); err != nil {
+		t.Errorf("a replica that was killed: %v", err)
+	}
+	d = newStand(t)
+	d.first(false)
+	d.say(FrameCredit, 0, nil)
+	if err := d.ended(); err == nil || !strings.Contains(err.Error(), "replica: credit") {
+		t.Errorf("a replica that breaks the protocol: %v", err)
 	}
 }
 
