@@ -115,6 +115,9 @@ func ratio(a, b []float64) float64 {
 			all = append(all, a[i]/b[i])
 		}
 	}
+	if len(all) == 0 {
+		return 0
+	}
 	return bench.Median(all)
 }
 
