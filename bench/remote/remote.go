@@ -106,11 +106,17 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	return bench.Print(report, *asJSON, out)
 }
 
-// ratio returns the median of the ratios of two cases, round by round.
+// ratio returns the median of the ratios of two cases, round by round. Rounds in which no request
+// has ended do not count.
 func ratio(a, b []float64) float64 {
-	all := make([]float64, len(a))
+	var all []float64
 	for i := range a {
-		all[i] = a[i] / b[i]
+		if a[i] > 0 && b[i] > 0 {
+			all = append(all, a[i]/b[i])
+		}
+	}
+	if len(all) == 0 {
+		return 0
 	}
 	return bench.Median(all)
 }
