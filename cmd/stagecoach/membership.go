@@ -19,6 +19,7 @@ import (
 // joining is how a daemon becomes a member of a cluster.
 type joining struct {
 	urls  string // of NATS, with commas between
+	ca    string // file with the certificates that the servers' are checked against; empty: the cluster's authority
 	token string // text of a join token, or a file that has it
 	name  string // of the node
 	dir   string // for its credentials
@@ -57,7 +58,7 @@ func (j joining) member(ctx context.Context) (*identity.Member, error) {
 		cause := ""
 		if same, _ := m.JoinedWith(token); noToken == nil && !same {
 			cause = fmt.Sprintf("the token is of cluster %s", token.Cluster())
-		} else if err := queue.Probe(j.urls, access(m, nil)); errors.Is(err, queue.ErrRefused) {
+		} else if err := queue.Probe(j.urls, j.access(m, nil)); errors.Is(err, queue.ErrRefused) {
 			cause = err.Error()
 		}
 		if cause == "" {
@@ -66,7 +67,7 @@ func (j joining) member(ctx context.Context) (*identity.Member, error) {
 		j.log.Warn("the node has to join again", "node", j.name, "cluster", m.Source().Me().Cluster, "cause", cause)
 	}
 	if noToken != nil {
-		return nil, fmt.Errorf("--token: %w; node %q needs a token to join: `stagecoach up --nats-listen` writes one to its state folder, and `stagecoach node token` prints one", noToken, j.name)
+		return nil, fmt.Errorf("--token: %w; node %q needs a token to join: `stagecoach node token` prints one, and `stagecoach up --nats-listen` writes one to its state folder", noToken, j.name)
 	}
 	return m, j.join(ctx, m, token)
 }
@@ -75,7 +76,12 @@ func (j joining) member(ctx context.Context) (*identity.Member, error) {
 func (j joining) join(ctx context.Context, m *identity.Member, t identity.Token) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	a := queue.Bearer(t.User, identity.NATSClient(t.CA, time.Now))
+	secured, err := natsTLS(j.ca, t.CA)
+	if err != nil {
+		return fmt.Errorf("--nats-ca: %w", err)
+	}
+	a := queue.Bearer(t.User, secured)
+	a.NoTLS = func(err error) { cancel(fmt.Errorf("%w: %w", errNotOurs, err)) }
 	a.Refused = func(err error) {
 		cancel(fmt.Errorf("the NATS server refuses the token: it has expired, or is of another control plane: %w", err))
 	}
@@ -91,23 +97,39 @@ func (j joining) join(ctx context.Context, m *identity.Member, t identity.Token)
 	return nil
 }
 
+// errNotOurs means that NATS servers do not know join tokens.
+var errNotOurs = errors.New("the NATS servers let no node join with a token: they need the files that `stagecoach cluster init` writes, and the control planes --cluster-key; " +
+	"a node on the machine of the control plane that leads can use --nats-outside in place of a token")
+
 // access is the access of a member to NATS.
-func access(m *identity.Member, refused func(error)) queue.Access {
-	seed, tls := m.NATS()
-	return queue.Access{User: m.User, Seed: seed, TLS: tls, Refused: refused}
+func (j joining) access(m *identity.Member, refused func(error)) queue.Access {
+	seed, secured := m.NATS()
+	if j.ca != "" {
+		if own, err := natsTLS(j.ca, [32]byte{}); err == nil { // checked at the start
+			secured = own
+		}
+	}
+	return queue.Access{User: m.User, Seed: seed, TLS: secured, Refused: refused}
 }
 
 // openMembership makes the daemon a member, and connects it. If the membership ends, so does run.
 func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
 	if d.cfg.outside { // who may connect is up to the cluster's operator
-		nc, err := queue.Connect(d.cfg.nats, queue.Access{}, "node "+d.cfg.node, d.log)
+		a := queue.Access{}
+		if d.cfg.natsCA != "" {
+			var err error
+			if a.TLS, err = natsTLS(d.cfg.natsCA, [32]byte{}); err != nil {
+				return nil, fmt.Errorf("--nats-ca: %w", err)
+			}
+		}
+		nc, err := queue.Connect(d.cfg.nats, a, "node "+d.cfg.node, d.log)
 		if err != nil {
 			return nil, err
 		}
 		d.onClose(nc.Close)
 		return queue.NewLink(nc), nil
 	}
-	j := joining{d.cfg.nats, d.cfg.token, d.cfg.node, filepath.Join(d.cfg.state, "identity"), d.log}
+	j := joining{d.cfg.nats, d.cfg.natsCA, d.cfg.token, d.cfg.node, filepath.Join(d.cfg.state, "identity"), d.log}
 	m, err := j.member(ctx)
 	if err != nil {
 		return nil, err
@@ -119,7 +141,7 @@ func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
 		default:
 		}
 	}
-	nc, err := queue.Connect(d.cfg.nats, access(m, func(err error) {
+	nc, err := queue.Connect(d.cfg.nats, j.access(m, func(err error) {
 		if errors.Is(err, queue.ErrRevoked) { // before Serve has read the list
 			expel(m.Expelled())
 			return

@@ -217,6 +217,20 @@ func (t *Tunnel) Check(certificate func(*x509.Certificate) error) {
 	}
 }
 
+// Connect connects to a process, unless there is a connection with it.
+func (t *Tunnel) Connect(ctx context.Context, to identity.Name, addr string) error {
+	_, err := t.connected(ctx, to, addr)
+	return err
+}
+
+// Connected reports whether there is a connection with a process.
+func (t *Tunnel) Connected(with identity.Name) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers[with]
+	return p != nil && p.session != nil && !p.session.ended()
+}
+
 // Peers returns the processes of a role that are connected now, the latest first.
 func (t *Tunnel) Peers(role identity.Role) []identity.Name {
 	t.mu.Lock()

@@ -22,7 +22,7 @@ type Membership interface {
 }
 
 // ErrNoAuthority means that no node can join this process.
-var ErrNoAuthority = errors.New("no node can join: start `stagecoach up` with --nats-listen")
+var ErrNoAuthority = errors.New("no node can join: start `stagecoach up` with --nats-listen, or with --cluster-key if NATS is outside")
 
 // members serves who may join:
 //
