@@ -39,6 +39,8 @@ type cluster struct {
 	keys *queue.Keys
 	urls []string
 	log  *slog.Logger
+
+	servers []queue.OutsideServer
 }
 
 func newCluster(t *testing.T, n int) *cluster {
@@ -53,6 +55,7 @@ func newCluster(t *testing.T, n int) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.servers = servers
 	if err := outside.Init(c.dir, servers, time.Now()); err != nil {
 		t.Fatal(err)
 	}
