@@ -37,6 +37,7 @@ type Config struct {
 	Source   identity.Source
 	Log      *slog.Logger
 	Handlers map[string]Handler // by Request.Want
+	Until    Until              // nil: connections outlive certificates
 	tuning
 }
 
@@ -49,6 +50,7 @@ type tuning struct {
 	firstLine time.Duration // 0: firstLineTime
 	streams   int           // 0: maxStreams
 	backoff   time.Duration // 0: firstBackoff
+	expiry    time.Duration // 0: expiryEvery
 }
 
 // Bounds of a Tunnel.
@@ -67,6 +69,7 @@ const (
 	firstBackoff = 100 * time.Millisecond // after a failed dial
 	mostBackoff  = 5 * time.Second
 	acceptPause  = 50 * time.Millisecond // after a failed accept
+	expiryEvery  = 10 * time.Second      // between two checks of certificates' ends
 )
 
 // Errors that callers may want to tell apart.
@@ -114,6 +117,9 @@ func New(cfg Config) *Tunnel {
 	}
 	maps.Copy(t.handlers, cfg.Handlers)
 	t.ctx, t.end = context.WithCancel(context.Background())
+	if cfg.Until != nil {
+		t.group.Go(t.cutExpired)
+	}
 	return t
 }
 
@@ -128,6 +134,7 @@ func (c tuning) withDefaults() tuning {
 	orDuration(&c.greeting, greetingTime)
 	orDuration(&c.firstLine, firstLineTime)
 	orDuration(&c.backoff, firstBackoff)
+	orDuration(&c.expiry, expiryEvery)
 	if c.window == 0 {
 		c.window = streamWindow
 	}

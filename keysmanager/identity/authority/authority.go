@@ -113,6 +113,17 @@ func (a *Authority) Close() {
 // Source returns the Source of this control plane.
 func (a *Authority) Source() *identity.Holder { return a.source }
 
+// Until returns until when a process has a certificate. A control plane makes its own, so it always
+// has one.
+func (a *Authority) Until(process identity.Name) time.Time {
+	if process.Role != identity.Node {
+		return a.ca.NotAfter
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.state.Nodes[process.Name].until()
+}
+
 // Chain returns the certificate of this control plane, and the authority's behind it. The
 // certificate is kept in memory and renewed after two thirds of its lifetime.
 func (a *Authority) Chain() (*tls.Certificate, error) {
