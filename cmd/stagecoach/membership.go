@@ -19,7 +19,7 @@ import (
 // joining is how a daemon becomes a member of a cluster.
 type joining struct {
 	urls  string // of NATS, with commas between
-	ca    string // file with the certificates that the servers' are checked against; empty: the cluster's authority
+	ca    string // file that the servers' certificates are checked against; empty: the authority is
 	token string // text of a join token, or a file that has it
 	name  string // of the node
 	dir   string // for its credentials

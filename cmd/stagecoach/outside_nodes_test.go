@@ -54,7 +54,7 @@ func TestNodesOutliveTheLeader(t *testing.T) {
 	if err := os.WriteFile(token, []byte(n.printed("--name", "n1", "--uses", "1")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	d := n.farDaemon("n1", "--token", token)
+	d := n.farDaemon("n1", "--token", token, "--images", t.TempDir())
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, httpFn("h", map[string]string{"min": "1"}))
 	large := strings.Repeat("large ", 1<<18)
 	for _, r := range []*rig{a, b} {

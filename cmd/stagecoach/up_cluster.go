@@ -182,8 +182,8 @@ const (
 )
 
 // reachNodes keeps a connection with each node that has an address until stop is called, also while
-// this control plane stands by. A function that speaks HTTP meets requests of this process's gateway
-// over it, because nodes do not dial control planes.
+// this control plane stands by. Over it, functions that speak HTTP meet requests of this process's
+// gateway, because nodes do not dial control planes.
 func reachNodes(u *up) (stop func(), err error) {
 	f := u.nodes.far
 	ctx, cancel := context.WithCancel(context.Background())

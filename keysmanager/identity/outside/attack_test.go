@@ -23,8 +23,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// TestOneUseAtTwoControlPlanes has two nodes use a token that is good for one, at two control planes
-// at the same moment. One of them is let in.
+// TestOneUseAtTwoControlPlanes has two nodes use a token that is good for one, at two control
+// planes at the same moment. One of them is let in.
 func TestOneUseAtTwoControlPlanes(t *testing.T) {
 	c := newCluster(t, 3)
 	planes := []*plane{c.plane("a"), c.plane("b")}
@@ -140,8 +140,8 @@ func TestFilesAreNoSecondChance(t *testing.T) {
 	}
 }
 
-// TestNodesAreNoServers tries to connect to the port for servers with the certificate of a node, and
-// takes a server for a peer.
+// TestNodesAreNoServers tries to connect to the port for servers with the certificate of a node,
+// and takes a server for a peer.
 func TestNodesAreNoServers(t *testing.T) {
 	c := newCluster(t, 3)
 	a := c.plane("a")
@@ -151,7 +151,8 @@ func TestNodesAreNoServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, dir := range map[string]string{"a node": "", "a server": filepath.Join(c.dir, c.servers[0].Name)} {
-		cfg := &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true} // the client is what is tried
+		// The client is what is tried.
+		cfg := &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}
 		cfg.GetClientCertificate = m.Source().Client(m.Source().Me()).GetClientCertificate
 		if dir != "" {
 			pair, err := tls.LoadX509KeyPair(filepath.Join(dir, queue.OutsideRouteCert), filepath.Join(dir, queue.OutsideRouteKey))
