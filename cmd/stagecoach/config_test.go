@@ -116,6 +116,7 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	c.Requests.TrustedProxies = []string{"lb"}
 	c.NATS.Listen = "x" // without which node.none is wrong
 	text += "\n" + errorText(c.Validate())
+	c.Cluster.Key = "/none"
 	c.NATS = NATSConfig{URLs: []string{"x"}, Creds: "/none", CA: "/none", Cert: "/none", Key: "/none", Replicas: 2}
 	text += "\n" + errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)

@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
@@ -187,14 +185,14 @@ func access(m *identity.Member, refused func(error)) queue.Access {
 }
 
 // connect connects a node.
-func (c *cluster) connect(m *identity.Member, refused func(error)) *nats.Conn {
+func (c *cluster) connect(m *identity.Member, refused func(error)) (link *queue.Link, connected func() bool) {
 	c.t.Helper()
 	nc, err := queue.Connect(strings.Join(c.urls, ","), access(m, refused), "node", c.log)
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	c.t.Cleanup(nc.Close)
-	return nc
+	return queue.NewLink(nc), nc.IsConnected
 }
 
 func (c *cluster) until(what string, f func() bool) {
@@ -218,14 +216,13 @@ func TestNodesOfAClusterOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := make(chan error, 16)
-	nc := c.connect(m, func(err error) {
+	link, connected := c.connect(m, func(err error) {
 		select {
 		case gone <- err:
 		default:
 		}
 	})
-	link := queue.NewLink(nc)
-	c.until("a connection of the node", nc.IsConnected)
+	c.until("a connection of the node", connected)
 
 	c.Kill(0)
 	stop() // b leads now
