@@ -16,18 +16,36 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
+// joinConfig says how a daemon reaches NATS.
+type joinConfig struct {
+	urls    string // with commas between
+	ca      string // file that the servers' certificates are checked against; empty: the authority is
+	token   string // text of a join token, or a file that has it
+	outside bool   // the servers are of others, who decide who may connect
+}
+
+// validate reports invalid flags. listen is where the node's tunnel listens.
+func (c *joinConfig) validate(listen string, bad func(flag string, got any, want string)) {
+	if c.outside && listen != "" {
+		bad("listen", listen, "--token in place of --nats-outside: certificates need `up --nats-listen`, or servers with the files of `stagecoach cluster init` and `up --cluster-key`")
+	}
+	if c.ca != "" {
+		if _, err := natsTLS(c.ca, [32]byte{}); err != nil {
+			bad("nats-ca", err, "a file with certificates (PEM)")
+		}
+	}
+}
+
 // joining is how a daemon becomes a member of a cluster.
 type joining struct {
-	urls  string // of NATS, with commas between
-	ca    string // file that the servers' certificates are checked against; empty: the authority is
-	token string // text of a join token, or a file that has it
-	name  string // of the node
-	dir   string // for its credentials
-	log   *slog.Logger
+	joinConfig
+	name string // of the node
+	dir  string // for its credentials
+	log  *slog.Logger
 }
 
 // readToken reads the join token.
-func (j joining) readToken() (identity.Token, error) {
+func (j joinConfig) readToken() (identity.Token, error) {
 	text := j.token
 	if !identity.IsToken(text) {
 		b, err := os.ReadFile(j.token)
@@ -114,22 +132,22 @@ func (j joining) access(m *identity.Member, refused func(error)) queue.Access {
 
 // openMembership makes the daemon a member, and connects it. If the membership ends, so does run.
 func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
-	if d.cfg.outside { // who may connect is up to the cluster's operator
+	if d.cfg.join.outside { // who may connect is up to the cluster's operator
 		a := queue.Access{}
-		if d.cfg.natsCA != "" {
+		if d.cfg.join.ca != "" {
 			var err error
-			if a.TLS, err = natsTLS(d.cfg.natsCA, [32]byte{}); err != nil {
+			if a.TLS, err = natsTLS(d.cfg.join.ca, [32]byte{}); err != nil {
 				return nil, fmt.Errorf("--nats-ca: %w", err)
 			}
 		}
-		nc, err := queue.Connect(d.cfg.nats, a, "node "+d.cfg.node, d.log)
+		nc, err := queue.Connect(d.cfg.join.urls, a, "node "+d.cfg.node, d.log)
 		if err != nil {
 			return nil, err
 		}
 		d.onClose(nc.Close)
 		return queue.NewLink(nc), nil
 	}
-	j := joining{d.cfg.nats, d.cfg.natsCA, d.cfg.token, d.cfg.node, filepath.Join(d.cfg.state, "identity"), d.log}
+	j := joining{d.cfg.join, d.cfg.node, filepath.Join(d.cfg.state, "identity"), d.log}
 	m, err := j.member(ctx)
 	if err != nil {
 		return nil, err
@@ -141,7 +159,7 @@ func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
 		default:
 		}
 	}
-	nc, err := queue.Connect(d.cfg.nats, j.access(m, func(err error) {
+	nc, err := queue.Connect(d.cfg.join.urls, j.access(m, func(err error) {
 		if errors.Is(err, queue.ErrRevoked) { // before Serve has read the list
 			expel(m.Expelled())
 			return

@@ -12,7 +12,7 @@ type Until func(peer identity.Name) time.Time
 
 // cutExpired ends connections whose peers' certificates have expired, until Close. A peer that has
 // renewed its certificate since then stays.
-func (t *Tunnel) cutExpired() {
+func cutExpired(t *Tunnel) {
 	tick := time.NewTicker(t.cfg.expiry)
 	defer tick.Stop()
 	for {

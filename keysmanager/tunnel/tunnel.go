@@ -118,7 +118,7 @@ func New(cfg Config) *Tunnel {
 	maps.Copy(t.handlers, cfg.Handlers)
 	t.ctx, t.end = context.WithCancel(context.Background())
 	if cfg.Until != nil {
-		t.group.Go(t.cutExpired)
+		t.group.Go(func() { cutExpired(t) })
 	}
 	return t
 }

@@ -100,9 +100,6 @@ func (s *sealed) save(b []byte, revision uint64) (uint64, error) {
 	return s.Store.Replace(ctx, stateKey, s.Key.Seal(stateKey, b), revision)
 }
 
-// shared reports whether other control planes may change the state.
-func (a *Authority) shared() bool { return a.cfg.Shared != nil }
-
 // follow follows the changes of other control planes. If nothing is stored, it stores a state, so
 // that a control plane with another key is refused.
 func (a *Authority) follow() error {

@@ -91,7 +91,7 @@ func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expi
 		expires = now.Add(r.TTL)
 		user = expires.Add(keepExpired) // so that the answer can be that the token has expired
 	}
-	t = identity.Token{CA: identity.KeyHash(a.ca), Secret: identity.NewSecret()}
+	t = identity.Token{CA: identity.KeyHash(a.signer.ca), Secret: identity.NewSecret()}
 	if t.User, err = a.cfg.Users.Join(t.ID(), user); err != nil {
 		return t, expires, fmt.Errorf("authority: token: %w", err)
 	}
@@ -133,7 +133,7 @@ func (a *Authority) knows(t identity.Token) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	have, ok := a.state.Tokens[t.ID()]
-	return ok && have.Local && t.CA == identity.KeyHash(a.ca) && have.Secret == identity.SecretHash(t.Secret)
+	return ok && have.Local && t.CA == identity.KeyHash(a.signer.ca) && have.Secret == identity.SecretHash(t.Secret)
 }
 
 // check says why a token does not let a node join; empty: it does. again means that the node has
