@@ -42,6 +42,7 @@ func initialized(t *testing.T) (of *natstest.Cluster, key string) {
 // TLS alone. Requests of both reach functions there, also large ones of functions that speak HTTP.
 // The leader is killed, and the next one uses the node. Then the node is revoked, and ends.
 func TestNodesOutliveTheLeader(t *testing.T) {
+	t.Parallel()
 	of, file := initialized(t)
 	flags := []string{"--nats", of.String(), "--cluster-key", file, "--no-node"}
 	a := start(t, flags...)
@@ -63,8 +64,7 @@ func TestNodesOutliveTheLeader(t *testing.T) {
 			t.Errorf("h answers %d bytes, want the %d of the request", len(got.Body), len(large))
 		}
 	}
-	first := n.running("n1", "f")
-
+	n.listsTokens(t)
 	if err := a.up.Cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
@@ -79,9 +79,7 @@ func TestNodesOutliveTheLeader(t *testing.T) {
 		})
 	}
 	t.Logf("the next leader's functions answer after %v", time.Since(begun))
-	if now := n.running("n1", "f"); len(first) != 1 || len(now) == 0 {
-		t.Errorf("n1 ran %q before and %q after, want replicas", first, now)
-	}
+	n.until(soon, "n1 to announce a replica", func() bool { return len(n.running("n1", "f")) > 0 })
 
 	if out, err := n.command("node", "revoke", "n1"); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -90,6 +88,36 @@ func TestNodesOutliveTheLeader(t *testing.T) {
 	d.Process = nil
 	if !strings.Contains(d.log.String(), identity.ErrRevoked.Error()) {
 		t.Errorf("the node does not say that it is revoked:\n%s", d.log)
+	}
+}
+
+// listsTokens lists the tokens after n1 has joined, and makes another one void.
+func (n *nodesRig) listsTokens(t *testing.T) {
+	t.Helper()
+	n.printed()
+	table := func() [][]string {
+		out, err := n.command("node", "tokens")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var rows [][]string
+		for line := range strings.Lines(out) {
+			rows = append(rows, strings.Fields(line))
+		}
+		return rows[1:]
+	}
+	rows := table()
+	if len(rows) != 2 || rows[0][1] != "any" || rows[1][1] != "n1" || !strings.HasSuffix(strings.Join(rows[1], " "), " 1 of 1") {
+		t.Fatalf("tokens: %q, want one for any node and one that n1 has used", rows)
+	}
+	if _, err := n.command("node", "token", "revoke", rows[0][0]); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.command("node", "token", "revoke", rows[0][0]); err == nil || !strings.Contains(err.Error(), "404") {
+		t.Errorf("a token is revoked again: %v, want 404", err)
+	}
+	if left := table(); len(left) != 1 || left[0][0] != rows[1][0] {
+		t.Errorf("tokens: %q, want that of n1 alone", left)
 	}
 }
 

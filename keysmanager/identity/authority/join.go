@@ -191,6 +191,9 @@ func (s state) mayRenew(name string, ask identity.Ask, now time.Time) error {
 	return nil
 }
 
+// failed is the answer to an ask that could not be decided.
+const failed = "the control plane failed to answer; its log has the cause"
+
 // answer completes an answer. A refusal is logged. The caller holds a.mu.
 func (a *Authority) answer(name string, out identity.Answer, err error, now time.Time) identity.Answer {
 	out.V, out.Time, out.Revoked = identity.Version, now.UTC(), a.state.Revoked
@@ -199,7 +202,7 @@ func (a *Authority) answer(name string, out identity.Answer, err error, now time
 	}
 	var r refusal
 	if out.Error = err.Error(); !errors.As(err, &r) {
-		out.Error = "the control plane failed to answer; its log has the cause"
+		out.Error = failed
 	}
 	if a.said.once(name + ": " + err.Error()) {
 		a.cfg.Log.Error("node refused", "node", name, "error", err)

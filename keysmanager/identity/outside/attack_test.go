@@ -140,6 +140,27 @@ func TestFilesAreNoSecondChance(t *testing.T) {
 	}
 }
 
+// TestServerThatForgets revokes a node, and starts the server without the accounts that it had
+// stored. The control plane tells it again who is revoked.
+func TestServerThatForgets(t *testing.T) {
+	c := newCluster(t, 1)
+	a := c.plane("a")
+	c.serve(a)
+	m, err := c.join("n1", a.token(t, authority.TokenRequest{}), c.urls...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Revoke("n1"); err != nil {
+		t.Fatal(err)
+	}
+	c.Kill(0)
+	if err := os.RemoveAll(filepath.Join(c.dir, c.servers[0].Name, "accounts")); err != nil {
+		t.Fatal(err)
+	}
+	c.Run(0)
+	c.until("the server to refuse the node", func() bool { return errors.Is(queue.Probe(c.urls[0], access(m, nil)), queue.ErrRefused) })
+}
+
 // TestNodesAreNoServers tries to connect to the port for servers with the certificate of a node,
 // and takes a server for a peer.
 func TestNodesAreNoServers(t *testing.T) {
