@@ -49,9 +49,10 @@ type Authority struct {
 
 	mu sync.Mutex
 	register
-	nodes Bus // nil: not served
-	cut   func(users map[string]time.Time) error
-	said  refusals
+	followed map[string]revokedUser // revoked users, when the store has told of the latest change
+	nodes    Bus                    // nil: not served
+	cut      func(users map[string]time.Time) error
+	said     refusals
 }
 
 // Open reads the authority. The first call makes it. The caller closes it.

@@ -122,6 +122,47 @@ func TestSharedState(t *testing.T) {
 	}
 }
 
+// TestRevokedElsewhere has a control plane read a revocation of another one, and hear of it later.
+// It acts on it.
+func TestRevokedElsewhere(t *testing.T) {
+	s, key := &shelf{mute: true}, authority.NewClusterKey()
+	a, err1 := sharing(t, s, key, "a")
+	b, err2 := sharing(t, s, key, "b")
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	joins, cut := &memory{}, make(chan map[string]time.Time, 8)
+	if _, err := a.Serve(&memory{}, joins, func(users map[string]time.Time) error { cut <- users; return nil }); err != nil {
+		t.Fatal(err)
+	}
+	token, _, err := a.NewToken(authority.TokenRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDaemon(t, "n1", t.TempDir(), &clock{})
+	if err := d.Join(bounded(t), joins, token); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.Revoke("n1"); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.RevokeToken("none"); !errors.Is(err, authority.ErrNoToken) { // it reads the state
+		t.Fatal(err)
+	}
+	s.watch[0](authority.Entry{Key: "state", Value: s.value, Revision: s.rev})
+	leaf, err := d.Source().Client(d.Source().Me()).GetClientCertificate(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Source().Check(leaf.Leaf); !errors.Is(err, identity.ErrRevoked) {
+		t.Errorf("the certificate: %v, want %v", err, identity.ErrRevoked)
+	}
+	a.Close() // waits for cut
+	if len(cut) != 1 || len(<-cut) != 1 {
+		t.Error("the user of the node is not cut off")
+	}
+}
+
 // TestSealedState tries another cluster key, and text that somebody else has stored.
 func TestSealedState(t *testing.T) {
 	s, key := &shelf{mute: true}, authority.NewClusterKey()

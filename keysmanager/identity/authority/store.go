@@ -134,15 +134,14 @@ func (a *Authority) changed(e Entry) {
 		return
 	}
 	a.mu.Lock()
-	if e.Revision <= a.revision {
-		a.mu.Unlock()
-		return // its own change, or an older one
+	if e.Revision > a.revision { // else it is known, but may not have been acted on
+		a.state, a.revision = s, e.Revision
 	}
-	same := maps.Equal(a.state.Users, s.Users)
-	a.state, a.revision = s, e.Revision
+	revoked, same := a.state.Revoked, maps.Equal(a.followed, a.state.Users)
+	a.followed = a.state.Users
 	cut := a.cut
 	a.mu.Unlock()
-	a.source.Revoke(s.Revoked)
+	a.source.Revoke(revoked)
 	if cut != nil && !same {
 		a.cuts.Go(func() {
 			if err := cut(a.RevokedUsers()); err != nil {
