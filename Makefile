@@ -24,7 +24,7 @@ LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -73,6 +73,9 @@ test-disk: images ## the disk of the state folder is full, 100 times; DISK_ROUND
 
 test-faults: images ## faults at their real length: NATS gone for 30 s
 	NATS_OUTAGE=$${NATS_OUTAGE:-30s} $(GO) test $(LAZY) -count=1 -timeout 10m -run TestNATSOutage -v ./cmd/stagecoach
+
+test-upgrade: images ## a cluster goes from the previous version to this one and back, under load
+	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-upgrade $(if $(RECORD),--record)
 
 test-containerd: images ## containers, with two versions of containerd; 50 cycles, 50 kills
 	@scripts/tools --containerd

@@ -71,6 +71,22 @@ func Receive(ctx context.Context, s *Store, manifest []byte, open func(Part) (io
 	return s.replace(filepath.Join("received", d.Digest.Hex), nil) // for Complete
 }
 
+// Parts returns the configuration and the layers of the image with this manifest.
+func Parts(manifest []byte) ([]Part, error) {
+	var m v1.Manifest
+	if err := json.Unmarshal(manifest, &m); err != nil {
+		return nil, fmt.Errorf("%w: its manifest: %w", ErrNoImage, err)
+	}
+	var out []Part
+	for _, d := range append([]v1.Descriptor{m.Config}, m.Layers...) {
+		if d.Size < 0 || !digestForm.MatchString(d.Digest.String()) {
+			return nil, fmt.Errorf("%w: a part of %d bytes with digest %q", ErrNoImage, d.Size, d.Digest)
+		}
+		out = append(out, Part{d.Digest.String(), d.Size})
+	}
+	return out, nil
+}
+
 // Missing returns the parts of an image that a store lacks, and the size of all parts in bytes.
 func Missing(s *Store, manifest []byte) (parts []Part, all int64, err error) {
 	var m v1.Manifest
@@ -127,6 +143,16 @@ func Has(s *Store, digest string) bool {
 	}
 	lacks, _, err := Missing(s, raw)
 	return err == nil && len(lacks) == 0
+}
+
+// Added returns when a build, an archive or a registry has added an image to a store last. It is
+// the zero time if the store lacks the image.
+func Added(s *Store, digest string) time.Time {
+	info, err := os.Stat(s.blob(digest))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
 }
 
 // Complete returns at most n digests of images that a store has completely and that were unpacked

@@ -283,9 +283,11 @@ func TestALoadOutlivesItsCaller(t *testing.T) {
 
 func TestCloseEndsALoad(t *testing.T) {
 	n := newNode(t, nil)
+	s := withModel
+	s.Process = "./stubborn" // never ends its load
 	failed := make(chan error, 1)
 	go func() {
-		_, err := n.Start(context.WithoutCancel(t.Context()), node.Order{Replica: "a", Spec: withModel})
+		_, err := n.Start(context.WithoutCancel(t.Context()), node.Order{Replica: "a", Spec: s})
 		failed <- err
 	}()
 	proctest.Until(t, "the load to begin", func() bool {

@@ -46,8 +46,8 @@ func (p *Provider) readDeployment(w http.ResponseWriter, r *http.Request) (Deplo
 			err = errors.Join(err, p.checkMode(d, digest), p.checkModel(d, digest))
 		}
 	}
-	if err == nil && out.Digest == "" && namesNoProcess(d) {
-		if out.Guess, err = p.Images.Guess(d.Image); err != nil {
+	if err == nil && namesNoProcess(d) {
+		if out.Guess, err = p.Images.Guess(d.Image, out.Digest); err != nil {
 			err = &pipeline.FieldError{Path: "envProcess", Got: "none, and image " + quote(d.Image) + ": " + err.Error(), Want: "the command to run, as fprocess in the stack file (faas-cli deploy --fprocess)"}
 		}
 	}

@@ -152,7 +152,7 @@ func (f *fakes) Pin(_ context.Context, image string) (string, error) {
 	return "", errors.New("there is stagecoach/echo:1")
 }
 
-func (f *fakes) Guess(image string) (Guess, error) {
+func (f *fakes) Guess(image, _ string) (Guess, error) {
 	switch image {
 	case "stagecoach/one:1":
 		return Guess{Process: "./one", Why: "because"}, nil
@@ -194,6 +194,20 @@ func (f *fakes) Scale(_ context.Context, key pipeline.Key, replicas int) error {
 	return nil
 }
 
+// plainSecrets implements Secrets.
+type plainSecrets struct{ *secret.Store }
+
+func (s plainSecrets) Put(_ context.Context, namespace, name string, value []byte) (note string, err error) {
+	if name == "noted" {
+		note = "it is noted"
+	}
+	return note, s.Store.Put(namespace, name, value)
+}
+
+func (s plainSecrets) Delete(_ context.Context, namespace, name string) error {
+	return s.Store.Delete(namespace, name)
+}
+
 func newLog(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, &slog.HandlerOptions{Level: slog.LevelDebug}))
 }
@@ -227,7 +241,7 @@ func newAPI(t testing.TB, store *memoryStore, c *Credentials) *api {
 	t.Cleanup(func() { _ = secrets.Close() })
 	book := logbook.New(1<<20, 1<<20)
 	p, err := New(Config{
-		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Room: f, Pinner: f.pins, Secrets: secrets, Mounts: secrets, Logs: bookLogs{book}, Ready: func() error { return f.unready }, Credentials: c,
+		Store: store, Registry: reg, Images: f, Status: f, Scaler: f, Room: f, Pinner: f.pins, Secrets: plainSecrets{secrets}, Mounts: secrets, Logs: bookLogs{book}, Ready: func() error { return f.unready }, Credentials: c,
 		Policies: Policies{Allocators: []string{"accuracy", "sizer"}, Routes: []string{"best", "even"}}, Version: "v0.1.0", Log: log,
 	})
 	if err != nil {

@@ -27,9 +27,10 @@ type Images interface {
 	// ErrImages means that Pin cannot check the image now. Any other error says why the image
 	// cannot run: what was found, and what is required.
 	Pin(ctx context.Context, image string) (digest string, err error)
-	// Guess returns the program that an image without a digest, which is a folder, probably runs.
-	// If several programs are possible, the error names them.
-	Guess(image string) (Guess, error)
+	// Guess returns the program that an image probably runs if it is a folder, or was packed from
+	// one. Other images name their program, and nothing is guessed. If several programs are
+	// possible, the error names them.
+	Guess(image, digest string) (Guess, error)
 	// Stage reports whether a pinned image speaks the stage protocol.
 	Stage(image, digest string) bool
 	// Model checks what can be seen of a stage's model without loading it. The model is the one

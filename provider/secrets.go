@@ -17,10 +17,11 @@ import (
 type Secrets interface {
 	// List returns the names of a namespace's secrets, sorted.
 	List(namespace string) ([]string, error)
-	// Put stores a new or existing secret. Functions that see it see the new value at once.
-	Put(namespace, name string, value []byte) error
+	// Put stores a new or existing secret. Functions that see it see the new value at once. note
+	// is what the client should know besides; empty: nothing.
+	Put(ctx context.Context, namespace, name string, value []byte) (note string, err error)
 	// Delete removes a secret. It is no error if the secret does not exist.
-	Delete(namespace, name string) error
+	Delete(ctx context.Context, namespace, name string) error
 }
 
 // Mounts shows functions their secrets.
@@ -63,52 +64,53 @@ func (p *Provider) listSecrets(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Provider) createSecret(w http.ResponseWriter, r *http.Request) {
-	p.changeSecret(w, r, http.StatusCreated, func(ctx context.Context, s types.Secret, there bool) error {
+	p.changeSecret(w, r, http.StatusCreated, func(ctx context.Context, s types.Secret, there bool) (string, error) {
 		if there {
-			return refuse(http.StatusConflict, fmt.Errorf("secret %q exists already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
+			return "", refuse(http.StatusConflict, fmt.Errorf("secret %q exists already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
 		}
 		// Declares the namespace, so that it is listed, and deleted when it is empty again.
 		if !p.Registry.HasNamespace(s.Namespace) {
 			if err := p.declare(ctx, s.Namespace, Namespace{}); err != nil {
-				return err
+				return "", err
 			}
 		}
-		return p.Secrets.Put(s.Namespace, s.Name, valueOf(s))
+		return p.Secrets.Put(ctx, s.Namespace, s.Name, valueOf(s))
 	})
 }
 
 func (p *Provider) updateSecret(w http.ResponseWriter, r *http.Request) {
-	p.changeSecret(w, r, http.StatusAccepted, func(_ context.Context, s types.Secret, there bool) error {
+	p.changeSecret(w, r, http.StatusAccepted, func(ctx context.Context, s types.Secret, there bool) (string, error) {
 		if !there {
-			return p.noSecret(s)
+			return "", p.noSecret(s)
 		}
-		return p.Secrets.Put(s.Namespace, s.Name, valueOf(s))
+		return p.Secrets.Put(ctx, s.Namespace, s.Name, valueOf(s))
 	})
 }
 
 // deleteSecret removes a secret that no function names. A function that names a missing secret
 // could not start.
 func (p *Provider) deleteSecret(w http.ResponseWriter, r *http.Request) {
-	p.changeSecret(w, r, http.StatusAccepted, func(_ context.Context, s types.Secret, there bool) error {
+	p.changeSecret(w, r, http.StatusAccepted, func(ctx context.Context, s types.Secret, there bool) (string, error) {
 		if !there {
-			return p.noSecret(s)
+			return "", p.noSecret(s)
 		}
 		var users []string
 		for _, d := range p.usersOf(s) {
 			users = append(users, d.Declared.Name)
 		}
 		if len(users) > 0 {
-			return refuse(http.StatusConflict, fmt.Errorf("secret %q of namespace %q is used by functions (%s): deploy them without it, or remove them, first",
+			return "", refuse(http.StatusConflict, fmt.Errorf("secret %q of namespace %q is used by functions (%s): deploy them without it, or remove them, first",
 				s.Name, s.Namespace, some(users)))
 		}
-		return p.Secrets.Delete(s.Namespace, s.Name)
+		return "", p.Secrets.Delete(ctx, s.Namespace, s.Name)
 	})
 }
 
 // changeSecret reads a request's secret and changes it. The value appears neither in the answer nor
 // in the log.
-func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int, change func(ctx context.Context, s types.Secret, there bool) error) {
+func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int, change func(ctx context.Context, s types.Secret, there bool) (note string, err error)) {
 	var s types.Secret
+	var note string
 	err := readJSONOf(w, r, &s, maxSecretBody)
 	if err == nil {
 		s.Namespace = namespaceOf(s.Namespace, r)
@@ -120,7 +122,8 @@ func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int
 			if err != nil {
 				return err
 			}
-			return change(ctx, s, slices.Contains(names, s.Name))
+			note, err = change(ctx, s, slices.Contains(names, s.Name))
+			return err
 		})
 	}
 	if err != nil {
@@ -128,7 +131,10 @@ func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int
 		return
 	}
 	p.Log.Info("secret changed", "method", r.Method, "secret", s.Name, "namespace", s.Namespace)
-	writeText(w, done, "secret "+s.Name)
+	if note != "" {
+		note = "; " + note
+	}
+	writeText(w, done, "secret "+s.Name+note)
 }
 
 func checkSecret(s types.Secret, value bool) error {

@@ -92,7 +92,7 @@ func start(t *testing.T, program string, env ...string) *replica {
 // exits waits until the process has ended, and checks its exit status and stderr.
 func (r *replica) exits(code int, message string) {
 	r.t.Helper()
-	kill := time.AfterFunc(20*time.Second, func() { _ = r.cmd.Process.Kill() })
+	kill := time.AfterFunc(time.Minute, func() { _ = r.cmd.Process.Kill() })
 	defer kill.Stop()
 	_ = r.cmd.Wait() // the state says how it ended
 	if got := r.cmd.ProcessState.ExitCode(); got != code || !strings.Contains(r.stderr.String(), message) {

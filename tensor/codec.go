@@ -12,16 +12,14 @@ const (
 	kindBytes   = 0
 	kindTensors = 1
 	kindRef     = 2
+	kindKept    = 3 // a reference to an item that a node keeps
 )
 
 // AppendItem appends the binary form of the item to b.
 func AppendItem(b []byte, it Item) []byte {
 	switch {
 	case it.Ref != nil:
-		b = append(b, kindRef)
-		b = pack.String(b, it.Ref.Owner)
-		b = pack.String(b, it.Ref.Blob)
-		return pack.Uint(b, uint64(it.Ref.Size))
+		return appendRef(b, it.Ref)
 	case it.Tensors != nil:
 		b = append(b, kindTensors)
 		b = pack.Uint(b, uint64(len(it.Tensors)))
@@ -34,6 +32,35 @@ func AppendItem(b []byte, it Item) []byte {
 		b = pack.String(b, it.ContentType)
 		return pack.Bytes(b, it.Bytes)
 	}
+}
+
+func appendRef(b []byte, ref *Ref) []byte {
+	kept := ref.Node != ""
+	if kept {
+		b = append(b, kindKept)
+	} else {
+		b = append(b, kindRef)
+	}
+	b = pack.String(b, ref.Owner)
+	b = pack.String(b, ref.Blob)
+	b = pack.Uint(b, uint64(ref.Size))
+	if kept {
+		b = pack.String(b, ref.Node)
+		b = pack.String(b, ref.Address)
+		b = pack.Uint(b, ref.Sum)
+	}
+	return b
+}
+
+// readRef decodes a reference after its kind.
+func readRef(r *pack.Reader, kind byte) *Ref {
+	ref := &Ref{Owner: r.String(), Blob: r.String(), Size: int64(r.Uint() &^ (1 << 63))}
+	if kind == kindKept {
+		if ref.Keeper = (Keeper{Node: r.String(), Address: r.String(), Sum: r.Uint()}); ref.Node == "" {
+			r.Fail("a reference to an item of a node without a name")
+		}
+	}
+	return ref
 }
 
 func appendTensor(b []byte, t Tensor) []byte {
@@ -90,10 +117,10 @@ func ReadItem(r *pack.Reader) Item {
 			ts[i] = readTensor(r)
 		}
 		return Item{Tensors: ts}
-	case kindRef:
-		return Item{Ref: &Ref{Owner: r.String(), Blob: r.String(), Size: int64(r.Uint() &^ (1 << 63))}}
+	case kindRef, kindKept:
+		return Item{Ref: readRef(r, kind)}
 	default:
-		r.Fail("item of kind %d, want %d, %d or %d", kind, kindBytes, kindTensors, kindRef)
+		r.Fail("item of kind %d, want %d to %d", kind, kindBytes, kindKept)
 		return Item{}
 	}
 }

@@ -245,10 +245,15 @@ func Externalise(s Store, owner string, a Activation) (Activation, error) {
 }
 
 // Resolve returns a copy of a in which every reference is replaced by its item.
-func Resolve(s Store, a Activation) (Activation, error) {
+func Resolve(s Store, a Activation) (Activation, error) { return resolve(s, a, true) }
+
+// ResolveStored is Resolve, but references to items that nodes keep stay.
+func ResolveStored(s Store, a Activation) (Activation, error) { return resolve(s, a, false) }
+
+func resolve(s Store, a Activation, kept bool) (Activation, error) {
 	var out Activation
 	for i, it := range a {
-		if it.Ref == nil {
+		if it.Ref == nil || it.Ref.Node != "" && !kept {
 			continue
 		}
 		if out == nil {

@@ -30,6 +30,15 @@ type Ref struct {
 	Owner string // the request that owns the blob; dropping an owner drops all its blobs
 	Blob  string // unique within the owner
 	Size  int64  // bytes
+	// The daemon of a node keeps the item, and not the Store; zero: the Store does.
+	Keeper
+}
+
+// Keeper says which node's daemon keeps an item.
+type Keeper struct {
+	Node    string // its name
+	Address string // host:port where the daemon's tunnel listens
+	Sum     uint64 // XXH64 of the encoded item
 }
 
 // Activation is the output of one stage and input of the next: an ordered list of items.

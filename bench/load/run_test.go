@@ -383,7 +383,7 @@ func TestCallbacksAreCountedByOutcome(t *testing.T) {
 	defer srv.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 	defer calls.Wait()
-	cfg := config(t, srv.URL, Target{Name: "an async one", Function: "f", Source: even(t, "100"), Timeout: 500 * time.Millisecond, Async: true})
+	cfg := config(t, srv.URL, Target{Name: "an async one", Function: "f", Source: even(t, "100"), Timeout: 5 * time.Second, Async: true})
 	cfg.Duration = 500 * time.Millisecond
 	f := must(t, cfg).Total
 	if c := f.Callbacks; f.Offered != 50 || c == nil || *c != (Callbacks{Accepted: 50, Called: 40, Duplicates: 10, Lost: 10}) || f.Answered != 30 {

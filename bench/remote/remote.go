@@ -27,7 +27,8 @@ import (
 // cluster is an up that is no node, with daemons.
 type cluster struct {
 	name    string
-	far     bool // its daemons are reached over TLS
+	far     bool     // its daemons are reached over TLS
+	flags   []string // of its daemons
 	daemons int
 	up      *child.Process
 	api     *client.Client
@@ -53,8 +54,10 @@ func (t *turns) name() string {
 }
 
 // Run measures requests to a pipeline of two stages that do nothing. On the cluster `unix`, both
-// stages are on one node of this machine. On the cluster `tls`, they are on two nodes that are
-// reached over TLS over loopback, so that each item crosses four times. The cases take turns.
+// stages are on one node of this machine. On the other two, they are on two nodes that are reached
+// over TLS over loopback. On `tls`, the second node gets a large item from the first one. So the
+// item crosses the control plane's connections twice, and that of the nodes once. On `relay`, it
+// goes through the control plane: four times. The cases take turns.
 func Run(ctx context.Context, args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("bench nodes", flag.ContinueOnError)
 	asJSON, images := bench.Flags(fs)
@@ -65,7 +68,10 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	report := bench.NewReport("nodes", os.Stderr)
 	var all []*turns
-	for _, c := range []*cluster{{name: "unix", daemons: 1}, {name: "tls", far: true, daemons: 2}} {
+	clusters := []*cluster{
+		{name: "unix", daemons: 1}, {name: "tls", far: true, daemons: 2}, {name: "relay", far: true, daemons: 2, flags: []string{"--items", "0"}},
+	}
+	for _, c := range clusters {
 		defer c.close()
 		if err := c.open(ctx, *images); err != nil {
 			return fmt.Errorf("cluster %s: %w", c.name, err)
@@ -87,7 +93,24 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 		report.Add(t.name(), "p99_ms", bench.Median(t.p99), t.requests)
 		report.Add(t.name(), "tls_bytes_per_request", t.bytes, t.requests)
 	}
+	for _, direct := range all {
+		for _, relay := range all {
+			if direct.on.name == "tls" && relay.on.name == "relay" && direct.size == relay.size && direct.c == relay.c {
+				report.Add(direct.name()+"_over_relay", "rate_ratio", ratio(direct.rate, relay.rate), direct.requests)
+				report.Add(direct.name()+"_over_relay", "p50_ratio", ratio(direct.p50, relay.p50), direct.requests)
+			}
+		}
+	}
 	return bench.Print(report, *asJSON, out)
+}
+
+// ratio returns the median of the ratios of two cases, round by round.
+func ratio(a, b []float64) float64 {
+	all := make([]float64, len(a))
+	for i := range a {
+		all[i] = a[i] / b[i]
+	}
+	return bench.Median(all)
 }
 
 // open starts the cluster and deploys the pipeline.
@@ -125,6 +148,7 @@ func (c *cluster) open(ctx context.Context, images string) error {
 		if c.far {
 			args = append(args, "--listen", "127.0.0.1:0", "--remote")
 		}
+		args = append(args, c.flags...)
 		if _, err := start(args...); err != nil {
 			return err
 		}
@@ -172,9 +196,13 @@ func (c *cluster) deploy(ctx context.Context) error {
 			return err
 		}
 	}
+	link := node.LinkUnix
+	if c.far {
+		link = node.LinkTLS
+	}
 	return until("the stages, spread over the nodes", func() bool {
 		for _, inv := range inventories() {
-			if len(inv.Replicas) != 2/c.daemons || string(inv.Link) != c.name {
+			if len(inv.Replicas) != 2/c.daemons || inv.Link != link {
 				return false
 			}
 		}

@@ -33,7 +33,7 @@ func probeChain() *running.Case {
 }
 
 // freshCosts measures the costs on an `up` of its own.
-func freshCosts(ctx context.Context, images string) (out costs, err error) {
+func freshCosts(ctx context.Context, images string) (out Costs, err error) {
 	err = running.OnUp(ctx, []string{"--images", images}, func(api *client.Client) error {
 		if out, err = MeasureCosts(ctx, api, 8*time.Second); err != nil {
 			return err
@@ -49,18 +49,18 @@ func freshCosts(ctx context.Context, images string) (out costs, err error) {
 // answers shows the cost of a slot. Single requests through a chain of three stages show the cost
 // of three slots and six hops. Both measurements run at the same time, so that the load of the
 // machine is the same for both.
-func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration) (costs, error) {
+func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration) (Costs, error) {
 	c := probeChain()
 	c.Rate, c.CV = fmt.Sprintf("8:%v", length), 0
 	alone := c.Deployments()[0]
 	alone.Service, alone.Annotations = "probe-alone", nil
 	if err := running.DeployAll(ctx, api, append(c.Deployments(), alone)); err != nil {
-		return costs{}, err
+		return Costs{}, err
 	}
 	for range 5 { // opens connections and touches pages
 		for _, name := range []string{alone.Service, c.Pipeline()} {
 			if _, err := api.Invoke(ctx, name, "text/plain", []byte("x")); err != nil {
-				return costs{}, err
+				return Costs{}, err
 			}
 		}
 	}
@@ -75,13 +75,13 @@ func MeasureCosts(ctx context.Context, api *client.Client, length time.Duration)
 	group.Wait()
 	switch {
 	case err != nil || failed != nil:
-		return costs{}, errors.Join(err, failed)
+		return Costs{}, errors.Join(err, failed)
 	case one.Failed > 0:
-		return costs{}, fmt.Errorf("%.0f of %.0f requests to stages that wait for %v failed", one.Failed, one.Requests, probeWait)
+		return Costs{}, fmt.Errorf("%.0f of %.0f requests to stages that wait for %v failed", one.Failed, one.Requests, probeWait)
 	}
 	slot := max(took/time.Duration(calls)-probeWait, 0)
 	mean := time.Duration(one.Mean * float64(time.Second))
-	return costs{slot: slot, hop: max((mean-probeStages*(probeWait+slot))/(2*probeStages), 0)}, nil
+	return Costs{slot: slot, hop: max((mean-probeStages*(probeWait+slot))/(2*probeStages), 0)}, nil
 }
 
 // measureStarts returns the median time from the order of a replica until it is ready. It orders

@@ -28,8 +28,8 @@ const (
 	simVariants = 0.10
 )
 
-// costs are the times that a running `up` adds to a case.
-type costs struct {
+// Costs are the times that a running `up` adds to a case.
+type Costs struct {
 	// from a task's arrival to its line, and from a reply back; both include the gateway's part
 	hop time.Duration
 	// slot is how long a call keeps its slot beyond its service time.
@@ -105,7 +105,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	report := bench.NewReport("sim", os.Stderr)
 	pairs := make([][][2]running.Outcome, len(cases)) // by case, then round: real, simulated
-	var all []costs
+	var all []Costs
 	for round := range *rounds {
 		for i := range cases {
 			at := (i + round) % len(cases)
@@ -133,7 +133,7 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 }
 
 // compare runs a case on an `up` of its own, and simulates it.
-func compare(ctx context.Context, c *running.Case, images string, cost costs, seed uint64) (pair [2]running.Outcome, err error) {
+func compare(ctx context.Context, c *running.Case, images string, cost Costs, seed uint64) (pair [2]running.Outcome, err error) {
 	flags := []string{"--images", images}
 	if c.Budget > 0 {
 		flags = append(flags, "--budget", fmt.Sprint(c.Budget))
@@ -155,7 +155,7 @@ func compare(ctx context.Context, c *running.Case, images string, cost costs, se
 }
 
 // Simulate runs the case in virtual time.
-func Simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (running.Outcome, error) {
+func Simulate(ctx context.Context, c *running.Case, cost Costs, seed uint64) (running.Outcome, error) {
 	s, err := sim.Parse(strings.NewReader(scenario(c, cost, seed)))
 	if err != nil {
 		return running.Outcome{}, err
@@ -177,7 +177,7 @@ func Simulate(ctx context.Context, c *running.Case, cost costs, seed uint64) (ru
 
 // scenario returns the case as a scenario for the simulator. The cost of a slot is added to each
 // service time, and does not change the variance.
-func scenario(c *running.Case, cost costs, seed uint64) string {
+func scenario(c *running.Case, cost Costs, seed uint64) string {
 	host := bench.NewReport("", io.Discard).Host
 	var b strings.Builder
 	fmt.Fprintf(&b, "name: %s\nseed: %d\nseeds: 1\nhop: %v\nbudget: %d\nnodes: [{memory: %d, cpu: %d}]\n", c.Name, seed, cost.hop, c.Budget, host.Memory, host.Cores)
@@ -194,7 +194,7 @@ func scenario(c *running.Case, cost costs, seed uint64) string {
 }
 
 // function returns the fields that stages and variants have.
-func function(c *running.Case, s *running.Stage, cost costs) string {
+func function(c *running.Case, s *running.Stage, cost Costs) string {
 	mean := s.Mean + cost.slot
 	share := s.Mean.Seconds() / mean.Seconds()
 	low, high := s.Bounds(c.Budget)
@@ -260,14 +260,14 @@ func reportPairs(r *bench.Report, name string, pairs [][2]running.Outcome) {
 }
 
 // reportCosts adds the costs that were measured for the simulator.
-func reportCosts(r *bench.Report, all []costs) {
+func reportCosts(r *bench.Report, all []Costs) {
 	for _, f := range []struct {
 		name string
-		of   func(c costs) time.Duration
+		of   func(c Costs) time.Duration
 	}{
-		{"hop_ms", func(c costs) time.Duration { return c.hop }},
-		{"slot_ms", func(c costs) time.Duration { return c.slot }},
-		{"start_ms", func(c costs) time.Duration { return c.start }},
+		{"hop_ms", func(c Costs) time.Duration { return c.hop }},
+		{"slot_ms", func(c Costs) time.Duration { return c.slot }},
+		{"start_ms", func(c Costs) time.Duration { return c.start }},
 	} {
 		var values []float64
 		for _, c := range all {

@@ -15,7 +15,7 @@ import (
 // TestSimCases: each case is one that the simulator takes.
 func TestSimCases(t *testing.T) {
 	for _, c := range simCases(6 * time.Second) {
-		got, err := Simulate(t.Context(), &c, costs{time.Millisecond, time.Millisecond, 20 * time.Millisecond}, 1)
+		got, err := Simulate(t.Context(), &c, Costs{time.Millisecond, time.Millisecond, 20 * time.Millisecond}, 1)
 		if err != nil || got.Requests < 20 || got.Failed > 0 || got.Mean <= 0 {
 			t.Errorf("%s: %+v, %v", c.Name, got, err)
 		}
@@ -52,7 +52,7 @@ func TestReportPairs(t *testing.T) {
 func TestVariantsUseAllLanes(t *testing.T) {
 	cases := simCases(time.Minute)
 	c := &cases[slices.IndexFunc(cases, func(c running.Case) bool { return c.Name == "variants" })]
-	s, err := sim.Parse(strings.NewReader(scenario(c, costs{}, 1)))
+	s, err := sim.Parse(strings.NewReader(scenario(c, Costs{}, 1)))
 	if err != nil {
 		t.Fatal(err)
 	}

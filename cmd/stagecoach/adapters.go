@@ -152,11 +152,18 @@ type localNode struct {
 	keeper
 
 	deployed func(function string) bool // reports whether a function is deployed now
+	// returns an error if a function would start without its secrets; nil: it is not checked
+	secrets func(node.Spec) error
 }
 
 // Start implements cluster.Node.
 func (n localNode) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
 	defer n.forgetRemoved(o.Spec.Function)
+	if n.secrets != nil {
+		if err := n.secrets(o.Spec); err != nil {
+			return node.Started{}, err
+		}
+	}
 	return n.keeper.Start(ctx, o, progress)
 }
 

@@ -33,7 +33,7 @@ func (k *recordingKeeper) Forget(function string) { k.forgotten = append(k.forgo
 func TestOrdersForRemovedFunctionsKeepNothing(t *testing.T) {
 	deployed := []string{"kept.ns"}
 	k := &recordingKeeper{}
-	n := localNode{k, func(function string) bool { return slices.Contains(deployed, function) }}
+	n := localNode{keeper: k, deployed: func(function string) bool { return slices.Contains(deployed, function) }}
 	wanted := []node.Wanted{{Spec: node.Spec{Function: "kept.ns"}}, {Spec: node.Spec{Function: "gone.ns"}}}
 	warm := func() error { return n.Warm(t.Context(), wanted) }
 	start := func() error {

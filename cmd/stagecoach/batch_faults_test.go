@@ -145,17 +145,24 @@ func TestReplicasKilledUnderBatches(t *testing.T) {
 		var pids []int
 		r.until(late, "a replica's process", func() bool { pids = r.pids("batches", false); return len(pids) > 0 })
 		kill9(t, pids[n%len(pids)])
-		r.until(late, "the loss", func() bool { return len(r.events("batches", "lost")) > n })
+		r.until(late, "the loss", func() bool { return r.killed() > n })
 	}
 	r.formed(32)
 	l.turn()
 	r.finish(l)
-	if lost := len(r.events("batches", "lost")); lost != kills {
-		t.Errorf("%d replicas lost, want the %d that were killed", lost, kills)
+	if killed := r.killed(); killed != kills {
+		t.Errorf("%d replicas lost, want the %d that were killed", killed, kills)
 	}
 	if why := r.why(); strings.Contains(why, "until the next deploy") {
 		t.Errorf("explain says %q, want no smaller batches", why)
 	}
+}
+
+// killed returns how many replicas were lost. Those that were killed before they were ready have
+// failed.
+func (r *batchRig) killed() int {
+	r.t.Helper()
+	return len(r.events("batches", "lost")) + len(r.events("batches", "failed"))
 }
 
 // TestBatchesThatNeedTooMuchMemoryAreHalved has batches of 32 that need more memory than a replica

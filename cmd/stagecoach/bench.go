@@ -46,7 +46,7 @@ func runBench(ctx context.Context, args []string, out io.Writer) error {
 		"idle":        idle.Run,
 		"nodes":       remote.Run,
 		"nodes-scale": func(ctx context.Context, args []string, out io.Writer) error {
-			return nodesbench.Run(ctx, func(c *node.Client) cluster.Node { return remoteNode{c, nil} }, args, out)
+			return nodesbench.Run(ctx, func(c *node.Client) cluster.Node { return remoteNode{Client: c} }, args, out)
 		},
 		"nodes-scale-fleet": nodesbench.RunFleet, // the process of nodes-scale's nodes
 		"wake":              wake.Run,

@@ -156,10 +156,11 @@ func defaultConfig() Config {
 		host = "localhost"
 	}
 	return Config{
-		Listen: "127.0.0.1:8080",
-		State:  cli.DefaultState,
-		Node:   NodeConfig{Name: host, Devices: "all"},
-		NATS:   NATSConfig{Certificates: 24 * time.Hour},
+		Listen:  "127.0.0.1:8080",
+		State:   cli.DefaultState,
+		Node:    NodeConfig{Name: host, Devices: "all"},
+		NATS:    NATSConfig{Certificates: 24 * time.Hour},
+		Cluster: ClusterConfig{Listen: ":0"},
 		Requests: RequestsConfig{
 			Timeout: time.Minute, MaxTimeout: time.Hour, MaxBody: 32 << 20, BodyMemory: 512 << 20, InFlight: 10_000, Stall: 30 * time.Second,
 		},

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -202,19 +202,10 @@ func (c *callers) end(t *testing.T) {
 	})
 }
 
-// freePort returns a port that nobody listens on.
+// freePort returns a port that nobody listens on, and that nobody else gets before the test ends.
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	_, port, err := net.SplitHostPort(l.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return port
+	return strconv.Itoa(proctest.Ports(t, 1)[0])
 }
 
 // deployTogether deploys functions at the same time.

@@ -151,7 +151,7 @@ func examples(t *testing.T, page string) []example {
 }
 
 // patience bounds the time of an example, or of what it has stopped, on a busy machine.
-const patience = 3 * time.Minute
+const patience = 10 * time.Minute
 
 // read returns a reader in a folder, beside an up that has the repository's images and knows a
 // registry.

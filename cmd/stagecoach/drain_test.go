@@ -207,7 +207,7 @@ func TestDrainSaysWhatItWaitsFor(t *testing.T) {
 	n.daemon("n1")
 	n.daemon("n2")
 	n.operate("cordon", "n2")
-	n.deployAll(waitFn("hold", "6s", map[string]string{"min": "1", "max": "1"}, nil))
+	n.deployAll(waitFn("hold", "10s", map[string]string{"min": "1", "max": "1"}, nil))
 	n.steady("hold", 1, "n1")
 	if on := n.running("n2", "hold"); len(on) > 0 {
 		t.Errorf("%v run on n2, which was cordoned", on)
@@ -255,7 +255,6 @@ func TestDrainSaysWhatItWaitsFor(t *testing.T) {
 func TestCordonSurvives(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
-	n.args = append(n.args, "--nats-listen", strings.TrimPrefix(n.url, "nats://"))
 	d1 := n.daemon("n1")
 	n.daemon("n2")
 	n.deployAll(waitFn("before", "1ms", map[string]string{"min": "2", "max": "2"}, nil))

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -20,7 +22,7 @@ import (
 
 // forwardable reports whether a request is for the holder of the lease.
 func forwardable(path string) bool {
-	return strings.HasPrefix(path, "/system/") || strings.HasPrefix(path, "/async-function/")
+	return path != "/system/control-planes" && (strings.HasPrefix(path, "/system/") || strings.HasPrefix(path, "/async-function/"))
 }
 
 // forwardRoom is the part of the largest message that a forwarded request's body leaves free.
@@ -58,6 +60,8 @@ type forwarder struct {
 	holder       func() string // id of the process that holds the lease; empty: none
 	bus          *queue.Bus
 	most         int // largest message
+	log          *slog.Logger
+	why          func() string // why this process does not lead; empty: it could
 }
 
 // ServeHTTP implements http.Handler.
@@ -123,7 +127,11 @@ func (f *forwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case begun:
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	case errors.Is(err, queue.ErrNobody):
-		unavailable("no control plane that holds the lease of control answers; try again")
+		cause := "no control plane that holds the lease of control answers; try again"
+		if why := f.why(); why != "" {
+			cause += "; " + why
+		}
+		unavailable(cause)
 	default:
 		unavailable("the request may have been carried out: " + err.Error())
 	}
@@ -131,7 +139,7 @@ func (f *forwarder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // serve answers the requests that other control planes forward.
 func (f *forwarder) serve(me string) (stop func(), err error) {
-	return f.bus.Serve("api "+me, func(ctx context.Context, msg []byte, send func([]byte) error) {
+	return f.bus.Serve("api "+me, func(ctx context.Context, msg []byte, send func([]byte) error) error {
 		w := &partWriter{send: send, header: http.Header{}}
 		head, body, _ := bytes.Cut(msg, []byte("\n"))
 		var is forwardedRequest
@@ -145,12 +153,37 @@ func (f *forwarder) serve(me string) (stop func(), err error) {
 		}
 		if err != nil {
 			http.Error(w, "forwarded request: "+err.Error(), http.StatusBadRequest)
+			err = nil
 		} else {
 			r.Header, r.Host, r.RemoteAddr, r.RequestURI = is.Header, is.Host, is.From, is.URI
-			f.Handler.ServeHTTP(w, r)
+			err = f.answer(w, r)
 		}
 		w.Flush()
+		return err
 	})
+}
+
+// answer answers a request of another control plane. No server of package http recovers from a
+// panic of the handler here. answer returns an error if a part of the answer was sent before.
+func (f *forwarder) answer(w *partWriter, r *http.Request) (err error) {
+	defer func() {
+		p := recover()
+		if p == nil {
+			return
+		}
+		if cause, is := p.(error); !is || !errors.Is(cause, http.ErrAbortHandler) {
+			f.log.Error("a forwarded request has caused a panic", "method", r.Method, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+		}
+		err = fmt.Errorf("the control plane that leads has failed to answer: %v", p)
+		if !w.begun {
+			clear(w.header)
+			w.header.Set("X-OpenFaaS-Internal", "stagecoach")
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			err = nil
+		}
+	}()
+	f.Handler.ServeHTTP(w, r)
+	return nil
 }
 
 // partWriter sends an answer in parts.

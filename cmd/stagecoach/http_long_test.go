@@ -64,10 +64,10 @@ func TestHTTPLongExchanges(t *testing.T) {
 	}
 	r := start(t, "--config", config)
 	r.deployAll(
-		httpFn("flows", map[string]string{"min": "1"}, "read_timeout", "1s", "write_timeout", "1s", "exec_timeout", "1m"),
+		httpFn("flows", map[string]string{"min": "1"}, "read_timeout", "3s", "write_timeout", "3s", "exec_timeout", "1m"),
 		httpFn("long", map[string]string{"min": "1"}, "exec_timeout", "1m"),
 	)
-	const pieces, pause = 12, 250 * time.Millisecond // three times as long as the timeouts
+	const pieces, pause = 16, 250 * time.Millisecond // together, longer than the timeouts
 	t.Run("an upgraded connection", func(t *testing.T) {
 		t.Parallel()
 		c, err := net.Dial("tcp", r.up.Addr)

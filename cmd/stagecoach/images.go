@@ -25,6 +25,7 @@ type images struct {
 	accounts  bool          // replicas on this machine run as users of their own
 	packed    packedFolders // of a daemon: folders of the control plane
 	share     *imageShare   // with nodes; nil: no nodes can join
+	home      *imageHome    // with other control planes; nil: NATS is inside
 }
 
 // pull asks the registry which image a name stands for, fetches that image and returns its digest.
@@ -69,7 +70,11 @@ func (u *up) openImages(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { store.Close(); return nil })
-	u.images = &images{folders: sandbox.Images{Dir: dir}, store: store, registry: u.cfg.registry(), accounts: u.accounts.open != nil && !u.cfg.Node.None}
+	home, err := openImageHome(ctx, u, store)
+	if err != nil {
+		return err
+	}
+	u.images = &images{home: home, folders: sandbox.Images{Dir: dir}, store: store, registry: u.cfg.registry(), accounts: u.accounts.open != nil && !u.cfg.Node.None}
 	if err := shareImages(u); err != nil {
 		return err
 	}
@@ -83,26 +88,40 @@ func (u *up) openImages(ctx context.Context) error {
 	return err
 }
 
-// Pin implements provider.Images. The content of a folder can change, so a folder is not pinned.
+// Pin implements provider.Images. The content of a folder can change, so a folder is not pinned,
+// unless other control planes need it.
 func (i *images) Pin(ctx context.Context, name string) (string, error) {
 	noFolder := i.folders.Check(image.Familiar(name))
-	if noFolder == nil {
+	if noFolder == nil && i.home == nil {
 		return "", nil
 	}
 	ref, err := image.ParseRef(name)
 	if err != nil {
 		return "", err
 	}
-	digest, err := i.store.Resolve(name)
+	var digest string
+	built := true // not from a registry, which would keep it
+	switch {
+	case noFolder == nil:
+		digest, err = i.share.packs.digest(ctx, image.Familiar(name))
+	case i.home != nil:
+		digest, err = i.home.resolve(ctx, ref)
+	default:
+		digest, err = i.store.Resolve(name)
+	}
 	if errors.Is(err, image.ErrNoImage) {
 		if ref.Host == "" && i.registry.Default == "" {
 			return "", fmt.Errorf("%w; or bring it into the store (stagecoach image load FILE, stagecoach image pull NAME); or name its registry, REGISTRY/%s", noFolder, name)
 		}
 		digest, err = i.pull(ctx, name)
+		built = false
 	}
 	if err == nil {
 		// Unpacks the image ahead of its starts, so that the deploy reports it if that fails.
 		_, err = i.root(ctx, ref, digest)
+	}
+	if err == nil && built && i.home != nil {
+		err = i.home.keep(ctx, ref, digest)
 	}
 	if err != nil && !errors.Is(err, image.ErrNoImage) {
 		err = fmt.Errorf("%w: %w", provider.ErrImages, err)
@@ -111,8 +130,17 @@ func (i *images) Pin(ctx context.Context, name string) (string, error) {
 }
 
 // Guess implements provider.Images.
-func (i *images) Guess(name string) (provider.Guess, error) {
-	g, err := i.folders.Guess(image.Familiar(name))
+func (i *images) Guess(name, digest string) (provider.Guess, error) {
+	name = image.Familiar(name)
+	if digest == "" {
+		g, err := i.folders.Guess(name)
+		return provider.Guess(g), err
+	}
+	resolved, err := i.Resolve(withDigest(name, digest))
+	if err != nil || resolved.Rootfs || resolved.Stage {
+		return provider.Guess{}, nil //nolint:nilerr // what is wrong with the image itself, Pin has said
+	}
+	g, err := sandbox.GuessIn(resolved.Root, name)
 	return provider.Guess(g), err
 }
 
@@ -174,6 +202,11 @@ func (i *images) Resolve(name string) (sandbox.Image, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), unpackTimeout)
 	defer cancel()
+	if i.home != nil && (i.contained == nil || !i.contained.Has(ref.Digest)) {
+		if err := i.home.ensure(ctx, ref); err != nil && i.contained == nil {
+			return sandbox.Image{}, err
+		}
+	}
 	root, err := i.root(ctx, ref, ref.Digest)
 	if errors.Is(err, image.ErrNoImage) {
 		err = fmt.Errorf("%w; deploy the function again", err)
@@ -216,6 +249,7 @@ func (u *up) collectImages(ctx context.Context) error {
 		if err := image.NoteUsed(ctx, u.images.store, nodeID("up", u.cfg.State), used); err != nil && ctx.Err() == nil {
 			u.log.Warn("nodes cannot know which images are used", "error", err)
 		}
+		collectHome(ctx, u, used)
 		freed, err := u.images.collect(ctx, used, collectAfter)
 		if err != nil && ctx.Err() == nil {
 			u.log.Warn("unused images are not removed", "error", err)

@@ -51,7 +51,7 @@ type keysManagerConfig struct {
 	registry                   image.Registry
 	imageRate                  Bytes
 	hostNetwork                bool
-	drain                      time.Duration
+	drain, keep                time.Duration
 	log                        LogConfig
 }
 
@@ -88,6 +88,7 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	fs.StringVar(&c.state, "state", "", "folder that survives restarts; default .stagecoach/nodes/NODE")
 	fs.StringVar(&c.listen, "metrics", "", "host:port of its metrics; default nowhere")
 	fs.DurationVar(&c.drain, "drain", defaults.Control.DrainTimeout, "that replicas have, on SIGTERM, to finish what they do elsewhere")
+	fs.DurationVar(&c.keep, "keep", time.Minute, "how long replicas wait for the next control plane if the one with their calls ends, with NATS outside; 0: they end with it")
 	fs.StringVar(&c.uids, "uids", defaults.Isolation.UIDs, "numbers of users and groups that functions run as, when this process is root")
 	c.tunnel.addFlags(fs)
 	c.runtime.addFlags(fs)
@@ -136,6 +137,9 @@ func (c *keysManagerConfig) validate() error {
 	if c.drain < 0 {
 		bad("drain", c.drain, "0 or more")
 	}
+	if c.keep < 0 {
+		bad("keep", c.keep, "0 or more")
+	}
 	if c.ort != "" {
 		if _, err := os.Stat(c.ort); err != nil {
 			bad("ort", err, "the path of libonnxruntime.so")
@@ -163,6 +167,7 @@ type daemon struct {
 	server   *node.Server
 	source   identity.Source // of this node
 	far      *farSide        // nil: control planes on other machines do not reach it
+	inside   nodeInside      // where its functions call functions
 	expelled chan error      // why the node is no member any more
 	stopped  bool            // the operator stops the node: nothing is left for the next daemon
 }
@@ -218,10 +223,10 @@ func (d *daemon) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	worker := &keysWorker{far: d.far, images: found} // not used before run
+	worker := &keysWorker{far: d.far, inside: &d.inside, images: found} // not used before run
 	d.server, err = node.NewServer(node.ServerConfig{
 		Me: me, Bus: link, Worker: worker, Codes: errorCodes(), Socket: d.socket(), Address: d.farAddress(), Remote: d.cfg.tunnel.remote,
-		Epoch: filepath.Join(d.cfg.state, "epoch"), Images: found.server.ServeConn, Log: d.log,
+		Epoch: filepath.Join(d.cfg.state, "epoch"), Images: found.server.ServeConn, Items: d.far.carrier(), Keep: d.cfg.keep, Claimed: d.inside.claimed, Log: d.log,
 	})
 	if err != nil {
 		return err
@@ -280,6 +285,7 @@ func (d *daemon) openKeys(ctx context.Context, found *images) error {
 	if err := d.far.openParts(users, nets); err != nil {
 		return err
 	}
+	d.openInside(nets)
 	devices, done, err := openDevices(d.cfg.devices, d.log)
 	if err != nil {
 		return fmt.Errorf("--devices: %w", err)

@@ -18,6 +18,7 @@ type keysWorker struct {
 	// lists its containers; nil: its functions run in none
 	containers func() []node.Container
 	far        *farSide // nil: all orders are of this machine
+	inside     *nodeInside
 	images     *nodeImages
 }
 
@@ -110,7 +111,7 @@ func (w *keysWorker) Do(ctx context.Context, o node.Order) (int64, error) {
 func (w *keysWorker) Inventory() node.Inventory {
 	all := w.Manager.Inventory()
 	inv := inventoryOf(all)
-	inv.Images = w.images.list()
+	inv.Images, inv.Inside = w.images.list(), w.inside.at
 	if w.containers != nil {
 		inv.Containers = named(w.containers(), all.Replicas)
 	}

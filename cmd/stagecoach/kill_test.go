@@ -44,15 +44,21 @@ func crossed(body string, a client.Answer) error {
 func TestKillReplicas(t *testing.T) {
 	t.Parallel()
 	r := start(t)
-	r.deployAll(diamond(waitFn("hold", "100ms", map[string]string{"min": "4", "max": "6"}, nil))...)
+	stages := diamond(waitFn("hold", "100ms", map[string]string{"min": "4", "max": "4"}, nil))
+	for i := range stages {
+		if stages[i].image == "noop" {
+			stages[i].labels = map[string]string{"min": "2", "max": "2"} // a replica that drains is not lost
+		}
+	}
+	r.deployAll(stages...)
 	r.must(http.StatusOK, http.MethodPost, "/function/diamond", "x")
 	l := r.load(16, "/function/diamond", crossed)
 	kills := 0
 	for range 5 {
 		for _, image := range []string{"wait", "noop"} {
 			l.turn() // no request loses a replica more often than it may
-			r.until(soon, "a replica of "+image+" to kill", func() bool { return len(r.pids(image, false)) > 0 })
-			pids := r.pids(image, false)
+			var pids []int
+			r.until(soon, "a replica of "+image+" to kill", func() bool { pids = r.pids(image, false); return len(pids) > 0 })
 			kill9(t, pids[rand.IntN(len(pids))])
 			kills++
 		}
@@ -89,9 +95,10 @@ func TestKillZygote(t *testing.T) {
 	l := r.load(16, "/function/diamond", crossed)
 	for range 3 {
 		l.turn()
-		replicas, zygotes := r.pids("wait", false), r.pids("wait", true)
-		if len(zygotes) != 1 || len(replicas) < 3 {
-			t.Fatalf("zygotes %v and replicas %v, want one and at least 3", zygotes, replicas)
+		r.until(late, "three replicas", func() bool { return r.line("hold").Ready >= 3 })
+		zygotes := r.pids("wait", true)
+		if len(zygotes) != 1 {
+			t.Fatalf("zygotes %v, want one", zygotes)
 		}
 		left := r.descendants()
 		kill9(t, zygotes[0])
@@ -169,7 +176,7 @@ func TestKillUp(t *testing.T) {
 	server := httptest.NewServer(to)
 	defer server.Close()
 	r := start(t)
-	r.deployAll(append(graph, waitFn("hold", "25ms", map[string]string{"max": "4"}, nil))...)
+	r.deployAll(append(graph, waitFn("hold", "100ms", map[string]string{"max": "4"}, nil))...)
 	var before, after []client.FunctionStatus
 	if err := r.Get(t.Context(), "/system/functions", &before); err != nil {
 		t.Fatal(err)
@@ -200,10 +207,11 @@ func TestKillUp(t *testing.T) {
 				}
 			})
 		}
-		r.until(soon, "some to be accepted, and some to be done", func() bool {
+		r.until(soon, "some to be accepted, some to be done, and some to wait", func() bool {
 			mu.Lock()
 			defer mu.Unlock()
-			return len(accepted) > base+60 && to.count() > base/2+5
+			done := to.count()
+			return len(accepted) > base+60 && done > base/2+5 && done+20 < len(accepted)
 		})
 		r.kill()
 		clients.Wait()

@@ -40,6 +40,8 @@ type leading struct {
 	ended   atomic.Bool                   // this process never leads again
 	changes sync.Mutex                    // held while lines follow a deploy, or all are opened
 
+	secretGate
+
 	states  chan lease.State // the latest, for run
 	deposed chan error       // gets why this process must begin again
 	running sync.WaitGroup   // run
@@ -185,9 +187,12 @@ func (l *leading) open(ctx context.Context) error {
 	}
 	run, cancel := context.WithCancel(context.Background())
 	l.cancel = cancel
-	l.lease = l.keeper.Lease(controlLease, lease.Options{Changed: l.post})
+	l.standing.Lock()
+	l.lease = l.keeper.Lease(controlLease, lease.Options{Changed: l.post, Passive: l.passive})
+	l.standing.Unlock()
 	l.running.Go(func() { l.run(run) })
 	l.u.onClose(l.close)
+	l.u.background(l.controls.run)
 	return nil
 }
 
@@ -205,6 +210,7 @@ func (l *leading) close() error {
 	l.cancel()
 	l.running.Wait()
 	l.stopAsync()
+	l.u.demand.Save() // while the lease is held
 	l.ended.Store(true)
 	ctx, cancel := context.WithTimeout(context.Background(), 2*lease.Beat)
 	defer cancel()
@@ -265,6 +271,14 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 		return err
 	}
 	l.closers = append(l.closers, nc.Close)
+	if err := u.demand.Reload(ctx); err != nil { // the earlier leader has learned more
+		return err
+	}
+	if c := l.copies.Load(); c != nil {
+		if err := c.Lead(ctx); err != nil {
+			return err
+		}
+	}
 	j, err := queue.OpenJournal(ctx, nc, u.journalConfig(), u.log)
 	if err != nil {
 		return err
@@ -296,7 +310,10 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	l.closers = append(l.closers, stop)
 	run, cancel := context.WithCancel(context.Background())
 	var loop sync.WaitGroup
-	loop.Go(func() { _ = u.loop.Run(run) }) // ends with its context
+	loop.Go(func() {
+		u.nodes.await(run)
+		_ = u.loop.Run(run) // ends with its context
+	})
 	l.closers = append(l.closers, func() { cancel(); loop.Wait() })
 	l.startAsync()
 	return nil
@@ -307,7 +324,7 @@ func (l *leading) front(h http.Handler) http.Handler {
 	if !l.outside() {
 		return h
 	}
-	l.forward = &forwarder{Handler: h, leads: l.leads, holder: func() string { return l.Owner("") }, bus: l.bus, most: l.owners.Most()}
+	l.forward = &forwarder{Handler: h, leads: l.leads, holder: func() string { return l.Owner("") }, bus: l.bus, most: l.owners.Most(), log: l.u.log, why: l.why}
 	return l.forward
 }
 
@@ -365,17 +382,21 @@ func (o heldObserver) Observe(ctx context.Context) (plan.Snapshot, error) {
 	return o.Observer.Observe(ctx)
 }
 
-// leadersStore writes what was learned only while this process leads, so that control planes do not
-// overwrite each other's.
+// leadersStore writes what was learned only while this process leads and may act, so that control
+// planes do not overwrite each other's. What a process that stands by has learned stays in memory.
 type leadersStore struct {
 	learn.Store
 	leads func() bool
+	epoch func() (uint64, error)
 }
 
 // Put implements learn.Store.
 func (s leadersStore) Put(ctx context.Context, key string, value []byte) (uint64, error) {
 	if !s.leads() {
 		return 0, nil
+	}
+	if _, err := s.epoch(); err != nil {
+		return 0, err // the next save tries again
 	}
 	return s.Store.Put(ctx, key, value)
 }

@@ -74,7 +74,7 @@ func (r *rig) embeddings(path string, texts []string) (a client.Answer, got [][]
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	a = r.must(http.StatusOK, http.MethodPost, path, string(body), "Content-Type", "application/json")
+	a = r.must(http.StatusOK, http.MethodPost, path, string(body), "Content-Type", "application/json", "X-Timeout", "10m")
 	if err := json.Unmarshal(a.Body, &got); err != nil || len(got) != len(texts) {
 		r.t.Fatalf("%d embeddings, want %d: %v", len(got), len(texts), err)
 	}
@@ -101,7 +101,7 @@ func TestMinilmVariants(t *testing.T) {
 	// alone returns the embedding that a function computes if it is called by its own name.
 	alone := func(name, text string) []float32 {
 		t.Helper()
-		a := r.must(http.StatusOK, http.MethodPost, "/function/"+name, text, "Content-Type", "text/plain", "Accept", "application/json")
+		a := r.must(http.StatusOK, http.MethodPost, "/function/"+name, text, "Content-Type", "text/plain", "Accept", "application/json", "X-Timeout", "10m")
 		var got struct {
 			Outputs []struct {
 				Name string

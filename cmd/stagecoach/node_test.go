@@ -23,6 +23,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
+	"github.com/stagecoach-serving/stagecoach/provider/schema"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -48,7 +49,8 @@ var joinURL = regexp.MustCompile(`msg="nodes can join" url=(\S+)`)
 
 func startNodes(t *testing.T, flags ...string) *nodesRig {
 	t.Helper()
-	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:0"}, flags...)...)}
+	// Of the test, so that a restarted up can have it again.
+	n := &nodesRig{rig: start(t, append([]string{"--nats-listen", "127.0.0.1:" + freePort(t)}, flags...)...)}
 	n.url = n.joinURL()
 	n.open(n.control())
 	return n
@@ -139,7 +141,8 @@ func (n *nodesRig) daemonIn(netns, name string, flags ...string) *keysDaemon {
 	return d
 }
 
-// restartDaemon starts a daemon, again, on the same folder, and returns when it has joined.
+// restartDaemon starts a daemon, again, on the same folder, and returns when both the test and up
+// have heard it: up starts replicas only on nodes that it has heard.
 func (n *nodesRig) restartDaemon(d *keysDaemon) {
 	n.t.Helper()
 	var err error
@@ -151,7 +154,19 @@ func (n *nodesRig) restartDaemon(d *keysDaemon) {
 		n.t.Fatalf("%v\n%s", err, d.log)
 	}
 	pid := d.Cmd.Process.Pid
-	n.until(soon, d.name+" to be heard", func() bool { i, ok := n.inventory(d.name); return ok && i.PID == pid })
+	n.until(soon, d.name+" to be heard", func() bool {
+		i, ok := n.inventory(d.name)
+		return ok && i.PID == pid && n.hears(d.name, pid)
+	})
+}
+
+// hears reports whether up hears a node's daemon in this process.
+func (n *nodesRig) hears(name string, pid int) bool {
+	var all []schema.Node
+	if err := n.Get(n.t.Context(), "/system/nodes", &all); err != nil {
+		n.t.Fatal(err)
+	}
+	return slices.ContainsFunc(all, func(n schema.Node) bool { return n.Name == name && n.PID == pid && n.Status != schema.NodeSilent })
 }
 
 // inventory is the latest announcement of a node that is heard.
@@ -299,8 +314,6 @@ func TestNodes(t *testing.T) {
 func TestUpUnderNodes(t *testing.T) {
 	t.Parallel()
 	n := startNodes(t, "--no-node")
-	// The daemon looks for up at this address again.
-	n.args = append(n.args, "--nats-listen", strings.TrimPrefix(n.url, "nats://"))
 	n.daemon("n1")
 	n.deployAll(waitFn("hold", "20ms", map[string]string{"min": "3", "max": "3"}, nil))
 	n.steady("hold", 3, "n1")
@@ -350,14 +363,8 @@ func TestStrayReplica(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer started.Conn.Close()
-	p, err := readProcess(started.PID)
-	if err != nil {
-		t.Fatal(err)
-	}
-	gone(t, []process{p})
-	if !strings.Contains(n.log.String(), "replica=stray-1") {
-		t.Error("up does not say that it has stopped stray-1")
-	}
+	proctest.Gone(t, started.PID)
+	n.until(soon, "up to say that it has stopped stray-1", func() bool { return strings.Contains(n.log.String(), "replica=stray-1") })
 }
 
 // exports checks that a daemon's own metrics have a line.

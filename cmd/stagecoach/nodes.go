@@ -35,6 +35,8 @@ type nodes struct {
 	containers func() []node.Container
 	sources    *nodeSources // of images, for daemons
 	cordons    *cordons     // nil: none can be cordoned
+	// hears daemons while another control plane leads; nil: none may
+	standby *node.Listener
 
 	ctx    context.Context // of messages to daemons that nobody waits for
 	cancel context.CancelFunc
@@ -49,6 +51,9 @@ type nodes struct {
 // close stops listening to daemons.
 func (n *nodes) close() {
 	n.cancel()
+	if n.standby != nil {
+		n.standby.Close()
+	}
 	if d := n.joined.Load(); d != nil {
 		d.Close()
 	}
@@ -221,6 +226,8 @@ type remoteNode struct {
 	*node.Client
 
 	sources *nodeSources // nil: orders name none
+	// returns an error if a function would start without its secrets; nil: it is not checked
+	secrets func(node.Spec) error
 }
 
 // detailed adds a typed part to an error, for callers that use errors.As. The error's text already
@@ -235,7 +242,12 @@ func (d detailed) Unwrap() []error { return []error{d.error, d.part} }
 
 // Start implements cluster.Node.
 func (n remoteNode) Start(ctx context.Context, o node.Order, progress func(node.Phase)) (node.Started, error) {
-	o.Images = n.sources.of(n.Client, o.Spec.Image)
+	if n.secrets != nil {
+		if err := n.secrets(o.Spec); err != nil {
+			return node.Started{}, err
+		}
+	}
+	o.Images, o.Home = n.sources.of(n.Client, o.Spec.Image), homeOf(o.Spec, n.Client)
 	r, err := n.Client.Start(ctx, o, progress)
 	var short *node.MemoryError
 	if errors.As(err, &short) {

@@ -139,7 +139,16 @@ func TestTracesHaveASpanPerCall(t *testing.T) {
 		t.Errorf("no wait is linked to one of %d starts", len(starts))
 	}
 
-	r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/three", "x", "Traceparent", "00-"+parent("3"), "X-Timeout", "100ms")
+	stopped := r.pids("wait", false)
+	for _, pid := range stopped {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.must(http.StatusGatewayTimeout, http.MethodPost, "/function/three", "x", "Traceparent", "00-"+parent("3"), "X-Timeout", "3s")
+	for _, pid := range stopped {
+		_ = syscall.Kill(pid, syscall.SIGCONT) // it may have been given up
+	}
 	spans = r.trace(collector, id[:31]+"3", "POST /function/three")
 	if e := spans["POST /function/three"].Error; !strings.Contains(e, "deadline") || spans["call hold"].Error == "" {
 		t.Errorf("root's error %q, the call's %q, want the deadline", e, spans["call hold"].Error)

@@ -133,14 +133,14 @@ func (o nodeOperator) Drain(ctx context.Context, name string, order schema.Drain
 
 // Progress implements admin.Operator.
 func (o nodeOperator) Progress(name string) (schema.Drain, error) {
+	record, _ := o.nodes.cordons.of(name)
+	if record.Draining {
+		return o.progress(name, record), nil
+	}
 	if _, err := o.find(name); err != nil {
 		return schema.Drain{}, err
 	}
-	record, _ := o.nodes.cordons.of(name)
-	if !record.Draining {
-		return schema.Drain{}, fmt.Errorf("node %q: %w: it is not being drained; `stagecoach node drain %s` drains it", name, admin.ErrNotNow, name)
-	}
-	return o.progress(name, record), nil
+	return schema.Drain{}, fmt.Errorf("node %q: %w: it is not being drained; `stagecoach node drain %s` drains it", name, admin.ErrNotNow, name)
 }
 
 func (o nodeOperator) progress(name string, record cordon) schema.Drain {

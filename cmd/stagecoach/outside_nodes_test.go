@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/outside"
@@ -21,7 +22,7 @@ import (
 // URLs and the file with the cluster key.
 func initialized(t *testing.T) (of *natstest.Cluster, key string) {
 	t.Helper()
-	dir, ports := t.TempDir(), natstest.FreePorts(t, 6)
+	dir, ports := t.TempDir(), proctest.Ports(t, 6)
 	var servers, dirs []string
 	for i := range 3 {
 		servers = append(servers, fmt.Sprintf("127.0.0.1:%d/%d", ports[i], ports[3+i]))

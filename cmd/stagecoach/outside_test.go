@@ -3,11 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,7 +16,6 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
-	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // leads waits until this control plane leads, and has done so n times.
@@ -109,20 +108,11 @@ func TestTwoControlPlanes(t *testing.T) {
 }
 
 // TestPausedLeader stops a leader with SIGSTOP until another control plane has taken over, and lets
-// it go on. It carries out no order with its old epoch, and stands by.
+// it go on. It carries out no order with its old epoch, and stands by. The other one has the same
+// replicas all the time.
 func TestPausedLeader(t *testing.T) {
-	of := natstest.Start(t, 3)
-	a := start(t, "--nats", of.String(), "--no-node")
-	a.leads(1)
-	b := start(t, "--nats", of.String(), "--no-node")
-	b.standsBy(1)
-	n := &nodesRig{rig: b, url: of.String()}
-	nc, err := queue.Connect(n.url, queue.Access{}, "test", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	n.open(queue.NewLink(nc))
+	a, n := twoPlanes(t)
+	b := n.rig
 	n.daemon("n1", "--nats-outside")
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "2", "max": "2"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
@@ -139,17 +129,10 @@ func TestPausedLeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.until(late, "the old leader to stand by", func() bool { return strings.Contains(a.log.String(), "begins again, to stand by") })
-	b.until(late, "two replicas, both of the new leader", func() bool {
-		now := n.running("n1", "f")
-		for _, name := range now {
-			for _, old := range first {
-				if name == old {
-					return false
-				}
-			}
-		}
-		return len(now) == 2
-	})
+	if now := n.running("n1", "f"); !slices.Equal(now, first) {
+		t.Errorf("replicas %v, want %v", now, first)
+	}
+	b.tookOver("f", 2)
 	started := regexp.MustCompile(`epoch=(\d+)`).FindAllStringSubmatch(b.log.String(), -1)
 	inv, _ := n.inventory("n1")
 	if want := started[len(started)-1][1]; fmt.Sprint(inv.Epoch) != want {
@@ -158,7 +141,7 @@ func TestPausedLeader(t *testing.T) {
 	n.epoch.Store(before.Epoch)
 	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
-	_, err = n.watch.Clients()[0].Do(ctx, node.Order{Kind: node.OrderStop, Replica: n.running("n1", "f")[0]})
+	_, err := n.watch.Clients()[0].Do(ctx, node.Order{Kind: node.OrderStop, Replica: n.running("n1", "f")[0]})
 	if want := fmt.Sprintf("the epoch of this one is %d, and the node has seen epoch %d", before.Epoch, inv.Epoch); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("an order of the old epoch: %v, want %q", err, want)
 	}
@@ -219,6 +202,21 @@ func TestLeaderHandsOver(t *testing.T) {
 	stopSlow()
 }
 
+// replicaPIDs returns the processes of a function's replicas on the node of this control plane. It
+// fails the test if there are none.
+func (r *rig) replicaPIDs(function string) (pids []int) {
+	r.t.Helper()
+	for _, is := range r.own().Replicas {
+		if is.Function == function+".openfaas-fn" {
+			pids = append(pids, is.PID)
+		}
+	}
+	if len(pids) == 0 {
+		r.t.Fatalf("%s has no replicas", function)
+	}
+	return pids
+}
+
 // TestLeaderOutlivesServers kills each server of the NATS cluster in turn. The control plane goes
 // on to lead, and its replicas serve all the time.
 func TestLeaderOutlivesServers(t *testing.T) {
@@ -228,7 +226,7 @@ func TestLeaderOutlivesServers(t *testing.T) {
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, fn{"g", "noop", map[string]string{"min": "0", "zero": "true"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	stop := a.hammer("f", 1)
-	before := a.pids("noop", false)
+	before := a.replicaPIDs("f")
 	for i := range 3 {
 		of.Kill(i)
 		a.until(late, "the cluster to store something", func() bool {
@@ -261,7 +259,7 @@ func TestLapseIsNoLoss(t *testing.T) {
 	a.leads(1)
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, fn{"asleep", "noop", map[string]string{"min": "0", "zero": "true"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
-	before := a.pids("noop", false)
+	before := a.replicaPIDs("f")
 	stop := a.hammer("f", 1)
 	goOn := of.Pause()
 	a.until(late, "the lease to lapse", func() bool { return a.value("stagecoach_control_leading") == 0 })

@@ -119,7 +119,7 @@ func testPythonStage(t *testing.T, start starter) {
 	r.must(http.StatusAccepted, http.MethodPost, "/system/scale-function/greet", `{"serviceName":"greet","replicas":0}`)
 	r.until(soon, "no replica", func() bool { return r.shows("greet").AvailableReplicas == 0 && r.line("greet").Ready == 0 })
 	c.run("^Hello, Cleo$", "Cleo", "invoke", "greet")
-	starts := client.ReplicaStarts(r.line("greet").Events)
+	starts := r.starts("greet")
 	if last := starts[len(starts)-1]; len(starts) < 2 || last.Loaded || !strings.HasPrefix(last.Path, "fork") {
 		t.Errorf("starts %+v, want the last one to be forked by a zygote that was there", starts)
 	}

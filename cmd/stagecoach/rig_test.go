@@ -355,12 +355,19 @@ func (r *rig) events(name, kind string) []schema.Event {
 	return slices.DeleteFunc(r.line(name).Events, func(e schema.Event) bool { return e.Kind != kind })
 }
 
-// until waits for something that is asked over HTTP.
+// starts returns the starts of a function's replicas whose processes run. Others may be ordered.
+func (r *rig) starts(name string) []client.ReplicaStart {
+	r.t.Helper()
+	return slices.DeleteFunc(client.ReplicaStarts(r.line(name).Events), func(s client.ReplicaStart) bool { return s.Path == "" })
+}
+
+// until waits for something that is asked over HTTP, for at least the limit late: a test that fails
+// may take its time, and a busy machine needs it.
 func (r *rig) until(limit time.Duration, what string, done func() bool) {
 	r.t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond) // each question costs both sides something
 	defer tick.Stop()
-	proctest.Until(r.t, what, func() bool { <-tick.C; return done() })
+	proctest.Within(r.t, max(limit, late), what, func() bool { <-tick.C; return done() })
 }
 
 // value reads a metric's sample by its name with labels.

@@ -30,7 +30,7 @@ func shareImages(u *up) error {
 	}
 	p := newPacks(u.images.folders, u.images.store)
 	u.onClose(func() error { p.jobs.Close(); return nil })
-	server := transfer.NewServer(transfer.ServerConfig{Store: u.images.store, Folder: p.digest, Rate: int64(u.cfg.ImageRate), Log: u.log})
+	server := transfer.NewServer(transfer.ServerConfig{Store: u.images.store, Folder: p.digest, Fetch: u.images.fetchDigest(), Rate: int64(u.cfg.ImageRate), Log: u.log})
 	address, stop, err := node.ServeImages(filepath.Join(u.cfg.State, "run", "images.sock"), u.log, server.ServeConn)
 	if err != nil {
 		return err

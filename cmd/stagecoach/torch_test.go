@@ -37,7 +37,7 @@ func TestMinilmInPyTorch(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := r.must(http.StatusOK, http.MethodPost, "/function/minilm-torch", string(body), "Content-Type", "application/json")
+	a := r.must(http.StatusOK, http.MethodPost, "/function/minilm-torch", string(body), "Content-Type", "application/json", "X-Timeout", "10m")
 	var got [][]float32
 	if err := json.Unmarshal(a.Body, &got); err != nil || len(got) != len(want) {
 		t.Fatalf("%d embeddings, want %d: %v", len(got), len(want), err)

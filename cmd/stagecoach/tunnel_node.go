@@ -18,6 +18,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/image/transfer"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/tunnel"
@@ -29,11 +30,19 @@ type tunnelConfig struct {
 	listen    string // host:port; empty: they do not
 	advertise string // host:port that they dial; empty: listen's
 	remote    bool   // processes of this machine use it, too
+	items     Bytes  // memory for large outputs that other nodes get
 }
+
+// defaultItems is the default of --items.
+const defaultItems = 512 << 20
 
 func (c *tunnelConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.listen, "listen", "", "host:port where control planes on other machines reach the node, with TLS; default nowhere")
 	fs.StringVar(&c.advertise, "advertise", "", "host:port that they dial, if it is not that of --listen")
+	c.items = defaultItems
+	fs.Func("items", "memory for large outputs of replicas that other nodes get from this one, with --listen; 0: they go through the control plane; default 512Mi", func(s string) error {
+		return c.items.UnmarshalText([]byte(s))
+	})
 	fs.BoolVar(&c.remote, "remote", false, "be a node on another machine for a control plane on this one, too, such as in a container")
 }
 
@@ -68,6 +77,7 @@ type farSide struct {
 	meets   string // path of the socket for watchdogs
 	inside  string // address where functions call functions; empty: none
 	secrets *nodeSecrets
+	items   *items.Carrier
 }
 
 // openTunnel listens for control planes, if it is configured. Handlers follow with serveTunnel.
@@ -78,6 +88,9 @@ func (d *daemon) openTunnel() error {
 	f := &farSide{d: d, tunnel: tunnel.New(tunnel.Config{Source: d.source, Log: d.log, Until: nodeUntil})}
 	d.onClose(f.tunnel.Close)
 	if err := d.metrics.Register(newTunnelMetrics(f.tunnel)); err != nil {
+		return err
+	}
+	if err := f.openItems(); err != nil {
 		return err
 	}
 	at, err := f.tunnel.Listen(d.cfg.tunnel.listen)
@@ -96,9 +109,9 @@ func (d *daemon) openTunnel() error {
 	return f.openRendezvous()
 }
 
-// nodeUntil implements tunnel.Until for a node. It cannot know which other nodes have renewed their
-// certificates, and loses nothing with a connection to one. A control plane always has a
-// certificate.
+// nodeUntil implements tunnel.Until for a node. A node cannot know which other nodes have renewed
+// their certificates. If a connection with one is cut, what is under way comes from the control
+// plane. A control plane always has a certificate.
 func nodeUntil(peer identity.Name) time.Time {
 	if peer.Role == identity.Control {
 		return time.Now().Add(time.Hour)
@@ -137,7 +150,9 @@ func (d *daemon) serveTunnel(images *transfer.Server) {
 			node.ServeStream(d.server, first, c)
 		}))
 	}
-	d.far.tunnel.Handle(wantImages, servesImages(images)) // to nodes, too
+	d.far.tunnel.Handle(wantImages, servesImages(images))  // to nodes, too
+	d.far.tunnel.Handle(items.WantItem, d.far.items.Serve) // to nodes, too
+	d.far.tunnel.Handle(items.WantDrop, d.far.items.ServeDrop)
 	d.far.tunnel.Handle(wantSecrets, ofControl(func(_ context.Context, _ identity.Name, _ json.RawMessage, c net.Conn) {
 		d.far.secrets.serve(c)
 	}))
@@ -262,6 +277,9 @@ func (f *farSide) openInside(n networks) error {
 	}
 	f.inside = at
 	r := newRelay(l, func(ctx context.Context, c net.Conn) (net.Conn, error) {
+		if f.d.inside.near() != "" {
+			return f.d.inside.dial(ctx, c)
+		}
 		planes := f.tunnel.Peers(identity.Control)
 		if len(planes) == 0 {
 			return nil, tunnel.ErrNotConnected

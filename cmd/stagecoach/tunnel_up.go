@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/tunnel"
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
@@ -57,6 +58,8 @@ func openTunnel(u *up) error {
 	}))
 	f.tunnel.Handle(wantGateway, ofNodes(f.inside.serve))
 	f.tunnel.Handle(wantImages, ofNodes(servesImages(u.images.share.server)))
+	u.store.Reach(items.Opener(f.dial()))
+	f.tunnel.Handle(items.WantItem, u.store.Relay)
 	u.nodes.far = f
 	return u.metrics.Register(newTunnelMetrics(f.tunnel))
 }
@@ -166,13 +169,20 @@ type spreadSecrets struct {
 	n *nodes
 }
 
-// Put implements provider.Secrets. Nodes on other machines get the new value a moment later.
+// Put stores a secret. Nodes on other machines get the new value a moment later.
 func (s spreadSecrets) Put(namespace, name string, value []byte) error {
 	err := s.Store.Put(namespace, name, value)
-	if err == nil && s.n.far != nil {
-		s.n.resend(namespace, name)
+	if err == nil {
+		s.spread(namespace, name)
 	}
 	return err
+}
+
+// spread sends a secret that has changed to the nodes on other machines that have it.
+func (s spreadSecrets) spread(namespace, name string) {
+	if s.n.far != nil {
+		s.n.resend(namespace, name)
+	}
 }
 
 // resend sends the changed folders of secrets to the nodes that have them.

@@ -24,6 +24,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/console"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/provider"
 	"github.com/stagecoach-serving/stagecoach/provider/admin"
 	"github.com/stagecoach-serving/stagecoach/provider/logbook"
@@ -32,7 +33,6 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/flow"
 	"github.com/stagecoach-serving/stagecoach/request/gateway"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
-	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 func runUp(ctx context.Context, args []string, out io.Writer) error {
@@ -133,7 +133,7 @@ type up struct {
 	accounts accounts
 	networks networks
 	secrets  *secret.Store
-	store    *tensor.Dir
+	store    *items.Plane
 	lines    *dispatch.Shell
 	nodes    *nodes
 	cpu      *cpuLoad
@@ -161,7 +161,7 @@ func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
 	u.leading = &leading{u: u}
 	u.leading.openID()
 	for _, step := range []func(context.Context) error{
-		u.openState, u.openImages, u.openTelemetry, u.openQueue, u.openReplicas, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes, u.leading.open,
+		u.openState, u.openTelemetry, u.openQueue, u.openImages, u.openReplicas, u.leading.openControls, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes, u.leading.open,
 	} {
 		if err := step(ctx); err != nil {
 			return u, err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"sync"
 	"time"
@@ -22,14 +23,28 @@ type ClusterConfig struct {
 	// File with the cluster key of `stagecoach cluster init`; empty: the operator of the NATS cluster
 	// decides who may connect, and nodes cannot join with tokens.
 	Key string `yaml:"key"`
+	// host:port where other control planes reach this one, to exchange secrets; without a port, one
+	// that is free.
+	Listen    string `yaml:"listen"`
+	Advertise string `yaml:"advertise"` // host:port that they connect to; empty: that of Listen
+	// This process leads even if it lacks secrets that no other control plane has any more.
+	LeadWithoutSecrets bool `yaml:"leadWithoutSecrets"`
 }
 
 func (c *ClusterConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.Key, "cluster-key", c.Key, "file with the cluster key of stagecoach cluster init, for a NATS cluster outside that nodes join with tokens")
+	fs.StringVar(&c.Listen, "cluster-listen", c.Listen, "host:port where other control planes reach this one over TLS, to exchange secrets; port 0: one that is free")
+	fs.StringVar(&c.Advertise, "cluster-advertise", c.Advertise, "host:port that other control planes connect to; default: that of --cluster-listen, on the address from which NATS is reached")
+	fs.BoolVar(&c.LeadWithoutSecrets, "lead-without-secrets", c.LeadWithoutSecrets, "lead even if this control plane lacks secrets, because no other one that has them comes back")
 }
 
 // validate reports the invalid fields of cluster.
 func (c *ClusterConfig) validate(n *NATSConfig, bad func(path string, got any, want string)) {
+	for path, address := range map[string]string{"listen": c.Listen, "advertise": c.Advertise} {
+		if _, port, err := net.SplitHostPort(address); address != "" && (err != nil || port == "") {
+			bad("cluster."+path, fmt.Sprintf("%q", address), "host:port, such as 10.0.0.7:7444")
+		}
+	}
 	if c.Key == "" {
 		return
 	}

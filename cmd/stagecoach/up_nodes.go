@@ -26,13 +26,12 @@ func newNodes(name string) (*nodes, error) {
 	return n, err
 }
 
-// own returns this process as the cluster's first node, if it is a node. deployed reports whether a
-// function is deployed.
-func (n *nodes) own(deployed func(function string) bool) []cluster.Node {
+// own returns this process as the cluster's first node, if it is a node.
+func (n *nodes) own(functions deployed) []cluster.Node {
 	if n.keys == nil {
 		return nil
 	}
-	return []cluster.Node{localNode{n.keys, deployed}}
+	return []cluster.Node{localNode{n.keys, functions.has, functions.withSecrets}}
 }
 
 // openNode makes this process a node.
@@ -112,8 +111,11 @@ func (u *up) connectNodes() error {
 // messages exist by then.
 func (u *up) openNodes(context.Context) error {
 	u.background(operatorOf(u).tidy)
-	if u.nodes.bus == nil || u.leading.outside() {
+	switch {
+	case u.nodes.bus == nil:
 		return nil
+	case u.leading.outside():
+		return u.nodes.standBy()
 	}
 	return u.joinNodes()
 }
@@ -129,8 +131,8 @@ func (u *up) joinNodes() error {
 	}
 	joined, err := node.OpenDirectory(node.DirectoryConfig{
 		Bus: u.nodes.bus, Boot: u.nodes.self.Boot, Version: version(), Own: own, Codes: errorCodes(), Epoch: u.leading.epoch, Log: u.log,
-		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare,
-		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources}) },
+		Dial: u.nodes.far.dial(), Prepare: u.nodes.far.prepare, Keep: u.leading.outside(), First: u.nodes.heardStandingBy(),
+		Joined: func(c *node.Client) { u.local.Join(remoteNode{c, u.nodes.sources, u.deployedFunctions().withSecrets}) },
 		Left:   func(name, _ string) { u.local.Leave(name) },
 		Heard:  u.heard,
 		Event:  u.nodeEvent,
@@ -138,6 +140,9 @@ func (u *up) joinNodes() error {
 			if l.Lost > 0 {
 				u.log.Warn("lines of replicas were lost: replicas printed faster than the daemon read", "node", name, "lines", l.Lost)
 				return
+			}
+			if !u.deployedFunctions().has(l.Function) {
+				return // a daemon keeps lines of functions that were removed meanwhile
 			}
 			u.printed(l.Function, logbook.Line{At: l.At, Replica: l.Replica, Stream: l.Stream, Text: l.Text})
 		},
@@ -165,7 +170,7 @@ func (u *up) heard(c *node.Client) {
 	for i, r := range inv.Replicas {
 		running[i] = r.Name
 	}
-	u.local.Running(inv.Name, running)
+	u.local.Running(inv.Name, running, offers(inv)...)
 	u.nodes.tellImages(c, func() []string { return imagesInUse(u) })
 	for _, z := range inv.Zygotes {
 		if z.Function == "" || z.State != node.Ready || u.deployedFunctions().has(z.Function) {

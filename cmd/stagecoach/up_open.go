@@ -18,6 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/cluster"
 	"github.com/stagecoach-serving/stagecoach/control/learn"
 	"github.com/stagecoach-serving/stagecoach/internal/peer"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/nodemetrics"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider"
@@ -49,8 +50,13 @@ func (u *up) openState(context.Context) error {
 		return err
 	}
 	u.onClose(u.secrets.Close)
-	u.store, err = tensor.OpenDir(filepath.Join(u.cfg.State, "blobs"), blobLimit)
-	return err
+	blobs, err := tensor.OpenDir(filepath.Join(u.cfg.State, "blobs"), blobLimit)
+	if err != nil {
+		return err
+	}
+	u.store = items.NewPlane(blobs, u.log)
+	u.onClose(func() error { u.store.Close(); return nil })
+	return u.metrics.Register(newPlaneMetrics(u.store))
 }
 
 // blobLimit bounds the large items of all requests under way, in bytes.
@@ -103,7 +109,7 @@ func (u *up) openQueue(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if u.demand, err = learn.Open(ctx, learn.Config{Store: leadersStore{bucket, u.leading.leads}, Graph: u.registry.Graph, Log: u.log, Metrics: u.metrics}); err != nil {
+	if u.demand, err = learn.Open(ctx, learn.Config{Store: leadersStore{bucket, u.leading.leads, u.leading.epoch}, Graph: u.registry.Graph, Log: u.log, Metrics: u.metrics}); err != nil {
 		return err
 	}
 	u.onClose(u.demand.Close)
@@ -165,7 +171,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	}
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions().has), Joining: u.cfg.NATS.joining(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
+		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions()), Joining: u.cfg.NATS.joining(), Adopts: u.leading.outside(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
 		Expected: u.expected, Cordons: &u.nodes.cordons.closed,
 		Reign: u.leading.reign.Load, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,
@@ -191,7 +197,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 const recordLimit = 256 << 20
 
 func (u *up) openControl(context.Context) error {
-	u.kinds = &kinds{images: u.images}
+	u.kinds = &kinds{images: u.images.here()}
 	scales := &announcer{events: u.events, wants: map[string]int{}}
 	cfg := control.Config{Tick: u.cfg.Control.Tick, Policies: u.cfg.Control.Policies, Applied: scales.applied}
 	if u.cfg.Control.Record != "" {
@@ -300,7 +306,7 @@ func (u *up) openHTTP(context.Context) error {
 	policies.Allocators, policies.Routes = policy.Known()
 	api, err := provider.New(provider.Config{
 		Store: u.specs, Registry: u.registry, Images: u.images,
-		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: spreadSecrets{u.secrets, u.nodes}, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
+		Status: u.status, Scaler: u.local, Room: u.local, Pinner: pinner{u.local, u.nodes}, Secrets: copiedSecrets{spreadSecrets{u.secrets, u.nodes}, u.leading}, Mounts: u.secrets, Logs: bookLogs{u.book}, Ready: u.nats.Disk().Degraded, Credentials: credentials, Proxies: u.proxies, HostNetwork: u.cfg.Isolation.HostNetwork,
 		RuntimeClasses: slices.Sorted(maps.Keys(classes)), CDIDevices: devices, Policies: policies, Spares: u.cfg.Runtime.Spares, Version: version(), Log: u.log,
 	})
 	if err != nil {
@@ -346,6 +352,9 @@ func (u *up) follow(context.Context) error {
 		update(provider.Change{Key: f.Key, Function: f})
 	}
 	u.background(u.collectImages)
+	if u.images.home != nil {
+		u.background(func(ctx context.Context) error { return gatherImages(ctx, u) })
+	}
 	u.background(u.sweepSecrets)
 	if !u.leading.outside() {
 		u.background(u.async)

@@ -36,12 +36,12 @@ type mixed struct {
 	wrong  []string       // the first few
 }
 
-// items is how many calls of a stage each request makes: more than the coordinator sends at the
-// same time.
-const items = 80
+// perRequest is how many calls of a stage each request makes: more than the coordinator sends at
+// the same time.
+const perRequest = 80
 
-// manyItems is the body of a request with as many calls as items.
-var manyItems = "[" + strings.Repeat(`"",`, items-1) + `""]`
+// manyItems is the body of a request with as many calls as perRequest.
+var manyItems = "[" + strings.Repeat(`"",`, perRequest-1) + `""]`
 
 // wrongKept bounds what is kept of wrong answers.
 const wrongKept = 20
@@ -119,8 +119,8 @@ func (m *mixed) send1(n int) (kind string, err error) {
 // ofOne checks that all items of an answer say the same.
 func ofOne(a client.Answer) error {
 	var out []string
-	if err := json.Unmarshal(a.Body, &out); a.Status != http.StatusOK || err != nil || len(out) != items {
-		return fmt.Errorf("status %d, %.300q, want 200 and %d items", a.Status, a.Body, items)
+	if err := json.Unmarshal(a.Body, &out); a.Status != http.StatusOK || err != nil || len(out) != perRequest {
+		return fmt.Errorf("status %d, %.300q, want 200 and %d items", a.Status, a.Body, perRequest)
 	}
 	if says := slices.Compact(out); len(says) != 1 || !strings.HasPrefix(says[0], "waited ") {
 		return fmt.Errorf("items say %q, want all the same", says)

@@ -10,9 +10,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 )
 
-// eightyTexts returns the body of a request with as many different items as items.
+// eightyTexts returns the body of a request with as many different items as perRequest.
 func eightyTexts(client, number int) string {
-	all := make([]string, items)
+	all := make([]string, perRequest)
 	for i := range all {
 		all[i] = fmt.Sprintf("%d-%d-%d", client, number, i)
 	}
@@ -57,7 +57,7 @@ func TestRequestsArePinnedPerVariant(t *testing.T) {
 		t.Errorf("%.1000s", w)
 	}
 	l.ranOnce()
-	t.Logf("%d updates, %d requests of %d items", updates, requests, items)
+	t.Logf("%d updates, %d requests of %d items", updates, requests, perRequest)
 }
 
 // dropped returns the counter of dropped requests.

@@ -128,7 +128,7 @@ func (l *Local) OutOfMemory(replica string, short *task.MemoryError) {
 		if r.device == "" {
 			l.of(r.function).failure.add(r, l.now(), short.Text, false, l.cfg.Chance())
 		}
-		l.bar(r, r.answered > 0, l.now(), short)
+		l.bar(r, r.answer.after > 0, l.now(), short)
 		r.release(fmt.Errorf("out of memory: %w", short))
 	}
 	l.mu.Unlock()

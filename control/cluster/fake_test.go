@@ -40,6 +40,7 @@ type world struct {
 	// causes with which waiting tasks failed.
 	failed   []string
 	attached map[string]bool                              // attached replicas
+	released []string                                     // left to the next owner
 	lost     map[string]string                            // causes reported to the dispatcher
 	busy     map[string]bool                              // replicas that have calls
 	ends     map[string]task.End                          // reported to the dispatcher
@@ -224,6 +225,14 @@ func (w *world) Drain(ctx context.Context, _ pipeline.Key, replica string) error
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.attached, replica)
+	return nil
+}
+
+func (w *world) Release(_ context.Context, _ pipeline.Key, replica string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.attached, replica)
+	w.released = append(w.released, replica)
 	return nil
 }
 

@@ -31,9 +31,12 @@ type Config struct {
 	Functions Functions
 	Lines     Lines
 	Replicas  Replicas
-	Nodes     []Node   // initial nodes; others join
-	Joining   bool     // nodes may join later
-	Cordons   *Cordons // nodes that take no new replicas; nil: none
+	Nodes     []Node // initial nodes; others join
+	Joining   bool   // nodes may join later
+	// Nodes that join may have replicas of an earlier owner. They take part when they have said what
+	// they run.
+	Adopts  bool
+	Cordons *Cordons // nodes that take no new replicas; nil: none
 	// Largest number of replicas of all functions together; 0: as many as the nodes hold.
 	Budget int
 	Epoch  uint64 // epoch of this owner, higher than that of any earlier owner
@@ -246,7 +249,7 @@ func (l *Local) fill(s *plan.Snapshot) {
 			r.home.failure.settled(r.spec.Revision, r.since, s.At)
 		}
 		r.unfit = n.Unfit(r.device)
-		if r.state == plan.Starting {
+		if r.state == plan.Starting && !r.adopted() {
 			n.MemoryUsed += f.Memory
 			promise(n, plan.Slot{Device: r.device}.Devices(), f.DeviceMemory)
 		}
@@ -374,7 +377,7 @@ func (l *Local) Replicas(function pipeline.Key) []Replica {
 		if r.function == function {
 			out = append(out, Replica{
 				plan.Replica{Name: r.name, Revision: r.spec.Revision, Node: r.node, Device: r.device, State: r.state, Since: r.since},
-				r.hidden, r.path, r.started(), r.total, r.answered,
+				r.hidden, r.path, r.started(), r.total, r.answer.after,
 			})
 		}
 	}
@@ -419,12 +422,12 @@ func (l *Local) Failure(function pipeline.Key) (count int, until time.Time, caus
 }
 
 // Close drains all replicas and returns when they are gone. If ctx ends first, it stops them
-// without draining. Later calls of Apply and Observe fail.
+// without draining. Replicas that outlive their owner are left for the next one. Later calls of Apply and Observe fail.
 func (l *Local) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.closed = true
 	for _, r := range l.sorted() {
-		r.release(errors.New("the cluster is closed"))
+		r.release(errClosing)
 	}
 	gone := l.goneLocked()
 	l.mu.Unlock()

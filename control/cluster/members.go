@@ -75,7 +75,9 @@ func (l *Local) join(n Node, name string, tell bool) bool {
 		l.nodes[name] = m
 	}
 	if m.joins++; m.joins == 1 {
-		// It takes part at once.
+		if l.cfg.Adopts && tell {
+			m.presence = returning
+		} // otherwise, it takes part at once
 	} else if m.presence == away {
 		m.presence = returning
 	} else {
@@ -148,16 +150,17 @@ func (n *member) sorted() []*replica {
 
 // Running handles a node's announcement of the replicas that run there. Hidden replicas that run
 // become visible again. Ready replicas that no longer run are lost: at once if the node was away,
-// otherwise after missingFor. Unknown replicas are stopped. Running returns at once. It does
-// nothing for an unknown node.
-func (l *Local) Running(name string, replicas []string) {
-	if l.running(name, replicas) {
+// otherwise after missingFor. Unknown replicas are taken over if they are among the offers and
+// their function is deployed; others are stopped. Running returns at once. It does nothing for an
+// unknown node.
+func (l *Local) Running(name string, replicas []string, offers ...Offer) {
+	if l.running(name, replicas, offers) {
 		l.cfg.Changed()
 	}
 }
 
-func (l *Local) running(name string, replicas []string) (changed bool) {
-	now := time.Now()
+func (l *Local) running(name string, replicas []string, offers []Offer) (changed bool) {
+	now, specs := time.Now(), adoptable(l, offers)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	n := l.nodes[name]
@@ -192,17 +195,27 @@ func (l *Local) running(name string, replicas []string) (changed bool) {
 		}
 	}
 	n.missing = missing
-	l.stopUnknown(n, replicas)
+	for _, o := range offers {
+		if r := l.replicas[o.Replica]; r != nil && r.host == n {
+			r.kept = true
+		}
+	}
+	l.stopUnknown(n, replicas, func(name string) bool {
+		spec, ok := specs[name]
+		i := slices.IndexFunc(offers, func(o Offer) bool { return o.Replica == name })
+		return ok && takeOver(l, n, offers[i], spec)
+	})
 	return back
 }
 
-// stopUnknown stops replicas on n that do not belong to it. The caller holds l.mu.
-func (l *Local) stopUnknown(n *member, replicas []string) {
+// stopUnknown stops replicas on n that do not belong to it, unless adopted returns true. The caller
+// holds l.mu.
+func (l *Local) stopUnknown(n *member, replicas []string, adopted func(name string) bool) {
 	for _, name := range slices.Sorted(slices.Values(replicas)) {
-		if r := l.replicas[name]; r != nil && r.node == n.name || n.stopping[name] || len(n.stopping) >= stopsAtATime {
+		if r := l.replicas[name]; r != nil && r.node == n.name || n.stopping[name] {
 			continue
 		}
-		if at, ok := n.stopped[name]; ok && time.Since(at) < missingFor {
+		if at, ok := n.stopped[name]; ok && time.Since(at) < missingFor || adopted(name) || len(n.stopping) >= stopsAtATime {
 			continue
 		}
 		n.stopping[name] = true

@@ -171,7 +171,7 @@ func TestRealPartsWakeAnswerAndSleep(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer shell.Close()
-	asleep := pipeline.Scale{Max: 2, Zero: true, ZeroAge: 500 * time.Millisecond}
+	asleep := pipeline.Scale{Max: 2, Zero: true, ZeroAge: 3 * time.Second}
 	specs := deployed{
 		spec("bad", 1),
 		spec("f", 1),

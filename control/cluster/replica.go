@@ -56,10 +56,17 @@ type replica struct {
 	state     plan.State
 	since     time.Time
 	released  bool
-	starved   bool          // it was out of memory on its device
-	stuck     string        // the call whose handler does not end; empty: none
-	answered  time.Duration // from the order until the first answer; 0: not yet
-	first     time.Duration // duration of the first call
+	starved   bool   // it was out of memory on its device
+	stuck     string // the call whose handler does not end; empty: none
+	answer    firstAnswer
+
+	handover
+}
+
+// firstAnswer is the first answer of a replica.
+type firstAnswer struct {
+	after time.Duration // since the order; 0: not yet
+	call  time.Duration // duration of the call
 }
 
 // release marks the replica as no longer wanted. The caller holds Local.mu.
@@ -89,22 +96,19 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 		l.cfg.Log.Error("no name is free; NewID repeats itself", "function", spec.Key, "replica", r.name)
 		return nil
 	}
-	r.alive, r.lose = context.WithCancelCause(l.ctx)
-	r.wanted, r.cancelWanted = context.WithCancelCause(r.alive)
-	l.replicas[r.name], n.runs[r.name], l.byName = r, r, nil
-	l.note(r, Event{Kind: Ordered, Cause: w.Why})
-	o := node.Order{Replica: r.name, Spec: spec.Spec, Device: slot.Device, CPUMilli: w.CPUMilli}
+	o := node.Order{Replica: r.name, Spec: spec.Spec, Revision: spec.Revision, Device: slot.Device, CPUMilli: w.CPUMilli}
 	hands := n.hands
-	l.group.Go(func() { l.live(n, hands, r, o) })
+	begin(l, n, r, func() error { return l.start(hands, r, o) })
+	l.note(r, Event{Kind: Ordered, Cause: w.Why})
 	r.home.remember(spec, slot)
 	return r
 }
 
 // live takes a replica through its life, on the replica's only goroutine.
-func (l *Local) live(n *member, hands Node, r *replica, o node.Order) {
+func (l *Local) live(n *member, r *replica, start func() error) {
 	defer close(r.gone)
 	defer r.lose(nil) // frees the contexts
-	if err := l.start(hands, r, o); err != nil {
+	if err := start(); err != nil {
 		// Read before the replica is stopped, because stopping ends alive.
 		r.back = r.wanted.Err() != nil && r.alive.Err() == nil
 		r.outside = endedFromOutside(r.alive)
@@ -113,6 +117,10 @@ func (l *Local) live(n *member, hands Node, r *replica, o node.Order) {
 		return
 	}
 	l.serve(n, r)
+	if handOver(l, r) {
+		l.end(n, r, false, nil)
+		return
+	}
 	if r.alive.Err() == nil {
 		l.drain(r)
 	}
@@ -270,12 +278,16 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	at := l.now()
 	e, cause := Event{Kind: Stopped}, ""
 	switch {
+	case r.left:
+		e = Event{Kind: HandedOver}
 	case l.ctx.Err() != nil:
 		e.Cause = ErrClosed.Error()
 	case removed: // the line was removed first, and the connection with it
 		e.Cause = errRemoved.Error()
 	case r.back: // not a failure
 		e.Cause = context.Cause(r.wanted).Error()
+	case failed != nil && r.adopted(): // says nothing about starts
+		e = Event{Kind: Lost, Cause: failed.Error()}
 	case failed != nil:
 		e, cause = Event{Kind: Failed, Cause: failed.Error()}, failed.Error()
 	case r.state == plan.Draining: // its process was meant to end
@@ -394,13 +406,13 @@ func (l *Local) Lost(replica string, death task.Death) {
 	}
 }
 
-// Answered records a replica's first answer, how long after the attachment it came, and how long
-// the call took.
+// Answered records the first answer of a replica that this owner has started: how long after the
+// attachment it came, and how long the call took.
 func (l *Local) Answered(replica string, after, call time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.replicas[replica]; r != nil {
-		r.answered, r.first = max(l.now().Sub(r.begun), 1), call
+	if r := l.replicas[replica]; r != nil && !r.adopted() {
+		r.answer = firstAnswer{max(l.now().Sub(r.begun), 1), call}
 		l.metrics.starts.WithLabelValues(firstInference, r.path).Observe(call.Seconds())
 		l.of(r.function).failure.worked(r.spec.Revision, r.since)
 		l.note(r, Event{Kind: Answered, Phases: []node.Phase{{Name: "since attached", Took: after}, {Name: firstInference, Took: call}}})
@@ -415,8 +427,8 @@ const firstInference = "first inference"
 // be known before the earlier phases.
 func (r *replica) started() []node.Phase {
 	all := slices.Clone(r.phases)
-	if r.answered > 0 {
-		all = append(all, node.Phase{Name: firstInference, Took: r.first})
+	if r.answer.after > 0 {
+		all = append(all, node.Phase{Name: firstInference, Took: r.answer.call})
 	}
 	return all
 }

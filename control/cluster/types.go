@@ -52,6 +52,9 @@ type Replicas interface {
 	Attach(ctx context.Context, function pipeline.Key, replica string, revision uint64, conn wire.Socket) (wire.Hello, error)
 	// Drain gives a replica no new tasks, and returns when it has no tasks left or was lost.
 	Drain(ctx context.Context, function pipeline.Key, replica string) error
+	// Release is Drain for a replica that another owner takes over: it closes the connection and does
+	// not tell the replica to end.
+	Release(ctx context.Context, function pipeline.Key, replica string) error
 	// Due returns the latest deadline of the requests that still need the replica. It returns the
 	// zero time if there are none.
 	Due(function pipeline.Key, replica string) time.Time
@@ -100,8 +103,11 @@ const (
 	Barred   Kind = "barred" // its function is kept off its device for a while; see Cause
 	Hidden   Kind = "out of sight"
 	Back     Kind = "back in sight"
-	Joined   Kind = "joined" // a node takes part; in no timeline
-	Left     Kind = "left"   // a node is silent; in no timeline
+	Adopted  Kind = "adopted" // an earlier owner has started it, and this one has taken it over
+	// It was left to the next owner when this one was closed.
+	HandedOver Kind = "handed over"
+	Joined     Kind = "joined" // a node takes part; in no timeline
+	Left       Kind = "left"   // a node is silent; in no timeline
 )
 
 // Event is an entry of a function's timeline.

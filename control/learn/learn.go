@@ -72,7 +72,8 @@ type Demand struct {
 	done    chan struct{}
 	loop    sync.WaitGroup
 
-	failed bool // the latest save failed, which was logged; used by one goroutine at a time
+	saving sync.Mutex // held by Save
+	failed bool       // the latest save failed, which was logged
 
 	mu    sync.Mutex
 	queue []ended // waiting requests
@@ -102,8 +103,8 @@ func Open(ctx context.Context, c Config) (*Demand, error) {
 			Help: "Ended requests from which no demand was learned, because they came too fast.",
 		}),
 	}
-	if err := d.load(ctx); err != nil {
-		return nil, fmt.Errorf("learned demand: %w", err)
+	if err := d.Reload(ctx); err != nil {
+		return nil, err
 	}
 	for _, m := range append(d.gauges(), d.dropped) {
 		if err := c.Metrics.Register(m); err != nil {
@@ -182,7 +183,7 @@ func (d *Demand) run() {
 		case <-d.done:
 			return
 		case <-save.C:
-			d.save()
+			d.Save()
 			continue
 		case <-d.wake:
 		}
@@ -202,7 +203,7 @@ func (d *Demand) run() {
 func (d *Demand) Close() error {
 	close(d.done)
 	d.loop.Wait()
-	d.save()
+	d.Save()
 	return nil
 }
 

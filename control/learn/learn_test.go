@@ -149,6 +149,55 @@ func TestLearnedDemandSurvivesARestart(t *testing.T) {
 	closeAll()
 }
 
+// TestReload has a process take over from another one, which has learned and saved more since the
+// process started.
+func TestReload(t *testing.T) {
+	server, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	nc, err := server.Connect("test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	kv, err := queue.OpenKV(t.Context(), nc, server.Disk(), "demand")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var both [2]*Demand
+	for i := range both {
+		c, _ := config(kv)
+		if both[i], err = Open(t.Context(), c); err != nil {
+			t.Fatal(err)
+		}
+		defer both[i].Close()
+	}
+	first, second := both[0], both[1]
+	for range 20 {
+		first.Ended("film.ns", timings(), true)
+	}
+	second.Ended("film.ns", timings(), true)  // the first knows the application better
+	second.Ended("other.ns", timings(), true) // only the second knows it
+	first.Save()
+	if err := second.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check(t, second, 20)
+	if a, known, _ := second.App(other); !known || a.Requests < 0.9 {
+		t.Errorf("%+v, %v; want that the process keeps what it alone has learned", a, known)
+	}
+	second.Save()
+	if err := first.Reload(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check(t, first, 20)
+	if _, known, _ := first.App(other); !known {
+		t.Error("what the second process has learned was not saved")
+	}
+}
+
 // TestUnreadableRecordsStartEmpty: applications of the record start empty, and others keep what was
 // learned. The next save replaces the record.
 func TestUnreadableRecordsStartEmpty(t *testing.T) {
@@ -227,14 +276,14 @@ func TestRecordsThatWereNotStoredAreTriedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.Ended("film.ns", timings(), true)
-	d.save()
-	d.save()
+	d.Save()
+	d.Save()
 	if n := strings.Count(log.String(), "the disk is full"); n != 1 || s.puts != 0 {
 		t.Errorf("%d lines, %d records stored, want one line:\n%s", n, s.puts, log)
 	}
 	s.full = false
-	d.save()
-	d.save()
+	d.Save()
+	d.Save()
 	if s.puts != 1 || !strings.Contains(log.String(), "stored again") {
 		t.Errorf("%d records stored, want one\n%s", s.puts, log)
 	}

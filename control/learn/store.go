@@ -2,13 +2,42 @@ package learn
 
 import (
 	"context"
+	"fmt"
 	"strconv"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/demand"
+	"github.com/stagecoach-serving/stagecoach/request/flow"
 )
 
-// load reads the stored records.
-func (d *Demand) load(ctx context.Context) error {
+// Reload reads the stored records, which another process may have written since. What this process
+// has learned itself stays only for applications that the records lack.
+func (d *Demand) Reload(ctx context.Context) error {
+	d.saving.Lock()
+	defer d.saving.Unlock()
+	stored, refused, err := d.load(ctx)
+	if err != nil {
+		return fmt.Errorf("learned demand: %w", err)
+	}
+	d.learning.Lock()
+	defer d.learning.Unlock()
+	d.learn()
+	lacks := func(app string) bool {
+		_, known := stored.App(app, time.Now())
+		return !known
+	}
+	rest, _ := d.learner.Encode(lacks, shards*shardLimit)
+	own, err := demand.Decode(rest, demand.DefaultLimits())
+	if err != nil {
+		return fmt.Errorf("learned demand: %w", err)
+	}
+	stored.Merge(own)
+	d.learner, d.refused, d.summary = stored, refused, flow.Summary{}
+	return nil
+}
+
+// load reads the stored records, and says why some cannot be read.
+func (d *Demand) load(ctx context.Context) (stored *demand.Learner, refused [shards]string, err error) {
 	var found []Entry
 	loaded := false
 	stop, err := d.cfg.Store.Watch(ctx, func(e Entry) {
@@ -17,10 +46,11 @@ func (d *Demand) load(ctx context.Context) error {
 		}
 	})
 	if err != nil {
-		return err
+		return nil, refused, err
 	}
 	stop() // f does not run any more
 	loaded = true
+	stored = demand.New(demand.DefaultLimits())
 	for _, e := range found {
 		shard, err := strconv.Atoi(e.Key)
 		if err != nil || shard < 0 || shard >= shards || e.Deleted {
@@ -28,18 +58,20 @@ func (d *Demand) load(ctx context.Context) error {
 		}
 		l, err := demand.Decode(e.Value, demand.DefaultLimits())
 		if err != nil {
-			d.refused[shard] = err.Error()
+			refused[shard] = err.Error()
 			d.cfg.Log.Warn("learned demand cannot be read, so its applications start empty; the next save replaces the record", "record", e.Key, "error", err)
 			continue
 		}
-		d.learner.Merge(l)
+		stored.Merge(l)
 	}
-	return nil
+	return stored, refused, nil
 }
 
-// save stores the records that have changed. Records that cannot be stored are tried again with the
+// Save stores the records that have changed. Records that cannot be stored are tried again with the
 // next save.
-func (d *Demand) save() {
+func (d *Demand) Save() {
+	d.saving.Lock()
+	defer d.saving.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), saveTime)
 	defer cancel()
 	var errs []error

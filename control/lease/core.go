@@ -34,7 +34,7 @@ type Record struct {
 // Version is that of all records.
 const Version = 1
 
-// Event is an input of a [Core]: one of [Seen], [Wrote], [Failed], [Release] and [Tick].
+// Event is an input of a [Core]: one of [Seen], [Wrote], [Failed], [Stand], [Release] and [Tick].
 type Event interface{ event() }
 
 // Seen reports the record as it is stored, or was: revisions may be reported twice and out of
@@ -54,6 +54,10 @@ type Failed struct {
 	Conflict bool
 }
 
+// Stand says whether this process takes the lease when it is free. It does not give up a lease that
+// it holds.
+type Stand struct{ Passive bool }
+
 // Release gives the lease up, and does not take it again.
 type Release struct{}
 
@@ -63,10 +67,11 @@ type Tick struct{}
 func (Seen) event()    {}
 func (Wrote) event()   {}
 func (Failed) event()  {}
+func (Stand) event()   {}
 func (Release) event() {}
 func (Tick) event()    {}
 
-// Effect is an output of a [Core]: one of [Write], [Read], [Held], [Lapsed] and [Wake].
+// Effect is an output of a [Core]: one of [Write], [Read], [Held], [Lapsed], [Freed] and [Wake].
 type Effect interface{ effect() }
 
 // Write replaces the record, if it has this revision; 0: if there is none. The result is reported
@@ -86,6 +91,9 @@ type Held struct{ Epoch uint64 }
 // holder, it tries to take the lease again.
 type Lapsed struct{}
 
+// Freed follows a Release once no record says that this process holds the lease.
+type Freed struct{}
+
 // Wake asks for a Tick at this time.
 type Wake struct{ At time.Duration }
 
@@ -93,6 +101,7 @@ func (Write) effect()  {}
 func (Read) effect()   {}
 func (Held) effect()   {}
 func (Lapsed) effect() {}
+func (Freed) effect()  {}
 func (Wake) effect()   {}
 
 // Config configures a Core.
@@ -122,6 +131,9 @@ type Core struct {
 	holds    bool
 	until    time.Duration // end of the holding, if holds
 	released bool
+	freeing  bool   // it was released, and the record may still name this process
+	free     uint64 // number of the latest write that frees it; 0: none was sent
+	freed    uint64 // the revision that this write replaces
 
 	beat    uint64        // number of the latest write
 	sent    time.Duration // when it was sent
@@ -156,6 +168,7 @@ func (c *Core) Holder() Record { return c.record }
 // Step applies an event and returns what to do.
 func (c *Core) Step(now time.Duration, ev Event) []Effect {
 	var out []Effect
+	was := c.freeing
 	if c.holds && now >= c.until {
 		out = append(out, c.lapse()...)
 	}
@@ -163,6 +176,9 @@ func (c *Core) Step(now time.Duration, ev Event) []Effect {
 	case Seen:
 		out = append(out, c.see(now, e)...)
 	case Wrote:
+		if e.Beat == c.free {
+			c.freeing = false
+		}
 		for _, a := range c.pending {
 			if a.beat == e.Beat {
 				out = append(out, c.stored(now, a, e.Revision)...)
@@ -177,18 +193,25 @@ func (c *Core) Step(now time.Duration, ev Event) []Effect {
 			c.forget(e.Beat)
 			out = c.read(now, out)
 		}
+	case Stand:
+		c.cfg.Passive = e.Passive
 	case Release:
-		was := c.released
+		if c.released {
+			break
+		}
 		c.released = true
-		if c.holds && !was {
+		c.freeing = c.holds || c.sending || c.record.Holder == c.cfg.Me
+		if c.holds {
 			out = append(out, c.lapse()...)
-			free := c.record
-			free.Holder, free.Where = "", ""
-			c.beat++
-			free.Beat = c.beat
-			out = append(out, Write{free, c.revision})
+			out = append(out, c.giveUp(now))
+		}
+		if !c.freeing {
+			out = append(out, Freed{})
 		}
 	case Tick:
+	}
+	if c.released {
+		return append(out, c.actReleased(now, was)...)
 	}
 	return append(out, c.act(now)...)
 }
@@ -266,9 +289,6 @@ func (c *Core) stored(now time.Duration, a attempt, revision uint64) []Effect {
 
 // act returns the effects that are due, and a Wake for the next one.
 func (c *Core) act(now time.Duration) []Effect {
-	if c.released {
-		return nil
-	}
 	if c.sending && now >= c.sent+writeLimit {
 		c.sending, c.failed = false, true
 	}
@@ -277,7 +297,7 @@ func (c *Core) act(now time.Duration) []Effect {
 		out = c.read(now, out)
 	}
 	silent := max(c.seen, c.asked) + readAgain // end of the silence
-	if !c.known || c.cfg.Passive {
+	if !c.known || c.cfg.Passive && !c.holds {
 		return append(out, Wake{silent})
 	}
 	at, epoch := c.due()
@@ -292,6 +312,40 @@ func (c *Core) act(now time.Duration) []Effect {
 		return append(out, Wake{min(at, c.until)})
 	}
 	return append(out, Wake{min(at, silent)})
+}
+
+// giveUp returns a write of the record without its holder.
+func (c *Core) giveUp(now time.Duration) Effect {
+	free := c.record
+	free.Holder, free.Where = "", ""
+	c.beat++
+	c.free, c.freed, c.sent, c.sending = c.beat, c.revision, now, true
+	free.Beat = c.beat
+	return Write{free, c.revision}
+}
+
+// actReleased goes on to free a lease that was released. A renewal that was under way may be stored
+// before the write that frees the lease, which then finds another revision.
+func (c *Core) actReleased(now time.Duration, was bool) []Effect {
+	if c.sending && now >= c.sent+writeLimit {
+		c.sending = false
+	}
+	if c.record.Holder != c.cfg.Me && (c.free != 0 || !c.sending) {
+		c.freeing = false
+	}
+	if !c.freeing {
+		if was {
+			return []Effect{Freed{}}
+		}
+		return nil
+	}
+	if c.sending {
+		return []Effect{Wake{c.sent + writeLimit}}
+	}
+	if again := c.sent + retryAgain; c.revision == c.freed && now < again {
+		return []Effect{Wake{again}}
+	}
+	return []Effect{c.giveUp(now), Wake{now + writeLimit}}
 }
 
 // due returns when this process may write next, and with which epoch.

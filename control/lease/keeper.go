@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -220,14 +221,13 @@ func (l *Lease) run() {
 		l.mu.Lock()
 		now := l.k.cfg.Clock()
 		effects := l.core.Step(now, ev)
-		released := l.core.released
 		l.mu.Unlock()
 		for _, e := range effects {
 			switch e := e.(type) {
 			case Wake:
 				timer.Reset(e.At - now)
 			case Write:
-				l.k.group.Go(func() { l.write(e, released) })
+				l.k.group.Go(func() { l.write(e) })
 			case Read:
 				l.k.group.Go(l.read)
 			}
@@ -236,29 +236,17 @@ func (l *Lease) run() {
 			before = is
 			l.changed(is)
 		}
-		if _, last := ev.(Release); last && !hasWrite(effects) {
+		if slices.Contains(effects, Effect(Freed{})) {
 			l.close()
 		}
 	}
 }
 
-func hasWrite(effects []Effect) bool {
-	for _, e := range effects {
-		if _, is := e.(Write); is {
-			return true
-		}
-	}
-	return false
-}
-
 // storeTimeout bounds a write or a read.
 const storeTimeout = 2 * time.Second
 
-// write stores a record. last: the lease is released with it.
-func (l *Lease) write(e Write, last bool) {
-	if last {
-		defer l.close()
-	}
+// write stores a record.
+func (l *Lease) write(e Write) {
 	ctx, cancel := context.WithTimeout(l.k.ctx, storeTimeout)
 	defer cancel()
 	b, err := json.Marshal(e.Record)
@@ -309,8 +297,12 @@ func (l *Lease) Epoch() (epoch uint64, ok bool) {
 	return l.core.Holds(l.k.cfg.Clock())
 }
 
+// SetPassive says whether this process follows the lease without taking it. It keeps a lease that
+// it holds, until the lease lapses.
+func (l *Lease) SetPassive(passive bool) { l.post(Stand{passive}) }
+
 // Release gives the lease up for ever, so that another process can take it at once. It returns when
-// the store has answered, or ctx has ended.
+// the store names this process no more, or ctx has ended.
 func (l *Lease) Release(ctx context.Context) {
 	l.post(Release{})
 	select {

@@ -78,7 +78,7 @@ func keeper(t testing.TB, me string, of *natstest.Cluster) (*lease.Keeper, func(
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		k.Close(ctx)
 		done()
@@ -152,7 +152,7 @@ func TestNextProcessTakesTheLease(t *testing.T) {
 	if is := l.State(); is.Epoch <= before || is.Holder != "me" || is.Where != "at me" {
 		t.Errorf("after the first holder, %+v, want an epoch above %d", is, before)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	l.Release(ctx)
 	if _, ok := l.Epoch(); ok || ctx.Err() != nil {
@@ -216,7 +216,7 @@ func BenchmarkTakeover(b *testing.B) {
 		kill(b, first)
 		<-taken
 		all = append(all, time.Since(from))
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		l.Release(ctx)
 		cancel()
 	}

@@ -38,6 +38,7 @@ type process struct {
 	paused time.Duration // true time until which nothing runs
 	dead   bool
 	held   int // index of its latest span, from 1; 0: none
+	freed  int // releases that have ended
 }
 
 // span is a time for which a process believes that it holds the lease.
@@ -142,6 +143,8 @@ func (p *process) carryOut(e Effect) {
 		w.send(func() { seen := Seen{w.record, w.revision}; w.send(func() { p.step(seen) }) })
 	case Write:
 		w.send(func() { w.write(p, e) })
+	case Freed:
+		p.freed++
 	}
 }
 
@@ -266,5 +269,78 @@ func TestLeaseIsTakenSoon(t *testing.T) {
 			}
 			w.check()
 		}
+	}
+}
+
+// TestReleaseDuringARenewal releases the lease while a renewal is under way. Whichever of the two
+// writes is stored first, the next process takes the lease soon, and the release ends.
+func TestReleaseDuringARenewal(t *testing.T) {
+	conflicts := 0
+	for seed := range uint64(100) {
+		w := newWorld(t, seed, 3)
+		w.loss, w.delay, w.late = 0, 50*time.Millisecond, false
+		w.run(10 * time.Second)
+		var holder *process
+		for holder == nil {
+			for _, p := range w.procs {
+				if _, ok := p.core.Holds(p.local()); ok && p.core.sending {
+					holder = p
+				}
+			}
+			w.run(w.now + time.Millisecond)
+		}
+		n, from, revision := len(w.spans), w.now, w.revision
+		holder.step(Release{})
+		for holder.freed == 0 && w.now < from+20*time.Second {
+			w.run(w.now + time.Millisecond)
+			if w.record.Holder == holder.name && w.revision > revision {
+				conflicts++ // the renewal was stored first
+				revision = w.revision
+			}
+		}
+		if took := w.now - from; took > TTL/2 {
+			t.Errorf("seed %d: the release took %v", seed, took)
+		}
+		w.run(from + TTL/2)
+		if len(w.spans) <= n {
+			t.Errorf("seed %d: nobody has taken the lease %v after its release", seed, TTL/2)
+		}
+		w.run(w.now + 10*time.Second)
+		w.check()
+		if holder.freed != 1 {
+			t.Errorf("seed %d: the release ended %d times, want once", seed, holder.freed)
+		}
+	}
+	if conflicts < 10 {
+		t.Errorf("%d renewals were stored before the release, want at least 10: the test shows little", conflicts)
+	}
+}
+
+// TestPassiveProcess has a process that may not take the lease, until it may. A holder that may not
+// take it any more renews it, and does not take it again after it has lapsed.
+func TestPassiveProcess(t *testing.T) {
+	w := newWorld(t, 1, 1)
+	w.loss, w.delay, w.late = 0, 2*time.Millisecond, false
+	only := w.procs[0]
+	holds := func() bool { _, ok := only.core.Holds(only.local()); return ok }
+	only.step(Stand{Passive: true})
+	w.run(w.now + 20*time.Second)
+	if holds() || len(w.spans) > 0 {
+		t.Error("a passive process has taken the lease")
+	}
+	only.step(Stand{})
+	w.run(w.now + time.Second)
+	if !holds() {
+		t.Error("a process that may take the lease does not hold it")
+	}
+	only.step(Stand{Passive: true})
+	w.run(w.now + 20*time.Second)
+	if !holds() || len(w.spans) != 1 {
+		t.Errorf("%d holdings, want one that goes on", len(w.spans))
+	}
+	only.paused = w.now + 10*time.Second
+	w.run(w.now + 30*time.Second)
+	if holds() {
+		t.Error("a passive process has taken the lease again")
 	}
 }

@@ -32,7 +32,10 @@ type ServerConfig struct {
 	// Folder returns the digest of the image that a name without a digest stands for. It packs a
 	// folder of images if necessary. The error wraps image.ErrNoImage if there is none. nil: only
 	// digests are served.
-	Folder    func(ctx context.Context, name string) (digest string, err error)
+	Folder func(ctx context.Context, name string) (digest string, err error)
+	// Fetch gets an image that the store lacks into the store. The error wraps image.ErrNoImage if
+	// there is no such image. nil: the store has all images that are served.
+	Fetch     func(ctx context.Context, digest string) error
 	Transfers int   // parts that are sent at the same time; 0: [DefaultTransfers]
 	Rate      int64 // bytes per second of all transfers together; 0: not limited
 	Log       *slog.Logger
@@ -203,6 +206,11 @@ func (s *Server) manifest(w http.ResponseWriter, q *http.Request, name, ref stri
 		}
 	}
 	e, err := image.OpenExport(q.Context(), s.cfg.Store, digest)
+	if errors.Is(err, image.ErrNoImage) && s.cfg.Fetch != nil {
+		if err = s.cfg.Fetch(q.Context(), digest); err == nil {
+			e, err = image.OpenExport(q.Context(), s.cfg.Store, digest)
+		}
+	}
 	if err != nil {
 		s.fail(w, q, err, "MANIFEST_UNKNOWN")
 		return

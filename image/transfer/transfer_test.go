@@ -104,7 +104,7 @@ func (l *logs) String() string {
 func newFetcher(t testing.TB, s *image.Store) (*Fetcher, *logs) {
 	t.Helper()
 	l := &logs{}
-	f := NewFetcher(FetcherConfig{Store: s, Log: slog.New(slog.NewTextHandler(l, nil)), Stall: 500 * time.Millisecond})
+	f := NewFetcher(FetcherConfig{Store: s, Log: slog.New(slog.NewTextHandler(l, nil)), Stall: 3 * time.Second})
 	t.Cleanup(f.Close)
 	return f, l
 }

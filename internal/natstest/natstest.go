@@ -3,6 +3,7 @@
 package natstest
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net"
@@ -17,6 +18,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats-server/v2/server"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // variable has a server's settings as JSON. It makes a test binary run as a server.
@@ -25,9 +28,10 @@ const variable = "STAGECOACH_TEST_NATS"
 // settings are those of one server.
 type settings struct {
 	Name, Dir   string
+	Host        string
 	Port, Route int
-	Routes      []int
-	Config      string // file in Dir, in place of the other settings; empty: none
+	Routes      []string // addresses of all servers' routes; none: it is alone
+	Config      string   // file in Dir, in place of the other settings; empty: none
 }
 
 // Main runs this process as a server if a test has started it as one. Then it does not return. The
@@ -53,13 +57,13 @@ func serve(text string) error {
 		return serveConfig(is)
 	}
 	o := &server.Options{
-		ServerName: is.Name, Host: "127.0.0.1", Port: is.Port, StoreDir: is.Dir, JetStream: true, JetStreamMaxStore: 1 << 40, NoSigs: true,
+		ServerName: is.Name, Host: is.Host, Port: is.Port, StoreDir: is.Dir, JetStream: true, JetStreamMaxStore: 1 << 40, NoSigs: true,
 		MaxPayload: 8 << 20, NoLog: true,
 	}
 	if len(is.Routes) > 0 {
-		o.Cluster = server.ClusterOpts{Name: "test", Host: "127.0.0.1", Port: is.Route}
-		for _, port := range is.Routes {
-			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: address(port)})
+		o.Cluster = server.ClusterOpts{Name: "test", Host: is.Host, Port: is.Route}
+		for _, at := range is.Routes {
+			o.Routes = append(o.Routes, &url.URL{Scheme: "nats", Host: at})
 		}
 	}
 	s, err := server.NewServer(o)
@@ -91,12 +95,13 @@ func serveConfig(is settings) error {
 	return nil
 }
 
-func address(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
+func address(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
 
 // Cluster is a running cluster.
 type Cluster struct {
 	t       testing.TB
 	servers []settings
+	hosts   []Host
 	running []*exec.Cmd // nil: killed
 }
 
@@ -115,14 +120,36 @@ func Start(t testing.TB, n int) *Cluster {
 func StartIn(t testing.TB, dirs ...string) *Cluster {
 	t.Helper()
 	n := len(dirs)
+	ports := proctest.Ports(t, 2*n)
 	c := &Cluster{t: t}
-	ports := FreePorts(t, 2*n)
 	for i := range n {
-		one := settings{Name: "n" + strconv.Itoa(i), Dir: filepath.Join(dirs[i], "nats"), Port: ports[i], Route: ports[n+i]}
-		if n > 1 {
-			one.Routes = ports[n:]
-		}
-		c.servers = append(c.servers, one)
+		c.servers = append(c.servers, settings{Dir: dirs[i], Host: "127.0.0.1", Port: ports[i], Route: ports[n+i]})
+		c.hosts = append(c.hosts, local)
+	}
+	c.start()
+	return c
+}
+
+// Host is where a server runs. A netnstest.Machine is one.
+type Host struct {
+	IP      string
+	Dial    func(ctx context.Context, network, address string) (net.Conn, error)
+	Command func(program string, args ...string) *exec.Cmd
+}
+
+// local is this machine.
+var local = Host{
+	IP: "127.0.0.1", Dial: (&net.Dialer{}).DialContext,
+	Command: func(program string, args ...string) *exec.Cmd { return exec.Command(program, args...) }, //nolint:noctx // the cleanup kills it
+}
+
+// StartOn runs one server per host until the end of the test, on the ports that servers have by
+// default.
+func StartOn(t testing.TB, hosts ...Host) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t, hosts: hosts}
+	for _, h := range hosts {
+		c.servers = append(c.servers, settings{Dir: t.TempDir(), Host: h.IP, Port: 4222, Route: 6222})
 	}
 	c.start()
 	return c
@@ -134,7 +161,8 @@ func StartConfigured(t testing.TB, config string, dirs []string, ports []int) *C
 	t.Helper()
 	c := &Cluster{t: t}
 	for i, dir := range dirs {
-		c.servers = append(c.servers, settings{Dir: dir, Port: ports[i], Config: config})
+		c.hosts = append(c.hosts, local)
+		c.servers = append(c.servers, settings{Dir: dir, Host: "127.0.0.1", Port: ports[i], Config: config})
 	}
 	c.start()
 	return c
@@ -145,6 +173,20 @@ func (c *Cluster) start() {
 	c.t.Helper()
 	n := len(c.servers)
 	c.running = make([]*exec.Cmd, n)
+	var routes []string
+	for _, s := range c.servers {
+		routes = append(routes, address(s.Host, s.Route))
+	}
+	for i := range n {
+		s := &c.servers[i]
+		if s.Config != "" {
+			continue
+		}
+		s.Name, s.Dir = "n"+strconv.Itoa(i), filepath.Join(s.Dir, "nats")
+		if n > 1 {
+			s.Routes = routes
+		}
+	}
 	c.t.Cleanup(func() {
 		for i := range n {
 			c.Kill(i)
@@ -158,26 +200,11 @@ func (c *Cluster) start() {
 	}
 }
 
-// FreePorts returns ports that nothing listens on.
-func FreePorts(t testing.TB, n int) []int {
-	t.Helper()
-	var out []int
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		out = append(out, l.Addr().(*net.TCPAddr).Port)
-	}
-	return out
-}
-
 // URLs returns the addresses of all servers.
 func (c *Cluster) URLs() []string {
 	var out []string
 	for _, s := range c.servers {
-		out = append(out, "nats://"+address(s.Port))
+		out = append(out, "nats://"+address(s.Host, s.Port))
 	}
 	return out
 }
@@ -192,7 +219,7 @@ func (c *Cluster) Run(i int) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	cmd := exec.Command(os.Args[0]) //nolint:noctx // the cleanup kills it
+	cmd := c.hosts[i].Command(os.Args[0])
 	cmd.Env = append(os.Environ(), variable+"="+string(text))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -206,7 +233,7 @@ func (c *Cluster) Run(i int) {
 func (c *Cluster) await(i int) {
 	c.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		conn, err := net.Dial("tcp", address(c.servers[i].Port))
+		conn, err := c.hosts[i].Dial(context.Background(), "tcp", address(c.servers[i].Host, c.servers[i].Port))
 		if err == nil {
 			_ = conn.Close()
 			return

@@ -23,14 +23,20 @@ const untilLimit = 3 * time.Minute
 // Until calls done again and again until it returns true, and fails the test after a few minutes.
 func Until(t testing.TB, what string, done func() bool) {
 	t.Helper()
+	Within(t, untilLimit, what, done)
+}
+
+// Within is Until with another limit.
+func Within(t testing.TB, limit time.Duration, what string, done func() bool) {
+	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(untilLimit)
+	deadline := time.After(limit)
 	for !done() {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("after %v still waiting: %s", untilLimit, what)
+			t.Fatalf("after %v still waiting: %s", limit, what)
 		}
 	}
 }

@@ -32,8 +32,8 @@ func within[T any](t *testing.T, what string, c <-chan T) (v T) {
 	t.Helper()
 	select {
 	case v = <-c:
-	case <-time.After(time.Minute):
-		t.Fatal(what + ": not within a minute")
+	case <-time.After(3 * time.Minute):
+		t.Fatal(what + ": not within three minutes")
 	}
 	return v
 }
@@ -119,15 +119,7 @@ func TestTasksThatAppearLateAreRemoved(t *testing.T) {
 	r.patience = 10 * time.Second
 	created, removed := p.HoldAnswer("Tasks/Create"), p.HoldRequest("Containers/Delete")
 	failed := startLate(t.Context(), r)
-	begins := make(chan *os.File, 1)
-	go func() { // ends with the test
-		f, err := os.OpenFile(gate, os.O_WRONLY, 0) // returns when the shim begins
-		if err != nil {
-			t.Error(err)
-		}
-		begins <- f
-	}()
-	shim := within(t, "the begin of the shim", begins)
+	shim := openGate(t, gate)
 	if err := within(t, "the end of the start", failed); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("%v, want that containerd does not answer", err)
 	}
@@ -142,9 +134,18 @@ func TestTasksThatAppearLateAreRemoved(t *testing.T) {
 // writing and closed again.
 func slowShims(t *testing.T) (gate string) {
 	t.Helper()
-	const folder, name = "STAGECOACH_CONTAINERD", "containerd-shim-runc-v2"
+	return slowly(t, shimProgram, "start", "cat $GATE; exec $PROGRAM \"$@\"")
+}
+
+const shimProgram = "containerd-shim-runc-v2"
+
+// slowly replaces a program of the containerd that starts next: calls with a command run a script.
+// The script may wait until the pipe $GATE is opened for writing and closed again.
+func slowly(t *testing.T, name, command, script string) (gate string) {
+	t.Helper()
+	const folder = "STAGECOACH_CONTAINERD"
 	find := func(program string) string {
-		if dir := os.Getenv(folder); dir != "" {
+		if dir := os.Getenv(folder); dir != "" && program != "runc" {
 			return filepath.Join(dir, program)
 		}
 		path, err := exec.LookPath(program)
@@ -155,14 +156,32 @@ func slowShims(t *testing.T) (gate string) {
 	}
 	dir := t.TempDir()
 	gate = filepath.Join(dir, "gate")
-	script := fmt.Sprintf("#!/bin/sh\ncase \" $* \" in *' start '*) cat %s;; esac\nexec %s \"$@\"\n", gate, find(name))
-	if err := errors.Join(
-		unix.Mkfifo(gate, 0o600), os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755), os.Symlink(find("containerd"), filepath.Join(dir, "containerd")),
-	); err != nil {
+	text := fmt.Sprintf("#!/bin/sh\nGATE=%s PROGRAM=%s\ncase \" $* \" in *' %s '*) %s;; *) exec $PROGRAM \"$@\";; esac\n", gate, find(name), command, script)
+	errs := []error{unix.Mkfifo(gate, 0o600), os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755)}
+	for _, program := range []string{"containerd", shimProgram} {
+		if program != name {
+			errs = append(errs, os.Symlink(find(program), filepath.Join(dir, program)))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv(folder, dir)
 	return gate
+}
+
+// openGate waits until a program of slowly waits, and returns the file whose Close ends that.
+func openGate(t *testing.T, gate string) *os.File {
+	t.Helper()
+	waits := make(chan *os.File, 1)
+	go func() { // ends with the test
+		f, err := os.OpenFile(gate, os.O_WRONLY, 0) // returns when the program waits
+		if err != nil {
+			t.Error(err)
+		}
+		waits <- f
+	}()
+	return within(t, "the program that waits", waits)
 }
 
 // TestRemovalsThatFailLeaveRoomForOthers has as many removals fail as containerd works on at once.

@@ -266,10 +266,10 @@ func (p *process) remove() error {
 	ctx, cancel := context.WithTimeout(p.of.remove, removeTimeout)
 	defer cancel()
 	for {
-		if err = p.of.removeContainer(ctx, p.id); err == nil && p.folder != nil {
-			err = removeLeft(p.id)
+		if p.folder == nil { // containerd was not asked for anything
+			return nil
 		}
-		if err == nil {
+		if err = p.of.removeAll(ctx, p.id); err == nil {
 			return nil
 		}
 		select {
@@ -278,6 +278,18 @@ func (p *process) remove() error {
 			return err
 		}
 	}
+}
+
+// removeAll removes a container from containerd, and then what is left of it on this machine. The
+// folder goes last: without it, nobody would know of the rest.
+func (r *Runtime) removeAll(ctx context.Context, id string) error {
+	if err := r.removeContainer(ctx, id); err != nil {
+		return err
+	}
+	if err := r.shims.remove(ctx, id); err != nil {
+		return err
+	}
+	return removeLeft(id)
 }
 
 // removeContainer ends and removes a container, if it exists.

@@ -74,6 +74,7 @@ type Runtime struct {
 	removing chan struct{}  // has an element per removal that containerd works on
 
 	sweeps sweeps
+	shims  *shims
 
 	mu     sync.Mutex
 	closed bool
@@ -94,7 +95,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, fmt.Errorf("runtime containerd: %w; want containerd at %s: start it, or name its socket with --containerd-address", err, cfg.Address)
 	}
-	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), patience: startTimeout, live: map[*process]bool{}, sweeps: sweeps{late: map[string]bool{}}}
+	r := &Runtime{cfg: cfg, client: client, spawner: sandbox.NewSpawner(), owner: ownName(), patience: startTimeout, live: map[*process]bool{}, sweeps: sweeps{late: map[string]bool{}}, shims: newShims(cfg)}
 	r.open, r.shut = context.WithCancel(context.Background())
 	r.remove, r.giveUp = context.WithCancel(context.Background())
 	r.starting, r.removing = make(chan struct{}, 2*runtime.NumCPU()), make(chan struct{}, 2*runtime.NumCPU())

@@ -71,6 +71,7 @@ func (r *Runtime) start(ctx context.Context, c sandbox.Command, calls *sync.Wait
 	if err := p.watch(int(p.task.Pid())); err != nil {
 		return nil, err
 	}
+	r.shims.learn(p.init, p.id)
 	outline.Env = append(outline.Env, added...)
 	if err := p.run(ctx, c, outline, groups, listener); err != nil {
 		return nil, err

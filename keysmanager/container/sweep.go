@@ -9,12 +9,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	containerd "github.com/containerd/containerd/v2/client"
+	"github.com/containerd/errdefs"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
@@ -183,9 +185,11 @@ func (r *Runtime) swept(err error) {
 }
 
 // orphans returns the ids of the containers and folders that killed processes of this node have
-// left. starting says that a process was killed during the start, so that containerd may still make
-// the container. If containerd does not answer, orphans returns none.
+// left, and of shims that nobody has. starting says that a process was killed during the start, so
+// that containerd may still make the container. If containerd does not answer, orphans returns
+// none.
 func (r *Runtime) orphans(ctx context.Context) (starting map[string]bool, _ error) {
+	shims := r.shims.all() // before the containers, as unowned wants it
 	containers, err := r.client.Containers(ctx, fmt.Sprintf("labels.%q==%q", labelNode, r.cfg.Node))
 	if err != nil {
 		return nil, fmt.Errorf("containers of killed processes are not looked for: %w", err)
@@ -212,17 +216,36 @@ func (r *Runtime) orphans(ctx context.Context) (starting map[string]bool, _ erro
 			starting[e.Name()] = of.PID == 0
 		}
 	}
+	for _, id := range shims {
+		none, err := unowned(ctx, r.client, id)
+		if none {
+			starting[id] = false
+		}
+		errs = append(errs, err)
+	}
 	return starting, errors.Join(errs...)
 }
 
-// removeOrphan removes a container that a killed process has left, and then the container's folder:
-// without the folder, nobody would know that containerd may still make the container.
-func (r *Runtime) removeOrphan(ctx context.Context, id string) error {
-	err := r.removeContainer(ctx, id)
-	if err == nil {
-		err = removeLeft(id)
+// newIDs matches the ids that newID returns.
+var newIDs = regexp.MustCompile(`^[a-zA-Z0-9-]+-[a-z2-7]{12}$`)
+
+// unowned reports whether the container of a shim is one that some Runtime has made and that has
+// neither a record in containerd nor a folder. A start makes both before the shim, and a removal
+// ends the shim before the folder. So no Runtime, of any node, makes or has such a container.
+func unowned(ctx context.Context, client *containerd.Client, id string) (bool, error) {
+	if _, err := os.Lstat(filepath.Join(Folders, id)); !errors.Is(err, fs.ErrNotExist) || !newIDs.MatchString(id) {
+		return false, nil
 	}
-	if err != nil {
+	_, err := client.LoadContainer(ctx, id)
+	if errdefs.IsNotFound(err) {
+		return true, nil
+	}
+	return false, err
+}
+
+// removeOrphan removes a container that a killed process has left, and all that belongs to it.
+func (r *Runtime) removeOrphan(ctx context.Context, id string) error {
+	if err := r.removeAll(ctx, id); err != nil {
 		return fmt.Errorf("container %s of a killed process: %w", id, err)
 	}
 	return nil

@@ -56,6 +56,7 @@ func (d *Directory) remove(name, cause string) {
 		m.client.stop()
 		d.mu.Lock()
 		delete(d.nodes, name)
+		delete(d.arrived, name)
 		d.mu.Unlock()
 		return
 	}

@@ -74,10 +74,14 @@ func announce(s *Server, said string) string {
 // inventory is the next announcement.
 func (s *Server) inventory() Inventory {
 	inv := s.cfg.Worker.Inventory()
-	inv.V, inv.Identity, inv.Address, inv.OutputLost = Version, s.cfg.Me, s.cfg.Address, s.out.dropped()
+	inv.V, inv.Identity, inv.Address, inv.Knows, inv.OutputLost = Version, s.cfg.Me, s.cfg.Address, features(), s.out.dropped()
 	if !s.cfg.Remote {
 		inv.Socket = s.socket.path
 	}
+	if s.cfg.Items != nil {
+		inv.Items = s.cfg.Items.Room()
+	}
+	s.holds.describe(inv.Replicas)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	inv.Leaving, inv.Events, inv.Epoch = s.leaving, s.number, s.fence.highest

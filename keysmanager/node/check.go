@@ -31,6 +31,7 @@ func (inv *Inventory) check() error {
 		c.memory(inv.Memory)
 		c.number("cpu.total", int64(inv.CPU.Total), maxMilli)
 		c.number("cpu.used", int64(inv.CPU.Used), maxMilli)
+		c.number("items", inv.Items, maxBytes)
 		c.devices(inv.Devices)
 		c.zygotes(inv.Zygotes)
 		c.replicas(inv.Replicas)
@@ -72,6 +73,7 @@ func (c *checker) counts(inv *Inventory) {
 		{"replicas", len(inv.Replicas), maxListed},
 		{"containers", len(inv.Containers), maxListed},
 		{"spares", len(inv.Spares), maxListed},
+		{"knows", len(inv.Knows), maxFeatures},
 	} {
 		if l.got > l.most {
 			c.add("%s: %d, want at most %d", l.field, l.got, l.most)

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // Pauses before a [Client] repeats an order under the same id. The first pause is sendAgain. Each
@@ -92,6 +94,27 @@ func (c *Client) Start(ctx context.Context, o Order, progress func(Phase)) (Star
 	return Started{PID: a.PID, Path: a.Path, Phases: a.Phases, Conn: conn}, nil
 }
 
+// Adopt takes the stage socket of a replica that runs already, in place of the control plane that
+// has it or had it. The order has the replica, its function's spec, its revision and its home; the
+// node announces the latter two from now on.
+func (c *Client) Adopt(ctx context.Context, o Order) (wire.Socket, error) {
+	epoch, err := c.epoch.now()
+	if err != nil {
+		return nil, &Error{c.name, err}
+	}
+	o.Kind = OrderStart
+	if err := c.prepare(ctx, &o); err != nil {
+		return nil, err
+	}
+	conn, err := c.take(ctx, socketRequest{
+		V: Version, Want: wantSocket, Replica: o.Replica, Epoch: epoch, Keep: c.reach.keep, Adopt: true, Gateway: o.Gateway, Revision: o.Revision, Home: o.Home,
+	})
+	if err != nil {
+		return nil, &Error{c.name, fmt.Errorf("take over replica %q: %w", o.Replica, err)}
+	}
+	return conn, nil
+}
+
 // stopMargin is how long an order to stop may take beyond the replica's grace.
 const stopMargin = 5 * time.Second
 
@@ -134,7 +157,9 @@ func (c *Client) do(ctx context.Context, o Order, progress func(Phase)) (Answer,
 		return Answer{}, o, err
 	}
 	until, _ := ctx.Deadline()
-	o.V, o.ID, o.To = Version, rand.Text(), c.Inventory().ID
+	inv := c.Inventory()
+	o = o.fit(inv.Knows)
+	o.V, o.ID, o.To = Version, rand.Text(), inv.ID
 	answers := make(chan Answer, 64)
 	c.mu.Lock()
 	c.waiting[o.ID] = answers
@@ -236,15 +261,13 @@ func (c *Client) missed(ctx context.Context, since uint64) ([]Event, error) {
 	return a.Events, err
 }
 
-// refuse tells the daemon that its node is not used, and why. A control plane that may not act
-// says nothing.
-func refuse(cfg DirectoryConfig, to Identity, cause string) {
+// refuse tells the daemon that its node is not used, and why. It reports whether it has: a control
+// plane that may not act says nothing.
+func refuse(cfg DirectoryConfig, to Identity, cause string) bool {
 	epoch, err := epochFunc(cfg.Epoch).now()
 	if err != nil {
-		return
+		return false
 	}
 	b, err := json.Marshal(Order{V: Version, ID: rand.Text(), To: to.ID, Epoch: epoch, Kind: OrderRefuse, Within: time.Second, Cause: cause})
-	if err == nil {
-		_ = cfg.Bus.Send(to.Name, kindOrder, "", b)
-	}
+	return err == nil && cfg.Bus.Send(to.Name, kindOrder, "", b) == nil
 }

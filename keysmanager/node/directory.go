@@ -43,6 +43,10 @@ type DirectoryConfig struct {
 	Line func(node string, line Line)
 
 	Silence time.Duration // silence after which a node has left; 0: 2.5 s
+	Keep    bool          // replicas outlive this process, and another one may take them over
+	// Latest announcements of nodes, which a [Listener] has heard while this process stood by. So
+	// their nodes join at once.
+	First map[string][]byte
 }
 
 // Directory knows the nodes whose daemons announce themselves.
@@ -72,11 +76,13 @@ type member struct {
 	client  *Client
 	heard   time.Time
 	joined  bool
+	told    bool               // Joined and Heard have been called; changes like joined
 	leave   context.CancelFunc // ends what follows the node's lines; nil: nothing does
 	seen    uint64             // number of the latest event of this daemon
-	asking  bool               // for events that were missed
-	refused string             // id of the daemon that was refused
-	removed string             // id of the daemon that was removed for a cause
+	lines   heardLines
+	asking  bool   // for events that were missed
+	refused string // id of the daemon whose refusal was logged
+	removed string // id of the daemon that was removed for a cause
 	cause   string
 	away    *Absence // written while Directory.mu is held; nil: it has never left
 }
@@ -118,6 +124,7 @@ func OpenDirectory(cfg DirectoryConfig) (*Directory, error) {
 		return nil, fmt.Errorf("nodes: %w", err)
 	}
 	d.stops = append(d.stops, stop)
+	d.begin()
 	return d, nil
 }
 
@@ -264,10 +271,9 @@ func (d *Directory) announced(name string, data []byte) {
 		}
 		return
 	case d.unfit(inv) != "":
-		if m.refused != inv.ID {
+		if m.refused != inv.ID && refuse(d.cfg, inv.Identity, d.unfit(inv)) {
 			m.refused = inv.ID
 			d.cfg.Log.Error("node refused", "node", name, "error", d.unfit(inv))
-			refuse(d.cfg, inv.Identity, d.unfit(inv))
 		}
 		return
 	case was.ID != "" && inv.ID != was.ID:
@@ -314,7 +320,7 @@ func (d *Directory) meet(name string) (*member, error) {
 	if len(d.nodes) >= maxNodes && !d.dropAway() {
 		return nil, fmt.Errorf("%d nodes have joined, want at most %d", len(d.nodes), maxNodes)
 	}
-	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, d.cfg.Epoch, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Prepare})
+	c, err := newClient(d.cfg.Bus, name, d.cfg.Codes, d.cfg.Epoch, reach{d.cfg.Boot, d.cfg.Dial, d.cfg.Keep, d.cfg.Prepare})
 	if err != nil {
 		return nil, err
 	}
@@ -355,6 +361,9 @@ func (d *Directory) joined(m *member) {
 	d.cfg.Log.Debug("daemon joined", "node", m.client.name, "daemon", m.client.Inventory().String())
 	d.cfg.Joined(m.client)
 	d.cfg.Heard(m.client)
+	d.mu.Lock()
+	m.told = true
+	d.mu.Unlock()
 }
 
 // left takes a node out of the cluster. If a has no Since, the node was last heard at m.heard.
@@ -368,7 +377,7 @@ func (d *Directory) left(name string, m *member, a Absence) {
 		a.Since = m.heard
 	}
 	d.mu.Lock()
-	m.joined, m.away = false, &a
+	m.joined, m.told, m.away = false, false, &a
 	d.mu.Unlock()
 	d.cfg.Log.Debug("daemon left", "node", name, "cause", a.Cause)
 	d.cfg.Left(name, a.Cause)
@@ -444,7 +453,7 @@ func (d *Directory) follow(m *member) {
 
 // lines passes on what comes over one connection.
 func (d *Directory) lines(ctx context.Context, m *member) error {
-	c, r, err := m.client.lines(ctx)
+	c, r, err := m.client.lines(ctx, &m.lines)
 	if err != nil {
 		return err
 	}
@@ -468,7 +477,32 @@ func (d *Directory) lines(ctx context.Context, m *member) error {
 			return err
 		}
 		d.cfg.Line(m.client.name, l)
+		m.lines.add(l.Number)
 	}
+}
+
+// heardLines says which line of a daemon was heard last. It is safe for concurrent use.
+type heardLines struct {
+	mu     sync.Mutex
+	daemon string // its id
+	number uint64
+}
+
+// of returns the number of the latest line that was heard of a daemon. From now on, lines are of
+// this daemon.
+func (h *heardLines) of(daemon string) uint64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.daemon != daemon {
+		h.daemon, h.number = daemon, 0
+	}
+	return h.number
+}
+
+func (h *heardLines) add(number uint64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.number = max(h.number, number)
 }
 
 func decodeLine(b []byte) (Line, error) {

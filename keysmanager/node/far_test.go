@@ -43,6 +43,7 @@ func (b *broker) joinFar(name string, change ...func(*node.ServerConfig)) (*farN
 		cfg.Dial = func(ctx context.Context, to, at string, first any) (net.Conn, error) {
 			return f.up.Open(ctx, identity.Name{Cluster: "c1", Role: identity.Node, Name: to}, at, first)
 		}
+		keepsReplicas(cfg) // only if the node does, too
 	})
 	f.daemon = b.join(name, newWorker(), append([]func(*node.ServerConfig){func(cfg *node.ServerConfig) {
 		cfg.Me.Boot, cfg.Me.Host, cfg.Address = "another", "far", addr.String()

@@ -39,20 +39,16 @@ func (s *Server) serveConn(c *net.UnixConn) {
 	}
 	switch req.Want {
 	case wantSocket:
-		k, err := s.claimed(req.Replica, req.Order)
+		h, err := hand(s, req)
 		if err != nil {
 			fail(err)
 			return
 		}
-		err = handOver(c, reply, k.conn)
-		// The client has it now; otherwise the replica sees that its connection is closed.
-		_ = k.conn.Close()
-		if err != nil {
-			s.cfg.Log.Warn("failed to hand over a replica's socket; the replica is stopped", "replica", k.replica, "error", err)
-			s.end(k.replica)
+		if err := h.overUnix(c, reply); err != nil {
+			h.failed(err)
 		}
 	case wantLines:
-		s.serveLines(c, reply)
+		s.serveLines(c, reply, req.After)
 	case wantImages:
 		if s.cfg.Images == nil {
 			fail(errors.New("want: images, but this daemon serves none"))
@@ -103,8 +99,8 @@ func handOver(c *net.UnixConn, reply socketReply, conn wire.Socket) error {
 	return failed
 }
 
-// serveLines sends lines until the other side or a new follower ends that.
-func (s *Server) serveLines(c net.Conn, reply socketReply) {
+// serveLines sends all lines after a number until the other side or a new follower ends that.
+func (s *Server) serveLines(c net.Conn, reply socketReply, after uint64) {
 	if json.NewEncoder(c).Encode(reply) != nil {
 		return
 	}
@@ -118,6 +114,7 @@ func (s *Server) serveLines(c net.Conn, reply socketReply) {
 	defer func() { _ = c.Close(); <-ended }()
 	w := bufio.NewWriterSize(c, 64<<10)
 	e := json.NewEncoder(w)
+	s.out.wakeReaders() // for the kept lines
 	for {
 		select {
 		case <-ended:
@@ -128,15 +125,18 @@ func (s *Server) serveLines(c net.Conn, reply socketReply) {
 			s.out.wakeReaders() // it was meant for the successor
 			return
 		}
-		lines := s.out.take()
+		lines := s.out.take(after)
 		_ = c.SetWriteDeadline(time.Now().Add(socketTimeout))
 		var err error
 		for _, l := range lines {
 			err = errors.Join(err, e.Encode(l))
 		}
 		if err = errors.Join(err, w.Flush()); err != nil {
-			s.out.missed(lines)
+			s.out.wakeReaders() // the next follower gets the lines
 			return
+		}
+		if len(lines) > 0 {
+			after = lines[len(lines)-1].Number
 		}
 	}
 }

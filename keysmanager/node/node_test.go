@@ -284,7 +284,7 @@ func TestReplicasServeWithoutNATS(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
 	d := b.join("n1", w)
-	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 500 * time.Millisecond })
+	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 2 * time.Second })
 	n := c.node("n1")
 	started, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil)
 	if err != nil {
@@ -322,7 +322,7 @@ func TestReplicasServeWithoutNATS(t *testing.T) {
 // TestASilentNodeLeavesAndReturns lets a daemon fall silent without a goodbye, and return.
 func TestASilentNodeLeavesAndReturns(t *testing.T) {
 	b := startBroker(t)
-	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 500 * time.Millisecond })
+	c := b.watch(func(cfg *node.DirectoryConfig) { cfg.Silence = 2 * time.Second })
 	mute := &muted{}
 	b.join("n1", newWorker(), func(cfg *node.ServerConfig) { mute.Bus = cfg.Bus; cfg.Bus = mute })
 	c.node("n1")
@@ -509,6 +509,40 @@ func TestLostLinesAreReportedInPlace(t *testing.T) {
 	c.until(0, "heard n1")
 	if inv := c.Inventories(); len(inv) != 1 || inv[0].OutputLost != lost {
 		t.Errorf("the inventory says %d lost lines, want %d", inv[0].OutputLost, lost)
+	}
+}
+
+// TestNextControlPlaneGetsEarlierLines has two control planes read lines, one after the other. The
+// second gets what the first has got. One that reads again gets no line twice.
+func TestNextControlPlaneGetsEarlierLines(t *testing.T) {
+	b := startBroker(t)
+	d := b.join("n1", newWorker())
+	first := b.watch()
+	d.Line(node.Line{Function: "f.ns", Replica: "r-1", Text: "one"})
+	d.Line(node.Line{Function: "f.ns", Replica: "r-1", Text: "two"})
+	first.until(0, `line n1 r-1 "two"`)
+	second := b.watch()
+	second.until(0, `line n1 r-1 "two"`)
+	d.Line(node.Line{Function: "f.ns", Replica: "r-1", Text: "three"})
+	// Whichever reads now takes the lines from the other, which then reads again.
+	for _, c := range []*cluster{first, second} {
+		c.until(0, `line n1 r-1 "three"`)
+	}
+	first.Close()
+	d.Line(node.Line{Function: "f.ns", Replica: "r-1", Text: "four"})
+	second.until(0, `line n1 r-1 "four"`)
+	for _, c := range []*cluster{first, second} {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		var got []string
+		for _, s := range c.told {
+			if strings.HasPrefix(s, "line") {
+				got = append(got, s)
+			}
+		}
+		if want := []string{`line n1 r-1 "one" 0`, `line n1 r-1 "two" 0`, `line n1 r-1 "three" 0`}; !slices.Equal(got[:min(len(got), 3)], want) || len(got) > 4 {
+			t.Errorf("%q, want %q first, and none twice", got, want)
+		}
 	}
 }
 

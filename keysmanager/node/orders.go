@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // receive takes an order. It does not block.
@@ -123,7 +125,7 @@ func (s *Server) carryOut(ctx context.Context, o Order, t *task) {
 	if unwanted {
 		a = Answer{ID: o.ID, Done: true, Error: "nobody waits for it any more"}
 	} else if started.Conn != nil {
-		k := &kept{order: o.ID, replica: o.Replica, epoch: o.Epoch, conn: started.Conn}
+		k := &kept{order: o.ID, replica: o.Replica, function: o.Spec.Function, epoch: o.Epoch, conn: started.Conn}
 		k.timer = time.AfterFunc(s.cfg.Unclaimed, func() { s.expire(k) })
 		s.kept[o.Replica] = k
 	}
@@ -213,4 +215,12 @@ func (s *Server) claimed(replica, order string) (*kept, error) {
 	k.timer.Stop()
 	delete(s.kept, replica)
 	return k, nil
+}
+
+// socket returns the socket; k may be nil.
+func (k *kept) socket() wire.Socket {
+	if k == nil {
+		return nil
+	}
+	return k.conn
 }

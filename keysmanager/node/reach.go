@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -33,6 +34,7 @@ func (e *refusedError) Error() string { return e.text }
 type reach struct {
 	boot string // of this machine
 	dial Dial   // nil: nodes on other machines cannot be reached
+	keep bool   // see DirectoryConfig
 	// see DirectoryConfig
 	prepare func(ctx context.Context, c *Client, kind OrderKind, spec Spec) error
 }
@@ -43,7 +45,7 @@ func (r reach) near(inv Inventory) bool { return inv.Boot == r.boot && inv.Socke
 // far reports whether a node can be reached over the tunnel.
 func (r reach) far(inv Inventory) bool { return r.dial != nil && inv.Address != "" }
 
-// prepare changes an order for a node on another machine. It leaves other orders as they are.
+// prepare changes an order for its node, which may be on another machine.
 func (c *Client) prepare(ctx context.Context, o *Order) error {
 	specs := make([]Spec, 0, 1+len(o.Wanted))
 	switch o.Kind {
@@ -54,7 +56,10 @@ func (c *Client) prepare(ctx context.Context, o *Order) error {
 			specs = append(specs, w.Spec)
 		}
 	}
-	if o.Far = len(specs) > 0 && c.Far(); !o.Far || c.reach.prepare == nil {
+	if o.Far = len(specs) > 0 && c.Far(); !o.Far {
+		c.settle(o)
+	}
+	if !o.Far || c.reach.prepare == nil {
 		return nil
 	}
 	for _, s := range specs {
@@ -65,9 +70,34 @@ func (c *Client) prepare(ctx context.Context, o *Order) error {
 	return nil
 }
 
+// settle has the functions of an order call functions at their node's address, if their replicas
+// outlive this process.
+func (c *Client) settle(o *Order) {
+	at := c.Inventory().Inside
+	if !c.reach.keep || at == "" {
+		return
+	}
+	settled := func(s *Spec) {
+		if s.Gateway != "" {
+			s.Gateway = at
+		}
+	}
+	o.Gateway = o.Spec.Gateway
+	settled(&o.Spec)
+	o.Wanted = slices.Clone(o.Wanted) // the caller's
+	for i := range o.Wanted {
+		settled(&o.Wanted[i].Spec)
+	}
+}
+
 // claim takes the stage socket of a replica that an order has started.
 func (c *Client) claim(ctx context.Context, o Order) (wire.Socket, error) {
-	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantSocket, Replica: o.Replica, Order: o.ID, Epoch: o.Epoch}
+	return c.take(ctx, socketRequest{V: Version, Want: wantSocket, Replica: o.Replica, Order: o.ID, Epoch: o.Epoch, Keep: c.reach.keep, Gateway: o.Gateway, Revision: o.Revision, Home: o.Home})
+}
+
+// take takes a stage socket.
+func (c *Client) take(ctx context.Context, req socketRequest) (wire.Socket, error) {
+	inv := c.Inventory()
 	var err error
 	if c.reach.near(inv) {
 		var s wire.Socket
@@ -83,16 +113,21 @@ func (c *Client) claim(ctx context.Context, o Order) (wire.Socket, error) {
 	if far != nil {
 		return nil, errors.Join(far, err)
 	}
-	return wire.OverStream(stream), nil
+	socket := wire.OverStream(stream)
+	if inv.Items > 0 {
+		socket = &wire.AtNode{Socket: socket, Node: c.name, Address: inv.Address}
+	}
+	return socket, nil
 }
 
-// lines asks for what the node's replicas print.
-func (c *Client) lines(ctx context.Context) (io.ReadCloser, *bufio.Reader, error) {
+// lines asks for what the node's replicas print, after what was heard.
+func (c *Client) lines(ctx context.Context, heard *heardLines) (io.ReadCloser, *bufio.Reader, error) {
 	epoch, err := c.epoch.now()
 	if err != nil {
 		return nil, nil, err
 	}
-	inv, req := c.Inventory(), socketRequest{V: Version, Want: wantLines, Epoch: epoch}
+	inv := c.Inventory()
+	req := socketRequest{V: Version, Want: wantLines, Epoch: epoch, After: heard.of(inv.ID)}
 	if c.reach.near(inv) {
 		var near net.Conn
 		var r *bufio.Reader

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -166,10 +167,9 @@ func startBroker(t *testing.T) *broker {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &broker{t: t, config: queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Listen: "127.0.0.1:0", Keys: keys}}
+	b := &broker{t: t, config: queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler), Listen: fmt.Sprintf("127.0.0.1:%d", proctest.Ports(t, 1)[0]), Keys: keys}}
 	b.start()
 	b.url = b.server.URL()
-	b.config.Listen = strings.TrimPrefix(b.url, "nats://")
 	t.Cleanup(func() { b.stop() })
 	return b
 }

@@ -51,6 +51,7 @@ type ServerConfig struct {
 	Remote bool
 	// Serves images on a connection, until the connection or ctx ends; nil: none are served.
 	Images func(ctx context.Context, c net.Conn)
+	Items  Items // nil: large outputs go to the control plane
 	Log    *slog.Logger
 
 	// File that keeps the highest epoch of control planes; empty: a restart forgets it.
@@ -58,6 +59,12 @@ type ServerConfig struct {
 
 	Announce  time.Duration // between announcements when nothing changes; 0: a second
 	Unclaimed time.Duration // how long a started replica's socket waits to be claimed; 0: a minute
+	// How long replicas may outlive the control plane that has claimed them, if it says that another
+	// one may take them over. 0: they end with it.
+	Keep time.Duration
+	// Claimed is called before a control plane gets a replica that may outlive it. Functions of this
+	// machine reach it at the address; empty: it is on another machine. nil: nothing is called.
+	Claimed func(gateway string)
 }
 
 // Bounds of what a Server keeps.
@@ -97,6 +104,7 @@ type Server struct {
 	events   []Event                        // the latest, in order
 	number   uint64                         // of the latest
 	fence    fence
+	holds    *holds // has its own mutex
 }
 
 // task is an order under way.
@@ -109,10 +117,10 @@ type task struct {
 
 // kept is a started replica's socket that waits for who ordered it.
 type kept struct {
-	order, replica string
-	epoch          uint64
-	conn           wire.Socket
-	timer          *time.Timer
+	order, replica, function string
+	epoch                    uint64
+	conn                     wire.Socket
+	timer                    *time.Timer
 }
 
 // NewServer opens the unix socket. Run makes the node known.
@@ -137,6 +145,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if s.fence, err = openFence(cfg.Epoch); err != nil {
 		return nil, err
 	}
+	s.holds = newHolds(cfg.Keep, cfg.Log, s.end)
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if s.socket, err = listen(cfg.Socket); err != nil {
 		s.cancel(nil)
@@ -146,7 +155,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	return s, nil
 }
 
-// Close cancels the running orders, closes unclaimed sockets, and returns when nothing of the
+// Close cancels the running orders, closes the sockets that it has, and returns when nothing of the
 // server runs any more. The Worker keeps what the orders have started.
 func (s *Server) Close() {
 	s.mu.Lock()
@@ -159,6 +168,7 @@ func (s *Server) Close() {
 		k.timer.Stop()
 		_ = k.conn.Close()
 	}
+	s.holds.close()
 	s.socket.close()
 	s.work.Wait()
 }

@@ -16,8 +16,8 @@ import (
 // Requests on a daemon's unix socket. Each request is one line of JSON. The answer is one line,
 // with a descriptor beside it or more lines after it.
 const (
-	wantSocket = "socket" // the stage socket of Replica, as Order has started it
-	wantLines  = "lines"  // all lines from now on; who asked before is cut off
+	wantSocket = "socket" // the stage socket of Replica, as Order has started it, or to adopt it
+	wantLines  = "lines"  // all lines after After; who asked before is cut off
 	wantImages = "images" // HTTP requests to its image server
 )
 
@@ -27,6 +27,15 @@ type socketRequest struct {
 	Replica string `json:"replica,omitempty"`
 	Order   string `json:"order,omitempty"`
 	Epoch   uint64 `json:"epoch,omitempty"` // as of an order
+	// Another control plane may take the replica over, so its socket stays in the daemon.
+	Keep bool `json:"keep,omitempty"`
+	// The replica runs already; Order is empty.
+	Adopt   bool   `json:"adopt,omitempty"`
+	Gateway string `json:"gateway,omitempty"` // of its functions, as in a Spec
+	// What the node announces of the replica for the next control plane.
+	Revision uint64 `json:"revision,omitempty"`
+	Home     string `json:"home,omitempty"`
+	After    uint64 `json:"after,omitempty"` // number of the latest line that the client has
 }
 
 type socketReply struct {

@@ -23,14 +23,14 @@ func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 	if err == nil {
 		err = admit(s, req.Epoch)
 	}
-	var k *kept
+	var h *handing
 	switch {
 	case err != nil:
 	case req.Want == wantLines:
-		s.serveLines(c, reply)
+		s.serveLines(c, reply, req.After)
 		return
 	case req.Want == wantSocket:
-		k, err = s.claimed(req.Replica, req.Order)
+		h, err = hand(s, req)
 	default:
 		err = fmt.Errorf("want: %q, want %s or %s", req.Want, wantSocket, wantLines)
 	}
@@ -44,26 +44,32 @@ func ServeStream(s *Server, first json.RawMessage, c net.Conn) {
 		err = c.SetDeadline(time.Time{})
 	}
 	if err != nil {
-		_ = k.conn.Close()
-		s.cfg.Log.Warn("failed to hand over a replica's socket; the replica is stopped", "replica", k.replica, "error", err)
-		s.end(k.replica)
+		h.failed(err)
 		return
 	}
-	relay(k, c, s.cfg.Log)
+	h.overStream(c)
 }
 
 // relay passes frames between a replica and a stream until either ends, and then ends the other.
-func relay(k *kept, c net.Conn, log *slog.Logger) {
+// items keeps large outputs of the function; nil: they pass, too.
+func relay(of running, near wire.Socket, c net.Conn, items Items, log *slog.Logger) {
 	far := wire.OverStream(c)
 	end := func(direction string, err error) {
 		_ = far.Close() // what was sent arrives
-		_ = k.conn.Close()
+		_ = near.Close()
 		if err != nil {
-			log.Debug("relay has ended", "replica", k.replica, "direction", direction, "error", err)
+			log.Debug("relay has ended", "replica", of.replica, "direction", direction, "error", err)
 		}
 	}
+	in, out := func() error { return wire.Relay(near, far) }, func() error { return wire.Relay(far, near) }
+	if items != nil {
+		carry := newCarry(items, of, wire.NewOutlet(near), wire.NewOutlet(far), log)
+		defer carry.close()
+		in = func() error { return wire.RelayEdited(carry.near, far, carry.toReplica) }
+		out = func() error { return wire.RelayEdited(carry.far, near, carry.fromReplica) }
+	}
 	var both sync.WaitGroup
-	both.Go(func() { end("to the replica", wire.Relay(k.conn, far)) })
-	both.Go(func() { end("from the replica", wire.Relay(far, k.conn)) })
+	both.Go(func() { end("to the replica", in()) })
+	both.Go(func() { end("from the replica", out()) })
 	both.Wait()
 }

@@ -53,14 +53,21 @@ type Inventory struct {
 	OutputLost uint64 `json:"outputLost"` // lines of replicas that nobody took in time
 }
 
-// Stock is what a node has for next starts.
+// Stock is what a node has for next starts, and what it knows.
 type Stock struct {
+	// Features that its daemon understands. An earlier release announces none.
+	Knows []Feature `json:"knows,omitempty"`
 	// Containers that wait for the next starts of functions, by function.
 	Spares map[string]int `json:"spares,omitempty"`
 	// Digests of images that it has completely, the latest used first, at most [MaxImages].
 	Images []string `json:"images,omitempty"`
+	// Address of this machine where its functions can call functions, whichever control plane leads;
+	// empty: none, or its replicas do not outlive control planes.
+	Inside string `json:"inside,omitempty"`
 	// Functions whose secrets the node keeps because they came over the tunnel, sorted.
 	Secrets []string `json:"secrets,omitempty"`
+	// Bytes of large outputs that it may keep for other nodes; 0: it keeps none.
+	Items int64 `json:"items,omitempty"`
 }
 
 // Container is a container of containerd that the node has started.
@@ -165,6 +172,12 @@ type Replica struct {
 	CPUMilli int       `json:"cpuMilli"` // its limit; 0: none
 	Device   string    `json:"device,omitempty"`
 	Usage    *Usage    `json:"usage,omitempty"` // nil: not measured
+
+	// Another control plane can take it over. It gets the two fields below as the one before has
+	// said them.
+	Kept     bool   `json:"kept,omitempty"`
+	Revision uint64 `json:"revision,omitempty"` // of its function
+	Home     string `json:"home,omitempty"`     // what it uses of the control plane's machine
 }
 
 // Usage is what a replica or zygote takes.
@@ -245,6 +258,10 @@ type Order struct {
 
 	Replica string `json:"replica,omitempty"` // name, unique on the node
 	Spec    Spec   `json:"spec,omitzero"`     // of the function
+	// See Replica; they are not sent with the order but when the socket is claimed.
+	Revision uint64 `json:"-"`
+	Home     string `json:"-"`
+	Gateway  string `json:"-"` // where this process listens for functions; [Client] sets it
 	// Thousandths of a core; 0: as the spec says.
 	CPUMilli int `json:"cpuMilli,omitempty"`
 	// The control plane is on another machine. The node replaces those fields of specs that name

@@ -36,6 +36,11 @@ func (s Images) Guess(image string) (Guess, error) {
 	if err != nil {
 		return Guess{}, err
 	}
+	return GuessIn(folder, image)
+}
+
+// GuessIn does what [Images.Guess] does for an image whose files are in a folder elsewhere.
+func GuessIn(folder, image string) (Guess, error) {
 	entries, err := os.ReadDir(folder)
 	if err != nil {
 		return Guess{}, fmt.Errorf("image %q: %w", image, err)

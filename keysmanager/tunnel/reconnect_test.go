@@ -133,7 +133,7 @@ func TestConnectionIsMadeAgain(t *testing.T) {
 // TestSilentPeerIsGone checks that a connection without a word from the other side ends.
 func TestSilentPeerIsGone(t *testing.T) {
 	t.Parallel()
-	up, n := pair(t, func(c *Config) { c.keepAlive, c.silence = 50*time.Millisecond, 300*time.Millisecond })
+	up, n := pair(t, func(c *Config) { c.keepAlive, c.silence = 50*time.Millisecond, 3*time.Second })
 	p := newProxy(t, n.addr)
 	c := open(t, up, &end{Tunnel: n.Tunnel, me: n.me, addr: p.Addr().String()}, "echo")
 	says(t, c, "hello")
@@ -229,12 +229,17 @@ func TestDialsBackOff(t *testing.T) {
 	if took := time.Since(begin); took < (20+40+80)*time.Millisecond {
 		t.Errorf("%d dials in %v, want pauses of 20, 40 and 80 ms", failed, took)
 	}
+	says(t, open(t, up, n, "echo"), "at another address")
+
+	patient := newEnd(t, ca.Source(identity.Control, "patient"), func(c *Config) { c.backoff = mostBackoff })
+	if _, err := patient.Open(t.Context(), n.me, p.Addr().String(), want("echo")); err == nil {
+		t.Fatal("opened")
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	if _, err := up.Open(ctx, n.me, p.Addr().String(), want("echo")); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := patient.Open(ctx, n.me, p.Addr().String(), want("echo")); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("during the pause: %v", err)
 	}
-	says(t, open(t, up, n, "echo"), "at another address")
 }
 
 // TestCloseWaits checks that Close ends what handlers and callers wait for, and waits for handlers.

@@ -93,27 +93,54 @@ func (t *Tunnel) secured(raw net.Conn, side func(net.Conn, *tls.Config) *tls.Con
 // writes both one after the other, from one goroutine.
 type joined struct {
 	*secured
-	begun bool // a header has been written, and its body follows
+	begun bool       // a header has been written, and its body follows
+	frame sync.Mutex // held while a frame is written
 }
 
 // Bytes of a header of the multiplexer: version, type, flags (2), stream (4), length (4).
 const (
 	headerLength = 12
 	headerType   = 1 // 0: a body follows
+	headerFlags  = 2
+	headerStream = 4
 	headerSize   = 8
+)
+
+// Types and flags of headers.
+const (
+	typeUpdate = 1 // of a window
+	flagReset  = 8
 )
 
 // Write implements io.Writer.
 func (j *joined) Write(b []byte) (int, error) {
-	if !j.begun && len(b) == headerLength && b[headerType] == 0 && binary.BigEndian.Uint32(b[headerSize:]) > 0 {
-		j.begun = true
-		j.raw.begin()
-		return j.secured.Write(b)
-	}
-	n, err := j.secured.Write(b)
 	if j.begun {
+		defer j.frame.Unlock()
 		j.begun = false
-		err = errors.Join(err, j.raw.flush())
+		n, err := j.secured.Write(b)
+		return n, errors.Join(err, j.raw.flush())
 	}
-	return n, err
+	j.frame.Lock()
+	if len(b) == headerLength && b[headerType] == 0 && binary.BigEndian.Uint32(b[headerSize:]) > 0 {
+		j.raw.begin()
+		n, err := j.secured.Write(b)
+		if j.begun = err == nil; !j.begun { // Write is not called again
+			j.frame.Unlock()
+		}
+		return n, err
+	}
+	defer j.frame.Unlock()
+	return j.secured.Write(b)
+}
+
+// reset tells the peer that a stream has ended in both directions. The multiplexer has no method
+// for it.
+func (j *joined) reset(stream uint32) {
+	var b [headerLength]byte
+	b[headerType] = typeUpdate
+	binary.BigEndian.PutUint16(b[headerFlags:], flagReset)
+	binary.BigEndian.PutUint32(b[headerStream:], stream)
+	j.frame.Lock()
+	defer j.frame.Unlock()
+	_, _ = j.secured.Write(b[:]) // fails if the connection has ended
 }

@@ -27,6 +27,7 @@ type session struct {
 	// of the peer, as it was verified
 	certificate *x509.Certificate
 	since       time.Time
+	conn        *joined
 	mux         *yamux.Session
 	ctx         context.Context // ends with the session
 	cancel      context.CancelFunc
@@ -50,7 +51,7 @@ func (l muxLog) Println(v ...any) { l.log.Debug("tunnel", "text", fmt.Sprint(v..
 // begin makes a session of a connection whose sides have said hello, and serves the peer's streams
 // until it ends.
 func (t *Tunnel) begin(c *secured, name identity.Name, h hello, dialed bool) {
-	s := &session{t: t, peer: name, run: h.Run, id: h.ID, dialed: dialed, since: time.Now(), certificate: c.ConnectionState().PeerCertificates[0]}
+	s := &session{t: t, peer: name, run: h.Run, id: h.ID, dialed: dialed, since: time.Now(), certificate: c.ConnectionState().PeerCertificates[0], conn: &joined{secured: c}}
 	cfg := &yamux.Config{
 		AcceptBacklog: 256, EnableKeepAlive: true, KeepAliveInterval: t.cfg.keepAlive, ConnectionWriteTimeout: t.cfg.silence,
 		MaxStreamWindowSize: t.cfg.window, StreamOpenTimeout: time.Minute, StreamCloseTimeout: time.Hour, Logger: muxLog{t.cfg.Log},
@@ -60,7 +61,7 @@ func (t *Tunnel) begin(c *secured, name identity.Name, h hello, dialed bool) {
 		mux = yamux.Client
 	}
 	var err error
-	s.mux, err = mux(&joined{secured: c}, cfg)
+	s.mux, err = mux(s.conn, cfg)
 	if err != nil {
 		panic(err) // the configuration is wrong
 	}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -17,11 +18,12 @@ import (
 // stream is a [net.Conn] over a stream of the multiplexer. Close closes both directions, and
 // CloseWrite one.
 type stream struct {
-	s      *session
-	y      *yamux.Stream
-	rest   []byte // read after the first line
-	got    int    // bytes read since its buffer was given back
-	closed atomic.Bool
+	s       *session
+	y       *yamux.Stream
+	reading sync.Mutex // held by Read
+	rest    []byte     // read after the first line
+	got     int        // bytes read since its buffer was given back
+	closed  atomic.Bool
 }
 
 // chunk is how much of a stream goes into one frame, so that large writes of one stream leave room
@@ -56,6 +58,8 @@ func (c *stream) line() ([]byte, error) {
 
 // Read implements net.Conn.
 func (c *stream) Read(b []byte) (int, error) {
+	c.reading.Lock()
+	defer c.reading.Unlock()
 	if c.closed.Load() {
 		return 0, net.ErrClosed
 	}
@@ -124,10 +128,36 @@ func (c *stream) Close() error {
 	}
 	c.s.open.Add(-1)
 	_ = c.y.SetReadDeadline(time.Unix(1, 0)) // ends a Read that waits
-	if !c.s.spawn(func() { _ = c.y.Close() }) {
+	if !c.s.spawn(c.end) {
 		_ = c.y.Close() // at once: the session has ended
 	}
 	return nil
+}
+
+// end tells the peer that the stream is closed, and waits until the peer closes it, too. If the
+// peer goes on to write, end resets the stream, as a closed TCP connection does. Otherwise the
+// multiplexer would keep what arrives for an hour, and so long would the peer wait for room.
+func (c *stream) end() {
+	_ = c.y.Close()
+	c.reading.Lock() // after the latest Read
+	defer c.reading.Unlock()
+	if err := c.discard(); err != nil && !errors.Is(err, yamux.ErrTimeout) {
+		return // the peer has closed it, or the session has ended
+	}
+	c.s.conn.reset(c.y.StreamID())
+	if c.discard() == nil {
+		c.s.t.cfg.Log.Warn("tunnel is closed: the peer writes to a stream that was reset", "peer", c.s.peer.String())
+		c.s.close()
+	}
+	c.y.Shrink()
+}
+
+// discard reads what the peer writes, until the peer closes or resets the stream, or for a while.
+// It returns nil if the peer has written more than may be on its way.
+func (c *stream) discard() error {
+	_ = c.y.SetReadDeadline(time.Now().Add(c.s.t.cfg.linger))
+	_, err := io.CopyN(io.Discard, c.y, int64(c.s.t.cfg.window)+1)
+	return err
 }
 
 // LocalAddr implements net.Conn.

@@ -48,6 +48,7 @@ type tuning struct {
 	silence   time.Duration // 0: mostSilence
 	greeting  time.Duration // 0: greetingTime
 	firstLine time.Duration // 0: firstLineTime
+	linger    time.Duration // 0: lingerTime
 	streams   int           // 0: maxStreams
 	backoff   time.Duration // 0: firstBackoff
 	expiry    time.Duration // 0: expiryEvery
@@ -61,6 +62,7 @@ const (
 	maxFirst      = 64 << 10         // bytes of a first line
 	greetingTime  = 10 * time.Second // for a dial, and for a handshake
 	firstLineTime = 30 * time.Second // for a first line and its answer; a busy machine takes seconds
+	lingerTime    = 10 * time.Second // for a peer to close a stream that is closed here
 	// A peer that reads or answers nothing for this long is gone.
 	mostSilence    = 15 * time.Second
 	keepAliveEvery = 5 * time.Second // between two checks that the peer answers
@@ -133,6 +135,7 @@ func (c tuning) withDefaults() tuning {
 	orDuration(&c.silence, mostSilence)
 	orDuration(&c.greeting, greetingTime)
 	orDuration(&c.firstLine, firstLineTime)
+	orDuration(&c.linger, lingerTime)
 	orDuration(&c.backoff, firstBackoff)
 	orDuration(&c.expiry, expiryEvery)
 	if c.window == 0 {

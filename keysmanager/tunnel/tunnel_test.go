@@ -15,6 +15,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -230,6 +231,46 @@ func TestUnreadStreamStopsNoOther(t *testing.T) {
 	says(t, open(t, n, up, "echo"), "the other way")
 }
 
+// TestClosedStreamEndsItsWriter checks that a peer that goes on to write to a closed stream gets an
+// error, and that a stream whose other direction goes on is left alone.
+func TestClosedStreamEndsItsWriter(t *testing.T) {
+	t.Parallel()
+	wrote, goOn := make(chan error, 1), make(chan struct{})
+	up, n := pair(t, func(c *Config) {
+		c.window, c.linger = 256<<10, 10*time.Millisecond
+		c.Handlers["pour"] = func(_ context.Context, _ identity.Name, _ json.RawMessage, c net.Conn) {
+			err := Accept(c)
+			for b := make([]byte, 100<<10); err == nil; {
+				_, err = c.Write(b)
+			}
+			wrote <- err
+		}
+		c.Handlers["late"] = func(_ context.Context, _ identity.Name, _ json.RawMessage, c net.Conn) {
+			if Accept(c) == nil {
+				<-goOn
+				fmt.Fprint(c, "late")
+			}
+		}
+	})
+	half, other := open(t, up, n, "late"), open(t, up, n, "echo")
+	if err := half.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	c := open(t, up, n, "pour")
+	if _, err := io.ReadFull(c, make([]byte, 1<<20)); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.Close()
+	if err := <-wrote; !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the peer's write ends with %v, want a reset", err)
+	}
+	close(goOn)
+	if b, err := io.ReadAll(half); err != nil || string(b) != "late" {
+		t.Errorf("the stream that is closed for writing has %q, %v", b, err)
+	}
+	says(t, other, "the same connection")
+}
+
 // TestStrangersAreRefused checks that processes without a certificate of the cluster, and those
 // with another name than the one that was asked for, get no stream.
 func TestStrangersAreRefused(t *testing.T) {
@@ -261,7 +302,7 @@ func TestGreetingHasDeadline(t *testing.T) {
 	t.Parallel()
 	ca := identitytest.New(t, "c1")
 	source := ca.Source(identity.Control, "up")
-	n := newEnd(t, ca.Source(identity.Node, "n1"), func(c *Config) { c.greeting, c.firstLine = 500*time.Millisecond, 500*time.Millisecond })
+	n := newEnd(t, ca.Source(identity.Node, "n1"), func(c *Config) { c.greeting, c.firstLine = 3*time.Second, 3*time.Second })
 	gone := func(what string, c net.Conn) {
 		t.Helper()
 		defer c.Close()

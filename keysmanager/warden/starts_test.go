@@ -109,7 +109,7 @@ func TestCanceledStartsEndInTheWarden(t *testing.T) {
 	if _, err := r.start(ctx, hang("a")); !errors.Is(err, why) {
 		t.Errorf("%v, want that the context has ended", err)
 	}
-	r.patience = 10 * time.Millisecond
+	r.patience = 2 * time.Second // enough to see that the start waits
 	begin(t.Context())
 	if err := <-failed; err == nil || !strings.Contains(err.Error(), "not answered within") {
 		t.Errorf("%v, want that the warden does not answer", err)

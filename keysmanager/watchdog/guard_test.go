@@ -123,11 +123,7 @@ func startWatchdog(t *testing.T, s *sandbox.Spawner, function string, env map[st
 // freeAddress returns a free address of this machine.
 func freeAddress(t testing.TB) string {
 	t.Helper()
-	port, err := freePort()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return "127.0.0.1:" + port
+	return fmt.Sprintf("127.0.0.1:%d", proctest.Ports(t, 1)[0])
 }
 
 // TestOnePortGoesToOneFunction starts two functions on one port at the same time. One must become

@@ -39,6 +39,9 @@ type Config struct {
 	Members  Membership
 	Codes    node.Codes                    // of errors of Nodes
 	Events   func(n int) []schema.TopEvent // the latest n events, in order
+	// Planes returns the control planes of the cluster that are alive, this one first; none if this
+	// process is the only one that there can be.
+	Planes func() []schema.ControlPlane
 }
 
 // Journal has the dead letters; a *queue.Journal is one.
@@ -145,6 +148,7 @@ func Register(mux *http.ServeMux, c Config) {
 	for _, path := range []string{"/system/nodes", "/system/nodes/", "/system/cache", "/system/cache/"} {
 		mux.Handle(path, nodes)
 	}
+	mux.HandleFunc("GET /system/control-planes", func(w http.ResponseWriter, _ *http.Request) { answerJSON(w, c.Planes()) })
 	mux.Handle("GET /system/top", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(c.top(time.Now().UTC())) // the client may be gone

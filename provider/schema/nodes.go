@@ -96,6 +96,24 @@ type Node struct {
 	Cause    string `json:"cause,omitempty"` // why it is silent
 }
 
+// The values of [ControlPlane.Status].
+const (
+	PlaneLeads    = "leads"
+	PlaneStandsBy = "stands by"     // it takes over if the leader ends
+	PlaneLacks    = "lacks secrets" // it stands by, and does not take over before it has them
+	PlaneLapsed   = "lapsed"        // it has led, and may not act until it holds the lease again
+)
+
+// ControlPlane is a control plane of a cluster, as GET /system/control-planes shows it.
+type ControlPlane struct {
+	Name   string   `json:"name"`
+	ID     string   `json:"id"`     // of the process
+	Listen string   `json:"listen"` // its API
+	Status string   `json:"status"`
+	Lacks  []string `json:"lacks,omitempty"` // some of the secrets that it lacks, as namespace/name
+	Cause  string   `json:"cause,omitempty"` // of the status
+}
+
 // DrainOrder is the body of POST /system/nodes/NAME/drain. The body may be empty.
 type DrainOrder struct {
 	KeepParameters bool `json:"keepParameters,omitempty"` // without it, they are evicted

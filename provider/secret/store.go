@@ -146,6 +146,38 @@ func (s *Store) List(namespace string) ([]string, error) {
 	return names, nil
 }
 
+// All returns the names of the secrets of all namespaces, sorted.
+func (s *Store) All() (map[string][]string, error) {
+	namespaces, err := fs.ReadDir(s.root.FS(), valuesDir)
+	if err != nil {
+		return nil, fmt.Errorf("secrets: %w", err)
+	}
+	all := map[string][]string{}
+	for _, e := range namespaces {
+		names, err := s.List(e.Name())
+		if err != nil {
+			return nil, err
+		}
+		if len(names) > 0 {
+			all[e.Name()] = names
+		}
+	}
+	return all, nil
+}
+
+// Read returns the value of a secret. The error wraps [fs.ErrNotExist] if there is none.
+func (s *Store) Read(namespace, name string) ([]byte, error) {
+	file, err := valueFile(namespace, name)
+	if err != nil {
+		return nil, fmt.Errorf("secret: %w", err)
+	}
+	value, err := s.root.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("secret %q of %q: %w", name, namespace, err)
+	}
+	return value, nil
+}
+
 // Put stores a new or existing secret. The copies in mounts change at once.
 func (s *Store) Put(namespace, name string, value []byte) error {
 	s.mu.Lock()

@@ -20,6 +20,7 @@ type link struct {
 	f     *function
 	name  string
 	conn  *wire.Conn
+	at    *wire.AtNode // nil: no daemon keeps its outputs
 	out   outbox
 	cause chan task.Death // holds the first reported reason for its end
 	idle  chan struct{}   // closed when the replica drains and has nothing left
@@ -47,6 +48,7 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c w
 		f: f, name: name, conn: wire.NewConn(c), cause: make(chan task.Death, 1),
 		idle: make(chan struct{}), gone: make(chan struct{}),
 	}
+	l.at, _ = c.(*wire.AtNode)
 	l.out = outbox{link: l, kick: make(chan struct{}, 1), step: f.step}
 	if err := f.register(l); err != nil {
 		_ = c.Close() // nothing was sent
@@ -184,16 +186,19 @@ func (l *link) next() error {
 		if err != nil {
 			return fmt.Errorf("%w: %w", errProtocol, err)
 		}
-		if m.Output, err = wire.Detach(m.Output, frame.Files); err != nil {
+		if m.Output, err = l.detach(m.Output, frame); err != nil {
 			return fmt.Errorf("%w: output of call %d of batch %d: %w", errProtocol, m.Index, frame.Batch, err)
 		}
 		l.answer(frame.Batch, m.Index, &task.Reply{Service: m.Service, Header: m.Header, Output: m.Output})
 	case wire.FrameError:
 		m, err := wire.DecodeError(frame.Payload)
+		if err == nil && m.OfDaemon() && l.at == nil {
+			err = errors.New("a replica of this machine says that its input is lost")
+		}
 		if err != nil {
 			return fmt.Errorf("%w: %w", errProtocol, err)
 		}
-		l.answer(frame.Batch, m.Index, &task.Reply{Code: m.Code, Message: m.Message, Service: m.Service})
+		l.answer(frame.Batch, m.Index, &task.Reply{Code: m.Code, Message: m.Message, Service: m.Service, Lost: m.Lost})
 	case wire.FrameCredit:
 		m, err := wire.DecodeCredit(frame.Payload)
 		if err != nil {
@@ -335,8 +340,8 @@ func (l *link) lost(death task.Death) {
 	_ = l.conn.SetReadDeadline(time.Now().Add(l.f.shell.bounds.tail))
 }
 
-// leave drains the replica and ends its connection.
-func (l *link) leave(ctx context.Context) error {
+// leave drains the replica and ends its connection. If the replica stays, it is not told to end.
+func (l *link) leave(ctx context.Context, stays bool) error {
 	l.f.step(ReplicaDrain{Name: l.name})
 	select {
 	case <-l.gone:
@@ -346,6 +351,10 @@ func (l *link) leave(ctx context.Context) error {
 	case <-l.idle:
 	}
 	l.left.Store(true)
+	if stays {
+		_ = l.conn.Close() // the reader notices
+		return nil
+	}
 	l.out.push(leaving{})
 	l.out.flush()
 	// Fails if closed, and then the replica has left.

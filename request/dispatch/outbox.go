@@ -170,21 +170,25 @@ func (o *outbox) send(e Send) error {
 		clear(o.calls)
 	}()
 	o.calls = o.calls[:0]
+	frame := wire.Frame{Type: wire.FrameBatch, Batch: e.Batch, Keep: o.link.at != nil}
+	kept := 0
 	for i, t := range e.Tasks {
-		in, more, err := o.input(t.Input, len(files))
+		in, more, err := o.input(t.Input, len(files), &kept)
 		files = append(files, more...)
 		if err != nil {
-			o.refuse(e, i, fmt.Sprintf("input: %v", err))
+			o.refuse(e, i, fmt.Errorf("input: %w", err))
 			return nil
 		}
+		frame.Keep = frame.Keep && t.Keep
 		o.calls = append(o.calls, wire.Call{Key: t.Key, Deadline: t.Deadline, Traceparent: t.Traceparent, Header: t.Header, Input: in})
 	}
 	o.frame = wire.Batch{Calls: o.calls}.Append(o.frame[:0])
 	if len(o.frame) > wire.MaxFrame {
-		o.refuse(e, 0, fmt.Sprintf("a batch of %d bytes, want at most %d: pass fewer or larger items", len(o.frame), wire.MaxFrame))
+		o.refuse(e, 0, fmt.Errorf("a batch of %d bytes, want at most %d: pass fewer or larger items", len(o.frame), wire.MaxFrame))
 		return nil
 	}
-	err := o.link.conn.Gather(wire.Frame{Type: wire.FrameBatch, Batch: e.Batch, Payload: o.frame, Files: files})
+	frame.Payload, frame.Files, frame.Kept = o.frame, files, kept > 0
+	err := o.link.conn.Gather(frame)
 	if cap(o.frame) > 1<<20 {
 		o.frame = nil
 	}
@@ -192,17 +196,25 @@ func (o *outbox) send(e Send) error {
 }
 
 // input returns a copy of the input with the large items as files, for a frame that already has n
-// files. If there would be too many files, the items stay inline.
-func (o *outbox) input(in tensor.Input, n int) (out tensor.Input, files []*os.File, err error) {
+// files and kept references to items that nodes keep. If there would be too many of both, the items
+// stay inline.
+func (o *outbox) input(in tensor.Input, n int, kept *int) (out tensor.Input, files []*os.File, err error) {
 	if !large(in) {
 		return in, nil, nil
 	}
 	store := o.link.f.shell.cfg.Store
+	open := func(ref tensor.Ref) (*os.File, error) {
+		if o.link.at != nil && ref.Node != "" {
+			*kept++ // the replica's daemon gets it
+			return nil, nil
+		}
+		return store.Open(ref)
+	}
 	out = slices.Clone(in)
 	for i := range out {
 		var more []*os.File
-		if n+len(files)+len(out[i].Items) <= wire.MaxFiles {
-			out[i].Items, more, err = wire.Attach(out[i].Items, n+len(files), store.Open)
+		if n+len(files)+*kept+len(out[i].Items) <= wire.MaxFiles {
+			out[i].Items, more, err = wire.Attach(out[i].Items, n+len(files), open)
 		} else {
 			out[i].Items, err = tensor.Resolve(store, out[i].Items)
 		}
@@ -216,11 +228,15 @@ func (o *outbox) input(in tensor.Input, n int) (out tensor.Input, files []*os.Fi
 
 // refuse answers the calls of a batch that is not sent. The call at the index bad fails with the
 // reason why. The other calls are answered so that they are tried again.
-func (o *outbox) refuse(e Send, bad int, why string) {
+func (o *outbox) refuse(e Send, bad int, why error) {
 	for i := range e.Tasks {
-		r := &task.Reply{Code: task.ReplicaLost, Message: "another call of its batch could not be sent: " + why}
+		r := &task.Reply{Code: task.ReplicaLost, Message: fmt.Sprintf("another call of its batch could not be sent: %v", why)}
 		if i == bad {
-			r.Code, r.Message = task.Unavailable, why
+			r.Code, r.Message = task.Unavailable, why.Error()
+			var lost *task.LostError
+			if errors.As(why, &lost) {
+				r.Code, r.Lost = task.InputLost, []string{lost.Item}
+			}
 		}
 		o.step(Result{Replica: e.Replica, Batch: e.Batch, Call: i, Reply: r})
 	}

@@ -313,6 +313,10 @@ func (o *owner) reply(e *answered) {
 	if e.To == "" {
 		return
 	}
+	if err := owned(r); err != nil {
+		o.shell.cfg.Logger.Error("a node answers with an item of another request", "function", f.name, "replica", r.Replica, "error", err)
+		r.Code, r.Message, r.Output = task.Unavailable, err.Error(), nil
+	}
 	near := o.shell.cfg.Near
 	// The gateway writes the response from it at once, so nothing is stored.
 	if e.Last && near != nil && near(e.To, r) {

@@ -381,13 +381,13 @@ func TestRemoveAnswersTasksAndClosesConnections(t *testing.T) {
 
 func TestShellExpiresAndCancelsTasks(t *testing.T) {
 	r := newRig(t, Spec{})
-	r.submitUntil("waits", time.Now().Add(5*ms))
+	r.submitUntil("waits", time.Now().Add(time.Second))
 	r.reply("waits", task.Expired, "waited")
 	r.submit("fails")
 	r.shell.Fail(pipeline.ParseKey("f.ns"), 0, "exit status 1, three times in a row")
 	r.reply("fails", task.Unavailable, "exit status 1")
 	a := attach(t, r.shell, "f-1", 1, 1)
-	r.submitUntil("runs", time.Now().Add(200*ms))
+	r.submitUntil("runs", time.Now().Add(3*time.Second))
 	id, _ := a.batch("runs")
 	r.reply("runs", task.Expired, "ran")
 	a.read(wire.FrameCancel)

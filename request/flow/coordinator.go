@@ -91,6 +91,8 @@ type Coordinator struct {
 
 	inFlight atomic.Int64 // Invokes in progress
 	remote   *remote      // nil: there is no Config.Remote
+	// Notes items that nodes keep; nil: the store knows of none.
+	adopt func(tensor.Activation)
 
 	retries, refused, convicted prometheus.Counter
 	dropped                     *prometheus.CounterVec // by reason
@@ -137,6 +139,9 @@ func New(cfg Config) (*Coordinator, error) {
 		s.timer = time.AfterFunc(time.Hour, func() { c.tick(s) })
 		s.timer.Stop()
 		c.shards[i] = s
+	}
+	if nodes, ok := cfg.Store.(adopter); ok {
+		c.adopt = nodes.Adopt
 	}
 	if cfg.Remote != nil {
 		c.remote = newRemote(c)
@@ -344,6 +349,9 @@ func (c *Coordinator) replied(r *task.Reply) {
 	refs := hasRefs(r.Output)
 	ev := Event(Replied{r})
 	if refs {
+		if c.adopt != nil {
+			c.adopt(r.Output)
+		}
 		ev = c.outlined(s, r)
 	}
 	s.mu.Lock()

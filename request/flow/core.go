@@ -168,6 +168,10 @@ func (c *Core) replied(now time.Time, r *task.Reply, outlines []tensor.Outline) 
 		k.failed(r)
 	}
 	switch {
+	case r.Code == task.OK && k.again:
+		c.remade(w, k, r)
+	case r.Code == task.InputLost:
+		c.remake(now, w, k, r)
 	case r.Code == task.OK && w.mixes(k, r):
 		// The call was tried again while its first answer was on the way.
 		k.done = true
@@ -194,7 +198,7 @@ func (c *Core) replied(now time.Time, r *task.Reply, outlines []tensor.Outline) 
 //   - No replica is left of the revision that the request began with, and the request has used no
 //     answer of that revision. So another revision will do.
 func (w *walk) elsewhere(k *call, r *task.Reply) bool {
-	return r.Code == task.ReplicaLost || r.Code == task.OutOfMemory || r.Code == task.Redeployed && w.pinned(k, r) == 0
+	return r.Code == task.ReplicaLost || r.Code == task.OutOfMemory || r.Code == task.Redeployed && w.pinned(k, r) == 0 && !k.again
 }
 
 // failed counts a failed reply against the call.
@@ -280,6 +284,8 @@ func failure(stage string, idempotent bool, k *call, r *task.Reply) *task.Error 
 		if !idempotent {
 			e.Cause += "; not tried again, because the stage is declared not idempotent"
 		}
+	case task.InputLost:
+		e.Status = http.StatusBadGateway
 	case task.OutOfMemory:
 		e.Status, e.RetryAfter = http.StatusServiceUnavailable, time.Second
 		e.Cause = fmt.Sprintf("out of memory in attempt %d of %d: %s; %s", k.used, Attempts, r.Message, task.MoreMemory)

@@ -78,12 +78,12 @@ func (r *remote) submit(t *task.Task) *task.Reply {
 	return nil
 }
 
-// encode encodes a task with all of its items.
+// encode encodes a task with all of its items, except those that nodes keep.
 func (r *remote) encode(t *task.Task) ([]byte, *task.Reply) {
 	whole, most := *t, r.c.cfg.Remote.Most()
 	whole.Input = slices.Clone(t.Input)
 	for i := range whole.Input {
-		items, err := tensor.Resolve(r.c.cfg.Store, whole.Input[i].Items)
+		items, err := tensor.ResolveStored(r.c.cfg.Store, whole.Input[i].Items)
 		if err != nil {
 			return nil, &task.Reply{Key: t.Key, Code: task.Unavailable, Message: "input: " + err.Error()}
 		}

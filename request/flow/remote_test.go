@@ -6,8 +6,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -86,19 +86,15 @@ func (o *owners) move(to string, change func()) {
 	o.c.OwnersChanged()
 }
 
+// until waits for what o has seen. done runs with o.mu held, so it must not take the lock of a
+// coordinator, which calls o with its lock held.
 func (o *owners) until(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+	proctest.Until(t, what, func() bool {
 		o.mu.Lock()
-		ok := done()
-		o.mu.Unlock()
-		if ok {
-			return
-		}
-		if time.Now().After(limit) {
-			t.Fatal("still waiting: " + what)
-		}
-	}
+		defer o.mu.Unlock()
+		return done()
+	})
 }
 
 func echoes(t *task.Task) []*task.Reply { return []*task.Reply{echo(t)} }
@@ -138,9 +134,9 @@ func TestTasksWaitForAnOwner(t *testing.T) {
 	o := &owners{processes: map[string]*process{"x": {gone: true, work: echoes}}}
 	r, invoke := remoteRig(t, o, false)
 	done := invoke()
-	o.until(t, "the task", func() bool { r.remote.mu.Lock(); defer r.remote.mu.Unlock(); return len(r.remote.sent) == 1 })
+	proctest.Until(t, "the task", func() bool { r.remote.mu.Lock(); defer r.remote.mu.Unlock(); return len(r.remote.sent) == 1 })
 	o.move("x", nil)
-	o.until(t, "the task to be sent", func() bool { return r.remoteSent() > 1 })
+	proctest.Until(t, "the task to be sent", func() bool { return r.remoteSent() > 1 })
 	o.move("x", func() { o.processes["x"].gone = false })
 	if terr := <-done; terr != nil {
 		t.Error(terr)
@@ -255,7 +251,7 @@ func TestTasksGivenBackAreNotLost(t *testing.T) {
 	}
 	r.OwnersChanged()
 	close(goOn)
-	o.until(t, "the task to be given back", waiting(""))
+	proctest.Until(t, "the task to be given back", waiting(""))
 	r.Nobody(tag)
 	o.move("y", nil)
 	if terr := <-done; terr != nil {

@@ -24,7 +24,8 @@ type walk struct {
 	blobs     bool // some items are in the store
 	heapIndex int  // in the heap of deadlines; -1: not in it
 	due       time.Time
-	unit      string // of lengths; empty: none was measured
+	unit      string   // of lengths; empty: none was measured
+	remakes   *remakes // nil: no output stays on a node
 
 	output  tensor.Input
 	header  []task.Header
@@ -63,6 +64,7 @@ type call struct {
 	ends    uint8 // replicas that ended under it; after the first, the call runs alone
 	alone   uint8 // part of ends: replicas that ended by themselves with only this call
 	done    bool
+	again   bool      // it was done, and makes lost items again
 	sent    time.Time // when the current attempt was sent
 	from    string    // producer of its input; see task.Task.Variant
 	length  int       // of its input; 0: unknown
@@ -152,12 +154,17 @@ func (w *walk) task(k *call) *task.Task {
 	if w.req.Traced {
 		trace = task.CallParent(trace, k.id, k.attempt)
 	}
+	pins, together := w.stages[k.stage].pins, len(w.stages[k.stage].inputs) > 1
+	if k.again {
+		pins, together = w.remakes.pins(k), false // the stage has left its replicas
+	}
 	return &task.Task{
 		Key:      task.Key{Request: w.req.ID, Task: k.id, Attempt: k.attempt},
 		Function: w.functions[k.stage], Pipeline: w.name, Stage: w.graph.Stages[k.stage].Name,
-		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.stages[k.stage].inputs[k.item],
-		Pins: w.stages[k.stage].pins, Together: len(w.stages[k.stage].inputs) > 1,
+		Deadline: w.req.Deadline, Traceparent: trace, Header: w.req.Header, Input: w.input(k),
+		Pins: pins, Together: together,
 		Last:   len(w.graph.Stages[k.stage].Next) == 0 && w.sinksLeft == 1 && len(w.stages[k.stage].inputs) == 1,
+		Keep:   len(w.graph.Stages[k.stage].Next) > 0 && !w.measures(k),
 		Alone:  k.ends > 0,
 		Origin: task.Origin{App: w.req.Target, Weight: w.graph.Stages[w.entry].Weight, Arrived: w.req.Arrived, Due: w.due},
 		Length: k.length, Variant: k.from, Place: task.Place{Rank: task.SlackRank(w.due, w.stages[k.stage].rest)},
@@ -201,6 +208,7 @@ func (w *walk) accept(k *call, r *task.Reply, outlines []tensor.Outline) *task.E
 		s.pins = append(slices.Clip(s.pins), task.Pin{Function: w.answering(k, r), Revision: r.Revision})
 	}
 	w.blobs = w.blobs || hasRefs(r.Output)
+	w.remember(k, r)
 	if len(w.graph.Stages[k.stage].Next) == 0 {
 		w.header = r.Header
 	}
@@ -210,7 +218,7 @@ func (w *walk) accept(k *call, r *task.Reply, outlines []tensor.Outline) *task.E
 // note records the timing of an attempt.
 func (w *walk) note(now time.Time, k *call, r *task.Reply) {
 	given := 0
-	for _, p := range w.stages[k.stage].inputs[k.item] {
+	for _, p := range w.input(k) {
 		given += len(p.Items)
 	}
 	w.timings = append(w.timings, task.Timing{

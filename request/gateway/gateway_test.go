@@ -549,7 +549,7 @@ func TestLateBodyGets408(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	req.Header.Set("X-Timeout", "20ms")
+	req.Header.Set("X-Timeout", "2s")
 	if resp, err = s.Client().Do(req); err != nil {
 		t.Fatal(err)
 	}

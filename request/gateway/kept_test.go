@@ -103,7 +103,7 @@ func TestConnectionIsClosedAfterUncleanExchange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newStage(t, 50*time.Millisecond, nil)
+			s := newStage(t, 2*time.Second, nil)
 			closed := make(chan error, 1)
 			s.pooled(func(_ int, c net.Conn, in *bufio.Reader) bool {
 				if r, err := http.ReadRequest(in); err == nil {

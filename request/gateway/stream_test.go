@@ -69,7 +69,7 @@ func newStage(t testing.TB, stall time.Duration, replica func(c net.Conn, in *bu
 	served := make(chan struct{})
 	go func() { defer close(served); _ = srv.Serve(Strict(l.(*net.TCPListener))) }()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := srv.Shutdown(ctx); err != nil {
 			t.Errorf("a request does not end: %v", err)
@@ -178,7 +178,7 @@ func TestBodyEndsAfterAnswer(t *testing.T) {
 // new request, and reads as few of them as possible.
 func TestUnendedBodyClosesConnection(t *testing.T) {
 	t.Parallel()
-	const stall, is200 = 50 * time.Millisecond, "HTTP/1.1 200 "
+	const stall, is200 = 2 * time.Second, "HTTP/1.1 200 "
 	for name, tc := range map[string]struct {
 		sent, answer string
 		stall        time.Duration

@@ -46,6 +46,20 @@ func (b *Bus) Reply(to string, msg []byte) error {
 	return nil
 }
 
+// Announce sends a message to all processes that [Bus.Hear] a name. It is not stored.
+func (b *Bus) Announce(name string, msg []byte) error {
+	if err := b.nc.Publish("all."+Token(name), msg); err != nil {
+		return fmt.Errorf("announce %d bytes to %q: %w", len(msg), name, err)
+	}
+	return nil
+}
+
+// Hear calls handler with each message that is announced under a name, in order, until stop is
+// called. When stop returns, no handler runs or will run.
+func (b *Bus) Hear(name string, handler func(msg []byte)) (stop func(), err error) {
+	return b.subscribe("all."+Token(name), func(m *nats.Msg) { handler(m.Data) })
+}
+
 func (b *Bus) subscribe(subject string, handler nats.MsgHandler) (func(), error) {
 	sub, err := b.nc.Subscribe(subject, handler)
 	if err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,12 +25,14 @@ const (
 const (
 	headPart = "Part" // number of a part, from 1; absent: a sign of life
 	headEnd  = "End"  // of the last message: the number of parts
+	headFail = "Fail" // of the last message: why the answer is not complete
 )
 
 // Serve answers the calls of other processes to a name until stop is called. f runs in a goroutine
 // per call; its context ends when the caller has gone. It sends the answer in parts, each of which
-// fits into a message. When stop returns, no f runs.
-func (b *Bus) Serve(name string, f func(ctx context.Context, msg []byte, send func(part []byte) error)) (stop func(), err error) {
+// fits into a message. If f returns an error, the caller gets an error with its text. When stop
+// returns, no f runs.
+func (b *Bus) Serve(name string, f func(ctx context.Context, msg []byte, send func(part []byte) error) error) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var calls sync.WaitGroup
 	end, err := b.subscribe(callSubject(name), func(m *nats.Msg) {
@@ -45,7 +48,7 @@ func (b *Bus) Serve(name string, f func(ctx context.Context, msg []byte, send fu
 func callSubject(name string) string { return "call." + Token(name) }
 
 // serve answers one call.
-func (b *Bus) serve(ctx context.Context, m *nats.Msg, f func(context.Context, []byte, func([]byte) error)) {
+func (b *Bus) serve(ctx context.Context, m *nats.Msg, f func(context.Context, []byte, func([]byte) error) error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	gone, err := b.nc.Subscribe(m.Reply+".gone", func(*nats.Msg) { cancel() })
@@ -67,11 +70,15 @@ func (b *Bus) serve(ctx context.Context, m *nats.Msg, f func(context.Context, []
 		}
 	})
 	n := 0
-	f(ctx, m.Data, func(part []byte) error {
+	err = f(ctx, m.Data, func(part []byte) error {
 		n++
 		return b.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{headPart: {strconv.Itoa(n)}}, Data: part})
 	})
-	_ = b.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: nats.Header{headEnd: {strconv.Itoa(n)}}})
+	end := nats.Header{headEnd: {strconv.Itoa(n)}}
+	if err != nil {
+		end[headFail] = []string{strings.Join(strings.Fields(err.Error()), " ")} // one line
+	}
+	_ = b.nc.PublishMsg(&nats.Msg{Subject: m.Reply, Header: end})
 	cancel()
 	beats.Wait()
 }
@@ -110,6 +117,9 @@ func (b *Bus) Call(ctx context.Context, name string, msg []byte, part func([]byt
 		case m.Header.Get(headEnd) != "":
 			if m.Header.Get(headEnd) != strconv.Itoa(n) {
 				return fmt.Errorf("call of %q: %d parts of %s came", name, n, m.Header.Get(headEnd))
+			}
+			if why := m.Header.Get(headFail); why != "" {
+				return fmt.Errorf("call of %q: %s", name, why)
 			}
 			return nil
 		}

@@ -197,7 +197,9 @@ func OpenJournal(ctx context.Context, nc *nats.Conn, cfg JournalConfig, log *slo
 		lines: newLines(cfg.Window, callbackWindow, cfg.Limits), dead: newDeadLetters(),
 	}
 	if cfg.Disk.cluster != nil {
-		j.blobs, err = openObjects(ctx, js, cfg.Disk)
+		var o *Objects
+		o, err = openObjects(ctx, js, cfg.Disk, objectBucket)
+		j.blobs = objects{o}
 	} else {
 		j.blobs, err = openBlobs(cfg.Blobs)
 	}

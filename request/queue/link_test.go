@@ -3,6 +3,7 @@ package queue
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // waitLimit bounds waits of tests. They normally need a fraction of it.
@@ -188,7 +191,7 @@ func TestNodesMayUseOnlyTheirSubjects(t *testing.T) {
 // subscriptions must be there again.
 func TestConnectionsReturnAfterServerRestart(t *testing.T) {
 	dir, keys := t.TempDir(), newKeys(t)
-	s := listening(t, dir, "127.0.0.1:0", keys)
+	s := listening(t, dir, fmt.Sprintf("127.0.0.1:%d", proctest.Ports(t, 1)[0]), keys)
 	url := s.URL()
 	out := NewLink(foreign(t, url, nodeAccess(t, keys, "n"), slog.New(slog.DiscardHandler)))
 	orders := listen(t, out, "n", "order")

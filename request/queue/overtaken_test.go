@@ -3,6 +3,7 @@ package queue
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"testing"
 
@@ -117,16 +118,21 @@ func TestCallsBetweenProcesses(t *testing.T) {
 	nc := start(t, t.TempDir())
 	b := NewBus(nc)
 	gone := make(chan struct{})
-	stop, err := b.Serve("a b", func(ctx context.Context, msg []byte, send func([]byte) error) {
-		if string(msg) == "endless" {
+	stop, err := b.Serve("a b", func(ctx context.Context, msg []byte, send func([]byte) error) error {
+		switch string(msg) {
+		case "endless":
 			_ = send([]byte("first"))
 			<-ctx.Done()
 			close(gone)
-			return
+			return nil
+		case "broken":
+			_ = send([]byte("first"))
+			return errors.New("it broke\nin the middle")
 		}
 		for range 3 {
 			_ = send(msg)
 		}
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -135,6 +141,9 @@ func TestCallsBetweenProcesses(t *testing.T) {
 	all := func(part []byte) error { got = append(got, part...); return nil }
 	if err := b.Call(t.Context(), "a b", []byte("xy"), all); err != nil || string(got) != "xyxyxy" {
 		t.Errorf("got %q, %v; want three parts", got, err)
+	}
+	if err := b.Call(t.Context(), "a b", []byte("broken"), all); err == nil || !strings.Contains(err.Error(), "it broke in the middle") {
+		t.Errorf("a call whose server fails: %v, want the server's error", err)
 	}
 	if err := b.Call(t.Context(), "c", nil, all); !errors.Is(err, ErrNobody) {
 		t.Errorf("nobody's name: %v, want ErrNobody", err)

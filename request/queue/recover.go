@@ -3,12 +3,14 @@ package queue
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -133,33 +135,62 @@ func scan(ctx context.Context, s jetstream.Stream, f func(found)) error {
 	if err != nil {
 		return err
 	}
-	for left := info.State.Msgs; left > 0; {
+	if err := readAll(ctx, c, info.State.Msgs, f); err != nil {
+		return err
+	}
+	return s.DeleteConsumer(ctx, c.CachedInfo().Name)
+}
+
+// Of a new consumer. In a cluster, another server may have it, and the server of this process may
+// learn that a moment later. Until then, it answers that nobody does.
+const (
+	consumerWait  = 10 * time.Second
+	consumerAgain = 50 * time.Millisecond
+)
+
+// readAll calls f with the messages of a consumer, of which left are stored.
+func readAll(ctx context.Context, c jetstream.Consumer, left uint64, f func(found)) error {
+	for begun := time.Now(); left > 0; {
 		batch, err := c.Fetch(int(min(left, 1000)), jetstream.FetchMaxWait(10*time.Second))
 		if err != nil {
 			return err
 		}
 		got := uint64(0)
 		for m := range batch.Messages() {
-			meta, err := m.Metadata()
+			one, err := asFound(m)
 			if err != nil {
 				return err
 			}
-			one := found{message: message{subject: m.Subject(), header: m.Headers(), at: meta.Timestamp}, seq: meta.Sequence.Stream}
-			size := cmp.Or(one.header.Get(headSize), one.header.Get("Nats-Msg-Size"))
-			// The field is the server's or the journal's.
-			one.size, _ = strconv.ParseInt(size, 10, 64)
 			f(one)
 			got++
 		}
-		if batch.Error() == nil && got == 0 {
-			if now, err := c.Info(ctx); err == nil && now.NumPending == 0 {
-				break // another process has deleted the others meanwhile
+		switch err := batch.Error(); {
+		case errors.Is(err, nats.ErrNoResponders) && time.Since(begun) < consumerWait:
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(consumerAgain):
 			}
-		}
-		if batch.Error() != nil || got == 0 {
-			return fmt.Errorf("%d messages were not read: %w", left, cmp.Or(batch.Error(), context.DeadlineExceeded))
+		case err != nil:
+			return fmt.Errorf("%d messages were not read: %w", left, err)
+		case got == 0:
+			if now, err := c.Info(ctx); err == nil && now.NumPending == 0 {
+				return nil // another process has deleted the others meanwhile
+			}
+			return fmt.Errorf("%d messages were not read: %w", left, context.DeadlineExceeded)
 		}
 		left -= min(left, got)
 	}
-	return s.DeleteConsumer(ctx, c.CachedInfo().Name)
+	return nil
+}
+
+func asFound(m jetstream.Msg) (found, error) {
+	meta, err := m.Metadata()
+	if err != nil {
+		return found{}, err
+	}
+	one := found{message: message{subject: m.Subject(), header: m.Headers(), at: meta.Timestamp}, seq: meta.Sequence.Stream}
+	size := cmp.Or(one.header.Get(headSize), one.header.Get("Nats-Msg-Size"))
+	one.size, _ = strconv.ParseInt(size, 10, 64) // the field is the server's or the journal's
+	return one, nil
 }

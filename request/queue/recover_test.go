@@ -469,3 +469,54 @@ func TestDeadLetterKeepsWhyItsRunWasDropped(t *testing.T) {
 		t.Errorf("letters after a second failure %+v, want no reason", all)
 	}
 }
+
+// lateConsumer is a consumer that the server of this process does not know at first.
+type lateConsumer struct {
+	jetstream.Consumer
+	unknown int // calls
+	err     error
+}
+
+// Fetch implements jetstream.Consumer.
+func (c *lateConsumer) Fetch(n int, opts ...jetstream.FetchOpt) (jetstream.MessageBatch, error) {
+	if c.unknown--; c.unknown >= 0 {
+		return failedBatch{c.err}, nil
+	}
+	return c.Consumer.Fetch(n, opts...)
+}
+
+// failedBatch has no messages.
+type failedBatch struct{ err error }
+
+func (b failedBatch) Error() error { return b.err }
+
+func (b failedBatch) Messages() <-chan jetstream.Msg {
+	none := make(chan jetstream.Msg)
+	close(none)
+	return none
+}
+
+// TestReadAllWaitsForItsConsumer reads with a consumer that a cluster's server learns of only after
+// a moment, as a busy one does. Other errors end it.
+func TestReadAllWaitsForItsConsumer(t *testing.T) {
+	nc := start(t, t.TempDir())
+	j := openJournal(t, nc, JournalConfig{Blobs: t.TempDir(), Shards: 1})
+	for i := range 3 {
+		enter(t, j, "f", fmt.Sprint("r", i), "x")
+	}
+	read := func(fault error) (int, error) {
+		c, err := j.shards[0].CreateConsumer(t.Context(), jetstream.ConsumerConfig{AckPolicy: jetstream.AckExplicitPolicy, HeadersOnly: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := 0
+		err = readAll(t.Context(), &lateConsumer{c, 2, fault}, 3, func(found) { n++ })
+		return n, errors.Join(err, j.shards[0].DeleteConsumer(t.Context(), c.CachedInfo().Name))
+	}
+	if n, err := read(nats.ErrNoResponders); n != 3 || err != nil {
+		t.Errorf("%d messages, %v, want all 3", n, err)
+	}
+	if n, err := read(nats.ErrConsumerDeleted); n != 0 || !errors.Is(err, nats.ErrConsumerDeleted) {
+		t.Errorf("%d messages, %v, want the error of the server", n, err)
+	}
+}

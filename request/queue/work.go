@@ -282,7 +282,11 @@ func (j *Journal) replace(ctx context.Context, it item, next *message) (seq uint
 		j.markUncertain(next.subject)
 		return 0, err
 	}
-	return seq, j.retryWrite(ctx, next, func() error { return j.clear(ctx, j.shards[it.shard], next.subject, it.seq, seq) })
+	if err := j.retryWrite(ctx, next, func() error { return j.clear(ctx, j.shards[it.shard], next.subject, it.seq, seq) }); err != nil {
+		// ctx has ended. The next state counts from now on. What deletes it deletes the previous one, too.
+		j.markUncertain(next.subject)
+	}
+	return seq, nil
 }
 
 // clear deletes a record's state. If the record may have unknown states, clear deletes all states

@@ -38,3 +38,12 @@ const (
 	// the replica. None of its tasks is the cause.
 	EndShared End = "shared"
 )
+
+// LostError means that an item of a task's input is lost with the node that kept it.
+type LostError struct {
+	Item string // blob of its reference
+	Text string // names the node and the item
+}
+
+// Error returns the text.
+func (e *LostError) Error() string { return e.Text }

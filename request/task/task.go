@@ -51,6 +51,8 @@ type Task struct {
 	// The task's output is the response, so a coordinator in the same process gets the output in
 	// memory. Not encoded.
 	Last bool
+	// Other stages get the task's output, so its large items may stay on the node. Not encoded.
+	Keep bool
 	// An earlier replica ended under the task, so the task runs in a batch of one, on a replica
 	// without other tasks.
 	Alone bool
@@ -127,6 +129,9 @@ const (
 	// A policy dropped it, because serving it would be useless: 503, never retried. Reply.Reason
 	// says why.
 	Dropped
+	// An item of its input was lost with the node that kept it, before a replica got the task. The
+	// stage that made the item runs again if it may, else 502. Reply.Lost names the items.
+	InputLost
 )
 
 // DropReason says why a policy dropped a task. Values are short, so that they fit a header and a
@@ -176,6 +181,7 @@ type Reply struct {
 	Revision uint64     // of the replica; 0: no replica got it, or unknown
 	Reason   DropReason // with Dropped
 	Blame    Blame      // with ReplicaLost: what the loss means for the task
+	Lost     []string   // with InputLost: blobs of the items
 }
 
 // Replica is what a dispatcher knows about one replica.

@@ -128,7 +128,7 @@ func (c *Conn) Read() (Frame, error) {
 		if err != nil {
 			return Frame{}, err
 		}
-		f := Frame{Type: h.kind, Batch: h.batch}
+		f := Frame{Type: h.kind, Batch: h.batch, Kept: h.flags&flagKept != 0, Keep: h.flags&flagKeep != 0}
 		if h.length > 0 {
 			f.Payload = make([]byte, h.length)
 			if err := c.readFull(f.Payload); err != nil {

@@ -8,7 +8,8 @@
 //
 //	u32 length   of the payload after the 16-byte header
 //	u8  type     see FrameType
-//	u8  flags    bit 0: the frame carries file descriptors (their number is u8 at offset 6)
+//	u8  flags    bit 0: the frame carries file descriptors (their number is u8 at offset 6);
+//	             bits 1 and 2: see [Frame]; 0 to and from replicas
 //	u8  fds      number of file descriptors with the frame (SCM_RIGHTS)
 //	u8  version  of the protocol, in every frame
 //	u64 batch    number of the frame's batch; 0: none

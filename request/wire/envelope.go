@@ -62,7 +62,7 @@ func open(b []byte, want Kind) (*pack.Reader, error) {
 }
 
 // AppendTask appends t as a message to b. It leaves Entered out, which belongs to the dispatcher,
-// and Last.
+// Last and Keep.
 func AppendTask(b []byte, t *task.Task) []byte {
 	b = append(b, byte(KindTask), EnvelopeVersion)
 	b = appendKey(b, t.Key)
@@ -87,9 +87,13 @@ func AppendTask(b []byte, t *task.Task) []byte {
 	b = pack.String(b, t.Variant)
 	b = binary.LittleEndian.AppendUint64(b, math.Float64bits(t.Rank))
 	b = appendTime(b, t.RankUntil)
-	b = pack.Uint(b, uint64(len(t.Prefer)))
-	for _, node := range t.Prefer {
-		b = pack.String(b, node)
+	return appendStrings(b, t.Prefer)
+}
+
+func appendStrings(b []byte, all []string) []byte {
+	b = pack.Uint(b, uint64(len(all)))
+	for _, s := range all {
+		b = pack.String(b, s)
 	}
 	return b
 }
@@ -226,7 +230,11 @@ func AppendReply(b []byte, p *task.Reply) []byte {
 	b = tensor.AppendActivation(b, p.Output)
 	b = pack.Uint(b, p.Revision)
 	b = append(b, byte(p.Blame))
-	return pack.String(pack.String(b, p.Variant), string(p.Reason))
+	b = pack.String(pack.String(b, p.Variant), string(p.Reason))
+	if p.Code == task.InputLost {
+		b = appendStrings(b, p.Lost)
+	}
+	return b
 }
 
 // DecodeReply decodes a message of KindReply. The reply's output aliases b.
@@ -242,7 +250,10 @@ func DecodeReply(b []byte) (*task.Reply, error) {
 	}
 	last := task.OutOfMemory
 	if b[1] > OldestEnvelope {
-		last, p.Variant, p.Reason = task.Dropped, r.String(), task.DropReason(r.String())
+		last, p.Variant, p.Reason = task.InputLost, r.String(), task.DropReason(r.String())
+		if p.Code == task.InputLost {
+			p.Lost = readStrings(r)
+		}
 	}
 	if p.Code > last {
 		r.Fail("code %d, want at most %d", p.Code, last)

@@ -15,9 +15,9 @@ const fileOwner = "fd:"
 
 // Attach moves the large items of a into files, for a frame that already has n files. An inline
 // item above tensor.InlineLimit goes into a sealed memfd, unless the frame already has MaxFiles. A
-// reference becomes the file that open returns for it. All other items stay inline. Attach does not
-// change a. It fails if the files are too many or too large for Detach. The caller closes the
-// returned files once the frame is written, and also after an error.
+// reference becomes the file that open returns for it, or stays if that is nil. All other items
+// stay inline. Attach does not change a. It fails if the files are too many or too large for
+// Detach. The caller closes the returned files once the frame is written, and also after an error.
 func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error)) (tensor.Activation, []*os.File, error) {
 	var out tensor.Activation
 	var files []*os.File
@@ -45,10 +45,13 @@ func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error))
 		if err != nil {
 			return nil, files, fmt.Errorf("item %d: %w", i, err)
 		}
+		if f == nil {
+			continue
+		}
 		if out == nil {
 			out = append(out, a...)
 		}
-		out[i] = tensor.Item{Ref: &tensor.Ref{Owner: fileOwner, Blob: strconv.Itoa(n + len(files)), Size: size}}
+		out[i] = tensor.Item{Ref: fileRef(n+len(files), size)}
 		files = append(files, f)
 		if n+len(files) > MaxFiles {
 			return nil, files, fmt.Errorf("item %d: more than %d items by reference in one frame", i, MaxFiles)
@@ -65,9 +68,18 @@ func Attach(a tensor.Activation, n int, open func(tensor.Ref) (*os.File, error))
 // the sender to the files have no effect. It fails on references to anything else, and if the items
 // have more than 1 GiB together.
 func Detach(a tensor.Activation, files []*os.File) (tensor.Activation, error) {
+	return detachAll(a, files, false)
+}
+
+// DetachKept is Detach for a frame with Frame.Kept: references to items that nodes keep stay.
+func DetachKept(a tensor.Activation, files []*os.File) (tensor.Activation, error) {
+	return detachAll(a, files, true)
+}
+
+func detachAll(a tensor.Activation, files []*os.File, kept bool) (tensor.Activation, error) {
 	left := int64(maxDetached)
 	for i, it := range a {
-		if it.Ref == nil {
+		if it.Ref == nil || kept && it.Ref.Node != "" {
 			continue
 		}
 		if left -= it.Ref.Size; left < 0 {
@@ -85,8 +97,8 @@ func Detach(a tensor.Activation, files []*os.File) (tensor.Activation, error) {
 const maxDetached = 1 << 30
 
 func detach(ref tensor.Ref, files []*os.File) (tensor.Item, error) {
-	k, err := strconv.Atoi(ref.Blob)
-	if ref.Owner != fileOwner || err != nil || k < 0 || k >= len(files) {
+	k, ok := fileIndex(ref, len(files))
+	if !ok {
 		return tensor.Item{}, fmt.Errorf("reference to %q of %q, want a file that came with the frame, which has %d", ref.Blob, ref.Owner, len(files))
 	}
 	info, err := files[k].Stat()
@@ -108,14 +120,26 @@ func detach(ref tensor.Ref, files []*os.File) (tensor.Item, error) {
 	return it, err
 }
 
+// fileIndex returns the index of the file that a reference names, of n files that came with the
+// frame.
+func fileIndex(ref tensor.Ref, n int) (int, bool) {
+	k, err := strconv.Atoi(ref.Blob)
+	return k, err == nil && ref.Owner == fileOwner && ref.Node == "" && k >= 0 && k < n
+}
+
+// fileRef returns the reference to the file with index k of a frame.
+func fileRef(k int, size int64) *tensor.Ref {
+	return &tensor.Ref{Owner: fileOwner, Blob: strconv.Itoa(k), Size: size}
+}
+
 // sealed returns a memfd with the content b that nobody can change.
 func sealed(b []byte) (*os.File, error) {
-	f, err := memory()
+	f, err := NewMemory()
 	if err != nil {
 		return nil, err
 	}
 	if _, err = f.Write(b); err == nil {
-		err = seal(f)
+		err = Seal(f)
 	}
 	if err != nil {
 		_ = f.Close()

@@ -54,11 +54,18 @@ type Frame struct {
 	Batch   uint64 // number of its batch; 0: none
 	Payload []byte
 	Files   []*os.File // closed by the receiver
+	// Between a dispatcher and the daemon of a node on another machine, never to or from a replica:
+	// the payload has references to items that nodes keep.
+	Kept bool
+	// Of a Batch for such a daemon: large outputs of its calls may stay on the node.
+	Keep bool
 }
 
 const (
 	headerSize = 16
-	flagFiles  = 1
+	flagFiles  = 1 << 0
+	flagKept   = 1 << 1
+	flagKeep   = 1 << 2
 )
 
 // appendHeader appends the 16-byte header of f.
@@ -67,6 +74,12 @@ func appendHeader(b []byte, f Frame) []byte {
 	flags := byte(0)
 	if len(f.Files) > 0 {
 		flags = flagFiles
+	}
+	if f.Kept {
+		flags |= flagKept
+	}
+	if f.Keep {
+		flags |= flagKeep
 	}
 	b = append(b, byte(f.Type), flags, byte(len(f.Files)), Version)
 	return binary.LittleEndian.AppendUint64(b, f.Batch)
@@ -79,14 +92,17 @@ type header struct {
 	files  int
 	batch  uint64
 	skip   bool // a type of a later version
+	flags  byte
+	later  bool // of a later version
 }
 
 func decodeHeader(b *[headerSize]byte) (header, error) {
 	h := header{
 		length: int(binary.LittleEndian.Uint32(b[:])), kind: FrameType(b[4]), files: int(b[6]),
-		batch: binary.LittleEndian.Uint64(b[8:]),
+		batch: binary.LittleEndian.Uint64(b[8:]), flags: b[5],
 	}
 	version := b[7]
+	h.later = version > Version
 	switch {
 	case version < OldestVersion:
 		return h, fmt.Errorf("frame of version %d, want %d or later: %w", version, OldestVersion, ErrVersion)

@@ -144,24 +144,36 @@ type Error struct {
 	Service time.Duration
 	Code    task.Code
 	Message string
+	// With task.InputLost, which a daemon sends in place of a replica: the blobs of the items.
+	Lost []string
 }
 
 // Append appends the payload of a FrameError.
 func (m Error) Append(b []byte) []byte {
 	b = pack.Uint(b, uint64(m.Index))
 	b = pack.Int(b, int64(m.Service))
-	return pack.String(append(b, byte(m.Code)), m.Message)
+	b = pack.String(append(b, byte(m.Code)), m.Message)
+	if m.Code == task.InputLost {
+		b = appendStrings(b, m.Lost)
+	}
+	return b
 }
 
 // DecodeError decodes the payload of a FrameError.
 func DecodeError(b []byte) (Error, error) {
 	r := pack.NewReader(b)
 	m := Error{Index: small(r), Service: time.Duration(r.Int()), Code: task.Code(r.Byte()), Message: r.String()}
-	if m.Code == task.OK || m.Code > task.Unavailable && m.Code != task.OutOfMemory {
+	switch {
+	case m.Code == task.InputLost:
+		m.Lost = readStrings(r)
+	case m.Code == task.OK || m.Code > task.Unavailable && m.Code != task.OutOfMemory:
 		r.Fail("code %d, want 1 to %d, or %d", m.Code, task.Unavailable, task.OutOfMemory)
 	}
 	return m, end("error", r)
 }
+
+// OfDaemon reports whether only a daemon may send it.
+func (m Error) OfDaemon() bool { return m.Code == task.InputLost }
 
 // Chunk is a piece of a call's output, sent before its Result.
 type Chunk struct {

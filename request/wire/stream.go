@@ -183,7 +183,7 @@ func (s *streamSocket) take() []*os.File {
 
 // receiveFile copies a file's content into a sealed file in memory.
 func (s *streamSocket) receiveFile(size int64) (*os.File, error) {
-	f, err := memory()
+	f, err := NewMemory()
 	if err != nil {
 		return nil, err
 	}
@@ -201,7 +201,7 @@ func (s *streamSocket) receiveFile(size int64) (*os.File, error) {
 		}
 	}
 	if err == nil {
-		err = seal(f)
+		err = Seal(f)
 	}
 	if err != nil {
 		_ = f.Close()
@@ -213,8 +213,8 @@ func (s *streamSocket) receiveFile(size int64) (*os.File, error) {
 // pieces has buffers for copies.
 var pieces = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
-// memory returns an empty file in memory that can be sealed.
-func memory() (*os.File, error) {
+// NewMemory returns an empty file in memory that can be sealed.
+func NewMemory() (*os.File, error) {
 	fd, err := unix.MemfdCreate("stagecoach-item", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
 		return nil, fmt.Errorf("memfd: %w", err)
@@ -222,8 +222,8 @@ func memory() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "item"), nil
 }
 
-// seal makes a file in memory one that nobody can change.
-func seal(f *os.File) error {
+// Seal makes a file in memory one that nobody can change.
+func Seal(f *os.File) error {
 	_, err := unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_GROW|unix.F_SEAL_SHRINK|unix.F_SEAL_SEAL)
 	return err
 }

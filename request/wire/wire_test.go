@@ -128,6 +128,9 @@ func TestPayloadsRoundTrip(t *testing.T) {
 	fault.Code = task.OutOfMemory
 	e, err = DecodeError(fault.Append(nil))
 	check(fault, e, err)
+	fault.Code, fault.Lost = task.InputLost, []string{"x", "y"}
+	e, err = DecodeError(fault.Append(nil))
+	check(fault, e, err)
 	ch, err := DecodeChunk(Chunk{Index: 3, Data: []byte("piece")}.Append(nil))
 	check(Chunk{Index: 3, Data: []byte("piece")}, ch, err)
 	cr, err := DecodeCredit(Credit{Amount: 9}.Append(nil))
@@ -152,7 +155,7 @@ func TestHostilePayloadsAreNamed(t *testing.T) {
 		"blame 5, want at most 4": func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Blame: task.BlameAlone + 1})) },
 		"rank NaN":                func() { _, err = DecodeTask(AppendTask(nil, &task.Task{Place: task.Place{Rank: math.NaN()}})) },
 		"number 4294967296, want at most 2147483647": func() { _, err = DecodeTask(AppendTask(nil, &task.Task{Length: 1 << 32})) },
-		"code 11, want at most 10":                   func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.Dropped + 1})) },
+		"code 12, want at most 11":                   func() { _, err = DecodeReply(AppendReply(nil, &task.Reply{Code: task.InputLost + 1})) },
 		"want at most 2147483647":                    func() { _, err = DecodeChunk(Chunk{Index: 1 << 40}.Append(nil)) },
 		"threads: 1 bytes, want 2":                   func() { _, err = DecodeThreads([]byte{1}) },
 		"1 bytes left over":                          func() { _, err = DecodeCredit(append(Credit{}.Append(nil), 1)) },

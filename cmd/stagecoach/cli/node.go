@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -58,13 +59,17 @@ func Node(ctx context.Context, args []string, out io.Writer) error {
 			return fmt.Errorf("node list: got argument %q, want flags alone", rest[0])
 		}
 		all := []schema.Node{}
-		if err := api.Get(ctx, "/system/nodes", &all); err != nil {
-			return err
-		}
-		if *asJSON {
+		err := api.Get(ctx, "/system/nodes", &all)
+		if *asJSON && err == nil {
 			return json.NewEncoder(out).Encode(all)
 		}
-		return listNodes(all, out)
+		if err == nil {
+			err = listNodes(all, out)
+		}
+		if *asJSON {
+			return err
+		}
+		return errors.Join(err, listPlanes(ctx, api, out)) // also if no control plane leads
 	}
 	if len(rest) != 1 {
 		return fmt.Errorf("node %s: got %q, want one name", args[0], rest)
@@ -100,6 +105,20 @@ func listNodes(all []schema.Node, out io.Writer) error {
 		}
 		fmt.Fprintf(t, "%s\t%s\t%s\t%dm\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\n",
 			n.Name, nodeKind(n.Inventory), nodeStatus(n), n.CPU.Total, plan.Size(n.Memory.Total), plan.Size(n.Memory.Used), devices, len(n.Zygotes), len(n.Replicas), n.Counts.Hits, n.Counts.Misses, cmp.Or(n.Link, "-"))
+	}
+	return t.Flush()
+}
+
+// listPlanes lists the control planes, if there can be several.
+func listPlanes(ctx context.Context, api *client.Client, out io.Writer) error {
+	var all []schema.ControlPlane
+	if err := api.Get(ctx, "/system/control-planes", &all); err != nil || len(all) == 0 {
+		return nil //nolint:nilerr // an earlier release has none
+	}
+	t := console.NewTable(out)
+	fmt.Fprintln(t, "\nCONTROL PLANE\tSTATUS\tLISTENS\tID\tCAUSE")
+	for _, p := range all {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", p.Name, p.Status, p.Listen, p.ID, cmp.Or(p.Cause, "-"))
 	}
 	return t.Flush()
 }

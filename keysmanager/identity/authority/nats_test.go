@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
@@ -27,7 +28,7 @@ type cluster struct {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{rig: newRig(t), dir: t.TempDir(), url: "nats://127.0.0.1:0"}
+	c := &cluster{rig: newRig(t), dir: t.TempDir(), url: fmt.Sprintf("nats://127.0.0.1:%d", proctest.Ports(t, 1)[0])}
 	c.start()
 	t.Cleanup(func() { c.server.Close() })
 	return c
@@ -88,9 +89,37 @@ type conn struct {
 func (c *cluster) join(name string, t identity.Token) (*daemon, error) {
 	d := newDaemon(c.t, name, c.t.TempDir(), c.clock)
 	j := c.connect(queue.Bearer(t.User, identity.NATSClient(t.CA, c.clock.now)), d.log)
-	ctx, cancel := context.WithTimeout(c.t.Context(), 3*time.Second)
+	return d, d.Join(bounded(c.t), j.joins, t)
+}
+
+// failsToJoin joins over NATS, until Join returns why it fails or the daemon's log has it.
+func (c *cluster) failsToJoin(d *daemon, t identity.Token, why string) {
+	c.t.Helper()
+	j := c.connect(queue.Bearer(t.User, identity.NATSClient(t.CA, d.clock.now)), d.log)
+	ctx, cancel := context.WithCancel(bounded(c.t))
 	defer cancel()
-	return d, d.Join(ctx, j.joins, t)
+	var err error
+	ended := make(chan struct{})
+	go func() { err = d.Join(ctx, j.joins, t); close(ended) }()
+	proctest.Until(c.t, why, func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return strings.Contains(d.log.String(), why)
+		}
+	})
+	cancel()
+	<-ended
+	if err == nil || !strings.Contains(err.Error()+d.log.String(), why) {
+		c.t.Errorf("%v, want %q in\n%s", err, why, d.log)
+	}
+}
+
+// until waits until the log has text.
+func (b *buffer) until(t *testing.T, text string) {
+	t.Helper()
+	proctest.Until(t, fmt.Sprintf("%q in the log", text), func() bool { return strings.Contains(b.String(), text) })
 }
 
 func (d *daemon) access() queue.Access {
@@ -230,9 +259,7 @@ func TestRevokedOverNATS(t *testing.T) {
 	if err := queue.Probe(c.url, d.access()); !errors.Is(err, queue.ErrRefused) {
 		t.Errorf("after a restart: %v, want ErrRefused", err)
 	}
-	if !strings.Contains(c.log.String(), "a client of NATS was refused") {
-		t.Errorf("the server says nothing:\n%s", c.log)
-	}
+	c.log.until(t, "a client of NATS was refused")
 	// It joins again, with a new user.
 	c.clock.forward(time.Second)
 	again, err := c.join("a", c.token(authority.TokenRequest{Name: "a"}))
@@ -273,23 +300,16 @@ func TestTokensUserMayOnlyJoin(t *testing.T) {
 		t.Errorf("a message of kind %s has arrived", kind)
 	default:
 	}
-	if !strings.Contains(strings.ToLower(log.String()), "permissions violation") {
-		t.Errorf("no violation is logged:\n%s", log)
-	}
+	proctest.Until(t, "a violation to be logged", func() bool { return strings.Contains(strings.ToLower(log.String()), "permissions violation") })
 }
 
 // TestOtherClusters connects with what other clusters have given out.
 func TestOtherClusters(t *testing.T) {
 	c, other := newCluster(t), newCluster(t)
 	foreign := other.token(authority.TokenRequest{})
-	d, err := c.join("a", foreign)
-	want := fmt.Sprintf("the NATS server is control up of cluster %s, and this process is of cluster %s", c.Source().Me().Cluster, foreign.Cluster())
-	if err == nil || !strings.Contains(d.log.String(), want) {
-		t.Errorf("%v, want %q in\n%s", err, want, d.log)
-	}
-	if !strings.Contains(c.log.String(), "a client of NATS was refused") {
-		t.Errorf("the other side says nothing:\n%s", c.log)
-	}
+	why := fmt.Sprintf("the NATS server is control up of cluster %s, and this process is of cluster %s", c.Source().Me().Cluster, foreign.Cluster())
+	c.failsToJoin(newDaemon(t, "a", t.TempDir(), c.clock), foreign, why)
+	c.log.until(t, "a client of NATS was refused")
 	// Even a client that does not verify the server is refused.
 	if err := queue.Probe(c.url, queue.Bearer(foreign.User, &tls.Config{InsecureSkipVerify: true})); !errors.Is(err, queue.ErrRefused) {
 		t.Errorf("a user of another cluster: %v, want ErrRefused", err)
@@ -339,13 +359,7 @@ func TestClocksOverNATS(t *testing.T) {
 	} {
 		wrong := &clock{add: tc.skew}
 		d := newDaemon(t, "gpu-7", t.TempDir(), wrong)
-		nc := c.connect(queue.Bearer(token.User, identity.NATSClient(token.CA, wrong.now)), d.log)
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-		err := d.Join(ctx, nc.joins, token)
-		cancel()
-		if err == nil || !strings.Contains(err.Error()+d.log.String(), tc.want) {
-			t.Errorf("%v: %v, want %q\n%s", tc.skew, err, tc.want, d.log)
-		}
+		c.failsToJoin(d, token, tc.want)
 	}
 	if log := c.log.String(); strings.Count(log, "set the clock") != 3 {
 		t.Errorf("the control plane says:\n%s", log)

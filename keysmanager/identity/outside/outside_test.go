@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/outside"
@@ -44,7 +45,7 @@ type cluster struct {
 func newCluster(t *testing.T, n int) *cluster {
 	t.Helper()
 	c := &cluster{t: t, dir: t.TempDir(), log: slog.New(slog.NewTextHandler(t.Output(), nil))}
-	ports := natstest.FreePorts(t, 2*n)
+	ports := proctest.Ports(t, 2*n)
 	var list, dirs []string
 	for i := range n {
 		list = append(list, fmt.Sprintf("127.0.0.1:%d/%d", ports[i], ports[n+i]))

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+	"github.com/stagecoach-serving/stagecoach/request/queue"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// largestMessage returns a function that returns the size of the largest message that has passed
+// NATS since the call, and how many have.
+func (n *nodesRig) largestMessage() func() (largest, messages int) {
+	n.t.Helper()
+	keys, err := natsKeys(filepath.Join(n.state, "identity"))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	token, err := joinConfig{token: n.token()}.readToken()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	a := keys.Control()
+	a.TLS = identity.NATSClient(token.CA, time.Now)
+	nc, err := queue.Connect(n.url, a, "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.t.Cleanup(nc.Close)
+	all, err := nc.SubscribeSync(">")
+	if err == nil {
+		err = all.SetPendingLimits(-1, -1)
+	}
+	if err == nil {
+		err = nc.FlushTimeout(soon)
+	}
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return func() (largest, messages int) {
+		if err := nc.FlushTimeout(soon); err != nil {
+			n.t.Fatal(err)
+		}
+		for {
+			m, err := all.NextMsg(time.Millisecond)
+			if err != nil {
+				return largest, messages
+			}
+			largest, messages = max(largest, len(m.Data)), messages+1
+		}
+	}
+}
+
+// TestLargeItemsGoFromNodeToNode runs a pipeline whose stages are on two nodes. Its large item goes
+// from node to node, and neither through up nor through NATS.
+func TestLargeItemsGoFromNodeToNode(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t, "--no-node")
+	n.farDaemon("n1")
+	n.farDaemon("n2")
+	one := map[string]string{"min": "1", "max": "1"}
+	n.deployAll(
+		fn{"first", "noop", one, map[string]string{"pipeline": "both", "next": "second"}, nil},
+		fn{"second", "noop", one, map[string]string{"pipeline": "both"}, nil},
+	)
+	n.until(soon, "a stage on each node", func() bool {
+		return len(n.running("n1", "first"))+len(n.running("n2", "first")) == 1 && len(n.running("n1", "second"))+len(n.running("n2", "second")) == 1
+	})
+	if len(n.running("n1", "first")) == len(n.running("n1", "second")) {
+		t.Fatal("both stages are on one node, want them on two")
+	}
+	big := make([]byte, 2<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
+	carried := func() float64 {
+		return n.value(`stagecoach_tunnel_bytes_total{direction="sent"}`) + n.value(`stagecoach_tunnel_bytes_total{direction="received"}`)
+	}
+	largest, before := n.largestMessage(), carried()
+	const requests = 4
+	for range requests {
+		resp, err := n.HTTP.Post(n.Base+"/function/both", "application/octet-stream", bytes.NewReader(big))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || resp.StatusCode != http.StatusOK || !bytes.Equal(got, big) {
+			t.Errorf("status %d, %d bytes, %v, want the %d sent ones", resp.StatusCode, len(got), err, len(big))
+		}
+	}
+	// The input and the answer; through up, it would be twice as much.
+	if got := carried() - before; got < 2*requests*float64(len(big)) || got > 2.5*requests*float64(len(big)) {
+		t.Errorf("%d requests took %.0f bytes of up's connections, want those of two items of %d each", requests, got, len(big))
+	}
+	if got := n.value(`stagecoach_node_items_total{way="left"}`); got != requests {
+		t.Errorf("%v items have stayed on their node, want %d", got, requests)
+	}
+	for _, way := range []string{"fetched", "relayed"} {
+		if got := n.value(fmt.Sprintf("stagecoach_node_items_total{way=%q}", way)); got != 0 {
+			t.Errorf("%v items were %s", got, way)
+		}
+	}
+	n.until(soon, "an announcement", func() bool {
+		size, messages := largest()
+		if size > tensor.InlineLimit+4<<10 {
+			t.Fatalf("a message of NATS has %d bytes, want at most 64 KiB and its header", size)
+		}
+		return messages > 0
+	})
+	if strings.Contains(n.log.String(), "level=ERROR") {
+		t.Errorf("log:\n%s", n.log)
+	}
+}

@@ -1,0 +1,148 @@
+package items
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/tunnel"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// Carrier gets items for replicas of a node. Its methods are safe for concurrent use.
+type Carrier struct {
+	*Store
+	// Direct opens a stream to another node, and Control to the control plane.
+	direct  func(ctx context.Context, node, addr string, first any) (net.Conn, error)
+	control func(ctx context.Context, first any) (net.Conn, error)
+	log     *slog.Logger
+
+	near, fetched, relayed, lost atomic.Uint64
+	fetchedBytes, relayedBytes   atomic.Uint64
+
+	mu    sync.Mutex
+	apart map[string]time.Time // nodes that are not dialed until then
+}
+
+// Bounds of a Carrier.
+const (
+	// dialTime bounds how long a connection to another node may take. A firewall may let only
+	// control planes through.
+	dialTime = 3 * time.Second
+	// apartTime is how long a node is not dialed after a failure.
+	apartTime = 30 * time.Second
+)
+
+// CarrierConfig configures a Carrier.
+type CarrierConfig struct {
+	Store *Store
+	// Direct opens a stream to another node, and Control to the control plane.
+	Direct  func(ctx context.Context, node, addr string, first any) (net.Conn, error)
+	Control func(ctx context.Context, first any) (net.Conn, error)
+	Log     *slog.Logger
+}
+
+// NewCarrier returns a Carrier.
+func NewCarrier(cfg CarrierConfig) *Carrier {
+	return &Carrier{Store: cfg.Store, direct: cfg.Direct, control: cfg.Control, log: cfg.Log, apart: map[string]time.Time{}}
+}
+
+// Carried counts the items that a Carrier has got.
+type Carried struct {
+	Near                       uint64 // items of its own node, without a copy
+	Fetched, Relayed           uint64 // items of other nodes: from them, and through the control plane
+	FetchedBytes, RelayedBytes uint64
+	Lost                       uint64 // items that it could not get
+}
+
+// Carried returns the current counts.
+func (c *Carrier) Carried() Carried {
+	return Carried{c.near.Load(), c.fetched.Load(), c.relayed.Load(), c.fetchedBytes.Load(), c.relayedBytes.Load(), c.lost.Load()}
+}
+
+// Get returns an item as a sealed file in memory, which the caller closes. It checks the size and
+// the checksum.
+func (c *Carrier) Get(ctx context.Context, ref tensor.Ref) (*os.File, error) {
+	if ref.Node == c.cfg.Node {
+		f, err := c.Open(ref)
+		if err == nil {
+			c.near.Add(1)
+		} else if !errors.Is(err, context.Canceled) {
+			c.lost.Add(1)
+		}
+		return f, err
+	}
+	f, err := c.fetch(ctx, ref)
+	if err == nil {
+		c.fetched.Add(1)
+		c.fetchedBytes.Add(uint64(ref.Size))
+		return f, nil
+	}
+	if ctx.Err() == nil && errors.Is(err, errBroken) {
+		var again error
+		if f, again = c.relay(ctx, ref); again == nil {
+			c.relayed.Add(1)
+			c.relayedBytes.Add(uint64(ref.Size))
+			return f, nil
+		}
+		err = errors.Join(err, again)
+	}
+	if ctx.Err() == nil {
+		c.lost.Add(1)
+		c.log.Warn("an item of another node is lost", "node", ref.Node, "address", ref.Address, "item", ref.Blob, "bytes", ref.Size, "error", err)
+	}
+	return nil, err
+}
+
+// fetch gets an item from the node that keeps it.
+func (c *Carrier) fetch(ctx context.Context, ref tensor.Ref) (*os.File, error) {
+	c.mu.Lock()
+	wait := time.Until(c.apart[ref.Node])
+	c.mu.Unlock()
+	if wait > 0 {
+		return nil, fmt.Errorf("%w: no connection came about with node %q; it is dialed again in %v", errBroken, ref.Node, wait.Round(time.Second))
+	}
+	dialing, cancel := context.WithTimeout(ctx, dialTime)
+	defer cancel()
+	conn, err := c.direct(dialing, ref.Node, ref.Address, askFor(ref))
+	if err != nil {
+		return nil, c.failed(ctx, ref, err)
+	}
+	defer conn.Close()
+	return receiveFile(ctx, conn, ref)
+}
+
+// failed explains a stream that did not come about.
+func (c *Carrier) failed(ctx context.Context, ref tensor.Ref, err error) error {
+	var refused *tunnel.RefusedError
+	if errors.As(err, &refused) {
+		return err
+	}
+	if ctx.Err() == nil {
+		c.mu.Lock()
+		c.apart[ref.Node] = time.Now().Add(apartTime)
+		c.mu.Unlock()
+		c.log.Warn("no connection comes about with a node that keeps items; the control plane passes them on", "node", ref.Node, "address", ref.Address, "error", err)
+	}
+	return fmt.Errorf("%w: %w", errBroken, err)
+}
+
+// relay gets an item through the control plane.
+func (c *Carrier) relay(ctx context.Context, ref tensor.Ref) (*os.File, error) {
+	conn, err := c.control(ctx, askFor(ref))
+	if err != nil {
+		return nil, fmt.Errorf("through the control plane: %w", err)
+	}
+	defer conn.Close()
+	f, err := receiveFile(ctx, conn, ref)
+	if err != nil {
+		return nil, fmt.Errorf("through the control plane: %w", err)
+	}
+	return f, nil
+}

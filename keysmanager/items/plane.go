@@ -1,0 +1,263 @@
+package items
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/tunnel"
+	"github.com/stagecoach-serving/stagecoach/request/task"
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// Plane is the store of a control plane: a folder with its own items, and items that nodes keep.
+// Its methods are safe for concurrent use.
+type Plane struct {
+	*tensor.Dir
+	open Opener // nil: there are no nodes on other machines
+	log  *slog.Logger
+	ctx  context.Context // ends with Close
+	end  context.CancelFunc
+	work sync.WaitGroup
+
+	direct, directBytes, fetched, fetchedBytes, relayed, relayedBytes atomic.Uint64
+
+	held atomic.Int64 // len(owners)
+	mu   sync.Mutex
+	// By request: addresses of the nodes that keep items of it, by their names.
+	owners map[string]map[string]string
+	queues map[string]*dropQueue // by node
+	closed bool
+}
+
+// Opener opens a stream to a node.
+type Opener func(ctx context.Context, node, addr string, first any) (net.Conn, error)
+
+// dropQueue has the requests that have ended and that a node was not told of.
+type dropQueue struct {
+	addr   string
+	owners []string
+}
+
+// Bounds of a Plane.
+const (
+	openTime    = 10 * time.Second // for a stream to a node
+	fetchTime   = 5 * time.Minute  // for an item that the control plane needs itself
+	dropsAtOnce = 256              // requests in one stream
+	dropsKept   = 64 << 10         // requests that wait per node
+)
+
+// NewPlane returns a Plane over a folder.
+func NewPlane(dir *tensor.Dir, log *slog.Logger) *Plane {
+	p := &Plane{Dir: dir, log: log, owners: map[string]map[string]string{}, queues: map[string]*dropQueue{}}
+	p.ctx, p.end = context.WithCancel(context.Background())
+	return p
+}
+
+// Reach says how nodes are reached. It is called before the first item of a node comes.
+func (p *Plane) Reach(open Opener) { p.open = open }
+
+// Close ends transfers. Nodes remove items themselves that they were not told of.
+func (p *Plane) Close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.end()
+	p.work.Wait()
+}
+
+// Passed counts the items of nodes.
+type Passed struct {
+	Left, LeftBytes       uint64 // items that stayed on their nodes
+	Fetched, FetchedBytes uint64 // items that the control plane has needed itself
+	Relayed, RelayedBytes uint64 // items that it has passed on from one node to another
+}
+
+// Passed returns the current counts.
+func (p *Plane) Passed() Passed {
+	return Passed{p.direct.Load(), p.directBytes.Load(), p.fetched.Load(), p.fetchedBytes.Load(), p.relayed.Load(), p.relayedBytes.Load()}
+}
+
+// Adopt notes items of a reply that stay on their node, so that the node is told when their request
+// ends.
+func (p *Plane) Adopt(a tensor.Activation) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range a {
+		ref := a[i].Ref
+		if ref == nil || ref.Node == "" {
+			continue
+		}
+		p.direct.Add(1)
+		p.directBytes.Add(uint64(ref.Size))
+		if p.owners[ref.Owner] == nil {
+			p.owners[ref.Owner] = map[string]string{}
+		}
+		p.owners[ref.Owner][ref.Node] = ref.Address
+	}
+	p.held.Store(int64(len(p.owners)))
+}
+
+// Drop removes all items of a request, also those on nodes. It does not wait for the nodes.
+func (p *Plane) Drop(owner string) error {
+	if p.held.Load() > 0 {
+		p.mu.Lock()
+		for node, addr := range p.owners[owner] {
+			p.tell(node, addr, owner)
+		}
+		delete(p.owners, owner)
+		p.held.Store(int64(len(p.owners)))
+		p.mu.Unlock()
+	}
+	return p.Dir.Drop(owner)
+}
+
+// tell queues the end of a request for a node. The caller holds p.mu.
+func (p *Plane) tell(node, addr, owner string) {
+	q := p.queues[node]
+	switch {
+	case p.closed:
+	case q == nil:
+		q = &dropQueue{addr: addr, owners: []string{owner}}
+		p.queues[node] = q
+		p.work.Go(func() { p.sendDrops(node, q) })
+	case len(q.owners) < dropsKept:
+		q.addr, q.owners = addr, append(q.owners, owner)
+	}
+}
+
+// sendDrops tells a node of ended requests, until none waits.
+func (p *Plane) sendDrops(node string, q *dropQueue) {
+	for {
+		p.mu.Lock()
+		n := min(len(q.owners), dropsAtOnce)
+		if n == 0 {
+			delete(p.queues, node)
+			p.mu.Unlock()
+			return
+		}
+		owners, addr := q.owners[:n:n], q.addr
+		q.owners = q.owners[n:]
+		p.mu.Unlock()
+		ctx, cancel := context.WithTimeout(p.ctx, openTime)
+		c, err := p.open(ctx, node, addr, drops{tunnel.Request{V: tunnel.Version, Want: WantDrop}, owners})
+		cancel()
+		if err != nil {
+			p.log.Debug("failed to tell a node that requests have ended; it removes their items by itself", "node", node, "requests", n, "error", err)
+			continue
+		}
+		_ = c.Close()
+	}
+}
+
+// Get returns an encoded item.
+func (p *Plane) Get(ref tensor.Ref) ([]byte, error) {
+	if ref.Node == "" {
+		return p.Dir.Get(ref)
+	}
+	var b bytes.Buffer
+	err := p.fetch(ref, func(ctx context.Context, c net.Conn) error { return receive(ctx, c, ref, &b) })
+	return b.Bytes(), err
+}
+
+// Open returns an encoded item as a file for reading. The caller closes the file.
+func (p *Plane) Open(ref tensor.Ref) (f *os.File, err error) {
+	if ref.Node == "" {
+		return p.Dir.Open(ref)
+	}
+	err = p.fetch(ref, func(ctx context.Context, c net.Conn) (err error) {
+		f, err = receiveFile(ctx, c, ref)
+		return err
+	})
+	return f, err
+}
+
+// fetch gets an item from its node.
+func (p *Plane) fetch(ref tensor.Ref, into func(context.Context, net.Conn) error) error {
+	ctx, cancel := context.WithTimeout(p.ctx, fetchTime)
+	defer cancel()
+	c, err := p.stream(ctx, ref)
+	if err == nil {
+		err = into(ctx, c)
+		_ = c.Close()
+	}
+	if err != nil {
+		return &task.LostError{Item: ref.Blob, Text: fmt.Sprintf("item %s of %d bytes, which node %q keeps, is lost: %v", ref.Blob, ref.Size, ref.Node, err)}
+	}
+	p.fetched.Add(1)
+	p.fetchedBytes.Add(uint64(ref.Size))
+	return nil
+}
+
+func (p *Plane) stream(ctx context.Context, ref tensor.Ref) (net.Conn, error) {
+	if p.open == nil {
+		return nil, errors.New("there are no nodes on other machines")
+	}
+	ctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	return p.open(ctx, ref.Node, ref.Address, askFor(ref))
+}
+
+// Relay passes an item on from the node that keeps it to one that has no connection with that node.
+// It implements tunnel.Handler.
+func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMessage, c net.Conn) {
+	var a ask
+	err := json.Unmarshal(first, &a)
+	if err == nil && peer.Role != identity.Node {
+		err = fmt.Errorf("%v is no node", peer)
+	}
+	var from net.Conn
+	if err == nil {
+		from, err = p.stream(ctx, a.ref())
+	}
+	if err != nil {
+		p.log.Warn("an item is not passed on to a node", "to", peer.String(), "from", a.Node, "item", a.Item, "error", err)
+		_ = tunnel.Refuse(c, err)
+		return
+	}
+	defer from.Close()
+	defer context.AfterFunc(ctx, func() { _, _ = c.Close(), from.Close() })()
+	if tunnel.Accept(c) != nil {
+		return
+	}
+	n, err := pass(c, from)
+	p.relayedBytes.Add(uint64(n))
+	if err != nil {
+		p.log.Debug("failed to pass on an item", "to", peer.String(), "from", a.Node, "item", a.Item, "error", err)
+		return
+	}
+	p.relayed.Add(1)
+}
+
+// pass copies a stream to another one. Both must go on moving.
+func pass(to, from net.Conn) (n int64, err error) {
+	b := buffers.Get().(*[]byte)
+	defer buffers.Put(b)
+	for {
+		_ = from.SetReadDeadline(time.Now().Add(stall))
+		got, err := from.Read(*b)
+		if got > 0 {
+			_ = to.SetWriteDeadline(time.Now().Add(stall))
+			if _, err := to.Write((*b)[:got]); err != nil {
+				return n, err
+			}
+			n += int64(got)
+		}
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
+			return n, err
+		}
+	}
+}

@@ -1,0 +1,238 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/stagecoach-serving/stagecoach/request/wire"
+)
+
+const (
+	// yieldTime is how long a control plane that was overtaken gets the answers of its calls. Its
+	// callers wait no longer either (package flow).
+	yieldTime = 2 * time.Second
+	// orphanTime is how long a call may run on after its control plane has gone. Then its replica
+	// is stopped, because the call keeps it from other work.
+	orphanTime = 30 * time.Second
+)
+
+// holds has the replicas whose sockets stay in this process, so that the next control plane can
+// take them over. Its methods are safe for concurrent use.
+type holds struct {
+	cfg wire.SwitchConfig
+	log *slog.Logger
+	end func(replica string) // stops a replica
+
+	mu     sync.Mutex
+	closed bool
+	all    map[string]*held // by replica
+	group  sync.WaitGroup   // what waits for ends
+}
+
+// held is a replica with its socket, and what the control plane that claimed it has said about it.
+type held struct {
+	*wire.Switch
+
+	function string
+	revision uint64
+	home     string
+}
+
+func newHolds(keep time.Duration, log *slog.Logger, end func(replica string)) *holds {
+	return &holds{
+		cfg: wire.SwitchConfig{Keep: keep, Yield: yieldTime, Patience: orphanTime}, log: log, end: end, all: map[string]*held{},
+	}
+}
+
+// on reports whether replicas can outlive control planes.
+func (h *holds) on() bool { return h.cfg.Keep > 0 }
+
+// add keeps the socket of a replica that a control plane claims.
+func (h *holds) add(k *kept, req socketRequest) (*held, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, errors.Join(errors.New("the daemon ends"), k.conn.Close())
+	}
+	r := &held{wire.NewSwitch(k.conn, h.cfg), k.function, req.Revision, req.Home}
+	h.all[k.replica] = r
+	h.group.Go(func() { h.follow(k.replica, r) })
+	return r, nil
+}
+
+// find returns a replica that a control plane wants to take over.
+func (h *holds) find(req socketRequest) (*held, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	r := h.all[req.Replica]
+	if r == nil {
+		return nil, fmt.Errorf("replica %q cannot be taken over: it has ended, or its socket is not kept here", req.Replica)
+	}
+	r.revision, r.home = req.Revision, req.Home
+	return r, nil
+}
+
+// follow forgets a replica when its socket is closed, and stops it unless it has ended by itself.
+func (h *holds) follow(replica string, r *held) {
+	<-r.Done()
+	h.mu.Lock()
+	delete(h.all, replica)
+	closed := h.closed
+	h.mu.Unlock()
+	err := r.Err()
+	r.Close()
+	if err != nil && !closed {
+		h.log.Warn("a replica is stopped", "replica", replica, "cause", err)
+		h.end(replica)
+	}
+}
+
+// describe adds to an announcement which replicas can be taken over.
+func (h *holds) describe(replicas []Replica) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i := range replicas {
+		if r := h.all[replicas[i].Name]; r != nil {
+			replicas[i].Kept, replicas[i].Revision, replicas[i].Home = true, r.revision, r.home
+		}
+	}
+}
+
+// close closes the sockets of all replicas, which end then.
+func (h *holds) close() {
+	h.mu.Lock()
+	h.closed = true
+	var all []*held
+	for _, r := range h.all {
+		all = append(all, r)
+	}
+	h.mu.Unlock()
+	for _, r := range all {
+		r.Close()
+	}
+	h.group.Wait()
+}
+
+// handing is a stage socket that a control plane gets.
+type handing struct {
+	running
+
+	s     *Server
+	first bool        // by the control plane that has started the replica
+	conn  wire.Socket // the replica's own socket; nil: it is kept in hold
+	hold  *held
+}
+
+// hand returns the stage socket that a request asks for.
+func hand(s *Server, req socketRequest) (*handing, error) {
+	if req.Keep && s.cfg.Claimed != nil {
+		s.cfg.Claimed(req.Gateway)
+	}
+	if req.Adopt {
+		r, err := s.holds.find(req)
+		h := &handing{running{replica: req.Replica}, s, false, nil, r}
+		if err == nil {
+			h.function = r.function
+		}
+		return h, err
+	}
+	k, err := s.claimed(req.Replica, req.Order)
+	h := &handing{running{replica: req.Replica}, s, true, k.socket(), nil}
+	if err != nil {
+		return h, err
+	}
+	if h.function = k.function; req.Keep && s.holds.on() {
+		h.conn = nil
+		h.hold, err = s.holds.add(k, req)
+	}
+	return h, err
+}
+
+// overUnix sends the reply with a descriptor beside it: of the replica's own socket, or of one that
+// leads to it.
+func (h *handing) overUnix(c *net.UnixConn, reply socketReply) error {
+	if h.hold == nil {
+		// The client has it now; otherwise the replica sees that its connection is closed.
+		return errors.Join(handOver(c, reply, h.conn), h.conn.Close())
+	}
+	theirs, ours, err := socketPair()
+	if err != nil {
+		return err
+	}
+	if _, err := h.hold.Connect(ours); err != nil {
+		return errors.Join(err, theirs.Close())
+	}
+	return errors.Join(handOver(c, reply, theirs), theirs.Close())
+}
+
+// overStream connects the replica with a stream until either ends.
+func (h *handing) overStream(c net.Conn) {
+	items, log := h.s.cfg.Items, h.s.cfg.Log
+	if h.hold == nil {
+		relay(h.running, h.conn, c, items, log)
+		return
+	}
+	if items == nil {
+		if gone, err := h.hold.Connect(wire.OverStream(c)); err == nil {
+			<-gone
+		}
+		return
+	}
+	near, ours, err := socketPair()
+	if err != nil {
+		log.Error("failed to connect a control plane with a replica", "replica", h.replica, "error", err)
+		return
+	}
+	gone, err := h.hold.Connect(ours)
+	if err != nil {
+		_ = near.Close()
+		return
+	}
+	relay(h.running, near, c, items, log)
+	<-gone
+}
+
+// failed handles a hand-over that has failed. Nobody else knows a replica that has just started.
+func (h *handing) failed(err error) {
+	h.s.cfg.Log.Warn("failed to hand over a replica's socket", "replica", h.replica, "stopped", h.first, "error", err)
+	if !h.first {
+		return
+	}
+	if h.hold != nil {
+		h.hold.Close()
+		return
+	}
+	_ = h.conn.Close() // it may be closed already
+	h.s.end(h.replica)
+}
+
+// socketPair returns two connected Sockets.
+func socketPair() (a, b wire.Socket, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("socketpair: %w", err)
+	}
+	var ends [2]wire.Socket
+	for i, fd := range fds {
+		f := os.NewFile(uintptr(fd), "stage")
+		var failed error
+		ends[i], failed = wire.OpenSocket(f)
+		err = errors.Join(err, failed, f.Close()) // the socket has its own descriptor
+	}
+	if err != nil {
+		for _, s := range ends {
+			if s != nil {
+				_ = s.Close()
+			}
+		}
+		return nil, nil, err
+	}
+	return ends[0], ends[1], nil
+}
