@@ -170,7 +170,7 @@ func (r *register) change(f func(*state) error) error {
 // save stores a changed state and keeps it in memory. If that fails, the old one stays.
 func (r *register) save(s state) error {
 	s.tidy(r.now())
-	b, err := json.MarshalIndent(s, "", "  ")
+	b, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("authority: %w", err)
 	}

@@ -124,17 +124,22 @@ func (a *Authority) changed(e Entry) {
 	if e.Key != stateKey || e.Deleted {
 		return
 	}
-	b, err := a.cfg.Shared.Key.Unseal(stateKey, e.Value)
+	a.mu.Lock()
+	known := e.Revision <= a.revision // its own change, or one that it has read
+	a.mu.Unlock()
 	var s state
-	if err == nil {
-		s, err = decodeState(b)
-	}
-	if err != nil {
-		a.cfg.Log.Error("a change of who may join cannot be read; this control plane goes on with what it knows", "error", err)
-		return
+	if !known {
+		b, err := a.cfg.Shared.Key.Unseal(stateKey, e.Value)
+		if err == nil {
+			s, err = decodeState(b)
+		}
+		if err != nil {
+			a.cfg.Log.Error("a change of who may join cannot be read; this control plane goes on with what it knows", "error", err)
+			return
+		}
 	}
 	a.mu.Lock()
-	if e.Revision > a.revision { // else it is known, but may not have been acted on
+	if !known && e.Revision > a.revision {
 		a.state, a.revision = s, e.Revision
 	}
 	revoked, same := a.state.Revoked, maps.Equal(a.followed, a.state.Users)
