@@ -13,7 +13,7 @@ BESIDE    := $(if $(filter containerd,$(RUNTIME)),scripts/with-containerd)
 LINTERS   := $(BIN)/golangci-lint-$(LINT) $(BIN)/deadcode-$(DEADCODE)
 FUZZTIME  ?= 30s
 # How long the tests of one package may take. Use `make test TEST_TIMEOUT=1h` on a busy machine.
-TEST_TIMEOUT ?= 20m
+TEST_TIMEOUT ?= 40m
 
 # NVML is opened when the program runs. Some compilers, such as Ubuntu's, make programs bind all
 # symbols at their start. Without this flag, such a program does not start where NVML is missing.

@@ -386,22 +386,23 @@ func (d *daemon) run(ctx context.Context) error {
 	return served
 }
 
-// drain waits until no replica is left, for at most --drain, unless done comes first.
+// drain waits until no replica is left, and nobody needs an item that this node keeps. It waits for
+// at most --drain, unless done comes first.
 func (d *daemon) drain(done <-chan struct{}) {
 	limit := time.NewTimer(d.cfg.drain)
 	defer limit.Stop()
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	for {
-		left := len(d.keys.Inventory().Replicas)
-		if left == 0 {
+		left, items := len(d.keys.Inventory().Replicas), d.far.held()
+		if left+items == 0 {
 			return
 		}
 		select {
 		case <-done:
 			return
 		case <-limit.C:
-			d.log.Warn("replicas are stopped before they were drained", "replicas", left, "waited", d.cfg.drain)
+			d.log.Warn("replicas are stopped before they were drained", "replicas", left, "items", items, "waited", d.cfg.drain)
 			return
 		case <-look.C:
 		}

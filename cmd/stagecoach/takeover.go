@@ -33,19 +33,20 @@ func (n *nodes) heardStandingBy() map[string][]byte {
 	return n.standby.Heard(nodesWithin)
 }
 
-// await waits until the nodes have joined that were heard while another control plane led.
+// await waits until the nodes have joined that were heard. A process that has just begun first
+// waits until it can have heard all of them.
 func (n *nodes) await(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, nodesWithin)
 	defer cancel()
-	if missing := n.joined.Load().Await(ctx); len(missing) > 0 {
+	if missing := n.joined.Load().Await(ctx, n.standby.Complete()); len(missing) > 0 {
 		n.log.Warn("nodes that were there have not joined; their replicas are started elsewhere", "nodes", missing, "waited", nodesWithin)
 	}
 }
 
 // homeOf says what the replicas of a function use of the machine of the control plane that has
-// started them. If it is the same for another control plane, that one can take them over. Nodes
-// give replicas their own things if the control plane is on another machine, and some have a gateway of
-// their own.
+// started them. If it is the same for another control plane, that one can take them over. If the
+// control plane is on another machine, a node gives replicas its own things. Some nodes also have
+// an address of their own where functions call functions.
 func homeOf(s node.Spec, c *node.Client) string {
 	if c.Far() {
 		return "far"

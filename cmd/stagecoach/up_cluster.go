@@ -45,6 +45,9 @@ func (c *ClusterConfig) validate(n *NATSConfig, bad func(path string, got any, w
 			bad("cluster."+path, fmt.Sprintf("%q", address), "host:port, such as 10.0.0.7:7444")
 		}
 	}
+	if c.LeadWithoutSecrets && c.Key == "" {
+		bad("cluster.leadWithoutSecrets", true, "cluster.key too: without it, secrets are not copied, and nothing keeps a control plane from leading")
+	}
 	if c.Key == "" {
 		return
 	}

@@ -63,8 +63,8 @@ func adoptable(l *Local, offers []Offer) map[string]FunctionSpec {
 	return out
 }
 
-// takeOver makes an offered replica one of l's. It returns false if the replica is to be stopped
-// instead. A replica of a revision that l does not know yet is left alone, until the next
+// takeOver makes an offered replica one of l's. It returns false if the caller has to stop the
+// replica instead. A replica of a revision that l does not know yet is left alone, until the next
 // announcement. The caller holds l.mu.
 func takeOver(l *Local, n *member, o Offer, spec FunctionSpec) bool {
 	from, ok := n.hands.(Adopter)

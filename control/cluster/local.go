@@ -422,7 +422,8 @@ func (l *Local) Failure(function pipeline.Key) (count int, until time.Time, caus
 }
 
 // Close drains all replicas and returns when they are gone. If ctx ends first, it stops them
-// without draining. Replicas that outlive their owner are left for the next one. Later calls of Apply and Observe fail.
+// without draining. Replicas that outlive their owner are left for the next one. Later calls of
+// Apply and Observe fail.
 func (l *Local) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.closed = true

@@ -65,8 +65,8 @@ func call(t *testing.T, owner, replica *wire.Conn) {
 }
 
 // TestNextControlPlaneTakesReplicasOver has a second control plane take over a replica whose first
-// one has gone, and a third one a replica that the second one has. The first one can do nothing any
-// more. It does so over the unix socket and over the tunnel.
+// one has gone. A third one takes it over while the second one has it. All of them use the unix
+// socket, or the tunnel.
 func TestNextControlPlaneTakesReplicasOver(t *testing.T) {
 	boot, err := node.BootID()
 	if err != nil {
@@ -224,7 +224,7 @@ func TestListener(t *testing.T) {
 	ctx, cancel := context.WithCancel(within(t))
 	defer cancel()
 	done := make(chan []string, 1)
-	go func() { done <- c.Await(ctx) }()
+	go func() { done <- c.Await(ctx, l.Complete()) }()
 	c.until(0, "heard n1")
 	select {
 	case got := <-done:

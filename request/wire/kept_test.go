@@ -210,8 +210,12 @@ func TestRelayEdits(t *testing.T) {
 	wg.Go(func() {
 		tx := NewConn(dispatcher)
 		for _, f := range []Frame{
-			{Type: FrameBatch, Batch: 1, Payload: []byte("plain"), Files: one}, {Type: FrameCancel, Batch: 1}, {Type: FrameBatch, Batch: 2, Keep: true},
-			{Type: FrameBatch, Batch: 3, Payload: []byte("plain"), Files: one}, {Type: FrameResult, Batch: 4, Payload: []byte("x"), Files: one}, {Type: FrameResult, Batch: 5},
+			{Type: FrameBatch, Batch: 1, Payload: []byte("plain"), Files: one},
+			{Type: FrameCancel, Batch: 1},
+			{Type: FrameBatch, Batch: 2, Keep: true},
+			{Type: FrameBatch, Batch: 3, Payload: []byte("plain"), Files: one},
+			{Type: FrameResult, Batch: 4, Payload: []byte("x"), Files: one},
+			{Type: FrameResult, Batch: 5},
 			{Type: FrameDrain},
 		} {
 			if err := tx.Gather(f); err != nil {

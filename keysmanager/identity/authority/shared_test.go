@@ -75,8 +75,8 @@ func sharing(t *testing.T, s *shelf, key authority.ClusterKey, name string) (*au
 	return a, err
 }
 
-// TestSharedState has two control planes that do not hear of each other's changes, and a write whose
-// answer is lost. Neither loses a change of the other.
+// TestSharedState has two control planes that do not hear of each other's changes, and a write
+// whose answer is lost. Neither loses a change of the other.
 func TestSharedState(t *testing.T) {
 	s, key := &shelf{mute: true}, authority.NewClusterKey()
 	a, err1 := sharing(t, s, key, "a")
