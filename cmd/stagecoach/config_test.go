@@ -65,6 +65,9 @@ func TestValidateNamesEachField(t *testing.T) {
 		"runtime.classes":       {func(c *Config) { c.Runtime.Classes = "gvisor=runsc" }, []string{`runtime.classes: "gvisor=runsc", want NAME=RUNTIME with commas between`}},
 		"runtime.classes twice": {func(c *Config) { c.Runtime.Classes = "a=io.x.v1,a=io.y.v1" }, []string{"want each name once; a is there twice"}},
 		"runtime.cdiDevices":    {func(c *Config) { c.Runtime.CDIDevices = "/dev/null" }, []string{`runtime.cdiDevices: "/dev/null", want CDI's names`}},
+		"cluster.listen":        {func(c *Config) { c.Cluster.Listen = "7444" }, []string{`cluster.listen: "7444", want host:port`}},
+		"cluster.advertise":     {func(c *Config) { c.Cluster.Advertise = "a" }, []string{`cluster.advertise: "a", want host:port`}},
+		"lead without a key":    {func(c *Config) { c.Cluster.LeadWithoutSecrets = true }, []string{"cluster.leadWithoutSecrets: true, want cluster.key too"}},
 		"isolation.uids":        {func(c *Config) { c.Isolation.UIDs = "0-9" }, []string{`isolation.uids: "0-9", want FIRST-LAST`}},
 		"isolation.network":     {func(c *Config) { c.Isolation.Network = "10.0.0.0/30" }, []string{`isolation.network: "10.0.0.0/30", want a prefix of 8 to 20 bits of IPv4`}},
 		"three at once": {
@@ -114,8 +117,10 @@ func TestValidateKnowsEveryField(t *testing.T) {
 	c.Control.Policies = policy.Names{Allocator: "a", Corrector: "b", Sharer: "c", Placer: "d", Warmer: "e", Rank: "f", Route: "g", Price: -1}
 	text := errorText(c.Validate())
 	c.Requests.TrustedProxies = []string{"lb"}
+	c.Cluster = ClusterConfig{Listen: "x", Advertise: "x", LeadWithoutSecrets: true}
 	c.NATS.Listen = "x" // without which node.none is wrong
 	text += "\n" + errorText(c.Validate())
+	c.Cluster.Key = "/none"
 	c.NATS = NATSConfig{URLs: []string{"x"}, Creds: "/none", CA: "/none", Cert: "/none", Key: "/none", Replicas: 2}
 	text += "\n" + errorText(c.Validate())
 	var walk func(prefix string, of reflect.Type)

@@ -185,8 +185,8 @@ func (c *Config) advertised(l net.Addr) (string, error) {
 }
 
 // lacks returns the secrets that this process lacks.
-func (l *leading) lacks() []string {
-	if c := l.copies.Load(); c != nil {
+func (g *secretGate) lacks() []string {
+	if c := g.copies.Load(); c != nil {
 		return c.Lacking()
 	}
 	return nil

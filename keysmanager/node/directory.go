@@ -79,12 +79,13 @@ type member struct {
 	told    bool               // Joined and Heard have been called; changes like joined
 	leave   context.CancelFunc // ends what follows the node's lines; nil: nothing does
 	seen    uint64             // number of the latest event of this daemon
-	lines   heardLines
-	asking  bool   // for events that were missed
-	refused string // id of the daemon whose refusal was logged
-	removed string // id of the daemon that was removed for a cause
+	asking  bool               // for events that were missed
+	refused string             // id of the daemon whose refusal was logged
+	removed string             // id of the daemon that was removed for a cause
 	cause   string
 	away    *Absence // written while Directory.mu is held; nil: it has never left
+
+	lines heardLines
 }
 
 // Bounds of a Directory.

@@ -136,7 +136,8 @@ func (x exchange) do(ctx context.Context, p Peer, method, key string, version ui
 	case len(b) > secret.MaxSize:
 		return nil, 0, fmt.Errorf("a value of more than %d bytes", secret.MaxSize)
 	}
-	got, _ := strconv.ParseUint(resp.Header.Get(headVersion), 10, 64) // 0: from before there was a list
+	// The version is 0 for a value from before there was a list.
+	got, _ := strconv.ParseUint(resp.Header.Get(headVersion), 10, 64)
 	return b, got, nil
 }
 
