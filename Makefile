@@ -13,7 +13,7 @@ BESIDE    := $(if $(filter containerd,$(RUNTIME)),scripts/with-containerd)
 LINTERS   := $(BIN)/golangci-lint-$(LINT) $(BIN)/deadcode-$(DEADCODE)
 FUZZTIME  ?= 30s
 # How long the tests of one package may take. Use `make test TEST_TIMEOUT=1h` on a busy machine.
-TEST_TIMEOUT ?= 20m
+TEST_TIMEOUT ?= 40m
 
 # NVML is opened when the program runs. Some compilers, such as Ubuntu's, make programs bind all
 # symbols at their start. Without this flag, such a program does not start where NVML is missing.
@@ -76,6 +76,9 @@ test-faults: images ## faults at their real length: NATS gone for 30 s
 
 test-upgrade: images ## a cluster goes from the previous version to this one and back, under load
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-upgrade $(if $(RECORD),--record)
+
+test-split: images ## 50 partitions of a cluster, at random; SPLIT_ROUNDS and SPLIT_SEED; needs root
+	CI=true SPLIT_ROUNDS=$${SPLIT_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 60m -run 'TestPartitions$$' -v ./cmd/stagecoach
 
 test-containerd: images ## containers, with two versions of containerd; 50 cycles, 50 kills
 	@scripts/tools --containerd

@@ -31,9 +31,9 @@ func (t Terms) Error() (part float64, ok bool) {
 }
 
 // NewTerms returns the terms of f. The prediction is that of [Sojourn] and of whole batches, as the
-// corrector uses it, for the replicas that are ready. It is for the present rate, not for the
-// rate to expect. It has no term for the tasks that wait now, because the measured mean is of the
-// past.
+// corrector uses it, for the replicas that are ready, and at least the wait for a batch to fill. It
+// is for the present rate, not for the rate to expect. It has no term for the tasks that wait now,
+// because the measured mean is of the past.
 func NewTerms(f *plan.Function) Terms {
 	g := newStage(f)
 	g.waiting, g.lambda = 0, 0
@@ -63,7 +63,8 @@ func NewTerms(f *plan.Function) Terms {
 	case out.Load > saturated:
 		out.NoStay = fmt.Sprintf("overloaded: the line grows at a load above %.0f %%", 100*saturated)
 	default:
-		out.Stay = g.sojourn(ready)
+		// A task waits for its batch and for a replica at the same time.
+		out.Stay = max(g.sojourn(ready), out.Batch+toDuration(fillWait(f, g.lambda)))
 	}
 	return out
 }

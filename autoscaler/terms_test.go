@@ -37,6 +37,39 @@ func TestTermsPredictForTheReadyReplicas(t *testing.T) {
 	}
 }
 
+// TestTermsWaitForBatches checks the prediction for batches that wait for more calls. The waits are
+// counted by hand: of calls that come evenly, the first one waits for the whole time.
+func TestTermsWaitForBatches(t *testing.T) {
+	for name, tc := range map[string]struct {
+		rate  float64
+		batch int
+		wait  time.Duration
+		want  float64 // seconds in the batch's wait; 0: as without one
+	}{
+		"two join":       {20, 64, 100 * ms, (0.1 + 0.05 + 0.05) / 3},
+		"nobody joins":   {0.001, 64, 100 * ms, 0.1},
+		"it fills":       {100, 5, 100 * ms, (0.04 + 0.03 + 0.02 + 0.01 + 0) / 5},
+		"no wait":        {20, 64, 0, 0},
+		"no batches":     {20, 1, 100 * ms, 0},
+		"longer in line": {480, 64, 1 * ms, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := timed("f", 2*ms)
+			f.Slots, f.Demand, f.Service.CV, f.Batch = 1, plan.Demand{Known: true, Rate: tc.rate, CV: 1}, 1, tc.batch
+			f.Replicas = []plan.Replica{{Revision: 1, State: plan.Ready}}
+			without := NewTerms(&f).Stay.Seconds()
+			f.BatchWait = tc.wait
+			want := 0.002 + tc.want
+			if tc.want == 0 {
+				want = without
+			}
+			if got := NewTerms(&f).Stay.Seconds(); math.Abs(got-want) > 1e-4 {
+				t.Errorf("%g s, want %g; without a wait %g", got, want, without)
+			}
+		})
+	}
+}
+
 // TestTermsSayWhatTheyLack checks the reasons for missing predictions, and the bounds of inputs.
 func TestTermsSayWhatTheyLack(t *testing.T) {
 	falling := []plan.Point{{CPUMilli: 1000, Batch: 1, Mean: 60 * ms, N: 5}, {CPUMilli: 1000, Batch: 8, Mean: 30 * ms, N: 5}}

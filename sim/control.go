@@ -122,7 +122,7 @@ func (l *line) declared() plan.Function {
 		batch, auto = 1, s.Batch
 	}
 	f := plan.Function{
-		Variant: plan.Variant{VariantOf: variantOf, Accuracy: s.Accuracy, MaxLength: s.MaxLength},
+		Variant: plan.Variant{VariantOf: variantOf, Accuracy: s.Accuracy, MaxLength: s.MaxLength, BatchWait: s.BatchWait},
 		Name:    l.key, Revision: revision, Min: s.Min, Max: s.Max, Zero: s.Zero, ZeroAge: s.ZeroAge, GPU: s.GPU, DeviceMemory: int64(s.GPUMemory),
 		Memory: int64(s.Memory), CPUMilli: int(s.CPU), CPULimit: int(s.CPULimit), Batch: batch, Slots: s.Slots, Profile: l.service.points(),
 	}

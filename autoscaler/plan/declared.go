@@ -7,7 +7,7 @@ import "github.com/stagecoach-serving/stagecoach/pipeline"
 func Declared(f pipeline.Function) Function {
 	out := Function{
 		Name: f.Key().String(), Min: f.Scale.Min, Max: f.Scale.Max, Zero: f.Scale.Zero, ZeroAge: f.Scale.ZeroAge,
-		GPU: f.GPU, DeviceMemory: f.GPUMemory, Batch: f.Batch, Variant: Variant{Accuracy: f.Accuracy, MaxLength: f.MaxLength},
+		GPU: f.GPU, DeviceMemory: f.GPUMemory, Batch: f.Batch, Variant: Variant{Accuracy: f.Accuracy, MaxLength: f.MaxLength, BatchWait: f.BatchWait},
 	}
 	if f.AutoBatch {
 		out.Batch, out.AutoBatch = 1, f.MostBatch()

@@ -95,6 +95,8 @@ type Variant struct {
 	// AutoBatch is the largest batch that may be chosen from the profile; 0: the function declares
 	// its Batch. See [Snapshot.AutoBatch].
 	AutoBatch int `json:",omitzero"`
+	// BatchWait is how long a task may wait for its batch to fill; 0: not at all.
+	BatchWait time.Duration `json:",omitzero"`
 	// Objective is the SLO of a function outside all pipelines that has an AutoBatch.
 	Objective time.Duration `json:",omitzero"`
 	// Chosen are the policies that the function asks for on its own behalf. Only a function outside

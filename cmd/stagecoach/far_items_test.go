@@ -8,11 +8,16 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
@@ -25,7 +30,7 @@ func (n *nodesRig) largestMessage() func() (largest, messages int) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	token, err := joining{token: n.token()}.readToken()
+	token, err := joinConfig{token: n.token()}.readToken()
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -68,16 +73,14 @@ func TestLargeItemsGoFromNodeToNode(t *testing.T) {
 	n.farDaemon("n1")
 	n.farDaemon("n2")
 	one := map[string]string{"min": "1", "max": "1"}
-	n.deployAll(
-		fn{"first", "noop", one, map[string]string{"pipeline": "both", "next": "second"}, nil},
-		fn{"second", "noop", one, map[string]string{"pipeline": "both"}, nil},
-	)
-	n.until(soon, "a stage on each node", func() bool {
-		return len(n.running("n1", "first"))+len(n.running("n2", "first")) == 1 && len(n.running("n1", "second"))+len(n.running("n2", "second")) == 1
-	})
-	if len(n.running("n1", "first")) == len(n.running("n1", "second")) {
-		t.Fatal("both stages are on one node, want them on two")
-	}
+	c := &operator{t, t.TempDir(), n.Base}
+	c.run("is cordoned", "", "node", "cordon", "n2")
+	n.deployAll(fn{"first", "noop", one, map[string]string{"pipeline": "both", "next": "second"}, nil})
+	n.until(soon, "the first stage on n1", func() bool { return len(n.running("n1", "first")) == 1 })
+	c.run("takes new replicas", "", "node", "uncordon", "n2")
+	c.run("is cordoned", "", "node", "cordon", "n1")
+	n.deployAll(fn{"second", "noop", one, map[string]string{"pipeline": "both"}, nil})
+	n.until(soon, "the second stage on n2", func() bool { return len(n.running("n2", "second")) == 1 })
 	big := make([]byte, 2<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
 	carried := func() float64 {
@@ -117,5 +120,39 @@ func TestLargeItemsGoFromNodeToNode(t *testing.T) {
 	})
 	if strings.Contains(n.log.String(), "level=ERROR") {
 		t.Errorf("log:\n%s", n.log)
+	}
+}
+
+// TestItemMetricsAreDocumented compares the metrics of a daemon's items with docs/metrics.md.
+func TestItemMetricsAreDocumented(t *testing.T) {
+	store := items.NewStore(items.Config{Node: "n1", Log: slog.New(slog.DiscardHandler)})
+	defer store.Close()
+	metrics := prometheus.NewRegistry()
+	metrics.MustRegister(newItemMetrics(items.NewCarrier(items.CarrierConfig{Store: store})))
+	all, err := metrics.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	documented := documentedMetrics(t)
+	for _, m := range all {
+		d := documented[m.GetName()]
+		if kind := strings.ToLower(m.GetType().String()); d.kind != kind {
+			t.Errorf("%s is a %s, docs/metrics.md says %q", m.GetName(), kind, d.kind)
+		}
+		for _, label := range m.GetMetric()[0].GetLabel() {
+			if !slices.Contains(d.labels, label.GetName()) {
+				t.Errorf("%s has the label %s, docs/metrics.md says %q", m.GetName(), label.GetName(), d.labels)
+			}
+		}
+		delete(documented, m.GetName())
+	}
+	for name := range documented {
+		if strings.HasPrefix(name, "stagecoach_items_") {
+			t.Errorf("docs/metrics.md has %s, which is not there", name)
+		}
+	}
+	problems, err := testutil.GatherAndLint(metrics)
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
 	}
 }

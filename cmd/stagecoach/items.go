@@ -41,6 +41,14 @@ func (f *farSide) carrier() node.Items {
 	return f.items
 }
 
+// held returns how many items the node keeps.
+func (f *farSide) held() int {
+	if f == nil {
+		return 0
+	}
+	return f.items.Stats().Items
+}
+
 // itemMetrics exports the items of a node.
 type itemMetrics struct {
 	items                                   *items.Carrier
@@ -54,8 +62,8 @@ func itemDesc(name, help string, labels ...string) *prometheus.Desc {
 
 func newItemMetrics(c *items.Carrier) prometheus.Collector {
 	return &itemMetrics{
-		items: c, count: itemDesc("count", "Large outputs that the node keeps now."),
-		bytes:    itemDesc("bytes", "Memory that they use."),
+		items: c, count: itemDesc("held", "Large outputs that the node keeps now."),
+		bytes:    itemDesc("held_bytes", "Memory that they use."),
 		kept:     itemDesc("kept_total", "Large outputs that the node has kept."),
 		full:     itemDesc("full_total", "Large outputs that went through the control plane for want of room."),
 		got:      itemDesc("got_total", "Items for replicas of the node, by way: near, from another node, or through the control plane.", "way"),

@@ -160,5 +160,5 @@ functions:
 	}
 	r.replaced(t, "loops", "exec_timeout=3s")
 	c.run(`^done$`, "x", "invoke", "loops", "--header", "X-Timeout="+time.Minute.String())
-	c.run(`Last failure: +\S+ loops-\S+ stuck: call \S+ ran \S+ beyond exec_timeout=1s and did not end`, "", "describe", "loops")
+	c.run(`Last failure: +\S+ loops-\S+ stuck: call \S+ ran \S+ beyond exec_timeout=3s and did not end`, "", "describe", "loops")
 }

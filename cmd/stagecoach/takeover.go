@@ -18,6 +18,17 @@ import (
 // it. Until they have said what they run, a plan would start their replicas again.
 const nodesWithin = 2500 * time.Millisecond
 
+// joiningNodes says whether nodes may join, and with replicas of another control plane.
+func joiningNodes(u *up) cluster.Joining {
+	switch {
+	case u.leading.outside():
+		return cluster.NodesJoinWithReplicas
+	case u.cfg.NATS.joining():
+		return cluster.NodesJoin
+	}
+	return cluster.NoNodesJoin
+}
+
 // standBy listens to nodes while another control plane leads.
 func (n *nodes) standBy() (err error) {
 	n.standby, err = node.Listen(n.bus)
@@ -33,19 +44,20 @@ func (n *nodes) heardStandingBy() map[string][]byte {
 	return n.standby.Heard(nodesWithin)
 }
 
-// await waits until the nodes have joined that were heard while another control plane led.
+// await waits until the nodes have joined that were heard. A process that has just begun first
+// waits until it can have heard all of them.
 func (n *nodes) await(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, nodesWithin)
 	defer cancel()
-	if missing := n.joined.Load().Await(ctx); len(missing) > 0 {
+	if missing := n.joined.Load().Await(ctx, n.standby.Complete()); len(missing) > 0 {
 		n.log.Warn("nodes that were there have not joined; their replicas are started elsewhere", "nodes", missing, "waited", nodesWithin)
 	}
 }
 
 // homeOf says what the replicas of a function use of the machine of the control plane that has
-// started them. If it is the same for another control plane, that one can take them over. Nodes
-// give replicas their own things if the control plane is on another machine, and some have a gateway of
-// their own.
+// started them. If it is the same for another control plane, that one can take them over. If the
+// control plane is on another machine, a node gives replicas its own things. Some nodes also have
+// an address of their own where functions call functions.
 func homeOf(s node.Spec, c *node.Client) string {
 	if c.Far() {
 		return "far"
@@ -82,5 +94,5 @@ func (n remoteNode) Adopt(ctx context.Context, o cluster.Offer, spec cluster.Fun
 	if o.Home != home {
 		return nil, fmt.Errorf("take over replica %q: %w", o.Replica, errHome)
 	}
-	return n.Client.Adopt(ctx, node.Order{Replica: o.Replica, Spec: spec.Spec, Revision: spec.Revision, Home: home})
+	return n.Client.Adopt(ctx, node.Order{Replica: o.Replica, Spec: spec.Spec, Claim: node.Claim{Revision: spec.Revision, Home: home}})
 }

@@ -216,9 +216,13 @@ func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMes
 	if err == nil && peer.Role != identity.Node {
 		err = fmt.Errorf("%v is no node", peer)
 	}
+	ref := a.ref()
+	if err == nil {
+		ref.Address, err = p.address(ref) // nodes do not choose what is dialed
+	}
 	var from net.Conn
 	if err == nil {
-		from, err = p.stream(ctx, a.ref())
+		from, err = p.stream(ctx, ref)
 	}
 	if err != nil {
 		p.log.Warn("an item is not passed on to a node", "to", peer.String(), "from", a.Node, "item", a.Item, "error", err)
@@ -237,6 +241,17 @@ func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMes
 		return
 	}
 	p.relayed.Add(1)
+}
+
+// address returns where the node of an item that a request needs is reached.
+func (p *Plane) address(ref tensor.Ref) (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	addr, ok := p.owners[ref.Owner][ref.Node]
+	if !ok {
+		return "", fmt.Errorf("request %q has no items with node %q any more", ref.Owner, ref.Node)
+	}
+	return addr, nil
 }
 
 // pass copies a stream to another one. Both must go on moving.

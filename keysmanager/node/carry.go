@@ -115,17 +115,25 @@ func (c *carry) toReplica(f *wire.Frame) (wire.Edited, error) {
 	return wire.Taken, nil
 }
 
-// hold keeps a cancel of a batch that has not been sent yet.
+// hold keeps a cancel of a batch that has not been sent yet. Outputs of canceled calls do not stay
+// on the node, because nobody tells it of their end.
 func (c *carry) hold(f *wire.Frame) (wire.Edited, error) {
+	m, err := wire.DecodeCancelFrame(f.Payload)
+	if err != nil {
+		return wire.Unchanged, err
+	}
+	c.mu.Lock()
+	if o := c.owners[f.Batch]; o != nil && m.Index == wire.CancelAll {
+		delete(c.owners, f.Batch)
+	} else if o != nil && m.Index < len(o.of) {
+		o.of[m.Index].Request = ""
+	}
+	c.mu.Unlock()
 	c.order.Lock()
 	defer c.order.Unlock()
 	w := c.coming[f.Batch]
 	if w == nil {
 		return wire.Unchanged, nil
-	}
-	m, err := wire.DecodeCancelFrame(f.Payload)
-	if err != nil {
-		return wire.Unchanged, err
 	}
 	w.after = append(w.after, bytes.Clone(f.Payload))
 	w.canceled[m.Index] = true
@@ -224,7 +232,7 @@ func (c *carry) answered(batch uint64, call int) (owner wire.Owner, ok bool) {
 	if o.left--; o.left <= 0 {
 		delete(c.owners, batch)
 	}
-	return o.of[call], true
+	return o.of[call], o.of[call].Request != ""
 }
 
 func closeFiles(files []*os.File) {

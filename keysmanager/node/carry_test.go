@@ -166,6 +166,13 @@ func TestOutputsStayOnTheNode(t *testing.T) {
 	e.send(2, false, small)
 	e.gets(1)
 	e.gets(2)
+	e.send(4, true, small)
+	cancel := wire.Frame{Type: wire.FrameCancel, Batch: 4, Payload: wire.Cancel{}.Append(nil)}
+	if err := e.near.Write(cancel); err != nil {
+		t.Fatal(err)
+	}
+	e.gets(4)
+	expect(t, e.replica, wire.FrameCancel)
 	for what, tc := range map[string]struct {
 		batch uint64
 		call  int
@@ -178,6 +185,7 @@ func TestOutputsStayOnTheNode(t *testing.T) {
 		"no room":                          {1, 2, large, true, false},
 		"a batch that must not be kept":    {2, 0, large, false, false},
 		"a call that nobody has asked for": {3, 0, large, false, false},
+		"a call that was canceled":         {4, 0, large, false, false},
 	} {
 		s.mu.Lock()
 		s.full = tc.full

@@ -15,9 +15,9 @@ import (
 )
 
 const (
-	// yieldTime is how long a control plane that was overtaken gets the answers of its calls. Its
+	// overtakenTime is how long a control plane that was overtaken gets the answers of its calls. Its
 	// callers wait no longer either (package flow).
-	yieldTime = 2 * time.Second
+	overtakenTime = 2 * time.Second
 	// orphanTime is how long a call may run on after its control plane has gone. Then its replica
 	// is stopped, because the call keeps it from other work.
 	orphanTime = 30 * time.Second
@@ -47,7 +47,7 @@ type held struct {
 
 func newHolds(keep time.Duration, log *slog.Logger, end func(replica string)) *holds {
 	return &holds{
-		cfg: wire.SwitchConfig{Keep: keep, Yield: yieldTime, Patience: orphanTime}, log: log, end: end, all: map[string]*held{},
+		cfg: wire.SwitchConfig{Keep: keep, Overtaken: overtakenTime, Patience: orphanTime}, log: log, end: end, all: map[string]*held{},
 	}
 }
 

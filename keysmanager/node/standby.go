@@ -3,7 +3,6 @@ package node
 import (
 	"bytes"
 	"context"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -12,7 +11,8 @@ import (
 // Listener keeps the latest announcements of nodes for a process that stands by. When it leads, it
 // knows which nodes there are. Its methods are safe for concurrent use.
 type Listener struct {
-	stop func()
+	stop  func()
+	begun time.Time
 
 	mu     sync.Mutex
 	latest map[string]arrival // by node
@@ -20,7 +20,7 @@ type Listener struct {
 
 // Listen listens to announcements until Close.
 func Listen(bus Bus) (*Listener, error) {
-	l := &Listener{latest: map[string]arrival{}}
+	l := &Listener{begun: time.Now(), latest: map[string]arrival{}}
 	var err error
 	l.stop, err = bus.Listen("", kindInventory, func(name, _ string, data []byte) {
 		l.mu.Lock()
@@ -45,6 +45,12 @@ func (l *Listener) Heard(within time.Duration) map[string][]byte {
 	return out
 }
 
+// listenFor is how long it takes until each node has been heard. Announcements come every second.
+const listenFor = 1200 * time.Millisecond
+
+// Complete returns the time by which each living node has announced itself.
+func (l *Listener) Complete() time.Time { return l.begun.Add(listenFor) }
+
 // Close stops listening.
 func (l *Listener) Close() { l.stop() }
 
@@ -64,17 +70,14 @@ func (d *Directory) begin() {
 // awaitEvery is how often Await looks.
 const awaitEvery = 5 * time.Millisecond
 
-// Await returns when all nodes of DirectoryConfig.First have joined and said what they run, or when
-// ctx ends. It returns the names of the others.
-func (d *Directory) Await(ctx context.Context) (missing []string) {
-	missing = slices.Sorted(maps.Keys(d.cfg.First))
+// Await returns when all nodes that have been heard have joined and said what they run, but not
+// before the given time, or when ctx ends. It returns the names of the other nodes.
+func (d *Directory) Await(ctx context.Context, from time.Time) (missing []string) {
 	look := time.NewTicker(awaitEvery)
 	defer look.Stop()
 	for {
-		d.mu.Lock()
-		missing = slices.DeleteFunc(missing, func(name string) bool { return d.nodes[name] != nil && d.nodes[name].told })
-		d.mu.Unlock()
-		if len(missing) == 0 {
+		missing = d.untold()
+		if len(missing) == 0 && !time.Now().Before(from) {
 			return nil
 		}
 		select {
@@ -83,4 +86,22 @@ func (d *Directory) Await(ctx context.Context) (missing []string) {
 		case <-look.C:
 		}
 	}
+}
+
+// untold returns the nodes that have been heard and have not joined.
+func (d *Directory) untold() (names []string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for name := range d.cfg.First {
+		if d.nodes[name] == nil {
+			names = append(names, name)
+		}
+	}
+	for name, m := range d.nodes {
+		if !m.told {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }

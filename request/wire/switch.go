@@ -15,7 +15,7 @@ import (
 type SwitchConfig struct {
 	Keep time.Duration // how long the replica may be without an owner
 	// How long an owner that was replaced may take to get the answers of its calls.
-	Yield time.Duration
+	Overtaken time.Duration
 	// How long a call may run on after its owner has gone and the replica was told to cancel it.
 	Patience time.Duration
 }
@@ -36,7 +36,7 @@ var (
 //   - While the replica works on calls of other owners, the present owner has no slots, and its
 //     batches wait. So a replica never has more calls than it takes.
 //   - If a new owner comes while another one is there, the earlier one gets a Credit of 0. It has
-//     SwitchConfig.Yield to get the answers of its calls.
+//     SwitchConfig.Overtaken to get the answers of its calls.
 //
 // Owners number their batches as they like. The replica gets other numbers, which are not used
 // twice. Its methods are safe for concurrent use.
@@ -158,7 +158,7 @@ func (s *Switch) replace(o *owner, idle bool) {
 		_ = o.far.Close()
 		return
 	}
-	_ = o.far.SetDeadline(time.Now().Add(s.cfg.Yield)) // fails if it is closed
+	_ = o.far.SetDeadline(time.Now().Add(s.cfg.Overtaken)) // fails if it is closed
 	_ = o.put(appendFrame(nil, Frame{Type: FrameCredit, Payload: Credit{}.Append(nil)}), nil)
 }
 

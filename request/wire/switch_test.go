@@ -26,7 +26,7 @@ type stand struct {
 
 func newStand(t *testing.T, change ...func(*SwitchConfig)) *stand {
 	t.Helper()
-	cfg := SwitchConfig{Keep: long, Yield: long, Patience: long}
+	cfg := SwitchConfig{Keep: long, Overtaken: long, Patience: long}
 	for _, f := range change {
 		f(&cfg)
 	}
@@ -343,8 +343,8 @@ func (d *stand) hear2(a, b FrameType) Frame {
 	return f
 }
 
-// TestSwitchReplacesAnOwner connects an owner while another one has a call. The earlier one gets
-// the answer and no more slots. Its Drain and its batches do not reach the replica.
+// TestSwitchReplacesAnOwner connects an owner while the one before it has a call. The earlier one
+// gets the answer and no more slots. Its Drain and its batches do not reach the replica.
 func TestSwitchReplacesAnOwner(t *testing.T) {
 	d := newStand(t)
 	o := d.first(false)
@@ -402,7 +402,7 @@ func TestSwitchReplacesAnOwner(t *testing.T) {
 // TestSwitchWaitsForNoOwner replaces an owner that does not read, and one that does not get its
 // answer in time.
 func TestSwitchWaitsForNoOwner(t *testing.T) {
-	d := newStand(t, func(c *SwitchConfig) { c.Yield = 10 * time.Millisecond })
+	d := newStand(t, func(c *SwitchConfig) { c.Overtaken = 10 * time.Millisecond })
 	o := d.first(false)
 	o.batch(1, 1)
 	o.batch(2, 1)
@@ -520,4 +520,49 @@ func TestSwitchDropsOwnersThatBreakTheProtocol(t *testing.T) {
 	o, _ := d.greeted(false)
 	o.batch(1, 1)
 	d.hear(FrameBatch)
+}
+
+// BenchmarkSwitch sends a call of 1 KB to a replica and its answer back, directly and through a
+// Switch over another pair of sockets, in turns.
+func BenchmarkSwitch(b *testing.B) {
+	for _, way := range []string{"direct", "switch"} {
+		b.Run(way, func(b *testing.B) {
+			near, far := pair(b)
+			dispatcher, replica := NewConn(NewSocket(near)), NewConn(NewSocket(far))
+			if way == "switch" {
+				s := NewSwitch(NewSocket(near), SwitchConfig{Keep: long, Overtaken: long, Patience: long})
+				b.Cleanup(s.Close)
+				ours, theirs := pair(b)
+				if _, err := s.Connect(NewSocket(theirs)); err != nil {
+					b.Fatal(err)
+				}
+				dispatcher = NewConn(NewSocket(ours))
+			}
+			go func() {
+				for {
+					f, err := replica.Read()
+					if err != nil {
+						return
+					}
+					if f.Type == FrameBatch {
+						_ = replica.Write(Frame{Type: FrameResult, Batch: f.Batch, Payload: append(Result{}.Append(nil), f.Payload...)})
+					}
+				}
+			}()
+			if err := dispatcher.Write(Frame{Type: FrameWelcome, Payload: Welcome{Version: Version}.Append(nil)}); err != nil {
+				b.Fatal(err)
+			}
+			payload := Batch{Calls: []Call{{Traceparent: strings.Repeat("x", 1<<10)}}}.Append(nil)
+			for i := range b.N {
+				if err := dispatcher.Write(Frame{Type: FrameBatch, Batch: uint64(i) + 1, Payload: payload}); err != nil {
+					b.Fatal(err)
+				}
+				if _, err := dispatcher.Read(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			_ = dispatcher.Close()
+			_ = replica.Close()
+		})
+	}
 }
