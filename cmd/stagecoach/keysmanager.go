@@ -36,6 +36,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
+// waits are times that a daemon gives replicas.
+type waits struct{ drain, keep time.Duration }
+
 // keysManagerConfig configures `stagecoach keysmanager`.
 type keysManagerConfig struct {
 	node                       string
@@ -51,8 +54,8 @@ type keysManagerConfig struct {
 	registry                   image.Registry
 	imageRate                  Bytes
 	hostNetwork                bool
-	drain, keep                time.Duration
-	log                        LogConfig
+	waits
+	log LogConfig
 }
 
 func readKeysManagerConfig(args []string) (keysManagerConfig, error) {

@@ -21,7 +21,7 @@ func Relay(to, from Socket) error {
 		}
 		run := run{frames: r, send: func(b []byte, files []*os.File) error { return put(to, b, files) }}
 		for {
-			f, ok, err := r.next()
+			f, ok, err := run.next()
 			if err == nil && ok {
 				err = run.add(f)
 			} else if err == nil {
@@ -74,6 +74,8 @@ func (r *frames) read() error {
 		return io.EOF
 	case err != nil:
 		return fmt.Errorf("read: %w", err)
+	case len(r.files) > 2*MaxFiles:
+		return fmt.Errorf("%d descriptors that no frame has claimed, want at most %d", len(r.files), 2*MaxFiles)
 	}
 	return nil
 }
@@ -91,8 +93,8 @@ func (r *frames) makeRoom() {
 	r.at, r.end, r.need = 0, copy(r.buf, rest), 0
 }
 
-// next takes a whole frame. It returns false if there is none.
-func (r *frames) next() (f span, ok bool, err error) {
+// whole takes a whole frame. It returns false if there is none. The frame's files may be missing.
+func (r *frames) whole() (f span, ok bool, err error) {
 	r.need = 0
 	if r.end-r.at < headerSize {
 		return span{}, false, nil
@@ -105,9 +107,6 @@ func (r *frames) next() (f span, ok bool, err error) {
 	if f.end > r.end {
 		r.need = f.end - f.begin
 		return span{}, false, nil
-	}
-	if f.files > len(r.files) {
-		return span{}, false, errors.New("a frame came without its files")
 	}
 	r.at = f.end
 	return f, true, nil
@@ -141,6 +140,15 @@ type run struct {
 	files      int // of the first frame; the others have none
 }
 
+// next takes a whole frame, whose files have come. It returns false if there is none.
+func (r *run) next() (f span, ok bool, err error) {
+	f, ok, err = r.whole()
+	if ok && f.files > len(r.frames.files)-r.files {
+		return span{}, false, errors.New("a frame came without its files")
+	}
+	return f, ok, err
+}
+
 // add appends a frame. Frames before it are sent first if it has files, because files go with the
 // first byte of what is sent, or if frames between them were left out.
 func (r *run) add(f span) error {
@@ -163,6 +171,13 @@ func (r *run) flush() error {
 		return nil
 	}
 	return r.send(b, files)
+}
+
+// drop leaves out a frame. Frames before it are sent first, because their files come first.
+func (r *run) drop(f span) error {
+	err := r.flush()
+	closeAll(r.take(f.files))
+	return err
 }
 
 // put writes b with files at its first byte.

@@ -95,9 +95,6 @@ func (e *edits) one(f span) error {
 		return e.add(f)
 	}
 	waiting := e.run.files // of frames before it, that were not sent
-	if len(e.frames.files) < waiting+f.files {
-		return errors.New("a frame came without its files")
-	}
 	frame := Frame{
 		Type: f.kind, Batch: f.batch, Payload: e.payload(f), Files: e.frames.files[waiting : waiting+f.files : waiting+f.files],
 		Kept: f.flags&flagKept != 0, Keep: f.flags&flagKeep != 0,

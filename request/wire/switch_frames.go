@@ -47,7 +47,7 @@ func (s *Switch) passReplica(r *frames) error {
 		return nil
 	}}
 	for {
-		f, ok, err := r.next()
+		f, ok, err := out.next()
 		if err != nil {
 			return err
 		}
@@ -63,7 +63,7 @@ func (s *Switch) passReplica(r *frames) error {
 			to = d.to
 		}
 		if d.to == nil {
-			closeAll(r.take(f.files))
+			_ = out.drop(f)
 		} else {
 			_ = out.add(f)
 		}
@@ -193,7 +193,7 @@ var errProtocol = errors.New("an owner broke the stage protocol")
 func (s *Switch) passOwner(o *owner, r *frames) error {
 	out := run{frames: r, send: s.toReplica}
 	for {
-		f, ok, err := r.next()
+		f, ok, err := out.next()
 		if err != nil {
 			return errors.Join(err, out.flush())
 		}
@@ -213,7 +213,7 @@ func (s *Switch) passOwner(o *owner, r *frames) error {
 		if a.pass {
 			err = out.add(f)
 		} else {
-			closeAll(r.take(f.files))
+			err = out.drop(f)
 		}
 		if err == nil && len(a.instead) > 0 {
 			if err = out.flush(); err == nil {

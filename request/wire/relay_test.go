@@ -1,0 +1,119 @@
+package wire
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// claims returns the bytes of two frames that claim a file each.
+func claims(kind FrameType, version byte) []byte {
+	var b []byte
+	for range 2 {
+		at := len(b)
+		b = appendFrame(b, Frame{Type: kind, Batch: 1, Payload: Result{}.Append(nil), Files: make([]*os.File, 1)})
+		b[at+7] = version
+	}
+	return b
+}
+
+// TestRelaysCountFiles checks that a relay ends with an error, and its process goes on, if frames
+// that come together claim more files than have come, or if files come that none claims.
+func TestRelaysCountFiles(t *testing.T) {
+	file, err := sealed([]byte("x"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for version := byte(Version); version <= Version+1; version++ {
+		for name, relay := range map[string]func(to, from Socket) error{
+			"relay": Relay,
+			"edited": func(to, from Socket) error {
+				return RelayEdited(NewOutlet(to), from, func(*Frame) (Edited, error) { return Unchanged, nil })
+			},
+			"switch": func(to, from Socket) error {
+				d := NewSwitch(from, SwitchConfig{Keep: long, Overtaken: long, Patience: long})
+				defer d.Close()
+				if _, err := d.Connect(to); err != nil {
+					return err
+				}
+				<-d.Done()
+				return d.Err()
+			},
+		} {
+			for want, send := range map[string]func(Socket) error{
+				"came without its files": func(s Socket) error { return put(s, claims(FrameResult, version), []*os.File{file}) },
+				"no frame has claimed": func(s Socket) error {
+					head := appendHeader(nil, Frame{Type: FrameResult, Payload: make([]byte, 9)})
+					most := make([]*os.File, MaxFiles)
+					for i := range most {
+						most[i] = file
+					}
+					for i := range 3 {
+						if err := put(s, head[i:i+1], most); err != nil {
+							return err
+						}
+					}
+					return nil
+				},
+			} {
+				a, from := pair(t)
+				to, _ := pair(t)
+				if err := send(NewSocket(a)); err != nil {
+					t.Fatal(err)
+				}
+				if err := a.CloseWrite(); err != nil {
+					t.Fatal(err)
+				}
+				if err := relay(NewSocket(to), NewSocket(from)); err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s, version %d: %v, want %q", name, version, err, want)
+				}
+			}
+		}
+	}
+}
+
+// TestSwitchDropsFilesOfTheirFrame has a batch refused while one before it, which came in the same
+// read, is not sent yet. Both have a file.
+func TestSwitchDropsFilesOfTheirFrame(t *testing.T) {
+	d := newStand(t)
+	d.first(false)
+	r := &frames{}
+	for i, name := range []string{"", "passes", "is refused"} {
+		f := Frame{Type: FrameBatch, Batch: uint64(i) + 1, Payload: Batch{Calls: make([]Call, 1)}.Append(nil)}
+		if name != "" {
+			file, err := sealed([]byte(name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.Files = []*os.File{file}
+			r.files = append(r.files, file)
+		}
+		r.buf = appendFrame(r.buf, f)
+	}
+	r.end = len(r.buf)
+	d.mu.Lock()
+	overtaken := d.owner
+	d.mu.Unlock()
+	d.nmu.Lock() // the first batch is not sent until the last one is to be refused
+	passed := make(chan error, 1)
+	go func() { passed <- d.passOwner(overtaken, r) }()
+	for admitted := 0; admitted < 2; {
+		d.mu.Lock()
+		admitted = overtaken.open
+		d.mu.Unlock()
+		time.Sleep(time.Millisecond)
+	}
+	d.connect(false)
+	d.nmu.Unlock()
+	d.hear(FrameBatch)
+	f := d.hear(FrameBatch)
+	defer closeAll(f.Files)
+	if got := content(t, f.Files[0]); string(got) != "passes" {
+		t.Errorf("a batch comes with the file of one that %s", got)
+	}
+	if err := <-passed; err != nil || len(r.files) > 0 {
+		t.Errorf("%d files are left, %v", len(r.files), err)
+	}
+}
