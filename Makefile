@@ -77,6 +77,9 @@ test-faults: images ## faults at their real length: NATS gone for 30 s
 test-upgrade: images ## a cluster goes from the previous version to this one and back, under load
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-upgrade $(if $(RECORD),--record)
 
+test-split: images ## 50 partitions of a cluster, at random; SPLIT_ROUNDS and SPLIT_SEED; needs root
+	CI=true SPLIT_ROUNDS=$${SPLIT_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 60m -run 'TestPartitions$$' -v ./cmd/stagecoach
+
 test-containerd: images ## containers, with two versions of containerd; 50 cycles, 50 kills
 	@scripts/tools --containerd
 	GO="$(GO)" TEST_TIMEOUT=$(TEST_TIMEOUT) scripts/test-containerd
@@ -123,9 +126,10 @@ bench-coldstart: images ## order to first output on every start path; BENCH=--fu
 bench-gpu: build ## order to first output of PyTorch stages; needs a GPU; BENCH="--size 5.4GB"
 	@$(BIN)/stagecoach bench gpu $(BENCH)
 
-bench-gpu-bundle: tools ## a stripped binary in build/gpu, for another machine: docs/RESULTS.md
+bench-gpu-bundle: tools ## a stripped, compressed binary in build/gpu, for another machine: docs/RESULTS.md
 	@mkdir -p $(GPU)
 	@$(GO) build -trimpath -tags noevaluation "-ldflags=-s -w -extldflags=-Wl,-z,lazy" -o $(GPU)/stagecoach ./cmd/stagecoach
+	@gzip -f $(GPU)/stagecoach
 
 bench-keysmanager: images ## forks per second, 1,000 orders at once, an idle daemon, from zero
 	@$(BIN)/stagecoach bench keysmanager --images $(IMAGES) --ort build/ort/libonnxruntime.so.1

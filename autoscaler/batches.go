@@ -93,8 +93,8 @@ func (g *stage) batchWait(mu float64, c int) float64 {
 	return erlangC(n, rho*float64(n)) * (g.latency/g.service - 1) / mu / float64(c)
 }
 
-// fillWait returns how long a task of f waits for its batch to fill, in seconds, on average over the
-// tasks of a batch that waits for no replica. lambda is the number of arrivals per second.
+// fillWait returns how long a task of f waits for its batch to fill, in seconds. It is the mean of
+// all tasks of a batch that waits for no replica. lambda is the number of arrivals per second.
 func fillWait(f *plan.Function, lambda float64) float64 {
 	if f.Batch <= 1 || f.BatchWait <= 0 {
 		return 0

@@ -32,8 +32,8 @@ func (t Terms) Error() (part float64, ok bool) {
 
 // NewTerms returns the terms of f. The prediction is that of [Sojourn] and of whole batches, as the
 // corrector uses it, for the replicas that are ready, and at least the wait for a batch to fill. It
-// is for the present rate, not for the rate to expect. It has no term for the tasks that wait now, because the measured mean is of the
-// past.
+// is for the present rate, not for the rate to expect. It has no term for the tasks that wait now,
+// because the measured mean is of the past.
 func NewTerms(f *plan.Function) Terms {
 	g := newStage(f)
 	g.waiting, g.lambda = 0, 0

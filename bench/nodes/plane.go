@@ -118,7 +118,7 @@ func openPlane(dir string, adapt func(*node.Client) cluster.Node, log *slog.Logg
 	}
 	p.closers = append(p.closers, p.lines.Close)
 	if p.local, err = cluster.New(cluster.Config{
-		Functions: &p.deployed, Lines: p.lines, Replicas: p.lines, Joining: true, Epoch: 1, Changed: func() { p.loop.Poke() }, Log: log, Metrics: metrics,
+		Functions: &p.deployed, Lines: p.lines, Replicas: p.lines, Joining: cluster.NodesJoin, Epoch: 1, Changed: func() { p.loop.Poke() }, Log: log, Metrics: metrics,
 	}); err != nil {
 		return p, err
 	}

@@ -10,11 +10,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/bench"
@@ -104,11 +106,17 @@ func Run(ctx context.Context, args []string, out io.Writer) error {
 	return bench.Print(report, *asJSON, out)
 }
 
-// ratio returns the median of the ratios of two cases, round by round.
+// ratio returns the median of the ratios of two cases, round by round. Rounds in which no request
+// has ended do not count.
 func ratio(a, b []float64) float64 {
-	all := make([]float64, len(a))
+	var all []float64
 	for i := range a {
-		all[i] = a[i] / b[i]
+		if a[i] > 0 && b[i] > 0 {
+			all = append(all, a[i]/b[i])
+		}
+	}
+	if len(all) == 0 {
+		return 0
 	}
 	return bench.Median(all)
 }
@@ -140,7 +148,7 @@ func (c *cluster) open(ctx context.Context, images string) error {
 	}
 	c.api = client.New("http://" + c.up.Addr)
 	for i := range c.daemons {
-		name := fmt.Sprintf("bench-%s-%d", c.name, i)
+		name := c.node(i)
 		args := []string{
 			"keysmanager", "--node", name, "--nats", "nats://" + nats, "--nats-token", filepath.Join(state, "up", "nats-token"),
 			"--state", filepath.Join(state, name), "--memory", "2Gi", "--devices", "none",
@@ -187,12 +195,18 @@ func (c *cluster) deploy(ctx context.Context) error {
 	}
 	labels := map[string]string{"com.openfaas.scale.min": "1", "com.openfaas.scale.max": "1"}
 	for i := 1; i <= 2; i++ {
+		if err := c.steer(ctx, i-1); err != nil {
+			return err
+		}
 		a := map[string]string{"stagecoach.dev/pipeline": "two"}
 		if i == 1 {
 			a["stagecoach.dev/next"] = "bench-2"
 		}
 		d := client.Deployment{Service: fmt.Sprintf("bench-%d", i), Image: "stagecoach/noop:0.1.0", Labels: labels, EnvVars: map[string]string{"max_inflight": "16"}, Annotations: a}
 		if err := c.api.Deploy(ctx, d); err != nil {
+			return err
+		}
+		if err := until(d.Service, func() bool { return runs(inventories(), d.Service) }); err != nil {
 			return err
 		}
 	}
@@ -209,6 +223,30 @@ func (c *cluster) deploy(ctx context.Context) error {
 		return true
 	})
 }
+
+// steer has the next replica start on a node, if there are several.
+func (c *cluster) steer(ctx context.Context, to int) error {
+	for i := range c.daemons {
+		word := "cordon"
+		if i == to%c.daemons {
+			word = "uncordon"
+		}
+		if err := c.api.Send(ctx, word, http.MethodPost, "/system/nodes/"+c.node(i)+"/"+word, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// runs reports whether a replica of a function runs.
+func runs(all []node.Inventory, function string) bool {
+	return slices.ContainsFunc(all, func(inv node.Inventory) bool {
+		return slices.ContainsFunc(inv.Replicas, func(r node.Replica) bool { return strings.HasPrefix(r.Function, function+".") })
+	})
+}
+
+// node returns the name of a daemon.
+func (c *cluster) node(i int) string { return fmt.Sprintf("bench-%s-%d", c.name, i) }
 
 // turn sends load for a while.
 func (t *turns) turn(ctx context.Context, window time.Duration, counts bool) error {

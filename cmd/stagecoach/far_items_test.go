@@ -30,7 +30,7 @@ func (n *nodesRig) largestMessage() func() (largest, messages int) {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	token, err := joining{token: n.token()}.readToken()
+	token, err := joinConfig{token: n.token()}.readToken()
 	if err != nil {
 		n.t.Fatal(err)
 	}

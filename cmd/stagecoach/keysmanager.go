@@ -36,10 +36,13 @@ import (
 	"github.com/stagecoach-serving/stagecoach/keysmanager/sandbox"
 )
 
+// waits are times that a daemon gives replicas.
+type waits struct{ drain, keep time.Duration }
+
 // keysManagerConfig configures `stagecoach keysmanager`.
 type keysManagerConfig struct {
-	node, nats, token          string
-	outside                    bool // NATS is a cluster that others run
+	node                       string
+	join                       joinConfig
 	memory                     Bytes
 	cpus                       int
 	devices                    string // UUIDs or indices, separated by commas; "all", "none"
@@ -51,8 +54,8 @@ type keysManagerConfig struct {
 	registry                   image.Registry
 	imageRate                  Bytes
 	hostNetwork                bool
-	drain, keep                time.Duration
-	log                        LogConfig
+	waits
+	log LogConfig
 }
 
 func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
@@ -63,12 +66,13 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 		fs.StringVar(&c.node, flag, "", cmp.Or(alias, "name of the node, which no other daemon has; default the host's"))
 	}
 	for flag, alias := range map[string]string{"join": "", "nats": "the same as --join"} {
-		fs.StringVar(&c.nats, flag, "nats://127.0.0.1:4222", cmp.Or(alias, "URLs where stagecoach up --nats-listen listens, with commas between"))
+		fs.StringVar(&c.join.urls, flag, "nats://127.0.0.1:4222", cmp.Or(alias, "URLs where stagecoach up --nats-listen listens, or of the servers of up --cluster-key, with commas between"))
 	}
 	for flag, alias := range map[string]string{"token": "", "nats-token": "the same as --token"} {
-		fs.StringVar(&c.token, flag, tokenFile(defaults.State), cmp.Or(alias, "join token (stagecoach node token), or a file that has it; needed until the node has joined"))
+		fs.StringVar(&c.join.token, flag, tokenFile(defaults.State), cmp.Or(alias, "join token (stagecoach node token), or a file that has it; needed until the node has joined"))
 	}
-	fs.BoolVar(&c.outside, "nats-outside", false, "--join has the servers of up --nats: connect without a join token")
+	fs.StringVar(&c.join.ca, "nats-ca", "", "file with the certificates that the NATS servers' certificates are checked against; default the cluster's own authority")
+	fs.BoolVar(&c.join.outside, "nats-outside", false, "--join has the servers of an up --nats without --cluster-key: connect without a join token")
 	fs.Func("memory", "for zygotes and replicas, such as 4Gi; default: what the machine or the cgroup has", func(s string) error {
 		return c.memory.UnmarshalText([]byte(s))
 	})
@@ -131,9 +135,7 @@ func (c *keysManagerConfig) validate() error {
 		errs = append(errs, fmt.Errorf("--devices: %w", err))
 	}
 	c.tunnel.validate(bad)
-	if c.outside && c.tunnel.listen != "" {
-		bad("listen", c.tunnel.listen, "no --nats-outside: certificates need a control plane that runs NATS itself, with --nats-listen")
-	}
+	c.join.validate(c.tunnel.listen, bad)
 	validImageRate("image-rate", c.imageRate, bad)
 	if c.drain < 0 {
 		bad("drain", c.drain, "0 or more")

@@ -81,7 +81,7 @@ func TestKillAnyProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	read := func() (client.Answer, error) {
-		return r.trySend(http.MethodPost, "/function/ocr", string(p.PNG), "Content-Type", "image/png")
+		return r.trySend(http.MethodPost, "/function/ocr", string(p.PNG), "Content-Type", "image/png", "X-Timeout", "10m")
 	}
 	first, err := read()
 	if err != nil || first.Status != http.StatusOK {

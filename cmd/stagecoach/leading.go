@@ -38,7 +38,9 @@ type leading struct {
 	journal atomic.Pointer[queue.Journal] // nil: this process does not lead
 	active  atomic.Bool                   // the parts of a leader run
 	ended   atomic.Bool                   // this process never leads again
-	changes sync.Mutex                    // held while lines follow a deploy, or all are opened
+	// Of the lease, when the parts of a leader were opened; only run uses it.
+	since   uint64
+	changes sync.Mutex // held while lines follow a deploy, or all are opened
 
 	secretGate
 
@@ -241,10 +243,20 @@ func (l *leading) follow(ctx context.Context, s lease.State) error {
 	switch {
 	case s.Holds && !l.leads():
 		begun := time.Now()
-		if err := l.lead(ctx, s.Epoch); err != nil {
+		err := l.lead(ctx, s.Epoch)
+		if errors.Is(err, errNoLease) {
+			l.u.log.Warn("this control plane could not take over while it held the lease of control", "epoch", s.Epoch, "error", err)
+			return nil // the next state says who holds it
+		}
+		if err != nil {
 			return fmt.Errorf("%w: take over the control of the cluster: %w", errAgain, err)
 		}
+		l.since = s.Since
 		l.u.log.Info("this control plane leads", "epoch", s.Epoch, "took", time.Since(begun))
+	case s.Holds && s.Since != l.since: // what was read from the streams may be out of date
+		l.ended.Store(true)
+		l.stopAsync()
+		return fmt.Errorf("%w: another one has led meanwhile, before epoch %d", errAgain, s.Epoch)
 	case s.Holds:
 		l.reign.Store(s.Epoch)
 		l.startAsync()
@@ -270,19 +282,14 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	if err != nil {
 		return err
 	}
-	l.closers = append(l.closers, nc.Close)
-	if err := u.demand.Reload(ctx); err != nil { // the earlier leader has learned more
-		return err
-	}
-	if c := l.copies.Load(); c != nil {
-		if err := c.Lead(ctx); err != nil {
-			return err
-		}
-	}
-	j, err := queue.OpenJournal(ctx, nc, u.journalConfig(), u.log)
+	j, err := readJournal(ctx, l, func() (*queue.Journal, error) {
+		return queue.OpenJournal(ctx, nc, u.journalConfig(), u.log)
+	})
 	if err != nil {
+		nc.Close()
 		return err
 	}
+	l.closers = append(l.closers, nc.Close)
 	if err := u.metrics.Register(queue.NewJournalMetrics(j)); err != nil {
 		return err
 	}
@@ -399,72 +406,4 @@ func (s leadersStore) Put(ctx context.Context, key string, value []byte) (uint64
 		return 0, err // the next save tries again
 	}
 	return s.Store.Put(ctx, key, value)
-}
-
-// heldJournal implements admin.Journal, and the gateway's journal's part in NATS.
-type heldJournal struct{ *leading }
-
-// of returns the journal, or an error if another process has it.
-func (h heldJournal) of() (*queue.Journal, error) {
-	if j := h.journal.Load(); j != nil {
-		return j, nil
-	}
-	return nil, fmt.Errorf("%w: %w", queue.ErrStopped, errNoLease)
-}
-
-// held returns the journal, or an error if this process does not hold the lease now.
-func (h heldJournal) held() (*queue.Journal, error) {
-	j, err := h.of()
-	if err != nil {
-		return nil, err
-	}
-	if _, err := h.epoch(); err != nil {
-		return nil, fmt.Errorf("%w: %w", queue.ErrStopped, err)
-	}
-	return j, nil
-}
-
-// AppendValue is queue.Journal.AppendValue.
-func (h heldJournal) AppendValue(function, id string, data []byte, value any) error {
-	j, err := h.held()
-	if err != nil {
-		return err
-	}
-	return j.AppendValue(function, id, data, value)
-}
-
-// Dead implements admin.Journal.
-func (h heldJournal) Dead(wanted func(function string) bool, after string, limit int) ([]queue.DeadLetter, bool, error) {
-	j, err := h.of()
-	if err != nil {
-		return nil, false, err
-	}
-	return j.Dead(wanted, after, limit)
-}
-
-// DeadLetter implements admin.Journal.
-func (h heldJournal) DeadLetter(ctx context.Context, id string) (queue.DeadLetter, []byte, error) {
-	j, err := h.of()
-	if err != nil {
-		return queue.DeadLetter{}, nil, err
-	}
-	return j.DeadLetter(ctx, id)
-}
-
-// Redrive implements admin.Journal.
-func (h heldJournal) Redrive(ctx context.Context, id string) error {
-	j, err := h.held()
-	if err != nil {
-		return err
-	}
-	return j.Redrive(ctx, id)
-}
-
-// DropDead implements admin.Journal.
-func (h heldJournal) DropDead(id string) error {
-	j, err := h.held()
-	if err != nil {
-		return err
-	}
-	return j.DropDead(id)
 }

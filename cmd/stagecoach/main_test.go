@@ -2,10 +2,14 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"log/slog"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -69,5 +73,50 @@ func TestRunPrintsHelpOrNamesWrongArguments(t *testing.T) {
 				t.Errorf("printed %q, want %q in it", out.String(), tc.out)
 			}
 		})
+	}
+}
+
+// TestBeginAgain opens a control plane that must begin again, and cannot be opened twice.
+func TestBeginAgain(t *testing.T) {
+	lost := errors.New("no server can be reached")
+	for name, tc := range map[string]struct {
+		opens, serves []error // results, in order
+		want          error
+	}{
+		"it ends":                           {[]error{nil}, []error{nil}, nil},
+		"it cannot be opened":               {[]error{lost}, nil, lost},
+		"it fails":                          {[]error{nil}, []error{lost}, lost},
+		"it begins again":                   {[]error{nil, nil}, []error{errAgain, nil}, nil},
+		"it cannot begin again for a while": {[]error{nil, lost, lost, nil}, []error{errAgain, nil}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			next := func(of *[]error) error {
+				if len(*of) == 0 {
+					t.Fatal("one call too many")
+				}
+				err := (*of)[0]
+				*of = (*of)[1:]
+				return err
+			}
+			err := beginAgain(t.Context(), slog.New(slog.DiscardHandler), time.Millisecond, func() (func() error, error) {
+				return func() error { return next(&tc.serves) }, next(&tc.opens)
+			})
+			if !errors.Is(err, tc.want) || tc.want == nil && err != nil || len(tc.opens)+len(tc.serves) > 0 {
+				t.Errorf("got %v, want %v; %d openings and %d ends are left", err, tc.want, len(tc.opens), len(tc.serves))
+			}
+		})
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	first := true
+	err := beginAgain(ctx, slog.New(slog.DiscardHandler), time.Hour, func() (func() error, error) {
+		if first {
+			first = false
+			return func() error { return errAgain }, nil
+		}
+		time.AfterFunc(time.Millisecond, cancel)
+		return nil, lost
+	})
+	if err != nil {
+		t.Errorf("an operator stops it while it cannot begin again: %v", err)
 	}
 }

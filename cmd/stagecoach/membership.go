@@ -16,17 +16,36 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
+// joinConfig says how a daemon reaches NATS.
+type joinConfig struct {
+	urls    string // with commas between
+	ca      string // file that the servers' certificates are checked against; empty: the authority is
+	token   string // text of a join token, or a file that has it
+	outside bool   // the servers are of others, who decide who may connect
+}
+
+// validate reports invalid flags. listen is where the node's tunnel listens.
+func (c *joinConfig) validate(listen string, bad func(flag string, got any, want string)) {
+	if c.outside && listen != "" {
+		bad("listen", listen, "--token in place of --nats-outside: certificates need `up --nats-listen`, or servers with the files of `stagecoach cluster init` and `up --cluster-key`")
+	}
+	if c.ca != "" {
+		if _, err := natsTLS(c.ca, [32]byte{}); err != nil {
+			bad("nats-ca", err, "a file with certificates (PEM)")
+		}
+	}
+}
+
 // joining is how a daemon becomes a member of a cluster.
 type joining struct {
-	urls  string // of NATS, with commas between
-	token string // text of a join token, or a file that has it
-	name  string // of the node
-	dir   string // for its credentials
-	log   *slog.Logger
+	joinConfig
+	name string // of the node
+	dir  string // for its credentials
+	log  *slog.Logger
 }
 
 // readToken reads the join token.
-func (j joining) readToken() (identity.Token, error) {
+func (j joinConfig) readToken() (identity.Token, error) {
 	text := j.token
 	if !identity.IsToken(text) {
 		b, err := os.ReadFile(j.token)
@@ -57,7 +76,7 @@ func (j joining) member(ctx context.Context) (*identity.Member, error) {
 		cause := ""
 		if same, _ := m.JoinedWith(token); noToken == nil && !same {
 			cause = fmt.Sprintf("the token is of cluster %s", token.Cluster())
-		} else if err := queue.Probe(j.urls, access(m, nil)); errors.Is(err, queue.ErrRefused) {
+		} else if err := queue.Probe(j.urls, j.access(m, nil)); errors.Is(err, queue.ErrRefused) {
 			cause = err.Error()
 		}
 		if cause == "" {
@@ -66,7 +85,7 @@ func (j joining) member(ctx context.Context) (*identity.Member, error) {
 		j.log.Warn("the node has to join again", "node", j.name, "cluster", m.Source().Me().Cluster, "cause", cause)
 	}
 	if noToken != nil {
-		return nil, fmt.Errorf("--token: %w; node %q needs a token to join: `stagecoach up --nats-listen` writes one to its state folder, and `stagecoach node token` prints one", noToken, j.name)
+		return nil, fmt.Errorf("--token: %w; node %q needs a token to join: `stagecoach node token` prints one, and `stagecoach up --nats-listen` writes one to its state folder", noToken, j.name)
 	}
 	return m, j.join(ctx, m, token)
 }
@@ -75,7 +94,12 @@ func (j joining) member(ctx context.Context) (*identity.Member, error) {
 func (j joining) join(ctx context.Context, m *identity.Member, t identity.Token) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	a := queue.Bearer(t.User, identity.NATSClient(t.CA, time.Now))
+	secured, err := natsTLS(j.ca, t.CA)
+	if err != nil {
+		return fmt.Errorf("--nats-ca: %w", err)
+	}
+	a := queue.Bearer(t.User, secured)
+	a.NoTLS = func(err error) { cancel(fmt.Errorf("%w: %w", errNotOurs, err)) }
 	a.Refused = func(err error) {
 		cancel(fmt.Errorf("the NATS server refuses the token: it has expired, or is of another control plane: %w", err))
 	}
@@ -91,23 +115,39 @@ func (j joining) join(ctx context.Context, m *identity.Member, t identity.Token)
 	return nil
 }
 
+// errNotOurs means that NATS servers do not know join tokens.
+var errNotOurs = errors.New("the NATS servers let no node join with a token: they need the files that `stagecoach cluster init` writes, and the control planes --cluster-key; " +
+	"a node on the machine of the control plane that leads can use --nats-outside in place of a token")
+
 // access is the access of a member to NATS.
-func access(m *identity.Member, refused func(error)) queue.Access {
-	seed, tls := m.NATS()
-	return queue.Access{User: m.User, Seed: seed, TLS: tls, Refused: refused}
+func (j joining) access(m *identity.Member, refused func(error)) queue.Access {
+	seed, secured := m.NATS()
+	if j.ca != "" {
+		if own, err := natsTLS(j.ca, [32]byte{}); err == nil { // checked at the start
+			secured = own
+		}
+	}
+	return queue.Access{User: m.User, Seed: seed, TLS: secured, Refused: refused}
 }
 
 // openMembership makes the daemon a member, and connects it. If the membership ends, so does run.
 func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
-	if d.cfg.outside { // who may connect is up to the cluster's operator
-		nc, err := queue.Connect(d.cfg.nats, queue.Access{}, "node "+d.cfg.node, d.log)
+	if d.cfg.join.outside { // who may connect is up to the cluster's operator
+		a := queue.Access{}
+		if d.cfg.join.ca != "" {
+			var err error
+			if a.TLS, err = natsTLS(d.cfg.join.ca, [32]byte{}); err != nil {
+				return nil, fmt.Errorf("--nats-ca: %w", err)
+			}
+		}
+		nc, err := queue.Connect(d.cfg.join.urls, a, "node "+d.cfg.node, d.log)
 		if err != nil {
 			return nil, err
 		}
 		d.onClose(nc.Close)
 		return queue.NewLink(nc), nil
 	}
-	j := joining{d.cfg.nats, d.cfg.token, d.cfg.node, filepath.Join(d.cfg.state, "identity"), d.log}
+	j := joining{d.cfg.join, d.cfg.node, filepath.Join(d.cfg.state, "identity"), d.log}
 	m, err := j.member(ctx)
 	if err != nil {
 		return nil, err
@@ -119,7 +159,7 @@ func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
 		default:
 		}
 	}
-	nc, err := queue.Connect(d.cfg.nats, access(m, func(err error) {
+	nc, err := queue.Connect(d.cfg.join.urls, j.access(m, func(err error) {
 		if errors.Is(err, queue.ErrRevoked) { // before Serve has read the list
 			expel(m.Expelled())
 			return

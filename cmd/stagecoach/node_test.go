@@ -84,7 +84,7 @@ func (n *nodesRig) control() *queue.Link {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	token, err := joining{token: n.token()}.readToken()
+	token, err := joinConfig{token: n.token()}.readToken()
 	if err != nil {
 		n.t.Fatal(err)
 	}

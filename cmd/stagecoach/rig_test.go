@@ -20,6 +20,7 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/internal/child"
 	"github.com/stagecoach-serving/stagecoach/internal/containerdtest"
+	"github.com/stagecoach-serving/stagecoach/internal/netnstest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/provider/client"
 	"github.com/stagecoach-serving/stagecoach/provider/schema"
@@ -42,6 +43,7 @@ type rig struct {
 	state string
 	args  []string
 	ctr   *containerdtest.Server // nil: functions run in processes
+	on    *netnstest.Machine     // nil: the test's
 }
 
 // logFile collects what up prints.
@@ -96,11 +98,18 @@ func startRig(t *testing.T, r *rig, flags ...string) *rig {
 func (r *rig) restart() {
 	r.t.Helper()
 	var err error
+	program, args := os.Args[0], r.args
+	if r.on != nil {
+		program, args = "nsenter", append([]string{"--net=" + r.on.Namespace(), program}, args...)
+	}
 	// The test's own context ends before its cleanup.
-	if r.up, err = child.Start(context.Background(), r.log, r.args...); err != nil {
+	if r.up, err = child.StartProgram(context.Background(), program, r.log, args...); err != nil {
 		r.t.Fatal(err)
 	}
 	r.Client = client.New("http://" + r.up.Addr)
+	if r.on != nil {
+		r.HTTP.Transport = &http.Transport{DialContext: r.on.Dial, MaxIdleConnsPerHost: 16}
+	}
 }
 
 // stop ends up as an operator does.

@@ -18,6 +18,17 @@ import (
 // it. Until they have said what they run, a plan would start their replicas again.
 const nodesWithin = 2500 * time.Millisecond
 
+// joiningNodes says whether nodes may join, and with replicas of another control plane.
+func joiningNodes(u *up) cluster.Joining {
+	switch {
+	case u.leading.outside():
+		return cluster.NodesJoinWithReplicas
+	case u.cfg.NATS.joining():
+		return cluster.NodesJoin
+	}
+	return cluster.NoNodesJoin
+}
+
 // standBy listens to nodes while another control plane leads.
 func (n *nodes) standBy() (err error) {
 	n.standby, err = node.Listen(n.bus)
@@ -83,5 +94,5 @@ func (n remoteNode) Adopt(ctx context.Context, o cluster.Offer, spec cluster.Fun
 	if o.Home != home {
 		return nil, fmt.Errorf("take over replica %q: %w", o.Replica, errHome)
 	}
-	return n.Client.Adopt(ctx, node.Order{Replica: o.Replica, Spec: spec.Spec, Revision: spec.Revision, Home: home})
+	return n.Client.Adopt(ctx, node.Order{Replica: o.Replica, Spec: spec.Spec, Claim: node.Claim{Revision: spec.Revision, Home: home}})
 }

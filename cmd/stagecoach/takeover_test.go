@@ -93,7 +93,7 @@ func TestReplicasOutliveTheLeader(t *testing.T) {
 		{a, 2, func() error { defer func() { b.up = nil }(); return b.up.Stop() }},
 	} {
 		stop := round.next.hammer("f", 4)
-		time.Sleep(200 * time.Millisecond) // so that calls run
+		round.next.until(soon, "calls to run", func() bool { return round.next.line("f").Running > 0 })
 		begun := time.Now()
 		if err := round.end(); err != nil {
 			t.Fatal(err)

@@ -85,7 +85,7 @@ func (d *daemon) openTunnel() error {
 	if d.cfg.tunnel.listen == "" {
 		return nil
 	}
-	f := &farSide{d: d, tunnel: tunnel.New(tunnel.Config{Source: d.source, Log: d.log})}
+	f := &farSide{d: d, tunnel: tunnel.New(tunnel.Config{Source: d.source, Log: d.log, Until: nodeUntil})}
 	d.onClose(f.tunnel.Close)
 	if err := d.metrics.Register(newTunnelMetrics(f.tunnel)); err != nil {
 		return err
@@ -107,6 +107,16 @@ func (d *daemon) openTunnel() error {
 	}
 	d.far = f
 	return f.openRendezvous()
+}
+
+// nodeUntil implements tunnel.Until for a node. A node cannot know which other nodes have renewed
+// their certificates. If a connection with one is cut, what is under way comes from the control
+// plane. A control plane always has a certificate.
+func nodeUntil(peer identity.Name) time.Time {
+	if peer.Role == identity.Control {
+		return time.Now().Add(time.Hour)
+	}
+	return time.Time{}
 }
 
 // farAddress returns the address that the daemon announces; empty: none.

@@ -36,7 +36,7 @@ type sentTo struct{ node, daemon, function, folder string }
 // openTunnel prepares up's connections to nodes on other machines.
 func openTunnel(u *up) error {
 	source := u.nodes.authority.Source()
-	f := &farNodes{tunnel: tunnel.New(tunnel.Config{Source: source, Log: u.log}), me: source.Me(), inside: newStreams(), sent: map[sentTo]bool{}}
+	f := &farNodes{tunnel: tunnel.New(tunnel.Config{Source: source, Log: u.log, Until: u.nodes.authority.Until}), me: source.Me(), inside: newStreams(), sent: map[sentTo]bool{}}
 	u.onClose(func() error { f.tunnel.Close(); return nil })
 	stop := cutRevoked(f.tunnel, source)
 	u.onClose(func() error { stop(); return nil })

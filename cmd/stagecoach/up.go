@@ -41,16 +41,38 @@ func runUp(ctx context.Context, args []string, out io.Writer) error {
 		return err
 	}
 	defer raiseHeap()()
-	for {
+	return beginAgain(ctx, log, time.Second, func() (func() error, error) {
 		u, err := newUp(ctx, cfg, log)
 		if err != nil {
-			return errors.Join(err, u.close())
+			return nil, errors.Join(err, u.close())
 		}
-		err = errors.Join(u.serve(ctx, out), u.close())
-		if !errors.Is(err, errAgain) || ctx.Err() != nil {
+		return func() error { return errors.Join(u.serve(ctx, out), u.close()) }, nil
+	})
+}
+
+// beginAgain opens a control plane and serves until that ends. If it ends with errAgain, beginAgain
+// opens another one, and tries that again after a pause until it succeeds or ctx ends.
+func beginAgain(ctx context.Context, log *slog.Logger, pause time.Duration, open func() (serve func() error, err error)) error {
+	for first := true; ; first = false {
+		serve, err := open()
+		switch {
+		case err == nil:
+			if err = serve(); !errors.Is(err, errAgain) || ctx.Err() != nil {
+				return err
+			}
+			log.Warn("this control plane begins again, to stand by", "cause", err)
+		case first:
 			return err
+		case ctx.Err() != nil:
+			return nil
+		default:
+			log.Error("this control plane could not begin again; trying again", "error", err)
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return nil
+			}
 		}
-		log.Warn("this control plane begins again, to stand by", "cause", err)
 	}
 }
 

@@ -82,7 +82,11 @@ func natsTLS(file string, ca [32]byte) (*tls.Config, error) {
 // outsideBroker connects to the NATS cluster outside.
 func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig) (queue.Broker, error) {
 	if c.Cluster.Key == "" {
-		return queue.OpenCluster(ctx, cfg)
+		b, err := queue.OpenCluster(ctx, cfg)
+		if unknown := (x509.UnknownAuthorityError{}); errors.Is(err, queue.ErrRefused) || errors.As(err, &unknown) {
+			err = fmt.Errorf("%w; servers with the files of `stagecoach cluster init` need --cluster-key, others --nats-creds or --nats-ca", err)
+		}
+		return b, err
 	}
 	key, err := authority.ReadClusterKey(c.Cluster.Key)
 	if err != nil {
@@ -96,8 +100,8 @@ func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig) (qu
 		return nil, fmt.Errorf("nats.ca: %w", err)
 	}
 	b, err := queue.OpenCluster(ctx, cfg)
-	if errors.Is(err, queue.ErrNoTLS) || errors.Is(err, queue.ErrRefused) {
-		err = fmt.Errorf("cluster.key: the NATS servers do not have the files that `stagecoach cluster init` has written with this key: %w", err)
+	if errors.Is(err, queue.ErrNoTLS) || errors.Is(err, queue.ErrRefused) || errors.Is(err, identity.ErrOtherCluster) {
+		err = fmt.Errorf("cluster.key: %s is not the key of these NATS servers; copy the key that `stagecoach cluster init` has written with their files: %w", c.Cluster.Key, err)
 	}
 	return b, err
 }
@@ -188,3 +192,43 @@ func serveAuthority(u *up) (stop func(), err error) {
 	}
 	return func() { unprobe(); stopServe(); follow() }, nil
 }
+
+// Times of reachNodes.
+const (
+	reachTimeout = 10 * time.Second
+	reachAgain   = 5 * time.Second // between two attempts to reach a node
+)
+
+// reachNodes keeps a connection with each node that has an address until stop is called, also while
+// this control plane stands by. Over it, functions that speak HTTP meet requests of this process's
+// gateway, because nodes do not dial control planes.
+func reachNodes(u *up) (stop func(), err error) {
+	f := u.nodes.far
+	ctx, cancel := context.WithCancel(context.Background())
+	var dials sync.WaitGroup
+	last := map[string]time.Time{} // attempts; used by one goroutine alone
+	unlisten, err := node.Addresses(u.nodes.bus, func(name string) bool {
+		return f.tunnel.Connected(f.of(name)) || time.Since(last[name]) < reachAgain
+	}, func(name, address string) {
+		if last[name] = time.Now(); len(last) > mostReached {
+			clear(last)
+		}
+		dials.Go(func() {
+			ctx, cancel := context.WithTimeout(ctx, reachTimeout)
+			defer cancel()
+			if err := f.tunnel.Connect(ctx, f.of(name), address); err != nil {
+				u.log.Debug("a node is not reached; it is tried again", "node", name, "address", address, "error", err)
+			}
+		})
+	})
+	return func() {
+		if unlisten != nil {
+			unlisten()
+		}
+		cancel()
+		dials.Wait()
+	}, err
+}
+
+// mostReached bounds how many attempts are remembered.
+const mostReached = 16384

@@ -77,6 +77,30 @@ func (m membership) NewToken(r schema.JoinTokenOrder) (schema.JoinToken, error) 
 	return schema.JoinToken{Token: t.String(), ID: t.ID(), Cluster: t.Cluster(), Expires: expires}, nil
 }
 
+// Tokens implements admin.Membership.
+func (m membership) Tokens() ([]schema.JoinTokenInfo, error) {
+	if m.authority == nil {
+		return nil, admin.ErrNoAuthority
+	}
+	out := []schema.JoinTokenInfo{}
+	for _, t := range m.authority.Tokens() {
+		out = append(out, schema.JoinTokenInfo{ID: t.ID, Name: t.Name, Created: t.Created, Expires: t.Expires, Uses: t.Uses, Used: t.Used, Local: t.Local})
+	}
+	return out, nil
+}
+
+// RevokeToken implements admin.Membership.
+func (m membership) RevokeToken(id string) error {
+	if m.authority == nil {
+		return admin.ErrNoAuthority
+	}
+	err := m.authority.RevokeToken(id)
+	if errors.Is(err, authority.ErrNoToken) {
+		return fmt.Errorf("%w: %w", admin.ErrNoToken, err)
+	}
+	return err
+}
+
 // Revoke implements admin.Membership.
 func (m membership) Revoke(name string) error {
 	if m.authority == nil {

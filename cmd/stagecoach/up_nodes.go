@@ -95,10 +95,11 @@ func (u *up) connectNodes() error {
 	if err := openTunnel(u); err != nil {
 		return err
 	}
-	if u.leading.outside() {
-		return nil // the control plane that leads decides who may join
+	serve := serveAuthority
+	if u.leading.outside() { // the control plane that leads decides who may join
+		serve = reachNodes
 	}
-	stop, err := serveAuthority(u)
+	stop, err := serve(u)
 	if err != nil {
 		return err
 	}

@@ -171,7 +171,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	}
 	u.cpu = &cpuLoad{nodes: u.nodes, log: u.log}
 	u.local, err = cluster.New(cluster.Config{
-		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions()), Joining: u.cfg.NATS.joining(), Adopts: u.leading.outside(), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
+		Functions: u.deployedFunctions(), Lines: u.lines, Replicas: u.lines, Nodes: u.nodes.own(u.deployedFunctions()), Joining: joiningNodes(u), Budget: u.cfg.Control.Budget, CPU: u.cpu.of,
 		Expected: u.expected, Cordons: &u.nodes.cordons.closed,
 		Reign: u.leading.reign.Load, Changed: func() { u.loop.Poke() }, Event: u.replicaEvent, Log: u.log, Metrics: u.metrics,
 		StartTimeout: u.cfg.Control.StartTimeout, DrainTimeout: u.cfg.Control.DrainTimeout,

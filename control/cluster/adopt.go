@@ -81,19 +81,19 @@ func takeOver(l *Local, n *member, o Offer, spec FunctionSpec) bool {
 		begun: l.now(), since: l.now(), gone: make(chan struct{}), kick: make(chan struct{}, 1),
 		cpu: o.CPUMilli, cpuWant: o.CPUMilli, path: o.Path, handover: handover{from: from, kept: true},
 	}
-	begin(l, n, r, func() error { return adopt(l, r, o) })
+	register(l, n, r)
+	l.group.Go(func() { l.live(n, r, func() error { return adopt(l, r, o) }) })
 	if latest {
 		r.home.remember(spec, plan.Slot{Node: n.name, Device: o.Device})
 	}
 	return true
 }
 
-// begin adds a replica, and has it live after start. The caller holds l.mu.
-func begin(l *Local, n *member, r *replica, start func() error) {
+// register adds a replica. The caller holds l.mu, and starts its goroutine.
+func register(l *Local, n *member, r *replica) {
 	r.alive, r.lose = context.WithCancelCause(l.ctx)
 	r.wanted, r.cancelWanted = context.WithCancelCause(r.alive)
 	l.replicas[r.name], n.runs[r.name], l.byName = r, r, nil
-	l.group.Go(func() { l.live(n, r, start) })
 }
 
 // adopt takes a replica over and waits until it is Ready.

@@ -50,7 +50,7 @@ func next(t *testing.T, f func(t *testing.T, w *world, l *Local, a keepingNode))
 			t.Fatal(err)
 		}
 		cfg := old.cfg
-		cfg.Adopts, cfg.Metrics = true, prometheus.NewRegistry()
+		cfg.Joining, cfg.Metrics = NodesJoinWithReplicas, prometheus.NewRegistry()
 		l, err := New(cfg)
 		if err != nil {
 			t.Fatal(err)

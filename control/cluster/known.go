@@ -34,7 +34,7 @@ func (l *Local) remember(nodes []plan.Node, now time.Time) {
 
 // lacking returns what no known node has enough of for one replica of f. The caller holds l.mu.
 func (l *Local) lacking(f *plan.Function, now time.Time) []plan.Lack {
-	if l.cfg.Joining && now.Sub(l.begun) < joinWithin {
+	if l.cfg.Joining != NoNodesJoin && now.Sub(l.begun) < joinWithin {
 		return nil
 	}
 	var nodes []plan.Node

@@ -31,12 +31,9 @@ type Config struct {
 	Functions Functions
 	Lines     Lines
 	Replicas  Replicas
-	Nodes     []Node // initial nodes; others join
-	Joining   bool   // nodes may join later
-	// Nodes that join may have replicas of an earlier owner. They take part when they have said what
-	// they run.
-	Adopts  bool
-	Cordons *Cordons // nodes that take no new replicas; nil: none
+	Nodes     []Node   // initial nodes; others join
+	Joining   Joining  // whether nodes may join later
+	Cordons   *Cordons // nodes that take no new replicas; nil: none
 	// Largest number of replicas of all functions together; 0: as many as the nodes hold.
 	Budget int
 	Epoch  uint64 // epoch of this owner, higher than that of any earlier owner
@@ -69,6 +66,18 @@ type Config struct {
 	DrainTimeout time.Duration
 	Grace        time.Duration // between SIGTERM and SIGKILL; 0: 2 s
 }
+
+// Joining says whether nodes may join a [Local].
+type Joining uint8
+
+// The values of Joining.
+const (
+	NoNodesJoin Joining = iota
+	NodesJoin
+	// Nodes that join may have replicas of an earlier owner. They take part when they have said
+	// what they run.
+	NodesJoinWithReplicas
+)
 
 // Local manages the replicas of functions on nodes. [New] makes one, and [Local.Close] ends it.
 type Local struct {

@@ -75,7 +75,7 @@ func (l *Local) join(n Node, name string, tell bool) bool {
 		l.nodes[name] = m
 	}
 	if m.joins++; m.joins == 1 {
-		if l.cfg.Adopts && tell {
+		if l.cfg.Joining == NodesJoinWithReplicas && tell {
 			m.presence = returning
 		} // otherwise, it takes part at once
 	} else if m.presence == away {

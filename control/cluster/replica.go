@@ -96,9 +96,10 @@ func (l *Local) order(rev uint64, spec FunctionSpec, w plan.Want, slot plan.Slot
 		l.cfg.Log.Error("no name is free; NewID repeats itself", "function", spec.Key, "replica", r.name)
 		return nil
 	}
-	o := node.Order{Replica: r.name, Spec: spec.Spec, Revision: spec.Revision, Device: slot.Device, CPUMilli: w.CPUMilli}
+	o := node.Order{Replica: r.name, Spec: spec.Spec, Claim: node.Claim{Revision: spec.Revision}, Device: slot.Device, CPUMilli: w.CPUMilli}
 	hands := n.hands
-	begin(l, n, r, func() error { return l.start(hands, r, o) })
+	register(l, n, r)
+	l.group.Go(func() { l.live(n, r, func() error { return l.start(hands, r, o) }) })
 	l.note(r, Event{Kind: Ordered, Cause: w.Why})
 	r.home.remember(spec, slot)
 	return r

@@ -352,7 +352,7 @@ func (n sized) Inventory() plan.Node {
 // TestNodesHaveTimeToJoin checks that while nodes may still join, no function counts as too large.
 func TestNodesHaveTimeToJoin(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, l *Local) {
-		l.cfg.Joining = true
+		l.cfg.Joining = NodesJoin
 		huge := plan.Function{Memory: 500 << 30}
 		if got := l.Lacking(huge); got != nil {
 			t.Errorf("lacks %v just after the start, want to wait for nodes", got)

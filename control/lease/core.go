@@ -130,6 +130,7 @@ type Core struct {
 
 	holds    bool
 	until    time.Duration // end of the holding, if holds
+	first    uint64        // epoch of the first holding since another process may have held the lease
 	released bool
 	freeing  bool   // it was released, and the record may still name this process
 	free     uint64 // number of the latest write that frees it; 0: none was sent
@@ -145,6 +146,7 @@ type Core struct {
 // attempt is a write that was sent.
 type attempt struct {
 	beat, epoch uint64
+	first       uint64 // see Core
 	sent        time.Duration
 }
 
@@ -161,6 +163,10 @@ func NewCore(cfg Config) *Core {
 func (c *Core) Holds(now time.Duration) (epoch uint64, ok bool) {
 	return c.record.Epoch, c.holds && now < c.until
 }
+
+// Since returns the epoch of the first of this process's holdings after which no other process has
+// held the lease. It is the latest epoch if another process may have held the lease in between.
+func (c *Core) Since() uint64 { return c.first }
 
 // Holder returns the latest record that this process has seen or written.
 func (c *Core) Holder() Record { return c.record }
@@ -261,6 +267,7 @@ func (c *Core) see(now time.Duration, e Seen) []Effect {
 		e.Record = Record{Holder: "unknown"}
 	}
 	c.known, c.doubt, c.record, c.revision, c.seen = true, false, e.Record, e.Revision, now
+	c.first = 0 // also if it is an old write of this process: what was between is not known
 	c.top = max(c.top, e.Record.Epoch)
 	return out
 }
@@ -270,7 +277,7 @@ func (c *Core) stored(now time.Duration, a attempt, revision uint64) []Effect {
 	if revision <= c.revision {
 		return nil // known already, or overtaken
 	}
-	c.known, c.doubt, c.revision, c.seen, c.top = true, false, revision, now, max(c.top, a.epoch)
+	c.known, c.doubt, c.revision, c.seen, c.top, c.first = true, false, revision, now, max(c.top, a.epoch), a.first
 	was := c.holds && c.record.Epoch == a.epoch
 	c.record = Record{V: Version, Holder: c.cfg.Me, Where: c.cfg.Where, Epoch: a.epoch, Beat: a.beat}
 	for len(c.pending) > 0 && c.pending[0].beat <= a.beat {
@@ -369,7 +376,11 @@ const mostPending = 8
 func (c *Core) write(now time.Duration, epoch uint64) Effect {
 	c.beat++
 	c.sent, c.sending = now, true
-	if c.pending = append(c.pending, attempt{c.beat, epoch, now}); len(c.pending) > mostPending {
+	first := epoch
+	if c.record.Holder == c.cfg.Me && c.first > 0 { // the write replaces this record, or fails
+		first = c.first
+	}
+	if c.pending = append(c.pending, attempt{c.beat, epoch, first, now}); len(c.pending) > mostPending {
 		c.pending = c.pending[1:]
 	}
 	return Write{Record{V: Version, Holder: c.cfg.Me, Where: c.cfg.Where, Epoch: epoch, Beat: c.beat}, c.revision}

@@ -150,6 +150,7 @@ type Options struct {
 type State struct {
 	Holds  bool   // this process holds it
 	Epoch  uint64 // of the latest holding that is known
+	Since  uint64 // if Holds: see Core.Since
 	Holder string // empty: nobody, as far as is known
 	Where  string // of the holder
 }
@@ -286,7 +287,11 @@ func (l *Lease) State() State {
 	defer l.mu.Unlock()
 	r := l.core.Holder()
 	_, holds := l.core.Holds(l.k.cfg.Clock())
-	return State{Holds: holds, Epoch: r.Epoch, Holder: r.Holder, Where: r.Where}
+	is := State{Holds: holds, Epoch: r.Epoch, Holder: r.Holder, Where: r.Where}
+	if holds {
+		is.Since = l.core.Since()
+	}
+	return is
 }
 
 // Epoch returns the epoch with which this process holds the lease now. ok is false if it does not.

@@ -45,6 +45,7 @@ type process struct {
 type span struct {
 	name        string
 	epoch       uint64
+	since       uint64 // epoch of the first holding that no other process has interrupted
 	from, until time.Duration
 }
 
@@ -130,7 +131,7 @@ func (p *process) believe() {
 		p.w.spans[p.held-1].until = until
 		return
 	}
-	p.w.spans = append(p.w.spans, span{p.name, epoch, p.w.now, until})
+	p.w.spans = append(p.w.spans, span{p.name, epoch, p.core.Since(), p.w.now, until})
 	p.held = len(p.w.spans)
 }
 
@@ -168,12 +169,18 @@ func (w *world) write(p *process, e Write) {
 	}
 }
 
-// check reports two holdings at one time, and epochs that do not rise.
+// check reports two holdings at one time, epochs that do not rise, and holdings that claim to
+// follow an earlier one of the same process although another process has held the lease in between.
 func (w *world) check() {
 	for i, a := range w.spans {
 		for _, b := range w.spans[i+1:] {
 			if a.name != b.name && a.from < b.until && b.from < a.until {
 				w.t.Errorf("%s holds epoch %d from %v to %v, and %s epoch %d from %v to %v", a.name, a.epoch, a.from, a.until, b.name, b.epoch, b.from, b.until)
+			}
+		}
+		for _, before := range w.spans[:i] {
+			if a.since < before.epoch && before.epoch < a.epoch && before.name != a.name {
+				w.t.Errorf("epoch %d of %s claims to follow epoch %d, but %s has held epoch %d", a.epoch, a.name, a.since, before.name, before.epoch)
 			}
 		}
 		if i > 0 && a.from >= w.spans[i-1].until && a.epoch < w.spans[i-1].epoch {
@@ -204,7 +211,7 @@ func (w *world) add(name string, rate float64) *process {
 
 // TestOneHolderAtATime runs processes through losses, delays, pauses, ends and new starts.
 func TestOneHolderAtATime(t *testing.T) {
-	holdings := 0
+	holdings, again := 0, 0
 	for seed := range uint64(400) {
 		w := newWorld(t, seed, 2+int(seed%4))
 		for step := range 60 {
@@ -225,12 +232,20 @@ func TestOneHolderAtATime(t *testing.T) {
 		}
 		w.check()
 		holdings += len(w.spans)
+		for _, s := range w.spans {
+			if s.since < s.epoch {
+				again++
+			}
+		}
 		if t.Failed() {
 			t.Fatalf("seed %d", seed)
 		}
 	}
 	if holdings < 2000 {
 		t.Errorf("%d holdings in all, want at least 2000: the test shows little", holdings)
+	}
+	if again < 50 {
+		t.Errorf("%d holdings that follow one of the same process, want at least 50", again)
 	}
 }
 

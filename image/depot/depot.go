@@ -152,15 +152,6 @@ func (d *Depot) putPart(ctx context.Context, from *image.Store, p image.Part) er
 	return nil
 }
 
-// Has reports whether the depot has an image.
-func (d *Depot) Has(ctx context.Context, digest string) (bool, error) {
-	_, err := d.objects.Stat(ctx, images+hexOf(digest))
-	if errors.Is(err, ErrNone) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
 // named is the stored form of a name.
 type named struct {
 	V      int       `json:"v"` // 1

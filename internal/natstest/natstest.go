@@ -140,7 +140,9 @@ type Host struct {
 // local is this machine.
 var local = Host{
 	IP: "127.0.0.1", Dial: (&net.Dialer{}).DialContext,
-	Command: func(program string, args ...string) *exec.Cmd { return exec.Command(program, args...) }, //nolint:noctx // the cleanup kills it
+	Command: func(program string, args ...string) *exec.Cmd {
+		return exec.Command(program, args...) //nolint:noctx // the cleanup kills it
+	},
 }
 
 // StartOn runs one server per host until the end of the test, on the ports that servers have by

@@ -178,7 +178,8 @@ func (m *Machine) Namespace() string { return fmt.Sprintf("/proc/%d/fd/%d", os.G
 
 // Command returns a program that will run on the machine, as the process that is started.
 func (m *Machine) Command(program string, args ...string) *exec.Cmd {
-	return exec.Command("nsenter", append([]string{"--net=" + m.Namespace(), program}, args...)...) //nolint:noctx // the caller ends it
+	args = append([]string{"--net=" + m.Namespace(), program}, args...)
+	return exec.Command("nsenter", args...) //nolint:noctx // the caller ends it
 }
 
 // Dial connects to an address from the machine. It is a net.Dialer's DialContext.

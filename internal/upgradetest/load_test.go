@@ -21,7 +21,8 @@ import (
 type load struct {
 	c    *cluster
 	back *httptest.Server // receives callbacks
-	ctx  context.Context  // of requests
+	all  []kind           // of sync requests
+	ctx  context.Context  // ends with stop
 	stop func()
 	wg   sync.WaitGroup
 
@@ -61,12 +62,41 @@ func (c *cluster) run(t *testing.T) *load {
 	l.back = httptest.NewServer(l)
 	t.Cleanup(func() { l.stop(); l.wg.Wait(); l.back.Close() })
 	for i := range c.controls {
-		for _, k := range kinds {
-			l.wg.Go(func() { l.sync(i, k) })
-		}
 		l.wg.Go(func() { l.async(i) })
 	}
+	for _, k := range kinds {
+		l.add(k)
+	}
 	return l
+}
+
+// add begins to send sync requests of a kind, once each control plane has answered one.
+func (l *load) add(k kind) {
+	l.c.t.Helper()
+	for _, p := range l.c.controls {
+		l.answers(p, k)
+	}
+	l.all = append(l.all, k)
+	for i := range l.c.controls {
+		l.wg.Go(func() { l.sync(i, k) })
+	}
+}
+
+// answers waits until a control plane answers a request of a kind.
+func (l *load) answers(p *process, k kind) {
+	l.c.t.Helper()
+	var status int
+	var got string
+	var err error
+	defer func() {
+		if l.c.t.Failed() {
+			l.c.t.Logf("%s: %s: status %d, %v: %.300s", p.name, k.path, status, err, got)
+		}
+	}()
+	proctest.Until(l.c.t, p.name+" to answer "+k.path, func() bool {
+		status, got, err = p.at(k.path, "x")
+		return err == nil && status == http.StatusOK
+	})
 }
 
 // pause waits, and reports whether the load goes on.
@@ -228,11 +258,8 @@ func (l *load) replace(change string, excused bool, do func()) {
 func (l *load) settle() {
 	l.c.t.Helper()
 	for _, p := range l.c.controls {
-		for _, k := range kinds {
-			proctest.Until(l.c.t, p.name+" to answer "+k.path, func() bool {
-				status, _, err := p.at(k.path, "x")
-				return err == nil && status == http.StatusOK
-			})
+		for _, k := range l.all {
+			l.answers(p, k)
 		}
 	}
 	l.mu.Lock()
@@ -275,6 +302,6 @@ func (l *load) end() {
 	}
 	l.c.t.Logf("%d async requests were accepted and called back; %d callbacks were marked as repetitions", len(l.accepted), l.again)
 	for _, change := range slices.Sorted(maps.Keys(l.counts)) {
-		l.c.t.Logf("%-45s sync requests by status: %v, slowest %v", change, l.counts[change], l.slowest[change].Round(time.Millisecond))
+		l.c.t.Logf("%-45s sync requests by status: %v, slowest %v", cmp.Or(change, "between"), l.counts[change], l.slowest[change].Round(time.Millisecond))
 	}
 }

@@ -166,7 +166,8 @@ type cluster struct {
 func (c *cluster) add(name string, args ...string) *process {
 	c.t.Helper()
 	p := &process{t: c.t, name: name, state: c.t.TempDir()}
-	p.args = append(args, "--state", p.state, "--images", proctest.Built(c.t, "images"), "--ort", proctest.Built(c.t, "ort", "libonnxruntime.so.1"))
+	// Other tests on this machine use the network that is the default.
+	p.args = append(args, "--network-cidr", "10.229.0.0/16", "--state", p.state, "--images", proctest.Built(c.t, "images"), "--ort", proctest.Built(c.t, "ort", "libonnxruntime.so.1"))
 	c.t.Cleanup(func() {
 		if p.up != nil {
 			p.stop()

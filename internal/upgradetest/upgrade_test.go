@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,12 +63,38 @@ func (c *cluster) deploy() {
 	leader.must(http.MethodPost, "/system/nodes/right/uncordon", nil, nil)
 }
 
-// share copies the secrets of the first control plane to the others, as operators of the previous
-// version have to: it keeps secrets in files.
+// change has this version write what the previous one reads after a return: a function with a
+// secret, and a change of a function that the previous version has stored.
+func (c *cluster) change() {
+	c.t.Helper()
+	leader := c.leader()
+	leader.must(http.MethodPost, "/system/secrets", nil, map[string]string{"name": "late", "value": "secret of this version"})
+	speaks := map[string]string{"fprocess": "./echo-http", "mode": "http"}
+	late := function("late", "echo-http", map[string]string{"min": "1"}, nil, speaks)
+	late.Secrets = []string{"late"}
+	for _, d := range []client.Deployment{late, function("plain", "noop", map[string]string{"min": "1", "max": "3"}, nil, map[string]string{"changed": "yes"})} {
+		var err error
+		proctest.Until(c.t, "a deploy to be taken, also by a busy cluster", func() bool {
+			err = leader.api().Deploy(c.t.Context(), d)
+			return err == nil || !strings.Contains(err.Error(), "try again")
+		})
+		if err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	c.share()
+}
+
+// share copies the secrets of the control plane that leads to the others, as operators have to do
+// without a cluster key.
 func (c *cluster) share() {
 	c.t.Helper()
-	for _, p := range c.controls[1:] {
-		if out, err := exec.Command("cp", "-a", filepath.Join(c.controls[0].state, "secrets"), p.state).CombinedOutput(); err != nil {
+	leader := c.leader()
+	for _, p := range c.controls {
+		if p == leader {
+			continue
+		}
+		if out, err := exec.Command("cp", "-a", filepath.Join(leader.state, "secrets"), p.state).CombinedOutput(); err != nil {
 			c.t.Fatalf("%v: %s", err, out)
 		}
 	}
@@ -190,6 +217,11 @@ func TestRollingUpgrade(t *testing.T) {
 							t.Errorf("%s says that %+v is stored, want %+v", p.name, got, want)
 						}
 					}
+				}
+				if to == v.new {
+					c.change()
+					want = c.look(c.leader())
+					l.add(kind{path: "/function/late", answer: `"secrets":{"late":"22 bytes"}`})
 				}
 			}
 			l.end()

@@ -13,6 +13,9 @@ import (
 // connections to NATS. So a node with a wrong clock can be told that its clock is wrong.
 const clockGrace = 24 * time.Hour
 
+// ErrOtherCluster means that a server is not of the process's cluster.
+var ErrOtherCluster = errors.New("identity: another cluster")
+
 // NATSClient returns how to connect to the NATS of a cluster. ca is the hash of the public key of
 // the cluster's authority. The server must be a control plane or a NATS server of the cluster, and
 // must show the authority's certificate.
@@ -41,9 +44,9 @@ func verifyNATS(chain []*x509.Certificate, ca [sha256.Size]byte, now time.Time) 
 	name, err := NameOf(leaf)
 	if !found {
 		if err != nil {
-			return fmt.Errorf("identity: the NATS server is not of cluster %s: its certificate is of %q", cluster, leaf.Subject)
+			return fmt.Errorf("%w: the NATS server is not of cluster %s: its certificate is of %q", ErrOtherCluster, cluster, leaf.Subject)
 		}
-		return fmt.Errorf("identity: the NATS server is %s of cluster %s, and this process is of cluster %s: use a token of that cluster, or another address", name, name.Cluster, cluster)
+		return fmt.Errorf("%w: the NATS server is %s of cluster %s, and this process is of cluster %s: use a token of that cluster, or another address", ErrOtherCluster, name, name.Cluster, cluster)
 	}
 	if err != nil {
 		return err

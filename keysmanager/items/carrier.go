@@ -1,6 +1,7 @@
 package items
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,8 @@ type Carrier struct {
 	near, fetched, relayed, lost atomic.Uint64
 	fetchedBytes, relayedBytes   atomic.Uint64
 
+	dialTime time.Duration
+
 	mu    sync.Mutex
 	apart map[string]time.Time // nodes that are not dialed until then
 }
@@ -46,11 +49,15 @@ type CarrierConfig struct {
 	Direct  func(ctx context.Context, node, addr string, first any) (net.Conn, error)
 	Control func(ctx context.Context, first any) (net.Conn, error)
 	Log     *slog.Logger
+
+	dialTime time.Duration // in tests; 0: the constant
 }
 
 // NewCarrier returns a Carrier.
 func NewCarrier(cfg CarrierConfig) *Carrier {
-	return &Carrier{Store: cfg.Store, direct: cfg.Direct, control: cfg.Control, log: cfg.Log, apart: map[string]time.Time{}}
+	return &Carrier{
+		Store: cfg.Store, direct: cfg.Direct, control: cfg.Control, log: cfg.Log, dialTime: cmp.Or(cfg.dialTime, dialTime), apart: map[string]time.Time{},
+	}
 }
 
 // Carried counts the items that a Carrier has got.
@@ -108,7 +115,7 @@ func (c *Carrier) fetch(ctx context.Context, ref tensor.Ref) (*os.File, error) {
 	if wait > 0 {
 		return nil, fmt.Errorf("%w: no connection came about with node %q; it is dialed again in %v", errBroken, ref.Node, wait.Round(time.Second))
 	}
-	dialing, cancel := context.WithTimeout(ctx, dialTime)
+	dialing, cancel := context.WithTimeout(ctx, c.dialTime)
 	defer cancel()
 	conn, err := c.direct(dialing, ref.Node, ref.Address, askFor(ref))
 	if err != nil {

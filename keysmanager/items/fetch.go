@@ -143,7 +143,6 @@ func abort(c net.Conn) { _ = c.Close() }
 
 // refuse refuses a stream, and logs that at most once per second.
 func (s *Store) refuse(c net.Conn, peer identity.Name, err error) {
-	_ = tunnel.Refuse(c, err) // the peer may be gone
 	s.mu.Lock()
 	s.stats.Refused++
 	silent := time.Since(s.stats.lastRefusal) < time.Second
@@ -154,6 +153,7 @@ func (s *Store) refuse(c net.Conn, peer identity.Name, err error) {
 	if !silent {
 		s.cfg.Log.Warn("request for an item refused", "from", peer.String(), "error", err)
 	}
+	_ = tunnel.Refuse(c, err) // the peer may be gone
 }
 
 // drops is the first line of a stream of kind WantDrop.

@@ -38,9 +38,11 @@ func TestItemsGoDirectly(t *testing.T) {
 	if got, want := b.Carried(), (Carried{Fetched: 3, FetchedBytes: 3 * uint64(len(content))}); got != want {
 		t.Errorf("b counts %+v, want %+v", got, want)
 	}
-	if s := a.Store.Stats(); s.Items != 1 || s.Bytes != ref.Size || s.Sent != 3*uint64(ref.Size) {
+	if s := a.Store.Stats(); s.Items != 1 || s.Bytes != ref.Size {
 		t.Errorf("a counts %+v", s)
 	}
+	// A node counts an item after its last byte, which may have come by then.
+	until(t, "a to count what it has sent", func() bool { return a.Store.Stats().Sent == 3*uint64(ref.Size) })
 	if err := c.plane.Drop("another"); err != nil {
 		t.Error(err)
 	}

@@ -80,7 +80,7 @@ func TestNextControlPlaneTakesReplicasOver(t *testing.T) {
 			b := startBroker(t)
 			f, c := b.joinFar("n1", keeps, change)
 			n := c.node("n1")
-			started, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec, Revision: 7, Home: "here"}, nil)
+			started, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec, Claim: node.Claim{Revision: 7, Home: "here"}}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -99,14 +99,14 @@ func TestNextControlPlaneTakesReplicasOver(t *testing.T) {
 			c.wait("the node to announce the replica", told(7, "here"))
 			_ = first.Close()
 
-			conn, err := n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Revision: 7, Home: "there"})
+			conn, err := n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Claim: node.Claim{Revision: 7, Home: "there"}})
 			if err != nil {
 				t.Fatal(err)
 			}
 			second := greet(t, conn, replica, false)
 			call(t, second, replica)
 			c.wait("the node to announce what the next one has said", told(7, "there"))
-			if conn, err = n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Revision: 8, Home: "there"}); err != nil {
+			if conn, err = n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Claim: node.Claim{Revision: 8, Home: "there"}}); err != nil {
 				t.Fatal(err)
 			}
 			third := greet(t, conn, replica, false)
@@ -124,7 +124,7 @@ func TestNextControlPlaneTakesReplicasOver(t *testing.T) {
 				t.Errorf("after the replica's end: %v, want EOF", err)
 			}
 			c.wait("the replica to be gone", func() bool { return len(n.Inventory().Replicas) == 0 })
-			if _, err := n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Revision: 8, Home: "there"}); err == nil || !strings.Contains(err.Error(), `replica "r-1" cannot be taken over: it has ended`) {
+			if _, err := n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Claim: node.Claim{Revision: 8, Home: "there"}}); err == nil || !strings.Contains(err.Error(), `replica "r-1" cannot be taken over: it has ended`) {
 				t.Errorf("a replica that has ended: %v", err)
 			}
 		})
@@ -163,7 +163,7 @@ func TestUnwantedReplicasAreStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	epoch.Store(4)
-	if _, err := n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Revision: 1, Home: ""}); err == nil || !strings.Contains(err.Error(), "the node has seen epoch 5") {
+	if _, err := n.Adopt(within(t), node.Order{Replica: "r-1", Spec: spec, Claim: node.Claim{Revision: 1, Home: ""}}); err == nil || !strings.Contains(err.Error(), "the node has seen epoch 5") {
 		t.Errorf("an older control plane: %v", err)
 	}
 	_ = started.Conn.Close()

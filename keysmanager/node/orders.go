@@ -89,6 +89,7 @@ func (s *Server) accept(reply string, o Order) {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	t := &task{cancel: giveUp, epoch: o.Epoch, reply: reply}
 	s.running[o.ID] = t
+	s.cfg.Log.Debug("order accepted", "node", s.cfg.Me.Name, "order", o.Kind, "replica", o.Replica, "epoch", o.Epoch)
 	s.answer(reply, Answer{ID: o.ID})
 	s.work.Go(func() {
 		defer cancel()

@@ -256,12 +256,9 @@ type Order struct {
 	Kind   OrderKind     `json:"kind"`
 	Within time.Duration `json:"within"` // nanoseconds left to carry it out
 
-	Replica string `json:"replica,omitempty"` // name, unique on the node
-	Spec    Spec   `json:"spec,omitzero"`     // of the function
-	// See Replica; they are not sent with the order but when the socket is claimed.
-	Revision uint64 `json:"-"`
-	Home     string `json:"-"`
-	Gateway  string `json:"-"` // where this process listens for functions; [Client] sets it
+	Replica string     `json:"replica,omitempty"` // name, unique on the node
+	Spec    Spec       `json:"spec,omitzero"`     // of the function
+	Claim   `json:"-"` // sent when the socket is claimed
 	// Thousandths of a core; 0: as the spec says.
 	CPUMilli int `json:"cpuMilli,omitempty"`
 	// The control plane is on another machine. The node replaces those fields of specs that name
@@ -277,6 +274,13 @@ type Order struct {
 	Since    uint64        `json:"since,omitempty"`
 	Cause    string        `json:"cause,omitempty"`
 	Images   Images        `json:"images,omitzero"`
+}
+
+// Claim is what a control plane says about a replica that may outlive it.
+type Claim struct {
+	Revision uint64 // see Replica
+	Home     string // see Replica
+	Gateway  string // where this process listens for functions; [Client] sets it
 }
 
 // MaxImages bounds the images of an announcement.

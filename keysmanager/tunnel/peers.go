@@ -217,7 +217,7 @@ func (t *Tunnel) call(name identity.Name, addr, lost string) (*secured, hello, e
 	_ = raw.SetDeadline(time.Now().Add(t.cfg.greeting))
 	c := t.secured(raw, tls.Client, t.cfg.Source.Client(name))
 	mine := hello{V: Version, Run: t.run, ID: rand.Text(), Lost: lost}
-	theirs, err := t.introduce(ctx, c, name, mine)
+	theirs, err := introduce(ctx, c, name, mine)
 	if err == nil {
 		err = raw.SetDeadline(time.Time{})
 	}
@@ -229,7 +229,7 @@ func (t *Tunnel) call(name identity.Name, addr, lost string) (*secured, hello, e
 	return c, theirs, nil
 }
 
-func (t *Tunnel) introduce(ctx context.Context, c *secured, name identity.Name, mine hello) (hello, error) {
+func introduce(ctx context.Context, c *secured, name identity.Name, mine hello) (hello, error) {
 	var theirs hello
 	if err := c.HandshakeContext(ctx); err != nil {
 		return theirs, err

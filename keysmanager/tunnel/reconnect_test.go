@@ -284,3 +284,49 @@ func TestRefusedCertificatesAreCut(t *testing.T) {
 		t.Errorf("counts %+v, want one connection with one stream", s)
 	}
 }
+
+// TestExpiredPeersAreCut checks that a connection ends with the certificate of its peer, and that a
+// peer stays that has renewed it.
+func TestExpiredPeersAreCut(t *testing.T) {
+	ca := identitytest.New(t, "c1")
+	soon := func(c *x509.Certificate) { c.NotAfter = time.Now().Add(3 * time.Second) }
+	lapsed, renewed := identity.Name{Cluster: "c1", Role: identity.Node, Name: "lapsed"}, identity.Name{Cluster: "c1", Role: identity.Node, Name: "renewed"}
+	asked := make(chan struct{}, 1)
+	up := newEnd(t, ca.Source(identity.Control, "up"), func(c *Config) {
+		c.expiry = 10 * time.Millisecond
+		c.Until = func(peer identity.Name) time.Time {
+			if peer != renewed {
+				return time.Time{}
+			}
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+			return time.Now().Add(time.Hour)
+		}
+	})
+	var streams []net.Conn
+	for _, name := range []identity.Name{lapsed, renewed} {
+		n := newEnd(t, ca.Source(identity.Node, name.Name, soon), nil)
+		c, err := n.Open(t.Context(), up.me, up.addr, Request{V: Version, Want: "echo"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams = append(streams, c)
+	}
+	ends(t, "the connection of a process whose certificate has expired", streams[0])
+	select {
+	case <-asked: // its certificate has expired, too
+	case <-time.After(limit):
+		t.Fatal("nobody has asked for the peer that has renewed its certificate")
+	}
+	if _, err := streams[1].Write([]byte("x")); err != nil {
+		t.Error(err)
+	}
+	if _, err := io.ReadFull(streams[1], make([]byte, 1)); err != nil {
+		t.Errorf("the connection of a process that has renewed its certificate: %v", err)
+	}
+	if !up.Connected(renewed) || up.Connected(lapsed) {
+		t.Error("want a connection with the process that has renewed its certificate, and none with the other")
+	}
+}

@@ -37,6 +37,7 @@ type Config struct {
 	Source   identity.Source
 	Log      *slog.Logger
 	Handlers map[string]Handler // by Request.Want
+	Until    Until              // nil: connections outlive certificates
 	tuning
 }
 
@@ -50,6 +51,7 @@ type tuning struct {
 	linger    time.Duration // 0: lingerTime
 	streams   int           // 0: maxStreams
 	backoff   time.Duration // 0: firstBackoff
+	expiry    time.Duration // 0: expiryEvery
 }
 
 // Bounds of a Tunnel.
@@ -70,6 +72,7 @@ const (
 	firstBackoff = 100 * time.Millisecond // after a failed dial
 	mostBackoff  = 5 * time.Second
 	acceptPause  = 50 * time.Millisecond // after a failed accept
+	expiryEvery  = 10 * time.Second      // between two checks of certificates' ends
 )
 
 // Errors that callers may want to tell apart.
@@ -117,6 +120,9 @@ func New(cfg Config) *Tunnel {
 	}
 	maps.Copy(t.handlers, cfg.Handlers)
 	t.ctx, t.end = context.WithCancel(context.Background())
+	if cfg.Until != nil {
+		t.group.Go(func() { cutExpired(t) })
+	}
 	return t
 }
 
@@ -132,6 +138,7 @@ func (c tuning) withDefaults() tuning {
 	orDuration(&c.firstLine, firstLineTime)
 	orDuration(&c.linger, lingerTime)
 	orDuration(&c.backoff, firstBackoff)
+	orDuration(&c.expiry, expiryEvery)
 	if c.window == 0 {
 		c.window = streamWindow
 	}
@@ -219,6 +226,20 @@ func (t *Tunnel) Check(certificate func(*x509.Certificate) error) {
 			s.close()
 		}
 	}
+}
+
+// Connect connects to a process, unless there is a connection with it.
+func (t *Tunnel) Connect(ctx context.Context, to identity.Name, addr string) error {
+	_, err := t.connected(ctx, to, addr)
+	return err
+}
+
+// Connected reports whether there is a connection with a process.
+func (t *Tunnel) Connected(with identity.Name) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := t.peers[with]
+	return p != nil && p.session != nil && !p.session.ended()
 }
 
 // Peers returns the processes of a role that are connected now, the latest first.

@@ -16,16 +16,25 @@ import (
 type Membership interface {
 	// NewToken makes a join token.
 	NewToken(o schema.JoinTokenOrder) (schema.JoinToken, error)
+	// Tokens returns the join tokens, the latest first.
+	Tokens() ([]schema.JoinTokenInfo, error)
+	// RevokeToken makes a join token void. The error is ErrNoToken if there is none of this id.
+	RevokeToken(id string) error
 	// Revoke revokes the credentials of a node. The error is ErrNoNode if no node of that name has
 	// valid credentials.
 	Revoke(node string) error
 }
 
 // ErrNoAuthority means that no node can join this process.
-var ErrNoAuthority = errors.New("no node can join: start `stagecoach up` with --nats-listen")
+var ErrNoAuthority = errors.New("no node can join: start `stagecoach up` with --nats-listen, or with --cluster-key if NATS is outside")
+
+// ErrNoToken means that there is no join token of this id.
+var ErrNoToken = errors.New("no join token has this id; it may have expired")
 
 // members serves who may join:
 //
+//	GET /system/nodes/tokens
+//	DELETE /system/nodes/tokens/ID
 //	POST /system/nodes/tokens
 //	POST /system/nodes/NAME/revoke
 type members struct {
@@ -35,6 +44,8 @@ type members struct {
 
 func (m members) register(mux *http.ServeMux) {
 	mux.HandleFunc("POST /system/nodes/tokens", m.token)
+	mux.HandleFunc("GET /system/nodes/tokens", m.tokens)
+	mux.HandleFunc("DELETE /system/nodes/tokens/{id}", m.revokeToken)
 	mux.HandleFunc("POST /system/nodes/{name}/revoke", m.revoke)
 }
 
@@ -53,6 +64,23 @@ func (m members) token(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Cache-Control", "no-store")
 	answerJSON(w, t)
+}
+
+func (m members) tokens(w http.ResponseWriter, r *http.Request) {
+	all, err := m.Tokens()
+	if err != nil {
+		m.fail(w, r, err)
+		return
+	}
+	answerJSON(w, all)
+}
+
+func (m members) revokeToken(w http.ResponseWriter, r *http.Request) {
+	if err := m.RevokeToken(r.PathValue("id")); err != nil {
+		m.fail(w, r, err)
+		return
+	}
+	w.WriteHeader(http.StatusNoContent)
 }
 
 func readTokenOrder(body interface{ Read([]byte) (int, error) }) (o schema.JoinTokenOrder, err error) {

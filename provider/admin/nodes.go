@@ -258,7 +258,7 @@ func (c cacheAPI) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusRequestEntityTooLarge
 	case errors.As(err, &field), c.is(err, node.CodeNoModel):
 		status = http.StatusBadRequest
-	case errors.Is(err, ErrNoNode), errors.Is(err, ErrNotDeployed), c.is(err, node.CodeNotCached):
+	case errors.Is(err, ErrNoNode), errors.Is(err, ErrNoToken), errors.Is(err, ErrNotDeployed), c.is(err, node.CodeNotCached):
 		status = http.StatusNotFound
 	case c.is(err, node.CodeBusy), errors.Is(err, ErrNotNow), errors.Is(err, ErrNoAuthority):
 		status = http.StatusConflict

@@ -50,6 +50,17 @@ type JoinToken struct {
 	Expires time.Time `json:"expires,omitzero"`
 }
 
+// JoinTokenInfo is what is known of a join token. It has no secret.
+type JoinTokenInfo struct {
+	ID      string    `json:"id"`
+	Name    string    `json:"name,omitempty"` // of the only node that it is for; empty: any node
+	Created time.Time `json:"created"`
+	Expires time.Time `json:"expires,omitzero"` // zero: never
+	Uses    int       `json:"uses,omitempty"`   // how many nodes may join with it; 0: without end
+	Used    int       `json:"used"`             // how many have
+	Local   bool      `json:"local,omitempty"`  // it is the one in the state folder of `up`
+}
+
 // Duration is a time in JSON as text, such as "1h".
 type Duration time.Duration
 

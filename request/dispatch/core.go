@@ -98,6 +98,8 @@ func (c *Core) apply(now time.Time, ev Event) {
 		for _, l := range c.lanes {
 			l.pins.leave(ev.Request)
 		}
+	case Ask:
+		asked(c, ev)
 	case Deployed:
 		c.deploy(now, ev)
 	case Removed:
@@ -224,6 +226,16 @@ func (c *Core) cancel(now time.Time, k task.Key) {
 		c.cut(now, it)
 	}
 	c.end(now, it, task.Canceled, "canceled by the caller")
+}
+
+// asked replies if no other reply will come.
+func asked(c *Core, ev Ask) {
+	if c.tasks.get(ev.Key) == nil {
+		c.do(Reply{To: ev.ReplyTo, Reply: &task.Reply{
+			Key: ev.Key, Code: task.ReplicaLost, Replica: "unknown", // a replica may have run it
+			Message: "the function's owner does not have the task: a message about it was lost",
+		}})
+	}
 }
 
 // cut tells the replica to cancel a running call. The handler has until it.due to end.

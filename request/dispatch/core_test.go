@@ -93,7 +93,18 @@ func memory(replica string, batch uint64, call int) Result {
 	return Result{Replica: replica, Batch: batch, Call: call, Reply: &task.Reply{Code: task.OutOfMemory, Message: "want 2 GiB"}}
 }
 
+func askFor(name string) Ask { return Ask{newTask(name, 0).Key, name} }
+
 func cancelOf(name string) Cancel { return Cancel{newTask(name, 0).Key} }
+
+// TestLostTasksMayHaveRun checks that the answer about a task that the owner does not have names a
+// replica, because coordinators take that to mean that the task may have run.
+func TestLostTasksMayHaveRun(t *testing.T) {
+	fx := NewCore(CoreConfig{}).Step(epoch, askFor("a"))
+	if r, ok := fx[0].(Reply); !ok || r.Reply.Replica == "" || r.Reply.Code != task.ReplicaLost || r.Reply.Key != askFor("a").Key {
+		t.Errorf("got %+v", fx)
+	}
+}
 
 // lexical is an Orderer by request name whose keys expire after 10 ms.
 type lexical struct{ rekeyed *int }
@@ -141,6 +152,16 @@ func TestScenarios(t *testing.T) {
 			{3 * ms, submit("c", 0), "wanted"},
 			{11 * ms, answer("r1", 1, 0), "reply a ok wait=0s service=10ms; send r1 #2 b"},
 			{21 * ms, answer("r1", 2, 0), "reply b ok wait=9ms service=10ms; send r1 #3 c"},
+		}},
+		"asked for": {CoreConfig{}, []step{
+			{0, up, ""},
+			{0, submit("a", 0), "send r1 #1 a"},
+			{0, submit("b", 0), ""},
+			{1 * ms, askFor("a"), ""},
+			{1 * ms, askFor("b"), ""},
+			{2 * ms, askFor("c"), "reply c lost wait=0s service=0s"},
+			{10 * ms, answer("r1", 1, 0), "reply a ok wait=0s service=10ms; send r1 #2 b"},
+			{11 * ms, askFor("a"), "reply a lost wait=0s service=0s"},
 		}},
 		"no replica yet": {CoreConfig{}, []step{
 			{0, submit("a", 0), "wanted"},

@@ -7,7 +7,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
-// Event is an input of the core: one of [Submit], [Expect], [Cancel], [Leave], [ReplicaUp],
+// Event is an input of the core: one of [Submit], [Expect], [Cancel], [Leave], [Ask], [ReplicaUp],
 // [ReplicaDrain], [ReplicaDown], [Result], [Credit], [Deployed], [Removed], [NoReplica], [Fail],
 // [Routed], [Batched], [Tick] and [Close].
 //
@@ -29,6 +29,13 @@ type Cancel struct{ Key task.Key }
 // Leave reports that a request with several tasks will send no more of them. So the Core need not
 // keep replicas of the tasks' revision for the request.
 type Leave struct{ Request string }
+
+// Ask asks whether the Core has a task. If the task has ended or has never come, a message about it
+// was lost, and the Core replies with [task.ReplicaLost]. Otherwise its end replies.
+type Ask struct {
+	Key     task.Key
+	ReplyTo string
+}
 
 // ReplicaUp adds a replica that takes up to Slots batches at a time, each of at most MaxBatch
 // tasks. Values below 1 count as 1.
@@ -131,6 +138,7 @@ func (Submit) event()       {}
 func (Expect) event()       {}
 func (Cancel) event()       {}
 func (Leave) event()        {}
+func (Ask) event()          {}
 func (ReplicaUp) event()    {}
 func (ReplicaDrain) event() {}
 func (ReplicaDown) event()  {}

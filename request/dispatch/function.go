@@ -218,6 +218,9 @@ func event(msg []byte) (Event, error) {
 	case wire.KindLeave:
 		request, _, err := wire.DecodeLeave(msg)
 		return Leave{Request: request}, err
+	case wire.KindAsk:
+		key, _, to, err := wire.DecodeAsk(msg)
+		return Ask{Key: key, ReplyTo: to}, err
 	}
 	t, err := wire.DecodeTask(msg) // DecodeTask refuses other kinds
 	return Submit{Task: t}, err

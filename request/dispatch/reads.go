@@ -46,16 +46,16 @@ func (s *Shell) Due(function pipeline.Key, replica string) time.Time {
 // leave. If ctx ends earlier, Drain returns the cause. It returns nil if the replica is lost
 // meanwhile or is not attached.
 func (s *Shell) Drain(ctx context.Context, function pipeline.Key, replica string) error {
-	return s.drain(ctx, function, replica, false)
+	return drain(ctx, s, function, replica, false)
 }
 
 // Release is Drain for a replica that another dispatcher takes over: it closes the connection and
 // does not ask the replica to leave.
 func (s *Shell) Release(ctx context.Context, function pipeline.Key, replica string) error {
-	return s.drain(ctx, function, replica, true)
+	return drain(ctx, s, function, replica, true)
 }
 
-func (s *Shell) drain(ctx context.Context, function pipeline.Key, replica string, stays bool) error {
+func drain(ctx context.Context, s *Shell, function pipeline.Key, replica string, stays bool) error {
 	f := s.entry(function)
 	if f == nil {
 		return nil

@@ -31,6 +31,9 @@ const (
 	// How long an owner that has lost a function may take to answer the tasks that it has. After
 	// that, they are tried elsewhere.
 	remoteGrace = 2 * time.Second
+	// The owner of a task that takes long is asked this often whether it still has the task, because
+	// messages are lost with connections to NATS.
+	remoteAsk = 5 * time.Second
 	// messageRoom is the part of the largest message that a task's items leave free.
 	messageRoom = 16 << 10
 )
@@ -44,7 +47,10 @@ type remote struct {
 	tags    map[string]*passage // by the tag of the latest message
 	last    uint64              // tag
 	timer   *time.Timer
-	running bool // the timer is set
+	running bool          // the timer is set
+	every   time.Duration // remoteAsk, but for tests
+	asker   *time.Timer
+	asking  bool // the asker is set
 	closed  bool
 }
 
@@ -54,12 +60,15 @@ type passage struct {
 	owner string    // that has it; empty: it waits for an owner
 	tag   string    // of the latest message about it
 	moved time.Time // since when another process owns the function; zero: owner does
+	asked time.Time // when owner got the task, or was last asked for it
 }
 
 func newRemote(c *Coordinator) *remote {
-	r := &remote{c: c, sent: map[task.Key]*passage{}, tags: map[string]*passage{}}
+	r := &remote{c: c, sent: map[task.Key]*passage{}, tags: map[string]*passage{}, every: remoteAsk}
 	r.timer = time.AfterFunc(time.Hour, r.again)
 	r.timer.Stop()
+	r.asker = time.AfterFunc(time.Hour, r.ask)
+	r.asker.Stop()
 	return r
 }
 
@@ -105,7 +114,34 @@ func (r *remote) pass(p *passage, msg []byte) {
 		r.arm()
 		return
 	}
-	p.owner, p.moved = owner, time.Time{}
+	p.owner, p.moved, p.asked = owner, time.Time{}, time.Now()
+	if !r.asking && !r.closed {
+		r.asking = true
+		r.asker.Reset(r.every)
+	}
+}
+
+// ask asks the owners of tasks that take long.
+func (r *remote) ask() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now, next := time.Now(), time.Time{}
+	for k, p := range r.sent {
+		if p.owner == "" || !p.moved.IsZero() {
+			continue // it is asked for once it has an owner again
+		}
+		if now.Sub(p.asked) >= r.every {
+			p.asked = now
+			// If the message is lost, the next one asks.
+			_ = r.c.cfg.Remote.Send(p.owner, p.task.Function, "0", wire.AppendAsk(nil, k, p.task.Function, p.task.ReplyTo))
+		}
+		if due := p.asked.Add(r.every); next.IsZero() || due.Before(next) {
+			next = due
+		}
+	}
+	if r.asking = !next.IsZero() && !r.closed; r.asking {
+		r.asker.Reset(max(next.Sub(now), r.every/64))
+	}
 }
 
 // send sends a message under a new tag. The caller holds r.mu.
@@ -296,6 +332,7 @@ func (r *remote) close() {
 	defer r.mu.Unlock()
 	r.closed = true
 	r.timer.Stop()
+	r.asker.Stop()
 }
 
 // Nobody reports that a message of a [Remote] had no receiver.

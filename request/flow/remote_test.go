@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -14,8 +15,9 @@ import (
 
 // process is one that owns functions.
 type process struct {
-	gone bool                           // it does not listen
-	work func(*task.Task) []*task.Reply // replies at once; nil: none come
+	gone    bool                           // it does not listen
+	forgets bool                           // it does not know the tasks that it is asked for
+	work    func(*task.Task) []*task.Reply // replies at once; nil: none come
 }
 
 // owners is a Remote with processes that live in the test.
@@ -27,6 +29,7 @@ type owners struct {
 	processes map[string]*process
 	got       []string // tasks by owner, with their attempts
 	canceled  []string
+	asked     int // how often
 	calls     sync.WaitGroup
 }
 
@@ -58,6 +61,18 @@ func (o *owners) Send(owner, _, tag string, msg []byte) error {
 		return nil
 	case wire.KindLeave:
 		return nil
+	case wire.KindAsk:
+		key, _, to, err := wire.DecodeAsk(msg)
+		o.asked++
+		if p.forgets && key.Attempt == 1 {
+			o.calls.Go(func() {
+				if to != o.c.inbox {
+					return // to nobody
+				}
+				o.c.receive(wire.AppendReply(nil, &task.Reply{Key: key, Code: task.ReplicaLost, Replica: "unknown", Message: "a message was lost"}))
+			})
+		}
+		return err
 	}
 	t, err := wire.DecodeTask(msg)
 	if err != nil {
@@ -189,6 +204,50 @@ func TestTasksOfLostOwnersAreTriedElsewhere(t *testing.T) {
 				t.Error(terr)
 			case tc.status != 0 && (terr == nil || terr.Status != tc.status || !strings.Contains(terr.Cause, "the process x")):
 				t.Errorf("got %+v, want status %d with the owner", terr, tc.status)
+			}
+			o.mu.Lock()
+			if got := strings.Join(o.got, " "); got != tc.want {
+				t.Errorf("tasks %q, want %q", got, tc.want)
+			}
+			o.mu.Unlock()
+			r.close()
+		})
+	}
+}
+
+// TestLostMessages has a message about a task get lost while the owner stays the same. A task that
+// the owner still has is waited for. Another one is tried again, if it may run twice.
+func TestLostMessages(t *testing.T) {
+	for name, tc := range map[string]struct {
+		idempotent, forgets bool
+		want                string
+		status              int
+	}{
+		"it is lost":                        {true, true, "x x'", 0},
+		"it is lost, and may not run twice": {false, true, "x", http.StatusBadGateway},
+		"the owner has it":                  {true, false, "x", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			goOn := make(chan struct{})
+			work := func(k *task.Task) []*task.Reply {
+				if k.Attempt == 1 && tc.forgets {
+					return nil
+				}
+				<-goOn
+				return echoes(k)
+			}
+			o := &owners{owner: "x", processes: map[string]*process{"x": {work: work, forgets: tc.forgets}}}
+			r, invoke := remoteRig(t, o, tc.idempotent)
+			r.remote.every = time.Millisecond
+			done := invoke()
+			o.until(t, "the owner to be asked", func() bool { return o.asked > 0 })
+			if !tc.forgets {
+				o.until(t, "the owner to be asked again", func() bool { return o.asked > 3 })
+			}
+			close(goOn)
+			terr := <-done
+			if tc.status == 0 && terr != nil || tc.status != 0 && (terr == nil || terr.Status != tc.status || !strings.Contains(terr.Cause, "a message was lost")) {
+				t.Errorf("got %+v, want status %d", terr, tc.status)
 			}
 			o.mu.Lock()
 			if got := strings.Join(o.got, " "); got != tc.want {

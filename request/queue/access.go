@@ -20,6 +20,8 @@ type Access struct {
 	// Refused is called when the server refuses the user. The error is ErrRefused, and ErrRevoked if
 	// the server says that. nil: nothing is called.
 	Refused func(error)
+	// NoTLS is called with ErrNoTLS when a server does not speak TLS. nil: nothing is called.
+	NoTLS func(error)
 }
 
 // Bearer returns the access of a user whose token alone is enough.

@@ -383,7 +383,7 @@ func (j *Journal) store(m *message) (seq uint64, err error) {
 			m.header.Del(headSize)
 		}
 		switch explained := j.cfg.Disk.explain(err); {
-		case api.ErrorCode == errWrongSequence:
+		case wrongSequence(api):
 			err = errors.Join(err, errOvertaken)
 		case explained != err: //nolint:errorlint // the same error, unless the cluster refuses
 			err = explained

@@ -63,8 +63,12 @@ func (k *KV) Put(ctx context.Context, key string, value []byte) (rev uint64, err
 // ErrConflict means that a key has another revision than was expected.
 var ErrConflict = errors.New("queue: the key was changed by someone else")
 
-// errWrongSequence is JetStream's code for a write that expected another revision.
-const errWrongSequence = 10071
+// wrongSequence reports whether a write was refused because it expected another revision. Streams
+// with several copies have a code of their own for it, while another write is under way.
+func wrongSequence(err error) bool {
+	var api *jetstream.APIError
+	return errors.As(err, &api) && (api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence || api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequenceConstant)
+}
 
 // Replace stores value if the key still has revision rev; 0: if it has no value. Otherwise it
 // returns ErrConflict. It waits for the answer until ctx ends. After any other error, the value may
@@ -76,8 +80,7 @@ func (k *KV) Replace(ctx context.Context, key string, value []byte, rev uint64) 
 	} else {
 		rev, err = k.kv.Update(ctx, Token(key), value, rev)
 	}
-	var api *jetstream.APIError
-	if errors.Is(err, jetstream.ErrKeyExists) || errors.As(err, &api) && api.ErrorCode == errWrongSequence {
+	if errors.Is(err, jetstream.ErrKeyExists) || wrongSequence(err) {
 		return 0, fmt.Errorf("replace %q: %w", key, ErrConflict)
 	}
 	if err != nil {

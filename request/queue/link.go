@@ -1,6 +1,7 @@
 package queue
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -37,8 +38,11 @@ func Connect(url string, a Access, name string, log *slog.Logger) (*nats.Conn, e
 		if changed(err.Error()) {
 			log.Warn("nats: not connected yet; trying again", "url", url, "error", err)
 		}
-		if a.Refused != nil && refused(err) {
-			a.Refused(refusedUser(err))
+		switch is := classified(err); {
+		case a.Refused != nil && refused(err):
+			a.Refused(is)
+		case a.NoTLS != nil && errors.Is(is, ErrNoTLS):
+			a.NoTLS(is)
 		}
 	}
 	options := append(a.reporting(failed).options(), nats.Name(name),

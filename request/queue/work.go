@@ -283,7 +283,8 @@ func (j *Journal) replace(ctx context.Context, it item, next *message) (seq uint
 		return 0, err
 	}
 	if err := j.retryWrite(ctx, next, func() error { return j.clear(ctx, j.shards[it.shard], next.subject, it.seq, seq) }); err != nil {
-		// ctx has ended. The next state counts from now on. What deletes it deletes the previous one, too.
+		// ctx has ended. The next state counts from now on. What deletes it deletes the previous
+		// one, too.
 		j.markUncertain(next.subject)
 	}
 	return seq, nil

@@ -23,6 +23,7 @@ const (
 	KindCancel Kind = 'C'
 	KindReply  Kind = 'R'
 	KindLeave  Kind = 'L'
+	KindAsk    Kind = 'A' // releases before it drop such messages
 )
 
 // Versions of messages over NATS; the version is the second byte. Programs write EnvelopeVersion
@@ -41,8 +42,8 @@ func EnvelopeKind(b []byte) (Kind, error) {
 		return 0, fmt.Errorf("message of %d bytes, want a kind and a version", len(b))
 	}
 	switch k := Kind(b[0]); {
-	case k != KindTask && k != KindCancel && k != KindReply && k != KindLeave:
-		return 0, fmt.Errorf("message of kind %q, want %c, %c, %c or %c", b[0], KindTask, KindCancel, KindReply, KindLeave)
+	case k != KindTask && k != KindCancel && k != KindReply && k != KindLeave && k != KindAsk:
+		return 0, fmt.Errorf("message of kind %q, want %c, %c, %c, %c or %c", b[0], KindTask, KindCancel, KindReply, KindLeave, KindAsk)
 	case b[1] < OldestEnvelope || b[1] > EnvelopeVersion:
 		return 0, fmt.Errorf("message of version %d, want %d to %d: %w", b[1], OldestEnvelope, EnvelopeVersion, ErrVersion)
 	default:
@@ -213,6 +214,25 @@ func DecodeLeave(b []byte) (request, function string, err error) {
 		return "", "", fmt.Errorf("leave: %w", err)
 	}
 	return request, function, nil
+}
+
+// AppendAsk appends a message to b that asks whether the owner of function still has the task k.
+func AppendAsk(b []byte, k task.Key, function, replyTo string) []byte {
+	b = append(b, byte(KindAsk), EnvelopeVersion)
+	return pack.String(pack.String(appendKey(b, k), function), replyTo)
+}
+
+// DecodeAsk decodes a message of KindAsk.
+func DecodeAsk(b []byte) (k task.Key, function, replyTo string, err error) {
+	r, err := open(b, KindAsk)
+	if err != nil {
+		return k, "", "", err
+	}
+	k, function, replyTo = readKey(r), r.String(), r.String()
+	if err := r.End(); err != nil {
+		return k, "", "", fmt.Errorf("ask: %w", err)
+	}
+	return k, function, replyTo, nil
 }
 
 // AppendReply appends p as a message to b.

@@ -215,7 +215,11 @@ func TestRelayEdits(t *testing.T) {
 			{Type: FrameBatch, Batch: 2, Keep: true},
 			{Type: FrameBatch, Batch: 3, Payload: []byte("plain"), Files: one},
 			{Type: FrameResult, Batch: 4, Payload: []byte("x"), Files: one},
-			{Type: FrameResult, Batch: 5},
+			{Type: FrameResult, Batch: 5}, // the rest comes at once
+			{Type: FrameBatch, Batch: 6, Keep: true},
+			{Type: FrameResult, Batch: 7},
+			{Type: FrameCancel, Batch: 7},
+			{Type: FrameResult, Batch: 8},
 			{Type: FrameDrain},
 		} {
 			if err := tx.Gather(f); err != nil {
@@ -228,7 +232,7 @@ func TestRelayEdits(t *testing.T) {
 	})
 	rx := NewConn(replica)
 	_ = rx.SetReadDeadline(time.Now().Add(time.Minute))
-	for _, want := range []string{"Batch 1 plain 1", "Batch 2  0", "Batch 3 plain 1", "Result 4 changed x 1", "Result 5  0"} {
+	for _, want := range []string{"Batch 1 plain 1", "Batch 2  0", "Batch 3 plain 1", "Result 4 changed x 1", "Result 5  0", "Batch 6  0", "Result 7  0", "Result 8  0"} {
 		f, err := rx.Read()
 		if got := fmt.Sprintf("%v %d %s %d", f.Type, f.Batch, f.Payload, len(f.Files)); err != nil || got != want || f.Keep {
 			t.Fatalf("got %q, %v, want %q", got, err, want)

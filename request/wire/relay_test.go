@@ -98,7 +98,7 @@ func TestSwitchDropsFilesOfTheirFrame(t *testing.T) {
 	d.mu.Lock()
 	overtaken := d.owner
 	d.mu.Unlock()
-	d.nmu.Lock() // the first batch is not sent until the last one is to be refused
+	d.nmu.Lock() // the first batch waits until the relay refuses the last one
 	passed := make(chan error, 1)
 	go func() { passed <- d.passOwner(overtaken, r) }()
 	for admitted := 0; admitted < 2; {

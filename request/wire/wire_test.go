@@ -48,6 +48,9 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 	if k, fn, err := DecodeCancel(AppendCancel(nil, someKey, "f.ns")); err != nil || k != someKey || fn != "f.ns" {
 		t.Errorf("cancel: %v %q %v", k, fn, err)
 	}
+	if k, fn, to, err := DecodeAsk(AppendAsk(nil, someKey, "f.ns", "inbox")); err != nil || k != someKey || fn != "f.ns" || to != "inbox" {
+		t.Errorf("ask: %v %q %q %v", k, fn, to, err)
+	}
 	b := AppendTask(nil, tk)
 	b[1] = 99
 	if _, err := DecodeTask(b); !errors.Is(err, ErrVersion) {

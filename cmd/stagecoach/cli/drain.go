@@ -20,7 +20,7 @@ import (
 
 // NodeVerbs are the verbs of [Node].
 func NodeVerbs() []string {
-	return []string{"list", "describe NAME", "cordon NAME", "uncordon NAME", "drain NAME", "remove NAME", "token", "revoke NAME"}
+	return []string{"list", "describe NAME", "cordon NAME", "uncordon NAME", "drain NAME", "remove NAME", "token [revoke ID]", "tokens", "revoke NAME"}
 }
 
 // changeNode cordons, uncordons or removes a node.

@@ -28,7 +28,12 @@ func Node(ctx context.Context, args []string, out io.Writer) error {
 	}
 	switch args[0] {
 	case "token":
+		if len(args) > 1 && args[1] == "revoke" {
+			return nodeTokenRevoke(ctx, args[2:], out)
+		}
 		return nodeToken(ctx, args[1:], out)
+	case "tokens":
+		return nodeTokens(ctx, args[1:], out)
 	case "revoke":
 		return nodeRevoke(ctx, args[1:], out)
 	}

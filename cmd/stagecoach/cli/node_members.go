@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -56,6 +57,62 @@ func nodeToken(ctx context.Context, args []string, out io.Writer) error {
 		fmt.Fprintf(os.Stderr, "a secret that lets nodes join cluster %s for ever:\n", t.Cluster)
 	}
 	_, err = fmt.Fprintln(out, t.Token)
+	return err
+}
+
+// nodeTokens lists the join tokens.
+func nodeTokens(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("node tokens", flag.ContinueOnError)
+	gateway := gatewayFlag(fs)
+	asJSON := console.JSONFlag(fs)
+	if err := console.ParseFlags(fs, args); err != nil {
+		return err
+	}
+	api, err := client.Dial(*gateway)
+	if err != nil {
+		return err
+	}
+	all := []schema.JoinTokenInfo{}
+	if err := api.Get(ctx, "/system/nodes/tokens", &all); err != nil {
+		return err
+	}
+	if *asJSON {
+		return json.NewEncoder(out).Encode(all)
+	}
+	t := console.NewTable(out)
+	fmt.Fprintln(t, "ID\tNODE\tCREATED\tEXPIRES\tUSED")
+	for _, one := range all {
+		expires, used := "never", fmt.Sprint(one.Used)
+		if !one.Expires.IsZero() {
+			expires = one.Expires.Local().Format(time.DateTime)
+		}
+		if one.Uses > 0 {
+			used += fmt.Sprintf(" of %d", one.Uses)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", one.ID, cmp.Or(one.Name, "any"), one.Created.Local().Format(time.DateTime), expires, used)
+	}
+	return t.Flush()
+}
+
+// nodeTokenRevoke makes a join token void.
+func nodeTokenRevoke(ctx context.Context, args []string, out io.Writer) error {
+	fs := flag.NewFlagSet("node token revoke", flag.ContinueOnError)
+	gateway := gatewayFlag(fs)
+	rest, err := console.ParseMixed(fs, args)
+	if err != nil {
+		return err
+	}
+	if len(rest) != 1 {
+		return fmt.Errorf("node token revoke: got %q, want one id; `stagecoach node tokens` lists them", rest)
+	}
+	api, err := client.Dial(*gateway)
+	if err != nil {
+		return err
+	}
+	if err := api.Send(ctx, "node token revoke", http.MethodDelete, "/system/nodes/tokens/"+url.PathEscape(rest[0]), struct{}{}); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "%s: void; nodes that have joined with it stay\n", rest[0])
 	return err
 }
 

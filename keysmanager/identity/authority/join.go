@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -52,7 +53,7 @@ func (a *Authority) Join(id string, ask identity.Ask) identity.Answer {
 // join lets a node join. expelled means that the node has taken its name from another one. The
 // caller holds a.mu.
 func (a *Authority) join(id string, ask identity.Ask, now time.Time) (answer identity.Answer, expelled bool, err error) {
-	csr, key, invalid := a.request(ask)
+	csr, key, invalid := a.signer.request(ask)
 	err = a.change(func(s *state) error {
 		have, taken := s.Nodes[ask.Name]
 		again := invalid == nil && taken && have.Key == key && have.User == ask.User
@@ -97,7 +98,7 @@ const mostCertificates = 32
 
 // grant signs the certificate and the NATS user of a node, and notes them in s.
 func (a *Authority) grant(s *state, ask identity.Ask, csr *x509.CertificateRequest, now time.Time) (identity.Answer, error) {
-	name := identity.Name{Cluster: a.me.Cluster, Role: identity.Node, Name: ask.Name}
+	name := identity.Name{Cluster: a.signer.me.Cluster, Role: identity.Node, Name: ask.Name}
 	m := s.Nodes[ask.Name]
 	valid := 0
 	for _, c := range m.Certificates {
@@ -108,7 +109,7 @@ func (a *Authority) grant(s *state, ask identity.Ask, csr *x509.CertificateReque
 	if valid >= mostCertificates {
 		return identity.Answer{}, refusal(fmt.Sprintf("node %q has %d certificates that are valid, want fewer: it has to wait until one expires", ask.Name, valid))
 	}
-	leaf, err := a.issue(name, csr.PublicKey, now)
+	leaf, err := a.signer.issue(name, csr.PublicKey, now)
 	if err != nil {
 		return identity.Answer{}, err
 	}
@@ -120,11 +121,11 @@ func (a *Authority) grant(s *state, ask identity.Ask, csr *x509.CertificateReque
 	m.Certificates = append(slices.Clone(m.Certificates), certificate{identity.SerialOf(leaf), leaf.NotAfter})
 	m.UserUntil = leaf.NotAfter.Add(identity.Away)
 	s.Nodes[ask.Name] = m
-	return identity.Answer{Certificate: leaf.Raw, CA: a.ca.Raw, User: user}, nil
+	return identity.Answer{Certificate: leaf.Raw, CA: a.signer.ca.Raw, User: user}, nil
 }
 
 // request reads the request for a certificate, and returns the hash of its key.
-func (a *Authority) request(ask identity.Ask) (csr *x509.CertificateRequest, key string, err error) {
+func (s *signer) request(ask identity.Ask) (csr *x509.CertificateRequest, key string, err error) {
 	if ask.Name == "" || len(ask.Name) > maxName || strings.ContainsAny(ask.Name, " \t\n/") {
 		return nil, "", refusal(fmt.Sprintf("the name is %.80q, want one of at most %d bytes without spaces and slashes", ask.Name, maxName))
 	}
@@ -135,7 +136,7 @@ func (a *Authority) request(ask identity.Ask) (csr *x509.CertificateRequest, key
 	if err != nil {
 		return nil, "", refusal(fmt.Sprintf("the request for a certificate cannot be read: %v", err))
 	}
-	want := identity.Name{Cluster: a.me.Cluster, Role: identity.Node, Name: ask.Name}
+	want := identity.Name{Cluster: s.me.Cluster, Role: identity.Node, Name: ask.Name}
 	if len(csr.URIs) != 1 || csr.URIs[0].String() != want.URI().String() {
 		return nil, "", refusal(fmt.Sprintf("the request for a certificate has the name %.200v, want %q alone", csr.URIs, want.URI()))
 	}
@@ -159,14 +160,17 @@ func (a *Authority) Renew(name string, ask identity.Ask) identity.Answer {
 	defer a.mu.Unlock()
 	now := a.cfg.Now()
 	var answer identity.Answer
-	err := a.mayRenew(a.state, name, ask, now)
+	err := a.state.mayRenew(name, ask, now)
+	if err != nil && a.shared && a.load() == nil { // another control plane may have let it in just now
+		err = a.state.mayRenew(name, ask, now)
+	}
 	if len(ask.Request) > 0 {
 		err = a.change(func(s *state) error {
-			err := a.mayRenew(*s, name, ask, now)
+			err := s.mayRenew(name, ask, now)
 			if err != nil {
 				return err
 			}
-			csr, _, err := a.request(ask)
+			csr, _, err := a.signer.request(ask)
 			if err == nil {
 				answer, err = a.grant(s, ask, csr, now)
 			}
@@ -176,11 +180,11 @@ func (a *Authority) Renew(name string, ask identity.Ask) identity.Answer {
 	if err != nil {
 		answer = identity.Answer{}
 	}
-	a.logSkew(name, identity.Skew(name, ask.Time, now)) // the node logs it, too
+	a.said.skew(name, identity.Skew(name, ask.Time, now)) // the node logs it, too
 	return a.answer(name, answer, err, now)
 }
 
-func (a *Authority) mayRenew(s state, name string, ask identity.Ask, now time.Time) error {
+func (s state) mayRenew(name string, ask identity.Ask, now time.Time) error {
 	if ask.Name != name {
 		return refusal(fmt.Sprintf("node %q asks in the name of node %.80q", name, ask.Name))
 	}
@@ -190,6 +194,9 @@ func (a *Authority) mayRenew(s state, name string, ask identity.Ask, now time.Ti
 	return nil
 }
 
+// failed is the answer to an ask that could not be decided.
+const failed = "the control plane failed to answer; its log has the cause"
+
 // answer completes an answer. A refusal is logged. The caller holds a.mu.
 func (a *Authority) answer(name string, out identity.Answer, err error, now time.Time) identity.Answer {
 	out.V, out.Time, out.Revoked = identity.Version, now.UTC(), a.state.Revoked
@@ -198,9 +205,9 @@ func (a *Authority) answer(name string, out identity.Answer, err error, now time
 	}
 	var r refusal
 	if out.Error = err.Error(); !errors.As(err, &r) {
-		out.Error = "the control plane failed to answer; its log has the cause"
+		out.Error = failed
 	}
-	if a.once(name + ": " + err.Error()) {
+	if a.said.once(name + ": " + err.Error()) {
 		a.cfg.Log.Error("node refused", "node", name, "error", err)
 	}
 	out.Revoked = nil // it is for members
@@ -210,25 +217,31 @@ func (a *Authority) answer(name string, out identity.Answer, err error, now time
 // maxLogged bounds the memory of refusals.
 const maxLogged = 1024
 
-// once reports whether something has not been logged before. The caller holds a.mu.
-func (a *Authority) once(what string) bool {
-	if a.logged[what] {
+// refusals log each refusal once.
+type refusals struct {
+	log    *slog.Logger
+	logged map[string]bool
+}
+
+// once reports whether something has not been logged before.
+func (r *refusals) once(what string) bool {
+	if r.logged[what] {
 		return false
 	}
-	if len(a.logged) >= maxLogged {
-		clear(a.logged)
+	if len(r.logged) >= maxLogged {
+		clear(r.logged)
 	}
-	a.logged[what] = true
+	r.logged[what] = true
 	return true
 }
 
-// logSkew logs a wrong clock when it is first seen. The caller holds a.mu.
-func (a *Authority) logSkew(node, skew string) {
+// skew logs a wrong clock when it is first seen.
+func (r *refusals) skew(node, skew string) {
 	what := "skew of " + node
 	if skew == "" {
-		delete(a.logged, what)
-	} else if a.once(what) {
-		a.cfg.Log.Error(skew, "node", node)
+		delete(r.logged, what)
+	} else if r.once(what) {
+		r.log.Error(skew, "node", node)
 	}
 }
 

@@ -51,6 +51,9 @@ func (a *Authority) handle(bus identity.Bus, about, reply string, data []byte, f
 		answer = a.answer(about, answer, refusal(err.Error()), a.cfg.Now())
 		a.mu.Unlock()
 	}
+	if answer.Error == failed && a.shared {
+		return // NATS stores nothing now, for seconds; the node asks again
+	}
 	b, err := json.Marshal(answer)
 	if err == nil {
 		err = bus.Send(about, reply, "", b)

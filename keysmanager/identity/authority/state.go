@@ -125,32 +125,41 @@ func (s *state) tidy(now time.Time) {
 	maps.DeleteFunc(s.Users, func(_ string, u revokedUser) bool { return late.After(u.Until) })
 }
 
+// register is the state as it is stored. Its user's lock guards it.
+type register struct {
+	store    stateStore
+	shared   bool // other control planes may change the state
+	now      func() time.Time
+	state    state
+	revision uint64 // of state, in store
+}
+
 // mostConflicts bounds how often a change begins again because other control planes have changed
 // the state.
 const mostConflicts = 64
 
 // change stores a copy of the state that f has changed. If another control plane has changed the
 // state, f is called again with that state. So f must depend on its argument alone. If f fails,
-// nothing is stored. The caller holds a.mu.
-func (a *Authority) change(f func(*state) error) error {
+// nothing is stored.
+func (r *register) change(f func(*state) error) error {
 	checked := false // f has failed with the state that is stored now
 	for range mostConflicts {
-		s := a.state.clone()
-		s.tidy(a.cfg.Now())
+		s := r.state.clone()
+		s.tidy(r.now())
 		err := f(&s)
 		if err == nil {
-			err = a.save(s)
+			err = r.save(s)
 			if !errors.Is(err, ErrConflict) {
 				return err
 			}
-			if err := a.load(); err != nil {
+			if err := r.load(); err != nil {
 				return fmt.Errorf("authority: %w", err)
 			}
 			continue
 		}
 		// A change of another control plane may not have been seen yet.
-		was := a.revision
-		if checked || !a.shared() || a.load() != nil || a.revision == was {
+		was := r.revision
+		if checked || !r.shared || r.load() != nil || r.revision == was {
 			return err
 		}
 		checked = true
@@ -158,32 +167,31 @@ func (a *Authority) change(f func(*state) error) error {
 	return fmt.Errorf("authority: other control planes have changed the state %d times meanwhile", mostConflicts)
 }
 
-// save stores a changed state and keeps it in memory. If that fails, the old one stays. The caller
-// holds a.mu.
-func (a *Authority) save(s state) error {
-	s.tidy(a.cfg.Now())
-	b, err := json.MarshalIndent(s, "", "  ")
+// save stores a changed state and keeps it in memory. If that fails, the old one stays.
+func (r *register) save(s state) error {
+	s.tidy(r.now())
+	b, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("authority: %w", err)
 	}
-	revision, err := a.store.save(b, a.revision)
+	revision, err := r.store.save(b, r.revision)
 	if err != nil {
 		return fmt.Errorf("authority: %w", err)
 	}
-	a.state, a.revision = s, revision
+	r.state, r.revision = s, revision
 	return nil
 }
 
-// load reads the state that is stored. The caller holds a.mu, or is Open.
-func (a *Authority) load() error {
-	b, revision, err := a.store.load()
+// load reads the state that is stored.
+func (r *register) load() error {
+	b, revision, err := r.store.load()
 	var s state
 	if err == nil {
 		s, err = decodeState(b)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", a.store, err)
+		return fmt.Errorf("%s: %w", r.store, err)
 	}
-	a.state, a.revision = s, revision
+	r.state, r.revision = s, revision
 	return nil
 }

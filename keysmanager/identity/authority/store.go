@@ -100,9 +100,6 @@ func (s *sealed) save(b []byte, revision uint64) (uint64, error) {
 	return s.Store.Replace(ctx, stateKey, s.Key.Seal(stateKey, b), revision)
 }
 
-// shared reports whether other control planes may change the state.
-func (a *Authority) shared() bool { return a.cfg.Shared != nil }
-
 // follow follows the changes of other control planes. If nothing is stored, it stores a state, so
 // that a control plane with another key is refused.
 func (a *Authority) follow() error {
@@ -127,25 +124,29 @@ func (a *Authority) changed(e Entry) {
 	if e.Key != stateKey || e.Deleted {
 		return
 	}
-	b, err := a.cfg.Shared.Key.Unseal(stateKey, e.Value)
+	a.mu.Lock()
+	known := e.Revision <= a.revision // its own change, or one that it has read
+	a.mu.Unlock()
 	var s state
-	if err == nil {
-		s, err = decodeState(b)
-	}
-	if err != nil {
-		a.cfg.Log.Error("a change of who may join cannot be read; this control plane goes on with what it knows", "error", err)
-		return
+	if !known {
+		b, err := a.cfg.Shared.Key.Unseal(stateKey, e.Value)
+		if err == nil {
+			s, err = decodeState(b)
+		}
+		if err != nil {
+			a.cfg.Log.Error("a change of who may join cannot be read; this control plane goes on with what it knows", "error", err)
+			return
+		}
 	}
 	a.mu.Lock()
-	if e.Revision <= a.revision {
-		a.mu.Unlock()
-		return // its own change, or an older one
+	if !known && e.Revision > a.revision {
+		a.state, a.revision = s, e.Revision
 	}
-	same := maps.Equal(a.state.Users, s.Users)
-	a.state, a.revision = s, e.Revision
+	revoked, same := a.state.Revoked, maps.Equal(a.followed, a.state.Users)
+	a.followed = a.state.Users
 	cut := a.cut
 	a.mu.Unlock()
-	a.source.Revoke(s.Revoked)
+	a.source.Revoke(revoked)
 	if cut != nil && !same {
 		a.cuts.Go(func() {
 			if err := cut(a.RevokedUsers()); err != nil {

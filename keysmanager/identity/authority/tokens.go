@@ -1,12 +1,14 @@
 package authority
 
 import (
+	"cmp"
 	"crypto/subtle"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -36,6 +38,50 @@ func (a *Authority) NewToken(r TokenRequest) (t identity.Token, expires time.Tim
 	return a.newToken(r, false)
 }
 
+// TokenInfo is what an authority knows of a join token.
+type TokenInfo struct {
+	ID string
+	TokenRequest
+	Created, Expires time.Time // Expires is zero if it does not expire
+	Used             int       // how many nodes have joined with it
+	Local            bool      // it is that of LocalToken
+}
+
+// Tokens returns the join tokens that have not expired, the latest first.
+func (a *Authority) Tokens() []TokenInfo {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.cfg.Now()
+	out := []TokenInfo{}
+	for id, t := range a.state.Tokens {
+		if t.Expires.IsZero() || now.Before(t.Expires) {
+			out = append(out, TokenInfo{ID: id, TokenRequest: TokenRequest{Name: t.Name, Uses: t.Uses}, Created: t.Created, Expires: t.Expires, Used: t.Used, Local: t.Local})
+		}
+	}
+	slices.SortFunc(out, func(a, b TokenInfo) int { return cmp.Or(b.Created.Compare(a.Created), cmp.Compare(a.ID, b.ID)) })
+	return out
+}
+
+// ErrNoToken means that there is no join token of an id.
+var ErrNoToken = errors.New("there is no join token of this id")
+
+// RevokeToken makes a join token void. Nodes that have joined with it stay members.
+func (a *Authority) RevokeToken(id string) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	err := a.change(func(s *state) error {
+		if _, ok := s.Tokens[id]; !ok {
+			return fmt.Errorf("token %.80q: %w", id, ErrNoToken)
+		}
+		delete(s.Tokens, id)
+		return nil
+	})
+	if err == nil {
+		a.cfg.Log.Info("join token revoked", "token", id)
+	}
+	return err
+}
+
 func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expires time.Time, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -45,7 +91,7 @@ func (a *Authority) newToken(r TokenRequest, local bool) (t identity.Token, expi
 		expires = now.Add(r.TTL)
 		user = expires.Add(keepExpired) // so that the answer can be that the token has expired
 	}
-	t = identity.Token{CA: identity.KeyHash(a.ca), Secret: identity.NewSecret()}
+	t = identity.Token{CA: identity.KeyHash(a.signer.ca), Secret: identity.NewSecret()}
 	if t.User, err = a.cfg.Users.Join(t.ID(), user); err != nil {
 		return t, expires, fmt.Errorf("authority: token: %w", err)
 	}
@@ -87,7 +133,7 @@ func (a *Authority) knows(t identity.Token) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	have, ok := a.state.Tokens[t.ID()]
-	return ok && have.Local && t.CA == identity.KeyHash(a.ca) && have.Secret == identity.SecretHash(t.Secret)
+	return ok && have.Local && t.CA == identity.KeyHash(a.signer.ca) && have.Secret == identity.SecretHash(t.Secret)
 }
 
 // check says why a token does not let a node join; empty: it does. again means that the node has
