@@ -1,10 +1,8 @@
 package queue
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"time"
@@ -43,6 +41,7 @@ type Object = struct {
 // safe for concurrent use.
 type Objects struct {
 	bucket string
+	js     jetstream.JetStream
 	store  jetstream.ObjectStore
 	stream jetstream.Stream // of the store
 	disk   *Disk
@@ -63,7 +62,7 @@ func openObjects(ctx context.Context, js jetstream.JetStream, d *Disk, bucket st
 	if err != nil {
 		return nil, fmt.Errorf("object store %q: %w", bucket, err)
 	}
-	o := &Objects{bucket: bucket, disk: d}
+	o := &Objects{bucket: bucket, js: js, disk: d}
 	o.store, err = js.CreateOrUpdateObjectStore(ctx, jetstream.ObjectStoreConfig{Bucket: bucket, Storage: jetstream.FileStorage, Replicas: copies})
 	if err == nil {
 		o.stream, err = js.Stream(ctx, "OBJ_"+bucket)
@@ -72,24 +71,6 @@ func openObjects(ctx context.Context, js jetstream.JetStream, d *Disk, bucket st
 		return nil, fmt.Errorf("object store %q: %w", bucket, err)
 	}
 	return o, nil
-}
-
-// objectChunk is the size of the messages of an object. A server's default limit is 1 MiB.
-const objectChunk = 512 << 10
-
-// Put stores an object. All of it is in memory at once.
-func (o *Objects) Put(ctx context.Context, name string, data []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, objectTimeout)
-	defer cancel()
-	err := o.disk.writing(ctx, func(ctx context.Context) error {
-		meta := jetstream.ObjectMeta{Name: name, Opts: &jetstream.ObjectMetaOptions{ChunkSize: objectChunk}}
-		_, err := o.store.Put(ctx, meta, bytes.NewReader(data))
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("put object %q: %w", name, err)
-	}
-	return nil
 }
 
 // Get returns an object, or [ErrNotFound]. A copy that lags behind may not have the object yet.
@@ -148,8 +129,7 @@ func (o *Objects) Delete(ctx context.Context, name string) error {
 		return fmt.Errorf("delete object %q: %w", name, err)
 	}
 	// Delete leaves a mark for watchers. Nothing watches.
-	mark := fmt.Sprintf("$O.%s.M.%s", o.bucket, base64.URLEncoding.EncodeToString([]byte(name)))
-	return o.stream.Purge(ctx, jetstream.WithPurgeSubject(mark))
+	return o.stream.Purge(ctx, jetstream.WithPurgeSubject(o.metaSubject(name)))
 }
 
 // objectBucket is the store of large records.
