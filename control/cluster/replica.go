@@ -342,7 +342,7 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 }
 
 // replicasOf returns the replicas of a function. l.mu is held.
-func (l *Local) replicasOf(function string) []*replica {
+func (l *Local) replicasOf(function pipeline.Key) []*replica {
 	var all []*replica
 	for _, r := range l.replicas {
 		if r.function == function {
