@@ -258,8 +258,8 @@ func TestBenchGPUWithoutGPU(t *testing.T) {
 }
 
 // bundleLimit bounds the working tree and the carried files together, in bytes. It is the limit of
-// a borrowed machine, 64 MiB, less a margin.
-const bundleLimit = 63 << 20
+// a borrowed machine, 64 MiB, less a margin. The program is compressed.
+const bundleLimit = 60 << 20
 
 // TestBenchGPUBundle builds the file that `make bench-gpu-bundle` makes for another machine. The
 // file and the tracked files together stay below bundleLimit.
@@ -282,12 +282,15 @@ func TestBenchGPUBundle(t *testing.T) {
 		}
 	}
 	program := filepath.Join(folder, "stagecoach")
-	info, err := os.Stat(program)
+	info, err := os.Stat(program + ".gz")
 	if err != nil {
 		t.Fatal(err)
 	}
+	if out, err := exec.CommandContext(t.Context(), "gunzip", program).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	if total += info.Size(); total > bundleLimit {
-		t.Errorf("the tracked files and the stripped program are %.2f MiB, want at most %d: what has grown?", float64(total)/(1<<20), bundleLimit>>20)
+		t.Errorf("the tracked files and the compressed program are %.2f MiB, want at most %d: what has grown?", float64(total)/(1<<20), bundleLimit>>20)
 	}
 	t.Logf("%.2f MiB", float64(total)/(1<<20))
 	if out, err := exec.CommandContext(t.Context(), program, "version").CombinedOutput(); err != nil {

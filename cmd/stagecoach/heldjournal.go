@@ -7,8 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -19,18 +17,21 @@ const (
 	readAgain = 250 * time.Millisecond
 )
 
-// readJournal reads what control planes share, and opens the journal, for a process that has just
-// got the lease. While streams have no leader, it tries again. It returns errNoLease if this
-// process loses the lease meanwhile.
-func (l *leading) readJournal(ctx context.Context, nc *nats.Conn) (j *queue.Journal, err error) {
-	warn := sync.OnceFunc(func() { l.u.log.Warn("the journal cannot be read yet; trying again", "error", err) })
+// readJournal reads what control planes share, and opens the journal with open, for a process that
+// has just got the lease. While streams have no leader, it tries again. It returns errNoLease if
+// this process loses the lease meanwhile.
+func readJournal(ctx context.Context, l *leading, open func() (*queue.Journal, error)) (*queue.Journal, error) {
+	var j *queue.Journal
+	warn := sync.OnceFunc(func() { l.u.log.Warn("the journal cannot be read yet; trying again") })
 	held := func() bool { _, ok := l.lease.Epoch(); return ok }
-	return j, whileHeld(ctx, readLimit, held, func() error {
-		if j, err = l.readShared(ctx, nc); err != nil {
+	err := whileHeld(ctx, readLimit, held, func() (err error) {
+		if j, err = readShared(ctx, l, open); err != nil {
+			l.u.log.Debug("the journal cannot be read", "error", err)
 			warn()
 		}
 		return err
 	})
+	return j, err
 }
 
 // whileHeld calls f until it succeeds, the limit is over, or ctx ends. It returns errNoLease once
@@ -54,7 +55,7 @@ func whileHeld(ctx context.Context, limit time.Duration, held func() bool, f fun
 }
 
 // readShared tries once what readJournal does.
-func (l *leading) readShared(ctx context.Context, nc *nats.Conn) (*queue.Journal, error) {
+func readShared(ctx context.Context, l *leading, open func() (*queue.Journal, error)) (*queue.Journal, error) {
 	if err := l.u.demand.Reload(ctx); err != nil { // the earlier leader has learned more
 		return nil, err
 	}
@@ -63,7 +64,7 @@ func (l *leading) readShared(ctx context.Context, nc *nats.Conn) (*queue.Journal
 			return nil, err
 		}
 	}
-	return queue.OpenJournal(ctx, nc, l.u.journalConfig(), l.u.log)
+	return open()
 }
 
 // heldJournal implements admin.Journal, and the gateway's journal's part in NATS.

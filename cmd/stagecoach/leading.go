@@ -282,7 +282,9 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	if err != nil {
 		return err
 	}
-	j, err := l.readJournal(ctx, nc)
+	j, err := readJournal(ctx, l, func() (*queue.Journal, error) {
+		return queue.OpenJournal(ctx, nc, u.journalConfig(), u.log)
+	})
 	if err != nil {
 		nc.Close()
 		return err

@@ -323,13 +323,7 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	if cause != "" {
 		f.failure.add(r, at, cause, r.outside, l.cfg.Chance())
 		if r.spec.Revision == f.failure.revision && f.failure.givesUp() {
-			var rest []*replica
-			for _, other := range l.replicas {
-				if other.function == r.function {
-					rest = append(rest, other)
-				}
-			}
-			gaveUp = gaveUpCause(r.spec, &f.failure, rest)
+			gaveUp = gaveUpCause(r.spec, &f.failure, l.replicasOf(r.function))
 		}
 	}
 	failures := f.failure.Count
@@ -345,6 +339,17 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 		l.cfg.Lines.Fail(r.function, r.spec.Revision, gaveUp)
 	}
 	l.cfg.Changed()
+}
+
+// replicasOf returns the replicas of a function. l.mu is held.
+func (l *Local) replicasOf(function string) []*replica {
+	var all []*replica
+	for _, r := range l.replicas {
+		if r.function == function {
+			all = append(all, r)
+		}
+	}
+	return all
 }
 
 // note records an event of r. The caller holds l.mu.

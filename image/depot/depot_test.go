@@ -224,22 +224,21 @@ func TestWrongBytes(t *testing.T) {
 		}
 	}
 
-	var model string
-	err := filepath.WalkDir(image.Dir(from), func(path string, e os.DirEntry, err error) error {
-		if filepath.Base(path) == "model.bin" {
-			model = path
-		}
-		return err
-	})
+	manifest, err := read(t.Context(), from, digest)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := os.ReadFile(model)
+	all, err := image.Parts(manifest)
 	if err != nil {
 		t.Fatal(err)
 	}
-	b[5] ^= 1
-	if err := os.WriteFile(model, b, 0o755); err != nil {
+	config := filepath.Join(image.Dir(from), "blobs", "sha256", hexOf(all[0].Digest))
+	b, err := os.ReadFile(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[len(b)/2] ^= 1
+	if err := os.WriteFile(config, b, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	d = New(newMemory())

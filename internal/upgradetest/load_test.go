@@ -302,6 +302,6 @@ func (l *load) end() {
 	}
 	l.c.t.Logf("%d async requests were accepted and called back; %d callbacks were marked as repetitions", len(l.accepted), l.again)
 	for _, change := range slices.Sorted(maps.Keys(l.counts)) {
-		l.c.t.Logf("%-45s sync requests by status: %v, slowest %v", change, l.counts[change], l.slowest[change].Round(time.Millisecond))
+		l.c.t.Logf("%-45s sync requests by status: %v, slowest %v", cmp.Or(change, "between"), l.counts[change], l.slowest[change].Round(time.Millisecond))
 	}
 }

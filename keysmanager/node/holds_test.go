@@ -237,6 +237,34 @@ func TestListener(t *testing.T) {
 	}
 }
 
+// TestRefusedNodesAreNotAwaited has a node that follows a newer control plane, so it never joins.
+func TestRefusedNodesAreNotAwaited(t *testing.T) {
+	b := startBroker(t)
+	newer := b.watch(new(reign).of(9))
+	b.join("n1", newWorker())
+	if _, err := newer.node("n1").Do(within(t), node.Order{Kind: node.OrderForget, Function: "f"}); err != nil {
+		t.Fatal(err)
+	}
+	newer.wait("the node to announce the epoch", func() bool { return newer.node("n1").Inventory().Epoch == 9 })
+	l, err := node.Listen(b.link("standby"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.Close)
+	for deadline := time.Now().Add(limit); len(l.Heard(time.Hour)) != 1; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the node was not heard")
+		}
+	}
+	older := b.watch(new(reign).of(8), func(cfg *node.DirectoryConfig) { cfg.First = l.Heard(time.Hour) })
+	if got := older.Await(within(t), time.Time{}); len(got) > 0 {
+		t.Errorf("missing are %v, want none", got)
+	}
+	if n := len(older.Clients()); n > 0 {
+		t.Errorf("%d nodes have joined, want none", n)
+	}
+}
+
 // unhearing hears no announcements.
 type unhearing struct{ node.Bus }
 

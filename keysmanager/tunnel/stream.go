@@ -134,18 +134,26 @@ func (c *stream) Close() error {
 	return nil
 }
 
-// end tells the peer that the stream is closed, and waits until the peer closes it, too. If the
-// peer goes on to write, end resets the stream, as a closed TCP connection does. Otherwise the
-// multiplexer would keep what arrives for an hour, and so long would the peer wait for room.
+// end tells the peer that the stream is closed, and waits until the peer closes it, too. Meanwhile
+// the peer may read what was sent. If the peer goes on to write, end resets the stream, as a closed
+// TCP connection does: the peer loses what it has not read. Otherwise the multiplexer would keep
+// what arrives for an hour, and so long would the peer wait for room.
 func (c *stream) end() {
 	_ = c.y.Close()
 	c.reading.Lock() // after the latest Read
 	defer c.reading.Unlock()
-	if err := c.discard(); err != nil && !errors.Is(err, yamux.ErrTimeout) {
-		return // the peer has closed it, or the session has ended
+	for round := range lingers {
+		n, err := c.discard()
+		if err != nil && !errors.Is(err, yamux.ErrTimeout) {
+			return // the peer has closed it, or the session has ended
+		}
+		if err == nil || n > 0 && round > 0 { // it was not on its way when the stream was closed
+			break
+		}
+		c.y.Shrink()
 	}
 	c.s.conn.reset(c.y.StreamID())
-	if c.discard() == nil {
+	if _, err := c.discard(); err == nil {
 		c.s.t.cfg.Log.Warn("tunnel is closed: the peer writes to a stream that was reset", "peer", c.s.peer.String())
 		c.s.close()
 	}
@@ -153,11 +161,10 @@ func (c *stream) end() {
 }
 
 // discard reads what the peer writes, until the peer closes or resets the stream, or for a while.
-// It returns nil if the peer has written more than may be on its way.
-func (c *stream) discard() error {
+// It returns no error if the peer has written more than may be on its way.
+func (c *stream) discard() (n int64, err error) {
 	_ = c.y.SetReadDeadline(time.Now().Add(c.s.t.cfg.linger))
-	_, err := io.CopyN(io.Discard, c.y, int64(c.s.t.cfg.window)+1)
-	return err
+	return io.CopyN(io.Discard, c.y, int64(c.s.t.cfg.window)+1)
 }
 
 // LocalAddr implements net.Conn.

@@ -62,7 +62,8 @@ const (
 	maxFirst      = 64 << 10         // bytes of a first line
 	greetingTime  = 10 * time.Second // for a dial, and for a handshake
 	firstLineTime = 30 * time.Second // for a first line and its answer; a busy machine takes seconds
-	lingerTime    = 10 * time.Second // for a peer to close a stream that is closed here
+	lingerTime    = 10 * time.Second // for what a peer has written to a stream that is closed here
+	lingers       = 30               // such times for the peer to read what was sent, and close it
 	// A peer that reads or answers nothing for this long is gone.
 	mostSilence    = 15 * time.Second
 	keepAliveEvery = 5 * time.Second // between two checks that the peer answers

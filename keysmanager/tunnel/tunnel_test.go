@@ -271,6 +271,29 @@ func TestClosedStreamEndsItsWriter(t *testing.T) {
 	says(t, other, "the same connection")
 }
 
+// TestClosedStreamCanBeRead checks that a slow peer gets all that was sent before the close.
+func TestClosedStreamCanBeRead(t *testing.T) {
+	t.Parallel()
+	const linger, size = 200 * time.Millisecond, 200 << 10
+	closed := make(chan struct{})
+	up, n := pair(t, func(c *Config) {
+		c.window, c.linger = 256<<10, linger
+		c.Handlers["burst"] = func(_ context.Context, _ identity.Name, _ json.RawMessage, c net.Conn) {
+			if Accept(c) == nil {
+				_, _ = c.Write(make([]byte, size))
+			}
+			_ = c.Close()
+			close(closed)
+		}
+	})
+	c := open(t, up, n, "burst")
+	<-closed
+	time.Sleep(3 * linger) // it is not reset meanwhile
+	if b, err := io.ReadAll(c); err != nil || len(b) != size {
+		t.Errorf("got %d bytes, %v, want %d", len(b), err, size)
+	}
+}
+
 // TestStrangersAreRefused checks that processes without a certificate of the cluster, and those
 // with another name than the one that was asked for, get no stream.
 func TestStrangersAreRefused(t *testing.T) {

@@ -99,7 +99,7 @@ func (c *Core) apply(now time.Time, ev Event) {
 			l.pins.leave(ev.Request)
 		}
 	case Ask:
-		c.ask(ev)
+		asked(c, ev)
 	case Deployed:
 		c.deploy(now, ev)
 	case Removed:
@@ -228,8 +228,8 @@ func (c *Core) cancel(now time.Time, k task.Key) {
 	c.end(now, it, task.Canceled, "canceled by the caller")
 }
 
-// ask replies if no other reply will come.
-func (c *Core) ask(ev Ask) {
+// asked replies if no other reply will come.
+func asked(c *Core, ev Ask) {
 	if c.tasks.get(ev.Key) == nil {
 		c.do(Reply{To: ev.ReplyTo, Reply: &task.Reply{
 			Key: ev.Key, Code: task.ReplicaLost, Replica: "unknown", // a replica may have run it

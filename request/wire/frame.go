@@ -93,7 +93,6 @@ type header struct {
 	batch  uint64
 	skip   bool // a type of a later version
 	flags  byte
-	later  bool // of a later version
 }
 
 func decodeHeader(b *[headerSize]byte) (header, error) {
@@ -102,7 +101,6 @@ func decodeHeader(b *[headerSize]byte) (header, error) {
 		batch: binary.LittleEndian.Uint64(b[8:]), flags: b[5],
 	}
 	version := b[7]
-	h.later = version > Version
 	switch {
 	case version < OldestVersion:
 		return h, fmt.Errorf("frame of version %d, want %d or later: %w", version, OldestVersion, ErrVersion)

@@ -52,7 +52,8 @@ const (
 // taken out. An error ends the relay.
 type Edit func(f *Frame) (Edited, error)
 
-// RelayEdited is [Relay] with an Edit of the frames that are of this version or earlier ones.
+// RelayEdited is [Relay] with an Edit of the frames whose type is known. Their version may be a
+// later one, because a [Conn] takes those, too.
 func RelayEdited(to *Outlet, from Socket, edit Edit) error {
 	r := newFrames(from)
 	defer r.release()
@@ -91,7 +92,7 @@ func (e *edits) pass() error {
 
 // one has a frame edited, and passes on the outcome.
 func (e *edits) one(f span) error {
-	if f.later {
+	if f.skip {
 		return e.add(f)
 	}
 	waiting := e.run.files // of frames before it, that were not sent

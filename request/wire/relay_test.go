@@ -1,7 +1,9 @@
 package wire
 
 import (
+	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -96,7 +98,7 @@ func TestSwitchDropsFilesOfTheirFrame(t *testing.T) {
 	d.mu.Lock()
 	overtaken := d.owner
 	d.mu.Unlock()
-	d.nmu.Lock() // the first batch is not sent until the last one is to be refused
+	d.nmu.Lock() // the first batch waits until the relay refuses the last one
 	passed := make(chan error, 1)
 	go func() { passed <- d.passOwner(overtaken, r) }()
 	for admitted := 0; admitted < 2; {
@@ -116,4 +118,61 @@ func TestSwitchDropsFilesOfTheirFrame(t *testing.T) {
 	if err := <-passed; err != nil || len(r.files) > 0 {
 		t.Errorf("%d files are left, %v", len(r.files), err)
 	}
+}
+
+// TestFlagsOfReplicas sends flags that are none of a replica, in frames of this version and of a
+// later one. An edit sees them if the type is known, and a Switch clears them.
+func TestFlagsOfReplicas(t *testing.T) {
+	for version := byte(Version); version <= Version+1; version++ {
+		for _, kind := range []FrameType{FrameResult, FrameError, 200} {
+			if version == Version && !kind.known() {
+				continue
+			}
+			forged := appendFrame(nil, Frame{Type: kind, Batch: 1, Kept: true, Keep: true, Payload: Result{}.Append(nil)})
+			forged[7] = version
+			a, from := pair(t)
+			to, _ := pair(t)
+			if _, err := a.Write(forged); err != nil {
+				t.Fatal(err)
+			}
+			_ = a.Close()
+			var seen []FrameType
+			err := RelayEdited(NewOutlet(NewSocket(to)), NewSocket(from), func(f *Frame) (Edited, error) {
+				if f.Kept && f.Keep {
+					seen = append(seen, f.Type)
+				}
+				return Unchanged, nil
+			})
+			if err != nil || kind.known() != slices.Contains(seen, kind) {
+				t.Errorf("%v of version %d: edits see %v, %v", kind, version, seen, err)
+			}
+
+			d := newStand(t)
+			o := d.first(false)
+			if _, err := d.raw.Write(forged); err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, len(forged))
+			if _, err := io.ReadFull(o.raw, b); err != nil || b[5] != 0 || b[4] != byte(kind) {
+				t.Errorf("%v of version %d: the owner gets % x, %v", kind, version, b, err)
+			}
+		}
+	}
+}
+
+// TestSwitchKeepsWholeHellos checks that the next owner's greeting is a Hello whatever the replica
+// says.
+func TestSwitchKeepsWholeHellos(t *testing.T) {
+	d := newStand(t)
+	d.first(false)
+	b := appendHeader(nil, Frame{Type: FrameHello})
+	r := &frames{buf: b, end: len(b)}
+	f, ok, err := r.whole()
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if _, err := d.sort(r, f); err == nil {
+		t.Error("an empty Hello: no error")
+	}
+	d.connect(false).next(FrameHello)
 }

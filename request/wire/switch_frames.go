@@ -98,13 +98,14 @@ func (s *Switch) sort(r *frames, f span) (d decision, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d.to = s.owner
+	r.raw(f)[5] &^= flagKept | flagKeep // they are none of a replica
 	switch f.kind {
 	case FrameHello:
-		s.hello = append([]byte{}, r.raw(f)...)
 		h, err := DecodeHello(r.payload(f))
 		if err != nil {
 			return d, err
 		}
+		s.hello = append([]byte{}, r.raw(f)...)
 		s.slots = uint64(h.Slots)
 	case FrameCredit:
 		c, err := DecodeCredit(r.payload(f))
