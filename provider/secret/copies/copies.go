@@ -394,7 +394,8 @@ func (c *Copies) remove(key string) error {
 	return c.save("", 0)
 }
 
-// save writes the versions, with this one of the key unless it is empty. The caller holds c.changing.
+// save writes the versions, with this one of the key unless the key is empty. The caller holds
+// c.changing.
 func (c *Copies) save(key string, version uint64) error {
 	c.mu.Lock()
 	versions := map[string]uint64{}

@@ -106,4 +106,3 @@ func (c *Copies) latest(ctx context.Context, key string) (record, error) {
 	r.revision = revision
 	return r, nil
 }
-
