@@ -323,7 +323,7 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	if cause != "" {
 		f.failure.add(r, at, cause, r.outside, l.cfg.Chance())
 		if r.spec.Revision == f.failure.revision && f.failure.givesUp() {
-			gaveUp = gaveUpCause(r.spec, &f.failure, l.replicasOf(r.function))
+			gaveUp = gaveUpCause(r.spec, &f.failure, replicasOf(r.function, l.replicas))
 		}
 	}
 	failures := f.failure.Count
@@ -341,15 +341,15 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	l.cfg.Changed()
 }
 
-// replicasOf returns the replicas of a function. l.mu is held.
-func (l *Local) replicasOf(function string) []*replica {
-	var all []*replica
-	for _, r := range l.replicas {
+// replicasOf returns the replicas of a function that are among others.
+func replicasOf(function pipeline.Key, all map[string]*replica) []*replica {
+	var own []*replica
+	for _, r := range all {
 		if r.function == function {
-			all = append(all, r)
+			own = append(own, r)
 		}
 	}
-	return all
+	return own
 }
 
 // note records an event of r. The caller holds l.mu.
