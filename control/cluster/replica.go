@@ -330,13 +330,7 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	if cause != "" {
 		f.failure.add(r, at, cause, r.outside, l.cfg.Chance())
 		if r.spec.Revision == f.failure.revision && f.failure.givesUp() {
-			var rest []*replica
-			for _, other := range l.replicas {
-				if other.function == r.function {
-					rest = append(rest, other)
-				}
-			}
-			gaveUp = gaveUpCause(r.spec, &f.failure, rest)
+			gaveUp = gaveUpCause(r.spec, &f.failure, replicasOf(r.function, l.replicas))
 		}
 	}
 	failures := f.failure.Count
@@ -352,6 +346,17 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 		l.cfg.Lines.Fail(r.function, r.spec.Revision, gaveUp)
 	}
 	l.cfg.Changed()
+}
+
+// replicasOf returns the replicas of a function that are among others.
+func replicasOf(function pipeline.Key, all map[string]*replica) []*replica {
+	var own []*replica
+	for _, r := range all {
+		if r.function == function {
+			own = append(own, r)
+		}
+	}
+	return own
 }
 
 // note records an event of r. The caller holds l.mu.

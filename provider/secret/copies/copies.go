@@ -360,15 +360,23 @@ func split(key string) (namespace, name string) {
 }
 
 // put stores a value of this process. The caller holds c.changing.
+//
+// The version is stored first. If this process ends before it stores the value, it has the earlier
+// value with a later version than the list has. So it can lead, and lists that value. In the other
+// order, it would have another value than the list, with the same version: it could not lead, and
+// perhaps nobody could.
 func (c *Copies) put(key string, value []byte, version uint64) error {
 	namespace, name := split(key)
-	if err := c.cfg.Store.Put(namespace, name, value); err != nil {
+	if err := c.save(key, version); err != nil {
 		return err
+	}
+	if err := c.cfg.Store.Put(namespace, name, value); err != nil {
+		return errors.Join(err, c.save("", 0))
 	}
 	c.mu.Lock()
 	c.held[key] = held{version, keyedHash(c.cfg.Key, key, value)}
 	c.mu.Unlock()
-	return c.save()
+	return nil
 }
 
 // remove deletes a value of this process. The caller holds c.changing.
@@ -379,17 +387,20 @@ func (c *Copies) remove(key string) error {
 	c.mu.Lock()
 	delete(c.held, key)
 	c.mu.Unlock()
-	return c.save()
+	return c.save("", 0)
 }
 
-// save writes the versions. The caller holds c.changing.
-func (c *Copies) save() error {
+// save writes the versions, with this one of the key unless it is empty. The caller holds c.changing.
+func (c *Copies) save(key string, version uint64) error {
 	c.mu.Lock()
 	versions := map[string]uint64{}
 	for key, is := range c.held {
 		versions[key] = is.version
 	}
 	c.mu.Unlock()
+	if key != "" {
+		versions[key] = version
+	}
 	return writeVersions(c.cfg.File, versions)
 }
 

@@ -292,6 +292,67 @@ func TestLeaderEndsDuringAChange(t *testing.T) {
 	w.until("all to have one value", func() bool { return a.value("s") == "of b" && b.value("s") == "of b" && c.value("s") == "of b" })
 }
 
+// ending is a store of a process that ends before or after it has stored a value.
+type ending struct {
+	Store
+	after bool
+}
+
+func (s ending) Put(namespace, name string, value []byte) error {
+	if s.after {
+		if err := s.Store.Put(namespace, name, value); err != nil {
+			return err
+		}
+	}
+	panic(errBroken)
+}
+
+// TestEndDuringAChange has the only control plane end on either side of the storage of a value.
+// When it is back, it can lead.
+func TestEndDuringAChange(t *testing.T) {
+	t.Parallel()
+	for _, after := range []bool{false, true} {
+		w := newWorld(t, 1)
+		a := w.plane("a", "")
+		w.put(a, "s", "v1", 0, 0)
+		a.cfg.Store = ending{a.store, after}
+		func() {
+			defer func() { _ = recover() }()
+			_, _, _ = a.Put(t.Context(), "ns", "s", []byte("v2"))
+		}()
+		w.end(a)
+		a = w.plane("a", a.dir)
+		if got := a.Lacking(); len(got) > 0 {
+			t.Errorf("after the storage: %v: lacks %q, and nobody else could lead", after, got)
+		}
+		if err := a.Lead(t.Context()); err != nil {
+			t.Error(err)
+		}
+		b := w.plane("b", "")
+		w.until("b to get the value", func() bool { return b.value("s") == a.value("s") && len(b.Lacking()) == 0 })
+		w.put(b, "s", "v3", 1, 1)
+	}
+}
+
+// TestFullDiskDuringAChange has a value not be stored. The version is what it was.
+func TestFullDiskDuringAChange(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.plane("a", "")
+	w.put(a, "s", "v1", 0, 0)
+	a.cfg.Store = failing{a.store}
+	if _, _, err := a.Put(t.Context(), "ns", "s", []byte("v2")); !errors.Is(err, errBroken) {
+		t.Errorf("a change that is not stored: %v", err)
+	}
+	if got, err := readVersions(a.cfg.File); err != nil || got["ns/s"] != 1 {
+		t.Errorf("versions %v, %v, want 1", got, err)
+	}
+}
+
+type failing struct{ Store }
+
+func (failing) Put(_, _ string, _ []byte) error { return errBroken }
+
 // TestOldLeaderChangesNothing has a control plane send a value that it stores with an old version.
 func TestOldLeaderChangesNothing(t *testing.T) {
 	t.Parallel()
