@@ -255,11 +255,15 @@ func (l *Local) stop(n *member, r *replica) {
 	hands := l.reach(n)
 	if hands == nil {
 		l.cfg.Log.Info("replica ends with its connection; its node is silent", "function", r.function, "replica", r.name, "node", r.node)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.outlived(r)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), l.cfg.Grace+stopMargin)
 	defer cancel()
-	if err := hands.Stop(ctx, r.name, l.cfg.Grace); err != nil {
+	err := hands.Stop(ctx, r.name, l.cfg.Grace)
+	if err != nil {
 		l.cfg.Log.Error("replica's process may still run", "function", r.function, "replica", r.name, "node", r.node, "error", err)
 	}
 	now := time.Now()
@@ -267,6 +271,9 @@ func (l *Local) stop(n *member, r *replica) {
 	defer l.mu.Unlock()
 	maps.DeleteFunc(n.stopped, func(_ string, at time.Time) bool { return now.Sub(at) >= missingFor })
 	n.stopped[r.name] = now
+	if err != nil {
+		l.outlived(r)
+	}
 }
 
 var errRemoved = errors.New("the function was removed")

@@ -1,9 +1,11 @@
 package node_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -169,6 +171,58 @@ func TestUnwantedReplicasAreStopped(t *testing.T) {
 	_ = started.Conn.Close()
 	w.until(t, "the replica to be stopped", func() bool { return len(w.of(node.OrderStop)) == 1 })
 	d.stop()
+}
+
+// TestOldEpochsReplaceNoOwner has a control plane ask for a replica. Before it gets the replica, a
+// newer control plane does. The older one does not replace it.
+func TestOldEpochsReplaceNoOwner(t *testing.T) {
+	b := startBroker(t)
+	w := newWorker()
+	var gateway atomic.Value
+	d := b.join("n1", w, keeps, func(cfg *node.ServerConfig) { cfg.Claimed = func(at string) { gateway.Store(at) } })
+	var mine reign
+	n := b.watch(keepsReplicas, mine.of(5)).node("n1")
+	adopt := func(order node.Order) (wire.Socket, error) {
+		order.Replica, order.Spec = "r-1", spec
+		return n.Adopt(within(t), order)
+	}
+	started, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica := w.replica(t, "r-1")
+	first := greet(t, started.Conn, replica, true)
+	call(t, first, replica)
+
+	near, far := net.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		node.ServeStream(d.Server, []byte(`{"v":1,"want":"socket","replica":"r-1","epoch":5,"keep":true,"adopt":true,"gateway":"old","revision":1,"home":"old"}`), far)
+		_ = far.Close()
+	}()
+	// The daemon has admitted the request when the first byte of its reply comes.
+	if _, err := io.ReadFull(near, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	mine.epoch.Store(6)
+	conn, err := adopt(node.Order{Claim: node.Claim{Revision: 2, Home: "new"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner := greet(t, conn, replica, false)
+	call(t, owner, replica)
+	at := gateway.Load()
+	reply, err := io.ReadAll(near)
+	if err != nil || bytes.Count(reply, []byte("\n")) != 1 || bytes.Contains(reply, []byte("error")) {
+		t.Errorf("the older one gets %q, %v, want a reply, no frames, and the end", reply, err)
+	}
+	_ = near.Close()
+	<-ended
+	call(t, owner, replica)
+	if got := gateway.Load(); got != at || got == "old" {
+		t.Errorf("gateway %q, want %q", got, at)
+	}
 }
 
 // TestHeldReplicasEndWithTheirDaemon checks that a daemon that ends closes the sockets that it has.
