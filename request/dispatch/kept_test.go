@@ -5,6 +5,7 @@ import (
 	"os"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -127,4 +128,36 @@ func TestKeptItemsForReplicasOfThisMachine(t *testing.T) {
 	f = a.read(wire.FrameBatch)
 	a.write(wire.FrameError, f.Batch, wire.Error{Code: task.InputLost, Lost: []string{"x"}}.Append(nil))
 	r.reply("k3", task.ReplicaLost, "a replica of this machine says that its input is lost")
+}
+
+// slowStore is a Store whose items of nodes come late.
+type slowStore struct {
+	*tensor.Dir
+	late time.Duration
+}
+
+func (s slowStore) Open(tensor.Ref) (*os.File, error) {
+	time.Sleep(s.late)
+	f, err := wire.NewMemory()
+	if err == nil {
+		err = wire.Seal(f)
+	}
+	return f, err
+}
+
+// TestLateItemsAreNoFaultOfTheReplica checks that a replica gets a batch whose items took longer to
+// open than a replica may take to read.
+func TestLateItemsAreNoFaultOfTheReplica(t *testing.T) {
+	r := newRig(t, Spec{})
+	r.shell.bounds.write = 500 * ms
+	r.shell.cfg.Store = slowStore{r.store, 600 * ms}
+	a := attach(t, r.shell, "r1", 1, 1)
+	r.ask("k1", true, onNode("k1", "other"))
+	f := a.read(wire.FrameBatch)
+	closeFiles(f.Files)
+	if len(f.Files) != 1 {
+		t.Errorf("%d files, want 1", len(f.Files))
+	}
+	a.write(wire.FrameResult, f.Batch, wire.Result{Output: tensor.Activation{text("y")}}.Append(nil))
+	r.reply("k1", task.OK, "")
 }

@@ -125,12 +125,8 @@ func (o *outbox) writeHead(n int) {
 }
 
 func (o *outbox) write(parcels []parcel) error {
-	// moved rarely, because setting a deadline costs more than reading a clock.
-	if now := time.Now(); o.deadline.Sub(now) < o.link.f.shell.bounds.write/2 {
-		o.deadline = now.Add(o.link.f.shell.bounds.write)
-		if err := o.link.conn.SetWriteDeadline(o.deadline); err != nil {
-			return err
-		}
+	if err := o.extend(); err != nil {
+		return err
 	}
 	for _, p := range parcels {
 		if err := o.gather(p.effect); err != nil {
@@ -138,6 +134,17 @@ func (o *outbox) write(parcels []parcel) error {
 		}
 	}
 	return o.link.conn.Flush()
+}
+
+// extend moves the deadline of the replica's reads. It does so rarely, because setting a deadline
+// costs more than reading a clock.
+func (o *outbox) extend() error {
+	now := time.Now()
+	if o.deadline.Sub(now) >= o.link.f.shell.bounds.write/2 {
+		return nil
+	}
+	o.deadline = now.Add(o.link.f.shell.bounds.write)
+	return o.link.conn.SetWriteDeadline(o.deadline)
 }
 
 // gather encodes a frame to be written with others.
@@ -188,6 +195,9 @@ func (o *outbox) send(e Send) error {
 		return nil
 	}
 	frame.Payload, frame.Files, frame.Kept = o.frame, files, kept > 0
+	if err := o.extend(); err != nil { // it may have taken long to open the files
+		return err
+	}
 	err := o.link.conn.Gather(frame)
 	if cap(o.frame) > 1<<20 {
 		o.frame = nil
