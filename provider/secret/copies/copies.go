@@ -416,7 +416,7 @@ func (c *Copies) Put(ctx context.Context, namespace, name string, value []byte) 
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	key := namespace + "/" + name
-	r, err := c.latest(ctx, key)
+	r, err := latest(ctx, c.cfg.List, key)
 	if err != nil {
 		return 0, 0, err
 	}
@@ -439,7 +439,7 @@ func (c *Copies) Delete(ctx context.Context, namespace, name string) error {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	key := namespace + "/" + name
-	r, err := c.latest(ctx, key)
+	r, err := latest(ctx, c.cfg.List, key)
 	if err != nil {
 		return err
 	}

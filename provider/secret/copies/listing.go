@@ -89,10 +89,10 @@ func (c *Copies) again(before string) string {
 }
 
 // latest returns the record of a secret as it is stored; the zero record if there is none.
-func (c *Copies) latest(ctx context.Context, key string) (record, error) {
+func latest(ctx context.Context, l List, key string) (record, error) {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
-	b, revision, err := c.cfg.List.Get(ctx, key)
+	b, revision, err := l.Get(ctx, key)
 	if errors.Is(err, ErrNone) {
 		return record{}, nil
 	}
