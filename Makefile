@@ -126,7 +126,7 @@ bench-coldstart: images ## order to first output on every start path; BENCH=--fu
 bench-gpu: build ## order to first output of PyTorch stages; needs a GPU; BENCH="--size 5.4GB"
 	@$(BIN)/stagecoach bench gpu $(BENCH)
 
-bench-gpu-bundle: tools ## a stripped, compressed binary in build/gpu, for another machine: docs/RESULTS.md
+bench-gpu-bundle: tools ## a compressed binary in build/gpu, for another machine: docs/RESULTS.md
 	@mkdir -p $(GPU)
 	@$(GO) build -trimpath -tags noevaluation "-ldflags=-s -w -extldflags=-Wl,-z,lazy" -o $(GPU)/stagecoach ./cmd/stagecoach
 	@gzip -f $(GPU)/stagecoach

@@ -82,6 +82,7 @@ func openSecretCopies(ctx context.Context, u *up) error {
 		Store: u.secrets, File: filepath.Join(u.cfg.State, "secret-versions.json"), List: copiesList{kv}, Key: sums[:],
 		Peers: u.leading.controls.peers, Dial: func(ctx context.Context, p copies.Peer) (net.Conn, error) { return dialPlane(ctx, source, p) },
 		Stored: func(namespace, name string) { showSecret(u, namespace, name) }, Changed: u.leading.lacksChanged, Log: u.log,
+		Leads: func() bool { _, err := u.leading.epoch(); return err == nil },
 	})
 	if err != nil {
 		return err
@@ -225,9 +226,9 @@ func (l *leading) why() string {
 	return ""
 }
 
-// showSecret shows functions a secret that has come from another control plane.
+// showSecret shows functions a secret that has changed without a call of the API.
 func showSecret(u *up, namespace, name string) {
-	u.log.Info("a secret has come from another control plane", "secret", name, "namespace", namespace)
+	u.log.Info("a secret has changed", "secret", name, "namespace", namespace)
 	for _, f := range u.registry.Functions() {
 		if f.Declared.Namespace != namespace || !slices.Contains(f.Deployment.Secrets, name) {
 			continue

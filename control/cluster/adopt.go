@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -87,6 +88,31 @@ func takeOver(l *Local, n *member, o Offer, spec FunctionSpec) bool {
 		r.home.remember(spec, plan.Slot{Node: n.name, Device: o.Device})
 	}
 	return true
+}
+
+// past is a replica of a Local that has ended for it, and whose process may still run. It is not
+// taken over again: it may have been stopped for a cause.
+type past struct {
+	node string
+	at   time.Time // when it ended
+}
+
+// pastFor bounds how long a replica on a node that does not return is remembered. No daemon keeps
+// it for that long.
+const pastFor = 24 * time.Hour
+
+// outlived remembers a replica that could not be stopped. The caller holds l.mu.
+func (l *Local) outlived(r *replica) {
+	now := time.Now()
+	maps.DeleteFunc(l.past, func(_ string, p past) bool { return now.Sub(p.at) >= pastFor })
+	l.past[r.name] = past{r.node, now}
+}
+
+// ended forgets past replicas of a node that run no more. The caller holds l.mu.
+func (l *Local) ended(node string, now time.Time, there map[string]bool) {
+	maps.DeleteFunc(l.past, func(name string, p past) bool {
+		return p.node == node && !there[name] && now.Sub(p.at) >= missingFor
+	})
 }
 
 // register adds a replica. The caller holds l.mu, and starts its goroutine.

@@ -134,6 +134,44 @@ func TestReplicasThatCannotBeTakenOver(t *testing.T) {
 	})
 }
 
+// TestStoppedReplicasAreNotTakenOver has a node offer replicas that its owner has ended, because
+// the stop had failed, or because the node was silent. They are stopped, not taken over.
+func TestStoppedReplicasAreNotTakenOver(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		next(t, func(t *testing.T, w *world, l *Local, a keepingNode) {
+			l.Join(a)
+			l.Running("a", nil)
+			w.want(1)
+			w.set(func() {
+				w.stop = func(context.Context, string) error { return errors.New("the order was lost") }
+			})
+			if silent {
+				l.Leave("a")
+				l.Lost("f-00001", task.Death{Cause: "its socket broke"})
+			} else {
+				w.want(0)
+			}
+			synctest.Wait()
+			w.expect("ended", w.states(), "")
+			w.expect("what runs", strings.Join(w.runs("a"), " "), "f-00001")
+			l.Join(a)
+			for range 2 { // the first stop fails, too
+				time.Sleep(missingFor)
+				l.Running("a", w.runs("a"), offers(1, w.runs("a")...)...)
+				synctest.Wait()
+				w.expect("known", w.states(), "")
+				w.set(func() { w.stop = nil })
+			}
+			w.expect("at the end", strings.Join(w.runs("a"), " "), "")
+			time.Sleep(missingFor)
+			l.Running("a", nil)
+			if len(l.past) > 0 {
+				t.Errorf("remembered: %v", l.past)
+			}
+		})
+	}
+}
+
 // TestReplicasOfAnOlderRevisionServe checks that replicas of a revision from before a deploy serve
 // until one of the deployed revision is ready, although they are an earlier owner's.
 func TestReplicasOfAnOlderRevisionServe(t *testing.T) {

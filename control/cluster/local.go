@@ -98,6 +98,7 @@ type Local struct {
 	observed  uint64 // Rev of the latest Snapshot
 	applied   uint64 // Rev of the latest Plan
 	replicas  map[string]*replica
+	past      map[string]past
 	byName    []*replica // the values of replicas, sorted; nil: sorted on demand
 	functions map[pipeline.Key]*function
 	known     map[string]knownNode   // present nodes and recently lost ones
@@ -142,7 +143,7 @@ func New(cfg Config) (*Local, error) {
 	if cfg.Chance == nil {
 		cfg.Chance = rand.Float64
 	}
-	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*member{}, replicas: map[string]*replica{}, functions: map[pipeline.Key]*function{}, known: map[string]knownNode{}}
+	l := &Local{cfg: cfg, clock: newClock(time.Now()), nodes: map[string]*member{}, replicas: map[string]*replica{}, past: map[string]past{}, functions: map[pipeline.Key]*function{}, known: map[string]knownNode{}}
 	if cfg.Reign == nil {
 		l.cfg.Reign = func() uint64 { return cfg.Epoch }
 	}

@@ -150,8 +150,8 @@ func (n *member) sorted() []*replica {
 
 // Running handles a node's announcement of the replicas that run there. Hidden replicas that run
 // become visible again. Ready replicas that no longer run are lost: at once if the node was away,
-// otherwise after missingFor. Unknown replicas are taken over if they are among the offers and
-// their function is deployed; others are stopped. Running returns at once. It does nothing for an
+// otherwise after missingFor. Unknown replicas are taken over if they are among the offers, their
+// function is deployed, and l has not had them before; others are stopped. Running returns at once. It does nothing for an
 // unknown node.
 func (l *Local) Running(name string, replicas []string, offers ...Offer) {
 	if l.running(name, replicas, offers) {
@@ -195,6 +195,7 @@ func (l *Local) running(name string, replicas []string, offers []Offer) (changed
 		}
 	}
 	n.missing = missing
+	l.ended(name, now, there)
 	for _, o := range offers {
 		if r := l.replicas[o.Replica]; r != nil && r.host == n {
 			r.kept = true
@@ -202,6 +203,9 @@ func (l *Local) running(name string, replicas []string, offers []Offer) (changed
 	}
 	l.stopUnknown(n, replicas, func(name string) bool {
 		spec, ok := specs[name]
+		if _, had := l.past[name]; had {
+			return false
+		}
 		i := slices.IndexFunc(offers, func(o Offer) bool { return o.Replica == name })
 		return ok && takeOver(l, n, offers[i], spec)
 	})

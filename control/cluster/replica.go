@@ -255,11 +255,15 @@ func (l *Local) stop(n *member, r *replica) {
 	hands := l.reach(n)
 	if hands == nil {
 		l.cfg.Log.Info("replica ends with its connection; its node is silent", "function", r.function, "replica", r.name, "node", r.node)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.outlived(r)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), l.cfg.Grace+stopMargin)
 	defer cancel()
-	if err := hands.Stop(ctx, r.name, l.cfg.Grace); err != nil {
+	err := hands.Stop(ctx, r.name, l.cfg.Grace)
+	if err != nil {
 		l.cfg.Log.Error("replica's process may still run", "function", r.function, "replica", r.name, "node", r.node, "error", err)
 	}
 	now := time.Now()
@@ -267,6 +271,9 @@ func (l *Local) stop(n *member, r *replica) {
 	defer l.mu.Unlock()
 	maps.DeleteFunc(n.stopped, func(_ string, at time.Time) bool { return now.Sub(at) >= missingFor })
 	n.stopped[r.name] = now
+	if err != nil {
+		l.outlived(r)
+	}
 }
 
 var errRemoved = errors.New("the function was removed")
@@ -323,13 +330,7 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 	if cause != "" {
 		f.failure.add(r, at, cause, r.outside, l.cfg.Chance())
 		if r.spec.Revision == f.failure.revision && f.failure.givesUp() {
-			var rest []*replica
-			for _, other := range l.replicas {
-				if other.function == r.function {
-					rest = append(rest, other)
-				}
-			}
-			gaveUp = gaveUpCause(r.spec, &f.failure, rest)
+			gaveUp = gaveUpCause(r.spec, &f.failure, replicasOf(r.function, l.replicas))
 		}
 	}
 	failures := f.failure.Count
@@ -345,6 +346,17 @@ func (l *Local) end(n *member, r *replica, busy bool, failed error) {
 		l.cfg.Lines.Fail(r.function, r.spec.Revision, gaveUp)
 	}
 	l.cfg.Changed()
+}
+
+// replicasOf returns the replicas of a function that are among others.
+func replicasOf(function pipeline.Key, all map[string]*replica) []*replica {
+	var own []*replica
+	for _, r := range all {
+		if r.function == function {
+			own = append(own, r)
+		}
+	}
+	return own
 }
 
 // note records an event of r. The caller holds l.mu.

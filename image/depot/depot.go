@@ -56,8 +56,9 @@ const piece = 8 << 20
 
 // Depot is a store of images. Its methods are safe for concurrent use.
 type Depot struct {
-	objects Objects
-	putting sync.RWMutex // held shared by Put, so that Collect spares what Put has found
+	objects    Objects
+	uses       uses       // so that Collect spares what Put has found
+	collecting sync.Mutex // held by Collect
 }
 
 // New returns the depot in an object store.
@@ -78,8 +79,6 @@ func pieceSize(size, n int64) int64 { return min(size-n*piece, piece) }
 // Put copies an image from a store, except for what the depot has already. When Put returns nil,
 // every control plane can get the image.
 func (d *Depot) Put(ctx context.Context, from *image.Store, digest string) error {
-	d.putting.RLock()
-	defer d.putting.RUnlock()
 	manifest, err := read(ctx, from, digest)
 	if err != nil {
 		return err
@@ -88,6 +87,15 @@ func (d *Depot) Put(ctx context.Context, from *image.Store, digest string) error
 	if err != nil {
 		return err
 	}
+	hexes := []string{hexOf(digest)}
+	for _, p := range all {
+		hexes = append(hexes, hexOf(p.Digest))
+	}
+	release, err := d.uses.hold(ctx, hexes)
+	if err != nil {
+		return err
+	}
+	defer release()
 	for _, p := range all {
 		if err := d.putPart(ctx, from, p); err != nil {
 			return fmt.Errorf("image %s is not where other control planes find it: %w", digest, err)
@@ -165,6 +173,11 @@ func (d *Depot) Name(ctx context.Context, name, digest string, added time.Time) 
 	if err != nil {
 		return err
 	}
+	release, err := d.uses.hold(ctx, []string{names + name})
+	if err != nil {
+		return err
+	}
+	defer release()
 	return d.objects.Put(ctx, names+name, b)
 }
 
@@ -191,10 +204,11 @@ func (d *Depot) Resolve(ctx context.Context, name string) (digest string, added 
 // Collect deletes the images that are not among the used digests, their names and their parts.
 // Objects that are younger than age stay, because an image may be on its way, or its function may
 // not be stored yet. Collect returns how many bytes it has deleted. One control plane at a time may
-// call it.
+// call it. Put does not wait for it, except for the deletion of a single object that it needs.
 func (d *Depot) Collect(ctx context.Context, used []string, age time.Duration) (freed int64, err error) {
-	d.putting.Lock()
-	defer d.putting.Unlock()
+	d.collecting.Lock()
+	defer d.collecting.Unlock()
+	defer d.uses.collect()()
 	all, err := d.objects.List(ctx)
 	if err != nil {
 		return 0, err
@@ -205,29 +219,36 @@ func (d *Depot) Collect(ctx context.Context, used []string, age time.Duration) (
 	}
 	var errs []error
 	for _, o := range all {
-		unused := time.Since(o.At) >= age
-		switch kind, rest, _ := strings.Cut(o.Name, "/"); kind + "/" {
-		case images:
-			unused = unused && !keep[rest]
-		case parts:
-			part, _, _ := strings.Cut(rest, "/")
-			unused = unused && !keep[part]
-		case names:
-			digest, _, err := d.Resolve(ctx, rest)
-			unused = unused && err == nil && !keep[hexOf(digest)]
-		default:
-			unused = false // a later version may have stored it
-		}
-		if !unused {
+		if time.Since(o.At) < age {
 			continue
 		}
-		if err := d.objects.Delete(ctx, o.Name); err != nil {
-			errs = append(errs, err)
+		of := d.of(ctx, o)
+		if of == "" || keep[of] {
 			continue
 		}
-		freed += o.Size
+		done, err := d.uses.unless([]string{o.Name, of}, func() error { return d.objects.Delete(ctx, o.Name) })
+		if done {
+			freed += o.Size
+		}
+		errs = append(errs, err)
 	}
 	return freed, errors.Join(errs...)
+}
+
+// of returns the digest of the image or the part that an object belongs to, without sha256:. It
+// returns "" if that is not known: a later version may have stored the object.
+func (d *Depot) of(ctx context.Context, o Object) string {
+	switch kind, rest, _ := strings.Cut(o.Name, "/"); kind + "/" {
+	case images:
+		return rest
+	case parts:
+		part, _, _ := strings.Cut(rest, "/")
+		return part
+	case names:
+		digest, _, _ := d.Resolve(ctx, rest)
+		return hexOf(digest)
+	}
+	return ""
 }
 
 // mark returns the images that stay and their parts, without sha256:.

@@ -35,6 +35,8 @@ type memory struct {
 	at   map[string]time.Time
 	puts []string
 	left int // puts that succeed; negative: all do
+
+	deleting func(name string) // called before each deletion; nil: nothing
 }
 
 func newMemory() *memory {
@@ -82,6 +84,9 @@ func (m *memory) List(ctx context.Context) (out []Object, err error) {
 }
 
 func (m *memory) Delete(_ context.Context, name string) error {
+	if m.deleting != nil {
+		m.deleting(name)
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.all, name)
@@ -283,6 +288,68 @@ func TestCollect(t *testing.T) {
 	}
 	if len(m.all["later/x"]) == 0 {
 		t.Error("an object of a later version was deleted")
+	}
+}
+
+// TestPutDuringCollect puts images while Collect deletes an object. An image that needs the object
+// waits for this deletion, as long as its context allows, and nobody else waits. What was put or
+// named meanwhile stays.
+func TestPutDuringCollect(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	d := New(m)
+	from, digest := filled(t, 1)
+	other, otherDigest := filled(t, 2)
+	for _, err := range []error{
+		d.Put(t.Context(), from, digest), d.Put(t.Context(), other, otherDigest),
+		d.Name(t.Context(), "x:1", digest, time.Now()),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for o := range m.at {
+		m.at[o] = time.Time{}
+	}
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	m.deleting = func(name string) {
+		if name == images+hexOf(digest) {
+			close(begun)
+			<-goOn
+		}
+	}
+	collected, put := make(chan error), make(chan error)
+	go func() {
+		_, err := d.Collect(t.Context(), nil, time.Hour)
+		collected <- err
+	}()
+	<-begun
+	short, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if err := d.Put(short, from, digest); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a copy of an image that Collect deletes, with no time: %v", err)
+	}
+	if err := errors.Join(d.Put(t.Context(), other, otherDigest), d.Name(t.Context(), "x:1", digest, time.Now())); err != nil {
+		t.Error(err)
+	}
+	go func() { put <- d.Put(t.Context(), from, digest) }()
+	close(goOn)
+	if err := errors.Join(<-collected, <-put); err != nil {
+		t.Error(err)
+	}
+	for _, digest := range []string{digest, otherDigest} {
+		to, err := fetch(t, d, digest)
+		if err != nil {
+			t.Errorf("an image that was put during Collect: %v", err)
+			continue
+		}
+		complete(t, to, digest)
+	}
+	if _, _, err := d.Resolve(t.Context(), "x:1"); err != nil {
+		t.Errorf("a name that was stored during Collect: %v", err)
+	}
+	if len(d.uses.now) > 0 || d.uses.since != nil {
+		t.Errorf("uses are left: %v, %v", d.uses.now, d.uses.since)
 	}
 }
 

@@ -30,6 +30,7 @@ type shims struct {
 	namespace string // of containerd
 	runc      string // folder in which runc has the states of the namespace's containers
 	log       *slog.Logger
+	scan      func() map[int]string // all, see there
 
 	mu      sync.Mutex
 	bundles string // folder of the namespace's bundles; empty: no shim was seen yet
@@ -59,7 +60,9 @@ func newShims(cfg Config) *shims {
 	if err != nil {
 		address = cfg.Address
 	}
-	return &shims{address: address, namespace: cfg.Namespace, runc: filepath.Join(runcStates, cfg.Namespace), log: cfg.Log}
+	s := &shims{address: address, namespace: cfg.Namespace, runc: filepath.Join(runcStates, cfg.Namespace), log: cfg.Log}
+	s.scan = s.all
+	return s
 }
 
 // remnant is what is left of a container that containerd does not have.
@@ -79,12 +82,15 @@ func (l remnant) String() string {
 // and no start of it is under way. containerd gets a moment to do it itself.
 func (s *shims) remove(ctx context.Context, id string) error {
 	left := s.left(id)
-	for until := time.Now().Add(shimTime); !left.empty() && time.Now().Before(until); left = s.left(id) {
+	for until := time.Now().Add(shimTime); !left.empty() && time.Now().Before(until); left = s.still(id, left) {
 		select {
 		case <-time.After(shimPause): // no event says that containerd has finished
 		case <-ctx.Done():
 			return fmt.Errorf("containerd has not removed %v: %w", left, context.Cause(ctx))
 		}
+	}
+	if !left.empty() {
+		left = s.left(id) // also commands that have started meanwhile
 	}
 	if left.empty() {
 		return s.removeSocket(id)
@@ -100,13 +106,31 @@ func (s *shims) remove(ctx context.Context, id string) error {
 	return fmt.Errorf("containerd has left %v: %w", left, errors.Join(errs...))
 }
 
-// left looks for what is left of a container.
-func (s *shims) left(id string) (l remnant) {
-	var bundles []string // where the bundle may be
-	for pid, of := range s.all() {
-		if of != id {
-			continue
+// left looks for what is left of a container, among all processes.
+func (s *shims) left(id string) remnant {
+	var pids []int
+	for pid, of := range s.scan() {
+		if of == id {
+			pids = append(pids, pid)
 		}
+	}
+	return s.look(id, pids)
+}
+
+// still looks for what is left of what was left. It reads other processes only if nothing is,
+// because a machine may have thousands of them.
+func (s *shims) still(id string, before remnant) remnant {
+	pids := slices.DeleteFunc(slices.Clone(before.shims), func(pid int) bool { return s.idOf(pid) != id })
+	if l := s.look(id, pids); !l.empty() {
+		return l
+	}
+	return s.left(id)
+}
+
+// look returns what is left of a container whose shims are known.
+func (s *shims) look(id string, pids []int) (l remnant) {
+	var bundles []string // where the bundle may be
+	for _, pid := range pids {
 		l.shims = append(l.shims, pid)
 		if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid)); err == nil {
 			bundles = append(bundles, strings.TrimSuffix(cwd, " (deleted)"))

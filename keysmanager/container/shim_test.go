@@ -203,8 +203,13 @@ func TestOnlyTheShimOfAContainerIsKilled(t *testing.T) {
 	others["in a container"], _ = fakeShim(t, cfg, id, "unshare", "--pid", "--fork")
 	shim, child := fakeShim(t, cfg, id)
 	cfg.Address = filepath.Join(link, "c.sock")
-	if err := newShims(cfg).remove(t.Context(), id); err != nil {
+	s, scans := newShims(cfg), 0
+	s.scan = func() map[int]string { scans++; return s.all() }
+	if err := s.remove(t.Context(), id); err != nil {
 		t.Error(err)
+	}
+	if scans > 3 { // at first, before the kill and after it
+		t.Errorf("all processes were read %d times, want 3", scans)
 	}
 	proctest.Gone(t, shim)
 	proctest.Gone(t, child)

@@ -61,7 +61,9 @@ func (d *Directory) remove(name, cause string) {
 		return
 	}
 	inv := m.client.Inventory()
+	d.mu.Lock()
 	m.removed, m.cause = inv.ID, cause
+	d.mu.Unlock()
 	refuse(d.cfg, inv.Identity, cause)
 	d.left(name, m, Absence{Cause: cause})
 	d.mu.Lock()

@@ -70,8 +70,8 @@ type arrival struct {
 	at   time.Time
 }
 
-// member is a node that was heard. Only the goroutine run uses its fields, except client and
-// joined, which change while Directory.mu is held.
+// member is a node that was heard. Only the goroutine run uses its fields, except client, joined,
+// refused and removed, which change while Directory.mu is held.
 type member struct {
 	client  *Client
 	heard   time.Time
@@ -80,7 +80,7 @@ type member struct {
 	leave   context.CancelFunc // ends what follows the node's lines; nil: nothing does
 	seen    uint64             // number of the latest event of this daemon
 	asking  bool               // for events that were missed
-	refused string             // id of the daemon whose refusal was logged
+	refused string             // id of the daemon whose refusal was logged, until it is used
 	removed string             // id of the daemon that was removed for a cause
 	cause   string
 	away    *Absence // written while Directory.mu is held; nil: it has never left
@@ -267,13 +267,13 @@ func (d *Directory) announced(name string, data []byte) {
 		return
 	case d.behind(inv.Epoch):
 		if m.refused != inv.ID {
-			m.refused = inv.ID
+			d.refuses(m, inv.ID)
 			d.cfg.Log.Error("node not used: it follows another control plane, whose epoch is higher", "node", name, "epoch", inv.Epoch)
 		}
 		return
 	case d.unfit(inv) != "":
 		if m.refused != inv.ID && refuse(d.cfg, inv.Identity, d.unfit(inv)) {
-			m.refused = inv.ID
+			d.refuses(m, inv.ID)
 			d.cfg.Log.Error("node refused", "node", name, "error", d.unfit(inv))
 		}
 		return
@@ -284,6 +284,9 @@ func (d *Directory) announced(name string, data []byte) {
 		m.seen, m.asking = 0, false
 	}
 	m.heard = now
+	if m.refused == inv.ID {
+		d.refuses(m, "")
+	}
 	m.client.mu.Lock()
 	m.client.inv = inv
 	m.client.mu.Unlock()

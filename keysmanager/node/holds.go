@@ -33,6 +33,7 @@ type holds struct {
 	mu     sync.Mutex
 	closed bool
 	all    map[string]*held // by replica
+	epoch  uint64           // of the control plane that has claimed a replica last
 	group  sync.WaitGroup   // what waits for ends
 }
 
@@ -41,6 +42,10 @@ type held struct {
 	*wire.Switch
 
 	function string
+	turn     sync.Mutex // held while a control plane becomes the owner; taken before holds.mu
+
+	// The fields below are guarded by holds.mu.
+	epoch    uint64 // of the owner
 	revision uint64
 	home     string
 }
@@ -61,7 +66,7 @@ func (h *holds) add(k *kept, req socketRequest) (*held, error) {
 	if h.closed {
 		return nil, errors.Join(errors.New("the daemon ends"), k.conn.Close())
 	}
-	r := &held{wire.NewSwitch(k.conn, h.cfg), k.function, req.Revision, req.Home}
+	r := &held{Switch: wire.NewSwitch(k.conn, h.cfg), function: k.function, epoch: req.Epoch, revision: req.Revision, home: req.Home}
 	h.all[k.replica] = r
 	h.group.Go(func() { h.follow(k.replica, r) })
 	return r, nil
@@ -75,8 +80,36 @@ func (h *holds) find(req socketRequest) (*held, error) {
 	if r == nil {
 		return nil, fmt.Errorf("replica %q cannot be taken over: it has ended, or its socket is not kept here", req.Replica)
 	}
-	r.revision, r.home = req.Revision, req.Home
 	return r, nil
+}
+
+// own notes what the next owner of a replica says, unless one with a higher epoch has the replica.
+// claimed gets the owner's gateway, unless a control plane with a higher epoch has claimed one.
+func (h *holds) own(r *held, req socketRequest, claimed func(gateway string)) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if req.Epoch < r.epoch {
+		return fmt.Errorf("%w: the epoch of this one is %d, and the replica's owner has epoch %d", ErrOldEpoch, req.Epoch, r.epoch)
+	}
+	r.epoch, r.revision, r.home = req.Epoch, req.Revision, req.Home
+	h.claim(req, claimed)
+	return nil
+}
+
+// claim passes on the gateway of a request, unless one with a higher epoch has come before. The
+// caller holds h.mu.
+func (h *holds) claim(req socketRequest, claimed func(gateway string)) {
+	if req.Keep && claimed != nil && req.Epoch >= h.epoch {
+		h.epoch = req.Epoch
+		claimed(req.Gateway)
+	}
+}
+
+// overtaken reports whether the owner of a replica has a higher epoch.
+func (h *holds) overtaken(r *held, epoch uint64) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return epoch < r.epoch
 }
 
 // follow forgets a replica when its socket is closed, and stops it unless it has ended by itself.
@@ -125,6 +158,7 @@ type handing struct {
 	running
 
 	s     *Server
+	req   socketRequest
 	first bool        // by the control plane that has started the replica
 	conn  wire.Socket // the replica's own socket; nil: it is kept in hold
 	hold  *held
@@ -132,27 +166,40 @@ type handing struct {
 
 // hand returns the stage socket that a request asks for.
 func hand(s *Server, req socketRequest) (*handing, error) {
-	if req.Keep && s.cfg.Claimed != nil {
-		s.cfg.Claimed(req.Gateway)
-	}
 	if req.Adopt {
 		r, err := s.holds.find(req)
-		h := &handing{running{replica: req.Replica}, s, false, nil, r}
+		h := &handing{running{replica: req.Replica}, s, req, false, nil, r}
 		if err == nil {
 			h.function = r.function
 		}
 		return h, err
 	}
 	k, err := s.claimed(req.Replica, req.Order)
-	h := &handing{running{replica: req.Replica}, s, true, k.socket(), nil}
+	h := &handing{running{replica: req.Replica}, s, req, true, k.socket(), nil}
 	if err != nil {
 		return h, err
 	}
 	if h.function = k.function; req.Keep && s.holds.on() {
 		h.conn = nil
 		h.hold, err = s.holds.add(k, req)
+		return h, err
 	}
-	return h, err
+	s.holds.mu.Lock()
+	defer s.holds.mu.Unlock()
+	s.holds.claim(req, s.cfg.Claimed)
+	return h, nil
+}
+
+// connect makes a control plane the owner of the replica, which is kept in hold. While its request
+// was read, one with a higher epoch may have become the owner. Then connect closes far.
+func (h *handing) connect(far wire.Socket) (gone <-chan struct{}, err error) {
+	h.hold.turn.Lock()
+	defer h.hold.turn.Unlock()
+	if err := h.s.holds.own(h.hold, h.req, h.s.cfg.Claimed); err != nil {
+		_ = far.Close()
+		return nil, err
+	}
+	return h.hold.Connect(far)
 }
 
 // overUnix sends the reply with a descriptor beside it: of the replica's own socket, or of one that
@@ -166,7 +213,7 @@ func (h *handing) overUnix(c *net.UnixConn, reply socketReply) error {
 	if err != nil {
 		return err
 	}
-	if _, err := h.hold.Connect(ours); err != nil {
+	if _, err := h.connect(ours); err != nil {
 		return errors.Join(err, theirs.Close())
 	}
 	return errors.Join(handOver(c, reply, theirs), theirs.Close())
@@ -180,9 +227,12 @@ func (h *handing) overStream(c net.Conn) {
 		return
 	}
 	if items == nil {
-		if gone, err := h.hold.Connect(wire.OverStream(c)); err == nil {
-			<-gone
+		gone, err := h.connect(wire.OverStream(c))
+		if err != nil {
+			log.Warn("a stream is not connected with a replica", "replica", h.replica, "error", err)
+			return
 		}
+		<-gone
 		return
 	}
 	near, ours, err := socketPair()
@@ -190,8 +240,9 @@ func (h *handing) overStream(c net.Conn) {
 		log.Error("failed to connect a control plane with a replica", "replica", h.replica, "error", err)
 		return
 	}
-	gone, err := h.hold.Connect(ours)
+	gone, err := h.connect(ours)
 	if err != nil {
+		log.Warn("a stream is not connected with a replica", "replica", h.replica, "error", err)
 		_ = near.Close()
 		return
 	}
@@ -206,7 +257,9 @@ func (h *handing) failed(err error) {
 		return
 	}
 	if h.hold != nil {
-		h.hold.Close()
+		if !h.s.holds.overtaken(h.hold, h.req.Epoch) {
+			h.hold.Close()
+		}
 		return
 	}
 	_ = h.conn.Close() // it may be closed already

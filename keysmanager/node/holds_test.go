@@ -1,9 +1,11 @@
 package node_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
+	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -171,6 +173,58 @@ func TestUnwantedReplicasAreStopped(t *testing.T) {
 	d.stop()
 }
 
+// TestOldEpochsReplaceNoOwner has a control plane ask for a replica. Before it gets the replica, a
+// newer control plane does. The older one does not replace it.
+func TestOldEpochsReplaceNoOwner(t *testing.T) {
+	b := startBroker(t)
+	w := newWorker()
+	var gateway atomic.Value
+	d := b.join("n1", w, keeps, func(cfg *node.ServerConfig) { cfg.Claimed = func(at string) { gateway.Store(at) } })
+	var mine reign
+	n := b.watch(keepsReplicas, mine.of(5)).node("n1")
+	adopt := func(order node.Order) (wire.Socket, error) {
+		order.Replica, order.Spec = "r-1", spec
+		return n.Adopt(within(t), order)
+	}
+	started, err := n.Start(within(t), node.Order{Replica: "r-1", Spec: spec}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	replica := w.replica(t, "r-1")
+	first := greet(t, started.Conn, replica, true)
+	call(t, first, replica)
+
+	near, far := net.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		node.ServeStream(d.Server, []byte(`{"v":1,"want":"socket","replica":"r-1","epoch":5,"keep":true,"adopt":true,"gateway":"old","revision":1,"home":"old"}`), far)
+		_ = far.Close()
+	}()
+	// The daemon has admitted the request when the first byte of its reply comes.
+	if _, err := io.ReadFull(near, make([]byte, 1)); err != nil {
+		t.Fatal(err)
+	}
+	mine.epoch.Store(6)
+	conn, err := adopt(node.Order{Claim: node.Claim{Revision: 2, Home: "new"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	owner := greet(t, conn, replica, false)
+	call(t, owner, replica)
+	at := gateway.Load()
+	reply, err := io.ReadAll(near)
+	if err != nil || bytes.Count(reply, []byte("\n")) != 1 || bytes.Contains(reply, []byte("error")) {
+		t.Errorf("the older one gets %q, %v, want a reply, no frames, and the end", reply, err)
+	}
+	_ = near.Close()
+	<-ended
+	call(t, owner, replica)
+	if got := gateway.Load(); got != at || got == "old" {
+		t.Errorf("gateway %q, want %q", got, at)
+	}
+}
+
 // TestHeldReplicasEndWithTheirDaemon checks that a daemon that ends closes the sockets that it has.
 func TestHeldReplicasEndWithTheirDaemon(t *testing.T) {
 	b := startBroker(t)
@@ -234,6 +288,34 @@ func TestListener(t *testing.T) {
 	cancel()
 	if got := <-done; len(got) != 1 || got[0] != "n3" {
 		t.Errorf("missing are %v, want n3", got)
+	}
+}
+
+// TestRefusedNodesAreNotAwaited has a node that follows a newer control plane, so it never joins.
+func TestRefusedNodesAreNotAwaited(t *testing.T) {
+	b := startBroker(t)
+	newer := b.watch(new(reign).of(9))
+	b.join("n1", newWorker())
+	if _, err := newer.node("n1").Do(within(t), node.Order{Kind: node.OrderForget, Function: "f"}); err != nil {
+		t.Fatal(err)
+	}
+	newer.wait("the node to announce the epoch", func() bool { return newer.node("n1").Inventory().Epoch == 9 })
+	l, err := node.Listen(b.link("standby"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.Close)
+	for deadline := time.Now().Add(limit); len(l.Heard(time.Hour)) != 1; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the node was not heard")
+		}
+	}
+	older := b.watch(new(reign).of(8), func(cfg *node.DirectoryConfig) { cfg.First = l.Heard(time.Hour) })
+	if got := older.Await(within(t), time.Time{}); len(got) > 0 {
+		t.Errorf("missing are %v, want none", got)
+	}
+	if n := len(older.Clients()); n > 0 {
+		t.Errorf("%d nodes have joined, want none", n)
 	}
 }
 

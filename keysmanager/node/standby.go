@@ -71,7 +71,8 @@ func (d *Directory) begin() {
 const awaitEvery = 5 * time.Millisecond
 
 // Await returns when all nodes that have been heard have joined and said what they run, but not
-// before the given time, or when ctx ends. It returns the names of the other nodes.
+// before the given time, or when ctx ends. It returns the names of the other nodes. It does not wait
+// for nodes that are refused.
 func (d *Directory) Await(ctx context.Context, from time.Time) (missing []string) {
 	look := time.NewTicker(awaitEvery)
 	defer look.Stop()
@@ -88,7 +89,20 @@ func (d *Directory) Await(ctx context.Context, from time.Time) (missing []string
 	}
 }
 
-// untold returns the nodes that have been heard and have not joined.
+// refuses notes which daemon of a node is refused; empty: none.
+func (d *Directory) refuses(m *member, id string) {
+	d.mu.Lock()
+	m.refused = id
+	d.mu.Unlock()
+}
+
+// isRefused reports whether the node's daemon cannot join. The caller holds Directory.mu.
+func (m *member) isRefused() bool {
+	id := m.client.Inventory().ID // empty: none was used
+	return m.refused != "" && (id == "" || id == m.refused) || m.removed != "" && id == m.removed
+}
+
+// untold returns the nodes that have been heard, have not joined, and are not refused.
 func (d *Directory) untold() (names []string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -98,7 +112,7 @@ func (d *Directory) untold() (names []string) {
 		}
 	}
 	for name, m := range d.nodes {
-		if !m.told {
+		if !m.told && !m.isRefused() {
 			names = append(names, name)
 		}
 	}

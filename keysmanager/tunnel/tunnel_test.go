@@ -271,7 +271,7 @@ func TestClosedStreamEndsItsWriter(t *testing.T) {
 	says(t, other, "the same connection")
 }
 
-// TestClosedStreamCanBeRead checks that a peer that is slow gets all that was sent before the close.
+// TestClosedStreamCanBeRead checks that a slow peer gets all that was sent before the close.
 func TestClosedStreamCanBeRead(t *testing.T) {
 	t.Parallel()
 	const linger, size = 200 * time.Millisecond, 200 << 10

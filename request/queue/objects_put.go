@@ -22,6 +22,7 @@ const (
 
 // Subjects of an object store, as the client of NATS has them.
 func (o *Objects) chunkSubject(id string) string { return "$O." + o.bucket + ".C." + id }
+
 func (o *Objects) metaSubject(name string) string {
 	return "$O." + o.bucket + ".M." + base64.URLEncoding.EncodeToString([]byte(name))
 }

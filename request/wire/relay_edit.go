@@ -52,8 +52,8 @@ const (
 // taken out. An error ends the relay.
 type Edit func(f *Frame) (Edited, error)
 
-// RelayEdited is [Relay] with an Edit of the frames whose type is known. Their version may be a later
-// one, because a [Conn] takes those, too.
+// RelayEdited is [Relay] with an Edit of the frames whose type is known. Their version may be a
+// later one, because a [Conn] takes those, too.
 func RelayEdited(to *Outlet, from Socket, edit Edit) error {
 	r := newFrames(from)
 	defer r.release()

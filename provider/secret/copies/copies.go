@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -71,8 +70,11 @@ type Config struct {
 	Peers func() []Peer
 	// Dial opens a connection to a peer. Both sides have proved that they are control planes.
 	Dial func(ctx context.Context, p Peer) (net.Conn, error)
-	// Stored is called when a value was stored that came from another control plane.
+	// Stored is called when a value was stored that came from another control plane, and when a change
+	// of this one is listed that failed at first.
 	Stored func(namespace, name string)
+	// Leads reports whether this process leads now.
+	Leads func() bool
 	// Changed is called in order when other secrets are lacking than before, with their names, sorted.
 	Changed func(lacking []string)
 	Log     *slog.Logger
@@ -134,7 +136,7 @@ func Open(ctx context.Context, cfg Config) (*Copies, error) {
 	if c.unsee, err = cfg.List.Watch(c.ctx, c.watched); err != nil {
 		return nil, fmt.Errorf("copies of secrets: %w", err)
 	}
-	if err := c.list(ctx, func(_ held, known bool, _ record) bool { return !known }); err != nil {
+	if _, err := c.list(ctx, func(_ held, known bool, _ record) bool { return !known }); err != nil {
 		c.unsee()
 		return nil, fmt.Errorf("copies of secrets: %w", err)
 	}
@@ -250,6 +252,7 @@ func (c *Copies) lacking() (out []string) {
 func (c *Copies) run() {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
+	var failed string // as it was logged
 	for {
 		select {
 		case <-c.ctx.Done():
@@ -258,6 +261,7 @@ func (c *Copies) run() {
 		case <-tick.C:
 		}
 		c.drop()
+		failed = c.again(failed)
 		lacking := c.look()
 		for _, key := range lacking {
 			if c.ctx.Err() != nil {
@@ -360,15 +364,23 @@ func split(key string) (namespace, name string) {
 }
 
 // put stores a value of this process. The caller holds c.changing.
+//
+// The version is stored first. If this process ends before it stores the value, it has the earlier
+// value with a later version than the list has. So it can lead, and lists that value. In the other
+// order, it would have another value than the list, with the same version: it could not lead, and
+// perhaps nobody could.
 func (c *Copies) put(key string, value []byte, version uint64) error {
 	namespace, name := split(key)
-	if err := c.cfg.Store.Put(namespace, name, value); err != nil {
+	if err := c.save(key, version); err != nil {
 		return err
+	}
+	if err := c.cfg.Store.Put(namespace, name, value); err != nil {
+		return errors.Join(err, c.save("", 0))
 	}
 	c.mu.Lock()
 	c.held[key] = held{version, keyedHash(c.cfg.Key, key, value)}
 	c.mu.Unlock()
-	return c.save()
+	return nil
 }
 
 // remove deletes a value of this process. The caller holds c.changing.
@@ -379,71 +391,22 @@ func (c *Copies) remove(key string) error {
 	c.mu.Lock()
 	delete(c.held, key)
 	c.mu.Unlock()
-	return c.save()
+	return c.save("", 0)
 }
 
-// save writes the versions. The caller holds c.changing.
-func (c *Copies) save() error {
+// save writes the versions, with this one of the key unless the key is empty. The caller holds
+// c.changing.
+func (c *Copies) save(key string, version uint64) error {
 	c.mu.Lock()
 	versions := map[string]uint64{}
 	for key, is := range c.held {
 		versions[key] = is.version
 	}
 	c.mu.Unlock()
+	if key != "" {
+		versions[key] = version
+	}
 	return writeVersions(c.cfg.File, versions)
-}
-
-// list lists the values of this process that choose accepts. known is false for a value that the
-// list does not know.
-func (c *Copies) list(ctx context.Context, choose func(is held, known bool, r record) bool) error {
-	c.changing.Lock()
-	defer c.changing.Unlock()
-	c.mu.Lock()
-	all, listed := maps.Clone(c.held), maps.Clone(c.listed)
-	c.mu.Unlock()
-	var errs []error
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		is, r := all[key], listed[key]
-		if _, known := listed[key]; !choose(is, known, r) {
-			continue
-		}
-		r.V, r.Version, r.Sum, r.Deleted = 1, max(is.version, 1), is.sum, false
-		err := c.write(ctx, key, r)
-		if errors.Is(err, ErrConflict) {
-			continue // another control plane has listed its own
-		}
-		if err == nil {
-			c.cfg.Log.Info("secret of this control plane is in the list of all control planes now", "secret", key)
-		}
-		errs = append(errs, err)
-	}
-	return errors.Join(errs...)
-}
-
-// write stores a record on top of its revision.
-func (c *Copies) write(ctx context.Context, key string, r record) error {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
-	defer cancel()
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	if r.revision, err = c.cfg.List.Replace(ctx, key, b, r.revision); err != nil {
-		return err
-	}
-	c.mu.Lock()
-	if c.listed[key].revision < r.revision {
-		c.listed[key] = r
-	}
-	c.mu.Unlock()
-	c.Poke()
-	return nil
-}
-
-// Lead lists the values whose change was under way when the earlier leader ended. A process calls
-// it when it begins to lead.
-func (c *Copies) Lead(ctx context.Context) error {
-	return c.list(ctx, func(is held, known bool, r record) bool { return known && is.version > r.Version })
 }
 
 // Put stores a value here and on the other control planes that are alive, and lists it. Only the
@@ -466,28 +429,9 @@ func (c *Copies) Put(ctx context.Context, namespace, name string, value []byte) 
 	have, alive = c.push(ctx, key, value, r.Version)
 	r.V, r.Sum, r.Deleted = 1, keyedHash(c.cfg.Key, key, value), false
 	if err := c.write(ctx, key, r); err != nil {
-		return have, alive, fmt.Errorf("secret %q of %q is stored, but not in the list of all control planes: %w", name, namespace, err)
+		return have, alive, fmt.Errorf("secret %q of %q is stored, but not yet in the list of all control planes: %w", name, namespace, err)
 	}
 	return have, alive, nil
-}
-
-// latest returns the record of a secret as it is stored; the zero record if there is none.
-func (c *Copies) latest(ctx context.Context, key string) (record, error) {
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
-	defer cancel()
-	b, revision, err := c.cfg.List.Get(ctx, key)
-	if errors.Is(err, ErrNone) {
-		return record{}, nil
-	}
-	var r record
-	if err == nil {
-		r, err = decode(b)
-	}
-	if err != nil {
-		return record{}, fmt.Errorf("list of secrets: %w", err)
-	}
-	r.revision = revision
-	return r, nil
 }
 
 // Delete deletes a secret on all control planes. Only the leader may call it.

@@ -16,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,10 +60,12 @@ type breaking struct {
 
 var errBroken = errors.New("broken by the test")
 
-func (b *breaking) fail() {
+func (b *breaking) fail() { b.set(true) }
+
+func (b *breaking) set(broken bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.broken = true
+	b.broken = broken
 }
 
 func (b *breaking) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
@@ -90,6 +93,7 @@ type plane struct {
 	store     *secret.Store
 	list      *breaking
 	server    *httptest.Server
+	leads     atomic.Bool
 
 	mu      sync.Mutex
 	stored  []string
@@ -148,6 +152,7 @@ func (w *world) plane(name, dir string) *plane {
 			defer p.mu.Unlock()
 			p.stored = append(p.stored, namespace+"/"+name)
 		},
+		Leads: p.leads.Load,
 		Changed: func(lacking []string) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
@@ -291,6 +296,95 @@ func TestLeaderEndsDuringAChange(t *testing.T) {
 	a = w.plane("a", a.dir)
 	w.until("all to have one value", func() bool { return a.value("s") == "of b" && b.value("s") == "of b" && c.value("s") == "of b" })
 }
+
+// TestListFailsDuringAChange has the list not take changes of the leader for a while. The leader
+// lists them later, also that of a new secret, and one that does not lead lists nothing.
+func TestListFailsDuringAChange(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a, b := w.plane("a", ""), w.plane("b", "")
+	w.put(a, "s", "v1", 1, 1)
+	w.end(b)
+	a.list.fail()
+	for _, name := range []string{"s", "new"} {
+		if _, _, err := a.Put(t.Context(), "ns", name, []byte("v2")); !errors.Is(err, errBroken) {
+			t.Errorf("a change that is not listed: %v", err)
+		}
+	}
+	a.list.set(false)
+	if said := a.again(""); said != "" || a.versionOf("ns/s") != 1 {
+		t.Errorf("a process that does not lead has listed version %d: %s", a.versionOf("ns/s"), said)
+	}
+	a.leads.Store(true)
+	b = w.plane("b", b.dir)
+	w.until("b to get the changes", func() bool { return b.value("s") == "v2" && b.value("new") == "v2" })
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !slices.Contains(a.stored, "ns/s") || !slices.Contains(a.stored, "ns/new") {
+		t.Errorf("a was told that %q was stored, want ns/s and ns/new", a.stored)
+	}
+}
+
+// ending is a store of a process that ends before or after it has stored a value.
+type ending struct {
+	Store
+	after bool
+}
+
+func (s ending) Put(namespace, name string, value []byte) error {
+	if s.after {
+		if err := s.Store.Put(namespace, name, value); err != nil {
+			return err
+		}
+	}
+	panic(errBroken)
+}
+
+// TestEndDuringAChange has the only control plane end on either side of the storage of a value.
+// When it is back, it can lead.
+func TestEndDuringAChange(t *testing.T) {
+	t.Parallel()
+	for _, after := range []bool{false, true} {
+		w := newWorld(t, 1)
+		a := w.plane("a", "")
+		w.put(a, "s", "v1", 0, 0)
+		a.cfg.Store = ending{a.store, after}
+		func() {
+			defer func() { _ = recover() }()
+			_, _, _ = a.Put(t.Context(), "ns", "s", []byte("v2"))
+		}()
+		w.end(a)
+		a = w.plane("a", a.dir)
+		if got := a.Lacking(); len(got) > 0 {
+			t.Errorf("after the storage: %v: lacks %q, and nobody else could lead", after, got)
+		}
+		if err := a.Lead(t.Context()); err != nil {
+			t.Error(err)
+		}
+		b := w.plane("b", "")
+		w.until("b to get the value", func() bool { return b.value("s") == a.value("s") && len(b.Lacking()) == 0 })
+		w.put(b, "s", "v3", 1, 1)
+	}
+}
+
+// TestFullDiskDuringAChange has a value not be stored. The version is what it was.
+func TestFullDiskDuringAChange(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	a := w.plane("a", "")
+	w.put(a, "s", "v1", 0, 0)
+	a.cfg.Store = failing{a.store}
+	if _, _, err := a.Put(t.Context(), "ns", "s", []byte("v2")); !errors.Is(err, errBroken) {
+		t.Errorf("a change that is not stored: %v", err)
+	}
+	if got, err := readVersions(a.cfg.File); err != nil || got["ns/s"] != 1 {
+		t.Errorf("versions %v, %v, want 1", got, err)
+	}
+}
+
+type failing struct{ Store }
+
+func (failing) Put(_, _ string, _ []byte) error { return errBroken }
 
 // TestOldLeaderChangesNothing has a control plane send a value that it stores with an old version.
 func TestOldLeaderChangesNothing(t *testing.T) {
