@@ -162,7 +162,8 @@ func TestLateItemsAreNoFaultOfTheReplica(t *testing.T) {
 	r.reply("k1", task.OK, "")
 }
 
-// TestCallsBesideALostItemAreNotBlamed checks what the other calls of a batch get if it is not sent.
+// TestCallsBesideALostItemAreNotBlamed checks what the other calls of a batch get if it is
+// not sent.
 func TestCallsBesideALostItemAreNotBlamed(t *testing.T) {
 	r := newRig(t, Spec{Batch: 2})
 	r.shell.cfg.Store = lostStore{r.store}
