@@ -237,10 +237,10 @@ func (o *outbox) input(in tensor.Input, n int, kept *int) (out tensor.Input, fil
 }
 
 // refuse answers the calls of a batch that is not sent. The call at the index bad fails with the
-// reason why. The other calls are answered so that they are tried again.
+// reason why. The other calls are answered with InputLost without items, so that they run again.
 func (o *outbox) refuse(e Send, bad int, why error) {
 	for i := range e.Tasks {
-		r := &task.Reply{Code: task.ReplicaLost, Message: fmt.Sprintf("another call of its batch could not be sent: %v", why)}
+		r := &task.Reply{Code: task.InputLost, Message: fmt.Sprintf("another call of its batch could not be sent: %v", why)}
 		if i == bad {
 			r.Code, r.Message = task.Unavailable, why.Error()
 			var lost *task.LostError

@@ -170,7 +170,10 @@ func (c *Core) replied(now time.Time, r *task.Reply, outlines []tensor.Outline) 
 	switch {
 	case r.Code == task.OK && k.again:
 		c.remade(w, k, r)
-	case r.Code == task.InputLost:
+	case r.Code == task.InputLost && len(r.Lost) == 0 && k.attempt < mostAttempts && beforeDeadline(now, w):
+		k.attempt++ // no replica got it
+		c.submit(w, k)
+	case r.Code == task.InputLost && len(r.Lost) > 0:
 		c.remake(now, w, k, r)
 	case r.Code == task.OK && w.mixes(k, r):
 		// The call was tried again while its first answer was on the way.
@@ -203,6 +206,9 @@ func (w *walk) elsewhere(k *call, r *task.Reply) bool {
 
 // failed counts a failed reply against the call.
 func (k *call) failed(r *task.Reply) {
+	if r.Code == task.InputLost && len(r.Lost) == 0 {
+		return // it has not run
+	}
 	blame := task.BlameNone
 	if r.Code == task.ReplicaLost {
 		blame = r.Blame

@@ -281,3 +281,30 @@ func TestRandomLosses(t *testing.T) {
 		}
 	}
 }
+
+// TestCallsBesideALostItemRunAgain checks that a call which no replica got, because another call of
+// its batch had lost an item, runs again. That holds for stages that are not idempotent too, and
+// does not count as an attempt.
+func TestCallsBesideALostItemRunAgain(t *testing.T) {
+	w := newWorld(t)
+	g := graph(t, "a")
+	g.Stages[0].Idempotent = false
+	w.start(g, "x")
+	for range Attempts + 1 {
+		k := w.take("a")
+		w.inputLost(k)
+		w.inputLost(k) // a duplicate
+	}
+	w.ok(w.take("a"), "end")
+	w.output("a=end")
+}
+
+// TestCallsBesideLostItemsEnd checks that a call which no replica ever gets fails in the end.
+func TestCallsBesideLostItemsEnd(t *testing.T) {
+	w := newWorld(t)
+	w.start(graph(t, "a"), "x")
+	for range mostAttempts {
+		w.inputLost(w.take("a"))
+	}
+	w.failed(http.StatusBadGateway, "a", "item x is lost")
+}

@@ -130,7 +130,8 @@ const (
 	// says why.
 	Dropped
 	// An item of its input was lost with the node that kept it, before a replica got the task. The
-	// stage that made the item runs again if it may, else 502. Reply.Lost names the items.
+	// stage that made the item runs again if it may, else 502. Reply.Lost names the items. If it
+	// names none, another task of the batch has lost its item, and this task is tried again.
 	InputLost
 )
 

@@ -183,8 +183,8 @@ func Fetched(number uint64, b Batch, files []*os.File, open func(tensor.Ref) (*o
 var ErrCanceled = errors.New("nobody waits for the batch any more")
 
 // Refusals returns the payloads of Errors for a batch that cannot be given to its replica. The
-// calls whose items are lost fail with that, and the other calls may be tried again. After
-// ErrCanceled, all of them are canceled.
+// calls whose items are lost fail with that. The other calls fail with [task.InputLost] without
+// items. After ErrCanceled, all of them are canceled.
 func Refusals(b Batch, err error) [][]byte {
 	var lost LostError
 	errors.As(err, &lost)
@@ -199,7 +199,7 @@ func Refusals(b Batch, err error) [][]byte {
 				m.Lost = append(m.Lost, l.Ref.Blob)
 			}
 		} else if lost != nil {
-			m.Code, m.Message = task.ReplicaLost, "another call of its batch could not be sent: "+err.Error()
+			m.Code, m.Message = task.InputLost, "another call of its batch could not be sent: "+err.Error()
 		}
 		out[i] = m.Append(nil)
 	}

@@ -158,7 +158,7 @@ func TestFetched(t *testing.T) {
 		t.Errorf("the call with lost items: %+v", m)
 	}
 	for _, m := range []Error{got[0], got[2]} {
-		if m.Code != task.ReplicaLost || !strings.Contains(m.Message, "another call of its batch could not be sent: item y") {
+		if m.Code != task.InputLost || m.Lost != nil || !strings.Contains(m.Message, "another call of its batch could not be sent: item y") {
 			t.Errorf("another call: %+v", m)
 		}
 	}

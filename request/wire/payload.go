@@ -145,6 +145,7 @@ type Error struct {
 	Code    task.Code
 	Message string
 	// With task.InputLost, which a daemon sends in place of a replica: the blobs of the items.
+	// None: the call is not to blame, and is tried again.
 	Lost []string
 }
 
