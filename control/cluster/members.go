@@ -195,7 +195,7 @@ func (l *Local) running(name string, replicas []string, offers []Offer) (changed
 		}
 	}
 	n.missing = missing
-	l.ended(name, now, there)
+	forgetEnded(l, name, now, there)
 	for _, o := range offers {
 		if r := l.replicas[o.Replica]; r != nil && r.host == n {
 			r.kept = true
