@@ -151,8 +151,8 @@ func (n *member) sorted() []*replica {
 // Running handles a node's announcement of the replicas that run there. Hidden replicas that run
 // become visible again. Ready replicas that no longer run are lost: at once if the node was away,
 // otherwise after missingFor. Unknown replicas are taken over if they are among the offers, their
-// function is deployed, and l has not had them before; others are stopped. Running returns at once. It does nothing for an
-// unknown node.
+// function is deployed, and l has not had them before; others are stopped.
+// Running returns at once. It does nothing for an unknown node.
 func (l *Local) Running(name string, replicas []string, offers ...Offer) {
 	if l.running(name, replicas, offers) {
 		l.cfg.Changed()
