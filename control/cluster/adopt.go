@@ -102,14 +102,14 @@ type past struct {
 const pastFor = 24 * time.Hour
 
 // outlived remembers a replica that could not be stopped. The caller holds l.mu.
-func (l *Local) outlived(r *replica) {
+func outlived(l *Local, r *replica) {
 	now := time.Now()
 	maps.DeleteFunc(l.past, func(_ string, p past) bool { return now.Sub(p.at) >= pastFor })
 	l.past[r.name] = past{r.node, now}
 }
 
-// ended forgets past replicas of a node that run no more. The caller holds l.mu.
-func (l *Local) ended(node string, now time.Time, there map[string]bool) {
+// forgetEnded forgets past replicas of a node that run no more. The caller holds l.mu.
+func forgetEnded(l *Local, node string, now time.Time, there map[string]bool) {
 	maps.DeleteFunc(l.past, func(name string, p past) bool {
 		return p.node == node && !there[name] && now.Sub(p.at) >= missingFor
 	})

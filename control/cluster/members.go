@@ -151,8 +151,8 @@ func (n *member) sorted() []*replica {
 // Running handles a node's announcement of the replicas that run there. Hidden replicas that run
 // become visible again. Ready replicas that no longer run are lost: at once if the node was away,
 // otherwise after missingFor. Unknown replicas are taken over if they are among the offers, their
-// function is deployed, and l has not had them before; others are stopped. Running returns at once. It does nothing for an
-// unknown node.
+// function is deployed, and l has not had them before; others are stopped.
+// Running returns at once. It does nothing for an unknown node.
 func (l *Local) Running(name string, replicas []string, offers ...Offer) {
 	if l.running(name, replicas, offers) {
 		l.cfg.Changed()
@@ -195,7 +195,7 @@ func (l *Local) running(name string, replicas []string, offers []Offer) (changed
 		}
 	}
 	n.missing = missing
-	l.ended(name, now, there)
+	forgetEnded(l, name, now, there)
 	for _, o := range offers {
 		if r := l.replicas[o.Replica]; r != nil && r.host == n {
 			r.kept = true

@@ -257,7 +257,7 @@ func (l *Local) stop(n *member, r *replica) {
 		l.cfg.Log.Info("replica ends with its connection; its node is silent", "function", r.function, "replica", r.name, "node", r.node)
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.outlived(r)
+		outlived(l, r)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(l.ctx), l.cfg.Grace+stopMargin)
@@ -272,7 +272,7 @@ func (l *Local) stop(n *member, r *replica) {
 	maps.DeleteFunc(n.stopped, func(_ string, at time.Time) bool { return now.Sub(at) >= missingFor })
 	n.stopped[r.name] = now
 	if err != nil {
-		l.outlived(r)
+		outlived(l, r)
 	}
 }
 

@@ -267,13 +267,13 @@ func (d *Directory) announced(name string, data []byte) {
 		return
 	case d.behind(inv.Epoch):
 		if m.refused != inv.ID {
-			d.refuses(m, inv.ID)
+			refuses(d, m, inv.ID)
 			d.cfg.Log.Error("node not used: it follows another control plane, whose epoch is higher", "node", name, "epoch", inv.Epoch)
 		}
 		return
 	case d.unfit(inv) != "":
 		if m.refused != inv.ID && refuse(d.cfg, inv.Identity, d.unfit(inv)) {
-			d.refuses(m, inv.ID)
+			refuses(d, m, inv.ID)
 			d.cfg.Log.Error("node refused", "node", name, "error", d.unfit(inv))
 		}
 		return
@@ -285,7 +285,7 @@ func (d *Directory) announced(name string, data []byte) {
 	}
 	m.heard = now
 	if m.refused == inv.ID {
-		d.refuses(m, "")
+		refuses(d, m, "")
 	}
 	m.client.mu.Lock()
 	m.client.inv = inv

@@ -195,6 +195,7 @@ func TestOldEpochsReplaceNoOwner(t *testing.T) {
 	call(t, first, replica)
 
 	near, far := net.Pipe()
+	_ = near.SetDeadline(time.Now().Add(limit))
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -71,8 +71,8 @@ func (d *Directory) begin() {
 const awaitEvery = 5 * time.Millisecond
 
 // Await returns when all nodes that have been heard have joined and said what they run, but not
-// before the given time, or when ctx ends. It returns the names of the other nodes. It does not wait
-// for nodes that are refused.
+// before the given time, or when ctx ends. It returns the names of the other nodes. It does not
+// wait for nodes that are refused.
 func (d *Directory) Await(ctx context.Context, from time.Time) (missing []string) {
 	look := time.NewTicker(awaitEvery)
 	defer look.Stop()
@@ -90,7 +90,7 @@ func (d *Directory) Await(ctx context.Context, from time.Time) (missing []string
 }
 
 // refuses notes which daemon of a node is refused; empty: none.
-func (d *Directory) refuses(m *member, id string) {
+func refuses(d *Directory, m *member, id string) {
 	d.mu.Lock()
 	m.refused = id
 	d.mu.Unlock()
