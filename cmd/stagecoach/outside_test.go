@@ -116,7 +116,9 @@ func TestPausedLeader(t *testing.T) {
 	n.daemon("n1", "--nats-outside")
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "2", "max": "2"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
-	first := n.running("n1", "f")
+	var first []string
+	n.until(soon, "the node to announce both replicas", func() bool { first = n.running("n1", "f"); return len(first) == 2 })
+	b.until(soon, "both replicas to be ready", func() bool { return b.shows("f").AvailableReplicas == 2 })
 	var before node.Inventory
 	b.until(soon, "the node to announce the leader's epoch", func() bool { before, _ = n.inventory("n1"); return before.Epoch > 0 })
 
