@@ -83,7 +83,7 @@ func (l *ledger) waiting() (n int) {
 func TestKillAnywhere(t *testing.T) { onEachRuntime(t, testKillAnywhere) }
 
 func testKillAnywhere(t *testing.T, start starter) {
-	rounds, seed := int(envNumber(t, "KILL_ROUNDS", 8)), envNumber(t, "KILL_SEED", rand.Uint64())
+	rounds, seed := int(envNumber(t, "KILL_ROUNDS", 5)), envNumber(t, "KILL_SEED", rand.Uint64())
 	t.Logf("seed %d", seed)
 	chance := rand.New(rand.NewPCG(seed, 0))
 	l := &ledger{chance: rand.New(rand.NewPCG(seed, 1)), accepted: map[string]bool{}, told: map[string]int{}}

@@ -152,7 +152,7 @@ func wardenOf(t *testing.T, state string) int {
 // the end. KILL_ROUNDS is the number of kills.
 func TestKillAnyContainerProcess(t *testing.T) {
 	t.Parallel()
-	rounds, seed := int(envNumber(t, "KILL_ROUNDS", 8)), envNumber(t, "KILL_SEED", rand.Uint64())
+	rounds, seed := int(envNumber(t, "KILL_ROUNDS", 6)), envNumber(t, "KILL_SEED", rand.Uint64())
 	t.Logf("seed %d", seed)
 	chance := rand.New(rand.NewPCG(seed, 0))
 	r := startContained(t)

@@ -61,7 +61,7 @@ func (l *trial) count() int {
 // KILL_REQUESTS is the number of requests. KILL_SEED is the seed for the choice of processes.
 func TestKillAnyProcess(t *testing.T) {
 	t.Parallel()
-	requests, seed := int(envNumber(t, "KILL_REQUESTS", 100)), envNumber(t, "KILL_SEED", rand.Uint64())
+	requests, seed := int(envNumber(t, "KILL_REQUESTS", 70)), envNumber(t, "KILL_SEED", rand.Uint64())
 	t.Logf("seed %d", seed)
 	chance := rand.New(rand.NewPCG(seed, 0))
 	r := start(t)
