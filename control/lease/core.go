@@ -266,8 +266,12 @@ func (c *Core) see(now time.Duration, e Seen) []Effect {
 	if e.Revision == 0 && c.known { // a holder may not know yet that its record is gone
 		e.Record = Record{Holder: "unknown"}
 	}
+	// A forgotten write of the same holding: nobody else has held the lease between.
+	same := c.known && c.record.Holder == c.cfg.Me && e.Record.Holder == c.cfg.Me && e.Record.Epoch == c.record.Epoch
 	c.known, c.doubt, c.record, c.revision, c.seen = true, false, e.Record, e.Revision, now
-	c.first = 0 // also if it is an old write of this process: what was between is not known
+	if !same {
+		c.first = 0 // also if it is an old write of this process: what was between is not known
+	}
 	c.top = max(c.top, e.Record.Epoch)
 	return out
 }
