@@ -216,7 +216,7 @@ func (w *gpuWay) start(ctx context.Context) (starts.Started, error) {
 	}
 	select {
 	case r.Parts = <-parts:
-	case <-time.After(10 * time.Second): // the figures of this start lack the parts
+	case <-time.After(time.Minute): // the figures of this start lack the parts
 		console.Progress("bench gpu: %s: replica %s does not say how it got onto its device", w.cell, name)
 	case <-ctx.Done():
 	}
