@@ -195,8 +195,8 @@ func (c *Core) Step(now time.Duration, ev Event) []Effect {
 	case Failed:
 		c.ended(e.Beat, true)
 		if e.Conflict {
-			c.doubt = true
-			c.forget(e.Beat)
+			// A later write that was stored explains the refusal of an earlier one.
+			c.doubt = c.forget(e.Beat) || e.Beat == c.free || c.doubt
 			out = c.read(now, out)
 		}
 	case Stand:
@@ -239,13 +239,16 @@ func (c *Core) ended(beat uint64, failed bool) {
 	}
 }
 
-func (c *Core) forget(beat uint64) {
+// forget drops a write. It returns false if the write is known to be stored, or older than one that
+// is.
+func (c *Core) forget(beat uint64) bool {
 	for i, a := range c.pending {
 		if a.beat == beat {
 			c.pending = append(c.pending[:i:i], c.pending[i+1:]...)
-			return
+			return true
 		}
 	}
+	return false
 }
 
 // see takes a record. Only a new revision says that its holder lives. If a write has found another
@@ -266,11 +269,12 @@ func (c *Core) see(now time.Duration, e Seen) []Effect {
 	if e.Revision == 0 && c.known { // a holder may not know yet that its record is gone
 		e.Record = Record{Holder: "unknown"}
 	}
-	// A forgotten write of the same holding: nobody else has held the lease between.
-	same := c.known && c.record.Holder == c.cfg.Me && e.Record.Holder == c.cfg.Me && e.Record.Epoch == c.record.Epoch
+	// A write that was forgotten: it names the revision of the record that it replaced, and this
+	// process has named none that is later than the known one. So nobody has written in between.
+	follows := c.known && e.Revision > c.revision && e.Record.Holder == c.cfg.Me && c.record.Holder == c.cfg.Me
 	c.known, c.doubt, c.record, c.revision, c.seen = true, false, e.Record, e.Revision, now
-	if !same {
-		c.first = 0 // also if it is an old write of this process: what was between is not known
+	if !follows {
+		c.first = 0
 	}
 	c.top = max(c.top, e.Record.Epoch)
 	return out

@@ -26,6 +26,7 @@ type world struct {
 	loss  float64 // share of messages that are lost
 	delay time.Duration
 	late  bool // some messages take up to 10 s
+	twice bool // some writes arrive twice
 }
 
 // process is one Core with its clock.
@@ -144,6 +145,9 @@ func (p *process) carryOut(e Effect) {
 		w.send(func() { seen := Seen{w.record, w.revision}; w.send(func() { p.step(seen) }) })
 	case Write:
 		w.send(func() { w.write(p, e) })
+		if w.twice && w.rand.IntN(4) == 0 {
+			w.send(func() { w.write(p, e) })
+		}
 	case Freed:
 		p.freed++
 	}
@@ -191,7 +195,7 @@ func (w *world) check() {
 
 // newWorld returns a store with processes whose clocks run at rates that differ by at most Skew.
 func newWorld(t *testing.T, seed uint64, n int) *world {
-	w := &world{t: t, rand: rand.New(rand.NewPCG(seed, 1)), late: true}
+	w := &world{t: t, rand: rand.New(rand.NewPCG(seed, 1)), late: true, twice: true}
 	w.loss, w.delay = w.rand.Float64()*0.4, time.Duration(w.rand.Int64N(int64(500*time.Millisecond)))
 	for i := range n {
 		w.add(fmt.Sprint("p", i), 1-Skew/2.2+w.rand.Float64()*Skew/1.1)
@@ -249,6 +253,34 @@ func TestOneHolderAtATime(t *testing.T) {
 	}
 }
 
+// TestForgottenWritesFollow has one process in a store that takes writes late or twice. A process
+// that sees a write whose answer said that it was refused, or which it has forgotten, knows that
+// nobody else has held the lease since its first holding.
+func TestForgottenWritesFollow(t *testing.T) {
+	again := 0
+	for seed := range uint64(200) {
+		w := newWorld(t, seed, 1)
+		for range 60 {
+			w.run(w.now + time.Duration(w.rand.Int64N(int64(2*time.Second))))
+			if w.rand.IntN(6) == 0 {
+				w.procs[0].paused = w.now + time.Duration(w.rand.Int64N(int64(12*time.Second)))
+			}
+		}
+		w.check()
+		for _, s := range w.spans {
+			if s.since != w.spans[0].since {
+				t.Fatalf("seed %d: epoch %d follows %d, want %d: no other process has held the lease", seed, s.epoch, s.since, w.spans[0].since)
+			}
+			if s.since < s.epoch {
+				again++
+			}
+		}
+	}
+	if again < 50 {
+		t.Errorf("%d holdings that follow another one, want at least 50", again)
+	}
+}
+
 // TestLeaseIsTakenSoon checks how long a lease is nobody's when its holder dies, releases it, or
 // cannot reach the store, with a store that works.
 func TestLeaseIsTakenSoon(t *testing.T) {
@@ -262,7 +294,7 @@ func TestLeaseIsTakenSoon(t *testing.T) {
 	} {
 		for seed := range uint64(50) {
 			w := newWorld(t, seed, 3)
-			w.loss, w.delay, w.late = 0, 2*time.Millisecond, false
+			w.loss, w.delay, w.late, w.twice = 0, 2*time.Millisecond, false, false
 			w.run(10*time.Second + time.Duration(w.rand.Int64N(int64(time.Second))))
 			var holder *process
 			for _, p := range w.procs {
@@ -293,7 +325,7 @@ func TestReleaseDuringARenewal(t *testing.T) {
 	conflicts := 0
 	for seed := range uint64(100) {
 		w := newWorld(t, seed, 3)
-		w.loss, w.delay, w.late = 0, 50*time.Millisecond, false
+		w.loss, w.delay, w.late, w.twice = 0, 50*time.Millisecond, false, false
 		w.run(10 * time.Second)
 		var holder *process
 		for holder == nil {
@@ -335,7 +367,7 @@ func TestReleaseDuringARenewal(t *testing.T) {
 // take it any more renews it, and does not take it again after it has lapsed.
 func TestPassiveProcess(t *testing.T) {
 	w := newWorld(t, 1, 1)
-	w.loss, w.delay, w.late = 0, 2*time.Millisecond, false
+	w.loss, w.delay, w.late, w.twice = 0, 2*time.Millisecond, false, false
 	only := w.procs[0]
 	holds := func() bool { _, ok := only.core.Holds(only.local()); return ok }
 	only.step(Stand{Passive: true})
