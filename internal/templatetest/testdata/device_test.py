@@ -9,6 +9,7 @@ import functools
 import json
 import logging
 import os
+import re
 import tempfile
 import threading
 import unittest
@@ -351,6 +352,26 @@ class Told(unittest.TestCase):
         self.assertIn("out of memory on device GPU-0: want 2.00 GiB, ", str(results[0]))
         self.assertIsInstance(results[1], sc.Output)
         self.assertIs(results[2], own)
+
+    def test_each_replica_logs_its_own_copy(self) -> None:
+        """Two replicas of a worker place their states at the same time: both copies end before one
+        of them is logged."""
+        d = device.Device("cuda:0", keep=True, backend=StandIn())
+        both = threading.Barrier(2)
+
+        def replica(size: int) -> None:
+            d.place([torch.zeros(size, dtype=torch.uint8)])
+            both.wait(60)
+            d.placed()
+
+        with self.assertLogs("stagecoach", logging.INFO) as log:
+            threads = [threading.Thread(target=replica, args=(n << 20,)) for n in (10, 20)]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join()
+        said = sorted(re.search(r"0\.\d+ GB copied", line).group() for line in log.output)
+        self.assertEqual(said, ["0.010 GB copied", "0.021 GB copied"])
 
     def test_times(self) -> None:
         os.environ[device.VISIBLE] = GPU

@@ -46,6 +46,15 @@ class Backend(_ring.Backend, Protocol):
         """Return the free and the total memory of the device, in bytes."""
 
 
+class _Spent(threading.local):
+    """A thread's times on a device. In a worker, each replica places its state in a thread of its
+    own."""
+
+    def __init__(self) -> None:
+        # Seconds of the context, copies and first kernels; bytes copied.
+        self.times: dict[str, float] = {}
+
+
 class Device:
     """A process's device. Any thread may use it; one at a time does."""
 
@@ -58,8 +67,12 @@ class Device:
         self._lock = threading.RLock()
         self._ring: _ring.Ring | None = None
         self._warm: set[Any] = set()  # types on which kernels have run
-        # Seconds of the context, copies and first kernels; bytes copied.
-        self._times: dict[str, float] = {}
+        self._spent = _Spent()
+
+    @property
+    def _times(self) -> dict[str, float]:
+        """The calling thread's times since it has logged some."""
+        return self._spent.times
 
     def _open(self, torch: Any) -> tuple[Backend, _ring.Ring]:
         """Return the backend, with its context made, and the ring."""
@@ -130,8 +143,8 @@ class Device:
             self._times["kernels"] = self._times.get("kernels", 0.0) + time.monotonic() - began
 
     def placed(self) -> None:
-        """Log the times after a state was placed. Free the ring, unless another state will
-        follow."""
+        """Log the times after this thread has placed a state. Free the ring, unless another state
+        will follow."""
         with self._lock:
             if "bytes" in self._times:
                 self._log("has its parameters")
@@ -141,7 +154,7 @@ class Device:
 
     def _log(self, what: str) -> None:
         """Log the times so far, and forget them."""
-        t, self._times = self._times, {}
+        t, self._spent.times = self._times, {}
         parts = [f"context {t['context']:.3f} s"] if "context" in t else []
         if "bytes" in t:
             speed = t["bytes"] / 1e9 / max(t["copy"], 1e-9)
