@@ -93,17 +93,17 @@ func (g *stage) batchWait(mu float64, c int) float64 {
 	return erlangC(n, rho*float64(n)) * (g.latency/g.service - 1) / mu / float64(c)
 }
 
-// fillWait returns how long a task of f waits for its batch to fill, in seconds. It is the mean of
-// all tasks of a batch that waits for no replica. lambda is the number of arrivals per second.
+// fillWait returns how long a task of f waits for its batch to fill, in seconds. It is the mean
+// over all tasks of a batch, if a replica is free. lambda is the number of arrivals per second.
 func fillWait(f *plan.Function, lambda float64) float64 {
 	if f.Batch <= 1 || f.BatchWait <= 0 {
 		return 0
 	}
 	most, wait := float64(f.Batch-1), f.BatchWait.Seconds()
-	if lambda*wait >= most { // it fills before, with the last of its tasks
+	if lambda*wait >= most { // the batch is full before its wait ends
 		return most / lambda / 2
 	}
-	later := lambda * wait // tasks that join the first one, evenly over its wait
+	later := lambda * wait // number of tasks that join the first one, evenly over its wait
 	return wait * (1 + later/2) / (1 + later)
 }
 

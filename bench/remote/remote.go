@@ -224,7 +224,7 @@ func (c *cluster) deploy(ctx context.Context) error {
 	})
 }
 
-// steer has the next replica start on a node, if there are several.
+// steer cordons all daemons but one, so that the next replica starts on that one.
 func (c *cluster) steer(ctx context.Context, to int) error {
 	for i := range c.daemons {
 		word := "cordon"

@@ -137,7 +137,7 @@ func (s *learnStore) Put(context.Context, string, []byte) (uint64, error) {
 	return 1, nil
 }
 
-// TestDemandOfALeader has learned demand stored by a leader that may act, and by nobody else.
+// TestDemandOfALeader checks that only a leader that may act stores learned demand.
 func TestDemandOfALeader(t *testing.T) {
 	var lapsed error
 	leads, to := false, &learnStore{}

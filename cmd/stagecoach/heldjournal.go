@@ -54,7 +54,7 @@ func whileHeld(ctx context.Context, limit time.Duration, held func() bool, f fun
 	}
 }
 
-// readShared tries once what readJournal does.
+// readShared is one attempt of readJournal.
 func readShared(ctx context.Context, l *leading, open func() (*queue.Journal, error)) (*queue.Journal, error) {
 	if err := l.u.demand.Reload(ctx); err != nil { // the earlier leader has learned more
 		return nil, err

@@ -13,7 +13,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// TestOvertakenLeaderAcceptsNothing has another control plane take over while a leader stores an
+// TestOvertakenLeaderAcceptsNothing lets another control plane take over while a leader stores an
 // async request. The next leader may have read the journal before, so the client must not be told
 // that the request was accepted.
 func TestOvertakenLeaderAcceptsNothing(t *testing.T) {
@@ -72,7 +72,7 @@ func TestLeaderThatMissedAnother(t *testing.T) {
 	}
 }
 
-// TestTakingOverIsTriedAgain has the shared state be out of reach for a while.
+// TestTakingOverIsTriedAgain takes over while the shared state cannot be read for a while.
 func TestTakingOverIsTriedAgain(t *testing.T) {
 	away := errors.New("no leader")
 	for name, tc := range map[string]struct {

@@ -129,7 +129,7 @@ func (h *imageHome) ensure(ctx context.Context, ref image.Ref) error {
 	return h.fetcher.Fetch(ctx, ref.Digest, sources)
 }
 
-// ensureDigest does the same for an image that a node asks for.
+// ensureDigest is ensure for an image that a node asks for.
 func (h *imageHome) ensureDigest(ctx context.Context, digest string) error {
 	for _, f := range h.functions() {
 		if f.Digest == digest {
@@ -143,7 +143,8 @@ func (h *imageHome) ensureDigest(ctx context.Context, digest string) error {
 	return h.fetch(ctx, digest)
 }
 
-// fetchDigest returns what gets an image that a node asks for; nil: nothing does.
+// fetchDigest returns the function that fetches an image that a node asks for; nil: images are not
+// fetched.
 func (i *images) fetchDigest() func(ctx context.Context, digest string) error {
 	if i.home == nil {
 		return nil
@@ -151,7 +152,7 @@ func (i *images) fetchDigest() func(ctx context.Context, digest string) error {
 	return i.home.ensureDigest
 }
 
-// here returns images that are never fetched, for callers that cannot wait.
+// here returns images without their fetches, for callers that cannot wait.
 func (i *images) here() *images {
 	return &images{folders: i.folders, store: i.store, contained: i.contained, registry: i.registry, accounts: i.accounts, share: i.share}
 }
@@ -229,7 +230,7 @@ func gatherImages(ctx context.Context, u *up) error {
 // this process leads.
 func collectHome(ctx context.Context, u *up, used []string) {
 	h := u.images.home
-	if h == nil || !u.leading.leads() { // which has no lease at first
+	if h == nil || !u.leading.leads() { // before it has led, there may be no lease yet
 		return
 	}
 	if _, err := u.leading.epoch(); err != nil {

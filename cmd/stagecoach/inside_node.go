@@ -23,7 +23,8 @@ func (n *nodeInside) claimed(gateway string) {
 	n.gateway = gateway
 }
 
-// near returns that address; empty: it is on another machine.
+// near returns the address where the control plane that has claimed a replica last listens for
+// functions. It is empty if that control plane is on another machine.
 func (n *nodeInside) near() string {
 	n.mu.Lock()
 	defer n.mu.Unlock()

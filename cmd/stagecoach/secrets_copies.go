@@ -204,7 +204,7 @@ func (l *leading) mayLead(lacking []string) bool {
 	return len(lacking) == 0 || l.u.cfg.Cluster.LeadWithoutSecrets
 }
 
-// lacksChanged has this process stand by while it lacks secrets.
+// lacksChanged makes this process stand by while it lacks secrets.
 func (l *leading) lacksChanged(lacking []string) {
 	shown := lacking[:min(len(lacking), lacksTold)]
 	switch {

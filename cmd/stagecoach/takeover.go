@@ -18,7 +18,8 @@ import (
 // it. Until they have said what they run, a plan would start their replicas again.
 const nodesWithin = 2500 * time.Millisecond
 
-// joiningNodes says whether nodes may join, and with replicas of another control plane.
+// joiningNodes returns whether nodes may join, and whether they may have replicas of an earlier
+// control plane.
 func joiningNodes(u *up) cluster.Joining {
 	switch {
 	case u.leading.outside():
@@ -44,8 +45,8 @@ func (n *nodes) heardStandingBy() map[string][]byte {
 	return n.standby.Heard(nodesWithin)
 }
 
-// await waits until the nodes have joined that were heard. A process that has just begun first
-// waits until it can have heard all of them.
+// await waits until all nodes that were heard have joined. If the process has just started, await
+// first waits until all nodes can have been heard.
 func (n *nodes) await(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, nodesWithin)
 	defer cancel()
@@ -54,10 +55,11 @@ func (n *nodes) await(ctx context.Context) {
 	}
 }
 
-// homeOf says what the replicas of a function use of the machine of the control plane that has
-// started them. If it is the same for another control plane, that one can take them over. If the
-// control plane is on another machine, a node gives replicas its own things. Some nodes also have
-// an address of their own where functions call functions.
+// homeOf returns a text for what the replicas of a function use of their control plane's machine:
+// its gateway and its folder of secrets. Another control plane can take the replicas over if the
+// text is the same for it. If the control plane is on another machine, the node gives replicas its
+// own gateway and secrets. Some nodes also have an address of their own where functions call
+// functions.
 func homeOf(s node.Spec, c *node.Client) string {
 	if c.Far() {
 		return "far"

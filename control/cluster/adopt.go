@@ -32,7 +32,7 @@ type Adopter interface {
 	Adopt(ctx context.Context, o Offer, spec FunctionSpec) (wire.Socket, error)
 }
 
-// handover is the part of a [replica] that says what it has to do with other owners.
+// handover is the part of a [replica] about earlier and later owners.
 type handover struct {
 	from Adopter // takes the replica over from an earlier owner; nil: this one has started it
 	kept bool    // it outlives this owner; guarded by Local.mu
@@ -42,8 +42,8 @@ type handover struct {
 // adopted reports whether an earlier owner has started the replica.
 func (h handover) adopted() bool { return h.from != nil }
 
-// adoptable returns the specs of the functions of those offers that l does not know, with the
-// revisions of the offers. Each of them has a deployed function.
+// adoptable returns the specs of the functions of offers that are new to l, with the revisions of
+// the offers. It leaves out functions that are not deployed.
 func adoptable(l *Local, offers []Offer) map[string]FunctionSpec {
 	l.mu.Lock()
 	unknown := slices.ContainsFunc(offers, func(o Offer) bool { return l.replicas[o.Replica] == nil })
@@ -90,8 +90,8 @@ func takeOver(l *Local, n *member, o Offer, spec FunctionSpec) bool {
 	return true
 }
 
-// past is a replica of a Local that has ended for it, and whose process may still run. It is not
-// taken over again: it may have been stopped for a cause.
+// past is a replica that has ended for a Local, but whose process may still run. It is not taken
+// over again, because it may have been stopped for a reason.
 type past struct {
 	node string
 	at   time.Time // when it ended
@@ -146,7 +146,7 @@ func adopt(l *Local, r *replica, o Offer) error {
 	return nil
 }
 
-// errClosing releases all replicas.
+// errClosing is the cause with which Close releases all replicas.
 var errClosing = errors.New("the cluster is closed")
 
 // handOver leaves a replica that outlives l to the next owner, once it has answered its calls. It

@@ -149,8 +149,8 @@ func TestLearnedDemandSurvivesARestart(t *testing.T) {
 	closeAll()
 }
 
-// TestReload has a process take over from another one, which has learned and saved more since the
-// process started.
+// TestReload checks that a process that takes over knows what the earlier process has learned and
+// saved after this one had started.
 func TestReload(t *testing.T) {
 	server, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -197,7 +197,7 @@ func TestPut(t *testing.T) {
 	}
 }
 
-// TestWrongBytes has wrong bytes on either side. They become no image anywhere.
+// TestWrongBytes puts wrong bytes on either side. They become no image anywhere.
 func TestWrongBytes(t *testing.T) {
 	t.Parallel()
 	from, digest := filled(t, 1)

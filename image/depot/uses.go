@@ -10,14 +10,14 @@ import (
 // names of objects.
 type uses struct {
 	mu       sync.Mutex
-	now      map[string]int  // how many Puts work on it
-	since    map[string]bool // on what Puts have worked since Collect began; nil: none runs
-	deleting []string        // what Collect deletes an object of
-	deleted  chan struct{}   // closed when it has
+	now      map[string]int  // how many Puts work on a key
+	since    map[string]bool // keys that Puts have used since Collect began; nil: no Collect runs
+	deleting []string        // keys of the object that Collect deletes now
+	deleted  chan struct{}   // closed when that object is deleted
 }
 
-// hold has Collect spare these keys until release is called. It waits while Collect deletes an
-// object of one of them.
+// hold keeps Collect from deleting objects of these keys until release is called. It first waits
+// until Collect has deleted an object of one of them, if that is under way.
 func (u *uses) hold(ctx context.Context, keys []string) (release func(), err error) {
 	u.mu.Lock()
 	for slices.ContainsFunc(keys, func(k string) bool { return slices.Contains(u.deleting, k) }) {
@@ -53,7 +53,7 @@ func (u *uses) release(keys []string) {
 	}
 }
 
-// collect begins to note on what Puts work, until end is called.
+// collect starts to record the keys on which Puts work, until end is called.
 func (u *uses) collect() (end func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -68,8 +68,8 @@ func (u *uses) collect() (end func()) {
 	}
 }
 
-// unless runs f, which deletes an object of these keys, unless a Put works on one of them, or has
-// done so since Collect began.
+// unless calls f, which deletes an object of these keys. It does not do so if a Put works on one of
+// the keys, or has done so since Collect began.
 func (u *uses) unless(keys []string, f func() error) (done bool, err error) {
 	u.mu.Lock()
 	for _, k := range keys {

@@ -63,8 +63,8 @@ func (c *cluster) deploy() {
 	leader.must(http.MethodPost, "/system/nodes/right/uncordon", nil, nil)
 }
 
-// change has this version write what the previous one reads after a return: a function with a
-// secret, and a change of a function that the previous version has stored.
+// change makes changes with this version that the previous one reads after the cluster has gone
+// back: a function with a secret, and a change of a function that the previous version has stored.
 func (c *cluster) change() {
 	c.t.Helper()
 	leader := c.leader()

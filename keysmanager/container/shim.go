@@ -26,20 +26,21 @@ import (
 // folder in which the shim runs) and the state of runc then stay without a container in containerd.
 // shims finds and removes them by the container's id.
 type shims struct {
-	address   string // of containerd, without links: shims have it as containerd's configuration has
+	address   string // path of containerd's socket, without links; shims have it as their -address
 	namespace string // of containerd
 	runc      string // folder in which runc has the states of the namespace's containers
 	log       *slog.Logger
-	scan      func() map[int]string // all, see there
+	scan      func() map[int]string // all, except in tests
 
 	mu      sync.Mutex
 	bundles string // folder of the namespace's bundles; empty: no shim was seen yet
 }
 
-// runcStates is where shims have runc keep the states of containers, by namespace.
+// runcStates is the folder in which runc keeps the states of containers, by namespace. Shims tell
+// runc to use it.
 const runcStates = "/run/containerd/runc"
 
-// shimSockets is where shims have their sockets, with names that they derive.
+// shimSockets is the folder of the shims' sockets. Shims derive the names of the sockets.
 const shimSockets = "/run/containerd/s"
 
 // Parts of the name of a bundle.
@@ -117,8 +118,9 @@ func (s *shims) left(id string) remnant {
 	return s.look(id, pids)
 }
 
-// still looks for what is left of what was left. It reads other processes only if nothing is,
-// because a machine may have thousands of them.
+// still looks again for what is left of a container. It first looks at the shims that were found
+// before. Only if nothing is left of these, it reads all other processes, because a machine may
+// have thousands of them.
 func (s *shims) still(id string, before remnant) remnant {
 	pids := slices.DeleteFunc(slices.Clone(before.shims), func(pid int) bool { return s.idOf(pid) != id })
 	if l := s.look(id, pids); !l.empty() {
@@ -158,7 +160,8 @@ func (s *shims) look(id string, pids []int) (l remnant) {
 	return l
 }
 
-// learn notes where bundles are, from the first process of a container.
+// learn records the folder of bundles. It gets the folder from the first process of a container:
+// the parent of that process is the shim, which runs in its bundle.
 func (s *shims) learn(init int, id string) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", init))
 	if err != nil {
@@ -202,8 +205,8 @@ func bundleOf(state string) string {
 	return ""
 }
 
-// all returns the shims of the namespace, and the commands by which containerd starts and deletes
-// them: ids of containers by pid.
+// all returns the shims of the namespace, and the commands with which containerd starts and deletes
+// shims. The result has the ids of their containers by pid.
 func (s *shims) all() map[int]string {
 	all := map[int]string{}
 	entries, _ := os.ReadDir("/proc") // without /proc, no process is found
@@ -261,7 +264,7 @@ func (s *shims) kill(pid int, id string) {
 		return // it has ended
 	}
 	defer unix.Close(shim)
-	if s.idOf(pid) != id { // the number is another process's by now
+	if s.idOf(pid) != id { // the pid belongs to another process by now
 		return
 	}
 	ends := []int{shim}
@@ -301,7 +304,7 @@ func childrenOf(pid int) (all []int) {
 	return all
 }
 
-// deleteState has runc end what runs of a container, and remove its state and cgroups.
+// deleteState makes runc end the processes of a container, and remove its state and cgroups.
 func (s *shims) deleteState(ctx context.Context, id, state string) error {
 	if state == "" {
 		return nil

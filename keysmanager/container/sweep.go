@@ -184,12 +184,12 @@ func (r *Runtime) swept(err error) {
 	r.sweeps.due = r.sweeps.due || err != nil
 }
 
-// orphans returns the ids of the containers and folders that killed processes of this node have
-// left, and of shims that nobody has. starting says that a process was killed during the start, so
-// that containerd may still make the container. If containerd does not answer, orphans returns
-// none.
+// orphans returns the ids of containers to remove: those of containers and folders that killed
+// processes of this node have left, and those of shims whose container no Runtime has. The value is
+// true if a process was killed during the start, so that containerd may still make the container.
+// If containerd does not answer, orphans returns none.
 func (r *Runtime) orphans(ctx context.Context) (starting map[string]bool, _ error) {
-	shims := r.shims.all() // before the containers, as unowned wants it
+	shims := r.shims.all() // before the containers: see unowned
 	containers, err := r.client.Containers(ctx, fmt.Sprintf("labels.%q==%q", labelNode, r.cfg.Node))
 	if err != nil {
 		return nil, fmt.Errorf("containers of killed processes are not looked for: %w", err)
@@ -229,9 +229,10 @@ func (r *Runtime) orphans(ctx context.Context) (starting map[string]bool, _ erro
 // newIDs matches the ids that newID returns.
 var newIDs = regexp.MustCompile(`^[a-zA-Z0-9-]+-[a-z2-7]{12}$`)
 
-// unowned reports whether the container of a shim is one that some Runtime has made and that has
-// neither a record in containerd nor a folder. A start makes both before the shim, and a removal
-// ends the shim before the folder. So no Runtime, of any node, makes or has such a container.
+// unowned reports whether some Runtime has made the container of a shim, and no Runtime has it any
+// more: it has neither a record in containerd nor a folder. A start makes both before the shim, and
+// a removal ends the shim before it removes the folder. So no Runtime, of any node, is starting or
+// using such a container.
 func unowned(ctx context.Context, client *containerd.Client, id string) (bool, error) {
 	if _, err := os.Lstat(filepath.Join(Folders, id)); !errors.Is(err, fs.ErrNotExist) || !newIDs.MatchString(id) {
 		return false, nil

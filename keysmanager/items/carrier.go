@@ -30,7 +30,7 @@ type Carrier struct {
 	dialTime time.Duration
 
 	mu    sync.Mutex
-	apart map[string]time.Time // nodes that are not dialed until then
+	apart map[string]time.Time // by node: until when it is not dialed, because a dial has failed
 }
 
 // Bounds of a Carrier.
@@ -50,7 +50,7 @@ type CarrierConfig struct {
 	Control func(ctx context.Context, first any) (net.Conn, error)
 	Log     *slog.Logger
 
-	dialTime time.Duration // in tests; 0: the constant
+	dialTime time.Duration // set by tests; 0: the constant dialTime
 }
 
 // NewCarrier returns a Carrier.
@@ -60,10 +60,10 @@ func NewCarrier(cfg CarrierConfig) *Carrier {
 	}
 }
 
-// Carried counts the items that a Carrier has got.
+// Carried counts the items that a Carrier was asked for.
 type Carried struct {
-	Near                       uint64 // items of its own node, without a copy
-	Fetched, Relayed           uint64 // items of other nodes: from them, and through the control plane
+	Near                       uint64 // items that its own node keeps, given out without a copy
+	Fetched, Relayed           uint64 // items of other nodes: directly, and through the control plane
 	FetchedBytes, RelayedBytes uint64
 	Lost                       uint64 // items that it could not get
 }
@@ -125,7 +125,8 @@ func (c *Carrier) fetch(ctx context.Context, ref tensor.Ref) (*os.File, error) {
 	return receiveFile(ctx, conn, ref)
 }
 
-// failed explains a stream that did not come about.
+// failed returns the error for a stream that could not be opened. Unless the node has refused the
+// stream, the node is not dialed again for apartTime.
 func (c *Carrier) failed(ctx context.Context, ref tensor.Ref, err error) error {
 	var refused *tunnel.RefusedError
 	if errors.As(err, &refused) {

@@ -43,7 +43,7 @@ type Plane struct {
 // Opener opens a stream to a node.
 type Opener func(ctx context.Context, node, addr string, first any) (net.Conn, error)
 
-// dropQueue has the requests that have ended and that a node was not told of.
+// dropQueue holds ended requests that a node was not told of yet.
 type dropQueue struct {
 	addr   string
 	owners []string
@@ -52,7 +52,7 @@ type dropQueue struct {
 // Bounds of a Plane.
 const (
 	openTime    = 10 * time.Second // for a stream to a node
-	fetchTime   = 5 * time.Minute  // for an item that the control plane needs itself
+	fetchTime   = 5 * time.Minute  // for an item that the control plane itself needs
 	dropsAtOnce = 256              // requests in one stream
 	dropsKept   = 64 << 10         // requests that wait per node
 )
@@ -79,7 +79,7 @@ func (p *Plane) Close() {
 // Passed counts the items of nodes.
 type Passed struct {
 	Left, LeftBytes       uint64 // items that stayed on their nodes
-	Fetched, FetchedBytes uint64 // items that the control plane has needed itself
+	Fetched, FetchedBytes uint64 // items that the control plane itself has needed
 	Relayed, RelayedBytes uint64 // items that it has passed on from one node to another
 }
 
@@ -208,7 +208,7 @@ func (p *Plane) stream(ctx context.Context, ref tensor.Ref) (net.Conn, error) {
 	return p.open(ctx, ref.Node, ref.Address, askFor(ref))
 }
 
-// Relay passes an item on from the node that keeps it to one that has no connection with that node.
+// Relay passes on an item from the node that keeps it to a node that cannot connect to that node.
 // It implements tunnel.Handler.
 func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMessage, c net.Conn) {
 	var a ask
@@ -254,7 +254,7 @@ func (p *Plane) address(ref tensor.Ref) (string, error) {
 	return addr, nil
 }
 
-// pass copies a stream to another one. Both must go on moving.
+// pass copies one stream to another. It fails if either of them stalls.
 func pass(to, from net.Conn) (n int64, err error) {
 	b := buffers.Get().(*[]byte)
 	defer buffers.Put(b)

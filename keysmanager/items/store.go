@@ -25,11 +25,12 @@ type Config struct {
 
 // Bounds of a Store.
 const (
-	// functionShare is the part of the limit that the items of one function may have.
+	// functionShare divides the limit: the items of one function may have that part of it.
 	functionShare = 2
-	// Items stay this long after the deadline of their request, whose end is announced earlier.
+	// grace is how long items stay after the deadline of their request. Normally, the end of the
+	// request is announced before that.
 	grace = 30 * time.Second
-	// longest is how long items stay whose request has no deadline.
+	// longest is how long items stay if their request has no deadline.
 	longest    = 10 * time.Minute
 	sweepEvery = 5 * time.Second
 )
@@ -50,7 +51,7 @@ type Store struct {
 	closed    bool
 	items     map[string]*item            // by blob
 	owners    map[string]map[string]*item // by owner, then by blob
-	functions map[string]int64            // bytes
+	functions map[string]int64            // bytes of items, by function
 	stats     Stats
 }
 
@@ -61,18 +62,18 @@ type item struct {
 	file     *os.File // sealed
 	until    time.Time
 	readers  int
-	gone     bool // it is in no map; the last reader closes the file
+	gone     bool // it was removed; the last reader closes the file
 }
 
 // Stats counts a Store's items.
 type Stats struct {
-	Items       int   // that are there
-	Bytes       int64 // of them, and of items that are still being read
+	Items       int   // items that the Store has now
+	Bytes       int64 // bytes of these, and of removed items that are still being read
 	Kept        uint64
 	Full        uint64 // outputs that the Store had no room for
-	Expired     uint64 // items that no end of a request has removed
-	Sent        uint64 // bytes to other processes
-	Refused     uint64 // requests of other processes
+	Expired     uint64 // items that were removed because their time was over
+	Sent        uint64 // bytes that were sent to other processes
+	Refused     uint64 // requests of other processes that were refused
 	lastRefusal time.Time
 }
 
@@ -206,7 +207,7 @@ func copyItem(f *os.File, size int64) (*os.File, uint64, error) {
 	return to, sum.Sum64(), nil
 }
 
-// buffers has buffers for copies.
+// buffers is a pool of buffers for copies.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 256<<10); return &b }}
 
 // Drop removes all items of requests that have ended.
@@ -231,7 +232,8 @@ func (s *Store) remove(it *item) {
 	s.settle(it)
 }
 
-// settle frees an item that is gone and that nobody reads. The caller holds s.mu.
+// settle frees the memory of an item that was removed, unless the item is still being read. The
+// caller holds s.mu.
 func (s *Store) settle(it *item) {
 	if it.gone && it.readers == 0 {
 		_ = it.file.Close() // it is in memory
@@ -239,7 +241,7 @@ func (s *Store) settle(it *item) {
 	}
 }
 
-// sweep removes items that should have been dropped.
+// sweep removes items whose time is over.
 func (s *Store) sweep(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// TestRefusalWaitsForTheLease has a control plane that may not act hear a node that it cannot use.
-// The node is refused, once, as soon as the control plane may act.
+// TestRefusalWaitsForTheLease checks that a control plane that may not act does not refuse a node.
+// It refuses the node once, as soon as it may act.
 func TestRefusalWaitsForTheLease(t *testing.T) {
 	refused := 0
 	var holds atomic.Bool

@@ -28,8 +28,9 @@ type Items interface {
 // running names a replica and its function.
 type running struct{ replica, function string }
 
-// carry is the part of a relay that has items kept, and gets them. toReplica is called by one
-// goroutine, and fromReplica by another one.
+// carry is the part of a relay that handles items: it gives large outputs to Items, and gets the
+// items of batches from there. toReplica is called by one goroutine, and fromReplica by another
+// one.
 type carry struct {
 	running
 
@@ -49,7 +50,7 @@ type carry struct {
 	coming map[uint64]*coming // by batch: those whose items are on their way
 }
 
-// owners are those of a batch's outputs, by call.
+// owners has the owners of a batch's outputs, by call.
 type owners struct {
 	of   []wire.Owner
 	left int // calls without an answer
@@ -58,7 +59,7 @@ type owners struct {
 // coming is a batch whose items are on their way.
 type coming struct {
 	cancel   context.CancelCauseFunc
-	canceled map[int]bool // calls
+	canceled map[int]bool // indexes of calls
 	after    [][]byte     // payloads of frames that cancel a call
 	calls    int
 }
@@ -115,8 +116,8 @@ func (c *carry) toReplica(f *wire.Frame) (wire.Edited, error) {
 	return wire.Taken, nil
 }
 
-// hold keeps a cancel of a batch that has not been sent yet. Outputs of canceled calls do not stay
-// on the node, because nobody tells it of their end.
+// hold handles a cancel. If the batch waits for items, the cancel is kept and sent after the batch.
+// Outputs of canceled calls do not stay on the node, because nobody tells it of their end.
 func (c *carry) hold(f *wire.Frame) (wire.Edited, error) {
 	m, err := wire.DecodeCancelFrame(f.Payload)
 	if err != nil {

@@ -261,8 +261,8 @@ func (c *Client) missed(ctx context.Context, since uint64) ([]Event, error) {
 	return a.Events, err
 }
 
-// refuse tells the daemon that its node is not used, and why. It reports whether it has: a control
-// plane that may not act says nothing.
+// refuse tells the daemon that its node is not used, and why. It sends nothing and returns false if
+// this control plane may not act.
 func refuse(cfg DirectoryConfig, to Identity, cause string) bool {
 	epoch, err := epochFunc(cfg.Epoch).now()
 	if err != nil {

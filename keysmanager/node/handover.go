@@ -99,7 +99,7 @@ func handOver(c *net.UnixConn, reply socketReply, conn wire.Socket) error {
 	return failed
 }
 
-// serveLines sends all lines after a number until the other side or a new follower ends that.
+// serveLines sends all lines after a number, until the other side ends or another client follows.
 func (s *Server) serveLines(c net.Conn, reply socketReply, after uint64) {
 	if json.NewEncoder(c).Encode(reply) != nil {
 		return

@@ -34,10 +34,10 @@ type holds struct {
 	closed bool
 	all    map[string]*held // by replica
 	epoch  uint64           // of the control plane that has claimed a replica last
-	group  sync.WaitGroup   // what waits for ends
+	group  sync.WaitGroup   // goroutines that wait for the end of a replica
 }
 
-// held is a replica with its socket, and what the control plane that claimed it has said about it.
+// held is a replica with its socket, and with what the control plane has said in its claim.
 type held struct {
 	*wire.Switch
 
@@ -83,8 +83,9 @@ func (h *holds) find(req socketRequest) (*held, error) {
 	return r, nil
 }
 
-// own notes what the next owner of a replica says, unless one with a higher epoch has the replica.
-// claimed gets the owner's gateway, unless a control plane with a higher epoch has claimed one.
+// own records the claim of a replica's next owner. It fails if the present owner has a higher
+// epoch. claimed gets the owner's gateway, unless a control plane with a higher epoch has claimed a
+// replica.
 func (h *holds) own(r *held, req socketRequest, claimed func(gateway string)) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -96,8 +97,8 @@ func (h *holds) own(r *held, req socketRequest, claimed func(gateway string)) er
 	return nil
 }
 
-// claim passes on the gateway of a request, unless one with a higher epoch has come before. The
-// caller holds h.mu.
+// claim calls claimed with the gateway of a request, unless a control plane with a higher epoch has
+// claimed a replica before. The caller holds h.mu.
 func (h *holds) claim(req socketRequest, claimed func(gateway string)) {
 	if req.Keep && claimed != nil && req.Epoch >= h.epoch {
 		h.epoch = req.Epoch
@@ -153,13 +154,13 @@ func (h *holds) close() {
 	h.group.Wait()
 }
 
-// handing is a stage socket that a control plane gets.
+// handing is the hand-over of a stage socket to a control plane.
 type handing struct {
 	running
 
 	s     *Server
 	req   socketRequest
-	first bool        // by the control plane that has started the replica
+	first bool        // the control plane has started the replica itself
 	conn  wire.Socket // the replica's own socket; nil: it is kept in hold
 	hold  *held
 }
@@ -190,8 +191,8 @@ func hand(s *Server, req socketRequest) (*handing, error) {
 	return h, nil
 }
 
-// connect makes a control plane the owner of the replica, which is kept in hold. While its request
-// was read, one with a higher epoch may have become the owner. Then connect closes far.
+// connect makes a control plane the owner of the replica, which is kept in hold. If a control plane
+// with a higher epoch has become the owner while the request was read, connect closes far.
 func (h *handing) connect(far wire.Socket) (gone <-chan struct{}, err error) {
 	h.hold.turn.Lock()
 	defer h.hold.turn.Unlock()
@@ -202,8 +203,8 @@ func (h *handing) connect(far wire.Socket) (gone <-chan struct{}, err error) {
 	return h.hold.Connect(far)
 }
 
-// overUnix sends the reply with a descriptor beside it: of the replica's own socket, or of one that
-// leads to it.
+// overUnix sends the reply and a descriptor: that of the replica's own socket, or of a socket that
+// is connected with the Switch.
 func (h *handing) overUnix(c *net.UnixConn, reply socketReply) error {
 	if h.hold == nil {
 		// The client has it now; otherwise the replica sees that its connection is closed.

@@ -173,8 +173,8 @@ func TestUnwantedReplicasAreStopped(t *testing.T) {
 	d.stop()
 }
 
-// TestOldEpochsReplaceNoOwner has a control plane ask for a replica. Before it gets the replica, a
-// newer control plane does. The older one does not replace it.
+// TestOldEpochsReplaceNoOwner checks that a control plane does not get a replica if a newer one has
+// become its owner in the meantime.
 func TestOldEpochsReplaceNoOwner(t *testing.T) {
 	b := startBroker(t)
 	w := newWorker()
@@ -292,7 +292,8 @@ func TestListener(t *testing.T) {
 	}
 }
 
-// TestRefusedNodesAreNotAwaited has a node that follows a newer control plane, so it never joins.
+// TestRefusedNodesAreNotAwaited checks that Await does not wait for a node that follows a newer
+// control plane, because that node never joins.
 func TestRefusedNodesAreNotAwaited(t *testing.T) {
 	b := startBroker(t)
 	newer := b.watch(new(reign).of(9))

@@ -70,8 +70,8 @@ func (c *Client) prepare(ctx context.Context, o *Order) error {
 	return nil
 }
 
-// settle has the functions of an order call functions at their node's address, if their replicas
-// outlive this process.
+// settle replaces the gateway in an order's specs by the address of their node, if the node's
+// replicas outlive this process.
 func (c *Client) settle(o *Order) {
 	at := c.Inventory().Inside
 	if !c.reach.keep || at == "" {

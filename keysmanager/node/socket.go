@@ -17,7 +17,7 @@ import (
 // with a descriptor beside it or more lines after it.
 const (
 	wantSocket = "socket" // the stage socket of Replica, as Order has started it, or to adopt it
-	wantLines  = "lines"  // all lines after After; who asked before is cut off
+	wantLines  = "lines"  // all lines after After; the previous client is cut off
 	wantImages = "images" // HTTP requests to its image server
 )
 

@@ -173,8 +173,8 @@ type Replica struct {
 	Device   string    `json:"device,omitempty"`
 	Usage    *Usage    `json:"usage,omitempty"` // nil: not measured
 
-	// Another control plane can take it over. It gets the two fields below as the one before has
-	// said them.
+	// Another control plane can take it over. The two fields below are from the claim of the
+	// control plane that has claimed it last.
 	Kept     bool   `json:"kept,omitempty"`
 	Revision uint64 `json:"revision,omitempty"` // of its function
 	Home     string `json:"home,omitempty"`     // what it uses of the control plane's machine

@@ -136,8 +136,8 @@ func (c *stream) Close() error {
 
 // end tells the peer that the stream is closed, and waits until the peer closes it, too. Meanwhile
 // the peer may read what was sent. If the peer goes on to write, end resets the stream, as a closed
-// TCP connection does: the peer loses what it has not read. Otherwise the multiplexer would keep
-// what arrives for an hour, and so long would the peer wait for room.
+// TCP connection does: the peer loses what it has not read. Without the reset, the multiplexer
+// would keep what arrives, and the peer could wait for room for an hour.
 func (c *stream) end() {
 	_ = c.y.Close()
 	c.reading.Lock() // after the latest Read
@@ -147,7 +147,7 @@ func (c *stream) end() {
 		if err != nil && !errors.Is(err, yamux.ErrTimeout) {
 			return // the peer has closed it, or the session has ended
 		}
-		if err == nil || n > 0 && round > 0 { // it was not on its way when the stream was closed
+		if err == nil || n > 0 && round > 0 { // the peer has sent it after the stream was closed
 			break
 		}
 		c.y.Shrink()
@@ -161,7 +161,7 @@ func (c *stream) end() {
 }
 
 // discard reads what the peer writes, until the peer closes or resets the stream, or for a while.
-// It returns no error if the peer has written more than may be on its way.
+// The error is nil if the peer has written more than could have been on its way.
 func (c *stream) discard() (n int64, err error) {
 	_ = c.y.SetReadDeadline(time.Now().Add(c.s.t.cfg.linger))
 	return io.CopyN(io.Discard, c.y, int64(c.s.t.cfg.window)+1)

@@ -228,7 +228,7 @@ func (c *Core) cancel(now time.Time, k task.Key) {
 	c.end(now, it, task.Canceled, "canceled by the caller")
 }
 
-// asked replies if no other reply will come.
+// asked replies to an Ask about a task that the Core does not have.
 func asked(c *Core, ev Ask) {
 	if c.tasks.get(ev.Key) == nil {
 		c.do(Reply{To: ev.ReplyTo, Reply: &task.Reply{

@@ -9,22 +9,22 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// remakes is what a walk needs to make items again that are lost with the nodes that kept them.
+// remakes is what a walk needs to make lost items again.
 type remakes struct {
-	made     map[uint32]*made       // by call: those whose outputs stay on nodes
-	makers   map[string]uint32      // calls, by the blobs of their items
-	replaced map[string]tensor.Item // items that were made again, by the blob of the lost one
-	waiting  map[uint32][]string    // by call: lost blobs that it waits for
+	made     map[uint32]*made       // calls whose outputs stay on nodes, by their ids
+	makers   map[string]uint32      // ids of calls, by the blobs of the items that they made
+	replaced map[string]tensor.Item // new items, by the blobs of the lost ones
+	waiting  map[uint32][]string    // blobs of lost items that a call waits for, by its id
 }
 
 // made is a call that has an answer, with what is needed to run it again.
 type made struct {
 	input  tensor.Input
 	output tensor.Activation
-	pin    task.Pin // that the answer comes from
+	pin    task.Pin // the revision that has answered
 }
 
-// kept returns the blob of an item that a node keeps; empty: no node does.
+// kept returns the blob of an item that a node keeps. It is empty for an item of the control plane.
 func kept(it *tensor.Item) string {
 	if it.Ref == nil || it.Ref.Node == "" {
 		return ""
@@ -32,7 +32,7 @@ func kept(it *tensor.Item) string {
 	return it.Ref.Blob
 }
 
-// remember keeps a call for which items of its output may be lost.
+// remember records a call if nodes keep items of its output, because these may get lost.
 func (w *walk) remember(k *call, r *task.Reply) {
 	for i := range r.Output {
 		blob := kept(&r.Output[i])
@@ -59,7 +59,7 @@ func (w *walk) input(k *call) tensor.Input {
 	}
 	var in tensor.Input
 	if at := m.made[k.id]; at != nil {
-		in = at.input // the stage may have let go of it
+		in = at.input // the stage may have dropped its inputs
 	} else {
 		in = w.stages[k.stage].inputs[k.item]
 	}
@@ -95,8 +95,8 @@ func (m *remakes) pins(k *call) []task.Pin {
 	return nil
 }
 
-// remake runs the calls again that have made the lost items of a call, and then the call. If they
-// may not run again, the request ends.
+// remake runs the calls again that made the lost items of k, and then k. If a call may not run
+// again, the request ends.
 func (c *Core) remake(now time.Time, w *walk, k *call, r *task.Reply) {
 	makers, cause := w.makersOf(r.Lost)
 	switch {
@@ -177,7 +177,7 @@ func (c *Core) remade(w *walk, p *call, r *task.Reply) {
 	c.resume(w)
 }
 
-// resume submits the calls whose lost items are there again, in order.
+// resume submits the calls that no longer wait for lost items, in order.
 func (c *Core) resume(w *walk) {
 	for i := range w.calls {
 		k := &w.calls[i]

@@ -60,7 +60,7 @@ type passage struct {
 	owner string    // that has it; empty: it waits for an owner
 	tag   string    // of the latest message about it
 	moved time.Time // since when another process owns the function; zero: owner does
-	asked time.Time // when owner got the task, or was last asked for it
+	asked time.Time // when owner got the task, or was last asked about it
 }
 
 func newRemote(c *Coordinator) *remote {
@@ -128,7 +128,7 @@ func (r *remote) ask() {
 	now, next := time.Now(), time.Time{}
 	for k, p := range r.sent {
 		if p.owner == "" || !p.moved.IsZero() {
-			continue // it is asked for once it has an owner again
+			continue // it has no owner, or its owner has changed
 		}
 		if now.Sub(p.asked) >= r.every {
 			p.asked = now
@@ -182,7 +182,7 @@ func (r *remote) end(reply *task.Reply) bool {
 		return true
 	}
 	if reply.Code == task.Unavailable && reply.Replica == "" && p.owner != r.c.cfg.Remote.Owner(p.task.Function) {
-		delete(r.tags, p.tag) // what comes back of it says nothing about the next owner
+		delete(r.tags, p.tag) // a message that comes back says nothing about the next owner
 		p.owner, p.moved = "", time.Time{}
 		r.arm()
 		return false

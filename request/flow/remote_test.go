@@ -215,8 +215,9 @@ func TestTasksOfLostOwnersAreTriedElsewhere(t *testing.T) {
 	}
 }
 
-// TestLostMessages has a message about a task get lost while the owner stays the same. A task that
-// the owner still has is waited for. Another one is tried again, if it may run twice.
+// TestLostMessages loses a message about a task while the owner stays the same. If the owner still
+// has the task, the coordinator waits. Otherwise it tries the task again, if the task may run
+// twice.
 func TestLostMessages(t *testing.T) {
 	for name, tc := range map[string]struct {
 		idempotent, forgets bool

@@ -28,8 +28,8 @@ const (
 	serverGone   = 25 * time.Second
 )
 
-// claims keep the account of all users on the servers of a cluster as it should be. The account has
-// the revoked users.
+// claims keeps the account of all users up to date on the servers of a cluster. The account has the
+// revoked users.
 type claims struct {
 	keys *Keys
 	nc   *nats.Conn // as a user of the system account

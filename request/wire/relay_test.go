@@ -76,8 +76,8 @@ func TestRelaysCountFiles(t *testing.T) {
 	}
 }
 
-// TestSwitchDropsFilesOfTheirFrame has a batch refused while one before it, which came in the same
-// read, is not sent yet. Both have a file.
+// TestSwitchDropsFilesOfTheirFrame refuses a batch while an earlier one of the same read is not
+// sent yet. Both have a file.
 func TestSwitchDropsFilesOfTheirFrame(t *testing.T) {
 	d := newStand(t)
 	d.first(false)
@@ -120,7 +120,7 @@ func TestSwitchDropsFilesOfTheirFrame(t *testing.T) {
 	}
 }
 
-// TestFlagsOfReplicas sends flags that are none of a replica, in frames of this version and of a
+// TestFlagsOfReplicas sends flags that replicas must not set, in frames of this version and of a
 // later one. An edit sees them if the type is known, and a Switch clears them.
 func TestFlagsOfReplicas(t *testing.T) {
 	for version := byte(Version); version <= Version+1; version++ {

@@ -48,9 +48,9 @@ type Switch struct {
 	ends sync.WaitGroup
 
 	mu      sync.Mutex // never held while something is read or written
-	changed *sync.Cond // calls of other owners have ended, or an owner or the replica has
-	hello   []byte     // the frame; nil: it has not come
-	version byte       // that was agreed on; 0: none
+	changed *sync.Cond // calls of other owners, an owner, or the replica have ended
+	hello   []byte     // the frame; nil: it has not come yet
+	version byte       // that the first owner has agreed on; 0: none yet
 	slots   uint64     // batches that the replica takes now
 	owner   *owner     // nil: there is none
 	owners  map[*owner]bool
@@ -204,7 +204,7 @@ func (s *Switch) end(cause error) {
 	}
 }
 
-// alone gives the replica time to get an owner. The caller holds s.mu.
+// alone starts the time after which a replica without an owner is ended. The caller holds s.mu.
 func (s *Switch) alone() {
 	var t *time.Timer
 	t = time.AfterFunc(s.cfg.Keep, func() {
@@ -270,7 +270,7 @@ func (s *Switch) ownerGone(o *owner) {
 	close(o.gone)
 }
 
-// lookAt ends the replica if one of the given batches has not ended.
+// lookAt ends the replica if one of these batches still runs.
 func (s *Switch) lookAt(ids []uint64) {
 	s.mu.Lock()
 	runs := false

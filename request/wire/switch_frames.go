@@ -43,7 +43,7 @@ func hangup(err error) bool {
 func (s *Switch) passReplica(r *frames) error {
 	var to *owner
 	out := run{frames: r, send: func(b []byte, files []*os.File) error {
-		_ = to.put(b, files) // the end of an owner is none of the replica
+		_ = to.put(b, files) // the replica goes on when an owner ends
 		return nil
 	}}
 	for {
@@ -87,18 +87,19 @@ func (s *Switch) passReplica(r *frames) error {
 // decision says what happens with a frame of the replica.
 type decision struct {
 	to    *owner // nil: it is dropped
-	grant uint64 // bytes of chunks that the replica may send again
-	over  *owner // was replaced, and has all of its answers now
-	free  *owner // may send batches now
+	grant uint64 // bytes of chunks for which the replica gets new credit
+	over  *owner // an earlier owner, which has all of its answers now
+	free  *owner // the owner, which may send batches now
 	slots uint64 // how many
 }
 
-// sort decides about a frame of the replica, and makes its number that of the owner.
+// sort decides what happens with a frame of the replica, and puts in the owner's number of the
+// batch.
 func (s *Switch) sort(r *frames, f span) (d decision, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	d.to = s.owner
-	r.raw(f)[5] &^= flagKept | flagKeep // they are none of a replica
+	r.raw(f)[5] &^= flagKept | flagKeep // replicas must not set these flags
 	switch f.kind {
 	case FrameHello:
 		h, err := DecodeHello(r.payload(f))
@@ -125,7 +126,7 @@ func (s *Switch) sort(r *frames, f span) (d decision, err error) {
 // answer decides about a frame for a call. The caller holds s.mu.
 func (s *Switch) answer(d decision, r *frames, f span) (decision, error) {
 	b := s.open[f.batch]
-	if b == nil { // its owner has a right to know that the protocol is broken
+	if b == nil { // pass it on, so that the owner learns that the protocol is broken
 		if d.to != nil && f.batch <= d.to.offset {
 			d.to = nil
 		}
@@ -256,7 +257,8 @@ type admission struct {
 	refusal []byte // frames to the owner
 }
 
-// admit decides about a frame of an owner, and makes its number that of the replica.
+// admit decides what happens with a frame of an owner, and puts in the replica's number of the
+// batch.
 func (s *Switch) admit(o *owner, r *frames, f span) (a admission, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -75,8 +75,8 @@ func sharing(t *testing.T, s *shelf, key authority.ClusterKey, name string) (*au
 	return a, err
 }
 
-// TestSharedState has two control planes that do not hear of each other's changes, and a write
-// whose answer is lost. Neither loses a change of the other.
+// TestSharedState changes the state on two control planes that do not hear of each other's changes.
+// The answer to one write is lost. Neither loses a change of the other.
 func TestSharedState(t *testing.T) {
 	s, key := &shelf{mute: true}, authority.NewClusterKey()
 	a, err1 := sharing(t, s, key, "a")
@@ -122,8 +122,8 @@ func TestSharedState(t *testing.T) {
 	}
 }
 
-// TestRevokedElsewhere has a control plane read a revocation of another one, and hear of it later.
-// It acts on it.
+// TestRevokedElsewhere checks that a control plane acts on a revocation of another one, although it
+// has read the revocation before it hears of it.
 func TestRevokedElsewhere(t *testing.T) {
 	s, key := &shelf{mute: true}, authority.NewClusterKey()
 	a, err1 := sharing(t, s, key, "a")

@@ -65,7 +65,7 @@ func (d direct) Listen(about, kind string, f func(about, reply string, data []by
 	return d.link.Joins().Listen(about, kind, f)
 }
 
-// Send has the control plane answer an ask.
+// Send passes an ask to the control plane.
 func (d direct) Send(about, _, reply string, data []byte) error {
 	ask, err := identity.DecodeAsk(data)
 	if err != nil {

@@ -139,7 +139,7 @@ func (c *cluster) plane(name string) *plane {
 	return p
 }
 
-// serve has a control plane answer nodes until the end of the test, or until stop is called.
+// serve answers nodes as a control plane until the end of the test, or until stop is called.
 func (c *cluster) serve(p *plane) (stop func()) {
 	c.t.Helper()
 	end, err := p.Serve(p.link, p.link.Joins(), p.nats.Revoke)

@@ -70,12 +70,13 @@ type Config struct {
 	Peers func() []Peer
 	// Dial opens a connection to a peer. Both sides have proved that they are control planes.
 	Dial func(ctx context.Context, p Peer) (net.Conn, error)
-	// Stored is called when a value was stored that came from another control plane, and when a change
-	// of this one is listed that failed at first.
+	// Stored is called after this process has stored a value of another control plane. It is also
+	// called after a change of this process is listed, if the first attempt to list it has failed.
 	Stored func(namespace, name string)
 	// Leads reports whether this process leads now.
 	Leads func() bool
-	// Changed is called in order when other secrets are lacking than before, with their names, sorted.
+	// Changed is called when the set of lacking secrets changes, once after the other. It gets
+	// their names, sorted.
 	Changed func(lacking []string)
 	Log     *slog.Logger
 }
@@ -215,8 +216,7 @@ func decode(b []byte) (record, error) {
 	return r, nil
 }
 
-// Poke has the other control planes asked soon for what is lacking, for example because one of them
-// has come.
+// Poke starts a look for what is lacking soon, for example because another control plane has come.
 func (c *Copies) Poke() {
 	select {
 	case c.wake <- struct{}{}:

@@ -260,8 +260,8 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// TestLeaderEndsDuringAChange has the list not change when the leader has sent a value to some of
-// the others. One of these can lead, and its value counts.
+// TestLeaderEndsDuringAChange ends a leader that has sent a value to some of the others, but cannot
+// change the list. One of these can lead, and its value counts.
 func TestLeaderEndsDuringAChange(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -297,8 +297,8 @@ func TestLeaderEndsDuringAChange(t *testing.T) {
 	w.until("all to have one value", func() bool { return a.value("s") == "of b" && b.value("s") == "of b" && c.value("s") == "of b" })
 }
 
-// TestListFailsDuringAChange has the list not take changes of the leader for a while. The leader
-// lists them later, also that of a new secret, and one that does not lead lists nothing.
+// TestListFailsDuringAChange makes changes while the list cannot be changed. The leader lists them
+// later, also that of a new secret. A process that does not lead lists nothing.
 func TestListFailsDuringAChange(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -340,7 +340,7 @@ func (s ending) Put(namespace, name string, value []byte) error {
 	panic(errBroken)
 }
 
-// TestEndDuringAChange has the only control plane end on either side of the storage of a value.
+// TestEndDuringAChange ends the only control plane right before and right after it stores a value.
 // When it is back, it can lead.
 func TestEndDuringAChange(t *testing.T) {
 	t.Parallel()
@@ -367,7 +367,7 @@ func TestEndDuringAChange(t *testing.T) {
 	}
 }
 
-// TestFullDiskDuringAChange has a value not be stored. The version is what it was.
+// TestFullDiskDuringAChange checks that the version stays the same if a value cannot be stored.
 func TestFullDiskDuringAChange(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -386,7 +386,7 @@ type failing struct{ Store }
 
 func (failing) Put(_, _ string, _ []byte) error { return errBroken }
 
-// TestOldLeaderChangesNothing has a control plane send a value that it stores with an old version.
+// TestOldLeaderChangesNothing sends a value with a version that is older than the stored one.
 func TestOldLeaderChangesNothing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
@@ -400,7 +400,7 @@ func TestOldLeaderChangesNothing(t *testing.T) {
 	}
 }
 
-// TestWrongValues has a peer send another value than the list has.
+// TestWrongValues lets a peer send a value that does not match the list.
 func TestWrongValues(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
