@@ -253,7 +253,7 @@ func TestInputsComeFromNodes(t *testing.T) {
 	}
 	e.send(4, true, small, at("lost"))
 	<-s.asked
-	if m := errorOf(4); m.Code != task.ReplicaLost || m.Index != 0 {
+	if m := errorOf(4); m.Code != task.InputLost || m.Index != 0 || m.Lost != nil {
 		t.Errorf("the other call: %+v", m)
 	}
 	if m := errorOf(4); m.Code != task.InputLost || m.Index != 1 || len(m.Lost) != 1 || m.Lost[0] != "lost" || !strings.Contains(m.Message, `which node "z" keeps, is lost: node z is gone`) {
