@@ -169,22 +169,21 @@ type handing struct {
 func hand(s *Server, req socketRequest) (*handing, error) {
 	if req.Adopt {
 		r, err := s.holds.find(req)
-		h := &handing{running{replica: req.Replica}, s, req, false, nil, r}
-		if err == nil {
-			h.function = r.function
+		if err != nil {
+			return nil, err
 		}
-		return h, err
+		return &handing{running: running{req.Replica, r.function}, s: s, req: req, hold: r}, nil
 	}
 	k, err := s.claimed(req.Replica, req.Order)
-	h := &handing{running{replica: req.Replica}, s, req, true, k.socket(), nil}
 	if err != nil {
-		return h, err
+		return nil, err
 	}
-	if h.function = k.function; req.Keep && s.holds.on() {
-		h.conn = nil
+	h := &handing{running: running{req.Replica, k.function}, s: s, req: req, first: true}
+	if req.Keep && s.holds.on() {
 		h.hold, err = s.holds.add(k, req)
 		return h, err
 	}
+	h.conn = k.conn
 	s.holds.mu.Lock()
 	defer s.holds.mu.Unlock()
 	s.holds.claim(req, s.cfg.Claimed)
