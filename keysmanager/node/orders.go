@@ -203,8 +203,8 @@ func (s *Server) end(replica string) {
 	s.Changed()
 }
 
-// claimed hands out a started replica's socket, once.
-func (s *Server) claimed(replica, order string) (*kept, error) {
+// takeKept hands out a started replica's socket, once.
+func (s *Server) takeKept(replica, order string) (*kept, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kept[replica]
