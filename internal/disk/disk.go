@@ -1,5 +1,5 @@
 // Package disk returns the free bytes of a folder's disk, and adds the disk's name to the errors of
-// writes that found it full.
+// writes that found it full. It also replaces files.
 package disk
 
 import (

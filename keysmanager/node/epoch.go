@@ -4,9 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
 // ErrOldEpoch means that a node follows a control plane with a higher epoch.
@@ -53,18 +54,7 @@ func (f *fence) raise(epoch uint64) error {
 	if f.file == "" {
 		return nil
 	}
-	t, err := os.CreateTemp(filepath.Dir(f.file), "epoch-")
-	if err != nil {
-		return err
-	}
-	_, err = t.WriteString(strconv.FormatUint(epoch, 10) + "\n")
-	if err = errors.Join(err, t.Sync(), t.Close()); err == nil {
-		err = os.Rename(t.Name(), f.file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(t.Name()))
-	}
-	return nil
+	return disk.Replace(f.file, append(strconv.AppendUint(nil, epoch, 10), '\n'))
 }
 
 // admit returns an error if a control plane with a higher epoch has spoken to this node. If epoch

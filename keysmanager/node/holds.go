@@ -29,6 +29,9 @@ type holds struct {
 	cfg wire.SwitchConfig
 	log *slog.Logger
 	end func(replica string) // stops a replica
+	// gateway gets the gateway of a control plane that claims a replica, while mu is held. nil:
+	// nothing is called.
+	gateway func(at string)
 
 	mu     sync.Mutex
 	closed bool
@@ -50,9 +53,10 @@ type held struct {
 	home     string
 }
 
-func newHolds(keep time.Duration, log *slog.Logger, end func(replica string)) *holds {
+func newHolds(keep time.Duration, log *slog.Logger, end, gateway func(string)) *holds {
 	return &holds{
-		cfg: wire.SwitchConfig{Keep: keep, Overtaken: overtakenTime, Patience: orphanTime}, log: log, end: end, all: map[string]*held{},
+		cfg: wire.SwitchConfig{Keep: keep, Overtaken: overtakenTime, Patience: orphanTime},
+		log: log, end: end, gateway: gateway, all: map[string]*held{},
 	}
 }
 
@@ -84,25 +88,24 @@ func (h *holds) find(req socketRequest) (*held, error) {
 }
 
 // own records the claim of a replica's next owner. It fails if the present owner has a higher
-// epoch. claimed gets the owner's gateway, unless a control plane with a higher epoch has claimed a
-// replica.
-func (h *holds) own(r *held, req socketRequest, claimed func(gateway string)) error {
+// epoch.
+func (h *holds) own(r *held, req socketRequest) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if req.Epoch < r.epoch {
 		return fmt.Errorf("%w: the epoch of this one is %d, and the replica's owner has epoch %d", ErrOldEpoch, req.Epoch, r.epoch)
 	}
 	r.epoch, r.revision, r.home = req.Epoch, req.Revision, req.Home
-	h.claim(req, claimed)
+	h.tellGateway(req)
 	return nil
 }
 
-// claim calls claimed with the gateway of a request, unless a control plane with a higher epoch has
-// claimed a replica before. The caller holds h.mu.
-func (h *holds) claim(req socketRequest, claimed func(gateway string)) {
-	if req.Keep && claimed != nil && req.Epoch >= h.epoch {
+// tellGateway tells the gateway of a request that claims a replica, unless a control plane with a
+// higher epoch has claimed a replica before. The caller holds h.mu.
+func (h *holds) tellGateway(req socketRequest) {
+	if req.Keep && h.gateway != nil && req.Epoch >= h.epoch {
 		h.epoch = req.Epoch
-		claimed(req.Gateway)
+		h.gateway(req.Gateway)
 	}
 }
 
@@ -169,25 +172,24 @@ type handing struct {
 func hand(s *Server, req socketRequest) (*handing, error) {
 	if req.Adopt {
 		r, err := s.holds.find(req)
-		h := &handing{running{replica: req.Replica}, s, req, false, nil, r}
-		if err == nil {
-			h.function = r.function
+		if err != nil {
+			return nil, err
 		}
-		return h, err
+		return &handing{running: running{req.Replica, r.function}, s: s, req: req, hold: r}, nil
 	}
-	k, err := s.claimed(req.Replica, req.Order)
-	h := &handing{running{replica: req.Replica}, s, req, true, k.socket(), nil}
+	k, err := s.takeKept(req.Replica, req.Order)
 	if err != nil {
-		return h, err
+		return nil, err
 	}
-	if h.function = k.function; req.Keep && s.holds.on() {
-		h.conn = nil
+	h := &handing{running: running{req.Replica, k.function}, s: s, req: req, first: true}
+	if req.Keep && s.holds.on() {
 		h.hold, err = s.holds.add(k, req)
 		return h, err
 	}
+	h.conn = k.conn
 	s.holds.mu.Lock()
 	defer s.holds.mu.Unlock()
-	s.holds.claim(req, s.cfg.Claimed)
+	s.holds.tellGateway(req)
 	return h, nil
 }
 
@@ -196,7 +198,7 @@ func hand(s *Server, req socketRequest) (*handing, error) {
 func (h *handing) connect(far wire.Socket) (gone <-chan struct{}, err error) {
 	h.hold.turn.Lock()
 	defer h.hold.turn.Unlock()
-	if err := h.s.holds.own(h.hold, h.req, h.s.cfg.Claimed); err != nil {
+	if err := h.s.holds.own(h.hold, h.req); err != nil {
 		_ = far.Close()
 		return nil, err
 	}

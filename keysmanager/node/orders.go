@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
 // receive takes an order. It does not block.
@@ -205,8 +203,8 @@ func (s *Server) end(replica string) {
 	s.Changed()
 }
 
-// claimed hands out a started replica's socket, once.
-func (s *Server) claimed(replica, order string) (*kept, error) {
+// takeKept hands out a started replica's socket, once.
+func (s *Server) takeKept(replica, order string) (*kept, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.kept[replica]
@@ -216,12 +214,4 @@ func (s *Server) claimed(replica, order string) (*kept, error) {
 	k.timer.Stop()
 	delete(s.kept, replica)
 	return k, nil
-}
-
-// socket returns the socket; k may be nil.
-func (k *kept) socket() wire.Socket {
-	if k == nil {
-		return nil
-	}
-	return k.conn
 }

@@ -145,7 +145,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 	if s.fence, err = openFence(cfg.Epoch); err != nil {
 		return nil, err
 	}
-	s.holds = newHolds(cfg.Keep, cfg.Log, s.end)
+	s.holds = newHolds(cfg.Keep, cfg.Log, s.end, cfg.Claimed)
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if s.socket, err = listen(cfg.Socket); err != nil {
 		s.cancel(nil)

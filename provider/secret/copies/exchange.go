@@ -13,10 +13,10 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
 )
 
@@ -202,16 +202,5 @@ func writeVersions(file string, versions map[string]uint64) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Sync(), f.Close()); err == nil {
-		err = os.Rename(f.Name(), file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
+	return disk.Replace(file, b)
 }
