@@ -72,7 +72,7 @@ func show(e Effect) string {
 var codeNames = map[task.Code]string{
 	task.OK: "ok", task.BadInput: "bad", task.Failed: "failed", task.ReplicaLost: "lost",
 	task.Expired: "expired", task.Overloaded: "overloaded", task.Canceled: "canceled", task.Unavailable: "unavailable",
-	task.Redeployed: "redeployed", task.OutOfMemory: "memory", task.Dropped: "dropped",
+	task.Redeployed: "redeployed", task.OutOfMemory: "memory", task.Dropped: "dropped", task.InputLost: "input lost",
 }
 
 type step struct {

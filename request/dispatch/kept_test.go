@@ -167,13 +167,9 @@ func TestLateItemsAreNoFaultOfTheReplica(t *testing.T) {
 func TestCallsBesideALostItemAreNotBlamed(t *testing.T) {
 	r := newRig(t, Spec{Batch: 2})
 	r.shell.cfg.Store = lostStore{r.store}
-	a := attach(t, r.shell, "r1", 1, 2)
-	r.ask("k0", true, text("x"))
-	f := a.read(wire.FrameBatch)
-	r.ask("k1", true, onNode("k1", "other"))
-	r.ask("k2", true, text("x"))
-	a.write(wire.FrameResult, f.Batch, wire.Result{Output: tensor.Activation{text("y")}}.Append(nil))
-	r.reply("k0", task.OK, "")
+	r.submit("k1", onNode("k1", "other"))
+	r.submit("k2", text("x"))
+	attach(t, r.shell, "r1", 1, 2) // takes both at once
 	r.reply("k1", task.InputLost, "node other is gone")
 	if got := r.reply("k2", task.InputLost, "another call of its batch could not be sent"); got.Lost != nil {
 		t.Errorf("lost %q, want none", got.Lost)

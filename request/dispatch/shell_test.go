@@ -275,7 +275,9 @@ func TestCallWithoutItsInputFails(t *testing.T) {
 	r.submit("c")
 	a := attach(t, r.shell, "f-1", 1, 2)
 	r.reply("a", task.Unavailable, `blob "gone" of "a"`)
-	r.reply("b", task.ReplicaLost, "another call")
+	if got := r.reply("b", task.InputLost, "another call"); got.Lost != nil { // it runs again
+		t.Errorf("lost items of b: %v", got.Lost)
+	}
 	a.batch("c")
 }
 

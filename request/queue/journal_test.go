@@ -305,7 +305,7 @@ func TestBusyShrinksTheLine(t *testing.T) {
 		running++
 		most = max(most, running)
 		mu.Unlock()
-		pause(ctx, 2*time.Millisecond)
+		pause(ctx, 2*time.Millisecond) // stands for work
 		mu.Lock()
 		running--
 		mu.Unlock()
@@ -319,16 +319,6 @@ func TestBusyShrinksTheLine(t *testing.T) {
 		t.Errorf("%d refused for 200 records, at most %d at a time, want far fewer than 200 and %d", refused, most, room)
 	}
 	t.Logf("%d refused", refused)
-}
-
-// pause stands for work that takes time.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
 }
 
 func TestAppendRefusesRecordsBeyondLimits(t *testing.T) {

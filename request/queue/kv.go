@@ -12,6 +12,12 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
+// Get asks mostGets times, with pauses between.
+const (
+	mostGets = 5
+	getPause = 250 * time.Millisecond
+)
+
 // KV is a bucket of small values on disk. Its users watch it and derive their state from it.
 type KV struct {
 	kv   jetstream.KeyValue
@@ -89,9 +95,14 @@ func (k *KV) Replace(ctx context.Context, key string, value []byte, rev uint64) 
 	return rev, nil
 }
 
-// Get returns the value and its revision, or ErrNotFound.
+// Get returns the value and its revision, or ErrNotFound. If no server answers, Get asks again for
+// about a second: the servers may be choosing a leader of the bucket, or one may not know yet who
+// has it.
 func (k *KV) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 	e, err := k.kv.Get(ctx, Token(key))
+	for tries := 1; errors.Is(err, nats.ErrNoResponders) && tries < mostGets && pause(ctx, getPause); tries++ {
+		e, err = k.kv.Get(ctx, Token(key))
+	}
 	if errors.Is(err, jetstream.ErrKeyNotFound) {
 		return nil, 0, fmt.Errorf("get %q: %w", key, ErrNotFound)
 	}
@@ -199,13 +210,21 @@ func (k *KV) watchAgain(ctx context.Context, later bool) (jetstream.KeyWatcher, 
 			}
 		}
 		later = false
-		pause := time.NewTimer(diskTick)
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-			pause.Stop()
+		if !pause(ctx, diskTick) {
 			return nil, nil
 		}
+	}
+}
+
+// pause waits for d. It returns false if ctx ends first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 
