@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -36,11 +37,17 @@ func Owners(b Batch) []Owner {
 	return out
 }
 
-// AnswerIndex returns which call of its batch the payload of a Result or Error answers.
+// AnswerIndex returns which call of its batch the payload of a Result, an Error or a Chunk is about.
 func AnswerIndex(payload []byte) (int, error) {
 	r := pack.NewReader(payload)
 	i := small(r)
 	return i, r.Err()
+}
+
+// WithIndex returns a copy of such a payload that is about another call of the batch.
+func WithIndex(payload []byte, call int) []byte {
+	_, n := binary.Uvarint(payload)
+	return append(pack.Uint(nil, uint64(call)), payload[max(n, 0):]...)
 }
 
 // KeepFiles replaces the files of a Result by references to the items in them. keep is called for
