@@ -30,9 +30,9 @@ type Plane struct {
 	pause time.Duration
 	room  *room // of items that replicas of this machine get
 	log   *slog.Logger
-	ctx  context.Context // ends with Close
-	end  context.CancelFunc
-	work sync.WaitGroup
+	ctx   context.Context // ends with Close
+	end   context.CancelFunc
+	work  sync.WaitGroup
 
 	direct, directBytes, fetched, fetchedBytes, relayed, relayedBytes atomic.Uint64
 

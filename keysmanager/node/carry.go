@@ -162,7 +162,7 @@ func (c *carry) fetch(ctx context.Context, number uint64, b wire.Batch, files []
 	release, err := c.items.Reserve(ctx, wire.KeptRefs(b))
 	if err != nil {
 		closeFiles(files)
-		c.refuse(number, c.ended(number), fmt.Errorf("memory for items of nodes: %w", err))
+		c.refuseAll(number, fmt.Errorf("memory for items of nodes: %w", err))
 		return
 	}
 	got := wire.FetchBatch(b, files, func(ref tensor.Ref) (*os.File, error) { return c.items.Fetch(ctx, ref) })
@@ -175,7 +175,7 @@ func (c *carry) fetch(ctx context.Context, number uint64, b wire.Batch, files []
 	f, err := got.Frame(number, calls)
 	if err != nil || len(calls) == 0 {
 		release()
-		c.refuse(number, c.ended(number), err)
+		c.refuseAll(number, err)
 		return
 	}
 	c.mu.Lock()
@@ -186,13 +186,16 @@ func (c *carry) fetch(ctx context.Context, number uint64, b wire.Batch, files []
 	}
 }
 
-// ended ends the wait of a batch that the replica does not get. It returns the calls that have no
-// answer yet.
-func (c *carry) ended(number uint64) []int {
+// refuseAll answers the calls of a batch that have no answer yet. The replica does not get it.
+func (c *carry) refuseAll(number uint64, why error) {
+	c.mu.Lock()
+	delete(c.owners, number)
+	calls := c.waits.Refuse(number)
+	c.mu.Unlock()
+	c.refuse(number, calls, why)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.owners, number)
-	return c.waits.Refuse(number)
+	c.waits.Forget(number)
 }
 
 // refuse answers calls that the replica does not get.

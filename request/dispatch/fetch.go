@@ -184,11 +184,14 @@ func (o *outbox) giveUp(ctx context.Context, e Send, answer func(call int) *task
 	}
 	o.mu.Lock()
 	calls := o.waits.Refuse(e.Batch)
-	o.settle()
 	o.mu.Unlock()
 	for _, call := range calls {
 		o.step(Result{Replica: e.Replica, Batch: e.Batch, Call: call, Reply: answer(call)})
 	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.waits.Forget(e.Batch)
+	o.settle()
 }
 
 // answer answers calls that were canceled while their batch waited for items. The caller holds

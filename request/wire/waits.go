@@ -106,13 +106,20 @@ func (w *Waits) Give(batch uint64, calls []int, release func()) bool {
 	return true
 }
 
-// Refuse ends the wait of a batch that the replica does not get. It returns the calls that have no
-// answer yet.
+// Refuse returns the calls of a waiting batch that have no answer yet. The caller answers them,
+// because the replica does not get the batch, and then calls [Waits.Forget].
 func (w *Waits) Refuse(batch uint64) []int {
-	left := w.Left(batch)
-	delete(w.waiting, batch)
-	return left
+	calls := w.Left(batch)
+	b := w.waiting[batch]
+	b.left = 0
+	for i := range b.canceled {
+		b.canceled[i] = true // they get no second answer
+	}
+	return calls
 }
+
+// Forget ends the wait of a batch that was refused. Until then, the replica gets no cancels of it.
+func (w *Waits) Forget(batch uint64) { delete(w.waiting, batch) }
 
 // Call translates the replica's number of a call. If the replica has no such call, the result is no
 // call of the batch either.

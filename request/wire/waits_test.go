@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -90,11 +91,16 @@ func TestWaitsAnswerOnce(t *testing.T) {
 					for _, i := range w.Refuse(b) {
 						answers[fmt.Sprint(b, "/", i)]++
 					}
+					if got := w.Cancel(b, r.IntN(3)); got.Pass || got.Answer != nil {
+						t.Errorf("seed %d: a cancel of a refused batch: %+v", seed, got)
+					}
+					w.Forget(b)
 				}
 				waiting = slices.DeleteFunc(waiting, func(n uint64) bool { return n == b })
 			default:
-				for b, open := range atReplica {
-					if len(open) == 0 {
+				for _, b := range slices.Sorted(maps.Keys(atReplica)) {
+					open := atReplica[b]
+					if len(open) == 0 || r.IntN(2) == 0 {
 						continue
 					}
 					k := r.IntN(len(open))
