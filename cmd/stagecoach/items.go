@@ -54,6 +54,7 @@ type itemMetrics struct {
 	items                                   *items.Carrier
 	count, bytes, kept, full, got, gotBytes *prometheus.Desc
 	sent, refused, expired, lost            *prometheus.Desc
+	room                                    roomMetrics
 }
 
 func itemDesc(name, help string, labels ...string) *prometheus.Desc {
@@ -72,6 +73,7 @@ func newItemMetrics(c *items.Carrier) prometheus.Collector {
 		refused:  itemDesc("refused_total", "Requests for items that the node has refused."),
 		expired:  itemDesc("expired_total", "Items that were removed because the end of their request was not announced."),
 		lost:     itemDesc("lost_total", "Items that the node could not get."),
+		room:     newRoomMetrics("stagecoach_items", c.Fetching),
 	}
 }
 
@@ -80,6 +82,7 @@ func (m *itemMetrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{m.count, m.bytes, m.kept, m.full, m.got, m.gotBytes, m.sent, m.refused, m.expired, m.lost} {
 		ch <- d
 	}
+	m.room.describe(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -101,18 +104,48 @@ func (m *itemMetrics) Collect(ch chan<- prometheus.Metric) {
 	counter(m.refused, s.Refused)
 	counter(m.expired, s.Expired)
 	counter(m.lost, c.Lost)
+	m.room.collect(ch)
+}
+
+// roomMetrics export the memory of fetched items.
+type roomMetrics struct {
+	read                   func() items.Rooms
+	bytes, waiting, waited *prometheus.Desc
+}
+
+func newRoomMetrics(prefix string, read func() items.Rooms) roomMetrics {
+	return roomMetrics{
+		read: read, bytes: prometheus.NewDesc(prefix+"_fetch_memory_bytes", "Memory of items of other nodes that batches under way need.", nil, nil),
+		waiting: prometheus.NewDesc(prefix+"_fetch_waiting", "Batches that wait for memory for their items.", nil, nil),
+		waited:  prometheus.NewDesc(prefix+"_fetch_wait_seconds_total", "How long batches have waited for memory.", nil, nil),
+	}
+}
+
+func (m roomMetrics) describe(ch chan<- *prometheus.Desc) {
+	ch <- m.bytes
+	ch <- m.waiting
+	ch <- m.waited
+}
+
+func (m roomMetrics) collect(ch chan<- prometheus.Metric) {
+	r := m.read()
+	ch <- prometheus.MustNewConstMetric(m.bytes, prometheus.GaugeValue, float64(r.Used))
+	ch <- prometheus.MustNewConstMetric(m.waiting, prometheus.GaugeValue, float64(r.Waiting))
+	ch <- prometheus.MustNewConstMetric(m.waited, prometheus.CounterValue, r.Waited.Seconds())
 }
 
 // planeMetrics exports the items of nodes, as the control plane sees them.
 type planeMetrics struct {
 	plane        *items.Plane
 	items, bytes *prometheus.Desc
+	room         roomMetrics
 }
 
 func newPlaneMetrics(p *items.Plane) prometheus.Collector {
 	return &planeMetrics{
 		p, prometheus.NewDesc("stagecoach_node_items_total", "Items that nodes keep, by what became of them: left with the node, fetched by the control plane for itself, or relayed to another node.", []string{"way"}, nil),
 		prometheus.NewDesc("stagecoach_node_items_bytes_total", "Bytes of these items.", []string{"way"}, nil),
+		newRoomMetrics("stagecoach_node_items", p.Fetching),
 	}
 }
 
@@ -120,6 +153,7 @@ func newPlaneMetrics(p *items.Plane) prometheus.Collector {
 func (m *planeMetrics) Describe(ch chan<- *prometheus.Desc) {
 	ch <- m.items
 	ch <- m.bytes
+	m.room.describe(ch)
 }
 
 // Collect implements prometheus.Collector.
@@ -132,4 +166,5 @@ func (m *planeMetrics) Collect(ch chan<- prometheus.Metric) {
 	both("left", p.Left, p.LeftBytes)
 	both("fetched", p.Fetched, p.FetchedBytes)
 	both("relayed", p.Relayed, p.RelayedBytes)
+	m.room.collect(ch)
 }

@@ -68,6 +68,13 @@ func (n *nodes) clients() []*node.Client {
 	return nil
 }
 
+// runs reports whether a node's daemon is heard. A control plane that hears no daemons itself, because
+// it stands by, does not know better.
+func (n *nodes) runs(name string) bool {
+	d := n.joined.Load()
+	return d == nil || slices.ContainsFunc(d.Clients(), func(c *node.Client) bool { return c.Name() == name })
+}
+
 // announced returns the latest announcements of daemons.
 func (n *nodes) announced() []node.Inventory {
 	if d := n.joined.Load(); d != nil {

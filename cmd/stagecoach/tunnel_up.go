@@ -58,7 +58,7 @@ func openTunnel(u *up) error {
 	}))
 	f.tunnel.Handle(wantGateway, ofNodes(f.inside.serve))
 	f.tunnel.Handle(wantImages, ofNodes(servesImages(u.images.share.server)))
-	u.store.Reach(items.Opener(f.dial()))
+	u.store.Reach(items.Opener(f.dial()), u.nodes.runs)
 	f.tunnel.Handle(items.WantItem, u.store.Relay)
 	u.nodes.far = f
 	return u.metrics.Register(newTunnelMetrics(f.tunnel))

@@ -54,7 +54,7 @@ func (u *up) openState(context.Context) error {
 	if err != nil {
 		return err
 	}
-	u.store = items.NewPlane(blobs, u.log)
+	u.store = items.NewPlane(blobs, defaultItems, u.log)
 	u.onClose(func() error { u.store.Close(); return nil })
 	return u.metrics.Register(newPlaneMetrics(u.store))
 }
@@ -147,7 +147,7 @@ func (u *up) openReplicas(ctx context.Context) error {
 	}
 	u.onClose(func() error { nc.Close(); return nil })
 	cfg := dispatch.Config{
-		Bus: queue.NewBus(nc), Store: u.store, Logger: u.log, Registerer: u.metrics,
+		Bus: queue.NewBus(nc), Store: u.store, Items: u.store, Logger: u.log, Registerer: u.metrics,
 		Near:        func(to string, r *task.Reply) bool { return u.flow.Reply(to, r) },
 		OnDemand:    func(pipeline.Key) { u.loop.Poke() },
 		Revive:      func(function pipeline.Key, revision uint64) { u.local.Revive(function, revision) },

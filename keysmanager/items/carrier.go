@@ -27,7 +27,9 @@ type Carrier struct {
 	near, fetched, relayed, lost atomic.Uint64
 	fetchedBytes, relayedBytes   atomic.Uint64
 
-	dialTime time.Duration
+	dialTime, pause time.Duration
+
+	room *room // of items that were fetched
 
 	mu    sync.Mutex
 	apart map[string]time.Time // by node: until when it is not dialed, because a dial has failed
@@ -50,13 +52,15 @@ type CarrierConfig struct {
 	Control func(ctx context.Context, first any) (net.Conn, error)
 	Log     *slog.Logger
 
-	dialTime time.Duration // set by tests; 0: the constant dialTime
+	dialTime, pause time.Duration // set by tests; 0: the constants dialTime and backoff
 }
 
 // NewCarrier returns a Carrier.
 func NewCarrier(cfg CarrierConfig) *Carrier {
 	return &Carrier{
-		Store: cfg.Store, direct: cfg.Direct, control: cfg.Control, log: cfg.Log, dialTime: cmp.Or(cfg.dialTime, dialTime), apart: map[string]time.Time{},
+		Store: cfg.Store, direct: cfg.Direct, control: cfg.Control, log: cfg.Log,
+		dialTime: cmp.Or(cfg.dialTime, dialTime), pause: cmp.Or(cfg.pause, backoff),
+		room: newRoom(cfg.Store.Room()), apart: map[string]time.Time{},
 	}
 }
 
@@ -73,9 +77,23 @@ func (c *Carrier) Carried() Carried {
 	return Carried{c.near.Load(), c.fetched.Load(), c.relayed.Load(), c.fetchedBytes.Load(), c.relayedBytes.Load(), c.lost.Load()}
 }
 
-// Get returns an item as a sealed file in memory, which the caller closes. It checks the size and
+// Fetching describes the memory of items that were fetched. Its bound is that of the Store.
+func (c *Carrier) Fetching() Rooms { return c.room.stats() }
+
+// Reserve waits for memory for items of other nodes, until ctx ends.
+func (c *Carrier) Reserve(ctx context.Context, refs []tensor.Ref) (release func(), err error) {
+	var far []tensor.Ref // items of this node are not copied
+	for _, ref := range refs {
+		if ref.Node != c.cfg.Node {
+			far = append(far, ref)
+		}
+	}
+	return c.room.reserve(ctx, far)
+}
+
+// Fetch returns an item as a sealed file in memory, which the caller closes. It checks the size and
 // the checksum.
-func (c *Carrier) Get(ctx context.Context, ref tensor.Ref) (*os.File, error) {
+func (c *Carrier) Fetch(ctx context.Context, ref tensor.Ref) (f *os.File, err error) {
 	if ref.Node == c.cfg.Node {
 		f, err := c.Open(ref)
 		if err == nil {
@@ -85,26 +103,38 @@ func (c *Carrier) Get(ctx context.Context, ref tensor.Ref) (*os.File, error) {
 		}
 		return f, err
 	}
+	// Only control planes know which nodes run. They refuse to pass on items of others.
+	unknown := func() bool { return true }
+	err = tries(ctx, c.pause, unknown, func() (err error) {
+		f, err = c.either(ctx, ref)
+		return err
+	})
+	if err != nil && ctx.Err() == nil {
+		c.lost.Add(1)
+		c.log.Warn("an item of another node is lost", "node", ref.Node, "address", ref.Address, "item", ref.Blob, "bytes", ref.Size, "error", err)
+	}
+	return f, err
+}
+
+// either gets an item from the node that keeps it, or through the control plane if the bytes do not
+// come.
+func (c *Carrier) either(ctx context.Context, ref tensor.Ref) (*os.File, error) {
 	f, err := c.fetch(ctx, ref)
 	if err == nil {
 		c.fetched.Add(1)
 		c.fetchedBytes.Add(uint64(ref.Size))
 		return f, nil
 	}
-	if ctx.Err() == nil && errors.Is(err, errBroken) {
-		var again error
-		if f, again = c.relay(ctx, ref); again == nil {
-			c.relayed.Add(1)
-			c.relayedBytes.Add(uint64(ref.Size))
-			return f, nil
-		}
-		err = errors.Join(err, again)
+	if ctx.Err() != nil || !errors.Is(err, errBroken) {
+		return nil, err
 	}
-	if ctx.Err() == nil {
-		c.lost.Add(1)
-		c.log.Warn("an item of another node is lost", "node", ref.Node, "address", ref.Address, "item", ref.Blob, "bytes", ref.Size, "error", err)
+	f, again := c.relay(ctx, ref)
+	if again != nil {
+		return nil, fmt.Errorf("%v; through the control plane: %w", err, again) // the latter says whether to try again
 	}
-	return nil, err
+	c.relayed.Add(1)
+	c.relayedBytes.Add(uint64(ref.Size))
+	return f, nil
 }
 
 // fetch gets an item from the node that keeps it.
@@ -128,15 +158,21 @@ func (c *Carrier) fetch(ctx context.Context, ref tensor.Ref) (*os.File, error) {
 // failed returns the error for a stream that could not be opened. Unless the node has refused the
 // stream, the node is not dialed again for apartTime.
 func (c *Carrier) failed(ctx context.Context, ref tensor.Ref, err error) error {
-	var refused *tunnel.RefusedError
-	if errors.As(err, &refused) {
-		return err
-	}
-	if ctx.Err() == nil {
+	err = unopened(err)
+	if errors.Is(err, errBroken) && ctx.Err() == nil {
 		c.mu.Lock()
 		c.apart[ref.Node] = time.Now().Add(apartTime)
 		c.mu.Unlock()
 		c.log.Warn("no connection comes about with a node that keeps items; the control plane passes them on", "node", ref.Node, "address", ref.Address, "error", err)
+	}
+	return err
+}
+
+// unopened returns the error for a stream that could not be opened.
+func unopened(err error) error {
+	var refused *tunnel.RefusedError
+	if errors.As(err, &refused) {
+		return err
 	}
 	return fmt.Errorf("%w: %w", errBroken, err)
 }
@@ -145,12 +181,8 @@ func (c *Carrier) failed(ctx context.Context, ref tensor.Ref, err error) error {
 func (c *Carrier) relay(ctx context.Context, ref tensor.Ref) (*os.File, error) {
 	conn, err := c.control(ctx, askFor(ref))
 	if err != nil {
-		return nil, fmt.Errorf("through the control plane: %w", err)
+		return nil, unopened(err)
 	}
 	defer conn.Close()
-	f, err := receiveFile(ctx, conn, ref)
-	if err != nil {
-		return nil, fmt.Errorf("through the control plane: %w", err)
-	}
-	return f, nil
+	return receiveFile(ctx, conn, ref)
 }

@@ -55,6 +55,32 @@ var (
 	errWrong = errors.New("its bytes are wrong")
 )
 
+// Bounds of further tries.
+const (
+	moreTries = 2                      // after the first one, if the bytes did not come
+	backoff   = 200 * time.Millisecond // before the second try; twice that before the third
+)
+
+// tries calls try, and again if the bytes did not come, which may be for a moment only. Any other
+// error is final: the item is wrong, or its node does not have it. alive reports whether the node is
+// known to run. pause is the time before the second try.
+func tries(ctx context.Context, pause time.Duration, alive func() bool, try func() error) error {
+	for more := moreTries; ; more-- {
+		err := try()
+		if err == nil || more == 0 || !errors.Is(err, errBroken) || ctx.Err() != nil || !alive() {
+			return err
+		}
+		wait := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			wait.Stop()
+			return err
+		case <-wait.C:
+		}
+		pause *= 2
+	}
+}
+
 // receive reads the bytes of an item, to the end of the stream.
 func receive(ctx context.Context, c net.Conn, ref tensor.Ref, to io.Writer) error {
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ func TestItemsGoDirectly(t *testing.T) {
 	c.plane.Adopt(tensor.Activation{{Ref: &ref}, {Bytes: []byte("small")}})
 	before := c.up.bytes()
 	for range 3 {
-		f, err := b.Get(t.Context(), ref)
+		f, err := b.Fetch(t.Context(), ref)
 		holds(t, f, err, content)
 	}
 	if got := c.up.bytes() - before; got > 4<<10 {
@@ -50,7 +51,7 @@ func TestItemsGoDirectly(t *testing.T) {
 		t.Error(err)
 	}
 	until(t, "the item to be dropped", func() bool { s := a.Store.Stats(); return s.Items == 0 && s.Bytes == 0 })
-	f, err := b.Get(t.Context(), ref)
+	f, err := b.Fetch(t.Context(), ref)
 	fails(t, "after the request's end", f, err, "its request has ended")
 	if got := b.Carried(); got.Lost != 1 || !strings.Contains(b.text.String(), ref.Blob) || !strings.Contains(a.text.String(), "request for an item refused") {
 		t.Errorf("b counts %+v, and the logs are\n%s\n%s", got, a.text, b.text)
@@ -66,11 +67,11 @@ func TestItemsOfTheSameNodeAreNotCopied(t *testing.T) {
 	a := c.node("a", 64<<20)
 	content := random(1 << 20)
 	ref := a.keep(t, "r1", content)
-	one, err := a.Get(t.Context(), ref)
+	one, err := a.Fetch(t.Context(), ref)
 	if err != nil {
 		t.Fatal(err)
 	}
-	two, err := a.Get(t.Context(), ref)
+	two, err := a.Fetch(t.Context(), ref)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,7 +104,7 @@ func TestWrongReferencesAreRefused(t *testing.T) {
 	} {
 		ref := good
 		tc.change(&ref)
-		f, err := b.Get(t.Context(), ref)
+		f, err := b.Fetch(t.Context(), ref)
 		fails(t, what, f, err, tc.want)
 		f, err = c.plane.Open(ref)
 		fails(t, what+", for the control plane", f, err, tc.want)
@@ -127,7 +128,7 @@ func TestWrongReferencesAreRefused(t *testing.T) {
 	if _, err := b.process.Open(t.Context(), a.me, a.addr, drops{tunnel.Request{V: tunnel.Version, Want: WantDrop}, []string{"r1"}}); err == nil || !strings.Contains(err.Error(), "is no control plane") {
 		t.Errorf("a node drops items: %v", err)
 	}
-	f, err := b.Get(t.Context(), good)
+	f, err := b.Fetch(t.Context(), good)
 	holds(t, f, err, random(100<<10))
 }
 
@@ -139,8 +140,8 @@ func TestFaultyTransfers(t *testing.T) {
 		want  string
 		tries int // transfers, with those through the control plane
 	}{
-		"truncated": {content[:len(content)-1], "its bytes did not come: 307199 of 307200", 2},
-		"nothing":   {nil, "its bytes did not come: 0 of 307200", 2},
+		"truncated": {content[:len(content)-1], "its bytes did not come: 307199 of 307200", 6},
+		"nothing":   {nil, "its bytes did not come: 0 of 307200", 6},
 		"too much":  {append(bytes.Clone(content), 1), "its bytes are wrong: more than 307200", 1},
 		"changed":   {append(bytes.Clone(content[:len(content)-1]), ^content[len(content)-1]), "its bytes are wrong: checksum", 1},
 	} {
@@ -156,7 +157,7 @@ func TestFaultyTransfers(t *testing.T) {
 					_, _ = s.Write(tc.sent)
 				}
 			})
-			f, err := b.Get(t.Context(), ref)
+			f, err := b.Fetch(t.Context(), ref)
 			fails(t, "a node", f, err, tc.want)
 			if len(tries) != tc.tries || b.Carried().Lost != 1 {
 				t.Errorf("%d transfers, counts %+v, want %d transfers", len(tries), b.Carried(), tc.tries)
@@ -167,6 +168,73 @@ func TestFaultyTransfers(t *testing.T) {
 				t.Errorf("%d bytes were kept", len(got))
 			}
 		})
+	}
+}
+
+// TestBrokenTransfersAreTriedAgain checks how often an item is asked for whose bytes do not come at
+// first, and that nothing is asked for again without hope.
+func TestBrokenTransfersAreTriedAgain(t *testing.T) {
+	content := random(300 << 10)
+	for what, tc := range map[string]struct {
+		broken  int64 // transfers that break
+		ended   bool  // the control plane knows that the node has ended
+		refused bool  // the node has the item no more
+		ofNode  int64 // transfers for a node; one try has two of them
+		ofPlane int64 // transfers for the control plane
+		got     bool
+	}{
+		"once, for the control plane":  {broken: 1, ofNode: 2, ofPlane: 2, got: true},
+		"twice, for the control plane": {broken: 2, ofNode: 3, ofPlane: 3, got: true},
+		"for ever":                     {broken: 99, ofNode: 6, ofPlane: 3},
+		"the node has ended":           {broken: 99, ended: true, ofNode: 6, ofPlane: 1},
+		"the item is gone":             {refused: true, ofNode: 1, ofPlane: 1},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := newCluster(t)
+			a, b := c.node("a", 64<<20), c.node("b", 64<<20)
+			ref := a.keep(t, "r1", content)
+			c.plane.Adopt(tensor.Activation{{Ref: &ref}})
+			var asked atomic.Int64
+			a.Handle(WantItem, func(ctx context.Context, peer identity.Name, first json.RawMessage, s net.Conn) {
+				if asked.Add(1) > tc.broken {
+					a.Serve(ctx, peer, first, s)
+				} else if tunnel.Accept(s) == nil {
+					_, _ = s.Write(content[:100<<10])
+				}
+			})
+			if tc.refused {
+				a.Store.Drop("r1")
+			}
+			if tc.ended {
+				c.ended.Store("a", true)
+			}
+			check := func(who string, f *os.File, err error, want int64) {
+				t.Helper()
+				if tc.got {
+					holds(t, f, err, content)
+				} else if err == nil {
+					t.Errorf("%s gets the item", who)
+					_ = f.Close()
+				}
+				if got := asked.Swap(0); got != want {
+					t.Errorf("%s has asked %d times, want %d", who, got, want)
+				}
+			}
+			f, err := b.Fetch(t.Context(), ref)
+			check("a node", f, err, tc.ofNode)
+			f, err = c.plane.Fetch(t.Context(), ref)
+			check("the control plane", f, err, tc.ofPlane)
+		})
+	}
+}
+
+// TestTriesEndWithTheirContext checks that nothing is tried again for a call that has ended.
+func TestTriesEndWithTheirContext(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	n := 0
+	err := tries(ctx, time.Hour, func() bool { end(); return true }, func() error { n++; return errBroken })
+	if !errors.Is(err, errBroken) || n != 1 {
+		t.Errorf("%d tries, %v", n, err)
 	}
 }
 
@@ -186,7 +254,7 @@ func TestTheControlPlanePassesItemsOn(t *testing.T) {
 	c.plane.Adopt(tensor.Activation{{Ref: &known}})
 	ref.Address = l.Addr().String()
 	for range 2 {
-		f, err := b.Get(t.Context(), ref)
+		f, err := b.Fetch(t.Context(), ref)
 		holds(t, f, err, content)
 	}
 	if got, want := b.Carried(), (Carried{Relayed: 2, RelayedBytes: 2 << 20}); got != want {
@@ -198,11 +266,11 @@ func TestTheControlPlanePassesItemsOn(t *testing.T) {
 	}
 	other := ref
 	other.Owner = "r2"
-	f, err := b.Get(t.Context(), other)
+	f, err := b.Fetch(t.Context(), other)
 	fails(t, "an item of a request that has ended", f, err, `request "r2" has no items with node "a" any more`)
 	c.up.Drop(b.me)
-	f, err = b.Get(t.Context(), ref)
-	fails(t, "without the control plane", f, err, "through the control plane: tunnel: no connection")
+	f, err = b.Fetch(t.Context(), ref)
+	fails(t, "without the control plane", f, err, "through the control plane: its bytes did not come: tunnel: no connection")
 }
 
 // TestALostNode checks the error for items of a node that has ended, and that it comes at once.
@@ -211,7 +279,8 @@ func TestALostNode(t *testing.T) {
 	a, b := c.node("a", 64<<20), c.node("b", 64<<20)
 	ref := a.keep(t, "r1", random(1<<20))
 	a.process.Close()
-	f, err := b.Get(t.Context(), ref)
+	c.ended.Store("a", true)
+	f, err := b.Fetch(t.Context(), ref)
 	fails(t, "a node", f, err, "connection refused")
 	f, err = c.plane.Open(ref)
 	fails(t, "the control plane", f, err, `which node "a" keeps, is lost`)

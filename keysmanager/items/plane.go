@@ -25,10 +25,14 @@ import (
 type Plane struct {
 	*tensor.Dir
 	open Opener // nil: there are no nodes on other machines
-	log  *slog.Logger
-	ctx  context.Context // ends with Close
-	end  context.CancelFunc
-	work sync.WaitGroup
+	// alive reports whether a node is known to run.
+	alive func(node string) bool
+	pause time.Duration
+	room  *room // of items that replicas of this machine get
+	log   *slog.Logger
+	ctx   context.Context // ends with Close
+	end   context.CancelFunc
+	work  sync.WaitGroup
 
 	direct, directBytes, fetched, fetchedBytes, relayed, relayedBytes atomic.Uint64
 
@@ -57,15 +61,25 @@ const (
 	dropsKept   = 64 << 10         // requests that wait per node
 )
 
-// NewPlane returns a Plane over a folder.
-func NewPlane(dir *tensor.Dir, log *slog.Logger) *Plane {
-	p := &Plane{Dir: dir, log: log, owners: map[string]map[string]string{}, queues: map[string]*dropQueue{}}
+// NewPlane returns a Plane over a folder. limit is how much memory items of nodes may use that
+// replicas of this machine get, in bytes.
+func NewPlane(dir *tensor.Dir, limit int64, log *slog.Logger) *Plane {
+	p := &Plane{Dir: dir, log: log, pause: backoff, room: newRoom(limit), owners: map[string]map[string]string{}, queues: map[string]*dropQueue{}}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	return p
 }
 
-// Reach says how nodes are reached. It is called before the first item of a node comes.
-func (p *Plane) Reach(open Opener) { p.open = open }
+// Reach says how nodes are reached, and which of them are known to run. It is called before the
+// first item of a node comes.
+func (p *Plane) Reach(open Opener, alive func(node string) bool) { p.open, p.alive = open, alive }
+
+// Fetching describes the memory of items that were fetched for replicas of this machine.
+func (p *Plane) Fetching() Rooms { return p.room.stats() }
+
+// Reserve waits for memory for items of nodes, until ctx ends.
+func (p *Plane) Reserve(ctx context.Context, refs []tensor.Ref) (release func(), err error) {
+	return p.room.reserve(ctx, refs)
+}
 
 // Close ends transfers. Nodes remove items themselves that they were not told of.
 func (p *Plane) Close() {
@@ -166,33 +180,56 @@ func (p *Plane) Get(ref tensor.Ref) ([]byte, error) {
 		return p.Dir.Get(ref)
 	}
 	var b bytes.Buffer
-	err := p.fetch(ref, func(ctx context.Context, c net.Conn) error { return receive(ctx, c, ref, &b) })
-	return b.Bytes(), err
+	err := p.fetch(p.ctx, ref, func(ctx context.Context, c net.Conn) error {
+		b.Reset()
+		return receive(ctx, c, ref, &b)
+	})
+	return b.Bytes(), lost(ref, err)
 }
 
 // Open returns an encoded item as a file for reading. The caller closes the file.
-func (p *Plane) Open(ref tensor.Ref) (f *os.File, err error) {
+func (p *Plane) Open(ref tensor.Ref) (*os.File, error) {
 	if ref.Node == "" {
 		return p.Dir.Open(ref)
 	}
-	err = p.fetch(ref, func(ctx context.Context, c net.Conn) (err error) {
+	f, err := p.Fetch(p.ctx, ref)
+	return f, lost(ref, err)
+}
+
+// Fetch returns an encoded item of a node as a file for reading. The caller closes the file.
+func (p *Plane) Fetch(ctx context.Context, ref tensor.Ref) (f *os.File, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(p.ctx, func() { cancel(os.ErrClosed) })()
+	err = p.fetch(ctx, ref, func(ctx context.Context, c net.Conn) (err error) {
 		f, err = receiveFile(ctx, c, ref)
 		return err
 	})
 	return f, err
 }
 
-// fetch gets an item from its node.
-func (p *Plane) fetch(ref tensor.Ref, into func(context.Context, net.Conn) error) error {
-	ctx, cancel := context.WithTimeout(p.ctx, fetchTime)
-	defer cancel()
-	c, err := p.stream(ctx, ref)
+// lost returns the error for an item that a call needs and that could not be got.
+func lost(ref tensor.Ref, err error) error {
 	if err == nil {
-		err = into(ctx, c)
-		_ = c.Close()
+		return nil
 	}
+	return &task.LostError{Item: ref.Blob, Text: fmt.Sprintf("item %s of %d bytes, which node %q keeps, is lost: %v", ref.Blob, ref.Size, ref.Node, err)}
+}
+
+// fetch gets an item from its node.
+func (p *Plane) fetch(ctx context.Context, ref tensor.Ref, into func(context.Context, net.Conn) error) error {
+	ctx, cancel := context.WithTimeout(ctx, fetchTime)
+	defer cancel()
+	err := tries(ctx, p.pause, func() bool { return p.alive(ref.Node) }, func() error {
+		c, err := p.stream(ctx, ref)
+		if err == nil {
+			err = into(ctx, c)
+			_ = c.Close()
+		}
+		return err
+	})
 	if err != nil {
-		return &task.LostError{Item: ref.Blob, Text: fmt.Sprintf("item %s of %d bytes, which node %q keeps, is lost: %v", ref.Blob, ref.Size, ref.Node, err)}
+		return err
 	}
 	p.fetched.Add(1)
 	p.fetchedBytes.Add(uint64(ref.Size))
@@ -205,7 +242,11 @@ func (p *Plane) stream(ctx context.Context, ref tensor.Ref) (net.Conn, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
-	return p.open(ctx, ref.Node, ref.Address, askFor(ref))
+	c, err := p.open(ctx, ref.Node, ref.Address, askFor(ref))
+	if err != nil {
+		return nil, unopened(err)
+	}
+	return c, nil
 }
 
 // Relay passes on an item from the node that keeps it to a node that cannot connect to that node.
@@ -222,7 +263,7 @@ func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMes
 	}
 	var from net.Conn
 	if err == nil {
-		from, err = p.stream(ctx, ref)
+		from, err = p.source(ctx, ref)
 	}
 	if err != nil {
 		p.log.Warn("an item is not passed on to a node", "to", peer.String(), "from", a.Node, "item", a.Item, "error", err)
@@ -241,6 +282,17 @@ func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMes
 		return
 	}
 	p.relayed.Add(1)
+}
+
+// source opens a stream to the node of an item that another node waits for.
+func (p *Plane) source(ctx context.Context, ref tensor.Ref) (c net.Conn, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*openTime) // the other node waits for longer
+	defer cancel()
+	err = tries(ctx, p.pause, func() bool { return p.alive(ref.Node) }, func() (err error) {
+		c, err = p.stream(ctx, ref)
+		return err
+	})
+	return c, err
 }
 
 // address returns where the node of an item that a request needs is reached.

@@ -84,6 +84,7 @@ type cluster struct {
 	ca    *identitytest.Authority
 	up    *process
 	plane *Plane
+	ended sync.Map // nodes that are known to have ended
 }
 
 func newCluster(t testing.TB) *cluster {
@@ -94,10 +95,14 @@ func newCluster(t testing.TB) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.plane = NewPlane(dir, c.up.slog)
+	c.plane = NewPlane(dir, 64<<20, c.up.slog)
+	c.plane.pause = time.Millisecond
 	t.Cleanup(c.plane.Close)
 	c.plane.Reach(func(ctx context.Context, node, addr string, first any) (net.Conn, error) {
 		return c.up.Open(ctx, identity.Name{Cluster: "c1", Role: identity.Node, Name: node}, addr, first)
+	}, func(node string) bool {
+		_, ended := c.ended.Load(node)
+		return !ended
 	})
 	c.up.Handle(WantItem, c.plane.Relay)
 	return c
@@ -110,7 +115,7 @@ func (c *cluster) node(name string, room int64) *daemon {
 	store := NewStore(Config{Node: name, Limit: room, Log: d.slog})
 	c.t.Cleanup(store.Close)
 	d.Carrier = NewCarrier(CarrierConfig{
-		Store: store, Log: d.slog, dialTime: limit, // the usual time is short for a busy machine
+		Store: store, Log: d.slog, dialTime: limit, pause: time.Millisecond, // the usual time is short for a busy machine
 		Direct: func(ctx context.Context, node, addr string, first any) (net.Conn, error) {
 			return d.process.Open(ctx, identity.Name{Cluster: "c1", Role: identity.Node, Name: node}, addr, first)
 		},

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"sync"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -19,8 +20,11 @@ type Items interface {
 	// Keep keeps an item that is the first size bytes of f. After an error, the output goes to the
 	// control plane as it is.
 	Keep(owner wire.Owner, function string, f *os.File, size int64) (tensor.Ref, error)
-	// Get returns an item as a file, which the caller closes.
-	Get(ctx context.Context, ref tensor.Ref) (*os.File, error)
+	// Reserve waits for memory for items, until ctx ends. The caller calls release when the items
+	// are not needed any more.
+	Reserve(ctx context.Context, refs []tensor.Ref) (release func(), err error)
+	// Fetch returns an item as a file, which the caller closes.
+	Fetch(ctx context.Context, ref tensor.Ref) (*os.File, error)
 	// Room returns how many bytes may be kept; 0: nothing is.
 	Room() int64
 }
@@ -43,11 +47,11 @@ type carry struct {
 
 	mu     sync.Mutex
 	owners map[uint64]*owners // by batch, of batches whose outputs may be kept
+	waits  wire.Waits         // batches whose items are fetched
 
-	// Held while a batch or a cancel of it is sent to the replica, so that they stay in order. Not
-	// held with mu: a replica may have to write before it reads.
-	order  sync.Mutex
-	coming map[uint64]*coming // by batch: those whose items are on their way
+	// Held while a batch or a cancel of it is sent to the replica, so that they stay in order. mu is
+	// not held meanwhile: a replica may have to write before it reads.
+	order sync.Mutex
 }
 
 // owners has the owners of a batch's outputs, by call.
@@ -56,27 +60,26 @@ type owners struct {
 	left int // calls without an answer
 }
 
-// coming is a batch whose items are on their way.
-type coming struct {
-	cancel   context.CancelCauseFunc
-	canceled map[int]bool // indexes of calls
-	after    [][]byte     // payloads of frames that cancel a call
-	calls    int
-}
+// fetchTime bounds how long a batch waits for its items. The control plane cancels calls at their
+// deadline.
+const fetchTime = 5 * time.Minute
 
 func newCarry(items Items, of running, near, far *wire.Outlet, log *slog.Logger) *carry {
 	c := &carry{
 		running: of, items: items, far: far, near: near, log: log,
-		owners: map[uint64]*owners{}, coming: map[uint64]*coming{},
+		owners: map[uint64]*owners{},
 	}
 	c.ctx, c.end = context.WithCancel(context.Background())
 	return c
 }
 
-// close ends what is under way, and waits for it.
+// close ends what is under way, and waits for it. No frames come any more.
 func (c *carry) close() {
 	c.end()
 	c.work.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waits.Close()
 }
 
 // toReplica is the [wire.Edit] of frames to the replica.
@@ -105,79 +108,103 @@ func (c *carry) toReplica(f *wire.Frame) (wire.Edited, error) {
 		return wire.Changed, nil
 	}
 	ctx, cancel := context.WithCancelCause(c.ctx)
-	c.order.Lock()
-	c.coming[f.Batch] = &coming{cancel: cancel, canceled: map[int]bool{}, calls: len(b.Calls)}
-	c.order.Unlock()
+	c.mu.Lock()
+	c.waits.Add(f.Batch, len(b.Calls), cancel)
+	c.mu.Unlock()
 	number, files := f.Batch, f.Files
 	c.work.Go(func() {
 		defer cancel(nil)
+		ctx, stop := context.WithTimeout(ctx, fetchTime)
+		defer stop()
 		c.fetch(ctx, number, b, files)
 	})
 	return wire.Taken, nil
 }
 
-// hold handles a cancel. If the batch waits for items, the cancel is kept and sent after the batch.
-// Outputs of canceled calls do not stay on the node, because nobody tells it of their end.
+// hold handles a cancel. If the batch waits for items, the call is answered, and the replica does
+// not get it. Outputs of canceled calls do not stay on the node, because nobody tells it of their
+// end.
 func (c *carry) hold(f *wire.Frame) (wire.Edited, error) {
 	m, err := wire.DecodeCancelFrame(f.Payload)
 	if err != nil {
 		return wire.Unchanged, err
 	}
-	c.mu.Lock()
-	if o := c.owners[f.Batch]; o != nil && m.Index == wire.CancelAll {
-		delete(c.owners, f.Batch)
-	} else if o != nil && m.Index < len(o.of) {
-		o.of[m.Index].Request = ""
-	}
-	c.mu.Unlock()
-	c.order.Lock()
+	c.order.Lock() // a batch that is being given to the replica comes first
 	defer c.order.Unlock()
-	w := c.coming[f.Batch]
-	if w == nil {
-		return wire.Unchanged, nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	canceled := c.waits.Cancel(f.Batch, m.Index)
+	if o := c.owners[f.Batch]; o != nil {
+		o.left -= len(canceled.Answer)
+		if m.Index == wire.CancelAll || o.left <= 0 {
+			delete(c.owners, f.Batch)
+		} else if m.Index < len(o.of) {
+			o.of[m.Index].Request = ""
+		}
 	}
-	w.after = append(w.after, bytes.Clone(f.Payload))
-	w.canceled[m.Index] = true
-	if w.canceled[wire.CancelAll] || len(w.canceled) == w.calls {
-		w.cancel(wire.ErrCanceled)
+	if len(canceled.Answer) > 0 {
+		batch := f.Batch
+		c.work.Go(func() { c.refuse(batch, canceled.Answer, wire.ErrCanceled) })
 	}
-	return wire.Taken, nil
+	switch {
+	case !canceled.Pass:
+		return wire.Taken, nil
+	case canceled.Index != m.Index:
+		f.Payload = wire.Cancel{Index: canceled.Index}.Append(nil)
+		return wire.Changed, nil
+	}
+	return wire.Unchanged, nil
 }
 
 // fetch gets the items of a batch and gives it to the replica. If an item is lost, it answers the
 // batch.
 func (c *carry) fetch(ctx context.Context, number uint64, b wire.Batch, files []*os.File) {
-	f, err := wire.Fetched(number, b, files, func(ref tensor.Ref) (*os.File, error) { return c.items.Get(ctx, ref) })
-	c.order.Lock()
-	defer c.order.Unlock()
-	w := c.coming[number]
-	delete(c.coming, number)
+	release, err := c.items.Reserve(ctx, wire.KeptRefs(b))
 	if err != nil {
 		closeFiles(files)
-		if c.ctx.Err() == nil {
-			c.refuse(number, b, errors.Join(err, context.Cause(ctx)))
-		}
+		c.refuseAll(number, fmt.Errorf("memory for items of nodes: %w", err))
 		return
 	}
-	err = c.near.Send(f)
-	closeFiles(f.Files)
-	for _, payload := range w.after {
-		if err == nil {
-			err = c.near.Send(wire.Frame{Type: wire.FrameCancel, Batch: number, Payload: payload})
-		}
+	got := wire.FetchBatch(b, files, func(ref tensor.Ref) (*os.File, error) { return c.items.Fetch(ctx, ref) })
+	defer got.Close()
+	c.order.Lock()
+	defer c.order.Unlock()
+	c.mu.Lock()
+	calls := c.waits.Left(number)
+	c.mu.Unlock()
+	f, err := got.Frame(number, calls)
+	if err != nil || len(calls) == 0 {
+		release()
+		c.refuseAll(number, err)
+		return
 	}
-	if err != nil {
+	c.mu.Lock()
+	c.waits.Give(number, calls, release) // no call was canceled since: order is held
+	c.mu.Unlock()
+	if err := c.near.Send(f); err != nil {
 		c.log.Debug("failed to give a batch to a replica, which has ended", "replica", c.replica, "error", err)
 	}
 }
 
-// refuse answers the calls of a batch that the replica does not get.
-func (c *carry) refuse(number uint64, b wire.Batch, why error) {
+// refuseAll answers the calls of a batch that have no answer yet. The replica does not get it.
+func (c *carry) refuseAll(number uint64, why error) {
 	c.mu.Lock()
 	delete(c.owners, number)
+	calls := c.waits.Refuse(number)
 	c.mu.Unlock()
-	for _, payload := range wire.Refusals(b, why) {
-		if err := c.far.Send(wire.Frame{Type: wire.FrameError, Batch: number, Payload: payload}); err != nil {
+	c.refuse(number, calls, why)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.waits.Forget(number)
+}
+
+// refuse answers calls that the replica does not get.
+func (c *carry) refuse(number uint64, calls []int, why error) {
+	if c.ctx.Err() != nil {
+		return
+	}
+	for _, call := range calls {
+		if err := c.far.Send(wire.Frame{Type: wire.FrameError, Batch: number, Payload: wire.Refusal(call, why).Append(nil)}); err != nil {
 			c.log.Debug("failed to refuse a batch; the control plane is gone", "replica", c.replica, "error", err)
 			return
 		}
@@ -192,48 +219,82 @@ func (c *carry) fromReplica(f *wire.Frame) (wire.Edited, error) {
 	}
 	switch f.Type {
 	case wire.FrameError:
-		if m, err := wire.DecodeError(f.Payload); err == nil {
-			if m.OfDaemon() {
-				return wire.Unchanged, errors.New("the replica says that its input is lost, which only daemons know")
-			}
-			c.answered(f.Batch, m.Index)
-		}
-	case wire.FrameResult:
-		i, err := wire.AnswerIndex(f.Payload)
+		m, err := wire.DecodeError(f.Payload)
 		if err != nil {
 			break
 		}
-		owner, ok := c.answered(f.Batch, i)
-		if !ok || len(f.Files) == 0 {
-			break
+		if m.OfDaemon() {
+			return wire.Unchanged, errors.New("the replica says that its input is lost, which only daemons know")
 		}
-		changed, err := wire.KeepFiles(f, func(item *os.File, size int64) (tensor.Ref, bool) {
-			ref, err := c.items.Keep(owner, c.function, item, size)
-			if err != nil {
-				c.log.Debug("an output goes through the control plane", "function", c.function, "replica", c.replica, "error", err)
-			}
-			return ref, err == nil
-		})
-		if err == nil && changed {
-			return wire.Changed, nil
-		}
+		call, _ := c.answered(f.Batch, m.Index)
+		return renumber(f, m.Index, call), nil
+	case wire.FrameChunk:
+		return c.chunk(f)
+	case wire.FrameResult:
+		return c.result(f)
 	}
 	return wire.Unchanged, nil
 }
 
-// answered notes the answer of a call. It returns the owner of the call's outputs; ok is false if
-// they are not to be kept.
-func (c *carry) answered(batch uint64, call int) (owner wire.Owner, ok bool) {
+// chunk is fromReplica for a piece of an output.
+func (c *carry) chunk(f *wire.Frame) (wire.Edited, error) {
+	at, err := wire.AnswerIndex(f.Payload)
+	if err != nil {
+		return wire.Unchanged, nil
+	}
+	c.mu.Lock()
+	call := c.waits.Call(f.Batch, at)
+	c.mu.Unlock()
+	return renumber(f, at, call), nil
+}
+
+// result is fromReplica for an output.
+func (c *carry) result(f *wire.Frame) (wire.Edited, error) {
+	at, err := wire.AnswerIndex(f.Payload)
+	if err != nil {
+		return wire.Unchanged, nil
+	}
+	call, owner := c.answered(f.Batch, at)
+	edited := renumber(f, at, call)
+	if owner.Request == "" || len(f.Files) == 0 {
+		return edited, nil
+	}
+	changed, err := wire.KeepFiles(f, func(item *os.File, size int64) (tensor.Ref, bool) {
+		ref, err := c.items.Keep(owner, c.function, item, size)
+		if err != nil {
+			c.log.Debug("an output goes through the control plane", "function", c.function, "replica", c.replica, "error", err)
+		}
+		return ref, err == nil
+	})
+	if err == nil && changed {
+		return wire.Changed, nil
+	}
+	return edited, nil
+}
+
+// renumber changes the number of the call that a frame is about.
+func renumber(f *wire.Frame, at, call int) wire.Edited {
+	if at == call {
+		return wire.Unchanged
+	}
+	f.Payload = wire.WithIndex(f.Payload, call)
+	return wire.Changed
+}
+
+// answered notes the answer of a call. It returns the control plane's number of the call, and the
+// owner of the call's outputs; without a request, they are not to be kept.
+func (c *carry) answered(batch uint64, at int) (call int, owner wire.Owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	call = c.waits.Answered(batch, at)
 	o := c.owners[batch]
 	if o == nil || call < 0 || call >= len(o.of) {
-		return owner, false
+		return call, owner
 	}
 	if o.left--; o.left <= 0 {
 		delete(c.owners, batch)
 	}
-	return o.of[call], o.of[call].Request != ""
+	return call, o.of[call]
 }
 
 func closeFiles(files []*os.File) {

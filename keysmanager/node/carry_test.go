@@ -22,12 +22,15 @@ type shelf struct {
 	mu    sync.Mutex
 	kept  []string // request/function/size
 	full  bool
-	hold  chan struct{} // closed when Get may return
+	hold  chan struct{} // closed when Fetch may return
 	asked chan string
+
+	reserved int         // batches
+	released chan string // their first items
 }
 
 func newShelf() *shelf {
-	s := &shelf{hold: make(chan struct{}), asked: make(chan string, 10)}
+	s := &shelf{hold: make(chan struct{}), asked: make(chan string, 10), released: make(chan string, 10)}
 	close(s.hold)
 	return s
 }
@@ -44,7 +47,17 @@ func (s *shelf) Keep(owner wire.Owner, function string, f *os.File, size int64) 
 	return tensor.Ref{Owner: owner.Request, Blob: "kept", Size: size, Keeper: tensor.Keeper{Node: "n1", Sum: 5}}, nil
 }
 
-func (s *shelf) Get(ctx context.Context, ref tensor.Ref) (*os.File, error) {
+func (s *shelf) Reserve(_ context.Context, refs []tensor.Ref) (func(), error) {
+	if refs[0].Blob == "large" {
+		return nil, errors.New("no room")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reserved++
+	return func() { s.released <- refs[0].Blob }, nil
+}
+
+func (s *shelf) Fetch(ctx context.Context, ref tensor.Ref) (*os.File, error) {
 	s.mu.Lock()
 	hold := s.hold
 	s.mu.Unlock()
@@ -218,45 +231,13 @@ func TestInputsComeFromNodes(t *testing.T) {
 		t.Error("the output of a batch with items is not kept")
 	}
 
-	hold := make(chan struct{})
-	s.mu.Lock()
-	s.hold = hold
-	s.mu.Unlock()
 	<-s.asked
-	e.send(2, false, at("slow"), small)
-	<-s.asked
-	cancel := wire.Frame{Type: wire.FrameCancel, Batch: 2, Payload: wire.Cancel{Index: 1}.Append(nil)}
-	if err := e.near.Write(cancel); err != nil {
-		t.Fatal(err)
-	}
-	e.send(3, false, small)
-	e.gets(3) // before batch 2
-	close(hold)
-	if got := e.gets(2); got[0] != "slow" {
-		t.Errorf("inputs %q", got)
-	}
-	if f, err := e.replica.Read(); err != nil || f.Type != wire.FrameCancel || f.Batch != 2 {
-		t.Errorf("after the batch: %+v, %v, want its cancel", f, err)
-	}
-
-	errorOf := func(number uint64) wire.Error {
-		t.Helper()
-		f, err := e.near.Read()
-		if err != nil || f.Type != wire.FrameError || f.Batch != number {
-			t.Fatalf("the control plane gets %+v, %v, want an error of batch %d", f, err, number)
-		}
-		m, err := wire.DecodeError(f.Payload)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
-	}
 	e.send(4, true, small, at("lost"))
 	<-s.asked
-	if m := errorOf(4); m.Code != task.InputLost || m.Index != 0 || m.Lost != nil {
+	if m := e.fails(4); m.Code != task.InputLost || m.Index != 0 || m.Lost != nil {
 		t.Errorf("the other call: %+v", m)
 	}
-	if m := errorOf(4); m.Code != task.InputLost || m.Index != 1 || len(m.Lost) != 1 || m.Lost[0] != "lost" || !strings.Contains(m.Message, `which node "z" keeps, is lost: node z is gone`) {
+	if m := e.fails(4); m.Code != task.InputLost || m.Index != 1 || len(m.Lost) != 1 || m.Lost[0] != "lost" || !strings.Contains(m.Message, `which node "z" keeps, is lost: node z is gone`) {
 		t.Errorf("the call whose item is lost: %+v", m)
 	}
 
@@ -265,19 +246,106 @@ func TestInputsComeFromNodes(t *testing.T) {
 	s.mu.Unlock()
 	e.send(5, false, at("late"))
 	<-s.asked
-	cancel.Batch = 5
-	cancel.Payload = wire.Cancel{Index: wire.CancelAll}.Append(nil)
-	if err := e.near.Write(cancel); err != nil {
-		t.Fatal(err)
-	}
-	if m := errorOf(5); m.Code != task.Canceled {
+	e.cancel(5, wire.CancelAll)
+	if m := e.fails(5); m.Code != task.Canceled {
 		t.Errorf("a canceled batch: %+v", m)
+	}
+	e.send(7, false, at("large"))
+	if m := e.fails(7); m.Code != task.Unavailable || !strings.Contains(m.Message, "memory for items of nodes: no room") {
+		t.Errorf("without memory for its items: %+v", m)
 	}
 	e.send(6, false, at("later")) // still on its way when the socket ends
 	<-s.asked
 	_ = e.near.Close()
 	if _, err := e.replica.Read(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
+	}
+	var released []string
+	for range s.reserved {
+		released = append(released, received(t, s.released))
+	}
+	// The second call of batch 1 has no answer, so its memory is released at the end.
+	if want := "lost late"; strings.Join(released[:2], " ") != want || len(released) != 4 {
+		t.Errorf("memory is released for %q, want 4 batches, with %s first", released, want)
+	}
+}
+
+// TestCanceledCallsDoNotWaitForItems checks that a call is answered at once if it is canceled while
+// its batch waits for items, that the replica does not get it, and that the answers to the other
+// calls are theirs.
+func TestCanceledCallsDoNotWaitForItems(t *testing.T) {
+	s := newShelf()
+	hold := make(chan struct{})
+	s.hold = hold
+	e, _ := startBroker(t).carried(s)
+	small := tensor.Item{ContentType: "x/y", Bytes: []byte("in")}
+	large := tensor.Activation{{ContentType: "x/y", Bytes: bytes.Repeat([]byte{1}, 100<<10)}}
+	e.send(2, true, small, at("slow"), small, small)
+	<-s.asked
+	e.send(3, false, small)
+	e.gets(3) // before batch 2
+	e.cancel(2, 0)
+	if m := e.fails(2); m.Code != task.Canceled || m.Index != 0 {
+		t.Errorf("the canceled call: %+v", m)
+	}
+	close(hold)
+	if got := e.gets(2); strings.Join(got, " ") != "slow in in" {
+		t.Errorf("inputs %q", got)
+	}
+	e.cancel(2, 0) // nobody has it any more
+	e.cancel(2, 2)
+	if f := expect(t, e.replica, wire.FrameCancel); f.Batch != 2 || f.Payload[0] != 1 {
+		t.Errorf("cancel of call %d of batch %d, want 1 of 2", f.Payload[0], f.Batch)
+	}
+	if err := e.replica.Write(wire.Frame{Type: wire.FrameChunk, Batch: 2, Payload: wire.Chunk{Index: 2, Data: []byte("abc")}.Append(nil)}); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := wire.DecodeChunk(expect(t, e.near, wire.FrameChunk).Payload); err != nil || m.Index != 3 || string(m.Data) != "abc" {
+		t.Errorf("chunk %+v, %v, want one of call 3", m, err)
+	}
+	if m, err := wire.DecodeResult(e.answer(2, 0, large).Payload); err != nil || m.Index != 1 || m.Output[0].Ref == nil {
+		t.Errorf("output %+v, %v, want that of call 1, which stays on the node", m, err)
+	}
+	if m, err := wire.DecodeResult(e.answer(2, 2, tensor.Activation{small}).Payload); err != nil || m.Index != 3 {
+		t.Errorf("output %+v, %v, want that of call 3", m, err)
+	}
+	if err := e.replica.Write(wire.Frame{Type: wire.FrameError, Batch: 2, Payload: wire.Error{Index: 1, Code: task.Canceled}.Append(nil)}); err != nil {
+		t.Fatal(err)
+	}
+	if m := e.fails(2); m.Index != 2 || m.Code != task.Canceled {
+		t.Errorf("error %+v, want that of call 2", m)
+	}
+	received(t, s.released)
+}
+
+// fails returns an answer of the daemon in place of the replica's.
+func (e *ends) fails(number uint64) wire.Error {
+	e.t.Helper()
+	f := expect(e.t, e.near, wire.FrameError)
+	m, err := wire.DecodeError(f.Payload)
+	if err != nil || f.Batch != number {
+		e.t.Fatalf("the control plane gets an error of batch %d, %v, want one of batch %d", f.Batch, err, number)
+	}
+	return m
+}
+
+// cancel cancels a call as the control plane does.
+func (e *ends) cancel(number uint64, call int) {
+	e.t.Helper()
+	if err := e.near.Write(wire.Frame{Type: wire.FrameCancel, Batch: number, Payload: wire.Cancel{Index: call}.Append(nil)}); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// received receives a value.
+func received(t *testing.T, from <-chan string) string {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(limit):
+		t.Fatalf("nothing within %v", limit)
+		return ""
 	}
 }
 

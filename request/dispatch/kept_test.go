@@ -1,11 +1,8 @@
 package dispatch
 
 import (
-	"fmt"
-	"os"
 	"reflect"
 	"testing"
-	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -93,24 +90,15 @@ func TestKeptItemsPassByReference(t *testing.T) {
 	r.reply("k4", task.ReplicaLost, `item 0 is said to be with node "another", want the replica's node "n"`)
 }
 
-// lostStore is a Store whose items of nodes are lost.
-type lostStore struct{ *tensor.Dir }
-
-func (s lostStore) Open(ref tensor.Ref) (*os.File, error) {
-	if ref.Node == "" {
-		return s.Dir.Open(ref)
-	}
-	return nil, fmt.Errorf("open: %w", &task.LostError{Item: ref.Blob, Text: "node " + ref.Node + " is gone"})
-}
-
 // TestKeptItemsForReplicasOfThisMachine checks that a replica of this machine gets files, that it
 // cannot speak as a daemon, and that a lost item is reported.
 func TestKeptItemsForReplicasOfThisMachine(t *testing.T) {
 	r := newRig(t, Spec{})
-	r.shell.cfg.Store = lostStore{r.store}
+	n := r.nodes()
 	a := attach(t, r.shell, "r1", 1, 1)
 	r.ask("k1", true, onNode("k1", "other"))
-	if got := r.reply("k1", task.InputLost, "node other is gone"); !reflect.DeepEqual(got.Lost, []string{"x"}) {
+	n.next("x").comes <- errGone
+	if got := r.reply("k1", task.InputLost, `which node "other" keeps, is lost: the node is gone`); !reflect.DeepEqual(got.Lost, []string{"x"}) {
 		t.Errorf("lost %q", got.Lost)
 	}
 	r.ask("k2", true, text("x"))
@@ -128,50 +116,4 @@ func TestKeptItemsForReplicasOfThisMachine(t *testing.T) {
 	f = a.read(wire.FrameBatch)
 	a.write(wire.FrameError, f.Batch, wire.Error{Code: task.InputLost, Lost: []string{"x"}}.Append(nil))
 	r.reply("k3", task.ReplicaLost, "a replica of this machine says that its input is lost")
-}
-
-// slowStore is a Store whose items of nodes come late.
-type slowStore struct {
-	*tensor.Dir
-	late time.Duration
-}
-
-func (s slowStore) Open(tensor.Ref) (*os.File, error) {
-	time.Sleep(s.late)
-	f, err := wire.NewMemory()
-	if err == nil {
-		err = wire.Seal(f)
-	}
-	return f, err
-}
-
-// TestLateItemsAreNoFaultOfTheReplica checks that a replica gets a batch whose items took longer to
-// open than a replica may take to read.
-func TestLateItemsAreNoFaultOfTheReplica(t *testing.T) {
-	r := newRig(t, Spec{})
-	r.shell.bounds.write = 500 * ms
-	r.shell.cfg.Store = slowStore{r.store, 600 * ms}
-	a := attach(t, r.shell, "r1", 1, 1)
-	r.ask("k1", true, onNode("k1", "other"))
-	f := a.read(wire.FrameBatch)
-	closeFiles(f.Files)
-	if len(f.Files) != 1 {
-		t.Errorf("%d files, want 1", len(f.Files))
-	}
-	a.write(wire.FrameResult, f.Batch, wire.Result{Output: tensor.Activation{text("y")}}.Append(nil))
-	r.reply("k1", task.OK, "")
-}
-
-// TestCallsBesideALostItemAreNotBlamed checks what the other calls of a batch get if it is
-// not sent.
-func TestCallsBesideALostItemAreNotBlamed(t *testing.T) {
-	r := newRig(t, Spec{Batch: 2})
-	r.shell.cfg.Store = lostStore{r.store}
-	r.submit("k1", onNode("k1", "other"))
-	r.submit("k2", text("x"))
-	attach(t, r.shell, "r1", 1, 2) // takes both at once
-	r.reply("k1", task.InputLost, "node other is gone")
-	if got := r.reply("k2", task.InputLost, "another call of its batch could not be sent"); got.Lost != nil {
-		t.Errorf("lost %q, want none", got.Lost)
-	}
 }

@@ -21,7 +21,7 @@ type link struct {
 	name  string
 	conn  *wire.Conn
 	at    *wire.AtNode // nil: no daemon keeps its outputs
-	out   outbox
+	out   *outbox
 	cause chan task.Death // holds the first reported reason for its end
 	idle  chan struct{}   // closed when the replica drains and has nothing left
 	gone  chan struct{}   // closed when the Core knows that the replica is gone
@@ -49,7 +49,7 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c w
 		idle: make(chan struct{}), gone: make(chan struct{}),
 	}
 	l.at, _ = c.(*wire.AtNode)
-	l.out = outbox{link: l, kick: make(chan struct{}, 1), step: f.step}
+	l.out = newOutbox(l)
 	if err := f.register(l); err != nil {
 		_ = c.Close() // nothing was sent
 		return wire.Hello{}, err
@@ -75,6 +75,7 @@ func (f *function) attach(ctx context.Context, name string, revision uint64, c w
 		Lane: f.lane, Name: name, Revision: revision, Slots: spec.slots(uint64(hello.Slots)), MaxBatch: hello.MaxBatch, Timeout: spec.Timeout,
 	})
 	if !l.run() { // last, so that its end comes after its start
+		l.out.close()
 		// While it is listed, the Core may send to it.
 		f.step(ReplicaDown{Name: name, Cause: errRemoved.Error()})
 		l.unregister()
@@ -166,6 +167,7 @@ func (l *link) read() {
 		err = l.next()
 	}
 	l.f.step(Credit{Replica: l.name}) // send nothing more to it while we find out why
+	l.out.close()                     // batches that it does not get any more are not its fault
 	patience := l.f.shell.bounds.cause
 	if l.left.Load() {
 		patience = 0
@@ -222,6 +224,7 @@ func (l *link) next() error {
 
 // chunk stores a piece of a call's output.
 func (l *link) chunk(batch uint64, c wire.Chunk) error {
+	c.Index = l.out.call(batch, c.Index)
 	if !l.streams.begun(batch, c.Index) { // the Core is asked once per call
 		o := l.f.lock()
 		lane := o.core.of(l.name)
@@ -243,7 +246,7 @@ func (l *link) chunk(batch uint64, c wire.Chunk) error {
 }
 
 func (l *link) answer(batch uint64, call int, r *task.Reply) {
-	l.out.answered(batch)
+	call = l.out.answered(batch, call)
 	l.streams.finish(batch, call, r)
 	l.f.step(Result{Replica: l.name, Batch: batch, Call: call, Reply: r})
 	if l.answered {

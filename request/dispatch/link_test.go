@@ -168,7 +168,7 @@ func TestFramesOfAdjacentMessagesAreGathered(t *testing.T) {
 		n++
 		r.bus.sendMore(wire.AppendTask(nil, newTask(fmt.Sprint(n), 0)), more)
 	}
-	out := &r.shell.function(pipeline.ParseKey("f.ns")).link("f-1").out
+	out := r.shell.function(pipeline.ParseKey("f.ns")).link("f-1").out
 	waits := func(want int) {
 		t.Helper()
 		out.mu.Lock()

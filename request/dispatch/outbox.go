@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -8,12 +9,12 @@ import (
 	"sync"
 	"time"
 
-	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
-	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// outbox writes frames to one replica, in the order in which they were pushed.
+// outbox writes frames to one replica, in the order in which they were pushed. Only batches that
+// need items of nodes come later: other frames pass while their items are fetched. A cancel of such
+// a batch never comes before the batch, and a Drain never before any batch.
 //
 // Small frames are written by the goroutine that calls flush, which saves a switch to another
 // goroutine. Such a write never waits for the replica, because flush writes only frames that fit
@@ -25,20 +26,25 @@ type outbox struct {
 	kick chan struct{} // work for the goroutine
 	step func(Event)   // tells the function; a value, so that its caller's buffers stay on the stack
 
+	ctx  context.Context // of fetches; ends when the replica has ended
+	end  context.CancelCauseFunc
+	work sync.WaitGroup // goroutines that fetch items; started while mu is held
+
 	mu      sync.Mutex
 	queue   []parcel
 	unread  unread
-	writing bool // somebody writes now; the fields below belong to that goroutine
+	waits   wire.Waits // batches whose items are fetched
+	drain   bool       // the replica gets a Drain after these batches
+	writing bool       // somebody writes now; the fields below belong to that goroutine
 
 	head     []parcel
-	frame    []byte
-	calls    []wire.Call
+	enc      encoder
 	deadline time.Time
 }
 
 // parcel is a frame to write.
 type parcel struct {
-	effect Effect // Send, CancelCall, leaving, grant or moreThreads
+	effect Effect // Send, prepared, CancelCall, leaving, grant or moreThreads
 	cost   int
 }
 
@@ -59,12 +65,43 @@ const (
 	frameCost = 1 << 10
 )
 
-// push queues a frame.
+// newOutbox returns the outbox of a link.
+func newOutbox(l *link) *outbox {
+	o := &outbox{link: l, kick: make(chan struct{}, 1), step: l.f.step, enc: encoder{link: l}}
+	o.ctx, o.end = context.WithCancelCause(context.Background())
+	return o
+}
+
+// push queues a frame. It starts to fetch the items of a batch that needs some of nodes.
 func (o *outbox) push(e Effect) {
 	p := parcel{e, cost(e)}
 	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch e := e.(type) {
+	case Send:
+		if p.cost <= roomLimit {
+			break
+		}
+		if refs := o.link.needed(e); refs != nil {
+			o.fetch(e, refs)
+			return
+		}
+	case CancelCall:
+		c := o.waits.Cancel(e.Batch, e.Call)
+		if o.answer(e, c.Answer); !c.Pass {
+			return
+		}
+		if c.Index != e.Call {
+			e.Call = c.Index
+			p.effect = e
+		}
+	case leaving:
+		if o.waits.Waiting() > 0 {
+			o.drain = true
+			return
+		}
+	}
 	o.queue = append(o.queue, p)
-	o.mu.Unlock()
 }
 
 // flush writes the queued frames, or wakes the goroutine to write them.
@@ -152,116 +189,39 @@ func (o *outbox) gather(e Effect) error {
 	switch e := e.(type) {
 	case Send:
 		return o.send(e)
+	case prepared:
+		defer e.close()
+		return o.link.conn.Gather(e.Frame)
 	case CancelCall:
-		o.frame = wire.Cancel{Index: e.Call}.Append(o.frame[:0])
-		return o.link.conn.Gather(wire.Frame{Type: wire.FrameCancel, Batch: e.Batch, Payload: o.frame})
+		o.enc.frame = wire.Cancel{Index: e.Call}.Append(o.enc.frame[:0])
+		return o.link.conn.Gather(wire.Frame{Type: wire.FrameCancel, Batch: e.Batch, Payload: o.enc.frame})
 	case grant:
-		o.frame = wire.Credit{Amount: uint64(e.bytes)}.Append(o.frame[:0])
-		return o.link.conn.Gather(wire.Frame{Type: wire.FrameCredit, Payload: o.frame})
+		o.enc.frame = wire.Credit{Amount: uint64(e.bytes)}.Append(o.enc.frame[:0])
+		return o.link.conn.Gather(wire.Frame{Type: wire.FrameCredit, Payload: o.enc.frame})
 	case moreThreads:
-		o.frame = wire.Threads{Total: e.total}.Append(o.frame[:0])
-		return o.link.conn.Gather(wire.Frame{Type: wire.FrameThreads, Payload: o.frame})
+		o.enc.frame = wire.Threads{Total: e.total}.Append(o.enc.frame[:0])
+		return o.link.conn.Gather(wire.Frame{Type: wire.FrameThreads, Payload: o.enc.frame})
 	default:
 		return o.link.conn.Gather(wire.Frame{Type: wire.FrameDrain})
 	}
 }
 
-// send encodes a batch. If the input of a call cannot be opened, the batch is not sent. Then this
-// call fails, and the other calls may be tried again.
+// send encodes and gathers a batch. If the input of a call cannot be opened, the batch is not sent.
+// Then this call fails, and the other calls may be tried again.
 func (o *outbox) send(e Send) error {
-	var files []*os.File
-	defer func() {
-		for _, f := range files {
-			_ = f.Close() // opened for reading only
+	frame, bad, err := o.enc.batch(e)
+	defer closeFiles(frame.Files)
+	defer o.enc.reset()
+	if err != nil {
+		for i := range e.Tasks {
+			o.step(Result{Replica: e.Replica, Batch: e.Batch, Call: i, Reply: unsent(i == bad, err)})
 		}
-		clear(o.calls)
-	}()
-	o.calls = o.calls[:0]
-	frame := wire.Frame{Type: wire.FrameBatch, Batch: e.Batch, Keep: o.link.at != nil}
-	kept := 0
-	for i, t := range e.Tasks {
-		in, more, err := o.input(t.Input, len(files), &kept)
-		files = append(files, more...)
-		if err != nil {
-			o.refuse(e, i, fmt.Errorf("input: %w", err))
-			return nil
-		}
-		frame.Keep = frame.Keep && t.Keep
-		o.calls = append(o.calls, wire.Call{Key: t.Key, Deadline: t.Deadline, Traceparent: t.Traceparent, Header: t.Header, Input: in})
-	}
-	o.frame = wire.Batch{Calls: o.calls}.Append(o.frame[:0])
-	if len(o.frame) > wire.MaxFrame {
-		o.refuse(e, 0, fmt.Errorf("a batch of %d bytes, want at most %d: pass fewer or larger items", len(o.frame), wire.MaxFrame))
 		return nil
 	}
-	frame.Payload, frame.Files, frame.Kept = o.frame, files, kept > 0
 	if err := o.extend(); err != nil { // it may have taken long to open the files
 		return err
 	}
-	err := o.link.conn.Gather(frame)
-	if cap(o.frame) > 1<<20 {
-		o.frame = nil
-	}
-	return err
-}
-
-// input returns a copy of the input with the large items as files, for a frame that already has n
-// files and kept references to items that nodes keep. If there would be too many of both, the items
-// stay inline.
-func (o *outbox) input(in tensor.Input, n int, kept *int) (out tensor.Input, files []*os.File, err error) {
-	if !large(in) {
-		return in, nil, nil
-	}
-	store := o.link.f.shell.cfg.Store
-	open := func(ref tensor.Ref) (*os.File, error) {
-		if o.link.at != nil && ref.Node != "" {
-			*kept++ // the replica's daemon gets it
-			return nil, nil
-		}
-		return store.Open(ref)
-	}
-	out = slices.Clone(in)
-	for i := range out {
-		var more []*os.File
-		if n+len(files)+*kept+len(out[i].Items) <= wire.MaxFiles {
-			out[i].Items, more, err = wire.Attach(out[i].Items, n+len(files), open)
-		} else {
-			out[i].Items, err = tensor.Resolve(store, out[i].Items)
-		}
-		files = append(files, more...)
-		if err != nil {
-			return nil, files, err
-		}
-	}
-	return out, files, nil
-}
-
-// refuse answers the calls of a batch that is not sent. The call at the index bad fails with the
-// reason why. The other calls are answered with InputLost without items, so that they run again.
-func (o *outbox) refuse(e Send, bad int, why error) {
-	for i := range e.Tasks {
-		r := &task.Reply{Code: task.InputLost, Message: fmt.Sprintf("another call of its batch could not be sent: %v", why)}
-		if i == bad {
-			r.Code, r.Message = task.Unavailable, why.Error()
-			var lost *task.LostError
-			if errors.As(why, &lost) {
-				r.Code, r.Lost = task.InputLost, []string{lost.Item}
-			}
-		}
-		o.step(Result{Replica: e.Replica, Batch: e.Batch, Call: i, Reply: r})
-	}
-}
-
-// large reports whether an input has an item that is not sent inline.
-func large(in tensor.Input) bool {
-	for _, p := range in {
-		for i := range p.Items {
-			if p.Items[i].Ref != nil || p.Items[i].Size() > tensor.InlineLimit {
-				return true
-			}
-		}
-	}
-	return false
+	return o.link.conn.Gather(frame)
 }
 
 // cost estimates how much of the socket's buffer a frame takes. If files must be opened for it,
@@ -308,8 +268,11 @@ func (u *unread) bytes() int { return u.sent - u.read }
 
 func (u *unread) add(p parcel) {
 	u.sent += min(p.cost, roomLimit)
-	if s, ok := p.effect.(Send); ok {
-		u.marks = append(u.marks, mark{s.Batch, u.sent})
+	switch e := p.effect.(type) {
+	case Send:
+		u.marks = append(u.marks, mark{e.Batch, u.sent})
+	case prepared:
+		u.marks = append(u.marks, mark{e.Batch, u.sent})
 	}
 }
 
@@ -320,9 +283,18 @@ func (u *unread) answered(batch uint64) {
 	}
 }
 
-// answered records that the replica has read everything up to the batch.
-func (o *outbox) answered(batch uint64) {
+// answered records that the replica has read everything up to the batch, because it has answered
+// one of its calls. It returns the Core's number of the call.
+func (o *outbox) answered(batch uint64, call int) int {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.unread.answered(batch)
-	o.mu.Unlock()
+	return o.waits.Answered(batch, call)
+}
+
+// call returns the Core's number of a call.
+func (o *outbox) call(batch uint64, call int) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.waits.Call(batch, call)
 }

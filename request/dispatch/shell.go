@@ -28,7 +28,8 @@ type Bus interface {
 // Store holds items that are too large for messages; tensor.Dir implements it.
 type Store interface {
 	tensor.Store
-	// Open returns the encoded item as a file for reading. The caller closes it.
+	// Open returns the encoded item as a file for reading. The caller closes it. Items of nodes come
+	// from [Items].
 	Open(tensor.Ref) (*os.File, error)
 }
 
@@ -37,6 +38,7 @@ type Store interface {
 type Config struct {
 	Bus        Bus
 	Store      Store
+	Items      Items // nil: no node keeps items
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 

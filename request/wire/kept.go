@@ -1,10 +1,12 @@
 package wire
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/pack"
@@ -35,11 +37,17 @@ func Owners(b Batch) []Owner {
 	return out
 }
 
-// AnswerIndex returns which call of its batch the payload of a Result or Error answers.
+// AnswerIndex returns which call of its batch the payload of a Result, an Error or a Chunk is about.
 func AnswerIndex(payload []byte) (int, error) {
 	r := pack.NewReader(payload)
 	i := small(r)
 	return i, r.Err()
+}
+
+// WithIndex returns a copy of such a payload that is about another call of the batch.
+func WithIndex(payload []byte, call int) []byte {
+	_, n := binary.Uvarint(payload)
+	return append(pack.Uint(nil, uint64(call)), payload[max(n, 0):]...)
 }
 
 // KeepFiles replaces the files of a Result by references to the items in them. keep is called for
@@ -140,68 +148,134 @@ func keptItems(b Batch) (out []keptItem) {
 	return out
 }
 
-// Fetched returns the frame of a batch with files in place of references to items that nodes keep.
-// files are those of the batch's own frame. open gets the items, up to 8 at a time. If one cannot
-// be got, Fetched returns a [LostError]. The caller closes the files of the frame, and after an
-// error its own.
-func Fetched(number uint64, b Batch, files []*os.File, open func(tensor.Ref) (*os.File, error)) (Frame, error) {
-	items := keptItems(b)
-	if len(files)+len(items) > MaxFiles {
-		return Frame{}, fmt.Errorf("%d files and %d items of nodes in one batch, want at most %d in all", len(files), len(items), MaxFiles)
-	}
-	got := make([]*os.File, len(items))
-	errs := make([]error, len(items))
-	room, done := make(chan struct{}, 8), make(chan struct{})
-	for i, it := range items {
+// fetchesAtOnce is how many items of a batch are fetched at a time.
+const fetchesAtOnce = 8
+
+// Fetch gets items with get, up to 8 at a time. Each of them has a file, which the caller closes, or
+// an error.
+func Fetch(refs []tensor.Ref, get func(tensor.Ref) (*os.File, error)) (files []*os.File, errs []error) {
+	files, errs = make([]*os.File, len(refs)), make([]error, len(refs))
+	room := make(chan struct{}, fetchesAtOnce)
+	var all sync.WaitGroup
+	for i, ref := range refs {
 		room <- struct{}{}
-		go func() {
-			got[i], errs[i] = open(*it.at.Ref)
+		all.Go(func() {
+			files[i], errs[i] = get(ref)
 			<-room
-			done <- struct{}{}
-		}()
+		})
 	}
-	for range items {
-		<-done
+	all.Wait()
+	return files, errs
+}
+
+// Fetched is a batch whose items of nodes were fetched.
+type Fetched struct {
+	batch Batch
+	files []*os.File // of the batch's own frame
+	items []keptItem
+	got   []*os.File // by item; nil: it is lost
+	errs  []error    // by item
+	err   error      // of the whole batch
+}
+
+// FetchBatch gets the items of a batch that nodes keep. files are those of the batch's own frame.
+// The caller closes the result.
+func FetchBatch(b Batch, files []*os.File, get func(tensor.Ref) (*os.File, error)) *Fetched {
+	f := &Fetched{batch: b, files: files, items: keptItems(b)}
+	if n := len(f.items); len(files)+n > MaxFiles {
+		f.err = fmt.Errorf("%d files and %d items of nodes in one batch, want at most %d in all", len(files), n, MaxFiles)
+		return f
+	}
+	f.got, f.errs = Fetch(KeptRefs(b), get)
+	return f
+}
+
+// KeptRefs returns the references of a batch to items that nodes keep.
+func KeptRefs(b Batch) (refs []tensor.Ref) {
+	for _, it := range keptItems(b) {
+		refs = append(refs, *it.at.Ref)
+	}
+	return refs
+}
+
+// Close closes all files, also those of the frame that Frame has returned.
+func (f *Fetched) Close() {
+	closeAll(f.files)
+	closeAll(slices.DeleteFunc(f.got, func(file *os.File) bool { return file == nil }))
+}
+
+// Frame returns the frame of some calls of the batch, with files in place of references to items
+// that nodes keep. If one of their items is lost, Frame returns a [LostError]. Frame may be called
+// once.
+func (f *Fetched) Frame(number uint64, calls []int) (Frame, error) {
+	if f.err != nil {
+		return Frame{}, f.err
 	}
 	var lost LostError
-	for i, err := range errs {
-		if err != nil {
-			lost = append(lost, LostItem{items[i].call, *items[i].at.Ref, err})
+	out := Batch{Calls: make([]Call, len(calls))}
+	at := make(map[int]int, len(calls)) // indexes in calls
+	for k, call := range calls {
+		at[call], out.Calls[k] = k, f.batch.Calls[call]
+	}
+	var files []*os.File
+	for k := range out.Calls {
+		for _, p := range out.Calls[k].Input {
+			for i := range p.Items {
+				if own, ok := f.own(p.Items[i].Ref); ok {
+					p.Items[i].Ref = fileRef(len(files), p.Items[i].Ref.Size)
+					files = append(files, own)
+				}
+			}
 		}
 	}
+	for i, it := range f.items {
+		if _, ok := at[it.call]; !ok {
+			continue
+		}
+		if f.errs[i] != nil {
+			lost = append(lost, LostItem{it.call, *it.at.Ref, f.errs[i]})
+			continue
+		}
+		it.at.Ref = fileRef(len(files), it.at.Ref.Size)
+		files = append(files, f.got[i])
+	}
 	if lost != nil {
-		closeAll(slices.DeleteFunc(got, func(f *os.File) bool { return f == nil }))
 		return Frame{}, lost
 	}
-	for i, it := range items {
-		it.at.Ref = fileRef(len(files)+i, it.at.Ref.Size)
+	return Frame{Type: FrameBatch, Batch: number, Payload: out.Append(nil), Files: files}, nil
+}
+
+// own returns a file of the batch's own frame.
+func (f *Fetched) own(ref *tensor.Ref) (*os.File, bool) {
+	if ref == nil || ref.Node != "" {
+		return nil, false
 	}
-	return Frame{Type: FrameBatch, Batch: number, Payload: b.Append(nil), Files: append(slices.Clip(files), got...)}, nil
+	k, ok := fileIndex(*ref, len(f.files))
+	if !ok {
+		return nil, false
+	}
+	return f.files[k], true
 }
 
 // ErrCanceled means that nobody waits for a batch any more.
 var ErrCanceled = errors.New("nobody waits for the batch any more")
 
-// Refusals returns the payloads of Errors for a batch that cannot be given to its replica. The
-// calls whose items are lost fail with that. The other calls fail with [task.InputLost] without
-// items. After ErrCanceled, all of them are canceled.
-func Refusals(b Batch, err error) [][]byte {
+// Refusal returns the answer to a call of a batch that cannot be given to its replica. If items of
+// the call are lost, the answer names them. If only other calls' items are lost, the answer is
+// [task.InputLost] without items. After [ErrCanceled], the call is canceled.
+func Refusal(call int, err error) Error {
+	m := Error{Index: call, Code: task.Unavailable, Message: err.Error()}
 	var lost LostError
-	errors.As(err, &lost)
-	out := make([][]byte, len(b.Calls))
-	for i := range b.Calls {
-		m := Error{Index: i, Code: task.Unavailable, Message: err.Error()}
-		if errors.Is(err, ErrCanceled) {
-			m.Code = task.Canceled
-		} else if mine := lost.of(i); mine != nil {
-			m.Code, m.Message = task.InputLost, mine.Error()
+	if errors.Is(err, ErrCanceled) {
+		m.Code = task.Canceled
+	} else if errors.As(err, &lost) {
+		m.Code, m.Message = task.InputLost, "another call of its batch could not be sent: "+err.Error()
+		if mine := lost.of(call); mine != nil {
+			m.Message = mine.Error()
 			for _, l := range mine {
 				m.Lost = append(m.Lost, l.Ref.Blob)
 			}
-		} else if lost != nil {
-			m.Code, m.Message = task.InputLost, "another call of its batch could not be sent: "+err.Error()
 		}
-		out[i] = m.Append(nil)
 	}
-	return out
+	return m
 }

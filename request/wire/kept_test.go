@@ -124,7 +124,17 @@ func TestFetched(t *testing.T) {
 		}
 		return f, err
 	}
-	f, err := Fetched(7, batch(), []*os.File{own}, open)
+	fetched := func(b Batch, get func(tensor.Ref) (*os.File, error), calls ...int) (Frame, error) {
+		t.Helper()
+		copied, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", own.Fd()), os.O_RDONLY, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := FetchBatch(b, []*os.File{copied}, get)
+		t.Cleanup(all.Close)
+		return all.Frame(7, calls)
+	}
+	f, err := fetched(batch(), open, 0, 1, 2)
 	if err != nil || f.Batch != 7 || f.Kept || len(f.Files) != 4 {
 		t.Fatalf("%+v, %v", f, err)
 	}
@@ -137,21 +147,37 @@ func TestFetched(t *testing.T) {
 	if text != "own x y z " || err != nil || *second[0].Ref != *fileRef(2, 6) || *second[1].Ref != *fileRef(3, 7) {
 		t.Errorf("files %q, %v, second call %+v", text, err, second)
 	}
-	closeAll(f.Files[1:])
+	f, err = fetched(batch(), open, 1, 2) // the first call was canceled, and its file with it
+	if b, err = DecodeBatch(f.Payload); err != nil || len(b.Calls) != 2 || len(f.Files) != 2 || b.Calls[0].Key.Request != "q" ||
+		*b.Calls[0].Input[1].Items[0].Ref != *fileRef(0, 6) || string(content(t, f.Files[0])) != "y" {
+		t.Errorf("without the first call: %+v, %d files, %v", b, len(f.Files), err)
+	}
+	f, err = fetched(batch(), open, 0)
+	if b, err = DecodeBatch(f.Payload); err != nil || len(b.Calls) != 1 || len(f.Files) != 2 || string(content(t, f.Files[0])) != "own" || string(content(t, f.Files[1])) != "x" {
+		t.Errorf("only the first call: %+v, %d files, %v", b, len(f.Files), err)
+	}
 
-	_, err = Fetched(7, batch(), []*os.File{own}, func(ref tensor.Ref) (*os.File, error) {
+	only := func(ref tensor.Ref) (*os.File, error) {
 		if ref.Blob == "x" {
 			return open(ref)
 		}
 		return nil, errors.New("gone")
-	})
-	var got []Error
-	for _, payload := range Refusals(batch(), errors.Join(err, nil)) {
-		m, err := DecodeError(payload)
+	}
+	if f, err = fetched(batch(), only, 0, 2); err != nil || len(f.Files) != 2 {
+		t.Errorf("only a canceled call's items are lost: %v", err)
+	}
+	_, err = fetched(batch(), only, 0, 1, 2)
+	refused := func(call int, why error) Error {
+		t.Helper()
+		m, err := DecodeError(Refusal(call, why).Append(nil))
 		if err != nil {
 			t.Fatal(err)
 		}
-		got = append(got, m)
+		return m
+	}
+	var got []Error
+	for call := range 3 {
+		got = append(got, refused(call, errors.Join(err, nil)))
 	}
 	if m := got[1]; m.Code != task.InputLost || !reflect.DeepEqual(m.Lost, []string{"y", "z"}) || m.Index != 1 || !m.OfDaemon() ||
 		m.Message != `item y of 6 bytes, which node "a" keeps, is lost: gone; so are 1 more` {
@@ -163,15 +189,15 @@ func TestFetched(t *testing.T) {
 		}
 	}
 	for want, why := range map[task.Code]error{task.Canceled: errors.Join(err, ErrCanceled), task.Unavailable: errors.New("other")} {
-		if m, err := DecodeError(Refusals(batch(), why)[1]); m.Code != want || err != nil {
-			t.Errorf("%v: %+v, %v, want code %d", why, m, err, want)
+		if m := refused(1, why); m.Code != want {
+			t.Errorf("%v: %+v, want code %d", why, m, want)
 		}
 	}
 	many := Batch{Calls: []Call{{Input: tensor.Input{{Items: make(tensor.Activation, MaxFiles)}}}}}
 	for i := range many.Calls[0].Input[0].Items {
 		many.Calls[0].Input[0].Items[i] = ofNode("x", 1)
 	}
-	if _, err := Fetched(1, many, []*os.File{own}, open); err == nil || !strings.Contains(err.Error(), "want at most 64 in all") {
+	if _, err := fetched(many, nil, 0); err == nil || !strings.Contains(err.Error(), "want at most 64 in all") {
 		t.Errorf("too many files: %v", err)
 	}
 }
