@@ -30,14 +30,18 @@ type Ref struct {
 	Owner string // the request that owns the blob; dropping an owner drops all its blobs
 	Blob  string // unique within the owner
 	Size  int64  // bytes
-	// The daemon of a node keeps the item, and not the Store; zero: the Store does.
+	// The daemon of a node or another control plane keeps the item, and not the Store; zero: the Store
+	// does.
 	Keeper
 }
 
-// Keeper says which node's daemon keeps an item.
+// AtControl is the Address of an item that a control plane keeps.
+const AtControl = "control"
+
+// Keeper says which node's daemon, or which control plane, keeps an item.
 type Keeper struct {
 	Node    string // its name
-	Address string // host:port where the daemon's tunnel listens
+	Address string // host:port where the daemon's tunnel listens, or [AtControl]
 	Sum     uint64 // XXH64 of the encoded item
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,15 +23,30 @@ func (f *farSide) openItems() error {
 		Direct: func(ctx context.Context, node, addr string, first any) (net.Conn, error) {
 			return f.tunnel.Open(ctx, identity.Name{Cluster: me.Cluster, Role: identity.Node, Name: node}, addr, first)
 		},
-		Control: func(ctx context.Context, first any) (net.Conn, error) {
-			planes := f.tunnel.Peers(identity.Control)
-			if len(planes) == 0 {
-				return nil, tunnel.ErrNotConnected
-			}
-			return f.tunnel.Open(ctx, planes[0], "", first)
-		},
+		Control: f.openControl,
 	})
 	return f.d.metrics.Register(newItemMetrics(f.items))
+}
+
+// openControl opens a stream to the control plane with a name. Without a name, any of them will do
+// that accepts it: only the one that runs a request passes on the request's items.
+func (f *farSide) openControl(ctx context.Context, name string, first any) (c net.Conn, err error) {
+	if name != "" {
+		me := f.d.source.Me()
+		return f.tunnel.Open(ctx, identity.Name{Cluster: me.Cluster, Role: identity.Control, Name: name}, "", first)
+	}
+	var refused *tunnel.RefusedError
+	err = tunnel.ErrNotConnected
+	for i, to := range f.tunnel.Peers(identity.Control) {
+		c, again := f.tunnel.Open(ctx, to, "", first)
+		if again == nil {
+			return c, nil
+		}
+		if i == 0 || errors.As(err, &refused) { // one that does not answer may have accepted
+			err = again
+		}
+	}
+	return nil, err
 }
 
 // carrier returns what keeps large outputs; nil: the daemon has no tunnel, or no memory for them.
@@ -67,8 +83,8 @@ func newItemMetrics(c *items.Carrier) prometheus.Collector {
 		bytes:    itemDesc("held_bytes", "Memory that they use."),
 		kept:     itemDesc("kept_total", "Large outputs that the node has kept."),
 		full:     itemDesc("full_total", "Large outputs that went through the control plane for want of room."),
-		got:      itemDesc("got_total", "Items for replicas of the node, by way: near, from another node, or through the control plane.", "way"),
-		gotBytes: itemDesc("got_bytes_total", "Bytes of items that came from another node, or through the control plane.", "way"),
+		got:      itemDesc("got_total", "Items for replicas of the node, by way: near, from another node, or from or through a control plane.", "way"),
+		gotBytes: itemDesc("got_bytes_total", "Bytes of items that came from another node, or from or through a control plane.", "way"),
 		sent:     itemDesc("sent_bytes_total", "Bytes of items that other processes got from the node."),
 		refused:  itemDesc("refused_total", "Requests for items that the node has refused."),
 		expired:  itemDesc("expired_total", "Items that were removed because the end of their request was not announced."),
@@ -143,7 +159,7 @@ type planeMetrics struct {
 
 func newPlaneMetrics(p *items.Plane) prometheus.Collector {
 	return &planeMetrics{
-		p, prometheus.NewDesc("stagecoach_node_items_total", "Items that nodes keep, by what became of them: left with the node, fetched by the control plane for itself, or relayed to another node.", []string{"way"}, nil),
+		p, prometheus.NewDesc("stagecoach_node_items_total", "Items that nodes keep, by what became of them: left with the node, fetched by the control plane for itself, relayed to another node, or given to a node by the control plane that has the request.", []string{"way"}, nil),
 		prometheus.NewDesc("stagecoach_node_items_bytes_total", "Bytes of these items.", []string{"way"}, nil),
 		newRoomMetrics("stagecoach_node_items", p.Fetching),
 	}
@@ -166,5 +182,6 @@ func (m *planeMetrics) Collect(ch chan<- prometheus.Metric) {
 	both("left", p.Left, p.LeftBytes)
 	both("fetched", p.Fetched, p.FetchedBytes)
 	both("relayed", p.Relayed, p.RelayedBytes)
+	both("given", p.Given, p.GivenBytes)
 	m.room.collect(ch)
 }

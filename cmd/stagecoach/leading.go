@@ -19,6 +19,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/control/lease"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
+	"github.com/stagecoach-serving/stagecoach/request/flow"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -81,16 +82,28 @@ func (l *leading) epoch() (uint64, error) {
 	return 0, errNoLease
 }
 
-// Owner implements flow.Remote. All functions have one owner now.
+// Owner is of flow.Remote, see remoteOwners. All functions have one owner now.
 func (l *leading) Owner(string) string { return l.lease.State().Holder }
 
-// Send implements flow.Remote.
+// Send is of flow.Remote.
 func (l *leading) Send(owner, function, tag string, msg []byte) error {
 	return l.owners.Send(owner, function, tag, msg)
 }
 
-// Most implements flow.Remote.
+// Most is of flow.Remote.
 func (l *leading) Most() int { return l.owners.Most() }
+
+// remoteOwners implements flow.Remote.
+type remoteOwners struct{ *leading }
+
+// Understands implements flow.Remote. The lease says what its holder understands.
+func (o remoteOwners) Understands(owner, feature string) bool {
+	s := o.lease.State()
+	return s.Holder == owner && s.Understands(feature)
+}
+
+// Reaches implements flow.Remote.
+func (o remoteOwners) Reaches() bool { return o.u.nodes.far.reachesAll() }
 
 // openID chooses the id of this process, if NATS is outside.
 func (l *leading) openID() {
@@ -183,7 +196,7 @@ func (l *leading) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.keeper, err = lease.Open(ctx, lease.KeeperConfig{Store: leaseStore{kv}, Me: l.me, Where: l.u.cfg.Node.Name + " at " + l.u.cfg.Listen, Log: l.u.log})
+	l.keeper, err = lease.Open(ctx, lease.KeeperConfig{Store: leaseStore{kv}, Me: l.me, Where: l.u.cfg.Node.Name + " at " + l.u.cfg.Listen, Knows: flow.ItemsFeature, Log: l.u.log})
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
@@ -25,6 +26,8 @@ type farNodes struct {
 	tunnel *tunnel.Tunnel
 	me     identity.Name
 	inside *streams // of functions that call functions
+	// When a node without a connection to this process was last heard, since 1970 in ns.
+	apart atomic.Int64
 
 	mu   sync.Mutex
 	sent map[sentTo]bool
@@ -58,7 +61,7 @@ func openTunnel(u *up) error {
 	}))
 	f.tunnel.Handle(wantGateway, ofNodes(f.inside.serve))
 	f.tunnel.Handle(wantImages, ofNodes(servesImages(u.images.share.server)))
-	u.store.Reach(items.Opener(f.dial()), u.nodes.runs)
+	u.store.Reach(f.name(), items.Opener(f.dial()), u.nodes.runs)
 	f.tunnel.Handle(items.WantItem, u.store.Relay)
 	u.nodes.far = f
 	return u.metrics.Register(newTunnelMetrics(f.tunnel))

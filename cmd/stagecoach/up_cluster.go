@@ -207,9 +207,14 @@ func reachNodes(u *up) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var dials sync.WaitGroup
 	last := map[string]time.Time{} // attempts; used by one goroutine alone
+	f.isApart()                    // until all nodes were heard
 	unlisten, err := node.Addresses(u.nodes.bus, func(name string) bool {
-		return f.tunnel.Connected(f.of(name)) || time.Since(last[name]) < reachAgain
+		return f.tunnel.Connected(f.of(name))
 	}, func(name, address string) {
+		f.isApart()
+		if time.Since(last[name]) < reachAgain {
+			return
+		}
 		if last[name] = time.Now(); len(last) > mostReached {
 			clear(last)
 		}
@@ -232,3 +237,16 @@ func reachNodes(u *up) (stop func(), err error) {
 
 // mostReached bounds how many attempts are remembered.
 const mostReached = 16384
+
+// apartFor is how long a node counts as not connected after an announcement. The next one comes
+// within a second.
+const apartFor = 2500 * time.Millisecond
+
+// isApart notes that a node has no connection with this process.
+func (f *farNodes) isApart() { f.apart.Store(time.Now().UnixNano()) }
+
+// reachesAll reports whether all nodes on other machines that were heard lately are connected.
+// Without such nodes, there is nothing to reach.
+func (f *farNodes) reachesAll() bool {
+	return f != nil && time.Since(time.Unix(0, f.apart.Load())) > apartFor
+}

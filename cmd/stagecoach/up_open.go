@@ -252,7 +252,7 @@ func (u *up) openFlow(context.Context) error {
 		Bus: queue.NewBus(nc), Near: u.lines, Graphs: lined{u.registry, u.leading.hasLine}, Loads: u.lines, Store: u.store, Log: u.log, Metrics: u.metrics,
 	}
 	if u.leading.outside() {
-		cfg.Remote = u.leading
+		cfg.Remote = remoteOwners{u.leading}
 	}
 	u.flow, err = flow.New(cfg)
 	if err != nil {

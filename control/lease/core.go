@@ -27,6 +27,9 @@ type Record struct {
 	Holder string `json:"holder,omitempty"` // id of the process; empty: nobody holds it
 	// Where is what others need to know of the holder, such as its address.
 	Where string `json:"where,omitempty"`
+	// Knows has the features of the holder, separated by spaces. Processes of earlier releases write
+	// none.
+	Knows string `json:"knows,omitempty"`
 	Epoch uint64 `json:"epoch"` // of the latest holding
 	Beat  uint64 `json:"beat"`  // number of the holder's write
 }
@@ -108,6 +111,7 @@ func (Wake) effect()   {}
 type Config struct {
 	Me    string // id of this process, which no other process ever has
 	Where string // see Record
+	Knows string // see Record
 	// Passive: this process follows the lease and does not take it.
 	Passive bool
 	// First returns the least epoch that a new holding may have. So epochs rise even if the store was
@@ -287,7 +291,7 @@ func (c *Core) stored(now time.Duration, a attempt, revision uint64) []Effect {
 	}
 	c.known, c.doubt, c.revision, c.seen, c.top, c.first = true, false, revision, now, max(c.top, a.epoch), a.first
 	was := c.holds && c.record.Epoch == a.epoch
-	c.record = Record{V: Version, Holder: c.cfg.Me, Where: c.cfg.Where, Epoch: a.epoch, Beat: a.beat}
+	c.record = Record{V: Version, Holder: c.cfg.Me, Where: c.cfg.Where, Knows: c.cfg.Knows, Epoch: a.epoch, Beat: a.beat}
 	for len(c.pending) > 0 && c.pending[0].beat <= a.beat {
 		c.pending = c.pending[1:]
 	}
@@ -332,7 +336,7 @@ func (c *Core) act(now time.Duration) []Effect {
 // giveUp returns a write of the record without its holder.
 func (c *Core) giveUp(now time.Duration) Effect {
 	free := c.record
-	free.Holder, free.Where = "", ""
+	free.Holder, free.Where, free.Knows = "", "", ""
 	c.beat++
 	c.free, c.freed, c.sent, c.sending = c.beat, c.revision, now, true
 	free.Beat = c.beat
@@ -391,5 +395,5 @@ func (c *Core) write(now time.Duration, epoch uint64) Effect {
 	if c.pending = append(c.pending, attempt{c.beat, epoch, first, now}); len(c.pending) > mostPending {
 		c.pending = c.pending[1:]
 	}
-	return Write{Record{V: Version, Holder: c.cfg.Me, Where: c.cfg.Where, Epoch: epoch, Beat: c.beat}, c.revision}
+	return Write{Record{V: Version, Holder: c.cfg.Me, Where: c.cfg.Where, Knows: c.cfg.Knows, Epoch: epoch, Beat: c.beat}, c.revision}
 }

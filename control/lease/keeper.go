@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,6 +44,7 @@ type KeeperConfig struct {
 	Store Store
 	Me    string // id of this process, which no other process ever has
 	Where string // what others need to know of this process
+	Knows string // features of this process, separated by spaces
 	Log   *slog.Logger
 	// Clock returns the time of a clock that only runs forward; nil: the machine's time since its
 	// start, which counts the time of sleep.
@@ -153,6 +155,12 @@ type State struct {
 	Since  uint64 // if Holds: see Core.Since
 	Holder string // empty: nobody, as far as is known
 	Where  string // of the holder
+	Knows  string // features of the holder, separated by spaces
+}
+
+// Understands reports whether the holder has a feature.
+func (s State) Understands(feature string) bool {
+	return slices.Contains(strings.Fields(s.Knows), feature)
 }
 
 // Lease is a name that one process at a time may hold. Its methods are safe for concurrent use.
@@ -175,7 +183,7 @@ const eventsWaiting = 64
 func (k *Keeper) Lease(name string, o Options) *Lease {
 	l := &Lease{
 		k: k, name: name, changed: o.Changed, events: make(chan Event, eventsWaiting), done: make(chan struct{}),
-		core: NewCore(Config{Me: k.cfg.Me, Where: k.cfg.Where, Passive: o.Passive, First: k.cfg.First}),
+		core: NewCore(Config{Me: k.cfg.Me, Where: k.cfg.Where, Knows: k.cfg.Knows, Passive: o.Passive, First: k.cfg.First}),
 	}
 	l.close = sync.OnceFunc(func() { close(l.done) })
 	if l.changed == nil {
@@ -287,7 +295,7 @@ func (l *Lease) State() State {
 	defer l.mu.Unlock()
 	r := l.core.Holder()
 	_, holds := l.core.Holds(l.k.cfg.Clock())
-	is := State{Holds: holds, Epoch: r.Epoch, Holder: r.Holder, Where: r.Where}
+	is := State{Holds: holds, Epoch: r.Epoch, Holder: r.Holder, Where: r.Where, Knows: r.Knows}
 	if holds {
 		is.Since = l.core.Since()
 	}

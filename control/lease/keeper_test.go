@@ -66,7 +66,7 @@ func open(ctx context.Context, me string, urls []string) (k *lease.Keeper, messa
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	k, err = lease.Open(ctx, lease.KeeperConfig{Store: store{kv}, Me: me, Where: "at " + me, Log: log})
+	k, err = lease.Open(ctx, lease.KeeperConfig{Store: store{kv}, Me: me, Where: "at " + me, Knows: "of " + me, Log: log})
 	return k, func() uint64 { s := nc.Stats(); return s.InMsgs + s.OutMsgs }, func() { nc.Close(); c.Close() }, err
 }
 
@@ -146,10 +146,13 @@ func TestNextProcessTakesTheLease(t *testing.T) {
 	if _, ok := l.Epoch(); ok {
 		t.Error("two processes hold the lease")
 	}
+	if is := l.State(); !is.Understands("of") || is.Understands("me") {
+		t.Errorf("the holder knows %q, want its own features", is.Knows)
+	}
 	before := l.State().Epoch
 	kill(t, first)
 	until(t, "the lease", func() bool { _, ok := l.Epoch(); return ok })
-	if is := l.State(); is.Epoch <= before || is.Holder != "me" || is.Where != "at me" {
+	if is := l.State(); is.Epoch <= before || is.Holder != "me" || is.Where != "at me" || !is.Understands("me") {
 		t.Errorf("after the first holder, %+v, want an epoch above %d", is, before)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -19,9 +19,8 @@ import (
 // Carrier gets items for replicas of a node. Its methods are safe for concurrent use.
 type Carrier struct {
 	*Store
-	// Direct opens a stream to another node, and Control to the control plane.
 	direct  func(ctx context.Context, node, addr string, first any) (net.Conn, error)
-	control func(ctx context.Context, first any) (net.Conn, error)
+	control func(ctx context.Context, name string, first any) (net.Conn, error)
 	log     *slog.Logger
 
 	near, fetched, relayed, lost atomic.Uint64
@@ -47,9 +46,10 @@ const (
 // CarrierConfig configures a Carrier.
 type CarrierConfig struct {
 	Store *Store
-	// Direct opens a stream to another node, and Control to the control plane.
+	// Direct opens a stream to another node, and Control to the control plane with a name, or to any
+	// that accepts it if the name is empty.
 	Direct  func(ctx context.Context, node, addr string, first any) (net.Conn, error)
-	Control func(ctx context.Context, first any) (net.Conn, error)
+	Control func(ctx context.Context, name string, first any) (net.Conn, error)
 	Log     *slog.Logger
 
 	dialTime, pause time.Duration // set by tests; 0: the constants dialTime and backoff
@@ -67,7 +67,7 @@ func NewCarrier(cfg CarrierConfig) *Carrier {
 // Carried counts the items that a Carrier was asked for.
 type Carried struct {
 	Near                       uint64 // items that its own node keeps, given out without a copy
-	Fetched, Relayed           uint64 // items of other nodes: directly, and through the control plane
+	Fetched, Relayed           uint64 // items from other nodes, and from or through a control plane
 	FetchedBytes, RelayedBytes uint64
 	Lost                       uint64 // items that it could not get
 }
@@ -84,17 +84,22 @@ func (c *Carrier) Fetching() Rooms { return c.room.stats() }
 func (c *Carrier) Reserve(ctx context.Context, refs []tensor.Ref) (release func(), err error) {
 	var far []tensor.Ref // items of this node are not copied
 	for _, ref := range refs {
-		if ref.Node != c.cfg.Node {
+		if !c.own(ref) {
 			far = append(far, ref)
 		}
 	}
 	return c.room.reserve(ctx, far)
 }
 
+// own reports whether the node itself keeps an item.
+func (c *Carrier) own(ref tensor.Ref) bool {
+	return ref.Node == c.cfg.Node && ref.Address != tensor.AtControl
+}
+
 // Fetch returns an item as a sealed file in memory, which the caller closes. It checks the size and
 // the checksum.
 func (c *Carrier) Fetch(ctx context.Context, ref tensor.Ref) (f *os.File, err error) {
-	if ref.Node == c.cfg.Node {
+	if c.own(ref) {
 		f, err := c.Open(ref)
 		if err == nil {
 			c.near.Add(1)
@@ -111,14 +116,17 @@ func (c *Carrier) Fetch(ctx context.Context, ref tensor.Ref) (f *os.File, err er
 	})
 	if err != nil && ctx.Err() == nil {
 		c.lost.Add(1)
-		c.log.Warn("an item of another node is lost", "node", ref.Node, "address", ref.Address, "item", ref.Blob, "bytes", ref.Size, "error", err)
+		c.log.Warn("an item of another process is lost", "from", ref.Node, "address", ref.Address, "item", ref.Blob, "bytes", ref.Size, "error", err)
 	}
 	return f, err
 }
 
-// either gets an item from the node that keeps it, or through the control plane if the bytes do not
-// come.
+// either gets an item from the node or the control plane that keeps it. If the bytes of a node do
+// not come, it gets them through a control plane.
 func (c *Carrier) either(ctx context.Context, ref tensor.Ref) (*os.File, error) {
+	if ref.Address == tensor.AtControl {
+		return c.relay(ctx, ref.Node, ref)
+	}
 	f, err := c.fetch(ctx, ref)
 	if err == nil {
 		c.fetched.Add(1)
@@ -128,12 +136,10 @@ func (c *Carrier) either(ctx context.Context, ref tensor.Ref) (*os.File, error) 
 	if ctx.Err() != nil || !errors.Is(err, errBroken) {
 		return nil, err
 	}
-	f, again := c.relay(ctx, ref)
+	f, again := c.relay(ctx, "", ref)
 	if again != nil {
 		return nil, fmt.Errorf("%v; through the control plane: %w", err, again) // the latter says whether to try again
 	}
-	c.relayed.Add(1)
-	c.relayedBytes.Add(uint64(ref.Size))
 	return f, nil
 }
 
@@ -177,12 +183,17 @@ func unopened(err error) error {
 	return fmt.Errorf("%w: %w", errBroken, err)
 }
 
-// relay gets an item through the control plane.
-func (c *Carrier) relay(ctx context.Context, ref tensor.Ref) (*os.File, error) {
-	conn, err := c.control(ctx, askFor(ref))
+// relay gets an item from a control plane; without a name, through any.
+func (c *Carrier) relay(ctx context.Context, name string, ref tensor.Ref) (*os.File, error) {
+	conn, err := c.control(ctx, name, askFor(ref))
 	if err != nil {
 		return nil, unopened(err)
 	}
 	defer conn.Close()
-	return receiveFile(ctx, conn, ref)
+	f, err := receiveFile(ctx, conn, ref)
+	if err == nil {
+		c.relayed.Add(1)
+		c.relayedBytes.Add(uint64(ref.Size))
+	}
+	return f, err
 }

@@ -144,20 +144,10 @@ func (s *Store) Serve(ctx context.Context, peer identity.Name, first json.RawMes
 	if tunnel.Accept(c) != nil {
 		return
 	}
-	p := buffers.Get().(*[]byte)
-	defer buffers.Put(p)
-	for at := int64(0); at < it.ref.Size; {
-		b := (*p)[:min(it.ref.Size-at, int64(len(*p)))]
-		_ = c.SetWriteDeadline(time.Now().Add(stall))
-		if _, err = it.file.ReadAt(b, at); err == nil {
-			_, err = c.Write(b)
-		}
-		if err != nil {
-			s.cfg.Log.Debug("failed to send an item", "to", peer.String(), "item", a.Item, "error", err)
-			abort(c)
-			return
-		}
-		at += int64(len(b))
+	if err := send(c, it.file, it.ref.Size); err != nil {
+		s.cfg.Log.Debug("failed to send an item", "to", peer.String(), "item", a.Item, "error", err)
+		abort(c)
+		return
 	}
 	s.mu.Lock()
 	s.stats.Sent += uint64(it.ref.Size)

@@ -34,7 +34,8 @@ type Plane struct {
 	end   context.CancelFunc
 	work  sync.WaitGroup
 
-	direct, directBytes, fetched, fetchedBytes, relayed, relayedBytes atomic.Uint64
+	passing
+	offers offers
 
 	held atomic.Int64 // len(owners)
 	mu   sync.Mutex
@@ -42,6 +43,11 @@ type Plane struct {
 	owners map[string]map[string]string
 	queues map[string]*dropQueue // by node
 	closed bool
+}
+
+// passing counts the items of nodes, see [Passed].
+type passing struct {
+	direct, directBytes, fetched, fetchedBytes, relayed, relayedBytes, given, givenBytes atomic.Uint64
 }
 
 // Opener opens a stream to a node.
@@ -64,14 +70,19 @@ const (
 // NewPlane returns a Plane over a folder. limit is how much memory items of nodes may use that
 // replicas of this machine get, in bytes.
 func NewPlane(dir *tensor.Dir, limit int64, log *slog.Logger) *Plane {
-	p := &Plane{Dir: dir, log: log, pause: backoff, room: newRoom(limit), owners: map[string]map[string]string{}, queues: map[string]*dropQueue{}}
+	p := &Plane{
+		Dir: dir, log: log, pause: backoff, room: newRoom(limit), owners: map[string]map[string]string{}, queues: map[string]*dropQueue{},
+		offers: offers{dir: dir, names: map[string]*offer{}, owners: map[string][]*offer{}},
+	}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	return p
 }
 
-// Reach says how nodes are reached, and which of them are known to run. It is called before the
-// first item of a node comes.
-func (p *Plane) Reach(open Opener, alive func(node string) bool) { p.open, p.alive = open, alive }
+// Reach says how nodes are reached, and which of them are known to run. me is the name by which they
+// know this process. Reach is called before the first item of a node comes.
+func (p *Plane) Reach(me string, open Opener, alive func(node string) bool) {
+	p.offers.me, p.open, p.alive = me, open, alive
+}
 
 // Fetching describes the memory of items that were fetched for replicas of this machine.
 func (p *Plane) Fetching() Rooms { return p.room.stats() }
@@ -95,11 +106,12 @@ type Passed struct {
 	Left, LeftBytes       uint64 // items that stayed on their nodes
 	Fetched, FetchedBytes uint64 // items that the control plane itself has needed
 	Relayed, RelayedBytes uint64 // items that it has passed on from one node to another
+	Given, GivenBytes     uint64 // items of its own that nodes have got
 }
 
 // Passed returns the current counts.
 func (p *Plane) Passed() Passed {
-	return Passed{p.direct.Load(), p.directBytes.Load(), p.fetched.Load(), p.fetchedBytes.Load(), p.relayed.Load(), p.relayedBytes.Load()}
+	return Passed{p.direct.Load(), p.directBytes.Load(), p.fetched.Load(), p.fetchedBytes.Load(), p.relayed.Load(), p.relayedBytes.Load(), p.given.Load(), p.givenBytes.Load()}
 }
 
 // Adopt notes items of a reply that stay on their node, so that the node is told when their request
@@ -133,7 +145,9 @@ func (p *Plane) Drop(owner string) error {
 		p.held.Store(int64(len(p.owners)))
 		p.mu.Unlock()
 	}
-	return p.Dir.Drop(owner)
+	err := p.Dir.Drop(owner)
+	p.offers.drop(owner) // after its items, see offers.add
+	return err
 }
 
 // tell queues the end of a request for a node. The caller holds p.mu.
@@ -179,12 +193,26 @@ func (p *Plane) Get(ref tensor.Ref) ([]byte, error) {
 	if ref.Node == "" {
 		return p.Dir.Get(ref)
 	}
+	return p.Read(p.ctx, ref)
+}
+
+// Read returns an encoded item of a node.
+func (p *Plane) Read(ctx context.Context, ref tensor.Ref) ([]byte, error) {
+	ctx, done := p.until(ctx)
+	defer done()
 	var b bytes.Buffer
-	err := p.fetch(p.ctx, ref, func(ctx context.Context, c net.Conn) error {
+	err := p.fetch(ctx, ref, func(ctx context.Context, c net.Conn) error {
 		b.Reset()
 		return receive(ctx, c, ref, &b)
 	})
 	return b.Bytes(), lost(ref, err)
+}
+
+// until returns a context that also ends with Close. The caller calls done.
+func (p *Plane) until(ctx context.Context) (_ context.Context, done func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(p.ctx, func() { cancel(os.ErrClosed) })
+	return ctx, func() { stop(); cancel(nil) }
 }
 
 // Open returns an encoded item as a file for reading. The caller closes the file.
@@ -198,9 +226,8 @@ func (p *Plane) Open(ref tensor.Ref) (*os.File, error) {
 
 // Fetch returns an encoded item of a node as a file for reading. The caller closes the file.
 func (p *Plane) Fetch(ctx context.Context, ref tensor.Ref) (f *os.File, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(p.ctx, func() { cancel(os.ErrClosed) })()
+	ctx, done := p.until(ctx)
+	defer done()
 	err = p.fetch(ctx, ref, func(ctx context.Context, c net.Conn) (err error) {
 		f, err = receiveFile(ctx, c, ref)
 		return err
@@ -240,6 +267,9 @@ func (p *Plane) stream(ctx context.Context, ref tensor.Ref) (net.Conn, error) {
 	if p.open == nil {
 		return nil, errors.New("there are no nodes on other machines")
 	}
+	if ref.Address == tensor.AtControl {
+		return nil, errors.New("a control plane keeps it, and only nodes get items from there")
+	}
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
 	c, err := p.open(ctx, ref.Node, ref.Address, askFor(ref))
@@ -249,8 +279,8 @@ func (p *Plane) stream(ctx context.Context, ref tensor.Ref) (net.Conn, error) {
 	return c, nil
 }
 
-// Relay passes on an item from the node that keeps it to a node that cannot connect to that node.
-// It implements tunnel.Handler.
+// Relay gives an item of this process to a node, or passes on an item from the node that keeps it to
+// a node that cannot connect to that node. It implements tunnel.Handler.
 func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMessage, c net.Conn) {
 	var a ask
 	err := json.Unmarshal(first, &a)
@@ -258,6 +288,10 @@ func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMes
 		err = fmt.Errorf("%v is no node", peer)
 	}
 	ref := a.ref()
+	if err == nil && ref.Address == tensor.AtControl {
+		p.give(ctx, peer, ref, c)
+		return
+	}
 	if err == nil {
 		ref.Address, err = p.address(ref) // nodes do not choose what is dialed
 	}

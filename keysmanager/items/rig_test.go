@@ -98,7 +98,7 @@ func newCluster(t testing.TB) *cluster {
 	c.plane = NewPlane(dir, 64<<20, c.up.slog)
 	c.plane.pause = time.Millisecond
 	t.Cleanup(c.plane.Close)
-	c.plane.Reach(func(ctx context.Context, node, addr string, first any) (net.Conn, error) {
+	c.plane.Reach("up", func(ctx context.Context, node, addr string, first any) (net.Conn, error) {
 		return c.up.Open(ctx, identity.Name{Cluster: "c1", Role: identity.Node, Name: node}, addr, first)
 	}, func(node string) bool {
 		_, ended := c.ended.Load(node)
@@ -119,8 +119,12 @@ func (c *cluster) node(name string, room int64) *daemon {
 		Direct: func(ctx context.Context, node, addr string, first any) (net.Conn, error) {
 			return d.process.Open(ctx, identity.Name{Cluster: "c1", Role: identity.Node, Name: node}, addr, first)
 		},
-		Control: func(ctx context.Context, first any) (net.Conn, error) {
-			return d.process.Open(ctx, c.up.me, "", first)
+		Control: func(ctx context.Context, plane string, first any) (net.Conn, error) {
+			to := c.up.me
+			if plane != "" {
+				to.Name = plane
+			}
+			return d.process.Open(ctx, to, "", first)
 		},
 	})
 	d.Handle(WantItem, store.Serve)

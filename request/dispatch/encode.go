@@ -24,7 +24,7 @@ type encoder struct {
 // caller closes the frame's files, also after an error.
 func (enc *encoder) batch(e Send) (frame wire.Frame, bad int, err error) {
 	enc.calls = enc.calls[:0]
-	frame = wire.Frame{Type: wire.FrameBatch, Batch: e.Batch, Keep: enc.link.at != nil}
+	frame = wire.Frame{Type: wire.FrameBatch, Batch: e.Batch, Keep: enc.link.at != nil && enc.link.f.shell.cfg.keeps(e.Tasks)}
 	kept := 0
 	for i, t := range e.Tasks {
 		in, more, err := enc.input(t.Input, len(frame.Files), &kept)
@@ -32,7 +32,6 @@ func (enc *encoder) batch(e Send) (frame wire.Frame, bad int, err error) {
 		if err != nil {
 			return frame, i, fmt.Errorf("input: %w", err)
 		}
-		frame.Keep = frame.Keep && t.Keep
 		enc.calls = append(enc.calls, wire.Call{Key: t.Key, Deadline: t.Deadline, Traceparent: t.Traceparent, Header: t.Header, Input: in})
 	}
 	enc.frame = wire.Batch{Calls: enc.calls}.Append(enc.frame[:0])

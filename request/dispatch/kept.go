@@ -35,6 +35,25 @@ func (l *link) detach(a tensor.Activation, frame wire.Frame) (tensor.Activation,
 	return a, nil
 }
 
+// keeps reports whether the outputs of a batch's calls may stay on the node. All of them may, or
+// none. A coordinator in this process takes any output from the node if it has to, but would rather
+// have the answers of requests at once. A coordinator in another process would get them whole in a
+// message, so its word counts for the batch.
+func (c *Config) keeps(batch []*task.Task) bool {
+	all, apart := true, false
+	for _, t := range batch {
+		if t.Keep {
+			apart = apart || c.apart(t)
+		} else if all = false; c.apart(t) {
+			return false
+		}
+	}
+	return all || apart
+}
+
+// apart reports whether a task's coordinator is in another process.
+func (c *Config) apart(t *task.Task) bool { return c.Apart != nil && c.Apart(t.ReplyTo) }
+
 // owned returns an error if an output has items of another request.
 func owned(r *task.Reply) error {
 	for i := range r.Output {

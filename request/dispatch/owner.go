@@ -322,7 +322,7 @@ func (o *owner) reply(e *answered) {
 	if e.Last && near != nil && near(e.To, r) {
 		return
 	}
-	if apart := o.shell.cfg.Apart; apart != nil && apart(e.To) {
+	if apart := o.shell.cfg.Apart; apart != nil && apart(e.To) { // it has items of nodes by reference
 		o.send(e, o.shell.cfg.Most)
 		return
 	}

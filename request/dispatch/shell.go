@@ -46,7 +46,8 @@ type Config struct {
 	// the reply goes over the bus. If Near is nil, all replies go over the bus.
 	Near func(to string, r *task.Reply) bool
 	// Apart reports whether the coordinator at a reply's destination cannot read the Store. Then the
-	// reply has all of its items, in a message of at most Most bytes. nil: all coordinators can.
+	// reply has all of its items but those that nodes keep, in a message of at most Most bytes. nil:
+	// all coordinators can.
 	Apart func(to string) bool
 	Most  int
 	// OnDemand is called when more replicas would help (see [Wanted]), at most ten times per second

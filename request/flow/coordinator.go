@@ -91,8 +91,7 @@ type Coordinator struct {
 
 	inFlight atomic.Int64 // Invokes in progress
 	remote   *remote      // nil: there is no Config.Remote
-	// Notes items that nodes keep; nil: the store knows of none.
-	adopt func(tensor.Activation)
+	nodes    *nodeItems   // nil: Config.Store knows of no items of nodes
 
 	retries, refused, convicted prometheus.Counter
 	dropped                     *prometheus.CounterVec // by reason
@@ -140,11 +139,12 @@ func New(cfg Config) (*Coordinator, error) {
 		s.timer.Stop()
 		c.shards[i] = s
 	}
-	if nodes, ok := cfg.Store.(adopter); ok {
-		c.adopt = nodes.Adopt
-	}
+	c.nodes = newNodeItems(cfg.Store)
 	if cfg.Remote != nil {
 		c.remote = newRemote(c)
+		if err := cfg.Metrics.Register(c.remote.whole); err != nil {
+			return nil, fmt.Errorf("flow: %w", err)
+		}
 	}
 	var err error
 	if c.inbox, c.stop, err = cfg.Bus.Inbox(c.receive); err != nil {
@@ -183,6 +183,7 @@ func (c *Coordinator) Close(ctx context.Context) error {
 		<-done // they only clean up now
 	}
 	c.stop()
+	c.nodes.close()
 	if c.remote != nil {
 		c.remote.close()
 	}
@@ -327,9 +328,13 @@ func (c *Coordinator) receive(msg []byte) {
 		c.cfg.Log.Error("failed to decode a reply", "bytes", len(msg), "error", err)
 		return
 	}
-	if c.remote == nil || c.remote.end(r) {
-		c.replied(r)
+	if c.remote != nil {
+		c.remote.whole.WithLabelValues("received").Add(float64(large(r.Output)))
+		if !c.remote.end(r) {
+			return
+		}
 	}
+	c.replied(r)
 }
 
 // Elsewhere reports whether replies to an inbox are for another coordinator.
@@ -346,28 +351,35 @@ func (c *Coordinator) Reply(to string, r *task.Reply) bool {
 
 func (c *Coordinator) replied(r *task.Reply) {
 	s := c.shard(r.Request)
-	refs := hasRefs(r.Output)
-	ev := Event(Replied{r})
-	if refs {
-		if c.adopt != nil {
-			c.adopt(r.Output)
-		}
-		ev = c.outlined(s, r)
+	if !hasRefs(r.Output) {
+		c.take(s, Replied{r})
+		return
+	}
+	if c.nodes != nil {
+		c.nodes.Adopt(r.Output)
 	}
 	s.mu.Lock()
-	late := false
-	if refs {
-		if w := s.waiting[r.Request]; w != nil {
-			w.blobs = true
-		} else {
-			late = true
-		}
+	w := s.waiting[r.Request]
+	if w != nil {
+		w.blobs = true
 	}
-	c.step(s, ev)
+	fetch := c.nodes != nil && s.core.needs(r)
 	s.mu.Unlock()
-	if late { // the blobs came after those of the request were dropped
+	switch {
+	case w == nil: // the blobs came after those of the request were dropped
 		c.drop(r.Request)
+	case fetch:
+		c.nodes.work.Go(func() { c.take(s, Replied{c.nodes.fetched(r)}) })
+	default:
+		c.take(s, c.outlined(s, r))
 	}
+}
+
+// take applies an event to the core of a shard.
+func (c *Coordinator) take(s *shard, ev Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.step(s, ev)
 }
 
 func (c *Coordinator) tick(s *shard) {

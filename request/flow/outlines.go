@@ -36,7 +36,3 @@ func (c *Coordinator) outlined(s *shard, r *task.Reply) Event {
 	}
 	return Outlined{r, outlines}
 }
-
-// adopter is a Store that also has items of nodes. Adopt is called for each output that may have
-// some. Drop then drops them, too.
-type adopter interface{ Adopt(a tensor.Activation) }

@@ -2,18 +2,18 @@ package flow
 
 import (
 	"fmt"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
-	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
 // Remote reaches the processes that own functions. Owners change: a process may end, and another
-// one takes its functions over. No disk is shared with them. queue.Owners implements all but Owner.
+// one takes its functions over. No disk is shared with them.
 type Remote interface {
 	// Owner returns the id of the process that owns a function now; empty: none is known. It does not
 	// block.
@@ -23,6 +23,11 @@ type Remote interface {
 	Send(owner, function, tag string, msg []byte) error
 	// Most returns the largest message in bytes.
 	Most() int
+	// Understands reports whether an owner knows a feature. It does not block.
+	Understands(owner, feature string) bool
+	// Reaches reports whether this process has connections with all nodes on other machines, so that
+	// items go directly between them. It does not block.
+	Reaches() bool
 }
 
 // Times of tasks that are sent to other processes.
@@ -52,6 +57,10 @@ type remote struct {
 	asker   *time.Timer
 	asking  bool // the asker is set
 	closed  bool
+	// Until when items for a function go whole, because its replicas did not get one from here.
+	pauses map[string]time.Time
+
+	whole *prometheus.CounterVec // by direction: sent, received
 }
 
 // passage is a task on its way to an owner, or with it.
@@ -61,10 +70,21 @@ type passage struct {
 	tag   string    // of the latest message about it
 	moved time.Time // since when another process owns the function; zero: owner does
 	asked time.Time // when owner got the task, or was last asked about it
+	// Names of items of its input that nodes get from this process.
+	offered []string
+}
+
+// letter is an encoded task for an owner.
+type letter struct {
+	owner   string // empty: nobody owns the function, and msg is empty
+	msg     []byte
+	offered []string // see passage
 }
 
 func newRemote(c *Coordinator) *remote {
-	r := &remote{c: c, sent: map[task.Key]*passage{}, tags: map[string]*passage{}, every: remoteAsk}
+	r := &remote{
+		c: c, sent: map[task.Key]*passage{}, tags: map[string]*passage{}, every: remoteAsk, pauses: map[string]time.Time{}, whole: newWhole(),
+	}
 	r.timer = time.AfterFunc(time.Hour, r.again)
 	r.timer.Stop()
 	r.asker = time.AfterFunc(time.Hour, r.ask)
@@ -75,7 +95,7 @@ func newRemote(c *Coordinator) *remote {
 // submit sends a task to the owner of its function. If there is none, the task waits for one until
 // it is canceled. submit returns the reply that says why a task cannot be sent to any process.
 func (r *remote) submit(t *task.Task) *task.Reply {
-	msg, failed := r.encode(t)
+	l, failed := r.encode(t)
 	if failed != nil {
 		return failed
 	}
@@ -83,38 +103,17 @@ func (r *remote) submit(t *task.Task) *task.Reply {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.sent[t.Key] = p
-	r.pass(p, msg)
+	r.pass(p, l)
 	return nil
 }
 
-// encode encodes a task with all of its items, except those that nodes keep.
-func (r *remote) encode(t *task.Task) ([]byte, *task.Reply) {
-	whole, most := *t, r.c.cfg.Remote.Most()
-	whole.Input = slices.Clone(t.Input)
-	for i := range whole.Input {
-		items, err := tensor.ResolveStored(r.c.cfg.Store, whole.Input[i].Items)
-		if err != nil {
-			return nil, &task.Reply{Key: t.Key, Code: task.Unavailable, Message: "input: " + err.Error()}
-		}
-		whole.Input[i].Items = items
-	}
-	msg := wire.AppendTask(nil, &whole)
-	if len(msg) > most-messageRoom {
-		return nil, &task.Reply{Key: t.Key, Code: task.BadInput, Message: fmt.Sprintf(
-			"input of %d bytes, want at most %d: the function's owner is another process, and the NATS cluster takes no larger messages (max_payload)", len(msg), most-messageRoom)}
-	}
-	return msg, nil
-}
-
-// pass sends a message about a task to its function's owner, if there is one. The caller holds
-// r.mu.
-func (r *remote) pass(p *passage, msg []byte) {
-	owner := r.c.cfg.Remote.Owner(p.task.Function)
-	if owner == "" || r.send(p, owner, msg) != nil {
+// pass sends a task to its function's owner, if there is one. The caller holds r.mu.
+func (r *remote) pass(p *passage, l letter) {
+	if p.offered = l.offered; l.owner == "" || l.owner != r.c.cfg.Remote.Owner(p.task.Function) || r.send(p, l.owner, l.msg) != nil {
 		r.arm()
 		return
 	}
-	p.owner, p.moved, p.asked = owner, time.Time{}, time.Now()
+	p.owner, p.moved, p.asked = l.owner, time.Time{}, time.Now()
 	if !r.asking && !r.closed {
 		r.asking = true
 		r.asker.Reset(r.every)
@@ -187,6 +186,7 @@ func (r *remote) end(reply *task.Reply) bool {
 		r.arm()
 		return false
 	}
+	r.refetch(p, reply)
 	r.forget(reply.Key)
 	return true
 }
@@ -276,14 +276,14 @@ func (r *remote) retry(p *passage) {
 	if !r.owned(p) {
 		return
 	}
-	msg, failed := r.encode(p.task)
+	l, failed := r.encode(p.task)
 	r.mu.Lock()
 	if r.sent[p.task.Key] != p || p.owner != "" {
 		r.mu.Unlock()
 		return // canceled, or sent meanwhile
 	}
 	if failed == nil {
-		r.pass(p, msg)
+		r.pass(p, l)
 		r.mu.Unlock()
 		return
 	}

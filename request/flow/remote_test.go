@@ -18,6 +18,7 @@ type process struct {
 	gone    bool                           // it does not listen
 	forgets bool                           // it does not know the tasks that it is asked for
 	work    func(*task.Task) []*task.Reply // replies at once; nil: none come
+	knows   string                         // a feature
 }
 
 // owners is a Remote with processes that live in the test.
@@ -29,7 +30,8 @@ type owners struct {
 	processes map[string]*process
 	got       []string // tasks by owner, with their attempts
 	canceled  []string
-	asked     int // how often
+	asked     int  // how often
+	apart     bool // a node is not connected
 	calls     sync.WaitGroup
 }
 
@@ -40,6 +42,19 @@ func (o *owners) Owner(string) string {
 }
 
 func (o *owners) Most() int { return 1 << 20 }
+
+func (o *owners) Understands(owner, feature string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	p := o.processes[owner]
+	return p != nil && p.knows == feature
+}
+
+func (o *owners) Reaches() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return !o.apart
+}
 
 func (o *owners) Send(owner, _, tag string, msg []byte) error {
 	o.mu.Lock()

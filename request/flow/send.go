@@ -25,12 +25,8 @@ func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 		if w := s.waiting[t.Request]; w != nil {
 			w.blobs = true
 		}
-		for i := range t.Input {
-			items, err := tensor.Externalise(c.cfg.Store, t.Request, t.Input[i].Items)
-			if err != nil {
-				return &task.Reply{Key: t.Key, Code: task.Unavailable, Message: "input: " + err.Error()}
-			}
-			t.Input[i].Items = items
+		if err := store(c.cfg.Store, t); err != nil {
+			return &task.Reply{Key: t.Key, Code: task.Unavailable, Message: "input: " + err.Error()}
 		}
 		if n := size(t); n > maxTask {
 			return &task.Reply{Key: t.Key, Code: task.BadInput, Message: fmt.Sprintf("input of %d bytes in small items, want at most %d: pass fewer or larger items", n, maxTask)}
@@ -40,7 +36,7 @@ func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 		return nil
 	}
 	if c.remote != nil {
-		return c.remote.submit(t)
+		return c.remote.enter(s, t)
 	}
 	s.scratch = wire.AppendTask(s.scratch[:0], t)
 	err := c.cfg.Bus.Submit(t.Function, s.scratch)
@@ -49,6 +45,18 @@ func (c *Coordinator) submit(s *shard, t *task.Task) *task.Reply {
 	}
 	if err != nil {
 		return &task.Reply{Key: t.Key, Code: task.Unavailable, Message: err.Error()}
+	}
+	return nil
+}
+
+// store moves the large items of a task's input to a store.
+func store(s tensor.Store, t *task.Task) error {
+	for i := range t.Input {
+		items, err := tensor.Externalise(s, t.Request, t.Input[i].Items)
+		if err != nil {
+			return err
+		}
+		t.Input[i].Items = items
 	}
 	return nil
 }

@@ -51,7 +51,8 @@ type Task struct {
 	// The task's output is the response, so a coordinator in the same process gets the output in
 	// memory. Not encoded.
 	Last bool
-	// Other stages get the task's output, so its large items may stay on the node. Not encoded.
+	// The large items of the task's output may stay on the node: other stages get them, or a
+	// coordinator in another process gets them from the node.
 	Keep bool
 	// An earlier replica ended under the task, so the task runs in a batch of one, on a replica
 	// without other tasks.

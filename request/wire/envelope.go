@@ -62,8 +62,15 @@ func open(b []byte, want Kind) (*pack.Reader, error) {
 	return pack.NewReader(b[2:]), nil
 }
 
-// AppendTask appends t as a message to b. It leaves Entered out, which belongs to the dispatcher,
-// Last and Keep.
+// Flags of a task. Processes of the release before read flagAlone alone as true, and all else as
+// false. So flagKeeps is only sent to processes that know it.
+const (
+	flagAlone = 1 << 0
+	flagKeeps = 1 << 1
+)
+
+// AppendTask appends t as a message to b. It leaves out Last, and Entered, which belongs to the
+// dispatcher.
 func AppendTask(b []byte, t *task.Task) []byte {
 	b = append(b, byte(KindTask), EnvelopeVersion)
 	b = appendKey(b, t.Key)
@@ -79,7 +86,7 @@ func AppendTask(b []byte, t *task.Task) []byte {
 	for _, p := range t.Pins {
 		b = pack.Uint(pack.String(b, p.Function), p.Revision)
 	}
-	b = append(b, bit(t.Together), bit(t.Alone))
+	b = append(b, bit(t.Together), flagAlone*bit(t.Alone)|flagKeeps*bit(t.Keep))
 	b = pack.String(b, t.App)
 	b = pack.Uint(b, uint64(max(t.Weight, 0)))
 	b = appendTime(b, t.Arrived)
@@ -119,7 +126,9 @@ func DecodeTask(b []byte) (*task.Task, error) {
 	if b[1] == OldestEnvelope {
 		readTask3(r, t)
 	} else {
-		t.Pins, t.Together, t.Alone = readPins(r), r.Byte() == 1, r.Byte() == 1
+		t.Pins, t.Together = readPins(r), r.Byte() == 1
+		flags := r.Byte()
+		t.Alone, t.Keep = flags&flagAlone != 0, flags&flagKeeps != 0
 		t.App, t.Weight, t.Arrived, t.Due, t.Length, t.Variant = r.String(), small(r), readTime(r), readTime(r), small(r), r.String()
 		t.Rank, t.RankUntil, t.Prefer = readRank(r), readTime(r), readStrings(r)
 	}

@@ -34,6 +34,12 @@ func TestEnvelopesRoundTrip(t *testing.T) {
 	if got, err := DecodeTask(AppendTask(nil, tk)); err != nil || !reflect.DeepEqual(got, tk) {
 		t.Errorf("task: %v\n got %+v\nwant %+v", err, got, tk)
 	}
+	for _, tc := range []struct{ alone, keep bool }{{true, true}, {false, true}, {false, false}} {
+		tk.Alone, tk.Keep = tc.alone, tc.keep
+		if got, err := DecodeTask(AppendTask(nil, tk)); err != nil || !reflect.DeepEqual(got, tk) {
+			t.Errorf("task: %v\n got %+v\nwant %+v", err, got, tk)
+		}
+	}
 	rep := &task.Reply{Key: someKey, Code: task.Failed, Message: "no", Replica: "r", Wait: 3, Service: 4, Batch: 5, BatchSize: 6, Output: someInput[1].Items, Header: someHeader, Revision: 300, Blame: task.BlameCompany, Variant: "small.ns", Reason: task.DropLate}
 	if got, err := DecodeReply(AppendReply(nil, rep)); err != nil || !reflect.DeepEqual(got, rep) {
 		t.Errorf("reply: %v\n got %+v\nwant %+v", err, got, rep)
