@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -41,6 +42,12 @@ func (n *nodesRig) largestMessage() func() (largest, messages int) {
 		n.t.Fatal(err)
 	}
 	n.t.Cleanup(nc.Close)
+	return watchMessages(n.t, nc)
+}
+
+// watchMessages is largestMessage for a connection that may read all subjects.
+func watchMessages(t *testing.T, nc *nats.Conn) func() (largest, messages int) {
+	t.Helper()
 	all, err := nc.SubscribeSync(">")
 	if err == nil {
 		err = all.SetPendingLimits(-1, -1)
@@ -49,11 +56,11 @@ func (n *nodesRig) largestMessage() func() (largest, messages int) {
 		err = nc.FlushTimeout(soon)
 	}
 	if err != nil {
-		n.t.Fatal(err)
+		t.Fatal(err)
 	}
 	return func() (largest, messages int) {
 		if err := nc.FlushTimeout(soon); err != nil {
-			n.t.Fatal(err)
+			t.Fatal(err)
 		}
 		for {
 			m, err := all.NextMsg(time.Millisecond)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
@@ -125,6 +127,12 @@ func (n *nodesRig) listsTokens(t *testing.T) {
 // controlOf connects to NATS outside as a control plane.
 func controlOf(t *testing.T, file, urls string) *queue.Link {
 	t.Helper()
+	return queue.NewLink(controlConn(t, file, urls))
+}
+
+// controlConn is controlOf without a Link.
+func controlConn(t *testing.T, file, urls string) *nats.Conn {
+	t.Helper()
 	key, err := authority.ReadClusterKey(file)
 	if err != nil {
 		t.Fatal(err)
@@ -141,5 +149,5 @@ func controlOf(t *testing.T, file, urls string) *queue.Link {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	return queue.NewLink(nc)
+	return nc
 }

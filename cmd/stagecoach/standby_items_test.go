@@ -1,0 +1,95 @@
+package main
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/tensor"
+)
+
+// TestItemsOfAStandbyGoDirectly sends large requests to a control plane that stands by. Their
+// pipeline has stages on two nodes. The client's input goes from the standby to the first node, the
+// item between the stages from node to node, and the answer from the second node to the standby.
+// Nothing of it goes through the leader or through NATS.
+func TestItemsOfAStandbyGoDirectly(t *testing.T) {
+	t.Parallel()
+	of, file := initialized(t)
+	flags := []string{"--nats", of.String(), "--cluster-key", file, "--no-node"}
+	a := start(t, flags...)
+	a.leads(1)
+	b := start(t, flags...)
+	b.standsBy(1)
+	n := &nodesRig{rig: b, url: of.String()}
+	nc := controlConn(t, file, of.String())
+	n.open(controlOf(t, file, of.String()))
+	token := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(token, []byte(n.printed("--uses", "2")), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c := &operator{t, t.TempDir(), a.Base}
+	one := map[string]string{"min": "1", "max": "1"}
+	n.farDaemon("n1", "--token", token)
+	a.deployAll(fn{"first", "noop", one, map[string]string{"pipeline": "both", "next": "second"}, nil})
+	n.until(soon, "the first stage on n1", func() bool { return len(n.running("n1", "first")) == 1 })
+	n.farDaemon("n2", "--token", token)
+	c.run("is cordoned", "", "node", "cordon", "n1")
+	a.deployAll(fn{"second", "noop", one, map[string]string{"pipeline": "both"}, nil})
+	n.until(soon, "the second stage on n2", func() bool { return len(n.running("n2", "second")) == 1 })
+
+	big := make([]byte, 1<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
+	send := func() {
+		t.Helper()
+		if got := b.must(http.StatusOK, http.MethodPost, "/function/both", string(big)); string(got.Body) != string(big) {
+			t.Errorf("%d bytes, want the %d of the request", len(got.Body), len(big))
+		}
+	}
+	whole := func() float64 {
+		return b.value(`stagecoach_flow_message_items_total{direction="sent"}`) + b.value(`stagecoach_flow_message_items_total{direction="received"}`)
+	}
+	items := func(way string) float64 {
+		return b.value(fmt.Sprintf("stagecoach_node_items_total{way=%q}", way))
+	}
+	b.until(soon, "the standby to reach both nodes", func() bool { before := whole(); send(); return whole() == before })
+	carried := func() float64 {
+		return a.value(`stagecoach_tunnel_bytes_total{direction="sent"}`) + a.value(`stagecoach_tunnel_bytes_total{direction="received"}`)
+	}
+	largest, through := watchMessages(t, nc), carried()
+	before := map[string]float64{"whole": whole()}
+	const requests = 4
+	ways := map[string]float64{"left": 2 * requests, "fetched": requests, "given": requests, "relayed": 0}
+	for way := range ways {
+		before[way] = items(way)
+	}
+	for range requests {
+		send()
+	}
+	if got := whole() - before["whole"]; got != 0 {
+		t.Errorf("%v large items went through NATS", got)
+	}
+	for way, want := range ways {
+		if got := items(way) - before[way]; got != want {
+			t.Errorf("%v items %s, want %v", got, way, want)
+		}
+	}
+	if got := carried() - through; got > float64(len(big)) {
+		t.Errorf("%d requests took %.0f bytes of the leader's connections, want none of their items", requests, got)
+	}
+	n.until(soon, "a message", func() bool {
+		size, messages := largest()
+		if size > tensor.InlineLimit+4<<10 {
+			t.Fatalf("a message of NATS has %d bytes, want at most 64 KiB and its header", size)
+		}
+		return messages > 0
+	})
+	for _, r := range []*rig{a, b} {
+		if strings.Contains(r.log.String(), "level=ERROR") {
+			t.Errorf("log:\n%s", r.log)
+		}
+	}
+}
