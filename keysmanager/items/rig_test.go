@@ -84,14 +84,15 @@ type cluster struct {
 	ca    *identitytest.Authority
 	up    *process
 	plane *Plane
+	blobs string   // the plane's folder
 	ended sync.Map // nodes that are known to have ended
 }
 
 func newCluster(t testing.TB) *cluster {
 	t.Helper()
-	c := &cluster{t: t, ca: identitytest.New(t, "c1")}
+	c := &cluster{t: t, ca: identitytest.New(t, "c1"), blobs: t.TempDir()}
 	c.up = newProcess(t, c.ca.Source(identity.Control, "up"))
-	dir, err := tensor.OpenDir(t.TempDir(), 1<<30)
+	dir, err := tensor.OpenDir(c.blobs, 1<<30)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -90,6 +90,41 @@ func TestKeptItemsPassByReference(t *testing.T) {
 	r.reply("k4", task.ReplicaLost, `item 0 is said to be with node "another", want the replica's node "n"`)
 }
 
+// TestBatchesOfSeveralProcesses checks whose word counts in a batch: outputs of another process's
+// tasks stay on the node if they may, and come otherwise.
+func TestBatchesOfSeveralProcesses(t *testing.T) {
+	c := Config{Apart: func(to string) bool { return to == "apart" }}
+	type call struct {
+		to   string
+		keep bool
+	}
+	near, nearKeeps, apart, apartKeeps := call{"here", false}, call{"here", true}, call{"apart", false}, call{"apart", true}
+	for _, tc := range []struct {
+		batch []call
+		want  bool
+	}{
+		{[]call{near}, false},
+		{[]call{nearKeeps, nearKeeps}, true},
+		{[]call{nearKeeps, near}, false},
+		{[]call{apartKeeps, apartKeeps}, true},
+		{[]call{apartKeeps, near}, true},
+		{[]call{near, apartKeeps, nearKeeps}, true},
+		{[]call{apartKeeps, apart}, false},
+		{[]call{apart, nearKeeps}, false},
+	} {
+		var batch []*task.Task
+		for _, k := range tc.batch {
+			batch = append(batch, &task.Task{ReplyTo: k.to, Keep: k.keep})
+		}
+		if got := c.keeps(batch); got != tc.want {
+			t.Errorf("%+v: %v, want %v", tc.batch, got, tc.want)
+		}
+	}
+	if c.Apart = nil; c.keeps([]*task.Task{{Keep: true}, {}}) {
+		t.Error("outputs stay on the node although one is needed, and there is one process")
+	}
+}
+
 // TestKeptItemsForReplicasOfThisMachine checks that a replica of this machine gets files, that it
 // cannot speak as a daemon, and that a lost item is reported.
 func TestKeptItemsForReplicasOfThisMachine(t *testing.T) {
