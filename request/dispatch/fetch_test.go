@@ -241,6 +241,7 @@ func TestFetchesEndWithTheirCalls(t *testing.T) {
 // calls may run again even if their stage may run only once.
 func TestFetchesEndWithTheirReplica(t *testing.T) {
 	r := newRig(t, Spec{})
+	r.shell.bounds.cause = ms
 	n := r.nodes()
 	a := attach(t, r.shell, "r1", 2, 1)
 	r.submit("k1", n.item("x"))
@@ -253,6 +254,30 @@ func TestFetchesEndWithTheirReplica(t *testing.T) {
 		t.Errorf("lost %q, want none", got.Lost)
 	}
 	r.reply("k2", task.ReplicaLost, "connection closed")
+}
+
+// TestUnwrittenBatchesAreClosed checks that nothing is left of a batch whose items have come, but that
+// its replica does not read before it ends.
+func TestUnwrittenBatchesAreClosed(t *testing.T) {
+	r := newRig(t, Spec{})
+	r.shell.bounds.cause = ms
+	n := r.nodes()
+	a := attach(t, r.shell, "r1", 20, 1)
+	for i := range 10 { // more than the socket takes
+		r.submit(fmt.Sprint("k", i), tensor.Item{Bytes: make([]byte, 60<<10)})
+	}
+	r.submit("fetched", n.item("x"))
+	n.next("x").comes <- nil
+	out := r.shell.function(pipeline.ParseKey("f.ns")).link("r1").out
+	for queued := false; !queued; {
+		out.mu.Lock()
+		queued = slices.ContainsFunc(out.queue, func(p parcel) bool { _, is := p.effect.(prepared); return is })
+		out.mu.Unlock()
+	}
+	_ = a.conn.Close()
+	for range 11 {
+		receive(t, r.bus.replies, "reply")
+	}
 }
 
 // TestDrainComesAfterFetchedBatches checks that a replica that drains gets the batch that waits for
