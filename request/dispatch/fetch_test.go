@@ -138,8 +138,8 @@ func (a *actor) gets(want ...string) uint64 {
 	return f.Batch
 }
 
-// TestOtherFramesPassAFetch checks that a batch whose items are fetched delays no other frame of its
-// replica, and that the replica gets it however long that takes.
+// TestOtherFramesPassAFetch checks that a batch whose items are fetched delays no other frame of
+// its replica, and that each item is fetched once.
 func TestOtherFramesPassAFetch(t *testing.T) {
 	r := newRig(t, Spec{})
 	n := r.nodes()
@@ -168,8 +168,8 @@ func TestOtherFramesPassAFetch(t *testing.T) {
 }
 
 // TestCanceledCallsDoNotWaitForItems checks that a call is answered at once if it is canceled while
-// its batch waits for items, that the replica does not get it, and that the replica's answers to the
-// other calls are theirs.
+// its batch waits for items, that the replica does not get it, and that the replica's answers to
+// the other calls are theirs.
 func TestCanceledCallsDoNotWaitForItems(t *testing.T) {
 	r := newRig(t, Spec{Batch: 4})
 	n := r.nodes()
@@ -256,8 +256,8 @@ func TestFetchesEndWithTheirReplica(t *testing.T) {
 	r.reply("k2", task.ReplicaLost, "connection closed")
 }
 
-// TestUnwrittenBatchesAreClosed checks that nothing is left of a batch whose items have come, but that
-// its replica does not read before it ends.
+// TestUnwrittenBatchesAreClosed checks that nothing is left of a batch whose items have come, but
+// that its replica does not read before it ends.
 func TestUnwrittenBatchesAreClosed(t *testing.T) {
 	r := newRig(t, Spec{})
 	r.shell.bounds.cause = ms
