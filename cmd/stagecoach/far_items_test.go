@@ -72,15 +72,11 @@ func watchMessages(t *testing.T, nc *nats.Conn) func() (largest, messages int) {
 	}
 }
 
-// TestLargeItemsGoFromNodeToNode runs a pipeline whose stages are on two nodes. Its large item goes
-// from node to node, and neither through up nor through NATS.
-func TestLargeItemsGoFromNodeToNode(t *testing.T) {
-	t.Parallel()
-	n := startNodes(t, "--no-node")
-	n.farDaemon("n1")
-	n.farDaemon("n2")
+// splitPipeline deploys the pipeline "both", with its first stage on n1 and its second one on n2.
+func (n *nodesRig) splitPipeline() {
+	n.t.Helper()
 	one := map[string]string{"min": "1", "max": "1"}
-	c := &operator{t, t.TempDir(), n.Base}
+	c := &operator{n.t, n.t.TempDir(), n.Base}
 	c.run("is cordoned", "", "node", "cordon", "n2")
 	n.deployAll(fn{"first", "noop", one, map[string]string{"pipeline": "both", "next": "second"}, nil})
 	n.until(soon, "the first stage on n1", func() bool { return len(n.running("n1", "first")) == 1 })
@@ -88,6 +84,43 @@ func TestLargeItemsGoFromNodeToNode(t *testing.T) {
 	c.run("is cordoned", "", "node", "cordon", "n1")
 	n.deployAll(fn{"second", "noop", one, map[string]string{"pipeline": "both"}, nil})
 	n.until(soon, "the second stage on n2", func() bool { return len(n.running("n2", "second")) == 1 })
+}
+
+// TestLargeItemsReachReplicasBesideUp runs a pipeline whose second stage is on the machine of up,
+// without a daemon that gets items for it.
+func TestLargeItemsReachReplicasBesideUp(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t, "--no-node")
+	n.farDaemon("n1")
+	n.daemon("n2")
+	n.splitPipeline()
+	big := make([]byte, 2<<20)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
+	resp, err := n.HTTP.Post(n.Base+"/function/both", "application/octet-stream", bytes.NewReader(big))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if err != nil || resp.StatusCode != http.StatusOK || !bytes.Equal(got, big) {
+		t.Errorf("status %d, %d bytes, %v, want the %d sent ones", resp.StatusCode, len(got), err, len(big))
+	}
+	if got := n.value(`stagecoach_node_items_total{way="fetched"}`); got != 1 {
+		t.Errorf("%v items were fetched, want 1", got)
+	}
+	if got := n.value("stagecoach_node_items_fetch_memory_bytes"); got != 0 {
+		t.Errorf("%v bytes are in use after the answer", got)
+	}
+}
+
+// TestLargeItemsGoFromNodeToNode runs a pipeline whose stages are on two nodes. Its large item goes
+// from node to node, and neither through up nor through NATS.
+func TestLargeItemsGoFromNodeToNode(t *testing.T) {
+	t.Parallel()
+	n := startNodes(t, "--no-node")
+	n.farDaemon("n1")
+	n.farDaemon("n2")
+	n.splitPipeline()
 	big := make([]byte, 2<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
 	carried := func() float64 {

@@ -68,8 +68,8 @@ func (n *nodes) clients() []*node.Client {
 	return nil
 }
 
-// runs reports whether a node's daemon is heard. A control plane that hears no daemons itself, because
-// it stands by, does not know better.
+// runs reports whether a node's daemon is heard. It also returns true on a control plane that
+// stands by, which hears no daemons.
 func (n *nodes) runs(name string) bool {
 	d := n.joined.Load()
 	return d == nil || slices.ContainsFunc(d.Clients(), func(c *node.Client) bool { return c.Name() == name })

@@ -138,7 +138,8 @@ func (c *Carrier) either(ctx context.Context, ref tensor.Ref) (*os.File, error) 
 	}
 	f, again := c.relay(ctx, "", ref)
 	if again != nil {
-		return nil, fmt.Errorf("%v; through the control plane: %w", err, again) // the latter says whether to try again
+		// Only the latter error says whether to try again.
+		return nil, fmt.Errorf("%s; through the control plane: %w", err.Error(), again)
 	}
 	return f, nil
 }

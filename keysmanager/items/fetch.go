@@ -61,9 +61,9 @@ const (
 	backoff   = 200 * time.Millisecond // before the second try; twice that before the third
 )
 
-// tries calls try, and again if the bytes did not come, which may be for a moment only. Any other
-// error is final: the item is wrong, or its node does not have it. alive reports whether the node is
-// known to run. pause is the time before the second try.
+// tries calls try, and again if the bytes did not come: a connection may have broken. Any other
+// error is final, because the item is wrong, or its node does not have it. alive reports whether
+// the node may still run. pause is the time before the second try.
 func tries(ctx context.Context, pause time.Duration, alive func() bool, try func() error) error {
 	for more := moreTries; ; more-- {
 		err := try()

@@ -179,6 +179,7 @@ func TestBrokenTransfersAreTriedAgain(t *testing.T) {
 		broken  int64 // transfers that break
 		ended   bool  // the control plane knows that the node has ended
 		refused bool  // the node has the item no more
+		unknown bool  // the control plane does not know the request
 		ofNode  int64 // transfers for a node; one try has two of them
 		ofPlane int64 // transfers for the control plane
 		got     bool
@@ -187,13 +188,16 @@ func TestBrokenTransfersAreTriedAgain(t *testing.T) {
 		"twice, for the control plane": {broken: 2, ofNode: 3, ofPlane: 3, got: true},
 		"for ever":                     {broken: 99, ofNode: 6, ofPlane: 3},
 		"the node has ended":           {broken: 99, ended: true, ofNode: 6, ofPlane: 1},
+		"the request has ended":        {broken: 99, unknown: true, ofNode: 1, ofPlane: 3},
 		"the item is gone":             {refused: true, ofNode: 1, ofPlane: 1},
 	} {
 		t.Run(what, func(t *testing.T) {
 			c := newCluster(t)
 			a, b := c.node("a", 64<<20), c.node("b", 64<<20)
 			ref := a.keep(t, "r1", content)
-			c.plane.Adopt(tensor.Activation{{Ref: &ref}})
+			if !tc.unknown {
+				c.plane.Adopt(tensor.Activation{{Ref: &ref}})
+			}
 			var asked atomic.Int64
 			a.Handle(WantItem, func(ctx context.Context, peer identity.Name, first json.RawMessage, s net.Conn) {
 				if asked.Add(1) > tc.broken {

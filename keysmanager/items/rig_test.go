@@ -116,7 +116,8 @@ func (c *cluster) node(name string, room int64) *daemon {
 	store := NewStore(Config{Node: name, Limit: room, Log: d.slog})
 	c.t.Cleanup(store.Close)
 	d.Carrier = NewCarrier(CarrierConfig{
-		Store: store, Log: d.slog, dialTime: limit, pause: time.Millisecond, // the usual time is short for a busy machine
+		Store: store, Log: d.slog, pause: time.Millisecond,
+		dialTime: limit, // the usual time is short for a busy machine
 		Direct: func(ctx context.Context, node, addr string, first any) (net.Conn, error) {
 			return d.process.Open(ctx, identity.Name{Cluster: "c1", Role: identity.Node, Name: node}, addr, first)
 		},

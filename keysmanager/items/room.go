@@ -3,7 +3,6 @@ package items
 import (
 	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -40,8 +39,7 @@ func (r *room) stats() Rooms {
 }
 
 // reserve waits for memory for items, until ctx ends. Items that are larger than all of it together
-// get all of it: they wait until no other item has any. release gives the memory back; it may be
-// called several times.
+// get all of it: they wait until no other item has any. release gives the memory back.
 func (r *room) reserve(ctx context.Context, refs []tensor.Ref) (release func(), err error) {
 	size := int64(0)
 	for i := range refs {
@@ -59,8 +57,8 @@ func (r *room) reserve(ctx context.Context, refs []tensor.Ref) (release func(), 
 		return nil, fmt.Errorf("no room for %d bytes, %d of %d are in use: %w", size, r.used.Load(), r.limit, context.Cause(ctx))
 	}
 	r.used.Add(size)
-	return sync.OnceFunc(func() {
+	return func() {
 		r.used.Add(-size)
 		r.free.Release(part)
-	}), nil
+	}, nil
 }

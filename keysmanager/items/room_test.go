@@ -60,7 +60,6 @@ func TestRoomBoundsFetchedItems(t *testing.T) {
 		t.Errorf("while two wait: %+v, want that none of them has anything", got)
 	}
 	first()
-	first() // does nothing
 	large := next("too large")
 	if got := r.stats(); got.Used != 1800 || got.Waiting != 1 {
 		t.Errorf("with a batch that is larger than all of it: %+v", got)

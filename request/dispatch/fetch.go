@@ -127,8 +127,8 @@ func (o *outbox) fetchAll(ctx context.Context, from Items, refs []tensor.Ref) *f
 	return got
 }
 
-// prepare queues the frame of a batch, without the calls that were canceled meanwhile. If it returns
-// false, the calls are answered instead.
+// prepare queues the frame of a batch, without the calls that were canceled meanwhile. If it
+// returns false, the calls are answered instead.
 func (o *outbox) prepare(ctx context.Context, e Send, got *fetched, release func()) bool {
 	for {
 		o.mu.Lock()

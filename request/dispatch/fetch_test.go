@@ -138,8 +138,8 @@ func (a *actor) gets(want ...string) uint64 {
 	return f.Batch
 }
 
-// TestOtherFramesPassAFetch checks that a batch whose items are fetched delays no other frame of its
-// replica, and that the replica gets it however long that takes.
+// TestOtherFramesPassAFetch checks that a batch whose items are fetched delays no other frame of
+// its replica, and that each item is fetched once.
 func TestOtherFramesPassAFetch(t *testing.T) {
 	r := newRig(t, Spec{})
 	n := r.nodes()
@@ -168,8 +168,8 @@ func TestOtherFramesPassAFetch(t *testing.T) {
 }
 
 // TestCanceledCallsDoNotWaitForItems checks that a call is answered at once if it is canceled while
-// its batch waits for items, that the replica does not get it, and that the replica's answers to the
-// other calls are theirs.
+// its batch waits for items, that the replica does not get it, and that the replica's answers to
+// the other calls are theirs.
 func TestCanceledCallsDoNotWaitForItems(t *testing.T) {
 	r := newRig(t, Spec{Batch: 4})
 	n := r.nodes()
@@ -241,6 +241,7 @@ func TestFetchesEndWithTheirCalls(t *testing.T) {
 // calls may run again even if their stage may run only once.
 func TestFetchesEndWithTheirReplica(t *testing.T) {
 	r := newRig(t, Spec{})
+	r.shell.bounds.cause = ms
 	n := r.nodes()
 	a := attach(t, r.shell, "r1", 2, 1)
 	r.submit("k1", n.item("x"))
@@ -253,6 +254,30 @@ func TestFetchesEndWithTheirReplica(t *testing.T) {
 		t.Errorf("lost %q, want none", got.Lost)
 	}
 	r.reply("k2", task.ReplicaLost, "connection closed")
+}
+
+// TestUnwrittenBatchesAreClosed checks that nothing is left of a batch whose items have come, but
+// that its replica does not read before it ends.
+func TestUnwrittenBatchesAreClosed(t *testing.T) {
+	r := newRig(t, Spec{})
+	r.shell.bounds.cause = ms
+	n := r.nodes()
+	a := attach(t, r.shell, "r1", 20, 1)
+	for i := range 10 { // more than the socket takes
+		r.submit(fmt.Sprint("k", i), tensor.Item{Bytes: make([]byte, 60<<10)})
+	}
+	r.submit("fetched", n.item("x"))
+	n.next("x").comes <- nil
+	out := r.shell.function(pipeline.ParseKey("f.ns")).link("r1").out
+	for queued := false; !queued; {
+		out.mu.Lock()
+		queued = slices.ContainsFunc(out.queue, func(p parcel) bool { _, is := p.effect.(prepared); return is })
+		out.mu.Unlock()
+	}
+	_ = a.conn.Close()
+	for range 11 {
+		receive(t, r.bus.replies, "reply")
+	}
 }
 
 // TestDrainComesAfterFetchedBatches checks that a replica that drains gets the batch that waits for

@@ -37,7 +37,8 @@ func Owners(b Batch) []Owner {
 	return out
 }
 
-// AnswerIndex returns which call of its batch the payload of a Result, an Error or a Chunk is about.
+// AnswerIndex returns which call of its batch the payload of a Result, an Error or a Chunk is
+// about.
 func AnswerIndex(payload []byte) (int, error) {
 	r := pack.NewReader(payload)
 	i := small(r)
@@ -151,8 +152,8 @@ func keptItems(b Batch) (out []keptItem) {
 // fetchesAtOnce is how many items of a batch are fetched at a time.
 const fetchesAtOnce = 8
 
-// Fetch gets items with get, up to 8 at a time. Each of them has a file, which the caller closes, or
-// an error.
+// Fetch gets items with get, up to 8 at a time. For each item, it returns a file, which the caller
+// closes, or an error.
 func Fetch(refs []tensor.Ref, get func(tensor.Ref) (*os.File, error)) (files []*os.File, errs []error) {
 	files, errs = make([]*os.File, len(refs)), make([]error, len(refs))
 	room := make(chan struct{}, fetchesAtOnce)

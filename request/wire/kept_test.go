@@ -147,13 +147,13 @@ func TestFetched(t *testing.T) {
 	if text != "own x y z " || err != nil || *second[0].Ref != *fileRef(2, 6) || *second[1].Ref != *fileRef(3, 7) {
 		t.Errorf("files %q, %v, second call %+v", text, err, second)
 	}
-	f, err = fetched(batch(), open, 1, 2) // the first call was canceled, and its file with it
-	if b, err = DecodeBatch(f.Payload); err != nil || len(b.Calls) != 2 || len(f.Files) != 2 || b.Calls[0].Key.Request != "q" ||
+	f, failed := fetched(batch(), open, 1, 2) // the first call was canceled, and its file with it
+	if b, err = DecodeBatch(f.Payload); failed != nil || err != nil || len(b.Calls) != 2 || len(f.Files) != 2 || b.Calls[0].Key.Request != "q" ||
 		*b.Calls[0].Input[1].Items[0].Ref != *fileRef(0, 6) || string(content(t, f.Files[0])) != "y" {
 		t.Errorf("without the first call: %+v, %d files, %v", b, len(f.Files), err)
 	}
-	f, err = fetched(batch(), open, 0)
-	if b, err = DecodeBatch(f.Payload); err != nil || len(b.Calls) != 1 || len(f.Files) != 2 || string(content(t, f.Files[0])) != "own" || string(content(t, f.Files[1])) != "x" {
+	f, failed = fetched(batch(), open, 0)
+	if b, err = DecodeBatch(f.Payload); failed != nil || err != nil || len(b.Calls) != 1 || len(f.Files) != 2 || string(content(t, f.Files[0])) != "own" || string(content(t, f.Files[1])) != "x" {
 		t.Errorf("only the first call: %+v, %d files, %v", b, len(f.Files), err)
 	}
 

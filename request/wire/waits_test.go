@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -156,7 +157,7 @@ func TestWaitsEndsTheFetch(t *testing.T) {
 		t.Error("it ends with the first call")
 	}
 	w.Cancel(1, CancelAll)
-	if context.Cause(ctx) != ErrCanceled {
+	if !errors.Is(context.Cause(ctx), ErrCanceled) {
 		t.Errorf("after all calls: %v", context.Cause(ctx))
 	}
 }
