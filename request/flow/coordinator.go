@@ -95,6 +95,7 @@ type Coordinator struct {
 
 	retries, refused, convicted prometheus.Counter
 	dropped                     *prometheus.CounterVec // by reason
+	whole                       *prometheus.CounterVec // by direction: sent, received
 }
 
 // shard runs the requests whose ids hash to it.
@@ -122,13 +123,14 @@ func New(cfg Config) (*Coordinator, error) {
 		refused:   prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "refused_total", Help: "Requests refused at the entry because they could not be done in time, a line was full or too many were in flight."}),
 		convicted: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "convicted_total", Help: "Requests that got 502 because one of their calls ended two replicas."}),
 		dropped:   prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "stagecoach", Subsystem: "flow", Name: "dropped_total", Help: "Requests that ended because a policy dropped one of their tasks, by reason."}, []string{"reason"}),
+		whole:     newWhole(),
 	}
 	for _, reason := range task.DropReasons() {
 		c.dropped.WithLabelValues(string(reason)) // a series from the start
 	}
 	// The time keeps run ids different from those of an earlier process.
 	c.runs.Store(uint64(time.Now().UnixNano()))
-	for _, m := range []prometheus.Collector{c.retries, c.refused, c.convicted, c.dropped} {
+	for _, m := range []prometheus.Collector{c.retries, c.refused, c.convicted, c.dropped, c.whole} {
 		if err := cfg.Metrics.Register(m); err != nil {
 			return nil, fmt.Errorf("flow: %w", err)
 		}
@@ -142,9 +144,6 @@ func New(cfg Config) (*Coordinator, error) {
 	c.nodes = newNodeItems(cfg.Store)
 	if cfg.Remote != nil {
 		c.remote = newRemote(c)
-		if err := cfg.Metrics.Register(c.remote.whole); err != nil {
-			return nil, fmt.Errorf("flow: %w", err)
-		}
 	}
 	var err error
 	if c.inbox, c.stop, err = cfg.Bus.Inbox(c.receive); err != nil {
@@ -329,7 +328,7 @@ func (c *Coordinator) receive(msg []byte) {
 		return
 	}
 	if c.remote != nil {
-		c.remote.whole.WithLabelValues("received").Add(float64(large(r.Output)))
+		c.whole.WithLabelValues("received").Add(float64(large(r.Output)))
 		if !c.remote.end(r) {
 			return
 		}

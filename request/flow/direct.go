@@ -101,7 +101,7 @@ func (r *remote) encode(t *task.Task) (l letter, failed *task.Reply) {
 			return l, &task.Reply{Key: t.Key, Code: task.Unavailable, Message: "input: " + err.Error()}
 		}
 		p.Items = items
-		r.whole.WithLabelValues("sent").Add(float64(large(items)))
+		r.c.whole.WithLabelValues("sent").Add(float64(large(items)))
 	}
 	l.msg = wire.AppendTask(nil, &whole)
 	if len(l.msg) > most-messageRoom {
@@ -161,7 +161,7 @@ func (r *remote) refetch(p *passage, reply *task.Reply) {
 		}
 	}
 	if r.pauses[p.task.Function].IsZero() {
-		r.c.cfg.Log.Warn("a replica does not get items from this process; they go through NATS for a while", "function", p.task.Function, "for", offerPause, "error", reply.Message)
+		r.c.cfg.Log.Info("a replica does not get items from this process; they go through NATS for a while", "function", p.task.Function, "for", offerPause, "error", reply.Message)
 	}
 	r.pauses[p.task.Function] = now.Add(offerPause)
 }

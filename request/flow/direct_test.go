@@ -159,7 +159,7 @@ func (r *rig) invoke(answer int) {
 func (r *rig) messages(sent, received float64) {
 	r.t.Helper()
 	for direction, want := range map[string]float64{"sent": sent, "received": received} {
-		if got := testutil.ToFloat64(r.remote.whole.WithLabelValues(direction)); got != want {
+		if got := testutil.ToFloat64(r.whole.WithLabelValues(direction)); got != want {
 			r.t.Errorf("%v large items %s in messages, want %v", got, direction, want)
 		}
 	}

@@ -6,8 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -59,8 +57,6 @@ type remote struct {
 	closed  bool
 	// Until when items for a function go whole, because its replicas did not get one from here.
 	pauses map[string]time.Time
-
-	whole *prometheus.CounterVec // by direction: sent, received
 }
 
 // passage is a task on its way to an owner, or with it.
@@ -83,7 +79,7 @@ type letter struct {
 
 func newRemote(c *Coordinator) *remote {
 	r := &remote{
-		c: c, sent: map[task.Key]*passage{}, tags: map[string]*passage{}, every: remoteAsk, pauses: map[string]time.Time{}, whole: newWhole(),
+		c: c, sent: map[task.Key]*passage{}, tags: map[string]*passage{}, every: remoteAsk, pauses: map[string]time.Time{},
 	}
 	r.timer = time.AfterFunc(time.Hour, r.again)
 	r.timer.Stop()
