@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -28,25 +29,33 @@ func (f *farSide) openItems() error {
 	return f.d.metrics.Register(newItemMetrics(f.items))
 }
 
-// openControl opens a stream to the control plane with a name. Without a name, any of them will do
-// that accepts it: only the one that runs a request passes on the request's items.
-func (f *farSide) openControl(ctx context.Context, name string, first any) (c net.Conn, err error) {
+// openControl opens a stream to the control plane with a name; empty: to any of them that accepts it.
+func (f *farSide) openControl(ctx context.Context, name string, first any) (net.Conn, error) {
+	planes := f.tunnel.Peers(identity.Control)
 	if name != "" {
-		me := f.d.source.Me()
-		return f.tunnel.Open(ctx, identity.Name{Cluster: me.Cluster, Role: identity.Control, Name: name}, "", first)
+		planes = []identity.Name{{Cluster: f.d.source.Me().Cluster, Role: identity.Control, Name: name}}
 	}
-	var refused *tunnel.RefusedError
-	err = tunnel.ErrNotConnected
-	for i, to := range f.tunnel.Peers(identity.Control) {
-		c, again := f.tunnel.Open(ctx, to, "", first)
-		if again == nil {
+	return openAny(planes, func(to identity.Name) (net.Conn, error) { return f.tunnel.Open(ctx, to, "", first) })
+}
+
+// openAny opens a stream to the first of some control planes that accepts it. Only the one that runs
+// a request passes on items of the request. If all refuse it, the error is the first refusal. If one
+// of the others may have accepted it, the error is not a refusal.
+func openAny(planes []identity.Name, open func(identity.Name) (net.Conn, error)) (net.Conn, error) {
+	var failed, refused error
+	for _, to := range planes {
+		c, err := open(to)
+		if err == nil {
 			return c, nil
 		}
-		if i == 0 || errors.As(err, &refused) { // one that does not answer may have accepted
-			err = again
+		var r *tunnel.RefusedError
+		if errors.As(err, &r) {
+			refused = cmp.Or(refused, err)
+		} else {
+			failed = cmp.Or(failed, err)
 		}
 	}
-	return nil, err
+	return nil, cmp.Or(failed, refused, tunnel.ErrNotConnected)
 }
 
 // carrier returns what keeps large outputs; nil: the daemon has no tunnel, or no memory for them.

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+	"github.com/stagecoach-serving/stagecoach/keysmanager/tunnel"
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
@@ -91,5 +95,50 @@ func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 		if strings.Contains(r.log.String(), "level=ERROR") {
 			t.Errorf("log:\n%s", r.log)
 		}
+	}
+}
+
+// TestAnyControlPlanePassesItemsOn checks which control planes a node asks for an item.
+func TestAnyControlPlanePassesItemsOn(t *testing.T) {
+	broken := errors.New("broken")
+	refused := map[string]error{"r1": &tunnel.RefusedError{Text: "r1"}, "r2": &tunnel.RefusedError{Text: "r2"}, "b1": broken, "ok": nil, "never": errors.New("never asked")}
+	for _, tc := range []struct {
+		planes string
+		want   error
+	}{
+		{"ok never", nil},
+		{"r1 b1 ok never", nil},
+		{"r1 r2", refused["r1"]},
+		{"r1 b1 r2", broken}, // it is asked again
+		{"", tunnel.ErrNotConnected},
+	} {
+		var planes []identity.Name
+		for _, name := range strings.Fields(tc.planes) {
+			planes = append(planes, identity.Name{Name: name})
+		}
+		c, err := openAny(planes, func(to identity.Name) (net.Conn, error) {
+			if err := refused[to.Name]; err != nil {
+				return nil, err
+			}
+			return &net.TCPConn{}, nil
+		})
+		if err != tc.want || (c != nil) != (err == nil) {
+			t.Errorf("%q: %v, %v, want %v", tc.planes, c, err, tc.want)
+		}
+	}
+}
+
+// TestAllNodesAreReached checks that a node without a connection is noticed.
+func TestAllNodesAreReached(t *testing.T) {
+	var none *farNodes
+	f := &farNodes{}
+	if none.reachesAll() || !f.reachesAll() {
+		t.Error("want nodes to be reached if there is a tunnel, and no node without a connection")
+	}
+	if f.isApart(); f.reachesAll() {
+		t.Error("a node without a connection is not noticed")
+	}
+	if f.apart.Add(-int64(apartFor)); !f.reachesAll() {
+		t.Error("a node that has ended still counts")
 	}
 }

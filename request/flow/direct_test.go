@@ -24,6 +24,7 @@ type plane struct {
 	kept    map[string][]byte     // by blob
 	offered map[string]tensor.Ref // by the name of the offer
 	adopted map[string]bool       // owners
+	dropped int                   // of them
 	reads   int
 	lose    int // the next reads fail
 }
@@ -75,6 +76,9 @@ func (p *plane) Read(_ context.Context, ref tensor.Ref) ([]byte, error) {
 
 func (p *plane) Drop(owner string) error {
 	p.mu.Lock()
+	if p.adopted[owner] {
+		p.dropped++
+	}
 	delete(p.adopted, owner)
 	p.mu.Unlock()
 	return p.Dir.Drop(owner)
@@ -181,8 +185,8 @@ func TestItemsOfAnotherProcessesTasksGoDirectly(t *testing.T) {
 		t.Errorf("the owner got %q, want %q", got(), want)
 	}
 	r.messages(0, 0)
-	if p.reads != 2 {
-		t.Errorf("%d items were read from the node, want the measured one and the answer", p.reads)
+	if p.reads != 2 || p.dropped != 1 {
+		t.Errorf("%d items were read from the node, want the measured one and the answer; %d requests were dropped there, want 1", p.reads, p.dropped)
 	}
 }
 
