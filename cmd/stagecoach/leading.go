@@ -139,27 +139,6 @@ func (l *leading) openOutside() error {
 	return nil
 }
 
-// leaseStore keeps leases in a bucket.
-type leaseStore struct{ *queue.KV }
-
-// Replace implements lease.Store.
-func (s leaseStore) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
-	rev, err := s.KV.Replace(ctx, key, value, rev)
-	if errors.Is(err, queue.ErrConflict) {
-		err = lease.ErrConflict
-	}
-	return rev, err
-}
-
-// Get implements lease.Store.
-func (s leaseStore) Get(ctx context.Context, key string) ([]byte, uint64, error) {
-	b, rev, err := s.KV.Get(ctx, key)
-	if errors.Is(err, queue.ErrNotFound) {
-		err = lease.ErrNone
-	}
-	return b, rev, err
-}
-
 // open begins to take the lease, or leads at once if NATS is inside.
 func (l *leading) open(ctx context.Context) error {
 	l.u.metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -183,7 +162,7 @@ func (l *leading) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.keeper, err = lease.Open(ctx, lease.KeeperConfig{Store: leaseStore{kv}, Me: l.me, Where: l.u.cfg.Node.Name + " at " + l.u.cfg.Listen, Log: l.u.log})
+	l.keeper, err = lease.Open(ctx, lease.KeeperConfig{Store: ownErrors{kv, lease.ErrNone, lease.ErrConflict}, Me: l.me, Where: l.u.cfg.Node.Name + " at " + l.u.cfg.Listen, Log: l.u.log})
 	if err != nil {
 		return err
 	}

@@ -35,27 +35,6 @@ type secretGate struct {
 	passive  bool                          // this process lacks secrets, and does not take the lease
 }
 
-// copiesList adapts the errors of a bucket.
-type copiesList struct{ *queue.KV }
-
-// Get implements copies.List.
-func (l copiesList) Get(ctx context.Context, key string) ([]byte, uint64, error) {
-	b, rev, err := l.KV.Get(ctx, key)
-	if errors.Is(err, queue.ErrNotFound) {
-		err = copies.ErrNone
-	}
-	return b, rev, err
-}
-
-// Replace implements copies.List.
-func (l copiesList) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
-	rev, err := l.KV.Replace(ctx, key, value, rev)
-	if errors.Is(err, queue.ErrConflict) {
-		err = copies.ErrConflict
-	}
-	return rev, err
-}
-
 // openSecretCopies begins to exchange secrets with the other control planes. Without a cluster key,
 // control planes cannot prove to each other who they are, and secrets stay where they are.
 func openSecretCopies(ctx context.Context, u *up) error {
@@ -79,7 +58,7 @@ func openSecretCopies(ctx context.Context, u *up) error {
 	sums := key.Derive("hashes of secrets")
 	source := u.nodes.authority.Source()
 	c, err := copies.Open(ctx, copies.Config{
-		Store: u.secrets, File: filepath.Join(u.cfg.State, "secret-versions.json"), List: copiesList{kv}, Key: sums[:],
+		Store: u.secrets, File: filepath.Join(u.cfg.State, "secret-versions.json"), List: ownErrors{kv, copies.ErrNone, copies.ErrConflict}, Key: sums[:],
 		Peers: u.leading.controls.peers, Dial: func(ctx context.Context, p copies.Peer) (net.Conn, error) { return dialPlane(ctx, source, p) },
 		Stored: func(namespace, name string) { showSecret(u, namespace, name) }, Changed: u.leading.lacksChanged, Log: u.log,
 		Leads: func() bool { // before it has led, there may be no lease yet

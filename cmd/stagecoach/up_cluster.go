@@ -106,23 +106,27 @@ func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig) (qu
 	return b, err
 }
 
-// authorityStore keeps the authority's state in a bucket.
-type authorityStore struct{ *queue.KV }
+// ownErrors is a bucket with the errors that its user knows.
+type ownErrors struct {
+	*queue.KV
 
-// Get implements authority.Store.
-func (s authorityStore) Get(ctx context.Context, key string) ([]byte, uint64, error) {
-	b, rev, err := s.KV.Get(ctx, key)
-	if errors.Is(err, queue.ErrNotFound) {
-		err = authority.ErrNone
-	}
-	return b, rev, err
+	none, conflict error
 }
 
-// Replace implements authority.Store.
-func (s authorityStore) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
-	rev, err := s.KV.Replace(ctx, key, value, rev)
+// Get is queue.KV.Get.
+func (b ownErrors) Get(ctx context.Context, key string) ([]byte, uint64, error) {
+	value, rev, err := b.KV.Get(ctx, key)
+	if errors.Is(err, queue.ErrNotFound) {
+		err = b.none
+	}
+	return value, rev, err
+}
+
+// Replace is queue.KV.Replace.
+func (b ownErrors) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
+	rev, err := b.KV.Replace(ctx, key, value, rev)
 	if errors.Is(err, queue.ErrConflict) {
-		err = authority.ErrConflict
+		err = b.conflict
 	}
 	return rev, err
 }
@@ -151,7 +155,7 @@ func openSharedAuthority(ctx context.Context, u *up) error {
 		return err
 	}
 	u.nodes.authority, err = authority.Open(authority.Config{
-		Shared: &authority.Shared{Key: key, Store: authorityStore{kv}}, Name: u.leading.me,
+		Shared: &authority.Shared{Key: key, Store: ownErrors{kv, authority.ErrNone, authority.ErrConflict}}, Name: u.leading.me,
 		Lifetime: u.cfg.NATS.Certificates, Now: time.Now, Users: keys, Log: u.log,
 	})
 	if err != nil {
