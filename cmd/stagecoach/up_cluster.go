@@ -62,12 +62,8 @@ func (c *ClusterConfig) validate(n *NATSConfig, bad func(path string, got any, w
 	}
 }
 
-// natsTLS returns how to check the certificates of NATS servers: against a file, or against the
-// authority whose key has this hash.
-func natsTLS(file string, ca [32]byte) (*tls.Config, error) {
-	if file == "" {
-		return identity.NATSClient(ca, time.Now), nil
-	}
+// natsTLS returns how to check the certificates of NATS servers against a file.
+func natsTLS(file string) (*tls.Config, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
@@ -95,8 +91,10 @@ func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig) (qu
 	if cfg.Keys, err = queue.DeriveKeys(key.Derive); err != nil {
 		return nil, err
 	}
-	_, ca := key.CA()
-	if cfg.TLS, err = natsTLS(cfg.CA, identity.KeyHash(ca)); err != nil {
+	if cfg.CA == "" {
+		_, ca := key.CA()
+		cfg.TLS = identity.NATSClient(identity.KeyHash(ca), time.Now)
+	} else if cfg.TLS, err = natsTLS(cfg.CA); err != nil {
 		return nil, fmt.Errorf("nats.ca: %w", err)
 	}
 	b, err := queue.OpenCluster(ctx, cfg)
