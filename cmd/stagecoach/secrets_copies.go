@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider/secret/copies"
@@ -38,13 +37,9 @@ type secretGate struct {
 // openSecretCopies begins to exchange secrets with the other control planes. Without a cluster key,
 // control planes cannot prove to each other who they are, and secrets stay where they are.
 func openSecretCopies(ctx context.Context, u *up) error {
-	if u.nodes.authority == nil {
+	if u.nodes.shared == nil {
 		u.log.Warn("secrets are on the disk of this control plane alone: without a cluster key (--cluster-key), control planes do not send them to each other")
 		return nil
-	}
-	key, err := authority.ReadClusterKey(u.cfg.Cluster.Key)
-	if err != nil {
-		return err
 	}
 	nc, err := u.nats.Connect("secrets")
 	if err != nil {
@@ -55,7 +50,7 @@ func openSecretCopies(ctx context.Context, u *up) error {
 	if err != nil {
 		return err
 	}
-	sums := key.Derive("hashes of secrets")
+	sums := u.nodes.shared.key.Derive("hashes of secrets")
 	source := u.nodes.authority.Source()
 	c, err := copies.Open(ctx, copies.Config{
 		Store: u.secrets, File: filepath.Join(u.cfg.State, "secret-versions.json"), List: ownErrors{kv, copies.ErrNone, copies.ErrConflict}, Key: sums[:],

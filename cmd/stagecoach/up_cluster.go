@@ -62,6 +62,28 @@ func (c *ClusterConfig) validate(n *NATSConfig, bad func(path string, got any, w
 	}
 }
 
+// clusterKeys are what control planes share as secrets.
+type clusterKeys struct {
+	key  authority.ClusterKey
+	nats *queue.Keys // derived from it
+}
+
+// keys reads the cluster key. It returns nil if there is none.
+func (c *ClusterConfig) keys() (*clusterKeys, error) {
+	if c.Key == "" {
+		return nil, nil
+	}
+	key, err := authority.ReadClusterKey(c.Key)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := queue.DeriveKeys(key.Derive)
+	if err != nil {
+		return nil, err
+	}
+	return &clusterKeys{key, keys}, nil
+}
+
 // natsTLS returns how to check the certificates of NATS servers against a file.
 func natsTLS(file string) (*tls.Config, error) {
 	b, err := os.ReadFile(file)
@@ -75,27 +97,24 @@ func natsTLS(file string) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}, nil
 }
 
-// outsideBroker connects to the NATS cluster outside.
-func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig) (queue.Broker, error) {
-	if c.Cluster.Key == "" {
+// outsideBroker connects to the NATS cluster outside. keys are nil without a cluster key.
+func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig, keys *clusterKeys) (queue.Broker, error) {
+	if keys == nil {
 		b, err := queue.OpenCluster(ctx, cfg)
 		if unknown := (x509.UnknownAuthorityError{}); errors.Is(err, queue.ErrRefused) || errors.As(err, &unknown) {
 			err = fmt.Errorf("%w; servers with the files of `stagecoach cluster init` need --cluster-key, others --nats-creds or --nats-ca", err)
 		}
 		return b, err
 	}
-	key, err := authority.ReadClusterKey(c.Cluster.Key)
-	if err != nil {
-		return nil, err
-	}
-	if cfg.Keys, err = queue.DeriveKeys(key.Derive); err != nil {
-		return nil, err
-	}
+	cfg.Keys = keys.nats
 	if cfg.CA == "" {
-		_, ca := key.CA()
+		_, ca := keys.key.CA()
 		cfg.TLS = identity.NATSClient(identity.KeyHash(ca), time.Now)
-	} else if cfg.TLS, err = natsTLS(cfg.CA); err != nil {
-		return nil, fmt.Errorf("nats.ca: %w", err)
+	} else {
+		var err error
+		if cfg.TLS, err = natsTLS(cfg.CA); err != nil {
+			return nil, fmt.Errorf("nats.ca: %w", err)
+		}
 	}
 	b, err := queue.OpenCluster(ctx, cfg)
 	if errors.Is(err, queue.ErrNoTLS) || errors.Is(err, queue.ErrRefused) || errors.Is(err, identity.ErrOtherCluster) {
@@ -132,16 +151,9 @@ func (b ownErrors) Replace(ctx context.Context, key string, value []byte, rev ui
 // openSharedAuthority opens the authority that the control planes of a cluster share, if there is a
 // cluster key.
 func openSharedAuthority(ctx context.Context, u *up) error {
-	if u.cfg.Cluster.Key == "" {
+	shared := u.nodes.shared
+	if shared == nil {
 		return nil
-	}
-	key, err := authority.ReadClusterKey(u.cfg.Cluster.Key)
-	if err != nil {
-		return err
-	}
-	keys, err := queue.DeriveKeys(key.Derive)
-	if err != nil {
-		return err
 	}
 	nc, err := u.nats.Connect("authority")
 	if err != nil {
@@ -153,8 +165,8 @@ func openSharedAuthority(ctx context.Context, u *up) error {
 		return err
 	}
 	u.nodes.authority, err = authority.Open(authority.Config{
-		Shared: &authority.Shared{Key: key, Store: ownErrors{kv, authority.ErrNone, authority.ErrConflict}}, Name: u.leading.me,
-		Lifetime: u.cfg.NATS.Certificates, Now: time.Now, Users: keys, Log: u.log,
+		Shared: &authority.Shared{Key: shared.key, Store: ownErrors{kv, authority.ErrNone, authority.ErrConflict}}, Name: u.leading.me,
+		Lifetime: u.cfg.NATS.Certificates, Now: time.Now, Users: shared.nats, Log: u.log,
 	})
 	if err != nil {
 		return err
