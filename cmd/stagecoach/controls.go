@@ -150,13 +150,13 @@ func (c *controls) peers() (out []copies.Peer) {
 	return out
 }
 
-// planes implements admin.Config's Planes.
-func (l *leading) planes() []schema.ControlPlane {
+// planes implements admin.Config's Planes. c is nil if NATS is inside.
+func (c *controls) planes() []schema.ControlPlane {
 	out := []schema.ControlPlane{}
-	if l.controls == nil {
+	if c == nil {
 		return out
 	}
-	for _, is := range append([]controlPlane{l.controls.self()}, l.controls.others()...) {
+	for _, is := range append([]controlPlane{c.self()}, c.others()...) {
 		p := schema.ControlPlane{Name: is.Name, ID: is.ID, Listen: is.Listen, Status: schema.PlaneStandsBy, Lacks: is.Lacks, Cause: lacksText(is)}
 		switch {
 		case is.Leads && is.Held:
