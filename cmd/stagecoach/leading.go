@@ -67,6 +67,16 @@ func (l *leading) outside() bool { return l.me != "" }
 // leads reports whether the parts of a leader run.
 func (l *leading) leads() bool { return l.active.Load() }
 
+// acts reports whether this process leads and may act now. Before it has led, there may be no lease
+// yet.
+func (l *leading) acts() bool {
+	if !l.leads() {
+		return false
+	}
+	_, err := l.epoch()
+	return err == nil
+}
+
 // epoch returns the epoch of orders. Only the holder of the lease may give any.
 func (l *leading) epoch() (uint64, error) {
 	if !l.outside() {
@@ -144,10 +154,10 @@ func (l *leading) open(ctx context.Context) error {
 	l.u.metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "stagecoach", Subsystem: "control", Name: "leading", Help: "1 while this control plane leads, 0 while it stands by or may not act.",
 	}, func() float64 {
-		if _, err := l.epoch(); err != nil || !l.leads() {
-			return 0
+		if l.acts() {
+			return 1
 		}
-		return 1
+		return 0
 	}))
 	if !l.outside() {
 		l.active.Store(true)

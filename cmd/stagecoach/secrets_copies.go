@@ -55,14 +55,7 @@ func openSecretCopies(ctx context.Context, u *up) error {
 	c, err := copies.Open(ctx, copies.Config{
 		Store: u.secrets, File: filepath.Join(u.cfg.State, "secret-versions.json"), List: ownErrors{kv, copies.ErrNone, copies.ErrConflict}, Key: sums[:],
 		Peers: u.leading.controls.peers, Dial: func(ctx context.Context, p copies.Peer) (net.Conn, error) { return dialPlane(ctx, source, p) },
-		Stored: func(namespace, name string) { showSecret(u, namespace, name) }, Changed: u.leading.lacksChanged, Log: u.log,
-		Leads: func() bool { // before it has led, there may be no lease yet
-			if !u.leading.leads() {
-				return false
-			}
-			_, err := u.leading.epoch()
-			return err == nil
-		},
+		Stored: func(namespace, name string) { showSecret(u, namespace, name) }, Changed: u.leading.lacksChanged, Leads: u.leading.acts, Log: u.log,
 	})
 	if err != nil {
 		return err
