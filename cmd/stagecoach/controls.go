@@ -59,7 +59,7 @@ type controls struct {
 
 // openControls begins to hear the other control planes. The announcements of this process begin
 // with its lease.
-func (l *leading) openControls(ctx context.Context) error {
+func (l *leading) openControls(context.Context) error {
 	u := l.u
 	if !l.outside() {
 		return nil
@@ -76,7 +76,7 @@ func (l *leading) openControls(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
-	return openSecretCopies(ctx, u)
+	return nil
 }
 
 // self describes this process.

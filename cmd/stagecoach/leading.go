@@ -271,7 +271,7 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	if err != nil {
 		return err
 	}
-	j, err := readJournal(ctx, l, func() (*queue.Journal, error) {
+	j, err := takeOverShared(ctx, l, func() (*queue.Journal, error) {
 		return queue.OpenJournal(ctx, nc, u.journalConfig(), u.log)
 	})
 	if err != nil {

@@ -35,8 +35,12 @@ type secretGate struct {
 }
 
 // openSecretCopies begins to exchange secrets with the other control planes. Without a cluster key,
-// control planes cannot prove to each other who they are, and secrets stay where they are.
+// control planes cannot prove to each other who they are, and secrets stay where they are. With NATS
+// inside, there are no others.
 func openSecretCopies(ctx context.Context, u *up) error {
+	if !u.leading.outside() {
+		return nil
+	}
 	if u.nodes.shared == nil {
 		u.log.Warn("secrets are on the disk of this control plane alone: without a cluster key (--cluster-key), control planes do not send them to each other")
 		return nil
