@@ -194,6 +194,13 @@ func (p *plane) value(name string) string {
 	return string(b)
 }
 
+// versionOf returns the version of a secret in the list.
+func (p *plane) versionOf(key string) uint64 {
+	p.Copies.mu.Lock()
+	defer p.Copies.mu.Unlock()
+	return p.listed[key].Version
+}
+
 func (w *world) put(p *plane, name, value string, have, alive int) {
 	w.t.Helper()
 	h, a, err := p.Put(w.t.Context(), "ns", name, []byte(value))
