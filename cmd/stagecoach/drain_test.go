@@ -288,7 +288,9 @@ func TestCordonSurvives(t *testing.T) {
 		t.Errorf("n1 runs %v, want nothing new", on)
 	}
 	n.operate("uncordon", "n1")
-	n.operate("uncordon", "n1")
+	if out := n.operate("uncordon", "n1"); out != "node n1 takes new replicas\n" {
+		t.Errorf("uncordon says %q", out)
+	}
 	n.deployAll(waitFn("late", "1ms", map[string]string{"min": "2", "max": "2"}, nil))
 	n.steady("late", 2, "n1", "n2")
 	if on := n.running("n1", "late"); len(on) != 1 {
