@@ -336,8 +336,7 @@ func TestUpUnderNodes(t *testing.T) {
 	if got := n.running("n1", "hold"); !slices.Equal(got, names) || len(n.events("hold", "lost")) > 0 {
 		t.Errorf("n1 runs %v after up stood still, lost were %v, want %v still", got, n.events("hold", "lost"), names)
 	}
-	kill9(t, n.up.Cmd.Process.Pid)
-	<-n.up.Done
+	n.end9()
 	gone(t, before[1:])
 	n.restart()
 	n.steady("hold", 3, "n1")

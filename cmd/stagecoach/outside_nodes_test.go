@@ -66,11 +66,7 @@ func TestNodesOutliveTheLeader(t *testing.T) {
 		}
 	}
 	n.listsTokens(t)
-	if err := a.up.Cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-a.up.Done
-	a.up = nil
+	a.end9()
 	b.leads(1)
 	begun := time.Now()
 	for _, name := range []string{"f", "h/echo"} {
