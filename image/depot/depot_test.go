@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/image/transfer"
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -410,16 +411,16 @@ func TestServerDies(t *testing.T) {
 		}
 		of.Kill(0)
 	}()
-	until(t, "the image to be copied", func() bool { return logged(t, d.Put(t.Context(), from, digest)) })
+	proctest.Until(t, "the image to be copied", func() bool { return logged(t, d.Put(t.Context(), from, digest)) })
 	<-killed
-	until(t, "the image to be fetched", func() bool {
+	proctest.Until(t, "the image to be fetched", func() bool {
 		to, err := fetch(t, other, digest)
 		if err == nil {
 			complete(t, to, digest)
 		}
 		return logged(t, err)
 	})
-	until(t, "all to be deleted", func() bool {
+	proctest.Until(t, "all to be deleted", func() bool {
 		_, err := d.Collect(t.Context(), nil, 0)
 		left, listed := d.objects.List(t.Context())
 		return logged(t, errors.Join(err, listed)) && len(left) == 0
@@ -433,15 +434,6 @@ func logged(t testing.TB, err error) bool {
 		t.Log(err)
 	}
 	return err == nil
-}
-
-func until(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(2 * time.Minute); !done(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatal("still waiting: " + what)
-		}
-	}
 }
 
 // BenchmarkPut measures copies of an image into a NATS cluster of three servers, and out of it.
