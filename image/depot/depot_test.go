@@ -393,26 +393,34 @@ func open(t testing.TB, of *natstest.Cluster) bucket {
 	return bucket{o}
 }
 
+// dying kills a server before the third object is put.
+type dying struct {
+	bucket
+
+	puts int
+	kill func()
+}
+
+func (d *dying) Put(ctx context.Context, name string, data []byte) error {
+	if d.puts++; d.puts == 3 {
+		d.kill()
+	}
+	return d.bucket.Put(ctx, name, data)
+}
+
 // TestServerDies kills a server of a NATS cluster while an image is copied. Another process gets
 // the image from the other two servers.
 func TestServerDies(t *testing.T) {
 	t.Parallel()
 	of := natstest.Start(t, 3)
-	d := New(open(t, of))
+	during := &dying{bucket: open(t, of), kill: func() { of.Kill(0) }}
+	d := New(during)
 	other := New(open(t, of))
 	from, digest := filled(t, 1)
-	killed := make(chan struct{})
-	go func() {
-		defer close(killed)
-		for { // until a part of the image is there
-			if all, err := other.objects.List(t.Context()); err != nil || len(all) > 1 {
-				break
-			}
-		}
-		of.Kill(0)
-	}()
 	proctest.Until(t, "the image to be copied", func() bool { return logged(t, d.Put(t.Context(), from, digest)) })
-	<-killed
+	if during.puts < 3 {
+		t.Errorf("no server was killed before the %d objects were put: that proves nothing", during.puts)
+	}
 	proctest.Until(t, "the image to be fetched", func() bool {
 		to, err := fetch(t, other, digest)
 		if err == nil {
