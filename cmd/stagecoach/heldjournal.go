@@ -17,8 +17,8 @@ const (
 	readAgain = 250 * time.Millisecond
 )
 
-// takeOverShared takes over what control planes share, for a process that has just got the lease: it
-// reads again what was learned, takes the lead of secrets, and opens the journal with open. While
+// takeOverShared takes over what control planes share, for a process that has just got the lease.
+// It reads what was learned, takes the lead of secrets, and opens the journal with open. While
 // streams have no leader, it tries again. It returns errNoLease if this process loses the lease
 // meanwhile.
 func takeOverShared(ctx context.Context, l *leading, open func() (*queue.Journal, error)) (*queue.Journal, error) {

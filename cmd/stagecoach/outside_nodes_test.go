@@ -18,8 +18,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// initialized runs n NATS servers with the files of `stagecoach cluster init`. It returns their URLs
-// and the file with the cluster key.
+// initialized runs n NATS servers with the files of `stagecoach cluster init`. It returns them and
+// the file with the cluster key.
 func initialized(t *testing.T, n int) (of *natstest.Cluster, key string) {
 	t.Helper()
 	dir, ports := t.TempDir(), proctest.Ports(t, 2*n)

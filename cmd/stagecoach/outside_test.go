@@ -204,8 +204,8 @@ func TestLeaderHandsOver(t *testing.T) {
 	stopSlow()
 }
 
-// ownPIDs returns the processes of a function's replicas on the node of this control plane. It fails
-// the test if there are none.
+// ownPIDs returns the processes of a function's replicas on the node of this control plane. It
+// fails the test if there are none.
 func (r *rig) ownPIDs(function string) (pids []int) {
 	r.t.Helper()
 	for _, is := range r.own().Replicas {

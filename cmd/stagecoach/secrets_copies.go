@@ -35,8 +35,8 @@ type secretGate struct {
 }
 
 // openSecretCopies begins to exchange secrets with the other control planes. Without a cluster key,
-// control planes cannot prove to each other who they are, and secrets stay where they are. With NATS
-// inside, there are no others.
+// control planes cannot prove to each other who they are, and secrets stay where they are. With
+// NATS inside, there are no others.
 func openSecretCopies(ctx context.Context, u *up) error {
 	if !u.leading.outside() {
 		return nil

@@ -133,7 +133,8 @@ type Core struct {
 	first    uint64        // epoch of the first holding since another process may have held the lease
 	released bool
 	freeing  bool // it was released, and the record may still name this process
-	// The latest write that frees it: its number (0: none was sent), and the revision that it replaces.
+	// Of the latest write that frees it: its number (0: none was sent), and the revision that it
+	// replaces.
 	freeBeat, freeRevision uint64
 
 	beat    uint64        // number of the latest write
