@@ -53,7 +53,7 @@ const (
 type Edit func(f *Frame) (Edited, error)
 
 // RelayEdited is [Relay] with an Edit of the frames whose type is known. Their version may be a
-// later one, because a [Conn] takes those, too.
+// later one, because a [Conn] takes those, too. Without an Edit, all frames pass.
 func RelayEdited(to *Outlet, from Socket, edit Edit) error {
 	r := newFrames(from)
 	defer r.release()
@@ -92,7 +92,7 @@ func (e *edits) pass() error {
 
 // one has a frame edited, and passes on the outcome.
 func (e *edits) one(f span) error {
-	if f.skip {
+	if f.skip || e.edit == nil {
 		return e.add(f)
 	}
 	waiting := e.run.files // of frames before it, that were not sent
