@@ -69,7 +69,7 @@ func relay(of running, near wire.Socket, c net.Conn, items Items, log *slog.Logg
 		in, out = carry.toReplica, carry.fromReplica
 	}
 	var both sync.WaitGroup
-	both.Go(func() { end("to the replica", wire.RelayEdited(toNear, far, in)) })
-	both.Go(func() { end("from the replica", wire.RelayEdited(toFar, near, out)) })
+	both.Go(func() { end("to the replica", wire.Relay(toNear, far, in)) })
+	both.Go(func() { end("from the replica", wire.Relay(toFar, near, out)) })
 	both.Wait()
 }

@@ -7,11 +7,6 @@ import (
 	"os"
 )
 
-// Relay copies frames from one Socket to another until the first one ends, and returns nil then. It
-// sends whole frames only, so that the receiver never has a part of a frame when either end is
-// lost. It changes nothing in them: frames of later versions pass as they are.
-func Relay(to, from Socket) error { return RelayEdited(NewOutlet(to), from, nil) }
-
 // relayRoom is how much of small frames is passed on at once, in bytes.
 const relayRoom = 64 << 10
 
