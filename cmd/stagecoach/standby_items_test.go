@@ -35,14 +35,12 @@ func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 	if err := os.WriteFile(token, []byte(n.printed("--uses", "2")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	c := &operator{t, t.TempDir(), a.Base}
-	one := map[string]string{"min": "1", "max": "1"}
 	n.farDaemon("n1", "--token", token)
-	a.deployAll(fn{"first", "noop", one, map[string]string{"pipeline": "both", "next": "second"}, nil})
+	a.deployAll(fn{"first", "noop", one(), map[string]string{"pipeline": "both", "next": "second"}, nil})
 	n.until(soon, "the first stage on n1", func() bool { return len(n.running("n1", "first")) == 1 })
 	n.farDaemon("n2", "--token", token)
-	c.run("is cordoned", "", "node", "cordon", "n1")
-	a.deployAll(fn{"second", "noop", one, map[string]string{"pipeline": "both"}, nil})
+	n.operate("cordon", "n1")
+	a.deployAll(fn{"second", "noop", one(), map[string]string{"pipeline": "both"}, nil})
 	n.until(soon, "the second stage on n2", func() bool { return len(n.running("n2", "second")) == 1 })
 
 	big := make([]byte, 1<<20)
