@@ -86,7 +86,8 @@ func wantFigures(t *testing.T, r *bench.Report, want map[string]string) {
 // TestBenchGPUWithAStandIn measures all paths, as in the product and bare, with stand-ins for the
 // driver's library and for CUDA. All lines run except those that need CUDA.
 func TestBenchGPUWithAStandIn(t *testing.T) {
-	full := twoGPUs(t)
+	t.Parallel()
+	env, full := twoGPUsFor(t)
 	if err := os.WriteFile(filepath.Join(full, "filling"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(openFolder(t), "lines")
-	seen := func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "PYTHONPATH="+folder) }
+	seen := func(cmd *exec.Cmd) { cmd.Env = append(append(cmd.Env, env...), "PYTHONPATH="+folder) }
 	r, lines, status := gpuBenchmark(t, program, file, seen, "--size", "2MB,20GB")
 	if status != 0 {
 		t.Errorf("status %d", status)

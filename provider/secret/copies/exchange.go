@@ -79,25 +79,19 @@ func (c *Copies) servePut(w http.ResponseWriter, r *http.Request) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	c.mu.Lock()
-	known := max(c.listed[key].Version, c.held[key].version)
+	listed, have := c.listed[key].Version, c.held[key].version
 	c.mu.Unlock()
-	// The version that is held may be the remains of a change that was never listed.
-	if listed := c.versionOf(key); version <= listed {
+	if version <= listed {
 		http.Error(w, fmt.Sprintf("version %d, and the list has version %d: another control plane leads now", version, listed), http.StatusConflict)
 		return
 	}
-	if err := c.put(key, value, max(version, known)); err != nil {
+	// The version that is held may be the remains of a change that was never listed.
+	if err := c.put(key, value, max(version, have)); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
 	c.cfg.Stored(split(key))
 	w.WriteHeader(http.StatusNoContent)
-}
-
-func (c *Copies) versionOf(key string) uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.listed[key].Version
 }
 
 // exchange sends requests to other control planes.

@@ -9,9 +9,9 @@ import (
 	"slices"
 )
 
-// list lists the values of this process that choose accepts, and returns their names. known is
-// false for a value that the list does not know.
-func (c *Copies) list(ctx context.Context, choose func(is held, known bool, r record) bool) (keys []string, err error) {
+// list lists the values of this process that choose accepts, and returns their names. r is the zero
+// record for a value that the list does not know.
+func (c *Copies) list(ctx context.Context, choose func(is held, r record) bool) (keys []string, err error) {
 	c.changing.Lock()
 	defer c.changing.Unlock()
 	c.mu.Lock()
@@ -20,7 +20,7 @@ func (c *Copies) list(ctx context.Context, choose func(is held, known bool, r re
 	var errs []error
 	for _, key := range slices.Sorted(maps.Keys(all)) {
 		is, r := all[key], listed[key]
-		if _, known := listed[key]; !choose(is, known, r) {
+		if !choose(is, r) {
 			continue
 		}
 		r.V, r.Version, r.Sum, r.Deleted = 1, max(is.version, 1), is.sum, false
@@ -60,7 +60,7 @@ func (c *Copies) write(ctx context.Context, key string, r record) error {
 // unlisted accepts values whose change is not in the list. An earlier leader ended before it could
 // list them, or the list could not be changed. A new secret of a change has no record, or that of
 // its deletion.
-func unlisted(is held, _ bool, r record) bool { return is.version > r.Version }
+func unlisted(is held, r record) bool { return is.version > r.Version }
 
 // Lead lists the values whose change was under way when the earlier leader ended. A process calls
 // it when it begins to lead.
