@@ -81,14 +81,9 @@ func TestLargeItemsReachReplicasBesideUp(t *testing.T) {
 	n.splitPipeline()
 	big := make([]byte, 2<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
-	resp, err := n.HTTP.Post(n.Base+"/function/both", "application/octet-stream", bytes.NewReader(big))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := io.ReadAll(resp.Body)
-	resp.Body.Close()
-	if err != nil || resp.StatusCode != http.StatusOK || !bytes.Equal(got, big) {
-		t.Errorf("status %d, %d bytes, %v, want the %d sent ones", resp.StatusCode, len(got), err, len(big))
+	answer := n.must(http.StatusOK, http.MethodPost, "/function/both", string(big), "Content-Type", "application/octet-stream")
+	if !bytes.Equal(answer.Body, big) {
+		t.Errorf("got %d bytes, want the %d sent ones", len(answer.Body), len(big))
 	}
 	if got := n.value(`stagecoach_node_items_total{way="fetched"}`); got != 1 {
 		t.Errorf("%v items were fetched, want 1", got)
