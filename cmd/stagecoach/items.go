@@ -29,7 +29,8 @@ func (f *farSide) openItems() error {
 	return f.d.metrics.Register(newItemMetrics(f.items))
 }
 
-// openControl opens a stream to the control plane with a name; empty: to any of them that accepts it.
+// openControl opens a stream to the control plane with a name; empty: to any of them that accepts
+// it.
 func (f *farSide) openControl(ctx context.Context, name string, first any) (net.Conn, error) {
 	planes := f.tunnel.Peers(identity.Control)
 	if name != "" {
@@ -38,9 +39,9 @@ func (f *farSide) openControl(ctx context.Context, name string, first any) (net.
 	return openAny(planes, func(to identity.Name) (net.Conn, error) { return f.tunnel.Open(ctx, to, "", first) })
 }
 
-// openAny opens a stream to the first of some control planes that accepts it. Only the one that runs
-// a request passes on items of the request. If all refuse it, the error is the first refusal. If one
-// of the others may have accepted it, the error is not a refusal.
+// openAny opens a stream to the first of some control planes that accepts it. Only the one that
+// runs a request passes on items of the request. If all refuse it, the error is the first refusal.
+// If one of the others may have accepted it, the error is not a refusal.
 func openAny(planes []identity.Name, open func(identity.Name) (net.Conn, error)) (net.Conn, error) {
 	var failed, refused error
 	for _, to := range planes {

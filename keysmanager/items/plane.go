@@ -78,8 +78,8 @@ func NewPlane(dir *tensor.Dir, limit int64, log *slog.Logger) *Plane {
 	return p
 }
 
-// Reach says how nodes are reached, and which of them are known to run. me is the name by which they
-// know this process. Reach is called before the first item of a node comes.
+// Reach says how nodes are reached, and which of them are known to run. me is the name by which
+// they know this process. Reach is called before the first item of a node comes.
 func (p *Plane) Reach(me string, open Opener, alive func(node string) bool) {
 	p.offers.me, p.open, p.alive = me, open, alive
 }
@@ -279,8 +279,8 @@ func (p *Plane) stream(ctx context.Context, ref tensor.Ref) (net.Conn, error) {
 	return c, nil
 }
 
-// Relay gives an item of this process to a node, or passes on an item from the node that keeps it to
-// a node that cannot connect to that node. It implements tunnel.Handler.
+// Relay gives an item of this process to a node, or passes on an item from the node that keeps it
+// to a node that cannot connect to that node. It implements tunnel.Handler.
 func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMessage, c net.Conn) {
 	var a ask
 	err := json.Unmarshal(first, &a)

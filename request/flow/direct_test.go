@@ -109,8 +109,8 @@ func (p *plane) got(t *task.Task) string {
 
 const big = 200_000 // bytes of a large item
 
-// directRig is a coordinator of requests whose tasks another process owns. It returns what the owner
-// has got. work answers a task, by number.
+// directRig is a coordinator of requests whose tasks another process owns. It returns what the
+// owner has got. work answers a task, by number.
 func directRig(t *testing.T, g pipeline.Pipeline, o *owners, work func(n int, t *task.Task) *task.Reply) (r *rig, p *plane, got func() string) {
 	t.Helper()
 	r = newRig(t, g, nil, nil)
@@ -181,7 +181,8 @@ func TestItemsOfAnotherProcessesTasksGoDirectly(t *testing.T) {
 		return &task.Reply{Output: tensor.Activation{p.keep(k.Request, n*big)}}
 	})
 	r.invoke(3 * big)
-	if want := "a1 keep offer; b1 keep kept-0; c1 keep offer"; got() != want { // the output of b is stored here
+	// The output of b is stored here.
+	if want := "a1 keep offer; b1 keep kept-0; c1 keep offer"; got() != want {
 		t.Errorf("the owner got %q, want %q", got(), want)
 	}
 	r.messages(0, 0)
@@ -190,8 +191,8 @@ func TestItemsOfAnotherProcessesTasksGoDirectly(t *testing.T) {
 	}
 }
 
-// TestItemsGoWholeWithoutADirectWay has an owner of an earlier release, a node without a connection,
-// and a store without nodes.
+// TestItemsGoWholeWithoutADirectWay has an owner of an earlier release, and a node without a
+// connection.
 func TestItemsGoWholeWithoutADirectWay(t *testing.T) {
 	for name, o := range map[string]*owners{
 		"an earlier release": {processes: map[string]*process{"x": {}}},
