@@ -22,7 +22,7 @@ import (
 // Nothing of it goes through the leader or through NATS.
 func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 	t.Parallel()
-	of, file := initialized(t)
+	of, file := initialized(t, 1)
 	flags := []string{"--nats", of.String(), "--cluster-key", file, "--no-node"}
 	a := start(t, flags...)
 	a.leads(1)
