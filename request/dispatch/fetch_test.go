@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
@@ -209,8 +208,20 @@ func TestCanceledCallsDoNotWaitForItems(t *testing.T) {
 	a.gets("next") // not before: the slot was taken
 }
 
-// TestFetchesEndWithTheirCalls checks that a fetch ends when all of its batch's calls are canceled
-// or late. The replica is not to blame, and takes the next batch.
+// TestFetchesEndAtTheLimit checks that a fetch ends when the calls of its batch have run for too
+// long.
+func TestFetchesEndAtTheLimit(t *testing.T) {
+	r := newRig(t, Spec{Timeout: 50 * ms})
+	n := r.nodes()
+	attach(t, r.shell, "r1", 1, 1)
+	r.submit("k1", n.item("x"))
+	x := n.next("x")
+	r.reply("k1", task.Expired, "it ran for longer than exec_timeout")
+	receive(t, x.gone, "end of the fetch")
+}
+
+// TestFetchesEndWithTheirCalls checks that a fetch ends when all of its batch's calls are canceled.
+// The replica is not to blame, and takes the next batch.
 func TestFetchesEndWithTheirCalls(t *testing.T) {
 	r := newRig(t, Spec{})
 	n := r.nodes()
@@ -220,11 +231,6 @@ func TestFetchesEndWithTheirCalls(t *testing.T) {
 	r.cancel("k1")
 	r.reply("k1", task.Canceled, "")
 	receive(t, x.gone, "end of the fetch")
-
-	r.submitUntil("k2", time.Now().Add(50*ms), n.item("y"))
-	y := n.next("y")
-	r.reply("k2", task.Expired, "the deadline passed while it ran")
-	receive(t, y.gone, "end of the fetch")
 
 	n.full = make(chan struct{})
 	r.submit("k3", n.item("z"))
