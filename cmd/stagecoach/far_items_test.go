@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
@@ -24,17 +23,17 @@ import (
 // NATS since the call, and how many have.
 func (n *nodesRig) largestMessage() func() (largest, messages int) {
 	n.t.Helper()
-	nc, err := queue.Connect(n.url, n.access(), "test", slog.New(slog.DiscardHandler))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	n.t.Cleanup(nc.Close)
-	return watchMessages(n.t, nc)
+	return watchMessages(n.t, n.url, n.access())
 }
 
-// watchMessages is largestMessage for a connection that may read all subjects.
-func watchMessages(t *testing.T, nc *nats.Conn) func() (largest, messages int) {
+// watchMessages is largestMessage for a user that may read all subjects.
+func watchMessages(t *testing.T, urls string, a queue.Access) func() (largest, messages int) {
 	t.Helper()
+	nc, err := queue.Connect(urls, a, "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
 	all, err := nc.SubscribeSync(">")
 	if err == nil {
 		err = all.SetPendingLimits(-1, -1)

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
@@ -130,11 +128,16 @@ func (n *nodesRig) listsTokens(t *testing.T) {
 // controlOf connects to NATS outside as a control plane.
 func controlOf(t *testing.T, file, urls string) *queue.Link {
 	t.Helper()
-	return queue.NewLink(controlConn(t, file, urls))
+	nc, err := queue.Connect(urls, controlAccess(t, file), "test", slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return queue.NewLink(nc)
 }
 
-// controlConn is controlOf without a Link.
-func controlConn(t *testing.T, file, urls string) *nats.Conn {
+// controlAccess is how a control plane with a cluster key connects to NATS.
+func controlAccess(t *testing.T, file string) queue.Access {
 	t.Helper()
 	key, err := authority.ReadClusterKey(file)
 	if err != nil {
@@ -147,10 +150,5 @@ func controlConn(t *testing.T, file, urls string) *nats.Conn {
 	_, ca := key.CA()
 	access := keys.Control()
 	access.TLS = identity.NATSClient(identity.KeyHash(ca), time.Now)
-	nc, err := queue.Connect(urls, access, "test", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	return nc
+	return access
 }

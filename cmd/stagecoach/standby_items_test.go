@@ -29,7 +29,6 @@ func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 	b := start(t, flags...)
 	b.standsBy(1)
 	n := &nodesRig{rig: b, url: of.String()}
-	nc := controlConn(t, file, of.String())
 	n.open(controlOf(t, file, of.String()))
 	token := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(token, []byte(n.printed("--uses", "2")), 0o600); err != nil {
@@ -61,7 +60,7 @@ func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 	carried := func() float64 {
 		return a.value(`stagecoach_tunnel_bytes_total{direction="sent"}`) + a.value(`stagecoach_tunnel_bytes_total{direction="received"}`)
 	}
-	largest, through := watchMessages(t, nc), carried()
+	largest, through := watchMessages(t, n.url, controlAccess(t, file)), carried()
 	before := map[string]float64{"whole": whole()}
 	const requests = 4
 	ways := map[string]float64{"left": 2 * requests, "fetched": requests, "given": requests, "relayed": 0}
@@ -120,7 +119,7 @@ func TestAnyControlPlanePassesItemsOn(t *testing.T) {
 			}
 			return &net.TCPConn{}, nil
 		})
-		if err != tc.want || (c != nil) != (err == nil) {
+		if !errors.Is(err, tc.want) || (c != nil) != (err == nil) {
 			t.Errorf("%q: %v, %v, want %v", tc.planes, c, err, tc.want)
 		}
 	}
