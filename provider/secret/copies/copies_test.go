@@ -158,7 +158,7 @@ func (w *world) plane(name, dir string) *plane {
 			defer p.mu.Unlock()
 			p.changes = append(p.changes, lacking)
 		},
-		Log: slog.New(slog.DiscardHandler),
+		Log: slog.New(slog.DiscardHandler), patience: time.Minute,
 	})
 	if err != nil {
 		w.t.Fatal(err)
