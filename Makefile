@@ -19,8 +19,8 @@ TEST_TIMEOUT ?= 40m
 # symbols at their start. Without this flag, such a program does not start where NVML is missing.
 LAZY      := -ldflags=-extldflags=-Wl,-z,lazy
 
-# Programs of tests have no DWARF, which saves a fifth of the time to link them. Vet is one of the linters
-# of make lint.
+# Programs of tests have no DWARF, which saves a fifth of the time to link them. Vet is one of the
+# linters of make lint.
 TESTS     := -vet=off '-ldflags=-w -extldflags=-Wl,-z,lazy'
 
 # Go's binding of NVML calls functions that NVML's header calls deprecated. Package stage/zygote,

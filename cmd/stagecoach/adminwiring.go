@@ -16,7 +16,7 @@ func (u *up) admin() admin.Config {
 	return admin.Config{
 		Registry: u.registry, Calls: u.calls, Journal: heldJournal{u.leading}, Requests: u.flow, Loop: u.loop, Replicas: replicas{u.local},
 		Lines: u.lines, Recent: u.gateway, Nodes: parameterNodes{u.nodes, u.deployedFunctions()}, Operator: operatorOf(u), Members: membership{u.nodes}, Codes: errorCodes(), Events: u.latest,
-		Demand: u.demand, Planes: u.leading.planes,
+		Demand: u.demand, Planes: u.leading.controls.planes,
 	}
 }
 

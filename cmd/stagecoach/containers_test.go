@@ -143,10 +143,7 @@ func TestFunctionsInContainers(t *testing.T) {
 	}
 
 	left := forksOf("wait", s)
-	if err := r.up.Cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-r.up.Done
+	r.end9()
 	for _, pid := range left {
 		proctest.Gone(t, pid)
 	}

@@ -59,7 +59,7 @@ type controls struct {
 
 // openControls begins to hear the other control planes. The announcements of this process begin
 // with its lease.
-func (l *leading) openControls(ctx context.Context) error {
+func (l *leading) openControls(context.Context) error {
 	u := l.u
 	if !l.outside() {
 		return nil
@@ -76,7 +76,7 @@ func (l *leading) openControls(ctx context.Context) error {
 		return err
 	}
 	u.onClose(func() error { stop(); return nil })
-	return openSecretCopies(ctx, u)
+	return nil
 }
 
 // self describes this process.
@@ -150,13 +150,13 @@ func (c *controls) peers() (out []copies.Peer) {
 	return out
 }
 
-// planes implements admin.Config's Planes.
-func (l *leading) planes() []schema.ControlPlane {
+// planes implements admin.Config's Planes. c is nil if NATS is inside.
+func (c *controls) planes() []schema.ControlPlane {
 	out := []schema.ControlPlane{}
-	if l.controls == nil {
+	if c == nil {
 		return out
 	}
-	for _, is := range append([]controlPlane{l.controls.self()}, l.controls.others()...) {
+	for _, is := range append([]controlPlane{c.self()}, c.others()...) {
 		p := schema.ControlPlane{Name: is.Name, ID: is.ID, Listen: is.Listen, Status: schema.PlaneStandsBy, Lacks: is.Lacks, Cause: lacksText(is)}
 		switch {
 		case is.Leads && is.Held:

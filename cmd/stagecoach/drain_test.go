@@ -267,8 +267,7 @@ func TestCordonSurvives(t *testing.T) {
 	if on := n.running("n1", "before"); len(on) != 1 {
 		t.Errorf("n1 runs %v, want the replica that it had", on)
 	}
-	kill9(t, n.up.Cmd.Process.Pid)
-	<-n.up.Done
+	n.end9()
 	n.restart()
 	n.until(soon, "n1 to be back", func() bool { return n.status("n1") == "cordoned" })
 	n.deployAll(waitFn("after", "1ms", map[string]string{"min": "3", "max": "3"}, nil))
@@ -288,7 +287,9 @@ func TestCordonSurvives(t *testing.T) {
 		t.Errorf("n1 runs %v, want nothing new", on)
 	}
 	n.operate("uncordon", "n1")
-	n.operate("uncordon", "n1")
+	if out := n.operate("uncordon", "n1"); out != "node n1 takes new replicas\n" {
+		t.Errorf("uncordon says %q", out)
+	}
 	n.deployAll(waitFn("late", "1ms", map[string]string{"min": "2", "max": "2"}, nil))
 	n.steady("late", 2, "n1", "n2")
 	if on := n.running("n1", "late"); len(on) != 1 {

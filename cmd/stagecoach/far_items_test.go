@@ -3,11 +3,9 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +14,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
-	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/items"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/tensor"
@@ -26,17 +23,7 @@ import (
 // NATS since the call, and how many have.
 func (n *nodesRig) largestMessage() func() (largest, messages int) {
 	n.t.Helper()
-	keys, err := natsKeys(filepath.Join(n.state, "identity"))
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	token, err := joinConfig{token: n.token()}.readToken()
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	a := keys.Control()
-	a.TLS = identity.NATSClient(token.CA, time.Now)
-	nc, err := queue.Connect(n.url, a, "test", slog.New(slog.DiscardHandler))
+	nc, err := queue.Connect(n.url, n.access(), "test", slog.New(slog.DiscardHandler))
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -72,14 +59,12 @@ func TestLargeItemsGoFromNodeToNode(t *testing.T) {
 	n := startNodes(t, "--no-node")
 	n.farDaemon("n1")
 	n.farDaemon("n2")
-	one := map[string]string{"min": "1", "max": "1"}
-	c := &operator{t, t.TempDir(), n.Base}
-	c.run("is cordoned", "", "node", "cordon", "n2")
-	n.deployAll(fn{"first", "noop", one, map[string]string{"pipeline": "both", "next": "second"}, nil})
+	n.operate("cordon", "n2")
+	n.deployAll(fn{"first", "noop", one(), map[string]string{"pipeline": "both", "next": "second"}, nil})
 	n.until(soon, "the first stage on n1", func() bool { return len(n.running("n1", "first")) == 1 })
-	c.run("takes new replicas", "", "node", "uncordon", "n2")
-	c.run("is cordoned", "", "node", "cordon", "n1")
-	n.deployAll(fn{"second", "noop", one, map[string]string{"pipeline": "both"}, nil})
+	n.operate("uncordon", "n2")
+	n.operate("cordon", "n1")
+	n.deployAll(fn{"second", "noop", one(), map[string]string{"pipeline": "both"}, nil})
 	n.until(soon, "the second stage on n2", func() bool { return len(n.running("n2", "second")) == 1 })
 	big := make([]byte, 2<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
@@ -89,14 +74,9 @@ func TestLargeItemsGoFromNodeToNode(t *testing.T) {
 	largest, before := n.largestMessage(), carried()
 	const requests = 4
 	for range requests {
-		resp, err := n.HTTP.Post(n.Base+"/function/both", "application/octet-stream", bytes.NewReader(big))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got, err := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		if err != nil || resp.StatusCode != http.StatusOK || !bytes.Equal(got, big) {
-			t.Errorf("status %d, %d bytes, %v, want the %d sent ones", resp.StatusCode, len(got), err, len(big))
+		got := n.must(http.StatusOK, http.MethodPost, "/function/both", string(big), "Content-Type", "application/octet-stream")
+		if !bytes.Equal(got.Body, big) {
+			t.Errorf("got %d bytes, want the %d sent ones", len(got.Body), len(big))
 		}
 	}
 	// The input and the answer; through up, it would be twice as much.

@@ -11,22 +11,23 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// Times of readJournal. NATS needs up to 9 s to choose the leaders of its streams.
+// Times of takeOverShared. NATS needs up to 9 s to choose the leaders of its streams.
 const (
 	readLimit = 20 * time.Second
 	readAgain = 250 * time.Millisecond
 )
 
-// readJournal reads what control planes share, and opens the journal with open, for a process that
-// has just got the lease. While streams have no leader, it tries again. It returns errNoLease if
-// this process loses the lease meanwhile.
-func readJournal(ctx context.Context, l *leading, open func() (*queue.Journal, error)) (*queue.Journal, error) {
+// takeOverShared takes over what control planes share, for a process that has just got the lease.
+// It reads what was learned, takes the lead of secrets, and opens the journal with open. While
+// streams have no leader, it tries again. It returns errNoLease if this process loses the lease
+// meanwhile.
+func takeOverShared(ctx context.Context, l *leading, open func() (*queue.Journal, error)) (*queue.Journal, error) {
 	var j *queue.Journal
-	warn := sync.OnceFunc(func() { l.u.log.Warn("the journal cannot be read yet; trying again") })
+	warn := sync.OnceFunc(func() { l.u.log.Warn("what control planes share cannot be read yet; trying again") })
 	held := func() bool { _, ok := l.lease.Epoch(); return ok }
 	err := whileHeld(ctx, readLimit, held, func() (err error) {
-		if j, err = readShared(ctx, l, open); err != nil {
-			l.u.log.Debug("the journal cannot be read", "error", err)
+		if j, err = tryTakeOverShared(ctx, l, open); err != nil {
+			l.u.log.Debug("what control planes share cannot be read", "error", err)
 			warn()
 		}
 		return err
@@ -54,8 +55,8 @@ func whileHeld(ctx context.Context, limit time.Duration, held func() bool, f fun
 	}
 }
 
-// readShared is one attempt of readJournal.
-func readShared(ctx context.Context, l *leading, open func() (*queue.Journal, error)) (*queue.Journal, error) {
+// tryTakeOverShared is one attempt of takeOverShared.
+func tryTakeOverShared(ctx context.Context, l *leading, open func() (*queue.Journal, error)) (*queue.Journal, error) {
 	if err := l.u.demand.Reload(ctx); err != nil { // the earlier leader has learned more
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func TestOvertakenLeaderAcceptsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	l := &leading{me: "me"}
-	keeper, err := lease.Open(t.Context(), lease.KeeperConfig{Store: leaseStore{kv}, Me: l.me, Log: log})
+	keeper, err := lease.Open(t.Context(), lease.KeeperConfig{Store: ownErrors{kv, lease.ErrNone, lease.ErrConflict}, Me: l.me, Log: log})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,12 +8,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/outside"
-	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
 // TestNextLeaderHasAllImages deploys functions whose images only the leader has, kills the leader
@@ -49,27 +46,12 @@ func TestNextLeaderHasAllImages(t *testing.T) {
 	b.until(soon, "two replicas of the new revision", func() bool { return b.shows("f").AvailableReplicas == 2 })
 }
 
-// withKey runs a NATS cluster of one server with the files of `stagecoach cluster init`. It returns
-// the flags of control planes.
-func withKey(t *testing.T) []string {
-	t.Helper()
-	dir, ports := t.TempDir(), proctest.Ports(t, 2)
-	servers, err := queue.ParseOutside(fmt.Sprintf("127.0.0.1:%d/%d", ports[0], ports[1]))
-	if err == nil {
-		err = outside.Init(dir, servers, time.Now())
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	natstest.StartConfigured(t, queue.OutsideConfig, []string{filepath.Join(dir, servers[0].Name)}, ports[:1])
-	return []string{"--nats", servers[0].URL(), "--cluster-key", filepath.Join(dir, outside.KeyFile)}
-}
-
 // TestNextLeaderHasAllSecrets creates a secret through a control plane that stands by. The next
 // leader starts a function with it. A control plane that lacks it does not lead, and says why,
 // until the operator has it lead. Then the function says what it needs.
 func TestNextLeaderHasAllSecrets(t *testing.T) {
-	flags := withKey(t)
+	of, file := initialized(t, 1)
+	flags := []string{"--nats", of.String(), "--cluster-key", file}
 	a := start(t, flags...)
 	a.leads(1)
 	const secret = `{"name": "token", "value": "%s"}`

@@ -227,13 +227,10 @@ func gatherImages(ctx context.Context, u *up) error {
 }
 
 // collectHome deletes the images that no function needs from the store of all control planes, if
-// this process leads.
+// this process leads and may act.
 func collectHome(ctx context.Context, u *up, used []string) {
 	h := u.images.home
-	if h == nil || !u.leading.leads() { // before it has led, there may be no lease yet
-		return
-	}
-	if _, err := u.leading.epoch(); err != nil {
+	if h == nil || !u.leading.acts() {
 		return
 	}
 	freed, err := h.depot.Collect(ctx, used, collectAfter)

@@ -113,7 +113,8 @@ func readKeysManagerConfig(args []string) (keysManagerConfig, error) {
 	if c.state == "" {
 		c.state = filepath.Join(defaults.State, "nodes", c.node)
 	}
-	return c, c.validate()
+	err := c.validate()
+	return c, err
 }
 
 // validate reports every invalid flag.

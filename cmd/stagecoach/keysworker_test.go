@@ -1,6 +1,11 @@
 package main
 
 import (
+	"crypto/tls"
+	"encoding/pem"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -21,5 +26,34 @@ func TestKeysManagerFlags(t *testing.T) {
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v, want %q", flags, err, want)
 		}
+	}
+}
+
+// TestCertificatesOfNATS checks that a daemon trusts servers as the file of --nats-ca says, and
+// refuses a file without certificates.
+func TestCertificatesOfNATS(t *testing.T) {
+	server := httptest.NewTLSServer(nil)
+	defer server.Close()
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := readKeysManagerConfig([]string{"--nats-ca", file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.join.own == nil {
+		t.Fatal("the file was not read")
+	}
+	conn, err := (&tls.Dialer{Config: c.join.own}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+	if err := os.WriteFile(file, []byte("none"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := readKeysManagerConfig([]string{"--nats-ca", file}); err == nil || !strings.Contains(err.Error(), "no certificate") {
+		t.Errorf("a file without certificates: %v", err)
 	}
 }

@@ -67,6 +67,16 @@ func (l *leading) outside() bool { return l.me != "" }
 // leads reports whether the parts of a leader run.
 func (l *leading) leads() bool { return l.active.Load() }
 
+// acts reports whether this process leads and may act now. Before it has led, there may be no lease
+// yet.
+func (l *leading) acts() bool {
+	if !l.leads() {
+		return false
+	}
+	_, err := l.epoch()
+	return err == nil
+}
+
 // epoch returns the epoch of orders. Only the holder of the lease may give any.
 func (l *leading) epoch() (uint64, error) {
 	if !l.outside() {
@@ -139,36 +149,15 @@ func (l *leading) openOutside() error {
 	return nil
 }
 
-// leaseStore keeps leases in a bucket.
-type leaseStore struct{ *queue.KV }
-
-// Replace implements lease.Store.
-func (s leaseStore) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
-	rev, err := s.KV.Replace(ctx, key, value, rev)
-	if errors.Is(err, queue.ErrConflict) {
-		err = lease.ErrConflict
-	}
-	return rev, err
-}
-
-// Get implements lease.Store.
-func (s leaseStore) Get(ctx context.Context, key string) ([]byte, uint64, error) {
-	b, rev, err := s.KV.Get(ctx, key)
-	if errors.Is(err, queue.ErrNotFound) {
-		err = lease.ErrNone
-	}
-	return b, rev, err
-}
-
 // open begins to take the lease, or leads at once if NATS is inside.
 func (l *leading) open(ctx context.Context) error {
 	l.u.metrics.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "stagecoach", Subsystem: "control", Name: "leading", Help: "1 while this control plane leads, 0 while it stands by or may not act.",
 	}, func() float64 {
-		if _, err := l.epoch(); err != nil || !l.leads() {
-			return 0
+		if l.acts() {
+			return 1
 		}
-		return 1
+		return 0
 	}))
 	if !l.outside() {
 		l.active.Store(true)
@@ -183,7 +172,7 @@ func (l *leading) open(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.keeper, err = lease.Open(ctx, lease.KeeperConfig{Store: leaseStore{kv}, Me: l.me, Where: l.u.cfg.Node.Name + " at " + l.u.cfg.Listen, Log: l.u.log})
+	l.keeper, err = lease.Open(ctx, lease.KeeperConfig{Store: ownErrors{kv, lease.ErrNone, lease.ErrConflict}, Me: l.me, Where: l.u.cfg.Node.Name + " at " + l.u.cfg.Listen, Log: l.u.log})
 	if err != nil {
 		return err
 	}
@@ -282,7 +271,7 @@ func (l *leading) lead(ctx context.Context, epoch uint64) error {
 	if err != nil {
 		return err
 	}
-	j, err := readJournal(ctx, l, func() (*queue.Journal, error) {
+	j, err := takeOverShared(ctx, l, func() (*queue.Journal, error) {
 		return queue.OpenJournal(ctx, nc, u.journalConfig(), u.log)
 	})
 	if err != nil {

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -22,15 +24,19 @@ type joinConfig struct {
 	ca      string // file that the servers' certificates are checked against; empty: the authority is
 	token   string // text of a join token, or a file that has it
 	outside bool   // the servers are of others, who decide who may connect
+	// How the servers' certificates are checked against ca, once validate has read it; nil: there is
+	// no such file.
+	own *tls.Config
 }
 
-// validate reports invalid flags. listen is where the node's tunnel listens.
+// validate reads ca, and reports invalid flags. listen is where the node's tunnel listens.
 func (c *joinConfig) validate(listen string, bad func(flag string, got any, want string)) {
 	if c.outside && listen != "" {
 		bad("listen", listen, "--token in place of --nats-outside: certificates need `up --nats-listen`, or servers with the files of `stagecoach cluster init` and `up --cluster-key`")
 	}
 	if c.ca != "" {
-		if _, err := natsTLS(c.ca, [32]byte{}); err != nil {
+		var err error
+		if c.own, err = natsTLS(c.ca); err != nil {
 			bad("nats-ca", err, "a file with certificates (PEM)")
 		}
 	}
@@ -94,11 +100,7 @@ func (j joining) member(ctx context.Context) (*identity.Member, error) {
 func (j joining) join(ctx context.Context, m *identity.Member, t identity.Token) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	secured, err := natsTLS(j.ca, t.CA)
-	if err != nil {
-		return fmt.Errorf("--nats-ca: %w", err)
-	}
-	a := queue.Bearer(t.User, secured)
+	a := queue.Bearer(t.User, cmp.Or(j.own, identity.NATSClient(t.CA, time.Now)))
 	a.NoTLS = func(err error) { cancel(fmt.Errorf("%w: %w", errNotOurs, err)) }
 	a.Refused = func(err error) {
 		cancel(fmt.Errorf("the NATS server refuses the token: it has expired, or is of another control plane: %w", err))
@@ -122,25 +124,13 @@ var errNotOurs = errors.New("the NATS servers let no node join with a token: the
 // access is the access of a member to NATS.
 func (j joining) access(m *identity.Member, refused func(error)) queue.Access {
 	seed, secured := m.NATS()
-	if j.ca != "" {
-		if own, err := natsTLS(j.ca, [32]byte{}); err == nil { // checked at the start
-			secured = own
-		}
-	}
-	return queue.Access{User: m.User, Seed: seed, TLS: secured, Refused: refused}
+	return queue.Access{User: m.User, Seed: seed, TLS: cmp.Or(j.own, secured), Refused: refused}
 }
 
 // openMembership makes the daemon a member, and connects it. If the membership ends, so does run.
 func (d *daemon) openMembership(ctx context.Context) (*queue.Link, error) {
 	if d.cfg.join.outside { // who may connect is up to the cluster's operator
-		a := queue.Access{}
-		if d.cfg.join.ca != "" {
-			var err error
-			if a.TLS, err = natsTLS(d.cfg.join.ca, [32]byte{}); err != nil {
-				return nil, fmt.Errorf("--nats-ca: %w", err)
-			}
-		}
-		nc, err := queue.Connect(d.cfg.join.urls, a, "node "+d.cfg.node, d.log)
+		nc, err := queue.Connect(d.cfg.join.urls, queue.Access{TLS: d.cfg.join.own}, "node "+d.cfg.node, d.log)
 		if err != nil {
 			return nil, err
 		}

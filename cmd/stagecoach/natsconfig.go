@@ -83,10 +83,10 @@ func (c *NATSConfig) validate(bad func(path string, got any, want string)) {
 }
 
 // openBroker starts the server inside, which listens as server says, or connects to the cluster
-// outside.
-func (c *Config) openBroker(ctx context.Context, server queue.ServerConfig) (queue.Broker, error) {
+// outside. keys are nil without a cluster key.
+func (c *Config) openBroker(ctx context.Context, server queue.ServerConfig, keys *clusterKeys) (queue.Broker, error) {
 	if n := c.NATS; n.outside() {
-		return c.outsideBroker(ctx, queue.ClusterConfig{URLs: n.URLs, Creds: n.Creds, CA: n.CA, Cert: n.Cert, Key: n.Key, Replicas: n.Replicas, Log: server.Log})
+		return c.outsideBroker(ctx, queue.ClusterConfig{URLs: n.URLs, Creds: n.Creds, CA: n.CA, Cert: n.Cert, Key: n.Key, Replicas: n.Replicas, Log: server.Log}, keys)
 	}
 	server.Dir, server.Sync = filepath.Join(c.State, "nats"), c.Journal.Sync
 	if server.Sync == 0 {

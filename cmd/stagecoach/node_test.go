@@ -77,8 +77,8 @@ func (n *nodesRig) open(bus *queue.Link) {
 	t.Cleanup(n.watch.Close)
 }
 
-// control connects to NATS as a control plane, with the keys in up's state folder.
-func (n *nodesRig) control() *queue.Link {
+// access is the access of a control plane to NATS, with the keys in up's state folder.
+func (n *nodesRig) access() queue.Access {
 	n.t.Helper()
 	keys, err := natsKeys(filepath.Join(n.state, "identity"))
 	if err != nil {
@@ -90,7 +90,13 @@ func (n *nodesRig) control() *queue.Link {
 	}
 	a := keys.Control()
 	a.TLS = identity.NATSClient(token.CA, time.Now)
-	nc, err := queue.Connect(n.url, a, "test", slog.New(slog.DiscardHandler))
+	return a
+}
+
+// control connects to NATS as a control plane.
+func (n *nodesRig) control() *queue.Link {
+	n.t.Helper()
+	nc, err := queue.Connect(n.url, n.access(), "test", slog.New(slog.DiscardHandler))
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -330,8 +336,7 @@ func TestUpUnderNodes(t *testing.T) {
 	if got := n.running("n1", "hold"); !slices.Equal(got, names) || len(n.events("hold", "lost")) > 0 {
 		t.Errorf("n1 runs %v after up stood still, lost were %v, want %v still", got, n.events("hold", "lost"), names)
 	}
-	kill9(t, n.up.Cmd.Process.Pid)
-	<-n.up.Done
+	n.end9()
 	gone(t, before[1:])
 	n.restart()
 	n.steady("hold", 3, "n1")

@@ -18,21 +18,28 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// initialized runs three NATS servers with the files of `stagecoach cluster init`. It returns their
-// URLs and the file with the cluster key.
-func initialized(t *testing.T) (of *natstest.Cluster, key string) {
+// initialized runs n NATS servers with the files of `stagecoach cluster init`. It returns them and
+// the file with the cluster key.
+func initialized(t *testing.T, n int) (of *natstest.Cluster, key string) {
 	t.Helper()
-	dir, ports := t.TempDir(), proctest.Ports(t, 6)
-	var servers, dirs []string
-	for i := range 3 {
-		servers = append(servers, fmt.Sprintf("127.0.0.1:%d/%d", ports[i], ports[3+i]))
-		dirs = append(dirs, filepath.Join(dir, fmt.Sprintf("127.0.0.1-%d", ports[i])))
+	dir, ports := t.TempDir(), proctest.Ports(t, 2*n)
+	var list, dirs []string
+	for i := range n {
+		list = append(list, fmt.Sprintf("127.0.0.1:%d/%d", ports[i], ports[n+i]))
 	}
-	var out strings.Builder
-	if err := run(t.Context(), []string{"cluster", "init", "--dir", dir, "--servers", strings.Join(servers, ",")}, &out); err != nil {
+	servers := strings.Join(list, ",")
+	all, err := queue.ParseOutside(servers)
+	if err != nil {
 		t.Fatal(err)
 	}
-	of = natstest.StartConfigured(t, queue.OutsideConfig, dirs, ports[:3])
+	for _, s := range all {
+		dirs = append(dirs, filepath.Join(dir, s.Name))
+	}
+	var out strings.Builder
+	if err := run(t.Context(), []string{"cluster", "init", "--dir", dir, "--servers", servers}, &out); err != nil {
+		t.Fatal(err)
+	}
+	of = natstest.StartConfigured(t, queue.OutsideConfig, dirs, ports[:n])
 	if want := "--nats " + of.String(); !strings.Contains(out.String(), want) {
 		t.Errorf("cluster init prints %q, want %q in it", out.String(), want)
 	}
@@ -44,7 +51,7 @@ func initialized(t *testing.T) (of *natstest.Cluster, key string) {
 // The leader is killed, and the next one uses the node. Then the node is revoked, and ends.
 func TestNodesOutliveTheLeader(t *testing.T) {
 	t.Parallel()
-	of, file := initialized(t)
+	of, file := initialized(t, 3)
 	flags := []string{"--nats", of.String(), "--cluster-key", file, "--no-node"}
 	a := start(t, flags...)
 	a.leads(1)
@@ -66,11 +73,7 @@ func TestNodesOutliveTheLeader(t *testing.T) {
 		}
 	}
 	n.listsTokens(t)
-	if err := a.up.Cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	<-a.up.Done
-	a.up = nil
+	a.end9()
 	b.leads(1)
 	begun := time.Now()
 	for _, name := range []string{"f", "h/echo"} {

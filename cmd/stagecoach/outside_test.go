@@ -204,9 +204,9 @@ func TestLeaderHandsOver(t *testing.T) {
 	stopSlow()
 }
 
-// replicaPIDs returns the processes of a function's replicas on the node of this control plane. It
+// ownPIDs returns the processes of a function's replicas on the node of this control plane. It
 // fails the test if there are none.
-func (r *rig) replicaPIDs(function string) (pids []int) {
+func (r *rig) ownPIDs(function string) (pids []int) {
 	r.t.Helper()
 	for _, is := range r.own().Replicas {
 		if is.Function == function+".openfaas-fn" {
@@ -228,7 +228,7 @@ func TestLeaderOutlivesServers(t *testing.T) {
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, fn{"g", "noop", map[string]string{"min": "0", "zero": "true"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	stop := a.hammer("f", 1)
-	before := a.replicaPIDs("f")
+	before := a.ownPIDs("f")
 	for i := range 3 {
 		of.Kill(i)
 		a.until(late, "the cluster to store something", func() bool {
@@ -261,7 +261,7 @@ func TestLapseIsNoLoss(t *testing.T) {
 	a.leads(1)
 	a.deployAll(fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}, fn{"asleep", "noop", map[string]string{"min": "0", "zero": "true"}, nil, nil})
 	a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
-	before := a.replicaPIDs("f")
+	before := a.ownPIDs("f")
 	stop := a.hammer("f", 1)
 	goOn := of.Pause()
 	a.until(late, "the lease to lapse", func() bool { return a.value("stagecoach_control_leading") == 0 })

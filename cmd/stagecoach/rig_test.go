@@ -130,12 +130,18 @@ func (r *rig) kill() {
 	if len(left) == 0 {
 		r.t.Error("up has no processes: its end proves nothing")
 	}
+	r.end9()
+	gone(r.t, left)
+}
+
+// end9 kills up, and returns when it has ended. Its processes may go on.
+func (r *rig) end9() {
+	r.t.Helper()
 	if err := r.up.Cmd.Process.Kill(); err != nil {
 		r.t.Error(err)
 	}
 	<-r.up.Done
 	r.up = nil
-	gone(r.t, left)
 }
 
 // process is one that descends from up.

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
-	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/provider/secret/copies"
@@ -35,37 +34,16 @@ type secretGate struct {
 	passive  bool                          // this process lacks secrets, and does not take the lease
 }
 
-// copiesList adapts the errors of a bucket.
-type copiesList struct{ *queue.KV }
-
-// Get implements copies.List.
-func (l copiesList) Get(ctx context.Context, key string) ([]byte, uint64, error) {
-	b, rev, err := l.KV.Get(ctx, key)
-	if errors.Is(err, queue.ErrNotFound) {
-		err = copies.ErrNone
-	}
-	return b, rev, err
-}
-
-// Replace implements copies.List.
-func (l copiesList) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
-	rev, err := l.KV.Replace(ctx, key, value, rev)
-	if errors.Is(err, queue.ErrConflict) {
-		err = copies.ErrConflict
-	}
-	return rev, err
-}
-
 // openSecretCopies begins to exchange secrets with the other control planes. Without a cluster key,
-// control planes cannot prove to each other who they are, and secrets stay where they are.
+// control planes cannot prove to each other who they are, and secrets stay where they are. With
+// NATS inside, there are no others.
 func openSecretCopies(ctx context.Context, u *up) error {
-	if u.nodes.authority == nil {
-		u.log.Warn("secrets are on the disk of this control plane alone: without a cluster key (--cluster-key), control planes do not send them to each other")
+	if !u.leading.outside() {
 		return nil
 	}
-	key, err := authority.ReadClusterKey(u.cfg.Cluster.Key)
-	if err != nil {
-		return err
+	if u.nodes.shared == nil {
+		u.log.Warn("secrets are on the disk of this control plane alone: without a cluster key (--cluster-key), control planes do not send them to each other")
+		return nil
 	}
 	nc, err := u.nats.Connect("secrets")
 	if err != nil {
@@ -76,19 +54,12 @@ func openSecretCopies(ctx context.Context, u *up) error {
 	if err != nil {
 		return err
 	}
-	sums := key.Derive("hashes of secrets")
+	sums := u.nodes.shared.key.Derive("hashes of secrets")
 	source := u.nodes.authority.Source()
 	c, err := copies.Open(ctx, copies.Config{
-		Store: u.secrets, File: filepath.Join(u.cfg.State, "secret-versions.json"), List: copiesList{kv}, Key: sums[:],
+		Store: u.secrets, File: filepath.Join(u.cfg.State, "secret-versions.json"), List: ownErrors{kv, copies.ErrNone, copies.ErrConflict}, Key: sums[:],
 		Peers: u.leading.controls.peers, Dial: func(ctx context.Context, p copies.Peer) (net.Conn, error) { return dialPlane(ctx, source, p) },
-		Stored: func(namespace, name string) { showSecret(u, namespace, name) }, Changed: u.leading.lacksChanged, Log: u.log,
-		Leads: func() bool { // before it has led, there may be no lease yet
-			if !u.leading.leads() {
-				return false
-			}
-			_, err := u.leading.epoch()
-			return err == nil
-		},
+		Stored: func(namespace, name string) { showSecret(u, namespace, name) }, Changed: u.leading.lacksChanged, Leads: u.leading.acts, Log: u.log,
 	})
 	if err != nil {
 		return err

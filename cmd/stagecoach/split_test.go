@@ -86,7 +86,7 @@ func (s *splitRig) alive() {
 	}
 }
 
-// pause is the time of a partition, which is no wait for an event.
+// pause waits where there is no event: for a partition to last, or before another look.
 func pause(d time.Duration) { <-time.After(d) }
 
 // history has what clients of a cluster sent and got.

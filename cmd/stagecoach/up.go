@@ -183,7 +183,8 @@ func newUp(ctx context.Context, cfg Config, log *slog.Logger) (*up, error) {
 	u.leading = &leading{u: u}
 	u.leading.openID()
 	for _, step := range []func(context.Context) error{
-		u.openState, u.openTelemetry, u.openQueue, u.openImages, u.openReplicas, u.leading.openControls, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes, u.leading.open,
+		u.openState, u.openTelemetry, u.openQueue, u.openImages, u.openReplicas, u.leading.openControls,
+		func(ctx context.Context) error { return openSecretCopies(ctx, u) }, u.openControl, u.openFlow, u.openHTTP, u.follow, u.openNodes, u.leading.open,
 	} {
 		if err := step(ctx); err != nil {
 			return u, err

@@ -62,12 +62,30 @@ func (c *ClusterConfig) validate(n *NATSConfig, bad func(path string, got any, w
 	}
 }
 
-// natsTLS returns how to check the certificates of NATS servers: against a file, or against the
-// authority whose key has this hash.
-func natsTLS(file string, ca [32]byte) (*tls.Config, error) {
-	if file == "" {
-		return identity.NATSClient(ca, time.Now), nil
+// clusterKeys are what control planes share as secrets.
+type clusterKeys struct {
+	key  authority.ClusterKey
+	nats *queue.Keys // derived from it
+}
+
+// keys reads the cluster key. It returns nil if there is none.
+func (c *ClusterConfig) keys() (*clusterKeys, error) {
+	if c.Key == "" {
+		return nil, nil
 	}
+	key, err := authority.ReadClusterKey(c.Key)
+	if err != nil {
+		return nil, err
+	}
+	keys, err := queue.DeriveKeys(key.Derive)
+	if err != nil {
+		return nil, err
+	}
+	return &clusterKeys{key, keys}, nil
+}
+
+// natsTLS returns how to check the certificates of NATS servers against a file.
+func natsTLS(file string) (*tls.Config, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
@@ -79,25 +97,24 @@ func natsTLS(file string, ca [32]byte) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: pool}, nil
 }
 
-// outsideBroker connects to the NATS cluster outside.
-func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig) (queue.Broker, error) {
-	if c.Cluster.Key == "" {
+// outsideBroker connects to the NATS cluster outside. keys are nil without a cluster key.
+func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig, keys *clusterKeys) (queue.Broker, error) {
+	if keys == nil {
 		b, err := queue.OpenCluster(ctx, cfg)
 		if unknown := (x509.UnknownAuthorityError{}); errors.Is(err, queue.ErrRefused) || errors.As(err, &unknown) {
 			err = fmt.Errorf("%w; servers with the files of `stagecoach cluster init` need --cluster-key, others --nats-creds or --nats-ca", err)
 		}
 		return b, err
 	}
-	key, err := authority.ReadClusterKey(c.Cluster.Key)
-	if err != nil {
-		return nil, err
-	}
-	if cfg.Keys, err = queue.DeriveKeys(key.Derive); err != nil {
-		return nil, err
-	}
-	_, ca := key.CA()
-	if cfg.TLS, err = natsTLS(cfg.CA, identity.KeyHash(ca)); err != nil {
-		return nil, fmt.Errorf("nats.ca: %w", err)
+	cfg.Keys = keys.nats
+	if cfg.CA == "" {
+		_, ca := keys.key.CA()
+		cfg.TLS = identity.NATSClient(identity.KeyHash(ca), time.Now)
+	} else {
+		var err error
+		if cfg.TLS, err = natsTLS(cfg.CA); err != nil {
+			return nil, fmt.Errorf("nats.ca: %w", err)
+		}
 	}
 	b, err := queue.OpenCluster(ctx, cfg)
 	if errors.Is(err, queue.ErrNoTLS) || errors.Is(err, queue.ErrRefused) || errors.Is(err, identity.ErrOtherCluster) {
@@ -106,23 +123,27 @@ func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig) (qu
 	return b, err
 }
 
-// authorityStore keeps the authority's state in a bucket.
-type authorityStore struct{ *queue.KV }
+// ownErrors is a bucket with the errors that its user knows.
+type ownErrors struct {
+	*queue.KV
 
-// Get implements authority.Store.
-func (s authorityStore) Get(ctx context.Context, key string) ([]byte, uint64, error) {
-	b, rev, err := s.KV.Get(ctx, key)
-	if errors.Is(err, queue.ErrNotFound) {
-		err = authority.ErrNone
-	}
-	return b, rev, err
+	none, conflict error
 }
 
-// Replace implements authority.Store.
-func (s authorityStore) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
-	rev, err := s.KV.Replace(ctx, key, value, rev)
+// Get is queue.KV.Get.
+func (b ownErrors) Get(ctx context.Context, key string) ([]byte, uint64, error) {
+	value, rev, err := b.KV.Get(ctx, key)
+	if errors.Is(err, queue.ErrNotFound) {
+		err = b.none
+	}
+	return value, rev, err
+}
+
+// Replace is queue.KV.Replace.
+func (b ownErrors) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
+	rev, err := b.KV.Replace(ctx, key, value, rev)
 	if errors.Is(err, queue.ErrConflict) {
-		err = authority.ErrConflict
+		err = b.conflict
 	}
 	return rev, err
 }
@@ -130,16 +151,9 @@ func (s authorityStore) Replace(ctx context.Context, key string, value []byte, r
 // openSharedAuthority opens the authority that the control planes of a cluster share, if there is a
 // cluster key.
 func openSharedAuthority(ctx context.Context, u *up) error {
-	if u.cfg.Cluster.Key == "" {
+	shared := u.nodes.shared
+	if shared == nil {
 		return nil
-	}
-	key, err := authority.ReadClusterKey(u.cfg.Cluster.Key)
-	if err != nil {
-		return err
-	}
-	keys, err := queue.DeriveKeys(key.Derive)
-	if err != nil {
-		return err
 	}
 	nc, err := u.nats.Connect("authority")
 	if err != nil {
@@ -151,8 +165,8 @@ func openSharedAuthority(ctx context.Context, u *up) error {
 		return err
 	}
 	u.nodes.authority, err = authority.Open(authority.Config{
-		Shared: &authority.Shared{Key: key, Store: authorityStore{kv}}, Name: u.leading.me,
-		Lifetime: u.cfg.NATS.Certificates, Now: time.Now, Users: keys, Log: u.log,
+		Shared: &authority.Shared{Key: shared.key, Store: ownErrors{kv, authority.ErrNone, authority.ErrConflict}}, Name: u.leading.me,
+		Lifetime: u.cfg.NATS.Certificates, Now: time.Now, Users: shared.nats, Log: u.log,
 	})
 	if err != nil {
 		return err

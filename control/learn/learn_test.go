@@ -1,13 +1,11 @@
 package learn
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,30 +15,13 @@ import (
 
 	"github.com/stagecoach-serving/stagecoach/autoscaler/plan"
 	"github.com/stagecoach-serving/stagecoach/demand"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// logText is a log that a test reads.
-type logText struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logText) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logText) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 // graph is film for each key: cut -> grade, one call per item.
 func graph(pipeline.Key) (pipeline.Pipeline, bool) { return filmGraph, true }
@@ -50,13 +31,13 @@ var filmGraph = pipeline.Pipeline{Name: "film", Namespace: "ns", Entry: "cut", S
 	{Function: pipeline.Function{Name: "grade", Namespace: "ns"}},
 }}
 
-func config(s Store) (Config, *logText) {
-	log := &logText{}
+func config(s Store) (Config, *proctest.Buffer) {
+	log := &proctest.Buffer{}
 	return Config{Store: s, Graph: graph, Log: slog.New(slog.NewTextHandler(log, nil)), Metrics: prometheus.NewRegistry()}, log
 }
 
-// open opens a Demand on a bucket of a real server. close closes all.
-func open(t *testing.T, dir string, before func(*queue.KV)) (d *Demand, log *logText, closeAll func()) {
+// bucket opens a bucket of a real server. closeAll closes both.
+func bucket(t *testing.T, dir string) (kv *queue.KV, closeAll func()) {
 	t.Helper()
 	server, err := queue.StartServer(queue.ServerConfig{Dir: dir, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -66,25 +47,29 @@ func open(t *testing.T, dir string, before func(*queue.KV)) (d *Demand, log *log
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	kv, err := queue.OpenKV(ctx, nc, server.Disk(), "demand")
-	if err != nil {
+	if kv, err = queue.OpenKV(t.Context(), nc, server.Disk(), "demand"); err != nil {
 		t.Fatal(err)
 	}
+	return kv, func() { nc.Close(); server.Close() }
+}
+
+// open opens a Demand on a bucket of a real server. closeAll closes all.
+func open(t *testing.T, dir string, before func(*queue.KV)) (d *Demand, log *proctest.Buffer, closeAll func()) {
+	t.Helper()
+	kv, closeBucket := bucket(t, dir)
 	if before != nil {
 		before(kv)
 	}
 	c, log := config(kv)
-	if d, err = Open(ctx, c); err != nil {
+	var err error
+	if d, err = Open(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	return d, log, func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)
 		}
-		nc.Close()
-		server.Close()
+		closeBucket()
 	}
 }
 
@@ -152,23 +137,12 @@ func TestLearnedDemandSurvivesARestart(t *testing.T) {
 // TestReload checks that a process that takes over knows what the earlier process has learned and
 // saved after this one had started.
 func TestReload(t *testing.T) {
-	server, err := queue.StartServer(queue.ServerConfig{Dir: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(server.Close)
-	nc, err := server.Connect("test")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(nc.Close)
-	kv, err := queue.OpenKV(t.Context(), nc, server.Disk(), "demand")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kv, closeBucket := bucket(t, t.TempDir())
+	t.Cleanup(closeBucket)
 	var both [2]*Demand
 	for i := range both {
 		c, _ := config(kv)
+		var err error
 		if both[i], err = Open(t.Context(), c); err != nil {
 			t.Fatal(err)
 		}

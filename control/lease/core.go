@@ -132,9 +132,10 @@ type Core struct {
 	until    time.Duration // end of the holding, if holds
 	first    uint64        // epoch of the first holding since another process may have held the lease
 	released bool
-	freeing  bool   // it was released, and the record may still name this process
-	free     uint64 // number of the latest write that frees it; 0: none was sent
-	freed    uint64 // the revision that this write replaces
+	freeing  bool // it was released, and the record may still name this process
+	// Of the latest write that frees it: its number (0: none was sent), and the revision that it
+	// replaces.
+	freeBeat, freeRevision uint64
 
 	beat    uint64        // number of the latest write
 	sent    time.Duration // when it was sent
@@ -174,7 +175,7 @@ func (c *Core) Holder() Record { return c.record }
 // Step applies an event and returns what to do.
 func (c *Core) Step(now time.Duration, ev Event) []Effect {
 	var out []Effect
-	was := c.freeing
+	wasFreeing := c.freeing
 	if c.holds && now >= c.until {
 		out = append(out, c.lapse()...)
 	}
@@ -182,7 +183,7 @@ func (c *Core) Step(now time.Duration, ev Event) []Effect {
 	case Seen:
 		out = append(out, c.see(now, e)...)
 	case Wrote:
-		if e.Beat == c.free {
+		if e.Beat == c.freeBeat {
 			c.freeing = false
 		}
 		for _, a := range c.pending {
@@ -196,7 +197,7 @@ func (c *Core) Step(now time.Duration, ev Event) []Effect {
 		c.ended(e.Beat, true)
 		if e.Conflict {
 			// A later write that was stored explains the refusal of an earlier one.
-			c.doubt = c.forget(e.Beat) || e.Beat == c.free || c.doubt
+			c.doubt = c.forget(e.Beat) || e.Beat == c.freeBeat || c.doubt
 			out = c.read(now, out)
 		}
 	case Stand:
@@ -217,7 +218,7 @@ func (c *Core) Step(now time.Duration, ev Event) []Effect {
 	case Tick:
 	}
 	if c.released {
-		return append(out, c.actReleased(now, was)...)
+		return append(out, c.actReleased(now, wasFreeing)...)
 	}
 	return append(out, c.act(now)...)
 }
@@ -331,25 +332,25 @@ func (c *Core) act(now time.Duration) []Effect {
 
 // giveUp returns a write of the record without its holder.
 func (c *Core) giveUp(now time.Duration) Effect {
-	free := c.record
-	free.Holder, free.Where = "", ""
+	r := c.record
+	r.Holder, r.Where = "", ""
 	c.beat++
-	c.free, c.freed, c.sent, c.sending = c.beat, c.revision, now, true
-	free.Beat = c.beat
-	return Write{free, c.revision}
+	c.freeBeat, c.freeRevision, c.sent, c.sending = c.beat, c.revision, now, true
+	r.Beat = c.beat
+	return Write{r, c.revision}
 }
 
 // actReleased goes on to free a lease that was released. A renewal that was under way may be stored
 // before the write that frees the lease, which then finds another revision.
-func (c *Core) actReleased(now time.Duration, was bool) []Effect {
+func (c *Core) actReleased(now time.Duration, wasFreeing bool) []Effect {
 	if c.sending && now >= c.sent+writeLimit {
 		c.sending = false
 	}
-	if c.record.Holder != c.cfg.Me && (c.free != 0 || !c.sending) {
+	if c.record.Holder != c.cfg.Me && (c.freeBeat != 0 || !c.sending) {
 		c.freeing = false
 	}
 	if !c.freeing {
-		if was {
+		if wasFreeing {
 			return []Effect{Freed{}}
 		}
 		return nil
@@ -357,7 +358,7 @@ func (c *Core) actReleased(now time.Duration, was bool) []Effect {
 	if c.sending {
 		return []Effect{Wake{c.sent + writeLimit}}
 	}
-	if again := c.sent + retryAgain; c.revision == c.freed && now < again {
+	if again := c.sent + retryAgain; c.revision == c.freeRevision && now < again {
 		return []Effect{Wake{again}}
 	}
 	return []Effect{c.giveUp(now), Wake{now + writeLimit}}

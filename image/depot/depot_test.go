@@ -20,6 +20,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/image"
 	"github.com/stagecoach-serving/stagecoach/image/transfer"
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
@@ -392,34 +393,42 @@ func open(t testing.TB, of *natstest.Cluster) bucket {
 	return bucket{o}
 }
 
+// dying kills a server before the third object is put.
+type dying struct {
+	bucket
+
+	puts int
+	kill func()
+}
+
+func (d *dying) Put(ctx context.Context, name string, data []byte) error {
+	if d.puts++; d.puts == 3 {
+		d.kill()
+	}
+	return d.bucket.Put(ctx, name, data)
+}
+
 // TestServerDies kills a server of a NATS cluster while an image is copied. Another process gets
 // the image from the other two servers.
 func TestServerDies(t *testing.T) {
 	t.Parallel()
 	of := natstest.Start(t, 3)
-	d := New(open(t, of))
+	during := &dying{bucket: open(t, of), kill: func() { of.Kill(0) }}
+	d := New(during)
 	other := New(open(t, of))
 	from, digest := filled(t, 1)
-	killed := make(chan struct{})
-	go func() {
-		defer close(killed)
-		for { // until a part of the image is there
-			if all, err := other.objects.List(t.Context()); err != nil || len(all) > 1 {
-				break
-			}
-		}
-		of.Kill(0)
-	}()
-	until(t, "the image to be copied", func() bool { return logged(t, d.Put(t.Context(), from, digest)) })
-	<-killed
-	until(t, "the image to be fetched", func() bool {
+	proctest.Until(t, "the image to be copied", func() bool { return logged(t, d.Put(t.Context(), from, digest)) })
+	if during.puts < 3 {
+		t.Errorf("no server was killed before the %d objects were put: that proves nothing", during.puts)
+	}
+	proctest.Until(t, "the image to be fetched", func() bool {
 		to, err := fetch(t, other, digest)
 		if err == nil {
 			complete(t, to, digest)
 		}
 		return logged(t, err)
 	})
-	until(t, "all to be deleted", func() bool {
+	proctest.Until(t, "all to be deleted", func() bool {
 		_, err := d.Collect(t.Context(), nil, 0)
 		left, listed := d.objects.List(t.Context())
 		return logged(t, errors.Join(err, listed)) && len(left) == 0
@@ -433,15 +442,6 @@ func logged(t testing.TB, err error) bool {
 		t.Log(err)
 	}
 	return err == nil
-}
-
-func until(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for limit := time.Now().Add(2 * time.Minute); !done(); time.Sleep(100 * time.Millisecond) {
-		if time.Now().After(limit) {
-			t.Fatal("still waiting: " + what)
-		}
-	}
 }
 
 // BenchmarkPut measures copies of an image into a NATS cluster of three servers, and out of it.

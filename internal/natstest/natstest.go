@@ -130,7 +130,7 @@ func StartIn(t testing.TB, dirs ...string) *Cluster {
 	return c
 }
 
-// Host is where a server runs. A netnstest.Machine is one.
+// Host is where a server runs, such as a machine of netnstest.
 type Host struct {
 	IP      string
 	Dial    func(ctx context.Context, network, address string) (net.Conn, error)

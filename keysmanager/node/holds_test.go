@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/node"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
@@ -261,13 +262,7 @@ func TestListener(t *testing.T) {
 	t.Cleanup(l.Close)
 	b.join("n1", newWorker())
 	b.join("n2", newWorker()).stop() // says that it is gone
-	deadline := time.Now().Add(limit)
-	for len(l.Heard(time.Hour)) != 1 {
-		if time.Now().After(deadline) {
-			t.Fatalf("heard %v, want one node", len(l.Heard(time.Hour)))
-		}
-		time.Sleep(time.Millisecond)
-	}
+	proctest.Until(t, "one node to be heard", func() bool { return len(l.Heard(time.Hour)) == 1 })
 	if got := l.Heard(-time.Second); len(got) > 0 {
 		t.Errorf("%d nodes were heard in the future", len(got))
 	}
@@ -307,11 +302,7 @@ func TestRefusedNodesAreNotAwaited(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(l.Close)
-	for deadline := time.Now().Add(limit); len(l.Heard(time.Hour)) != 1; time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("the node was not heard")
-		}
-	}
+	proctest.Until(t, "the node to be heard", func() bool { return len(l.Heard(time.Hour)) == 1 })
 	older := b.watch(new(reign).of(8), func(cfg *node.DirectoryConfig) { cfg.First = l.Heard(time.Hour) })
 	if got := older.Await(within(t), time.Time{}); len(got) > 0 {
 		t.Errorf("missing are %v, want none", got)

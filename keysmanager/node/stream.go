@@ -61,15 +61,15 @@ func relay(of running, near wire.Socket, c net.Conn, items Items, log *slog.Logg
 			log.Debug("relay has ended", "replica", of.replica, "direction", direction, "error", err)
 		}
 	}
-	in, out := func() error { return wire.Relay(near, far) }, func() error { return wire.Relay(far, near) }
+	toNear, toFar := wire.NewOutlet(near), wire.NewOutlet(far)
+	var in, out wire.Edit
 	if items != nil {
-		carry := newCarry(items, of, wire.NewOutlet(near), wire.NewOutlet(far), log)
+		carry := newCarry(items, of, toNear, toFar, log)
 		defer carry.close()
-		in = func() error { return wire.RelayEdited(carry.near, far, carry.toReplica) }
-		out = func() error { return wire.RelayEdited(carry.far, near, carry.fromReplica) }
+		in, out = carry.toReplica, carry.fromReplica
 	}
 	var both sync.WaitGroup
-	both.Go(func() { end("to the replica", in()) })
-	both.Go(func() { end("from the replica", out()) })
+	both.Go(func() { end("to the replica", wire.Relay(toNear, far, in)) })
+	both.Go(func() { end("from the replica", wire.Relay(toFar, near, out)) })
 	both.Wait()
 }

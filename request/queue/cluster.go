@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"sync"
 	"time"
@@ -140,7 +141,11 @@ func (c *Cluster) closeConns() {
 func (c *Cluster) checkServers() error {
 	var old, away []error
 	for _, url := range c.cfg.URLs {
-		nc, err := nats.Connect(url, append(c.cfg.options("check", c.cfg.access()), nats.NoReconnect())...)
+		connect := nats.Connect
+		if len(c.cfg.URLs) == 1 { // no other one may answer
+			connect = dial
+		}
+		nc, err := connect(url, append(c.cfg.options("check", c.cfg.access()), nats.NoReconnect())...)
 		if err != nil {
 			away = append(away, fmt.Errorf("%s: %w", url, classified(err)))
 			continue
@@ -185,7 +190,7 @@ func (c *Cluster) Connect(name string) (*nats.Conn, error) { return c.connect(na
 
 func (c *Cluster) connect(name string, a Access) (*nats.Conn, error) {
 	log := c.cfg.Log.With("connection", name)
-	nc, err := nats.Connect(c.URL(), append(c.cfg.options(name, a),
+	nc, err := dial(c.URL(), append(c.cfg.options(name, a),
 		nats.MaxReconnects(-1), nats.ReconnectWait(reconnectWait), nats.ReconnectJitter(0, 0), nats.ReconnectBufSize(-1),
 		nats.IgnoreAuthErrorAbort(), nats.NoCallbacksAfterClientClose(),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
@@ -209,6 +214,20 @@ func (c *Cluster) connect(name string, a Access) (*nats.Conn, error) {
 		return nil, fmt.Errorf("connect %s to %s: %w", name, c, err)
 	}
 	return nc, nil
+}
+
+// dialTries is how often a process connects to servers that do not answer in time. On a busy
+// machine, one try may not be enough.
+const dialTries = 3
+
+func dial(url string, options ...nats.Option) (nc *nats.Conn, err error) {
+	for range dialTries {
+		var late net.Error
+		if nc, err = nats.Connect(url, options...); err == nil || !errors.Is(err, nats.ErrTimeout) && !(errors.As(err, &late) && late.Timeout()) {
+			break
+		}
+	}
+	return nc, err
 }
 
 // JetStream's codes for a cluster that has too few servers.

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -214,4 +216,41 @@ func TestOldServersAreRefused(t *testing.T) {
 			t.Errorf("version %q: %v, want both versions named", version, err)
 		}
 	}
+}
+
+// TestServersMayAnswerLate connects to a server that does not answer the first connection.
+func TestServersMayAnswerLate(t *testing.T) {
+	t.Parallel()
+	to := strings.TrimPrefix(natstest.Start(t, 1).URLs()[0], "nats://")
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer l.Close()
+	serving.Go(func() {
+		for n := 0; ; n++ {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer near.Close()
+			if n == 0 {
+				continue
+			}
+			far, err := net.Dial("tcp", to)
+			if err != nil {
+				return
+			}
+			defer far.Close()
+			serving.Go(func() { _, _ = io.Copy(near, far) })
+			serving.Go(func() { _, _ = io.Copy(far, near) })
+		}
+	})
+	nc, err := dial("nats://"+l.Addr().String(), nats.Timeout(time.Second), nats.NoReconnect())
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc.Close()
 }

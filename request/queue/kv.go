@@ -152,13 +152,21 @@ func (k *KV) retry(ctx context.Context, f func(context.Context) error) error {
 	}
 }
 
+// lagMost bounds the wait for a copy of a bucket that is behind.
+const lagMost = 5 * time.Second
+
 // Watch calls f with every key's latest value and then with every change, until stop is called or
 // ctx ends. Calls of f do not overlap. Watch returns once f has seen all values that existed at the
-// call. When stop returns, f does not run and will not be called again.
+// call, even if the copy that it reads was behind, by up to five seconds. When stop returns, f does
+// not run and will not be called again.
 func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	opened := k.disk.opens()
-	w, err := k.kv.WatchAll(ctx)
+	latest, err := k.latest(ctx)
+	var w jetstream.KeyWatcher
+	if err == nil {
+		w, err = k.kv.WatchAll(ctx)
+	}
 	if err != nil {
 		cancel()
 		return nil, fmt.Errorf("watch bucket: %w", err)
@@ -167,7 +175,7 @@ func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) 
 	synced, ended := make(chan struct{}), make(chan struct{})
 	wg.Go(func() {
 		defer close(ended)
-		follow := follower{f: f, synced: synced}
+		follow := follower{f: f, synced: synced, latest: latest, lagMost: lagMost}
 		for w != nil {
 			again := follow.updates(ctx, w.Updates(), opened)
 			// Stop fails only if the connection is closed or the streams were opened again. Then there is
@@ -228,12 +236,27 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// latest returns the revision of the bucket's latest change. The leader of the stream answers.
+func (k *KV) latest(ctx context.Context) (uint64, error) {
+	s, err := k.kv.Status(ctx)
+	if err != nil {
+		return 0, err
+	}
+	b, ok := s.(*jetstream.KeyValueBucketStatus)
+	if !ok {
+		return 0, fmt.Errorf("status of type %T, want that of JetStream", s)
+	}
+	return b.StreamInfo().State.LastSeq, nil
+}
+
 // follower passes each change of a bucket to f once, even if the bucket is watched again.
 type follower struct {
-	f      func(Entry)
-	seen   uint64        // latest revision seen
-	synced chan struct{} // closed once f has seen all values that existed at the start; then nil
-	ended  bool          // the last watcher ended by itself
+	f       func(Entry)
+	seen    uint64        // latest revision seen
+	synced  chan struct{} // closed once f has seen all values that existed at the start; then nil
+	latest  uint64        // revision of the latest of these values
+	lagMost time.Duration // how long a copy without that value may take to get it
+	ended   bool          // the last watcher ended by itself
 }
 
 // updates passes a watcher's changes to f. It returns when ctx ends, when the streams were opened
@@ -242,27 +265,42 @@ type follower struct {
 // exist, for example while the streams are being opened.
 func (f *follower) updates(ctx context.Context, from <-chan jetstream.KeyValueEntry, opened <-chan struct{}) (again bool) {
 	f.ended = false
+	var late <-chan time.Time // set once the copy has sent what it had
 	for {
 		select {
 		case <-ctx.Done():
 			return false
 		case <-opened:
 			return true
+		case <-late:
+			f.latest = 0
+			f.sync()
 		case e, ok := <-from:
 			switch {
 			case !ok:
 				f.ended = true
 				return ctx.Err() == nil
-			case e == nil && f.synced != nil:
-				close(f.synced)
-				f.synced = nil
-			case e != nil && e.Revision() > f.seen:
+			case e == nil:
+				late = time.After(f.lagMost)
+				f.sync()
+			case e.Revision() > f.seen:
 				f.seen = e.Revision()
 				if entry, ok := entryOf(e); ok {
 					f.f(entry)
 				}
+				if late != nil {
+					f.sync()
+				}
 			}
 		}
+	}
+}
+
+// sync closes synced if f has seen the latest value that existed at the start.
+func (f *follower) sync() {
+	if f.synced != nil && f.seen >= f.latest {
+		close(f.synced)
+		f.synced = nil
 	}
 }
 

@@ -198,7 +198,7 @@ func TestRelayEdits(t *testing.T) {
 		return Unchanged, nil
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- RelayEdited(near, far, edit) }()
+	go func() { ended <- Relay(near, far, edit) }()
 	file, err := sealed([]byte("in a file"))
 	if err != nil {
 		t.Fatal(err)

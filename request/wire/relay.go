@@ -7,36 +7,6 @@ import (
 	"os"
 )
 
-// Relay copies frames from one Socket to another until the first one ends, and returns nil then. It
-// sends whole frames only, so that the receiver never has a part of a frame when either end is
-// lost. It changes nothing in them: frames of later versions pass as they are.
-func Relay(to, from Socket) error {
-	r := newFrames(from)
-	defer r.release()
-	for {
-		if err := r.read(); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return fmt.Errorf("relay: %w", err)
-		}
-		run := run{frames: r, send: func(b []byte, files []*os.File) error { return put(to, b, files) }}
-		for {
-			f, ok, err := run.next()
-			if err == nil && ok {
-				err = run.add(f)
-			} else if err == nil {
-				err = run.flush()
-			}
-			if err != nil {
-				return fmt.Errorf("relay: %w", err)
-			}
-			if !ok {
-				break
-			}
-		}
-	}
-}
-
 // relayRoom is how much of small frames is passed on at once, in bytes.
 const relayRoom = 64 << 10
 

@@ -52,9 +52,11 @@ const (
 // taken out. An error ends the relay.
 type Edit func(f *Frame) (Edited, error)
 
-// RelayEdited is [Relay] with an Edit of the frames whose type is known. Their version may be a
-// later one, because a [Conn] takes those, too.
-func RelayEdited(to *Outlet, from Socket, edit Edit) error {
+// Relay copies frames from one Socket to another until the first one ends, and returns nil then. It
+// sends whole frames only, so that the receiver never has a part of a frame when either end is
+// lost. Frames whose type is known are edited. Their version may be a later one, because a [Conn]
+// takes those, too. Without an Edit, all frames pass as they are.
+func Relay(to *Outlet, from Socket, edit Edit) error {
 	r := newFrames(from)
 	defer r.release()
 	for {
@@ -92,7 +94,7 @@ func (e *edits) pass() error {
 
 // one has a frame edited, and passes on the outcome.
 func (e *edits) one(f span) error {
-	if f.skip {
+	if f.skip || e.edit == nil {
 		return e.add(f)
 	}
 	waiting := e.run.files // of frames before it, that were not sent

@@ -30,9 +30,9 @@ func TestRelaysCountFiles(t *testing.T) {
 	defer file.Close()
 	for version := byte(Version); version <= Version+1; version++ {
 		for name, relay := range map[string]func(to, from Socket) error{
-			"relay": Relay,
+			"relay": func(to, from Socket) error { return Relay(NewOutlet(to), from, nil) },
 			"edited": func(to, from Socket) error {
-				return RelayEdited(NewOutlet(to), from, func(*Frame) (Edited, error) { return Unchanged, nil })
+				return Relay(NewOutlet(to), from, func(*Frame) (Edited, error) { return Unchanged, nil })
 			},
 			"switch": func(to, from Socket) error {
 				d := NewSwitch(from, SwitchConfig{Keep: long, Overtaken: long, Patience: long})
@@ -137,7 +137,7 @@ func TestFlagsOfReplicas(t *testing.T) {
 			}
 			_ = a.Close()
 			var seen []FrameType
-			err := RelayEdited(NewOutlet(NewSocket(to)), NewSocket(from), func(f *Frame) (Edited, error) {
+			err := Relay(NewOutlet(NewSocket(to)), NewSocket(from), func(f *Frame) (Edited, error) {
 				if f.Kept && f.Keep {
 					seen = append(seen, f.Type)
 				}

@@ -181,8 +181,8 @@ func relayed(t *testing.T) (dispatcher, replica Socket, ended chan error) {
 	a, b := pair(t)
 	near := NewSocket(a)
 	ended = make(chan error, 2)
-	go func() { ended <- Relay(near, far); _ = near.Close() }()
-	go func() { ended <- Relay(far, near); _ = far.Close() }()
+	go func() { ended <- Relay(NewOutlet(near), far, nil); _ = near.Close() }()
+	go func() { ended <- Relay(NewOutlet(far), near, nil); _ = far.Close() }()
 	return dispatcher, NewSocket(b), ended
 }
 
@@ -219,7 +219,7 @@ func TestRelaySendsWholeFrames(t *testing.T) {
 		_, _ = a.Write(append(bytes.Clone(later), part...))
 		_ = a.Close()
 	}()
-	err := Relay(NewSocket(c), NewSocket(b))
+	err := Relay(NewOutlet(NewSocket(c)), NewSocket(b), nil)
 	if !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("Relay returns %v, want an unexpected EOF", err)
 	}
@@ -233,7 +233,7 @@ func TestRelaySendsWholeFrames(t *testing.T) {
 	if _, err := e.Write(bad); err != nil {
 		t.Fatal(err)
 	}
-	if err := Relay(NewSocket(c), NewSocket(f)); err == nil || !strings.Contains(err.Error(), "want at most") {
+	if err := Relay(NewOutlet(NewSocket(c)), NewSocket(f), nil); err == nil || !strings.Contains(err.Error(), "want at most") {
 		t.Errorf("a bad header: %v", err)
 	}
 }

@@ -160,10 +160,7 @@ func (a *Authority) Renew(name string, ask identity.Ask) identity.Answer {
 	defer a.mu.Unlock()
 	now := a.cfg.Now()
 	var answer identity.Answer
-	err := a.state.mayRenew(name, ask, now)
-	if err != nil && a.shared && a.load() == nil { // another control plane may have let it in just now
-		err = a.state.mayRenew(name, ask, now)
-	}
+	var err error
 	if len(ask.Request) > 0 {
 		err = a.change(func(s *state) error {
 			err := s.mayRenew(name, ask, now)
@@ -176,6 +173,8 @@ func (a *Authority) Renew(name string, ask identity.Ask) identity.Answer {
 			}
 			return err
 		})
+	} else if err = a.state.mayRenew(name, ask, now); err != nil && a.shared && a.load() == nil {
+		err = a.state.mayRenew(name, ask, now) // another control plane may have let it in just now
 	}
 	if err != nil {
 		answer = identity.Answer{}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/outside"
@@ -128,7 +129,7 @@ func TestFilesAreNoSecondChance(t *testing.T) {
 	}
 	c.Kill(0)
 	c.Run(0)
-	c.until("an answer of the server", func() bool {
+	proctest.Until(t, "an answer of the server", func() bool {
 		err := queue.Probe(c.urls[0], access(m, nil))
 		if err == nil {
 			t.Fatal("the revoked node is connected")
@@ -158,7 +159,7 @@ func TestServerThatForgets(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Run(0)
-	c.until("the server to refuse the node", func() bool { return errors.Is(queue.Probe(c.urls[0], access(m, nil)), queue.ErrRefused) })
+	proctest.Until(t, "the server to refuse the node", func() bool { return errors.Is(queue.Probe(c.urls[0], access(m, nil)), queue.ErrRefused) })
 }
 
 // TestNodesAreNoServers tries to connect to the port for servers with the certificate of a node,

@@ -196,15 +196,6 @@ func (c *cluster) connect(m *identity.Member, refused func(error)) (link *queue.
 	return queue.NewLink(nc), nc.IsConnected
 }
 
-func (c *cluster) until(what string, f func() bool) {
-	c.t.Helper()
-	for deadline := time.Now().Add(limit); !f(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			c.t.Fatalf("%v have passed without %s", limit, what)
-		}
-	}
-}
-
 // TestNodesOfAClusterOutside joins through one server, loses another server and the control plane
 // that has let the node in, renews, and revokes: the node is out on all servers, also on the one
 // that was away.
@@ -223,7 +214,7 @@ func TestNodesOfAClusterOutside(t *testing.T) {
 		default:
 		}
 	})
-	c.until("a connection of the node", connected)
+	proctest.Until(t, "a connection of the node", connected)
 
 	c.Kill(0)
 	stop() // b leads now
@@ -234,7 +225,7 @@ func TestNodesOfAClusterOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlisten()
-	c.until("a message of the node", func() bool {
+	proctest.Until(t, "a message of the node", func() bool {
 		_ = link.Send("n2", "inventory", "", []byte("1")) // it may not
 		_ = link.Send("n1", "inventory", "", []byte("1")) // fails while it reconnects
 		select {
@@ -250,7 +241,7 @@ func TestNodesOfAClusterOutside(t *testing.T) {
 	if _, err := m.Sync(t.Context(), link); err != nil {
 		t.Errorf("the next control plane does not answer a question: %v", err)
 	}
-	c.until("writes", func() bool { _, _, err := b.NewToken(authority.TokenRequest{}); return err == nil })
+	proctest.Until(t, "writes", func() bool { _, _, err := b.NewToken(authority.TokenRequest{}); return err == nil })
 
 	if err := b.Revoke("n1"); err != nil {
 		t.Fatal(err)
@@ -265,9 +256,9 @@ func TestNodesOfAClusterOutside(t *testing.T) {
 	}
 	c.Run(0)
 	for _, url := range c.urls {
-		c.until(url+" to refuse the node", func() bool { return errors.Is(queue.Probe(url, access(m, nil)), queue.ErrRefused) })
+		proctest.Until(t, url+" to refuse the node", func() bool { return errors.Is(queue.Probe(url, access(m, nil)), queue.ErrRefused) })
 	}
-	c.until("the first control plane to know", func() bool { return len(a.RevokedUsers()) == 1 })
+	proctest.Until(t, "the first control plane to know", func() bool { return len(a.RevokedUsers()) == 1 })
 	if ok := a.Source().Check(leaf(t, m)); !errors.Is(ok, identity.ErrRevoked) {
 		t.Errorf("the first control plane says %v of the node's certificate, want that it is revoked", ok)
 	}

@@ -152,7 +152,7 @@ func Open(ctx context.Context, cfg Config) (*Copies, error) {
 	if c.unsee, err = cfg.List.Watch(c.ctx, c.watched); err != nil {
 		return nil, fmt.Errorf("copies of secrets: %w", err)
 	}
-	if _, err := c.list(ctx, c.order.Lock, func(_ held, known bool, _ record) bool { return !known }); err != nil {
+	if _, err := c.list(ctx, c.order.Lock, func(_ held, r record) bool { return r.V == 0 }); err != nil {
 		c.unsee()
 		return nil, fmt.Errorf("copies of secrets: %w", err)
 	}

@@ -23,6 +23,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
@@ -195,20 +196,18 @@ func (p *plane) value(name string) string {
 	return string(b)
 }
 
+// versionOf returns the version of a secret in the list.
+func (p *plane) versionOf(key string) uint64 {
+	p.Copies.mu.Lock()
+	defer p.Copies.mu.Unlock()
+	return p.listed[key].Version
+}
+
 func (w *world) put(p *plane, name, value string, have, alive int) {
 	w.t.Helper()
 	h, a, err := p.Put(w.t.Context(), "ns", name, []byte(value))
 	if err != nil || h != have || a != alive {
 		w.t.Errorf("%d of %d have the secret, %v; want %d of %d", h, a, err, have, alive)
-	}
-}
-
-func (w *world) until(what string, done func() bool) {
-	w.t.Helper()
-	for limit := time.Now().Add(time.Minute); !done(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(limit) {
-			w.t.Fatal("still waiting: " + what)
-		}
 	}
 }
 
@@ -225,7 +224,7 @@ func TestCopies(t *testing.T) {
 			t.Errorf("%s has %q when Put returns, want v1", p.name, got)
 		}
 	}
-	w.until("the new ones to have the earlier secret", func() bool {
+	proctest.Until(t, "the new ones to have the earlier secret", func() bool {
 		return b.value("alone") == "v0" && c.value("alone") == "v0" && len(b.Lacking())+len(c.Lacking()) == 0
 	})
 	b.mu.Lock()
@@ -239,19 +238,19 @@ func TestCopies(t *testing.T) {
 	if err := a.Delete(t.Context(), "ns", "alone"); err != nil {
 		t.Error(err)
 	}
-	w.until("b to delete its copy", func() bool { return b.value("alone") == "" })
+	proctest.Until(t, "b to delete its copy", func() bool { return b.value("alone") == "" })
 	w.end(a)
 	w.end(b)
 	c = w.plane("c", c.dir)
 	if got := c.Lacking(); !slices.Equal(got, []string{"ns/s"}) {
 		t.Errorf("c lacks %q, want the secret that has changed", got)
 	}
-	w.until("c to delete its copy", func() bool { return c.value("alone") == "" })
+	proctest.Until(t, "c to delete its copy", func() bool { return c.value("alone") == "" })
 	if got := c.value("s"); got != "v1" {
 		t.Errorf("c has %q, want what it had", got)
 	}
 	b = w.plane("b", b.dir)
-	w.until("c to get the change", func() bool { return c.value("s") == "v2" && len(c.Lacking()) == 0 })
+	proctest.Until(t, "c to get the change", func() bool { return c.value("s") == "v2" && len(c.Lacking()) == 0 })
 	if got := b.Lacking(); len(got) > 0 || b.value("s") != "v2" {
 		t.Errorf("b lacks %q after its return, and has %q", got, b.value("s"))
 	}
@@ -283,7 +282,7 @@ func TestLeaderEndsDuringAChange(t *testing.T) {
 	if err := b.Lead(t.Context()); err != nil {
 		t.Error(err)
 	}
-	w.until("the change to reach c", func() bool { return c.value("s") == "v2" })
+	proctest.Until(t, "the change to reach c", func() bool { return c.value("s") == "v2" })
 	a = w.plane("a", a.dir)
 	if got := a.Lacking(); len(got) > 0 {
 		t.Errorf("a lacks %q", got)
@@ -295,7 +294,7 @@ func TestLeaderEndsDuringAChange(t *testing.T) {
 	w.end(a)
 	w.put(b, "s", "of b", 1, 1)
 	a = w.plane("a", a.dir)
-	w.until("all to have one value", func() bool { return a.value("s") == "of b" && b.value("s") == "of b" && c.value("s") == "of b" })
+	proctest.Until(t, "all to have one value", func() bool { return a.value("s") == "of b" && b.value("s") == "of b" && c.value("s") == "of b" })
 }
 
 // TestListFailsDuringAChange makes changes while the list cannot be changed. The leader lists them
@@ -318,7 +317,7 @@ func TestListFailsDuringAChange(t *testing.T) {
 	}
 	a.leads.Store(true)
 	b = w.plane("b", b.dir)
-	w.until("b to get the changes", func() bool { return b.value("s") == "v2" && b.value("new") == "v2" })
+	proctest.Until(t, "b to get the changes", func() bool { return b.value("s") == "v2" && b.value("new") == "v2" })
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !slices.Contains(a.stored, "ns/s") || !slices.Contains(a.stored, "ns/new") {
@@ -363,7 +362,7 @@ func TestEndDuringAChange(t *testing.T) {
 			t.Error(err)
 		}
 		b := w.plane("b", "")
-		w.until("b to get the value", func() bool { return b.value("s") == a.value("s") && len(b.Lacking()) == 0 })
+		proctest.Until(t, "b to get the value", func() bool { return b.value("s") == a.value("s") && len(b.Lacking()) == 0 })
 		w.put(b, "s", "v3", 1, 1)
 	}
 }
@@ -394,7 +393,7 @@ func TestOldLeaderChangesNothing(t *testing.T) {
 	a, b := w.plane("a", ""), w.plane("b", "")
 	w.put(a, "s", "v1", 1, 1)
 	w.put(a, "s", "v2", 1, 1)
-	w.until("b to hear of it", func() bool { return b.versionOf("ns/s") == 2 })
+	proctest.Until(t, "b to hear of it", func() bool { return b.versionOf("ns/s") == 2 })
 	have, _ := a.push(t.Context(), "ns/s", []byte("old"), 2)
 	if got := b.value("s"); have != 0 || got != "v2" {
 		t.Errorf("an old version was taken: %d, %q", have, got)
@@ -417,7 +416,7 @@ func TestWrongValues(t *testing.T) {
 	w.alive["0"] = liar
 	w.mu.Unlock()
 	b := w.plane("b", "")
-	w.until("b to refuse the value", func() bool {
+	proctest.Until(t, "b to refuse the value", func() bool {
 		b.Copies.mu.Lock()
 		defer b.Copies.mu.Unlock()
 		return strings.Contains(b.tries["ns/s"], "other content")
@@ -428,7 +427,7 @@ func TestWrongValues(t *testing.T) {
 	w.mu.Lock()
 	w.alive["a"] = a
 	w.mu.Unlock()
-	w.until("b to get the value from a", func() bool { return b.value("s") == "v1" })
+	proctest.Until(t, "b to get the value from a", func() bool { return b.value("s") == "v1" })
 	w.mu.Lock()
 	delete(w.alive, "0")
 	w.mu.Unlock()
@@ -488,5 +487,5 @@ func TestSecretsFromBefore(t *testing.T) {
 		t.Errorf("lacks %q, and has a copy", got)
 	}
 	b := w.plane("b", "")
-	w.until("b to get it", func() bool { return b.value("s") == "v1" })
+	proctest.Until(t, "b to get it", func() bool { return b.value("s") == "v1" })
 }

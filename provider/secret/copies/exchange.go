@@ -84,7 +84,10 @@ func (c *Copies) servePut(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer unlock()
-	if listed := c.versionOf(key); version <= listed {
+	c.mu.Lock()
+	listed := c.listed[key].Version
+	c.mu.Unlock()
+	if version <= listed {
 		http.Error(w, fmt.Sprintf("version %d, and the list has version %d: another control plane leads now", version, listed), http.StatusConflict)
 		return
 	}
@@ -95,12 +98,6 @@ func (c *Copies) servePut(w http.ResponseWriter, r *http.Request) {
 	}
 	c.cfg.Stored(split(key))
 	w.WriteHeader(http.StatusNoContent)
-}
-
-func (c *Copies) versionOf(key string) uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.listed[key].Version
 }
 
 // exchange sends requests to other control planes.

@@ -9,9 +9,9 @@ import (
 	"slices"
 )
 
-// chooser decides whether a value of this process must be listed. known is false for a value that
-// the list does not know.
-type chooser func(is held, known bool, r record) bool
+// chooser decides whether a value of this process must be listed. r is the zero record for a value
+// that the list does not know.
+type chooser func(is held, r record) bool
 
 // list lists the values of this process that choose accepts, and returns their names. It locks each
 // with lock, and leaves out those that lock does not lock without an error.
@@ -42,8 +42,8 @@ func (choose chooser) of(c *Copies, key string) (r record, chosen bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	is, there := c.held[key]
-	r, known := c.listed[key]
-	if !there || !choose(is, known, r) {
+	r = c.listed[key]
+	if !there || !choose(is, r) {
 		return r, false
 	}
 	r.V, r.Version, r.Sum, r.Deleted = 1, max(is.version, 1), is.sum, false
@@ -89,7 +89,7 @@ func (c *Copies) write(ctx context.Context, key string, r record) error {
 // unlisted accepts values whose change is not in the list. An earlier leader ended before it could
 // list them, or the list could not be changed. A new secret of a change has no record, or that of
 // its deletion.
-func unlisted(is held, _ bool, r record) bool { return is.version > r.Version }
+func unlisted(is held, r record) bool { return is.version > r.Version }
 
 // Lead lists the values whose change was under way when the earlier leader ended. A process calls
 // it when it begins to lead.

@@ -1,6 +1,10 @@
 package copies
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
+)
 
 // TestNewClusterKey starts control planes in another cluster, with another key, on their folders.
 // They keep their secrets. One that has missed a change gets the latest value.
@@ -15,7 +19,7 @@ func TestNewClusterKey(t *testing.T) {
 	w = newWorld(t, 1)
 	w.key = "another key"
 	a, b = w.plane("a", a.dir), w.plane("b", b.dir)
-	w.until("both to have the secret", func() bool { return len(b.Lacking()) == 0 && b.value("s") == "v2" })
+	proctest.Until(t, "both to have the secret", func() bool { return len(b.Lacking()) == 0 && b.value("s") == "v2" })
 	if got := a.Lacking(); len(got) != 0 || a.value("s") != "v2" {
 		t.Errorf("a lacks %q, and has %q", got, a.value("s"))
 	}

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"testing"
+
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 )
 
 // slowPeer is a control plane that answers changes of secrets only when it is told to.
@@ -72,7 +74,7 @@ func TestChangesWaitForThoseOfTheSameSecret(t *testing.T) {
 	group.Go(func() { w.put(a, "slow", "v1", 1, 1); close(first) })
 	<-b.arrived
 	group.Go(func() { w.put(a, "slow", "v2", 1, 1) })
-	w.until("the second change to wait", func() bool { return a.order.Users("ns/slow") == 2 })
+	proctest.Until(t, "the second change to wait", func() bool { return a.order.Users("ns/slow") == 2 })
 
 	w.put(a, "quick", "v1", 1, 1)
 	if said := a.again(""); said != "" {
@@ -114,7 +116,7 @@ func TestChangesAreBounded(t *testing.T) {
 	for range mostChanges {
 		<-b.arrived
 	}
-	w.until("all to have begun", func() bool {
+	proctest.Until(t, "all to have begun", func() bool {
 		begun := 0
 		for i := range all {
 			begun += a.order.Users(fmt.Sprint("ns/", i))
