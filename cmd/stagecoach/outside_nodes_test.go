@@ -102,7 +102,8 @@ func TestNewClusterKey(t *testing.T) {
 	var a *rig
 	var d *keysDaemon
 	for i := range 2 {
-		flags := withKey(t)
+		of, file := initialized(t, 1)
+		flags := []string{"--nats", of.String(), "--cluster-key", file}
 		if i == 0 {
 			a = start(t, append(flags, "--no-node")...)
 		} else {
@@ -110,8 +111,8 @@ func TestNewClusterKey(t *testing.T) {
 			a.restart()
 		}
 		a.leads(i + 1)
-		n := &nodesRig{rig: a, url: flags[1]}
-		n.open(controlOf(t, flags[3], n.url))
+		n := &nodesRig{rig: a, url: of.String()}
+		n.open(controlOf(t, file, n.url))
 		token := filepath.Join(t.TempDir(), "token")
 		if err := os.WriteFile(token, []byte(n.printed()), 0o600); err != nil {
 			t.Fatal(err)
