@@ -28,7 +28,7 @@ TESTS     := -vet=off '-ldflags=-w -extldflags=-Wl,-z,lazy'
 export CGO_CFLAGS := $(or $(CGO_CFLAGS),-O2 -g) -Wno-deprecated-declarations
 
 .DEFAULT_GOAL := help
-.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
+.PHONY: help tools fetch build images demo test test-python test-torch test-kill test-updates test-variants test-disk test-faults test-upgrade test-split test-cluster test-containerd record record-cpu check lint fmt fuzz bench bench-autoscaler bench-coldstart bench-gpu bench-gpu-bundle bench-keysmanager bench-hop bench-idle bench-images bench-sim bench-wake bench-cv bench-waits bench-rates bench-price bench-scale train-cv paper-quart paper-quart-full paper-bounds tune clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ test-upgrade: images ## a cluster goes from the previous version to this one and
 
 test-split: images ## 50 partitions of a cluster, at random; SPLIT_ROUNDS and SPLIT_SEED; needs root
 	CI=true SPLIT_ROUNDS=$${SPLIT_ROUNDS:-50} $(GO) test $(LAZY) -count=1 -timeout 60m -run 'TestPartitions$$' -v ./cmd/stagecoach
+
+test-cluster: images ## all of docs/howto-cluster.md on four network namespaces; needs root
+	CI=true CLUSTER_TEST=full $(GO) test $(LAZY) -count=1 -timeout 10m -run 'TestHowtoCluster$$' -v ./cmd/stagecoach
 
 test-containerd: images ## containers, with two versions of containerd; 50 cycles, 50 kills
 	@scripts/tools --containerd

@@ -184,6 +184,8 @@ type Provider struct {
 	change  chan struct{} // a token, which must be held to change the store
 	guesses *guesses
 	stored  uint64 // latest revision of a function in the store; guarded by the token
+
+	secretChanges secretChanges
 }
 
 // New returns the management API.

@@ -7,13 +7,15 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/openfaas/faas-provider/types"
 
+	"github.com/stagecoach-serving/stagecoach/internal/keylock"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 )
 
-// Secrets stores secrets. Changes are made one at a time.
+// Secrets stores secrets. Changes of one secret are made one at a time.
 type Secrets interface {
 	// List returns the names of a namespace's secrets, sorted.
 	List(namespace string) ([]string, error)
@@ -64,66 +66,73 @@ func (p *Provider) listSecrets(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *Provider) createSecret(w http.ResponseWriter, r *http.Request) {
-	p.changeSecret(w, r, http.StatusCreated, func(ctx context.Context, s types.Secret, there bool) (string, error) {
+	p.changeSecret(w, r, http.StatusCreated, func(ctx context.Context, s types.Secret, there bool) error {
 		if there {
-			return "", refuse(http.StatusConflict, fmt.Errorf("secret %q exists already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
+			return refuse(http.StatusConflict, fmt.Errorf("secret %q exists already in namespace %q, want a PUT to change it", s.Name, s.Namespace))
 		}
 		// Declares the namespace, so that it is listed, and deleted when it is empty again.
 		if !p.Registry.HasNamespace(s.Namespace) {
-			if err := p.declare(ctx, s.Namespace, Namespace{}); err != nil {
-				return "", err
-			}
+			return p.declare(ctx, s.Namespace, Namespace{})
 		}
-		return p.Secrets.Put(ctx, s.Namespace, s.Name, valueOf(s))
+		return nil
 	})
 }
 
 func (p *Provider) updateSecret(w http.ResponseWriter, r *http.Request) {
-	p.changeSecret(w, r, http.StatusAccepted, func(ctx context.Context, s types.Secret, there bool) (string, error) {
+	p.changeSecret(w, r, http.StatusAccepted, func(_ context.Context, s types.Secret, there bool) error {
 		if !there {
-			return "", p.noSecret(s)
+			return p.noSecret(s)
 		}
-		return p.Secrets.Put(ctx, s.Namespace, s.Name, valueOf(s))
+		return nil
 	})
 }
 
 // deleteSecret removes a secret that no function names. A function that names a missing secret
 // could not start.
 func (p *Provider) deleteSecret(w http.ResponseWriter, r *http.Request) {
-	p.changeSecret(w, r, http.StatusAccepted, func(ctx context.Context, s types.Secret, there bool) (string, error) {
+	p.changeSecret(w, r, http.StatusAccepted, func(ctx context.Context, s types.Secret, there bool) error {
 		if !there {
-			return "", p.noSecret(s)
+			return p.noSecret(s)
 		}
 		var users []string
 		for _, d := range p.usersOf(s) {
 			users = append(users, d.Declared.Name)
 		}
 		if len(users) > 0 {
-			return "", refuse(http.StatusConflict, fmt.Errorf("secret %q of namespace %q is used by functions (%s): deploy them without it, or remove them, first",
+			return refuse(http.StatusConflict, fmt.Errorf("secret %q of namespace %q is used by functions (%s): deploy them without it, or remove them, first",
 				s.Name, s.Namespace, some(users)))
 		}
-		return "", p.Secrets.Delete(ctx, s.Namespace, s.Name)
+		return p.Secrets.Delete(ctx, s.Namespace, s.Name)
 	})
 }
 
-// changeSecret reads a request's secret and changes it. The value appears neither in the answer nor
-// in the log.
-func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int, change func(ctx context.Context, s types.Secret, there bool) (note string, err error)) {
+// changeSecret reads a request's secret and changes it. prepare runs while nobody else changes the
+// store. Except for a deletion, the value is stored after that. The value appears neither in the
+// answer nor in the log.
+func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int, prepare func(ctx context.Context, s types.Secret, there bool) error) {
 	var s types.Secret
 	var note string
+	put := r.Method != http.MethodDelete
 	err := readJSONOf(w, r, &s, maxSecretBody)
 	if err == nil {
 		s.Namespace = namespaceOf(s.Namespace, r)
-		err = checkSecret(s, r.Method != http.MethodDelete)
+		err = checkSecret(s, put)
 	}
 	if err == nil {
-		err = p.changing(r.Context(), func(ctx context.Context) error {
-			names, err := p.Secrets.List(s.Namespace)
-			if err != nil {
-				return err
+		note, err = p.secretChanges.run(r.Context(), s, func() (string, error) {
+			err := p.changing(r.Context(), func(ctx context.Context) error {
+				names, err := p.Secrets.List(s.Namespace)
+				if err != nil {
+					return err
+				}
+				return prepare(ctx, s, slices.Contains(names, s.Name))
+			})
+			if err != nil || !put {
+				return "", err
 			}
-			note, err = change(ctx, s, slices.Contains(names, s.Name))
-			return err
+			ctx, cancel := context.WithTimeout(r.Context(), changeTimeout)
+			defer cancel()
+			return p.Secrets.Put(ctx, s.Namespace, s.Name, valueOf(s))
 		})
 	}
 	if err != nil {
@@ -135,6 +144,47 @@ func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int
 		note = "; " + note
 	}
 	writeText(w, done, "secret "+s.Name+note)
+}
+
+// secretChanges orders the changes of each secret. A value may take seconds to reach all control
+// planes. Changes of other secrets, and of the store, do not wait for that.
+type secretChanges struct {
+	locks keylock.Locks // by namespace/name
+
+	mu sync.Mutex
+	in map[string]int // changes under way, by namespace
+}
+
+// run calls change while nobody else in this process changes the secret.
+func (c *secretChanges) run(ctx context.Context, s types.Secret, change func() (note string, err error)) (note string, err error) {
+	wait, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	unlock, err := c.locks.Lock(wait, s.Namespace+"/"+s.Name)
+	if err != nil {
+		return "", fmt.Errorf("another change of secret %q is still running, try again: %w", s.Name, err)
+	}
+	defer unlock()
+	c.count(s.Namespace, 1)
+	defer c.count(s.Namespace, -1)
+	return change()
+}
+
+func (c *secretChanges) count(namespace string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.in == nil {
+		c.in = map[string]int{}
+	}
+	if c.in[namespace] += n; c.in[namespace] == 0 {
+		delete(c.in, namespace)
+	}
+}
+
+// under reports whether a secret of a namespace is being changed.
+func (c *secretChanges) under(namespace string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.in[namespace] > 0
 }
 
 func checkSecret(s types.Secret, value bool) error {

@@ -93,10 +93,14 @@ func (r asyncRules) retry(key pipeline.Key) gateway.Retry {
 }
 
 func (u *up) journalConfig() queue.JournalConfig {
-	return queue.JournalConfig{
+	cfg := queue.JournalConfig{
 		Disk: u.nats.Disk(), Blobs: filepath.Join(u.cfg.State, "journal"), Bytes: int64(u.cfg.Journal.Bytes), Window: u.cfg.Journal.Window,
 		Limits: asyncRules{u.registry}.limits, Died: u.deadLetter, Found: u.calls.Found,
 	}
+	if u.leading.outside() {
+		cfg.Held = heldJournal{u.leading}.stillHeld
+	}
+	return cfg
 }
 
 // async runs the requests that the journal keeps.

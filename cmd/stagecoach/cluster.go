@@ -17,14 +17,34 @@ import (
 )
 
 // runCluster is `stagecoach cluster`.
-func runCluster(_ context.Context, args []string, out io.Writer) error {
-	if len(args) == 0 || args[0] != "init" {
-		return fmt.Errorf("cluster: got %q, want init", args)
+func runCluster(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) == 0 {
+		args = []string{""}
 	}
+	verb, rest := args[0], args[1:]
+	var f clusterFlags
+	do := map[string]func(context.Context, io.Writer) error{"backup": f.backup, "restore": f.restore}[verb]
+	switch {
+	case verb == "init":
+		return initCluster(rest, out)
+	case do == nil:
+		return fmt.Errorf("cluster: got %q, want init, backup or restore", verb)
+	}
+	if err := f.parse(verb, rest); err != nil {
+		return err
+	}
+	if err := do(ctx, out); err != nil {
+		return fmt.Errorf("cluster %s: %w", verb, err)
+	}
+	return nil
+}
+
+// initCluster is `stagecoach cluster init`.
+func initCluster(args []string, out io.Writer) error {
 	fs := flag.NewFlagSet("cluster init", flag.ContinueOnError)
 	dir := fs.String("dir", "stagecoach-cluster", "folder for the files; if it has a cluster key, that one is used")
 	list := fs.String("servers", "", "NATS servers, with commas between: HOST, HOST:PORT or HOST:PORT/ROUTEPORT; required")
-	if err := console.ParseFlags(fs, args[1:]); err != nil {
+	if err := console.ParseFlags(fs, args); err != nil {
 		return err
 	}
 	if *list == "" {

@@ -29,7 +29,8 @@ import (
 // TestDocs runs the examples of the documentation as a reader would. Each page has its own shell,
 // beside a running `stagecoach up`, and its examples run in order. A block of shell code with "run"
 // in its fence must succeed. If the next block has "output" in its fence, it is the expected
-// output; … stands for any text. TestTutorial runs the tutorial.
+// output; … stands for any text. TestTutorial runs the tutorial, and TestHowtoCluster the page
+// about several machines.
 func TestDocs(t *testing.T) {
 	pages, err := filepath.Glob("../../docs/*.md")
 	if err != nil || len(pages) == 0 {
@@ -40,7 +41,7 @@ func TestDocs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if blocks := examples(t, string(text)); len(blocks) > 0 && filepath.Base(page) != tutorial {
+		if blocks := examples(t, string(text)); len(blocks) > 0 && !slices.Contains([]string{tutorial, clusterPage}, filepath.Base(page)) {
 			t.Run(filepath.Base(page), func(t *testing.T) {
 				t.Parallel() // pages wait a lot
 				if bytes.Contains(text, []byte("import torch")) {
@@ -108,17 +109,18 @@ func TestTutorial(t *testing.T) {
 // example is a block that is run and what it should print; empty: anything.
 type example struct {
 	line         int
+	on           []string // machines, in this order; see TestHowtoCluster
 	code, output string
 }
 
-var fence = regexp.MustCompile("^```([a-z]*) ?([a-z]*)$")
+var fence = regexp.MustCompile("^```([a-z]*) ?([a-z]*)(?: on=([a-z,]+))?$")
 
 // examples returns the examples of a page.
 func examples(t *testing.T, page string) []example {
 	t.Helper()
 	var all []example
 	var block *[]string // that the present line belongs to
-	var code, output []string
+	var code, output, on []string
 	inside := false
 	for n, line := range strings.Split(page, "\n") {
 		m := fence.FindStringSubmatch(line)
@@ -127,7 +129,7 @@ func examples(t *testing.T, page string) []example {
 			inside = false
 			switch block {
 			case &code:
-				all = append(all, example{line: n, code: strings.Join(code, "\n")})
+				all = append(all, example{line: n, on: on, code: strings.Join(code, "\n")})
 			case &output:
 				all[len(all)-1].output = strings.Join(output, "\n")
 			}
@@ -136,7 +138,7 @@ func examples(t *testing.T, page string) []example {
 			inside = true
 			switch m[2] {
 			case "run":
-				code, block = nil, &code
+				code, block, on = nil, &code, strings.Split(m[3], ",")
 			case "output":
 				if len(all) == 0 {
 					t.Fatalf("line %d: output without anything that was run before", n+1)

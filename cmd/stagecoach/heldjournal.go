@@ -97,10 +97,7 @@ func (h heldJournal) AppendValue(function, id string, data []byte, value any) er
 	if err != nil {
 		return err
 	}
-	if err := j.AppendValue(function, id, data, value); err != nil {
-		return err
-	}
-	return h.stillHeld()
+	return j.AppendValue(function, id, data, value)
 }
 
 // Times of stillHeld.
@@ -110,7 +107,7 @@ const (
 )
 
 // stillHeld returns nil if no other process can have read the journal before a record was stored in
-// it. While nobody holds the lease, it waits. After an error, the record may run all the same.
+// it. While nobody holds the lease, it waits. After an error, the journal withdraws the record.
 func (h heldJournal) stillHeld() error {
 	for until := time.Now().Add(lapseLimit); ; time.Sleep(lapseAgain) {
 		_, err := h.epoch()
@@ -118,7 +115,7 @@ func (h heldJournal) stillHeld() error {
 			return nil
 		}
 		if errors.Is(err, node.ErrOldEpoch) || time.Now().After(until) {
-			return fmt.Errorf("%w: the request may be carried out: %w", queue.ErrStopped, err)
+			return err
 		}
 	}
 }

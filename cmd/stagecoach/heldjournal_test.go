@@ -14,8 +14,8 @@ import (
 )
 
 // TestOvertakenLeaderAcceptsNothing lets another control plane take over while a leader stores an
-// async request. The next leader may have read the journal before, so the client must not be told
-// that the request was accepted.
+// async request. The next leader may have read the journal before. So the client must not be told
+// that the request was accepted, and no process may run it.
 func TestOvertakenLeaderAcceptsNothing(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	c, err := queue.OpenCluster(t.Context(), queue.ClusterConfig{URLs: natstest.Start(t, 1).URLs(), Log: log})
@@ -41,10 +41,16 @@ func TestOvertakenLeaderAcceptsNothing(t *testing.T) {
 	l.lease = keeper.Lease(controlLease, lease.Options{})
 	proctest.Until(t, "the lease", func() bool { _, err := l.epoch(); return err == nil })
 	overtaken := false
-	j, err := queue.OpenJournal(t.Context(), nc, queue.JournalConfig{Disk: c.Disk(), Limits: func(string) queue.Limits {
-		l.ended.Store(overtaken) // the journal asks for limits before it stores a record
-		return queue.Limits{Concurrency: 1, Queue: 10}
-	}}, log)
+	l.u = &up{leading: l, nats: c}
+	cfg := l.u.journalConfig()
+	cfg.Limits, cfg.Found = func(string) queue.Limits { return queue.Limits{Concurrency: 1, Queue: 10} }, nil
+	stored, held := 0, cfg.Held
+	cfg.Held = func() error {
+		stored++
+		l.ended.Store(overtaken)
+		return held()
+	}
+	j, err := queue.OpenJournal(t.Context(), nc, cfg, log)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,8 +62,12 @@ func TestOvertakenLeaderAcceptsNothing(t *testing.T) {
 	if err := (heldJournal{l}).AppendValue("f", "second", []byte("x"), nil); !errors.Is(err, queue.ErrStopped) {
 		t.Errorf("a request of an overtaken leader: %v, want ErrStopped", err)
 	}
-	if n := j.Stats().Accepted; n != 2 {
-		t.Errorf("%d records are stored, want 2: the test shows nothing", n)
+	if s := j.Stats(); s.Accepted != 1 || s.Refused != 1 || stored != 2 {
+		t.Errorf("%d records are stored, and %+v; want 2 stored, 1 accepted and 1 refused", stored, s)
+	}
+	cfg.Held = nil
+	if j, err = queue.OpenJournal(t.Context(), nc, cfg, log); err != nil || j.Stats().Resumed != 1 {
+		t.Errorf("the next leader finds %d requests, %v; want the accepted one", j.Stats().Resumed, err)
 	}
 }
 

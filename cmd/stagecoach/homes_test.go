@@ -73,6 +73,7 @@ func TestNextLeaderHasAllSecrets(t *testing.T) {
 	if err := b.Deploy(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
+	b.until(soon, "b to know what the leader has deployed", func() bool { return b.send(http.MethodPost, "/function/f", "x").Status != http.StatusNotFound })
 	b.must(http.StatusOK, http.MethodPost, "/function/f", "x")
 	a.kill()
 	b.leads(1)

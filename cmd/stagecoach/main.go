@@ -39,7 +39,7 @@ func commands() []command {
 	return []command{
 		{"up", "one process on this machine: API, queues, autoscaler, KeysManager", runUp, nil},
 		{"keysmanager", "a node of its own: starts replicas and keeps parameters, for an `up --nats-listen`", runKeysManager, nil},
-		{"cluster", "the files of a NATS cluster that several control planes share, and that nodes join", runCluster, []string{"init --servers A,B,C"}},
+		{"cluster", "the files of a NATS cluster that several control planes share, and that nodes join", runCluster, []string{"init --servers A,B,C", "backup FILE", "restore FILE"}},
 		{"new", "NAME --lang LANG: make a function from a template, and add it to the stack file", cli.New, nil},
 		{"build", "make OCI images of a stack's functions, without Docker", cli.Build, nil},
 		{"image", "the store of OCI images that `build` fills and `up` runs from", cli.Image, cli.ImageVerbs()},

@@ -95,6 +95,52 @@ func TestNodesOutliveTheLeader(t *testing.T) {
 	}
 }
 
+// TestNewClusterKey replaces the cluster key as docs/security.md says: new servers, the control
+// plane and the node on their folders, a new token, and a deploy. The secrets are still there.
+func TestNewClusterKey(t *testing.T) {
+	t.Parallel()
+	var a *rig
+	var d *keysDaemon
+	for i := range 2 {
+		of, file := initialized(t, 1)
+		flags := []string{"--nats", of.String(), "--cluster-key", file}
+		if i == 0 {
+			a = start(t, append(flags, "--no-node")...)
+		} else {
+			a.args = append(a.args, flags...) // the later flags count
+			a.restart()
+		}
+		a.leads(i + 1)
+		n := &nodesRig{rig: a, url: of.String()}
+		n.open(controlOf(t, file, n.url))
+		token := filepath.Join(t.TempDir(), "token")
+		if err := os.WriteFile(token, []byte(n.printed()), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			d = n.farDaemon("n1", "--token", token)
+			a.must(http.StatusCreated, http.MethodPost, "/system/secrets", `{"name": "token", "value": "one"}`)
+		} else {
+			d.args = append(d.args, "--nats", n.url, "--token", token)
+			n.restartDaemon(d)
+			if !strings.Contains(d.log.String(), "has to join again") {
+				t.Error("the node has not joined again")
+			}
+		}
+		f := fn{"f", "noop", map[string]string{"min": "1"}, nil, nil}.deployment()
+		f.Secrets = []string{"token"}
+		if err := a.Deploy(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
+		a.must(http.StatusOK, http.MethodPost, "/function/f", "x")
+		if err := d.Stop(); err != nil {
+			t.Error(err)
+		}
+		d.Process = nil
+		a.stop() // while its servers run
+	}
+}
+
 // listsTokens lists the tokens after n1 has joined, and makes another one void.
 func (n *nodesRig) listsTokens(t *testing.T) {
 	t.Helper()

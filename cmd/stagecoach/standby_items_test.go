@@ -42,6 +42,9 @@ func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 	a.deployAll(fn{"second", "noop", one(), map[string]string{"pipeline": "both"}, nil})
 	n.until(soon, "the second stage on n2", func() bool { return len(n.running("n2", "second")) == 1 })
 
+	b.until(soon, "the standby to know the pipeline", func() bool {
+		return b.send(http.MethodPost, "/function/both", "x").Status == http.StatusOK
+	})
 	big := make([]byte, 1<<20)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(big) // never fails
 	send := func() {

@@ -106,21 +106,31 @@ func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig, key
 		}
 		return b, err
 	}
-	cfg.Keys = keys.nats
-	if cfg.CA == "" {
-		_, ca := keys.key.CA()
-		cfg.TLS = identity.NATSClient(identity.KeyHash(ca), time.Now)
-	} else {
-		var err error
-		if cfg.TLS, err = natsTLS(cfg.CA); err != nil {
-			return nil, fmt.Errorf("nats.ca: %w", err)
-		}
+	if err := keys.access(&cfg); err != nil {
+		return nil, err
 	}
 	b, err := queue.OpenCluster(ctx, cfg)
-	if errors.Is(err, queue.ErrNoTLS) || errors.Is(err, queue.ErrRefused) || errors.Is(err, identity.ErrOtherCluster) {
-		err = fmt.Errorf("cluster.key: %s is not the key of these NATS servers; copy the key that `stagecoach cluster init` has written with their files: %w", c.Cluster.Key, err)
+	return b, wrongKey(c.Cluster.Key, err)
+}
+
+// access completes what cfg connects with.
+func (k *clusterKeys) access(cfg *queue.ClusterConfig) (err error) {
+	cfg.Keys = k.nats
+	if cfg.CA == "" {
+		_, ca := k.key.CA()
+		cfg.TLS = identity.NATSClient(identity.KeyHash(ca), time.Now)
+	} else if cfg.TLS, err = natsTLS(cfg.CA); err != nil {
+		return fmt.Errorf("nats.ca: %w", err)
 	}
-	return b, err
+	return nil
+}
+
+// wrongKey explains an error of a connection that was made with the key in a file.
+func wrongKey(file string, err error) error {
+	if errors.Is(err, queue.ErrNoTLS) || errors.Is(err, queue.ErrRefused) || errors.Is(err, identity.ErrOtherCluster) {
+		return fmt.Errorf("cluster.key: %s is not the key of these NATS servers; copy the key that `stagecoach cluster init` has written with their files: %w", file, err)
+	}
+	return err
 }
 
 // ownErrors is a bucket with the errors that its user knows.

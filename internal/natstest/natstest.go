@@ -32,6 +32,7 @@ type settings struct {
 	Port, Route int
 	Routes      []string // addresses of all servers' routes; none: it is alone
 	Config      string   // file in Dir, in place of the other settings; empty: none
+	Signals     bool     // SIGTERM stops the server as it stops nats-server, and it writes its log
 }
 
 // Main runs this process as a server if a test has started it as one. Then it does not return. The
@@ -85,14 +86,30 @@ func serveConfig(is settings) error {
 	if err != nil {
 		return err
 	}
-	o.NoSigs, o.NoLog = true, true
+	o.NoSigs, o.NoLog = !is.Signals, !is.Signals
 	s, err := server.NewServer(o)
 	if err != nil {
 		return err
 	}
+	if is.Signals {
+		s.ConfigureLogger()
+	}
 	s.Start()
 	s.WaitForShutdown() // the test kills this process
 	return nil
+}
+
+// Program writes a program that is started as nats-server is: nats-server -c FILE.
+func Program(t testing.TB, file string) {
+	t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := fmt.Sprintf("#!/bin/sh\n%s='{\"Dir\":\".\",\"Config\":\"'\"$2\"'\",\"Signals\":true}' exec %q\n", variable, self)
+	if err := os.WriteFile(file, []byte(text), 0o755); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
 }
 
 func address(host string, port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }

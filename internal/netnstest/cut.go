@@ -82,7 +82,37 @@ func (m *Machine) filter() error {
 	m.cut = c.AddChain(&nftables.Chain{
 		Name: "cuts", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
 	})
+	m.wall = c.AddChain(&nftables.Chain{
+		Name: "wall", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityRaw,
+	})
 	return c.Flush()
+}
+
+// Allow makes the machine a firewall: it drops packets that begin a TCP connection from another
+// machine to any other port.
+func (m *Machine) Allow(ports ...uint16) {
+	m.t.Helper()
+	c, err := nftables.New(nftables.WithNetNSFd(int(m.ns.Fd())))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	is := []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte("eth0\x00")},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+		// The flags SYN and ACK.
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{0x12}, Xor: []byte{0}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0x02}},
+	}
+	for _, port := range ports {
+		is = append(is, &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+			&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, port)})
+	}
+	c.FlushChain(m.wall)
+	c.AddRule(&nftables.Rule{Table: m.wall.Table, Chain: m.wall, Exprs: append(is, &expr.Verdict{Kind: expr.VerdictDrop})})
+	if err := c.Flush(); err != nil {
+		m.t.Fatalf("firewall of %s: %v", m.IP, err)
+	}
 }
 
 // drop makes the machine drop the packets of these cuts, and no others.

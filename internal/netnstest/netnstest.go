@@ -37,9 +37,10 @@ type Net struct {
 type Machine struct {
 	IP string
 
-	t   testing.TB
-	ns  *os.File
-	cut *nftables.Chain // drops packets that arrive
+	t    testing.TB
+	ns   *os.File
+	cut  *nftables.Chain // drops packets that arrive
+	wall *nftables.Chain // see Allow
 }
 
 // New makes machines until the end of the test. Without root, it skips the test, or fails it if
@@ -200,4 +201,29 @@ func (m *Machine) Listen(port int) net.Listener {
 		m.t.Fatal(err)
 	}
 	return l
+}
+
+// Processes returns the processes on the machine. Those that have left its namespace are not among
+// them.
+func (m *Machine) Processes() (pids []int) {
+	m.t.Helper()
+	home, err := m.ns.Stat()
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	all, err := os.ReadDir("/proc")
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, e := range all {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		// Stat fails if the process has ended.
+		if at, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil && os.SameFile(home, at) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }

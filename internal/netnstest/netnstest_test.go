@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -164,4 +165,37 @@ func TestCommand(t *testing.T) {
 func isTimeout(err error) bool {
 	var n net.Error
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &n) && n.Timeout()
+}
+
+// TestFirewall lets connections through to one port, in both directions of their packets, and to no
+// other. A process on the machine is found.
+func TestFirewall(t *testing.T) {
+	_, m := netnstest.New(t, 2)
+	open, closed := m[1].Listen(0), m[1].Listen(0)
+	echo(t, open)
+	echo(t, closed)
+	m[1].Allow(uint16(open.Addr().(*net.TCPAddr).Port))
+	c, err := dial(t, m[0], open.Addr().String(), 5*time.Second)
+	if err != nil || !says(t, c, "x", 5*time.Second) {
+		t.Fatalf("the port that is allowed cannot be used: %v", err)
+	}
+	if _, err := dial(t, m[0], closed.Addr().String(), silence); !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("a port that is not allowed: %v, want no answer", err)
+	}
+	if _, err := dial(t, m[1], closed.Addr().String(), 5*time.Second); err != nil {
+		t.Errorf("the machine cannot reach itself: %v", err)
+	}
+	cmd := m[0].Command("sleep", "60")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+	for deadline := time.Now().Add(5 * time.Second); !slices.Equal(m[0].Processes(), []int{cmd.Process.Pid}); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("processes %v, want %d", m[0].Processes(), cmd.Process.Pid)
+		}
+	}
+	if others := m[1].Processes(); len(others) > 0 {
+		t.Errorf("processes %v on the other machine", others)
+	}
 }

@@ -42,6 +42,15 @@ func (c ClusterConfig) access() Access {
 	return c.Keys.Control()
 }
 
+// Dial connects once, without a check of the servers.
+func (c ClusterConfig) Dial(name string) (*nats.Conn, error) {
+	nc, err := dial(strings.Join(c.URLs, ","), c.options(name, c.access())...)
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w", strings.Join(c.URLs, ","), classified(err))
+	}
+	return nc, nil
+}
+
 // options returns the options of a connection.
 func (c ClusterConfig) options(name string, a Access) []nats.Option {
 	o := []nats.Option{

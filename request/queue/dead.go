@@ -294,11 +294,14 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 	a := j.lines.open(l.Function, l.Size)
 	j.mu.Unlock()
 	var seq uint64
+	theirs := false // the next process has begun it
 	if err = j.cfg.Disk.room(l.Size, acceptRoom); full {
 		err = ErrFull
 	}
 	if err == nil {
-		seq, err = j.store(m)
+		if seq, err = j.store(m); err == nil {
+			theirs, err = confirm(j, m, j.shard(l.ID), seq)
+		}
 	}
 	j.mu.Lock()
 	if err != nil {
@@ -311,9 +314,13 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 		key.name = m.header.Get(headTo)
 	}
 	it := item{seq: seq, size: l.Size, account: a, shard: j.shard(l.ID)}
-	j.cfg.Found(Found{ID: l.ID, Function: l.Function, Kind: l.Kind, Accepted: l.Accepted})
-	j.lines.push(key, it, time.Time{}, time.Time{})
-	j.startReady(l.Kind, it, m)
+	if theirs {
+		j.lines.close(a, l.Size)
+	} else {
+		j.cfg.Found(Found{ID: l.ID, Function: l.Function, Kind: l.Kind, Accepted: l.Accepted})
+		j.lines.push(key, it, time.Time{}, time.Time{})
+		j.startReady(l.Kind, it, m)
+	}
 	j.mu.Unlock()
 	if err := j.remove(j.dead.stream, l.seq); err != nil {
 		return err

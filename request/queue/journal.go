@@ -57,6 +57,10 @@ type JournalConfig struct {
 	// Found is called for each record that OpenJournal finds, and for dead letters that run again.
 	// It must not block or call back. It may be nil.
 	Found func(Found)
+	// Held returns nil if no other process can have read the journal since this one did. It may wait.
+	// It is called for each record, after the record is stored and before it runs. If it is nil, no
+	// other process can open the journal.
+	Held func() error
 }
 
 func (c JournalConfig) withDefaults() JournalConfig {
@@ -150,6 +154,8 @@ const (
 	headCause    = "Cause"      // of a dead letter
 	headDropped  = "Dropped"    // of a dead letter: why a policy dropped its last run
 	headAccepted = "Accepted"   // Unix time in nanoseconds; of a dead letter and of its record
+
+	headWithdrawn = "Withdrawn" // the record was refused after it was stored, and must not run
 )
 
 // message is a stored record.
@@ -263,6 +269,10 @@ func (j *Journal) Append(function, id string, data []byte) error {
 // ErrFull, nothing is stored. After any other error, the record may be in the stream, because the
 // disk may have answered too late. Then Run deletes it. If the process ends before that, the next
 // process runs the record.
+//
+// If this process was overtaken meanwhile (JournalConfig.Held), AppendValue withdraws the record
+// and returns ErrStopped. It returns nil if the next process has begun the record before. If NATS
+// does not answer within 2 s, the error says that the record may run.
 func (j *Journal) AppendValue(function, id string, data []byte, value any) error {
 	size := int64(len(data))
 	if most := j.cfg.Bytes / 4; size > most {
@@ -276,7 +286,7 @@ func (j *Journal) AppendValue(function, id string, data []byte, value any) error
 	j.mu.Unlock()
 	err := j.cfg.Disk.room(size, acceptRoom)
 	var seq uint64
-	was := false
+	was, theirs := false, false
 	switch {
 	case err != nil:
 	case records > limit:
@@ -287,7 +297,9 @@ func (j *Journal) AppendValue(function, id string, data []byte, value any) error
 		err = fmt.Errorf("%d bytes of async requests are accepted and not done, which is the limit: %w", bytes-size, ErrFull)
 	default:
 		was = j.takeLost(m.subject)
-		seq, err = j.store(m)
+		if seq, err = j.store(m); err == nil {
+			theirs, err = confirm(j, m, j.shard(id), seq)
+		}
 	}
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -298,6 +310,10 @@ func (j *Journal) AppendValue(function, id string, data []byte, value any) error
 		return err
 	}
 	j.stats.Accepted++
+	if theirs {
+		j.lines.close(a, size)
+		return nil
+	}
 	it := item{seq: seq, size: size, account: a, shard: j.shard(id)}
 	j.lines.push(lineKey{Run, function}, it, time.Time{}, time.Time{})
 	j.startReady(Run, it, m)

@@ -23,6 +23,9 @@ type OutsideServer struct {
 const (
 	defaultPort = 4222
 	routeOffset = 2000 // from the port for clients to that for servers
+
+	// From the port for clients to that of /healthz, on the loopback address.
+	monitorOffset = 4000
 )
 
 // ParseOutside reads a list of servers with commas between. Each is HOST, HOST:PORT or
@@ -127,6 +130,9 @@ func (k *Keys) OutsideConfig(s OutsideServer, all []OutsideServer) ([]byte, erro
 	p("server_name: %q", s.Name)
 	p("listen: %q", net.JoinHostPort(s.listen(), strconv.Itoa(s.Port)))
 	p("client_advertise: %q", net.JoinHostPort(s.Host, strconv.Itoa(s.Port)))
+	if port := s.Port + monitorOffset; s.listen() == "0.0.0.0" && port <= 65535 {
+		p("http: \"127.0.0.1:%d\" # /healthz says whether its streams have caught up", port)
+	}
 	p("max_payload: 8MB")
 	p("max_pending: 512MB")
 	p("jetstream {\n  store_dir: \"data\"\n  max_file_store: 1TB # Stagecoach bounds its streams\n}")

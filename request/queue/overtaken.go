@@ -30,6 +30,11 @@ func reread(ctx context.Context, j *Journal, from state, m *message) state {
 		from.at, from.item.old = time.Now().Add(time.Second), true
 		return from
 	}
+	if raw.Header.Get(headWithdrawn) != "" {
+		j.log.Info("another process has withdrawn a record", "record", m.subject)
+		from.gone = true
+		return from
+	}
 	j.log.Info("another process has changed a record; it goes on from there", "record", m.subject)
 	now := &message{subject: raw.Subject, header: raw.Header, data: raw.Data, at: raw.Time}
 	function, _, _ := names(m.subject) // of a record that was read before

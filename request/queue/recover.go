@@ -41,7 +41,7 @@ func (j *Journal) recover(ctx context.Context) error {
 	now, named, there := time.Now(), map[string]bool{}, map[string]bool{}
 	for i := range all {
 		f := &all[i]
-		if f.seq < latest[f.subject] {
+		if f.seq < latest[f.subject] || f.header.Get(headWithdrawn) != "" {
 			if err := j.remove(j.shards[f.shard], f.seq); err != nil {
 				return err
 			}

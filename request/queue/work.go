@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"runtime/debug"
 	"sync"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/stagecoach-serving/stagecoach/internal/disk"
 )
 
 // Record is an entry of the journal that is given to a worker.
@@ -127,7 +130,7 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 	if m == nil {
 		var err error
 		if m, err = j.load(ctx, j.shards[it.shard], it.seq); errors.Is(err, jetstream.ErrMsgNotFound) {
-			j.log.Error("a record is missing", "function", it.account.function, "shard", it.shard, "sequence", it.seq)
+			logMissing(j, it)
 			return state{gone: true}
 		} else if err != nil && m == nil {
 			j.log.Warn("failed to read a record; trying again", "function", it.account.function, "error", err)
@@ -149,12 +152,15 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 		m.setNumber(headStarts, starts)
 		m.keepAccepted(m)
 		seq, err := j.replace(ctx, it, m)
-		if errors.Is(err, errOvertaken) {
+		switch {
+		case errors.Is(err, errOvertaken):
 			return reread(ctx, j, back, m)
-		}
-		if err == nil { // on an error, this start is not counted
+		case err == nil:
 			back.item.seq, back.item.old = seq, false
-		}
+		case j.cfg.Disk.cluster != nil && !errors.Is(err, ErrFull) && !disk.IsFull(err):
+			back.at = time.Now().Add(time.Second) // an overtaken process may have withdrawn the record
+			return back
+		} // on a full disk, this start is not counted, because runs make room
 	}
 	rec := Record{
 		ID: id, Function: function, Kind: ln.key.kind, Data: m.data, Value: m.value, Attempt: int(m.number(headFailed)) + 1,
@@ -173,6 +179,16 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 		return back          // the work ends here, which is not the record's fault
 	}
 	return j.leave(ctx, back, m, end)
+}
+
+// logMissing logs that a record of the index is not in the streams. With NATS outside, a process
+// that was overtaken may have ended or withdrawn it.
+func logMissing(j *Journal, it item) {
+	level := slog.LevelError
+	if j.cfg.Disk.cluster != nil {
+		level = slog.LevelInfo
+	}
+	j.log.Log(context.Background(), level, "a record is missing", "function", it.account.function, "shard", it.shard, "sequence", it.seq)
 }
 
 // try runs work and turns a panic into an error.

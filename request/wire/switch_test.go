@@ -391,8 +391,8 @@ func TestSwitchReplacesAnOwner(t *testing.T) {
 	if slots != 0 {
 		t.Errorf("%d slots", slots)
 	}
-	d.answer(6, 0)
 	p.credit()
+	d.answer(6, 0)
 	p.next(FrameResult)
 	if n := q.credit(); n != 2 {
 		t.Errorf("%d slots, want 2", n)
@@ -448,7 +448,6 @@ func TestSwitchEndsReplicas(t *testing.T) {
 	o.batch(1, 1)
 	d.hear(FrameBatch)
 	o.lost()
-	d.greeted(false)
 	if err := d.ended(); !errors.Is(err, errRunsOn) {
 		t.Errorf("a call runs on: %v", err)
 	}

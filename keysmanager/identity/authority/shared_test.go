@@ -193,6 +193,47 @@ func TestSealedState(t *testing.T) {
 	}
 }
 
+// TestNewClusterKey has a node join a cluster with another key, in the folder with the credentials
+// of the earlier one. From then on, it refuses whoever has the earlier key.
+func TestNewClusterKey(t *testing.T) {
+	dir := t.TempDir()
+	joined := func(name string) (*authority.Authority, *daemon) {
+		a, err := sharing(t, &shelf{mute: true}, authority.NewClusterKey(), name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		joins := &memory{}
+		if _, err := a.Serve(&memory{}, joins, nil); err != nil {
+			t.Fatal(err)
+		}
+		token, _, err := a.NewToken(authority.TokenRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := newDaemon(t, "n1", dir, &clock{})
+		if same, _ := d.JoinedWith(token); same {
+			t.Error("the node takes the credentials of another cluster for its own")
+		}
+		if err := d.Join(bounded(t), joins, token); err != nil {
+			t.Fatal(err)
+		}
+		return a, d
+	}
+	before, _ := joined("a")
+	now, d := joined("b")
+	d = newDaemon(t, "n1", d.dir, d.clock) // a restart
+	me := d.Source().Me()
+	if client, server := handshake(t, now.Source().Client(me), d.Source().Server()); client != nil || server != nil {
+		t.Errorf("with the new key: %v, %v", client, server)
+	}
+	if _, server := handshake(t, before.Source().Client(me), d.Source().Server()); server == nil {
+		t.Error("the node accepts a control plane with the earlier key")
+	}
+	if client, _ := handshake(t, d.Source().Client(before.Source().Me()), before.Source().Server()); client == nil {
+		t.Error("the node connects to a control plane with the earlier key")
+	}
+}
+
 // TestDerivedKeys checks that two control planes derive the same keys, and that keys of different
 // purposes and clusters differ.
 func TestDerivedKeys(t *testing.T) {

@@ -6,6 +6,7 @@
 package copies
 
 import (
+	"cmp"
 	"context"
 	"crypto/hmac"
 	"crypto/sha256"
@@ -19,6 +20,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/stagecoach-serving/stagecoach/internal/keylock"
 )
 
 // Entry is a change of a [List].
@@ -79,6 +82,8 @@ type Config struct {
 	// their names, sorted.
 	Changed func(lacking []string)
 	Log     *slog.Logger
+
+	patience time.Duration // how long another control plane may take for a value; 0: askTimeout
 }
 
 // record is the stored form of an entry of the list.
@@ -109,7 +114,11 @@ type Copies struct {
 	unsee  func() // ends the watch
 	wake   chan struct{}
 
-	changing sync.Mutex // held while values change; locked before mu
+	// The lock of a secret, by namespace/name. It is held while this process changes the secret on all
+	// control planes, which may take seconds. It is locked before changing.
+	order    keylock.Locks
+	slots    chan struct{} // full while mostChanges values are sent to others
+	changing sync.Mutex    // held while values change on the disk; locked before mu
 
 	mu     sync.Mutex
 	listed map[string]record // by namespace/name
@@ -125,10 +134,16 @@ const (
 	listTimeout = 10 * time.Second // of a change of the list
 )
 
+// mostChanges bounds how many values are sent to other control planes at the same time.
+const mostChanges = 32
+
 // Open reads the list, and begins to get what this process lacks. It lists the secrets of this
 // process that the list does not know, which are from before there was a list.
 func Open(ctx context.Context, cfg Config) (*Copies, error) {
-	c := &Copies{exchange: exchange{cfg.Peers, cfg.Dial, cfg.Log}, cfg: cfg, wake: make(chan struct{}, 1), listed: map[string]record{}, held: map[string]held{}, tries: map[string]string{}}
+	c := &Copies{
+		exchange: exchange{cfg.Peers, cfg.Dial, cfg.Log, cmp.Or(cfg.patience, askTimeout)}, cfg: cfg, wake: make(chan struct{}, 1), slots: make(chan struct{}, mostChanges),
+		listed: map[string]record{}, held: map[string]held{}, tries: map[string]string{},
+	}
 	c.ctx, c.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	if err := c.load(); err != nil {
 		return nil, fmt.Errorf("copies of secrets: %w", err)
@@ -137,7 +152,7 @@ func Open(ctx context.Context, cfg Config) (*Copies, error) {
 	if c.unsee, err = cfg.List.Watch(c.ctx, c.watched); err != nil {
 		return nil, fmt.Errorf("copies of secrets: %w", err)
 	}
-	if _, err := c.list(ctx, func(_ held, r record) bool { return r.V == 0 }); err != nil {
+	if _, err := c.list(ctx, c.order.Lock, func(_ held, r record) bool { return r.V == 0 }); err != nil {
 		c.unsee()
 		return nil, fmt.Errorf("copies of secrets: %w", err)
 	}
@@ -343,19 +358,16 @@ func (c *Copies) take(key string, value []byte, version uint64, want record) err
 	if version < want.Version {
 		version = want.Version // the same content
 	}
-	c.changing.Lock()
-	defer c.changing.Unlock()
-	c.mu.Lock()
-	newer := c.held[key].version > version
-	c.mu.Unlock()
-	if newer {
-		return nil // it has come meanwhile
+	stored, err := c.put(key, value, func(held uint64) uint64 {
+		if held > version {
+			return 0 // it has come meanwhile
+		}
+		return version
+	})
+	if stored > 0 {
+		c.cfg.Stored(split(key))
 	}
-	if err := c.put(key, value, version); err != nil {
-		return err
-	}
-	c.cfg.Stored(split(key))
-	return nil
+	return err
 }
 
 func split(key string) (namespace, name string) {
@@ -363,24 +375,33 @@ func split(key string) (namespace, name string) {
 	return namespace, name
 }
 
-// put stores a value of this process. The caller holds c.changing.
+// put stores a value of this process. next returns the version of the value, from the version that
+// this process has; 0: nothing is stored.
 //
 // The version is stored first. If this process ends before it stores the value, it has the earlier
 // value with a later version than the list has. So it can lead, and lists that value. In the other
 // order, it would have another value than the list, with the same version: it could not lead, and
 // perhaps nobody could.
-func (c *Copies) put(key string, value []byte, version uint64) error {
+func (c *Copies) put(key string, value []byte, next func(held uint64) uint64) (version uint64, err error) {
 	namespace, name := split(key)
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	c.mu.Lock()
+	version = next(c.held[key].version)
+	c.mu.Unlock()
+	if version == 0 {
+		return 0, nil
+	}
 	if err := c.save(key, version); err != nil {
-		return err
+		return 0, err
 	}
 	if err := c.cfg.Store.Put(namespace, name, value); err != nil {
-		return errors.Join(err, c.save("", 0))
+		return 0, errors.Join(err, c.save("", 0))
 	}
 	c.mu.Lock()
 	c.held[key] = held{version, keyedHash(c.cfg.Key, key, value)}
 	c.mu.Unlock()
-	return nil
+	return version, nil
 }
 
 // remove deletes a value of this process. The caller holds c.changing.
@@ -411,19 +432,26 @@ func (c *Copies) save(key string, version uint64) error {
 
 // Put stores a value here and on the other control planes that are alive, and lists it. Only the
 // leader may call it. It returns how many other control planes have the value, and how many are
-// alive. One that did not take the value asks for it later.
+// alive. One that did not take the value asks for it later. Changes of one secret happen in the
+// order of the calls; those of other secrets do not wait for them.
 func (c *Copies) Put(ctx context.Context, namespace, name string, value []byte) (have, alive int, err error) {
-	c.changing.Lock()
-	defer c.changing.Unlock()
 	key := namespace + "/" + name
+	unlock, err := c.order.Lock(ctx, key)
+	if err != nil {
+		return 0, 0, fmt.Errorf("secret %q of %q: an earlier change is still running: %w", name, namespace, err)
+	}
+	defer unlock()
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		return 0, 0, fmt.Errorf("secret %q of %q: %d changes of other secrets are still running: %w", name, namespace, mostChanges, ctx.Err())
+	}
 	r, err := latest(ctx, c.cfg.List, key)
 	if err != nil {
 		return 0, 0, err
 	}
-	c.mu.Lock()
-	r.Version = max(r.Version, c.held[key].version) + 1
-	c.mu.Unlock()
-	if err := c.put(key, value, r.Version); err != nil {
+	if r.Version, err = c.put(key, value, func(held uint64) uint64 { return max(r.Version, held) + 1 }); err != nil {
 		return 0, 0, err
 	}
 	have, alive = c.push(ctx, key, value, r.Version)
@@ -436,9 +464,12 @@ func (c *Copies) Put(ctx context.Context, namespace, name string, value []byte) 
 
 // Delete deletes a secret on all control planes. Only the leader may call it.
 func (c *Copies) Delete(ctx context.Context, namespace, name string) error {
-	c.changing.Lock()
-	defer c.changing.Unlock()
 	key := namespace + "/" + name
+	unlock, err := c.order.Lock(ctx, key)
+	if err != nil {
+		return fmt.Errorf("secret %q of %q: an earlier change is still running: %w", name, namespace, err)
+	}
+	defer unlock()
 	r, err := latest(ctx, c.cfg.List, key)
 	if err != nil {
 		return err
@@ -450,6 +481,14 @@ func (c *Copies) Delete(ctx context.Context, namespace, name string) error {
 	r.V, r.Sum, r.Deleted = 1, "", true
 	if err := c.write(ctx, key, r); err != nil {
 		return fmt.Errorf("secret %q of %q is not deleted: %w", name, namespace, err)
+	}
+	c.changing.Lock()
+	defer c.changing.Unlock()
+	c.mu.Lock()
+	again := c.held[key].version > r.Version // another control plane has created it again
+	c.mu.Unlock()
+	if again {
+		return nil
 	}
 	return c.remove(key)
 }

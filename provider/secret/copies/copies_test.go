@@ -18,6 +18,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -81,6 +82,7 @@ func (b *breaking) Replace(ctx context.Context, key string, value []byte, rev ui
 type world struct {
 	t    *testing.T
 	list List
+	key  string // of the cluster
 
 	mu    sync.Mutex
 	alive map[string]*plane
@@ -118,7 +120,7 @@ func newWorld(t *testing.T, n int) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{t: t, list: bucket{kv}, alive: map[string]*plane{}}
+	return &world{t: t, list: bucket{kv}, key: "key of the cluster", alive: map[string]*plane{}}
 }
 
 // plane starts a control plane on a folder; empty: on a new one.
@@ -133,7 +135,7 @@ func (w *world) plane(name, dir string) *plane {
 		w.t.Fatal(err)
 	}
 	p.Copies, err = Open(w.t.Context(), Config{
-		Store: p.store, File: filepath.Join(dir, "versions.json"), List: p.list, Key: []byte("key of the cluster"),
+		Store: p.store, File: filepath.Join(dir, "versions.json"), List: p.list, Key: []byte(w.key),
 		Peers: func() (out []Peer) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
@@ -158,7 +160,7 @@ func (w *world) plane(name, dir string) *plane {
 			defer p.mu.Unlock()
 			p.changes = append(p.changes, lacking)
 		},
-		Log: slog.New(slog.DiscardHandler),
+		Log: slog.New(slog.DiscardHandler), patience: time.Minute,
 	})
 	if err != nil {
 		w.t.Fatal(err)

@@ -15,6 +15,7 @@ import (
 	"os"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/internal/disk"
 	"github.com/stagecoach-serving/stagecoach/provider/secret"
@@ -76,17 +77,22 @@ func (c *Copies) servePut(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	c.changing.Lock()
-	defer c.changing.Unlock()
+	// If this process changes the secret, too, one of both changes is listed first.
+	unlock, err := c.order.Lock(r.Context(), key)
+	if err != nil {
+		http.Error(w, "a change of this control plane is still running: "+err.Error(), http.StatusConflict)
+		return
+	}
+	defer unlock()
 	c.mu.Lock()
-	listed, have := c.listed[key].Version, c.held[key].version
+	listed := c.listed[key].Version
 	c.mu.Unlock()
 	if version <= listed {
 		http.Error(w, fmt.Sprintf("version %d, and the list has version %d: another control plane leads now", version, listed), http.StatusConflict)
 		return
 	}
-	// The version that is held may be the remains of a change that was never listed.
-	if err := c.put(key, value, max(version, have)); err != nil {
+	// A later version that this process has may be the remains of a change that was never listed.
+	if _, err := c.put(key, value, func(held uint64) uint64 { return max(version, held) }); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -99,6 +105,7 @@ type exchange struct {
 	peers func() []Peer
 	dial  func(ctx context.Context, p Peer) (net.Conn, error)
 	log   *slog.Logger
+	wait  time.Duration // for a peer
 }
 
 // client returns a client for one request to a peer.
@@ -137,7 +144,7 @@ func (x exchange) do(ctx context.Context, p Peer, method, key string, version ui
 
 // ask asks a peer for a value.
 func (x exchange) ask(ctx context.Context, p Peer, key string) ([]byte, uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, x.wait)
 	defer cancel()
 	return x.do(ctx, p, http.MethodGet, key, 0, nil)
 }
@@ -145,7 +152,7 @@ func (x exchange) ask(ctx context.Context, p Peer, key string) ([]byte, uint64, 
 // push sends a value to all peers at once. It returns how many of them have taken it, and how
 // many peers there are.
 func (x exchange) push(ctx context.Context, key string, value []byte, version uint64) (have, alive int) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, x.wait)
 	defer cancel()
 	var wg sync.WaitGroup
 	var mu sync.Mutex

@@ -9,32 +9,61 @@ import (
 	"slices"
 )
 
-// list lists the values of this process that choose accepts, and returns their names. r is the zero
-// record for a value that the list does not know.
-func (c *Copies) list(ctx context.Context, choose func(is held, r record) bool) (keys []string, err error) {
-	c.changing.Lock()
-	defer c.changing.Unlock()
+// chooser decides whether a value of this process must be listed. r is the zero record for a value
+// that the list does not know.
+type chooser func(is held, r record) bool
+
+// list lists the values of this process that choose accepts, and returns their names. It locks each
+// with lock, and leaves out those that lock does not lock without an error.
+func (c *Copies) list(ctx context.Context, lock func(ctx context.Context, key string) (unlock func(), err error), choose chooser) (keys []string, err error) {
 	c.mu.Lock()
-	all, listed := maps.Clone(c.held), maps.Clone(c.listed)
+	all := slices.Sorted(maps.Keys(c.held))
 	c.mu.Unlock()
 	var errs []error
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		is, r := all[key], listed[key]
-		if !choose(is, r) {
+	for _, key := range all {
+		if _, chosen := choose.of(c, key); !chosen {
 			continue
 		}
-		r.V, r.Version, r.Sum, r.Deleted = 1, max(is.version, 1), is.sum, false
-		err := c.write(ctx, key, r)
-		if errors.Is(err, ErrConflict) {
-			continue // another control plane has listed its own
-		}
-		if err == nil {
-			keys = append(keys, key)
-			c.cfg.Log.Info("secret of this control plane is in the list of all control planes now", "secret", key)
+		unlock, err := lock(ctx, key)
+		if err == nil && unlock != nil {
+			var done bool
+			if done, err = choose.list(ctx, c, key); done {
+				keys = append(keys, key)
+			}
+			unlock()
 		}
 		errs = append(errs, err)
 	}
 	return keys, errors.Join(errs...)
+}
+
+// of returns the record with which a value would be listed, if choose accepts the value.
+func (choose chooser) of(c *Copies, key string) (r record, chosen bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	is, there := c.held[key]
+	r = c.listed[key]
+	if !there || !choose(is, r) {
+		return r, false
+	}
+	r.V, r.Version, r.Sum, r.Deleted = 1, max(is.version, 1), is.sum, false
+	return r, true
+}
+
+// list lists a value if choose still accepts it. The caller has the lock of the key.
+func (choose chooser) list(ctx context.Context, c *Copies, key string) (done bool, err error) {
+	r, chosen := choose.of(c, key)
+	if !chosen {
+		return false, nil
+	}
+	err = c.write(ctx, key, r)
+	if errors.Is(err, ErrConflict) {
+		return false, nil // another control plane has listed its own
+	}
+	if err == nil {
+		c.cfg.Log.Info("secret of this control plane is in the list of all control planes now", "secret", key)
+	}
+	return err == nil, err
 }
 
 // write stores a record on top of its revision.
@@ -65,7 +94,7 @@ func unlisted(is held, r record) bool { return is.version > r.Version }
 // Lead lists the values whose change was under way when the earlier leader ended. A process calls
 // it when it begins to lead.
 func (c *Copies) Lead(ctx context.Context) error {
-	_, err := c.list(ctx, unlisted)
+	_, err := c.list(ctx, c.order.Lock, unlisted)
 	return err
 }
 
@@ -75,7 +104,11 @@ func (c *Copies) again(before string) string {
 	if !c.cfg.Leads() {
 		return ""
 	}
-	keys, err := c.list(c.ctx, unlisted)
+	idle := func(_ context.Context, key string) (func(), error) {
+		unlock, _ := c.order.TryLock(key) // a change that is still running lists its value itself
+		return unlock, nil
+	}
+	keys, err := c.list(c.ctx, idle, unlisted)
 	for _, key := range keys {
 		c.cfg.Stored(split(key))
 	}

@@ -1,0 +1,53 @@
+package keylock
+
+import (
+	"context"
+	"runtime"
+	"testing"
+)
+
+// TestLocks checks that a key is locked once at a time, and that other keys are free.
+func TestLocks(t *testing.T) {
+	var l Locks
+	unlock, err := l.Lock(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := l.TryLock("a"); ok {
+		t.Error("a locked key was locked again")
+	}
+	other, ok := l.TryLock("b")
+	if !ok {
+		t.Fatal("a key waits for another one")
+	}
+	other()
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Lock(ended, "a"); err == nil {
+		t.Error("a locked key was locked after the end of the context")
+	}
+	var order []int // the lock guards it
+	done := make(chan struct{})
+	for i := range 10 {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			unlock, err := l.Lock(t.Context(), "a")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			order = append(order, i)
+			unlock()
+		}()
+		for l.Users("a") < i+2 {
+			runtime.Gosched()
+		}
+	}
+	unlock()
+	for range 10 {
+		<-done
+	}
+	if len(order) != 10 || l.Users("a") != 0 || len(l.of) != 0 {
+		t.Errorf("locked by %v, want each once; %d keys are left", order, len(l.of))
+	}
+}

@@ -1,0 +1,41 @@
+package authority
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
+)
+
+// everyUser stands for all NATS users among those that are revoked.
+const everyUser = "*"
+
+// Restored is called with a state that was restored from a backup, and so may lack what was revoked
+// since, and how often tokens were used. It makes all join tokens void. Unless keep is set, it
+// revokes all nodes and all NATS users, also those that the state does not know. It returns the
+// nodes that were in the state. No control plane may run.
+func (a *Authority) Restored(keep bool) (nodes []string, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.cfg.Now().UTC().Round(0)
+	err = a.change(func(s *state) error {
+		nodes = slices.Sorted(maps.Keys(s.Nodes))
+		clear(s.Tokens)
+		if keep {
+			return nil
+		}
+		for name, m := range s.Nodes {
+			s.expel(name, m, now)
+			s.Names[name] = now
+		}
+		clear(s.Nodes)
+		// A control plane that starts at once has users that were signed later than that.
+		s.Users[everyUser] = revokedUser{At: now.Add(-restoredAgo), Until: now.Add(a.cfg.Lifetime + identity.Away)}
+		return nil
+	})
+	return nodes, err
+}
+
+// restoredAgo is how long no control plane has signed a user when a state is restored.
+const restoredAgo = 2 * time.Second

@@ -1,0 +1,331 @@
+package queue
+
+import (
+	"archive/tar"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// A backup is a tar archive: backupFirst, then each stream's backupStream and its chunks, and at
+// last backupLast. A file without backupLast is not complete.
+const (
+	backupVersion = 1
+	backupFirst   = "backup.json"
+	backupStream  = "stream.json"
+	backupLast    = "end"
+)
+
+// backupHead is the content of backupFirst.
+type backupHead struct {
+	V    int       `json:"v"`
+	Time time.Time `json:"time"` // when the backup began
+}
+
+// storedStream is the content of backupStream: what JetStream needs to make the stream again.
+type storedStream struct {
+	Config json.RawMessage `json:"config"`
+	State  json.RawMessage `json:"state"`
+}
+
+// Bounds of messages of a backup.
+const (
+	backupChunk  = 512 << 10
+	backupWindow = 4 << 20 // bytes that are under way
+	backupAnswer = 15 * time.Second
+	backupReady  = 30 * time.Second // until JetStream has a leader, and enough servers
+)
+
+// notInBackups are streams that say what runs now.
+var notInBackups = map[string]bool{"KV_leases": true}
+
+// streamOrder sorts streams so that what refers to something is stored before it: functions before
+// their images, and records before their objects. Those are deleted later than what refers to them.
+func streamOrder(a, b string) int {
+	last := func(s string) int {
+		if strings.HasPrefix(s, "OBJ_") {
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(last(a), last(b)), cmp.Compare(a, b))
+}
+
+// Backup writes all streams of the account to w, while they are in use. Each stream is stored as it
+// is at one moment, but not all at the same moment. stored is called after each.
+func Backup(ctx context.Context, nc *nats.Conn, w io.Writer, now time.Time, stored func(stream string, size int64)) error {
+	all, err := streamNames(ctx, nc)
+	if err != nil {
+		return err
+	}
+	if all = slices.DeleteFunc(all, func(s string) bool { return notInBackups[s] }); len(all) == 0 {
+		return errors.New("the cluster has no streams")
+	}
+	slices.SortFunc(all, streamOrder)
+	b := &archive{w: tar.NewWriter(w), time: now}
+	b.add(backupFirst, backupHead{backupVersion, now.UTC()})
+	for _, stream := range all {
+		size, err := b.snapshot(ctx, nc, stream)
+		if err != nil {
+			return fmt.Errorf("stream %s: %w", stream, err)
+		}
+		stored(stream, size)
+	}
+	b.add(backupLast, len(all))
+	return cmp.Or(b.err, b.w.Close())
+}
+
+// archive writes a backup.
+type archive struct {
+	w    *tar.Writer
+	time time.Time
+	err  error // the first
+}
+
+func (b *archive) add(name string, value any) {
+	text, err := json.Marshal(value)
+	b.err = cmp.Or(b.err, err)
+	b.write(name, text)
+}
+
+func (b *archive) write(name string, data []byte) {
+	if b.err == nil {
+		b.err = b.w.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(data)), ModTime: b.time, Typeflag: tar.TypeReg})
+	}
+	if b.err == nil {
+		_, b.err = b.w.Write(data)
+	}
+}
+
+// snapshot stores a stream, and returns how many bytes its chunks have.
+func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (size int64, err error) {
+	inbox := nats.NewInbox()
+	chunks, err := nc.SubscribeSync(inbox)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = chunks.Unsubscribe() }() // fails if the connection is closed
+	var is struct {
+		apiAnswer
+		storedStream
+	}
+	if err := ask(ctx, nc, "STREAM.SNAPSHOT."+stream, map[string]any{"deliver_subject": inbox, "chunk_size": backupChunk, "window_size": backupWindow}, &is); err != nil {
+		return 0, err
+	}
+	b.add(stream+"/"+backupStream, is.storedStream)
+	for n := 1; b.err == nil; n++ {
+		wait, cancel := context.WithTimeout(ctx, backupAnswer)
+		m, err := chunks.NextMsgWithContext(wait)
+		cancel()
+		if err != nil {
+			return 0, err
+		}
+		if len(m.Data) == 0 {
+			if status := m.Header.Get("Status"); status != "" && status != "204" {
+				return 0, fmt.Errorf("the server gives up: %s %s", status, m.Header.Get("Description"))
+			}
+			return size, nil
+		}
+		b.write(fmt.Sprintf("%s/%06d", stream, n), m.Data)
+		size += int64(len(m.Data))
+		if m.Reply != "" {
+			if err := m.Respond(nil); err != nil {
+				return 0, err
+			}
+		}
+	}
+	return 0, b.err
+}
+
+// Restore makes the streams of a backup on servers that have none. It returns when the backup
+// began. restored is called after each stream.
+func Restore(ctx context.Context, nc *nats.Conn, r io.Reader, restored func(stream string, size int64)) (time.Time, error) {
+	have, err := streamNames(ctx, nc)
+	if err == nil && len(have) > 0 {
+		err = fmt.Errorf("the cluster has %d streams, such as %s, want none: a restore never replaces what is stored", len(have), have[0])
+	}
+	var head backupHead
+	b := &backupReader{r: tar.NewReader(r)}
+	if err == nil {
+		err = b.value(backupFirst, &head)
+	}
+	if err == nil && head.V != backupVersion {
+		err = fmt.Errorf("the backup has version %d, want %d", head.V, backupVersion)
+	}
+	for err == nil && !b.is(backupLast) {
+		var stream string
+		var size int64
+		if stream, size, err = b.restore(ctx, nc); err == nil {
+			restored(stream, size)
+		}
+	}
+	return head.Time, err
+}
+
+// backupReader reads a backup.
+type backupReader struct {
+	r    *tar.Reader
+	next *tar.Header // nil: not read yet
+	err  error       // of the read of next
+}
+
+// peek returns the name of the next entry; empty: an error.
+func (b *backupReader) peek() string {
+	if b.next == nil && b.err == nil {
+		if b.next, b.err = b.r.Next(); errors.Is(b.err, io.EOF) {
+			b.err = errors.New("the file ends too early: the backup is not complete")
+		}
+	}
+	if b.err != nil {
+		return ""
+	}
+	return b.next.Name
+}
+
+// is reports whether the next entry has this name.
+func (b *backupReader) is(name string) bool { return b.peek() == name }
+
+// read returns the next entry.
+func (b *backupReader) read() ([]byte, error) {
+	if b.peek() == "" {
+		return nil, b.err
+	}
+	if b.next.Size > 2<<20 {
+		return nil, fmt.Errorf("%s has %d bytes: not a backup", b.next.Name, b.next.Size)
+	}
+	b.next = nil
+	return io.ReadAll(b.r)
+}
+
+// value reads the next entry, which must have this name.
+func (b *backupReader) value(name string, to any) error {
+	if got := b.peek(); got != name && b.err == nil {
+		return fmt.Errorf("%q comes next, want %s: not a backup", got, name)
+	}
+	text, err := b.read()
+	if err == nil {
+		err = json.Unmarshal(text, to)
+	}
+	return err
+}
+
+// restore makes the next stream.
+func (b *backupReader) restore(ctx context.Context, nc *nats.Conn) (stream string, size int64, err error) {
+	stream, _, _ = strings.Cut(b.peek(), "/")
+	var is storedStream
+	if err := b.value(stream+"/"+backupStream, &is); err != nil {
+		return stream, 0, err
+	}
+	var to struct {
+		apiAnswer
+		Subject string `json:"deliver_subject"`
+	}
+	if err := ask(ctx, nc, "STREAM.RESTORE."+stream, is, &to); err != nil {
+		return stream, 0, fmt.Errorf("stream %s: %w", stream, err)
+	}
+	for strings.HasPrefix(b.peek(), stream+"/") {
+		chunk, err := b.read()
+		if err == nil {
+			err = b.send(ctx, nc, to.Subject, chunk)
+		}
+		if err != nil {
+			return stream, 0, fmt.Errorf("stream %s: %w", stream, err)
+		}
+		size += int64(len(chunk))
+	}
+	if b.err != nil {
+		return stream, 0, b.err
+	}
+	if err := b.send(ctx, nc, to.Subject, nil); err != nil { // the end
+		return stream, 0, fmt.Errorf("stream %s: %w", stream, err)
+	}
+	return stream, size, nil
+}
+
+// send sends a chunk of a stream, and waits until the server has it.
+func (*backupReader) send(ctx context.Context, nc *nats.Conn, subject string, chunk []byte) error {
+	ctx, cancel := context.WithTimeout(ctx, backupAnswer)
+	defer cancel()
+	m, err := nc.RequestWithContext(ctx, subject, chunk)
+	if err != nil || len(m.Data) == 0 {
+		return err
+	}
+	var a apiAnswer
+	if err := json.Unmarshal(m.Data, &a); err != nil {
+		return err
+	}
+	return a.error()
+}
+
+// apiAnswer is in each answer of JetStream.
+type apiAnswer struct {
+	Error *jetstream.APIError `json:"error"`
+}
+
+// error returns the error once, so that the answer can be used again.
+func (a *apiAnswer) error() error {
+	err := a.Error
+	if a.Error = nil; err == nil {
+		return nil
+	}
+	return err
+}
+
+// ask asks JetStream. It asks again while the cluster is not ready.
+func ask(ctx context.Context, nc *nats.Conn, what string, request any, answer interface{ error() error }) error {
+	text, err := json.Marshal(request)
+	if err != nil {
+		return err
+	}
+	return untilReady(ctx, func(ctx context.Context) error {
+		m, err := nc.RequestWithContext(ctx, "$JS.API."+what, text)
+		if err == nil {
+			err = json.Unmarshal(m.Data, answer)
+		}
+		if err == nil {
+			err = answer.error()
+		}
+		return err
+	})
+}
+
+// streamNames returns the names of all streams.
+func streamNames(ctx context.Context, nc *nats.Conn) (all []string, err error) {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return nil, err
+	}
+	err = untilReady(ctx, func(ctx context.Context) error {
+		all = nil
+		names := js.StreamNames(ctx)
+		for name := range names.Name() {
+			all = append(all, name)
+		}
+		return names.Err()
+	})
+	return all, err
+}
+
+// untilReady calls f again while JetStream has no leader, or too few servers.
+func untilReady(ctx context.Context, f func(context.Context) error) error {
+	for begun := time.Now(); ; {
+		try, cancel := context.WithTimeout(ctx, backupAnswer)
+		err := f(try)
+		cancel()
+		var api *jetstream.APIError
+		wait := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, nats.ErrNoResponders) || errors.Is(err, jetstream.ErrJetStreamNotEnabled) ||
+			errors.As(err, &api) && (api.ErrorCode == errNoPeers || api.ErrorCode == errNoQuorum)
+		if !wait || time.Since(begun) > backupReady || !pause(ctx, startAgain) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,131 @@
+package queue
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/stagecoach-serving/stagecoach/internal/natstest"
+)
+
+// TestBackup stores values, records and objects, and restores them on another server. What was
+// stored after the backup is not there. Damaged backups, and servers that have streams, are
+// refused.
+func TestBackup(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("x", 2*blobAbove)
+	c, nc := openCluster(t, natstest.Start(t, 1), 1)
+	kv := bucketOf(t, nc, c, "functions")
+	lease := bucketOf(t, nc, c, "leases")
+	j := openJournal(t, nc, JournalConfig{Shards: 2})
+	put := func(key, value string) {
+		t.Helper()
+		if _, err := kv.Put(t.Context(), key, []byte(value)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	put("a.b", "1")
+	if _, err := lease.Put(t.Context(), "control", []byte("held")); err != nil {
+		t.Fatal(err)
+	}
+	enter(t, j, "f", "small", "s")
+	enter(t, j, "f", "large", large)
+
+	var file bytes.Buffer
+	var stored []string
+	now := time.Now().Round(0)
+	if err := Backup(t.Context(), nc, &file, now, func(s string, _ int64) { stored = append(stored, s) }); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"DEAD", "JOURNAL-0", "JOURNAL-1", "KV_functions", "KV_replicas", "OBJ_journal"}; !slices.Equal(stored, want) {
+		t.Errorf("stored %q, want %q, objects last", stored, want)
+	}
+	put("a.b", "2")
+	enter(t, j, "f", "later", "s")
+	none := func(string, int64) {}
+	if _, err := Restore(t.Context(), nc, bytes.NewReader(file.Bytes()), none); err == nil || !strings.Contains(err.Error(), "want none") {
+		t.Errorf("restored on a cluster that has streams: %v", err)
+	}
+
+	of := natstest.Start(t, 1)
+	to, err := ClusterConfig{URLs: of.URLs()}.Dial("restore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(to.Close)
+	if _, err := Restore(t.Context(), to, strings.NewReader(large), none); err == nil {
+		t.Error("restored from a file that is no backup")
+	}
+	made, err := Restore(t.Context(), to, &file, none)
+	if err != nil || !made.Equal(now) {
+		t.Fatalf("restored a backup of %v, %v; want %v", made, err, now)
+	}
+	c2, nc2 := openCluster(t, of, 1)
+	if b, _, err := bucketOf(t, nc2, c2, "functions").Get(t.Context(), "a.b"); err != nil || string(b) != "1" {
+		t.Errorf("restored value: %q, %v; want 1", b, err)
+	}
+	if b, _, err := bucketOf(t, nc2, c2, "leases").Get(t.Context(), "control"); err == nil {
+		t.Errorf("restored the lease %q, want none", b)
+	}
+	ran := make(chan string, 8)
+	work(t, openJournal(t, nc2, JournalConfig{Shards: 2}), func(_ context.Context, r Record) End {
+		ran <- r.ID + string(r.Data)
+		return End{}
+	})
+	got := []string{<-ran, <-ran}
+	slices.Sort(got)
+	if got[0] != "large"+large || got[1] != "smalls" || len(ran) > 0 {
+		t.Errorf("%.20q ran, and %d more; want large and small", got, len(ran))
+	}
+}
+
+// TestBackupThatIsCut restores each beginning of a backup that ends at an entry's begin, as a copy
+// on a full disk may. Each is refused.
+func TestBackupThatIsCut(t *testing.T) {
+	t.Parallel()
+	c, nc := openCluster(t, natstest.Start(t, 1), 1)
+	if _, err := bucketOf(t, nc, c, "functions").Put(t.Context(), "a", []byte("1")); err != nil {
+		t.Fatal(err)
+	}
+	var file bytes.Buffer
+	if err := Backup(t.Context(), nc, &file, time.Now(), func(string, int64) {}); err != nil {
+		t.Fatal(err)
+	}
+	const block = 512
+	whole, cut := file.Bytes(), 0
+	for at := block; at < len(whole)-2*block; at += block {
+		if name := string(bytes.TrimRight(whole[at:at+100], "\x00")); name != backupLast && !strings.HasPrefix(name, "KV_") {
+			continue
+		}
+		cut++
+		of := natstest.Start(t, 1)
+		to, err := ClusterConfig{URLs: of.URLs()}.Dial("restore")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = Restore(t.Context(), to, io.LimitReader(bytes.NewReader(whole), int64(at)), func(string, int64) {})
+		if err == nil || !strings.Contains(err.Error(), "not complete") {
+			t.Errorf("restored the first %d of %d bytes: %v", at, len(whole), err)
+		}
+		to.Close()
+		of.Kill(0)
+	}
+	if cut < 3 {
+		t.Errorf("%d cuts, want at least 3: the test proves little", cut)
+	}
+}
+
+func bucketOf(t *testing.T, nc *nats.Conn, c *Cluster, bucket string) *KV {
+	t.Helper()
+	kv, err := OpenKV(t.Context(), nc, c.Disk(), bucket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kv
+}

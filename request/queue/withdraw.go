@@ -1,0 +1,98 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+)
+
+// A process that was overtaken may store a record that the next process does not know, because that
+// one has read the journal before. So it must not accept the record. It withdraws the record with a
+// conditional write: a last state that says that the record must not run. The next process begins a
+// record with a conditional write, too. The stream takes only one of the two.
+
+// withdrawTimeout bounds how long a client waits for a withdrawal.
+const withdrawTimeout = 2 * time.Second
+
+// withdrawAgain is the time between two attempts, while the stream refuses all writes.
+const withdrawAgain = 100 * time.Millisecond
+
+// confirm decides whether a record that was just stored is accepted by this process. It returns
+// theirs if another process has begun the record. After an error, the record does not run, except
+// if the error is unanswered: then nobody knows.
+func confirm(j *Journal, m *message, shard int32, seq uint64) (theirs bool, err error) {
+	if j.cfg.Held == nil {
+		return false, nil
+	}
+	lost := j.cfg.Held()
+	if lost == nil {
+		return false, nil
+	}
+	theirs, err = withdraw(j, m, shard, seq)
+	switch {
+	case theirs:
+		j.log.Info("another process has begun a record of this one", "record", m.subject)
+		return true, nil
+	case err != nil:
+		return false, unanswered{fmt.Errorf("%w: %w; the request may be carried out, because it could not be withdrawn: %w", ErrStopped, lost, err)}
+	}
+	return false, fmt.Errorf("%w: %w", ErrStopped, lost)
+}
+
+// withdraw prevents that another process runs the record m, whose only state has the sequence seq.
+// It returns theirs if another process has begun the record before.
+func withdraw(j *Journal, m *message, shard int32, seq uint64) (theirs bool, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), withdrawTimeout)
+	defer cancel()
+	last, theirs, err := storeWithdrawal(ctx, j, m.subject, shard, seq)
+	if theirs || err != nil {
+		return theirs, err
+	}
+	// A file with the content stays, because another process may be reading it. The next start
+	// deletes it, and also a withdrawal that is left here.
+	if err := j.purge(ctx, j.shards[shard], m.subject, last+1); err != nil {
+		j.log.Warn("failed to delete a withdrawn record; the next start deletes it", "record", m.subject, "error", err)
+	}
+	return false, nil
+}
+
+// storeWithdrawal stores a withdrawal on top of the state seq, and returns its sequence.
+func storeWithdrawal(ctx context.Context, j *Journal, subject string, shard int32, seq uint64) (last uint64, theirs bool, err error) {
+	for {
+		msg := &nats.Msg{Subject: subject, Header: nats.Header{headWithdrawn: {"1"}}}
+		ack, err := j.js.PublishMsg(ctx, msg, jetstream.WithExpectLastSequencePerSubject(seq))
+		var api *jetstream.APIError
+		switch {
+		case err == nil:
+			return ack.Sequence, false, nil
+		case errors.As(err, &api) && wrongSequence(api):
+			return conflicting(ctx, j, subject, shard)
+		case api == nil && !errors.Is(err, jetstream.ErrNoStreamResponse):
+			return 0, false, err
+		}
+		select { // the stream has stored nothing
+		case <-time.After(withdrawAgain):
+		case <-ctx.Done():
+			return 0, false, err
+		}
+	}
+}
+
+// conflicting reads the state that is in the way of a withdrawal. It may be the withdrawal itself,
+// because the client of NATS may send a message twice.
+func conflicting(ctx context.Context, j *Journal, subject string, shard int32) (last uint64, theirs bool, err error) {
+	raw, err := j.shards[shard].GetLastMsgForSubject(ctx, subject)
+	switch {
+	case errors.Is(err, jetstream.ErrMsgNotFound):
+		return 0, true, nil // it has even ended
+	case err != nil:
+		return 0, false, err
+	case raw.Header.Get(headWithdrawn) != "":
+		return raw.Sequence, false, nil
+	}
+	return 0, true, nil
+}
