@@ -25,7 +25,7 @@
 // Each owner has a mutex. The goroutine that receives an event runs Step, and holds the mutex only
 // meanwhile. It writes the frames for replicas after it has released the mutex, in the order of the
 // Core's decisions. It never waits for a replica that does not read: each replica's outbox has its
-// own goroutine for such writes. A batch that needs items of other nodes (ADR 0112) is written when
+// own goroutine for such writes. A batch that needs items of other nodes (ADR 0112) is written once
 // the outbox has fetched them. Other frames of its replica do not wait for that.
 //
 // # Guarantees

@@ -20,8 +20,8 @@ type encoder struct {
 	calls []wire.Call
 }
 
-// batch encodes a batch. If the batch cannot be sent, batch returns which call is the cause. The
-// caller closes the frame's files, also after an error.
+// batch encodes a batch. If the batch cannot be sent, bad is the call that is the cause. The caller
+// closes the frame's files, also after an error.
 func (enc *encoder) batch(e Send) (frame wire.Frame, bad int, err error) {
 	enc.calls = enc.calls[:0]
 	frame = wire.Frame{Type: wire.FrameBatch, Batch: e.Batch, Keep: enc.link.at != nil && enc.link.f.shell.cfg.keeps(e.Tasks)}
@@ -50,9 +50,9 @@ func (enc *encoder) reset() {
 	}
 }
 
-// input returns a copy of the input with the large items as files, for a frame that already has n
-// files and kept references to items that nodes keep. If there would be too many of both, the items
-// stay inline.
+// input returns a copy of the input with the large items as files. The frame already has n files,
+// and as many references to items of nodes as kept says. If the frame would have too many files and
+// references, the items stay inline.
 func (enc *encoder) input(in tensor.Input, n int, kept *int) (out tensor.Input, files []*os.File, err error) {
 	if !large(in) {
 		return in, nil, nil
@@ -63,7 +63,7 @@ func (enc *encoder) input(in tensor.Input, n int, kept *int) (out tensor.Input, 
 	}
 	open := func(ref tensor.Ref) (*os.File, error) {
 		if enc.link.at != nil && ref.Node != "" {
-			*kept++ // the replica's daemon gets it
+			*kept++ // the replica's daemon fetches it
 			return nil, nil
 		}
 		return store.Open(ref)
@@ -96,8 +96,8 @@ func large(in tensor.Input) bool {
 	return false
 }
 
-// unsent returns the answer to a call of a batch that is not sent. The bad call fails with the
-// reason why. The other calls are answered with InputLost without items, so that they run again.
+// unsent returns the reply to a call of a batch that is not sent. The bad call fails with the error
+// why. The other calls get InputLost without items, so that they run again.
 func unsent(bad bool, why error) *task.Reply {
 	if !bad {
 		return &task.Reply{Code: task.InputLost, Message: fmt.Sprintf("another call of its batch could not be sent: %v", why)}

@@ -155,7 +155,7 @@ func (Close) event()        {}
 
 // Effect is an output of the core: one of [Send], [CancelCall], [Reply], [Idle], [Evict],
 // [Exhausted], [Stuck], [Halved], [Revive], [Wanted], [Unknown], [Gone] and [Wake]. The effects for
-// one replica must be carried out in order, except that a Send may come later than other effects
+// one replica must be carried out in order, except that a Send may come after later effects
 // that are not about its batch.
 type Effect interface{ effect() }
 

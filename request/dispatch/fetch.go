@@ -17,8 +17,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Items gets items that nodes keep, for replicas without a daemon that does so. Its methods are
-// safe for concurrent use. Package items implements it.
+// Items fetches items that nodes keep, for replicas without a daemon that fetches them. Its methods
+// are safe for concurrent use. Package items implements it.
 type Items interface {
 	// Reserve waits for memory for items, until ctx ends. The caller calls release when the items
 	// are not needed any more.
@@ -30,7 +30,7 @@ type Items interface {
 // fetchTime bounds how long a batch waits for its items, if its calls have no deadline.
 const fetchTime = 5 * time.Minute
 
-// errEnded means that a replica has ended before it got a batch.
+// errEnded means that a replica ended before it got a batch.
 var errEnded = errors.New("the replica ended before it got the batch")
 
 // prepared is the frame of a batch whose items were fetched.
@@ -47,7 +47,7 @@ func (r prepared) close() {
 
 func (prepared) effect() {}
 
-// far returns the items of nodes in a task's input.
+// far returns the items in a task's input that nodes keep.
 func far(t *task.Task) iter.Seq[tensor.Ref] {
 	return func(yield func(tensor.Ref) bool) {
 		for _, p := range t.Input {
@@ -60,7 +60,7 @@ func far(t *task.Task) iter.Seq[tensor.Ref] {
 	}
 }
 
-// needed returns the items of a batch that have to be fetched from nodes, each of them once.
+// needed returns the items of a batch that this process has to fetch from nodes, each item once.
 func (l *link) needed(e Send) (refs []tensor.Ref) {
 	all, known := 0, map[tensor.Ref]bool{}
 	for _, t := range e.Tasks {
@@ -75,13 +75,13 @@ func (l *link) needed(e Send) (refs []tensor.Ref) {
 		}
 	}
 	if l.at != nil && all <= wire.MaxFiles {
-		return nil // the replica's daemon gets them
+		return nil // the replica's daemon fetches them
 	}
 	return refs
 }
 
-// fetch starts to get the items of a batch. Its frame is queued when they have come, and other
-// frames pass meanwhile. The caller holds o.mu.
+// fetch starts a goroutine that fetches the items of a batch and then queues the batch's frame.
+// Other frames pass meanwhile. The caller holds o.mu.
 func (o *outbox) fetch(e Send, refs []tensor.Ref) {
 	if o.ctx.Err() != nil {
 		return // its calls are answered when the Core hears of the replica's end
@@ -97,12 +97,12 @@ func (o *outbox) fetch(e Send, refs []tensor.Ref) {
 	})
 }
 
-// get gets the items of a batch, and queues its frame or answers its calls.
+// get fetches the items of a batch. Then it queues the batch's frame, or answers its calls.
 func (o *outbox) get(ctx context.Context, e Send, refs []tensor.Ref) {
 	release, err := func() {}, error(nil)
 	store := o.link.f.shell.cfg.Items
 	if store == nil {
-		err = errors.New("items of nodes, and there are no nodes on other machines")
+		err = errors.New("the batch needs items of nodes, and there are no nodes on other machines")
 	} else if release, err = store.Reserve(ctx, refs); err != nil {
 		err = fmt.Errorf("memory for items of nodes: %w", err)
 	}
@@ -117,7 +117,7 @@ func (o *outbox) get(ctx context.Context, e Send, refs []tensor.Ref) {
 	}
 }
 
-// fetchAll gets items from nodes.
+// fetchAll fetches items from nodes.
 func (o *outbox) fetchAll(ctx context.Context, from Items, refs []tensor.Ref) *fetched {
 	got := &fetched{Store: o.link.f.shell.cfg.Store, files: map[tensor.Ref]*os.File{}, errs: map[tensor.Ref]error{}}
 	files, errs := wire.Fetch(refs, func(ref tensor.Ref) (*os.File, error) { return from.Fetch(ctx, ref) })
@@ -127,8 +127,8 @@ func (o *outbox) fetchAll(ctx context.Context, from Items, refs []tensor.Ref) *f
 	return got
 }
 
-// prepare queues the frame of a batch, without the calls that were canceled meanwhile. If it
-// returns false, the calls are answered instead.
+// prepare queues the frame of a batch, without the calls that were canceled meanwhile. It returns
+// false if it has answered the calls instead. The caller then closes got and calls release.
 func (o *outbox) prepare(ctx context.Context, e Send, got *fetched, release func()) bool {
 	for {
 		o.mu.Lock()
@@ -157,7 +157,8 @@ func (o *outbox) prepare(ctx context.Context, e Send, got *fetched, release func
 	}
 }
 
-// give queues a frame with these calls of its batch. It returns false if one of them was canceled.
+// give queues a frame that has these calls of its batch. It returns false if one of them was
+// canceled.
 func (o *outbox) give(r prepared, calls []int, release func()) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -169,7 +170,8 @@ func (o *outbox) give(r prepared, calls []int, release func()) bool {
 	return true
 }
 
-// settle queues the Drain that waited for batches, if none waits any more. The caller holds o.mu.
+// settle queues the Drain that waited for batches, if no batch waits any more. The caller holds
+// o.mu.
 func (o *outbox) settle() {
 	if o.drain && o.waits.Waiting() == 0 {
 		o.drain = false
@@ -200,15 +202,15 @@ func (o *outbox) answer(e CancelCall, calls []int) {
 	if o.ctx.Err() != nil || len(calls) == 0 {
 		return
 	}
-	o.work.Go(func() { // push is called while the Core is locked
+	o.work.Go(func() { // a goroutine, because push is called while the Core is locked
 		for _, call := range calls {
 			o.step(Result{Replica: e.Replica, Batch: e.Batch, Call: call, Reply: &task.Reply{Code: task.Canceled, Message: wire.ErrCanceled.Error()}})
 		}
 	})
 }
 
-// close ends all fetches, waits for them, and gives back what they hold. Nothing is written any
-// more: the connection is closed, or will be.
+// close ends all fetches, waits for them, and releases their files and memory. The outbox writes no
+// frames after that: the connection is closed, or will be.
 func (o *outbox) close() {
 	o.mu.Lock()
 	o.end(errEnded)
@@ -225,20 +227,20 @@ func (o *outbox) close() {
 	o.waits.Close()
 }
 
-// refusal returns an answer of this process in place of a replica's.
+// refusal returns the reply of this process in place of a replica's answer.
 func refusal(m wire.Error) *task.Reply {
 	return &task.Reply{Code: m.Code, Message: m.Message, Lost: m.Lost}
 }
 
-// fetched is a Store whose items of nodes are files that were fetched.
+// fetched is a Store that also has items of nodes, as files that were fetched.
 type fetched struct {
 	Store
 
-	files map[tensor.Ref]*os.File // nil: it is lost
+	files map[tensor.Ref]*os.File // nil: the item is lost
 	errs  map[tensor.Ref]error
 }
 
-// lost returns a [wire.LostError] if calls of a batch need items that could not be got.
+// lost returns a [wire.LostError] if calls of a batch need items that could not be fetched.
 func (f *fetched) lost(e Send, calls []int) error {
 	var lost wire.LostError
 	for _, call := range calls {
@@ -254,7 +256,8 @@ func (f *fetched) lost(e Send, calls []int) error {
 	return lost
 }
 
-// Open returns an item as a file for reading. A file of a node's item stays open until close.
+// Open returns an item as a file for reading. The caller closes the file, except for an item of a
+// node: that file stays open until close.
 func (f *fetched) Open(ref tensor.Ref) (*os.File, error) {
 	if ref.Node == "" {
 		return f.Store.Open(ref)
@@ -277,7 +280,7 @@ func (f *fetched) Get(ref tensor.Ref) ([]byte, error) {
 	return io.ReadAll(io.NewSectionReader(file, 0, ref.Size))
 }
 
-// drop closes those of the files of a frame that were not fetched.
+// drop closes the files of a frame, except for those that were fetched.
 func (f *fetched) drop(files []*os.File) {
 	for _, file := range files {
 		if !slices.Contains(slices.Collect(maps.Values(f.files)), file) {

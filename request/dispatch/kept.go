@@ -35,10 +35,10 @@ func (l *link) detach(a tensor.Activation, frame wire.Frame) (tensor.Activation,
 	return a, nil
 }
 
-// keeps reports whether the outputs of a batch's calls may stay on the node. All of them may, or
-// none. A coordinator in this process takes any output from the node if it has to, but would rather
-// have the answers of requests at once. A coordinator in another process would get them whole in a
-// message, so its word counts for the batch.
+// keeps reports whether the outputs of a batch's calls may stay on the node: either all of them or
+// none. A coordinator in this process can fetch any output from the node, but prefers to get the
+// answers of requests at once. A coordinator in another process would get the outputs whole in a
+// message. So if the batch has tasks of other processes, those tasks decide.
 func (c *Config) keeps(batch []*task.Task) bool {
 	all, apart := true, false
 	for _, t := range batch {

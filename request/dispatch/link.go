@@ -167,7 +167,7 @@ func (l *link) read() {
 		err = l.next()
 	}
 	l.f.step(Credit{Replica: l.name}) // send nothing more to it while we find out why
-	l.out.close()                     // batches that it does not get any more are not its fault
+	l.out.close()                     // the replica is not to blame for batches that it does not get
 	patience := l.f.shell.bounds.cause
 	if l.left.Load() {
 		patience = 0

@@ -12,9 +12,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/wire"
 )
 
-// outbox writes frames to one replica, in the order in which they were pushed. Only batches that
-// need items of nodes come later: other frames pass while their items are fetched. A cancel of such
-// a batch never comes before the batch, and a Drain never before any batch.
+// outbox writes frames to one replica, in the order in which they were pushed. Only a batch that
+// needs items of nodes may come later: other frames pass while its items are fetched. A cancel
+// never comes before its batch, and a Drain never before any batch.
 //
 // Small frames are written by the goroutine that calls flush, which saves a switch to another
 // goroutine. Such a write never waits for the replica, because flush writes only frames that fit
@@ -34,7 +34,7 @@ type outbox struct {
 	queue   []parcel
 	unread  unread
 	waits   wire.Waits // batches whose items are fetched
-	drain   bool       // the replica gets a Drain after these batches
+	drain   bool       // the replica gets a Drain after the waiting batches
 	writing bool       // somebody writes now; the fields below belong to that goroutine
 
 	head     []parcel
@@ -72,7 +72,8 @@ func newOutbox(l *link) *outbox {
 	return o
 }
 
-// push queues a frame. It starts to fetch the items of a batch that needs some of nodes.
+// push queues a frame. If a batch needs items of nodes, push starts to fetch them, and the frame is
+// queued later.
 func (o *outbox) push(e Effect) {
 	p := parcel{e, cost(e)}
 	o.mu.Lock()

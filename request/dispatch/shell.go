@@ -45,9 +45,9 @@ type Config struct {
 	// Near takes a reply to a coordinator in this process, without encoding. If it returns false,
 	// the reply goes over the bus. If Near is nil, all replies go over the bus.
 	Near func(to string, r *task.Reply) bool
-	// Apart reports whether the coordinator at a reply's destination cannot read the Store. Then the
-	// reply has all of its items but those that nodes keep, in a message of at most Most bytes. nil:
-	// all coordinators can.
+	// Apart reports whether the coordinator at a reply's destination cannot read the Store. Such a
+	// coordinator gets the items in the reply, except for items that nodes keep. The message has at
+	// most Most bytes. If Apart is nil, all coordinators can read the Store.
 	Apart func(to string) bool
 	Most  int
 	// OnDemand is called when more replicas would help (see [Wanted]), at most ten times per second

@@ -37,7 +37,7 @@ func Owners(b Batch) []Owner {
 	return out
 }
 
-// AnswerIndex returns which call of its batch the payload of a Result, an Error or a Chunk is
+// AnswerIndex returns the number of the call that the payload of a Result, an Error or a Chunk is
 // about.
 func AnswerIndex(payload []byte) (int, error) {
 	r := pack.NewReader(payload)
@@ -45,7 +45,7 @@ func AnswerIndex(payload []byte) (int, error) {
 	return i, r.Err()
 }
 
-// WithIndex returns a copy of such a payload that is about another call of the batch.
+// WithIndex returns a copy of a payload as in [AnswerIndex], with another number of the call.
 func WithIndex(payload []byte, call int) []byte {
 	_, n := binary.Uvarint(payload)
 	return append(pack.Uint(nil, uint64(call)), payload[max(n, 0):]...)
@@ -149,11 +149,11 @@ func keptItems(b Batch) (out []keptItem) {
 	return out
 }
 
-// fetchesAtOnce is how many items of a batch are fetched at a time.
+// fetchesAtOnce is how many items of a batch are fetched at the same time.
 const fetchesAtOnce = 8
 
-// Fetch gets items with get, up to 8 at a time. For each item, it returns a file, which the caller
-// closes, or an error.
+// Fetch fetches items with get, up to 8 at the same time. For each item, it returns an error, or a
+// file that the caller closes.
 func Fetch(refs []tensor.Ref, get func(tensor.Ref) (*os.File, error)) (files []*os.File, errs []error) {
 	files, errs = make([]*os.File, len(refs)), make([]error, len(refs))
 	room := make(chan struct{}, fetchesAtOnce)
@@ -174,13 +174,13 @@ type Fetched struct {
 	batch Batch
 	files []*os.File // of the batch's own frame
 	items []keptItem
-	got   []*os.File // by item; nil: it is lost
+	got   []*os.File // by item; nil: the item is lost
 	errs  []error    // by item
 	err   error      // of the whole batch
 }
 
-// FetchBatch gets the items of a batch that nodes keep. files are those of the batch's own frame.
-// The caller closes the result.
+// FetchBatch fetches the items of a batch that nodes keep. files are the files of the batch's
+// frame. The caller closes the result.
 func FetchBatch(b Batch, files []*os.File, get func(tensor.Ref) (*os.File, error)) *Fetched {
 	f := &Fetched{batch: b, files: files, items: keptItems(b)}
 	if n := len(f.items); len(files)+n > MaxFiles {
@@ -199,7 +199,7 @@ func KeptRefs(b Batch) (refs []tensor.Ref) {
 	return refs
 }
 
-// Close closes all files, also those of the frame that Frame has returned.
+// Close closes all files, including those of the frame that Frame has returned.
 func (f *Fetched) Close() {
 	closeAll(f.files)
 	closeAll(slices.DeleteFunc(f.got, func(file *os.File) bool { return file == nil }))

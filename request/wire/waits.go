@@ -2,16 +2,16 @@ package wire
 
 import "context"
 
-// Waits has the batches of one replica whose items are fetched from nodes before the replica gets
-// them. A call that is canceled meanwhile is answered at once, and the replica gets the batch
-// without it. So the numbers of the calls that follow it are lower at the replica, and Waits
-// translates them. Each call gets one answer: either Waits returns it from Cancel or Refuse, or the
-// replica answers it.
+// Waits tracks the batches of one replica that wait until their items are fetched from nodes. If a
+// call is canceled meanwhile, the caller answers it at once, and the replica gets the batch without
+// it. So the calls that follow it have lower numbers at the replica, and Waits translates these
+// numbers. Each call gets one answer: either Cancel or Refuse returns the call, and the caller
+// answers it, or the replica answers it.
 //
-// The zero value is ready. A Waits is not safe for concurrent use.
+// The zero value is ready for use. A Waits is not safe for concurrent use.
 type Waits struct {
 	waiting map[uint64]*waiting // by batch
-	given   map[uint64]*given   // by batch: those that the replica got after a wait
+	given   map[uint64]*given   // by batch: the batches that the replica got after a wait
 }
 
 // waiting is a batch whose items are on their way.
@@ -24,12 +24,12 @@ type waiting struct {
 // given is a batch that the replica got after a wait.
 type given struct {
 	calls   []int // the calls, by their number at the replica
-	all     int   // calls of the batch, with canceled ones
+	all     int   // calls of the batch, including canceled ones
 	left    int   // calls without an answer
 	release func()
 }
 
-// Canceled is what becomes of a cancel.
+// Canceled says what the caller does with a cancel.
 type Canceled struct {
 	Answer []int // calls to be answered with [ErrCanceled] now
 	Pass   bool  // the replica gets the cancel, for the call Index
@@ -67,7 +67,7 @@ func (w *Waits) Cancel(batch uint64, call int) Canceled {
 	return out
 }
 
-// pass returns the cancel of a call that the replica may have.
+// pass returns the cancel for a batch that does not wait, with the replica's number of the call.
 func (w *Waits) pass(batch uint64, call int) Canceled {
 	b := w.given[batch]
 	if b == nil || call == CancelAll {
@@ -78,7 +78,7 @@ func (w *Waits) pass(batch uint64, call int) Canceled {
 			return Canceled{Pass: true, Index: at}
 		}
 	}
-	return Canceled{} // it was canceled before
+	return Canceled{} // the call was canceled before
 }
 
 // Left returns the calls of a waiting batch that were not canceled.
@@ -93,9 +93,9 @@ func (w *Waits) Left(batch uint64) []int {
 	return out
 }
 
-// Give ends the wait of a batch: the replica gets it now, with these calls. Give returns false if
-// one of them was canceled since [Waits.Left], or if there are none. release is called when the
-// replica has answered all of them, or by Close.
+// Give ends the wait of a batch: the replica gets it now, with these calls. Give returns false if a
+// call was canceled since [Waits.Left], or if calls is empty. release is called when the replica
+// has answered all calls, or by Close.
 func (w *Waits) Give(batch uint64, calls []int, release func()) bool {
 	b := w.waiting[batch]
 	if len(calls) == 0 || b.left != len(calls) {
@@ -121,8 +121,8 @@ func (w *Waits) Refuse(batch uint64) []int {
 // Forget ends the wait of a batch that was refused. Until then, the replica gets no cancels of it.
 func (w *Waits) Forget(batch uint64) { delete(w.waiting, batch) }
 
-// Call translates the replica's number of a call. If the replica has no such call, the result is no
-// call of the batch either.
+// Call returns the number that a call has in the batch, from its number at the replica. If the
+// replica has no such call, the result is the number of calls of the batch, which is invalid, too.
 func (w *Waits) Call(batch uint64, call int) int {
 	b := w.given[batch]
 	switch {
@@ -134,7 +134,7 @@ func (w *Waits) Call(batch uint64, call int) int {
 	return b.calls[call]
 }
 
-// Answered translates the replica's number of a call, and counts its answer.
+// Answered translates a number as Call does, and counts the answer to the call.
 func (w *Waits) Answered(batch uint64, call int) int {
 	b := w.given[batch]
 	if b == nil {
@@ -148,8 +148,8 @@ func (w *Waits) Answered(batch uint64, call int) int {
 	return call
 }
 
-// Close releases what the batches hold that the replica has not answered. The replica has ended,
-// and no batch waits.
+// Close calls release for each batch that the replica has not answered. The caller calls Close when
+// the replica has ended and no batch waits.
 func (w *Waits) Close() {
 	for _, b := range w.given {
 		b.release()
