@@ -16,8 +16,11 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A backup is a tar archive: backupFirst, then each stream's backupStream and its chunks, and at
-// last backupLast. A file without backupLast is not complete.
+// A backup is a tar archive with these entries, in this order:
+//
+//   - backupFirst
+//   - for each stream, its backupStream and its chunks
+//   - backupLast; a file without it is not complete
 const (
 	backupVersion = 1
 	backupFirst   = "backup.json"
@@ -37,19 +40,20 @@ type storedStream struct {
 	State  json.RawMessage `json:"state"`
 }
 
-// Bounds of messages of a backup.
+// Bounds of a backup's messages and waits.
 const (
 	backupChunk  = 512 << 10
 	backupWindow = 4 << 20 // bytes that are under way
 	backupAnswer = 15 * time.Second
-	backupReady  = 30 * time.Second // until JetStream has a leader, and enough servers
+	backupReady  = 30 * time.Second // how long to wait until JetStream has a leader and enough servers
 )
 
-// notInBackups are streams that say what runs now.
+// notInBackups has the streams that describe only what runs now.
 var notInBackups = map[string]bool{"KV_leases": true}
 
-// streamOrder sorts streams so that what refers to something is stored before it: functions before
-// their images, and records before their objects. Those are deleted later than what refers to them.
+// streamOrder sorts streams so that objects come last: functions are stored before their images,
+// and records before their objects. An object is deleted later than the record that refers to it,
+// so a backup has the objects of all its records.
 func streamOrder(a, b string) int {
 	last := func(s string) int {
 		if strings.HasPrefix(s, "OBJ_") {
@@ -60,8 +64,9 @@ func streamOrder(a, b string) int {
 	return cmp.Or(cmp.Compare(last(a), last(b)), cmp.Compare(a, b))
 }
 
-// Backup writes all streams of the account to w, while they are in use. Each stream is stored as it
-// is at one moment, but not all at the same moment. stored is called after each.
+// Backup writes all streams of the account to w, except for notInBackups. The streams may be in
+// use. Each stream is stored as it is at one moment; different streams are of different moments.
+// stored is called after each stream, with the size of its chunks in bytes.
 func Backup(ctx context.Context, nc *nats.Conn, w io.Writer, now time.Time, stored func(stream string, size int64)) error {
 	all, err := streamNames(ctx, nc)
 	if err != nil {
@@ -88,7 +93,7 @@ func Backup(ctx context.Context, nc *nats.Conn, w io.Writer, now time.Time, stor
 type archive struct {
 	w    *tar.Writer
 	time time.Time
-	err  error // the first
+	err  error // the first error
 }
 
 func (b *archive) add(name string, value any) {
@@ -106,7 +111,7 @@ func (b *archive) write(name string, data []byte) {
 	}
 }
 
-// snapshot stores a stream, and returns how many bytes its chunks have.
+// snapshot writes a stream to the archive, and returns the size of its chunks in bytes.
 func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (size int64, err error) {
 	inbox := nats.NewInbox()
 	chunks, err := nc.SubscribeSync(inbox)
@@ -131,7 +136,7 @@ func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (s
 		}
 		if len(m.Data) == 0 {
 			if status := m.Header.Get("Status"); status != "" && status != "204" {
-				return 0, fmt.Errorf("the server gives up: %s %s", status, m.Header.Get("Description"))
+				return 0, fmt.Errorf("the server stopped sending: %s %s", status, m.Header.Get("Description"))
 			}
 			return size, nil
 		}
@@ -146,12 +151,13 @@ func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (s
 	return 0, b.err
 }
 
-// Restore makes the streams of a backup on servers that have none. It returns when the backup
-// began. restored is called after each stream.
+// Restore creates the streams of a backup on servers that have no streams. It returns the time at
+// which the backup began. restored is called after each stream, with the size of its chunks in
+// bytes.
 func Restore(ctx context.Context, nc *nats.Conn, r io.Reader, restored func(stream string, size int64)) (time.Time, error) {
 	have, err := streamNames(ctx, nc)
 	if err == nil && len(have) > 0 {
-		err = fmt.Errorf("the cluster has %d streams, such as %s, want none: a restore never replaces what is stored", len(have), have[0])
+		err = fmt.Errorf("the cluster has %d streams, such as %s, want none: a restore never replaces stored data", len(have), have[0])
 	}
 	var head backupHead
 	b := &backupReader{r: tar.NewReader(r)}
@@ -175,10 +181,10 @@ func Restore(ctx context.Context, nc *nats.Conn, r io.Reader, restored func(stre
 type backupReader struct {
 	r    *tar.Reader
 	next *tar.Header // nil: not read yet
-	err  error       // of the read of next
+	err  error       // of the latest attempt to read next
 }
 
-// peek returns the name of the next entry; empty: an error.
+// peek returns the name of the next entry. The name is empty if err is set.
 func (b *backupReader) peek() string {
 	if b.next == nil && b.err == nil {
 		if b.next, b.err = b.r.Next(); errors.Is(b.err, io.EOF) {
@@ -218,7 +224,7 @@ func (b *backupReader) value(name string, to any) error {
 	return err
 }
 
-// restore makes the next stream.
+// restore creates the next stream.
 func (b *backupReader) restore(ctx context.Context, nc *nats.Conn) (stream string, size int64, err error) {
 	stream, _, _ = strings.Cut(b.peek(), "/")
 	var is storedStream
@@ -251,7 +257,8 @@ func (b *backupReader) restore(ctx context.Context, nc *nats.Conn) (stream strin
 	return stream, size, nil
 }
 
-// send sends a chunk of a stream, and waits until the server has it.
+// send sends a chunk of a stream, and waits until the server has received it. A nil chunk ends the
+// stream.
 func (*backupReader) send(ctx context.Context, nc *nats.Conn, subject string, chunk []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, backupAnswer)
 	defer cancel()
@@ -271,7 +278,8 @@ type apiAnswer struct {
 	Error *jetstream.APIError `json:"error"`
 }
 
-// error returns the error once, so that the answer can be used again.
+// error returns the error of the answer and clears it, so that the answer can be decoded into
+// again.
 func (a *apiAnswer) error() error {
 	err := a.Error
 	if a.Error = nil; err == nil {
@@ -280,7 +288,7 @@ func (a *apiAnswer) error() error {
 	return err
 }
 
-// ask asks JetStream. It asks again while the cluster is not ready.
+// ask sends a request to JetStream's API. It asks again while the cluster is not ready.
 func ask(ctx context.Context, nc *nats.Conn, what string, request any, answer interface{ error() error }) error {
 	text, err := json.Marshal(request)
 	if err != nil {

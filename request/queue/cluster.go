@@ -42,7 +42,7 @@ func (c ClusterConfig) access() Access {
 	return c.Keys.Control()
 }
 
-// Dial connects once, without a check of the servers.
+// Dial connects once. Unlike OpenCluster, it does not check the servers.
 func (c ClusterConfig) Dial(name string) (*nats.Conn, error) {
 	nc, err := dial(strings.Join(c.URLs, ","), c.options(name, c.access())...)
 	if err != nil {

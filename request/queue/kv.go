@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// Get asks mostGets times, with pauses between.
+// Get asks at most mostGets times, with pauses of getPause.
 const (
 	mostGets = 5
 	getPause = 250 * time.Millisecond
@@ -96,8 +96,8 @@ func (k *KV) Replace(ctx context.Context, key string, value []byte, rev uint64) 
 }
 
 // Get returns the value and its revision, or ErrNotFound. If no server answers, Get asks again for
-// about a second: the servers may be choosing a leader of the bucket, or one may not know yet who
-// has it.
+// about a second. The servers may be choosing a leader for the bucket, or a server may not know yet
+// which server has the bucket.
 func (k *KV) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 	e, err := k.kv.Get(ctx, Token(key))
 	for tries := 1; errors.Is(err, nats.ErrNoResponders) && tries < mostGets && pause(ctx, getPause); tries++ {
@@ -152,13 +152,13 @@ func (k *KV) retry(ctx context.Context, f func(context.Context) error) error {
 	}
 }
 
-// lagMost bounds the wait for a copy of a bucket that is behind.
+// lagMost bounds how long Watch waits for a copy of a bucket that is behind.
 const lagMost = 5 * time.Second
 
 // Watch calls f with every key's latest value and then with every change, until stop is called or
 // ctx ends. Calls of f do not overlap. Watch returns once f has seen all values that existed at the
-// call, even if the copy that it reads was behind, by up to five seconds. When stop returns, f does
-// not run and will not be called again.
+// call. If the copy that Watch reads is behind, Watch waits for these values for up to five
+// seconds. When stop returns, f does not run and will not be called again.
 func (k *KV) Watch(ctx context.Context, f func(Entry)) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	opened := k.disk.opens()
@@ -255,7 +255,7 @@ type follower struct {
 	seen    uint64        // latest revision seen
 	synced  chan struct{} // closed once f has seen all values that existed at the start; then nil
 	latest  uint64        // revision of the latest of these values
-	lagMost time.Duration // how long a copy without that value may take to get it
+	lagMost time.Duration // how long to wait for a copy that lacks that value
 	ended   bool          // the last watcher ended by itself
 }
 
@@ -265,7 +265,7 @@ type follower struct {
 // exist, for example while the streams are being opened.
 func (f *follower) updates(ctx context.Context, from <-chan jetstream.KeyValueEntry, opened <-chan struct{}) (again bool) {
 	f.ended = false
-	var late <-chan time.Time // set once the copy has sent what it had
+	var late <-chan time.Time // set once the copy has sent all of its values
 	for {
 		select {
 		case <-ctx.Done():

@@ -24,7 +24,7 @@ const (
 	defaultPort = 4222
 	routeOffset = 2000 // from the port for clients to that for servers
 
-	// From the port for clients to that of /healthz, on the loopback address.
+	// From the port for clients to the port of /healthz, which listens on the loopback address.
 	monitorOffset = 4000
 )
 

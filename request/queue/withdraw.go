@@ -10,10 +10,10 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// A process that was overtaken may store a record that the next process does not know, because that
-// one has read the journal before. So it must not accept the record. It withdraws the record with a
-// conditional write: a last state that says that the record must not run. The next process begins a
-// record with a conditional write, too. The stream takes only one of the two.
+// A process that was overtaken may store a record after the next process has read the journal. The
+// next process does not know the record, so the overtaken process must not accept it. It withdraws
+// the record with a conditional write: a last state that says that the record must not run. The
+// next process begins a record with a conditional write, too. The stream takes only one of the two.
 
 // withdrawTimeout bounds how long a client waits for a withdrawal.
 const withdrawTimeout = 2 * time.Second
@@ -21,9 +21,9 @@ const withdrawTimeout = 2 * time.Second
 // withdrawAgain is the time between two attempts, while the stream refuses all writes.
 const withdrawAgain = 100 * time.Millisecond
 
-// confirm decides whether a record that was just stored is accepted by this process. It returns
-// theirs if another process has begun the record. After an error, the record does not run, except
-// if the error is unanswered: then nobody knows.
+// confirm decides whether this process accepts a record that it has just stored. theirs is true if
+// another process has begun the record. After an error, the record does not run. Only if the error
+// is unanswered, the record may run.
 func confirm(j *Journal, m *message, shard int32, seq uint64) (theirs bool, err error) {
 	if j.cfg.Held == nil {
 		return false, nil
@@ -43,8 +43,8 @@ func confirm(j *Journal, m *message, shard int32, seq uint64) (theirs bool, err 
 	return false, fmt.Errorf("%w: %w", ErrStopped, lost)
 }
 
-// withdraw prevents that another process runs the record m, whose only state has the sequence seq.
-// It returns theirs if another process has begun the record before.
+// withdraw prevents other processes from running the record m, whose only state has the sequence
+// seq. theirs is true if another process has begun the record before.
 func withdraw(j *Journal, m *message, shard int32, seq uint64) (theirs bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), withdrawTimeout)
 	defer cancel()
@@ -52,8 +52,8 @@ func withdraw(j *Journal, m *message, shard int32, seq uint64) (theirs bool, err
 	if theirs || err != nil {
 		return theirs, err
 	}
-	// A file with the content stays, because another process may be reading it. The next start
-	// deletes it, and also a withdrawal that is left here.
+	// A file with the record's content stays, because another process may be reading it. The next
+	// start deletes the file, and the withdrawal if it could not be deleted here.
 	if err := j.purge(ctx, j.shards[shard], m.subject, last+1); err != nil {
 		j.log.Warn("failed to delete a withdrawn record; the next start deletes it", "record", m.subject, "error", err)
 	}
@@ -74,7 +74,7 @@ func storeWithdrawal(ctx context.Context, j *Journal, subject string, shard int3
 		case api == nil && !errors.Is(err, jetstream.ErrNoStreamResponse):
 			return 0, false, err
 		}
-		select { // the stream has stored nothing
+		select { // the stream has stored nothing, so try again
 		case <-time.After(withdrawAgain):
 		case <-ctx.Done():
 			return 0, false, err
@@ -82,13 +82,13 @@ func storeWithdrawal(ctx context.Context, j *Journal, subject string, shard int3
 	}
 }
 
-// conflicting reads the state that is in the way of a withdrawal. It may be the withdrawal itself,
+// conflicting reads the state that made a withdrawal fail. That state may be the withdrawal itself,
 // because the client of NATS may send a message twice.
 func conflicting(ctx context.Context, j *Journal, subject string, shard int32) (last uint64, theirs bool, err error) {
 	raw, err := j.shards[shard].GetLastMsgForSubject(ctx, subject)
 	switch {
 	case errors.Is(err, jetstream.ErrMsgNotFound):
-		return 0, true, nil // it has even ended
+		return 0, true, nil // another process has even ended the record
 	case err != nil:
 		return 0, false, err
 	case raw.Header.Get(headWithdrawn) != "":
