@@ -6,7 +6,8 @@ import (
 	"path/filepath"
 )
 
-// Replace replaces a file, with mode 0600. After a crash, the file is the old one or the new one.
+// Replace replaces the content of a file, which then has mode 0600. After a crash, the file has
+// either the old or the new content.
 func Replace(file string, b []byte) error {
 	f, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".*") // mode 0600
 	if err != nil {

@@ -1,4 +1,4 @@
-// Package keylock locks keys, one by one.
+// Package keylock has locks that are named by keys.
 package keylock
 
 import (
@@ -16,11 +16,11 @@ type Locks struct {
 // lock is the lock of a key.
 type lock struct {
 	token chan struct{} // full while it is locked
-	users int           // that have the lock or wait for it
+	users int           // how many callers have the lock or wait for it
 }
 
-// Lock locks a key. If the key is locked, Lock waits until it is unlocked or ctx ends. Callers that
-// wait get the lock in the order in which they came.
+// Lock locks a key. If the key is locked, Lock waits until it is unlocked or ctx ends. Callers get
+// the lock in the order of their calls. The caller calls unlock once.
 func (l *Locks) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	k := l.use(key)
 	select {
@@ -32,7 +32,7 @@ func (l *Locks) Lock(ctx context.Context, key string) (unlock func(), err error)
 	}
 }
 
-// TryLock locks a key, unless it is locked.
+// TryLock locks a key, unless it is locked already. If ok is true, the caller calls unlock once.
 func (l *Locks) TryLock(key string) (unlock func(), ok bool) {
 	k := l.use(key)
 	select {
@@ -44,7 +44,7 @@ func (l *Locks) TryLock(key string) (unlock func(), ok bool) {
 	}
 }
 
-// Users returns how many have the lock of a key or wait for it.
+// Users returns how many callers have the lock of a key or wait for it.
 func (l *Locks) Users(key string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
