@@ -28,7 +28,7 @@ type Carrier struct {
 
 	dialTime, pause time.Duration
 
-	room *room // of items that were fetched
+	room *room // memory of items that were fetched
 
 	mu    sync.Mutex
 	apart map[string]time.Time // by node: until when it is not dialed, because a dial has failed
@@ -46,8 +46,8 @@ const (
 // CarrierConfig configures a Carrier.
 type CarrierConfig struct {
 	Store *Store
-	// Direct opens a stream to another node, and Control to the control plane with a name, or to any
-	// that accepts it if the name is empty.
+	// Direct opens a stream to another node. Control opens a stream to the control plane with a name,
+	// or, if the name is empty, to any control plane that accepts the stream.
 	Direct  func(ctx context.Context, node, addr string, first any) (net.Conn, error)
 	Control func(ctx context.Context, name string, first any) (net.Conn, error)
 	Log     *slog.Logger
@@ -66,7 +66,7 @@ func NewCarrier(cfg CarrierConfig) *Carrier {
 
 // Carried counts the items that a Carrier was asked for.
 type Carried struct {
-	Near                       uint64 // items that its own node keeps, given out without a copy
+	Near                       uint64 // items that its own node keeps, returned without a copy
 	Fetched, Relayed           uint64 // items from other nodes, and from or through a control plane
 	FetchedBytes, RelayedBytes uint64
 	Lost                       uint64 // items that it could not get
@@ -91,7 +91,7 @@ func (c *Carrier) Reserve(ctx context.Context, refs []tensor.Ref) (release func(
 	return c.room.reserve(ctx, far)
 }
 
-// own reports whether the node itself keeps an item.
+// own reports whether this node keeps an item.
 func (c *Carrier) own(ref tensor.Ref) bool {
 	return ref.Node == c.cfg.Node && ref.Address != tensor.AtControl
 }
@@ -108,7 +108,7 @@ func (c *Carrier) Fetch(ctx context.Context, ref tensor.Ref) (f *os.File, err er
 		}
 		return f, err
 	}
-	// Only control planes know which nodes run. They refuse to pass on items of others.
+	// Only control planes know which nodes run. They refuse to pass on items of a node that has ended.
 	unknown := func() bool { return true }
 	err = tries(ctx, c.pause, unknown, func() (err error) {
 		f, err = c.either(ctx, ref)
@@ -138,7 +138,7 @@ func (c *Carrier) either(ctx context.Context, ref tensor.Ref) (*os.File, error) 
 	}
 	f, again := c.relay(ctx, "", ref)
 	if again != nil {
-		// Only the latter error says whether to try again.
+		// Only the error of relay says whether to try again.
 		return nil, fmt.Errorf("%s; through the control plane: %w", err.Error(), again)
 	}
 	return f, nil
@@ -184,7 +184,8 @@ func unopened(err error) error {
 	return fmt.Errorf("%w: %w", errBroken, err)
 }
 
-// relay gets an item from a control plane; without a name, through any.
+// relay gets an item from the control plane with a name, or, if the name is empty, through any
+// control plane.
 func (c *Carrier) relay(ctx context.Context, name string, ref tensor.Ref) (*os.File, error) {
 	conn, err := c.control(ctx, name, askFor(ref))
 	if err != nil {

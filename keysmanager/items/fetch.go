@@ -49,21 +49,22 @@ const stall = 15 * time.Second
 
 // Errors of transfers.
 var (
-	// errBroken means that the bytes did not come, and may come another way.
+	// errBroken means that the bytes did not come. They may come another way, or at another try.
 	errBroken = errors.New("its bytes did not come")
-	// errWrong means that other bytes have come.
+	// errWrong means that bytes have come that are not the item's.
 	errWrong = errors.New("its bytes are wrong")
 )
 
 // Bounds of further tries.
 const (
-	moreTries = 2                      // after the first one, if the bytes did not come
+	moreTries = 2                      // after the first try, if the bytes did not come
 	backoff   = 200 * time.Millisecond // before the second try; twice that before the third
 )
 
-// tries calls try, and again if the bytes did not come: a connection may have broken. Any other
-// error is final, because the item is wrong, or its node does not have it. alive reports whether
-// the node may still run. pause is the time before the second try.
+// tries calls try until it succeeds, at most three times. It tries again only after errBroken,
+// because a connection may have broken. Any other error is final: the item is wrong, or its node
+// does not have it. alive reports whether the node may still run. pause is the time before the
+// second try, and is doubled before the third.
 func tries(ctx context.Context, pause time.Duration, alive func() bool, try func() error) error {
 	for more := moreTries; ; more-- {
 		err := try()

@@ -21,7 +21,7 @@ import (
 // offers has the items of a control plane that nodes may get from it.
 type offers struct {
 	dir *tensor.Dir
-	me  string // name of this process; empty: no node can reach it
+	me  string // name of this process; empty: no node can reach this process
 
 	mu     sync.Mutex
 	names  map[string]*offer   // by name
@@ -35,8 +35,8 @@ type offer struct {
 	ready  bool       // the checksum is known
 }
 
-// Offer returns a reference to an item of the folder, with which nodes get it from this process
-// until its owner is dropped.
+// Offer returns a reference with which nodes can get an item of the folder from this process, until
+// the item's owner is dropped.
 func (p *Plane) Offer(stored tensor.Ref) (tensor.Ref, error) {
 	if p.offers.me == "" {
 		return tensor.Ref{}, errors.New("there are no nodes on other machines")
@@ -56,9 +56,9 @@ func (p *Plane) Offer(stored tensor.Ref) (tensor.Ref, error) {
 	return o.ref, nil
 }
 
-// add adds an offer. known means that there is one already, which is ready. The caller opens the
-// item after that: if it is there, its owner has not been dropped before, and drop removes the
-// offer later.
+// add adds an offer of an item. If the item has a ready offer already, add returns that offer, and
+// known is true. The caller opens the item after add. If the item exists then, its owner was not
+// dropped before, so a later drop removes the offer.
 func (s *offers) add(stored tensor.Ref) (o *offer, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *offers) add(stored tensor.Ref) (o *offer, known bool) {
 	return o, false
 }
 
-// sum returns the checksum of an item.
+// sum returns the checksum of an item of the folder.
 func (s *offers) sum(stored tensor.Ref) (uint64, error) {
 	f, err := s.dir.Open(stored)
 	if err != nil {
@@ -126,7 +126,7 @@ func (s *offers) open(ref tensor.Ref) (*os.File, error) {
 	there := o != nil && o.ready && o.ref == ref
 	s.mu.Unlock()
 	if !there {
-		return nil, errors.New("this control plane does not offer it: its request has ended")
+		return nil, errors.New("this control plane does not offer the item: its request has ended")
 	}
 	return s.dir.Open(o.stored)
 }
@@ -135,7 +135,7 @@ func (s *offers) open(ref tensor.Ref) (*os.File, error) {
 func (p *Plane) give(ctx context.Context, peer identity.Name, ref tensor.Ref, c net.Conn) {
 	f, err := p.offers.open(ref)
 	if err != nil {
-		p.log.Warn("an item is not given to a node", "to", peer.String(), "item", ref.Blob, "error", err)
+		p.log.Warn("refused to give an item to a node", "to", peer.String(), "item", ref.Blob, "error", err)
 		_ = tunnel.Refuse(c, err)
 		return
 	}
@@ -153,7 +153,7 @@ func (p *Plane) give(ctx context.Context, peer identity.Name, ref tensor.Ref, c 
 	p.givenBytes.Add(uint64(ref.Size))
 }
 
-// send sends the first bytes of a file. It fails if the receiver stalls.
+// send sends the first size bytes of a file. It fails if the receiver stalls.
 func send(c net.Conn, f io.ReaderAt, size int64) error {
 	p := buffers.Get().(*[]byte)
 	defer buffers.Put(p)

@@ -59,7 +59,7 @@ func TestNodesGetItemsOfAControlPlane(t *testing.T) {
 		wrong := ref
 		change(&wrong)
 		f, err := a.Fetch(t.Context(), wrong)
-		fails(t, what, f, err, "this control plane does not offer it")
+		fails(t, what, f, err, "this control plane does not offer the item")
 	}
 	other := ref
 	other.Node = "another"
@@ -67,7 +67,7 @@ func TestNodesGetItemsOfAControlPlane(t *testing.T) {
 	fails(t, "another control plane", f, err, "no connection")
 	_, err = c.plane.Get(ref)
 	var lost *task.LostError
-	if !errors.As(err, &lost) || lost.Item != ref.Blob || !strings.Contains(lost.Text, "only nodes get items from there") {
+	if !errors.As(err, &lost) || lost.Item != ref.Blob || !strings.Contains(lost.Text, "only nodes can fetch items of a control plane") {
 		t.Errorf("for another control plane: %v", err)
 	}
 

@@ -28,7 +28,7 @@ type Plane struct {
 	// alive reports whether a node is known to run.
 	alive func(node string) bool
 	pause time.Duration
-	room  *room // of items that replicas of this machine get
+	room  *room // memory of items for replicas of this machine
 	log   *slog.Logger
 	ctx   context.Context // ends with Close
 	end   context.CancelFunc
@@ -67,8 +67,8 @@ const (
 	dropsKept   = 64 << 10         // requests that wait per node
 )
 
-// NewPlane returns a Plane over a folder. limit is how much memory items of nodes may use that
-// replicas of this machine get, in bytes.
+// NewPlane returns a Plane over a folder. limit bounds the memory of items that are fetched from
+// nodes for replicas of this machine, in bytes.
 func NewPlane(dir *tensor.Dir, limit int64, log *slog.Logger) *Plane {
 	p := &Plane{
 		Dir: dir, log: log, pause: backoff, room: newRoom(limit), owners: map[string]map[string]string{}, queues: map[string]*dropQueue{},
@@ -78,8 +78,8 @@ func NewPlane(dir *tensor.Dir, limit int64, log *slog.Logger) *Plane {
 	return p
 }
 
-// Reach says how nodes are reached, and which of them are known to run. me is the name by which
-// they know this process. Reach is called before the first item of a node comes.
+// Reach sets how nodes are reached, and how to tell which nodes run. me is the name by which nodes
+// know this process. The caller calls Reach before the first item of a node comes.
 func (p *Plane) Reach(me string, open Opener, alive func(node string) bool) {
 	p.offers.me, p.open, p.alive = me, open, alive
 }
@@ -106,7 +106,7 @@ type Passed struct {
 	Left, LeftBytes       uint64 // items that stayed on their nodes
 	Fetched, FetchedBytes uint64 // items that the control plane itself has needed
 	Relayed, RelayedBytes uint64 // items that it has passed on from one node to another
-	Given, GivenBytes     uint64 // items of its own that nodes have got
+	Given, GivenBytes     uint64 // its own items that nodes have got
 }
 
 // Passed returns the current counts.
@@ -235,7 +235,7 @@ func (p *Plane) Fetch(ctx context.Context, ref tensor.Ref) (f *os.File, err erro
 	return f, err
 }
 
-// lost returns the error for an item that a call needs and that could not be got.
+// lost returns the error for an item that a call needs and that could not be fetched.
 func lost(ref tensor.Ref, err error) error {
 	if err == nil {
 		return nil
@@ -243,7 +243,7 @@ func lost(ref tensor.Ref, err error) error {
 	return &task.LostError{Item: ref.Blob, Text: fmt.Sprintf("item %s of %d bytes, which node %q keeps, is lost: %v", ref.Blob, ref.Size, ref.Node, err)}
 }
 
-// fetch gets an item from its node.
+// fetch gets an item from the node that keeps it.
 func (p *Plane) fetch(ctx context.Context, ref tensor.Ref, into func(context.Context, net.Conn) error) error {
 	ctx, cancel := context.WithTimeout(ctx, fetchTime)
 	defer cancel()
@@ -268,7 +268,7 @@ func (p *Plane) stream(ctx context.Context, ref tensor.Ref) (net.Conn, error) {
 		return nil, errors.New("there are no nodes on other machines")
 	}
 	if ref.Address == tensor.AtControl {
-		return nil, errors.New("a control plane keeps it, and only nodes get items from there")
+		return nil, errors.New("only nodes can fetch items of a control plane")
 	}
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
@@ -279,8 +279,8 @@ func (p *Plane) stream(ctx context.Context, ref tensor.Ref) (net.Conn, error) {
 	return c, nil
 }
 
-// Relay gives an item of this process to a node, or passes on an item from the node that keeps it
-// to a node that cannot connect to that node. It implements tunnel.Handler.
+// Relay answers a node that asks for an item. It sends an item of this process, or passes on the
+// item of another node that the asking node cannot connect to. It implements tunnel.Handler.
 func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMessage, c net.Conn) {
 	var a ask
 	err := json.Unmarshal(first, &a)
@@ -318,7 +318,7 @@ func (p *Plane) Relay(ctx context.Context, peer identity.Name, first json.RawMes
 	p.relayed.Add(1)
 }
 
-// source opens a stream to the node of an item that another node waits for.
+// source opens a stream to the node that keeps an item that another node waits for.
 func (p *Plane) source(ctx context.Context, ref tensor.Ref) (c net.Conn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*openTime) // the other node waits for longer
 	defer cancel()

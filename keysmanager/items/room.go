@@ -12,8 +12,8 @@ import (
 )
 
 // room bounds the memory of items that were fetched from nodes. Items of one batch get their memory
-// together, so that no two batches wait for each other. Batches get it in the order in which they
-// came.
+// together, so that no two batches wait for each other. Batches get memory in the order in which
+// they came.
 type room struct {
 	limit int64
 	free  *semaphore.Weighted
@@ -38,8 +38,9 @@ func (r *room) stats() Rooms {
 	return Rooms{r.used.Load(), r.waiting.Load(), time.Duration(r.waited.Load())}
 }
 
-// reserve waits for memory for items, until ctx ends. Items that are larger than all of it together
-// get all of it: they wait until no other item has any. release gives the memory back.
+// reserve waits for memory for items, until ctx ends. If the items together are larger than the
+// limit, they get the whole limit: they wait until no other item has memory. release gives the
+// memory back.
 func (r *room) reserve(ctx context.Context, refs []tensor.Ref) (release func(), err error) {
 	size := int64(0)
 	for i := range refs {

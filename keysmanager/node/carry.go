@@ -14,8 +14,8 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Items keeps large outputs of a node's replicas, and gets items that nodes keep. Its methods are
-// safe for concurrent use. Package items implements it.
+// Items keeps large outputs of a node's replicas, and fetches items that nodes keep. Its methods
+// are safe for concurrent use. Package items implements it.
 type Items interface {
 	// Keep keeps an item that is the first size bytes of f. After an error, the output goes to the
 	// control plane as it is.
@@ -49,8 +49,8 @@ type carry struct {
 	owners map[uint64]*owners // by batch, of batches whose outputs may be kept
 	waits  wire.Waits         // batches whose items are fetched
 
-	// Held while a batch or a cancel of it is sent to the replica, so that they stay in order. mu is
-	// not held meanwhile: a replica may have to write before it reads.
+	// order is held while a batch or a cancel of it is sent to the replica, so that the batch comes
+	// first. mu is not held meanwhile, because a replica may have to write before it reads.
 	order sync.Mutex
 }
 
@@ -73,7 +73,7 @@ func newCarry(items Items, of running, near, far *wire.Outlet, log *slog.Logger)
 	return c
 }
 
-// close ends what is under way, and waits for it. No frames come any more.
+// close ends all fetches, and waits for them. The caller passes no frames after that.
 func (c *carry) close() {
 	c.end()
 	c.work.Wait()
@@ -121,15 +121,15 @@ func (c *carry) toReplica(f *wire.Frame) (wire.Edited, error) {
 	return wire.Taken, nil
 }
 
-// hold handles a cancel. If the batch waits for items, the call is answered, and the replica does
-// not get it. Outputs of canceled calls do not stay on the node, because nobody tells it of their
-// end.
+// hold handles a cancel. If the batch waits for items, hold answers the call, and the replica does
+// not get the call. Outputs of canceled calls do not stay on the node, because nobody tells the
+// node of their end.
 func (c *carry) hold(f *wire.Frame) (wire.Edited, error) {
 	m, err := wire.DecodeCancelFrame(f.Payload)
 	if err != nil {
 		return wire.Unchanged, err
 	}
-	c.order.Lock() // a batch that is being given to the replica comes first
+	c.order.Lock() // waits for a batch that is being sent to the replica
 	defer c.order.Unlock()
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -198,7 +198,7 @@ func (c *carry) refuseAll(number uint64, why error) {
 	c.waits.Forget(number)
 }
 
-// refuse answers calls that the replica does not get.
+// refuse answers calls that the replica does not get, with the error why.
 func (c *carry) refuse(number uint64, calls []int, why error) {
 	if c.ctx.Err() != nil {
 		return
@@ -282,7 +282,7 @@ func renumber(f *wire.Frame, at, call int) wire.Edited {
 }
 
 // answered notes the answer of a call. It returns the control plane's number of the call, and the
-// owner of the call's outputs; without a request, they are not to be kept.
+// owner of the call's outputs. If the owner has no request, the outputs are not kept.
 func (c *carry) answered(batch uint64, at int) (call int, owner wire.Owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -29,8 +29,8 @@ type holds struct {
 	cfg wire.SwitchConfig
 	log *slog.Logger
 	end func(replica string) // stops a replica
-	// gateway gets the gateway of a control plane that claims a replica, while mu is held. nil:
-	// nothing is called.
+	// gateway is called with the gateway of a control plane that claims a replica, while mu is held.
+	// It may be nil.
 	gateway func(at string)
 
 	mu     sync.Mutex
