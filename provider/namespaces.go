@@ -84,7 +84,7 @@ func (p *Provider) deleteNamespace(w http.ResponseWriter, r *http.Request) {
 			return refuse(http.StatusConflict, fmt.Errorf("namespace %q has functions (%s) and secrets (%s), want it empty: remove them first",
 				n.Name, some(functions), some(secrets)))
 		case p.secretChanges.under(n.Name): // a new secret may not be in the list yet
-			return refuse(http.StatusConflict, fmt.Errorf("a secret of namespace %q is being changed, want it empty: try again", n.Name))
+			return refuse(http.StatusConflict, fmt.Errorf("a secret of namespace %q is being changed: try again later", n.Name))
 		}
 		key := namespacePrefix + n.Name
 		if err := p.Store.Delete(ctx, key); err != nil {

@@ -106,9 +106,9 @@ func (p *Provider) deleteSecret(w http.ResponseWriter, r *http.Request) {
 	})
 }
 
-// changeSecret reads a request's secret and changes it. prepare runs while nobody else changes the
-// store. Except for a deletion, the value is stored after that. The value appears neither in the
-// answer nor in the log.
+// changeSecret reads a secret from a request and changes it. prepare runs while nobody else changes
+// the store. Unless the secret is deleted, its value is stored after that. The value appears
+// neither in the answer nor in the log.
 func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int, prepare func(ctx context.Context, s types.Secret, there bool) error) {
 	var s types.Secret
 	var note string
@@ -146,8 +146,8 @@ func (p *Provider) changeSecret(w http.ResponseWriter, r *http.Request, done int
 	writeText(w, done, "secret "+s.Name+note)
 }
 
-// secretChanges orders the changes of each secret. A value may take seconds to reach all control
-// planes. Changes of other secrets, and of the store, do not wait for that.
+// secretChanges makes the changes of one secret wait for each other. A value may take seconds to
+// reach all control planes. Changes of other secrets and of the store do not wait for that.
 type secretChanges struct {
 	locks keylock.Locks // by namespace/name
 

@@ -114,8 +114,8 @@ type Copies struct {
 	unsee  func() // ends the watch
 	wake   chan struct{}
 
-	// The lock of a secret, by namespace/name. It is held while this process changes the secret on all
-	// control planes, which may take seconds. It is locked before changing.
+	// order has a lock per secret, by namespace/name. The lock is held while this process changes the
+	// secret on all control planes, which may take seconds. It is locked before changing.
 	order    keylock.Locks
 	slots    chan struct{} // full while mostChanges values are sent to others
 	changing sync.Mutex    // held while values change on the disk; locked before mu
@@ -375,8 +375,8 @@ func split(key string) (namespace, name string) {
 	return namespace, name
 }
 
-// put stores a value of this process. next returns the version of the value, from the version that
-// this process has; 0: nothing is stored.
+// put stores a value in this process. next returns the version of the value, given the version that
+// this process has. If next returns 0, nothing is stored.
 //
 // The version is stored first. If this process ends before it stores the value, it has the earlier
 // value with a later version than the list has. So it can lead, and lists that value. In the other
@@ -432,8 +432,8 @@ func (c *Copies) save(key string, version uint64) error {
 
 // Put stores a value here and on the other control planes that are alive, and lists it. Only the
 // leader may call it. It returns how many other control planes have the value, and how many are
-// alive. One that did not take the value asks for it later. Changes of one secret happen in the
-// order of the calls; those of other secrets do not wait for them.
+// alive. A control plane that did not take the value asks for it later. Changes of one secret
+// happen in the order of the calls, and changes of different secrets do not wait for each other.
 func (c *Copies) Put(ctx context.Context, namespace, name string, value []byte) (have, alive int, err error) {
 	key := namespace + "/" + name
 	unlock, err := c.order.Lock(ctx, key)

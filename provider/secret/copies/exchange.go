@@ -77,7 +77,7 @@ func (c *Copies) servePut(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
-	// If this process changes the secret, too, one of both changes is listed first.
+	// If this process changes the secret, too, one of the two changes is listed first.
 	unlock, err := c.order.Lock(r.Context(), key)
 	if err != nil {
 		http.Error(w, "a change of this control plane is still running: "+err.Error(), http.StatusConflict)

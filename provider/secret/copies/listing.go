@@ -13,8 +13,8 @@ import (
 // that the list does not know.
 type chooser func(is held, r record) bool
 
-// list lists the values of this process that choose accepts, and returns their names. It locks each
-// with lock, and leaves out those that lock does not lock without an error.
+// list adds the values of this process that choose accepts to the list, and returns their keys. It
+// locks each key with lock. If lock returns neither a function nor an error, list skips the key.
 func (c *Copies) list(ctx context.Context, lock func(ctx context.Context, key string) (unlock func(), err error), choose chooser) (keys []string, err error) {
 	c.mu.Lock()
 	all := slices.Sorted(maps.Keys(c.held))
@@ -50,7 +50,7 @@ func (choose chooser) of(c *Copies, key string) (r record, chosen bool) {
 	return r, true
 }
 
-// list lists a value if choose still accepts it. The caller has the lock of the key.
+// list adds a value to the list if choose still accepts the value. The caller holds the key's lock.
 func (choose chooser) list(ctx context.Context, c *Copies, key string) (done bool, err error) {
 	r, chosen := choose.of(c, key)
 	if !chosen {
@@ -58,7 +58,7 @@ func (choose chooser) list(ctx context.Context, c *Copies, key string) (done boo
 	}
 	err = c.write(ctx, key, r)
 	if errors.Is(err, ErrConflict) {
-		return false, nil // another control plane has listed its own
+		return false, nil // another control plane has listed its own value
 	}
 	if err == nil {
 		c.cfg.Log.Info("secret of this control plane is in the list of all control planes now", "secret", key)
