@@ -30,8 +30,8 @@ type Ref struct {
 	Owner string // the request that owns the blob; dropping an owner drops all its blobs
 	Blob  string // unique within the owner
 	Size  int64  // bytes
-	// The daemon of a node or another control plane keeps the item, and not the Store; zero: the Store
-	// does.
+	// Keeper names the node's daemon or the other control plane that keeps the item; zero: the Store
+	// keeps the item.
 	Keeper
 }
 

@@ -91,7 +91,7 @@ type Coordinator struct {
 
 	inFlight atomic.Int64 // Invokes in progress
 	remote   *remote      // nil: there is no Config.Remote
-	nodes    *nodeItems   // nil: Config.Store knows of no items of nodes
+	nodes    *nodeItems   // nil: Config.Store has no items of nodes
 
 	retries, refused, convicted prometheus.Counter
 	dropped                     *prometheus.CounterVec // by reason
@@ -365,7 +365,7 @@ func (c *Coordinator) replied(r *task.Reply) {
 	fetch := c.nodes != nil && s.core.needs(r)
 	s.mu.Unlock()
 	switch {
-	case w == nil: // the blobs came after those of the request were dropped
+	case w == nil: // the reply has come after the request's blobs were dropped
 		c.drop(r.Request)
 	case fetch:
 		c.nodes.work.Go(func() { c.take(s, Replied{c.nodes.fetched(r)}) })

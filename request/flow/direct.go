@@ -12,18 +12,20 @@ import (
 	"github.com/stagecoach-serving/stagecoach/tensor"
 )
 
-// Large items of tasks in other processes go directly between this process and the nodes. A message
-// has references to them. They go whole, in the message, in these cases:
+// If another process owns the function of a task, the task's large items go directly between this
+// process and the nodes, and the message to the owner has references to them. In these cases, the
+// message has the items themselves:
 //
 //   - The owner is of a release without [ItemsFeature].
 //   - This process lacks a connection with a node.
 //   - The replica is on no node that keeps items, such as the owner's own node.
 
-// ItemsFeature is the feature of owners that pass on references to items, and the word Keep of a
-// task.
+// ItemsFeature is the feature of owners that pass on references to items, and obey the field Keep
+// of a task.
 const ItemsFeature = "items"
 
-// offerPause is how long items for a function go whole after its replica did not get one from here.
+// offerPause is how long messages have the items for a function after one of its replicas could not
+// fetch an item from this process.
 const offerPause = 30 * time.Second
 
 func newWhole() *prometheus.CounterVec {
@@ -45,8 +47,8 @@ func large(a tensor.Activation) (n int) {
 	return n
 }
 
-// direct reports whether an owner understands references to items, and whether large items need not
-// be in messages.
+// direct reports whether an owner understands references to items, and whether large items can go
+// directly between this process and the nodes.
 func (r *remote) direct(owner string) (understands, direct bool) {
 	understands = r.c.nodes != nil && r.c.cfg.Remote.Understands(owner, ItemsFeature)
 	return understands, understands && r.c.cfg.Remote.Reaches()
@@ -60,7 +62,7 @@ func (r *remote) offers(function string) bool {
 }
 
 // enter submits a task from a shard. Before that, it moves large items to the store, if nodes can
-// get them from there.
+// fetch them from there.
 func (r *remote) enter(s *shard, t *task.Task) *task.Reply {
 	n := 0
 	for _, p := range t.Input {
@@ -79,15 +81,15 @@ func (r *remote) enter(s *shard, t *task.Task) *task.Reply {
 	return r.submit(t)
 }
 
-// encode encodes a task for the owner of its function. It returns the reply that says why that is
-// not possible.
+// encode encodes a task for the owner of its function. If that is not possible, it returns a reply
+// that says why.
 func (r *remote) encode(t *task.Task) (l letter, failed *task.Reply) {
 	if l.owner = r.c.cfg.Remote.Owner(t.Function); l.owner == "" {
 		return l, nil
 	}
 	understands, direct := r.direct(l.owner)
 	if lost := keptBlobs(t.Input); len(lost) > 0 && !understands {
-		return l, &task.Reply{Key: t.Key, Code: task.InputLost, Lost: lost, Message: fmt.Sprintf("the process %s, which owns the function now, is of an earlier release, which gets no items of nodes", l.owner)}
+		return l, &task.Reply{Key: t.Key, Code: task.InputLost, Lost: lost, Message: fmt.Sprintf("the process %s, which owns the function now, is of an earlier release, which cannot fetch items of nodes", l.owner)}
 	}
 	whole, most, offer := *t, r.c.cfg.Remote.Most(), direct && r.offers(t.Function)
 	whole.Keep, whole.Input = direct, slices.Clone(t.Input)
@@ -123,8 +125,9 @@ func keptBlobs(in tensor.Input) (all []string) {
 	return all
 }
 
-// offer replaces references to items of the store by references with which nodes get them. It adds
-// the names of these to offered. If that fails for an item, its reference stays.
+// offer replaces references to items of the store by references with which nodes can fetch them. It
+// adds the names of the new references to offered. If an item cannot be offered, its reference
+// stays.
 func (r *remote) offer(a tensor.Activation, offered []string) (tensor.Activation, []string) {
 	out := slices.Clone(a)
 	for i := range out {
@@ -143,8 +146,9 @@ func (r *remote) offer(a tensor.Activation, offered []string) (tensor.Activation
 	return out, offered
 }
 
-// refetch handles a reply that says that a replica did not get items which this process has
-// offered. They are not lost: the task runs again, and gets them whole. The caller holds r.mu.
+// refetch handles a reply that says that a replica did not get items that this process has offered.
+// The items are not lost: the task runs again, with the items in its message. The caller holds
+// r.mu.
 func (r *remote) refetch(p *passage, reply *task.Reply) {
 	if reply.Code != task.InputLost {
 		return
@@ -161,7 +165,7 @@ func (r *remote) refetch(p *passage, reply *task.Reply) {
 		}
 	}
 	if r.pauses[p.task.Function].IsZero() {
-		r.c.cfg.Log.Info("a replica does not get items from this process; they go through NATS for a while", "function", p.task.Function, "for", offerPause, "error", reply.Message)
+		r.c.cfg.Log.Info("a replica cannot fetch items from this process; they go through NATS for a while", "function", p.task.Function, "for", offerPause, "error", reply.Message)
 	}
 	r.pauses[p.task.Function] = now.Add(offerPause)
 }

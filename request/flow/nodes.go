@@ -12,16 +12,16 @@ import (
 
 // nodeStore is a Store that also has items of nodes. Package items implements it.
 type nodeStore interface {
-	// Adopt notes the items of an output that nodes keep. Drop then drops them, too.
+	// Adopt records the items of an output that nodes keep, so that Drop drops them, too.
 	Adopt(a tensor.Activation)
 	// Read returns an encoded item that a node keeps.
 	Read(ctx context.Context, ref tensor.Ref) ([]byte, error)
-	// Offer returns a reference to an item of the Store with which nodes get it from this process,
-	// until its owner is dropped.
+	// Offer returns a reference with which nodes can fetch an item of the Store from this process,
+	// until the item's owner is dropped.
 	Offer(ref tensor.Ref) (tensor.Ref, error)
 }
 
-// nodeItems gets items that nodes keep, for this process.
+// nodeItems fetches items that nodes keep, for this process.
 type nodeItems struct {
 	nodeStore
 
@@ -30,7 +30,7 @@ type nodeItems struct {
 	work sync.WaitGroup
 }
 
-// newNodeItems returns nil if the store knows of no items of nodes.
+// newNodeItems returns nil if the store has no items of nodes.
 func newNodeItems(s tensor.Store) *nodeItems {
 	store, ok := s.(nodeStore)
 	if !ok {
@@ -41,7 +41,7 @@ func newNodeItems(s tensor.Store) *nodeItems {
 	return n
 }
 
-// close ends all fetches. No reply comes any more.
+// close ends all fetches, and waits for them. No reply comes after that.
 func (n *nodeItems) close() {
 	if n != nil {
 		n.end()
@@ -63,8 +63,8 @@ func (c *Core) needs(r *task.Reply) bool {
 	return len(w.graph.Stages[k.stage].Next) == 0 || w.measures(k)
 }
 
-// fetched returns a reply with the items that nodes keep in memory. If one of them is lost, so is
-// the answer: the call may run again as if its replica was lost.
+// fetched returns a copy of a reply that has the items of nodes in memory. If one of them is lost,
+// the answer is lost, too: the call may run again as if its replica was lost.
 func (n *nodeItems) fetched(r *task.Reply) *task.Reply {
 	whole := *r
 	whole.Output = slices.Clone(r.Output)

@@ -11,7 +11,7 @@ import (
 )
 
 // Remote reaches the processes that own functions. Owners change: a process may end, and another
-// one takes its functions over. No disk is shared with them.
+// one takes its functions over. Owners share no disk with this process.
 type Remote interface {
 	// Owner returns the id of the process that owns a function now; empty: none is known. It does not
 	// block.
@@ -55,7 +55,8 @@ type remote struct {
 	asker   *time.Timer
 	asking  bool // the asker is set
 	closed  bool
-	// Until when items for a function go whole, because its replicas did not get one from here.
+	// pauses says until when messages have the items for a function, because one of its replicas
+	// could not fetch an item from this process.
 	pauses map[string]time.Time
 }
 
@@ -66,7 +67,7 @@ type passage struct {
 	tag   string    // of the latest message about it
 	moved time.Time // since when another process owns the function; zero: owner does
 	asked time.Time // when owner got the task, or was last asked about it
-	// Names of items of its input that nodes get from this process.
+	// offered has the names of input items that nodes fetch from this process.
 	offered []string
 }
 

@@ -271,8 +271,8 @@ func (j *Journal) Append(function, id string, data []byte) error {
 // process runs the record.
 //
 // If this process was overtaken meanwhile (JournalConfig.Held), AppendValue withdraws the record
-// and returns ErrStopped. It returns nil if the next process has begun the record before. If NATS
-// does not answer within 2 s, the error says that the record may run.
+// and returns ErrStopped. If the next process has already begun the record, AppendValue returns
+// nil. If NATS does not answer within 2 s, the error says that the record may run.
 func (j *Journal) AppendValue(function, id string, data []byte, value any) error {
 	size := int64(len(data))
 	if most := j.cfg.Bytes / 4; size > most {

@@ -51,8 +51,8 @@ type Task struct {
 	// The task's output is the response, so a coordinator in the same process gets the output in
 	// memory. Not encoded.
 	Last bool
-	// The large items of the task's output may stay on the node: other stages get them, or a
-	// coordinator in another process gets them from the node.
+	// Keep allows the large items of the task's output to stay on the node: other stages fetch them
+	// there, or a coordinator in another process does.
 	Keep bool
 	// An earlier replica ended under the task, so the task runs in a batch of one, on a replica
 	// without other tasks.

@@ -62,8 +62,8 @@ func open(b []byte, want Kind) (*pack.Reader, error) {
 	return pack.NewReader(b[2:]), nil
 }
 
-// Flags of a task. Processes of the release before read flagAlone alone as true, and all else as
-// false. So flagKeeps is only sent to processes that know it.
+// Flags of a task. Processes of the release before read flags that are exactly flagAlone as true,
+// and any others as false. So flagKeeps is only sent to processes that know it.
 const (
 	flagAlone = 1 << 0
 	flagKeeps = 1 << 1
