@@ -136,8 +136,8 @@ type Core struct {
 	until    time.Duration // end of the holding, if holds
 	first    uint64        // epoch of the first holding since another process may have held the lease
 	released bool
-	freeing  bool // it was released, and the record may still name this process
-	// Of the latest write that frees it: its number (0: none was sent), and the revision that it
+	freeing  bool // the lease was released, and the record may still name this process
+	// The latest write that frees the lease: its number (0: none was sent), and the revision that it
 	// replaces.
 	freeBeat, freeRevision uint64
 

@@ -203,8 +203,7 @@ func (m *Machine) Listen(port int) net.Listener {
 	return l
 }
 
-// Processes returns the processes on the machine. Those that have left its namespace are not among
-// them.
+// Processes returns the processes on the machine, except for those that have left its namespace.
 func (m *Machine) Processes() (pids []int) {
 	m.t.Helper()
 	home, err := m.ns.Stat()

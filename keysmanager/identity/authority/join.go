@@ -174,7 +174,7 @@ func (a *Authority) Renew(name string, ask identity.Ask) identity.Answer {
 			return err
 		})
 	} else if err = a.state.mayRenew(name, ask, now); err != nil && a.shared && a.load() == nil {
-		err = a.state.mayRenew(name, ask, now) // another control plane may have let it in just now
+		err = a.state.mayRenew(name, ask, now) // another control plane may have let the node in just now
 	}
 	if err != nil {
 		answer = identity.Answer{}

@@ -11,10 +11,11 @@ import (
 // everyUser stands for all NATS users among those that are revoked.
 const everyUser = "*"
 
-// Restored is called with a state that was restored from a backup, and so may lack what was revoked
-// since, and how often tokens were used. It makes all join tokens void. Unless keep is set, it
-// revokes all nodes and all NATS users, also those that the state does not know. It returns the
-// nodes that were in the state. No control plane may run.
+// Restored makes a state safe that was restored from a backup. Such a state does not know which
+// nodes were revoked after the backup, and how often tokens were used. Restored makes all join
+// tokens void. Unless keep is set, it revokes all nodes and all NATS users, including those that
+// the state does not know. It returns the nodes that were in the state. No control plane may run
+// meanwhile.
 func (a *Authority) Restored(keep bool) (nodes []string, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -30,12 +31,13 @@ func (a *Authority) Restored(keep bool) (nodes []string, err error) {
 			s.Names[name] = now
 		}
 		clear(s.Nodes)
-		// A control plane that starts at once has users that were signed later than that.
+		// A control plane that starts right after this has users that were signed after At.
 		s.Users[everyUser] = revokedUser{At: now.Add(-restoredAgo), Until: now.Add(a.cfg.Lifetime + identity.Away)}
 		return nil
 	})
 	return nodes, err
 }
 
-// restoredAgo is how long no control plane has signed a user when a state is restored.
+// restoredAgo is how long before a restore the last revoked user may have been signed. No control
+// plane has run since.
 const restoredAgo = 2 * time.Second
