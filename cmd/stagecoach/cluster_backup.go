@@ -18,7 +18,7 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// clusterFlags are those of `stagecoach cluster backup` and `restore`.
+// clusterFlags has the flags of `stagecoach cluster backup` and `stagecoach cluster restore`.
 type clusterFlags struct {
 	keyFile string
 	urls    string
@@ -108,7 +108,7 @@ func (f *clusterFlags) restore(ctx context.Context, out io.Writer) error {
 	}
 	fmt.Fprintf(out, "%s of %s: %d bytes restored\njoin tokens of the backup are void\n", f.file, made.Local().Format(time.DateTime), total)
 	if len(nodes) > 0 && f.keep {
-		fmt.Fprintf(out, "these nodes are let in; revoke those that were revoked since: %s\n", strings.Join(nodes, ", "))
+		fmt.Fprintf(out, "these nodes may connect without a new token; revoke the nodes that were revoked after the backup: %s\n", strings.Join(nodes, ", "))
 	} else if len(nodes) > 0 {
 		fmt.Fprintf(out, "these nodes have to join again, with a new token: %s\n", strings.Join(nodes, ", "))
 	}
@@ -138,7 +138,8 @@ func noneRuns(ctx context.Context, bus *queue.Bus) error {
 	}
 }
 
-// restoreAuthority makes the restored list of who may join safe. It returns the nodes in it.
+// restoreAuthority makes the restored list of who may join safe, see
+// [authority.Authority.Restored]. It returns the nodes in the list.
 func (f *clusterFlags) restoreAuthority(ctx context.Context) (nodes []string, err error) {
 	c, err := queue.OpenCluster(ctx, f.cfg)
 	if err != nil {

@@ -17,17 +17,17 @@ const (
 	readAgain = 250 * time.Millisecond
 )
 
-// takeOverShared takes over what control planes share, for a process that has just got the lease.
-// It reads what was learned, takes the lead of secrets, and opens the journal with open. While
-// streams have no leader, it tries again. It returns errNoLease if this process loses the lease
-// meanwhile.
+// takeOverShared takes over the data that control planes share, for a process that has just got the
+// lease. It reads the learned demand, takes the lead of secrets, and opens the journal with open.
+// It tries again while streams have no leader. It returns errNoLease if this process loses the
+// lease meanwhile.
 func takeOverShared(ctx context.Context, l *leading, open func() (*queue.Journal, error)) (*queue.Journal, error) {
 	var j *queue.Journal
-	warn := sync.OnceFunc(func() { l.u.log.Warn("what control planes share cannot be read yet; trying again") })
+	warn := sync.OnceFunc(func() { l.u.log.Warn("failed to read the data that control planes share; trying again") })
 	held := func() bool { _, ok := l.lease.Epoch(); return ok }
 	err := whileHeld(ctx, readLimit, held, func() (err error) {
 		if j, err = tryTakeOverShared(ctx, l, open); err != nil {
-			l.u.log.Debug("what control planes share cannot be read", "error", err)
+			l.u.log.Debug("failed to read the data that control planes share", "error", err)
 			warn()
 		}
 		return err

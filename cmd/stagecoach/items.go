@@ -29,8 +29,8 @@ func (f *farSide) openItems() error {
 	return f.d.metrics.Register(newItemMetrics(f.items))
 }
 
-// openControl opens a stream to the control plane with a name; empty: to any of them that accepts
-// it.
+// openControl opens a stream to the control plane with a name, or, if the name is empty, to any
+// control plane that accepts the stream.
 func (f *farSide) openControl(ctx context.Context, name string, first any) (net.Conn, error) {
 	planes := f.tunnel.Peers(identity.Control)
 	if name != "" {
@@ -39,9 +39,9 @@ func (f *farSide) openControl(ctx context.Context, name string, first any) (net.
 	return openAny(planes, func(to identity.Name) (net.Conn, error) { return f.tunnel.Open(ctx, to, "", first) })
 }
 
-// openAny opens a stream to the first of some control planes that accepts it. Only the one that
-// runs a request passes on items of the request. If all refuse it, the error is the first refusal.
-// If one of the others may have accepted it, the error is not a refusal.
+// openAny opens a stream to the first control plane of planes that accepts it. Only the control
+// plane that has a request passes on items of the request. If all control planes refuse the stream,
+// the error is the first refusal. If one of them could not be asked, the error is not a refusal.
 func openAny(planes []identity.Name, open func(identity.Name) (net.Conn, error)) (net.Conn, error) {
 	var failed, refused error
 	for _, to := range planes {
@@ -141,9 +141,9 @@ type roomMetrics struct {
 
 func newRoomMetrics(prefix string, read func() items.Rooms) roomMetrics {
 	return roomMetrics{
-		read: read, bytes: prometheus.NewDesc(prefix+"_fetch_memory_bytes", "Memory of items of other nodes that batches under way need.", nil, nil),
+		read: read, bytes: prometheus.NewDesc(prefix+"_fetch_memory_bytes", "Memory of items that were fetched from nodes for batches without an answer.", nil, nil),
 		waiting: prometheus.NewDesc(prefix+"_fetch_waiting", "Batches that wait for memory for their items.", nil, nil),
-		waited:  prometheus.NewDesc(prefix+"_fetch_wait_seconds_total", "How long batches have waited for memory.", nil, nil),
+		waited:  prometheus.NewDesc(prefix+"_fetch_wait_seconds_total", "How long batches have waited for memory for their items, in all.", nil, nil),
 	}
 }
 

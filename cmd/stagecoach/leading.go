@@ -68,8 +68,8 @@ func (l *leading) outside() bool { return l.me != "" }
 // leads reports whether the parts of a leader run.
 func (l *leading) leads() bool { return l.active.Load() }
 
-// acts reports whether this process leads and may act now. Before it has led, there may be no lease
-// yet.
+// acts reports whether this process leads and may act now. It reads the lease only while the
+// process leads, because there may be no lease before.
 func (l *leading) acts() bool {
 	if !l.leads() {
 		return false

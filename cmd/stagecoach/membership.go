@@ -24,8 +24,8 @@ type joinConfig struct {
 	ca      string // file that the servers' certificates are checked against; empty: the authority is
 	token   string // text of a join token, or a file that has it
 	outside bool   // the servers are of others, who decide who may connect
-	// How the servers' certificates are checked against ca, once validate has read it; nil: there is
-	// no such file.
+	// own checks the servers' certificates against ca, once validate has read ca; nil: there is no
+	// such file.
 	own *tls.Config
 }
 

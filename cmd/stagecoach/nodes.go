@@ -29,7 +29,7 @@ type nodes struct {
 	joined atomic.Pointer[node.Directory] // nil: it does not listen for daemons
 	far    *farNodes                      // reaches nodes on other machines; nil: it reaches none
 	log    *slog.Logger
-	shared *clusterKeys // of the control planes; nil: there is no cluster key
+	shared *clusterKeys // shared by the control planes; nil: there is no cluster key
 	// decides who may join; nil: it does not listen for daemons
 	authority *authority.Authority
 	// lists the containers of this process; nil: its functions run in none

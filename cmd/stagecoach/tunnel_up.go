@@ -26,7 +26,7 @@ type farNodes struct {
 	tunnel *tunnel.Tunnel
 	me     identity.Name
 	inside *streams // of functions that call functions
-	// When a node without a connection to this process was last heard, since 1970 in ns.
+	// apart is when a node without a connection to this process was last heard, in ns since 1970.
 	apart atomic.Int64
 
 	mu   sync.Mutex

@@ -62,7 +62,7 @@ func (c *ClusterConfig) validate(n *NATSConfig, bad func(path string, got any, w
 	}
 }
 
-// clusterKeys are what control planes share as secrets.
+// clusterKeys has the cluster key, and the keys of NATS that are derived from it.
 type clusterKeys struct {
 	key  authority.ClusterKey
 	nats *queue.Keys // derived from it
@@ -84,7 +84,7 @@ func (c *ClusterConfig) keys() (*clusterKeys, error) {
 	return &clusterKeys{key, keys}, nil
 }
 
-// natsTLS returns how to check the certificates of NATS servers against a file.
+// natsTLS returns a configuration that checks the certificates of NATS servers against a file.
 func natsTLS(file string) (*tls.Config, error) {
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -113,7 +113,7 @@ func (c *Config) outsideBroker(ctx context.Context, cfg queue.ClusterConfig, key
 	return b, wrongKey(c.Cluster.Key, err)
 }
 
-// access completes what cfg connects with.
+// access sets the keys and the TLS configuration of cfg.
 func (k *clusterKeys) access(cfg *queue.ClusterConfig) (err error) {
 	cfg.Keys = k.nats
 	if cfg.CA == "" {
@@ -133,14 +133,14 @@ func wrongKey(file string, err error) error {
 	return err
 }
 
-// ownErrors is a bucket with the errors that its user knows.
+// ownErrors is a bucket that returns the errors of the package that uses it.
 type ownErrors struct {
 	*queue.KV
 
 	none, conflict error
 }
 
-// Get is queue.KV.Get.
+// Get is [queue.KV.Get] with none in place of queue.ErrNotFound.
 func (b ownErrors) Get(ctx context.Context, key string) ([]byte, uint64, error) {
 	value, rev, err := b.KV.Get(ctx, key)
 	if errors.Is(err, queue.ErrNotFound) {
@@ -149,7 +149,7 @@ func (b ownErrors) Get(ctx context.Context, key string) ([]byte, uint64, error) 
 	return value, rev, err
 }
 
-// Replace is queue.KV.Replace.
+// Replace is [queue.KV.Replace] with conflict in place of queue.ErrConflict.
 func (b ownErrors) Replace(ctx context.Context, key string, value []byte, rev uint64) (uint64, error) {
 	rev, err := b.KV.Replace(ctx, key, value, rev)
 	if errors.Is(err, queue.ErrConflict) {
@@ -231,7 +231,7 @@ func reachNodes(u *up) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var dials sync.WaitGroup
 	last := map[string]time.Time{} // attempts; used by one goroutine alone
-	f.isApart()                    // until all nodes were heard
+	f.isApart()                    // this process has not heard all nodes yet
 	unlisten, err := node.Addresses(u.nodes.bus, func(name string) bool {
 		return f.tunnel.Connected(f.of(name))
 	}, func(name, address string) {
@@ -262,11 +262,11 @@ func reachNodes(u *up) (stop func(), err error) {
 // mostReached bounds how many attempts are remembered.
 const mostReached = 16384
 
-// apartFor is how long a node counts as not connected after an announcement. The next one comes
-// within a second.
+// apartFor is how long a node counts as not connected after an announcement that it has sent
+// without a connection. The node's next announcement comes within a second.
 const apartFor = 2500 * time.Millisecond
 
-// isApart notes that a node has no connection with this process.
+// isApart records that a node has no connection with this process now.
 func (f *farNodes) isApart() { f.apart.Store(time.Now().UnixNano()) }
 
 // reachesAll reports whether all nodes on other machines that were heard lately are connected.
