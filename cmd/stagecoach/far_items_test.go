@@ -26,7 +26,7 @@ func (n *nodesRig) largestMessage() func() (largest, messages int) {
 	return watchMessages(n.t, n.url, n.access())
 }
 
-// watchMessages is largestMessage for a user that may read all subjects.
+// watchMessages is largestMessage with the connection of a user that may read all subjects.
 func watchMessages(t *testing.T, urls string, a queue.Access) func() (largest, messages int) {
 	t.Helper()
 	nc, err := queue.Connect(urls, a, "test", slog.New(slog.DiscardHandler))

@@ -120,7 +120,7 @@ func portsOf(t *testing.T, page string) map[string][]uint16 {
 // home returns the folder of a machine.
 func (c *clusterReader) home(m *netnstest.Machine) string { return filepath.Join(c.folder, m.IP) }
 
-// programs writes the programs that a reader has beside those of the system.
+// programs writes the programs that a reader needs beside those of the system.
 func (c *clusterReader) programs() {
 	c.t.Helper()
 	self, err := os.Executable()

@@ -19,7 +19,7 @@ import (
 // TestItemsOfAStandbyGoDirectly sends large requests to a control plane that stands by. Their
 // pipeline has stages on two nodes. The client's input goes from the standby to the first node, the
 // item between the stages from node to node, and the answer from the second node to the standby.
-// Nothing of it goes through the leader or through NATS.
+// None of these items goes through the leader or through NATS.
 func TestItemsOfAStandbyGoDirectly(t *testing.T) {
 	t.Parallel()
 	of, file := initialized(t, 1)

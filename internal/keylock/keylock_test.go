@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestLocks checks that a key is locked once at a time, and that other keys are free.
+// TestLocks checks that only one caller has the lock of a key, and that other keys stay free.
 func TestLocks(t *testing.T) {
 	var l Locks
 	unlock, err := l.Lock(t.Context(), "a")

@@ -32,7 +32,7 @@ type settings struct {
 	Port, Route int
 	Routes      []string // addresses of all servers' routes; none: it is alone
 	Config      string   // file in Dir, in place of the other settings; empty: none
-	Signals     bool     // SIGTERM stops the server as it stops nats-server, and it writes its log
+	Signals     bool     // the server writes its log, and SIGTERM stops it, as with nats-server
 }
 
 // Main runs this process as a server if a test has started it as one. Then it does not return. The
@@ -99,7 +99,7 @@ func serveConfig(is settings) error {
 	return nil
 }
 
-// Program writes a program that is started as nats-server is: nats-server -c FILE.
+// Program writes a program with the command line of nats-server: nats-server -c FILE.
 func Program(t testing.TB, file string) {
 	t.Helper()
 	self, err := os.Executable()

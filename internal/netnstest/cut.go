@@ -88,8 +88,8 @@ func (m *Machine) filter() error {
 	return c.Flush()
 }
 
-// Allow makes the machine a firewall: it drops packets that begin a TCP connection from another
-// machine to any other port.
+// Allow sets up a firewall on the machine. It drops packets that begin a TCP connection from
+// another machine, unless they are for one of the ports.
 func (m *Machine) Allow(ports ...uint16) {
 	m.t.Helper()
 	c, err := nftables.New(nftables.WithNetNSFd(int(m.ns.Fd())))

@@ -171,8 +171,8 @@ func TestFaultyTransfers(t *testing.T) {
 	}
 }
 
-// TestBrokenTransfersAreTriedAgain checks how often an item is asked for whose bytes do not come at
-// first, and that nothing is asked for again without hope.
+// TestBrokenTransfersAreTriedAgain checks how often a receiver asks for an item whose bytes do not
+// come at first, and that it does not ask again if the item is lost for certain.
 func TestBrokenTransfersAreTriedAgain(t *testing.T) {
 	content := random(300 << 10)
 	for what, tc := range map[string]struct {

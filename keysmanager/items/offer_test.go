@@ -13,7 +13,7 @@ import (
 )
 
 // TestNodesGetItemsOfAControlPlane checks that a node gets an item from the control plane that has
-// its request, until the request ends, and that only the whole reference will do.
+// its request, until the request ends, and that a node needs the whole reference for that.
 func TestNodesGetItemsOfAControlPlane(t *testing.T) {
 	c := newCluster(t)
 	a := c.node("up", 64<<20) // even if its name is that of the control plane

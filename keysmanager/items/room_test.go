@@ -71,8 +71,8 @@ func TestRoomBoundsFetchedItems(t *testing.T) {
 	}
 }
 
-// TestRoomIsForItemsOfOtherNodes checks that items of the node itself, which are not copied, count
-// for nothing.
+// TestRoomIsForItemsOfOtherNodes checks that items of the node itself need no memory, because they
+// are not copied.
 func TestRoomIsForItemsOfOtherNodes(t *testing.T) {
 	c := newCluster(t)
 	a := c.node("a", 1<<20)

@@ -26,8 +26,8 @@ func (l lateItems) Fetch(context.Context, tensor.Ref) (*os.File, error) {
 	return wire.NewMemory()
 }
 
-// TestCarryForgetsAnsweredBatches checks that nothing is left of a batch when its calls are
-// answered, although the replica does not get those that were canceled before.
+// TestCarryForgetsAnsweredBatches checks that a carry forgets a batch when its calls are answered,
+// even if some calls were canceled before and never reached the replica.
 func TestCarryForgetsAnsweredBatches(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -94,7 +94,8 @@ func (n *fakeNodes) Fetch(ctx context.Context, ref tensor.Ref) (*os.File, error)
 	return file, err
 }
 
-// next returns the fetch of an item. What is sent to its channel comes is its end.
+// next returns the next fetch of an item. The test ends the fetch with a value on its channel
+// comes.
 func (n *fakeNodes) next(blob string) fetching {
 	n.t.Helper()
 	f := receive(n.t, n.fetches, "fetch of "+blob)

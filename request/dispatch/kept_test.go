@@ -90,8 +90,8 @@ func TestKeptItemsPassByReference(t *testing.T) {
 	r.reply("k4", task.ReplicaLost, `item 0 is said to be with node "another", want the replica's node "n"`)
 }
 
-// TestBatchesOfSeveralProcesses checks whose word counts in a batch: outputs of another process's
-// tasks stay on the node if they may, and come otherwise.
+// TestBatchesOfSeveralProcesses checks whose tasks decide in a batch: if the outputs of another
+// process's tasks may stay on the node, all outputs stay. Otherwise, no output stays.
 func TestBatchesOfSeveralProcesses(t *testing.T) {
 	c := Config{Apart: func(to string) bool { return to == "apart" }}
 	type call struct {

@@ -84,7 +84,8 @@ func (p *plane) Drop(owner string) error {
 	return p.Dir.Drop(owner)
 }
 
-// got is what an owner has got of a task: its attempt, whether its output may stay, and its input.
+// got is what an owner has received of a task: the attempt, whether the output may stay, and the
+// input.
 func (p *plane) got(t *task.Task) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,7 +111,7 @@ func (p *plane) got(t *task.Task) string {
 const big = 200_000 // bytes of a large item
 
 // directRig is a coordinator of requests whose tasks another process owns. It returns what the
-// owner has got. work answers a task, by number.
+// owner has received. work answers a task, given its number.
 func directRig(t *testing.T, g pipeline.Pipeline, o *owners, work func(n int, t *task.Task) *task.Reply) (r *rig, p *plane, got func() string) {
 	t.Helper()
 	r = newRig(t, g, nil, nil)
@@ -191,8 +192,8 @@ func TestItemsOfAnotherProcessesTasksGoDirectly(t *testing.T) {
 	}
 }
 
-// TestItemsGoWholeWithoutADirectWay has an owner of an earlier release, and a node without a
-// connection.
+// TestItemsGoWholeWithoutADirectWay checks that items go in messages if the owner is of an earlier
+// release, or if a node has no connection.
 func TestItemsGoWholeWithoutADirectWay(t *testing.T) {
 	for name, o := range map[string]*owners{
 		"an earlier release": {processes: map[string]*process{"x": {}}},
@@ -211,8 +212,9 @@ func TestItemsGoWholeWithoutADirectWay(t *testing.T) {
 	}
 }
 
-// TestReplicasWithoutAWayToThisProcess have the inputs whole from then on, but only those of their
-// function. That does not count as an attempt.
+// TestReplicasWithoutAWayToThisProcess checks that later inputs of a function go in messages after
+// one of its replicas could not fetch an item, and that other functions' inputs do not. The task
+// that runs again does not count as an attempt.
 func TestReplicasWithoutAWayToThisProcess(t *testing.T) {
 	lost := 0
 	g := graph(t, "a>b;b")
@@ -270,8 +272,9 @@ func TestLostAnswers(t *testing.T) {
 	}
 }
 
-// TestItemsOfNodesAndAnOwnerOfAnEarlierRelease has such a process become the owner while nodes keep
-// an item. The stage that made it runs again, and its output goes whole.
+// TestItemsOfNodesAndAnOwnerOfAnEarlierRelease makes a process of an earlier release the owner
+// while a node keeps an item. The stage that made the item runs again, and its output goes in a
+// message.
 func TestItemsOfNodesAndAnOwnerOfAnEarlierRelease(t *testing.T) {
 	o := knowing()
 	o.processes["old"] = &process{}

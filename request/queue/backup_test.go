@@ -85,8 +85,8 @@ func TestBackup(t *testing.T) {
 	}
 }
 
-// TestBackupThatIsCut restores each beginning of a backup that ends at an entry's begin, as a copy
-// on a full disk may. Each is refused.
+// TestBackupThatIsCut restores backups that are cut before an entry, as a copy on a full disk may
+// be. Each of them is refused.
 func TestBackupThatIsCut(t *testing.T) {
 	t.Parallel()
 	c, nc := openCluster(t, natstest.Start(t, 1), 1)

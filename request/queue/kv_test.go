@@ -12,7 +12,7 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 )
 
-// silent is a bucket whose server answers no get until some were asked.
+// silent is a bucket whose server does not answer the first gets.
 type silent struct {
 	jetstream.KeyValue
 	left int // gets without an answer
@@ -25,7 +25,8 @@ func (s *silent) Get(context.Context, string) (jetstream.KeyValueEntry, error) {
 	return nil, jetstream.ErrKeyNotFound
 }
 
-// TestGetAsksAgain has no server answer a get for some time, as while a leader is chosen.
+// TestGetAsksAgain checks that Get asks again if no server answers, as while servers choose a
+// leader.
 func TestGetAsksAgain(t *testing.T) {
 	for _, tc := range []struct {
 		unanswered int
@@ -52,7 +53,7 @@ func (c change) Revision() uint64                { return c.revision }
 func (c change) Operation() jetstream.KeyValueOp { return jetstream.KeyValuePut }
 
 // TestWatchWaitsForACopyThatIsBehind watches a copy of a bucket that lacks the latest change at
-// first. A copy that never gets it is not waited for without end.
+// first. If the copy never gets the change, Watch stops waiting.
 func TestWatchWaitsForACopyThatIsBehind(t *testing.T) {
 	for name, late := range map[string]bool{"gets it": false, "never gets it": true} {
 		t.Run(name, func(t *testing.T) {

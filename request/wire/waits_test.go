@@ -40,7 +40,7 @@ func TestWaitsNumbers(t *testing.T) {
 }
 
 // TestWaitsAnswerOnce plays random batches, cancels and answers, and checks that each call gets one
-// answer, and that what each batch holds is released once.
+// answer, and that release is called once per batch.
 func TestWaitsAnswerOnce(t *testing.T) {
 	for seed := range uint64(300) {
 		r := rand.New(rand.NewPCG(seed, 1))

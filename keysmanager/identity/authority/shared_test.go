@@ -193,8 +193,8 @@ func TestSealedState(t *testing.T) {
 	}
 }
 
-// TestNewClusterKey has a node join a cluster with another key, in the folder with the credentials
-// of the earlier one. From then on, it refuses whoever has the earlier key.
+// TestNewClusterKey lets a node join a cluster with another key. The node's folder has credentials
+// of the earlier cluster. After that, the node refuses the earlier key.
 func TestNewClusterKey(t *testing.T) {
 	dir := t.TempDir()
 	joined := func(name string) (*authority.Authority, *daemon) {

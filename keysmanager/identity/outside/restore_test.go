@@ -15,9 +15,9 @@ import (
 	"github.com/stagecoach-serving/stagecoach/request/queue"
 )
 
-// TestRestoredState restores a backup that knows less than the cluster did: since then, a node was
-// revoked, another one has joined and was revoked, and a token was used up. None of them lets a
-// node in. With new tokens, nodes join again.
+// TestRestoredState restores a backup that is older than the cluster's last state: since the
+// backup, a node was revoked, another node has joined and was revoked, and a token was used up.
+// Neither the nodes nor the token get in. With new tokens, nodes join again.
 func TestRestoredState(t *testing.T) {
 	c := newCluster(t, 1)
 	a := c.plane("a")

@@ -7,7 +7,7 @@ import (
 )
 
 // TestNewClusterKey starts control planes in another cluster, with another key, on their folders.
-// They keep their secrets. One that has missed a change gets the latest value.
+// They keep their secrets. A control plane that has missed a change gets the latest value.
 func TestNewClusterKey(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
