@@ -40,7 +40,7 @@ func (c *tunnelConfig) addFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.listen, "listen", "", "host:port where control planes on other machines reach the node, with TLS; default nowhere")
 	fs.StringVar(&c.advertise, "advertise", "", "host:port that they dial, if it is not that of --listen")
 	c.items = defaultItems
-	fs.Func("items", "memory for large outputs of replicas that other nodes get from this one, with --listen; 0: they go through the control plane; default 512Mi", func(s string) error {
+	fs.Func("items", "memory for large outputs of replicas that other nodes get from this one, with --listen; items from other nodes may use as much again; 0: large outputs go through the control plane; default 512Mi", func(s string) error {
 		return c.items.UnmarshalText([]byte(s))
 	})
 	fs.BoolVar(&c.remote, "remote", false, "be a node on another machine for a control plane on this one, too, such as in a container")
