@@ -135,7 +135,7 @@ func TestAllNodesAreReached(t *testing.T) {
 	if none.reachesAll() || !f.reachesAll() {
 		t.Error("want nodes to be reached if there is a tunnel, and no node without a connection")
 	}
-	if f.isApart(); f.reachesAll() {
+	if f.noteApart(); f.reachesAll() {
 		t.Error("a node without a connection is not noticed")
 	}
 	if f.apart.Add(-int64(apartFor)); !f.reachesAll() {

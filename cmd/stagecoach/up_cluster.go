@@ -231,11 +231,11 @@ func reachNodes(u *up) (stop func(), err error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var dials sync.WaitGroup
 	last := map[string]time.Time{} // attempts; used by one goroutine alone
-	f.isApart()                    // this process has not heard all nodes yet
+	f.noteApart()                  // this process has not heard all nodes yet
 	unlisten, err := node.Addresses(u.nodes.bus, func(name string) bool {
 		return f.tunnel.Connected(f.of(name))
 	}, func(name, address string) {
-		f.isApart()
+		f.noteApart()
 		if time.Since(last[name]) < reachAgain {
 			return
 		}
@@ -266,11 +266,18 @@ const mostReached = 16384
 // without a connection. The node's next announcement comes within a second.
 const apartFor = 2500 * time.Millisecond
 
-// isApart records that a node has no connection with this process now.
-func (f *farNodes) isApart() { f.apart.Store(time.Now().UnixNano()) }
+// began is when this process began. Times since then do not change with the wall clock.
+var began = time.Now()
+
+// noteApart records that a node has no connection with this process now.
+func (f *farNodes) noteApart() { f.apart.Store(int64(time.Since(began))) }
 
 // reachesAll reports whether all nodes on other machines that were heard lately are connected.
 // Without such nodes, there is nothing to reach.
 func (f *farNodes) reachesAll() bool {
-	return f != nil && time.Since(time.Unix(0, f.apart.Load())) > apartFor
+	if f == nil {
+		return false
+	}
+	at := time.Duration(f.apart.Load())
+	return at == 0 || time.Since(began)-at > apartFor
 }

@@ -29,10 +29,13 @@ type Plane struct {
 	alive func(node string) bool
 	pause time.Duration
 	room  *room // memory of items for replicas of this machine
-	log   *slog.Logger
-	ctx   context.Context // ends with Close
-	end   context.CancelFunc
-	work  sync.WaitGroup
+	// answers is of items that come for this process. A batch may hold memory of room until an answer
+	// comes, so answers have their own.
+	answers *room
+	log     *slog.Logger
+	ctx     context.Context // ends with Close
+	end     context.CancelFunc
+	work    sync.WaitGroup
 
 	passing
 	offers offers
@@ -71,7 +74,7 @@ const (
 // nodes for replicas of this machine, in bytes.
 func NewPlane(dir *tensor.Dir, limit int64, log *slog.Logger) *Plane {
 	p := &Plane{
-		Dir: dir, log: log, pause: backoff, room: newRoom(limit), owners: map[string]map[string]string{}, queues: map[string]*dropQueue{},
+		Dir: dir, log: log, pause: backoff, room: newRoom(limit), answers: newRoom(limit), owners: map[string]map[string]string{}, queues: map[string]*dropQueue{},
 		offers: offers{dir: dir, names: map[string]*offer{}, owners: map[string][]*offer{}},
 	}
 	p.ctx, p.end = context.WithCancel(context.Background())
@@ -196,12 +199,19 @@ func (p *Plane) Get(ref tensor.Ref) ([]byte, error) {
 	return p.Read(p.ctx, ref)
 }
 
-// Read returns an encoded item of a node.
+// Read returns an encoded item of a node. It waits for memory while the item comes.
 func (p *Plane) Read(ctx context.Context, ref tensor.Ref) ([]byte, error) {
 	ctx, done := p.until(ctx)
 	defer done()
+	ctx, cancel := context.WithTimeout(ctx, fetchTime)
+	defer cancel()
+	release, err := p.answers.reserve(ctx, []tensor.Ref{ref})
+	if err != nil {
+		return nil, lost(ref, err)
+	}
+	defer release()
 	var b bytes.Buffer
-	err := p.fetch(ctx, ref, func(ctx context.Context, c net.Conn) error {
+	err = p.fetch(ctx, ref, func(ctx context.Context, c net.Conn) error {
 		b.Reset()
 		return receive(ctx, c, ref, &b)
 	})

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -108,20 +109,20 @@ func (m *fetchModel) end() {
 			m.t.Errorf("task %s gets the output of %s", r.Request, r.Output[0].Bytes)
 		}
 	}
-	for range m.tasks {
-		done := make(chan *task.Reply)
-		go func() { done <- receive(m.t, m.bus.replies, "reply") }()
-		for waits := true; waits; {
-			select {
-			case r := <-done:
-				take(r)
-				waits = false
-			case f := <-m.nodes.fetches:
-				f.comes <- nil
-			default:
-				m.fetched()
-				m.replica.answerOne(m.r)
-			}
+	late, tick := time.After(patience), time.NewTicker(ms)
+	defer tick.Stop()
+	for left := m.tasks; left > 0; {
+		select {
+		case r := <-m.bus.replies:
+			take(r)
+			left--
+		case f := <-m.nodes.fetches:
+			f.comes <- nil
+		case <-tick.C:
+			m.fetched()
+			m.replica.answerOne(m.r)
+		case <-late:
+			m.t.Fatalf("%d replies are missing after %v", left, patience)
 		}
 	}
 	_ = m.replica.conn.Close()

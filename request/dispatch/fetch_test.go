@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/pipeline"
 	"github.com/stagecoach-serving/stagecoach/request/task"
 	"github.com/stagecoach-serving/stagecoach/request/wire"
@@ -269,20 +270,21 @@ func TestUnwrittenBatchesAreClosed(t *testing.T) {
 	r := newRig(t, Spec{})
 	r.shell.bounds.cause = ms
 	n := r.nodes()
-	a := attach(t, r.shell, "r1", 20, 1)
-	for i := range 10 { // more than the socket takes
+	const waiting = 100
+	a := attach(t, r.shell, "r1", 2*waiting, 1)
+	for i := range waiting { // more than the socket takes
 		r.submit(fmt.Sprint("k", i), tensor.Item{Bytes: make([]byte, 60<<10)})
 	}
 	r.submit("fetched", n.item("x"))
 	n.next("x").comes <- nil
 	out := r.shell.function(pipeline.ParseKey("f.ns")).link("r1").out
-	for queued := false; !queued; {
+	proctest.Until(t, "the fetched batch to wait for the socket", func() bool {
 		out.mu.Lock()
-		queued = slices.ContainsFunc(out.queue, func(p parcel) bool { _, is := p.effect.(prepared); return is })
-		out.mu.Unlock()
-	}
+		defer out.mu.Unlock()
+		return slices.ContainsFunc(out.queue, func(p parcel) bool { _, is := p.effect.(prepared); return is })
+	})
 	_ = a.conn.Close()
-	for range 11 {
+	for range waiting + 1 {
 		receive(t, r.bus.replies, "reply")
 	}
 }

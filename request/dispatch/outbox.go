@@ -162,14 +162,18 @@ func (o *outbox) writeHead(n int) {
 	o.writing = false
 }
 
+// write closes the files of batches, also of those that it does not write.
 func (o *outbox) write(parcels []parcel) error {
-	if err := o.extend(); err != nil {
-		return err
-	}
+	err := o.extend()
 	for _, p := range parcels {
-		if err := o.gather(p.effect); err != nil {
-			return err
+		if err == nil {
+			err = o.gather(p.effect)
+		} else if r, ok := p.effect.(prepared); ok {
+			r.close()
 		}
+	}
+	if err != nil {
+		return err
 	}
 	return o.link.conn.Flush()
 }

@@ -113,6 +113,9 @@ type shard struct {
 type waiter struct {
 	end   chan Finish // has room for the run's only Finish
 	blobs bool        // the store may hold blobs of the run
+
+	fetches context.Context // of items of nodes that this process needs; nil: there were none
+	stop    context.CancelFunc
 }
 
 // New returns a Coordinator that listens for replies. The caller closes it.
@@ -313,6 +316,9 @@ func (c *Coordinator) forget(id string) bool {
 	defer s.mu.Unlock()
 	w := s.waiting[id]
 	delete(s.waiting, id)
+	if w.stop != nil {
+		w.stop()
+	}
 	return w.blobs
 }
 
@@ -362,13 +368,20 @@ func (c *Coordinator) replied(r *task.Reply) {
 	if w != nil {
 		w.blobs = true
 	}
-	fetch := c.nodes != nil && s.core.needs(r)
+	fetch := w != nil && c.nodes != nil && s.core.needs(r)
+	var ctx context.Context
+	if fetch {
+		if w.fetches == nil {
+			w.fetches, w.stop = context.WithCancel(c.nodes.ctx)
+		}
+		ctx = w.fetches
+	}
 	s.mu.Unlock()
 	switch {
 	case w == nil: // the reply has come after the request's blobs were dropped
 		c.drop(r.Request)
 	case fetch:
-		c.nodes.work.Go(func() { c.take(s, Replied{c.nodes.fetched(r)}) })
+		c.nodes.work.Go(func() { c.take(s, Replied{c.nodes.fetched(ctx, r)}) })
 	default:
 		c.take(s, c.outlined(s, r))
 	}

@@ -64,8 +64,9 @@ func (c *Core) needs(r *task.Reply) bool {
 }
 
 // fetched returns a copy of a reply that has the items of nodes in memory. If one of them is lost,
-// the answer is lost, too: the call may run again as if its replica was lost.
-func (n *nodeItems) fetched(r *task.Reply) *task.Reply {
+// the answer is lost, too: the call may run again as if its replica was lost. ctx ends with the
+// request.
+func (n *nodeItems) fetched(ctx context.Context, r *task.Reply) *task.Reply {
 	whole := *r
 	whole.Output = slices.Clone(r.Output)
 	for i := range whole.Output {
@@ -73,7 +74,7 @@ func (n *nodeItems) fetched(r *task.Reply) *task.Reply {
 		if kept(it) == "" {
 			continue
 		}
-		b, err := n.Read(n.ctx, *it.Ref)
+		b, err := n.Read(ctx, *it.Ref)
 		if err == nil {
 			*it, err = tensor.DecodeItem(b)
 		}
