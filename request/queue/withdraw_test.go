@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -48,6 +49,41 @@ type unpurged struct{ jetstream.Stream }
 func (unpurged) Purge(context.Context, ...jetstream.StreamPurgeOpt) error { return errBroken }
 
 var errBroken = errors.New("broken by the test")
+
+// TestReleaseBeforeRunsNoWithdrawnRecord has a journal read a withdrawal without the field Withdrawn,
+// as the release before does. The record waits, then becomes a dead letter, and never runs.
+func TestReleaseBeforeRunsNoWithdrawnRecord(t *testing.T) {
+	_, nc := openCluster(t, natstest.Start(t, 1), 0)
+	j := openJournal(t, nc, JournalConfig{Held: func() error { return errNotHeld }})
+	for i, s := range j.shards {
+		j.shards[i] = unpurged{s}
+	}
+	if err := j.Append("f", "a", []byte("x")); !errors.Is(err, ErrStopped) {
+		t.Fatalf("got %v, want ErrStopped", err)
+	}
+	raw, err := j.shards[j.shard("a")].GetLastMsgForSubject(t.Context(), j.subject("f", "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := j.load(t.Context(), j.shards[j.shard("a")], raw.Sequence)
+	if err != nil || m.header.Get(headWithdrawn) == "" {
+		t.Fatalf("the last state has the header %v, %v; want a withdrawal", m.header, err)
+	}
+	m.header.Del(headWithdrawn)
+	if _, err := j.store(m); err != nil {
+		t.Fatal(err)
+	}
+	next := openJournal(t, nc, JournalConfig{})
+	if len(next.lines.delayed) != 1 || time.Until(next.lines.delayed[0].at) < withdrawnFor/2 {
+		t.Fatalf("delayed %+v, want the record, for about %v", next.lines.delayed, withdrawnFor)
+	}
+	next.lines.delayed[0].at = time.Now()
+	work(t, next, func(context.Context, Record) End { t.Error("the record runs"); return End{} })
+	empty(t, next)
+	if _, data, err := next.DeadLetter(t.Context(), "a"); err != nil || string(data) != "x" {
+		t.Errorf("the dead letter has %q, %v; want the record's content", data, err)
+	}
+}
 
 // TestOvertakenProcessWithdrawsRecords has a process store a record although another process has
 // overtaken it. Either the record is refused and does not run, or it is accepted and runs.
