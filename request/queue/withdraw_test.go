@@ -85,6 +85,49 @@ func TestReleaseBeforeRunsNoWithdrawnRecord(t *testing.T) {
 	}
 }
 
+// fragile is a stream that takes one deletion.
+type fragile struct {
+	jetstream.Stream
+	used *bool
+}
+
+func (f fragile) DeleteMsg(ctx context.Context, seq uint64) error {
+	if *f.used {
+		return errBroken
+	}
+	*f.used = true
+	return f.Stream.DeleteMsg(ctx, seq)
+}
+
+func (f fragile) Purge(ctx context.Context, opts ...jetstream.StreamPurgeOpt) error {
+	if *f.used {
+		return errBroken
+	}
+	*f.used = true
+	return f.Stream.Purge(ctx, opts...)
+}
+
+// TestWithdrawalIsDeletedWithItsRecord has a start delete a withdrawal, which a server with a late
+// clock has stored. The start fails after one deletion. The record must not run.
+func TestWithdrawalIsDeletedWithItsRecord(t *testing.T) {
+	_, nc := openCluster(t, natstest.Start(t, 1), 0)
+	j := openJournal(t, nc, JournalConfig{Shards: 1, Held: func() error { return errNotHeld }})
+	j.shards[0] = unpurged{j.shards[0]}
+	if err := j.Append("f", "a", []byte("x")); !errors.Is(err, ErrStopped) {
+		t.Fatalf("got %v, want ErrStopped", err)
+	}
+	var all []found
+	if err := scan(t.Context(), j.shards[0], func(f found) { all = append(all, f) }); err != nil || len(all) != 2 {
+		t.Fatalf("the stream has %d states, %v; want the record and its withdrawal", len(all), err)
+	}
+	all[1].at = all[0].at.Add(-time.Second)
+	j.shards[0] = fragile{j.shards[0].(unpurged).Stream, new(bool)} //nolint:forcetypeassert // set above
+	_ = j.index(t.Context(), all)                                   // may fail
+	if s := openJournal(t, nc, JournalConfig{Shards: 1}).Stats(); s.Resumed != 0 {
+		t.Errorf("the next start has found %d records, want none", s.Resumed)
+	}
+}
+
 // TestOvertakenProcessWithdrawsRecords has a process store a record although another process has
 // overtaken it. Either the record is refused and does not run, or it is accepted and runs.
 func TestOvertakenProcessWithdrawsRecords(t *testing.T) {
