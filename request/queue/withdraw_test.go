@@ -85,6 +85,47 @@ func TestReleaseBeforeRunsNoWithdrawnRecord(t *testing.T) {
 	}
 }
 
+// TestRedrivenCallbackIsWithdrawn has an overtaken process redrive a callback that the next process
+// has begun to deliver. The redrive succeeds, because the callback is delivered.
+func TestRedrivenCallbackIsWithdrawn(t *testing.T) {
+	of := natstest.Start(t, 1)
+	_, nc := openCluster(t, of, 0)
+	fail := func(_ context.Context, r Record) End {
+		if r.Kind == Run {
+			return End{Callback: []byte("result"), To: "host"}
+		}
+		return End{Err: errBroken}
+	}
+	var overtake func()
+	j := openJournal(t, nc, JournalConfig{Held: func() error {
+		if overtake == nil {
+			return nil
+		}
+		overtake()
+		return errNotHeld
+	}})
+	stop := work(t, j, fail)
+	enter(t, j, "f", "a", "x")
+	empty(t, j)
+	stop()
+	const id = "a.callback"
+	delivered, goOn := make(chan Record, 1), make(chan struct{})
+	var next *Journal
+	overtake = func() {
+		_, other := openCluster(t, of, 0)
+		next = openJournal(t, other, JournalConfig{})
+		work(t, next, func(_ context.Context, r Record) End { delivered <- r; <-goOn; return End{} })
+		if r := <-delivered; r.ID != id || !r.Redelivered {
+			t.Errorf("the next process begins %+v, want a callback, marked as a repetition", r)
+		}
+	}
+	if err := j.Redrive(t.Context(), id); err != nil {
+		t.Errorf("got %v, want nil, because the callback is delivered", err)
+	}
+	close(goOn)
+	empty(t, next)
+}
+
 // fragile is a stream that takes one deletion.
 type fragile struct {
 	jetstream.Stream
