@@ -50,8 +50,9 @@ func (unpurged) Purge(context.Context, ...jetstream.StreamPurgeOpt) error { retu
 
 var errBroken = errors.New("broken by the test")
 
-// TestReleaseBeforeRunsNoWithdrawnRecord has a journal read a withdrawal without the field Withdrawn,
-// as the release before does. The record waits, then becomes a dead letter, and never runs.
+// TestReleaseBeforeRunsNoWithdrawnRecord has a journal read a withdrawal without the field
+// Withdrawn, as the release before does. The record waits, then becomes a dead letter, and never
+// runs.
 func TestReleaseBeforeRunsNoWithdrawnRecord(t *testing.T) {
 	_, nc := openCluster(t, natstest.Start(t, 1), 0)
 	j := openJournal(t, nc, JournalConfig{Held: func() error { return errNotHeld }})
@@ -153,17 +154,18 @@ func (f fragile) Purge(ctx context.Context, opts ...jetstream.StreamPurgeOpt) er
 func TestWithdrawalIsDeletedWithItsRecord(t *testing.T) {
 	_, nc := openCluster(t, natstest.Start(t, 1), 0)
 	j := openJournal(t, nc, JournalConfig{Shards: 1, Held: func() error { return errNotHeld }})
-	j.shards[0] = unpurged{j.shards[0]}
+	stream := j.shards[0]
+	j.shards[0] = unpurged{stream}
 	if err := j.Append("f", "a", []byte("x")); !errors.Is(err, ErrStopped) {
 		t.Fatalf("got %v, want ErrStopped", err)
 	}
 	var all []found
-	if err := scan(t.Context(), j.shards[0], func(f found) { all = append(all, f) }); err != nil || len(all) != 2 {
+	if err := scan(t.Context(), stream, func(f found) { all = append(all, f) }); err != nil || len(all) != 2 {
 		t.Fatalf("the stream has %d states, %v; want the record and its withdrawal", len(all), err)
 	}
 	all[1].at = all[0].at.Add(-time.Second)
-	j.shards[0] = fragile{j.shards[0].(unpurged).Stream, new(bool)} //nolint:forcetypeassert // set above
-	_ = j.index(t.Context(), all)                                   // may fail
+	j.shards[0] = fragile{stream, new(bool)}
+	_ = j.index(t.Context(), all) // may fail
 	if s := openJournal(t, nc, JournalConfig{Shards: 1}).Stats(); s.Resumed != 0 {
 		t.Errorf("the next start has found %d records, want none", s.Resumed)
 	}
