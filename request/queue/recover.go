@@ -31,15 +31,15 @@ func (j *Journal) recover(ctx context.Context) error {
 			return err
 		}
 	}
-	return j.index(ctx, all)
+	return index(ctx, j, all)
 }
 
-// index rebuilds the index from all messages of the shards, which it sorts by time.
-func (j *Journal) index(ctx context.Context, all []found) error {
+// index rebuilds j's index from all messages of the shards, which it sorts by time.
+func index(ctx context.Context, j *Journal, all []found) error {
 	slices.SortStableFunc(all, func(a, b found) int { return a.at.Compare(b.at) })
 	// A kill between storing a record's next state and deleting the previous state leaves both. The
 	// later state counts.
-	latest, err := j.latest(ctx, all)
+	latest, err := latestStates(ctx, j, all)
 	if err != nil {
 		return err
 	}
@@ -79,9 +79,9 @@ func (j *Journal) index(ctx context.Context, all []found) error {
 	return j.blobs.sweep(named)
 }
 
-// latest returns the sequence of each record's latest state. It deletes records that are withdrawn,
+// latestStates returns the sequence of each record's latest state. It deletes withdrawn records,
 // each with one call: if it deleted only the withdrawal, the record would run.
-func (j *Journal) latest(ctx context.Context, all []found) (map[string]uint64, error) {
+func latestStates(ctx context.Context, j *Journal, all []found) (map[string]uint64, error) {
 	last := map[string]*found{}
 	for i := range all {
 		if f := &all[i]; last[f.subject] == nil || f.seq > last[f.subject].seq {

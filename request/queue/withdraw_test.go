@@ -165,7 +165,7 @@ func TestWithdrawalIsDeletedWithItsRecord(t *testing.T) {
 	}
 	all[1].at = all[0].at.Add(-time.Second)
 	j.shards[0] = fragile{stream, new(bool)}
-	_ = j.index(t.Context(), all) // may fail
+	_ = index(t.Context(), j, all) // may fail
 	if s := openJournal(t, nc, JournalConfig{Shards: 1}).Stats(); s.Resumed != 0 {
 		t.Errorf("the next start has found %d records, want none", s.Resumed)
 	}
