@@ -4,9 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -218,39 +218,31 @@ func TestOldServersAreRefused(t *testing.T) {
 	}
 }
 
+// lateDialer connects to a server. On its first connection, the server seems not to answer in time.
+type lateDialer struct{ dials int }
+
+type lateConn struct{ net.Conn }
+
+func (lateConn) Read([]byte) (int, error) { return 0, os.ErrDeadlineExceeded }
+
+func (d *lateDialer) Dial(network, address string) (net.Conn, error) {
+	conn, err := net.Dial(network, address)
+	if d.dials++; d.dials == 1 && err == nil {
+		return lateConn{conn}, nil
+	}
+	return conn, err
+}
+
 // TestServersMayAnswerLate connects to a server that does not answer the first connection.
 func TestServersMayAnswerLate(t *testing.T) {
-	t.Parallel()
-	to := strings.TrimPrefix(natstest.Start(t, 1).URLs()[0], "nats://")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var serving sync.WaitGroup
-	defer serving.Wait()
-	defer l.Close()
-	serving.Go(func() {
-		for n := 0; ; n++ {
-			near, err := l.Accept()
-			if err != nil {
-				return
-			}
-			defer near.Close()
-			if n == 0 {
-				continue
-			}
-			far, err := net.Dial("tcp", to)
-			if err != nil {
-				return
-			}
-			defer far.Close()
-			serving.Go(func() { _, _ = io.Copy(near, far) })
-			serving.Go(func() { _, _ = io.Copy(far, near) })
-		}
-	})
-	nc, err := dial("nats://"+l.Addr().String(), nats.Timeout(time.Second), nats.NoReconnect())
+	d := &lateDialer{}
+	url := natstest.Start(t, 1).URLs()[0]
+	nc, err := dial(url, nats.SetCustomDialer(d), nats.Timeout(waitLimit), nats.NoReconnect())
 	if err != nil {
 		t.Fatal(err)
 	}
 	nc.Close()
+	if d.dials < 2 {
+		t.Errorf("%d connections, want another one after the first", d.dials)
+	}
 }

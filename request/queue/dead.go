@@ -285,7 +285,7 @@ func (j *Journal) Redrive(ctx context.Context, id string) error {
 	if l.Function == "" {
 		m.subject = fmt.Sprintf("journal.%d.%s", j.shard(l.ID), Token(l.ID))
 	}
-	for _, field := range []string{headCause, headDropped, headFailed, headAfter, headStarts} {
+	for _, field := range []string{headCause, headDropped, headFailed, headAfter, headStarts, headWithdrawn} {
 		m.header.Del(field)
 	}
 	m.at = l.Accepted

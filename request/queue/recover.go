@@ -31,17 +31,26 @@ func (j *Journal) recover(ctx context.Context) error {
 			return err
 		}
 	}
+	return index(ctx, j, all)
+}
+
+// index rebuilds j's index from all messages of the shards, which it sorts by time.
+func index(ctx context.Context, j *Journal, all []found) error {
 	slices.SortStableFunc(all, func(a, b found) int { return a.at.Compare(b.at) })
 	// A kill between storing a record's next state and deleting the previous state leaves both. The
 	// later state counts.
-	latest := map[string]uint64{}
-	for _, f := range all {
-		latest[f.subject] = max(latest[f.subject], f.seq)
+	latest, err := latestStates(ctx, j, all)
+	if err != nil {
+		return err
 	}
 	now, named, there := time.Now(), map[string]bool{}, map[string]bool{}
 	for i := range all {
 		f := &all[i]
-		if f.seq < latest[f.subject] || f.header.Get(headWithdrawn) != "" {
+		last, counts := latest[f.subject]
+		if !counts {
+			continue
+		}
+		if f.seq < last {
 			if err := j.remove(j.shards[f.shard], f.seq); err != nil {
 				return err
 			}
@@ -68,6 +77,26 @@ func (j *Journal) recover(ctx context.Context) error {
 		return err
 	}
 	return j.blobs.sweep(named)
+}
+
+// latestStates returns the sequence of each record's latest state. It deletes withdrawn records,
+// each with one call: if it deleted only the withdrawal, the record would run.
+func latestStates(ctx context.Context, j *Journal, all []found) (map[string]uint64, error) {
+	last := map[string]*found{}
+	for i := range all {
+		if f := &all[i]; last[f.subject] == nil || f.seq > last[f.subject].seq {
+			last[f.subject] = f
+		}
+	}
+	latest := make(map[string]uint64, len(last))
+	for subject, f := range last {
+		if f.header.Get(headWithdrawn) == "" {
+			latest[subject] = f.seq
+		} else if err := j.purge(ctx, j.shards[f.shard], subject, f.seq+1); err != nil {
+			return nil, err
+		}
+	}
+	return latest, nil
 }
 
 // left describes a record that a start has found. wait is the time until its next attempt.

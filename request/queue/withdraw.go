@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -20,6 +21,10 @@ const withdrawTimeout = 2 * time.Second
 
 // withdrawAgain is the time between two attempts, while the stream refuses all writes.
 const withdrawAgain = 100 * time.Millisecond
+
+// withdrawnFor is how long the release before, which does not know withdrawals, leaves a withdrawal
+// alone. By then, the process that has withdrawn the record has deleted it, unless it was killed.
+const withdrawnFor = time.Hour
 
 // confirm decides whether this process accepts a record that it has just stored. theirs is true if
 // another process has begun the record. After an error, the record does not run. Only if the error
@@ -48,7 +53,7 @@ func confirm(j *Journal, m *message, shard int32, seq uint64) (theirs bool, err 
 func withdraw(j *Journal, m *message, shard int32, seq uint64) (theirs bool, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), withdrawTimeout)
 	defer cancel()
-	last, theirs, err := storeWithdrawal(ctx, j, m.subject, shard, seq)
+	last, theirs, err := storeWithdrawal(ctx, j, m, shard, seq)
 	if theirs || err != nil {
 		return theirs, err
 	}
@@ -60,17 +65,36 @@ func withdraw(j *Journal, m *message, shard int32, seq uint64) (theirs bool, err
 	return false, nil
 }
 
-// storeWithdrawal stores a withdrawal on top of the state seq, and returns its sequence.
-func storeWithdrawal(ctx context.Context, j *Journal, subject string, shard int32, seq uint64) (last uint64, theirs bool, err error) {
+// withdrawal returns the state that withdraws the record m.
+//
+// During a rolling update, the next process may be of the release before, which does not know the
+// field Withdrawn. For that release, the state is a record that has to wait, and that too many
+// processes have started. So it does not run the record. If the state stays, the record becomes a
+// dead letter. It has its content, because it may replace a letter that was redriven.
+func withdrawal(m *message) *nats.Msg {
+	last := &message{header: maps.Clone(m.header)}
+	last.set(headWithdrawn, "1")
+	last.setNumber(headStarts, maxStarts)
+	last.setNumber(headAfter, time.Now().Add(withdrawnFor).UnixNano())
+	last.keepAccepted(m)
+	msg := &nats.Msg{Subject: m.subject, Header: last.header}
+	if m.header.Get(headBlob) == "" {
+		msg.Data = m.data
+	}
+	return msg
+}
+
+// storeWithdrawal stores a withdrawal of m on top of the state seq, and returns its sequence.
+func storeWithdrawal(ctx context.Context, j *Journal, m *message, shard int32, seq uint64) (last uint64, theirs bool, err error) {
 	for {
-		msg := &nats.Msg{Subject: subject, Header: nats.Header{headWithdrawn: {"1"}}}
+		msg := withdrawal(m) // a new one per attempt, because PublishMsg changes the header
 		ack, err := j.js.PublishMsg(ctx, msg, jetstream.WithExpectLastSequencePerSubject(seq))
 		var api *jetstream.APIError
 		switch {
 		case err == nil:
 			return ack.Sequence, false, nil
 		case errors.As(err, &api) && wrongSequence(api):
-			return conflicting(ctx, j, subject, shard)
+			return conflicting(ctx, j, m.subject, shard)
 		case api == nil && !errors.Is(err, jetstream.ErrNoStreamResponse):
 			return 0, false, err
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
@@ -48,6 +49,127 @@ type unpurged struct{ jetstream.Stream }
 func (unpurged) Purge(context.Context, ...jetstream.StreamPurgeOpt) error { return errBroken }
 
 var errBroken = errors.New("broken by the test")
+
+// TestReleaseBeforeRunsNoWithdrawnRecord has a journal read a withdrawal without the field
+// Withdrawn, as the release before does. The record waits, then becomes a dead letter, and never
+// runs.
+func TestReleaseBeforeRunsNoWithdrawnRecord(t *testing.T) {
+	_, nc := openCluster(t, natstest.Start(t, 1), 0)
+	j := openJournal(t, nc, JournalConfig{Held: func() error { return errNotHeld }})
+	for i, s := range j.shards {
+		j.shards[i] = unpurged{s}
+	}
+	if err := j.Append("f", "a", []byte("x")); !errors.Is(err, ErrStopped) {
+		t.Fatalf("got %v, want ErrStopped", err)
+	}
+	raw, err := j.shards[j.shard("a")].GetLastMsgForSubject(t.Context(), j.subject("f", "a"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := j.load(t.Context(), j.shards[j.shard("a")], raw.Sequence)
+	if err != nil || m.header.Get(headWithdrawn) == "" {
+		t.Fatalf("the last state has the header %v, %v; want a withdrawal", m.header, err)
+	}
+	m.header.Del(headWithdrawn)
+	if _, err := j.store(m); err != nil {
+		t.Fatal(err)
+	}
+	next := openJournal(t, nc, JournalConfig{})
+	if len(next.lines.delayed) != 1 || time.Until(next.lines.delayed[0].at) < withdrawnFor/2 {
+		t.Fatalf("delayed %+v, want the record, for about %v", next.lines.delayed, withdrawnFor)
+	}
+	next.lines.delayed[0].at = time.Now()
+	work(t, next, func(context.Context, Record) End { t.Error("the record runs"); return End{} })
+	empty(t, next)
+	if _, data, err := next.DeadLetter(t.Context(), "a"); err != nil || string(data) != "x" {
+		t.Errorf("the dead letter has %q, %v; want the record's content", data, err)
+	}
+}
+
+// TestRedrivenCallbackIsWithdrawn has an overtaken process redrive a callback that the next process
+// has begun to deliver. The redrive succeeds, because the callback is delivered.
+func TestRedrivenCallbackIsWithdrawn(t *testing.T) {
+	of := natstest.Start(t, 1)
+	_, nc := openCluster(t, of, 0)
+	fail := func(_ context.Context, r Record) End {
+		if r.Kind == Run {
+			return End{Callback: []byte("result"), To: "host"}
+		}
+		return End{Err: errBroken}
+	}
+	var overtake func()
+	j := openJournal(t, nc, JournalConfig{Held: func() error {
+		if overtake == nil {
+			return nil
+		}
+		overtake()
+		return errNotHeld
+	}})
+	stop := work(t, j, fail)
+	enter(t, j, "f", "a", "x")
+	empty(t, j)
+	stop()
+	const id = "a.callback"
+	delivered, goOn := make(chan Record, 1), make(chan struct{})
+	var next *Journal
+	overtake = func() {
+		_, other := openCluster(t, of, 0)
+		next = openJournal(t, other, JournalConfig{})
+		work(t, next, func(_ context.Context, r Record) End { delivered <- r; <-goOn; return End{} })
+		if r := <-delivered; r.ID != id || !r.Redelivered {
+			t.Errorf("the next process begins %+v, want a callback, marked as a repetition", r)
+		}
+	}
+	if err := j.Redrive(t.Context(), id); err != nil {
+		t.Errorf("got %v, want nil, because the callback is delivered", err)
+	}
+	close(goOn)
+	empty(t, next)
+}
+
+// fragile is a stream that takes one deletion.
+type fragile struct {
+	jetstream.Stream
+	used *bool
+}
+
+func (f fragile) DeleteMsg(ctx context.Context, seq uint64) error {
+	if *f.used {
+		return errBroken
+	}
+	*f.used = true
+	return f.Stream.DeleteMsg(ctx, seq)
+}
+
+func (f fragile) Purge(ctx context.Context, opts ...jetstream.StreamPurgeOpt) error {
+	if *f.used {
+		return errBroken
+	}
+	*f.used = true
+	return f.Stream.Purge(ctx, opts...)
+}
+
+// TestWithdrawalIsDeletedWithItsRecord has a start delete a withdrawal, which a server with a late
+// clock has stored. The start fails after one deletion. The record must not run.
+func TestWithdrawalIsDeletedWithItsRecord(t *testing.T) {
+	_, nc := openCluster(t, natstest.Start(t, 1), 0)
+	j := openJournal(t, nc, JournalConfig{Shards: 1, Held: func() error { return errNotHeld }})
+	stream := j.shards[0]
+	j.shards[0] = unpurged{stream}
+	if err := j.Append("f", "a", []byte("x")); !errors.Is(err, ErrStopped) {
+		t.Fatalf("got %v, want ErrStopped", err)
+	}
+	var all []found
+	if err := scan(t.Context(), stream, func(f found) { all = append(all, f) }); err != nil || len(all) != 2 {
+		t.Fatalf("the stream has %d states, %v; want the record and its withdrawal", len(all), err)
+	}
+	all[1].at = all[0].at.Add(-time.Second)
+	j.shards[0] = fragile{stream, new(bool)}
+	_ = index(t.Context(), j, all) // may fail
+	if s := openJournal(t, nc, JournalConfig{Shards: 1}).Stats(); s.Resumed != 0 {
+		t.Errorf("the next start has found %d records, want none", s.Resumed)
+	}
+}
 
 // TestOvertakenProcessWithdrawsRecords has a process store a record although another process has
 // overtaken it. Either the record is refused and does not run, or it is accepted and runs.

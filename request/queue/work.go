@@ -144,12 +144,16 @@ func (j *Journal) process(ctx context.Context, ln *line, it item, m *message, wo
 	if err != nil {
 		return j.leave(ctx, back, m, End{Err: err})
 	}
-	if it.old && ln.key.kind == Run {
-		starts := m.number(headStarts) + 1
-		if starts >= maxStarts {
-			return j.leave(ctx, back, m, End{Err: fmt.Errorf("%d processes ended while it ran, want fewer than %d", starts, maxStarts)})
+	// With NATS outside, a process that was overtaken may have stored a callback, too, and may
+	// withdraw it.
+	if it.old && (ln.key.kind == Run || j.cfg.Disk.cluster != nil) {
+		if ln.key.kind == Run {
+			starts := m.number(headStarts) + 1
+			if starts >= maxStarts {
+				return j.leave(ctx, back, m, End{Err: fmt.Errorf("%d processes ended while it ran, want fewer than %d", starts, maxStarts)})
+			}
+			m.setNumber(headStarts, starts)
 		}
-		m.setNumber(headStarts, starts)
 		m.keepAccepted(m)
 		seq, err := j.replace(ctx, it, m)
 		switch {
