@@ -99,8 +99,10 @@ func (f *clusterFlags) restore(ctx context.Context, out io.Writer) error {
 	}
 	total := int64(0)
 	made, err := queue.Restore(ctx, nc, from, func(_ string, size int64) { total += size })
-	if err != nil {
+	if errors.Is(err, queue.ErrPartly) {
 		return fmt.Errorf("%w; before the next attempt, empty the folder data of all servers", err)
+	} else if err != nil {
+		return err
 	}
 	nodes, err := f.restoreAuthority(ctx)
 	if err != nil {

@@ -48,6 +48,9 @@ const (
 	backupReady  = 30 * time.Second // how long to wait until JetStream has a leader and enough servers
 )
 
+// ErrPartly means that a restore failed after it began to create streams.
+var ErrPartly = errors.New("a part of the backup is restored")
+
 // notInBackups has the streams that describe only what runs now.
 var notInBackups = map[string]bool{"KV_leases": true}
 
@@ -153,7 +156,7 @@ func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (s
 
 // Restore creates the streams of a backup on servers that have no streams. It returns the time at
 // which the backup began. restored is called after each stream, with the size of its chunks in
-// bytes.
+// bytes. If there may be streams after an error, the error is ErrPartly.
 func Restore(ctx context.Context, nc *nats.Conn, r io.Reader, restored func(stream string, size int64)) (time.Time, error) {
 	have, err := streamNames(ctx, nc)
 	if err == nil && len(have) > 0 {
@@ -174,6 +177,9 @@ func Restore(ctx context.Context, nc *nats.Conn, r io.Reader, restored func(stre
 			restored(stream, size)
 		}
 	}
+	if err != nil && b.begun {
+		err = fmt.Errorf("%w: %w", ErrPartly, err)
+	}
 	return head.Time, err
 }
 
@@ -182,6 +188,8 @@ type backupReader struct {
 	r    *tar.Reader
 	next *tar.Header // nil: not read yet
 	err  error       // of the latest attempt to read next
+
+	begun bool // a server was asked to create a stream
 }
 
 // peek returns the name of the next entry. The name is empty if err is set.
@@ -235,6 +243,7 @@ func (b *backupReader) restore(ctx context.Context, nc *nats.Conn) (stream strin
 		apiAnswer
 		Subject string `json:"deliver_subject"`
 	}
+	b.begun = true
 	if err := ask(ctx, nc, "STREAM.RESTORE."+stream, is, &to); err != nil {
 		return stream, 0, fmt.Errorf("stream %s: %w", stream, err)
 	}

@@ -3,6 +3,7 @@ package queue
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"slices"
 	"strings"
@@ -49,7 +50,7 @@ func TestBackup(t *testing.T) {
 	put("a.b", "2")
 	enter(t, j, "f", "later", "s")
 	none := func(string, int64) {}
-	if _, err := Restore(t.Context(), nc, bytes.NewReader(file.Bytes()), none); err == nil || !strings.Contains(err.Error(), "want none") {
+	if _, err := Restore(t.Context(), nc, bytes.NewReader(file.Bytes()), none); err == nil || !strings.Contains(err.Error(), "want none") || errors.Is(err, ErrPartly) {
 		t.Errorf("restored on a cluster that has streams: %v", err)
 	}
 
@@ -59,8 +60,8 @@ func TestBackup(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(to.Close)
-	if _, err := Restore(t.Context(), to, strings.NewReader(large), none); err == nil {
-		t.Error("restored from a file that is no backup")
+	if _, err := Restore(t.Context(), to, strings.NewReader(large), none); err == nil || errors.Is(err, ErrPartly) {
+		t.Errorf("restored from a file that is no backup: %v, want an error, and no part restored", err)
 	}
 	made, err := Restore(t.Context(), to, &file, none)
 	if err != nil || !made.Equal(now) {
@@ -112,6 +113,9 @@ func TestBackupThatIsCut(t *testing.T) {
 		_, err = Restore(t.Context(), to, io.LimitReader(bytes.NewReader(whole), int64(at)), func(string, int64) {})
 		if err == nil || !strings.Contains(err.Error(), "not complete") {
 			t.Errorf("restored the first %d of %d bytes: %v", at, len(whole), err)
+		}
+		if have, failed := streamNames(t.Context(), to); failed != nil || len(have) > 0 && !errors.Is(err, ErrPartly) {
+			t.Errorf("the first %d bytes: streams %q, %v, after %v; want %v", at, have, failed, err, ErrPartly)
 		}
 		to.Close()
 		of.Kill(0)
