@@ -45,6 +45,7 @@ const (
 	backupChunk  = 512 << 10
 	backupWindow = 4 << 20 // bytes that are under way
 	backupAnswer = 15 * time.Second
+	backupEnd    = 30 * time.Minute // of the answer to a stream's end: a server may unpack all chunks then
 	backupReady  = 30 * time.Second // how long to wait until JetStream has a leader and enough servers
 )
 
@@ -269,7 +270,11 @@ func (b *backupReader) restore(ctx context.Context, nc *nats.Conn) (stream strin
 // send sends a chunk of a stream, and waits until the server has received it. A nil chunk ends the
 // stream.
 func (*backupReader) send(ctx context.Context, nc *nats.Conn, subject string, chunk []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, backupAnswer)
+	limit := backupAnswer
+	if len(chunk) == 0 {
+		limit = backupEnd
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	m, err := nc.RequestWithContext(ctx, subject, chunk)
 	if err != nil || len(m.Data) == 0 {
