@@ -117,20 +117,16 @@ func (b *archive) write(name string, data []byte) {
 
 // snapshot writes a stream to the archive, and returns the size of its chunks in bytes.
 func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (size int64, err error) {
-	inbox := nats.NewInbox()
-	chunks, err := nc.SubscribeSync(inbox)
+	if b.err != nil {
+		return 0, b.err
+	}
+	is, chunks, err := askSnapshot(ctx, nc, stream)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = chunks.Unsubscribe() }() // fails if the connection is closed
-	var is struct {
-		apiAnswer
-		storedStream
-	}
-	if err := ask(ctx, nc, "STREAM.SNAPSHOT."+stream, map[string]any{"deliver_subject": inbox, "chunk_size": backupChunk, "window_size": backupWindow}, &is); err != nil {
-		return 0, err
-	}
-	b.add(stream+"/"+backupStream, is.storedStream)
+	b.add(stream+"/"+backupStream, is)
+	ends := false // a chunk that is not full has come, so no chunk may follow
 	for n := 1; b.err == nil; n++ {
 		wait, cancel := context.WithTimeout(ctx, backupAnswer)
 		m, err := chunks.NextMsgWithContext(wait)
@@ -144,6 +140,10 @@ func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (s
 			}
 			return size, nil
 		}
+		if !follows(m, n) || ends {
+			return 0, fmt.Errorf("chunk %d is missing: the connection was interrupted", n)
+		}
+		ends = m.Reply == ""
 		b.write(fmt.Sprintf("%s/%06d", stream, n), m.Data)
 		size += int64(len(m.Data))
 		if m.Reply != "" {
@@ -153,6 +153,35 @@ func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (s
 		}
 	}
 	return 0, b.err
+}
+
+// askSnapshot asks for a snapshot of a stream. Each attempt has its own subject for the chunks:
+// otherwise, the chunks of two snapshots may get mixed.
+func askSnapshot(ctx context.Context, nc *nats.Conn, stream string) (is storedStream, chunks *nats.Subscription, err error) {
+	err = untilReady(ctx, func(ctx context.Context) error {
+		inbox := nats.NewInbox()
+		var err error
+		if chunks, err = nc.SubscribeSync(inbox); err != nil {
+			return err
+		}
+		var answer struct {
+			apiAnswer
+			storedStream
+		}
+		err = askOnce(ctx, nc, "STREAM.SNAPSHOT."+stream, map[string]any{"deliver_subject": inbox, "chunk_size": backupChunk, "window_size": backupWindow}, &answer)
+		if err != nil {
+			_ = chunks.Unsubscribe() // fails if the connection is closed
+		}
+		is = answer.storedStream
+		return err
+	})
+	return is, chunks, err
+}
+
+// follows reports whether m is chunk n of a snapshot. A full chunk's reply subject ends in the
+// chunk's size and number. Only the last chunk may have no reply subject.
+func follows(m *nats.Msg, n int) bool {
+	return m.Reply == "" || strings.HasSuffix(m.Reply, fmt.Sprintf(".%d.%d", len(m.Data), n))
 }
 
 // Restore creates the streams of a backup on servers that have no streams. It returns the time at
@@ -304,20 +333,23 @@ func (a *apiAnswer) error() error {
 
 // ask sends a request to JetStream's API. It asks again while the cluster is not ready.
 func ask(ctx context.Context, nc *nats.Conn, what string, request any, answer interface{ error() error }) error {
+	return untilReady(ctx, func(ctx context.Context) error { return askOnce(ctx, nc, what, request, answer) })
+}
+
+// askOnce sends a request to JetStream's API.
+func askOnce(ctx context.Context, nc *nats.Conn, what string, request any, answer interface{ error() error }) error {
 	text, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
-	return untilReady(ctx, func(ctx context.Context) error {
-		m, err := nc.RequestWithContext(ctx, "$JS.API."+what, text)
-		if err == nil {
-			err = json.Unmarshal(m.Data, answer)
-		}
-		if err == nil {
-			err = answer.error()
-		}
-		return err
-	})
+	m, err := nc.RequestWithContext(ctx, "$JS.API."+what, text)
+	if err == nil {
+		err = json.Unmarshal(m.Data, answer)
+	}
+	if err == nil {
+		err = answer.error()
+	}
+	return err
 }
 
 // streamNames returns the names of all streams.

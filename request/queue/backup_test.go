@@ -1,8 +1,10 @@
 package queue
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"io"
 	"slices"
@@ -10,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
 	"github.com/stagecoach-serving/stagecoach/internal/natstest"
@@ -123,6 +126,88 @@ func TestBackupThatIsCut(t *testing.T) {
 	if cut < 3 {
 		t.Errorf("%d cuts, want at least 3: the test proves little", cut)
 	}
+}
+
+// chunk is a message of a snapshot.
+type chunk struct{ data, reply string }
+
+// TestSnapshotsWithGaps stores snapshots of a server that loses chunks, or sends more than once.
+// Only the whole one is accepted. The chunks of an earlier attempt are not mixed with it.
+func TestSnapshotsWithGaps(t *testing.T) {
+	t.Parallel()
+	first, second, last := chunk{"aaa", "ack.3.1"}, chunk{"bbb", "ack.3.2"}, chunk{"c", ""}
+	for name, c := range map[string]struct {
+		chunks []chunk
+		size   int64 // 0: refused
+	}{
+		"whole":              {[]chunk{first, second, last}, 7},
+		"full chunks only":   {[]chunk{first, second}, 6},
+		"without the first":  {[]chunk{second, last}, 0},
+		"without the second": {[]chunk{first, {"ccc", "ack.3.3"}}, 0},
+		"with one twice":     {[]chunk{first, first, second}, 0},
+		"with a short one":   {[]chunk{{"aa", "ack.3.1"}, second}, 0},
+		"longer than it is":  {[]chunk{first, last, second}, 0},
+		"with two ends":      {[]chunk{first, last, last}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := &archive{w: tar.NewWriter(io.Discard), time: time.Now()}
+			size, err := b.snapshot(t.Context(), snapshots(t, c.chunks), "S")
+			if size != c.size || (err == nil) != (size > 0) {
+				t.Errorf("%d bytes, %v; want %d", size, err, c.size)
+			}
+			if err != nil && !strings.Contains(err.Error(), "is missing") {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// snapshots connects to a server that sends these chunks as the snapshot of stream S. It refuses
+// the first request for it, and still sends chunks for that request later.
+func snapshots(t *testing.T, chunks []chunk) *nats.Conn {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{Host: "127.0.0.1", Port: server.RANDOM_PORT, NoLog: true, NoSigs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Start()
+	t.Cleanup(s.Shutdown)
+	connect := func() *nats.Conn {
+		nc, err := nats.Connect("", nats.InProcessServer(s))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(nc.Close)
+		return nc
+	}
+	nc := connect()
+	var first string // the subject for the chunks of the first request
+	_, err = nc.Subscribe("$JS.API.STREAM.SNAPSHOT.S", func(m *nats.Msg) {
+		var ask struct {
+			To string `json:"deliver_subject"`
+		}
+		err := json.Unmarshal(m.Data, &ask)
+		if first == "" {
+			first = ask.To
+			err = errors.Join(err, m.Respond([]byte(`{"error":{"code":503,"err_code":10005}}`)))
+		} else {
+			err = errors.Join(err, m.Respond([]byte("{}")))
+			for _, c := range append(chunks, chunk{}) {
+				msg := &nats.Msg{Subject: first, Reply: c.reply, Data: []byte(c.data)}
+				err = errors.Join(err, nc.PublishMsg(msg))
+				msg.Subject = ask.To
+				err = errors.Join(err, nc.PublishMsg(msg))
+			}
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	if err = errors.Join(err, nc.Flush()); err != nil {
+		t.Fatal(err)
+	}
+	return connect()
 }
 
 func bucketOf(t *testing.T, nc *nats.Conn, c *Cluster, bucket string) *KV {
