@@ -58,9 +58,16 @@ var notInBackups = map[string]bool{"KV_leases": true}
 // streamOrder sorts streams so that objects come last: functions are stored before their images,
 // and records before their objects. An object is deleted later than the record that refers to it,
 // so a backup has the objects of all its records.
+//
+// The list of who may join comes last of all, so that it is restored last. It is an old list, which
+// is not safe until the caller of Restore has changed it. If a restore is interrupted before that
+// stream, the servers have no list, so nobody on it gets in.
 func streamOrder(a, b string) int {
 	last := func(s string) int {
-		if strings.HasPrefix(s, "OBJ_") {
+		switch {
+		case s == "KV_authority":
+			return 2
+		case strings.HasPrefix(s, "OBJ_"):
 			return 1
 		}
 		return 0
