@@ -207,12 +207,17 @@ func Restore(ctx context.Context, nc *nats.Conn, r io.Reader, restored func(stre
 	if err == nil && head.V != backupVersion {
 		err = fmt.Errorf("the backup has version %d, want %d", head.V, backupVersion)
 	}
+	streams := 0
 	for err == nil && !b.is(backupLast) {
 		var stream string
 		var size int64
 		if stream, size, err = b.restore(ctx, nc); err == nil {
 			restored(stream, size)
+			streams++
 		}
+	}
+	if err == nil {
+		err = b.end(streams)
 	}
 	if err != nil && b.begun {
 		err = fmt.Errorf("%w: %w", ErrPartly, err)
@@ -265,6 +270,16 @@ func (b *backupReader) value(name string, to any) error {
 	text, err := b.read()
 	if err == nil {
 		err = json.Unmarshal(text, to)
+	}
+	return err
+}
+
+// end reads backupLast, which has the number of streams.
+func (b *backupReader) end(got int) error {
+	want := 0
+	err := b.value(backupLast, &want)
+	if err == nil && got != want {
+		err = fmt.Errorf("the file has %d streams, and says at its end that it has %d", got, want)
 	}
 	return err
 }

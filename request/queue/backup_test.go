@@ -124,6 +124,15 @@ func TestBackupThatIsCut(t *testing.T) {
 		to.Close()
 		of.Kill(0)
 	}
+	other := bytes.Replace(whole, []byte("\x002\x00"), []byte("\x003\x00"), 1) // the number of streams
+	to, err := ClusterConfig{URLs: natstest.Start(t, 1).URLs()}.Dial("restore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer to.Close()
+	if _, err := Restore(t.Context(), to, bytes.NewReader(other), func(string, int64) {}); err == nil || !strings.Contains(err.Error(), "2 streams") {
+		t.Errorf("restored 2 streams of 3: %v", err)
+	}
 	if cut < 3 {
 		t.Errorf("%d cuts, want at least 3: the test proves little", cut)
 	}
