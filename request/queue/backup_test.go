@@ -124,7 +124,8 @@ func TestBackupThatIsCut(t *testing.T) {
 		to.Close()
 		of.Kill(0)
 	}
-	other := bytes.Replace(whole, []byte("\x002\x00"), []byte("\x003\x00"), 1) // the number of streams
+	other := bytes.Clone(whole)
+	other[bytes.LastIndex(other, []byte("\x002\x00"))+1] = '3' // the number of streams
 	to, err := ClusterConfig{URLs: natstest.Start(t, 1).URLs()}.Dial("restore")
 	if err != nil {
 		t.Fatal(err)
