@@ -45,7 +45,7 @@ const (
 	backupChunk  = 512 << 10
 	backupWindow = 4 << 20 // bytes that are under way
 	backupAnswer = 15 * time.Second
-	backupEnd    = 30 * time.Minute // of the answer to a stream's end: a server may unpack all chunks then
+	backupEnd    = 30 * time.Minute // of the answer to a stream's end
 	backupReady  = 30 * time.Second // how long to wait until JetStream has a leader and enough servers
 )
 
@@ -319,7 +319,7 @@ func (b *backupReader) restore(ctx context.Context, nc *nats.Conn) (stream strin
 }
 
 // send sends a chunk of a stream, and waits until the server has received it. A nil chunk ends the
-// stream.
+// stream. A server may unpack all chunks then, so the answer to it may take long.
 func (*backupReader) send(ctx context.Context, nc *nats.Conn, subject string, chunk []byte) error {
 	limit := backupAnswer
 	if len(chunk) == 0 {
