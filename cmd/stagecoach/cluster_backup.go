@@ -62,8 +62,7 @@ func (f *clusterFlags) backup(ctx context.Context, out io.Writer) error {
 		return wrongKey(f.keyFile, err)
 	}
 	defer nc.Close()
-	part := f.file + ".part"
-	to, err := os.OpenFile(filepath.Clean(part), os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	to, err := os.CreateTemp(filepath.Dir(f.file), filepath.Base(f.file)+".*") // mode 0600
 	if err != nil {
 		return err
 	}
@@ -73,13 +72,25 @@ func (f *clusterFlags) backup(ctx context.Context, out io.Writer) error {
 		err = to.Sync()
 	}
 	if err = errors.Join(err, to.Close()); err == nil {
-		err = os.Rename(part, f.file)
+		err = os.Rename(to.Name(), f.file)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(part))
+		return errors.Join(err, os.Remove(to.Name()))
+	}
+	if err := syncFolder(filepath.Dir(f.file)); err != nil {
+		return err
 	}
 	fmt.Fprintf(out, "%s: %d bytes of streams; secrets and the cluster key are not in it\n", f.file, total)
 	return nil
+}
+
+// syncFolder makes a rename in a folder outlive a crash of the machine.
+func syncFolder(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // restore is `stagecoach cluster restore`.
@@ -99,8 +110,10 @@ func (f *clusterFlags) restore(ctx context.Context, out io.Writer) error {
 	}
 	total := int64(0)
 	made, err := queue.Restore(ctx, nc, from, func(_ string, size int64) { total += size })
-	if err != nil {
+	if errors.Is(err, queue.ErrPartly) {
 		return fmt.Errorf("%w; before the next attempt, empty the folder data of all servers", err)
+	} else if err != nil {
+		return err
 	}
 	nodes, err := f.restoreAuthority(ctx)
 	if err != nil {
@@ -131,7 +144,7 @@ func noneRuns(ctx context.Context, bus *queue.Bus) error {
 	select {
 	case <-heard:
 		return errors.New("a control plane runs; stop all of them first")
-	case <-time.After(announceEvery * 3 / 2):
+	case <-time.After(5 * announceEvery): // a busy control plane may be late
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

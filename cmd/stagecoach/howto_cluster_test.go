@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -71,7 +72,11 @@ func newClusterReader(t *testing.T, page string) *clusterReader {
 	_, machines := netnstest.New(t, len(clusterMachines))
 	folder := t.TempDir()
 	c := &clusterReader{t: t, folder: folder, on: map[string]*netnstest.Machine{}}
-	for at := folder; at != os.TempDir(); at = filepath.Dir(at) {
+	base := filepath.Clean(cmp.Or(os.Getenv("GOTMPDIR"), os.TempDir()))
+	for at := folder; at != base; at = filepath.Dir(at) {
+		if !strings.HasPrefix(at, strings.TrimSuffix(base, "/")+"/") {
+			t.Fatalf("the test's folder is %s, want one below %s", folder, base)
+		}
 		if err := os.Chmod(at, 0o755); err != nil { //nolint:gosec // functions are users of their own
 			t.Fatal(err)
 		}

@@ -128,7 +128,7 @@ func (k *clusterKeys) access(cfg *queue.ClusterConfig) (err error) {
 // wrongKey explains an error of a connection that was made with the key in a file.
 func wrongKey(file string, err error) error {
 	if errors.Is(err, queue.ErrNoTLS) || errors.Is(err, queue.ErrRefused) || errors.Is(err, identity.ErrOtherCluster) {
-		return fmt.Errorf("cluster.key: %s is not the key of these NATS servers; copy the key that `stagecoach cluster init` has written with their files: %w", file, err)
+		return fmt.Errorf("cluster key: %s is not the key of these NATS servers; copy the key that `stagecoach cluster init` has written with their files: %w", file, err)
 	}
 	return err
 }

@@ -45,8 +45,12 @@ const (
 	backupChunk  = 512 << 10
 	backupWindow = 4 << 20 // bytes that are under way
 	backupAnswer = 15 * time.Second
+	backupEnd    = 30 * time.Minute // of the answer to a stream's end
 	backupReady  = 30 * time.Second // how long to wait until JetStream has a leader and enough servers
 )
+
+// ErrPartly means that a restore failed after it began to create streams.
+var ErrPartly = errors.New("a part of the backup is restored")
 
 // notInBackups has the streams that describe only what runs now.
 var notInBackups = map[string]bool{"KV_leases": true}
@@ -54,9 +58,16 @@ var notInBackups = map[string]bool{"KV_leases": true}
 // streamOrder sorts streams so that objects come last: functions are stored before their images,
 // and records before their objects. An object is deleted later than the record that refers to it,
 // so a backup has the objects of all its records.
+//
+// The list of who may join comes last of all, so that it is restored last. It is an old list, which
+// is not safe until the caller of Restore has changed it. If a restore is interrupted before that
+// stream, the servers have no list, so nobody on it gets in.
 func streamOrder(a, b string) int {
 	last := func(s string) int {
-		if strings.HasPrefix(s, "OBJ_") {
+		switch {
+		case s == "KV_authority":
+			return 2
+		case strings.HasPrefix(s, "OBJ_"):
 			return 1
 		}
 		return 0
@@ -113,20 +124,16 @@ func (b *archive) write(name string, data []byte) {
 
 // snapshot writes a stream to the archive, and returns the size of its chunks in bytes.
 func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (size int64, err error) {
-	inbox := nats.NewInbox()
-	chunks, err := nc.SubscribeSync(inbox)
+	if b.err != nil {
+		return 0, b.err
+	}
+	is, chunks, err := askSnapshot(ctx, nc, stream)
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = chunks.Unsubscribe() }() // fails if the connection is closed
-	var is struct {
-		apiAnswer
-		storedStream
-	}
-	if err := ask(ctx, nc, "STREAM.SNAPSHOT."+stream, map[string]any{"deliver_subject": inbox, "chunk_size": backupChunk, "window_size": backupWindow}, &is); err != nil {
-		return 0, err
-	}
-	b.add(stream+"/"+backupStream, is.storedStream)
+	b.add(stream+"/"+backupStream, is)
+	ends := false // a chunk that is not full has come, so no chunk may follow
 	for n := 1; b.err == nil; n++ {
 		wait, cancel := context.WithTimeout(ctx, backupAnswer)
 		m, err := chunks.NextMsgWithContext(wait)
@@ -140,6 +147,10 @@ func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (s
 			}
 			return size, nil
 		}
+		if !follows(m, n) || ends {
+			return 0, fmt.Errorf("chunk %d is missing: the connection was interrupted", n)
+		}
+		ends = m.Reply == ""
 		b.write(fmt.Sprintf("%s/%06d", stream, n), m.Data)
 		size += int64(len(m.Data))
 		if m.Reply != "" {
@@ -151,9 +162,38 @@ func (b *archive) snapshot(ctx context.Context, nc *nats.Conn, stream string) (s
 	return 0, b.err
 }
 
+// askSnapshot asks for a snapshot of a stream. Each attempt has its own subject for the chunks:
+// otherwise, the chunks of two snapshots may get mixed.
+func askSnapshot(ctx context.Context, nc *nats.Conn, stream string) (is storedStream, chunks *nats.Subscription, err error) {
+	err = untilReady(ctx, func(ctx context.Context) error {
+		inbox := nats.NewInbox()
+		var err error
+		if chunks, err = nc.SubscribeSync(inbox); err != nil {
+			return err
+		}
+		var answer struct {
+			apiAnswer
+			storedStream
+		}
+		err = askOnce(ctx, nc, "STREAM.SNAPSHOT."+stream, map[string]any{"deliver_subject": inbox, "chunk_size": backupChunk, "window_size": backupWindow}, &answer)
+		if err != nil {
+			_ = chunks.Unsubscribe() // fails if the connection is closed
+		}
+		is = answer.storedStream
+		return err
+	})
+	return is, chunks, err
+}
+
+// follows reports whether m is chunk n of a snapshot. A full chunk's reply subject ends in the
+// chunk's size and number. Only the last chunk may have no reply subject.
+func follows(m *nats.Msg, n int) bool {
+	return m.Reply == "" || strings.HasSuffix(m.Reply, fmt.Sprintf(".%d.%d", len(m.Data), n))
+}
+
 // Restore creates the streams of a backup on servers that have no streams. It returns the time at
 // which the backup began. restored is called after each stream, with the size of its chunks in
-// bytes.
+// bytes. If there may be streams after an error, the error is ErrPartly.
 func Restore(ctx context.Context, nc *nats.Conn, r io.Reader, restored func(stream string, size int64)) (time.Time, error) {
 	have, err := streamNames(ctx, nc)
 	if err == nil && len(have) > 0 {
@@ -167,12 +207,20 @@ func Restore(ctx context.Context, nc *nats.Conn, r io.Reader, restored func(stre
 	if err == nil && head.V != backupVersion {
 		err = fmt.Errorf("the backup has version %d, want %d", head.V, backupVersion)
 	}
+	streams := 0
 	for err == nil && !b.is(backupLast) {
 		var stream string
 		var size int64
 		if stream, size, err = b.restore(ctx, nc); err == nil {
 			restored(stream, size)
+			streams++
 		}
+	}
+	if err == nil {
+		err = b.end(streams)
+	}
+	if err != nil && b.begun {
+		err = fmt.Errorf("%w: %w", ErrPartly, err)
 	}
 	return head.Time, err
 }
@@ -182,6 +230,8 @@ type backupReader struct {
 	r    *tar.Reader
 	next *tar.Header // nil: not read yet
 	err  error       // of the latest attempt to read next
+
+	begun bool // a server was asked to create a stream
 }
 
 // peek returns the name of the next entry. The name is empty if err is set.
@@ -224,6 +274,16 @@ func (b *backupReader) value(name string, to any) error {
 	return err
 }
 
+// end reads backupLast, which has the number of streams.
+func (b *backupReader) end(got int) error {
+	want := 0
+	err := b.value(backupLast, &want)
+	if err == nil && got != want {
+		err = fmt.Errorf("the file has %d streams, and says at its end that it has %d", got, want)
+	}
+	return err
+}
+
 // restore creates the next stream.
 func (b *backupReader) restore(ctx context.Context, nc *nats.Conn) (stream string, size int64, err error) {
 	stream, _, _ = strings.Cut(b.peek(), "/")
@@ -235,6 +295,7 @@ func (b *backupReader) restore(ctx context.Context, nc *nats.Conn) (stream strin
 		apiAnswer
 		Subject string `json:"deliver_subject"`
 	}
+	b.begun = true
 	if err := ask(ctx, nc, "STREAM.RESTORE."+stream, is, &to); err != nil {
 		return stream, 0, fmt.Errorf("stream %s: %w", stream, err)
 	}
@@ -258,9 +319,13 @@ func (b *backupReader) restore(ctx context.Context, nc *nats.Conn) (stream strin
 }
 
 // send sends a chunk of a stream, and waits until the server has received it. A nil chunk ends the
-// stream.
+// stream. A server may unpack all chunks then, so the answer to it may take long.
 func (*backupReader) send(ctx context.Context, nc *nats.Conn, subject string, chunk []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, backupAnswer)
+	limit := backupAnswer
+	if len(chunk) == 0 {
+		limit = backupEnd
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	m, err := nc.RequestWithContext(ctx, subject, chunk)
 	if err != nil || len(m.Data) == 0 {
@@ -290,20 +355,23 @@ func (a *apiAnswer) error() error {
 
 // ask sends a request to JetStream's API. It asks again while the cluster is not ready.
 func ask(ctx context.Context, nc *nats.Conn, what string, request any, answer interface{ error() error }) error {
+	return untilReady(ctx, func(ctx context.Context) error { return askOnce(ctx, nc, what, request, answer) })
+}
+
+// askOnce sends a request to JetStream's API.
+func askOnce(ctx context.Context, nc *nats.Conn, what string, request any, answer interface{ error() error }) error {
 	text, err := json.Marshal(request)
 	if err != nil {
 		return err
 	}
-	return untilReady(ctx, func(ctx context.Context) error {
-		m, err := nc.RequestWithContext(ctx, "$JS.API."+what, text)
-		if err == nil {
-			err = json.Unmarshal(m.Data, answer)
-		}
-		if err == nil {
-			err = answer.error()
-		}
-		return err
-	})
+	m, err := nc.RequestWithContext(ctx, "$JS.API."+what, text)
+	if err == nil {
+		err = json.Unmarshal(m.Data, answer)
+	}
+	if err == nil {
+		err = answer.error()
+	}
+	return err
 }
 
 // streamNames returns the names of all streams.

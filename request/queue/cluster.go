@@ -42,9 +42,10 @@ func (c ClusterConfig) access() Access {
 	return c.Keys.Control()
 }
 
-// Dial connects once. Unlike OpenCluster, it does not check the servers.
+// Dial connects once: the connection does not reconnect, so no message is lost unnoticed. Unlike
+// OpenCluster, it does not check the servers.
 func (c ClusterConfig) Dial(name string) (*nats.Conn, error) {
-	nc, err := dial(strings.Join(c.URLs, ","), c.options(name, c.access())...)
+	nc, err := dial(strings.Join(c.URLs, ","), append(c.options(name, c.access()), nats.NoReconnect())...)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", strings.Join(c.URLs, ","), classified(err))
 	}

@@ -167,6 +167,21 @@ func TestRevokedNodeForgets(t *testing.T) {
 	}
 }
 
+// TestRestoredForLong checks that users that a restored state does not know stay revoked. They may
+// be valid for longer than this authority's certificates.
+func TestRestoredForLong(t *testing.T) {
+	r := newRig(t)
+	r.joined("a")
+	if nodes, err := r.Restored(false); err != nil || len(nodes) != 1 || len(r.RevokedUsers()) != 2 {
+		t.Fatalf("restored %q, %v, revoked %v; want one node and all users", nodes, err, r.RevokedUsers())
+	}
+	r.clock.forward(365 * 24 * time.Hour)
+	r.token(authority.TokenRequest{}) // drops what has expired
+	if users := r.RevokedUsers(); len(users) != 1 || users["*"].IsZero() {
+		t.Errorf("revoked users a year later: %v, want all, and not that of the node", users)
+	}
+}
+
 // TestClocks joins and renews with clocks that differ.
 func TestClocks(t *testing.T) {
 	for _, tc := range []struct {

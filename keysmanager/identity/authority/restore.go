@@ -4,8 +4,6 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 )
 
 // everyUser stands for all NATS users among those that are revoked.
@@ -32,7 +30,8 @@ func (a *Authority) Restored(keep bool) (nodes []string, err error) {
 		}
 		clear(s.Nodes)
 		// A control plane that starts right after this has users that were signed after At.
-		s.Users[everyUser] = revokedUser{At: now.Add(-restoredAgo), Until: now.Add(a.cfg.Lifetime + identity.Away)}
+		// Nobody knows how long the users are valid that the state does not know.
+		s.Users[everyUser] = revokedUser{At: now.Add(-restoredAgo), Until: now.Add(caLifetime)}
 		return nil
 	})
 	return nodes, err

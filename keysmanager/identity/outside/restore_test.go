@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
@@ -118,21 +120,25 @@ func (c *cluster) restore(file *bytes.Buffer) *authority.Authority {
 		}
 	}
 	c.Run(0)
-	var of *queue.Cluster
+	var nc *nats.Conn
 	proctest.Until(c.t, "the server to run", func() bool {
-		nc, err := c.config().Dial("restore")
-		if err == nil {
-			_, err = queue.Restore(c.t.Context(), nc, file, func(string, int64) {})
-			nc.Close()
-			if err != nil {
-				c.t.Fatal(err)
-			}
-			of, err = queue.OpenCluster(c.t.Context(), c.config())
-		}
+		var err error
+		nc, err = c.config().Dial("restore")
+		return err == nil
+	})
+	_, err := queue.Restore(c.t.Context(), nc, file, func(string, int64) {})
+	nc.Close()
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var of *queue.Cluster
+	proctest.Until(c.t, "the cluster to be ready", func() bool {
+		var err error
+		of, err = queue.OpenCluster(c.t.Context(), c.config())
 		return err == nil
 	})
 	c.t.Cleanup(of.Close)
-	nc, err := of.Connect("restore")
+	nc, err = of.Connect("restore")
 	if err != nil {
 		c.t.Fatal(err)
 	}
