@@ -86,8 +86,7 @@ func wantFigures(t *testing.T, r *bench.Report, want map[string]string) {
 // TestBenchGPUWithAStandIn measures all paths, as in the product and bare, with stand-ins for the
 // driver's library and for CUDA. All lines run except those that need CUDA.
 func TestBenchGPUWithAStandIn(t *testing.T) {
-	t.Parallel()
-	env, full := twoGPUsFor(t)
+	full := twoGPUs(t)
 	if err := os.WriteFile(filepath.Join(full, "filling"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +96,7 @@ func TestBenchGPUWithAStandIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(openFolder(t), "lines")
-	seen := func(cmd *exec.Cmd) { cmd.Env = append(append(cmd.Env, env...), "PYTHONPATH="+folder) }
+	seen := func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "PYTHONPATH="+folder) }
 	r, lines, status := gpuBenchmark(t, program, file, seen, "--size", "2MB,20GB")
 	if status != 0 {
 		t.Errorf("status %d", status)

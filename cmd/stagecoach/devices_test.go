@@ -24,22 +24,13 @@ const gpu0, gpu1 = "GPU-00000000-aaaa", "GPU-00000001-aaaa"
 // knows two GPUs. A GPU is lost while the folder has a file named by its index.
 func twoGPUs(t *testing.T) (lost string) {
 	t.Helper()
-	env, lost := twoGPUsFor(t)
-	for _, e := range env {
-		name, value, _ := strings.Cut(e, "=")
-		t.Setenv(name, value)
-	}
-	return lost
-}
-
-// twoGPUsFor returns the environment in which a program loads the library of twoGPUs.
-func twoGPUsFor(t *testing.T) (env []string, lost string) {
-	t.Helper()
 	lib, lost := t.TempDir(), t.TempDir()
 	if out, err := exec.Command("cc", "-shared", "-fPIC", "-o", filepath.Join(lib, "libnvidia-ml.so.1"), "testdata/nvml/nvml.c").CombinedOutput(); err != nil {
 		t.Fatalf("cc: %v\n%s", err, out)
 	}
-	return []string{"LD_LIBRARY_PATH=" + lib, "FAKE_NVML=" + lost}, lost
+	t.Setenv("LD_LIBRARY_PATH", lib)
+	t.Setenv("FAKE_NVML", lost)
+	return lost
 }
 
 // TestDevices runs up with a fake NVML that has two GPUs. Each replica gets one GPU and sees no
