@@ -175,12 +175,12 @@ func TestBatchesThatNeedTooMuchMemoryAreHalved(t *testing.T) {
 	oneSlot := map[string]string{"max_inflight": "1"}
 	r.deploy(&client.Resources{Memory: "120Mi"}, oneSlot, nil)
 	l := r.loadOf(96, "/function/batches", func(c, i int) string { return fmt.Sprintf("eat 8 %d of client %d", i, c) }, r.check)
-	// 13 calls eat 104 MiB. How large the batches were that ended replicas is up to chance.
+	// 14 calls eat 112 MiB. How large the batches were that ended replicas is up to chance.
 	most := int64(0)
 	r.until(late, "smaller batches", func() bool {
 		_, term, _ := strings.Cut(r.why(), "; batches of at most ")
 		_, err := fmt.Sscanf(term, "%d until the next deploy", &most)
-		return err == nil && most <= 13
+		return err == nil && most <= 14
 	})
 	r.formed(most)
 	l.turn() // ends the batches that were sent before
