@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	"github.com/stagecoach-serving/stagecoach/internal/proctest"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity"
 	"github.com/stagecoach-serving/stagecoach/keysmanager/identity/authority"
@@ -120,13 +118,14 @@ func (c *cluster) restore(file *bytes.Buffer) *authority.Authority {
 		}
 	}
 	c.Run(0)
-	var nc *nats.Conn
+	nc, err := c.config().Dial("restore")
 	proctest.Until(c.t, "the server to run", func() bool {
-		var err error
-		nc, err = c.config().Dial("restore")
+		if err != nil {
+			nc, err = c.config().Dial("restore")
+		}
 		return err == nil
 	})
-	_, err := queue.Restore(c.t.Context(), nc, file, func(string, int64) {})
+	_, err = queue.Restore(c.t.Context(), nc, file, func(string, int64) {})
 	nc.Close()
 	if err != nil {
 		c.t.Fatal(err)
